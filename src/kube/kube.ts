@@ -1,0 +1,30 @@
+/**
+ * What the rest of vmlet needs of the API server: single requests and watches, nothing typed per resource. `transport.ts`
+ * implements it over HTTP; simulations and tests put their own in its place.
+ */
+export interface KubeRequest {
+  method: "GET" | "POST" | "PUT" | "PATCH" | "DELETE";
+  /** Absolute path without query: see `paths.ts`. */
+  path: string;
+  query?: Record<string, string | number | boolean | undefined>;
+  body?: unknown;
+  /** Default `application/json`; a PATCH must say which kind it is (see `patch.ts`). */
+  contentType?: string;
+  signal: AbortSignal;
+  /** Limit for the whole exchange; default 30 s. */
+  timeoutMs?: number;
+  /** `lease` requests use their own connections, so that nothing else can delay them. */
+  lane?: "default" | "lease";
+}
+
+export type WatchEvent<T> =
+  | { type: "ADDED" | "MODIFIED" | "DELETED"; object: T }
+  | { type: "BOOKMARK"; object: { metadata: { resourceVersion: string; annotations?: Record<string, string> } } }
+  | { type: "ERROR"; object: { code?: number; reason?: string; message?: string; details?: { retryAfterSeconds?: number } } };
+
+export interface Kube {
+  /** The reply's JSON, `managedFields` dropped. @throws KubeApiError for any status but 2xx and for every transport fault */
+  request<T>(request: KubeRequest): Promise<T>;
+  /** One watch connection: ends when the server ends it, throws KubeApiError when it breaks. */
+  watch<T>(request: Omit<KubeRequest, "method" | "body" | "contentType" | "timeoutMs">): AsyncIterable<WatchEvent<T>>;
+}

@@ -1,0 +1,49 @@
+import { VmletError } from "../util/errors.ts";
+
+/**
+ * Why a provider call failed. The code decides what the agent does, so a provider must pick it with care:
+ *
+ * - `not_found`     the backend itself says that there is no such machine and no tombstone: the only proof of absence
+ * - `invalid`       the spec can never work; the pod fails
+ * - `unsupported`   a capability is missing; the pod fails, or a stream answers 501
+ * - `conflict`      the id exists with another spec, or the machine's state forbids the call
+ * - `gone`          the id was used and deleted (create), or the revision is too old (watch)
+ * - `quota`         no capacity now; the pod stays Pending and is tried again
+ * - `rate_limited`  slow down; see `retryAfterMs`
+ * - `unauthorized`  credentials are wrong; the node says so, pods stay as they are
+ * - `unavailable`   anything else, above all "I do not know": time-outs, 5xx, malformed replies
+ */
+export type ProviderErrorCode =
+  | "not_found"
+  | "invalid"
+  | "unsupported"
+  | "conflict"
+  | "gone"
+  | "quota"
+  | "rate_limited"
+  | "unauthorized"
+  | "unavailable";
+
+const RETRYABLE: readonly ProviderErrorCode[] = ["conflict", "quota", "rate_limited", "unauthorized", "unavailable"];
+
+export class ProviderError extends VmletError {
+  readonly code: ProviderErrorCode;
+  /** The spec's field at fault, as a dotted path, for `invalid` and `unsupported`. */
+  readonly field: string | undefined;
+  readonly requestId: string | undefined;
+
+  constructor(
+    code: ProviderErrorCode,
+    message: string,
+    options: { cause?: unknown; retryAfterMs?: number | undefined; field?: string | undefined; requestId?: string | undefined } = {},
+  ) {
+    super(message, { cause: options.cause, retryable: RETRYABLE.includes(code), retryAfterMs: options.retryAfterMs });
+    this.code = code;
+    this.field = options.field;
+    this.requestId = options.requestId;
+  }
+}
+
+export function isProviderError(thrown: unknown, code?: ProviderErrorCode): thrown is ProviderError {
+  return thrown instanceof ProviderError && (code === undefined || thrown.code === code);
+}

@@ -1,0 +1,141 @@
+/**
+ * The contract between the agent and whatever runs machines. A provider is dumb on purpose: it creates, lists, stops and
+ * deletes machines by id, and says what it sees. Deciding belongs to the agent.
+ *
+ * What every provider must keep (the conformance kit checks it):
+ * - createPod with the same id and spec, any number of times and concurrently, makes one machine.
+ * - Only `not_found` means absent. Whatever is uncertain is `unavailable`.
+ * - deletePod of an unknown id succeeds and leaves a tombstone, so that a late create answers `gone`.
+ * - A machine that is `stopped` has nothing running. It stays readable until it is deleted.
+ * - getPods returns what createPod just made (read your writes).
+ */
+import type { Duplex, Readable } from "node:stream";
+import type { Capability } from "./capabilities.ts";
+import type { Machine, MachinePatch, MachineSpec, ResourceAmounts } from "./machine.ts";
+
+/** Every call takes a signal; when it aborts, the call rejects soon and whatever it held is released. */
+export interface CallOptions {
+  signal: AbortSignal;
+}
+
+export interface ProviderInfo {
+  name: string;
+  version: string;
+  capabilities: readonly Capability[];
+}
+
+export interface MachineList {
+  items: Machine[];
+  /** Revision at which the list was true: watchPods from here misses nothing. */
+  revision: number;
+}
+
+export interface MachineEvent {
+  revision: number;
+  /** The whole machine after the change. `deleted` machines come once, as their tombstone. */
+  machine: Machine;
+}
+
+export interface ProviderCapacity {
+  /** What machines may use in all. */
+  allocatable: ResourceAmounts & { pods?: number };
+  conditions?: { type: string; status: "True" | "False" | "Unknown"; reason: string; message: string }[];
+  taints?: { key: string; value?: string; effect: "NoSchedule" | "PreferNoSchedule" | "NoExecute" }[];
+}
+
+export interface ContainerStats {
+  name: string;
+  started_at: string;
+  cpu_usage_ns_total: number;
+  memory_working_set_bytes: number;
+  memory_usage_bytes?: number;
+  memory_rss_bytes?: number;
+  fs_used_bytes?: number;
+  logs_used_bytes?: number;
+}
+
+export interface MachineStats {
+  id: string;
+  /** When the sample was taken, RFC 3339. */
+  at: string;
+  containers: ContainerStats[];
+  network?: { rx_bytes: number; tx_bytes: number };
+  volumes?: { name: string; used_bytes: number; capacity_bytes?: number }[];
+}
+
+export interface LogOptions extends CallOptions {
+  follow?: boolean;
+  previous?: boolean;
+  /** Lines from the end; 0 gives none of the past. */
+  tail?: number;
+  /** RFC 3339. */
+  since?: string;
+  stream?: "stdout" | "stderr";
+  limitBytes?: number;
+}
+
+/**
+ * One log line. A part of a line that was written without its newline has `partial` true; the rest follows.
+ * `at` has nine decimals.
+ */
+export interface LogLine {
+  at: string;
+  stream: "stdout" | "stderr";
+  partial: boolean;
+  /** Without the newline. */
+  content: Buffer;
+}
+
+export interface StreamOptions extends CallOptions {
+  stdin: boolean;
+  stdout: boolean;
+  stderr: boolean;
+  tty: boolean;
+}
+
+/** A command's streams. With `tty`, stderr is null and everything comes on stdout. */
+export interface ProcessStreams {
+  stdin: NodeJS.WritableStream | null;
+  stdout: Readable | null;
+  stderr: Readable | null;
+  resize(columns: number, rows: number): void;
+  /** Resolves when the command ended and its output was handed over; rejects with a ProviderError. */
+  readonly exit: Promise<{ exitCode: number }>;
+  /** Ends the session; a command that runs is killed, an attached process lives on. */
+  close(): void;
+}
+
+export interface Provider {
+  /** Short and stable: it becomes part of labels and of the node's providerID. */
+  readonly name: string;
+  getInfo(options: CallOptions): Promise<ProviderInfo>;
+
+  /** Idempotent. @throws ProviderError invalid, unsupported, conflict, gone, quota, rate_limited, unauthorized, unavailable */
+  createPod(id: string, spec: MachineSpec, options: CallOptions): Promise<Machine>;
+  /** A tombstone is found with state `deleted`. @throws ProviderError not_found when absent, unavailable when unknown */
+  getPod(id: string, options: CallOptions): Promise<Machine>;
+  /** All machines that carry every one of `labels`; with `includeDeleted`, tombstones too. */
+  getPods(options: CallOptions & { labels: Record<string, string>; includeDeleted?: boolean }): Promise<MachineList>;
+  /** Returns at once; the machine goes to `stopping`, then `stopped`. A shorter grace than a stop under way shortens it. */
+  stopPod(id: string, options: CallOptions & { graceSeconds: number }): Promise<Machine>;
+  /** Idempotent, leaves a tombstone. `force` kills what still runs; without it, a running machine is stopped first. */
+  deletePod(id: string, options: CallOptions & { force: boolean }): Promise<void>;
+  getLogs(id: string, container: string, options: LogOptions): AsyncIterable<LogLine>;
+
+  /** Capability patch_files, patch_image, resize or ephemeral_containers, by what the patch holds. */
+  updatePod?(id: string, patch: MachinePatch, options: CallOptions): Promise<Machine>;
+  /** Capability `events`. Ends when the signal aborts. @throws ProviderError gone when `since` is too old: list again */
+  watchPods?(since: number, options: CallOptions & { labels: Record<string, string> }): AsyncIterable<MachineEvent>;
+  /** Capability `capacity`. */
+  getCapacity?(options: CallOptions): Promise<ProviderCapacity>;
+  /** Capability `stats`: one call for all machines that carry the labels. A machine without a sample is left out. */
+  getStats?(options: CallOptions & { labels: Record<string, string> }): Promise<MachineStats[]>;
+  /** Capability `exec`. */
+  exec?(id: string, container: string, command: string[], options: StreamOptions): Promise<ProcessStreams>;
+  /** Capability `attach`. */
+  attach?(id: string, container: string, options: StreamOptions): Promise<ProcessStreams>;
+  /** Capability `port_forward`: a byte stream to a TCP port inside the machine. */
+  portForward?(id: string, port: number, options: CallOptions): Promise<Duplex>;
+  /** Releases connections and timers. Machines live on. */
+  close(): Promise<void>;
+}

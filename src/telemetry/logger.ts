@@ -1,0 +1,42 @@
+import { pino } from "pino";
+
+/**
+ * The narrow logger that the rest of vmlet takes as a collaborator; pino satisfies it structurally.
+ *
+ * The message is a constant sentence and the data are fields. Levels: error = needs a human, warn = heals itself,
+ * info = lifecycle, debug = per event.
+ */
+export interface Logger {
+  debug(fields: object, message: string): void;
+  info(fields: object, message: string): void;
+  warn(fields: object, message: string): void;
+  error(fields: object, message: string): void;
+  child(fields: object): Logger;
+}
+
+export type LogLevel = "debug" | "info" | "warn" | "error" | "silent";
+
+/** JSON lines on `destination` (a file descriptor; default 2, standard error), ISO times, credentials redacted. */
+export function createLogger(options: { level: LogLevel; destination?: number }): Logger {
+  return pino(
+    {
+      level: options.level,
+      base: null,
+      timestamp: pino.stdTimeFunctions.isoTime,
+      formatters: { level: (label) => ({ level: label }) },
+      redact: { paths: ["token", "password", "authorization", "*.token", "*.password", "*.authorization"], censor: "[redacted]" },
+    },
+    pino.destination({ dest: options.destination ?? 2, sync: true }),
+  );
+}
+
+/** A logger that says nothing: the default of tests. */
+export const silentLogger: Logger = {
+  debug() {},
+  info() {},
+  warn() {},
+  error() {},
+  child() {
+    return silentLogger;
+  },
+};

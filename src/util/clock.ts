@@ -1,0 +1,50 @@
+/**
+ * Time, as a collaborator. Nothing outside this folder reads the wall clock or starts a timer, so a simulation can put
+ * virtual time in its place.
+ */
+export interface Clock {
+  /** Wall clock, milliseconds since the epoch. For timestamps that others will read, never for measuring a span. */
+  now(): number;
+  /** Monotonic milliseconds from an arbitrary start. For spans and deadlines: it does not jump with the wall clock. */
+  monotonic(): number;
+  /** Resolves after `ms` milliseconds; rejects with the signal's reason when `signal` aborts first. */
+  sleep(ms: number, signal?: AbortSignal): Promise<void>;
+  /** Calls `callback` once after `ms` milliseconds; the returned function cancels it. Does not keep the process alive. */
+  after(ms: number, callback: () => void): () => void;
+}
+
+export const systemClock: Clock = {
+  now: () => Date.now(),
+  monotonic: () => performance.now(),
+  sleep: (ms, signal) =>
+    new Promise((resolve, reject) => {
+      if (signal?.aborted) {
+        reject(signal.reason as Error);
+        return;
+      }
+      const timer = setTimeout(() => {
+        signal?.removeEventListener("abort", onAbort);
+        resolve();
+      }, ms);
+      const onAbort = () => {
+        clearTimeout(timer);
+        reject(signal!.reason as Error);
+      };
+      signal?.addEventListener("abort", onAbort, { once: true });
+    }),
+  after: (ms, callback) => {
+    const timer = setTimeout(callback, ms);
+    timer.unref();
+    return () => clearTimeout(timer);
+  },
+};
+
+/** Kubernetes `metav1.Time`: RFC 3339 in UTC at second precision. */
+export function rfc3339(ms: number): string {
+  return new Date(ms).toISOString().replace(/\.\d{3}Z$/, "Z");
+}
+
+/** Kubernetes `metav1.MicroTime`: RFC 3339 with exactly six decimals, as Lease and events.k8s.io want it. */
+export function rfc3339Micro(ms: number): string {
+  return new Date(ms).toISOString().replace("Z", "000Z");
+}
