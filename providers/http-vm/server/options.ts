@@ -1,0 +1,59 @@
+/** What a Machine API server is made of: the provider that it serves, who may call, and how much a caller may ask for. */
+import type { Clock } from "../../../src/util/clock.ts";
+import type { Logger } from "../../../src/telemetry/logger.ts";
+import type { Provider } from "../../../src/provider/provider.ts";
+
+/** Who may call. Both may be given: then both are asked for. */
+export interface ServerAuth {
+  /** Accepted bearer tokens, asked anew for every request, so that a token can be replaced while the server runs. */
+  bearerTokens?: () => readonly string[];
+}
+
+export interface ServerTls {
+  cert: string | Buffer;
+  key: string | Buffer;
+  /** With it, a client must show a certificate that this CA signed. */
+  clientCa?: string | Buffer;
+}
+
+export interface ServerLimits {
+  /** Largest request body in bytes. A spec carries configMaps and secrets of 1 MiB each. */
+  bodyBytes: number;
+  /** Most machines on one page of a list. */
+  pageItems: number;
+  /** A page ends early rather than grow beyond this many bytes. */
+  pageBytes: number;
+  /** Open connections in all. */
+  connections: number;
+  /** Longest long poll in milliseconds; a caller that asks for more gets this. */
+  longPollMs: number;
+  /** Between two signs of life on a quiet stream, in milliseconds. */
+  keepAliveMs: number;
+}
+
+export const DEFAULT_SERVER_LIMITS: ServerLimits = {
+  bodyBytes: 16 * 1024 * 1024,
+  pageItems: 500,
+  pageBytes: 6 * 1024 * 1024,
+  connections: 1024,
+  longPollMs: 60_000,
+  keepAliveMs: 15_000,
+};
+
+export interface MachineApiServerOptions {
+  provider: Provider;
+  logger: Logger;
+  clock?: Clock;
+  auth?: ServerAuth;
+  tls?: ServerTls;
+  limits?: Partial<ServerLimits>;
+}
+
+export type ListenAddress = { host: string; port: number } | { socketPath: string };
+
+export interface MachineApiServer {
+  /** Port 0 picks a free one. Resolves to what a client's `url` has to be: http(s)://host:port or unix:///path. */
+  listen(address: ListenAddress): Promise<{ url: string; port: number }>;
+  /** Takes no new requests, ends long polls and streams, waits up to `graceMs` (default 5000) for the rest. The provider stays open. */
+  close(options?: { graceMs?: number }): Promise<void>;
+}
