@@ -1,0 +1,210 @@
+/**
+ * The agent's own metrics: one registry per agent, every metric named here and nowhere else, so that names, buckets and
+ * label sets can be reviewed in one place. Metrics that mean the same as a kubelet's carry the kubelet's name, so that the
+ * kubernetes-mixin dashboards and alerts work; the rest begin with `vmlet_`.
+ *
+ * Labels are bounded: no pod, UID, namespace or image labels here. Per-pod figures belong to /metrics/resource and
+ * /stats/summary, which are made afresh for every scrape. Units are seconds and bytes.
+ */
+import { Counter, Gauge, Histogram, Registry, collectDefaultMetrics } from "prom-client";
+
+export interface MetricsOptions {
+  nodeName: string;
+  /** Version of this program, for `vmlet_build_info`. */
+  version: string;
+  /** Kubernetes version that the node reports, for `kubernetes_build_info`. */
+  kubernetesVersion?: string;
+  /** Include figures of this process (CPU, memory, event loop). Default true. */
+  process?: boolean;
+}
+
+/** kubelet's buckets of the pod start latencies. */
+const POD_START_BUCKETS = [
+  0.5, 1, 2, 3, 4, 5, 6, 8, 10, 20, 30, 45, 60, 120, 180, 240, 300, 360, 480, 600, 900, 1200, 1800, 2700, 3600,
+];
+const LATENCY_BUCKETS = [0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10];
+const WORKQUEUE_BUCKETS = [1e-5, 1e-4, 1e-3, 1e-2, 0.1, 1, 10];
+const STATUS_SYNC_BUCKETS = [0.01, 0.05, 0.1, 0.5, 1, 2, 3, 4, 5, 10, 20, 30, 45, 60];
+const REST_CLIENT_BUCKETS = [0.005, 0.025, 0.1, 0.25, 0.5, 1, 2, 4, 8, 15, 30, 60];
+
+/** prom-client's defaults whose names break the naming rules that `promtool check metrics` enforces. */
+const BADLY_NAMED_DEFAULTS = ["nodejs_active_handles_total", "nodejs_active_requests_total", "nodejs_active_resources_total"];
+
+/**
+ * Builds the registry with every metric in it.
+ *
+ * @example
+ * const metrics = createMetrics({ nodeName: "vm-1", version: "0.1.0" });
+ * metrics.podStartDuration.observe(1.2);
+ * metrics.runtimeOperations.inc({ operation_type: "create_vm" });
+ * metrics.workqueue.depth.set({ name: "pods" }, 3);
+ */
+export function createMetrics(options: MetricsOptions) {
+  const registry = new Registry();
+  const registers = [registry];
+  if (options.process ?? true) {
+    collectDefaultMetrics({ register: registry });
+    for (const name of BADLY_NAMED_DEFAULTS) registry.removeSingleMetric(name);
+  }
+
+  const counter = <L extends string = never>(name: string, help: string, labelNames: readonly L[] = []) =>
+    new Counter<L>({ name, help, labelNames, registers });
+  const gauge = <L extends string = never>(name: string, help: string, labelNames: readonly L[] = []) =>
+    new Gauge<L>({ name, help, labelNames, registers });
+  const histogram = <L extends string = never>(name: string, help: string, buckets: number[], labelNames: readonly L[] = []) =>
+    new Histogram<L>({ name, help, buckets, labelNames, registers });
+
+  gauge("kubelet_node_name", "The node's name. The count is always 1.", ["node"]).set({ node: options.nodeName }, 1);
+  gauge("vmlet_build_info", "Version of this agent. The value is always 1.", ["version"]).set({ version: options.version }, 1);
+  gauge("kubernetes_build_info", "Kubernetes version that the node speaks. The value is always 1.", ["git_version"]).set(
+    { git_version: options.kubernetesVersion ?? "unknown" },
+    1,
+  );
+  // Counters in the kubelet, whose old names lack `_total`. As gauges they keep the name that the alerts ask for.
+  gauge("kubelet_evictions", "Pods evicted by the node for lack of its resources: machines do not share any, so always 0.").set(0);
+  gauge("kubelet_node_config_error", "1 when the node runs with a configuration it could not load: it refuses to start instead.").set(0);
+
+  const beforeScrape: (() => void | Promise<void>)[] = [];
+
+  return {
+    registry,
+
+    /** Calls `update` before each rendering: for gauges that are cheaper to compute when asked than to keep current. */
+    onScrape(update: () => void | Promise<void>): void {
+      beforeScrape.push(update);
+    },
+
+    /** The exposition text of all metrics (content type `registry.contentType`). */
+    async render(): Promise<string> {
+      for (const update of beforeScrape) await update();
+      return await registry.metrics();
+    },
+
+    // Pods
+    runningPods: gauge("kubelet_running_pods", "Pods whose machine was seen running."),
+    runningContainers: gauge("kubelet_running_containers", "Containers by state.", ["container_state"]),
+    desiredPods: gauge("kubelet_desired_pods", "Pods bound to this node by the API server."),
+    activePods: gauge("kubelet_active_pods", "Pods bound to this node that are not in a terminal phase."),
+    workingPods: gauge("kubelet_working_pods", "Pods with a reconciler of their own, terminating ones included."),
+    startedPods: counter("kubelet_started_pods_total", "Machines that were asked to start."),
+    startedPodErrors: counter("kubelet_started_pods_errors_total", "Machine starts that failed, by provider error code.", ["code"]),
+    restartedPods: counter("kubelet_restarted_pods_total", "Pods of the same name that came back with another UID."),
+    orphanedRuntimePods: counter("kubelet_orphaned_runtime_pods_total", "Machines swept because no pod owned them."),
+    podStartDuration: histogram("kubelet_pod_start_duration_seconds", "From first sight of a pod to running.", POD_START_BUCKETS),
+    podStartSliDuration: histogram(
+      "kubelet_pod_start_sli_duration_seconds",
+      "From first sight of a pod to running, without image pull and machine boot.",
+      POD_START_BUCKETS,
+    ),
+    podStartTotalDuration: histogram(
+      "kubelet_pod_start_total_duration_seconds",
+      "From creation of a pod to running.",
+      POD_START_BUCKETS,
+    ),
+    podWorkerDuration: histogram("kubelet_pod_worker_duration_seconds", "One pass of a pod's reconciler.", LATENCY_BUCKETS, ["operation_type"]),
+    podWorkerStartDuration: histogram("kubelet_pod_worker_start_duration_seconds", "From first sight of a pod to its first pass.", LATENCY_BUCKETS),
+    podStatusSyncDuration: histogram(
+      "kubelet_pod_status_sync_duration_seconds",
+      "From a change of a pod's status to its acknowledgement by the API server.",
+      STATUS_SYNC_BUCKETS,
+    ),
+
+    // Backend, in kubelet's words
+    plegRelistDuration: histogram("kubelet_pleg_relist_duration_seconds", "One listing of the backend's machines.", LATENCY_BUCKETS),
+    plegRelistInterval: histogram("kubelet_pleg_relist_interval_seconds", "Between two listings of the backend's machines.", LATENCY_BUCKETS),
+    plegLastSeen: gauge("kubelet_pleg_last_seen_seconds", "Unix time of the last listing of the backend that succeeded."),
+    runtimeOperations: counter("kubelet_runtime_operations_total", "Provider calls.", ["operation_type"]),
+    runtimeOperationErrors: counter("kubelet_runtime_operations_errors_total", "Provider calls that failed.", ["operation_type"]),
+    runtimeOperationDuration: histogram("kubelet_runtime_operations_duration_seconds", "Time of provider calls.", LATENCY_BUCKETS, [
+      "operation_type",
+    ]),
+
+    // Certificates
+    serverCertificateTtl: gauge("kubelet_certificate_manager_server_ttl_seconds", "Until the serving certificate expires; negative when it has."),
+    clientCertificateTtl: gauge("kubelet_certificate_manager_client_ttl_seconds", "Until the client certificate expires; negative when it has."),
+    serverCertificateRenewErrors: gauge("kubelet_server_expiration_renew_errors", "Renewals of the serving certificate that failed."),
+    clientCertificateRenewErrors: gauge(
+      "kubelet_certificate_manager_client_expiration_renew_errors",
+      "Renewals of the client certificate that failed.",
+    ),
+
+    // The kubelet API
+    httpRequests: counter("kubelet_http_requests_total", "Requests to the kubelet API.", ["method", "path", "server_type", "long_running"]),
+    httpDuration: histogram("kubelet_http_requests_duration_seconds", "Time to serve requests to the kubelet API.", LATENCY_BUCKETS, [
+      "method",
+      "path",
+      "server_type",
+      "long_running",
+    ]),
+    httpInflight: gauge("kubelet_http_inflight_requests", "Requests to the kubelet API being served.", [
+      "method",
+      "path",
+      "server_type",
+      "long_running",
+    ]),
+    streams: gauge("vmlet_streams", "Open exec, attach, port-forward and log sessions.", ["type"]),
+    streamsRejected: counter("vmlet_streams_rejected_total", "Sessions refused by a limit.", ["reason"]),
+    authnDecisions: counter("vmlet_authn_decisions_total", "Authentications of the kubelet API.", ["result"]),
+    authzDecisions: counter("vmlet_authz_decisions_total", "Authorisations of the kubelet API.", ["result"]),
+
+    // API server
+    restClientRequests: counter("rest_client_requests_total", "Requests to the API server.", ["code", "method", "host"]),
+    restClientDuration: histogram("rest_client_request_duration_seconds", "Time of requests to the API server.", REST_CLIENT_BUCKETS, [
+      "verb",
+      "host",
+    ]),
+    restClientRateLimiterDuration: histogram(
+      "rest_client_rate_limiter_duration_seconds",
+      "Time that requests to the API server waited for the client's rate limiter.",
+      REST_CLIENT_BUCKETS,
+      ["verb", "host"],
+    ),
+    restClientRetries: counter("rest_client_request_retries_total", "Requests to the API server sent again.", ["code", "verb", "host"]),
+    informerLastEvent: gauge("vmlet_informer_last_event_timestamp_seconds", "Unix time of the last watch event or bookmark.", ["resource"]),
+    informerRelists: counter("vmlet_informer_relists_total", "Full lists after the first.", ["resource", "reason"]),
+    watchStarts: counter("vmlet_watch_starts_total", "Watches opened.", ["resource"]),
+    watchErrors: counter("vmlet_watch_errors_total", "Watches that broke.", ["resource"]),
+
+    // Node
+    leaseRenewDuration: histogram("vmlet_lease_renew_duration_seconds", "Time of one renewal of the node's lease.", LATENCY_BUCKETS),
+    leaseLastRenew: gauge("vmlet_lease_last_renew_timestamp_seconds", "Unix time of the last renewal of the node's lease that succeeded."),
+    nodeRegistrations: counter("vmlet_node_registrations_total", "Times that the Node object was created."),
+    leaderElectionMaster: gauge("leader_election_master_status", "1 when this replica leads.", ["name"]),
+
+    // Backend, in our words
+    backendUp: gauge("vmlet_backend_up", "1 when the last call of the backend succeeded."),
+    backendRequests: counter("vmlet_backend_requests_total", "Calls of the backend by result: ok or a provider error code.", ["op", "code"]),
+    backendDuration: histogram("vmlet_backend_request_duration_seconds", "Time of calls of the backend.", LATENCY_BUCKETS, ["op"]),
+    backendInflight: gauge("vmlet_backend_inflight", "Calls of the backend under way."),
+    backendCircuit: gauge("vmlet_backend_circuit_state", "0 closed, 1 half open, 2 open."),
+    backendInvalidResponses: counter("vmlet_backend_invalid_responses_total", "Replies of the backend that broke the contract.", ["reason"]),
+    machines: gauge("vmlet_machines", "Machines by state.", ["state"]),
+    machinesLeaked: counter("vmlet_machines_leaked_total", "Machines found without an owner."),
+    machinesLost: counter("vmlet_machines_lost_total", "Machines that vanished while their pod wanted them."),
+    machineDuplicates: counter("vmlet_machine_duplicates_total", "Machines found twice for one pod."),
+
+    // Reconciling
+    reconciles: counter("vmlet_reconcile_total", "Passes of pod reconcilers.", ["result"]),
+    stuckPods: gauge("vmlet_reconcile_stuck_pods", "Pods whose reconciler failed many times in a row."),
+    secretReferencesDenied: counter("vmlet_secret_refs_denied_total", "Secrets and ConfigMaps that could not be read."),
+    unsupportedSpecs: counter("vmlet_unsupported_specs_total", "Pods refused because the backend lacks a capability.", ["feature"]),
+    unhandledErrors: counter("vmlet_unhandled_errors_total", "Errors that no caller expected."),
+
+    workqueue: {
+      depth: gauge("workqueue_depth", "Keys waiting.", ["name"]),
+      adds: counter("workqueue_adds_total", "Keys added.", ["name"]),
+      queueDuration: histogram("workqueue_queue_duration_seconds", "Time that keys waited.", WORKQUEUE_BUCKETS, ["name"]),
+      workDuration: histogram("workqueue_work_duration_seconds", "Time to handle a key.", WORKQUEUE_BUCKETS, ["name"]),
+      unfinishedWork: gauge("workqueue_unfinished_work_seconds", "Sum of the ages of the keys being handled.", ["name"]),
+      longestRunning: gauge("workqueue_longest_running_processor_seconds", "Age of the oldest key being handled.", ["name"]),
+      retries: counter("workqueue_retries_total", "Keys added again after a failure.", ["name"]),
+    },
+  };
+}
+
+export type Metrics = ReturnType<typeof createMetrics>;
+
+/** A fresh registry without process figures: for tests and tools that need a `Metrics` but read none. */
+export function unusedMetrics(): Metrics {
+  return createMetrics({ nodeName: "", version: "", process: false });
+}
