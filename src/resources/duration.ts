@@ -1,0 +1,59 @@
+/** Durations as Go and Kubernetes configuration write them: `10m`, `1h30m`, `300ms`, `1.5s`. */
+import { VmletError } from "../util/errors.ts";
+
+const UNIT_MS: Readonly<Record<string, number>> = {
+  ns: 1e-6,
+  us: 1e-3,
+  µs: 1e-3,
+  μs: 1e-3,
+  ms: 1,
+  s: 1000,
+  m: 60_000,
+  h: 3_600_000,
+};
+
+export class DurationError extends VmletError {
+  readonly code = "invalid_duration";
+}
+
+/**
+ * Milliseconds of a duration text, as Go's `time.ParseDuration` reads it: a sequence of decimal numbers, each with a
+ * unit; a bare `0` needs none. A sign in front applies to the whole.
+ * @throws DurationError that names the text
+ */
+export function parseDuration(text: string): number {
+  const match = /^([+-]?)((?:\d+\.?\d*|\.\d+)(?:ns|us|µs|μs|ms|s|m|h))+$/.exec(text);
+  if (!match) {
+    if (/^[+-]?0$/.test(text)) return 0;
+    throw new DurationError(
+      `"${text.slice(0, 64)}" is not a duration: expected numbers with the units ns us ms s m h, such as 30s or 1h30m`,
+    );
+  }
+  let total = 0;
+  for (const [, amount = "", unit = ""] of text.matchAll(/(\d+\.?\d*|\.\d+)(ns|us|µs|μs|ms|s|m|h)/g)) {
+    total += Number(amount) * (UNIT_MS[unit] ?? 0);
+  }
+  return text.startsWith("-") ? -total : total;
+}
+
+/** The text that Go's `Duration.String` gives: `1h30m0s`, `2m3s`, `1.5s`, `300ms`, `0s`. */
+export function formatDuration(ms: number): string {
+  const sign = ms < 0 ? "-" : "";
+  const magnitude = Math.abs(ms);
+  if (magnitude === 0) return "0s";
+  if (magnitude < 1e-3) return `${sign}${trimNumber(magnitude * 1e6, 0)}ns`;
+  if (magnitude < 1) return `${sign}${trimNumber(magnitude * 1e3, 3)}µs`;
+  if (magnitude < 1000) return `${sign}${trimNumber(magnitude, 6)}ms`;
+  const totalSeconds = magnitude / 1000;
+  const hours = Math.floor(totalSeconds / 3600);
+  const minutes = Math.floor((totalSeconds % 3600) / 60);
+  const seconds = trimNumber(totalSeconds % 60, 9);
+  if (hours > 0) return `${sign}${hours}h${minutes}m${seconds}s`;
+  if (minutes > 0) return `${sign}${minutes}m${seconds}s`;
+  return `${sign}${seconds}s`;
+}
+
+function trimNumber(value: number, decimals: number): string {
+  const text = value.toFixed(decimals);
+  return text.includes(".") ? text.replace(/\.?0+$/, "") : text;
+}
