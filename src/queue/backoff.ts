@@ -1,0 +1,62 @@
+import type { Clock } from "../util/clock.ts";
+import type { Random } from "../util/random.ts";
+
+export interface BackoffOptions {
+  initialMs: number;
+  maxMs: number;
+  /** Default 2. */
+  factor?: number;
+  /**
+   * How the exponential delay d is spread:
+   * `full` uniform in [0, d): for many clients that failed together;
+   * `up` uniform in [d, 2d), at most `maxMs`: client-go's, when a least delay matters;
+   * `none` exactly d. Default `full`.
+   */
+  jitter?: "full" | "up" | "none";
+  /** The sequence starts anew when nothing failed for this long. Default: only `reset` does that. */
+  resetAfterMs?: number;
+  clock: Clock;
+  random: Random;
+}
+
+/** Delays of one thing that is tried again and again. Not for many keys: see `KeyedQueue`. */
+export class Backoff {
+  readonly #options: BackoffOptions;
+  #failures = 0;
+  #lastFailureAt = -Infinity;
+
+  constructor(options: BackoffOptions) {
+    this.#options = options;
+  }
+
+  /** The delay before the next attempt, in milliseconds. Counts one failure. */
+  next(): number {
+    const { clock, resetAfterMs } = this.#options;
+    const now = clock.monotonic();
+    if (resetAfterMs !== undefined && now - this.#lastFailureAt > resetAfterMs) this.#failures = 0;
+    this.#lastFailureAt = now;
+    return backoffMs(this.#options, this.#failures++);
+  }
+
+  reset(): void {
+    this.#failures = 0;
+  }
+}
+
+/** Delay after `failures` earlier failures (0 for the first), in milliseconds. */
+export function backoffMs(
+  options: Pick<BackoffOptions, "initialMs" | "maxMs" | "factor" | "jitter" | "random">,
+  failures: number,
+): number {
+  const { initialMs, maxMs, factor = 2, jitter = "full", random } = options;
+  // The exponent is capped because Infinity * 0 would be NaN.
+  const exponential = Math.min(maxMs, initialMs * factor ** Math.min(failures, 64));
+  switch (jitter) {
+    case "full":
+      return exponential * random();
+    case "up":
+      return Math.min(maxMs, exponential * (1 + random()));
+    case "none":
+      return exponential;
+  }
+}
