@@ -1,0 +1,130 @@
+/**
+ * openapi.yaml, read once when it is first needed, and the validators made from it. The document is the only place that
+ * says what is valid; server and client both ask here.
+ *
+ * `request` validators refuse fields that the document does not name (but `x-…`), `reply` validators remove them: see
+ * "Unknown fields" in the document.
+ */
+import { existsSync, readFileSync } from "node:fs";
+import { isIP } from "node:net";
+import { Ajv2020, type ErrorObject, type ValidateFunction } from "ajv/dist/2020.js";
+import { parse } from "yaml";
+import type { components } from "./types.gen.ts";
+
+export type Schemas = components["schemas"];
+export type SchemaName = keyof Schemas;
+export type Direction = "request" | "reply";
+
+/** A JSON Schema or a part of one. */
+type SchemaNode = { [key: string]: unknown };
+
+export interface OpenApiDocument {
+  openapi: string;
+  paths: Record<string, Record<string, unknown>>;
+  components: { schemas: Record<string, SchemaNode> };
+}
+
+let loaded: OpenApiDocument | undefined;
+
+export function openApiDocument(): OpenApiDocument {
+  loaded ??= parse(readFileSync(documentPath(), "utf8")) as OpenApiDocument;
+  return loaded;
+}
+
+/** Beside this module in the sources; the build leaves it where the sources are, three folders up from dist/providers/http-vm. */
+function documentPath(): URL {
+  const here = new URL("./openapi.yaml", import.meta.url);
+  return existsSync(here) ? here : new URL("../../../providers/http-vm/openapi.yaml", import.meta.url);
+}
+
+const UTC_TIME = /^\d{4}-(0[1-9]|1[0-2])-(0[1-9]|[12]\d|3[01])T([01]\d|2[0-3]):[0-5]\d:([0-5]\d|60)(\.\d{1,9})?Z$/;
+const BASE64 = /^(?:[A-Za-z0-9+/]{4})*(?:[A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?$/;
+
+/** True for an address that one host can have: neither unspecified, nor multicast, broadcast or link-local. */
+export function isUnicastIp(ip: string): boolean {
+  const family = isIP(ip);
+  if (family === 4) {
+    const first = Number(ip.slice(0, ip.indexOf(".")));
+    return first > 0 && first < 224 && !ip.startsWith("169.254.");
+  }
+  if (family !== 6 || ip.includes("%")) return false;
+  const lower = ip.toLowerCase();
+  if (lower.startsWith("::ffff:")) return false;
+  return !/^(ff|fe[89ab])/.test(lower) && !/^[0:]+$/.test(lower);
+}
+
+const instances = new Map<Direction, Ajv2020>();
+const compiled = new Map<string, ValidateFunction>();
+
+function ajv(direction: Direction): Ajv2020 {
+  let instance = instances.get(direction);
+  if (instance === undefined) {
+    instance = new Ajv2020({
+      strict: true,
+      strictRequired: false,
+      discriminator: true,
+      removeAdditional: direction === "reply",
+      formats: { "utc-time": UTC_TIME, base64: BASE64, password: true, "unicast-ip": isUnicastIp },
+    });
+    instance.addSchema({ $id: "machine-api", $defs: closedSchemas(direction) });
+    instances.set(direction, instance);
+  }
+  return instance;
+}
+
+/** The document's schemas with `additionalProperties: false` wherever fields are listed and nothing else is said. */
+function closedSchemas(direction: Direction): Record<string, SchemaNode> {
+  const text = JSON.stringify(openApiDocument().components.schemas).replaceAll("#/components/schemas/", "#/$defs/");
+  return JSON.parse(text, (_key, node: unknown) => {
+    if (typeof node !== "object" || node === null || Array.isArray(node)) return node;
+    const schema = node as SchemaNode;
+    if (schema["type"] !== "object" || schema["properties"] === undefined || "additionalProperties" in schema)
+      return schema;
+    if ("oneOf" in schema) return schema;
+    return {
+      ...schema,
+      additionalProperties: false,
+      ...(direction === "request" ? { patternProperties: { "^x-": {} } } : {}),
+    };
+  }) as Record<string, SchemaNode>;
+}
+
+/** What is wrong and where, as a dotted path that is empty for the whole value. */
+export interface Violation {
+  field: string;
+  message: string;
+}
+
+/** @returns undefined when `value` is valid. A reply loses the fields that the document does not name. */
+export function violation(direction: Direction, name: SchemaName, value: unknown): Violation | undefined {
+  const key = `${direction} ${name}`;
+  let validate = compiled.get(key);
+  if (validate === undefined) {
+    validate = ajv(direction).compile({ $ref: `machine-api#/$defs/${name}` });
+    compiled.set(key, validate);
+  }
+  if (validate(value)) return undefined;
+  return describe(validate.errors?.[0]);
+}
+
+function describe(error: ErrorObject | undefined): Violation {
+  if (error === undefined) return { field: "", message: "is not valid" };
+  const path = error.instancePath.split("/").slice(1).map(decodePointer);
+  if (error.keyword === "additionalProperties") {
+    return { field: [...path, String(error.params["additionalProperty"])].join("."), message: "is not a known field" };
+  }
+  if (error.keyword === "required") {
+    return { field: [...path, String(error.params["missingProperty"])].join("."), message: "is required" };
+  }
+  if (error.keyword === "enum") {
+    return {
+      field: path.join("."),
+      message: `must be one of ${(error.params["allowedValues"] as unknown[]).join(", ")}`,
+    };
+  }
+  return { field: path.join("."), message: error.message ?? "is not valid" };
+}
+
+function decodePointer(segment: string): string {
+  return segment.replaceAll("~1", "/").replaceAll("~0", "~");
+}
