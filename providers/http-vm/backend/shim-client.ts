@@ -1,0 +1,263 @@
+/** The backend's side of a shim: start it, watch it, find it again after a restart, attach to its streams. */
+import { spawn } from "node:child_process";
+import { createHash } from "node:crypto";
+import { existsSync, linkSync, mkdirSync, openSync, closeSync, readFileSync, unlinkSync, writeFileSync } from "node:fs";
+import { readFile } from "node:fs/promises";
+import { createRequire, stripTypeScriptTypes } from "node:module";
+import { connect, type Socket } from "node:net";
+import { constants } from "node:os";
+import { join } from "node:path";
+import { PassThrough, Writable } from "node:stream";
+import { fileURLToPath } from "node:url";
+import type { ProcessStreams, StreamOptions } from "../../../src/provider/provider.ts";
+import { ProviderError } from "../../../src/provider/errors.ts";
+import type { Clock } from "../../../src/util/clock.ts";
+import { ContainerError, type ShimExit } from "./engine.ts";
+import { encodeFrame, FRAME, FrameReader, MAX_FRAME_BYTES, type ShimHello, type ShimStatus } from "./frames.ts";
+import { isAlive } from "./proc.ts";
+import type { ShimLaunch } from "./shim.ts";
+
+/** Keeps a shim small: it handles bytes, it never needs a heap of its own. */
+const NODE_FLAGS = ["--max-old-space-size=32", "--max-semi-space-size=1", "--no-warnings"];
+const RECONNECT_MS = 20;
+const LOST_EXIT_CODE = 128 + constants.signals.SIGKILL;
+
+/**
+ * Copies the shim, as plain JavaScript, to a folder of the state directory that is named by its content, and returns the
+ * program's path. A shim thus starts without a type stripper, and an upgrade of the package does not pull the program
+ * from under shims that are about to start.
+ */
+export function installShim(stateDir: string): string {
+  const files = ["shim", "frames"].map((name) => {
+    const own = fileURLToPath(import.meta.url);
+    const extension = own.endsWith(".ts") ? "ts" : "js";
+    const source = readFileSync(join(own, "..", `${name}.${extension}`), "utf8");
+    const code = extension === "ts" ? stripTypeScriptTypes(source).replaceAll('./frames.ts"', './frames.js"') : source;
+    return { name: `${name}.js`, code };
+  });
+  const hash = createHash("sha256").update(files.map(({ code }) => code).join("\0")).digest("hex").slice(0, 12);
+  const folder = join(stateDir, `shim-${hash}`);
+  mkdirSync(folder, { recursive: true, mode: 0o700 });
+  for (const { name, code } of [...files, { name: "package.json", code: '{"type":"module"}' }]) {
+    if (!existsSync(join(folder, name))) writeFileSync(join(folder, name), code, { mode: 0o600 });
+  }
+  return join(folder, "shim.js");
+}
+
+/** Where node-pty is, for a shim that runs from another folder. */
+export const PTY_MODULE = createRequire(import.meta.url).resolve("@lydell/node-pty");
+
+/**
+ * Starts a shim in `dir`, which must exist, and resolves once its socket listens (the command may have ended by then).
+ * @throws ContainerError RunContainerError when the shim itself could not be started.
+ */
+export async function startShim(program: string, dir: string, launch: ShimLaunch): Promise<void> {
+  writeFileSync(join(dir, "shim-launch.json"), JSON.stringify(launch), { mode: 0o600 });
+  const stderr = openSync(join(dir, "shim-stderr"), "a", 0o600);
+  const child = spawn(process.execPath, [...NODE_FLAGS, program, dir], {
+    detached: true,
+    cwd: "/",
+    env: {},
+    stdio: ["ignore", "pipe", stderr],
+  });
+  closeSync(stderr);
+  const failure = await new Promise<string | undefined>((resolve) => {
+    child.once("error", (error) => resolve(error.message));
+    child.once("exit", (code, signal) => resolve(`shim ended with ${signal ?? code}`));
+    child.stdout.once("data", () => resolve(undefined));
+  });
+  child.stdout.destroy();
+  child.unref();
+  if (failure !== undefined) {
+    const text = await readFile(join(dir, "shim-stderr"), "utf8").catch(() => "");
+    throw new ContainerError("RunContainerError", `cannot start the container's shim: ${failure} ${text.slice(-500)}`.trim());
+  }
+}
+
+export interface ShimEvents {
+  /** At most once. */
+  started(status: ShimStatus): void;
+  /** Exactly once, unless `close` came first: the command's end; its streams may still be open. */
+  exited(exit: ShimExit & { startedAt?: number; finishedAt: number }): void;
+  /** Exactly once, unless `close` came first, after `exited`: the log is complete. */
+  gone(): void;
+}
+
+export interface ShimWatch {
+  close(): void;
+}
+
+function readStatus(dir: string, file: string): ShimStatus | undefined {
+  try {
+    return JSON.parse(readFileSync(join(dir, file), "utf8")) as ShimStatus;
+  } catch {
+    return undefined;
+  }
+}
+
+/**
+ * True when a shim owns this instance, or owned it. False when none ever will: the backend ended between deciding to
+ * start the container and the shim's first step, and from now on a late shim finds the instance taken.
+ */
+export function shimEverStarted(dir: string): boolean {
+  if (existsSync(join(dir, "shim-claim"))) return true;
+  if (!existsSync(dir)) return false;
+  const mine = join(dir, "shim-claim.backend");
+  writeFileSync(mine, "0 0");
+  try {
+    linkSync(mine, join(dir, "shim-claim"));
+    return false;
+  } catch {
+    return true;
+  } finally {
+    unlinkSync(mine);
+  }
+}
+
+function shimIsAlive(dir: string): boolean {
+  try {
+    const [pid, startTime] = readFileSync(join(dir, "shim-claim"), "utf8").split(" ");
+    return isAlive(Number(pid), startTime!);
+  } catch {
+    return false;
+  }
+}
+
+/** Follows a shim, whether it was started by this backend or by one before; its files tell what the socket cannot. */
+export function watchShim(dir: string, socketPath: string, clock: Clock, events: ShimEvents): ShimWatch {
+  let closed = false;
+  let startedSeen = false;
+  let exitSeen = false;
+  let socket: Socket | undefined;
+  let cancelRetry: (() => void) | undefined;
+
+  const take = (status: ShimStatus | undefined) => {
+    if (closed || status === undefined) return;
+    if (!startedSeen && status.startedAt !== undefined) {
+      startedSeen = true;
+      events.started(status);
+    }
+    if (!exitSeen && status.exit !== undefined) {
+      exitSeen = true;
+      events.exited({ ...status.exit, finishedAt: status.finishedAt!, ...(status.startedAt === undefined ? {} : { startedAt: status.startedAt }) });
+    }
+  };
+  const onDisconnect = () => {
+    if (closed) return;
+    if (shimIsAlive(dir)) {
+      // It is about to listen, or about to end.
+      cancelRetry = clock.after(RECONNECT_MS, open);
+      return;
+    }
+    take(readStatus(dir, "shim-started.json"));
+    take(readStatus(dir, "shim-exit.json"));
+    if (!exitSeen) {
+      exitSeen = true;
+      events.exited({ exitCode: LOST_EXIT_CODE, lost: true, finishedAt: clock.now() });
+    }
+    closed = true;
+    events.gone();
+  };
+  const open = () => {
+    if (closed) return;
+    socket = connectShim(socketPath, { stdin: false, stdout: false, stderr: false }, (type, payload) => {
+      if (type === FRAME.status) take(JSON.parse(payload.toString()) as ShimStatus);
+    });
+    socket.on("close", onDisconnect);
+  };
+  open();
+  return {
+    close() {
+      closed = true;
+      cancelRetry?.();
+      socket?.destroy();
+    },
+  };
+}
+
+function connectShim(socketPath: string, hello: ShimHello, onFrame: (type: number, payload: Buffer) => void): Socket {
+  const socket = connect(socketPath);
+  const reader = new FrameReader(onFrame);
+  socket.on("error", () => {});
+  socket.on("data", (chunk) => {
+    try {
+      reader.push(chunk);
+    } catch {
+      socket.destroy();
+    }
+  });
+  socket.write(encodeFrame(FRAME.hello, JSON.stringify(hello)));
+  return socket;
+}
+
+/**
+ * Attaches to the streams of the command that a shim runs. `exit` resolves with the command's exit code.
+ * @throws ProviderError conflict when the container does not run any more.
+ */
+export async function attachShim(socketPath: string, options: StreamOptions): Promise<ProcessStreams> {
+  const stdout = options.stdout ? new PassThrough() : null;
+  const stderr = options.stderr && !options.tty ? new PassThrough() : null;
+  let exitCode: number | undefined;
+  const flow = (target: PassThrough | null, payload: Buffer) => {
+    if (target === null || target.destroyed) return;
+    if (!target.write(Buffer.from(payload))) {
+      socket.pause();
+      target.once("drain", () => socket.resume());
+    }
+  };
+  const hello = { stdin: options.stdin, stdout: stdout !== null, stderr: stderr !== null };
+  const socket = connectShim(socketPath, hello, (type, payload) => {
+    if (type === FRAME.stdout) flow(stdout, payload);
+    else if (type === FRAME.stderr) flow(stderr, payload);
+    else if (type === FRAME.status) exitCode = (JSON.parse(payload.toString()) as ShimStatus).exit?.exitCode ?? exitCode;
+  });
+  await new Promise<void>((resolve, reject) => {
+    socket.once("connect", () => resolve());
+    socket.once("error", (cause) => reject(new ProviderError("conflict", "the container is not running", { cause })));
+  });
+  const stdin = options.stdin ? stdinOf(socket) : null;
+  const exit = new Promise<{ exitCode: number }>((resolve, reject) => {
+    socket.once("close", () => {
+      stdout?.end();
+      stderr?.end();
+      options.signal.removeEventListener("abort", close);
+      if (exitCode === undefined) reject(new ProviderError("unavailable", "the attach session ended before the container did"));
+      else resolve({ exitCode });
+    });
+  });
+  // A caller that only closes the session need not look at it.
+  exit.catch(() => {});
+  const close = () => socket.destroy();
+  options.signal.addEventListener("abort", close);
+  return {
+    stdin,
+    stdout,
+    stderr,
+    exit,
+    close,
+    resize: (columns, rows) => socket.write(encodeFrame(FRAME.resize, JSON.stringify({ columns, rows }))),
+  };
+}
+
+function stdinOf(socket: Socket): Writable {
+  return new Writable({
+    write(chunk: Buffer, _encoding, callback) {
+      let free = true;
+      for (let from = 0; from < chunk.length; from += MAX_FRAME_BYTES) free = socket.write(encodeFrame(FRAME.stdin, chunk.subarray(from, from + MAX_FRAME_BYTES)));
+      if (free || socket.destroyed) callback();
+      else {
+        const proceed = () => {
+          socket.off("drain", proceed);
+          socket.off("close", proceed);
+          callback();
+        };
+        socket.on("drain", proceed);
+        socket.on("close", proceed);
+      }
+    },
+    final(callback) {
+      socket.write(encodeFrame(FRAME.stdinEnd, ""));
+      callback();
+    },
+  });
+}
