@@ -31,6 +31,8 @@ export interface FileEntry {
   path: string;
   /** Permission bits as an integer (0o644 = 420). */
   mode: number;
+  /** Owner of the file; absent leaves root. A service-account token belongs to the user that all containers run as. */
+  uid?: number;
   content_b64: string;
 }
 
@@ -149,8 +151,10 @@ export interface MachineSpec {
   resources?: ContainerResources;
   instance_type?: string;
   hostname?: string;
-  /** Domain part when the hostname is to be fully qualified. */
+  /** Domain part: `hostname.domain` is an alias of the machine's own address in /etc/hosts. */
   domain?: string;
+  /** The kernel's hostname is `hostname.domain` rather than `hostname` alone. */
+  hostname_is_fqdn?: boolean;
   dns?: { nameservers: string[]; searches: string[]; options: string[] };
   hosts?: { ip: string; names: string[] }[];
   registry_auth?: RegistryAuth[];
