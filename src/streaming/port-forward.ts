@@ -1,0 +1,218 @@
+/**
+ * Port-forward: many byte streams to ports of one pod over one connection. Three forms: SPDY with a pair of streams per
+ * connection; the same SPDY bytes inside a WebSocket; and the old WebSocket form with two channels per port.
+ */
+import { pipeline, type Duplex, type Readable, type Writable } from "node:stream";
+import { createWebSocketStream } from "ws";
+import { toError } from "../util/errors.ts";
+import { RST_STATUS } from "./spdy/frames.ts";
+import { SpdySession, type SpdyStream } from "./spdy/session.ts";
+import type { StreamLimits } from "./remote-command.ts";
+import { UpgradeRefused, acceptSpdyUpgrade, negotiateSpdyProtocol, upgradeKind, type UpgradeRequest } from "./upgrade.ts";
+import { ChannelSocket, acceptWebSocketUpgrade, negotiateWebSocketProtocol } from "./websocket.ts";
+
+const SPDY_PROTOCOL = "portforward.k8s.io";
+const TUNNEL_PROTOCOL = "SPDY/3.1+portforward.k8s.io";
+const CHANNEL_PROTOCOLS = ["v4.channel.k8s.io", "v4.base64.channel.k8s.io", ""];
+/** Channel numbers are one byte and each port takes two. */
+const MAX_CHANNEL_PORTS = 127;
+/** Two streams each. */
+const MAX_CONNECTIONS = 256;
+
+export type PortForwardProtocol =
+  | { kind: "spdy"; name: string }
+  | { kind: "tunnel"; name: string }
+  | { kind: "channels"; name: string; ports: number[] };
+
+/**
+ * @param query `port` (repeated, comma separated) says the ports of the channel form
+ * @throws UpgradeRefused 400 or 403
+ */
+export function negotiatePortForward(request: UpgradeRequest["request"], query: URLSearchParams): PortForwardProtocol {
+  if (upgradeKind(request) === "spdy") return { kind: "spdy", name: negotiateSpdyProtocol(request, [SPDY_PROTOCOL]) };
+  const name = negotiateWebSocketProtocol(request, [TUNNEL_PROTOCOL, ...CHANNEL_PROTOCOLS]);
+  if (name === TUNNEL_PROTOCOL) return { kind: "tunnel", name };
+  const values = query.getAll("port").flatMap((value) => value.split(","));
+  if (values.length === 0) throw new UpgradeRefused(400, 'query parameter "port" is required');
+  const ports = values.map((value) => {
+    const port = parsePort(value);
+    if (port === undefined) throw new UpgradeRefused(400, `invalid port ${JSON.stringify(value)} in query parameter "port"`);
+    return port;
+  });
+  if (ports.length > MAX_CHANNEL_PORTS) throw new UpgradeRefused(400, `${ports.length} ports are more than the limit of ${MAX_CHANNEL_PORTS}`);
+  return { kind: "channels", name, ports };
+}
+
+export interface PortForwardTarget {
+  /** For error texts: `error forwarding port 80 to pod NAME, uid UID: ...`. */
+  podName: string;
+  podUid: string;
+  /** Opens a byte stream to a TCP port inside the machine; `signal` aborts when the client is gone. */
+  dial(port: number, signal: AbortSignal): Promise<Duplex>;
+}
+
+/** Answers 101 and forwards until the client closes or `signal` aborts. @throws UpgradeRefused for a malformed handshake */
+export async function servePortForward(
+  upgrade: UpgradeRequest,
+  protocol: PortForwardProtocol,
+  target: PortForwardTarget,
+  limits: StreamLimits,
+  signal: AbortSignal,
+): Promise<void> {
+  if (protocol.kind === "channels") {
+    await serveChannels(upgrade, protocol, target, limits, signal);
+    return;
+  }
+  if (protocol.kind === "spdy") {
+    acceptSpdyUpgrade(upgrade.socket, protocol.name);
+    await serveSpdy(upgrade.socket, upgrade.head, target, limits, signal);
+    return;
+  }
+  const webSocket = await acceptWebSocketUpgrade(upgrade, protocol.name);
+  await serveSpdy(createWebSocketStream(webSocket), Buffer.alloc(0), target, limits, signal);
+  webSocket.terminate();
+}
+
+async function serveSpdy(transport: Duplex, head: Buffer, target: PortForwardTarget, limits: StreamLimits, signal: AbortSignal): Promise<void> {
+  interface Pair {
+    data?: SpdyStream;
+    error?: SpdyStream;
+    cancelTimeout: () => void;
+  }
+  const pairs = new Map<string, Pair>();
+  const gone = new AbortController();
+
+  const session = new SpdySession(transport, head, {
+    clock: limits.clock,
+    maxStreams: 2 * MAX_CONNECTIONS,
+    ...(limits.idleTimeoutMs !== undefined && { idleTimeoutMs: limits.idleTimeoutMs }),
+    ...(limits.pingIntervalMs !== undefined && { pingIntervalMs: limits.pingIntervalMs }),
+    onStream(stream) {
+      const type = stream.headers.get("streamtype");
+      const port = parsePort(stream.headers.get("port") ?? "");
+      if ((type !== "data" && type !== "error") || port === undefined) {
+        stream.reset(RST_STATUS.protocolError);
+        return;
+      }
+      // Old clients send no id: their error stream comes just before its data stream.
+      const requestId = stream.headers.get("requestid") ?? String(type === "error" ? stream.id : stream.id - 2);
+      let pair = pairs.get(requestId);
+      if (pair === undefined) {
+        const cancelTimeout = limits.clock.after(limits.creationTimeoutMs ?? 30_000, () => {
+          const half = pairs.get(requestId);
+          pairs.delete(requestId);
+          half?.data?.reset();
+          half?.error?.end("timed out waiting for the other stream of the connection");
+        });
+        pair = { cancelTimeout };
+        pairs.set(requestId, pair);
+      }
+      if (pair[type] !== undefined) {
+        stream.reset(RST_STATUS.protocolError);
+        return;
+      }
+      pair[type] = stream;
+      if (type === "error") stream.resume();
+      if (pair.data === undefined || pair.error === undefined) return;
+      pair.cancelTimeout();
+      pairs.delete(requestId);
+      void forwardPair(pair.data, pair.error, port, target, gone.signal);
+    },
+  });
+  const stop = () => session.close();
+  signal.addEventListener("abort", stop, { once: true });
+  await session.closed;
+  signal.removeEventListener("abort", stop);
+  for (const pair of pairs.values()) pair.cancelTimeout();
+  gone.abort(new Error("the client closed the connection"));
+}
+
+/**
+ * Any byte on an error stream makes kubectl give up the whole session, so only a failure to connect is told there. The
+ * error stream's end comes last: kubectl waits for it before it lets go of the connection.
+ */
+async function forwardPair(data: SpdyStream, error: SpdyStream, port: number, target: PortForwardTarget, gone: AbortSignal): Promise<void> {
+  const cancel = new AbortController();
+  data.once("close", () => cancel.abort(new Error("the client closed the stream")));
+  try {
+    const remote = await target.dial(port, AbortSignal.any([gone, cancel.signal]));
+    await copyBothWays(data, remote);
+    error.end();
+  } catch (thrown) {
+    error.end(forwardError(port, target, thrown));
+    data.reset();
+  }
+}
+
+function forwardError(port: number, target: PortForwardTarget, thrown: unknown): string {
+  return `error forwarding port ${port} to pod ${target.podName}, uid ${target.podUid}: ${toError(thrown).message}`;
+}
+
+/** Copies until both directions ended or either end broke; a half-close is passed on. Leaves both ends closed. */
+function copyBothWays(client: Duplex, remote: Duplex): Promise<void> {
+  return new Promise((resolve) => {
+    let open = 2;
+    const ended = (error?: Error | null) => {
+      open--;
+      if (error && open > 0) {
+        client.destroy();
+        remote.destroy();
+      }
+      if (open === 0) resolve();
+    };
+    pipeline(client as Readable, remote as Writable, ended);
+    pipeline(remote as Readable, client as Writable, ended);
+  });
+}
+
+async function serveChannels(
+  upgrade: UpgradeRequest,
+  protocol: { name: string; ports: number[] },
+  target: PortForwardTarget,
+  limits: StreamLimits,
+  signal: AbortSignal,
+): Promise<void> {
+  const webSocket = await acceptWebSocketUpgrade(upgrade, protocol.name);
+  const socket = new ChannelSocket(webSocket, {
+    clock: limits.clock,
+    base64: protocol.name.includes("base64"),
+    closableChannels: false,
+    inbound: protocol.ports.map((_, index) => 2 * index),
+    ...(limits.idleTimeoutMs !== undefined && { idleTimeoutMs: limits.idleTimeoutMs }),
+    ...(limits.pingIntervalMs !== undefined && { pingIntervalMs: limits.pingIntervalMs }),
+  });
+  const gone = new AbortController();
+  const connections = protocol.ports.map(async (port, index) => {
+    const toClient = socket.writable(2 * index);
+    const errors = socket.writable(2 * index + 1);
+    // The first message of each channel is the port, in two bytes, low byte first.
+    const announcement = Buffer.alloc(2);
+    announcement.writeUInt16LE(port);
+    toClient.write(announcement);
+    errors.write(announcement);
+    try {
+      const remote = await target.dial(port, gone.signal);
+      remote.on("error", () => {});
+      await Promise.all([
+        new Promise<void>((resolve) => pipeline(remote as Readable, toClient, () => resolve())),
+        new Promise<void>((resolve) => pipeline(socket.readable(2 * index), remote as Writable, () => resolve())),
+      ]);
+    } catch (thrown) {
+      errors.write(forwardError(port, target, thrown));
+    }
+  });
+  // One connection per port: when all are over there is nothing left to do.
+  void Promise.allSettled(connections).then(() => socket.close());
+  const stop = () => socket.close();
+  signal.addEventListener("abort", stop, { once: true });
+  await socket.closed;
+  signal.removeEventListener("abort", stop);
+  gone.abort(new Error("the client closed the connection"));
+  await Promise.allSettled(connections);
+}
+
+function parsePort(text: string): number | undefined {
+  if (!/^[0-9]{1,5}$/.test(text)) return undefined;
+  const port = Number(text);
+  return port >= 1 && port <= 65535 ? port : undefined;
+}

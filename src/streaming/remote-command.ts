@@ -1,0 +1,295 @@
+/**
+ * exec and attach: a process's streams over SPDY or WebSocket (Kubernetes' `remotecommand` protocols v1 to v5).
+ *
+ * The order is: choose the protocol, open the process, then answer 101. So whatever goes wrong before the process runs is a
+ * plain HTTP reply that the API server passes on as text.
+ */
+import { finished } from "node:stream/promises";
+import { pipeline, type Readable, type Writable } from "node:stream";
+import type { ProcessStreams } from "../provider/provider.ts";
+import type { Clock } from "../util/clock.ts";
+import { toError } from "../util/errors.ts";
+import { SpdySession, type SpdyStream } from "./spdy/session.ts";
+import { outcomeStatus, outcomeText, type CommandOutcome } from "./status.ts";
+import {
+  UpgradeRefused,
+  acceptSpdyUpgrade,
+  negotiateSpdyProtocol,
+  upgradeKind,
+  type UpgradeRequest,
+} from "./upgrade.ts";
+import { ChannelSocket, acceptWebSocketUpgrade, negotiateWebSocketProtocol } from "./websocket.ts";
+
+const SPDY_PROTOCOLS = ["v4.channel.k8s.io", "v3.channel.k8s.io", "v2.channel.k8s.io", "channel.k8s.io"];
+const WEBSOCKET_PROTOCOLS = [
+  "v5.channel.k8s.io",
+  "v4.channel.k8s.io",
+  "v4.base64.channel.k8s.io",
+  "channel.k8s.io",
+  "base64.channel.k8s.io",
+  "",
+];
+
+const CHANNEL = { stdin: 0, stdout: 1, stderr: 2, error: 3, resize: 4 } as const;
+
+/** Which streams the client wants. At least one; with `tty` there is no stderr. */
+export interface RemoteCommandOptions {
+  stdin: boolean;
+  stdout: boolean;
+  stderr: boolean;
+  tty: boolean;
+}
+
+/**
+ * The kubelet's query parameters `input`, `output`, `error`, `tty`, of which only the literal `1` counts.
+ *
+ * @throws UpgradeRefused 400 when no stream is asked for
+ */
+export function remoteCommandOptions(query: URLSearchParams): RemoteCommandOptions {
+  const on = (name: string) => query.get(name) === "1";
+  const tty = on("tty");
+  const options = { stdin: on("input"), stdout: on("output"), stderr: on("error") && !tty, tty };
+  if (!options.stdin && !options.stdout && !options.stderr) {
+    throw new UpgradeRefused(400, "you must specify at least 1 of stdin, stdout, stderr");
+  }
+  return options;
+}
+
+export type RemoteCommandProtocol = { kind: "spdy" | "websocket"; name: string };
+
+/** @throws UpgradeRefused 400 or 403 */
+export function negotiateRemoteCommand(request: UpgradeRequest["request"]): RemoteCommandProtocol {
+  const kind = upgradeKind(request);
+  const name = kind === "spdy" ? negotiateSpdyProtocol(request, SPDY_PROTOCOLS) : negotiateWebSocketProtocol(request, WEBSOCKET_PROTOCOLS);
+  return { kind, name };
+}
+
+/** The client's ends of the streams, whatever the transport. Those that it did not ask for are null. */
+export interface RemoteCommandClient {
+  stdin: Readable | null;
+  stdout: Writable | null;
+  stderr: Writable | null;
+  /** JSON objects `{"Width":80,"Height":24}`, one after the other. */
+  resize: Readable | null;
+  /** Resolves when the connection is over; with an error unless we closed it. */
+  readonly closed: Promise<Error | undefined>;
+  /** Sends how the command ended and closes. stdout and stderr must be finished before. */
+  finish(outcome: CommandOutcome): Promise<void>;
+  destroy(reason: string): void;
+}
+
+export interface StreamLimits {
+  clock: Clock;
+  /** How long the client may take to open its streams. Default 30 s. */
+  creationTimeoutMs?: number;
+  /** Default 4 h. */
+  idleTimeoutMs?: number;
+  pingIntervalMs?: number;
+}
+
+/** Answers 101 and waits until the client has opened all its streams. */
+export async function acceptRemoteCommand(
+  upgrade: UpgradeRequest,
+  protocol: RemoteCommandProtocol,
+  options: RemoteCommandOptions,
+  limits: StreamLimits,
+): Promise<RemoteCommandClient> {
+  return protocol.kind === "spdy" ? acceptSpdy(upgrade, protocol.name, options, limits) : acceptWebSocket(upgrade, protocol.name, options, limits);
+}
+
+async function acceptSpdy(
+  upgrade: UpgradeRequest,
+  protocol: string,
+  options: RemoteCommandOptions,
+  limits: StreamLimits,
+): Promise<RemoteCommandClient> {
+  const withResize = options.tty && (protocol.startsWith("v4.") || protocol.startsWith("v3."));
+  const expected = new Set(["error"]);
+  if (options.stdin) expected.add("stdin");
+  if (options.stdout) expected.add("stdout");
+  if (options.stderr) expected.add("stderr");
+  if (withResize) expected.add("resize");
+
+  const streams = new Map<string, SpdyStream>();
+  const complete = Promise.withResolvers<void>();
+  acceptSpdyUpgrade(upgrade.socket, protocol);
+  const session = new SpdySession(upgrade.socket, upgrade.head, {
+    clock: limits.clock,
+    // error, stdin, stdout, stderr, resize; unknown types are accepted and ignored, as the kubelet does, but not many.
+    maxStreams: 8,
+    ...(limits.idleTimeoutMs !== undefined && { idleTimeoutMs: limits.idleTimeoutMs }),
+    ...(limits.pingIntervalMs !== undefined && { pingIntervalMs: limits.pingIntervalMs }),
+    onStream(stream) {
+      const type = stream.headers.get("streamtype") ?? "";
+      if (!expected.has(type) || streams.has(type)) {
+        stream.resume();
+        return;
+      }
+      streams.set(type, stream);
+      // The client sends nothing on these, but its end of them must be read to be noticed.
+      if (type === "stdout" || type === "stderr" || type === "error") stream.resume();
+      if (streams.size === expected.size) complete.resolve();
+    },
+  });
+  const cancelTimeout = limits.clock.after(limits.creationTimeoutMs ?? 30_000, () =>
+    complete.reject(new Error("timed out waiting for the client to create its streams")),
+  );
+  void session.closed.then((error) => complete.reject(error ?? new Error("the client closed the connection")));
+  try {
+    await complete.promise;
+  } catch (thrown) {
+    session.destroy(toError(thrown));
+    throw thrown;
+  } finally {
+    cancelTimeout();
+  }
+
+  const errorStream = streams.get("error")!;
+  return {
+    stdin: streams.get("stdin") ?? null,
+    stdout: streams.get("stdout") ?? null,
+    stderr: streams.get("stderr") ?? null,
+    resize: streams.get("resize") ?? null,
+    closed: session.closed,
+    async finish(outcome) {
+      errorStream.end(protocol.startsWith("v4.") ? JSON.stringify(outcomeStatus(outcome)) : outcomeText(outcome));
+      await finished(errorStream, { readable: false });
+      session.close();
+    },
+    destroy: (reason) => session.destroy(new Error(reason)),
+  };
+}
+
+async function acceptWebSocket(
+  upgrade: UpgradeRequest,
+  protocol: string,
+  options: RemoteCommandOptions,
+  limits: StreamLimits,
+): Promise<RemoteCommandClient> {
+  const webSocket = await acceptWebSocketUpgrade(upgrade, protocol);
+  const inbound: number[] = [];
+  if (options.stdin) inbound.push(CHANNEL.stdin);
+  if (options.tty) inbound.push(CHANNEL.resize);
+  const socket = new ChannelSocket(webSocket, {
+    clock: limits.clock,
+    base64: protocol.includes("base64"),
+    closableChannels: protocol.startsWith("v5."),
+    inbound,
+    ...(limits.idleTimeoutMs !== undefined && { idleTimeoutMs: limits.idleTimeoutMs }),
+    ...(limits.pingIntervalMs !== undefined && { pingIntervalMs: limits.pingIntervalMs }),
+  });
+  socket.announce(options.stdout ? CHANNEL.stdout : options.stderr ? CHANNEL.stderr : CHANNEL.error);
+  const asJson = protocol.startsWith("v4.") || protocol.startsWith("v5.");
+  return {
+    stdin: options.stdin ? socket.readable(CHANNEL.stdin) : null,
+    stdout: options.stdout ? socket.writable(CHANNEL.stdout) : null,
+    stderr: options.stderr ? socket.writable(CHANNEL.stderr) : null,
+    resize: options.tty ? socket.readable(CHANNEL.resize) : null,
+    closed: socket.closed,
+    async finish(outcome) {
+      const text = asJson ? JSON.stringify(outcomeStatus(outcome)) : outcomeText(outcome);
+      const errorChannel = socket.writable(CHANNEL.error);
+      errorChannel.end(text);
+      await finished(errorChannel);
+      socket.close();
+    },
+    destroy: (reason) => socket.destroy(reason),
+  };
+}
+
+/**
+ * Connects a client with a process until one of them ends. Never rejects: how it ended is told to the client, and returned.
+ *
+ * @param kind attaching tells no exit code: a client reads it from the pod's status
+ */
+export async function serveRemoteCommand(
+  client: RemoteCommandClient,
+  process: ProcessStreams,
+  kind: "exec" | "attach",
+): Promise<CommandOutcome> {
+  let gone: Error | undefined;
+  void client.closed.then((error) => {
+    gone = error ?? new Error("the connection is closed");
+    process.close();
+  });
+  connectStdin(client.stdin, process.stdin);
+  if (client.resize) followResizes(client.resize, (columns, rows) => process.resize(columns, rows));
+  const outputs = Promise.all([connectOutput(process.stdout, client.stdout), connectOutput(process.stderr, client.stderr)]);
+
+  let outcome: CommandOutcome;
+  try {
+    const { exitCode } = await process.exit;
+    await outputs;
+    outcome = { exitCode: kind === "attach" ? 0 : exitCode };
+  } catch (thrown) {
+    outcome = { error: gone ?? toError(thrown) };
+    process.close();
+    client.stdout?.end();
+    client.stderr?.end();
+  }
+  try {
+    if (gone === undefined) await client.finish(outcome);
+  } catch (thrown) {
+    // The client left while it was told.
+    outcome = { error: toError(thrown) };
+    client.destroy("closed");
+  }
+  process.close();
+  return outcome;
+}
+
+/** Resolves when all of `source` was written and `target` has flushed it, or when either of them broke. */
+function connectOutput(source: Readable | null, target: Writable | null): Promise<void> {
+  if (source === null) {
+    target?.end();
+    return Promise.resolve();
+  }
+  if (target === null) {
+    source.resume();
+    return Promise.resolve();
+  }
+  return new Promise((resolve) => pipeline(source, target, () => resolve()));
+}
+
+/** A process that reads no more must not reset the client's stdin, which some take for a failure: the rest is dropped. */
+function connectStdin(source: Readable | null, target: NodeJS.WritableStream | null): void {
+  if (target === null) {
+    source?.resume();
+    return;
+  }
+  const drop = () => {
+    source?.unpipe(target);
+    source?.resume();
+  };
+  target.on("error", drop);
+  target.on("close", drop);
+  if (source === null) target.end();
+  else source.pipe(target);
+}
+
+/** Largest piece of JSON that is waited for; a size takes about 30 bytes. */
+const MAX_RESIZE_BYTES = 1024;
+
+/** Calls `resize` for every object of the stream; whatever is no size is skipped. */
+export function followResizes(source: Readable, resize: (columns: number, rows: number) => void): void {
+  let text = "";
+  source.on("data", (chunk: Buffer) => {
+    text += chunk.toString("latin1");
+    for (let end = text.indexOf("}"); end >= 0; end = text.indexOf("}")) {
+      const size = parseSize(text.slice(0, end + 1));
+      text = text.slice(end + 1);
+      if (size !== undefined) resize(size.columns, size.rows);
+    }
+    if (text.length > MAX_RESIZE_BYTES) text = "";
+  });
+}
+
+function parseSize(json: string): { columns: number; rows: number } | undefined {
+  const isSize = (value: unknown): value is number => Number.isInteger(value) && (value as number) > 0 && (value as number) <= 0xffff;
+  try {
+    const { Width: columns, Height: rows } = JSON.parse(json) as { Width?: unknown; Height?: unknown };
+    return isSize(columns) && isSize(rows) ? { columns, rows } : undefined;
+  } catch {
+    return undefined;
+  }
+}

@@ -1,0 +1,309 @@
+/**
+ * The server's side of one SPDY/3.1 session over any duplex stream: an upgraded socket or a WebSocket tunnel.
+ *
+ * Only the peer opens streams. moby/spdystream implements no flow control, so neither do we: back-pressure is that of the
+ * transport. Inbound, a stream whose reader is slow stops the frame loop (as it does in spdystream, whose queues block);
+ * outbound, a write is done when the transport took it. Nothing a peer sends can throw past the session.
+ */
+import { Duplex } from "node:stream";
+import type { Clock } from "../../util/clock.ts";
+import { toError } from "../../util/errors.ts";
+import { IdleTimer, every } from "../idle-timer.ts";
+import {
+  RST_STATUS,
+  SpdyFrameParser,
+  SpdyProtocolError,
+  dataHeader,
+  goawayFrame,
+  pingFrame,
+  rstStreamFrame,
+  synReplyFrame,
+  type SpdyFrame,
+} from "./frames.ts";
+import { HeaderInflater, emptyHeaderBlock } from "./headers.ts";
+
+export interface SpdySessionOptions {
+  clock: Clock;
+  /** Called for every stream the peer opens, after the reply was sent. Must not throw. */
+  onStream(stream: SpdyStream): void;
+  /** Open streams at a time; further ones are refused with RST_STREAM. Default 256. */
+  maxStreams?: number;
+  /** Largest header block, before and after inflation. Default 64 KiB. */
+  maxHeaderBytes?: number;
+  /** Bytes buffered per stream before the session stops reading. Default 256 KiB. */
+  streamBufferBytes?: number;
+  /** The session ends when neither side sent anything but pings for so long. Default 4 h. */
+  idleTimeoutMs?: number;
+  /** A ping is sent so often: it keeps middleboxes awake and finds out that a silent peer is gone. Default 30 s. */
+  pingIntervalMs?: number;
+  /** How long the peer may take to close after we did. Default 10 s. */
+  closeGraceMs?: number;
+}
+
+/** spdystream allocates a whole frame before it hands it on, and a stalled stream blocks others: keep frames small. */
+const MAX_OUTBOUND_FRAME = 32 * 1024;
+
+export class SpdyStream extends Duplex {
+  readonly id: number;
+  readonly headers: ReadonlyMap<string, string>;
+  readonly #session: SpdySession;
+  #resume: (() => void) | undefined;
+  #peerFinished = false;
+  #finished = false;
+  #resetByPeer = false;
+
+  /** Made by the session only. */
+  constructor(session: SpdySession, id: number, headers: ReadonlyMap<string, string>, bufferBytes: number) {
+    super({ readableHighWaterMark: bufferBytes, writableHighWaterMark: MAX_OUTBOUND_FRAME, allowHalfOpen: true });
+    this.#session = session;
+    this.id = id;
+    this.headers = headers;
+    // Whoever uses the stream learns of its end by `close`; a client that leaves early is no fault of the process.
+    this.on("error", () => {});
+  }
+
+  /** Ends both directions at once with RST_STREAM. */
+  reset(status: number = RST_STATUS.cancel): void {
+    if (this.destroyed) return;
+    this.#session.sendReset(this.id, status);
+    this.#resetByPeer = true;
+    this.destroy();
+  }
+
+  /** For the session: a piece of payload. Resolves when there is room for more. */
+  async deliver(payload: Buffer): Promise<void> {
+    if (this.destroyed || this.#peerFinished || payload.length === 0 || this.push(payload)) return;
+    await new Promise<void>((resolve) => {
+      this.#resume = resolve;
+      if (this.destroyed) resolve();
+    });
+  }
+
+  /** For the session: the peer sends no more. */
+  deliverEnd(): void {
+    if (this.#peerFinished || this.destroyed) return;
+    this.#peerFinished = true;
+    this.push(null);
+  }
+
+  /** For the session: the peer or the session's end closed the stream. */
+  deliverReset(error?: Error): void {
+    this.#resetByPeer = true;
+    this.destroy(error);
+  }
+
+  override _read(): void {
+    this.#resume?.();
+    this.#resume = undefined;
+  }
+
+  override _write(chunk: Buffer, _encoding: BufferEncoding, callback: (error?: Error | null) => void): void {
+    this.#session.sendData(this.id, chunk, false, callback);
+  }
+
+  override _final(callback: (error?: Error | null) => void): void {
+    this.#finished = true;
+    this.#session.sendData(this.id, Buffer.alloc(0), true, callback);
+  }
+
+  override _destroy(error: Error | null, callback: (error?: Error | null) => void): void {
+    this.#resume?.();
+    this.#resume = undefined;
+    if (!this.#resetByPeer && !(this.#peerFinished && this.#finished)) this.#session.sendReset(this.id, RST_STATUS.cancel);
+    this.#session.forget(this.id);
+    callback(error);
+  }
+}
+
+export class SpdySession {
+  readonly #transport: Duplex;
+  readonly #options: Required<SpdySessionOptions>;
+  readonly #streams = new Map<number, SpdyStream>();
+  readonly #inflater: HeaderInflater;
+  readonly #drained: ((error?: Error) => void)[] = [];
+  #lastStreamId = 0;
+  #replied = false;
+  #closing = false;
+  #ended = false;
+  readonly #idle: IdleTimer;
+  readonly #stopPings: () => void;
+  #stopCloseTimer: () => void = () => {};
+  #pingId = 2;
+  #resolveClosed!: (cause: Error | undefined) => void;
+
+  /** Resolves, never rejects, when the session is over; with an error unless both sides ended in good order. */
+  readonly closed: Promise<Error | undefined>;
+
+  /** @param head bytes that arrived behind the request, already read from the socket */
+  constructor(transport: Duplex, head: Buffer, options: SpdySessionOptions) {
+    this.#transport = transport;
+    this.#options = {
+      maxStreams: 256,
+      maxHeaderBytes: 64 * 1024,
+      streamBufferBytes: 256 * 1024,
+      idleTimeoutMs: 4 * 3600_000,
+      pingIntervalMs: 30_000,
+      closeGraceMs: 10_000,
+      ...options,
+    };
+    this.#inflater = new HeaderInflater({ maxBytes: this.#options.maxHeaderBytes });
+    this.closed = new Promise((resolve) => (this.#resolveClosed = resolve));
+    this.#idle = new IdleTimer(options.clock, this.#options.idleTimeoutMs, (ms) => this.#end(new Error(`idle for ${Math.round(ms / 1000)} s`)));
+    this.#stopPings = every(options.clock, this.#options.pingIntervalMs, () => this.#ping());
+    transport.on("drain", () => this.#drain());
+    transport.on("error", (error) => this.#end(error));
+    transport.on("close", () => this.#end(this.#closing ? undefined : new Error("the client closed the connection")));
+    void this.#readFrames(head);
+  }
+
+  get openStreams(): number {
+    return this.#streams.size;
+  }
+
+  /**
+   * Ends in good order: GOAWAY, then the transport's end after everything written was flushed. What still arrives is
+   * dropped, so that closing the socket cannot reset what the peer has not read yet.
+   */
+  close(): void {
+    if (this.#closing || this.#ended) return;
+    this.#closing = true;
+    this.#transport.write(goawayFrame(this.#lastStreamId));
+    this.#transport.end(() => {
+      if (!this.#ended) this.#stopCloseTimer = this.#options.clock.after(this.#options.closeGraceMs, () => this.destroy());
+    });
+  }
+
+  /** Ends at once; open streams are destroyed with `error`. */
+  destroy(error?: Error): void {
+    this.#end(error);
+  }
+
+  /** For the streams. */
+  sendData(streamId: number, payload: Buffer, fin: boolean, done: (error?: Error | null) => void): void {
+    if (this.#ended || this.#closing) {
+      done(new Error("the session is closed"));
+      return;
+    }
+    this.#idle.touch();
+    this.#transport.cork();
+    let roomLeft = true;
+    for (let offset = 0; offset < payload.length || (offset === 0 && fin); offset += MAX_OUTBOUND_FRAME) {
+      const piece = payload.subarray(offset, offset + MAX_OUTBOUND_FRAME);
+      this.#transport.write(dataHeader(streamId, piece.length, fin && offset + piece.length >= payload.length));
+      if (piece.length > 0) roomLeft = this.#transport.write(piece);
+    }
+    this.#transport.uncork();
+    if (roomLeft || !this.#transport.writableNeedDrain) done();
+    else this.#drained.push(done);
+  }
+
+  /** For the streams. */
+  sendReset(streamId: number, status: number): void {
+    if (!this.#ended && !this.#closing) this.#transport.write(rstStreamFrame(streamId, status));
+  }
+
+  /** For the streams: `streamId` is closed. */
+  forget(streamId: number): void {
+    this.#streams.delete(streamId);
+  }
+
+  async #readFrames(head: Buffer): Promise<void> {
+    // The header's compressed block plus the fixed fields before it.
+    const parser = new SpdyFrameParser({ maxControlBytes: this.#options.maxHeaderBytes + 64 });
+    try {
+      for (const frame of parser.push(head)) await this.#handle(frame);
+      // Leaving the loop must not destroy the transport: our own half may still be flushing.
+      for await (const chunk of this.#transport.iterator({ destroyOnReturn: false })) {
+        if (this.#ended) return;
+        for (const frame of parser.push(chunk as Buffer)) await this.#handle(frame);
+      }
+      this.#end(this.#closing ? undefined : new Error("the client closed the connection"));
+    } catch (thrown) {
+      this.#end(toError(thrown));
+    }
+  }
+
+  async #handle(frame: SpdyFrame): Promise<void> {
+    if (frame.type !== "ping") this.#idle.touch();
+    switch (frame.type) {
+      case "syn_stream": {
+        // Inflate even what will be refused: later blocks refer to this one.
+        const headers = await this.#inflater.next(frame.headerBlock);
+        this.#open(frame.streamId, headers, frame.fin);
+        await this.#roomToAnswer();
+        return;
+      }
+      case "headers":
+        await this.#inflater.next(frame.headerBlock);
+        if (frame.fin) this.#streams.get(frame.streamId)?.deliverEnd();
+        return;
+      case "data": {
+        const stream = this.#streams.get(frame.streamId);
+        // Data of a stream that was just reset is on its way still; drop it.
+        if (stream === undefined) return;
+        await stream.deliver(frame.payload);
+        if (frame.fin) stream.deliverEnd();
+        return;
+      }
+      case "rst_stream":
+        this.#streams.get(frame.streamId)?.deliverReset();
+        return;
+      case "ping":
+        // Odd ids are the peer's questions, even ones its answers to ours.
+        if (frame.id % 2 === 1 && !this.#ended && !this.#closing) this.#transport.write(pingFrame(frame.id));
+        await this.#roomToAnswer();
+        return;
+      case "goaway":
+        return;
+    }
+  }
+
+  #open(streamId: number, headers: ReadonlyMap<string, string>, fin: boolean): void {
+    if (streamId % 2 === 0 || streamId <= this.#lastStreamId) {
+      throw new SpdyProtocolError(`stream id ${streamId} after ${this.#lastStreamId} is not odd and rising`);
+    }
+    this.#lastStreamId = streamId;
+    if (this.#closing || this.#ended) return;
+    if (this.#streams.size >= this.#options.maxStreams) {
+      this.sendReset(streamId, RST_STATUS.refusedStream);
+      return;
+    }
+    const stream = new SpdyStream(this, streamId, headers, this.#options.streamBufferBytes);
+    this.#streams.set(streamId, stream);
+    // At once: the Go client waits for the reply of each stream before it opens the next.
+    this.#transport.write(synReplyFrame(streamId, emptyHeaderBlock(!this.#replied)));
+    this.#replied = true;
+    if (fin) stream.deliverEnd();
+    this.#options.onStream(stream);
+  }
+
+  /** Waits for the transport, so that a peer that floods us and reads no answer stops being read itself. */
+  async #roomToAnswer(): Promise<void> {
+    if (this.#ended || !this.#transport.writableNeedDrain) return;
+    await new Promise<void>((resolve) => this.#drained.push(() => resolve()));
+  }
+
+  #drain(error?: Error): void {
+    for (const done of this.#drained.splice(0)) done(error);
+  }
+
+  #ping(): void {
+    // Nothing is gained by pinging while earlier output is stuck.
+    if (this.#ended || this.#closing || this.#transport.writableNeedDrain) return;
+    this.#transport.write(pingFrame(this.#pingId));
+    this.#pingId += 2;
+  }
+
+  #end(error: Error | undefined): void {
+    if (this.#ended) return;
+    this.#ended = true;
+    this.#idle.stop();
+    this.#stopPings();
+    this.#stopCloseTimer();
+    this.#drain(error ?? new Error("the session is closed"));
+    for (const stream of [...this.#streams.values()]) stream.deliverReset(error);
+    this.#inflater.close();
+    this.#transport.destroy();
+    this.#resolveClosed(error);
+  }
+}
