@@ -126,6 +126,11 @@ export interface Sandbox {
   close(): Promise<void>;
 }
 
+export interface SandboxStats extends Pick<MachineStats, "network" | "volumes"> {
+  /** The supervisor adds when the container started and the size of its log. */
+  containers: Omit<ContainerStats, "started_at" | "logs_used_bytes">[];
+}
+
 export interface SandboxLoss {
   /** One word for the machine's status: `SandboxLost`, `GuestPanic`, `OutOfMemory`... */
   reason: string;

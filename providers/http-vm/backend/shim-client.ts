@@ -64,9 +64,9 @@ export async function startShim(program: string, dir: string, launch: ShimLaunch
   const failure = await new Promise<string | undefined>((resolve) => {
     child.once("error", (error) => resolve(error.message));
     child.once("exit", (code, signal) => resolve(`shim ended with ${signal ?? code}`));
-    child.stdout.once("data", () => resolve(undefined));
+    child.stdout!.once("data", () => resolve(undefined));
   });
-  child.stdout.destroy();
+  child.stdout!.destroy();
   child.unref();
   if (failure !== undefined) {
     const text = await readFile(join(dir, "shim-stderr"), "utf8").catch(() => "");
