@@ -1,0 +1,272 @@
+/**
+ * The decision: what is the one next thing to do for a pod UID, given what Kubernetes wants, what the backend was last
+ * seen to do and what this process remembers. Pure; the reconciler carries the action out, observes again and asks again.
+ *
+ * The order of the cases is the protocol (ARCHITECTURE.md, "The protocol"): an uncertain read never creates, deletes or
+ * fails anything; a pod object goes only after its machine is known to be over and has left a tombstone; a machine
+ * without a pod goes only after the API server itself was asked.
+ */
+import type { Pod, PodStatus } from "../kube/wire.ts";
+import { isOver, type Machine } from "../provider/machine.ts";
+import { hasRun, isTerminal, podStatus, statusDiff, type Verdict } from "./status.ts";
+
+/** What the API server wants for a UID, by this process's cache. */
+export type Desired =
+  | { kind: "pod"; pod: Pod }
+  /** The cache is complete and holds no pod of this UID. */
+  | { kind: "none" }
+  /** The cache is not complete: nothing may be concluded. */
+  | { kind: "unknown" };
+
+/** The three values of a read of the backend. */
+export type Observed =
+  | { kind: "found"; machine: Machine }
+  /** The backend itself said that there is no such machine. */
+  | { kind: "absent" }
+  | { kind: "unknown" };
+
+/**
+ * What this process remembers of a UID between steps. Losing it (a crash) must cost nothing but repeated work: whatever
+ * has to survive lives in the API server or in the backend.
+ */
+export interface PodMemory {
+  /** A create was sent, whatever came of it: until a tombstone is confirmed, a machine may appear. */
+  created: boolean;
+  /** Why the pod must end, decided here: refused at admission, or gone for good. */
+  verdict: Verdict | undefined;
+  /** Containers that wait for a reference. */
+  waiting: ReadonlyMap<string, { reason: string; message: string }> | undefined;
+  /** Times (ms) at which a direct read of the backend said "absent" while the pod should have a machine. */
+  missedAt: readonly number[];
+  /** Version of the machine at the last direct read: what contradicts it is not the cache's lag. */
+  confirmedVersion: number | undefined;
+  /** When the machine must have ended by the last stop that was accepted; grace included. */
+  stopDeadline: number | undefined;
+  /** The backend confirmed: nothing runs, and a tombstone keeps it so. */
+  buried: boolean;
+  /** The final DELETE of the pod object was accepted. */
+  finalized: boolean;
+  /** The pod object was seen to go (a DELETED event, or missing from a complete list). */
+  podSeenGone: boolean;
+  /** First time that the machine was seen without a pod, for UIDs of which this process never saw a pod. */
+  orphanSince: number | undefined;
+  /** Pod generation and reference version that the running machine was last brought to. */
+  appliedVersion: string | undefined;
+}
+
+export const newMemory = (): PodMemory => ({
+  created: false,
+  verdict: undefined,
+  waiting: undefined,
+  missedAt: [],
+  confirmedVersion: undefined,
+  stopDeadline: undefined,
+  buried: false,
+  finalized: false,
+  podSeenGone: false,
+  orphanSince: undefined,
+  appliedVersion: undefined,
+});
+
+export type Action =
+  /** Nothing to do now; look again after `afterMs` if that is given. */
+  | { do: "wait"; afterMs?: number }
+  /** Everything of this UID is over on both sides: forget it. */
+  | { do: "forget" }
+  /** Ask the backend about this one machine. */
+  | { do: "look" }
+  /** Quorum GET of the pod, render its spec, PUT the machine. */
+  | { do: "create" }
+  | { do: "stop"; graceSeconds: number }
+  /** DELETE the machine, whether it exists or not, and confirm that nothing runs. */
+  | { do: "bury"; force: boolean }
+  | { do: "status"; patch: Record<string, unknown> }
+  /** Bring the running machine to the pod's newer spec or references. */
+  | { do: "update"; version: string }
+  /** DELETE the pod object: grace 0, UID precondition. */
+  | { do: "finalize" }
+  /** Quorum GET of the pod; only if it is gone, stop and bury the machine. */
+  | { do: "reap" };
+
+export interface PlanContext {
+  now: number;
+  hostIPs: readonly string[];
+  /** Changes when the spec or an object it refers to changed; undefined when not known yet. */
+  version: string | undefined;
+}
+
+export const LOST_DEBOUNCE_MS = 10_000;
+export const ORPHAN_GRACE_MS = 60_000;
+/** How long after its deadline a stop may take before it is turned into a kill. */
+const STOP_SLACK_MS = 10_000;
+
+export function plan(desired: Desired, observed: Observed, memory: PodMemory, context: PlanContext): Action {
+  switch (desired.kind) {
+    case "unknown":
+      return { do: "wait" };
+    case "none":
+      return planWithoutPod(observed, memory, context);
+    case "pod":
+      if (desired.pod.metadata?.deletionTimestamp !== undefined) return planDeletion(desired.pod, observed, memory, context);
+      if (isTerminal(desired.pod)) return planTerminal(desired.pod, observed, memory, context);
+      return planLive(desired.pod, observed, memory, context);
+  }
+}
+
+/** A machine without a pod: force-deleted, deleted while no agent ran, or a leak. */
+function planWithoutPod(observed: Observed, memory: PodMemory, { now }: PlanContext): Action {
+  if (memory.buried) return { do: "forget" };
+  switch (observed.kind) {
+    case "unknown":
+      return { do: "look" };
+    case "absent":
+      // A create of ours may still be in flight; only a tombstone keeps it from reviving the machine.
+      return memory.created ? { do: "reap" } : { do: "forget" };
+    case "found":
+      if (observed.machine.state === "deleted") return { do: "forget" };
+      if (!memory.podSeenGone) {
+        if (memory.orphanSince === undefined || now - memory.orphanSince < ORPHAN_GRACE_MS) {
+          return { do: "wait", afterMs: memory.orphanSince === undefined ? ORPHAN_GRACE_MS : memory.orphanSince + ORPHAN_GRACE_MS - now };
+        }
+      }
+      if (memory.stopDeadline !== undefined && !isOver(observed.machine) && now < memory.stopDeadline + STOP_SLACK_MS) {
+        return { do: "wait", afterMs: memory.stopDeadline + STOP_SLACK_MS - now };
+      }
+      return { do: "reap" };
+  }
+}
+
+/** deletionTimestamp is set: stop, confirm, write the final status, bury, remove the object. In this order, each confirmed. */
+function planDeletion(pod: Pod, observed: Observed, memory: PodMemory, context: PlanContext): Action {
+  if (memory.finalized) return { do: "wait" };
+  const { now } = context;
+  if (!memory.buried) {
+    if (observed.kind === "unknown") return { do: "look" };
+    if (observed.kind === "found" && !isOver(observed.machine)) {
+      const deadline = Date.parse(pod.metadata!.deletionTimestamp as unknown as string);
+      const graceMs = Math.max(0, Math.min(deadline - now, (pod.metadata?.deletionGracePeriodSeconds ?? 30) * 1000));
+      if (memory.stopDeadline === undefined || now + graceMs < memory.stopDeadline - 1000) {
+        return { do: "stop", graceSeconds: Math.max(1, Math.ceil(graceMs / 1000)) };
+      }
+      if (now >= memory.stopDeadline + STOP_SLACK_MS) return { do: "bury", force: true };
+      // While it stops, the pod says truthfully what still runs.
+      return statusAction(pod, observed.machine, memory, context, false) ?? { do: "wait", afterMs: memory.stopDeadline + STOP_SLACK_MS - now };
+    }
+  }
+  const machine = observed.kind === "found" ? observed.machine : undefined;
+  // A machine that is over still tells exit codes; they are written before it is buried.
+  if (machine !== undefined && isOver(machine)) {
+    const write = statusAction(pod, machine, memory, context, true);
+    if (write !== undefined) return write;
+  }
+  if (!memory.buried) return { do: "bury", force: false };
+  return statusAction(pod, machine, memory, context, true) ?? { do: "finalize" };
+}
+
+/** The pod is over in the API server. Its machine stays, stopped, for logs, until the object goes. */
+function planTerminal(pod: Pod, observed: Observed, memory: PodMemory, { now }: PlanContext): Action {
+  if (observed.kind !== "found" || isOver(observed.machine)) return { do: "wait" };
+  if (memory.stopDeadline === undefined) return { do: "stop", graceSeconds: pod.spec?.terminationGracePeriodSeconds ?? 30 };
+  if (now >= memory.stopDeadline + STOP_SLACK_MS) return { do: "bury", force: true };
+  return { do: "wait", afterMs: memory.stopDeadline + STOP_SLACK_MS - now };
+}
+
+function planLive(pod: Pod, observed: Observed, memory: PodMemory, context: PlanContext): Action {
+  const { now } = context;
+  switch (observed.kind) {
+    case "unknown":
+      // A verdict needs no backend: a refused pod never had a machine.
+      if (memory.verdict !== undefined && !memory.created && !hasRun(pod)) return endAction(pod, memory, context);
+      return { do: "wait" };
+    case "absent": {
+      if (memory.verdict !== undefined) return endAction(pod, memory, context);
+      if (hasRun(pod)) {
+        const [first] = memory.missedAt;
+        if (first === undefined) return { do: "look" };
+        if (now - first < LOST_DEBOUNCE_MS) return { do: "wait", afterMs: first + LOST_DEBOUNCE_MS - now };
+        if (memory.missedAt.length < 2) return { do: "look" };
+        return endAction(pod, { ...memory, verdict: LOST }, context);
+      }
+      const late = deadline(pod, now);
+      if (late.passed) return endAction(pod, { ...memory, verdict: DEADLINE }, context);
+      // A create that has to wait, or that failed for now, leaves a pod that says why it is Pending.
+      if (memory.waiting !== undefined || memory.created) {
+        const write = statusAction(pod, undefined, memory, context, false);
+        if (write !== undefined) return write;
+      }
+      return { do: "create" };
+    }
+    case "found": {
+      const { machine } = observed;
+      if (isOlderThan(machine, pod) && memory.confirmedVersion !== machine.version) return { do: "look" };
+      if (isOver(machine)) {
+        const verdict = memory.verdict ?? (endedByDeadline(pod, machine) ? DEADLINE : undefined);
+        return statusAction(pod, machine, { ...memory, verdict }, context, true) ?? { do: "wait" };
+      }
+      const late = deadline(pod, now);
+      if (memory.verdict !== undefined || late.passed) {
+        if (memory.stopDeadline === undefined) return { do: "stop", graceSeconds: pod.spec?.terminationGracePeriodSeconds ?? 30 };
+        if (now >= memory.stopDeadline + STOP_SLACK_MS) return { do: "bury", force: true };
+        return statusAction(pod, machine, memory, context, false) ?? { do: "wait", afterMs: memory.stopDeadline + STOP_SLACK_MS - now };
+      }
+      const write = statusAction(pod, machine, memory, context, false);
+      if (write !== undefined) return write;
+      if (context.version !== undefined && context.version !== memory.appliedVersion && machine.state !== "stopping") {
+        return { do: "update", version: context.version };
+      }
+      return late.afterMs === undefined ? { do: "wait" } : { do: "wait", afterMs: late.afterMs };
+    }
+  }
+}
+
+/** True when the pod's status, written by somebody who saw more, is ahead of this view of the machine. */
+function isOlderThan(machine: Machine, pod: Pod): boolean {
+  const statuses = [...(pod.status?.initContainerStatuses ?? []), ...(pod.status?.containerStatuses ?? [])];
+  return statuses.some((s) => {
+    const seen = machine.containers.find((c) => c.name === s.name);
+    if (seen === undefined) return false;
+    return seen.restart_count < s.restartCount || (seen.id === undefined && s.containerID !== undefined);
+  });
+}
+
+const LOST: Verdict = { reason: "MachineLost", message: "The machine that ran this pod is gone from the backend" };
+/** kubelet: active_deadline.go. */
+const DEADLINE: Verdict = { reason: "DeadlineExceeded", message: "Pod was active on the node longer than the specified deadline" };
+
+function deadline(pod: Pod, now: number): { passed: boolean; afterMs?: number } {
+  const seconds = pod.spec?.activeDeadlineSeconds;
+  const start = pod.status?.startTime;
+  if (seconds === undefined || seconds === null || start === undefined) return { passed: false };
+  const leftMs = Date.parse(start as unknown as string) + seconds * 1000 - now;
+  return leftMs <= 0 ? { passed: true } : { passed: false, afterMs: leftMs };
+}
+
+/** A machine that ended after the deadline was ended because of it; one that finished before it was not. */
+function endedByDeadline(pod: Pod, machine: Machine): boolean {
+  const end = Date.parse(machine.stopped_at ?? machine.deleted_at ?? "");
+  return !Number.isNaN(end) && deadline(pod, end).passed;
+}
+
+function endAction(pod: Pod, memory: PodMemory, context: PlanContext): Action {
+  return statusAction(pod, undefined, memory, context, true) ?? { do: "wait" };
+}
+
+function statusAction(
+  pod: Pod,
+  machine: Machine | undefined,
+  memory: PodMemory,
+  context: PlanContext,
+  ended: boolean,
+): Action | undefined {
+  const next: PodStatus = podStatus({
+    pod,
+    machine,
+    hostIPs: context.hostIPs,
+    now: context.now,
+    ended,
+    verdict: memory.verdict,
+    waiting: memory.waiting,
+  });
+  const patch = statusDiff(pod.status, next);
+  return patch === undefined ? undefined : { do: "status", patch };
+}

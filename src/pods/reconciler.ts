@@ -1,0 +1,443 @@
+/**
+ * The loop around the planner: observe, plan, do one action, observe again, for one pod UID at a time. Level-triggered:
+ * it may be called for any UID at any moment, any number of times, and does only what is still to be done.
+ *
+ * Everything that it does to the world goes through `kube` and `provider`, each effect once per step, so a simulation can
+ * fail, delay or repeat any of them. Losing this object and its memory at any instant loses nothing.
+ */
+import type { Kube } from "../kube/kube.ts";
+import { isKubeApiError } from "../kube/errors.ts";
+import { podPath } from "../kube/paths.ts";
+import type { Pod } from "../kube/wire.ts";
+import { isProviderError, ProviderError } from "../provider/errors.ts";
+import { isOver, type Machine, type MachinePatch, type MachineSpec } from "../provider/machine.ts";
+import type { Provider } from "../provider/provider.ts";
+import type { Logger } from "../telemetry/logger.ts";
+import type { Clock } from "../util/clock.ts";
+import { toError } from "../util/errors.ts";
+import type { MachineCache } from "./machines.ts";
+import { newMemory, plan, type Action, type Desired, type Observed, type PodMemory } from "./planner.ts";
+import { hasRun, isTerminal } from "./status.ts";
+
+/** The pods that the API server wants on this node, by UID. */
+export interface PodSource {
+  readonly synced: boolean;
+  get(uid: string): Pod | undefined;
+}
+
+export interface PodEvent {
+  type: "Normal" | "Warning";
+  reason: string;
+  message: string;
+}
+
+/** What became of turning a pod into a machine's spec. */
+export type Rendered =
+  | { kind: "ready"; spec: MachineSpec; events?: readonly PodEvent[] }
+  /** Something that the pod refers to is missing or could not be read: the containers wait, and it is tried again. */
+  | { kind: "wait"; waiting: ReadonlyMap<string, { reason: string; message: string }>; events: readonly PodEvent[] }
+  /** The pod can never run here. */
+  | { kind: "reject"; reason: string; message: string };
+
+/** Turns pods into machine specs: admission, references, capabilities. */
+export interface Renderer {
+  render(pod: Pod, signal: AbortSignal): Promise<Rendered>;
+  /** Changes whenever render might answer differently for a pod that runs; undefined when not known. */
+  version(pod: Pod): string | undefined;
+  /** What must change on a running machine for it to match; undefined when nothing. */
+  diff(pod: Pod, machine: Machine, signal: AbortSignal): Promise<{ patch: MachinePatch | undefined; events?: readonly PodEvent[] }>;
+}
+
+export interface ReconcilerOptions {
+  kube: Kube;
+  provider: Provider;
+  pods: PodSource;
+  machines: MachineCache;
+  renderer: Renderer;
+  machineId: (podUid: string) => string;
+  /** Labels that mark a machine as this cluster's and this node's. */
+  ownerLabels: Readonly<Record<string, string>>;
+  nodeName: string;
+  hostIPs: () => readonly string[];
+  /** Says something about a pod to its user. Must not block. */
+  event: (pod: Pod, event: PodEvent) => void;
+  /** Orphans of which this process never saw a pod: true when one more may be removed in this sweep. */
+  mayReap: () => boolean;
+  /** Throws when this agent may not act any more (lost leadership). Called before each effect that changes something. */
+  guard?: () => void;
+  /** The decision; a simulation puts a broken one here to see it caught. Default: the planner's. */
+  plan?: typeof plan;
+  clock: Clock;
+  logger: Logger;
+}
+
+export type Outcome = { kind: "settled" } | { kind: "after"; ms: number } | { kind: "retry"; error: Error; afterMs?: number };
+
+/** Actions that one call carries out before it yields to other pods. */
+const MAX_STEPS = 12;
+const CREATE_RETRY_MS = 5_000;
+
+/** A newer copy of a pod than the cache holds, known from a reply. */
+interface Overlay {
+  /** What the cache held when the newer object became known, and versions in between. */
+  olderVersions: Set<string>;
+  pod: Pod;
+}
+
+export class PodReconciler {
+  readonly #o: ReconcilerOptions;
+  readonly #memory = new Map<string, PodMemory>();
+  readonly #overlays = new Map<string, Overlay>();
+  /** Status patches that the API server took but did not keep: repeating them would never end. */
+  readonly #futile = new Map<string, string>();
+  readonly #lastSeen = new Map<string, Pod>();
+  readonly #noticeSeq = new Map<string, number>();
+  readonly #startedAt: number;
+
+  constructor(options: ReconcilerOptions) {
+    this.#o = options;
+    this.#startedAt = options.clock.now();
+  }
+
+  /** UIDs of which this process remembers something. */
+  knownUids(): IterableIterator<string> {
+    return this.#memory.keys();
+  }
+
+  /** The pod object went: by a DELETED event or because a complete list lacks it. A last quorum GET will verify it. */
+  podGone(pod: Pod): void {
+    const uid = pod.metadata!.uid!;
+    this.#lastSeen.set(uid, pod);
+    this.#update(uid, { podSeenGone: true });
+  }
+
+  async reconcile(uid: string, signal: AbortSignal): Promise<Outcome> {
+    for (let step = 0; step < MAX_STEPS; step++) {
+      const desired = this.#desired(uid);
+      const observed = this.#observed(uid);
+      if (desired.kind === "none" && observed.kind === "found" && !this.#remember(uid).podSeenGone) {
+        const since = this.#remember(uid).orphanSince;
+        if (since === undefined) this.#update(uid, { orphanSince: this.#o.clock.now() });
+      }
+      if (desired.kind === "pod" && observed.kind === "found") this.#forwardNotices(desired.pod, observed.machine);
+      const action = (this.#o.plan ?? plan)(desired, observed, this.#remember(uid), {
+        now: this.#o.clock.now(),
+        hostIPs: this.#o.hostIPs(),
+        version: desired.kind === "pod" ? this.#o.renderer.version(desired.pod) : undefined,
+      });
+      if (action.do === "wait") return action.afterMs === undefined ? { kind: "settled" } : { kind: "after", ms: action.afterMs };
+      if (action.do === "forget") {
+        this.#forget(uid);
+        return { kind: "settled" };
+      }
+      const outcome = await this.#act(uid, action, desired, signal);
+      if (outcome !== undefined) return outcome;
+    }
+    return { kind: "after", ms: 0 };
+  }
+
+  // ---------------------------------------------------------------------------------------------------------- observe
+
+  #desired(uid: string): Desired {
+    if (!this.#o.pods.synced) return { kind: "unknown" };
+    const cached = this.#o.pods.get(uid);
+    if (cached === undefined) {
+      this.#overlays.delete(uid);
+      return { kind: "none" };
+    }
+    const overlay = this.#overlays.get(uid);
+    if (overlay !== undefined) {
+      if (overlay.olderVersions.has(cached.metadata!.resourceVersion!)) return { kind: "pod", pod: overlay.pod };
+      this.#overlays.delete(uid);
+    }
+    return { kind: "pod", pod: cached };
+  }
+
+  #observed(uid: string): Observed {
+    return this.#o.machines.observe(this.#o.machineId(uid));
+  }
+
+  #cachedVersion(uid: string): string | undefined {
+    return this.#o.pods.get(uid)?.metadata!.resourceVersion;
+  }
+
+  /**
+   * Uses a newer copy of the pod, from a reply, until the cache has moved on from what it holds now. A cache that moved
+   * while the reply travelled may hold something newer still, so the reply is not used then.
+   */
+  #overlay(uid: string, pod: Pod, cachedBefore: string | undefined): void {
+    const cached = this.#o.pods.get(uid);
+    if (cached === undefined || cached.metadata!.resourceVersion !== cachedBefore) return;
+    if (cached.metadata!.resourceVersion === pod.metadata!.resourceVersion) return;
+    const before = this.#overlays.get(uid);
+    const olderVersions = before?.olderVersions ?? new Set<string>();
+    if (before !== undefined) olderVersions.add(before.pod.metadata!.resourceVersion!);
+    olderVersions.add(cached.metadata!.resourceVersion!);
+    olderVersions.delete(pod.metadata!.resourceVersion!);
+    this.#overlays.set(uid, { olderVersions, pod });
+  }
+
+  // -------------------------------------------------------------------------------------------------------------- act
+
+  /** Undefined means: observe and plan again. */
+  async #act(uid: string, action: Exclude<Action, { do: "wait" | "forget" }>, desired: Desired, signal: AbortSignal): Promise<Outcome | undefined> {
+    try {
+      switch (action.do) {
+        case "look":
+          await this.#look(uid, signal);
+          return undefined;
+        case "create":
+          return await this.#create(uid, podOf(desired), signal);
+        case "stop":
+          await this.#stop(uid, action.graceSeconds, signal);
+          return undefined;
+        case "bury":
+          return await this.#bury(uid, action.force, signal);
+        case "status":
+          return await this.#patchStatus(uid, podOf(desired), action.patch, signal);
+        case "update":
+          return await this.#updateMachine(uid, podOf(desired), action.version, signal);
+        case "finalize":
+          return await this.#finalize(uid, podOf(desired), signal);
+        case "reap":
+          return await this.#reap(uid, signal);
+      }
+    } catch (thrown) {
+      const error = toError(thrown);
+      const retryAfterMs = isProviderError(thrown) || isKubeApiError(thrown) ? thrown.retryAfterMs : undefined;
+      this.#o.logger.debug({ uid, op: action.do, err: error.message }, "Step failed and will be tried again");
+      return { kind: "retry", error, ...(retryAfterMs !== undefined && { afterMs: retryAfterMs }) };
+    }
+  }
+
+  /** Asks the backend directly. "Absent" counts only when the backend itself said so. */
+  async #look(uid: string, signal: AbortSignal): Promise<Machine | undefined> {
+    const id = this.#o.machineId(uid);
+    try {
+      const machine = await this.#o.provider.getPod(id, { signal });
+      this.#o.machines.put(machine);
+      this.#update(uid, { missedAt: [], confirmedVersion: machine.version });
+      return machine;
+    } catch (thrown) {
+      if (!isProviderError(thrown, "not_found")) throw thrown;
+      this.#o.machines.drop(id);
+      this.#update(uid, { missedAt: [...this.#remember(uid).missedAt, this.#o.clock.now()].slice(-2) });
+      return undefined;
+    }
+  }
+
+  async #create(uid: string, pod: Pod, signal: AbortSignal): Promise<Outcome | undefined> {
+    const cachedBefore = this.#cachedVersion(uid);
+    const fresh = await this.#quorumGet(pod, signal);
+    if (fresh === undefined || fresh.metadata!.uid !== uid) return { kind: "after", ms: 1_000 };
+    this.#overlay(uid, fresh, cachedBefore);
+    if (fresh.metadata!.deletionTimestamp !== undefined || isTerminal(fresh) || (hasRun(fresh) && !hasRun(pod))) return undefined;
+    if (fresh.spec?.nodeName !== this.#o.nodeName) return { kind: "settled" };
+
+    const rendered = await this.#o.renderer.render(fresh, signal);
+    if (rendered.kind === "reject") {
+      this.#o.event(fresh, { type: "Warning", reason: rendered.reason, message: rendered.message });
+      this.#update(uid, { verdict: { reason: rendered.reason, message: `Pod was rejected: ${rendered.message}` } });
+      return undefined;
+    }
+    for (const event of rendered.events ?? []) this.#o.event(fresh, event);
+    if (rendered.kind === "wait") {
+      const before = this.#remember(uid).waiting;
+      this.#update(uid, { waiting: rendered.waiting });
+      // The new reason is written first; the planner then asks for the create again, which is this call's next visit.
+      return sameWaiting(before, rendered.waiting) ? { kind: "after", ms: CREATE_RETRY_MS } : undefined;
+    }
+    this.#update(uid, { waiting: undefined, created: true });
+    this.#o.guard?.();
+    try {
+      const machine = await this.#o.provider.createPod(this.#o.machineId(uid), rendered.spec, { signal });
+      this.#o.machines.put(machine);
+      this.#update(uid, { appliedVersion: this.#o.renderer.version(fresh) });
+      return undefined;
+    } catch (thrown) {
+      if (!(thrown instanceof ProviderError)) throw thrown;
+      switch (thrown.code) {
+        case "conflict":
+          // The id is taken by a machine of another spec: ours, made before something it refers to changed.
+          await this.#look(uid, signal);
+          return undefined;
+        case "gone":
+          this.#update(uid, { verdict: { reason: "MachineLost", message: "The machine of this pod was deleted outside of Kubernetes" } });
+          return undefined;
+        case "invalid":
+        case "unsupported":
+          this.#o.event(fresh, { type: "Warning", reason: "FailedCreate", message: thrown.message });
+          this.#update(uid, {
+            verdict: { reason: thrown.code === "invalid" ? "InvalidSpec" : "UnsupportedFeature", message: `Pod was rejected: ${thrown.message}` },
+          });
+          return undefined;
+        default:
+          this.#o.event(fresh, { type: "Warning", reason: "FailedCreate", message: `The backend could not create a machine yet: ${thrown.message}` });
+          throw thrown;
+      }
+    }
+  }
+
+  async #stop(uid: string, graceSeconds: number, signal: AbortSignal): Promise<void> {
+    this.#o.guard?.();
+    try {
+      const machine = await this.#o.provider.stopPod(this.#o.machineId(uid), { graceSeconds, signal });
+      this.#update(uid, { stopDeadline: this.#o.clock.now() + graceSeconds * 1000 });
+      this.#o.machines.put(machine);
+    } catch (thrown) {
+      if (!isProviderError(thrown, "not_found")) throw thrown;
+      this.#o.machines.drop(this.#o.machineId(uid));
+    }
+  }
+
+  /** DELETE, whether the machine exists or not: the tombstone keeps a late create from reviving it. Then make sure. */
+  async #bury(uid: string, force: boolean, signal: AbortSignal): Promise<Outcome | undefined> {
+    this.#o.guard?.();
+    await this.#o.provider.deletePod(this.#o.machineId(uid), { force, signal });
+    const machine = await this.#look(uid, signal);
+    if (machine !== undefined && machine.state !== "deleted") return { kind: "after", ms: 200 };
+    this.#update(uid, { buried: true });
+    return undefined;
+  }
+
+  async #patchStatus(uid: string, pod: Pod, patch: Record<string, unknown>, signal: AbortSignal): Promise<Outcome | undefined> {
+    const text = JSON.stringify(patch);
+    if (this.#futile.get(uid) === text) return { kind: "settled" };
+    this.#o.guard?.();
+    const cachedBefore = this.#cachedVersion(uid);
+    try {
+      const updated = await this.#o.kube.request<Pod>({
+        method: "PATCH",
+        path: podPath(pod.metadata!.namespace!, pod.metadata!.name!, "status"),
+        contentType: "application/merge-patch+json",
+        body: { metadata: { uid, resourceVersion: pod.metadata!.resourceVersion }, status: patch },
+        signal,
+      });
+      this.#overlay(uid, updated, cachedBefore);
+      // A server that drops a field it does not know would be patched for ever.
+      if (updated.metadata!.resourceVersion === pod.metadata!.resourceVersion) this.#futile.set(uid, text);
+      else this.#futile.delete(uid);
+      return undefined;
+    } catch (thrown) {
+      // Gone or recreated: the watch will say so. Anything else is tried again with fresh eyes.
+      if (isKubeApiError(thrown) && thrown.status === 404) return { kind: "after", ms: 1_000 };
+      throw thrown;
+    }
+  }
+
+  async #updateMachine(uid: string, pod: Pod, version: string, signal: AbortSignal): Promise<Outcome | undefined> {
+    const observed = this.#observed(uid);
+    if (observed.kind !== "found") return undefined;
+    const { patch, events } = await this.#o.renderer.diff(pod, observed.machine, signal);
+    for (const event of events ?? []) this.#o.event(pod, event);
+    if (patch !== undefined && this.#o.provider.updatePod !== undefined) {
+      this.#o.guard?.();
+      try {
+        this.#o.machines.put(await this.#o.provider.updatePod(observed.machine.id, patch, { signal }));
+      } catch (thrown) {
+        if (!isProviderError(thrown) || thrown.retryable) throw thrown;
+        this.#o.event(pod, { type: "Warning", reason: "FailedUpdate", message: thrown.message });
+      }
+    }
+    this.#update(uid, { appliedVersion: version });
+    return undefined;
+  }
+
+  async #finalize(uid: string, pod: Pod, signal: AbortSignal): Promise<Outcome | undefined> {
+    this.#o.guard?.();
+    try {
+      await this.#o.kube.request({
+        method: "DELETE",
+        path: podPath(pod.metadata!.namespace!, pod.metadata!.name!),
+        body: { kind: "DeleteOptions", apiVersion: "v1", gracePeriodSeconds: 0, preconditions: { uid } },
+        signal,
+      });
+    } catch (thrown) {
+      // 404: gone already. 409: another pod has the name, so this one is gone too.
+      if (!isKubeApiError(thrown) || (thrown.status !== 404 && thrown.status !== 409)) throw thrown;
+    }
+    this.#update(uid, { finalized: true });
+    return undefined;
+  }
+
+  /** A machine whose pod is gone from the cache: the API server has the last word before anything is destroyed. */
+  async #reap(uid: string, signal: AbortSignal): Promise<Outcome | undefined> {
+    const observed = this.#observed(uid);
+    const memory = this.#remember(uid);
+    const machine = observed.kind === "found" ? observed.machine : undefined;
+    if (machine !== undefined && !Object.entries(this.#o.ownerLabels).every(([k, v]) => machine.labels[k] === v)) return { kind: "settled" };
+    if (!memory.podSeenGone && !this.#o.mayReap()) return { kind: "after", ms: 30_000 };
+    const last = this.#lastSeen.get(uid);
+    const namespace = machine?.labels["vmlet.dev/namespace"] ?? last?.metadata?.namespace;
+    const name = machine?.labels["vmlet.dev/pod"] ?? last?.metadata?.name;
+    if (namespace === undefined || name === undefined) {
+      this.#o.logger.warn({ uid, machine: machine?.id }, "Machine names no pod and is left alone");
+      return { kind: "settled" };
+    }
+    const current = await this.#quorumGet({ metadata: { namespace, name } } as Pod, signal);
+    if (current?.metadata!.uid === uid) {
+      // The cache was wrong; it will catch up.
+      this.#update(uid, { podSeenGone: false, orphanSince: undefined });
+      return { kind: "after", ms: 5_000 };
+    }
+    if (machine !== undefined && !isOver(machine) && memory.stopDeadline === undefined) {
+      this.#o.logger.info({ uid, machine: machine.id, pod: `${namespace}/${name}` }, "Stopping a machine whose pod is gone");
+      await this.#stop(uid, 2, signal);
+      return undefined;
+    }
+    return this.#bury(uid, true, signal);
+  }
+
+  /** A read that no cache may answer. Undefined when there is no pod of this name. */
+  async #quorumGet(pod: Pod, signal: AbortSignal): Promise<Pod | undefined> {
+    try {
+      return await this.#o.kube.request<Pod>({ method: "GET", path: podPath(pod.metadata!.namespace!, pod.metadata!.name!), signal });
+    } catch (thrown) {
+      if (isKubeApiError(thrown) && thrown.status === 404) return undefined;
+      throw thrown;
+    }
+  }
+
+  /** Passes on what the backend has to say about a machine, once per process; what happened before the start is old news. */
+  #forwardNotices(pod: Pod, machine: Machine): void {
+    const uid = pod.metadata!.uid!;
+    const last = this.#noticeSeq.get(uid) ?? -1;
+    for (const notice of machine.notices ?? []) {
+      if (notice.seq <= last) continue;
+      this.#noticeSeq.set(uid, notice.seq);
+      if (Date.parse(notice.at) >= this.#startedAt) this.#o.event(pod, { type: notice.type, reason: notice.reason, message: notice.message });
+    }
+  }
+
+  // ----------------------------------------------------------------------------------------------------------- memory
+
+  #remember(uid: string): PodMemory {
+    let memory = this.#memory.get(uid);
+    if (memory === undefined) this.#memory.set(uid, (memory = newMemory()));
+    return memory;
+  }
+
+  #update(uid: string, change: Partial<PodMemory>): void {
+    this.#memory.set(uid, { ...this.#remember(uid), ...change });
+  }
+
+  #forget(uid: string): void {
+    this.#memory.delete(uid);
+    this.#overlays.delete(uid);
+    this.#futile.delete(uid);
+    this.#lastSeen.delete(uid);
+    this.#noticeSeq.delete(uid);
+    const id = this.#o.machineId(uid);
+    const observed = this.#o.machines.observe(id);
+    if (observed.kind === "found" && observed.machine.state === "deleted") this.#o.machines.forget(id);
+  }
+}
+
+function podOf(desired: Desired): Pod {
+  if (desired.kind !== "pod") throw new Error("planner asked for a pod action without a pod");
+  return desired.pod;
+}
+
+function sameWaiting(a: PodMemory["waiting"], b: NonNullable<PodMemory["waiting"]>): boolean {
+  return a !== undefined && a.size === b.size && [...b].every(([k, v]) => a.get(k)?.reason === v.reason && a.get(k)?.message === v.message);
+}
