@@ -43,22 +43,26 @@ const FORBIDDEN_KEYS: readonly string[] = ["__proto__", "constructor", "prototyp
 
 /** Parses and checks a reply. @throws InvalidReplyError */
 export function parseReply<N extends SchemaName>(name: N, text: string): Schemas[N] {
+  const value = parseJson(text);
+  const found = violation("reply", name, value);
+  if (found !== undefined) throw new InvalidReplyError("schema", `${name}${found.field && `.${found.field}`} ${found.message}`);
+  return value as Schemas[N];
+}
+
+/** JSON that is nested no deeper than 32 and has no field that could reach an object's prototype. @throws InvalidReplyError */
+export function parseJson(text: string): unknown {
   let value: unknown;
   try {
     value = JSON.parse(text);
   } catch (thrown) {
-    throw new InvalidReplyError("json", `the reply is not JSON: ${(thrown as Error).message.slice(0, 200)}`);
+    throw new InvalidReplyError("json", `the body is not JSON: ${(thrown as Error).message.slice(0, 200)}`);
   }
   if (SUSPICIOUS.test(text) || nestingBound(text) > MAX_DEPTH) inspect(value);
-  const found = violation("reply", name, value);
-  if (found !== undefined)
-    throw new InvalidReplyError("schema", `${name}${found.field && `.${found.field}`} ${found.message}`);
-  return value as Schemas[N];
+  return value;
 }
 
 /** Deepest run of brackets that open, brackets inside strings included: an upper bound that costs one pass over the text. */
 function nestingBound(text: string): number {
-  if (!/[[{]\s*(?:"[^"]{0,64}"\s*:\s*)?[[{]/.test(text)) return 1;
   let depth = 0;
   let deepest = 0;
   for (let i = 0; i < text.length; i++) {
@@ -77,13 +81,13 @@ function inspect(root: unknown): void {
   for (let item = stack.pop(); item !== undefined; item = stack.pop()) {
     const { value, depth } = item;
     if (typeof value !== "object" || value === null) continue;
-    if (depth > MAX_DEPTH) throw new InvalidReplyError("depth", `the reply is nested deeper than ${MAX_DEPTH}`);
+    if (depth > MAX_DEPTH) throw new InvalidReplyError("depth", `the body is nested deeper than ${MAX_DEPTH}`);
     if (Array.isArray(value)) {
       for (const child of value) stack.push({ value: child, depth: depth + 1 });
       continue;
     }
     for (const [key, child] of Object.entries(value)) {
-      if (FORBIDDEN_KEYS.includes(key)) throw new InvalidReplyError("keys", `the reply has a field named ${key}`);
+      if (FORBIDDEN_KEYS.includes(key)) throw new InvalidReplyError("keys", `the body has a field named ${key}`);
       stack.push({ value: child, depth: depth + 1 });
     }
   }

@@ -1,6 +1,205 @@
-import type { MachineApiServer, MachineApiServerOptions } from "./options.ts";
+/**
+ * Serves any Provider as the Machine API (providers/http-vm/openapi.yaml): who may call, request ids, limits, the error envelope
+ * and an orderly end are here; routes.ts and streams.ts translate single requests. It keeps no state of its own.
+ */
+import { createHash, timingSafeEqual } from "node:crypto";
+import { chmodSync, existsSync, lstatSync, unlinkSync } from "node:fs";
+import { createServer, type IncomingMessage, type RequestListener, type Server, type ServerResponse } from "node:http";
+import { createServer as createTlsServer } from "node:https";
+import type { AddressInfo } from "node:net";
+import type { Duplex } from "node:stream";
+import { ProviderError } from "../../../src/provider/errors.ts";
+import { systemClock } from "../../../src/util/clock.ts";
+import type { Logger } from "../../../src/telemetry/logger.ts";
+import { asProviderError, renderError, requestIdOf } from "./http.ts";
+import {
+  DEFAULT_SERVER_LIMITS,
+  type ListenAddress,
+  type MachineApiServer,
+  type MachineApiServerOptions,
+  type ServerAuth,
+} from "./options.ts";
+import { dispatch, type RouteContext } from "./routes.ts";
+import { StreamRoutes } from "./streams.ts";
 
-/** Serves any Provider as the Machine API (providers/http-vm/openapi.yaml). */
+/** @see MachineApiServerOptions */
 export function createMachineApiServer(options: MachineApiServerOptions): MachineApiServer {
-  throw new Error(`the Machine API server for ${options.provider.name} is being written`);
+  return new ProviderServer(options);
+}
+
+class ProviderServer implements MachineApiServer {
+  readonly #context: RouteContext;
+  readonly #logger: Logger;
+  readonly #auth: ServerAuth;
+  readonly #scheme: "http" | "https";
+  readonly #server: Server;
+  readonly #streams: StreamRoutes;
+  /** Ends what only waits; then, after the grace, everything. */
+  readonly #closing = new AbortController();
+  readonly #closed = new AbortController();
+  #socketPath: string | undefined;
+
+  constructor(options: MachineApiServerOptions) {
+    const limits = { ...DEFAULT_SERVER_LIMITS, ...options.limits };
+    this.#context = { provider: options.provider, clock: options.clock ?? systemClock, limits };
+    this.#logger = options.logger;
+    this.#auth = options.auth ?? {};
+    this.#scheme = options.tls === undefined ? "http" : "https";
+    this.#streams = new StreamRoutes(this.#context, options.logger);
+    this.#server = listener(options.tls, (request, response) => void this.#serve(request, response));
+    this.#server.maxConnections = limits.connections;
+    this.#server.maxRequestsPerSocket = 0;
+    this.#server.keepAliveTimeout = 60_000;
+    this.#server.on("upgrade", (request, socket, head) => void this.#upgrade(request, socket, head));
+    this.#server.on("clientError", refuseGarbage);
+  }
+
+  async listen(address: ListenAddress): Promise<{ url: string; port: number }> {
+    if ("socketPath" in address) removeStaleSocket(address.socketPath);
+    const { promise, resolve, reject } = Promise.withResolvers<void>();
+    this.#server.once("error", reject);
+    this.#server.listen("socketPath" in address ? { path: address.socketPath } : address, resolve);
+    await promise;
+    this.#server.off("error", reject);
+    if ("socketPath" in address) {
+      // Whoever may write to the socket may run anything.
+      chmodSync(address.socketPath, 0o600);
+      this.#socketPath = address.socketPath;
+      return { url: `unix://${address.socketPath}`, port: 0 };
+    }
+    const { port } = this.#server.address() as AddressInfo;
+    const host = address.host.includes(":") ? `[${address.host}]` : address.host;
+    return { url: `${this.#scheme}://${host}:${port}`, port };
+  }
+
+  async close(options: { graceMs?: number } = {}): Promise<void> {
+    const over = new Promise<void>((resolve) => this.#server.close(() => resolve()));
+    this.#closing.abort(new ProviderError("unavailable", "the backend is closing"));
+    this.#streams.close();
+    this.#server.closeIdleConnections();
+    const cancel = this.#context.clock.after(options.graceMs ?? 5000, () => {
+      this.#closed.abort(new ProviderError("unavailable", "the backend is closing"));
+      this.#streams.terminate();
+      this.#server.closeAllConnections();
+    });
+    await over;
+    cancel();
+    if (this.#socketPath !== undefined && existsSync(this.#socketPath)) unlinkSync(this.#socketPath);
+  }
+
+  async #serve(request: IncomingMessage, response: ServerResponse): Promise<void> {
+    const requestId = requestIdOf(request);
+    response.setHeader("x-request-id", requestId);
+    const hungUp = new AbortController();
+    response.on("close", () => {
+      if (!response.writableFinished) hungUp.abort(new ProviderError("unavailable", "the caller hung up"));
+    });
+    const startedAt = this.#context.clock.monotonic();
+    try {
+      this.#authorize(request);
+      const url = parseUrl(request);
+      const signal = AbortSignal.any([hungUp.signal, this.#closing.signal]);
+      const exchange = { request, response, params: url.searchParams, requestId, signal, workSignal: this.#closed.signal };
+      if (this.#closing.signal.aborted) response.setHeader("connection", "close");
+      await dispatch(this.#context, exchange, url.pathname);
+    } catch (thrown) {
+      this.#fail(request, response, requestId, thrown);
+    }
+    if (!request.complete) request.resume();
+    const durationMs = Math.round(this.#context.clock.monotonic() - startedAt);
+    this.#logger.debug(
+      { requestId, method: request.method, path: request.url?.split("?")[0], status: response.statusCode, durationMs },
+      "request served",
+    );
+  }
+
+  #fail(request: IncomingMessage, response: ServerResponse, requestId: string, thrown: unknown): void {
+    if (!(thrown instanceof ProviderError) && !response.destroyed) {
+      this.#logger.error({ err: thrown, requestId, method: request.method, path: request.url?.split("?")[0] }, "a request failed");
+    }
+    if (response.headersSent) {
+      // A body that breaks off without its last chunk is how HTTP says that it is not whole.
+      response.destroy();
+      return;
+    }
+    const { status, headers, body } = renderError(asProviderError(thrown), requestId);
+    // The rest of a body that was refused is not worth reading.
+    if (!request.complete) headers["connection"] = "close";
+    response.writeHead(status, headers);
+    response.end(body);
+  }
+
+  async #upgrade(request: IncomingMessage, socket: Duplex, head: Buffer): Promise<void> {
+    const requestId = requestIdOf(request);
+    const hungUp = new AbortController();
+    const onClose = () => hungUp.abort(new ProviderError("unavailable", "the caller hung up"));
+    socket.on("close", onClose);
+    socket.on("error", onClose);
+    try {
+      this.#authorize(request);
+      if (this.#closing.signal.aborted) throw this.#closing.signal.reason as Error;
+      const url = parseUrl(request);
+      const signal = AbortSignal.any([hungUp.signal, this.#closed.signal]);
+      await this.#streams.open({ request, socket, head, url, requestId, signal });
+    } catch (thrown) {
+      if (!(thrown instanceof ProviderError)) this.#logger.error({ err: thrown, requestId }, "a stream could not be opened");
+      refuseUpgrade(socket, asProviderError(thrown), requestId);
+    }
+  }
+
+  /** @throws ProviderError unauthorized */
+  #authorize(request: IncomingMessage): void {
+    const accepted = this.#auth.bearerTokens?.();
+    if (accepted === undefined) return;
+    const given = /^Bearer ([\x21-\x7e]+)$/i.exec(request.headers.authorization ?? "")?.[1];
+    if (given !== undefined && isOneOf(given, accepted)) return;
+    throw new ProviderError("unauthorized", given === undefined ? "a bearer token is required" : "the bearer token is not accepted");
+  }
+}
+
+/** Compares digests of equal length with all of `accepted`, so the time tells nothing about a token. */
+function isOneOf(given: string, accepted: readonly string[]): boolean {
+  const digest = sha256(given);
+  let found = false;
+  for (const token of accepted) {
+    if (token !== "" && timingSafeEqual(digest, sha256(token))) found = true;
+  }
+  return found;
+}
+
+function sha256(text: string): Buffer {
+  return createHash("sha256").update(text).digest();
+}
+
+function listener(tls: MachineApiServerOptions["tls"], serve: RequestListener): Server {
+  const http = { headersTimeout: 10_000, requestTimeout: 60_000, maxHeaderSize: 64 * 1024 };
+  if (tls === undefined) return createServer(http, serve);
+  const { cert, key, clientCa } = tls;
+  const mutual = clientCa === undefined ? {} : { ca: clientCa, requestCert: true, rejectUnauthorized: true };
+  return createTlsServer({ ...http, cert, key, minVersion: "TLSv1.2", ...mutual }, serve);
+}
+
+function parseUrl(request: IncomingMessage): URL {
+  try {
+    return new URL(request.url ?? "/", "http://backend");
+  } catch (thrown) {
+    throw new ProviderError("invalid", "the request's target is not a URL", { cause: thrown });
+  }
+}
+
+function refuseUpgrade(socket: Duplex, error: ProviderError, requestId: string): void {
+  if (socket.destroyed || !socket.writable) return;
+  const { status, headers, body } = renderError(error, requestId);
+  const lines = Object.entries({ ...headers, connection: "close" }).map(([name, value]) => `${name}: ${value}\r\n`);
+  socket.end(`HTTP/1.1 ${status} Refused\r\n${lines.join("")}\r\n${body}`);
+}
+
+/** Bytes that are no HTTP still get the envelope, as the document promises for every reply. */
+function refuseGarbage(_error: Error, socket: Duplex): void {
+  refuseUpgrade(socket, new ProviderError("invalid", "the request is not HTTP"), "none");
+}
+
+/** A socket file that a killed server left behind would make listening fail for ever. */
+function removeStaleSocket(path: string): void {
+  if (existsSync(path) && lstatSync(path).isSocket()) unlinkSync(path);
 }

@@ -1,0 +1,112 @@
+/**
+ * What a specification needs from a backend, as capabilities. One function for everybody who has to refuse what cannot run: the
+ * agent before it calls, the server before it passes on, a provider that is called directly.
+ */
+import type { Capability } from "./capabilities.ts";
+import { ProviderError } from "./errors.ts";
+import type { ContainerSpec, MachinePatch, MachineSpec, Volume } from "./machine.ts";
+
+export interface Requirement {
+  capability: Capability;
+  /** The specification's field that asks for it, as a dotted path. */
+  field: string;
+}
+
+/**
+ * Pull policies, resources, host name and DNS need nothing: every pod has them by default, and without them a backend still
+ * runs the right thing. Whoever knows that a user asked for one of them expressly checks that capability itself.
+ */
+export function requiredCapabilities(spec: MachineSpec): Requirement[] {
+  const needs: Requirement[] = [];
+  const need = (capability: Capability, field: string) => {
+    needs.push({ capability, field });
+  };
+
+  if (spec.containers.length > 1) need("multi_container", "containers.1");
+  spec.containers.forEach((container, index) => containerNeeds(container, `containers.${index}`, need));
+  spec.init_containers?.forEach((container, index) => {
+    const field = `init_containers.${index}`;
+    if (container.restart_policy === "always") need("sidecars", `${field}.restart_policy`);
+    else need("init_containers", field);
+    containerNeeds({ ...container, ...(container.restart_policy === "always" ? { restart_policy: undefined } : {}) }, field, need);
+  });
+  spec.ephemeral_containers?.forEach((container, index) => {
+    need("ephemeral_containers", `ephemeral_containers.${index}`);
+    containerNeeds(container, `ephemeral_containers.${index}`, need);
+  });
+  spec.volumes?.forEach((volume, index) => volumeNeeds(volume, `volumes.${index}`, need));
+
+  if (spec.instance_type !== undefined) need("instance_types", "instance_type");
+  if (spec.hosts !== undefined && spec.hosts.length > 0) need("hosts", "hosts");
+  if (spec.registry_auth !== undefined && spec.registry_auth.length > 0) need("registry_auth", "registry_auth");
+  const security = spec.security;
+  if (security?.fs_group !== undefined) need("security_context", "security.fs_group");
+  if (security?.supplemental_groups?.length) need("security_context", "security.supplemental_groups");
+  if (security?.sysctls?.length) need("sysctls", "security.sysctls");
+  if (security?.share_process_namespace === true) need("share_process_namespace", "security.share_process_namespace");
+  return needs;
+}
+
+type Need = (capability: Capability, field: string) => void;
+
+function containerNeeds(container: { [K in keyof ContainerSpec]?: ContainerSpec[K] | undefined }, field: string, need: Need): void {
+  if (container.tty === true) need("tty", `${field}.tty`);
+  if (container.hooks?.post_start !== undefined) need("hooks", `${field}.hooks.post_start`);
+  if (container.hooks?.pre_stop !== undefined) need("hooks", `${field}.hooks.pre_stop`);
+  for (const probe of ["startup", "readiness", "liveness"] as const) {
+    if (container.probes?.[probe] !== undefined) need("probes", `${field}.probes.${probe}`);
+  }
+  if (container.restart_policy !== undefined) need("restart_rules", `${field}.restart_policy`);
+  if (container.restart_rules?.length) need("restart_rules", `${field}.restart_rules`);
+  container.ports?.forEach((port, index) => {
+    if (port.host_port !== undefined) need("host_ports", `${field}.ports.${index}.host_port`);
+  });
+  const security = container.security;
+  if (security === undefined) return;
+  if (security.privileged === true) need("privileged", `${field}.security.privileged`);
+  for (const key of ["user", "group", "seccomp"] as const) {
+    if (security[key] !== undefined && security[key] !== "unconfined") need("security_context", `${field}.security.${key}`);
+  }
+  for (const key of ["run_as_non_root", "read_only_root"] as const) {
+    if (security[key] === true) need("security_context", `${field}.security.${key}`);
+  }
+  if (security.allow_privilege_escalation === false) need("security_context", `${field}.security.allow_privilege_escalation`);
+  for (const key of ["capabilities_add", "capabilities_drop"] as const) {
+    if (security[key]?.length) need("security_context", `${field}.security.${key}`);
+  }
+}
+
+function volumeNeeds(volume: Volume, field: string, need: Need): void {
+  switch (volume.type) {
+    case "empty_dir":
+      need("volumes.empty_dir", field);
+      if (volume.size_bytes !== undefined) need("volumes.empty_dir.size_limit", `${field}.size_bytes`);
+      return;
+    case "files":
+      need("volumes.files", field);
+      return;
+    case "image":
+      need("volumes.image", field);
+      return;
+    case "host_path":
+      need("volumes.host_path", field);
+  }
+}
+
+export function patchCapabilities(patch: MachinePatch): Requirement[] {
+  const needs: Requirement[] = [];
+  if (patch.files !== undefined) needs.push({ capability: "patch_files", field: "files" });
+  if (patch.containers !== undefined) needs.push({ capability: "patch_image", field: "containers" });
+  if (patch.resources !== undefined) needs.push({ capability: "resize", field: "resources" });
+  if (patch.ephemeral_containers !== undefined) needs.push({ capability: "ephemeral_containers", field: "ephemeral_containers" });
+  return needs;
+}
+
+/** @throws ProviderError unsupported, naming the first field whose capability is missing */
+export function assertCapable(needs: readonly Requirement[], capabilities: readonly string[]): void {
+  const missing = needs.find((need) => !capabilities.includes(need.capability));
+  if (missing === undefined) return;
+  throw new ProviderError("unsupported", `the backend lacks the capability ${missing.capability}, which ${missing.field} needs`, {
+    field: missing.field,
+  });
+}
