@@ -199,8 +199,11 @@ export interface ContainerConclusion {
 
 /** Images of one host. Pull policy, back-off and events are the supervisor's. */
 export interface ImageStore {
-  /** The image when it is complete on this host, for use by a container that is about to start. */
-  find(image: string): Promise<PreparedImage | undefined>;
+  /**
+   * The image when it is complete on this host, for use by a container that is about to start. With `auth`, only when the
+   * registry gave it out without credentials or for one of these: an image is not for a machine that could not pull it.
+   */
+  find(image: string, auth?: readonly RegistryAuth[]): Promise<PreparedImage | undefined>;
   /**
    * Fetches what is missing. Concurrent pulls of one image share the work. Credentials are used, never stored.
    * @throws ContainerError with reason ErrImagePull, InvalidImageName, RegistryUnavailable, SignatureValidationFailed or

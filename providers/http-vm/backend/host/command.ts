@@ -1,0 +1,124 @@
+/**
+ * Runs the host's own tools (skopeo, ip, runc...) and says whether they are there. A tool is given arguments as an array,
+ * never through a shell; its output is bounded; it dies with the signal.
+ */
+import { spawn } from "node:child_process";
+import { accessSync, constants, statSync } from "node:fs";
+import { delimiter, isAbsolute, join } from "node:path";
+
+export interface CommandOptions {
+  signal?: AbortSignal;
+  /** Written to standard input, then closed. Absent: no input. */
+  input?: string | Buffer;
+  /** Added to the environment of this process. */
+  env?: Record<string, string>;
+  cwd?: string;
+  /** Passed to the tool as file descriptor 3. */
+  fd3?: number;
+  /** Bytes of standard output that are accepted; more is an error. */
+  maxOutputBytes?: number;
+}
+
+export interface CommandResult {
+  stdout: Buffer;
+  stderr: string;
+}
+
+const MAX_OUTPUT_BYTES = 16 * 1024 * 1024;
+const MAX_ERROR_CHARS = 8192;
+
+/** A tool ended with a code other than 0, by a signal, or could not be started. */
+export class CommandError extends Error {
+  readonly command: string;
+  readonly exitCode: number | undefined;
+  readonly stderr: string;
+
+  constructor(
+    command: string,
+    exitCode: number | undefined,
+    stderr: string,
+    reason: string,
+    options?: { cause?: unknown },
+  ) {
+    super(`${command}: ${stderr.trim() || reason}`, options);
+    this.name = "CommandError";
+    this.command = command;
+    this.exitCode = exitCode;
+    this.stderr = stderr;
+  }
+}
+
+/**
+ * Runs a tool to its end.
+ * @throws CommandError when it fails; the signal's reason when that aborted first.
+ */
+export function run(command: string, args: readonly string[], options: CommandOptions = {}): Promise<CommandResult> {
+  const limit = options.maxOutputBytes ?? MAX_OUTPUT_BYTES;
+  return new Promise((resolve, reject) => {
+    if (options.signal?.aborted) {
+      reject(options.signal.reason as Error);
+      return;
+    }
+    const child = spawn(command, args, {
+      stdio: ["pipe", "pipe", "pipe", options.fd3 ?? "ignore"],
+      ...(options.cwd === undefined ? {} : { cwd: options.cwd }),
+      env: options.env === undefined ? process.env : { ...process.env, ...options.env },
+    });
+    const abort = () => child.kill("SIGKILL");
+    options.signal?.addEventListener("abort", abort, { once: true });
+
+    const chunks: Buffer[] = [];
+    let bytes = 0;
+    let overflow = false;
+    let stderr = "";
+    child.stdout!.on("data", (chunk: Buffer) => {
+      bytes += chunk.length;
+      if (bytes > limit) {
+        overflow = true;
+        child.kill("SIGKILL");
+      } else chunks.push(chunk);
+    });
+    child.stderr!.setEncoding("utf8").on("data", (text: string) => {
+      stderr = (stderr + text).slice(-MAX_ERROR_CHARS);
+    });
+    // A tool that does not read its input closes the pipe: that is no failure of ours, its exit code decides.
+    child.stdin!.on("error", () => child.stdin!.destroy());
+    child.stdin!.end(options.input ?? "");
+
+    child.once("error", (cause) => {
+      options.signal?.removeEventListener("abort", abort);
+      reject(new CommandError(command, undefined, "", cause.message, { cause }));
+    });
+    child.once("close", (code, signal) => {
+      options.signal?.removeEventListener("abort", abort);
+      if (options.signal?.aborted) reject(options.signal.reason as Error);
+      else if (overflow) reject(new CommandError(command, undefined, "", `printed more than ${limit} bytes`));
+      else if (code === 0) resolve({ stdout: Buffer.concat(chunks), stderr });
+      else
+        reject(
+          new CommandError(
+            command,
+            code ?? undefined,
+            stderr,
+            code === null ? `killed by ${signal}` : `exit code ${code}`,
+          ),
+        );
+    });
+  });
+}
+
+/** Absolute path of a tool on the PATH (or of `name` itself when it is a path); undefined when it is not there. */
+export function findTool(
+  name: string,
+  path = `${process.env["PATH"] ?? ""}${delimiter}/usr/sbin${delimiter}/sbin`,
+): string | undefined {
+  const candidates = isAbsolute(name) ? [name] : path.split(delimiter).map((folder) => join(folder || ".", name));
+  return candidates.find((candidate) => {
+    try {
+      accessSync(candidate, constants.X_OK);
+      return statSync(candidate).isFile();
+    } catch {
+      return false;
+    }
+  });
+}

@@ -1,0 +1,480 @@
+/**
+ * The images of this host, for every engine that has images. A folder:
+ *
+ *     blobs/sha256/HEX     layers, configs and manifests as the registry sent them; shared by all images
+ *     images/HEX/          one image, named by its manifest's digest: rootfs/, image.json, and what engines derive from it
+ *     names.json           which names mean which image
+ *     tmp/                 pulls under way; emptied at start
+ *
+ * An image folder appears by one rename when everything in it is complete, so nothing half-made is ever found.
+ */
+import { createHash, randomBytes } from "node:crypto";
+import { existsSync } from "node:fs";
+import { lstat, mkdir, mkdtemp, readdir, readFile, rename, rm, stat, statfs, symlink, utimes } from "node:fs/promises";
+import { join } from "node:path";
+import PQueue from "p-queue";
+import type { RegistryAuth } from "../../../../src/provider/machine.ts";
+import type { Logger } from "../../../../src/telemetry/logger.ts";
+import type { Clock } from "../../../../src/util/clock.ts";
+import { ContainerError, type HostProblem, type ImageConfig, type ImageStore, type PreparedImage } from "../engine.ts";
+import { CommandError, findTool, run } from "../host/command.ts";
+import { readFileIfExists, writeFileAtomic } from "../host/files.ts";
+import { fullName, parseReference, repository, type ImageReference } from "./reference.ts";
+import { Registry, type ResolvedImage } from "./registry.ts";
+
+export interface HostImagesOptions {
+  /** Made when absent. One store belongs to one backend at a time. */
+  dir: string;
+  clock: Clock;
+  logger: Logger;
+  insecureRegistries?: readonly string[];
+  /** Pulls at a time. */
+  parallelPulls?: number;
+  /** Limit on the sum of an image's compressed layers. */
+  maxImageBytes?: number;
+  /** Limit on what an image may take when unpacked. */
+  maxUnpackedBytes?: number;
+  pullTimeoutMs?: number;
+  gc?: Partial<GcOptions>;
+  /** Bytes of the file system that the store is on. */
+  diskUsage?: () => Promise<{ totalBytes: number; freeBytes: number }>;
+}
+
+/** Kubelet's imageGCHighThresholdPercent, imageGCLowThresholdPercent and imageMinimumGCAge. */
+export interface GcOptions {
+  highPercent: number;
+  lowPercent: number;
+  minAgeMs: number;
+}
+
+/** A pull that leaves less than this is stopped: a full disk would hurt every machine of the host. */
+const MIN_FREE_BYTES = 256 * 1024 * 1024;
+const UNPACK_CHECK_MS = 250;
+const HEX = /^[0-9a-f]{64}$/;
+
+interface StoredImage {
+  manifestDigest: string;
+  config: ImageConfig;
+  /** Blobs that the image is made of: manifest, config, layers. */
+  blobs: string[];
+  /** Compressed size, what a registry would say. */
+  sizeBytes: number;
+}
+
+interface NameEntry {
+  /** `repo@sha256:...` of what the name resolved to. */
+  imageId: string;
+  /** Folder in images/. */
+  hex: string;
+  /** Salted hashes of the credentials with which the registry gave it out; `anonymous` when it needs none. */
+  seenBy: string[];
+}
+
+interface SharedPull {
+  promise: Promise<StoredImage>;
+  abort: AbortController;
+  waiters: number;
+}
+
+export class HostImages implements ImageStore {
+  readonly #options: HostImagesOptions;
+  readonly #limits: { maxImageBytes: number; maxUnpackedBytes: number; pullTimeoutMs: number };
+  readonly #gc: GcOptions;
+  readonly #registry: Registry;
+  readonly #queue: PQueue;
+  readonly #pulls = new Map<string, SharedPull>();
+  readonly #salt: Buffer;
+  #names: Record<string, NameEntry>;
+  #retained: ReadonlySet<string> | undefined;
+
+  private constructor(options: HostImagesOptions, names: Record<string, NameEntry>, salt: Buffer) {
+    this.#options = options;
+    this.#names = names;
+    this.#salt = salt;
+    this.#limits = {
+      maxImageBytes: options.maxImageBytes ?? 20 * 1024 ** 3,
+      maxUnpackedBytes: options.maxUnpackedBytes ?? 50 * 1024 ** 3,
+      pullTimeoutMs: options.pullTimeoutMs ?? 30 * 60_000,
+    };
+    this.#gc = { highPercent: 85, lowPercent: 80, minAgeMs: 120_000, ...options.gc };
+    this.#queue = new PQueue({ concurrency: options.parallelPulls ?? 2 });
+    this.#registry = new Registry({
+      insecureRegistries: options.insecureRegistries ?? [],
+      platform: { os: "linux", architecture: ociArchitecture(process.arch) },
+      tmpDir: join(options.dir, "tmp"),
+    });
+  }
+
+  /** Opens the store, removes what an earlier process left unfinished. */
+  static async open(options: HostImagesOptions): Promise<HostImages> {
+    const { dir } = options;
+    await rm(join(dir, "tmp"), { recursive: true, force: true });
+    for (const folder of ["tmp", "images", "blobs/sha256"])
+      await mkdir(join(dir, folder), { recursive: true, mode: 0o700 });
+    const saltFile = join(dir, "salt");
+    if (!existsSync(saltFile)) await writeFileAtomic(saltFile, randomBytes(32), 0o600);
+    const text = await readFileIfExists(join(dir, "names.json"));
+    const names = text === undefined ? {} : (JSON.parse(text) as Record<string, NameEntry>);
+    return new HostImages(options, names, await readFile(saltFile));
+  }
+
+  /** What the host lacks for images. */
+  static check(): HostProblem[] {
+    return ["skopeo", "umoci"]
+      .filter((tool) => findTool(tool) === undefined)
+      .map((tool) => ({
+        fatal: true,
+        problem: `${tool} is not on the PATH`,
+        cure: `install the package ${tool} (Debian: apt-get install ${tool})`,
+      }));
+  }
+
+  async find(image: string, auth?: readonly RegistryAuth[]): Promise<PreparedImage | undefined> {
+    const reference = parseReference(image);
+    const entry = this.#lookUp(reference);
+    if (entry === undefined || (auth !== undefined && !this.#mayUse(entry, auth))) return undefined;
+    const stored = await this.#stored(entry.hex);
+    if (stored === undefined) return undefined;
+    return this.#prepared(reference, entry, stored);
+  }
+
+  async pull(
+    image: string,
+    options: { auth: readonly RegistryAuth[]; signal: AbortSignal },
+  ): Promise<PreparedImage & { sizeBytes: number }> {
+    const reference = parseReference(image);
+    const timeout = AbortSignal.timeout(this.#limits.pullTimeoutMs);
+    const signal = AbortSignal.any([options.signal, timeout]);
+    try {
+      const resolved = await this.#registry.resolve(image, reference, options.auth, signal);
+      const stored =
+        (await this.#stored(hexOf(resolved.manifestDigest))) ??
+        (await this.#pullShared(image, reference, resolved, signal));
+      const entry = await this.#remember(reference, resolved);
+      await this.collect();
+      return { ...(await this.#prepared(reference, entry, stored)), sizeBytes: stored.sizeBytes };
+    } catch (cause) {
+      if (timeout.aborted && !options.signal.aborted)
+        throw new ContainerError(
+          "ErrImagePull",
+          `${image}: the pull took longer than ${this.#limits.pullTimeoutMs / 1000} s`,
+          { cause },
+        );
+      throw cause;
+    }
+  }
+
+  retain(imageIds: ReadonlySet<string>): void {
+    this.#retained = imageIds;
+  }
+
+  /**
+   * Frees disk as the kubelet does: above the high threshold, images that no machine needs go, least recently used
+   * first, until the low threshold is reached. Nothing is removed before `retain` has said what is needed.
+   * @returns the folders of images/ that were removed
+   */
+  async collect(): Promise<string[]> {
+    const retained = this.#retained;
+    if (retained === undefined || (await this.#usedPercent()) < this.#gc.highPercent) return [];
+    const needed = new Set(
+      Object.values(this.#names)
+        .filter((entry) => retained.has(entry.imageId))
+        .map((entry) => entry.hex),
+    );
+    const now = this.#options.clock.now();
+    const candidates: { hex: string; usedAt: number }[] = [];
+    for (const hex of await this.#imageFolders()) {
+      const usedAt = (await stat(join(this.#imageDir(hex), "image.json"))).mtimeMs;
+      if (!needed.has(hex) && now - usedAt >= this.#gc.minAgeMs) candidates.push({ hex, usedAt });
+    }
+    const removed: string[] = [];
+    for (const { hex } of candidates.toSorted((a, b) => a.usedAt - b.usedAt)) {
+      if ((await this.#usedPercent()) < this.#gc.lowPercent) break;
+      await this.#remove(hex);
+      removed.push(hex);
+    }
+    if (removed.length > 0) this.#options.logger.info({ images: removed.length }, "images removed to free disk");
+    return removed;
+  }
+
+  #lookUp(reference: ImageReference): NameEntry | undefined {
+    const byName = this.#names[fullName(reference)];
+    if (byName !== undefined || reference.digest === undefined) return byName;
+    const imageId = `${repository(reference)}@${reference.digest}`;
+    return Object.values(this.#names).find((entry) => entry.imageId === imageId);
+  }
+
+  async #prepared(reference: ImageReference, entry: NameEntry, stored: StoredImage): Promise<PreparedImage> {
+    const now = this.#options.clock.now() / 1000;
+    await utimes(join(this.#imageDir(entry.hex), "image.json"), now, now);
+    return {
+      imageId: entry.imageId,
+      image: fullName(reference),
+      config: stored.config,
+      location: join(this.#imageDir(entry.hex), "rootfs"),
+    };
+  }
+
+  /** An image that a registry gave out for a credential is not for machines that cannot show one. */
+  #mayUse(entry: NameEntry, auth: readonly RegistryAuth[]): boolean {
+    return (
+      entry.seenBy.includes("anonymous") ||
+      auth.some((credential) => entry.seenBy.includes(this.#fingerprint(credential)))
+    );
+  }
+
+  #fingerprint(credential: RegistryAuth | undefined): string {
+    if (credential === undefined) return "anonymous";
+    const { username, password, identity_token } = credential;
+    return createHash("sha256")
+      .update(this.#salt)
+      .update(JSON.stringify([username ?? "", password ?? "", identity_token ?? ""]))
+      .digest("hex");
+  }
+
+  async #remember(reference: ImageReference, resolved: ResolvedImage): Promise<NameEntry> {
+    const imageId = `${repository(reference)}@${resolved.digest}`;
+    const before = this.#names[fullName(reference)];
+    const seenBy = new Set(before?.imageId === imageId ? before.seenBy : []);
+    seenBy.add(this.#fingerprint(resolved.credential));
+    const entry: NameEntry = { imageId, hex: hexOf(resolved.manifestDigest), seenBy: [...seenBy] };
+    if (JSON.stringify(before) !== JSON.stringify(entry)) {
+      this.#names[fullName(reference)] = entry;
+      await this.#saveNames();
+    }
+    return entry;
+  }
+
+  /** One download per manifest, however many wait for it; it is given up when the last of them is. */
+  async #pullShared(
+    image: string,
+    reference: ImageReference,
+    resolved: ResolvedImage,
+    signal: AbortSignal,
+  ): Promise<StoredImage> {
+    const key = resolved.manifestDigest;
+    let pull = this.#pulls.get(key);
+    if (pull === undefined || pull.abort.signal.aborted) {
+      const abort = new AbortController();
+      const promise = this.#queue
+        .add(() => this.#download(image, reference, resolved, abort.signal))
+        .finally(() => {
+          if (this.#pulls.get(key)?.promise === promise) this.#pulls.delete(key);
+        });
+      promise.catch(() => undefined); // each waiter sees the failure; there may be none left
+      pull = { promise, abort, waiters: 0 };
+      this.#pulls.set(key, pull);
+    }
+    pull.waiters++;
+    const given = pull;
+    const { promise: aborted, reject } = Promise.withResolvers<never>();
+    const onAbort = () => reject(signal.reason as Error);
+    signal.addEventListener("abort", onAbort, { once: true });
+    try {
+      return await Promise.race([given.promise, aborted]);
+    } finally {
+      signal.removeEventListener("abort", onAbort);
+      given.waiters--;
+      if (given.waiters === 0) given.abort.abort();
+    }
+  }
+
+  async #download(
+    image: string,
+    reference: ImageReference,
+    resolved: ResolvedImage,
+    signal: AbortSignal,
+  ): Promise<StoredImage> {
+    signal.throwIfAborted();
+    const sizeBytes = resolved.layers.reduce((sum, layer) => sum + layer.size, 0);
+    if (sizeBytes > this.#limits.maxImageBytes)
+      throw new ContainerError(
+        "ErrImagePull",
+        `${image}: its layers have ${sizeBytes} bytes, more than the ${this.#limits.maxImageBytes} that this host accepts`,
+      );
+
+    const work = await mkdtemp(join(this.#options.dir, "tmp", "pull-"));
+    try {
+      const layout = join(work, "layout");
+      await mkdir(layout);
+      // skopeo and umoci both look for blobs in the layout: through this link all layouts share them.
+      await symlink(join(this.#options.dir, "blobs"), join(layout, "blobs"));
+      await this.#registry.copy(image, reference, resolved, layout, signal);
+      const stored = await this.#describe(image, layout, resolved, sizeBytes);
+      await mkdir(join(work, "image"));
+      await this.#unpack(image, layout, join(work, "image", "rootfs"), stored, signal);
+      await writeFileAtomic(join(work, "image", "image.json"), JSON.stringify(stored));
+      await rename(join(work, "image"), this.#imageDir(hexOf(resolved.manifestDigest)));
+      return stored;
+    } finally {
+      await rm(work, { recursive: true, force: true });
+    }
+  }
+
+  /** Reads what skopeo wrote: its manifest can differ from the registry's (schema conversion, recompression). */
+  async #describe(image: string, layout: string, resolved: ResolvedImage, sizeBytes: number): Promise<StoredImage> {
+    const index = JSON.parse(await readFile(join(layout, "index.json"), "utf8")) as { manifests: { digest: string }[] };
+    const manifestDigest = index.manifests[0]!.digest;
+    const manifest = JSON.parse(await readFile(this.#blob(manifestDigest), "utf8")) as {
+      config: { digest: string };
+      layers: { digest: string }[];
+    };
+    let document: unknown;
+    try {
+      document = JSON.parse(await readFile(this.#blob(manifest.config.digest), "utf8"));
+    } catch (cause) {
+      throw new ContainerError("ImageInspectError", `${image}: its configuration cannot be read`, { cause });
+    }
+    return {
+      manifestDigest: resolved.manifestDigest,
+      config: imageConfig(document),
+      blobs: [manifestDigest, manifest.config.digest, ...manifest.layers.map((layer) => layer.digest)],
+      sizeBytes,
+    };
+  }
+
+  async #unpack(
+    image: string,
+    layout: string,
+    rootfs: string,
+    stored: StoredImage,
+    signal: AbortSignal,
+  ): Promise<void> {
+    const guard = new AbortController();
+    const watched = this.#watchUnpack(image, rootfs, guard);
+    try {
+      await run(findTool("umoci") ?? "umoci", ["raw", "unpack", "--image", `${layout}:image`, rootfs], {
+        signal: AbortSignal.any([signal, guard.signal]),
+      });
+    } catch (cause) {
+      if (signal.aborted) throw signal.reason;
+      if (guard.signal.aborted) throw guard.signal.reason;
+      // Layers on this disk that no longer match their digest would fail every later pull as well: fetch them anew.
+      for (const digest of stored.blobs) await rm(this.#blob(digest), { force: true });
+      const text = cause instanceof CommandError ? umociMessage(cause.stderr) : String(cause);
+      throw new ContainerError("ErrImagePull", `${image}: failed to unpack: ${text}`, { cause });
+    } finally {
+      guard.abort();
+      await watched;
+    }
+  }
+
+  /** Aborts `guard` when the image grows beyond its limit or the disk runs full: a small layer can unpack to a huge one. */
+  async #watchUnpack(image: string, rootfs: string, guard: AbortController): Promise<void> {
+    const { clock } = this.#options;
+    const before = (await this.#diskUsage()).freeBytes;
+    for (;;) {
+      try {
+        await clock.sleep(UNPACK_CHECK_MS, guard.signal);
+      } catch {
+        return;
+      }
+      const { freeBytes } = await this.#diskUsage();
+      if (freeBytes < MIN_FREE_BYTES)
+        guard.abort(new ContainerError("ErrImagePull", `${image}: no space left on this host's image disk`));
+      // Others write to this disk as well: free space is only the cheap hint, the tree is measured when it says so.
+      else if (
+        before - freeBytes > this.#limits.maxUnpackedBytes &&
+        (await treeBytes(rootfs)) > this.#limits.maxUnpackedBytes
+      )
+        guard.abort(
+          new ContainerError(
+            "ErrImagePull",
+            `${image}: unpacks to more than the ${this.#limits.maxUnpackedBytes} bytes that this host accepts`,
+          ),
+        );
+    }
+  }
+
+  async #stored(hex: string): Promise<StoredImage | undefined> {
+    const text = await readFileIfExists(join(this.#imageDir(hex), "image.json"));
+    return text === undefined ? undefined : (JSON.parse(text) as StoredImage);
+  }
+
+  async #remove(hex: string): Promise<void> {
+    const doomed = join(this.#options.dir, "tmp", `gone-${hex}-${randomBytes(4).toString("hex")}`);
+    await rename(this.#imageDir(hex), doomed);
+    this.#names = Object.fromEntries(Object.entries(this.#names).filter(([, entry]) => entry.hex !== hex));
+    await this.#saveNames();
+    await rm(doomed, { recursive: true, force: true });
+    // A pull under way may count on a blob that no complete image has yet.
+    if (this.#pulls.size > 0) return;
+    const used = new Set<string>();
+    for (const folder of await this.#imageFolders())
+      for (const digest of (await this.#stored(folder))?.blobs ?? []) used.add(digest);
+    for (const blob of await readdir(join(this.#options.dir, "blobs/sha256")))
+      if (!used.has(`sha256:${blob}`)) await rm(join(this.#options.dir, "blobs/sha256", blob), { force: true });
+  }
+
+  async #imageFolders(): Promise<string[]> {
+    return (await readdir(join(this.#options.dir, "images"))).filter((name) => HEX.test(name));
+  }
+
+  async #usedPercent(): Promise<number> {
+    const { totalBytes, freeBytes } = await this.#diskUsage();
+    return totalBytes === 0 ? 0 : (100 * (totalBytes - freeBytes)) / totalBytes;
+  }
+
+  async #diskUsage(): Promise<{ totalBytes: number; freeBytes: number }> {
+    if (this.#options.diskUsage !== undefined) return await this.#options.diskUsage();
+    const fs = await statfs(this.#options.dir);
+    return { totalBytes: fs.blocks * fs.bsize, freeBytes: fs.bavail * fs.bsize };
+  }
+
+  #saveNames(): Promise<void> {
+    return writeFileAtomic(join(this.#options.dir, "names.json"), JSON.stringify(this.#names), 0o600);
+  }
+
+  #imageDir(hex: string): string {
+    return join(this.#options.dir, "images", hex);
+  }
+
+  #blob(digest: string): string {
+    return join(this.#options.dir, "blobs/sha256", hexOf(digest));
+  }
+}
+
+/** The part of an OCI image configuration that decides how a container runs; wrong types count as absent. */
+export function imageConfig(document: unknown): ImageConfig {
+  const raw = ((document as Record<string, unknown> | null)?.["config"] ?? {}) as Record<string, unknown>;
+  const text = (value: unknown) => (typeof value === "string" && value !== "" ? value : undefined);
+  const list = (value: unknown) =>
+    Array.isArray(value) && value.every((item) => typeof item === "string") ? (value as string[]) : undefined;
+  const found = {
+    entrypoint: list(raw["Entrypoint"]),
+    cmd: list(raw["Cmd"]),
+    env: list(raw["Env"]),
+    user: text(raw["User"]),
+    workingDir: text(raw["WorkingDir"]),
+    stopSignal: text(raw["StopSignal"]),
+  };
+  return Object.fromEntries(Object.entries(found).filter(([, value]) => value !== undefined));
+}
+
+/** Go's name for a processor, which OCI uses. */
+export function ociArchitecture(nodeArch: string): string {
+  return { x64: "amd64", ia32: "386" }[nodeArch] ?? nodeArch;
+}
+
+function hexOf(digest: string): string {
+  return digest.slice("sha256:".length);
+}
+
+function umociMessage(stderr: string): string {
+  return stderr
+    .replace(/\s*⨯\s*/g, "")
+    .trim()
+    .split("\n")
+    .at(-1)!
+    .trim();
+}
+
+async function treeBytes(folder: string): Promise<number> {
+  let sum = 0;
+  for (const entry of await readdir(folder, { withFileTypes: true, recursive: true }).catch(() => [])) {
+    if (!entry.isFile()) continue;
+    const info = await lstat(join(entry.parentPath, entry.name)).catch(() => undefined);
+    sum += (info?.blocks ?? 0) * 512;
+  }
+  return sum;
+}
