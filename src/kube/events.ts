@@ -1,0 +1,318 @@
+/**
+ * Events, without ever holding up whoever reports them: `event` only queues. What is sent is thinned out as client-go's
+ * correlator does it: repeated events raise a count, many similar ones become one, an object that goes on and on is cut
+ * off. Events are a service to people; losing some is better than delaying a pod.
+ */
+import { Backoff } from "../queue/backoff.ts";
+import { TokenBucket } from "../queue/rate-limit.ts";
+import type { Logger } from "../telemetry/logger.ts";
+import { rfc3339, type Clock } from "../util/clock.ts";
+import { toError } from "../util/errors.ts";
+import { isKubeApiError, isNamespaceTerminating, isNotFound } from "./errors.ts";
+import type { Kube } from "./kube.ts";
+import { mergePatch } from "./patch.ts";
+import { eventsPath } from "./paths.ts";
+import type { KubeObject } from "./wire.ts";
+
+export type EventType = "Normal" | "Warning";
+
+/** The object that an event is about, as `involvedObject`. */
+export interface ObjectReference {
+  readonly apiVersion: string;
+  readonly kind: string;
+  /** Absent for objects of the cluster; their events are kept in `default`. */
+  readonly namespace?: string;
+  readonly name: string;
+  readonly uid?: string;
+  readonly resourceVersion?: string;
+  /** For example `spec.containers{app}`. */
+  readonly fieldPath?: string;
+}
+
+export interface EventRecorderOptions {
+  kube: Kube;
+  clock: Clock;
+  logger: Logger;
+  random?: () => number;
+  /** `source.component`: "kubelet", which is what tools look for. */
+  component: string;
+  /** `source.host`: the node's name. */
+  host: string;
+  limits?: {
+    /** Events that wait at most; more are dropped. Default 1000. */
+    queue?: number;
+    /** Default 50/s, bursts of 100. */
+    perSecond?: number;
+    burst?: number;
+  };
+  onDropped?: (reason: DropReason) => void;
+}
+
+export type DropReason = "queue_full" | "spam" | "rejected" | "unreachable";
+
+interface PendingEvent {
+  reference: ObjectReference;
+  type: EventType;
+  reason: string;
+  message: string;
+  at: number;
+}
+
+interface Sent {
+  name: string;
+  namespace: string;
+  count: number;
+}
+
+// client-go's numbers (tools/record/events_cache.go).
+const SIMILAR_LIMIT = 10;
+const SIMILAR_WINDOW_MS = 600_000;
+const SPAM_BURST = 25;
+const SPAM_PER_SECOND = 1 / 300;
+const CACHE_SIZE = 4096;
+const ATTEMPTS = 12;
+
+export class EventRecorder {
+  readonly #options: EventRecorderOptions;
+  readonly #queueLimit: number;
+  readonly #bucket: TokenBucket;
+  readonly #queue: PendingEvent[] = [];
+  #sending = false;
+  #wakeRun: (() => void) | undefined;
+  readonly #idleWaiters = new Set<() => void>();
+
+  readonly #similar = new LruMap<string, { messages: Set<string>; lastAt: number }>(CACHE_SIZE);
+  readonly #sent = new LruMap<string, Sent>(CACHE_SIZE);
+  readonly #spam = new LruMap<string, TokenBucket>(CACHE_SIZE);
+  #serial = 0;
+
+  constructor(options: EventRecorderOptions) {
+    this.#options = options;
+    const { queue = 1000, perSecond = 50, burst = 100 } = options.limits ?? {};
+    this.#queueLimit = queue;
+    this.#bucket = new TokenBucket({ perSecond, burst, clock: options.clock });
+  }
+
+  /** Queues an event; returns at once and never throws. */
+  event(about: ObjectReference | KubeObject, type: EventType, reason: string, message: string): void {
+    if (this.#queue.length >= this.#queueLimit) {
+      this.#options.onDropped?.("queue_full");
+      return;
+    }
+    this.#queue.push({ reference: referenceTo(about), type, reason, message, at: this.#options.clock.now() });
+    this.#wakeRun?.();
+  }
+
+  /** Events that wait to be sent. */
+  get depth(): number {
+    return this.#queue.length;
+  }
+
+  /** Sends what is queued, for ever. Resolves when `signal` aborts; what is left is not sent. */
+  async run(signal: AbortSignal): Promise<void> {
+    while (!signal.aborted) {
+      const next = this.#queue.shift();
+      if (!next) {
+        for (const wake of this.#idleWaiters) wake();
+        this.#idleWaiters.clear();
+        await this.#untilWoken(signal);
+        continue;
+      }
+      this.#sending = true;
+      try {
+        await this.#send(next, signal);
+      } catch (error) {
+        if (!signal.aborted) this.#options.logger.error({ err: toError(error) }, "Sending an event failed");
+      } finally {
+        this.#sending = false;
+      }
+    }
+  }
+
+  /** Resolves when everything queued so far and since was sent or dropped; `run` must be running. @throws the signal's reason */
+  async flush(signal: AbortSignal): Promise<void> {
+    signal.throwIfAborted();
+    if (this.#queue.length === 0 && !this.#sending) return;
+    await new Promise<void>((resolve, reject) => {
+      const onAbort = () => {
+        this.#idleWaiters.delete(onIdle);
+        reject(signal.reason as Error);
+      };
+      const onIdle = () => {
+        signal.removeEventListener("abort", onAbort);
+        resolve();
+      };
+      this.#idleWaiters.add(onIdle);
+      signal.addEventListener("abort", onAbort, { once: true });
+    });
+  }
+
+  #untilWoken(signal: AbortSignal): Promise<void> {
+    return new Promise((resolve) => {
+      const wake = () => {
+        signal.removeEventListener("abort", wake);
+        this.#wakeRun = undefined;
+        resolve();
+      };
+      this.#wakeRun = wake;
+      signal.addEventListener("abort", wake, { once: true });
+    });
+  }
+
+  async #send(event: PendingEvent, signal: AbortSignal): Promise<void> {
+    const { clock, onDropped, logger } = this.#options;
+    const { key, message } = this.#aggregate(event);
+    if (!this.#mayGoOn(event.reference)) {
+      onDropped?.("spam");
+      return;
+    }
+    const backoff = new Backoff({
+      initialMs: 500,
+      maxMs: 10_000,
+      clock,
+      random: this.#options.random ?? (() => 0.5),
+      jitter: "up",
+    });
+    for (let attempt = 1; ; attempt++) {
+      await this.#bucket.take(signal);
+      try {
+        await this.#write(event, key, message, signal);
+        return;
+      } catch (error) {
+        if (signal.aborted) throw error;
+        const mayHeal = isKubeApiError(error) && (error.status === 0 || error.status === 429 || error.status >= 500);
+        if (!mayHeal || attempt === ATTEMPTS) {
+          onDropped?.(mayHeal ? "unreachable" : "rejected");
+          // A terminating namespace takes no events: expected at every deletion of a namespace.
+          const level = isNamespaceTerminating(error) ? "debug" : "warn";
+          logger[level]({ err: toError(error), reason: event.reason, about: event.reference.name }, "Dropped an event");
+          return;
+        }
+        await clock.sleep(Math.max(backoff.next(), error.retryAfterMs ?? 0), signal);
+      }
+    }
+  }
+
+  /** Counts up the event that was sent before under `key`, or creates a new one. */
+  async #write(event: PendingEvent, key: string, message: string, signal: AbortSignal): Promise<void> {
+    const { kube } = this.#options;
+    const sent = this.#sent.get(key);
+    if (sent) {
+      try {
+        await kube.request({
+          ...mergePatch(`${eventsPath(sent.namespace)}/${encodeURIComponent(sent.name)}`, {
+            count: sent.count + 1,
+            lastTimestamp: rfc3339(event.at),
+            message,
+          }),
+          signal,
+        });
+        sent.count++;
+        return;
+      } catch (error) {
+        // Events live for an hour; this one is over, so begin a new one.
+        if (!isNotFound(error)) throw error;
+        this.#sent.delete(key);
+      }
+    }
+    const body = this.#build(event, message);
+    const { name, namespace } = body.metadata;
+    await kube.request({ method: "POST", path: eventsPath(namespace), body, signal });
+    this.#sent.set(key, { name, namespace, count: 1 });
+  }
+
+  #build({ reference, type, reason, at }: PendingEvent, message: string) {
+    const { component, host } = this.#options;
+    const namespace = reference.namespace || "default";
+    // client-go: object name and the time in hexadecimal nanoseconds; the serial stands for the nanoseconds.
+    const unique = (BigInt(at) * 1_000_000n + BigInt(this.#serial++ % 1_000_000)).toString(16);
+    const time = rfc3339(at);
+    return {
+      apiVersion: "v1",
+      kind: "Event",
+      metadata: { name: `${reference.name}.${unique}`, namespace },
+      involvedObject: reference,
+      type,
+      reason,
+      message,
+      source: { component, host },
+      firstTimestamp: time,
+      lastTimestamp: time,
+      count: 1,
+      reportingComponent: component,
+      reportingInstance: host,
+    };
+  }
+
+  /** From the tenth differing message on, events of one object, type and reason share one key and say so. */
+  #aggregate({ reference, type, reason, message, at }: PendingEvent): { key: string; message: string } {
+    const group = JSON.stringify([objectKey(reference), type, reason]);
+    let similar = this.#similar.get(group);
+    if (!similar || at - similar.lastAt > SIMILAR_WINDOW_MS) {
+      similar = { messages: new Set(), lastAt: at };
+      this.#similar.set(group, similar);
+    }
+    similar.lastAt = at;
+    similar.messages.add(message);
+    if (similar.messages.size < SIMILAR_LIMIT) return { key: JSON.stringify([group, message]), message };
+    // Bounds the set, and lets the group fall below the limit again when messages stop differing.
+    const [oldest] = similar.messages;
+    similar.messages.delete(oldest!);
+    return { key: group, message: `(combined from similar events): ${message}` };
+  }
+
+  #mayGoOn(reference: ObjectReference): boolean {
+    const key = objectKey(reference);
+    let bucket = this.#spam.get(key);
+    if (!bucket) {
+      bucket = new TokenBucket({ perSecond: SPAM_PER_SECOND, burst: SPAM_BURST, clock: this.#options.clock });
+      this.#spam.set(key, bucket);
+    }
+    return bucket.tryTake();
+  }
+}
+
+function objectKey(r: ObjectReference): string {
+  return JSON.stringify([r.kind, r.namespace, r.name, r.uid, r.apiVersion, r.fieldPath]);
+}
+
+function referenceTo(about: ObjectReference | KubeObject): ObjectReference {
+  if ("name" in about) return about;
+  const { apiVersion, kind, metadata } = about as KubeObject;
+  return {
+    apiVersion: apiVersion ?? "v1",
+    kind: kind ?? "",
+    name: metadata?.name ?? "",
+    ...(metadata?.namespace !== undefined && { namespace: metadata.namespace }),
+    ...(metadata?.uid !== undefined && { uid: metadata.uid }),
+    ...(metadata?.resourceVersion !== undefined && { resourceVersion: metadata.resourceVersion }),
+  };
+}
+
+/** A Map that forgets what was used longest ago. */
+class LruMap<K, V> {
+  readonly #entries = new Map<K, V>();
+  readonly #limit: number;
+
+  constructor(limit: number) {
+    this.#limit = limit;
+  }
+
+  get(key: K): V | undefined {
+    const value = this.#entries.get(key);
+    if (value === undefined) return undefined;
+    this.#entries.delete(key);
+    this.#entries.set(key, value);
+    return value;
+  }
+
+  set(key: K, value: V): void {
+    this.#entries.delete(key);
+    this.#entries.set(key, value);
+    if (this.#entries.size > this.#limit) this.#entries.delete(this.#entries.keys().next().value!);
+  }
+
+  delete(key: K): void {
+    this.#entries.delete(key);
+  }
+}

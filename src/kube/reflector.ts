@@ -1,0 +1,291 @@
+/**
+ * Keeps a store equal to a collection of the API server: list, then watch for ever. The contract and the numbers are
+ * client-go's. What is not obvious:
+ *
+ * - Lists are quorum reads (no resourceVersion): a list from a lagging cache could go back in time.
+ * - resourceVersions are opaque; they are kept and sent back, never compared.
+ * - Only "expired" leads to a new list. Every other fault resumes the watch where it was, so an API server that
+ *   restarts is not met by a storm of lists.
+ * - A watch that says nothing, not even a bookmark (about one a minute), is taken for dead.
+ */
+import { Backoff } from "../queue/backoff.ts";
+import type { Logger } from "../telemetry/logger.ts";
+import type { Clock } from "../util/clock.ts";
+import { toError } from "../util/errors.ts";
+import type { Random } from "../util/random.ts";
+import { KubeApiError, isGone, isKubeApiError, isTooLargeResourceVersion } from "./errors.ts";
+import type { Kube, KubeRequest, WatchEvent } from "./kube.ts";
+import type { Store } from "./store.ts";
+import type { KubeObject } from "./wire.ts";
+
+export type RelistReason = "expired" | "too_large_resource_version" | "invalid_resource_version";
+
+export interface ReflectorOptions<T extends KubeObject> {
+  kube: Kube;
+  /** The collection: see `paths.ts`. */
+  path: string;
+  query?: { fieldSelector?: string; labelSelector?: string };
+  store: Store<T>;
+  clock: Clock;
+  random: Random;
+  logger: Logger;
+  /** Objects that this refuses are skipped and counted: a server that sends another node's pods is not believed. */
+  accept?: (object: T) => boolean;
+  onError?: (error: Error) => void;
+  /** Reconnect after this long without any event. Default 180 s. */
+  inactivityMs?: number;
+  /** Default 500. */
+  pageSize?: number;
+}
+
+/** What has happened so far, for metrics. */
+export interface ReflectorCounters {
+  lists: number;
+  relists: Record<RelistReason, number>;
+  watches: number;
+  watchErrors: number;
+  events: number;
+  bookmarks: number;
+  /** Events of unknown type, objects without UID, objects that `accept` refused. */
+  skipped: number;
+}
+
+interface ListReply<T> {
+  kind?: string;
+  apiVersion?: string;
+  metadata?: { resourceVersion?: string; continue?: string };
+  items?: T[] | null;
+}
+
+type Mutable<T> = { -readonly [K in keyof T]: T[K] };
+
+/** client-go calls this "very short watch": a server that accepts and drops watches at once must not be hammered. */
+const SHORT_WATCH_MS = 1_000;
+
+export class Reflector<T extends KubeObject> {
+  readonly #options: ReflectorOptions<T>;
+  readonly #backoff: Backoff;
+  readonly #counters: ReflectorCounters = {
+    lists: 0,
+    relists: { expired: 0, too_large_resource_version: 0, invalid_resource_version: 0 },
+    watches: 0,
+    watchErrors: 0,
+    events: 0,
+    bookmarks: 0,
+    skipped: 0,
+  };
+  #resourceVersion: string | undefined;
+  #lastActivityAt: number | undefined;
+  /** Set when a page of the last list had expired: then the whole list is asked for at once, which cannot. */
+  #unpaged = false;
+
+  constructor(options: ReflectorOptions<T>) {
+    this.#options = options;
+    const { clock, random } = options;
+    this.#backoff = new Backoff({ initialMs: 800, maxMs: 30_000, jitter: "up", resetAfterMs: 120_000, clock, random });
+  }
+
+  get counters(): Readonly<ReflectorCounters> {
+    return this.#counters;
+  }
+
+  /** Monotonic time of the last sign of life (list, event or bookmark), in milliseconds; undefined before the first. */
+  get lastActivityAt(): number | undefined {
+    return this.#lastActivityAt;
+  }
+
+  /** Resolves when `signal` aborts; never rejects. */
+  async run(signal: AbortSignal): Promise<void> {
+    while (!signal.aborted) {
+      try {
+        if (this.#resourceVersion === undefined) this.#resourceVersion = await this.#list(signal);
+        await this.#watch(this.#resourceVersion, signal);
+      } catch (error) {
+        if (signal.aborted) return;
+        const delayMs = this.#afterFault(toError(error));
+        try {
+          await this.#options.clock.sleep(delayMs, signal);
+        } catch {
+          return; // aborted while waiting
+        }
+      }
+    }
+  }
+
+  /** Decides whether the watch resumes or a new list is needed. Returns how long to wait first. */
+  #afterFault(error: Error): number {
+    const { path, logger, onError } = this.#options;
+    const retryAfterMs = isKubeApiError(error) ? (error.retryAfterMs ?? 0) : 0;
+    const delayMs = Math.max(this.#backoff.next(), retryAfterMs);
+    const relist = this.#resourceVersion === undefined ? undefined : relistReason(error);
+    if (relist) {
+      this.#resourceVersion = undefined;
+      this.#counters.relists[relist]++;
+    }
+    const level = relist === "expired" ? "info" : "warn";
+    logger[level](
+      { err: error, path, delayMs, relist: relist ?? false },
+      this.#resourceVersion === undefined ? "List is due again" : "Watch broke and will be resumed",
+    );
+    onError?.(error);
+    return delayMs;
+  }
+
+  /** Lists all pages into the store. Returns the list's resourceVersion. */
+  async #list(signal: AbortSignal): Promise<string> {
+    const { kube, path, query, store, pageSize = 500, clock } = this.#options;
+    this.#counters.lists++;
+    const items: T[] = [];
+    let token: string | undefined;
+    do {
+      let page: ListReply<T>;
+      try {
+        page = await kube.request<ListReply<T>>({
+          method: "GET",
+          path,
+          query: { ...query, ...(!this.#unpaged && { limit: pageSize }), continue: token },
+          signal,
+        });
+      } catch (error) {
+        if (token !== undefined && isGone(error)) this.#unpaged = true;
+        throw error;
+      }
+      this.#lastActivityAt = clock.monotonic();
+      for (const item of page.items ?? []) {
+        const object = withKind(item, page);
+        if (this.#isWanted(object)) items.push(object);
+      }
+      token = page.metadata?.continue || undefined;
+      if (token === undefined) {
+        this.#unpaged = false;
+        const { resourceVersion } = page.metadata ?? {};
+        if (!resourceVersion) throw malformed(`The list ${path} has no metadata.resourceVersion`);
+        store.replace(items);
+        return resourceVersion;
+      }
+    } while (!signal.aborted);
+    throw signal.reason;
+  }
+
+  /** One watch connection. Returns when the server ended it in its time, throws when anything else ended it. */
+  async #watch(resourceVersion: string, signal: AbortSignal): Promise<void> {
+    const { kube, path, query, clock, random, inactivityMs = 180_000 } = this.#options;
+    this.#counters.watches++;
+    const startedAt = clock.monotonic();
+    const connection = new AbortController();
+    const onAbort = () => connection.abort(signal.reason);
+    signal.addEventListener("abort", onAbort, { once: true });
+
+    // One timer that is armed anew only when it fires, not at every event.
+    let lastEventAt = startedAt;
+    let cancelTimer = clock.after(inactivityMs, checkActivity);
+    function checkActivity(): void {
+      const silentMs = clock.monotonic() - lastEventAt;
+      if (silentMs < inactivityMs) {
+        cancelTimer = clock.after(inactivityMs - silentMs, checkActivity);
+        return;
+      }
+      connection.abort(
+        new KubeApiError(`Watch ${path}: no event and no bookmark for ${inactivityMs / 1000} s`, {
+          status: 0,
+          reason: "Timeout",
+        }),
+      );
+    }
+
+    let events = 0;
+    try {
+      const request: Parameters<Kube["watch"]>[0] = {
+        path,
+        query: {
+          ...query,
+          resourceVersion,
+          allowWatchBookmarks: true,
+          timeoutSeconds: Math.floor(300 * (1 + random())),
+        },
+        signal: connection.signal,
+      };
+      for await (const event of kube.watch<T>(request)) {
+        if (signal.aborted) return;
+        events++;
+        lastEventAt = this.#lastActivityAt = clock.monotonic();
+        this.#apply(event);
+      }
+      signal.throwIfAborted();
+      if (events === 0 && clock.monotonic() - startedAt < SHORT_WATCH_MS) {
+        throw malformed(`Watch ${path}: the server ended it at once`);
+      }
+    } catch (error) {
+      if (!signal.aborted) this.#counters.watchErrors++;
+      throw error;
+    } finally {
+      cancelTimer();
+      signal.removeEventListener("abort", onAbort);
+    }
+  }
+
+  #apply(event: WatchEvent<T>): void {
+    const { store, path, logger } = this.#options;
+    switch (event.type) {
+      case "ADDED":
+      case "MODIFIED":
+      case "DELETED":
+        this.#counters.events++;
+        if (this.#isWanted(event.object)) {
+          if (event.type === "DELETED") store.remove(event.object);
+          else store.upsert(event.object);
+        }
+        this.#resourceVersion = event.object?.metadata?.resourceVersion ?? this.#resourceVersion;
+        return;
+      case "BOOKMARK":
+        this.#counters.bookmarks++;
+        this.#resourceVersion = event.object?.metadata?.resourceVersion ?? this.#resourceVersion;
+        return;
+      case "ERROR":
+        throw inStreamError(path, event.object);
+      default:
+        this.#counters.skipped++;
+        logger.warn({ path, type: (event as { type?: unknown }).type }, "Skipped a watch event of unknown type");
+    }
+  }
+
+  #isWanted(object: T): boolean {
+    const { accept, path, logger } = this.#options;
+    if (object?.metadata?.uid && (accept?.(object) ?? true)) return true;
+    this.#counters.skipped++;
+    const { namespace, name } = object?.metadata ?? {};
+    logger.warn({ path, namespace, name }, "Skipped an object that does not belong here or has no UID");
+    return false;
+  }
+}
+
+function relistReason(error: Error): RelistReason | undefined {
+  if (isGone(error)) return "expired";
+  if (isTooLargeResourceVersion(error)) return "too_large_resource_version";
+  if (isKubeApiError(error) && error.status === 400) return "invalid_resource_version";
+  return undefined;
+}
+
+/** Items of a list lack kind and apiVersion, objects of a watch have them; everybody else shall see one shape. */
+function withKind<T extends KubeObject>(item: T, list: ListReply<T>): T {
+  const mutable = item as Mutable<T>;
+  if (mutable && mutable.kind === undefined && list.kind?.endsWith("List")) {
+    mutable.kind = list.kind.slice(0, -"List".length);
+    mutable.apiVersion = list.apiVersion;
+  }
+  return item;
+}
+
+function inStreamError(path: string, status: Extract<WatchEvent<unknown>, { type: "ERROR" }>["object"]): KubeApiError {
+  const { code, reason, message, details } = status ?? {};
+  return new KubeApiError(`Watch ${path}: ${message ?? reason ?? "the server sent an error"}`, {
+    status: code ?? 500,
+    reason: reason ?? `HTTP${code ?? 500}`,
+    details,
+    retryAfterMs: details?.retryAfterSeconds === undefined ? undefined : details.retryAfterSeconds * 1000,
+  });
+}
+
+function malformed(message: string): KubeApiError {
+  return new KubeApiError(message, { status: 0, reason: "Malformed" });
+}
