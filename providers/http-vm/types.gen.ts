@@ -437,6 +437,8 @@ export interface components {
             path: string;
             /** @description Permission bits; 0644 is 420. */
             mode: number;
+            /** @description Owner of the file; absent leaves root. */
+            uid?: number;
             /** Format: base64 */
             content_b64: string;
         };
@@ -698,8 +700,10 @@ export interface components {
             resources?: components["schemas"]["ContainerResources"];
             instance_type?: string;
             hostname?: string;
-            /** @description Domain part when the hostname is to be fully qualified. */
+            /** @description Domain part: hostname.domain is an alias of the machine's own address in /etc/hosts. */
             domain?: string;
+            /** @description The kernel's hostname is hostname.domain rather than hostname alone. */
+            hostname_is_fqdn?: boolean;
             dns?: {
                 nameservers: string[];
                 searches: string[];
