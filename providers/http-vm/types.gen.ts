@@ -438,7 +438,7 @@ export interface components {
             /** @description Permission bits; 0644 is 420. */
             mode: number;
             /** @description Owner of the file; absent leaves root. */
-            uid?: number;
+            uid?: components["schemas"]["Count"];
             /** Format: base64 */
             content_b64: string;
         };
