@@ -4,8 +4,9 @@
  * land later, or the agent may crash before or after. In between users act, machines live and die, caches lag, lists
  * travel back in time. The world checks the safety invariants at each effect, this file the liveness ones at the end.
  */
+import { hasRun } from "../../src/pods/status.ts";
 import { MachineCache } from "../../src/pods/machines.ts";
-import { newMemory, plan as realPlan } from "../../src/pods/planner.ts";
+import { plan as realPlan } from "../../src/pods/planner.ts";
 import { PodReconciler, type Rendered } from "../../src/pods/reconciler.ts";
 import type { Kube, KubeRequest } from "../../src/kube/kube.ts";
 import { KubeApiError } from "../../src/kube/errors.ts";
@@ -149,9 +150,14 @@ class Agent {
     return {
       name: "sim",
       getInfo: () => Promise.resolve({ name: "sim", version: "0", capabilities: [] }),
-      createPod: (id, spec) => call("be.create", () => world.put(id, spec)),
+      createPod: (id, spec) => {
+        if (hasRun(world.byUid(spec.labels["vmlet.dev/uid"]!) ?? {})) {
+          this.sim.failed ??= new Violation("S6 a pod that has run is silently given a new machine");
+        }
+        return call("be.create", () => world.put(id, spec));
+      },
       getPod: (id) => call("be.get", () => world.get(id)),
-      getPods: () => call("be.list", () => ({ items: world.list(), revision: world.revision })),
+      getPods: ({ labels }) => call("be.list", () => ({ items: world.list(labels), revision: world.revision })),
       stopPod: (id, { graceSeconds }) => call("be.stop", () => world.stop(id, graceSeconds)),
       deletePod: (id, { force }) => call("be.delete", () => world.delete(id, force)),
       getLogs: () => {
@@ -219,7 +225,8 @@ class Agent {
     const { machineLog } = this.sim.world;
     for (; count > 0 && this.machinePosition < machineLog.length; count--, this.machinePosition++) {
       const machine = machineLog[this.machinePosition]!;
-      if (this.machines.synced && Object.entries(OWNER).every(([k, v]) => machine.labels[k] === v)) this.machines.put(this.#saw(machine));
+      const mine = this.sim.mutant?.ignoreOwner === true || Object.entries(OWNER).every(([k, v]) => machine.labels[k] === v);
+      if (this.machines.synced && mine) this.machines.put(this.#saw(machine));
     }
   }
 
@@ -251,7 +258,7 @@ export class Simulation {
     this.world = new World(mutant?.world);
     this.#agents = [new Agent(this)];
     // Another node's machine, and one of ours that no agent of this history has heard of.
-    this.world.put("m-foreign", spec("uid-foreign", "a/foreign", { ...OWNER, "vmlet.dev/node": "other" }));
+    this.world.put("m-uid-foreign", spec("uid-foreign", "a/foreign", { ...OWNER, "vmlet.dev/node": "other" }));
   }
 
   #pick<T>(items: readonly T[]): T {
@@ -262,7 +269,7 @@ export class Simulation {
   async run(steps = 110): Promise<void> {
     for (let i = 0; i < steps; i++) {
       this.#step();
-      if (this.effects.length > 0 || i % 4 === 0) await settle();
+      await settle();
       if (this.failed !== undefined) throw this.failed;
     }
     await this.#converge();
@@ -280,7 +287,7 @@ export class Simulation {
         const list = this.#listInFlight;
         this.#listInFlight = undefined;
         if (list.agent.alive) list.agent.listMachines(list.items, list.revision);
-      } else this.#listInFlight = { agent, items: this.world.list(), revision: this.world.revision };
+      } else this.#listInFlight = { agent, items: this.#list(), revision: this.world.revision };
     } else if (x < 0.73) agent.relist(r() < 0.7 ? this.world.log.length : Math.max(agent.position, Math.floor(r() * (this.world.log.length + 1))));
     else if (x < 0.74) this.#crash(agent);
     else if (x < 0.75 && this.#agents.length < 2) this.#agents.push(new Agent(this));
@@ -295,6 +302,10 @@ export class Simulation {
     } else if (this.#late.length > 0) this.#late.shift()!();
   }
 
+  #list(): Machine[] {
+    return this.world.list(this.mutant?.ignoreOwner === true ? {} : OWNER);
+  }
+
   #userStep(): void {
     const r = this.#r;
     const key = this.#pick(KEYS);
@@ -306,6 +317,8 @@ export class Simulation {
     else if (x < 0.38) this.world.deletePod(key, 0);
     else if (x < 0.45) this.world.dropFinalizers(key);
     else if (x < 0.6) this.world.editPod(key, (p) => ({ ...p, metadata: { ...p.metadata, labels: { n: String(r()) } } }));
+    // kube-controller-manager's pod GC ends pods of a node that it believes gone.
+    else if (x < 0.62) this.world.editPod(key, (p) => ({ ...p, status: { ...p.status, phase: p.status.phase === "Succeeded" ? "Succeeded" : "Failed" } }));
   }
 
   #crash(agent: Agent): void {
@@ -375,7 +388,7 @@ export class Simulation {
       this.world.now += 15_000;
       agent.relist(this.world.log.length);
       agent.machinePosition = this.world.machineLog.length;
-      agent.listMachines(this.world.list(), this.world.revision);
+      agent.listMachines(this.#list(), this.world.revision);
       for (const uid of agent.reconciler.knownUids()) agent.dirty.add(uid);
       for (let guard = 0; guard < 60; guard++) {
         const free = [...agent.dirty].filter((uid) => !agent.running.has(uid));
@@ -453,5 +466,3 @@ export async function simulate(seed: number, mutant?: Mutant): Promise<string | 
     throw thrown;
   }
 }
-
-void newMemory;

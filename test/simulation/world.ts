@@ -282,8 +282,8 @@ export class World {
     if (this.flaws.noTombstones) this.machines.delete(id);
   }
 
-  list(): Machine[] {
-    return [...this.machines.values()].filter((m) => m.state !== "deleted" && Object.entries(OWNER).every(([k, v]) => m.labels[k] === v));
+  list(labels: Record<string, string>): Machine[] {
+    return [...this.machines.values()].filter((m) => m.state !== "deleted" && Object.entries(labels).every(([k, v]) => m.labels[k] === v));
   }
 
   /** A step of a machine's own life. */

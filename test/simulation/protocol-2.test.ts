@@ -1,0 +1,3 @@
+import { holdsFor } from "./schedules.ts";
+
+holdsFor({ half: 1 });
