@@ -1,0 +1,409 @@
+/**
+ * What a pod may ask for, and which capability of the backend it needs. One table: the gate refuses by it and the README's
+ * support table is generated from it. What is not in these tables needs nothing beyond the core of the Machine API.
+ */
+import type { Capability } from "../provider/capabilities.ts";
+import type { Container, Pod } from "../kube/wire.ts";
+import { isSidecar } from "../resources/pod-resources.ts";
+import { effectiveSecurityContext } from "./security.ts";
+import { isServiceAccountVolume, SUPPORTED_VOLUME_KINDS, usedVolumes, volumeKind } from "./volumes.ts";
+
+/** A feature of pods: how the documentation calls its field, and where this pod uses it. */
+export interface Feature {
+  /** Field path for people, without indexes. */
+  field: string;
+  /** Field paths, with indexes, at which the pod asks for it; empty when it does not. */
+  find: (pod: Pod) => string[];
+}
+
+export interface GatedFeature extends Feature {
+  capability: Capability;
+}
+
+export interface RefusedFeature extends Feature {
+  /** Why no backend can have it. */
+  why: string;
+  /** The kubelet's own reason for it, where there is one. */
+  reason?: string;
+}
+
+/** Reason of a rejected pod for which the kubelet has no word of its own. */
+export const UNSUPPORTED_FEATURE = "UnsupportedFeature";
+
+const PATH_TERMINATION_DEFAULT = "/dev/termination-log";
+
+/** Pod field -> capability that the backend must declare. */
+export const GATED_FEATURES: readonly GatedFeature[] = [
+  {
+    capability: "multi_container",
+    field: "spec.containers (more than one)",
+    find: (pod) => ((pod.spec?.containers.length ?? 0) > 1 ? ["spec.containers[1]"] : []),
+  },
+  {
+    capability: "init_containers",
+    field: "spec.initContainers",
+    find: (pod) => paths(pod.spec?.initContainers, "spec.initContainers", (c) => !isSidecar(c)),
+  },
+  {
+    capability: "sidecars",
+    field: "spec.initContainers.restartPolicy: Always",
+    find: (pod) => paths(pod.spec?.initContainers, "spec.initContainers", isSidecar, ".restartPolicy"),
+  },
+  { capability: "restart_rules", field: "spec.containers.restartPolicy, restartPolicyRules", find: findRestartRules },
+  {
+    capability: "probes",
+    field: "spec.containers.livenessProbe, readinessProbe, startupProbe",
+    find: (pod) => containerFields(pod, ["livenessProbe", "readinessProbe", "startupProbe"]),
+  },
+  {
+    capability: "hooks",
+    field: "spec.containers.lifecycle",
+    find: (pod) => containerPaths(pod, (c) => (c.lifecycle?.postStart || c.lifecycle?.preStop ? [".lifecycle"] : [])),
+  },
+  {
+    capability: "termination_message",
+    field: "spec.containers.terminationMessagePath, terminationMessagePolicy (other than the defaults)",
+    find: findTerminationMessage,
+  },
+  {
+    capability: "tty",
+    field: "spec.containers.tty",
+    find: (pod) => containerPaths(pod, (c) => (c.tty ? [".tty"] : [])),
+  },
+  {
+    capability: "host_ports",
+    field: "spec.containers.ports.hostPort",
+    find: (pod) => containerPaths(pod, (c) => paths(c.ports, ".ports", (p) => (p.hostPort ?? 0) > 0, ".hostPort")),
+  },
+  {
+    capability: "privileged",
+    field: "spec.containers.securityContext.privileged",
+    find: (pod) => containerPaths(pod, (c) => (c.securityContext?.privileged ? [".securityContext.privileged"] : [])),
+  },
+  {
+    capability: "security_context",
+    field: "spec.securityContext, spec.containers.securityContext",
+    find: findSecurityContext,
+  },
+  {
+    capability: "sysctls",
+    field: "spec.securityContext.sysctls",
+    find: (pod) => paths(pod.spec?.securityContext?.sysctls, "spec.securityContext.sysctls", () => true),
+  },
+  {
+    capability: "share_process_namespace",
+    field: "spec.shareProcessNamespace",
+    find: (pod) => (pod.spec?.shareProcessNamespace ? ["spec.shareProcessNamespace"] : []),
+  },
+  {
+    capability: "hostname",
+    field: "spec.hostname, subdomain, hostnameOverride, setHostnameAsFQDN",
+    find: findHostname,
+  },
+  {
+    capability: "hosts",
+    field: "spec.hostAliases",
+    find: (pod) => ((pod.spec?.hostAliases?.length ?? 0) > 0 ? ["spec.hostAliases"] : []),
+  },
+  {
+    capability: "dns",
+    field: "spec.dnsConfig, dnsPolicy: None",
+    find: (pod) =>
+      pod.spec?.dnsPolicy === "None" ? ["spec.dnsPolicy"] : pod.spec?.dnsConfig ? ["spec.dnsConfig"] : [],
+  },
+  { capability: "pod_ip", field: "fieldRef status.podIP, status.podIPs", find: findPodIp },
+  {
+    capability: "resource_limits",
+    field: "resources.limits of cpu and memory",
+    find: (pod) => findLimits(pod, ["cpu", "memory"]),
+  },
+  {
+    capability: "ephemeral_storage_limits",
+    field: "resources.limits of ephemeral-storage",
+    find: (pod) => findLimits(pod, ["ephemeral-storage"]),
+  },
+  { capability: "volumes.empty_dir", field: "spec.volumes.emptyDir", find: (pod) => findVolumes(pod, "emptyDir") },
+  { capability: "volumes.empty_dir.size_limit", field: "spec.volumes.emptyDir.sizeLimit", find: findSizeLimits },
+  {
+    capability: "volumes.files",
+    field: "spec.volumes.configMap, secret, downwardAPI, projected",
+    find: findFileVolumes,
+  },
+  { capability: "volumes.image", field: "spec.volumes.image", find: (pod) => findVolumes(pod, "image") },
+  {
+    capability: "volumes.host_path",
+    field: "spec.volumes.hostPath (and allowHostPath in the node's configuration)",
+    find: (pod) => findVolumes(pod, "hostPath"),
+  },
+];
+
+/** What a machine of its own cannot have, whatever the backend. */
+export const REFUSED_FEATURES: readonly RefusedFeature[] = [
+  {
+    field: "spec.hostNetwork",
+    why: "a machine has a network of its own",
+    find: (pod) => (pod.spec?.hostNetwork ? ["spec.hostNetwork"] : []),
+  },
+  {
+    field: "spec.hostPID",
+    why: "a machine has processes of its own",
+    find: (pod) => (pod.spec?.hostPID ? ["spec.hostPID"] : []),
+  },
+  {
+    field: "spec.hostIPC",
+    why: "a machine has an IPC namespace of its own",
+    find: (pod) => (pod.spec?.hostIPC ? ["spec.hostIPC"] : []),
+  },
+  {
+    field: "spec.volumes of any other kind",
+    why: "this kind of volume cannot be given to a machine",
+    find: findOtherVolumes,
+  },
+  {
+    field: "spec.volumes.emptyDir.medium: HugePages",
+    why: "machines have no huge pages",
+    find: (pod) => volumePaths(pod, (v) => (v.emptyDir?.medium?.startsWith("HugePages") ? [".emptyDir.medium"] : [])),
+  },
+  {
+    field: "spec.volumes.projected.sources.clusterTrustBundle",
+    why: "trust bundles are not projected by this node",
+    find: (pod) => findSources(pod, "clusterTrustBundle"),
+  },
+  {
+    field: "spec.volumes.projected.sources.podCertificate",
+    why: "pod certificates are not issued by this node",
+    find: (pod) => findSources(pod, "podCertificate"),
+  },
+  {
+    field: "spec.containers.volumeDevices",
+    why: "block devices cannot be given to a machine",
+    find: (pod) => containerFields(pod, ["volumeDevices"]),
+  },
+  {
+    field: "spec.containers.volumeMounts.mountPropagation: Bidirectional",
+    why: "a machine shares no mounts with its host",
+    find: (pod) => findMounts(pod, (m) => m.mountPropagation === "Bidirectional", ".mountPropagation"),
+  },
+  {
+    field: "spec.containers.volumeMounts.recursiveReadOnly: Enabled",
+    why: "recursive read-only mounts are not supported by this node",
+    find: (pod) => findMounts(pod, (m) => m.recursiveReadOnly === "Enabled", ".recursiveReadOnly"),
+  },
+  {
+    field: "spec.containers.env.valueFrom.fileKeyRef",
+    why: "env from a file of a volume is not supported by this node",
+    find: (pod) =>
+      containerPaths(pod, (c) =>
+        paths(c.env, ".env", (e) => Boolean(e.valueFrom?.fileKeyRef), ".valueFrom.fileKeyRef"),
+      ),
+  },
+  {
+    field: "spec.resourceClaims",
+    why: "dynamic resource allocation is not supported by this node",
+    find: (pod) => ((pod.spec?.resourceClaims?.length ?? 0) > 0 ? ["spec.resourceClaims"] : []),
+  },
+  {
+    field: "securityContext.seccompProfile: Localhost",
+    why: "profiles of the host do not exist in a machine",
+    find: (pod) => findEffective(pod, (c) => c.seccompProfile?.type === "Localhost", "seccompProfile"),
+  },
+  {
+    field: "securityContext.appArmorProfile",
+    why: "Cannot enforce AppArmor: AppArmor is not enabled on the host",
+    reason: "AppArmor",
+    find: (pod) =>
+      findEffective(
+        pod,
+        (c) => ["Localhost", "RuntimeDefault"].includes(c.appArmorProfile?.type ?? ""),
+        "appArmorProfile",
+      ),
+  },
+];
+
+export interface GateContext {
+  backend: string;
+  capabilities: ReadonlySet<Capability>;
+  allowHostPath: boolean;
+  /** Probes are run by the agent where the backend cannot. */
+  agentProbes: boolean;
+}
+
+export type GateResult = { ok: true } | { ok: false; reason: string; message: string };
+
+/** Whether a backend with these capabilities can run the pod as it is written; if not, every field at fault. */
+export function checkCapabilities(pod: Pod, context: GateContext): GateResult {
+  const problems: { reason: string; text: string }[] = [];
+  for (const feature of REFUSED_FEATURES) {
+    for (const path of feature.find(pod))
+      problems.push({
+        reason: feature.reason ?? UNSUPPORTED_FEATURE,
+        text: feature.reason ? feature.why : `${path}: ${feature.why}`,
+      });
+  }
+  for (const feature of GATED_FEATURES) {
+    if (feature.capability === "probes" && context.agentProbes) continue;
+    const isMissing = !context.capabilities.has(feature.capability);
+    const isSwitchedOff = feature.capability === "volumes.host_path" && !context.allowHostPath;
+    if (!isMissing && !isSwitchedOff) continue;
+    for (const path of feature.find(pod)) {
+      const why = isMissing
+        ? `backend "${context.backend}" lacks capability ${feature.capability}`
+        : "hostPath is not allowed on this node (allowHostPath)";
+      problems.push({ reason: UNSUPPORTED_FEATURE, text: `${path}: ${why}` });
+    }
+  }
+  const first = problems[0];
+  if (first === undefined) return { ok: true };
+  const texts = problems.filter((problem) => problem.reason === first.reason).map((problem) => problem.text);
+  return { ok: false, reason: first.reason, message: [...new Set(texts)].join("; ") };
+}
+
+// ------------------------------------------------------------------------------------------------------------ finders
+
+function paths<T>(items: readonly T[] | undefined, base: string, isUsed: (item: T) => boolean, suffix = ""): string[] {
+  return (items ?? []).flatMap((item, index) => (isUsed(item) ? [`${base}[${index}]${suffix}`] : []));
+}
+
+/** Calls `find` for every init and main container and completes the paths that it returns. */
+function containerPaths(pod: Pod, find: (container: Container) => string[]): string[] {
+  const groups = [
+    { base: "spec.initContainers", containers: pod.spec?.initContainers ?? [] },
+    { base: "spec.containers", containers: pod.spec?.containers ?? [] },
+  ];
+  return groups.flatMap(({ base, containers }) =>
+    containers.flatMap((container, index) => find(container).map((path) => `${base}[${index}]${path}`)),
+  );
+}
+
+function containerFields(pod: Pod, fields: readonly (keyof Container)[]): string[] {
+  return containerPaths(pod, (container) =>
+    fields.filter((field) => isSet(container[field])).map((field) => `.${field}`),
+  );
+}
+
+function isSet(value: unknown): boolean {
+  return value !== undefined && value !== null && !(Array.isArray(value) && value.length === 0);
+}
+
+function findRestartRules(pod: Pod): string[] {
+  const rules = containerFields(pod, ["restartPolicyRules"]);
+  const policies = paths(
+    pod.spec?.containers,
+    "spec.containers",
+    (c) => c.restartPolicy !== undefined,
+    ".restartPolicy",
+  );
+  const initPolicies = paths(
+    pod.spec?.initContainers,
+    "spec.initContainers",
+    (c) => c.restartPolicy !== undefined && !isSidecar(c),
+    ".restartPolicy",
+  );
+  return [...rules, ...policies, ...initPolicies];
+}
+
+function findTerminationMessage(pod: Pod): string[] {
+  return containerPaths(pod, (c) => [
+    ...((c.terminationMessagePath ?? PATH_TERMINATION_DEFAULT) === PATH_TERMINATION_DEFAULT
+      ? []
+      : [".terminationMessagePath"]),
+    ...((c.terminationMessagePolicy ?? "File") === "File" ? [] : [".terminationMessagePolicy"]),
+  ]);
+}
+
+function findSecurityContext(pod: Pod): string[] {
+  const context = pod.spec?.securityContext;
+  const found: string[] = [];
+  for (const field of ["fsGroup", "supplementalGroups"] as const) {
+    if (isSet(context?.[field])) found.push(`spec.securityContext.${field}`);
+  }
+  return [...found, ...findEffective(pod, hasSecurityWish, "securityContext")];
+}
+
+function hasSecurityWish(context: ReturnType<typeof effectiveSecurityContext>): boolean {
+  return (
+    context.runAsUser !== undefined ||
+    context.runAsGroup !== undefined ||
+    context.runAsNonRoot === true ||
+    context.readOnlyRootFilesystem === true ||
+    context.allowPrivilegeEscalation === false ||
+    (context.capabilities?.add?.length ?? 0) > 0 ||
+    (context.capabilities?.drop?.length ?? 0) > 0 ||
+    context.seccompProfile?.type === "RuntimeDefault" ||
+    context.procMount === "Unmasked"
+  );
+}
+
+/** Looks at the merged security context of every container; the path says where the wish comes from. */
+function findEffective(
+  pod: Pod,
+  isUsed: (context: ReturnType<typeof effectiveSecurityContext>) => boolean,
+  field: string,
+): string[] {
+  const suffix = field === "securityContext" ? ".securityContext" : `.securityContext.${field}`;
+  const isOwn = (container: Container) => isUsed(container.securityContext ?? {});
+  const own = containerPaths(pod, (container) => (isOwn(container) ? [suffix] : []));
+  const isInherited = [...(pod.spec?.initContainers ?? []), ...(pod.spec?.containers ?? [])].some(
+    (container) => !isOwn(container) && isUsed(effectiveSecurityContext(pod, container)),
+  );
+  return isInherited ? [`spec${suffix}`, ...own] : own;
+}
+
+function findHostname(pod: Pod): string[] {
+  const fields = ["hostname", "subdomain", "hostnameOverride", "setHostnameAsFQDN"] as const;
+  return fields.filter((field) => Boolean(pod.spec?.[field])).map((field) => `spec.${field}`);
+}
+
+function findPodIp(pod: Pod): string[] {
+  return containerPaths(pod, (c) =>
+    paths(c.env, ".env", (e) => ["status.podIP", "status.podIPs"].includes(e.valueFrom?.fieldRef?.fieldPath ?? "")),
+  );
+}
+
+function findLimits(pod: Pod, names: readonly string[]): string[] {
+  const ofPod = names
+    .filter((name) => pod.spec?.resources?.limits?.[name] !== undefined)
+    .map((name) => `spec.resources.limits.${name}`);
+  const ofContainers = containerPaths(pod, (c) =>
+    names.filter((name) => c.resources?.limits?.[name] !== undefined).map((name) => `.resources.limits.${name}`),
+  );
+  return [...ofPod, ...ofContainers];
+}
+
+function volumePaths(pod: Pod, find: (volume: ReturnType<typeof usedVolumes>[number]["volume"]) => string[]): string[] {
+  return usedVolumes(pod).flatMap(({ volume, index }) => find(volume).map((path) => `spec.volumes[${index}]${path}`));
+}
+
+function findVolumes(pod: Pod, kind: string): string[] {
+  return volumePaths(pod, (volume) => (volumeKind(volume) === kind ? [`.${kind}`] : []));
+}
+
+function findSizeLimits(pod: Pod): string[] {
+  return volumePaths(pod, (volume) => (volume.emptyDir?.sizeLimit === undefined ? [] : [".emptyDir.sizeLimit"]));
+}
+
+function findFileVolumes(pod: Pod): string[] {
+  const kinds = ["configMap", "secret", "downwardAPI", "projected"];
+  return volumePaths(pod, (volume) =>
+    kinds.includes(volumeKind(volume)) && !isServiceAccountVolume(volume) ? [`.${volumeKind(volume)}`] : [],
+  );
+}
+
+function findOtherVolumes(pod: Pod): string[] {
+  const known: readonly string[] = SUPPORTED_VOLUME_KINDS;
+  return volumePaths(pod, (volume) => (known.includes(volumeKind(volume)) ? [] : [`.${volumeKind(volume)}`]));
+}
+
+function findSources(pod: Pod, kind: "clusterTrustBundle" | "podCertificate"): string[] {
+  return volumePaths(pod, (volume) =>
+    paths(volume.projected?.sources, ".projected.sources", (source) => isSet(source[kind]), `.${kind}`),
+  );
+}
+
+function findMounts(
+  pod: Pod,
+  isUsed: (mount: NonNullable<Container["volumeMounts"]>[number]) => boolean,
+  suffix: string,
+): string[] {
+  return containerPaths(pod, (c) => paths(c.volumeMounts, ".volumeMounts", isUsed, suffix));
+}

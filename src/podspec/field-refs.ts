@@ -1,0 +1,164 @@
+/**
+ * The downward API: values of pod fields and of resources, for env and for files (pkg/fieldpath,
+ * pkg/api/v1/resource/helpers.go). Messages are the kubelet's, because users read them in `kubectl describe`.
+ */
+import type { Container, Pod } from "../kube/wire.ts";
+import { Quantity } from "../resources/quantity.ts";
+import { isPodLevelResource, type ResourceList } from "../resources/pod-resources.ts";
+
+/** A value, or why there is none. */
+export type Value = { ok: true; value: string } | { ok: false; message: string };
+
+const ok = (value: string): Value => ({ ok: true, value });
+const fail = (message: string): Value => ({ ok: false, message });
+
+/** The machine's addresses are known only inside it, so these strings stand for them. */
+export interface AddressTokens {
+  pod_ip: string;
+  pod_ips: string;
+}
+
+/** Strings that no other pod's values hold by accident, and neither of which contains the other. */
+export function addressTokens(podUid: string): AddressTokens {
+  return { pod_ip: `{{vmlet ${podUid} pod-ip}}`, pod_ips: `{{vmlet ${podUid} pod-ips}}` };
+}
+
+/** A `fieldRef` of an env variable. */
+export function fieldValueForEnv(
+  pod: Pod,
+  ref: { readonly apiVersion?: string | undefined; readonly fieldPath: string },
+  facts: { nodeName: string; hostIPs: readonly string[]; tokens: AddressTokens },
+): Value {
+  const version = ref.apiVersion ?? "v1";
+  if (version !== "v1") return fail(`unsupported pod version: ${version}`);
+  switch (ref.fieldPath) {
+    case "spec.nodeName":
+    case "spec.host":
+      return ok(pod.spec?.nodeName ?? facts.nodeName);
+    case "spec.serviceAccountName":
+      return ok(pod.spec?.serviceAccountName ?? "");
+    case "status.hostIP":
+      return ok(facts.hostIPs[0] ?? "");
+    case "status.hostIPs":
+      return ok(facts.hostIPs.join(","));
+    case "status.podIP":
+      return ok(facts.tokens.pod_ip);
+    case "status.podIPs":
+      return ok(facts.tokens.pod_ips);
+    default:
+      return fieldValue(pod, ref.fieldPath);
+  }
+}
+
+/** A `fieldRef` of a file: the pod's metadata only. */
+export function fieldValue(pod: Pod, fieldPath: string): Value {
+  const metadata = pod.metadata;
+  const subscript = /^(.+?)\['(.*)'\]$/s.exec(fieldPath);
+  if (subscript) {
+    const [, path, key = ""] = subscript;
+    const map =
+      path === "metadata.labels"
+        ? metadata?.labels
+        : path === "metadata.annotations"
+          ? metadata?.annotations
+          : undefined;
+    if (path !== "metadata.labels" && path !== "metadata.annotations") {
+      return fail(`fieldPath "${fieldPath}" does not support subscript`);
+    }
+    return ok(map !== undefined && Object.hasOwn(map, key) ? (map[key] ?? "") : "");
+  }
+  switch (fieldPath) {
+    case "metadata.name":
+      return ok(metadata?.name ?? "");
+    case "metadata.namespace":
+      return ok(metadata?.namespace ?? "");
+    case "metadata.uid":
+      return ok(metadata?.uid ?? "");
+    case "metadata.labels":
+      return ok(formatMap(metadata?.labels ?? {}));
+    case "metadata.annotations":
+      return ok(formatMap(metadata?.annotations ?? {}));
+    default:
+      return fail(`unsupported fieldPath: ${fieldPath}`);
+  }
+}
+
+/**
+ * A `resourceFieldRef`: the amount divided by the divisor, rounded up. A missing limit is what the container could use at
+ * most: the pod's limit, else what the node has; a missing request is 0.
+ */
+export function resourceValue(
+  pod: Pod,
+  container: Pick<Container, "name" | "resources"> | undefined,
+  ref: {
+    readonly containerName?: string | undefined;
+    readonly resource: string;
+    readonly divisor?: string | undefined;
+  },
+  allocatable: ResourceList,
+): Value {
+  const spec = pod.spec;
+  const named =
+    ref.containerName === undefined || ref.containerName === ""
+      ? container
+      : [...(spec?.containers ?? []), ...(spec?.initContainers ?? [])].find((c) => c.name === ref.containerName);
+  if (named === undefined) return fail(`container ${ref.containerName ?? ""} not found`);
+
+  const match = /^(limits|requests)\.(cpu|memory|ephemeral-storage|hugepages-.+)$/.exec(ref.resource);
+  if (!match) return fail(`unsupported container resource : ${ref.resource}`);
+  const [, kind, name = ""] = match;
+  let amount = Quantity.parse(named.resources?.[kind as "limits" | "requests"]?.[name] ?? "0");
+  if (kind === "limits" && amount.isZero && !name.startsWith("hugepages-")) {
+    const podLimit = isPodLevelResource(name) ? spec?.resources?.limits?.[name] : undefined;
+    amount = podLimit === undefined ? (allocatable.get(name) ?? Quantity.zero) : Quantity.parse(podLimit);
+  }
+  let divisor = Quantity.parse(ref.divisor ?? "1");
+  if (divisor.isZero) divisor = Quantity.of(1);
+  const [dividend, by] =
+    name === "cpu" ? [amount.milliValue(), divisor.milliValue()] : [amount.value(), divisor.value()];
+  return ok(String(dividend <= 0n ? dividend / by : (dividend + by - 1n) / by));
+}
+
+/** Sorted `key="value"` lines with Go's quoting, as the downward API writes whole label and annotation maps. */
+export function formatMap(map: Readonly<Record<string, string>>): string {
+  return Object.entries(map)
+    .sort(([a], [b]) => Buffer.compare(Buffer.from(a), Buffer.from(b)))
+    .map(([key, value]) => `${key}=${quoteGo(value)}`)
+    .join("\n");
+}
+
+const GO_ESCAPES: Readonly<Record<string, string>> = {
+  "\x07": "\\a",
+  "\b": "\\b",
+  "\f": "\\f",
+  "\n": "\\n",
+  "\r": "\\r",
+  "\t": "\\t",
+  "\v": "\\v",
+  "\\": "\\\\",
+  '"': '\\"',
+};
+
+/** Go's `strconv.Quote`: double quotes, escapes for control and unprintable characters, everything else as it is. */
+export function quoteGo(text: string): string {
+  let quoted = '"';
+  for (const character of text) {
+    const escape = GO_ESCAPES[character];
+    if (escape !== undefined) quoted += escape;
+    else if (isPrintable(character)) quoted += character;
+    else quoted += escapeRune(character.codePointAt(0) ?? 0);
+  }
+  return `${quoted}"`;
+}
+
+/** Go's `unicode.IsPrint`: letters, marks, numbers, punctuation, symbols, and the ASCII space alone among spaces. */
+function isPrintable(character: string): boolean {
+  return character === " " || /^[\p{L}\p{M}\p{N}\p{P}\p{S}]$/u.test(character);
+}
+
+function escapeRune(rune: number): string {
+  if (rune < 0x20 || rune === 0x7f) return `\\x${rune.toString(16).padStart(2, "0")}`;
+  // A lone surrogate is not a character; Go sees the replacement character.
+  if (rune >= 0xd800 && rune <= 0xdfff) return "\ufffd";
+  return rune > 0xffff ? `\\U${rune.toString(16).padStart(8, "0")}` : `\\u${rune.toString(16).padStart(4, "0")}`;
+}

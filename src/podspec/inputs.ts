@@ -1,0 +1,92 @@
+/**
+ * What turning a pod into a machine's spec needs besides the pod, and what comes out. Rendering is a pure function of
+ * these; whoever reads objects, asks for tokens or knows the node fills them in.
+ */
+import type { Capability } from "../provider/capabilities.ts";
+import type { MachineSpec } from "../provider/machine.ts";
+import type { ConfigMap, Secret, Service } from "../kube/wire.ts";
+import type { ResourceList } from "../resources/pod-resources.ts";
+
+/** A read of something named: there, said to be absent by the API server, or not known (anything else). */
+export type Lookup<T> = { kind: "found"; object: T } | { kind: "absent" } | { kind: "unknown"; message: string };
+
+/** What the pod refers to, all in its own namespace. A name that is missing from a map counts as not read yet. */
+export interface References {
+  configMaps: ReadonlyMap<string, Lookup<ConfigMap>>;
+  secrets: ReadonlyMap<string, Lookup<Secret>>;
+  /** Services of the pod's namespace and of `default`; undefined until they have been listed once. */
+  services: readonly Service[] | undefined;
+  /** Tokens by `tokenKey`. */
+  tokens: ReadonlyMap<string, Lookup<string>>;
+}
+
+export interface DnsSettings {
+  /** Addresses of the cluster's DNS service; empty when there is none. */
+  clusterDns: readonly string[];
+  /** Usually `cluster.local`. */
+  clusterDomain: string;
+  /** What `dnsPolicy: Default` means: the node's own resolv.conf. */
+  host: { nameservers: readonly string[]; searches: readonly string[]; options: readonly string[] };
+}
+
+export interface NodeFacts {
+  /** Tells clusters apart that share one backend. */
+  clusterId: string;
+  nodeName: string;
+  /** InternalIPs of the node, the first is `status.hostIP`. */
+  hostIPs: readonly string[];
+  allocatable: ResourceList;
+  dns: DnsSettings;
+  /** Whether hostPath may mean "a path in the pod's own machine". */
+  allowHostPath: boolean;
+  /** Restart back-off of containers when it is not the usual 10 s doubling to 300 s. */
+  backoff?: NonNullable<MachineSpec["backoff"]>;
+}
+
+export interface Backend {
+  name: string;
+  capabilities: ReadonlySet<Capability>;
+  /** Probes are run by the agent, because the backend cannot but lets it reach the machines. */
+  agentProbes?: boolean;
+}
+
+/** A service-account token that a projected volume wants. */
+export interface TokenWish {
+  /** Empty: the API server's own audience. */
+  audience: string;
+  expirationSeconds: number;
+}
+
+/** The key of a wish in `References.tokens`. */
+export function tokenKey(wish: TokenWish): string {
+  return `${wish.expirationSeconds}/${wish.audience}`;
+}
+
+export interface PodEvent {
+  type: "Normal" | "Warning";
+  reason: string;
+  message: string;
+  /** `spec.containers{name}`, when it is about one container. */
+  fieldPath?: string;
+}
+
+/** Why a container cannot be started yet. */
+export interface WaitingContainer {
+  reason: string;
+  message: string;
+}
+
+export type RenderResult =
+  | { kind: "ready"; spec: MachineSpec; events: PodEvent[] }
+  /**
+   * Something that the pod refers to is missing or could not be read: try again when it changes. `waiting` holds the
+   * containers at fault by name; when a volume is at fault it is empty, as with a kubelet, and `unmountedVolumes` is not.
+   */
+  | { kind: "wait"; waiting: ReadonlyMap<string, WaitingContainer>; unmountedVolumes: string[]; events: PodEvent[] }
+  /** The pod can never run here. The message names the fields. */
+  | { kind: "reject"; reason: string; message: string };
+
+/** The text of a kubelet's log and events for a pod: `name_namespace(uid)`. */
+export function formatPod(metadata: { name?: string; namespace?: string; uid?: string } | undefined): string {
+  return `${metadata?.name ?? ""}_${metadata?.namespace ?? ""}(${metadata?.uid ?? ""})`;
+}

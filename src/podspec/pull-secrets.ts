@@ -1,0 +1,93 @@
+/** Registry credentials from `imagePullSecrets` (pkg/credentialprovider): both formats of docker's configuration. */
+import type { Pod } from "../kube/wire.ts";
+import type { RegistryAuth } from "../provider/machine.ts";
+import type { PodEvent, References } from "./inputs.ts";
+
+/**
+ * All credentials of the pod's pull secrets, the most specific registry path first. `registry` is `host[:port][/path]`,
+ * where a part of the host may be a `*` glob; Docker Hub is `docker.io`. A secret that is missing or makes no sense only
+ * costs an event: the image may be public.
+ */
+export function registryAuth(pod: Pod, references: References, events: PodEvent[]): RegistryAuth[] {
+  const auth: RegistryAuth[] = [];
+  const missing: string[] = [];
+  for (const { name } of pod.spec?.imagePullSecrets ?? []) {
+    if (!name) continue;
+    const found = references.secrets.get(name);
+    if (found?.kind !== "found") {
+      missing.push(name);
+      continue;
+    }
+    const parsed = parsePullSecret(found.object.type, found.object.data ?? {});
+    if (parsed === undefined) missing.push(name);
+    else auth.push(...parsed);
+  }
+  if (missing.length > 0) {
+    events.push({
+      type: "Warning",
+      reason: "FailedToRetrieveImagePullSecret",
+      message: `Unable to retrieve some image pull secrets (${missing.join(", ")}); attempting to pull the image may not succeed.`,
+    });
+  }
+  // Sorting is stable, so of two secrets for one registry the first that the pod names is tried first.
+  return auth.sort((a, b) => (a.registry < b.registry ? 1 : a.registry > b.registry ? -1 : 0));
+}
+
+/** Undefined when the secret is not a pull secret or cannot be read. */
+function parsePullSecret(type: string | undefined, data: Readonly<Record<string, string>>): RegistryAuth[] | undefined {
+  const isJson = data[".dockerconfigjson"] !== undefined && type !== "kubernetes.io/dockercfg";
+  const text = isJson ? data[".dockerconfigjson"] : data[".dockercfg"];
+  if (text === undefined) return undefined;
+  let config: unknown;
+  try {
+    config = JSON.parse(Buffer.from(text, "base64").toString("utf8"));
+  } catch {
+    return undefined;
+  }
+  const entries = isJson ? (asRecord(config)["auths"] ?? {}) : config;
+  return Object.entries(asRecord(entries)).flatMap(([location, entry]) => {
+    const parsed = parseEntry(location, asRecord(entry));
+    return parsed === undefined ? [] : [parsed];
+  });
+}
+
+function parseEntry(location: string, entry: Record<string, unknown>): RegistryAuth | undefined {
+  let username = text(entry["username"]);
+  let password = text(entry["password"]);
+  const auth = text(entry["auth"]);
+  if (auth !== undefined && auth !== "") {
+    const decoded = Buffer.from(auth.trim(), "base64").toString("utf8");
+    const colon = decoded.indexOf(":");
+    if (colon === -1) return undefined;
+    username = decoded.slice(0, colon);
+    // Docker pads the password with NUL bytes.
+    password = decoded.slice(colon + 1).replace(/\0+$/, "");
+  }
+  const identityToken = text(entry["identitytoken"]);
+  const registry = normalizeRegistry(location);
+  if (registry === "") return undefined;
+  return {
+    registry,
+    ...(username !== undefined && { username }),
+    ...(password !== undefined && { password }),
+    ...(identityToken !== undefined && { identity_token: identityToken }),
+  };
+}
+
+/** `https://index.docker.io/v1/` and its like become `docker.io`; scheme, API version and trailing slash go. */
+export function normalizeRegistry(location: string): string {
+  const bare = location.replace(/^https?:\/\//, "");
+  const slash = bare.indexOf("/");
+  const host = slash === -1 ? bare : bare.slice(0, slash);
+  const path = (slash === -1 ? "" : bare.slice(slash)).replace(/^\/v[12](?=\/|$)/, "").replace(/\/+$/, "");
+  const isHub = host === "index.docker.io" || host === "registry-1.docker.io" || host === "docker.io";
+  return (isHub ? "docker.io" : host) + path;
+}
+
+function asRecord(value: unknown): Record<string, unknown> {
+  return typeof value === "object" && value !== null ? (value as Record<string, unknown>) : {};
+}
+
+function text(value: unknown): string | undefined {
+  return typeof value === "string" ? value : undefined;
+}

@@ -1,0 +1,87 @@
+/** Security contexts: the pod's and the container's merged (pkg/securitycontext), and what a machine is told of them. */
+import type { ContainerSecurity, MachineSpec } from "../provider/machine.ts";
+import type { Container, Pod } from "../kube/wire.ts";
+
+type SecurityContext = NonNullable<Container["securityContext"]>;
+
+/** The container's own settings win over the pod's, field by field. */
+export function effectiveSecurityContext(pod: Pod, container: Pick<Container, "securityContext">): SecurityContext {
+  const fromPod = pod.spec?.securityContext;
+  const own = container.securityContext ?? {};
+  return {
+    ...own,
+    ...pickDefined({
+      runAsUser: own.runAsUser ?? fromPod?.runAsUser,
+      runAsGroup: own.runAsGroup ?? fromPod?.runAsGroup,
+      runAsNonRoot: own.runAsNonRoot ?? fromPod?.runAsNonRoot,
+      seccompProfile: own.seccompProfile ?? fromPod?.seccompProfile,
+      appArmorProfile: own.appArmorProfile ?? fromPod?.appArmorProfile,
+    }),
+  };
+}
+
+/** What the machine is told about one container; undefined when the pod asks for nothing. */
+export function containerSecurity(
+  pod: Pod,
+  container: Pick<Container, "securityContext">,
+): ContainerSecurity | undefined {
+  const context = effectiveSecurityContext(pod, container);
+  const add = context.capabilities?.add ?? [];
+  const drop = context.capabilities?.drop ?? [];
+  const seccomp = context.seccompProfile?.type;
+  const security: ContainerSecurity = pickDefined({
+    user: context.runAsUser,
+    group: context.runAsGroup,
+    run_as_non_root: context.runAsNonRoot,
+    privileged: context.privileged,
+    read_only_root: context.readOnlyRootFilesystem,
+    allow_privilege_escalation: context.allowPrivilegeEscalation,
+    capabilities_add: add.length > 0 ? [...add] : undefined,
+    capabilities_drop: drop.length > 0 ? [...drop] : undefined,
+    seccomp: seccomp === "RuntimeDefault" ? "runtime_default" : seccomp === "Unconfined" ? "unconfined" : undefined,
+    unmasked_proc: context.procMount === "Unmasked" ? true : undefined,
+  });
+  return Object.keys(security).length > 0 ? security : undefined;
+}
+
+/** What the machine is told about the pod as a whole; undefined when the pod asks for nothing. */
+export function machineSecurity(pod: Pod): MachineSpec["security"] | undefined {
+  const context = pod.spec?.securityContext;
+  const groups = context?.supplementalGroups ?? [];
+  const sysctls = context?.sysctls ?? [];
+  const policy = context?.fsGroupChangePolicy;
+  const security: NonNullable<MachineSpec["security"]> = pickDefined({
+    fs_group: context?.fsGroup,
+    fs_group_change_policy:
+      policy === "OnRootMismatch" ? "on_root_mismatch" : policy === "Always" ? "always" : undefined,
+    supplemental_groups: groups.length > 0 ? [...groups] : undefined,
+    sysctls:
+      sysctls.length > 0 ? sysctls.map(({ name, value }) => ({ name: name.replaceAll("/", "."), value })) : undefined,
+    share_process_namespace: pod.spec?.shareProcessNamespace,
+    host_users: pod.spec?.hostUsers,
+  });
+  return Object.keys(security).length > 0 ? security : undefined;
+}
+
+/** The one user that all containers run as, when there is such a user (volume/util `FsUserFrom`). */
+export function sharedUser(pod: Pod): number | undefined {
+  let shared: number | undefined;
+  const all = [
+    ...(pod.spec?.initContainers ?? []),
+    ...(pod.spec?.containers ?? []),
+    ...(pod.spec?.ephemeralContainers ?? []),
+  ];
+  for (const container of all) {
+    const user = effectiveSecurityContext(pod, container).runAsUser;
+    if (user === undefined || (shared !== undefined && shared !== user)) return undefined;
+    shared = user;
+  }
+  return shared;
+}
+
+/** Drops the keys whose value is undefined or null: absent fields stay absent in the machine's spec. */
+export function pickDefined<T extends object>(fields: T): { [K in keyof T]?: Exclude<T[K], undefined | null> } {
+  return Object.fromEntries(Object.entries(fields).filter(([, value]) => value !== undefined && value !== null)) as {
+    [K in keyof T]?: Exclude<T[K], undefined | null>;
+  };
+}

@@ -1,0 +1,304 @@
+/**
+ * A pod's volumes as a machine's volumes. Files come with their contents; the machine writes them in the atomic `..data`
+ * layout. As in a kubelet, only volumes that some container mounts are looked at.
+ */
+import { createHash } from "node:crypto";
+import type { ConfigMap, Pod, Secret } from "../kube/wire.ts";
+import type { FileEntry, PullPolicy, Volume } from "../provider/machine.ts";
+import { Quantity } from "../resources/quantity.ts";
+import { isFullyLimited, podLimits } from "../resources/pod-resources.ts";
+import { missingMessage } from "./env.ts";
+import { fieldValue, resourceValue } from "./field-refs.ts";
+import { tokenKey, type Lookup, type NodeFacts, type References, type TokenWish } from "./inputs.ts";
+import { cleanPath, filePathProblem } from "./paths.ts";
+import { sharedUser } from "./security.ts";
+
+export type PodVolume = NonNullable<NonNullable<Pod["spec"]>["volumes"]>[number];
+
+const DEFAULT_MODE = 0o644;
+const DEFAULT_TOKEN_SECONDS = 3600;
+
+/** The volume kinds that a machine can have. */
+export const SUPPORTED_VOLUME_KINDS = [
+  "configMap",
+  "secret",
+  "downwardAPI",
+  "projected",
+  "emptyDir",
+  "image",
+  "hostPath",
+] as const;
+export type VolumeKind = (typeof SUPPORTED_VOLUME_KINDS)[number];
+
+/** The field that is set in a volume besides its name: `configMap`, `persistentVolumeClaim`... */
+export function volumeKind(volume: PodVolume): string {
+  return (
+    Object.entries(volume).find(([key, value]) => key !== "name" && value !== undefined && value !== null)?.[0] ??
+    "emptyDir"
+  );
+}
+
+/** Volumes that a container mounts, uses as a block device or reads env from, with their indexes in the spec. */
+export function usedVolumes(pod: Pod): { volume: PodVolume; index: number }[] {
+  const names = new Set<string>();
+  const spec = pod.spec;
+  for (const container of [
+    ...(spec?.initContainers ?? []),
+    ...(spec?.containers ?? []),
+    ...(spec?.ephemeralContainers ?? []),
+  ]) {
+    for (const mount of container.volumeMounts ?? []) names.add(mount.name);
+    for (const device of container.volumeDevices ?? []) names.add(device.name);
+    for (const variable of container.env ?? []) {
+      if (variable.valueFrom?.fileKeyRef) names.add(variable.valueFrom.fileKeyRef.volumeName);
+    }
+  }
+  return (spec?.volumes ?? [])
+    .map((volume, index) => ({ volume, index }))
+    .filter(({ volume }) => names.has(volume.name));
+}
+
+/** The volume that admission adds to every pod: token, CA and namespace of its service account. */
+export function isServiceAccountVolume(volume: PodVolume): boolean {
+  return (
+    volume.name.startsWith("kube-api-access-") &&
+    (volume.projected?.sources ?? []).some((source) => source.serviceAccountToken)
+  );
+}
+
+/** Tokens that the pod's volumes want. */
+export function tokenWishes(pod: Pod): TokenWish[] {
+  const wishes = new Map<string, TokenWish>();
+  for (const { volume } of usedVolumes(pod)) {
+    for (const source of volume.projected?.sources ?? []) {
+      if (!source.serviceAccountToken) continue;
+      const wish = tokenWish(source.serviceAccountToken);
+      wishes.set(tokenKey(wish), wish);
+    }
+  }
+  return [...wishes.values()];
+}
+
+function tokenWish(source: { readonly audience?: string; readonly expirationSeconds?: number }): TokenWish {
+  return { audience: source.audience ?? "", expirationSeconds: source.expirationSeconds ?? DEFAULT_TOKEN_SECONDS };
+}
+
+export type VolumeResult = { ok: true; volume: Volume } | { ok: false; message: string };
+
+/** Renders one volume of a supported kind. The message of a failure is the kubelet's. */
+export function renderVolume(pod: Pod, volume: PodVolume, references: References, node: NodeFacts): VolumeResult {
+  const name = volume.name;
+  switch (volumeKind(volume) as VolumeKind) {
+    case "emptyDir":
+      return { ok: true, volume: emptyDir(pod, volume, node) };
+    case "image": {
+      const policy = pullPolicy(volume.image?.pullPolicy);
+      return {
+        ok: true,
+        volume: { name, type: "image", image: volume.image?.reference ?? "", ...(policy && { pull_policy: policy }) },
+      };
+    }
+    case "hostPath": {
+      const type = volume.hostPath?.type;
+      return {
+        ok: true,
+        volume: { name, type: "host_path", path: volume.hostPath?.path ?? "", ...(type && { path_type: type }) },
+      };
+    }
+    case "configMap":
+    case "secret":
+    case "downwardAPI":
+    case "projected": {
+      const files = volumeFiles(pod, volume, references, node);
+      return files.ok
+        ? { ok: true, volume: { name, type: "files", version: filesVersion(files.files), files: files.files } }
+        : files;
+    }
+  }
+}
+
+/** Short hash of everything that a program in the machine could tell apart. */
+export function filesVersion(files: readonly FileEntry[]): string {
+  const hash = createHash("sha256");
+  for (const file of files) hash.update(JSON.stringify([file.path, file.mode, file.uid ?? null, file.content_b64]));
+  return hash.digest("hex").slice(0, 16);
+}
+
+type Files = { ok: true; files: FileEntry[] } | { ok: false; message: string };
+
+/** Files of a configMap, secret, downwardAPI or projected volume, sorted by path. Later sources replace earlier files. */
+function volumeFiles(pod: Pod, volume: PodVolume, references: References, node: NodeFacts): Files {
+  const tree = new Map<string, FileEntry>();
+  const problems: string[] = [];
+  const put = (path: string, entry: Omit<FileEntry, "path">) => {
+    const problem = filePathProblem(path);
+    if (problem !== undefined) problems.push(problem);
+    else tree.set(cleanPath(path), { path: cleanPath(path), ...entry });
+  };
+  const sources: readonly Source[] = volume.projected
+    ? (volume.projected.sources ?? [])
+    : [
+        {
+          configMap: volume.configMap,
+          secret: volume.secret && { ...volume.secret, name: volume.secret.secretName },
+          downwardAPI: volume.downwardAPI,
+        },
+      ];
+  const defaultMode =
+    (volume.projected ?? volume.configMap ?? volume.secret ?? volume.downwardAPI)?.defaultMode ?? DEFAULT_MODE;
+
+  for (const source of sources) {
+    if (source.configMap) {
+      problems.push(...putKeys("configmap", source.configMap, references.configMaps, defaultMode, put));
+    } else if (source.secret) {
+      problems.push(...putKeys("secret", source.secret, references.secrets, defaultMode, put));
+    } else if (source.downwardAPI) {
+      for (const item of source.downwardAPI.items ?? []) {
+        const value = item.fieldRef
+          ? fieldValue(pod, item.fieldRef.fieldPath)
+          : item.resourceFieldRef
+            ? resourceValue(pod, undefined, item.resourceFieldRef, node.allocatable)
+            : { ok: true as const, value: "" };
+        if (value.ok)
+          put(item.path, { mode: item.mode ?? defaultMode, content_b64: Buffer.from(value.value).toString("base64") });
+        else problems.push(value.message);
+      }
+    } else if (source.serviceAccountToken) {
+      const token = references.tokens.get(tokenKey(tokenWish(source.serviceAccountToken)));
+      if (token?.kind !== "found") {
+        problems.push(
+          `failed to fetch token: ${token === undefined ? "not read yet" : token.kind === "unknown" ? token.message : "serviceaccount not found"}`,
+        );
+        continue;
+      }
+      // With fsGroup the ownership pass of the volume widens 0600 to 0640.
+      const user = sharedUser(pod);
+      const isPrivate = user !== undefined || pod.spec?.securityContext?.fsGroup !== undefined;
+      put(source.serviceAccountToken.path, {
+        mode: isPrivate ? 0o600 : defaultMode,
+        ...(user !== undefined && { uid: user }),
+        content_b64: Buffer.from(token.object).toString("base64"),
+      });
+    }
+  }
+  problems.push(...nestingProblems(tree));
+  if (problems.length > 0) return { ok: false, message: aggregate(problems) };
+  const files = [...tree.values()].sort((a, b) => (a.path < b.path ? -1 : 1));
+  return { ok: true, files: files.map((file) => ({ ...file, mode: file.mode & 0o777 })) };
+}
+
+interface KeyItem {
+  readonly key: string;
+  readonly path: string;
+  readonly mode?: number | undefined;
+}
+
+interface KeySource {
+  readonly name?: string | undefined;
+  readonly optional?: boolean | undefined;
+  readonly items?: readonly KeyItem[] | undefined;
+}
+
+interface Source {
+  readonly configMap?: KeySource | undefined;
+  readonly secret?: KeySource | undefined;
+  readonly downwardAPI?:
+    | NonNullable<PodVolume["downwardAPI"]>
+    | { readonly items?: NonNullable<PodVolume["downwardAPI"]>["items"] }
+    | undefined;
+  readonly serviceAccountToken?:
+    | { readonly audience?: string; readonly expirationSeconds?: number; readonly path: string }
+    | undefined;
+}
+
+/** Puts the keys of a configMap or secret, all or those that `items` names; returns what is wrong. */
+function putKeys(
+  kind: "configmap" | "secret",
+  source: KeySource,
+  objects: ReadonlyMap<string, Lookup<ConfigMap | Secret>>,
+  defaultMode: number,
+  put: (path: string, entry: Omit<FileEntry, "path">) => void,
+): string[] {
+  const name = source.name ?? "";
+  const optional = source.optional ?? false;
+  const found = objects.get(name) ?? { kind: "unknown" as const, message: "not read yet" };
+  if (found.kind === "unknown") return [missingMessage(kind, name, found)];
+  if (found.kind === "absent") return optional ? [] : [missingMessage(kind, name, found)];
+
+  const contents = new Map<string, string>();
+  if (kind === "configmap") {
+    const configMap = found.object as ConfigMap;
+    for (const [key, text] of Object.entries(configMap.data ?? {}))
+      contents.set(key, Buffer.from(text).toString("base64"));
+    for (const [key, base64] of Object.entries(configMap.binaryData ?? {}))
+      if (!contents.has(key)) contents.set(key, base64);
+  } else {
+    for (const [key, base64] of Object.entries((found.object as Secret).data ?? {})) contents.set(key, base64);
+  }
+  const items = source.items ?? [];
+  if (items.length === 0) {
+    for (const [key, content] of contents) put(key, { mode: defaultMode, content_b64: content });
+    return [];
+  }
+  const problems: string[] = [];
+  for (const item of items) {
+    const content = contents.get(item.key);
+    if (content !== undefined) put(item.path, { mode: item.mode ?? defaultMode, content_b64: content });
+    else if (!optional) {
+      problems.push(
+        kind === "configmap"
+          ? `configmap references non-existent config key: ${item.key}`
+          : `references non-existent secret key: ${item.key}`,
+      );
+    }
+  }
+  return problems;
+}
+
+/** A path cannot be a file and a directory at once. */
+function nestingProblems(tree: ReadonlyMap<string, unknown>): string[] {
+  const problems: string[] = [];
+  for (const path of tree.keys()) {
+    const segments = path.split("/");
+    for (let length = 1; length < segments.length; length++) {
+      const parent = segments.slice(0, length).join("/");
+      if (tree.has(parent)) problems.push(`invalid path: ${path}: ${parent} is a file`);
+    }
+  }
+  return problems;
+}
+
+/** Go's `utilerrors.NewAggregate`: one message alone, several in brackets, each once. */
+function aggregate(messages: readonly string[]): string {
+  const unique = [...new Set(messages)];
+  return unique.length === 1 ? (unique[0] ?? "") : `[${unique.join(", ")}]`;
+}
+
+function emptyDir(pod: Pod, volume: PodVolume, node: NodeFacts): Volume {
+  const medium = volume.emptyDir?.medium === "Memory" ? "memory" : "disk";
+  const limit = volume.emptyDir?.sizeLimit === undefined ? undefined : Quantity.parse(volume.emptyDir.sizeLimit);
+  let size = limit !== undefined && limit.nano > 0n ? limit : undefined;
+  if (medium === "memory") {
+    // A memory volume can never be larger than what the pod may use.
+    const spec = pod.spec;
+    const podLimit = spec && isFullyLimited(spec, "memory") ? podLimits(spec).get("memory") : undefined;
+    for (const bound of [podLimit, node.allocatable.get("memory")]) {
+      if (bound !== undefined && bound.nano > 0n && (size === undefined || bound.compare(size) < 0)) size = bound;
+    }
+  }
+  return { name: volume.name, type: "empty_dir", medium, ...(size && { size_bytes: size.toNumber() }) };
+}
+
+/** `Always`, `IfNotPresent`, `Never` in the machine's spelling. */
+export function pullPolicy(policy: string | undefined): PullPolicy | undefined {
+  switch (policy) {
+    case "Always":
+      return "always";
+    case "IfNotPresent":
+      return "if_not_present";
+    case "Never":
+      return "never";
+    default:
+      return undefined;
+  }
+}
