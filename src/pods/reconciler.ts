@@ -10,8 +10,10 @@ import { isKubeApiError } from "../kube/errors.ts";
 import { podPath } from "../kube/paths.ts";
 import type { Pod } from "../kube/wire.ts";
 import { isProviderError, ProviderError } from "../provider/errors.ts";
-import { isOver, type Machine, type MachinePatch, type MachineSpec } from "../provider/machine.ts";
+import { fieldPathOf } from "../podspec/render.ts";
+import { isOver, type Machine, type MachineNotice, type MachinePatch, type MachineSpec } from "../provider/machine.ts";
 import type { Provider } from "../provider/provider.ts";
+import type { PodEvent } from "../podspec/inputs.ts";
 import type { Logger } from "../telemetry/logger.ts";
 import type { Clock } from "../util/clock.ts";
 import { toError } from "../util/errors.ts";
@@ -23,12 +25,6 @@ import { hasRun, isTerminal } from "./status.ts";
 export interface PodSource {
   readonly synced: boolean;
   get(uid: string): Pod | undefined;
-}
-
-export interface PodEvent {
-  type: "Normal" | "Warning";
-  reason: string;
-  message: string;
 }
 
 /** What became of turning a pod into a machine's spec. */
@@ -405,7 +401,7 @@ export class PodReconciler {
     for (const notice of machine.notices ?? []) {
       if (notice.seq <= last) continue;
       this.#noticeSeq.set(uid, notice.seq);
-      if (Date.parse(notice.at) >= this.#startedAt) this.#o.event(pod, { type: notice.type, reason: notice.reason, message: notice.message });
+      if (Date.parse(notice.at) >= this.#startedAt) this.#o.event(pod, noticeEvent(pod, notice));
     }
   }
 
@@ -436,6 +432,11 @@ export class PodReconciler {
 function podOf(desired: Desired): Pod {
   if (desired.kind !== "pod") throw new Error("planner asked for a pod action without a pod");
   return desired.pod;
+}
+
+function noticeEvent(pod: Pod, notice: MachineNotice): PodEvent {
+  const { type, reason, message, container } = notice;
+  return { type, reason, message, ...(container !== undefined && { fieldPath: fieldPathOf(pod, container) }) };
 }
 
 function sameWaiting(a: PodMemory["waiting"], b: NonNullable<PodMemory["waiting"]>): boolean {

@@ -1,0 +1,136 @@
+/**
+ * Reads the configuration: file < environment < flags, checked once, with every complaint naming the place in the file.
+ * The only folder that reads the environment.
+ */
+import { readFileSync } from "node:fs";
+import { LineCounter, isMap, isNode, parseDocument, type Document } from "yaml";
+import type { z } from "zod";
+import { VmletError, toError } from "../util/errors.ts";
+import { agentConfigSchema, type AgentConfig } from "./schema.ts";
+
+/** The configuration is wrong: the message lists each fault with file, line and field. The process should end with status 2. */
+export class ConfigError extends VmletError {
+  readonly code = "CONFIG";
+}
+
+/** What flags may set; undefined leaves file and environment alone. */
+export interface ConfigOverrides {
+  kubeconfig?: string | undefined;
+  clusterId?: string | undefined;
+  logLevel?: string | undefined;
+  nodeName?: string | undefined;
+  nodeAddress?: string | undefined;
+}
+
+/** Environment variables and the override each one is. */
+const ENVIRONMENT: Record<string, keyof ConfigOverrides> = {
+  VMLET_KUBECONFIG: "kubeconfig",
+  VMLET_CLUSTER_ID: "clusterId",
+  VMLET_LOG_LEVEL: "logLevel",
+  VMLET_NODE_NAME: "nodeName",
+  VMLET_NODE_ADDRESS: "nodeAddress",
+};
+
+/** @throws ConfigError */
+export function loadConfig(path: string, flags: ConfigOverrides, environment: NodeJS.ProcessEnv = process.env): AgentConfig {
+  let text: string;
+  try {
+    text = readFileSync(path, "utf8");
+  } catch (thrown) {
+    throw new ConfigError(`cannot read the configuration file ${path}: ${toError(thrown).message}`, { cause: thrown });
+  }
+  const overrides: ConfigOverrides = {};
+  for (const [variable, key] of Object.entries(ENVIRONMENT)) {
+    const value = environment[variable];
+    if (value !== undefined && value !== "") overrides[key] = value;
+  }
+  for (const [key, value] of Object.entries(flags)) if (value !== undefined) overrides[key as keyof ConfigOverrides] = value;
+  return parseConfig(text, path, overrides);
+}
+
+/** @throws ConfigError */
+export function parseConfig(text: string, path: string, overrides: ConfigOverrides = {}): AgentConfig {
+  return parseFile(agentConfigSchema, text, path, (raw) => applyOverrides(raw as RawConfig, overrides));
+}
+
+interface RawConfig {
+  kubeconfig?: unknown;
+  clusterId?: unknown;
+  logLevel?: unknown;
+  nodes?: { name?: unknown; addresses?: unknown }[];
+}
+
+function applyOverrides(raw: RawConfig, overrides: ConfigOverrides): RawConfig {
+  const merged = { ...raw };
+  if (overrides.kubeconfig !== undefined) merged.kubeconfig = overrides.kubeconfig;
+  if (overrides.clusterId !== undefined) merged.clusterId = overrides.clusterId;
+  if (overrides.logLevel !== undefined) merged.logLevel = overrides.logLevel;
+  if (overrides.nodeName !== undefined || overrides.nodeAddress !== undefined) {
+    if (raw.nodes?.length !== 1) {
+      throw new ConfigError("a node's name or address can be overridden only when the file lists exactly one node");
+    }
+    merged.nodes = [
+      {
+        ...raw.nodes[0],
+        ...(overrides.nodeName !== undefined && { name: overrides.nodeName }),
+        ...(overrides.nodeAddress !== undefined && { addresses: overrides.nodeAddress.split(",") }),
+      },
+    ];
+  }
+  return merged;
+}
+
+/**
+ * Parses a YAML file by a schema. Shared with the backend's configuration file.
+ *
+ * @throws ConfigError with one line per fault: `file:line:column: field: what is wrong`
+ */
+export function parseFile<S extends z.ZodType>(
+  schema: S,
+  text: string,
+  path: string,
+  prepare: (raw: unknown) => unknown = (raw) => raw,
+): z.infer<S> {
+  const lines = new LineCounter();
+  const document = parseDocument(text, { lineCounter: lines, uniqueKeys: true });
+  const [syntax] = document.errors;
+  if (syntax !== undefined) {
+    const at = lines.linePos(syntax.pos[0]);
+    throw new ConfigError(`${path}:${at.line}:${at.col}: ${syntax.message.split("\n")[0]}`);
+  }
+  const raw: unknown = document.toJS();
+  if (raw === null || typeof raw !== "object" || Array.isArray(raw)) throw new ConfigError(`${path}: the file must hold one YAML mapping`);
+  const result = schema.safeParse(prepare(raw));
+  if (result.success) return result.data;
+  const faults = result.error.issues.flatMap((issue) => faultsOf(issue, document, lines, path));
+  throw new ConfigError(faults.join("\n"));
+}
+
+function faultsOf(issue: z.core.$ZodIssue, document: Document, lines: LineCounter, path: string): string[] {
+  const fields = issue.path.map((p) => (typeof p === "symbol" ? String(p) : p));
+  if (issue.code === "unrecognized_keys") {
+    return issue.keys.map((key) => `${path}${position(document, lines, [...fields, key])}: ${fieldName([...fields, key])}: unknown key`);
+  }
+  const missing = issue.code === "invalid_type" && document.getIn(fields) === undefined;
+  const message = missing ? "is required" : issue.message.replace(/^Invalid input: /, "");
+  return [`${path}${position(document, lines, fields)}: ${fieldName(fields) || "(file)"}: ${message}`];
+}
+
+/** `:line:column` of the field, or of the nearest place above it that the file has. */
+function position(document: Document, lines: LineCounter, fields: readonly (string | number)[]): string {
+  for (let depth = fields.length; depth > 0; depth--) {
+    const parent = depth === 1 ? document.contents : document.getIn(fields.slice(0, depth - 1), true);
+    const last = fields[depth - 1]!;
+    let node: unknown = document.getIn(fields.slice(0, depth), true);
+    if (isMap(parent)) node = parent.items.find((pair) => isNode(pair.key) && "value" in pair.key && pair.key.value === last)?.key;
+    if (isNode(node) && node.range) {
+      const at = lines.linePos(node.range[0]);
+      return `:${at.line}:${at.col}`;
+    }
+  }
+  return "";
+}
+
+function fieldName(fields: readonly (string | number)[]): string {
+  return fields.map((f, i) => (typeof f === "number" ? `[${f}]` : i === 0 ? f : `.${f}`)).join("");
+}

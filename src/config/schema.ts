@@ -1,0 +1,186 @@
+/**
+ * The agent's one configuration file: its shape, defaults and meaning. Strict: a key that is not here is an error, because
+ * a misspelt key that is ignored is a setting that silently does not apply.
+ */
+import { z } from "zod";
+import { parseDuration } from "../resources/duration.ts";
+import { Quantity } from "../resources/quantity.ts";
+
+export const API_VERSION = "vmlet.dev/v1";
+export const KIND = "AgentConfig";
+
+const DNS_1123 = /^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$/;
+
+const duration = (fallback: string) =>
+  z
+    .string()
+    .refine(isDuration, "must be a duration such as 500ms, 10s, 5m or 1h")
+    .default(fallback)
+    .describe(`Duration. Default ${fallback}.`);
+
+const quantity = z
+  .union([z.string(), z.number()])
+  .transform(String)
+  .refine(isQuantity, "must be a Kubernetes quantity such as 500m, 4, 512Mi or 64Gi");
+
+function isDuration(text: string): boolean {
+  try {
+    parseDuration(text);
+    return true;
+  } catch {
+    return false;
+  }
+}
+
+function isQuantity(text: string): boolean {
+  const amount = Quantity.tryParse(text);
+  return amount !== undefined && amount.nano >= 0n;
+}
+
+const port = z.int().min(0).max(65535);
+
+export const httpVmSchema = z.strictObject({
+  type: z.literal("http-vm"),
+  url: z
+    .string()
+    .regex(/^(https?:\/\/|unix:\/)/, "must begin with http://, https:// or unix:/")
+    .describe("Base address of the Machine API: http(s)://host:port or unix:/path/to/socket."),
+  tokenFile: z.string().optional().describe("File with the bearer token; read again when it changes."),
+  caFile: z.string().optional().describe("CA certificates that sign the backend's certificate (PEM)."),
+  certFile: z.string().optional().describe("Client certificate for mutual TLS (PEM)."),
+  keyFile: z.string().optional().describe("Key of the client certificate (PEM)."),
+  concurrency: z.int().min(1).max(1000).default(32).describe("Calls under way at once."),
+  requestsPerSecond: z.number().positive().default(200).describe("Sustained rate of calls; short bursts may be twice as many."),
+});
+
+export const memorySchema = z.strictObject({
+  type: z.literal("memory"),
+  startDelay: duration("0s").describe("How long a machine takes to run."),
+  runFor: duration("0s").describe("How long containers run before they exit with 0; 0s means for ever."),
+});
+
+export const moduleSchema = z.strictObject({
+  type: z.literal("module"),
+  module: z.string().min(1).describe("Path or package of an ES module that exports `createProvider(options)`."),
+  options: z.record(z.string(), z.unknown()).default({}).describe("Passed to createProvider as it stands."),
+});
+
+export const providerSchema = z.discriminatedUnion("type", [httpVmSchema, memorySchema, moduleSchema]);
+
+export const taintSchema = z.strictObject({
+  key: z.string().min(1),
+  value: z.string().default(""),
+  effect: z.enum(["NoSchedule", "PreferNoSchedule", "NoExecute"]),
+});
+
+const kubeletSchema = z
+  .strictObject({
+    address: z.string().default("0.0.0.0").describe("Address that the kubelet API listens on."),
+    port: port.default(10250).describe("Port of the kubelet API; 0 picks a free one."),
+    certFile: z.string().optional().describe("Serving certificate (PEM). Absent: see `certificate`."),
+    keyFile: z.string().optional(),
+    certificate: z
+      .enum(["csr", "self-signed", "files"])
+      .optional()
+      .describe("Where the serving certificate comes from. Default: files when certFile is set, else csr with self-signed until it is signed."),
+    clientCAFile: z
+      .string()
+      .optional()
+      .describe("CA of clients such as kube-apiserver. Default: the ConfigMap kube-system/extension-apiserver-authentication."),
+    anonymousMetrics: z
+      .boolean()
+      .default(false)
+      .describe("Serve /metrics/resource and /stats/summary without authentication. For test suites that scrape through pods/proxy."),
+  })
+  .prefault({});
+
+export const nodeSchema = z.strictObject({
+  name: z.string().max(253).regex(DNS_1123, "must be a DNS-1123 name: lower-case letters, digits, '-' and '.'"),
+  provider: providerSchema,
+  addresses: z.array(z.union([z.ipv4(), z.ipv6()])).default([]).describe("The node's InternalIPs, the first is every pod's hostIP. Default: the host's first address."),
+  hostname: z.string().optional().describe("Published as Hostname address only when set: it must resolve from the API server."),
+  labels: z.record(z.string(), z.string()).default({}),
+  annotations: z.record(z.string(), z.string()).default({}),
+  taints: z
+    .array(taintSchema)
+    .default([{ key: "virtual-kubelet.io/provider", value: "vmlet", effect: "NoSchedule" }])
+    .describe("Taints of the new Node. An existing Node keeps its own."),
+  capacity: z
+    .record(z.string(), quantity)
+    .optional()
+    .describe("Synthetic capacity by resource name. Absent: the backend's /v1/capacity, else 16 cpu, 64Gi memory, 110 pods, 256Gi ephemeral-storage."),
+  kubelet: kubeletSchema,
+  dns: z
+    .strictObject({
+      clusterDns: z.array(z.string()).default([]).describe("Addresses of the cluster's DNS service."),
+      clusterDomain: z.string().default("cluster.local"),
+    })
+    .prefault({}),
+  allowHostPath: z.boolean().default(false).describe("Let hostPath mean a path in the pod's own machine."),
+  daemonSets: z.enum(["run", "ignore"]).default("run").describe("What happens to DaemonSet pods that tolerate the node's taints."),
+  backendOutageGrace: duration("10m").describe("How long the node stays Ready while its backend does not answer."),
+  sweep: z
+    .strictObject({
+      enabled: z.boolean().default(true).describe("Remove machines of this node whose pod is gone."),
+      maxPerMinute: z.int().min(1).default(10).describe("Machines of unknown pods removed in a minute at most."),
+    })
+    .prefault({}),
+  crashLoopBackoff: z
+    .strictObject({ initial: duration("10s"), max: duration("300s") })
+    .optional()
+    .describe("Back-off of crashing containers, when it is not a kubelet's."),
+  podConcurrency: z.int().min(1).max(512).default(32).describe("Pods worked on at once."),
+  podDeletionCost: z.boolean().default(false).describe("Annotate pods so that scale-in removes this node's pods first."),
+});
+
+export const agentConfigSchema = z.strictObject({
+  apiVersion: z.literal(API_VERSION),
+  kind: z.literal(KIND),
+  clusterId: z
+    .string()
+    .min(1)
+    .max(63)
+    .optional()
+    .describe("Tells clusters apart that share a backend. Must never change. Default: the UID of the namespace kube-system, if it may be read."),
+  kubeconfig: z.string().optional().describe("Default: KUBECONFIG, ~/.kube/config, or the pod's service account."),
+  identity: z
+    .strictObject({
+      mode: z
+        .enum(["direct", "impersonate"])
+        .default("direct")
+        .describe("direct: as the credentials say. impersonate: as system:node:<name> in group system:nodes."),
+    })
+    .prefault({}),
+  logLevel: z.enum(["debug", "info", "warn", "error"]).default("info"),
+  health: z
+    .strictObject({
+      address: z.string().default("127.0.0.1"),
+      port: port.default(10248).describe("Plain HTTP: /livez, /readyz, /metrics. 0 picks a free port."),
+    })
+    .prefault({}),
+  leaderElection: z
+    .strictObject({
+      enabled: z.boolean().default(false),
+      namespace: z.string().default("kube-system"),
+      name: z.string().default("vmlet"),
+      leaseDuration: duration("15s"),
+      renewDeadline: duration("10s"),
+      retryPeriod: duration("2s"),
+    })
+    .prefault({}),
+  api: z
+    .strictObject({
+      qps: z.number().positive().default(50).describe("Requests to the API server per second, as the kubelet's kubeAPIQPS."),
+      burst: z.int().positive().default(100),
+    })
+    .prefault({}),
+  nodes: z.array(nodeSchema).min(1).refine(uniqueNames, "node names must differ"),
+});
+
+function uniqueNames(nodes: readonly { name: string }[]): boolean {
+  return new Set(nodes.map((n) => n.name)).size === nodes.length;
+}
+
+export type AgentConfig = z.infer<typeof agentConfigSchema>;
+export type NodeConfig = AgentConfig["nodes"][number];
+export type ProviderConfig = NodeConfig["provider"];

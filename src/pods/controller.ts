@@ -1,0 +1,171 @@
+/**
+ * The pods of one node: keeps the list of pods that are bound to it, the list of machines that the backend runs for it,
+ * and calls the reconciler for every UID that either side says something new about. What is decided lies in `planner.ts`,
+ * what is written in `status.ts`, what is done in `reconciler.ts`; here is only the wiring and the clockwork.
+ */
+import type { EventRecorder } from "../kube/events.ts";
+import type { Kube } from "../kube/kube.ts";
+import { podsPath } from "../kube/paths.ts";
+import { Reflector } from "../kube/reflector.ts";
+import { Store } from "../kube/store.ts";
+import type { Pod } from "../kube/wire.ts";
+import { LABEL_UID, machineId, ownerLabels, parseMachineId } from "../podspec/machine-id.ts";
+import type { Provider } from "../provider/provider.ts";
+import { KeyedQueue } from "../queue/keyed-queue.ts";
+import type { Logger } from "../telemetry/logger.ts";
+import type { Clock } from "../util/clock.ts";
+import { toError } from "../util/errors.ts";
+import type { Random } from "../util/random.ts";
+import { MachineCache, MachineObserver } from "./machines.ts";
+import type { PodEvent } from "../podspec/inputs.ts";
+import { PodReconciler, type Renderer } from "./reconciler.ts";
+
+export interface PodControllerOptions {
+  kube: Kube;
+  provider: Provider;
+  renderer: Renderer;
+  events: EventRecorder;
+  nodeName: string;
+  clusterId: string;
+  hostIPs: () => readonly string[];
+  /** Pods worked on at once. */
+  concurrency: number;
+  sweep: { enabled: boolean; maxPerMinute: number };
+  /** Throws when this agent has lost its leadership. */
+  guard?: () => void;
+  clock: Clock;
+  random: Random;
+  logger: Logger;
+  /** After each call of the reconciler, for metrics. */
+  onReconciled?: (seconds: number, outcome: "settled" | "after" | "retry") => void;
+}
+
+/** Every pod is looked at this often even when nothing happens (kubelet: syncFrequency). */
+const RESYNC_MS = 60_000;
+
+export class PodController {
+  readonly store: Store<Pod>;
+  readonly machines: MachineCache;
+  readonly observer: MachineObserver;
+  readonly reflector: Reflector<Pod>;
+  readonly queue: KeyedQueue;
+  readonly #o: PodControllerOptions;
+  readonly #reconciler: PodReconciler;
+  #reapBudget: number;
+
+  constructor(options: PodControllerOptions) {
+    this.#o = options;
+    const { clock, random, logger, kube, provider, clusterId, nodeName } = options;
+    const owner = ownerLabels(clusterId, nodeName);
+    this.#reapBudget = options.sweep.maxPerMinute;
+    this.store = new Store<Pod>({ logger });
+    this.machines = new MachineCache({ clock, onChange: (id) => this.#machineChanged(id) });
+    this.queue = new KeyedQueue({
+      clock,
+      random,
+      concurrency: options.concurrency,
+      handle: (uid, signal) => this.#reconcile(uid, signal),
+    });
+    this.reflector = new Reflector<Pod>({
+      kube,
+      path: podsPath(),
+      query: { fieldSelector: `spec.nodeName=${nodeName}` },
+      store: this.store,
+      clock,
+      random,
+      logger,
+      accept: (pod) => pod.spec?.nodeName === nodeName,
+    });
+    this.observer = new MachineObserver({
+      provider,
+      cache: this.machines,
+      labels: owner,
+      clock,
+      random,
+      logger,
+      onSynced: () => this.resyncAll(),
+    });
+    this.#reconciler = new PodReconciler({
+      kube,
+      provider,
+      pods: this.store,
+      machines: this.machines,
+      renderer: options.renderer,
+      machineId: (uid) => machineId(clusterId, uid),
+      ownerLabels: owner,
+      nodeName,
+      hostIPs: options.hostIPs,
+      event: (pod, event) => this.#event(pod, event),
+      mayReap: () => options.sweep.enabled && this.#reapBudget-- > 0,
+      ...(options.guard && { guard: options.guard }),
+      clock,
+      logger,
+    });
+    this.store.onChange((change) => {
+      const uid = change.object.metadata!.uid!;
+      if (change.type === "delete") this.#reconciler.podGone(change.object);
+      this.queue.add(uid);
+    });
+  }
+
+  /** Looks at a pod again soon: something that it refers to has changed. */
+  poke(uid: string): void {
+    this.queue.add(uid);
+  }
+
+  resyncAll(): void {
+    for (const pod of this.store.list()) this.queue.add(pod.metadata!.uid!);
+    for (const machine of this.machines.values()) this.#machineChanged(machine.id);
+    for (const uid of this.#reconciler.knownUids()) this.queue.add(uid);
+  }
+
+  async run(signal: AbortSignal): Promise<void> {
+    await Promise.all([this.reflector.run(signal), this.observer.run(signal), this.queue.run(signal), this.#tick(signal)]);
+  }
+
+  /** The periodic part: everything is looked at again, and the sweep may remove a few more orphans. */
+  async #tick(signal: AbortSignal): Promise<void> {
+    await this.store.hasSynced(signal).catch(() => undefined);
+    while (!signal.aborted) {
+      this.#reapBudget = this.#o.sweep.maxPerMinute;
+      this.resyncAll();
+      await this.#o.clock.sleep(RESYNC_MS, signal).catch(() => undefined);
+    }
+  }
+
+  async #reconcile(uid: string, signal: AbortSignal): Promise<void> {
+    const start = this.#o.clock.monotonic();
+    const outcome = await this.#reconciler.reconcile(uid, signal);
+    this.#o.onReconciled?.((this.#o.clock.monotonic() - start) / 1000, outcome.kind);
+    switch (outcome.kind) {
+      case "settled":
+        this.queue.forget(uid);
+        return;
+      case "after":
+        this.queue.forget(uid);
+        this.queue.addAfter(uid, outcome.ms);
+        return;
+      case "retry":
+        if (signal.aborted) return;
+        this.#o.logger.warn({ uid, err: toError(outcome.error).message }, "Pod could not be brought forward and will be tried again");
+        if (outcome.afterMs !== undefined) this.queue.addAfter(uid, outcome.afterMs);
+        else this.queue.retry(uid);
+    }
+  }
+
+  #machineChanged(id: string): void {
+    const observed = this.machines.observe(id);
+    const uid = parseMachineId(this.#o.clusterId, id) ?? (observed.kind === "found" ? observed.machine.labels[LABEL_UID] : undefined);
+    if (uid !== undefined) this.queue.add(uid);
+  }
+
+  #event(pod: Pod, event: PodEvent): void {
+    const { namespace, name, uid } = pod.metadata!;
+    this.#o.events.event(
+      { apiVersion: "v1", kind: "Pod", namespace: namespace!, name: name!, uid: uid!, ...(event.fieldPath && { fieldPath: event.fieldPath }) },
+      event.type,
+      event.reason,
+      event.message,
+    );
+  }
+}
