@@ -241,8 +241,7 @@ async function probeGrpc(action: { port: number; service?: string }, target: Tar
         session.on("error", reject);
         session.on("close", () => reject(new Error("connection closed")));
         const service = Buffer.from(action.service ?? "");
-        if (service.length > 127) throw new Error("service name too long");
-        const message = service.length === 0 ? Buffer.alloc(0) : Buffer.concat([Buffer.from([0x0a, service.length]), service]);
+        const message = service.length === 0 ? Buffer.alloc(0) : Buffer.concat([Buffer.from([0x0a]), varint(service.length), service]);
         const stream = session.request({
           ":method": "POST",
           ":path": "/grpc.health.v1.Health/Check",
@@ -264,7 +263,7 @@ async function probeGrpc(action: { port: number; service?: string }, target: Tar
         });
         stream.on("error", reject);
         stream.on("end", () => resolve({ status, message: text, body: Buffer.concat(chunks) }));
-        stream.end(Buffer.concat([Buffer.from([0, 0, 0, 0, message.length]), message]));
+        stream.end(grpcFrame(message));
       }),
     );
     if (reply.status === "12") {
@@ -280,6 +279,21 @@ async function probeGrpc(action: { port: number; service?: string }, target: Tar
     session.destroy();
     socket.destroy();
   }
+}
+
+function varint(value: number): Buffer {
+  const bytes: number[] = [];
+  for (let rest = value; ; rest >>>= 7) {
+    if (rest < 0x80) return Buffer.from([...bytes, rest]);
+    bytes.push((rest & 0x7f) | 0x80);
+  }
+}
+
+/** One uncompressed message with its length before it. */
+function grpcFrame(message: Buffer): Buffer {
+  const header = Buffer.alloc(5);
+  header.writeUInt32BE(message.length, 1);
+  return Buffer.concat([header, message]);
 }
 
 export interface HookContext {

@@ -112,7 +112,7 @@ class Steps {
         const passed = own.phase === "exited" && this.#exitCode(container.name) === 0;
         if (this.#record.initialized || passed) continue;
       }
-      if (own.phase === "new") this.start(container);
+      if (own.phase === "new") this.#first(container);
       else if (!this.#restart(container, sidecar ? "always" : initPolicy(this.#spec, container))) {
         this.#actions.push({ do: "finish" });
         return false;
@@ -130,7 +130,7 @@ class Steps {
         alive = true;
       } else if (own.phase === "new") {
         alive = true;
-        this.start(container);
+        this.#first(container);
       } else if (this.#restart(container, container.restart_policy ?? this.#spec.restart_policy)) alive = true;
       // Those after it wait until it runs and its post_start has returned.
       if (this.#startsNow(container.name) || this.#busy.starting.has(container.name)) return;
@@ -145,21 +145,30 @@ class Steps {
     else this.#actions.push({ do: "start", container: container.name, ...(backoff === undefined ? {} : { backoff }) });
   }
 
+  /** The first start since the machine began, or began again; then the back-off of the former instances counts. */
+  #first(container: ContainerSpec): void {
+    if (this.#record.containers[container.name]!.attempt < 0) this.start(container);
+    else this.#startAfterBackoff(container);
+  }
+
+  #startAfterBackoff(container: ContainerSpec): void {
+    if (this.#busy.starting.has(container.name)) return;
+    const next = nextRestart(this.#record.containers[container.name]!, this.#limits(), this.#now);
+    if ("until" in next) {
+      this.#actions.push({ do: "back_off", container: container.name, ms: next.ms, until: next.until });
+      this.#wake(next.until);
+    } else this.start(container, next.backoff);
+  }
+
   /** False when the container has come to its end for good. */
   #restart(container: ContainerSpec, policy: RestartPolicy): boolean {
-    const own = this.#record.containers[container.name]!;
     const decision = restartDecision(container, policy, this.#exitCode(container.name));
     if (decision === "no") return false;
     if (decision === "restart_all") {
       this.#actions.push({ do: "restart_all" });
       return true;
     }
-    if (this.#busy.starting.has(container.name)) return true;
-    const next = nextRestart(own, this.#limits(), this.#now);
-    if ("until" in next) {
-      this.#actions.push({ do: "back_off", container: container.name, ms: next.ms, until: next.until });
-      this.#wake(next.until);
-    } else this.start(container, next.backoff);
+    this.#startAfterBackoff(container);
     return true;
   }
 

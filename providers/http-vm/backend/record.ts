@@ -46,6 +46,8 @@ export interface ContainerRecord {
   preStopDone: boolean;
   /** Restart back-off as client-go's Backoff keeps it. Times are wall-clock milliseconds. */
   backoff?: { ms: number; updatedAt: number };
+  /** The image was changed while it ran: the next instance does not ask the restart policy. */
+  definitionChanged?: boolean;
   /** Back-off of a start that failed before there was an instance (image, config). */
   retry?: { at: number; ms: number };
   finishedAt?: number;

@@ -1,0 +1,76 @@
+import { allProcesses, processEnv, type ProcessStat } from "../../proc.ts";
+
+export interface OwnedProcess {
+  stat: ProcessStat;
+  machine: string;
+  container: string;
+}
+
+const MARK = "VMLET_OWNER";
+
+/**
+ * The processes of this host that belong to a backend's containers, daemonised ones included: each carries a mark in its
+ * environment, which children inherit; a child that cleared its environment is known by its parent or its session.
+ */
+export class OwnedProcesses {
+  readonly #stateDir: string;
+  #running: Promise<OwnedProcess[]> | undefined;
+  #next: Promise<OwnedProcess[]> | undefined;
+
+  constructor(stateDir: string) {
+    this.#stateDir = stateDir;
+  }
+
+  /** What a container's environment needs, for its processes to be found. */
+  marks(machine: string, container: string): Record<string, string> {
+    return { [MARK]: `${this.#stateDir}|${machine}|${container}` };
+  }
+
+  /** A scan that began after the call. Many callers at once share one. */
+  list(): Promise<OwnedProcess[]> {
+    if (this.#running === undefined) {
+      this.#running = this.#scan().finally(() => {
+        this.#running = undefined;
+      });
+      return this.#running;
+    }
+    this.#next ??= this.#running
+      .catch(() => [])
+      .then(() => {
+        this.#next = undefined;
+        return this.list();
+      });
+    return this.#next;
+  }
+
+  async #scan(): Promise<OwnedProcess[]> {
+    const all = await allProcesses();
+    const owned = new Map<number, OwnedProcess>();
+    const sessions = new Map<number, OwnedProcess>();
+    await Promise.all(
+      all.map(async (stat) => {
+        const [stateDir, machine, container] = (await processEnv(stat.pid, MARK))?.split("|") ?? [];
+        if (stateDir !== this.#stateDir || machine === undefined || container === undefined) return;
+        const own = { stat, machine, container };
+        owned.set(stat.pid, own);
+        sessions.set(stat.session, own);
+      }),
+    );
+    if (owned.size === 0) return [];
+    const byParent = Map.groupBy(all, (stat) => stat.ppid);
+    for (const stat of all) {
+      const leader = sessions.get(stat.session);
+      if (leader !== undefined && !owned.has(stat.pid)) owned.set(stat.pid, { ...leader, stat });
+    }
+    const queue = [...owned.values()];
+    for (let own = queue.pop(); own !== undefined; own = queue.pop()) {
+      for (const stat of byParent.get(own.stat.pid) ?? []) {
+        if (owned.has(stat.pid)) continue;
+        const child = { ...own, stat };
+        owned.set(stat.pid, child);
+        queue.push(child);
+      }
+    }
+    return [...owned.values()];
+  }
+}

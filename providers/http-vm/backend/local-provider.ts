@@ -1,0 +1,329 @@
+import { createServer, type Server } from "node:net";
+import { createHash } from "node:crypto";
+import { join } from "node:path";
+import { PTY_MODULE, attachShim, installShim, shimEverStarted, startShim, watchShim } from "./shim-client.ts";
+import PQueue from "p-queue";
+import type { Capability } from "../../../src/provider/capabilities.ts";
+import { ProviderError } from "../../../src/provider/errors.ts";
+import type { Machine, MachinePatch, MachineSpec } from "../../../src/provider/machine.ts";
+import type {
+  CallOptions,
+  LogLine,
+  LogOptions,
+  MachineEvent,
+  MachineList,
+  MachineStats,
+  ProcessStreams,
+  Provider,
+  ProviderCapacity,
+  ProviderInfo,
+  StreamOptions,
+} from "../../../src/provider/provider.ts";
+import type { Logger } from "../../../src/telemetry/logger.ts";
+import type { Clock } from "../../../src/util/clock.ts";
+import type { Engine } from "./engine.ts";
+import { containersOf, specHash } from "./record.ts";
+import { MachineStore } from "./store.ts";
+import { Supervisor, type Shims, type SupervisorContext } from "./supervisor.ts";
+import { toError } from "../../../src/util/errors.ts";
+
+export interface LocalProviderOptions {
+  engine: Engine;
+  stateDir: string;
+  clock: Clock;
+  logger: Logger;
+  /** Shown in the machine's status. */
+  host: string;
+  version: string;
+  capacity?: ProviderCapacity;
+  /** Sandboxes and containers that may be starting at once. */
+  startConcurrency?: number;
+  logMaxBytes?: number;
+  logMaxFiles?: number;
+  /** For tests; default: shim processes. */
+  shims?: Shims;
+}
+
+const START_CONCURRENCY = 8;
+/** kubelet's containerLogMaxSize and containerLogMaxFiles. */
+const LOG_MAX_BYTES = 10 * 1024 * 1024;
+const LOG_MAX_FILES = 5;
+/** Long enough for any create that is still in flight somewhere. */
+const TOMBSTONE_MS = 24 * 60 * 60 * 1000;
+const PRUNE_EVERY_MS = 10 * 60 * 1000;
+const ID_PATTERN = /^[a-zA-Z0-9][a-zA-Z0-9_.-]{0,199}$/;
+const NAME_PATTERN = /^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$/;
+
+/**
+ * One host's machines: a Provider over an engine, with its state in a folder. Created by `openLocalProvider`, which finds
+ * what a former one left running.
+ */
+export class LocalProvider implements Provider {
+  readonly name: string;
+  readonly #options: LocalProviderOptions;
+  readonly #engine: Engine;
+  readonly #store: MachineStore;
+  readonly #supervisors = new Map<string, Supervisor>();
+  readonly #context: SupervisorContext;
+  readonly #closed = new AbortController();
+  readonly #lock: Server;
+  #cancelPrune: () => void = () => {};
+
+  private constructor(options: LocalProviderOptions, store: MachineStore, lock: Server) {
+    this.name = options.engine.name;
+    this.#options = options;
+    this.#engine = options.engine;
+    this.#store = store;
+    this.#lock = lock;
+    this.#context = {
+      engine: options.engine,
+      store,
+      shims: options.shims ?? processShims(options),
+      clock: options.clock,
+      logger: options.logger,
+      startGate: new PQueue({ concurrency: options.startConcurrency ?? START_CONCURRENCY }),
+      onDeleted: (supervisor) => this.#bury(supervisor),
+    };
+  }
+
+  /** @throws Error when the state directory is in use by another backend, or cannot be read. */
+  static async open(options: LocalProviderOptions): Promise<LocalProvider> {
+    const lock = await lockStateDir(options.stateDir);
+    try {
+      const provider = new LocalProvider(options, new MachineStore(options.stateDir, options.clock), lock);
+      await provider.#recover();
+      return provider;
+    } catch (error) {
+      lock.close();
+      throw error;
+    }
+  }
+
+  async #recover(): Promise<void> {
+    const found = this.#store.load();
+    await this.#engine.sweep(new Set(found.map(({ record }) => record.machine.id)));
+    for (const { spec, record } of found) this.#supervisors.set(record.machine.id, new Supervisor(this.#context, spec, record));
+    await Promise.all(
+      [...this.#supervisors.values()].map((supervisor) =>
+        supervisor.recover().catch((error: unknown) => {
+          this.#options.logger.error({ machine: supervisor.id, error: toError(error).message }, "cannot take a machine over from the former backend");
+        }),
+      ),
+    );
+    if (found.length > 0) this.#options.logger.info({ machines: found.length }, "found the machines of the former backend");
+    this.#prune();
+  }
+
+  #prune(): void {
+    this.#store.pruneTombstones(TOMBSTONE_MS);
+    this.#cancelPrune = this.#options.clock.after(PRUNE_EVERY_MS, () => this.#prune());
+  }
+
+  #bury(supervisor: Supervisor): void {
+    this.#supervisors.delete(supervisor.id);
+    this.#store.bury(supervisor.snapshot());
+    void supervisor.close();
+  }
+
+  getInfo(_options: CallOptions): Promise<ProviderInfo> {
+    const capabilities: Capability[] = [...this.#engine.capabilities];
+    if (this.#options.capacity !== undefined || this.#engine.capacity !== undefined) capabilities.push("capacity");
+    return Promise.resolve({ name: `vmlet-backend/${this.#engine.name}`, version: this.#options.version, capabilities: [...new Set(capabilities)] });
+  }
+
+  createPod(id: string, spec: MachineSpec, options: CallOptions): Promise<Machine> {
+    return this.#call(options, () => {
+      if (!ID_PATTERN.test(id)) throw new ProviderError("invalid", `machine id "${id}" must match ${ID_PATTERN.source}`, { field: "id" });
+      if (this.#store.tombstone(id) !== undefined) throw new ProviderError("gone", `machine ${id} was deleted`);
+      const existing = this.#supervisors.get(id);
+      if (existing !== undefined) {
+        if (existing.record.deleted) throw new ProviderError("gone", `machine ${id} is being deleted`);
+        if (existing.record.specHash !== specHash(spec)) throw new ProviderError("conflict", `machine ${id} exists with another spec`);
+        return existing.snapshot();
+      }
+      validateSpec(spec);
+      this.#engine.validate?.(spec);
+      const supervisor = Supervisor.create(this.#context, id, spec, this.#options.host);
+      this.#supervisors.set(id, supervisor);
+      return supervisor.snapshot();
+    });
+  }
+
+  getPod(id: string, options: CallOptions): Promise<Machine> {
+    return this.#call(options, () => {
+      const machine = this.#supervisors.get(id)?.snapshot() ?? this.#store.tombstone(id);
+      if (machine === undefined) throw notFound(id);
+      return machine;
+    });
+  }
+
+  getPods(options: CallOptions & { labels: Record<string, string>; includeDeleted?: boolean }): Promise<MachineList> {
+    return this.#call(options, () => {
+      const all = [...this.#supervisors.values()].filter(({ spec }) => carries(spec.labels, options.labels)).map((supervisor) => supervisor.snapshot());
+      if (options.includeDeleted) all.push(...this.#store.tombstones().filter(({ labels }) => carries(labels, options.labels)));
+      return { items: all, revision: this.#store.revision };
+    });
+  }
+
+  stopPod(id: string, options: CallOptions & { graceSeconds: number }): Promise<Machine> {
+    return this.#call(options, () => {
+      const supervisor = this.#supervisors.get(id);
+      if (supervisor === undefined) {
+        const tombstone = this.#store.tombstone(id);
+        if (tombstone !== undefined) return tombstone;
+        throw notFound(id);
+      }
+      supervisor.stop(options.graceSeconds);
+      return supervisor.snapshot();
+    });
+  }
+
+  deletePod(id: string, options: CallOptions & { force: boolean }): Promise<void> {
+    return this.#call(options, () => {
+      const supervisor = this.#supervisors.get(id);
+      if (supervisor !== undefined) supervisor.delete(options.force);
+      else if (this.#store.tombstone(id) === undefined) this.#store.bury(unseen(id, this.#options.clock.now()));
+    });
+  }
+
+  getLogs(id: string, container: string, options: LogOptions): AsyncIterable<LogLine> {
+    return this.#logs(id, container, { ...options, signal: AbortSignal.any([options.signal, this.#closed.signal]) });
+  }
+
+  async *#logs(id: string, container: string, options: LogOptions): AsyncGenerator<LogLine> {
+    yield* this.#find(id).logs(container, options);
+  }
+
+  async updatePod(id: string, patch: MachinePatch, options: CallOptions): Promise<Machine> {
+    options.signal.throwIfAborted();
+    const supervisor = this.#find(id);
+    for (const spec of patch.ephemeral_containers ?? []) {
+      validateSpec({ ...supervisor.spec, ephemeral_containers: [...(supervisor.spec.ephemeral_containers ?? []), spec] });
+      this.#engine.validate?.({ ...supervisor.spec, ephemeral_containers: [spec] });
+    }
+    await supervisor.patch(patch);
+    return supervisor.snapshot();
+  }
+
+  async *watchPods(since: number, options: CallOptions & { labels: Record<string, string> }): AsyncGenerator<MachineEvent> {
+    const signal = AbortSignal.any([options.signal, this.#closed.signal]);
+    for await (const event of this.#store.watch(since, signal)) if (carries(event.machine.labels, options.labels)) yield event;
+  }
+
+  async getCapacity(_options: CallOptions): Promise<ProviderCapacity> {
+    if (this.#options.capacity !== undefined) return this.#options.capacity;
+    if (this.#engine.capacity !== undefined) return await this.#engine.capacity();
+    throw new ProviderError("unsupported", "this backend reports no capacity: give one in its config under capacity");
+  }
+
+  async getStats(options: CallOptions & { labels: Record<string, string> }): Promise<MachineStats[]> {
+    const wanted = [...this.#supervisors.values()].filter(({ spec }) => carries(spec.labels, options.labels));
+    // A machine whose sample cannot be had is left out, not shown as zero.
+    const samples = await Promise.all(wanted.map((supervisor) => supervisor.stats().catch(() => undefined)));
+    options.signal.throwIfAborted();
+    return samples.filter((sample) => sample !== undefined);
+  }
+
+  async exec(id: string, container: string, command: string[], options: StreamOptions): Promise<ProcessStreams> {
+    if (command.length === 0) throw new ProviderError("invalid", "exec needs a command", { field: "command" });
+    return await this.#find(id).exec(container, command, options);
+  }
+
+  async attach(id: string, container: string, options: StreamOptions): Promise<ProcessStreams> {
+    return await this.#find(id).attach(container, options);
+  }
+
+  async portForward(id: string, port: number, options: CallOptions) {
+    return await this.#find(id).portForward(port, options.signal);
+  }
+
+  /** Lets go of the machines; they run on, and the next `open` finds them. */
+  async close(): Promise<void> {
+    if (this.#closed.signal.aborted) return;
+    this.#closed.abort(new Error("the backend is stopping"));
+    this.#cancelPrune();
+    await Promise.all([...this.#supervisors.values()].map((supervisor) => supervisor.close()));
+    await this.#engine.close();
+    this.#lock.close();
+  }
+
+  #find(id: string): Supervisor {
+    const supervisor = this.#supervisors.get(id);
+    if (supervisor === undefined) throw notFound(id);
+    return supervisor;
+  }
+
+  #call<T>(options: CallOptions, work: () => T): Promise<T> {
+    return new Promise((resolve) => {
+      options.signal.throwIfAborted();
+      if (this.#closed.signal.aborted) throw new ProviderError("unavailable", "the backend is stopping");
+      resolve(work());
+    });
+  }
+}
+
+function processShims(options: LocalProviderOptions): Shims {
+  const program = installShim(options.stateDir);
+  const limits = { logMaxBytes: options.logMaxBytes ?? LOG_MAX_BYTES, logMaxFiles: options.logMaxFiles ?? LOG_MAX_FILES, ptyModule: PTY_MODULE };
+  return {
+    start: (dir, launch) => startShim(program, dir, { ...launch, ...limits }),
+    watch: (dir, socket, events) => watchShim(dir, socket, options.clock, events),
+    everStarted: shimEverStarted,
+    attach: attachShim,
+  };
+}
+
+function notFound(id: string): ProviderError {
+  return new ProviderError("not_found", `there is no machine ${id}`);
+}
+
+function carries(labels: Record<string, string>, wanted: Record<string, string>): boolean {
+  return Object.entries(wanted).every(([key, value]) => labels[key] === value);
+}
+
+/** The tombstone of a machine that was deleted before it was ever created: a create that comes late finds it. */
+function unseen(id: string, now: number): Machine {
+  return {
+    id,
+    version: 0,
+    revision: 0,
+    labels: {},
+    state: "deleted",
+    reachability: "ok",
+    sandbox_ready: false,
+    created_at: new Date(now).toISOString(),
+    addresses: [],
+    containers: [],
+  };
+}
+
+/** Rules of the model itself, for every engine. */
+function validateSpec(spec: MachineSpec): void {
+  const invalid = (field: string, message: string) => new ProviderError("invalid", `${field}: ${message}`, { field });
+  if (spec.containers.length === 0) throw invalid("containers", "a machine needs at least one container");
+  const volumes = new Set((spec.volumes ?? []).map(({ name }) => name));
+  const seen = new Set<string>();
+  for (const { spec: container } of containersOf(spec)) {
+    if (!NAME_PATTERN.test(container.name)) throw invalid("containers.name", `"${container.name}" must be a DNS label`);
+    if (seen.has(container.name)) throw invalid("containers.name", `"${container.name}" is used twice`);
+    seen.add(container.name);
+    for (const mount of container.mounts ?? []) {
+      if (!volumes.has(mount.volume)) throw invalid("containers.mounts", `container "${container.name}" mounts volume "${mount.volume}", which does not exist`);
+    }
+  }
+}
+
+/** One backend per state directory: an abstract socket, which the kernel gives back however the holder ends. */
+async function lockStateDir(stateDir: string): Promise<Server> {
+  const name = `\0vmlet-backend-${createHash("sha256").update(join(stateDir)).digest("hex").slice(0, 32)}`;
+  const server = createServer((socket) => socket.destroy());
+  await new Promise<void>((resolve, reject) => {
+    server.once("error", (error: NodeJS.ErrnoException) => {
+      if (error.code === "EADDRINUSE") reject(new Error(`state directory ${stateDir} is in use by another backend: stop it, or choose another directory`));
+      else reject(error);
+    });
+    server.listen(name, resolve);
+  });
+  server.unref();
+  return server;
+}

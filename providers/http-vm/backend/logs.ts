@@ -1,0 +1,196 @@
+/** Reads the log segments that a shim writes (`log.0`, `log.1`, ... in the CRI format). */
+import { watch } from "node:fs";
+import { open, readdir, stat, type FileHandle } from "node:fs/promises";
+import { join } from "node:path";
+import type { LogLine } from "../../../src/provider/provider.ts";
+import type { Clock } from "../../../src/util/clock.ts";
+
+const CHUNK_BYTES = 64 * 1024;
+/** inotify tells of every write; this is for file systems where it does not. */
+const POLL_MS = 1_000;
+
+export interface ReadLogOptions {
+  clock: Clock;
+  signal: AbortSignal;
+  follow: boolean;
+  tail?: number | undefined;
+  since?: string | undefined;
+  stream?: "stdout" | "stderr" | undefined;
+  /** Bytes of content, newlines counted; the last line is cut. */
+  limitBytes?: number | undefined;
+  /** True once nothing more will be written. Asked before the last look. */
+  complete(): boolean;
+  /** Resolves when `complete` may have changed. */
+  changed(signal: AbortSignal): Promise<void>;
+}
+
+/** `2016-10-06T00:17:09.669794202Z stdout F text`; undefined for anything else. */
+export function parseLogLine(line: Buffer): LogLine | undefined {
+  const first = line.indexOf(32);
+  const second = line.indexOf(32, first + 1);
+  const third = line.indexOf(32, second + 1);
+  if (first === -1 || second === -1 || third === -1) return undefined;
+  const stream = line.toString("latin1", first + 1, second);
+  if (stream !== "stdout" && stream !== "stderr") return undefined;
+  return { at: line.toString("latin1", 0, first), stream, partial: line[second + 1] === 80, content: line.subarray(third + 1) };
+}
+
+async function segments(dir: string): Promise<number[]> {
+  const names = await readdir(dir).catch(() => []);
+  return names
+    .flatMap((name) => /^log\.(\d+)$/.exec(name)?.[1] ?? [])
+    .map(Number)
+    .toSorted((a, b) => a - b);
+}
+
+/** Size of all segments in bytes. */
+export async function logBytes(dir: string): Promise<number> {
+  const sizes = await Promise.all((await segments(dir)).map(async (segment) => (await stat(join(dir, `log.${segment}`)).catch(() => undefined))?.size ?? 0));
+  return sizes.reduce((sum, size) => sum + size, 0);
+}
+
+interface Position {
+  segment: number;
+  offset: number;
+}
+
+/** The lines of one container instance, past and, with `follow`, to come. */
+export async function* readLog(dir: string, options: ReadLogOptions): AsyncGenerator<LogLine> {
+  let left = options.limitBytes ?? Infinity;
+  const since = options.since === undefined ? undefined : sinceKey(options.since);
+  const wanted = (line: LogLine) =>
+    (options.stream === undefined || line.stream === options.stream) && (since === undefined || sinceKey(line.at) >= since);
+  let position: Position = options.tail === undefined ? { segment: 0, offset: 0 } : await tailPosition(dir, options.tail, wanted);
+  for await (const line of allLines(dir, position, options)) {
+    if (left <= 0) return;
+    if (!wanted(line)) continue;
+    const size = line.content.length + (line.partial ? 0 : 1);
+    if (size > left) {
+      yield { ...line, partial: true, content: line.content.subarray(0, left) };
+      return;
+    }
+    left -= size;
+    yield line;
+  }
+}
+
+/** RFC 3339 in UTC with any number of decimals, as text that sorts by time. */
+function sinceKey(time: string): string {
+  const [, whole, decimals = ""] = /^([^.Z+]+)(?:\.(\d+))?/.exec(time) ?? [];
+  if (time.endsWith("Z") && whole !== undefined) return `${whole}.${decimals.padEnd(9, "0")}`;
+  return `${new Date(time).toISOString().slice(0, 19)}.${decimals.padEnd(9, "0")}`;
+}
+
+/** Where the last `count` wanted lines begin; parts of one line count once. */
+async function tailPosition(dir: string, count: number, wanted: (line: LogLine) => boolean): Promise<Position> {
+  const all = await segments(dir);
+  let left = count;
+  for (const segment of all.toReversed()) {
+    const starts: { offset: number; ends: boolean }[] = [];
+    let end = 0;
+    for await (const { line, offset, next } of segmentLines(dir, { segment, offset: 0 })) {
+      end = next;
+      if (wanted(line)) starts.push({ offset, ends: !line.partial });
+    }
+    if (count === 0) return { segment, offset: end };
+    // Walk back over whole lines: a line begins after the end of the one before it.
+    for (let index = starts.length - 1; index >= 0; index--) {
+      const begins = index === 0 || starts[index - 1]!.ends;
+      if (begins && --left === 0) return { segment, offset: starts[index]!.offset };
+    }
+  }
+  return { segment: 0, offset: 0 };
+}
+
+async function* segmentLines(dir: string, from: Position): AsyncGenerator<{ line: LogLine; offset: number; next: number }> {
+  let handle: FileHandle;
+  try {
+    handle = await open(join(dir, `log.${from.segment}`), "r");
+  } catch {
+    // Rotated away meanwhile.
+    return;
+  }
+  try {
+    const buffer = Buffer.allocUnsafe(CHUNK_BYTES);
+    let rest: Buffer = Buffer.alloc(0);
+    let offset = from.offset;
+    let readAt = from.offset;
+    for (;;) {
+      const { bytesRead } = await handle.read(buffer, 0, CHUNK_BYTES, readAt);
+      if (bytesRead === 0) return;
+      readAt += bytesRead;
+      const data = Buffer.concat([rest, buffer.subarray(0, bytesRead)]);
+      let start = 0;
+      for (let newline = data.indexOf(10); newline !== -1; newline = data.indexOf(10, start)) {
+        const line = parseLogLine(data.subarray(start, newline));
+        const next = offset + (newline + 1 - start);
+        if (line !== undefined) yield { line, offset, next };
+        offset = next;
+        start = newline + 1;
+      }
+      rest = Buffer.from(data.subarray(start));
+    }
+  } finally {
+    await handle.close();
+  }
+}
+
+async function* allLines(dir: string, from: Position, options: ReadLogOptions): AsyncGenerator<LogLine> {
+  let { segment, offset } = from;
+  const { signal } = options;
+  while (!signal.aborted) {
+    // In this order, so that nothing written before the end or before a rotation is missed.
+    const complete = options.complete();
+    const later = (await segments(dir)).find((other) => other > segment);
+    const before = offset;
+    for await (const { line, next } of segmentLines(dir, { segment, offset })) {
+      if (signal.aborted) return;
+      offset = next;
+      yield line;
+    }
+    if (later !== undefined) {
+      segment = later;
+      offset = 0;
+      continue;
+    }
+    if (complete || !options.follow) return;
+    if (offset === before) await nextWrite(dir, offset, segment, options);
+  }
+}
+
+/** Resolves when something may have been written, or the container has ended. */
+async function nextWrite(dir: string, offset: number, segment: number, options: ReadLogOptions): Promise<void> {
+  const stop = new AbortController();
+  const signal = AbortSignal.any([stop.signal, options.signal]);
+  await new Promise<void>((resolve) => {
+    const watcher = watch(dir, { signal, persistent: false }, () => resolve());
+    watcher.on("error", () => resolve());
+    const cancel = options.clock.after(POLL_MS, resolve);
+    signal.addEventListener("abort", () => {
+      cancel();
+      resolve();
+    });
+    void options.changed(signal).then(resolve, () => resolve());
+    // A write between the last look and the watch.
+    void stat(join(dir, `log.${segment}`)).then(
+      ({ size }) => {
+        if (size > offset || options.complete()) resolve();
+      },
+      () => resolve(),
+    );
+  });
+  stop.abort();
+}
+
+/** The last lines of a log: kubelet's fallback for a termination message is 80 lines, 2048 bytes. */
+export async function logTail(dir: string, lines: number, bytes: number): Promise<string> {
+  const position = await tailPosition(dir, lines, () => true);
+  const parts: Buffer[] = [];
+  for (const segment of (await segments(dir)).filter((number) => number >= position.segment)) {
+    for await (const { line } of segmentLines(dir, { segment, offset: segment === position.segment ? position.offset : 0 })) {
+      parts.push(line.content);
+      if (!line.partial) parts.push(Buffer.from("\n"));
+    }
+  }
+  return Buffer.concat(parts).subarray(-bytes).toString();
+}

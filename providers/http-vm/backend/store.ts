@@ -1,0 +1,204 @@
+import { chmodSync, mkdirSync, readdirSync, readFileSync, renameSync, rmSync, writeFileSync } from "node:fs";
+import { createHash } from "node:crypto";
+import { join } from "node:path";
+import { ProviderError } from "../../../src/provider/errors.ts";
+import type { Machine, MachineSpec } from "../../../src/provider/machine.ts";
+import type { MachineEvent } from "../../../src/provider/provider.ts";
+import type { Clock } from "../../../src/util/clock.ts";
+import type { MachineRecord } from "./record.ts";
+
+/** How many changes a watcher may be behind. */
+const EVENTS_KEPT = 4096;
+/** Revisions are reserved in blocks of this size, so that they grow over restarts without a write for each. */
+const REVISION_BLOCK = 100_000;
+/** Longest path of a unix socket that Linux takes (sun_path), without the closing zero. */
+const MAX_SOCKET_PATH = 107;
+const SOCKET_NAME_LENGTH = 16;
+
+export function writeJson(path: string, value: unknown): void {
+  const temporary = `${path}.tmp`;
+  writeFileSync(temporary, JSON.stringify(value), { mode: 0o600 });
+  renameSync(temporary, path);
+}
+
+function readJson<T>(path: string): T | undefined {
+  try {
+    return JSON.parse(readFileSync(path, "utf8")) as T;
+  } catch (error) {
+    if ((error as NodeJS.ErrnoException).code === "ENOENT") return undefined;
+    throw new Error(`cannot read ${path}: ${String(error)}`, { cause: error });
+  }
+}
+
+/**
+ * The backend's state on disk and its stream of changes:
+ *
+ *     STATE/revision.json            revisions below this are used
+ *     STATE/machines/ID/spec.json    the spec without registry credentials, rewritten by patches
+ *     STATE/machines/ID/state.json   MachineRecord
+ *     STATE/machines/ID/engine/      the engine's own
+ *     STATE/machines/ID/containers/NAME/INSTANCE/   shim files and log segments
+ *     STATE/tombstones/ID.json       the last status of a deleted machine
+ *     STATE/run/                     unix sockets, under short names
+ *
+ * Files are replaced by rename, so a reader never meets half of one. They hold secrets: only the owner may read them.
+ */
+export class MachineStore {
+  readonly stateDir: string;
+  readonly #clock: Clock;
+  #revision: number;
+  #reserved: number;
+  readonly #firstRevision: number;
+  readonly #events: MachineEvent[] = [];
+  readonly #waiters = new Set<() => void>();
+  readonly #tombstones = new Map<string, Machine>();
+
+  constructor(stateDir: string, clock: Clock) {
+    const longest = join(stateDir, "run").length + 1 + SOCKET_NAME_LENGTH;
+    if (longest > MAX_SOCKET_PATH) {
+      throw new Error(`state directory ${stateDir} is too long: sockets in it need ${longest} of at most ${MAX_SOCKET_PATH} bytes. Choose a shorter path`);
+    }
+    this.stateDir = stateDir;
+    this.#clock = clock;
+    for (const folder of ["", "machines", "tombstones", "run"]) mkdirSync(join(stateDir, folder), { recursive: true, mode: 0o700 });
+    chmodSync(stateDir, 0o700);
+    this.#reserved = readJson<{ next: number }>(join(stateDir, "revision.json"))?.next ?? 1;
+    this.#revision = this.#reserved;
+    this.#firstRevision = this.#revision;
+  }
+
+  get revision(): number {
+    return this.#revision;
+  }
+
+  machineDir(id: string): string {
+    return join(this.stateDir, "machines", id);
+  }
+
+  /** A path for a unix socket that is short and the same each time. */
+  socketPath(id: string, name: string): string {
+    const hash = createHash("sha256").update(`${id}\0${name}`).digest("hex").slice(0, SOCKET_NAME_LENGTH);
+    return join(this.stateDir, "run", hash);
+  }
+
+  /** Every machine that was created and not removed. A folder without state is a create that never was answered. */
+  load(): { spec: MachineSpec; record: MachineRecord }[] {
+    for (const name of readdirSync(join(this.stateDir, "tombstones"))) {
+      if (!name.endsWith(".json")) continue;
+      const machine = readJson<Machine>(join(this.stateDir, "tombstones", name));
+      if (machine !== undefined) this.#tombstones.set(machine.id, machine);
+    }
+    return readdirSync(join(this.stateDir, "machines")).flatMap((id) => {
+      const spec = readJson<MachineSpec>(join(this.machineDir(id), "spec.json"));
+      const record = readJson<MachineRecord>(join(this.machineDir(id), "state.json"));
+      if (spec !== undefined && record !== undefined) return [{ spec, record }];
+      rmSync(this.machineDir(id), { recursive: true, force: true });
+      return [];
+    });
+  }
+
+  saveSpec(id: string, spec: MachineSpec): void {
+    mkdirSync(join(this.machineDir(id), "engine"), { recursive: true, mode: 0o700 });
+    const { registry_auth: _secret, ...rest } = spec;
+    writeJson(join(this.machineDir(id), "spec.json"), rest);
+  }
+
+  /** Writes the record under a new version and revision, and tells the watchers. */
+  commit(record: MachineRecord): void {
+    this.#stamp(record.machine);
+    writeJson(join(this.machineDir(record.machine.id), "state.json"), record);
+    this.#publish(record.machine);
+  }
+
+  /** Replaces a machine by its tombstone; its folder goes away. */
+  bury(machine: Machine): void {
+    const tombstone: Machine = {
+      ...machine,
+      state: "deleted",
+      sandbox_ready: false,
+      deleted_at: new Date(this.#clock.now()).toISOString(),
+    };
+    this.#stamp(tombstone);
+    writeJson(join(this.stateDir, "tombstones", `${machine.id}.json`), tombstone);
+    this.#tombstones.set(machine.id, tombstone);
+    rmSync(this.machineDir(machine.id), { recursive: true, force: true });
+    this.#publish(tombstone);
+  }
+
+  tombstone(id: string): Machine | undefined {
+    return this.#tombstones.get(id);
+  }
+
+  tombstones(): Machine[] {
+    return [...this.#tombstones.values()];
+  }
+
+  /** Forgets tombstones older than `maxAgeMs`. */
+  pruneTombstones(maxAgeMs: number): void {
+    for (const [id, machine] of this.#tombstones) {
+      if (this.#clock.now() - Date.parse(machine.deleted_at!) < maxAgeMs) continue;
+      this.#tombstones.delete(id);
+      rmSync(join(this.stateDir, "tombstones", `${id}.json`), { force: true });
+    }
+  }
+
+  /**
+   * Changes after `since`, in order, until the signal aborts.
+   * @throws ProviderError gone when `since` is older than what is kept, or of another life of this state directory.
+   */
+  async *watch(since: number, signal: AbortSignal): AsyncGenerator<MachineEvent> {
+    let position = since;
+    while (!signal.aborted) {
+      const oldest = (this.#events[0]?.revision ?? this.#revision + 1) - 1;
+      const complete = this.#events.length < EVENTS_KEPT ? this.#firstRevision : oldest;
+      if (position < complete || position > this.#revision) throw new ProviderError("gone", `revision ${position} is too old: list again`);
+      const next = this.#events.slice(this.#indexAfter(position));
+      for (const event of next) {
+        if (signal.aborted) return;
+        position = event.revision;
+        yield event;
+      }
+      if (next.length === 0) await this.#change(signal);
+    }
+  }
+
+  /** Index of the first event after `revision`. */
+  #indexAfter(revision: number): number {
+    let low = 0;
+    let high = this.#events.length;
+    while (low < high) {
+      const middle = (low + high) >> 1;
+      if (this.#events[middle]!.revision <= revision) low = middle + 1;
+      else high = middle;
+    }
+    return low;
+  }
+
+  #change(signal: AbortSignal): Promise<void> {
+    return new Promise((resolve) => {
+      const done = () => {
+        this.#waiters.delete(done);
+        signal.removeEventListener("abort", done);
+        resolve();
+      };
+      this.#waiters.add(done);
+      signal.addEventListener("abort", done, { once: true });
+    });
+  }
+
+  #stamp(machine: Machine): void {
+    if (this.#revision + 1 >= this.#reserved) {
+      this.#reserved = this.#revision + REVISION_BLOCK;
+      writeJson(join(this.stateDir, "revision.json"), { next: this.#reserved });
+    }
+    this.#revision++;
+    machine.version++;
+    machine.revision = this.#revision;
+  }
+
+  #publish(machine: Machine): void {
+    this.#events.push({ revision: machine.revision, machine: structuredClone(machine) });
+    if (this.#events.length > EVENTS_KEPT) this.#events.shift();
+    for (const wake of [...this.#waiters]) wake();
+  }
+}

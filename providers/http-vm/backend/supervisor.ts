@@ -1,0 +1,1149 @@
+import { mkdirSync, readdirSync, rmSync } from "node:fs";
+import { randomBytes } from "node:crypto";
+import { join } from "node:path";
+import type PQueue from "p-queue";
+import { isProviderError, ProviderError } from "../../../src/provider/errors.ts";
+import {
+  isOver,
+  type ContainerSpec,
+  type ContainerState,
+  type ContainerTermination,
+  type Machine,
+  type MachineNotice,
+  type MachinePatch,
+  type MachineSpec,
+  type Volume,
+} from "../../../src/provider/machine.ts";
+import type { LogLine, LogOptions, MachineStats, ProcessStreams, StreamOptions } from "../../../src/provider/provider.ts";
+import type { Logger } from "../../../src/telemetry/logger.ts";
+import type { Clock } from "../../../src/util/clock.ts";
+import { toError } from "../../../src/util/errors.ts";
+import { ContainerError, type ContainerRef, type Engine, type MachineHome, type Sandbox, type SandboxLoss, type ShimExit } from "./engine.ts";
+import { runHook, runProbe, type Target } from "./handlers.ts";
+import { obtainImage } from "./image-pull.ts";
+import { logBytes, logTail, readLog } from "./logs.ts";
+import { plan, BACKOFF_INITIAL_MS, BACKOFF_MAX_MS, type Action } from "./plan.ts";
+import { Prober, type ProbeKind } from "./prober.ts";
+import { Pulse } from "./pulse.ts";
+import { containersOf, newContainerRecord, newContainerState, newRecord, type ContainerRecord, type Ending, type MachineRecord } from "./record.ts";
+import type { ShimEvents, ShimWatch } from "./shim-client.ts";
+import type { ShimLaunch } from "./shim.ts";
+import type { MachineStore } from "./store.ts";
+
+const DEFAULT_GRACE_S = 30;
+/** What is left for a container after its hook has used up the grace period (kubelet's minimumGracePeriod). */
+const MIN_KILL_WAIT_MS = 2_000;
+/** How long the end of a container waits for its shim to write the last of the log. */
+const LOG_DRAIN_MS = 5_000;
+const CONFIG_RETRY_MS = 10_000;
+const SANDBOX_RETRY_MS = { first: 1_000, max: 30_000 };
+/** After this long, ErrImagePull becomes ImagePullBackOff: kubelet shows the first until its next turn. */
+const PULL_BACKOFF_SHOWN_MS = 2_000;
+const NOTICES_KEPT = 30;
+const MAX_TERMINATION_MESSAGE_BYTES = 4096;
+const FALLBACK_LOG = { lines: 80, bytes: 2048 };
+const START_ERROR_EXIT = 128;
+const KILLED_EXIT = 137;
+
+/** How containers' shims are started and followed; a test puts its own in place of processes. */
+export interface Shims {
+  start(dir: string, launch: Omit<ShimLaunch, "logMaxBytes" | "logMaxFiles" | "ptyModule">): Promise<void>;
+  watch(dir: string, socket: string, events: ShimEvents): ShimWatch;
+  everStarted(dir: string): boolean;
+  attach(socket: string, options: StreamOptions): Promise<ProcessStreams>;
+}
+
+export interface SupervisorContext {
+  engine: Engine;
+  store: MachineStore;
+  shims: Shims;
+  clock: Clock;
+  logger: Logger;
+  /** Bounds how many machines and containers start at once. */
+  startGate: PQueue;
+  /** The machine is deleted and nothing is left of it but its folder. */
+  onDeleted(supervisor: Supervisor): void;
+}
+
+/** The end of one container instance that is under way. */
+interface StopTask {
+  /** Wall-clock milliseconds. */
+  deadline: number;
+  holdSignal: boolean;
+  force: boolean;
+  changed: Pulse;
+}
+
+/** A running instance, in memory. */
+interface Runtime {
+  ref: ContainerRef & { pid?: number };
+  watch: ShimWatch | undefined;
+  probers: Partial<Record<ProbeKind, Prober>>;
+  /** Fulfilled when the instance has been concluded and its status written. */
+  over: Promise<void>;
+  resolveOver(): void;
+  started: Promise<boolean>;
+  resolveStarted(started: boolean): void;
+  gone: Promise<void>;
+  resolveGone(): void;
+  /** Aborts hooks and probes when the instance has ended. */
+  ended: AbortController;
+  stop: StopTask | undefined;
+}
+
+/**
+ * Runs one machine, on any engine: start and stop order, restarts, probes, hooks, image policy, status. What it must
+ * remember is in its record, written before each effect that depends on it; a supervisor made from a record carries on.
+ */
+export class Supervisor implements MachineHome {
+  readonly id: string;
+  readonly dir: string;
+  #spec: MachineSpec;
+  readonly #record: MachineRecord;
+  readonly #context: SupervisorContext;
+  readonly #clock: Clock;
+  readonly #logger: Logger;
+  readonly #runtimes = new Map<string, Runtime>();
+  readonly #starting = new Set<string>();
+  readonly #changed = new Pulse();
+  /** Aborts what must not outlive the backend's own end. */
+  readonly #closing = new AbortController();
+  #sandbox: Sandbox | undefined;
+  #opening: AbortController | undefined;
+  #sandboxRetry = { at: 0, ms: 0 };
+  #winding = false;
+  #planned = false;
+  #cancelWake: (() => void) | undefined;
+
+  constructor(context: SupervisorContext, spec: MachineSpec, record: MachineRecord) {
+    this.id = record.machine.id;
+    this.dir = join(context.store.machineDir(this.id), "engine");
+    this.#context = context;
+    this.#clock = context.clock;
+    this.#logger = context.logger.child({ machine: this.id });
+    this.#spec = spec;
+    this.#record = record;
+  }
+
+  /** Writes a new machine down and begins it. */
+  static create(context: SupervisorContext, id: string, spec: MachineSpec, host: string): Supervisor {
+    const record = newRecord(id, spec, context.clock.now());
+    record.machine.host = host;
+    const supervisor = new Supervisor(context, spec, record);
+    context.store.saveSpec(id, spec);
+    supervisor.#commit();
+    supervisor.#replan();
+    return supervisor;
+  }
+
+  get spec(): MachineSpec {
+    return this.#spec;
+  }
+
+  get record(): Readonly<MachineRecord> {
+    return this.#record;
+  }
+
+  socketPath(name: string): string {
+    return this.#context.store.socketPath(this.id, name);
+  }
+
+  /** A copy: callers keep it while the machine goes on. */
+  snapshot(): Machine {
+    return structuredClone(this.#record.machine);
+  }
+
+  // --- after a restart of the backend ---
+
+  /** Finds the sandbox and the containers of a former backend again, then carries on. */
+  async recover(): Promise<void> {
+    if (isOver(this.#record.machine)) {
+      if (this.#record.deleted) this.#context.onDeleted(this);
+      return;
+    }
+    if (this.#record.sandbox !== "none") {
+      const sandbox = this.#record.sandbox === "open" ? await this.#context.engine.recover(this) : undefined;
+      if (sandbox !== undefined) this.#adoptSandbox(sandbox);
+      else if (this.#record.sandbox === "open") {
+        this.#sandboxLost({ reason: "SandboxLost", message: "the machine's sandbox was gone when the backend started" });
+      } else {
+        // The former backend ended while it made the sandbox: begin that anew.
+        await this.#context.engine.destroy(this);
+        this.#record.sandbox = "none";
+      }
+    }
+    if (this.#sandbox !== undefined) {
+      for (const { spec } of containersOf(this.#spec)) this.#recoverContainer(spec);
+    }
+    this.#replan();
+  }
+
+  #recoverContainer(spec: ContainerSpec): void {
+    const own = this.#own(spec.name);
+    if (own.phase !== "starting" && own.phase !== "running") return;
+    const runtime = this.#newRuntime(this.#refOf(spec.name));
+    if (!this.#context.shims.everStarted(runtime.ref.dir)) {
+      // Decided, but never begun: as if it had not been decided.
+      this.#runtimes.delete(spec.name);
+      own.attempt--;
+      own.phase = own.attempt < 0 ? "new" : "exited";
+      return;
+    }
+    this.#watch(spec, runtime);
+    if (own.phase === "starting") {
+      this.#starting.add(spec.name);
+      void this.#finishStart(spec, runtime);
+    } else this.#startProbes(spec, runtime);
+  }
+
+  // --- what clients ask for ---
+
+  /** Begins the end of the machine, or hastens it: a deadline only comes nearer. */
+  stop(graceSeconds: number, force = false): void {
+    if (isOver(this.#record.machine)) return;
+    const ending: Ending = { deadline: this.#clock.now() + graceSeconds * 1000, force, state: "stopped" };
+    const before = this.#record.ending;
+    if (before !== undefined && before.deadline <= ending.deadline && (before.force || !force)) return;
+    this.#end(before === undefined ? ending : { ...before, deadline: Math.min(before.deadline, ending.deadline), force: before.force || force });
+  }
+
+  delete(force: boolean): void {
+    if (this.#record.deleted && !force) return;
+    if (!this.#record.deleted) {
+      this.#record.deleted = true;
+      this.#commit();
+    }
+    if (isOver(this.#record.machine)) this.#context.onDeleted(this);
+    else this.stop(force ? 0 : (this.#spec.termination_grace_s ?? DEFAULT_GRACE_S), force);
+  }
+
+  async patch(patch: MachinePatch): Promise<void> {
+    if (isOver(this.#record.machine) || this.#record.ending !== undefined) {
+      throw new ProviderError("conflict", `machine ${this.id} is ${this.#record.machine.state}: it cannot be changed any more`);
+    }
+    if (patch.registry_auth !== undefined) this.#spec = { ...this.#spec, registry_auth: patch.registry_auth };
+    for (const { container, resources } of patch.resources ?? []) await this.#resize(container, resources);
+    for (const { name, image } of patch.containers ?? []) this.#changeImage(name, image);
+    for (const spec of patch.ephemeral_containers ?? []) this.#addEphemeral(spec);
+    for (const update of patch.files ?? []) await this.#replaceFiles(update);
+    this.#context.store.saveSpec(this.id, this.#spec);
+    this.#commit();
+    this.#replan();
+  }
+
+  logs(container: string, options: LogOptions): AsyncIterable<LogLine> {
+    this.#findSpec(container);
+    const own = this.#own(container);
+    const folder = this.#instanceFolder(container, options.previous ? own.attempt - 1 : own.attempt);
+    if (folder === undefined) {
+      if (options.previous) throw new ProviderError("not_found", `previous terminated container "${container}" in machine "${this.id}" not found`);
+      throw new ProviderError("conflict", `container "${container}" in machine "${this.id}" is waiting to start: ${this.#state(container).reason}`);
+    }
+    const instance = own.attempt;
+    const complete = () => options.previous === true || own.attempt !== instance || (own.phase !== "running" && own.phase !== "starting");
+    return readLog(folder, {
+      clock: this.#clock,
+      signal: options.signal,
+      follow: options.follow ?? false,
+      tail: options.tail,
+      since: options.since,
+      stream: options.stream,
+      limitBytes: options.limitBytes,
+      complete,
+      changed: (signal) => (complete() || signal.aborted ? Promise.resolve() : this.#changed.wait()),
+    });
+  }
+
+  async exec(container: string, command: string[], options: StreamOptions): Promise<ProcessStreams> {
+    const { runtime, sandbox } = this.#running(container);
+    return await sandbox.exec(runtime.ref, command, options);
+  }
+
+  async attach(container: string, options: StreamOptions): Promise<ProcessStreams> {
+    const { runtime } = this.#running(container);
+    const spec = this.#findSpec(container);
+    if (options.stdin && !spec.stdin) throw new ProviderError("invalid", `container "${container}" was not started with stdin`, { field: "stdin" });
+    return await this.#context.shims.attach(this.socketPath(runtime.ref.id), { ...options, tty: spec.tty ?? false });
+  }
+
+  async portForward(port: number, signal: AbortSignal) {
+    if (this.#sandbox === undefined) throw new ProviderError("conflict", `machine ${this.id} is ${this.#record.machine.state}`);
+    try {
+      return await this.#sandbox.dial(port, "loopback", signal);
+    } catch (cause) {
+      throw new ProviderError("unavailable", `cannot connect to port ${port} of machine ${this.id}: ${toError(cause).message}`, { cause });
+    }
+  }
+
+  /** Undefined when nothing runs. */
+  async stats(): Promise<MachineStats | undefined> {
+    const running = [...this.#runtimes].filter(([name]) => this.#own(name).phase === "running");
+    if (this.#sandbox === undefined || running.length === 0) return undefined;
+    const sample = await this.#sandbox.stats(running.map(([, { ref }]) => ref));
+    const containers = await Promise.all(
+      sample.containers.map(async (container) => ({
+        ...container,
+        started_at: this.#state(container.name).started_at ?? this.#record.machine.created_at,
+        logs_used_bytes: await logBytes(this.#runtimes.get(container.name)?.ref.dir ?? ""),
+      })),
+    );
+    return { id: this.id, at: new Date(this.#clock.now()).toISOString(), ...sample, containers };
+  }
+
+  /** Lets go of everything; machine and containers live on. */
+  async close(): Promise<void> {
+    this.#closing.abort(new Error("the backend is stopping"));
+    this.#opening?.abort(this.#closing.signal.reason);
+    this.#cancelWake?.();
+    for (const runtime of this.#runtimes.values()) {
+      runtime.watch?.close();
+      runtime.ended.abort(this.#closing.signal.reason);
+      for (const prober of Object.values(runtime.probers)) prober.stop();
+    }
+    await this.#sandbox?.close();
+  }
+
+  // --- the loop: plan, act, plan again ---
+
+  #replan(): void {
+    if (this.#planned || this.#closing.signal.aborted) return;
+    this.#planned = true;
+    queueMicrotask(() => {
+      this.#planned = false;
+      if (this.#closing.signal.aborted) return;
+      this.#cancelWake?.();
+      const busy = { opening: this.#opening !== undefined || this.#winding, starting: this.#starting };
+      const { actions, wakeAt } = plan(this.#spec, this.#record, busy, this.#clock.now());
+      if (wakeAt !== undefined) this.#wakeAfter(wakeAt - this.#clock.now());
+      for (const action of actions) this.#act(action);
+    });
+  }
+
+  #wakeAfter(ms: number): void {
+    this.#cancelWake = this.#clock.after(Math.max(0, ms), () => this.#replan());
+  }
+
+  #act(action: Action): void {
+    switch (action.do) {
+      case "open":
+        void this.#open();
+        break;
+      case "start":
+        this.#starting.add(action.container);
+        void this.#start(this.#findSpec(action.container), action.backoff);
+        break;
+      case "back_off":
+        this.#showBackOff(action.container, action.ms);
+        break;
+      case "stop":
+        this.#stopContainer(action.container, this.#endDeadline(), {
+          holdSignal: action.holdSignal,
+          force: this.#record.ending?.force ?? false,
+          message: `Stopping container ${action.container}`,
+        });
+        break;
+      case "restart_all":
+        this.#record.restarting = { reason: "RestartAllContainers" };
+        this.#commit();
+        this.#replan();
+        break;
+      case "finish":
+        this.#end({ deadline: this.#clock.now() + this.#graceMs(), force: false, state: "stopped" });
+        break;
+      case "begin_again":
+        void this.#beginAgain(action.newSandbox);
+        break;
+      case "end":
+        void this.#windUp();
+        break;
+    }
+  }
+
+  #end(ending: Ending): void {
+    this.#record.ending = ending;
+    if (this.#runtimes.size > 0 || this.#opening !== undefined) this.#record.machine.state = "stopping";
+    this.#opening?.abort(new Error("the machine is being stopped"));
+    this.#commit();
+    this.#replan();
+  }
+
+  #endDeadline(): number {
+    return this.#record.ending?.deadline ?? this.#clock.now() + this.#graceMs();
+  }
+
+  #graceMs(): number {
+    return (this.#spec.termination_grace_s ?? DEFAULT_GRACE_S) * 1000;
+  }
+
+  // --- sandbox ---
+
+  async #open(): Promise<void> {
+    if (this.#sandboxRetry.at > this.#clock.now()) {
+      this.#wakeAfter(this.#sandboxRetry.at - this.#clock.now());
+      return;
+    }
+    const opening = new AbortController();
+    this.#opening = opening;
+    try {
+      await this.#context.startGate.add(async () => {
+        opening.signal.throwIfAborted();
+        this.#record.sandbox = "opening";
+        this.#record.machine.state = "creating";
+        this.#commit();
+        const sandbox = await this.#context.engine.open(this, opening.signal);
+        for (const volume of this.#filesVolumes()) await this.#applyFiles(sandbox, volume);
+        this.#record.sandbox = "open";
+        this.#adoptSandbox(sandbox);
+      });
+      this.#sandboxRetry = { at: 0, ms: 0 };
+      if (this.#record.ending === undefined) this.#record.machine.state = "starting";
+      this.#record.machine.sandbox_ready = true;
+      this.#record.machine.addresses = this.#sandbox!.addresses.map((ip) => ({ ip }));
+      this.#commit();
+    } catch (error) {
+      await this.#openFailed(toError(error));
+    } finally {
+      this.#opening = undefined;
+      this.#replan();
+    }
+  }
+
+  async #openFailed(error: Error): Promise<void> {
+    if (this.#closing.signal.aborted) return;
+    await this.#destroySandbox();
+    if (this.#record.ending !== undefined) return;
+    this.#logger.warn({ error: error.message }, "cannot make the machine's sandbox");
+    this.#notice("Warning", "FailedCreatePodSandBox", `Failed to create pod sandbox: ${error.message}`);
+    if (isProviderError(error, "invalid") || isProviderError(error, "unsupported")) {
+      this.#end({ deadline: this.#clock.now(), force: true, state: "failed", reason: "InvalidSpec", message: error.message });
+      return;
+    }
+    const ms = Math.min(this.#sandboxRetry.ms * 2 || SANDBOX_RETRY_MS.first, SANDBOX_RETRY_MS.max);
+    this.#sandboxRetry = { at: this.#clock.now() + ms, ms };
+    this.#record.machine.message = `Failed to create pod sandbox: ${error.message}`;
+    this.#commit();
+  }
+
+  #adoptSandbox(sandbox: Sandbox): void {
+    this.#sandbox = sandbox;
+    void sandbox.lost.then((loss) => {
+      if (this.#sandbox === sandbox && !this.#closing.signal.aborted && !this.#winding) this.#sandboxLost(loss);
+    });
+  }
+
+  /** The machine's ground is gone, and its containers with it (kubelet.md §3.4, sandbox change). */
+  #sandboxLost(loss: SandboxLoss): void {
+    const sandbox = this.#sandbox;
+    this.#sandbox = undefined;
+    void sandbox?.close().catch(() => {});
+    const now = new Date(this.#clock.now()).toISOString();
+    let hasRun = false;
+    for (const { spec } of containersOf(this.#spec)) {
+      const own = this.#own(spec.name);
+      if (own.attempt >= 0) hasRun = true;
+      if (own.phase !== "running" && own.phase !== "starting") continue;
+      const state = this.#state(spec.name);
+      this.#dropRuntime(spec.name);
+      this.#exited(spec.name, {
+        exit_code: KILLED_EXIT,
+        reason: "ContainerStatusUnknown",
+        message: "The container could not be located when the pod was deleted.  The container used to be Running",
+        finished_at: now,
+        ...(state.started_at === undefined ? {} : { started_at: state.started_at }),
+        ...(own.id === undefined ? {} : { id: own.id }),
+      });
+    }
+    this.#record.machine.sandbox_ready = false;
+    this.#logger.warn(loss, "the machine's sandbox is lost");
+    if (this.#record.ending === undefined) {
+      if (this.#spec.restart_policy === "never" && hasRun) {
+        this.#record.ending = { deadline: this.#clock.now(), force: true, state: "failed", ...loss };
+      } else {
+        this.#notice("Normal", "SandboxChanged", "Pod sandbox changed, it will be killed and re-created.");
+        this.#record.restarting = { reason: "SandboxChanged" };
+      }
+    }
+    this.#commit();
+    this.#replan();
+  }
+
+  async #destroySandbox(): Promise<void> {
+    const sandbox = this.#sandbox;
+    this.#sandbox = undefined;
+    await sandbox?.close().catch(() => {});
+    await this.#context.engine.destroy(this);
+    this.#record.sandbox = "none";
+    this.#record.machine.sandbox_ready = false;
+  }
+
+  /** Nothing runs: remove the sandbox, then say so. Repeats until the engine confirms. */
+  async #windUp(): Promise<void> {
+    this.#winding = true;
+    try {
+      await this.#destroySandbox();
+    } catch (error) {
+      this.#logger.warn({ error: toError(error).message }, "cannot remove the machine's sandbox yet");
+      this.#cancelWake = this.#clock.after(SANDBOX_RETRY_MS.first, () => void this.#windUp());
+      return;
+    }
+    const { machine, ending } = this.#record;
+    machine.state = ending!.state;
+    machine.stopped_at = new Date(this.#clock.now()).toISOString();
+    for (const [key, value] of [["reason", ending!.reason], ["message", ending!.message]] as const) {
+      if (value === undefined) delete machine[key];
+      else machine[key] = value;
+    }
+    this.#commit();
+    if (this.#record.deleted) this.#context.onDeleted(this);
+  }
+
+  async #beginAgain(newSandbox: boolean): Promise<void> {
+    this.#winding = true;
+    try {
+      if (newSandbox) await this.#destroySandbox();
+      delete this.#record.restarting;
+      this.#record.initialized = false;
+      const hasInit = (this.#spec.init_containers?.length ?? 0) > 0;
+      for (const { spec, kind } of containersOf(this.#spec)) {
+        if (kind === "ephemeral") continue;
+        const own = this.#own(spec.name);
+        own.phase = "new";
+        this.#wait(spec.name, hasInit ? "PodInitializing" : "ContainerCreating");
+      }
+      this.#record.machine.state = newSandbox ? "creating" : "starting";
+      this.#commit();
+    } catch (error) {
+      this.#logger.warn({ error: toError(error).message }, "cannot remove the machine's sandbox yet");
+      this.#cancelWake = this.#clock.after(SANDBOX_RETRY_MS.first, () => this.#replan());
+      return;
+    } finally {
+      this.#winding = false;
+    }
+    this.#replan();
+  }
+
+  // --- start ---
+
+  async #start(spec: ContainerSpec, backoff: ContainerRecord["backoff"]): Promise<void> {
+    const { name } = spec;
+    const own = this.#own(name);
+    const abandoned = () => this.#closing.signal.aborted || this.#record.ending !== undefined || this.#record.restarting !== undefined;
+    let runtime: Runtime | undefined;
+    try {
+      if (own.kind === "main") this.#record.initialized = true;
+      await this.#obtainImages(spec, own);
+      await this.#context.startGate.add(async () => {
+        const sandbox = this.#sandbox;
+        if (sandbox === undefined || abandoned()) return;
+        const attempt = own.attempt + 1;
+        const id = `${name.slice(0, 40)}-${attempt}-${randomBytes(6).toString("hex")}`;
+        const dir = join(this.#containerDir(name), `${attempt}-${id.slice(-12)}`);
+        mkdirSync(dir, { recursive: true, mode: 0o700 });
+        const prepared = await sandbox.launch({
+          name,
+          attempt,
+          id,
+          dir,
+          kind: own.kind,
+          spec: this.#withAddresses(spec, sandbox),
+          image: own.image,
+          imageVolumes: own.imageVolumes ?? {},
+        });
+        if (abandoned()) {
+          await sandbox.conclude({ name, attempt, id, dir }, { exitCode: START_ERROR_EXIT, startError: "the machine is being stopped" });
+          return;
+        }
+        this.#notice("Normal", "Created", `Created container: ${name}`, name);
+        Object.assign(own, { attempt, id, folder: `${attempt}-${id.slice(-12)}`, phase: "starting", postStartDone: false, preStopDone: false });
+        if (backoff !== undefined) own.backoff = backoff;
+        if (prepared.user === undefined) delete own.user;
+        else own.user = prepared.user;
+        delete own.retry;
+        this.#commit();
+        this.#forgetOldInstances(name);
+        const { user: _user, ...command } = prepared;
+        runtime = this.#newRuntime({ name, attempt, id, dir });
+        try {
+          await this.#context.shims.start(dir, {
+            ...command,
+            tty: spec.tty ?? false,
+            stdin: spec.stdin ?? false,
+            stdinOnce: spec.stdin_once ?? false,
+            socket: this.socketPath(id),
+          });
+        } catch (error) {
+          await this.#concluded(spec, runtime, { exitCode: START_ERROR_EXIT, startError: toError(error).message, finishedAt: this.#clock.now() });
+          return;
+        }
+        this.#watch(spec, runtime);
+      });
+    } catch (error) {
+      if (!this.#closing.signal.aborted) this.#startFailed(spec, toError(error));
+    }
+    if (runtime !== undefined) await this.#finishStart(spec, runtime);
+    this.#starting.delete(name);
+    this.#replan();
+  }
+
+  /** From the shim's start to the end of post_start. */
+  async #finishStart(spec: ContainerSpec, runtime: Runtime): Promise<void> {
+    try {
+      const started = await runtime.started;
+      const own = this.#own(spec.name);
+      if (!started || this.#runtimes.get(spec.name) !== runtime) return;
+      const hook = spec.hooks?.post_start;
+      if (hook !== undefined && !own.postStartDone) {
+        try {
+          await this.#hook(hook, spec, runtime);
+        } catch (error) {
+          if (runtime.ended.signal.aborted) return;
+          this.#notice("Warning", "FailedPostStartHook", "PostStartHook failed", spec.name);
+          this.#logger.info({ container: spec.name, error: toError(error).message }, "post_start hook failed");
+          this.#stopContainer(spec.name, this.#clock.now() + this.#graceMs(), { holdSignal: false, force: false, message: "FailedPostStartHook" });
+          await runtime.over;
+          return;
+        }
+      }
+      if (this.#runtimes.get(spec.name) !== runtime || runtime.ended.signal.aborted) return;
+      own.postStartDone = true;
+      this.#showRunning(spec, runtime);
+    } finally {
+      this.#starting.delete(spec.name);
+      this.#replan();
+    }
+  }
+
+  /** There is no instance: the image or the configuration does not allow one yet. */
+  #startFailed(spec: ContainerSpec, error: Error): void {
+    const own = this.#own(spec.name);
+    const reason = error instanceof ContainerError ? error.reason : "CreateContainerError";
+    const isPull = ["ErrImagePull", "RegistryUnavailable", "SignatureValidationFailed"].includes(reason);
+    const ms = isPull ? Math.min((own.retry?.ms ?? 0) * 2 || this.#backoffInitial(), this.#spec.backoff?.max_ms ?? BACKOFF_MAX_MS) : CONFIG_RETRY_MS;
+    own.retry = { at: this.#clock.now() + ms, ms };
+    this.#wait(spec.name, reason, error.message);
+    this.#notice("Warning", "Failed", `Error: ${isPull ? reason : error.message}`, spec.name);
+    this.#commit();
+    if (isPull) this.#clock.after(Math.min(PULL_BACKOFF_SHOWN_MS, ms / 2), () => this.#showPullBackOff(spec, reason, error.message));
+  }
+
+  #backoffInitial(): number {
+    return this.#spec.backoff?.initial_ms ?? BACKOFF_INITIAL_MS;
+  }
+
+  #showPullBackOff(spec: ContainerSpec, reason: string, message: string): void {
+    const state = this.#state(spec.name);
+    if (this.#closing.signal.aborted || isOver(this.#record.machine) || state.state !== "waiting" || state.reason !== reason) return;
+    this.#wait(spec.name, "ImagePullBackOff", `Back-off pulling image "${spec.image}": ${reason}: ${message}`);
+    this.#notice("Normal", "BackOff", `Back-off pulling image "${spec.image}"`, spec.name);
+    this.#notice("Warning", "Failed", "Error: ImagePullBackOff", spec.name);
+    this.#commit();
+  }
+
+  async #obtainImages(spec: ContainerSpec, own: ContainerRecord): Promise<void> {
+    const { images } = this.#context.engine;
+    if (images === undefined) return;
+    const auth = this.#spec.registry_auth ?? [];
+    const surroundings = {
+      clock: this.#clock,
+      signal: this.#closing.signal,
+      notify: (type: "Normal" | "Warning", reason: string, message: string) => {
+        this.#notice(type, reason, message, spec.name);
+        this.#commit();
+      },
+    };
+    own.image = await obtainImage(images, spec, auth, surroundings);
+    const mounted = new Set((spec.mounts ?? []).map((mount) => mount.volume));
+    for (const volume of this.#spec.volumes ?? []) {
+      if (volume.type !== "image" || !mounted.has(volume.name)) continue;
+      own.imageVolumes = { ...own.imageVolumes, [volume.name]: await obtainImage(images, volume, auth, surroundings) };
+    }
+  }
+
+  #withAddresses(spec: ContainerSpec, sandbox: Sandbox): ContainerSpec {
+    const tokens = this.#spec.address_tokens;
+    if (tokens === undefined) return spec;
+    const fill = (text: string) => text.replaceAll(tokens.pod_ips, sandbox.addresses.join(",")).replaceAll(tokens.pod_ip, sandbox.addresses[0] ?? "");
+    return {
+      ...spec,
+      ...(spec.env === undefined ? {} : { env: spec.env.map(({ name, value }) => ({ name, value: fill(value) })) }),
+      ...(spec.command === undefined ? {} : { command: spec.command.map(fill) }),
+      ...(spec.args === undefined ? {} : { args: spec.args.map(fill) }),
+    };
+  }
+
+  #newRuntime(ref: ContainerRef): Runtime {
+    const over = Promise.withResolvers<void>();
+    const started = Promise.withResolvers<boolean>();
+    const gone = Promise.withResolvers<void>();
+    const runtime: Runtime = {
+      ref: { ...ref },
+      watch: undefined,
+      probers: {},
+      over: over.promise,
+      resolveOver: over.resolve,
+      started: started.promise,
+      resolveStarted: started.resolve,
+      gone: gone.promise,
+      resolveGone: gone.resolve,
+      ended: new AbortController(),
+      stop: undefined,
+    };
+    this.#runtimes.set(ref.name, runtime);
+    return runtime;
+  }
+
+  #watch(spec: ContainerSpec, runtime: Runtime): void {
+    runtime.watch = this.#context.shims.watch(runtime.ref.dir, this.socketPath(runtime.ref.id), {
+      started: (status) => {
+        const own = this.#own(spec.name);
+        runtime.ref = { ...runtime.ref, ...(status.pid === undefined ? {} : { pid: status.pid }) };
+        if (own.phase === "starting") {
+          own.phase = "running";
+          this.#state(spec.name).started_at = new Date(status.startedAt!).toISOString();
+          this.#notice("Normal", "Started", `Started container ${spec.name}`, spec.name);
+        }
+        runtime.resolveStarted(true);
+      },
+      exited: (exit) => void this.#concluded(spec, runtime, exit),
+      gone: () => runtime.resolveGone(),
+    });
+  }
+
+  #showRunning(spec: ContainerSpec, runtime: Runtime): void {
+    const own = this.#own(spec.name);
+    const state = this.#state(spec.name);
+    const { machine } = this.#record;
+    if (state.terminated !== undefined) state.last = state.terminated;
+    delete state.terminated;
+    delete state.reason;
+    delete state.message;
+    state.state = "running";
+    state.restart_count = own.attempt;
+    state.id = runtime.ref.id;
+    state.image = own.image?.image ?? spec.image;
+    state.image_id = own.image?.imageId ?? "";
+    if (own.user !== undefined) state.user = own.user;
+    state.started = spec.probes?.startup === undefined;
+    state.ready = state.started && own.kind !== "ephemeral" && spec.probes?.readiness === undefined && !this.#isPlainInit(spec);
+    if (own.kind === "main" && machine.state === "starting") {
+      machine.state = "running";
+      machine.started_at ??= new Date(this.#clock.now()).toISOString();
+      delete machine.message;
+    }
+    this.#commit();
+    this.#startProbes(spec, runtime);
+  }
+
+  #isPlainInit(spec: ContainerSpec): boolean {
+    return this.#own(spec.name).kind === "init" && spec.restart_policy !== "always";
+  }
+
+  // --- probes and hooks ---
+
+  #startProbes(spec: ContainerSpec, runtime: Runtime): void {
+    const state = this.#state(spec.name);
+    if (state.state !== "running") return;
+    if (!state.started) this.#startProbe("startup", spec, runtime);
+    else {
+      this.#startProbe("readiness", spec, runtime);
+      if (this.#record.ending === undefined) this.#startProbe("liveness", spec, runtime);
+    }
+  }
+
+  #startProbe(kind: ProbeKind, spec: ContainerSpec, runtime: Runtime): void {
+    const probe = spec.probes?.[kind];
+    const sandbox = this.#sandbox;
+    if (probe === undefined || sandbox === undefined) return;
+    const state = this.#state(spec.name);
+    const attempt = () => runProbe(probe, { sandbox, container: runtime.ref }, probe.timeout_s * 1000, this.#clock);
+    const prober = new Prober(
+      kind,
+      probe,
+      this.#clock,
+      attempt,
+      {
+        complaint: (reason, message) => {
+          this.#notice("Warning", reason, message, spec.name);
+          this.#commit();
+        },
+        verdict: (which, healthy) => this.#verdict(which, healthy, spec, runtime),
+      },
+      kind === "readiness" ? state.ready : kind === "liveness" ? true : undefined,
+    );
+    runtime.probers[kind] = prober;
+    prober.start(Date.parse(state.started_at!));
+  }
+
+  #verdict(kind: ProbeKind, healthy: boolean, spec: ContainerSpec, runtime: Runtime): void {
+    if (this.#runtimes.get(spec.name) !== runtime || runtime.ended.signal.aborted) return;
+    const state = this.#state(spec.name);
+    if (kind === "readiness") {
+      state.ready = healthy;
+      this.#commit();
+    } else if (!healthy) {
+      const grace = spec.probes?.[kind]?.termination_grace_s;
+      this.#stopContainer(spec.name, this.#clock.now() + (grace === undefined ? this.#graceMs() : grace * 1000), {
+        holdSignal: false,
+        force: false,
+        message: `Container ${spec.name} failed ${kind} probe, will be restarted`,
+      });
+    } else if (kind === "startup") {
+      state.started = true;
+      state.ready = this.#own(spec.name).kind !== "ephemeral" && spec.probes?.readiness === undefined;
+      this.#commit();
+      this.#startProbes(spec, runtime);
+      this.#replan();
+    }
+  }
+
+  async #hook(handler: Parameters<typeof runHook>[0], spec: ContainerSpec, runtime: Runtime, signal = runtime.ended.signal): Promise<void> {
+    const target: Target = { sandbox: this.#sandbox!, container: runtime.ref };
+    await runHook(handler, target, {
+      clock: this.#clock,
+      signal,
+      onFallback: (message) => this.#notice("Warning", "LifecycleHTTPFallback", message, spec.name),
+    });
+  }
+
+  // --- stop ---
+
+  #stopContainer(name: string, deadline: number, how: { holdSignal: boolean; force: boolean; message: string }): void {
+    const runtime = this.#runtimes.get(name);
+    if (runtime === undefined) return;
+    if (runtime.stop !== undefined) {
+      const task = runtime.stop;
+      const nearer = Math.min(task.deadline, deadline);
+      if (nearer === task.deadline && task.holdSignal === how.holdSignal && task.force === (task.force || how.force)) return;
+      Object.assign(task, { deadline: nearer, holdSignal: how.holdSignal, force: task.force || how.force });
+      task.changed.fire();
+      return;
+    }
+    runtime.stop = { deadline, holdSignal: how.holdSignal, force: how.force, changed: new Pulse() };
+    this.#notice("Normal", "Killing", how.message, name);
+    this.#commit();
+    void this.#runStop(this.#findSpec(name), runtime, runtime.stop);
+  }
+
+  async #runStop(spec: ContainerSpec, runtime: Runtime, task: StopTask): Promise<void> {
+    runtime.probers.startup?.stop();
+    runtime.probers.liveness?.stop();
+    const ended = new Promise<void>((resolve) => runtime.ended.signal.addEventListener("abort", () => resolve()));
+    /** Resolves at the container's end, at a change of the task, or at `until()`. */
+    const waitUntil = async (until: number | undefined) => {
+      const timer = Promise.withResolvers<void>();
+      const cancel = until === undefined ? undefined : this.#clock.after(Math.max(0, until - this.#clock.now()), timer.resolve);
+      await Promise.race([ended, task.changed.wait(), timer.promise]);
+      cancel?.();
+    };
+    const isOpen = () => !runtime.ended.signal.aborted;
+    // A container whose command has not begun cannot take a signal.
+    await Promise.race([runtime.started, ended]);
+    await this.#preStop(spec, runtime, task, waitUntil);
+    while (isOpen() && task.holdSignal && !task.force) await waitUntil(undefined);
+    if (isOpen() && !task.force) {
+      const signalled = this.#clock.now();
+      await this.#sandbox?.signal(runtime.ref, this.#stopSignal(spec)).catch((error: unknown) => {
+        this.#logger.warn({ container: spec.name, error: toError(error).message }, "cannot deliver the stop signal");
+      });
+      const killAt = () => Math.max(task.deadline, signalled + MIN_KILL_WAIT_MS);
+      while (isOpen() && !task.force && this.#clock.now() < killAt()) await waitUntil(killAt());
+    }
+    // The shim reports the end; until then, kill again and again what does not go.
+    while (isOpen()) {
+      await this.#sandbox?.kill(runtime.ref).catch((error: unknown) => {
+        this.#logger.warn({ container: spec.name, error: toError(error).message }, "cannot kill the container yet");
+      });
+      if (isOpen()) await waitUntil(this.#clock.now() + MIN_KILL_WAIT_MS);
+    }
+  }
+
+  async #preStop(spec: ContainerSpec, runtime: Runtime, task: StopTask, waitUntil: (until: number) => Promise<void>): Promise<void> {
+    const own = this.#own(spec.name);
+    const hook = spec.hooks?.pre_stop;
+    if (hook === undefined || own.preStopDone || task.force || runtime.ended.signal.aborted || this.#sandbox === undefined) return;
+    const abort = new AbortController();
+    let over = false;
+    const run = this.#hook(hook, spec, runtime, AbortSignal.any([abort.signal, runtime.ended.signal]))
+      .catch((error: unknown) => {
+        if (runtime.ended.signal.aborted) return;
+        this.#notice("Warning", "FailedPreStopHook", "PreStopHook failed", spec.name);
+        this.#logger.info({ container: spec.name, error: toError(error).message }, "pre_stop hook failed");
+      })
+      .finally(() => {
+        over = true;
+        task.changed.fire();
+      });
+    while (!over && !task.force && this.#clock.now() < task.deadline && !runtime.ended.signal.aborted) await waitUntil(task.deadline);
+    abort.abort(new Error("the grace period is used up"));
+    await run;
+    own.preStopDone = true;
+    this.#commit();
+  }
+
+  #stopSignal(spec: ContainerSpec): NodeJS.Signals {
+    return (spec.stop?.signal ?? this.#own(spec.name).image?.config.stopSignal ?? "SIGTERM") as NodeJS.Signals;
+  }
+
+  // --- end of a container ---
+
+  async #concluded(spec: ContainerSpec, runtime: Runtime, exit: ShimExit & { startedAt?: number; finishedAt: number }): Promise<void> {
+    const sandbox = this.#sandbox;
+    for (const prober of Object.values(runtime.probers)) prober.stop();
+    runtime.ended.abort(new Error("the container has ended"));
+    runtime.resolveStarted(false);
+    let conclusion: Awaited<ReturnType<Sandbox["conclude"]>> = {};
+    if (sandbox !== undefined) {
+      await this.#killAll(sandbox, runtime);
+      // The shim writes the last of the log when nobody holds the container's output any more.
+      if (!exit.lost && runtime.watch !== undefined) await this.#drained(runtime);
+      conclusion = await sandbox.conclude(runtime.ref, exit).catch((error: unknown) => {
+        this.#logger.warn({ container: spec.name, error: toError(error).message }, "cannot learn all about the container's end");
+        return {};
+      });
+    }
+    if (this.#runtimes.get(spec.name) !== runtime || this.#closing.signal.aborted) return;
+    const exitCode = conclusion.startError !== undefined ? START_ERROR_EXIT : (conclusion.exitCode ?? exit.exitCode);
+    const startError = conclusion.startError ?? exit.startError;
+    const message = startError ?? (exit.lost ? "The container could not be located" : await this.#terminationMessage(spec, runtime, exitCode, conclusion.terminationMessage));
+    if (startError !== undefined) this.#notice("Warning", "Failed", `Error: ${startError}`, spec.name);
+    this.#dropRuntime(spec.name);
+    this.#exited(spec.name, {
+      exit_code: exitCode,
+      ...(exit.signal === undefined ? {} : { signal: exit.signal }),
+      reason: endReason(exitCode, { startError, lost: exit.lost, oomKilled: conclusion.oomKilled }),
+      ...(message ? { message } : {}),
+      ...(conclusion.oomKilled ? { oom_killed: true } : {}),
+      ...(exit.startedAt === undefined ? {} : { started_at: new Date(exit.startedAt).toISOString() }),
+      finished_at: new Date(exit.finishedAt).toISOString(),
+      id: runtime.ref.id,
+    });
+    this.#commit();
+    runtime.resolveOver();
+    this.#changed.fire();
+    this.#replan();
+  }
+
+  async #killAll(sandbox: Sandbox, runtime: Runtime): Promise<void> {
+    while (this.#sandbox === sandbox && !this.#closing.signal.aborted) {
+      try {
+        await sandbox.kill(runtime.ref);
+        return;
+      } catch (error) {
+        this.#logger.warn({ container: runtime.ref.name, error: toError(error).message }, "something of the container still runs");
+        await this.#clock.sleep(MIN_KILL_WAIT_MS, this.#closing.signal).catch(() => {});
+      }
+    }
+  }
+
+  async #drained(runtime: Runtime): Promise<void> {
+    const late = Promise.withResolvers<void>();
+    const cancel = this.#clock.after(LOG_DRAIN_MS, late.resolve);
+    await Promise.race([runtime.gone, late.promise]);
+    cancel();
+  }
+
+  async #terminationMessage(spec: ContainerSpec, runtime: Runtime, exitCode: number, file: string | undefined): Promise<string> {
+    const text = Buffer.from(file ?? "").subarray(0, MAX_TERMINATION_MESSAGE_BYTES).toString();
+    if (text !== "" || exitCode === 0 || spec.termination_message?.policy !== "fallback_to_logs") return text;
+    return await logTail(runtime.ref.dir, FALLBACK_LOG.lines, FALLBACK_LOG.bytes);
+  }
+
+  #exited(name: string, terminated: ContainerTermination): void {
+    const own = this.#own(name);
+    const state = this.#state(name);
+    own.phase = "exited";
+    own.finishedAt = Date.parse(terminated.finished_at);
+    if (state.terminated !== undefined) state.last = state.terminated;
+    state.state = "terminated";
+    state.terminated = terminated;
+    if (terminated.id !== undefined) state.id = terminated.id;
+    state.restart_count = Math.max(state.restart_count, own.attempt);
+    state.started = false;
+    state.ready = own.kind === "init" && terminated.exit_code === 0 && this.#isPlainInit(this.#findSpec(name));
+    delete state.reason;
+    delete state.message;
+    if (own.definitionChanged) {
+      own.phase = "new";
+      delete own.definitionChanged;
+      delete own.backoff;
+    }
+  }
+
+  #dropRuntime(name: string): void {
+    const runtime = this.#runtimes.get(name);
+    if (runtime === undefined) return;
+    this.#runtimes.delete(name);
+    runtime.watch?.close();
+    for (const prober of Object.values(runtime.probers)) prober.stop();
+    runtime.ended.abort(new Error("the container has ended"));
+    runtime.resolveStarted(false);
+    runtime.resolveGone();
+    runtime.resolveOver();
+  }
+
+  // --- status ---
+
+  #showBackOff(name: string, ms: number): void {
+    const { labels } = this.#record.machine;
+    const pod = `${labels["vmlet.dev/pod"] ?? this.id}_${labels["vmlet.dev/namespace"] ?? "default"}(${labels["vmlet.dev/uid"] ?? this.id})`;
+    const message = `back-off ${duration(ms)} restarting failed container=${name} pod=${pod}`;
+    const state = this.#state(name);
+    if (state.reason === "CrashLoopBackOff" && state.message === message) return;
+    this.#wait(name, "CrashLoopBackOff", message);
+    this.#notice("Warning", "BackOff", `Back-off restarting failed container ${name} in pod ${pod}`, name);
+    this.#commit();
+  }
+
+  #wait(name: string, reason: string, message?: string): void {
+    const state = this.#state(name);
+    if (state.terminated !== undefined) state.last = state.terminated;
+    delete state.terminated;
+    state.state = "waiting";
+    state.ready = false;
+    state.started = false;
+    state.reason = reason;
+    if (message === undefined) delete state.message;
+    else state.message = message;
+  }
+
+  #notice(type: MachineNotice["type"], reason: string, message: string, container?: string): void {
+    const { machine } = this.#record;
+    const seq = ++this.#record.noticeSeq;
+    const at = new Date(this.#clock.now()).toISOString();
+    machine.notices = [...(machine.notices ?? []), { at, type, reason, message, seq, ...(container === undefined ? {} : { container }) }].slice(-NOTICES_KEPT);
+  }
+
+  #commit(): void {
+    if (this.#closing.signal.aborted) return;
+    this.#context.store.commit(this.#record);
+    this.#changed.fire();
+  }
+
+  // --- changes to a running machine ---
+
+  #filesVolumes() {
+    return (this.#spec.volumes ?? []).filter((volume) => volume.type === "files");
+  }
+
+  async #applyFiles(sandbox: Sandbox, volume: Extract<Volume, { type: "files" }>): Promise<void> {
+    if (sandbox.applyFiles === undefined) throw new ProviderError("unsupported", `engine ${this.#context.engine.name} has no file volumes`, { field: "volumes" });
+    await sandbox.applyFiles(volume);
+    this.#record.machine.file_versions = { ...this.#record.machine.file_versions, [volume.name]: volume.version };
+  }
+
+  async #replaceFiles(update: NonNullable<MachinePatch["files"]>[number]): Promise<void> {
+    const volume = this.#filesVolumes().find(({ name }) => name === update.volume);
+    if (volume === undefined) throw new ProviderError("invalid", `machine ${this.id} has no files volume "${update.volume}"`, { field: "files.volume" });
+    const next = { ...volume, version: update.version, files: update.files };
+    this.#spec = { ...this.#spec, volumes: this.#spec.volumes!.map((other) => (other === volume ? next : other)) };
+    if (this.#sandbox !== undefined) await this.#applyFiles(this.#sandbox, next);
+  }
+
+  #changeImage(name: string, image: string): void {
+    const before = this.#findSpec(name);
+    if (before.image === image) return;
+    const change = (list: ContainerSpec[] | undefined) => list?.map((container) => (container.name === name ? { ...container, image } : container));
+    this.#spec = { ...this.#spec, containers: change(this.#spec.containers)!, ...(this.#spec.init_containers === undefined ? {} : { init_containers: change(this.#spec.init_containers)! }) };
+    const own = this.#own(name);
+    delete own.retry;
+    delete own.backoff;
+    if (this.#runtimes.has(name)) {
+      own.definitionChanged = true;
+      this.#stopContainer(name, this.#clock.now() + this.#graceMs(), { holdSignal: false, force: false, message: `Container ${name} definition changed, will be restarted` });
+    } else if (own.phase === "exited" && own.kind === "main") own.phase = "new";
+  }
+
+  #addEphemeral(spec: ContainerSpec): void {
+    if (this.#record.containers[spec.name] !== undefined) {
+      throw new ProviderError("conflict", `machine ${this.id} has a container "${spec.name}" already`, { field: "ephemeral_containers.name" });
+    }
+    this.#spec = { ...this.#spec, ephemeral_containers: [...(this.#spec.ephemeral_containers ?? []), spec] };
+    this.#record.containers[spec.name] = newContainerRecord("ephemeral");
+    this.#record.machine.containers.push(newContainerState({ spec, kind: "ephemeral" }, false));
+  }
+
+  async #resize(name: string, resources: NonNullable<ContainerSpec["resources"]>): Promise<void> {
+    const spec = this.#findSpec(name);
+    const runtime = this.#runtimes.get(name);
+    if (runtime !== undefined && this.#sandbox !== undefined) {
+      if (this.#sandbox.resize === undefined) throw new ProviderError("unsupported", `engine ${this.#context.engine.name} cannot resize`, { field: "resources" });
+      await this.#sandbox.resize(runtime.ref, resources);
+    }
+    const change = (list: ContainerSpec[] | undefined) => list?.map((container) => (container === spec ? { ...container, resources } : container));
+    this.#spec = { ...this.#spec, containers: change(this.#spec.containers)!, ...(this.#spec.init_containers === undefined ? {} : { init_containers: change(this.#spec.init_containers)! }) };
+    this.#state(name).resources = resources;
+  }
+
+  // --- look-ups ---
+
+  #findSpec(name: string): ContainerSpec {
+    const found = containersOf(this.#spec).find(({ spec }) => spec.name === name);
+    if (found === undefined) throw new ProviderError("not_found", `machine ${this.id} has no container "${name}"`, { field: "container" });
+    return found.spec;
+  }
+
+  #own(name: string): ContainerRecord {
+    return this.#record.containers[name]!;
+  }
+
+  #state(name: string): ContainerState {
+    return this.#record.machine.containers.find((container) => container.name === name)!;
+  }
+
+  #running(name: string): { runtime: Runtime; sandbox: Sandbox } {
+    this.#findSpec(name);
+    const runtime = this.#runtimes.get(name);
+    if (runtime === undefined || this.#sandbox === undefined || this.#own(name).phase !== "running") {
+      throw new ProviderError("conflict", `container "${name}" in machine "${this.id}" is not running`);
+    }
+    return { runtime, sandbox: this.#sandbox };
+  }
+
+  #containerDir(name: string): string {
+    return join(this.#context.store.machineDir(this.id), "containers", name);
+  }
+
+  #refOf(name: string): ContainerRef {
+    const own = this.#own(name);
+    return { name, attempt: own.attempt, id: own.id!, dir: join(this.#containerDir(name), own.folder!) };
+  }
+
+  /** The folder of an instance, or undefined when there never was one or it is forgotten. */
+  #instanceFolder(name: string, attempt: number): string | undefined {
+    if (attempt < 0) return undefined;
+    const own = this.#own(name);
+    if (attempt === own.attempt) return join(this.#containerDir(name), own.folder!);
+    const folder = readFolders(this.#containerDir(name)).find((entry) => entry.startsWith(`${attempt}-`));
+    return folder === undefined ? undefined : join(this.#containerDir(name), folder);
+  }
+
+  /** The newest instance and the one before it are kept: `logs --previous`. */
+  #forgetOldInstances(name: string): void {
+    const { attempt } = this.#own(name);
+    for (const folder of readFolders(this.#containerDir(name))) {
+      if (Number.parseInt(folder, 10) < attempt - 1) rmSync(join(this.#containerDir(name), folder), { recursive: true, force: true });
+    }
+  }
+}
+
+function readFolders(dir: string): string[] {
+  try {
+    return readdirSync(dir);
+  } catch {
+    return [];
+  }
+}
+
+function endReason(exitCode: number, how: { startError: string | undefined; lost: boolean | undefined; oomKilled: boolean | undefined }): string {
+  if (how.startError !== undefined) return "StartError";
+  if (how.lost) return "ContainerStatusUnknown";
+  if (how.oomKilled) return "OOMKilled";
+  return exitCode === 0 ? "Completed" : "Error";
+}
+
+/** As Go prints a time.Duration of whole seconds: `20s`, `2m40s`, `5m0s`; below a second `500ms`. */
+export function duration(ms: number): string {
+  if (ms < 1000) return `${ms}ms`;
+  const seconds = ms / 1000;
+  return seconds < 60 ? `${seconds}s` : `${Math.floor(seconds / 60)}m${seconds % 60}s`;
+}
