@@ -1,0 +1,120 @@
+/** The agents that the bench measures: vmlet in its variants, and the peers. */
+import { writeFile } from "node:fs/promises";
+import { join } from "node:path";
+import { buildKwok, buildVirtualKubelet } from "../e2e/harness/build.ts";
+import type { Cluster } from "../e2e/harness/cluster.ts";
+import { HttpError } from "../e2e/harness/client.ts";
+import { freePort } from "../e2e/harness/ports.ts";
+import { failWhenExited, type ManagedProcess } from "../e2e/harness/processes.ts";
+
+export interface Target {
+  readonly name: string;
+  readonly nodeName: string;
+  /** What has to be there before the agent: built programs, credentials, a backend. Not timed. */
+  prepare(cluster: Cluster): Promise<void>;
+  /** Starts the agent; timed. */
+  startAgent(): Promise<void>;
+  stopAgent(): Promise<void>;
+  /** Rejects when the agent that was started last ends; never resolves. */
+  failed(): Promise<never>;
+  /** The agent's processes, without its backend. */
+  pids(): number[];
+  /** The backend's processes, where there is one outside the agent. */
+  backendPids(): number[];
+  /** Stops everything. */
+  close(): Promise<void>;
+}
+
+/** kwok 0.7: invents the statuses of pods by itself and calls no backend at all. */
+export function kwok(): Target {
+  const nodeName = "bench-kwok";
+  let cluster: Cluster;
+  let binary: string;
+  let kubeconfig: string;
+  let agent: ManagedProcess | undefined;
+  return {
+    name: "kwok 0.7",
+    nodeName,
+    async prepare(where) {
+      cluster = where;
+      binary = await buildKwok();
+      kubeconfig = await cluster.userKubeconfig("bench-kwok", ["system:masters"]);
+      await cluster.admin.create("/api/v1/nodes", {
+        metadata: { name: nodeName, annotations: { "kwok.x-k8s.io/node": "fake" } },
+      });
+    },
+    async startAgent() {
+      // Every start of kwok is another lease holder and would wait 40 s for the lease of the one before to run out.
+      await cluster.admin.delete(`/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases/${nodeName}`).catch(ignoreAbsence);
+      agent = cluster.sandbox.spawn("kwok", binary, [
+        `--kubeconfig=${kubeconfig}`,
+        "--manage-nodes-with-annotation-selector=kwok.x-k8s.io/node=fake",
+        "--node-lease-duration-seconds=40",
+        `--server-address=127.0.0.1:${await freePort()}`,
+      ]);
+    },
+    async stopAgent() {
+      await agent?.stop();
+    },
+    failed: () => failWhenExited(agent!),
+    pids: () => (agent ? [agent.pid] : []),
+    backendPids: () => [],
+    async close() {
+      await agent?.stop();
+      await cluster.admin.delete(`/api/v1/nodes/${nodeName}`);
+    },
+  };
+}
+
+/** virtual-kubelet 1.13 with its mock provider and its default settings. */
+export function virtualKubelet(): Target {
+  const nodeName = "bench-virtual-kubelet";
+  let cluster: Cluster;
+  let binary: string;
+  let kubeconfig: string;
+  let providerConfig: string;
+  let serving: { certFile: string; keyFile: string };
+  let agent: ManagedProcess | undefined;
+  return {
+    name: "virtual-kubelet 1.13",
+    nodeName,
+    async prepare(where) {
+      cluster = where;
+      binary = await buildVirtualKubelet();
+      kubeconfig = await cluster.userKubeconfig("bench-virtual-kubelet", ["system:masters"]);
+      serving = await cluster.clientCertificate("bench-virtual-kubelet-serving");
+      providerConfig = join(cluster.sandbox.dir, "virtual-kubelet.json");
+      await writeFile(providerConfig, JSON.stringify({ [nodeName]: { cpu: "100", memory: "1000Gi", pods: "5000" } }));
+    },
+    async startAgent() {
+      agent = cluster.sandbox.spawn(
+        "virtual-kubelet",
+        binary,
+        ["--provider", "mock", "--provider-config", providerConfig, "--nodename", nodeName, "--disable-taint"],
+        {
+          env: {
+            PATH: process.env["PATH"],
+            KUBECONFIG: kubeconfig,
+            APISERVER_CERT_LOCATION: serving.certFile,
+            APISERVER_KEY_LOCATION: serving.keyFile,
+            VKUBELET_POD_IP: "127.0.0.1",
+            KUBELET_PORT: String(await freePort()),
+          },
+        },
+      );
+    },
+    async stopAgent() {
+      await agent?.stop();
+    },
+    failed: () => failWhenExited(agent!),
+    pids: () => (agent ? [agent.pid] : []),
+    backendPids: () => [],
+    async close() {
+      await agent?.stop();
+    },
+  };
+}
+
+function ignoreAbsence(error: unknown): void {
+  if (!(error instanceof HttpError && error.status === 404)) throw error;
+}

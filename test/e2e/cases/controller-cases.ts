@@ -1,0 +1,129 @@
+/** Cases that need kube-controller-manager: what its controllers conclude from the statuses that the agent writes. */
+import { expect } from "vitest";
+import type { Json } from "../harness/client.ts";
+import { must, waitFor } from "../harness/wait.ts";
+import type { Case, CaseContext } from "./pod-cases.ts";
+import { podSpec, serve, shell } from "./pods.ts";
+
+const apps = ({ pods }: CaseContext, resource: string) => `/apis/apps/v1/namespaces/${pods.namespace}/${resource}`;
+const jobs = ({ pods }: CaseContext) => `/apis/batch/v1/namespaces/${pods.namespace}/jobs`;
+
+function template({ env }: CaseContext, app: string, spec: Json): Json {
+  return { metadata: { labels: { app } }, spec: podSpec(env.nodeName, spec) };
+}
+
+async function until({ env }: CaseContext, path: string, what: string, condition: (object: Json) => boolean): Promise<Json> {
+  return waitFor({ what: `${path} ${what}`, timeoutMs: 120_000 }, async () => {
+    const object = await env.client.get(path);
+    must(condition(object), object.status);
+    return object;
+  });
+}
+
+export const controllerCases: readonly Case[] = [
+  {
+    name: "a Deployment is scaled from 0 to 20 and back to 0",
+    async run(context) {
+      const { env, pods, disturb } = context;
+      const path = `${apps(context, "deployments")}/burst`;
+      await env.client.create(apps(context, "deployments"), {
+        metadata: { name: "burst" },
+        spec: {
+          replicas: 0,
+          selector: { matchLabels: { app: "burst" } },
+          template: template(context, "burst", { terminationGracePeriodSeconds: 10, containers: [shell("main", serve)] }),
+        },
+      });
+      await env.client.patch(`${path}/scale`, { spec: { replicas: 20 } });
+      await disturb();
+      await until(context, path, "to have 20 available replicas", ({ status }) => status.availableReplicas === 20);
+      expect((await pods.list("app=burst")).map((pod) => pod.spec.nodeName)).toEqual(Array(20).fill(env.nodeName));
+      await env.client.patch(`${path}/scale`, { spec: { replicas: 0 } });
+      await disturb();
+      await waitFor({ what: "the pods of the Deployment to be gone", timeoutMs: 120_000 }, async () => {
+        const left = await pods.list("app=burst");
+        must(left.length === 0, left.map((pod) => pod.metadata.name));
+      });
+    },
+  },
+  {
+    name: "a Job with completions completes, each pod once",
+    async run(context) {
+      const { env, disturb } = context;
+      await env.client.create(jobs(context), {
+        metadata: { name: "work" },
+        spec: {
+          completions: 6,
+          parallelism: 3,
+          backoffLimit: 0,
+          template: template(context, "work", { restartPolicy: "Never", containers: [shell("main", "sleep 1; exit 0")] }),
+        },
+      });
+      await disturb();
+      const job = await until(context, `${jobs(context)}/work`, "to be complete", ({ status }) =>
+        (status.conditions ?? []).some((each: Json) => each.type === "Complete" && each.status === "True"),
+      );
+      // backoffLimit 0: one pod that was counted as failed, or made twice, would have failed the Job.
+      expect(job.status).toMatchObject({ succeeded: 6 });
+      expect(job.status.failed ?? 0).toBe(0);
+    },
+  },
+  {
+    name: "a Job whose podFailurePolicy names an exit code fails at the first pod that ends with it",
+    async run(context) {
+      const { env, disturb } = context;
+      await env.client.create(jobs(context), {
+        metadata: { name: "fatal" },
+        spec: {
+          completions: 3,
+          parallelism: 1,
+          backoffLimit: 5,
+          podFailurePolicy: {
+            rules: [{ action: "FailJob", onExitCodes: { containerName: "main", operator: "In", values: [42] } }],
+          },
+          template: template(context, "fatal", { restartPolicy: "Never", containers: [shell("main", "sleep 1; exit 42")] }),
+        },
+      });
+      await disturb();
+      const job = await until(context, `${jobs(context)}/fatal`, "to have failed", ({ status }) =>
+        (status.conditions ?? []).some((each: Json) => each.type === "Failed" && each.status === "True"),
+      );
+      expect(job.status.conditions.find((each: Json) => each.type === "Failed").reason).toBe("PodFailurePolicy");
+      expect(job.status.failed).toBe(1);
+    },
+  },
+  {
+    name: "a StatefulSet restarts its pods one by one, from the last to the first",
+    async run(context) {
+      const { env, pods, disturb } = context;
+      const path = `${apps(context, "statefulsets")}/ordered`;
+      await env.client.create(apps(context, "statefulsets"), {
+        metadata: { name: "ordered" },
+        spec: {
+          replicas: 3,
+          serviceName: "ordered",
+          selector: { matchLabels: { app: "ordered" } },
+          template: template(context, "ordered", { terminationGracePeriodSeconds: 10, containers: [shell("main", serve)] }),
+        },
+      });
+      await until(context, path, "to have 3 ready replicas", ({ status }) => status.readyReplicas === 3);
+      const before = await pods.list("app=ordered");
+      await env.client.patch(path, { spec: { template: { metadata: { annotations: { restarted: "yes" } } } } });
+      await disturb();
+      await until(
+        context,
+        path,
+        "to have restarted",
+        ({ status }) => status.updatedReplicas === 3 && status.readyReplicas === 3 && status.currentRevision === status.updateRevision,
+      );
+      const after = await pods.list("app=ordered");
+      const uids = (list: Json[]) => list.map((pod) => pod.metadata.uid);
+      expect(uids(after).filter((uid) => uids(before).includes(uid))).toEqual([]);
+      const order = env.history
+        .versions(pods.namespace)
+        .filter(({ type, pod }) => type === "DELETED" && uids(before).includes(pod.metadata.uid))
+        .map(({ pod }) => pod.metadata.name);
+      expect(order).toEqual(["ordered-2", "ordered-1", "ordered-0"]);
+    },
+  },
+];

@@ -1,0 +1,36 @@
+/** What a case needs to know of the place where it runs; devcluster and the real control plane both provide it. */
+import type { AgentProcess, BackendProcess } from "../harness/agent.ts";
+import type { Client } from "../harness/client.ts";
+import type { History } from "./history.ts";
+
+export interface Environment extends AsyncDisposable {
+  /** A user who may do everything. */
+  readonly client: Client;
+  readonly kubeconfig: string;
+  readonly nodeName: string;
+  /** Scratch space that ends with the environment. */
+  readonly dir: string;
+  readonly agent: AgentProcess;
+  readonly backend: BackendProcess;
+  readonly history: History;
+  /** Ends the API server without warning and starts it again on the same data. */
+  restartApiServer(): Promise<void>;
+}
+
+export const faults = ["nothing", "the agent", "the backend", "the API server"] as const;
+
+/** What is killed with SIGKILL, and started again, in the middle of a case. */
+export type Fault = (typeof faults)[number];
+
+export async function inject(environment: Environment, fault: Fault): Promise<void> {
+  switch (fault) {
+    case "nothing":
+      return;
+    case "the agent":
+      return environment.agent.restart("SIGKILL");
+    case "the backend":
+      return environment.backend.restart("SIGKILL");
+    case "the API server":
+      return environment.restartApiServer();
+  }
+}

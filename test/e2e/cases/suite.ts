@@ -1,0 +1,80 @@
+/** Turns a table of cases into tests: every case, with every fault, in a namespace of its own, judged by the history. */
+import { afterAll, beforeAll, describe, test } from "vitest";
+import type { Json } from "../harness/client.ts";
+import { HttpError } from "../harness/client.ts";
+import { must, waitFor } from "../harness/wait.ts";
+import { inject, type Environment, type Fault } from "./environment.ts";
+import type { Case } from "./pod-cases.ts";
+import { Pods } from "./pods.ts";
+
+export interface SuiteOptions {
+  start: () => Promise<Environment>;
+  startTimeoutMs: number;
+  cases: readonly Case[];
+  faults: readonly Fault[];
+  timeoutMs: number;
+}
+
+export function describeCases(title: string, options: SuiteOptions): void {
+  describe(title, () => {
+    let env: Environment;
+    beforeAll(async () => {
+      env = await options.start();
+    }, options.startTimeoutMs);
+    afterAll(() => env?.[Symbol.asyncDispose]());
+
+    let serial = 0;
+    for (const fault of options.faults) {
+      describe(fault === "nothing" ? "undisturbed" : `while ${fault} is killed`, () => {
+        test.for(options.cases)(
+          "$name",
+          async ({ run }) => {
+            const pods = new Pods(env.client, await createNamespace(env, `case-${serial++}`), env.nodeName);
+            try {
+              await run({ env, pods, disturb: () => inject(env, fault) });
+            } catch (error) {
+              throw new Error(`${(error as Error).message}\n${await env.agent.logTail()}`, { cause: error });
+            } finally {
+              await emptyNamespace(env, pods);
+            }
+            await env.history.check(pods.namespace);
+          },
+          options.timeoutMs,
+        );
+      });
+    }
+  });
+}
+
+/** A namespace in which pods can be created: with its default ServiceAccount where the cluster makes one. */
+async function createNamespace(env: Environment, name: string): Promise<string> {
+  await env.client.create("/api/v1/namespaces", { metadata: { name } });
+  await waitFor({ what: `the default ServiceAccount of ${name}` }, () =>
+    env.client.get(`/api/v1/namespaces/${name}/serviceaccounts/default`),
+  );
+  return name;
+}
+
+/** Removes controllers first: they would replace the pods. */
+async function emptyNamespace(env: Environment, pods: Pods): Promise<void> {
+  for (const path of ["/apis/apps/v1/deployments", "/apis/apps/v1/statefulsets", "/apis/batch/v1/jobs"]) {
+    const [, , group, version, resource] = path.split("/");
+    const list = await env.client.get(path).catch((error: unknown) => {
+      // devcluster has no workload controllers, and so no such resources.
+      if (error instanceof HttpError && error.status === 404) return { items: [] };
+      throw error;
+    });
+    for (const { metadata } of list.items.filter((each: Json) => each.metadata.namespace === pods.namespace)) {
+      const object = `/apis/${group}/${version}/namespaces/${pods.namespace}/${resource}/${metadata.name}`;
+      await env.client.delete(object, { propagationPolicy: "Background" });
+      await waitFor({ what: `${object} to be gone` }, async () => {
+        const gone = await env.client.get(object).then(
+          () => false,
+          (error: unknown) => error instanceof HttpError && error.status === 404,
+        );
+        must(gone, "still there");
+      });
+    }
+  }
+  await pods.deleteAll();
+}
