@@ -1,0 +1,187 @@
+import { describe, expect, test } from "vitest";
+import { LOST_DEBOUNCE_MS, newMemory, ORPHAN_GRACE_MS, plan, type Observed, type PodMemory } from "../../../src/pods/planner.ts";
+import type { Pod } from "../../../src/kube/wire.ts";
+import type { Machine } from "../../../src/provider/machine.ts";
+import { podStatus } from "../../../src/pods/status.ts";
+import { container, exited, machine, NOW, pod } from "./fixtures.ts";
+
+const context = { now: NOW, hostIPs: ["10.1.0.1"], version: undefined };
+const found = (m: Machine): Observed => ({ kind: "found", machine: m });
+const absent: Observed = { kind: "absent" };
+const unknown: Observed = { kind: "unknown" };
+const memory = (change: Partial<PodMemory> = {}): PodMemory => ({ ...newMemory(), ...change });
+const next = (p: Pod, observed: Observed, m: PodMemory = memory(), at = NOW) => plan({ kind: "pod", pod: p }, observed, m, { ...context, now: at });
+
+/** The pod with the status that belongs to this machine already written. */
+function settled(p: Pod, m: Machine): Pod {
+  const over = ["stopped", "failed", "deleted"].includes(m.state);
+  return { ...p, status: { ...p.status, ...podStatus({ pod: p, machine: m, hostIPs: ["10.1.0.1"], now: NOW, ended: over }) } };
+}
+
+const deleted = (change: { seconds?: number; grace?: number } = {}) => ({
+  deletionTimestamp: new Date(NOW + (change.seconds ?? 30) * 1000).toISOString(),
+  deletionGracePeriodSeconds: change.grace ?? 30,
+});
+
+describe("a pod that should run", () => {
+  test("gets a machine when the backend says that there is none", () => {
+    expect(next(pod(), absent)).toEqual({ do: "create" });
+  });
+
+  test("gets nothing while the backend is silent", () => {
+    expect(next(pod(), unknown)).toEqual({ do: "wait" });
+  });
+
+  test("has its status written when the machine changed", () => {
+    expect(next(pod(), found(machine()))).toMatchObject({ do: "status", patch: { phase: "Running" } });
+  });
+
+  test("is left alone when nothing changed", () => {
+    expect(next(settled(pod(), machine()), found(machine()))).toEqual({ do: "wait" });
+  });
+
+  test("has its machine updated when its spec or references changed", () => {
+    const action = plan({ kind: "pod", pod: settled(pod(), machine()) }, found(machine()), memory({ appliedVersion: "1" }), { ...context, version: "2" });
+    expect(action).toEqual({ do: "update", version: "2" });
+  });
+
+  test("asks the backend when the pod's status is ahead of what was seen", () => {
+    const stale = machine({ containers: [container("app")] });
+    expect(next(settled(pod(), machine()), found(stale))).toEqual({ do: "look" });
+  });
+});
+
+describe("a pod whose machine is gone", () => {
+  const lost = settled(pod(), machine());
+
+  test("is looked for before anything is concluded", () => {
+    expect(next(lost, absent)).toEqual({ do: "look" });
+  });
+
+  test("is not failed by one absence", () => {
+    expect(next(lost, absent, memory({ missedAt: [NOW] }))).toEqual({ do: "wait", afterMs: LOST_DEBOUNCE_MS });
+  });
+
+  test("is looked for a second time after the debounce", () => {
+    expect(next(lost, absent, memory({ missedAt: [NOW] }), NOW + LOST_DEBOUNCE_MS)).toEqual({ do: "look" });
+  });
+
+  test("fails after two definite absences", () => {
+    const m = memory({ missedAt: [NOW, NOW + LOST_DEBOUNCE_MS] });
+    expect(next(lost, absent, m, NOW + LOST_DEBOUNCE_MS)).toMatchObject({ do: "status", patch: { phase: "Failed", reason: "MachineLost" } });
+  });
+
+  test("is never failed while the backend does not answer", () => {
+    expect(next(lost, unknown, memory({ missedAt: [NOW, NOW + LOST_DEBOUNCE_MS] }))).toEqual({ do: "wait" });
+  });
+});
+
+describe("deletion", () => {
+  const running = settled(pod(), machine());
+  const dying = (change = {}) => ({ ...running, metadata: { ...running.metadata, ...deleted(change) } }) as unknown as Pod;
+
+  test("stops the machine with what is left of the grace period", () => {
+    expect(next(dying({ seconds: 12 }), found(machine()))).toEqual({ do: "stop", graceSeconds: 12 });
+  });
+
+  test("stops again when the grace period was shortened", () => {
+    const m = memory({ stopDeadline: NOW + 30_000 });
+    expect(next(dying({ seconds: 2, grace: 2 }), found(machine({ state: "stopping" })), m)).toEqual({ do: "stop", graceSeconds: 2 });
+  });
+
+  test("writes the exit codes before the machine is buried", () => {
+    const over = machine({ state: "stopped", containers: [exited("app", 143)] });
+    expect(next(dying(), found(over))).toMatchObject({ do: "status", patch: { phase: "Failed" } });
+  });
+
+  test("buries a machine that is over, then removes the object", () => {
+    const over = machine({ state: "stopped", containers: [exited("app", 0)] });
+    const told = settled(dying(), over);
+    expect(next(told, found(over))).toEqual({ do: "bury", force: false });
+    expect(next(told, found({ ...over, state: "deleted" }), memory({ buried: true }))).toEqual({ do: "finalize" });
+  });
+
+  test("leaves a tombstone even for a machine that was never made", () => {
+    expect(next({ ...pod(), metadata: { ...pod().metadata, ...deleted() } } as unknown as Pod, absent)).toEqual({ do: "bury", force: false });
+  });
+
+  test("does not remove the object while the backend does not answer", () => {
+    expect(next(dying(), unknown)).toEqual({ do: "look" });
+  });
+
+  test("kills a machine that does not stop", () => {
+    const m = memory({ stopDeadline: NOW - 60_000 });
+    expect(next(dying({ seconds: -60 }), found(machine({ state: "stopping" })), m)).toEqual({ do: "bury", force: true });
+  });
+
+  test("is sent once when a finalizer holds the object", () => {
+    expect(next(dying(), absent, memory({ finalized: true, buried: true }))).toEqual({ do: "wait" });
+  });
+});
+
+describe("the active deadline", () => {
+  const late = settled(pod({ spec: { activeDeadlineSeconds: 60 }, status: { startTime: "2026-06-01T11:58:00Z" } }), machine());
+
+  test("stops the machine", () => {
+    expect(next(late, found(machine()))).toEqual({ do: "stop", graceSeconds: 30 });
+  });
+
+  test("fails the pod when the machine has stopped", () => {
+    const over = machine({ state: "stopped", stopped_at: "2026-06-01T12:00:01.000Z", containers: [exited("app", 143)] });
+    expect(next(late, found(over))).toMatchObject({
+      do: "status",
+      patch: { phase: "Failed", reason: "DeadlineExceeded", message: "Pod was active on the node longer than the specified deadline" },
+    });
+  });
+
+  test("wakes the planner when it is due", () => {
+    const early = settled(pod({ spec: { activeDeadlineSeconds: 600 }, status: { startTime: "2026-06-01T11:58:00Z" } }), machine());
+    expect(next(early, found(machine()))).toEqual({ do: "wait", afterMs: 480_000 });
+  });
+
+  test("does not fail a pod that finished in time", () => {
+    const over = machine({ state: "stopped", stopped_at: "2026-06-01T11:58:30.000Z", containers: [exited("app", 0)] });
+    const p = pod({ spec: { activeDeadlineSeconds: 60, restartPolicy: "Never" }, status: { startTime: "2026-06-01T11:58:00Z", phase: "Running" } });
+    expect(next(p, found(over))).toMatchObject({ patch: { phase: "Succeeded" } });
+  });
+});
+
+describe("a pod that is over", () => {
+  const over = pod({ status: { phase: "Failed", reason: "Evicted" } });
+
+  test("keeps its stopped machine for the logs", () => {
+    expect(next(over, found(machine({ state: "stopped" })))).toEqual({ do: "wait" });
+  });
+
+  test("has a machine that still runs stopped", () => {
+    expect(next(over, found(machine()))).toEqual({ do: "stop", graceSeconds: 30 });
+  });
+});
+
+describe("a machine without a pod", () => {
+  const orphan = (observed: Observed, m: PodMemory, at = NOW) => plan({ kind: "none" }, observed, m, { ...context, now: at });
+
+  test("is not touched before the list of pods is complete", () => {
+    expect(plan({ kind: "unknown" }, found(machine()), memory(), context)).toEqual({ do: "wait" });
+  });
+
+  test("is not touched at first sight", () => {
+    expect(orphan(found(machine()), memory({ orphanSince: NOW }))).toEqual({ do: "wait", afterMs: ORPHAN_GRACE_MS });
+  });
+
+  test("is removed at the second sight, a grace period later", () => {
+    expect(orphan(found(machine()), memory({ orphanSince: NOW }), NOW + ORPHAN_GRACE_MS)).toEqual({ do: "reap" });
+  });
+
+  test("is removed at once when its pod was seen to go", () => {
+    expect(orphan(found(machine()), memory({ podSeenGone: true }))).toEqual({ do: "reap" });
+  });
+
+  test("is forgotten when it left a tombstone", () => {
+    expect(orphan(found(machine({ state: "deleted" })), memory({ podSeenGone: true }))).toEqual({ do: "forget" });
+  });
+
+  test("gets a tombstone when a create of ours may still arrive", () => {
+    expect(orphan(absent, memory({ created: true }))).toEqual({ do: "reap" });
+  });
+});

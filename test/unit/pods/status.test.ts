@@ -1,0 +1,215 @@
+import { describe, expect, test } from "vitest";
+import type { Pod } from "../../../src/kube/wire.ts";
+import type { Machine } from "../../../src/provider/machine.ts";
+import { podStatus, statusDiff, type StatusInput } from "../../../src/pods/status.ts";
+import { container, exited, machine, NOW, pod, running } from "./fixtures.ts";
+
+function status(p: Pod, m: Machine | undefined, more: Partial<StatusInput> = {}) {
+  const ended = more.ended ?? (m !== undefined && ["stopped", "failed", "deleted"].includes(m.state));
+  return podStatus({ pod: p, machine: m, hostIPs: ["10.1.0.1"], now: NOW, ended, ...more });
+}
+
+const condition = (s: ReturnType<typeof status>, type: string) => s.conditions!.find((c) => c.type === type);
+
+describe("phase", () => {
+  test("is Pending while no container has started", () => {
+    expect(status(pod(), machine({ state: "creating", sandbox_ready: false, containers: [container("app")] })).phase).toBe("Pending");
+  });
+
+  test("is Running when a container runs", () => {
+    expect(status(pod(), machine()).phase).toBe("Running");
+  });
+
+  test("stays Running while a crashed container waits for its restart", () => {
+    const crashed = container("app", { state: "waiting", reason: "CrashLoopBackOff", restart_count: 2, last: exited("app", 1).terminated! });
+    expect(status(pod(), machine({ containers: [crashed] })).phase).toBe("Running");
+  });
+
+  test("is Pending while an init container runs", () => {
+    const p = pod({ spec: { initContainers: [{ name: "init", image: "i" }] } });
+    const m = machine({ containers: [running("init", { kind: "init" }), container("app")] });
+    expect(status(p, m).phase).toBe("Pending");
+  });
+
+  test("is Running beside a sidecar that runs", () => {
+    const p = pod({ spec: { initContainers: [{ name: "side", image: "s", restartPolicy: "Always" }] } });
+    const m = machine({ containers: [running("side", { kind: "init" }), running("app")] });
+    expect(status(p, m).phase).toBe("Running");
+  });
+
+  test("is Succeeded when every container ended with 0 and the machine stopped", () => {
+    expect(status(pod({ spec: { restartPolicy: "Never" } }), machine({ state: "stopped", containers: [exited("app", 0)] })).phase).toBe("Succeeded");
+  });
+
+  test("is Failed when one container ended with another code", () => {
+    const p = pod({ spec: { restartPolicy: "Never", containers: [{ name: "app", image: "a" }, { name: "b", image: "b" }] } });
+    expect(status(p, machine({ state: "stopped", containers: [exited("app", 0), exited("b", 3)] })).phase).toBe("Failed");
+  });
+
+  test("does not become terminal while the machine may still run something", () => {
+    const p = pod({ spec: { restartPolicy: "Never" }, status: { phase: "Running" } });
+    expect(status(p, machine({ state: "stopping", containers: [exited("app", 0)] })).phase).toBe("Running");
+  });
+
+  test("is final once it is terminal", () => {
+    const p = pod({ status: { phase: "Failed", reason: "DeadlineExceeded" } });
+    const s = status(p, machine());
+    expect([s.phase, s.reason]).toEqual(["Failed", "DeadlineExceeded"]);
+  });
+
+  test("does not go back from Running to Pending", () => {
+    const p = pod({ status: { phase: "Running" } });
+    expect(status(p, machine({ containers: [container("app")] })).phase).toBe("Running");
+  });
+
+  test("carries the backend's reason when a machine failed", () => {
+    const s = status(pod(), machine({ state: "failed", reason: "HostLost", message: "host h3 is gone", containers: [container("app")] }));
+    expect([s.phase, s.reason, s.message]).toEqual(["Failed", "HostLost", "host h3 is gone"]);
+  });
+
+  test("is Failed when the pod is deleted before it ever ran", () => {
+    expect(status(pod(), undefined, { ended: true }).phase).toBe("Failed");
+  });
+});
+
+describe("a pod that is refused", () => {
+  const verdict = { reason: "OutOfcpu", message: "Pod was rejected: Node didn't have enough resource: cpu" };
+
+  test("is Failed with the reason and has no container statuses", () => {
+    const s = status(pod(), undefined, { ended: true, verdict });
+    expect([s.phase, s.reason, s.message, s.containerStatuses]).toEqual(["Failed", verdict.reason, verdict.message, undefined]);
+  });
+});
+
+describe("container statuses", () => {
+  test("are there from the first status on", () => {
+    expect(status(pod(), undefined).containerStatuses).toEqual([
+      { name: "app", state: { waiting: { reason: "ContainerCreating" } }, lastState: {}, ready: false, restartCount: 0, image: "app:1", imageID: "", started: false },
+    ]);
+  });
+
+  test("say PodInitializing while init containers come first", () => {
+    const s = status(pod({ spec: { initContainers: [{ name: "init", image: "i" }] } }), undefined);
+    expect(s.containerStatuses![0]!.state).toEqual({ waiting: { reason: "PodInitializing" } });
+    expect(s.initContainerStatuses![0]!.state).toEqual({ waiting: { reason: "ContainerCreating" } });
+  });
+
+  test("name what a container waits for", () => {
+    const waiting = new Map([["app", { reason: "CreateContainerConfigError", message: 'configmap "c" not found' }]]);
+    expect(status(pod(), undefined, { waiting }).containerStatuses![0]!.state).toEqual({
+      waiting: { reason: "CreateContainerConfigError", message: 'configmap "c" not found' },
+    });
+  });
+
+  test("show a running container with second precision", () => {
+    expect(status(pod(), machine()).containerStatuses![0]).toMatchObject({
+      state: { running: { startedAt: "2026-06-01T11:59:00Z" } },
+      ready: true,
+      started: true,
+      containerID: "vmlet://app-0",
+    });
+  });
+
+  test("never let a restart count fall", () => {
+    const p = pod({ status: { phase: "Running", containerStatuses: [{ name: "app", restartCount: 5, state: {}, lastState: {} }] } });
+    expect(status(p, machine()).containerStatuses![0]!.restartCount).toBe(5);
+  });
+
+  test("are sorted by name, init containers in order of the spec", () => {
+    const p = pod({
+      spec: {
+        containers: [{ name: "z", image: "z" }, { name: "a", image: "a" }],
+        initContainers: [{ name: "y", image: "y" }, { name: "b", image: "b" }],
+      },
+    });
+    const s = status(p, undefined);
+    expect(s.containerStatuses!.map((c) => c.name)).toEqual(["a", "z"]);
+    expect(s.initContainerStatuses!.map((c) => c.name)).toEqual(["y", "b"]);
+  });
+
+  test("count a container whose end nobody saw as failed when the machine is lost", () => {
+    const p = pod({ status: { phase: "Running", containerStatuses: [{ name: "app", restartCount: 0, containerID: "vmlet://x", state: { running: {} }, lastState: {} }] } });
+    const s = status(p, undefined, { ended: true, verdict: { reason: "MachineLost", message: "gone" } });
+    expect(s.containerStatuses![0]!.state!.terminated).toMatchObject({
+      exitCode: 137,
+      reason: "ContainerStatusUnknown",
+      message: "The container could not be located when the pod was terminated",
+    });
+  });
+});
+
+describe("conditions", () => {
+  test("follow readiness", () => {
+    const s = status(pod(), machine({ containers: [running("app", { ready: false })] }));
+    expect(condition(s, "Ready")).toMatchObject({ status: "False", reason: "ContainersNotReady", message: "containers with unready status: [app]" });
+    expect(condition(s, "ContainersReady")).toMatchObject({ status: "False" });
+  });
+
+  test("hold Ready back until each readiness gate is True", () => {
+    const p = pod({ spec: { readinessGates: [{ conditionType: "lb/ready" }] } });
+    const s = status(p, machine());
+    expect(condition(s, "ContainersReady")!.status).toBe("True");
+    expect(condition(s, "Ready")).toMatchObject({
+      status: "False",
+      reason: "ReadinessGatesNotReady",
+      message: 'corresponding condition of pod readiness gate "lb/ready" does not exist.',
+    });
+  });
+
+  test("name the init containers that are not done", () => {
+    const p = pod({ spec: { initContainers: [{ name: "i1", image: "i" }, { name: "i2", image: "i" }] } });
+    expect(condition(status(p, undefined), "Initialized")).toMatchObject({
+      status: "False",
+      reason: "ContainersNotInitialized",
+      message: "containers with incomplete status: [i1 i2]",
+    });
+  });
+
+  test("of others survive", () => {
+    const foreign = { type: "example.com/audited", status: "True", lastTransitionTime: "2026-05-01T00:00:00Z" };
+    const s = status(pod({ status: { conditions: [foreign] } }), machine());
+    expect(condition(s, "example.com/audited")).toEqual(foreign);
+  });
+
+  test("keep their transition time while the value stays", () => {
+    const before = status(pod(), machine());
+    const later = podStatus({ pod: pod({ status: { ...before } }), machine: machine(), hostIPs: ["10.1.0.1"], now: NOW + 60_000, ended: false });
+    expect(condition(later, "Ready")!.lastTransitionTime).toBe(condition(before, "Ready")!.lastTransitionTime);
+  });
+
+  test("carry the generation that they were computed from", () => {
+    const s = status(pod({ metadata: { generation: 7 } }), machine());
+    expect([s.observedGeneration, condition(s, "Ready")!.observedGeneration]).toEqual([7, 7]);
+  });
+
+  test("say PodCompleted when the pod succeeded", () => {
+    const s = status(pod({ spec: { restartPolicy: "Never" } }), machine({ state: "stopped", containers: [exited("app", 0)] }));
+    expect(condition(s, "Ready")).toMatchObject({ status: "False", reason: "PodCompleted" });
+    expect(condition(s, "Initialized")).toMatchObject({ status: "True", reason: "PodCompleted" });
+  });
+});
+
+describe("addresses and times", () => {
+  test("startTime is set once and never changes", () => {
+    expect(status(pod(), machine()).startTime).toBe("2026-06-01T12:00:00Z");
+    expect(status(pod({ status: { startTime: "2026-01-01T00:00:00Z" } }), machine()).startTime).toBe("2026-01-01T00:00:00Z");
+  });
+
+  test("the pod's address outlives its machine", () => {
+    const p = pod({ status: { phase: "Running", podIP: "10.9.0.7", podIPs: [{ ip: "10.9.0.7" }] } });
+    expect(status(p, machine({ state: "stopped", addresses: [], containers: [exited("app", 0)] })).podIP).toBe("10.9.0.7");
+  });
+});
+
+describe("the diff", () => {
+  test("is empty for a status that the API server already has", () => {
+    const p = pod();
+    const first = status(p, machine());
+    expect(statusDiff({ ...first, qosClass: "BestEffort" }, status(pod({ status: { ...first } }), machine()))).toBeUndefined();
+  });
+
+  test("clears a reason that no longer holds", () => {
+    const p = pod({ status: { phase: "Pending", reason: "Waiting", message: "for capacity" } });
+    expect(statusDiff(p.status, status(p, machine()))).toMatchObject({ phase: "Running", reason: null, message: null });
+  });
+});
