@@ -1,0 +1,174 @@
+/**
+ * devcluster: a small in-memory Kubernetes API server, for `vmlet dev` and the fast tests. It keeps the kinds that a node
+ * agent and its pods meet, answers as kube-apiserver 1.36 does (test/e2e/fidelity holds it to that), and binds pods to
+ * nodes. It runs no other controllers: no Deployments, no garbage collection, no node lifecycle. Nothing outlives it.
+ */
+import { randomBytes } from "node:crypto";
+import { createServer as createHttpServer, type Server } from "node:http";
+import { createServer as createHttpsServer } from "node:https";
+import type { AddressInfo } from "node:net";
+import { stringify } from "yaml";
+import type { Logger } from "../telemetry/logger.ts";
+import type { Clock } from "../util/clock.ts";
+import { systemRandom, type Random } from "../util/random.ts";
+import { createCertificate, generateKeyPair, privateKeyPem } from "../util/x509.ts";
+import { Auth, type Allow } from "./auth.ts";
+import { Binder } from "./binder.ts";
+import { createSystemObjects, NamespaceLifecycle } from "./namespaces.ts";
+import { Registry } from "./rest.ts";
+import { ApiServer, type KubeletProxy } from "./server.ts";
+import { Storage } from "./storage.ts";
+
+export type { Allow } from "./auth.ts";
+export type { KubeletProxy, KubeletTarget } from "./server.ts";
+export type { Registry } from "./rest.ts";
+export type { Storage } from "./storage.ts";
+export type { StoredObject } from "./object.ts";
+
+export interface DevClusterOptions {
+  clock: Clock;
+  logger: Logger;
+  random?: Random;
+  /** Default 127.0.0.1: nobody but this machine. */
+  host?: string;
+  /** Default 0, any free port. */
+  port?: number;
+  /** Serve HTTPS with a certificate made for the occasion. Default true: kubectl sends its token to nothing else. */
+  tls?: boolean;
+  /** The administrator's bearer token; by default a random one. */
+  token?: string;
+  /** What others than administrators and nodes may do, beyond asking about themselves. */
+  allow?: Allow;
+  /** Where logs, exec, attach, port-forward and node proxy requests go. Without it they are answered with 501. */
+  kubeletProxy?: KubeletProxy;
+  /** Bind pods to nodes; default true. */
+  binder?: boolean;
+  /** How many changes watches can resume across; older ones get 410. Default 20,000. */
+  logSize?: number;
+  /** How often idle watches get a bookmark; default a minute, as kube-apiserver's. */
+  bookmarkIntervalMs?: number;
+}
+
+export interface DevCluster {
+  /** `https://127.0.0.1:PORT`. */
+  url: string;
+  token: string;
+  /** PEM of the server's certificate; undefined over HTTP. */
+  caBundle: string | undefined;
+  /** A kubeconfig of the administrator, as an object and as YAML. */
+  kubeconfig: object;
+  kubeConfigYaml: string;
+  /** Direct access for tests: reading and writing behind the API's back. */
+  storage: Storage;
+  registry: Registry;
+  /** Looks once at every pod that waits for a node. It does so by itself at every change. */
+  bindNow(): void;
+  /** Ends watches and connections and stops listening. */
+  close(): Promise<void>;
+}
+
+/** Starts a cluster of no nodes. Resolves when it serves. @throws Error when the port is taken */
+export async function startDevCluster(options: DevClusterOptions): Promise<DevCluster> {
+  const { clock, logger } = options;
+  const random = options.random ?? systemRandom;
+  const host = options.host ?? "127.0.0.1";
+  const token = options.token ?? randomBytes(24).toString("base64url");
+  const storage = new Storage({ ...(options.logSize !== undefined && { logSize: options.logSize }) });
+  const registry = new Registry({ storage, clock, random });
+  const auth = new Auth({
+    adminToken: token,
+    clock,
+    find: (resource, key) => storage.get(resource, key),
+    ...(options.allow && { allow: options.allow }),
+  });
+  const api = new ApiServer({
+    registry,
+    auth,
+    clock,
+    random,
+    logger,
+    kubeletProxy: options.kubeletProxy,
+    bookmarkIntervalMs: options.bookmarkIntervalMs ?? 60_000,
+  });
+
+  const certificate = options.tls === false ? undefined : makeCertificate(clock, host);
+  const server: Server = certificate ? createHttpsServer(certificate) : createHttpServer();
+  server.on("request", (request, response) => void api.handle(request, response));
+  server.on("upgrade", (request, socket, head) => api.handleUpgrade(request, socket, head));
+  await new Promise<void>((resolve, reject) => {
+    server.once("error", reject);
+    server.listen(options.port ?? 0, host, () => {
+      server.off("error", reject);
+      resolve();
+    });
+  });
+  const { port } = server.address() as AddressInfo;
+  const url = `${certificate ? "https" : "http"}://${host.includes(":") ? `[${host}]` : host}:${port}`;
+
+  const namespaces = new NamespaceLifecycle({ registry, caBundle: certificate?.cert ?? "" });
+  namespaces.start();
+  createSystemObjects(registry, { port });
+  const binder = new Binder({ registry, clock, logger });
+  if (options.binder !== false) binder.start();
+
+  const kubeconfig = makeKubeconfig({ url, token, caBundle: certificate?.cert });
+  return {
+    url,
+    token,
+    caBundle: certificate?.cert,
+    kubeconfig,
+    kubeConfigYaml: stringify(kubeconfig),
+    storage,
+    registry,
+    bindNow: () => binder.runOnce(),
+    async close() {
+      binder.stop();
+      namespaces.stop();
+      api.closeWatches();
+      await new Promise<void>((resolve) => {
+        server.close(() => resolve());
+        server.closeAllConnections();
+      });
+    },
+  };
+}
+
+const YEAR_MS = 365 * 24 * 3600 * 1000;
+
+/** A self-signed certificate for `host`; clients trust it by having it. */
+function makeCertificate(clock: Clock, host: string): { cert: string; key: string } {
+  const keys = generateKeyPair();
+  const isIp = /^[\d.]+$|:/.test(host);
+  const cert = createCertificate({
+    subject: { commonName: "devcluster" },
+    keys,
+    altNames: {
+      dnsNames: ["localhost", "kubernetes", "kubernetes.default", "kubernetes.default.svc", ...(isIp ? [] : [host])],
+      ipAddresses: [...new Set(["127.0.0.1", "::1", "10.96.0.1", ...(isIp ? [host] : [])])],
+    },
+    usages: ["serverAuth"],
+    notBeforeMs: clock.now() - 3_600_000,
+    notAfterMs: clock.now() + YEAR_MS,
+  });
+  return { cert, key: privateKeyPem(keys.privateKey) };
+}
+
+function makeKubeconfig(options: { url: string; token: string; caBundle: string | undefined }): object {
+  const name = "vmlet-dev";
+  return {
+    apiVersion: "v1",
+    kind: "Config",
+    "current-context": name,
+    clusters: [
+      {
+        name,
+        cluster: {
+          server: options.url,
+          ...(options.caBundle && { "certificate-authority-data": Buffer.from(options.caBundle).toString("base64") }),
+        },
+      },
+    ],
+    contexts: [{ name, context: { cluster: name, user: name, namespace: "default" } }],
+    users: [{ name, user: { token: options.token } }],
+  };
+}

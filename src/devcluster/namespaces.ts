@@ -1,0 +1,123 @@
+/**
+ * What a real cluster's controllers do for every namespace, and without which no pod can be created: its `default` service
+ * account and the CA's ConfigMap when it appears; its emptying when it is deleted. Level-triggered: any change in a
+ * namespace that is being deleted makes it look again.
+ */
+import { apiVersionOf, kinds, objectKey, storageName, type Kind } from "./kinds.ts";
+import type { Registry, WriteContext } from "./rest.ts";
+import type { Change } from "./storage.ts";
+
+const SYSTEM_NAMESPACES = ["default", "kube-node-lease", "kube-public", "kube-system"];
+
+const context: WriteContext = {
+  user: { username: "system:serviceaccount:kube-system:namespace-controller", groups: ["system:masters"] },
+  dryRun: false,
+  fieldValidation: "Ignore",
+  warnings: [],
+};
+
+const namespaced = kinds.filter((kind) => kind.namespaced);
+const kindNamed = (resource: string): Kind => kinds.find((kind) => kind.resource === resource && kind.group === "")!;
+
+export class NamespaceLifecycle {
+  readonly #registry: Registry;
+  readonly #caBundle: string;
+  readonly #stops: (() => void)[] = [];
+
+  /** @param options.caBundle PEM that pods verify this server with; it becomes `kube-root-ca.crt` */
+  constructor(options: { registry: Registry; caBundle: string }) {
+    this.#registry = options.registry;
+    this.#caBundle = options.caBundle;
+  }
+
+  /** Creates the namespaces that every cluster has, and keeps looking after all of them until `stop`. */
+  start(): void {
+    const { storage } = this.#registry;
+    this.#stops.push(storage.watch("/namespaces", storage.revision, (change) => this.#onNamespace(change)));
+    for (const kind of namespaced) {
+      this.#stops.push(
+        storage.watch(storageName(kind), storage.revision, (change) => {
+          if (change.deleted) this.#finish(change.object.metadata.namespace!);
+        }),
+      );
+    }
+    for (const name of SYSTEM_NAMESPACES) {
+      this.#registry.create(kindNamed("namespaces"), undefined, { metadata: { name } }, context);
+    }
+  }
+
+  stop(): void {
+    for (const stop of this.#stops) stop();
+  }
+
+  #onNamespace(change: Change): void {
+    const { metadata } = change.object;
+    if (change.deleted) return;
+    if (metadata.deletionTimestamp) this.#empty(metadata.name);
+    else if (!change.previous) this.#furnish(metadata.name);
+  }
+
+  #furnish(namespace: string): void {
+    this.#registry.create(
+      kindNamed("configmaps"),
+      namespace,
+      { metadata: { name: "kube-root-ca.crt" }, data: { "ca.crt": this.#caBundle } },
+      context,
+    );
+    this.#registry.create(kindNamed("serviceaccounts"), namespace, { metadata: { name: "default" } }, context);
+  }
+
+  #empty(namespace: string): void {
+    for (const kind of namespaced) {
+      for (const object of this.#registry.list(kind, namespace, {}).items) {
+        // Deleting one object may delete others on the way.
+        if (this.#registry.storage.get(storageName(kind), objectKey(namespace, object.metadata.name))) {
+          this.#registry.delete(kind, namespace, object.metadata.name, {}, context);
+        }
+      }
+    }
+    this.#finish(namespace);
+  }
+
+  #finish(namespace: string): void {
+    const { storage } = this.#registry;
+    const found = storage.get("/namespaces", namespace);
+    if (!found?.metadata.deletionTimestamp || found.metadata.finalizers?.length) return;
+    const isEmpty = namespaced.every(
+      (kind) => !storage.list(storageName(kind)).some((object) => object.metadata.namespace === namespace),
+    );
+    if (isEmpty) storage.delete("/namespaces", namespace);
+  }
+}
+
+/** Objects outside namespaces, and in `default`, that every cluster has. */
+export function createSystemObjects(registry: Registry, options: { port: number }): void {
+  const priority = kinds.find((kind) => kind.resource === "priorityclasses")!;
+  for (const [name, value] of [
+    ["system-node-critical", 2_000_001_000],
+    ["system-cluster-critical", 2_000_000_000],
+  ] as const) {
+    registry.create(priority, undefined, { apiVersion: apiVersionOf(priority), metadata: { name }, value }, context);
+  }
+  registry.create(
+    kindNamed("services"),
+    "default",
+    {
+      metadata: { name: "kubernetes", labels: { component: "apiserver", provider: "kubernetes" } },
+      spec: {
+        clusterIP: "10.96.0.1",
+        ports: [{ name: "https", port: 443, targetPort: options.port, protocol: "TCP" }],
+      },
+    },
+    context,
+  );
+  registry.create(
+    kindNamed("endpoints"),
+    "default",
+    {
+      metadata: { name: "kubernetes" },
+      subsets: [{ addresses: [{ ip: "127.0.0.1" }], ports: [{ name: "https", port: options.port }] }],
+    },
+    context,
+  );
+}

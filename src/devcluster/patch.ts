@@ -1,0 +1,277 @@
+/**
+ * The four patch kinds of the API: JSON patch (RFC 6902), merge patch (RFC 7386), strategic merge patch, and apply.
+ * All are pure: they return a new document and leave their arguments alone.
+ */
+import { applyKeyOf, fieldsOf, mergeKeyOf, type FieldType } from "./schema.ts";
+import { isRecord, jsonEqual, type Json } from "./object.ts";
+import { badRequest, ApiStatusError } from "./status.ts";
+
+/** @throws ApiStatusError 422 when an operation cannot be done, 400 when it is no operation at all */
+export function jsonPatch(document: Json, operations: Json): Json {
+  if (!Array.isArray(operations))
+    throw badRequest("error decoding patch: json: cannot unmarshal object into Go value of type jsonpatch.Patch");
+  const root = { document: structuredClone(document) as Json };
+  for (const op of operations as Json[]) {
+    if (!isRecord(op) || typeof op["path"] !== "string")
+      throw badRequest("error decoding patch: an operation needs `op` and `path`");
+    switch (op["op"]) {
+      case "add":
+        add(root, op["path"], structuredClone(op["value"]));
+        break;
+      case "remove":
+        remove(root, op["path"]);
+        break;
+      case "replace":
+        read(root, op["path"], "replace");
+        if (op["path"] !== "") remove(root, op["path"]);
+        add(root, op["path"], structuredClone(op["value"]));
+        break;
+      case "move": {
+        const moved = read(root, op["from"], "move");
+        remove(root, op["from"]);
+        add(root, op["path"], moved);
+        break;
+      }
+      case "copy":
+        add(root, op["path"], structuredClone(read(root, op["from"], "copy")));
+        break;
+      case "test":
+        if (!jsonEqual(read(root, op["path"], "test"), op["value"]))
+          throw unprocessable(`testing value ${op["path"]} failed: test failed`);
+        break;
+      default:
+        throw unprocessable(`unexpected kind: ${String(op["op"])}`);
+    }
+  }
+  return root.document;
+}
+
+const unprocessable = (message: string) =>
+  new ApiStatusError(422, "Invalid", `the server rejected our request due to an error in our request`, {
+    causes: [{ reason: "", message }],
+  });
+
+const pointer = (path: string): string[] =>
+  path === ""
+    ? []
+    : path
+        .slice(1)
+        .split("/")
+        .map((part) => part.replaceAll("~1", "/").replaceAll("~0", "~"));
+
+function parentOf(root: { document: Json }, path: string, verb: string): [Json, string] {
+  const parts = ["document", ...pointer(path)];
+  const last = parts.pop()!;
+  let at: Json = root;
+  for (const part of parts) {
+    at = Array.isArray(at) ? at[Number(part)] : isRecord(at) ? at[part] : undefined;
+    if (at === undefined || at === null)
+      throw unprocessable(
+        `${verb} operation does not apply: doc is missing path: ${JSON.stringify(path)}: missing value`,
+      );
+  }
+  return [at, last];
+}
+
+function read(root: { document: Json }, path: string, verb: string): Json {
+  const [parent, last] = parentOf(root, path, verb);
+  const value = Array.isArray(parent) ? parent[Number(last)] : isRecord(parent) ? parent[last] : undefined;
+  if (value === undefined)
+    throw unprocessable(`${verb} operation does not apply: doc is missing key: ${path}: missing value`);
+  return value;
+}
+
+function add(root: { document: Json }, path: string, value: Json): void {
+  const [parent, last] = parentOf(root, path, "add");
+  if (!Array.isArray(parent)) {
+    parent[last] = value;
+    return;
+  }
+  const index = last === "-" ? parent.length : Number(last);
+  if (!Number.isInteger(index) || index < 0 || index > parent.length)
+    throw unprocessable(`add operation does not apply: doc is missing path: ${path}: invalid index`);
+  parent.splice(index, 0, value);
+}
+
+function remove(root: { document: Json }, path: string): void {
+  read(root, path, "remove");
+  const [parent, last] = parentOf(root, path, "remove");
+  if (Array.isArray(parent)) parent.splice(Number(last), 1);
+  else delete parent[last];
+}
+
+/** RFC 7386: `null` removes, objects merge, everything else replaces. */
+export function mergePatch(document: Json, patch: Json): Json {
+  if (!isRecord(patch)) return patch;
+  const out: Record<string, Json> = isRecord(document) ? { ...document } : {};
+  for (const [key, value] of Object.entries(patch)) {
+    if (value === null) delete out[key];
+    else out[key] = mergePatch(out[key], value);
+  }
+  return out;
+}
+
+const ORDER = "$setElementOrder/";
+const DELETE_PRIMITIVE = "$deleteFromPrimitiveList/";
+
+/**
+ * Strategic merge patch (`apimachinery/pkg/util/strategicpatch`): lists with a merge key are merged item by item, in the
+ * order of `$setElementOrder` when it is given.
+ * @param model client-node's name of the document's type, such as `V1Pod`
+ */
+export function strategicMergePatch(model: string, document: Json, patch: Json): Json {
+  return mergeObject(model, isRecord(document) ? document : {}, patch);
+}
+
+function mergeObject(
+  model: string | undefined,
+  document: Record<string, Json>,
+  patch: Record<string, Json>,
+): Record<string, Json> {
+  if (patch["$patch"] === "replace") return withoutDirectives(patch);
+  if (patch["$patch"] === "delete") return {};
+  if (patch["$patch"] !== undefined && patch["$patch"] !== "merge")
+    throw badRequest(`Unknown patch type ${String(patch["$patch"])}`);
+  const fields = model === undefined ? undefined : fieldsOf(model);
+  let out: Record<string, Json> = { ...document };
+  if (Array.isArray(patch["$retainKeys"])) {
+    const retained = new Set<string>(patch["$retainKeys"] as string[]);
+    out = Object.fromEntries(Object.entries(out).filter(([key]) => retained.has(key)));
+  }
+  for (const [key, value] of Object.entries(patch)) {
+    if (key.startsWith(DELETE_PRIMITIVE)) {
+      const field = key.slice(DELETE_PRIMITIVE.length);
+      if (Array.isArray(out[field]))
+        out[field] = (out[field] as Json[]).filter((item) => !(value as Json[]).includes(item));
+    }
+  }
+  for (const [key, value] of Object.entries(patch)) {
+    if (key.startsWith("$")) continue;
+    if (value === null) {
+      delete out[key];
+      continue;
+    }
+    const type = fields?.get(key);
+    const mergeKey = model === undefined ? undefined : mergeKeyOf(model, key);
+    if (Array.isArray(value)) {
+      out[key] =
+        mergeKey === undefined
+          ? value
+          : mergeList(type, mergeKey, (out[key] ?? []) as Json[], value, patch[ORDER + key] as Json[] | undefined);
+    } else if (isRecord(value)) {
+      out[key] = mergeObject(type?.is === "object" ? type.model : undefined, isRecord(out[key]) ? out[key] : {}, value);
+    } else {
+      out[key] = value;
+    }
+  }
+  for (const [key, order] of Object.entries(patch)) {
+    if (!key.startsWith(ORDER)) continue;
+    const field = key.slice(ORDER.length);
+    const mergeKey = model === undefined ? undefined : mergeKeyOf(model, field);
+    if (mergeKey !== undefined && Array.isArray(out[field]))
+      out[field] = ordered(mergeKey, out[field] as Json[], order as Json[], (document[field] ?? []) as Json[]);
+  }
+  return out;
+}
+
+function mergeList(
+  type: FieldType | undefined,
+  mergeKey: string,
+  list: Json[],
+  patch: Json[],
+  _order: Json[] | undefined,
+): Json[] {
+  if (mergeKey === "") return [...list, ...patch.filter((item) => !list.includes(item))];
+  if (patch.some((item) => isRecord(item) && item["$patch"] === "replace")) {
+    return patch
+      .filter((item) => !(isRecord(item) && item["$patch"] !== undefined))
+      .map((item) => withoutDirectives(item));
+  }
+  const model = type?.is === "array" && type.of.is === "object" ? type.of.model : undefined;
+  const out = [...list];
+  for (const item of patch as Record<string, Json>[]) {
+    const id = item[mergeKey];
+    if (id === undefined) throw badRequest(`map: ${goMap(item)} does not contain declared merge key: ${mergeKey}`);
+    const index = out.findIndex((existing) => isRecord(existing) && existing[mergeKey] === id);
+    if (item["$patch"] === "delete") {
+      if (index >= 0) out.splice(index, 1);
+    } else if (index >= 0) {
+      out[index] = mergeObject(model, out[index] as Record<string, Json>, item);
+    } else {
+      out.push(withoutDirectives(mergeObject(model, {}, item)));
+    }
+  }
+  return out;
+}
+
+const goMap = (item: Record<string, Json>) =>
+  `map[${Object.entries(item)
+    .map(([k, v]) => `${k}:${String(v)}`)
+    .join(" ")}]`;
+
+/** Items named in `order` come in that order; the others keep their place relative to the item that was before them. */
+function ordered(mergeKey: string, list: Json[], order: Json[], before: Json[]): Json[] {
+  const idOf = (item: Json): Json => (mergeKey === "" ? item : isRecord(item) ? item[mergeKey] : undefined);
+  const wanted = order.map(idOf);
+  const named = wanted.map((id) => list.find((item) => idOf(item) === id)).filter((item) => item !== undefined);
+  const others = list.filter((item) => !wanted.includes(idOf(item)));
+  const position = (item: Json) => before.findIndex((b) => idOf(b) === idOf(item));
+  const out: Json[] = [];
+  let next = 0;
+  for (const item of named) {
+    // An item that only the server knows stays in front of the named item that it stood before.
+    while (
+      next < others.length &&
+      position(item) >= 0 &&
+      position(others[next]) >= 0 &&
+      position(others[next]) < position(item)
+    )
+      out.push(others[next++]);
+    out.push(item);
+  }
+  return [...out, ...others.slice(next)];
+}
+
+function withoutDirectives(value: Json): Json {
+  if (Array.isArray(value))
+    return value.filter((item) => !(isRecord(item) && item["$patch"] === "delete")).map(withoutDirectives);
+  if (!isRecord(value)) return value;
+  return Object.fromEntries(
+    Object.entries(value)
+      .filter(([key, item]) => !key.startsWith("$") && item !== null)
+      .map(([key, item]) => [key, withoutDirectives(item)]),
+  );
+}
+
+/**
+ * Server-side apply without ownership: what the configuration names is set, lists with a key are merged by it, and nothing
+ * is removed because nothing records who set it. Honest for single appliers; conflicts are not detected.
+ */
+export function applyPatch(model: string, document: Json, configuration: Json): Json {
+  const fields = fieldsOf(model);
+  const out: Record<string, Json> = isRecord(document) ? { ...document } : {};
+  for (const [key, value] of Object.entries(configuration as Record<string, Json>)) {
+    const type = fields.get(key);
+    if (value === null) delete out[key];
+    else if (type?.is === "object" && isRecord(value)) out[key] = applyPatch(type.model, out[key], value);
+    else if (type?.is === "map" && isRecord(value)) out[key] = { ...(isRecord(out[key]) ? out[key] : {}), ...value };
+    else if (type?.is === "array" && Array.isArray(value))
+      out[key] = applyList(model, key, type.of, (out[key] ?? []) as Json[], value);
+    else out[key] = value;
+  }
+  return out;
+}
+
+function applyList(model: string, field: string, items: FieldType, list: Json[], configuration: Json[]): Json[] {
+  const mergeKey = applyKeyOf(model, field);
+  if (mergeKey === undefined) return configuration;
+  if (mergeKey === "") return [...list, ...configuration.filter((item) => !list.includes(item))];
+  const out = [...list];
+  for (const item of configuration as Record<string, Json>[]) {
+    const index = out.findIndex((existing) => isRecord(existing) && existing[mergeKey] === item[mergeKey]);
+    const merged = items.is === "object" ? applyPatch(items.model, index >= 0 ? out[index] : {}, item) : item;
+    if (index >= 0) out[index] = merged;
+    else out.push(merged);
+  }
+  return out;
+}

@@ -1,0 +1,615 @@
+/**
+ * What every kind does alike: create, read, update, patch, delete, with the checks and their order taken from
+ * `apiserver/pkg/registry/{rest,generic/registry}`. Knows nothing of HTTP.
+ */
+import { randomUUID } from "node:crypto";
+import type { Random } from "../util/random.ts";
+import { rfc3339, type Clock } from "../util/clock.ts";
+import {
+  apiVersionOf,
+  findKind,
+  kinds,
+  objectKey,
+  storageName,
+  type AdmissionContext,
+  type Kind,
+  type UpdateRule,
+} from "./kinds.ts";
+import { isRecord, jsonEqual, type Json, type StoredMeta, type StoredObject } from "./object.ts";
+import { applyPatch, jsonPatch, mergePatch, strategicMergePatch } from "./patch.ts";
+import { withPodCondition } from "./pods.ts";
+import { decode } from "./schema.ts";
+import {
+  alreadyExists,
+  badRequest,
+  conflict,
+  expired,
+  forbidden,
+  internalError,
+  invalid,
+  modifiedConflict,
+  notFound,
+  type FieldCause,
+} from "./status.ts";
+import { labelPredicate, parseFieldSelector } from "./selectors.ts";
+import type { Storage } from "./storage.ts";
+import { validateLabelsAndAnnotations, validateMeta } from "./validation.ts";
+
+export interface User {
+  username: string;
+  groups: string[];
+  uid?: string;
+  extra?: Record<string, string[]>;
+}
+
+/** One write: who does it, how strictly its fields are read, and the warnings that go back with the answer. */
+export interface WriteContext {
+  user: User;
+  dryRun: boolean;
+  fieldValidation: "Ignore" | "Warn" | "Strict";
+  warnings: string[];
+}
+
+export interface DeleteOptions {
+  gracePeriodSeconds?: number;
+  preconditions?: { uid?: string; resourceVersion?: string };
+  dryRun?: string[];
+  propagationPolicy?: string;
+}
+
+export type PatchType = "json" | "merge" | "strategic" | "apply";
+
+export interface ListOptions {
+  labelSelector?: string;
+  fieldSelector?: string;
+  limit?: number;
+  continue?: string;
+  resourceVersion?: string;
+  resourceVersionMatch?: string;
+}
+
+export interface ListResult {
+  items: StoredObject[];
+  resourceVersion: string;
+  continue?: string;
+  remainingItemCount?: number;
+}
+
+export type Filter = (object: StoredObject) => boolean;
+
+/** kube-apiserver's alphabet for generated names: no vowels, so no words; nothing that is easily confused. */
+const SUFFIX_ALPHABET = "bcdfghjklmnpqrstvwxz2456789";
+
+export class Registry {
+  readonly storage: Storage;
+  readonly #clock: Clock;
+  readonly #random: Random;
+
+  constructor(options: { storage: Storage; clock: Clock; random: Random }) {
+    this.storage = options.storage;
+    this.#clock = options.clock;
+    this.#random = options.random;
+  }
+
+  now(): string {
+    return rfc3339(this.#clock.now());
+  }
+
+  randomSuffix(): string {
+    return Array.from({ length: 5 }, () => SUFFIX_ALPHABET[Math.floor(this.#random() * SUFFIX_ALPHABET.length)]).join(
+      "",
+    );
+  }
+
+  get(kind: Kind, namespace: string | undefined, name: string): StoredObject {
+    const object = this.storage.get(storageName(kind), objectKey(namespace, name));
+    if (!object) throw notFound(kind, name);
+    return object;
+  }
+
+  /** Which objects a list or a watch selects. @throws ApiStatusError 400 for a selector that cannot be read or served */
+  filter(
+    kind: Kind,
+    namespace: string | undefined,
+    options: Pick<ListOptions, "labelSelector" | "fieldSelector">,
+  ): Filter {
+    const matchesLabels = options.labelSelector ? labelPredicate(options.labelSelector) : undefined;
+    const requirements = parseFieldSelector(options.fieldSelector ?? "").map((r) => {
+      const read = fieldReader(kind, r.field);
+      if (!read) {
+        throw badRequest(
+          `Unable to find "${apiVersionOf(kind)}, Resource=${kind.resource}" that match label selector "${options.labelSelector ?? ""}", field selector "${options.fieldSelector ?? ""}": field label not supported: ${r.field}`,
+        );
+      }
+      return { ...r, read };
+    });
+    return (object) =>
+      (namespace === undefined || object.metadata.namespace === namespace) &&
+      (!matchesLabels || matchesLabels(object.metadata.labels)) &&
+      requirements.every((r) => (r.read(object) === r.value) === r.equal);
+  }
+
+  list(kind: Kind, namespace: string | undefined, options: ListOptions): ListResult {
+    const filter = this.filter(kind, namespace, options);
+    const limit = options.limit ?? 0;
+    let revision = this.storage.revision;
+    let after: string | undefined;
+    let exact = false;
+    if (options.continue) {
+      if (options.resourceVersion && options.resourceVersion !== "0")
+        throw badRequest("specifying resource version is not allowed when using continue");
+      const token = readContinue(options.continue);
+      after = token.start;
+      // A token with revision -1 is the one that came with a 410: it goes on with whatever there is now.
+      if (token.rv > 0) {
+        revision = token.rv;
+        exact = true;
+      }
+    } else if (options.resourceVersion && options.resourceVersion !== "0") {
+      const asked = Number(options.resourceVersion);
+      if (!Number.isInteger(asked) || asked < 0)
+        throw badRequest(`invalid resource version ${JSON.stringify(options.resourceVersion)}`);
+      // Without a match rule, a paged list means "exactly this" and an unpaged one "at least this".
+      if (options.resourceVersionMatch === "Exact" || (!options.resourceVersionMatch && limit > 0)) {
+        revision = asked;
+        exact = true;
+      } else if (asked > this.storage.revision) {
+        this.storage.assertReadable(asked);
+      }
+    }
+    const selected = (exact ? this.#listAt(kind, revision, after) : this.storage.list(storageName(kind))).filter(
+      filter,
+    );
+    const rest = after === undefined ? selected : selected.filter((object) => keyOf(object) > after);
+    const page = limit > 0 ? rest.slice(0, limit) : rest;
+    const remaining = rest.length - page.length;
+    const result: ListResult = { items: page, resourceVersion: String(revision) };
+    if (remaining > 0) {
+      result.continue = writeContinue(revision, keyOf(page.at(-1)!));
+      if (!options.labelSelector && !options.fieldSelector) result.remainingItemCount = remaining;
+    }
+    return result;
+  }
+
+  #listAt(kind: Kind, revision: number, after: string | undefined): StoredObject[] {
+    try {
+      return this.storage.listAt(storageName(kind), revision);
+    } catch (error) {
+      if (
+        after === undefined ||
+        !(error instanceof Error && "body" in error && (error.body as { code: number }).code === 410)
+      )
+        throw error;
+      const gone = expired(
+        "The provided continue parameter is too old to display a consistent list result. You can start a new list without the continue parameter, or use the continue token in this response to retrieve the remainder of the results. Continuing with the provided token results in an inconsistent list - objects that were created, modified, or deleted between the time the first chunk was returned and now may show up in the list.",
+      );
+      gone.body.metadata = { continue: writeContinue(-1, after) };
+      throw gone;
+    }
+  }
+
+  create(kind: Kind, namespace: string | undefined, body: Json, context: WriteContext): StoredObject {
+    const object = this.#decode(kind, body, context);
+    const meta = object.metadata;
+    if (kind.namespaced) {
+      if (meta.namespace && meta.namespace !== namespace)
+        throw badRequest("the namespace of the provided object does not match the namespace sent on the request");
+      meta.namespace = namespace!;
+    } else {
+      delete meta.namespace;
+    }
+    if (meta.resourceVersion) throw internalError("resourceVersion should not be set on objects to be created");
+    this.#generateName(kind, namespace, meta);
+    meta.uid = randomUUID();
+    meta.creationTimestamp = this.now();
+    delete meta.deletionTimestamp;
+    delete meta.deletionGracePeriodSeconds;
+    delete meta.selfLink;
+    delete meta.managedFields;
+    delete meta.generation;
+
+    if (kind.namespaced) this.#assertNamespaceAccepts(kind, namespace!, meta.name ?? "");
+    kind.setDefaults(object);
+    const admission = this.#admission(namespace ?? "", context.user);
+    const refusal = kind.admit?.(object, admission);
+    if (refusal !== undefined) throw forbidden(kind, meta.name ?? "", refusal);
+    kind.prepareCreate(object, admission);
+    this.#assertValid(kind, meta.name ?? "", [...validateMeta(meta, kind.nameRule), ...kind.validate(object)]);
+    if (this.storage.get(storageName(kind), objectKey(namespace, meta.name))) throw alreadyExists(kind, meta.name);
+    return context.dryRun ? object : this.storage.put(storageName(kind), objectKey(namespace, meta.name), object);
+  }
+
+  /** PUT. @returns the object and whether it was created by this call */
+  replace(
+    kind: Kind,
+    namespace: string | undefined,
+    name: string,
+    subresource: string | undefined,
+    body: Json,
+    context: WriteContext,
+  ): { object: StoredObject; created: boolean } {
+    const old = this.storage.get(storageName(kind), objectKey(namespace, name));
+    if (!old) {
+      if (!kind.createOnUpdate || subresource !== undefined) throw notFound(kind, name);
+      const given = body?.metadata?.name as string | undefined;
+      if (given !== undefined && given !== name) throw wrongName(given, name);
+      return { object: this.create(kind, namespace, body, context), created: true };
+    }
+    const next = this.#decode(kind, body, context);
+    if (!next.metadata.resourceVersion && !kind.unconditionalUpdate) {
+      throw invalid(kind, name, [
+        {
+          reason: "FieldValueInvalid",
+          field: "metadata.resourceVersion",
+          message: "Invalid value: 0: must be specified for an update",
+        },
+      ]);
+    }
+    if (!next.metadata.name)
+      throw badRequest("the name of the object (" + `) does not match the name on the URL (${name})`);
+    return { object: this.#update(kind, old, next, subresource, context), created: false };
+  }
+
+  /** PATCH. Applying creates what does not exist. */
+  patch(
+    kind: Kind,
+    namespace: string | undefined,
+    name: string,
+    subresource: string | undefined,
+    type: PatchType,
+    patch: Json,
+    context: WriteContext,
+  ): { object: StoredObject; created: boolean } {
+    const old = this.storage.get(storageName(kind), objectKey(namespace, name));
+    if (!old) {
+      if (type !== "apply" || subresource !== undefined) throw notFound(kind, name);
+      return { object: this.create(kind, namespace, patch, context), created: true };
+    }
+    if (type !== "json" && !isRecord(patch))
+      throw badRequest("error decoding patch: json: cannot unmarshal into a JSON object");
+    const patched = this.#applyPatch(kind, type, old, patch);
+    return {
+      object: this.#update(kind, old, this.#decode(kind, patched, context), subresource, context),
+      created: false,
+    };
+  }
+
+  #applyPatch(kind: Kind, type: PatchType, old: StoredObject, patch: Json): Json {
+    switch (type) {
+      case "json":
+        return jsonPatch(old, patch);
+      case "merge":
+        return mergePatch(old, patch);
+      case "strategic":
+        return strategicMergePatch(kind.model, old, patch);
+      case "apply":
+        return applyPatch(kind.model, old, patch);
+    }
+  }
+
+  #update(
+    kind: Kind,
+    old: StoredObject,
+    next: StoredObject,
+    subresource: string | undefined,
+    context: WriteContext,
+  ): StoredObject {
+    const { metadata: before } = old;
+    const meta = next.metadata;
+    const name = before.name;
+    if (meta.name !== name) throw wrongName(meta.name, name);
+    if (meta.namespace && meta.namespace !== before.namespace)
+      throw badRequest("the namespace of the provided object does not match the namespace sent on the request");
+    if (meta.uid && meta.uid !== before.uid) {
+      throw conflict(
+        kind,
+        name,
+        `Precondition failed: UID in precondition: ${meta.uid}, UID in object meta: ${before.uid}`,
+      );
+    }
+    if (meta.resourceVersion && meta.resourceVersion !== before.resourceVersion) throw modifiedConflict(kind, name);
+
+    // What clients may not change through an update is what it was.
+    Object.assign(meta, {
+      uid: before.uid,
+      creationTimestamp: before.creationTimestamp,
+      resourceVersion: before.resourceVersion,
+    });
+    for (const field of [
+      "namespace",
+      "generation",
+      "deletionTimestamp",
+      "deletionGracePeriodSeconds",
+      "generateName",
+      "selfLink",
+    ] as const) {
+      if (before[field] === undefined) delete meta[field];
+      else Object.assign(meta, { [field]: before[field] });
+    }
+    delete meta.managedFields;
+
+    const rule: UpdateRule | undefined = subresource === undefined ? kind.update : kind.subresources[subresource];
+    if (!rule) throw internalError(`${kind.resource} has no subresource ${subresource}`);
+    kind.setDefaults(next);
+    rule.prepare(next, old);
+    const causes = [
+      ...validateLabelsAndAnnotations(meta),
+      ...addedFinalizers(before, meta),
+      ...(rule.validate?.(next, old) ?? []),
+    ];
+    this.#assertValid(kind, name, causes);
+
+    if (jsonEqual(next, old)) return old;
+    if (context.dryRun) return next;
+    const key = objectKey(before.namespace, name);
+    // The last finalizer of an object whose grace is over takes the object with it.
+    if (meta.deletionTimestamp && !meta.finalizers?.length && !before.deletionGracePeriodSeconds) {
+      return this.storage.delete(storageName(kind), key);
+    }
+    return this.storage.put(storageName(kind), key, next);
+  }
+
+  /** @returns the object, and whether it is gone from storage */
+  delete(
+    kind: Kind,
+    namespace: string | undefined,
+    name: string,
+    options: DeleteOptions,
+    context: WriteContext,
+  ): { object: StoredObject; gone: boolean } {
+    const old = this.get(kind, namespace, name);
+    const meta = old.metadata;
+    const { uid, resourceVersion } = options.preconditions ?? {};
+    // Here kube-apiserver names the kind, not the resource: `Pod "x"`.
+    if (uid !== undefined && uid !== meta.uid) {
+      throw conflict(
+        { group: kind.group, resource: kind.kind },
+        name,
+        `the UID in the precondition (${uid}) does not match the UID in record (${meta.uid}). The object might have been deleted and then recreated`,
+      );
+    }
+    if (resourceVersion !== undefined && resourceVersion !== meta.resourceVersion) {
+      throw conflict(
+        { group: kind.group, resource: kind.kind },
+        name,
+        `the ResourceVersion in the precondition (${resourceVersion}) does not match the ResourceVersion in record (${meta.resourceVersion}). The object might have been modified`,
+      );
+    }
+    const asked =
+      options.gracePeriodSeconds !== undefined && options.gracePeriodSeconds < 0 ? 1 : options.gracePeriodSeconds;
+    if (kind.resource === "namespaces" && kind.group === "") return this.#deleteNamespace(kind, old, context);
+    const marked = kind.gracePeriod ? this.#markGraceful(kind, old, asked) : this.#markForFinalizers(old);
+    if (marked === "pending" || context.dryRun)
+      return { object: marked === "pending" || marked === "now" ? old : marked, gone: false };
+    const key = objectKey(namespace, name);
+    if (marked === "now") return { object: this.storage.delete(storageName(kind), key), gone: true };
+    const stored = this.storage.put(storageName(kind), key, marked);
+    if (stored.metadata.deletionGracePeriodSeconds || stored.metadata.finalizers?.length)
+      return { object: stored, gone: false };
+    // Deleting without grace still writes the deletion timestamp first, so watchers see it.
+    return { object: this.storage.delete(storageName(kind), key), gone: true };
+  }
+
+  /** `rest.BeforeDelete` for kinds that end gracefully: the marked object, "now", or "pending" when nothing changes. */
+  #markGraceful(kind: Kind, old: StoredObject, requested: number | undefined): StoredObject | "now" | "pending" {
+    const meta = old.metadata;
+    if (meta.deletionTimestamp) {
+      const running = meta.deletionGracePeriodSeconds ?? 0;
+      if (running === 0) return meta.finalizers?.length ? "pending" : "now";
+      // A later delete may only shorten the grace.
+      if (requested === undefined || requested >= running) return "pending";
+      const now = this.#clock.now();
+      const moved = Date.parse(meta.deletionTimestamp) - running * 1000 + requested * 1000;
+      const overdue = moved < now;
+      const seconds = overdue && requested !== 0 ? 1 : requested;
+      return withMeta(old, { deletionTimestamp: rfc3339(overdue ? now : moved), deletionGracePeriodSeconds: seconds });
+    }
+    const seconds = kind.gracePeriod!(old, requested);
+    return withMeta(old, {
+      deletionTimestamp: rfc3339(this.#clock.now() + seconds * 1000),
+      deletionGracePeriodSeconds: seconds,
+      ...(meta.generation && { generation: meta.generation + 1 }),
+    });
+  }
+
+  #markForFinalizers(old: StoredObject): StoredObject | "now" | "pending" {
+    const meta = old.metadata;
+    if (!meta.finalizers?.length) return "now";
+    if (meta.deletionTimestamp) return "pending";
+    return withMeta(old, {
+      deletionTimestamp: this.now(),
+      deletionGracePeriodSeconds: 0,
+      ...(meta.generation && { generation: meta.generation + 1 }),
+    });
+  }
+
+  /** A namespace goes to Terminating; `namespaces.ts` empties it and takes it away. */
+  #deleteNamespace(kind: Kind, old: StoredObject, context: WriteContext): { object: StoredObject; gone: boolean } {
+    if (["default", "kube-system", "kube-public"].includes(old.metadata.name))
+      throw forbidden(kind, old.metadata.name, "this namespace may not be deleted");
+    if (old.metadata.deletionTimestamp || context.dryRun) return { object: old, gone: false };
+    const marked = withMeta(
+      { ...old, status: { ...old.status, phase: "Terminating" } },
+      { deletionTimestamp: this.now() },
+    );
+    return { object: this.storage.put(storageName(kind), old.metadata.name, marked), gone: false };
+  }
+
+  /** Deletes everything that the options select, each as `delete` would. @returns what was selected */
+  deleteCollection(
+    kind: Kind,
+    namespace: string | undefined,
+    list: ListOptions,
+    options: DeleteOptions,
+    context: WriteContext,
+  ): ListResult {
+    const selected = this.list(kind, namespace, list);
+    for (const object of selected.items)
+      this.delete(kind, object.metadata.namespace, object.metadata.name, options, context);
+    return selected;
+  }
+
+  /** Binds a pod to a node, once. @throws ApiStatusError 409 when it is bound or being deleted */
+  bind(namespace: string, name: string, binding: Json, context: WriteContext): StoredObject {
+    const pods = findKind("", "v1", "pods")!;
+    const pod = this.get(pods, namespace, name);
+    const { uid, resourceVersion, annotations, labels } = (binding.metadata ?? {}) as Partial<StoredMeta>;
+    if (uid && uid !== pod.metadata.uid)
+      throw conflict(
+        pods,
+        name,
+        `Precondition failed: UID in precondition: ${uid}, UID in object meta: ${pod.metadata.uid}`,
+      );
+    if (resourceVersion && resourceVersion !== pod.metadata.resourceVersion) throw modifiedConflict(pods, name);
+    const target = binding.target?.name as string | undefined;
+    if (!target) throw badRequest("target.name: Required value");
+    const refuse = (why: string) => conflict({ group: "", resource: "pods/binding" }, name, why);
+    if (pod.metadata.deletionTimestamp) throw refuse(`pod ${name} is being deleted, cannot be assigned to a host`);
+    if (pod.spec.nodeName) throw refuse(`pod ${name} is already assigned to node "${pod.spec.nodeName}"`);
+    if (pod.spec.schedulingGates?.length) throw refuse(`pod ${name} has non-empty .spec.schedulingGates`);
+    const bound = withMeta(
+      {
+        ...pod,
+        spec: { ...pod.spec, nodeName: target },
+        status: withPodCondition(pod.status, { type: "PodScheduled", status: "True" }, this.now()),
+      },
+      {
+        ...(annotations && { annotations: { ...pod.metadata.annotations, ...annotations } }),
+        ...(labels && { labels: { ...pod.metadata.labels, ...labels } }),
+      },
+    );
+    return context.dryRun ? bound : this.storage.put(storageName(pods), objectKey(namespace, name), bound);
+  }
+
+  /** The eviction API without budgets: marks the pod as disrupted and deletes it. */
+  evict(namespace: string, name: string, eviction: Json, context: WriteContext): void {
+    const pods = findKind("", "v1", "pods")!;
+    const given = eviction?.metadata?.name as string | undefined;
+    if (given !== undefined && given !== name) throw badRequest("name in URL does not match name in Eviction object");
+    const pod = this.get(pods, namespace, name);
+    const options = (eviction?.deleteOptions ?? {}) as DeleteOptions;
+    if (!context.dryRun && (options.preconditions?.uid ?? pod.metadata.uid) === pod.metadata.uid) {
+      const status = withPodCondition(
+        pod.status,
+        {
+          type: "DisruptionTarget",
+          status: "True",
+          reason: "EvictionByEvictionAPI",
+          message: "Eviction API: evicting",
+        },
+        this.now(),
+      );
+      this.storage.put(storageName(pods), objectKey(namespace, name), { ...pod, status });
+    }
+    this.delete(pods, namespace, name, options, context);
+  }
+
+  #decode(kind: Kind, body: Json, context: WriteContext): StoredObject {
+    const apiVersion = apiVersionOf(kind);
+    if (isRecord(body)) {
+      const given = { apiVersion: body["apiVersion"] ?? apiVersion, kind: body["kind"] ?? kind.kind };
+      if (given.apiVersion !== apiVersion || given.kind !== kind.kind) {
+        throw badRequest(
+          `${given.kind} in version "${given.apiVersion}" cannot be handled as a ${kind.kind}: no kind "${given.kind}" is registered for the expected version "${apiVersion}"`,
+        );
+      }
+    }
+    const { value, unknownFields } = decode<StoredObject>(kind.model, kind.kind, kind.version, body);
+    if (unknownFields.length > 0 && context.fieldValidation !== "Ignore") {
+      const complaints = unknownFields.map((field) => `unknown field "${field}"`);
+      if (context.fieldValidation === "Strict") {
+        throw badRequest(
+          `${kind.kind} in version "${kind.version}" cannot be handled as a ${kind.kind}: strict decoding error: ${complaints.join(", ")}`,
+        );
+      }
+      context.warnings.push(...complaints);
+    }
+    return { ...value, apiVersion, kind: kind.kind, metadata: { ...value.metadata } };
+  }
+
+  #generateName(kind: Kind, namespace: string | undefined, meta: StoredMeta): void {
+    if (meta.name || !meta.generateName) return;
+    do meta.name = meta.generateName.slice(0, 58) + this.randomSuffix();
+    while (this.storage.get(storageName(kind), objectKey(namespace, meta.name)));
+  }
+
+  #assertNamespaceAccepts(kind: Kind, namespace: string, name: string): void {
+    const namespaces = findKind("", "v1", "namespaces")!;
+    const found = this.storage.get(storageName(namespaces), namespace);
+    if (!found) throw notFound(namespaces, namespace);
+    if (found.metadata.deletionTimestamp) {
+      throw forbidden(
+        kind,
+        name,
+        `unable to create new content in namespace ${namespace} because it is being terminated`,
+        [
+          {
+            reason: "NamespaceTerminating",
+            message: `namespace ${namespace} is being terminated`,
+            field: "metadata.namespace",
+          },
+        ],
+      );
+    }
+  }
+
+  #assertValid(kind: Kind, name: string, causes: readonly FieldCause[]): void {
+    if (causes.length > 0) throw invalid(kind, name, causes);
+  }
+
+  #admission(namespace: string, user: User): AdmissionContext {
+    return {
+      namespace,
+      user,
+      find: (resource, inNamespace, name) => this.storage.get(resource, objectKey(inNamespace, name)),
+      list: (resource) => this.storage.list(resource),
+      randomSuffix: () => this.randomSuffix(),
+    };
+  }
+}
+
+/** The kind that has this storage name. */
+export const kindOfStorage = (name: string): Kind => kinds.find((kind) => storageName(kind) === name)!;
+
+const keyOf = (object: StoredObject): string => objectKey(object.metadata.namespace, object.metadata.name);
+
+const withMeta = (object: StoredObject, meta: Partial<StoredMeta>): StoredObject => ({
+  ...object,
+  metadata: { ...object.metadata, ...meta },
+});
+
+const wrongName = (given: string | undefined, name: string) =>
+  badRequest(`the name of the object (${given ?? ""}) does not match the name on the URL (${name})`);
+
+function addedFinalizers(before: StoredMeta, meta: StoredMeta): FieldCause[] {
+  if (!before.deletionTimestamp) return [];
+  const added = (meta.finalizers ?? []).filter((f) => !before.finalizers?.includes(f));
+  if (added.length === 0) return [];
+  return [
+    {
+      reason: "FieldValueForbidden",
+      field: "metadata.finalizers",
+      message: `Forbidden: no new finalizers can be added if the object is being deleted, found new finalizers []string{${added.map((f) => JSON.stringify(f)).join(", ")}}`,
+    },
+  ];
+}
+
+function fieldReader(kind: Kind, field: string): ((object: StoredObject) => string) | undefined {
+  if (field === "metadata.name") return (o) => o.metadata.name;
+  if (field === "metadata.namespace") return kind.namespaced ? (o) => o.metadata.namespace ?? "" : undefined;
+  return kind.fields[field];
+}
+
+const writeContinue = (rv: number, start: string): string =>
+  Buffer.from(JSON.stringify({ v: "meta.k8s.io/v1", rv, start })).toString("base64url");
+
+function readContinue(text: string): { rv: number; start: string } {
+  try {
+    const token = JSON.parse(Buffer.from(text, "base64url").toString()) as { v?: string; rv?: number; start?: string };
+    if (token.v === "meta.k8s.io/v1" && typeof token.rv === "number" && typeof token.start === "string")
+      return { rv: token.rv, start: token.start };
+  } catch (error) {
+    throw badRequest(`continue key is not valid: ${(error as Error).message}`);
+  }
+  throw badRequest("continue key is not valid: incorrect version or missing start");
+}

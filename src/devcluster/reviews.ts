@@ -1,0 +1,158 @@
+/** The kinds that are questions, not objects: they are created, answered and never stored. */
+import { rfc3339 } from "../util/clock.ts";
+import { attributesOfReview, type Auth } from "./auth.ts";
+import type { Json, StoredObject } from "./object.ts";
+import type { User } from "./rest.ts";
+import { badRequest, invalid, invalidValue, notFound, conflict } from "./status.ts";
+
+export interface ReviewKind {
+  group: string;
+  version: string;
+  resource: string;
+  kind: string;
+  namespaced: boolean;
+}
+
+export const reviewKinds: readonly ReviewKind[] = [
+  {
+    group: "authentication.k8s.io",
+    version: "v1",
+    resource: "selfsubjectreviews",
+    kind: "SelfSubjectReview",
+    namespaced: false,
+  },
+  { group: "authentication.k8s.io", version: "v1", resource: "tokenreviews", kind: "TokenReview", namespaced: false },
+  {
+    group: "authorization.k8s.io",
+    version: "v1",
+    resource: "localsubjectaccessreviews",
+    kind: "LocalSubjectAccessReview",
+    namespaced: true,
+  },
+  {
+    group: "authorization.k8s.io",
+    version: "v1",
+    resource: "selfsubjectaccessreviews",
+    kind: "SelfSubjectAccessReview",
+    namespaced: false,
+  },
+  {
+    group: "authorization.k8s.io",
+    version: "v1",
+    resource: "selfsubjectrulesreviews",
+    kind: "SelfSubjectRulesReview",
+    namespaced: false,
+  },
+  {
+    group: "authorization.k8s.io",
+    version: "v1",
+    resource: "subjectaccessreviews",
+    kind: "SubjectAccessReview",
+    namespaced: false,
+  },
+];
+
+/** Answers a review. `body` is what the client sent; the answer is it with `status`. */
+export function answerReview(kind: ReviewKind, body: Json, user: User, auth: Auth): Json {
+  const answer = {
+    kind: kind.kind,
+    apiVersion: `${kind.group}/${kind.version}`,
+    metadata: {},
+    ...(body?.spec && { spec: body.spec }),
+  };
+  switch (kind.kind) {
+    case "TokenReview": {
+      if (!body?.spec?.token) throw badRequest("token is required for TokenReview in authentication");
+      const found = auth.review(body.spec.token as string, (body.spec.audiences as string[] | undefined) ?? []);
+      if (!found) return { ...answer, status: { user: {}, error: "[invalid bearer token, token lookup failed]" } };
+      return { ...answer, status: { authenticated: true, user: userInfo(found.user), audiences: found.audiences } };
+    }
+    case "SelfSubjectReview":
+      return { ...answer, status: { userInfo: userInfo(user) } };
+    case "SelfSubjectAccessReview":
+      return { ...answer, status: decision(auth.authorize(user, attributesOfReview(body?.spec))) };
+    case "SelfSubjectRulesReview": {
+      const all = auth.authorize(user, { verb: "*", path: "", group: "*", resource: "*" });
+      return {
+        ...answer,
+        status: {
+          resourceRules: all ? [{ verbs: ["*"], apiGroups: ["*"], resources: ["*"] }] : [],
+          nonResourceRules: all ? [{ verbs: ["*"], nonResourceURLs: ["*"] }] : [],
+          incomplete: false,
+        },
+      };
+    }
+    default: {
+      const spec = body?.spec ?? {};
+      if (!spec.user && !spec.groups?.length) {
+        throw invalid({ group: kind.group, kind: kind.kind }, "", [
+          invalidValue("spec.user", spec.user ?? "", "at least one of user or group must be specified"),
+        ]);
+      }
+      const asked: User = { username: spec.user ?? "", groups: spec.groups ?? [] };
+      return { ...answer, status: decision(auth.authorize(asked, attributesOfReview(spec))) };
+    }
+  }
+}
+
+const decision = (allowed: boolean): Json => ({
+  allowed,
+  ...(!allowed && { reason: "devcluster allows only administrators and nodes" }),
+});
+
+const userInfo = (user: User): Json => ({
+  username: user.username,
+  ...(user.uid && { uid: user.uid }),
+  groups: user.groups,
+  ...(user.extra && { extra: user.extra }),
+});
+
+/** `POST serviceaccounts/NAME/token`. @throws ApiStatusError 404 or 409 when the bound object is missing or another one */
+export function requestToken(
+  account: StoredObject,
+  body: Json,
+  auth: Auth,
+  find: (resource: string, key: string) => StoredObject | undefined,
+): Json {
+  const spec = body?.spec ?? {};
+  if (spec.expirationSeconds !== undefined && spec.expirationSeconds < 600) {
+    throw invalid({ group: "authentication.k8s.io", kind: "TokenRequest" }, "", [
+      invalidValue("spec.expirationSeconds", spec.expirationSeconds, "may not specify a duration less than 10 minutes"),
+    ]);
+  }
+  const bound = spec.boundObjectRef as { kind?: string; name?: string; uid?: string; apiVersion?: string } | undefined;
+  if (bound) {
+    const resources: Record<string, { resource: string; namespaced: boolean }> = {
+      Pod: { resource: "pods", namespaced: true },
+      Secret: { resource: "secrets", namespaced: true },
+      Node: { resource: "nodes", namespaced: false },
+    };
+    const target = resources[bound.kind ?? ""];
+    if (!target) throw badRequest(`cannot bind token to object of type ${bound.kind}`);
+    const found = find(
+      `/${target.resource}`,
+      target.namespaced ? `${account.metadata.namespace}/${bound.name}` : (bound.name ?? ""),
+    );
+    if (!found) throw notFound({ group: "", resource: target.resource, kind: bound.kind! }, bound.name ?? "");
+    if (bound.uid && bound.uid !== found.metadata.uid) {
+      throw conflict(
+        { group: "", resource: target.resource },
+        bound.name!,
+        `the UID in the bound object reference (${bound.uid}) does not match the UID in record. The object might have been deleted and then recreated`,
+      );
+    }
+    if (bound.kind === "Pod" && found.spec.serviceAccountName !== account.metadata.name) {
+      throw badRequest(
+        `cannot bind token for serviceaccount ${JSON.stringify(account.metadata.name)} to pod running with different serviceaccount name.`,
+      );
+    }
+  }
+  const issued = auth.issue(account, body);
+  return {
+    kind: "TokenRequest",
+    apiVersion: "authentication.k8s.io/v1",
+    metadata: { name: account.metadata.name, namespace: account.metadata.namespace, creationTimestamp: null },
+    spec: { audiences: issued.audiences, expirationSeconds: issued.expirationSeconds, boundObjectRef: bound ?? null },
+    status: { token: issued.token, expirationTimestamp: rfc3339(issued.expirationTimestamp) },
+  };
+}
