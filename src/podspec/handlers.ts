@@ -50,7 +50,7 @@ export function renderHook(container: HandlerContainer, hook: V1Handler): Handle
   if (hook.sleep) return { ok: true, value: { sleep: { seconds: hook.sleep.seconds } } };
   if (!hook.httpGet) return { ok: true, value: undefined };
   // An HTTP hook without a port means the scheme's usual one.
-  const port = hook.httpGet.port as number | string;
+  const port = hook.httpGet.port;
   const http = renderHttp(container, port === "" ? { ...hook.httpGet, port: 80 } : hook.httpGet);
   return http.ok ? { ok: true, value: { http: http.value } } : http;
 }

@@ -371,17 +371,14 @@ function terminationMessage(container: AnyContainer): NonNullable<ContainerSpec[
   };
 }
 
+const RESTART_POLICIES: ReadonlyMap<string, RestartPolicy> = new Map([
+  ["Always", "always"],
+  ["OnFailure", "on_failure"],
+  ["Never", "never"],
+]);
+
 function restartPolicy(policy: string | undefined): RestartPolicy | undefined {
-  switch (policy) {
-    case "Always":
-      return "always";
-    case "OnFailure":
-      return "on_failure";
-    case "Never":
-      return "never";
-    default:
-      return undefined;
-  }
+  return policy === undefined ? undefined : RESTART_POLICIES.get(policy);
 }
 
 function usesTokens(container: ContainerSpec, tokens: AddressTokens): boolean {

@@ -289,16 +289,13 @@ function emptyDir(pod: Pod, volume: PodVolume, node: NodeFacts): Volume {
   return { name: volume.name, type: "empty_dir", medium, ...(size && { size_bytes: size.toNumber() }) };
 }
 
+const PULL_POLICIES: ReadonlyMap<string, PullPolicy> = new Map([
+  ["Always", "always"],
+  ["IfNotPresent", "if_not_present"],
+  ["Never", "never"],
+]);
+
 /** `Always`, `IfNotPresent`, `Never` in the machine's spelling. */
 export function pullPolicy(policy: string | undefined): PullPolicy | undefined {
-  switch (policy) {
-    case "Always":
-      return "always";
-    case "IfNotPresent":
-      return "if_not_present";
-    case "Never":
-      return "never";
-    default:
-      return undefined;
-  }
+  return policy === undefined ? undefined : PULL_POLICIES.get(policy);
 }

@@ -1,0 +1,199 @@
+import { describe, expect, it } from "vitest";
+import { ALL_CAPABILITIES, type Capability } from "../../../src/provider/capabilities.ts";
+import type { Pod } from "../../../src/kube/wire.ts";
+import { checkCapabilities, GATED_FEATURES, REFUSED_FEATURES } from "../../../src/podspec/capability-gate.ts";
+import { podWith, podWithContainer, type PodSpec } from "./fixtures.ts";
+
+function check(pod: Pod, lacking: Capability[] = [], options: { allowHostPath?: boolean; agentProbes?: boolean } = {}) {
+  const capabilities = new Set(ALL_CAPABILITIES.filter((capability) => !lacking.includes(capability)));
+  return checkCapabilities(pod, { backend: "b", capabilities, allowHostPath: true, agentProbes: false, ...options });
+}
+
+const mounted = (volume: object): Pod =>
+  podWithContainer({ volumeMounts: [{ name: "v", mountPath: "/v" }] }, { volumes: [{ name: "v", ...volume }] });
+
+/** One pod for every capability that a pod can need, and the path that the refusal must name. */
+const NEEDS: Record<string, readonly (readonly [pod: Pod, path: string])[]> = {
+  multi_container: [[podWith({ containers: [{ name: "a" }, { name: "b" }] }), "spec.containers[1]"]],
+  init_containers: [[podWith({ initContainers: [{ name: "i" }] }), "spec.initContainers[0]"]],
+  sidecars: [
+    [podWith({ initContainers: [{ name: "i", restartPolicy: "Always" }] }), "spec.initContainers[0].restartPolicy"],
+  ],
+  restart_rules: [
+    [podWithContainer({ restartPolicy: "Never" }), "spec.containers[0].restartPolicy"],
+    [podWithContainer({ restartPolicyRules: [{ action: "Restart" }] }), "spec.containers[0].restartPolicyRules"],
+  ],
+  probes: [[podWithContainer({ livenessProbe: { tcpSocket: { port: 1 } } }), "spec.containers[0].livenessProbe"]],
+  hooks: [[podWithContainer({ lifecycle: { preStop: { sleep: { seconds: 1 } } } }), "spec.containers[0].lifecycle"]],
+  termination_message: [
+    [podWithContainer({ terminationMessagePath: "/x" }), "spec.containers[0].terminationMessagePath"],
+    [
+      podWithContainer({ terminationMessagePolicy: "FallbackToLogsOnError" }),
+      "spec.containers[0].terminationMessagePolicy",
+    ],
+  ],
+  tty: [[podWithContainer({ tty: true }), "spec.containers[0].tty"]],
+  host_ports: [
+    [podWithContainer({ ports: [{ containerPort: 1, hostPort: 80 }] }), "spec.containers[0].ports[0].hostPort"],
+  ],
+  privileged: [
+    [podWithContainer({ securityContext: { privileged: true } }), "spec.containers[0].securityContext.privileged"],
+  ],
+  security_context: [
+    [podWithContainer({ securityContext: { runAsUser: 1 } }), "spec.containers[0].securityContext"],
+    [podWith({ securityContext: { runAsNonRoot: true } }), "spec.securityContext"],
+    [podWith({ securityContext: { fsGroup: 1 } }), "spec.securityContext.fsGroup"],
+  ],
+  sysctls: [
+    [podWith({ securityContext: { sysctls: [{ name: "a", value: "1" }] } }), "spec.securityContext.sysctls[0]"],
+  ],
+  share_process_namespace: [[podWith({ shareProcessNamespace: true }), "spec.shareProcessNamespace"]],
+  hostname: [[podWith({ subdomain: "x" }), "spec.subdomain"]],
+  hosts: [[podWith({ hostAliases: [{ ip: "1.1.1.1" }] }), "spec.hostAliases"]],
+  dns: [
+    [podWith({ dnsPolicy: "None" }), "spec.dnsPolicy"],
+    [podWith({ dnsConfig: {} }), "spec.dnsConfig"],
+  ],
+  pod_ip: [
+    [
+      podWithContainer({ env: [{ name: "A", valueFrom: { fieldRef: { fieldPath: "status.podIP" } } }] }),
+      "spec.containers[0].env[0]",
+    ],
+  ],
+  resource_limits: [
+    [podWithContainer({ resources: { limits: { cpu: "1" } } }), "spec.containers[0].resources.limits.cpu"],
+    [podWith({ resources: { limits: { memory: "1" } } }), "spec.resources.limits.memory"],
+  ],
+  ephemeral_storage_limits: [
+    [
+      podWithContainer({ resources: { limits: { "ephemeral-storage": "1" } } }),
+      "spec.containers[0].resources.limits.ephemeral-storage",
+    ],
+  ],
+  "volumes.empty_dir": [[mounted({ emptyDir: {} }), "spec.volumes[0].emptyDir"]],
+  "volumes.empty_dir.size_limit": [[mounted({ emptyDir: { sizeLimit: "1" } }), "spec.volumes[0].emptyDir.sizeLimit"]],
+  "volumes.files": [
+    [mounted({ configMap: { name: "c" } }), "spec.volumes[0].configMap"],
+    [mounted({ projected: { sources: [] } }), "spec.volumes[0].projected"],
+  ],
+  "volumes.image": [[mounted({ image: { reference: "r" } }), "spec.volumes[0].image"]],
+  "volumes.host_path": [[mounted({ hostPath: { path: "/" } }), "spec.volumes[0].hostPath"]],
+};
+
+describe("the capability gate", () => {
+  it.each(
+    Object.entries(NEEDS).flatMap(([capability, cases]) =>
+      cases.map(([pod, path]) => [capability, path, pod] as const),
+    ),
+  )("refuses a pod for want of %s and names %s", (capability, path, pod) => {
+    expect(check(pod)).toEqual({ ok: true });
+    expect(check(pod, [capability as Capability])).toEqual({
+      ok: false,
+      reason: "UnsupportedFeature",
+      message: `${path}: backend "b" lacks capability ${capability}`,
+    });
+  });
+
+  it("has a case above for each of its rows", () => {
+    expect(GATED_FEATURES.map(({ capability }) => capability).sort()).toEqual(Object.keys(NEEDS).sort());
+  });
+
+  it("lets a plain pod run on a backend without any capability", () => {
+    const pod = podWithContainer({
+      terminationMessagePath: "/dev/termination-log",
+      terminationMessagePolicy: "File",
+      resources: { requests: { cpu: "1" } },
+    });
+    expect(check(pod, [...ALL_CAPABILITIES])).toEqual({ ok: true });
+  });
+
+  it("lets the service account's volume pass without volumes.files", () => {
+    const pod = podWithContainer(
+      { volumeMounts: [{ name: "kube-api-access-x1", mountPath: "/s" }] },
+      {
+        volumes: [{ name: "kube-api-access-x1", projected: { sources: [{ serviceAccountToken: { path: "token" } }] } }],
+      },
+    );
+    expect(check(pod, ["volumes.files"])).toEqual({ ok: true });
+  });
+
+  it("does not look at volumes that nothing mounts", () => {
+    expect(check(podWith({ volumes: [{ name: "v", persistentVolumeClaim: { claimName: "c" } }] }))).toEqual({
+      ok: true,
+    });
+  });
+
+  it("lets probes pass when the agent runs them", () => {
+    const pod = podWithContainer({ readinessProbe: { tcpSocket: { port: 1 } } });
+    expect(check(pod, ["probes"], { agentProbes: true })).toEqual({ ok: true });
+  });
+
+  it("refuses hostPath where the node's configuration does not allow it", () => {
+    expect(check(mounted({ hostPath: { path: "/" } }), [], { allowHostPath: false })).toMatchObject({
+      message: "spec.volumes[0].hostPath: hostPath is not allowed on this node (allowHostPath)",
+    });
+  });
+
+  it("names every field at fault", () => {
+    const pod = podWithContainer({ tty: true }, { hostAliases: [{ ip: "1.1.1.1" }] });
+    const result = check(pod, ["tty", "hosts"]);
+    expect(result.ok ? [] : result.message.split("; ")).toHaveLength(2);
+  });
+});
+
+/** One pod for everything that no backend can have, and the path that the refusal must name. */
+const REFUSED: readonly (readonly [path: string, pod: Pod])[] = [
+  ["spec.hostNetwork", podWith({ hostNetwork: true })],
+  ["spec.hostPID", podWith({ hostPID: true })],
+  ["spec.hostIPC", podWith({ hostIPC: true })],
+  ["spec.volumes[0].persistentVolumeClaim", mounted({ persistentVolumeClaim: { claimName: "c" } })],
+  ["spec.volumes[0].csi", mounted({ csi: { driver: "d" } })],
+  ["spec.volumes[0].nfs", mounted({ nfs: { server: "s", path: "/" } })],
+  ["spec.volumes[0].ephemeral", mounted({ ephemeral: {} })],
+  ["spec.volumes[0].emptyDir.medium", mounted({ emptyDir: { medium: "HugePages" } })],
+  [
+    "spec.volumes[0].projected.sources[0].clusterTrustBundle",
+    mounted({ projected: { sources: [{ clusterTrustBundle: { path: "p" } }] } }),
+  ],
+  [
+    "spec.volumes[0].projected.sources[0].podCertificate",
+    mounted({ projected: { sources: [{ podCertificate: { keyType: "k", signerName: "s" } }] } }),
+  ],
+  ["spec.containers[0].volumeDevices", podWithContainer({ volumeDevices: [{ name: "d", devicePath: "/dev/x" }] })],
+  ["spec.containers[0].volumeMounts[0].mountPropagation", withMount({ mountPropagation: "Bidirectional" })],
+  ["spec.containers[0].volumeMounts[0].recursiveReadOnly", withMount({ recursiveReadOnly: "Enabled" })],
+  [
+    "spec.containers[0].env[0].valueFrom.fileKeyRef",
+    podWithContainer({ env: [{ name: "A", valueFrom: { fileKeyRef: { key: "k", path: "p", volumeName: "v" } } }] }),
+  ],
+  ["spec.resourceClaims", podWith({ resourceClaims: [{ name: "r" }] })],
+  ["spec.securityContext.seccompProfile", podWith({ securityContext: { seccompProfile: { type: "Localhost" } } })],
+];
+
+function withMount(mount: object): Pod {
+  const spec: Partial<PodSpec> = { volumes: [{ name: "v", emptyDir: {} }] };
+  return podWithContainer({ volumeMounts: [{ name: "v", mountPath: "/v", ...mount }] }, spec);
+}
+
+describe("what no machine can have", () => {
+  it.each(REFUSED)("%s is refused whatever the backend can do", (path, pod) => {
+    const result = check(pod);
+    expect(result).toMatchObject({ ok: false, reason: "UnsupportedFeature" });
+    expect(result.ok ? "" : result.message).toContain(`${path}: `);
+  });
+
+  it("is refused with the kubelet's reason where there is one", () => {
+    expect(check(podWithContainer({ securityContext: { appArmorProfile: { type: "RuntimeDefault" } } }))).toEqual({
+      ok: false,
+      reason: "AppArmor",
+      message: "Cannot enforce AppArmor: AppArmor is not enabled on the host",
+    });
+  });
+
+  it("has a case above for each of its rows", () => {
+    const unseen = REFUSED_FEATURES.filter(
+      ({ reason, find }) => reason === undefined && !REFUSED.some(([, pod]) => find(pod).length > 0),
+    );
+    expect(unseen.map(({ field }) => field)).toEqual([]);
+  });
+});

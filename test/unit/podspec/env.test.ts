@@ -1,0 +1,190 @@
+import { describe, expect, it } from "vitest";
+import { containerEnvironment } from "../../../src/podspec/env.ts";
+import { addressTokens } from "../../../src/podspec/field-refs.ts";
+import type { PodEvent, References } from "../../../src/podspec/inputs.ts";
+import type { Container } from "../../../src/kube/wire.ts";
+import { configMap, node, podWith, referencesWith, secret, service } from "./fixtures.ts";
+
+/** Resolves the environment of a container in a pod without service links, unless told otherwise. */
+function resolve(
+  container: Partial<Container>,
+  references: References = referencesWith({}),
+  enableServiceLinks = false,
+) {
+  const events: PodEvent[] = [];
+  const result = containerEnvironment(
+    { name: "app", ...container },
+    { pod: podWith({ enableServiceLinks }), references, node, tokens: addressTokens("0a1b"), events },
+  );
+  return { result, events, variables: result.ok ? Object.fromEntries(result.variables) : undefined };
+}
+
+describe("containerEnvironment", () => {
+  it("lets a variable refer to those before it only", () => {
+    const { variables } = resolve({
+      env: [
+        { name: "A", value: "$(B)" },
+        { name: "B", value: "b" },
+        { name: "C", value: "<$(B)>" },
+      ],
+    });
+    expect(variables).toEqual({ A: "$(B)", B: "b", C: "<b>" });
+  });
+
+  it("lets the last of two declarations win", () => {
+    expect(
+      resolve({
+        env: [
+          { name: "A", value: "1" },
+          { name: "A", value: "$(A)2" },
+        ],
+      }).variables,
+    ).toEqual({ A: "12" });
+  });
+
+  it("takes all keys of envFrom with the prefix, later sources over earlier, env over both", () => {
+    const references = referencesWith({
+      configMaps: { base: configMap({ A: "cm", B: "cm", C: "cm" }, { BIN: "AAEC" }) },
+      secrets: { over: secret({ B: "secret", C: "secret" }) },
+    });
+    const { variables } = resolve(
+      {
+        envFrom: [
+          { prefix: "P_", configMapRef: { name: "base" } },
+          { prefix: "P_", secretRef: { name: "over" } },
+        ],
+        env: [{ name: "P_C", value: "env+$(P_B)" }],
+      },
+      references,
+    );
+    expect(variables).toEqual({ P_A: "cm", P_B: "secret", P_C: "env+secret" });
+  });
+
+  it("keeps keys that a shell could not use as names", () => {
+    const references = referencesWith({ configMaps: { c: configMap({ "my.key-1": "v", "1st": "w" }) } });
+    expect(resolve({ envFrom: [{ configMapRef: { name: "c" } }] }, references).variables).toEqual({
+      "1st": "w",
+      "my.key-1": "v",
+    });
+  });
+
+  it("does not expand what comes from a secret", () => {
+    const references = referencesWith({ secrets: { s: secret({ k: "$(HOME)" }) } });
+    expect(
+      resolve({ env: [{ name: "A", valueFrom: { secretKeyRef: { name: "s", key: "k" } } }] }, references).variables,
+    ).toEqual({
+      A: "$(HOME)",
+    });
+  });
+
+  it.each([
+    ["configMapKeyRef", "configmap", "ConfigMap"],
+    ["secretKeyRef", "secret", "Secret"],
+  ] as const)("fails with the kubelet's text when the object of a %s is missing", (field, noun, kind) => {
+    const references = referencesWith({
+      [field === "configMapKeyRef" ? "configMaps" : "secrets"]: { x: { kind: "absent" } },
+    });
+    const { result, events } = resolve(
+      { env: [{ name: "A", valueFrom: { [field]: { name: "x", key: "k" } } }] },
+      references,
+    );
+    expect(result).toEqual({ ok: false, message: `${noun} "x" not found` });
+    expect(events.map(({ reason }) => reason)).toEqual([`Mandatory${kind}NotFound`]);
+  });
+
+  it.each([
+    ["configMapKeyRef", "OptionalConfigMapNotFound"],
+    ["secretKeyRef", "OptionalSecretNotFound"],
+  ] as const)("skips an optional %s whose object is missing, and says so", (field, reason) => {
+    const references = referencesWith({
+      [field === "configMapKeyRef" ? "configMaps" : "secrets"]: { x: { kind: "absent" } },
+    });
+    const { variables, events } = resolve(
+      { env: [{ name: "A", valueFrom: { [field]: { name: "x", key: "k", optional: true } } }] },
+      references,
+    );
+    expect(variables).toEqual({});
+    expect(events.map((event) => event.reason)).toEqual([reason]);
+  });
+
+  it.each([
+    [{ configMapKeyRef: { name: "c", key: "no" } }, "couldn't find key no in ConfigMap shop/c"],
+    [{ secretKeyRef: { name: "s", key: "no" } }, "couldn't find key no in Secret shop/s"],
+  ])("fails with the kubelet's text when a key is missing: %j", (valueFrom, message) => {
+    const references = referencesWith({ configMaps: { c: configMap({}) }, secrets: { s: secret({}) } });
+    expect(resolve({ env: [{ name: "A", valueFrom }] }, references).result).toEqual({ ok: false, message });
+  });
+
+  it("skips an optional key that is missing", () => {
+    const references = referencesWith({ configMaps: { c: configMap({}) } });
+    const valueFrom = { configMapKeyRef: { name: "c", key: "no", optional: true } };
+    expect(resolve({ env: [{ name: "A", valueFrom }] }, references).variables).toEqual({});
+  });
+
+  it("never takes unknown for absent, not even for an optional reference", () => {
+    const references = referencesWith({ secrets: { s: { kind: "unknown", message: "timed out" } } });
+    const { result } = resolve({ envFrom: [{ secretRef: { name: "s", optional: true } }] }, references);
+    expect(result).toEqual({ ok: false, message: 'failed to sync secret cache: secret "s": timed out' });
+  });
+
+  it("waits until services have been listed", () => {
+    expect(resolve({}, referencesWith({ services: undefined })).result).toEqual({
+      ok: false,
+      message: "services have not yet been read at least once, cannot construct envvars",
+    });
+  });
+
+  it("refuses a NUL byte without repeating the value", () => {
+    const references = referencesWith({ secrets: { s: secret({ k: "top\0secret" }) } });
+    const { result } = resolve(
+      { env: [{ name: "A", valueFrom: { secretKeyRef: { name: "s", key: "k" } } }] },
+      references,
+    );
+    expect(result).toEqual({ ok: false, message: 'environment variable "A" holds a NUL byte' });
+  });
+});
+
+describe("service variables", () => {
+  const services = [
+    service("default", "kubernetes", "10.96.0.1", [{ name: "https", port: 443, protocol: "TCP" }]),
+    service("shop", "redis-master", "10.0.0.11", [{ name: "db", port: 6379 }]),
+    service("shop", "dual", "fd00::5", [{ port: 53, protocol: "UDP" }]),
+    service("shop", "headless", "None", [{ port: 80 }]),
+    service("other", "foreign", "10.0.0.9", [{ port: 80 }]),
+  ];
+
+  it("always tells of the API server, and of nothing else without service links", () => {
+    expect(resolve({}, referencesWith({ services })).variables).toEqual({
+      KUBERNETES_SERVICE_HOST: "10.96.0.1",
+      KUBERNETES_SERVICE_PORT: "443",
+      KUBERNETES_SERVICE_PORT_HTTPS: "443",
+      KUBERNETES_PORT: "tcp://10.96.0.1:443",
+      KUBERNETES_PORT_443_TCP: "tcp://10.96.0.1:443",
+      KUBERNETES_PORT_443_TCP_PROTO: "tcp",
+      KUBERNETES_PORT_443_TCP_PORT: "443",
+      KUBERNETES_PORT_443_TCP_ADDR: "10.96.0.1",
+    });
+  });
+
+  it("tells of the namespace's services with service links", () => {
+    const { variables } = resolve({}, referencesWith({ services }), true);
+    expect(variables).toMatchObject({
+      REDIS_MASTER_SERVICE_HOST: "10.0.0.11",
+      REDIS_MASTER_SERVICE_PORT_DB: "6379",
+      REDIS_MASTER_PORT: "tcp://10.0.0.11:6379",
+      DUAL_PORT_53_UDP: "udp://[fd00::5]:53",
+    });
+    expect(Object.keys(variables ?? {}).filter((name) => /HEADLESS|FOREIGN/.test(name))).toEqual([]);
+  });
+
+  it("lets the container's own variables win, and refer to them", () => {
+    const env = [
+      { name: "URL", value: "$(REDIS_MASTER_PORT)" },
+      { name: "REDIS_MASTER_SERVICE_HOST", value: "mine" },
+    ];
+    expect(resolve({ env }, referencesWith({ services }), true).variables).toMatchObject({
+      URL: "tcp://10.0.0.11:6379",
+      REDIS_MASTER_SERVICE_HOST: "mine",
+    });
+  });
+});

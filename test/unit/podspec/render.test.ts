@@ -1,0 +1,375 @@
+import { describe, expect, it } from "vitest";
+import { ALL_CAPABILITIES } from "../../../src/provider/capabilities.ts";
+import type { MachineSpec } from "../../../src/provider/machine.ts";
+import { renderMachineSpec, type RenderInput } from "../../../src/podspec/render.ts";
+import { configMap, found, inputFor, podWith, podWithContainer, referencesWith, secret } from "./fixtures.ts";
+
+function ready(input: RenderInput): { spec: MachineSpec; reasons: string[] } {
+  const result = renderMachineSpec(input);
+  if (result.kind !== "ready") throw new Error(`${result.kind}: ${JSON.stringify(result)}`);
+  return { spec: result.spec, reasons: result.events.map(({ reason }) => reason) };
+}
+
+const rendered = (container: Parameters<typeof podWithContainer>[0], spec?: Parameters<typeof podWithContainer>[1]) =>
+  ready(inputFor(podWithContainer(container, spec))).spec.containers[0];
+
+describe("renderMachineSpec", () => {
+  it("renders a plain pod", () => {
+    expect(ready(inputFor(podWith())).spec).toEqual({
+      labels: expect.objectContaining({ "vmlet.dev/uid": "0a1b" }) as unknown,
+      containers: [
+        { name: "app", image: "nginx", termination_message: { path: "/dev/termination-log", policy: "file" } },
+      ],
+      restart_policy: "always",
+      termination_grace_s: 30,
+      hostname: "web",
+      dns: {
+        nameservers: ["10.96.0.10"],
+        searches: ["shop.svc.cluster.local", "svc.cluster.local", "cluster.local", "corp.example"],
+        options: ["ndots:5"],
+      },
+    });
+  });
+
+  it("tells a backend without capabilities nothing that it cannot do", () => {
+    expect(ready(inputFor(podWith(), { lacking: [...ALL_CAPABILITIES] })).spec).toEqual({
+      labels: expect.anything() as unknown,
+      containers: [{ name: "app", image: "nginx" }],
+      restart_policy: "always",
+      termination_grace_s: 30,
+    });
+  });
+
+  it("gives the same spec for the same input", () => {
+    const input = inputFor(podWithContainer({ env: [{ name: "A", value: "1" }] }));
+    expect(renderMachineSpec(input)).toEqual(renderMachineSpec(input));
+  });
+
+  it("expands command and args over the final environment", () => {
+    expect(
+      rendered({
+        command: ["run", "$(A)"],
+        args: ["$(B)", "$$(A)", "$(NO)"],
+        env: [
+          { name: "A", value: "1" },
+          { name: "B", value: "$(A)2" },
+        ],
+      }),
+    ).toMatchObject({
+      command: ["run", "1"],
+      args: ["12", "$(A)", "$(NO)"],
+    });
+  });
+
+  it("marks the machine's address, which is known only later", () => {
+    const { spec } = ready(
+      inputFor(
+        podWithContainer({
+          args: ["--ip=$(IP)"],
+          env: [{ name: "IP", valueFrom: { fieldRef: { fieldPath: "status.podIP" } } }],
+        }),
+      ),
+    );
+    expect(spec.containers[0]?.args).toEqual([`--ip=${spec.address_tokens?.pod_ip}`]);
+  });
+
+  it("has no address tokens when nothing uses them", () => {
+    expect(ready(inputFor(podWith())).spec.address_tokens).toBeUndefined();
+  });
+
+  it("renders what a container may have besides", () => {
+    expect(
+      rendered({
+        imagePullPolicy: "IfNotPresent",
+        workingDir: "/w",
+        tty: true,
+        stdin: true,
+        stdinOnce: true,
+        ports: [
+          { name: "http", containerPort: 80 },
+          { containerPort: 53, protocol: "UDP", hostPort: 53, hostIP: "127.0.0.1" },
+        ],
+        resources: { requests: { cpu: "0.5" }, limits: { memory: "1Mi", "nvidia.com/gpu": "2" } },
+        lifecycle: { stopSignal: "SIGINT", postStart: { exec: { command: ["x"] } } },
+        livenessProbe: { tcpSocket: { port: "http" } },
+        restartPolicy: "OnFailure",
+        restartPolicyRules: [{ action: "RestartAllContainers", exitCodes: { operator: "NotIn", values: [42] } }],
+        terminationMessagePath: "/t",
+        terminationMessagePolicy: "FallbackToLogsOnError",
+      }),
+    ).toEqual({
+      name: "app",
+      image: "nginx",
+      pull_policy: "if_not_present",
+      working_dir: "/w",
+      tty: true,
+      stdin: true,
+      stdin_once: true,
+      ports: [
+        { name: "http", port: 80, protocol: "tcp" },
+        { port: 53, protocol: "udp", host_port: 53, host_ip: "127.0.0.1" },
+      ],
+      resources: {
+        requests: { cpu_millis: 500 },
+        limits: { memory_bytes: 1_048_576, extended: { "nvidia.com/gpu": 2 } },
+      },
+      stop: { signal: "SIGINT" },
+      hooks: { post_start: { exec: { command: ["x"] } } },
+      probes: {
+        liveness: { tcp: { port: 80 }, initial_delay_s: 0, period_s: 10, timeout_s: 1, success: 1, failure: 3 },
+      },
+      restart_policy: "on_failure",
+      restart_rules: [{ action: "restart_all", exit_codes: { operator: "not_in", values: [42] } }],
+      termination_message: { path: "/t", policy: "fallback_to_logs" },
+    });
+  });
+
+  it("lets a container's security context win over the pod's, field by field", () => {
+    expect(
+      rendered(
+        {
+          securityContext: {
+            runAsUser: 5,
+            capabilities: { add: ["NET_ADMIN"], drop: ["ALL"] },
+            readOnlyRootFilesystem: true,
+            procMount: "Unmasked",
+          },
+        },
+        { securityContext: { runAsUser: 1, runAsGroup: 2, seccompProfile: { type: "RuntimeDefault" } } },
+      )?.security,
+    ).toEqual({
+      user: 5,
+      group: 2,
+      capabilities_add: ["NET_ADMIN"],
+      capabilities_drop: ["ALL"],
+      read_only_root: true,
+      seccomp: "runtime_default",
+      unmasked_proc: true,
+    });
+  });
+
+  it("renders what concerns the pod as a whole", () => {
+    const { spec } = ready(
+      inputFor(
+        podWith(
+          {
+            restartPolicy: "Never",
+            terminationGracePeriodSeconds: 0,
+            subdomain: "sub",
+            setHostnameAsFQDN: true,
+            hostAliases: [{ ip: "10.1.1.1", hostnames: ["db"] }],
+            shareProcessNamespace: true,
+            securityContext: {
+              fsGroup: 7,
+              fsGroupChangePolicy: "OnRootMismatch",
+              supplementalGroups: [8],
+              sysctls: [{ name: "kernel/shm_rmid_forced", value: "1" }],
+            },
+            initContainers: [{ name: "side", image: "s", restartPolicy: "Always" }],
+            containers: [{ name: "app", image: "a", resources: { requests: { cpu: "1" }, limits: { cpu: "2" } } }],
+            overhead: { cpu: "100m" },
+            imagePullSecrets: [{ name: "pull" }],
+          },
+          { annotations: { "vmlet.dev/instance-type": "large" } },
+        ),
+        {
+          references: referencesWith({
+            secrets: { pull: secret({ ".dockerconfigjson": '{"auths":{"r":{"username":"u","password":"p"}}}' }) },
+          }),
+        },
+      ),
+    );
+    expect(spec).toMatchObject({
+      restart_policy: "never",
+      termination_grace_s: 0,
+      hostname: "web",
+      domain: "sub.shop.svc.cluster.local",
+      hostname_is_fqdn: true,
+      hosts: [{ ip: "10.1.1.1", names: ["db"] }],
+      security: {
+        fs_group: 7,
+        fs_group_change_policy: "on_root_mismatch",
+        supplemental_groups: [8],
+        sysctls: [{ name: "kernel.shm_rmid_forced", value: "1" }],
+        share_process_namespace: true,
+      },
+      init_containers: [{ name: "side", restart_policy: "always" }],
+      resources: { requests: { cpu_millis: 1100 } },
+      instance_type: "large",
+      registry_auth: [{ registry: "r", username: "u", password: "p" }],
+    });
+    // The sidecar has no limit, so the machine as a whole has none.
+    expect(spec.resources?.limits).toBeUndefined();
+  });
+});
+
+describe("mounts", () => {
+  const volumes = [
+    { name: "data", emptyDir: {} },
+    { name: "conf", configMap: { name: "c" } },
+  ];
+  const references = referencesWith({ configMaps: { c: configMap({ k: "v" }) } });
+  const mountsOf = (volumeMounts: object[], env: { name: string; value: string }[] = []) =>
+    renderMachineSpec(
+      inputFor(podWithContainer({ env, volumeMounts: volumeMounts as never }, { volumes }), { references }),
+    );
+
+  it("are read-only for files, and clean", () => {
+    const result = mountsOf([
+      { name: "data", mountPath: "rel", subPath: "a//./b/" },
+      { name: "conf", mountPath: "/conf", readOnly: false },
+    ]);
+    expect(result).toMatchObject({
+      spec: {
+        containers: [
+          {
+            mounts: [
+              { volume: "data", path: "/rel", sub_path: "a/b" },
+              { volume: "conf", path: "/conf", read_only: true },
+            ],
+          },
+        ],
+      },
+    });
+  });
+
+  it("expand subPathExpr over the environment", () => {
+    expect(
+      mountsOf([{ name: "data", mountPath: "/d", subPathExpr: "x-$(A)" }], [{ name: "A", value: "1" }]),
+    ).toMatchObject({
+      spec: { containers: [{ mounts: [{ sub_path: "x-1" }] }] },
+    });
+  });
+
+  it.each([
+    [{ subPathExpr: "$(B)/$(A)" }, "missing value for A, B"],
+    [{ subPathExpr: "/$(C)" }, "error SubPath `/c` must not be an absolute path"],
+    [{ subPath: "../up" }, "unable to provision SubPath `../up`: must not contain '..'"],
+  ])("wait with the kubelet's text for %j", (mount, message) => {
+    const env = [
+      { name: "A", value: "" },
+      { name: "C", value: "c" },
+    ];
+    const result = mountsOf([{ name: "data", mountPath: "/d", ...mount }], env);
+    expect(result.kind === "wait" && result.waiting.get("app")).toEqual({
+      reason: "CreateContainerConfigError",
+      message,
+    });
+  });
+
+  it("wait for a volume that the pod does not have", () => {
+    const result = mountsOf([{ name: "ghost", mountPath: "/d" }]);
+    expect(result.kind === "wait" && result.waiting.get("app")?.message).toBe(
+      'cannot find volume "ghost" to mount into container "app"',
+    );
+  });
+});
+
+describe("waiting", () => {
+  it("names each container at fault, with the kubelet's event", () => {
+    const missing = [{ name: "A", valueFrom: { secretKeyRef: { name: "s", key: "k" } } }];
+    const pod = podWith({
+      initContainers: [{ name: "init", env: missing }],
+      containers: [{ name: "app", image: "x" }],
+    });
+    const result = renderMachineSpec(
+      inputFor(pod, { references: referencesWith({ secrets: { s: { kind: "absent" } } }) }),
+    );
+    if (result.kind !== "wait") throw new Error(result.kind);
+    expect(Object.fromEntries(result.waiting)).toEqual({
+      init: { reason: "CreateContainerConfigError", message: 'secret "s" not found' },
+    });
+    expect(result.events).toContainEqual({
+      type: "Warning",
+      reason: "Failed",
+      message: 'Error: secret "s" not found',
+      fieldPath: "spec.initContainers{init}",
+    });
+  });
+
+  it("does not look at containers while a volume is missing", () => {
+    const pod = podWithContainer(
+      { volumeMounts: [{ name: "v", mountPath: "/v" }] },
+      { volumes: [{ name: "v", secret: { secretName: "s" } }] },
+    );
+    expect(
+      renderMachineSpec(
+        inputFor(pod, { references: referencesWith({ secrets: { s: { kind: "absent" } }, services: undefined }) }),
+      ),
+    ).toEqual({
+      kind: "wait",
+      waiting: new Map(),
+      unmountedVolumes: ["v"],
+      events: [
+        {
+          type: "Warning",
+          reason: "FailedMount",
+          message: 'MountVolume.SetUp failed for volume "v" : secret "s" not found',
+        },
+      ],
+    });
+  });
+
+  it("keeps root out where the pod wants it out", () => {
+    const result = renderMachineSpec(
+      inputFor(podWithContainer({ securityContext: { runAsNonRoot: true, runAsUser: 0 } })),
+    );
+    expect(result.kind === "wait" && result.waiting.get("app")?.message).toBe(
+      `container's runAsUser breaks non-root policy (pod: "web_shop(0a1b)", container: app)`,
+    );
+  });
+
+  it("keeps a pod Pending whose hostname is too long", () => {
+    const pod = podWith({ subdomain: "s".repeat(60), setHostnameAsFQDN: true });
+    const result = renderMachineSpec(inputFor(pod));
+    expect(result.kind === "wait" && result.events.map(({ reason }) => reason)).toEqual(["FailedCreatePodSandBox"]);
+  });
+
+  it("does not fail a pod for a probe that names a port nobody has", () => {
+    const result = renderMachineSpec(inputFor(podWithContainer({ readinessProbe: { tcpSocket: { port: "ghost" } } })));
+    expect(result.kind === "wait" && result.waiting.get("app")?.message).toBe(
+      "readiness probe of container app: port ghost not found",
+    );
+  });
+});
+
+describe("the service account's volume", () => {
+  const pod = podWithContainer(
+    {
+      volumeMounts: [
+        { name: "kube-api-access-x", mountPath: "/var/run/secrets/kubernetes.io/serviceaccount", readOnly: true },
+      ],
+    },
+    {
+      volumes: [
+        {
+          name: "kube-api-access-x",
+          projected: { sources: [{ serviceAccountToken: { path: "token", expirationSeconds: 3607 } }] },
+        },
+      ],
+    },
+  );
+
+  it("is mounted where the backend has file volumes", () => {
+    const { spec } = ready(inputFor(pod, { references: referencesWith({ tokens: { "3607/": found("T") } }) }));
+    expect(spec.volumes).toHaveLength(1);
+    expect(spec.containers[0]?.mounts).toHaveLength(1);
+  });
+
+  it("is left out elsewhere, and an event says so", () => {
+    const { spec, reasons } = ready(inputFor(pod, { lacking: ["volumes.files"] }));
+    expect(spec.volumes).toBeUndefined();
+    expect(spec.containers[0]?.mounts).toBeUndefined();
+    expect(reasons).toEqual(["ServiceAccountVolumeOmitted"]);
+  });
+});
+
+describe("refusing", () => {
+  it("is final and names the field", () => {
+    expect(renderMachineSpec(inputFor(podWith({ hostNetwork: true })))).toEqual({
+      kind: "reject",
+      reason: "UnsupportedFeature",
+      message: "spec.hostNetwork: a machine has a network of its own",
+    });
+  });
+});
