@@ -39,7 +39,8 @@ export class KubeApiError extends VmletError {
   ) {
     const { status } = options;
     // 401 heals when the credentials are rotated, 409 when the object is read again.
-    const retryable = status === 0 || status === 401 || status === 408 || status === 409 || status === 429 || status >= 500;
+    const retryable =
+      status === 0 || status === 401 || status === 408 || status === 409 || status === 429 || status >= 500;
     super(message, { cause: options.cause, retryable, retryAfterMs: options.retryAfterMs });
     this.status = status;
     this.reason = options.reason;

@@ -8,6 +8,7 @@ import { TokenBucket } from "../queue/rate-limit.ts";
 import type { Logger } from "../telemetry/logger.ts";
 import { rfc3339, type Clock } from "../util/clock.ts";
 import { toError } from "../util/errors.ts";
+import type { Random } from "../util/random.ts";
 import { isKubeApiError, isNamespaceTerminating, isNotFound } from "./errors.ts";
 import type { Kube } from "./kube.ts";
 import { mergePatch } from "./patch.ts";
@@ -33,7 +34,8 @@ export interface EventRecorderOptions {
   kube: Kube;
   clock: Clock;
   logger: Logger;
-  random?: () => number;
+  /** Spreads the retries of several agents; without it they are not spread. */
+  random?: Random;
   /** `source.component`: "kubelet", which is what tools look for. */
   component: string;
   /** `source.host`: the node's name. */
@@ -170,7 +172,7 @@ export class EventRecorder {
       initialMs: 500,
       maxMs: 10_000,
       clock,
-      random: this.#options.random ?? (() => 0.5),
+      random: this.#options.random ?? (() => 0),
       jitter: "up",
     });
     for (let attempt = 1; ; attempt++) {
@@ -254,7 +256,9 @@ export class EventRecorder {
     }
     similar.lastAt = at;
     similar.messages.add(message);
-    if (similar.messages.size < SIMILAR_LIMIT) return { key: JSON.stringify([group, message]), message };
+    if (similar.messages.size < SIMILAR_LIMIT) {
+      return { key: JSON.stringify([group, reference.fieldPath, message]), message };
+    }
     // Bounds the set, and lets the group fall below the limit again when messages stop differing.
     const [oldest] = similar.messages;
     similar.messages.delete(oldest!);
@@ -273,7 +277,7 @@ export class EventRecorder {
 }
 
 function objectKey(r: ObjectReference): string {
-  return JSON.stringify([r.kind, r.namespace, r.name, r.uid, r.apiVersion, r.fieldPath]);
+  return JSON.stringify([r.kind, r.namespace, r.name, r.uid, r.apiVersion]);
 }
 
 function referenceTo(about: ObjectReference | KubeObject): ObjectReference {

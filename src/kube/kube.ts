@@ -20,7 +20,10 @@ export interface KubeRequest {
 export type WatchEvent<T> =
   | { type: "ADDED" | "MODIFIED" | "DELETED"; object: T }
   | { type: "BOOKMARK"; object: { metadata: { resourceVersion: string; annotations?: Record<string, string> } } }
-  | { type: "ERROR"; object: { code?: number; reason?: string; message?: string; details?: { retryAfterSeconds?: number } } };
+  | {
+      type: "ERROR";
+      object: { code?: number; reason?: string; message?: string; details?: { retryAfterSeconds?: number } };
+    };
 
 export interface Kube {
   /** The reply's JSON, `managedFields` dropped. @throws KubeApiError for any status but 2xx and for every transport fault */

@@ -27,7 +27,10 @@ export const podsPath = () => resourcePath({ resource: "pods" });
 export const podPath = (namespace: string, name: string, subresource?: "status" | "binding") =>
   resourcePath({ resource: "pods", namespace, name, ...(subresource && { subresource }) });
 export const nodesPath = () => resourcePath({ resource: "nodes" });
-export const nodePath = (name: string, subresource?: "status") => resourcePath({ resource: "nodes", name, ...(subresource && { subresource }) });
-export const leasesPath = (namespace: string) => resourcePath({ group: "coordination.k8s.io", resource: "leases", namespace });
-export const leasePath = (namespace: string, name: string) => resourcePath({ group: "coordination.k8s.io", resource: "leases", namespace, name });
+export const nodePath = (name: string, subresource?: "status") =>
+  resourcePath({ resource: "nodes", name, ...(subresource && { subresource }) });
+export const leasesPath = (namespace: string) =>
+  resourcePath({ group: "coordination.k8s.io", resource: "leases", namespace });
+export const leasePath = (namespace: string, name: string) =>
+  resourcePath({ group: "coordination.k8s.io", resource: "leases", namespace, name });
 export const eventsPath = (namespace: string) => resourcePath({ resource: "events", namespace });

@@ -32,7 +32,9 @@ export interface ResourceAttributes {
   subresource?: string;
   namespace?: string;
   name?: string;
-  fieldSelector?: { requirements: { key: string; operator: "In" | "NotIn" | "Exists" | "DoesNotExist"; values?: string[] }[] };
+  fieldSelector?: {
+    requirements: { key: string; operator: "In" | "NotIn" | "Exists" | "DoesNotExist"; values?: string[] }[];
+  };
 }
 
 export interface AccessAnswer {

@@ -178,7 +178,10 @@ export class Store<T extends KubeObject> {
         listener(change);
       } catch (error) {
         const { namespace, name, uid } = change.object.metadata ?? {};
-        this.#logger.error({ err: toError(error), change: change.type, namespace, name, uid }, "A store listener failed");
+        this.#logger.error(
+          { err: toError(error), change: change.type, namespace, name, uid },
+          "A store listener failed",
+        );
       }
     }
   }

@@ -320,7 +320,9 @@ export class KubeTransport implements Kube {
     const pool = (connections: number | null): Dispatcher => {
       if (proxyUrl === undefined || proxyUrl === null) return new Agent({ ...shared, connections, connect });
       if (!/^https?:/.test(proxyUrl)) {
-        throw new Error(`The kubeconfig's proxy-url ${new URL(proxyUrl).protocol}// is not supported: use an http proxy`);
+        throw new Error(
+          `The kubeconfig's proxy-url ${new URL(proxyUrl).protocol}// is not supported: use an http proxy`,
+        );
       }
       return new ProxyAgent({ ...shared, connections, uri: proxyUrl, requestTls: connect });
     };
@@ -437,10 +439,7 @@ function statusError(name: string, reply: Reply, text: string): KubeApiError {
   });
 }
 
-function retryAfterMs(
-  header: string | string[] | undefined,
-  details: StatusDetails | undefined,
-): number | undefined {
+function retryAfterMs(header: string | string[] | undefined, details: StatusDetails | undefined): number | undefined {
   const seconds = Number(Array.isArray(header) ? header[0] : (header ?? details?.retryAfterSeconds));
   return Number.isFinite(seconds) && seconds >= 0 ? seconds * 1000 : undefined;
 }

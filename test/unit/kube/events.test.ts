@@ -1,0 +1,180 @@
+import { afterEach, describe, expect, it } from "vitest";
+import { EventRecorder, type DropReason, type EventRecorderOptions } from "../../../src/kube/events.ts";
+import type { KubeRequest } from "../../../src/kube/kube.ts";
+import { silentLogger } from "../../../src/telemetry/logger.ts";
+import { ScriptedKube, apiError } from "../../support/scripted-kube.ts";
+import { VirtualClock, settle } from "../../support/virtual-clock.ts";
+
+const running: AbortController[] = [];
+afterEach(() => {
+  for (const abort of running.splice(0)) abort.abort();
+});
+
+const pod = {
+  apiVersion: "v1",
+  kind: "Pod",
+  metadata: { namespace: "ns", name: "web", uid: "u1", resourceVersion: "7" },
+};
+
+function setup(options: Partial<EventRecorderOptions> & { start?: boolean } = {}) {
+  const kube = new ScriptedKube();
+  const clock = new VirtualClock();
+  const dropped: DropReason[] = [];
+  const recorder = new EventRecorder({
+    kube,
+    clock,
+    logger: silentLogger,
+    component: "kubelet",
+    host: "node-1",
+    onDropped: (reason) => dropped.push(reason),
+    ...options,
+  });
+  const abort = new AbortController();
+  running.push(abort);
+  if (options.start ?? true) void recorder.run(abort.signal);
+  const bodies = () => kube.requests.map((r) => r.body as Record<string, unknown>);
+  const writes = () => kube.requests.map((r) => r.method);
+  return { kube, clock, dropped, recorder, abort, bodies, writes };
+}
+
+describe("EventRecorder", () => {
+  it("creates an event as a kubelet does", async () => {
+    const { recorder, kube } = setup();
+    recorder.event(pod, "Normal", "Started", "Started container app");
+    await settle();
+    expect(kube.requests[0]).toMatchObject({ method: "POST", path: "/api/v1/namespaces/ns/events" });
+    expect(kube.requests[0]?.body).toEqual({
+      apiVersion: "v1",
+      kind: "Event",
+      metadata: { name: expect.stringMatching(/^web\.[0-9a-f]{16}$/), namespace: "ns" },
+      involvedObject: { apiVersion: "v1", kind: "Pod", namespace: "ns", name: "web", uid: "u1", resourceVersion: "7" },
+      type: "Normal",
+      reason: "Started",
+      message: "Started container app",
+      source: { component: "kubelet", host: "node-1" },
+      firstTimestamp: "2026-01-01T00:00:00Z",
+      lastTimestamp: "2026-01-01T00:00:00Z",
+      count: 1,
+      reportingComponent: "kubelet",
+      reportingInstance: "node-1",
+    });
+  });
+
+  it("keeps events of objects without a namespace in the default namespace", async () => {
+    const { recorder, kube } = setup();
+    recorder.event({ apiVersion: "v1", kind: "Node", name: "node-1", uid: "node-1" }, "Normal", "Starting", "x");
+    await settle();
+    expect(kube.requests[0]?.path).toBe("/api/v1/namespaces/default/events");
+  });
+
+  it("counts a repeated event up instead of creating it again", async () => {
+    const { recorder, kube, clock, writes } = setup();
+    for (let i = 0; i < 3; i++) {
+      recorder.event(pod, "Warning", "BackOff", "Back-off restarting");
+      await clock.advance(1_000);
+    }
+    expect(writes()).toEqual(["POST", "PATCH", "PATCH"]);
+    const { name } = (kube.requests[0]?.body as { metadata: { name: string } }).metadata;
+    expect(kube.requests[2]).toMatchObject({
+      path: `/api/v1/namespaces/ns/events/${name}`,
+      body: { count: 3, lastTimestamp: "2026-01-01T00:00:02Z" },
+    });
+  });
+
+  it("creates the event anew when the one to count up has expired", async () => {
+    const { recorder, kube, writes } = setup();
+    recorder.event(pod, "Normal", "Pulled", "x");
+    await settle();
+    kube.answer = (request: KubeRequest) => {
+      if (request.method === "PATCH") throw apiError(404, "NotFound");
+      return {};
+    };
+    recorder.event(pod, "Normal", "Pulled", "x");
+    await settle();
+    expect(writes()).toEqual(["POST", "PATCH", "POST"]);
+  });
+
+  it("combines many similar events into one", async () => {
+    const { recorder, bodies, writes } = setup();
+    for (let i = 0; i < 12; i++) recorder.event(pod, "Warning", "Failed", `attempt ${i}`);
+    await settle(20);
+    expect(writes()).toEqual([...Array<string>(10).fill("POST"), "PATCH", "PATCH"]);
+    expect(bodies()[8]?.["message"]).toBe("attempt 8");
+    expect(bodies()[9]?.["message"]).toBe("(combined from similar events): attempt 9");
+    expect(bodies()[11]).toMatchObject({ count: 3, message: "(combined from similar events): attempt 11" });
+  });
+
+  it("cuts an object off after 25 events and lets one through every five minutes", async () => {
+    const { recorder, kube, clock, dropped } = setup();
+    for (let i = 0; i < 30; i++) recorder.event(pod, "Normal", "Same", "x");
+    await settle(40);
+    expect(kube.requests).toHaveLength(25);
+    expect(dropped).toEqual(Array(5).fill("spam"));
+    recorder.event({ ...pod, metadata: { ...pod.metadata, name: "other", uid: "u2" } }, "Normal", "Same", "x");
+    await clock.advance(300_000);
+    recorder.event(pod, "Normal", "Same", "x");
+    await settle();
+    expect(kube.requests).toHaveLength(27);
+  });
+
+  it("drops events beyond the queue's limit instead of making anybody wait", () => {
+    const { recorder, dropped } = setup({ start: false, limits: { queue: 2 } });
+    for (let i = 0; i < 3; i++) recorder.event(pod, "Normal", "R", `m${i}`);
+    expect(recorder.depth).toBe(2);
+    expect(dropped).toEqual(["queue_full"]);
+  });
+
+  it("sends no more than its rate allows", async () => {
+    const { recorder, kube, clock } = setup({ limits: { perSecond: 10, burst: 2 } });
+    for (let i = 0; i < 5; i++) recorder.event(pod, "Normal", `R${i}`, "m");
+    await settle(20);
+    expect(kube.requests).toHaveLength(2);
+    await clock.advance(250);
+    expect(kube.requests).toHaveLength(4);
+  });
+
+  it("gives up at once on an event that the server refuses", async () => {
+    const { recorder, kube, dropped } = setup();
+    kube.answer = () => {
+      throw apiError(403, "Forbidden", { details: { causes: [{ reason: "NamespaceTerminating" }] } });
+    };
+    recorder.event(pod, "Normal", "R", "m");
+    await settle();
+    expect(kube.requests).toHaveLength(1);
+    expect(dropped).toEqual(["rejected"]);
+  });
+
+  it("holds events back while the API server is away and sends them when it is back", async () => {
+    const { recorder, kube, clock, dropped } = setup();
+    kube.answer = () => {
+      throw apiError(0, "ConnectionRefused");
+    };
+    recorder.event(pod, "Normal", "R", "m");
+    await clock.advance(5_000);
+    kube.answer = () => ({});
+    await clock.advance(10_000);
+    expect(dropped).toEqual([]);
+    expect(recorder.depth).toBe(0);
+    const sent = kube.requests.length;
+    await clock.advance(60_000);
+    expect(kube.requests).toHaveLength(sent);
+  });
+
+  it("flushes what is queued", async () => {
+    const { recorder, kube } = setup();
+    recorder.event(pod, "Normal", "A", "m");
+    recorder.event(pod, "Normal", "B", "m");
+    await recorder.flush(new AbortController().signal);
+    expect(kube.requests).toHaveLength(2);
+    await recorder.flush(new AbortController().signal);
+  });
+
+  it("stops flushing when told to", async () => {
+    const { recorder } = setup({ start: false });
+    recorder.event(pod, "Normal", "A", "m");
+    const abort = new AbortController();
+    const flushing = recorder.flush(abort.signal);
+    abort.abort(new Error("late"));
+    await expect(flushing).rejects.toThrow("late");
+  });
+});

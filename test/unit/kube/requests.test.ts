@@ -1,0 +1,141 @@
+import { mkdtempSync, rmSync, writeFileSync } from "node:fs";
+import { tmpdir } from "node:os";
+import { join } from "node:path";
+import { describe, expect, it, onTestFinished } from "vitest";
+import { CredentialSource, loadKubeConfig } from "../../../src/kube/credentials.ts";
+import { jsonPatch, pointer, podStatusPatch, strategicPatch } from "../../../src/kube/patch.ts";
+import { selfSubjectAccessReview, subjectAccessReview, tokenReview } from "../../../src/kube/reviews.ts";
+import { requestToken } from "../../../src/kube/tokens.ts";
+import type { Pod } from "../../../src/kube/wire.ts";
+import { systemClock } from "../../../src/util/clock.ts";
+import { ScriptedKube } from "../../support/scripted-kube.ts";
+
+const live = () => new AbortController().signal;
+
+describe("a pod status patch", () => {
+  const pod: Pod = {
+    metadata: { namespace: "ns", name: "a", uid: "u", resourceVersion: "7" },
+    status: { phase: "Running", message: "old", qosClass: "Burstable", nominatedNodeName: "n" },
+  };
+
+  it("is for exactly this UID and resourceVersion", () => {
+    const patch = podStatusPatch(pod, { phase: "Running" });
+    expect(patch).toMatchObject({
+      method: "PATCH",
+      path: "/api/v1/namespaces/ns/pods/a/status",
+      contentType: "application/merge-patch+json",
+      body: { metadata: { uid: "u", resourceVersion: "7" } },
+    });
+  });
+
+  it("removes the kubelet's own fields that are gone and leaves the others alone", () => {
+    expect(podStatusPatch(pod, { phase: "Failed" }).body).toMatchObject({ status: { phase: "Failed", message: null } });
+    const { status } = podStatusPatch(pod, { phase: "Failed" }).body as { status: object };
+    expect(Object.keys(status).toSorted()).toEqual(["message", "phase"]);
+  });
+});
+
+describe("patches", () => {
+  it("name their kind", () => {
+    expect(strategicPatch("/p", {}).contentType).toBe("application/strategic-merge-patch+json");
+    expect(jsonPatch("/p", [{ op: "remove", path: "/a" }]).contentType).toBe("application/json-patch+json");
+  });
+
+  it("escape keys in pointers", () => {
+    expect(pointer("status", "capacity", "example.com/a~b", 0)).toBe("/status/capacity/example.com~1a~0b/0");
+  });
+});
+
+describe("tokens and reviews", () => {
+  it("ask for a token that dies with its pod", async () => {
+    const kube = new ScriptedKube();
+    kube.answer = () => ({ status: { token: "t", expirationTimestamp: "2026-01-01T01:00:00Z" } });
+    const request = {
+      namespace: "ns",
+      serviceAccount: "sa",
+      audiences: ["x"],
+      expirationSeconds: 3607,
+      pod: { name: "p", uid: "u" },
+    };
+    expect(await requestToken(kube, request, live())).toEqual({
+      token: "t",
+      expirationTimestamp: "2026-01-01T01:00:00Z",
+    });
+    expect(kube.requests[0]).toMatchObject({
+      method: "POST",
+      path: "/api/v1/namespaces/ns/serviceaccounts/sa/token",
+      body: {
+        spec: { audiences: ["x"], expirationSeconds: 3607, boundObjectRef: { kind: "Pod", name: "p", uid: "u" } },
+      },
+    });
+  });
+
+  it("tell who a token belongs to, and nothing for a token that is not accepted", async () => {
+    const kube = new ScriptedKube();
+    kube.answer = () => ({ status: { authenticated: true, user: { username: "jo", groups: ["g"] } } });
+    expect(await tokenReview(kube, { token: "t" }, live())).toEqual({ username: "jo", groups: ["g"] });
+    kube.answer = () => ({ status: { authenticated: false, user: { username: "jo" } } });
+    expect(await tokenReview(kube, { token: "t" }, live())).toBeUndefined();
+  });
+
+  it("ask for resource and for path access of a user", async () => {
+    const kube = new ScriptedKube();
+    kube.answer = () => ({ status: { allowed: true, reason: "rbac" } });
+    const user = { username: "jo", groups: ["g"] };
+    const attributes = { verb: "get", resource: "nodes", subresource: "proxy", name: "n" };
+    expect(await subjectAccessReview(kube, { user, attributes }, live())).toEqual({ allowed: true, reason: "rbac" });
+    await subjectAccessReview(kube, { user, path: "/healthz", verb: "get" }, live());
+    expect(kube.requests.map((r) => (r.body as { spec: object }).spec)).toEqual([
+      { user: "jo", groups: ["g"], resourceAttributes: attributes },
+      { user: "jo", groups: ["g"], nonResourceAttributes: { path: "/healthz", verb: "get" } },
+    ]);
+  });
+
+  it("take anything but a clear yes for a no", async () => {
+    const kube = new ScriptedKube();
+    for (const status of [undefined, {}, { allowed: false }, { allowed: true, denied: true }]) {
+      kube.answer = () => ({ status });
+      expect((await selfSubjectAccessReview(kube, { verb: "get", resource: "pods" }, live())).allowed).toBe(false);
+    }
+  });
+});
+
+describe("a kubeconfig", () => {
+  function file(text: string): string {
+    const folder = mkdtempSync(join(tmpdir(), "kubeconfig-"));
+    onTestFinished(() => rmSync(folder, { recursive: true }));
+    const path = join(folder, "config");
+    writeFileSync(path, text);
+    return path;
+  }
+  const config = (user: object) =>
+    JSON.stringify({
+      "current-context": "c",
+      clusters: [{ name: "k", cluster: { server: "http://127.0.0.1:1/" } }],
+      users: [{ name: "u", user }],
+      contexts: [{ name: "c", context: { cluster: "k", user: "u" } }],
+    });
+
+  it("gives the server and the token", async () => {
+    const source = new CredentialSource(loadKubeConfig({ path: file(config({ token: "t" })) }), systemClock);
+    expect(await source.get()).toMatchObject({ server: "http://127.0.0.1:1", headers: { authorization: "Bearer t" } });
+  });
+
+  it("may name a token file beside it, as client-go's tokenFile", async () => {
+    const path = file(config({ tokenFile: "token" }));
+    writeFileSync(join(path, "..", "token"), "from-file\n");
+    const source = new CredentialSource(loadKubeConfig({ path }), systemClock);
+    expect((await source.get()).headers).toEqual({ authorization: "Bearer from-file" });
+  });
+
+  it("that cannot be read is named", () => {
+    expect(() => loadKubeConfig({ path: "/nowhere/config" })).toThrow(
+      /Cannot load the kubeconfig \/nowhere\/config: ENOENT/,
+    );
+  });
+
+  it("without the wanted context says which there are", () => {
+    const path = file(config({}));
+    expect(() => loadKubeConfig({ path, context: "prod" })).toThrow(/no usable context "prod" \(contexts: c\)/);
+  });
+});

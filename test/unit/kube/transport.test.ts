@@ -1,0 +1,467 @@
+import { mkdtempSync, rmSync, writeFileSync } from "node:fs";
+import { tmpdir } from "node:os";
+import { join } from "node:path";
+import { afterEach, beforeEach, describe, expect, it } from "vitest";
+import { KubeTransport, type KubeTransportOptions } from "../../../src/kube/transport.ts";
+import { KubeApiError, isConflict, isGone, isNotFound } from "../../../src/kube/errors.ts";
+import { silentLogger } from "../../../src/telemetry/logger.ts";
+import { systemClock, type Clock } from "../../../src/util/clock.ts";
+import { KubeServer, failure, json, type Handler } from "../../support/kube-server.ts";
+import { caCert, clientCert, clientKey, serverCert, serverKey } from "../../support/tls.ts";
+
+const b64 = (text: string) => Buffer.from(text).toString("base64");
+const live = () => new AbortController().signal;
+
+/** Real time, except that sleeping is noted and takes none. */
+function noWait(): Clock & { slept: number[] } {
+  const slept: number[] = [];
+  return {
+    ...systemClock,
+    slept,
+    sleep: async (ms) => {
+      slept.push(ms);
+    },
+  };
+}
+
+const open: { close(): Promise<void> }[] = [];
+let folder: string;
+beforeEach(() => {
+  folder = mkdtempSync(join(tmpdir(), "kube-transport-"));
+});
+afterEach(async () => {
+  for (const thing of open.splice(0).reverse()) await thing.close();
+  rmSync(folder, { recursive: true });
+});
+
+async function serve(handler?: Handler, tls?: object) {
+  const server = await KubeServer.start(handler, tls);
+  open.push({ close: () => server.stop() });
+  return server;
+}
+
+function connect(
+  server: KubeServer,
+  options: Partial<KubeTransportOptions> & { user?: object; cluster?: object } = {},
+) {
+  const { user, cluster, ...rest } = options;
+  const kube = new KubeTransport({
+    kubeConfig: server.kubeConfig({ ...(user && { user }), ...(cluster && { cluster }) }),
+    clock: systemClock,
+    logger: silentLogger,
+    ...rest,
+  });
+  open.push({ close: () => kube.close() });
+  return kube;
+}
+
+const failureOf = async (promise: Promise<unknown>): Promise<KubeApiError> => {
+  const thrown = await promise.then(
+    () => undefined,
+    (error: unknown) => error,
+  );
+  expect(thrown).toBeInstanceOf(KubeApiError);
+  return thrown as KubeApiError;
+};
+
+const get = (path = "/api/v1/pods") => ({ method: "GET" as const, path, signal: live() });
+
+describe("a request", () => {
+  it("carries query, body, content type, version and credentials", async () => {
+    const server = await serve();
+    const kube = connect(server, { user: { token: "secret" }, version: "9.9.9" });
+    await kube.request({
+      method: "PATCH",
+      path: "/api/v1/nodes/a",
+      query: { dryRun: "All", limit: 5, absent: undefined },
+      body: { a: 1 },
+      contentType: "application/merge-patch+json",
+      signal: live(),
+    });
+    const [received] = server.received;
+    expect(received).toMatchObject({ method: "PATCH", url: "/api/v1/nodes/a?dryRun=All&limit=5", body: '{"a":1}' });
+    expect(received?.headers).toMatchObject({
+      authorization: "Bearer secret",
+      "content-type": "application/merge-patch+json",
+      "user-agent": "vmlet/9.9.9",
+    });
+  });
+
+  it("impersonates the user and every group when told to", async () => {
+    const server = await serve();
+    await connect(server, { impersonate: { user: "system:node:n", groups: ["system:nodes", "other"] } }).request(get());
+    expect(server.received[0]?.headers).toMatchObject({
+      "impersonate-user": "system:node:n",
+      "impersonate-group": "system:nodes, other",
+    });
+  });
+
+  it("drops managedFields of objects and of list items", async () => {
+    const managedFields = [{ manager: "x" }];
+    const server = await serve((_r, reply) =>
+      json(reply, 200, { metadata: { managedFields }, items: [{ metadata: { name: "a", managedFields } }] }),
+    );
+    const reply = await connect(server).request(get());
+    expect(reply).toEqual({ metadata: {}, items: [{ metadata: { name: "a" } }] });
+  });
+
+  it("reuses its connections", async () => {
+    const server = await serve();
+    const kube = connect(server);
+    for (let i = 0; i < 20; i++) await kube.request(get());
+    // A connection comes back to the pool a moment after its reply, so two may take turns.
+    expect(server.connections).toBeLessThanOrEqual(2);
+  });
+
+  it("has a connection for the lease that calls cannot occupy", async () => {
+    const waiting: (() => void)[] = [];
+    const server = await serve((request, reply) => {
+      if (request.url === "/lease") json(reply, 200, { ok: true });
+      else waiting.push(() => json(reply, 200, {}));
+    });
+    const kube = connect(server, { connections: 2, rateLimit: { perSecond: 0.001, burst: 3 } });
+    const calls = [1, 2, 3].map(() => kube.request(get("/slow")));
+    expect(await kube.request({ ...get("/lease"), lane: "lease" })).toEqual({ ok: true });
+    await expect.poll(() => waiting.length).toBe(2);
+    for (const finish of waiting) finish();
+    await expect.poll(() => waiting.length).toBe(3);
+    waiting[2]!();
+    await Promise.all(calls);
+  });
+});
+
+describe("a failure", () => {
+  it("is an error with the status, the reason and the server's words", async () => {
+    const server = await serve((_r, reply) => json(reply, 404, failure(404, "NotFound", 'pods "x" not found')));
+    const error = await failureOf(connect(server, { user: { token: "secret" } }).request(get()));
+    expect(error).toMatchObject({ code: "KUBE_API", status: 404, reason: "NotFound", retryable: false });
+    expect(error.message).toBe('GET /api/v1/pods: 404 pods "x" not found');
+    expect(isNotFound(error)).toBe(true);
+    expect(JSON.stringify(error) + error.stack).not.toContain("secret");
+  });
+
+  it.each([
+    [409, "Conflict", isConflict, true],
+    [409, "AlreadyExists", isConflict, false],
+    [410, "Expired", isGone, true],
+    [500, "InternalError", isGone, false],
+  ] as const)("%i %s is told apart", async (status, reason, guard, expected) => {
+    const server = await serve((_r, reply) => json(reply, status, failure(status, reason)));
+    expect(guard(await failureOf(connect(server).request(get())))).toBe(expected);
+  });
+
+  it("keeps plain text of a proxy as the message", async () => {
+    const server = await serve((_r, reply) => reply.writeHead(502).end("bad gateway\n"));
+    const error = await failureOf(connect(server).request(get()));
+    expect(error).toMatchObject({ status: 502, retryable: true, message: "GET /api/v1/pods: 502 bad gateway" });
+  });
+
+  it("says that nobody listens", async () => {
+    const server = await serve();
+    const kube = connect(server);
+    await server.stop();
+    const error = await failureOf(kube.request(get()));
+    expect(error).toMatchObject({ status: 0, reason: "ConnectionRefused", retryable: true });
+    expect(error.message).toMatch(/^GET \/api\/v1\/pods: connect ECONNREFUSED 127/);
+  });
+
+  it("refuses a reply that is not JSON", async () => {
+    const server = await serve((_r, reply) => reply.end("<html>"));
+    expect(await failureOf(connect(server).request(get()))).toMatchObject({ status: 0, reason: "Malformed" });
+  });
+
+  it("refuses a reply beyond the byte limit", async () => {
+    const server = await serve((_r, reply) => json(reply, 200, { text: "x".repeat(2000) }));
+    const error = await failureOf(connect(server, { maxReplyBytes: 1000 }).request(get()));
+    expect(error).toMatchObject({ status: 0, reason: "Malformed" });
+  });
+
+  it("ends a request that is not answered in time", async () => {
+    const server = await serve(() => {});
+    const error = await failureOf(connect(server).request({ ...get(), timeoutMs: 50 }));
+    expect(error).toMatchObject({ status: 0, reason: "Timeout" });
+  });
+
+  it("ends a request whose reply stalls half-way", async () => {
+    const server = await serve((_r, reply) => void reply.writeHead(200, { "content-length": "100" }).write("{"));
+    const error = await failureOf(connect(server).request({ ...get(), timeoutMs: 50 }));
+    expect(error).toMatchObject({ status: 0, reason: "Timeout" });
+  });
+
+  it("gives the caller's own reason when the caller aborts", async () => {
+    const caller = new AbortController();
+    const server = await serve(() => caller.abort(new Error("shutting down")));
+    await expect(connect(server).request({ ...get(), signal: caller.signal })).rejects.toThrow("shutting down");
+  });
+});
+
+describe("repeating", () => {
+  const failing = (times: number, status: number, headers: Record<string, string>): Handler => {
+    let left = times;
+    return (_r, reply) =>
+      left-- > 0 ? json(reply, status, failure(status, "Busy"), headers) : json(reply, 200, { ok: true });
+  };
+
+  it("waits as long as Retry-After says", async () => {
+    const clock = noWait();
+    const kube = connect(await serve(failing(2, 429, { "retry-after": "7" })), { clock });
+    expect(await kube.request(get())).toEqual({ ok: true });
+    expect(clock.slept).toEqual([7000, 7000]);
+  });
+
+  it("gives up after ten times and tells when to come again", async () => {
+    const server = await serve(failing(100, 429, { "retry-after": "1" }));
+    const error = await failureOf(connect(server, { clock: noWait() }).request(get()));
+    expect(error).toMatchObject({ status: 429, retryAfterMs: 1000 });
+    expect(server.received).toHaveLength(11);
+  });
+
+  it("reports 429 at once when Retry-After lies beyond the time limit", async () => {
+    const server = await serve(failing(100, 429, { "retry-after": "60" }));
+    const error = await failureOf(connect(server).request(get()));
+    expect(error).toMatchObject({ status: 429, retryAfterMs: 60_000 });
+  });
+
+  it("never repeats a POST after 503", async () => {
+    const server = await serve(failing(1, 503, { "retry-after": "1" }));
+    const error = await failureOf(connect(server, { clock: noWait() }).request({ ...get(), method: "POST", body: {} }));
+    expect(error.status).toBe(503);
+    expect(server.received).toHaveLength(1);
+  });
+
+  it("repeats a GET once when the server closed a kept-alive connection", async () => {
+    const server = await serve((request, reply) => {
+      if (server.received.length === 2) request.socket.destroy();
+      else json(reply, 200, { ok: true });
+    });
+    const kube = connect(server);
+    await kube.request(get());
+    expect(await kube.request(get())).toEqual({ ok: true });
+    expect(server.received).toHaveLength(3);
+  });
+
+  it("does not repeat a POST whose connection was closed", async () => {
+    const server = await serve((request) => request.socket.destroy());
+    const error = await failureOf(connect(server).request({ ...get(), method: "POST", body: {} }));
+    expect(error).toMatchObject({ status: 0, reason: "Transport" });
+    expect(server.received).toHaveLength(1);
+  });
+});
+
+describe("the client-side rate limit", () => {
+  it("holds calls back beyond the burst", async () => {
+    const clock = noWait();
+    const kube = connect(await serve(), { clock, rateLimit: { perSecond: 10, burst: 2 } });
+    for (let i = 0; i < 3; i++) await kube.request(get());
+    expect(clock.slept).toHaveLength(1);
+    expect(clock.slept[0]).toBeGreaterThan(50);
+    expect(clock.slept[0]).toBeLessThanOrEqual(100);
+  });
+});
+
+describe("credentials", () => {
+  it("are read again after 401, and the request repeated", async () => {
+    const tokenFile = join(folder, "token");
+    writeFileSync(tokenFile, "old\n");
+    const server = await serve((request, reply) =>
+      request.headers.authorization === "Bearer new"
+        ? json(reply, 200, { ok: true })
+        : json(reply, 401, failure(401, "Unauthorized")),
+    );
+    const kube = connect(server, { user: { authProvider: { name: "tokenFile", config: { tokenFile } } } });
+    expect((await failureOf(kube.request(get()))).status).toBe(401);
+    writeFileSync(tokenFile, "new\n");
+    expect(await kube.request(get())).toEqual({ ok: true });
+  });
+
+  it("that cannot be read are reported as such, without a request", async () => {
+    const server = await serve();
+    const tokenFile = join(folder, "missing");
+    const kube = connect(server, { user: { authProvider: { name: "tokenFile", config: { tokenFile } } } });
+    const error = await failureOf(kube.request(get()));
+    expect(error.message).toContain("Cannot read the credentials for the API server");
+    expect(server.received).toHaveLength(0);
+  });
+
+  it("can be a user name and password", async () => {
+    const server = await serve();
+    await connect(server, { user: { username: "u", password: "p" } }).request(get());
+    expect(server.received[0]?.headers.authorization).toBe(`Basic ${b64("u:p")}`);
+  });
+
+  it("can be a client certificate, replaced on disk without a restart", async () => {
+    const tls = { cert: serverCert, key: serverKey, ca: caCert, requestCert: true, rejectUnauthorized: true };
+    const server = await serve(undefined, tls);
+    const [certFile, keyFile] = [join(folder, "crt"), join(folder, "key")];
+    writeFileSync(certFile, clientCert);
+    writeFileSync(keyFile, clientKey);
+    let skewMs = 0;
+    const clock: Clock = { ...systemClock, monotonic: () => systemClock.monotonic() + skewMs };
+    const kube = connect(server, { clock, user: { certFile, keyFile }, cluster: { caData: b64(caCert) } });
+    await kube.request(get());
+    writeFileSync(certFile, serverCert);
+    writeFileSync(keyFile, serverKey);
+    skewMs = 60_000;
+    await kube.request(get());
+    expect(server.connections).toBe(2);
+  });
+});
+
+describe("TLS", () => {
+  const tls = { cert: serverCert, key: serverKey };
+
+  it("accepts a server that the configured CA vouches for", async () => {
+    const server = await serve(undefined, tls);
+    await connect(server, { cluster: { caData: b64(caCert) } }).request(get());
+    expect(server.received).toHaveLength(1);
+  });
+
+  it("refuses a server of an unknown CA", async () => {
+    const server = await serve(undefined, tls);
+    const error = await failureOf(connect(server).request(get()));
+    expect(error).toMatchObject({ status: 0, reason: "Transport" });
+    expect(error.message).toMatch(/certificate/);
+    expect(server.received).toHaveLength(0);
+  });
+
+  it("checks the name that tls-server-name gives", async () => {
+    const server = await serve(undefined, tls);
+    const wrong = connect(server, { cluster: { caData: b64(caCert), tlsServerName: "kubernetes.default" } });
+    await failureOf(wrong.request(get()));
+    const right = connect(server, { cluster: { caData: b64(caCert), tlsServerName: "localhost" } });
+    await right.request(get());
+    expect(server.received).toHaveLength(1);
+  });
+});
+
+describe("a watch", () => {
+  const event = (type: string, name: string, extra: object = {}) =>
+    `${JSON.stringify({ type, object: { metadata: { name, ...extra } } })}\n`;
+  const watch = (kube: KubeTransport, signal = live()) =>
+    kube.watch<{ metadata: { name: string } }>({ path: "/api/v1/pods", query: { resourceVersion: "5" }, signal });
+  const collect = async (events: AsyncIterable<unknown>) => {
+    const all: unknown[] = [];
+    for await (const e of events) all.push(e);
+    return all;
+  };
+
+  it("yields events until the server ends it", async () => {
+    const server = await serve(
+      (_r, reply) => void reply.end(event("ADDED", "a", { managedFields: [] }) + event("DELETED", "b")),
+    );
+    expect(await collect(watch(connect(server)))).toEqual([
+      { type: "ADDED", object: { metadata: { name: "a" } } },
+      { type: "DELETED", object: { metadata: { name: "b" } } },
+    ]);
+    expect(server.received[0]?.url).toBe("/api/v1/pods?resourceVersion=5&watch=true");
+  });
+
+  it("joins events that are cut anywhere, even within a character", async () => {
+    const bytes = Buffer.from(event("ADDED", "nœud-🚀"));
+    const server = await serve(async (_r, reply) => {
+      for (const byte of bytes) {
+        reply.write(Buffer.of(byte));
+        await new Promise((resolve) => setImmediate(resolve));
+      }
+      reply.end();
+    });
+    expect(await collect(watch(connect(server)))).toEqual([
+      { type: "ADDED", object: { metadata: { name: "nœud-🚀" } } },
+    ]);
+  });
+
+  it.each([
+    ["ends within an event", `${event("ADDED", "a")}{"type":"ADD`],
+    ["sends a line that is not JSON", `${event("ADDED", "a")}oops\n`],
+    ["sends an event beyond the limit", event("ADDED", "a") + event("ADDED", "x".repeat(2000))],
+  ])("breaks when the server %s, after what was whole", async (_name, body) => {
+    const server = await serve((_r, reply) => void reply.end(body));
+    const seen: unknown[] = [];
+    const error = await failureOf(
+      (async () => {
+        for await (const e of watch(connect(server, { maxEventBytes: 1000 }))) seen.push(e);
+      })(),
+    );
+    expect(error).toMatchObject({ status: 0, reason: "Malformed" });
+    expect(seen).toHaveLength(1);
+  });
+
+  it("breaks with a transport fault when the connection is reset", async () => {
+    const server = await serve((request, reply) => {
+      reply.write(event("ADDED", "a"));
+      setImmediate(() => request.socket.resetAndDestroy());
+    });
+    expect(await failureOf(collect(watch(connect(server))))).toMatchObject({ status: 0, reason: "Transport" });
+  });
+
+  it("fails to open with the server's status", async () => {
+    const server = await serve((_r, reply) => json(reply, 410, failure(410, "Expired")));
+    expect(isGone(await failureOf(collect(watch(connect(server)))))).toBe(true);
+  });
+
+  it("fails when the server does not open it in time", async () => {
+    const server = await serve(() => {});
+    const error = await failureOf(collect(watch(connect(server, { timeoutMs: 50 }))));
+    expect(error).toMatchObject({ status: 0, reason: "Timeout" });
+  });
+
+  it("may be silent for longer than a request may take", async () => {
+    let finish = () => {};
+    const server = await serve((_r, reply) => {
+      reply.write(event("ADDED", "a"));
+      finish = () => void reply.end(event("ADDED", "b"));
+    });
+    const seen: unknown[] = [];
+    const done = (async () => {
+      for await (const e of watch(connect(server, { timeoutMs: 200 }))) seen.push(e);
+    })();
+    await expect.poll(() => seen.length).toBe(1);
+    // Silence itself is under test here.
+    await systemClock.sleep(300);
+    finish();
+    await done;
+    expect(seen).toHaveLength(2);
+  });
+
+  it("closes its connection when the consumer stops", async () => {
+    let closed = false;
+    const server = await serve((request, reply) => {
+      request.socket.on("close", () => {
+        closed = true;
+      });
+      reply.write(event("ADDED", "a"));
+    });
+    for await (const _event of watch(connect(server))) break;
+    await expect.poll(() => closed).toBe(true);
+  });
+
+  it("ends with the caller's reason on abort", async () => {
+    const caller = new AbortController();
+    const server = await serve((_r, reply) => void reply.write(event("ADDED", "a")));
+    const consume = async () => {
+      for await (const _event of watch(connect(server), caller.signal)) caller.abort(new Error("enough"));
+    };
+    await expect(consume()).rejects.toThrow("enough");
+  });
+
+  it("holds the server back while the consumer is slow", async () => {
+    let written = 0;
+    const line = event("ADDED", "x".repeat(64 * 1024));
+    const server = await serve((_r, reply) => {
+      const more = () => {
+        while (written < 2000 && !reply.destroyed) {
+          written++;
+          if (!reply.write(line)) return void reply.once("drain", more);
+        }
+        reply.end();
+      };
+      more();
+    });
+    const events = watch(connect(server))[Symbol.asyncIterator]();
+    await events.next();
+    let before = -1;
+    await expect.poll(() => before === (before = written), { interval: 200 }).toBe(true);
+    expect(written).toBeLessThan(1000);
+    await events.return?.(undefined);
+  });
+});
