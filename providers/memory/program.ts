@@ -1,0 +1,94 @@
+/**
+ * What runs "inside" a machine of the memory provider: a function instead of a process. It gets argv, streams and signals, and
+ * returns an exit code. All time passes on the injected clock.
+ */
+import type { Clock } from "../../src/util/clock.ts";
+
+export interface ProgramIo {
+  readonly argv: readonly string[];
+  readonly env: Readonly<Record<string, string>>;
+  readonly clock: Clock;
+  readonly stdin: AsyncIterable<Buffer>;
+  /** Resolves when the reader took the bytes. */
+  write(stream: "stdout" | "stderr", bytes: Buffer): Promise<void>;
+  /** Calls `handler` when the stop signal comes. Without a handler the program ends with 143 at once. */
+  onStop(handler: () => void): void;
+  /** Calls `handler` when the program is killed and nobody listens to it any more. */
+  onKill(handler: () => void): void;
+  /** The terminal's size. */
+  size(): { columns: number; rows: number };
+}
+
+/** @returns the exit code */
+export type Program = (io: ProgramIo) => Promise<number>;
+
+export const SIGTERM_EXIT = 143;
+export const SIGKILL_EXIT = 137;
+
+export interface ProgramStreams {
+  stdin: AsyncIterable<Buffer>;
+  write(stream: "stdout" | "stderr", bytes: Buffer): Promise<void>;
+}
+
+/** One run of a program. Ends once, with the first of: its return, the stop signal without a handler, a kill. */
+export class RunningProgram {
+  readonly #onExit: (exitCode: number) => void;
+  #stopHandler: (() => void) | undefined;
+  #killHandler: (() => void) | undefined;
+  #over = false;
+  #size = { columns: 80, rows: 24 };
+
+  /** Without a program it runs until it is stopped, which is what most containers do. */
+  constructor(
+    program: Program | undefined,
+    context: { argv: readonly string[]; env: Record<string, string>; clock: Clock; streams: ProgramStreams },
+    onExit: (exitCode: number) => void,
+  ) {
+    this.#onExit = onExit;
+    if (program === undefined) return;
+    program({
+      argv: context.argv,
+      env: context.env,
+      clock: context.clock,
+      stdin: context.streams.stdin,
+      write: (stream, bytes) => (this.#over ? Promise.resolve() : context.streams.write(stream, bytes)),
+      onStop: (handler) => {
+        this.#stopHandler = handler;
+      },
+      onKill: (handler) => {
+        this.#killHandler = handler;
+      },
+      size: () => this.#size,
+    }).then(
+      (exitCode) => this.#end(exitCode),
+      () => this.#end(1),
+    );
+  }
+
+  resize(columns: number, rows: number): void {
+    this.#size = { columns, rows };
+  }
+
+  stop(): void {
+    if (this.#over) return;
+    if (this.#stopHandler === undefined) this.exit(SIGTERM_EXIT);
+    else this.#stopHandler();
+  }
+
+  kill(): void {
+    this.exit(SIGKILL_EXIT);
+  }
+
+  /** Ends it from outside with a code of the caller's choice. */
+  exit(exitCode: number): void {
+    if (this.#over) return;
+    this.#end(exitCode);
+    this.#killHandler?.();
+  }
+
+  #end(exitCode: number): void {
+    if (this.#over) return;
+    this.#over = true;
+    this.#onExit(exitCode);
+  }
+}
