@@ -1,0 +1,34 @@
+#!/usr/bin/env node
+/**
+ * The command line. Each command lives in a file of its own and is loaded only when it is called, because loading all of
+ * them would cost every one of them a second.
+ */
+import { Command } from "commander";
+import { failWith } from "./exit.ts";
+import { VERSION } from "./version.ts";
+
+const program = new Command("vmlet")
+  .description("Turns any HTTP VM API into a Kubernetes node")
+  .version(VERSION, "-V, --version", "print the version")
+  .showHelpAfterError("(vmlet --help lists the commands)");
+
+type Build = () => Promise<Command>;
+const commands: Record<string, { summary: string; build: Build }> = {
+  run: { summary: "run the node agent", build: async () => (await import("./run.ts")).runCommand() },
+  check: { summary: "check configuration, permissions and backend", build: async () => (await import("./check.ts")).checkCommand() },
+  dev: { summary: "try it: a small cluster, a backend and the agent in one process", build: async () => (await import("./dev.ts")).devCommand() },
+  backend: { summary: "run the reference backend", build: async () => (await import("./backend.ts")).backendCommand() },
+  conformance: { summary: "hold a Machine API to its contract", build: async () => (await import("./conformance.ts")).conformanceCommand() },
+  version: { summary: "print the version", build: async () => (await import("./version.ts")).versionCommand() },
+};
+
+const wanted = process.argv.slice(2).find((argument) => !argument.startsWith("-"));
+for (const [name, { summary, build }] of Object.entries(commands)) {
+  program.addCommand(name === wanted ? (await build()).description(summary) : new Command(name).description(summary));
+}
+
+try {
+  await program.parseAsync();
+} catch (thrown) {
+  failWith(thrown);
+}

@@ -1,0 +1,44 @@
+/** From a provider's configuration to a provider: the one place that knows which providers ship with vmlet. */
+import { isAbsolute, resolve } from "node:path";
+import { pathToFileURL } from "node:url";
+import { HttpVmProvider } from "../../providers/http-vm/provider.ts";
+import { MemoryProvider } from "../../providers/memory/provider.ts";
+import { ConfigError } from "../config/load.ts";
+import type { ProviderConfig } from "../config/schema.ts";
+import type { Provider } from "../provider/provider.ts";
+import { parseDuration } from "../resources/duration.ts";
+import type { Logger } from "../telemetry/logger.ts";
+import type { Clock } from "../util/clock.ts";
+import type { Random } from "../util/random.ts";
+import { toError } from "../util/errors.ts";
+
+/** What a provider module exports: see providers/README.md. */
+interface ProviderModule {
+  createProvider?: (options: Record<string, unknown>) => Provider | Promise<Provider>;
+}
+
+/** @throws ConfigError when the provider cannot be made from its configuration */
+export async function createProvider(
+  config: ProviderConfig,
+  collaborators: { clock: Clock; random: Random; logger: Logger },
+): Promise<Provider> {
+  switch (config.type) {
+    case "http-vm":
+      return new HttpVmProvider({ ...config, ...collaborators });
+    case "memory":
+      return new MemoryProvider({ clock: collaborators.clock, startDelayMs: parseDuration(config.startDelay), runForMs: parseDuration(config.runFor) });
+    case "module": {
+      const path = config.module.startsWith(".") || isAbsolute(config.module) ? pathToFileURL(resolve(config.module)).href : config.module;
+      let module: ProviderModule;
+      try {
+        module = (await import(path)) as ProviderModule;
+      } catch (thrown) {
+        throw new ConfigError(`provider.module: cannot load ${config.module}: ${toError(thrown).message}`, { cause: thrown });
+      }
+      if (typeof module.createProvider !== "function") {
+        throw new ConfigError(`provider.module: ${config.module} does not export a function createProvider`);
+      }
+      return module.createProvider(config.options);
+    }
+  }
+}

@@ -1,0 +1,39 @@
+import { Command } from "commander";
+import { Agent } from "../agent.ts";
+import { loadConfig, type ConfigOverrides } from "../config/load.ts";
+import { createLogger } from "../telemetry/logger.ts";
+import { systemClock } from "../util/clock.ts";
+import { systemRandom } from "../util/random.ts";
+import { signalToStop } from "./exit.ts";
+import { createProvider } from "./providers.ts";
+import { VERSION } from "./version.ts";
+
+/** Flags that override the configuration file; `run` and `check` share them. */
+export function withConfigOptions(command: Command): Command {
+  return command
+    .requiredOption("-c, --config <file>", "configuration file")
+    .option("--kubeconfig <file>", "kubeconfig of the cluster (default: KUBECONFIG, ~/.kube/config, or the service account)")
+    .option("--cluster-id <id>", "tells clusters apart that share a backend")
+    .option("--node-name <name>", "name of the node, when the file lists one node")
+    .option("--node-address <ips>", "addresses of the node, separated by commas")
+    .option("--log-level <level>", "debug, info, warn or error");
+}
+
+export function runCommand(): Command {
+  return withConfigOptions(new Command("run")).action(async (flags: ConfigOverrides & { config: string }) => {
+    const { config: path, ...overrides } = flags;
+    const config = loadConfig(path, overrides);
+    const logger = createLogger({ level: config.logLevel });
+    const signal = signalToStop();
+    const agent = await Agent.create({
+      config,
+      createProvider: (provider) => createProvider(provider, { clock: systemClock, random: systemRandom, logger }),
+      clock: systemClock,
+      random: systemRandom,
+      logger,
+      version: VERSION,
+      signal,
+    });
+    await agent.run(signal);
+  });
+}
