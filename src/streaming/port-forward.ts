@@ -64,7 +64,7 @@ export async function servePortForward(
     return;
   }
   if (protocol.kind === "spdy") {
-    acceptSpdyUpgrade(upgrade.socket, protocol.name);
+    acceptSpdyUpgrade(upgrade, protocol.name);
     await serveSpdy(upgrade.socket, upgrade.head, target, limits, signal);
     return;
   }
@@ -193,10 +193,10 @@ async function serveChannels(
     try {
       const remote = await target.dial(port, gone.signal);
       remote.on("error", () => {});
-      await Promise.all([
-        new Promise<void>((resolve) => pipeline(remote as Readable, toClient, () => resolve())),
-        new Promise<void>((resolve) => pipeline(socket.readable(2 * index), remote as Writable, () => resolve())),
-      ]);
+      pipeline(socket.readable(2 * index), remote as Writable, () => {});
+      // This form has no half-close: the port's end is the connection's.
+      await new Promise<void>((resolve) => pipeline(remote as Readable, toClient, () => resolve()));
+      remote.destroy();
     } catch (thrown) {
       errors.write(forwardError(port, target, thrown));
     }

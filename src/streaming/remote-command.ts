@@ -112,7 +112,7 @@ async function acceptSpdy(
 
   const streams = new Map<string, SpdyStream>();
   const complete = Promise.withResolvers<void>();
-  acceptSpdyUpgrade(upgrade.socket, protocol);
+  acceptSpdyUpgrade(upgrade, protocol);
   const session = new SpdySession(upgrade.socket, upgrade.head, {
     clock: limits.clock,
     // error, stdin, stdout, stderr, resize; unknown types are accepted and ignored, as the kubelet does, but not many.

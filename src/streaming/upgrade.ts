@@ -10,6 +10,8 @@ export interface UpgradeRequest {
   socket: Duplex;
   /** Bytes behind the request's header that were read already. */
   head: Buffer;
+  /** Set once 101 was written: from then on a failure can only close the connection. */
+  answered: boolean;
 }
 
 /** The upgrade is refused with a plain HTTP reply; API servers and clients show its text. */
@@ -83,8 +85,9 @@ export function negotiateSpdyProtocol(request: IncomingMessage, supported: reado
 }
 
 /** Answers 101 for SPDY with the negotiated protocol. */
-export function acceptSpdyUpgrade(socket: Duplex, protocol: string): void {
-  socket.write(
+export function acceptSpdyUpgrade(upgrade: UpgradeRequest, protocol: string): void {
+  upgrade.answered = true;
+  upgrade.socket.write(
     `HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: SPDY/3.1\r\nX-Stream-Protocol-Version: ${protocol}\r\n\r\n`,
   );
 }

@@ -40,12 +40,12 @@ export function acceptWebSocketUpgrade(upgrade: UpgradeRequest, protocol: string
   const server = new WebSocketServer({ noServer: true, perMessageDeflate: false, maxPayload: MAX_MESSAGE_BYTES, clientTracking: false });
   if (protocol !== "") server.on("headers", (headers) => headers.push(`Sec-WebSocket-Protocol: ${protocol}`));
   return new Promise((resolve, reject) => {
-    server.on("wsClientError", (error) => {
-      reject(new UpgradeRefused(400, error.message));
-      socket.destroy();
-    });
+    server.on("wsClientError", (error) => reject(new UpgradeRefused(400, error.message)));
     socket.once("close", () => reject(new Error("the client closed the connection")));
-    server.handleUpgrade(request, socket, head, (webSocket) => resolve(webSocket));
+    server.handleUpgrade(request, socket, head, (webSocket) => {
+      upgrade.answered = true;
+      resolve(webSocket);
+    });
   });
 }
 

@@ -1,0 +1,276 @@
+/**
+ * Who asks, and may they? As the kubelet with webhook authentication and authorisation: a client certificate of the cluster's CA,
+ * else a bearer token through TokenReview; then SubjectAccessReview on the Node. There is no anonymous access, and whatever cannot
+ * be decided is refused.
+ */
+import { createHash } from "node:crypto";
+import type { IncomingMessage } from "node:http";
+import { TLSSocket } from "node:tls";
+import PQueue from "p-queue";
+import type { Kube } from "../kube/kube.ts";
+import { resourcePath } from "../kube/paths.ts";
+import { BEARER_PROTOCOL_PREFIX } from "../streaming/websocket.ts";
+import { headerList } from "../streaming/upgrade.ts";
+import type { Logger } from "../telemetry/logger.ts";
+import type { Metrics } from "../telemetry/metrics.ts";
+import type { Clock } from "../util/clock.ts";
+import { toError } from "../util/errors.ts";
+import { AnswerCache } from "./cache.ts";
+import { HttpError } from "./http-error.ts";
+
+export interface UserInfo {
+  name: string;
+  uid?: string;
+  groups: readonly string[];
+  extra?: Readonly<Record<string, readonly string[]>>;
+}
+
+/** What is asked of the authoriser: `verb` on `nodes/SUBRESOURCE`, of which any one that is allowed suffices. */
+export interface AccessAttributes {
+  verb: string;
+  subresources: readonly string[];
+}
+
+export interface AuthOptions {
+  nodeName: string;
+  kube: Kube;
+  clock: Clock;
+  logger: Logger;
+  metrics: Metrics;
+  /** False while there is no client CA: then a certificate proves nothing, whatever TLS says of it. */
+  acceptCertificates(): boolean;
+  /** Audiences that a token must be for; none means the API server's own. */
+  tokenAudiences?: readonly string[];
+  tokenTtlMs?: number;
+  allowTtlMs?: number;
+  denyTtlMs?: number;
+  /** Failures per second from one address before further tokens are not even looked at. */
+  failuresPerSecond?: number;
+  maxReviewsInFlight?: number;
+}
+
+const TOKEN_TTL_MS = 2 * 60_000;
+const BAD_TOKEN_TTL_MS = 10_000;
+const ALLOW_TTL_MS = 5 * 60_000;
+const DENY_TTL_MS = 30_000;
+const MAX_CACHED = 4096;
+const MAX_WAITING_REVIEWS = 256;
+/** The API server refuses longer ones, and they would fill the cache's hash for nothing. */
+const MAX_TOKEN_LENGTH = 16 * 1024;
+
+interface TokenReview {
+  status?: {
+    authenticated?: boolean;
+    user?: { username?: string; uid?: string; groups?: string[]; extra?: Record<string, string[]> };
+    audiences?: string[];
+  };
+}
+
+export class Authenticator {
+  readonly #options: AuthOptions;
+  /** By hash of the token, so that no token stays in memory. `null`: not a valid one. */
+  readonly #tokens: AnswerCache<{ user: UserInfo | null }>;
+  readonly #reviews: Reviews;
+  readonly #failures: FailureCounter;
+
+  constructor(options: AuthOptions, reviews: Reviews) {
+    this.#options = options;
+    this.#reviews = reviews;
+    this.#tokens = new AnswerCache({ clock: options.clock, maxEntries: MAX_CACHED });
+    this.#failures = new FailureCounter(options.clock, options.failuresPerSecond ?? 10);
+  }
+
+  /** @throws HttpError 401, 429 after too many failures of one address, 503 when the API server cannot be asked */
+  async authenticate(request: IncomingMessage): Promise<UserInfo> {
+    const byCertificate = this.#options.acceptCertificates() ? certificateUser(request) : undefined;
+    const user = byCertificate ?? (await this.#tokenUser(request));
+    this.#options.metrics.authnDecisions.inc({ result: "allowed" });
+    return user;
+  }
+
+  async #tokenUser(request: IncomingMessage): Promise<UserInfo> {
+    const address = request.socket.remoteAddress ?? "";
+    const token = bearerToken(request);
+    if (token === undefined || token.length > MAX_TOKEN_LENGTH) throw this.#denied();
+    const key = createHash("sha256").update(token).digest("base64");
+    // Known tokens are answered even to an address that others misuse; only unknown ones cost a review. Each is counted as a
+    // failure until it turns out to be none, so that a burst cannot pass before the first answer is back.
+    const isNew = !this.#tokens.knows(key);
+    if (isNew && !this.#failures.count(address)) {
+      this.#options.metrics.authnDecisions.inc({ result: "limited" });
+      throw new HttpError(429, "Too many failed authentications", [["Retry-After", "1"]]);
+    }
+    let answer: { user: UserInfo | null };
+    try {
+      answer = await this.#tokens.get(key, () => this.#review(token), ({ user }) => (user ? (this.#options.tokenTtlMs ?? TOKEN_TTL_MS) : BAD_TOKEN_TTL_MS));
+    } catch (thrown) {
+      if (thrown instanceof HttpError) throw thrown;
+      this.#options.metrics.authnDecisions.inc({ result: "error" });
+      this.#options.logger.warn({ err: toError(thrown).message }, "token review failed, request refused");
+      throw new HttpError(503, "Authentication is unavailable: the API server cannot be asked");
+    }
+    if (answer.user === null) throw this.#denied();
+    if (isNew) this.#failures.forgive(address);
+    return answer.user;
+  }
+
+  #denied(): HttpError {
+    this.#options.metrics.authnDecisions.inc({ result: "denied" });
+    return new HttpError(401, "Unauthorized");
+  }
+
+  async #review(token: string): Promise<{ user: UserInfo | null }> {
+    const audiences = this.#options.tokenAudiences;
+    const { status } = await this.#reviews.post<TokenReview>("authentication.k8s.io", "TokenReview", "tokenreviews", {
+      token,
+      ...(audiences?.length && { audiences }),
+    });
+    const name = status?.user?.username;
+    if (!status?.authenticated || !name) return { user: null };
+    if (audiences?.length && !audiences.some((audience) => status.audiences?.includes(audience))) return { user: null };
+    const { uid, groups, extra } = status.user!;
+    return { user: { name, groups: groups ?? [], ...(uid && { uid }), ...(extra && { extra }) } };
+  }
+}
+
+export class Authorizer {
+  readonly #options: AuthOptions;
+  readonly #reviews: Reviews;
+  readonly #decisions: AnswerCache<boolean>;
+
+  constructor(options: AuthOptions, reviews: Reviews) {
+    this.#options = options;
+    this.#reviews = reviews;
+    this.#decisions = new AnswerCache({ clock: options.clock, maxEntries: MAX_CACHED });
+  }
+
+  /** @throws HttpError 403, or 503 when the API server cannot be asked */
+  async authorize(user: UserInfo, access: AccessAttributes): Promise<void> {
+    const { metrics, logger } = this.#options;
+    for (const subresource of access.subresources) {
+      let allowed: boolean;
+      try {
+        allowed = await this.#isAllowed(user, access.verb, subresource);
+      } catch (thrown) {
+        if (thrown instanceof HttpError) throw thrown;
+        metrics.authzDecisions.inc({ result: "error" });
+        logger.warn({ err: toError(thrown).message, user: user.name }, "access review failed, request refused");
+        throw new HttpError(503, `Authorization error (user=${user.name}, verb=${access.verb}, resource=nodes, subresource=${subresource})`);
+      }
+      if (allowed) {
+        metrics.authzDecisions.inc({ result: "allowed" });
+        return;
+      }
+    }
+    metrics.authzDecisions.inc({ result: "denied" });
+    throw new HttpError(
+      403,
+      `Forbidden (user=${user.name}, verb=${access.verb}, resource=nodes, subresource(s)=[${access.subresources.join(" ")}])\n`,
+    );
+  }
+
+  #isAllowed(user: UserInfo, verb: string, subresource: string): Promise<boolean> {
+    const key = createHash("sha256").update(JSON.stringify([user, verb, subresource])).digest("base64");
+    const { allowTtlMs = ALLOW_TTL_MS, denyTtlMs = DENY_TTL_MS } = this.#options;
+    return this.#decisions.get(
+      key,
+      async () => {
+        const { status } = await this.#reviews.post<{ status?: { allowed?: boolean } }>(
+          "authorization.k8s.io",
+          "SubjectAccessReview",
+          "subjectaccessreviews",
+          {
+            user: user.name,
+            groups: user.groups,
+            ...(user.uid && { uid: user.uid }),
+            ...(user.extra && { extra: user.extra }),
+            resourceAttributes: { verb, version: "v1", resource: "nodes", subresource, name: this.#options.nodeName },
+          },
+        );
+        return status?.allowed === true;
+      },
+      (allowed) => (allowed ? allowTtlMs : denyTtlMs),
+    );
+  }
+}
+
+/** Reviews sent to the API server, a bounded number at a time: an attacker must not reach it through us. */
+export class Reviews {
+  readonly #kube: Kube;
+  readonly #queue: PQueue;
+
+  constructor(kube: Kube, maxInFlight: number) {
+    this.#kube = kube;
+    this.#queue = new PQueue({ concurrency: maxInFlight });
+  }
+
+  /** @throws HttpError 429 when too many wait already, KubeApiError */
+  async post<T>(group: string, kind: string, resource: string, spec: object): Promise<T> {
+    if (this.#queue.size >= MAX_WAITING_REVIEWS) throw new HttpError(429, "Too many requests", [["Retry-After", "1"]]);
+    return await this.#queue.add(() =>
+      this.#kube.request<T>({
+        method: "POST",
+        path: resourcePath({ group, resource }),
+        body: { apiVersion: `${group}/v1`, kind, spec },
+        signal: AbortSignal.timeout(10_000),
+        timeoutMs: 10_000,
+      }),
+    );
+  }
+}
+
+/** The user of a verified client certificate: common name and organizations, as Kubernetes maps them. */
+function certificateUser(request: IncomingMessage): UserInfo | undefined {
+  const { socket } = request;
+  // `authorized` says that the chain ends in our CA and that the certificate is for client authentication.
+  if (!(socket instanceof TLSSocket) || !socket.authorized) return undefined;
+  const { subject } = socket.getPeerCertificate();
+  // Node gives an array where a name has several values.
+  const commonName: unknown = subject?.CN;
+  const organization: unknown = subject?.O;
+  if (typeof commonName !== "string" || commonName === "") return undefined;
+  const groups = organization === undefined ? [] : Array.isArray(organization) ? organization.map(String) : [String(organization)];
+  // What the API server adds to everybody that it authenticates.
+  return { name: commonName, groups: [...groups, "system:authenticated"] };
+}
+
+function bearerToken(request: IncomingMessage): string | undefined {
+  const header = request.headers.authorization;
+  if (header !== undefined) {
+    const [scheme = "", token = ""] = header.trim().split(/ +/, 2);
+    return scheme.toLowerCase() === "bearer" && token !== "" ? token : undefined;
+  }
+  const offer = headerList(request.headers["sec-websocket-protocol"]).find((name) => name.startsWith(BEARER_PROTOCOL_PREFIX));
+  if (offer === undefined) return undefined;
+  const token = Buffer.from(offer.slice(BEARER_PROTOCOL_PREFIX.length), "base64url").toString("utf8");
+  return token === "" ? undefined : token;
+}
+
+/** Failed authentications per address and second. */
+class FailureCounter {
+  readonly #clock: Clock;
+  readonly #perSecond: number;
+  #second = 0;
+  #counts = new Map<string, number>();
+
+  constructor(clock: Clock, perSecond: number) {
+    this.#clock = clock;
+    this.#perSecond = perSecond;
+  }
+
+  /** @returns false when `address` had its share of this second already */
+  count(address: string): boolean {
+    const second = Math.floor(this.#clock.monotonic() / 1000);
+    if (second !== this.#second) this.#counts = new Map();
+    this.#second = second;
+    const count = this.#counts.get(address) ?? 0;
+    if (count >= this.#perSecond || (count === 0 && this.#counts.size >= MAX_CACHED)) return false;
+    this.#counts.set(address, count + 1);
+    return true;
+  }
+
+  forgive(address: string): void {
+    const count = this.#counts.get(address);
+    if (count !== undefined) this.#counts.set(address, Math.max(0, count - 1));
+  }
+}

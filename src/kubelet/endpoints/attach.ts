@@ -1,0 +1,29 @@
+import { negotiateRemoteCommand, remoteCommandOptions } from "../../streaming/remote-command.ts";
+import { HttpError } from "../http-error.ts";
+import { findPod, requireContainer } from "../pod-lookup.ts";
+import { runSession } from "../remote-session.ts";
+import type { Handler } from "../router.ts";
+import type { StreamDeps } from "./exec.ts";
+
+/** `/attach/NAMESPACE/POD[/UID]/CONTAINER`: the streams of a running container's main process. */
+export function attach(deps: StreamDeps): Handler {
+  return {
+    kind: "upgrade",
+    async handle(context, upgrade) {
+      const { params, query, user, signal } = context;
+      const found = findPod(deps.lookup, params as { namespace: string; pod: string; uid?: string });
+      const container = params["container"]!;
+      requireContainer(found.pod, container);
+      const options = remoteCommandOptions(query);
+      const protocol = negotiateRemoteCommand(upgrade.request);
+      if (deps.provider.attach === undefined) throw new HttpError(501, `the provider ${deps.provider.name} cannot attach to a container`);
+      const release = deps.sessions.open("attach", found.pod.metadata?.uid ?? "", user.name);
+      try {
+        const process = await deps.provider.attach(found.machineId, container, { ...options, signal });
+        await runSession({ upgrade, protocol, options, process, kind: "attach", limits: deps.streamLimits, signal });
+      } finally {
+        release();
+      }
+    },
+  };
+}

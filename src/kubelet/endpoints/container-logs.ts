@@ -1,0 +1,237 @@
+/** `/containerLogs/NAMESPACE/POD/CONTAINER`: the log as `kubectl logs` shows it, with the kubelet's options, codes and words. */
+import type { ServerResponse } from "node:http";
+import type { Pod } from "../../kube/wire.ts";
+import type { LogLine, LogOptions, Provider } from "../../provider/provider.ts";
+import type { Clock } from "../../util/clock.ts";
+import { HttpError } from "../http-error.ts";
+import { containerStatus, hasContainer, type PodLookup } from "../pod-lookup.ts";
+import type { Handler } from "../router.ts";
+import type { Sessions } from "../sessions.ts";
+
+/** `PodLogOptions`, as far as a node serves them. */
+export interface ContainerLogOptions {
+  follow: boolean;
+  previous: boolean;
+  timestamps: boolean;
+  tailLines?: number;
+  limitBytes?: number;
+  sinceSeconds?: number;
+  /** Milliseconds since the epoch. */
+  sinceTime?: number;
+  stream?: "stdout" | "stderr";
+}
+
+/** How long a follower of a silent container waits for its response's header: a fault of the backend can still be told by then. */
+const FIRST_LINE_WAIT_MS = 250;
+
+export function containerLogs(deps: { lookup: PodLookup; provider: Provider; sessions: Sessions; clock: Clock }): Handler {
+  return {
+    kind: "stream",
+    async handle({ params, query, user, signal }, response) {
+      const options = parseLogOptions(query);
+      const podName = params["pod"]!;
+      const container = params["container"]!;
+      const found = deps.lookup.get(params["namespace"]!, podName);
+      if (found === undefined) throw new HttpError(404, `pod ${JSON.stringify(podName)} does not exist`);
+      if (!hasContainer(found.pod, container)) {
+        throw new HttpError(404, `container ${JSON.stringify(container)} not found in pod ${JSON.stringify(podName)}`);
+      }
+      const previous = attemptToRead(found.pod, container, options.previous);
+      const release = deps.sessions.open("logs", found.pod.metadata?.uid ?? "", user.name);
+      try {
+        const since = sinceMs(options, deps.clock.now());
+        const lines = deps.provider.getLogs(found.machineId, container, providerOptions({ ...options, previous }, since, signal));
+        await writeLog(filtered(lines, options, since), options, response, deps.clock, signal);
+      } finally {
+        release();
+      }
+    },
+  };
+}
+
+/**
+ * @throws HttpError 400 for what cannot be decoded, 422 for what contradicts itself
+ */
+export function parseLogOptions(query: URLSearchParams): ContainerLogOptions {
+  const undecodable = () => new HttpError(400, '{"message": "Unable to decode query."}');
+  const invalid = () => new HttpError(422, '{"message": "Invalid request."}');
+  // As Kubernetes converts query parameters: anything but "false" and "0" is true, even nothing.
+  const flag = (name: string) => query.has(name) && !["false", "0"].includes(query.get(name)!.toLowerCase());
+  const count = (name: string, least: number, value = query.get(name)): number | undefined => {
+    if (value === null) return undefined;
+    if (!/^[+-]?[0-9]{1,18}$/.test(value)) throw undecodable();
+    if (Number(value) < least) throw invalid();
+    return Number(value);
+  };
+  const sinceText = query.get("sinceTime");
+  const sinceTime = sinceText === null || sinceText === "" ? undefined : parseRfc3339(sinceText);
+  if (sinceText && sinceTime === undefined) throw undecodable();
+
+  // Old clients say `tail`, and `all` for no limit.
+  const tail = query.get("tail");
+  const tailLines = tail === "all" ? undefined : count("tailLines", 0, tail || query.get("tailLines"));
+  const limitBytes = count("limitBytes", 1);
+  const sinceSeconds = count("sinceSeconds", 1);
+  const streamText = query.get("stream") ?? "All";
+  if (!["All", "Stdout", "Stderr"].includes(streamText)) throw invalid();
+  const stream = streamText === "Stdout" ? "stdout" : streamText === "Stderr" ? "stderr" : undefined;
+  if (sinceSeconds !== undefined && sinceTime !== undefined) throw invalid();
+  if (stream !== undefined && tailLines !== undefined) throw invalid();
+  return {
+    follow: flag("follow"),
+    previous: flag("previous"),
+    timestamps: flag("timestamps"),
+    ...(tailLines !== undefined && { tailLines }),
+    ...(limitBytes !== undefined && { limitBytes }),
+    ...(sinceSeconds !== undefined && { sinceSeconds }),
+    ...(sinceTime !== undefined && { sinceTime }),
+    ...(stream !== undefined && { stream }),
+  };
+}
+
+function parseRfc3339(text: string): number | undefined {
+  if (!/^\d{4}-\d{2}-\d{2}T\d{2}:\d{2}:\d{2}(\.\d+)?(Z|[+-]\d{2}:\d{2})$/.test(text)) return undefined;
+  const ms = Date.parse(text);
+  return Number.isNaN(ms) ? undefined : ms;
+}
+
+/**
+ * Whether to read the instance before the newest one. `previous` means the one that ended last, which is the newest one itself while
+ * the container waits to be started again (CrashLoopBackOff); then its log is also what there is without `previous`.
+ *
+ * @throws HttpError 400 when there is nothing to read
+ */
+export function attemptToRead(pod: Pod, container: string, previous: boolean): boolean {
+  const where = `container ${JSON.stringify(container)} in pod ${JSON.stringify(pod.metadata?.name ?? "")}`;
+  const status = containerStatus(pod, container);
+  if (status === undefined) throw new HttpError(400, `${where} is not available`);
+  const last = status.lastState?.terminated;
+  const { running, terminated, waiting } = status.state ?? {};
+  const newestHasStarted = running !== undefined || Boolean(terminated?.containerID);
+  if (previous) {
+    if (!last?.containerID) throw new HttpError(400, `previous terminated ${where} not found`);
+    return newestHasStarted;
+  }
+  if (newestHasStarted || last?.containerID) return false;
+  if (terminated || last) throw new HttpError(400, `${where} is terminated`);
+  if (waiting) {
+    const reasons: Record<string, string> = { ErrImagePull: "image can't be pulled", ImagePullBackOff: "trying and failing to pull image" };
+    const reason = waiting.reason ?? "";
+    throw new HttpError(400, `${where} is waiting to start: ${Object.hasOwn(reasons, reason) ? reasons[reason] : reason}`);
+  }
+  throw new HttpError(400, `${where} is waiting to start - no logs yet`);
+}
+
+function sinceMs(options: ContainerLogOptions, now: number): number | undefined {
+  return options.sinceTime ?? (options.sinceSeconds === undefined ? undefined : now - options.sinceSeconds * 1000);
+}
+
+/**
+ * What the backend is asked to leave out already. The tail is found first and the time filter applies to its lines, so with both
+ * only the tail is asked for. A limit of bytes of output is one of bytes of log too.
+ */
+function providerOptions(options: ContainerLogOptions, since: number | undefined, signal: AbortSignal): LogOptions {
+  return {
+    signal,
+    follow: options.follow,
+    previous: options.previous,
+    ...(options.tailLines !== undefined && { tail: options.tailLines }),
+    ...(since !== undefined && options.tailLines === undefined && { since: new Date(since).toISOString() }),
+    ...(options.stream !== undefined && { stream: options.stream }),
+    ...(options.limitBytes !== undefined && since === undefined && { limitBytes: options.limitBytes }),
+  };
+}
+
+async function* filtered(lines: AsyncIterable<LogLine>, options: ContainerLogOptions, since: number | undefined): AsyncGenerator<LogLine> {
+  for await (const line of lines) {
+    if (options.stream !== undefined && line.stream !== options.stream) continue;
+    if (since !== undefined && Date.parse(line.at) < since) continue;
+    yield line;
+  }
+}
+
+/** The output's bytes: times if asked for, parts of a line joined, cut at the limit. */
+export async function* formatLog(lines: AsyncIterable<LogLine>, options: Pick<ContainerLogOptions, "timestamps" | "limitBytes">): AsyncGenerator<Buffer> {
+  let left = options.limitBytes ?? Number.POSITIVE_INFINITY;
+  let atLineStart = true;
+  for await (const line of lines) {
+    const parts: Buffer[] = [];
+    if (options.timestamps && atLineStart) parts.push(Buffer.from(`${nineDigits(line.at)} `));
+    parts.push(line.content);
+    if (!line.partial) parts.push(NEWLINE);
+    atLineStart = !line.partial;
+    const text = Buffer.concat(parts);
+    yield text.length <= left ? text : text.subarray(0, left);
+    left -= text.length;
+    if (left <= 0) return;
+  }
+}
+
+const NEWLINE = Buffer.from("\n");
+
+/** kubelet's RFC3339Nano with fixed width. */
+export function nineDigits(at: string): string {
+  const match = /^(.*T\d{2}:\d{2}:\d{2})(?:\.(\d*))?(.*)$/.exec(at);
+  if (match === null) return at;
+  const [, seconds, fraction = "", zone] = match;
+  return `${seconds}.${fraction.slice(0, 9).padEnd(9, "0")}${zone}`;
+}
+
+/** Small lines are sent together, up to this many bytes. */
+const BATCH_BYTES = 64 * 1024;
+
+async function writeLog(
+  lines: AsyncIterable<LogLine>,
+  options: ContainerLogOptions,
+  response: ServerResponse,
+  clock: Clock,
+  signal: AbortSignal,
+): Promise<void> {
+  response.setHeader("content-type", "text/plain");
+  response.setHeader("x-content-type-options", "nosniff");
+  const begin = () => {
+    if (!response.headersSent && !response.destroyed) response.writeHead(200).flushHeaders();
+  };
+  let batch: Buffer[] = [];
+  let batched = 0;
+  const flush = () => {
+    if (batched === 0 || response.destroyed) return;
+    begin();
+    response.write(Buffer.concat(batch, batched));
+    batch = [];
+    batched = 0;
+  };
+  const cancelBegin = options.follow ? clock.after(FIRST_LINE_WAIT_MS, begin) : () => {};
+  try {
+    for await (const text of formatLog(lines, options)) {
+      // Lines that are at hand now go out together, in the next turn of the event loop.
+      if (batched === 0) setImmediate(flush);
+      batch.push(text);
+      batched += text.length;
+      if (batched >= BATCH_BYTES) flush();
+      if (response.writableNeedDrain) await drained(response, signal);
+    }
+    flush();
+    begin();
+    response.end();
+  } finally {
+    cancelBegin();
+  }
+}
+
+function drained(response: ServerResponse, signal: AbortSignal): Promise<void> {
+  return new Promise((resolve, reject) => {
+    const done = () => {
+      response.off("drain", done);
+      signal.removeEventListener("abort", aborted);
+      resolve();
+    };
+    const aborted = () => {
+      response.off("drain", done);
+      reject(signal.reason as Error);
+    };
+    if (signal.aborted) return void aborted();
+    response.once("drain", done);
+    signal.addEventListener("abort", aborted, { once: true });
+  });
+}

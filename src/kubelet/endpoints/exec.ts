@@ -1,0 +1,39 @@
+import type { Provider } from "../../provider/provider.ts";
+import { negotiateRemoteCommand, remoteCommandOptions, type StreamLimits } from "../../streaming/remote-command.ts";
+import { HttpError } from "../http-error.ts";
+import { findPod, requireContainer, type PodLookup } from "../pod-lookup.ts";
+import { runSession } from "../remote-session.ts";
+import type { Handler } from "../router.ts";
+import type { Sessions } from "../sessions.ts";
+
+export interface StreamDeps {
+  lookup: PodLookup;
+  provider: Provider;
+  sessions: Sessions;
+  streamLimits: StreamLimits;
+}
+
+/** `/exec/NAMESPACE/POD[/UID]/CONTAINER?command=...`: runs a command in a running container. */
+export function exec(deps: StreamDeps): Handler {
+  return {
+    kind: "upgrade",
+    async handle(context, upgrade) {
+      const { params, query, user, signal } = context;
+      const found = findPod(deps.lookup, params as { namespace: string; pod: string; uid?: string });
+      const container = params["container"]!;
+      requireContainer(found.pod, container);
+      const options = remoteCommandOptions(query);
+      const command = query.getAll("command");
+      if (command.length === 0) throw new HttpError(400, 'query parameter "command" is required');
+      const protocol = negotiateRemoteCommand(upgrade.request);
+      if (deps.provider.exec === undefined) throw new HttpError(501, `the provider ${deps.provider.name} cannot run commands in a container`);
+      const release = deps.sessions.open("exec", found.pod.metadata?.uid ?? "", user.name);
+      try {
+        const process = await deps.provider.exec(found.machineId, container, command, { ...options, signal });
+        await runSession({ upgrade, protocol, options, process, kind: "exec", limits: deps.streamLimits, signal });
+      } finally {
+        release();
+      }
+    },
+  };
+}

@@ -1,0 +1,75 @@
+import { TEXT_FORMAT, family, type Labels, type Sample } from "../exposition.ts";
+import type { Handler } from "../router.ts";
+import type { NodeSample, StatsSource } from "../stats.ts";
+
+/** What the node offers in all, from its Node object. */
+export interface MachineCapacity {
+  cpuMillis: number;
+  memoryBytes: number;
+}
+
+/** `/metrics/cadvisor`: the series that the usual dashboards read, as far as a backend's figures go. */
+export function cadvisorMetrics(stats: StatsSource, capacity: () => MachineCapacity): Handler {
+  return {
+    kind: "plain",
+    handle: async () => ({ status: 200, contentType: TEXT_FORMAT, body: renderCadvisorMetrics(await stats.sample(), capacity()) }),
+  };
+}
+
+export function renderCadvisorMetrics(node: NodeSample, capacity: MachineCapacity): string {
+  const cpu: Sample[] = [];
+  const workingSet: Sample[] = [];
+  const usage: Sample[] = [];
+  const rss: Sample[] = [];
+  const fs: Sample[] = [];
+  const started: Sample[] = [];
+  const received: Sample[] = [];
+  const sent: Sample[] = [];
+  for (const { pod, at, containers, network } of node.pods) {
+    const { name = "", namespace = "", uid = "" } = pod.metadata ?? {};
+    for (const container of containers) {
+      const labels: Labels = [
+        ["container", container.name],
+        ["id", `/kubepods/pod${uid}/${container.id}`],
+        ["image", container.image],
+        ["name", container.id],
+        ["namespace", namespace],
+        ["pod", name],
+      ];
+      const add = (list: Sample[], value: number | undefined) => {
+        if (value !== undefined) list.push({ labels, value, timestampMs: at });
+      };
+      cpu.push({ labels: [...labels.slice(0, 1), ["cpu", "total"], ...labels.slice(1)], value: container.cpuNanoseconds / 1e9, timestampMs: at });
+      add(workingSet, container.workingSetBytes);
+      add(usage, container.usageBytes);
+      add(rss, container.rssBytes);
+      add(fs, container.fsUsedBytes);
+      add(started, container.startedAt / 1000);
+    }
+    if (network === undefined) continue;
+    // cAdvisor shows a pod's network at its pause container: no container name, the image of pause.
+    const labels: Labels = [
+      ["container", ""],
+      ["id", `/kubepods/pod${uid}`],
+      ["image", "registry.k8s.io/pause"],
+      ["interface", "eth0"],
+      ["name", ""],
+      ["namespace", namespace],
+      ["pod", name],
+    ];
+    received.push({ labels, value: network.rxBytes, timestampMs: at });
+    sent.push({ labels, value: network.txBytes, timestampMs: at });
+  }
+  return [
+    family("container_cpu_usage_seconds_total", "counter", "Cumulative cpu time consumed in seconds.", cpu),
+    family("container_memory_working_set_bytes", "gauge", "Current working set in bytes.", workingSet),
+    family("container_memory_usage_bytes", "gauge", "Current memory usage in bytes.", usage),
+    family("container_memory_rss", "gauge", "Size of RSS in bytes.", rss),
+    family("container_fs_usage_bytes", "gauge", "Number of bytes that are consumed by the container on this filesystem.", fs),
+    family("container_start_time_seconds", "gauge", "Start time of the container since unix epoch in seconds.", started),
+    family("container_network_receive_bytes_total", "counter", "Cumulative count of bytes received.", received),
+    family("container_network_transmit_bytes_total", "counter", "Cumulative count of bytes transmitted.", sent),
+    family("machine_cpu_cores", "gauge", "Number of logical CPU cores.", [{ labels: [], value: capacity.cpuMillis / 1000 }]),
+    family("machine_memory_bytes", "gauge", "Amount of memory installed on the machine.", [{ labels: [], value: capacity.memoryBytes }]),
+  ].join("");
+}

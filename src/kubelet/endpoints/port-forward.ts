@@ -1,0 +1,28 @@
+import { negotiatePortForward, servePortForward } from "../../streaming/port-forward.ts";
+import { HttpError } from "../http-error.ts";
+import { findPod } from "../pod-lookup.ts";
+import type { Handler } from "../router.ts";
+import type { StreamDeps } from "./exec.ts";
+
+/** `/portForward/NAMESPACE/POD[/UID]`: byte streams to TCP ports inside the pod's machine. */
+export function portForward(deps: StreamDeps): Handler {
+  return {
+    kind: "upgrade",
+    async handle(context, upgrade) {
+      const { params, query, user, signal } = context;
+      const { pod, machineId } = findPod(deps.lookup, params as { namespace: string; pod: string; uid?: string });
+      const protocol = negotiatePortForward(upgrade.request, query);
+      const { provider } = deps;
+      const dial = provider.portForward?.bind(provider);
+      if (dial === undefined) throw new HttpError(501, `the provider ${provider.name} cannot forward ports`);
+      const { name = "", uid = "" } = pod.metadata ?? {};
+      const release = deps.sessions.open("port-forward", uid, user.name);
+      try {
+        const target = { podName: name, podUid: uid, dial: (port: number, cancel: AbortSignal) => dial(machineId, port, { signal: cancel }) };
+        await servePortForward(upgrade, protocol, target, deps.streamLimits, signal);
+      } finally {
+        release();
+      }
+    },
+  };
+}

@@ -1,0 +1,61 @@
+import type { Readable } from "node:stream";
+import { toHttpError, HttpError } from "../http-error.ts";
+import { findPod, requireContainer } from "../pod-lookup.ts";
+import type { Handler } from "../router.ts";
+import type { StreamDeps } from "./exec.ts";
+
+/** The whole output is held until the command ends: this old route tells failure by the status, which comes first. */
+const MAX_OUTPUT_BYTES = 16 * 1024 * 1024;
+
+/** `POST /run/NAMESPACE/POD[/UID]/CONTAINER?cmd=...`: a command without input; the reply is its output, 500 when it failed. */
+export function run(deps: StreamDeps): Handler {
+  return {
+    kind: "plain",
+    async handle({ params, query, user, signal }) {
+      const found = findPod(deps.lookup, params as { namespace: string; pod: string; uid?: string });
+      const container = params["container"]!;
+      requireContainer(found.pod, container);
+      const command = (query.get("cmd") ?? "").split(" ");
+      if (command[0] === "") throw new HttpError(400, 'query parameter "cmd" is required');
+      if (deps.provider.exec === undefined) throw new HttpError(501, `the provider ${deps.provider.name} cannot run commands in a container`);
+      const release = deps.sessions.open("exec", found.pod.metadata?.uid ?? "", user.name);
+      try {
+        const options = { stdin: false, stdout: true, stderr: true, tty: false, signal };
+        const process = await deps.provider.exec(found.machineId, container, command, options);
+        try {
+          const output = new CappedOutput();
+          const copied = Promise.all([output.collect(process.stdout), output.collect(process.stderr)]);
+          const { exitCode } = await process.exit;
+          await copied;
+          const contentType = "text/plain; charset=utf-8";
+          if (exitCode === 0) return { status: 200, contentType, body: output.text() };
+          return { status: 500, contentType, body: `command terminated with non-zero exit code: exit code ${exitCode}\n${output.text()}` };
+        } finally {
+          process.close();
+        }
+      } catch (thrown) {
+        throw toHttpError(thrown);
+      } finally {
+        release();
+      }
+    },
+  };
+}
+
+class CappedOutput {
+  readonly #chunks: Buffer[] = [];
+  #size = 0;
+
+  async collect(source: Readable | null): Promise<void> {
+    if (source === null) return;
+    for await (const chunk of source) {
+      this.#size += (chunk as Buffer).length;
+      if (this.#size > MAX_OUTPUT_BYTES) throw new HttpError(500, `the command wrote more than ${MAX_OUTPUT_BYTES} bytes; use exec`);
+      this.#chunks.push(chunk as Buffer);
+    }
+  }
+
+  text(): string {
+    return Buffer.concat(this.#chunks).toString("utf8");
+  }
+}

@@ -1,0 +1,47 @@
+import { isProviderError, type ProviderErrorCode } from "../provider/errors.ts";
+import { UpgradeRefused } from "../streaming/upgrade.ts";
+import { toError, VmletError } from "../util/errors.ts";
+
+/** A reply other than 200, as plain text: what the kubelet says, word for word, since clients show it. */
+export class HttpError extends VmletError {
+  readonly code = "HTTP";
+  readonly status: number;
+  readonly headers: readonly (readonly [string, string])[];
+
+  constructor(status: number, message: string, headers: readonly (readonly [string, string])[] = []) {
+    super(message);
+    this.status = status;
+    this.headers = headers;
+  }
+}
+
+/** Never a redirect, and never 401 or 403, which would speak of the client's own credentials. */
+const PROVIDER_STATUS: Record<ProviderErrorCode, number> = {
+  not_found: 404,
+  gone: 404,
+  invalid: 400,
+  unsupported: 501,
+  conflict: 409,
+  quota: 429,
+  rate_limited: 429,
+  unauthorized: 502,
+  unavailable: 503,
+};
+
+/** What to answer to whatever was thrown; a surprise tells nothing of its inside. */
+export function toHttpError(thrown: unknown): HttpError {
+  if (thrown instanceof HttpError) return thrown;
+  if (thrown instanceof UpgradeRefused) return new HttpError(thrown.status, thrown.message, thrown.headers);
+  if (isProviderError(thrown)) {
+    if (thrown.code === "unauthorized") return new HttpError(502, "the backend refused the agent's credentials");
+    return new HttpError(PROVIDER_STATUS[thrown.code], plainText(thrown.message));
+  }
+  if (toError(thrown).name === "AbortError") return new HttpError(503, "the request was cancelled");
+  return new HttpError(500, "internal error");
+}
+
+/** Backend texts end on terminals: no control characters, no escape sequences, no novels (CVE-2021-25743). */
+export function plainText(text: string): string {
+  // eslint-disable-next-line no-control-regex
+  return text.replace(/\u001b\[[0-9;?]*[A-Za-z]|[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u202a-\u202e\u2066-\u2069]/g, "").slice(0, 1024);
+}

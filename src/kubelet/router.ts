@@ -1,0 +1,111 @@
+/**
+ * The one table of the kubelet API: which method and path, who may, and what serves it. What is not in the table is authorised as
+ * `proxy`, like the kubelet does, and then not found.
+ */
+import type { IncomingMessage, ServerResponse } from "node:http";
+import type { UpgradeRequest } from "../streaming/upgrade.ts";
+import type { AccessAttributes, UserInfo } from "./auth.ts";
+import { HttpError } from "./http-error.ts";
+
+export interface RequestContext {
+  params: Readonly<Record<string, string>>;
+  query: URLSearchParams;
+  user: UserInfo;
+  request: IncomingMessage;
+  /** Aborts when the client is gone or the server stops. */
+  signal: AbortSignal;
+}
+
+export interface Reply {
+  status: number;
+  contentType: string;
+  body: string;
+}
+
+/** Plain handlers return a reply; stream handlers write one as it comes; upgrade handlers take the connection over. */
+export type Handler =
+  | { kind: "plain"; handle(context: RequestContext): Promise<Reply> }
+  | { kind: "stream"; handle(context: RequestContext, response: ServerResponse): Promise<void> }
+  | { kind: "upgrade"; handle(context: RequestContext, upgrade: UpgradeRequest): Promise<void> };
+
+export interface Route {
+  methods: readonly string[];
+  /** Segments; one that begins with `:` matches any text and names it. */
+  pattern: string;
+  /** Any one of them suffices, asked in this order. */
+  subresources: readonly string[];
+  /** Instead of the HTTP method's verb. */
+  verb?: "create";
+  handler: Handler;
+}
+
+export interface Match {
+  route: Route;
+  params: Record<string, string>;
+}
+
+/** The first route for the path; several may share a path with different methods. */
+export function matchRoute(routes: readonly Route[], method: string, path: string): Match | "method not allowed" | undefined {
+  const segments = path.split("/");
+  let pathKnown = false;
+  for (const route of routes) {
+    const params = matchPattern(route.pattern.split("/"), segments);
+    if (params === undefined) continue;
+    if (route.methods.includes(method)) return { route, params };
+    pathKnown = true;
+  }
+  return pathKnown ? "method not allowed" : undefined;
+}
+
+function matchPattern(pattern: readonly string[], segments: readonly string[]): Record<string, string> | undefined {
+  if (pattern.length !== segments.length) return undefined;
+  const params: Record<string, string> = Object.create(null) as Record<string, string>;
+  for (const [index, expected] of pattern.entries()) {
+    const segment = segments[index]!;
+    if (expected.startsWith(":")) {
+      if (segment === "") return undefined;
+      params[expected.slice(1)] = segment;
+    } else if (expected !== segment) return undefined;
+  }
+  return params;
+}
+
+/**
+ * Path and query of a request, or 400 for anything that two parsers could read differently: no encoded slashes, no dot segments,
+ * no control characters, no absolute form. Names of Kubernetes objects need none of them.
+ */
+export function parseTarget(url: string): { path: string; query: URLSearchParams } {
+  const mark = url.indexOf("?");
+  const path = mark < 0 ? url : url.slice(0, mark);
+  if (!/^(\/[A-Za-z0-9._~:@!$&'()*+,=-]*)+$/.test(path) || /(^|\/)\.{1,2}(\/|$)/.test(path) || path.includes("//")) {
+    throw new HttpError(400, "invalid path");
+  }
+  return { path, query: new URLSearchParams(mark < 0 ? "" : url.slice(mark + 1)) };
+}
+
+const VERBS: Readonly<Record<string, string>> = { GET: "get", HEAD: "get", POST: "create", PUT: "update", PATCH: "patch", DELETE: "delete" };
+
+/**
+ * What to ask of the authoriser. exec, attach, portForward and run are `create` whatever the method: a WebSocket upgrade is a GET,
+ * and rights to read must not become rights to run commands.
+ */
+export function accessOf(match: Match | "method not allowed" | undefined, method: string, path: string): AccessAttributes {
+  if (typeof match === "object") return { verb: match.route.verb ?? VERBS[method] ?? "", subresources: match.route.subresources };
+  const first = path.split("/")[1] ?? "";
+  const subresources = Object.hasOwn(SUBRESOURCES_BY_PREFIX, first) ? SUBRESOURCES_BY_PREFIX[first]! : ["proxy"];
+  return { verb: VERBS[method] ?? "", subresources };
+}
+
+/** kubelet.md §5.5: by the first segment of the path. */
+export const SUBRESOURCES_BY_PREFIX: Readonly<Record<string, readonly string[]>> = {
+  stats: ["stats"],
+  metrics: ["metrics"],
+  logs: ["log"],
+  checkpoint: ["checkpoint"],
+  statusz: ["statusz"],
+  flagz: ["configz"],
+  pods: ["pods", "proxy"],
+  runningpods: ["pods", "proxy"],
+  healthz: ["healthz", "proxy"],
+  configz: ["configz", "proxy"],
+};

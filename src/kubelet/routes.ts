@@ -1,0 +1,79 @@
+import type { Provider } from "../provider/provider.ts";
+import type { StreamLimits } from "../streaming/remote-command.ts";
+import type { HealthChecks } from "../telemetry/health.ts";
+import type { Metrics } from "../telemetry/metrics.ts";
+import type { Clock } from "../util/clock.ts";
+import { attach } from "./endpoints/attach.ts";
+import { configz } from "./endpoints/configz.ts";
+import { containerLogs } from "./endpoints/container-logs.ts";
+import { exec } from "./endpoints/exec.ts";
+import { healthz } from "./endpoints/healthz.ts";
+import { agentMetrics } from "./endpoints/metrics.ts";
+import { cadvisorMetrics, type MachineCapacity } from "./endpoints/metrics-cadvisor.ts";
+import { probeMetrics, type ProbeTally } from "./endpoints/metrics-probes.ts";
+import { resourceMetrics } from "./endpoints/metrics-resource.ts";
+import { pods } from "./endpoints/pods.ts";
+import { portForward } from "./endpoints/port-forward.ts";
+import { run } from "./endpoints/run.ts";
+import { runningPods } from "./endpoints/running-pods.ts";
+import { statsSummary } from "./endpoints/stats-summary.ts";
+import type { PodLookup } from "./pod-lookup.ts";
+import { SUBRESOURCES_BY_PREFIX, type Handler, type Route } from "./router.ts";
+import type { Sessions } from "./sessions.ts";
+import type { StatsSource } from "./stats.ts";
+
+export interface RouteDeps {
+  lookup: PodLookup;
+  provider: Provider;
+  clock: Clock;
+  metrics: Metrics;
+  sessions: Sessions;
+  streamLimits: StreamLimits;
+  stats: StatsSource;
+  nodeName: string;
+  startedAtMs: number;
+  capacity: () => MachineCapacity;
+  livez: HealthChecks;
+  configuration: () => object;
+  probeTallies: () => readonly ProbeTally[];
+}
+
+const READ = ["GET", "HEAD"];
+const UPGRADE = ["GET", "POST"];
+
+/** All of the kubelet API that a machine backend can serve (kubelet.md §5.2). */
+export function kubeletRoutes(deps: RouteDeps): readonly Route[] {
+  const read = (pattern: string, handler: Handler, methods: readonly string[] = READ): Route => ({
+    methods,
+    pattern,
+    handler,
+    subresources: SUBRESOURCES_BY_PREFIX[pattern.split("/")[1]!] ?? ["proxy"],
+  });
+  /** Both forms of the path; a session is always `create`. */
+  const session = (methods: readonly string[], patterns: readonly string[], handler: Handler): Route[] =>
+    patterns.map((pattern) => ({ methods, pattern, handler, subresources: ["proxy"], verb: "create" }));
+  const inContainer = (root: string) => [`/${root}/:namespace/:pod/:container`, `/${root}/:namespace/:pod/:uid/:container`];
+
+  const health = healthz(deps.livez);
+  const resource = resourceMetrics(deps.stats);
+  return [
+    read("/healthz", health),
+    read("/healthz/:check", health),
+    read("/pods", pods(deps.lookup)),
+    read("/pods/", pods(deps.lookup)),
+    read("/runningpods", runningPods(deps.lookup)),
+    read("/runningpods/", runningPods(deps.lookup)),
+    read("/configz", configz(deps.configuration)),
+    read("/stats/summary", statsSummary(deps.stats, deps), [...READ, "POST"]),
+    read("/metrics", agentMetrics(deps.metrics)),
+    read("/metrics/resource", resource),
+    read("/metrics/resource/", resource),
+    read("/metrics/cadvisor", cadvisorMetrics(deps.stats, deps.capacity)),
+    read("/metrics/probes", probeMetrics(deps.lookup, deps.probeTallies)),
+    read("/containerLogs/:namespace/:pod/:container", containerLogs(deps)),
+    ...session(UPGRADE, inContainer("exec"), exec(deps)),
+    ...session(UPGRADE, inContainer("attach"), attach(deps)),
+    ...session(UPGRADE, ["/portForward/:namespace/:pod", "/portForward/:namespace/:pod/:uid"], portForward(deps)),
+    ...session(["POST"], inContainer("run"), run(deps)),
+  ];
+}

@@ -1,0 +1,379 @@
+/**
+ * The kubelet API: HTTPS on the node's port, for the API server, metrics-server and Prometheus. Every request is authenticated and
+ * authorised before anything else of it is read, and everything a client can hold open is counted and bounded.
+ */
+import { createServer, type Server as HttpsServer } from "node:https";
+import type { IncomingMessage, ServerResponse } from "node:http";
+import type { AddressInfo, Socket } from "node:net";
+import type { Duplex } from "node:stream";
+import { constants } from "node:crypto";
+import type { Kube } from "../kube/kube.ts";
+import type { Provider } from "../provider/provider.ts";
+import { refuseUpgrade, type UpgradeRequest } from "../streaming/upgrade.ts";
+import type { HealthChecks } from "../telemetry/health.ts";
+import type { Logger } from "../telemetry/logger.ts";
+import type { Metrics } from "../telemetry/metrics.ts";
+import type { Clock } from "../util/clock.ts";
+import { toError } from "../util/errors.ts";
+import { Authenticator, Authorizer, Reviews, type AuthOptions, type UserInfo } from "./auth.ts";
+import type { MachineCapacity } from "./endpoints/metrics-cadvisor.ts";
+import type { ProbeTally } from "./endpoints/metrics-probes.ts";
+import { HttpError, toHttpError } from "./http-error.ts";
+import type { PodLookup } from "./pod-lookup.ts";
+import { accessOf, matchRoute, parseTarget, type Match, type RequestContext, type Route } from "./router.ts";
+import { kubeletRoutes } from "./routes.ts";
+import { DEFAULT_SESSION_LIMITS, Sessions, type SessionLimits } from "./sessions.ts";
+import { StatsSource, processUsage, type SelfUsage } from "./stats.ts";
+import type { Reloadable, ServingCertificate } from "./tls.ts";
+
+export interface KubeletLimits {
+  /** Connections in all. Default 1024. */
+  connections: number;
+  /**
+   * Connections of one address on which nobody has authenticated yet. Default 64. Authenticated ones do not count: all users of an
+   * API server come from its one address.
+   */
+  unauthenticatedPerAddress: number;
+  /** Default 10 s. */
+  headersTimeoutMs: number;
+  /** Until a request is read in whole. Default 30 s. */
+  requestTimeoutMs: number;
+  /** A client that takes nothing of a plain reply for so long is cut off. Default 30 s. */
+  responseIdleMs: number;
+  /** Default 90 s, the kubelet's. */
+  keepAliveMs: number;
+  /** Sessions without traffic. Default 4 h, the kubelet's streamingConnectionIdleTimeout. */
+  streamIdleMs: number;
+  /** How long a client may take to open its streams. Default 30 s. */
+  streamCreationMs: number;
+  sessions: SessionLimits;
+}
+
+const DEFAULT_LIMITS: KubeletLimits = {
+  connections: 1024,
+  unauthenticatedPerAddress: 64,
+  headersTimeoutMs: 10_000,
+  requestTimeoutMs: 30_000,
+  responseIdleMs: 30_000,
+  keepAliveMs: 90_000,
+  streamIdleMs: 4 * 3600_000,
+  streamCreationMs: 30_000,
+  sessions: DEFAULT_SESSION_LIMITS,
+};
+
+const MAX_HEADER_BYTES = 16 * 1024;
+const MAX_BODY_BYTES = 64 * 1024;
+
+export interface KubeletServerOptions {
+  host: string;
+  /** 0 takes a free one. */
+  port: number;
+  nodeName: string;
+  provider: Provider;
+  pods: PodLookup;
+  /** For reviews. Needs `create` on tokenreviews and subjectaccessreviews. */
+  kube: Kube;
+  clock: Clock;
+  logger: Logger;
+  metrics: Metrics;
+  certificate: Reloadable<ServingCertificate>;
+  /** Without one, or while it has no value, only bearer tokens are accepted. */
+  clientCa?: Reloadable<string>;
+  /** Select this node's machines, for one call of `getStats`. */
+  machineLabels: Readonly<Record<string, string>>;
+  capacity: () => MachineCapacity;
+  livez: HealthChecks;
+  /** The effective KubeletConfiguration, without kind and apiVersion. */
+  configuration: () => object;
+  probeTallies?: () => readonly ProbeTally[];
+  auth?: Pick<AuthOptions, "tokenAudiences" | "tokenTtlMs" | "allowTtlMs" | "denyTtlMs" | "failuresPerSecond" | "maxReviewsInFlight">;
+  limits?: Partial<KubeletLimits>;
+  selfUsage?: SelfUsage;
+}
+
+export interface KubeletServer {
+  /** @throws when the address cannot be bound */
+  listen(): Promise<void>;
+  /** The port listened on. */
+  readonly port: number;
+  /** Reloads certificates and the CA until the signal aborts. */
+  run(signal: AbortSignal): Promise<void>;
+  /** Refuses new connections, ends streams, and after `graceMs` (default 5 s) cuts what is left. */
+  close(graceMs?: number): Promise<void>;
+}
+
+export function createKubeletServer(options: KubeletServerOptions): KubeletServer {
+  return new Server(options);
+}
+
+class Server implements KubeletServer {
+  readonly #options: KubeletServerOptions;
+  readonly #limits: KubeletLimits;
+  readonly #server: HttpsServer;
+  readonly #routes: readonly Route[];
+  readonly #authenticator: Authenticator;
+  readonly #authorizer: Authorizer;
+  readonly #connections = new Connections();
+  readonly #stopping = new AbortController();
+
+  constructor(options: KubeletServerOptions) {
+    this.#options = options;
+    this.#limits = { ...DEFAULT_LIMITS, ...options.limits };
+    const { clock, logger, metrics, provider, pods } = options;
+    const reviews = new Reviews(options.kube, options.auth?.maxReviewsInFlight ?? 32);
+    const auth: AuthOptions = {
+      ...options.auth,
+      nodeName: options.nodeName,
+      kube: options.kube,
+      clock,
+      logger,
+      metrics,
+      acceptCertificates: () => options.clientCa?.current() !== undefined,
+    };
+    this.#authenticator = new Authenticator(auth, reviews);
+    this.#authorizer = new Authorizer(auth, reviews);
+    this.#routes = kubeletRoutes({
+      lookup: pods,
+      provider,
+      clock,
+      metrics,
+      sessions: new Sessions(this.#limits.sessions, metrics),
+      streamLimits: { clock, idleTimeoutMs: this.#limits.streamIdleMs, creationTimeoutMs: this.#limits.streamCreationMs },
+      stats: new StatsSource({ provider, pods, labels: options.machineLabels, clock, logger, selfUsage: options.selfUsage ?? processUsage }),
+      nodeName: options.nodeName,
+      startedAtMs: clock.now(),
+      capacity: options.capacity,
+      livez: options.livez,
+      configuration: options.configuration,
+      probeTallies: options.probeTallies ?? (() => []),
+    });
+    this.#server = createServer({
+      ...this.#secureContext(),
+      minVersion: "TLSv1.2",
+      // No tickets: a resumed session would carry a client certificate past a change of the CA.
+      secureOptions: constants.SSL_OP_NO_TICKET | constants.SSL_OP_NO_RENEGOTIATION,
+      ALPNProtocols: ["http/1.1"],
+      requestCert: true,
+      rejectUnauthorized: false,
+      handshakeTimeout: this.#limits.headersTimeoutMs,
+      headersTimeout: this.#limits.headersTimeoutMs,
+      requestTimeout: this.#limits.requestTimeoutMs,
+      connectionsCheckingInterval: Math.min(5_000, this.#limits.headersTimeoutMs),
+      keepAliveTimeout: this.#limits.keepAliveMs,
+      maxHeaderSize: MAX_HEADER_BYTES,
+    });
+    this.#server.maxHeadersCount = 100;
+    this.#server.maxConnections = this.#limits.connections;
+    this.#server.on("connection", (socket) => this.#admit(socket as Socket));
+    this.#server.on("request", (request, response) => void this.#serve(request, response));
+    this.#server.on("upgrade", (request, socket, head) => void this.#upgrade(request, socket, head));
+    this.#server.on("tlsClientError", (error) => logger.debug({ err: error.message }, "TLS handshake failed"));
+    this.#server.on("clientError", (error, socket) => answerClientError(error, socket));
+    options.certificate.onChange(() => this.#reload());
+    options.clientCa?.onChange(() => this.#reload());
+  }
+
+  get port(): number {
+    return (this.#server.address() as AddressInfo).port;
+  }
+
+  listen(): Promise<void> {
+    return new Promise((resolve, reject) => {
+      this.#server.once("error", reject);
+      this.#server.listen(this.#options.port, this.#options.host, () => {
+        this.#server.off("error", reject);
+        resolve();
+      });
+    });
+  }
+
+  async run(signal: AbortSignal): Promise<void> {
+    await Promise.all([this.#options.certificate.run(signal), this.#options.clientCa?.run(signal)]);
+  }
+
+  async close(graceMs = 5_000): Promise<void> {
+    const closed = new Promise<void>((resolve) => this.#server.close(() => resolve()));
+    this.#stopping.abort(new Error("the node is shutting down"));
+    this.#server.closeIdleConnections();
+    const cancel = this.#options.clock.after(graceMs, () => this.#connections.destroyAll());
+    await closed;
+    cancel();
+  }
+
+  #secureContext(): { cert?: string; key?: string; ca: string[] } {
+    const pair = this.#options.certificate.current();
+    const ca = this.#options.clientCa?.current();
+    // An empty list, for without any Node would trust the public CAs.
+    return { ...pair, ca: ca === undefined ? [] : [ca] };
+  }
+
+  /** New connections see the new certificate and CA; idle ones are closed, so that an old CA does not live on in them. */
+  #reload(): void {
+    this.#server.setSecureContext(this.#secureContext());
+    this.#server.closeIdleConnections();
+  }
+
+  #admit(socket: Socket): void {
+    const address = socket.remoteAddress ?? "";
+    if (this.#stopping.signal.aborted || !this.#connections.add(socket, address, this.#limits.unauthenticatedPerAddress)) socket.destroy();
+    else socket.setNoDelay(true);
+  }
+
+  async #authorize(request: IncomingMessage): Promise<{ user: UserInfo; match: Match; path: string; query: URLSearchParams }> {
+    const user = await this.#authenticator.authenticate(request);
+    this.#connections.authenticated(request.socket.remoteAddress ?? "", request.socket.remotePort ?? 0);
+    const { path, query } = parseTarget(request.url ?? "");
+    const method = request.method ?? "";
+    const match = matchRoute(this.#routes, method, path);
+    await this.#authorizer.authorize(user, accessOf(match, method, path));
+    if (match === undefined) throw new HttpError(404, "404 page not found");
+    if (match === "method not allowed") throw new HttpError(405, "405: Method Not Allowed");
+    return { user, match, path, query };
+  }
+
+  async #serve(request: IncomingMessage, response: ServerResponse): Promise<void> {
+    const cancel = new AbortController();
+    response.once("close", () => cancel.abort(new Error("the client closed the connection")));
+    response.on("error", () => {});
+    let finish = () => {};
+    try {
+      const { user, match, query } = await this.#authorize(request);
+      const { handler } = match.route;
+      finish = this.#observe(request, match.route);
+      await discardBody(request);
+      const context = this.#context(request, match, query, user, AbortSignal.any([cancel.signal, this.#stopping.signal]));
+      if (handler.kind === "upgrade") throw new HttpError(400, "unable to upgrade: missing upgrade headers in request");
+      if (handler.kind === "stream") {
+        await handler.handle(context, response);
+        return;
+      }
+      response.setTimeout(this.#limits.responseIdleMs, () => response.destroy());
+      const { status, contentType, body } = await handler.handle(context);
+      response.writeHead(status, { "content-type": contentType, "x-content-type-options": "nosniff", "content-length": Buffer.byteLength(body) });
+      response.end(request.method === "HEAD" ? undefined : body);
+    } catch (thrown) {
+      this.#report(thrown, request);
+      // A reply that has begun can only be broken off, so that the client sees that it is not whole.
+      if (response.headersSent) response.destroy();
+      else if (!response.destroyed) {
+        response.setTimeout(this.#limits.responseIdleMs, () => response.destroy());
+        answerError(response, toHttpError(thrown), request);
+      }
+    } finally {
+      finish();
+    }
+  }
+
+  async #upgrade(request: IncomingMessage, socket: Duplex, head: Buffer): Promise<void> {
+    const cancel = new AbortController();
+    socket.on("error", () => {});
+    socket.once("close", () => cancel.abort(new Error("the client closed the connection")));
+    const upgrade: UpgradeRequest = { request, socket, head, answered: false };
+    let finish = () => {};
+    try {
+      const { user, match, query } = await this.#authorize(request);
+      finish = this.#observe(request, match.route);
+      if (match.route.handler.kind !== "upgrade") throw new HttpError(400, "this endpoint does not upgrade connections");
+      const context = this.#context(request, match, query, user, AbortSignal.any([cancel.signal, this.#stopping.signal]));
+      await match.route.handler.handle(context, upgrade);
+      socket.destroy();
+    } catch (thrown) {
+      this.#report(thrown, request);
+      const { status, message, headers } = toHttpError(thrown);
+      if (upgrade.answered) socket.destroy();
+      else refuseUpgrade(socket, status, message, [...headers, ...challenge(status)]);
+    } finally {
+      finish();
+    }
+  }
+
+  #context(request: IncomingMessage, match: Match, query: URLSearchParams, user: UserInfo, signal: AbortSignal): RequestContext {
+    return { params: match.params, query, user, request, signal };
+  }
+
+  /** Counts the request by its route's first segment, of which there are few. */
+  #observe(request: IncomingMessage, route: Route): () => void {
+    const { metrics, clock } = this.#options;
+    const labels = {
+      method: request.method ?? "",
+      path: route.pattern.split("/")[1] ?? "",
+      server_type: "readwrite",
+      long_running: String(route.handler.kind !== "plain"),
+    };
+    const startedAt = clock.monotonic();
+    metrics.httpRequests.inc(labels);
+    metrics.httpInflight.inc(labels);
+    return () => {
+      metrics.httpInflight.dec(labels);
+      metrics.httpDuration.observe(labels, (clock.monotonic() - startedAt) / 1000);
+    };
+  }
+
+  #report(thrown: unknown, request: IncomingMessage): void {
+    const { status } = toHttpError(thrown);
+    const fields = { method: request.method, path: (request.url ?? "").split("?", 1)[0], status, err: toError(thrown).message };
+    if (status === 500 && !(thrown instanceof HttpError)) this.#options.logger.warn(fields, "kubelet API request failed");
+    else this.#options.logger.debug(fields, "kubelet API request refused");
+  }
+}
+
+/** Who is connected, and who of them has shown no credentials yet. */
+class Connections {
+  readonly #sockets = new Set<Socket>();
+  /** By address and port of the other side: TLS wraps the socket that we saw first. */
+  readonly #unauthenticated = new Map<string, Set<number>>();
+
+  /** @returns false when `address` has too many connections that nobody authenticated on */
+  add(socket: Socket, address: string, limit: number): boolean {
+    const port = socket.remotePort ?? 0;
+    const ports = this.#unauthenticated.get(address) ?? new Set<number>();
+    if (ports.size >= limit) return false;
+    ports.add(port);
+    this.#unauthenticated.set(address, ports);
+    this.#sockets.add(socket);
+    socket.once("close", () => {
+      this.#sockets.delete(socket);
+      this.authenticated(address, port);
+    });
+    return true;
+  }
+
+  authenticated(address: string, port: number): void {
+    const ports = this.#unauthenticated.get(address);
+    if (ports === undefined) return;
+    ports.delete(port);
+    if (ports.size === 0) this.#unauthenticated.delete(address);
+  }
+
+  destroyAll(): void {
+    for (const socket of this.#sockets) socket.destroy();
+  }
+}
+
+/** No route takes a body; a small one is read away so that the connection can be used again. */
+async function discardBody(request: IncomingMessage): Promise<void> {
+  let size = 0;
+  for await (const chunk of request) {
+    size += (chunk as Buffer).length;
+    if (size > MAX_BODY_BYTES) throw new HttpError(413, "request body too large", [["Connection", "close"]]);
+  }
+}
+
+function answerError(response: ServerResponse, error: HttpError, request: IncomingMessage): void {
+  for (const [name, value] of [...error.headers, ...challenge(error.status)]) response.appendHeader(name, value);
+  // Nobody looked at the body; do not let it be taken for the next request.
+  if (!request.complete) response.setHeader("connection", "close");
+  response.writeHead(error.status, { "content-type": "text/plain; charset=utf-8", "x-content-type-options": "nosniff" });
+  response.end(request.method === "HEAD" ? undefined : error.message);
+}
+
+function challenge(status: number): [string, string][] {
+  return status === 401 ? [["WWW-Authenticate", "Bearer"]] : [];
+}
+
+/** What Node's parser refused, answered without a word about why. */
+function answerClientError(error: NodeJS.ErrnoException, socket: Duplex): void {
+  if (socket.destroyed || !socket.writable) return;
+  const status = error.code === "HPE_HEADER_OVERFLOW" ? 431 : error.code === "ERR_HTTP_REQUEST_TIMEOUT" ? 408 : 400;
+  refuseUpgrade(socket, status, "");
+}

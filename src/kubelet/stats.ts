@@ -1,0 +1,183 @@
+/**
+ * Usage of the machines, from one provider call for all scrapers within a few seconds. A machine or container without a sample is
+ * left out, never shown as zero: metrics-server drops a whole pod in which one container is zero.
+ */
+import type { MachineStats, Provider } from "../provider/provider.ts";
+import type { Logger } from "../telemetry/logger.ts";
+import type { Clock } from "../util/clock.ts";
+import { toError } from "../util/errors.ts";
+import { runningContainers, type NodePod, type PodLookup } from "./pod-lookup.ts";
+
+export interface ContainerSample {
+  name: string;
+  image: string;
+  /** The runtime's id without its scheme. */
+  id: string;
+  /** Milliseconds since the epoch. */
+  startedAt: number;
+  cpuNanoseconds: number;
+  /** Over the last two samples; absent with one. */
+  cpuNanocores?: number;
+  workingSetBytes: number;
+  usageBytes?: number;
+  rssBytes?: number;
+  fsUsedBytes?: number;
+  logsUsedBytes?: number;
+}
+
+export interface PodSample {
+  pod: NodePod["pod"];
+  /** When it was taken, milliseconds since the epoch. */
+  at: number;
+  containers: ContainerSample[];
+  network?: { rxBytes: number; txBytes: number };
+  volumes: { name: string; usedBytes: number; capacityBytes?: number }[];
+}
+
+export interface NodeSample {
+  at: number;
+  /** Never falls: it goes on counting what machines used that are gone. */
+  cpuNanoseconds: number;
+  cpuNanocores?: number;
+  workingSetBytes: number;
+  /** This process alone, which is part of the node's usage like a kubelet is. */
+  agent: { cpuNanoseconds: number; memoryBytes: number };
+  pods: PodSample[];
+  /** The provider could not be asked; what is here is the agent's own. */
+  failed: boolean;
+}
+
+/** CPU time and memory of this process. */
+export type SelfUsage = () => { cpuNanoseconds: number; memoryBytes: number };
+
+export const processUsage: SelfUsage = () => {
+  const { user, system } = process.cpuUsage();
+  return { cpuNanoseconds: (user + system) * 1000, memoryBytes: process.memoryUsage.rss() };
+};
+
+const CACHE_MS = 3_000;
+const TIMEOUT_MS = 10_000;
+
+export interface StatsSourceOptions {
+  provider: Pick<Provider, "getStats">;
+  pods: PodLookup;
+  /** Select this node's machines. */
+  labels: Readonly<Record<string, string>>;
+  clock: Clock;
+  logger: Logger;
+  selfUsage: SelfUsage;
+}
+
+interface Reading {
+  machineId: string;
+  cpu: number;
+  at: number;
+  nanocores: number | undefined;
+}
+
+export class StatsSource {
+  readonly #options: StatsSourceOptions;
+  #last: { sample: Promise<NodeSample>; at: number } | undefined;
+  /** By machine, container and start: the last reading of each, to tell what was used since. */
+  readonly #readings = new Map<string, Reading>();
+  /** What all machines used while we looked, gone ones included. */
+  #machineNanoseconds = 0;
+  #previousNode: { cpu: number; at: number } | undefined;
+
+  constructor(options: StatsSourceOptions) {
+    this.#options = options;
+  }
+
+  /** The usage now, or up to three seconds ago. Never rejects. */
+  sample(): Promise<NodeSample> {
+    const now = this.#options.clock.monotonic();
+    if (this.#last === undefined || now - this.#last.at >= CACHE_MS) this.#last = { sample: this.#take(), at: now };
+    return this.#last.sample;
+  }
+
+  async #take(): Promise<NodeSample> {
+    const { provider, pods, labels, clock, logger, selfUsage } = this.#options;
+    let machines: MachineStats[] = [];
+    let failed = false;
+    try {
+      machines = (await provider.getStats?.({ labels: { ...labels }, signal: AbortSignal.timeout(TIMEOUT_MS) })) ?? [];
+    } catch (thrown) {
+      failed = true;
+      logger.warn({ err: toError(thrown).message }, "machine stats not available");
+    }
+    const byMachine = new Map(machines.map((machine) => [machine.id, machine]));
+    const listed = pods.list();
+    const samples: PodSample[] = [];
+    for (const nodePod of listed) {
+      const machine = byMachine.get(nodePod.machineId);
+      const sample = machine && this.#podSample(nodePod, machine);
+      if (sample !== undefined && sample.containers.length > 0) samples.push(sample);
+    }
+    // Readings stay as long as their pod: a machine that misses one sample is not counted twice when it is back.
+    const machineIds = new Set(listed.map((nodePod) => nodePod.machineId));
+    for (const [key, { machineId }] of this.#readings) if (!machineIds.has(machineId)) this.#readings.delete(key);
+    return this.#nodeSample(samples, selfUsage(), clock.now(), failed);
+  }
+
+  #nodeSample(pods: PodSample[], agent: NodeSample["agent"], at: number, failed: boolean): NodeSample {
+    const cpu = this.#machineNanoseconds + agent.cpuNanoseconds;
+    let memory = agent.memoryBytes;
+    for (const pod of pods) for (const container of pod.containers) memory += container.workingSetBytes;
+    const previous = this.#previousNode;
+    this.#previousNode = { cpu, at };
+    const node: NodeSample = { at, cpuNanoseconds: cpu, workingSetBytes: memory, agent, pods, failed };
+    if (previous !== undefined && at > previous.at) node.cpuNanocores = rate(cpu - previous.cpu, at - previous.at);
+    return node;
+  }
+
+  #podSample({ pod, machineId }: NodePod, machine: MachineStats): PodSample | undefined {
+    const at = Date.parse(machine.at);
+    if (Number.isNaN(at)) return undefined;
+    const running = new Map(runningContainers(pod).map((status) => [status.name, status]));
+    const sample: PodSample = { pod, at, containers: [], volumes: [] };
+    for (const stats of machine.containers) {
+      const status = running.get(stats.name);
+      const startedAt = Date.parse(stats.started_at);
+      if (status === undefined || Number.isNaN(startedAt) || !(stats.cpu_usage_ns_total > 0) || !(stats.memory_working_set_bytes > 0)) continue;
+      const nanocores = this.#read(machineId, `${machineId}/${stats.name}/${stats.started_at}`, stats.cpu_usage_ns_total, at);
+      sample.containers.push({
+        name: stats.name,
+        image: status.image,
+        id: (status.containerID ?? "").replace(/^.*:\/\//, ""),
+        startedAt,
+        cpuNanoseconds: stats.cpu_usage_ns_total,
+        workingSetBytes: stats.memory_working_set_bytes,
+        ...(nanocores !== undefined && { cpuNanocores: nanocores }),
+        ...(stats.memory_usage_bytes !== undefined && { usageBytes: stats.memory_usage_bytes }),
+        ...(stats.memory_rss_bytes !== undefined && { rssBytes: stats.memory_rss_bytes }),
+        ...(stats.fs_used_bytes !== undefined && { fsUsedBytes: stats.fs_used_bytes }),
+        ...(stats.logs_used_bytes !== undefined && { logsUsedBytes: stats.logs_used_bytes }),
+      });
+    }
+    if (machine.network) sample.network = { rxBytes: machine.network.rx_bytes, txBytes: machine.network.tx_bytes };
+    for (const volume of machine.volumes ?? []) {
+      sample.volumes.push({
+        name: volume.name,
+        usedBytes: volume.used_bytes,
+        ...(volume.capacity_bytes !== undefined && { capacityBytes: volume.capacity_bytes }),
+      });
+    }
+    return sample;
+  }
+
+  /** Notes a container's CPU time and returns its rate since the last reading, if there is one. */
+  #read(machineId: string, key: string, cpu: number, at: number): number | undefined {
+    const previous = this.#readings.get(key);
+    const used = Math.max(0, cpu - (previous?.cpu ?? 0));
+    this.#machineNanoseconds += used;
+    // A backend may answer twice with the same sample: then the rate of before stands.
+    const nanocores = previous === undefined ? undefined : at > previous.at ? rate(used, at - previous.at) : previous.nanocores;
+    this.#readings.set(key, { machineId, cpu, at, nanocores });
+    return nanocores;
+  }
+}
+
+/** Nanoseconds of CPU per millisecond of time, as nanocores. */
+function rate(nanoseconds: number, ms: number): number {
+  return Math.max(0, Math.round((nanoseconds / ms) * 1000));
+}

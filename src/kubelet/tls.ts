@@ -1,0 +1,381 @@
+/**
+ * Certificates of the kubelet API: the one it serves with, from files, from a signing request or made here, and the CA that
+ * client certificates are checked against. Each source keeps its last good value through any error.
+ */
+import { createPrivateKey, X509Certificate } from "node:crypto";
+import { readFile } from "node:fs/promises";
+import { createSecureContext } from "node:tls";
+import type { Kube } from "../kube/kube.ts";
+import { isNotFound } from "../kube/errors.ts";
+import { resourcePath } from "../kube/paths.ts";
+import type { Logger } from "../telemetry/logger.ts";
+import type { Metrics } from "../telemetry/metrics.ts";
+import type { Clock } from "../util/clock.ts";
+import { toError, VmletError } from "../util/errors.ts";
+import type { Random } from "../util/random.ts";
+import { createCertificate, createSigningRequest, generateKeyPair, privateKeyPem, type SubjectAltNames } from "../util/x509.ts";
+
+/** PEM texts that belong together. */
+export interface ServingCertificate {
+  cert: string;
+  key: string;
+}
+
+/** Something that may change while the agent runs. */
+export interface Reloadable<T> {
+  /** undefined until there is a first value. */
+  current(): T | undefined;
+  /** Calls `listener` after each change. */
+  onChange(listener: (value: T) => void): void;
+  /** Watches for changes until the signal aborts. Never rejects. */
+  run(signal: AbortSignal): Promise<void>;
+}
+
+/** What the node advertises; a serving certificate must cover all of it. */
+export type AdvertisedNames = () => SubjectAltNames;
+
+export class CertificateError extends VmletError {
+  readonly code = "CERTIFICATE";
+}
+
+const POLL_MS = 10_000;
+const RETRY_MS = 30_000;
+const CA_CONFIG_MAP_POLL_MS = 60_000;
+const SIGNING_TIMEOUT_MS = 15 * 60_000;
+const SIGNING_POLL_MS = 2_000;
+const SELF_SIGNED_LIFE_MS = 365 * 86_400_000;
+const HOUR_MS = 3600_000;
+
+class Holder<T> {
+  #value: T | undefined;
+  readonly #listeners: ((value: T) => void)[] = [];
+
+  readonly current = (): T | undefined => this.#value;
+  readonly onChange = (listener: (value: T) => void): void => {
+    this.#listeners.push(listener);
+  };
+
+  set(value: T): void {
+    this.#value = value;
+    for (const listener of this.#listeners) listener(value);
+  }
+}
+
+/** @throws CertificateError when the texts are no PEM, the key is not the certificate's, or TLS would refuse them */
+export function checkPair(pair: ServingCertificate, source: string): void {
+  try {
+    if (!new X509Certificate(pair.cert).checkPrivateKey(createPrivateKey(pair.key))) throw new Error("the key is not the certificate's");
+    createSecureContext(pair);
+  } catch (thrown) {
+    throw new CertificateError(`${source}: certificate and key cannot be used together: ${toError(thrown).message}`, { cause: thrown });
+  }
+}
+
+/**
+ * A certificate and key in files, read again every 10 s: watches do not see the swapped links of projected volumes. A pair
+ * that does not match (one file written, the other not yet) is left for the next round.
+ *
+ * @throws CertificateError when the first reading gives no usable pair
+ */
+export async function fileCertificate(options: {
+  certFile: string;
+  keyFile: string;
+  clock: Clock;
+  logger: Logger;
+  metrics: Metrics;
+}): Promise<Reloadable<ServingCertificate>> {
+  const { certFile, keyFile, clock, logger, metrics } = options;
+  const holder = new Holder<ServingCertificate>();
+  const load = async () => {
+    const pair = { cert: await readFile(certFile, "utf8"), key: await readFile(keyFile, "utf8") };
+    const old = holder.current();
+    if (pair.cert === old?.cert && pair.key === old.key) return;
+    checkPair(pair, certFile);
+    holder.set(pair);
+    logger.info({ certFile }, "serving certificate loaded");
+  };
+  reportTtl(metrics, clock, holder);
+  try {
+    await load();
+  } catch (thrown) {
+    throw thrown instanceof CertificateError ? thrown : new CertificateError(`${certFile}: ${toError(thrown).message}`, { cause: thrown });
+  }
+  return {
+    current: holder.current,
+    onChange: holder.onChange,
+    run: (signal) =>
+      repeat(clock, signal, async () => {
+        try {
+          await load();
+        } catch (thrown) {
+          metrics.serverCertificateRenewErrors.inc();
+          logger.warn({ certFile, err: toError(thrown).message }, "serving certificate not reloaded, the old one stays");
+        }
+        return POLL_MS;
+      }),
+  };
+}
+
+/**
+ * A certificate made here. It encrypts but proves nothing: API servers that verify kubelets refuse it, and metrics-server needs
+ * `--kubelet-insecure-tls`. Made anew when the advertised names change or its life is nearly over.
+ */
+export function selfSignedCertificate(options: {
+  nodeName: string;
+  names: AdvertisedNames;
+  clock: Clock;
+  logger: Logger;
+  metrics: Metrics;
+}): Reloadable<ServingCertificate> {
+  const { nodeName, names, clock, logger, metrics } = options;
+  const holder = new Holder<ServingCertificate>();
+  reportTtl(metrics, clock, holder);
+  const renewIfNeeded = () => {
+    const pair = holder.current();
+    if (pair !== undefined && coversNames(pair.cert, names()) && lifeLeft(pair.cert, clock) > 0.2) return;
+    holder.set(createSelfSigned(nodeName, names(), clock));
+    logger.warn(
+      { nodeName },
+      "serving with a self-signed certificate: API servers that verify kubelets will refuse it; give files or use certificate signing",
+    );
+  };
+  renewIfNeeded();
+  return {
+    current: holder.current,
+    onChange: holder.onChange,
+    run: (signal) =>
+      repeat(clock, signal, async () => {
+        renewIfNeeded();
+        return POLL_MS;
+      }),
+  };
+}
+
+function createSelfSigned(nodeName: string, altNames: SubjectAltNames, clock: Clock): ServingCertificate {
+  const keys = generateKeyPair();
+  const now = clock.now();
+  const cert = createCertificate({
+    // As the kubelet names its own.
+    subject: { commonName: `${nodeName}@${Math.floor(now / 1000)}` },
+    keys,
+    altNames: { ...altNames, dnsNames: [...new Set([nodeName, ...altNames.dnsNames])] },
+    usages: ["serverAuth"],
+    notBeforeMs: now - HOUR_MS,
+    notAfterMs: now + SELF_SIGNED_LIFE_MS,
+  });
+  return { cert, key: privateKeyPem(keys.privateKey) };
+}
+
+/**
+ * A certificate from the cluster's signer `kubernetes.io/kubelet-serving`, which wants: organization `system:nodes`, common name
+ * `system:node:NAME`, a requester of just that name, and somebody's approval. Until it is there, a self-signed one serves. It is
+ * renewed at 70 to 90 % of its life, or when the advertised names change.
+ */
+export function signedCertificate(options: {
+  nodeName: string;
+  names: AdvertisedNames;
+  /** Must act as `system:node:NAME`. */
+  kube: Kube;
+  clock: Clock;
+  random: Random;
+  logger: Logger;
+  metrics: Metrics;
+}): Reloadable<ServingCertificate> {
+  const { nodeName, names, clock, random, logger, metrics } = options;
+  const holder = new Holder<ServingCertificate>();
+  reportTtl(metrics, clock, holder);
+  holder.set(createSelfSigned(nodeName, names(), clock));
+  let signed = false;
+  let renewAt = 0;
+  return {
+    current: holder.current,
+    onChange: holder.onChange,
+    run: (signal) =>
+      repeat(clock, signal, async () => {
+        const pair = holder.current()!;
+        if (signed && clock.now() < renewAt && coversNames(pair.cert, names())) return POLL_MS;
+        if (names().dnsNames.length + names().ipAddresses.length === 0) return POLL_MS;
+        try {
+          const next = await requestCertificate({ ...options, signal });
+          checkPair(next, "signed serving certificate");
+          const { validFromDate, validToDate } = new X509Certificate(next.cert);
+          const life = validToDate.getTime() - validFromDate.getTime();
+          renewAt = validFromDate.getTime() + life * (0.7 + 0.2 * random());
+          signed = true;
+          holder.set(next);
+          logger.info({ nodeName, validTo: validToDate.toISOString() }, "serving certificate signed by the cluster");
+          return POLL_MS;
+        } catch (thrown) {
+          if (signal.aborted) return 0;
+          metrics.serverCertificateRenewErrors.inc();
+          logger.warn(
+            { nodeName, err: toError(thrown).message },
+            "serving certificate not signed, will ask again; requests need approval: kubectl certificate approve",
+          );
+          return RETRY_MS;
+        }
+      }),
+  };
+}
+
+interface SigningRequest {
+  metadata: { name: string };
+  status?: { certificate?: string; conditions?: { type: string; reason?: string; message?: string }[] };
+}
+
+/** Asks the cluster to sign a fresh key and waits for the answer. @throws CertificateError when denied or not answered in 15 minutes */
+async function requestCertificate(options: {
+  nodeName: string;
+  names: AdvertisedNames;
+  kube: Kube;
+  clock: Clock;
+  signal: AbortSignal;
+}): Promise<ServingCertificate> {
+  const { nodeName, kube, clock, signal } = options;
+  const keys = generateKeyPair();
+  const request = createSigningRequest({
+    subject: { commonName: `system:node:${nodeName}`, organizations: ["system:nodes"] },
+    keys,
+    altNames: options.names(),
+  });
+  const csrPath = (name?: string) =>
+    resourcePath({ group: "certificates.k8s.io", resource: "certificatesigningrequests", ...(name !== undefined && { name }) });
+  const created = await kube.request<SigningRequest>({
+    method: "POST",
+    path: csrPath(),
+    signal,
+    body: {
+      apiVersion: "certificates.k8s.io/v1",
+      kind: "CertificateSigningRequest",
+      metadata: { generateName: "csr-" },
+      spec: {
+        request: Buffer.from(request).toString("base64"),
+        signerName: "kubernetes.io/kubelet-serving",
+        usages: ["digital signature", "server auth"],
+      },
+    },
+  });
+  const { name } = created.metadata;
+  const deadline = clock.monotonic() + SIGNING_TIMEOUT_MS;
+  while (clock.monotonic() < deadline) {
+    const { status } = await kube.request<SigningRequest>({ method: "GET", path: csrPath(name), signal });
+    const refused = status?.conditions?.find((condition) => condition.type === "Denied" || condition.type === "Failed");
+    if (refused) throw new CertificateError(`signing request ${name} was ${refused.type.toLowerCase()}: ${refused.message ?? refused.reason ?? ""}`);
+    if (status?.certificate) {
+      return { cert: Buffer.from(status.certificate, "base64").toString("utf8"), key: privateKeyPem(keys.privateKey) };
+    }
+    await clock.sleep(SIGNING_POLL_MS, signal);
+  }
+  throw new CertificateError(`signing request ${name} was not approved and signed within 15 minutes`);
+}
+
+/** True when the certificate names every address and DNS name. */
+export function coversNames(cert: string, names: SubjectAltNames): boolean {
+  const certificate = new X509Certificate(cert);
+  return (
+    names.dnsNames.every((dnsName) => certificate.checkHost(dnsName, { subject: "never" }) !== undefined) &&
+    names.ipAddresses.every((address) => certificate.checkIP(address) !== undefined)
+  );
+}
+
+function lifeLeft(cert: string, clock: Clock): number {
+  const { validFromDate, validToDate } = new X509Certificate(cert);
+  return (validToDate.getTime() - clock.now()) / (validToDate.getTime() - validFromDate.getTime());
+}
+
+function reportTtl(metrics: Metrics, clock: Clock, holder: Holder<ServingCertificate>): void {
+  metrics.onScrape(() => {
+    const pair = holder.current();
+    if (pair) metrics.serverCertificateTtl.set((new X509Certificate(pair.cert).validToDate.getTime() - clock.now()) / 1000);
+  });
+}
+
+/**
+ * The CA bundle for client certificates, from a file.
+ *
+ * @throws CertificateError when the first reading gives no certificate
+ */
+export async function fileClientCa(options: { file: string; clock: Clock; logger: Logger }): Promise<Reloadable<string>> {
+  const { file, clock, logger } = options;
+  const holder = new Holder<string>();
+  const load = async () => {
+    const bundle = await readFile(file, "utf8");
+    if (bundle === holder.current()) return;
+    checkBundle(bundle, file);
+    holder.set(bundle);
+    logger.info({ file }, "client CA loaded");
+  };
+  try {
+    await load();
+  } catch (thrown) {
+    throw thrown instanceof CertificateError ? thrown : new CertificateError(`${file}: ${toError(thrown).message}`, { cause: thrown });
+  }
+  return { current: holder.current, onChange: holder.onChange, run: (signal) => poll(clock, signal, logger, POLL_MS, load) };
+}
+
+const CA_CONFIG_MAP = { namespace: "kube-system", name: "extension-apiserver-authentication", key: "client-ca-file" };
+
+/**
+ * The cluster's own client CA, as the API server publishes it. On kubeadm clusters it signs the API server's kubelet client
+ * certificate; where it does not, give a file. Without the map or the right to read it, client certificates are not accepted.
+ */
+export async function configMapClientCa(options: { kube: Kube; clock: Clock; logger: Logger; signal: AbortSignal }): Promise<Reloadable<string>> {
+  const { kube, clock, logger } = options;
+  const holder = new Holder<string>();
+  const { namespace, name, key } = CA_CONFIG_MAP;
+  const load = async (signal: AbortSignal) => {
+    const path = resourcePath({ resource: "configmaps", namespace, name });
+    let bundle: string | undefined;
+    try {
+      bundle = (await kube.request<{ data?: Record<string, string> }>({ method: "GET", path, signal })).data?.[key];
+    } catch (thrown) {
+      if (!isNotFound(thrown)) throw thrown;
+    }
+    if (bundle === undefined) throw new CertificateError(`ConfigMap ${namespace}/${name} has no ${key}`);
+    if (bundle === holder.current()) return;
+    checkBundle(bundle, `ConfigMap ${namespace}/${name}`);
+    holder.set(bundle);
+    logger.info({ namespace, name }, "client CA loaded");
+  };
+  await load(options.signal).catch((thrown: unknown) => warnCa(logger, thrown));
+  return {
+    current: holder.current,
+    onChange: holder.onChange,
+    run: (signal) => poll(clock, signal, logger, CA_CONFIG_MAP_POLL_MS, () => load(signal)),
+  };
+}
+
+function warnCa(logger: Logger, thrown: unknown): void {
+  logger.warn({ err: toError(thrown).message }, "client CA not loaded, what is loaded stays");
+}
+
+function checkBundle(bundle: string, source: string): void {
+  try {
+    // Throws when there is no certificate in it; further ones are read by TLS itself.
+    createSecureContext({ ca: bundle });
+    new X509Certificate(bundle);
+  } catch (thrown) {
+    throw new CertificateError(`${source}: no usable CA certificate: ${toError(thrown).message}`, { cause: thrown });
+  }
+}
+
+function poll(clock: Clock, signal: AbortSignal, logger: Logger, periodMs: number, load: () => Promise<void>): Promise<void> {
+  return repeat(clock, signal, async () => {
+    await load().catch((thrown: unknown) => {
+      if (!signal.aborted) warnCa(logger, thrown);
+    });
+    return periodMs;
+  });
+}
+
+/** Calls `round` and sleeps as long as it says, until the signal aborts. */
+async function repeat(clock: Clock, signal: AbortSignal, round: () => Promise<number>): Promise<void> {
+  while (!signal.aborted) {
+    const waitMs = await round();
+    try {
+      await clock.sleep(waitMs, signal);
+    } catch {
+      return; // aborted
+    }
+  }
+}
