@@ -37,7 +37,9 @@ export async function usage(pids: readonly number[], seconds: number): Promise<U
 /** User and system time of the processes: fields 14 and 15 of /proc/PID/stat, in ticks of 1/100 s (proc_pid_stat(5)). */
 export function cpuSeconds(pids: readonly number[]): number {
   const ticks = pids.map((pid) => {
-    const fields = readFileSync(`/proc/${pid}/stat`, "utf8").replace(/^.*\) /s, "").split(" ");
+    const fields = readFileSync(`/proc/${pid}/stat`, "utf8")
+      .replace(/^.*\) /s, "")
+      .split(" ");
     return Number(fields[11]) + Number(fields[12]);
   });
   return ticks.reduce((sum, each) => sum + each, 0) / 100;
@@ -74,7 +76,8 @@ export class PodWatch implements AsyncDisposable {
         const name: string = object.metadata?.name;
         if (type === "ERROR") throw new Error(`watch failed: ${JSON.stringify(object)}`);
         if (type === "DELETED") this.goneAt.set(name, performance.now());
-        else if (object.status?.phase === "Running" && !this.runningAt.has(name)) this.runningAt.set(name, performance.now());
+        else if (object.status?.phase === "Running" && !this.runningAt.has(name))
+          this.runningAt.set(name, performance.now());
         this.#wake();
       }
       if (!this.#stop.signal.aborted) throw new Error("the API server ended the watch");
@@ -93,7 +96,8 @@ export class PodWatch implements AsyncDisposable {
       const missing = names.filter((name) => !this[which].has(name)).length;
       if (missing === 0) return;
       const left = deadline - performance.now();
-      if (left <= 0) throw new Error(`${names.length - missing} of ${names.length} pods reached ${which} in ${timeoutMs / 1000} s`);
+      if (left <= 0)
+        throw new Error(`${names.length - missing} of ${names.length} pods reached ${which} in ${timeoutMs / 1000} s`);
       await new Promise<void>((resolve) => {
         const timer = setTimeout(resolve, left);
         this.#wake = () => (clearTimeout(timer), resolve());
@@ -132,9 +136,15 @@ export async function inParallel<T>(items: readonly T[], work: (item: T) => Prom
 }
 
 /** Creates pods at an even rate and returns the milliseconds from each request to its pod being seen Running. */
-export async function steadyCreation(
-  options: { client: Client; namespace: string; nodeName: string; watch: PodWatch; count: number; perSecond: number; timeoutMs: number },
-): Promise<{ latencies: Latencies; names: string[] }> {
+export async function steadyCreation(options: {
+  client: Client;
+  namespace: string;
+  nodeName: string;
+  watch: PodWatch;
+  count: number;
+  perSecond: number;
+  timeoutMs: number;
+}): Promise<{ latencies: Latencies; names: string[] }> {
   const names = Array.from({ length: options.count }, (_, index) => `steady-${index}`);
   const sentAt = new Map<string, number>();
   const requests: Promise<unknown>[] = [];
@@ -142,7 +152,9 @@ export async function steadyCreation(
   for (const [index, name] of names.entries()) {
     await sleep(Math.max(0, started + (index * 1000) / options.perSecond - performance.now()));
     sentAt.set(name, performance.now());
-    requests.push(options.client.create(`/api/v1/namespaces/${options.namespace}/pods`, benchPod(name, options.nodeName)));
+    requests.push(
+      options.client.create(`/api/v1/namespaces/${options.namespace}/pods`, benchPod(name, options.nodeName)),
+    );
   }
   await Promise.all(requests);
   await options.watch.all("runningAt", names, options.timeoutMs);
@@ -181,7 +193,13 @@ export function agentWrites(auditLog: string, from: number): Map<string, number>
     if (line === "") continue;
     const event = JSON.parse(line) as Json;
     const user: string = event.user.username;
-    if (user === "admin" || user.startsWith("system:kube-") || user.startsWith("system:serviceaccount:") || user === "system:apiserver") continue;
+    if (
+      user === "admin" ||
+      user.startsWith("system:kube-") ||
+      user.startsWith("system:serviceaccount:") ||
+      user === "system:apiserver"
+    )
+      continue;
     const { resource, subresource } = event.objectRef ?? {};
     if (!["pods", "events", "serviceaccounts"].includes(resource)) continue;
     const key = `${event.verb} ${resource}${subresource === undefined ? "" : `/${subresource}`}`;

@@ -73,13 +73,22 @@ await writeFile(
     kind: "Policy",
     omitStages: ["RequestReceived"],
     rules: [
-      { level: "Metadata", verbs: ["create", "update", "patch", "delete"], resources: [{ group: "", resources: ["pods", "pods/status", "events", "serviceaccounts/token"] }] },
+      {
+        level: "Metadata",
+        verbs: ["create", "update", "patch", "delete"],
+        resources: [{ group: "", resources: ["pods", "pods/status", "events", "serviceaccounts/token"] }],
+      },
       { level: "None" },
     ],
   }),
 );
 const cluster = await startCluster({
-  apiServerFlags: [`--audit-policy-file=${auditPolicy}`, `--audit-log-path=${auditLog}`, "--audit-log-mode=batch", "--audit-log-batch-max-wait=200ms"],
+  apiServerFlags: [
+    `--audit-policy-file=${auditPolicy}`,
+    `--audit-log-path=${auditLog}`,
+    "--audit-log-mode=batch",
+    "--audit-log-batch-max-wait=200ms",
+  ],
 });
 const results: Figures[] = [];
 try {
@@ -94,7 +103,8 @@ try {
     }
   }
   compare(results, values.vs.length);
-  if (values.json) console.log(JSON.stringify(results.map((each) => ({ ...each, writes: Object.fromEntries(each.writes) }))));
+  if (values.json)
+    console.log(JSON.stringify(results.map((each) => ({ ...each, writes: Object.fromEntries(each.writes) }))));
 } finally {
   await cluster.stop();
   await rm(auditDir, { recursive: true, force: true });
@@ -170,8 +180,12 @@ function print(f: Figures): void {
   const total = [...f.writes.values()].reduce((sum, each) => sum + each, 0);
   const parts = [...f.writes].map(([what, count]) => `${what} ${(count / f.pods).toFixed(2)}`).join(", ");
   console.log(`\n${f.target}`);
-  console.log(`  ${f.pods} bound pods to Running   ${f.startSeconds.toFixed(1)} s (${(f.pods / f.startSeconds).toFixed(1)}/s)`);
-  console.log(`  deletion of ${f.pods}             ${f.deleteSeconds.toFixed(1)} s (${(f.pods / f.deleteSeconds).toFixed(1)}/s)`);
+  console.log(
+    `  ${f.pods} bound pods to Running   ${f.startSeconds.toFixed(1)} s (${(f.pods / f.startSeconds).toFixed(1)}/s)`,
+  );
+  console.log(
+    `  deletion of ${f.pods}             ${f.deleteSeconds.toFixed(1)} s (${(f.pods / f.deleteSeconds).toFixed(1)}/s)`,
+  );
   const { p50, p90, p99, max } = f.latencies;
   console.log(`  creation at ${f.rate}/s to Running  p50 ${ms(p50)}  p90 ${ms(p90)}  p99 ${ms(p99)}  max ${ms(max)}`);
   console.log(`  API writes per pod to Running  ${(total / f.pods).toFixed(2)} (${parts})`);

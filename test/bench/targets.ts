@@ -45,7 +45,9 @@ export function kwok(): Target {
     },
     async startAgent() {
       // Every start of kwok is another lease holder and would wait 40 s for the lease of the one before to run out.
-      await cluster.admin.delete(`/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases/${nodeName}`).catch(ignoreAbsence);
+      await cluster.admin
+        .delete(`/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases/${nodeName}`)
+        .catch(ignoreAbsence);
       agent = cluster.sandbox.spawn("kwok", binary, [
         `--kubeconfig=${kubeconfig}`,
         "--manage-nodes-with-annotation-selector=kwok.x-k8s.io/node=fake",

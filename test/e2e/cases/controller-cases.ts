@@ -12,7 +12,12 @@ function template({ env }: CaseContext, app: string, spec: Json): Json {
   return { metadata: { labels: { app } }, spec: podSpec(env.nodeName, spec) };
 }
 
-async function until({ env }: CaseContext, path: string, what: string, condition: (object: Json) => boolean): Promise<Json> {
+async function until(
+  { env }: CaseContext,
+  path: string,
+  what: string,
+  condition: (object: Json) => boolean,
+): Promise<Json> {
   return waitFor({ what: `${path} ${what}`, timeoutMs: 120_000 }, async () => {
     const object = await env.client.get(path);
     must(condition(object), object.status);
@@ -31,7 +36,10 @@ export const controllerCases: readonly Case[] = [
         spec: {
           replicas: 0,
           selector: { matchLabels: { app: "burst" } },
-          template: template(context, "burst", { terminationGracePeriodSeconds: 10, containers: [shell("main", serve)] }),
+          template: template(context, "burst", {
+            terminationGracePeriodSeconds: 10,
+            containers: [shell("main", serve)],
+          }),
         },
       });
       await env.client.patch(`${path}/scale`, { spec: { replicas: 20 } });
@@ -42,7 +50,10 @@ export const controllerCases: readonly Case[] = [
       await disturb();
       await waitFor({ what: "the pods of the Deployment to be gone", timeoutMs: 120_000 }, async () => {
         const left = await pods.list("app=burst");
-        must(left.length === 0, left.map((pod) => pod.metadata.name));
+        must(
+          left.length === 0,
+          left.map((pod) => pod.metadata.name),
+        );
       });
     },
   },
@@ -56,7 +67,10 @@ export const controllerCases: readonly Case[] = [
           completions: 6,
           parallelism: 3,
           backoffLimit: 0,
-          template: template(context, "work", { restartPolicy: "Never", containers: [shell("main", "sleep 1; exit 0")] }),
+          template: template(context, "work", {
+            restartPolicy: "Never",
+            containers: [shell("main", "sleep 1; exit 0")],
+          }),
         },
       });
       await disturb();
@@ -81,7 +95,10 @@ export const controllerCases: readonly Case[] = [
           podFailurePolicy: {
             rules: [{ action: "FailJob", onExitCodes: { containerName: "main", operator: "In", values: [42] } }],
           },
-          template: template(context, "fatal", { restartPolicy: "Never", containers: [shell("main", "sleep 1; exit 42")] }),
+          template: template(context, "fatal", {
+            restartPolicy: "Never",
+            containers: [shell("main", "sleep 1; exit 42")],
+          }),
         },
       });
       await disturb();
@@ -103,7 +120,10 @@ export const controllerCases: readonly Case[] = [
           replicas: 3,
           serviceName: "ordered",
           selector: { matchLabels: { app: "ordered" } },
-          template: template(context, "ordered", { terminationGracePeriodSeconds: 10, containers: [shell("main", serve)] }),
+          template: template(context, "ordered", {
+            terminationGracePeriodSeconds: 10,
+            containers: [shell("main", serve)],
+          }),
         },
       });
       await until(context, path, "to have 3 ready replicas", ({ status }) => status.readyReplicas === 3);
@@ -114,7 +134,10 @@ export const controllerCases: readonly Case[] = [
         context,
         path,
         "to have restarted",
-        ({ status }) => status.updatedReplicas === 3 && status.readyReplicas === 3 && status.currentRevision === status.updateRevision,
+        ({ status }) =>
+          status.updatedReplicas === 3 &&
+          status.readyReplicas === 3 &&
+          status.currentRevision === status.updateRevision,
       );
       const after = await pods.list("app=ordered");
       const uids = (list: Json[]) => list.map((pod) => pod.metadata.uid);

@@ -2,7 +2,14 @@
 import { spawn } from "node:child_process";
 import { describe, expect, test } from "vitest";
 import { waitFor, must } from "../harness/wait.ts";
-import { containerVariable, doubleMachines, doubles, transitionViolations, uidVariable, workloadProcesses } from "./history.ts";
+import {
+  containerVariable,
+  doubleMachines,
+  doubles,
+  transitionViolations,
+  uidVariable,
+  workloadProcesses,
+} from "./history.ts";
 
 const pod = (status: object) => ({ metadata: { namespace: "n", name: "p", uid: "u" }, status });
 const counted = (restartCount: number) => ({ containerStatuses: [{ name: "main", restartCount }] });
@@ -11,7 +18,12 @@ describe("transitionViolations", () => {
   test.each([
     ["a start time that changes", { startTime: "a" }, { startTime: "b" }, /^time: n\/p \(u\): startTime/],
     ["a start time that disappears", { startTime: "a" }, {}, /^time:/],
-    ["Succeeded that becomes Failed", { phase: "Succeeded" }, { phase: "Failed" }, /^final: .* from Succeeded to Failed/],
+    [
+      "Succeeded that becomes Failed",
+      { phase: "Succeeded" },
+      { phase: "Failed" },
+      /^final: .* from Succeeded to Failed/,
+    ],
     ["Failed that becomes Running", { phase: "Failed" }, { phase: "Running" }, /^final:/],
     ["Running that becomes Pending", { phase: "Running" }, { phase: "Pending" }, /^final:/],
     ["a restart count that falls", counted(2), counted(1), /^count: .* fell from 2 to 1/],
@@ -36,7 +48,9 @@ describe("doubleMachines", () => {
   const machine = (id: string, state: string) => ({ id, state, labels: { "vmlet.dev/uid": "u" } });
 
   test("reports two live machines of one pod", () => {
-    expect(doubleMachines([machine("a", "running"), machine("b", "starting")])).toEqual([expect.stringMatching(/^one: .*a, b/)]);
+    expect(doubleMachines([machine("a", "running"), machine("b", "starting")])).toEqual([
+      expect.stringMatching(/^one: .*a, b/),
+    ]);
   });
 
   test("accepts one that is over beside one that lives", () => {
@@ -47,7 +61,11 @@ describe("doubleMachines", () => {
 describe("workloadProcesses", () => {
   test("finds a container that runs twice, and takes a shell's child for no copy", async () => {
     const uid = `selftest-${process.pid}`;
-    const start = () => spawn("sh", ["-c", "sleep 60; true"], { env: { ...process.env, [uidVariable]: uid, [containerVariable]: "main" }, detached: true });
+    const start = () =>
+      spawn("sh", ["-c", "sleep 60; true"], {
+        env: { ...process.env, [uidVariable]: uid, [containerVariable]: "main" },
+        detached: true,
+      });
     const mine = () => workloadProcesses().filter((each) => each.uid === uid);
     const first = start();
     const children = [first];
@@ -58,7 +76,11 @@ describe("workloadProcesses", () => {
       children.push(second);
       await waitFor({ what: "the second copy" }, () => must(mine().length === 2, mine()));
       expect(doubles(mine())).toHaveLength(1);
-      expect(doubles(mine())[0]!.map((each) => each.pid).toSorted()).toEqual([first.pid, second.pid].toSorted());
+      expect(
+        doubles(mine())[0]!
+          .map((each) => each.pid)
+          .toSorted(),
+      ).toEqual([first.pid, second.pid].toSorted());
     } finally {
       for (const child of children) process.kill(-child.pid!, "SIGKILL");
     }

@@ -81,7 +81,9 @@ export function doubleMachines(machines: readonly Json[]): string[] {
   const live = machines.filter((machine) => !over.has(machine.state));
   const groups = Map.groupBy(live, (machine) => machine.labels["vmlet.dev/uid"] as string);
   return [...groups].flatMap(([uid, group]) =>
-    group.length > 1 ? [`one: pod ${uid} has ${group.length} live machines: ${group.map((machine) => machine.id).join(", ")}`] : [],
+    group.length > 1
+      ? [`one: pod ${uid} has ${group.length} live machines: ${group.map((machine) => machine.id).join(", ")}`]
+      : [],
   );
 }
 
@@ -131,7 +133,9 @@ export async function recordHistory(options: HistoryOptions): Promise<History> {
     const alive = workloadProcesses().filter((each) => each.uid === uid);
     if (alive.length > 0) {
       const { namespace, name } = pod.metadata;
-      violated(`gone: ${namespace}/${name} (${uid}) was removed while ${alive.map((each) => each.container).join(", ")} still ran`);
+      violated(
+        `gone: ${namespace}/${name} (${uid}) was removed while ${alive.map((each) => each.container).join(", ")} still ran`,
+      );
     }
   };
 
@@ -148,7 +152,10 @@ export async function recordHistory(options: HistoryOptions): Promise<History> {
     while (!signal.aborted) {
       try {
         resourceVersion ??= await relist();
-        for await (const event of client.watch(`/api/v1/pods?resourceVersion=${resourceVersion}&allowWatchBookmarks=true`, signal)) {
+        for await (const event of client.watch(
+          `/api/v1/pods?resourceVersion=${resourceVersion}&allowWatchBookmarks=true`,
+          signal,
+        )) {
           if (event.type === "ERROR") {
             resourceVersion = undefined;
             break;
@@ -201,12 +208,18 @@ export async function recordHistory(options: HistoryOptions): Promise<History> {
       await waitFor({ what: `nothing of ${namespace} to be left`, timeoutMs }, async () => {
         const pods = await client.get("/api/v1/pods");
         const exists = new Set(pods.items.map((pod: Json) => pod.metadata.uid));
-        const seen = new Set(recorded.filter(({ pod }) => pod.metadata.namespace === namespace).map(({ pod }) => pod.metadata.uid));
+        const seen = new Set(
+          recorded.filter(({ pod }) => pod.metadata.namespace === namespace).map(({ pod }) => pod.metadata.uid),
+        );
         const stray = (uid: string) => seen.has(uid) && !exists.has(uid);
         const processes = workloadProcesses().filter(({ uid }) => stray(uid));
         must(processes.length === 0, { "processes without a pod": processes });
-        const machines = (await options.machines()).filter((m) => !over.has(m.state) && stray(m.labels["vmlet.dev/uid"]));
-        must(machines.length === 0, { "live machines without a pod": machines.map((m) => ({ id: m.id, state: m.state })) });
+        const machines = (await options.machines()).filter(
+          (m) => !over.has(m.state) && stray(m.labels["vmlet.dev/uid"]),
+        );
+        must(machines.length === 0, {
+          "live machines without a pod": machines.map((m) => ({ id: m.id, state: m.state })),
+        });
       });
       if (violations.length > 0) throw new Error(`rules broken:\n${violations.join("\n")}`);
     },

@@ -78,7 +78,10 @@ export const podCases: readonly Case[] = [
       await pods.create("retries", { restartPolicy: "OnFailure", containers: [shell("main", script)] });
       await disturb();
       const pod = await pods.untilPhase("retries", "Succeeded");
-      expect(containerStatus(pod, "main")).toMatchObject({ restartCount: 1, lastState: { terminated: { exitCode: 1 } } });
+      expect(containerStatus(pod, "main")).toMatchObject({
+        restartCount: 1,
+        lastState: { terminated: { exitCode: 1 } },
+      });
     },
   },
   {
@@ -99,7 +102,10 @@ export const podCases: readonly Case[] = [
   {
     name: "a deleted pod whose program ends when asked is gone long before its grace is over",
     async run({ pods, disturb }) {
-      const { metadata } = await pods.create("polite", { terminationGracePeriodSeconds: 60, containers: [shell("main", serve)] });
+      const { metadata } = await pods.create("polite", {
+        terminationGracePeriodSeconds: 60,
+        containers: [shell("main", serve)],
+      });
       await pods.untilReady("polite");
       await pods.delete("polite");
       await disturb();
@@ -109,7 +115,10 @@ export const podCases: readonly Case[] = [
   {
     name: "a deleted pod whose program ignores SIGTERM is killed when its grace is over, not before",
     async run({ pods, disturb }) {
-      const { metadata } = await pods.create("stubborn", { terminationGracePeriodSeconds: 3, containers: [shell("main", stubborn)] });
+      const { metadata } = await pods.create("stubborn", {
+        terminationGracePeriodSeconds: 3,
+        containers: [shell("main", stubborn)],
+      });
       await pods.untilReady("stubborn");
       const asked = performance.now();
       await pods.delete("stubborn");
@@ -121,7 +130,10 @@ export const podCases: readonly Case[] = [
   {
     name: "a pod deleted by force is gone at once, and its program soon after",
     async run({ env, pods, disturb }) {
-      const { metadata } = await pods.create("forced", { terminationGracePeriodSeconds: 60, containers: [shell("main", stubborn)] });
+      const { metadata } = await pods.create("forced", {
+        terminationGracePeriodSeconds: 60,
+        containers: [shell("main", stubborn)],
+      });
       await pods.untilReady("forced");
       env.history.forced(metadata.uid);
       await pods.delete("forced", 0);
@@ -167,7 +179,10 @@ export const podCases: readonly Case[] = [
       await waitFor({ what: "the Node to be Ready again", timeoutMs: 60_000 }, async () => {
         const now = await env.client.get(`/api/v1/nodes/${env.nodeName}`);
         must(now.metadata.uid !== node.metadata.uid, "still the old Node");
-        must(now.status.conditions.some((each: any) => each.type === "Ready" && each.status === "True"), now.status.conditions);
+        must(
+          now.status.conditions.some((each: any) => each.type === "Ready" && each.status === "True"),
+          now.status.conditions,
+        );
       });
       const after = await pods.untilReady("survives");
       expect(after.metadata.uid).toBe(metadata.uid);

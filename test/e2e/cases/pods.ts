@@ -60,7 +60,10 @@ export class Pods {
   }
 
   delete(name: string, gracePeriodSeconds?: number): Promise<Json> {
-    return this.#client.delete(`${this.path}/${name}`, gracePeriodSeconds === undefined ? undefined : { gracePeriodSeconds });
+    return this.#client.delete(
+      `${this.path}/${name}`,
+      gracePeriodSeconds === undefined ? undefined : { gracePeriodSeconds },
+    );
   }
 
   /** Waits until `condition` accepts the pod, and returns it. `condition` throws NotYet or returns false until then. */
@@ -100,7 +103,10 @@ export class Pods {
           if (!(error instanceof HttpError && error.status === 404)) throw error;
         });
       }
-      must(left.length === 0, left.map((pod) => ({ name: pod.metadata.name, status: pod.status })));
+      must(
+        left.length === 0,
+        left.map((pod) => ({ name: pod.metadata.name, status: pod.status })),
+      );
     });
   }
 }
@@ -110,5 +116,7 @@ export function isReady(pod: Json): boolean {
 }
 
 export function containerStatus(pod: Json, name: string): Json {
-  return [...(pod.status.initContainerStatuses ?? []), ...(pod.status.containerStatuses ?? [])].find((each) => each.name === name);
+  return [...(pod.status.initContainerStatuses ?? []), ...(pod.status.containerStatuses ?? [])].find(
+    (each) => each.name === name,
+  );
 }

@@ -26,21 +26,17 @@ export function describeCases(title: string, options: SuiteOptions): void {
     let serial = 0;
     for (const fault of options.faults) {
       describe(fault === "nothing" ? "undisturbed" : `while ${fault} is killed`, () => {
-        test.for(options.cases)(
-          "$name",
-          async ({ run }) => {
-            const pods = new Pods(env.client, await createNamespace(env, `case-${serial++}`), env.nodeName);
-            try {
-              await run({ env, pods, disturb: () => inject(env, fault) });
-            } catch (error) {
-              throw new Error(`${(error as Error).message}\n${await env.agent.logTail()}`, { cause: error });
-            } finally {
-              await emptyNamespace(env, pods);
-            }
-            await env.history.check(pods.namespace);
-          },
-          options.timeoutMs,
-        );
+        test.for(options.cases)("$name", { timeout: options.timeoutMs }, async ({ run }) => {
+          const pods = new Pods(env.client, await createNamespace(env, `case-${serial++}`), env.nodeName);
+          try {
+            await run({ env, pods, disturb: () => inject(env, fault) });
+          } catch (error) {
+            throw new Error(`${(error as Error).message}\n${await env.agent.logTail()}`, { cause: error });
+          } finally {
+            await emptyNamespace(env, pods);
+          }
+          await env.history.check(pods.namespace);
+        });
       });
     }
   });

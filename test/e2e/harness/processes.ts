@@ -164,12 +164,18 @@ export async function killMarked(dir: string): Promise<void> {
   }
 }
 
-/** The live processes that carry the mark of `dir`, and their descendants. Zombies do not count: nothing can kill them. */
+/**
+ * The live processes that carry the mark of `dir`, and their descendants. The backend's shims start with an empty
+ * environment, so that nothing leaks into containers; they are known by the folder in their arguments. Zombies do not
+ * count: nothing can kill them.
+ */
 export function markedProcesses(dir: string): number[] {
   const processes = listProcesses();
-  const marked = new Set(
-    processes.filter((each) => each.environment.includes(`${markVariable}=${dir}`)).map((each) => each.pid),
-  );
+  const isMarked = ({ environment, args }: ProcessEntry) =>
+    environment.length === 0
+      ? args.some((each) => each.startsWith(`${dir}/`))
+      : environment.includes(`${markVariable}=${dir}`);
+  const marked = new Set(processes.filter(isMarked).map((each) => each.pid));
   for (let grew = true; grew;) {
     grew = false;
     for (const { pid, parent } of processes) {
@@ -185,11 +191,12 @@ export function markedProcesses(dir: string): number[] {
 export interface ProcessEntry {
   pid: number;
   parent: number;
-  /** `NAME=value` as the process was started; empty when it belongs to another user. */
+  /** `NAME=value` as the process was started. */
   environment: string[];
+  args: string[];
 }
 
-/** Every process of this machine but zombies, from /proc. */
+/** Every process of this user but zombies, from /proc. */
 export function listProcesses(): ProcessEntry[] {
   const entries: ProcessEntry[] = [];
   for (const name of readdirSync("/proc")) {
@@ -200,11 +207,13 @@ export function listProcesses(): ProcessEntry[] {
         .replace(/^.*\) /s, "")
         .split(" ");
       if (state === "Z" || state === "X") continue;
-      const own = statSync(`/proc/${name}`).uid === process.getuid?.();
+      if (statSync(`/proc/${name}`).uid !== process.getuid?.()) continue;
+      const strings = (file: string) => readFileSync(`/proc/${name}/${file}`, "utf8").split("\0").filter(Boolean);
       entries.push({
         pid: Number(name),
         parent: Number(parent),
-        environment: own ? readFileSync(`/proc/${name}/environ`, "utf8").split("\0") : [],
+        environment: strings("environ"),
+        args: strings("cmdline"),
       });
     } catch (error) {
       // It ended between the listing and the reading, or hides its environment (EACCES, EPERM).

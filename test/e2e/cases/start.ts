@@ -1,0 +1,125 @@
+/** Builds the two environments that the cases run in. */
+import { writeFile } from "node:fs/promises";
+import { join } from "node:path";
+import { startDevCluster } from "../../../src/devcluster/index.ts";
+import { silentLogger } from "../../../src/telemetry/logger.ts";
+import { systemClock } from "../../../src/util/clock.ts";
+import { startAgent, startBackend } from "../harness/agent.ts";
+import { createClient } from "../harness/client.ts";
+import { startCluster, type Cluster, type ClusterOptions } from "../harness/cluster.ts";
+import { createSandbox } from "../harness/processes.ts";
+import type { Environment } from "./environment.ts";
+import { recordHistory } from "./history.ts";
+
+export interface StartOptions {
+  nodeName?: string;
+  /** What the backend runs for an image when a container names no command. */
+  images?: Record<string, string[]>;
+  /** Merged over the node's entry of the agent's configuration. */
+  node?: object;
+  cluster?: ClusterOptions;
+}
+
+/** The real control plane. The agent's credentials may do nothing but impersonate its node, and read the client CA. */
+export async function startRealEnvironment(options: StartOptions = {}): Promise<Environment & { cluster: Cluster }> {
+  const cluster = await startCluster(options.cluster);
+  try {
+    const nodeName = options.nodeName ?? "vmlet-e2e";
+    await allowImpersonation(cluster, nodeName);
+    const backend = await startBackend({ sandbox: cluster.sandbox, ...(options.images && { images: options.images }) });
+    const agent = await startAgent({
+      sandbox: cluster.sandbox,
+      kubeconfig: await cluster.userKubeconfig("vmlet-agent"),
+      nodeName,
+      provider: { type: "http-vm", url: backend.url },
+      node: { ...options.node },
+    });
+    const history = await recordHistory({ client: cluster.admin, machines: backend.machines });
+    return {
+      cluster,
+      client: cluster.admin,
+      kubeconfig: cluster.adminKubeconfig,
+      nodeName,
+      dir: cluster.sandbox.dir,
+      agent,
+      backend,
+      history,
+      restartApiServer: () => cluster.restartApiServer(),
+      async [Symbol.asyncDispose]() {
+        await history.stop();
+        await cluster.stop();
+      },
+    };
+  } catch (error) {
+    await cluster.stop();
+    throw error;
+  }
+}
+
+/** devcluster in this process, the agent and the backend as processes of their own. */
+export async function startDevEnvironment(options: StartOptions = {}): Promise<Environment> {
+  const sandbox = await createSandbox("integration");
+  const cluster = await startDevCluster({ clock: systemClock, logger: silentLogger });
+  const stop = async () => {
+    await sandbox.close();
+    await cluster.close();
+  };
+  try {
+    const nodeName = options.nodeName ?? "vmlet-dev";
+    const kubeconfig = join(sandbox.dir, "admin.kubeconfig");
+    await writeFile(kubeconfig, cluster.kubeConfigYaml, { mode: 0o600 });
+    const client = await createClient(kubeconfig);
+    const backend = await startBackend({ sandbox, ...(options.images && { images: options.images }) });
+    const agent = await startAgent({
+      sandbox,
+      kubeconfig,
+      nodeName,
+      provider: { type: "http-vm", url: backend.url },
+      node: { ...options.node },
+    });
+    const history = await recordHistory({ client, machines: backend.machines });
+    return {
+      client,
+      kubeconfig,
+      nodeName,
+      dir: sandbox.dir,
+      agent,
+      backend,
+      history,
+      restartApiServer() {
+        throw new Error("devcluster keeps its objects in memory and cannot be restarted");
+      },
+      async [Symbol.asyncDispose]() {
+        await history.stop();
+        client.close();
+        await stop();
+      },
+    };
+  } catch (error) {
+    await stop();
+    throw error;
+  }
+}
+
+/** The whole of what vmlet-agent may do; everything else it does as the node, held to the Node authorizer. */
+async function allowImpersonation({ admin }: Cluster, nodeName: string): Promise<void> {
+  const rbac = "/apis/rbac.authorization.k8s.io/v1";
+  const subjects = [{ apiGroup: "rbac.authorization.k8s.io", kind: "User", name: "vmlet-agent" }];
+  await admin.create(`${rbac}/clusterroles`, {
+    metadata: { name: "vmlet-agent" },
+    rules: [
+      { apiGroups: [""], resources: ["users"], verbs: ["impersonate"], resourceNames: [`system:node:${nodeName}`] },
+      { apiGroups: [""], resources: ["groups"], verbs: ["impersonate"], resourceNames: ["system:nodes"] },
+    ],
+  });
+  await admin.create(`${rbac}/clusterrolebindings`, {
+    metadata: { name: "vmlet-agent" },
+    roleRef: { apiGroup: "rbac.authorization.k8s.io", kind: "ClusterRole", name: "vmlet-agent" },
+    subjects,
+  });
+  await admin.create(`${rbac}/namespaces/kube-system/rolebindings`, {
+    metadata: { name: "vmlet-agent" },
+    roleRef: { apiGroup: "rbac.authorization.k8s.io", kind: "Role", name: "extension-apiserver-authentication-reader" },
+    subjects,
+  });
+}

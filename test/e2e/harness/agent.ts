@@ -1,0 +1,186 @@
+/** vmlet's two programs as child processes: the agent, and the reference backend with the engine `process`. */
+import { mkdir, writeFile } from "node:fs/promises";
+import { networkInterfaces } from "node:os";
+import { join } from "node:path";
+import { clientOf, type Client, type Json } from "./client.ts";
+import { freePort } from "./ports.ts";
+import { failWhenExited, type ManagedProcess, type Sandbox } from "./processes.ts";
+import { waitFor } from "./wait.ts";
+
+const program = join(import.meta.dirname, "../../../src/cli/main.ts");
+
+/** A program that can be killed at any instant and started again on the same configuration and ports. */
+export interface RestartableProcess {
+  readonly pid: number;
+  /** Sends the signal, waits for the end. */
+  kill(signal: NodeJS.Signals): Promise<void>;
+  /** Starts it; resolves when it answers. */
+  start(): Promise<void>;
+  restart(signal: NodeJS.Signals): Promise<void>;
+  logTail(lines?: number): Promise<string>;
+}
+
+export interface AgentProcess extends RestartableProcess {
+  /** Base address of /livez, /readyz and /metrics. */
+  readonly healthUrl: string;
+  readonly kubeletPort: number;
+}
+
+export interface BackendProcess extends RestartableProcess {
+  /** Base address of the Machine API. */
+  readonly url: string;
+  readonly client: Client;
+  /** Every machine, tombstones left out. */
+  machines(): Promise<Json[]>;
+}
+
+export interface BackendOptions {
+  sandbox: Sandbox;
+  /** What to run for an image when a container names no command. */
+  images?: Record<string, string[]>;
+}
+
+export async function startBackend({ sandbox, images = {} }: BackendOptions): Promise<BackendProcess> {
+  const stateDir = join(sandbox.dir, "backend");
+  await mkdir(stateDir, { recursive: true });
+  const port = await freePort();
+  const url = `http://127.0.0.1:${port}`;
+  const config = join(sandbox.dir, "backend.yaml");
+  await writeFile(
+    config,
+    JSON.stringify({
+      apiVersion: "vmlet.dev/v1",
+      kind: "BackendConfig",
+      stateDir,
+      listen: { address: "127.0.0.1", port },
+      engine: { type: "process", images },
+    }),
+  );
+  const client = clientOf(url);
+  const backend = restartable(sandbox, "backend", ["backend", "--config", config], () => client.get("/v1/info"));
+  await backend.start();
+  return Object.assign(backend, {
+    url,
+    client,
+    async machines() {
+      const all: Json[] = [];
+      for (let cursor = ""; ;) {
+        const page = await client.get(
+          `/v1/machines?limit=500${cursor === "" ? "" : `&cursor=${encodeURIComponent(cursor)}`}`,
+        );
+        all.push(...page.items);
+        if (!page.next_cursor) return all;
+        cursor = page.next_cursor;
+      }
+    },
+  });
+}
+
+export interface AgentOptions {
+  sandbox: Sandbox;
+  kubeconfig: string;
+  nodeName: string;
+  provider: Json;
+  /** Default impersonate: the credentials may do nothing but be this node. */
+  identity?: "direct" | "impersonate";
+  /** Merged over the node's entry of the configuration. */
+  node?: Json;
+  /** Merged over the configuration. */
+  config?: Json;
+}
+
+export async function startAgent(options: AgentOptions): Promise<AgentProcess> {
+  const { sandbox, nodeName } = options;
+  const healthPort = await freePort();
+  const kubeletPort: number = options.node?.kubelet?.port ?? (await freePort());
+  const address = hostAddress();
+  const config = join(sandbox.dir, `agent-${nodeName}.yaml`);
+  await writeFile(
+    config,
+    JSON.stringify(
+      {
+        apiVersion: "vmlet.dev/v1",
+        kind: "AgentConfig",
+        clusterId: "e2e",
+        kubeconfig: options.kubeconfig,
+        identity: { mode: options.identity ?? "impersonate" },
+        logLevel: "debug",
+        health: { address: "127.0.0.1", port: healthPort },
+        ...options.config,
+        nodes: [
+          {
+            name: nodeName,
+            provider: options.provider,
+            addresses: [address],
+            capacity: { cpu: "64", memory: "256Gi", pods: "1000", "ephemeral-storage": "1Ti" },
+            ...options.node,
+            kubelet: { address: "0.0.0.0", ...options.node?.kubelet, port: kubeletPort },
+          },
+        ],
+      },
+      null,
+      2,
+    ),
+  );
+  const healthUrl = `http://127.0.0.1:${healthPort}`;
+  const health = clientOf(healthUrl);
+  const agent = restartable(sandbox, `agent-${nodeName}`, ["run", "--config", config], () => health.text("/readyz"));
+  await agent.start();
+  return Object.assign(agent, { healthUrl, kubeletPort });
+}
+
+/**
+ * An IPv4 address of this host that the API server agrees to proxy to: it refuses loopback and link-local ones.
+ *
+ * @throws Error when the host has no other
+ */
+export function hostAddress(): string {
+  const found = Object.values(networkInterfaces())
+    .flatMap((each) => each ?? [])
+    .find(({ family, internal, address }) => family === "IPv4" && !internal && !address.startsWith("169.254."));
+  if (!found)
+    throw new Error(
+      "this host has only loopback addresses; the API server does not proxy to those: add a dummy interface",
+    );
+  return found.address;
+}
+
+function restartable(
+  sandbox: Sandbox,
+  name: string,
+  args: readonly string[],
+  probe: () => Promise<unknown>,
+): RestartableProcess {
+  let child: ManagedProcess | undefined;
+  const current = () => {
+    if (!child) throw new Error(`${name} was not started`);
+    return child;
+  };
+  const start = async () => {
+    child = sandbox.spawn(name, process.execPath, [program, ...args]);
+    const ready = new AbortController();
+    try {
+      await Promise.race([
+        failWhenExited(child),
+        waitFor(
+          { what: `${name} to be ready (log: ${child.logFile})`, timeoutMs: 60_000, signal: ready.signal },
+          probe,
+        ),
+      ]);
+    } finally {
+      ready.abort();
+    }
+  };
+  return {
+    get pid() {
+      return current().pid;
+    },
+    kill: (signal) => current().kill(signal),
+    start,
+    async restart(signal) {
+      await current().kill(signal);
+      await start();
+    },
+    logTail: (lines) => current().logTail(lines),
+  };
+}
