@@ -111,9 +111,7 @@ export interface Sandbox {
    */
   dial(port: number, target: "address" | "loopback", signal: AbortSignal): Promise<Duplex>;
   /** Samples of the containers that run now. A container without a sample is left out. */
-  stats(
-    containers: readonly ContainerRef[],
-  ): Promise<Pick<MachineStats, "network" | "volumes"> & { containers: ContainerStats[] }>;
+  stats(containers: readonly ContainerRef[]): Promise<SandboxStats>;
 
   /**
    * Puts a `files` volume in place, before the first launch and again at each update, with the atomic `..data` layout

@@ -5,6 +5,7 @@ import { PTY_MODULE, attachShim, installShim, shimEverStarted, startShim, watchS
 import PQueue from "p-queue";
 import type { Capability } from "../../../src/provider/capabilities.ts";
 import { ProviderError } from "../../../src/provider/errors.ts";
+import { assertCapable, patchCapabilities, requiredCapabilities } from "../../../src/provider/requirements.ts";
 import type { Machine, MachinePatch, MachineSpec } from "../../../src/provider/machine.ts";
 import type {
   CallOptions,
@@ -142,6 +143,7 @@ export class LocalProvider implements Provider {
         return existing.snapshot();
       }
       validateSpec(spec);
+      assertCapable(requiredCapabilities(spec), this.#engine.capabilities);
       this.#engine.validate?.(spec);
       const supervisor = Supervisor.create(this.#context, id, spec, this.#options.host);
       this.#supervisors.set(id, supervisor);
@@ -170,8 +172,8 @@ export class LocalProvider implements Provider {
       const supervisor = this.#supervisors.get(id);
       if (supervisor === undefined) {
         const tombstone = this.#store.tombstone(id);
-        if (tombstone !== undefined) return tombstone;
-        throw notFound(id);
+        if (tombstone === undefined) throw notFound(id);
+        return tombstone;
       }
       supervisor.stop(options.graceSeconds);
       return supervisor.snapshot();
@@ -197,6 +199,7 @@ export class LocalProvider implements Provider {
   async updatePod(id: string, patch: MachinePatch, options: CallOptions): Promise<Machine> {
     options.signal.throwIfAborted();
     const supervisor = this.#find(id);
+    assertCapable(patchCapabilities(patch), this.#engine.capabilities);
     for (const spec of patch.ephemeral_containers ?? []) {
       validateSpec({ ...supervisor.spec, ephemeral_containers: [...(supervisor.spec.ephemeral_containers ?? []), spec] });
       this.#engine.validate?.({ ...supervisor.spec, ephemeral_containers: [spec] });

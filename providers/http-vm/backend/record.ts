@@ -1,5 +1,5 @@
 /** What the backend keeps of a machine on disk, besides its spec. */
-import { createHash } from "node:crypto";
+import { specFingerprint } from "../../../src/provider/fingerprint.ts";
 import type { ContainerSpec, ContainerState, Machine, MachineSpec } from "../../../src/provider/machine.ts";
 import type { PreparedImage } from "./engine.ts";
 
@@ -79,16 +79,7 @@ export function containersOf(spec: MachineSpec): NamedContainer[] {
 export function specHash(spec: MachineSpec): string {
   const { registry_auth: _auth, volumes, ...rest } = spec;
   const shapes = volumes?.map((volume) => (volume.type === "files" ? { name: volume.name, type: volume.type } : volume));
-  return createHash("sha256").update(canonical({ ...rest, volumes: shapes })).digest("hex");
-}
-
-/** JSON with sorted keys: two specs that mean the same give the same text. */
-function canonical(value: unknown): string {
-  return JSON.stringify(value, (_key, item: unknown) =>
-    item !== null && typeof item === "object" && !Array.isArray(item)
-      ? Object.fromEntries(Object.entries(item).toSorted(([a], [b]) => (a < b ? -1 : 1)))
-      : item,
-  );
+  return specFingerprint({ ...rest, volumes: shapes });
 }
 
 export function newContainerRecord(kind: ContainerState["kind"]): ContainerRecord {

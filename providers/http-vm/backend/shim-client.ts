@@ -1,9 +1,9 @@
 /** The backend's side of a shim: start it, watch it, find it again after a restart, attach to its streams. */
-import { spawn } from "node:child_process";
+import { execFileSync, spawn } from "node:child_process";
 import { createHash } from "node:crypto";
-import { existsSync, linkSync, mkdirSync, openSync, closeSync, readFileSync, unlinkSync, writeFileSync } from "node:fs";
+import { existsSync, linkSync, mkdirSync, openSync, closeSync, readFileSync, renameSync, unlinkSync, writeFileSync } from "node:fs";
 import { readFile } from "node:fs/promises";
-import { createRequire, stripTypeScriptTypes } from "node:module";
+import { createRequire } from "node:module";
 import { connect, type Socket } from "node:net";
 import { constants } from "node:os";
 import { join } from "node:path";
@@ -28,20 +28,28 @@ const LOST_EXIT_CODE = 128 + constants.signals.SIGKILL;
  * from under shims that are about to start.
  */
 export function installShim(stateDir: string): string {
-  const files = ["shim", "frames"].map((name) => {
-    const own = fileURLToPath(import.meta.url);
-    const extension = own.endsWith(".ts") ? "ts" : "js";
-    const source = readFileSync(join(own, "..", `${name}.${extension}`), "utf8");
-    const code = extension === "ts" ? stripTypeScriptTypes(source).replaceAll('./frames.ts"', './frames.js"') : source;
-    return { name: `${name}.js`, code };
-  });
-  const hash = createHash("sha256").update(files.map(({ code }) => code).join("\0")).digest("hex").slice(0, 12);
-  const folder = join(stateDir, `shim-${hash}`);
-  mkdirSync(folder, { recursive: true, mode: 0o700 });
-  for (const { name, code } of [...files, { name: "package.json", code: '{"type":"module"}' }]) {
-    if (!existsSync(join(folder, name))) writeFileSync(join(folder, name), code, { mode: 0o600 });
+  const own = fileURLToPath(import.meta.url);
+  const extension = own.endsWith(".ts") ? "ts" : "js";
+  const sources = ["shim", "frames"].map((name) => ({ name, path: join(own, "..", `${name}.${extension}`) }));
+  const hash = createHash("sha256");
+  for (const { path } of sources) hash.update(readFileSync(path));
+  const folder = join(stateDir, `shim-${hash.digest("hex").slice(0, 12)}`);
+  if (existsSync(folder)) return join(folder, "shim.js");
+  const fresh = `${folder}.${process.pid}`;
+  mkdirSync(fresh, { recursive: true, mode: 0o700 });
+  for (const { name, path } of sources) {
+    const code = extension === "ts" ? stripTypes(path).replaceAll('./frames.ts"', './frames.js"') : readFileSync(path, "utf8");
+    writeFileSync(join(fresh, `${name}.js`), code);
   }
+  writeFileSync(join(fresh, "package.json"), '{"type":"module"}');
+  renameSync(fresh, folder);
   return join(folder, "shim.js");
+}
+
+/** In a process of its own, because Node warns on the console about the function it offers for this. */
+function stripTypes(path: string): string {
+  const script = 'console.log(require("module").stripTypeScriptTypes(require("fs").readFileSync(process.argv[1], "utf8")))';
+  return execFileSync(process.execPath, ["--no-warnings", "-e", script, path], { encoding: "utf8" });
 }
 
 /** Where node-pty is, for a shim that runs from another folder. */

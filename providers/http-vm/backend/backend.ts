@@ -1,0 +1,113 @@
+import { readFileSync, statSync } from "node:fs";
+import type { Logger } from "../../../src/telemetry/logger.ts";
+import type { Clock } from "../../../src/util/clock.ts";
+import { createMachineApiServer } from "../server/server.ts";
+import { capacityOf, logBytesOf, type BackendConfig } from "./config.ts";
+import type { Engine, HostProblem } from "./engine.ts";
+import { engineFactories } from "./engines/registry.ts";
+import { LocalProvider } from "./local-provider.ts";
+
+export interface BackendSurroundings {
+  clock: Clock;
+  logger: Logger;
+  version: string;
+}
+
+export interface RunningBackend {
+  /** What a client's `url` has to be. */
+  url: string;
+  provider: LocalProvider;
+  /** Stops serving; machines run on. */
+  close(): Promise<void>;
+}
+
+/** The host lacks something without which the engine cannot work. */
+export class HostProblemError extends Error {
+  readonly problems: readonly HostProblem[];
+
+  constructor(engine: string, problems: readonly HostProblem[]) {
+    super(`this host cannot run engine ${engine}:\n${problems.map(({ problem, cure }) => `  ${problem}\n    cure: ${cure}`).join("\n")}`);
+    this.name = "HostProblemError";
+    this.problems = problems;
+  }
+}
+
+export function createEngine(config: BackendConfig, surroundings: BackendSurroundings): Engine {
+  return engineFactories[config.engine](config[config.engine], { stateDir: config.stateDir, ...surroundings });
+}
+
+/** Opens the state directory, finds what runs already, and serves the Machine API. */
+export async function startBackend(config: BackendConfig, surroundings: BackendSurroundings): Promise<RunningBackend> {
+  const { clock, logger, version } = surroundings;
+  const engine = createEngine(config, surroundings);
+  const problems = await engine.check();
+  const fatal = problems.filter((problem) => problem.fatal);
+  if (fatal.length > 0) throw new HostProblemError(engine.name, fatal);
+  for (const { problem, cure } of problems) logger.warn({ cure }, problem);
+  if (engine.name === "process") {
+    logger.warn({}, "engine process isolates nothing: containers are plain processes of this host with the backend's rights. For development only");
+  }
+  const capacity = capacityOf(config);
+  const provider = await LocalProvider.open({
+    engine,
+    stateDir: config.stateDir,
+    clock,
+    logger,
+    host: config.hostName,
+    version,
+    startConcurrency: config.startConcurrency,
+    logMaxBytes: logBytesOf(config),
+    logMaxFiles: config.logs.maxFiles,
+    ...(capacity === undefined ? {} : { capacity }),
+  });
+  try {
+    const { tls, tokenFile, listen } = config;
+    const server = createMachineApiServer({
+      provider,
+      logger,
+      clock,
+      ...(tokenFile === undefined ? {} : { auth: { bearerTokens: tokensOf(tokenFile) } }),
+      ...(tls === undefined
+        ? {}
+        : {
+            tls: {
+              cert: readFileSync(tls.certFile),
+              key: readFileSync(tls.keyFile),
+              ...(tls.clientCaFile === undefined ? {} : { clientCa: readFileSync(tls.clientCaFile) }),
+            },
+          }),
+    });
+    const { url } = await server.listen("socket" in listen ? { socketPath: listen.socket } : { host: listen.address, port: listen.port });
+    return {
+      url,
+      provider,
+      async close() {
+        await server.close();
+        await provider.close();
+      },
+    };
+  } catch (error) {
+    await provider.close();
+    throw error;
+  }
+}
+
+/** The file's lines, read again when the file has changed. A file that cannot be read lets nobody in. */
+function tokensOf(path: string): () => readonly string[] {
+  let seen = "";
+  let tokens: readonly string[] = [];
+  return () => {
+    try {
+      const { mtimeMs, ino, size } = statSync(path);
+      const key = `${mtimeMs}:${ino}:${size}`;
+      if (key !== seen) {
+        tokens = readFileSync(path, "utf8").split("\n").map((line) => line.trim()).filter((line) => line !== "");
+        seen = key;
+      }
+    } catch {
+      tokens = [];
+      seen = "";
+    }
+    return tokens;
+  };
+}
