@@ -3,9 +3,11 @@ import { writeFile } from "node:fs/promises";
 import { join } from "node:path";
 import { buildKwok, buildVirtualKubelet } from "../e2e/harness/build.ts";
 import type { Cluster } from "../e2e/harness/cluster.ts";
-import { HttpError } from "../e2e/harness/client.ts";
+import { startAgent, startBackend, type AgentProcess } from "../e2e/harness/agent.ts";
+import { clientOf, HttpError, type Json } from "../e2e/harness/client.ts";
 import { freePort } from "../e2e/harness/ports.ts";
-import { failWhenExited, type ManagedProcess } from "../e2e/harness/processes.ts";
+import { failWhenExited, type ManagedProcess, type Sandbox } from "../e2e/harness/processes.ts";
+import { waitFor } from "../e2e/harness/wait.ts";
 
 export interface Target {
   readonly name: string;
@@ -120,3 +122,68 @@ export function virtualKubelet(): Target {
 function ignoreAbsence(error: unknown): void {
   if (!(error instanceof HttpError && error.status === 404)) throw error;
 }
+
+/**
+ * vmlet. `memory`: the provider in the agent's own process. `http`: the same provider behind the Machine API in another
+ * process. `process`: the reference backend, which starts a real process for every container.
+ */
+export function vmlet(variant: "memory" | "http" | "process"): Target {
+  const nodeName = `bench-vmlet-${variant}`;
+  let sandbox: Sandbox;
+  let start: () => Promise<AgentProcess>;
+  let agent: AgentProcess | undefined;
+  let backendPid: number | undefined;
+  return {
+    name: `vmlet (${variant})`,
+    nodeName,
+    async prepare(cluster) {
+      sandbox = cluster.sandbox;
+      let provider: Json = { type: "memory" };
+      if (variant === "http") {
+        const port = await freePort();
+        const url = `http://127.0.0.1:${port}`;
+        const api = sandbox.spawn("machine-api", process.execPath, [
+          join(import.meta.dirname, "machine-api.ts"),
+          String(port),
+        ]);
+        backendPid = api.pid;
+        await Promise.race([
+          failWhenExited(api),
+          waitFor({ what: "the Machine API" }, () => clientOf(url).get("/v1/info")),
+        ]);
+        provider = { type: "http-vm", url, ...unlimited };
+      } else if (variant === "process") {
+        const backend = await startBackend({ sandbox });
+        backendPid = backend.pid;
+        provider = { type: "http-vm", url: backend.url, ...unlimited };
+      }
+      const kubeconfig = await cluster.userKubeconfig(`bench-vmlet-${variant}`, ["system:masters"]);
+      start = () =>
+        startAgent({
+          sandbox,
+          kubeconfig,
+          nodeName,
+          provider,
+          identity: "direct",
+          node: { capacity: { cpu: "100", memory: "1000Gi", pods: "5000" } },
+          // The peers limit themselves to what their defaults say; kwok's defaults do not limit it at all.
+          config: { logLevel: "warn", api: { qps: 5000, burst: 5000 } },
+        });
+    },
+    async startAgent() {
+      agent = await start();
+    },
+    async stopAgent() {
+      await agent?.stop();
+    },
+    failed: () => agent!.failed(),
+    pids: () => (agent ? [agent.pid] : []),
+    backendPids: () => (backendPid === undefined ? [] : [backendPid]),
+    async close() {
+      await agent?.stop();
+    },
+  };
+}
+
+/** Limits of the client that would be measured instead of the agent. */
+const unlimited = { requestsPerSecond: 5000 };

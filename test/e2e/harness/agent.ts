@@ -17,6 +17,10 @@ export interface RestartableProcess {
   /** Starts it; resolves when it answers. */
   start(): Promise<void>;
   restart(signal: NodeJS.Signals): Promise<void>;
+  /** SIGTERM, and SIGKILL when that takes too long. */
+  stop(): Promise<void>;
+  /** Rejects when the process that was started last ends; never resolves. */
+  failed(): Promise<never>;
   logTail(lines?: number): Promise<string>;
 }
 
@@ -181,6 +185,8 @@ function restartable(
       await current().kill(signal);
       await start();
     },
+    stop: () => current().stop(),
+    failed: () => failWhenExited(current()),
     logTail: (lines) => current().logTail(lines),
   };
 }

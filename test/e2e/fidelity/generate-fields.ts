@@ -1,0 +1,149 @@
+/**
+ * Writes src/devcluster/fields.gen.ts: what Go's struct tags say about the API's types and client-node's models do not:
+ * protobuf field numbers, what is written when it is empty, merge keys. Run by hand when Kubernetes' version changes:
+ *
+ *     (cd test/e2e/controlplane && go mod download k8s.io/api k8s.io/apimachinery)
+ *     node test/e2e/fidelity/generate-fields.ts
+ */
+import { execFileSync } from "node:child_process";
+import { readFileSync, writeFileSync } from "node:fs";
+import { join } from "node:path";
+import * as models from "@kubernetes/client-node";
+
+const controlplane = join(import.meta.dirname, "../controlplane");
+const moduleDir = (name: string) =>
+  execFileSync("go", ["list", "-m", "-f", "{{.Dir}}", name], { cwd: controlplane, encoding: "utf8" }).trim();
+const api = moduleDir("k8s.io/api");
+const meta = join(moduleDir("k8s.io/apimachinery"), "pkg/apis/meta/v1");
+
+/** In this order: a name that two packages have belongs to the first. */
+const packages = [
+  join(api, "core/v1"),
+  meta,
+  ...["coordination", "storage", "certificates", "node", "scheduling", "authentication", "authorization", "policy"].map(
+    (group) => join(api, group, "v1"),
+  ),
+];
+
+interface GoField {
+  json: string;
+  type: string;
+  omitempty: boolean;
+  number: number | undefined;
+  inline: boolean;
+  mergeKey: string | undefined;
+  applyKey: string | undefined;
+}
+
+const structs = new Map<string, GoField[]>();
+/** `type PodPhase string`: named scalars, slices and maps. */
+const named = new Map<string, string>();
+
+for (const dir of packages) {
+  const source = readFileSync(join(dir, "types.go"), "utf8");
+  for (const [, name, body] of source.matchAll(/^type (\w+) struct \{\n([\s\S]*?)^\}/gm)) {
+    if (!structs.has(name!)) structs.set(name!, [...fieldsOf(body!)]);
+  }
+  for (const [, name, type] of source.matchAll(/^type (\w+) ((?:\[\]|map\[\w+\])?[\w.*]+)$/gm)) named.set(name!, type!);
+}
+
+function* fieldsOf(body: string): Generator<GoField> {
+  let comment = "";
+  for (const line of body.split("\n")) {
+    const text = line.trim();
+    if (text.startsWith("//")) {
+      comment += `${text}\n`;
+      continue;
+    }
+    const match = /^(\w+ +)?([\w.*[\]]+)\s+`(.*?)`/.exec(text);
+    if (match) {
+      const [, name, type, tags] = match;
+      const json = /json:"([^"]*)"/.exec(tags!)?.[1];
+      const number = /protobuf:"[^,]*,(\d+)/.exec(tags!)?.[1];
+      const strategy = /patchStrategy:"([^"]*)"/.exec(tags!)?.[1] ?? "";
+      if (json !== undefined && json !== "-") {
+        const [jsonName, ...options] = json.split(",");
+        const listType = /\+listType=(\w+)/.exec(comment)?.[1];
+        const keys = [...comment.matchAll(/\+listMapKey=(\w+)/g)].map((m) => m[1]!);
+        yield {
+          json: jsonName!,
+          type: type!,
+          omitempty: options.includes("omitempty") || options.includes("omitzero"),
+          number: number === undefined ? undefined : Number(number),
+          inline: options.includes("inline") || (name === undefined && jsonName === ""),
+          mergeKey: strategy.includes("merge") ? (/patchMergeKey:"([^"]*)"/.exec(tags!)?.[1] ?? "") : undefined,
+          applyKey: listType === "map" && keys.length === 1 ? keys[0] : listType === "set" ? "" : undefined,
+        };
+      }
+    }
+    comment = "";
+  }
+}
+
+/** What a Go type is once names are looked through: `string`, `[]T`, `map`, `*T`, or a struct's name. */
+function resolve(type: string): string {
+  const bare = type.replace(/^(v1|metav1|resource|intstr|types|runtime|core)\./, "");
+  if (bare === "UID" || bare === "NodeName") return "string";
+  return named.has(bare) ? resolve(named.get(bare)!) : bare;
+}
+
+const isScalar = (type: string) => /^(string|bool|u?int\d*|float\d+|byte)$/.test(type);
+
+/** `number` + flags: o = left out when zero, z = written even when absent, e = written even when empty, q = a quantity. */
+function describe(name: string, prefix: string): string[] {
+  return (structs.get(name) ?? []).flatMap((field) => {
+    const path = field.number === undefined ? "" : `${prefix}${field.number}`;
+    if (field.inline)
+      return field.number === undefined && /TypeMeta$/.test(field.type)
+        ? []
+        : describe(resolve(field.type), `${path}.`);
+    const type = resolve(field.type);
+    let flags = "";
+    if (type.startsWith("[]") || type.startsWith("map[")) {
+      if (!field.omitempty) flags += "e";
+    } else if (!type.startsWith("*") && type !== "Quantity" && type !== "IntOrString") {
+      if (isScalar(type)) flags += field.omitempty ? "o" : "z";
+      else flags += "z";
+    }
+    if (/Quantity/.test(type) || /map\[\w+\](resource\.)?Quantity/.test(type)) flags += "q";
+    const keys = [
+      field.mergeKey === undefined ? "" : `k:${field.mergeKey}`,
+      field.applyKey === undefined ? "" : `l:${field.applyKey}`,
+    ].filter(Boolean);
+    return [`${field.json}=${[path + flags, ...keys].join(",")}`];
+  });
+}
+
+const classes = models as unknown as Record<string, { getAttributeTypeMap?: () => { type: string }[] } | undefined>;
+const goName = (model: string) => model.replace(/^(CoreV1|AuthenticationV1|V1)/, "");
+
+const roots =
+  "V1Pod V1Node V1Namespace V1ConfigMap V1Secret V1Service V1Endpoints V1ServiceAccount CoreV1Event V1PersistentVolumeClaim V1Lease V1CSINode " +
+  "V1RuntimeClass V1PriorityClass V1CertificateSigningRequest V1TokenReview AuthenticationV1TokenRequest V1SelfSubjectReview V1SubjectAccessReview " +
+  "V1SelfSubjectAccessReview V1LocalSubjectAccessReview V1SelfSubjectRulesReview V1Eviction V1Binding V1DeleteOptions";
+const reachable = new Set(roots.split(" "));
+const lines: string[] = [];
+for (const model of reachable) {
+  const attributes = classes[model]?.getAttributeTypeMap?.() ?? [];
+  for (const { type } of attributes)
+    for (const [used] of type.matchAll(/\b\w*V1\w+\b/g)) if (classes[used]) reachable.add(used);
+  const described = describe(goName(model), "");
+  // A MicroTime is a scalar on the wire; an empty struct has nothing to say.
+  if (model === "V1MicroTime") continue;
+  if (!structs.has(goName(model))) throw new Error(`no Go struct for ${model}`);
+  lines.push(`  ${model}: ${JSON.stringify(described.join(" "))},`);
+}
+
+writeFileSync(
+  join(import.meta.dirname, "../../../src/devcluster/fields.gen.ts"),
+  `/**
+ * Generated by test/e2e/fidelity/generate-fields.ts from the Go types of Kubernetes; do not edit.
+ *
+ * Per model, \`field=NUMBER FLAGS,k:MERGEKEY,l:APPLYKEY\`. The number is the protobuf field, with dots into messages that JSON
+ * inlines. Flags: o = left out when zero, z = written even when absent, e = written even when empty, q = a quantity.
+ */
+export const goFields: Readonly<Record<string, string>> = {
+${lines.toSorted().join("\n")}
+};
+`,
+);
