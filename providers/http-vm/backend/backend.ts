@@ -1,4 +1,5 @@
 import { readFileSync, statSync } from "node:fs";
+import { ConfigError } from "../../../src/config/load.ts";
 import type { Logger } from "../../../src/telemetry/logger.ts";
 import type { Clock } from "../../../src/util/clock.ts";
 import { createMachineApiServer } from "../server/server.ts";
@@ -22,13 +23,9 @@ export interface RunningBackend {
 }
 
 /** The host lacks something without which the engine cannot work. */
-export class HostProblemError extends Error {
-  readonly problems: readonly HostProblem[];
-
+export class HostProblemError extends ConfigError {
   constructor(engine: string, problems: readonly HostProblem[]) {
     super(`this host cannot run engine ${engine}:\n${problems.map(({ problem, cure }) => `  ${problem}\n    cure: ${cure}`).join("\n")}`);
-    this.name = "HostProblemError";
-    this.problems = problems;
   }
 }
 
