@@ -1,0 +1,399 @@
+/**
+ * The machines' network on this host: one bridge with an address range; per machine an address and, on the bridge, one
+ * end of a veth pair (other end: eth0 of a network namespace) or a tap (for a VM). Done with `ip` and `nft`.
+ *
+ * What holds, by nft tables of our own that nobody else's rules are touched for:
+ * - machines reach each other and are reached from this host by their addresses;
+ * - machines do not reach this host itself (backend, agent, anything that listens here), except `openHostPorts`;
+ * - machines reach the outside, masqueraded, only with `outbound: "allow"`, and never `denyCidrs`;
+ * - a machine cannot send from an address that is not its own.
+ *
+ * Everything made here is named after the bridge and the machine's id, so it can be found and removed again.
+ */
+import { createHash } from "node:crypto";
+import { existsSync } from "node:fs";
+import { mkdir, readdir, readFile, rm, writeFile } from "node:fs/promises";
+import { join } from "node:path";
+import type { ContainerPort } from "../../../../src/provider/machine.ts";
+import { ProviderError } from "../../../../src/provider/errors.ts";
+import type { HostProblem } from "../engine.ts";
+import { CommandError, findTool, run } from "../host/command.ts";
+import { isMissing, readFileIfExists, writeFileAtomic } from "../host/files.ts";
+import { Ipam, parseSubnet, type Subnet } from "./ipam.ts";
+
+export interface NetworkOptions {
+  /** Leases are kept here. */
+  dir: string;
+  /** Interface name, at most 10 characters; one backend per bridge. */
+  bridge?: string;
+  cidr?: string;
+  outbound?: "allow" | "deny";
+  /** Never reached from machines, whatever `outbound` says. Default: link-local addresses, where clouds serve credentials. */
+  denyCidrs?: readonly string[];
+  /** TCP and UDP ports of this host that machines may reach: a DNS server, say. */
+  openHostPorts?: readonly number[];
+}
+
+export interface Attachment {
+  address: string;
+  prefix: number;
+  gateway: string;
+  /** Name of the interface on the bridge. */
+  link: string;
+  /** Of the machine's own interface: derived from the address, so no two machines have the same. */
+  mac: string;
+  /** Path of the network namespace, for attachments by namespace. */
+  netns?: string;
+}
+
+export const DEFAULT_BRIDGE = "vmlet0";
+export const DEFAULT_CIDR = "10.99.0.0/16";
+const NETNS_DIR = "/run/netns";
+const HASH_LENGTH = 10;
+
+export class HostNetwork {
+  readonly #options: NetworkOptions;
+  readonly #bridge: string;
+  readonly #subnet: Subnet;
+  readonly #ipam: Ipam;
+  #ready: Promise<void> | undefined;
+
+  constructor(options: NetworkOptions) {
+    this.#options = options;
+    this.#bridge = options.bridge ?? DEFAULT_BRIDGE;
+    if (!/^[a-z][a-z0-9]{0,9}$/.test(this.#bridge))
+      throw new Error(
+        `network.bridge ${JSON.stringify(this.#bridge)}: want 1 to 10 lower-case letters and digits, a letter first`,
+      );
+    this.#subnet = parseSubnet(options.cidr ?? DEFAULT_CIDR);
+    this.#ipam = new Ipam(join(options.dir, "leases"), this.#subnet);
+  }
+
+  get gateway(): string {
+    return this.#subnet.gateway;
+  }
+
+  /** What the host lacks for machine networks. */
+  static check(kind: "namespace" | "tap"): HostProblem[] {
+    const problems: HostProblem[] = [];
+    for (const [tool, debian] of [
+      ["ip", "iproute2"],
+      ["nft", "nftables"],
+      ["nsenter", "util-linux"],
+    ] as const) {
+      if (findTool(tool) === undefined)
+        problems.push({
+          fatal: true,
+          problem: `${tool} is not on the PATH`,
+          cure: `install the package ${debian} (Debian: apt-get install ${debian})`,
+        });
+    }
+    if (process.getuid?.() !== 0)
+      problems.push({
+        fatal: true,
+        problem: "networks need root",
+        cure: "run the backend as root, or use the process engine",
+      });
+    if (kind === "tap" && !existsSync("/dev/net/tun"))
+      problems.push({
+        fatal: true,
+        problem: "/dev/net/tun is missing",
+        cure: "load the module tun, or pass the device into this container (--device /dev/net/tun)",
+      });
+    return problems;
+  }
+
+  /** A network namespace with lo and eth0 for the machine. Repeating it gives the same one. */
+  async attachNamespace(machineId: string): Promise<Attachment> {
+    await this.ensure();
+    const attachment = this.#describe(machineId, await this.#ipam.acquire(machineId), true);
+    const { address, prefix, gateway, link, mac } = attachment;
+    const name = this.#netnsName(machineId);
+    // Left half-made by a kill: begin again, it costs milliseconds.
+    await this.#removeLinks(machineId);
+    await ip([
+      `netns add ${name}`,
+      `link add ${link} type veth peer name eth0 address ${mac} netns ${name}`,
+      `link set ${link} master ${this.#bridge} up`,
+    ]);
+    await run(findTool("nsenter")!, [`--net=${NETNS_DIR}/${name}`, findTool("ip")!, "-batch", "-"], {
+      input: [
+        "link set lo up",
+        `address add ${address}/${prefix} dev eth0`,
+        "link set eth0 up",
+        `route add default via ${gateway}`,
+        "",
+      ].join("\n"),
+    });
+    await this.#admit(attachment);
+    return attachment;
+  }
+
+  /** A tap on the bridge for the machine's VM, which sets `address` and `mac` itself. */
+  async attachTap(machineId: string): Promise<Attachment> {
+    await this.ensure();
+    const attachment = this.#describe(machineId, await this.#ipam.acquire(machineId), false);
+    await this.#removeLinks(machineId);
+    await ip([`tuntap add dev ${attachment.link} mode tap`, `link set ${attachment.link} master ${this.#bridge} up`]);
+    await this.#admit(attachment);
+    return attachment;
+  }
+
+  /** The attachment that is in place, for a backend that was restarted. */
+  async find(machineId: string): Promise<Attachment | undefined> {
+    const address = await this.#ipam.find(machineId);
+    const link = this.#linkName(machineId);
+    if (address === undefined || !existsSync(`/sys/class/net/${link}`)) return undefined;
+    return this.#describe(machineId, address, existsSync(join(NETNS_DIR, this.#netnsName(machineId))));
+  }
+
+  /**
+   * Forwards ports of this host to the machine.
+   * @throws ProviderError conflict when another machine has one of them
+   */
+  async openHostPorts(machineId: string, ports: readonly ContainerPort[]): Promise<void> {
+    const { address } = this.#describe(machineId, (await this.#ipam.find(machineId))!, false);
+    for (const { port, host_port: hostPort, protocol } of ports) {
+      if (hostPort === undefined) continue;
+      const key = `${protocol} . ${hostPort}`;
+      const element = `${key} : ${address} . ${port}`;
+      try {
+        await nft(`create element inet ${this.#table} host_ports { ${element} }\n`);
+      } catch (cause) {
+        if (!(cause instanceof CommandError) || !cause.stderr.includes("File exists")) throw cause;
+        const current = await this.#hostPorts();
+        if (current.get(key) !== `${address} . ${port}`)
+          throw new ProviderError(
+            "conflict",
+            `host port ${hostPort}/${protocol} is in use by another machine of this host`,
+            { cause },
+          );
+      }
+    }
+  }
+
+  /** Removes all that the machine has on the network, in whatever state it is. */
+  async detach(machineId: string): Promise<void> {
+    const address = await this.#ipam.find(machineId);
+    if (address !== undefined && existsSync(`/sys/class/net/${this.#bridge}`)) {
+      await this.ensure();
+      const link = this.#linkName(machineId);
+      await nft(
+        `add element bridge ${this.#table} senders { "${link}" . ${address} }\ndelete element bridge ${this.#table} senders { "${link}" . ${address} }\n`,
+      );
+      const ports = [...(await this.#hostPorts())].filter(([, target]) => target.startsWith(`${address} . `));
+      for (const [key, target] of ports)
+        await nft(`delete element inet ${this.#table} host_ports { ${key} : ${target} }\n`);
+    }
+    await this.#removeLinks(machineId);
+    await this.#ipam.release(machineId);
+  }
+
+  /** Removes what belongs to none of the machines: links, namespaces, leases. */
+  async sweep(known: ReadonlySet<string>): Promise<void> {
+    for (const id of new Set((await this.#ipam.leases()).values())) if (!known.has(id)) await this.detach(id);
+    const hashes = new Set([...known].map((id) => this.#hash(id)));
+    const mine = new RegExp(`^${this.#bridge}-[0-9a-f]{${HASH_LENGTH}}$`);
+    for (const name of await readdir(NETNS_DIR).catch(() => []))
+      if (mine.test(name) && !hashes.has(name.slice(-HASH_LENGTH))) await ip([`netns delete ${name}`]);
+    for (const link of await readdir(`/sys/class/net/${this.#bridge}/brif`).catch(() => []))
+      if (link.startsWith(this.#linkPrefix) && !hashes.has(link.slice(this.#linkPrefix.length)))
+        await ip([`link delete ${link}`]);
+  }
+
+  /** Traffic as the machine sees it. */
+  async counters(machineId: string): Promise<{ rx_bytes: number; tx_bytes: number } | undefined> {
+    const read = async (name: string) =>
+      Number(await readFile(`/sys/class/net/${this.#linkName(machineId)}/statistics/${name}`, "utf8"));
+    try {
+      return { rx_bytes: await read("tx_bytes"), tx_bytes: await read("rx_bytes") };
+    } catch (cause) {
+      if (isMissing(cause)) return undefined;
+      throw cause;
+    }
+  }
+
+  /** Bridge, forwarding and rules; safe to repeat and cheap after the first time. */
+  ensure(): Promise<void> {
+    this.#ready ??= this.#setUp().catch((cause) => {
+      this.#ready = undefined;
+      throw cause;
+    });
+    return this.#ready;
+  }
+
+  /** Removes the bridge and the rules, for a backend that is taken off this host for good. */
+  async remove(): Promise<void> {
+    await this.sweep(new Set());
+    if (existsSync(`/sys/class/net/${this.#bridge}`)) await ip([`link delete ${this.#bridge}`]);
+    for (const family of ["inet", "bridge"])
+      await nft(`add table ${family} ${this.#table}\ndelete table ${family} ${this.#table}\n`);
+    await rm(this.#options.dir, { recursive: true, force: true });
+    this.#ready = undefined;
+  }
+
+  async #setUp(): Promise<void> {
+    const { gateway, prefix, cidr } = this.#subnet;
+    await mkdir(this.#options.dir, { recursive: true });
+    await this.#claimRange();
+    if (!existsSync(`/sys/class/net/${this.#bridge}`)) await ip([`link add ${this.#bridge} type bridge`]);
+    // A bridge of its own address: otherwise it takes the lowest of its ports, and changes with them.
+    const mac = macOf(gateway);
+    await ip([
+      `link set ${this.#bridge} address ${mac} up`,
+      `address replace ${gateway}/${prefix} dev ${this.#bridge}`,
+    ]);
+    await writeFile("/proc/sys/net/ipv4/ip_forward", "1");
+    await nft(this.#rules(cidr));
+  }
+
+  /** A bridge whose leases were given out of another range would route wrongly: say so instead. */
+  async #claimRange(): Promise<void> {
+    const file = join(this.#options.dir, "range");
+    const before = await readFileIfExists(file);
+    if (before !== undefined && before !== this.#subnet.cidr && (await this.#ipam.leases()).size > 0)
+      throw new Error(
+        `network.cidr: machines still have addresses of ${before}; delete them before the range becomes ${this.#subnet.cidr}`,
+      );
+    if (before !== this.#subnet.cidr) await writeFileAtomic(file, this.#subnet.cidr);
+  }
+
+  get #table(): string {
+    return `vmlet_${this.#bridge}`;
+  }
+
+  /** Replaces the rules in one transaction; sets and maps keep their elements. */
+  #rules(cidr: string): string {
+    const bridge = `"${this.#bridge}"`;
+    // By name of the ports: `meta ibrname` is missing in many kernels.
+    const links = `"${this.#linkPrefix}*"`;
+    const { outbound = "allow", denyCidrs = ["169.254.0.0/16"], openHostPorts = [] } = this.#options;
+    const ports = `{ ${openHostPorts.join(", ")} }`;
+    const denied = denyCidrs.map((denyCidr) => `iifname ${bridge} ip daddr ${denyCidr} drop`);
+    const open =
+      openHostPorts.length === 0 ? [] : [`iifname ${bridge} meta l4proto { tcp, udp } th dport ${ports} accept`];
+    const chains: Record<string, [family: string, hook: string, rules: string[]]> = {
+      forward: [
+        "inet",
+        "type filter hook forward priority filter; policy accept;",
+        [
+          `iifname ${bridge} oifname ${bridge} accept`,
+          `iifname ${bridge} ct state established,related accept`,
+          ...denied,
+          ...(outbound === "allow" ? [] : [`iifname ${bridge} drop`]),
+        ],
+      ],
+      input: [
+        "inet",
+        "type filter hook input priority filter; policy accept;",
+        [`iifname ${bridge} ct state established,related accept`, ...open, `iifname ${bridge} drop`],
+      ],
+      prerouting: [
+        "inet",
+        "type nat hook prerouting priority dstnat; policy accept;",
+        ["fib daddr type local dnat ip to meta l4proto . th dport map @host_ports"],
+      ],
+      output: [
+        "inet",
+        "type nat hook output priority -100; policy accept;",
+        ["ip daddr != 127.0.0.0/8 fib daddr type local dnat ip to meta l4proto . th dport map @host_ports"],
+      ],
+      postrouting: [
+        "inet",
+        "type nat hook postrouting priority srcnat; policy accept;",
+        [
+          `ip saddr ${cidr} oifname != ${bridge} masquerade`,
+          `ip saddr ${cidr} ip daddr ${cidr} oifname ${bridge} ct status dnat masquerade`,
+        ],
+      ],
+      sender: [
+        "bridge",
+        "type filter hook prerouting priority filter; policy accept;",
+        [
+          `iifname ${links} ether type ip iifname . ip saddr != @senders drop`,
+          `iifname ${links} ether type arp iifname . arp saddr ip != @senders drop`,
+          // No IPv6 addresses are given out, so nothing checks them: none may be used.
+          `iifname ${links} ether type ip6 drop`,
+        ],
+      ],
+    };
+    const lines = [
+      `add table inet ${this.#table}`,
+      `add table bridge ${this.#table}`,
+      `add map inet ${this.#table} host_ports { type inet_proto . inet_service : ipv4_addr . inet_service; }`,
+      `add set bridge ${this.#table} senders { type ifname . ipv4_addr; }`,
+    ];
+    for (const [name, [family, hook, rules]] of Object.entries(chains)) {
+      lines.push(
+        `add chain ${family} ${this.#table} ${name} { ${hook} }`,
+        `flush chain ${family} ${this.#table} ${name}`,
+      );
+      lines.push(...rules.map((rule) => `add rule ${family} ${this.#table} ${name} ${rule}`));
+    }
+    return `${lines.join("\n")}\n`;
+  }
+
+  async #admit({ link, address }: Attachment): Promise<void> {
+    await nft(`add element bridge ${this.#table} senders { "${link}" . ${address} }\n`);
+  }
+
+  /** `tcp . 8080` -> `10.99.0.2 . 80`. */
+  async #hostPorts(): Promise<Map<string, string>> {
+    const { stdout } = await run(findTool("nft")!, ["list", "map", "inet", this.#table, "host_ports"]);
+    const elements = stdout.toString("utf8").matchAll(/(\w+) \. (\d+) : ([\d.]+) \. (\d+)/g);
+    return new Map(
+      [...elements].map(([, protocol, hostPort, address, port]) => [
+        `${protocol} . ${hostPort}`,
+        `${address} . ${port}`,
+      ]),
+    );
+  }
+
+  async #removeLinks(machineId: string): Promise<void> {
+    const name = this.#netnsName(machineId);
+    const link = this.#linkName(machineId);
+    // The link first: with its namespace it would vanish only some time later, and block a new one of its name.
+    if (existsSync(`/sys/class/net/${link}`)) await ip([`link delete ${link}`]);
+    if (existsSync(join(NETNS_DIR, name))) await ip([`netns delete ${name}`]);
+  }
+
+  #describe(machineId: string, address: string, namespace: boolean): Attachment {
+    return {
+      address,
+      prefix: this.#subnet.prefix,
+      gateway: this.#subnet.gateway,
+      link: this.#linkName(machineId),
+      mac: macOf(address),
+      ...(namespace ? { netns: join(NETNS_DIR, this.#netnsName(machineId)) } : {}),
+    };
+  }
+
+  #linkName(machineId: string): string {
+    return `${this.#linkPrefix}${this.#hash(machineId)}`;
+  }
+
+  get #linkPrefix(): string {
+    return `vm${createHash("sha256").update(this.#bridge).digest("hex").slice(0, 3)}`;
+  }
+
+  #netnsName(machineId: string): string {
+    return `${this.#bridge}-${this.#hash(machineId)}`;
+  }
+
+  #hash(machineId: string): string {
+    return createHash("sha256").update(`${this.#bridge}\0${machineId}`).digest("hex").slice(0, HASH_LENGTH);
+  }
+}
+
+/** A locally administered address made of the IPv4 address. */
+function macOf(address: string): string {
+  return ["02", "fc", ...address.split(".").map((octet) => Number(octet).toString(16).padStart(2, "0"))].join(":");
+}
+
+async function ip(commands: readonly string[]): Promise<void> {
+  await run(findTool("ip") ?? "ip", ["-batch", "-"], { input: `${commands.join("\n")}\n` });
+}
+
+async function nft(script: string): Promise<void> {
+  await run(findTool("nft") ?? "nft", ["-f", "-"], { input: script });
+}

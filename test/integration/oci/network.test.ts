@@ -1,0 +1,180 @@
+import { existsSync } from "node:fs";
+import { mkdtemp, readdir } from "node:fs/promises";
+import { createServer } from "node:net";
+import { tmpdir } from "node:os";
+import { join } from "node:path";
+import { afterAll, afterEach, beforeAll, describe, expect, test } from "vitest";
+import { run } from "../../../providers/http-vm/backend/host/command.ts";
+import {
+  HostNetwork,
+  type Attachment,
+  type NetworkOptions,
+} from "../../../providers/http-vm/backend/network/network.ts";
+import { missingForNetwork, testNetwork } from "../../support/host.ts";
+
+const missing = missingForNetwork();
+if (missing !== undefined) console.warn(`machine network: left out, ${missing}`);
+
+describe.skipIf(missing !== undefined)("machine network", () => {
+  let options: NetworkOptions;
+  let network: HostNetwork;
+  let links: string[];
+  const inside = (attachment: Attachment, ...command: string[]) =>
+    run("nsenter", [`--net=${attachment.netns}`, ...command], { signal: AbortSignal.timeout(10_000) });
+  const script = (host: string, port: number, refusedIsGood: boolean) =>
+    `const s=require("net").connect(${port},"${host}");s.setTimeout(500,()=>process.exit(1));s.on("connect",()=>process.exit(0));` +
+    `s.on("error",(e)=>process.exit(${refusedIsGood}&&e.code==="ECONNREFUSED"?0:1))`;
+  const succeeds = (attempt: Promise<unknown>) =>
+    attempt.then(
+      () => true,
+      () => false,
+    );
+  /** True when a TCP connection from the machine to the address gets through. */
+  const reaches = (from: Attachment, host: string, port: number) =>
+    succeeds(inside(from, process.execPath, "-e", script(host, port, false)));
+  /** True when packets go there and back: a refused connection is an answer. */
+  const answers = (from: Attachment | undefined, to: { address: string }) => {
+    const args = ["-e", script(to.address, 9, true)];
+    return succeeds(from === undefined ? run(process.execPath, args) : inside(from, process.execPath, ...args));
+  };
+  const listener = async (host: string) => {
+    const server = createServer((socket) => socket.on("error", () => undefined).end("hello"));
+    await new Promise<void>((resolve) => server.listen(0, host, resolve));
+    return {
+      port: (server.address() as { port: number }).port,
+      close: () => new Promise((resolve) => server.close(resolve)),
+    };
+  };
+
+  beforeAll(async () => {
+    links = await readdir("/sys/class/net");
+    options = testNetwork(await mkdtemp(join(tmpdir(), "vmlet-network-")));
+    network = new HostNetwork(options);
+  });
+  afterEach(() => network.sweep(new Set()));
+  afterAll(async () => {
+    await network.remove();
+    expect((await readdir("/sys/class/net")).toSorted()).toEqual(links.toSorted());
+  });
+
+  test("a machine has its address on eth0 and loopback", async () => {
+    const machine = await network.attachNamespace("a");
+    const { stdout } = await inside(machine, "ip", "-o", "-4", "address");
+    expect(stdout.toString()).toContain(`inet ${machine.address}/24`);
+    expect(stdout.toString()).toContain("inet 127.0.0.1/8");
+  });
+
+  test("this host and other machines reach a machine by its address", async () => {
+    const [a, b] = [await network.attachNamespace("a"), await network.attachNamespace("b")];
+    expect(await answers(undefined, a)).toBe(true);
+    expect(await answers(b, a)).toBe(true);
+  });
+
+  test("a machine does not reach what listens on this host", async () => {
+    const machine = await network.attachNamespace("a");
+    const server = await listener("0.0.0.0");
+    expect(await reaches(machine, machine.gateway, server.port)).toBe(false);
+    await server.close();
+  });
+
+  test("a port of this host that is opened to machines is reached", async () => {
+    const server = await listener("0.0.0.0");
+    const open = new HostNetwork({ ...options, openHostPorts: [server.port] });
+    const machine = await open.attachNamespace("a");
+    expect(await reaches(machine, machine.gateway, server.port)).toBe(true);
+    await server.close();
+    network = new HostNetwork(options);
+    await network.ensure();
+  });
+
+  test("a machine cannot send from another's address", async () => {
+    const [a, b] = [await network.attachNamespace("a"), await network.attachNamespace("b")];
+    expect(await answers(b, a)).toBe(true);
+    await inside(b, "ip", "address", "flush", "dev", "eth0");
+    await inside(b, "ip", "address", "add", a.address.replace(/\d+$/, "200/24"), "dev", "eth0");
+    expect(await answers(b, a)).toBe(false);
+  });
+
+  test.each([
+    ["allow", true],
+    ["deny", false],
+  ] as const)("outbound %s: a machine reaches the outside: %s", async (outbound, expected) => {
+    // The outside is a second bridge of this host, with a machine on it.
+    const outside = new HostNetwork(testNetwork(await mkdtemp(join(tmpdir(), "vmlet-network-"))));
+    const target = await outside.attachNamespace("target");
+    const policy = new HostNetwork({ ...options, outbound });
+    const machine = await policy.attachNamespace("a");
+    expect(await answers(machine, target)).toBe(expected);
+    await outside.remove();
+    network = new HostNetwork(options);
+    await network.ensure();
+  });
+
+  test("denied ranges are not reached even when the outside is", async () => {
+    const outsideOptions = testNetwork(await mkdtemp(join(tmpdir(), "vmlet-network-")));
+    const outside = new HostNetwork(outsideOptions);
+    const target = await outside.attachNamespace("target");
+    const policy = new HostNetwork({ ...options, outbound: "allow", denyCidrs: [outsideOptions.cidr!] });
+    const machine = await policy.attachNamespace("a");
+    expect(await answers(machine, target)).toBe(false);
+    await outside.remove();
+    network = new HostNetwork(options);
+    await network.ensure();
+  });
+
+  test("a host port leads to the machine, and is free again when the machine is gone", async () => {
+    const machine = await network.attachNamespace("a");
+    const outside = new HostNetwork(testNetwork(await mkdtemp(join(tmpdir(), "vmlet-network-"))));
+    const client = await outside.attachNamespace("client");
+    const server = `require("net").createServer(s=>s.end()).listen(8080,"0.0.0.0",()=>console.log("up"))`;
+    const abort = new AbortController();
+    const serving = run("nsenter", [`--net=${machine.netns}`, process.execPath, "-e", server], {
+      signal: abort.signal,
+    }).catch(() => undefined);
+    await network.openHostPorts("a", [{ port: 8080, protocol: "tcp", host_port: 39_123 }]);
+    await expect.poll(() => reaches(machine, "127.0.0.1", 8080), { timeout: 5000 }).toBe(true);
+    expect(await reaches(client, client.gateway, 39_123)).toBe(true);
+    await network.attachNamespace("b");
+    await expect(network.openHostPorts("b", [{ port: 80, protocol: "tcp", host_port: 39_123 }])).rejects.toMatchObject({
+      code: "conflict",
+    });
+    await network.detach("a");
+    await network.openHostPorts("b", [{ port: 80, protocol: "tcp", host_port: 39_123 }]);
+    abort.abort();
+    await serving;
+    await outside.remove();
+  });
+
+  test("a second backend process finds the attachment", async () => {
+    const machine = await network.attachNamespace("a");
+    expect(await new HostNetwork(options).find("a")).toEqual(machine);
+    expect(await network.find("never")).toBeUndefined();
+  });
+
+  test("traffic is counted from the machine's side", async () => {
+    const machine = await network.attachNamespace("a");
+    const before = (await network.counters("a"))!;
+    await answers(undefined, machine);
+    const after = (await network.counters("a"))!;
+    expect(after.rx_bytes - before.rx_bytes).toBeGreaterThan(50);
+    expect(after.tx_bytes - before.tx_bytes).toBeGreaterThan(50);
+  });
+
+  test("a sweep removes what belongs to no machine and spares the rest", async () => {
+    const kept = await network.attachNamespace("kept");
+    const gone = await network.attachNamespace("gone");
+    const tap = await network.attachTap("tap");
+    await network.sweep(new Set(["kept"]));
+    expect(existsSync(kept.netns!)).toBe(true);
+    expect(existsSync(gone.netns!)).toBe(false);
+    expect(existsSync(`/sys/class/net/${tap.link}`)).toBe(false);
+    expect(await network.find("gone")).toBeUndefined();
+  });
+
+  test("detaching twice, and what never was, succeeds", async () => {
+    await network.attachNamespace("a");
+    await network.detach("a");
+    await network.detach("a");
+    await network.detach("never");
+  });
+});

@@ -1,0 +1,15 @@
+/** What this host offers to tests that need more than Node, and unique names on it. */
+import { randomBytes } from "node:crypto";
+import { HostNetwork, type NetworkOptions } from "../../providers/http-vm/backend/network/network.ts";
+
+/** Why tests that need machine networks cannot run here; undefined when they can. */
+export function missingForNetwork(kind: "namespace" | "tap" = "namespace"): string | undefined {
+  const problems = HostNetwork.check(kind);
+  return problems.length === 0 ? undefined : problems.map(({ problem }) => problem).join(", ");
+}
+
+/** A bridge and a range that nothing else on this host has: tests may run beside each other and beside a real backend. */
+export function testNetwork(dir: string): NetworkOptions {
+  const [a, b] = randomBytes(2);
+  return { dir, bridge: `vt${randomBytes(3).toString("hex")}`, cidr: `10.${200 + (a! % 50)}.${b!}.0/24` };
+}

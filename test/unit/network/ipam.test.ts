@@ -1,0 +1,71 @@
+import { mkdtemp, rm, writeFile } from "node:fs/promises";
+import { tmpdir } from "node:os";
+import { join } from "node:path";
+import fc from "fast-check";
+import { afterEach, beforeEach, describe, expect, test } from "vitest";
+import { Ipam, parseSubnet } from "../../../providers/http-vm/backend/network/ipam.ts";
+
+describe("address ranges", () => {
+  test("the first address is the gateway's, network and broadcast are nobody's", () =>
+    expect(parseSubnet("10.1.2.77/24")).toMatchObject({
+      cidr: "10.1.2.0/24",
+      gateway: "10.1.2.1",
+      first: 0x0a010202,
+      last: 0x0a0102fe,
+    }));
+  test.each(["10.0.0.0", "10.0.0.0/30", "10.0.0.0/7", "300.0.0.0/16", "fd00::/64", ""])(
+    "%j is refused with the cure",
+    (cidr) => expect(() => parseSubnet(cidr)).toThrow("such as 10.99.0.0/16"),
+  );
+});
+
+describe("leases", () => {
+  let dir: string;
+  const ipam = (cidr = "10.0.0.0/29") => new Ipam(dir, parseSubnet(cidr));
+  beforeEach(async () => void (dir = await mkdtemp(join(tmpdir(), "vmlet-ipam-"))));
+  afterEach(() => rm(dir, { recursive: true, force: true }));
+
+  test("a machine keeps its address, also after a restart", async () => {
+    const address = await ipam().acquire("a");
+    expect(await ipam().acquire("a")).toBe(address);
+    expect(await ipam().find("a")).toBe(address);
+  });
+  test("a full range is a quota problem, and a released address is free again", async () => {
+    const pool = ipam();
+    for (const id of ["a", "b", "c", "d", "e"]) await pool.acquire(id);
+    await expect(pool.acquire("f")).rejects.toMatchObject({
+      code: "quota",
+      message: expect.stringContaining("10.0.0.0/29"),
+    });
+    await pool.release("c");
+    expect(await pool.acquire("f")).toBe("10.0.0.4");
+  });
+  test("a released address rests until the others have had their turn", async () => {
+    const pool = ipam();
+    const first = await pool.acquire("a");
+    await pool.release("a");
+    expect(await pool.acquire("b")).not.toBe(first);
+  });
+  test("a lease that was cut short is not given again before it is released", async () => {
+    await writeFile(join(dir, "10.0.0.2"), "");
+    expect(await ipam().acquire("a")).toBe("10.0.0.3");
+  });
+  test("no two machines ever share an address, whatever is taken and given back at the same time", () =>
+    fc.assert(
+      fc.asyncProperty(
+        fc.array(fc.tuple(fc.constantFrom("a", "b", "c", "d", "e", "f", "g"), fc.boolean()), { maxLength: 30 }),
+        async (steps) => {
+          await rm(dir, { recursive: true, force: true });
+          const pools = [ipam("10.0.0.0/28"), ipam("10.0.0.0/28")];
+          await Promise.all(
+            steps.map(([id, take], i) =>
+              take ? pools[i % 2]!.acquire(`${id}${i}`) : pools[i % 2]!.release(`${id}${i - 1}`),
+            ),
+          );
+          const leases = await pools[0]!.leases();
+          expect(new Set(leases.values()).size).toBe(leases.size);
+        },
+      ),
+      { numRuns: 30 },
+    ));
+});
