@@ -1,6 +1,7 @@
 import { Command } from "commander";
-import { createEngine, startBackend } from "../../providers/http-vm/backend/backend.ts";
+import { startBackend } from "../../providers/http-vm/backend/backend.ts";
 import { loadBackendConfig } from "../../providers/http-vm/backend/config.ts";
+import { createEngine } from "../../providers/http-vm/backend/engines/registry.ts";
 import { createLogger, silentLogger } from "../telemetry/logger.ts";
 import { systemClock } from "../util/clock.ts";
 import { signalToStop } from "./exit.ts";
@@ -22,7 +23,7 @@ async function run(path: string): Promise<void> {
   const config = loadBackendConfig(path);
   const logger = createLogger({ level: config.logLevel });
   const backend = await startBackend(config, { clock: systemClock, logger, version: VERSION });
-  logger.info({ url: backend.url, engine: config.engine, stateDir: config.stateDir }, "the backend serves the Machine API");
+  logger.info({ url: backend.url, engine: config.engine.type, stateDir: config.stateDir }, "the backend serves the Machine API");
   await new Promise<void>((resolve) => {
     if (stop.aborted) resolve();
     stop.addEventListener("abort", () => resolve());
@@ -33,7 +34,7 @@ async function run(path: string): Promise<void> {
 
 async function check(path: string): Promise<void> {
   const config = loadBackendConfig(path);
-  const engine = createEngine(config, { clock: systemClock, logger: silentLogger, version: VERSION });
+  const engine = createEngine(config.engine, { stateDir: config.stateDir, clock: systemClock, logger: silentLogger });
   const problems = await engine.check();
   for (const { fatal, problem, cure } of problems) console.log(`  ${fatal ? "FAULT  " : "note   "} ${problem}\n          ${cure}`);
   const faults = problems.filter(({ fatal }) => fatal).length;

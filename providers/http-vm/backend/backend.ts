@@ -4,8 +4,8 @@ import type { Logger } from "../../../src/telemetry/logger.ts";
 import type { Clock } from "../../../src/util/clock.ts";
 import { createMachineApiServer } from "../server/server.ts";
 import { capacityOf, logBytesOf, type BackendConfig } from "./config.ts";
-import type { Engine, HostProblem } from "./engine.ts";
-import { engineFactories } from "./engines/registry.ts";
+import type { HostProblem } from "./engine.ts";
+import { createEngine } from "./engines/registry.ts";
 import { LocalProvider } from "./local-provider.ts";
 
 export interface BackendSurroundings {
@@ -29,14 +29,10 @@ export class HostProblemError extends ConfigError {
   }
 }
 
-export function createEngine(config: BackendConfig, surroundings: BackendSurroundings): Engine {
-  return engineFactories[config.engine](config[config.engine], { stateDir: config.stateDir, ...surroundings });
-}
-
 /** Opens the state directory, finds what runs already, and serves the Machine API. */
 export async function startBackend(config: BackendConfig, surroundings: BackendSurroundings): Promise<RunningBackend> {
   const { clock, logger, version } = surroundings;
-  const engine = createEngine(config, surroundings);
+  const engine = createEngine(config.engine, { stateDir: config.stateDir, clock, logger });
   const problems = await engine.check();
   const fatal = problems.filter((problem) => problem.fatal);
   if (fatal.length > 0) throw new HostProblemError(engine.name, fatal);

@@ -6,7 +6,7 @@ import { ConfigError, parseFile } from "../../../src/config/load.ts";
 import type { ProviderCapacity } from "../../../src/provider/provider.ts";
 import { Quantity } from "../../../src/resources/quantity.ts";
 import { toError } from "../../../src/util/errors.ts";
-import { engineSchemas } from "./engines/registry.ts";
+import { engineSchema } from "./engines/registry.ts";
 
 export const BACKEND_KIND = "BackendConfig";
 
@@ -30,7 +30,7 @@ export const backendConfigSchema = z
     apiVersion: z.literal("vmlet.dev/v1"),
     kind: z.literal(BACKEND_KIND),
     stateDir: z.string().startsWith("/", "must be an absolute path").describe("Folder for all state; one backend per folder."),
-    engine: z.enum(Object.keys(engineSchemas) as [keyof typeof engineSchemas]).default("process"),
+    engine: engineSchema.prefault({ type: "process" }).describe("Where and how containers run. Default: plain processes."),
     listen: listenSchema,
     tokenFile: z.string().optional().describe("File with the bearer tokens that are accepted, one a line; read again when it changes."),
     tls: z
@@ -59,7 +59,6 @@ export const backendConfigSchema = z
       })
       .prefault({}),
     logLevel: z.enum(["debug", "info", "warn", "error"]).default("info"),
-    ...engineSchemas,
   })
   .superRefine((config, context) => {
     const open = "address" in config.listen && !/^(127\.|::1$|localhost$)/.test(config.listen.address);

@@ -110,7 +110,7 @@ function validate(spec: MachineSpec, images: ProcessEngineOptions["images"]): vo
       if (commandOf(container, images).length === 0) {
         throw new ProviderError(
           "invalid",
-          `engine process has no images: container "${container.name}" needs a command, or the backend's config an entry for image "${container.image}" under process.images`,
+          `engine process has no images: container "${container.name}" needs a command, or the backend's config an entry for image "${container.image}" under engine.images`,
           { field: `${field}.command` },
         );
       }
@@ -170,7 +170,7 @@ class ProcessSandbox implements Sandbox {
     const argv = commandOf(container.spec, this.#options.images);
     if (argv.length === 0) {
       return Promise.reject(
-        new ContainerError("CreateContainerError", `engine process has no images and container "${container.name}" no command: give one, or map image "${container.spec.image}" under process.images of the backend's config`),
+        new ContainerError("CreateContainerError", `engine process has no images and container "${container.name}" no command: give one, or map image "${container.spec.image}" under engine.images of the backend's config`),
       );
     }
     const home = join(this.#home.dir, "home", container.name);
@@ -268,7 +268,7 @@ export class AddressPool {
     const octets = address!.split(".").map(Number);
     const prefix = Number(bits);
     if (octets.length !== 4 || octets.some((octet) => !Number.isInteger(octet) || octet < 0 || octet > 255) || octets[0] !== 127 || !(prefix >= 8 && prefix <= 30)) {
-      throw new Error(`process.addressPool "${cidr}" must be an IPv4 range within 127.0.0.0/8, such as 127.64.0.0/10`);
+      throw new Error(`engine.addressPool "${cidr}" must be an IPv4 range within 127.0.0.0/8, such as 127.64.0.0/10`);
     }
     this.#size = 2 ** (32 - prefix);
     const number = octets.reduce((sum, octet) => sum * 256 + octet, 0);
@@ -290,7 +290,7 @@ export class AddressPool {
         return address;
       }
     }
-    throw new ProviderError("quota", `all ${this.#size} addresses of process.addressPool are in use`);
+    throw new ProviderError("quota", `all ${this.#size} addresses of engine.addressPool are in use`);
   }
 
   claim(machine: string, address: string): void {
