@@ -57,7 +57,8 @@ export async function startBackend({ sandbox, images = {} }: BackendOptions): Pr
       kind: "BackendConfig",
       stateDir,
       listen: { address: "127.0.0.1", port },
-      engine: { type: "process", images },
+      engine: "process",
+      process: { images },
     }),
   );
   const client = clientOf(url);
