@@ -1,0 +1,337 @@
+import fc from "fast-check";
+import { afterEach, describe, expect, it } from "vitest";
+import { KeyedQueue, type KeyedQueueOptions } from "../../../src/queue/keyed-queue.ts";
+import { silentLogger } from "../../../src/telemetry/logger.ts";
+import { VirtualClock, settle } from "../../support/virtual-clock.ts";
+
+const running: AbortController[] = [];
+afterEach(() => {
+  for (const abort of running.splice(0)) abort.abort();
+});
+
+/** A queue whose handler runs until the test lets it finish. */
+function setup(options: Partial<KeyedQueueOptions> = {}) {
+  const clock = new VirtualClock();
+  const started: string[] = [];
+  const open = new Map<string, { resolve: () => void; reject: (error: Error) => void }>();
+  const queue = new KeyedQueue({
+    clock,
+    random: () => 0,
+    concurrency: 10,
+    logger: silentLogger,
+    handle: (key) => {
+      started.push(`${key}@${clock.monotonic()}`);
+      return new Promise((resolve, reject) => open.set(key, { resolve, reject }));
+    },
+    ...options,
+  });
+  const abort = new AbortController();
+  running.push(abort);
+  const done = queue.run(abort.signal);
+  const finish = async (key: string, error?: Error) => {
+    if (error) open.get(key)!.reject(error);
+    else open.get(key)!.resolve();
+    await settle();
+  };
+  return { clock, started, queue, abort, done, finish };
+}
+
+describe("adding", () => {
+  it("handles a key that was added many times once", async () => {
+    const { queue, started } = setup();
+    queue.add("a");
+    queue.add("a");
+    await settle();
+    expect(started).toEqual(["a@0"]);
+  });
+
+  it("never handles a key twice at the same time, and handles it once more after changes meanwhile", async () => {
+    const { queue, started, finish } = setup();
+    queue.add("a");
+    await settle();
+    queue.add("a");
+    queue.add("a");
+    await settle();
+    expect(started).toEqual(["a@0"]);
+    await finish("a");
+    expect(started).toEqual(["a@0", "a@0"]);
+    await finish("a");
+    expect(started).toHaveLength(2);
+  });
+
+  it("handles as many keys at once as it may", async () => {
+    const { queue, started, finish } = setup({ concurrency: 2 });
+    for (const key of ["a", "b", "c"]) queue.add(key);
+    await settle();
+    expect(started).toEqual(["a@0", "b@0"]);
+    await finish("a");
+    expect(started).toEqual(["a@0", "b@0", "c@0"]);
+  });
+
+  it("keeps what is added before it runs", async () => {
+    const clock = new VirtualClock();
+    const seen: string[] = [];
+    const queue = new KeyedQueue({
+      clock,
+      random: () => 0,
+      concurrency: 1,
+      handle: async (key) => void seen.push(key),
+    });
+    queue.add("a");
+    queue.addAfter("b", 100);
+    await clock.advance(200);
+    expect(seen).toEqual([]);
+    const abort = new AbortController();
+    running.push(abort);
+    void queue.run(abort.signal);
+    await clock.advance(1);
+    expect(seen).toEqual(["a", "b"]);
+  });
+});
+
+describe("adding for later", () => {
+  it("waits for the time", async () => {
+    const { queue, started, clock } = setup();
+    queue.addAfter("a", 1000);
+    await clock.advance(999);
+    expect(started).toEqual([]);
+    await clock.advance(1);
+    expect(started).toEqual(["a@1000"]);
+  });
+
+  it("brings a key forward and never pushes it back", async () => {
+    const { queue, started, clock, finish } = setup();
+    queue.addAfter("a", 1000);
+    queue.addAfter("a", 5000);
+    queue.addAfter("a", 500);
+    await clock.advance(600);
+    expect(started).toEqual(["a@500"]);
+    await finish("a");
+    await clock.advance(10_000);
+    expect(started).toHaveLength(1);
+  });
+
+  it("is overtaken by adding the key now", async () => {
+    const { queue, started, clock, finish } = setup();
+    queue.addAfter("a", 1000);
+    queue.add("a");
+    await settle();
+    await finish("a");
+    await clock.advance(5000);
+    expect(started).toEqual(["a@0"]);
+  });
+
+  it("works while the key is being handled", async () => {
+    const { queue, started, clock, finish } = setup();
+    queue.add("a");
+    await settle();
+    queue.addAfter("a", 100);
+    await clock.advance(50);
+    await finish("a");
+    await clock.advance(100);
+    expect(started).toEqual(["a@0", "a@100"]);
+  });
+
+  it("needs one timer for any number of keys", () => {
+    const { queue, clock } = setup();
+    for (let i = 0; i < 1000; i++) queue.addAfter(`k${i}`, 1000 + ((i * 7919) % 1000));
+    expect(clock.pending).toBe(1);
+  });
+});
+
+describe("retrying", () => {
+  it("waits longer each time, up to the limit, and anew after forget", async () => {
+    const { queue, started, clock, finish } = setup({ backoff: { initialMs: 100, maxMs: 350 } });
+    queue.add("a");
+    for (let i = 0; i < 4; i++) {
+      await clock.advance(0);
+      queue.retry("a");
+      await finish("a");
+      await clock.advance(350);
+    }
+    expect(started).toEqual(["a@0", "a@100", "a@550", "a@1050", "a@1400"]);
+    expect(queue.failures("a")).toBe(4);
+    queue.forget("a");
+    queue.retry("a");
+    await finish("a");
+    await clock.advance(100);
+    expect(started.at(-1)).toBe("a@1500");
+  });
+
+  it("follows a handler that throws", async () => {
+    const { queue, started, clock, finish } = setup({ backoff: { initialMs: 100, maxMs: 1000 } });
+    queue.add("a");
+    await settle();
+    await finish("a", new Error("boom"));
+    await clock.advance(100);
+    expect(started).toEqual(["a@0", "a@100"]);
+  });
+
+  it("gives way to a change that comes meanwhile", async () => {
+    const { queue, started, finish } = setup();
+    queue.add("a");
+    await settle();
+    queue.add("a");
+    await finish("a", new Error("boom"));
+    expect(started).toEqual(["a@0", "a@0"]);
+  });
+});
+
+describe("stopping", () => {
+  it("waits for handlers under way and starts no others", async () => {
+    const { queue, started, abort, done, finish, clock } = setup({ concurrency: 1 });
+    queue.add("a");
+    queue.add("b");
+    queue.addAfter("c", 10);
+    await settle();
+    abort.abort();
+    let over = false;
+    void done.then(() => (over = true));
+    await clock.advance(100);
+    expect(over).toBe(false);
+    await finish("a");
+    expect(over).toBe(true);
+    expect(started).toEqual(["a@0"]);
+    expect(clock.pending).toBe(0);
+  });
+
+  it("gives handlers the signal", async () => {
+    let aborted = false;
+    const { queue, abort, done } = setup({
+      handle: (_key, signal) =>
+        new Promise((resolve) =>
+          signal.addEventListener("abort", () => {
+            aborted = true;
+            resolve();
+          }),
+        ),
+    });
+    queue.add("a");
+    await settle();
+    abort.abort();
+    await done;
+    expect(aborted).toBe(true);
+  });
+});
+
+describe("observing", () => {
+  it("tells when nothing is due or under way any more", async () => {
+    const { queue, finish } = setup();
+    queue.add("a");
+    queue.addAfter("later", 60_000);
+    let idle = false;
+    void queue.idle().then(() => (idle = true));
+    await settle();
+    expect(idle).toBe(false);
+    queue.add("a");
+    await finish("a");
+    expect(idle).toBe(false);
+    await finish("a");
+    expect(idle).toBe(true);
+  });
+
+  it("measures waiting and work", async () => {
+    const seen: string[] = [];
+    const { queue, clock, finish } = setup({
+      concurrency: 1,
+      metrics: {
+        onAdd: () => seen.push("add"),
+        onDepth: (depth) => seen.push(`depth ${depth}`),
+        onStart: (s) => seen.push(`start ${s}`),
+        onDone: (s) => seen.push(`done ${s}`),
+        onRetry: () => seen.push("retry"),
+      },
+    });
+    queue.add("a");
+    queue.add("b");
+    await clock.advance(2000);
+    expect(queue.workingSeconds()).toEqual([2]);
+    await finish("a");
+    expect(seen.filter((s) => s.startsWith("start"))).toEqual(["start 0", "start 2"]);
+    expect(seen.filter((s) => s.startsWith("done"))).toEqual(["done 2"]);
+    expect(queue.depth).toBe(0);
+  });
+});
+
+describe("any history", () => {
+  it("loses no change, never overlaps a key, keeps every key's time, and stays within its concurrency", async () => {
+    const key = fc.constantFrom("a", "b", "c");
+    const step = fc.oneof(
+      fc.record({ op: fc.constant("add" as const), key }),
+      fc.record({ op: fc.constant("after" as const), key, ms: fc.integer({ min: 1, max: 50 }) }),
+      fc.record({ op: fc.constant("retry" as const), key }),
+      fc.record({ op: fc.constant("wait" as const), ms: fc.integer({ min: 1, max: 30 }) }),
+    );
+    await fc.assert(
+      fc.asyncProperty(
+        fc.array(step, { maxLength: 25 }),
+        fc.array(fc.record({ ms: fc.integer({ min: 0, max: 20 }), fails: fc.boolean() }), {
+          minLength: 1,
+          maxLength: 6,
+        }),
+        fc.integer({ min: 1, max: 2 }),
+        async (steps, works, concurrency) => {
+          const clock = new VirtualClock();
+          const active = new Set<string>();
+          const startedAt = new Map<string, number[]>([
+            ["a", []],
+            ["b", []],
+            ["c", []],
+          ]);
+          let runs = 0;
+          // Collected, because the queue would take a failing assertion for a failing handler.
+          const violations: string[] = [];
+          const queue = new KeyedQueue({
+            clock,
+            random: () => 0,
+            concurrency,
+            backoff: { initialMs: 5, maxMs: 40 },
+            handle: async (k) => {
+              if (active.has(k)) violations.push(`${k} overlaps`);
+              active.add(k);
+              if (active.size > concurrency) violations.push(`${active.size} at once`);
+              startedAt.get(k)!.push(clock.monotonic());
+              // After some runs everything succeeds, so that the history ends.
+              const work = runs < 10 ? works[runs % works.length]! : { ms: 1, fails: false };
+              runs++;
+              await clock.sleep(work.ms);
+              active.delete(k);
+              if (work.fails) throw new Error("boom");
+              queue.forget(k);
+            },
+          });
+          const abort = new AbortController();
+          const done = queue.run(abort.signal);
+          /** For every request: the key must start at or after the request (a run that began earlier does not count)... */
+          const requested: { key: string; at: number; latest: number }[] = [];
+          for (const s of steps) {
+            const now = clock.monotonic();
+            if (s.op === "wait") await clock.advance(s.ms);
+            else {
+              if (s.op === "add") queue.add(s.key);
+              else if (s.op === "after") queue.addAfter(s.key, s.ms);
+              else queue.retry(s.key);
+              requested.push({
+                key: s.key,
+                at: now,
+                latest: now + (s.op === "add" ? 0 : s.op === "after" ? s.ms : 40),
+              });
+            }
+          }
+          await clock.advance(2_000);
+          for (const { key: k, at, latest } of requested) {
+            // ...and not later than due plus the work of all keys that may stand before it.
+            const start = startedAt.get(k)!.find((t) => t >= at);
+            expect(start).toBeDefined();
+            expect(start! - latest).toBeLessThanOrEqual(20 * 6);
+          }
+          expect(violations).toEqual([]);
+          expect([queue.depth, queue.delayed, active.size]).toEqual([0, 0, 0]);
+          abort.abort();
+          await done;
+        },
+      ),
+      { numRuns: 150 },
+    );
+  });
+});
