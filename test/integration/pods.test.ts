@@ -9,4 +9,5 @@ describeCases("pods on devcluster", {
   // devcluster lives in memory: it cannot be killed and started again.
   faults: ["nothing", "the agent", "the backend"],
   timeoutMs: 60_000,
+  concurrent: true,
 });

@@ -1,4 +1,5 @@
 /** What a case needs to know of the place where it runs; devcluster and the real control plane both provide it. */
+import { setTimeout as sleep } from "node:timers/promises";
 import type { AgentProcess, BackendProcess } from "../harness/agent.ts";
 import type { Client } from "../harness/client.ts";
 import type { History } from "./history.ts";
@@ -22,10 +23,14 @@ export const faults = ["nothing", "the agent", "the backend", "the API server"] 
 /** What is killed with SIGKILL, and started again, in the middle of a case. */
 export type Fault = (typeof faults)[number];
 
+/** How long after the action of the case the kill comes, in turn: what is killed is caught at different stages of its work. */
+const delaysMs = [0, 5, 20, 60, 150];
+let kills = 0;
+
 export async function inject(environment: Environment, fault: Fault): Promise<void> {
+  if (fault === "nothing") return;
+  await sleep(delaysMs[kills++ % delaysMs.length]);
   switch (fault) {
-    case "nothing":
-      return;
     case "the agent":
       return environment.agent.restart("SIGKILL");
     case "the backend":

@@ -13,6 +13,11 @@ export interface SuiteOptions {
   cases: readonly Case[];
   faults: readonly Fault[];
   timeoutMs: number;
+  /**
+   * Run the cases of one fault at the same time. Faster, and harsher: what is killed for one case is killed in the middle
+   * of the others as well. Not for the API server, whose restart a case must be able to tell from a failure of its own.
+   */
+  concurrent?: boolean;
 }
 
 export function describeCases(title: string, options: SuiteOptions): void {
@@ -24,12 +29,14 @@ export function describeCases(title: string, options: SuiteOptions): void {
     afterAll(() => env?.[Symbol.asyncDispose]());
 
     let serial = 0;
+    const injectNext = oneAtATime();
     for (const fault of options.faults) {
       describe(fault === "nothing" ? "undisturbed" : `while ${fault} is killed`, () => {
-        test.for(options.cases)("$name", { timeout: options.timeoutMs }, async ({ run }) => {
+        const define = options.concurrent ? test.concurrent : test;
+        define.for(options.cases)("$name", { timeout: options.timeoutMs }, async ({ run }) => {
           const pods = new Pods(env.client, await createNamespace(env, `case-${serial++}`), env.nodeName);
           try {
-            await run({ env, pods, disturb: () => inject(env, fault) });
+            await run({ env, pods, disturb: () => injectNext(() => inject(env, fault)) });
           } catch (error) {
             throw new Error(`${(error as Error).message}\n${await env.agent.logTail()}`, { cause: error });
           } finally {
@@ -40,6 +47,16 @@ export function describeCases(title: string, options: SuiteOptions): void {
       });
     }
   });
+}
+
+/** Kills must not overlap: each waits until what was killed before runs again. */
+function oneAtATime(): (work: () => Promise<void>) => Promise<void> {
+  let last = Promise.resolve();
+  return (work) => {
+    const mine = last.then(work);
+    last = mine.catch(() => undefined);
+    return mine;
+  };
 }
 
 /** A namespace in which pods can be created: with its default ServiceAccount where the cluster makes one. */
