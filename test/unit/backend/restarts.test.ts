@@ -1,0 +1,150 @@
+import { expect, test } from "vitest";
+import type { RestartPolicy } from "../../../src/provider/machine.ts";
+import { nextRestart, restartDecision } from "../../../providers/http-vm/backend/plan.ts";
+import { duration } from "../../../providers/http-vm/backend/supervisor.ts";
+import { main, World } from "./world.ts";
+
+test("restarts wait 0, 10, 20, 40, 80, 160, 300, 300 seconds after each end", async () => {
+  const world = await World.create();
+  await world.create({});
+  const waits: number[] = [];
+  for (let crash = 0; crash < 8; crash++) {
+    const ended = world.clock.monotonic();
+    await world.exit("a", 1);
+    while (world.running().length === 0) await world.advance(1_000);
+    waits.push((world.instance("a").startedAt - ended) / 1_000);
+  }
+  expect(waits).toEqual([0, 10, 20, 40, 80, 160, 300, 300]);
+});
+
+test("a container that ran longer than twice the maximum starts over with an immediate restart", async () => {
+  const world = await World.create();
+  await world.create({});
+  await world.exit("a", 1);
+  await world.exit("a", 1);
+  await world.advance(10_000);
+  expect(world.running()).toEqual(["a"]);
+  await world.advance(601_000);
+  await world.exit("a", 1);
+  expect(world.running()).toEqual(["a"]);
+});
+
+test("a container in back-off says CrashLoopBackOff with kubelet's message, keeps its last end, and is not counted yet", async () => {
+  const world = await World.create();
+  await world.create({ labels: { "vmlet.dev/pod": "web", "vmlet.dev/namespace": "shop", "vmlet.dev/uid": "u-1" } });
+  await world.exit("a", 1);
+  await world.exit("a", 2);
+  expect(await world.container("a")).toMatchObject({
+    state: "waiting",
+    reason: "CrashLoopBackOff",
+    message: "back-off 10s restarting failed container=a pod=web_shop(u-1)",
+    restart_count: 1,
+    last: { exit_code: 2, reason: "Error" },
+  });
+  expect(await world.notices()).toContain("BackOff: Back-off restarting failed container a in pod web_shop(u-1)");
+});
+
+test("a restarted container has a new id, a higher count, and its previous end as last", async () => {
+  const world = await World.create();
+  await world.create({});
+  const before = await world.container("a");
+  await world.exit("a", 3);
+  const after = await world.container("a");
+  expect(after).toMatchObject({ state: "running", restart_count: 1, last: { exit_code: 3, id: before.id } });
+  expect(after.id).not.toBe(before.id);
+});
+
+test.each<[RestartPolicy, number, "no" | "restart"]>([
+  ["always", 0, "restart"],
+  ["always", 1, "restart"],
+  ["on_failure", 0, "no"],
+  ["on_failure", 1, "restart"],
+  ["never", 0, "no"],
+  ["never", 1, "no"],
+])("policy %s after exit code %i: %s", (policy, exitCode, expected) => {
+  expect(restartDecision(main("a"), policy, exitCode)).toBe(expected);
+});
+
+test("the first restart rule that fits wins over the policy", () => {
+  const container = main("a", {
+    restart_rules: [
+      { action: "restart", exit_codes: { operator: "in", values: [42] } },
+      { action: "restart_all", exit_codes: { operator: "not_in", values: [0, 1] } },
+    ],
+  });
+  expect([42, 7, 1].map((code) => restartDecision(container, "never", code))).toEqual(["restart", "restart_all", "no"]);
+});
+
+test("a container's own restart policy overrides the machine's", async () => {
+  const world = await World.create();
+  await world.create({ containers: [main("a", { restart_policy: "never" }), main("b")] });
+  await world.exit("a", 1);
+  await world.advance(600_000);
+  expect(world.starts("a")).toHaveLength(1);
+  expect((await world.machine()).state).toBe("running");
+});
+
+test("rule restart_all restarts every container, init containers included", async () => {
+  const world = await World.create();
+  const rule = { action: "restart_all" as const, exit_codes: { operator: "in" as const, values: [9] } };
+  await world.create({ restart_policy: "never", init_containers: [main("i")], containers: [main("a", { restart_rules: [rule] }), main("b")] });
+  await world.exit("i", 0);
+  await world.exit("a", 9);
+  expect(world.running()).toEqual(["i"]);
+  await world.exit("i", 0);
+  expect(world.running()).toEqual(["a", "b"]);
+  expect(world.sandboxes).toBe(1);
+});
+
+test("a machine whose main containers have all ended for good is stopped", async () => {
+  const world = await World.create();
+  await world.create({ restart_policy: "on_failure", containers: [main("a"), main("b")] });
+  await world.exit("a", 0);
+  expect((await world.machine()).state).toBe("running");
+  await world.exit("b", 0);
+  expect(await world.machine()).toMatchObject({ state: "stopped", sandbox_ready: false });
+  expect(world.journal.at(-1)).toBe("destroy");
+});
+
+test("the spec may shorten the back-off", () => {
+  const limits = { initialMs: 100, maxMs: 150 };
+  const first = nextRestart({ finishedAt: 0 }, limits, 0);
+  expect(first).toEqual({ backoff: { ms: 100, updatedAt: 0 } });
+  expect(nextRestart({ finishedAt: 10, backoff: { ms: 100, updatedAt: 0 } }, limits, 110)).toEqual({ backoff: { ms: 150, updatedAt: 110 } });
+});
+
+test.each([
+  [10_000, "10s"],
+  [80_000, "1m20s"],
+  [300_000, "5m0s"],
+  [500, "500ms"],
+])("%i ms is printed as Go prints it: %s", (ms, text) => {
+  expect(duration(ms)).toBe(text);
+});
+
+test("a new image restarts the container at once, whatever its policy, and says why", async () => {
+  const world = await World.create();
+  await world.create({ restart_policy: "never" });
+  await world.provider.updatePod("m1", { containers: [{ name: "a", image: "j" }] }, { signal: world.signal });
+  await world.advance(0);
+  expect(await world.container("a")).toMatchObject({ state: "running", image: "j", restart_count: 1 });
+  expect(await world.notices()).toContain("Killing: Container a definition changed, will be restarted");
+});
+
+test("a lost sandbox is made anew and everything starts again, init containers included", async () => {
+  const world = await World.create();
+  await world.create({ init_containers: [main("i")] });
+  await world.exit("i", 0);
+  await world.lose({ reason: "GuestPanic", message: "the guest is gone" });
+  expect(world.running()).toEqual(["i"]);
+  expect(world.sandboxes).toBe(2);
+  expect((await world.container("a")).last).toMatchObject({ exit_code: 137, reason: "ContainerStatusUnknown" });
+  expect(await world.notices()).toContain("SandboxChanged: Pod sandbox changed, it will be killed and re-created.");
+});
+
+test("a lost sandbox fails a machine under policy never", async () => {
+  const world = await World.create();
+  await world.create({ restart_policy: "never" });
+  await world.lose({ reason: "GuestPanic", message: "the guest is gone" });
+  expect(await world.machine()).toMatchObject({ state: "failed", reason: "GuestPanic", message: "the guest is gone" });
+});

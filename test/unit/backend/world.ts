@@ -1,0 +1,275 @@
+/** A backend without processes: an engine and shims that do what the test says, on a clock that the test moves. */
+import { mkdtempSync, rmSync, writeFileSync } from "node:fs";
+import { tmpdir } from "node:os";
+import { basename, join } from "node:path";
+import { PassThrough } from "node:stream";
+import { onTestFinished } from "vitest";
+import { ALL_CAPABILITIES } from "../../../src/provider/capabilities.ts";
+import type { ContainerSpec, ContainerState, Machine, MachineSpec } from "../../../src/provider/machine.ts";
+import { silentLogger } from "../../../src/telemetry/logger.ts";
+import type {
+  ContainerConclusion,
+  ContainerLaunch,
+  ContainerRef,
+  Engine,
+  ImageStore,
+  Sandbox,
+  SandboxLoss,
+} from "../../../providers/http-vm/backend/engine.ts";
+import { LocalProvider } from "../../../providers/http-vm/backend/local-provider.ts";
+import type { ShimEvents } from "../../../providers/http-vm/backend/shim-client.ts";
+import type { Shims } from "../../../providers/http-vm/backend/supervisor.ts";
+import { settle, VirtualClock } from "../../support/virtual-clock.ts";
+
+export interface Instance {
+  name: string;
+  attempt: number;
+  launch: ContainerLaunch;
+  running: boolean;
+  exit?: { exitCode: number; startedAt: number; finishedAt: number };
+  startedAt: number;
+  events?: ShimEvents;
+  /** Signals that reached it, with the time in ms since the world began. */
+  signals: { signal: string; at: number }[];
+}
+
+/** Exit code of an exec in the container; undefined leaves it running until it is closed. */
+export type ExecScript = (container: string, command: string[]) => number | undefined;
+
+export class World {
+  readonly clock = new VirtualClock();
+  readonly stateDir = mkdtempSync(join(tmpdir(), "vmlet-unit-"));
+  readonly instances: Instance[] = [];
+  /** What happened, in order: `start a`, `exec a: hook`, `SIGTERM a`, `kill a`, `exit a 143`, `open`, `destroy`. */
+  readonly journal: string[] = [];
+  /** Containers that take no notice of stop signals. */
+  readonly deaf = new Set<string>();
+  /** Containers whose launch fails, with the error. */
+  readonly launchErrors = new Map<string, Error>();
+  readonly conclusions = new Map<string, ContainerConclusion>();
+  openErrors: Error[] = [];
+  exec: ExecScript = () => 0;
+  images: ImageStore | undefined;
+  patched: string[] = [];
+  #lose: ((loss: SandboxLoss) => void) | undefined;
+  sandboxes = 0;
+  alive = false;
+  provider!: LocalProvider;
+  readonly signal = new AbortController().signal;
+
+  static async create(setUp: (world: World) => void = () => {}): Promise<World> {
+    const world = new World();
+    setUp(world);
+    await world.boot();
+    onTestFinished(async () => {
+      await world.provider.close();
+      rmSync(world.stateDir, { recursive: true, force: true });
+    });
+    return world;
+  }
+
+  async boot(): Promise<void> {
+    this.provider = await LocalProvider.open({
+      engine: this.#engine(),
+      shims: this.#shims(),
+      stateDir: this.stateDir,
+      clock: this.clock,
+      logger: silentLogger,
+      host: "test",
+      version: "0",
+    });
+    await settle();
+  }
+
+  /** The backend ends without a word and a new one starts; containers go on meanwhile. */
+  async restart(meanwhile: () => void = () => {}): Promise<void> {
+    await this.provider.close();
+    for (const instance of this.instances) delete instance.events;
+    meanwhile();
+    await this.boot();
+    await settle();
+  }
+
+  async create(spec: Partial<MachineSpec>, id = "m1"): Promise<void> {
+    await this.provider.createPod(id, machine(spec), { signal: this.signal });
+    await settle(20);
+  }
+
+  async machine(id = "m1"): Promise<Machine> {
+    return await this.provider.getPod(id, { signal: this.signal });
+  }
+
+  async container(name: string, id = "m1"): Promise<ContainerState> {
+    return (await this.machine(id)).containers.find((container) => container.name === name)!;
+  }
+
+  async notices(): Promise<string[]> {
+    return ((await this.machine()).notices ?? []).map(({ reason, message }) => `${reason}: ${message}`);
+  }
+
+  async advance(ms: number): Promise<void> {
+    await this.clock.advance(ms);
+    await settle(20);
+  }
+
+  async stop(graceSeconds: number): Promise<void> {
+    await this.provider.stopPod("m1", { graceSeconds, signal: this.signal });
+    await settle(20);
+  }
+
+  /** Newest instance of a container. */
+  instance(name: string): Instance {
+    return this.instances.findLast((instance) => instance.name === name)!;
+  }
+
+  running(): string[] {
+    return this.instances.filter(({ running }) => running).map(({ name }) => name);
+  }
+
+  starts(name: string): number[] {
+    return this.instances.filter((instance) => instance.name === name).map(({ startedAt }) => startedAt);
+  }
+
+  async exit(name: string, exitCode: number): Promise<void> {
+    this.#end(this.instance(name), exitCode);
+    await settle(20);
+  }
+
+  async lose(loss: SandboxLoss): Promise<void> {
+    this.alive = false;
+    for (const instance of this.instances) instance.running = false;
+    this.#lose!(loss);
+    await settle(20);
+  }
+
+  #end(instance: Instance, exitCode: number): void {
+    if (!instance.running) return;
+    instance.running = false;
+    instance.exit = { exitCode, startedAt: this.clock.now(), finishedAt: this.clock.now() };
+    this.journal.push(`exit ${instance.name} ${exitCode}`);
+    instance.events?.exited(instance.exit);
+    instance.events?.gone();
+  }
+
+  #byId(ref: ContainerRef): Instance | undefined {
+    return this.instances.find(({ launch }) => launch.id === ref.id);
+  }
+
+  #engine(): Engine {
+    return {
+      name: "process",
+      capabilities: ALL_CAPABILITIES,
+      ...(this.images === undefined ? {} : { images: this.images }),
+      check: () => Promise.resolve([]),
+      sweep: () => Promise.resolve(),
+      open: () => {
+        const error = this.openErrors.shift();
+        if (error !== undefined) return Promise.reject(error);
+        this.journal.push("open");
+        this.sandboxes++;
+        this.alive = true;
+        return Promise.resolve(this.#sandbox());
+      },
+      recover: () => Promise.resolve(this.alive ? this.#sandbox() : undefined),
+      destroy: () => {
+        this.journal.push("destroy");
+        this.alive = false;
+        return Promise.resolve();
+      },
+      close: () => Promise.resolve(),
+    };
+  }
+
+  #sandbox(): Sandbox {
+    return {
+      addresses: ["10.9.0.7"],
+      lost: new Promise((resolve) => (this.#lose = resolve)),
+      launch: (launch) => {
+        const error = this.launchErrors.get(launch.name);
+        if (error !== undefined) return Promise.reject(error);
+        this.instances.push({ name: launch.name, attempt: launch.attempt, launch, running: false, startedAt: 0, signals: [] });
+        return Promise.resolve({ argv: launch.spec.command ?? [], env: {}, cwd: "/" });
+      },
+      signal: (ref, signal) => {
+        const instance = this.#byId(ref)!;
+        this.journal.push(`${signal} ${ref.name}`);
+        instance.signals.push({ signal, at: this.clock.monotonic() });
+        if (!this.deaf.has(ref.name)) this.#end(instance, 143);
+        return Promise.resolve();
+      },
+      kill: (ref) => {
+        const instance = this.#byId(ref);
+        if (instance?.running) {
+          this.journal.push(`kill ${ref.name}`);
+          instance.signals.push({ signal: "SIGKILL", at: this.clock.monotonic() });
+          this.#end(instance, 137);
+        }
+        return Promise.resolve();
+      },
+      conclude: (ref) => Promise.resolve(this.conclusions.get(ref.name) ?? {}),
+      exec: (ref, command, options) => {
+        this.journal.push(`exec ${ref.name}: ${command.join(" ")}`);
+        const exitCode = this.exec(ref.name, command);
+        const exit = exitCode === undefined ? new Promise<never>(() => {}) : Promise.resolve({ exitCode });
+        const stdout = options.stdout ? new PassThrough() : null;
+        stdout?.end();
+        return Promise.resolve({ stdin: null, stdout, stderr: null, exit, resize() {}, close() {} });
+      },
+      dial: () => Promise.reject(new Error("no network in this world")),
+      stats: () => Promise.resolve({ containers: [] }),
+      applyFiles: (volume) => {
+        this.patched.push(`${volume.name}=${volume.version}`);
+        return Promise.resolve();
+      },
+      close: () => Promise.resolve(),
+    };
+  }
+
+  #shims(): Shims {
+    const find = (dir: string) => this.instances.find(({ launch }) => basename(launch.dir) === basename(dir))!;
+    return {
+      start: (dir) => {
+        const instance = find(dir);
+        instance.running = true;
+        instance.startedAt = this.clock.monotonic();
+        this.journal.push(`start ${instance.name}`);
+        return Promise.resolve();
+      },
+      watch: (dir, _socket, events) => {
+        const instance = find(dir);
+        instance.events = events;
+        queueMicrotask(() => {
+          if (instance.events !== events) return;
+          events.started({ state: "running", pid: 1, startedAt: this.clock.now() });
+          if (instance.exit === undefined) return;
+          events.exited(instance.exit);
+          events.gone();
+        });
+        return {
+          close() {
+            if (instance.events === events) delete instance.events;
+          },
+        };
+      },
+      everStarted: (dir) => find(dir).startedAt > 0 || find(dir).running || find(dir).exit !== undefined,
+      attach: () => Promise.reject(new Error("nothing to attach to in this world")),
+    };
+  }
+
+  writeLog(name: string, lines: string[]): void {
+    const text = lines.map((line) => `2026-01-01T00:00:00.000000000Z stdout F ${line}\n`).join("");
+    writeFileSync(join(this.instance(name).launch.dir, "log.0"), text);
+  }
+}
+
+export function machine(spec: Partial<MachineSpec>): MachineSpec {
+  return { labels: {}, restart_policy: "always", containers: [main("a")], ...spec };
+}
+
+export function main(name: string, more: Partial<ContainerSpec> = {}): ContainerSpec {
+  return { name, image: "i", command: ["run"], ...more };
+}
+
+export function sidecar(name: string, more: Partial<ContainerSpec> = {}): ContainerSpec {
+  return main(name, { restart_policy: "always", ...more });
+}
