@@ -10,10 +10,11 @@ const MAX_HEADERS = 100;
 
 /**
  * The header block of a reply without headers, `first` of a session or later, as a stored deflate block of four zero
- * bytes. A server that never sends headers therefore needs no compressor, and replies need no waiting.
+ * bytes. A server that never sends headers therefore needs no compressor, and replies need no waiting. The empty stored block
+ * behind it is a sync flush: without one, Go's reader asks for more after the last byte, fails, and fails for ever.
  */
 export function emptyHeaderBlock(first: boolean): Buffer {
-  const stored = [0x00, 0x04, 0x00, 0xfb, 0xff, 0x00, 0x00, 0x00, 0x00];
+  const stored = [0x00, 0x04, 0x00, 0xfb, 0xff, 0x00, 0x00, 0x00, 0x00, 0x00, 0x00, 0x00, 0xff, 0xff];
   return Buffer.from(first ? [0x78, 0xf9, 0xe3, 0xc6, 0xa7, 0xc2, ...stored] : stored);
 }
 
