@@ -26,7 +26,7 @@ export async function createProvider(
     case "http-vm":
       return new HttpVmProvider({ ...config, ...collaborators });
     case "memory":
-      return new MemoryProvider({ clock: collaborators.clock, startDelayMs: parseDuration(config.startDelay), runForMs: parseDuration(config.runFor) });
+      return new MemoryProvider({ clock: collaborators.clock, stages: { creatingMs: parseDuration(config.startDelay) } });
     case "module": {
       const path = config.module.startsWith(".") || isAbsolute(config.module) ? pathToFileURL(resolve(config.module)).href : config.module;
       let module: ProviderModule;

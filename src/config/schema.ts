@@ -56,7 +56,6 @@ export const httpVmSchema = z.strictObject({
 export const memorySchema = z.strictObject({
   type: z.literal("memory"),
   startDelay: duration("0s").describe("How long a machine takes to run."),
-  runFor: duration("0s").describe("How long containers run before they exit with 0; 0s means for ever."),
 });
 
 export const moduleSchema = z.strictObject({

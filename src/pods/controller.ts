@@ -10,7 +10,7 @@ import { Reflector } from "../kube/reflector.ts";
 import { Store } from "../kube/store.ts";
 import type { Pod } from "../kube/wire.ts";
 import { LABEL_UID, machineId, ownerLabels, parseMachineId } from "../podspec/machine-id.ts";
-import type { Provider } from "../provider/provider.ts";
+import type { Provider, ProviderInfo } from "../provider/provider.ts";
 import { KeyedQueue } from "../queue/keyed-queue.ts";
 import type { Logger } from "../telemetry/logger.ts";
 import type { Clock } from "../util/clock.ts";
@@ -36,6 +36,8 @@ export interface PodControllerOptions {
   clock: Clock;
   random: Random;
   logger: Logger;
+  /** Told what the backend is and can do, at the start and each time that it is asked again. */
+  onInfo?: (info: ProviderInfo) => void;
   /** After each call of the reconciler, for metrics. */
   onReconciled?: (seconds: number, outcome: "settled" | "after" | "retry") => void;
 }
@@ -83,6 +85,7 @@ export class PodController {
       clock,
       random,
       logger,
+      ...(options.onInfo && { onInfo: options.onInfo }),
       onSynced: () => this.resyncAll(),
     });
     this.#reconciler = new PodReconciler({
@@ -106,6 +109,11 @@ export class PodController {
       if (change.type === "delete") this.#reconciler.podGone(change.object);
       this.queue.add(uid);
     });
+  }
+
+  /** The pod with the newest status that this process knows of: its own writes come back late. */
+  latest(pod: Pod): Pod {
+    return this.#reconciler.latest(pod);
   }
 
   /** Looks at a pod again soon: something that it refers to has changed. */

@@ -9,7 +9,7 @@ import { toError } from "../util/errors.ts";
 import type { Random } from "../util/random.ts";
 import { isProviderError } from "../provider/errors.ts";
 import type { Machine } from "../provider/machine.ts";
-import type { Provider } from "../provider/provider.ts";
+import type { Provider, ProviderInfo } from "../provider/provider.ts";
 import type { Observed } from "./planner.ts";
 
 export interface MachineCacheOptions {
@@ -124,6 +124,7 @@ export interface MachineObserverOptions {
   logger: Logger;
   /** Time between complete lists. Default 60 s with a watch, 5 s without. */
   listEveryMs?: number;
+  onInfo?: (info: ProviderInfo) => void;
   onSynced?: () => void;
 }
 
@@ -142,6 +143,7 @@ export class MachineObserver implements BackendHealth {
     while (!signal.aborted) {
       try {
         const info = await this.#o.provider.getInfo({ signal });
+        this.#o.onInfo?.(info);
         const watching = info.capabilities.includes("events") && this.#o.provider.watchPods !== undefined;
         await this.#list(signal);
         backoffMs = 500;

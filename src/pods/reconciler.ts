@@ -107,6 +107,12 @@ export class PodReconciler {
     this.#update(uid, { podSeenGone: true });
   }
 
+  /** The newest copy of this pod that is known: a reply's, when the cache has not caught up with it. */
+  latest(pod: Pod): Pod {
+    const desired = this.#desired(pod.metadata!.uid!);
+    return desired.kind === "pod" ? desired.pod : pod;
+  }
+
   async reconcile(uid: string, signal: AbortSignal): Promise<Outcome> {
     for (let step = 0; step < MAX_STEPS; step++) {
       const desired = this.#desired(uid);

@@ -1,0 +1,173 @@
+/**
+ * The composition root: builds the objects of an agent from its configuration, starts them in order and stops them in the
+ * reverse order. One process serves all nodes of the file; the nodes share nothing but the process and its health port.
+ *
+ * Stopping leaves everything as it is: machines run on, the Node stays, and whoever starts next takes over from what the
+ * API server and the backend say.
+ */
+import { networkInterfaces } from "node:os";
+import type { AgentConfig, NodeConfig, ProviderConfig } from "./config/schema.ts";
+import { ConfigError } from "./config/load.ts";
+import { loadKubeConfig } from "./kube/credentials.ts";
+import { EventRecorder } from "./kube/events.ts";
+import { isForbidden } from "./kube/errors.ts";
+import { resourcePath } from "./kube/paths.ts";
+import { KubeTransport } from "./kube/transport.ts";
+import type { Clock } from "./util/clock.ts";
+import { toError } from "./util/errors.ts";
+import type { Random } from "./util/random.ts";
+import { NodeAgent } from "./node-agent.ts";
+import type { Provider } from "./provider/provider.ts";
+import { HealthChecks, startHealthServer, type HealthServer } from "./telemetry/health.ts";
+import type { Logger } from "./telemetry/logger.ts";
+import { createMetrics, type Metrics } from "./telemetry/metrics.ts";
+
+export interface AgentOptions {
+  config: AgentConfig;
+  createProvider: (config: ProviderConfig) => Promise<Provider>;
+  clock: Clock;
+  random: Random;
+  logger: Logger;
+  version: string;
+  signal: AbortSignal;
+}
+
+/** A client of the API server as this node: with the identity that the configuration says. */
+export function connect(options: {
+  config: AgentConfig;
+  node: Pick<NodeConfig, "name">;
+  clock: Clock;
+  logger: Logger;
+  version: string;
+  metrics?: Metrics;
+}): KubeTransport {
+  const { config, node, metrics } = options;
+  let kubeConfig;
+  try {
+    kubeConfig = loadKubeConfig({ path: config.kubeconfig });
+  } catch (thrown) {
+    throw new ConfigError(`kubeconfig: ${toError(thrown).message}`, { cause: thrown });
+  }
+  return new KubeTransport({
+    kubeConfig,
+    clock: options.clock,
+    logger: options.logger,
+    version: options.version,
+    rateLimit: { perSecond: config.api.qps, burst: config.api.burst },
+    ...(config.identity.mode === "impersonate" && {
+      impersonate: { user: `system:node:${node.name}`, groups: ["system:nodes"] },
+    }),
+    ...(metrics && {
+      metrics: {
+        onRequest: ({ verb, host, code, seconds }) => {
+          metrics.restClientRequests.inc({ code, method: verb, host });
+          metrics.restClientDuration.observe({ verb, host }, seconds);
+        },
+        onRetry: ({ verb, host, code }) => metrics.restClientRetries.inc({ code, verb, host }),
+        onRateLimited: ({ verb, host, seconds }) => metrics.restClientRateLimiterDuration.observe({ verb, host }, seconds),
+      },
+    }),
+  });
+}
+
+export class Agent {
+  readonly nodes: readonly NodeAgent[];
+  readonly #health: HealthServer;
+  readonly #logger: Logger;
+
+  private constructor(nodes: readonly NodeAgent[], health: HealthServer, logger: Logger) {
+    this.nodes = nodes;
+    this.#health = health;
+    this.#logger = logger;
+  }
+
+  /** Port of /livez, /readyz and /metrics. */
+  get healthPort(): number {
+    return this.#health.port;
+  }
+
+  /** Builds everything and binds the ports; nothing is registered before `run`. @throws ConfigError, KubeApiError */
+  static async create(options: AgentOptions): Promise<Agent> {
+    const { config, clock, logger, version } = options;
+    const livez = new HealthChecks("livez");
+    const readyz = new HealthChecks("readyz");
+    const first = config.nodes[0]!;
+    const metrics = createMetrics({ nodeName: first.name, version });
+    const nodes: NodeAgent[] = [];
+    try {
+      for (const node of config.nodes) {
+        const kube = connect({ config, node, clock, logger, version, metrics });
+        const clusterId = config.clusterId ?? (await readClusterId(kube, options.signal));
+        const nodeLogger = logger.child({ node: node.name });
+        const events = new EventRecorder({ kube, clock, logger: nodeLogger, random: options.random, component: "kubelet", host: node.name });
+        const provider = await options.createProvider(node.provider);
+        nodes.push(
+          await NodeAgent.create({
+            ...options,
+            logger: nodeLogger,
+            node: { ...node, addresses: node.addresses.length > 0 ? node.addresses : hostAddresses() },
+            kube,
+            events,
+            provider,
+            clusterId,
+            metrics,
+            livez,
+            readyz,
+          }),
+        );
+      }
+      const health = await startHealthServer({ host: config.health.address, port: config.health.port, livez, readyz, metrics, logger });
+      return new Agent(nodes, health, logger);
+    } catch (thrown) {
+      await Promise.all(nodes.map((node) => node.close()));
+      throw thrown;
+    }
+  }
+
+  /** Runs until the signal aborts, then stops in order. Rejects when a part fails for good. */
+  async run(signal: AbortSignal): Promise<void> {
+    const failed = new AbortController();
+    const linked = AbortSignal.any([signal, failed.signal]);
+    this.#logger.info({ nodes: this.nodes.map((n) => n.name), healthPort: this.#health.port }, "Agent starts");
+    const results = await Promise.allSettled(
+      this.nodes.map((node) =>
+        node.run(linked).catch((thrown: unknown) => {
+          failed.abort(thrown);
+          throw thrown;
+        }),
+      ),
+    );
+    await Promise.all(this.nodes.map((node) => node.close()));
+    await this.#health.close();
+    this.#logger.info({}, "Agent stopped; machines run on");
+    const fault = results.find((r) => r.status === "rejected");
+    if (fault !== undefined && !signal.aborted) throw fault.reason;
+  }
+}
+
+/** The UID of kube-system outlives everything but the cluster itself. @throws ConfigError when it may not be read */
+async function readClusterId(kube: KubeTransport, signal: AbortSignal): Promise<string> {
+  try {
+    const namespace = await kube.request<{ metadata: { uid: string } }>({
+      method: "GET",
+      path: resourcePath({ resource: "namespaces", name: "kube-system" }),
+      signal,
+    });
+    return namespace.metadata.uid;
+  } catch (thrown) {
+    if (!isForbidden(thrown)) throw thrown;
+    throw new ConfigError(
+      "clusterId: is not set, and these credentials may not read the namespace kube-system to derive it; " +
+        "set it to any text that is this cluster's own and never changes, such as the UID of kube-system",
+      { cause: thrown },
+    );
+  }
+}
+
+function hostAddresses(): string[] {
+  const all = Object.values(networkInterfaces()).flatMap((list) => list ?? []);
+  const outside = all.filter((a) => !a.internal && !a.address.startsWith("fe80:"));
+  const first = outside.find((a) => a.family === "IPv4") ?? outside[0];
+  return [first?.address ?? "127.0.0.1"];
+}
+

@@ -1,0 +1,241 @@
+/** One virtual node: its Node object, its pods, its kubelet API, and the wires between them. */
+import { ConfigError } from "./config/load.ts";
+import type { NodeConfig } from "./config/schema.ts";
+import type { EventRecorder } from "./kube/events.ts";
+import type { KubeTransport } from "./kube/transport.ts";
+import type { Pod } from "./kube/wire.ts";
+import { createKubeletServer, type KubeletServer } from "./kubelet/server.ts";
+import {
+  configMapClientCa,
+  fileCertificate,
+  fileClientCa,
+  selfSignedCertificate,
+  signedCertificate,
+  type AdvertisedNames,
+  type Reloadable,
+  type ServingCertificate,
+} from "./kubelet/tls.ts";
+import { NodeController } from "./node/node-controller.ts";
+import { PodController } from "./pods/controller.ts";
+import type { Backend, NodeFacts } from "./podspec/inputs.ts";
+import { machineId, ownerLabels } from "./podspec/machine-id.ts";
+import { PodRenderer } from "./podspec/pod-renderer.ts";
+import { ReferenceCache } from "./podspec/references.ts";
+import { TokenManager } from "./podspec/tokens.ts";
+import { ProviderError } from "./provider/errors.ts";
+import { instrument } from "./provider/instrument.ts";
+import type { Provider, ProviderInfo } from "./provider/provider.ts";
+import { parseDuration } from "./resources/duration.ts";
+import { Quantity } from "./resources/quantity.ts";
+import type { HealthChecks } from "./telemetry/health.ts";
+import type { Logger } from "./telemetry/logger.ts";
+import type { Metrics } from "./telemetry/metrics.ts";
+import type { Clock } from "./util/clock.ts";
+import type { Random } from "./util/random.ts";
+import { hostResolvConf } from "./util/resolv-conf.ts";
+
+export interface NodeAgentOptions {
+  node: NodeConfig;
+  kube: KubeTransport;
+  events: EventRecorder;
+  provider: Provider;
+  clusterId: string;
+  version: string;
+  metrics: Metrics;
+  livez: HealthChecks;
+  readyz: HealthChecks;
+  clock: Clock;
+  random: Random;
+  logger: Logger;
+  signal: AbortSignal;
+}
+
+/** Requests are served only after this much of the shutdown grace; streams get what is left. */
+const CLOSE_GRACE_MS = 5_000;
+
+export class NodeAgent {
+  readonly name: string;
+  readonly pods: PodController;
+  readonly server: KubeletServer;
+  readonly node: NodeController;
+  readonly #o: NodeAgentOptions;
+  readonly #references: ReferenceCache;
+  #info: ProviderInfo | undefined;
+
+  /** Binds the kubelet port; registers nothing yet. @throws when the port is taken or a certificate cannot be read */
+  static async create(options: NodeAgentOptions): Promise<NodeAgent> {
+    const certificate = await servingCertificate(options);
+    const { kubelet } = options.node;
+    const clientCa =
+      kubelet.clientCAFile === undefined
+        ? await configMapClientCa(options)
+        : await fileClientCa({ file: kubelet.clientCAFile, clock: options.clock, logger: options.logger });
+    const agent = new NodeAgent(options, certificate, clientCa);
+    await agent.server.listen();
+    return agent;
+  }
+
+  private constructor(options: NodeAgentOptions, certificate: Reloadable<ServingCertificate>, clientCa: Reloadable<string>) {
+    this.#o = options;
+    const { node, kube, events, clusterId, clock, random, logger, metrics, version } = options;
+    this.name = node.name;
+    const provider = instrument(options.provider, metrics, clock);
+    const changed = (podUid: string) => this.pods.poke(podUid);
+    this.#references = new ReferenceCache({ kube, clock, random, logger, onChange: changed });
+    const tokens = new TokenManager({ kube, clock, random, logger, onChange: changed });
+    const renderer = new PodRenderer({
+      kube,
+      references: this.#references,
+      tokens,
+      node: () => this.node.current(),
+      facts: () => this.#facts(),
+      backend: () => this.#backend(),
+      pods: () => this.pods.store.list(),
+      daemonSets: node.daemonSets,
+    });
+    this.pods = new PodController({
+      kube,
+      provider,
+      renderer,
+      events,
+      nodeName: node.name,
+      clusterId,
+      hostIPs: () => node.addresses,
+      concurrency: node.podConcurrency,
+      sweep: node.sweep,
+      clock,
+      random,
+      logger,
+      onInfo: (info) => (this.#info = info),
+      onReconciled: (seconds, result) => {
+        metrics.podWorkerDuration.observe({ operation_type: "sync" }, seconds);
+        metrics.reconciles.inc({ result });
+      },
+    });
+    this.pods.store.onChange((change) => {
+      if (change.type === "delete") renderer.release(change.object.metadata!.uid!);
+    });
+    this.server = createKubeletServer({
+      host: node.kubelet.address,
+      port: node.kubelet.port,
+      nodeName: node.name,
+      provider,
+      pods: {
+        get: (namespace, name) => this.#nodePod(this.pods.store.getByName(namespace, name)),
+        list: () => this.pods.store.list().map((pod) => this.#nodePod(pod)!),
+      },
+      kube,
+      clock,
+      logger,
+      metrics,
+      certificate,
+      clientCa,
+      machineLabels: ownerLabels(clusterId, node.name),
+      capacity: () => this.#machineCapacity(),
+      livez: options.livez,
+      configuration: () => ({ nodeName: node.name, port: this.server.port, address: node.kubelet.address }),
+    });
+    this.node = new NodeController({
+      kube,
+      clock,
+      random,
+      logger,
+      events,
+      clusterId,
+      version,
+      settings: {
+        name: node.name,
+        addresses: node.addresses,
+        hostname: node.hostname,
+        labels: node.labels,
+        annotations: node.annotations,
+        taints: node.taints,
+        kubeletPort: () => this.server.port,
+        capacity: node.capacity,
+        backendOutageGraceMs: parseDuration(node.backendOutageGrace),
+      },
+      provider,
+      backend: this.pods.observer,
+    });
+    options.readyz.add(`${node.name}-pods-synced`, () => (this.pods.store.synced ? undefined : "the list of pods is not complete yet"));
+    options.readyz.add(`${node.name}-registered`, () => (this.node.current() === undefined ? "the node is not registered yet" : undefined));
+    metrics.onScrape(() => this.#countPods());
+  }
+
+  async run(signal: AbortSignal): Promise<void> {
+    await Promise.all([
+      this.server.run(signal),
+      this.node.run(signal),
+      this.#references.run(signal),
+      this.pods.run(signal),
+      this.#o.events.run(signal),
+    ]);
+  }
+
+  async close(): Promise<void> {
+    await this.server.close(CLOSE_GRACE_MS);
+    await this.#o.provider.close();
+    await this.#o.kube.close();
+  }
+
+  #nodePod(pod: Pod | undefined) {
+    return pod === undefined ? undefined : { pod: this.pods.latest(pod), machineId: machineId(this.#o.clusterId, pod.metadata!.uid!) };
+  }
+
+  #facts(): NodeFacts {
+    const { node, clusterId } = this.#o;
+    const { crashLoopBackoff } = node;
+    return {
+      clusterId,
+      nodeName: node.name,
+      hostIPs: node.addresses,
+      allocatable: this.node.allocatable(),
+      dns: { ...node.dns, host: hostResolvConf() },
+      allowHostPath: node.allowHostPath,
+      ...(crashLoopBackoff && {
+        backoff: { initial_ms: parseDuration(crashLoopBackoff.initial), max_ms: parseDuration(crashLoopBackoff.max) },
+      }),
+    };
+  }
+
+  #backend(): Backend {
+    if (this.#info === undefined) throw new ProviderError("unavailable", "the backend has not answered yet");
+    return { name: this.#info.name, capabilities: new Set(this.#info.capabilities) };
+  }
+
+  #machineCapacity() {
+    const { cpu = "0", memory = "0" } = this.node.allocatable();
+    return { cpuMillis: Quantity.parse(cpu).toMillis(), memoryBytes: Quantity.parse(memory).toNumber() };
+  }
+
+  #countPods(): void {
+    const { metrics } = this.#o;
+    const pods = this.pods.store.list();
+    const over = (pod: Pod) => pod.status?.phase === "Succeeded" || pod.status?.phase === "Failed";
+    metrics.desiredPods.set(pods.length);
+    metrics.activePods.set(pods.filter((pod) => !over(pod)).length);
+    metrics.runningPods.set(pods.filter((pod) => pod.status?.phase === "Running").length);
+    metrics.backendUp.set(this.pods.observer.failingSince === undefined ? 1 : 0);
+    const states = new Map<string, number>();
+    for (const { state } of this.pods.machines.values()) states.set(state, (states.get(state) ?? 0) + 1);
+    metrics.machines.reset();
+    for (const [state, count] of states) metrics.machines.set({ state }, count);
+  }
+}
+
+async function servingCertificate(options: NodeAgentOptions): Promise<Reloadable<ServingCertificate>> {
+  const { node, kube, clock, random, logger, metrics } = options;
+  const { certFile, keyFile, certificate = certFile === undefined ? "csr" : "files" } = node.kubelet;
+  const names: AdvertisedNames = () => ({ ipAddresses: node.addresses, dnsNames: node.hostname === undefined ? [] : [node.hostname] });
+  switch (certificate) {
+    case "files":
+      if (certFile === undefined || keyFile === undefined) {
+        throw new ConfigError(`nodes[${node.name}].kubelet: certificate: files needs certFile and keyFile`);
+      }
+      return fileCertificate({ certFile, keyFile, clock, logger, metrics });
+    case "self-signed":
+      return selfSignedCertificate({ nodeName: node.name, names, clock, logger, metrics });
+    case "csr":
+      return signedCertificate({ nodeName: node.name, names, kube, clock, random, logger, metrics });
+  }
+}

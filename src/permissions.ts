@@ -1,0 +1,82 @@
+/**
+ * Every permission that the agent needs, each with what stops working without it. `vmlet check` asks the API server for
+ * each; the chart's roles are held to the same list.
+ */
+import type { ResourceAttributes } from "./kube/reviews.ts";
+
+export interface Permission {
+  attributes: ResourceAttributes;
+  /** What does not work without it. */
+  purpose: string;
+  /** The agent runs without it; only the named feature is missing. */
+  optional?: boolean;
+}
+
+export function nodePermissions(nodeName: string, needs: { csr: boolean; clusterId: boolean; clientCa: boolean }): Permission[] {
+  const ownPods = { fieldSelector: { requirements: [{ key: "spec.nodeName", operator: "In" as const, values: [nodeName] }] } };
+  const ownNode = { fieldSelector: { requirements: [{ key: "metadata.name", operator: "In" as const, values: [nodeName] }] } };
+  const core = (verb: string, resource: string, purpose: string, more: Partial<ResourceAttributes> = {}): Permission => ({
+    attributes: { verb, resource, ...more },
+    purpose,
+  });
+  const permissions: Permission[] = [
+    core("create", "nodes", "the Node cannot be registered"),
+    core("get", "nodes", "the Node's state cannot be read", { name: nodeName }),
+    core("list", "nodes", "changes of the Node by others go unnoticed", ownNode),
+    core("watch", "nodes", "changes of the Node by others go unnoticed", ownNode),
+    core("patch", "nodes", "the Node's status cannot be reported", { subresource: "status", name: nodeName }),
+    core("list", "pods", "pods of this node cannot be found", ownPods),
+    core("watch", "pods", "pods of this node cannot be followed", ownPods),
+    core("get", "pods", "no machine can be created: each create is confirmed by a read of the pod"),
+    core("patch", "pods", "pod status cannot be reported", { subresource: "status" }),
+    core("delete", "pods", "deleted pods stay Terminating"),
+    core("get", "configmaps", "pods that refer to ConfigMaps stay Pending", { namespace: "default", name: "probe" }),
+    core("get", "secrets", "pods that refer to Secrets stay Pending", { namespace: "default", name: "probe" }),
+    core("list", "services", "service environment variables are missing"),
+    core("watch", "services", "service environment variables are missing"),
+    core("create", "events", "events are lost", { namespace: "default" }),
+    core("create", "serviceaccounts", "service-account tokens cannot be given to pods", { subresource: "token", namespace: "default", name: "default" }),
+    ...["get", "create", "update"].map((verb) => ({
+      attributes: { verb, group: "coordination.k8s.io", resource: "leases", namespace: "kube-node-lease", ...(verb !== "create" && { name: nodeName }) },
+      purpose: "the node turns Unknown within a minute",
+    })),
+    {
+      attributes: { verb: "create", group: "authentication.k8s.io", resource: "tokenreviews" },
+      purpose: "clients of the kubelet API cannot authenticate by token",
+    },
+    {
+      attributes: { verb: "create", group: "authorization.k8s.io", resource: "subjectaccessreviews" },
+      purpose: "every request to the kubelet API is refused",
+    },
+  ];
+  if (needs.csr) {
+    for (const verb of ["create", "get"]) {
+      permissions.push({
+        attributes: { verb, group: "certificates.k8s.io", resource: "certificatesigningrequests" },
+        purpose: "the kubelet API keeps a self-signed certificate",
+        optional: true,
+      });
+    }
+  }
+  if (needs.clientCa) {
+    permissions.push({
+      attributes: { verb: "get", resource: "configmaps", namespace: "kube-system", name: "extension-apiserver-authentication" },
+      purpose: "the API server's client certificate cannot be verified: set kubelet.clientCAFile",
+      optional: true,
+    });
+  }
+  if (needs.clusterId) {
+    permissions.push({
+      attributes: { verb: "get", resource: "namespaces", name: "kube-system" },
+      purpose: "the cluster's identity cannot be read: set clusterId",
+    });
+  }
+  return permissions;
+}
+
+/** `get configmaps/probe in default`, as kubectl auth can-i would be asked. */
+export function describePermission({ attributes: a }: Permission): string {
+  const resource = a.subresource ? `${a.resource}/${a.subresource}` : a.resource;
+  const group = a.group ? `.${a.group}` : "";
+  return `${a.verb} ${resource}${group}${a.name && a.name !== "probe" ? ` "${a.name}"` : ""}${a.namespace ? ` in ${a.namespace}` : ""}`;
+}

@@ -1,0 +1,97 @@
+import { describe, expect, test } from "vitest";
+import { ConfigError, loadConfig, parseConfig } from "../../../src/config/load.ts";
+import { mkdtempSync, writeFileSync } from "node:fs";
+import { tmpdir } from "node:os";
+import { join } from "node:path";
+
+const minimal = `apiVersion: vmlet.dev/v1
+kind: AgentConfig
+nodes:
+  - name: burst-0
+    provider: { type: http-vm, url: "http://127.0.0.1:8080" }
+`;
+
+function faultOf(text: string): string {
+  try {
+    parseConfig(text, "vmlet.yaml");
+  } catch (thrown) {
+    expect(thrown).toBeInstanceOf(ConfigError);
+    return (thrown as Error).message;
+  }
+  throw new Error("the configuration was accepted");
+}
+
+describe("a configuration file", () => {
+  test("needs no more than a name and a provider", () => {
+    const config = parseConfig(minimal, "vmlet.yaml");
+    expect(config.nodes[0]).toMatchObject({
+      name: "burst-0",
+      kubelet: { port: 10250 },
+      taints: [{ key: "virtual-kubelet.io/provider", value: "vmlet", effect: "NoSchedule" }],
+      backendOutageGrace: "10m",
+    });
+  });
+
+  test("names a misspelt key with its line and column", () => {
+    expect(faultOf(minimal + "logLvl: debug\n")).toBe("vmlet.yaml:6:1: logLvl: unknown key");
+  });
+
+  test("names a misspelt key inside a node", () => {
+    expect(faultOf(minimal + "    capacty: { cpu: 4 }\n")).toBe("vmlet.yaml:6:5: nodes[0].capacty: unknown key");
+  });
+
+  test("names a bad quantity with its path and position", () => {
+    expect(faultOf(minimal + "    capacity:\n      cpu: four\n")).toBe(
+      "vmlet.yaml:7:7: nodes[0].capacity.cpu: must be a Kubernetes quantity such as 500m, 4, 512Mi or 64Gi",
+    );
+  });
+
+  test("takes a quantity written as a number", () => {
+    expect(parseConfig(minimal + "    capacity: { cpu: 4 }\n", "f").nodes[0]!.capacity).toEqual({ cpu: "4" });
+  });
+
+  test("names a bad duration", () => {
+    expect(faultOf(minimal + "    backendOutageGrace: soon\n")).toContain("nodes[0].backendOutageGrace: must be a duration");
+  });
+
+  test("names what is required and missing", () => {
+    expect(faultOf("apiVersion: vmlet.dev/v1\nkind: AgentConfig\nnodes:\n  - name: a\n")).toContain("nodes[0].provider: is required");
+  });
+
+  test("names the place of a syntax error", () => {
+    expect(faultOf("apiVersion: [\n")).toMatch(/^vmlet\.yaml:\d+:\d+: /);
+  });
+
+  test("lists every fault, one a line", () => {
+    expect(faultOf(minimal + "    podConcurrency: 0\nlogLevel: loud\n").split("\n")).toHaveLength(2);
+  });
+
+  test("refuses two nodes of one name", () => {
+    expect(faultOf(minimal + '  - name: burst-0\n    provider: { type: memory }\n')).toContain("node names must differ");
+  });
+
+  test("refuses a node name that Kubernetes would refuse", () => {
+    expect(faultOf(minimal.replace("burst-0", "Burst_0"))).toContain("nodes[0].name: must be a DNS-1123 name");
+  });
+});
+
+describe("where a setting comes from", () => {
+  const file = join(mkdtempSync(join(tmpdir(), "vmlet-config-")), "vmlet.yaml");
+  writeFileSync(file, minimal + "logLevel: warn\nkubeconfig: /from/file\n");
+
+  test("the environment goes over the file", () => {
+    expect(loadConfig(file, {}, { VMLET_LOG_LEVEL: "debug" }).logLevel).toBe("debug");
+  });
+
+  test("flags go over the environment", () => {
+    expect(loadConfig(file, { logLevel: "error" }, { VMLET_LOG_LEVEL: "debug" }).logLevel).toBe("error");
+  });
+
+  test("an override is checked like the file", () => {
+    expect(() => loadConfig(file, {}, { VMLET_LOG_LEVEL: "loud" })).toThrow(/logLevel/);
+  });
+
+  test("a missing file is named", () => {
+    expect(() => loadConfig("/nowhere/vmlet.yaml", {}, {})).toThrow(/cannot read the configuration file \/nowhere\/vmlet\.yaml/);
+  });
+});
