@@ -305,6 +305,7 @@ async function getLogs({ provider, clock }: RouteContext, exchange: Exchange, id
       await output.write(encodeLogLine(result.value));
       pending = iterator.next();
     }
+    output.flush();
     exchange.response.end();
   } finally {
     await iterator.return?.();
@@ -341,14 +342,15 @@ class BatchedOutput {
     if (!this.#corked) {
       this.#corked = true;
       this.#response.cork();
-      setImmediate(() => this.#uncork());
+      setImmediate(() => this.flush());
     }
     if (this.#response.write(data)) return;
-    this.#uncork();
+    this.flush();
     if (this.#response.writableNeedDrain) await once(this.#response, "drain", { signal: this.#signal });
   }
 
-  #uncork(): void {
+  /** Must come before end(), which in Node 24 sends the last chunk ahead of what is corked. */
+  flush(): void {
     if (!this.#corked) return;
     this.#corked = false;
     this.#response.uncork();
@@ -437,5 +439,6 @@ async function streamEvents(
   } finally {
     cancel();
   }
+  output.flush();
   response.end();
 }

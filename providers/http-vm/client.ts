@@ -1,0 +1,425 @@
+/**
+ * One backend's HTTP: a request goes out paced and authenticated, and comes back as a validated reply or as a ProviderError. What
+ * cannot be understood is `unavailable`, which means "unknown". Retrying is for the caller, but for one case: a kept connection
+ * that the backend had closed already, where every call of this API is safe to repeat.
+ */
+import { randomBytes } from "node:crypto";
+import { Agent as HttpAgent, type AgentOptions } from "node:http";
+import { Agent as HttpsAgent } from "node:https";
+import type { Socket } from "node:net";
+import type { Duplex, Readable } from "node:stream";
+import type { IncomingMessage } from "node:http";
+import axios, { AxiosError, type AxiosInstance, type AxiosResponse } from "axios";
+import { isProviderError, ProviderError, type ProviderErrorCode } from "../../src/provider/errors.ts";
+import { systemClock, type Clock } from "../../src/util/clock.ts";
+import { CredentialStore, type Credentials } from "./credentials.ts";
+import type { SchemaName, Schemas } from "./document.ts";
+import { DEFAULT_DEADLINES, DEFAULT_PACING, parseTarget, REPLY_BYTES, type Deadlines, type HttpVmOptions, type Target } from "./options.ts";
+import { Pacing } from "./pacing.ts";
+import { InvalidReplyError, parseReply, plainText, type InvalidReason } from "./validate.ts";
+import { JSON_TYPE } from "./wire.ts";
+
+export interface Call {
+  method: "GET" | "PUT" | "POST" | "PATCH" | "DELETE";
+  /** From `/v1` on, ids already encoded. */
+  path: string;
+  query?: URLSearchParams;
+  body?: object;
+  signal: AbortSignal;
+}
+
+export interface StreamReply {
+  body: Readable;
+  contentType: string;
+}
+
+/** What a WebSocket needs to reach the same backend in the same way. */
+export interface Dialing {
+  url: string;
+  agent: HttpAgent;
+  headers: Record<string, string>;
+  requestId: string;
+  handshakeMs: number;
+}
+
+type Agents = { calls: HttpAgent; streams: HttpAgent };
+
+export class MachineApiClient {
+  readonly target: Target;
+  readonly deadlines: Deadlines;
+  readonly clock: Clock;
+  readonly pacing: Pacing;
+  readonly #axios: AxiosInstance;
+  readonly #credentials: CredentialStore;
+  readonly #maxSockets: number;
+  readonly #onInvalidReply: (reason: InvalidReason) => void;
+  readonly #idPrefix = randomBytes(6).toString("hex");
+  #requests = 0;
+  #agents: { for: Credentials; agents: Agents } | undefined;
+  readonly #closed = new AbortController();
+
+  constructor(options: HttpVmOptions) {
+    this.target = parseTarget(options.url, options.allowPlainHttp ?? false);
+    this.deadlines = { ...DEFAULT_DEADLINES, ...options.deadlines };
+    this.clock = options.clock ?? systemClock;
+    const pacing = { ...DEFAULT_PACING, ...options.pacing };
+    this.pacing = new Pacing(pacing, this.clock);
+    this.#maxSockets = pacing.concurrency;
+    this.#credentials = new CredentialStore(options.credentials ?? {}, this.clock);
+    this.#onInvalidReply = options.onInvalidReply ?? (() => {});
+    this.#axios = axios.create({
+      baseURL: this.target.baseUrl,
+      ...(this.target.socketPath === undefined ? {} : { socketPath: this.target.socketPath }),
+      adapter: "http",
+      maxRedirects: 0,
+      proxy: false,
+      decompress: false,
+      responseType: "stream",
+      validateStatus: () => true,
+      // The document's types go out as they are; bodies are read here, with a cap and a deadline.
+      transformRequest: [(body: unknown) => body],
+      transformResponse: [(body: unknown) => body],
+      maxBodyLength: Infinity,
+      maxContentLength: Infinity,
+    });
+  }
+
+  /** Counts a reply that was refused or corrected outside this module. */
+  countInvalid(reason: InvalidReason): void {
+    this.#onInvalidReply(reason);
+  }
+
+  /** One JSON reply. @throws ProviderError */
+  json<N extends SchemaName>(call: Call, schema: N, maxBytes: number = REPLY_BYTES.single): Promise<Schemas[N]> {
+    return this.#paced(call, async (response, requestId) => {
+      this.#requireType(response, JSON_TYPE);
+      const text = await this.#readBody(response, maxBytes, call.signal);
+      this.#requireEcho(response, requestId);
+      return this.#trusting(response, () => parseReply(schema, text));
+    });
+  }
+
+  /** A call whose reply has no body that matters. @throws ProviderError */
+  nothing(call: Call): Promise<void> {
+    return this.#paced(call, async (response, requestId) => {
+      await this.#readBody(response, REPLY_BYTES.single, call.signal);
+      this.#requireEcho(response, requestId);
+    });
+  }
+
+  /**
+   * A reply that goes on for as long as it likes, outside the pacing once it has begun. It breaks when it is silent for too long, if `silenceMs`
+   * is given. @throws ProviderError
+   */
+  async stream(call: Call, contentType: string, options: { accept?: string; silenceMs?: number } = {}): Promise<StreamReply> {
+    const { response, requestId } = await this.#send(call, "streams", options.accept);
+    await this.#throwRefusal(response, requestId, call);
+    this.#requireType(response, contentType);
+    this.#requireEcho(response, requestId);
+    const body = response.data as IncomingMessage;
+    if (options.silenceMs !== undefined) this.#breakSilence(body, options.silenceMs);
+    return { body, contentType: String(response.headers["content-type"]) };
+  }
+
+  /** @throws ProviderError unauthorized when a credential file cannot be read */
+  async dial(path: string, query: URLSearchParams): Promise<Dialing> {
+    const credentials = await this.#credentials.read();
+    const requestId = this.#nextRequestId();
+    const { baseUrl, socketPath } = this.target;
+    const search = query.size === 0 ? "" : `?${query.toString()}`;
+    return {
+      url: socketPath === undefined ? `${baseUrl.replace(/^http/, "ws")}${path}${search}` : `ws+unix://${socketPath}:${path}${search}`,
+      agent: this.#agentsFor(credentials).streams,
+      headers: this.#headers(credentials, requestId),
+      requestId,
+      handshakeMs: this.deadlines.connectMs + this.deadlines.headersMs,
+    };
+  }
+
+  /** The error that a WebSocket's refusal carries. */
+  async refusalOf(reply: IncomingMessage, requestId: string): Promise<ProviderError> {
+    const text = await this.#collect(reply, REPLY_BYTES.single, new AbortController().signal);
+    return this.#refusal(reply.statusCode ?? 0, reply.headers as Record<string, unknown>, text, requestId);
+  }
+
+  get closed(): AbortSignal {
+    return this.#closed.signal;
+  }
+
+  close(): void {
+    this.#closed.abort(new ProviderError("unavailable", "the provider is closed"));
+    const { agents } = this.#agents ?? {};
+    agents?.calls.destroy();
+    agents?.streams.destroy();
+  }
+
+  #paced<T>(call: Call, read: (response: AxiosResponse, requestId: string) => Promise<T>): Promise<T> {
+    const attempt = async () => {
+      const { response, requestId } = await this.#send(call, "calls");
+      await this.#throwRefusal(response, requestId, call);
+      return read(response, requestId);
+    };
+    return this.pacing
+      .run(async () => {
+        try {
+          return await attempt();
+        } catch (thrown) {
+          if (isProviderError(thrown, "unauthorized")) {
+            // A token that was replaced a moment ago.
+            this.#credentials.expire();
+            return attempt();
+          }
+          if (isStaleConnection(thrown)) return attempt();
+          throw thrown;
+        }
+      }, call.signal)
+      .catch((thrown: unknown) => {
+        throw asProviderError(thrown, call);
+      });
+  }
+
+  /** Sends and waits for headers, no longer than the deadlines allow. */
+  async #send(call: Call, pool: keyof Agents, accept: string = JSON_TYPE): Promise<{ response: AxiosResponse; requestId: string }> {
+    this.#closed.signal.throwIfAborted();
+    const credentials = await this.#credentials.read();
+    const agent = this.#agentsFor(credentials)[pool];
+    const requestId = this.#nextRequestId();
+    const late = new AbortController();
+    const cancel = this.clock.after(this.deadlines.connectMs + this.deadlines.headersMs, () =>
+      late.abort(new ProviderError("unavailable", `no reply to ${call.method} ${call.path} in time`)),
+    );
+    const body = call.body === undefined ? undefined : JSON.stringify(call.body);
+    try {
+      const response = await this.#axios.request({
+        method: call.method,
+        url: call.query === undefined || call.query.size === 0 ? call.path : `${call.path}?${call.query.toString()}`,
+        ...(body === undefined ? {} : { data: body }),
+        headers: { ...this.#headers(credentials, requestId), accept, ...(body === undefined ? {} : { "content-type": JSON_TYPE }) },
+        httpAgent: agent,
+        httpsAgent: agent,
+        signal: AbortSignal.any([call.signal, late.signal, this.#closed.signal]),
+      });
+      return { response, requestId };
+    } catch (thrown) {
+      if (late.signal.aborted && !call.signal.aborted) throw late.signal.reason;
+      throw isStaleConnection(thrown) ? thrown : asProviderError(thrown, call);
+    } finally {
+      cancel();
+    }
+  }
+
+  #headers(credentials: Credentials, requestId: string): Record<string, string> {
+    return {
+      "x-request-id": requestId,
+      "accept-encoding": "identity",
+      "user-agent": "vmlet",
+      ...(credentials.token === undefined ? {} : { authorization: `Bearer ${credentials.token}` }),
+    };
+  }
+
+  #nextRequestId(): string {
+    return `${this.#idPrefix}-${++this.#requests}`;
+  }
+
+  /** Connections that were made with other certificates are not used again. */
+  #agentsFor(credentials: Credentials): Agents {
+    if (this.#agents?.for === credentials) return this.#agents.agents;
+    const previous = this.#agents?.agents;
+    const { ca, cert, key } = credentials;
+    const tls = {
+      minVersion: "TLSv1.2" as const,
+      ...(ca === undefined ? {} : { ca }),
+      ...(cert === undefined ? {} : { cert }),
+      ...(key === undefined ? {} : { key }),
+    };
+    const make = (maxSockets: number): HttpAgent => {
+      const pool: AgentOptions = { keepAlive: true, maxSockets, maxFreeSockets: Math.min(maxSockets, 64), scheduling: "fifo" };
+      const agent = this.target.isTls ? new HttpsAgent({ ...pool, ...tls }) : new HttpAgent(pool);
+      return limitConnect(agent, this.deadlines.connectMs, this.clock);
+    };
+    const agents = { calls: make(this.#maxSockets), streams: make(Infinity) };
+    this.#agents = { for: credentials, agents };
+    previous?.calls.destroy();
+    return agents;
+  }
+
+  /** @throws ProviderError for whatever is not 2xx */
+  async #throwRefusal(response: AxiosResponse, requestId: string, call: Call): Promise<void> {
+    if (response.status >= 200 && response.status < 300) return;
+    const text = await this.#readBody(response, REPLY_BYTES.single, call.signal);
+    throw this.#refusal(response.status, response.headers as Record<string, unknown>, text, requestId);
+  }
+
+  /** Without a valid envelope, a reply to this very request, nothing that a backend "says" is believed: it may be a proxy's. */
+  #refusal(status: number, headers: Record<string, unknown>, text: string, requestId: string): ProviderError {
+    const retryAfterMs = retryAfter(headers["retry-after"], this.clock.now());
+    if (status >= 300 && status < 400) {
+      this.#onInvalidReply("redirect");
+      return new ProviderError("unavailable", `the backend redirects (HTTP ${status}), which is never followed`);
+    }
+    let envelope: Schemas["ErrorReply"]["error"] | undefined;
+    try {
+      envelope = parseReply("ErrorReply", text).error;
+    } catch (thrown) {
+      if (!(thrown instanceof InvalidReplyError)) throw thrown;
+    }
+    const isOurs = headers["x-request-id"] === requestId;
+    if (envelope === undefined || !isOurs) {
+      this.#onInvalidReply(envelope === undefined ? "schema" : "request_id");
+      const code = codeWithoutEnvelope(status);
+      return new ProviderError(code, `HTTP ${status} without a Machine API error${envelope === undefined ? "" : " for this request"}`, { retryAfterMs });
+    }
+    return new ProviderError(agrees(envelope.code, status) ? envelope.code : "unavailable", plainText(envelope.message, 1024), {
+      retryAfterMs: envelope.retry_after_ms ?? retryAfterMs,
+      field: envelope.field === undefined ? undefined : plainText(envelope.field, 256),
+      requestId,
+    });
+  }
+
+  #requireType(response: AxiosResponse, expected: string): void {
+    const type = String(response.headers["content-type"] ?? "");
+    const encoding = response.headers["content-encoding"] as unknown;
+    if (type.toLowerCase().startsWith(expected) && (encoding === undefined || encoding === "identity")) return;
+    throw this.#distrust(response, "content_type", `the reply's type is ${type.slice(0, 100) || "missing"}, not ${expected}`);
+  }
+
+  /** An answer to another request means that replies are mixed up on this connection. */
+  #requireEcho(response: AxiosResponse, requestId: string): void {
+    if (response.headers["x-request-id"] === requestId) return;
+    throw this.#distrust(response, "request_id", "the reply's X-Request-Id is not the request's");
+  }
+
+  #trusting<T>(response: AxiosResponse, work: () => T): T {
+    try {
+      return work();
+    } catch (thrown) {
+      if (thrown instanceof InvalidReplyError) throw this.#distrust(response, thrown.reason, thrown.message);
+      throw thrown;
+    }
+  }
+
+  /** The connection is not used again. */
+  #distrust(response: AxiosResponse, reason: InvalidReason, message: string): ProviderError {
+    this.#onInvalidReply(reason);
+    const stream = response.data as IncomingMessage;
+    stream.socket?.destroy();
+    stream.destroy();
+    return new ProviderError("unavailable", `invalid reply: ${message}`);
+  }
+
+  async #readBody(response: AxiosResponse, maxBytes: number, signal: AbortSignal): Promise<string> {
+    const declared = Number(response.headers["content-length"] ?? 0);
+    if (declared > maxBytes) throw this.#distrust(response, "size", `the reply has ${declared} bytes, more than ${maxBytes}`);
+    try {
+      return await this.#collect(response.data as IncomingMessage, maxBytes, signal);
+    } catch (thrown) {
+      if (thrown instanceof InvalidReplyError) throw this.#distrust(response, thrown.reason, thrown.message);
+      throw thrown;
+    }
+  }
+
+  async #collect(body: IncomingMessage, maxBytes: number, signal: AbortSignal): Promise<string> {
+    const late = new AbortController();
+    const cancel = this.clock.after(this.deadlines.bodyMs, () => late.abort());
+    const stop = () => body.destroy(new ProviderError("unavailable", signal.aborted ? "the call was aborted" : "the reply's body did not end in time"));
+    late.signal.addEventListener("abort", stop, { once: true });
+    signal.addEventListener("abort", stop, { once: true });
+    try {
+      const chunks: Buffer[] = [];
+      let size = 0;
+      for await (const chunk of body as AsyncIterable<Buffer>) {
+        size += chunk.length;
+        if (size > maxBytes) throw new InvalidReplyError("size", `the reply is larger than ${maxBytes} bytes`);
+        chunks.push(chunk);
+      }
+      return new TextDecoder("utf-8", { fatal: true }).decode(chunks.length === 1 ? chunks[0] : Buffer.concat(chunks));
+    } catch (thrown) {
+      if (thrown instanceof TypeError) throw new InvalidReplyError("json", "the reply is not UTF-8");
+      throw thrown;
+    } finally {
+      cancel();
+      signal.removeEventListener("abort", stop);
+    }
+  }
+
+  #breakSilence(body: Readable, silenceMs: number): void {
+    let cancel = () => {};
+    const arm = () => {
+      cancel();
+      cancel = this.clock.after(silenceMs, () => body.destroy(new ProviderError("unavailable", "the backend's stream fell silent")));
+    };
+    arm();
+    body.on("data", arm);
+    body.on("close", () => cancel());
+    // A listener for data makes a stream flow; its reader decides when that is.
+    body.pause();
+  }
+}
+
+/** Gives every connection that the agent makes a deadline of its own. */
+function limitConnect<A extends HttpAgent>(agent: A, connectMs: number, clock: Clock): A {
+  const connect = agent.createConnection.bind(agent) as (...parameters: unknown[]) => Duplex | null | undefined;
+  agent.createConnection = ((...parameters: unknown[]) => {
+    const socket = connect(...parameters) as Socket | null | undefined;
+    if (socket !== null && socket !== undefined) {
+      const cancel = clock.after(connectMs, () => socket.destroy(new ProviderError("unavailable", `no connection within ${connectMs} ms`)));
+      socket.once("encrypted" in socket ? "secureConnect" : "connect", cancel).once("close", cancel);
+    }
+    return socket;
+  }) as A["createConnection"];
+  return agent;
+}
+
+function codeWithoutEnvelope(status: number): ProviderErrorCode {
+  if (status === 401 || status === 403) return "unauthorized";
+  if (status === 429) return "rate_limited";
+  return "unavailable";
+}
+
+/** A code that its status contradicts is nobody's word: `not_found` with 500, `invalid` with 502. */
+function agrees(code: ProviderErrorCode, status: number): boolean {
+  switch (code) {
+    case "not_found":
+      return status === 404;
+    case "gone":
+      return status === 410;
+    case "conflict":
+      return status === 409 || status === 412;
+    case "invalid":
+      return status === 400 || status === 413 || status === 422;
+    case "unsupported":
+      return status === 501 || status === 404 || status === 405 || status === 422;
+    case "unauthorized":
+      return status === 401 || status === 403;
+    case "rate_limited":
+      return status === 429;
+    case "quota":
+      return status === 503 || status === 429 || status === 507;
+    case "unavailable":
+      return true;
+  }
+}
+
+/** Seconds or an HTTP date. */
+function retryAfter(header: unknown, now: number): number | undefined {
+  if (typeof header !== "string") return undefined;
+  if (/^\d{1,9}$/.test(header)) return Number(header) * 1000;
+  const date = Date.parse(header);
+  return Number.isNaN(date) ? undefined : Math.max(0, date - now);
+}
+
+/** A kept connection that broke before any reply came on it. */
+function isStaleConnection(thrown: unknown): boolean {
+  if (!(thrown instanceof AxiosError) || thrown.response !== undefined) return false;
+  const request = thrown.request as { reusedSocket?: boolean; _currentRequest?: { reusedSocket?: boolean } } | undefined;
+  const reused = request?.reusedSocket ?? request?._currentRequest?.reusedSocket ?? false;
+  return reused && (thrown.code === "ECONNRESET" || thrown.code === "EPIPE");
+}
+
+/** Whatever happened on the way, the answer is not known. The URL is left out, and with it what a query may hold. */
+export function asProviderError(thrown: unknown, call: Pick<Call, "method" | "path">): ProviderError {
+  if (thrown instanceof ProviderError) return thrown;
+  if (thrown instanceof Error && thrown.cause instanceof ProviderError) return thrown.cause;
+  const text = thrown instanceof Error ? thrown.message : String(thrown);
+  return new ProviderError("unavailable", `${call.method} ${call.path} failed: ${plainText(text, 256)}`, { cause: thrown });
+}

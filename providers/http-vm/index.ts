@@ -1,0 +1,14 @@
+export { HttpVmProvider, type HttpVmLimits } from "./provider.ts";
+export { DEFAULT_DEADLINES, DEFAULT_PACING, parseTarget, type Deadlines, type HttpVmOptions } from "./options.ts";
+export type { CredentialFiles } from "./credentials.ts";
+export type { InvalidReason } from "./validate.ts";
+export { createMachineApiServer } from "./server/server.ts";
+export {
+  DEFAULT_SERVER_LIMITS,
+  type ListenAddress,
+  type MachineApiServer,
+  type MachineApiServerOptions,
+  type ServerAuth,
+  type ServerLimits,
+  type ServerTls,
+} from "./server/options.ts";
