@@ -75,6 +75,8 @@ type Referenced = ConfigMap | Secret;
 
 /** Without permission to watch, an object is read again this often. */
 const POLL_MS = 60_000;
+/** A read that failed is repeated this soon. */
+const RETRY_MS = 5_000;
 
 /** One object that some pod refers to. */
 interface Entry {
@@ -87,6 +89,8 @@ interface Entry {
   lookup: Lookup<Referenced> | undefined;
   /** True while a watch keeps `lookup` up to date. */
   watched: boolean;
+  /** True while a later read is scheduled. */
+  polled: boolean;
   stop: AbortController;
 }
 
@@ -135,6 +139,7 @@ export class ReferenceCache {
           holders: new Set(),
           lookup: undefined,
           watched: false,
+          polled: false,
           stop: new AbortController(),
         };
         this.#entries.set(key, entry);
@@ -185,11 +190,6 @@ export class ReferenceCache {
     return parts.sort().join(",");
   }
 
-  /** True when the pod has been tracked. */
-  isTracked(podUid: string): boolean {
-    return this.#byPod.has(podUid);
-  }
-
   #letGo(key: string, podUid: string): void {
     const entry = this.#entries.get(key);
     if (entry === undefined) return;
@@ -213,7 +213,8 @@ export class ReferenceCache {
     // A watch that came to life meanwhile knows better.
     if (isSettled(entry)) return;
     this.#learn(entry, lookup);
-    if (lookup.kind !== "unknown") this.#watch(entry);
+    if (lookup.kind === "unknown") void this.#poll(entry);
+    else this.#watch(entry);
   }
 
   #learn(entry: Entry, lookup: Lookup<Referenced>): void {
@@ -221,7 +222,8 @@ export class ReferenceCache {
     if (lookup.kind === "unknown" && entry.lookup !== undefined && entry.lookup.kind !== "unknown") return;
     const before = entry.lookup;
     entry.lookup = lookup;
-    if (before !== undefined && versionOf(before) === versionOf(lookup)) return;
+    // Whoever asked for the first read gets it as an answer.
+    if (before === undefined || versionOf(before) === versionOf(lookup)) return;
     for (const uid of entry.holders) this.#o.onChange(uid);
   }
 
@@ -266,15 +268,19 @@ export class ReferenceCache {
     );
   }
 
+  /** Reads again later, for as long as no watch does better. */
   async #poll(entry: Entry): Promise<void> {
+    if (entry.polled) return;
+    entry.polled = true;
     const { clock, random } = this.#o;
+    const delayMs = entry.lookup?.kind === "unknown" ? RETRY_MS : POLL_MS;
     try {
-      await clock.sleep(POLL_MS * (1 + random() / 2), entry.stop.signal);
-      await this.#get(entry, entry.stop.signal);
+      await clock.sleep(delayMs * (1 + random() / 2), entry.stop.signal);
+      entry.polled = false;
+      if (!isSettled(entry)) await this.#get(entry, entry.stop.signal);
     } catch {
-      return; // let go of
+      // Only the abort of entry.stop ends up here: no pod refers to the object any more.
     }
-    if (!entry.watched && !isImmutable(entry)) void this.#poll(entry);
   }
 }
 

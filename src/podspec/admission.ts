@@ -1,0 +1,200 @@
+/**
+ * Whether this node takes a pod that is bound to it: the kubelet's own checks, in its order and with its words
+ * (pkg/kubelet/lifecycle/predicate.go, sysctl/allowlist.go, scheduler `AdmissionCheck`). Pure. A pod that already has a
+ * machine is never asked again: what runs is not rejected because the node changed.
+ */
+import type { Node, Pod } from "../kube/wire.ts";
+import { findUntoleratedTaint, isSubset, matchesNodeSelectorTerms } from "../resources/labels.ts";
+import { parseResourceList, podRequests, type ResourceList } from "../resources/pod-resources.ts";
+import { Quantity } from "../resources/quantity.ts";
+
+/** Sysctls that concern nobody but the pod (pkg/kubelet/sysctl/safe_sysctls.go, with those that 1.37 adds). */
+export const SAFE_SYSCTLS: readonly string[] = [
+  "kernel.shm_rmid_forced",
+  "net.ipv4.ip_local_port_range",
+  "net.ipv4.ip_local_reserved_ports",
+  "net.ipv4.ip_unprivileged_port_start",
+  "net.ipv4.ping_group_range",
+  "net.ipv4.tcp_fin_timeout",
+  "net.ipv4.tcp_keepalive_intvl",
+  "net.ipv4.tcp_keepalive_probes",
+  "net.ipv4.tcp_keepalive_time",
+  "net.ipv4.tcp_notsent_lowat",
+  "net.ipv4.tcp_rmem",
+  "net.ipv4.tcp_slow_start_after_idle",
+  "net.ipv4.tcp_syncookies",
+  "net.ipv4.tcp_wmem",
+];
+
+export interface AdmissionInput {
+  pod: Pod;
+  /** This node as the API server has it; undefined while it is not known. */
+  node: Node | undefined;
+  /** Pods of this node that were admitted and are not over, this one excluded. */
+  otherPods: readonly Pod[];
+  /** Names, or prefixes that end in `*`, beyond the safe ones. */
+  allowedUnsafeSysctls?: readonly string[];
+  /** `ignore`: DaemonSet pods stay Pending without a machine. Failing them would have them recreated for ever. */
+  daemonSets: "run" | "ignore";
+}
+
+export type Admission =
+  | { kind: "admit" }
+  /** Terminal: the pod fails with this reason and `Pod was rejected: ` before the message. */
+  | { kind: "reject"; reason: string; message: string }
+  /** The pod stays Pending, and a warning event says why. */
+  | { kind: "hold"; reason: string; message: string };
+
+const ADMIT: Admission = { kind: "admit" };
+
+/** The first check that fails decides. */
+export function admitPod(input: AdmissionInput): Admission {
+  const { pod, node, otherPods } = input;
+  if (input.daemonSets === "ignore" && isDaemonSetPod(pod)) {
+    return {
+      kind: "hold",
+      reason: "DaemonSetNotSupported",
+      message:
+        "DaemonSet pods get no machine on this node; exclude it by node affinity in the DaemonSet, or set daemonSets: run",
+    };
+  }
+  const sysctl = forbiddenSysctl(pod, input.allowedUnsafeSysctls ?? []);
+  if (sysctl !== undefined) return reject("SysctlForbidden", `forbidden sysctl: "${sysctl}" not allowlisted`);
+  if (node === undefined) return reject("InvalidNodeInfo", "Kubelet cannot get node info.");
+
+  const podOs = pod.metadata?.labels?.["kubernetes.io/os"];
+  if (podOs !== undefined && podOs !== "linux") {
+    return reject(
+      "PodOSSelectorNodeLabelDoesNotMatch",
+      "Failed to admit pod as the `kubernetes.io/os` label doesn't match node label",
+    );
+  }
+  if (pod.spec?.os !== undefined && pod.spec.os.name !== "linux") {
+    return reject("PodOSNotSupported", "Failed to admit pod as the OS field doesn't match node OS");
+  }
+  if (
+    pod.spec?.securityContext?.supplementalGroupsPolicy === "Strict" &&
+    node.status?.features?.supplementalGroupsPolicy !== true
+  ) {
+    return reject(
+      "SupplementalGroupsPolicyNotSupported",
+      "SupplementalGroupsPolicy=Strict is not supported in this node",
+    );
+  }
+
+  const shortage = checkResources(pod, parseResourceList(node.status?.allocatable), otherPods);
+  if (shortage !== undefined) return shortage;
+  if (!matchesNodeAffinity(pod, node)) {
+    return predicateFailed("NodeAffinity", "node(s) didn't match Pod's node affinity/selector");
+  }
+  if ((pod.spec?.nodeName ?? "") !== "" && pod.spec?.nodeName !== node.metadata?.name) {
+    return predicateFailed("NodeName", "node(s) didn't match the requested node name");
+  }
+  if (hasPortConflict(pod, otherPods)) {
+    return predicateFailed("NodePorts", "node(s) didn't have free ports for the requested pod ports");
+  }
+  const taint = findUntoleratedTaint(node.spec?.taints ?? [], pod.spec?.tolerations ?? [], ["NoExecute"]);
+  if (taint !== undefined) return predicateFailed("TaintToleration", "node(s) had taints that the pod didn't tolerate");
+  return ADMIT;
+}
+
+/** True for pods that a DaemonSet controls. */
+export function isDaemonSetPod(pod: Pod): boolean {
+  return (pod.metadata?.ownerReferences ?? []).some(
+    (owner) => owner.controller === true && owner.kind === "DaemonSet" && owner.apiVersion.startsWith("apps/"),
+  );
+}
+
+/** nodeSelector and the required node affinity together. */
+export function matchesNodeAffinity(pod: Pod, node: Node): boolean {
+  const labels = node.metadata?.labels ?? {};
+  if (!isSubset(pod.spec?.nodeSelector ?? {}, labels)) return false;
+  const required = pod.spec?.affinity?.nodeAffinity?.requiredDuringSchedulingIgnoredDuringExecution;
+  if (required === undefined || required === null) return true;
+  return matchesNodeSelectorTerms({ name: node.metadata?.name ?? "", labels }, required.nodeSelectorTerms ?? []);
+}
+
+function reject(reason: string, message: string): Admission {
+  return { kind: "reject", reason, message };
+}
+
+function predicateFailed(name: string, description: string): Admission {
+  return reject(name, `Predicate ${name} failed: ${description}`);
+}
+
+function forbiddenSysctl(pod: Pod, allowed: readonly string[]): string | undefined {
+  const patterns = [...SAFE_SYSCTLS, ...allowed.map((name) => name.replaceAll("/", "."))];
+  return (pod.spec?.securityContext?.sysctls ?? [])
+    .map(({ name }) => name.replaceAll("/", "."))
+    .find((name) => !patterns.some((p) => (p.endsWith("*") ? name.startsWith(p.slice(0, -1)) : name === p)));
+}
+
+/**
+ * Pods, cpu, memory, local storage, then the rest by name. Extended resources that the node does not have are left to
+ * whoever else provides them (cluster-level resources), as in a kubelet.
+ */
+function checkResources(pod: Pod, allocatable: ResourceList, otherPods: readonly Pod[]): Admission | undefined {
+  const maxPods = allocatable.get("pods")?.toNumber() ?? 0;
+  if (otherPods.length + 1 > maxPods) return outOf("pods", 1n, BigInt(otherPods.length), BigInt(maxPods));
+
+  const requests = podRequests(pod.spec ?? { containers: [] });
+  const used = otherPods.map((other) => podRequests(other.spec ?? { containers: [] }));
+  const first = ["cpu", "memory", "ephemeral-storage"];
+  const names = [
+    ...first.filter((name) => requests.has(name)),
+    ...[...requests.keys()].filter((name) => !first.includes(name)).sort(),
+  ];
+  for (const name of names) {
+    const available = allocatable.get(name);
+    if (available === undefined && isExtended(name)) continue;
+    const amount = (list: ResourceList | undefined) => unitsOf(name, list?.get(name) ?? Quantity.zero);
+    const requested = amount(requests);
+    const total = used.reduce((sum, list) => sum + amount(list), 0n);
+    const capacity = unitsOf(name, available ?? Quantity.zero);
+    if (requested > 0n && requested > capacity - total) return outOf(name, requested, total, capacity);
+  }
+  return undefined;
+}
+
+function unitsOf(name: string, quantity: Quantity): bigint {
+  return name === "cpu" ? quantity.milliValue() : quantity.value();
+}
+
+function outOf(name: string, requested: bigint, used: bigint, capacity: bigint): Admission {
+  return reject(
+    `OutOf${name}`,
+    `Node didn't have enough resource: ${name}, requested: ${requested}, used: ${used}, capacity: ${capacity}`,
+  );
+}
+
+/** Names with a domain that is not Kubernetes' own (pkg/apis/core/v1/helper `IsExtendedResourceName`). */
+function isExtended(name: string): boolean {
+  if (!name.includes("/")) return false;
+  const domain = name.slice(0, name.indexOf("/"));
+  return domain !== "kubernetes.io" && !domain.endsWith(".kubernetes.io") && !name.startsWith("requests.");
+}
+
+function hasPortConflict(pod: Pod, otherPods: readonly Pod[]): boolean {
+  const taken = otherPods.flatMap(hostPorts);
+  return hostPorts(pod).some((wanted) =>
+    taken.some(
+      (port) =>
+        port.port === wanted.port &&
+        port.protocol === wanted.protocol &&
+        (port.ip === wanted.ip || port.ip === "0.0.0.0" || wanted.ip === "0.0.0.0"),
+    ),
+  );
+}
+
+/** Host ports of the containers and sidecars. */
+function hostPorts(pod: Pod): { port: number; protocol: string; ip: string }[] {
+  const containers = [
+    ...(pod.spec?.containers ?? []),
+    ...(pod.spec?.initContainers ?? []).filter((container) => container.restartPolicy === "Always"),
+  ];
+  return containers.flatMap((container) =>
+    (container.ports ?? [])
+      .filter((port) => (port.hostPort ?? 0) > 0)
+      .map((port) => ({ port: port.hostPort ?? 0, protocol: port.protocol ?? "TCP", ip: port.hostIP || "0.0.0.0" })),
+  );
+}

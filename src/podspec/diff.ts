@@ -1,0 +1,115 @@
+/**
+ * What must change on a machine that runs for it to match its pod again: files, images, ephemeral containers, resources.
+ * The machine itself says what it has, so nothing needs to be remembered over a restart of the agent.
+ */
+import type { Capability } from "../provider/capabilities.ts";
+import type {
+  ContainerResources,
+  ContainerSpec,
+  Machine,
+  MachinePatch,
+  ResourceAmounts,
+  Volume,
+} from "../provider/machine.ts";
+import type { PodEvent } from "./inputs.ts";
+
+/** What the pod says now, in a machine's terms. Env and mounts are not here: those of a running container are fixed. */
+export interface DesiredMachine {
+  /** Init and main containers. */
+  containers: readonly { name: string; image: string; resources: ContainerResources | undefined }[];
+  ephemeralContainers: readonly ContainerSpec[];
+  /** Only the file volumes matter; one that cannot be rendered now is left out and stays as it is. */
+  volumes: readonly Volume[];
+}
+
+export interface MachineDiff {
+  /** Undefined when the machine matches, or differs only in what the backend cannot change. */
+  patch: MachinePatch | undefined;
+  /** Containers whose new resources this backend cannot give them in place: `PodResizePending` with reason `Infeasible`. */
+  infeasible: string[];
+  events: PodEvent[];
+}
+
+export function diffMachine(
+  desired: DesiredMachine,
+  machine: Machine,
+  capabilities: ReadonlySet<Capability>,
+): MachineDiff {
+  const patch: MachinePatch = {};
+  const events: PodEvent[] = [];
+
+  const files = desired.volumes.flatMap((volume) =>
+    volume.type === "files" && volume.version !== machine.file_versions?.[volume.name]
+      ? [{ volume: volume.name, version: volume.version, files: volume.files }]
+      : [],
+  );
+  // A backend without live files keeps what it was given at create; its documentation says so.
+  if (files.length > 0 && capabilities.has("patch_files")) patch.files = files;
+
+  const states = new Map(machine.containers.map((state) => [state.name, state]));
+  const images: { name: string; image: string }[] = [];
+  const resized: { container: string; resources: ContainerResources }[] = [];
+  for (const container of desired.containers) {
+    const state = states.get(container.name);
+    if (state === undefined) continue;
+    if (!isSameImage(container.image, state.image)) images.push({ name: container.name, image: container.image });
+    if (state.resources !== undefined && !isSameResources(container.resources, state.resources)) {
+      resized.push({ container: container.name, resources: container.resources ?? {} });
+    }
+  }
+  if (images.length > 0) {
+    if (capabilities.has("patch_image")) patch.containers = images;
+    else {
+      events.push({
+        type: "Warning",
+        reason: "FailedUpdate",
+        message: `The image of ${images.map(({ name }) => name).join(", ")} was not changed: the backend lacks capability patch_image`,
+      });
+    }
+  }
+  if (resized.length > 0 && capabilities.has("resize")) patch.resources = resized;
+
+  const added = desired.ephemeralContainers.filter(({ name }) => !states.has(name));
+  if (added.length > 0) {
+    if (capabilities.has("ephemeral_containers")) patch.ephemeral_containers = added;
+    else {
+      events.push({
+        type: "Warning",
+        reason: "FailedUpdate",
+        message: `Ephemeral containers ${added.map(({ name }) => name).join(", ")} were not started: the backend lacks capability ephemeral_containers`,
+      });
+    }
+  }
+  return {
+    patch: Object.keys(patch).length > 0 ? patch : undefined,
+    infeasible: resized.length > 0 && !capabilities.has("resize") ? resized.map(({ container }) => container) : [],
+    events,
+  };
+}
+
+/** Whether two references name the same image: backends may report `docker.io/library/nginx:latest` for `nginx`. */
+export function isSameImage(a: string, b: string): boolean {
+  return a === b || normalizeImage(a) === normalizeImage(b);
+}
+
+/** The full form of an image reference: registry, `library/` on Docker Hub, tag `latest` when neither tag nor digest is given. */
+export function normalizeImage(image: string): string {
+  const slash = image.indexOf("/");
+  const first = slash === -1 ? "" : image.slice(0, slash);
+  const hasRegistry = first.includes(".") || first.includes(":") || first === "localhost";
+  let name = hasRegistry ? image : `docker.io/${image}`;
+  name = name
+    .replace(/^(index|registry-1)\.docker\.io\//, "docker.io/")
+    .replace(/^docker\.io\/([^/]+)$/, "docker.io/library/$1");
+  const isTagged = name.includes("@") || name.slice(name.lastIndexOf("/") + 1).includes(":");
+  return isTagged ? name : `${name}:latest`;
+}
+
+function isSameResources(a: ContainerResources | undefined, b: ContainerResources | undefined): boolean {
+  return isSameAmounts(a?.requests, b?.requests) && isSameAmounts(a?.limits, b?.limits);
+}
+
+/** Only cpu and memory can change in place. */
+function isSameAmounts(a: ResourceAmounts | undefined, b: ResourceAmounts | undefined): boolean {
+  return a?.cpu_millis === b?.cpu_millis && a?.memory_bytes === b?.memory_bytes;
+}

@@ -1,0 +1,246 @@
+/**
+ * Everything between a pod and its machine's spec, put together: admission, capabilities, references, tokens, rendering,
+ * and later changes. The reconciler asks it; it decides nothing about when.
+ */
+import { isNotFound } from "../kube/errors.ts";
+import type { Kube } from "../kube/kube.ts";
+import { resourcePath } from "../kube/paths.ts";
+import type { Node, Pod } from "../kube/wire.ts";
+import type { Machine, MachinePatch, RegistryAuth, Volume } from "../provider/machine.ts";
+import { toError } from "../util/errors.ts";
+import { admitPod } from "./admission.ts";
+import { checkCapabilities } from "./capability-gate.ts";
+import { diffMachine } from "./diff.ts";
+import { containerResources } from "./machine-resources.ts";
+import type { Backend, NodeFacts, PodEvent, References, RenderResult } from "./inputs.ts";
+import { podReferences, type ReferenceCache } from "./references.ts";
+import { renderEphemeralContainers, renderMachineSpec } from "./render.ts";
+import { checkRuntimeClass, type HandlerLookup } from "./runtime-class.ts";
+import type { TokenManager } from "./tokens.ts";
+import { isServiceAccountVolume, renderVolume, tokenWishes, usedVolumes, volumeKind } from "./volumes.ts";
+
+/** Credentials for images that come from elsewhere than the pod's secrets. */
+export interface ImageCredentials {
+  /** Never fails: what cannot be had is logged and left out. */
+  forPod(pod: Pod, signal: AbortSignal): Promise<RegistryAuth[]>;
+}
+
+export interface PodRendererOptions {
+  kube: Kube;
+  references: ReferenceCache;
+  tokens: TokenManager;
+  /** This node as the API server has it; undefined until it is registered. */
+  node: () => Node | undefined;
+  facts: () => NodeFacts;
+  backend: () => Backend;
+  /** All pods bound to this node that are known. */
+  pods: () => Iterable<Pod>;
+  daemonSets: "run" | "ignore";
+  allowedUnsafeSysctls?: readonly string[];
+  /** RuntimeClass handlers that this node has. */
+  runtimeHandlers?: readonly string[];
+  imageCredentials?: ImageCredentials;
+}
+
+/** Without any of these a machine never changes after its creation. */
+const CHANGE_CAPABILITIES = ["patch_files", "patch_image", "resize", "ephemeral_containers"] as const;
+
+export class PodRenderer {
+  readonly #o: PodRendererOptions;
+  /** Pods that were admitted by this process. Others count as admitted once their status says that they were started. */
+  readonly #admitted = new Set<string>();
+
+  constructor(options: PodRendererOptions) {
+    this.#o = options;
+  }
+
+  /** Renders a pod that has no machine yet. @throws the signal's reason on abort */
+  async render(pod: Pod, signal: AbortSignal): Promise<RenderResult> {
+    const uid = uidOf(pod);
+    const verdict = this.#admit(pod);
+    if (verdict !== undefined) return verdict;
+
+    const runtimeClass = checkRuntimeClass(pod, await this.#runtimeHandler(pod, signal), this.#o.runtimeHandlers ?? []);
+    if (!runtimeClass.ok) {
+      const message = `Failed to create pod sandbox: ${runtimeClass.message}`;
+      return waitWith({ type: "Warning", reason: "FailedCreatePodSandBox", message });
+    }
+    // From here on the pod counts towards what the node has given away, though something may still be missing.
+    this.#admitted.add(uid);
+    const references = await this.#read(pod, signal);
+    const result = renderMachineSpec({ pod, references, node: this.#o.facts(), backend: this.#o.backend() });
+    if (result.kind !== "ready" || this.#o.imageCredentials === undefined) return result;
+    if (!this.#o.backend().capabilities.has("registry_auth")) return result;
+    const auth = await this.#o.imageCredentials.forPod(pod, signal);
+    if (auth.length === 0) return result;
+    return { ...result, spec: { ...result.spec, registry_auth: [...(result.spec.registry_auth ?? []), ...auth] } };
+  }
+
+  /** Changes whenever a machine of this pod might have to change; undefined while that is not known. */
+  version(pod: Pod): string | undefined {
+    const uid = uidOf(pod);
+    if (!this.#canChange()) return undefined;
+    const files = this.#hasFiles();
+    // After a restart of the agent nothing has been read yet; the first diff does that, and this changes.
+    const known = this.#o.references.version(uid);
+    const tokens = files ? (this.#o.tokens.version(uid, tokenWishes(pod)) ?? "none") : "";
+    const generation = pod.metadata?.generation ?? 0;
+    // The downward API shows labels and annotations, which change without a new generation.
+    const metadata = usesMetadata(pod) ? JSON.stringify([pod.metadata?.labels, pod.metadata?.annotations]) : "";
+    return `${generation}|${known ?? "unread"}|${tokens}|${metadata}`;
+  }
+
+  /** What must change on a machine that runs. @throws the signal's reason on abort */
+  async diff(
+    pod: Pod,
+    machine: Machine,
+    signal: AbortSignal,
+  ): Promise<{ patch: MachinePatch | undefined; events: PodEvent[]; infeasible: string[] }> {
+    this.#admitted.add(uidOf(pod));
+    const references = await this.#read(pod, signal);
+    const facts = this.#o.facts();
+    const backend = this.#o.backend();
+    const input = { pod, references, node: facts, backend };
+    const events: PodEvent[] = [];
+    const volumes: Volume[] = [];
+    for (const { volume } of usedVolumes(pod)) {
+      if (!this.#hasFiles() || !["configMap", "secret", "downwardAPI", "projected"].includes(volumeKind(volume)))
+        continue;
+      const rendered = renderVolume(pod, volume, references, facts);
+      if (rendered.ok) volumes.push(rendered.volume);
+      else {
+        events.push({
+          type: "Warning",
+          reason: "FailedMount",
+          message: `MountVolume.SetUp failed for volume "${volume.name}" : ${rendered.message}`,
+        });
+      }
+    }
+    const ephemeral = renderEphemeralContainers(input);
+    for (const [name, { message }] of ephemeral.waiting) {
+      events.push({
+        type: "Warning",
+        reason: "Failed",
+        message: `Error: ${message}`,
+        fieldPath: `spec.ephemeralContainers{${name}}`,
+      });
+    }
+    const diff = diffMachine(
+      {
+        containers: [...(pod.spec?.initContainers ?? []), ...(pod.spec?.containers ?? [])].map((container) => ({
+          name: container.name,
+          image: container.image ?? "",
+          resources: containerResources(container.resources),
+        })),
+        ephemeralContainers: ephemeral.containers,
+        volumes,
+      },
+      machine,
+      backend.capabilities,
+    );
+    return { patch: diff.patch, infeasible: diff.infeasible, events: [...events, ...diff.events] };
+  }
+
+  /** Forgets a pod that is over. */
+  release(podUid: string): void {
+    this.#admitted.delete(podUid);
+    this.#o.references.release(podUid);
+    this.#o.tokens.release(podUid);
+  }
+
+  /** Undefined when the pod may run. */
+  #admit(pod: Pod): RenderResult | undefined {
+    const { node, pods, daemonSets, allowedUnsafeSysctls, backend, facts } = this.#o;
+    const uid = uidOf(pod);
+    // The node is registered before pods are taken in; until it is known, nothing is refused for the want of it.
+    const known = node();
+    if (known === undefined)
+      return waitWith({ type: "Warning", reason: "InvalidNodeInfo", message: "The node is not registered yet" });
+    const otherPods = [...pods()].filter((other) => uidOf(other) !== uid && !isOver(other) && this.#isAdmitted(other));
+    const admission = admitPod({
+      pod,
+      node: known,
+      otherPods,
+      daemonSets,
+      ...(allowedUnsafeSysctls && { allowedUnsafeSysctls }),
+    });
+    if (admission.kind === "reject") return admission;
+    if (admission.kind === "hold")
+      return waitWith({ type: "Warning", reason: admission.reason, message: admission.message });
+
+    const { name, capabilities, agentProbes = false } = backend();
+    const gate = checkCapabilities(pod, {
+      backend: name,
+      capabilities,
+      allowHostPath: facts().allowHostPath,
+      agentProbes,
+    });
+    return gate.ok ? undefined : { kind: "reject", reason: gate.reason, message: gate.message };
+  }
+
+  #isAdmitted(pod: Pod): boolean {
+    return this.#admitted.has(uidOf(pod)) || pod.status?.startTime !== undefined;
+  }
+
+  #hasFiles(): boolean {
+    return this.#o.backend().capabilities.has("volumes.files");
+  }
+
+  #canChange(): boolean {
+    const { capabilities } = this.#o.backend();
+    return CHANGE_CAPABILITIES.some((capability) => capabilities.has(capability));
+  }
+
+  /** Reads what the pod refers to and gets its tokens. */
+  async #read(pod: Pod, signal: AbortSignal): Promise<References> {
+    const uid = uidOf(pod);
+    const files = this.#hasFiles();
+    this.#o.references.track(pod, podReferences(pod, { files }));
+    const [, tokens] = await Promise.all([
+      this.#o.references.read(uid, signal),
+      files ? this.#o.tokens.get(pod, tokenWishes(pod), signal) : new Map<string, never>(),
+    ]);
+    return { ...this.#o.references.references(pod), tokens };
+  }
+
+  async #runtimeHandler(pod: Pod, signal: AbortSignal): Promise<HandlerLookup | undefined> {
+    const name = pod.spec?.runtimeClassName;
+    if (name === undefined || name === "") return undefined;
+    const path = resourcePath({ group: "node.k8s.io", resource: "runtimeclasses", name });
+    try {
+      const runtimeClass = await this.#o.kube.request<{ handler: string }>({ method: "GET", path, signal });
+      return { kind: "found", handler: runtimeClass.handler };
+    } catch (thrown) {
+      signal.throwIfAborted();
+      return isNotFound(thrown) ? { kind: "absent" } : { kind: "unknown", message: toError(thrown).message };
+    }
+  }
+}
+
+function waitWith(event: PodEvent): RenderResult {
+  return { kind: "wait", waiting: new Map(), unmountedVolumes: [], events: [event] };
+}
+
+function uidOf(pod: Pod): string {
+  return pod.metadata?.uid ?? "";
+}
+
+function isOver(pod: Pod): boolean {
+  return pod.status?.phase === "Succeeded" || pod.status?.phase === "Failed";
+}
+
+/** True when a file of the pod shows labels or annotations. */
+function usesMetadata(pod: Pod): boolean {
+  return usedVolumes(pod).some(({ volume }) => {
+    if (isServiceAccountVolume(volume)) return false;
+    const items = [
+      ...(volume.downwardAPI?.items ?? []),
+      ...(volume.projected?.sources ?? []).flatMap((source) => source.downwardAPI?.items ?? []),
+    ];
+    return items.some(
+      (item) =>
+        item.fieldRef?.fieldPath.startsWith("metadata.labels") ||
+        item.fieldRef?.fieldPath.startsWith("metadata.annotations"),
+    );
+  });
+}

@@ -1,0 +1,93 @@
+import { describe, expect, it } from "vitest";
+import { ALL_CAPABILITIES, type Capability } from "../../../src/provider/capabilities.ts";
+import type { ContainerState, Machine } from "../../../src/provider/machine.ts";
+import { diffMachine, isSameImage, type DesiredMachine } from "../../../src/podspec/diff.ts";
+
+const state = (fields: Partial<ContainerState> = {}): ContainerState => ({
+  name: "app",
+  kind: "main",
+  state: "running",
+  ready: true,
+  started: true,
+  restart_count: 0,
+  image: "docker.io/library/nginx:1",
+  image_id: "sha256:1",
+  ...fields,
+});
+
+const machine: Machine = {
+  id: "m",
+  version: 1,
+  revision: 1,
+  labels: {},
+  state: "running",
+  reachability: "ok",
+  sandbox_ready: true,
+  created_at: "2026-01-01T00:00:00.000Z",
+  addresses: [],
+  containers: [state({ resources: { requests: { cpu_millis: 500 }, limits: { memory_bytes: 100 } } })],
+  file_versions: { conf: "v1" },
+};
+
+const same: DesiredMachine = {
+  containers: [
+    { name: "app", image: "nginx:1", resources: { requests: { cpu_millis: 500 }, limits: { memory_bytes: 100 } } },
+  ],
+  ephemeralContainers: [],
+  volumes: [{ name: "conf", type: "files", version: "v1", files: [] }],
+};
+
+function diff(change: Partial<DesiredMachine>, lacking: Capability[] = []) {
+  return diffMachine({ ...same, ...change }, machine, new Set(ALL_CAPABILITIES.filter((c) => !lacking.includes(c))));
+}
+
+describe("diffMachine", () => {
+  it("finds nothing to change on a machine that matches", () => {
+    expect(diff({})).toEqual({ patch: undefined, infeasible: [], events: [] });
+  });
+
+  it("replaces files whose version differs", () => {
+    const files = [{ path: "a", mode: 420, content_b64: "" }];
+    const volumes = [{ name: "conf", type: "files" as const, version: "v2", files }];
+    expect(diff({ volumes }).patch).toEqual({ files: [{ volume: "conf", version: "v2", files }] });
+    expect(diff({ volumes }, ["patch_files"]).patch).toBeUndefined();
+  });
+
+  it("changes an image, or says that it cannot", () => {
+    const containers = [{ ...same.containers[0]!, image: "nginx:2" }];
+    expect(diff({ containers }).patch).toEqual({ containers: [{ name: "app", image: "nginx:2" }] });
+    expect(diff({ containers }, ["patch_image"])).toMatchObject({
+      patch: undefined,
+      events: [{ reason: "FailedUpdate" }],
+    });
+  });
+
+  it("changes resources, or calls that infeasible", () => {
+    const resources = { requests: { cpu_millis: 700 }, limits: { memory_bytes: 100 } };
+    const containers = [{ name: "app", image: "nginx:1", resources }];
+    expect(diff({ containers }).patch).toEqual({ resources: [{ container: "app", resources }] });
+    expect(diff({ containers }, ["resize"])).toEqual({ patch: undefined, infeasible: ["app"], events: [] });
+  });
+
+  it("adds ephemeral containers that the machine does not have", () => {
+    const ephemeralContainers = [{ name: "debug", image: "busybox" }];
+    expect(diff({ ephemeralContainers }).patch).toEqual({ ephemeral_containers: ephemeralContainers });
+    expect(diff({ ephemeralContainers: [{ name: "app", image: "nginx:1" }] }).patch).toBeUndefined();
+    expect(diff({ ephemeralContainers }, ["ephemeral_containers"]).events).toHaveLength(1);
+  });
+});
+
+describe("isSameImage", () => {
+  it.each([
+    ["nginx", "docker.io/library/nginx:latest", true],
+    ["nginx:1", "index.docker.io/library/nginx:1", true],
+    ["team/app:1", "docker.io/team/app:1", true],
+    ["localhost/app", "localhost/app:latest", true],
+    ["reg:5000/app", "reg:5000/app:latest", true],
+    ["app@sha256:1", "docker.io/library/app@sha256:1", true],
+    ["nginx:1", "nginx:2", false],
+    ["reg.io/nginx", "nginx", false],
+  ])("%s and %s: %s", (a, b, expected) => {
+    expect(isSameImage(a, b)).toBe(expected);
+  });
+});

@@ -1,0 +1,226 @@
+import { afterEach, beforeEach, describe, expect, it } from "vitest";
+import { podReferences, ReferenceCache } from "../../../src/podspec/references.ts";
+import { silentLogger } from "../../../src/telemetry/logger.ts";
+import { settle, VirtualClock } from "../../support/virtual-clock.ts";
+import { failure, FakeKube } from "./fake-kube.ts";
+import { podWith, podWithContainer } from "./fixtures.ts";
+
+describe("podReferences", () => {
+  it("finds what env, volumes and pull secrets refer to, each once", () => {
+    const pod = podWith({
+      initContainers: [
+        { name: "i", envFrom: [{ secretRef: { name: "s1" } }, { configMapRef: { name: "c1", optional: true } }] },
+      ],
+      containers: [
+        {
+          name: "app",
+          env: [
+            { name: "A", valueFrom: { configMapKeyRef: { name: "c1", key: "k" } } },
+            { name: "B", valueFrom: { secretKeyRef: { name: "s2", key: "k", optional: true } } },
+          ],
+          volumeMounts: [
+            { name: "p", mountPath: "/p" },
+            { name: "s", mountPath: "/s" },
+          ],
+        },
+      ],
+      volumes: [
+        {
+          name: "p",
+          projected: { sources: [{ configMap: { name: "c2" } }, { secret: { name: "s3", optional: true } }] },
+        },
+        { name: "s", secret: { secretName: "s4" } },
+        { name: "unused", configMap: { name: "never" } },
+      ],
+      imagePullSecrets: [{ name: "pull" }],
+    });
+    expect(podReferences(pod).map(({ kind, name, optional }) => `${kind} ${name}${optional ? "?" : ""}`)).toEqual([
+      "secret s1",
+      "configmap c1",
+      "secret s2?",
+      "configmap c2",
+      "secret s3?",
+      "secret s4",
+      "secret pull?",
+    ]);
+  });
+
+  it("leaves the service account's volume out where it is not mounted", () => {
+    const pod = podWithContainer(
+      { volumeMounts: [{ name: "kube-api-access-1", mountPath: "/s" }] },
+      {
+        volumes: [
+          {
+            name: "kube-api-access-1",
+            projected: {
+              sources: [{ serviceAccountToken: { path: "t" } }, { configMap: { name: "kube-root-ca.crt" } }],
+            },
+          },
+        ],
+      },
+    );
+    expect(podReferences(pod, { files: true })).toHaveLength(1);
+    expect(podReferences(pod, { files: false })).toEqual([]);
+  });
+});
+
+describe("ReferenceCache", () => {
+  const SECRET = "/api/v1/namespaces/shop/secrets/s";
+  const pod = podWith({}, { uid: "u1" });
+  const other = podWith({}, { uid: "u2" });
+  const refs = [{ kind: "secret" as const, name: "s", optional: false }];
+  let kube: FakeKube;
+  let clock: VirtualClock;
+  let changed: string[];
+  let cache: ReferenceCache;
+  let done: AbortController;
+
+  beforeEach(() => {
+    kube = new FakeKube();
+    clock = new VirtualClock();
+    changed = [];
+    done = new AbortController();
+    cache = new ReferenceCache({
+      kube,
+      clock,
+      random: () => 0,
+      logger: silentLogger,
+      onChange: (uid) => changed.push(uid),
+    });
+  });
+  afterEach(() => done.abort());
+
+  async function read(which = pod) {
+    cache.track(which, refs);
+    await cache.read(which.metadata?.uid ?? "", done.signal);
+    await settle();
+    return cache.references(which).secrets.get("s");
+  }
+
+  it("reads an object by its name and then watches that name alone", async () => {
+    kube.put(SECRET, { data: { k: "dg==" } });
+    expect(await read()).toMatchObject({ kind: "found", object: { data: { k: "dg==" } } });
+    expect(kube.count("GET", SECRET)).toBe(1);
+    const lists = kube.requests.filter(({ path }) => path.endsWith("/secrets"));
+    expect(lists.map(({ query }) => query?.["fieldSelector"])).toEqual(["metadata.name=s", "metadata.name=s"]);
+  });
+
+  it("tells the pods that refer to an object when it changes", async () => {
+    kube.put(SECRET);
+    await read(pod);
+    await read(other);
+    const before = cache.version("u1");
+    kube.put(SECRET, { data: { k: "bmV3" } });
+    await settle();
+    expect(changed).toEqual(["u1", "u2"]);
+    expect(cache.version("u1")).not.toBe(before);
+    expect(cache.references(pod).secrets.get("s")).toMatchObject({ object: { data: { k: "bmV3" } } });
+  });
+
+  it("shares one watch between pods and ends it with the last of them", async () => {
+    kube.put(SECRET);
+    await read(pod);
+    await read(other);
+    expect(kube.watches).toBe(1);
+    cache.release("u1");
+    await settle();
+    expect(kube.watches).toBe(1);
+    cache.release("u2");
+    await settle();
+    expect(kube.watches).toBe(0);
+  });
+
+  it("lets go of what a pod no longer refers to", async () => {
+    kube.put(SECRET);
+    await read();
+    cache.track(pod, []);
+    await settle();
+    expect(kube.watches).toBe(0);
+    expect(cache.references(pod).secrets.size).toBe(0);
+  });
+
+  it("takes 'not found' for an answer, and notices when the object appears", async () => {
+    expect(await read()).toEqual({ kind: "absent" });
+    kube.put(SECRET);
+    await settle();
+    expect(changed).toEqual(["u1"]);
+    expect(cache.references(pod).secrets.get("s")).toMatchObject({ kind: "found" });
+  });
+
+  it("notices when an object goes", async () => {
+    kube.put(SECRET);
+    await read();
+    kube.remove(SECRET);
+    await settle();
+    expect(cache.references(pod).secrets.get("s")).toEqual({ kind: "absent" });
+  });
+
+  it("never takes a failure for absence, and reads again soon", async () => {
+    kube.put(SECRET);
+    kube.intercept = () => {
+      throw failure(503, "ServiceUnavailable");
+    };
+    expect(await read()).toEqual({ kind: "unknown", message: "the server said 503" });
+    expect(cache.version("u1")).toBeUndefined();
+    kube.intercept = () => undefined;
+    await clock.advance(5_000);
+    expect(changed).toEqual(["u1"]);
+    expect(cache.references(pod).secrets.get("s")).toMatchObject({ kind: "found" });
+  });
+
+  it("keeps what it knows when a later read fails", async () => {
+    kube.put(SECRET);
+    kube.intercept = ({ query }) => {
+      if (query?.["fieldSelector"]) throw failure(403, "Forbidden");
+    };
+    await read();
+    kube.intercept = () => {
+      throw failure(500, "InternalError");
+    };
+    expect(await read()).toMatchObject({ kind: "found" });
+  });
+
+  it("does not watch an immutable object", async () => {
+    kube.put(SECRET, { immutable: true });
+    await read();
+    await read(other);
+    expect(kube.watches).toBe(0);
+    expect(kube.count("GET", SECRET)).toBe(1);
+  });
+
+  it("stops watching an object that becomes immutable", async () => {
+    kube.put(SECRET);
+    await read();
+    kube.put(SECRET, { immutable: true });
+    await settle();
+    expect(kube.watches).toBe(0);
+  });
+
+  it("reads again every minute where it may not watch", async () => {
+    kube.put(SECRET);
+    kube.intercept = ({ query }) => {
+      if (query?.["fieldSelector"]) throw failure(403, "Forbidden");
+    };
+    await read();
+    kube.put(SECRET, { data: { k: "bmV3" } });
+    await clock.advance(59_000);
+    expect(changed).toEqual([]);
+    await clock.advance(1_000);
+    expect(changed).toEqual(["u1"]);
+  });
+
+  it("knows the services of the pod's namespace and of default, once they are listed", async () => {
+    kube.put("/api/v1/namespaces/default/services/kubernetes");
+    kube.put("/api/v1/namespaces/shop/services/web");
+    kube.put("/api/v1/namespaces/foreign/services/web");
+    expect(cache.references(pod).services).toBeUndefined();
+    void cache.run(done.signal);
+    await cache.servicesSynced(done.signal);
+    expect(
+      cache
+        .references(pod)
+        .services?.map(({ metadata }) => metadata?.namespace)
+        .sort(),
+    ).toEqual(["default", "shop"]);
+  });
+});
