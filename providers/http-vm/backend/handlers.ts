@@ -162,7 +162,7 @@ async function httpGet(action: HttpAction, agent: string, target: Target, signal
       signal,
       new Promise<HttpReply>((resolve, reject) => {
         stream.on("error", reject);
-        const request = httpRequest({ createConnection: () => stream, path: action.path.startsWith("/") ? action.path : `/${action.path}`, headers, agent: false });
+        const request = httpRequest({ createConnection: () => stream, path: action.path.startsWith("/") ? action.path : `/${action.path}`, headers });
         request.on("error", reject);
         request.on("response", (reply) => {
           readBody(reply).then((body) => resolve({ status: reply.statusCode!, location: reply.headers.location, body }), reject);

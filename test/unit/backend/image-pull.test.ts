@@ -1,0 +1,114 @@
+import { expect, test } from "vitest";
+import { ContainerError, type ImageStore, type PreparedImage } from "../../../providers/http-vm/backend/engine.ts";
+import { pullPolicy } from "../../../providers/http-vm/backend/image-pull.ts";
+import { main, World } from "./world.ts";
+
+const image: PreparedImage = { imageId: "r/i@sha256:1", image: "r/i:1", config: { stopSignal: "SIGQUIT" }, location: "/x" };
+
+class Images implements ImageStore {
+  present = false;
+  failure: Error | undefined;
+  pulls = 0;
+  auth: unknown;
+
+  find() {
+    return Promise.resolve(this.present ? image : undefined);
+  }
+
+  pull(_image: string, options: { auth: readonly unknown[] }) {
+    this.pulls++;
+    this.auth = options.auth;
+    return this.failure === undefined ? Promise.resolve({ ...image, sizeBytes: 42 }) : Promise.reject(this.failure);
+  }
+}
+
+async function withImages(setUp: (images: Images) => void, container: Parameters<typeof main>[1] = {}) {
+  const images = new Images();
+  setUp(images);
+  const world = await World.create((fresh) => (fresh.images = images));
+  await world.create({ containers: [main("a", container)], registry_auth: [{ registry: "r", username: "u" }] });
+  return { world, images };
+}
+
+test.each([
+  ["busybox", "always"],
+  ["busybox:latest", "always"],
+  ["busybox:1.36", "if_not_present"],
+  ["localhost:5000/busybox", "always"],
+  ["busybox@sha256:abc", "if_not_present"],
+])("image %s without a policy is pulled %s", (name, policy) => {
+  expect(pullPolicy({ image: name })).toBe(policy);
+});
+
+test("a pulled image is told, shown in the status, and its stop signal is used", async () => {
+  const { world } = await withImages(() => {}, { image: "i:1" });
+  expect(await world.container("a")).toMatchObject({ state: "running", image: "r/i:1", image_id: "r/i@sha256:1" });
+  expect((await world.notices()).slice(0, 2)).toEqual([
+    'Pulling: Pulling image "i:1"',
+    'Pulled: Successfully pulled image "i:1" in 0.000s (0.000s including waiting). Image size: 42 bytes.',
+  ]);
+  await world.stop(30);
+  expect(world.instance("a").signals[0]!.signal).toBe("SIGQUIT");
+});
+
+test("the machine's registry credentials are passed to the pull", async () => {
+  const { images } = await withImages(() => {});
+  expect(images.auth).toEqual([{ registry: "r", username: "u" }]);
+});
+
+test("an image that is present is not pulled under if_not_present", async () => {
+  const { world, images } = await withImages((store) => (store.present = true), { pull_policy: "if_not_present" });
+  expect(images.pulls).toBe(0);
+  expect(await world.notices()).toContain('Pulled: Container image "i" already present on machine');
+});
+
+test("a missing image under policy never waits with ErrImageNeverPull", async () => {
+  const { world, images } = await withImages(() => {}, { pull_policy: "never" });
+  expect(images.pulls).toBe(0);
+  expect(await world.container("a")).toMatchObject({
+    reason: "ErrImageNeverPull",
+    message: 'Container image "i" is not present with pull policy of Never',
+  });
+});
+
+test("a failed pull shows ErrImagePull, then ImagePullBackOff, with kubelet's events", async () => {
+  const { world } = await withImages((store) => (store.failure = new ContainerError("ErrImagePull", "not found")));
+  expect(await world.container("a")).toMatchObject({ state: "waiting", reason: "ErrImagePull", message: "not found" });
+  await world.advance(2_000);
+  expect(await world.container("a")).toMatchObject({
+    reason: "ImagePullBackOff",
+    message: 'Back-off pulling image "i": ErrImagePull: not found',
+  });
+  expect(await world.notices()).toEqual([
+    'Pulling: Pulling image "i"',
+    'Failed: Failed to pull image "i": not found',
+    "Failed: Error: ErrImagePull",
+    'BackOff: Back-off pulling image "i"',
+    "Failed: Error: ImagePullBackOff",
+  ]);
+});
+
+test("failed pulls are repeated after 10, 20, 40 seconds", async () => {
+  const { world, images } = await withImages((store) => (store.failure = new ContainerError("ErrImagePull", "not found")));
+  const counts: number[] = [];
+  for (const wait of [9_999, 1, 19_999, 1, 39_999, 1]) {
+    await world.advance(wait);
+    counts.push(images.pulls);
+  }
+  expect(counts).toEqual([1, 2, 2, 3, 3, 4]);
+});
+
+test("a pull that succeeds at last starts the container without counting a restart", async () => {
+  const { world, images } = await withImages((store) => (store.failure = new ContainerError("ErrImagePull", "not found")));
+  images.failure = undefined;
+  await world.advance(10_000);
+  expect(await world.container("a")).toMatchObject({ state: "running", restart_count: 0 });
+});
+
+test("a corrected image is pulled at once, without waiting for the back-off", async () => {
+  const { world, images } = await withImages((store) => (store.failure = new ContainerError("ErrImagePull", "not found")));
+  images.failure = undefined;
+  await world.provider.updatePod("m1", { containers: [{ name: "a", image: "better" }] }, { signal: world.signal });
+  await world.advance(0);
+  expect((await world.container("a")).state).toBe("running");
+});

@@ -1,0 +1,125 @@
+import { appendFileSync, mkdtempSync, rmSync, writeFileSync } from "node:fs";
+import { tmpdir } from "node:os";
+import { join } from "node:path";
+import { beforeEach, expect, onTestFinished, test } from "vitest";
+import { systemClock } from "../../../src/util/clock.ts";
+import { parseLogLine, readLog, type ReadLogOptions } from "../../../providers/http-vm/backend/logs.ts";
+
+let dir: string;
+
+beforeEach(() => {
+  dir = mkdtempSync(join(tmpdir(), "vmlet-logs-"));
+  const made = dir;
+  onTestFinished(() => rmSync(made, { recursive: true, force: true }));
+});
+
+const line = (second: number, text: string, stream = "stdout", tag = "F") => `2026-01-01T00:00:0${second}.000000000Z ${stream} ${tag} ${text}\n`;
+
+const options = (more: Partial<ReadLogOptions> = {}): ReadLogOptions => ({
+  clock: systemClock,
+  signal: AbortSignal.timeout(5_000),
+  follow: false,
+  complete: () => true,
+  changed: () => new Promise(() => {}),
+  ...more,
+});
+
+async function read(more: Partial<ReadLogOptions> = {}): Promise<string[]> {
+  const texts: string[] = [];
+  for await (const { content } of readLog(dir, options(more))) texts.push(content.toString());
+  return texts;
+}
+
+function threeSegments(): void {
+  writeFileSync(join(dir, "log.0"), line(0, "a") + line(1, "b", "stderr"));
+  writeFileSync(join(dir, "log.1"), line(2, "c") + line(3, "d", "stderr"));
+  writeFileSync(join(dir, "log.2"), line(4, "e"));
+}
+
+test("a log is read through all its segments in order", async () => {
+  threeSegments();
+  expect(await read()).toEqual(["a", "b", "c", "d", "e"]);
+});
+
+test.each([
+  [0, []],
+  [1, ["e"]],
+  [2, ["d", "e"]],
+  [4, ["b", "c", "d", "e"]],
+  [99, ["a", "b", "c", "d", "e"]],
+])("tail %i gives that many lines from the end, over segments", async (tail, expected) => {
+  threeSegments();
+  expect(await read({ tail })).toEqual(expected);
+});
+
+test("tail counts only lines of the wanted stream", async () => {
+  threeSegments();
+  expect(await read({ tail: 1, stream: "stderr" })).toEqual(["d"]);
+});
+
+test("since leaves out what is older, whatever its number of decimals", async () => {
+  threeSegments();
+  expect(await read({ since: "2026-01-01T00:00:02.5Z" })).toEqual(["d", "e"]);
+});
+
+test("a byte limit counts newlines and cuts the last line", async () => {
+  writeFileSync(join(dir, "log.0"), line(0, "abc") + line(1, "defgh"));
+  expect(await read({ limitBytes: 6 })).toEqual(["abc", "de"]);
+});
+
+test("the parts of a line count once for tail", async () => {
+  writeFileSync(join(dir, "log.0"), line(0, "x") + line(1, "part", "stdout", "P") + line(1, "rest"));
+  expect(await read({ tail: 1 })).toEqual(["part", "rest"]);
+});
+
+test("a line that is still being written is not read yet", async () => {
+  writeFileSync(join(dir, "log.0"), line(0, "a") + "2026-01-01T00:00:01.0");
+  expect(await read()).toEqual(["a"]);
+});
+
+test("follow goes on over a rotation and ends when the container does", async () => {
+  writeFileSync(join(dir, "log.0"), line(0, "a"));
+  let complete = false;
+  const ended = Promise.withResolvers<void>();
+  const texts: string[] = [];
+  for await (const { content } of readLog(dir, options({ follow: true, complete: () => complete, changed: () => ended.promise }))) {
+    texts.push(content.toString());
+    if (texts.length === 1) appendFileSync(join(dir, "log.0"), line(1, "b"));
+    if (texts.length === 2) writeFileSync(join(dir, "log.1"), line(2, "c"));
+    if (texts.length === 3) {
+      appendFileSync(join(dir, "log.1"), line(3, "d"));
+      complete = true;
+      ended.resolve();
+    }
+  }
+  expect(texts).toEqual(["a", "b", "c", "d"]);
+});
+
+test("follow with tail 0 shows only what comes", async () => {
+  writeFileSync(join(dir, "log.0"), line(0, "a"));
+  const abort = new AbortController();
+  const log = readLog(dir, options({ follow: true, tail: 0, complete: () => false, signal: abort.signal }));
+  let first: string | undefined;
+  const reading = log.next().then(({ value }) => (first = value?.content.toString()));
+  // Written again and again, because it shows only what is written after it has found the end.
+  while (first === undefined) {
+    appendFileSync(join(dir, "log.0"), line(1, "b"));
+    await new Promise((resolve) => setImmediate(resolve));
+  }
+  await reading;
+  expect(first).toBe("b");
+  abort.abort();
+});
+
+test("a line keeps its bytes, spaces included", () => {
+  expect(parseLogLine(Buffer.from("2026-01-01T00:00:00.1Z stderr P  two  spaces "))).toEqual({
+    at: "2026-01-01T00:00:00.1Z",
+    stream: "stderr",
+    partial: true,
+    content: Buffer.from(" two  spaces "),
+  });
+});
+
+test.each(["", "no spaces", "2026-01-01T00:00:00Z neither F x"])("%j is no log line", (text) => {
+  expect(parseLogLine(Buffer.from(text))).toBeUndefined();
+});

@@ -1,0 +1,128 @@
+import { existsSync, readFileSync, readdirSync, statSync } from "node:fs";
+import { join } from "node:path";
+import { expect, test } from "vitest";
+import { LocalProvider } from "../../../providers/http-vm/backend/local-provider.ts";
+import { silentLogger } from "../../../src/telemetry/logger.ts";
+import { main, sidecar, World } from "./world.ts";
+
+test("a new backend finds running containers, with ids and counts unchanged", async () => {
+  const world = await World.create();
+  await world.create({});
+  await world.exit("a", 1);
+  const before = await world.machine();
+  await world.restart();
+  expect((await world.machine()).containers).toEqual(before.containers);
+  expect(world.starts("a")).toHaveLength(2);
+});
+
+test("an end that happened while no backend ran is seen by the next one", async () => {
+  const world = await World.create();
+  await world.create({ restart_policy: "never" });
+  const instance = world.instance("a");
+  await world.restart(() => {
+    instance.running = false;
+    instance.exit = { exitCode: 7, startedAt: world.clock.now(), finishedAt: world.clock.now() };
+  });
+  expect(await world.machine()).toMatchObject({ state: "stopped", containers: [{ terminated: { exit_code: 7 } }] });
+});
+
+test("init containers that have passed are not run again", async () => {
+  const world = await World.create();
+  await world.create({ init_containers: [main("i"), sidecar("s")] });
+  await world.exit("i", 0);
+  await world.restart();
+  expect(world.starts("i")).toHaveLength(1);
+  expect(world.running().toSorted()).toEqual(["a", "s"]);
+});
+
+test("a back-off goes on where it stood", async () => {
+  const world = await World.create();
+  await world.create({});
+  await world.exit("a", 1);
+  await world.exit("a", 1);
+  await world.advance(4_000);
+  await world.restart();
+  await world.advance(5_999);
+  expect(world.running()).toEqual([]);
+  await world.advance(1);
+  expect(world.running()).toEqual(["a"]);
+});
+
+test("a stop goes on with the time that is left", async () => {
+  const world = await World.create((fresh) => fresh.deaf.add("a"));
+  await world.create({});
+  await world.stop(30);
+  await world.advance(10_000);
+  await world.restart();
+  await world.advance(19_999);
+  expect(world.running()).toEqual(["a"]);
+  await world.advance(1);
+  expect((await world.machine()).state).toBe("stopped");
+});
+
+test("a delete is finished by the next backend", async () => {
+  const world = await World.create((fresh) => fresh.deaf.add("a"));
+  await world.create({});
+  await world.provider.deletePod("m1", { force: false, signal: world.signal });
+  await world.restart();
+  await world.advance(30_000);
+  expect((await world.machine()).state).toBe("deleted");
+});
+
+test("a sandbox that is gone after a restart is made anew", async () => {
+  const world = await World.create();
+  await world.create({});
+  await world.restart(() => {
+    world.alive = false;
+    world.instance("a").running = false;
+  });
+  expect(world.sandboxes).toBe(2);
+  expect(await world.container("a")).toMatchObject({ state: "running", restart_count: 1, last: { reason: "ContainerStatusUnknown" } });
+});
+
+test("tombstones outlive a restart", async () => {
+  const world = await World.create();
+  await world.provider.deletePod("m1", { force: true, signal: world.signal });
+  await world.restart();
+  await expect(world.create({})).rejects.toMatchObject({ code: "gone" });
+});
+
+test("revisions grow over a restart, and a watch from before it is gone", async () => {
+  const world = await World.create();
+  await world.create({});
+  const before = await world.provider.getPods({ labels: {}, signal: world.signal });
+  await world.restart();
+  const after = await world.provider.getPods({ labels: {}, signal: world.signal });
+  expect(after.revision).toBeGreaterThanOrEqual(before.revision);
+  const watch = world.provider.watchPods(before.revision, { labels: {}, signal: world.signal });
+  await expect(watch.next()).rejects.toMatchObject({ code: "gone" });
+});
+
+test("registry credentials never reach the disk, and only the owner may read the state", async () => {
+  const world = await World.create();
+  await world.create({ registry_auth: [{ registry: "r", username: "u", password: "hunter2" }] });
+  const files = readdirSync(world.stateDir, { recursive: true, withFileTypes: true }).filter((entry) => entry.isFile());
+  for (const file of files) expect(readFileSync(join(file.parentPath, file.name), "utf8")).not.toContain("hunter2");
+  expect(statSync(world.stateDir).mode & 0o077).toBe(0);
+});
+
+test("nothing of a deleted machine is left but its tombstone", async () => {
+  const world = await World.create();
+  await world.create({});
+  await world.provider.deletePod("m1", { force: true, signal: world.signal });
+  await world.advance(0);
+  expect(existsSync(join(world.stateDir, "machines", "m1"))).toBe(false);
+});
+
+test("two backends cannot share one state directory", async () => {
+  const world = await World.create();
+  const second = LocalProvider.open({
+    engine: {} as never,
+    stateDir: world.stateDir,
+    clock: world.clock,
+    logger: silentLogger,
+    host: "h",
+    version: "0",
+  });
+  await expect(second).rejects.toThrow(/in use by another backend/);
+});
