@@ -77,6 +77,7 @@ type Referenced = ConfigMap | Secret;
 const POLL_MS = 60_000;
 /** A read that failed is repeated this soon. */
 const RETRY_MS = 5_000;
+const SERVICES_WAIT_MS = 5_000;
 
 /** One object that some pod refers to. */
 interface Entry {
@@ -99,6 +100,7 @@ export class ReferenceCache {
   readonly #entries = new Map<string, Entry>();
   readonly #byPod = new Map<string, Set<string>>();
   readonly #services: Store<Service>;
+  #isRunning = false;
 
   constructor(options: ReferenceCacheOptions) {
     this.#o = options;
@@ -112,6 +114,7 @@ export class ReferenceCache {
   async run(signal: AbortSignal): Promise<void> {
     const { kube, clock, random, logger } = this.#o;
     const path = resourcePath({ resource: "services" });
+    this.#isRunning = true;
     await new Reflector<Service>({ kube, path, store: this.#services, clock, random, logger }).run(signal);
     for (const entry of this.#entries.values()) entry.stop.abort();
   }
@@ -160,7 +163,8 @@ export class ReferenceCache {
   /** Reads what is not kept up to date by a watch. Afterwards `references` has an answer for everything tracked. */
   async read(podUid: string, signal: AbortSignal): Promise<void> {
     const entries = [...(this.#byPod.get(podUid) ?? [])].flatMap((key) => this.#entries.get(key) ?? []);
-    await Promise.all(entries.filter((entry) => !isSettled(entry)).map((entry) => this.#get(entry, signal)));
+    const reads = entries.filter((entry) => !isSettled(entry)).map((entry) => this.#get(entry, signal));
+    await Promise.all([...reads, this.#firstServices(signal)]);
   }
 
   /** What is known now, for rendering this pod. Tokens are not the cache's. */
@@ -188,6 +192,16 @@ export class ReferenceCache {
       parts.push(`${key}@${lookup.kind === "found" ? (lookup.object.metadata?.resourceVersion ?? "") : "absent"}`);
     }
     return parts.sort().join(",");
+  }
+
+  /** At start, the first list of services is worth waiting for a little: without it every pod would have to come back. */
+  async #firstServices(signal: AbortSignal): Promise<void> {
+    if (this.#services.synced || !this.#isRunning) return;
+    const over = new AbortController();
+    const both = AbortSignal.any([signal, over.signal]);
+    await Promise.race([this.#services.hasSynced(both), this.#o.clock.sleep(SERVICES_WAIT_MS, both)]).finally(() =>
+      over.abort(),
+    );
   }
 
   #letGo(key: string, podUid: string): void {

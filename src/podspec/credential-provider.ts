@@ -1,0 +1,258 @@
+/**
+ * Image credentials from exec plugins: kubelet's `CredentialProviderConfig` (kubelet.config.k8s.io/v1) and the protocol
+ * `credentialprovider.kubelet.k8s.io/v1`, so that a cloud's own plugin works unchanged. A plugin that fails costs a log
+ * line and its credentials, never the pod: the image may be public.
+ */
+import { spawn } from "node:child_process";
+import { join } from "node:path";
+import { z } from "zod";
+import type { Pod } from "../kube/wire.ts";
+import type { RegistryAuth } from "../provider/machine.ts";
+import { parseDuration } from "../resources/duration.ts";
+import type { Logger } from "../telemetry/logger.ts";
+import type { Clock } from "../util/clock.ts";
+import { toError } from "../util/errors.ts";
+import { normalizeImage } from "./diff.ts";
+import type { TokenWish, Lookup } from "./inputs.ts";
+import type { ImageCredentials } from "./pod-renderer.ts";
+import { normalizeRegistry } from "./pull-secrets.ts";
+
+const PROTOCOL = "credentialprovider.kubelet.k8s.io/v1";
+const PLUGIN_TIMEOUT_MS = 60_000;
+const MAX_OUTPUT_BYTES = 1 << 20;
+const TOKEN_SECONDS = 600;
+
+const durationMs = z.string().transform((text, context) => {
+  try {
+    return parseDuration(text);
+  } catch (thrown) {
+    context.addIssue({ code: "custom", message: toError(thrown).message });
+    return z.NEVER;
+  }
+});
+
+/** The fields of kubelet's configuration file. Plugins are found in one folder by their name. */
+export const credentialProviderConfig = z.object({
+  apiVersion: z.string().startsWith("kubelet.config.k8s.io/"),
+  kind: z.literal("CredentialProviderConfig"),
+  providers: z.array(
+    z.object({
+      name: z
+        .string()
+        .regex(/^[^/\\ ]+$/, "must be the file name of a plugin")
+        .refine((name) => name !== "." && name !== "..", "must be the file name of a plugin"),
+      matchImages: z.array(z.string().min(1)).min(1),
+      defaultCacheDuration: durationMs,
+      apiVersion: z.literal(PROTOCOL),
+      args: z.array(z.string()).default([]),
+      env: z.array(z.object({ name: z.string(), value: z.string() })).default([]),
+      tokenAttributes: z
+        .object({
+          serviceAccountTokenAudience: z.string().min(1),
+          cacheType: z.enum(["Token", "ServiceAccount"]),
+          requireServiceAccount: z.boolean().default(false),
+        })
+        .optional(),
+    }),
+  ),
+});
+
+export type CredentialProviderConfig = z.infer<typeof credentialProviderConfig>;
+type ProviderConfig = CredentialProviderConfig["providers"][number];
+
+const pluginReply = z.object({
+  kind: z.literal("CredentialProviderResponse"),
+  apiVersion: z.literal(PROTOCOL),
+  cacheKeyType: z.enum(["Image", "Registry", "Global"]),
+  cacheDuration: durationMs.optional(),
+  auth: z.record(z.string(), z.object({ username: z.string(), password: z.string() })).nullish(),
+});
+
+/** Runs a plugin with a request on its standard input. @throws Error when it cannot be run, fails, or takes too long */
+export type RunPlugin = (
+  plugin: { file: string; args: readonly string[]; env: Readonly<Record<string, string>> },
+  input: string,
+  signal: AbortSignal,
+) => Promise<string>;
+
+export interface ExecCredentialsOptions {
+  config: CredentialProviderConfig;
+  /** The folder that holds the plugins. */
+  binDir: string;
+  /** What every plugin inherits, before its own `env`. */
+  environment: Readonly<Record<string, string>>;
+  /** For plugins that want the pod's own identity. */
+  tokens: {
+    get(pod: Pod, wishes: readonly TokenWish[], signal: AbortSignal): Promise<ReadonlyMap<string, Lookup<string>>>;
+  };
+  clock: Clock;
+  logger: Logger;
+  run?: RunPlugin;
+}
+
+interface Cached {
+  auth: RegistryAuth[];
+  until: number;
+}
+
+export class ExecCredentials implements ImageCredentials {
+  readonly #o: ExecCredentialsOptions;
+  readonly #cache = new Map<string, Cached>();
+
+  constructor(options: ExecCredentialsOptions) {
+    this.#o = options;
+  }
+
+  async forPod(pod: Pod, signal: AbortSignal): Promise<RegistryAuth[]> {
+    const images = new Set(
+      [
+        ...(pod.spec?.initContainers ?? []),
+        ...(pod.spec?.containers ?? []),
+        ...(pod.spec?.ephemeralContainers ?? []),
+      ].map((container) => normalizeImage(container.image ?? "")),
+    );
+    const pairs = this.#o.config.providers.flatMap((provider) =>
+      [...images]
+        .filter((image) => provider.matchImages.some((glob) => matchesImage(glob, image)))
+        .map((image) => ({ provider, image })),
+    );
+    const found: RegistryAuth[] = [];
+    // One after the other: a plugin's first answer often serves the next image from the cache.
+    for (const { provider, image } of pairs) {
+      try {
+        found.push(...(await this.#credentials(provider, image, pod, signal)));
+      } catch (thrown) {
+        signal.throwIfAborted();
+        this.#o.logger.warn(
+          { plugin: provider.name, image, err: toError(thrown).message },
+          "Credential provider plugin failed",
+        );
+      }
+    }
+    return [...new Map(found.map((auth) => [`${auth.registry}\n${auth.username}`, auth])).values()];
+  }
+
+  async #credentials(provider: ProviderConfig, image: string, pod: Pod, signal: AbortSignal): Promise<RegistryAuth[]> {
+    const { clock, tokens, binDir, environment, run = runPlugin } = this.#o;
+    const identity = provider.tokenAttributes
+      ? `${pod.metadata?.namespace}/${pod.spec?.serviceAccountName ?? "default"}`
+      : "";
+    const scope = provider.tokenAttributes?.cacheType === "Token" ? `${identity}/${pod.metadata?.uid ?? ""}` : identity;
+    const registry = image.slice(0, image.indexOf("/"));
+    for (const key of [`Image ${image}`, `Registry ${registry}`, "Global"]) {
+      const cached = this.#cache.get(cacheKey(provider, scope, key));
+      if (cached !== undefined && clock.monotonic() < cached.until) return cached.auth;
+    }
+    const request: Record<string, unknown> = { kind: "CredentialProviderRequest", apiVersion: PROTOCOL, image };
+    if (provider.tokenAttributes) {
+      const wish = { audience: provider.tokenAttributes.serviceAccountTokenAudience, expirationSeconds: TOKEN_SECONDS };
+      const [token] = (await tokens.get(pod, [wish], signal)).values();
+      if (token?.kind !== "found")
+        throw new Error(`no service-account token for it: ${token?.kind === "unknown" ? token.message : "not issued"}`);
+      request["serviceAccountToken"] = token.object;
+      request["serviceAccountAnnotations"] = {};
+    }
+    const env = { ...environment, ...Object.fromEntries(provider.env.map(({ name, value }) => [name, value])) };
+    const output = await run(
+      { file: join(binDir, provider.name), args: provider.args, env },
+      JSON.stringify(request),
+      signal,
+    );
+    const reply = parseReply(output);
+    const auth = Object.entries(reply.auth ?? {}).map(([location, { username, password }]) => ({
+      registry: normalizeRegistry(location),
+      username,
+      password,
+    }));
+    const subject = { Image: `Image ${image}`, Registry: `Registry ${registry}`, Global: "Global" }[reply.cacheKeyType];
+    const lifeMs = reply.cacheDuration ?? provider.defaultCacheDuration;
+    this.#forgetExpired();
+    if (lifeMs > 0) this.#cache.set(cacheKey(provider, scope, subject), { auth, until: clock.monotonic() + lifeMs });
+    return auth;
+  }
+
+  #forgetExpired(): void {
+    const now = this.#o.clock.monotonic();
+    for (const [key, { until }] of this.#cache) if (until <= now) this.#cache.delete(key);
+  }
+}
+
+function cacheKey(provider: ProviderConfig, scope: string, subject: string): string {
+  return JSON.stringify([provider.name, scope, subject]);
+}
+
+/** The output may hold credentials, so an error never repeats it. */
+function parseReply(output: string): z.infer<typeof pluginReply> {
+  let json: unknown;
+  try {
+    json = JSON.parse(output);
+  } catch {
+    throw new Error("it did not answer with JSON");
+  }
+  const reply = pluginReply.safeParse(json);
+  if (reply.success) return reply.data;
+  const issue = reply.error.issues[0];
+  throw new Error(
+    `its answer is not a CredentialProviderResponse: ${issue?.path.join(".") ?? ""}: ${issue?.message ?? ""}`,
+  );
+}
+
+/**
+ * Whether an image, in its full form, falls under a `matchImages` entry (pkg/credentialprovider `URLsMatch`): as many parts
+ * of the host, `*` within a part, the same port, and the path as a prefix.
+ */
+export function matchesImage(glob: string, image: string): boolean {
+  const pattern = splitLocation(glob.replace(/^https?:\/\//, ""));
+  const target = splitLocation(image);
+  if (pattern.port !== target.port || pattern.labels.length !== target.labels.length) return false;
+  if (!target.path.startsWith(pattern.path)) return false;
+  return pattern.labels.every((label, index) => globMatches(label, target.labels[index] ?? ""));
+}
+
+function splitLocation(location: string): { labels: string[]; port: string; path: string } {
+  const slash = location.indexOf("/");
+  const authority = slash === -1 ? location : location.slice(0, slash);
+  const colon = authority.lastIndexOf(":");
+  return {
+    labels: (colon === -1 ? authority : authority.slice(0, colon)).split("."),
+    port: colon === -1 ? "" : authority.slice(colon + 1),
+    path: slash === -1 ? "" : location.slice(slash),
+  };
+}
+
+function globMatches(glob: string, text: string): boolean {
+  const pattern = glob.split("*").map((part) => part.replace(/[\\^$.*+?()[\]{}|]/g, "\\$&"));
+  return new RegExp(`^${pattern.join(".*")}$`).test(text);
+}
+
+/** Runs the plugin as a child process; kills it after a minute or when the signal aborts. */
+export const runPlugin: RunPlugin = (plugin, input, signal) =>
+  new Promise((resolve, reject) => {
+    const limit = AbortSignal.any([signal, AbortSignal.timeout(PLUGIN_TIMEOUT_MS)]);
+    const child = spawn(plugin.file, plugin.args, {
+      env: plugin.env,
+      stdio: ["pipe", "pipe", "pipe"],
+      signal: limit,
+      killSignal: "SIGKILL",
+    });
+    const chunks: Buffer[] = [];
+    let bytes = 0;
+    let complaint = "";
+    child.stdout.on("data", (chunk: Buffer) => {
+      bytes += chunk.length;
+      if (bytes > MAX_OUTPUT_BYTES) child.kill("SIGKILL");
+      else chunks.push(chunk);
+    });
+    child.stderr.on("data", (chunk: Buffer) => {
+      complaint = (complaint + chunk.toString()).slice(0, 500);
+    });
+    // A plugin that does not read its input closes the pipe early.
+    child.stdin.on("error", () => undefined);
+    child.on("error", reject);
+    child.on("close", (code) => {
+      if (bytes > MAX_OUTPUT_BYTES) reject(new Error(`it wrote more than ${MAX_OUTPUT_BYTES} bytes`));
+      else if (code === 0) resolve(Buffer.concat(chunks).toString("utf8"));
+      else reject(new Error(`it exited with code ${code}: ${complaint.trim()}`));
+    });
+    child.stdin.end(input);
+  });

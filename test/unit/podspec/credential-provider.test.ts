@@ -1,0 +1,184 @@
+import { chmod, mkdtemp, rm, writeFile } from "node:fs/promises";
+import { tmpdir } from "node:os";
+import { join } from "node:path";
+import { afterAll, beforeAll, describe, expect, it } from "vitest";
+import {
+  credentialProviderConfig,
+  ExecCredentials,
+  matchesImage,
+  runPlugin,
+  type RunPlugin,
+} from "../../../src/podspec/credential-provider.ts";
+import { tokenKey } from "../../../src/podspec/inputs.ts";
+import { silentLogger } from "../../../src/telemetry/logger.ts";
+import { VirtualClock } from "../../support/virtual-clock.ts";
+import { found, podWith } from "./fixtures.ts";
+
+const signal = new AbortController().signal;
+
+function reply(fields: object = {}): string {
+  return JSON.stringify({
+    kind: "CredentialProviderResponse",
+    apiVersion: "credentialprovider.kubelet.k8s.io/v1",
+    cacheKeyType: "Registry",
+    auth: { "*.reg.example": { username: "u", password: "p" } },
+    ...fields,
+  });
+}
+
+function credentials(answer: () => string, provider: object = {}) {
+  const calls: { file: string; request: Record<string, unknown>; env: Readonly<Record<string, string>> }[] = [];
+  const clock = new VirtualClock();
+  const run: RunPlugin = async (plugin, input) => {
+    calls.push({ file: plugin.file, request: JSON.parse(input) as Record<string, unknown>, env: plugin.env });
+    return answer();
+  };
+  const config = credentialProviderConfig.parse({
+    apiVersion: "kubelet.config.k8s.io/v1",
+    kind: "CredentialProviderConfig",
+    providers: [
+      {
+        name: "cloud",
+        matchImages: ["*.reg.example"],
+        defaultCacheDuration: "10m",
+        apiVersion: "credentialprovider.kubelet.k8s.io/v1",
+        env: [{ name: "E", value: "1" }],
+        ...provider,
+      },
+    ],
+  });
+  const tokens = {
+    get: async (_pod: unknown, wishes: readonly Parameters<typeof tokenKey>[0][]) =>
+      new Map(wishes.map((wish) => [tokenKey(wish), found(`token for ${wish.audience}`)])),
+  };
+  return {
+    calls,
+    clock,
+    source: new ExecCredentials({
+      config,
+      binDir: "/plugins",
+      environment: { PATH: "/bin" },
+      tokens,
+      clock,
+      logger: silentLogger,
+      run,
+    }),
+  };
+}
+
+const podOf = (...images: string[]) => podWith({ containers: images.map((image, i) => ({ name: `c${i}`, image })) });
+
+describe("ExecCredentials", () => {
+  it("asks the plugin that matches the image", async () => {
+    const { source, calls } = credentials(() => reply());
+    expect(await source.forPod(podOf("eu.reg.example/app:1", "nginx"), signal)).toEqual([
+      { registry: "*.reg.example", username: "u", password: "p" },
+    ]);
+    expect(calls).toEqual([
+      {
+        file: "/plugins/cloud",
+        request: {
+          kind: "CredentialProviderRequest",
+          apiVersion: "credentialprovider.kubelet.k8s.io/v1",
+          image: "eu.reg.example/app:1",
+        },
+        env: { PATH: "/bin", E: "1" },
+      },
+    ]);
+  });
+
+  it.each([
+    ["Image", 3],
+    ["Registry", 2],
+    ["Global", 1],
+  ])("asks as often as cache key %s needs", async (cacheKeyType, times) => {
+    const { source, calls } = credentials(() => reply({ cacheKeyType }));
+    await source.forPod(podOf("eu.reg.example/a", "eu.reg.example/b", "us.reg.example/a"), signal);
+    expect(calls).toHaveLength(times);
+  });
+
+  it("asks again when the cache is too old", async () => {
+    const { source, calls, clock } = credentials(() => reply({ cacheDuration: "1h" }));
+    await source.forPod(podOf("eu.reg.example/a"), signal);
+    await clock.advance(3_599_999);
+    await source.forPod(podOf("eu.reg.example/a"), signal);
+    expect(calls).toHaveLength(1);
+    await clock.advance(1);
+    await source.forPod(podOf("eu.reg.example/a"), signal);
+    expect(calls).toHaveLength(2);
+  });
+
+  it("hands the pod's own identity over where the plugin wants it", async () => {
+    const tokenAttributes = { serviceAccountTokenAudience: "cloud", cacheType: "ServiceAccount" };
+    const { source, calls } = credentials(() => reply(), { tokenAttributes });
+    await source.forPod(podOf("eu.reg.example/a"), signal);
+    expect(calls[0]?.request["serviceAccountToken"]).toBe("token for cloud");
+  });
+
+  it.each(["not json", "{}", reply({ apiVersion: "credentialprovider.kubelet.k8s.io/v1alpha1" })])(
+    "goes on without credentials when the answer is %j",
+    async (answer) => {
+      const { source } = credentials(() => answer);
+      expect(await source.forPod(podOf("eu.reg.example/a"), signal)).toEqual([]);
+    },
+  );
+});
+
+describe("matchesImage", () => {
+  it.each([
+    ["*.reg.example", "eu.reg.example/app", true],
+    ["*.reg.example", "reg.example/app", false],
+    ["*.reg.example", "a.b.reg.example/app", false],
+    ["*.*.reg.example", "a.b.reg.example/app", true],
+    ["reg*.io", "registry.io/x", true],
+    ["reg.io:5000", "reg.io:5000/x", true],
+    ["reg.io", "reg.io:5000/x", false],
+    ["reg.io/team", "reg.io/team/app", true],
+    ["reg.io/team", "reg.io/other", false],
+    ["reg.io", "regXio/a", false],
+  ])("%s and %s: %s", (glob, image, expected) => {
+    expect(matchesImage(glob, image)).toBe(expected);
+  });
+});
+
+describe("runPlugin", () => {
+  let folder: string;
+  beforeAll(async () => {
+    folder = await mkdtemp(join(tmpdir(), "vmlet-plugin-"));
+    for (const [name, script] of [
+      ["echo", 'printf "%s/%s/" "$1" "$E"; cat'],
+      ["fail", "echo broken >&2; exit 3"],
+      ["hang", "exec sleep 60"],
+    ] as const) {
+      await writeFile(join(folder, name), `#!/bin/sh\n${script}\n`);
+      await chmod(join(folder, name), 0o755);
+    }
+  });
+  afterAll(() => rm(folder, { recursive: true }));
+
+  const run = (name: string, runSignal = signal) =>
+    runPlugin(
+      { file: join(folder, name), args: ["arg"], env: { PATH: "/usr/bin:/bin", E: "env" } },
+      "input",
+      runSignal,
+    );
+
+  it("gives it arguments, environment and input, and returns its output", async () => {
+    expect(await run("echo")).toBe("arg/env/input");
+  });
+
+  it("reports its exit code and complaint", async () => {
+    await expect(run("fail")).rejects.toThrow("it exited with code 3: broken");
+  });
+
+  it("reports that it is not there", async () => {
+    await expect(run("ghost")).rejects.toThrow("ENOENT");
+  });
+
+  it("ends it when the signal aborts", async () => {
+    const controller = new AbortController();
+    const running = run("hang", controller.signal);
+    controller.abort();
+    await expect(running).rejects.toThrow("aborted");
+  });
+});

@@ -1,0 +1,227 @@
+import { afterEach, beforeEach, describe, expect, it } from "vitest";
+import { ALL_CAPABILITIES, type Capability } from "../../../src/provider/capabilities.ts";
+import type { Machine } from "../../../src/provider/machine.ts";
+import type { Node, Pod } from "../../../src/kube/wire.ts";
+import { PodRenderer, type PodRendererOptions } from "../../../src/podspec/pod-renderer.ts";
+import { ReferenceCache } from "../../../src/podspec/references.ts";
+import { TokenManager } from "../../../src/podspec/tokens.ts";
+import { silentLogger } from "../../../src/telemetry/logger.ts";
+import { settle, VirtualClock } from "../../support/virtual-clock.ts";
+import { FakeKube } from "./fake-kube.ts";
+import { node as facts, podWith, podWithContainer } from "./fixtures.ts";
+
+const registered: Node = {
+  metadata: { name: "burst-0" },
+  status: { allocatable: { cpu: "1", memory: "1Gi", pods: "10" } },
+};
+const CONFIG = "/api/v1/namespaces/shop/configmaps/c";
+
+const mounting = (metadata: Pod["metadata"] = {}): Pod => {
+  const pod = podWithContainer(
+    { volumeMounts: [{ name: "v", mountPath: "/v" }] },
+    { volumes: [{ name: "v", configMap: { name: "c" } }] },
+  );
+  return { ...pod, metadata: { ...pod.metadata, ...metadata } };
+};
+
+describe("PodRenderer", () => {
+  let kube: FakeKube;
+  let clock: VirtualClock;
+  let pods: Pod[];
+  let changed: string[];
+  let done: AbortController;
+  let references: ReferenceCache;
+  let tokens: TokenManager;
+
+  beforeEach(async () => {
+    kube = new FakeKube();
+    clock = new VirtualClock();
+    pods = [];
+    changed = [];
+    done = new AbortController();
+    const onChange = (uid: string) => void changed.push(uid);
+    const parts = { kube, clock, random: () => 0, logger: silentLogger, onChange };
+    references = new ReferenceCache(parts);
+    tokens = new TokenManager(parts);
+    void references.run(done.signal);
+    await references.servicesSynced(done.signal);
+  });
+  afterEach(() => done.abort());
+
+  function renderer(options: Partial<PodRendererOptions> = {}, lacking: Capability[] = []): PodRenderer {
+    const capabilities = new Set(ALL_CAPABILITIES.filter((capability) => !lacking.includes(capability)));
+    return new PodRenderer({
+      kube,
+      references,
+      tokens,
+      node: () => registered,
+      facts: () => facts,
+      backend: () => ({ name: "test", capabilities }),
+      pods: () => pods,
+      daemonSets: "run",
+      ...options,
+    });
+  }
+
+  const machineWith = (fields: Partial<Machine>): Machine => ({
+    id: "m",
+    version: 1,
+    revision: 1,
+    labels: {},
+    state: "running",
+    reachability: "ok",
+    sandbox_ready: true,
+    created_at: "2026-01-01T00:00:00.000Z",
+    addresses: [],
+    containers: [],
+    ...fields,
+  });
+
+  it("reads what the pod refers to and renders it", async () => {
+    kube.put(CONFIG, { data: { k: "v" } });
+    expect(await renderer().render(mounting(), done.signal)).toMatchObject({
+      kind: "ready",
+      spec: { volumes: [{ name: "v", type: "files" }] },
+    });
+  });
+
+  it("waits for what is missing, and hears when it appears", async () => {
+    const subject = renderer();
+    expect(await subject.render(mounting(), done.signal)).toMatchObject({ kind: "wait", unmountedVolumes: ["v"] });
+    await settle();
+    kube.put(CONFIG, { data: { k: "v" } });
+    await settle();
+    expect(changed).toEqual(["0a1b"]);
+    expect(await subject.render(mounting(), done.signal)).toMatchObject({ kind: "ready" });
+  });
+
+  it("reads nothing for a pod that it refuses", async () => {
+    const before = kube.requests.length;
+    const pod = { ...mounting(), spec: { ...mounting().spec!, hostNetwork: true } };
+    expect(await renderer().render(pod, done.signal)).toMatchObject({ kind: "reject", reason: "UnsupportedFeature" });
+    expect(kube.requests).toHaveLength(before);
+  });
+
+  it("gives capacity away once: of two pods that fit alone, the second is refused", async () => {
+    const wanting = (uid: string) =>
+      podWith({ containers: [{ name: "app", resources: { requests: { cpu: "600m" } } }] }, { uid });
+    pods = [wanting("u1"), wanting("u2")];
+    const subject = renderer();
+    expect(await subject.render(pods[0]!, done.signal)).toMatchObject({ kind: "ready" });
+    expect(await subject.render(pods[1]!, done.signal)).toMatchObject({ kind: "reject", reason: "OutOfcpu" });
+  });
+
+  it("counts pods that an earlier process of the agent started, and not those that are over", async () => {
+    const wanting = (uid: string, status: NonNullable<Pod["status"]>): Pod => ({
+      ...podWith({ containers: [{ name: "app", resources: { requests: { cpu: "600m" } } }] }, { uid }),
+      status,
+    });
+    pods = [wanting("u1", { phase: "Succeeded", startTime: "2026-01-01T00:00:00Z" })];
+    expect(await renderer().render(wanting("u2", {}), done.signal)).toMatchObject({ kind: "ready" });
+    pods = [wanting("u1", { phase: "Running", startTime: "2026-01-01T00:00:00Z" })];
+    expect(await renderer().render(wanting("u2", {}), done.signal)).toMatchObject({ kind: "reject" });
+  });
+
+  it("refuses nothing while the node is not registered", async () => {
+    expect(await renderer({ node: () => undefined }).render(podWith(), done.signal)).toMatchObject({ kind: "wait" });
+  });
+
+  describe("with a runtime class", () => {
+    const CLASS = "/apis/node.k8s.io/v1/runtimeclasses/gvisor";
+    const pod = podWith({ runtimeClassName: "gvisor" });
+
+    it("waits when there is no such class", async () => {
+      expect(await renderer().render(pod, done.signal)).toMatchObject({
+        kind: "wait",
+        events: [
+          {
+            reason: "FailedCreatePodSandBox",
+            message: 'Failed to create pod sandbox: unable to get OCI runtime: RuntimeClass "gvisor" not found',
+          },
+        ],
+      });
+    });
+
+    it("waits when the node does not have its handler, and names those it has", async () => {
+      kube.put(CLASS, { handler: "runsc" });
+      expect(await renderer({ runtimeHandlers: ["kata"] }).render(pod, done.signal)).toMatchObject({
+        kind: "wait",
+        events: [
+          {
+            message: 'Failed to create pod sandbox: no runtime for "runsc" is configured (handlers of this node: kata)',
+          },
+        ],
+      });
+    });
+
+    it("renders when the node has it", async () => {
+      kube.put(CLASS, { handler: "runsc" });
+      expect(await renderer({ runtimeHandlers: ["runsc"] }).render(pod, done.signal)).toMatchObject({ kind: "ready" });
+    });
+  });
+
+  it("adds credentials of plugins to those of the pod's secrets", async () => {
+    const imageCredentials = { forPod: async () => [{ registry: "r", username: "u", password: "p" }] };
+    expect(await renderer({ imageCredentials }).render(podWith(), done.signal)).toMatchObject({
+      spec: { registry_auth: [{ registry: "r" }] },
+    });
+  });
+
+  describe("for a machine that runs", () => {
+    it("brings new files when the configMap changes, and nothing when it does not", async () => {
+      kube.put(CONFIG, { data: { k: "v" } });
+      const subject = renderer();
+      const rendered = await subject.render(mounting(), done.signal);
+      const volume = rendered.kind === "ready" ? rendered.spec.volumes?.[0] : undefined;
+      const machine = machineWith({ file_versions: { v: volume?.type === "files" ? volume.version : "" } });
+      expect((await subject.diff(mounting(), machine, done.signal)).patch).toBeUndefined();
+
+      const before = subject.version(mounting());
+      await settle();
+      kube.put(CONFIG, { data: { k: "new" } });
+      await settle();
+      expect(subject.version(mounting())).not.toBe(before);
+      expect((await subject.diff(mounting(), machine, done.signal)).patch?.files).toHaveLength(1);
+    });
+
+    it("keeps files that cannot be rendered any more, and says so", async () => {
+      const result = await renderer().diff(mounting(), machineWith({ file_versions: { v: "1" } }), done.signal);
+      expect(result.patch).toBeUndefined();
+      expect(result.events.map(({ reason }) => reason)).toEqual(["FailedMount"]);
+    });
+
+    it("has a new version with each generation of the pod", () => {
+      const subject = renderer();
+      expect(subject.version(mounting({ generation: 1 }))).not.toBe(subject.version(mounting({ generation: 2 })));
+    });
+
+    it("has a new version when a label changes that a file shows", () => {
+      const pod = podWithContainer(
+        { volumeMounts: [{ name: "v", mountPath: "/v" }] },
+        {
+          volumes: [{ name: "v", downwardAPI: { items: [{ path: "l", fieldRef: { fieldPath: "metadata.labels" } }] } }],
+        },
+      );
+      const relabelled = { ...pod, metadata: { ...pod.metadata, labels: { a: "1" } } };
+      expect(renderer().version(pod)).not.toBe(renderer().version(relabelled));
+    });
+
+    it("has no version on a backend that can change nothing", () => {
+      expect(
+        renderer({}, ["patch_files", "patch_image", "resize", "ephemeral_containers"]).version(mounting()),
+      ).toBeUndefined();
+    });
+  });
+
+  it("lets go of everything of a pod that is over", async () => {
+    kube.put(CONFIG, { data: {} });
+    const subject = renderer();
+    await subject.render(mounting(), done.signal);
+    await settle();
+    expect(kube.watches).toBe(2);
+    subject.release("0a1b");
+    await settle();
+    // The watch of services remains.
+    expect(kube.watches).toBe(1);
+  });
+});
