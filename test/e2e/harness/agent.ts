@@ -57,8 +57,7 @@ export async function startBackend({ sandbox, images = {} }: BackendOptions): Pr
       kind: "BackendConfig",
       stateDir,
       listen: { address: "127.0.0.1", port },
-      engine: "process",
-      process: { images },
+      engine: { type: "process", images },
     }),
   );
   const client = clientOf(url);
