@@ -36,7 +36,7 @@ export function nodePermissions(nodeName: string, needs: { csr: boolean; cluster
     core("watch", "services", "service environment variables are missing"),
     core("create", "events", "events are lost", { namespace: "default" }),
     core("create", "serviceaccounts", "service-account tokens cannot be given to pods", { subresource: "token", namespace: "default", name: "default" }),
-    ...["get", "create", "update"].map((verb) => ({
+    ...["create", "patch"].map((verb) => ({
       attributes: { verb, group: "coordination.k8s.io", resource: "leases", namespace: "kube-node-lease", ...(verb !== "create" && { name: nodeName }) },
       purpose: "the node turns Unknown within a minute",
     })),

@@ -1,0 +1,130 @@
+/** Where the node's synthetic capacity comes from: the configuration, or the provider's own report. */
+import type { Provider, ProviderCapacity } from "../provider/provider.ts";
+import { Backoff } from "../queue/backoff.ts";
+import { Quantity } from "../resources/quantity.ts";
+import type { Logger } from "../telemetry/logger.ts";
+import type { Clock } from "../util/clock.ts";
+import { toError } from "../util/errors.ts";
+import type { Random } from "../util/random.ts";
+
+export interface NodeCapacity {
+  /** Canonical quantities by resource name. Holds at least cpu, memory, pods and ephemeral-storage. */
+  resources: Readonly<Record<string, string>>;
+  conditions: NonNullable<ProviderCapacity["conditions"]>;
+  taints: NonNullable<ProviderCapacity["taints"]>;
+}
+
+export interface CapacitySource {
+  /** What is known now; undefined while nothing is. */
+  current(): NodeCapacity | undefined;
+}
+
+/** For a provider that reports nothing and a configuration that says nothing. */
+export const DEFAULT_RESOURCES: Readonly<Record<string, string>> = {
+  cpu: "16",
+  memory: "64Gi",
+  pods: "110",
+  "ephemeral-storage": "256Gi",
+};
+
+const NOTHING: Readonly<Record<string, string>> = { cpu: "0", memory: "0", pods: "0", "ephemeral-storage": "0" };
+
+/**
+ * Capacity that never changes; what `resources` leaves out of the defaults is as there.
+ *
+ * @throws QuantityError when a value is not a quantity
+ */
+export function fixedCapacity(resources: Readonly<Record<string, string>> = {}): CapacitySource {
+  const capacity: NodeCapacity = {
+    resources: canonical({ ...DEFAULT_RESOURCES, ...resources }),
+    conditions: [],
+    taints: [],
+  };
+  return { current: () => capacity };
+}
+
+/** Resources by Kubernetes' names. A size that the provider leaves out is zero, but for pods: 110, the kubelet's default. */
+export function fromProvider(report: ProviderCapacity): NodeCapacity {
+  const { cpu_millis = 0, memory_bytes = 0, ephemeral_bytes = 0, extended = {}, pods = 110 } = report.allocatable;
+  return {
+    resources: {
+      ...NOTHING,
+      cpu: Quantity.ofMillis(cpu_millis).toString(),
+      memory: Quantity.of(memory_bytes, "BinarySI").toString(),
+      "ephemeral-storage": Quantity.of(ephemeral_bytes, "BinarySI").toString(),
+      pods: String(pods),
+      ...Object.fromEntries(Object.entries(extended).map(([name, count]) => [name, Quantity.of(count).toString()])),
+    },
+    conditions: report.conditions ?? [],
+    taints: report.taints ?? [],
+  };
+}
+
+export interface ProviderCapacitySourceOptions {
+  provider: Provider;
+  clock: Clock;
+  random: Random;
+  logger: Logger;
+  /** Called when the report differs from the one before. */
+  onChange?: () => void;
+  /** Default 30 s. */
+  everyMs?: number;
+}
+
+/** Asks the provider every so often. Its last report stands while it does not answer. */
+export class ProviderCapacitySource implements CapacitySource {
+  readonly #options: ProviderCapacitySourceOptions;
+  #current: NodeCapacity | undefined;
+
+  constructor(options: ProviderCapacitySourceOptions) {
+    this.#options = options;
+  }
+
+  current(): NodeCapacity | undefined {
+    return this.#current;
+  }
+
+  /** Resolves when `signal` aborts. */
+  async run(signal: AbortSignal): Promise<void> {
+    const { provider, clock, random, logger, onChange, everyMs = 30_000 } = this.#options;
+    const backoff = new Backoff({ initialMs: 500, maxMs: everyMs, clock, random });
+    while (!signal.aborted) {
+      let delayMs = everyMs;
+      try {
+        const report = fromProvider(await provider.getCapacity!({ signal }));
+        const changed = JSON.stringify(report) !== JSON.stringify(this.#current);
+        this.#current = report;
+        backoff.reset();
+        if (changed) onChange?.();
+      } catch (error) {
+        if (signal.aborted) return;
+        delayMs = backoff.next();
+        logger.warn({ err: toError(error), delayMs }, "The provider did not report its capacity");
+      }
+      try {
+        await clock.sleep(delayMs, signal);
+      } catch {
+        return; // aborted
+      }
+    }
+  }
+}
+
+/** Adds the resources of others, device plugins for example, to a source's. */
+export function withExtraResources(
+  source: CapacitySource,
+  extra: () => Readonly<Record<string, string>>,
+): CapacitySource {
+  return {
+    current() {
+      const capacity = source.current();
+      return capacity && { ...capacity, resources: canonical({ ...capacity.resources, ...extra() }) };
+    },
+  };
+}
+
+function canonical(resources: Readonly<Record<string, string>>): Record<string, string> {
+  return Object.fromEntries(
+    Object.entries(resources).map(([name, amount]) => [name, Quantity.parse(amount).toString()]),
+  );
+}

@@ -1,0 +1,273 @@
+/**
+ * Keeps the virtual Node in the API server: registers it, reports its status, renews its lease, and registers it again
+ * when somebody deletes it. What the Node looks like is decided in `status.ts`; here is when and how it is written.
+ */
+import { isAlreadyExists, isForbidden, isNotFound } from "../kube/errors.ts";
+import type { EventRecorder } from "../kube/events.ts";
+import type { Kube } from "../kube/kube.ts";
+import { strategicPatch } from "../kube/patch.ts";
+import { nodePath, nodesPath } from "../kube/paths.ts";
+import { Reflector } from "../kube/reflector.ts";
+import { Store } from "../kube/store.ts";
+import type { Node } from "../kube/wire.ts";
+import { Backoff } from "../queue/backoff.ts";
+import type { Logger } from "../telemetry/logger.ts";
+import type { Clock } from "../util/clock.ts";
+import { toError } from "../util/errors.ts";
+import type { Random } from "../util/random.ts";
+import type { CapacitySource } from "./capacity.ts";
+import { NodeLease } from "./lease.ts";
+import type { BackendHealth, NodeSettings } from "./settings.ts";
+import {
+  extendedNames,
+  newNode,
+  nodeAnnotations,
+  nodeLabels,
+  nodeStatus,
+  providerId,
+  statusPatch,
+  type NodeObservation,
+} from "./status.ts";
+
+export interface NodeControllerOptions {
+  kube: Kube;
+  clock: Clock;
+  random: Random;
+  logger: Logger;
+  events: Pick<EventRecorder, "event">;
+  settings: NodeSettings;
+  capacity: CapacitySource;
+  backend: BackendHealth;
+  metrics?: {
+    onRegistered(): void;
+    onLeaseRenewed(seconds: number): void;
+  };
+}
+
+// The kubelet's frequencies (nodeStatusUpdateFrequency, nodeStatusReportFrequency, fast status update).
+const COMPUTE_MS = 10_000;
+const REPORT_MS = 300_000;
+const FAST_MS = 100;
+const FAST_FOR_MS = 120_000;
+/** A backend that misses a call or two is no news. */
+const BLIP_MS = 10_000;
+const DEFAULT_GRACE_MS = 600_000;
+
+export class NodeController {
+  /** The own Node as the API server has it: one object, or none. */
+  readonly store: Store<Node>;
+  readonly lease: NodeLease;
+  readonly #options: NodeControllerOptions;
+  readonly #reflector: Reflector<Node>;
+  /** Extended resources that this process has reported. */
+  readonly #reported = new Set<string>();
+  #uid: string | undefined;
+  #ready: boolean | undefined;
+  /** After a failure the cached Node is not trusted: it may be what the failure was about. */
+  #readLive = true;
+  #reportDueAt = 0;
+  #wake: (() => void) | undefined;
+  #poked = false;
+  #lastSyncAt: number | undefined;
+
+  constructor(options: NodeControllerOptions) {
+    this.#options = options;
+    const { kube, clock, random, logger, settings, metrics } = options;
+    this.store = new Store<Node>({ logger });
+    this.#reflector = new Reflector<Node>({
+      kube,
+      path: nodesPath(),
+      query: { fieldSelector: `metadata.name=${settings.name}` },
+      store: this.store,
+      clock,
+      random,
+      logger,
+      accept: (node) => node.metadata?.name === settings.name,
+    });
+    this.lease = new NodeLease({
+      kube,
+      clock,
+      random,
+      logger,
+      nodeName: settings.name,
+      nodeUid: () => this.#uid,
+      ...(metrics && { onRenewed: (seconds: number) => metrics.onLeaseRenewed(seconds) }),
+    });
+    this.store.onChange(({ type, object }) => {
+      const { uid } = object.metadata!;
+      if (type === "upsert") this.#uid = uid;
+      else if (this.#uid === uid) {
+        this.#uid = undefined;
+        // A Node that was deleted comes back as long as its agent runs: a cloud's controller may have taken it for lost.
+        logger.warn({ node: settings.name }, "The Node was deleted and will be registered again");
+        this.poke();
+      }
+    });
+  }
+
+  /** The Node's UID, once it is registered. */
+  get uid(): string | undefined {
+    return this.#uid;
+  }
+
+  /** What was reported last; undefined before the first report. */
+  get ready(): boolean | undefined {
+    return this.#ready;
+  }
+
+  /** Monotonic time at which the status was last brought in order, in milliseconds. */
+  get lastSyncAt(): number | undefined {
+    return this.#lastSyncAt;
+  }
+
+  /** Has the status computed at once: capacity or health have changed. */
+  poke(): void {
+    this.#poked = true;
+    this.#wake?.();
+  }
+
+  /** Resolves when `signal` aborts. The Node and its lease stay. */
+  async run(signal: AbortSignal): Promise<void> {
+    await Promise.all([this.#reflector.run(signal), this.lease.run(signal), this.#report(signal)]);
+  }
+
+  async #report(signal: AbortSignal): Promise<void> {
+    const { clock, random, logger, settings, events } = this.#options;
+    const backoff = new Backoff({ initialMs: 100, maxMs: 7_000, jitter: "none", clock, random });
+    const startedAt = clock.monotonic();
+    let announced = false;
+    while (!signal.aborted) {
+      let delayMs: number;
+      try {
+        await this.#sync(signal);
+        this.#lastSyncAt = clock.monotonic();
+        this.#readLive = false;
+        backoff.reset();
+        if (!announced) {
+          announced = true;
+          events.event(this.#reference(), "Normal", "Starting", "Starting kubelet.");
+        }
+        const isFast = !this.#ready && clock.monotonic() - startedAt < FAST_FOR_MS;
+        delayMs = isFast ? FAST_MS : COMPUTE_MS * (1 + 0.04 * random());
+      } catch (error) {
+        if (signal.aborted) return;
+        this.#readLive = true;
+        delayMs = backoff.next();
+        logger.warn({ err: toError(error), node: settings.name, delayMs }, "The Node could not be brought up to date");
+      }
+      await this.#pause(delayMs, signal);
+    }
+  }
+
+  /** Waits, unless `poke` was called since the last pause or is called meanwhile. */
+  async #pause(ms: number, signal: AbortSignal): Promise<void> {
+    if (!this.#poked && !signal.aborted) {
+      await new Promise<void>((resolve) => {
+        const wake = () => {
+          cancel();
+          signal.removeEventListener("abort", wake);
+          this.#wake = undefined;
+          resolve();
+        };
+        const cancel = this.#options.clock.after(ms, wake);
+        this.#wake = wake;
+        signal.addEventListener("abort", wake, { once: true });
+      });
+    }
+    this.#poked = false;
+  }
+
+  /** Makes sure that the Node exists and says what is true. @throws KubeApiError */
+  async #sync(signal: AbortSignal): Promise<void> {
+    const { kube, settings, clock, random } = this.#options;
+    const current = (await this.#read(signal)) ?? (await this.#register(signal));
+    this.#uid = current.metadata?.uid;
+
+    const observation = this.#observe();
+    const status = nodeStatus(settings, current, observation, clock.now());
+    const { patch, changed } = statusPatch(current, {
+      status,
+      labels: nodeLabels(settings),
+      annotations: nodeAnnotations(settings, observation.capacity),
+    });
+    const now = clock.monotonic();
+    if (changed || now >= this.#reportDueAt) {
+      await kube.request({ ...strategicPatch(nodePath(settings.name, "status"), patch), signal });
+      // Spreads the reports of many nodes that changed together, for example when the API server came back.
+      this.#reportDueAt = now + REPORT_MS * (changed ? 0.5 + random() : 1);
+    }
+    for (const name of extendedNames(observation.capacity?.resources ?? {})) this.#reported.add(name);
+    this.#announce(current, status);
+  }
+
+  /** The Node as it is now; undefined when there is none. */
+  async #read(signal: AbortSignal): Promise<Node | undefined> {
+    const { kube, settings } = this.#options;
+    const cached = this.#readLive ? undefined : this.store.getByName("", settings.name);
+    if (cached) return cached;
+    try {
+      return await kube.request<Node>({ method: "GET", path: nodePath(settings.name), signal });
+    } catch (error) {
+      if (isNotFound(error)) return undefined;
+      // A node's identity may be allowed to create its Node before it may read it.
+      if (isForbidden(error)) return undefined;
+      throw error;
+    }
+  }
+
+  /** Creates the Node; one that somebody else has created meanwhile is taken as it is. */
+  async #register(signal: AbortSignal): Promise<Node> {
+    const { kube, settings, clock, logger, metrics } = this.#options;
+    const body = newNode(settings, this.#observe(), clock.now());
+    try {
+      const node = await kube.request<Node>({ method: "POST", path: nodesPath(), body, signal });
+      logger.info({ node: settings.name, uid: node.metadata?.uid, providerID: providerId(settings) }, "Node registered");
+      metrics?.onRegistered();
+      return node;
+    } catch (error) {
+      if (!isAlreadyExists(error)) throw error;
+      return await kube.request<Node>({ method: "GET", path: nodePath(settings.name), signal });
+    }
+  }
+
+  #observe(): NodeObservation {
+    const { capacity: source, backend, clock, settings } = this.#options;
+    const capacity = source.current();
+    const retired = capacity ? [...this.#reported].filter((name) => !(name in capacity.resources)) : [];
+    const failingForMs = backend.failingSince === undefined ? 0 : clock.monotonic() - backend.failingSince;
+    const graceMs = settings.backendOutageGraceMs ?? DEFAULT_GRACE_MS;
+    if (failingForMs >= BLIP_MS) {
+      const error = backend.lastError ?? "no reason known";
+      return { capacity, retired, backend: { state: "failing", error, graceOver: failingForMs >= graceMs } };
+    }
+    return { capacity, retired, backend: { state: backend.seen === false ? "not_seen" : "answers" } };
+  }
+
+  /** Remembers what was reported, and tells of changes as events on the Node. */
+  #announce(before: Node, status: NonNullable<Node["status"]>): void {
+    const { events, settings, logger } = this.#options;
+    const find = (type: string, conditions: NonNullable<Node["status"]>["conditions"]) =>
+      conditions?.find((condition) => condition.type === type);
+
+    const ready = find("Ready", status.conditions);
+    const wasReady = find("Ready", before.status?.conditions)?.status;
+    this.#ready = ready?.status === "True";
+    if (ready && wasReady !== undefined && ready.status !== wasReady) {
+      const reason = this.#ready ? "NodeReady" : "NodeNotReady";
+      events.event(this.#reference(), "Normal", reason, `Node ${settings.name} status is now: ${reason}`);
+      logger.info({ node: settings.name, ready: ready.status, why: ready.message }, "The Node's readiness changed");
+    }
+    const backend = find("BackendReady", status.conditions);
+    const backendBefore = find("BackendReady", before.status?.conditions)?.status;
+    if (backend && backend.status !== backendBefore && (backend.status === "False" || backendBefore === "False")) {
+      const isUp = backend.status !== "False";
+      events.event(this.#reference(), isUp ? "Normal" : "Warning", backend.reason ?? "", backend.message ?? "");
+    }
+  }
+
+  /** As the kubelet refers to its Node: by name where a UID is asked for, which is how `kubectl describe node` searches. */
+  #reference() {
+    const { name } = this.#options.settings;
+    return { apiVersion: "v1", kind: "Node", name, uid: name };
+  }
+}

@@ -1,0 +1,42 @@
+import type { Taint } from "../resources/labels.ts";
+
+/** What is fixed about a virtual node while the agent runs. */
+export interface NodeSettings {
+  name: string;
+  /** Tells clusters apart; part of the providerID and of the node's stable ids. */
+  clusterId: string;
+  /** vmlet's own version, without `v`. */
+  version: string;
+  /** Kubernetes version whose kubelet the node behaves as, without `v`. Default 1.36.0. */
+  kubernetesVersion?: string;
+  /** InternalIPs, the primary one first. */
+  addresses: readonly string[];
+  /**
+   * Published as the Hostname address only when set: API servers with default flags dial that address first, so it has to
+   * resolve there. The label kubernetes.io/hostname is this or the node's name.
+   */
+  hostname?: string | undefined;
+  /** Added to the standard labels, and winning over them. */
+  labels?: Readonly<Record<string, string>>;
+  annotations?: Readonly<Record<string, string>>;
+  /** Only a new Node gets them: NodeRestriction forbids a node to change its taints later. */
+  taints?: readonly Taint[];
+  /** Port of the kubelet API that the API server dials. */
+  kubeletPort: number;
+  /** The provider's name and version: the container runtime of the node. */
+  runtime: { name: string; version: string };
+  /** GOOS and GOARCH of the machines. Default linux and amd64. */
+  os?: string;
+  architecture?: string;
+  /** How long the node stays Ready while its backend does not answer. Default 10 minutes. */
+  backendOutageGraceMs?: number;
+}
+
+/** What the machine backend has let us know of itself. */
+export interface BackendHealth {
+  /** Monotonic time since which it has not answered, in milliseconds; undefined while it answers. */
+  readonly failingSince: number | undefined;
+  readonly lastError: string | undefined;
+  /** False until it has answered for the first time. Default true. */
+  readonly seen?: boolean;
+}

@@ -1,0 +1,315 @@
+/**
+ * The Node object as pure functions of what is known: what a new Node looks like, what its status should be, and the
+ * patch that leads from the one read last to that. The texts are the kubelet's, because tools match them.
+ */
+import { createHash } from "node:crypto";
+import type { DeepReadonly, Node } from "../kube/wire.ts";
+import { Quantity } from "../resources/quantity.ts";
+import { rfc3339 } from "../util/clock.ts";
+import type { NodeCapacity } from "./capacity.ts";
+import type { NodeSettings } from "./settings.ts";
+
+/** Names the extended resources that we wrote into the status, so that we can tell them from other people's. */
+export const OWNED_RESOURCES_ANNOTATION = "vmlet.dev/extended-resources";
+
+type Status = NonNullable<Node["status"]>;
+type Condition = NonNullable<Status["conditions"]>[number];
+type ResourceMap = Readonly<Record<string, string>>;
+
+/** What the status is computed from, besides the settings and the Node as it was read last. */
+export interface NodeObservation {
+  /** Undefined while nobody could say. */
+  capacity: NodeCapacity | undefined;
+  /** How the backend has been; `graceOver` once it has not answered for longer than the grace. */
+  backend: { state: "answers" | "not_seen" } | { state: "failing"; error: string; graceOver: boolean };
+  /** Extended resources that this process has reported and that are no more: they become zero. */
+  retired: readonly string[];
+}
+
+/** A UUID that depends on nothing but its input: a node's ids must not change when the agent restarts. */
+function stableUuid(...parts: readonly string[]): string {
+  const hex = createHash("sha256").update(parts.join("\0")).digest("hex");
+  return [hex.slice(0, 8), hex.slice(8, 12), `8${hex.slice(13, 16)}`, `a${hex.slice(17, 20)}`, hex.slice(20, 32)].join("-");
+}
+
+export function providerId(settings: NodeSettings): string {
+  return `vmlet://${settings.clusterId}/${settings.name}`;
+}
+
+/** Labels that the node keeps true; what others added is left alone. */
+export function nodeLabels(settings: NodeSettings): Record<string, string> {
+  const { name, hostname, os = "linux", architecture = "amd64", labels = {} } = settings;
+  return {
+    "kubernetes.io/hostname": hostname ?? name,
+    "kubernetes.io/os": os,
+    "kubernetes.io/arch": architecture,
+    "beta.kubernetes.io/os": os,
+    "beta.kubernetes.io/arch": architecture,
+    // By this DaemonSets of kube-proxy, CNI and CSI leave virtual nodes out.
+    type: "virtual-kubelet",
+    // A cloud's load balancer cannot reach the machines through this node.
+    "node.kubernetes.io/exclude-from-external-load-balancers": "true",
+    ...labels,
+  };
+}
+
+export function nodeAnnotations(settings: NodeSettings, capacity: NodeCapacity | undefined): Record<string, string> {
+  return {
+    ...settings.annotations,
+    ...(capacity && { [OWNED_RESOURCES_ANNOTATION]: extendedNames(capacity.resources).join(",") }),
+  };
+}
+
+/** The Node to create. */
+export function newNode(settings: NodeSettings, observation: NodeObservation, nowMs: number): Node {
+  return {
+    apiVersion: "v1",
+    kind: "Node",
+    metadata: {
+      name: settings.name,
+      labels: nodeLabels(settings),
+      annotations: nodeAnnotations(settings, observation.capacity),
+    },
+    spec: {
+      providerID: providerId(settings),
+      taints: [...(settings.taints ?? []), ...(observation.capacity?.taints ?? [])].map(({ key, value, effect }) => ({
+        key,
+        effect,
+        ...(value !== undefined && { value }),
+      })),
+    },
+    status: nodeStatus(settings, undefined, observation, nowMs),
+  };
+}
+
+/**
+ * The status that the node should have. Conditions, resources and fields of others are carried over from `existing`.
+ *
+ * @param nowMs wall clock; becomes every own condition's lastHeartbeatTime
+ */
+export function nodeStatus(
+  settings: NodeSettings,
+  existing: Node | undefined,
+  observation: NodeObservation,
+  nowMs: number,
+): Status {
+  const { os = "linux", architecture = "amd64", clusterId, name, version, runtime } = settings;
+  const capacity = resources(existing, observation);
+  const uuid = stableUuid(clusterId, name);
+  return {
+    ...existing?.status,
+    addresses: [
+      ...settings.addresses.map((address) => ({ type: "InternalIP", address })),
+      ...(settings.hostname === undefined ? [] : [{ type: "Hostname", address: settings.hostname }]),
+    ],
+    capacity,
+    // Nothing is reserved: what the machines may use is what there is.
+    allocatable: capacity,
+    conditions: conditions(existing?.status?.conditions ?? [], observation, capacity, nowMs),
+    daemonEndpoints: { kubeletEndpoint: { Port: settings.kubeletPort } },
+    nodeInfo: {
+      machineID: uuid.replaceAll("-", ""),
+      systemUUID: uuid,
+      // Must survive restarts: a changed one is reported as a reboot.
+      bootID: stableUuid(clusterId, name, "boot"),
+      kernelVersion: "unknown",
+      osImage: `vmlet ${version}`,
+      containerRuntimeVersion: `${runtime.name}://${runtime.version}`,
+      // Build metadata, not a pre-release: that would sort below the version it follows.
+      kubeletVersion: `v${settings.kubernetesVersion ?? "1.36.0"}+vmlet.${version}`,
+      kubeProxyVersion: "",
+      operatingSystem: os,
+      architecture,
+    },
+  };
+}
+
+/** Our resources, and those that somebody else put there: the scheduler's conformance tests do that. */
+function resources(existing: Node | undefined, { capacity, retired }: NodeObservation): ResourceMap {
+  const before: ResourceMap = existing?.status?.capacity ?? {};
+  if (!capacity) {
+    // As a kubelet that cannot read its machine: keys are there, values are zero.
+    return { cpu: "0", memory: "0", pods: "0", "ephemeral-storage": "0", ...before };
+  }
+  const owned = new Set(ownedNames(existing));
+  const after: Record<string, string> = {};
+  for (const [name, amount] of Object.entries(before)) {
+    if (!owned.has(name) || name in capacity.resources) after[name] = amount;
+  }
+  for (const name of retired) if (!(name in capacity.resources)) after[name] = "0";
+  for (const [name, amount] of Object.entries(capacity.resources)) {
+    // The server may write the same amount differently.
+    const same = after[name] !== undefined && Quantity.tryParse(after[name])?.equals(Quantity.parse(amount));
+    if (!same) after[name] = amount;
+  }
+  return after;
+}
+
+function ownedNames(node: Node | undefined): string[] {
+  return node?.metadata?.annotations?.[OWNED_RESOURCES_ANNOTATION]?.split(",").filter((name) => name !== "") ?? [];
+}
+
+/** Names with a domain, as Kubernetes tells extended resources from its own. */
+export function extendedNames(resourceMap: ResourceMap): string[] {
+  return Object.keys(resourceMap)
+    .filter((name) => name.includes("/"))
+    .toSorted((a, b) => (a < b ? -1 : 1));
+}
+
+/** The conditions' kubelet texts, by type and then by whether the pressure is on. */
+const PRESSURES = [
+  ["MemoryPressure", "KubeletHasSufficientMemory", "kubelet has sufficient memory available"],
+  ["DiskPressure", "KubeletHasNoDiskPressure", "kubelet has no disk pressure"],
+  ["PIDPressure", "KubeletHasSufficientPID", "kubelet has sufficient PID available"],
+] as const;
+
+const NOT_THE_PROVIDERS = ["Ready", "BackendReady"];
+
+function conditions(
+  existing: readonly Condition[],
+  observation: NodeObservation,
+  capacity: ResourceMap,
+  nowMs: number,
+): Condition[] {
+  const now = rfc3339(nowMs);
+  const before = new Map(existing.map((condition) => [condition.type, condition]));
+  const provided = new Map(
+    (observation.capacity?.conditions ?? [])
+      .filter((condition) => !NOT_THE_PROVIDERS.includes(condition.type))
+      .map((condition) => [condition.type, condition]),
+  );
+  const own = new Map<string, { status: string; reason: string; message: string }>();
+  for (const [type, reason, message] of PRESSURES) own.set(type, { status: "False", reason, message });
+  for (const [type, { status, reason, message }] of provided) own.set(type, { status, reason, message });
+  own.set("BackendReady", backendCondition(observation));
+  // Last, as the kubelet has it.
+  own.set("Ready", readyCondition(observation, capacity, before.get("Ready")));
+
+  return [
+    ...existing.filter((condition) => !own.has(condition.type)),
+    ...[...own].map(([type, { status, reason, message }]) => {
+      const previous = before.get(type);
+      const lastTransitionTime = previous?.status === status ? (previous.lastTransitionTime ?? now) : now;
+      return { type, status, reason, message, lastHeartbeatTime: now, lastTransitionTime };
+    }),
+  ];
+}
+
+function backendCondition({ backend }: NodeObservation) {
+  switch (backend.state) {
+    case "answers":
+      return { status: "True", reason: "BackendAnswers", message: "the machine backend answers" };
+    case "not_seen":
+      return { status: "Unknown", reason: "BackendNotSeen", message: "the machine backend has not answered yet" };
+    case "failing":
+      return {
+        status: "False",
+        reason: "BackendUnavailable",
+        message: `the machine backend does not answer: ${backend.error}`,
+      };
+  }
+}
+
+/**
+ * A backend that does not answer leaves a Ready node Ready at first: NotReady would evict pods whose machines are well,
+ * and which could not be stopped anyway. A node that is not Ready waits for the backend. Unknown is not a verdict of
+ * ours: it only says that the agent was away.
+ */
+function readyCondition({ backend, capacity }: NodeObservation, amounts: ResourceMap, before: Condition | undefined) {
+  const benefitOfDoubt = before !== undefined && before.status !== "False";
+  if (backend.state === "failing" && (backend.graceOver || !benefitOfDoubt)) {
+    return {
+      status: "False",
+      reason: "BackendUnavailable",
+      message: `the machine backend does not answer: ${backend.error}`,
+    };
+  }
+  const faults: string[] = [];
+  if (backend.state === "not_seen" && !benefitOfDoubt) faults.push("the machine backend has not answered yet");
+  if (!capacity && Object.values(amounts).every((amount) => amount === "0")) {
+    faults.push("missing node capacity for resources: cpu, memory, pods, ephemeral-storage");
+  }
+  if (faults.length > 0) {
+    const message = faults.length === 1 ? faults[0]! : `[${faults.join(", ")}]`;
+    return { status: "False", reason: "KubeletNotReady", message };
+  }
+  return { status: "True", reason: "KubeletReady", message: "kubelet is posting ready status" };
+}
+
+/**
+ * The strategic merge patch of `nodes/status` from `current` to the desired status and metadata. Labels and annotations
+ * ride on it, as the kubelet's do. It names only what we own, so whatever others write meanwhile survives.
+ *
+ * @returns the patch, and whether it changes anything but heartbeat times
+ */
+export function statusPatch(
+  current: Node,
+  desired: { status: Status; labels: ResourceMap; annotations: ResourceMap },
+): { patch: object; changed: boolean } {
+  const before: Status = current.status ?? {};
+  const { status } = desired;
+  let changed = false;
+  const patch: Record<string, unknown> = {};
+  const set = (field: keyof Status, value: unknown) => {
+    patch[field] = value;
+    changed = true;
+  };
+
+  for (const field of ["capacity", "allocatable"] as const) {
+    const difference = mapDifference(before[field] ?? {}, status[field] ?? {});
+    if (difference) set(field, difference);
+  }
+  for (const field of ["nodeInfo", "daemonEndpoints"] as const) {
+    if (!sameFields(before[field], status[field])) set(field, status[field]);
+  }
+  // The merge key of addresses is their type, which is not unique: two InternalIPs would be merged into one.
+  if (JSON.stringify(before.addresses ?? []) !== JSON.stringify(status.addresses ?? [])) {
+    set("addresses", [...(status.addresses ?? []), { $patch: "replace" }]);
+  }
+  const old = new Map((before.conditions ?? []).map((condition) => [condition.type, condition]));
+  const own = (status.conditions ?? []).filter((condition) => condition !== old.get(condition.type));
+  patch["conditions"] = own;
+  for (const condition of own) {
+    const previous = old.get(condition.type);
+    if (
+      condition.status !== previous?.status ||
+      condition.reason !== previous.reason ||
+      condition.message !== previous.message
+    ) {
+      changed = true;
+    }
+  }
+
+  const metadata: Record<string, unknown> = {};
+  for (const field of ["labels", "annotations"] as const) {
+    const difference = missingEntries(current.metadata?.[field] ?? {}, desired[field]);
+    if (difference) {
+      metadata[field] = difference;
+      changed = true;
+    }
+  }
+  return { patch: { ...(Object.keys(metadata).length > 0 && { metadata }), status: patch }, changed };
+}
+
+/** What turns `from` into `to`: null removes. Undefined when nothing does. */
+function mapDifference(from: ResourceMap, to: ResourceMap): Record<string, string | null> | undefined {
+  const difference: Record<string, string | null> = { ...missingEntries(from, to) };
+  for (const key of Object.keys(from)) if (!(key in to)) difference[key] = null;
+  return Object.keys(difference).length > 0 ? difference : undefined;
+}
+
+/** Entries of `wanted` that `present` lacks or has otherwise. */
+function missingEntries(present: ResourceMap, wanted: ResourceMap): Record<string, string> | undefined {
+  const missing = Object.entries(wanted).filter(([key, value]) => present[key] !== value);
+  return missing.length > 0 ? Object.fromEntries(missing) : undefined;
+}
+
+/** Equal in every field that `wanted` has; others belong to somebody else (or to a newer API). */
+function sameFields(present: unknown, wanted: unknown): boolean {
+  if (typeof wanted !== "object" || wanted === null) return present === wanted;
+  if (typeof present !== "object" || present === null) return false;
+  return Object.entries(wanted).every(([key, value]) => sameFields((present as Record<string, unknown>)[key], value));
+}
+
+export type { Status as NodeStatus };
+export type NodePatch = DeepReadonly<ReturnType<typeof statusPatch>>;
