@@ -8,7 +8,7 @@ import type { IncomingMessage } from "node:http";
 import { TLSSocket } from "node:tls";
 import PQueue from "p-queue";
 import type { Kube } from "../kube/kube.ts";
-import { resourcePath } from "../kube/paths.ts";
+import { subjectAccessReview, tokenReview, type UserInfo } from "../kube/reviews.ts";
 import { BEARER_PROTOCOL_PREFIX } from "../streaming/websocket.ts";
 import { headerList } from "../streaming/upgrade.ts";
 import type { Logger } from "../telemetry/logger.ts";
@@ -17,13 +17,6 @@ import type { Clock } from "../util/clock.ts";
 import { toError } from "../util/errors.ts";
 import { AnswerCache } from "./cache.ts";
 import { HttpError } from "./http-error.ts";
-
-export interface UserInfo {
-  name: string;
-  uid?: string;
-  groups: readonly string[];
-  extra?: Readonly<Record<string, readonly string[]>>;
-}
 
 /** What is asked of the authoriser: `verb` on `nodes/SUBRESOURCE`, of which any one that is allowed suffices. */
 export interface AccessAttributes {
@@ -39,8 +32,6 @@ export interface AuthOptions {
   metrics: Metrics;
   /** False while there is no client CA: then a certificate proves nothing, whatever TLS says of it. */
   acceptCertificates(): boolean;
-  /** Audiences that a token must be for; none means the API server's own. */
-  tokenAudiences?: readonly string[];
   tokenTtlMs?: number;
   allowTtlMs?: number;
   denyTtlMs?: number;
@@ -55,16 +46,9 @@ const ALLOW_TTL_MS = 5 * 60_000;
 const DENY_TTL_MS = 30_000;
 const MAX_CACHED = 4096;
 const MAX_WAITING_REVIEWS = 256;
+const REVIEW_TIMEOUT_MS = 10_000;
 /** The API server refuses longer ones, and they would fill the cache's hash for nothing. */
 const MAX_TOKEN_LENGTH = 16 * 1024;
-
-interface TokenReview {
-  status?: {
-    authenticated?: boolean;
-    user?: { username?: string; uid?: string; groups?: string[]; extra?: Record<string, string[]> };
-    audiences?: string[];
-  };
-}
 
 export class Authenticator {
   readonly #options: AuthOptions;
@@ -120,16 +104,7 @@ export class Authenticator {
   }
 
   async #review(token: string): Promise<{ user: UserInfo | null }> {
-    const audiences = this.#options.tokenAudiences;
-    const { status } = await this.#reviews.post<TokenReview>("authentication.k8s.io", "TokenReview", "tokenreviews", {
-      token,
-      ...(audiences?.length && { audiences }),
-    });
-    const name = status?.user?.username;
-    if (!status?.authenticated || !name) return { user: null };
-    if (audiences?.length && !audiences.some((audience) => status.audiences?.includes(audience))) return { user: null };
-    const { uid, groups, extra } = status.user!;
-    return { user: { name, groups: groups ?? [], ...(uid && { uid }), ...(extra && { extra }) } };
+    return { user: (await this.#reviews.run((kube, signal) => tokenReview(kube, { token }, signal))) ?? null };
   }
 }
 
@@ -154,8 +129,8 @@ export class Authorizer {
       } catch (thrown) {
         if (thrown instanceof HttpError) throw thrown;
         metrics.authzDecisions.inc({ result: "error" });
-        logger.warn({ err: toError(thrown).message, user: user.name }, "access review failed, request refused");
-        throw new HttpError(503, `Authorization error (user=${user.name}, verb=${access.verb}, resource=nodes, subresource=${subresource})`);
+        logger.warn({ err: toError(thrown).message, user: user.username }, "access review failed, request refused");
+        throw new HttpError(503, `Authorization error (user=${user.username}, verb=${access.verb}, resource=nodes, subresource=${subresource})`);
       }
       if (allowed) {
         metrics.authzDecisions.inc({ result: "allowed" });
@@ -165,7 +140,7 @@ export class Authorizer {
     metrics.authzDecisions.inc({ result: "denied" });
     throw new HttpError(
       403,
-      `Forbidden (user=${user.name}, verb=${access.verb}, resource=nodes, subresource(s)=[${access.subresources.join(" ")}])\n`,
+      `Forbidden (user=${user.username}, verb=${access.verb}, resource=nodes, subresource(s)=[${access.subresources.join(" ")}])\n`,
     );
   }
 
@@ -175,19 +150,8 @@ export class Authorizer {
     return this.#decisions.get(
       key,
       async () => {
-        const { status } = await this.#reviews.post<{ status?: { allowed?: boolean } }>(
-          "authorization.k8s.io",
-          "SubjectAccessReview",
-          "subjectaccessreviews",
-          {
-            user: user.name,
-            groups: user.groups,
-            ...(user.uid && { uid: user.uid }),
-            ...(user.extra && { extra: user.extra }),
-            resourceAttributes: { verb, version: "v1", resource: "nodes", subresource, name: this.#options.nodeName },
-          },
-        );
-        return status?.allowed === true;
+        const attributes = { verb, version: "v1", resource: "nodes", subresource, name: this.#options.nodeName };
+        return (await this.#reviews.run((kube, signal) => subjectAccessReview(kube, { user, attributes }, signal))).allowed;
       },
       (allowed) => (allowed ? allowTtlMs : denyTtlMs),
     );
@@ -205,17 +169,9 @@ export class Reviews {
   }
 
   /** @throws HttpError 429 when too many wait already, KubeApiError */
-  async post<T>(group: string, kind: string, resource: string, spec: object): Promise<T> {
+  async run<T>(ask: (kube: Kube, signal: AbortSignal) => Promise<T>): Promise<T> {
     if (this.#queue.size >= MAX_WAITING_REVIEWS) throw new HttpError(429, "Too many requests", [["Retry-After", "1"]]);
-    return await this.#queue.add(() =>
-      this.#kube.request<T>({
-        method: "POST",
-        path: resourcePath({ group, resource }),
-        body: { apiVersion: `${group}/v1`, kind, spec },
-        signal: AbortSignal.timeout(10_000),
-        timeoutMs: 10_000,
-      }),
-    );
+    return await this.#queue.add(() => ask(this.#kube, AbortSignal.timeout(REVIEW_TIMEOUT_MS)));
   }
 }
 
@@ -231,7 +187,7 @@ function certificateUser(request: IncomingMessage): UserInfo | undefined {
   if (typeof commonName !== "string" || commonName === "") return undefined;
   const groups = organization === undefined ? [] : Array.isArray(organization) ? organization.map(String) : [String(organization)];
   // What the API server adds to everybody that it authenticates.
-  return { name: commonName, groups: [...groups, "system:authenticated"] };
+  return { username: commonName, groups: [...groups, "system:authenticated"] };
 }
 
 function bearerToken(request: IncomingMessage): string | undefined {

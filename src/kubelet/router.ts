@@ -4,7 +4,8 @@
  */
 import type { IncomingMessage, ServerResponse } from "node:http";
 import type { UpgradeRequest } from "../streaming/upgrade.ts";
-import type { AccessAttributes, UserInfo } from "./auth.ts";
+import type { UserInfo } from "../kube/reviews.ts";
+import type { AccessAttributes } from "./auth.ts";
 import { HttpError } from "./http-error.ts";
 
 export interface RequestContext {

@@ -8,6 +8,7 @@ import type { AddressInfo, Socket } from "node:net";
 import type { Duplex } from "node:stream";
 import { constants } from "node:crypto";
 import type { Kube } from "../kube/kube.ts";
+import type { UserInfo } from "../kube/reviews.ts";
 import type { Provider } from "../provider/provider.ts";
 import { refuseUpgrade, type UpgradeRequest } from "../streaming/upgrade.ts";
 import type { HealthChecks } from "../telemetry/health.ts";
@@ -15,7 +16,7 @@ import type { Logger } from "../telemetry/logger.ts";
 import type { Metrics } from "../telemetry/metrics.ts";
 import type { Clock } from "../util/clock.ts";
 import { toError } from "../util/errors.ts";
-import { Authenticator, Authorizer, Reviews, type AuthOptions, type UserInfo } from "./auth.ts";
+import { Authenticator, Authorizer, Reviews, type AuthOptions } from "./auth.ts";
 import type { MachineCapacity } from "./endpoints/metrics-cadvisor.ts";
 import type { ProbeTally } from "./endpoints/metrics-probes.ts";
 import { HttpError, toHttpError } from "./http-error.ts";
@@ -86,7 +87,7 @@ export interface KubeletServerOptions {
   /** The effective KubeletConfiguration, without kind and apiVersion. */
   configuration: () => object;
   probeTallies?: () => readonly ProbeTally[];
-  auth?: Pick<AuthOptions, "tokenAudiences" | "tokenTtlMs" | "allowTtlMs" | "denyTtlMs" | "failuresPerSecond" | "maxReviewsInFlight">;
+  auth?: Pick<AuthOptions, "tokenTtlMs" | "allowTtlMs" | "denyTtlMs" | "failuresPerSecond" | "maxReviewsInFlight">;
   limits?: Partial<KubeletLimits>;
   selfUsage?: SelfUsage;
 }

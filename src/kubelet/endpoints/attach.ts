@@ -17,7 +17,7 @@ export function attach(deps: StreamDeps): Handler {
       const options = remoteCommandOptions(query);
       const protocol = negotiateRemoteCommand(upgrade.request);
       if (deps.provider.attach === undefined) throw new HttpError(501, `the provider ${deps.provider.name} cannot attach to a container`);
-      const release = deps.sessions.open("attach", found.pod.metadata?.uid ?? "", user.name);
+      const release = deps.sessions.open("attach", found.pod.metadata?.uid ?? "", user.username);
       try {
         const process = await deps.provider.attach(found.machineId, container, { ...options, signal });
         await runSession({ upgrade, protocol, options, process, kind: "attach", limits: deps.streamLimits, signal });

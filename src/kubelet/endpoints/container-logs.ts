@@ -37,7 +37,7 @@ export function containerLogs(deps: { lookup: PodLookup; provider: Provider; ses
         throw new HttpError(404, `container ${JSON.stringify(container)} not found in pod ${JSON.stringify(podName)}`);
       }
       const previous = attemptToRead(found.pod, container, options.previous);
-      const release = deps.sessions.open("logs", found.pod.metadata?.uid ?? "", user.name);
+      const release = deps.sessions.open("logs", found.pod.metadata?.uid ?? "", user.username);
       try {
         const since = sinceMs(options, deps.clock.now());
         const lines = deps.provider.getLogs(found.machineId, container, providerOptions({ ...options, previous }, since, signal));

@@ -16,7 +16,7 @@ export function portForward(deps: StreamDeps): Handler {
       const dial = provider.portForward?.bind(provider);
       if (dial === undefined) throw new HttpError(501, `the provider ${provider.name} cannot forward ports`);
       const { name = "", uid = "" } = pod.metadata ?? {};
-      const release = deps.sessions.open("port-forward", uid, user.name);
+      const release = deps.sessions.open("port-forward", uid, user.username);
       try {
         const target = { podName: name, podUid: uid, dial: (port: number, cancel: AbortSignal) => dial(machineId, port, { signal: cancel }) };
         await servePortForward(upgrade, protocol, target, deps.streamLimits, signal);
