@@ -19,7 +19,7 @@ describe.skipIf(missing !== undefined)("images", () => {
   let guarded: TestRegistry;
   let dir: string;
   let images: HostImages;
-  const open = (options: Partial<HostImagesOptions> = {}) =>
+  const open = (options: Partial<HostImagesOptions> = {}): HostImages =>
     HostImages.open({ dir, clock: systemClock, logger: silentLogger, ...options });
   const pull = (image: string, auth: { registry: string; username?: string; password?: string }[] = []) =>
     images.pull(image, { auth, signal: AbortSignal.timeout(30_000) });
@@ -37,7 +37,7 @@ describe.skipIf(missing !== undefined)("images", () => {
   });
   beforeEach(async () => {
     dir = await mkdtemp(join(tmpdir(), "vmlet-images-"));
-    images = await open();
+    images = open();
   });
   afterEach(() => rm(dir, { recursive: true, force: true }));
 
@@ -71,7 +71,7 @@ describe.skipIf(missing !== undefined)("images", () => {
     const { sizeBytes, ...prepared } = pulled;
     expect(sizeBytes).toBeGreaterThan(0);
     expect(await images.find(image)).toEqual(prepared);
-    expect(await (await open()).find(image)).toEqual(prepared);
+    expect(await open().find(image)).toEqual(prepared);
   });
 
   test("an image is found by its digest too", async () => {
@@ -257,7 +257,7 @@ describe.skipIf(missing !== undefined)("images", () => {
   });
 
   test("an image above the size limit is refused before its layers are fetched", async () => {
-    images = await open({ maxImageBytes: 1_000_000 });
+    images = open({ maxImageBytes: 1_000_000 });
     await registry.push("t/huge:1", { layers: [[file("a", "1")]] }, { declaredLayerSize: 2_000_000 });
     await expect(pull(`${registry.host}/t/huge:1`)).rejects.toMatchObject({
       reason: "ErrImagePull",
@@ -269,7 +269,7 @@ describe.skipIf(missing !== undefined)("images", () => {
   test("a small layer that unpacks beyond the limit is stopped, nothing left", async () => {
     // Free space falls by a quarter of a limit at each look, as a bomb makes it fall; the tree is then measured for real.
     let free = 100e9;
-    images = await open({
+    images = open({
       maxUnpackedBytes: 1_000_000,
       diskUsage: async () => ({ totalBytes: 100e9, freeBytes: (free -= 600_000) }),
     });
@@ -332,7 +332,7 @@ describe.skipIf(missing !== undefined)("images", () => {
     };
     beforeEach(async () => {
       used = 10e9;
-      images = await open(gcOptions);
+      images = open(gcOptions);
       await registry.push("t/gc:1", { layers: [[file("a", "1")]] });
       await registry.push("t/gc:2", { layers: [[file("a", "2")]] });
       await pull(`${registry.host}/t/gc:1`);
@@ -359,7 +359,7 @@ describe.skipIf(missing !== undefined)("images", () => {
       images.retain(new Set());
       await images.find(`${registry.host}/t/gc:1`);
       let looks = 0;
-      images = await open({
+      images = open({
         ...gcOptions,
         diskUsage: async () => ({ totalBytes: 100e9, freeBytes: ++looks <= 2 ? 10e9 : 60e9 }),
       });

@@ -3,6 +3,7 @@ import { z } from "zod";
 import type { Logger } from "../../../../src/telemetry/logger.ts";
 import type { Clock } from "../../../../src/util/clock.ts";
 import type { Engine } from "../engine.ts";
+import { createOciEngine } from "./oci/engine.ts";
 import { createProcessEngine } from "./process/process.ts";
 
 const processSchema = z.strictObject({
@@ -17,7 +18,45 @@ const processSchema = z.strictObject({
     .describe("Range within 127.0.0.0/8: each machine gets an address that is its own on this host."),
 });
 
-export const engineSchema = z.discriminatedUnion("type", [processSchema]);
+const imagesSchema = z
+  .strictObject({
+    insecureRegistries: z.array(z.string()).optional().describe("Registries (host:port) without TLS, or with a certificate that nobody vouches for. Loopback needs no entry."),
+    parallelPulls: z.int().min(1).max(32).optional().describe("Pulls at a time. Default 2."),
+    maxImageBytes: z.int().min(1).optional().describe("Limit on the compressed layers of an image. Default 20 GiB."),
+    maxUnpackedBytes: z.int().min(1).optional().describe("Limit on an unpacked image. Default 50 GiB."),
+    gc: z
+      .strictObject({
+        highPercent: z.number().min(1).max(100).optional().describe("Disk usage at which unused images are removed. Default 85."),
+        lowPercent: z.number().min(1).max(100).optional().describe("Disk usage at which removing stops. Default 80."),
+        minAgeMs: z.int().min(0).optional().describe("Images used more recently stay. Default 120000."),
+      })
+      .optional(),
+  })
+  .optional()
+  .describe("Pulling and keeping of images.");
+
+const networkSchema = z
+  .strictObject({
+    bridge: z.string().optional().describe("Name of the machines' bridge; one backend per bridge. Default vmlet0."),
+    cidr: z.string().optional().describe("IPv4 range of the machines' addresses. Default 10.99.0.0/16."),
+    outbound: z.enum(["allow", "deny"]).optional().describe("Whether machines reach the outside, masqueraded. Default allow."),
+    denyCidrs: z.array(z.string()).optional().describe("Never reached by machines. Default 169.254.0.0/16, where clouds serve credentials."),
+    openHostPorts: z.array(z.int().min(1).max(65535)).optional().describe("Ports of this host that machines may reach. Default none."),
+  })
+  .optional()
+  .describe("The machines' network.");
+
+const ociSchema = z.strictObject({
+  type: z.literal("oci"),
+  runtime: z.string().optional().describe("OCI runtime, by name or path. Default runc."),
+  seccompProfile: z.string().optional().describe("Profile for containers that are not unconfined. Default: that of containers-common."),
+  allowPrivileged: z.boolean().optional().describe("Admit privileged containers: they own this host. Default false."),
+  pidsLimit: z.int().min(16).optional().describe("Processes and threads per container. Default 4096."),
+  images: imagesSchema,
+  network: networkSchema,
+});
+
+export const engineSchema = z.discriminatedUnion("type", [processSchema, ociSchema]);
 
 export type EngineConfig = z.infer<typeof engineSchema>;
 
@@ -27,10 +66,21 @@ export interface EngineSurroundings {
   logger: Logger;
 }
 
-export function createEngine(config: EngineConfig, { stateDir, clock }: EngineSurroundings): Engine {
-  const { type, ...options } = config;
+export function createEngine(config: EngineConfig, { stateDir, clock, logger }: EngineSurroundings): Engine {
+  const { type } = config;
   switch (type) {
     case "process":
-      return createProcessEngine({ ...options, stateDir, clock });
+      return createProcessEngine({ images: config.images, addressPool: config.addressPool, stateDir, clock });
+    case "oci":
+      return createOciEngine({ ...definedOnly(config), stateDir, clock, logger });
   }
 }
+
+/** A key that the file does not have is absent, not undefined, all the way down. */
+function definedOnly<T>(value: T): Defined<T> {
+  if (typeof value !== "object" || value === null || Array.isArray(value)) return value as Defined<T>;
+  const entries = Object.entries(value).filter(([, entry]) => entry !== undefined);
+  return Object.fromEntries(entries.map(([key, entry]) => [key, definedOnly(entry)])) as Defined<T>;
+}
+
+type Defined<T> = T extends readonly unknown[] ? T : T extends object ? { [K in keyof T]: Defined<Exclude<T[K], undefined>> } : T;

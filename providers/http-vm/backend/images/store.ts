@@ -9,7 +9,7 @@
  * An image folder appears by one rename when everything in it is complete, so nothing half-made is ever found.
  */
 import { createHash, randomBytes } from "node:crypto";
-import { existsSync } from "node:fs";
+import { existsSync, mkdirSync, readFileSync, rmSync, writeFileSync } from "node:fs";
 import { lstat, mkdir, mkdtemp, readdir, readFile, rename, rm, stat, statfs, symlink, utimes } from "node:fs/promises";
 import { join } from "node:path";
 import PQueue from "p-queue";
@@ -106,16 +106,15 @@ export class HostImages implements ImageStore {
   }
 
   /** Opens the store, removes what an earlier process left unfinished. */
-  static async open(options: HostImagesOptions): Promise<HostImages> {
+  static open(options: HostImagesOptions): HostImages {
     const { dir } = options;
-    await rm(join(dir, "tmp"), { recursive: true, force: true });
-    for (const folder of ["tmp", "images", "blobs/sha256"])
-      await mkdir(join(dir, folder), { recursive: true, mode: 0o700 });
+    rmSync(join(dir, "tmp"), { recursive: true, force: true });
+    for (const folder of ["tmp", "images", "blobs/sha256"]) mkdirSync(join(dir, folder), { recursive: true, mode: 0o700 });
     const saltFile = join(dir, "salt");
-    if (!existsSync(saltFile)) await writeFileAtomic(saltFile, randomBytes(32), 0o600);
-    const text = await readFileIfExists(join(dir, "names.json"));
-    const names = text === undefined ? {} : (JSON.parse(text) as Record<string, NameEntry>);
-    return new HostImages(options, names, await readFile(saltFile));
+    if (!existsSync(saltFile)) writeFileSync(saltFile, randomBytes(32), { mode: 0o600, flush: true });
+    const namesFile = join(dir, "names.json");
+    const names = existsSync(namesFile) ? (JSON.parse(readFileSync(namesFile, "utf8")) as Record<string, NameEntry>) : {};
+    return new HostImages(options, names, readFileSync(saltFile));
   }
 
   /** What the host lacks for images. */
@@ -166,6 +165,11 @@ export class HostImages implements ImageStore {
 
   retain(imageIds: ReadonlySet<string>): void {
     this.#retained = imageIds;
+  }
+
+  /** Bytes of the file system that images and machines' disks are on. */
+  async diskSize(): Promise<number> {
+    return (await this.#diskUsage()).totalBytes;
   }
 
   /**

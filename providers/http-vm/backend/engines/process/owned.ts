@@ -10,7 +10,9 @@ const MARK = "VMLET_OWNER";
 
 /**
  * The processes of this host that belong to a backend's containers, daemonised ones included: each carries a mark in its
- * environment, which children inherit; a child that cleared its environment is known by its parent or its session.
+ * environment, which children inherit; a child that cleared its environment is known by its parent or its session. A child
+ * that has cleared its environment, left its session and lost its parent is beyond recognition: without isolation, a
+ * program that sets out to hide can.
  */
 export class OwnedProcesses {
   readonly #stateDir: string;

@@ -28,7 +28,7 @@ import {
   type Sandbox,
   type SandboxStats,
 } from "../../engine.ts";
-import { TICKS_PER_SECOND, type ProcessStat } from "../../proc.ts";
+import { isAlive, TICKS_PER_SECOND, type ProcessStat } from "../../proc.ts";
 import type { ShimLaunch } from "../../shim.ts";
 import { spawnStreams } from "../../spawn.ts";
 import { writeJson } from "../../store.ts";
@@ -158,6 +158,8 @@ class ProcessSandbox implements Sandbox {
   readonly #home: MachineHome;
   readonly #owned: OwnedProcesses;
   readonly #options: ProcessEngineOptions;
+  /** Processes of containers that have been told to stop. */
+  readonly #remembered = new Map<string, ProcessStat[]>();
 
   constructor(home: MachineHome, address: string, owned: OwnedProcesses, options: ProcessEngineOptions) {
     this.addresses = [address];
@@ -185,21 +187,30 @@ class ProcessSandbox implements Sandbox {
   }
 
   /** To the main process's group: there is no init process that would pass it on. */
-  signal(container: ContainerRef, signal: NodeJS.Signals): Promise<void> {
-    if (container.pid === undefined) return Promise.resolve();
+  async signal(container: ContainerRef, signal: NodeJS.Signals): Promise<void> {
+    if (container.pid === undefined) return;
+    // Its children are looked up while it is there to be recognised by.
+    this.#remembered.set(container.id, await this.#ownedBy(container));
     try {
       process.kill(-container.pid, signal);
     } catch (error) {
       if ((error as NodeJS.ErrnoException).code !== "ESRCH") throw error;
     }
-    return Promise.resolve();
   }
 
   async kill(container: ContainerRef): Promise<void> {
-    await killUntilGone(this.#options.clock, async () => (await this.#owned.list()).filter((owned) => owned.container === container.id).map(({ stat }) => stat));
+    await killUntilGone(this.#options.clock, async () => {
+      const remembered = (this.#remembered.get(container.id) ?? []).filter(({ pid, startTime }) => isAlive(pid, startTime));
+      return [...(await this.#ownedBy(container)), ...remembered];
+    });
   }
 
-  conclude(): Promise<ContainerConclusion> {
+  async #ownedBy(container: ContainerRef): Promise<ProcessStat[]> {
+    return (await this.#owned.list()).filter((owned) => owned.container === container.id).map(({ stat }) => stat);
+  }
+
+  conclude(container: ContainerRef): Promise<ContainerConclusion> {
+    this.#remembered.delete(container.id);
     return Promise.resolve({});
   }
 

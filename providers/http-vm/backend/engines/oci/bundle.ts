@@ -1,0 +1,232 @@
+/**
+ * The OCI configuration (config.json) of a container: a pure function of the container's spec, its image and where things
+ * are. The defaults are containerd's, so that a pod behaves as on any other node.
+ */
+import type { ContainerSecurity, ContainerSpec, ResourceAmounts } from "../../../../../src/provider/machine.ts";
+import { ContainerError, type ImageConfig } from "../../engine.ts";
+import type { ResolvedUser } from "./users.ts";
+
+export interface OciMount {
+  destination: string;
+  type: string;
+  source: string;
+  options: string[];
+}
+
+export interface BundleInput {
+  spec: ContainerSpec;
+  image: ImageConfig;
+  user: ResolvedUser;
+  hostname: string;
+  rootfs: string;
+  /** Paths of namespaces to join. Absent ones are made new; the mount namespace always is. */
+  namespaces: { network: string; ipc: string; uts: string; pid?: string };
+  /** Binds of volumes, hosts, resolv.conf...; after the system's own mounts, shorter paths first. */
+  mounts: readonly OciMount[];
+  cgroupsPath: string;
+  cgroupVersion: 1 | 2;
+  sysctls: readonly { name: string; value: string }[];
+  /** For these capabilities; undefined when the container is unconfined. */
+  seccomp: ((capabilities: readonly string[]) => object) | undefined;
+  pidsLimit: number;
+}
+
+export const DEFAULT_CAPABILITIES = [
+  "CAP_CHOWN",
+  "CAP_DAC_OVERRIDE",
+  "CAP_FSETID",
+  "CAP_FOWNER",
+  "CAP_MKNOD",
+  "CAP_NET_RAW",
+  "CAP_SETGID",
+  "CAP_SETUID",
+  "CAP_SETFCAP",
+  "CAP_SETPCAP",
+  "CAP_NET_BIND_SERVICE",
+  "CAP_SYS_CHROOT",
+  "CAP_KILL",
+  "CAP_AUDIT_WRITE",
+];
+
+export const ALL_LINUX_CAPABILITIES = [
+  ...DEFAULT_CAPABILITIES,
+  "CAP_AUDIT_CONTROL",
+  "CAP_AUDIT_READ",
+  "CAP_BLOCK_SUSPEND",
+  "CAP_BPF",
+  "CAP_CHECKPOINT_RESTORE",
+  "CAP_DAC_READ_SEARCH",
+  "CAP_IPC_LOCK",
+  "CAP_IPC_OWNER",
+  "CAP_LEASE",
+  "CAP_LINUX_IMMUTABLE",
+  "CAP_MAC_ADMIN",
+  "CAP_MAC_OVERRIDE",
+  "CAP_NET_ADMIN",
+  "CAP_NET_BROADCAST",
+  "CAP_PERFMON",
+  "CAP_SYS_ADMIN",
+  "CAP_SYS_BOOT",
+  "CAP_SYS_MODULE",
+  "CAP_SYS_NICE",
+  "CAP_SYS_PACCT",
+  "CAP_SYS_PTRACE",
+  "CAP_SYS_RAWIO",
+  "CAP_SYS_RESOURCE",
+  "CAP_SYS_TIME",
+  "CAP_SYS_TTY_CONFIG",
+  "CAP_SYSLOG",
+  "CAP_WAKE_ALARM",
+];
+
+const MASKED_PATHS = [
+  "/proc/acpi",
+  "/proc/asound",
+  "/proc/kcore",
+  "/proc/keys",
+  "/proc/latency_stats",
+  "/proc/timer_list",
+  "/proc/timer_stats",
+  "/proc/sched_debug",
+  "/proc/scsi",
+  "/sys/firmware",
+  "/sys/devices/virtual/powercap",
+];
+const READONLY_PATHS = ["/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger"];
+
+const DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
+const OPEN_FILES = 1_048_576;
+const CPU_PERIOD_US = 100_000;
+const MIN_CPU_QUOTA_US = 1_000;
+
+/** @throws ContainerError when there is no command, or a capability or path cannot be */
+export function ociConfig(input: BundleInput): object {
+  const { spec, image, user, cgroupVersion } = input;
+  const security = spec.security ?? {};
+  const privileged = security.privileged === true;
+  const capabilities = capabilitiesOf(spec.name, security);
+  const unmasked = privileged || security.unmasked_proc === true;
+  const seccomp = privileged || security.seccomp === "unconfined" ? undefined : input.seccomp?.(capabilities);
+  return {
+    ociVersion: "1.0.2",
+    process: {
+      terminal: spec.tty === true,
+      user: { uid: user.uid, gid: user.gid, umask: 0o022, additionalGids: user.supplementalGroups },
+      args: commandOf(spec, image),
+      env: envOf(spec, image, user, input.hostname),
+      cwd: cwdOf(spec, image),
+      // No inheritable set (CVE-2022-24769): a program's file capabilities must not gain from it.
+      capabilities: { bounding: capabilities, effective: capabilities, permitted: capabilities },
+      rlimits: [{ type: "RLIMIT_NOFILE", hard: OPEN_FILES, soft: OPEN_FILES }],
+      noNewPrivileges: security.allow_privilege_escalation === false && !privileged,
+    },
+    root: { path: input.rootfs, readonly: security.read_only_root === true },
+    mounts: [...systemMounts(privileged), ...input.mounts.toSorted((a, b) => depth(a) - depth(b))],
+    linux: {
+      namespaces: [
+        { type: "mount" },
+        { type: "network", path: input.namespaces.network },
+        { type: "ipc", path: input.namespaces.ipc },
+        { type: "uts", path: input.namespaces.uts },
+        { type: "pid", ...(input.namespaces.pid === undefined ? {} : { path: input.namespaces.pid }) },
+        ...(cgroupVersion === 2 ? [{ type: "cgroup" }] : []),
+      ],
+      cgroupsPath: input.cgroupsPath,
+      resources: {
+        devices: privileged ? [{ allow: true, access: "rwm" }] : [{ allow: false, access: "rwm" }],
+        ...ociResources(spec.resources?.requests, spec.resources?.limits, cgroupVersion),
+        pids: { limit: input.pidsLimit },
+      },
+      ...(input.sysctls.length === 0 ? {} : { sysctl: Object.fromEntries(input.sysctls.map(({ name, value }) => [name, value])) }),
+      ...(seccomp === undefined ? {} : { seccomp }),
+      ...(unmasked ? {} : { maskedPaths: MASKED_PATHS, readonlyPaths: READONLY_PATHS }),
+    },
+  };
+}
+
+/** Cgroup settings for requests and limits, as kubelet makes them: shares from requests, quota and memory from limits. */
+export function ociResources(requests: ResourceAmounts | undefined, limits: ResourceAmounts | undefined, cgroupVersion: 1 | 2): { cpu: object; memory?: object } {
+  const requested = requests?.cpu_millis ?? limits?.cpu_millis ?? 0;
+  const cpuLimit = limits?.cpu_millis;
+  const memory = limits?.memory_bytes;
+  return {
+    cpu: {
+      shares: Math.min(262_144, Math.max(2, Math.floor((requested * 1024) / 1000))),
+      ...(cpuLimit === undefined || cpuLimit === 0
+        ? {}
+        : { period: CPU_PERIOD_US, quota: Math.max(MIN_CPU_QUOTA_US, Math.floor((cpuLimit * CPU_PERIOD_US) / 1000)) }),
+    },
+    // Equal swap means no swap: v1 counts both together; v2 counts swap alone, the runtime converts.
+    ...(memory === undefined || memory === 0 ? {} : { memory: { limit: memory, ...(cgroupVersion === 2 ? { swap: memory } : {}) } }),
+  };
+}
+
+/** Kubernetes' rules: `command` replaces the entrypoint and drops the image's cmd, `args` replaces the cmd. */
+export function commandOf(spec: Pick<ContainerSpec, "name" | "image" | "command" | "args">, image: ImageConfig): string[] {
+  const given = spec.command !== undefined && spec.command.length > 0;
+  const args = spec.args !== undefined && spec.args.length > 0 ? spec.args : given ? [] : (image.cmd ?? []);
+  const command = [...(given ? spec.command! : (image.entrypoint ?? [])), ...args];
+  if (command.length === 0)
+    throw new ContainerError("CreateContainerError", `container ${spec.name}: no command specified: image ${spec.image} has none, set command or args`);
+  return command;
+}
+
+/** Later ones win: defaults, the image's, the container's own. */
+export function envOf(spec: Pick<ContainerSpec, "env" | "tty">, image: ImageConfig, user: Pick<ResolvedUser, "home">, hostname: string): string[] {
+  const env = new Map<string, string>([
+    ["PATH", DEFAULT_PATH],
+    ["HOSTNAME", hostname],
+    ...(spec.tty === true ? [["TERM", "xterm"] as const] : []),
+  ]);
+  for (const entry of image.env ?? []) {
+    const equals = entry.indexOf("=");
+    if (equals > 0) env.set(entry.slice(0, equals), entry.slice(equals + 1));
+  }
+  for (const { name, value } of spec.env ?? []) env.set(name, value);
+  if (!env.has("HOME")) env.set("HOME", user.home);
+  return [...env].map(([name, value]) => `${name}=${value}`);
+}
+
+function cwdOf(spec: ContainerSpec, image: ImageConfig): string {
+  const cwd = spec.working_dir || image.workingDir || "/";
+  return cwd.startsWith("/") ? cwd : `/${cwd}`;
+}
+
+/** @throws ContainerError for a capability that Linux does not have */
+export function capabilitiesOf(container: string, security: ContainerSecurity): string[] {
+  if (security.privileged === true) return ALL_LINUX_CAPABILITIES;
+  const full = (name: string) => {
+    const upper = name.toUpperCase();
+    const capability = upper.startsWith("CAP_") ? upper : `CAP_${upper}`;
+    if (capability !== "CAP_ALL" && !ALL_LINUX_CAPABILITIES.includes(capability))
+      throw new ContainerError("CreateContainerError", `container ${container}: unknown capability ${JSON.stringify(name)}`);
+    return capability;
+  };
+  const add = (security.capabilities_add ?? []).map(full);
+  const drop = (security.capabilities_drop ?? []).map(full);
+  const base = add.includes("CAP_ALL") ? ALL_LINUX_CAPABILITIES : drop.includes("CAP_ALL") ? [] : DEFAULT_CAPABILITIES;
+  const kept = base.filter((capability) => !drop.includes(capability));
+  return [...new Set([...kept, ...add.filter((capability) => capability !== "CAP_ALL")])];
+}
+
+function systemMounts(privileged: boolean): OciMount[] {
+  const access = privileged ? "rw" : "ro";
+  return [
+    { destination: "/proc", type: "proc", source: "proc", options: ["nosuid", "noexec", "nodev"] },
+    { destination: "/dev", type: "tmpfs", source: "tmpfs", options: ["nosuid", "strictatime", "mode=755", "size=65536k"] },
+    { destination: "/dev/pts", type: "devpts", source: "devpts", options: ["nosuid", "noexec", "newinstance", "ptmxmode=0666", "mode=0620", "gid=5"] },
+    { destination: "/dev/mqueue", type: "mqueue", source: "mqueue", options: ["nosuid", "noexec", "nodev"] },
+    { destination: "/sys", type: "sysfs", source: "sysfs", options: ["nosuid", "noexec", "nodev", access] },
+    { destination: "/sys/fs/cgroup", type: "cgroup", source: "cgroup", options: ["nosuid", "noexec", "nodev", "relatime", access] },
+  ];
+}
+
+/** Outer mounts first, or they would cover the inner ones. */
+function depth(mount: OciMount): number {
+  return mount.destination.split("/").filter((part) => part !== "").length;
+}
+
+/** A bind mount of a file or folder of this host. */
+export function bind(source: string, destination: string, readOnly: boolean): OciMount {
+  return { destination, type: "bind", source, options: ["rbind", "rprivate", readOnly ? "ro" : "rw"] };
+}

@@ -1,0 +1,63 @@
+/**
+ * Paths inside a folder that somebody else may write: an image's root, a volume. Each step is opened relative to the one
+ * before and never through a symbolic link that the kernel follows, so neither a link nor a link that is put in place
+ * just now leads outside. Links are followed here, with the folder as `/`.
+ */
+import { closeSync, constants, fstatSync, lstatSync, mkdirSync, openSync, readFileSync, readlinkSync } from "node:fs";
+import { isMissing } from "../../host/files.ts";
+
+const MAX_LINKS = 40;
+/** O_PATH, which Node does not name: a handle on the thing itself, no right to read needed. The same on all Linux. */
+const O_PATH = 0o10000000;
+
+/**
+ * Opens `path` inside `root` with O_PATH; with `create`, missing folders are made (mode 0750, as kubelet makes a subPath).
+ * The caller closes the descriptor, and reaches the thing as `/proc/self/fd/N`.
+ * @throws NodeJS.ErrnoException ENOENT, ENOTDIR, ELOOP
+ */
+export function openInRoot(root: string, path: string, options: { create?: boolean } = {}): number {
+  let pending = path.split("/").filter((part) => part !== "" && part !== ".");
+  const trail: number[] = [openSync(root, O_PATH | constants.O_DIRECTORY)];
+  let links = 0;
+  try {
+    while (pending.length > 0) {
+      const [name, ...rest] = pending as [string, ...string[]];
+      pending = rest;
+      if (name === "..") {
+        if (trail.length > 1) closeSync(trail.pop()!);
+        continue;
+      }
+      const step = `/proc/self/fd/${trail.at(-1)!}/${name}`;
+      if (options.create === true && lstatSync(step, { throwIfNoEntry: false }) === undefined) mkdirSync(step, { mode: 0o750 });
+      const fd = openSync(step, O_PATH | constants.O_NOFOLLOW);
+      if (!fstatSync(fd).isSymbolicLink()) {
+        trail.push(fd);
+        continue;
+      }
+      closeSync(fd);
+      if (++links > MAX_LINKS) throw Object.assign(new Error(`${path}: too many levels of symbolic links`), { code: "ELOOP" });
+      const target = readlinkSync(step);
+      if (target.startsWith("/")) while (trail.length > 1) closeSync(trail.pop()!);
+      pending = [...target.split("/").filter((part) => part !== "" && part !== "."), ...pending];
+    }
+    return trail.pop()!;
+  } finally {
+    for (const fd of trail) closeSync(fd);
+  }
+}
+
+/** Text of a regular file inside `root`, "" when it is not there; at most `maxBytes` of it. */
+export function readTextInRoot(root: string, path: string, maxBytes = 1 << 20): string {
+  let fd: number;
+  try {
+    fd = openInRoot(root, path);
+  } catch (cause) {
+    if (isMissing(cause) || (cause as NodeJS.ErrnoException).code === "ELOOP") return "";
+    throw cause;
+  }
+  try {
+    return fstatSync(fd).isFile() ? readFileSync(`/proc/self/fd/${fd}`, "utf8").slice(0, maxBytes) : "";
+  } finally {
+    closeSync(fd);
+  }
+}

@@ -1,0 +1,58 @@
+/** The OCI runtime's command line (runc, crun and others agree on it). */
+import { readFile } from "node:fs/promises";
+import { CommandError, run } from "../../host/command.ts";
+import { isMissing } from "../../host/files.ts";
+
+export class OciRuntime {
+  readonly #path: string;
+  readonly #root: string;
+
+  /** `root`: the runtime's own state; containers of two backends never mix. */
+  constructor(path: string, root: string) {
+    this.#path = path;
+    this.#root = root;
+  }
+
+  /** Arguments of a foreground `run`. The container's state and cgroup stay after its end, for `conclude`. */
+  runCommand(id: string, bundle: string, pidFile: string, log: string): string[] {
+    return [...this.#base(log), "run", "--keep", "--bundle", bundle, "--pid-file", pidFile, id];
+  }
+
+  execCommand(id: string, processFile: string, pidFile: string, log: string): string[] {
+    return [...this.#base(log), "exec", "--process", processFile, "--pid-file", pidFile, id];
+  }
+
+  /** Starts a container that nobody waits for. */
+  async runDetached(id: string, bundle: string, pidFile: string): Promise<void> {
+    await run(this.#path, ["--root", this.#root, "run", "--detach", "--bundle", bundle, "--pid-file", pidFile, id]);
+  }
+
+  async update(id: string, resources: object): Promise<void> {
+    await run(this.#path, ["--root", this.#root, "update", "--resources", "-", id], { input: JSON.stringify(resources) });
+  }
+
+  /** Removes the container's state and cgroup, killing what runs; an unknown id is no error. */
+  async delete(id: string): Promise<void> {
+    try {
+      await run(this.#path, ["--root", this.#root, "delete", "--force", id]);
+    } catch (cause) {
+      if (!(cause instanceof CommandError) || !/does not exist|not found/i.test(cause.stderr)) throw cause;
+    }
+  }
+
+  /** With the errors in a file, standard error holds them once and in plain words. */
+  #base(log: string): string[] {
+    return [this.#path, "--root", this.#root, "--log", log];
+  }
+}
+
+/** The pid that the runtime wrote; undefined when it has not yet. */
+export async function readPid(file: string): Promise<number | undefined> {
+  try {
+    const pid = Number((await readFile(file, "utf8")).trim());
+    return Number.isInteger(pid) && pid > 0 ? pid : undefined;
+  } catch (cause) {
+    if (isMissing(cause)) return undefined;
+    throw cause;
+  }
+}

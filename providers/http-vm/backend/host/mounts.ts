@@ -1,0 +1,43 @@
+/** Mounts of this host, through mount(8): made, found below a folder, and removed. */
+import { readFile } from "node:fs/promises";
+import { findTool, run } from "./command.ts";
+
+/** What overlayfs cannot have in its options unescaped. */
+const OVERLAY_SPECIAL = /[\\:,]/;
+
+export async function mountOverlay(target: string, layers: { lower: string; upper: string; work: string }): Promise<void> {
+  const paths = [layers.lower, layers.upper, layers.work];
+  const bad = paths.find((path) => OVERLAY_SPECIAL.test(path));
+  if (bad !== undefined) throw new Error(`${bad}: overlay folders must not have commas, colons or backslashes in their path`);
+  const [lower, upper, work] = paths;
+  await run(findTool("mount")!, ["-t", "overlay", "overlay", "-o", `lowerdir=${lower},upperdir=${upper},workdir=${work}`, target]);
+}
+
+/** `sizeBytes` undefined: half of the memory, the kernel's default. */
+export async function mountTmpfs(target: string, options: { sizeBytes?: number | undefined; mode: string }): Promise<void> {
+  const size = options.sizeBytes === undefined ? "" : `,size=${options.sizeBytes}`;
+  await run(findTool("mount")!, ["-t", "tmpfs", "tmpfs", "-o", `mode=${options.mode}${size},nosuid,nodev`, target]);
+}
+
+/** Binds what the open descriptor is, whatever its path has become meanwhile. */
+export async function bindDescriptor(fd: number, target: string): Promise<void> {
+  // Without canonicalising: mount(8) would otherwise resolve the magic link to a path and walk that one.
+  await run(findTool("mount")!, ["--no-canonicalize", "--bind", "/proc/self/fd/3", target], { fd3: fd });
+}
+
+/** Mount points at and below `dir`, the innermost and latest first. */
+export async function mountsBelow(dir: string): Promise<string[]> {
+  const text = await readFile("/proc/self/mountinfo", "utf8");
+  return text
+    .split("\n")
+    .map((line) => line.split(" ")[4] ?? "")
+    .map((point) => point.replace(/\\([0-7]{3})/g, (_, octal: string) => String.fromCharCode(Number.parseInt(octal, 8))))
+    .filter((point) => point === dir || point.startsWith(`${dir}/`))
+    .toReversed();
+}
+
+/** Removes all mounts at and below `dir`, also those that are still in use somewhere. */
+export async function unmountBelow(dir: string): Promise<void> {
+  const points = await mountsBelow(dir);
+  if (points.length > 0) await run(findTool("umount")!, ["--lazy", "--no-canonicalize", ...points]);
+}
