@@ -4,7 +4,7 @@
  */
 import { isNotFound } from "../kube/errors.ts";
 import type { Kube } from "../kube/kube.ts";
-import { resourcePath } from "../kube/paths.ts";
+import { nodePath, resourcePath } from "../kube/paths.ts";
 import type { Node, Pod } from "../kube/wire.ts";
 import type { Machine, MachinePatch, RegistryAuth, Volume } from "../provider/machine.ts";
 import { toError } from "../util/errors.ts";
@@ -57,7 +57,11 @@ export class PodRenderer {
   /** Renders a pod that has no machine yet. @throws the signal's reason on abort */
   async render(pod: Pod, signal: AbortSignal): Promise<RenderResult> {
     const uid = uidOf(pod);
-    const verdict = this.#admit(pod);
+    let verdict = this.#admit(pod, this.#o.node());
+    if (verdict?.kind === "reject" && verdict.reason === "NodeAffinity") {
+      // The scheduler may have seen labels that the cached node lacks; as in a kubelet, the API server has the last word.
+      verdict = this.#admit(pod, (await this.#liveNode(signal)) ?? this.#o.node());
+    }
     if (verdict !== undefined) return verdict;
 
     const runtimeClass = checkRuntimeClass(pod, await this.#runtimeHandler(pod, signal), this.#o.runtimeHandlers ?? []);
@@ -149,17 +153,16 @@ export class PodRenderer {
   }
 
   /** Undefined when the pod may run. */
-  #admit(pod: Pod): RenderResult | undefined {
-    const { node, pods, daemonSets, allowedUnsafeSysctls, backend, facts } = this.#o;
+  #admit(pod: Pod, node: Node | undefined): RenderResult | undefined {
+    const { pods, daemonSets, allowedUnsafeSysctls, backend, facts } = this.#o;
     const uid = uidOf(pod);
     // The node is registered before pods are taken in; until it is known, nothing is refused for the want of it.
-    const known = node();
-    if (known === undefined)
+    if (node === undefined)
       return waitWith({ type: "Warning", reason: "InvalidNodeInfo", message: "The node is not registered yet" });
     const otherPods = [...pods()].filter((other) => uidOf(other) !== uid && !isOver(other) && this.#isAdmitted(other));
     const admission = admitPod({
       pod,
-      node: known,
+      node,
       otherPods,
       daemonSets,
       ...(allowedUnsafeSysctls && { allowedUnsafeSysctls }),
@@ -176,6 +179,15 @@ export class PodRenderer {
       agentProbes,
     });
     return gate.ok ? undefined : { kind: "reject", reason: gate.reason, message: gate.message };
+  }
+
+  async #liveNode(signal: AbortSignal): Promise<Node | undefined> {
+    try {
+      return await this.#o.kube.request<Node>({ method: "GET", path: nodePath(this.#o.facts().nodeName), signal });
+    } catch {
+      signal.throwIfAborted();
+      return undefined;
+    }
   }
 
   #isAdmitted(pod: Pod): boolean {

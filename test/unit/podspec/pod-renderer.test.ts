@@ -122,6 +122,16 @@ describe("PodRenderer", () => {
     expect(await renderer().render(wanting("u2", {}), done.signal)).toMatchObject({ kind: "reject" });
   });
 
+  it("asks the API server before it refuses a pod for the node's labels", async () => {
+    const pod = podWith({ nodeSelector: { zone: "a" } });
+    expect(await renderer().render(pod, done.signal)).toMatchObject({ kind: "reject", reason: "NodeAffinity" });
+    kube.intercept = ({ path }) =>
+      path === "/api/v1/nodes/burst-0"
+        ? { ...registered, metadata: { name: "burst-0", labels: { zone: "a" } } }
+        : undefined;
+    expect(await renderer().render(pod, done.signal)).toMatchObject({ kind: "ready" });
+  });
+
   it("refuses nothing while the node is not registered", async () => {
     expect(await renderer({ node: () => undefined }).render(podWith(), done.signal)).toMatchObject({ kind: "wait" });
   });
