@@ -38,7 +38,17 @@ export interface KubeletProxy {
 }
 
 /** Meant for one hop, or for the API server itself. */
-const DROPPED_HEADERS = ["connection", "upgrade", "keep-alive", "transfer-encoding", "te", "trailer", "proxy-connection", "authorization", "host"];
+const DROPPED_HEADERS = [
+  "connection",
+  "upgrade",
+  "keep-alive",
+  "transfer-encoding",
+  "te",
+  "trailer",
+  "proxy-connection",
+  "authorization",
+  "host",
+];
 
 const POD_PATH = /^\/api\/v1\/namespaces\/([^/]+)\/pods\/([^/]+)\/(log|exec|attach|portforward)$/;
 const NODE_PATH = /^\/api\/v1\/nodes\/([^/:]+)(?::[0-9]+)?\/proxy(\/.*)?$/;
@@ -67,11 +77,13 @@ export function createKubeletProxy(options: KubeletProxyOptions): KubeletProxy {
       const [namespace, name, subresource] = podMatch.slice(1).map(decodeURIComponent) as [string, string, string];
       const pod = options.getPod(namespace, name);
       if (pod === undefined) throw new StatusError(404, "NotFound", `pods ${JSON.stringify(name)} not found`);
-      if (pod.nodeName === undefined) throw new StatusError(400, "BadRequest", `pod ${name} does not have a host assigned`);
+      if (pod.nodeName === undefined)
+        throw new StatusError(400, "BadRequest", `pod ${name} does not have a host assigned`);
       return { target: await kubeletOf(pod.nodeName), path: podPath(namespace, name, subresource, pod, searchParams) };
     }
     const nodeMatch = NODE_PATH.exec(pathname);
-    if (nodeMatch) return { target: await kubeletOf(decodeURIComponent(nodeMatch[1]!)), path: `${nodeMatch[2] ?? "/"}${search}` };
+    if (nodeMatch)
+      return { target: await kubeletOf(decodeURIComponent(nodeMatch[1]!)), path: `${nodeMatch[2] ?? "/"}${search}` };
     return undefined;
   };
   const kubeletOf = async (nodeName: string): Promise<KubeletTarget> => {
@@ -110,26 +122,37 @@ export function createKubeletProxy(options: KubeletProxyOptions): KubeletProxy {
   };
 }
 
-function podPath(namespace: string, name: string, subresource: string, pod: ProxiedPod, query: URLSearchParams): string {
+function podPath(
+  namespace: string,
+  name: string,
+  subresource: string,
+  pod: ProxiedPod,
+  query: URLSearchParams,
+): string {
   const kubeletQuery = new URLSearchParams();
   const where = `${encodeURIComponent(namespace)}/${encodeURIComponent(name)}`;
   if (subresource === "portforward") {
     const ports = query.getAll("ports").join(",");
     if (ports !== "") kubeletQuery.set("port", ports);
-    return `/portForward/${where}?${kubeletQuery}`;
+    return `/portForward/${where}?${kubeletQuery.toString()}`;
   }
   const container = encodeURIComponent(containerOf(name, pod, query.get("container")));
   if (subresource === "log") {
-    for (const [key, value] of query) if (key !== "container" && key !== "insecureSkipTLSVerifyBackend") kubeletQuery.append(key, value);
-    return `/containerLogs/${where}/${container}?${kubeletQuery}`;
+    for (const [key, value] of query)
+      if (key !== "container" && key !== "insecureSkipTLSVerifyBackend") kubeletQuery.append(key, value);
+    return `/containerLogs/${where}/${container}?${kubeletQuery.toString()}`;
   }
   if (pod.phase === "Succeeded" || pod.phase === "Failed") {
-    throw new StatusError(400, "BadRequest", `cannot exec into a container in a completed pod; current phase is ${pod.phase}`);
+    throw new StatusError(
+      400,
+      "BadRequest",
+      `cannot exec into a container in a completed pod; current phase is ${pod.phase}`,
+    );
   }
   const flags = { stdin: "input", stdout: "output", stderr: "error", tty: "tty" };
   for (const [theirs, ours] of Object.entries(flags)) if (isTrue(query.get(theirs))) kubeletQuery.set(ours, "1");
   if (subresource === "exec") for (const word of query.getAll("command")) kubeletQuery.append("command", word);
-  return `/${subresource}/${where}/${container}?${kubeletQuery}`;
+  return `/${subresource}/${where}/${container}?${kubeletQuery.toString()}`;
 }
 
 function isTrue(value: string | null): boolean {
@@ -143,10 +166,18 @@ function containerOf(podName: string, pod: ProxiedPod, asked: string | null): st
   }
   const [only, ...others] = pod.containers;
   if (only !== undefined && others.length === 0) return only;
-  throw new StatusError(400, "BadRequest", `a container name must be specified for pod ${podName}, choose one of: [${pod.containers.join(" ")}]`);
+  throw new StatusError(
+    400,
+    "BadRequest",
+    `a container name must be specified for pod ${podName}, choose one of: [${pod.containers.join(" ")}]`,
+  );
 }
 
-function forwardOptions(request: IncomingMessage, { target, path }: Destination, headers: IncomingHttpHeaders): [string, RequestOptions] {
+function forwardOptions(
+  request: IncomingMessage,
+  { target, path }: Destination,
+  headers: IncomingHttpHeaders,
+): [string, RequestOptions] {
   const { credential } = target;
   const options: RequestOptions = {
     method: request.method,
@@ -156,7 +187,8 @@ function forwardOptions(request: IncomingMessage, { target, path }: Destination,
     ...(target.ca !== undefined && { ca: target.ca }),
     ...("cert" in credential && credential),
   };
-  if ("token" in credential) options.headers = { ...(options.headers as IncomingHttpHeaders), authorization: `Bearer ${credential.token}` };
+  if ("token" in credential)
+    options.headers = { ...(options.headers as IncomingHttpHeaders), authorization: `Bearer ${credential.token}` };
   return [`${target.url}${path}`, options];
 }
 
@@ -165,10 +197,17 @@ function endToEndHeaders(headers: IncomingHttpHeaders): IncomingHttpHeaders {
 }
 
 /** @param asStatus errors of the kubelet are text and become `Status` objects, as for all but a node's proxy */
-function forward(request: IncomingMessage, response: ServerResponse, destination: Destination, asStatus: boolean): Promise<void> {
+function forward(
+  request: IncomingMessage,
+  response: ServerResponse,
+  destination: Destination,
+  asStatus: boolean,
+): Promise<void> {
   return new Promise((resolve, reject) => {
     const outgoing = httpsRequest(...forwardOptions(request, destination, endToEndHeaders(request.headers)));
-    outgoing.on("error", (error) => reject(new StatusError(502, "InternalError", `error trying to reach the kubelet: ${error.message}`)));
+    outgoing.on("error", (error) =>
+      reject(new StatusError(502, "InternalError", `error trying to reach the kubelet: ${error.message}`)),
+    );
     outgoing.on("response", (incoming) => {
       const code = incoming.statusCode ?? 502;
       if (asStatus && (code < 200 || code > 299)) {
@@ -188,22 +227,35 @@ function forward(request: IncomingMessage, response: ServerResponse, destination
   });
 }
 
-function forwardUpgrade(request: IncomingMessage, socket: Duplex, head: Buffer, destination: Destination): Promise<void> {
+function forwardUpgrade(
+  request: IncomingMessage,
+  socket: Duplex,
+  head: Buffer,
+  destination: Destination,
+): Promise<void> {
   return new Promise((resolve, reject) => {
     const headers = { ...endToEndHeaders(request.headers), connection: "Upgrade", upgrade: request.headers.upgrade };
     const outgoing = httpsRequest(...forwardOptions(request, destination, headers));
     socket.on("error", () => outgoing.destroy());
     socket.on("close", () => outgoing.destroy());
-    outgoing.on("error", (error) => reject(new StatusError(502, "InternalError", `error trying to reach the kubelet: ${error.message}`)));
+    outgoing.on("error", (error) =>
+      reject(new StatusError(502, "InternalError", `error trying to reach the kubelet: ${error.message}`)),
+    );
     outgoing.on("response", (incoming) => {
       readText(incoming).then((text) => {
-        answerRaw(socket, incoming.statusCode ?? 502, { "content-type": incoming.headers["content-type"] ?? "text/plain" }, text);
+        answerRaw(
+          socket,
+          incoming.statusCode ?? 502,
+          { "content-type": incoming.headers["content-type"] ?? "text/plain" },
+          text,
+        );
         resolve();
       }, reject);
     });
     outgoing.on("upgrade", (incoming, kubelet, kubeletHead) => {
       const lines = ["HTTP/1.1 101 Switching Protocols"];
-      for (let index = 0; index < incoming.rawHeaders.length; index += 2) lines.push(`${incoming.rawHeaders[index]}: ${incoming.rawHeaders[index + 1]}`);
+      for (let index = 0; index < incoming.rawHeaders.length; index += 2)
+        lines.push(`${incoming.rawHeaders[index]}: ${incoming.rawHeaders[index + 1]}`);
       socket.write(`${lines.join("\r\n")}\r\n\r\n`);
       socket.write(kubeletHead);
       kubelet.write(head);
@@ -232,11 +284,17 @@ function kubeletError(code: number, text: string): StatusError {
 function statusOf(thrown: unknown): { code: number; body: string } {
   const error = thrown instanceof StatusError ? thrown : new StatusError(500, "InternalError", toError(thrown).message);
   const { code, reason, message } = error;
-  return { code, body: JSON.stringify({ kind: "Status", apiVersion: "v1", metadata: {}, status: "Failure", message, reason, code }) };
+  return {
+    code,
+    body: JSON.stringify({ kind: "Status", apiVersion: "v1", metadata: {}, status: "Failure", message, reason, code }),
+  };
 }
 
 function answerRaw(socket: Duplex, code: number, headers: Record<string, string>, body: string): void {
   if (socket.destroyed) return;
   const lines = Object.entries({ ...headers, connection: "close", "content-length": String(Buffer.byteLength(body)) });
-  socket.end(`HTTP/1.1 ${code} Error\r\n${lines.map(([name, value]) => `${name}: ${value}\r\n`).join("")}\r\n${body}`, () => socket.destroy());
+  socket.end(
+    `HTTP/1.1 ${code} Error\r\n${lines.map(([name, value]) => `${name}: ${value}\r\n`).join("")}\r\n${body}`,
+    () => socket.destroy(),
+  );
 }

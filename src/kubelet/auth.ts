@@ -86,7 +86,11 @@ export class Authenticator {
     }
     let answer: { user: UserInfo | null };
     try {
-      answer = await this.#tokens.get(key, () => this.#review(token), ({ user }) => (user ? (this.#options.tokenTtlMs ?? TOKEN_TTL_MS) : BAD_TOKEN_TTL_MS));
+      answer = await this.#tokens.get(
+        key,
+        () => this.#review(token),
+        ({ user }) => (user ? (this.#options.tokenTtlMs ?? TOKEN_TTL_MS) : BAD_TOKEN_TTL_MS),
+      );
     } catch (thrown) {
       if (thrown instanceof HttpError) throw thrown;
       this.#options.metrics.authnDecisions.inc({ result: "error" });
@@ -130,7 +134,10 @@ export class Authorizer {
         if (thrown instanceof HttpError) throw thrown;
         metrics.authzDecisions.inc({ result: "error" });
         logger.warn({ err: toError(thrown).message, user: user.username }, "access review failed, request refused");
-        throw new HttpError(503, `Authorization error (user=${user.username}, verb=${access.verb}, resource=nodes, subresource=${subresource})`);
+        throw new HttpError(
+          503,
+          `Authorization error (user=${user.username}, verb=${access.verb}, resource=nodes, subresource=${subresource})`,
+        );
       }
       if (allowed) {
         metrics.authzDecisions.inc({ result: "allowed" });
@@ -145,13 +152,16 @@ export class Authorizer {
   }
 
   #isAllowed(user: UserInfo, verb: string, subresource: string): Promise<boolean> {
-    const key = createHash("sha256").update(JSON.stringify([user, verb, subresource])).digest("base64");
+    const key = createHash("sha256")
+      .update(JSON.stringify([user, verb, subresource]))
+      .digest("base64");
     const { allowTtlMs = ALLOW_TTL_MS, denyTtlMs = DENY_TTL_MS } = this.#options;
     return this.#decisions.get(
       key,
       async () => {
         const attributes = { verb, version: "v1", resource: "nodes", subresource, name: this.#options.nodeName };
-        return (await this.#reviews.run((kube, signal) => subjectAccessReview(kube, { user, attributes }, signal))).allowed;
+        return (await this.#reviews.run((kube, signal) => subjectAccessReview(kube, { user, attributes }, signal)))
+          .allowed;
       },
       (allowed) => (allowed ? allowTtlMs : denyTtlMs),
     );
@@ -183,9 +193,9 @@ function certificateUser(request: IncomingMessage): UserInfo | undefined {
   const { subject } = socket.getPeerCertificate();
   // Node gives an array where a name has several values.
   const commonName: unknown = subject?.CN;
-  const organization: unknown = subject?.O;
+  const organization = subject?.O as string | string[] | undefined;
   if (typeof commonName !== "string" || commonName === "") return undefined;
-  const groups = organization === undefined ? [] : Array.isArray(organization) ? organization.map(String) : [String(organization)];
+  const groups = organization === undefined ? [] : Array.isArray(organization) ? organization : [organization];
   // What the API server adds to everybody that it authenticates.
   return { username: commonName, groups: [...groups, "system:authenticated"] };
 }
@@ -196,7 +206,9 @@ function bearerToken(request: IncomingMessage): string | undefined {
     const [scheme = "", token = ""] = header.trim().split(/ +/, 2);
     return scheme.toLowerCase() === "bearer" && token !== "" ? token : undefined;
   }
-  const offer = headerList(request.headers["sec-websocket-protocol"]).find((name) => name.startsWith(BEARER_PROTOCOL_PREFIX));
+  const offer = headerList(request.headers["sec-websocket-protocol"]).find((name) =>
+    name.startsWith(BEARER_PROTOCOL_PREFIX),
+  );
   if (offer === undefined) return undefined;
   const token = Buffer.from(offer.slice(BEARER_PROTOCOL_PREFIX.length), "base64url").toString("utf8");
   return token === "" ? undefined : token;

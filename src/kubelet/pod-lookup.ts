@@ -20,7 +20,10 @@ export interface PodLookup {
  *
  * @throws HttpError 404
  */
-export function findPod(pods: PodLookup, params: { namespace: string; pod: string; uid?: string | undefined }): NodePod {
+export function findPod(
+  pods: PodLookup,
+  params: { namespace: string; pod: string; uid?: string | undefined },
+): NodePod {
   const found = pods.get(params.namespace, params.pod);
   if (found === undefined || (params.uid !== undefined && found.pod.metadata?.uid !== params.uid)) {
     throw new HttpError(404, "pod does not exist");
@@ -29,7 +32,11 @@ export function findPod(pods: PodLookup, params: { namespace: string; pod: strin
 }
 
 export function allContainers(pod: Pod): readonly Pick<Container, "name" | "image">[] {
-  return [...(pod.spec?.initContainers ?? []), ...(pod.spec?.containers ?? []), ...(pod.spec?.ephemeralContainers ?? [])];
+  return [
+    ...(pod.spec?.initContainers ?? []),
+    ...(pod.spec?.containers ?? []),
+    ...(pod.spec?.ephemeralContainers ?? []),
+  ];
 }
 
 export function hasContainer(pod: Pod, name: string): boolean {
@@ -43,10 +50,14 @@ export function requireContainer(pod: Pod, name: string): void {
 
 export function containerStatus(pod: Pod, name: string): ContainerStatus | undefined {
   const { containerStatuses = [], initContainerStatuses = [], ephemeralContainerStatuses = [] } = pod.status ?? {};
-  return [...containerStatuses, ...initContainerStatuses, ...ephemeralContainerStatuses].find((status) => status.name === name);
+  return [...containerStatuses, ...initContainerStatuses, ...ephemeralContainerStatuses].find(
+    (status) => status.name === name,
+  );
 }
 
 export function runningContainers(pod: Pod): ContainerStatus[] {
   const { containerStatuses = [], initContainerStatuses = [], ephemeralContainerStatuses = [] } = pod.status ?? {};
-  return [...initContainerStatuses, ...containerStatuses, ...ephemeralContainerStatuses].filter((status) => status.state?.running !== undefined);
+  return [...initContainerStatuses, ...containerStatuses, ...ephemeralContainerStatuses].filter(
+    (status) => status.state?.running !== undefined,
+  );
 }

@@ -46,7 +46,11 @@ export interface Match {
 }
 
 /** The first route for the path; several may share a path with different methods. */
-export function matchRoute(routes: readonly Route[], method: string, path: string): Match | "method not allowed" | undefined {
+export function matchRoute(
+  routes: readonly Route[],
+  method: string,
+  path: string,
+): Match | "method not allowed" | undefined {
   const segments = path.split("/");
   let pathKnown = false;
   for (const route of routes) {
@@ -84,14 +88,26 @@ export function parseTarget(url: string): { path: string; query: URLSearchParams
   return { path, query: new URLSearchParams(mark < 0 ? "" : url.slice(mark + 1)) };
 }
 
-const VERBS: Readonly<Record<string, string>> = { GET: "get", HEAD: "get", POST: "create", PUT: "update", PATCH: "patch", DELETE: "delete" };
+const VERBS: Readonly<Record<string, string>> = {
+  GET: "get",
+  HEAD: "get",
+  POST: "create",
+  PUT: "update",
+  PATCH: "patch",
+  DELETE: "delete",
+};
 
 /**
  * What to ask of the authoriser. exec, attach, portForward and run are `create` whatever the method: a WebSocket upgrade is a GET,
  * and rights to read must not become rights to run commands.
  */
-export function accessOf(match: Match | "method not allowed" | undefined, method: string, path: string): AccessAttributes {
-  if (typeof match === "object") return { verb: match.route.verb ?? VERBS[method] ?? "", subresources: match.route.subresources };
+export function accessOf(
+  match: Match | "method not allowed" | undefined,
+  method: string,
+  path: string,
+): AccessAttributes {
+  if (typeof match === "object")
+    return { verb: match.route.verb ?? VERBS[method] ?? "", subresources: match.route.subresources };
   const first = path.split("/")[1] ?? "";
   const subresources = Object.hasOwn(SUBRESOURCES_BY_PREFIX, first) ? SUBRESOURCES_BY_PREFIX[first]! : ["proxy"];
   return { verb: VERBS[method] ?? "", subresources };

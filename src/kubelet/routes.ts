@@ -52,7 +52,10 @@ export function kubeletRoutes(deps: RouteDeps): readonly Route[] {
   /** Both forms of the path; a session is always `create`. */
   const session = (methods: readonly string[], patterns: readonly string[], handler: Handler): Route[] =>
     patterns.map((pattern) => ({ methods, pattern, handler, subresources: ["proxy"], verb: "create" }));
-  const inContainer = (root: string) => [`/${root}/:namespace/:pod/:container`, `/${root}/:namespace/:pod/:uid/:container`];
+  const inContainer = (root: string) => [
+    `/${root}/:namespace/:pod/:container`,
+    `/${root}/:namespace/:pod/:uid/:container`,
+  ];
 
   const health = healthz(deps.livez);
   const resource = resourceMetrics(deps.stats);

@@ -139,8 +139,19 @@ class Server implements KubeletServer {
       clock,
       metrics,
       sessions: new Sessions(this.#limits.sessions, metrics),
-      streamLimits: { clock, idleTimeoutMs: this.#limits.streamIdleMs, creationTimeoutMs: this.#limits.streamCreationMs },
-      stats: new StatsSource({ provider, pods, labels: options.machineLabels, clock, logger, selfUsage: options.selfUsage ?? processUsage }),
+      streamLimits: {
+        clock,
+        idleTimeoutMs: this.#limits.streamIdleMs,
+        creationTimeoutMs: this.#limits.streamCreationMs,
+      },
+      stats: new StatsSource({
+        provider,
+        pods,
+        labels: options.machineLabels,
+        clock,
+        logger,
+        selfUsage: options.selfUsage ?? processUsage,
+      }),
       nodeName: options.nodeName,
       startedAtMs: clock.now(),
       capacity: options.capacity,
@@ -216,11 +227,17 @@ class Server implements KubeletServer {
 
   #admit(socket: Socket): void {
     const address = socket.remoteAddress ?? "";
-    if (this.#stopping.signal.aborted || !this.#connections.add(socket, address, this.#limits.unauthenticatedPerAddress)) socket.destroy();
+    if (
+      this.#stopping.signal.aborted ||
+      !this.#connections.add(socket, address, this.#limits.unauthenticatedPerAddress)
+    )
+      socket.destroy();
     else socket.setNoDelay(true);
   }
 
-  async #authorize(request: IncomingMessage): Promise<{ user: UserInfo; match: Match; path: string; query: URLSearchParams }> {
+  async #authorize(
+    request: IncomingMessage,
+  ): Promise<{ user: UserInfo; match: Match; path: string; query: URLSearchParams }> {
     const user = await this.#authenticator.authenticate(request);
     this.#connections.authenticated(request.socket.remoteAddress ?? "", request.socket.remotePort ?? 0);
     const { path, query } = parseTarget(request.url ?? "");
@@ -242,7 +259,13 @@ class Server implements KubeletServer {
       const { handler } = match.route;
       finish = this.#observe(request, match.route);
       await discardBody(request);
-      const context = this.#context(request, match, query, user, AbortSignal.any([cancel.signal, this.#stopping.signal]));
+      const context = this.#context(
+        request,
+        match,
+        query,
+        user,
+        AbortSignal.any([cancel.signal, this.#stopping.signal]),
+      );
       if (handler.kind === "upgrade") throw new HttpError(400, "unable to upgrade: missing upgrade headers in request");
       if (handler.kind === "stream") {
         await handler.handle(context, response);
@@ -250,7 +273,11 @@ class Server implements KubeletServer {
       }
       response.setTimeout(this.#limits.responseIdleMs, () => response.destroy());
       const { status, contentType, body } = await handler.handle(context);
-      response.writeHead(status, { "content-type": contentType, "x-content-type-options": "nosniff", "content-length": Buffer.byteLength(body) });
+      response.writeHead(status, {
+        "content-type": contentType,
+        "x-content-type-options": "nosniff",
+        "content-length": Buffer.byteLength(body),
+      });
       response.end(request.method === "HEAD" ? undefined : body);
     } catch (thrown) {
       this.#report(thrown, request);
@@ -274,8 +301,15 @@ class Server implements KubeletServer {
     try {
       const { user, match, query } = await this.#authorize(request);
       finish = this.#observe(request, match.route);
-      if (match.route.handler.kind !== "upgrade") throw new HttpError(400, "this endpoint does not upgrade connections");
-      const context = this.#context(request, match, query, user, AbortSignal.any([cancel.signal, this.#stopping.signal]));
+      if (match.route.handler.kind !== "upgrade")
+        throw new HttpError(400, "this endpoint does not upgrade connections");
+      const context = this.#context(
+        request,
+        match,
+        query,
+        user,
+        AbortSignal.any([cancel.signal, this.#stopping.signal]),
+      );
       await match.route.handler.handle(context, upgrade);
       socket.destroy();
     } catch (thrown) {
@@ -288,7 +322,13 @@ class Server implements KubeletServer {
     }
   }
 
-  #context(request: IncomingMessage, match: Match, query: URLSearchParams, user: UserInfo, signal: AbortSignal): RequestContext {
+  #context(
+    request: IncomingMessage,
+    match: Match,
+    query: URLSearchParams,
+    user: UserInfo,
+    signal: AbortSignal,
+  ): RequestContext {
     return { params: match.params, query, user, request, signal };
   }
 
@@ -312,8 +352,14 @@ class Server implements KubeletServer {
 
   #report(thrown: unknown, request: IncomingMessage): void {
     const { status } = toHttpError(thrown);
-    const fields = { method: request.method, path: (request.url ?? "").split("?", 1)[0], status, err: toError(thrown).message };
-    if (status === 500 && !(thrown instanceof HttpError)) this.#options.logger.warn(fields, "kubelet API request failed");
+    const fields = {
+      method: request.method,
+      path: (request.url ?? "").split("?", 1)[0],
+      status,
+      err: toError(thrown).message,
+    };
+    if (status === 500 && !(thrown instanceof HttpError))
+      this.#options.logger.warn(fields, "kubelet API request failed");
     else this.#options.logger.debug(fields, "kubelet API request refused");
   }
 }
@@ -364,7 +410,10 @@ function answerError(response: ServerResponse, error: HttpError, request: Incomi
   for (const [name, value] of [...error.headers, ...challenge(error.status)]) response.appendHeader(name, value);
   // Nobody looked at the body; do not let it be taken for the next request.
   if (!request.complete) response.setHeader("connection", "close");
-  response.writeHead(error.status, { "content-type": "text/plain; charset=utf-8", "x-content-type-options": "nosniff" });
+  response.writeHead(error.status, {
+    "content-type": "text/plain; charset=utf-8",
+    "x-content-type-options": "nosniff",
+  });
   response.end(request.method === "HEAD" ? undefined : error.message);
 }
 

@@ -15,7 +15,13 @@ export interface SessionLimits {
   logsPerPod: number;
 }
 
-export const DEFAULT_SESSION_LIMITS: SessionLimits = { perNode: 256, perPod: 128, perUser: 256, logsPerNode: 256, logsPerPod: 64 };
+export const DEFAULT_SESSION_LIMITS: SessionLimits = {
+  perNode: 256,
+  perPod: 128,
+  perUser: 256,
+  logsPerNode: 256,
+  logsPerPod: 64,
+};
 
 export class Sessions {
   readonly #limits: SessionLimits;
@@ -48,7 +54,9 @@ export class Sessions {
     for (const [key, limit, reason] of bounds) {
       if ((this.#counts.get(key) ?? 0) < limit) continue;
       this.#metrics.streamsRejected.inc({ reason });
-      throw new HttpError(429, `too many ${type} sessions: the limit per ${reason} is ${limit}`, [["Retry-After", "5"]]);
+      throw new HttpError(429, `too many ${type} sessions: the limit per ${reason} is ${limit}`, [
+        ["Retry-After", "5"],
+      ]);
     }
     for (const [key] of bounds) this.#counts.set(key, (this.#counts.get(key) ?? 0) + 1);
     this.#metrics.streams.inc({ type });

@@ -138,8 +138,19 @@ export class StatsSource {
     for (const stats of machine.containers) {
       const status = running.get(stats.name);
       const startedAt = Date.parse(stats.started_at);
-      if (status === undefined || Number.isNaN(startedAt) || !(stats.cpu_usage_ns_total > 0) || !(stats.memory_working_set_bytes > 0)) continue;
-      const nanocores = this.#read(machineId, `${machineId}/${stats.name}/${stats.started_at}`, stats.cpu_usage_ns_total, at);
+      if (
+        status === undefined ||
+        Number.isNaN(startedAt) ||
+        !(stats.cpu_usage_ns_total > 0) ||
+        !(stats.memory_working_set_bytes > 0)
+      )
+        continue;
+      const nanocores = this.#read(
+        machineId,
+        `${machineId}/${stats.name}/${stats.started_at}`,
+        stats.cpu_usage_ns_total,
+        at,
+      );
       sample.containers.push({
         name: stats.name,
         image: status.image,
@@ -171,7 +182,8 @@ export class StatsSource {
     const used = Math.max(0, cpu - (previous?.cpu ?? 0));
     this.#machineNanoseconds += used;
     // A backend may answer twice with the same sample: then the rate of before stands.
-    const nanocores = previous === undefined ? undefined : at > previous.at ? rate(used, at - previous.at) : previous.nanocores;
+    const nanocores =
+      previous === undefined ? undefined : at > previous.at ? rate(used, at - previous.at) : previous.nanocores;
     this.#readings.set(key, { machineId, cpu, at, nanocores });
     return nanocores;
   }

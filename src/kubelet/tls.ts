@@ -13,7 +13,13 @@ import type { Metrics } from "../telemetry/metrics.ts";
 import type { Clock } from "../util/clock.ts";
 import { toError, VmletError } from "../util/errors.ts";
 import type { Random } from "../util/random.ts";
-import { createCertificate, createSigningRequest, generateKeyPair, privateKeyPem, type SubjectAltNames } from "../util/x509.ts";
+import {
+  createCertificate,
+  createSigningRequest,
+  generateKeyPair,
+  privateKeyPem,
+  type SubjectAltNames,
+} from "../util/x509.ts";
 
 /** PEM texts that belong together. */
 export interface ServingCertificate {
@@ -64,10 +70,13 @@ class Holder<T> {
 /** @throws CertificateError when the texts are no PEM, the key is not the certificate's, or TLS would refuse them */
 export function checkPair(pair: ServingCertificate, source: string): void {
   try {
-    if (!new X509Certificate(pair.cert).checkPrivateKey(createPrivateKey(pair.key))) throw new Error("the key is not the certificate's");
+    if (!new X509Certificate(pair.cert).checkPrivateKey(createPrivateKey(pair.key)))
+      throw new Error("the key is not the certificate's");
     createSecureContext(pair);
   } catch (thrown) {
-    throw new CertificateError(`${source}: certificate and key cannot be used together: ${toError(thrown).message}`, { cause: thrown });
+    throw new CertificateError(`${source}: certificate and key cannot be used together: ${toError(thrown).message}`, {
+      cause: thrown,
+    });
   }
 }
 
@@ -98,7 +107,9 @@ export async function fileCertificate(options: {
   try {
     await load();
   } catch (thrown) {
-    throw thrown instanceof CertificateError ? thrown : new CertificateError(`${certFile}: ${toError(thrown).message}`, { cause: thrown });
+    throw thrown instanceof CertificateError
+      ? thrown
+      : new CertificateError(`${certFile}: ${toError(thrown).message}`, { cause: thrown });
   }
   return {
     current: holder.current,
@@ -109,7 +120,10 @@ export async function fileCertificate(options: {
           await load();
         } catch (thrown) {
           metrics.serverCertificateRenewErrors.inc();
-          logger.warn({ certFile, err: toError(thrown).message }, "serving certificate not reloaded, the old one stays");
+          logger.warn(
+            { certFile, err: toError(thrown).message },
+            "serving certificate not reloaded, the old one stays",
+          );
         }
         return POLL_MS;
       }),
@@ -239,7 +253,11 @@ async function requestCertificate(options: {
     altNames: options.names(),
   });
   const csrPath = (name?: string) =>
-    resourcePath({ group: "certificates.k8s.io", resource: "certificatesigningrequests", ...(name !== undefined && { name }) });
+    resourcePath({
+      group: "certificates.k8s.io",
+      resource: "certificatesigningrequests",
+      ...(name !== undefined && { name }),
+    });
   const created = await kube.request<SigningRequest>({
     method: "POST",
     path: csrPath(),
@@ -260,7 +278,10 @@ async function requestCertificate(options: {
   while (clock.monotonic() < deadline) {
     const { status } = await kube.request<SigningRequest>({ method: "GET", path: csrPath(name), signal });
     const refused = status?.conditions?.find((condition) => condition.type === "Denied" || condition.type === "Failed");
-    if (refused) throw new CertificateError(`signing request ${name} was ${refused.type.toLowerCase()}: ${refused.message ?? refused.reason ?? ""}`);
+    if (refused)
+      throw new CertificateError(
+        `signing request ${name} was ${refused.type.toLowerCase()}: ${refused.message ?? refused.reason ?? ""}`,
+      );
     if (status?.certificate) {
       return { cert: Buffer.from(status.certificate, "base64").toString("utf8"), key: privateKeyPem(keys.privateKey) };
     }
@@ -286,7 +307,8 @@ function lifeLeft(cert: string, clock: Clock): number {
 function reportTtl(metrics: Metrics, clock: Clock, holder: Holder<ServingCertificate>): void {
   metrics.onScrape(() => {
     const pair = holder.current();
-    if (pair) metrics.serverCertificateTtl.set((new X509Certificate(pair.cert).validToDate.getTime() - clock.now()) / 1000);
+    if (pair)
+      metrics.serverCertificateTtl.set((new X509Certificate(pair.cert).validToDate.getTime() - clock.now()) / 1000);
   });
 }
 
@@ -295,7 +317,11 @@ function reportTtl(metrics: Metrics, clock: Clock, holder: Holder<ServingCertifi
  *
  * @throws CertificateError when the first reading gives no certificate
  */
-export async function fileClientCa(options: { file: string; clock: Clock; logger: Logger }): Promise<Reloadable<string>> {
+export async function fileClientCa(options: {
+  file: string;
+  clock: Clock;
+  logger: Logger;
+}): Promise<Reloadable<string>> {
   const { file, clock, logger } = options;
   const holder = new Holder<string>();
   const load = async () => {
@@ -308,9 +334,15 @@ export async function fileClientCa(options: { file: string; clock: Clock; logger
   try {
     await load();
   } catch (thrown) {
-    throw thrown instanceof CertificateError ? thrown : new CertificateError(`${file}: ${toError(thrown).message}`, { cause: thrown });
+    throw thrown instanceof CertificateError
+      ? thrown
+      : new CertificateError(`${file}: ${toError(thrown).message}`, { cause: thrown });
   }
-  return { current: holder.current, onChange: holder.onChange, run: (signal) => poll(clock, signal, logger, POLL_MS, load) };
+  return {
+    current: holder.current,
+    onChange: holder.onChange,
+    run: (signal) => poll(clock, signal, logger, POLL_MS, load),
+  };
 }
 
 const CA_CONFIG_MAP = { namespace: "kube-system", name: "extension-apiserver-authentication", key: "client-ca-file" };
@@ -319,7 +351,12 @@ const CA_CONFIG_MAP = { namespace: "kube-system", name: "extension-apiserver-aut
  * The cluster's own client CA, as the API server publishes it. On kubeadm clusters it signs the API server's kubelet client
  * certificate; where it does not, give a file. Without the map or the right to read it, client certificates are not accepted.
  */
-export async function configMapClientCa(options: { kube: Kube; clock: Clock; logger: Logger; signal: AbortSignal }): Promise<Reloadable<string>> {
+export async function configMapClientCa(options: {
+  kube: Kube;
+  clock: Clock;
+  logger: Logger;
+  signal: AbortSignal;
+}): Promise<Reloadable<string>> {
   const { kube, clock, logger } = options;
   const holder = new Holder<string>();
   const { namespace, name, key } = CA_CONFIG_MAP;
@@ -359,7 +396,13 @@ function checkBundle(bundle: string, source: string): void {
   }
 }
 
-function poll(clock: Clock, signal: AbortSignal, logger: Logger, periodMs: number, load: () => Promise<void>): Promise<void> {
+function poll(
+  clock: Clock,
+  signal: AbortSignal,
+  logger: Logger,
+  periodMs: number,
+  load: () => Promise<void>,
+): Promise<void> {
   return repeat(clock, signal, async () => {
     await load().catch((thrown: unknown) => {
       if (!signal.aborted) warnCa(logger, thrown);

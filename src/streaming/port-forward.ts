@@ -8,7 +8,13 @@ import { toError } from "../util/errors.ts";
 import { RST_STATUS } from "./spdy/frames.ts";
 import { SpdySession, type SpdyStream } from "./spdy/session.ts";
 import type { StreamLimits } from "./remote-command.ts";
-import { UpgradeRefused, acceptSpdyUpgrade, negotiateSpdyProtocol, upgradeKind, type UpgradeRequest } from "./upgrade.ts";
+import {
+  UpgradeRefused,
+  acceptSpdyUpgrade,
+  negotiateSpdyProtocol,
+  upgradeKind,
+  type UpgradeRequest,
+} from "./upgrade.ts";
 import { ChannelSocket, acceptWebSocketUpgrade, negotiateWebSocketProtocol } from "./websocket.ts";
 
 const SPDY_PROTOCOL = "portforward.k8s.io";
@@ -36,10 +42,12 @@ export function negotiatePortForward(request: UpgradeRequest["request"], query: 
   if (values.length === 0) throw new UpgradeRefused(400, 'query parameter "port" is required');
   const ports = values.map((value) => {
     const port = parsePort(value);
-    if (port === undefined) throw new UpgradeRefused(400, `invalid port ${JSON.stringify(value)} in query parameter "port"`);
+    if (port === undefined)
+      throw new UpgradeRefused(400, `invalid port ${JSON.stringify(value)} in query parameter "port"`);
     return port;
   });
-  if (ports.length > MAX_CHANNEL_PORTS) throw new UpgradeRefused(400, `${ports.length} ports are more than the limit of ${MAX_CHANNEL_PORTS}`);
+  if (ports.length > MAX_CHANNEL_PORTS)
+    throw new UpgradeRefused(400, `${ports.length} ports are more than the limit of ${MAX_CHANNEL_PORTS}`);
   return { kind: "channels", name, ports };
 }
 
@@ -73,7 +81,13 @@ export async function servePortForward(
   webSocket.terminate();
 }
 
-async function serveSpdy(transport: Duplex, head: Buffer, target: PortForwardTarget, limits: StreamLimits, signal: AbortSignal): Promise<void> {
+async function serveSpdy(
+  transport: Duplex,
+  head: Buffer,
+  target: PortForwardTarget,
+  limits: StreamLimits,
+  signal: AbortSignal,
+): Promise<void> {
   interface Pair {
     data?: SpdyStream;
     error?: SpdyStream;
@@ -131,7 +145,13 @@ async function serveSpdy(transport: Duplex, head: Buffer, target: PortForwardTar
  * Any byte on an error stream makes kubectl give up the whole session, so only a failure to connect is told there. The
  * error stream's end comes last: kubectl waits for it before it lets go of the connection.
  */
-async function forwardPair(data: SpdyStream, error: SpdyStream, port: number, target: PortForwardTarget, gone: AbortSignal): Promise<void> {
+async function forwardPair(
+  data: SpdyStream,
+  error: SpdyStream,
+  port: number,
+  target: PortForwardTarget,
+  gone: AbortSignal,
+): Promise<void> {
   const cancel = new AbortController();
   data.once("close", () => cancel.abort(new Error("the client closed the stream")));
   try {

@@ -60,7 +60,10 @@ export type RemoteCommandProtocol = { kind: "spdy" | "websocket"; name: string }
 /** @throws UpgradeRefused 400 or 403 */
 export function negotiateRemoteCommand(request: UpgradeRequest["request"]): RemoteCommandProtocol {
   const kind = upgradeKind(request);
-  const name = kind === "spdy" ? negotiateSpdyProtocol(request, SPDY_PROTOCOLS) : negotiateWebSocketProtocol(request, WEBSOCKET_PROTOCOLS);
+  const name =
+    kind === "spdy"
+      ? negotiateSpdyProtocol(request, SPDY_PROTOCOLS)
+      : negotiateWebSocketProtocol(request, WEBSOCKET_PROTOCOLS);
   return { kind, name };
 }
 
@@ -94,7 +97,9 @@ export async function acceptRemoteCommand(
   options: RemoteCommandOptions,
   limits: StreamLimits,
 ): Promise<RemoteCommandClient> {
-  return protocol.kind === "spdy" ? acceptSpdy(upgrade, protocol.name, options, limits) : acceptWebSocket(upgrade, protocol.name, options, limits);
+  return protocol.kind === "spdy"
+    ? acceptSpdy(upgrade, protocol.name, options, limits)
+    : acceptWebSocket(upgrade, protocol.name, options, limits);
 }
 
 async function acceptSpdy(
@@ -214,7 +219,10 @@ export async function serveRemoteCommand(
   });
   connectStdin(client.stdin, process.stdin);
   if (client.resize) followResizes(client.resize, (columns, rows) => process.resize(columns, rows));
-  const outputs = Promise.all([connectOutput(process.stdout, client.stdout), connectOutput(process.stderr, client.stderr)]);
+  const outputs = Promise.all([
+    connectOutput(process.stdout, client.stdout),
+    connectOutput(process.stderr, client.stderr),
+  ]);
 
   let outcome: CommandOutcome;
   try {
@@ -285,7 +293,8 @@ export function followResizes(source: Readable, resize: (columns: number, rows: 
 }
 
 function parseSize(json: string): { columns: number; rows: number } | undefined {
-  const isSize = (value: unknown): value is number => Number.isInteger(value) && (value as number) > 0 && (value as number) <= 0xffff;
+  const isSize = (value: unknown): value is number =>
+    Number.isInteger(value) && (value as number) > 0 && (value as number) <= 0xffff;
   try {
     const { Width: columns, Height: rows } = JSON.parse(json) as { Width?: unknown; Height?: unknown };
     return isSize(columns) && isSize(rows) ? { columns, rows } : undefined;

@@ -7,7 +7,14 @@ export type CommandOutcome = { exitCode: number } | { error: Error };
 export function outcomeStatus(outcome: CommandOutcome): object {
   if ("error" in outcome) {
     const message = toError(outcome.error).message;
-    return { metadata: {}, status: "Failure", message, reason: "InternalError", details: { causes: [{ message }] }, code: 500 };
+    return {
+      metadata: {},
+      status: "Failure",
+      message,
+      reason: "InternalError",
+      details: { causes: [{ message }] },
+      code: 500,
+    };
   }
   if (outcome.exitCode === 0) return { metadata: {}, status: "Success" };
   return {

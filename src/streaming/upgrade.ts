@@ -28,7 +28,12 @@ export class UpgradeRefused extends VmletError {
 }
 
 /** Writes a plain HTTP reply and closes: after a failed upgrade the connection must not be used again (CVE-2018-1002105). */
-export function refuseUpgrade(socket: Duplex, status: number, body: string, headers: readonly (readonly [string, string])[] = []): void {
+export function refuseUpgrade(
+  socket: Duplex,
+  status: number,
+  body: string,
+  headers: readonly (readonly [string, string])[] = [],
+): void {
   if (socket.destroyed) return;
   const lines = [
     `HTTP/1.1 ${status} ${STATUS_CODES[status] ?? "Error"}`,
@@ -61,7 +66,10 @@ export function upgradeKind(request: IncomingMessage): UpgradeKind {
     if (upgrades.includes("websocket")) return "websocket";
     if (upgrades.includes("spdy/3.1")) return "spdy";
   }
-  throw new UpgradeRefused(400, "unable to upgrade: missing upgrade headers in request: Upgrade must be SPDY/3.1 or websocket");
+  throw new UpgradeRefused(
+    400,
+    "unable to upgrade: missing upgrade headers in request: Upgrade must be SPDY/3.1 or websocket",
+  );
 }
 
 /**
@@ -73,7 +81,10 @@ export function negotiateSpdyProtocol(request: IncomingMessage, supported: reado
   const offered = headerList(request.headers["x-stream-protocol-version"]);
   if (offered.length === 0) {
     const count = Object.keys(request.headers).length;
-    throw new UpgradeRefused(400, `unable to upgrade: header X-Stream-Protocol-Version does not exist in request with ${count} headers`);
+    throw new UpgradeRefused(
+      400,
+      `unable to upgrade: header X-Stream-Protocol-Version does not exist in request with ${count} headers`,
+    );
   }
   const chosen = offered.find((protocol) => supported.includes(protocol));
   if (chosen !== undefined) return chosen;

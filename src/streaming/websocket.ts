@@ -24,11 +24,16 @@ const MAX_MESSAGE_BYTES = 32 * 1024 * 1024;
  * @throws UpgradeRefused 403 when there is none in common
  */
 export function negotiateWebSocketProtocol(request: IncomingMessage, supported: readonly string[]): string {
-  const offered = headerList(request.headers["sec-websocket-protocol"]).filter((name) => !name.startsWith(BEARER_PROTOCOL_PREFIX));
+  const offered = headerList(request.headers["sec-websocket-protocol"]).filter(
+    (name) => !name.startsWith(BEARER_PROTOCOL_PREFIX),
+  );
   if (offered.length === 0) offered.push("");
   const chosen = offered.find((protocol) => supported.includes(protocol));
   if (chosen !== undefined) return chosen;
-  throw new UpgradeRefused(403, `unable to upgrade: requested protocol(s) are not supported: [${offered.join(" ")}]; supports [${supported.join(" ")}]`);
+  throw new UpgradeRefused(
+    403,
+    `unable to upgrade: requested protocol(s) are not supported: [${offered.join(" ")}]; supports [${supported.join(" ")}]`,
+  );
 }
 
 /** Answers 101 with `protocol` as chosen before. Resolves with the open connection; rejects when the handshake is malformed. */
@@ -37,7 +42,12 @@ export function acceptWebSocketUpgrade(upgrade: UpgradeRequest, protocol: string
   // `SPDY/3.1+portforward.k8s.io` is no token of RFC 6455 and `ws` would answer 400, on which kubectl silently falls back
   // to SPDY. So ws sees no protocols, and the choice is put into its reply here.
   delete request.headers["sec-websocket-protocol"];
-  const server = new WebSocketServer({ noServer: true, perMessageDeflate: false, maxPayload: MAX_MESSAGE_BYTES, clientTracking: false });
+  const server = new WebSocketServer({
+    noServer: true,
+    perMessageDeflate: false,
+    maxPayload: MAX_MESSAGE_BYTES,
+    clientTracking: false,
+  });
   if (protocol !== "") server.on("headers", (headers) => headers.push(`Sec-WebSocket-Protocol: ${protocol}`));
   return new Promise((resolve, reject) => {
     server.on("wsClientError", (error) => reject(new UpgradeRefused(400, error.message)));
@@ -99,7 +109,9 @@ export class ChannelSocket {
       readable.on("error", () => {});
       this.#inbound.set(channel, readable);
     }
-    this.#idle = new IdleTimer(options.clock, this.#options.idleTimeoutMs, (ms) => this.destroy(`idle for ${Math.round(ms / 1000)} s`));
+    this.#idle = new IdleTimer(options.clock, this.#options.idleTimeoutMs, (ms) =>
+      this.destroy(`idle for ${Math.round(ms / 1000)} s`),
+    );
     this.#stopPings = every(options.clock, this.#options.pingIntervalMs, () => {
       if (webSocket.readyState === webSocket.OPEN && webSocket.bufferedAmount === 0) webSocket.ping();
     });

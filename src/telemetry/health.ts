@@ -88,34 +88,55 @@ export async function startHealthServer(options: {
   metrics: Metrics;
   logger: Logger;
 }): Promise<HealthServer> {
-  const endpoints: Record<string, HealthChecks> = { livez: options.livez, healthz: options.livez, readyz: options.readyz };
-  const answer = async (path: string, query: URLSearchParams): Promise<{ status: number; type: string; body: string }> => {
+  const endpoints: Record<string, HealthChecks> = {
+    livez: options.livez,
+    healthz: options.livez,
+    readyz: options.readyz,
+  };
+  const answer = async (
+    path: string,
+    query: URLSearchParams,
+  ): Promise<{ status: number; type: string; body: string }> => {
     const [, first = "", only, ...rest] = path.split("/");
-    if (path === "/metrics") return { status: 200, type: options.metrics.registry.contentType, body: await options.metrics.render() };
+    if (path === "/metrics")
+      return { status: 200, type: options.metrics.registry.contentType, body: await options.metrics.render() };
     const checks = Object.hasOwn(endpoints, first) ? endpoints[first] : undefined;
-    if (checks === undefined || rest.length > 0 || (only !== undefined && only !== "" && !checks.names().includes(only))) {
+    if (
+      checks === undefined ||
+      rest.length > 0 ||
+      (only !== undefined && only !== "" && !checks.names().includes(only))
+    ) {
       return { status: 404, type: "text/plain; charset=utf-8", body: "404 page not found\n" };
     }
     const report = await checks.report({ ...healthQuery(query), ...(only && { only }) });
     return { status: report.healthy ? 200 : 500, type: "text/plain; charset=utf-8", body: report.text };
   };
 
-  const server = createServer({ headersTimeout: 5_000, requestTimeout: 5_000, connectionsCheckingInterval: 1_000 }, (request, response) => {
-    if (request.method !== "GET" && request.method !== "HEAD") {
-      response.writeHead(405, { allow: "GET, HEAD" }).end();
-      return;
-    }
-    const [path = "/", query = ""] = (request.url ?? "/").split("?", 2);
-    answer(path, new URLSearchParams(query)).then(
-      ({ status, type, body }) => {
-        response.writeHead(status, { "content-type": type, "x-content-type-options": "nosniff", "cache-control": "no-cache" }).end(body);
-      },
-      (error: unknown) => {
-        options.logger.error({ err: error, path }, "health endpoint failed");
-        response.writeHead(500).end();
-      },
-    );
-  });
+  const server = createServer(
+    { headersTimeout: 5_000, requestTimeout: 5_000, connectionsCheckingInterval: 1_000 },
+    (request, response) => {
+      if (request.method !== "GET" && request.method !== "HEAD") {
+        response.writeHead(405, { allow: "GET, HEAD" }).end();
+        return;
+      }
+      const [path = "/", query = ""] = (request.url ?? "/").split("?", 2);
+      answer(path, new URLSearchParams(query)).then(
+        ({ status, type, body }) => {
+          response
+            .writeHead(status, {
+              "content-type": type,
+              "x-content-type-options": "nosniff",
+              "cache-control": "no-cache",
+            })
+            .end(body);
+        },
+        (error: unknown) => {
+          options.logger.error({ err: error, path }, "health endpoint failed");
+          response.writeHead(500).end();
+        },
+      );
+    },
+  );
   server.maxConnections = 64;
   await listen(server, options.port, options.host);
   return {

@@ -24,7 +24,10 @@ export function createLogger(options: { level: LogLevel; destination?: number })
       base: null,
       timestamp: pino.stdTimeFunctions.isoTime,
       formatters: { level: (label) => ({ level: label }) },
-      redact: { paths: ["token", "password", "authorization", "*.token", "*.password", "*.authorization"], censor: "[redacted]" },
+      redact: {
+        paths: ["token", "password", "authorization", "*.token", "*.password", "*.authorization"],
+        censor: "[redacted]",
+      },
     },
     pino.destination({ dest: options.destination ?? 2, sync: true }),
   );

@@ -28,7 +28,11 @@ const STATUS_SYNC_BUCKETS = [0.01, 0.05, 0.1, 0.5, 1, 2, 3, 4, 5, 10, 20, 30, 45
 const REST_CLIENT_BUCKETS = [0.005, 0.025, 0.1, 0.25, 0.5, 1, 2, 4, 8, 15, 30, 60];
 
 /** prom-client's defaults whose names break the naming rules that `promtool check metrics` enforces. */
-const BADLY_NAMED_DEFAULTS = ["nodejs_active_handles_total", "nodejs_active_requests_total", "nodejs_active_resources_total"];
+const BADLY_NAMED_DEFAULTS = [
+  "nodejs_active_handles_total",
+  "nodejs_active_requests_total",
+  "nodejs_active_resources_total",
+];
 
 /**
  * Builds the registry with every metric in it.
@@ -51,18 +55,30 @@ export function createMetrics(options: MetricsOptions) {
     new Counter<L>({ name, help, labelNames, registers });
   const gauge = <L extends string = never>(name: string, help: string, labelNames: readonly L[] = []) =>
     new Gauge<L>({ name, help, labelNames, registers });
-  const histogram = <L extends string = never>(name: string, help: string, buckets: number[], labelNames: readonly L[] = []) =>
-    new Histogram<L>({ name, help, buckets, labelNames, registers });
+  const histogram = <L extends string = never>(
+    name: string,
+    help: string,
+    buckets: number[],
+    labelNames: readonly L[] = [],
+  ) => new Histogram<L>({ name, help, buckets, labelNames, registers });
 
   gauge("kubelet_node_name", "The node's name. The count is always 1.", ["node"]).set({ node: options.nodeName }, 1);
-  gauge("vmlet_build_info", "Version of this agent. The value is always 1.", ["version"]).set({ version: options.version }, 1);
-  gauge("kubernetes_build_info", "Kubernetes version that the node speaks. The value is always 1.", ["git_version"]).set(
-    { git_version: options.kubernetesVersion ?? "unknown" },
+  gauge("vmlet_build_info", "Version of this agent. The value is always 1.", ["version"]).set(
+    { version: options.version },
     1,
   );
+  gauge("kubernetes_build_info", "Kubernetes version that the node speaks. The value is always 1.", [
+    "git_version",
+  ]).set({ git_version: options.kubernetesVersion ?? "unknown" }, 1);
   // Counters in the kubelet, whose old names lack `_total`. As gauges they keep the name that the alerts ask for.
-  gauge("kubelet_evictions", "Pods evicted by the node for lack of its resources: machines do not share any, so always 0.").set(0);
-  gauge("kubelet_node_config_error", "1 when the node runs with a configuration it could not load: it refuses to start instead.").set(0);
+  gauge(
+    "kubelet_evictions",
+    "Pods evicted by the node for lack of its resources: machines do not share any, so always 0.",
+  ).set(0);
+  gauge(
+    "kubelet_node_config_error",
+    "1 when the node runs with a configuration it could not load: it refuses to start instead.",
+  ).set(0);
 
   const beforeScrape: (() => void | Promise<void>)[] = [];
 
@@ -87,10 +103,18 @@ export function createMetrics(options: MetricsOptions) {
     activePods: gauge("kubelet_active_pods", "Pods bound to this node that are not in a terminal phase."),
     workingPods: gauge("kubelet_working_pods", "Pods with a reconciler of their own, terminating ones included."),
     startedPods: counter("kubelet_started_pods_total", "Machines that were asked to start."),
-    startedPodErrors: counter("kubelet_started_pods_errors_total", "Machine starts that failed, by provider error code.", ["code"]),
+    startedPodErrors: counter(
+      "kubelet_started_pods_errors_total",
+      "Machine starts that failed, by provider error code.",
+      ["code"],
+    ),
     restartedPods: counter("kubelet_restarted_pods_total", "Pods of the same name that came back with another UID."),
     orphanedRuntimePods: counter("kubelet_orphaned_runtime_pods_total", "Machines swept because no pod owned them."),
-    podStartDuration: histogram("kubelet_pod_start_duration_seconds", "From first sight of a pod to running.", POD_START_BUCKETS),
+    podStartDuration: histogram(
+      "kubelet_pod_start_duration_seconds",
+      "From first sight of a pod to running.",
+      POD_START_BUCKETS,
+    ),
     podStartSliDuration: histogram(
       "kubelet_pod_start_sli_duration_seconds",
       "From first sight of a pod to running, without image pull and machine boot.",
@@ -101,8 +125,17 @@ export function createMetrics(options: MetricsOptions) {
       "From creation of a pod to running.",
       POD_START_BUCKETS,
     ),
-    podWorkerDuration: histogram("kubelet_pod_worker_duration_seconds", "One pass of a pod's reconciler.", LATENCY_BUCKETS, ["operation_type"]),
-    podWorkerStartDuration: histogram("kubelet_pod_worker_start_duration_seconds", "From first sight of a pod to its first pass.", LATENCY_BUCKETS),
+    podWorkerDuration: histogram(
+      "kubelet_pod_worker_duration_seconds",
+      "One pass of a pod's reconciler.",
+      LATENCY_BUCKETS,
+      ["operation_type"],
+    ),
+    podWorkerStartDuration: histogram(
+      "kubelet_pod_worker_start_duration_seconds",
+      "From first sight of a pod to its first pass.",
+      LATENCY_BUCKETS,
+    ),
     podStatusSyncDuration: histogram(
       "kubelet_pod_status_sync_duration_seconds",
       "From a change of a pod's status to its acknowledgement by the API server.",
@@ -110,32 +143,62 @@ export function createMetrics(options: MetricsOptions) {
     ),
 
     // Backend, in kubelet's words
-    plegRelistDuration: histogram("kubelet_pleg_relist_duration_seconds", "One listing of the backend's machines.", LATENCY_BUCKETS),
-    plegRelistInterval: histogram("kubelet_pleg_relist_interval_seconds", "Between two listings of the backend's machines.", LATENCY_BUCKETS),
-    plegLastSeen: gauge("kubelet_pleg_last_seen_seconds", "Unix time of the last listing of the backend that succeeded."),
+    plegRelistDuration: histogram(
+      "kubelet_pleg_relist_duration_seconds",
+      "One listing of the backend's machines.",
+      LATENCY_BUCKETS,
+    ),
+    plegRelistInterval: histogram(
+      "kubelet_pleg_relist_interval_seconds",
+      "Between two listings of the backend's machines.",
+      LATENCY_BUCKETS,
+    ),
+    plegLastSeen: gauge(
+      "kubelet_pleg_last_seen_seconds",
+      "Unix time of the last listing of the backend that succeeded.",
+    ),
     runtimeOperations: counter("kubelet_runtime_operations_total", "Provider calls.", ["operation_type"]),
-    runtimeOperationErrors: counter("kubelet_runtime_operations_errors_total", "Provider calls that failed.", ["operation_type"]),
-    runtimeOperationDuration: histogram("kubelet_runtime_operations_duration_seconds", "Time of provider calls.", LATENCY_BUCKETS, [
+    runtimeOperationErrors: counter("kubelet_runtime_operations_errors_total", "Provider calls that failed.", [
       "operation_type",
     ]),
+    runtimeOperationDuration: histogram(
+      "kubelet_runtime_operations_duration_seconds",
+      "Time of provider calls.",
+      LATENCY_BUCKETS,
+      ["operation_type"],
+    ),
 
     // Certificates
-    serverCertificateTtl: gauge("kubelet_certificate_manager_server_ttl_seconds", "Until the serving certificate expires; negative when it has."),
-    clientCertificateTtl: gauge("kubelet_certificate_manager_client_ttl_seconds", "Until the client certificate expires; negative when it has."),
-    serverCertificateRenewErrors: gauge("kubelet_server_expiration_renew_errors", "Renewals of the serving certificate that failed."),
+    serverCertificateTtl: gauge(
+      "kubelet_certificate_manager_server_ttl_seconds",
+      "Until the serving certificate expires; negative when it has.",
+    ),
+    clientCertificateTtl: gauge(
+      "kubelet_certificate_manager_client_ttl_seconds",
+      "Until the client certificate expires; negative when it has.",
+    ),
+    serverCertificateRenewErrors: gauge(
+      "kubelet_server_expiration_renew_errors",
+      "Renewals of the serving certificate that failed.",
+    ),
     clientCertificateRenewErrors: gauge(
       "kubelet_certificate_manager_client_expiration_renew_errors",
       "Renewals of the client certificate that failed.",
     ),
 
     // The kubelet API
-    httpRequests: counter("kubelet_http_requests_total", "Requests to the kubelet API.", ["method", "path", "server_type", "long_running"]),
-    httpDuration: histogram("kubelet_http_requests_duration_seconds", "Time to serve requests to the kubelet API.", LATENCY_BUCKETS, [
+    httpRequests: counter("kubelet_http_requests_total", "Requests to the kubelet API.", [
       "method",
       "path",
       "server_type",
       "long_running",
     ]),
+    httpDuration: histogram(
+      "kubelet_http_requests_duration_seconds",
+      "Time to serve requests to the kubelet API.",
+      LATENCY_BUCKETS,
+      ["method", "path", "server_type", "long_running"],
+    ),
     httpInflight: gauge("kubelet_http_inflight_requests", "Requests to the kubelet API being served.", [
       "method",
       "path",
@@ -148,36 +211,70 @@ export function createMetrics(options: MetricsOptions) {
     authzDecisions: counter("vmlet_authz_decisions_total", "Authorisations of the kubelet API.", ["result"]),
 
     // API server
-    restClientRequests: counter("rest_client_requests_total", "Requests to the API server.", ["code", "method", "host"]),
-    restClientDuration: histogram("rest_client_request_duration_seconds", "Time of requests to the API server.", REST_CLIENT_BUCKETS, [
-      "verb",
+    restClientRequests: counter("rest_client_requests_total", "Requests to the API server.", [
+      "code",
+      "method",
       "host",
     ]),
+    restClientDuration: histogram(
+      "rest_client_request_duration_seconds",
+      "Time of requests to the API server.",
+      REST_CLIENT_BUCKETS,
+      ["verb", "host"],
+    ),
     restClientRateLimiterDuration: histogram(
       "rest_client_rate_limiter_duration_seconds",
       "Time that requests to the API server waited for the client's rate limiter.",
       REST_CLIENT_BUCKETS,
       ["verb", "host"],
     ),
-    restClientRetries: counter("rest_client_request_retries_total", "Requests to the API server sent again.", ["code", "verb", "host"]),
-    informerLastEvent: gauge("vmlet_informer_last_event_timestamp_seconds", "Unix time of the last watch event or bookmark.", ["resource"]),
+    restClientRetries: counter("rest_client_request_retries_total", "Requests to the API server sent again.", [
+      "code",
+      "verb",
+      "host",
+    ]),
+    informerLastEvent: gauge(
+      "vmlet_informer_last_event_timestamp_seconds",
+      "Unix time of the last watch event or bookmark.",
+      ["resource"],
+    ),
     informerRelists: counter("vmlet_informer_relists_total", "Full lists after the first.", ["resource", "reason"]),
     watchStarts: counter("vmlet_watch_starts_total", "Watches opened.", ["resource"]),
     watchErrors: counter("vmlet_watch_errors_total", "Watches that broke.", ["resource"]),
 
     // Node
-    leaseRenewDuration: histogram("vmlet_lease_renew_duration_seconds", "Time of one renewal of the node's lease.", LATENCY_BUCKETS),
-    leaseLastRenew: gauge("vmlet_lease_last_renew_timestamp_seconds", "Unix time of the last renewal of the node's lease that succeeded."),
+    leaseRenewDuration: histogram(
+      "vmlet_lease_renew_duration_seconds",
+      "Time of one renewal of the node's lease.",
+      LATENCY_BUCKETS,
+    ),
+    leaseLastRenew: gauge(
+      "vmlet_lease_last_renew_timestamp_seconds",
+      "Unix time of the last renewal of the node's lease that succeeded.",
+    ),
     nodeRegistrations: counter("vmlet_node_registrations_total", "Times that the Node object was created."),
     leaderElectionMaster: gauge("leader_election_master_status", "1 when this replica leads.", ["name"]),
 
     // Backend, in our words
     backendUp: gauge("vmlet_backend_up", "1 when the last call of the backend succeeded."),
-    backendRequests: counter("vmlet_backend_requests_total", "Calls of the backend by result: ok or a provider error code.", ["op", "code"]),
-    backendDuration: histogram("vmlet_backend_request_duration_seconds", "Time of calls of the backend.", LATENCY_BUCKETS, ["op"]),
+    backendRequests: counter(
+      "vmlet_backend_requests_total",
+      "Calls of the backend by result: ok or a provider error code.",
+      ["op", "code"],
+    ),
+    backendDuration: histogram(
+      "vmlet_backend_request_duration_seconds",
+      "Time of calls of the backend.",
+      LATENCY_BUCKETS,
+      ["op"],
+    ),
     backendInflight: gauge("vmlet_backend_inflight", "Calls of the backend under way."),
     backendCircuit: gauge("vmlet_backend_circuit_state", "0 closed, 1 half open, 2 open."),
-    backendInvalidResponses: counter("vmlet_backend_invalid_responses_total", "Replies of the backend that broke the contract.", ["reason"]),
+    backendInvalidResponses: counter(
+      "vmlet_backend_invalid_responses_total",
+      "Replies of the backend that broke the contract.",
+      ["reason"],
+    ),
     machines: gauge("vmlet_machines", "Machines by state.", ["state"]),
     machinesLeaked: counter("vmlet_machines_leaked_total", "Machines found without an owner."),
     machinesLost: counter("vmlet_machines_lost_total", "Machines that vanished while their pod wanted them."),
@@ -187,16 +284,24 @@ export function createMetrics(options: MetricsOptions) {
     reconciles: counter("vmlet_reconcile_total", "Passes of pod reconcilers.", ["result"]),
     stuckPods: gauge("vmlet_reconcile_stuck_pods", "Pods whose reconciler failed many times in a row."),
     secretReferencesDenied: counter("vmlet_secret_refs_denied_total", "Secrets and ConfigMaps that could not be read."),
-    unsupportedSpecs: counter("vmlet_unsupported_specs_total", "Pods refused because the backend lacks a capability.", ["feature"]),
+    unsupportedSpecs: counter("vmlet_unsupported_specs_total", "Pods refused because the backend lacks a capability.", [
+      "feature",
+    ]),
     unhandledErrors: counter("vmlet_unhandled_errors_total", "Errors that no caller expected."),
 
     workqueue: {
       depth: gauge("workqueue_depth", "Keys waiting.", ["name"]),
       adds: counter("workqueue_adds_total", "Keys added.", ["name"]),
-      queueDuration: histogram("workqueue_queue_duration_seconds", "Time that keys waited.", WORKQUEUE_BUCKETS, ["name"]),
+      queueDuration: histogram("workqueue_queue_duration_seconds", "Time that keys waited.", WORKQUEUE_BUCKETS, [
+        "name",
+      ]),
       workDuration: histogram("workqueue_work_duration_seconds", "Time to handle a key.", WORKQUEUE_BUCKETS, ["name"]),
-      unfinishedWork: gauge("workqueue_unfinished_work_seconds", "Sum of the ages of the keys being handled.", ["name"]),
-      longestRunning: gauge("workqueue_longest_running_processor_seconds", "Age of the oldest key being handled.", ["name"]),
+      unfinishedWork: gauge("workqueue_unfinished_work_seconds", "Sum of the ages of the keys being handled.", [
+        "name",
+      ]),
+      longestRunning: gauge("workqueue_longest_running_processor_seconds", "Age of the oldest key being handled.", [
+        "name",
+      ]),
       retries: counter("workqueue_retries_total", "Keys added again after a failure.", ["name"]),
     },
   };

@@ -30,13 +30,14 @@ export const utf8String = (text: string): Buffer => element(TAG.utf8String, Buff
 export const boolean = (value: boolean): Buffer => element(0x01, Buffer.from([value ? 0xff : 0x00]));
 
 /** A whole number of bytes. */
-export const bitString = (content: Buffer): Buffer => element(TAG.bitString, Buffer.concat([Buffer.from([0]), content]));
+export const bitString = (content: Buffer): Buffer =>
+  element(TAG.bitString, Buffer.concat([Buffer.from([0]), content]));
 
 /** Named bits, of which `bits[0]` is the first; trailing zero bits are cut as DER wants. */
 export function namedBits(bits: readonly number[]): Buffer {
   const highest = Math.max(...bits);
   const bytes = Buffer.alloc(Math.floor(highest / 8) + 1);
-  for (const bit of bits) bytes[Math.floor(bit / 8)]! |= 0x80 >> bit % 8;
+  for (const bit of bits) bytes[Math.floor(bit / 8)]! |= 0x80 >> (bit % 8);
   return element(TAG.bitString, Buffer.concat([Buffer.from([7 - (highest % 8)]), bytes]));
 }
 
@@ -52,7 +53,8 @@ export function oid(dotted: string): Buffer {
   const bytes = [first * 40 + second];
   for (const arc of rest) {
     const septets = [arc & 0x7f];
-    for (let high = Math.floor(arc / 128); high > 0; high = Math.floor(high / 128)) septets.unshift(0x80 | high % 128);
+    for (let high = Math.floor(arc / 128); high > 0; high = Math.floor(high / 128))
+      septets.unshift(0x80 | (high % 128));
     bytes.push(...septets);
   }
   return element(TAG.oid, Buffer.from(bytes));

@@ -68,7 +68,9 @@ export function createCertificate(options: {
     ),
   ];
   if (options.usages?.length) {
-    extensions.push(extension(OID.extendedKeyUsage, false, der.sequence(...options.usages.map((usage) => der.oid(OID[usage])))));
+    extensions.push(
+      extension(OID.extendedKeyUsage, false, der.sequence(...options.usages.map((usage) => der.oid(OID[usage])))),
+    );
   }
   if (options.altNames) extensions.push(altNameExtension(options.altNames));
   const serial = randomBytes(16);

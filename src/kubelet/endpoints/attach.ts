@@ -16,7 +16,8 @@ export function attach(deps: StreamDeps): Handler {
       requireContainer(found.pod, container);
       const options = remoteCommandOptions(query);
       const protocol = negotiateRemoteCommand(upgrade.request);
-      if (deps.provider.attach === undefined) throw new HttpError(501, `the provider ${deps.provider.name} cannot attach to a container`);
+      if (deps.provider.attach === undefined)
+        throw new HttpError(501, `the provider ${deps.provider.name} cannot attach to a container`);
       const release = deps.sessions.open("attach", found.pod.metadata?.uid ?? "", user.username);
       try {
         const process = await deps.provider.attach(found.machineId, container, { ...options, signal });

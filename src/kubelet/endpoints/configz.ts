@@ -5,7 +5,11 @@ export function configz(configuration: () => object): Handler {
   return {
     kind: "plain",
     handle: () => {
-      const kubeletconfig = { kind: "KubeletConfiguration", apiVersion: "kubelet.config.k8s.io/v1beta1", ...configuration() };
+      const kubeletconfig = {
+        kind: "KubeletConfiguration",
+        apiVersion: "kubelet.config.k8s.io/v1beta1",
+        ...configuration(),
+      };
       return Promise.resolve({ status: 200, contentType: "application/json", body: JSON.stringify({ kubeletconfig }) });
     },
   };

@@ -24,7 +24,12 @@ export interface ContainerLogOptions {
 /** How long a follower of a silent container waits for its response's header: a fault of the backend can still be told by then. */
 const FIRST_LINE_WAIT_MS = 250;
 
-export function containerLogs(deps: { lookup: PodLookup; provider: Provider; sessions: Sessions; clock: Clock }): Handler {
+export function containerLogs(deps: {
+  lookup: PodLookup;
+  provider: Provider;
+  sessions: Sessions;
+  clock: Clock;
+}): Handler {
   return {
     kind: "stream",
     async handle({ params, query, user, signal }, response) {
@@ -40,7 +45,11 @@ export function containerLogs(deps: { lookup: PodLookup; provider: Provider; ses
       const release = deps.sessions.open("logs", found.pod.metadata?.uid ?? "", user.username);
       try {
         const since = sinceMs(options, deps.clock.now());
-        const lines = deps.provider.getLogs(found.machineId, container, providerOptions({ ...options, previous }, since, signal));
+        const lines = deps.provider.getLogs(
+          found.machineId,
+          container,
+          providerOptions({ ...options, previous }, since, signal),
+        );
         await writeLog(filtered(lines, options, since), options, response, deps.clock, signal);
       } finally {
         release();
@@ -115,9 +124,15 @@ export function attemptToRead(pod: Pod, container: string, previous: boolean): b
   if (newestHasStarted || last?.containerID) return false;
   if (terminated || last) throw new HttpError(400, `${where} is terminated`);
   if (waiting) {
-    const reasons: Record<string, string> = { ErrImagePull: "image can't be pulled", ImagePullBackOff: "trying and failing to pull image" };
+    const reasons: Record<string, string> = {
+      ErrImagePull: "image can't be pulled",
+      ImagePullBackOff: "trying and failing to pull image",
+    };
     const reason = waiting.reason ?? "";
-    throw new HttpError(400, `${where} is waiting to start: ${Object.hasOwn(reasons, reason) ? reasons[reason] : reason}`);
+    throw new HttpError(
+      400,
+      `${where} is waiting to start: ${Object.hasOwn(reasons, reason) ? reasons[reason] : reason}`,
+    );
   }
   throw new HttpError(400, `${where} is waiting to start - no logs yet`);
 }
@@ -142,7 +157,11 @@ function providerOptions(options: ContainerLogOptions, since: number | undefined
   };
 }
 
-async function* filtered(lines: AsyncIterable<LogLine>, options: ContainerLogOptions, since: number | undefined): AsyncGenerator<LogLine> {
+async function* filtered(
+  lines: AsyncIterable<LogLine>,
+  options: ContainerLogOptions,
+  since: number | undefined,
+): AsyncGenerator<LogLine> {
   for await (const line of lines) {
     if (options.stream !== undefined && line.stream !== options.stream) continue;
     if (since !== undefined && Date.parse(line.at) < since) continue;
@@ -151,7 +170,10 @@ async function* filtered(lines: AsyncIterable<LogLine>, options: ContainerLogOpt
 }
 
 /** The output's bytes: times if asked for, parts of a line joined, cut at the limit. */
-export async function* formatLog(lines: AsyncIterable<LogLine>, options: Pick<ContainerLogOptions, "timestamps" | "limitBytes">): AsyncGenerator<Buffer> {
+export async function* formatLog(
+  lines: AsyncIterable<LogLine>,
+  options: Pick<ContainerLogOptions, "timestamps" | "limitBytes">,
+): AsyncGenerator<Buffer> {
   let left = options.limitBytes ?? Number.POSITIVE_INFINITY;
   let atLineStart = true;
   for await (const line of lines) {
@@ -230,7 +252,10 @@ function drained(response: ServerResponse, signal: AbortSignal): Promise<void> {
       response.off("drain", done);
       reject(signal.reason as Error);
     };
-    if (signal.aborted) return void aborted();
+    if (signal.aborted) {
+      aborted();
+      return;
+    }
     response.once("drain", done);
     signal.addEventListener("abort", aborted, { once: true });
   });

@@ -26,7 +26,8 @@ export function exec(deps: StreamDeps): Handler {
       const command = query.getAll("command");
       if (command.length === 0) throw new HttpError(400, 'query parameter "command" is required');
       const protocol = negotiateRemoteCommand(upgrade.request);
-      if (deps.provider.exec === undefined) throw new HttpError(501, `the provider ${deps.provider.name} cannot run commands in a container`);
+      if (deps.provider.exec === undefined)
+        throw new HttpError(501, `the provider ${deps.provider.name} cannot run commands in a container`);
       const release = deps.sessions.open("exec", found.pod.metadata?.uid ?? "", user.username);
       try {
         const process = await deps.provider.exec(found.machineId, container, command, { ...options, signal });

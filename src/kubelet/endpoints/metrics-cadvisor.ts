@@ -12,7 +12,11 @@ export interface MachineCapacity {
 export function cadvisorMetrics(stats: StatsSource, capacity: () => MachineCapacity): Handler {
   return {
     kind: "plain",
-    handle: async () => ({ status: 200, contentType: TEXT_FORMAT, body: renderCadvisorMetrics(await stats.sample(), capacity()) }),
+    handle: async () => ({
+      status: 200,
+      contentType: TEXT_FORMAT,
+      body: renderCadvisorMetrics(await stats.sample(), capacity()),
+    }),
   };
 }
 
@@ -39,7 +43,11 @@ export function renderCadvisorMetrics(node: NodeSample, capacity: MachineCapacit
       const add = (list: Sample[], value: number | undefined) => {
         if (value !== undefined) list.push({ labels, value, timestampMs: at });
       };
-      cpu.push({ labels: [...labels.slice(0, 1), ["cpu", "total"], ...labels.slice(1)], value: container.cpuNanoseconds / 1e9, timestampMs: at });
+      cpu.push({
+        labels: [...labels.slice(0, 1), ["cpu", "total"], ...labels.slice(1)],
+        value: container.cpuNanoseconds / 1e9,
+        timestampMs: at,
+      });
       add(workingSet, container.workingSetBytes);
       add(usage, container.usageBytes);
       add(rss, container.rssBytes);
@@ -65,11 +73,25 @@ export function renderCadvisorMetrics(node: NodeSample, capacity: MachineCapacit
     family("container_memory_working_set_bytes", "gauge", "Current working set in bytes.", workingSet),
     family("container_memory_usage_bytes", "gauge", "Current memory usage in bytes.", usage),
     family("container_memory_rss", "gauge", "Size of RSS in bytes.", rss),
-    family("container_fs_usage_bytes", "gauge", "Number of bytes that are consumed by the container on this filesystem.", fs),
-    family("container_start_time_seconds", "gauge", "Start time of the container since unix epoch in seconds.", started),
+    family(
+      "container_fs_usage_bytes",
+      "gauge",
+      "Number of bytes that are consumed by the container on this filesystem.",
+      fs,
+    ),
+    family(
+      "container_start_time_seconds",
+      "gauge",
+      "Start time of the container since unix epoch in seconds.",
+      started,
+    ),
     family("container_network_receive_bytes_total", "counter", "Cumulative count of bytes received.", received),
     family("container_network_transmit_bytes_total", "counter", "Cumulative count of bytes transmitted.", sent),
-    family("machine_cpu_cores", "gauge", "Number of logical CPU cores.", [{ labels: [], value: capacity.cpuMillis / 1000 }]),
-    family("machine_memory_bytes", "gauge", "Amount of memory installed on the machine.", [{ labels: [], value: capacity.memoryBytes }]),
+    family("machine_cpu_cores", "gauge", "Number of logical CPU cores.", [
+      { labels: [], value: capacity.cpuMillis / 1000 },
+    ]),
+    family("machine_memory_bytes", "gauge", "Amount of memory installed on the machine.", [
+      { labels: [], value: capacity.memoryBytes },
+    ]),
   ].join("");
 }

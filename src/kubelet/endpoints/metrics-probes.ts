@@ -35,7 +35,11 @@ export function probeMetrics(lookup: PodLookup, tallies: () => readonly ProbeTal
         ];
       });
       const help = "[BETA] Cumulative number of a liveness, readiness or startup probe for a container by result.";
-      return Promise.resolve({ status: 200, contentType: TEXT_FORMAT, body: family("prober_probe_total", "counter", help, samples) });
+      return Promise.resolve({
+        status: 200,
+        contentType: TEXT_FORMAT,
+        body: family("prober_probe_total", "counter", help, samples),
+      });
     },
   };
 }

@@ -39,16 +39,53 @@ export function renderResourceMetrics(node: NodeSample): string {
     podCpu.push({ labels, value: sum(containers.map((container) => container.cpuNanoseconds)) / 1e9, timestampMs: at });
     podMemory.push({ labels, value: sum(containers.map((container) => container.workingSetBytes)), timestampMs: at });
   }
-  const one = (value: number, timestampMs?: number): Sample[] => [{ labels: [], value, ...(timestampMs !== undefined && { timestampMs }) }];
+  const one = (value: number, timestampMs?: number): Sample[] => [
+    { labels: [], value, ...(timestampMs !== undefined && { timestampMs }) },
+  ];
   return [
-    family("container_cpu_usage_seconds_total", "counter", "[STABLE] Cumulative cpu time consumed by the container in core-seconds", cpu),
-    family("container_memory_working_set_bytes", "gauge", "[STABLE] Current working set of the container in bytes", memory),
-    family("container_start_time_seconds", "gauge", "[STABLE] Start time of the container since unix epoch in seconds", started),
-    family("node_cpu_usage_seconds_total", "counter", "[STABLE] Cumulative cpu time consumed by the node in core-seconds", one(node.cpuNanoseconds / 1e9, node.at)),
-    family("node_memory_working_set_bytes", "gauge", "[STABLE] Current working set of the node in bytes", one(node.workingSetBytes, node.at)),
-    family("pod_cpu_usage_seconds_total", "counter", "[STABLE] Cumulative cpu time consumed by the pod in core-seconds", podCpu),
+    family(
+      "container_cpu_usage_seconds_total",
+      "counter",
+      "[STABLE] Cumulative cpu time consumed by the container in core-seconds",
+      cpu,
+    ),
+    family(
+      "container_memory_working_set_bytes",
+      "gauge",
+      "[STABLE] Current working set of the container in bytes",
+      memory,
+    ),
+    family(
+      "container_start_time_seconds",
+      "gauge",
+      "[STABLE] Start time of the container since unix epoch in seconds",
+      started,
+    ),
+    family(
+      "node_cpu_usage_seconds_total",
+      "counter",
+      "[STABLE] Cumulative cpu time consumed by the node in core-seconds",
+      one(node.cpuNanoseconds / 1e9, node.at),
+    ),
+    family(
+      "node_memory_working_set_bytes",
+      "gauge",
+      "[STABLE] Current working set of the node in bytes",
+      one(node.workingSetBytes, node.at),
+    ),
+    family(
+      "pod_cpu_usage_seconds_total",
+      "counter",
+      "[STABLE] Cumulative cpu time consumed by the pod in core-seconds",
+      podCpu,
+    ),
     family("pod_memory_working_set_bytes", "gauge", "[STABLE] Current working set of the pod in bytes", podMemory),
-    family("resource_scrape_error", "gauge", "[STABLE] 1 if there was an error while getting container metrics, 0 otherwise", one(node.failed ? 1 : 0)),
+    family(
+      "resource_scrape_error",
+      "gauge",
+      "[STABLE] 1 if there was an error while getting container metrics, 0 otherwise",
+      one(node.failed ? 1 : 0),
+    ),
   ].join("");
 }
 

@@ -18,7 +18,11 @@ export function portForward(deps: StreamDeps): Handler {
       const { name = "", uid = "" } = pod.metadata ?? {};
       const release = deps.sessions.open("port-forward", uid, user.username);
       try {
-        const target = { podName: name, podUid: uid, dial: (port: number, cancel: AbortSignal) => dial(machineId, port, { signal: cancel }) };
+        const target = {
+          podName: name,
+          podUid: uid,
+          dial: (port: number, cancel: AbortSignal) => dial(machineId, port, { signal: cancel }),
+        };
         await servePortForward(upgrade, protocol, target, deps.streamLimits, signal);
       } finally {
         release();

@@ -17,7 +17,8 @@ export function run(deps: StreamDeps): Handler {
       requireContainer(found.pod, container);
       const command = (query.get("cmd") ?? "").split(" ");
       if (command[0] === "") throw new HttpError(400, 'query parameter "cmd" is required');
-      if (deps.provider.exec === undefined) throw new HttpError(501, `the provider ${deps.provider.name} cannot run commands in a container`);
+      if (deps.provider.exec === undefined)
+        throw new HttpError(501, `the provider ${deps.provider.name} cannot run commands in a container`);
       const release = deps.sessions.open("exec", found.pod.metadata?.uid ?? "", user.username);
       try {
         const options = { stdin: false, stdout: true, stderr: true, tty: false, signal };
@@ -29,7 +30,11 @@ export function run(deps: StreamDeps): Handler {
           await copied;
           const contentType = "text/plain; charset=utf-8";
           if (exitCode === 0) return { status: 200, contentType, body: output.text() };
-          return { status: 500, contentType, body: `command terminated with non-zero exit code: exit code ${exitCode}\n${output.text()}` };
+          return {
+            status: 500,
+            contentType,
+            body: `command terminated with non-zero exit code: exit code ${exitCode}\n${output.text()}`,
+          };
         } finally {
           process.close();
         }
@@ -50,7 +55,8 @@ class CappedOutput {
     if (source === null) return;
     for await (const chunk of source) {
       this.#size += (chunk as Buffer).length;
-      if (this.#size > MAX_OUTPUT_BYTES) throw new HttpError(500, `the command wrote more than ${MAX_OUTPUT_BYTES} bytes; use exec`);
+      if (this.#size > MAX_OUTPUT_BYTES)
+        throw new HttpError(500, `the command wrote more than ${MAX_OUTPUT_BYTES} bytes; use exec`);
       this.#chunks.push(chunk as Buffer);
     }
   }

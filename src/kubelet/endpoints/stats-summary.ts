@@ -9,13 +9,18 @@ export function statsSummary(stats: StatsSource, options: { nodeName: string; st
     kind: "plain",
     async handle({ query }) {
       const node = await stats.sample();
-      const body = JSON.stringify(renderSummary(node, { ...options, brief: query.get("only_cpu_and_memory") === "true" }));
+      const body = JSON.stringify(
+        renderSummary(node, { ...options, brief: query.get("only_cpu_and_memory") === "true" }),
+      );
       return { status: 200, contentType: "application/json", body };
     },
   };
 }
 
-export function renderSummary(node: NodeSample, options: { nodeName: string; startedAtMs: number; brief: boolean }): object {
+export function renderSummary(
+  node: NodeSample,
+  options: { nodeName: string; startedAtMs: number; brief: boolean },
+): object {
   const time = rfc3339(node.at);
   return {
     node: {
@@ -29,7 +34,12 @@ export function renderSummary(node: NodeSample, options: { nodeName: string; sta
             name: "kubelet",
             startTime: rfc3339(options.startedAtMs),
             cpu: cpu(time, node.agent.cpuNanoseconds, undefined),
-            memory: { time, usageBytes: node.agent.memoryBytes, workingSetBytes: node.agent.memoryBytes, rssBytes: node.agent.memoryBytes },
+            memory: {
+              time,
+              usageBytes: node.agent.memoryBytes,
+              workingSetBytes: node.agent.memoryBytes,
+              rssBytes: node.agent.memoryBytes,
+            },
           },
         ],
       }),
@@ -94,8 +104,18 @@ function cpu(time: string, usageCoreNanoSeconds: number, usageNanoCores: number 
   return { time, ...(usageNanoCores !== undefined && { usageNanoCores }), usageCoreNanoSeconds };
 }
 
-function memory(time: string, workingSetBytes: number, usageBytes: number | undefined, rssBytes: number | undefined): object {
-  return { time, ...(usageBytes !== undefined && { usageBytes }), workingSetBytes, ...(rssBytes !== undefined && { rssBytes }) };
+function memory(
+  time: string,
+  workingSetBytes: number,
+  usageBytes: number | undefined,
+  rssBytes: number | undefined,
+): object {
+  return {
+    time,
+    ...(usageBytes !== undefined && { usageBytes }),
+    workingSetBytes,
+    ...(rssBytes !== undefined && { rssBytes }),
+  };
 }
 
 function networkOf(network: { rxBytes: number; txBytes: number }): object {

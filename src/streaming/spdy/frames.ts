@@ -7,7 +7,13 @@ import { VmletError } from "../../util/errors.ts";
 
 export const FLAG_FIN = 0x01;
 
-export const RST_STATUS = { protocolError: 1, invalidStream: 2, refusedStream: 3, cancel: 5, internalError: 6 } as const;
+export const RST_STATUS = {
+  protocolError: 1,
+  invalidStream: 2,
+  refusedStream: 3,
+  cancel: 5,
+  internalError: 6,
+} as const;
 
 /** The peer broke the protocol; the session is over. */
 export class SpdyProtocolError extends VmletError {
@@ -83,7 +89,9 @@ export class SpdyFrameParser {
       const version = (word >>> 16) & 0x7fff;
       if (version !== VERSION) throw new SpdyProtocolError(`the peer speaks SPDY/${version}, not SPDY/3`);
       if (length > this.#maxControlBytes) {
-        throw new SpdyProtocolError(`control frame of ${length} bytes is larger than the limit of ${this.#maxControlBytes}`);
+        throw new SpdyProtocolError(
+          `control frame of ${length} bytes is larger than the limit of ${this.#maxControlBytes}`,
+        );
       }
       if (bytes.length < HEADER_BYTES + length) break;
       const body = bytes.subarray(HEADER_BYTES, HEADER_BYTES + length);
@@ -105,7 +113,12 @@ function parseControl(type: number, flags: number, body: Buffer): SpdyFrame | un
   switch (type) {
     case CONTROL_TYPES.synStream:
       need(10, "SYN_STREAM");
-      return { type: "syn_stream", streamId: body.readUInt32BE(0) & STREAM_ID_MASK, fin, headerBlock: body.subarray(10) };
+      return {
+        type: "syn_stream",
+        streamId: body.readUInt32BE(0) & STREAM_ID_MASK,
+        fin,
+        headerBlock: body.subarray(10),
+      };
     case CONTROL_TYPES.synReply:
     case CONTROL_TYPES.headers:
       need(4, "HEADERS");
@@ -153,7 +166,11 @@ export function dataHeader(streamId: number, length: number, fin: boolean): Buff
 }
 
 export function synStreamFrame(streamId: number, headerBlock: Buffer, fin = false): Buffer {
-  return control(CONTROL_TYPES.synStream, fin ? FLAG_FIN : 0, Buffer.concat([words(streamId, 0), Buffer.alloc(2), headerBlock]));
+  return control(
+    CONTROL_TYPES.synStream,
+    fin ? FLAG_FIN : 0,
+    Buffer.concat([words(streamId, 0), Buffer.alloc(2), headerBlock]),
+  );
 }
 
 export function synReplyFrame(streamId: number, headerBlock: Buffer): Buffer {

@@ -32,12 +32,17 @@ export class HeaderInflater {
     this.#inflate = createInflate({ dictionary: SPDY_DICTIONARY });
     this.#inflate.on("data", (chunk: Buffer) => {
       this.#size += chunk.length;
-      if (this.#size > this.#maxBytes) this.#break(new SpdyProtocolError(`header block inflates to more than ${this.#maxBytes} bytes`));
+      if (this.#size > this.#maxBytes)
+        this.#break(new SpdyProtocolError(`header block inflates to more than ${this.#maxBytes} bytes`));
       else this.#chunks.push(chunk);
     });
-    this.#inflate.on("error", (error) => this.#break(new SpdyProtocolError("header block is not valid zlib data", { cause: error })));
+    this.#inflate.on("error", (error) =>
+      this.#break(new SpdyProtocolError("header block is not valid zlib data", { cause: error })),
+    );
     // A peer that ends its zlib stream leaves the rest of its input unread: no callback would ever come.
-    this.#inflate.on("end", () => this.#break(new SpdyProtocolError("header compression ended in the middle of a session")));
+    this.#inflate.on("end", () =>
+      this.#break(new SpdyProtocolError("header compression ended in the middle of a session")),
+    );
     this.#inflate.on("close", () => this.#break(new SpdyProtocolError("session is closed")));
   }
 

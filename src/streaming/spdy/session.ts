@@ -109,7 +109,8 @@ export class SpdyStream extends Duplex {
   override _destroy(error: Error | null, callback: (error?: Error | null) => void): void {
     this.#resume?.();
     this.#resume = undefined;
-    if (!this.#resetByPeer && !(this.#peerFinished && this.#finished)) this.#session.sendReset(this.id, RST_STATUS.cancel);
+    if (!this.#resetByPeer && !(this.#peerFinished && this.#finished))
+      this.#session.sendReset(this.id, RST_STATUS.cancel);
     this.#session.forget(this.id);
     callback(error);
   }
@@ -148,7 +149,9 @@ export class SpdySession {
     };
     this.#inflater = new HeaderInflater({ maxBytes: this.#options.maxHeaderBytes });
     this.closed = new Promise((resolve) => (this.#resolveClosed = resolve));
-    this.#idle = new IdleTimer(options.clock, this.#options.idleTimeoutMs, (ms) => this.#end(new Error(`idle for ${Math.round(ms / 1000)} s`)));
+    this.#idle = new IdleTimer(options.clock, this.#options.idleTimeoutMs, (ms) =>
+      this.#end(new Error(`idle for ${Math.round(ms / 1000)} s`)),
+    );
     this.#stopPings = every(options.clock, this.#options.pingIntervalMs, () => this.#ping());
     transport.on("drain", () => this.#drain());
     transport.on("error", (error) => this.#end(error));
@@ -169,7 +172,8 @@ export class SpdySession {
     this.#closing = true;
     this.#transport.write(goawayFrame(this.#lastStreamId));
     this.#transport.end(() => {
-      if (!this.#ended) this.#stopCloseTimer = this.#options.clock.after(this.#options.closeGraceMs, () => this.destroy());
+      if (!this.#ended)
+        this.#stopCloseTimer = this.#options.clock.after(this.#options.closeGraceMs, () => this.destroy());
     });
   }
 
@@ -301,7 +305,7 @@ export class SpdySession {
     this.#stopPings();
     this.#stopCloseTimer();
     this.#drain(error ?? new Error("the session is closed"));
-    for (const stream of [...this.#streams.values()]) stream.deliverReset(error);
+    for (const stream of this.#streams.values()) stream.deliverReset(error);
     this.#inflater.close();
     this.#transport.destroy();
     this.#resolveClosed(error);

@@ -11,7 +11,14 @@ import type { Pod } from "../../../src/kube/wire.ts";
 import { createKubeletServer, type KubeletServer, type KubeletServerOptions } from "../../../src/kubelet/server.ts";
 import type { Reloadable, ServingCertificate } from "../../../src/kubelet/tls.ts";
 import { ProviderError } from "../../../src/provider/errors.ts";
-import type { LogLine, LogOptions, MachineStats, ProcessStreams, Provider, StreamOptions } from "../../../src/provider/provider.ts";
+import type {
+  LogLine,
+  LogOptions,
+  MachineStats,
+  ProcessStreams,
+  Provider,
+  StreamOptions,
+} from "../../../src/provider/provider.ts";
 import { HealthChecks } from "../../../src/telemetry/health.ts";
 import { silentLogger } from "../../../src/telemetry/logger.ts";
 import { unusedMetrics } from "../../../src/telemetry/metrics.ts";
@@ -68,7 +75,8 @@ export const TESTER = { commonName: "tester", organizations: ["test:admins"] };
 /** Knows the token `good`, and lets do whatever `allows` says. Counts what it is asked. */
 export class FakeReviews implements Kube {
   readonly reviews: { kind: string; spec: Record<string, unknown> }[] = [];
-  allows: (spec: { user: string; groups: string[]; resourceAttributes: Record<string, string> }) => boolean = () => true;
+  allows: (spec: { user: string; groups: string[]; resourceAttributes: Record<string, string> }) => boolean = () =>
+    true;
   fault: Error | undefined;
 
   request<T>(request: KubeRequest): Promise<T> {
@@ -77,7 +85,9 @@ export class FakeReviews implements Kube {
     if (this.fault) return Promise.reject(this.fault);
     if (review.kind === "TokenReview") {
       const authenticated = review.spec["token"] === "good";
-      return Promise.resolve({ status: { authenticated, ...(authenticated && { user: { username: "robot", groups: ["robots"] } }) } } as T);
+      return Promise.resolve({
+        status: { authenticated, ...(authenticated && { user: { username: "robot", groups: ["robots"] } }) },
+      } as T);
     }
     return Promise.resolve({ status: { allowed: this.allows(review.spec as never) } } as T);
   }
@@ -87,12 +97,25 @@ export class FakeReviews implements Kube {
   }
 }
 
-export function testPod(overrides: { name?: string; uid?: string; containers?: string[]; status?: Pod["status"]; metadata?: Pod["metadata"] } = {}): Pod {
+export function testPod(
+  overrides: {
+    name?: string;
+    uid?: string;
+    containers?: string[];
+    status?: Pod["status"];
+    metadata?: Pod["metadata"];
+  } = {},
+): Pod {
   const containers = overrides.containers ?? ["main"];
   return {
     apiVersion: "v1",
     kind: "Pod",
-    metadata: { name: overrides.name ?? "p", namespace: "default", uid: overrides.uid ?? "uid-1", ...overrides.metadata },
+    metadata: {
+      name: overrides.name ?? "p",
+      namespace: "default",
+      uid: overrides.uid ?? "uid-1",
+      ...overrides.metadata,
+    },
     spec: { nodeName: "vm-1", containers: containers.map((name) => ({ name, image: "busybox" })) },
     status: overrides.status ?? {
       phase: "Running",
@@ -106,7 +129,7 @@ export function testPod(overrides: { name?: string; uid?: string; containers?: s
         state: { running: { startedAt: "2026-01-01T00:00:00Z" } },
       })),
     },
-  } as Pod;
+  };
 }
 
 /** Runs commands of this machine. Of machines it knows nothing: any id and container will do. */
@@ -122,7 +145,13 @@ export class ProcessProvider {
   logsEnded = false;
 
   log(content: string, options: Partial<LogLine> = {}): void {
-    this.lines.push({ at: new Date().toISOString(), stream: "stdout", partial: false, ...options, content: Buffer.from(content) });
+    this.lines.push({
+      at: new Date().toISOString(),
+      stream: "stdout",
+      partial: false,
+      ...options,
+      content: Buffer.from(content),
+    });
     for (const wake of this.#followers) wake();
   }
 
@@ -282,11 +311,23 @@ export async function startFakeApi(kubelet: TestKubelet): Promise<{ url: string 
   const proxy = createKubeletProxy({
     getPod: (namespace, name) => {
       const pod = kubelet.pods.get(`${namespace}/${name}`)?.pod;
-      return pod && { nodeName: pod.spec?.nodeName, phase: pod.status?.phase, containers: pod.spec?.containers.map((c) => c.name) ?? [] };
+      return (
+        pod && {
+          nodeName: pod.spec?.nodeName,
+          phase: pod.status?.phase,
+          containers: pod.spec?.containers.map((c) => c.name) ?? [],
+        }
+      );
     },
     resolveKubelet: () => ({ url: kubelet.url, ca: kubelet.authority.cert, credential: kubelet.client }),
   });
-  const resource = (name: string, kind: string, namespaced: boolean) => ({ name, kind, namespaced, singularName: "", verbs: ["get", "list", "create"] });
+  const resource = (name: string, kind: string, namespaced: boolean) => ({
+    name,
+    kind,
+    namespaced,
+    singularName: "",
+    verbs: ["get", "list", "create"],
+  });
   const documents: Record<string, object> = {
     "/api": { kind: "APIVersions", versions: ["v1"] },
     "/apis": { kind: "APIGroupList", apiVersion: "v1", groups: [] },
@@ -310,7 +351,18 @@ export async function startFakeApi(kubelet: TestKubelet): Promise<{ url: string 
       const podName = /^\/api\/v1\/namespaces\/default\/pods\/([^/]+)$/.exec(path)?.[1];
       const document = podName === undefined ? documents[path] : kubelet.pods.get(`default/${podName}`)?.pod;
       response.writeHead(document ? 200 : 404, { "content-type": "application/json" });
-      response.end(JSON.stringify(document ?? { kind: "Status", apiVersion: "v1", status: "Failure", reason: "NotFound", code: 404, message: "not found" }));
+      response.end(
+        JSON.stringify(
+          document ?? {
+            kind: "Status",
+            apiVersion: "v1",
+            status: "Failure",
+            reason: "NotFound",
+            code: 404,
+            message: "not found",
+          },
+        ),
+      );
     });
   });
   server.on("upgrade", (request, socket, head) => void proxy.handleUpgrade(request, socket, head));
