@@ -57,6 +57,8 @@ const START_ERROR_BYTES = 2048;
 const SIGNAL_EXIT_BASE = 128;
 const START_ERROR_EXIT = 128;
 
+const NEWLINE = Buffer.from("\n");
+
 const dir = process.argv[2]!;
 const SIGNAL_NUMBERS: Record<string, number> = (await import("node:os")).constants.signals;
 
@@ -88,7 +90,9 @@ class LogWriter {
   readonly #maxFiles: number;
   #segment = 0;
   #fd: number;
+  /** In the current segment, the pending ones included. */
   #bytes = 0;
+  #pending: Buffer[] = [];
   #partial: { stdout: Buffer; stderr: Buffer } = { stdout: Buffer.alloc(0), stderr: Buffer.alloc(0) };
   /** Wall clock minus monotonic clock, in nanoseconds: gives nine true decimals that do not run backwards. */
   #offset = 0n;
@@ -103,35 +107,43 @@ class LogWriter {
     const held = this.#partial[stream];
     const data = held.length === 0 ? chunk : Buffer.concat([held, chunk]);
     const at = this.#timestamp();
-    const out: Buffer[] = [];
     let from = 0;
     for (;;) {
       const newline = data.indexOf(10, from);
       const end = newline === -1 ? data.length : newline;
-      while (end - from > MAX_LINE_BYTES) {
-        out.push(Buffer.from(`${at} ${stream} P `), data.subarray(from, from + MAX_LINE_BYTES), Buffer.from("\n"));
-        from += MAX_LINE_BYTES;
-      }
+      for (; end - from > MAX_LINE_BYTES; from += MAX_LINE_BYTES) this.#add(at, stream, "P", data.subarray(from, from + MAX_LINE_BYTES));
       if (newline === -1) break;
-      out.push(Buffer.from(`${at} ${stream} F `), data.subarray(from, end), Buffer.from("\n"));
+      this.#add(at, stream, "F", data.subarray(from, end));
       from = newline + 1;
     }
     this.#partial[stream] = Buffer.from(data.subarray(from));
-    if (out.length > 0) this.#append(Buffer.concat(out));
+    this.#flush();
   }
 
   /** The last words of a stream that ended without a newline. */
   end(stream: "stdout" | "stderr"): void {
     const rest = this.#partial[stream];
     this.#partial[stream] = Buffer.alloc(0);
-    if (rest.length > 0) this.#append(Buffer.concat([Buffer.from(`${this.#timestamp()} ${stream} P `), rest, Buffer.from("\n")]));
+    if (rest.length > 0) this.#add(this.#timestamp(), stream, "P", rest);
+    this.#flush();
   }
 
-  #append(lines: Buffer): void {
-    if (this.#bytes > 0 && this.#bytes + lines.length > this.#maxBytes) this.#rotate();
+  #add(at: string, stream: string, tag: "F" | "P", text: Buffer): void {
+    const head = Buffer.from(`${at} ${stream} ${tag} `);
+    const size = head.length + text.length + 1;
+    if (this.#bytes > 0 && this.#bytes + size > this.#maxBytes) {
+      this.#flush();
+      this.#rotate();
+    }
+    this.#pending.push(head, text, NEWLINE);
+    this.#bytes += size;
+  }
+
+  /** One write per chunk of output, not per line. */
+  #flush(): void {
+    const lines = Buffer.concat(this.#pending.splice(0));
     try {
       for (let sent = 0; sent < lines.length; ) sent += writeSync(this.#fd, lines, sent);
-      this.#bytes += lines.length;
     } catch (error) {
       // A full disk must not end the container: its log has a hole instead.
       process.stderr.write(`log: ${String(error)}\n`);

@@ -1,0 +1,100 @@
+import { readdirSync, readFileSync } from "node:fs";
+import { createServer } from "node:net";
+import { join } from "node:path";
+import { expect, test } from "vitest";
+import { systemClock } from "../../../src/util/clock.ts";
+import { createProcessEngine } from "../../../providers/http-vm/backend/engines/process/process.ts";
+import { processStat } from "../../../providers/http-vm/backend/proc.ts";
+import { backendSuite, text, type Bench } from "./suite.ts";
+
+/** Process ids that a container printed. */
+async function printedPids(bench: Bench, id: string, count: number): Promise<number[]> {
+  return await bench.until(async () => {
+    const lines = await bench.log(id, "a");
+    expect(lines).toHaveLength(count);
+    return lines.map(Number);
+  });
+}
+
+backendSuite(
+  {
+    name: "process",
+    image: "none",
+    createEngine: (stateDir) => createProcessEngine({ stateDir, images: { mapped: ["echo"] }, addressPool: "127.64.0.0/10", clock: systemClock }),
+  },
+  (bench) => {
+    test("a stop kills daemonised children, also those in a session of their own", async () => {
+      const script = "setsid sh -c 'echo $$; while :; do sleep 0.1; done' & setsid env -i sh -c 'echo $$; exec sleep 1000' & wait";
+      const id = await bench().create({ containers: [bench().shell("a", script)] });
+      const pids = await printedPids(bench(), id, 2);
+      await bench().provider.stopPod(id, { graceSeconds: 1, signal: bench().signal });
+      await bench().reaches(id, "stopped");
+      expect(pids.map((pid) => processStat(pid))).toEqual([undefined, undefined]);
+    });
+
+    test("children that a container leaves behind when it ends are killed", async () => {
+      const id = await bench().create({ containers: [bench().shell("a", "setsid sh -c 'echo $$; exec sleep 1000' & sleep 0.2; exit 0")] });
+      const [pid] = await printedPids(bench(), id, 1);
+      await bench().reaches(id, "stopped");
+      expect(processStat(pid!)).toBeUndefined();
+      expect((await bench().container(id, "a")).terminated?.exit_code).toBe(0);
+    });
+
+    test("a container whose shim is killed is lost, and nothing of it goes on", async () => {
+      const id = await bench().create({ containers: [bench().shell("a", "echo $$; sleep 1000")] });
+      const [pid] = await printedPids(bench(), id, 1);
+      const instances = join(bench().stateDir, "machines", id, "containers", "a");
+      const claim = readFileSync(join(instances, readdirSync(instances)[0]!, "shim-claim"), "utf8");
+      process.kill(Number(claim.split(" ")[0]), "SIGKILL");
+      expect(await bench().terminated(id, "a")).toMatchObject({ exit_code: 137, reason: "ContainerStatusUnknown" });
+      expect(processStat(pid!)).toBeUndefined();
+    });
+
+    test("a port that a machine serves is reached by port-forward, and half-closing is passed on", async () => {
+      const id = await bench().create({ containers: [bench().shell("a", "sleep 1000")] });
+      await bench().reaches(id, "running");
+      const server = createServer({ allowHalfOpen: true }, (socket) => {
+        let received = "";
+        socket.on("data", (chunk) => (received += chunk.toString()));
+        socket.on("end", () => socket.end(`echo ${received}`));
+      });
+      await new Promise<void>((resolve) => server.listen(0, "127.0.0.1", resolve));
+      const { port } = server.address() as { port: number };
+      const stream = await bench().provider.portForward(id, port, { signal: bench().signal });
+      stream.end("hello");
+      expect(await text(stream)).toBe("echo hello");
+      server.close();
+    });
+
+    test("port-forward to a closed port says so", async () => {
+      const id = await bench().create({ containers: [bench().shell("a", "sleep 1000")] });
+      await bench().reaches(id, "running");
+      await expect(bench().provider.portForward(id, 1, { signal: bench().signal })).rejects.toThrow(/cannot connect to port 1 .*ECONNREFUSED/);
+    });
+
+    test("each machine has an address of its own, which its processes can bind", async () => {
+      const ids = await Promise.all([1, 2].map(() => bench().create({ containers: [bench().shell("a", "sleep 1000")] })));
+      const machines = await Promise.all(ids.map((id) => bench().reaches(id, "running")));
+      const addresses = machines.map((machine) => machine.addresses[0]!.ip);
+      expect(new Set(addresses).size).toBe(2);
+      const server = createServer();
+      await new Promise<void>((resolve, reject) => server.once("error", reject).listen(0, addresses[0], resolve));
+      server.close();
+    });
+
+    test("an image with an entry in the map needs no command, and args are appended", async () => {
+      const id = await bench().create({ containers: [{ name: "a", image: "mapped", args: ["from", "map"] }] });
+      await bench().terminated(id, "a");
+      expect(await bench().log(id, "a")).toEqual(["from map"]);
+    });
+
+    test("a container without command and without entry in the map is invalid, and the reason says what to do", async () => {
+      await expect(bench().create({ containers: [{ name: "a", image: "unknown" }] })).rejects.toThrow(/needs a command, or the backend's config an entry for image "unknown"/);
+    });
+
+    test("a spec that needs what the engine lacks is refused", async () => {
+      const create = bench().create({ containers: [bench().shell("a", "true")], volumes: [{ name: "v", type: "empty_dir", medium: "disk" }] });
+      await expect(create).rejects.toMatchObject({ code: "unsupported", field: "volumes.0" });
+    });
+  },
+);
