@@ -221,7 +221,10 @@ export class NodeController {
     const body = newNode(settings, this.#observe(), clock.now());
     try {
       const node = await kube.request<Node>({ method: "POST", path: nodesPath(), body, signal });
-      logger.info({ node: settings.name, uid: node.metadata?.uid, providerID: providerId(settings) }, "Node registered");
+      logger.info(
+        { node: settings.name, uid: node.metadata?.uid, providerID: providerId(settings) },
+        "Node registered",
+      );
       metrics?.onRegistered();
       return node;
     } catch (error) {

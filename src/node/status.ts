@@ -29,7 +29,9 @@ export interface NodeObservation {
 /** A UUID that depends on nothing but its input: a node's ids must not change when the agent restarts. */
 function stableUuid(...parts: readonly string[]): string {
   const hex = createHash("sha256").update(parts.join("\0")).digest("hex");
-  return [hex.slice(0, 8), hex.slice(8, 12), `8${hex.slice(13, 16)}`, `a${hex.slice(17, 20)}`, hex.slice(20, 32)].join("-");
+  return [hex.slice(0, 8), hex.slice(8, 12), `8${hex.slice(13, 16)}`, `a${hex.slice(17, 20)}`, hex.slice(20, 32)].join(
+    "-",
+  );
 }
 
 export function providerId(settings: NodeSettings): string {

@@ -1,0 +1,398 @@
+import { afterEach, describe, expect, it } from "vitest";
+import type { KubeRequest } from "../../../src/kube/kube.ts";
+import type { Node } from "../../../src/kube/wire.ts";
+import { fixedCapacity, type CapacitySource } from "../../../src/node/capacity.ts";
+import { NodeController } from "../../../src/node/node-controller.ts";
+import type { BackendHealth } from "../../../src/node/settings.ts";
+import { strategicMergePatch } from "../../../src/devcluster/patch.ts";
+import { silentLogger } from "../../../src/telemetry/logger.ts";
+import { ScriptedKube, apiError } from "../../support/scripted-kube.ts";
+import { VirtualClock, settle } from "../../support/virtual-clock.ts";
+
+const NODE = "/api/v1/nodes/burst-1";
+const LEASE = "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases/burst-1";
+
+const running: AbortController[] = [];
+afterEach(() => {
+  for (const abort of running.splice(0)) abort.abort();
+});
+
+/** An API server that keeps one Node and its lease; `fault` may make any request fail. */
+class NodeApi {
+  readonly kube = new ScriptedKube();
+  node: Node | undefined;
+  lease: { metadata: { ownerReferences?: { uid: string }[] }; spec: { renewTime: string } } | undefined;
+  fault: (request: KubeRequest) => Error | undefined = () => undefined;
+  #revision = 100;
+
+  constructor() {
+    this.kube.answer = (request) => {
+      const fault = this.fault(request);
+      if (fault) throw fault;
+      return this.#answer(request);
+    };
+  }
+
+  #answer({ method, path, body, contentType }: KubeRequest): unknown {
+    if (path === "/api/v1/nodes" && method === "GET") {
+      const items = this.node ? [structuredClone(this.node)] : [];
+      return { kind: "NodeList", apiVersion: "v1", metadata: { resourceVersion: String(this.#revision) }, items };
+    }
+    if (path === "/api/v1/nodes" && method === "POST") {
+      if (this.node) throw apiError(409, "AlreadyExists");
+      return this.put(
+        { ...(body as Node), metadata: { ...(body as Node).metadata, uid: `uid-${++this.#revision}` } },
+        "ADDED",
+      );
+    }
+    if (path === NODE && method === "GET") {
+      if (!this.node) throw apiError(404, "NotFound");
+      return this.node;
+    }
+    if (path === `${NODE}/status` && method === "PATCH") {
+      if (!this.node) throw apiError(404, "NotFound");
+      expect(contentType).toBe("application/strategic-merge-patch+json");
+      return this.put(
+        strategicMergePatch("V1Node", structuredClone(this.node) as never, body as never) as unknown as Node,
+        "MODIFIED",
+      );
+    }
+    if (path === LEASE && method === "PATCH") {
+      if (!this.lease) throw apiError(404, "NotFound");
+      const patch = body as NonNullable<NodeApi["lease"]>;
+      this.lease = {
+        metadata: { ...this.lease.metadata, ...patch.metadata },
+        spec: { ...this.lease.spec, ...patch.spec },
+      };
+      return this.lease;
+    }
+    if (path === LEASE.replace("/burst-1", "") && method === "POST") {
+      this.lease = body as NonNullable<NodeApi["lease"]>;
+      return this.lease;
+    }
+    throw new Error(`unexpected ${method} ${path}`);
+  }
+
+  /** Stores the Node and tells the watch. */
+  put(node: Node, type: "ADDED" | "MODIFIED"): Node {
+    this.node = { ...node, metadata: { ...node.metadata, resourceVersion: String(++this.#revision) } };
+    this.kube.watches.at(-1)?.send({ type, object: structuredClone(this.node) });
+    return this.node;
+  }
+
+  deleteNode(): void {
+    const object = { ...this.node, metadata: { ...this.node?.metadata, resourceVersion: String(++this.#revision) } };
+    this.node = undefined;
+    this.kube.current.send({ type: "DELETED", object });
+  }
+
+  ready(): { status: string; reason: string } | undefined {
+    return this.node?.status?.conditions?.find((c) => c.type === "Ready") as
+      | { status: string; reason: string }
+      | undefined;
+  }
+
+  sent(method: string, path: string): KubeRequest[] {
+    return this.kube.requests.filter((r) => r.method === method && r.path === path);
+  }
+}
+
+function setup(options: { node?: Node; capacity?: CapacitySource; backend?: BackendHealth; graceMs?: number } = {}) {
+  const api = new NodeApi();
+  api.node = options.node;
+  const clock = new VirtualClock();
+  const events: string[] = [];
+  const renewals: number[] = [];
+  let registrations = 0;
+  const backend: { failingSince: number | undefined; lastError: string | undefined; seen?: boolean } = {
+    failingSince: undefined,
+    lastError: undefined,
+    ...options.backend,
+  };
+  const controller = new NodeController({
+    kube: api.kube,
+    clock,
+    random: () => 0.5,
+    logger: silentLogger,
+    events: { event: (_about, type, reason) => void events.push(`${type} ${reason}`) },
+    settings: {
+      name: "burst-1",
+      clusterId: "c1",
+      version: "0.1.0",
+      addresses: ["10.0.0.5"],
+      kubeletPort: 10250,
+      runtime: { name: "memory", version: "1" },
+      ...(options.graceMs !== undefined && { backendOutageGraceMs: options.graceMs }),
+    },
+    capacity: options.capacity ?? fixedCapacity(),
+    backend,
+    metrics: { onRegistered: () => void registrations++, onLeaseRenewed: (seconds) => void renewals.push(seconds) },
+  });
+  const abort = new AbortController();
+  running.push(abort);
+  const start = async () => {
+    const done = controller.run(abort.signal);
+    await settle();
+    return { done };
+  };
+  return { api, clock, events, backend, controller, abort, start, renewals, registrations: () => registrations };
+}
+
+describe("registration", () => {
+  it("creates the Node, ready from the start", async () => {
+    const s = setup();
+    await s.start();
+    expect(s.api.ready()).toMatchObject({ status: "True", reason: "KubeletReady" });
+    expect(s.controller.uid).toBe(s.api.node?.metadata?.uid);
+    expect(s.events).toEqual(["Normal Starting"]);
+    expect(s.registrations()).toBe(1);
+  });
+
+  it("is tried for ever: after 100 ms, doubling to 7 s", async () => {
+    const s = setup();
+    s.api.fault = (r) =>
+      r.method === "POST" && r.path === "/api/v1/nodes" ? apiError(503, "ServiceUnavailable") : undefined;
+    const at: number[] = [];
+    const fault = s.api.fault;
+    s.api.fault = (r) => {
+      const error = fault(r);
+      if (error) at.push(s.clock.monotonic());
+      return error;
+    };
+    await s.start();
+    await s.clock.advance(30_000);
+    const pauses = at.slice(1).map((t, i) => t - at[i]!);
+    expect(pauses).toEqual([100, 200, 400, 800, 1600, 3200, 6400, 7000, 7000]);
+    s.api.fault = () => undefined;
+    await s.clock.advance(7_000);
+    expect(s.api.ready()?.status).toBe("True");
+  });
+
+  it("adopts a Node that exists, with its taints, its labels and its UID", async () => {
+    const node: Node = {
+      metadata: { name: "burst-1", uid: "old", labels: { zone: "z" } },
+      spec: { taints: [{ key: "mine", effect: "NoSchedule" }] },
+    };
+    const s = setup({ node });
+    await s.start();
+    expect(s.registrations()).toBe(0);
+    expect(s.api.node?.metadata).toMatchObject({ uid: "old", labels: { zone: "z", type: "virtual-kubelet" } });
+    expect(s.api.node?.spec).toEqual({ taints: [{ key: "mine", effect: "NoSchedule" }] });
+    expect(s.api.ready()?.status).toBe("True");
+  });
+
+  it("adopts a Node that somebody creates at the same moment", async () => {
+    const s = setup();
+    s.api.fault = (r) => {
+      if (r.method === "POST" && r.path === "/api/v1/nodes" && !s.api.node) {
+        s.api.put({ metadata: { name: "burst-1", uid: "other" } }, "ADDED");
+      }
+      return undefined;
+    };
+    await s.start();
+    expect(s.controller.uid).toBe("other");
+    expect(s.api.ready()?.status).toBe("True");
+  });
+
+  it("registers again when the Node is deleted, and gives the lease its new owner", async () => {
+    const s = setup();
+    await s.start();
+    await s.clock.advance(11_000);
+    const before = s.api.node?.metadata?.uid;
+    expect(s.api.lease?.metadata.ownerReferences?.[0]?.uid).toBe(before);
+    s.api.deleteNode();
+    await s.clock.advance(100);
+    const after = s.api.node?.metadata?.uid;
+    expect(after).toBeDefined();
+    expect(after).not.toBe(before);
+    await s.clock.advance(11_000);
+    expect(s.api.lease?.metadata.ownerReferences?.[0]?.uid).toBe(after);
+    expect(s.registrations()).toBe(2);
+  });
+
+  it("registers again when the deletion itself went unnoticed", async () => {
+    const s = setup();
+    await s.start();
+    s.api.node = undefined;
+    await s.clock.advance(310_000 * 1.5);
+    expect(s.registrations()).toBe(2);
+  });
+});
+
+describe("reporting", () => {
+  const patches = (s: ReturnType<typeof setup>) => s.api.sent("PATCH", `${NODE}/status`);
+
+  it("sends nothing for minutes while nothing changes, then a heartbeat", async () => {
+    const s = setup({ node: { metadata: { name: "burst-1", uid: "u" } } });
+    await s.start();
+    expect(patches(s)).toHaveLength(1);
+    await s.clock.advance(280_000);
+    expect(patches(s)).toHaveLength(1);
+    await s.clock.advance(40_000);
+    expect(patches(s)).toHaveLength(2);
+    expect(patches(s)[1]?.body).toMatchObject({
+      status: { conditions: expect.arrayContaining([expect.objectContaining({ type: "Ready" })]) },
+    });
+  });
+
+  it("repairs within ten seconds what somebody changed", async () => {
+    const s = setup();
+    await s.start();
+    await s.clock.advance(1_000);
+    const conditions = [{ type: "Ready", status: "Unknown", reason: "NodeStatusUnknown", message: "x" }];
+    s.api.put({ ...s.api.node, status: { ...s.api.node?.status, conditions } }, "MODIFIED");
+    await s.clock.advance(11_000);
+    expect(s.api.ready()?.status).toBe("True");
+    expect(s.events).toContain("Normal NodeReady");
+  });
+
+  it("reports at once when told that something changed", async () => {
+    let gpus = "1";
+    const s = setup({ capacity: { current: () => fixedCapacity({ "nvidia.com/gpu": gpus }).current() } });
+    await s.start();
+    gpus = "4";
+    s.controller.poke();
+    await settle();
+    expect(s.api.node?.status?.allocatable?.["nvidia.com/gpu"]).toBe("4");
+  });
+
+  it("zeroes an extended resource that the source no longer names", async () => {
+    let resources: Record<string, string> = { "example.com/fpga": "2" };
+    const s = setup({ capacity: { current: () => fixedCapacity(resources).current() } });
+    await s.start();
+    resources = {};
+    await s.clock.advance(11_000);
+    expect(s.api.node?.status?.capacity?.["example.com/fpga"]).toBe("0");
+    await s.clock.advance(600_000);
+    expect(s.api.node?.status?.allocatable?.["example.com/fpga"]).toBe("0");
+  });
+
+  it("turns ready within a moment of the first capacity report", async () => {
+    let current: ReturnType<CapacitySource["current"]>;
+    const s = setup({ capacity: { current: () => current } });
+    await s.start();
+    await s.clock.advance(5_000);
+    expect(s.api.ready()?.status).toBe("False");
+    current = fixedCapacity().current();
+    await s.clock.advance(200);
+    expect(s.api.ready()?.status).toBe("True");
+  });
+
+  it("recovers after a failed report without waiting for the next turn", async () => {
+    const s = setup({ node: { metadata: { name: "burst-1", uid: "u" } } });
+    s.api.fault = (r) =>
+      r.method === "PATCH" && r.path === `${NODE}/status` ? apiError(500, "InternalError") : undefined;
+    await s.start();
+    expect(s.controller.ready).toBeUndefined();
+    s.api.fault = () => undefined;
+    await s.clock.advance(200);
+    expect(s.controller.ready).toBe(true);
+  });
+});
+
+describe("a backend outage", () => {
+  it("is told of, leaves the node ready for the grace, then turns it not ready, and back", async () => {
+    const s = setup({ graceMs: 600_000 });
+    await s.start();
+    s.backend.failingSince = s.clock.monotonic();
+    s.backend.lastError = "ECONNREFUSED";
+    await s.clock.advance(30_000);
+    expect(s.events).toContain("Warning BackendUnavailable");
+    expect(s.api.ready()?.status).toBe("True");
+    await s.clock.advance(560_000);
+    expect(s.api.ready()?.status).toBe("True");
+    await s.clock.advance(25_000);
+    expect(s.api.ready()).toMatchObject({ status: "False", reason: "BackendUnavailable" });
+    s.backend.failingSince = undefined;
+    await s.clock.advance(11_000);
+    expect(s.api.ready()?.status).toBe("True");
+    expect(s.events.slice(-4)).toEqual([
+      "Warning BackendUnavailable",
+      "Normal NodeNotReady",
+      "Normal NodeReady",
+      "Normal BackendAnswers",
+    ]);
+  });
+
+  it("of a moment is no news", async () => {
+    const s = setup();
+    await s.start();
+    const before = s.api.sent("PATCH", `${NODE}/status`).length;
+    s.backend.failingSince = s.clock.monotonic();
+    await s.clock.advance(5_000);
+    s.controller.poke();
+    await settle();
+    expect(s.api.sent("PATCH", `${NODE}/status`)).toHaveLength(before);
+  });
+
+  it("never touches the lease", async () => {
+    const s = setup();
+    await s.start();
+    s.backend.failingSince = s.clock.monotonic();
+    s.backend.lastError = "down";
+    const before = s.renewals.length;
+    await s.clock.advance(1_200_000);
+    expect(s.renewals.length - before).toBeGreaterThanOrEqual(115);
+  });
+});
+
+describe("the lease", () => {
+  it("is created and then renewed every ten seconds on its own lane", async () => {
+    const s = setup();
+    await s.start();
+    expect(s.api.lease).toMatchObject({
+      metadata: { name: "burst-1", namespace: "kube-node-lease" },
+      spec: { holderIdentity: "burst-1", leaseDurationSeconds: 40, renewTime: "2026-01-01T00:00:00.000000Z" },
+    });
+    await s.clock.advance(100_000);
+    expect(s.renewals.length).toBeGreaterThanOrEqual(10);
+    expect(s.renewals.length).toBeLessThanOrEqual(11);
+    expect(s.api.kube.requests.filter((r) => r.path.includes("/leases")).every((r) => r.lane === "lease")).toBe(true);
+  });
+
+  it("is renewed while the Node cannot be registered", async () => {
+    const s = setup();
+    s.api.fault = (r) => (r.path.startsWith("/api/v1/nodes") ? apiError(500, "InternalError") : undefined);
+    await s.start();
+    await s.clock.advance(60_000);
+    expect(s.renewals.length).toBeGreaterThanOrEqual(6);
+    expect(s.api.lease?.metadata.ownerReferences).toBeUndefined();
+    s.api.fault = () => undefined;
+    await s.clock.advance(20_000);
+    expect(s.api.lease?.metadata.ownerReferences).toEqual([
+      { apiVersion: "v1", kind: "Node", name: "burst-1", uid: s.api.node?.metadata?.uid },
+    ]);
+  });
+
+  it("is tried again after 200 ms, doubling to 7 s", async () => {
+    const s = setup();
+    const at: number[] = [];
+    s.api.fault = (r) => {
+      if (!r.path.includes("/leases")) return undefined;
+      at.push(s.clock.monotonic());
+      return apiError(0, "Timeout");
+    };
+    await s.start();
+    await s.clock.advance(35_000);
+    expect(at.slice(1).map((t, i) => t - at[i]!)).toEqual([200, 400, 800, 1600, 3200, 6400, 7000, 7000, 7000]);
+  });
+
+  it("is made again when somebody deletes it", async () => {
+    const s = setup();
+    await s.start();
+    s.api.lease = undefined;
+    await s.clock.advance(11_000);
+    expect(s.api.lease).toBeDefined();
+  });
+});
+
+describe("stopping", () => {
+  it("leaves the Node and the lease in place and ends every timer", async () => {
+    const s = setup();
+    const { done } = await s.start();
+    s.abort.abort();
+    await done;
+    expect(s.clock.pending).toBe(0);
+    expect(s.api.kube.requests.some((r) => r.method === "DELETE")).toBe(false);
+  });
+});

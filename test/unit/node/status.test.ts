@@ -1,0 +1,328 @@
+import { describe, expect, it } from "vitest";
+import type { Node } from "../../../src/kube/wire.ts";
+import { fixedCapacity, fromProvider, withExtraResources } from "../../../src/node/capacity.ts";
+import type { NodeSettings } from "../../../src/node/settings.ts";
+import {
+  newNode,
+  nodeAnnotations,
+  nodeLabels,
+  nodeStatus,
+  statusPatch,
+  type NodeObservation,
+} from "../../../src/node/status.ts";
+import { strategicMergePatch } from "../../../src/devcluster/patch.ts";
+
+const T0 = Date.parse("2026-01-01T00:00:00Z");
+const settings: NodeSettings = {
+  name: "burst-1",
+  clusterId: "c1",
+  version: "0.1.0",
+  addresses: ["10.0.0.5", "fd00::5"],
+  kubeletPort: 10250,
+  runtime: { name: "http-vm", version: "2.3" },
+  labels: { team: "a" },
+  taints: [{ key: "virtual-kubelet.io/provider", value: "vmlet", effect: "NoSchedule" }],
+};
+const well = (extra: Partial<NodeObservation> = {}): NodeObservation => ({
+  capacity: fixedCapacity({ cpu: "8", "nvidia.com/gpu": "2" }).current(),
+  backend: { state: "answers" },
+  retired: [],
+  ...extra,
+});
+const failing = (graceOver: boolean) =>
+  well({ backend: { state: "failing", error: "connect ECONNREFUSED", graceOver } });
+const condition = (status: Node["status"], type: string) => {
+  const found = status?.conditions?.find((c) => c.type === type);
+  if (!found) throw new Error(`no condition ${type}`);
+  return found;
+};
+
+/** The Node as the API server has it after it was created and then patched to `observation`. */
+function applied(node: Node, observation: NodeObservation, at: number, by: NodeSettings = settings) {
+  const { patch, changed } = statusPatch(node, {
+    status: nodeStatus(by, node, observation, at),
+    labels: nodeLabels(by),
+    annotations: nodeAnnotations(by, observation.capacity),
+  });
+  const next = strategicMergePatch(
+    "V1Node",
+    structuredClone(node) as never,
+    structuredClone(patch) as never,
+  ) as unknown as Node;
+  return { next, changed, patch: patch as { metadata?: object; status: Record<string, unknown> } };
+}
+
+const created = newNode(settings, well(), T0);
+const withStatus = (node: Node, status: Partial<NonNullable<Node["status"]>>): Node => ({
+  ...node,
+  status: { ...node.status, ...status },
+});
+
+describe("a new Node", () => {
+  it("has the kubelet's labels, the virtual node's and the user's", () => {
+    expect(created.metadata?.labels).toEqual({
+      "kubernetes.io/hostname": "burst-1",
+      "kubernetes.io/os": "linux",
+      "kubernetes.io/arch": "amd64",
+      "beta.kubernetes.io/os": "linux",
+      "beta.kubernetes.io/arch": "amd64",
+      type: "virtual-kubelet",
+      "node.kubernetes.io/exclude-from-external-load-balancers": "true",
+      team: "a",
+    });
+  });
+
+  it("has a provider ID that no cloud takes for its own, and its taints", () => {
+    expect(created.spec).toEqual({
+      providerID: "vmlet://c1/burst-1",
+      taints: [{ key: "virtual-kubelet.io/provider", value: "vmlet", effect: "NoSchedule" }],
+    });
+  });
+
+  it("says where its kubelet listens and what it is", () => {
+    expect(created.status?.daemonEndpoints).toEqual({ kubeletEndpoint: { Port: 10250 } });
+    expect(created.status?.nodeInfo).toMatchObject({
+      kubeletVersion: "v1.36.0+vmlet.0.1.0",
+      containerRuntimeVersion: "http-vm://2.3",
+      kubeProxyVersion: "",
+      operatingSystem: "linux",
+      architecture: "amd64",
+    });
+  });
+
+  it("publishes a Hostname only when one is configured", () => {
+    const internal = [
+      { type: "InternalIP", address: "10.0.0.5" },
+      { type: "InternalIP", address: "fd00::5" },
+    ];
+    expect(created.status?.addresses).toEqual(internal);
+    const named = newNode({ ...settings, hostname: "vm.example" }, well(), T0);
+    expect(named.status?.addresses).toEqual([...internal, { type: "Hostname", address: "vm.example" }]);
+    expect(named.metadata?.labels?.["kubernetes.io/hostname"]).toBe("vm.example");
+  });
+
+  it("keeps its machine and boot ids over restarts and differs in them from other nodes", () => {
+    const again = newNode(settings, well(), T0 + 1e9).status?.nodeInfo;
+    expect(again).toMatchObject({
+      machineID: created.status?.nodeInfo?.machineID,
+      bootID: created.status?.nodeInfo?.bootID,
+    });
+    const other = newNode({ ...settings, name: "burst-2" }, well(), T0).status?.nodeInfo;
+    expect(other?.machineID).not.toBe(created.status?.nodeInfo?.machineID);
+    expect(created.status?.nodeInfo?.machineID).toMatch(/^[0-9a-f]{32}$/);
+  });
+
+  it("has the kubelet's four conditions to the letter, Ready last", () => {
+    const texts = created.status?.conditions?.map((c) => [c.type, c.status, c.reason, c.message]);
+    expect(texts).toEqual([
+      ["MemoryPressure", "False", "KubeletHasSufficientMemory", "kubelet has sufficient memory available"],
+      ["DiskPressure", "False", "KubeletHasNoDiskPressure", "kubelet has no disk pressure"],
+      ["PIDPressure", "False", "KubeletHasSufficientPID", "kubelet has sufficient PID available"],
+      ["BackendReady", "True", "BackendAnswers", "the machine backend answers"],
+      ["Ready", "True", "KubeletReady", "kubelet is posting ready status"],
+    ]);
+  });
+});
+
+describe("capacity", () => {
+  it("comes from the configuration over the defaults, extended resources included", () => {
+    expect(created.status?.capacity).toEqual({
+      cpu: "8",
+      memory: "64Gi",
+      pods: "110",
+      "ephemeral-storage": "256Gi",
+      "nvidia.com/gpu": "2",
+    });
+    expect(created.status?.allocatable).toEqual(created.status?.capacity);
+  });
+
+  it("comes from the provider in Kubernetes' units", () => {
+    const allocatable = { cpu_millis: 7500, memory_bytes: 2 ** 31, extended: { "vendor.example/license": 3 } };
+    expect(fromProvider({ allocatable }).resources).toEqual({
+      cpu: "7500m",
+      memory: "2Gi",
+      pods: "110",
+      "ephemeral-storage": "0",
+      "vendor.example/license": "3",
+    });
+  });
+
+  it("takes in what device plugins add", () => {
+    let devices: Record<string, string> = {};
+    const source = withExtraResources(fixedCapacity(), () => devices);
+    devices = { "example.com/fpga": "4" };
+    expect(source.current()?.resources["example.com/fpga"]).toBe("4");
+  });
+
+  it("leaves resources alone that somebody else put into the status, and mirrors them into allocatable", () => {
+    const foreign = withStatus(created, { capacity: { ...created.status?.capacity, "scheduling.k8s.io/foo": "5" } });
+    const { next } = applied(foreign, well(), T0);
+    expect(next.status?.capacity?.["scheduling.k8s.io/foo"]).toBe("5");
+    expect(next.status?.allocatable?.["scheduling.k8s.io/foo"]).toBe("5");
+  });
+
+  it("drops a foreign resource from allocatable when it left capacity", () => {
+    const gone = withStatus(created, { allocatable: { ...created.status?.allocatable, "scheduling.k8s.io/foo": "5" } });
+    expect(applied(gone, well(), T0).next.status?.allocatable).toEqual(created.status?.capacity);
+  });
+
+  it("sets an own resource that went away to zero", () => {
+    const observation = well({ capacity: fixedCapacity({ cpu: "8" }).current(), retired: ["nvidia.com/gpu"] });
+    const first = applied(created, observation, T0).next;
+    expect(first.status?.capacity?.["nvidia.com/gpu"]).toBe("0");
+    const second = applied(first, observation, T0);
+    expect(second.next.status?.allocatable?.["nvidia.com/gpu"]).toBe("0");
+    expect(second.changed).toBe(false);
+  });
+
+  it("removes an own resource that an earlier agent reported and this one does not know", () => {
+    const { next } = applied(created, well({ capacity: fixedCapacity({ cpu: "8" }).current() }), T0);
+    expect(next.status?.capacity).not.toHaveProperty(["nvidia.com/gpu"]);
+    expect(next.status?.allocatable).not.toHaveProperty(["nvidia.com/gpu"]);
+  });
+
+  it("keeps what the status says while nobody can say", () => {
+    const { next } = applied(created, well({ capacity: undefined }), T0);
+    expect(next.status?.capacity).toEqual(created.status?.capacity);
+    expect(condition(next.status, "Ready").status).toBe("True");
+  });
+
+  it("is zero, and the node not ready, when nobody could ever say", () => {
+    const node = newNode(settings, well({ capacity: undefined }), T0);
+    expect(node.status?.capacity).toEqual({ cpu: "0", memory: "0", pods: "0", "ephemeral-storage": "0" });
+    expect(condition(node.status, "Ready")).toMatchObject({ status: "False", reason: "KubeletNotReady" });
+  });
+});
+
+describe("conditions", () => {
+  it("move their transition time only when their status changes", () => {
+    const later = applied(created, well(), T0 + 60_000).next;
+    expect(condition(later.status, "Ready")).toMatchObject({
+      lastTransitionTime: "2026-01-01T00:00:00Z",
+      lastHeartbeatTime: "2026-01-01T00:01:00Z",
+    });
+    const down = applied(later, failing(true), T0 + 120_000).next;
+    expect(condition(down.status, "Ready").lastTransitionTime).toBe("2026-01-01T00:02:00Z");
+  });
+
+  it("of others survive", () => {
+    const foreign = { type: "NetworkUnavailable", status: "False", reason: "RouteCreated", message: "x" };
+    const node = withStatus(created, { conditions: [...(created.status?.conditions ?? []), foreign] });
+    const { next, patch } = applied(node, well(), T0 + 1000);
+    expect(next.status?.conditions).toContainEqual(foreign);
+    expect(JSON.stringify(patch)).not.toContain("NetworkUnavailable");
+  });
+
+  it("can come from the provider, but never Ready", () => {
+    const capacity = {
+      ...fixedCapacity().current()!,
+      conditions: [
+        { type: "MemoryPressure", status: "True" as const, reason: "Full", message: "hosts are full" },
+        { type: "HostMaintenance", status: "True" as const, reason: "Planned", message: "tonight" },
+        { type: "Ready", status: "False" as const, reason: "X", message: "x" },
+      ],
+    };
+    const status = nodeStatus(settings, undefined, well({ capacity }), T0);
+    expect(condition(status, "MemoryPressure")).toMatchObject({ status: "True", reason: "Full" });
+    expect(condition(status, "HostMaintenance").status).toBe("True");
+    expect(condition(status, "Ready").status).toBe("True");
+  });
+});
+
+describe("a backend that does not answer", () => {
+  it("leaves a ready node ready during the grace, and says so beside it", () => {
+    const { next } = applied(created, failing(false), T0);
+    expect(condition(next.status, "Ready").status).toBe("True");
+    expect(condition(next.status, "BackendReady")).toMatchObject({
+      status: "False",
+      reason: "BackendUnavailable",
+      message: "the machine backend does not answer: connect ECONNREFUSED",
+    });
+  });
+
+  it("makes the node not ready after the grace", () => {
+    const { next } = applied(created, failing(true), T0);
+    expect(condition(next.status, "Ready")).toMatchObject({ status: "False", reason: "BackendUnavailable" });
+  });
+
+  it("keeps a node not ready that was so before the agent restarted", () => {
+    const down = applied(created, failing(true), T0).next;
+    expect(condition(applied(down, failing(false), T0).next.status, "Ready").status).toBe("False");
+  });
+
+  it("keeps a node ready that the control plane took for lost while the agent was away", () => {
+    const lost = withStatus(created, {
+      conditions: [
+        {
+          type: "Ready",
+          status: "Unknown",
+          reason: "NodeStatusUnknown",
+          message: "Kubelet stopped posting node status.",
+        },
+      ],
+    });
+    expect(condition(applied(lost, failing(false), T0).next.status, "Ready").status).toBe("True");
+  });
+
+  it("keeps a new node from being ready", () => {
+    const fresh = newNode(settings, failing(false), T0);
+    expect(condition(fresh.status, "Ready").status).toBe("False");
+    const unseen = newNode(settings, well({ backend: { state: "not_seen" } }), T0);
+    expect(condition(unseen.status, "Ready")).toMatchObject({
+      status: "False",
+      reason: "KubeletNotReady",
+      message: "the machine backend has not answered yet",
+    });
+  });
+
+  it("is forgotten when it answers again", () => {
+    const down = applied(created, failing(true), T0).next;
+    const { next } = applied(down, well(), T0);
+    expect(condition(next.status, "Ready")).toMatchObject({ status: "True", reason: "KubeletReady" });
+    expect(condition(next.status, "BackendReady").status).toBe("True");
+  });
+});
+
+describe("the status patch", () => {
+  it("changes nothing but heartbeats when nothing changed", () => {
+    const { changed, patch } = applied(created, well(), T0 + 10_000);
+    expect(changed).toBe(false);
+    expect(Object.keys(patch.status)).toEqual(["conditions"]);
+    expect(patch.metadata).toBeUndefined();
+  });
+
+  it("takes the same amount in another spelling for no change", () => {
+    const respelt = withStatus(created, {
+      capacity: { ...created.status?.capacity, cpu: "8000m" },
+      allocatable: { ...created.status?.allocatable, cpu: "8000m" },
+    });
+    expect(applied(respelt, well(), T0).changed).toBe(false);
+  });
+
+  it("replaces two addresses of one type as a whole", () => {
+    const moved = { ...settings, addresses: ["10.0.0.6", "fd00::6"] };
+    const { next, changed } = applied(created, well(), T0, moved);
+    expect(changed).toBe(true);
+    expect(next.status?.addresses).toEqual([
+      { type: "InternalIP", address: "10.0.0.6" },
+      { type: "InternalIP", address: "fd00::6" },
+    ]);
+  });
+
+  it("repairs own labels and leaves foreign ones", () => {
+    const labels = { ...created.metadata?.labels, "kubernetes.io/os": "plan9", zone: "z" };
+    const { next, changed } = applied({ ...created, metadata: { ...created.metadata, labels } }, well(), T0);
+    expect(changed).toBe(true);
+    expect(next.metadata?.labels).toMatchObject({ "kubernetes.io/os": "linux", zone: "z" });
+  });
+
+  it("never touches taints or other parts of the spec", () => {
+    const bare: Node = { metadata: { name: "burst-1" }, spec: { unschedulable: true } };
+    expect(applied(bare, well(), T0).patch).not.toHaveProperty("spec");
+  });
+
+  it("leaves fields of nodeInfo alone that a newer API has added", () => {
+    const nodeInfo = { ...created.status!.nodeInfo!, swap: { capacity: 5 } };
+    expect(applied(withStatus(created, { nodeInfo }), well(), T0).changed).toBe(false);
+  });
+});
