@@ -3,7 +3,7 @@ import { ConfigError } from "./config/load.ts";
 import type { NodeConfig } from "./config/schema.ts";
 import type { EventRecorder } from "./kube/events.ts";
 import type { KubeTransport } from "./kube/transport.ts";
-import type { Pod } from "./kube/wire.ts";
+import type { Node, Pod } from "./kube/wire.ts";
 import { createKubeletServer, type KubeletServer } from "./kubelet/server.ts";
 import {
   configMapClientCa,
@@ -15,6 +15,7 @@ import {
   type Reloadable,
   type ServingCertificate,
 } from "./kubelet/tls.ts";
+import { fixedCapacity, ProviderCapacitySource, type CapacitySource } from "./node/capacity.ts";
 import { NodeController } from "./node/node-controller.ts";
 import { PodController } from "./pods/controller.ts";
 import type { Backend, NodeFacts } from "./podspec/inputs.ts";
@@ -25,8 +26,8 @@ import { TokenManager } from "./podspec/tokens.ts";
 import { ProviderError } from "./provider/errors.ts";
 import { instrument } from "./provider/instrument.ts";
 import type { Provider, ProviderInfo } from "./provider/provider.ts";
+import { parseResourceList, type ResourceList } from "./resources/pod-resources.ts";
 import { parseDuration } from "./resources/duration.ts";
-import { Quantity } from "./resources/quantity.ts";
 import type { HealthChecks } from "./telemetry/health.ts";
 import type { Logger } from "./telemetry/logger.ts";
 import type { Metrics } from "./telemetry/metrics.ts";
@@ -57,10 +58,13 @@ export class NodeAgent {
   readonly name: string;
   readonly pods: PodController;
   readonly server: KubeletServer;
-  readonly node: NodeController;
   readonly #o: NodeAgentOptions;
   readonly #references: ReferenceCache;
+  readonly #provider: Provider;
+  #node: NodeController | undefined;
+  #providerCapacity: ProviderCapacitySource | undefined;
   #info: ProviderInfo | undefined;
+  readonly #informed = Promise.withResolvers<void>();
 
   /** Binds the kubelet port; registers nothing yet. @throws when the port is taken or a certificate cannot be read */
   static async create(options: NodeAgentOptions): Promise<NodeAgent> {
@@ -72,14 +76,15 @@ export class NodeAgent {
         : await fileClientCa({ file: kubelet.clientCAFile, clock: options.clock, logger: options.logger });
     const agent = new NodeAgent(options, certificate, clientCa);
     await agent.server.listen();
+    agent.#node = agent.#nodeController();
     return agent;
   }
 
   private constructor(options: NodeAgentOptions, certificate: Reloadable<ServingCertificate>, clientCa: Reloadable<string>) {
     this.#o = options;
-    const { node, kube, events, clusterId, clock, random, logger, metrics, version } = options;
+    const { node, kube, events, clusterId, clock, random, logger, metrics } = options;
     this.name = node.name;
-    const provider = instrument(options.provider, metrics, clock);
+    const provider = (this.#provider = instrument(options.provider, metrics, clock));
     const changed = (podUid: string) => this.pods.poke(podUid);
     this.#references = new ReferenceCache({ kube, clock, random, logger, onChange: changed });
     const tokens = new TokenManager({ kube, clock, random, logger, onChange: changed });
@@ -87,7 +92,7 @@ export class NodeAgent {
       kube,
       references: this.#references,
       tokens,
-      node: () => this.node.current(),
+      node: () => this.#registered(),
       facts: () => this.#facts(),
       backend: () => this.#backend(),
       pods: () => this.pods.store.list(),
@@ -106,7 +111,10 @@ export class NodeAgent {
       clock,
       random,
       logger,
-      onInfo: (info) => (this.#info = info),
+      onInfo: (info) => {
+        this.#info = info;
+        this.#informed.resolve();
+      },
       onReconciled: (seconds, result) => {
         metrics.podWorkerDuration.observe({ operation_type: "sync" }, seconds);
         metrics.reconciles.inc({ result });
@@ -135,37 +143,16 @@ export class NodeAgent {
       livez: options.livez,
       configuration: () => ({ nodeName: node.name, port: this.server.port, address: node.kubelet.address }),
     });
-    this.node = new NodeController({
-      kube,
-      clock,
-      random,
-      logger,
-      events,
-      clusterId,
-      version,
-      settings: {
-        name: node.name,
-        addresses: node.addresses,
-        hostname: node.hostname,
-        labels: node.labels,
-        annotations: node.annotations,
-        taints: node.taints,
-        kubeletPort: () => this.server.port,
-        capacity: node.capacity,
-        backendOutageGraceMs: parseDuration(node.backendOutageGrace),
-      },
-      provider,
-      backend: this.pods.observer,
-    });
     options.readyz.add(`${node.name}-pods-synced`, () => (this.pods.store.synced ? undefined : "the list of pods is not complete yet"));
-    options.readyz.add(`${node.name}-registered`, () => (this.node.current() === undefined ? "the node is not registered yet" : undefined));
+    options.readyz.add(`${node.name}-registered`, () => (this.#registered() === undefined ? "the node is not registered yet" : undefined));
     metrics.onScrape(() => this.#countPods());
   }
 
   async run(signal: AbortSignal): Promise<void> {
     await Promise.all([
       this.server.run(signal),
-      this.node.run(signal),
+      this.#node!.run(signal),
+      this.#runCapacity(signal),
       this.#references.run(signal),
       this.pods.run(signal),
       this.#o.events.run(signal),
@@ -176,6 +163,69 @@ export class NodeAgent {
     await this.server.close(CLOSE_GRACE_MS);
     await this.#o.provider.close();
     await this.#o.kube.close();
+  }
+
+  /** Made when the server listens, because a Node says which port. */
+  #nodeController(): NodeController {
+    const { node, kube, events, clusterId, clock, random, logger, metrics, version } = this.#o;
+    const info = () => this.#info;
+    return new NodeController({
+      kube,
+      clock,
+      random,
+      logger,
+      events,
+      settings: {
+        name: node.name,
+        clusterId,
+        version,
+        addresses: node.addresses,
+        hostname: node.hostname,
+        labels: node.labels,
+        annotations: node.annotations,
+        taints: node.taints,
+        kubeletPort: this.server.port,
+        get runtime() {
+          return { name: info()?.name ?? node.provider.type, version: info()?.version ?? "unknown" };
+        },
+        architecture: process.arch === "arm64" ? "arm64" : "amd64",
+        backendOutageGraceMs: parseDuration(node.backendOutageGrace),
+      },
+      capacity: this.#capacity(),
+      backend: this.pods.observer,
+      metrics: {
+        onRegistered: () => metrics.nodeRegistrations.inc(),
+        onLeaseRenewed: (seconds) => {
+          metrics.leaseRenewDuration.observe(seconds);
+          metrics.leaseLastRenew.set(clock.now() / 1000);
+        },
+      },
+    });
+  }
+
+  /** The file's capacity; without one the backend's own, where it can tell; else a default. */
+  #capacity(): CapacitySource {
+    const { node, clock, random, logger } = this.#o;
+    if (node.capacity !== undefined) return fixedCapacity(node.capacity);
+    const fallback = fixedCapacity();
+    const reported = new ProviderCapacitySource({ provider: this.#provider, clock, random, logger, onChange: () => this.#node?.poke() });
+    this.#providerCapacity = reported;
+    return { current: () => (this.#info === undefined ? undefined : this.#info.capabilities.includes("capacity") ? reported.current() : fallback.current()) };
+  }
+
+  async #runCapacity(signal: AbortSignal): Promise<void> {
+    await Promise.race([this.#informed.promise, new Promise<void>((resolve) => signal.addEventListener("abort", () => resolve(), { once: true }))]);
+    this.#node?.poke();
+    if (!signal.aborted && this.#info!.capabilities.includes("capacity")) await this.#providerCapacity?.run(signal);
+  }
+
+  /** This node as the API server has it. */
+  #registered(): Node | undefined {
+    return this.#node?.store.getByName("", this.name);
+  }
+
+  #allocatable(): ResourceList {
+    return parseResourceList(this.#registered()?.status?.allocatable);
   }
 
   #nodePod(pod: Pod | undefined) {
@@ -189,7 +239,7 @@ export class NodeAgent {
       clusterId,
       nodeName: node.name,
       hostIPs: node.addresses,
-      allocatable: this.node.allocatable(),
+      allocatable: this.#allocatable(),
       dns: { ...node.dns, host: hostResolvConf() },
       allowHostPath: node.allowHostPath,
       ...(crashLoopBackoff && {
@@ -204,8 +254,8 @@ export class NodeAgent {
   }
 
   #machineCapacity() {
-    const { cpu = "0", memory = "0" } = this.node.allocatable();
-    return { cpuMillis: Quantity.parse(cpu).toMillis(), memoryBytes: Quantity.parse(memory).toNumber() };
+    const allocatable = this.#allocatable();
+    return { cpuMillis: allocatable.get("cpu")?.toMillis() ?? 0, memoryBytes: allocatable.get("memory")?.toNumber() ?? 0 };
   }
 
   #countPods(): void {

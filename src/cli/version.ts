@@ -1,20 +1,13 @@
 import { Command } from "commander";
-import { readFileSync } from "node:fs";
+import { existsSync, readFileSync } from "node:fs";
 
-/** The package's version. Built files lie one folder deeper than sources, so the manifest is looked for upwards. */
-export const VERSION = findVersion();
-
-function findVersion(): string {
-  for (const up of ["../../package.json", "../../../package.json"]) {
-    try {
-      const manifest = JSON.parse(readFileSync(new URL(up, import.meta.url), "utf8")) as { name?: string; version?: string };
-      if (manifest.name === "vmlet" && manifest.version !== undefined) return manifest.version;
-    } catch (thrown) {
-      if ((thrown as NodeJS.ErrnoException).code !== "ENOENT") throw thrown;
-    }
-  }
-  return "0.0.0";
+/** A file of the package. Built files lie one folder deeper than sources, so its root is looked for. */
+export function packageFile(path: string): URL {
+  const root = ["../../", "../../../"].map((up) => new URL(up, import.meta.url)).find((url) => existsSync(new URL("package.json", url)));
+  return new URL(path, root);
 }
+
+export const VERSION = (JSON.parse(readFileSync(packageFile("package.json"), "utf8")) as { version: string }).version;
 
 export function versionCommand(): Command {
   return new Command("version").action(() => {

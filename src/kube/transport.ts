@@ -93,6 +93,11 @@ export class KubeTransport implements Kube {
    *   `signal` aborts
    */
   async request<T>(request: KubeRequest): Promise<T> {
+    return parseReply<T>(what(request), await this.requestText(request));
+  }
+
+  /** Like `request`, for replies that are not JSON: logs, metrics. */
+  async requestText(request: KubeRequest): Promise<string> {
     const { signal } = request;
     const timeoutMs = request.timeoutMs ?? this.#options.timeoutMs ?? 30_000;
     const deadline = this.#clock.monotonic() + timeoutMs;
@@ -103,7 +108,7 @@ export class KubeTransport implements Kube {
         const reply = await this.#send(request, request.lane ?? "default", credentials, limit.signal);
         const text = await this.#readBody(request, reply, limit.signal);
         if (reply.status < 200 || reply.status > 299) throw statusError(what(request), reply, text);
-        return parseReply<T>(what(request), text);
+        return text;
       });
     } catch (error) {
       throw this.#explain(error, request, signal, limit.signal);

@@ -77,6 +77,11 @@ export function loadBackendConfig(path: string): BackendConfig {
   } catch (thrown) {
     throw new ConfigError(`cannot read the configuration file ${path}: ${toError(thrown).message}`, { cause: thrown });
   }
+  return parseBackendConfig(text, path);
+}
+
+/** @param path names the text in messages. @throws ConfigError naming line and field */
+export function parseBackendConfig(text: string, path: string): BackendConfig {
   return parseFile(backendConfigSchema, text, path);
 }
 

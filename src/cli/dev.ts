@@ -1,0 +1,187 @@
+/**
+ * `vmlet dev`: a cluster of one virtual node in one process, to try vmlet without having anything. With `--kubeconfig` the
+ * node joins that cluster instead. With `--demo` it runs a burst of pods by itself and ends.
+ */
+import { Command, Option } from "commander";
+import { mkdir, rm, writeFile } from "node:fs/promises";
+import { join, relative, resolve } from "node:path";
+import { startBackend, type RunningBackend } from "../../providers/http-vm/backend/backend.ts";
+import { parseBackendConfig } from "../../providers/http-vm/backend/config.ts";
+import { Agent } from "../agent.ts";
+import { parseConfig } from "../config/load.ts";
+import { findKind, objectKey, storageName } from "../devcluster/kinds.ts";
+import { createKubeletProxy } from "../devcluster/kubelet-proxy.ts";
+import { startDevCluster, type DevCluster } from "../devcluster/index.ts";
+import { createLogger, type Logger, type LogLevel } from "../telemetry/logger.ts";
+import { systemClock } from "../util/clock.ts";
+import { systemRandom } from "../util/random.ts";
+import { runDemo } from "./demo.ts";
+import { signalToStop } from "./exit.ts";
+import { createProvider } from "./providers.ts";
+import { VERSION } from "./version.ts";
+
+const NODE = "vmlet-dev";
+
+interface DevOptions {
+  kubeconfig?: string;
+  engine: "process" | "oci" | "vm";
+  stateDir: string;
+  port: string;
+  nodeAddress?: string;
+  demo?: boolean;
+  logLevel: LogLevel;
+}
+
+export function devCommand(): Command {
+  return new Command("dev")
+    .option("--kubeconfig <file>", "join this cluster instead of starting a small one")
+    .addOption(new Option("--engine <engine>", "what machines are").choices(["process", "oci", "vm"]).default("process"))
+    .option("--state-dir <folder>", "where kubeconfig and machines are kept", ".vmlet")
+    .option("--port <port>", "port of the small cluster's API server; 0 picks a free one", "6443")
+    .option("--node-address <ip>", "address of the node, where the API server must reach it")
+    .option("--log-level <level>", "debug, info, warn or error", "warn")
+    .option("--demo", "create a burst of pods, show what becomes of them, clean up and end")
+    .action(async (options: DevOptions) => {
+      process.exitCode = await dev(options);
+    });
+}
+
+async function dev(options: DevOptions): Promise<number> {
+  const stop = signalToStop();
+  const logger = createLogger({ level: options.logLevel });
+  const stateDir = resolve(options.stateDir);
+  await mkdir(stateDir, { recursive: true });
+  const backend = await openBackend(options, stateDir, logger);
+  let cluster: DevCluster | undefined;
+  try {
+    // What an earlier run left behind belongs to a cluster that is gone.
+    if (options.kubeconfig === undefined) await removeMachines(backend);
+    cluster = options.kubeconfig === undefined ? await openCluster(options, logger) : undefined;
+    const kubeconfig = options.kubeconfig ?? join(stateDir, "kubeconfig");
+    if (cluster !== undefined) await writeFile(kubeconfig, cluster.kubeConfigYaml, { mode: 0o600 });
+    const agent = await openAgent(options, { kubeconfig, backendUrl: backend.url, joined: cluster === undefined, logger, stop });
+    const ended = new AbortController();
+    const signal = AbortSignal.any([stop, ended.signal]);
+    const running = agent.run(signal);
+    let status = 0;
+    if (options.demo) {
+      status = await Promise.race([runDemo({ kubeconfig, nodeName: NODE, signal: stop }), running.then(() => 1)]);
+      ended.abort(new Error("the demo is over"));
+    } else {
+      printWelcome(options, kubeconfig);
+    }
+    await running;
+    if (cluster === undefined) console.log(`\nMachines run on, and the node ${NODE} stays: kubectl delete node ${NODE} removes it.`);
+    return status;
+  } finally {
+    if (options.kubeconfig === undefined) await removeMachines(backend);
+    await backend.close();
+    await cluster?.close();
+    if (options.kubeconfig === undefined) await rm(join(stateDir, "backend"), { recursive: true, force: true });
+  }
+}
+
+function openBackend(options: DevOptions, stateDir: string, logger: Logger): Promise<RunningBackend> {
+  const config = parseBackendConfig(
+    JSON.stringify({
+      apiVersion: "vmlet.dev/v1",
+      kind: "BackendConfig",
+      stateDir: join(stateDir, "backend"),
+      listen: { address: "127.0.0.1", port: 0 },
+      engine: options.engine === "process" ? { type: "process", images: { "registry.k8s.io/pause:*": ["sleep", "infinity"] } } : { type: options.engine },
+    }),
+    "(vmlet dev)",
+  );
+  return startBackend(config, { clock: systemClock, logger, version: VERSION });
+}
+
+async function openCluster(options: DevOptions, logger: Logger): Promise<DevCluster> {
+  let cluster: DevCluster | undefined;
+  const find = (resource: string, namespace: string | undefined, name: string) =>
+    cluster!.storage.get(storageName(findKind("", "v1", resource)!), objectKey(namespace, name));
+  const proxy = createKubeletProxy({
+    getPod: (namespace, name) => {
+      const pod = find("pods", namespace, name);
+      if (pod === undefined) return undefined;
+      const containers = [...pod.spec.containers, ...(pod.spec.initContainers ?? []), ...(pod.spec.ephemeralContainers ?? [])];
+      return { nodeName: pod.spec.nodeName, phase: pod.status?.phase, containers: containers.map((c: { name: string }) => c.name) };
+    },
+    resolveKubelet: (nodeName) => {
+      const node = find("nodes", undefined, nodeName);
+      const address = node?.status?.addresses?.find((a: { type: string }) => a.type === "InternalIP")?.address;
+      const port = node?.status?.daemonEndpoints?.kubeletEndpoint?.Port;
+      if (address === undefined || port === undefined) return undefined;
+      return { url: `https://${address.includes(":") ? `[${address}]` : address}:${port}`, credential: { token: cluster!.token } };
+    },
+  });
+  cluster = await startDevCluster({
+    clock: systemClock,
+    logger,
+    port: options.demo ? 0 : Number(options.port),
+    kubeletProxy: {
+      request: (_target, request, response) => void proxy.handleRequest(request, response),
+      upgrade: (_target, request, socket, head) => void proxy.handleUpgrade(request, socket, head),
+    },
+  });
+  return cluster;
+}
+
+function openAgent(
+  options: DevOptions,
+  surroundings: { kubeconfig: string; backendUrl: string; joined: boolean; logger: Logger; stop: AbortSignal },
+): Promise<Agent> {
+  const { kubeconfig, backendUrl, joined, logger, stop } = surroundings;
+  const config = parseConfig(
+    JSON.stringify({
+      apiVersion: "vmlet.dev/v1",
+      kind: "AgentConfig",
+      ...(joined ? {} : { clusterId: "dev" }),
+      kubeconfig,
+      logLevel: options.logLevel,
+      health: { port: 0 },
+      nodes: [
+        {
+          name: NODE,
+          provider: { type: "http-vm", url: backendUrl },
+          kubelet: { port: 0, address: joined ? "0.0.0.0" : "127.0.0.1", ...(!joined && { certificate: "self-signed" }) },
+          ...(options.nodeAddress !== undefined ? { addresses: [options.nodeAddress] } : !joined && { addresses: ["127.0.0.1"] }),
+          // Alone in its cluster, the node takes every pod; beside others it takes those that ask for it.
+          ...(!joined && { taints: [] }),
+        },
+      ],
+    }),
+    "(vmlet dev)",
+  );
+  return Agent.create({
+    config,
+    createProvider: (provider) => createProvider(provider, { clock: systemClock, random: systemRandom, logger }),
+    clock: systemClock,
+    random: systemRandom,
+    logger,
+    version: VERSION,
+    signal: stop,
+  });
+}
+
+async function removeMachines(backend: RunningBackend): Promise<void> {
+  const signal = AbortSignal.timeout(30_000);
+  const { items } = await backend.provider.getPods({ labels: {}, signal });
+  await Promise.all(items.map(({ id }) => backend.provider.deletePod(id, { force: true, signal })));
+}
+
+function printWelcome(options: DevOptions, kubeconfig: string): void {
+  const file = relative(process.cwd(), kubeconfig) || kubeconfig;
+  const where = options.kubeconfig === undefined ? "A cluster of one virtual node is up." : "The virtual node has joined the cluster.";
+  console.log(`
+${where} Machines are ${{ process: "plain processes of this machine, without isolation", oci: "containers", vm: "QEMU microVMs" }[options.engine]}.
+
+In another terminal:
+
+  export KUBECONFIG=${resolve(file)}
+  kubectl get nodes
+  kubectl apply -f examples/burst.yaml
+  kubectl get pods --watch
+  kubectl logs burst-00
+
+Ctrl-C stops ${options.kubeconfig === undefined ? "everything" : "the agent"}.`);
+}
