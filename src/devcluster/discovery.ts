@@ -2,7 +2,7 @@
 import { apiVersionOf, kinds, type Kind } from "./kinds.ts";
 import type { Json } from "./object.ts";
 import { reviewKinds } from "./reviews.ts";
-import { fieldsOf, mergeKeyOf, type FieldType } from "./schema.ts";
+import { fieldsOf, type FieldType } from "./schema.ts";
 
 /** The release whose behaviour and models this server follows. */
 export const KUBERNETES_VERSION = { major: "1", minor: "36", gitVersion: "v1.36.0-devcluster" };
@@ -219,8 +219,7 @@ function schemas(ofKinds: readonly Kind[], refBase: string): Json {
   const queue = new Set(ofKinds.map((kind) => kind.model));
   for (const model of queue) {
     const properties: Record<string, Json> = {};
-    for (const [field, type] of fieldsOf(model)) {
-      const mergeKey = mergeKeyOf(model, field);
+    for (const [field, { type, mergeKey }] of fieldsOf(model)) {
       properties[field] = {
         ...schemaOfType(type, refBase, queue),
         ...(mergeKey !== undefined && { "x-kubernetes-patch-strategy": "merge" }),

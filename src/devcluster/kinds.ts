@@ -2,7 +2,6 @@
  * The kinds that this server stores, and what is particular to each: defaults, admission, validation, update rules of the
  * object and its subresources. Everything else about an object is the same for all kinds and lives in `rest.ts`.
  */
-import { Quantity } from "../resources/quantity.ts";
 import { jsonEqual, type Json, type StoredObject } from "./object.ts";
 import {
   admitPod,
@@ -10,6 +9,7 @@ import {
   initialPodStatus,
   isPodTerminal,
   preserveObservedGeneration,
+  readmitPod,
   validateEphemeralContainersUpdate,
   validatePodSpec,
   validatePodStatusUpdate,
@@ -166,6 +166,7 @@ const pods = defineKind({
   update: {
     prepare(next, old) {
       keepStatus(next, old);
+      readmitPod(next, old);
       bumpGeneration(next, old);
     },
     validate: (next, old) => [...validatePodSpec(next.spec), ...validatePodUpdate(next, old)],
@@ -220,11 +221,6 @@ const pods = defineKind({
   },
 });
 
-const canonicalResources = (list: Json): void => {
-  for (const [name, amount] of Object.entries(list ?? {}))
-    list[name] = Quantity.tryParse(amount as string)?.toString() ?? amount;
-};
-
 const nodes = defineKind({
   kind: "Node",
   resource: "nodes",
@@ -234,8 +230,6 @@ const nodes = defineKind({
   setDefaults(node) {
     node.spec ??= {};
     node.status ??= {};
-    canonicalResources(node.status.capacity);
-    canonicalResources(node.status.allocatable);
     if (!node.status.allocatable && node.status.capacity) node.status.allocatable = { ...node.status.capacity };
   },
   // A Node's status may come with its creation, unlike a Pod's: kubelets register that way.
@@ -331,15 +325,6 @@ const events = defineKind({
     reportingComponent: (o) => text(o["reportingComponent"]),
     source: (o) => text(o["source"]?.component || o["reportingComponent"]),
     type: (o) => text(o["type"]),
-  },
-  setDefaults(event) {
-    // Go writes these without `omitempty`, and clients read them unguarded.
-    event.source ??= {};
-    event.firstTimestamp ??= null;
-    event.lastTimestamp ??= null;
-    event.eventTime ??= null;
-    event.reportingComponent ??= "";
-    event.reportingInstance ??= "";
   },
   validate(event) {
     const involved = event["involvedObject"] ?? {};

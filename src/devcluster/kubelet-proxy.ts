@@ -20,8 +20,10 @@ export interface KubeletTarget {
 export interface ProxiedPod {
   nodeName: string | undefined;
   phase: string | undefined;
-  /** Names of all containers, the main ones first. */
+  /** Names of the main containers. */
   containers: readonly string[];
+  initContainers: readonly string[];
+  ephemeralContainers: readonly string[];
 }
 
 export interface KubeletProxyOptions {
@@ -161,7 +163,7 @@ function isTrue(value: string | null): boolean {
 
 function containerOf(podName: string, pod: ProxiedPod, asked: string | null): string {
   if (asked) {
-    if (pod.containers.includes(asked)) return asked;
+    if ([...pod.containers, ...pod.initContainers, ...pod.ephemeralContainers].includes(asked)) return asked;
     throw new StatusError(400, "BadRequest", `container ${asked} is not valid for pod ${podName}`);
   }
   const [only, ...others] = pod.containers;
@@ -169,7 +171,7 @@ function containerOf(podName: string, pod: ProxiedPod, asked: string | null): st
   throw new StatusError(
     400,
     "BadRequest",
-    `a container name must be specified for pod ${podName}, choose one of: [${pod.containers.join(" ")}]`,
+    `a container name must be specified for pod ${podName}, choose one of: [${pod.containers.join(" ")}]${pod.initContainers.length > 0 ? ` or one of the init containers: [${pod.initContainers.join(" ")}]` : ""}`,
   );
 }
 

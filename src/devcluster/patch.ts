@@ -2,7 +2,7 @@
  * The four patch kinds of the API: JSON patch (RFC 6902), merge patch (RFC 7386), strategic merge patch, and apply.
  * All are pure: they return a new document and leave their arguments alone.
  */
-import { applyKeyOf, fieldsOf, mergeKeyOf, type FieldType } from "./schema.ts";
+import { fieldsOf, type Field } from "./schema.ts";
 import { isRecord, jsonEqual, type Json } from "./object.ts";
 import { badRequest, ApiStatusError } from "./status.ts";
 
@@ -151,15 +151,15 @@ function mergeObject(
       delete out[key];
       continue;
     }
-    const type = fields?.get(key);
-    const mergeKey = model === undefined ? undefined : mergeKeyOf(model, key);
+    const field = fields?.get(key);
+    const mergeKey = field?.mergeKey;
     if (Array.isArray(value)) {
       out[key] =
         mergeKey === undefined
           ? value
-          : mergeList(type, mergeKey, (out[key] ?? []) as Json[], value, patch[ORDER + key] as Json[] | undefined);
+          : mergeList(field!, mergeKey, (out[key] ?? []) as Json[], value);
     } else if (isRecord(value)) {
-      out[key] = mergeObject(type?.is === "object" ? type.model : undefined, isRecord(out[key]) ? out[key] : {}, value);
+      out[key] = mergeObject(field?.type.is === "object" ? field.type.model : undefined, isRecord(out[key]) ? out[key] : {}, value);
     } else {
       out[key] = value;
     }
@@ -167,27 +167,21 @@ function mergeObject(
   for (const [key, order] of Object.entries(patch)) {
     if (!key.startsWith(ORDER)) continue;
     const field = key.slice(ORDER.length);
-    const mergeKey = model === undefined ? undefined : mergeKeyOf(model, field);
+    const mergeKey = fields?.get(field)?.mergeKey;
     if (mergeKey !== undefined && Array.isArray(out[field]))
       out[field] = ordered(mergeKey, out[field] as Json[], order as Json[], (document[field] ?? []) as Json[]);
   }
   return out;
 }
 
-function mergeList(
-  type: FieldType | undefined,
-  mergeKey: string,
-  list: Json[],
-  patch: Json[],
-  _order: Json[] | undefined,
-): Json[] {
+function mergeList(field: Field, mergeKey: string, list: Json[], patch: Json[]): Json[] {
   if (mergeKey === "") return [...list, ...patch.filter((item) => !list.includes(item))];
   if (patch.some((item) => isRecord(item) && item["$patch"] === "replace")) {
     return patch
       .filter((item) => !(isRecord(item) && item["$patch"] !== undefined))
       .map((item) => withoutDirectives(item));
   }
-  const model = type?.is === "array" && type.of.is === "object" ? type.of.model : undefined;
+  const model = field.type.is === "array" && field.type.of.is === "object" ? field.type.of.model : undefined;
   const out = [...list];
   for (const item of patch as Record<string, Json>[]) {
     const id = item[mergeKey];
@@ -251,25 +245,26 @@ export function applyPatch(model: string, document: Json, configuration: Json): 
   const fields = fieldsOf(model);
   const out: Record<string, Json> = isRecord(document) ? { ...document } : {};
   for (const [key, value] of Object.entries(configuration as Record<string, Json>)) {
-    const type = fields.get(key);
+    const field = fields.get(key);
+    const type = field?.type;
     if (value === null) delete out[key];
     else if (type?.is === "object" && isRecord(value)) out[key] = applyPatch(type.model, out[key], value);
     else if (type?.is === "map" && isRecord(value)) out[key] = { ...(isRecord(out[key]) ? out[key] : {}), ...value };
     else if (type?.is === "array" && Array.isArray(value))
-      out[key] = applyList(model, key, type.of, (out[key] ?? []) as Json[], value);
+      out[key] = applyList(field!,  (out[key] ?? []) as Json[], value);
     else out[key] = value;
   }
   return out;
 }
 
-function applyList(model: string, field: string, items: FieldType, list: Json[], configuration: Json[]): Json[] {
-  const mergeKey = applyKeyOf(model, field);
+function applyList(field: Field, list: Json[], configuration: Json[]): Json[] {
+  const { applyKey: mergeKey, type } = field;
   if (mergeKey === undefined) return configuration;
   if (mergeKey === "") return [...list, ...configuration.filter((item) => !list.includes(item))];
   const out = [...list];
   for (const item of configuration as Record<string, Json>[]) {
     const index = out.findIndex((existing) => isRecord(existing) && existing[mergeKey] === item[mergeKey]);
-    const merged = items.is === "object" ? applyPatch(items.model, index >= 0 ? out[index] : {}, item) : item;
+    const merged = type.is === "array" && type.of.is === "object" ? applyPatch(type.of.model, index >= 0 ? out[index] : {}, item) : item;
     if (index >= 0) out[index] = merged;
     else out.push(merged);
   }

@@ -45,16 +45,12 @@ export function defaultPod(pod: Json): void {
     if (limits) container.resources.requests = { ...limits, ...container.resources.requests };
   }
   for (const volume of spec.volumes ?? []) defaultVolume(volume);
-  for (const constraint of spec.topologySpreadConstraints ?? []) {
-    byDefault(constraint, "nodeAffinityPolicy", undefined);
-  }
 }
 
 function defaultContainer(container: Json, hostNetwork: boolean): void {
   byDefault(container, "imagePullPolicy", imageTag(container.image ?? "") === "latest" ? "Always" : "IfNotPresent");
   byDefault(container, "terminationMessagePath", "/dev/termination-log");
   byDefault(container, "terminationMessagePolicy", "File");
-  byDefault(container, "resources", {});
   for (const port of container.ports ?? []) {
     byDefault(port, "protocol", "TCP");
     if (hostNetwork) port.hostPort ||= port.containerPort;
@@ -72,11 +68,6 @@ function defaultContainer(container: Json, hostNetwork: boolean): void {
   }
   for (const name of ["postStart", "preStop"])
     if (container.lifecycle?.[name]) defaultHandler(container.lifecycle[name]);
-  for (const list of ["limits", "requests"]) {
-    const resources = container.resources?.[list];
-    for (const [name, amount] of Object.entries(resources ?? {}))
-      resources[name] = Quantity.tryParse(amount as string)?.toString() ?? amount;
-  }
 }
 
 function defaultHandler(handler: Json): void {
@@ -187,6 +178,12 @@ function admitTolerations(spec: Json): undefined {
       ];
     }
   }
+}
+
+/** What the same plugins do when a pod is updated: a client that applies its manifest again must not take them back. */
+export function readmitPod(next: StoredObject, old: StoredObject): void {
+  admitTolerations(next.spec);
+  for (const field of ["priority", "preemptionPolicy"]) if (old.spec[field] !== undefined) byDefault(next.spec, field, old.spec[field]);
 }
 
 function admitRuntimeClass(spec: Json, lookups: AdmissionLookups): string | undefined {

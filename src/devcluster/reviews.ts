@@ -1,6 +1,7 @@
 /** The kinds that are questions, not objects: they are created, answered and never stored. */
 import { rfc3339 } from "../util/clock.ts";
 import { attributesOfReview, type Auth } from "./auth.ts";
+import { apiVersionOf, kinds } from "./kinds.ts";
 import type { Json, StoredObject } from "./object.ts";
 import type { User } from "./rest.ts";
 import { badRequest, invalid, invalidValue, notFound, conflict } from "./status.ts";
@@ -51,6 +52,22 @@ export const reviewKinds: readonly ReviewKind[] = [
     namespaced: false,
   },
 ];
+
+/** What a client may send beside the stored kinds and the reviews: `apiVersion/kind` -> client-node's model. */
+const otherModels: Record<string, string> = {
+  "v1/Binding": "V1Binding",
+  "policy/v1/Eviction": "V1Eviction",
+  "authentication.k8s.io/v1/TokenRequest": "AuthenticationV1TokenRequest",
+};
+
+/** client-node's model of a kind that may come in a request, or undefined. */
+export function requestModel(apiVersion: string, kind: string): string | undefined {
+  const stored = kinds.find((k) => k.kind === kind && apiVersionOf(k) === apiVersion);
+  if (stored) return stored.model;
+  const review = reviewKinds.find((r) => r.kind === kind && `${r.group}/${r.version}` === apiVersion);
+  // DeleteOptions come in the group of whatever they delete.
+  return review ? `V1${kind}` : kind === "DeleteOptions" ? "V1DeleteOptions" : otherModels[`${apiVersion}/${kind}`];
+}
 
 /** Answers a review. `body` is what the client sent; the answer is it with `status`. */
 export function answerReview(kind: ReviewKind, body: Json, user: User, auth: Auth): Json {

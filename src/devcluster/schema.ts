@@ -1,10 +1,11 @@
 /**
  * What fields a kind has. The field lists come from client-node's generated models (Kubernetes 1.36), so unknown fields
- * are found, dropped and reported exactly as a typed server does; the merge keys are those of the `patchStrategy` tags in
- * `k8s.io/api`, which the models do not carry.
+ * are found, dropped and reported exactly as a typed server does; what only Go's struct tags say is in fields.gen.ts.
  */
 import * as models from "@kubernetes/client-node";
 import { rfc3339, rfc3339Micro } from "../util/clock.ts";
+import { Quantity } from "../resources/quantity.ts";
+import { goFields } from "./fields.gen.ts";
 import { isRecord, type Json } from "./object.ts";
 import { badRequest } from "./status.ts";
 
@@ -19,54 +20,25 @@ interface Attribute {
   format: string;
 }
 
-/** The arrays that a strategic merge patch merges instead of replacing: `Model.field` -> merge key, "" for primitives. */
-const mergeKeys: Record<string, string> = {
-  "V1ObjectMeta.ownerReferences": "uid",
-  "V1ObjectMeta.finalizers": "",
-  "V1PodSpec.volumes": "name",
-  "V1PodSpec.initContainers": "name",
-  "V1PodSpec.containers": "name",
-  "V1PodSpec.ephemeralContainers": "name",
-  "V1PodSpec.imagePullSecrets": "name",
-  "V1PodSpec.hostAliases": "ip",
-  "V1PodSpec.topologySpreadConstraints": "topologyKey",
-  "V1PodSpec.schedulingGates": "name",
-  "V1PodSpec.resourceClaims": "name",
-  "V1Container.ports": "containerPort",
-  "V1Container.env": "name",
-  "V1Container.volumeMounts": "mountPath",
-  "V1Container.volumeDevices": "devicePath",
-  "V1EphemeralContainer.ports": "containerPort",
-  "V1EphemeralContainer.env": "name",
-  "V1EphemeralContainer.volumeMounts": "mountPath",
-  "V1EphemeralContainer.volumeDevices": "devicePath",
-  "V1ContainerStatus.volumeMounts": "mountPath",
-  "V1ContainerStatus.allocatedResourcesStatus": "name",
-  "V1PodStatus.conditions": "type",
-  "V1PodStatus.hostIPs": "ip",
-  "V1PodStatus.podIPs": "ip",
-  "V1PodStatus.resourceClaimStatuses": "name",
-  "V1PersistentVolumeClaimStatus.conditions": "type",
-  "V1ServiceStatus.conditions": "type",
-  "V1ServiceSpec.ports": "port",
-  "V1ServiceAccount.secrets": "name",
-  "V1NodeSpec.podCIDRs": "",
-  "V1NodeStatus.conditions": "type",
-  "V1NodeStatus.addresses": "type",
-  "V1NamespaceStatus.conditions": "type",
-  "V1CSINodeSpec.drivers": "name",
-};
+/** One field of a kind. */
+export interface Field {
+  type: FieldType;
+  /** Where protobuf has it: numbers from the outside in, several when JSON inlines a message. */
+  numbers: readonly number[];
+  /** Go leaves it out when it is zero: "", 0 or false. */
+  omitZero: boolean;
+  /** Go writes it even when it is absent: "", 0, false, {} or, for times, null. */
+  always: boolean;
+  /** Go writes an empty list or map. */
+  keepEmpty: boolean;
+  isQuantity: boolean;
+  /** The key by which a strategic merge patch merges the list, "" for primitives; undefined: it replaces. */
+  mergeKey: string | undefined;
+  /** The same for server-side apply, which merges some lists that a patch replaces. */
+  applyKey: string | undefined;
+}
 
-/**
- * The further lists that server-side apply merges by key (`+listType=map`) where a strategic merge patch replaces them.
- * A list in neither table is replaced whole.
- */
-const applyOnlyKeys: Record<string, string> = {
-  "V1ServiceAccount.imagePullSecrets": "name",
-  "V1CertificateSigningRequestStatus.conditions": "type",
-};
-
-const parsed = new Map<string, Map<string, FieldType>>();
+const parsed = new Map<string, Map<string, Field>>();
 const classes = models as unknown as Record<string, { getAttributeTypeMap?: () => Attribute[] } | undefined>;
 
 function parseType(type: string, format: string): FieldType {
@@ -94,24 +66,34 @@ function parseType(type: string, format: string): FieldType {
 }
 
 /** The fields of a client-node model such as `V1Pod`, by their JSON names. */
-export function fieldsOf(model: string): ReadonlyMap<string, FieldType> {
+export function fieldsOf(model: string): ReadonlyMap<string, Field> {
   let fields = parsed.get(model);
   if (!fields) {
     const attributes = classes[model]?.getAttributeTypeMap?.();
     if (!attributes) throw new Error(`devcluster: client-node has no model ${model}`);
-    fields = new Map(attributes.map((a) => [a.baseName, parseType(a.type, a.format)]));
+    const described = new Map((goFields[model] ?? "").split(" ").map((text) => text.split("=") as [string, string]));
+    fields = new Map(attributes.map((a) => [a.baseName, readField(a, described.get(a.baseName) ?? "")]));
     parsed.set(model, fields);
   }
   return fields;
 }
 
-/** The merge key of a list field: "" when its items are primitives that merge as a set, undefined when it is replaced. */
-export const mergeKeyOf = (model: string, field: string): string | undefined => mergeKeys[`${model}.${field}`];
-export const applyKeyOf = (model: string, field: string): string | undefined =>
-  mergeKeys[`${model}.${field}`] ?? applyOnlyKeys[`${model}.${field}`];
-
-/** Lists that Go writes even when they are empty, because their struct tag has no `omitempty`. */
-const keptWhenEmpty = new Set(["V1CSINodeSpec.drivers", "V1PodSpec.containers"]);
+/** Reads one entry of fields.gen.ts, which says how it is written. */
+function readField(attribute: Attribute, described: string): Field {
+  const [head = "", ...keys] = described.split(",");
+  const [, path = "", flags = ""] = /^([\d.]*)(\w*)$/.exec(head) ?? [];
+  const key = (letter: string) => keys.find((k) => k.startsWith(`${letter}:`))?.slice(2);
+  return {
+    type: parseType(attribute.type, attribute.format),
+    numbers: path === "" ? [] : path.split(".").map(Number),
+    omitZero: flags.includes("o"),
+    always: flags.includes("z"),
+    keepEmpty: flags.includes("e"),
+    isQuantity: flags.includes("q"),
+    mergeKey: key("k"),
+    applyKey: key("l") ?? key("k"),
+  };
+}
 
 export interface Decoded<T> {
   value: T;
@@ -132,25 +114,18 @@ export function decode<T>(model: string, kind: string, version: string, json: Js
       `${kind} in version "${version}" cannot be handled as a ${kind}: json: cannot unmarshal ${gotType} into Go struct field .${path} of type ${expected}`,
     );
   };
-  const walk = (type: FieldType, value: Json, path: string): Json => {
+  const walk = (type: FieldType, value: Json, path: string, isQuantity: boolean): Json => {
     switch (type.is) {
       case "object":
-        return isRecord(value)
-          ? walkObject(type.model, value, path)
-          : fail(path, type.model.replace(/^V1/, "v1."), value);
+        return isRecord(value) ? walkObject(type.model, value, path) : fail(path, type.model.replace(/^V1/, "v1."), value);
       case "array":
-        return Array.isArray(value)
-          ? value.map((item, i) => walk(type.of, item, `${path}[${i}]`))
-          : fail(path, "slice", value);
+        return Array.isArray(value) ? value.map((item, i) => walk(type.of, item, `${path}[${i}]`, isQuantity)) : fail(path, "slice", value);
       case "map":
         if (!isRecord(value)) return fail(path, "map", value);
-        return Object.fromEntries(
-          Object.entries(value).map(([k, v]) => [k, v === null ? "" : walk(type.of, v, `${path}.${k}`)]),
-        );
+        return Object.fromEntries(Object.entries(value).map(([k, v]) => [k, v === null ? "" : walk(type.of, v, `${path}.${k}`, isQuantity)]));
       case "string":
       case "bytes":
-        // Quantities are strings in the models, but the API takes bare numbers for them (`cpu: 1`).
-        if (typeof value === "number" && isQuantityPath(path)) return String(value);
+        if (isQuantity) return readQuantity(kind, version, value);
         return typeof value === "string" ? value : fail(path, type.is === "bytes" ? "[]uint8" : "string", value);
       case "boolean":
         return typeof value === "boolean" ? value : fail(path, "bool", value);
@@ -177,25 +152,48 @@ export function decode<T>(model: string, kind: string, version: string, json: Js
     const out: Record<string, Json> = {};
     for (const [key, item] of Object.entries(value)) {
       const at = path === "" ? key : `${path}.${key}`;
-      const type = fields.get(key);
-      if (!type) {
+      const field = fields.get(key);
+      if (!field) {
         unknownFields.push(at);
         continue;
       }
       if (item === null || item === undefined) continue;
-      const read = walk(type, item, at);
-      const isEmpty =
-        (type.is === "array" && read.length === 0) || (type.is === "map" && Object.keys(read).length === 0);
-      if (!isEmpty || keptWhenEmpty.has(`${name}.${key}`)) out[key] = read;
+      const read = walk(field.type, item, at, field.isQuantity);
+      const isEmpty = (field.type.is === "array" && read.length === 0) || (field.type.is === "map" && Object.keys(read).length === 0);
+      const isZero = field.omitZero && (read === "" || read === 0 || read === false);
+      if (!(isEmpty && !field.keepEmpty) && !isZero) out[key] = read;
     }
+    for (const [key, field] of fields) if (field.always && out[key] === undefined) out[key] = zeroOf(field.type);
     return out;
   };
-  if (!isRecord(json))
-    throw badRequest(`the object provided is unrecognized (must be of type ${kind}): it is not a JSON object`);
+  const zeroOf = (type: FieldType): Json => {
+    switch (type.is) {
+      case "object":
+        return walkObject(type.model, {}, "");
+      case "boolean":
+        return false;
+      case "int":
+      case "double":
+      case "intOrString":
+        return 0;
+      case "string":
+      case "bytes":
+        return "";
+      default:
+        return null;
+    }
+  };
+  if (!isRecord(json)) throw badRequest(`the object provided is unrecognized (must be of type ${kind}): it is not a JSON object`);
   return { value: walkObject(model, json, "") as T, unknownFields };
 }
 
-const isQuantityPath = (path: string): boolean =>
-  /\.(limits|requests|capacity|allocatable|hard|used|overhead|podFixed|allocatedResources|sizeLimit|divisor)(\.[^.]+(\.[^.]+)*)?$/.test(
-    path,
-  );
+/** A quantity in its canonical form: `0.5` is `500m`, `1024Mi` is `1Gi`. Bare numbers are quantities too. */
+function readQuantity(kind: string, version: string, value: Json): string {
+  const quantity = typeof value === "string" || typeof value === "number" ? Quantity.tryParse(value) : undefined;
+  if (!quantity) {
+    throw badRequest(
+      `${kind} in version "${version}" cannot be handled as a ${kind}: quantities must match the regular expression '^([+-]?[0-9.]+)([eEinumkKMGTP]*[-+]?[0-9]*)$'`,
+    );
+  }
+  return quantity.toString();
+}

@@ -12,7 +12,8 @@ import { discoveryDocument, openApiV2, openApiV3, versionInfo } from "./discover
 import { apiVersionOf, findKind, storageName, type Kind } from "./kinds.ts";
 import { isRecord, type Json, type StoredObject } from "./object.ts";
 import type { DeleteOptions, ListOptions, PatchType, Registry, User, WriteContext } from "./rest.ts";
-import { answerReview, requestToken, reviewKinds, type ReviewKind } from "./reviews.ts";
+import { readProtobuf } from "./protobuf.ts";
+import { answerReview, requestModel, requestToken, reviewKinds, type ReviewKind } from "./reviews.ts";
 import {
   ApiStatusError,
   badRequest,
@@ -35,6 +36,7 @@ const GZIP_FROM = 128 * 1024;
 /** A watcher that lets this much pile up is cut off; it resumes from its last revision. */
 const WATCH_BACKLOG = 32 * 1024 * 1024;
 const DEFAULT_WATCH_MS = 30 * 60_000;
+const PROTOBUF = "application/vnd.kubernetes.protobuf";
 
 /** A request that kube-apiserver would hand on to the kubelet of a node. */
 export interface KubeletTarget {
@@ -735,10 +737,11 @@ async function readBody(request: IncomingMessage, isPatch = false, optional = fa
     if (optional) return undefined;
     throw badRequest("the body of the request is empty");
   }
-  if (!isPatch && type !== "" && type !== "application/json" && !isYaml) {
-    throw unsupportedMediaType(type, ["application/json", "application/yaml"]);
+  if (!isPatch && type !== "" && type !== "application/json" && type !== PROTOBUF && !isYaml) {
+    throw unsupportedMediaType(type, ["application/json", "application/yaml", PROTOBUF]);
   }
   const bytes = request.headers["content-encoding"] === "gzip" ? gunzipSync(raw, { maxOutputLength: BODY_LIMIT }) : raw;
+  if (type === PROTOBUF) return readProtobuf(bytes, requestModel);
   try {
     return (isYaml ? parseYaml(bytes.toString()) : JSON.parse(bytes.toString())) as Json;
   } catch (error) {

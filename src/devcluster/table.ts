@@ -213,7 +213,7 @@ const node: Printer = {
       address("InternalIP"),
       address("ExternalIP"),
       orUnknown(info.osImage),
-      orUnknown(info.kernelVersion),
+      orUnknown(info.kernelVersion) + (info.architecture ? ` (${info.architecture})` : ""),
       orUnknown(info.containerRuntimeVersion),
     ];
   },
