@@ -8,6 +8,6 @@ describeCases("pods on devcluster", {
   cases: podCases,
   // devcluster lives in memory: it cannot be killed and started again.
   faults: ["nothing", "the agent", "the backend"],
-  timeoutMs: 60_000,
+  timeoutMs: 180_000,
   concurrent: true,
 });

@@ -89,13 +89,12 @@ export const podCases: readonly Case[] = [
     async run({ pods, disturb }) {
       await pods.create("crashes", { containers: [shell("main", "exit 7")] });
       await disturb();
-      const pod = await pods.until(
-        "crashes",
-        "to back off",
-        (each) => containerStatus(each, "main")?.state.waiting?.reason === "CrashLoopBackOff",
-      );
+      const pod = await pods.until("crashes", "to back off", (each) => {
+        // A backend that was killed may wait before the first restart already: it cannot know that there was none.
+        const status = containerStatus(each, "main");
+        return status?.state.waiting?.reason === "CrashLoopBackOff" && status.restartCount > 0;
+      });
       expect(containerStatus(pod, "main").lastState.terminated.exitCode).toBe(7);
-      expect(containerStatus(pod, "main").restartCount).toBeGreaterThan(0);
       expect(pod.status.phase).toBe("Running");
     },
   },
@@ -139,7 +138,8 @@ export const podCases: readonly Case[] = [
       await pods.delete("forced", 0);
       await pods.untilGone("forced", metadata.uid, 5_000);
       await disturb();
-      await waitFor({ what: "the program to be killed" }, () => {
+      // An agent that starts now has never seen this pod: it believes the machine's being an orphan only after two sweeps.
+      await waitFor({ what: "the program to be killed", timeoutMs: 120_000 }, () => {
         const left = workloadProcesses().filter((each) => each.uid === metadata.uid);
         must(left.length === 0, left);
       });
