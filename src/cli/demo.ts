@@ -51,9 +51,14 @@ async function burst(kube: KubeTransport, nodeName: string, signal: AbortSignal)
   board.end();
 
   console.log("\nLogs:");
-  for (const name of names) {
-    const log = await readLog(kube, name, signal);
-    for (const line of log.trimEnd().split("\n")) console.log(`  ${name}  ${line}`);
+  for (const pod of pods) {
+    const { name } = pod.metadata!;
+    const containers = [...(pod.spec?.initContainers ?? []), ...pod.spec!.containers];
+    for (const { name: container } of containers) {
+      const log = await kube.requestText({ method: "GET", path: `${podPath(NAMESPACE, name!)}/log`, query: { container }, signal });
+      const label = containers.length > 1 ? `${name}/${container}` : name;
+      for (const line of log.trimEnd().split("\n")) console.log(`  ${label}  ${line}`);
+    }
   }
   const failed = last.filter((p) => p.status?.phase !== "Succeeded");
   for (const pod of failed) {
@@ -75,10 +80,6 @@ function examplePods(): Pod[] {
 async function listBurst(kube: KubeTransport, names: readonly string[], signal: AbortSignal): Promise<Pod[]> {
   const list = await kube.request<{ items: Pod[] }>({ method: "GET", path: resourcePath({ resource: "pods", namespace: NAMESPACE }), signal });
   return list.items.filter((p) => names.includes(p.metadata!.name!));
-}
-
-async function readLog(kube: KubeTransport, name: string, signal: AbortSignal): Promise<string> {
-  return kube.requestText({ method: "GET", path: `${podPath(NAMESPACE, name)}/log`, signal });
 }
 
 async function until(signal: AbortSignal, condition: () => Promise<boolean>): Promise<void> {

@@ -103,8 +103,15 @@ async function openCluster(options: DevOptions, logger: Logger): Promise<DevClus
     getPod: (namespace, name) => {
       const pod = find("pods", namespace, name);
       if (pod === undefined) return undefined;
-      const containers = [...pod.spec.containers, ...(pod.spec.initContainers ?? []), ...(pod.spec.ephemeralContainers ?? [])];
-      return { nodeName: pod.spec.nodeName, phase: pod.status?.phase, containers: containers.map((c: { name: string }) => c.name) };
+      const names = (containers: { name: string }[] = []) => containers.map((c) => c.name);
+      const { spec } = pod;
+      return {
+        nodeName: spec.nodeName,
+        phase: pod.status?.phase,
+        containers: names(spec.containers),
+        initContainers: names(spec.initContainers),
+        ephemeralContainers: names(spec.ephemeralContainers),
+      };
     },
     resolveKubelet: (nodeName) => {
       const node = find("nodes", undefined, nodeName);
