@@ -18,6 +18,7 @@ import {
 import { fixedCapacity, ProviderCapacitySource, type CapacitySource } from "./node/capacity.ts";
 import { NodeController } from "./node/node-controller.ts";
 import { PodController } from "./pods/controller.ts";
+import { isTerminal } from "./pods/status.ts";
 import type { Backend, NodeFacts } from "./podspec/inputs.ts";
 import { machineId, ownerLabels } from "./podspec/machine-id.ts";
 import { PodRenderer } from "./podspec/pod-renderer.ts";
@@ -121,7 +122,8 @@ export class NodeAgent {
       },
     });
     this.pods.store.onChange((change) => {
-      if (change.type === "delete") renderer.release(change.object.metadata!.uid!);
+      // A pod that is over changes no more: its objects need not be watched nor its tokens replaced.
+      if (change.type === "delete" || isTerminal(change.object)) renderer.release(change.object.metadata!.uid!);
     });
     this.server = createKubeletServer({
       host: node.kubelet.address,
