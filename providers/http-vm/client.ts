@@ -29,8 +29,8 @@ export interface Call {
 }
 
 export interface StreamReply {
-  body: Readable;
-  contentType: string;
+  chunks: AsyncIterable<Buffer>;
+  close(): void;
 }
 
 /** What a WebSocket needs to reach the same backend in the same way. */
@@ -55,6 +55,7 @@ export class MachineApiClient {
   readonly #onInvalidReply: (reason: InvalidReason) => void;
   readonly #idPrefix = randomBytes(6).toString("hex");
   #requests = 0;
+  readonly #sockets = new WeakMap<AxiosResponse, Socket>();
   #agents: { for: Credentials; agents: Agents } | undefined;
   readonly #closed = new AbortController();
 
@@ -80,7 +81,8 @@ export class MachineApiClient {
       transformRequest: [(body: unknown) => body],
       transformResponse: [(body: unknown) => body],
       maxBodyLength: Infinity,
-      maxContentLength: Infinity,
+      // Any limit would wrap the body in a stream of axios's own, which hides the connection and swallows destroy().
+      maxContentLength: -1,
     });
   }
 
@@ -117,8 +119,8 @@ export class MachineApiClient {
     this.#requireType(response, contentType);
     this.#requireEcho(response, requestId);
     const body = response.data as IncomingMessage;
-    if (options.silenceMs !== undefined) this.#breakSilence(body, options.silenceMs);
-    return { body, contentType: String(response.headers["content-type"]) };
+    const chunks = options.silenceMs === undefined ? body : whileAlive(body, options.silenceMs, this.clock);
+    return { chunks: chunks as AsyncIterable<Buffer>, close: () => void body.destroy() };
   }
 
   /** @throws ProviderError unauthorized when a credential file cannot be read */
@@ -199,6 +201,9 @@ export class MachineApiClient {
         httpsAgent: agent,
         signal: AbortSignal.any([call.signal, late.signal, this.#closed.signal]),
       });
+      // Once its body is read, a reply has lost its connection, which may have to be destroyed all the same.
+      const { socket } = response.data as IncomingMessage;
+      if (socket) this.#sockets.set(response, socket);
       return { response, requestId };
     } catch (thrown) {
       if (late.signal.aborted && !call.signal.aborted) throw late.signal.reason;
@@ -302,7 +307,7 @@ export class MachineApiClient {
   #distrust(response: AxiosResponse, reason: InvalidReason, message: string): ProviderError {
     this.#onInvalidReply(reason);
     const stream = response.data as IncomingMessage;
-    stream.socket?.destroy();
+    this.#sockets.get(response)?.destroy();
     stream.destroy();
     return new ProviderError("unavailable", `invalid reply: ${message}`);
   }
@@ -341,18 +346,20 @@ export class MachineApiClient {
       signal.removeEventListener("abort", stop);
     }
   }
+}
 
-  #breakSilence(body: Readable, silenceMs: number): void {
-    let cancel = () => {};
-    const arm = () => {
+/** Passes chunks on; breaks the stream when the next one is waited for too long. A reader that takes its time does not count. */
+async function* whileAlive(body: Readable, silenceMs: number, clock: Clock): AsyncGenerator<Buffer> {
+  const chunks = (body as AsyncIterable<Buffer>)[Symbol.asyncIterator]();
+  for (;;) {
+    const cancel = clock.after(silenceMs, () => body.destroy(new ProviderError("unavailable", "the backend's stream fell silent")));
+    try {
+      const next = await chunks.next();
+      if (next.done === true) return;
+      yield next.value;
+    } finally {
       cancel();
-      cancel = this.clock.after(silenceMs, () => body.destroy(new ProviderError("unavailable", "the backend's stream fell silent")));
-    };
-    arm();
-    body.on("data", arm);
-    body.on("close", () => cancel());
-    // A listener for data makes a stream flow; its reader decides when that is.
-    body.pause();
+    }
   }
 }
 

@@ -76,7 +76,7 @@ export class Pacing {
     if (error.retryAfterMs !== undefined) {
       this.#notBefore = Math.max(this.#notBefore, now + Math.min(error.retryAfterMs, LONGEST_PAUSE_MS));
     }
-    if (startedAt < this.#reducedAt) return;
+    if (startedAt <= this.#reducedAt) return;
     this.#reducedAt = now;
     this.#window = Math.max(1, this.#window / 2);
     this.#queue.concurrency = Math.max(1, Math.floor(this.#window));

@@ -111,14 +111,14 @@ export class HttpVmProvider implements Provider {
     if (options.limitBytes !== undefined) query.set("limit_bytes", String(options.limitBytes));
     const call: Call = { method: "GET", path: `${containerPath(id, container)}/logs`, query, signal: options.signal };
     // A quiet container is no dead stream: a followed log may be silent for as long as it likes.
-    const { body } = await this.#client.stream(call, LOG_TYPE, { accept: LOG_TYPE, ...(options.follow === true ? {} : { silenceMs: this.#client.deadlines.silenceMs }) });
+    const stream = await this.#client.stream(call, LOG_TYPE, { accept: LOG_TYPE, ...(options.follow === true ? {} : { silenceMs: this.#client.deadlines.silenceMs }) });
     try {
-      yield* this.#logLines(records(body as AsyncIterable<Buffer>, MAX_LOG_RECORD_BYTES, 10));
+      yield* this.#logLines(records(stream.chunks, MAX_LOG_RECORD_BYTES, 10));
     } catch (thrown) {
       if (options.signal.aborted) return;
       throw this.#unknown(thrown, call);
     } finally {
-      body.destroy();
+      stream.close();
     }
   }
 
@@ -126,10 +126,10 @@ export class HttpVmProvider implements Provider {
     const query = labelQuery(labels);
     query.set("since", String(since));
     const call: Call = { method: "GET", path: "/v1/events", query, signal };
-    const { body } = await this.#client.stream(call, EVENT_STREAM_TYPE, { accept: EVENT_STREAM_TYPE, silenceMs: this.#client.deadlines.silenceMs });
+    const stream = await this.#client.stream(call, EVENT_STREAM_TYPE, { accept: EVENT_STREAM_TYPE, silenceMs: this.#client.deadlines.silenceMs });
     try {
       let last = since;
-      for await (const { event, data } of serverSentEvents(body as AsyncIterable<Buffer>)) {
+      for await (const { event, data } of serverSentEvents(stream.chunks)) {
         if (event === "error") throw errorOf(data);
         const { revision, machine } = parseReply("MachineEvent", data);
         if (revision < last) throw new InvalidReplyError("schema", `revision ${revision} came after ${last}`);
@@ -141,7 +141,7 @@ export class HttpVmProvider implements Provider {
       if (signal.aborted) return;
       throw this.#unknown(thrown, call);
     } finally {
-      body.destroy();
+      stream.close();
     }
     if (!signal.aborted) throw new ProviderError("unavailable", "the backend ended the stream of events");
   }
