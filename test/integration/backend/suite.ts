@@ -19,7 +19,6 @@ export interface SuiteOptions {
   image: string;
   /** Longest wait for anything. */
   patienceMs?: number;
-  logMaxBytes?: number;
 }
 
 const LOG_MAX_BYTES = 64 * 1024;
@@ -27,13 +26,14 @@ const LOG_MAX_BYTES = 64 * 1024;
 /** One backend on a folder of its own. */
 export class Bench {
   readonly options: SuiteOptions;
-  readonly stateDir = mkdtempSync(join(tmpdir(), "vmlet-it-"));
+  readonly stateDir: string;
   readonly signal = new AbortController().signal;
   provider!: LocalProvider;
   #count = 0;
 
-  constructor(options: SuiteOptions) {
+  constructor(options: SuiteOptions, stateDir = mkdtempSync(join(tmpdir(), "vmlet-it-"))) {
     this.options = options;
+    this.stateDir = stateDir;
   }
 
   async open(): Promise<void> {
