@@ -282,7 +282,7 @@ function objectKey(r: ObjectReference): string {
 
 function referenceTo(about: ObjectReference | KubeObject): ObjectReference {
   if ("name" in about) return about;
-  const { apiVersion, kind, metadata } = about as KubeObject;
+  const { apiVersion, kind, metadata } = about;
   return {
     apiVersion: apiVersion ?? "v1",
     kind: kind ?? "",

@@ -14,7 +14,7 @@ import type { Clock } from "../util/clock.ts";
 import { toError } from "../util/errors.ts";
 import type { Random } from "../util/random.ts";
 import { KubeApiError, isGone, isKubeApiError, isTooLargeResourceVersion } from "./errors.ts";
-import type { Kube, KubeRequest, WatchEvent } from "./kube.ts";
+import type { Kube, WatchEvent } from "./kube.ts";
 import type { Store } from "./store.ts";
 import type { KubeObject } from "./wire.ts";
 

@@ -11,7 +11,7 @@ const NEWLINE = 10;
 export async function* decodeWatch(
   chunks: AsyncIterable<Buffer>,
   options: { maxLineBytes: number; what: string },
-): AsyncGenerator<unknown> {
+): AsyncGenerator {
   const { maxLineBytes, what } = options;
   let pending: Buffer[] = [];
   let pendingBytes = 0;

@@ -74,7 +74,7 @@ describe("EventRecorder", () => {
       await clock.advance(1_000);
     }
     expect(writes()).toEqual(["POST", "PATCH", "PATCH"]);
-    const { name } = (kube.requests[0]?.body as { metadata: { name: string } }).metadata;
+    const { name } = (kube.requests[0]!.body as { metadata: { name: string } }).metadata;
     expect(kube.requests[2]).toMatchObject({
       path: `/api/v1/namespaces/ns/events/${name}`,
       body: { count: 3, lastTimestamp: "2026-01-01T00:00:02Z" },

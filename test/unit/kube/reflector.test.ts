@@ -52,8 +52,8 @@ function setup(options: Partial<ReflectorOptions<KubeObject>> = {}) {
   const names = () =>
     store
       .list()
-      .map((o) => o.metadata?.name)
-      .toSorted();
+      .map((o) => o.metadata?.name ?? "")
+      .toSorted((a, b) => a.localeCompare(b));
   return { kube, clock, store, reflector, errors, abort, names };
 }
 

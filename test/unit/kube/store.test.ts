@@ -18,7 +18,8 @@ function create() {
   return { store, heard };
 }
 
-const uids = (objects: readonly KubeObject[]) => objects.map((o) => o.metadata?.uid).toSorted();
+const uids = (objects: readonly KubeObject[]) =>
+  objects.map((o) => o.metadata?.uid ?? "").toSorted((a, b) => a.localeCompare(b));
 
 describe("Store", () => {
   it("finds objects by UID and by name", () => {
