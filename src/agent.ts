@@ -5,14 +5,17 @@
  * Stopping leaves everything as it is: machines run on, the Node stays, and whoever starts next takes over from what the
  * API server and the backend say.
  */
-import { networkInterfaces } from "node:os";
+import { randomUUID } from "node:crypto";
+import { hostname, networkInterfaces } from "node:os";
 import type { AgentConfig, NodeConfig, ProviderConfig } from "./config/schema.ts";
 import { ConfigError } from "./config/load.ts";
 import { loadKubeConfig } from "./kube/credentials.ts";
 import { EventRecorder } from "./kube/events.ts";
 import { isForbidden } from "./kube/errors.ts";
+import { LeaderElector } from "./kube/leader-election.ts";
 import { resourcePath } from "./kube/paths.ts";
 import { KubeTransport } from "./kube/transport.ts";
+import { parseDuration } from "./resources/duration.ts";
 import type { Clock } from "./util/clock.ts";
 import { toError } from "./util/errors.ts";
 import type { Random } from "./util/random.ts";
@@ -73,11 +76,13 @@ export function connect(options: {
 export class Agent {
   readonly nodes: readonly NodeAgent[];
   readonly #health: HealthServer;
+  readonly #elector: LeaderElector | undefined;
   readonly #logger: Logger;
 
-  private constructor(nodes: readonly NodeAgent[], health: HealthServer, logger: Logger) {
+  private constructor(nodes: readonly NodeAgent[], health: HealthServer, elector: LeaderElector | undefined, logger: Logger) {
     this.nodes = nodes;
     this.#health = health;
+    this.#elector = elector;
     this.#logger = logger;
   }
 
@@ -94,6 +99,7 @@ export class Agent {
     const first = config.nodes[0]!;
     const metrics = createMetrics({ nodeName: first.name, version });
     const nodes: NodeAgent[] = [];
+    const elector = config.leaderElection.enabled ? createElector(options, metrics) : undefined;
     try {
       for (const node of config.nodes) {
         const kube = connect({ config, node, clock, logger, version, metrics });
@@ -113,11 +119,12 @@ export class Agent {
             metrics,
             livez,
             readyz,
+            ...(elector && { guard: elector.guard }),
           }),
         );
       }
       const health = await startHealthServer({ host: config.health.address, port: config.health.port, livez, readyz, metrics, logger });
-      return new Agent(nodes, health, logger);
+      return new Agent(nodes, health, elector, logger);
     } catch (thrown) {
       await Promise.all(nodes.map((node) => node.close()));
       throw thrown;
@@ -129,9 +136,15 @@ export class Agent {
     const failed = new AbortController();
     const linked = AbortSignal.any([signal, failed.signal]);
     this.#logger.info({ nodes: this.nodes.map((n) => n.name), healthPort: this.#health.port }, "Agent starts");
+    const act = (leading: AbortSignal) => Promise.all(this.nodes.map((node) => node.act(leading))).then(() => undefined);
+    const parts = [
+      ...this.nodes.map((node) => node.observe(linked)),
+      // Whoever loses the leadership ends: a fresh process stands by with nothing left over from before.
+      this.#elector === undefined ? act(linked) : this.#elector.run(linked, act).then(() => failed.abort(new Error("not leading any more"))),
+    ];
     const results = await Promise.allSettled(
-      this.nodes.map((node) =>
-        node.run(linked).catch((thrown: unknown) => {
+      parts.map((part) =>
+        part.catch((thrown: unknown) => {
           failed.abort(thrown);
           throw thrown;
         }),
@@ -139,10 +152,30 @@ export class Agent {
     );
     await Promise.all(this.nodes.map((node) => node.close()));
     await this.#health.close();
+    await this.#elector?.close();
     this.#logger.info({}, "Agent stopped; machines run on");
     const fault = results.find((r) => r.status === "rejected");
     if (fault !== undefined && !signal.aborted) throw fault.reason;
   }
+}
+
+/** The election is held as the process itself: a node may not touch leases other than its own. */
+function createElector({ config, clock, random, logger, version }: AgentOptions, metrics: Metrics): LeaderElector {
+  const { namespace, name, leaseDuration, renewDeadline, retryPeriod } = config.leaderElection;
+  const kube = connect({ config: { ...config, identity: { mode: "direct" } }, node: { name: "" }, clock, logger, version, metrics });
+  return new LeaderElector({
+    kube,
+    clock,
+    random,
+    logger,
+    namespace,
+    name,
+    identity: `${hostname()}_${randomUUID()}`,
+    leaseDurationMs: parseDuration(leaseDuration),
+    renewDeadlineMs: parseDuration(renewDeadline),
+    retryPeriodMs: parseDuration(retryPeriod),
+    onLeading: (leading) => metrics.leaderElectionMaster.set({ name }, leading ? 1 : 0),
+  });
 }
 
 /** The UID of kube-system outlives everything but the cluster itself. @throws ConfigError when it may not be read */

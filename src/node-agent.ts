@@ -50,6 +50,8 @@ export interface NodeAgentOptions {
   random: Random;
   logger: Logger;
   signal: AbortSignal;
+  /** Throws when this agent has lost its leadership. */
+  guard?: () => void;
 }
 
 /** Requests are served only after this much of the shutdown grace; streams get what is left. */
@@ -109,6 +111,7 @@ export class NodeAgent {
       hostIPs: () => node.addresses,
       concurrency: node.podConcurrency,
       sweep: node.sweep,
+      ...(options.guard && { guard: options.guard }),
       clock,
       random,
       logger,
@@ -150,15 +153,14 @@ export class NodeAgent {
     metrics.onScrape(() => this.#countPods());
   }
 
-  async run(signal: AbortSignal): Promise<void> {
-    await Promise.all([
-      this.server.run(signal),
-      this.#node!.run(signal),
-      this.#runCapacity(signal),
-      this.#references.run(signal),
-      this.pods.run(signal),
-      this.#o.events.run(signal),
-    ]);
+  /** Follows pods, machines and references, and serves the kubelet API: all that a standby does. */
+  async observe(signal: AbortSignal): Promise<void> {
+    await Promise.all([this.server.run(signal), this.#references.run(signal), this.pods.observe(signal)]);
+  }
+
+  /** Registers the node, keeps its lease and status, and works on its pods. Needs `observe` beside it; may be called once. */
+  async act(signal: AbortSignal): Promise<void> {
+    await Promise.all([this.#node!.run(signal), this.#runCapacity(signal), this.pods.act(signal), this.#o.events.run(signal)]);
   }
 
   async close(): Promise<void> {

@@ -20,7 +20,8 @@ export class NotLeaderError extends VmletError {
 }
 
 export interface LeaderElectionOptions {
-  kube: Kube;
+  /** Its own connection: the election must not wait for other requests. */
+  kube: Kube & { close?(): Promise<void> };
   clock: Clock;
   random: Random;
   logger: Logger;
@@ -94,6 +95,10 @@ export class LeaderElector {
     }
   }
 
+  async close(): Promise<void> {
+    await this.#o.kube.close?.();
+  }
+
   /** Resolves when the lease could not be renewed in time, was taken, or the signal aborted. */
   async #renew(signal: AbortSignal): Promise<void> {
     const { clock, logger, name } = this.#o;
@@ -128,18 +133,30 @@ export class LeaderElector {
         current = await kube.request<Lease>({ method: "GET", path: leasePath(namespace, name), ...limits });
       } catch (thrown) {
         if (!isNotFound(thrown)) throw thrown;
-        const body = { apiVersion: "coordination.k8s.io/v1", kind: "Lease", metadata: { namespace, name }, spec: this.#spec(undefined) };
+        const body = {
+          apiVersion: "coordination.k8s.io/v1",
+          kind: "Lease",
+          metadata: { namespace, name },
+          spec: this.#spec(undefined),
+        };
         const created = await kube.request<Lease>({ method: "POST", path: leasesPath(namespace), body, ...limits });
         return this.#won(created, sentAt);
       }
       this.#observe(current);
       const holder = current.spec?.holderIdentity;
-      if (holder && holder !== identity && clock.monotonic() - this.#seen!.changedAt < this.#leaseDurationMs) return false;
+      if (holder && holder !== identity && clock.monotonic() - this.#seen!.changedAt < this.#leaseDurationMs)
+        return false;
       const body = { ...current, spec: this.#spec(current) };
-      return this.#won(await kube.request<Lease>({ method: "PUT", path: leasePath(namespace, name), body, ...limits }), sentAt);
+      return this.#won(
+        await kube.request<Lease>({ method: "PUT", path: leasePath(namespace, name), body, ...limits }),
+        sentAt,
+      );
     } catch (thrown) {
       if (signal.aborted || isConflict(thrown) || isAlreadyExists(thrown)) return false;
-      logger.warn({ lease: `${namespace}/${name}`, err: toError(thrown).message }, "The leader lease could not be read or written");
+      logger.warn(
+        { lease: `${namespace}/${name}`, err: toError(thrown).message },
+        "The leader lease could not be read or written",
+      );
       return false;
     }
   }
@@ -172,12 +189,20 @@ export class LeaderElector {
     const { kube, namespace, name, identity, logger } = this.#o;
     const signal = AbortSignal.timeout(2_000);
     try {
-      const current = await kube.request<Lease>({ method: "GET", path: leasePath(namespace, name), signal, lane: "lease" });
+      const current = await kube.request<Lease>({
+        method: "GET",
+        path: leasePath(namespace, name),
+        signal,
+        lane: "lease",
+      });
       if (current.spec?.holderIdentity !== identity) return;
       const body = { ...current, spec: { ...current.spec, holderIdentity: "", leaseDurationSeconds: 1 } };
       await kube.request({ method: "PUT", path: leasePath(namespace, name), body, signal, lane: "lease" });
     } catch (thrown) {
-      logger.warn({ lease: name, err: toError(thrown).message }, "The leader lease could not be released; it will run out");
+      logger.warn(
+        { lease: name, err: toError(thrown).message },
+        "The leader lease could not be released; it will run out",
+      );
     }
   }
 }

@@ -127,8 +127,14 @@ export class PodController {
     for (const uid of this.#reconciler.knownUids()) this.queue.add(uid);
   }
 
-  async run(signal: AbortSignal): Promise<void> {
-    await Promise.all([this.reflector.run(signal), this.observer.run(signal), this.queue.run(signal), this.#tick(signal)]);
+  /** Keeps what is known of both sides up to date, without changing anything: all that a standby does. */
+  async observe(signal: AbortSignal): Promise<void> {
+    await Promise.all([this.reflector.run(signal), this.observer.run(signal)]);
+  }
+
+  /** Brings pods and machines together. Needs `observe` beside it; may be called once. */
+  async act(signal: AbortSignal): Promise<void> {
+    await Promise.all([this.queue.run(signal), this.#tick(signal)]);
   }
 
   /** The periodic part: everything is looked at again, and the sweep may remove a few more orphans. */
