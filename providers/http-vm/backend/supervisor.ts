@@ -108,6 +108,8 @@ export class Supervisor implements MachineHome {
   readonly #changed = new Pulse();
   /** Aborts what must not outlive the backend's own end. */
   readonly #closing = new AbortController();
+  /** Aborts what is being prepared for containers that are not wanted any more. */
+  #starts = new AbortController();
   #sandbox: Sandbox | undefined;
   #opening: AbortController | undefined;
   #sandboxRetry = { at: 0, ms: 0 };
@@ -190,7 +192,7 @@ export class Supervisor implements MachineHome {
       return;
     }
     this.#watch(spec, runtime);
-    if (own.phase === "starting") {
+    if (!own.postStartDone) {
       this.#starting.add(spec.name);
       void this.#finishStart(spec, runtime);
     } else this.#startProbes(spec, runtime);
@@ -344,6 +346,7 @@ export class Supervisor implements MachineHome {
         break;
       case "restart_all":
         this.#record.restarting = { reason: "RestartAllContainers" };
+        this.#starts.abort(new Error("all containers are restarted"));
         this.#commit();
         this.#replan();
         break;
@@ -363,6 +366,7 @@ export class Supervisor implements MachineHome {
     this.#record.ending = ending;
     if (this.#runtimes.size > 0 || this.#opening !== undefined) this.#record.machine.state = "stopping";
     this.#opening?.abort(new Error("the machine is being stopped"));
+    this.#starts.abort(new Error("the machine is being stopped"));
     this.#commit();
     this.#replan();
   }
@@ -462,6 +466,7 @@ export class Supervisor implements MachineHome {
         this.#notice("Normal", "SandboxChanged", "Pod sandbox changed, it will be killed and re-created.");
         this.#record.restarting = { reason: "SandboxChanged" };
       }
+      this.#starts.abort(new Error("the machine's sandbox is lost"));
     }
     this.#commit();
     this.#replan();
@@ -476,16 +481,10 @@ export class Supervisor implements MachineHome {
     this.#record.machine.sandbox_ready = false;
   }
 
-  /** Nothing runs: remove the sandbox, then say so. Repeats until the engine confirms. */
+  /** Nothing runs: remove the sandbox, then say so. */
   async #windUp(): Promise<void> {
     this.#winding = true;
-    try {
-      await this.#destroySandbox();
-    } catch (error) {
-      this.#logger.warn({ error: toError(error).message }, "cannot remove the machine's sandbox yet");
-      this.#cancelWake = this.#clock.after(SANDBOX_RETRY_MS.first, () => void this.#windUp());
-      return;
-    }
+    if (!(await this.#destroyForSure())) return;
     const { machine, ending } = this.#record;
     machine.state = ending!.state;
     machine.stopped_at = new Date(this.#clock.now()).toISOString();
@@ -499,27 +498,34 @@ export class Supervisor implements MachineHome {
 
   async #beginAgain(newSandbox: boolean): Promise<void> {
     this.#winding = true;
-    try {
-      if (newSandbox) await this.#destroySandbox();
-      delete this.#record.restarting;
-      this.#record.initialized = false;
-      const hasInit = (this.#spec.init_containers?.length ?? 0) > 0;
-      for (const { spec, kind } of containersOf(this.#spec)) {
-        if (kind === "ephemeral") continue;
-        const own = this.#own(spec.name);
-        own.phase = "new";
-        this.#wait(spec.name, hasInit ? "PodInitializing" : "ContainerCreating");
-      }
-      this.#record.machine.state = newSandbox ? "creating" : "starting";
-      this.#commit();
-    } catch (error) {
-      this.#logger.warn({ error: toError(error).message }, "cannot remove the machine's sandbox yet");
-      this.#cancelWake = this.#clock.after(SANDBOX_RETRY_MS.first, () => this.#replan());
-      return;
-    } finally {
-      this.#winding = false;
+    if (newSandbox && !(await this.#destroyForSure())) return;
+    this.#winding = false;
+    delete this.#record.restarting;
+    this.#record.initialized = false;
+    this.#starts = new AbortController();
+    const hasInit = (this.#spec.init_containers?.length ?? 0) > 0;
+    for (const { spec, kind } of containersOf(this.#spec)) {
+      if (kind === "ephemeral") continue;
+      this.#own(spec.name).phase = "new";
+      this.#wait(spec.name, hasInit ? "PodInitializing" : "ContainerCreating");
     }
+    this.#record.machine.state = newSandbox ? "creating" : "starting";
+    this.#commit();
     this.#replan();
+  }
+
+  /** Repeats until the engine confirms; false when the backend itself ends before that. */
+  async #destroyForSure(): Promise<boolean> {
+    while (!this.#closing.signal.aborted) {
+      try {
+        await this.#destroySandbox();
+        return true;
+      } catch (error) {
+        this.#logger.warn({ error: toError(error).message }, "cannot remove the machine's sandbox yet");
+        await this.#clock.sleep(SANDBOX_RETRY_MS.first, this.#closing.signal).catch(() => {});
+      }
+    }
+    return false;
   }
 
   // --- start ---
@@ -578,7 +584,7 @@ export class Supervisor implements MachineHome {
         this.#watch(spec, runtime);
       });
     } catch (error) {
-      if (!this.#closing.signal.aborted) this.#startFailed(spec, toError(error));
+      if (!abandoned()) this.#startFailed(spec, toError(error));
     }
     if (runtime !== undefined) await this.#finishStart(spec, runtime);
     this.#starting.delete(name);
@@ -645,7 +651,7 @@ export class Supervisor implements MachineHome {
     const auth = this.#spec.registry_auth ?? [];
     const surroundings = {
       clock: this.#clock,
-      signal: this.#closing.signal,
+      signal: AbortSignal.any([this.#closing.signal, this.#starts.signal]),
       notify: (type: "Normal" | "Warning", reason: string, message: string) => {
         this.#notice(type, reason, message, spec.name);
         this.#commit();

@@ -8,6 +8,7 @@ const image: PreparedImage = { imageId: "r/i@sha256:1", image: "r/i:1", config: 
 class Images implements ImageStore {
   present = false;
   failure: Error | undefined;
+  hangs = false;
   pulls = 0;
   auth: unknown;
 
@@ -15,9 +16,10 @@ class Images implements ImageStore {
     return Promise.resolve(this.present ? image : undefined);
   }
 
-  pull(_image: string, options: { auth: readonly unknown[] }) {
+  pull(_image: string, options: { auth: readonly unknown[]; signal: AbortSignal }) {
     this.pulls++;
     this.auth = options.auth;
+    if (this.hangs) return new Promise<never>((_resolve, reject) => options.signal.addEventListener("abort", () => reject(new Error("aborted"))));
     return this.failure === undefined ? Promise.resolve({ ...image, sizeBytes: 42 }) : Promise.reject(this.failure);
   }
 }
@@ -111,4 +113,10 @@ test("a corrected image is pulled at once, without waiting for the back-off", as
   await world.provider.updatePod("m1", { containers: [{ name: "a", image: "better" }] }, { signal: world.signal });
   await world.advance(0);
   expect((await world.container("a")).state).toBe("running");
+});
+
+test("a stop does not wait for a pull", async () => {
+  const { world } = await withImages((store) => (store.hangs = true));
+  await world.stop(30);
+  expect((await world.machine()).state).toBe("stopped");
 });

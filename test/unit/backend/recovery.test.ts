@@ -35,6 +35,16 @@ test("init containers that have passed are not run again", async () => {
   expect(world.running().toSorted()).toEqual(["a", "s"]);
 });
 
+test("a post_start hook that was under way is run again, and then the container is shown as running", async () => {
+  const world = await World.create();
+  await world.create({ containers: [main("a", { hooks: { post_start: { sleep: { seconds: 5 } } } }), main("b")] });
+  await world.restart();
+  expect(await world.container("a")).toMatchObject({ state: "waiting" });
+  await world.advance(5_000);
+  expect(world.running()).toEqual(["a", "b"]);
+  expect((await world.container("a")).state).toBe("running");
+});
+
 test("a back-off goes on where it stood", async () => {
   const world = await World.create();
   await world.create({});

@@ -153,3 +153,14 @@ test("each container's stop is told once", async () => {
   await world.stop(20);
   expect((await world.notices()).filter((text) => text.startsWith("Killing"))).toEqual(["Killing: Stopping container a"]);
 });
+
+test("a machine is not stopped before its sandbox is gone, and that is tried until it succeeds", async () => {
+  const world = await World.create((fresh) => fresh.destroyErrors.push(new Error("busy"), new Error("busy")));
+  await world.create({});
+  await world.stop(30);
+  // Something else happens meanwhile.
+  await world.provider.deletePod("m1", { force: true, signal: world.signal });
+  expect((await world.machine()).state).toBe("stopping");
+  await world.advance(2_000);
+  expect((await world.machine()).state).toBe("deleted");
+});

@@ -48,6 +48,7 @@ export class World {
   readonly launchErrors = new Map<string, Error>();
   readonly conclusions = new Map<string, ContainerConclusion>();
   openErrors: Error[] = [];
+  destroyErrors: Error[] = [];
   exec: ExecScript = () => 0;
   images: ImageStore | undefined;
   patched: string[] = [];
@@ -172,6 +173,8 @@ export class World {
       },
       recover: () => Promise.resolve(this.alive ? this.#sandbox() : undefined),
       destroy: () => {
+        const error = this.destroyErrors.shift();
+        if (error !== undefined) return Promise.reject(error);
         this.journal.push("destroy");
         this.alive = false;
         return Promise.resolve();
