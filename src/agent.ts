@@ -131,6 +131,11 @@ export class Agent {
     }
   }
 
+  /** Resolves when every node is registered and has reported itself ready, or the signal aborts. */
+  async ready(signal: AbortSignal): Promise<void> {
+    await Promise.all(this.nodes.map((node) => node.ready(signal)));
+  }
+
   /** Runs until the signal aborts, then stops in order. Rejects when a part fails for good. */
   async run(signal: AbortSignal): Promise<void> {
     const failed = new AbortController();

@@ -56,6 +56,7 @@ export interface NodeAgentOptions {
 
 /** Requests are served only after this much of the shutdown grace; streams get what is left. */
 const CLOSE_GRACE_MS = 5_000;
+const READY_POLL_MS = 100;
 
 export class NodeAgent {
   readonly name: string;
@@ -161,6 +162,12 @@ export class NodeAgent {
   /** Registers the node, keeps its lease and status, and works on its pods. Needs `observe` beside it; may be called once. */
   async act(signal: AbortSignal): Promise<void> {
     await Promise.all([this.#node!.run(signal), this.#runCapacity(signal), this.pods.act(signal), this.#o.events.run(signal)]);
+  }
+
+  /** Resolves when the API server's copy of the Node says Ready, or the signal aborts. */
+  async ready(signal: AbortSignal): Promise<void> {
+    const isReady = () => this.#registered()?.status?.conditions?.some((c) => c.type === "Ready" && c.status === "True") ?? false;
+    while (!signal.aborted && !isReady()) await this.#o.clock.sleep(READY_POLL_MS, signal).catch(() => undefined);
   }
 
   async close(): Promise<void> {

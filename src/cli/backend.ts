@@ -23,7 +23,10 @@ async function run(path: string): Promise<void> {
   const config = loadBackendConfig(path);
   const logger = createLogger({ level: config.logLevel });
   const backend = await startBackend(config, { clock: systemClock, logger, version: VERSION });
-  logger.info({ url: backend.url, engine: config.engine.type, stateDir: config.stateDir }, "the backend serves the Machine API");
+  logger.info(
+    { url: backend.url, engine: config.engine.type, stateDir: config.stateDir },
+    "the backend serves the Machine API",
+  );
   await new Promise<void>((resolve) => {
     if (stop.aborted) resolve();
     stop.addEventListener("abort", () => resolve());
@@ -36,9 +39,14 @@ async function check(path: string): Promise<void> {
   const config = loadBackendConfig(path);
   const engine = createEngine(config.engine, { stateDir: config.stateDir, clock: systemClock, logger: silentLogger });
   const problems = await engine.check();
-  for (const { fatal, problem, cure } of problems) console.log(`  ${fatal ? "FAULT  " : "note   "} ${problem}\n          ${cure}`);
+  for (const { fatal, problem, cure } of problems)
+    console.log(`  ${fatal ? "FAULT  " : "note   "} ${problem}\n          ${cure}`);
   const faults = problems.filter(({ fatal }) => fatal).length;
-  console.log(faults === 0 ? `engine ${engine.name} can run here; capabilities: ${engine.capabilities.join(", ")}` : `${faults} to cure.`);
+  console.log(
+    faults === 0
+      ? `engine ${engine.name} can run here; capabilities: ${engine.capabilities.join(", ")}`
+      : `${faults} to cure.`,
+  );
   await engine.close();
   process.exitCode = faults === 0 ? 0 : 2;
 }

@@ -68,7 +68,8 @@ async function dev(options: DevOptions): Promise<number> {
       status = await Promise.race([runDemo({ kubeconfig, nodeName: NODE, signal: stop }), running.then(() => 1)]);
       ended.abort(new Error("the demo is over"));
     } else {
-      printWelcome(options, kubeconfig);
+      await Promise.race([agent.ready(signal), running]);
+      if (!signal.aborted) printWelcome(options, kubeconfig);
     }
     await running;
     if (cluster === undefined) console.log(`\nMachines run on, and the node ${NODE} stays: kubectl delete node ${NODE} removes it.`);
@@ -174,6 +175,7 @@ async function removeMachines(backend: RunningBackend): Promise<void> {
   const signal = AbortSignal.timeout(30_000);
   const { items } = await backend.provider.getPods({ labels: {}, signal });
   await Promise.all(items.map(({ id }) => backend.provider.deletePod(id, { force: true, signal })));
+  while ((await backend.provider.getPods({ labels: {}, signal })).items.length > 0) await systemClock.sleep(50, signal);
 }
 
 function printWelcome(options: DevOptions, kubeconfig: string): void {

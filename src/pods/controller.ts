@@ -3,6 +3,7 @@
  * and calls the reconciler for every UID that either side says something new about. What is decided lies in `planner.ts`,
  * what is written in `status.ts`, what is done in `reconciler.ts`; here is only the wiring and the clockwork.
  */
+import { isConflict } from "../kube/errors.ts";
 import type { EventRecorder } from "../kube/events.ts";
 import type { Kube } from "../kube/kube.ts";
 import { podsPath } from "../kube/paths.ts";
@@ -161,7 +162,11 @@ export class PodController {
         return;
       case "retry":
         if (signal.aborted) return;
-        this.#o.logger.warn({ uid, err: toError(outcome.error).message }, "Pod could not be brought forward and will be tried again");
+        // Losing a write to somebody else is everyday life; the next visit sees what they wrote.
+        this.#o.logger[isConflict(outcome.error) ? "debug" : "warn"](
+          { uid, err: toError(outcome.error).message },
+          "Pod could not be brought forward and will be tried again",
+        );
         if (outcome.afterMs !== undefined) this.queue.addAfter(uid, outcome.afterMs);
         else this.queue.retry(uid);
     }
