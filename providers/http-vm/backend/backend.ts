@@ -25,7 +25,9 @@ export interface RunningBackend {
 /** The host lacks something without which the engine cannot work. */
 export class HostProblemError extends ConfigError {
   constructor(engine: string, problems: readonly HostProblem[]) {
-    super(`this host cannot run engine ${engine}:\n${problems.map(({ problem, cure }) => `  ${problem}\n    cure: ${cure}`).join("\n")}`);
+    super(
+      `this host cannot run engine ${engine}:\n${problems.map(({ problem, cure }) => `  ${problem}\n    cure: ${cure}`).join("\n")}`,
+    );
   }
 }
 
@@ -38,7 +40,10 @@ export async function startBackend(config: BackendConfig, surroundings: BackendS
   if (fatal.length > 0) throw new HostProblemError(engine.name, fatal);
   for (const { problem, cure } of problems) logger.warn({ cure }, problem);
   if (engine.name === "process") {
-    logger.warn({}, "engine process isolates nothing: containers are plain processes of this host with the backend's rights. For development only");
+    logger.warn(
+      {},
+      "engine process isolates nothing: containers are plain processes of this host with the backend's rights. For development only",
+    );
   }
   const capacity = capacityOf(config);
   const provider = await LocalProvider.open({
@@ -70,7 +75,9 @@ export async function startBackend(config: BackendConfig, surroundings: BackendS
             },
           }),
     });
-    const { url } = await server.listen("socket" in listen ? { socketPath: listen.socket } : { host: listen.address, port: listen.port });
+    const { url } = await server.listen(
+      "socket" in listen ? { socketPath: listen.socket } : { host: listen.address, port: listen.port },
+    );
     return {
       url,
       provider,
@@ -94,7 +101,10 @@ function tokensOf(path: string): () => readonly string[] {
       const { mtimeMs, ino, size } = statSync(path);
       const key = `${mtimeMs}:${ino}:${size}`;
       if (key !== seen) {
-        tokens = readFileSync(path, "utf8").split("\n").map((line) => line.trim()).filter((line) => line !== "");
+        tokens = readFileSync(path, "utf8")
+          .split("\n")
+          .map((line) => line.trim())
+          .filter((line) => line !== "");
         seen = key;
       }
     } catch {

@@ -13,11 +13,16 @@ export const BACKEND_KIND = "BackendConfig";
 const quantity = z
   .union([z.string(), z.number()])
   .transform(String)
-  .refine((text) => (Quantity.tryParse(text)?.nano ?? -1n) >= 0n, "must be a Kubernetes quantity such as 500m, 4, 512Mi or 64Gi");
+  .refine(
+    (text) => (Quantity.tryParse(text)?.nano ?? -1n) >= 0n,
+    "must be a Kubernetes quantity such as 500m, 4, 512Mi or 64Gi",
+  );
 
 const listenSchema = z
   .union([
-    z.strictObject({ socket: z.string().startsWith("/", "must be an absolute path").describe("Unix socket to listen on.") }),
+    z.strictObject({
+      socket: z.string().startsWith("/", "must be an absolute path").describe("Unix socket to listen on."),
+    }),
     z.strictObject({
       address: z.string().default("127.0.0.1").describe("Address to listen on."),
       port: z.int().min(0).max(65535).describe("Port; 0 picks a free one."),
@@ -29,10 +34,18 @@ export const backendConfigSchema = z
   .strictObject({
     apiVersion: z.literal("vmlet.dev/v1"),
     kind: z.literal(BACKEND_KIND),
-    stateDir: z.string().startsWith("/", "must be an absolute path").describe("Folder for all state; one backend per folder."),
-    engine: engineSchema.prefault({ type: "process" }).describe("Where and how containers run. Default: plain processes."),
+    stateDir: z
+      .string()
+      .startsWith("/", "must be an absolute path")
+      .describe("Folder for all state; one backend per folder."),
+    engine: engineSchema
+      .prefault({ type: "process" })
+      .describe("Where and how containers run. Default: plain processes."),
     listen: listenSchema,
-    tokenFile: z.string().optional().describe("File with the bearer tokens that are accepted, one a line; read again when it changes."),
+    tokenFile: z
+      .string()
+      .optional()
+      .describe("File with the bearer tokens that are accepted, one a line; read again when it changes."),
     tls: z
       .strictObject({
         certFile: z.string(),
@@ -51,7 +64,12 @@ export const backendConfigSchema = z
       })
       .optional()
       .describe("What machines may use in all. Absent: the engine's own figure, or none."),
-    startConcurrency: z.int().min(1).max(256).default(8).describe("Machines and containers that may be starting at once."),
+    startConcurrency: z
+      .int()
+      .min(1)
+      .max(256)
+      .default(8)
+      .describe("Machines and containers that may be starting at once."),
     logs: z
       .strictObject({
         maxSize: quantity.default("10Mi").describe("Size at which a container's log is rotated."),
@@ -63,7 +81,12 @@ export const backendConfigSchema = z
   .superRefine((config, context) => {
     const open = "address" in config.listen && !/^(127\.|::1$|localhost$)/.test(config.listen.address);
     if (open && config.tokenFile === undefined && config.tls?.clientCaFile === undefined) {
-      context.addIssue({ code: "custom", path: ["listen", "address"], message: "other hosts can reach this address: set tokenFile or tls.clientCaFile, or listen on 127.0.0.1 or a socket" });
+      context.addIssue({
+        code: "custom",
+        path: ["listen", "address"],
+        message:
+          "other hosts can reach this address: set tokenFile or tls.clientCaFile, or listen on 127.0.0.1 or a socket",
+      });
     }
   });
 

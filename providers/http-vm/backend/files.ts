@@ -1,4 +1,15 @@
-import { chmodSync, chownSync, lstatSync, mkdirSync, readdirSync, readlinkSync, renameSync, rmSync, symlinkSync, writeFileSync } from "node:fs";
+import {
+  chmodSync,
+  chownSync,
+  lstatSync,
+  mkdirSync,
+  readdirSync,
+  readlinkSync,
+  renameSync,
+  rmSync,
+  symlinkSync,
+  writeFileSync,
+} from "node:fs";
 import { randomBytes } from "node:crypto";
 import { dirname, join } from "node:path";
 import type { FileEntry } from "../../../src/provider/machine.ts";
@@ -39,20 +50,29 @@ export function writeFilesVolume(dir: string, files: readonly FileEntry[], optio
     if (!name.startsWith("..") && !wanted.has(name)) rmSync(join(dir, name), { recursive: true, force: true });
   }
   for (const name of wanted) {
-    if (lstatSync(join(dir, name), { throwIfNoEntry: false }) === undefined) symlinkSync(join("..data", name), join(dir, name));
+    if (lstatSync(join(dir, name), { throwIfNoEntry: false }) === undefined)
+      symlinkSync(join("..data", name), join(dir, name));
   }
   for (const name of readdirSync(dir)) {
     // What a write that was cut short has left goes too.
-    if (name.startsWith("..") && name !== "..data" && name !== payload) rmSync(join(dir, name), { recursive: true, force: true });
+    if (name.startsWith("..") && name !== "..data" && name !== payload)
+      rmSync(join(dir, name), { recursive: true, force: true });
   }
   if (before !== undefined && before !== payload) rmSync(join(dir, before), { recursive: true, force: true });
 }
 
 function assertInside(path: string): void {
   const segments = path.split("/");
-  const bad = path === "" || path.startsWith("/") || path.includes("\0") || segments.some((segment) => segment === "" || segment === "." || segment === "..");
+  const bad =
+    path === "" ||
+    path.startsWith("/") ||
+    path.includes("\0") ||
+    segments.some((segment) => segment === "" || segment === "." || segment === "..");
   // Names that begin with two dots are the writer's own.
-  if (bad || segments[0]!.startsWith("..")) throw new ProviderError("invalid", `file path "${path}" must be relative and stay inside its volume`, { field: "volumes.files.path" });
+  if (bad || segments[0]!.startsWith(".."))
+    throw new ProviderError("invalid", `file path "${path}" must be relative and stay inside its volume`, {
+      field: "volumes.files.path",
+    });
 }
 
 function writeEntry(root: string, file: FileEntry, { idOffset = 0 }: FilesVolumeOptions): void {

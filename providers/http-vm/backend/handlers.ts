@@ -1,5 +1,5 @@
 /** Probe and hook actions against a running machine, with kubelet's texts (kubelet.md §3.6, §3.7). */
-import { connect as connectHttp2 } from "node:http2";
+import { connect as connectHttp2, type IncomingHttpHeaders } from "node:http2";
 import { request as httpRequest, type IncomingMessage } from "node:http";
 import { connect as connectTcp } from "node:net";
 import type { Duplex } from "node:stream";
@@ -31,7 +31,12 @@ const GRPC_SERVING = 1;
 const GRPC_STATUS_NAMES = ["UNKNOWN", "SERVING", "NOT_SERVING", "SERVICE_UNKNOWN"];
 
 /** Runs one probe. Never rejects; when `timeoutMs` passes, the outcome is a failure with kubelet's text for it. */
-export async function runProbe(handler: Handler, target: Target, timeoutMs: number, clock: Clock): Promise<ProbeResult> {
+export async function runProbe(
+  handler: Handler,
+  target: Target,
+  timeoutMs: number,
+  clock: Clock,
+): Promise<ProbeResult> {
   const abort = new AbortController();
   const cancel = clock.after(timeoutMs, () => abort.abort(new TimeoutError()));
   try {
@@ -70,7 +75,10 @@ export async function runCommand(
   { sandbox, container }: Target,
   signal: AbortSignal,
 ): Promise<{ exitCode: number; output: string }> {
-  const streams = await within(signal, sandbox.exec(container, command, { signal, stdin: false, stdout: true, stderr: true, tty: false }));
+  const streams = await within(
+    signal,
+    sandbox.exec(container, command, { signal, stdin: false, stdout: true, stderr: true, tty: false }),
+  );
   const chunks: Buffer[] = [];
   let bytes = 0;
   const collect = (chunk: Buffer) => {
@@ -115,7 +123,8 @@ function addressOf(host: string, port: number): string {
 
 /** To the machine itself through the engine; to a named other host from here. */
 async function dial(target: Target, host: string | undefined, port: number, signal: AbortSignal): Promise<Duplex> {
-  if (host === undefined || target.sandbox.addresses.includes(host)) return await within(signal, target.sandbox.dial(port, "address", signal));
+  if (host === undefined || target.sandbox.addresses.includes(host))
+    return await within(signal, target.sandbox.dial(port, "address", signal));
   return await within(
     signal,
     new Promise<Duplex>((resolve, reject) => {
@@ -126,7 +135,11 @@ async function dial(target: Target, host: string | undefined, port: number, sign
   );
 }
 
-async function probeTcp(action: { port: number; host?: string }, target: Target, signal: AbortSignal): Promise<ProbeResult> {
+async function probeTcp(
+  action: { port: number; host?: string },
+  target: Target,
+  signal: AbortSignal,
+): Promise<ProbeResult> {
   const host = action.host ?? target.sandbox.addresses[0]!;
   try {
     const socket = await dial(target, action.host, action.port, signal);
@@ -149,7 +162,8 @@ async function httpGet(action: HttpAction, agent: string, target: Target, signal
   const headers: Record<string, string | string[]> = { "User-Agent": agent, Accept: "*/*", Connection: "close" };
   headers["Host"] = addressOf(host ?? target.sandbox.addresses[0]!, action.port);
   const own = new Map<string, string[]>();
-  for (const { name, value } of action.headers ?? []) own.set(name.toLowerCase(), [...(own.get(name.toLowerCase()) ?? []), value]);
+  for (const { name, value } of action.headers ?? [])
+    own.set(name.toLowerCase(), [...(own.get(name.toLowerCase()) ?? []), value]);
   for (const [name, values] of own) {
     for (const known of Object.keys(headers)) if (known.toLowerCase() === name) delete headers[known];
     // An empty value takes a default header away (kubelet: `Accept: ""`).
@@ -162,10 +176,17 @@ async function httpGet(action: HttpAction, agent: string, target: Target, signal
       signal,
       new Promise<HttpReply>((resolve, reject) => {
         stream.on("error", reject);
-        const request = httpRequest({ createConnection: () => stream, path: action.path.startsWith("/") ? action.path : `/${action.path}`, headers });
+        const request = httpRequest({
+          createConnection: () => stream,
+          path: action.path.startsWith("/") ? action.path : `/${action.path}`,
+          headers,
+        });
         request.on("error", reject);
         request.on("response", (reply) => {
-          readBody(reply).then((body) => resolve({ status: reply.statusCode!, location: reply.headers.location, body }), reject);
+          readBody(reply).then(
+            (body) => resolve({ status: reply.statusCode!, location: reply.headers.location, body }),
+            reject,
+          );
         });
         request.end();
       }),
@@ -205,27 +226,47 @@ async function probeHttp(action: HttpAction, target: Target, signal: AbortSignal
     } catch (error) {
       const dialing = (error as NodeJS.ErrnoException).syscall === "connect";
       let why = dialing ? dialError(error, address) : toError(error).message;
-      if (error instanceof TimeoutError) why = "context deadline exceeded (Client.Timeout exceeded while awaiting headers)";
+      if (error instanceof TimeoutError)
+        why = "context deadline exceeded (Client.Timeout exceeded while awaiting headers)";
       return { outcome: "failure", output: `Get "${url}": ${why}` };
     }
-    if (reply.status < 200 || reply.status >= 400) return { outcome: "failure", output: `HTTP probe failed with statuscode: ${reply.status}` };
+    if (reply.status < 200 || reply.status >= 400)
+      return { outcome: "failure", output: `HTTP probe failed with statuscode: ${reply.status}` };
     if (reply.status < 300 || reply.location === undefined) return { outcome: "success", output: reply.body };
     const next = new URL(reply.location, url);
-    if (next.hostname !== new URL(url).hostname) return { outcome: "warning", output: `Probe terminated redirects, Response body: ${reply.body}` };
-    if (redirects >= MAX_REDIRECTS) return { outcome: "failure", output: `Get "${reply.location}": stopped after ${MAX_REDIRECTS} redirects` };
+    if (next.hostname !== new URL(url).hostname)
+      return { outcome: "warning", output: `Probe terminated redirects, Response body: ${reply.body}` };
+    if (redirects >= MAX_REDIRECTS)
+      return { outcome: "failure", output: `Get "${reply.location}": stopped after ${MAX_REDIRECTS} redirects` };
     const scheme = next.protocol === "https:" ? "https" : "http";
-    current = { ...current, scheme, port: next.port === "" ? (scheme === "https" ? 443 : 80) : Number(next.port), path: next.pathname + next.search };
+    current = {
+      ...current,
+      scheme,
+      port: next.port === "" ? (scheme === "https" ? 443 : 80) : Number(next.port),
+      path: next.pathname + next.search,
+    };
   }
 }
 
 /** A unary call by hand: one HTTP/2 request, one protobuf field each way. Plain text, as kubelet's. */
-async function probeGrpc(action: { port: number; service?: string }, target: Target, timeoutMs: number, signal: AbortSignal): Promise<ProbeResult> {
+async function probeGrpc(
+  action: { port: number; service?: string },
+  target: Target,
+  timeoutMs: number,
+  signal: AbortSignal,
+): Promise<ProbeResult> {
   const address = addressOf(target.sandbox.addresses[0]!, action.port);
   const cannotConnect = (error: unknown): ProbeResult => {
     if (error instanceof TimeoutError) {
-      return { outcome: "failure", output: `timeout: failed to connect service "${address}" within ${timeoutMs / 1000}s: context deadline exceeded` };
+      return {
+        outcome: "failure",
+        output: `timeout: failed to connect service "${address}" within ${timeoutMs / 1000}s: context deadline exceeded`,
+      };
     }
-    return { outcome: "failure", output: `error: failed to connect service "${address}": ${dialError(error, address)}` };
+    return {
+      outcome: "failure",
+      output: `error: failed to connect service "${address}": ${dialError(error, address)}`,
+    };
   };
   let socket: Duplex;
   try {
@@ -241,7 +282,10 @@ async function probeGrpc(action: { port: number; service?: string }, target: Tar
         session.on("error", reject);
         session.on("close", () => reject(new Error("connection closed")));
         const service = Buffer.from(action.service ?? "");
-        const message = service.length === 0 ? Buffer.alloc(0) : Buffer.concat([Buffer.from([0x0a]), varint(service.length), service]);
+        const message =
+          service.length === 0
+            ? Buffer.alloc(0)
+            : Buffer.concat([Buffer.from([0x0a]), varint(service.length), service]);
         const stream = session.request({
           ":method": "POST",
           ":path": "/grpc.health.v1.Health/Check",
@@ -252,9 +296,9 @@ async function probeGrpc(action: { port: number; service?: string }, target: Tar
         const chunks: Buffer[] = [];
         let status = "";
         let text = "";
-        const note = (headers: Record<string, unknown>) => {
-          status = String(headers["grpc-status"] ?? status);
-          text = String(headers["grpc-message"] ?? text);
+        const note = (headers: IncomingHttpHeaders) => {
+          status = headers["grpc-status"]?.toString() ?? status;
+          text = headers["grpc-message"]?.toString() ?? text;
         };
         stream.on("response", note);
         stream.on("trailers", note);
@@ -267,12 +311,22 @@ async function probeGrpc(action: { port: number; service?: string }, target: Tar
       }),
     );
     if (reply.status === "12") {
-      return { outcome: "failure", output: `error: this server does not implement the grpc health protocol (grpc.health.v1.Health): ${reply.message}` };
+      return {
+        outcome: "failure",
+        output: `error: this server does not implement the grpc health protocol (grpc.health.v1.Health): ${reply.message}`,
+      };
     }
-    if (reply.status !== "0") return { outcome: "failure", output: `error: health rpc probe failed: rpc error: code = ${reply.status} desc = ${reply.message}` };
+    if (reply.status !== "0")
+      return {
+        outcome: "failure",
+        output: `error: health rpc probe failed: rpc error: code = ${reply.status} desc = ${reply.message}`,
+      };
     const serving = reply.body[5] === 0x08 ? reply.body[6]! : 0;
     if (serving === GRPC_SERVING) return { outcome: "success", output: "service healthy" };
-    return { outcome: "failure", output: `service unhealthy (responded with "${GRPC_STATUS_NAMES[serving] ?? serving}")` };
+    return {
+      outcome: "failure",
+      output: `service unhealthy (responded with "${GRPC_STATUS_NAMES[serving] ?? serving}")`,
+    };
   } catch (error) {
     return cannotConnect(error);
   } finally {
@@ -307,19 +361,27 @@ export interface HookContext {
  * Runs a post_start or pre_stop hook; rejects when it failed. Any HTTP response is success: kubelet does not look at the
  * status code.
  */
-export async function runHook(handler: Handler, target: Target, { clock, signal, onFallback }: HookContext): Promise<void> {
+export async function runHook(
+  handler: Handler,
+  target: Target,
+  { clock, signal, onFallback }: HookContext,
+): Promise<void> {
   if (handler.sleep !== undefined) {
     await clock.sleep(handler.sleep.seconds * 1000, signal);
   } else if (handler.exec !== undefined) {
     const { exitCode, output } = await runCommand(handler.exec.command, target, signal);
-    if (exitCode !== 0) throw new Error(`command "${handler.exec.command.join(" ")}" exited with ${exitCode}: ${output}`);
+    if (exitCode !== 0)
+      throw new Error(`command "${handler.exec.command.join(" ")}" exited with ${exitCode}: ${output}`);
   } else if (handler.http !== undefined) {
     try {
       await httpGet(handler.http, HOOK_AGENT, target, signal);
     } catch (error) {
-      const plain = handler.http.scheme === "https" && /wrong version number|packet length too long/i.test(toError(error).message);
+      const plain =
+        handler.http.scheme === "https" && /wrong version number|packet length too long/i.test(toError(error).message);
       if (!plain) throw error;
-      onFallback(`request to HTTPS lifecycle hook ${addressOf(handler.http.host || target.sandbox.addresses[0]!, handler.http.port)} got HTTP response, retried with HTTP`);
+      onFallback(
+        `request to HTTPS lifecycle hook ${addressOf(handler.http.host || target.sandbox.addresses[0]!, handler.http.port)} got HTTP response, retried with HTTP`,
+      );
       await httpGet({ ...handler.http, scheme: "http" }, HOOK_AGENT, target, signal);
     }
   } else if (handler.tcp !== undefined) {

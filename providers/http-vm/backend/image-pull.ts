@@ -42,7 +42,11 @@ export async function obtainImage(
   try {
     const { sizeBytes, ...pulled } = await images.pull(image, { auth, signal });
     const seconds = ((clock.monotonic() - begun) / 1000).toFixed(3);
-    notify("Normal", "Pulled", `Successfully pulled image "${image}" in ${seconds}s (${seconds}s including waiting). Image size: ${sizeBytes} bytes.`);
+    notify(
+      "Normal",
+      "Pulled",
+      `Successfully pulled image "${image}" in ${seconds}s (${seconds}s including waiting). Image size: ${sizeBytes} bytes.`,
+    );
     return pulled;
   } catch (error) {
     const cause = toError(error);

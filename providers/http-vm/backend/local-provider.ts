@@ -103,15 +103,20 @@ export class LocalProvider implements Provider {
   async #recover(): Promise<void> {
     const found = this.#store.load();
     await this.#engine.sweep(new Set(found.map(({ record }) => record.machine.id)));
-    for (const { spec, record } of found) this.#supervisors.set(record.machine.id, new Supervisor(this.#context, spec, record));
+    for (const { spec, record } of found)
+      this.#supervisors.set(record.machine.id, new Supervisor(this.#context, spec, record));
     await Promise.all(
       [...this.#supervisors.values()].map((supervisor) =>
         supervisor.recover().catch((error: unknown) => {
-          this.#options.logger.error({ machine: supervisor.id, error: toError(error).message }, "cannot take a machine over from the former backend");
+          this.#options.logger.error(
+            { machine: supervisor.id, error: toError(error).message },
+            "cannot take a machine over from the former backend",
+          );
         }),
       ),
     );
-    if (found.length > 0) this.#options.logger.info({ machines: found.length }, "found the machines of the former backend");
+    if (found.length > 0)
+      this.#options.logger.info({ machines: found.length }, "found the machines of the former backend");
     this.#prune();
   }
 
@@ -129,17 +134,23 @@ export class LocalProvider implements Provider {
   getInfo(_options: CallOptions): Promise<ProviderInfo> {
     const capabilities: Capability[] = [...this.#engine.capabilities];
     if (this.#options.capacity !== undefined || this.#engine.capacity !== undefined) capabilities.push("capacity");
-    return Promise.resolve({ name: `vmlet-backend/${this.#engine.name}`, version: this.#options.version, capabilities: [...new Set(capabilities)] });
+    return Promise.resolve({
+      name: `vmlet-backend/${this.#engine.name}`,
+      version: this.#options.version,
+      capabilities: [...new Set(capabilities)],
+    });
   }
 
   createPod(id: string, spec: MachineSpec, options: CallOptions): Promise<Machine> {
     return this.#call(options, () => {
-      if (!ID_PATTERN.test(id)) throw new ProviderError("invalid", `machine id "${id}" must match ${ID_PATTERN.source}`, { field: "id" });
+      if (!ID_PATTERN.test(id))
+        throw new ProviderError("invalid", `machine id "${id}" must match ${ID_PATTERN.source}`, { field: "id" });
       if (this.#store.tombstone(id) !== undefined) throw new ProviderError("gone", `machine ${id} was deleted`);
       const existing = this.#supervisors.get(id);
       if (existing !== undefined) {
         if (existing.record.deleted) throw new ProviderError("gone", `machine ${id} is being deleted`);
-        if (existing.record.specHash !== specHash(spec)) throw new ProviderError("conflict", `machine ${id} exists with another spec`);
+        if (existing.record.specHash !== specHash(spec))
+          throw new ProviderError("conflict", `machine ${id} exists with another spec`);
         return existing.snapshot();
       }
       validateSpec(spec);
@@ -161,8 +172,11 @@ export class LocalProvider implements Provider {
 
   getPods(options: CallOptions & { labels: Record<string, string>; includeDeleted?: boolean }): Promise<MachineList> {
     return this.#call(options, () => {
-      const all = [...this.#supervisors.values()].filter(({ spec }) => carries(spec.labels, options.labels)).map((supervisor) => supervisor.snapshot());
-      if (options.includeDeleted) all.push(...this.#store.tombstones().filter(({ labels }) => carries(labels, options.labels)));
+      const all = [...this.#supervisors.values()]
+        .filter(({ spec }) => carries(spec.labels, options.labels))
+        .map((supervisor) => supervisor.snapshot());
+      if (options.includeDeleted)
+        all.push(...this.#store.tombstones().filter(({ labels }) => carries(labels, options.labels)));
       return { items: all, revision: this.#store.revision };
     });
   }
@@ -201,16 +215,23 @@ export class LocalProvider implements Provider {
     const supervisor = this.#find(id);
     assertCapable(patchCapabilities(patch), this.#engine.capabilities);
     for (const spec of patch.ephemeral_containers ?? []) {
-      validateSpec({ ...supervisor.spec, ephemeral_containers: [...(supervisor.spec.ephemeral_containers ?? []), spec] });
+      validateSpec({
+        ...supervisor.spec,
+        ephemeral_containers: [...(supervisor.spec.ephemeral_containers ?? []), spec],
+      });
       this.#engine.validate?.({ ...supervisor.spec, ephemeral_containers: [spec] });
     }
     await supervisor.patch(patch);
     return supervisor.snapshot();
   }
 
-  async *watchPods(since: number, options: CallOptions & { labels: Record<string, string> }): AsyncGenerator<MachineEvent> {
+  async *watchPods(
+    since: number,
+    options: CallOptions & { labels: Record<string, string> },
+  ): AsyncGenerator<MachineEvent> {
     const signal = AbortSignal.any([options.signal, this.#closed.signal]);
-    for await (const event of this.#store.watch(since, signal)) if (carries(event.machine.labels, options.labels)) yield event;
+    for await (const event of this.#store.watch(since, signal))
+      if (carries(event.machine.labels, options.labels)) yield event;
   }
 
   async getCapacity(_options: CallOptions): Promise<ProviderCapacity> {
@@ -267,7 +288,11 @@ export class LocalProvider implements Provider {
 
 function processShims(options: LocalProviderOptions): Shims {
   const program = installShim(options.stateDir);
-  const limits = { logMaxBytes: options.logMaxBytes ?? LOG_MAX_BYTES, logMaxFiles: options.logMaxFiles ?? LOG_MAX_FILES, ptyModule: PTY_MODULE };
+  const limits = {
+    logMaxBytes: options.logMaxBytes ?? LOG_MAX_BYTES,
+    logMaxFiles: options.logMaxFiles ?? LOG_MAX_FILES,
+    ptyModule: PTY_MODULE,
+  };
   return {
     start: (dir, launch) => startShim(program, dir, { ...launch, ...limits }),
     watch: (dir, socket, events) => watchShim(dir, socket, options.clock, events),
@@ -311,7 +336,11 @@ function validateSpec(spec: MachineSpec): void {
     if (seen.has(container.name)) throw invalid("containers.name", `"${container.name}" is used twice`);
     seen.add(container.name);
     for (const mount of container.mounts ?? []) {
-      if (!volumes.has(mount.volume)) throw invalid("containers.mounts", `container "${container.name}" mounts volume "${mount.volume}", which does not exist`);
+      if (!volumes.has(mount.volume))
+        throw invalid(
+          "containers.mounts",
+          `container "${container.name}" mounts volume "${mount.volume}", which does not exist`,
+        );
     }
   }
 }
@@ -322,7 +351,10 @@ async function lockStateDir(stateDir: string): Promise<Server> {
   const server = createServer((socket) => socket.destroy());
   await new Promise<void>((resolve, reject) => {
     server.once("error", (error: NodeJS.ErrnoException) => {
-      if (error.code === "EADDRINUSE") reject(new Error(`state directory ${stateDir} is in use by another backend: stop it, or choose another directory`));
+      if (error.code === "EADDRINUSE")
+        reject(
+          new Error(`state directory ${stateDir} is in use by another backend: stop it, or choose another directory`),
+        );
       else reject(error);
     });
     server.listen(name, resolve);

@@ -32,7 +32,12 @@ export function parseLogLine(line: Buffer): LogLine | undefined {
   if (first === -1 || second === -1 || third === -1) return undefined;
   const stream = line.toString("latin1", first + 1, second);
   if (stream !== "stdout" && stream !== "stderr") return undefined;
-  return { at: line.toString("latin1", 0, first), stream, partial: line[second + 1] === 80, content: line.subarray(third + 1) };
+  return {
+    at: line.toString("latin1", 0, first),
+    stream,
+    partial: line[second + 1] === 80,
+    content: line.subarray(third + 1),
+  };
 }
 
 async function segments(dir: string): Promise<number[]> {
@@ -45,7 +50,11 @@ async function segments(dir: string): Promise<number[]> {
 
 /** Size of all segments in bytes. */
 export async function logBytes(dir: string): Promise<number> {
-  const sizes = await Promise.all((await segments(dir)).map(async (segment) => (await stat(join(dir, `log.${segment}`)).catch(() => undefined))?.size ?? 0));
+  const sizes = await Promise.all(
+    (await segments(dir)).map(
+      async (segment) => (await stat(join(dir, `log.${segment}`)).catch(() => undefined))?.size ?? 0,
+    ),
+  );
   return sizes.reduce((sum, size) => sum + size, 0);
 }
 
@@ -59,8 +68,10 @@ export async function* readLog(dir: string, options: ReadLogOptions): AsyncGener
   let left = options.limitBytes ?? Infinity;
   const since = options.since === undefined ? undefined : sinceKey(options.since);
   const wanted = (line: LogLine) =>
-    (options.stream === undefined || line.stream === options.stream) && (since === undefined || sinceKey(line.at) >= since);
-  let position: Position = options.tail === undefined ? { segment: 0, offset: 0 } : await tailPosition(dir, options.tail, wanted);
+    (options.stream === undefined || line.stream === options.stream) &&
+    (since === undefined || sinceKey(line.at) >= since);
+  let position: Position =
+    options.tail === undefined ? { segment: 0, offset: 0 } : await tailPosition(dir, options.tail, wanted);
   for await (const line of allLines(dir, position, options)) {
     if (left <= 0) return;
     if (!wanted(line)) continue;
@@ -102,7 +113,10 @@ async function tailPosition(dir: string, count: number, wanted: (line: LogLine) 
   return { segment: 0, offset: 0 };
 }
 
-async function* segmentLines(dir: string, from: Position): AsyncGenerator<{ line: LogLine; offset: number; next: number }> {
+async function* segmentLines(
+  dir: string,
+  from: Position,
+): AsyncGenerator<{ line: LogLine; offset: number; next: number }> {
   let handle: FileHandle;
   try {
     handle = await open(join(dir, `log.${from.segment}`), "r");
@@ -187,7 +201,10 @@ export async function logTail(dir: string, lines: number, bytes: number): Promis
   const position = await tailPosition(dir, lines, () => true);
   const parts: Buffer[] = [];
   for (const segment of (await segments(dir)).filter((number) => number >= position.segment)) {
-    for await (const { line } of segmentLines(dir, { segment, offset: segment === position.segment ? position.offset : 0 })) {
+    for await (const { line } of segmentLines(dir, {
+      segment,
+      offset: segment === position.segment ? position.offset : 0,
+    })) {
       parts.push(line.content);
       if (!line.partial) parts.push(Buffer.from("\n"));
     }

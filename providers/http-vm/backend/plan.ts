@@ -177,7 +177,10 @@ class Steps {
   }
 
   #limits(): BackoffLimits {
-    return { initialMs: this.#spec.backoff?.initial_ms ?? BACKOFF_INITIAL_MS, maxMs: this.#spec.backoff?.max_ms ?? BACKOFF_MAX_MS };
+    return {
+      initialMs: this.#spec.backoff?.initial_ms ?? BACKOFF_INITIAL_MS,
+      maxMs: this.#spec.backoff?.max_ms ?? BACKOFF_MAX_MS,
+    };
   }
 
   #wake(at: number): void {
@@ -201,7 +204,11 @@ function initPolicy(spec: MachineSpec, container: ContainerSpec): RestartPolicy 
 }
 
 /** Rules first, in order; then the policy (kubelet.md §3.3). */
-export function restartDecision(container: ContainerSpec, policy: RestartPolicy, exitCode: number): "no" | "restart" | "restart_all" {
+export function restartDecision(
+  container: ContainerSpec,
+  policy: RestartPolicy,
+  exitCode: number,
+): "no" | "restart" | "restart_all" {
   for (const rule of container.restart_rules ?? []) {
     const listed = rule.exit_codes.values.includes(exitCode);
     if (listed === (rule.exit_codes.operator === "in")) return rule.action;
@@ -225,7 +232,8 @@ export function nextRestart(
   now: number,
 ): { ms: number; until: number } | { backoff: { ms: number; updatedAt: number } } {
   const { backoff, finishedAt = now } = container;
-  if (backoff === undefined || finishedAt - backoff.updatedAt > 2 * limits.maxMs) return { backoff: { ms: limits.initialMs, updatedAt: now } };
+  if (backoff === undefined || finishedAt - backoff.updatedAt > 2 * limits.maxMs)
+    return { backoff: { ms: limits.initialMs, updatedAt: now } };
   const until = finishedAt + backoff.ms;
   if (now < until) return { ms: backoff.ms, until };
   return { backoff: { ms: Math.min(backoff.ms * 2, limits.maxMs), updatedAt: now } };

@@ -28,7 +28,14 @@ export class Prober {
   #stopped = false;
   #cancel: (() => void) | undefined;
 
-  constructor(kind: ProbeKind, probe: Probe, clock: Clock, attempt: () => Promise<ProbeResult>, events: ProberEvents, verdict?: boolean) {
+  constructor(
+    kind: ProbeKind,
+    probe: Probe,
+    clock: Clock,
+    attempt: () => Promise<ProbeResult>,
+    events: ProberEvents,
+    verdict?: boolean,
+  ) {
     this.#kind = kind;
     this.#probe = probe;
     this.#clock = clock;
@@ -51,7 +58,8 @@ export class Prober {
   async #turn(): Promise<void> {
     const begun = this.#clock.monotonic();
     let result = await this.#attempt();
-    for (let tries = 1; result.outcome === "unknown" && tries < MAX_ERRORS && !this.#stopped; tries++) result = await this.#attempt();
+    for (let tries = 1; result.outcome === "unknown" && tries < MAX_ERRORS && !this.#stopped; tries++)
+      result = await this.#attempt();
     if (this.#stopped) return;
     this.#judge(result);
     if (this.#stopped) return;
@@ -66,7 +74,8 @@ export class Prober {
       this.#events.complaint("Unhealthy", `${title} probe errored and resulted in unknown state: ${result.output}`);
       return;
     }
-    if (result.outcome === "warning") this.#events.complaint("ProbeWarning", `${title} probe warning: ${result.output}`);
+    if (result.outcome === "warning")
+      this.#events.complaint("ProbeWarning", `${title} probe warning: ${result.output}`);
     if (result.outcome === "failure") this.#events.complaint("Unhealthy", `${title} probe failed: ${result.output}`);
     const good = result.outcome !== "failure";
     this.#run = good === this.#last ? this.#run + 1 : 1;

@@ -78,7 +78,9 @@ export function containersOf(spec: MachineSpec): NamedContainer[] {
  */
 export function specHash(spec: MachineSpec): string {
   const { registry_auth: _auth, volumes, ...rest } = spec;
-  const shapes = volumes?.map((volume) => (volume.type === "files" ? { name: volume.name, type: volume.type } : volume));
+  const shapes = volumes?.map((volume) =>
+    volume.type === "files" ? { name: volume.name, type: volume.type } : volume,
+  );
   return specFingerprint({ ...rest, volumes: shapes });
 }
 
@@ -123,7 +125,9 @@ export function newRecord(id: string, spec: MachineSpec, now: number): MachineRe
     sandbox: "none",
     initialized: false,
     deleted: false,
-    containers: Object.fromEntries(containers.map(({ spec: container, kind }) => [container.name, newContainerRecord(kind)])),
+    containers: Object.fromEntries(
+      containers.map(({ spec: container, kind }) => [container.name, newContainerRecord(kind)]),
+    ),
     noticeSeq: 0,
   };
 }

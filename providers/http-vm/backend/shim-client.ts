@@ -1,7 +1,17 @@
 /** The backend's side of a shim: start it, watch it, find it again after a restart, attach to its streams. */
 import { execFileSync, spawn } from "node:child_process";
 import { createHash } from "node:crypto";
-import { existsSync, linkSync, mkdirSync, openSync, closeSync, readFileSync, renameSync, unlinkSync, writeFileSync } from "node:fs";
+import {
+  existsSync,
+  linkSync,
+  mkdirSync,
+  openSync,
+  closeSync,
+  readFileSync,
+  renameSync,
+  unlinkSync,
+  writeFileSync,
+} from "node:fs";
 import { readFile } from "node:fs/promises";
 import { createRequire } from "node:module";
 import { connect, type Socket } from "node:net";
@@ -38,7 +48,8 @@ export function installShim(stateDir: string): string {
   const fresh = `${folder}.${process.pid}`;
   mkdirSync(fresh, { recursive: true, mode: 0o700 });
   for (const { name, path } of sources) {
-    const code = extension === "ts" ? stripTypes(path).replaceAll('./frames.ts"', './frames.js"') : readFileSync(path, "utf8");
+    const code =
+      extension === "ts" ? stripTypes(path).replaceAll('./frames.ts"', './frames.js"') : readFileSync(path, "utf8");
     writeFileSync(join(fresh, `${name}.js`), code);
   }
   writeFileSync(join(fresh, "package.json"), '{"type":"module"}');
@@ -48,7 +59,8 @@ export function installShim(stateDir: string): string {
 
 /** In a process of its own, because Node warns on the console about the function it offers for this. */
 function stripTypes(path: string): string {
-  const script = 'console.log(require("module").stripTypeScriptTypes(require("fs").readFileSync(process.argv[1], "utf8")))';
+  const script =
+    'console.log(require("module").stripTypeScriptTypes(require("fs").readFileSync(process.argv[1], "utf8")))';
   return execFileSync(process.execPath, ["--no-warnings", "-e", script, path], { encoding: "utf8" });
 }
 
@@ -78,7 +90,10 @@ export async function startShim(program: string, dir: string, launch: ShimLaunch
   child.unref();
   if (failure !== undefined) {
     const text = await readFile(join(dir, "shim-stderr"), "utf8").catch(() => "");
-    throw new ContainerError("RunContainerError", `cannot start the container's shim: ${failure} ${text.slice(-500)}`.trim());
+    throw new ContainerError(
+      "RunContainerError",
+      `cannot start the container's shim: ${failure} ${text.slice(-500)}`.trim(),
+    );
   }
 }
 
@@ -147,7 +162,11 @@ export function watchShim(dir: string, socketPath: string, clock: Clock, events:
     }
     if (!exitSeen && status.exit !== undefined) {
       exitSeen = true;
-      events.exited({ ...status.exit, finishedAt: status.finishedAt!, ...(status.startedAt === undefined ? {} : { startedAt: status.startedAt }) });
+      events.exited({
+        ...status.exit,
+        finishedAt: status.finishedAt!,
+        ...(status.startedAt === undefined ? {} : { startedAt: status.startedAt }),
+      });
     }
   };
   const onDisconnect = () => {
@@ -217,7 +236,8 @@ export async function attachShim(socketPath: string, options: StreamOptions): Pr
   const socket = connectShim(socketPath, hello, (type, payload) => {
     if (type === FRAME.stdout) flow(stdout, payload);
     else if (type === FRAME.stderr) flow(stderr, payload);
-    else if (type === FRAME.status) exitCode = (JSON.parse(payload.toString()) as ShimStatus).exit?.exitCode ?? exitCode;
+    else if (type === FRAME.status)
+      exitCode = (JSON.parse(payload.toString()) as ShimStatus).exit?.exitCode ?? exitCode;
   });
   await new Promise<void>((resolve, reject) => {
     socket.once("connect", () => resolve());
@@ -229,7 +249,8 @@ export async function attachShim(socketPath: string, options: StreamOptions): Pr
       stdout?.end();
       stderr?.end();
       options.signal.removeEventListener("abort", close);
-      if (exitCode === undefined) reject(new ProviderError("unavailable", "the attach session ended before the container did"));
+      if (exitCode === undefined)
+        reject(new ProviderError("unavailable", "the attach session ended before the container did"));
       else resolve({ exitCode });
     });
   });
@@ -251,7 +272,8 @@ function stdinOf(socket: Socket): Writable {
   return new Writable({
     write(chunk: Buffer, _encoding, callback) {
       let free = true;
-      for (let from = 0; from < chunk.length; from += MAX_FRAME_BYTES) free = socket.write(encodeFrame(FRAME.stdin, chunk.subarray(from, from + MAX_FRAME_BYTES)));
+      for (let from = 0; from < chunk.length; from += MAX_FRAME_BYTES)
+        free = socket.write(encodeFrame(FRAME.stdin, chunk.subarray(from, from + MAX_FRAME_BYTES)));
       if (free || socket.destroyed) callback();
       else {
         const proceed = () => {

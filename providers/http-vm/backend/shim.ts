@@ -111,7 +111,8 @@ class LogWriter {
     for (;;) {
       const newline = data.indexOf(10, from);
       const end = newline === -1 ? data.length : newline;
-      for (; end - from > MAX_LINE_BYTES; from += MAX_LINE_BYTES) this.#add(at, stream, "P", data.subarray(from, from + MAX_LINE_BYTES));
+      for (; end - from > MAX_LINE_BYTES; from += MAX_LINE_BYTES)
+        this.#add(at, stream, "P", data.subarray(from, from + MAX_LINE_BYTES));
       if (newline === -1) break;
       this.#add(at, stream, "F", data.subarray(from, end));
       from = newline + 1;
@@ -143,7 +144,7 @@ class LogWriter {
   #flush(): void {
     const lines = Buffer.concat(this.#pending.splice(0));
     try {
-      for (let sent = 0; sent < lines.length; ) sent += writeSync(this.#fd, lines, sent);
+      for (let sent = 0; sent < lines.length;) sent += writeSync(this.#fd, lines, sent);
     } catch (error) {
       // A full disk must not end the container: its log has a hole instead.
       process.stderr.write(`log: ${String(error)}\n`);
@@ -257,7 +258,9 @@ class Shim {
       }
     }
     if (denied) return `exec: "${command}": permission denied`;
-    return command.includes("/") ? `exec: "${command}": no such file or directory` : `exec: "${command}": executable file not found in $PATH`;
+    return command.includes("/")
+      ? `exec: "${command}": no such file or directory`
+      : `exec: "${command}": executable file not found in $PATH`;
   }
 
   #startOnPipes(): void {
@@ -286,7 +289,10 @@ class Shim {
     child.stdin?.on("error", () => {});
     child.stdin?.on("drain", () => this.#resumeClients());
     child.on("exit", (code, signal) => {
-      this.#exited(code ?? SIGNAL_EXIT_BASE + SIGNAL_NUMBERS[signal!]!, signal === null ? undefined : SIGNAL_NUMBERS[signal]);
+      this.#exited(
+        code ?? SIGNAL_EXIT_BASE + SIGNAL_NUMBERS[signal!]!,
+        signal === null ? undefined : SIGNAL_NUMBERS[signal],
+      );
       this.#finishWhenDrained();
     });
     if (child.pid === undefined) return;
@@ -308,7 +314,9 @@ class Shim {
 
   async #startOnTerminal(): Promise<void> {
     const { argv, env, cwd, uid, gid } = this.#launch;
-    const loaded = (await import(this.#launch.ptyModule)) as typeof import("@lydell/node-pty") & { default?: typeof import("@lydell/node-pty") };
+    const loaded = (await import(this.#launch.ptyModule)) as typeof import("@lydell/node-pty") & {
+      default?: typeof import("@lydell/node-pty");
+    };
     const terminal = (loaded.default ?? loaded).spawn(argv[0]!, argv.slice(1), {
       name: env["TERM"] ?? "xterm",
       env,
@@ -369,11 +377,17 @@ class Shim {
     if (this.#status.state === "exited") return;
     if (this.#launch.pidFile !== undefined) this.#readPidFile();
     clearInterval(this.#pidPoll);
-    const failed = startError ?? (this.#status.state === "starting" ? this.#startErrors.trim() || `exit code ${exitCode}` : undefined);
+    const failed =
+      startError ??
+      (this.#status.state === "starting" ? this.#startErrors.trim() || `exit code ${exitCode}` : undefined);
     this.#setStatus("shim-exit.json", {
       ...this.#status,
       state: "exited",
-      exit: { exitCode, ...(signal === undefined ? {} : { signal }), ...(failed === undefined ? {} : { startError: failed }) },
+      exit: {
+        exitCode,
+        ...(signal === undefined ? {} : { signal }),
+        ...(failed === undefined ? {} : { startError: failed }),
+      },
       finishedAt: Date.now(),
     });
   }
@@ -381,11 +395,13 @@ class Shim {
   #setStatus(file: string, status: ShimStatus): void {
     this.#status = status;
     writeAtomically(file, status);
-    for (const client of this.#clients) if (client.hello !== undefined) client.socket.write(encodeFrame(FRAME.status, JSON.stringify(status)));
+    for (const client of this.#clients)
+      if (client.hello !== undefined) client.socket.write(encodeFrame(FRAME.status, JSON.stringify(status)));
   }
 
   #output(stream: "stdout" | "stderr", chunk: Buffer): void {
-    if (this.#status.state === "starting" && stream === "stderr") this.#startErrors = (this.#startErrors + chunk.toString()).slice(-START_ERROR_BYTES);
+    if (this.#status.state === "starting" && stream === "stderr")
+      this.#startErrors = (this.#startErrors + chunk.toString()).slice(-START_ERROR_BYTES);
     this.#log.write(stream, chunk);
     for (const { socket, hello } of this.#clients) {
       if (!hello?.[stream]) continue;

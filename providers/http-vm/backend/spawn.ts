@@ -12,7 +12,6 @@ export interface SpawnPlan {
   gid?: number;
 }
 
-
 /**
  * Runs a command of this host with the streams of an exec session, in a session of its own, on a terminal when `tty`.
  * `close()` and the abort signal kill its process group. Streams push back both ways.
@@ -93,7 +92,7 @@ async function spawnOnTerminal(plan: SpawnPlan, options: StreamOptions): Promise
   const stdout = new PassThrough();
   terminal.onData((data) => {
     if (stdout.destroyed) return;
-    if (!stdout.write(data as unknown as Buffer)) {
+    if (!stdout.write(data)) {
       terminal.pause();
       stdout.once("drain", () => terminal.resume());
     }
@@ -143,4 +142,3 @@ function killGroup(pid: number): void {
     // It is gone already.
   }
 }
-

@@ -21,9 +21,9 @@ export function writeJson(path: string, value: unknown): void {
   renameSync(temporary, path);
 }
 
-function readJson<T>(path: string): T | undefined {
+function readJson(path: string): unknown {
   try {
-    return JSON.parse(readFileSync(path, "utf8")) as T;
+    return JSON.parse(readFileSync(path, "utf8"));
   } catch (error) {
     if ((error as NodeJS.ErrnoException).code === "ENOENT") return undefined;
     throw new Error(`cannot read ${path}: ${String(error)}`, { cause: error });
@@ -56,13 +56,16 @@ export class MachineStore {
   constructor(stateDir: string, clock: Clock) {
     const longest = join(stateDir, "run").length + 1 + SOCKET_NAME_LENGTH;
     if (longest > MAX_SOCKET_PATH) {
-      throw new Error(`state directory ${stateDir} is too long: sockets in it need ${longest} of at most ${MAX_SOCKET_PATH} bytes. Choose a shorter path`);
+      throw new Error(
+        `state directory ${stateDir} is too long: sockets in it need ${longest} of at most ${MAX_SOCKET_PATH} bytes. Choose a shorter path`,
+      );
     }
     this.stateDir = stateDir;
     this.#clock = clock;
-    for (const folder of ["", "machines", "tombstones", "run"]) mkdirSync(join(stateDir, folder), { recursive: true, mode: 0o700 });
+    for (const folder of ["", "machines", "tombstones", "run"])
+      mkdirSync(join(stateDir, folder), { recursive: true, mode: 0o700 });
     chmodSync(stateDir, 0o700);
-    this.#reserved = readJson<{ next: number }>(join(stateDir, "revision.json"))?.next ?? 1;
+    this.#reserved = (readJson(join(stateDir, "revision.json")) as { next: number } | undefined)?.next ?? 1;
     this.#revision = this.#reserved;
     this.#firstRevision = this.#revision;
   }
@@ -85,7 +88,7 @@ export class MachineStore {
   load(): { spec: MachineSpec; record: MachineRecord }[] {
     for (const name of readdirSync(join(this.stateDir, "tombstones"))) {
       if (!name.endsWith(".json")) continue;
-      const machine = readJson<Machine>(join(this.stateDir, "tombstones", name));
+      const machine = readJson(join(this.stateDir, "tombstones", name)) as Machine | undefined;
       if (machine !== undefined) this.#tombstones.set(machine.id, machine);
     }
     return readdirSync(join(this.stateDir, "machines")).flatMap((id) => {
@@ -151,7 +154,8 @@ export class MachineStore {
     while (!signal.aborted) {
       const oldest = (this.#events[0]?.revision ?? this.#revision + 1) - 1;
       const complete = this.#events.length < EVENTS_KEPT ? this.#firstRevision : oldest;
-      if (position < complete || position > this.#revision) throw new ProviderError("gone", `revision ${position} is too old: list again`);
+      if (position < complete || position > this.#revision)
+        throw new ProviderError("gone", `revision ${position} is too old: list again`);
       const next = this.#events.slice(this.#indexAfter(position));
       for (const event of next) {
         if (signal.aborted) return;
@@ -199,6 +203,6 @@ export class MachineStore {
   #publish(machine: Machine): void {
     this.#events.push({ revision: machine.revision, machine: structuredClone(machine) });
     if (this.#events.length > EVENTS_KEPT) this.#events.shift();
-    for (const wake of [...this.#waiters]) wake();
+    for (const wake of this.#waiters) wake();
   }
 }

@@ -14,18 +14,40 @@ import {
   type MachineSpec,
   type Volume,
 } from "../../../src/provider/machine.ts";
-import type { LogLine, LogOptions, MachineStats, ProcessStreams, StreamOptions } from "../../../src/provider/provider.ts";
+import type {
+  LogLine,
+  LogOptions,
+  MachineStats,
+  ProcessStreams,
+  StreamOptions,
+} from "../../../src/provider/provider.ts";
 import type { Logger } from "../../../src/telemetry/logger.ts";
 import type { Clock } from "../../../src/util/clock.ts";
 import { toError } from "../../../src/util/errors.ts";
-import { ContainerError, type ContainerRef, type Engine, type MachineHome, type Sandbox, type SandboxLoss, type ShimExit } from "./engine.ts";
+import {
+  ContainerError,
+  type ContainerRef,
+  type Engine,
+  type MachineHome,
+  type Sandbox,
+  type SandboxLoss,
+  type ShimExit,
+} from "./engine.ts";
 import { runHook, runProbe, type Target } from "./handlers.ts";
 import { obtainImage } from "./image-pull.ts";
 import { logBytes, logTail, readLog } from "./logs.ts";
 import { plan, BACKOFF_INITIAL_MS, BACKOFF_MAX_MS, type Action } from "./plan.ts";
 import { Prober, type ProbeKind } from "./prober.ts";
 import { Pulse } from "./pulse.ts";
-import { containersOf, newContainerRecord, newContainerState, newRecord, type ContainerRecord, type Ending, type MachineRecord } from "./record.ts";
+import {
+  containersOf,
+  newContainerRecord,
+  newContainerState,
+  newRecord,
+  type ContainerRecord,
+  type Ending,
+  type MachineRecord,
+} from "./record.ts";
 import type { ShimEvents, ShimWatch } from "./shim-client.ts";
 import type { ShimLaunch } from "./shim.ts";
 import type { MachineStore } from "./store.ts";
@@ -167,7 +189,10 @@ export class Supervisor implements MachineHome {
       const sandbox = this.#record.sandbox === "open" ? await this.#context.engine.recover(this) : undefined;
       if (sandbox !== undefined) this.#adoptSandbox(sandbox);
       else if (this.#record.sandbox === "open") {
-        this.#sandboxLost({ reason: "SandboxLost", message: "the machine's sandbox was gone when the backend started" });
+        this.#sandboxLost({
+          reason: "SandboxLost",
+          message: "the machine's sandbox was gone when the backend started",
+        });
       } else {
         // The former backend ended while it made the sandbox: begin that anew.
         await this.#context.engine.destroy(this);
@@ -206,7 +231,11 @@ export class Supervisor implements MachineHome {
     const ending: Ending = { deadline: this.#clock.now() + graceSeconds * 1000, force, state: "stopped" };
     const before = this.#record.ending;
     if (before !== undefined && before.deadline <= ending.deadline && (before.force || !force)) return;
-    this.#end(before === undefined ? ending : { ...before, deadline: Math.min(before.deadline, ending.deadline), force: before.force || force });
+    this.#end(
+      before === undefined
+        ? ending
+        : { ...before, deadline: Math.min(before.deadline, ending.deadline), force: before.force || force },
+    );
   }
 
   delete(force: boolean): void {
@@ -221,7 +250,10 @@ export class Supervisor implements MachineHome {
 
   async patch(patch: MachinePatch): Promise<void> {
     if (isOver(this.#record.machine) || this.#record.ending !== undefined) {
-      throw new ProviderError("conflict", `machine ${this.id} is ${this.#record.machine.state}: it cannot be changed any more`);
+      throw new ProviderError(
+        "conflict",
+        `machine ${this.id} is ${this.#record.machine.state}: it cannot be changed any more`,
+      );
     }
     if (patch.registry_auth !== undefined) this.#spec = { ...this.#spec, registry_auth: patch.registry_auth };
     for (const { container, resources } of patch.resources ?? []) await this.#resize(container, resources);
@@ -238,11 +270,19 @@ export class Supervisor implements MachineHome {
     const own = this.#own(container);
     const folder = this.#instanceFolder(container, options.previous ? own.attempt - 1 : own.attempt);
     if (folder === undefined) {
-      if (options.previous) throw new ProviderError("not_found", `previous terminated container "${container}" in machine "${this.id}" not found`);
-      throw new ProviderError("conflict", `container "${container}" in machine "${this.id}" is waiting to start: ${this.#state(container).reason}`);
+      if (options.previous)
+        throw new ProviderError(
+          "not_found",
+          `previous terminated container "${container}" in machine "${this.id}" not found`,
+        );
+      throw new ProviderError(
+        "conflict",
+        `container "${container}" in machine "${this.id}" is waiting to start: ${this.#state(container).reason}`,
+      );
     }
     const instance = own.attempt;
-    const complete = () => options.previous === true || own.attempt !== instance || (own.phase !== "running" && own.phase !== "starting");
+    const complete = () =>
+      options.previous === true || own.attempt !== instance || (own.phase !== "running" && own.phase !== "starting");
     return readLog(folder, {
       clock: this.#clock,
       signal: options.signal,
@@ -264,16 +304,22 @@ export class Supervisor implements MachineHome {
   async attach(container: string, options: StreamOptions): Promise<ProcessStreams> {
     const { runtime } = this.#running(container);
     const spec = this.#findSpec(container);
-    if (options.stdin && !spec.stdin) throw new ProviderError("invalid", `container "${container}" was not started with stdin`, { field: "stdin" });
+    if (options.stdin && !spec.stdin)
+      throw new ProviderError("invalid", `container "${container}" was not started with stdin`, { field: "stdin" });
     return await this.#context.shims.attach(this.socketPath(runtime.ref.id), { ...options, tty: spec.tty ?? false });
   }
 
   async portForward(port: number, signal: AbortSignal) {
-    if (this.#sandbox === undefined) throw new ProviderError("conflict", `machine ${this.id} is ${this.#record.machine.state}`);
+    if (this.#sandbox === undefined)
+      throw new ProviderError("conflict", `machine ${this.id} is ${this.#record.machine.state}`);
     try {
       return await this.#sandbox.dial(port, "loopback", signal);
     } catch (cause) {
-      throw new ProviderError("unavailable", `cannot connect to port ${port} of machine ${this.id}: ${toError(cause).message}`, { cause });
+      throw new ProviderError(
+        "unavailable",
+        `cannot connect to port ${port} of machine ${this.id}: ${toError(cause).message}`,
+        { cause },
+      );
     }
   }
 
@@ -419,7 +465,13 @@ export class Supervisor implements MachineHome {
     this.#logger.warn({ error: error.message }, "cannot make the machine's sandbox");
     this.#notice("Warning", "FailedCreatePodSandBox", `Failed to create pod sandbox: ${error.message}`);
     if (isProviderError(error, "invalid") || isProviderError(error, "unsupported")) {
-      this.#end({ deadline: this.#clock.now(), force: true, state: "failed", reason: "InvalidSpec", message: error.message });
+      this.#end({
+        deadline: this.#clock.now(),
+        force: true,
+        state: "failed",
+        reason: "InvalidSpec",
+        message: error.message,
+      });
       return;
     }
     const ms = Math.min(this.#sandboxRetry.ms * 2 || SANDBOX_RETRY_MS.first, SANDBOX_RETRY_MS.max);
@@ -488,7 +540,10 @@ export class Supervisor implements MachineHome {
     const { machine, ending } = this.#record;
     machine.state = ending!.state;
     machine.stopped_at = new Date(this.#clock.now()).toISOString();
-    for (const [key, value] of [["reason", ending!.reason], ["message", ending!.message]] as const) {
+    for (const [key, value] of [
+      ["reason", ending!.reason],
+      ["message", ending!.message],
+    ] as const) {
       if (value === undefined) delete machine[key];
       else machine[key] = value;
     }
@@ -533,7 +588,8 @@ export class Supervisor implements MachineHome {
   async #start(spec: ContainerSpec, backoff: ContainerRecord["backoff"]): Promise<void> {
     const { name } = spec;
     const own = this.#own(name);
-    const abandoned = () => this.#closing.signal.aborted || this.#record.ending !== undefined || this.#record.restarting !== undefined;
+    const abandoned = () =>
+      this.#closing.signal.aborted || this.#record.ending !== undefined || this.#record.restarting !== undefined;
     let runtime: Runtime | undefined;
     try {
       if (own.kind === "main") this.#record.initialized = true;
@@ -556,11 +612,21 @@ export class Supervisor implements MachineHome {
           imageVolumes: own.imageVolumes ?? {},
         });
         if (abandoned()) {
-          await sandbox.conclude({ name, attempt, id, dir }, { exitCode: START_ERROR_EXIT, startError: "the machine is being stopped" });
+          await sandbox.conclude(
+            { name, attempt, id, dir },
+            { exitCode: START_ERROR_EXIT, startError: "the machine is being stopped" },
+          );
           return;
         }
         this.#notice("Normal", "Created", `Created container: ${name}`, name);
-        Object.assign(own, { attempt, id, folder: `${attempt}-${id.slice(-12)}`, phase: "starting", postStartDone: false, preStopDone: false });
+        Object.assign(own, {
+          attempt,
+          id,
+          folder: `${attempt}-${id.slice(-12)}`,
+          phase: "starting",
+          postStartDone: false,
+          preStopDone: false,
+        });
         if (backoff !== undefined) own.backoff = backoff;
         if (prepared.user === undefined) delete own.user;
         else own.user = prepared.user;
@@ -578,7 +644,11 @@ export class Supervisor implements MachineHome {
             socket: this.socketPath(id),
           });
         } catch (error) {
-          await this.#concluded(spec, runtime, { exitCode: START_ERROR_EXIT, startError: toError(error).message, finishedAt: this.#clock.now() });
+          await this.#concluded(spec, runtime, {
+            exitCode: START_ERROR_EXIT,
+            startError: toError(error).message,
+            finishedAt: this.#clock.now(),
+          });
           return;
         }
         this.#watch(spec, runtime);
@@ -605,7 +675,11 @@ export class Supervisor implements MachineHome {
           if (runtime.ended.signal.aborted) return;
           this.#notice("Warning", "FailedPostStartHook", "PostStartHook failed", spec.name);
           this.#logger.info({ container: spec.name, error: toError(error).message }, "post_start hook failed");
-          this.#stopContainer(spec.name, this.#clock.now() + this.#graceMs(), { holdSignal: false, force: false, message: "FailedPostStartHook" });
+          this.#stopContainer(spec.name, this.#clock.now() + this.#graceMs(), {
+            holdSignal: false,
+            force: false,
+            message: "FailedPostStartHook",
+          });
           await runtime.over;
           return;
         }
@@ -624,12 +698,17 @@ export class Supervisor implements MachineHome {
     const own = this.#own(spec.name);
     const reason = error instanceof ContainerError ? error.reason : "CreateContainerError";
     const isPull = ["ErrImagePull", "RegistryUnavailable", "SignatureValidationFailed"].includes(reason);
-    const ms = isPull ? Math.min((own.retry?.ms ?? 0) * 2 || this.#backoffInitial(), this.#spec.backoff?.max_ms ?? BACKOFF_MAX_MS) : CONFIG_RETRY_MS;
+    const ms = isPull
+      ? Math.min((own.retry?.ms ?? 0) * 2 || this.#backoffInitial(), this.#spec.backoff?.max_ms ?? BACKOFF_MAX_MS)
+      : CONFIG_RETRY_MS;
     own.retry = { at: this.#clock.now() + ms, ms };
     this.#wait(spec.name, reason, error.message);
     this.#notice("Warning", "Failed", `Error: ${isPull ? reason : error.message}`, spec.name);
     this.#commit();
-    if (isPull) this.#clock.after(Math.min(PULL_BACKOFF_SHOWN_MS, ms / 2), () => this.#showPullBackOff(spec, reason, error.message));
+    if (isPull)
+      this.#clock.after(Math.min(PULL_BACKOFF_SHOWN_MS, ms / 2), () =>
+        this.#showPullBackOff(spec, reason, error.message),
+      );
   }
 
   #backoffInitial(): number {
@@ -638,7 +717,13 @@ export class Supervisor implements MachineHome {
 
   #showPullBackOff(spec: ContainerSpec, reason: string, message: string): void {
     const state = this.#state(spec.name);
-    if (this.#closing.signal.aborted || isOver(this.#record.machine) || state.state !== "waiting" || state.reason !== reason) return;
+    if (
+      this.#closing.signal.aborted ||
+      isOver(this.#record.machine) ||
+      state.state !== "waiting" ||
+      state.reason !== reason
+    )
+      return;
     this.#wait(spec.name, "ImagePullBackOff", `Back-off pulling image "${spec.image}": ${reason}: ${message}`);
     this.#notice("Normal", "BackOff", `Back-off pulling image "${spec.image}"`, spec.name);
     this.#notice("Warning", "Failed", "Error: ImagePullBackOff", spec.name);
@@ -668,7 +753,10 @@ export class Supervisor implements MachineHome {
   #withAddresses(spec: ContainerSpec, sandbox: Sandbox): ContainerSpec {
     const tokens = this.#spec.address_tokens;
     if (tokens === undefined) return spec;
-    const fill = (text: string) => text.replaceAll(tokens.pod_ips, sandbox.addresses.join(",")).replaceAll(tokens.pod_ip, sandbox.addresses[0] ?? "");
+    const fill = (text: string) =>
+      text
+        .replaceAll(tokens.pod_ips, sandbox.addresses.join(","))
+        .replaceAll(tokens.pod_ip, sandbox.addresses[0] ?? "");
     return {
       ...spec,
       ...(spec.env === undefined ? {} : { env: spec.env.map(({ name, value }) => ({ name, value: fill(value) })) }),
@@ -730,7 +818,8 @@ export class Supervisor implements MachineHome {
     state.image_id = own.image?.imageId ?? "";
     if (own.user !== undefined) state.user = own.user;
     state.started = spec.probes?.startup === undefined;
-    state.ready = state.started && own.kind !== "ephemeral" && spec.probes?.readiness === undefined && !this.#isPlainInit(spec);
+    state.ready =
+      state.started && own.kind !== "ephemeral" && spec.probes?.readiness === undefined && !this.#isPlainInit(spec);
     if (own.kind === "main" && machine.state === "starting") {
       machine.state = "running";
       machine.started_at ??= new Date(this.#clock.now()).toISOString();
@@ -802,7 +891,12 @@ export class Supervisor implements MachineHome {
     }
   }
 
-  async #hook(handler: Parameters<typeof runHook>[0], spec: ContainerSpec, runtime: Runtime, signal = runtime.ended.signal): Promise<void> {
+  async #hook(
+    handler: Parameters<typeof runHook>[0],
+    spec: ContainerSpec,
+    runtime: Runtime,
+    signal = runtime.ended.signal,
+  ): Promise<void> {
     const target: Target = { sandbox: this.#sandbox!, container: runtime.ref };
     await runHook(handler, target, {
       clock: this.#clock,
@@ -819,7 +913,8 @@ export class Supervisor implements MachineHome {
     if (runtime.stop !== undefined) {
       const task = runtime.stop;
       const nearer = Math.min(task.deadline, deadline);
-      if (nearer === task.deadline && task.holdSignal === how.holdSignal && task.force === (task.force || how.force)) return;
+      if (nearer === task.deadline && task.holdSignal === how.holdSignal && task.force === (task.force || how.force))
+        return;
       Object.assign(task, { deadline: nearer, holdSignal: how.holdSignal, force: task.force || how.force });
       task.changed.fire();
       return;
@@ -837,7 +932,8 @@ export class Supervisor implements MachineHome {
     /** Resolves at the container's end, at a change of the task, or at `until()`. */
     const waitUntil = async (until: number | undefined) => {
       const timer = Promise.withResolvers<void>();
-      const cancel = until === undefined ? undefined : this.#clock.after(Math.max(0, until - this.#clock.now()), timer.resolve);
+      const cancel =
+        until === undefined ? undefined : this.#clock.after(Math.max(0, until - this.#clock.now()), timer.resolve);
       await Promise.race([ended, task.changed.wait(), timer.promise]);
       cancel?.();
     };
@@ -863,10 +959,22 @@ export class Supervisor implements MachineHome {
     }
   }
 
-  async #preStop(spec: ContainerSpec, runtime: Runtime, task: StopTask, waitUntil: (until: number) => Promise<void>): Promise<void> {
+  async #preStop(
+    spec: ContainerSpec,
+    runtime: Runtime,
+    task: StopTask,
+    waitUntil: (until: number) => Promise<void>,
+  ): Promise<void> {
     const own = this.#own(spec.name);
     const hook = spec.hooks?.pre_stop;
-    if (hook === undefined || own.preStopDone || task.force || runtime.ended.signal.aborted || this.#sandbox === undefined) return;
+    if (
+      hook === undefined ||
+      own.preStopDone ||
+      task.force ||
+      runtime.ended.signal.aborted ||
+      this.#sandbox === undefined
+    )
+      return;
     const abort = new AbortController();
     let over = false;
     const run = this.#hook(hook, spec, runtime, AbortSignal.any([abort.signal, runtime.ended.signal]))
@@ -879,7 +987,8 @@ export class Supervisor implements MachineHome {
         over = true;
         task.changed.fire();
       });
-    while (!over && !task.force && this.#clock.now() < task.deadline && !runtime.ended.signal.aborted) await waitUntil(task.deadline);
+    while (!over && !task.force && this.#clock.now() < task.deadline && !runtime.ended.signal.aborted)
+      await waitUntil(task.deadline);
     abort.abort(new Error("the grace period is used up"));
     await run;
     own.preStopDone = true;
@@ -892,7 +1001,11 @@ export class Supervisor implements MachineHome {
 
   // --- end of a container ---
 
-  async #concluded(spec: ContainerSpec, runtime: Runtime, exit: ShimExit & { startedAt?: number; finishedAt: number }): Promise<void> {
+  async #concluded(
+    spec: ContainerSpec,
+    runtime: Runtime,
+    exit: ShimExit & { startedAt?: number; finishedAt: number },
+  ): Promise<void> {
     const sandbox = this.#sandbox;
     for (const prober of Object.values(runtime.probers)) prober.stop();
     runtime.ended.abort(new Error("the container has ended"));
@@ -903,14 +1016,21 @@ export class Supervisor implements MachineHome {
       // The shim writes the last of the log when nobody holds the container's output any more.
       if (!exit.lost && runtime.watch !== undefined) await this.#drained(runtime);
       conclusion = await sandbox.conclude(runtime.ref, exit).catch((error: unknown) => {
-        this.#logger.warn({ container: spec.name, error: toError(error).message }, "cannot learn all about the container's end");
+        this.#logger.warn(
+          { container: spec.name, error: toError(error).message },
+          "cannot learn all about the container's end",
+        );
         return {};
       });
     }
     if (this.#runtimes.get(spec.name) !== runtime || this.#closing.signal.aborted) return;
     const exitCode = conclusion.startError !== undefined ? START_ERROR_EXIT : (conclusion.exitCode ?? exit.exitCode);
     const startError = conclusion.startError ?? exit.startError;
-    const message = startError ?? (exit.lost ? "The container could not be located" : await this.#terminationMessage(spec, runtime, exitCode, conclusion.terminationMessage));
+    const message =
+      startError ??
+      (exit.lost
+        ? "The container could not be located"
+        : await this.#terminationMessage(spec, runtime, exitCode, conclusion.terminationMessage));
     if (startError !== undefined) this.#notice("Warning", "Failed", `Error: ${startError}`, spec.name);
     this.#dropRuntime(spec.name);
     this.#exited(spec.name, {
@@ -935,7 +1055,10 @@ export class Supervisor implements MachineHome {
         await sandbox.kill(runtime.ref);
         return;
       } catch (error) {
-        this.#logger.warn({ container: runtime.ref.name, error: toError(error).message }, "something of the container still runs");
+        this.#logger.warn(
+          { container: runtime.ref.name, error: toError(error).message },
+          "something of the container still runs",
+        );
         await this.#clock.sleep(MIN_KILL_WAIT_MS, this.#closing.signal).catch(() => {});
       }
     }
@@ -948,8 +1071,15 @@ export class Supervisor implements MachineHome {
     cancel();
   }
 
-  async #terminationMessage(spec: ContainerSpec, runtime: Runtime, exitCode: number, file: string | undefined): Promise<string> {
-    const text = Buffer.from(file ?? "").subarray(0, MAX_TERMINATION_MESSAGE_BYTES).toString();
+  async #terminationMessage(
+    spec: ContainerSpec,
+    runtime: Runtime,
+    exitCode: number,
+    file: string | undefined,
+  ): Promise<string> {
+    const text = Buffer.from(file ?? "")
+      .subarray(0, MAX_TERMINATION_MESSAGE_BYTES)
+      .toString();
     if (text !== "" || exitCode === 0 || spec.termination_message?.policy !== "fallback_to_logs") return text;
     return await logTail(runtime.ref.dir, FALLBACK_LOG.lines, FALLBACK_LOG.bytes);
   }
@@ -1016,7 +1146,10 @@ export class Supervisor implements MachineHome {
     const { machine } = this.#record;
     const seq = ++this.#record.noticeSeq;
     const at = new Date(this.#clock.now()).toISOString();
-    machine.notices = [...(machine.notices ?? []), { at, type, reason, message, seq, ...(container === undefined ? {} : { container }) }].slice(-NOTICES_KEPT);
+    machine.notices = [
+      ...(machine.notices ?? []),
+      { at, type, reason, message, seq, ...(container === undefined ? {} : { container }) },
+    ].slice(-NOTICES_KEPT);
   }
 
   #commit(): void {
@@ -1032,14 +1165,20 @@ export class Supervisor implements MachineHome {
   }
 
   async #applyFiles(sandbox: Sandbox, volume: Extract<Volume, { type: "files" }>): Promise<void> {
-    if (sandbox.applyFiles === undefined) throw new ProviderError("unsupported", `engine ${this.#context.engine.name} has no file volumes`, { field: "volumes" });
+    if (sandbox.applyFiles === undefined)
+      throw new ProviderError("unsupported", `engine ${this.#context.engine.name} has no file volumes`, {
+        field: "volumes",
+      });
     await sandbox.applyFiles(volume);
     this.#record.machine.file_versions = { ...this.#record.machine.file_versions, [volume.name]: volume.version };
   }
 
   async #replaceFiles(update: NonNullable<MachinePatch["files"]>[number]): Promise<void> {
     const volume = this.#filesVolumes().find(({ name }) => name === update.volume);
-    if (volume === undefined) throw new ProviderError("invalid", `machine ${this.id} has no files volume "${update.volume}"`, { field: "files.volume" });
+    if (volume === undefined)
+      throw new ProviderError("invalid", `machine ${this.id} has no files volume "${update.volume}"`, {
+        field: "files.volume",
+      });
     const next = { ...volume, version: update.version, files: update.files };
     this.#spec = { ...this.#spec, volumes: this.#spec.volumes!.map((other) => (other === volume ? next : other)) };
     if (this.#sandbox !== undefined) await this.#applyFiles(this.#sandbox, next);
@@ -1048,20 +1187,31 @@ export class Supervisor implements MachineHome {
   #changeImage(name: string, image: string): void {
     const before = this.#findSpec(name);
     if (before.image === image) return;
-    const change = (list: ContainerSpec[] | undefined) => list?.map((container) => (container.name === name ? { ...container, image } : container));
-    this.#spec = { ...this.#spec, containers: change(this.#spec.containers)!, ...(this.#spec.init_containers === undefined ? {} : { init_containers: change(this.#spec.init_containers)! }) };
+    const change = (list: ContainerSpec[] | undefined) =>
+      list?.map((container) => (container.name === name ? { ...container, image } : container));
+    this.#spec = {
+      ...this.#spec,
+      containers: change(this.#spec.containers)!,
+      ...(this.#spec.init_containers === undefined ? {} : { init_containers: change(this.#spec.init_containers)! }),
+    };
     const own = this.#own(name);
     delete own.retry;
     delete own.backoff;
     if (this.#runtimes.has(name)) {
       own.definitionChanged = true;
-      this.#stopContainer(name, this.#clock.now() + this.#graceMs(), { holdSignal: false, force: false, message: `Container ${name} definition changed, will be restarted` });
+      this.#stopContainer(name, this.#clock.now() + this.#graceMs(), {
+        holdSignal: false,
+        force: false,
+        message: `Container ${name} definition changed, will be restarted`,
+      });
     } else if (own.phase === "exited" && own.kind === "main") own.phase = "new";
   }
 
   #addEphemeral(spec: ContainerSpec): void {
     if (this.#record.containers[spec.name] !== undefined) {
-      throw new ProviderError("conflict", `machine ${this.id} has a container "${spec.name}" already`, { field: "ephemeral_containers.name" });
+      throw new ProviderError("conflict", `machine ${this.id} has a container "${spec.name}" already`, {
+        field: "ephemeral_containers.name",
+      });
     }
     this.#spec = { ...this.#spec, ephemeral_containers: [...(this.#spec.ephemeral_containers ?? []), spec] };
     this.#record.containers[spec.name] = newContainerRecord("ephemeral");
@@ -1072,11 +1222,19 @@ export class Supervisor implements MachineHome {
     const spec = this.#findSpec(name);
     const runtime = this.#runtimes.get(name);
     if (runtime !== undefined && this.#sandbox !== undefined) {
-      if (this.#sandbox.resize === undefined) throw new ProviderError("unsupported", `engine ${this.#context.engine.name} cannot resize`, { field: "resources" });
+      if (this.#sandbox.resize === undefined)
+        throw new ProviderError("unsupported", `engine ${this.#context.engine.name} cannot resize`, {
+          field: "resources",
+        });
       await this.#sandbox.resize(runtime.ref, resources);
     }
-    const change = (list: ContainerSpec[] | undefined) => list?.map((container) => (container === spec ? { ...container, resources } : container));
-    this.#spec = { ...this.#spec, containers: change(this.#spec.containers)!, ...(this.#spec.init_containers === undefined ? {} : { init_containers: change(this.#spec.init_containers)! }) };
+    const change = (list: ContainerSpec[] | undefined) =>
+      list?.map((container) => (container === spec ? { ...container, resources } : container));
+    this.#spec = {
+      ...this.#spec,
+      containers: change(this.#spec.containers)!,
+      ...(this.#spec.init_containers === undefined ? {} : { init_containers: change(this.#spec.init_containers)! }),
+    };
     this.#state(name).resources = resources;
   }
 
@@ -1084,7 +1242,8 @@ export class Supervisor implements MachineHome {
 
   #findSpec(name: string): ContainerSpec {
     const found = containersOf(this.#spec).find(({ spec }) => spec.name === name);
-    if (found === undefined) throw new ProviderError("not_found", `machine ${this.id} has no container "${name}"`, { field: "container" });
+    if (found === undefined)
+      throw new ProviderError("not_found", `machine ${this.id} has no container "${name}"`, { field: "container" });
     return found.spec;
   }
 
@@ -1127,7 +1286,8 @@ export class Supervisor implements MachineHome {
   #forgetOldInstances(name: string): void {
     const { attempt } = this.#own(name);
     for (const folder of readFolders(this.#containerDir(name))) {
-      if (Number.parseInt(folder, 10) < attempt - 1) rmSync(join(this.#containerDir(name), folder), { recursive: true, force: true });
+      if (Number.parseInt(folder, 10) < attempt - 1)
+        rmSync(join(this.#containerDir(name), folder), { recursive: true, force: true });
     }
   }
 }
@@ -1140,7 +1300,10 @@ function readFolders(dir: string): string[] {
   }
 }
 
-function endReason(exitCode: number, how: { startError: string | undefined; lost: boolean | undefined; oomKilled: boolean | undefined }): string {
+function endReason(
+  exitCode: number,
+  how: { startError: string | undefined; lost: boolean | undefined; oomKilled: boolean | undefined },
+): string {
   if (how.startError !== undefined) return "StartError";
   if (how.lost) return "ContainerStatusUnknown";
   if (how.oomKilled) return "OOMKilled";

@@ -18,7 +18,12 @@ let backend: ChildProcess | undefined;
 
 beforeEach(() => {
   dir = mkdtempSync(join(tmpdir(), "vmlet-kill-"));
-  const config = { apiVersion: "vmlet.dev/v1", kind: "BackendConfig", stateDir: join(dir, "state"), listen: { socket: join(dir, "api") } };
+  const config = {
+    apiVersion: "vmlet.dev/v1",
+    kind: "BackendConfig",
+    stateDir: join(dir, "state"),
+    listen: { socket: join(dir, "api") },
+  };
   writeFileSync(join(dir, "backend.yaml"), JSON.stringify(config));
   const made = dir;
   onTestFinished(async () => {
@@ -30,7 +35,8 @@ beforeEach(() => {
 
 /** Whatever a failed test has left running goes, too. */
 async function removeAll(stateDir: string): Promise<void> {
-  const createEngine = () => createProcessEngine({ stateDir, images: {}, addressPool: "127.64.0.0/10", clock: systemClock });
+  const createEngine = () =>
+    createProcessEngine({ stateDir, images: {}, addressPool: "127.64.0.0/10", clock: systemClock });
   const bench = new Bench({ name: "process", image: "none", createEngine }, stateDir);
   await bench.open();
   await bench.close();
@@ -50,15 +56,18 @@ async function killBackend(): Promise<void> {
 
 function call(method: string, path: string, body?: unknown): Promise<{ status: number; body: unknown; text: string }> {
   return new Promise((resolve, reject) => {
-    const outgoing = request({ socketPath: join(dir, "api"), method, path, headers: { "content-type": "application/json" } }, (reply) => {
-      let text = "";
-      reply.on("data", (chunk) => (text += String(chunk)));
-      reply.on("end", () => {
-        const json = reply.headers["content-type"]?.startsWith("application/json") === true;
-        resolve({ status: reply.statusCode!, body: json && text !== "" ? JSON.parse(text) : undefined, text });
-      });
-      reply.on("error", reject);
-    });
+    const outgoing = request(
+      { socketPath: join(dir, "api"), method, path, headers: { "content-type": "application/json" } },
+      (reply) => {
+        let text = "";
+        reply.on("data", (chunk) => (text += String(chunk)));
+        reply.on("end", () => {
+          const json = reply.headers["content-type"]?.startsWith("application/json") === true;
+          resolve({ status: reply.statusCode!, body: json && text !== "" ? JSON.parse(text) : undefined, text });
+        });
+        reply.on("error", reject);
+      },
+    );
     outgoing.on("error", reject);
     outgoing.end(body === undefined ? undefined : JSON.stringify(body));
   });
@@ -84,7 +93,10 @@ async function reaches(id: string, state: string): Promise<Machine> {
 /** The text of a container's log lines, whatever else the route tells of each. */
 async function logNumbers(id: string): Promise<number[]> {
   const { text } = await call("GET", `/v1/machines/${id}/containers/a/logs`);
-  return text.split("\n").flatMap((line) => /(?:^|\D)n=(\d+)/.exec(line)?.[1] ?? []).map(Number);
+  return text
+    .split("\n")
+    .flatMap((line) => /(?:^|\D)n=(\d+)/.exec(line)?.[1] ?? [])
+    .map(Number);
 }
 
 test("a container that runs over the backend's death keeps its id, and its log has no hole", async () => {
@@ -94,7 +106,11 @@ test("a container that runs over the backend's death keeps its id, and its log h
   const before = await reaches("m1", "running");
   await killBackend();
   await start();
-  expect((await get("m1")).containers[0]).toMatchObject({ id: before.containers[0]!.id, state: "running", restart_count: 0 });
+  expect((await get("m1")).containers[0]).toMatchObject({
+    id: before.containers[0]!.id,
+    state: "running",
+    restart_count: 0,
+  });
   writeFileSync(join(dir, "end"), "");
   expect((await reaches("m1", "stopped")).containers[0]!.terminated).toMatchObject({ exit_code: 6 });
   const numbers = await logNumbers("m1");
@@ -104,7 +120,11 @@ test("a container that runs over the backend's death keeps its id, and its log h
 
 test("an end that comes while the backend is dead is told by the next one, with its code and its time", async () => {
   await start();
-  await call("PUT", "/v1/machines/m1", shell(`while [ ! -e ${dir}/end ]; do sleep 0.01; done; echo n=1; touch ${dir}/ended; exit 6`));
+  await call(
+    "PUT",
+    "/v1/machines/m1",
+    shell(`while [ ! -e ${dir}/end ]; do sleep 0.01; done; echo n=1; touch ${dir}/ended; exit 6`),
+  );
   await reaches("m1", "running");
   await killBackend();
   writeFileSync(join(dir, "end"), "");
@@ -136,7 +156,8 @@ test("however often the backend is killed while it starts machines, each contain
       if (index === round * 3) break;
     }
     // Somewhere in the midst of starting: at once, or when some file has been written.
-    if (round % 2 === 1) await vi.waitFor(() => expect(existsSync(join(dir, ids[round * 3]!))).toBe(true), { ...PATIENCE, interval: 1 });
+    if (round % 2 === 1)
+      await vi.waitFor(() => expect(existsSync(join(dir, ids[round * 3]!))).toBe(true), { ...PATIENCE, interval: 1 });
     await killBackend();
   }
   await start();

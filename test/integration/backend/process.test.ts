@@ -20,11 +20,13 @@ backendSuite(
   {
     name: "process",
     image: "none",
-    createEngine: (stateDir) => createProcessEngine({ stateDir, images: { mapped: ["echo"] }, addressPool: "127.64.0.0/10", clock: systemClock }),
+    createEngine: (stateDir) =>
+      createProcessEngine({ stateDir, images: { mapped: ["echo"] }, addressPool: "127.64.0.0/10", clock: systemClock }),
   },
   (bench) => {
     test("a stop kills daemonised children, also those in a session of their own", async () => {
-      const script = "setsid sh -c 'echo $$; while :; do sleep 0.1; done' & setsid env -i sh -c 'echo $$; exec sleep 1000' & wait";
+      const script =
+        "setsid sh -c 'echo $$; while :; do sleep 0.1; done' & setsid env -i sh -c 'echo $$; exec sleep 1000' & wait";
       const id = await bench().create({ containers: [bench().shell("a", script)] });
       const pids = await printedPids(bench(), id, 2);
       await bench().provider.stopPod(id, { graceSeconds: 1, signal: bench().signal });
@@ -33,7 +35,9 @@ backendSuite(
     });
 
     test("children that a container leaves behind when it ends are killed", async () => {
-      const id = await bench().create({ containers: [bench().shell("a", "setsid sh -c 'echo $$; exec sleep 1000' & sleep 0.2; exit 0")] });
+      const id = await bench().create({
+        containers: [bench().shell("a", "setsid sh -c 'echo $$; exec sleep 1000' & sleep 0.2; exit 0")],
+      });
       const [pid] = await printedPids(bench(), id, 1);
       await bench().reaches(id, "stopped");
       expect(processStat(pid!)).toBeUndefined();
@@ -69,11 +73,15 @@ backendSuite(
     test("port-forward to a closed port says so", async () => {
       const id = await bench().create({ containers: [bench().shell("a", "sleep 1000")] });
       await bench().reaches(id, "running");
-      await expect(bench().provider.portForward(id, 1, { signal: bench().signal })).rejects.toThrow(/cannot connect to port 1 .*ECONNREFUSED/);
+      await expect(bench().provider.portForward(id, 1, { signal: bench().signal })).rejects.toThrow(
+        /cannot connect to port 1 .*ECONNREFUSED/,
+      );
     });
 
     test("each machine has an address of its own, which its processes can bind", async () => {
-      const ids = await Promise.all([1, 2].map(() => bench().create({ containers: [bench().shell("a", "sleep 1000")] })));
+      const ids = await Promise.all(
+        [1, 2].map(() => bench().create({ containers: [bench().shell("a", "sleep 1000")] })),
+      );
       const machines = await Promise.all(ids.map((id) => bench().reaches(id, "running")));
       const addresses = machines.map((machine) => machine.addresses[0]!.ip);
       expect(new Set(addresses).size).toBe(2);
@@ -89,11 +97,16 @@ backendSuite(
     });
 
     test("a container without command and without entry in the map is invalid, and the reason says what to do", async () => {
-      await expect(bench().create({ containers: [{ name: "a", image: "unknown" }] })).rejects.toThrow(/needs a command, or the backend's config an entry for image "unknown"/);
+      await expect(bench().create({ containers: [{ name: "a", image: "unknown" }] })).rejects.toThrow(
+        /needs a command, or the backend's config an entry for image "unknown"/,
+      );
     });
 
     test("a spec that needs what the engine lacks is refused", async () => {
-      const create = bench().create({ containers: [bench().shell("a", "true")], volumes: [{ name: "v", type: "empty_dir", medium: "disk" }] });
+      const create = bench().create({
+        containers: [bench().shell("a", "true")],
+        volumes: [{ name: "v", type: "empty_dir", medium: "disk" }],
+      });
       await expect(create).rejects.toMatchObject({ code: "unsupported", field: "volumes.0" });
     });
   },

@@ -5,7 +5,13 @@ import { join } from "node:path";
 import type { Readable } from "node:stream";
 import { afterAll, beforeAll, describe, expect, test, vi } from "vitest";
 import type { Capability } from "../../../src/provider/capabilities.ts";
-import type { ContainerSpec, ContainerState, Machine, MachineSpec, MachineState } from "../../../src/provider/machine.ts";
+import type {
+  ContainerSpec,
+  ContainerState,
+  Machine,
+  MachineSpec,
+  MachineState,
+} from "../../../src/provider/machine.ts";
 import type { LogOptions, StreamOptions } from "../../../src/provider/provider.ts";
 import { silentLogger } from "../../../src/telemetry/logger.ts";
 import { systemClock } from "../../../src/util/clock.ts";
@@ -63,7 +69,11 @@ export class Bench {
 
   async create(spec: Partial<MachineSpec>): Promise<string> {
     const id = `m${++this.#count}`;
-    await this.provider.createPod(id, { labels: {}, restart_policy: "never", containers: [], ...spec }, { signal: this.signal });
+    await this.provider.createPod(
+      id,
+      { labels: {}, restart_policy: "never", containers: [], ...spec },
+      { signal: this.signal },
+    );
     return id;
   }
 
@@ -97,7 +107,8 @@ export class Bench {
 
   async log(id: string, name: string, options: Partial<LogOptions> = {}): Promise<string[]> {
     const lines: string[] = [];
-    for await (const line of this.provider.getLogs(id, name, { signal: this.signal, ...options })) lines.push(line.content.toString());
+    for await (const line of this.provider.getLogs(id, name, { signal: this.signal, ...options }))
+      lines.push(line.content.toString());
     return lines;
   }
 
@@ -147,11 +158,19 @@ export function backendSuite(options: SuiteOptions, more: (bench: () => Bench) =
     test("a command that does not exist ends with StartError and names it", async () => {
       const container = { ...bench.shell("a", ""), command: ["/no/such/program"] };
       const id = await bench.create({ containers: [container] });
-      expect(await bench.terminated(id, "a")).toMatchObject({ exit_code: 128, reason: "StartError", message: expect.stringContaining("/no/such/program") });
+      expect(await bench.terminated(id, "a")).toMatchObject({
+        exit_code: 128,
+        reason: "StartError",
+        message: expect.stringContaining("/no/such/program"),
+      });
     });
 
     test("a container's environment is its own", async () => {
-      const id = await bench.create({ containers: [bench.shell("a", "echo $GREETING; env | grep -c VITEST", { env: [{ name: "GREETING", value: "a b" }] })] });
+      const id = await bench.create({
+        containers: [
+          bench.shell("a", "echo $GREETING; env | grep -c VITEST", { env: [{ name: "GREETING", value: "a b" }] }),
+        ],
+      });
       await bench.terminated(id, "a");
       expect(await bench.log(id, "a")).toEqual(["a b", "0"]);
     });
@@ -167,7 +186,11 @@ export function backendSuite(options: SuiteOptions, more: (bench: () => Bench) =
     });
 
     test("following a log shows each line as it comes and ends with the container", async () => {
-      const id = await bench.create({ containers: [bench.shell("a", "echo one; while [ ! -e go ]; do sleep 0.05; done; echo two", { working_dir: "/tmp" })] });
+      const id = await bench.create({
+        containers: [
+          bench.shell("a", "echo one; while [ ! -e go ]; do sleep 0.05; done; echo two", { working_dir: "/tmp" }),
+        ],
+      });
       await bench.until(async () => expect((await bench.container(id, "a")).state).toBe("running"));
       const seen: string[] = [];
       for await (const line of bench.provider.getLogs(id, "a", { signal: bench.signal, follow: true })) {
@@ -179,7 +202,11 @@ export function backendSuite(options: SuiteOptions, more: (bench: () => Bench) =
     });
 
     test("the log of the instance before a restart is kept", async () => {
-      const id = await bench.create({ restart_policy: "on_failure", backoff: { initial_ms: 10, max_ms: 10 }, containers: [bench.shell("a", "echo instance; exit 1")] });
+      const id = await bench.create({
+        restart_policy: "on_failure",
+        backoff: { initial_ms: 10, max_ms: 10 },
+        containers: [bench.shell("a", "echo instance; exit 1")],
+      });
       await bench.until(async () => expect((await bench.container(id, "a")).restart_count).toBeGreaterThan(0));
       expect(await bench.log(id, "a", { previous: true })).toEqual(["instance"]);
       await bench.provider.stopPod(id, { graceSeconds: 0, signal: bench.signal });
@@ -187,7 +214,9 @@ export function backendSuite(options: SuiteOptions, more: (bench: () => Bench) =
     });
 
     test("a stop delivers SIGTERM, and the container's own way to end counts", async () => {
-      const id = await bench.create({ containers: [bench.shell("a", "trap 'echo bye; exit 5' TERM; echo ready; while :; do sleep 0.05; done")] });
+      const id = await bench.create({
+        containers: [bench.shell("a", "trap 'echo bye; exit 5' TERM; echo ready; while :; do sleep 0.05; done")],
+      });
       await bench.until(async () => expect(await bench.log(id, "a")).toEqual(["ready"]));
       await bench.provider.stopPod(id, { graceSeconds: 30, signal: bench.signal });
       await bench.reaches(id, "stopped");
@@ -196,7 +225,9 @@ export function backendSuite(options: SuiteOptions, more: (bench: () => Bench) =
     });
 
     test("a container that ignores SIGTERM is killed, with all its children", async () => {
-      const id = await bench.create({ containers: [bench.shell("a", "trap '' TERM; (trap '' TERM; while :; do sleep 0.1; done) & echo ready; wait")] });
+      const id = await bench.create({
+        containers: [bench.shell("a", "trap '' TERM; (trap '' TERM; while :; do sleep 0.1; done) & echo ready; wait")],
+      });
       await bench.until(async () => expect(await bench.log(id, "a")).toEqual(["ready"]));
       await bench.provider.stopPod(id, { graceSeconds: 1, signal: bench.signal });
       await bench.reaches(id, "stopped");
@@ -210,21 +241,36 @@ export function backendSuite(options: SuiteOptions, more: (bench: () => Bench) =
       await bench.reaches(id, "deleted");
     });
 
-    needs("init_containers", "multi_container")("init containers run before main containers, which run side by side", async () => {
-      const id = await bench.create({
-        init_containers: [bench.shell("i", "echo init")],
-        containers: [bench.shell("a", "sleep 1000"), bench.shell("b", "sleep 1000")],
-      });
-      await bench.until(async () => expect((await bench.get(id)).containers.map(({ state }) => state)).toEqual(["terminated", "running", "running"]));
-      await bench.provider.deletePod(id, { force: true, signal: bench.signal });
-    });
+    needs("init_containers", "multi_container")(
+      "init containers run before main containers, which run side by side",
+      async () => {
+        const id = await bench.create({
+          init_containers: [bench.shell("i", "echo init")],
+          containers: [bench.shell("a", "sleep 1000"), bench.shell("b", "sleep 1000")],
+        });
+        await bench.until(async () =>
+          expect((await bench.get(id)).containers.map(({ state }) => state)).toEqual([
+            "terminated",
+            "running",
+            "running",
+          ]),
+        );
+        await bench.provider.deletePod(id, { force: true, signal: bench.signal });
+      },
+    );
 
     needs("exec")("exec passes streams both ways, keeps stderr apart and gives the exit code", async () => {
-      const id = await bench.create({ containers: [bench.shell("a", "sleep 1000", { env: [{ name: "OWN", value: "mine" }] })] });
+      const id = await bench.create({
+        containers: [bench.shell("a", "sleep 1000", { env: [{ name: "OWN", value: "mine" }] })],
+      });
       await bench.reaches(id, "running");
       const session = await bench.exec(id, "a", ["sh", "-c", "cat; echo $OWN; echo oops >&2; exit 9"], { stdin: true });
       session.stdin!.end("typed\n");
-      const [stdout, stderr, { exitCode }] = await Promise.all([text(session.stdout), text(session.stderr), session.exit]);
+      const [stdout, stderr, { exitCode }] = await Promise.all([
+        text(session.stdout),
+        text(session.stderr),
+        session.exit,
+      ]);
       expect([stdout, stderr, exitCode]).toEqual(["typed\nmine\n", "oops\n", 9]);
     });
 
@@ -258,7 +304,11 @@ export function backendSuite(options: SuiteOptions, more: (bench: () => Bench) =
     needs("exec", "tty")("exec on a terminal has one, of the size that was asked for", async () => {
       const id = await bench.create({ containers: [bench.shell("a", "sleep 1000")] });
       await bench.reaches(id, "running");
-      const session = await bench.exec(id, "a", ["sh", "-c", "tty >/dev/null && read line && stty size && exit 3"], { stdin: true, tty: true, stderr: false });
+      const session = await bench.exec(id, "a", ["sh", "-c", "tty >/dev/null && read line && stty size && exit 3"], {
+        stdin: true,
+        tty: true,
+        stderr: false,
+      });
       session.resize(101, 37);
       session.stdin!.write("\n");
       const [stdout, { exitCode }] = await Promise.all([text(session.stdout), session.exit]);
@@ -267,11 +317,15 @@ export function backendSuite(options: SuiteOptions, more: (bench: () => Bench) =
     });
 
     needs("attach")("attach talks to the main process, which lives on when the session is closed", async () => {
-      const id = await bench.create({ containers: [bench.shell("a", "while read line; do echo got $line; done", { stdin: true })] });
+      const id = await bench.create({
+        containers: [bench.shell("a", "while read line; do echo got $line; done", { stdin: true })],
+      });
       await bench.reaches(id, "running");
       const session = await bench.provider.attach(id, "a", bench.streams({ stdin: true }));
       session.stdin!.write("hello\n");
-      await new Promise<void>((resolve) => session.stdout!.once("data", (chunk: Buffer) => (expect(chunk.toString()).toBe("got hello\n"), resolve())));
+      await new Promise<void>((resolve) =>
+        session.stdout!.once("data", (chunk: Buffer) => (expect(chunk.toString()).toBe("got hello\n"), resolve())),
+      );
       session.close();
       await expect(session.exit).rejects.toMatchObject({ code: "unavailable" });
       expect((await bench.container(id, "a")).state).toBe("running");
@@ -279,7 +333,9 @@ export function backendSuite(options: SuiteOptions, more: (bench: () => Bench) =
     });
 
     needs("attach")("with stdin_once, the end of the first session's input ends the process's input", async () => {
-      const id = await bench.create({ containers: [bench.shell("a", "cat; echo done", { stdin: true, stdin_once: true })] });
+      const id = await bench.create({
+        containers: [bench.shell("a", "cat; echo done", { stdin: true, stdin_once: true })],
+      });
       await bench.reaches(id, "running");
       const session = await bench.provider.attach(id, "a", bench.streams({ stdin: true }));
       session.stdin!.end("last\n");
@@ -288,7 +344,9 @@ export function backendSuite(options: SuiteOptions, more: (bench: () => Bench) =
     });
 
     needs("attach", "tty")("a main process on a terminal is attached with its size", async () => {
-      const id = await bench.create({ containers: [bench.shell("a", "read line; stty size; read line", { stdin: true, tty: true })] });
+      const id = await bench.create({
+        containers: [bench.shell("a", "read line; stty size; read line", { stdin: true, tty: true })],
+      });
       await bench.reaches(id, "running");
       const session = await bench.provider.attach(id, "a", bench.streams({ stdin: true, tty: true, stderr: false }));
       session.resize(90, 30);

@@ -63,7 +63,8 @@ test("a watch from a list's revision misses nothing, ends at the tombstone, and 
   const abort = new AbortController();
   const events: MachineEvent[] = [];
   const watching = (async () => {
-    for await (const event of world.provider.watchPods(revision, { labels: {}, signal: abort.signal })) events.push(event);
+    for await (const event of world.provider.watchPods(revision, { labels: {}, signal: abort.signal }))
+      events.push(event);
   })();
   await world.create({});
   await world.provider.deletePod("m1", { force: true, signal: world.signal });
@@ -78,7 +79,11 @@ test("a watch from a list's revision misses nothing, ends at the tombstone, and 
 test.each([
   ["no container", { containers: [] }, "containers"],
   ["two containers of one name", { containers: [main("a"), main("a")] }, "containers.name"],
-  ["a mount of a volume that does not exist", { containers: [main("a", { mounts: [{ volume: "v", path: "/v" }] })] }, "containers.mounts"],
+  [
+    "a mount of a volume that does not exist",
+    { containers: [main("a", { mounts: [{ volume: "v", path: "/v" }] })] },
+    "containers.mounts",
+  ],
 ])("a spec with %s is invalid and names the field", async (_what, spec, field) => {
   const world = await World.create();
   await expect(world.create(spec)).rejects.toMatchObject({ code: "invalid", field });

@@ -25,7 +25,11 @@ test("a command that could not be run ends with StartError and code 128", async 
   const world = await World.create((fresh) => fresh.conclusions.set("a", { startError: "no such file" }));
   await world.create(never);
   await world.exit("a", 1);
-  expect((await world.container("a")).terminated).toMatchObject({ exit_code: 128, reason: "StartError", message: "no such file" });
+  expect((await world.container("a")).terminated).toMatchObject({
+    exit_code: 128,
+    reason: "StartError",
+    message: "no such file",
+  });
 });
 
 test("the termination message file becomes the message, cut at 4096 bytes", async () => {
@@ -37,26 +41,40 @@ test("the termination message file becomes the message, cut at 4096 bytes", asyn
 
 test("policy fallback_to_logs takes the last 80 lines of a failed container's log", async () => {
   const world = await World.create();
-  await world.create({ ...never, containers: [main("a", { termination_message: { path: "/t", policy: "fallback_to_logs" } })] });
+  await world.create({
+    ...never,
+    containers: [main("a", { termination_message: { path: "/t", policy: "fallback_to_logs" } })],
+  });
   const lines = Array.from({ length: 100 }, (_, index) => `line ${index}`);
   world.writeLog("a", lines);
   await world.exit("a", 1);
   // The log is read from a real file.
-  await vi.waitFor(async () => expect((await world.container("a")).terminated?.message).toBe(`${lines.slice(20).join("\n")}\n`));
+  await vi.waitFor(async () =>
+    expect((await world.container("a")).terminated?.message).toBe(`${lines.slice(20).join("\n")}\n`),
+  );
 });
 
 test("policy fallback_to_logs is silent after success", async () => {
   const world = await World.create();
-  await world.create({ ...never, containers: [main("a", { termination_message: { path: "/t", policy: "fallback_to_logs" } })] });
+  await world.create({
+    ...never,
+    containers: [main("a", { termination_message: { path: "/t", policy: "fallback_to_logs" } })],
+  });
   world.writeLog("a", ["fine"]);
   await world.exit("a", 0);
   expect((await world.container("a")).terminated?.message).toBeUndefined();
 });
 
 test("a container that cannot be configured waits with the reason and is tried again", async () => {
-  const world = await World.create((fresh) => fresh.launchErrors.set("a", new ContainerError("CreateContainerConfigError", "no such user")));
+  const world = await World.create((fresh) =>
+    fresh.launchErrors.set("a", new ContainerError("CreateContainerConfigError", "no such user")),
+  );
   await world.create({});
-  expect(await world.container("a")).toMatchObject({ state: "waiting", reason: "CreateContainerConfigError", message: "no such user" });
+  expect(await world.container("a")).toMatchObject({
+    state: "waiting",
+    reason: "CreateContainerConfigError",
+    message: "no such user",
+  });
   expect(await world.notices()).toContain("Failed: Error: no such user");
   world.launchErrors.clear();
   await world.advance(10_000);
@@ -64,7 +82,9 @@ test("a container that cannot be configured waits with the reason and is tried a
 });
 
 test("a container that cannot start does not hold up the one after it", async () => {
-  const world = await World.create((fresh) => fresh.launchErrors.set("a", new ContainerError("CreateContainerConfigError", "no such user")));
+  const world = await World.create((fresh) =>
+    fresh.launchErrors.set("a", new ContainerError("CreateContainerConfigError", "no such user")),
+  );
   await world.create({ containers: [main("a"), main("b")] });
   expect(world.running()).toEqual(["b"]);
 });

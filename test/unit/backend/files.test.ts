@@ -12,7 +12,11 @@ beforeEach(() => {
   onTestFinished(() => rmSync(made, { recursive: true, force: true }));
 });
 
-const file = (path: string, text: string, mode = 0o644) => ({ path, mode, content_b64: Buffer.from(text).toString("base64") });
+const file = (path: string, text: string, mode = 0o644) => ({
+  path,
+  mode,
+  content_b64: Buffer.from(text).toString("base64"),
+});
 
 test("files are reached through links into ..data", () => {
   writeFilesVolume(dir, [file("a.yaml", "1"), file("sub/b", "2")]);

@@ -60,8 +60,23 @@ test("an http probe sends kubelet's headers, and the probe's own over them", asy
     seen = request.headers;
     response.end();
   });
-  await probe({ http: { path: "/", port, headers: [{ name: "accept", value: "text/x" }, { name: "X-Own", value: "1" }] } });
-  expect(seen).toMatchObject({ "user-agent": "kube-probe/1.36", accept: "text/x", "x-own": "1", connection: "close", host: `127.0.0.1:${port}` });
+  await probe({
+    http: {
+      path: "/",
+      port,
+      headers: [
+        { name: "accept", value: "text/x" },
+        { name: "X-Own", value: "1" },
+      ],
+    },
+  });
+  expect(seen).toMatchObject({
+    "user-agent": "kube-probe/1.36",
+    accept: "text/x",
+    "x-own": "1",
+    connection: "close",
+    host: `127.0.0.1:${port}`,
+  });
 });
 
 test("an http probe to a closed port says so in kubelet's words", async () => {
@@ -74,7 +89,9 @@ test("an http probe to a closed port says so in kubelet's words", async () => {
 
 test("an http probe without an answer in time fails in kubelet's words", async () => {
   const port = await http(() => {});
-  expect((await probe({ http: { path: "/", port } }, 50)).output).toMatch(/context deadline exceeded \(Client.Timeout exceeded while awaiting headers\)$/);
+  expect((await probe({ http: { path: "/", port } }, 50)).output).toMatch(
+    /context deadline exceeded \(Client.Timeout exceeded while awaiting headers\)$/,
+  );
 });
 
 test("an http probe follows redirects on the same host", async () => {
@@ -86,8 +103,13 @@ test("an http probe follows redirects on the same host", async () => {
 });
 
 test("an http probe that is sent to another host is a success with a warning", async () => {
-  const port = await http((_request, response) => response.writeHead(302, { location: "http://elsewhere.example/" }).end("moved"));
-  expect(await probe({ http: { path: "/", port } })).toEqual({ outcome: "warning", output: "Probe terminated redirects, Response body: moved" });
+  const port = await http((_request, response) =>
+    response.writeHead(302, { location: "http://elsewhere.example/" }).end("moved"),
+  );
+  expect(await probe({ http: { path: "/", port } })).toEqual({
+    outcome: "warning",
+    output: "Probe terminated redirects, Response body: moved",
+  });
 });
 
 test("an http probe keeps no more than 10 KiB of the body", async () => {
@@ -102,7 +124,10 @@ test("a tcp probe succeeds when the port takes a connection", async () => {
 
 test("a tcp probe to a closed port fails", async () => {
   const port = await closedPort();
-  expect(await probe({ tcp: { port } })).toEqual({ outcome: "failure", output: `dial tcp 127.0.0.1:${port}: connect: connection refused` });
+  expect(await probe({ tcp: { port } })).toEqual({
+    outcome: "failure",
+    output: `dial tcp 127.0.0.1:${port}: connect: connection refused`,
+  });
 });
 
 /** A health service by hand: `status` is the answer's field 1. */
@@ -115,11 +140,15 @@ async function grpcServer(status: number | undefined): Promise<{ port: number; a
     stream.on("end", () => {
       const known = status !== undefined && headers[":path"] === "/grpc.health.v1.Health/Check";
       stream.respond({ ":status": 200, "content-type": "application/grpc" }, { waitForTrailers: true });
-      stream.on("wantTrailers", () => stream.sendTrailers(known ? { "grpc-status": "0" } : { "grpc-status": "12", "grpc-message": "unknown service" }));
+      stream.on("wantTrailers", () =>
+        stream.sendTrailers(
+          known ? { "grpc-status": "0" } : { "grpc-status": "12", "grpc-message": "unknown service" },
+        ),
+      );
       stream.end(known ? Buffer.from([0, 0, 0, 0, 2, 8, status]) : undefined);
     });
   });
-  return { port: await listen(server as unknown as Server), asked };
+  return { port: await listen(server), asked };
 }
 
 test.each([
@@ -138,7 +167,9 @@ test("a grpc probe asks for the named service", async () => {
 
 test("a grpc probe of a server without health checks says so", async () => {
   const { port } = await grpcServer(undefined);
-  expect((await probe({ grpc: { port } })).output).toMatch(/^error: this server does not implement the grpc health protocol/);
+  expect((await probe({ grpc: { port } })).output).toMatch(
+    /^error: this server does not implement the grpc health protocol/,
+  );
 });
 
 const hook = (handler: Handler, onFallback = (_message: string) => {}) =>

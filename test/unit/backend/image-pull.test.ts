@@ -3,7 +3,12 @@ import { ContainerError, type ImageStore, type PreparedImage } from "../../../pr
 import { pullPolicy } from "../../../providers/http-vm/backend/image-pull.ts";
 import { main, World } from "./world.ts";
 
-const image: PreparedImage = { imageId: "r/i@sha256:1", image: "r/i:1", config: { stopSignal: "SIGQUIT" }, location: "/x" };
+const image: PreparedImage = {
+  imageId: "r/i@sha256:1",
+  image: "r/i:1",
+  config: { stopSignal: "SIGQUIT" },
+  location: "/x",
+};
 
 class Images implements ImageStore {
   present = false;
@@ -19,7 +24,10 @@ class Images implements ImageStore {
   pull(_image: string, options: { auth: readonly unknown[]; signal: AbortSignal }) {
     this.pulls++;
     this.auth = options.auth;
-    if (this.hangs) return new Promise<never>((_resolve, reject) => options.signal.addEventListener("abort", () => reject(new Error("aborted"))));
+    if (this.hangs)
+      return new Promise<never>((_resolve, reject) =>
+        options.signal.addEventListener("abort", () => reject(new Error("aborted"))),
+      );
     return this.failure === undefined ? Promise.resolve({ ...image, sizeBytes: 42 }) : Promise.reject(this.failure);
   }
 }
@@ -91,7 +99,9 @@ test("a failed pull shows ErrImagePull, then ImagePullBackOff, with kubelet's ev
 });
 
 test("failed pulls are repeated after 10, 20, 40 seconds", async () => {
-  const { world, images } = await withImages((store) => (store.failure = new ContainerError("ErrImagePull", "not found")));
+  const { world, images } = await withImages(
+    (store) => (store.failure = new ContainerError("ErrImagePull", "not found")),
+  );
   const counts: number[] = [];
   for (const wait of [9_999, 1, 19_999, 1, 39_999, 1]) {
     await world.advance(wait);
@@ -101,14 +111,18 @@ test("failed pulls are repeated after 10, 20, 40 seconds", async () => {
 });
 
 test("a pull that succeeds at last starts the container without counting a restart", async () => {
-  const { world, images } = await withImages((store) => (store.failure = new ContainerError("ErrImagePull", "not found")));
+  const { world, images } = await withImages(
+    (store) => (store.failure = new ContainerError("ErrImagePull", "not found")),
+  );
   images.failure = undefined;
   await world.advance(10_000);
   expect(await world.container("a")).toMatchObject({ state: "running", restart_count: 0 });
 });
 
 test("a corrected image is pulled at once, without waiting for the back-off", async () => {
-  const { world, images } = await withImages((store) => (store.failure = new ContainerError("ErrImagePull", "not found")));
+  const { world, images } = await withImages(
+    (store) => (store.failure = new ContainerError("ErrImagePull", "not found")),
+  );
   images.failure = undefined;
   await world.provider.updatePod("m1", { containers: [{ name: "a", image: "better" }] }, { signal: world.signal });
   await world.advance(0);

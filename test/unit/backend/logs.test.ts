@@ -13,7 +13,8 @@ beforeEach(() => {
   onTestFinished(() => rmSync(made, { recursive: true, force: true }));
 });
 
-const line = (second: number, text: string, stream = "stdout", tag = "F") => `2026-01-01T00:00:0${second}.000000000Z ${stream} ${tag} ${text}\n`;
+const line = (second: number, text: string, stream = "stdout", tag = "F") =>
+  `2026-01-01T00:00:0${second}.000000000Z ${stream} ${tag} ${text}\n`;
 
 const options = (more: Partial<ReadLogOptions> = {}): ReadLogOptions => ({
   clock: systemClock,
@@ -82,7 +83,10 @@ test("follow goes on over a rotation and ends when the container does", async ()
   let complete = false;
   const ended = Promise.withResolvers<void>();
   const texts: string[] = [];
-  for await (const { content } of readLog(dir, options({ follow: true, complete: () => complete, changed: () => ended.promise }))) {
+  for await (const { content } of readLog(
+    dir,
+    options({ follow: true, complete: () => complete, changed: () => ended.promise }),
+  )) {
     texts.push(content.toString());
     if (texts.length === 1) appendFileSync(join(dir, "log.0"), line(1, "b"));
     if (texts.length === 2) writeFileSync(join(dir, "log.1"), line(2, "c"));

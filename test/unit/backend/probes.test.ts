@@ -76,7 +76,9 @@ test("a liveness kill uses the probe's own grace period", async () => {
     fresh.deaf.add("a");
     fresh.exec = () => 1;
   });
-  await world.create({ containers: [main("a", { probes: { liveness: probe({ failure: 1, termination_grace_s: 5 }) } })] });
+  await world.create({
+    containers: [main("a", { probes: { liveness: probe({ failure: 1, termination_grace_s: 5 }) } })],
+  });
   await world.advance(5_000);
   expect(world.instances[0]!.signals).toEqual([
     { signal: "SIGTERM", at: 0 },
@@ -102,7 +104,11 @@ test("readiness and liveness are not asked before the startup probe has passed",
     };
   });
   const named = (name: string) => probe({ failure: 30, exec: { command: [name] } });
-  await world.create({ containers: [main("a", { probes: { startup: named("startup"), readiness: named("readiness"), liveness: named("liveness") } })] });
+  await world.create({
+    containers: [
+      main("a", { probes: { startup: named("startup"), readiness: named("readiness"), liveness: named("liveness") } }),
+    ],
+  });
   await world.advance(20_000);
   expect(new Set(asked)).toEqual(new Set(["startup"]));
   expect(await world.container("a")).toMatchObject({ started: false, ready: false });
@@ -128,7 +134,9 @@ test("during a stop, readiness is still asked and liveness is not", async () => 
     };
   });
   const named = (name: string) => probe({ exec: { command: [name] } });
-  await world.create({ containers: [main("a", { probes: { readiness: named("readiness"), liveness: named("liveness") } })] });
+  await world.create({
+    containers: [main("a", { probes: { readiness: named("readiness"), liveness: named("liveness") } })],
+  });
   await world.stop(30);
   asked.length = 0;
   await world.advance(25_000);

@@ -87,7 +87,11 @@ test("a sandbox that is gone after a restart is made anew", async () => {
     world.instance("a").running = false;
   });
   expect(world.sandboxes).toBe(2);
-  expect(await world.container("a")).toMatchObject({ state: "running", restart_count: 1, last: { reason: "ContainerStatusUnknown" } });
+  expect(await world.container("a")).toMatchObject({
+    state: "running",
+    restart_count: 1,
+    last: { reason: "ContainerStatusUnknown" },
+  });
 });
 
 test("tombstones outlive a restart", async () => {

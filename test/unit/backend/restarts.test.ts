@@ -87,7 +87,11 @@ test("a container's own restart policy overrides the machine's", async () => {
 test("rule restart_all restarts every container, init containers included", async () => {
   const world = await World.create();
   const rule = { action: "restart_all" as const, exit_codes: { operator: "in" as const, values: [9] } };
-  await world.create({ restart_policy: "never", init_containers: [main("i")], containers: [main("a", { restart_rules: [rule] }), main("b")] });
+  await world.create({
+    restart_policy: "never",
+    init_containers: [main("i")],
+    containers: [main("a", { restart_rules: [rule] }), main("b")],
+  });
   await world.exit("i", 0);
   await world.exit("a", 9);
   expect(world.running()).toEqual(["i"]);
@@ -110,7 +114,9 @@ test("the spec may shorten the back-off", () => {
   const limits = { initialMs: 100, maxMs: 150 };
   const first = nextRestart({ finishedAt: 0 }, limits, 0);
   expect(first).toEqual({ backoff: { ms: 100, updatedAt: 0 } });
-  expect(nextRestart({ finishedAt: 10, backoff: { ms: 100, updatedAt: 0 } }, limits, 110)).toEqual({ backoff: { ms: 150, updatedAt: 110 } });
+  expect(nextRestart({ finishedAt: 10, backoff: { ms: 100, updatedAt: 0 } }, limits, 110)).toEqual({
+    backoff: { ms: 150, updatedAt: 110 },
+  });
 });
 
 test.each([

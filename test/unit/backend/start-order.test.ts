@@ -22,7 +22,12 @@ test("while init containers run, main containers wait with PodInitializing", asy
 test("without init containers, a container waits with ContainerCreating", async () => {
   const world = await World.create((fresh) => fresh.openErrors.push(new Error("no room")));
   await world.create({});
-  expect(await world.container("a")).toMatchObject({ state: "waiting", reason: "ContainerCreating", ready: false, image_id: "" });
+  expect(await world.container("a")).toMatchObject({
+    state: "waiting",
+    reason: "ContainerCreating",
+    ready: false,
+    image_id: "",
+  });
 });
 
 test("a failed init container under policy never ends the machine, and main containers never start", async () => {
@@ -81,7 +86,10 @@ test("a container is shown as running only after its post_start hook has returne
 
 test("a failed post_start hook kills the container and says so", async () => {
   const world = await World.create((fresh) => (fresh.exec = () => 1));
-  await world.create({ restart_policy: "never", containers: [main("a", { hooks: { post_start: { exec: { command: ["hook"] } } } })] });
+  await world.create({
+    restart_policy: "never",
+    containers: [main("a", { hooks: { post_start: { exec: { command: ["hook"] } } } })],
+  });
   expect((await world.machine()).state).toBe("stopped");
   expect(await world.notices()).toContain("FailedPostStartHook: PostStartHook failed");
 });
@@ -89,7 +97,12 @@ test("a failed post_start hook kills the container and says so", async () => {
 test("a machine goes from pending to running with its sandbox ready and its address known", async () => {
   const world = await World.create();
   await world.create({});
-  expect(await world.machine()).toMatchObject({ state: "running", sandbox_ready: true, addresses: [{ ip: "10.9.0.7" }], host: "test" });
+  expect(await world.machine()).toMatchObject({
+    state: "running",
+    sandbox_ready: true,
+    addresses: [{ ip: "10.9.0.7" }],
+    host: "test",
+  });
 });
 
 test("address tokens in env, command and args are replaced when the container starts", async () => {

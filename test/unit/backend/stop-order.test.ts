@@ -151,7 +151,9 @@ test("each container's stop is told once", async () => {
   await world.create({});
   await world.stop(30);
   await world.stop(20);
-  expect((await world.notices()).filter((text) => text.startsWith("Killing"))).toEqual(["Killing: Stopping container a"]);
+  expect((await world.notices()).filter((text) => text.startsWith("Killing"))).toEqual([
+    "Killing: Stopping container a",
+  ]);
 });
 
 test("a machine is not stopped before its sandbox is gone, and that is tried until it succeeds", async () => {

@@ -190,7 +190,14 @@ export class World {
       launch: (launch) => {
         const error = this.launchErrors.get(launch.name);
         if (error !== undefined) return Promise.reject(error);
-        this.instances.push({ name: launch.name, attempt: launch.attempt, launch, running: false, startedAt: 0, signals: [] });
+        this.instances.push({
+          name: launch.name,
+          attempt: launch.attempt,
+          launch,
+          running: false,
+          startedAt: 0,
+          signals: [],
+        });
         return Promise.resolve({ argv: launch.spec.command ?? [], env: {}, cwd: "/" });
       },
       signal: (ref, signal) => {

@@ -20,13 +20,23 @@ const processSchema = z.strictObject({
 
 const imagesSchema = z
   .strictObject({
-    insecureRegistries: z.array(z.string()).optional().describe("Registries (host:port) without TLS, or with a certificate that nobody vouches for. Loopback needs no entry."),
+    insecureRegistries: z
+      .array(z.string())
+      .optional()
+      .describe(
+        "Registries (host:port) without TLS, or with a certificate that nobody vouches for. Loopback needs no entry.",
+      ),
     parallelPulls: z.int().min(1).max(32).optional().describe("Pulls at a time. Default 2."),
     maxImageBytes: z.int().min(1).optional().describe("Limit on the compressed layers of an image. Default 20 GiB."),
     maxUnpackedBytes: z.int().min(1).optional().describe("Limit on an unpacked image. Default 50 GiB."),
     gc: z
       .strictObject({
-        highPercent: z.number().min(1).max(100).optional().describe("Disk usage at which unused images are removed. Default 85."),
+        highPercent: z
+          .number()
+          .min(1)
+          .max(100)
+          .optional()
+          .describe("Disk usage at which unused images are removed. Default 85."),
         lowPercent: z.number().min(1).max(100).optional().describe("Disk usage at which removing stops. Default 80."),
         minAgeMs: z.int().min(0).optional().describe("Images used more recently stay. Default 120000."),
       })
@@ -39,9 +49,18 @@ const networkSchema = z
   .strictObject({
     bridge: z.string().optional().describe("Name of the machines' bridge; one backend per bridge. Default vmlet0."),
     cidr: z.string().optional().describe("IPv4 range of the machines' addresses. Default 10.99.0.0/16."),
-    outbound: z.enum(["allow", "deny"]).optional().describe("Whether machines reach the outside, masqueraded. Default allow."),
-    denyCidrs: z.array(z.string()).optional().describe("Never reached by machines. Default 169.254.0.0/16, where clouds serve credentials."),
-    openHostPorts: z.array(z.int().min(1).max(65535)).optional().describe("Ports of this host that machines may reach. Default none."),
+    outbound: z
+      .enum(["allow", "deny"])
+      .optional()
+      .describe("Whether machines reach the outside, masqueraded. Default allow."),
+    denyCidrs: z
+      .array(z.string())
+      .optional()
+      .describe("Never reached by machines. Default 169.254.0.0/16, where clouds serve credentials."),
+    openHostPorts: z
+      .array(z.int().min(1).max(65535))
+      .optional()
+      .describe("Ports of this host that machines may reach. Default none."),
   })
   .optional()
   .describe("The machines' network.");
@@ -49,7 +68,10 @@ const networkSchema = z
 const ociSchema = z.strictObject({
   type: z.literal("oci"),
   runtime: z.string().optional().describe("OCI runtime, by name or path. Default runc."),
-  seccompProfile: z.string().optional().describe("Profile for containers that are not unconfined. Default: that of containers-common."),
+  seccompProfile: z
+    .string()
+    .optional()
+    .describe("Profile for containers that are not unconfined. Default: that of containers-common."),
   allowPrivileged: z.boolean().optional().describe("Admit privileged containers: they own this host. Default false."),
   pidsLimit: z.int().min(16).optional().describe("Processes and threads per container. Default 4096."),
   images: imagesSchema,
@@ -83,4 +105,8 @@ function definedOnly<T>(value: T): Defined<T> {
   return Object.fromEntries(entries.map(([key, entry]) => [key, definedOnly(entry)])) as Defined<T>;
 }
 
-type Defined<T> = T extends readonly unknown[] ? T : T extends object ? { [K in keyof T]: Defined<Exclude<T[K], undefined>> } : T;
+type Defined<T> = T extends readonly unknown[]
+  ? T
+  : T extends object
+    ? { [K in keyof T]: Defined<Exclude<T[K], undefined>> }
+    : T;

@@ -77,7 +77,9 @@ export function createProcessEngine(options: ProcessEngineOptions): Engine {
     check: () => Promise.resolve(checkHost()),
     validate: (spec) => validate(spec, options.images),
     async sweep(known) {
-      await killUntilGone(options.clock, async () => (await owned.list()).filter(({ machine }) => !known.has(machine)).map(({ stat }) => stat));
+      await killUntilGone(options.clock, async () =>
+        (await owned.list()).filter(({ machine }) => !known.has(machine)).map(({ stat }) => stat),
+      );
     },
     open(home) {
       const address = addresses.take(home.id);
@@ -91,7 +93,9 @@ export function createProcessEngine(options: ProcessEngineOptions): Engine {
       return Promise.resolve(new ProcessSandbox(home, address, owned, options));
     },
     async destroy(home) {
-      await killUntilGone(options.clock, async () => (await owned.list()).filter(({ machine }) => machine === home.id).map(({ stat }) => stat));
+      await killUntilGone(options.clock, async () =>
+        (await owned.list()).filter(({ machine }) => machine === home.id).map(({ stat }) => stat),
+      );
       addresses.release(home.id);
     },
     close: () => Promise.resolve(),
@@ -100,7 +104,13 @@ export function createProcessEngine(options: ProcessEngineOptions): Engine {
 
 function checkHost(): HostProblem[] {
   if (process.platform === "linux") return [];
-  return [{ fatal: true, problem: `engine process needs Linux's /proc; this is ${process.platform}`, cure: "run the backend on Linux, or in a Linux container" }];
+  return [
+    {
+      fatal: true,
+      problem: `engine process needs Linux's /proc; this is ${process.platform}`,
+      cure: "run the backend on Linux, or in a Linux container",
+    },
+  ];
 }
 
 function validate(spec: MachineSpec, images: ProcessEngineOptions["images"]): void {
@@ -115,7 +125,11 @@ function validate(spec: MachineSpec, images: ProcessEngineOptions["images"]): vo
         );
       }
       if ((container.mounts?.length ?? 0) > 0) {
-        throw new ProviderError("unsupported", `engine process has no volumes: container "${container.name}" mounts some`, { field: `${field}.mounts` });
+        throw new ProviderError(
+          "unsupported",
+          `engine process has no volumes: container "${container.name}" mounts some`,
+          { field: `${field}.mounts` },
+        );
       }
     }
   }
@@ -148,7 +162,10 @@ async function killUntilGone(clock: Clock, list: () => Promise<ProcessStat[]>): 
     }
     await clock.sleep(KILL_ROUND_MS);
   }
-  throw new ProviderError("unavailable", `processes ${(await list()).map(({ pid }) => pid).join(", ")} do not end after SIGKILL`);
+  throw new ProviderError(
+    "unavailable",
+    `processes ${(await list()).map(({ pid }) => pid).join(", ")} do not end after SIGKILL`,
+  );
 }
 
 class ProcessSandbox implements Sandbox {
@@ -172,7 +189,10 @@ class ProcessSandbox implements Sandbox {
     const argv = commandOf(container.spec, this.#options.images);
     if (argv.length === 0) {
       return Promise.reject(
-        new ContainerError("CreateContainerError", `engine process has no images and container "${container.name}" no command: give one, or map image "${container.spec.image}" under engine.images of the backend's config`),
+        new ContainerError(
+          "CreateContainerError",
+          `engine process has no images and container "${container.name}" no command: give one, or map image "${container.spec.image}" under engine.images of the backend's config`,
+        ),
       );
     }
     const home = join(this.#home.dir, "home", container.name);
@@ -200,7 +220,9 @@ class ProcessSandbox implements Sandbox {
 
   async kill(container: ContainerRef): Promise<void> {
     await killUntilGone(this.#options.clock, async () => {
-      const remembered = (this.#remembered.get(container.id) ?? []).filter(({ pid, startTime }) => isAlive(pid, startTime));
+      const remembered = (this.#remembered.get(container.id) ?? []).filter(({ pid, startTime }) =>
+        isAlive(pid, startTime),
+      );
       return [...(await this.#ownedBy(container)), ...remembered];
     });
   }
@@ -225,7 +247,8 @@ class ProcessSandbox implements Sandbox {
       return await connectTo(this.addresses[0]!, port, signal);
     } catch (error) {
       // A server that listens on localhost only: all machines share it, so the machine's own address goes first.
-      if (target === "loopback" && (error as NodeJS.ErrnoException).code === "ECONNREFUSED") return await connectTo("127.0.0.1", port, signal);
+      if (target === "loopback" && (error as NodeJS.ErrnoException).code === "ECONNREFUSED")
+        return await connectTo("127.0.0.1", port, signal);
       throw error;
     }
   }
@@ -278,7 +301,12 @@ export class AddressPool {
     const [address, bits] = cidr.split("/");
     const octets = address!.split(".").map(Number);
     const prefix = Number(bits);
-    if (octets.length !== 4 || octets.some((octet) => !Number.isInteger(octet) || octet < 0 || octet > 255) || octets[0] !== 127 || !(prefix >= 8 && prefix <= 30)) {
+    if (
+      octets.length !== 4 ||
+      octets.some((octet) => !Number.isInteger(octet) || octet < 0 || octet > 255) ||
+      octets[0] !== 127 ||
+      !(prefix >= 8 && prefix <= 30)
+    ) {
       throw new Error(`engine.addressPool "${cidr}" must be an IPv4 range within 127.0.0.0/8, such as 127.64.0.0/10`);
     }
     this.#size = 2 ** (32 - prefix);
