@@ -193,7 +193,7 @@ function certificateUser(request: IncomingMessage): UserInfo | undefined {
   const { subject } = socket.getPeerCertificate();
   // Node gives an array where a name has several values.
   const commonName: unknown = subject?.CN;
-  const organization = subject?.O as string | string[] | undefined;
+  const organization = subject?.O;
   if (typeof commonName !== "string" || commonName === "") return undefined;
   const groups = organization === undefined ? [] : Array.isArray(organization) ? organization : [organization];
   // What the API server adds to everybody that it authenticates.

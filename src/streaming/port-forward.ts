@@ -3,6 +3,7 @@
  * connection; the same SPDY bytes inside a WebSocket; and the old WebSocket form with two channels per port.
  */
 import { pipeline, type Duplex, type Readable, type Writable } from "node:stream";
+import { finished } from "node:stream/promises";
 import { createWebSocketStream } from "ws";
 import { toError } from "../util/errors.ts";
 import { RST_STATUS } from "./spdy/frames.ts";
@@ -218,7 +219,9 @@ async function serveChannels(
       await new Promise<void>((resolve) => pipeline(remote as Readable, toClient, () => resolve()));
       remote.destroy();
     } catch (thrown) {
-      errors.write(forwardError(port, target, thrown));
+      // Flushed before the connection may be closed.
+      errors.end(forwardError(port, target, thrown));
+      await finished(errors).catch(() => {});
     }
   });
   // One connection per port: when all are over there is nothing left to do.

@@ -1,0 +1,175 @@
+import { once } from "node:events";
+import type { Duplex } from "node:stream";
+import { createWebSocketStream } from "ws";
+import { describe, expect, it } from "vitest";
+import { negotiatePortForward, servePortForward } from "../../../src/streaming/port-forward.ts";
+import { systemClock } from "../../../src/util/clock.ts";
+import { VirtualClock } from "../../support/virtual-clock.ts";
+import { SpdyClient, duplexPair } from "./spdy-client.ts";
+import { startUpgradeServer } from "./upgrade-server.ts";
+
+/** A server whose ports are the other ends of `remotes`; port 1 refuses. */
+async function serve(query = "", clock = systemClock as typeof systemClock | VirtualClock) {
+  const remotes: { port: number; end: Duplex }[] = [];
+  let dialed = Promise.withResolvers<void>();
+  const server = await startUpgradeServer(async (upgrade) =>
+    servePortForward(
+      upgrade,
+      negotiatePortForward(upgrade.request, new URLSearchParams(query)),
+      {
+        podName: "web",
+        podUid: "u-1",
+        dial: (port) => {
+          if (port === 1) return Promise.reject(new Error("connection refused"));
+          const [near, end] = duplexPair();
+          end.on("error", () => {});
+          remotes.push({ port, end });
+          dialed.resolve();
+          dialed = Promise.withResolvers();
+          return Promise.resolve(near);
+        },
+      },
+      { clock },
+      new AbortController().signal,
+    ),
+  );
+  return { server, remotes, nextDial: () => dialed.promise, [Symbol.asyncDispose]: () => server[Symbol.asyncDispose]() };
+}
+
+async function openPair(client: SpdyClient, errorId: number, port: number, requestid: string): Promise<void> {
+  await client.openAndWait(errorId, { streamtype: "error", port: String(port), requestid });
+  client.data(errorId, "", true);
+  await client.openAndWait(errorId + 2, { streamtype: "data", port: String(port), requestid });
+}
+
+describe("port-forward over SPDY", () => {
+  it("carries bytes both ways, with half-closes, and ends the error stream last", async () => {
+    await using it = await serve();
+    const { client } = await it.server.spdy(["portforward.k8s.io"]);
+    const dial = it.nextDial();
+    await openPair(client, 1, 8080, "0");
+    await dial;
+    const { port, end } = it.remotes[0]!;
+    client.data(3, "request", true);
+    const request: Buffer[] = [];
+    for await (const chunk of end.iterator({ destroyOnReturn: false })) request.push(chunk as Buffer);
+    end.end("response");
+    await client.until(() => client.isFinished(1));
+    expect([port, Buffer.concat(request).toString(), client.text(3), client.text(1)]).toEqual([8080, "request", "response", ""]);
+    expect(client.isFinished(3)).toBe(true);
+  });
+
+  it("keeps many connections apart", async () => {
+    await using it = await serve();
+    const { client } = await it.server.spdy(["portforward.k8s.io"]);
+    for (let i = 0; i < 20; i++) await openPair(client, 4 * i + 1, 8000 + i, String(i));
+    await client.until(() => it.remotes.length === 20);
+    for (const { port, end } of it.remotes) end.end(`from ${port}`);
+    const texts: string[] = [];
+    for (let i = 0; i < 20; i++) {
+      await client.until(() => client.isFinished(4 * i + 3));
+      texts.push(client.text(4 * i + 3));
+    }
+    expect(texts).toEqual(Array.from({ length: 20 }, (_, i) => `from ${8000 + i}`));
+  });
+
+  it("tells why a port cannot be reached, resets the data stream, and lives on", async () => {
+    await using it = await serve();
+    const { client } = await it.server.spdy(["portforward.k8s.io"]);
+    await openPair(client, 1, 1, "0");
+    await client.until(() => client.isFinished(1) && client.frames.some((frame) => frame.type === "rst_stream"));
+    expect(client.text(1)).toBe("error forwarding port 1 to pod web, uid u-1: connection refused");
+    expect(client.frames).toContainEqual({ type: "rst_stream", streamId: 3, status: 5 });
+    await openPair(client, 5, 2, "1");
+  });
+
+  it("closes the remote end and ends the error stream when the client resets the data stream", async () => {
+    await using it = await serve();
+    const { client } = await it.server.spdy(["portforward.k8s.io"]);
+    const dial = it.nextDial();
+    await openPair(client, 1, 80, "0");
+    await dial;
+    client.reset(3);
+    await once(it.remotes[0]!.end, "close");
+    await client.until(() => client.isFinished(1));
+  });
+
+  it("closes every remote end when the client leaves", async () => {
+    await using it = await serve();
+    const { client } = await it.server.spdy(["portforward.k8s.io"]);
+    await openPair(client, 1, 80, "0");
+    await openPair(client, 5, 81, "1");
+    await client.until(() => it.remotes.length === 2);
+    const closed = it.remotes.map(({ end }) => once(end, "close"));
+    client.transport.destroy();
+    await Promise.all(closed);
+  });
+
+  it("pairs the streams of old clients without request ids", async () => {
+    await using it = await serve();
+    const { client } = await it.server.spdy(["portforward.k8s.io"]);
+    const dial = it.nextDial();
+    await client.openAndWait(1, { streamtype: "error", port: "90" });
+    await client.openAndWait(3, { streamtype: "data", port: "90" });
+    await dial;
+    expect(it.remotes[0]!.port).toBe(90);
+  });
+
+  it.each(["0", "65536", "http", ""])("resets a stream for port %j", async (port) => {
+    await using it = await serve();
+    const { client } = await it.server.spdy(["portforward.k8s.io"]);
+    await client.open(1, { streamtype: "data", port, requestid: "0" });
+    await client.until(() => client.frames.some((frame) => frame.type === "rst_stream"));
+  });
+
+  it("gives up half a pair after 30 s", async () => {
+    const clock = new VirtualClock();
+    await using it = await serve("", clock);
+    const { client } = await it.server.spdy(["portforward.k8s.io"]);
+    await client.openAndWait(1, { streamtype: "error", port: "80", requestid: "0" });
+    await clock.advance(29_000);
+    await clock.advance(2_000);
+    await client.until(() => client.isFinished(1));
+    expect(client.text(1)).toMatch(/timed out/);
+  });
+});
+
+describe("port-forward over WebSocket", () => {
+  it("carries SPDY in the tunnel, whose protocol name is no token", async () => {
+    await using it = await serve();
+    const { socket, protocol } = await it.server.rawWebSocket("SPDY/3.1+portforward.k8s.io");
+    const client = new SpdyClient(createWebSocketStream(socket));
+    const dial = it.nextDial();
+    await openPair(client, 1, 8080, "0");
+    await dial;
+    it.remotes[0]!.end.end("through the tunnel");
+    await client.until(() => client.isFinished(3));
+    expect([protocol, client.text(3)]).toEqual(["SPDY/3.1+portforward.k8s.io", "through the tunnel"]);
+    socket.terminate();
+  });
+
+  it("gives each port two channels that begin with its number", async () => {
+    await using it = await serve("port=80,443");
+    const webSocket = await it.server.webSocket(["v4.channel.k8s.io"], "/?port=80,443");
+    webSocket.send(0, "to 80");
+    const [input] = (await once(it.remotes[0]!.end, "data")) as [Buffer];
+    it.remotes[0]!.end.end("from 80");
+    it.remotes[1]!.end.end("from 443");
+    await webSocket.closed;
+    const channels = [0, 1, 2, 3].map((channel) => webSocket.bytes(channel).toString("latin1"));
+    expect(String(input)).toBe("to 80");
+expect(channels).toEqual(["P\0from 80", "P\0", "\u00bb\u0001from 443", "\u00bb\u0001"]);
+  });
+
+  it("tells why a port cannot be reached on its error channel", async () => {
+    await using it = await serve("port=1");
+    const webSocket = await it.server.webSocket(["v4.channel.k8s.io"]);
+    await webSocket.closed;
+    expect(webSocket.text(1)).toBe("\u0001\u0000error forwarding port 1 to pod web, uid u-1: connection refused");
+  });
+
+  it.each(["", "port=x", "port=0"])("refuses with 400 the query %j", async (query) => {
+    await using it = await serve(query);
+    await expect(it.server.webSocket(["v4.channel.k8s.io"])).rejects.toThrow(/400/);
+  });
+});
