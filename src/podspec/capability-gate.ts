@@ -258,6 +258,15 @@ export function checkCapabilities(pod: Pod, context: GateContext): GateResult {
   return { ok: false, reason: first.reason, message: [...new Set(texts)].join("; ") };
 }
 
+/** Both tables as one in Markdown, for the README: what a pod may ask for, and what that needs. */
+export function supportTable(): string {
+  const rows = [
+    ...GATED_FEATURES.map(({ field, capability }) => `| ${field} | \`${capability}\` |`),
+    ...REFUSED_FEATURES.map(({ field, why }) => `| ${field} | refused: ${why} |`),
+  ];
+  return ["| Pod field | Needs |", "|---|---|", ...rows].join("\n");
+}
+
 // ------------------------------------------------------------------------------------------------------------ finders
 
 function paths<T>(items: readonly T[] | undefined, base: string, isUsed: (item: T) => boolean, suffix = ""): string[] {
@@ -349,8 +358,15 @@ function findEffective(
   return isInherited ? [`spec${suffix}`, ...own] : own;
 }
 
+/**
+ * The StatefulSet controller writes the pod's own name as `hostname`, and its Service as `subdomain`, into each of its pods.
+ * That asks for nothing beyond what every pod has by default, so a backend that cannot name machines still runs them.
+ */
 function findHostname(pod: Pod): string[] {
-  const fields = ["hostname", "subdomain", "hostnameOverride", "setHostnameAsFQDN"] as const;
+  const isDefault = pod.spec?.hostname !== undefined && pod.spec.hostname === pod.metadata?.name;
+  const fields = isDefault
+    ? (["hostnameOverride", "setHostnameAsFQDN"] as const)
+    : (["hostname", "subdomain", "hostnameOverride", "setHostnameAsFQDN"] as const);
   return fields.filter((field) => Boolean(pod.spec?.[field])).map((field) => `spec.${field}`);
 }
 

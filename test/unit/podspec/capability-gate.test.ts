@@ -1,7 +1,12 @@
 import { describe, expect, it } from "vitest";
 import { ALL_CAPABILITIES, type Capability } from "../../../src/provider/capabilities.ts";
 import type { Pod } from "../../../src/kube/wire.ts";
-import { checkCapabilities, GATED_FEATURES, REFUSED_FEATURES } from "../../../src/podspec/capability-gate.ts";
+import {
+  checkCapabilities,
+  GATED_FEATURES,
+  REFUSED_FEATURES,
+  supportTable,
+} from "../../../src/podspec/capability-gate.ts";
 import { podWith, podWithContainer, type PodSpec } from "./fixtures.ts";
 
 function check(pod: Pod, lacking: Capability[] = [], options: { allowHostPath?: boolean; agentProbes?: boolean } = {}) {
@@ -195,5 +200,14 @@ describe("what no machine can have", () => {
       ({ reason, find }) => reason === undefined && !REFUSED.some(([, pod]) => find(pod).length > 0),
     );
     expect(unseen.map(({ field }) => field)).toEqual([]);
+  });
+});
+
+describe("supportTable", () => {
+  it("has a row of two cells for everything in both tables", () => {
+    const rows = supportTable().split("\n").slice(2);
+    expect(rows).toHaveLength(GATED_FEATURES.length + REFUSED_FEATURES.length);
+    expect(rows.filter((row) => row.split("|").length !== 4)).toEqual([]);
+    expect(rows).toContain("| spec.hostAliases | `hosts` |");
   });
 });

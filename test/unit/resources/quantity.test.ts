@@ -104,6 +104,10 @@ describe("Quantity", () => {
     expect(Quantity.parse("1Gi").add(Quantity.parse("1073741824")).toString()).toBe("2Gi");
   });
 
+  it("counts a binary amount below one as decimal", () => {
+    expect(Quantity.parse("0.0001Ki").add(Quantity.parse("1Gi")).format).toBe("DecimalSI");
+  });
+
   it("prints what it can read again, unchanged", () => {
     fc.assert(
       fc.property(anyAmount, (text) => {
