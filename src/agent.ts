@@ -35,10 +35,10 @@ export interface AgentOptions {
   signal: AbortSignal;
 }
 
-/** A client of the API server as this node: with the identity that the configuration says. */
+/** A client of the API server as this node, by the identity that the configuration says; without a node as the process itself. */
 export function connect(options: {
   config: AgentConfig;
-  node: Pick<NodeConfig, "name">;
+  node?: Pick<NodeConfig, "name">;
   clock: Clock;
   logger: Logger;
   version: string;
@@ -57,7 +57,7 @@ export function connect(options: {
     logger: options.logger,
     version: options.version,
     rateLimit: { perSecond: config.api.qps, burst: config.api.burst },
-    ...(config.identity.mode === "impersonate" && {
+    ...(node !== undefined && config.identity.mode === "impersonate" && {
       impersonate: { user: `system:node:${node.name}`, groups: ["system:nodes"] },
     }),
     ...(metrics && {
@@ -76,14 +76,22 @@ export function connect(options: {
 export class Agent {
   readonly nodes: readonly NodeAgent[];
   readonly #health: HealthServer;
+  readonly #self: KubeTransport;
   readonly #elector: LeaderElector | undefined;
   readonly #logger: Logger;
 
-  private constructor(nodes: readonly NodeAgent[], health: HealthServer, elector: LeaderElector | undefined, logger: Logger) {
-    this.nodes = nodes;
-    this.#health = health;
-    this.#elector = elector;
-    this.#logger = logger;
+  private constructor(parts: {
+    nodes: readonly NodeAgent[];
+    health: HealthServer;
+    self: KubeTransport;
+    elector: LeaderElector | undefined;
+    logger: Logger;
+  }) {
+    this.nodes = parts.nodes;
+    this.#health = parts.health;
+    this.#self = parts.self;
+    this.#elector = parts.elector;
+    this.#logger = parts.logger;
   }
 
   /** Port of /livez, /readyz and /metrics. */
@@ -99,11 +107,13 @@ export class Agent {
     const first = config.nodes[0]!;
     const metrics = createMetrics({ nodeName: first.name, version });
     const nodes: NodeAgent[] = [];
-    const elector = config.leaderElection.enabled ? createElector(options, metrics) : undefined;
+    // What belongs to no node is asked for as the process itself: a node may read neither.
+    const self = connect({ config, clock, logger, version, metrics });
+    const elector = config.leaderElection.enabled ? createElector(options, self, metrics) : undefined;
     try {
+      const clusterId = config.clusterId ?? (await readClusterId(self, options.signal));
       for (const node of config.nodes) {
         const kube = connect({ config, node, clock, logger, version, metrics });
-        const clusterId = config.clusterId ?? (await readClusterId(kube, options.signal));
         const nodeLogger = logger.child({ node: node.name });
         const events = new EventRecorder({ kube, clock, logger: nodeLogger, random: options.random, component: "kubelet", host: node.name });
         const provider = await options.createProvider(node.provider);
@@ -113,6 +123,7 @@ export class Agent {
             logger: nodeLogger,
             node: { ...node, addresses: node.addresses.length > 0 ? node.addresses : hostAddresses() },
             kube,
+            self,
             events,
             provider,
             clusterId,
@@ -124,9 +135,9 @@ export class Agent {
         );
       }
       const health = await startHealthServer({ host: config.health.address, port: config.health.port, livez, readyz, metrics, logger });
-      return new Agent(nodes, health, elector, logger);
+      return new Agent({ nodes, health, self, elector, logger });
     } catch (thrown) {
-      await Promise.all(nodes.map((node) => node.close()));
+      await Promise.all([...nodes.map((node) => node.close()), self.close()]);
       throw thrown;
     }
   }
@@ -157,17 +168,15 @@ export class Agent {
     );
     await Promise.all(this.nodes.map((node) => node.close()));
     await this.#health.close();
-    await this.#elector?.close();
+    await this.#self.close();
     this.#logger.info({}, "Agent stopped; machines run on");
     const fault = results.find((r) => r.status === "rejected");
     if (fault !== undefined && !signal.aborted) throw fault.reason;
   }
 }
 
-/** The election is held as the process itself: a node may not touch leases other than its own. */
-function createElector({ config, clock, random, logger, version }: AgentOptions, metrics: Metrics): LeaderElector {
+function createElector({ config, clock, random, logger }: AgentOptions, kube: KubeTransport, metrics: Metrics): LeaderElector {
   const { namespace, name, leaseDuration, renewDeadline, retryPeriod } = config.leaderElection;
-  const kube = connect({ config: { ...config, identity: { mode: "direct" } }, node: { name: "" }, clock, logger, version, metrics });
   return new LeaderElector({
     kube,
     clock,

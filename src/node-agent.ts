@@ -38,7 +38,10 @@ import { hostResolvConf } from "./util/resolv-conf.ts";
 
 export interface NodeAgentOptions {
   node: NodeConfig;
+  /** The API server as this node. */
   kube: KubeTransport;
+  /** The API server as the process itself. */
+  self: KubeTransport;
   events: EventRecorder;
   provider: Provider;
   clusterId: string;
@@ -76,7 +79,7 @@ export class NodeAgent {
     const { kubelet } = options.node;
     const clientCa =
       kubelet.clientCAFile === undefined
-        ? await configMapClientCa(options)
+        ? await configMapClientCa({ ...options, kube: options.self })
         : await fileClientCa({ file: kubelet.clientCAFile, clock: options.clock, logger: options.logger });
     const agent = new NodeAgent(options, certificate, clientCa);
     await agent.server.listen();

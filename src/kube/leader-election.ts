@@ -20,8 +20,7 @@ export class NotLeaderError extends VmletError {
 }
 
 export interface LeaderElectionOptions {
-  /** Its own connection: the election must not wait for other requests. */
-  kube: Kube & { close?(): Promise<void> };
+  kube: Kube;
   clock: Clock;
   random: Random;
   logger: Logger;
@@ -93,10 +92,6 @@ export class LeaderElector {
       if (signal.aborted) await this.#release();
       this.#renewedAt = undefined;
     }
-  }
-
-  async close(): Promise<void> {
-    await this.#o.kube.close?.();
   }
 
   /** Resolves when the lease could not be renewed in time, was taken, or the signal aborted. */
