@@ -83,6 +83,7 @@ export class LocalProvider implements Provider {
       clock: options.clock,
       logger: options.logger,
       startGate: new PQueue({ concurrency: options.startConcurrency ?? START_CONCURRENCY }),
+      onImagesChanged: () => this.#retainImages(),
       onDeleted: (supervisor) => this.#bury(supervisor),
     };
   }
@@ -115,9 +116,17 @@ export class LocalProvider implements Provider {
         }),
       ),
     );
+    this.#retainImages();
     if (found.length > 0)
       this.#options.logger.info({ machines: found.length }, "found the machines of the former backend");
     this.#prune();
+  }
+
+  /** Spares the images of all machines from the engine's garbage collection. */
+  #retainImages(): void {
+    const records = [...this.#supervisors.values()].flatMap(({ record }) => Object.values(record.containers));
+    const inUse = records.flatMap(({ image, imageVolumes }) => [image, ...Object.values(imageVolumes ?? {})]);
+    this.#engine.images?.retain?.(new Set(inUse.flatMap((image) => image?.imageId ?? [])));
   }
 
   #prune(): void {
@@ -128,6 +137,7 @@ export class LocalProvider implements Provider {
   #bury(supervisor: Supervisor): void {
     this.#supervisors.delete(supervisor.id);
     this.#store.bury(supervisor.snapshot());
+    this.#retainImages();
     void supervisor.close();
   }
 

@@ -92,8 +92,8 @@ export class MachineStore {
       if (machine !== undefined) this.#tombstones.set(machine.id, machine);
     }
     return readdirSync(join(this.stateDir, "machines")).flatMap((id) => {
-      const spec = readJson<MachineSpec>(join(this.machineDir(id), "spec.json"));
-      const record = readJson<MachineRecord>(join(this.machineDir(id), "state.json"));
+      const spec = readJson(join(this.machineDir(id), "spec.json")) as MachineSpec | undefined;
+      const record = readJson(join(this.machineDir(id), "state.json")) as MachineRecord | undefined;
       if (spec !== undefined && record !== undefined) return [{ spec, record }];
       rmSync(this.machineDir(id), { recursive: true, force: true });
       return [];

@@ -22,6 +22,7 @@ import type {
   StreamOptions,
 } from "../../../src/provider/provider.ts";
 import type { Logger } from "../../../src/telemetry/logger.ts";
+import { Quantity } from "../../../src/resources/quantity.ts";
 import type { Clock } from "../../../src/util/clock.ts";
 import { toError } from "../../../src/util/errors.ts";
 import {
@@ -61,6 +62,8 @@ const CONFIG_RETRY_MS = 10_000;
 const SANDBOX_RETRY_MS = { first: 1_000, max: 30_000 };
 /** After this long, ErrImagePull becomes ImagePullBackOff: kubelet shows the first until its next turn. */
 const PULL_BACKOFF_SHOWN_MS = 2_000;
+/** kubelet's eviction manager looks this often. */
+const STORAGE_CHECK_MS = 10_000;
 const NOTICES_KEPT = 30;
 const MAX_TERMINATION_MESSAGE_BYTES = 4096;
 const FALLBACK_LOG = { lines: 80, bytes: 2048 };
@@ -83,6 +86,8 @@ export interface SupervisorContext {
   logger: Logger;
   /** Bounds how many machines and containers start at once. */
   startGate: PQueue;
+  /** A container has a new image: what images are in use has changed. */
+  onImagesChanged(): void;
   /** The machine is deleted and nothing is left of it but its folder. */
   onDeleted(supervisor: Supervisor): void;
 }
@@ -138,6 +143,7 @@ export class Supervisor implements MachineHome {
   #winding = false;
   #planned = false;
   #cancelWake: (() => void) | undefined;
+  #cancelStorage: (() => void) | undefined;
 
   constructor(context: SupervisorContext, spec: MachineSpec, record: MachineRecord) {
     this.id = record.machine.id;
@@ -343,6 +349,7 @@ export class Supervisor implements MachineHome {
     this.#closing.abort(new Error("the backend is stopping"));
     this.#opening?.abort(this.#closing.signal.reason);
     this.#cancelWake?.();
+    this.#cancelStorage?.();
     for (const runtime of this.#runtimes.values()) {
       runtime.watch?.close();
       runtime.ended.abort(this.#closing.signal.reason);
@@ -482,6 +489,7 @@ export class Supervisor implements MachineHome {
 
   #adoptSandbox(sandbox: Sandbox): void {
     this.#sandbox = sandbox;
+    this.#watchStorage();
     void sandbox.lost.then((loss) => {
       if (this.#sandbox === sandbox && !this.#closing.signal.aborted && !this.#winding) this.#sandboxLost(loss);
     });
@@ -581,6 +589,37 @@ export class Supervisor implements MachineHome {
       }
     }
     return false;
+  }
+
+  // --- local storage limits (kubelet.md §3.8) ---
+
+  /** Asks for the volumes' use now and then, while there is a limit and an engine that measures. */
+  #watchStorage(): void {
+    const limited = (this.#spec.volumes ?? []).some(
+      (volume) => volume.type === "empty_dir" && volume.size_bytes !== undefined,
+    );
+    if (!limited || !this.#context.engine.capabilities.includes("volumes.empty_dir.size_limit")) return;
+    this.#cancelStorage?.();
+    this.#cancelStorage = this.#clock.after(STORAGE_CHECK_MS, () => void this.#checkStorage());
+  }
+
+  async #checkStorage(): Promise<void> {
+    const sandbox = this.#sandbox;
+    if (sandbox === undefined || this.#closing.signal.aborted || this.#record.ending !== undefined) return;
+    const running = [...this.#runtimes.values()].map(({ ref }) => ref);
+    const { volumes = [] } = await sandbox.stats(running).catch(() => ({ volumes: [] }));
+    for (const volume of this.#spec.volumes ?? []) {
+      if (volume.type !== "empty_dir" || volume.size_bytes === undefined) continue;
+      const used = volumes.find(({ name }) => name === volume.name)?.used_bytes ?? 0;
+      if (used > volume.size_bytes && this.#record.ending === undefined) {
+        const limit = Quantity.of(volume.size_bytes, "BinarySI").toString();
+        const message = `Usage of EmptyDir volume "${volume.name}" exceeds the limit "${limit}". `;
+        this.#notice("Warning", "Evicted", message);
+        this.#end({ deadline: this.#clock.now(), force: false, state: "failed", reason: "Evicted", message });
+        return;
+      }
+    }
+    this.#watchStorage();
   }
 
   // --- start ---
@@ -748,6 +787,7 @@ export class Supervisor implements MachineHome {
       if (volume.type !== "image" || !mounted.has(volume.name)) continue;
       own.imageVolumes = { ...own.imageVolumes, [volume.name]: await obtainImage(images, volume, auth, surroundings) };
     }
+    this.#context.onImagesChanged();
   }
 
   #withAddresses(spec: ContainerSpec, sandbox: Sandbox): ContainerSpec {

@@ -65,6 +65,21 @@ test("policy fallback_to_logs is silent after success", async () => {
   expect((await world.container("a")).terminated?.message).toBeUndefined();
 });
 
+test("a machine whose empty_dir grows above its limit fails with kubelet's eviction message", async () => {
+  const world = await World.create();
+  await world.create({ volumes: [{ name: "tmp", type: "empty_dir", medium: "disk", size_bytes: 10 * 1024 * 1024 }] });
+  world.volumes = [{ name: "tmp", used_bytes: 10 * 1024 * 1024 }];
+  await world.advance(10_000);
+  expect((await world.machine()).state).toBe("running");
+  world.volumes = [{ name: "tmp", used_bytes: 10 * 1024 * 1024 + 1 }];
+  await world.advance(10_000);
+  expect(await world.machine()).toMatchObject({
+    state: "failed",
+    reason: "Evicted",
+    message: 'Usage of EmptyDir volume "tmp" exceeds the limit "10Mi". ',
+  });
+});
+
 test("a container that cannot be configured waits with the reason and is tried again", async () => {
   const world = await World.create((fresh) =>
     fresh.launchErrors.set("a", new ContainerError("CreateContainerConfigError", "no such user")),

@@ -21,6 +21,12 @@ class Images implements ImageStore {
     return Promise.resolve(this.present ? image : undefined);
   }
 
+  retained: ReadonlySet<string> = new Set();
+
+  retain(imageIds: ReadonlySet<string>) {
+    this.retained = imageIds;
+  }
+
   pull(_image: string, options: { auth: readonly unknown[]; signal: AbortSignal }) {
     this.pulls++;
     this.auth = options.auth;
@@ -133,4 +139,12 @@ test("a stop does not wait for a pull", async () => {
   const { world } = await withImages((store) => (store.hangs = true));
   await world.stop(30);
   expect((await world.machine()).state).toBe("stopped");
+});
+
+test("the images of machines are retained until the machine is deleted", async () => {
+  const { world, images } = await withImages(() => {});
+  expect([...images.retained]).toEqual([image.imageId]);
+  await world.provider.deletePod("m1", { force: true, signal: world.signal });
+  await world.advance(0);
+  expect([...images.retained]).toEqual([]);
 });

@@ -52,6 +52,8 @@ export class World {
   exec: ExecScript = () => 0;
   images: ImageStore | undefined;
   patched: string[] = [];
+  /** What the engine measures. */
+  volumes: { name: string; used_bytes: number }[] = [];
   #lose: ((loss: SandboxLoss) => void) | undefined;
   sandboxes = 0;
   alive = false;
@@ -226,7 +228,7 @@ export class World {
         return Promise.resolve({ stdin: null, stdout, stderr: null, exit, resize() {}, close() {} });
       },
       dial: () => Promise.reject(new Error("no network in this world")),
-      stats: () => Promise.resolve({ containers: [] }),
+      stats: () => Promise.resolve({ containers: [], volumes: this.volumes }),
       applyFiles: (volume) => {
         this.patched.push(`${volume.name}=${volume.version}`);
         return Promise.resolve();
