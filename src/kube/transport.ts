@@ -93,7 +93,7 @@ export class KubeTransport implements Kube {
    *   `signal` aborts
    */
   async request<T>(request: KubeRequest): Promise<T> {
-    return parseReply<T>(what(request), await this.requestText(request));
+    return parseReply(what(request), await this.requestText(request)) as T;
   }
 
   /** Like `request`, for replies that are not JSON: logs, metrics. */
@@ -122,11 +122,12 @@ export class KubeTransport implements Kube {
   ): AsyncGenerator<WatchEvent<T>> {
     const get: KubeRequest = { ...request, method: "GET", query: { ...request.query, watch: true } };
     const { signal } = request;
+    signal.throwIfAborted();
     const name = `Watch ${request.path}`;
     const timeoutMs = this.#options.timeoutMs ?? 30_000;
     // Limits only the opening: how long a watch may be silent is the reflector's business.
     const opening = this.#limit(signal, timeoutMs, name);
-    // Ends the connection when the consumer stops before the stream does.
+    // The connection follows the caller's signal for good, and the opening's until the reply is there.
     const stream = new AbortController();
     const onAbort = () => stream.abort(signal.reason);
     signal.addEventListener("abort", onAbort, { once: true });
@@ -158,7 +159,6 @@ export class KubeTransport implements Kube {
       }
     } finally {
       signal.removeEventListener("abort", onAbort);
-      stream.abort(new Error("The watch's consumer is done"));
     }
   }
 
@@ -404,8 +404,8 @@ function rootCause(error: unknown): Error {
   return root;
 }
 
-function parseReply<T>(name: string, text: string): T {
-  if (text === "") return undefined as T;
+function parseReply(name: string, text: string): unknown {
+  if (text === "") return undefined;
   let reply: unknown;
   try {
     reply = JSON.parse(text);
@@ -413,7 +413,7 @@ function parseReply<T>(name: string, text: string): T {
     throw new KubeApiError(`${name}: the reply is not JSON`, { status: 0, reason: "Malformed", cause: error });
   }
   dropManagedFields(reply);
-  return reply as T;
+  return reply;
 }
 
 /** They are 40 % of a pod's bytes and nobody here reads them. Assigning undefined keeps the object's fast shape; delete would not. */

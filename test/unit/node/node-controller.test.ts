@@ -52,10 +52,7 @@ class NodeApi {
     if (path === `${NODE}/status` && method === "PATCH") {
       if (!this.node) throw apiError(404, "NotFound");
       expect(contentType).toBe("application/strategic-merge-patch+json");
-      return this.put(
-        strategicMergePatch("V1Node", structuredClone(this.node) as never, body as never) as unknown as Node,
-        "MODIFIED",
-      );
+      return this.put(strategicMergePatch("V1Node", structuredClone(this.node), body), "MODIFIED");
     }
     if (path === LEASE && method === "PATCH") {
       if (!this.lease) throw apiError(404, "NotFound");

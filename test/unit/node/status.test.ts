@@ -44,11 +44,7 @@ function applied(node: Node, observation: NodeObservation, at: number, by: NodeS
     labels: nodeLabels(by),
     annotations: nodeAnnotations(by, observation.capacity),
   });
-  const next = strategicMergePatch(
-    "V1Node",
-    structuredClone(node) as never,
-    structuredClone(patch) as never,
-  ) as unknown as Node;
+  const next = strategicMergePatch("V1Node", structuredClone(node), structuredClone(patch)) as unknown as Node;
   return { next, changed, patch: patch as { metadata?: object; status: Record<string, unknown> } };
 }
 
