@@ -2,7 +2,7 @@ import * as fc from "fast-check";
 import { describe, expect, it } from "vitest";
 import { violation } from "../../../providers/http-vm/document.ts";
 import { renderMachineSpec } from "../../../src/podspec/render.ts";
-import { configMap, found, inputFor, podWith, referencesWith, secret, service, type PodSpec } from "./fixtures.ts";
+import { configMap, found, inputFor, podWith, referencesWith, secret, service } from "./fixtures.ts";
 
 const maybe = <T>(arbitrary: fc.Arbitrary<T>) => fc.option(arbitrary, { nil: undefined });
 const text = fc.string({ maxLength: 12 });
@@ -92,7 +92,7 @@ describe("rendered specs", () => {
     });
     fc.assert(
       fc.property(podSpec, (spec) => {
-        const pod = podWith({ ...spec, volumes } as Partial<PodSpec>, { labels: { a: "1" } });
+        const pod = podWith({ ...spec, volumes }, { labels: { a: "1" } });
         const result = renderMachineSpec(inputFor(pod, { references, node: { allowHostPath: true } }));
         if (result.kind !== "ready") throw new Error(JSON.stringify(result.kind === "wait" ? result.events : result));
         expect(violation("request", "MachineSpec", JSON.parse(JSON.stringify(result.spec)))).toBeUndefined();
