@@ -10,15 +10,38 @@ export interface Permission {
   purpose: string;
   /** The agent runs without it; only the named feature is missing. */
   optional?: boolean;
+  /** Needed by the process itself, not by the identity that it acts as. */
+  asProcess?: boolean;
 }
 
-export function nodePermissions(nodeName: string, needs: { csr: boolean; clusterId: boolean; clientCa: boolean }): Permission[] {
+export interface PermissionNeeds {
+  /** Acts as `system:node:<name>`: then the Node authorizer decides by pod, which cannot be asked in advance. */
+  impersonate: boolean;
+  /** Asks the cluster to sign the serving certificate. */
+  csr: boolean;
+  /** Derives the cluster's identity from kube-system. */
+  clusterId: boolean;
+  /** Reads the client CA that the API server publishes. */
+  clientCa: boolean;
+  leaderElection: { namespace: string; name: string } | undefined;
+}
+
+export function nodePermissions(nodeName: string, needs: PermissionNeeds): Permission[] {
   const ownPods = { fieldSelector: { requirements: [{ key: "spec.nodeName", operator: "In" as const, values: [nodeName] }] } };
   const ownNode = { fieldSelector: { requirements: [{ key: "metadata.name", operator: "In" as const, values: [nodeName] }] } };
   const core = (verb: string, resource: string, purpose: string, more: Partial<ResourceAttributes> = {}): Permission => ({
     attributes: { verb, resource, ...more },
     purpose,
   });
+  /** What a node may do to objects that a pod of its own refers to: known only once there is such a pod. */
+  const byPod: Permission[] = [
+    core("get", "pods", "no machine can be created: each create is confirmed by a read of the pod"),
+    core("patch", "pods", "pod status cannot be reported", { subresource: "status" }),
+    core("delete", "pods", "deleted pods stay Terminating"),
+    core("get", "configmaps", "pods that refer to ConfigMaps stay Pending", { namespace: "default", name: "probe" }),
+    core("get", "secrets", "pods that refer to Secrets stay Pending", { namespace: "default", name: "probe" }),
+    core("create", "serviceaccounts", "service-account tokens cannot be given to pods", { subresource: "token", namespace: "default", name: "default" }),
+  ];
   const permissions: Permission[] = [
     core("create", "nodes", "the Node cannot be registered"),
     core("get", "nodes", "the Node's state cannot be read", { name: nodeName }),
@@ -27,15 +50,10 @@ export function nodePermissions(nodeName: string, needs: { csr: boolean; cluster
     core("patch", "nodes", "the Node's status cannot be reported", { subresource: "status", name: nodeName }),
     core("list", "pods", "pods of this node cannot be found", ownPods),
     core("watch", "pods", "pods of this node cannot be followed", ownPods),
-    core("get", "pods", "no machine can be created: each create is confirmed by a read of the pod"),
-    core("patch", "pods", "pod status cannot be reported", { subresource: "status" }),
-    core("delete", "pods", "deleted pods stay Terminating"),
-    core("get", "configmaps", "pods that refer to ConfigMaps stay Pending", { namespace: "default", name: "probe" }),
-    core("get", "secrets", "pods that refer to Secrets stay Pending", { namespace: "default", name: "probe" }),
     core("list", "services", "service environment variables are missing"),
     core("watch", "services", "service environment variables are missing"),
     core("create", "events", "events are lost", { namespace: "default" }),
-    core("create", "serviceaccounts", "service-account tokens cannot be given to pods", { subresource: "token", namespace: "default", name: "default" }),
+    ...(needs.impersonate ? [] : byPod),
     ...["create", "patch"].map((verb) => ({
       attributes: { verb, group: "coordination.k8s.io", resource: "leases", namespace: "kube-node-lease", ...(verb !== "create" && { name: nodeName }) },
       purpose: "the node turns Unknown within a minute",
@@ -63,13 +81,33 @@ export function nodePermissions(nodeName: string, needs: { csr: boolean; cluster
       attributes: { verb: "get", resource: "configmaps", namespace: "kube-system", name: "extension-apiserver-authentication" },
       purpose: "the API server's client certificate cannot be verified: set kubelet.clientCAFile",
       optional: true,
+      asProcess: true,
     });
   }
   if (needs.clusterId) {
     permissions.push({
       attributes: { verb: "get", resource: "namespaces", name: "kube-system" },
       purpose: "the cluster's identity cannot be read: set clusterId",
+      asProcess: true,
     });
+  }
+  if (needs.impersonate) {
+    for (const [resource, name] of [
+      ["users", `system:node:${nodeName}`],
+      ["groups", "system:nodes"],
+    ] as const) {
+      permissions.push({ attributes: { verb: "impersonate", resource, name }, purpose: "the agent cannot act as the node", asProcess: true });
+    }
+  }
+  if (needs.leaderElection !== undefined) {
+    const { namespace, name } = needs.leaderElection;
+    for (const verb of ["get", "create", "update"]) {
+      permissions.push({
+        attributes: { verb, group: "coordination.k8s.io", resource: "leases", namespace, ...(verb !== "create" && { name }) },
+        purpose: "no agent can become the leader",
+        asProcess: true,
+      });
+    }
   }
   return permissions;
 }

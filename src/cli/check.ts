@@ -5,6 +5,7 @@ import { loadConfig, type ConfigOverrides } from "../config/load.ts";
 import type { AgentConfig, NodeConfig } from "../config/schema.ts";
 import type { Kube } from "../kube/kube.ts";
 import { selfSubjectAccessReview } from "../kube/reviews.ts";
+import type { KubeTransport } from "../kube/transport.ts";
 import { describePermission, nodePermissions } from "../permissions.ts";
 import { silentLogger } from "../telemetry/logger.ts";
 import { systemClock } from "../util/clock.ts";
@@ -49,16 +50,19 @@ export function checkCommand(): Command {
 
 async function checkNode(config: AgentConfig, node: NodeConfig, report: Report): Promise<void> {
   console.log(`\nNode ${node.name}: API server`);
-  let kube: (Kube & { close(): Promise<void> }) | undefined;
+  const connection = { config, clock: systemClock, logger: silentLogger, version: VERSION };
+  const opened: KubeTransport[] = [];
   try {
-    kube = connect({ config, node, clock: systemClock, logger: silentLogger, version: VERSION });
+    const kube = connect({ ...connection, node });
+    const self = connect(connection);
+    opened.push(kube, self);
     const version = await kube.request<{ gitVersion: string }>({ method: "GET", path: "/version", signal: AbortSignal.timeout(TIMEOUT_MS) });
     report.ok(`answers, version ${version.gitVersion}`);
-    await checkPermissions(config, node, kube, report);
+    await checkPermissions(config, node, { kube, self }, report);
   } catch (thrown) {
     report.fault(`does not answer: ${toError(thrown).message}`, "check `kubeconfig` and that the server can be reached from here");
   } finally {
-    await kube?.close();
+    for (const transport of opened) await transport.close();
   }
 
   console.log(`\nNode ${node.name}: backend (${node.provider.type})`);
@@ -81,15 +85,17 @@ async function checkNode(config: AgentConfig, node: NodeConfig, report: Report):
   }
 }
 
-async function checkPermissions(config: AgentConfig, node: NodeConfig, kube: Kube, report: Report): Promise<void> {
+async function checkPermissions(config: AgentConfig, node: NodeConfig, access: { kube: Kube; self: Kube }, report: Report): Promise<void> {
   const permissions = nodePermissions(node.name, {
+    impersonate: config.identity.mode === "impersonate",
+    leaderElection: config.leaderElection.enabled ? config.leaderElection : undefined,
     csr: node.kubelet.certificate === "csr" || (node.kubelet.certificate === undefined && node.kubelet.certFile === undefined),
     clusterId: config.clusterId === undefined,
     clientCa: node.kubelet.clientCAFile === undefined,
   });
   let granted = 0;
   for (const permission of permissions) {
-    const answer = await selfSubjectAccessReview(kube, permission.attributes, AbortSignal.timeout(TIMEOUT_MS));
+    const answer = await selfSubjectAccessReview(permission.asProcess ? access.self : access.kube, permission.attributes, AbortSignal.timeout(TIMEOUT_MS));
     if (answer.allowed) granted++;
     else if (permission.optional) report.note(`may not ${describePermission(permission)}: ${permission.purpose}`);
     else report.fault(`may not ${describePermission(permission)}: ${permission.purpose}`, "grant it, or set identity.mode: impersonate");
