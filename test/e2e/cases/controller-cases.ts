@@ -20,7 +20,9 @@ async function until(
 ): Promise<Json> {
   return waitFor({ what: `${path} ${what}`, timeoutMs: 120_000 }, async () => {
     const object = await env.client.get(path);
-    must(condition(object), object.status);
+    // Until the controller has seen the change, its status speaks of the object before.
+    const isCurrent = (object.status.observedGeneration ?? 0) >= object.metadata.generation || object.kind === "Job";
+    must(isCurrent && condition(object), object.status);
     return object;
   });
 }

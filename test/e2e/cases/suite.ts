@@ -49,6 +49,27 @@ export function describeCases(title: string, options: SuiteOptions): void {
   });
 }
 
+async function describePods(pods: Pods): Promise<string> {
+  const lines = (await pods.list()).map(({ metadata, spec, status }) => {
+    const { name, uid, deletionTimestamp = "" } = metadata;
+    const { phase, reason = "", message = "", containerStatuses = [] } = status;
+    const states = containerStatuses.map((each: Json) => JSON.stringify(each.state)).join(" ");
+    return [
+      name,
+      uid,
+      spec.nodeName ?? "(no node)",
+      phase,
+      reason,
+      message,
+      states,
+      deletionTimestamp && `deleted ${deletionTimestamp}`,
+    ]
+      .filter(Boolean)
+      .join("  ");
+  });
+  return ["Pods at the time:", ...lines].join("\n");
+}
+
 /** Kills must not overlap: each waits until what was killed before runs again. */
 function oneAtATime(): (work: () => Promise<void>) => Promise<void> {
   let last = Promise.resolve();
