@@ -1,14 +1,21 @@
 /** Wakes whoever waits for "something has changed". */
 export class Pulse {
-  #waiters: (() => void)[] = [];
+  readonly #waiters = new Set<() => void>();
 
-  wait(): Promise<void> {
-    return new Promise((resolve) => this.#waiters.push(resolve));
+  /** Resolves at the next `fire`, or when the signal aborts. */
+  wait(signal?: AbortSignal): Promise<void> {
+    return new Promise((resolve) => {
+      const wake = () => {
+        this.#waiters.delete(wake);
+        signal?.removeEventListener("abort", wake);
+        resolve();
+      };
+      this.#waiters.add(wake);
+      signal?.addEventListener("abort", wake);
+    });
   }
 
   fire(): void {
-    const waiters = this.#waiters;
-    this.#waiters = [];
-    for (const wake of waiters) wake();
+    for (const wake of this.#waiters) wake();
   }
 }

@@ -298,7 +298,7 @@ export class Supervisor implements MachineHome {
       stream: options.stream,
       limitBytes: options.limitBytes,
       complete,
-      changed: (signal) => (complete() || signal.aborted ? Promise.resolve() : this.#changed.wait()),
+      changed: (signal) => (complete() || signal.aborted ? Promise.resolve() : this.#changed.wait(signal)),
     });
   }
 

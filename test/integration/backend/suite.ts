@@ -359,6 +359,36 @@ export function backendSuite(options: SuiteOptions, more: (bench: () => Bench) =
       expect(seen).toContain("30 90");
     });
 
+    needs("attach")(
+      "an attached client that does not read holds the output back, and then gets all of it",
+      async () => {
+        const id = await bench.create({
+          containers: [bench.shell("a", "read line; head -c 20971520 /dev/zero; echo $? >&2", { stdin: true })],
+        });
+        await bench.reaches(id, "running");
+        const session = await bench.provider.attach(id, "a", bench.streams({ stdin: true, stderr: false }));
+        session.stdin!.write("go\n");
+        await new Promise((resolve) => session.stdout!.once("readable", resolve));
+        expect((await bench.container(id, "a")).state).toBe("running");
+        expect((await text(session.stdout)).length).toBe(20_971_520);
+        expect((await session.exit).exitCode).toBe(0);
+      },
+    );
+
+    needs("exec", "tty")("all that a command writes to its terminal before it ends is received", async () => {
+      const id = await bench.create({ containers: [bench.shell("a", "sleep 1000")] });
+      await bench.reaches(id, "running");
+      const session = await bench.exec(id, "a", ["seq", "1", "20000"], { tty: true, stderr: false });
+      const lines = (await text(session.stdout)).trimEnd().split("\r\n");
+      expect([lines.length, lines.at(-1)]).toEqual([20_000, "20000"]);
+    });
+
+    needs("tty")("all that a main process writes to its terminal before it ends is in its log", async () => {
+      const id = await bench.create({ containers: [bench.shell("a", "seq 1 500", { tty: true })] });
+      await bench.reaches(id, "stopped");
+      expect(await bench.log(id, "a")).toEqual(Array.from({ length: 500 }, (_, index) => `${index + 1}\r`));
+    });
+
     needs("stats")("stats tell each running container's memory, and leave out what has ended", async () => {
       const running = await bench.create({ labels: { stats: "yes" }, containers: [bench.shell("a", "sleep 1000")] });
       const ended = await bench.create({ labels: { stats: "yes" }, containers: [bench.shell("a", "true")] });

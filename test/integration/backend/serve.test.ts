@@ -1,0 +1,59 @@
+import { mkdtempSync, rmSync, writeFileSync } from "node:fs";
+import { tmpdir } from "node:os";
+import { join } from "node:path";
+import { beforeEach, expect, onTestFinished, test } from "vitest";
+import { parseFile } from "../../../src/config/load.ts";
+import { silentLogger, type Logger } from "../../../src/telemetry/logger.ts";
+import { systemClock } from "../../../src/util/clock.ts";
+import { startBackend } from "../../../providers/http-vm/backend/backend.ts";
+import { backendConfigSchema } from "../../../providers/http-vm/backend/config.ts";
+
+let dir: string;
+
+beforeEach(() => {
+  dir = mkdtempSync(join(tmpdir(), "vmlet-serve-"));
+  const made = dir;
+  onTestFinished(() => rmSync(made, { recursive: true, force: true }));
+});
+
+async function serve(more: string, logger: Logger = silentLogger) {
+  const text = `apiVersion: vmlet.dev/v1\nkind: BackendConfig\nstateDir: ${dir}/state\nlisten: { port: 0 }\n${more}`;
+  const config = parseFile(backendConfigSchema, text, "backend.yaml");
+  const backend = await startBackend(config, { clock: systemClock, logger, version: "0" });
+  onTestFinished(() => backend.close());
+  return backend;
+}
+
+const status = async (url: string, token?: string) =>
+  (await fetch(`${url}/v1/info`, { headers: token === undefined ? {} : { authorization: `Bearer ${token}` } })).status;
+
+test("with a token file, only its tokens are let in", async () => {
+  writeFileSync(join(dir, "tokens"), "one\ntwo\n");
+  const { url } = await serve(`tokenFile: ${dir}/tokens`);
+  expect([await status(url), await status(url, "three"), await status(url, "one"), await status(url, "two")]).toEqual([
+    401, 401, 200, 200,
+  ]);
+});
+
+test("a token file that has changed is read again without a restart", async () => {
+  writeFileSync(join(dir, "tokens"), "old\n");
+  const { url } = await serve(`tokenFile: ${dir}/tokens`);
+  expect(await status(url, "newer")).toBe(401);
+  writeFileSync(join(dir, "tokens"), "newer\n");
+  expect([await status(url, "newer"), await status(url, "old")]).toEqual([200, 401]);
+});
+
+test("a configured capacity is declared and served", async () => {
+  const { url } = await serve("capacity: { cpu: 4, pods: 10 }");
+  const info = (await (await fetch(`${url}/v1/info`)).json()) as { capabilities: string[] };
+  const capacity: unknown = await (await fetch(`${url}/v1/capacity`)).json();
+  expect(info.capabilities).toContain("capacity");
+  expect(capacity).toMatchObject({ allocatable: { cpu_millis: 4000, pods: 10 } });
+});
+
+test("engine process warns at start that it isolates nothing", async () => {
+  const warnings: string[] = [];
+  const logger: Logger = { ...silentLogger, warn: (_fields, message) => void warnings.push(message) };
+  await serve("", logger);
+  expect(warnings).toEqual([expect.stringContaining("engine process isolates nothing")]);
+});
