@@ -337,7 +337,8 @@ export class MemoryMachine {
           },
         },
       },
-      (exitCode) => {
+      (exitCode, isOutOfMemory) => {
+        if (isOutOfMemory) this.#ends.set(instance, { exitCode, oomKilled: true });
         log.end();
         this.#change(() => this.#exited(slot, instance, exitCode));
         exit.resolve(exitCode);

@@ -19,8 +19,11 @@ export interface ProgramIo {
   size(): { columns: number; rows: number };
 }
 
-/** @returns the exit code */
+/** @returns the exit code. @throws OutOfMemory */
 export type Program = (io: ProgramIo) => Promise<number>;
+
+/** Thrown by a program that used more memory than its container has. */
+export class OutOfMemory extends Error {}
 
 export const SIGTERM_EXIT = 143;
 export const SIGKILL_EXIT = 137;
@@ -32,7 +35,7 @@ export interface ProgramStreams {
 
 /** One run of a program. Ends once, with the first of: its return, the stop signal without a handler, a kill. */
 export class RunningProgram {
-  readonly #onExit: (exitCode: number) => void;
+  readonly #onExit: (exitCode: number, isOutOfMemory: boolean) => void;
   #stopHandler: (() => void) | undefined;
   #killHandler: (() => void) | undefined;
   #over = false;
@@ -42,7 +45,7 @@ export class RunningProgram {
   constructor(
     program: Program | undefined,
     context: { argv: readonly string[]; env: Record<string, string>; clock: Clock; streams: ProgramStreams },
-    onExit: (exitCode: number) => void,
+    onExit: (exitCode: number, isOutOfMemory: boolean) => void,
   ) {
     this.#onExit = onExit;
     if (program === undefined) return;
@@ -61,7 +64,7 @@ export class RunningProgram {
       size: () => this.#size,
     }).then(
       (exitCode) => this.#end(exitCode),
-      () => this.#end(1),
+      (thrown: unknown) => (thrown instanceof OutOfMemory ? this.#end(SIGKILL_EXIT, true) : this.#end(1)),
     );
   }
 
@@ -86,9 +89,9 @@ export class RunningProgram {
     this.#killHandler?.();
   }
 
-  #end(exitCode: number): void {
+  #end(exitCode: number, isOutOfMemory = false): void {
     if (this.#over) return;
     this.#over = true;
-    this.#onExit(exitCode);
+    this.#onExit(exitCode, isOutOfMemory);
   }
 }

@@ -1,0 +1,296 @@
+/** Create, get, stop, delete: the rules that the agent's protocol stands on. */
+import type { Capability } from "../../capabilities.ts";
+import type { MachineSpec } from "../../machine.ts";
+import type { Check } from "../check.ts";
+import { mainOf, summary, type CheckContext } from "../context.ts";
+
+const FOREVER = "sleep 3600";
+/** Says `ready` once the stop signal is ignored. */
+const STUBBORN = "trap '' TERM; echo ready; sleep 3600";
+/** Ends with 5 when the stop signal comes. */
+const OBEDIENT = "trap 'exit 5' TERM; echo ready; while true; do sleep 0.1; done";
+
+const UTC = /^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z$/;
+
+/** Specifications that need one capability beyond the core. */
+const DEMANDING: readonly { capability: Capability; field: string; ask: Partial<MachineSpec> }[] = [
+  { capability: "volumes.host_path", field: "volumes.0", ask: { volumes: [{ name: "v", type: "host_path", path: "/" }] } },
+  { capability: "share_process_namespace", field: "security.share_process_namespace", ask: { security: { share_process_namespace: true } } },
+  { capability: "sysctls", field: "security.sysctls", ask: { security: { sysctls: [{ name: "kernel.shm_rmid_forced", value: "1" }] } } },
+  { capability: "instance_types", field: "instance_type", ask: { instance_type: "conformance" } },
+];
+
+const firstMissing = (context: CheckContext) => DEMANDING.find(({ capability }) => !context.has(capability));
+
+export const LIFECYCLE_CHECKS: readonly Check[] = [
+  {
+    name: "info/says-what-it-is",
+    why: "The agent shows name and version on the node and refuses pods by the capabilities.",
+    async run(context: CheckContext) {
+      const { name, version, capabilities } = context.info;
+      context.expect(name !== "" && version !== "", "a name and a version", `they are "${name}" and "${version}"`);
+      context.expect(new Set(capabilities).size === capabilities.length, "each capability once", "one is named twice");
+    },
+  },
+  {
+    name: "create/returns-the-machine",
+    why: "The agent writes the first status from this reply.",
+    async run(context: CheckContext) {
+      const machine = await context.create(FOREVER);
+      context.expect(machine.labels["vmlet.dev/conformance"] === context.labels["vmlet.dev/conformance"], "the labels of the specification", `they are ${JSON.stringify(machine.labels)}`);
+      context.expect(
+        ["pending", "creating", "starting", "running"].includes(machine.state),
+        "a machine on its way or running",
+        `it is ${machine.state}`,
+      );
+      mainOf(machine);
+    },
+  },
+  {
+    name: "create/replays-make-one-machine",
+    why: "Every reply can be lost; repeating the create must be the cure, not a second machine.",
+    async run(context: CheckContext) {
+      const id = context.id();
+      const spec = context.spec(FOREVER);
+      const machines = await Promise.all(Array.from({ length: 8 }, () => context.provider.createPod(id, spec, { signal: context.signal })));
+      const births = new Set(machines.map(({ created_at }) => created_at));
+      context.expect(births.size === 1, "eight creates of one id to return one machine", `they have ${births.size} times of birth`);
+      await context.running(FOREVER);
+      const { items } = await context.list();
+      const found = items.filter((machine) => machine.id === id).length;
+      context.expect(found === 1, "the list to have the machine once", `it is there ${found} times`);
+    },
+  },
+  {
+    name: "create/another-spec-is-a-conflict",
+    why: "To run something else than was asked for under the same id would be silent corruption.",
+    async run(context: CheckContext) {
+      const id = context.id();
+      await context.provider.createPod(id, context.spec(FOREVER), { signal: context.signal });
+      const call = context.provider.createPod(id, context.spec("sleep 3601"), { signal: context.signal });
+      await context.expectCode(call, "conflict", "a create with another specification");
+    },
+  },
+  {
+    name: "create/an-aborted-call-can-be-repeated",
+    why: "A client that gave up waiting does not know whether the machine was made; it asks again.",
+    async run(context: CheckContext) {
+      const id = context.id();
+      const spec = context.spec(FOREVER);
+      const impatient = new AbortController();
+      const call = context.provider.createPod(id, spec, { signal: impatient.signal });
+      impatient.abort();
+      await call.catch(() => undefined);
+      await context.provider.createPod(id, spec, { signal: context.signal });
+      const { items } = await context.list();
+      context.expect(items.length === 1, "one machine", `there are ${items.length}`);
+    },
+  },
+  {
+    name: "create/what-is-unsupported-is-refused",
+    why: "A field that is dropped silently runs a pod without the thing it asked for.",
+    skip: (context) => (firstMissing(context) === undefined ? "the backend can do everything that this check could ask for" : undefined),
+    async run(context: CheckContext) {
+      const { capability, field, ask } = firstMissing(context)!;
+      const error = await context.expectCode(context.create("true", ask), "unsupported", `a specification that needs ${capability}`);
+      context.expect(error.field === field, `the error to name the field ${field}`, `it names ${error.field ?? "none"}`);
+    },
+  },
+  {
+    name: "get/absent-is-not-found",
+    why: "It is the only proof that a machine does not exist; without it the agent waits for ever.",
+    async run(context: CheckContext) {
+      await context.expectCode(context.get(context.id()), "not_found", "a get of an id that was never used");
+    },
+  },
+  {
+    name: "machine/version-grows",
+    why: "The agent tells a late reply from a new one by it.",
+    async run(context: CheckContext) {
+      const machine = await context.running(FOREVER);
+      await context.stop(machine.id, 0);
+      const stopped = await context.untilOver(machine.id);
+      context.expect(stopped.version > machine.version, `a version above ${machine.version} after a stop`, `it is ${stopped.version}`);
+    },
+  },
+  {
+    name: "machine/times-are-utc",
+    why: "They become times of pods, where another zone or precision is a wrong age or an invalid object.",
+    async run(context: CheckContext) {
+      const machine = await context.over("exit 0");
+      const main = mainOf(machine);
+      const times = [machine.created_at, machine.started_at, machine.stopped_at, main.started_at, main.terminated?.started_at, main.terminated?.finished_at];
+      for (const time of times) {
+        if (time === undefined) continue;
+        context.expect(UTC.test(time), "times as 2026-10-06T00:17:09.123Z", `one is ${time}`);
+        const offMs = Math.abs(Date.parse(time) - context.clock.now());
+        context.expect(offMs < 5 * 60_000, "times within five minutes of ours", `one is ${time}`);
+      }
+    },
+  },
+  {
+    name: "machine/shows-no-secrets",
+    why: "Statuses are read by more people than secrets are.",
+    async run(context: CheckContext) {
+      const secret = "conformance-s3cret";
+      const base64 = Buffer.from(secret).toString("base64");
+      const files = { name: "files", type: "files" as const, version: "1", files: [{ path: "key", mode: 0o600, content_b64: base64 }] };
+      const machine = await context.running(FOREVER, {
+        containers: [context.container(FOREVER, { env: [{ name: "PASSWORD", value: secret }] })],
+        ...(context.has("volumes.files") ? { volumes: [files] } : {}),
+        ...(context.has("registry_auth") ? { registry_auth: [{ registry: "registry.invalid", username: "u", password: secret }] } : {}),
+      });
+      const shown = JSON.stringify([machine, await context.list()]);
+      context.expect(!shown.includes(secret) && !shown.includes(base64), "no secret of the specification in a machine", "one is shown");
+    },
+  },
+  {
+    name: "stop/sends-the-signal",
+    why: "A workload that is not told to end cannot end in good order.",
+    async run(context: CheckContext) {
+      const { id } = await context.saying("ready", OBEDIENT);
+      await context.stop(id, 20);
+      const code = mainOf(await context.untilOver(id)).terminated?.exit_code;
+      context.expect(code === 5, "the container to end by its own handler, with 5", `it ended with ${code}`);
+    },
+  },
+  {
+    name: "stop/kills-after-the-grace-and-not-before",
+    why: "The grace is the workload's; its end is the user's.",
+    async run(context: CheckContext) {
+      const { id } = await context.saying("ready", STUBBORN);
+      const startedAt = context.clock.monotonic();
+      await context.stop(id, 2);
+      const machine = await context.untilOver(id);
+      const tookMs = context.clock.monotonic() - startedAt;
+      const code = mainOf(machine).terminated?.exit_code;
+      context.expect(code === 137, "a container that ignores the signal to end with 137", `it ended with ${code}`);
+      context.expect(tookMs >= 1900, "it to live for the 2 s of grace", `it was over after ${Math.round(tookMs)} ms`);
+      context.expect(tookMs < 15_000, "it to be killed when 2 s of grace are over", `that took ${Math.round(tookMs)} ms`);
+    },
+  },
+  {
+    name: "stop/returns-at-once",
+    why: "The agent has other machines to look after; it learns from the state when this one is stopped.",
+    async run(context: CheckContext) {
+      const { id } = await context.saying("ready", STUBBORN);
+      const startedAt = context.clock.monotonic();
+      const { state } = await context.stop(id, 60);
+      const tookMs = context.clock.monotonic() - startedAt;
+      context.expect(tookMs < 3000, "a stop with 60 s of grace to return at once", `it took ${Math.round(tookMs)} ms`);
+      context.expect(state === "stopping" || state === "running", "the machine to be stopping", `it is ${state}`);
+    },
+  },
+  {
+    name: "stop/a-shorter-grace-shortens",
+    why: "`kubectl delete --now` after a plain delete must not wait for the first grace.",
+    async run(context: CheckContext) {
+      const { id } = await context.saying("ready", STUBBORN);
+      await context.stop(id, 600);
+      await context.stop(id, 1);
+      await context.untilOver(id);
+    },
+  },
+  {
+    name: "stop/a-longer-grace-does-not-lengthen",
+    why: "A retry that carries the first grace must not give a workload more time than it was told.",
+    async run(context: CheckContext) {
+      const { id } = await context.saying("ready", STUBBORN);
+      await context.stop(id, 1);
+      await context.stop(id, 601);
+      await context.untilOver(id);
+    },
+  },
+  {
+    name: "stop/is-idempotent",
+    why: "A reply can be lost; the second stop must be as good as the first.",
+    async run(context: CheckContext) {
+      const { id } = await context.over("exit 0");
+      const { state } = await context.stop(id, 0);
+      context.expect(state === "stopped", "a stop of a machine that is over to return it as it is", `it is ${state}`);
+    },
+  },
+  {
+    name: "stop/absent-is-not-found",
+    why: "The agent must learn that there is nothing left to wait for.",
+    async run(context: CheckContext) {
+      await context.expectCode(context.stop(context.id(), 0), "not_found", "a stop of an id that was never used");
+    },
+  },
+  {
+    name: "stop/stays-readable",
+    why: "The last status is written after the end; what vanished cannot be read.",
+    async run(context: CheckContext) {
+      const { id } = await context.over("exit 3");
+      const { items } = await context.list();
+      const found = items.find((machine) => machine.id === id);
+      context.expect(found !== undefined && mainOf(found).terminated?.exit_code === 3, "a stopped machine in the list, with its exit code", `it is ${summary(found)}`);
+    },
+  },
+  {
+    name: "delete/absent-succeeds",
+    why: "What the agent is after is that the machine is gone; that it never was is fine.",
+    async run(context: CheckContext) {
+      await context.delete(context.id());
+    },
+  },
+  {
+    name: "delete/absent-leaves-a-tombstone",
+    why: "A create that was on its way when the pod was deleted would make a machine that nobody looks after.",
+    async run(context: CheckContext) {
+      const id = context.id();
+      await context.delete(id).catch(() => undefined);
+      const call = context.provider.createPod(id, context.spec(FOREVER), { signal: context.signal });
+      await context.expectCode(call, "gone", "a create of an id that was deleted before it existed");
+    },
+  },
+  {
+    name: "delete/a-create-afterwards-is-gone",
+    why: "A late create must not bring back what was deleted.",
+    async run(context: CheckContext) {
+      const { id } = await context.running(FOREVER);
+      await context.delete(id);
+      const call = context.provider.createPod(id, context.spec(FOREVER), { signal: context.signal });
+      await context.expectCode(call, "gone", "a create of an id that was deleted");
+    },
+  },
+  {
+    name: "delete/the-tombstone-keeps-exit-codes",
+    why: "They are asked for after the fact: Jobs decide by them.",
+    async run(context: CheckContext) {
+      const { id } = await context.over("exit 4");
+      await context.delete(id);
+      const tombstone = await context.untilDeleted(id);
+      const code = mainOf(tombstone).terminated?.exit_code;
+      context.expect(code === 4, "a tombstone with exit code 4", `it has ${code}`);
+    },
+  },
+  {
+    name: "delete/without-force-stops-first",
+    why: "A workload may end in good order even when its pod object is gone already.",
+    async run(context: CheckContext) {
+      const { id } = await context.saying("ready", OBEDIENT, { termination_grace_s: 20 });
+      await context.delete(id, false);
+      const code = mainOf(await context.untilDeleted(id)).terminated?.exit_code;
+      context.expect(code === 5, "the container to end by its own handler, with 5", `it ended with ${code}`);
+    },
+  },
+  {
+    name: "delete/with-force-kills",
+    why: "What cannot be stopped must still be removable.",
+    async run(context: CheckContext) {
+      const { id } = await context.saying("ready", STUBBORN, { termination_grace_s: 600 });
+      await context.delete(id, true);
+      await context.untilDeleted(id);
+    },
+  },
+  {
+    name: "delete/is-idempotent",
+    why: "A reply can be lost; the second delete must be as good as the first.",
+    async run(context: CheckContext) {
+      const { id } = await context.running(FOREVER);
+      await context.delete(id);
+      await context.delete(id);
+    },
+  },
+];

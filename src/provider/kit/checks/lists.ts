@@ -1,0 +1,80 @@
+/** Lists: how the agent learns the state of everything, and finds what it lost. */
+import type { Check } from "../check.ts";
+import type { CheckContext } from "../context.ts";
+
+const FOREVER = "sleep 3600";
+
+export const LIST_CHECKS: readonly Check[] = [
+  {
+    name: "list/shows-what-was-just-created",
+    why: "An agent that lists and misses a machine would take it for lost.",
+    async run(context: CheckContext) {
+      const { id } = await context.create(FOREVER);
+      const { items } = await context.list();
+      context.expect(items.some((machine) => machine.id === id), "a machine in the list right after its create", "it is not there");
+    },
+  },
+  {
+    name: "list/selects-by-every-label",
+    why: "Machines of other nodes and clusters must never be seen, and so never swept.",
+    async run(context: CheckContext) {
+      const mine = { ...context.labels, role: "mine" };
+      const { id } = await context.create(FOREVER, { labels: mine });
+      await context.create(FOREVER, { labels: { ...context.labels, role: "other" } });
+      await context.untilTrue("both machines in the list", async () => (await context.list()).items.length === 2);
+      const { items } = await context.list({ labels: mine });
+      const ids = items.map((machine) => machine.id).join(", ");
+      context.expect(ids === id, `only ${id}`, `the list has ${ids || "nothing"}`);
+    },
+  },
+  {
+    name: "list/has-tombstones-only-when-asked",
+    why: "They say how a machine ended, to whoever asks; to others they would look alive.",
+    async run(context: CheckContext) {
+      const { id } = await context.running(FOREVER);
+      await context.delete(id);
+      await context.untilDeleted(id);
+      const without = await context.list();
+      context.expect(without.items.length === 0, "no tombstone in a plain list", "there is one");
+      const { items } = await context.list({ includeDeleted: true });
+      context.expect(items[0]?.id === id && items[0].state === "deleted", "the tombstone when it is asked for", `the list has ${items.length} machines`);
+    },
+  },
+  {
+    name: "list/is-whole-under-churn",
+    why: "A machine that a list leaves out once looks lost.",
+    async run(context: CheckContext) {
+      const ids: string[] = [];
+      for (let i = 0; i < 6; i++) ids.push((await context.create(FOREVER)).id);
+      await context.untilTrue("six machines in the list", async () => (await context.list()).items.length >= 5);
+      let isChurning = true;
+      const churn = (async () => {
+        while (isChurning) {
+          const { id } = await context.create(FOREVER);
+          await context.delete(id);
+        }
+      })();
+      try {
+        for (let round = 0; round < 10; round++) {
+          const { items } = await context.list();
+          for (const id of ids) {
+            const count = items.filter((machine) => machine.id === id).length;
+            context.expect(count === 1, `machine ${id} once in every list`, `it is there ${count} times while others come and go`);
+          }
+        }
+      } finally {
+        isChurning = false;
+        await churn;
+      }
+    },
+  },
+  {
+    name: "list/revision-covers-its-items",
+    why: "Events from the list's revision on would otherwise begin with the past, or miss something.",
+    async run(context: CheckContext) {
+      const machine = await context.running(FOREVER);
+      const { revision } = await context.list();
+      context.expect(revision >= machine.revision, `a revision of at least ${machine.revision}`, `it is ${revision}`);
+    },
+  },
+];

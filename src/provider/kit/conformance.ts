@@ -1,0 +1,130 @@
+/**
+ * The conformance kit: named checks of everything that a provider has to keep, each with the reason for its rule. They run against any
+ * Provider in the process, and with an HTTP target also look at what only HTTP shows. A check makes its own machines, under
+ * labels of its own, and deletes them; nothing else on the backend is touched.
+ */
+import PQueue from "p-queue";
+import { systemClock, type Clock } from "../../util/clock.ts";
+import { systemRandom, type Random } from "../../util/random.ts";
+import { CAPABILITIES } from "../capabilities.ts";
+import { ProviderError } from "../errors.ts";
+import type { Provider } from "../provider.ts";
+import type { Check } from "./check.ts";
+import { CONTAINER_CHECKS } from "./checks/containers.ts";
+import { EVENT_CHECKS } from "./checks/events.ts";
+import { HTTP_CHECKS } from "./checks/http.ts";
+import { LIFECYCLE_CHECKS } from "./checks/lifecycle.ts";
+import { LIST_CHECKS } from "./checks/lists.ts";
+import { LOG_CHECKS } from "./checks/logs.ts";
+import { STREAM_CHECKS } from "./checks/streams.ts";
+import { CheckContext, Violation } from "./context.ts";
+import type { HttpTarget } from "./http-target.ts";
+
+export const CHECKS: readonly Check[] = [
+  ...LIFECYCLE_CHECKS,
+  ...LIST_CHECKS,
+  ...CONTAINER_CHECKS,
+  ...LOG_CHECKS,
+  ...EVENT_CHECKS,
+  ...STREAM_CHECKS,
+  ...HTTP_CHECKS,
+];
+
+export interface ConformanceOptions {
+  /** Has `sh` with echo, sleep, cat, head, trap, read. Backends without images ignore it. */
+  image?: string;
+  /** A container that answers on a TCP port with what it gets; without it that check is left out. */
+  echo?: { command: string[]; port: number };
+  http?: HttpTarget;
+  /** Only checks whose name begins with one of these. */
+  only?: readonly string[];
+  /** How long a machine may take to get somewhere, in milliseconds. Default 60,000. */
+  patienceMs?: number;
+  /** Checks at a time. Default 4. */
+  concurrency?: number;
+  clock?: Clock;
+  random?: Random;
+  signal?: AbortSignal;
+  onResult?: (result: CheckResult) => void;
+}
+
+export interface CheckResult {
+  name: string;
+  outcome: "passed" | "failed" | "skipped";
+  /** What was expected, what came and why it matters; or why the check was skipped. */
+  message?: string;
+  durationMs: number;
+}
+
+export interface ConformanceReport {
+  provider: string;
+  version: string;
+  capabilities: readonly string[];
+  results: CheckResult[];
+  passed: number;
+  failed: number;
+  skipped: number;
+}
+
+/** Runs all checks. @throws ProviderError when the provider does not even say what it is */
+export async function runConformance(provider: Provider, options: ConformanceOptions = {}): Promise<ConformanceReport> {
+  const clock = options.clock ?? systemClock;
+  const random = options.random ?? systemRandom;
+  const signal = options.signal ?? new AbortController().signal;
+  const info = await provider.getInfo({ signal });
+  const runId = Math.floor(random() * 2 ** 48).toString(36);
+  const queue = new PQueue({ concurrency: options.concurrency ?? 4 });
+  const wanted = CHECKS.filter(({ name }) => options.only === undefined || options.only.some((prefix) => name.startsWith(prefix)));
+
+  const runOne = async (check: Check, index: number): Promise<CheckResult> => {
+    const startedAt = clock.monotonic();
+    const context = new CheckContext({
+      provider,
+      info,
+      clock,
+      signal,
+      prefix: `conf-${runId}-${index}`,
+      image: options.image ?? "busybox:stable",
+      echo: options.echo,
+      http: options.http,
+      patienceMs: options.patienceMs ?? 60_000,
+    });
+    const result = await outcomeOf(check, context);
+    await context.cleanUp();
+    const finished = { name: check.name, ...result, durationMs: Math.round(clock.monotonic() - startedAt) };
+    options.onResult?.(finished);
+    return finished;
+  };
+
+  const results = await Promise.all(wanted.map((check, index) => queue.add(() => runOne(check, index))));
+  const count = (outcome: CheckResult["outcome"]) => results.filter((result) => result.outcome === outcome).length;
+  return {
+    provider: info.name,
+    version: info.version,
+    capabilities: info.capabilities,
+    results,
+    passed: count("passed"),
+    failed: count("failed"),
+    skipped: count("skipped"),
+  };
+}
+
+async function outcomeOf(check: Check, context: CheckContext): Promise<Pick<CheckResult, "outcome" | "message">> {
+  const missing = check.needs?.find((capability) => !context.has(capability));
+  if (missing !== undefined) return { outcome: "skipped", message: `needs the capability ${missing} (${CAPABILITIES[missing]})` };
+  if (check.needsHttp === true && context.http === undefined) return { outcome: "skipped", message: "needs a URL" };
+  const reason = check.skip?.(context);
+  if (reason !== undefined) return { outcome: "skipped", message: reason };
+  try {
+    await check.run(context);
+    return { outcome: "passed" };
+  } catch (thrown) {
+    return { outcome: "failed", message: `${explain(thrown)} ${check.why}` };
+  }
+}
+
+function explain(thrown: unknown): string {
+  if (thrown instanceof Violation) return `Expected ${thrown.expected}, but ${thrown.came}.`;
+  if (thrown instanceof ProviderError) return `Expected every call to succeed, but one failed with ${thrown.code}: ${thrown.message}.`;
+  return `Expected no error, but there was one: ${thrown instanceof Error ? (thrown.stack ?? thrown.message) : String(thrown)}.`;
+}

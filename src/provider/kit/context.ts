@@ -1,0 +1,203 @@
+/** What every check works with: ids and labels of its own, specifications, and ways to wait and to expect. */
+import type { Clock } from "../../util/clock.ts";
+import type { Capability } from "../capabilities.ts";
+import { isProviderError, ProviderError, type ProviderErrorCode } from "../errors.ts";
+import type { ContainerSpec, ContainerState, Machine, MachineSpec } from "../machine.ts";
+import type { LogLine, LogOptions, MachineList, Provider, ProviderInfo } from "../provider.ts";
+import type { HttpTarget } from "./http-target.ts";
+
+/** A rule that does not hold. Both halves read on: "Expected <expected>, but <came>." */
+export class Violation extends Error {
+  readonly expected: string;
+  readonly came: string;
+  constructor(expected: string, came: string) {
+    super(`expected ${expected}, but ${came}`);
+    this.name = "Violation";
+    this.expected = expected;
+    this.came = came;
+  }
+}
+
+/** Between two looks at a machine. */
+const POLL_MS = 50;
+/** The label that all of a check's machines carry, and no others. */
+export const CHECK_LABEL = "vmlet.dev/conformance";
+
+export class CheckContext {
+  readonly provider: Provider;
+  readonly info: ProviderInfo;
+  readonly clock: Clock;
+  readonly signal: AbortSignal;
+  readonly http: HttpTarget | undefined;
+  readonly echo: { command: string[]; port: number } | undefined;
+  readonly patienceMs: number;
+  readonly labels: Record<string, string>;
+  readonly #prefix: string;
+  readonly #image: string;
+  readonly #ids: string[] = [];
+
+  constructor(options: {
+    provider: Provider;
+    info: ProviderInfo;
+    clock: Clock;
+    signal: AbortSignal;
+    prefix: string;
+    image: string;
+    echo: { command: string[]; port: number } | undefined;
+    http: HttpTarget | undefined;
+    patienceMs: number;
+  }) {
+    this.provider = options.provider;
+    this.info = options.info;
+    this.clock = options.clock;
+    this.signal = options.signal;
+    this.http = options.http;
+    this.echo = options.echo;
+    this.patienceMs = options.patienceMs;
+    this.#prefix = options.prefix;
+    this.#image = options.image;
+    this.labels = { [CHECK_LABEL]: options.prefix };
+  }
+
+  has(capability: Capability): boolean {
+    return this.info.capabilities.includes(capability);
+  }
+
+  /** An id that nobody has used, whose machine is deleted when the check is over. */
+  id(): string {
+    const id = `${this.#prefix}-${this.#ids.length}`;
+    this.#ids.push(id);
+    return id;
+  }
+
+  container(script: string, rest: Partial<ContainerSpec> = {}): ContainerSpec {
+    return { name: "main", image: this.#image, command: ["sh", "-c", script], ...rest };
+  }
+
+  spec(script: string, rest: Partial<MachineSpec> = {}): MachineSpec {
+    return { labels: this.labels, restart_policy: "never", termination_grace_s: 1, containers: [this.container(script)], ...rest };
+  }
+
+  /** A new machine; resolves with what createPod returned. */
+  async create(script: string, rest: Partial<MachineSpec> = {}): Promise<Machine> {
+    return this.provider.createPod(this.id(), this.spec(script, rest), { signal: this.signal });
+  }
+
+  /** A new machine whose main container runs. */
+  async running(script: string, rest: Partial<MachineSpec> = {}): Promise<Machine> {
+    const { id } = await this.create(script, rest);
+    return this.until(id, "its main container to run", (machine) => mainOf(machine).state === "running");
+  }
+
+  /** A new machine that has said `word`, so that what its script did before is done. */
+  async saying(word: string, script: string, rest: Partial<MachineSpec> = {}): Promise<Machine> {
+    const machine = await this.running(script, rest);
+    await this.untilTrue(`the container to print ${word}`, async () => {
+      const lines = await this.logs(machine.id);
+      return lines.some((line) => line.content.toString().trim() === word);
+    });
+    return machine;
+  }
+
+  /** A new machine that is over. */
+  async over(script: string, rest: Partial<MachineSpec> = {}): Promise<Machine> {
+    const { id } = await this.create(script, rest);
+    return this.untilOver(id);
+  }
+
+  get(id: string): Promise<Machine> {
+    return this.provider.getPod(id, { signal: this.signal });
+  }
+
+  list(options: { labels?: Record<string, string>; includeDeleted?: boolean } = {}): Promise<MachineList> {
+    return this.provider.getPods({ signal: this.signal, labels: this.labels, ...options });
+  }
+
+  stop(id: string, graceSeconds: number): Promise<Machine> {
+    return this.provider.stopPod(id, { signal: this.signal, graceSeconds });
+  }
+
+  delete(id: string, force = true): Promise<void> {
+    return this.provider.deletePod(id, { signal: this.signal, force });
+  }
+
+  async logs(id: string, options: Partial<LogOptions> = {}, container = "main"): Promise<LogLine[]> {
+    const lines: LogLine[] = [];
+    for await (const line of this.provider.getLogs(id, container, { signal: this.within(this.patienceMs), ...options })) lines.push(line);
+    return lines;
+  }
+
+  /** Aborts with the run, or after `ms`. */
+  within(ms: number): AbortSignal {
+    const late = new AbortController();
+    this.clock.after(ms, () => late.abort(new Violation(`an answer within ${ms / 1000} s`, "none came")));
+    return AbortSignal.any([this.signal, late.signal]);
+  }
+
+  untilOver(id: string): Promise<Machine> {
+    return this.until(id, "it to be over", ({ state }) => state === "stopped" || state === "failed");
+  }
+
+  untilDeleted(id: string): Promise<Machine> {
+    return this.until(id, "its tombstone", ({ state }) => state === "deleted");
+  }
+
+  async until(id: string, what: string, holds: (machine: Machine) => boolean): Promise<Machine> {
+    let last: Machine | undefined;
+    const deadline = this.clock.monotonic() + this.patienceMs;
+    while (this.clock.monotonic() < deadline) {
+      last = await this.get(id);
+      if (holds(last)) return last;
+      await this.clock.sleep(POLL_MS, this.signal);
+    }
+    throw new Violation(`machine ${id}: ${what} within ${this.patienceMs / 1000} s`, `it was ${summary(last)}`);
+  }
+
+  async untilTrue(what: string, holds: () => Promise<boolean>): Promise<void> {
+    const deadline = this.clock.monotonic() + this.patienceMs;
+    while (!(await holds())) {
+      if (this.clock.monotonic() >= deadline) throw new Violation(`${what} within ${this.patienceMs / 1000} s`, "it did not happen");
+      await this.clock.sleep(POLL_MS, this.signal);
+    }
+  }
+
+  /** @throws Violation */
+  expect(condition: boolean, expected: string, came: string): asserts condition {
+    if (!condition) throw new Violation(expected, came);
+  }
+
+  async expectCode(call: Promise<unknown>, code: ProviderErrorCode, doing: string): Promise<ProviderError> {
+    try {
+      await call;
+    } catch (thrown) {
+      if (isProviderError(thrown, code)) return thrown;
+      const came = thrown instanceof ProviderError ? `${thrown.code} (${thrown.message})` : String(thrown);
+      throw new Violation(`${doing} to fail with ${code}`, `it failed with ${came}`);
+    }
+    throw new Violation(`${doing} to fail with ${code}`, "it succeeded");
+  }
+
+  /** Deletes the check's machines, so that a run leaves nothing but tombstones. */
+  async cleanUp(): Promise<void> {
+    await Promise.allSettled(this.#ids.map((id) => this.provider.deletePod(id, { signal: this.within(10_000), force: true })));
+  }
+}
+
+/** The container that checks look at: the one called `main`. */
+export function mainOf(machine: Machine): ContainerState {
+  return containerOf(machine, "main");
+}
+
+export function containerOf(machine: Machine, name: string): ContainerState {
+  const found = machine.containers.find((container) => container.name === name);
+  if (found !== undefined) return found;
+  throw new Violation(`machine ${machine.id} to show its container ${name}`, `it shows ${machine.containers.map((c) => c.name).join(", ") || "none"}`);
+}
+
+export function summary(machine: Machine | undefined): string {
+  if (machine === undefined) return "not there";
+  const containers = machine.containers.map(
+    ({ name, state, reason, terminated }) => `${name} ${state}${reason ? ` ${reason}` : ""}${terminated ? ` with ${terminated.exit_code}` : ""}`,
+  );
+  return `${machine.state}${machine.reason ? ` ${machine.reason}` : ""} (${containers.join(", ")})`;
+}
