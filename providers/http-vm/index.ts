@@ -1,4 +1,5 @@
 export { HttpVmProvider, type HttpVmLimits } from "./provider.ts";
+export { httpTarget } from "./http-target.ts";
 export { DEFAULT_DEADLINES, DEFAULT_PACING, parseTarget, type Deadlines, type HttpVmOptions } from "./options.ts";
 export type { CredentialFiles } from "./credentials.ts";
 export type { InvalidReason } from "./validate.ts";

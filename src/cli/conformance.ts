@@ -1,0 +1,92 @@
+/** `vmlet conformance URL`: tells the author of a backend which rules of the Machine API it keeps. */
+import { Command, InvalidArgumentError } from "commander";
+import { httpTarget, HttpVmProvider, type CredentialFiles } from "../../providers/http-vm/index.ts";
+import { runConformance, type CheckResult, type ConformanceReport } from "../provider/kit/index.ts";
+import { toError } from "../util/errors.ts";
+
+interface Flags {
+  tokenFile?: string;
+  caFile?: string;
+  certFile?: string;
+  keyFile?: string;
+  allowPlainHttp?: boolean;
+  image?: string;
+  echoCommand?: string[];
+  echoPort?: number;
+  only?: string[];
+  patience: number;
+  concurrency: number;
+  json?: boolean;
+}
+
+/** Exit codes: 0 every check passed or was skipped, 1 a check failed, 2 the backend could not be reached or a flag is wrong. */
+export function conformanceCommand(): Command {
+  return new Command("conformance")
+    .description("check a backend against every rule of the Machine API; it makes and deletes machines of its own")
+    .argument("<url>", "https://host:port, http:// on loopback, or unix:///path")
+    .option("--token-file <file>", "file with the bearer token")
+    .option("--ca-file <file>", "CA that signed the backend's certificate; no other is trusted")
+    .option("--cert-file <file>", "client certificate")
+    .option("--key-file <file>", "client key")
+    .option("--allow-plain-http", "http:// beyond loopback, which shows every secret to the network")
+    .option("--image <image>", "image with a POSIX sh, for backends that run images (default: busybox:stable)")
+    .option("--echo-command <word...>", "command of a container that echoes on --echo-port, for the check of port forwarding")
+    .option("--echo-port <port>", "TCP port of --echo-command", wholeNumber)
+    .option("--only <name...>", "only checks whose names begin with one of these")
+    .option("--patience <seconds>", "how long a machine may take to get somewhere", wholeNumber, 60)
+    .option("--concurrency <count>", "checks at a time", wholeNumber, 4)
+    .option("--json", "print the report as JSON")
+    .action(async (url: string, flags: Flags) => {
+      process.exitCode = await check(url, flags);
+    });
+}
+
+function wholeNumber(text: string): number {
+  const number = Number(text);
+  if (!Number.isInteger(number) || number < 1) throw new InvalidArgumentError("it must be a whole number above 0.");
+  return number;
+}
+
+async function check(url: string, flags: Flags): Promise<number> {
+  const credentials: CredentialFiles = {
+    ...(flags.tokenFile === undefined ? {} : { tokenFile: flags.tokenFile }),
+    ...(flags.caFile === undefined ? {} : { caFile: flags.caFile }),
+    ...(flags.certFile === undefined ? {} : { certFile: flags.certFile }),
+    ...(flags.keyFile === undefined ? {} : { keyFile: flags.keyFile }),
+  };
+  const target = { url, credentials, ...(flags.allowPlainHttp === true ? { allowPlainHttp: true } : {}) };
+  let provider: HttpVmProvider | undefined;
+  try {
+    provider = new HttpVmProvider(target);
+    const report = await runConformance(provider, {
+      http: httpTarget(target),
+      patienceMs: flags.patience * 1000,
+      concurrency: flags.concurrency,
+      ...(flags.image === undefined ? {} : { image: flags.image }),
+      ...(flags.only === undefined ? {} : { only: flags.only }),
+      ...(flags.echoCommand === undefined || flags.echoPort === undefined ? {} : { echo: { command: flags.echoCommand, port: flags.echoPort } }),
+      ...(flags.json === true ? {} : { onResult: printResult }),
+    });
+    print(flags.json === true ? JSON.stringify(report, null, 2) : closingLine(report));
+    return report.failed === 0 ? 0 : 1;
+  } catch (thrown) {
+    process.stderr.write(`vmlet conformance: ${url} could not be checked: ${toError(thrown).message}\n`);
+    return 2;
+  } finally {
+    await provider?.close();
+  }
+}
+
+const WORDS = { passed: "ok  ", failed: "FAIL", skipped: "skip" } as const;
+
+function printResult({ name, outcome, message, durationMs }: CheckResult): void {
+  print(`${WORDS[outcome]}  ${name}${outcome === "passed" ? ` (${durationMs} ms)` : ""}${message === undefined ? "" : `\n      ${message}`}`);
+}
+
+function closingLine({ provider, version, passed, failed, skipped }: ConformanceReport): string {
+  return `${provider} ${version}: ${passed} passed, ${failed} failed, ${skipped} skipped`;
+}
+
+function print(text: string): void {
+  process.stdout.write(`${text}\n`);
+}
