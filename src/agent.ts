@@ -7,6 +7,7 @@
  */
 import { randomUUID } from "node:crypto";
 import { hostname, networkInterfaces } from "node:os";
+import { monitorEventLoopDelay } from "node:perf_hooks";
 import type { AgentConfig, NodeConfig, ProviderConfig } from "./config/schema.ts";
 import { ConfigError } from "./config/load.ts";
 import { loadKubeConfig } from "./kube/credentials.ts";
@@ -21,9 +22,11 @@ import { toError } from "./util/errors.ts";
 import type { Random } from "./util/random.ts";
 import { NodeAgent } from "./node-agent.ts";
 import type { Provider } from "./provider/provider.ts";
-import { HealthChecks, startHealthServer, type HealthServer } from "./telemetry/health.ts";
+import { HealthChecks, startHealthServer, type HealthCheck, type HealthServer } from "./telemetry/health.ts";
 import type { Logger } from "./telemetry/logger.ts";
 import { createMetrics, type Metrics } from "./telemetry/metrics.ts";
+
+const MAX_LOOP_STALL_MS = 5_000;
 
 export interface AgentOptions {
   config: AgentConfig;
@@ -109,6 +112,7 @@ export class Agent {
     const nodes: NodeAgent[] = [];
     // What belongs to no node is asked for as the process itself: a node may read neither.
     const self = connect({ config, clock, logger, version, metrics });
+    livez.add("event-loop", eventLoopCheck());
     const elector = config.leaderElection.enabled ? createElector(options, self, metrics) : undefined;
     try {
       const clusterId = config.clusterId ?? (await readClusterId(self, options.signal));
@@ -173,6 +177,17 @@ export class Agent {
     const fault = results.find((r) => r.status === "rejected");
     if (fault !== undefined && !signal.aborted) throw fault.reason;
   }
+}
+
+/** A process that cannot turn its loop for seconds is stuck; one turn of five is not. */
+function eventLoopCheck(): HealthCheck {
+  const delay = monitorEventLoopDelay({ resolution: 100 });
+  delay.enable();
+  return () => {
+    const worstMs = delay.max / 1e6;
+    delay.reset();
+    return worstMs > MAX_LOOP_STALL_MS ? `the event loop stood still for ${Math.round(worstMs)} ms` : undefined;
+  };
 }
 
 function createElector({ config, clock, random, logger }: AgentOptions, kube: KubeTransport, metrics: Metrics): LeaderElector {

@@ -60,6 +60,7 @@ export interface NodeAgentOptions {
 /** Requests are served only after this much of the shutdown grace; streams get what is left. */
 const CLOSE_GRACE_MS = 5_000;
 const READY_POLL_MS = 100;
+const FLUSH_MS = 2_000;
 
 export class NodeAgent {
   readonly name: string;
@@ -155,6 +156,19 @@ export class NodeAgent {
     options.readyz.add(`${node.name}-pods-synced`, () => (this.pods.store.synced ? undefined : "the list of pods is not complete yet"));
     options.readyz.add(`${node.name}-registered`, () => (this.#registered() === undefined ? "the node is not registered yet" : undefined));
     metrics.onScrape(() => this.#countPods());
+    metrics.onScrape(() => {
+      const { counters, lastActivityAt } = this.pods.reflector;
+      if (lastActivityAt !== undefined) metrics.informerLastEvent.set({ resource: "pods" }, (clock.now() - (clock.monotonic() - lastActivityAt)) / 1000);
+      for (const [counter, value] of [
+        [metrics.watchStarts, counters.watches],
+        [metrics.watchErrors, counters.watchErrors],
+      ] as const) {
+        counter.reset();
+        counter.inc({ resource: "pods" }, value);
+      }
+      metrics.informerRelists.reset();
+      for (const [reason, count] of Object.entries(counters.relists)) metrics.informerRelists.inc({ resource: "pods", reason }, count);
+    });
   }
 
   /** Follows pods, machines and references, and serves the kubelet API: all that a standby does. */
@@ -164,7 +178,14 @@ export class NodeAgent {
 
   /** Registers the node, keeps its lease and status, and works on its pods. Needs `observe` beside it; may be called once. */
   async act(signal: AbortSignal): Promise<void> {
-    await Promise.all([this.#node!.run(signal), this.#runCapacity(signal), this.pods.act(signal), this.#o.events.run(signal)]);
+    const { events } = this.#o;
+    const sending = new AbortController();
+    const sender = events.run(sending.signal);
+    await Promise.all([this.#node!.run(signal), this.#runCapacity(signal), this.pods.act(signal)]);
+    // What was reported last tells why; it is worth a moment.
+    await events.flush(AbortSignal.timeout(FLUSH_MS)).catch(() => undefined);
+    sending.abort(signal.reason);
+    await sender;
   }
 
   /** Resolves when the API server's copy of the Node says Ready, or the signal aborts. */

@@ -109,6 +109,8 @@ export class MachineCache {
 }
 
 export interface BackendHealth {
+  /** It has answered at least once. */
+  readonly seen: boolean;
   /** Monotonic time since which the backend has been failing; undefined while it answers. */
   readonly failingSince: number | undefined;
   readonly lastError: string | undefined;
@@ -136,6 +138,10 @@ export class MachineObserver implements BackendHealth {
 
   constructor(options: MachineObserverOptions) {
     this.#o = options;
+  }
+
+  get seen(): boolean {
+    return this.#o.cache.synced;
   }
 
   async run(signal: AbortSignal): Promise<void> {

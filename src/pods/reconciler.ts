@@ -7,6 +7,7 @@
  */
 import type { Kube } from "../kube/kube.ts";
 import { isKubeApiError } from "../kube/errors.ts";
+import { podStatusPatch } from "../kube/patch.ts";
 import { podPath } from "../kube/paths.ts";
 import type { Pod } from "../kube/wire.ts";
 import { isProviderError, ProviderError } from "../provider/errors.ts";
@@ -308,13 +309,7 @@ export class PodReconciler {
     this.#o.guard?.();
     const cachedBefore = this.#cachedVersion(uid);
     try {
-      const updated = await this.#o.kube.request<Pod>({
-        method: "PATCH",
-        path: podPath(pod.metadata!.namespace!, pod.metadata!.name!, "status"),
-        contentType: "application/merge-patch+json",
-        body: { metadata: { uid, resourceVersion: pod.metadata!.resourceVersion }, status: patch },
-        signal,
-      });
+      const updated = await this.#o.kube.request<Pod>({ ...podStatusPatch(pod, patch), signal });
       this.#overlay(uid, updated, cachedBefore);
       // A server that drops a field it does not know would be patched for ever.
       if (updated.metadata!.resourceVersion === pod.metadata!.resourceVersion) this.#futile.set(uid, text);
