@@ -1,8 +1,8 @@
 /** From a provider's configuration to a provider: the one place that knows which providers ship with vmlet. */
 import { isAbsolute, resolve } from "node:path";
 import { pathToFileURL } from "node:url";
-import { HttpVmProvider } from "../../providers/http-vm/provider.ts";
-import { MemoryProvider } from "../../providers/memory/provider.ts";
+import { HttpVmProvider, type CredentialFiles } from "../../providers/http-vm/index.ts";
+import { MemoryProvider } from "../../providers/memory/index.ts";
 import { ConfigError } from "../config/load.ts";
 import type { ProviderConfig } from "../config/schema.ts";
 import type { Provider } from "../provider/provider.ts";
@@ -24,7 +24,12 @@ export async function createProvider(
 ): Promise<Provider> {
   switch (config.type) {
     case "http-vm":
-      return new HttpVmProvider({ ...config, ...collaborators });
+      return new HttpVmProvider({
+        url: config.url,
+        credentials: credentialFiles(config),
+        pacing: { concurrency: config.concurrency, perSecond: config.requestsPerSecond, burst: 2 * config.requestsPerSecond },
+        ...collaborators,
+      });
     case "memory":
       return new MemoryProvider({ clock: collaborators.clock, stages: { creatingMs: parseDuration(config.startDelay) } });
     case "module": {
@@ -41,4 +46,10 @@ export async function createProvider(
       return module.createProvider(config.options);
     }
   }
+}
+
+/** Only the files that the configuration names. */
+function credentialFiles(config: Extract<ProviderConfig, { type: "http-vm" }>): CredentialFiles {
+  const { tokenFile, caFile, certFile, keyFile } = config;
+  return Object.fromEntries(Object.entries({ tokenFile, caFile, certFile, keyFile }).filter(([, path]) => path !== undefined)) as CredentialFiles;
 }
