@@ -9,8 +9,6 @@ import { startBackend, type RunningBackend } from "../../providers/http-vm/backe
 import { parseBackendConfig } from "../../providers/http-vm/backend/config.ts";
 import { Agent } from "../agent.ts";
 import { parseConfig } from "../config/load.ts";
-import { findKind, objectKey, storageName } from "../devcluster/kinds.ts";
-import { createKubeletProxy } from "../devcluster/kubelet-proxy.ts";
 import { startDevCluster, type DevCluster } from "../devcluster/index.ts";
 import { createLogger, type Logger, type LogLevel } from "../telemetry/logger.ts";
 import { systemClock } from "../util/clock.ts";
@@ -54,9 +52,11 @@ async function dev(options: DevOptions): Promise<number> {
   const backend = await openBackend(options, stateDir, logger);
   let cluster: DevCluster | undefined;
   try {
-    // What an earlier run left behind belongs to a cluster that is gone.
-    if (options.kubeconfig === undefined) await removeMachines(backend);
-    cluster = options.kubeconfig === undefined ? await openCluster(options, logger) : undefined;
+    if (options.kubeconfig === undefined) {
+      // What an earlier run left behind belongs to a cluster that is gone.
+      await removeMachines(backend);
+      cluster = await startDevCluster({ clock: systemClock, logger, port: options.demo ? 0 : Number(options.port) });
+    }
     const kubeconfig = options.kubeconfig ?? join(stateDir, "kubeconfig");
     if (cluster !== undefined) await writeFile(kubeconfig, cluster.kubeConfigYaml, { mode: 0o600 });
     const agent = await openAgent(options, { kubeconfig, backendUrl: backend.url, joined: cluster === undefined, logger, stop });
@@ -94,44 +94,6 @@ function openBackend(options: DevOptions, stateDir: string, logger: Logger): Pro
     "(vmlet dev)",
   );
   return startBackend(config, { clock: systemClock, logger, version: VERSION });
-}
-
-async function openCluster(options: DevOptions, logger: Logger): Promise<DevCluster> {
-  let cluster: DevCluster | undefined;
-  const find = (resource: string, namespace: string | undefined, name: string) =>
-    cluster!.storage.get(storageName(findKind("", "v1", resource)!), objectKey(namespace, name));
-  const proxy = createKubeletProxy({
-    getPod: (namespace, name) => {
-      const pod = find("pods", namespace, name);
-      if (pod === undefined) return undefined;
-      const names = (containers: { name: string }[] = []) => containers.map((c) => c.name);
-      const { spec } = pod;
-      return {
-        nodeName: spec.nodeName,
-        phase: pod.status?.phase,
-        containers: names(spec.containers),
-        initContainers: names(spec.initContainers),
-        ephemeralContainers: names(spec.ephemeralContainers),
-      };
-    },
-    resolveKubelet: (nodeName) => {
-      const node = find("nodes", undefined, nodeName);
-      const address = node?.status?.addresses?.find((a: { type: string }) => a.type === "InternalIP")?.address;
-      const port = node?.status?.daemonEndpoints?.kubeletEndpoint?.Port;
-      if (address === undefined || port === undefined) return undefined;
-      return { url: `https://${address.includes(":") ? `[${address}]` : address}:${port}`, credential: { token: cluster!.token } };
-    },
-  });
-  cluster = await startDevCluster({
-    clock: systemClock,
-    logger,
-    port: options.demo ? 0 : Number(options.port),
-    kubeletProxy: {
-      request: (_target, request, response) => void proxy.handleRequest(request, response),
-      upgrade: (_target, request, socket, head) => void proxy.handleUpgrade(request, socket, head),
-    },
-  });
-  return cluster;
 }
 
 function openAgent(

@@ -7,7 +7,8 @@
 export const goFields: Readonly<Record<string, string>> = {
   AuthenticationV1TokenRequest: "audience=1z expirationSeconds=2",
   CoreV1EndpointPort: "name=1o port=2z protocol=3o appProtocol=4",
-  CoreV1Event: "metadata=1z involvedObject=2z reason=3o message=4o source=5z firstTimestamp=6z lastTimestamp=7z count=8o type=9o eventTime=10z series=11 action=12o related=13 reportingComponent=14z reportingInstance=15z",
+  CoreV1Event:
+    "metadata=1z involvedObject=2z reason=3o message=4o source=5z firstTimestamp=6z lastTimestamp=7z count=8o type=9o eventTime=10z series=11 action=12o related=13 reportingComponent=14z reportingInstance=15z",
   CoreV1EventSeries: "count=1o lastObservedTime=2z",
   CoreV1ResourceClaim: "name=1z request=2o",
   V1AWSElasticBlockStoreVolumeSource: "volumeID=1z fsType=2o partition=3o readOnly=4o",
@@ -25,8 +26,10 @@ export const goFields: Readonly<Record<string, string>> = {
   V1Capabilities: "add=1 drop=2",
   V1CephFSVolumeSource: "monitors=1e path=2o user=3o secretFile=4o secretRef=5 readOnly=6o",
   V1CertificateSigningRequest: "metadata=1z spec=2z status=3z",
-  V1CertificateSigningRequestCondition: "type=1z status=6z reason=2o message=3o lastUpdateTime=4z lastTransitionTime=5z",
-  V1CertificateSigningRequestSpec: "request=1e signerName=7z expirationSeconds=8 usages=5 username=2o uid=3o groups=4 extra=6",
+  V1CertificateSigningRequestCondition:
+    "type=1z status=6z reason=2o message=3o lastUpdateTime=4z lastTransitionTime=5z",
+  V1CertificateSigningRequestSpec:
+    "request=1e signerName=7z expirationSeconds=8 usages=5 username=2o uid=3o groups=4 extra=6",
   V1CertificateSigningRequestStatus: "conditions=1,l:type certificate=2",
   V1CinderVolumeSource: "volumeID=1z fsType=2o readOnly=3o secretRef=4",
   V1ClientIPConfig: "timeoutSeconds=1",
@@ -38,7 +41,8 @@ export const goFields: Readonly<Record<string, string>> = {
   V1ConfigMapNodeConfigSource: "namespace=1z name=2z uid=3o resourceVersion=4o kubeletConfigKey=5z",
   V1ConfigMapProjection: "name=1.1o items=2 optional=4",
   V1ConfigMapVolumeSource: "name=1.1o items=2 defaultMode=3 optional=4",
-  V1Container: "name=1z image=2o command=3 args=4 workingDir=5o ports=6,k:containerPort envFrom=19 env=7,k:name,l:name resources=8z resizePolicy=23 restartPolicy=24 restartPolicyRules=25 volumeMounts=9,k:mountPath,l:mountPath volumeDevices=21,k:devicePath,l:devicePath livenessProbe=10 readinessProbe=11 startupProbe=22 lifecycle=12 terminationMessagePath=13o terminationMessagePolicy=20o imagePullPolicy=14o securityContext=15 stdin=16o stdinOnce=17o tty=18o",
+  V1Container:
+    "name=1z image=2o command=3 args=4 workingDir=5o ports=6,k:containerPort envFrom=19 env=7,k:name,l:name resources=8z resizePolicy=23 restartPolicy=24 restartPolicyRules=25 volumeMounts=9,k:mountPath,l:mountPath volumeDevices=21,k:devicePath,l:devicePath livenessProbe=10 readinessProbe=11 startupProbe=22 lifecycle=12 terminationMessagePath=13o terminationMessagePolicy=20o imagePullPolicy=14o securityContext=15 stdin=16o stdinOnce=17o tty=18o",
   V1ContainerExtendedResourceRequest: "containerName=1z resourceName=2z requestName=3z",
   V1ContainerImage: "names=1e sizeBytes=2o",
   V1ContainerPort: "name=1o hostPort=2o containerPort=3z protocol=4o hostIP=5o",
@@ -49,10 +53,12 @@ export const goFields: Readonly<Record<string, string>> = {
   V1ContainerStateRunning: "startedAt=1z",
   V1ContainerStateTerminated: "exitCode=1z signal=2o reason=3o message=4o startedAt=5z finishedAt=6z containerID=7o",
   V1ContainerStateWaiting: "reason=1o message=2o",
-  V1ContainerStatus: "name=1z state=2z lastState=3z ready=4z restartCount=5z image=6z imageID=7z containerID=8o started=9 allocatedResources=10q resources=11 volumeMounts=12,k:mountPath,l:mountPath user=13 allocatedResourcesStatus=14,k:name,l:name stopSignal=15",
+  V1ContainerStatus:
+    "name=1z state=2z lastState=3z ready=4z restartCount=5z image=6z imageID=7z containerID=8o started=9 allocatedResources=10q resources=11 volumeMounts=12,k:mountPath,l:mountPath user=13 allocatedResourcesStatus=14,k:name,l:name stopSignal=15",
   V1ContainerUser: "linux=1",
   V1DaemonEndpoint: "Port=1z",
-  V1DeleteOptions: "gracePeriodSeconds=1 preconditions=2 orphanDependents=3 propagationPolicy=4 dryRun=5 ignoreStoreReadErrorWithClusterBreakingPotential=6",
+  V1DeleteOptions:
+    "gracePeriodSeconds=1 preconditions=2 orphanDependents=3 propagationPolicy=4 dryRun=5 ignoreStoreReadErrorWithClusterBreakingPotential=6",
   V1DownwardAPIProjection: "items=1",
   V1DownwardAPIVolumeFile: "path=1z fieldRef=2 resourceFieldRef=3 mode=4",
   V1DownwardAPIVolumeSource: "items=1 defaultMode=2",
@@ -63,7 +69,8 @@ export const goFields: Readonly<Record<string, string>> = {
   V1EnvFromSource: "prefix=1o configMapRef=2 secretRef=3",
   V1EnvVar: "name=1z value=2o valueFrom=3",
   V1EnvVarSource: "fieldRef=1 resourceFieldRef=2 configMapKeyRef=3 secretKeyRef=4 fileKeyRef=5",
-  V1EphemeralContainer: "name=1.1z image=1.2o command=1.3 args=1.4 workingDir=1.5o ports=1.6,k:containerPort envFrom=1.19 env=1.7,k:name,l:name resources=1.8z resizePolicy=1.23 restartPolicy=1.24 restartPolicyRules=1.25 volumeMounts=1.9,k:mountPath,l:mountPath volumeDevices=1.21,k:devicePath,l:devicePath livenessProbe=1.10 readinessProbe=1.11 startupProbe=1.22 lifecycle=1.12 terminationMessagePath=1.13o terminationMessagePolicy=1.20o imagePullPolicy=1.14o securityContext=1.15 stdin=1.16o stdinOnce=1.17o tty=1.18o targetContainerName=2o",
+  V1EphemeralContainer:
+    "name=1.1z image=1.2o command=1.3 args=1.4 workingDir=1.5o ports=1.6,k:containerPort envFrom=1.19 env=1.7,k:name,l:name resources=1.8z resizePolicy=1.23 restartPolicy=1.24 restartPolicyRules=1.25 volumeMounts=1.9,k:mountPath,l:mountPath volumeDevices=1.21,k:devicePath,l:devicePath livenessProbe=1.10 readinessProbe=1.11 startupProbe=1.22 lifecycle=1.12 terminationMessagePath=1.13o terminationMessagePolicy=1.20o imagePullPolicy=1.14o securityContext=1.15 stdin=1.16o stdinOnce=1.17o tty=1.18o targetContainerName=2o",
   V1EphemeralVolumeSource: "volumeClaimTemplate=1",
   V1EventSource: "component=1o host=2o",
   V1Eviction: "metadata=1z deleteOptions=2",
@@ -83,7 +90,8 @@ export const goFields: Readonly<Record<string, string>> = {
   V1HostAlias: "ip=1z hostnames=2",
   V1HostIP: "ip=1z",
   V1HostPathVolumeSource: "path=1z type=2",
-  V1ISCSIVolumeSource: "targetPortal=1z iqn=2z lun=3z iscsiInterface=4o fsType=5o readOnly=6o portals=7 chapAuthDiscovery=8o chapAuthSession=11o secretRef=10 initiatorName=12",
+  V1ISCSIVolumeSource:
+    "targetPortal=1z iqn=2z lun=3z iscsiInterface=4o fsType=5o readOnly=6o portals=7 chapAuthDiscovery=8o chapAuthSession=11o secretRef=10 initiatorName=12",
   V1ImageVolumeSource: "reference=1o pullPolicy=2o",
   V1ImageVolumeStatus: "imageRef=1o",
   V1KeyToPath: "key=1z path=2z mode=3",
@@ -91,7 +99,8 @@ export const goFields: Readonly<Record<string, string>> = {
   V1LabelSelectorAttributes: "rawSelector=1o requirements=2",
   V1LabelSelectorRequirement: "key=1z operator=2z values=3",
   V1Lease: "metadata=1z spec=2z",
-  V1LeaseSpec: "holderIdentity=1 leaseDurationSeconds=2 acquireTime=3 renewTime=4 leaseTransitions=5 strategy=6 preferredHolder=7",
+  V1LeaseSpec:
+    "holderIdentity=1 leaseDurationSeconds=2 acquireTime=3 renewTime=4 leaseTransitions=5 strategy=6 preferredHolder=7",
   V1Lifecycle: "postStart=1 preStop=2 stopSignal=3",
   V1LifecycleHandler: "exec=1 httpGet=2 tcpSocket=3 sleep=4",
   V1LinuxContainerUser: "uid=1z gid=2z supplementalGroups=3",
@@ -121,28 +130,36 @@ export const goFields: Readonly<Record<string, string>> = {
   V1NodeSelectorRequirement: "key=1z operator=2z values=3",
   V1NodeSelectorTerm: "matchExpressions=1 matchFields=2",
   V1NodeSpec: "podCIDR=1o podCIDRs=7,k:,l: providerID=3o unschedulable=4o taints=5 configSource=6 externalID=2o",
-  V1NodeStatus: "capacity=1q allocatable=2q phase=3o conditions=4,k:type,l:type addresses=5,k:type,l:type daemonEndpoints=6z nodeInfo=7z images=8 volumesInUse=9 volumesAttached=10 config=11 runtimeHandlers=12 features=13 declaredFeatures=14",
+  V1NodeStatus:
+    "capacity=1q allocatable=2q phase=3o conditions=4,k:type,l:type addresses=5,k:type,l:type daemonEndpoints=6z nodeInfo=7z images=8 volumesInUse=9 volumesAttached=10 config=11 runtimeHandlers=12 features=13 declaredFeatures=14",
   V1NodeSwapStatus: "capacity=1",
-  V1NodeSystemInfo: "machineID=1z systemUUID=2z bootID=3z kernelVersion=4z osImage=5z containerRuntimeVersion=6z kubeletVersion=7z kubeProxyVersion=8z operatingSystem=9z architecture=10z swap=11",
+  V1NodeSystemInfo:
+    "machineID=1z systemUUID=2z bootID=3z kernelVersion=4z osImage=5z containerRuntimeVersion=6z kubeletVersion=7z kubeProxyVersion=8z operatingSystem=9z architecture=10z swap=11",
   V1NonResourceAttributes: "path=1o verb=2o",
   V1NonResourceRule: "verbs=1e nonResourceURLs=2",
   V1ObjectFieldSelector: "apiVersion=1o fieldPath=2z",
-  V1ObjectMeta: "name=1o generateName=2o namespace=3o selfLink=4o uid=5o resourceVersion=6o generation=7o creationTimestamp=8z deletionTimestamp=9 deletionGracePeriodSeconds=10 labels=11 annotations=12 ownerReferences=13,k:uid,l:uid finalizers=14,k:,l: managedFields=17",
+  V1ObjectMeta:
+    "name=1o generateName=2o namespace=3o selfLink=4o uid=5o resourceVersion=6o generation=7o creationTimestamp=8z deletionTimestamp=9 deletionGracePeriodSeconds=10 labels=11 annotations=12 ownerReferences=13,k:uid,l:uid finalizers=14,k:,l: managedFields=17",
   V1ObjectReference: "kind=1o namespace=2o name=3o uid=4o apiVersion=5o resourceVersion=6o fieldPath=7o",
   V1Overhead: "podFixed=1z",
   V1OwnerReference: "apiVersion=5z kind=1z name=3z uid=4z controller=6 blockOwnerDeletion=7",
   V1PersistentVolumeClaim: "metadata=1z spec=2z status=3z",
   V1PersistentVolumeClaimCondition: "type=1z status=2z lastProbeTime=3z lastTransitionTime=4z reason=5o message=6o",
-  V1PersistentVolumeClaimSpec: "accessModes=1 selector=4 resources=2z volumeName=3o storageClassName=5 volumeMode=6 dataSource=7 dataSourceRef=8 volumeAttributesClassName=9",
-  V1PersistentVolumeClaimStatus: "phase=1o accessModes=2 capacity=3q conditions=4,k:type,l:type allocatedResources=5q allocatedResourceStatuses=7 currentVolumeAttributesClassName=8 modifyVolumeStatus=9",
+  V1PersistentVolumeClaimSpec:
+    "accessModes=1 selector=4 resources=2z volumeName=3o storageClassName=5 volumeMode=6 dataSource=7 dataSourceRef=8 volumeAttributesClassName=9",
+  V1PersistentVolumeClaimStatus:
+    "phase=1o accessModes=2 capacity=3q conditions=4,k:type,l:type allocatedResources=5q allocatedResourceStatuses=7 currentVolumeAttributesClassName=8 modifyVolumeStatus=9",
   V1PersistentVolumeClaimTemplate: "metadata=1z spec=2z",
   V1PersistentVolumeClaimVolumeSource: "claimName=1z readOnly=2o",
   V1PhotonPersistentDiskVolumeSource: "pdID=1z fsType=2o",
   V1Pod: "metadata=1z spec=2z status=3z",
   V1PodAffinity: "requiredDuringSchedulingIgnoredDuringExecution=1 preferredDuringSchedulingIgnoredDuringExecution=2",
-  V1PodAffinityTerm: "labelSelector=1 namespaces=2 topologyKey=3z namespaceSelector=4 matchLabelKeys=5 mismatchLabelKeys=6",
-  V1PodAntiAffinity: "requiredDuringSchedulingIgnoredDuringExecution=1 preferredDuringSchedulingIgnoredDuringExecution=2",
-  V1PodCertificateProjection: "signerName=1o keyType=2o maxExpirationSeconds=3 credentialBundlePath=4o keyPath=5o certificateChainPath=6o userAnnotations=7",
+  V1PodAffinityTerm:
+    "labelSelector=1 namespaces=2 topologyKey=3z namespaceSelector=4 matchLabelKeys=5 mismatchLabelKeys=6",
+  V1PodAntiAffinity:
+    "requiredDuringSchedulingIgnoredDuringExecution=1 preferredDuringSchedulingIgnoredDuringExecution=2",
+  V1PodCertificateProjection:
+    "signerName=1o keyType=2o maxExpirationSeconds=3 credentialBundlePath=4o keyPath=5o certificateChainPath=6o userAnnotations=7",
   V1PodCondition: "type=1z observedGeneration=7o status=2z lastProbeTime=3z lastTransitionTime=4z reason=5o message=6o",
   V1PodDNSConfig: "nameservers=1 searches=2 options=3",
   V1PodDNSConfigOption: "name=1o value=2",
@@ -154,19 +171,24 @@ export const goFields: Readonly<Record<string, string>> = {
   V1PodResourceClaimStatus: "name=1z resourceClaimName=2",
   V1PodSchedulingGate: "name=1z",
   V1PodSchedulingGroup: "podGroupName=1",
-  V1PodSecurityContext: "seLinuxOptions=1 windowsOptions=8 runAsUser=2 runAsGroup=6 runAsNonRoot=3 supplementalGroups=4 supplementalGroupsPolicy=12 fsGroup=5 sysctls=7 fsGroupChangePolicy=9 seccompProfile=10 appArmorProfile=11 seLinuxChangePolicy=13",
-  V1PodSpec: "volumes=1,k:name,l:name initContainers=20,k:name,l:name containers=2e,k:name,l:name ephemeralContainers=34,k:name,l:name restartPolicy=3o terminationGracePeriodSeconds=4 activeDeadlineSeconds=5 dnsPolicy=6o nodeSelector=7 serviceAccountName=8o serviceAccount=9o automountServiceAccountToken=21 nodeName=10o hostNetwork=11o hostPID=12o hostIPC=13o shareProcessNamespace=27 securityContext=14 imagePullSecrets=15,k:name,l:name hostname=16o subdomain=17o affinity=18 schedulerName=19o tolerations=22 hostAliases=23,k:ip,l:ip priorityClassName=24o priority=25 dnsConfig=26 readinessGates=28 runtimeClassName=29 enableServiceLinks=30 preemptionPolicy=31 overhead=32q topologySpreadConstraints=33,k:topologyKey setHostnameAsFQDN=35 os=36 hostUsers=37 schedulingGates=38,k:name,l:name resourceClaims=39,k:name,l:name resources=40 hostnameOverride=41 schedulingGroup=43",
-  V1PodStatus: "observedGeneration=17o phase=1o conditions=2,k:type,l:type message=3o reason=4o nominatedNodeName=11o hostIP=5o hostIPs=16,k:ip podIP=6o podIPs=12,k:ip,l:ip startTime=7 initContainerStatuses=10 containerStatuses=8 qosClass=9o ephemeralContainerStatuses=13 resize=14o resourceClaimStatuses=15,k:name,l:name extendedResourceClaimStatus=18 allocatedResources=19q resources=20 nodeAllocatableResourceClaimStatuses=21",
+  V1PodSecurityContext:
+    "seLinuxOptions=1 windowsOptions=8 runAsUser=2 runAsGroup=6 runAsNonRoot=3 supplementalGroups=4 supplementalGroupsPolicy=12 fsGroup=5 sysctls=7 fsGroupChangePolicy=9 seccompProfile=10 appArmorProfile=11 seLinuxChangePolicy=13",
+  V1PodSpec:
+    "volumes=1,k:name,l:name initContainers=20,k:name,l:name containers=2e,k:name,l:name ephemeralContainers=34,k:name,l:name restartPolicy=3o terminationGracePeriodSeconds=4 activeDeadlineSeconds=5 dnsPolicy=6o nodeSelector=7 serviceAccountName=8o serviceAccount=9o automountServiceAccountToken=21 nodeName=10o hostNetwork=11o hostPID=12o hostIPC=13o shareProcessNamespace=27 securityContext=14 imagePullSecrets=15,k:name,l:name hostname=16o subdomain=17o affinity=18 schedulerName=19o tolerations=22 hostAliases=23,k:ip,l:ip priorityClassName=24o priority=25 dnsConfig=26 readinessGates=28 runtimeClassName=29 enableServiceLinks=30 preemptionPolicy=31 overhead=32q topologySpreadConstraints=33,k:topologyKey setHostnameAsFQDN=35 os=36 hostUsers=37 schedulingGates=38,k:name,l:name resourceClaims=39,k:name,l:name resources=40 hostnameOverride=41 schedulingGroup=43",
+  V1PodStatus:
+    "observedGeneration=17o phase=1o conditions=2,k:type,l:type message=3o reason=4o nominatedNodeName=11o hostIP=5o hostIPs=16,k:ip podIP=6o podIPs=12,k:ip,l:ip startTime=7 initContainerStatuses=10 containerStatuses=8 qosClass=9o ephemeralContainerStatuses=13 resize=14o resourceClaimStatuses=15,k:name,l:name extendedResourceClaimStatus=18 allocatedResources=19q resources=20 nodeAllocatableResourceClaimStatuses=21",
   V1PortStatus: "port=1z protocol=2z error=3",
   V1PortworxVolumeSource: "volumeID=1z fsType=2o readOnly=3o",
   V1Preconditions: "uid=1",
   V1PreferredSchedulingTerm: "weight=1z preference=2z",
   V1PriorityClass: "metadata=1z value=2z globalDefault=3o description=4o preemptionPolicy=5",
-  V1Probe: "exec=1.1 httpGet=1.2 tcpSocket=1.3 grpc=1.4 initialDelaySeconds=2o timeoutSeconds=3o periodSeconds=4o successThreshold=5o failureThreshold=6o terminationGracePeriodSeconds=7",
+  V1Probe:
+    "exec=1.1 httpGet=1.2 tcpSocket=1.3 grpc=1.4 initialDelaySeconds=2o timeoutSeconds=3o periodSeconds=4o successThreshold=5o failureThreshold=6o terminationGracePeriodSeconds=7",
   V1ProjectedVolumeSource: "sources=1e defaultMode=2",
   V1QuobyteVolumeSource: "registry=1z volume=2z readOnly=3o user=4o group=5o tenant=6o",
   V1RBDVolumeSource: "monitors=1e image=2z fsType=3o pool=4o user=5o keyring=6o secretRef=7 readOnly=8o",
-  V1ResourceAttributes: "namespace=1o verb=2o group=3o version=4o resource=5o subresource=6o name=7o fieldSelector=8 labelSelector=9",
+  V1ResourceAttributes:
+    "namespace=1o verb=2o group=3o version=4o resource=5o subresource=6o name=7o fieldSelector=8 labelSelector=9",
   V1ResourceFieldSelector: "containerName=1o resource=2z divisor=3q",
   V1ResourceHealth: "resourceID=1z health=2o message=6",
   V1ResourceRequirements: "limits=1q requests=2q claims=3,l:name",
@@ -174,7 +196,8 @@ export const goFields: Readonly<Record<string, string>> = {
   V1ResourceStatus: "name=1z resources=2,l:resourceID",
   V1RuntimeClass: "metadata=1z handler=2z overhead=3 scheduling=4",
   V1SELinuxOptions: "user=1o role=2o type=3o level=4o",
-  V1ScaleIOVolumeSource: "gateway=1z system=2z secretRef=3 sslEnabled=4o protectionDomain=5o storagePool=6o storageMode=7o volumeName=8o fsType=9o readOnly=10o",
+  V1ScaleIOVolumeSource:
+    "gateway=1z system=2z secretRef=3 sslEnabled=4o protectionDomain=5o storagePool=6o storageMode=7o volumeName=8o fsType=9o readOnly=10o",
   V1Scheduling: "nodeSelector=1 tolerations=2",
   V1SeccompProfile: "type=1z localhostProfile=2",
   V1Secret: "metadata=1z immutable=5 data=2 stringData=4 type=3o",
@@ -182,7 +205,8 @@ export const goFields: Readonly<Record<string, string>> = {
   V1SecretKeySelector: "name=1.1o key=2z optional=3",
   V1SecretProjection: "name=1.1o items=2 optional=4",
   V1SecretVolumeSource: "secretName=1o items=2 defaultMode=3 optional=4",
-  V1SecurityContext: "capabilities=1 privileged=2 seLinuxOptions=3 windowsOptions=10 runAsUser=4 runAsGroup=8 runAsNonRoot=5 readOnlyRootFilesystem=6 allowPrivilegeEscalation=7 procMount=9 seccompProfile=11 appArmorProfile=12",
+  V1SecurityContext:
+    "capabilities=1 privileged=2 seLinuxOptions=3 windowsOptions=10 runAsUser=4 runAsGroup=8 runAsNonRoot=5 readOnlyRootFilesystem=6 allowPrivilegeEscalation=7 procMount=9 seccompProfile=11 appArmorProfile=12",
   V1SelfSubjectAccessReview: "metadata=1z spec=2z status=3z",
   V1SelfSubjectAccessReviewSpec: "resourceAttributes=1 nonResourceAttributes=2",
   V1SelfSubjectReview: "metadata=1z status=2z",
@@ -193,7 +217,8 @@ export const goFields: Readonly<Record<string, string>> = {
   V1ServiceAccount: "metadata=1z secrets=2,k:name,l:name imagePullSecrets=3 automountServiceAccountToken=4",
   V1ServiceAccountTokenProjection: "audience=1o expirationSeconds=2 path=3z",
   V1ServicePort: "name=1o protocol=2o appProtocol=6 port=3z targetPort=4 nodePort=5o",
-  V1ServiceSpec: "ports=1,k:port selector=2 clusterIP=3o clusterIPs=18 type=4o externalIPs=5 sessionAffinity=7o loadBalancerIP=8o loadBalancerSourceRanges=9 externalName=10o externalTrafficPolicy=11o healthCheckNodePort=12o publishNotReadyAddresses=13o sessionAffinityConfig=14 ipFamilies=19 ipFamilyPolicy=17 allocateLoadBalancerNodePorts=20 loadBalancerClass=21 internalTrafficPolicy=22 trafficDistribution=23",
+  V1ServiceSpec:
+    "ports=1,k:port selector=2 clusterIP=3o clusterIPs=18 type=4o externalIPs=5 sessionAffinity=7o loadBalancerIP=8o loadBalancerSourceRanges=9 externalName=10o externalTrafficPolicy=11o healthCheckNodePort=12o publishNotReadyAddresses=13o sessionAffinityConfig=14 ipFamilies=19 ipFamilyPolicy=17 allocateLoadBalancerNodePorts=20 loadBalancerClass=21 internalTrafficPolicy=22 trafficDistribution=23",
   V1ServiceStatus: "loadBalancer=1z conditions=2,k:type,l:type",
   V1SessionAffinityConfig: "clientIP=1",
   V1SleepAction: "seconds=1z",
@@ -211,11 +236,13 @@ export const goFields: Readonly<Record<string, string>> = {
   V1TokenReviewSpec: "token=1o audiences=2",
   V1TokenReviewStatus: "authenticated=1o user=2z audiences=4 error=3o",
   V1Toleration: "key=1o operator=2o value=3o effect=4o tolerationSeconds=5",
-  V1TopologySpreadConstraint: "maxSkew=1z topologyKey=2z whenUnsatisfiable=3z labelSelector=4 minDomains=5 nodeAffinityPolicy=6 nodeTaintsPolicy=7 matchLabelKeys=8",
+  V1TopologySpreadConstraint:
+    "maxSkew=1z topologyKey=2z whenUnsatisfiable=3z labelSelector=4 minDomains=5 nodeAffinityPolicy=6 nodeTaintsPolicy=7 matchLabelKeys=8",
   V1TypedLocalObjectReference: "apiGroup=1 kind=2z name=3z",
   V1TypedObjectReference: "apiGroup=1 kind=2z name=3z namespace=4",
   V1UserInfo: "username=1o uid=2o groups=3 extra=4",
-  V1Volume: "name=1z hostPath=2.1 emptyDir=2.2 gcePersistentDisk=2.3 awsElasticBlockStore=2.4 gitRepo=2.5 secret=2.6 nfs=2.7 iscsi=2.8 glusterfs=2.9 persistentVolumeClaim=2.10 rbd=2.11 flexVolume=2.12 cinder=2.13 cephfs=2.14 flocker=2.15 downwardAPI=2.16 fc=2.17 azureFile=2.18 configMap=2.19 vsphereVolume=2.20 quobyte=2.21 azureDisk=2.22 photonPersistentDisk=2.23 projected=2.26 portworxVolume=2.24 scaleIO=2.25 storageos=2.27 csi=2.28 ephemeral=2.29 image=2.30",
+  V1Volume:
+    "name=1z hostPath=2.1 emptyDir=2.2 gcePersistentDisk=2.3 awsElasticBlockStore=2.4 gitRepo=2.5 secret=2.6 nfs=2.7 iscsi=2.8 glusterfs=2.9 persistentVolumeClaim=2.10 rbd=2.11 flexVolume=2.12 cinder=2.13 cephfs=2.14 flocker=2.15 downwardAPI=2.16 fc=2.17 azureFile=2.18 configMap=2.19 vsphereVolume=2.20 quobyte=2.21 azureDisk=2.22 photonPersistentDisk=2.23 projected=2.26 portworxVolume=2.24 scaleIO=2.25 storageos=2.27 csi=2.28 ephemeral=2.29 image=2.30",
   V1VolumeDevice: "name=1z devicePath=2z",
   V1VolumeMount: "name=1z readOnly=2o recursiveReadOnly=7 mountPath=3z subPath=4o mountPropagation=5 subPathExpr=6o",
   V1VolumeMountStatus: "name=1z mountPath=2z readOnly=3o recursiveReadOnly=4 volumeStatus=5",

@@ -15,12 +15,14 @@ import { createCertificate, generateKeyPair, privateKeyPem } from "../util/x509.
 import { Auth, type Allow } from "./auth.ts";
 import { Binder } from "./binder.ts";
 import { createSystemObjects, NamespaceLifecycle } from "./namespaces.ts";
+import type { Json } from "./object.ts";
 import { Registry } from "./rest.ts";
-import { ApiServer, type KubeletProxy } from "./server.ts";
+import { createKubeletProxy, type KubeletProxy, type KubeletTarget } from "./kubelet-proxy.ts";
+import { ApiServer } from "./server.ts";
 import { Storage } from "./storage.ts";
 
 export type { Allow } from "./auth.ts";
-export type { KubeletProxy, KubeletTarget } from "./server.ts";
+export type { KubeletTarget } from "./kubelet-proxy.ts";
 export type { Registry } from "./rest.ts";
 export type { Storage } from "./storage.ts";
 export type { StoredObject } from "./object.ts";
@@ -39,8 +41,11 @@ export interface DevClusterOptions {
   token?: string;
   /** What others than administrators and nodes may do, beyond asking about themselves. */
   allow?: Allow;
-  /** Where logs, exec, attach, port-forward and node proxy requests go. Without it they are answered with 501. */
-  kubeletProxy?: KubeletProxy;
+  /**
+   * How kubelets know this server when it forwards logs, exec, attach, port-forward and node proxies to them. By default the
+   * administrator's token, which a kubelet has reviewed by this very server.
+   */
+  kubeletCredential?: KubeletTarget["credential"];
   /** Bind pods to nodes; default true. */
   binder?: boolean;
   /** How many changes watches can resume across; older ones get 410. Default 20,000. */
@@ -87,14 +92,14 @@ export async function startDevCluster(options: DevClusterOptions): Promise<DevCl
     clock,
     random,
     logger,
-    kubeletProxy: options.kubeletProxy,
+    kubelets: kubeletProxyOf(storage, options.kubeletCredential ?? { token }),
     bookmarkIntervalMs: options.bookmarkIntervalMs ?? 60_000,
   });
 
   const certificate = options.tls === false ? undefined : makeCertificate(clock, host);
   const server: Server = certificate ? createHttpsServer(certificate) : createHttpServer();
   server.on("request", (request, response) => void api.handle(request, response));
-  server.on("upgrade", (request, socket, head) => api.handleUpgrade(request, socket, head));
+  server.on("upgrade", (request, socket, head) => void api.handleUpgrade(request, socket, head));
   await new Promise<void>((resolve, reject) => {
     server.once("error", reject);
     server.listen(options.port ?? 0, host, () => {
@@ -107,7 +112,7 @@ export async function startDevCluster(options: DevClusterOptions): Promise<DevCl
 
   const namespaces = new NamespaceLifecycle({ registry, caBundle: certificate?.cert ?? "" });
   namespaces.start();
-  createSystemObjects(registry, { port });
+  createSystemObjects(registry, { port, caBundle: certificate?.cert ?? "" });
   const binder = new Binder({ registry, clock, logger });
   if (options.binder !== false) binder.start();
 
@@ -131,6 +136,36 @@ export async function startDevCluster(options: DevClusterOptions): Promise<DevCl
       });
     },
   };
+}
+
+/** kube-apiserver's port for a Node that names none. */
+const KUBELET_PORT = 10250;
+
+function kubeletProxyOf(storage: Storage, credential: KubeletTarget["credential"]): KubeletProxy {
+  const names = (containers: Json): string[] => (containers ?? []).map((c: Json) => c.name as string);
+  return createKubeletProxy({
+    getPod(namespace, name) {
+      const pod = storage.get("/pods", `${namespace}/${name}`);
+      return (
+        pod && {
+          nodeName: pod.spec.nodeName,
+          phase: pod.status?.phase,
+          containers: names(pod.spec.containers),
+          initContainers: names(pod.spec.initContainers),
+          ephemeralContainers: names(pod.spec.ephemeralContainers),
+        }
+      );
+    },
+    resolveKubelet(nodeName) {
+      const status = storage.get("/nodes", nodeName)?.status;
+      const addressOf = (type: string): string | undefined =>
+        status?.addresses?.find((a: Json) => a.type === type)?.address;
+      const host = addressOf("InternalIP") ?? addressOf("Hostname");
+      if (host === undefined) return undefined;
+      const port = status.daemonEndpoints?.kubeletEndpoint?.Port || KUBELET_PORT;
+      return { url: `https://${host.includes(":") ? `[${host}]` : host}:${port}`, credential };
+    },
+  });
 }
 
 const YEAR_MS = 365 * 24 * 3600 * 1000;

@@ -91,7 +91,14 @@ export class NamespaceLifecycle {
 }
 
 /** Objects outside namespaces, and in `default`, that every cluster has. */
-export function createSystemObjects(registry: Registry, options: { port: number }): void {
+export function createSystemObjects(registry: Registry, options: { port: number; caBundle: string }): void {
+  // Where kubelets and extension API servers read by which CA clients of the cluster are known.
+  registry.create(
+    kindNamed("configmaps"),
+    "kube-system",
+    { metadata: { name: "extension-apiserver-authentication" }, data: { "client-ca-file": options.caBundle } },
+    context,
+  );
   const priority = kinds.find((kind) => kind.resource === "priorityclasses")!;
   for (const [name, value] of [
     ["system-node-critical", 2_000_001_000],

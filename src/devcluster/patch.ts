@@ -154,12 +154,13 @@ function mergeObject(
     const field = fields?.get(key);
     const mergeKey = field?.mergeKey;
     if (Array.isArray(value)) {
-      out[key] =
-        mergeKey === undefined
-          ? value
-          : mergeList(field!, mergeKey, (out[key] ?? []) as Json[], value);
+      out[key] = mergeKey === undefined ? value : mergeList(field!, mergeKey, (out[key] ?? []) as Json[], value);
     } else if (isRecord(value)) {
-      out[key] = mergeObject(field?.type.is === "object" ? field.type.model : undefined, isRecord(out[key]) ? out[key] : {}, value);
+      out[key] = mergeObject(
+        field?.type.is === "object" ? field.type.model : undefined,
+        isRecord(out[key]) ? out[key] : {},
+        value,
+      );
     } else {
       out[key] = value;
     }
@@ -175,7 +176,7 @@ function mergeObject(
 }
 
 function mergeList(field: Field, mergeKey: string, list: Json[], patch: Json[]): Json[] {
-  if (mergeKey === "") return [...list, ...patch.filter((item) => !list.includes(item))];
+  if (mergeKey === "") return ordered("", [...list, ...patch.filter((item) => !list.includes(item))], patch, list);
   if (patch.some((item) => isRecord(item) && item["$patch"] === "replace")) {
     return patch
       .filter((item) => !(isRecord(item) && item["$patch"] !== undefined))
@@ -195,7 +196,7 @@ function mergeList(field: Field, mergeKey: string, list: Json[], patch: Json[]):
       out.push(withoutDirectives(mergeObject(model, {}, item)));
     }
   }
-  return out;
+  return ordered(mergeKey, out, patch, list);
 }
 
 const goMap = (item: Record<string, Json>) =>
@@ -251,7 +252,7 @@ export function applyPatch(model: string, document: Json, configuration: Json): 
     else if (type?.is === "object" && isRecord(value)) out[key] = applyPatch(type.model, out[key], value);
     else if (type?.is === "map" && isRecord(value)) out[key] = { ...(isRecord(out[key]) ? out[key] : {}), ...value };
     else if (type?.is === "array" && Array.isArray(value))
-      out[key] = applyList(field!,  (out[key] ?? []) as Json[], value);
+      out[key] = applyList(field!, (out[key] ?? []) as Json[], value);
     else out[key] = value;
   }
   return out;
@@ -264,7 +265,10 @@ function applyList(field: Field, list: Json[], configuration: Json[]): Json[] {
   const out = [...list];
   for (const item of configuration as Record<string, Json>[]) {
     const index = out.findIndex((existing) => isRecord(existing) && existing[mergeKey] === item[mergeKey]);
-    const merged = type.is === "array" && type.of.is === "object" ? applyPatch(type.of.model, index >= 0 ? out[index] : {}, item) : item;
+    const merged =
+      type.is === "array" && type.of.is === "object"
+        ? applyPatch(type.of.model, index >= 0 ? out[index] : {}, item)
+        : item;
     if (index >= 0) out[index] = merged;
     else out.push(merged);
   }

@@ -183,7 +183,8 @@ function admitTolerations(spec: Json): undefined {
 /** What the same plugins do when a pod is updated: a client that applies its manifest again must not take them back. */
 export function readmitPod(next: StoredObject, old: StoredObject): void {
   admitTolerations(next.spec);
-  for (const field of ["priority", "preemptionPolicy"]) if (old.spec[field] !== undefined) byDefault(next.spec, field, old.spec[field]);
+  for (const field of ["priority", "preemptionPolicy"])
+    if (old.spec[field] !== undefined) byDefault(next.spec, field, old.spec[field]);
 }
 
 function admitRuntimeClass(spec: Json, lookups: AdmissionLookups): string | undefined {

@@ -15,7 +15,8 @@ type Message = Map<number, WireValue[]>;
 
 /** @throws ApiStatusError 400 for bytes that are no such object */
 export function readProtobuf(body: Buffer, modelOf: (apiVersion: string, kind: string) => string | undefined): Json {
-  if (!body.subarray(0, 4).equals(MAGIC)) throw badRequest("provided data does not appear to be a protobuf message, expected prefix [107 56 115 0]");
+  if (!body.subarray(0, 4).equals(MAGIC))
+    throw badRequest("provided data does not appear to be a protobuf message, expected prefix [107 56 115 0]");
   const envelope = readMessage(body.subarray(4));
   const typeMeta = readMessage(bytesOf(envelope, 1));
   const apiVersion = bytesOf(typeMeta, 1).toString();

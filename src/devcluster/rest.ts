@@ -21,6 +21,8 @@ import { withPodCondition } from "./pods.ts";
 import { decode } from "./schema.ts";
 import {
   alreadyExists,
+  ApiStatusError,
+  invalidValue,
   badRequest,
   conflict,
   expired,
@@ -198,7 +200,8 @@ export class Registry {
     } else {
       delete meta.namespace;
     }
-    if (meta.resourceVersion) throw internalError("resourceVersion should not be set on objects to be created");
+    if (meta.resourceVersion)
+      throw new ApiStatusError(500, undefined, "resourceVersion should not be set on objects to be created");
     this.#generateName(kind, namespace, meta);
     meta.uid = randomUUID();
     meta.creationTimestamp = this.now();
@@ -247,7 +250,7 @@ export class Registry {
     }
     if (!next.metadata.name)
       throw badRequest("the name of the object (" + `) does not match the name on the URL (${name})`);
-    return { object: this.#update(kind, old, next, subresource, context), created: false };
+    return { object: this.#update(kind, old, next, subresource, context, false), created: false };
   }
 
   /** PATCH. Applying creates what does not exist. */
@@ -269,7 +272,7 @@ export class Registry {
       throw badRequest("error decoding patch: json: cannot unmarshal into a JSON object");
     const patched = this.#applyPatch(kind, type, old, patch);
     return {
-      object: this.#update(kind, old, this.#decode(kind, patched, context), subresource, context),
+      object: this.#update(kind, old, this.#decode(kind, patched, context), subresource, context, true),
       created: false,
     };
   }
@@ -293,6 +296,7 @@ export class Registry {
     next: StoredObject,
     subresource: string | undefined,
     context: WriteContext,
+    isPatch: boolean,
   ): StoredObject {
     const { metadata: before } = old;
     const meta = next.metadata;
@@ -300,14 +304,16 @@ export class Registry {
     if (meta.name !== name) throw wrongName(meta.name, name);
     if (meta.namespace && meta.namespace !== before.namespace)
       throw badRequest("the namespace of the provided object does not match the namespace sent on the request");
-    if (meta.uid && meta.uid !== before.uid) {
-      throw conflict(
-        kind,
-        name,
-        `Precondition failed: UID in precondition: ${meta.uid}, UID in object meta: ${before.uid}`,
-      );
-    }
     if (meta.resourceVersion && meta.resourceVersion !== before.resourceVersion) throw modifiedConflict(kind, name);
+    const unchangeable: FieldCause[] = [];
+    if (meta.uid && meta.uid !== before.uid) {
+      // A PUT states the UID as a precondition; a patch that names another one tries to change it.
+      if (!isPatch) throw preconditionConflict(kind, before, meta.uid);
+      unchangeable.push(invalidValue("metadata.uid", meta.uid, "field is immutable"));
+    }
+    if (meta.deletionTimestamp && meta.deletionTimestamp !== before.deletionTimestamp && subresource !== "status") {
+      unchangeable.push(invalidValue("metadata.deletionTimestamp", meta.deletionTimestamp, "field is immutable"));
+    }
 
     // What clients may not change through an update is what it was.
     Object.assign(meta, {
@@ -333,6 +339,7 @@ export class Registry {
     kind.setDefaults(next);
     rule.prepare(next, old);
     const causes = [
+      ...unchangeable,
       ...validateLabelsAndAnnotations(meta),
       ...addedFinalizers(before, meta),
       ...(rule.validate?.(next, old) ?? []),
@@ -454,12 +461,7 @@ export class Registry {
     const pods = findKind("", "v1", "pods")!;
     const pod = this.get(pods, namespace, name);
     const { uid, resourceVersion, annotations, labels } = (binding.metadata ?? {}) as Partial<StoredMeta>;
-    if (uid && uid !== pod.metadata.uid)
-      throw conflict(
-        pods,
-        name,
-        `Precondition failed: UID in precondition: ${uid}, UID in object meta: ${pod.metadata.uid}`,
-      );
+    if (uid && uid !== pod.metadata.uid) throw preconditionConflict(pods, pod.metadata, uid);
     if (resourceVersion && resourceVersion !== pod.metadata.resourceVersion) throw modifiedConflict(pods, name);
     const target = binding.target?.name as string | undefined;
     if (!target) throw badRequest("target.name: Required value");
@@ -577,6 +579,13 @@ const withMeta = (object: StoredObject, meta: Partial<StoredMeta>): StoredObject
   ...object,
   metadata: { ...object.metadata, ...meta },
 });
+
+const preconditionConflict = (kind: Kind, meta: StoredMeta, uid: string) =>
+  conflict(
+    kind,
+    meta.name,
+    `StorageError: invalid object, Code: 4, Key: /registry/${kind.resource === "nodes" ? "minions" : kind.resource}/${objectKey(meta.namespace, meta.name)}, ResourceVersion: 0, AdditionalErrorMsg: Precondition failed: UID in precondition: ${uid}, UID in object meta: ${meta.uid}`,
+  );
 
 const wrongName = (given: string | undefined, name: string) =>
   badRequest(`the name of the object (${given ?? ""}) does not match the name on the URL (${name})`);

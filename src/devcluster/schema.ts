@@ -117,12 +117,18 @@ export function decode<T>(model: string, kind: string, version: string, json: Js
   const walk = (type: FieldType, value: Json, path: string, isQuantity: boolean): Json => {
     switch (type.is) {
       case "object":
-        return isRecord(value) ? walkObject(type.model, value, path) : fail(path, type.model.replace(/^V1/, "v1."), value);
+        return isRecord(value)
+          ? walkObject(type.model, value, path)
+          : fail(path, type.model.replace(/^V1/, "v1."), value);
       case "array":
-        return Array.isArray(value) ? value.map((item, i) => walk(type.of, item, `${path}[${i}]`, isQuantity)) : fail(path, "slice", value);
+        return Array.isArray(value)
+          ? value.map((item, i) => walk(type.of, item, `${path}[${i}]`, isQuantity))
+          : fail(path, "slice", value);
       case "map":
         if (!isRecord(value)) return fail(path, "map", value);
-        return Object.fromEntries(Object.entries(value).map(([k, v]) => [k, v === null ? "" : walk(type.of, v, `${path}.${k}`, isQuantity)]));
+        return Object.fromEntries(
+          Object.entries(value).map(([k, v]) => [k, v === null ? "" : walk(type.of, v, `${path}.${k}`, isQuantity)]),
+        );
       case "string":
       case "bytes":
         if (isQuantity) return readQuantity(kind, version, value);
@@ -159,7 +165,8 @@ export function decode<T>(model: string, kind: string, version: string, json: Js
       }
       if (item === null || item === undefined) continue;
       const read = walk(field.type, item, at, field.isQuantity);
-      const isEmpty = (field.type.is === "array" && read.length === 0) || (field.type.is === "map" && Object.keys(read).length === 0);
+      const isEmpty =
+        (field.type.is === "array" && read.length === 0) || (field.type.is === "map" && Object.keys(read).length === 0);
       const isZero = field.omitZero && (read === "" || read === 0 || read === false);
       if (!(isEmpty && !field.keepEmpty) && !isZero) out[key] = read;
     }
@@ -183,7 +190,8 @@ export function decode<T>(model: string, kind: string, version: string, json: Js
         return null;
     }
   };
-  if (!isRecord(json)) throw badRequest(`the object provided is unrecognized (must be of type ${kind}): it is not a JSON object`);
+  if (!isRecord(json))
+    throw badRequest(`the object provided is unrecognized (must be of type ${kind}): it is not a JSON object`);
   return { value: walkObject(model, json, "") as T, unknownFields };
 }
 

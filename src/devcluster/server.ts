@@ -9,6 +9,7 @@ import { rfc3339, type Clock } from "../util/clock.ts";
 import type { Random } from "../util/random.ts";
 import { ISSUER, type Attributes, type Auth } from "./auth.ts";
 import { discoveryDocument, openApiV2, openApiV3, versionInfo } from "./discovery.ts";
+import type { KubeletProxy } from "./kubelet-proxy.ts";
 import { apiVersionOf, findKind, storageName, type Kind } from "./kinds.ts";
 import { isRecord, type Json, type StoredObject } from "./object.ts";
 import type { DeleteOptions, ListOptions, PatchType, Registry, User, WriteContext } from "./rest.ts";
@@ -18,10 +19,11 @@ import {
   ApiStatusError,
   badRequest,
   entityTooLarge,
+  invalid,
+  required,
   internalError,
   methodNotAllowed,
   notAcceptable,
-  notImplemented,
   resourceNotFound,
   unsupportedMediaType,
   type StatusBody,
@@ -38,30 +40,14 @@ const WATCH_BACKLOG = 32 * 1024 * 1024;
 const DEFAULT_WATCH_MS = 30 * 60_000;
 const PROTOBUF = "application/vnd.kubernetes.protobuf";
 
-/** A request that kube-apiserver would hand on to the kubelet of a node. */
-export interface KubeletTarget {
-  action: "log" | "exec" | "attach" | "portforward" | "proxy";
-  node: StoredObject;
-  /** Absent for `nodes/NAME/proxy`. */
-  pod?: StoredObject;
-  /** What follows `nodes/NAME/proxy/`, without a leading slash. */
-  path: string;
-  query: URLSearchParams;
-}
-
-/** Where requests for a kubelet go. Without one they are answered with 501. */
-export interface KubeletProxy {
-  request(target: KubeletTarget, request: IncomingMessage, response: ServerResponse): void;
-  upgrade(target: KubeletTarget, request: IncomingMessage, socket: Duplex, head: Buffer): void;
-}
-
 export interface ApiServerOptions {
   registry: Registry;
   auth: Auth;
   clock: Clock;
   random: Random;
   logger: Logger;
-  kubeletProxy?: KubeletProxy | undefined;
+  /** Takes requests for logs, exec, attach, port-forward and node proxies. */
+  kubelets: KubeletProxy;
   /** How often an idle watch that allows bookmarks gets one. */
   bookmarkIntervalMs: number;
 }
@@ -102,15 +88,14 @@ export class ApiServer {
   }
 
   /** Answers an Upgrade request: only kubelets speak upgraded protocols. */
-  handleUpgrade(request: IncomingMessage, socket: Duplex, head: Buffer): void {
+  async handleUpgrade(request: IncomingMessage, socket: Duplex, head: Buffer): Promise<void> {
     try {
       const url = new URL(request.url ?? "/", "http://devcluster");
       const route = parseRoute(url.pathname);
       if (!route) throw resourceNotFound();
       this.#authorize(request, { ...attributesOf(route, "get"), path: url.pathname });
-      const target = this.#kubeletTarget(route, url.searchParams);
-      if (!target) throw badRequest("this resource cannot be upgraded");
-      this.#proxy().upgrade(target, request, socket, head);
+      if (!(await this.#options.kubelets.handleUpgrade(request, socket, head)))
+        throw badRequest("this resource cannot be upgraded");
     } catch (error) {
       const { body } = error instanceof ApiStatusError ? error : internalError(toError(error).message);
       const text = JSON.stringify(body);
@@ -265,6 +250,7 @@ export class ApiServer {
     }
     if (route.tail.length > 1) throw resourceNotFound();
     if (subresource === undefined && !kind.verbs.includes(verb)) throw methodNotAllowed();
+    if (subresource !== undefined && !["get", "update", "patch"].includes(verb)) throw methodNotAllowed();
     const answer = (status: number, object: Json) =>
       this.#sendObject(kind, request, response, status, object, query, context);
     switch (verb) {
@@ -283,6 +269,7 @@ export class ApiServer {
         answer(201, registry.create(kind, namespace, await readBody(request), context));
         return;
       case "update": {
+        if (name === undefined) throw methodNotAllowed();
         const { object, created } = registry.replace(
           kind,
           namespace,
@@ -295,13 +282,15 @@ export class ApiServer {
         return;
       }
       case "patch": {
+        if (name === undefined) throw methodNotAllowed();
         const type = patchTypeOf(request);
-        if (type === "apply" && !query.get("fieldManager"))
-          throw badRequest(
-            'PatchOptions.meta.k8s.io "" is invalid: fieldManager: Required value: is required for apply patch',
-          );
+        if (type === "apply" && !query.get("fieldManager")) {
+          throw invalid({ group: "meta.k8s.io", kind: "PatchOptions" }, "", [
+            required("fieldManager", "is required for apply patch"),
+          ]);
+        }
         const patch = await readBody(request, true);
-        const { object, created } = registry.patch(kind, namespace, name!, subresource, type, patch, context);
+        const { object, created } = registry.patch(kind, namespace, name, subresource, type, patch, context);
         answer(created ? 201 : 200, object);
         return;
       }
@@ -351,11 +340,7 @@ export class ApiServer {
   ): Promise<void> {
     const { registry, auth } = this.#options;
     const action = `${kind.resource}/${route.tail[0]}`;
-    const target = this.#kubeletTarget(route, query);
-    if (target) {
-      this.#proxy().request(target, request, response);
-      return;
-    }
+    if (await this.#options.kubelets.handleRequest(request, response)) return;
     if (!["pods/binding", "pods/eviction", "serviceaccounts/token"].includes(action) || route.tail.length > 1)
       throw resourceNotFound();
     if (request.method !== "POST") throw methodNotAllowed();
@@ -375,28 +360,6 @@ export class ApiServer {
         requestToken(account, body, auth, (resource, key) => registry.storage.get(resource, key)),
       );
     }
-  }
-
-  /** The kubelet request that a path stands for, or undefined. @throws ApiStatusError 404 or 400 when it has no node */
-  #kubeletTarget(route: Route, query: URLSearchParams): KubeletTarget | undefined {
-    const { registry } = this.#options;
-    const [action, ...rest] = route.tail;
-    const nodes = findKind("", "v1", "nodes")!;
-    if (route.group === "" && route.resource === "nodes" && action === "proxy") {
-      return { action, node: registry.get(nodes, undefined, route.name!), path: rest.join("/"), query };
-    }
-    if (route.group !== "" || route.resource !== "pods" || rest.length > 0) return undefined;
-    if (action !== "log" && action !== "exec" && action !== "attach" && action !== "portforward") return undefined;
-    const pod = registry.get(findKind("", "v1", "pods")!, route.namespace, route.name!);
-    const nodeName = pod.spec.nodeName as string | undefined;
-    if (!nodeName) throw badRequest(`pod ${route.name} does not have a host assigned`);
-    return { action, pod, node: registry.get(nodes, undefined, nodeName), path: "", query };
-  }
-
-  #proxy(): KubeletProxy {
-    const { kubeletProxy } = this.#options;
-    if (!kubeletProxy) throw notImplemented("devcluster was started without a kubelet proxy");
-    return kubeletProxy;
   }
 
   #sendObject(
@@ -716,8 +679,7 @@ const mediaType = (request: IncomingMessage): string =>
 
 function patchTypeOf(request: IncomingMessage): PatchType {
   const type = patchTypes[mediaType(request)];
-  if (!type)
-    throw unsupportedMediaType(mediaType(request), [...Object.keys(patchTypes), "application/apply-patch+cbor"]);
+  if (!type) throw new ApiStatusError(415, "UnsupportedMediaType", "415: Unsupported Media Type", {});
   return type;
 }
 
@@ -738,7 +700,7 @@ async function readBody(request: IncomingMessage, isPatch = false, optional = fa
     throw badRequest("the body of the request is empty");
   }
   if (!isPatch && type !== "" && type !== "application/json" && type !== PROTOBUF && !isYaml) {
-    throw unsupportedMediaType(type, ["application/json", "application/yaml", PROTOBUF]);
+    throw unsupportedMediaType(["application/json", "application/yaml", PROTOBUF]);
   }
   const bytes = request.headers["content-encoding"] === "gzip" ? gunzipSync(raw, { maxOutputLength: BODY_LIMIT }) : raw;
   if (type === PROTOBUF) return readProtobuf(bytes, requestModel);

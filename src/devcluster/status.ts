@@ -126,11 +126,11 @@ export const notAcceptable = (accepted: string[]) =>
 export const expired = (message: string) => new ApiStatusError(410, "Expired", message);
 export const entityTooLarge = (limit: number) =>
   new ApiStatusError(413, "RequestEntityTooLarge", `Request entity too large: limit is ${limit}`);
-export const unsupportedMediaType = (got: string, accepted: string[]) =>
+export const unsupportedMediaType = (accepted: string[]) =>
   new ApiStatusError(
     415,
     "UnsupportedMediaType",
-    `the body of the request was in an unknown format - accepted media types include: ${accepted.join(", ")}${got ? "" : ""}`,
+    `the body of the request was in an unknown format - accepted media types include: ${accepted.join(", ")}`,
   );
 export const tooManyRequests = (
   message: string,
@@ -145,7 +145,6 @@ export const internalError = (message: string) =>
   new ApiStatusError(500, "InternalError", `Internal error occurred: ${message}`, {
     causes: [{ reason: "", message }],
   });
-export const notImplemented = (message: string) => new ApiStatusError(501, "NotImplemented", message);
 
 /** 504 for a resourceVersion that this server has not reached yet; clients wait and ask again. */
 export const tooLargeResourceVersion = (asked: number, current: number) =>

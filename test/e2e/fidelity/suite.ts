@@ -988,7 +988,13 @@ export const fidelityCases: readonly FidelityCase[] = [
     async run(api, ns) {
       const resources = { requests: { cpu: "100m" }, limits: { cpu: "200m" } };
       const nodeName = `node-${ns}`;
-      await must(api.request("POST", "/api/v1/nodes", { metadata: { name: nodeName } }), 201);
+      await must(
+        api.request("POST", "/api/v1/nodes", {
+          metadata: { name: nodeName },
+          status: { capacity: { cpu: "4", memory: "1Gi", pods: "9" } },
+        }),
+        201,
+      );
       await must(
         api.request("POST", podsIn(ns), pod("p", { nodeName, containers: [{ name: "a", image: "i", resources }] })),
         201,
