@@ -8,7 +8,7 @@
 import type { Kube } from "../kube/kube.ts";
 import { isKubeApiError } from "../kube/errors.ts";
 import { podStatusPatch } from "../kube/patch.ts";
-import { podPath } from "../kube/paths.ts";
+import { podPath, resourcePath } from "../kube/paths.ts";
 import type { Pod } from "../kube/wire.ts";
 import { isProviderError, ProviderError } from "../provider/errors.ts";
 import { fieldPathOf } from "../podspec/render.ts";
@@ -391,8 +391,24 @@ export class PodReconciler {
       return await this.#o.kube.request<Pod>({ method: "GET", path: podPath(pod.metadata!.namespace!, pod.metadata!.name!), signal });
     } catch (thrown) {
       if (isKubeApiError(thrown) && thrown.status === 404) return undefined;
+      if (isKubeApiError(thrown) && thrown.status === 403) return this.#quorumList(pod, signal);
       throw thrown;
     }
+  }
+
+  /**
+   * The Node authorizer forbids a node the GET of a pod that it does not know to be bound to this node: one that is gone (it
+   * never says 404 then), or one that was bound a moment ago. A list of this node's pods is always allowed; without a
+   * resourceVersion it is as fresh as the GET.
+   */
+  async #quorumList(pod: Pod, signal: AbortSignal): Promise<Pod | undefined> {
+    const { items } = await this.#o.kube.request<{ items: Pod[] }>({
+      method: "GET",
+      path: resourcePath({ resource: "pods", namespace: pod.metadata!.namespace! }),
+      query: { fieldSelector: `metadata.name=${pod.metadata!.name!},spec.nodeName=${this.#o.nodeName}` },
+      signal,
+    });
+    return items[0];
   }
 
   /** Passes on what the backend has to say about a machine, once per process; what happened before the start is old news. */
