@@ -21,6 +21,7 @@ import type { Clock } from "./util/clock.ts";
 import { toError } from "./util/errors.ts";
 import type { Random } from "./util/random.ts";
 import { NodeAgent } from "./node-agent.ts";
+import { isTerminal } from "./pods/status.ts";
 import type { Provider } from "./provider/provider.ts";
 import { HealthChecks, startHealthServer, type HealthCheck, type HealthServer } from "./telemetry/health.ts";
 import type { Logger } from "./telemetry/logger.ts";
@@ -107,9 +108,9 @@ export class Agent {
     const { config, clock, logger, version } = options;
     const livez = new HealthChecks("livez");
     const readyz = new HealthChecks("readyz");
-    const first = config.nodes[0]!;
-    const metrics = createMetrics({ nodeName: first.name, version });
+    const metrics = createMetrics({ nodeNames: config.nodes.map((node) => node.name), version });
     const nodes: NodeAgent[] = [];
+    metrics.onScrape(() => countPods(nodes, metrics));
     // What belongs to no node is asked for as the process itself: a node may read neither.
     const self = connect({ config, clock, logger, version, metrics });
     livez.add("event-loop", eventLoopCheck());
@@ -177,6 +178,19 @@ export class Agent {
     const fault = results.find((r) => r.status === "rejected");
     if (fault !== undefined && !signal.aborted) throw fault.reason;
   }
+}
+
+/** The kubelet's gauges carry no node label, so they count the pods of all nodes of this process. */
+function countPods(nodes: readonly NodeAgent[], metrics: Metrics): void {
+  const pods = nodes.flatMap((node) => node.pods.store.list());
+  metrics.desiredPods.set(pods.length);
+  metrics.activePods.set(pods.filter((pod) => !isTerminal(pod)).length);
+  metrics.runningPods.set(pods.filter((pod) => pod.status?.phase === "Running").length);
+  const states = new Map<string, number>();
+  for (const { state } of nodes.flatMap((node) => [...node.pods.machines.values()])) states.set(state, (states.get(state) ?? 0) + 1);
+  metrics.machines.reset();
+  for (const [state, count] of states) metrics.machines.set({ state }, count);
+  for (const { name, pods } of nodes) metrics.backendUp.set({ node: name }, pods.observer.failingSince === undefined ? 1 : 0);
 }
 
 /** A process that cannot turn its loop for seconds is stuck; one turn of five is not. */

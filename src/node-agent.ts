@@ -72,6 +72,7 @@ export class NodeAgent {
   #node: NodeController | undefined;
   #providerCapacity: ProviderCapacitySource | undefined;
   #info: ProviderInfo | undefined;
+  #acts = false;
   readonly #informed = Promise.withResolvers<void>();
 
   /** Binds the kubelet port; registers nothing yet. @throws when the port is taken or a certificate cannot be read */
@@ -154,8 +155,8 @@ export class NodeAgent {
       configuration: () => ({ nodeName: node.name, port: this.server.port, address: node.kubelet.address }),
     });
     options.readyz.add(`${node.name}-pods-synced`, () => (this.pods.store.synced ? undefined : "the list of pods is not complete yet"));
-    options.readyz.add(`${node.name}-registered`, () => (this.#registered() === undefined ? "the node is not registered yet" : undefined));
-    metrics.onScrape(() => this.#countPods());
+    // A standby is ready to take over; only who acts answers for the registration.
+    options.readyz.add(`${node.name}-registered`, () => (this.#acts && this.#registered() === undefined ? "the node is not registered yet" : undefined));
     metrics.onScrape(() => {
       const { counters, lastActivityAt } = this.pods.reflector;
       if (lastActivityAt !== undefined) metrics.informerLastEvent.set({ resource: "pods" }, (clock.now() - (clock.monotonic() - lastActivityAt)) / 1000);
@@ -179,6 +180,7 @@ export class NodeAgent {
   /** Registers the node, keeps its lease and status, and works on its pods. Needs `observe` beside it; may be called once. */
   async act(signal: AbortSignal): Promise<void> {
     const { events } = this.#o;
+    this.#acts = true;
     const sending = new AbortController();
     const sender = events.run(sending.signal);
     await Promise.all([this.#node!.run(signal), this.#runCapacity(signal), this.pods.act(signal)]);
@@ -232,7 +234,7 @@ export class NodeAgent {
         onRegistered: () => metrics.nodeRegistrations.inc(),
         onLeaseRenewed: (seconds) => {
           metrics.leaseRenewDuration.observe(seconds);
-          metrics.leaseLastRenew.set(clock.now() / 1000);
+          metrics.leaseLastRenew.set({ node: node.name }, clock.now() / 1000);
         },
       },
     });
@@ -291,20 +293,6 @@ export class NodeAgent {
   #machineCapacity() {
     const allocatable = this.#allocatable();
     return { cpuMillis: allocatable.get("cpu")?.toMillis() ?? 0, memoryBytes: allocatable.get("memory")?.toNumber() ?? 0 };
-  }
-
-  #countPods(): void {
-    const { metrics } = this.#o;
-    const pods = this.pods.store.list();
-    const over = (pod: Pod) => pod.status?.phase === "Succeeded" || pod.status?.phase === "Failed";
-    metrics.desiredPods.set(pods.length);
-    metrics.activePods.set(pods.filter((pod) => !over(pod)).length);
-    metrics.runningPods.set(pods.filter((pod) => pod.status?.phase === "Running").length);
-    metrics.backendUp.set(this.pods.observer.failingSince === undefined ? 1 : 0);
-    const states = new Map<string, number>();
-    for (const { state } of this.pods.machines.values()) states.set(state, (states.get(state) ?? 0) + 1);
-    metrics.machines.reset();
-    for (const [state, count] of states) metrics.machines.set({ state }, count);
   }
 }
 

@@ -15,7 +15,7 @@ export function withConfigOptions(command: Command): Command {
     .option("--kubeconfig <file>", "kubeconfig of the cluster (default: KUBECONFIG, ~/.kube/config, or the service account)")
     .option("--cluster-id <id>", "tells clusters apart that share a backend")
     .option("--node-name <name>", "name of the node, when the file lists one node")
-    .option("--node-address <ips>", "addresses of the node, separated by commas")
+    .option("--node-address <ips>", "addresses of the nodes, separated by commas")
     .option("--log-level <level>", "debug, info, warn or error");
 }
 

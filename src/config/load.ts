@@ -57,7 +57,7 @@ interface RawConfig {
   kubeconfig?: unknown;
   clusterId?: unknown;
   logLevel?: unknown;
-  nodes?: { name?: unknown; addresses?: unknown }[];
+  nodes?: { name?: unknown; addresses?: unknown }[] | undefined;
 }
 
 function applyOverrides(raw: RawConfig, overrides: ConfigOverrides): RawConfig {
@@ -65,17 +65,17 @@ function applyOverrides(raw: RawConfig, overrides: ConfigOverrides): RawConfig {
   if (overrides.kubeconfig !== undefined) merged.kubeconfig = overrides.kubeconfig;
   if (overrides.clusterId !== undefined) merged.clusterId = overrides.clusterId;
   if (overrides.logLevel !== undefined) merged.logLevel = overrides.logLevel;
+  if (overrides.nodeName !== undefined && raw.nodes?.length !== 1) {
+    throw new ConfigError("a node's name can be overridden only when the file lists exactly one node");
+  }
   if (overrides.nodeName !== undefined || overrides.nodeAddress !== undefined) {
-    if (raw.nodes?.length !== 1) {
-      throw new ConfigError("a node's name or address can be overridden only when the file lists exactly one node");
-    }
-    merged.nodes = [
-      {
-        ...raw.nodes[0],
-        ...(overrides.nodeName !== undefined && { name: overrides.nodeName }),
-        ...(overrides.nodeAddress !== undefined && { addresses: overrides.nodeAddress.split(",") }),
-      },
-    ];
+    // All nodes of a process are found at the address of its host or pod; they differ in the port.
+    const addresses = overrides.nodeAddress?.split(",");
+    merged.nodes = raw.nodes?.map((node) => ({
+      ...node,
+      ...(overrides.nodeName !== undefined && { name: overrides.nodeName }),
+      ...(addresses && { addresses }),
+    }));
   }
   return merged;
 }

@@ -9,7 +9,8 @@
 import { Counter, Gauge, Histogram, Registry, collectDefaultMetrics } from "prom-client";
 
 export interface MetricsOptions {
-  nodeName: string;
+  /** The nodes of this process. */
+  nodeNames: readonly string[];
   /** Version of this program, for `vmlet_build_info`. */
   version: string;
   /** Kubernetes version that the node reports, for `kubernetes_build_info`. */
@@ -38,7 +39,7 @@ const BADLY_NAMED_DEFAULTS = [
  * Builds the registry with every metric in it.
  *
  * @example
- * const metrics = createMetrics({ nodeName: "vm-1", version: "0.1.0" });
+ * const metrics = createMetrics({ nodeNames: ["vm-1"], version: "0.1.0" });
  * metrics.podStartDuration.observe(1.2);
  * metrics.runtimeOperations.inc({ operation_type: "create_vm" });
  * metrics.workqueue.depth.set({ name: "pods" }, 3);
@@ -62,7 +63,8 @@ export function createMetrics(options: MetricsOptions) {
     labelNames: readonly L[] = [],
   ) => new Histogram<L>({ name, help, buckets, labelNames, registers });
 
-  gauge("kubelet_node_name", "The node's name. The count is always 1.", ["node"]).set({ node: options.nodeName }, 1);
+  const nodeName = gauge("kubelet_node_name", "The node's name. The count is always 1.", ["node"]);
+  for (const node of options.nodeNames) nodeName.set({ node }, 1);
   gauge("vmlet_build_info", "Version of this agent. The value is always 1.", ["version"]).set(
     { version: options.version },
     1,
@@ -251,12 +253,13 @@ export function createMetrics(options: MetricsOptions) {
     leaseLastRenew: gauge(
       "vmlet_lease_last_renew_timestamp_seconds",
       "Unix time of the last renewal of the node's lease that succeeded.",
+      ["node"],
     ),
     nodeRegistrations: counter("vmlet_node_registrations_total", "Times that the Node object was created."),
     leaderElectionMaster: gauge("leader_election_master_status", "1 when this replica leads.", ["name"]),
 
     // Backend, in our words
-    backendUp: gauge("vmlet_backend_up", "1 when the last call of the backend succeeded."),
+    backendUp: gauge("vmlet_backend_up", "1 when the node's backend answers.", ["node"]),
     backendRequests: counter(
       "vmlet_backend_requests_total",
       "Calls of the backend by result: ok or a provider error code.",
@@ -311,5 +314,5 @@ export type Metrics = ReturnType<typeof createMetrics>;
 
 /** A fresh registry without process figures: for tests and tools that need a `Metrics` but read none. */
 export function unusedMetrics(): Metrics {
-  return createMetrics({ nodeName: "", version: "", process: false });
+  return createMetrics({ nodeNames: [], version: "", process: false });
 }
