@@ -113,7 +113,7 @@ class Steps {
         if (this.#record.initialized || passed) continue;
       }
       if (own.phase === "new") this.#first(container);
-      else if (!this.#restart(container, sidecar ? "always" : initPolicy(this.#spec, container))) {
+      else if (!this.#restart(container, container.restart_policy ?? this.#spec.restart_policy)) {
         this.#actions.push({ do: "finish" });
         return false;
       }
@@ -195,12 +195,6 @@ class Steps {
     const state = this.#state(name);
     return (state.terminated ?? state.last)?.exit_code ?? 0;
   }
-}
-
-/** Under the machine's policy `always` an init container is done once it passed. */
-function initPolicy(spec: MachineSpec, container: ContainerSpec): RestartPolicy {
-  const policy = container.restart_policy ?? spec.restart_policy;
-  return policy === "always" ? "on_failure" : policy;
 }
 
 /** Rules first, in order; then the policy (kubelet.md §3.3). */

@@ -14,6 +14,16 @@ const REVISION_BLOCK = 100_000;
 /** Longest path of a unix socket that Linux takes (sun_path), without the closing zero. */
 const MAX_SOCKET_PATH = 107;
 const SOCKET_NAME_LENGTH = 16;
+/** Enough to tell machines apart; the rest tells the few sockets of one machine apart. */
+const MACHINE_PREFIX_LENGTH = 10;
+
+function digest(text: string, length: number): string {
+  return createHash("sha256").update(text).digest("hex").slice(0, length);
+}
+
+function socketPrefix(id: string): string {
+  return digest(id, MACHINE_PREFIX_LENGTH);
+}
 
 export function writeJson(path: string, value: unknown): void {
   const temporary = `${path}.tmp`;
@@ -78,10 +88,13 @@ export class MachineStore {
     return join(this.stateDir, "machines", id);
   }
 
-  /** A path for a unix socket that is short and the same each time. */
+  /** A path for a unix socket that is short and the same each time. It is removed with the machine. */
   socketPath(id: string, name: string): string {
-    const hash = createHash("sha256").update(`${id}\0${name}`).digest("hex").slice(0, SOCKET_NAME_LENGTH);
-    return join(this.stateDir, "run", hash);
+    return join(
+      this.stateDir,
+      "run",
+      socketPrefix(id) + digest(`${id}\0${name}`, SOCKET_NAME_LENGTH - MACHINE_PREFIX_LENGTH),
+    );
   }
 
   /** Every machine that was created and not removed. A folder without state is a create that never was answered. */
@@ -125,6 +138,9 @@ export class MachineStore {
     writeJson(join(this.stateDir, "tombstones", `${machine.id}.json`), tombstone);
     this.#tombstones.set(machine.id, tombstone);
     rmSync(this.machineDir(machine.id), { recursive: true, force: true });
+    for (const name of readdirSync(join(this.stateDir, "run"))) {
+      if (name.startsWith(socketPrefix(machine.id))) rmSync(join(this.stateDir, "run", name), { force: true });
+    }
     this.#publish(tombstone);
   }
 

@@ -54,6 +54,19 @@ backendSuite(
       expect(processStat(pid!)).toBeUndefined();
     });
 
+    test("nothing of a deleted machine is left: no process, no socket, no folder, even when its shim was killed", async () => {
+      const id = await bench().create({ containers: [bench().shell("a", "echo $$; sleep 1000")] });
+      const [pid] = await printedPids(bench(), id, 1);
+      const shim = processStat(processStat(pid!)!.ppid)!.pid;
+      const sockets = readdirSync(join(bench().stateDir, "run")).length;
+      process.kill(shim, "SIGKILL");
+      await bench().provider.deletePod(id, { force: true, signal: bench().signal });
+      await bench().reaches(id, "deleted");
+      expect([processStat(pid!), processStat(shim)]).toEqual([undefined, undefined]);
+      expect(readdirSync(join(bench().stateDir, "run")).length).toBe(sockets - 1);
+      expect(readdirSync(join(bench().stateDir, "machines"))).not.toContain(id);
+    });
+
     test("a port that a machine serves is reached by port-forward, and half-closing is passed on", async () => {
       const id = await bench().create({ containers: [bench().shell("a", "sleep 1000")] });
       await bench().reaches(id, "running");

@@ -38,11 +38,20 @@ test("init containers that have passed are not run again", async () => {
 test("a post_start hook that was under way is run again, and then the container is shown as running", async () => {
   const world = await World.create();
   await world.create({ containers: [main("a", { hooks: { post_start: { sleep: { seconds: 5 } } } }), main("b")] });
+  // Any other change of the machine writes its record.
+  await world.provider.updatePod("m1", { registry_auth: [] }, { signal: world.signal });
   await world.restart();
   expect(await world.container("a")).toMatchObject({ state: "waiting" });
   await world.advance(5_000);
   expect(world.running()).toEqual(["a", "b"]);
   expect((await world.container("a")).state).toBe("running");
+});
+
+test("a start that was decided but never begun is begun by the next backend, and not counted as a restart", async () => {
+  const world = await World.create((fresh) => fresh.stuck.add("a"));
+  await world.create({});
+  await world.restart(() => world.stuck.clear());
+  expect(await world.container("a")).toMatchObject({ state: "running", restart_count: 0 });
 });
 
 test("a back-off goes on where it stood", async () => {

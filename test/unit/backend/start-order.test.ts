@@ -66,6 +66,16 @@ test("a sidecar that ends is restarted while main containers run, even under pol
   expect(world.running().toSorted()).toEqual(["a", "s"]);
 });
 
+test("once main containers have started, a sidecar in back-off does not hold up their restarts", async () => {
+  const world = await World.create();
+  await world.create({ init_containers: [sidecar("s")] });
+  await world.exit("s", 1);
+  await world.exit("s", 1);
+  expect((await world.container("s")).reason).toBe("CrashLoopBackOff");
+  await world.exit("a", 1);
+  expect(world.running()).toEqual(["a"]);
+});
+
 test("the next main container waits for the post_start hook of the one before it", async () => {
   const world = await World.create();
   await world.create({

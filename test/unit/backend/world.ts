@@ -44,6 +44,8 @@ export class World {
   readonly journal: string[] = [];
   /** Containers that take no notice of stop signals. */
   readonly deaf = new Set<string>();
+  /** Containers whose shim never comes to its first step. */
+  readonly stuck = new Set<string>();
   /** Containers whose launch fails, with the error. */
   readonly launchErrors = new Map<string, Error>();
   readonly conclusions = new Map<string, ContainerConclusion>();
@@ -242,6 +244,7 @@ export class World {
     return {
       start: (dir) => {
         const instance = find(dir);
+        if (this.stuck.has(instance.name)) return new Promise(() => {});
         instance.running = true;
         instance.startedAt = this.clock.monotonic();
         this.journal.push(`start ${instance.name}`);
