@@ -26,7 +26,7 @@ export async function obtainImage(
   const { image } = container;
   const policy = pullPolicy(container);
   if (policy !== "always") {
-    const found = await images.find(image);
+    const found = await images.find(image, auth);
     if (found !== undefined) {
       notify("Normal", "Pulled", `Container image "${image}" already present on machine`);
       return found;

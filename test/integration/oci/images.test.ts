@@ -20,7 +20,7 @@ describe.skipIf(missing !== undefined)("images", () => {
   let dir: string;
   let images: HostImages;
   const open = (options: Partial<HostImagesOptions> = {}): HostImages =>
-    HostImages.open({ dir, clock: systemClock, logger: silentLogger, ...options });
+    new HostImages({ dir, clock: systemClock, logger: silentLogger, ...options });
   const pull = (image: string, auth: { registry: string; username?: string; password?: string }[] = []) =>
     images.pull(image, { auth, signal: AbortSignal.timeout(30_000) });
   const user = { name: "ann", password: "s3cret-word" };

@@ -5,16 +5,30 @@ import { findTool, run } from "./command.ts";
 /** What overlayfs cannot have in its options unescaped. */
 const OVERLAY_SPECIAL = /[\\:,]/;
 
-export async function mountOverlay(target: string, layers: { lower: string; upper: string; work: string }): Promise<void> {
+export async function mountOverlay(
+  target: string,
+  layers: { lower: string; upper: string; work: string },
+): Promise<void> {
   const paths = [layers.lower, layers.upper, layers.work];
   const bad = paths.find((path) => OVERLAY_SPECIAL.test(path));
-  if (bad !== undefined) throw new Error(`${bad}: overlay folders must not have commas, colons or backslashes in their path`);
+  if (bad !== undefined)
+    throw new Error(`${bad}: overlay folders must not have commas, colons or backslashes in their path`);
   const [lower, upper, work] = paths;
-  await run(findTool("mount")!, ["-t", "overlay", "overlay", "-o", `lowerdir=${lower},upperdir=${upper},workdir=${work}`, target]);
+  await run(findTool("mount")!, [
+    "-t",
+    "overlay",
+    "overlay",
+    "-o",
+    `lowerdir=${lower},upperdir=${upper},workdir=${work}`,
+    target,
+  ]);
 }
 
 /** `sizeBytes` undefined: half of the memory, the kernel's default. */
-export async function mountTmpfs(target: string, options: { sizeBytes?: number | undefined; mode: string }): Promise<void> {
+export async function mountTmpfs(
+  target: string,
+  options: { sizeBytes?: number | undefined; mode: string },
+): Promise<void> {
   const size = options.sizeBytes === undefined ? "" : `,size=${options.sizeBytes}`;
   await run(findTool("mount")!, ["-t", "tmpfs", "tmpfs", "-o", `mode=${options.mode}${size},nosuid,nodev`, target]);
 }
@@ -31,7 +45,9 @@ export async function mountsBelow(dir: string): Promise<string[]> {
   return text
     .split("\n")
     .map((line) => line.split(" ")[4] ?? "")
-    .map((point) => point.replace(/\\([0-7]{3})/g, (_, octal: string) => String.fromCharCode(Number.parseInt(octal, 8))))
+    .map((point) =>
+      point.replace(/\\([0-7]{3})/g, (_, octal: string) => String.fromCharCode(Number.parseInt(octal, 8))),
+    )
     .filter((point) => point === dir || point.startsWith(`${dir}/`))
     .toReversed();
 }
@@ -39,5 +55,11 @@ export async function mountsBelow(dir: string): Promise<string[]> {
 /** Removes all mounts at and below `dir`, also those that are still in use somewhere. */
 export async function unmountBelow(dir: string): Promise<void> {
   const points = await mountsBelow(dir);
-  if (points.length > 0) await run(findTool("umount")!, ["--lazy", "--no-canonicalize", ...points]);
+  if (points.length === 0) return;
+  try {
+    await run(findTool("umount")!, ["--lazy", "--no-canonicalize", ...points]);
+  } catch (cause) {
+    // Somebody else may have removed one of them in this instant: what counts is what is left.
+    if ((await mountsBelow(dir)).length > 0) throw cause;
+  }
 }

@@ -83,14 +83,11 @@ export class HostImages implements ImageStore {
   readonly #registry: Registry;
   readonly #queue: PQueue;
   readonly #pulls = new Map<string, SharedPull>();
-  readonly #salt: Buffer;
-  #names: Record<string, NameEntry>;
+  #state: { names: Record<string, NameEntry>; salt: Buffer } | undefined;
   #retained: ReadonlySet<string> | undefined;
 
-  private constructor(options: HostImagesOptions, names: Record<string, NameEntry>, salt: Buffer) {
+  constructor(options: HostImagesOptions) {
     this.#options = options;
-    this.#names = names;
-    this.#salt = salt;
     this.#limits = {
       maxImageBytes: options.maxImageBytes ?? 20 * 1024 ** 3,
       maxUnpackedBytes: options.maxUnpackedBytes ?? 50 * 1024 ** 3,
@@ -105,16 +102,21 @@ export class HostImages implements ImageStore {
     });
   }
 
-  /** Opens the store, removes what an earlier process left unfinished. */
-  static open(options: HostImagesOptions): HostImages {
-    const { dir } = options;
+  /** What is on disk, read at the first use; what an earlier process left unfinished is removed then. */
+  #open(): { names: Record<string, NameEntry>; salt: Buffer } {
+    if (this.#state !== undefined) return this.#state;
+    const { dir } = this.#options;
     rmSync(join(dir, "tmp"), { recursive: true, force: true });
-    for (const folder of ["tmp", "images", "blobs/sha256"]) mkdirSync(join(dir, folder), { recursive: true, mode: 0o700 });
+    for (const folder of ["tmp", "images", "blobs/sha256"])
+      mkdirSync(join(dir, folder), { recursive: true, mode: 0o700 });
     const saltFile = join(dir, "salt");
     if (!existsSync(saltFile)) writeFileSync(saltFile, randomBytes(32), { mode: 0o600, flush: true });
     const namesFile = join(dir, "names.json");
-    const names = existsSync(namesFile) ? (JSON.parse(readFileSync(namesFile, "utf8")) as Record<string, NameEntry>) : {};
-    return new HostImages(options, names, readFileSync(saltFile));
+    const names = existsSync(namesFile)
+      ? (JSON.parse(readFileSync(namesFile, "utf8")) as Record<string, NameEntry>)
+      : {};
+    this.#state = { names, salt: readFileSync(saltFile) };
+    return this.#state;
   }
 
   /** What the host lacks for images. */
@@ -181,15 +183,18 @@ export class HostImages implements ImageStore {
     const retained = this.#retained;
     if (retained === undefined || (await this.#usedPercent()) < this.#gc.highPercent) return [];
     const needed = new Set(
-      Object.values(this.#names)
+      Object.values(this.#open().names)
         .filter((entry) => retained.has(entry.imageId))
         .map((entry) => entry.hex),
     );
+    // Whatever anybody has said: the ground of a running container stays.
+    const mounts = await readFile("/proc/self/mountinfo", "latin1");
     const now = this.#options.clock.now();
     const candidates: { hex: string; usedAt: number }[] = [];
     for (const hex of await this.#imageFolders()) {
       const usedAt = (await stat(join(this.#imageDir(hex), "image.json"))).mtimeMs;
-      if (!needed.has(hex) && now - usedAt >= this.#gc.minAgeMs) candidates.push({ hex, usedAt });
+      if (!needed.has(hex) && !mounts.includes(hex) && now - usedAt >= this.#gc.minAgeMs)
+        candidates.push({ hex, usedAt });
     }
     const removed: string[] = [];
     for (const { hex } of candidates.toSorted((a, b) => a.usedAt - b.usedAt)) {
@@ -202,10 +207,10 @@ export class HostImages implements ImageStore {
   }
 
   #lookUp(reference: ImageReference): NameEntry | undefined {
-    const byName = this.#names[fullName(reference)];
+    const byName = this.#open().names[fullName(reference)];
     if (byName !== undefined || reference.digest === undefined) return byName;
     const imageId = `${repository(reference)}@${reference.digest}`;
-    return Object.values(this.#names).find((entry) => entry.imageId === imageId);
+    return Object.values(this.#open().names).find((entry) => entry.imageId === imageId);
   }
 
   async #prepared(reference: ImageReference, entry: NameEntry, stored: StoredImage): Promise<PreparedImage> {
@@ -231,19 +236,19 @@ export class HostImages implements ImageStore {
     if (credential === undefined) return "anonymous";
     const { username, password, identity_token } = credential;
     return createHash("sha256")
-      .update(this.#salt)
+      .update(this.#open().salt)
       .update(JSON.stringify([username ?? "", password ?? "", identity_token ?? ""]))
       .digest("hex");
   }
 
   async #remember(reference: ImageReference, resolved: ResolvedImage): Promise<NameEntry> {
     const imageId = `${repository(reference)}@${resolved.digest}`;
-    const before = this.#names[fullName(reference)];
+    const before = this.#open().names[fullName(reference)];
     const seenBy = new Set(before?.imageId === imageId ? before.seenBy : []);
     seenBy.add(this.#fingerprint(resolved.credential));
     const entry: NameEntry = { imageId, hex: hexOf(resolved.manifestDigest), seenBy: [...seenBy] };
     if (JSON.stringify(before) !== JSON.stringify(entry)) {
-      this.#names[fullName(reference)] = entry;
+      this.#open().names[fullName(reference)] = entry;
       await this.#saveNames();
     }
     return entry;
@@ -398,7 +403,9 @@ export class HostImages implements ImageStore {
   async #remove(hex: string): Promise<void> {
     const doomed = join(this.#options.dir, "tmp", `gone-${hex}-${randomBytes(4).toString("hex")}`);
     await rename(this.#imageDir(hex), doomed);
-    this.#names = Object.fromEntries(Object.entries(this.#names).filter(([, entry]) => entry.hex !== hex));
+    this.#open().names = Object.fromEntries(
+      Object.entries(this.#open().names).filter(([, entry]) => entry.hex !== hex),
+    );
     await this.#saveNames();
     await rm(doomed, { recursive: true, force: true });
     // A pull under way may count on a blob that no complete image has yet.
@@ -426,7 +433,7 @@ export class HostImages implements ImageStore {
   }
 
   #saveNames(): Promise<void> {
-    return writeFileAtomic(join(this.#options.dir, "names.json"), JSON.stringify(this.#names), 0o600);
+    return writeFileAtomic(join(this.#options.dir, "names.json"), JSON.stringify(this.#open().names), 0o600);
   }
 
   #imageDir(hex: string): string {

@@ -29,8 +29,11 @@ export interface BundleInput {
   /** For these capabilities; undefined when the container is unconfined. */
   seccomp: ((capabilities: readonly string[]) => object) | undefined;
   pidsLimit: number;
+  /** What "all" means: no more than the runtime itself has. Absent: all that Linux knows. */
+  grantable?: readonly string[];
 }
 
+/** containerd's. */
 export const DEFAULT_CAPABILITIES = [
   "CAP_CHOWN",
   "CAP_DAC_OVERRIDE",
@@ -48,35 +51,49 @@ export const DEFAULT_CAPABILITIES = [
   "CAP_AUDIT_WRITE",
 ];
 
+/** By number: linux/capability.h. */
 export const ALL_LINUX_CAPABILITIES = [
-  ...DEFAULT_CAPABILITIES,
-  "CAP_AUDIT_CONTROL",
-  "CAP_AUDIT_READ",
-  "CAP_BLOCK_SUSPEND",
-  "CAP_BPF",
-  "CAP_CHECKPOINT_RESTORE",
+  "CAP_CHOWN",
+  "CAP_DAC_OVERRIDE",
   "CAP_DAC_READ_SEARCH",
+  "CAP_FOWNER",
+  "CAP_FSETID",
+  "CAP_KILL",
+  "CAP_SETGID",
+  "CAP_SETUID",
+  "CAP_SETPCAP",
+  "CAP_LINUX_IMMUTABLE",
+  "CAP_NET_BIND_SERVICE",
+  "CAP_NET_BROADCAST",
+  "CAP_NET_ADMIN",
+  "CAP_NET_RAW",
   "CAP_IPC_LOCK",
   "CAP_IPC_OWNER",
-  "CAP_LEASE",
-  "CAP_LINUX_IMMUTABLE",
-  "CAP_MAC_ADMIN",
-  "CAP_MAC_OVERRIDE",
-  "CAP_NET_ADMIN",
-  "CAP_NET_BROADCAST",
-  "CAP_PERFMON",
+  "CAP_SYS_MODULE",
+  "CAP_SYS_RAWIO",
+  "CAP_SYS_CHROOT",
+  "CAP_SYS_PTRACE",
+  "CAP_SYS_PACCT",
   "CAP_SYS_ADMIN",
   "CAP_SYS_BOOT",
-  "CAP_SYS_MODULE",
   "CAP_SYS_NICE",
-  "CAP_SYS_PACCT",
-  "CAP_SYS_PTRACE",
-  "CAP_SYS_RAWIO",
   "CAP_SYS_RESOURCE",
   "CAP_SYS_TIME",
   "CAP_SYS_TTY_CONFIG",
+  "CAP_MKNOD",
+  "CAP_LEASE",
+  "CAP_AUDIT_WRITE",
+  "CAP_AUDIT_CONTROL",
+  "CAP_SETFCAP",
+  "CAP_MAC_OVERRIDE",
+  "CAP_MAC_ADMIN",
   "CAP_SYSLOG",
   "CAP_WAKE_ALARM",
+  "CAP_BLOCK_SUSPEND",
+  "CAP_AUDIT_READ",
+  "CAP_PERFMON",
+  "CAP_BPF",
+  "CAP_CHECKPOINT_RESTORE",
 ];
 
 const MASKED_PATHS = [
@@ -95,7 +112,6 @@ const MASKED_PATHS = [
 const READONLY_PATHS = ["/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger"];
 
 const DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
-const OPEN_FILES = 1_048_576;
 const CPU_PERIOD_US = 100_000;
 const MIN_CPU_QUOTA_US = 1_000;
 
@@ -104,7 +120,7 @@ export function ociConfig(input: BundleInput): object {
   const { spec, image, user, cgroupVersion } = input;
   const security = spec.security ?? {};
   const privileged = security.privileged === true;
-  const capabilities = capabilitiesOf(spec.name, security);
+  const capabilities = capabilitiesOf(spec.name, security, input.grantable);
   const unmasked = privileged || security.unmasked_proc === true;
   const seccomp = privileged || security.seccomp === "unconfined" ? undefined : input.seccomp?.(capabilities);
   return {
@@ -117,7 +133,6 @@ export function ociConfig(input: BundleInput): object {
       cwd: cwdOf(spec, image),
       // No inheritable set (CVE-2022-24769): a program's file capabilities must not gain from it.
       capabilities: { bounding: capabilities, effective: capabilities, permitted: capabilities },
-      rlimits: [{ type: "RLIMIT_NOFILE", hard: OPEN_FILES, soft: OPEN_FILES }],
       noNewPrivileges: security.allow_privilege_escalation === false && !privileged,
     },
     root: { path: input.rootfs, readonly: security.read_only_root === true },
@@ -137,7 +152,9 @@ export function ociConfig(input: BundleInput): object {
         ...ociResources(spec.resources?.requests, spec.resources?.limits, cgroupVersion),
         pids: { limit: input.pidsLimit },
       },
-      ...(input.sysctls.length === 0 ? {} : { sysctl: Object.fromEntries(input.sysctls.map(({ name, value }) => [name, value])) }),
+      ...(input.sysctls.length === 0
+        ? {}
+        : { sysctl: Object.fromEntries(input.sysctls.map(({ name, value }) => [name, value])) }),
       ...(seccomp === undefined ? {} : { seccomp }),
       ...(unmasked ? {} : { maskedPaths: MASKED_PATHS, readonlyPaths: READONLY_PATHS }),
     },
@@ -145,7 +162,11 @@ export function ociConfig(input: BundleInput): object {
 }
 
 /** Cgroup settings for requests and limits, as kubelet makes them: shares from requests, quota and memory from limits. */
-export function ociResources(requests: ResourceAmounts | undefined, limits: ResourceAmounts | undefined, cgroupVersion: 1 | 2): { cpu: object; memory?: object } {
+export function ociResources(
+  requests: ResourceAmounts | undefined,
+  limits: ResourceAmounts | undefined,
+  cgroupVersion: 1 | 2,
+): { cpu: object; memory?: object } {
   const requested = requests?.cpu_millis ?? limits?.cpu_millis ?? 0;
   const cpuLimit = limits?.cpu_millis;
   const memory = limits?.memory_bytes;
@@ -157,22 +178,35 @@ export function ociResources(requests: ResourceAmounts | undefined, limits: Reso
         : { period: CPU_PERIOD_US, quota: Math.max(MIN_CPU_QUOTA_US, Math.floor((cpuLimit * CPU_PERIOD_US) / 1000)) }),
     },
     // Equal swap means no swap: v1 counts both together; v2 counts swap alone, the runtime converts.
-    ...(memory === undefined || memory === 0 ? {} : { memory: { limit: memory, ...(cgroupVersion === 2 ? { swap: memory } : {}) } }),
+    ...(memory === undefined || memory === 0
+      ? {}
+      : { memory: { limit: memory, ...(cgroupVersion === 2 ? { swap: memory } : {}) } }),
   };
 }
 
 /** Kubernetes' rules: `command` replaces the entrypoint and drops the image's cmd, `args` replaces the cmd. */
-export function commandOf(spec: Pick<ContainerSpec, "name" | "image" | "command" | "args">, image: ImageConfig): string[] {
+export function commandOf(
+  spec: Pick<ContainerSpec, "name" | "image" | "command" | "args">,
+  image: ImageConfig,
+): string[] {
   const given = spec.command !== undefined && spec.command.length > 0;
   const args = spec.args !== undefined && spec.args.length > 0 ? spec.args : given ? [] : (image.cmd ?? []);
   const command = [...(given ? spec.command! : (image.entrypoint ?? [])), ...args];
   if (command.length === 0)
-    throw new ContainerError("CreateContainerError", `container ${spec.name}: no command specified: image ${spec.image} has none, set command or args`);
+    throw new ContainerError(
+      "CreateContainerError",
+      `container ${spec.name}: no command specified: image ${spec.image} has none, set command or args`,
+    );
   return command;
 }
 
 /** Later ones win: defaults, the image's, the container's own. */
-export function envOf(spec: Pick<ContainerSpec, "env" | "tty">, image: ImageConfig, user: Pick<ResolvedUser, "home">, hostname: string): string[] {
+export function envOf(
+  spec: Pick<ContainerSpec, "env" | "tty">,
+  image: ImageConfig,
+  user: Pick<ResolvedUser, "home">,
+  hostname: string,
+): string[] {
   const env = new Map<string, string>([
     ["PATH", DEFAULT_PATH],
     ["HOSTNAME", hostname],
@@ -193,18 +227,25 @@ function cwdOf(spec: ContainerSpec, image: ImageConfig): string {
 }
 
 /** @throws ContainerError for a capability that Linux does not have */
-export function capabilitiesOf(container: string, security: ContainerSecurity): string[] {
-  if (security.privileged === true) return ALL_LINUX_CAPABILITIES;
+export function capabilitiesOf(
+  container: string,
+  security: ContainerSecurity,
+  grantable: readonly string[] = ALL_LINUX_CAPABILITIES,
+): string[] {
+  if (security.privileged === true) return [...grantable];
   const full = (name: string) => {
     const upper = name.toUpperCase();
     const capability = upper.startsWith("CAP_") ? upper : `CAP_${upper}`;
     if (capability !== "CAP_ALL" && !ALL_LINUX_CAPABILITIES.includes(capability))
-      throw new ContainerError("CreateContainerError", `container ${container}: unknown capability ${JSON.stringify(name)}`);
+      throw new ContainerError(
+        "CreateContainerError",
+        `container ${container}: unknown capability ${JSON.stringify(name)}`,
+      );
     return capability;
   };
   const add = (security.capabilities_add ?? []).map(full);
   const drop = (security.capabilities_drop ?? []).map(full);
-  const base = add.includes("CAP_ALL") ? ALL_LINUX_CAPABILITIES : drop.includes("CAP_ALL") ? [] : DEFAULT_CAPABILITIES;
+  const base = add.includes("CAP_ALL") ? grantable : drop.includes("CAP_ALL") ? [] : DEFAULT_CAPABILITIES;
   const kept = base.filter((capability) => !drop.includes(capability));
   return [...new Set([...kept, ...add.filter((capability) => capability !== "CAP_ALL")])];
 }
@@ -213,11 +254,26 @@ function systemMounts(privileged: boolean): OciMount[] {
   const access = privileged ? "rw" : "ro";
   return [
     { destination: "/proc", type: "proc", source: "proc", options: ["nosuid", "noexec", "nodev"] },
-    { destination: "/dev", type: "tmpfs", source: "tmpfs", options: ["nosuid", "strictatime", "mode=755", "size=65536k"] },
-    { destination: "/dev/pts", type: "devpts", source: "devpts", options: ["nosuid", "noexec", "newinstance", "ptmxmode=0666", "mode=0620", "gid=5"] },
+    {
+      destination: "/dev",
+      type: "tmpfs",
+      source: "tmpfs",
+      options: ["nosuid", "strictatime", "mode=755", "size=65536k"],
+    },
+    {
+      destination: "/dev/pts",
+      type: "devpts",
+      source: "devpts",
+      options: ["nosuid", "noexec", "newinstance", "ptmxmode=0666", "mode=0620", "gid=5"],
+    },
     { destination: "/dev/mqueue", type: "mqueue", source: "mqueue", options: ["nosuid", "noexec", "nodev"] },
     { destination: "/sys", type: "sysfs", source: "sysfs", options: ["nosuid", "noexec", "nodev", access] },
-    { destination: "/sys/fs/cgroup", type: "cgroup", source: "cgroup", options: ["nosuid", "noexec", "nodev", "relatime", access] },
+    {
+      destination: "/sys/fs/cgroup",
+      type: "cgroup",
+      source: "cgroup",
+      options: ["nosuid", "noexec", "nodev", "relatime", access],
+    },
   ];
 }
 
@@ -229,4 +285,10 @@ function depth(mount: OciMount): number {
 /** A bind mount of a file or folder of this host. */
 export function bind(source: string, destination: string, readOnly: boolean): OciMount {
   return { destination, type: "bind", source, options: ["rbind", "rprivate", readOnly ? "ro" : "rw"] };
+}
+
+/** The capabilities in a mask as /proc/PID/status shows it. */
+export function capabilitiesInMask(hex: string): string[] {
+  const mask = BigInt(`0x${hex.trim()}`);
+  return ALL_LINUX_CAPABILITIES.filter((_, bit) => (mask >> BigInt(bit)) & 1n);
 }

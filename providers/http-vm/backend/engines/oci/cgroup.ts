@@ -43,7 +43,12 @@ export class Cgroup {
         const stat = numbers(await this.#read("", "memory.stat"));
         const memoryUsage = Number(await this.#read("", "memory.current"));
         const cpu = numbers(await this.#read("", "cpu.stat"));
-        return { cpuNs: (cpu.get("usage_usec") ?? 0) * 1000, memoryUsage, workingSet: Math.max(0, memoryUsage - (stat.get("inactive_file") ?? 0)), rss: stat.get("anon") ?? 0 };
+        return {
+          cpuNs: (cpu.get("usage_usec") ?? 0) * 1000,
+          memoryUsage,
+          workingSet: Math.max(0, memoryUsage - (stat.get("inactive_file") ?? 0)),
+          rss: stat.get("anon") ?? 0,
+        };
       }
       const stat = numbers(await this.#read("memory", "memory.stat"));
       const memoryUsage = Number(await this.#read("memory", "memory.usage_in_bytes"));
@@ -62,7 +67,8 @@ export class Cgroup {
   /** How often the kernel killed something in this group for want of memory. */
   async oomKills(): Promise<number> {
     try {
-      const text = this.#version === 2 ? await this.#read("", "memory.events") : await this.#read("memory", "memory.oom_control");
+      const text =
+        this.#version === 2 ? await this.#read("", "memory.events") : await this.#read("memory", "memory.oom_control");
       return numbers(text).get("oom_kill") ?? 0;
     } catch (cause) {
       if (isGone(cause)) return 0;
@@ -73,7 +79,9 @@ export class Cgroup {
   /** Bytes; undefined without a limit. */
   async memoryLimit(): Promise<number | undefined> {
     try {
-      const value = Number(this.#version === 2 ? await this.#read("", "memory.max") : await this.#read("memory", "memory.limit_in_bytes"));
+      const value = Number(
+        this.#version === 2 ? await this.#read("", "memory.max") : await this.#read("memory", "memory.limit_in_bytes"),
+      );
       return Number.isNaN(value) || value >= UNLIMITED ? undefined : value;
     } catch (cause) {
       if (isGone(cause)) return undefined;
@@ -115,7 +123,9 @@ export class Cgroup {
   }
 
   async #trees(): Promise<string[]> {
-    return this.#version === 2 ? [""] : (await readdir(ROOT, { withFileTypes: true })).filter((entry) => entry.isDirectory()).map(({ name }) => name);
+    return this.#version === 2
+      ? [""]
+      : (await readdir(ROOT, { withFileTypes: true })).filter((entry) => entry.isDirectory()).map(({ name }) => name);
   }
 
   #dir(controller: string): string {
@@ -129,7 +139,10 @@ export class Cgroup {
 
 async function processesBelow(dir: string): Promise<number[]> {
   try {
-    const own = (await readFile(join(dir, "cgroup.procs"), "utf8")).split("\n").filter((line) => line !== "").map(Number);
+    const own = (await readFile(join(dir, "cgroup.procs"), "utf8"))
+      .split("\n")
+      .filter((line) => line !== "")
+      .map(Number);
     const children = (await readdir(dir, { withFileTypes: true })).filter((entry) => entry.isDirectory());
     const below = await Promise.all(children.map(({ name }) => processesBelow(join(dir, name))));
     return [...own, ...below.flat()];
@@ -141,7 +154,8 @@ async function processesBelow(dir: string): Promise<number[]> {
 
 async function removeBelow(dir: string): Promise<void> {
   try {
-    for (const entry of await readdir(dir, { withFileTypes: true })) if (entry.isDirectory()) await removeBelow(join(dir, entry.name));
+    for (const entry of await readdir(dir, { withFileTypes: true }))
+      if (entry.isDirectory()) await removeBelow(join(dir, entry.name));
     await rmdir(dir);
   } catch (cause) {
     if (!isGone(cause)) throw cause;

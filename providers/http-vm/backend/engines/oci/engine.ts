@@ -113,7 +113,7 @@ class OciEngine implements Engine {
   constructor(options: OciEngineOptions) {
     const { stateDir, clock, logger } = options;
     this.#options = options;
-    this.images = HostImages.open({ dir: join(stateDir, "images"), clock, logger, ...options.images });
+    this.images = new HostImages({ dir: join(stateDir, "images"), clock, logger, ...options.images });
     this.#records = join(stateDir, "oci/machines");
     const network = new HostNetwork({ dir: join(stateDir, "network"), ...options.network });
     this.#context = {
@@ -130,18 +130,32 @@ class OciEngine implements Engine {
       ...(pauseProgram(process.arch) === undefined ? [] : (["share_process_namespace"] as const)),
       ...(options.allowPrivileged === true ? (["privileged"] as const) : []),
     ];
-    this.#collectLater();
   }
 
   async check(): Promise<HostProblem[]> {
     if (process.platform !== "linux")
-      return [{ fatal: true, problem: `engine oci needs Linux; this is ${process.platform}`, cure: "run the backend on Linux, or use the process engine" }];
+      return [
+        {
+          fatal: true,
+          problem: `engine oci needs Linux; this is ${process.platform}`,
+          cure: "run the backend on Linux, or use the process engine",
+        },
+      ];
     const problems = [...HostImages.check(), ...HostNetwork.check("namespace")];
     const runtime = this.#options.runtime ?? DEFAULT_RUNTIME;
     const path = this.#runtimePath();
     if (path === undefined)
-      problems.push({ fatal: true, problem: `the OCI runtime ${runtime} is not on the PATH`, cure: "install the package runc (or crun, and set engine.runtime)" });
-    else if (!(await run(path, ["run", "--help"]).then(({ stdout }) => stdout.includes("--keep"), () => false)))
+      problems.push({
+        fatal: true,
+        problem: `the OCI runtime ${runtime} is not on the PATH`,
+        cure: "install the package runc (or crun, and set engine.runtime)",
+      });
+    else if (
+      !(await run(path, ["run", "--help"]).then(
+        ({ stdout }) => stdout.includes("--keep"),
+        () => false,
+      ))
+    )
       problems.push({ fatal: true, problem: `${path} run has no option --keep`, cure: "install runc 1.1 or newer" });
     if (!existsSync(this.#seccompProfile()))
       problems.push({
@@ -150,32 +164,67 @@ class OciEngine implements Engine {
         cure: "install the package containers-common (Debian: golang-github-containers-common), or set engine.seccompProfile",
       });
     if (!readFileSync("/proc/filesystems", "latin1").includes("\toverlay\n"))
-      problems.push({ fatal: true, problem: "this kernel has no overlay file system", cure: "load the module overlay" });
+      problems.push({
+        fatal: true,
+        problem: "this kernel has no overlay file system",
+        cure: "load the module overlay",
+      });
     if (cgroupVersion() === 1 && !existsSync("/sys/fs/cgroup/memory"))
-      problems.push({ fatal: true, problem: "there is no cgroup tree at /sys/fs/cgroup", cure: "mount cgroup2 there, or the v1 controllers below it" });
+      problems.push({
+        fatal: true,
+        problem: "there is no cgroup tree at /sys/fs/cgroup",
+        cure: "mount cgroup2 there, or the v1 controllers below it",
+      });
     return problems;
   }
 
   validate(spec: MachineSpec): void {
     const unsupported = (field: string, message: string) => new ProviderError("unsupported", message, { field });
     if (spec.security?.host_users === false)
-      throw unsupported("security.host_users", "engine oci has no user namespaces of machines: run this pod on the engine vm");
+      throw unsupported(
+        "security.host_users",
+        "engine oci has no user namespaces of machines: run this pod on the engine vm",
+      );
     for (const { name } of spec.security?.sysctls ?? []) {
       if (!NAMESPACED_SYSCTLS.some((pattern) => pattern.test(name)))
-        throw new ProviderError("invalid", `sysctl ${name} is not namespaced: it would change the host`, { field: "security.sysctls" });
+        throw new ProviderError("invalid", `sysctl ${name} is not namespaced: it would change the host`, {
+          field: "security.sysctls",
+        });
     }
     for (const [index, volume] of (spec.volumes ?? []).entries()) {
       if (!/^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$/i.test(volume.name))
-        throw new ProviderError("invalid", `volume name ${JSON.stringify(volume.name)} must be made of letters, digits, dashes and dots`, { field: `volumes.${index}.name` });
+        throw new ProviderError(
+          "invalid",
+          `volume name ${JSON.stringify(volume.name)} must be made of letters, digits, dashes and dots`,
+          { field: `volumes.${index}.name` },
+        );
     }
-    const containers: ContainerSpec[] = [...(spec.init_containers ?? []), ...spec.containers, ...(spec.ephemeral_containers ?? [])];
+    const containers: ContainerSpec[] = [
+      ...(spec.init_containers ?? []),
+      ...spec.containers,
+      ...(spec.ephemeral_containers ?? []),
+    ];
     for (const { name, ports } of containers) {
-      if (ports?.some((port) => port.host_port !== undefined && port.host_ip !== undefined && port.host_ip !== "" && port.host_ip !== "0.0.0.0"))
-        throw unsupported("containers.ports.host_ip", `container ${name}: host ports are opened on all addresses of the host, host_ip cannot be chosen`);
+      if (
+        ports?.some(
+          (port) =>
+            port.host_port !== undefined &&
+            port.host_ip !== undefined &&
+            port.host_ip !== "" &&
+            port.host_ip !== "0.0.0.0",
+        )
+      )
+        throw unsupported(
+          "containers.ports.host_ip",
+          `container ${name}: host ports are opened on all addresses of the host, host_ip cannot be chosen`,
+        );
     }
   }
 
   async sweep(known: ReadonlySet<string>): Promise<void> {
+    // Mounts tell which images running containers stand on; others can be pulled again.
+    this.images.retain(new Set());
+    this.#collectLater();
     await mkdir(this.#records, { recursive: true });
     for (const hash of await readdir(this.#records)) {
       const { id, dir } = JSON.parse(readFileSync(join(this.#records, hash), "utf8")) as { id: string; dir: string };
@@ -200,7 +249,9 @@ class OciEngine implements Engine {
 
   async capacity(): Promise<ProviderCapacity> {
     const disk = await this.images.diskSize();
-    return { allocatable: { cpu_millis: availableParallelism() * 1000, memory_bytes: totalmem(), ephemeral_bytes: disk } };
+    return {
+      allocatable: { cpu_millis: availableParallelism() * 1000, memory_bytes: totalmem(), ephemeral_bytes: disk },
+    };
   }
 
   async close(): Promise<void> {
@@ -224,7 +275,11 @@ class OciEngine implements Engine {
 
   #collectLater(): void {
     this.#cancelCollect = this.#options.clock.after(COLLECT_PERIOD_MS, () => {
-      this.images.collect().catch((error: unknown) => this.#options.logger.warn({ error: String(error) }, "image garbage collection failed"));
+      this.images
+        .collect()
+        .catch((error: unknown) =>
+          this.#options.logger.warn({ error: String(error) }, "image garbage collection failed"),
+        );
       this.#collectLater();
     });
   }

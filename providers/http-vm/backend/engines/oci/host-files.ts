@@ -1,7 +1,10 @@
 /** Contents of a container's /etc/hosts and /etc/resolv.conf, as the kubelet writes them. */
 import type { MachineSpec } from "../../../../../src/provider/machine.ts";
 
-export function hostsFile(spec: Pick<MachineSpec, "hostname" | "domain" | "hosts">, addresses: readonly string[]): string {
+export function hostsFile(
+  spec: Pick<MachineSpec, "hostname" | "domain" | "hosts">,
+  addresses: readonly string[],
+): string {
   const { hostname, domain } = spec;
   const names = hostname === undefined ? [] : domain === undefined ? [hostname] : [`${hostname}.${domain}`, hostname];
   const lines = [
@@ -15,7 +18,11 @@ export function hostsFile(spec: Pick<MachineSpec, "hostname" | "domain" | "hosts
     ...(names.length === 0 ? [] : addresses.map((address) => [address, ...names].join("\t"))),
   ];
   if (spec.hosts !== undefined && spec.hosts.length > 0) {
-    lines.push("", "# Entries added by HostAliases.", ...spec.hosts.map(({ ip, names: aliases }) => [ip, ...aliases].join("\t")));
+    lines.push(
+      "",
+      "# Entries added by HostAliases.",
+      ...spec.hosts.map(({ ip, names: aliases }) => [ip, ...aliases].join("\t")),
+    );
   }
   return `${lines.join("\n")}\n`;
 }
@@ -30,7 +37,10 @@ export function resolvConf(dns: MachineSpec["dns"]): string | undefined {
 }
 
 /** What gethostname(2) says inside the machine. */
-export function kernelHostname(spec: Pick<MachineSpec, "hostname" | "domain" | "hostname_is_fqdn">, machineId: string): string {
+export function kernelHostname(
+  spec: Pick<MachineSpec, "hostname" | "domain" | "hostname_is_fqdn">,
+  machineId: string,
+): string {
   const hostname = spec.hostname ?? machineId.slice(0, 63);
   return spec.hostname_is_fqdn === true && spec.domain !== undefined ? `${hostname}.${spec.domain}` : hostname;
 }

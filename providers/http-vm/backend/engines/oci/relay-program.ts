@@ -11,7 +11,8 @@ function dial(port: number, hosts: readonly string[], done: (result: Socket | st
   const socket = connect({ host: hosts[0]!, port, noDelay: true, allowHalfOpen: true });
   socket.once("connect", () => done(socket));
   socket.once("error", (error: NodeJS.ErrnoException) => {
-    if (hosts.length > 1) dial(port, hosts.slice(1), (result) => done(typeof result === "string" ? (error.code ?? "EIO") : result));
+    if (hosts.length > 1)
+      dial(port, hosts.slice(1), (result) => done(typeof result === "string" ? (error.code ?? "EIO") : result));
     else done(error.code ?? "EIO");
   });
 }

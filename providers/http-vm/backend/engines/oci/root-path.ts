@@ -28,14 +28,16 @@ export function openInRoot(root: string, path: string, options: { create?: boole
         continue;
       }
       const step = `/proc/self/fd/${trail.at(-1)!}/${name}`;
-      if (options.create === true && lstatSync(step, { throwIfNoEntry: false }) === undefined) mkdirSync(step, { mode: 0o750 });
+      if (options.create === true && lstatSync(step, { throwIfNoEntry: false }) === undefined)
+        mkdirSync(step, { mode: 0o750 });
       const fd = openSync(step, O_PATH | constants.O_NOFOLLOW);
       if (!fstatSync(fd).isSymbolicLink()) {
         trail.push(fd);
         continue;
       }
       closeSync(fd);
-      if (++links > MAX_LINKS) throw Object.assign(new Error(`${path}: too many levels of symbolic links`), { code: "ELOOP" });
+      if (++links > MAX_LINKS)
+        throw Object.assign(new Error(`${path}: too many levels of symbolic links`), { code: "ELOOP" });
       const target = readlinkSync(step);
       if (target.startsWith("/")) while (trail.length > 1) closeSync(trail.pop()!);
       pending = [...target.split("/").filter((part) => part !== "" && part !== "."), ...pending];

@@ -1,7 +1,9 @@
 /** The OCI runtime's command line (runc, crun and others agree on it). */
+import { spawn } from "node:child_process";
+import { once } from "node:events";
 import { readFile } from "node:fs/promises";
 import { CommandError, run } from "../../host/command.ts";
-import { isMissing } from "../../host/files.ts";
+import { isMissing, readFileIfExists } from "../../host/files.ts";
 
 export class OciRuntime {
   readonly #path: string;
@@ -22,13 +24,19 @@ export class OciRuntime {
     return [...this.#base(log), "exec", "--process", processFile, "--pid-file", pidFile, id];
   }
 
-  /** Starts a container that nobody waits for. */
-  async runDetached(id: string, bundle: string, pidFile: string): Promise<void> {
-    await run(this.#path, ["--root", this.#root, "run", "--detach", "--bundle", bundle, "--pid-file", pidFile, id]);
+  /** Starts a container that nobody waits for. It has no streams: it would keep those of the runtime open for its life. */
+  async runDetached(id: string, bundle: string, pidFile: string, log: string): Promise<void> {
+    const [command, ...args] = [...this.#base(log), "run", "--detach", "--bundle", bundle, "--pid-file", pidFile, id];
+    const child = spawn(command!, args, { stdio: "ignore" });
+    const [code] = (await once(child, "exit")) as [number | null];
+    if (code !== 0)
+      throw new CommandError(command!, code ?? undefined, (await readFileIfExists(log)) ?? "", `exit code ${code}`);
   }
 
   async update(id: string, resources: object): Promise<void> {
-    await run(this.#path, ["--root", this.#root, "update", "--resources", "-", id], { input: JSON.stringify(resources) });
+    await run(this.#path, ["--root", this.#root, "update", "--resources", "-", id], {
+      input: JSON.stringify(resources),
+    });
   }
 
   /** Removes the container's state and cgroup, killing what runs; an unknown id is no error. */

@@ -28,6 +28,7 @@ import {
   type Sandbox,
   type SandboxLoss,
   type SandboxStats,
+  type ShimExit,
 } from "../../engine.ts";
 import { writeFilesVolume } from "../../files.ts";
 import { findTool, run } from "../../host/command.ts";
@@ -36,7 +37,7 @@ import { bindDescriptor, mountOverlay, mountTmpfs, unmountBelow } from "../../ho
 import type { Attachment } from "../../network/network.ts";
 import { allProcesses, isAlive, processStat } from "../../proc.ts";
 import { spawnStreams } from "../../spawn.ts";
-import { bind, ociConfig, ociResources, type OciMount } from "./bundle.ts";
+import { bind, capabilitiesInMask, ociConfig, ociResources, type OciMount } from "./bundle.ts";
 import { Cgroup, cgroupVersion } from "./cgroup.ts";
 import type { OciContext } from "./engine.ts";
 import { hostsFile, kernelHostname, resolvConf } from "./host-files.ts";
@@ -60,6 +61,8 @@ const DEFAULT_TERMINATION_PATH = "/dev/termination-log";
 const MAX_TERMINATION_BYTES = 4096;
 const LOSS_POLL_MS = 1_000;
 const DISK_USAGE_PERIOD_MS = 30_000;
+/** containerd's code for a container that could not be started. */
+const START_ERROR_EXIT = 128;
 const PAUSE_PIDS = 1;
 /** Containers may use low ports and ping without capabilities, as under containerd. */
 const DEFAULT_SYSCTLS = [
@@ -74,7 +77,8 @@ export function machineHash(id: string): string {
 
 export async function openSandbox(context: OciContext, home: MachineHome, signal: AbortSignal): Promise<OciSandbox> {
   const { spec, dir } = home;
-  for (const folder of ["ns", "shm", "etc", "volumes", "containers"]) await mkdir(join(dir, folder), { recursive: true, mode: 0o755 });
+  for (const folder of ["ns", "shm", "etc", "volumes", "containers"])
+    await mkdir(join(dir, folder), { recursive: true, mode: 0o755 });
   const hostname = kernelHostname(spec, home.id);
   const attachment = await context.network.attachNamespace(home.id);
   signal.throwIfAborted();
@@ -83,7 +87,11 @@ export async function openSandbox(context: OciContext, home: MachineHome, signal
 
   const [ipc, uts] = [join(dir, "ns/ipc"), join(dir, "ns/uts")];
   for (const file of [ipc, uts]) await writeFile(file, "");
-  await run(findTool("unshare")!, [`--ipc=${ipc}`, `--uts=${uts}`, "sh", "-c", 'printf %s "$1" >/proc/sys/kernel/hostname', "sh", hostname], { signal });
+  await run(
+    findTool("unshare")!,
+    [`--ipc=${ipc}`, `--uts=${uts}`, "sh", "-c", 'printf %s "$1" >/proc/sys/kernel/hostname', "sh", hostname],
+    { signal },
+  );
   await mountTmpfs(join(dir, "shm"), { sizeBytes: SHM_BYTES, mode: "1777" });
   await writeFile(join(dir, "etc/hosts"), hostsFile(spec, [attachment.address]));
   await writeFile(join(dir, "etc/hostname"), `${hostname}\n`);
@@ -94,7 +102,8 @@ export async function openSandbox(context: OciContext, home: MachineHome, signal
   for (const volume of spec.volumes ?? []) await makeVolume(home, volume);
 
   signal.throwIfAborted();
-  const pause = spec.security?.share_process_namespace === true ? await startPause(context, home, attachment) : undefined;
+  const pause =
+    spec.security?.share_process_namespace === true ? await startPause(context, home, attachment) : undefined;
   const record: SandboxRecord = { attachment, hostname, ...(pause === undefined ? {} : { pause }) };
   await writeFileAtomic(join(dir, "sandbox.json"), JSON.stringify(record));
   return new OciSandbox(context, home, record);
@@ -105,7 +114,8 @@ export async function recoverSandbox(context: OciContext, home: MachineHome): Pr
   if (text === undefined) return undefined;
   const record = JSON.parse(text) as SandboxRecord;
   // After a boot of the host the files are there, but nothing that they describe.
-  if ((await context.network.find(home.id)) === undefined || !(await isNamespace(join(home.dir, "ns/uts")))) return undefined;
+  if ((await context.network.find(home.id)) === undefined || !(await isNamespace(join(home.dir, "ns/uts"))))
+    return undefined;
   if (record.pause !== undefined && !isAlive(record.pause.pid, record.pause.startTime)) return undefined;
   await context.network.ensure();
   return new OciSandbox(context, home, record);
@@ -126,13 +136,22 @@ async function makeVolume({ dir, spec }: MachineHome, volume: Volume): Promise<v
   chmodSync(path, group === undefined ? 0o777 : 0o2777);
 }
 
-async function startPause(context: OciContext, home: MachineHome, attachment: Attachment): Promise<{ pid: number; startTime: string }> {
+async function startPause(
+  context: OciContext,
+  home: MachineHome,
+  attachment: Attachment,
+): Promise<{ pid: number; startTime: string }> {
   const bundle = join(home.dir, "pause");
   await mkdir(join(bundle, "rootfs"), { recursive: true });
   for (const folder of ["proc", "dev", "sys"]) await mkdir(join(bundle, "rootfs", folder), { recursive: true });
   await writeFile(join(bundle, "rootfs/pause"), pauseProgram(process.arch)!, { mode: 0o755 });
   const config = ociConfig({
-    spec: { name: "pause", image: "", command: ["/pause"], security: { read_only_root: true, capabilities_drop: ["ALL"], allow_privilege_escalation: false } },
+    spec: {
+      name: "pause",
+      image: "",
+      command: ["/pause"],
+      security: { read_only_root: true, capabilities_drop: ["ALL"], allow_privilege_escalation: false },
+    },
     image: {},
     user: { uid: 65_535, gid: 65_535, supplementalGroups: [], home: "/" },
     hostname: "",
@@ -146,7 +165,12 @@ async function startPause(context: OciContext, home: MachineHome, attachment: At
     pidsLimit: PAUSE_PIDS,
   });
   await writeFile(join(bundle, "config.json"), JSON.stringify(config));
-  await context.runtime.runDetached(`pause-${machineHash(home.id)}`, bundle, join(bundle, "pid"));
+  await context.runtime.runDetached(
+    `pause-${machineHash(home.id)}`,
+    bundle,
+    join(bundle, "pid"),
+    join(bundle, "runtime.log"),
+  );
   const pid = (await readPid(join(bundle, "pid")))!;
   return { pid, startTime: processStat(pid)!.startTime };
 }
@@ -167,7 +191,11 @@ export class OciSandbox implements Sandbox {
     this.#home = home;
     this.#record = record;
     this.addresses = [record.attachment.address];
-    this.#relay = new LoopbackRelay({ netns: record.attachment.netns!, socketPath: home.socketPath("relay"), clock: context.clock });
+    this.#relay = new LoopbackRelay({
+      netns: record.attachment.netns!,
+      socketPath: home.socketPath("relay"),
+      clock: context.clock,
+    });
     const { promise, resolve } = Promise.withResolvers<SandboxLoss>();
     this.lost = promise;
     this.#resolveLost = resolve;
@@ -176,10 +204,12 @@ export class OciSandbox implements Sandbox {
 
   async launch(launch: ContainerLaunch): Promise<LaunchPlan> {
     const { spec, image } = launch;
-    if (image === undefined) throw new ContainerError("CreateContainerError", `container ${spec.name}: there is no image`);
+    if (image === undefined)
+      throw new ContainerError("CreateContainerError", `container ${spec.name}: there is no image`);
     const user = this.#userOf(spec, image.config.user, image.location);
     const bundle = this.#bundle(launch);
-    for (const folder of ["rootfs", "upper", "work"]) await mkdir(join(bundle, folder), { recursive: true, mode: 0o755 });
+    for (const folder of ["rootfs", "upper", "work"])
+      await mkdir(join(bundle, folder), { recursive: true, mode: 0o755 });
     try {
       const config = ociConfig({
         spec,
@@ -199,8 +229,13 @@ export class OciSandbox implements Sandbox {
         sysctls: [...DEFAULT_SYSCTLS, ...(this.#home.spec.security?.sysctls ?? [])],
         seccomp: (capabilities) => seccompProfile(this.#context.seccomp(), capabilities, process.arch),
         pidsLimit: this.#context.pidsLimit,
+        grantable: ownCapabilities(),
       });
-      await mountOverlay(join(bundle, "rootfs"), { lower: image.location, upper: join(bundle, "upper"), work: join(bundle, "work") });
+      await mountOverlay(join(bundle, "rootfs"), {
+        lower: image.location,
+        upper: join(bundle, "upper"),
+        work: join(bundle, "work"),
+      });
       await writeFileAtomic(join(bundle, "config.json"), JSON.stringify(config), 0o600);
     } catch (cause) {
       await this.#removeBundle(launch);
@@ -234,7 +269,7 @@ export class OciSandbox implements Sandbox {
     await this.#cgroup(container).kill(this.#context.clock);
   }
 
-  async conclude(container: ContainerRef): Promise<ContainerConclusion> {
+  async conclude(container: ContainerRef, exit: ShimExit): Promise<ContainerConclusion> {
     const bundle = this.#bundle(container);
     const oomKilled = (await this.#cgroup(container).oomKills()) > 0;
     const terminationMessage = readTextInRoot(bundle, "termination-log", MAX_TERMINATION_BYTES);
@@ -242,19 +277,28 @@ export class OciSandbox implements Sandbox {
     await this.#cgroup(container).remove();
     await this.#removeBundle(container);
     this.#diskUsage.delete(container.id);
+    // The code is the runtime's own then, not the container's.
+    if (exit.startError !== undefined) return { exitCode: START_ERROR_EXIT, startError: exit.startError };
     return { ...(oomKilled ? { oomKilled } : {}), ...(terminationMessage === "" ? {} : { terminationMessage }) };
   }
 
   async exec(container: ContainerRef, command: string[], options: StreamOptions): Promise<ProcessStreams> {
     const bundle = this.#bundle(container);
     const config = JSON.parse(await readFile(join(bundle, "config.json"), "utf8")) as { process: { env: string[] } };
-    const files = ["json", "pid", "log"].map((kind) => join(bundle, `exec-${randomBytes(6).toString("hex")}.${kind}`)) as [string, string, string];
+    const files = ["json", "pid", "log"].map((kind) =>
+      join(bundle, `exec-${randomBytes(6).toString("hex")}.${kind}`),
+    ) as [string, string, string];
     const [processFile, pidFile, log] = files;
     const hasTerm = config.process.env.some((entry) => entry.startsWith("TERM="));
     const env = options.tty && !hasTerm ? [...config.process.env, "TERM=xterm"] : config.process.env;
-    await writeFile(processFile, JSON.stringify({ ...config.process, args: command, env, terminal: options.tty }), { mode: 0o600 });
+    await writeFile(processFile, JSON.stringify({ ...config.process, args: command, env, terminal: options.tty }), {
+      mode: 0o600,
+    });
     const argv = this.#context.runtime.execCommand(container.id, processFile, pidFile, log);
-    const streams = await spawnStreams({ argv, env: { PATH: process.env["PATH"] ?? "", TERM: "xterm" }, cwd: "/" }, options);
+    const streams = await spawnStreams(
+      { argv, env: { PATH: process.env["PATH"] ?? "", TERM: "xterm" }, cwd: "/" },
+      options,
+    );
     const over = (async () => {
       try {
         const result = await streams.exit;
@@ -305,8 +349,16 @@ export class OciSandbox implements Sandbox {
         };
       }),
     );
-    const volumes = await Promise.all((this.#home.spec.volumes ?? []).filter((volume) => volume.type === "empty_dir").map((volume) => this.#volumeStats(volume)));
-    return { containers: samples.filter((sample) => sample !== undefined), volumes, ...(network === undefined ? {} : { network }) };
+    const volumes = await Promise.all(
+      (this.#home.spec.volumes ?? [])
+        .filter((volume) => volume.type === "empty_dir")
+        .map((volume) => this.#volumeStats(volume)),
+    );
+    return {
+      containers: samples.filter((sample) => sample !== undefined),
+      volumes,
+      ...(network === undefined ? {} : { network }),
+    };
   }
 
   async applyFiles(volume: Extract<Volume, { type: "files" }>): Promise<void> {
@@ -319,7 +371,11 @@ export class OciSandbox implements Sandbox {
     const limit = resources.limits?.memory_bytes;
     const usage = await this.#cgroup(container).usage();
     if (limit !== undefined && usage !== undefined && usage.workingSet > limit)
-      throw new ProviderError("invalid", `memory limit ${limit} is below what the container uses now (${usage.workingSet})`, { field: "resources.limits.memory_bytes" });
+      throw new ProviderError(
+        "invalid",
+        `memory limit ${limit} is below what the container uses now (${usage.workingSet})`,
+        { field: "resources.limits.memory_bytes" },
+      );
     await this.#context.runtime.update(container.id, {
       ...wanted,
       cpu: { quota: -1, ...wanted.cpu },
@@ -338,13 +394,20 @@ export class OciSandbox implements Sandbox {
     if (pause === undefined) return;
     this.#cancelWatch = this.#context.clock.after(LOSS_POLL_MS, () => {
       if (isAlive(pause.pid, pause.startTime)) this.#watchPause();
-      else this.#resolveLost({ reason: "SandboxLost", message: "the first process of the shared process namespace has ended" });
+      else
+        this.#resolveLost({
+          reason: "SandboxLost",
+          message: "the first process of the shared process namespace has ended",
+        });
     });
   }
 
   #userOf(spec: ContainerSpec, imageUser: string | undefined, rootfs: string): ResolvedUser {
     const { security } = this.#home.spec;
-    const groups = [...(security?.supplemental_groups ?? []), ...(security?.fs_group === undefined ? [] : [security.fs_group])];
+    const groups = [
+      ...(security?.supplemental_groups ?? []),
+      ...(security?.fs_group === undefined ? [] : [security.fs_group]),
+    ];
     return resolveUser({
       imageUser,
       user: spec.security?.user,
@@ -359,21 +422,40 @@ export class OciSandbox implements Sandbox {
 
   async #mounts(launch: ContainerLaunch, bundle: string): Promise<OciMount[]> {
     const { spec } = launch;
-    const mounts: OciMount[] = [{ ...bind(join(this.#home.dir, "shm"), "/dev/shm", false), options: ["rbind", "nosuid", "nodev", "noexec", "rw"] }];
-    for (const name of ["hosts", "hostname", "resolv.conf"]) mounts.push(bind(join(this.#home.dir, "etc", name), `/etc/${name}`, spec.security?.read_only_root === true));
+    const mounts: OciMount[] = [
+      {
+        ...bind(join(this.#home.dir, "shm"), "/dev/shm", false),
+        options: ["rbind", "nosuid", "nodev", "noexec", "rw"],
+      },
+    ];
+    for (const name of ["hosts", "hostname", "resolv.conf"])
+      mounts.push(bind(join(this.#home.dir, "etc", name), `/etc/${name}`, spec.security?.read_only_root === true));
     await writeFile(join(bundle, "termination-log"), "");
     chmodSync(join(bundle, "termination-log"), 0o666);
-    mounts.push(bind(join(bundle, "termination-log"), spec.termination_message?.path || DEFAULT_TERMINATION_PATH, false));
-    for (const [index, mount] of (spec.mounts ?? []).entries()) mounts.push(await this.#volumeMount(launch, mount, join(bundle, "sub", String(index))));
+    mounts.push(
+      bind(join(bundle, "termination-log"), spec.termination_message?.path || DEFAULT_TERMINATION_PATH, false),
+    );
+    for (const [index, mount] of (spec.mounts ?? []).entries())
+      mounts.push(await this.#volumeMount(launch, mount, join(bundle, "sub", String(index))));
     // What the pod mounts at the same place replaces what we would.
-    return mounts.filter((mount, index) => !mounts.some((later, at) => at > index && samePath(later.destination, mount.destination)));
+    return mounts.filter(
+      (mount, index) => !mounts.some((later, at) => at > index && samePath(later.destination, mount.destination)),
+    );
   }
 
   async #volumeMount(launch: ContainerLaunch, mount: Mount, subTarget: string): Promise<OciMount> {
     const volume = (this.#home.spec.volumes ?? []).find(({ name }) => name === mount.volume);
-    if (volume === undefined) throw new ContainerError("CreateContainerConfigError", `container ${launch.name}: there is no volume ${JSON.stringify(mount.volume)}`);
-    const source = volume.type === "image" ? launch.imageVolumes[volume.name]?.location : join(this.#home.dir, "volumes", volume.name);
-    if (source === undefined) throw new ContainerError("ImageVolumeMountFailed", `volume ${volume.name}: its image is not there`);
+    if (volume === undefined)
+      throw new ContainerError(
+        "CreateContainerConfigError",
+        `container ${launch.name}: there is no volume ${JSON.stringify(mount.volume)}`,
+      );
+    const source =
+      volume.type === "image"
+        ? launch.imageVolumes[volume.name]?.location
+        : join(this.#home.dir, "volumes", volume.name);
+    if (source === undefined)
+      throw new ContainerError("ImageVolumeMountFailed", `volume ${volume.name}: its image is not there`);
     const writable = volume.type === "empty_dir" && mount.read_only !== true;
     if (mount.sub_path === undefined || mount.sub_path === "") return bind(source, mount.path, !writable);
 
@@ -382,7 +464,11 @@ export class OciSandbox implements Sandbox {
       fd = openInRoot(source, mount.sub_path, { create: volume.type === "empty_dir" });
     } catch (cause) {
       const message = isMissing(cause) ? "no such file or directory" : String(cause);
-      throw new ContainerError("CreateContainerConfigError", `failed to prepare subPath for volumeMount "${mount.volume}" of container "${launch.name}": ${mount.sub_path}: ${message}`, { cause });
+      throw new ContainerError(
+        "CreateContainerConfigError",
+        `failed to prepare subPath for volumeMount "${mount.volume}" of container "${launch.name}": ${mount.sub_path}: ${message}`,
+        { cause },
+      );
     }
     try {
       await mkdir(join(subTarget, ".."), { recursive: true });
@@ -395,14 +481,20 @@ export class OciSandbox implements Sandbox {
     return bind(subTarget, mount.path, !writable);
   }
 
-  async #volumeStats(volume: Extract<Volume, { type: "empty_dir" }>): Promise<{ name: string; used_bytes: number; capacity_bytes?: number }> {
+  async #volumeStats(
+    volume: Extract<Volume, { type: "empty_dir" }>,
+  ): Promise<{ name: string; used_bytes: number; capacity_bytes?: number }> {
     const path = join(this.#home.dir, "volumes", volume.name);
     if (volume.medium === "memory") {
       const fs = await statfs(path);
       return { name: volume.name, used_bytes: (fs.blocks - fs.bfree) * fs.bsize, capacity_bytes: fs.blocks * fs.bsize };
     }
     const used_bytes = await this.#diskBytes(`volume ${volume.name}`, path);
-    return { name: volume.name, used_bytes, ...(volume.size_bytes === undefined ? {} : { capacity_bytes: volume.size_bytes }) };
+    return {
+      name: volume.name,
+      used_bytes,
+      ...(volume.size_bytes === undefined ? {} : { capacity_bytes: volume.size_bytes }),
+    };
   }
 
   /** Walking a tree is dear: a figure serves for a while. */
@@ -452,6 +544,11 @@ export class OciSandbox implements Sandbox {
   }
 }
 
+/** A container cannot get what this process lacks (a backend in a container of its own, say). */
+function ownCapabilities(): string[] {
+  return capabilitiesInMask(/^CapBnd:\s*([0-9a-f]+)$/m.exec(readFileSync("/proc/self/status", "latin1"))![1]!);
+}
+
 function samePath(a: string, b: string): boolean {
   const clean = (path: string) => join("/", path).replace(/(.)\/$/, "$1");
   return clean(a) === clean(b);
@@ -459,9 +556,12 @@ function samePath(a: string, b: string): boolean {
 
 /** What the runtime says when the command could not be started, as containerd passes it on. */
 function execError(log: string, command: readonly string[]): ProviderError {
-  const text = /exec failed: (.*?)"?$/m.exec(log.trim().split("\n").at(-1)!)?.[1]?.replaceAll('\\"', '"') ?? log.slice(-500);
+  const text =
+    /exec failed: (.*?)"?$/m.exec(log.trim().split("\n").at(-1)!)?.[1]?.replaceAll('\\"', '"') ?? log.slice(-500);
   const known = /executable file not found|no such file|permission denied/i.test(text);
-  return new ProviderError(known ? "invalid" : "unavailable", `cannot run ${JSON.stringify(command[0])}: ${text}`, { field: "command" });
+  return new ProviderError(known ? "invalid" : "unavailable", `cannot run ${JSON.stringify(command[0])}: ${text}`, {
+    field: "command",
+  });
 }
 
 /** Ends runtime processes that work on this bundle. */
@@ -483,4 +583,3 @@ async function killRuntime(bundle: string): Promise<void> {
     }
   }
 }
-

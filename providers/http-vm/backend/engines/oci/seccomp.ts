@@ -24,7 +24,8 @@ export function seccompProfile(source: SeccompSource, capabilities: readonly str
   const applies = (rule: SeccompSource["syscalls"][number]) => {
     const { includes = {}, excludes = {} } = rule;
     if (includes.arches !== undefined && !includes.arches.includes(arch)) return false;
-    if (includes.caps !== undefined && !includes.caps.every((capability) => capabilities.includes(capability))) return false;
+    if (includes.caps !== undefined && !includes.caps.every((capability) => capabilities.includes(capability)))
+      return false;
     if (excludes.arches?.includes(arch)) return false;
     return !(excludes.caps ?? []).some((capability) => capabilities.includes(capability));
   };

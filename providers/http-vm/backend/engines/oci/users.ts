@@ -38,9 +38,14 @@ export function resolveUser(query: UserQuery): ResolvedUser {
   checkNonRoot(query, imageUser);
 
   const wanted = query.user === undefined ? imageUser : String(query.user);
-  const entry = isNumber(wanted) ? passwd.find(({ uid }) => uid === Number(wanted)) : passwd.find(({ name }) => name === wanted);
+  const entry = isNumber(wanted)
+    ? passwd.find(({ uid }) => uid === Number(wanted))
+    : passwd.find(({ name }) => name === wanted);
   if (wanted !== "" && !isNumber(wanted) && entry === undefined)
-    throw new ContainerError("CreateContainerError", `container ${query.container}: no user ${JSON.stringify(wanted)} in the image's /etc/passwd`);
+    throw new ContainerError(
+      "CreateContainerError",
+      `container ${query.container}: no user ${JSON.stringify(wanted)} in the image's /etc/passwd`,
+    );
   const uid = entry?.uid ?? (wanted === "" ? 0 : Number(wanted));
   const root = entry ?? passwd.find((candidate) => candidate.uid === uid);
 
@@ -49,11 +54,15 @@ export function resolveUser(query: UserQuery): ResolvedUser {
   if (gid === undefined && query.user === undefined && imageGroup !== undefined && imageGroup !== "") {
     const named = isNumber(imageGroup) ? Number(imageGroup) : groups.find(({ name }) => name === imageGroup)?.gid;
     if (named === undefined)
-      throw new ContainerError("CreateContainerError", `container ${query.container}: no group ${JSON.stringify(imageGroup)} in the image's /etc/group`);
+      throw new ContainerError(
+        "CreateContainerError",
+        `container ${query.container}: no group ${JSON.stringify(imageGroup)} in the image's /etc/group`,
+      );
     gid = named;
   }
   gid ??= root?.gid ?? 0;
-  const member = root === undefined ? [] : groups.filter(({ members }) => members.includes(root.name)).map((group) => group.gid);
+  const member =
+    root === undefined ? [] : groups.filter(({ members }) => members.includes(root.name)).map((group) => group.gid);
   const supplementalGroups = [...new Set([...member, ...query.supplementalGroups])].filter((id) => id !== gid);
   return { uid, gid, supplementalGroups, home: root?.home || (uid === 0 ? "/root" : "/") };
 }
@@ -67,8 +76,11 @@ function checkNonRoot({ runAsNonRoot, user, container }: UserQuery, imageUser: s
     return;
   }
   if (imageUser !== "" && !isNumber(imageUser))
-    throw refuse(`container has runAsNonRoot and image has non-numeric user (${imageUser}), cannot verify user is non-root`);
-  if (imageUser === "" || Number(imageUser) === 0) throw refuse("container has runAsNonRoot and image will run as root");
+    throw refuse(
+      `container has runAsNonRoot and image has non-numeric user (${imageUser}), cannot verify user is non-root`,
+    );
+  if (imageUser === "" || Number(imageUser) === 0)
+    throw refuse("container has runAsNonRoot and image will run as root");
 }
 
 function parsePasswd(text: string): PasswdEntry[] {
@@ -81,7 +93,9 @@ function parsePasswd(text: string): PasswdEntry[] {
 function parseGroups(text: string): { name: string; gid: number; members: string[] }[] {
   return text.split("\n").flatMap((line) => {
     const [name = "", , gid = "", members = ""] = line.split(":");
-    return name === "" || !isNumber(gid) ? [] : [{ name, gid: Number(gid), members: members.split(",").map((member) => member.trim()) }];
+    return name === "" || !isNumber(gid)
+      ? []
+      : [{ name, gid: Number(gid), members: members.split(",").map((member) => member.trim()) }];
   });
 }
 
