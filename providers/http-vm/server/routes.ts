@@ -175,7 +175,7 @@ async function getMachine(context: RouteContext, { response, params, signal }: E
   sendJson(response, 200, JSON.stringify(machine));
 }
 
-/** How often a provider without a watch is asked while a caller waits. */
+/** How often a provider without events is asked while a caller waits. */
 const POLL_MS = 250;
 
 async function nextState(
@@ -190,7 +190,8 @@ async function nextState(
   const waiting = AbortSignal.any([signal, expired.signal]);
   let last = machine;
   try {
-    if (provider.watchPods === undefined) {
+    const { capabilities } = await provider.getInfo({ signal });
+    if (provider.watchPods === undefined || !capabilities.includes("events")) {
       while (!due(last)) {
         await clock.sleep(POLL_MS, waiting);
         last = await provider.getPod(machine.id, { signal });

@@ -65,8 +65,9 @@ export const EVENT_CHECKS: readonly Check[] = [
     needs: ["events"],
     why: "A watch that broke goes on from the last revision; going back would repeat the past as news.",
     async run(context: CheckContext) {
-      const { id, revision } = await lifeAfterList(context);
-      const events = await watch(context, revision, `the end of machine ${id}`, (seen) => seen.at(-1)?.machine.state === "deleted");
+      const { revision } = await context.list();
+      for (let i = 0; i < 3; i++) await context.create(FOREVER);
+      const events = await watch(context, revision, "events of three machines", (seen) => new Set(seen.map(({ machine }) => machine.id)).size >= 3);
       let last = revision;
       for (const event of events) {
         context.expect(event.revision > last, `a revision above ${last}`, `it is ${event.revision}`);

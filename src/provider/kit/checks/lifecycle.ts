@@ -55,9 +55,11 @@ export const LIFECYCLE_CHECKS: readonly Check[] = [
       const machines = await Promise.all(Array.from({ length: 8 }, () => context.provider.createPod(id, spec, { signal: context.signal })));
       const births = new Set(machines.map(({ created_at }) => created_at));
       context.expect(births.size === 1, "eight creates of one id to return one machine", `they have ${births.size} times of birth`);
-      await context.running(FOREVER);
-      const { items } = await context.list();
-      const found = items.filter((machine) => machine.id === id).length;
+      let found = 0;
+      await context.untilTrue("the machine in the list", async () => {
+        found = (await context.list()).items.filter((machine) => machine.id === id).length;
+        return found > 0;
+      });
       context.expect(found === 1, "the list to have the machine once", `it is there ${found} times`);
     },
   },
@@ -82,8 +84,9 @@ export const LIFECYCLE_CHECKS: readonly Check[] = [
       impatient.abort();
       await call.catch(() => undefined);
       await context.provider.createPod(id, spec, { signal: context.signal });
-      const { items } = await context.list();
-      context.expect(items.length === 1, "one machine", `there are ${items.length}`);
+      let count = 0;
+      await context.untilTrue("the machine in the list", async () => (count = (await context.list()).items.length) > 0);
+      context.expect(count === 1, "one machine", `there are ${count}`);
     },
   },
   {

@@ -46,7 +46,7 @@ export const LIST_CHECKS: readonly Check[] = [
     async run(context: CheckContext) {
       const ids: string[] = [];
       for (let i = 0; i < 6; i++) ids.push((await context.create(FOREVER)).id);
-      await context.untilTrue("six machines in the list", async () => (await context.list()).items.length >= 5);
+      await context.untilTrue("six machines in the list", async () => (await context.list()).items.length === ids.length);
       let isChurning = true;
       const churn = (async () => {
         while (isChurning) {

@@ -86,10 +86,19 @@ export const LOG_CHECKS: readonly Check[] = [
     name: "logs/previous",
     why: "`kubectl logs -p` tells why a container crashed, when the next one runs already.",
     async run(context: CheckContext) {
-      const { id } = await context.create("echo crashed; sleep 0.3; exit 1", { restart_policy: "always", backoff: { initial_ms: 100, max_ms: 100 } });
+      const { id } = await context.create("echo crashed; sleep 0.5; exit 1", { restart_policy: "always", backoff: { initial_ms: 100, max_ms: 100 } });
       await context.until(id, "a restart", (machine) => mainOf(machine).restart_count > 0);
-      const shown = texts(await context.logs(id, { previous: true }));
-      context.expect(shown === "crashed", "the previous instance's line", `it is ${shown || "nothing"}`);
+      // The instance before the current one changes with every restart: only what was read between two looks at the same one counts.
+      for (;;) {
+        const before = mainOf(await context.until(id, "it to run", (machine) => mainOf(machine).state === "running"));
+        const lines = await context.logs(id, { previous: true });
+        const after = mainOf(await context.get(id));
+        if (after.state !== "running" || after.restart_count !== before.restart_count) continue;
+        context.expect(texts(lines) === "crashed", "the previous instance's line", `it is ${texts(lines) || "nothing"}`);
+        const end = after.last?.finished_at ?? "";
+        context.expect((lines[0]?.at.slice(0, 23) ?? "") <= end.slice(0, 23), `a line from before ${end}`, `it is of ${lines[0]?.at}`);
+        return;
+      }
     },
   },
   {

@@ -1,0 +1,111 @@
+/**
+ * The conformance kit against the in-memory provider, which must pass, in process and over HTTP, and against one broken backend per
+ * check, of which it must find exactly the rule that is broken.
+ */
+import { mkdtemp, rm, writeFile } from "node:fs/promises";
+import { tmpdir } from "node:os";
+import { join } from "node:path";
+import { afterAll, beforeAll, describe, expect, test } from "vitest";
+import { createMachineApiServer, httpTarget, HttpVmProvider, type MachineApiServer } from "../../providers/http-vm/index.ts";
+import { MEMORY_CAPABILITIES, MemoryProvider } from "../../providers/memory/index.ts";
+import type { Capability } from "../../src/provider/capabilities.ts";
+import { CHECKS, runConformance, type ConformanceOptions, type ConformanceReport, type HttpTarget } from "../../src/provider/kit/index.ts";
+import type { Provider } from "../../src/provider/provider.ts";
+import { silentLogger } from "../../src/telemetry/logger.ts";
+import { MUTANTS, type Mutant } from "./mutants.ts";
+
+const TOKEN = "conformance-token";
+const ECHO = { command: ["sleep", "3600"], port: 7777 };
+const WITHOUT_STATS = MEMORY_CAPABILITIES.filter((capability) => capability !== "stats");
+
+let folder: string;
+let tokenFile: string;
+
+beforeAll(async () => {
+  folder = await mkdtemp(join(tmpdir(), "vmlet-conformance-"));
+  tokenFile = join(folder, "token");
+  await writeFile(tokenFile, `${TOKEN}\n`);
+});
+
+afterAll(() => rm(folder, { recursive: true }));
+
+interface Subject {
+  memory: MemoryProvider;
+  server: MachineApiServer;
+  url: string;
+  http: HttpTarget;
+}
+
+/** A sound backend, and its front over HTTP. */
+async function withSubject<T>(capabilities: readonly Capability[], work: (subject: Subject) => Promise<T>): Promise<T> {
+  const memory = new MemoryProvider({ capabilities });
+  const server = createMachineApiServer({ provider: memory, logger: silentLogger, auth: { bearerTokens: () => [TOKEN] } });
+  const { url } = await server.listen({ host: "127.0.0.1", port: 0 });
+  try {
+    return await work({ memory, server, url, http: httpTarget({ url, credentials: { tokenFile } }) });
+  } finally {
+    await server.close({ graceMs: 100 });
+    await memory.close();
+  }
+}
+
+const check = (provider: Provider, options: ConformanceOptions): Promise<ConformanceReport> =>
+  runConformance(provider, { echo: ECHO, concurrency: 100, patienceMs: 8000, ...options });
+
+const messages = (report: ConformanceReport, outcome: string): string[] =>
+  report.results.filter((result) => result.outcome === outcome).map(({ name, message }) => `${name}: ${message}`);
+
+describe("the in-memory provider", () => {
+  test("passes every check in process", async () => {
+    await withSubject(MEMORY_CAPABILITIES, async ({ memory }) => {
+      const report = await check(memory, {});
+      expect(messages(report, "failed")).toEqual([]);
+      expect(report.skipped).toBe(CHECKS.filter(({ needsHttp }) => needsHttp).length);
+    });
+  });
+
+  test("passes every check over HTTP", async () => {
+    await withSubject(MEMORY_CAPABILITIES, async ({ url, http }) => {
+      const provider = new HttpVmProvider({ url, credentials: { tokenFile }, pacing: { concurrency: 64, perSecond: 10_000, burst: 10_000 } });
+      const report = await check(provider, { http });
+      await provider.close();
+      expect(messages(report, "failed")).toEqual([]);
+      expect(messages(report, "skipped")).toEqual(["http/missing-capabilities-are-501: the backend has all gated routes"]);
+    });
+  });
+
+  test("without capabilities passes the core and skips the rest by name", async () => {
+    await withSubject([], async ({ url, http }) => {
+      const provider = new HttpVmProvider({ url, credentials: { tokenFile }, pacing: { concurrency: 64, perSecond: 10_000, burst: 10_000 } });
+      const report = await check(provider, { http });
+      await provider.close();
+      expect(messages(report, "failed")).toEqual([]);
+      expect(report.results.filter(({ outcome }) => outcome === "skipped").map(({ name }) => name)).toEqual(
+        CHECKS.filter(({ needs }) => needs !== undefined).map(({ name }) => name),
+      );
+    });
+  });
+});
+
+test("there is one broken backend for every check", () => {
+  expect(Object.keys(MUTANTS).toSorted()).toEqual(CHECKS.map(({ name }) => name).toSorted());
+});
+
+describe("a backend that breaks", () => {
+  test.concurrent.for(Object.entries(MUTANTS))("%s is found, and nothing else", async ([name, mutant]: [string, Mutant], { expect: concurrentExpect }) => {
+    await withSubject(mutant.withoutStats === true ? WITHOUT_STATS : MEMORY_CAPABILITIES, async ({ memory, http }) => {
+      const overrides = mutant.provider?.(memory) ?? {};
+      const provider = new Proxy(memory as Provider, {
+        get: (target, key) => {
+          const value: unknown = Reflect.get(overrides, key) ?? Reflect.get(target, key, target);
+          return typeof value === "function" ? (value as (...all: unknown[]) => unknown).bind(key in overrides ? overrides : target) : value;
+        },
+      });
+      const request = mutant.http?.(http.request.bind(http)) ?? http.request.bind(http);
+      const report = await check(provider, { http: { hasCredentials: true, request } });
+      const failed = report.results.filter(({ outcome }) => outcome === "failed");
+      concurrentExpect(failed.map((result) => result.name)).toEqual([name]);
+      concurrentExpect(failed[0]?.message).toMatch(/^Expected .+, but .+\. .+\.$/s);
+    });
+  });
+});
