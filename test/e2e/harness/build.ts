@@ -8,6 +8,7 @@ export const kubernetesVersion = "1.36.3";
 
 export const controlPlaneModule = join(import.meta.dirname, "../controlplane");
 export const virtualKubeletModule = join(import.meta.dirname, "../virtual-kubelet");
+export const kubernetesModule = join(import.meta.dirname, "../kubernetes");
 
 /**
  * One binary that is etcd, kube-apiserver, kube-controller-manager or kube-scheduler, by its first argument. About seven
@@ -51,6 +52,39 @@ export function buildVirtualKubelet(): Promise<string> {
     sources: [],
     args: ["build", "-trimpath", "-ldflags", "-s -w"],
     target: "github.com/virtual-kubelet/virtual-kubelet/cmd/virtual-kubelet",
+  });
+}
+
+/** metrics-server: the source of `kubectl top` and of the autoscaler's CPU figures. */
+export function buildMetricsServer(): Promise<string> {
+  return buildGo({
+    name: "metrics-server",
+    module: kubernetesModule,
+    sources: [],
+    args: ["build", "-trimpath", "-ldflags", "-s -w"],
+    target: "sigs.k8s.io/metrics-server/cmd/metrics-server",
+  });
+}
+
+/** Kubernetes' own e2e suite (Ginkgo). Without `-vet=off` it would vet every dependency. About 15 CPU minutes when nothing is cached. */
+export function buildKubernetesSuite(): Promise<string> {
+  return buildGo({
+    name: "kubernetes-e2e",
+    module: kubernetesModule,
+    sources: [],
+    args: ["test", "-c", "-vet=off", "-trimpath", "-ldflags", "-s -w"],
+    target: "k8s.io/kubernetes/test/e2e",
+  });
+}
+
+/** The program of Kubernetes' test image `agnhost`, which most of the suite's pods run. */
+export function buildAgnhost(): Promise<string> {
+  return buildGo({
+    name: "agnhost",
+    module: kubernetesModule,
+    sources: [],
+    args: ["build", "-trimpath", "-ldflags", "-s -w"],
+    target: "k8s.io/kubernetes/test/images/agnhost",
   });
 }
 
@@ -100,6 +134,9 @@ if (process.argv[1] !== undefined && basename(process.argv[1]) === "build.ts") {
     "virtual-kubelet-e2e": buildVirtualKubeletSuite,
     "virtual-kubelet": buildVirtualKubelet,
     kwok: buildKwok,
+    "metrics-server": buildMetricsServer,
+    "kubernetes-e2e": buildKubernetesSuite,
+    agnhost: buildAgnhost,
   };
   for (const name of process.argv.slice(2)) {
     const build = builds[name];
