@@ -311,11 +311,14 @@ export async function startFakeApi(kubelet: TestKubelet): Promise<{ url: string 
   const proxy = createKubeletProxy({
     getPod: (namespace, name) => {
       const pod = kubelet.pods.get(`${namespace}/${name}`)?.pod;
+      const names = (containers: readonly { readonly name: string }[] = []) => containers.map(({ name }) => name);
       return (
         pod && {
           nodeName: pod.spec?.nodeName,
           phase: pod.status?.phase,
-          containers: pod.spec?.containers.map((c) => c.name) ?? [],
+          containers: names(pod.spec?.containers),
+          initContainers: names(pod.spec?.initContainers),
+          ephemeralContainers: names(pod.spec?.ephemeralContainers),
         }
       );
     },

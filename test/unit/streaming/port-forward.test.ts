@@ -33,7 +33,12 @@ async function serve(query = "", clock = systemClock as typeof systemClock | Vir
       new AbortController().signal,
     ),
   );
-  return { server, remotes, nextDial: () => dialed.promise, [Symbol.asyncDispose]: () => server[Symbol.asyncDispose]() };
+  return {
+    server,
+    remotes,
+    nextDial: () => dialed.promise,
+    [Symbol.asyncDispose]: () => server[Symbol.asyncDispose](),
+  };
 }
 
 async function openPair(client: SpdyClient, errorId: number, port: number, requestid: string): Promise<void> {
@@ -55,7 +60,12 @@ describe("port-forward over SPDY", () => {
     for await (const chunk of end.iterator({ destroyOnReturn: false })) request.push(chunk as Buffer);
     end.end("response");
     await client.until(() => client.isFinished(1));
-    expect([port, Buffer.concat(request).toString(), client.text(3), client.text(1)]).toEqual([8080, "request", "response", ""]);
+    expect([port, Buffer.concat(request).toString(), client.text(3), client.text(1)]).toEqual([
+      8080,
+      "request",
+      "response",
+      "",
+    ]);
     expect(client.isFinished(3)).toBe(true);
   });
 
@@ -158,7 +168,7 @@ describe("port-forward over WebSocket", () => {
     await webSocket.closed;
     const channels = [0, 1, 2, 3].map((channel) => webSocket.bytes(channel).toString("latin1"));
     expect(String(input)).toBe("to 80");
-expect(channels).toEqual(["P\0from 80", "P\0", "\u00bb\u0001from 443", "\u00bb\u0001"]);
+    expect(channels).toEqual(["P\0from 80", "P\0", "\u00bb\u0001from 443", "\u00bb\u0001"]);
   });
 
   it("tells why a port cannot be reached on its error channel", async () => {

@@ -70,7 +70,10 @@ describe("remote command over SPDY", () => {
   });
 
   it("tells clients before v4 of a failure as text, and of success nothing", async () => {
-    for (const [exitCode, text] of [[0, ""], [2, "command terminated with non-zero exit code: exit code 2"]] as const) {
+    for (const [exitCode, text] of [
+      [0, ""],
+      [2, "command terminated with non-zero exit code: exit code 2"],
+    ] as const) {
       await using it = await serve({ stdin: false, stderr: false });
       const { client } = await it.server.spdy(["channel.k8s.io"]);
       await client.openAndWait(1, { streamtype: "error" });
@@ -121,7 +124,8 @@ describe("remote command over SPDY", () => {
   it("does not wait for a client's end of stdin once the process is over", async () => {
     await using it = await serve({ stderr: false });
     const { client } = await it.server.spdy(ALL_SPDY);
-    for (const [index, streamtype] of ["error", "stdin", "stdout"].entries()) await client.openAndWait(2 * index + 1, { streamtype });
+    for (const [index, streamtype] of ["error", "stdin", "stdout"].entries())
+      await client.openAndWait(2 * index + 1, { streamtype });
     it.process.finish(0);
     await client.until(() => client.closed);
     expect(JSON.parse(client.text(1))).toEqual(SUCCESS);
@@ -173,13 +177,23 @@ describe("remote command over SPDY", () => {
     await client.openAndWait(3, { streamtype: "stdout" });
     it.process.fail(new Error("the machine is gone"));
     await client.until(() => client.closed);
-    expect(JSON.parse(client.text(1))).toMatchObject({ status: "Failure", reason: "InternalError", message: "the machine is gone" });
+    expect(JSON.parse(client.text(1))).toMatchObject({
+      status: "Failure",
+      reason: "InternalError",
+      message: "the machine is gone",
+    });
   });
 });
 
 describe("remote command over WebSocket", () => {
   it("serves each protocol that clients of any age offer", async () => {
-    const protocols = ["v5.channel.k8s.io", "v4.channel.k8s.io", "v4.base64.channel.k8s.io", "channel.k8s.io", "base64.channel.k8s.io"];
+    const protocols = [
+      "v5.channel.k8s.io",
+      "v4.channel.k8s.io",
+      "v4.base64.channel.k8s.io",
+      "channel.k8s.io",
+      "base64.channel.k8s.io",
+    ];
     for (const protocol of protocols) {
       await using it = await serve();
       const webSocket = await it.server.webSocket(["unheard.of", protocol]);
@@ -204,7 +218,9 @@ describe("remote command over WebSocket", () => {
     it.process.finish(4);
     const code = await webSocket.closed;
     expect([input, webSocket.text(1), webSocket.text(2), code]).toEqual(["to stdin", "to stdout", "to stderr", 1000]);
-    expect(JSON.parse(webSocket.text(3))).toMatchObject({ details: { causes: [{ reason: "ExitCode", message: "4" }] } });
+    expect(JSON.parse(webSocket.text(3))).toMatchObject({
+      details: { causes: [{ reason: "ExitCode", message: "4" }] },
+    });
   });
 
   it("begins with an empty message on the lowest channel that it writes", async () => {
@@ -306,13 +322,16 @@ describe("remoteCommandOptions", () => {
   });
 
   it.each(["", "tty=1", "error=1&tty=1", "output=true"])("refuses %j, which asks for no stream", (query) => {
-    expect(() => remoteCommandOptions(new URLSearchParams(query))).toThrow("you must specify at least 1 of stdin, stdout, stderr");
+    expect(() => remoteCommandOptions(new URLSearchParams(query))).toThrow(
+      "you must specify at least 1 of stdin, stdout, stderr",
+    );
   });
 });
 
 describe("followResizes", () => {
   it("finds every size however the bytes are split, and skips what is none", async () => {
-    const text = '{"Width":80,"Height":24}garbage}{"Width":-1,"Height":2}{"Width":1.5,"Height":2}\n{"Width":65535,"Height":1}';
+    const text =
+      '{"Width":80,"Height":24}garbage}{"Width":-1,"Height":2}{"Width":1.5,"Height":2}\n{"Width":65535,"Height":1}';
     await fc.assert(
       fc.asyncProperty(fc.array(fc.nat(text.length)), async (cuts) => {
         const source = new PassThrough();

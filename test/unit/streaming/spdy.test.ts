@@ -91,7 +91,9 @@ describe("SPDY frames", () => {
   it("of data are handed on before they are complete", () => {
     const parser = new SpdyFrameParser({ maxControlBytes: 100 });
     const frames = [...parser.push(Buffer.concat([dataHeader(1, 16_000_000, true), Buffer.from("start")]))];
-    expect(normalized(frames)).toEqual([{ type: "data", streamId: 1, fin: false, hex: Buffer.from("start").toString("hex") }]);
+    expect(normalized(frames)).toEqual([
+      { type: "data", streamId: 1, fin: false, hex: Buffer.from("start").toString("hex") },
+    ]);
   });
 
   it("of control larger than the limit are refused by their length alone", () => {
@@ -151,7 +153,9 @@ describe("SPDY header blocks", () => {
   it("that claim more entries or longer texts than they have are refused", async () => {
     for (const raw of [Buffer.from("ffffffff", "hex"), Buffer.from("00000001000000ff61", "hex"), Buffer.alloc(2)]) {
       const inflater = new HeaderInflater({ maxBytes: 65536 });
-      await expect(inflater.next(await new HeaderDeflater().next(raw))).rejects.toMatchObject({ code: "SPDY_PROTOCOL" });
+      await expect(inflater.next(await new HeaderDeflater().next(raw))).rejects.toMatchObject({
+        code: "SPDY_PROTOCOL",
+      });
     }
   });
 

@@ -26,7 +26,8 @@ export async function startUpgradeServer(handle: (upgrade: UpgradeRequest) => Pr
     socket.on("error", () => {});
     const upgrade: UpgradeRequest = { request, socket, head, answered: false };
     handle(upgrade).catch((error: unknown) => {
-      if (error instanceof UpgradeRefused && !upgrade.answered) refuseUpgrade(socket, error.status, error.message, error.headers);
+      if (error instanceof UpgradeRefused && !upgrade.answered)
+        refuseUpgrade(socket, error.status, error.message, error.headers);
       else socket.destroy();
     });
   });
@@ -66,7 +67,11 @@ export async function startUpgradeServer(handle: (upgrade: UpgradeRequest) => Pr
         const request = httpRequest({ port, headers });
         request.on("upgrade", (response, socket, head) => {
           // ws has no public way to take over a client's connection; its own server does it like this.
-          const Constructor = WebSocket as unknown as new (address: null, protocols: undefined, options: object) => WebSocket;
+          const Constructor = WebSocket as unknown as new (
+            address: null,
+            protocols: undefined,
+            options: object,
+          ) => WebSocket;
           const webSocket = new Constructor(null, undefined, { autoPong: true });
           const internals = webSocket as unknown as {
             _isServer: boolean;

@@ -1,0 +1,224 @@
+import { describe, expect, it } from "vitest";
+import { VirtualClock } from "../../support/virtual-clock.ts";
+import { ask } from "./client.ts";
+import { startKubelet, TestAuthority, TESTER } from "./support.ts";
+
+const PATHS = [
+  "/healthz",
+  "/pods",
+  "/runningpods/",
+  "/metrics",
+  "/metrics/resource",
+  "/metrics/cadvisor",
+  "/metrics/probes",
+  "/stats/summary",
+  "/configz",
+  "/containerLogs/default/p/main",
+  "/exec/default/p/main?command=ls&output=1",
+  "/attach/default/p/main?output=1",
+  "/portForward/default/p",
+  "/run/default/p/main?cmd=ls",
+  "/nothing/here",
+];
+
+const UPGRADE = { connection: "Upgrade", upgrade: "SPDY/3.1", "x-stream-protocol-version": "v4.channel.k8s.io" };
+
+describe("authentication of the kubelet API", () => {
+  it("answers 401 with the same text on every path without credentials, and asks the API server nothing", async () => {
+    await using kubelet = await startKubelet();
+    for (const path of PATHS) {
+      expect(await ask(kubelet, path, { as: "none" })).toMatchObject({ status: 401, body: "Unauthorized" });
+    }
+    expect(kubelet.reviews.reviews).toEqual([]);
+  });
+
+  it("answers 401 to an upgrade without credentials and closes the connection", async () => {
+    await using kubelet = await startKubelet();
+    const answer = await ask(kubelet, "/exec/default/p/main?command=ls&output=1", {
+      as: "none",
+      method: "POST",
+      headers: UPGRADE,
+    });
+    expect(answer).toMatchObject({ status: 401, body: "Unauthorized", headers: { connection: "close" } });
+  });
+
+  it("takes user and groups from a client certificate of the cluster's CA", async () => {
+    await using kubelet = await startKubelet();
+    await ask(kubelet, "/pods");
+    expect(kubelet.reviews.reviews[0]!.spec).toMatchObject({
+      user: "tester",
+      groups: ["test:admins", "system:authenticated"],
+    });
+  });
+
+  it("refuses certificates of another CA, of its own making, and without a client's usage", async () => {
+    await using kubelet = await startKubelet();
+    const other = new TestAuthority("test-ca").issue(TESTER, "clientAuth");
+    const server = kubelet.authority.issue(TESTER, "serverAuth");
+    for (const as of [other, server]) expect((await ask(kubelet, "/pods", { as })).status).toBe(401);
+  });
+
+  it("refuses certificates without a common name", async () => {
+    await using kubelet = await startKubelet();
+    const as = kubelet.authority.issue({ commonName: "" }, "clientAuth");
+    expect((await ask(kubelet, "/pods", { as })).status).toBe(401);
+  });
+
+  it("follows a change of the client CA without a restart", async () => {
+    await using kubelet = await startKubelet();
+    const next = new TestAuthority("next-ca");
+    kubelet.clientCa.set(next.cert);
+    expect((await ask(kubelet, "/pods")).status).toBe(401);
+    expect((await ask(kubelet, "/pods", { as: next.issue(TESTER, "clientAuth") })).status).toBe(200);
+  });
+
+  it("accepts no certificate at all while it has no client CA", async () => {
+    await using kubelet = await startKubelet({
+      clientCa: { current: () => undefined, onChange() {}, run: async () => {} },
+    });
+    expect((await ask(kubelet, "/pods")).status).toBe(401);
+  });
+
+  it("serves a new certificate without a restart", async () => {
+    await using kubelet = await startKubelet();
+    const next = new TestAuthority("other");
+    kubelet.certificate.set(next.issue({ commonName: "vm-1" }, "serverAuth"));
+    await expect(ask(kubelet, "/pods")).rejects.toThrow(/certificate/);
+  });
+
+  it("asks the API server about a token once in two minutes", async () => {
+    const clock = new VirtualClock();
+    await using kubelet = await startKubelet({ clock });
+    const tokenReviews = () => kubelet.reviews.reviews.filter(({ kind }) => kind === "TokenReview").length;
+    for (let i = 0; i < 3; i++) expect((await ask(kubelet, "/pods", { as: { token: "good" } })).status).toBe(200);
+    const before = tokenReviews();
+    await clock.advance(121_000);
+    await ask(kubelet, "/pods", { as: { token: "good" } });
+    expect([before, tokenReviews()]).toEqual([1, 2]);
+  });
+
+  it("takes a token from a WebSocket subprotocol, for browsers", async () => {
+    await using kubelet = await startKubelet();
+    const headers = {
+      connection: "Upgrade",
+      upgrade: "websocket",
+      "sec-websocket-version": "13",
+      "sec-websocket-key": "dGhlIHNhbXBsZSBub25jZQ==",
+      "sec-websocket-protocol": `base64url.bearer.authorization.k8s.io.${Buffer.from("good").toString("base64url")}, v4.channel.k8s.io`,
+    };
+    const answer = await ask(kubelet, "/exec/default/p/main?command=true&output=1", { as: "none", headers });
+    expect(answer).toMatchObject({ status: 101, headers: { "sec-websocket-protocol": "v4.channel.k8s.io" } });
+  });
+
+  it("denies with 503 when the API server cannot be asked", async () => {
+    await using kubelet = await startKubelet();
+    kubelet.reviews.fault = new Error("connection refused");
+    expect((await ask(kubelet, "/pods", { as: { token: "good" } })).status).toBe(503);
+    expect((await ask(kubelet, "/pods")).status).toBe(503);
+  });
+
+  it("asks the API server about no more than ten bad tokens a second of one address", async () => {
+    const clock = new VirtualClock();
+    await using kubelet = await startKubelet({ clock });
+    const answers = await Promise.all(
+      Array.from({ length: 40 }, (_, i) => ask(kubelet, "/pods", { as: { token: `bad-${i}` } })),
+    );
+    const count = (status: number) => answers.filter((answer) => answer.status === status).length;
+    expect([count(401), count(429), kubelet.reviews.reviews.length]).toEqual([10, 30, 10]);
+    expect((await ask(kubelet, "/pods", { as: { token: "good" }, localAddress: "127.0.0.2" })).status).toBe(200);
+  });
+});
+
+describe("authorization of the kubelet API", () => {
+  it.each([
+    ["GET", "/healthz", "get", ["healthz", "proxy"]],
+    ["GET", "/healthz/ping", "get", ["healthz", "proxy"]],
+    ["GET", "/pods", "get", ["pods", "proxy"]],
+    ["GET", "/runningpods/", "get", ["pods", "proxy"]],
+    ["GET", "/configz", "get", ["configz", "proxy"]],
+    ["GET", "/metrics", "get", ["metrics"]],
+    ["GET", "/metrics/resource", "get", ["metrics"]],
+    ["GET", "/metrics/cadvisor", "get", ["metrics"]],
+    ["GET", "/metrics/probes", "get", ["metrics"]],
+    ["GET", "/stats/summary", "get", ["stats"]],
+    ["POST", "/stats/summary", "create", ["stats"]],
+    ["GET", "/logs/", "get", ["log"]],
+    ["POST", "/checkpoint/default/p/main", "create", ["checkpoint"]],
+    ["GET", "/containerLogs/default/p/main", "get", ["proxy"]],
+    ["GET", "/exec/default/p/main", "create", ["proxy"]],
+    ["POST", "/exec/default/p/main", "create", ["proxy"]],
+    ["GET", "/exec/default/p/uid-1/main", "create", ["proxy"]],
+    ["GET", "/attach/default/p/main", "create", ["proxy"]],
+    ["GET", "/portForward/default/p", "create", ["proxy"]],
+    ["POST", "/run/default/p/main", "create", ["proxy"]],
+    ["GET", "/debug/pprof/", "get", ["proxy"]],
+    ["DELETE", "/anything", "delete", ["proxy"]],
+  ])("asks for %s %s: %s of %j", async (method, path, verb, subresources) => {
+    await using kubelet = await startKubelet();
+    kubelet.reviews.allows = () => false;
+    const answer = await ask(kubelet, path, { method });
+    const asked = kubelet.reviews.reviews.map(({ spec }) => spec["resourceAttributes"]);
+    expect(asked).toEqual(
+      subresources.map((subresource) => ({ verb, version: "v1", resource: "nodes", subresource, name: "vm-1" })),
+    );
+    expect(answer).toMatchObject({
+      status: 403,
+      body: `Forbidden (user=tester, verb=${verb}, resource=nodes, subresource(s)=[${subresources.join(" ")}])\n`,
+    });
+  });
+
+  it("refuses a WebSocket exec to whoever may only read nodes/proxy", async () => {
+    await using kubelet = await startKubelet();
+    kubelet.reviews.allows = ({ resourceAttributes }) => resourceAttributes["verb"] === "get";
+    const headers = {
+      connection: "Upgrade",
+      upgrade: "websocket",
+      "sec-websocket-version": "13",
+      "sec-websocket-key": "dGhlIHNhbXBsZSBub25jZQ==",
+    };
+    const answer = await ask(kubelet, "/exec/default/p/main?command=ls&output=1", { headers });
+    expect([answer.status, kubelet.provider.openSessions]).toEqual([403, 0]);
+  });
+
+  it("is satisfied by any one of the subresources", async () => {
+    await using kubelet = await startKubelet();
+    kubelet.reviews.allows = ({ resourceAttributes }) => resourceAttributes["subresource"] === "proxy";
+    expect((await ask(kubelet, "/pods")).status).toBe(200);
+  });
+
+  it("forbids before it looks at anything else of the request", async () => {
+    await using kubelet = await startKubelet();
+    kubelet.reviews.allows = () => false;
+    expect((await ask(kubelet, "/containerLogs/default/missing/main?tailLines=nonsense")).status).toBe(403);
+  });
+
+  it("keeps a permission for five minutes and a refusal for thirty seconds", async () => {
+    const clock = new VirtualClock();
+    await using kubelet = await startKubelet({ clock });
+    const reviews = async () => {
+      await ask(kubelet, "/metrics/resource");
+      return kubelet.reviews.reviews.length;
+    };
+    const counts = [await reviews(), await reviews()];
+    await clock.advance(301_000);
+    kubelet.reviews.allows = () => false;
+    counts.push(await reviews(), await reviews());
+    await clock.advance(31_000);
+    counts.push(await reviews());
+    expect(counts).toEqual([1, 1, 2, 2, 3]);
+  });
+
+  it("reads no meaning into paths that two parsers could read differently", async () => {
+    await using kubelet = await startKubelet();
+    const paths = [
+      "//pods",
+      "/pods/../metrics",
+      "/containerLogs/default/p%2fx/main",
+      "/pods/.",
+      "/a%00b",
+      "/pods;x",
+      "http://127.0.0.1/pods",
+    ];
+    for (const path of paths) expect([path, (await ask(kubelet, path)).status]).toEqual([path, 400]);
+  });
+});

@@ -1,0 +1,148 @@
+import { once } from "node:events";
+import { connect } from "node:net";
+import { connect as tlsConnect } from "node:tls";
+import { request as httpsRequest } from "node:https";
+import { afterEach, describe, expect, it } from "vitest";
+import { DEFAULT_SESSION_LIMITS } from "../../../src/kubelet/sessions.ts";
+import { synStreamFrame, dataHeader } from "../../../src/streaming/spdy/frames.ts";
+import { HeaderDeflater } from "../../unit/streaming/spdy-client.ts";
+import { must, waitFor } from "../../e2e/harness/wait.ts";
+import { ask } from "./client.ts";
+import { startKubelet, type TestKubelet } from "./support.ts";
+
+const SPDY = { connection: "Upgrade", upgrade: "SPDY/3.1", "x-stream-protocol-version": "v4.channel.k8s.io" };
+const open: { destroy(): void }[] = [];
+afterEach(() => {
+  for (const socket of open.splice(0)) socket.destroy();
+});
+
+/** Opens an exec with stdin and stdout and keeps it. */
+async function openExec(kubelet: TestKubelet, command: string[]): Promise<import("node:stream").Duplex> {
+  const query = command.map((word) => `command=${encodeURIComponent(word)}`).join("&");
+  const request = httpsRequest({
+    host: "127.0.0.1",
+    port: kubelet.server.port,
+    path: `/exec/default/p/main?${query}&input=1&output=1`,
+    method: "POST",
+    headers: SPDY,
+    ca: kubelet.authority.cert,
+    agent: false,
+    ...kubelet.client,
+  });
+  request.end();
+  const [, socket] = (await once(request, "upgrade")) as [unknown, import("node:stream").Duplex];
+  open.push(socket);
+  socket.on("error", () => {});
+  const deflater = new HeaderDeflater();
+  for (const [index, streamtype] of ["error", "stdin", "stdout"].entries()) {
+    socket.write(synStreamFrame(2 * index + 1, await deflater.next({ streamtype })));
+  }
+  return socket;
+}
+
+describe("limits of the kubelet API", () => {
+  it("answer a good request while a thousand slow connections wait", async () => {
+    await using kubelet = await startKubelet();
+    const slow = Array.from({ length: 1000 }, (_, index) => {
+      const host = { port: kubelet.server.port, host: "127.0.0.1", localAddress: `127.0.0.${2 + (index % 4)}` };
+      // Half of them say nothing at all, half of them begin a request and stop.
+      const socket = index % 2 === 0 ? connect(host) : tlsConnect({ ...host, rejectUnauthorized: false });
+      socket.on("error", () => {});
+      if (index % 2 === 1) socket.write("GET /pods HTTP/1.1\r\nHost: x\r\nX-Slow: ");
+      open.push(socket);
+      return socket;
+    });
+    await Promise.allSettled(slow.slice(0, 50).map((socket) => once(socket, "connect")));
+    expect((await ask(kubelet, "/pods")).status).toBe(200);
+  });
+
+  it("cap the connections of one address that show no credentials", async () => {
+    await using kubelet = await startKubelet({ limits: { unauthenticatedPerAddress: 4 } });
+    let cut = 0;
+    for (let i = 0; i < 10; i++) {
+      const socket = connect({ port: kubelet.server.port, host: "127.0.0.1", localAddress: "127.0.0.9" });
+      socket.on("error", () => {});
+      socket.on("close", () => cut++);
+      open.push(socket);
+    }
+    await waitFor({ what: "six connections are cut" }, () => must(cut === 6, "not yet"));
+    expect((await ask(kubelet, "/pods")).status).toBe(200);
+  });
+
+  it("do not count connections that have authenticated", async () => {
+    await using kubelet = await startKubelet({ limits: { unauthenticatedPerAddress: 2 } });
+    for (let i = 0; i < 5; i++) await openExec(kubelet, ["cat"]);
+    expect((await ask(kubelet, "/pods")).status).toBe(200);
+  });
+
+  it("cut a request whose header does not come to an end", async () => {
+    await using kubelet = await startKubelet({ limits: { headersTimeoutMs: 200 } });
+    const socket = tlsConnect({ port: kubelet.server.port, host: "127.0.0.1", rejectUnauthorized: false });
+    socket.on("error", () => {});
+    open.push(socket);
+    socket.write("GET /pods HTTP/1.1\r\nHost: x\r\n");
+    socket.resume();
+    await once(socket, "close");
+  });
+
+  it("refuse a header of more than 16 KiB", async () => {
+    await using kubelet = await startKubelet();
+    expect((await ask(kubelet, `/pods?${"x".repeat(17_000)}`)).status).toBe(431);
+  });
+
+  it("refuse sessions beyond the limit of a pod with 429, and take one again when another has ended", async () => {
+    await using kubelet = await startKubelet({ limits: { sessions: { ...DEFAULT_SESSION_LIMITS, perPod: 2 } } });
+    const first = await openExec(kubelet, ["cat"]);
+    await openExec(kubelet, ["cat"]);
+    const another = () => ask(kubelet, "/exec/default/p/main?command=true&output=1", { method: "POST", headers: SPDY });
+    const refused = await another();
+    first.destroy();
+    await waitFor({ what: "the first session is over" }, () => must(kubelet.provider.openSessions === 1, "not yet"));
+    expect(refused).toMatchObject({ status: 429, body: "too many exec sessions: the limit per pod is 2" });
+    expect((await another()).status).toBe(101);
+  });
+
+  it("end every session when the node shuts down", async () => {
+    const kubelet = await startKubelet();
+    const socket = await openExec(kubelet, ["sleep", "1000"]);
+    await waitFor({ what: "the session is open" }, () => must(kubelet.provider.openSessions === 1, "not yet"));
+    const closed = new Promise((resolve) => socket.resume().once("close", resolve));
+    await kubelet.server.close(0);
+    await closed;
+    await waitFor({ what: "the process is gone" }, () => must(kubelet.provider.openSessions === 0, "not yet"));
+  });
+
+  it("keep memory flat while a slow client reads 256 MiB", async () => {
+    await using kubelet = await startKubelet();
+    const socket = await openExec(kubelet, ["sh", "-c", "head -c 268435456 /dev/zero"]);
+    let received = 0;
+    const before = process.memoryUsage.rss();
+    let peak = 0;
+    socket.on("data", (chunk: Buffer) => {
+      received += chunk.length;
+      peak = Math.max(peak, process.memoryUsage.rss());
+      // Slower than the command writes.
+      socket.pause();
+      setImmediate(() => setImmediate(() => socket.resume()));
+    });
+    await once(socket, "close");
+    expect(received).toBeGreaterThan(268_435_456);
+    expect(peak - before).toBeLessThan(128 * 1024 * 1024);
+  });
+
+  it("stop reading a client whose process reads nothing", async () => {
+    await using kubelet = await startKubelet();
+    const socket = await openExec(kubelet, ["sleep", "1000"]);
+    socket.resume();
+    const piece = Buffer.concat([dataHeader(3, 32 * 1024, false), Buffer.alloc(32 * 1024)]);
+    let sent = 0;
+    while (
+      socket.write(piece) ||
+      (await Promise.race([once(socket, "drain"), new Promise((r) => setTimeout(r, 500, "stuck"))])) !== "stuck"
+    ) {
+      sent += piece.length;
+      if (sent > 512 * 1024 * 1024) throw new Error("nobody stopped it");
+    }
+    expect(sent).toBeLessThan(64 * 1024 * 1024);
+  });
+});

@@ -1,0 +1,202 @@
+import { describe, expect, it } from "vitest";
+import { ProviderError } from "../../../src/provider/errors.ts";
+import type { Provider } from "../../../src/provider/provider.ts";
+import { ask } from "./client.ts";
+import { startKubelet, testPod } from "./support.ts";
+
+const SPDY = { connection: "Upgrade", upgrade: "SPDY/3.1", "x-stream-protocol-version": "v4.channel.k8s.io" };
+const EXEC = "/exec/default/p/main?command=true&output=1";
+
+describe("the kubelet API", () => {
+  it("lists the node's pods as they are known now", async () => {
+    await using kubelet = await startKubelet();
+    const { headers, body } = await ask(kubelet, "/pods");
+    const list = JSON.parse(body) as { items: { metadata: { name: string }; status: { phase: string } }[] };
+    expect([headers["content-type"], list.items.map((pod) => [pod.metadata.name, pod.status.phase])]).toEqual([
+      "application/json",
+      [["p", "Running"]],
+    ]);
+  });
+
+  it("lists as running pods only those of which a container runs and that stay", async () => {
+    await using kubelet = await startKubelet();
+    const waiting = { phase: "Pending", containerStatuses: [] } as never;
+    kubelet.pods.set("default/waiting", { pod: testPod({ name: "waiting", status: waiting }), machineId: "m-2" });
+    const leaving = {
+      name: "leaving",
+      namespace: "default",
+      uid: "u-3",
+      deletionTimestamp: "2026-01-01T00:00:00Z",
+    } as never;
+    kubelet.pods.set("default/leaving", { pod: testPod({ metadata: leaving }), machineId: "m-3" });
+    const list = JSON.parse((await ask(kubelet, "/runningpods/")).body) as { items: { metadata: { name: string } }[] };
+    expect(list.items.map((pod) => pod.metadata.name)).toEqual(["p"]);
+  });
+
+  it("shows its settings as a KubeletConfiguration", async () => {
+    await using kubelet = await startKubelet();
+    expect(JSON.parse((await ask(kubelet, "/configz")).body)).toEqual({
+      kubeletconfig: { kind: "KubeletConfiguration", apiVersion: "kubelet.config.k8s.io/v1beta1", port: 10250 },
+    });
+  });
+
+  it("answers health checks in the words of Kubernetes", async () => {
+    await using kubelet = await startKubelet();
+    expect((await ask(kubelet, "/healthz")).body).toBe("ok");
+    expect((await ask(kubelet, "/healthz/ping")).body).toBe("ok");
+    expect((await ask(kubelet, "/healthz?verbose")).body).toBe("[+]ping ok\nhealthz check passed\n");
+    expect((await ask(kubelet, "/healthz/missing")).status).toBe(404);
+  });
+
+  it("answers 404 to unknown paths and 405 to known ones with another method", async () => {
+    await using kubelet = await startKubelet();
+    expect((await ask(kubelet, "/nothing")).status).toBe(404);
+    expect((await ask(kubelet, "/pods", { method: "DELETE" })).status).toBe(405);
+  });
+
+  it("runs a command and answers its output, 500 when it fails", async () => {
+    await using kubelet = await startKubelet();
+    expect(await ask(kubelet, "/run/default/p/main?cmd=echo%20hi", { method: "POST" })).toMatchObject({
+      status: 200,
+      body: "hi\n",
+    });
+    expect((await ask(kubelet, "/run/default/p/uid-1/main?cmd=false", { method: "POST" })).status).toBe(500);
+  });
+
+  it.each([
+    ["/exec/default/missing/main?command=ls&output=1", 404, "pod does not exist"],
+    ["/exec/default/p/another-uid/main?command=ls&output=1", 404, "pod does not exist"],
+    ["/exec/default/p/missing?command=ls&output=1", 500, 'container not found ("missing")'],
+    ["/exec/default/p/main?command=ls", 400, "you must specify at least 1 of stdin, stdout, stderr"],
+    ["/exec/default/p/main?output=1", 400, 'query parameter "command" is required'],
+    ["/attach/default/p/missing?output=1", 500, 'container not found ("missing")'],
+    ["/portForward/default/missing", 404, "pod does not exist"],
+  ])("refuses %s before the upgrade with %i", async (path, status, body) => {
+    await using kubelet = await startKubelet();
+    expect(await ask(kubelet, path, { method: "POST", headers: SPDY })).toMatchObject({ status, body });
+  });
+
+  it("refuses an exec that is no upgrade", async () => {
+    await using kubelet = await startKubelet();
+    expect((await ask(kubelet, EXEC, { method: "POST" })).status).toBe(400);
+  });
+
+  it("accepts both forms of the path, with and without the pod's UID", async () => {
+    await using kubelet = await startKubelet();
+    for (const path of [EXEC, "/exec/default/p/uid-1/main?command=true&output=1"]) {
+      expect((await ask(kubelet, path, { method: "POST", headers: SPDY })).status).toBe(101);
+    }
+  });
+
+  it("says in a sentence what the provider cannot do", async () => {
+    const provider = { name: "small", getLogs: () => [] } as unknown as Provider;
+    await using kubelet = await startKubelet({ provider });
+    for (const [path, what] of [
+      [EXEC, "run commands in a container"],
+      ["/attach/default/p/main?output=1", "attach to a container"],
+      ["/portForward/default/p", "forward ports"],
+    ] as const) {
+      const headers = { ...SPDY, "x-stream-protocol-version": "v4.channel.k8s.io, portforward.k8s.io" };
+      expect(await ask(kubelet, path, { method: "POST", headers })).toMatchObject({
+        status: 501,
+        body: `the provider small cannot ${what}`,
+      });
+    }
+  });
+
+  it.each([
+    ["unsupported", 501],
+    ["not_found", 404],
+    ["unavailable", 503],
+    ["rate_limited", 429],
+    ["conflict", 409],
+  ] as const)("tells a provider's %s as %i with its text and no control characters", async (code, status) => {
+    await using kubelet = await startKubelet();
+    kubelet.provider.exec = () => Promise.reject(new ProviderError(code, "cannot: \u001b[31mred\u0007"));
+    expect(await ask(kubelet, EXEC, { method: "POST", headers: SPDY })).toMatchObject({ status, body: "cannot: red" });
+  });
+
+  it("tells nothing of the inside of a surprise", async () => {
+    await using kubelet = await startKubelet();
+    kubelet.provider.exec = () => Promise.reject(new TypeError("secret is undefined"));
+    expect(await ask(kubelet, EXEC, { method: "POST", headers: SPDY })).toMatchObject({
+      status: 500,
+      body: "internal error",
+    });
+  });
+
+  it("asks the provider for statistics once for all scrapers of a moment", async () => {
+    await using kubelet = await startKubelet();
+    for (const path of ["/metrics/resource", "/metrics/cadvisor", "/stats/summary"])
+      expect((await ask(kubelet, path)).status).toBe(200);
+    expect(kubelet.provider.statsCalls).toBe(1);
+  });
+});
+
+describe("container logs", () => {
+  const LOGS = "/containerLogs/default/p/main";
+
+  it("come as they were written", async () => {
+    await using kubelet = await startKubelet();
+    for (const line of ["one", "", "three"]) kubelet.provider.log(line);
+    expect(await ask(kubelet, LOGS)).toMatchObject({ status: 200, body: "one\n\nthree\n" });
+  });
+
+  it("are 200 and empty for a container that wrote nothing", async () => {
+    await using kubelet = await startKubelet();
+    expect(await ask(kubelet, LOGS)).toMatchObject({ status: 200, body: "" });
+  });
+
+  it.each([
+    ["/containerLogs/default/missing/main", 404, 'pod "missing" does not exist'],
+    ["/containerLogs/default/p/missing", 404, 'container "missing" not found in pod "p"'],
+    [`${LOGS}?previous=true`, 400, 'previous terminated container "main" in pod "p" not found'],
+    [`${LOGS}?tailLines=x`, 400, '{"message": "Unable to decode query."}'],
+    [`${LOGS}?tailLines=-1`, 422, '{"message": "Invalid request."}'],
+  ])("answer %s with %i", async (path, status, body) => {
+    await using kubelet = await startKubelet();
+    expect(await ask(kubelet, path)).toMatchObject({ status, body });
+  });
+
+  it("begin at once when a silent container is followed, and end with the container", async () => {
+    await using kubelet = await startKubelet();
+    const answer = await ask(kubelet, `${LOGS}?follow=true`, {
+      onStart: () => {
+        kubelet.provider.log("late");
+        kubelet.provider.endLogs();
+      },
+    });
+    expect(answer).toMatchObject({ status: 200, body: "late\n" });
+  });
+
+  it("stop at the provider when the follower leaves", async () => {
+    await using kubelet = await startKubelet();
+    const cancelled = Promise.withResolvers<void>();
+    kubelet.provider.getLogs = async function* (_id, _container, options) {
+      options.signal.addEventListener("abort", () => cancelled.resolve(), { once: true });
+      yield { at: new Date().toISOString(), stream: "stdout", partial: false, content: Buffer.from("x") };
+      await cancelled.promise;
+    };
+    await ask(kubelet, `${LOGS}?follow=true`, { onStart: (response) => void response.destroy() }).catch(() => {});
+    await cancelled.promise;
+  });
+
+  it("tell a fault of the backend before the first line as an error", async () => {
+    await using kubelet = await startKubelet();
+    kubelet.provider.getLogs = async function* () {
+      throw new ProviderError("unavailable", "backend is down");
+    };
+    expect(await ask(kubelet, LOGS)).toMatchObject({ status: 503, body: "backend is down" });
+  });
+
+  it("break off when the backend fails in their middle", async () => {
+    await using kubelet = await startKubelet();
+    const begun = Promise.withResolvers<void>();
+    kubelet.provider.getLogs = async function* () {
+      yield { at: new Date().toISOString(), stream: "stdout", partial: false, content: Buffer.alloc(100_000) };
+      await begun.promise;
+      throw new ProviderError("unavailable", "backend is down");
+    };
+    await expect(ask(kubelet, LOGS, { onStart: () => begun.resolve() })).rejects.toThrow(/aborted|ECONNRESET/);
+  });
+});
