@@ -141,7 +141,7 @@ export const goFields: Readonly<Record<string, string>> = {
   V1ObjectMeta:
     "name=1o generateName=2o namespace=3o selfLink=4o uid=5o resourceVersion=6o generation=7o creationTimestamp=8z deletionTimestamp=9 deletionGracePeriodSeconds=10 labels=11 annotations=12 ownerReferences=13,k:uid,l:uid finalizers=14,k:,l: managedFields=17",
   V1ObjectReference: "kind=1o namespace=2o name=3o uid=4o apiVersion=5o resourceVersion=6o fieldPath=7o",
-  V1Overhead: "podFixed=1z",
+  V1Overhead: "podFixed=1q",
   V1OwnerReference: "apiVersion=5z kind=1z name=3z uid=4z controller=6 blockOwnerDeletion=7",
   V1PersistentVolumeClaim: "metadata=1z spec=2z status=3z",
   V1PersistentVolumeClaimCondition: "type=1z status=2z lastProbeTime=3z lastTransitionTime=4z reason=5o message=6o",
@@ -189,7 +189,7 @@ export const goFields: Readonly<Record<string, string>> = {
   V1RBDVolumeSource: "monitors=1e image=2z fsType=3o pool=4o user=5o keyring=6o secretRef=7 readOnly=8o",
   V1ResourceAttributes:
     "namespace=1o verb=2o group=3o version=4o resource=5o subresource=6o name=7o fieldSelector=8 labelSelector=9",
-  V1ResourceFieldSelector: "containerName=1o resource=2z divisor=3q",
+  V1ResourceFieldSelector: "containerName=1o resource=2z divisor=3zq",
   V1ResourceHealth: "resourceID=1z health=2o message=6",
   V1ResourceRequirements: "limits=1q requests=2q claims=3,l:name",
   V1ResourceRule: "verbs=1e apiGroups=2 resources=3 resourceNames=4",

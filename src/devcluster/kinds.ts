@@ -256,13 +256,17 @@ function validateTaints(node: StoredObject): FieldCause[] {
     if (!["NoSchedule", "PreferNoSchedule", "NoExecute"].includes(taint.effect)) {
       causes.push(
         taint.effect
-          ? notSupported(`${at}.effect`, taint.effect, ["NoExecute", "NoSchedule", "PreferNoSchedule"])
+          ? notSupported(`${at}.effect`, taint.effect, ["NoSchedule", "PreferNoSchedule", "NoExecute"])
           : required(`${at}.effect`),
       );
     }
     const id = `${taint.key}:${taint.effect}`;
     if (seen.has(id))
-      causes.push({ reason: "FieldValueDuplicate", field: at, message: `Duplicate value: ${JSON.stringify(taint)}` });
+      causes.push({
+        reason: "FieldValueDuplicate",
+        field: at,
+        message: `Duplicate value: {"Key":${JSON.stringify(taint.key)},"Value":${JSON.stringify(taint.value ?? "")},"Effect":${JSON.stringify(taint.effect)},"TimeAdded":null}: taints must be unique by key and effect pair`,
+      });
     seen.add(id);
     return causes;
   });
@@ -437,7 +441,7 @@ const services = defineKind({
   resource: "services",
   shortNames: ["svc"],
   categories: ["all"],
-  nameRule: "label1035",
+  nameRule: "label",
   createOnUpdate: true,
   returnsDeleted: true,
   fields: { "spec.clusterIP": (o) => text(o.spec?.clusterIP), "spec.type": (o) => text(o.spec?.type) },
@@ -457,10 +461,12 @@ const services = defineKind({
   prepareCreate(service) {
     service.status = { loadBalancer: {} };
   },
-  validate: (service) =>
-    service.spec.ports?.length || service.spec.clusterIP === "None" || service.spec.type === "ExternalName"
-      ? []
-      : [required("spec.ports")],
+  validate(service) {
+    const { ports = [], clusterIP, type } = service.spec;
+    if (ports.length === 0) return clusterIP === "None" || type === "ExternalName" ? [] : [required("spec.ports")];
+    const unnamed = ports.length > 1 ? [...ports.keys()].filter((i) => !ports[i].name) : [];
+    return unnamed.map((i) => required(`spec.ports[${i}].name`));
+  },
   update: {
     prepare(next, old) {
       keepStatus(next, old);

@@ -46,10 +46,9 @@ export function jsonPatch(document: Json, operations: Json): Json {
   return root.document;
 }
 
-const unprocessable = (message: string) =>
-  new ApiStatusError(422, "Invalid", `the server rejected our request due to an error in our request`, {
-    causes: [{ reason: "", message }],
-  });
+/** kube-apiserver keeps the reason to itself; the parameter documents the call. */
+const unprocessable = (_why: string) =>
+  new ApiStatusError(422, "Invalid", "the server rejected our request due to an error in our request", {});
 
 const pointer = (path: string): string[] =>
   path === ""

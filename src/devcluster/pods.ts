@@ -2,6 +2,7 @@
  * What kube-apiserver does to a Pod on its way into storage: defaulting (`pkg/apis/core/v1/defaults.go`), the mutating
  * admission plugins that are on by default, validation, and the update rules of each subresource. Pure functions over JSON.
  */
+import { isIP } from "node:net";
 import { Quantity } from "../resources/quantity.ts";
 import { computeQosClass } from "../resources/pod-resources.ts";
 import { isRecord, jsonEqual, type Json, type StoredObject } from "./object.ts";
@@ -39,12 +40,19 @@ export function defaultPod(pod: Json): void {
   byDefault(spec, "enableServiceLinks", true);
   if (spec.serviceAccountName) spec.serviceAccount = spec.serviceAccountName;
   else if (spec.serviceAccount) spec.serviceAccountName = spec.serviceAccount;
+  if (pod.status) defaultAddresses(pod.status);
   for (const container of allContainers(spec)) defaultContainer(container, spec.hostNetwork === true);
   for (const container of [...(spec.containers ?? []), ...(spec.initContainers ?? [])]) {
     const limits = container.resources?.limits;
     if (limits) container.resources.requests = { ...limits, ...container.resources.requests };
   }
   for (const volume of spec.volumes ?? []) defaultVolume(volume);
+}
+
+/** `podIP` and `podIPs[0]` are one: where they differ, the single one is meant (`Convert_v1_PodStatus_To_core_PodStatus`). */
+function defaultAddresses(status: Json): void {
+  if (status.podIP && status.podIPs?.[0]?.ip !== status.podIP) status.podIPs = [{ ip: status.podIP }];
+  if (!status.podIP && status.podIPs?.length) status.podIP = status.podIPs[0].ip;
 }
 
 function defaultContainer(container: Json, hostNetwork: boolean): void {
@@ -252,7 +260,7 @@ export function validatePodSpec(spec: Json): FieldCause[] {
     causes.push(notSupported("spec.restartPolicy", spec.restartPolicy, ["Always", "OnFailure", "Never"]));
   if (!["ClusterFirstWithHostNet", "ClusterFirst", "Default", "None"].includes(spec.dnsPolicy)) {
     causes.push(
-      notSupported("spec.dnsPolicy", spec.dnsPolicy, ["ClusterFirst", "ClusterFirstWithHostNet", "Default", "None"]),
+      notSupported("spec.dnsPolicy", spec.dnsPolicy, ["ClusterFirstWithHostNet", "ClusterFirst", "Default", "None"]),
     );
   }
   if (
@@ -300,8 +308,6 @@ function validateContainer(c: Json, at: string, names: Set<string>, volumes: Rea
   else if (names.has(c.name)) causes.push(duplicate(`${at}.name`, c.name));
   names.add(c.name);
   if (!c.image) causes.push(required(`${at}.image`));
-  else if (c.image !== c.image.trim())
-    causes.push(invalidValue(`${at}.image`, c.image, "must not have leading or trailing whitespace"));
   if (!pullPolicies.includes(c.imagePullPolicy))
     causes.push(notSupported(`${at}.imagePullPolicy`, c.imagePullPolicy, pullPolicies));
   (c.ports ?? []).forEach((port: Json, i: number) => {
@@ -488,6 +494,15 @@ export function validatePodStatusUpdate(pod: StoredObject, old: StoredObject): F
       causes.push(invalidValue(`status.${list}[0].ip`, ips[0].ip, `must be equal to \`${single}\``));
     }
     ips.forEach((entry, i) => {
+      if (isIP(entry.ip) === 0) {
+        causes.push(
+          invalidValue(
+            `status.${list}[${i}]`,
+            entry.ip,
+            "must be a valid IP address, (e.g. 10.9.8.7 or 2001:db8::ffff)",
+          ),
+        );
+      }
       if (ips.findIndex((other) => other.ip === entry.ip) < i) causes.push(duplicate(`status.${list}[${i}]`, entry));
     });
   }

@@ -22,7 +22,9 @@ import { decode } from "./schema.ts";
 import {
   alreadyExists,
   ApiStatusError,
+  forbiddenField,
   invalidValue,
+  notSupported,
   badRequest,
   conflict,
   expired,
@@ -132,6 +134,7 @@ export class Registry {
   }
 
   list(kind: Kind, namespace: string | undefined, options: ListOptions): ListResult {
+    assertMatchRule(options);
     const filter = this.filter(kind, namespace, options);
     const limit = options.limit ?? 0;
     let revision = this.storage.revision;
@@ -149,8 +152,7 @@ export class Registry {
       }
     } else if (options.resourceVersion && options.resourceVersion !== "0") {
       const asked = Number(options.resourceVersion);
-      if (!Number.isInteger(asked) || asked < 0)
-        throw badRequest(`invalid resource version ${JSON.stringify(options.resourceVersion)}`);
+      if (!Number.isInteger(asked) || asked < 0) throw badRequest(invalidVersion(options.resourceVersion));
       // Without a match rule, a paged list means "exactly this" and an unpaged one "at least this".
       if (options.resourceVersionMatch === "Exact" || (!options.resourceVersionMatch && limit > 0)) {
         revision = asked;
@@ -463,6 +465,7 @@ export class Registry {
     const { uid, resourceVersion, annotations, labels } = (binding.metadata ?? {}) as Partial<StoredMeta>;
     if (uid && uid !== pod.metadata.uid) throw preconditionConflict(pods, pod.metadata, uid);
     if (resourceVersion && resourceVersion !== pod.metadata.resourceVersion) throw modifiedConflict(pods, name);
+    if (binding.metadata?.name !== name) throw badRequest("name in URL does not match name in Binding object");
     const target = binding.target?.name as string | undefined;
     if (!target) throw badRequest("target.name: Required value");
     const refuse = (why: string) => conflict({ group: "", resource: "pods/binding" }, name, why);
@@ -573,6 +576,26 @@ export class Registry {
 /** The kind that has this storage name. */
 export const kindOfStorage = (name: string): Kind => kinds.find((kind) => storageName(kind) === name)!;
 
+const invalidVersion = (text: string) =>
+  `invalid resource version: resourceVersion: Invalid value: ${JSON.stringify(text)}: strconv.ParseUint: parsing ${JSON.stringify(text)}: invalid syntax`;
+
+/** The rules of ListOptions that go beyond one field. */
+function assertMatchRule(options: ListOptions): void {
+  const rule = options.resourceVersionMatch;
+  if (rule === undefined) return;
+  const refuse = (cause: FieldCause) => invalid({ group: "meta.k8s.io", kind: "ListOptions" }, "", [cause]);
+  const field = "resourceVersionMatch";
+  if (!options.resourceVersion)
+    throw refuse(forbiddenField(field, "resourceVersionMatch is forbidden unless resourceVersion is provided"));
+  if (options.continue)
+    throw refuse(forbiddenField(field, "resourceVersionMatch is forbidden when continue is provided"));
+  if (rule !== "Exact" && rule !== "NotOlderThan")
+    throw refuse(notSupported(field, rule, ["Exact", "NotOlderThan", ""]));
+  if (rule === "Exact" && options.resourceVersion === "0") {
+    throw refuse(forbiddenField(field, 'resourceVersionMatch "exact" is forbidden for resourceVersion "0"'));
+  }
+}
+
 const keyOf = (object: StoredObject): string => objectKey(object.metadata.namespace, object.metadata.name);
 
 const withMeta = (object: StoredObject, meta: Partial<StoredMeta>): StoredObject => ({
@@ -618,7 +641,7 @@ function readContinue(text: string): { rv: number; start: string } {
     if (token.v === "meta.k8s.io/v1" && typeof token.rv === "number" && typeof token.start === "string")
       return { rv: token.rv, start: token.start };
   } catch (error) {
-    throw badRequest(`continue key is not valid: ${(error as Error).message}`);
+    throw badRequest(`invalid continue token: continue key is not valid: ${(error as Error).message}`);
   }
-  throw badRequest("continue key is not valid: incorrect version or missing start");
+  throw badRequest("invalid continue token: continue key is not valid: incorrect version or missing start");
 }

@@ -81,7 +81,7 @@ export function answerReview(kind: ReviewKind, body: Json, user: User, auth: Aut
     case "TokenReview": {
       if (!body?.spec?.token) throw badRequest("token is required for TokenReview in authentication");
       const found = auth.review(body.spec.token as string, (body.spec.audiences as string[] | undefined) ?? []);
-      if (!found) return { ...answer, status: { user: {}, error: "[invalid bearer token, token lookup failed]" } };
+      if (!found) return { ...answer, status: { user: {}, error: "invalid bearer token" } };
       return { ...answer, status: { authenticated: true, user: userInfo(found.user), audiences: found.audiences } };
     }
     case "SelfSubjectReview":

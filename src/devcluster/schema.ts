@@ -95,6 +95,10 @@ function readField(attribute: Attribute, described: string): Field {
   };
 }
 
+/** The decimals of a MicroTime: neither more nor fewer are accepted. */
+const MICRO_TIME = /\.\d{6}(?=Z|[+-])/;
+const BASE64 = /^(?:[A-Za-z0-9+/\s]{4})*(?:[A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?\s*$/;
+
 export interface Decoded<T> {
   value: T;
   /** Paths of the fields that the kind does not have; they are not in `value`. */
@@ -132,6 +136,11 @@ export function decode<T>(model: string, kind: string, version: string, json: Js
       case "string":
       case "bytes":
         if (isQuantity) return readQuantity(kind, version, value);
+        if (type.is === "bytes" && typeof value === "string" && !BASE64.test(value)) {
+          throw badRequest(
+            `${kind} in version "${version}" cannot be handled as a ${kind}: illegal base64 data at ${path}`,
+          );
+        }
         return typeof value === "string" ? value : fail(path, type.is === "bytes" ? "[]uint8" : "string", value);
       case "boolean":
         return typeof value === "boolean" ? value : fail(path, "bool", value);
@@ -144,10 +153,15 @@ export function decode<T>(model: string, kind: string, version: string, json: Js
       case "time":
       case "microTime": {
         const at = typeof value === "string" ? Date.parse(value) : NaN;
+        if (type.is === "microTime" && !Number.isNaN(at) && !MICRO_TIME.test(value as string)) {
+          throw badRequest(
+            `${kind} in version "${version}" cannot be handled as a ${kind}: parsing time ${JSON.stringify(value)} as "2006-01-02T15:04:05.000000Z07:00": it must have exactly six decimals`,
+          );
+        }
         if (Number.isNaN(at)) return fail(path, type.is === "time" ? "v1.Time" : "v1.MicroTime", value);
         if (type.is === "time") return rfc3339(at);
-        // Date keeps milliseconds only; a MicroTime that is already in canonical form keeps its microseconds.
-        return /\.\d{6}Z$/.test(value as string) ? value : rfc3339Micro(at);
+        // Date keeps milliseconds only, so the microseconds are carried over as text.
+        return rfc3339Micro(at).replace(/\.\d{6}/, MICRO_TIME.exec(value as string)![0]);
       }
       case "any":
         return value;
@@ -170,7 +184,8 @@ export function decode<T>(model: string, kind: string, version: string, json: Js
       const isZero = field.omitZero && (read === "" || read === 0 || read === false);
       if (!(isEmpty && !field.keepEmpty) && !isZero) out[key] = read;
     }
-    for (const [key, field] of fields) if (field.always && out[key] === undefined) out[key] = zeroOf(field.type);
+    for (const [key, field] of fields)
+      if (field.always && out[key] === undefined) out[key] = field.isQuantity ? "0" : zeroOf(field.type);
     return out;
   };
   const zeroOf = (type: FieldType): Json => {

@@ -643,8 +643,7 @@ function writeContext(user: User, query: URLSearchParams): WriteContext {
 
 function listOptions(query: URLSearchParams): ListOptions {
   const limit = Number(query.get("limit") ?? 0);
-  if (!Number.isInteger(limit) || limit < 0)
-    throw badRequest(`limit: Invalid value: ${query.get("limit")}: must be a whole number that is not negative`);
+  if (!Number.isInteger(limit)) throw badRequest(`limit: Invalid value: ${query.get("limit")}: must be a whole number`);
   const options: ListOptions = { limit };
   for (const name of [
     "labelSelector",

@@ -4,15 +4,12 @@ import { invalidValue, required, type FieldCause } from "./status.ts";
 
 const LABEL = /^[a-z0-9]([-a-z0-9]*[a-z0-9])?$/;
 const SUBDOMAIN = /^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$/;
-const LABEL_1035 = /^[a-z]([-a-z0-9]*[a-z0-9])?$/;
 const QUALIFIED = /^([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9]$/;
 
 export const LABEL_RULE =
   "a lowercase RFC 1123 label must consist of lower case alphanumeric characters or '-', and must start and end with an alphanumeric character (e.g. 'my-name',  or '123-abc', regex used for validation is '[a-z0-9]([-a-z0-9]*[a-z0-9])?')";
 export const SUBDOMAIN_RULE =
   "a lowercase RFC 1123 subdomain must consist of lower case alphanumeric characters, '-' or '.', and must start and end with an alphanumeric character (e.g. 'example.com', regex used for validation is '[a-z0-9]([-a-z0-9]*[a-z0-9])?(\\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*')";
-const LABEL_1035_RULE =
-  "a DNS-1035 label must consist of lower case alphanumeric characters or '-', start with an alphabetic character, and end with an alphanumeric character (e.g. 'my-name',  or 'abc-123', regex used for validation is '[a-z]([-a-z0-9]*[a-z0-9])?')";
 const LABEL_VALUE_RULE =
   "a valid label must be an empty string or consist of alphanumeric characters, '-', '_' or '.', and must start and end with an alphanumeric character (e.g. 'MyValue',  or 'my_value',  or '12345', regex used for validation is '(([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9])?')";
 const QUALIFIED_RULE =
@@ -24,7 +21,7 @@ const ANNOTATION_LIMIT = 256 * 1024;
 export const isDnsLabel = (name: string): boolean => name.length <= 63 && LABEL.test(name);
 export const isDnsSubdomain = (name: string): boolean => name.length <= 253 && SUBDOMAIN.test(name);
 
-export type NameRule = "label" | "subdomain" | "label1035" | "path";
+export type NameRule = "label" | "subdomain" | "path";
 
 function nameCauses(rule: NameRule, name: string, field: string): FieldCause[] {
   const tooLong = (limit: number) =>
@@ -32,8 +29,6 @@ function nameCauses(rule: NameRule, name: string, field: string): FieldCause[] {
   switch (rule) {
     case "label":
       return [...tooLong(63), ...(LABEL.test(name) ? [] : [invalidValue(field, name, LABEL_RULE)])];
-    case "label1035":
-      return [...tooLong(63), ...(LABEL_1035.test(name) ? [] : [invalidValue(field, name, LABEL_1035_RULE)])];
     case "subdomain":
       return [...tooLong(253), ...(SUBDOMAIN.test(name) ? [] : [invalidValue(field, name, SUBDOMAIN_RULE)])];
     case "path":
@@ -96,7 +91,7 @@ function qualifiedName(key: string, field: string): FieldCause[] {
       invalidValue(
         field,
         key,
-        `a qualified name ${QUALIFIED_RULE.slice("name part ".length)} with an optional DNS subdomain prefix and '/' (e.g. 'example.com/MyName')`,
+        `a valid label key ${QUALIFIED_RULE.slice("name part ".length)} with an optional DNS subdomain prefix and '/' (e.g. 'example.com/MyName')`,
       ),
     ];
   if (parts.length === 2 && !isDnsSubdomain(parts[0]!))

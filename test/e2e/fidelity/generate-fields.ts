@@ -82,7 +82,7 @@ function* fieldsOf(body: string): Generator<GoField> {
 
 /** What a Go type is once names are looked through: `string`, `[]T`, `map`, `*T`, or a struct's name. */
 function resolve(type: string): string {
-  const bare = type.replace(/^(v1|metav1|resource|intstr|types|runtime|core)\./, "");
+  const bare = type.replace(/^(v1|corev1|metav1|resource|intstr|types|runtime|core)\./, "");
   if (bare === "UID" || bare === "NodeName") return "string";
   return named.has(bare) ? resolve(named.get(bare)!) : bare;
 }
@@ -101,7 +101,7 @@ function describe(name: string, prefix: string): string[] {
     let flags = "";
     if (type.startsWith("[]") || type.startsWith("map[")) {
       if (!field.omitempty) flags += "e";
-    } else if (!type.startsWith("*") && type !== "Quantity" && type !== "IntOrString") {
+    } else if (!type.startsWith("*") && type !== "IntOrString") {
       if (isScalar(type)) flags += field.omitempty ? "o" : "z";
       else flags += "z";
     }

@@ -934,6 +934,21 @@ export const fidelityCases: readonly FidelityCase[] = [
     },
   },
   {
+    name: "podIP and podIPs are kept in step, and addresses must be addresses",
+    async run(api, ns) {
+      await must(api.request("POST", podsIn(ns), pod("p", { nodeName: "nowhere" })), 201);
+      const patch = (status: Json) => api.request("PATCH", `${podsIn(ns, "p")}/status`, { status }, MERGE);
+      expect((await must(patch({ podIP: "10.0.0.1" }), 200)).status.podIPs).toEqual([{ ip: "10.0.0.1" }]);
+      expect((await must(patch({ podIP: "10.0.0.2" }), 200)).status.podIPs).toEqual([{ ip: "10.0.0.2" }]);
+      expectStatus(await patch({ podIP: "bad", podIPs: [{ ip: "bad" }] }), {
+        code: 422,
+        reason: "Invalid",
+        message:
+          'Pod "p" is invalid: status.podIPs[0]: Invalid value: "bad": must be a valid IP address, (e.g. 10.9.8.7 or 2001:db8::ffff)',
+      });
+    },
+  },
+  {
     name: "a binding sets the node and PodScheduled, once",
     async run(api, ns) {
       await must(api.request("POST", podsIn(ns), pod("p")), 201);
@@ -1432,6 +1447,19 @@ export const fidelityCases: readonly FidelityCase[] = [
         200,
       );
       expect((await api.request("PUT", leasesIn(ns, "l"), created)).status).toBe(409);
+    },
+  },
+  {
+    name: "a MicroTime has six decimals, no more and no fewer",
+    async run(api, ns) {
+      for (const renewTime of ["2026-01-02T03:04:05.678Z", "2026-01-02T03:04:05Z"]) {
+        const answer = await api.request("POST", leasesIn(ns), { metadata: { name: "l" }, spec: { renewTime } });
+        expectStatus(answer, {
+          code: 400,
+          reason: "BadRequest",
+          message: /^Lease in version "v1" cannot be handled as a Lease: parsing time /,
+        });
+      }
     },
   },
   {

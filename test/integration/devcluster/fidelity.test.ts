@@ -1,9 +1,9 @@
 import { afterAll, beforeAll, describe, test } from "vitest";
-import { startDevCluster, type DevCluster } from "../../src/devcluster/index.ts";
-import { silentLogger } from "../../src/telemetry/logger.ts";
-import { systemClock } from "../../src/util/clock.ts";
-import { connect, type Api } from "../e2e/fidelity/api.ts";
-import { fidelityCases, prepareNamespace } from "../e2e/fidelity/suite.ts";
+import { startDevCluster, type DevCluster } from "../../../src/devcluster/index.ts";
+import { silentLogger } from "../../../src/telemetry/logger.ts";
+import { systemClock } from "../../../src/util/clock.ts";
+import { connect, type Api } from "../../e2e/fidelity/api.ts";
+import { fidelityCases, prepareNamespace } from "../../e2e/fidelity/suite.ts";
 
 describe("devcluster answers as kube-apiserver does", () => {
   let cluster: DevCluster;
