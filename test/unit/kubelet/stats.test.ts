@@ -1,0 +1,203 @@
+import { describe, expect, it } from "vitest";
+import type { Pod } from "../../../src/kube/wire.ts";
+import { renderCadvisorMetrics } from "../../../src/kubelet/endpoints/metrics-cadvisor.ts";
+import { renderResourceMetrics } from "../../../src/kubelet/endpoints/metrics-resource.ts";
+import { renderSummary } from "../../../src/kubelet/endpoints/stats-summary.ts";
+import { StatsSource } from "../../../src/kubelet/stats.ts";
+import type { ContainerStats, MachineStats } from "../../../src/provider/provider.ts";
+import { silentLogger } from "../../../src/telemetry/logger.ts";
+import { VirtualClock } from "../../support/virtual-clock.ts";
+
+const STARTED = "2026-01-01T00:00:00.000Z";
+
+function pod(name: string, containers: string[]): Pod {
+  return {
+    metadata: { name, namespace: "ns", uid: `uid-${name}` },
+    status: {
+      containerStatuses: containers.map((c) => ({
+        name: c,
+        image: "img",
+        containerID: `vmlet://${c}`,
+        state: { running: {} },
+      })),
+    },
+  } as unknown as Pod;
+}
+
+function container(name: string, cpuSeconds: number, options: Partial<ContainerStats> = {}): ContainerStats {
+  return {
+    name,
+    started_at: STARTED,
+    cpu_usage_ns_total: cpuSeconds * 1e9,
+    memory_working_set_bytes: 1000,
+    ...options,
+  };
+}
+
+function setUp(pods: Record<string, string[]>) {
+  const clock = new VirtualClock();
+  const list = Object.entries(pods).map(([name, containers]) => ({
+    pod: pod(name, containers),
+    machineId: `m-${name}`,
+  }));
+  let reply: MachineStats[] | Error = [];
+  let calls = 0;
+  const source = new StatsSource({
+    provider: {
+      getStats: () => {
+        calls++;
+        return reply instanceof Error ? Promise.reject(reply) : Promise.resolve(reply);
+      },
+    },
+    pods: { get: () => undefined, list: () => list },
+    labels: {},
+    clock,
+    logger: silentLogger,
+    selfUsage: () => ({ cpuNanoseconds: 1e9, memoryBytes: 500 }),
+  });
+  return {
+    clock,
+    list,
+    calls: () => calls,
+    /** The next sample, with these machines. */
+    async next(machines: Record<string, Partial<MachineStats>> | Error) {
+      await clock.advance(10_000);
+      const at = new Date(clock.now()).toISOString();
+      reply =
+        machines instanceof Error
+          ? machines
+          : Object.entries(machines).map(([name, stats]) => ({ id: `m-${name}`, at, containers: [], ...stats }));
+      return await source.sample();
+    },
+    source,
+  };
+}
+
+describe("usage of the machines", () => {
+  it("is asked for once in three seconds", async () => {
+    const it = setUp({});
+    await Promise.all([it.source.sample(), it.source.sample()]);
+    await it.clock.advance(2_900);
+    await it.source.sample();
+    const before = it.calls();
+    await it.clock.advance(200);
+    await it.source.sample();
+    expect([before, it.calls()]).toEqual([1, 2]);
+  });
+
+  it("leaves out machines without a sample and containers with nothing to show", async () => {
+    const it = setUp({ a: ["c", "idle", "silent"], b: ["c"] });
+    const node = await it.next({
+      a: { containers: [container("c", 1), container("idle", 0), container("stranger", 1)] },
+    });
+    expect(node.pods.map(({ pod, containers }) => [pod.metadata?.name, containers.map(({ name }) => name)])).toEqual([
+      ["a", ["c"]],
+    ]);
+  });
+
+  it("has a rate from the second sample on", async () => {
+    const it = setUp({ a: ["c"] });
+    const first = await it.next({ a: { containers: [container("c", 10)] } });
+    const second = await it.next({ a: { containers: [container("c", 15)] } });
+    const nanocores = [first, second].map((node) => node.pods[0]!.containers[0]!.cpuNanocores);
+    expect(nanocores).toEqual([undefined, 5e8]);
+  });
+
+  it("starts its rate anew when the container was restarted", async () => {
+    const it = setUp({ a: ["c"] });
+    await it.next({ a: { containers: [container("c", 10)] } });
+    const node = await it.next({ a: { containers: [container("c", 1, { started_at: "2026-01-01T00:00:05.000Z" })] } });
+    expect(node.pods[0]!.containers[0]!.cpuNanocores).toBeUndefined();
+  });
+
+  it("of the node never falls: gone and restarted containers keep counting, missed samples count once", async () => {
+    const it = setUp({ a: ["c"], b: ["c"] });
+    const seconds: number[] = [];
+    const step = async (machines: Parameters<typeof it.next>[0]) =>
+      seconds.push((await it.next(machines)).cpuNanoseconds / 1e9);
+    await step({ a: { containers: [container("c", 10)] }, b: { containers: [container("c", 5)] } });
+    await step({ a: { containers: [container("c", 11)] } });
+    await step({ a: { containers: [container("c", 11)] }, b: { containers: [container("c", 6)] } });
+    await step({ a: { containers: [container("c", 2, { started_at: "2026-01-01T00:01:00.000Z" })] } });
+    it.list.splice(0);
+    await step({});
+    // One second is the agent's own.
+    expect(seconds).toEqual([16, 17, 18, 20, 20]);
+  });
+
+  it("is the agent's alone, and says so, when the provider cannot be asked", async () => {
+    const it = setUp({ a: ["c"] });
+    const node = await it.next(new Error("down"));
+    expect(node).toMatchObject({ failed: true, pods: [], workingSetBytes: 500 });
+  });
+});
+
+describe("/metrics/resource", () => {
+  it("is what metrics-server and virtual-kubelet's suite read: three series a container, pod as the second label", async () => {
+    const it = setUp({ a: ["c"] });
+    const node = await it.next({ a: { containers: [container("c", 4.710169)] } });
+    const lines = renderResourceMetrics(node)
+      .split("\n")
+      .filter((line) => line !== "" && !line.startsWith("#"));
+    const at = it.clock.now();
+    expect(lines).toEqual([
+      `container_cpu_usage_seconds_total{container="c",pod="a",namespace="ns"} 4.710169 ${at}`,
+      `container_memory_working_set_bytes{container="c",pod="a",namespace="ns"} 1000 ${at}`,
+      `container_start_time_seconds{container="c",pod="a",namespace="ns"} ${Date.parse(STARTED) / 1000}`,
+      `node_cpu_usage_seconds_total 5.710169 ${at}`,
+      `node_memory_working_set_bytes 1500 ${at}`,
+      `pod_cpu_usage_seconds_total{namespace="ns",pod="a"} 4.710169 ${at}`,
+      `pod_memory_working_set_bytes{namespace="ns",pod="a"} 1000 ${at}`,
+      "resource_scrape_error 0",
+    ]);
+  });
+
+  it("has no zero in it, not even on an empty node", async () => {
+    const it = setUp({});
+    const values = renderResourceMetrics(await it.next({})).matchAll(/^node_\w+ (\S+) \d+$/gm);
+    expect([...values].map(([, value]) => Number(value))).toEqual([1, 500]);
+  });
+});
+
+describe("/metrics/cadvisor", () => {
+  it("shows a pod's network where dashboards look for it: without container, on eth0", async () => {
+    const it = setUp({ a: ["c"] });
+    const node = await it.next({ a: { containers: [container("c", 1)], network: { rx_bytes: 7, tx_bytes: 8 } } });
+    expect(renderCadvisorMetrics(node, { cpuMillis: 4000, memoryBytes: 1 })).toMatch(
+      /container_network_receive_bytes_total\{container="",[^}]*interface="eth0"[^}]*namespace="ns",pod="a"\} 7 /,
+    );
+  });
+
+  it("escapes what label values may hold", async () => {
+    const it = setUp({ 'q"\\\n': ["c"] });
+    const node = await it.next({ 'q"\\\n': { containers: [container("c", 1)] } });
+    expect(renderCadvisorMetrics(node, { cpuMillis: 1, memoryBytes: 1 })).toContain('pod="q\\"\\\\\\n"');
+  });
+});
+
+describe("/stats/summary", () => {
+  it("sums a pod's containers, and leaves out what is not known of all of them", async () => {
+    const it = setUp({ a: ["c", "d"] });
+    const node = await it.next({ a: { containers: [container("c", 1, { memory_rss_bytes: 3 }), container("d", 2)] } });
+    const summary = renderSummary(node, { nodeName: "n", startedAtMs: 0, brief: false }) as {
+      pods: Record<string, object>[];
+    };
+    const time = "2026-01-01T00:00:10Z";
+    expect(summary.pods[0]).toMatchObject({
+      podRef: { name: "a", namespace: "ns", uid: "uid-a" },
+      cpu: { time, usageCoreNanoSeconds: 3e9 },
+      memory: { time, workingSetBytes: 2000 },
+    });
+    expect(summary.pods[0]!["memory"]).not.toHaveProperty("rssBytes");
+  });
+
+  it("has only cpu and memory when that is asked for", async () => {
+    const it = setUp({ a: ["c"] });
+    const volumes = [{ name: "v", used_bytes: 1 }];
+    const node = await it.next({
+      a: { containers: [container("c", 1, { fs_used_bytes: 5 })], volumes, network: { rx_bytes: 1, tx_bytes: 1 } },
+    });
+    const summary = renderSummary(node, { nodeName: "n", startedAtMs: 0, brief: true }) as { pods: object[] };
+    expect(Object.keys(summary.pods[0]!).sort()).toEqual(["containers", "cpu", "memory", "podRef", "startTime"]);
+  });
+});

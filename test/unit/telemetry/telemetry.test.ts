@@ -1,0 +1,123 @@
+import { execFile } from "node:child_process";
+import { describe, expect, it } from "vitest";
+import { HealthChecks, startHealthServer } from "../../../src/telemetry/health.ts";
+import { silentLogger as logger } from "../../../src/telemetry/logger.ts";
+import { createMetrics, unusedMetrics } from "../../../src/telemetry/metrics.ts";
+
+async function serve(livez: HealthChecks, readyz: HealthChecks) {
+  const server = await startHealthServer({
+    host: "127.0.0.1",
+    port: 0,
+    livez,
+    readyz,
+    metrics: unusedMetrics(),
+    logger,
+  });
+  const get = async (path: string, method = "GET") => {
+    const response = await fetch(`http://127.0.0.1:${server.port}${path}`, { method });
+    return { status: response.status, body: await response.text() };
+  };
+  return { get, [Symbol.asyncDispose]: () => server.close() };
+}
+
+describe("health endpoints", () => {
+  it("answer ok, and every check with ?verbose", async () => {
+    await using it = await serve(new HealthChecks("livez"), new HealthChecks("readyz"));
+    expect(await it.get("/livez")).toEqual({ status: 200, body: "ok" });
+    expect(await it.get("/readyz?verbose")).toEqual({ status: 200, body: "[+]ping ok\nreadyz check passed\n" });
+  });
+
+  it("name what fails with 500", async () => {
+    const readyz = new HealthChecks("readyz");
+    readyz.add("informer-sync", () => "pods are not listed yet");
+    await using it = await serve(new HealthChecks("livez"), readyz);
+    expect(await it.get("/readyz")).toEqual({
+      status: 500,
+      body: "[+]ping ok\n[-]informer-sync failed: pods are not listed yet\nreadyz check failed\n",
+    });
+    expect((await it.get("/livez")).status).toBe(200);
+  });
+
+  it("take a check that throws for one that fails", async () => {
+    const livez = new HealthChecks("livez");
+    livez.add("loop", () => Promise.reject(new Error("stuck")));
+    await using it = await serve(livez, new HealthChecks("readyz"));
+    expect((await it.get("/livez")).body).toContain("[-]loop failed: stuck");
+  });
+
+  it("leave out what is excluded, and answer for a single check", async () => {
+    const livez = new HealthChecks("livez");
+    livez.add("loop", () => "stuck");
+    await using it = await serve(livez, new HealthChecks("readyz"));
+    const statuses = await Promise.all(
+      ["/livez?exclude=loop", "/livez/ping", "/livez/loop", "/livez/none"].map((path) => it.get(path)),
+    );
+    expect(statuses.map(({ status }) => status)).toEqual([200, 200, 500, 404]);
+  });
+
+  it("serve metrics and nothing else", async () => {
+    await using it = await serve(new HealthChecks("livez"), new HealthChecks("readyz"));
+    expect((await it.get("/metrics")).body).toContain("# TYPE kubelet_running_pods gauge");
+    expect((await it.get("/pods")).status).toBe(404);
+    expect((await it.get("/livez", "POST")).status).toBe(405);
+  });
+});
+
+describe("the agent's metrics", () => {
+  it("are updated before each scrape by whoever asked for it", async () => {
+    const metrics = unusedMetrics();
+    metrics.onScrape(() => metrics.runningPods.set(7));
+    expect(await metrics.render()).toContain("kubelet_running_pods 7\n");
+  });
+
+  it("carry the names that the kubernetes-mixin alerts and dashboards read", async () => {
+    const text = await createMetrics({ nodeNames: ["vm-1"], version: "1.0.0" }).render();
+    const names = [
+      'kubelet_node_name{node="vm-1"} 1',
+      "kubelet_running_pods",
+      "kubelet_running_containers",
+      "kubelet_pleg_relist_duration_seconds_bucket",
+      "kubelet_pod_start_duration_seconds_bucket",
+      "kubelet_pod_worker_duration_seconds",
+      "kubelet_runtime_operations_total",
+      "kubelet_runtime_operations_errors_total",
+      "kubelet_certificate_manager_server_ttl_seconds",
+      "kubelet_server_expiration_renew_errors",
+      "kubelet_evictions 0",
+      "rest_client_requests_total",
+      "rest_client_request_duration_seconds",
+      "workqueue_depth",
+      "process_cpu_seconds_total",
+      "process_resident_memory_bytes",
+    ];
+    expect(names.filter((name) => !text.includes(name))).toEqual([]);
+  });
+
+  it("pass promtool's checks", async ({ skip }) => {
+    const text = await createMetrics({ nodeNames: ["vm-1"], version: "1.0.0" }).render();
+    const result = await promtool(text);
+    if (result === undefined) return skip("promtool is not installed");
+    expect(result).toBe("");
+  });
+
+  it("have the kubelet's buckets for the start of a pod", async () => {
+    const text = await unusedMetrics().render();
+    const buckets = [...text.matchAll(/kubelet_pod_start_sli_duration_seconds_bucket\{le="([^"]+)"\}/g)].map(
+      ([, le]) => le,
+    );
+    expect(buckets.join(" ")).toBe(
+      "0.5 1 2 3 4 5 6 8 10 20 30 45 60 120 180 240 300 360 480 600 900 1200 1800 2700 3600 +Inf",
+    );
+  });
+});
+
+/** What it complains about, or undefined where there is no promtool. */
+function promtool(text: string): Promise<string | undefined> {
+  return new Promise((resolve) => {
+    const child = execFile("promtool", ["check", "metrics"], (error, stdout, stderr) => {
+      resolve(error && "code" in error && error.code === "ENOENT" ? undefined : stdout + stderr);
+    });
+    child.stdin?.on("error", () => {});
+    child.stdin?.end(text);
+  });
+}
