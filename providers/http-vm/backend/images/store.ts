@@ -144,6 +144,7 @@ export class HostImages implements ImageStore {
     options: { auth: readonly RegistryAuth[]; signal: AbortSignal },
   ): Promise<PreparedImage & { sizeBytes: number }> {
     const reference = parseReference(image);
+    this.#open();
     const timeout = AbortSignal.timeout(this.#limits.pullTimeoutMs);
     const signal = AbortSignal.any([options.signal, timeout]);
     try {
@@ -450,7 +451,7 @@ export function imageConfig(document: unknown): ImageConfig {
   const raw = ((document as Record<string, unknown> | null)?.["config"] ?? {}) as Record<string, unknown>;
   const text = (value: unknown) => (typeof value === "string" && value !== "" ? value : undefined);
   const list = (value: unknown) =>
-    Array.isArray(value) && value.every((item) => typeof item === "string") ? (value as string[]) : undefined;
+    Array.isArray(value) && value.every((item) => typeof item === "string") ? (value) : undefined;
   const found = {
     entrypoint: list(raw["Entrypoint"]),
     cmd: list(raw["Cmd"]),

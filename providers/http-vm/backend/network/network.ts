@@ -353,8 +353,8 @@ export class HostNetwork {
     const name = this.#netnsName(machineId);
     const link = this.#linkName(machineId);
     // The link first: with its namespace it would vanish only some time later, and block a new one of its name.
-    if (existsSync(`/sys/class/net/${link}`)) await ip([`link delete ${link}`]);
-    if (existsSync(join(NETNS_DIR, name))) await ip([`netns delete ${name}`]);
+    await removeUnlessGone(`/sys/class/net/${link}`, `link delete ${link}`);
+    await removeUnlessGone(join(NETNS_DIR, name), `netns delete ${name}`);
   }
 
   #describe(machineId: string, address: string, namespace: boolean): Attachment {
@@ -388,6 +388,16 @@ export class HostNetwork {
 /** A locally administered address made of the IPv4 address. */
 function macOf(address: string): string {
   return ["02", "fc", ...address.split(".").map((octet) => Number(octet).toString(16).padStart(2, "0"))].join(":");
+}
+
+/** The kernel removes links by itself, with their namespace, and not at once: a failure counts only while the thing is there. */
+async function removeUnlessGone(path: string, command: string): Promise<void> {
+  if (!existsSync(path)) return;
+  try {
+    await ip([command]);
+  } catch (cause) {
+    if (existsSync(path)) throw cause;
+  }
 }
 
 async function ip(commands: readonly string[]): Promise<void> {

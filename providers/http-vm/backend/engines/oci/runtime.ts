@@ -27,10 +27,10 @@ export class OciRuntime {
   /** Starts a container that nobody waits for. It has no streams: it would keep those of the runtime open for its life. */
   async runDetached(id: string, bundle: string, pidFile: string, log: string): Promise<void> {
     const [command, ...args] = [...this.#base(log), "run", "--detach", "--bundle", bundle, "--pid-file", pidFile, id];
-    const child = spawn(command!, args, { stdio: "ignore" });
+    const child = spawn(command, args, { stdio: "ignore" });
     const [code] = (await once(child, "exit")) as [number | null];
     if (code !== 0)
-      throw new CommandError(command!, code ?? undefined, (await readFileIfExists(log)) ?? "", `exit code ${code}`);
+      throw new CommandError(command, code ?? undefined, (await readFileIfExists(log)) ?? "", `exit code ${code}`);
   }
 
   async update(id: string, resources: object): Promise<void> {
