@@ -11,15 +11,20 @@ export const KIND = "AgentConfig";
 
 const DNS_1123 = /^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$/;
 
+/** What a JSON schema can say of durations and quantities; the checks below are the rule. */
+const DURATION_PATTERN = "^([0-9]+(\\.[0-9]+)?(ns|us|µs|ms|s|m|h))+$|^0$";
+const QUANTITY_PATTERN = "^[0-9.]+([KMGTPE]i|[numkMGTPE]|[eE][0-9]+)?$";
+
 const duration = (fallback: string) =>
   z
     .string()
     .refine(isDuration, "must be a duration such as 500ms, 10s, 5m or 1h")
+    .meta({ pattern: DURATION_PATTERN })
     .default(fallback)
     .describe(`Duration. Default ${fallback}.`);
 
 const quantity = z
-  .union([z.string(), z.number()])
+  .union([z.string().meta({ pattern: QUANTITY_PATTERN }), z.number()])
   .transform(String)
   .refine(isQuantity, "must be a Kubernetes quantity such as 500m, 4, 512Mi or 64Gi");
 
@@ -116,6 +121,25 @@ export const nodeSchema = z.strictObject({
     })
     .prefault({}),
   allowHostPath: z.boolean().default(false).describe("Let hostPath mean a path in the pod's own machine."),
+  allowedUnsafeSysctls: z
+    .array(z.string().regex(/^[a-z0-9][-_a-z0-9]*([./][a-z0-9*][-_a-z0-9*]*)*$/, "must be a sysctl, or a prefix of some that ends in *"))
+    .default([])
+    .describe("Sysctls that pods may set beyond the safe ones, as the kubelet's allowedUnsafeSysctls."),
+  runtimeHandlers: z
+    .array(z.string().min(1))
+    .default([])
+    .describe("RuntimeClass handlers that this node has: what a pod's runtimeClassName may lead to."),
+  imageCredentialProvider: z
+    .strictObject({
+      config: z.string().min(1).describe("File of kind CredentialProviderConfig, as the kubelet's --image-credential-provider-config."),
+      binDir: z.string().startsWith("/", "must be an absolute path").describe("Folder of the plugins."),
+    })
+    .optional()
+    .describe("Plugins that know credentials of image registries."),
+  agentProbes: z
+    .boolean()
+    .default(false)
+    .describe("Run readiness probes in the agent where the backend lacks probes; machines' addresses must be reachable from here."),
   daemonSets: z.enum(["run", "ignore"]).default("run").describe("What happens to DaemonSet pods that tolerate the node's taints."),
   backendOutageGrace: duration("10m").describe("How long the node stays Ready while its backend does not answer."),
   sweep: z
@@ -145,9 +169,12 @@ export const agentConfigSchema = z.strictObject({
   identity: z
     .strictObject({
       mode: z
-        .enum(["direct", "impersonate"])
+        .enum(["direct", "impersonate", "certificate"])
         .default("direct")
-        .describe("direct: as the credentials say. impersonate: as system:node:<name> in group system:nodes."),
+        .describe(
+          "direct: as the credentials say. impersonate: as system:node:<name> in group system:nodes. " +
+            "certificate: the same, by a client certificate that the cluster signs; its key never leaves the process.",
+        ),
     })
     .prefault({}),
   logLevel: z.enum(["debug", "info", "warn", "error"]).default("info"),

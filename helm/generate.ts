@@ -1,0 +1,83 @@
+/** Writes what follows from the chart's values: values.schema.json and the table in its README. Run: npm run helm:generate */
+import { readFile, writeFile } from "node:fs/promises";
+import { join } from "node:path";
+import { isMap, isScalar, parseDocument, stringify, type Node, type Pair } from "yaml";
+import { valuesJsonSchema } from "./values.ts";
+
+export const chart = join(import.meta.dirname, "vmlet");
+
+const BEGIN = "<!-- values:begin (npm run helm:generate) -->";
+const END = "<!-- values:end -->";
+
+export interface ValueDoc {
+  /** As `--set` takes it: `image.tag`. */
+  key: string;
+  default: string;
+  description: string;
+}
+
+/**
+ * The values with their comments. A comment that begins with `-- ` describes the key below it, and all that is below that;
+ * a mapping without one is described key by key.
+ *
+ * @throws Error that names a key which no comment describes
+ */
+export function documentValues(yaml: string): ValueDoc[] {
+  const document = parseDocument(yaml);
+  const docs: ValueDoc[] = [];
+  const visit = (pairs: Pair[], prefix: string, above: string | null | undefined) => {
+    pairs.forEach((pair, index) => {
+      const key = pair.key as Node;
+      const path = prefix + String(isScalar(key) ? key.value : key);
+      // The parser gives the comment above a mapping's first key to the mapping.
+      const comment = key.commentBefore ?? (index === 0 ? above : undefined);
+      const description = describe(comment);
+      if (description !== undefined) {
+        const value = (pair.value as Node).toJS(document) as unknown;
+        docs.push({ key: path, default: stringify(value, { collectionStyle: "flow", lineWidth: 0 }).trim(), description });
+      } else if (isMap(pair.value)) {
+        visit(pair.value.items as Pair[], `${path}.`, pair.value.commentBefore);
+      } else {
+        throw new Error(`values.yaml: ${path}: no comment that begins with "-- " describes it`);
+      }
+    });
+  };
+  if (!isMap(document.contents)) throw new Error("values.yaml: must hold one mapping");
+  visit(document.contents.items as Pair[], "", document.commentBefore ?? document.contents.commentBefore);
+  return docs;
+}
+
+/** The last block of a comment that begins with `-- `, in one line. */
+function describe(comment: string | null | undefined): string | undefined {
+  const start = comment?.lastIndexOf("-- ") ?? -1;
+  if (start === -1) return undefined;
+  return comment!
+    .slice(start + 3)
+    .split("\n")
+    .map((line) => line.trim())
+    .join(" ");
+}
+
+export function valuesTable(docs: readonly ValueDoc[]): string {
+  const cell = (text: string) => text.replaceAll("|", "\\|");
+  const rows = docs.map((doc) => `| \`${doc.key}\` | ${cell(doc.description)} | \`${cell(doc.default)}\` |`);
+  return ["| Value | Meaning | Default |", "|---|---|---|", ...rows].join("\n");
+}
+
+/** Each generated file, by path, with what it should hold. @throws Error when the README has lost its marks */
+export async function generated(): Promise<Map<string, string>> {
+  const readme = join(chart, "README.md");
+  const text = await readFile(readme, "utf8");
+  const begin = text.indexOf(BEGIN);
+  const end = text.indexOf(END);
+  if (begin === -1 || end < begin) throw new Error(`${readme}: must hold the lines ${BEGIN} and ${END}`);
+  const table = valuesTable(documentValues(await readFile(join(chart, "values.yaml"), "utf8")));
+  return new Map([
+    [join(chart, "values.schema.json"), `${JSON.stringify(valuesJsonSchema(), null, 2)}\n`],
+    [readme, `${text.slice(0, begin)}${BEGIN}\n${table}\n${text.slice(end)}`],
+  ]);
+}
+
+if (process.argv[1] === import.meta.filename) {
+  for (const [file, content] of await generated()) await writeFile(file, content);
+}

@@ -1,0 +1,90 @@
+/**
+ * The chart's values as a schema. What the agent's configuration file has too is the agent's own schema, so the two cannot
+ * come apart; `generate.ts` writes it to vmlet/values.schema.json, by which Helm refuses wrong values.
+ */
+import { z } from "zod";
+import { agentConfigSchema, nodeSchema, providerSchema } from "../src/config/schema.ts";
+
+const agent = agentConfigSchema.shape;
+const election = agent.leaderElection.unwrap().shape;
+
+const dns1123 = z.string().regex(/^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$/);
+const name = z.union([dns1123, z.literal("")]);
+const strings = z.record(z.string(), z.string());
+/** Kubernetes objects that are passed on as they stand: the API server checks them. */
+const passedOn = z.record(z.string(), z.unknown());
+const passedOnList = z.array(passedOn);
+const resources = z.strictObject({ requests: passedOn.optional(), limits: passedOn.optional(), claims: passedOnList.optional() });
+const tag = z.string().regex(/^[\w][\w.-]{0,127}$|^$/);
+const digest = z.string().regex(/^sha256:[0-9a-f]{64}$|^$/);
+
+export const valuesSchema = z.strictObject({
+  /** Helm passes it to every chart. */
+  global: passedOn.optional(),
+  nodes: z.array(nodeSchema.extend({ provider: providerSchema.optional() })).min(1),
+  existingSecrets: z.array(dns1123),
+  clusterId: z.string().max(63),
+  identity: z.strictObject({
+    mode: z.enum(["node", "certificate", "serviceAccount"]),
+    autoApprove: z.boolean(),
+    workloadNamespaces: z.array(dns1123),
+  }),
+  logLevel: agent.logLevel,
+  api: agent.api,
+  leaderElection: z.strictObject({
+    enabled: election.enabled,
+    leaseDuration: election.leaseDuration,
+    renewDeadline: election.renewDeadline,
+    retryPeriod: election.retryPeriod,
+  }),
+  health: z.strictObject({ address: agent.health.unwrap().shape.address, port: z.int().min(1).max(65535) }),
+  replicas: z.int().min(0).max(10),
+  image: z.strictObject({
+    registry: z.string().min(1),
+    repository: z.string().min(1),
+    tag,
+    digest,
+    pullPolicy: z.enum(["Always", "IfNotPresent", "Never"]),
+    pullSecrets: z.array(dns1123),
+  }),
+  nameOverride: name,
+  fullnameOverride: name,
+  commonLabels: strings,
+  serviceAccount: z.strictObject({ create: z.boolean(), name, annotations: strings }),
+  rbac: z.strictObject({ create: z.boolean() }),
+  podAnnotations: strings,
+  podLabels: strings,
+  podSecurityContext: z.strictObject({
+    runAsUser: z.int().min(1).nullable(),
+    runAsGroup: z.int().min(1).nullable(),
+    fsGroup: z.int().min(1).nullable(),
+  }),
+  resources,
+  priorityClassName: z.string(),
+  nodeSelector: strings,
+  affinity: passedOn,
+  tolerations: passedOnList,
+  topologySpreadConstraints: passedOnList,
+  terminationGracePeriodSeconds: z.int().min(10),
+  extraEnv: passedOnList,
+  extraVolumes: passedOnList,
+  extraVolumeMounts: passedOnList,
+  podDisruptionBudget: z.strictObject({ enabled: z.boolean() }),
+  networkPolicy: z.strictObject({ enabled: z.boolean(), kubeletFrom: passedOnList.min(1), metricsFrom: passedOnList, egressTo: passedOnList.min(1) }),
+  serviceMonitor: z.strictObject({ enabled: z.boolean(), interval: z.string(), labels: strings }),
+  prometheusRule: z.strictObject({ enabled: z.boolean(), labels: strings, runbookUrl: z.string() }),
+  dashboard: z.strictObject({ enabled: z.boolean(), labels: strings }),
+  uninstall: z.strictObject({ requireDrained: z.boolean(), deleteNodes: z.boolean() }),
+  smokeTest: z.strictObject({ image: z.string().min(1), timeoutSeconds: z.int().min(10) }),
+  backend: z.strictObject({
+    enabled: z.boolean(),
+    existingSecret: name,
+    engine: z.enum(["process", "oci"]),
+    image: z.strictObject({ repository: z.string().min(1), tag, digest }),
+    resources,
+  }),
+});
+
+export function valuesJsonSchema(): object {
+  return z.toJSONSchema(valuesSchema, { io: "input", target: "draft-7", unrepresentable: "any" });
+}

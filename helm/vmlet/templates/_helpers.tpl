@@ -1,0 +1,185 @@
+{{- define "vmlet.name" -}}
+{{- default .Chart.Name .Values.nameOverride | trunc 63 | trimSuffix "-" -}}
+{{- end -}}
+
+{{- define "vmlet.fullname" -}}
+{{- $name := include "vmlet.name" . -}}
+{{- $full := ternary .Release.Name (printf "%s-%s" .Release.Name $name) (contains $name .Release.Name) -}}
+{{- /* Room for the longest suffix, -backend or -drained, and for a Job's own. */ -}}
+{{- default $full .Values.fullnameOverride | trunc 46 | trimSuffix "-" -}}
+{{- end -}}
+
+{{- /* Objects without a namespace carry it in their name, so that releases of one name do not meet. */ -}}
+{{- define "vmlet.clusterName" -}}
+{{ .Release.Namespace }}.{{ include "vmlet.fullname" . }}
+{{- end -}}
+
+{{- define "vmlet.serviceAccountName" -}}
+{{- if .Values.serviceAccount.create -}}
+{{- default (include "vmlet.fullname" .) .Values.serviceAccount.name -}}
+{{- else -}}
+{{- required "serviceAccount.name is required when serviceAccount.create is false" .Values.serviceAccount.name -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "vmlet.selectorLabels" -}}
+app.kubernetes.io/name: {{ include "vmlet.name" . }}
+app.kubernetes.io/instance: {{ .Release.Name }}
+{{- end -}}
+
+{{- /* Takes (dict "root" . "component" "agent"). */ -}}
+{{- define "vmlet.labels" -}}
+helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version | replace "+" "_" }}
+{{ include "vmlet.selectorLabels" .root }}
+app.kubernetes.io/version: {{ .root.Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .root.Release.Service }}
+app.kubernetes.io/part-of: vmlet
+app.kubernetes.io/component: {{ .component }}
+{{- with .root.Values.commonLabels }}
+{{ toYaml . }}
+{{- end }}
+{{- end -}}
+
+{{- /* Takes (dict "root" . "image" .Values.image). */ -}}
+{{- define "vmlet.image" -}}
+{{- $base := printf "%s/%s" .root.Values.image.registry .image.repository -}}
+{{- if .image.digest -}}{{ $base }}@{{ .image.digest }}{{- else -}}{{ $base }}:{{ default .root.Chart.AppVersion .image.tag }}{{- end -}}
+{{- end -}}
+
+{{- define "vmlet.clusterId" -}}
+{{- if .Values.clusterId -}}
+{{ .Values.clusterId }}
+{{- else -}}
+{{- $namespace := lookup "v1" "Namespace" "" "kube-system" -}}
+{{- if not $namespace -}}
+{{- fail "clusterId is required where Helm cannot ask the cluster (helm template, --dry-run=client): take the UID of the namespace kube-system" -}}
+{{- end -}}
+{{ $namespace.metadata.uid }}
+{{- end -}}
+{{- end -}}
+
+{{- /* The nodes as the agent's file has them, as JSON: with a port each, and a backend. */ -}}
+{{- define "vmlet.nodes" -}}
+{{- $root := . -}}
+{{- $nodes := list -}}
+{{- $ports := dict (toString (int .Values.health.port)) "health.port" -}}
+{{- $addressed := 0 -}}
+{{- range $index, $node := .Values.nodes -}}
+{{- $node = deepCopy $node -}}
+{{- $kubelet := default dict $node.kubelet -}}
+{{- if not (hasKey $kubelet "port") -}}{{- $_ := set $kubelet "port" (add 10250 $index) -}}{{- end -}}
+{{- $port := toString (int $kubelet.port) -}}
+{{- if eq $port "0" -}}{{- fail (printf "nodes[%d].kubelet.port: 0 is no port that the network policy could let through" $index) -}}{{- end -}}
+{{- if hasKey $ports $port -}}
+{{- fail (printf "nodes[%d].kubelet.port: %s is taken by %s" $index $port (get $ports $port)) -}}
+{{- end -}}
+{{- $_ := set $ports $port (printf "nodes[%d]" $index) -}}
+{{- /* The cluster's signer signs for nodes only. */ -}}
+{{- if and (eq $root.Values.identity.mode "serviceAccount") (not $kubelet.certFile) (not $kubelet.certificate) -}}
+{{- $_ := set $kubelet "certificate" "self-signed" -}}
+{{- end -}}
+{{- $_ := set $node "kubelet" $kubelet -}}
+{{- if not $node.provider -}}
+{{- if not $root.Values.backend.enabled -}}
+{{- fail (printf "nodes[%d].provider is required (or backend.enabled, for a first try)" $index) -}}
+{{- end -}}
+{{- $url := printf "http://%s-backend.%s.svc:8080" (include "vmlet.fullname" $root) $root.Release.Namespace -}}
+{{- $token := printf "/etc/vmlet/secrets/%s/token" $root.Values.backend.existingSecret -}}
+{{- $_ := set $node "provider" (dict "type" "http-vm" "url" $url "tokenFile" $token) -}}
+{{- end -}}
+{{- if $node.addresses -}}{{- $addressed = add1 $addressed -}}{{- end -}}
+{{- $nodes = append $nodes $node -}}
+{{- end -}}
+{{- if and $addressed (ne (int $addressed) (len $nodes)) -}}
+{{- fail "nodes[].addresses: give them for all nodes or for none; without them every node has the address of the agent's pod" -}}
+{{- end -}}
+{{- toJson $nodes -}}
+{{- end -}}
+
+{{- define "vmlet.config" -}}
+{{- $mode := get (dict "node" "impersonate" "certificate" "certificate" "serviceAccount" "direct") .Values.identity.mode -}}
+apiVersion: vmlet.dev/v1
+kind: AgentConfig
+clusterId: {{ include "vmlet.clusterId" . | quote }}
+identity:
+  mode: {{ $mode }}
+logLevel: {{ .Values.logLevel }}
+health:
+  {{- toYaml .Values.health | nindent 2 }}
+leaderElection:
+  {{- toYaml .Values.leaderElection | nindent 2 }}
+  namespace: {{ .Release.Namespace }}
+  name: {{ include "vmlet.fullname" . }}
+api:
+  {{- toYaml .Values.api | nindent 2 }}
+nodes:
+  {{- toYaml (include "vmlet.nodes" . | fromJsonArray) | nindent 2 }}
+{{- end -}}
+
+{{- /* A token that is replaced every hour, instead of one that is mounted for good. */ -}}
+{{- define "vmlet.tokenVolume" -}}
+- name: api-access
+  projected:
+    defaultMode: 0440
+    sources:
+      - serviceAccountToken: { path: token, expirationSeconds: 3600 }
+      - configMap:
+          name: kube-root-ca.crt
+          items: [{ key: ca.crt, path: ca.crt }]
+      - downwardAPI:
+          items: [{ path: namespace, fieldRef: { fieldPath: metadata.namespace } }]
+{{- end -}}
+
+{{- define "vmlet.tokenMount" -}}
+- { name: api-access, mountPath: /var/run/secrets/kubernetes.io/serviceaccount, readOnly: true }
+{{- end -}}
+
+{{- define "vmlet.podSecurityContext" -}}
+runAsNonRoot: true
+seccompProfile: { type: RuntimeDefault }
+{{- range $key, $value := .Values.podSecurityContext }}
+{{- if not (kindIs "invalid" $value) }}
+{{ $key }}: {{ int64 $value }}
+{{- end }}
+{{- end }}
+{{- end -}}
+
+{{- define "vmlet.securityContext" -}}
+allowPrivilegeEscalation: false
+readOnlyRootFilesystem: true
+capabilities: { drop: [ALL] }
+{{- end -}}
+
+{{- /* What a short-lived pod of this chart has in common with the others. */ -}}
+{{- define "vmlet.pullSecrets" -}}
+{{- with .Values.image.pullSecrets }}
+imagePullSecrets:
+  {{- range . }}
+  - name: {{ . }}
+  {{- end }}
+{{- end }}
+{{- end -}}
+
+{{- /* Never on a virtual node: the agent must not depend on itself. */ -}}
+{{- define "vmlet.affinity" -}}
+nodeAffinity:
+  requiredDuringSchedulingIgnoredDuringExecution:
+    nodeSelectorTerms:
+      - matchExpressions:
+          - { key: type, operator: NotIn, values: [virtual-kubelet] }
+{{- end -}}
+
+{{- define "vmlet.nodeNames" -}}
+{{- $names := list -}}
+{{- range .Values.nodes -}}{{- $names = append $names .name -}}{{- end -}}
+{{- toJson $names -}}
+{{- end -}}
+
+{{- define "vmlet.validate" -}}
+{{- if and (gt (int .Values.replicas) 1) (not .Values.leaderElection.enabled) -}}
+{{- fail "leaderElection.enabled: must be true when replicas is more than 1" -}}
+{{- end -}}
+{{- if and .Values.backend.enabled (not .Values.backend.existingSecret) -}}
+{{- fail "backend.existingSecret: is required with backend.enabled; kubectl create secret generic NAME --from-literal=token=$(openssl rand -hex 16)" -}}
+{{- end -}}
+{{- end -}}

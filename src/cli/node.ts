@@ -1,0 +1,76 @@
+/** `vmlet node`: what `helm uninstall` does with the Node objects, by an identity of its own. */
+import { Command } from "commander";
+import { loadKubeConfig } from "../kube/credentials.ts";
+import { isNotFound } from "../kube/errors.ts";
+import type { Kube } from "../kube/kube.ts";
+import { nodePath, podsPath } from "../kube/paths.ts";
+import { KubeTransport } from "../kube/transport.ts";
+import type { Pod } from "../kube/wire.ts";
+import { silentLogger } from "../telemetry/logger.ts";
+import { systemClock, type Clock } from "../util/clock.ts";
+import { VmletError } from "../util/errors.ts";
+import { VERSION } from "./version.ts";
+
+/** An agent that was asked to end may still register its Node again; then it is deleted again. */
+const SETTLE_MS = 10_000;
+const POLL_MS = 1_000;
+const TIMEOUT_MS = 240_000;
+
+export class NotDrainedError extends VmletError {
+  readonly code = "NOT_DRAINED";
+}
+
+export function nodeCommand(): Command {
+  const command = new Command("node");
+  const withKube = (name: string, description: string, work: (kube: Kube, node: string) => Promise<void>) =>
+    command
+      .command(name)
+      .description(description)
+      .argument("<nodes...>", "names of the nodes")
+      .option("--kubeconfig <file>", "kubeconfig of the cluster (default: KUBECONFIG, ~/.kube/config, or the service account)")
+      .action(async (nodes: string[], options: { kubeconfig?: string }) => {
+        const kubeConfig = loadKubeConfig({ path: options.kubeconfig });
+        const kube = new KubeTransport({ kubeConfig, clock: systemClock, logger: silentLogger, version: VERSION });
+        try {
+          for (const node of nodes) await work(kube, node);
+        } finally {
+          await kube.close();
+        }
+      });
+  withKube("drained", "fail while pods are left on the nodes", requireDrained);
+  withKube("remove", "delete the Node objects", (kube, node) => removeNode(kube, node, systemClock));
+  return command;
+}
+
+/** DaemonSet pods do not count: nothing can drain them. @throws NotDrainedError naming the pods */
+export async function requireDrained(kube: Kube, node: string): Promise<void> {
+  const { items } = await kube.request<{ items: Pod[] }>({
+    method: "GET",
+    path: podsPath(),
+    query: { fieldSelector: `spec.nodeName=${node},status.phase!=Succeeded,status.phase!=Failed` },
+    signal: AbortSignal.timeout(TIMEOUT_MS),
+  });
+  const left = items.filter((pod) => !pod.metadata?.ownerReferences?.some((owner) => owner.kind === "DaemonSet"));
+  if (left.length === 0) return;
+  const names = left.slice(0, 10).map((pod) => `${pod.metadata!.namespace!}/${pod.metadata!.name!}`);
+  throw new NotDrainedError(
+    `node ${node} still has ${left.length} pods (${names.join(", ")}${left.length > names.length ? ", ..." : ""}); ` +
+      `without the agent their machines would run on: kubectl drain ${node} --ignore-daemonsets --delete-emptydir-data`,
+  );
+}
+
+/** Deletes the Node and resolves when it has stayed away for a while. */
+export async function removeNode(kube: Kube, node: string, clock: Clock): Promise<void> {
+  const signal = AbortSignal.timeout(TIMEOUT_MS);
+  let goneSince: number | undefined;
+  while (goneSince === undefined || clock.monotonic() - goneSince < SETTLE_MS) {
+    try {
+      await kube.request({ method: "DELETE", path: nodePath(node), signal });
+      goneSince = undefined;
+    } catch (thrown) {
+      if (!isNotFound(thrown)) throw thrown;
+      goneSince ??= clock.monotonic();
+    }
+    await clock.sleep(POLL_MS, signal);
+  }
+}
