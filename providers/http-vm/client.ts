@@ -14,7 +14,15 @@ import { isProviderError, ProviderError, type ProviderErrorCode } from "../../sr
 import { systemClock, type Clock } from "../../src/util/clock.ts";
 import { CredentialStore, type Credentials } from "./credentials.ts";
 import type { SchemaName, Schemas } from "./document.ts";
-import { DEFAULT_DEADLINES, DEFAULT_PACING, parseTarget, REPLY_BYTES, type Deadlines, type HttpVmOptions, type Target } from "./options.ts";
+import {
+  DEFAULT_DEADLINES,
+  DEFAULT_PACING,
+  parseTarget,
+  REPLY_BYTES,
+  type Deadlines,
+  type HttpVmOptions,
+  type Target,
+} from "./options.ts";
 import { Pacing } from "./pacing.ts";
 import { InvalidReplyError, parseReply, plainText, type InvalidReason } from "./validate.ts";
 import { JSON_TYPE } from "./wire.ts";
@@ -113,7 +121,11 @@ export class MachineApiClient {
    * A reply that goes on for as long as it likes, outside the pacing once it has begun. It breaks when it is silent for too long, if `silenceMs`
    * is given. @throws ProviderError
    */
-  async stream(call: Call, contentType: string, options: { accept?: string; silenceMs?: number } = {}): Promise<StreamReply> {
+  async stream(
+    call: Call,
+    contentType: string,
+    options: { accept?: string; silenceMs?: number } = {},
+  ): Promise<StreamReply> {
     const { response, requestId } = await this.#send(call, "streams", options.accept);
     await this.#throwRefusal(response, requestId, call);
     this.#requireType(response, contentType);
@@ -130,7 +142,10 @@ export class MachineApiClient {
     const { baseUrl, socketPath } = this.target;
     const search = query.size === 0 ? "" : `?${query.toString()}`;
     return {
-      url: socketPath === undefined ? `${baseUrl.replace(/^http/, "ws")}${path}${search}` : `ws+unix://${socketPath}:${path}${search}`,
+      url:
+        socketPath === undefined
+          ? `${baseUrl.replace(/^http/, "ws")}${path}${search}`
+          : `ws+unix://${socketPath}:${path}${search}`,
       agent: this.#agentsFor(credentials).streams,
       headers: this.#headers(credentials, requestId),
       requestId,
@@ -141,7 +156,7 @@ export class MachineApiClient {
   /** The error that a WebSocket's refusal carries. */
   async refusalOf(reply: IncomingMessage, requestId: string): Promise<ProviderError> {
     const text = await this.#collect(reply, REPLY_BYTES.single, new AbortController().signal);
-    return this.#refusal(reply.statusCode ?? 0, reply.headers as Record<string, unknown>, text, requestId);
+    return this.#refusal(reply.statusCode ?? 0, reply.headers, text, requestId);
   }
 
   get closed(): AbortSignal {
@@ -181,7 +196,11 @@ export class MachineApiClient {
   }
 
   /** Sends and waits for headers, no longer than the deadlines allow. */
-  async #send(call: Call, pool: keyof Agents, accept: string = JSON_TYPE): Promise<{ response: AxiosResponse; requestId: string }> {
+  async #send(
+    call: Call,
+    pool: keyof Agents,
+    accept: string = JSON_TYPE,
+  ): Promise<{ response: AxiosResponse; requestId: string }> {
     this.#closed.signal.throwIfAborted();
     const credentials = await this.#credentials.read();
     const agent = this.#agentsFor(credentials)[pool];
@@ -196,7 +215,11 @@ export class MachineApiClient {
         method: call.method,
         url: call.query === undefined || call.query.size === 0 ? call.path : `${call.path}?${call.query.toString()}`,
         ...(body === undefined ? {} : { data: body }),
-        headers: { ...this.#headers(credentials, requestId), accept, ...(body === undefined ? {} : { "content-type": JSON_TYPE }) },
+        headers: {
+          ...this.#headers(credentials, requestId),
+          accept,
+          ...(body === undefined ? {} : { "content-type": JSON_TYPE }),
+        },
         httpAgent: agent,
         httpsAgent: agent,
         signal: AbortSignal.any([call.signal, late.signal, this.#closed.signal]),
@@ -238,7 +261,12 @@ export class MachineApiClient {
       ...(key === undefined ? {} : { key }),
     };
     const make = (maxSockets: number): HttpAgent => {
-      const pool: AgentOptions = { keepAlive: true, maxSockets, maxFreeSockets: Math.min(maxSockets, 64), scheduling: "fifo" };
+      const pool: AgentOptions = {
+        keepAlive: true,
+        maxSockets,
+        maxFreeSockets: Math.min(maxSockets, 64),
+        scheduling: "fifo",
+      };
       const agent = this.target.isTls ? new HttpsAgent({ ...pool, ...tls }) : new HttpAgent(pool);
       return limitConnect(agent, this.deadlines.connectMs, this.clock);
     };
@@ -252,7 +280,7 @@ export class MachineApiClient {
   async #throwRefusal(response: AxiosResponse, requestId: string, call: Call): Promise<void> {
     if (response.status >= 200 && response.status < 300) return;
     const text = await this.#readBody(response, REPLY_BYTES.single, call.signal);
-    throw this.#refusal(response.status, response.headers as Record<string, unknown>, text, requestId);
+    throw this.#refusal(response.status, response.headers, text, requestId);
   }
 
   /** Without a valid envelope, a reply to this very request, nothing that a backend "says" is believed: it may be a proxy's. */
@@ -272,20 +300,32 @@ export class MachineApiClient {
     if (envelope === undefined || !isOurs) {
       this.#onInvalidReply(envelope === undefined ? "schema" : "request_id");
       const code = codeWithoutEnvelope(status);
-      return new ProviderError(code, `HTTP ${status} without a Machine API error${envelope === undefined ? "" : " for this request"}`, { retryAfterMs });
+      return new ProviderError(
+        code,
+        `HTTP ${status} without a Machine API error${envelope === undefined ? "" : " for this request"}`,
+        { retryAfterMs },
+      );
     }
-    return new ProviderError(agrees(envelope.code, status) ? envelope.code : "unavailable", plainText(envelope.message, 1024), {
-      retryAfterMs: envelope.retry_after_ms ?? retryAfterMs,
-      field: envelope.field === undefined ? undefined : plainText(envelope.field, 256),
-      requestId,
-    });
+    return new ProviderError(
+      agrees(envelope.code, status) ? envelope.code : "unavailable",
+      plainText(envelope.message, 1024),
+      {
+        retryAfterMs: envelope.retry_after_ms ?? retryAfterMs,
+        field: envelope.field === undefined ? undefined : plainText(envelope.field, 256),
+        requestId,
+      },
+    );
   }
 
   #requireType(response: AxiosResponse, expected: string): void {
     const type = String(response.headers["content-type"] ?? "");
     const encoding = response.headers["content-encoding"] as unknown;
     if (type.toLowerCase().startsWith(expected) && (encoding === undefined || encoding === "identity")) return;
-    throw this.#distrust(response, "content_type", `the reply's type is ${type.slice(0, 100) || "missing"}, not ${expected}`);
+    throw this.#distrust(
+      response,
+      "content_type",
+      `the reply's type is ${type.slice(0, 100) || "missing"}, not ${expected}`,
+    );
   }
 
   /** An answer to another request means that replies are mixed up on this connection. */
@@ -314,7 +354,8 @@ export class MachineApiClient {
 
   async #readBody(response: AxiosResponse, maxBytes: number, signal: AbortSignal): Promise<string> {
     const declared = Number(response.headers["content-length"] ?? 0);
-    if (declared > maxBytes) throw this.#distrust(response, "size", `the reply has ${declared} bytes, more than ${maxBytes}`);
+    if (declared > maxBytes)
+      throw this.#distrust(response, "size", `the reply has ${declared} bytes, more than ${maxBytes}`);
     try {
       return await this.#collect(response.data as IncomingMessage, maxBytes, signal);
     } catch (thrown) {
@@ -326,7 +367,13 @@ export class MachineApiClient {
   async #collect(body: IncomingMessage, maxBytes: number, signal: AbortSignal): Promise<string> {
     const late = new AbortController();
     const cancel = this.clock.after(this.deadlines.bodyMs, () => late.abort());
-    const stop = () => body.destroy(new ProviderError("unavailable", signal.aborted ? "the call was aborted" : "the reply's body did not end in time"));
+    const stop = () =>
+      body.destroy(
+        new ProviderError(
+          "unavailable",
+          signal.aborted ? "the call was aborted" : "the reply's body did not end in time",
+        ),
+      );
     late.signal.addEventListener("abort", stop, { once: true });
     signal.addEventListener("abort", stop, { once: true });
     try {
@@ -352,7 +399,9 @@ export class MachineApiClient {
 async function* whileAlive(body: Readable, silenceMs: number, clock: Clock): AsyncGenerator<Buffer> {
   const chunks = (body as AsyncIterable<Buffer>)[Symbol.asyncIterator]();
   for (;;) {
-    const cancel = clock.after(silenceMs, () => body.destroy(new ProviderError("unavailable", "the backend's stream fell silent")));
+    const cancel = clock.after(silenceMs, () =>
+      body.destroy(new ProviderError("unavailable", "the backend's stream fell silent")),
+    );
     try {
       const next = await chunks.next();
       if (next.done === true) return;
@@ -366,14 +415,16 @@ async function* whileAlive(body: Readable, silenceMs: number, clock: Clock): Asy
 /** Gives every connection that the agent makes a deadline of its own. */
 function limitConnect<A extends HttpAgent>(agent: A, connectMs: number, clock: Clock): A {
   const connect = agent.createConnection.bind(agent) as (...parameters: unknown[]) => Duplex | null | undefined;
-  agent.createConnection = ((...parameters: unknown[]) => {
+  agent.createConnection = (...parameters: unknown[]) => {
     const socket = connect(...parameters) as Socket | null | undefined;
     if (socket !== null && socket !== undefined) {
-      const cancel = clock.after(connectMs, () => socket.destroy(new ProviderError("unavailable", `no connection within ${connectMs} ms`)));
+      const cancel = clock.after(connectMs, () =>
+        socket.destroy(new ProviderError("unavailable", `no connection within ${connectMs} ms`)),
+      );
       socket.once("encrypted" in socket ? "secureConnect" : "connect", cancel).once("close", cancel);
     }
     return socket;
-  }) as A["createConnection"];
+  };
   return agent;
 }
 
@@ -418,7 +469,9 @@ function retryAfter(header: unknown, now: number): number | undefined {
 /** A kept connection that broke before any reply came on it. */
 function isStaleConnection(thrown: unknown): boolean {
   if (!(thrown instanceof AxiosError) || thrown.response !== undefined) return false;
-  const request = thrown.request as { reusedSocket?: boolean; _currentRequest?: { reusedSocket?: boolean } } | undefined;
+  const request = thrown.request as
+    | { reusedSocket?: boolean; _currentRequest?: { reusedSocket?: boolean } }
+    | undefined;
   const reused = request?.reusedSocket ?? request?._currentRequest?.reusedSocket ?? false;
   return reused && (thrown.code === "ECONNRESET" || thrown.code === "EPIPE");
 }
@@ -428,5 +481,7 @@ export function asProviderError(thrown: unknown, call: Pick<Call, "method" | "pa
   if (thrown instanceof ProviderError) return thrown;
   if (thrown instanceof Error && thrown.cause instanceof ProviderError) return thrown.cause;
   const text = thrown instanceof Error ? thrown.message : String(thrown);
-  return new ProviderError("unavailable", `${call.method} ${call.path} failed: ${plainText(text, 256)}`, { cause: thrown });
+  return new ProviderError("unavailable", `${call.method} ${call.path} failed: ${plainText(text, 256)}`, {
+    cause: thrown,
+  });
 }

@@ -60,7 +60,12 @@ export class CredentialStore {
     const stamps = await Promise.all(
       Object.values(this.#files)
         .filter((path) => path !== undefined)
-        .map((path) => stat(path, { bigint: true }).then((found) => `${found.mtimeNs} ${found.size} ${found.ino}`, () => "absent")),
+        .map((path) =>
+          stat(path, { bigint: true }).then(
+            (found) => `${found.mtimeNs} ${found.size} ${found.ino}`,
+            () => "absent",
+          ),
+        ),
     );
     return stamps.join(";");
   }

@@ -17,12 +17,17 @@ export function httpTarget(options: Pick<HttpVmOptions, "url" | "credentials" | 
     hasCredentials: options.credentials?.tokenFile !== undefined,
     async request(method, path, { headers = {}, body, signal, anonymous = false } = {}) {
       const credentials = await store.read();
-      const authorization = credentials.token === undefined || anonymous ? {} : { authorization: `Bearer ${credentials.token}` };
+      const authorization =
+        credentials.token === undefined || anonymous ? {} : { authorization: `Bearer ${credentials.token}` };
       const deadline = AbortSignal.timeout(TIMEOUT_MS);
       const reply = await open(target, credentials, {
         method,
         path,
-        headers: { ...authorization, ...headers, ...(body === undefined ? {} : { "content-length": String(Buffer.byteLength(body)) }) },
+        headers: {
+          ...authorization,
+          ...headers,
+          ...(body === undefined ? {} : { "content-length": String(Buffer.byteLength(body)) }),
+        },
         body,
         signal: signal === undefined ? deadline : AbortSignal.any([signal, deadline]),
       });
@@ -33,7 +38,10 @@ export function httpTarget(options: Pick<HttpVmOptions, "url" | "credentials" | 
         if (size > MAX_BYTES) throw new Error(`the reply to ${method} ${path} is larger than ${MAX_BYTES} bytes`);
         chunks.push(chunk);
       }
-      const flat = Object.entries(reply.headers).map(([name, value]) => [name, Array.isArray(value) ? value.join(", ") : value]);
+      const flat = Object.entries(reply.headers).map(([name, value]) => [
+        name,
+        Array.isArray(value) ? value.join(", ") : value,
+      ]);
       return {
         status: reply.statusCode ?? 0,
         headers: Object.fromEntries(flat) as Record<string, string | undefined>,
@@ -63,7 +71,11 @@ function open(target: Target, credentials: Credentials, outgoing: Outgoing): Pro
       ? { host: base.hostname.replace(/^\[|\]$/g, ""), port: base.port || (target.isTls ? 443 : 80) }
       : { socketPath: target.socketPath }),
   };
-  const tls = { ...(ca === undefined ? {} : { ca }), ...(cert === undefined ? {} : { cert }), ...(key === undefined ? {} : { key }) };
+  const tls = {
+    ...(ca === undefined ? {} : { ca }),
+    ...(cert === undefined ? {} : { cert }),
+    ...(key === undefined ? {} : { key }),
+  };
   return new Promise((resolve, reject) => {
     const request = target.isTls ? httpsRequest({ ...options, ...tls }, resolve) : httpRequest(options, resolve);
     request.on("error", reject);

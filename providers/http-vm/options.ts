@@ -58,18 +58,28 @@ export function parseTarget(url: string, allowPlainHttp: boolean): Target {
   try {
     parsed = new URL(url);
   } catch {
-    throw new TypeError(`the backend's address ${url} is no URL; give https://host:port, http:// on loopback, or unix:///path`);
+    throw new TypeError(
+      `the backend's address ${url} is no URL; give https://host:port, http:// on loopback, or unix:///path`,
+    );
   }
   if (parsed.protocol !== "https:" && parsed.protocol !== "http:") {
     throw new TypeError(`the backend's address ${url} must start with https://, http:// or unix://`);
   }
-  if (parsed.username !== "" || parsed.password !== "") throw new TypeError("credentials do not belong in the backend's address; use tokenFile");
+  if (parsed.username !== "" || parsed.password !== "")
+    throw new TypeError("credentials do not belong in the backend's address; use tokenFile");
   const isLoopback = isLoopbackHost(parsed.hostname);
   if (parsed.protocol === "http:" && !isLoopback && !allowPlainHttp) {
-    throw new TypeError(`the backend's address ${url} is plain HTTP beyond loopback, which shows every secret to the network; use https://`);
+    throw new TypeError(
+      `the backend's address ${url} is plain HTTP beyond loopback, which shows every secret to the network; use https://`,
+    );
   }
   const path = parsed.pathname.replace(/\/+$/, "");
-  return { baseUrl: `${parsed.protocol}//${parsed.host}${path}`, socketPath: undefined, isLoopback, isTls: parsed.protocol === "https:" };
+  return {
+    baseUrl: `${parsed.protocol}//${parsed.host}${path}`,
+    socketPath: undefined,
+    isLoopback,
+    isTls: parsed.protocol === "https:",
+  };
 }
 
 function isLoopbackHost(hostname: string): boolean {

@@ -70,7 +70,8 @@ export class Pacing {
   }
 
   #heed(error: ProviderError, startedAt: number): void {
-    const isTooMuch = error.code === "rate_limited" || (error.code === "unavailable" && error.retryAfterMs !== undefined);
+    const isTooMuch =
+      error.code === "rate_limited" || (error.code === "unavailable" && error.retryAfterMs !== undefined);
     if (!isTooMuch) return;
     const now = this.#clock.monotonic();
     if (error.retryAfterMs !== undefined) {

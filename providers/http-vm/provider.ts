@@ -22,7 +22,15 @@ import type {
 import { asProviderError, MachineApiClient, type Call } from "./client.ts";
 import { REPLY_BYTES, type HttpVmOptions } from "./options.ts";
 import { openPort, openProcess } from "./streams.ts";
-import { InvalidReplyError, parseReply, plainText, tameMachine, tameTexts, type InvalidReason, type MachineRules } from "./validate.ts";
+import {
+  InvalidReplyError,
+  parseReply,
+  plainText,
+  tameMachine,
+  tameTexts,
+  type InvalidReason,
+  type MachineRules,
+} from "./validate.ts";
 import { decodeLogLine, EVENT_STREAM_TYPE, LOG_TYPE, MAX_LOG_RECORD_BYTES } from "./wire.ts";
 
 export interface HttpVmLimits {
@@ -63,16 +71,22 @@ export class HttpVmProvider implements Provider {
     return this.#machine(id, { method: "GET", path: machinePath(id), signal });
   }
 
-  async getPods(options: CallOptions & { labels: Record<string, string>; includeDeleted?: boolean }): Promise<MachineList> {
+  async getPods(
+    options: CallOptions & { labels: Record<string, string>; includeDeleted?: boolean },
+  ): Promise<MachineList> {
     const items = new Map<string, Machine>();
     const cursors = new Set<string>();
     let revision: number | undefined;
-    for (let cursor: string | undefined; ; ) {
+    for (let cursor: string | undefined; ;) {
       const query = labelQuery(options.labels);
       query.set("limit", String(this.#limits.pageItems));
       if (options.includeDeleted === true) query.set("include_deleted", "true");
       if (cursor !== undefined) query.set("cursor", cursor);
-      const page = await this.#client.json({ method: "GET", path: "/v1/machines", query, signal: options.signal }, "MachinePage", REPLY_BYTES.list);
+      const page = await this.#client.json(
+        { method: "GET", path: "/v1/machines", query, signal: options.signal },
+        "MachinePage",
+        REPLY_BYTES.list,
+      );
       // What happened while later pages were fetched is in the events after the first.
       revision = Math.min(revision ?? page.revision, page.revision);
       for (const machine of page.items) {
@@ -80,7 +94,8 @@ export class HttpVmProvider implements Provider {
         const tame = this.#tame(machine);
         if (this.#carries(tame, options.labels)) items.set(machine.id, tame);
       }
-      if (items.size > this.#limits.listItems) throw this.#refuse("size", `the list has more than ${this.#limits.listItems} machines`);
+      if (items.size > this.#limits.listItems)
+        throw this.#refuse("size", `the list has more than ${this.#limits.listItems} machines`);
       cursor = page.next_cursor;
       if (cursor === undefined) return { items: [...items.values()], revision };
       if (cursors.has(cursor)) throw this.#refuse("cursor_loop", "the list's pages go in a circle");
@@ -89,12 +104,22 @@ export class HttpVmProvider implements Provider {
   }
 
   stopPod(id: string, { signal, graceSeconds }: CallOptions & { graceSeconds: number }): Promise<Machine> {
-    return this.#machine(id, { method: "POST", path: `${machinePath(id)}/stop`, body: { grace_seconds: graceSeconds }, signal });
+    return this.#machine(id, {
+      method: "POST",
+      path: `${machinePath(id)}/stop`,
+      body: { grace_seconds: graceSeconds },
+      signal,
+    });
   }
 
   deletePod(id: string, { signal, force }: CallOptions & { force: boolean }): Promise<void> {
     const query = force ? new URLSearchParams({ force: "true" }) : undefined;
-    return this.#client.nothing({ method: "DELETE", path: machinePath(id), signal, ...(query === undefined ? {} : { query }) });
+    return this.#client.nothing({
+      method: "DELETE",
+      path: machinePath(id),
+      signal,
+      ...(query === undefined ? {} : { query }),
+    });
   }
 
   updatePod(id: string, patch: MachinePatch, { signal }: CallOptions): Promise<Machine> {
@@ -111,7 +136,10 @@ export class HttpVmProvider implements Provider {
     if (options.limitBytes !== undefined) query.set("limit_bytes", String(options.limitBytes));
     const call: Call = { method: "GET", path: `${containerPath(id, container)}/logs`, query, signal: options.signal };
     // A quiet container is no dead stream: a followed log may be silent for as long as it likes.
-    const stream = await this.#client.stream(call, LOG_TYPE, { accept: LOG_TYPE, ...(options.follow === true ? {} : { silenceMs: this.#client.deadlines.silenceMs }) });
+    const stream = await this.#client.stream(call, LOG_TYPE, {
+      accept: LOG_TYPE,
+      ...(options.follow === true ? {} : { silenceMs: this.#client.deadlines.silenceMs }),
+    });
     try {
       yield* this.#logLines(records(stream.chunks, MAX_LOG_RECORD_BYTES, 10));
     } catch (thrown) {
@@ -122,11 +150,17 @@ export class HttpVmProvider implements Provider {
     }
   }
 
-  async *watchPods(since: number, { signal, labels }: CallOptions & { labels: Record<string, string> }): AsyncGenerator<MachineEvent> {
+  async *watchPods(
+    since: number,
+    { signal, labels }: CallOptions & { labels: Record<string, string> },
+  ): AsyncGenerator<MachineEvent> {
     const query = labelQuery(labels);
     query.set("since", String(since));
     const call: Call = { method: "GET", path: "/v1/events", query, signal };
-    const stream = await this.#client.stream(call, EVENT_STREAM_TYPE, { accept: EVENT_STREAM_TYPE, silenceMs: this.#client.deadlines.silenceMs });
+    const stream = await this.#client.stream(call, EVENT_STREAM_TYPE, {
+      accept: EVENT_STREAM_TYPE,
+      silenceMs: this.#client.deadlines.silenceMs,
+    });
     try {
       let last = since;
       for await (const { event, data } of serverSentEvents(stream.chunks)) {
@@ -211,7 +245,8 @@ export class HttpVmProvider implements Provider {
   async *#logLines(source: AsyncIterable<Buffer>): AsyncGenerator<LogLine> {
     for await (const record of source) {
       const line = decodeLogLine(record);
-      if (line === undefined) throw new InvalidReplyError("log_line", "a log line has not the form `time stream tag content`");
+      if (line === undefined)
+        throw new InvalidReplyError("log_line", "a log line has not the form `time stream tag content`");
       yield line;
     }
   }
@@ -228,10 +263,13 @@ export class HttpVmProvider implements Provider {
 }
 
 const machinePath = (id: string): string => `/v1/machines/${encodeURIComponent(id)}`;
-const containerPath = (id: string, container: string): string => `${machinePath(id)}/containers/${encodeURIComponent(container)}`;
+const containerPath = (id: string, container: string): string =>
+  `${machinePath(id)}/containers/${encodeURIComponent(container)}`;
 
 function labelQuery(labels: Record<string, string>): URLSearchParams {
-  return new URLSearchParams(Object.entries(labels).map(([key, value]): [string, string] => ["label", `${key}=${value}`]));
+  return new URLSearchParams(
+    Object.entries(labels).map(([key, value]): [string, string] => ["label", `${key}=${value}`]),
+  );
 }
 
 function streamQuery({ stdin, stdout, stderr, tty }: StreamOptions): URLSearchParams {
@@ -277,5 +315,8 @@ async function* serverSentEvents(source: AsyncIterable<Buffer>): AsyncGenerator<
 
 function errorOf(data: string): ProviderError {
   const { error } = parseReply("ErrorReply", data);
-  return new ProviderError(error.code, plainText(error.message, 1024), { retryAfterMs: error.retry_after_ms, requestId: error.request_id });
+  return new ProviderError(error.code, plainText(error.message, 1024), {
+    retryAfterMs: error.retry_after_ms,
+    requestId: error.request_id,
+  });
 }

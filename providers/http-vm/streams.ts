@@ -8,7 +8,13 @@ import { asProviderError, type MachineApiClient } from "./client.ts";
 import { CHANNEL, channelMessage, CHUNK_BYTES, EXEC_PROTOCOL, exitOfStatus, MAX_MESSAGE_BYTES } from "./wire.ts";
 
 /** Opens a WebSocket or rejects with what the backend said instead. */
-async function openSocket(client: MachineApiClient, path: string, query: URLSearchParams, protocol: string | undefined, signal: AbortSignal): Promise<WebSocket> {
+async function openSocket(
+  client: MachineApiClient,
+  path: string,
+  query: URLSearchParams,
+  protocol: string | undefined,
+  signal: AbortSignal,
+): Promise<WebSocket> {
   const dialing = await client.dial(path, query);
   signal.throwIfAborted();
   const socket = new WebSocket(dialing.url, protocol === undefined ? [] : [protocol], {
@@ -29,14 +35,22 @@ async function openSocket(client: MachineApiClient, path: string, query: URLSear
       resolve(socket);
     });
     socket.once("unexpected-response", (_request, reply: IncomingMessage) => {
-      client.refusalOf(reply, dialing.requestId).then(reject, reject).finally(() => socket.terminate());
+      client
+        .refusalOf(reply, dialing.requestId)
+        .then(reject, reject)
+        .finally(() => socket.terminate());
     });
     socket.once("error", (thrown) => reject(asProviderError(thrown, { method: "GET", path })));
   });
 }
 
 /** Sends in pieces; resolves when the operating system has them. */
-function send(socket: WebSocket, data: Buffer, done: (error?: Error | null) => void, wrap: (piece: Buffer) => Buffer): void {
+function send(
+  socket: WebSocket,
+  data: Buffer,
+  done: (error?: Error | null) => void,
+  wrap: (piece: Buffer) => Buffer,
+): void {
   if (socket.readyState !== socket.OPEN) {
     done(new ProviderError("unavailable", "the stream is closed"));
     return;
@@ -48,7 +62,12 @@ function send(socket: WebSocket, data: Buffer, done: (error?: Error | null) => v
   }
 }
 
-export async function openProcess(client: MachineApiClient, path: string, query: URLSearchParams, options: StreamOptions): Promise<ProcessStreams> {
+export async function openProcess(
+  client: MachineApiClient,
+  path: string,
+  query: URLSearchParams,
+  options: StreamOptions,
+): Promise<ProcessStreams> {
   const socket = await openSocket(client, path, query, EXEC_PROTOCOL, options.signal);
   if (socket.protocol !== EXEC_PROTOCOL) {
     socket.terminate();
@@ -78,7 +97,7 @@ class SocketProcess implements ProcessStreams {
     promise.catch(() => {});
     socket.on("message", (data: Buffer) => {
       const payload = data.subarray(1);
-      switch (data[0]) {
+      switch (data[0] ?? -1) {
         case CHANNEL.stdout:
           this.#deliver(this.stdout, payload);
           return;
@@ -134,9 +153,11 @@ class SocketProcess implements ProcessStreams {
 
   #newInput(): Writable {
     const input = new Writable({
-      write: (chunk: Buffer, _encoding, done) => send(this.#socket, chunk, done, (piece) => channelMessage(CHANNEL.stdin, piece)),
+      write: (chunk: Buffer, _encoding, done) =>
+        send(this.#socket, chunk, done, (piece) => channelMessage(CHANNEL.stdin, piece)),
       final: (done) => {
-        if (this.#socket.readyState === this.#socket.OPEN) this.#socket.send(Buffer.from([CHANNEL.halfClose, CHANNEL.stdin]), done);
+        if (this.#socket.readyState === this.#socket.OPEN)
+          this.#socket.send(Buffer.from([CHANNEL.halfClose, CHANNEL.stdin]), done);
         else done();
       },
     });

@@ -280,7 +280,8 @@ export interface paths {
          * Changes of machines since a revision
          * @description Every event is the whole machine after the change; several changes of one machine may come as one event, but the last
          *     state always comes. Revisions grow. A machine that was deleted comes once more, as its tombstone. A `since` that is
-         *     older than the backend remembers is `gone`, never a gap: the client lists and starts from the list's revision.
+         *     older than the backend remembers, or that it never reached, is `gone`, never a gap: the client lists and starts from the
+         *     list's revision.
          *
          *     *Long poll* (the default): the reply is held back until there is an event, at most `timeout` seconds, and names the
          *     revision to ask from next. *Server-sent events*, with `Accept: text/event-stream`: each event is `id: REVISION`

@@ -45,7 +45,8 @@ const FORBIDDEN_KEYS: readonly string[] = ["__proto__", "constructor", "prototyp
 export function parseReply<N extends SchemaName>(name: N, text: string): Schemas[N] {
   const value = parseJson(text);
   const found = violation("reply", name, value);
-  if (found !== undefined) throw new InvalidReplyError("schema", `${name}${found.field && `.${found.field}`} ${found.message}`);
+  if (found !== undefined)
+    throw new InvalidReplyError("schema", `${name}${found.field && `.${found.field}`} ${found.message}`);
   return value as Schemas[N];
 }
 

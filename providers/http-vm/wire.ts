@@ -2,6 +2,7 @@
 import { ProviderError, type ProviderErrorCode } from "../../src/provider/errors.ts";
 import type { LogLine } from "../../src/provider/provider.ts";
 import type { Schemas } from "./document.ts";
+import { plainText } from "./validate.ts";
 
 export const STATUS_OF_CODE: Readonly<Record<ProviderErrorCode, number>> = {
   invalid: 400,
@@ -92,7 +93,10 @@ export function exitOfStatus(text: string): number {
     throw new ProviderError("unavailable", "the backend's exit status names no exit code");
   }
   const code = causes.find((cause) => cause.reason === CODE_CAUSE)?.message;
-  throw new ProviderError(isCode(code) ? code : "unavailable", String(status.message ?? "the session failed").slice(0, 1024));
+  throw new ProviderError(
+    isCode(code) ? code : "unavailable",
+    plainText(typeof status.message === "string" ? status.message : "the session failed", 1024),
+  );
 }
 
 function isCode(code: string | undefined): code is ProviderErrorCode {

@@ -44,7 +44,12 @@ export function scriptedFaults(script: readonly { operation: Operation; fault: F
 }
 
 /** Every call of the operations has `fault` with this probability. */
-export function randomFaults(options: { random: Random; probability: number; faults: readonly Fault[]; operations?: readonly Operation[] }): FaultPlan {
+export function randomFaults(options: {
+  random: Random;
+  probability: number;
+  faults: readonly Fault[];
+  operations?: readonly Operation[];
+}): FaultPlan {
   return (operation) => {
     if (options.operations?.includes(operation) === false || options.random() >= options.probability) return undefined;
     return options.faults[Math.floor(options.random() * options.faults.length)];
@@ -52,7 +57,12 @@ export function randomFaults(options: { random: Random; probability: number; fau
 }
 
 /** Runs `effect` as the plan wants it. */
-export async function underFault<T>(fault: Fault | undefined, effect: () => T | Promise<T>, clock: Clock, signal: AbortSignal): Promise<T> {
+export async function underFault<T>(
+  fault: Fault | undefined,
+  effect: () => T | Promise<T>,
+  clock: Clock,
+  signal: AbortSignal,
+): Promise<T> {
   if (fault === undefined) return effect();
   switch (fault.kind) {
     case "fail":
@@ -65,7 +75,8 @@ export async function underFault<T>(fault: Fault | undefined, effect: () => T | 
       throw new ProviderError("unavailable", "injected fault: the request is still under way");
     case "hang":
       return new Promise((_resolve, reject) => {
-        const abort = () => reject(new ProviderError("unavailable", "injected fault: no reply", { cause: signal.reason }));
+        const abort = () =>
+          reject(new ProviderError("unavailable", "injected fault: no reply", { cause: signal.reason }));
         if (signal.aborted) abort();
         else signal.addEventListener("abort", abort, { once: true });
       });
@@ -77,5 +88,7 @@ export async function underFault<T>(fault: Fault | undefined, effect: () => T | 
 
 /** The caller has long been told that the call failed; how it really ended is for nobody. */
 async function settle(effect: () => unknown): Promise<void> {
-  await Promise.resolve().then(effect).catch(() => {});
+  await Promise.resolve()
+    .then(effect)
+    .catch(() => {});
 }

@@ -26,7 +26,10 @@ export interface Stages {
 }
 
 /** What a container does: its program, or undefined to run until it is stopped. */
-export type Behaviour = (container: ContainerSpec, context: { machineId: string; restarts: number }) => Program | undefined;
+export type Behaviour = (
+  container: ContainerSpec,
+  context: { machineId: string; restarts: number },
+) => Program | undefined;
 
 /** Why an image cannot be pulled, or undefined when it can. */
 export type ImagePolicy = (image: string) => { reason: string; message: string } | undefined;
@@ -106,7 +109,8 @@ export class MemoryMachine {
       ...spec.containers.map((container) => newSlot(container, "main")),
       ...(spec.ephemeral_containers ?? []).map((container) => newSlot(container, "ephemeral")),
     ];
-    for (const volume of spec.volumes ?? []) if (volume.type === "files") this.#fileVersions[volume.name] = volume.version;
+    for (const volume of spec.volumes ?? [])
+      if (volume.type === "files") this.#fileVersions[volume.name] = volume.version;
   }
 
   get isOver(): boolean {
@@ -141,7 +145,8 @@ export class MemoryMachine {
       if (killAt < this.#killAt) {
         this.#killAt = killAt;
         this.#cancelKill?.();
-        if (graceSeconds > 0) this.#cancelKill = clock.after(graceSeconds * 1000, () => this.#change(() => this.#killAll()));
+        if (graceSeconds > 0)
+          this.#cancelKill = clock.after(graceSeconds * 1000, () => this.#change(() => this.#killAll()));
       }
       if (graceSeconds <= 0) this.#killAll();
       else if (isFirst) for (const slot of this.#running()) if (!slot.sidecar) slot.current?.run.stop();
@@ -172,7 +177,8 @@ export class MemoryMachine {
 
   update(patch: MachinePatch): void {
     this.#change(() => {
-      for (const { volume, version } of patch.files ?? []) this.#fileVersions = { ...this.#fileVersions, [volume]: version };
+      for (const { volume, version } of patch.files ?? [])
+        this.#fileVersions = { ...this.#fileVersions, [volume]: version };
       for (const { name, image } of patch.containers ?? []) {
         const slot = this.slot(name);
         if (slot === undefined) continue;
@@ -329,7 +335,8 @@ export class MemoryMachine {
         clock,
         streams: {
           stdin: {
-            [Symbol.asyncIterator]: () => (spec.stdin === true ? input() : PassThrough.from([]))[Symbol.asyncIterator]() as AsyncIterator<Buffer>,
+            [Symbol.asyncIterator]: () =>
+              (spec.stdin === true ? input() : PassThrough.from([]))[Symbol.asyncIterator]() as AsyncIterator<Buffer>,
           },
           write: async (stream, bytes) => {
             log.append(stream, bytes);
@@ -383,7 +390,10 @@ export class MemoryMachine {
     else if (slot.kind === "init" && !slot.sidecar) {
       if (exitCode === 0) this.#startInit(this.#slots.indexOf(slot) + 1);
       else this.#finish();
-    } else if (slot.kind === "main" && this.#slots.every((other) => other.kind !== "main" || other.state === "terminated")) {
+    } else if (
+      slot.kind === "main" &&
+      this.#slots.every((other) => other.kind !== "main" || other.state === "terminated")
+    ) {
       this.#finish();
     }
   }
@@ -405,7 +415,8 @@ export class MemoryMachine {
     slot.terminated = undefined;
     slot.reason = "CrashLoopBackOff";
     slot.message = `back-off ${delayMs / 1000}s restarting failed container=${slot.spec.name}`;
-    if (delayMs > 0) this.#notice("Warning", "BackOff", `Back-off restarting failed container ${slot.spec.name}`, slot.spec.name);
+    if (delayMs > 0)
+      this.#notice("Warning", "BackOff", `Back-off restarting failed container ${slot.spec.name}`, slot.spec.name);
     slot.cancelRestart = this.#context.clock.after(delayMs, () =>
       this.#change(() => {
         slot.cancelRestart = undefined;
@@ -466,7 +477,10 @@ export class MemoryMachine {
   }
 
   #notice(type: MachineNotice["type"], reason: string, message: string, container: string): void {
-    this.#notices = [...this.#notices.slice(1 - MAX_NOTICES), { at: this.#now(), type, reason, message, container, seq: ++this.#noticeSeq }];
+    this.#notices = [
+      ...this.#notices.slice(1 - MAX_NOTICES),
+      { at: this.#now(), type, reason, message, container, seq: ++this.#noticeSeq },
+    ];
   }
 
   #now(): string {

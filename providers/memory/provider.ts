@@ -113,7 +113,11 @@ export class MemoryProvider implements Provider {
   }
 
   getInfo({ signal }: CallOptions): Promise<ProviderInfo> {
-    return this.#call("getInfo", undefined, signal, () => ({ name: this.name, version: "1", capabilities: this.#capabilities }));
+    return this.#call("getInfo", undefined, signal, () => ({
+      name: this.name,
+      version: "1",
+      capabilities: this.#capabilities,
+    }));
   }
 
   createPod(id: string, spec: MachineSpec, { signal }: CallOptions): Promise<Machine> {
@@ -163,7 +167,9 @@ export class MemoryProvider implements Provider {
       const found = machine.logOf(container, options.previous === true);
       if (!found.container) throw noContainer(id, container);
       if (found.log === undefined && options.previous === true) {
-        throw new ProviderError("not_found", `container ${container} of machine ${id} has no previous instance`, { field: "previous" });
+        throw new ProviderError("not_found", `container ${container} of machine ${id} has no previous instance`, {
+          field: "previous",
+        });
       }
       return found.log;
     });
@@ -178,11 +184,14 @@ export class MemoryProvider implements Provider {
     });
   }
 
-  async *watchPods(since: number, { signal, labels }: CallOptions & { labels: Record<string, string> }): AsyncGenerator<MachineEvent> {
+  async *watchPods(
+    since: number,
+    { signal, labels }: CallOptions & { labels: Record<string, string> },
+  ): AsyncGenerator<MachineEvent> {
     this.#assertCapable("events");
     await this.#call("watchPods", undefined, signal, () => {});
     const wanted = Object.entries(labels);
-    for (let seen = since; !signal.aborted; ) {
+    for (let seen = since; !signal.aborted;) {
       if (seen < this.#historyStart || seen > this.#revision) {
         throw new ProviderError("gone", `revision ${seen} is not remembered; ${this.#historyStart} is the oldest`);
       }
@@ -224,14 +233,21 @@ export class MemoryProvider implements Provider {
       const stdin = new PassThrough();
       const outputs = openOutputs(options);
       const exit = Promise.withResolvers<{ exitCode: number }>();
-      const program = shellProgram(command) ?? (async (io) => {
-        await io.write("stderr", Buffer.from(`exec: ${command[0] ?? ""}: not found\n`));
-        return 127;
-      });
+      const program =
+        shellProgram(command) ??
+        (async (io) => {
+          await io.write("stderr", Buffer.from(`exec: ${command[0] ?? ""}: not found\n`));
+          return 127;
+        });
       if (!options.stdin) stdin.end();
       const run = new RunningProgram(
         program,
-        { argv: command, env: {}, clock: this.#clock, streams: { stdin: stdin as AsyncIterable<Buffer>, write: outputs.write } },
+        {
+          argv: command,
+          env: {},
+          clock: this.#clock,
+          streams: { stdin: stdin as AsyncIterable<Buffer>, write: outputs.write },
+        },
         (exitCode) => {
           outputs.end();
           exit.resolve({ exitCode });
@@ -341,7 +357,8 @@ export class MemoryProvider implements Provider {
   #create(id: string, spec: MachineSpec): Machine {
     const existing = this.#machines.get(id);
     this.#dropOldTombstones();
-    if (this.#tombstones.has(id) || existing?.machine.isDeleting === true) throw new ProviderError("gone", `machine ${id} was deleted`);
+    if (this.#tombstones.has(id) || existing?.machine.isDeleting === true)
+      throw new ProviderError("gone", `machine ${id} was deleted`);
     const fingerprint = specFingerprint(spec);
     if (existing !== undefined) {
       if (existing.machine.fingerprint === fingerprint) return existing.snapshot;
@@ -349,7 +366,9 @@ export class MemoryProvider implements Provider {
     }
     assertCapable(requiredCapabilities(spec), this.#capabilities);
     if (this.#machines.size >= (this.#options.maxMachines ?? Infinity)) {
-      throw new ProviderError("quota", `there are ${this.#machines.size} machines, which is all there may be`, { retryAfterMs: 5000 });
+      throw new ProviderError("quota", `there are ${this.#machines.size} machines, which is all there may be`, {
+        retryAfterMs: 5000,
+      });
     }
     const machine = new MemoryMachine(id, structuredClone(spec), fingerprint, {
       clock: this.#clock,
@@ -420,7 +439,10 @@ export class MemoryProvider implements Provider {
   }
 
   #addTombstone(machine: Machine): void {
-    this.#tombstones.set(machine.id, { machine, expiresAt: this.#clock.monotonic() + (this.#options.tombstoneMs ?? 3_600_000) });
+    this.#tombstones.set(machine.id, {
+      machine,
+      expiresAt: this.#clock.monotonic() + (this.#options.tombstoneMs ?? 3_600_000),
+    });
   }
 
   /** They expire in the order in which they were made. */
@@ -449,12 +471,14 @@ export class MemoryProvider implements Provider {
     const machine = this.#machineOf(id);
     if (machine.slot(container) === undefined) throw noContainer(id, container);
     const instance = machine.runningInstance(container);
-    if (instance === undefined) throw new ProviderError("conflict", `container ${container} of machine ${id} is not running`);
+    if (instance === undefined)
+      throw new ProviderError("conflict", `container ${container} of machine ${id} is not running`);
     return instance;
   }
 
   #assertCapable(capability: Capability): void {
-    if (!this.#capabilities.includes(capability)) throw new ProviderError("unsupported", `this provider lacks the capability ${capability}`);
+    if (!this.#capabilities.includes(capability))
+      throw new ProviderError("unsupported", `this provider lacks the capability ${capability}`);
   }
 }
 

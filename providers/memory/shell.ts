@@ -268,11 +268,14 @@ function splitWords(text: string, variables: Readonly<Record<string, string>>): 
   const words: string[] = [];
   for (const [word] of text.matchAll(/(?:'[^']*'|"[^"]*"|\\.|[^\s'"\\])+/g)) {
     words.push(
-      word.replaceAll(/'([^']*)'|"([^"]*)"|\\(.)|([^'"\\]+)/g, (_all, single?: string, double?: string, escaped?: string, bare?: string) => {
-        if (single !== undefined) return single;
-        if (escaped !== undefined) return escaped;
-        return expand(double ?? bare ?? "", variables);
-      }),
+      word.replaceAll(
+        /'([^']*)'|"([^"]*)"|\\(.)|([^'"\\]+)/g,
+        (_all, single?: string, double?: string, escaped?: string, bare?: string) => {
+          if (single !== undefined) return single;
+          if (escaped !== undefined) return escaped;
+          return expand(double ?? bare ?? "", variables);
+        },
+      ),
     );
   }
   return words;

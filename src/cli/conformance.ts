@@ -11,7 +11,7 @@ interface Flags {
   keyFile?: string;
   allowPlainHttp?: boolean;
   image?: string;
-  echoCommand?: string[];
+  echoCommand?: string;
   echoPort?: number;
   only?: string[];
   patience: number;
@@ -30,7 +30,10 @@ export function conformanceCommand(): Command {
     .option("--key-file <file>", "client key")
     .option("--allow-plain-http", "http:// beyond loopback, which shows every secret to the network")
     .option("--image <image>", "image with a POSIX sh, for backends that run images (default: busybox:stable)")
-    .option("--echo-command <word...>", "command of a container that echoes on --echo-port, for the check of port forwarding")
+    .option(
+      "--echo-command <script>",
+      "sh script of a container that echoes on --echo-port, for the check of port forwarding",
+    )
     .option("--echo-port <port>", "TCP port of --echo-command", wholeNumber)
     .option("--only <name...>", "only checks whose names begin with one of these")
     .option("--patience <seconds>", "how long a machine may take to get somewhere", wholeNumber, 60)
@@ -64,7 +67,9 @@ async function check(url: string, flags: Flags): Promise<number> {
       concurrency: flags.concurrency,
       ...(flags.image === undefined ? {} : { image: flags.image }),
       ...(flags.only === undefined ? {} : { only: flags.only }),
-      ...(flags.echoCommand === undefined || flags.echoPort === undefined ? {} : { echo: { command: flags.echoCommand, port: flags.echoPort } }),
+      ...(flags.echoCommand === undefined || flags.echoPort === undefined
+        ? {}
+        : { echo: { command: ["sh", "-c", flags.echoCommand], port: flags.echoPort } }),
       ...(flags.json === true ? {} : { onResult: printResult }),
     });
     print(flags.json === true ? JSON.stringify(report, null, 2) : closingLine(report));
@@ -80,7 +85,9 @@ async function check(url: string, flags: Flags): Promise<number> {
 const WORDS = { passed: "ok  ", failed: "FAIL", skipped: "skip" } as const;
 
 function printResult({ name, outcome, message, durationMs }: CheckResult): void {
-  print(`${WORDS[outcome]}  ${name}${outcome === "passed" ? ` (${durationMs} ms)` : ""}${message === undefined ? "" : `\n      ${message}`}`);
+  print(
+    `${WORDS[outcome]}  ${name}${outcome === "passed" ? ` (${durationMs} ms)` : ""}${message === undefined ? "" : `\n      ${message}`}`,
+  );
 }
 
 function closingLine({ provider, version, passed, failed, skipped }: ConformanceReport): string {

@@ -35,7 +35,12 @@ export class ProviderError extends VmletError {
   constructor(
     code: ProviderErrorCode,
     message: string,
-    options: { cause?: unknown; retryAfterMs?: number | undefined; field?: string | undefined; requestId?: string | undefined } = {},
+    options: {
+      cause?: unknown;
+      retryAfterMs?: number | undefined;
+      field?: string | undefined;
+      requestId?: string | undefined;
+    } = {},
   ) {
     super(message, { cause: options.cause, retryable: RETRYABLE.includes(code), retryAfterMs: options.retryAfterMs });
     this.code = code;

@@ -28,7 +28,11 @@ export function requiredCapabilities(spec: MachineSpec): Requirement[] {
     const field = `init_containers.${index}`;
     if (container.restart_policy === "always") need("sidecars", `${field}.restart_policy`);
     else need("init_containers", field);
-    containerNeeds({ ...container, ...(container.restart_policy === "always" ? { restart_policy: undefined } : {}) }, field, need);
+    containerNeeds(
+      { ...container, ...(container.restart_policy === "always" ? { restart_policy: undefined } : {}) },
+      field,
+      need,
+    );
   });
   spec.ephemeral_containers?.forEach((container, index) => {
     need("ephemeral_containers", `ephemeral_containers.${index}`);
@@ -49,7 +53,11 @@ export function requiredCapabilities(spec: MachineSpec): Requirement[] {
 
 type Need = (capability: Capability, field: string) => void;
 
-function containerNeeds(container: { [K in keyof ContainerSpec]?: ContainerSpec[K] | undefined }, field: string, need: Need): void {
+function containerNeeds(
+  container: { [K in keyof ContainerSpec]?: ContainerSpec[K] | undefined },
+  field: string,
+  need: Need,
+): void {
   if (container.tty === true) need("tty", `${field}.tty`);
   if (container.hooks?.post_start !== undefined) need("hooks", `${field}.hooks.post_start`);
   if (container.hooks?.pre_stop !== undefined) need("hooks", `${field}.hooks.pre_stop`);
@@ -65,12 +73,14 @@ function containerNeeds(container: { [K in keyof ContainerSpec]?: ContainerSpec[
   if (security === undefined) return;
   if (security.privileged === true) need("privileged", `${field}.security.privileged`);
   for (const key of ["user", "group", "seccomp"] as const) {
-    if (security[key] !== undefined && security[key] !== "unconfined") need("security_context", `${field}.security.${key}`);
+    if (security[key] !== undefined && security[key] !== "unconfined")
+      need("security_context", `${field}.security.${key}`);
   }
   for (const key of ["run_as_non_root", "read_only_root"] as const) {
     if (security[key] === true) need("security_context", `${field}.security.${key}`);
   }
-  if (security.allow_privilege_escalation === false) need("security_context", `${field}.security.allow_privilege_escalation`);
+  if (security.allow_privilege_escalation === false)
+    need("security_context", `${field}.security.allow_privilege_escalation`);
   for (const key of ["capabilities_add", "capabilities_drop"] as const) {
     if (security[key]?.length) need("security_context", `${field}.security.${key}`);
   }
@@ -98,7 +108,8 @@ export function patchCapabilities(patch: MachinePatch): Requirement[] {
   if (patch.files !== undefined) needs.push({ capability: "patch_files", field: "files" });
   if (patch.containers !== undefined) needs.push({ capability: "patch_image", field: "containers" });
   if (patch.resources !== undefined) needs.push({ capability: "resize", field: "resources" });
-  if (patch.ephemeral_containers !== undefined) needs.push({ capability: "ephemeral_containers", field: "ephemeral_containers" });
+  if (patch.ephemeral_containers !== undefined)
+    needs.push({ capability: "ephemeral_containers", field: "ephemeral_containers" });
   return needs;
 }
 
@@ -106,7 +117,11 @@ export function patchCapabilities(patch: MachinePatch): Requirement[] {
 export function assertCapable(needs: readonly Requirement[], capabilities: readonly string[]): void {
   const missing = needs.find((need) => !capabilities.includes(need.capability));
   if (missing === undefined) return;
-  throw new ProviderError("unsupported", `the backend lacks the capability ${missing.capability}, which ${missing.field} needs`, {
-    field: missing.field,
-  });
+  throw new ProviderError(
+    "unsupported",
+    `the backend lacks the capability ${missing.capability}, which ${missing.field} needs`,
+    {
+      field: missing.field,
+    },
+  );
 }

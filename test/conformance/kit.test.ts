@@ -6,10 +6,21 @@ import { mkdtemp, rm, writeFile } from "node:fs/promises";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { afterAll, beforeAll, describe, expect, test } from "vitest";
-import { createMachineApiServer, httpTarget, HttpVmProvider, type MachineApiServer } from "../../providers/http-vm/index.ts";
+import {
+  createMachineApiServer,
+  httpTarget,
+  HttpVmProvider,
+  type MachineApiServer,
+} from "../../providers/http-vm/index.ts";
 import { MEMORY_CAPABILITIES, MemoryProvider } from "../../providers/memory/index.ts";
 import type { Capability } from "../../src/provider/capabilities.ts";
-import { CHECKS, runConformance, type ConformanceOptions, type ConformanceReport, type HttpTarget } from "../../src/provider/kit/index.ts";
+import {
+  CHECKS,
+  runConformance,
+  type ConformanceOptions,
+  type ConformanceReport,
+  type HttpTarget,
+} from "../../src/provider/kit/index.ts";
 import type { Provider } from "../../src/provider/provider.ts";
 import { silentLogger } from "../../src/telemetry/logger.ts";
 import { MUTANTS, type Mutant } from "./mutants.ts";
@@ -39,7 +50,11 @@ interface Subject {
 /** A sound backend, and its front over HTTP. */
 async function withSubject<T>(capabilities: readonly Capability[], work: (subject: Subject) => Promise<T>): Promise<T> {
   const memory = new MemoryProvider({ capabilities });
-  const server = createMachineApiServer({ provider: memory, logger: silentLogger, auth: { bearerTokens: () => [TOKEN] } });
+  const server = createMachineApiServer({
+    provider: memory,
+    logger: silentLogger,
+    auth: { bearerTokens: () => [TOKEN] },
+  });
   const { url } = await server.listen({ host: "127.0.0.1", port: 0 });
   try {
     return await work({ memory, server, url, http: httpTarget({ url, credentials: { tokenFile } }) });
@@ -66,17 +81,27 @@ describe("the in-memory provider", () => {
 
   test("passes every check over HTTP", async () => {
     await withSubject(MEMORY_CAPABILITIES, async ({ url, http }) => {
-      const provider = new HttpVmProvider({ url, credentials: { tokenFile }, pacing: { concurrency: 64, perSecond: 10_000, burst: 10_000 } });
+      const provider = new HttpVmProvider({
+        url,
+        credentials: { tokenFile },
+        pacing: { concurrency: 64, perSecond: 10_000, burst: 10_000 },
+      });
       const report = await check(provider, { http });
       await provider.close();
       expect(messages(report, "failed")).toEqual([]);
-      expect(messages(report, "skipped")).toEqual(["http/missing-capabilities-are-501: the backend has all gated routes"]);
+      expect(messages(report, "skipped")).toEqual([
+        "http/missing-capabilities-are-501: the backend has all gated routes",
+      ]);
     });
   });
 
   test("without capabilities passes the core and skips the rest by name", async () => {
     await withSubject([], async ({ url, http }) => {
-      const provider = new HttpVmProvider({ url, credentials: { tokenFile }, pacing: { concurrency: 64, perSecond: 10_000, burst: 10_000 } });
+      const provider = new HttpVmProvider({
+        url,
+        credentials: { tokenFile },
+        pacing: { concurrency: 64, perSecond: 10_000, burst: 10_000 },
+      });
       const report = await check(provider, { http });
       await provider.close();
       expect(messages(report, "failed")).toEqual([]);
@@ -92,20 +117,28 @@ test("there is one broken backend for every check", () => {
 });
 
 describe("a backend that breaks", () => {
-  test.concurrent.for(Object.entries(MUTANTS))("%s is found, and nothing else", async ([name, mutant]: [string, Mutant], { expect: concurrentExpect }) => {
-    await withSubject(mutant.withoutStats === true ? WITHOUT_STATS : MEMORY_CAPABILITIES, async ({ memory, http }) => {
-      const overrides = mutant.provider?.(memory) ?? {};
-      const provider = new Proxy(memory as Provider, {
-        get: (target, key) => {
-          const value: unknown = Reflect.get(overrides, key) ?? Reflect.get(target, key, target);
-          return typeof value === "function" ? (value as (...all: unknown[]) => unknown).bind(key in overrides ? overrides : target) : value;
+  test.concurrent.for(Object.entries(MUTANTS))(
+    "%s is found, and nothing else",
+    async ([name, mutant]: [string, Mutant], { expect: concurrentExpect }) => {
+      await withSubject(
+        mutant.withoutStats === true ? WITHOUT_STATS : MEMORY_CAPABILITIES,
+        async ({ memory, http }) => {
+          const overrides = mutant.provider?.(memory) ?? {};
+          const provider = new Proxy(memory, {
+            get: (target, key) => {
+              const value: unknown = Reflect.get(overrides, key) ?? Reflect.get(target, key, target);
+              return typeof value === "function"
+                ? (value as (...all: unknown[]) => unknown).bind(key in overrides ? overrides : target)
+                : value;
+            },
+          });
+          const request = mutant.http?.(http.request.bind(http)) ?? http.request.bind(http);
+          const report = await check(provider, { http: { hasCredentials: true, request } });
+          const failed = report.results.filter(({ outcome }) => outcome === "failed");
+          concurrentExpect(failed.map((result) => result.name)).toEqual([name]);
+          concurrentExpect(failed[0]?.message).toMatch(/^Expected .+, but .+\. .+\.$/s);
         },
-      });
-      const request = mutant.http?.(http.request.bind(http)) ?? http.request.bind(http);
-      const report = await check(provider, { http: { hasCredentials: true, request } });
-      const failed = report.results.filter(({ outcome }) => outcome === "failed");
-      concurrentExpect(failed.map((result) => result.name)).toEqual([name]);
-      concurrentExpect(failed[0]?.message).toMatch(/^Expected .+, but .+\. .+\.$/s);
-    });
-  });
+      );
+    },
+  );
 });

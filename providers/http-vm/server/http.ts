@@ -27,7 +27,10 @@ export function sendNothing(response: ServerResponse): void {
 }
 
 /** Head and body of an error reply, for a response and for an upgrade that is refused. */
-export function renderError(error: ProviderError, requestId: string): { status: number; headers: Record<string, string>; body: string } {
+export function renderError(
+  error: ProviderError,
+  requestId: string,
+): { status: number; headers: Record<string, string>; body: string } {
   const body = JSON.stringify(errorReply(error, requestId));
   const headers: Record<string, string> = {
     "content-type": JSON_TYPE,
@@ -40,7 +43,11 @@ export function renderError(error: ProviderError, requestId: string): { status: 
 }
 
 /** Reads the body as JSON and checks it against the document. @throws ProviderError invalid */
-export async function readBody<N extends SchemaName>(request: IncomingMessage, name: N, maxBytes: number): Promise<Schemas[N]> {
+export async function readBody<N extends SchemaName>(
+  request: IncomingMessage,
+  name: N,
+  maxBytes: number,
+): Promise<Schemas[N]> {
   const type = request.headers["content-type"];
   if (type !== undefined && !type.toLowerCase().startsWith(JSON_TYPE)) {
     throw new ProviderError("invalid", `the body must be ${JSON_TYPE}, not ${type.slice(0, 100)}`);
@@ -93,7 +100,9 @@ export class Query {
   constructor(params: URLSearchParams, known: readonly string[]) {
     for (const name of params.keys()) {
       if (!known.includes(name) && !name.startsWith("x-")) {
-        throw new ProviderError("invalid", `the query parameter ${name.slice(0, 100)} is not known`, { field: name.slice(0, 100) });
+        throw new ProviderError("invalid", `the query parameter ${name.slice(0, 100)} is not known`, {
+          field: name.slice(0, 100),
+        });
       }
     }
     this.#params = params;
@@ -115,12 +124,17 @@ export class Query {
   }
 
   /** A whole number. */
-  count(name: string, range: { min: number; max: number } = { min: 0, max: Number.MAX_SAFE_INTEGER }): number | undefined {
+  count(
+    name: string,
+    range: { min: number; max: number } = { min: 0, max: Number.MAX_SAFE_INTEGER },
+  ): number | undefined {
     const value = this.text(name);
     if (value === undefined) return undefined;
     const number = Number(value);
     if (!/^\d{1,16}$/.test(value) || number < range.min || number > range.max) {
-      throw new ProviderError("invalid", `${name} must be a whole number from ${range.min} to ${range.max}`, { field: name });
+      throw new ProviderError("invalid", `${name} must be a whole number from ${range.min} to ${range.max}`, {
+        field: name,
+      });
     }
     return number;
   }
@@ -139,7 +153,8 @@ export class Query {
     const labels: Record<string, string> = {};
     for (const pair of this.all("label")) {
       const at = pair.indexOf("=");
-      if (at <= 0 || pair.startsWith("__proto__=")) throw new ProviderError("invalid", "label must be key=value", { field: "label" });
+      if (at <= 0 || pair.startsWith("__proto__="))
+        throw new ProviderError("invalid", "label must be key=value", { field: "label" });
       labels[pair.slice(0, at)] = pair.slice(at + 1);
     }
     return labels;

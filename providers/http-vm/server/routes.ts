@@ -37,7 +37,11 @@ interface Route {
   handle: Handler;
 }
 
-const route = (method: string, path: string, handle: Handler): Route => ({ method, path: path.split("/").slice(1), handle });
+const route = (method: string, path: string, handle: Handler): Route => ({
+  method,
+  path: path.split("/").slice(1),
+  handle,
+});
 
 const ROUTES: readonly Route[] = [
   route("GET", "/v1/machines/*", getMachine),
@@ -139,10 +143,18 @@ async function patchMachine({ provider, limits }: RouteContext, exchange: Exchan
   const patch = await readBody(exchange.request, "MachinePatch", limits.bodyBytes);
   const { capabilities } = await provider.getInfo({ signal: exchange.workSignal });
   assertCapable(patchCapabilities(patch), capabilities);
-  sendJson(exchange.response, 200, JSON.stringify(await provider.updatePod(id, patch, { signal: exchange.workSignal })));
+  sendJson(
+    exchange.response,
+    200,
+    JSON.stringify(await provider.updatePod(id, patch, { signal: exchange.workSignal })),
+  );
 }
 
-async function deleteMachine({ provider }: RouteContext, { response, params, workSignal }: Exchange, ids: string[]): Promise<void> {
+async function deleteMachine(
+  { provider }: RouteContext,
+  { response, params, workSignal }: Exchange,
+  ids: string[],
+): Promise<void> {
   const force = new Query(params, ["force"]).flag("force");
   await provider.deletePod(machineId(ids), { signal: workSignal, force });
   sendNothing(response);
@@ -229,7 +241,11 @@ async function listMachines({ provider, limits }: RouteContext, { response, para
   const query = new Query(params, ["label", "limit", "cursor", "include_deleted"]);
   const limit = Math.min(query.count("limit", { min: 1, max: 10_000 }) ?? limits.pageItems, limits.pageItems);
   const cursor = decodeCursor(query.text("cursor"));
-  const list = await provider.getPods({ signal, labels: query.labels(), includeDeleted: query.flag("include_deleted") });
+  const list = await provider.getPods({
+    signal,
+    labels: query.labels(),
+    includeDeleted: query.flag("include_deleted"),
+  });
   const items = list.items.toSorted((a, b) => (a.id < b.id ? -1 : 1));
   const from = cursor === undefined ? 0 : firstAfter(items, cursor.after);
   const revision = cursor?.revision ?? list.revision;
@@ -243,7 +259,9 @@ async function listMachines({ provider, limits }: RouteContext, { response, para
     page.push(text);
   }
   const nextCursor =
-    next < items.length ? `,"next_cursor":${JSON.stringify(encodeCursor({ after: items[next - 1]!.id, revision }))}` : "";
+    next < items.length
+      ? `,"next_cursor":${JSON.stringify(encodeCursor({ after: items[next - 1]!.id, revision }))}`
+      : "";
   sendJson(response, 200, `{"items":[${page.join(",")}],"revision":${revision}${nextCursor}}`);
 }
 
@@ -373,7 +391,8 @@ async function getEvents(context: RouteContext, exchange: Exchange): Promise<voi
   const signal = AbortSignal.any([exchange.signal, stop.signal]);
   const iterator = provider.watchPods(since, { signal, labels })[Symbol.asyncIterator]();
   try {
-    if (exchange.request.headers.accept?.includes(EVENT_STREAM_TYPE) === true) await streamEvents(context, exchange, iterator);
+    if (exchange.request.headers.accept?.includes(EVENT_STREAM_TYPE) === true)
+      await streamEvents(context, exchange, iterator);
     else await pollEvents(context, exchange, iterator, since, timeoutMs);
   } finally {
     stop.abort();
@@ -436,7 +455,8 @@ async function streamEvents(
       pending = iterator.next();
     }
   } catch (thrown) {
-    if (!signal.aborted) await output.write(`event: error\ndata: ${JSON.stringify(errorReply(asProviderError(thrown), requestId))}\n\n`);
+    if (!signal.aborted)
+      await output.write(`event: error\ndata: ${JSON.stringify(errorReply(asProviderError(thrown), requestId))}\n\n`);
   } finally {
     cancel();
   }

@@ -99,7 +99,14 @@ class ProviderServer implements MachineApiServer {
       this.#authorize(request);
       const url = parseUrl(request);
       const signal = AbortSignal.any([hungUp.signal, this.#closing.signal]);
-      const exchange = { request, response, params: url.searchParams, requestId, signal, workSignal: this.#closed.signal };
+      const exchange = {
+        request,
+        response,
+        params: url.searchParams,
+        requestId,
+        signal,
+        workSignal: this.#closed.signal,
+      };
       if (this.#closing.signal.aborted) response.setHeader("connection", "close");
       await dispatch(this.#context, exchange, url.pathname);
     } catch (thrown) {
@@ -115,7 +122,10 @@ class ProviderServer implements MachineApiServer {
 
   #fail(request: IncomingMessage, response: ServerResponse, requestId: string, thrown: unknown): void {
     if (!(thrown instanceof ProviderError) && !response.destroyed) {
-      this.#logger.error({ err: thrown, requestId, method: request.method, path: request.url?.split("?")[0] }, "a request failed");
+      this.#logger.error(
+        { err: thrown, requestId, method: request.method, path: request.url?.split("?")[0] },
+        "a request failed",
+      );
     }
     if (response.headersSent) {
       // A body that breaks off without its last chunk is how HTTP says that it is not whole.
@@ -142,7 +152,8 @@ class ProviderServer implements MachineApiServer {
       const signal = AbortSignal.any([hungUp.signal, this.#closed.signal]);
       await this.#streams.open({ request, socket, head, url, requestId, signal });
     } catch (thrown) {
-      if (!(thrown instanceof ProviderError)) this.#logger.error({ err: thrown, requestId }, "a stream could not be opened");
+      if (!(thrown instanceof ProviderError))
+        this.#logger.error({ err: thrown, requestId }, "a stream could not be opened");
       refuseUpgrade(socket, asProviderError(thrown), requestId);
     }
   }
@@ -153,7 +164,10 @@ class ProviderServer implements MachineApiServer {
     if (accepted === undefined) return;
     const given = /^Bearer ([\x21-\x7e]+)$/i.exec(request.headers.authorization ?? "")?.[1];
     if (given !== undefined && isOneOf(given, accepted)) return;
-    throw new ProviderError("unauthorized", given === undefined ? "a bearer token is required" : "the bearer token is not accepted");
+    throw new ProviderError(
+      "unauthorized",
+      given === undefined ? "a bearer token is required" : "the bearer token is not accepted",
+    );
   }
 }
 

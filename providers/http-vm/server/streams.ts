@@ -8,7 +8,15 @@ import { WebSocketServer, type WebSocket } from "ws";
 import { ProviderError } from "../../../src/provider/errors.ts";
 import type { ProcessStreams } from "../../../src/provider/provider.ts";
 import type { Logger } from "../../../src/telemetry/logger.ts";
-import { CHANNEL, channelMessage, CHUNK_BYTES, EXEC_PROTOCOL, MAX_MESSAGE_BYTES, statusOfExit, statusOfFailure } from "../wire.ts";
+import {
+  CHANNEL,
+  channelMessage,
+  CHUNK_BYTES,
+  EXEC_PROTOCOL,
+  MAX_MESSAGE_BYTES,
+  statusOfExit,
+  statusOfFailure,
+} from "../wire.ts";
 import { asProviderError, Query } from "./http.ts";
 import { checkedId, lacks, matchPath, unsupportedRoute, type RouteContext } from "./routes.ts";
 
@@ -88,7 +96,11 @@ export class StreamRoutes {
       requireProtocol(upgrade.request);
       streams = await provider.attach(id, container, options);
     }
-    this.#accept(upgrade, (socket) => spliceProcess(socket, streams), () => streams.close());
+    this.#accept(
+      upgrade,
+      (socket) => spliceProcess(socket, streams),
+      () => streams.close(),
+    );
   }
 
   async #openPort(upgrade: Upgrade, ids: string[]): Promise<void> {
@@ -101,7 +113,11 @@ export class StreamRoutes {
     }
     if (provider.portForward === undefined) throw lacks("port_forward");
     const stream = await provider.portForward(id, port, { signal: upgrade.signal });
-    this.#accept(upgrade, (socket) => splicePort(socket, stream), () => stream.destroy());
+    this.#accept(
+      upgrade,
+      (socket) => splicePort(socket, stream),
+      () => stream.destroy(),
+    );
   }
 
   #accept(upgrade: Upgrade, splice: (socket: WebSocket) => Promise<void>, abandon: () => void): void {
@@ -144,7 +160,7 @@ async function spliceProcess(socket: WebSocket, streams: ProcessStreams): Promis
   stdin?.on("drain", () => socket.resume());
   socket.on("message", (data: Buffer) => {
     const payload = data.subarray(1);
-    switch (data[0]) {
+    switch (data[0] ?? -1) {
       case CHANNEL.stdin:
         if (stdin?.writable === true && payload.length > 0 && !stdin.write(payload)) socket.pause();
         return;
@@ -157,7 +173,10 @@ async function spliceProcess(socket: WebSocket, streams: ProcessStreams): Promis
   });
   // Its rejection is read below, after the output.
   streams.exit.catch(() => {});
-  const outputs = Promise.all([pump(streams.stdout, CHANNEL.stdout, socket), pump(streams.stderr, CHANNEL.stderr, socket)]);
+  const outputs = Promise.all([
+    pump(streams.stdout, CHANNEL.stdout, socket),
+    pump(streams.stderr, CHANNEL.stderr, socket),
+  ]);
   let status: string;
   try {
     await outputs;
@@ -189,7 +208,8 @@ function resize(streams: ProcessStreams, payload: Buffer): void {
     return; // A terminal that keeps its size is better than a session that ends.
   }
   const { Width: width, Height: height } = size ?? {};
-  const valid = (value: unknown): value is number => Number.isInteger(value) && (value as number) > 0 && (value as number) <= 0xffff;
+  const valid = (value: unknown): value is number =>
+    Number.isInteger(value) && (value as number) > 0 && (value as number) <= 0xffff;
   if (valid(width) && valid(height)) streams.resize(width, height);
 }
 

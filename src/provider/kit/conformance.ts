@@ -74,7 +74,9 @@ export async function runConformance(provider: Provider, options: ConformanceOpt
   const info = await provider.getInfo({ signal });
   const runId = Math.floor(random() * 2 ** 48).toString(36);
   const queue = new PQueue({ concurrency: options.concurrency ?? 4 });
-  const wanted = CHECKS.filter(({ name }) => options.only === undefined || options.only.some((prefix) => name.startsWith(prefix)));
+  const wanted = CHECKS.filter(
+    ({ name }) => options.only === undefined || options.only.some((prefix) => name.startsWith(prefix)),
+  );
 
   const runOne = async (check: Check, index: number): Promise<CheckResult> => {
     const startedAt = clock.monotonic();
@@ -111,7 +113,8 @@ export async function runConformance(provider: Provider, options: ConformanceOpt
 
 async function outcomeOf(check: Check, context: CheckContext): Promise<Pick<CheckResult, "outcome" | "message">> {
   const missing = check.needs?.find((capability) => !context.has(capability));
-  if (missing !== undefined) return { outcome: "skipped", message: `needs the capability ${missing} (${CAPABILITIES[missing]})` };
+  if (missing !== undefined)
+    return { outcome: "skipped", message: `needs the capability ${missing} (${CAPABILITIES[missing]})` };
   if (check.needsHttp === true && context.http === undefined) return { outcome: "skipped", message: "needs a URL" };
   const reason = check.skip?.(context);
   if (reason !== undefined) return { outcome: "skipped", message: reason };
@@ -125,6 +128,7 @@ async function outcomeOf(check: Check, context: CheckContext): Promise<Pick<Chec
 
 function explain(thrown: unknown): string {
   if (thrown instanceof Violation) return `Expected ${thrown.expected}, but ${thrown.came}.`;
-  if (thrown instanceof ProviderError) return `Expected every call to succeed, but one failed with ${thrown.code}: ${thrown.message}.`;
+  if (thrown instanceof ProviderError)
+    return `Expected every call to succeed, but one failed with ${thrown.code}: ${thrown.message}.`;
   return `Expected no error, but there was one: ${thrown instanceof Error ? (thrown.stack ?? thrown.message) : String(thrown)}.`;
 }

@@ -75,7 +75,13 @@ export class CheckContext {
   }
 
   spec(script: string, rest: Partial<MachineSpec> = {}): MachineSpec {
-    return { labels: this.labels, restart_policy: "never", termination_grace_s: 1, containers: [this.container(script)], ...rest };
+    return {
+      labels: this.labels,
+      restart_policy: "never",
+      termination_grace_s: 1,
+      containers: [this.container(script)],
+      ...rest,
+    };
   }
 
   /** A new machine; resolves with what createPod returned. */
@@ -123,7 +129,8 @@ export class CheckContext {
 
   async logs(id: string, options: Partial<LogOptions> = {}, container = "main"): Promise<LogLine[]> {
     const lines: LogLine[] = [];
-    for await (const line of this.provider.getLogs(id, container, { signal: this.within(this.patienceMs), ...options })) lines.push(line);
+    for await (const line of this.provider.getLogs(id, container, { signal: this.within(this.patienceMs), ...options }))
+      lines.push(line);
     return lines;
   }
 
@@ -156,7 +163,8 @@ export class CheckContext {
   async untilTrue(what: string, holds: () => Promise<boolean>): Promise<void> {
     const deadline = this.clock.monotonic() + this.patienceMs;
     while (!(await holds())) {
-      if (this.clock.monotonic() >= deadline) throw new Violation(`${what} within ${this.patienceMs / 1000} s`, "it did not happen");
+      if (this.clock.monotonic() >= deadline)
+        throw new Violation(`${what} within ${this.patienceMs / 1000} s`, "it did not happen");
       await this.clock.sleep(POLL_MS, this.signal);
     }
   }
@@ -179,7 +187,9 @@ export class CheckContext {
 
   /** Deletes the check's machines, so that a run leaves nothing but tombstones. */
   async cleanUp(): Promise<void> {
-    await Promise.allSettled(this.#ids.map((id) => this.provider.deletePod(id, { signal: this.within(10_000), force: true })));
+    await Promise.allSettled(
+      this.#ids.map((id) => this.provider.deletePod(id, { signal: this.within(10_000), force: true })),
+    );
   }
 }
 
@@ -191,13 +201,17 @@ export function mainOf(machine: Machine): ContainerState {
 export function containerOf(machine: Machine, name: string): ContainerState {
   const found = machine.containers.find((container) => container.name === name);
   if (found !== undefined) return found;
-  throw new Violation(`machine ${machine.id} to show its container ${name}`, `it shows ${machine.containers.map((c) => c.name).join(", ") || "none"}`);
+  throw new Violation(
+    `machine ${machine.id} to show its container ${name}`,
+    `it shows ${machine.containers.map((c) => c.name).join(", ") || "none"}`,
+  );
 }
 
 export function summary(machine: Machine | undefined): string {
   if (machine === undefined) return "not there";
   const containers = machine.containers.map(
-    ({ name, state, reason, terminated }) => `${name} ${state}${reason ? ` ${reason}` : ""}${terminated ? ` with ${terminated.exit_code}` : ""}`,
+    ({ name, state, reason, terminated }) =>
+      `${name} ${state}${reason ? ` ${reason}` : ""}${terminated ? ` with ${terminated.exit_code}` : ""}`,
   );
   return `${machine.state}${machine.reason ? ` ${machine.reason}` : ""} (${containers.join(", ")})`;
 }

@@ -9,5 +9,11 @@ export * from "../machine.ts";
 export type * from "../provider.ts";
 export { assertCapable, patchCapabilities, requiredCapabilities, type Requirement } from "../requirements.ts";
 export type { Check } from "./check.ts";
-export { CHECKS, runConformance, type CheckResult, type ConformanceOptions, type ConformanceReport } from "./conformance.ts";
+export {
+  CHECKS,
+  runConformance,
+  type CheckResult,
+  type ConformanceOptions,
+  type ConformanceReport,
+} from "./conformance.ts";
 export type { HttpTarget } from "./http-target.ts";

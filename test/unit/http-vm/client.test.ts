@@ -20,7 +20,18 @@ const machine = (rest: object = {}): Machine & Record<string, unknown> => ({
   sandbox_ready: true,
   created_at: "2026-01-01T00:00:00.000Z",
   addresses: [{ ip: "10.0.0.1" }],
-  containers: [{ name: "c", kind: "main", state: "running", ready: true, started: true, restart_count: 0, image: "i", image_id: "sha256:1" }],
+  containers: [
+    {
+      name: "c",
+      kind: "main",
+      state: "running",
+      ready: true,
+      started: true,
+      restart_count: 0,
+      image: "i",
+      image_id: "sha256:1",
+    },
+  ],
   ...rest,
 });
 
@@ -48,18 +59,21 @@ const idOf = (request: Request): string => request.headers.get("x-request-id") ?
 type Reply = { status?: number; body?: string | object; headers?: Record<string, string>; echo?: boolean };
 
 /** Answers the next request with `reply`; the request's id is echoed unless told otherwise. */
-function answer(reply: Reply, method: "get" | "put" | "delete" | "post" = "get", path: string | RegExp = /.*/): nock.Scope {
-  return nock(BACKEND)
-    [method](path)
-    .reply((request: Request) => {
-      const id = idOf(request);
-      const { status = 200, body = "", headers = {}, echo = true } = reply;
-      return [
-        status,
-        typeof body === "string" ? body : JSON.stringify(body),
-        { "content-type": "application/json", ...(echo ? { "x-request-id": id } : {}), ...headers },
-      ];
-    });
+function answer(
+  reply: Reply,
+  method: "get" | "put" | "delete" | "post" = "get",
+  path: string | RegExp = /.*/,
+): nock.Scope {
+  const scope = nock(BACKEND);
+  return scope[method](path).reply((request: Request) => {
+    const id = idOf(request);
+    const { status = 200, body = "", headers = {}, echo = true } = reply;
+    return [
+      status,
+      typeof body === "string" ? body : JSON.stringify(body),
+      { "content-type": "application/json", ...(echo ? { "x-request-id": id } : {}), ...headers },
+    ];
+  });
 }
 
 const envelope = (code: string, rest: object = {}) => ({ error: { code, message: "said so", ...rest } });
@@ -112,7 +126,13 @@ describe("an error reply", () => {
     [504, "unavailable"],
     [599, "unavailable"],
   ])("%i without an envelope is %s", async (status, expected) => {
-    for (const body of ["<html>proxy</html>", "", "{}", '{"error":"no"}', '{"error":{"code":"brand_new","message":"x"}}']) {
+    for (const body of [
+      "<html>proxy</html>",
+      "",
+      "{}",
+      '{"error":"no"}',
+      '{"error":{"code":"brand_new","message":"x"}}',
+    ]) {
       if (status === 401 || status === 403) answer({ status, body });
       answer({ status, body });
       await expect(provider.getPod("m", { signal }), body).rejects.toMatchObject({ code: expected });
@@ -132,27 +152,47 @@ describe("an error reply", () => {
   });
 
   test.each([
-    ["retry_after_ms of the envelope", { body: envelope("rate_limited", { retry_after_ms: 1500 }), headers: { "retry-after": "9" } }, 1500],
+    [
+      "retry_after_ms of the envelope",
+      { body: envelope("rate_limited", { retry_after_ms: 1500 }), headers: { "retry-after": "9" } },
+      1500,
+    ],
     ["Retry-After in seconds", { body: envelope("rate_limited"), headers: { "retry-after": "2" } }, 2000],
     ["Retry-After of a proxy", { body: "", headers: { "retry-after": "3" } }, 3000],
     ["nothing when Retry-After is nonsense", { body: "", headers: { "retry-after": "soon" } }, undefined],
   ])("takes %s", async (_name, reply, expected) => {
     answer({ status: 429, ...reply });
-    await expect(provider.getPod("m", { signal })).rejects.toMatchObject({ code: "rate_limited", retryAfterMs: expected });
+    await expect(provider.getPod("m", { signal })).rejects.toMatchObject({
+      code: "rate_limited",
+      retryAfterMs: expected,
+    });
   });
 
   test("keeps the field and has no control characters in its message", async () => {
-    answer({ status: 400, body: { error: { code: "invalid", message: "\u001b[31mred\u0007", field: "containers.0" } } });
+    answer({
+      status: 400,
+      body: { error: { code: "invalid", message: "\u001b[31mred\u0007", field: "containers.0" } },
+    });
     await expect(provider.createPod("m", spec, { signal })).rejects.toThrow();
-    answer({ status: 400, body: { error: { code: "invalid", message: "\u001b[31mred\u0007", field: "containers.0" } } }, "put");
-    await expect(provider.createPod("m", spec, { signal })).rejects.toMatchObject({ message: "red", field: "containers.0" });
+    answer(
+      { status: 400, body: { error: { code: "invalid", message: "\u001b[31mred\u0007", field: "containers.0" } } },
+      "put",
+    );
+    await expect(provider.createPod("m", spec, { signal })).rejects.toMatchObject({
+      message: "red",
+      field: "containers.0",
+    });
   });
 });
 
 describe("a malformed reply is unknown, never absent:", () => {
   const container = machine().containers[0]!;
   const withContainer = (rest: object) => machine({ containers: [{ ...container, ...rest }] });
-  const terminated = (rest: object) => withContainer({ state: "terminated", terminated: { exit_code: 0, reason: "Completed", finished_at: "2026-01-01T00:00:00Z", ...rest } });
+  const terminated = (rest: object) =>
+    withContainer({
+      state: "terminated",
+      terminated: { exit_code: 0, reason: "Completed", finished_at: "2026-01-01T00:00:00Z", ...rest },
+    });
   const cases: [string, Reply, InvalidReason][] = [
     ["no JSON", { body: "<html>" }, "json"],
     ["no body", { body: "" }, "json"],
@@ -189,7 +229,11 @@ describe("a malformed reply is unknown, never absent:", () => {
     ["__proto__ as a field", { body: JSON.stringify(machine()).replace("{", '{"__proto__":{"x":1},') }, "keys"],
     ["__proto__ in disguise", { body: JSON.stringify(machine()).replace("{", '{"\\u005f_proto__":{"x":1},') }, "keys"],
     ["constructor as a label", { body: JSON.stringify(machine()).replace('"node"', '"constructor"') }, "keys"],
-    ["nested too deep", { body: JSON.stringify(machine()).replace("{", `{"x":${"[".repeat(100)}${"]".repeat(100)},`) }, "depth"],
+    [
+      "nested too deep",
+      { body: JSON.stringify(machine()).replace("{", `{"x":${"[".repeat(100)}${"]".repeat(100)},`) },
+      "depth",
+    ],
     ["nested far too deep", { body: `${"[".repeat(100_000)}${"]".repeat(100_000)}` }, "depth"],
     ["larger than a mebibyte", { body: machine({ message: "x".repeat(1024 * 1024) }) }, "size"],
     ["said to be larger than a mebibyte", { body: machine(), headers: { "content-length": "99999999" } }, "size"],
@@ -241,7 +285,11 @@ describe("a reply that can be used", () => {
     nock("http://127.0.0.1:9")
       .get("/v1/machines/m")
       .reply((request: Request) => {
-        return [200, JSON.stringify(machine({ addresses: [{ ip: "127.0.0.1" }] })), { "content-type": "application/json", "x-request-id": idOf(request) }];
+        return [
+          200,
+          JSON.stringify(machine({ addresses: [{ ip: "127.0.0.1" }] })),
+          { "content-type": "application/json", "x-request-id": idOf(request) },
+        ];
       });
     expect((await local.getPod("m", { signal })).addresses).toEqual([{ ip: "127.0.0.1" }]);
     await local.close();
@@ -254,7 +302,11 @@ describe("a reply that can be used", () => {
 });
 
 describe("a list", () => {
-  const page = (ids: string[], rest: object = {}) => ({ items: ids.map((id) => machine({ id })), revision: 9, ...rest });
+  const page = (ids: string[], rest: object = {}) => ({
+    items: ids.map((id) => machine({ id })),
+    revision: 9,
+    ...rest,
+  });
 
   test("is read page by page", async () => {
     answer({ body: page(["a", "b"], { next_cursor: "1" }) });
@@ -337,7 +389,9 @@ describe("a request", () => {
   });
 
   test("whose connection is refused is unknown", async () => {
-    nock(BACKEND).get(/.*/).replyWithError(Object.assign(new Error("connect ECONNREFUSED"), { code: "ECONNREFUSED" }));
+    nock(BACKEND)
+      .get(/.*/)
+      .replyWithError(Object.assign(new Error("connect ECONNREFUSED"), { code: "ECONNREFUSED" }));
     await expect(provider.getPod("m", { signal })).rejects.toMatchObject({ code: "unavailable", retryable: true });
   });
 });
@@ -365,7 +419,13 @@ describe("the backend's address", () => {
     expect(() => connect({ url })).toThrow(message);
   });
 
-  test.each(["https://backend", "http://127.0.0.1:1", "http://[::1]:1", "http://localhost:1/prefix/", "unix:///run/x.sock"])("%s is taken", (url) => {
+  test.each([
+    "https://backend",
+    "http://127.0.0.1:1",
+    "http://[::1]:1",
+    "http://localhost:1/prefix/",
+    "unix:///run/x.sock",
+  ])("%s is taken", (url) => {
     expect(() => connect({ url })).not.toThrow();
   });
 });
@@ -386,7 +446,11 @@ describe("pacing", () => {
   });
 
   test("429 halves the calls in flight once per burst, and success restores them one by one", async () => {
-    const client = new MachineApiClient({ url: BACKEND, clock: new VirtualClock(), pacing: { concurrency: 8, perSecond: 1000, burst: 1000 } });
+    const client = new MachineApiClient({
+      url: BACKEND,
+      clock: new VirtualClock(),
+      pacing: { concurrency: 8, perSecond: 1000, burst: 1000 },
+    });
     const get = () => client.json({ method: "GET", path: "/v1/machines/m", signal }, "Machine");
     for (let i = 0; i < 4; i++) answer({ status: 429, body: envelope("rate_limited") });
     await Promise.allSettled([get(), get(), get(), get()]);

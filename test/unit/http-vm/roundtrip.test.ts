@@ -4,7 +4,13 @@ import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { Readable } from "node:stream";
 import { afterEach, describe, expect, test, vi } from "vitest";
-import { createMachineApiServer, HttpVmProvider, type HttpVmOptions, type MachineApiServer, type MachineApiServerOptions } from "../../../providers/http-vm/index.ts";
+import {
+  createMachineApiServer,
+  HttpVmProvider,
+  type HttpVmOptions,
+  type MachineApiServer,
+  type MachineApiServerOptions,
+} from "../../../providers/http-vm/index.ts";
 import { MemoryProvider, scriptedFaults, type MemoryProviderOptions } from "../../../providers/memory/index.ts";
 import type { ContainerSpec, MachineSpec } from "../../../src/provider/machine.ts";
 import type { LogLine, StreamOptions } from "../../../src/provider/provider.ts";
@@ -18,7 +24,12 @@ afterEach(async () => {
 });
 
 async function setup(
-  options: { memory?: MemoryProviderOptions; server?: Partial<MachineApiServerOptions>; client?: Partial<HttpVmOptions>; unix?: boolean } = {},
+  options: {
+    memory?: MemoryProviderOptions;
+    server?: Partial<MachineApiServerOptions>;
+    client?: Partial<HttpVmOptions>;
+    unix?: boolean;
+  } = {},
 ): Promise<{ memory: MemoryProvider; server: MachineApiServer; client: HttpVmProvider; url: string }> {
   const memory = new MemoryProvider(options.memory);
   const server = createMachineApiServer({ provider: memory, logger: silentLogger, ...options.server });
@@ -30,13 +41,34 @@ async function setup(
   }
   const { url } = await server.listen(address);
   const client = new HttpVmProvider({ url, pacing: { perSecond: 10_000, burst: 10_000 }, ...options.client });
-  cleanups.push(() => memory.close(), () => server.close({ graceMs: 100 }), () => client.close());
+  cleanups.push(
+    () => memory.close(),
+    () => server.close({ graceMs: 100 }),
+    () => client.close(),
+  );
   return { memory, server, client, url };
 }
 
-const container = (script: string, rest: Partial<ContainerSpec> = {}): ContainerSpec => ({ name: "c", image: "i", command: ["sh", "-c", script], ...rest });
-const spec = (rest: Partial<MachineSpec> = {}): MachineSpec => ({ labels: { node: "n" }, restart_policy: "never", containers: [container("sleep 3600")], ...rest });
-const streams = (rest: Partial<StreamOptions> = {}): StreamOptions => ({ signal, stdin: false, stdout: true, stderr: true, tty: false, ...rest });
+const container = (script: string, rest: Partial<ContainerSpec> = {}): ContainerSpec => ({
+  name: "c",
+  image: "i",
+  command: ["sh", "-c", script],
+  ...rest,
+});
+const spec = (rest: Partial<MachineSpec> = {}): MachineSpec => ({
+  labels: { node: "n" },
+  restart_policy: "never",
+  containers: [container("sleep 3600")],
+  ...rest,
+});
+const streams = (rest: Partial<StreamOptions> = {}): StreamOptions => ({
+  signal,
+  stdin: false,
+  stdout: true,
+  stderr: true,
+  tty: false,
+  ...rest,
+});
 
 async function contents(source: AsyncIterable<LogLine>): Promise<string[]> {
   const found: string[] = [];
@@ -44,7 +76,10 @@ async function contents(source: AsyncIterable<LogLine>): Promise<string[]> {
   return found;
 }
 
-describe.each([["TCP", false], ["a unix socket", true]])("over %s", (_name, unix) => {
+describe.each([
+  ["TCP", false],
+  ["a unix socket", true],
+])("over %s", (_name, unix) => {
   test("a machine lives from creation to tombstone", async () => {
     const { client, memory } = await setup({ unix });
     expect(await client.getInfo({ signal })).toEqual(await memory.getInfo({ signal }));
@@ -73,7 +108,9 @@ describe("lists", () => {
     const { client, memory } = await setup({ server: { limits: { pageItems: 7 } } });
     for (let i = 0; i < 50; i++) memory.insert(`m-${i}`, spec({ labels: { node: i % 2 === 0 ? "n" : "other" } }));
     const list = await client.getPods({ signal, labels: { node: "n" } });
-    expect(list.items.map(({ id }) => id).toSorted()).toEqual(Array.from({ length: 25 }, (_, i) => `m-${2 * i}`).toSorted());
+    expect(list.items.map(({ id }) => id).toSorted()).toEqual(
+      Array.from({ length: 25 }, (_, i) => `m-${2 * i}`).toSorted(),
+    );
     expect(list.revision).toBe(50);
   });
 
@@ -82,7 +119,9 @@ describe("lists", () => {
     await client.createPod("m", spec(), { signal });
     await client.deletePod("m", { signal, force: true });
     expect((await client.getPods({ signal, labels: { node: "n" } })).items).toEqual([]);
-    expect((await client.getPods({ signal, labels: { node: "n" }, includeDeleted: true })).items).toMatchObject([{ id: "m", state: "deleted" }]);
+    expect((await client.getPods({ signal, labels: { node: "n" }, includeDeleted: true })).items).toMatchObject([
+      { id: "m", state: "deleted" },
+    ]);
   });
 });
 
@@ -153,12 +192,17 @@ describe("logs", () => {
   test("of an unknown container are not found", async () => {
     const { client } = await setup();
     await client.createPod("m", spec(), { signal });
-    await expect(contents(client.getLogs("m", "x", { signal }))).rejects.toMatchObject({ code: "not_found", field: "container" });
+    await expect(contents(client.getLogs("m", "x", { signal }))).rejects.toMatchObject({
+      code: "not_found",
+      field: "container",
+    });
   });
 
   test("stop when the reader has had enough", async () => {
     const { client } = await setup();
-    await client.createPod("m", spec({ containers: [container("while true; do echo x; sleep 0.01; done")] }), { signal });
+    await client.createPod("m", spec({ containers: [container("while true; do echo x; sleep 0.01; done")] }), {
+      signal,
+    });
     let lines = 0;
     for await (const _line of client.getLogs("m", "c", { signal, follow: true })) if (++lines === 3) break;
     expect(lines).toBe(3);
@@ -194,7 +238,14 @@ describe("streams", () => {
         this.push(block);
       },
     });
-    memory.exec = async () => ({ stdin: null, stdout: endless, stderr: null, resize() {}, exit: new Promise(() => {}), close: () => void endless.destroy() });
+    memory.exec = async () => ({
+      stdin: null,
+      stdout: endless,
+      stderr: null,
+      resize() {},
+      exit: new Promise(() => {}),
+      close: () => void endless.destroy(),
+    });
     const process = await client.exec("m", "c", ["x"], streams());
     // The sockets' buffers fill up; from then on nothing more is produced.
     await vi.waitFor(async () => {
@@ -221,7 +272,14 @@ describe("streams", () => {
   test("closing a session ends it at the backend", async () => {
     const { client, memory } = await setup();
     const closed = Promise.withResolvers<void>();
-    memory.exec = async () => ({ stdin: null, stdout: null, stderr: null, resize() {}, exit: new Promise(() => {}), close: () => closed.resolve() });
+    memory.exec = async () => ({
+      stdin: null,
+      stdout: null,
+      stderr: null,
+      resize() {},
+      exit: new Promise(() => {}),
+      close: () => closed.resolve(),
+    });
     const process = await client.exec("m", "c", ["sleep", "3600"], streams());
     process.close();
     await expect(process.exit).rejects.toMatchObject({ code: "unavailable" });
@@ -238,7 +296,11 @@ describe("streams", () => {
 
   test("a port carries bytes both ways and half-closes", async () => {
     const { client } = await setup();
-    await client.createPod("m", spec({ containers: [container("sleep 3600", { ports: [{ port: 80, protocol: "tcp" }] })] }), { signal });
+    await client.createPod(
+      "m",
+      spec({ containers: [container("sleep 3600", { ports: [{ port: 80, protocol: "tcp" }] })] }),
+      { signal },
+    );
     const port = await client.portForward("m", 80, { signal });
     port.end("ping");
     expect((await port.toArray()).join("")).toBe("ping");
@@ -264,7 +326,10 @@ describe("capabilities", () => {
     await expect(client.getStats({ signal, labels: {} })).rejects.toMatchObject(unsupported);
     await expect(client.watchPods(0, { signal, labels: {} }).next()).rejects.toMatchObject(unsupported);
     await expect(client.exec("m", "c", ["true"], streams())).rejects.toMatchObject(unsupported);
-    await expect(client.updatePod("m", { containers: [{ name: "c", image: "j" }] }, { signal })).rejects.toMatchObject({ ...unsupported, field: "containers" });
+    await expect(client.updatePod("m", { containers: [{ name: "c", image: "j" }] }, { signal })).rejects.toMatchObject({
+      ...unsupported,
+      field: "containers",
+    });
   });
 });
 
@@ -278,7 +343,9 @@ describe("authentication", () => {
 
 describe("faults behind the server", () => {
   test("a reply that was lost is unavailable, and repeating the call finds the machine", async () => {
-    const { client, memory } = await setup({ memory: { faults: scriptedFaults([{ operation: "createPod", fault: { kind: "lost" } }]) } });
+    const { client, memory } = await setup({
+      memory: { faults: scriptedFaults([{ operation: "createPod", fault: { kind: "lost" } }]) },
+    });
     await expect(client.createPod("m", spec(), { signal })).rejects.toMatchObject({ code: "unavailable" });
     expect(await client.createPod("m", spec(), { signal })).toMatchObject({ id: "m" });
     expect(memory.machines).toHaveLength(1);
@@ -286,6 +353,9 @@ describe("faults behind the server", () => {
 
   test("a quota says when to come back", async () => {
     const { client } = await setup({ memory: { maxMachines: 0 } });
-    await expect(client.createPod("m", spec(), { signal })).rejects.toMatchObject({ code: "quota", retryAfterMs: 5000 });
+    await expect(client.createPod("m", spec(), { signal })).rejects.toMatchObject({
+      code: "quota",
+      retryAfterMs: 5000,
+    });
   });
 });

@@ -21,7 +21,12 @@ async function connect(server: TcpServer, options: Partial<HttpVmOptions> = {}) 
   await new Promise<void>((resolve) => server.listen(0, "127.0.0.1", resolve));
   const invalid: InvalidReason[] = [];
   const { port } = server.address() as AddressInfo;
-  const provider = new HttpVmProvider({ url: `http://127.0.0.1:${port}`, deadlines: QUICK, onInvalidReply: (reason) => invalid.push(reason), ...options });
+  const provider = new HttpVmProvider({
+    url: `http://127.0.0.1:${port}`,
+    deadlines: QUICK,
+    onInvalidReply: (reason) => invalid.push(reason),
+    ...options,
+  });
   cleanups.push(() => provider.close());
   return { provider, invalid, port };
 }
@@ -61,12 +66,16 @@ async function all<T>(source: AsyncIterable<T>): Promise<T[]> {
   return items;
 }
 
-const okHead = (length: number | string) => `HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nX-Request-Id: %ID%\r\nContent-Length: ${length}\r\n\r\n`;
+const okHead = (length: number | string) =>
+  `HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nX-Request-Id: %ID%\r\nContent-Length: ${length}\r\n\r\n`;
 
 describe("deadlines", () => {
   test("a backend that accepts and never answers", async () => {
     const { provider } = await connect(raw(() => undefined));
-    await expect(provider.getInfo({ signal })).rejects.toMatchObject({ code: "unavailable", message: expect.stringContaining("in time") });
+    await expect(provider.getInfo({ signal })).rejects.toMatchObject({
+      code: "unavailable",
+      message: expect.stringContaining("in time"),
+    });
   });
 
   test("headers that trickle", async () => {
@@ -86,7 +95,10 @@ describe("deadlines", () => {
       return okHead(100_000);
     });
     const { provider } = await connect(server);
-    await expect(provider.getInfo({ signal })).rejects.toMatchObject({ code: "unavailable", message: expect.stringContaining("did not end in time") });
+    await expect(provider.getInfo({ signal })).rejects.toMatchObject({
+      code: "unavailable",
+      message: expect.stringContaining("did not end in time"),
+    });
   });
 
   test("a connection that cannot be made: TLS that never greets", async () => {
@@ -94,16 +106,25 @@ describe("deadlines", () => {
     const { port } = await connect(server);
     const provider = new HttpVmProvider({ url: `https://127.0.0.1:${port}`, deadlines: QUICK });
     cleanups.push(() => provider.close());
-    await expect(provider.getInfo({ signal })).rejects.toMatchObject({ code: "unavailable", message: expect.stringContaining("no connection within 150 ms") });
+    await expect(provider.getInfo({ signal })).rejects.toMatchObject({
+      code: "unavailable",
+      message: expect.stringContaining("no connection within 150 ms"),
+    });
   });
 
   test("an event stream that falls silent", async () => {
     const server = http((request, response) => {
-      response.writeHead(200, { "content-type": "text/event-stream", "x-request-id": request.headers["x-request-id"]! });
+      response.writeHead(200, {
+        "content-type": "text/event-stream",
+        "x-request-id": request.headers["x-request-id"]!,
+      });
       response.write(": hello\n\n");
     });
     const { provider } = await connect(server);
-    await expect(provider.watchPods(0, { signal, labels: {} }).next()).rejects.toMatchObject({ code: "unavailable", message: expect.stringContaining("silent") });
+    await expect(provider.watchPods(0, { signal, labels: {} }).next()).rejects.toMatchObject({
+      code: "unavailable",
+      message: expect.stringContaining("silent"),
+    });
   });
 
   test("a followed log may be silent for longer", async () => {
@@ -191,7 +212,10 @@ describe("bytes", () => {
     ["an event without end", `data: ${"x".repeat(2 * 1024 * 1024)}`, "size"],
   ])("events with %s are refused", async (_name, body, reason) => {
     const server = http((request, response) => {
-      response.writeHead(200, { "content-type": "text/event-stream", "x-request-id": request.headers["x-request-id"]! });
+      response.writeHead(200, {
+        "content-type": "text/event-stream",
+        "x-request-id": request.headers["x-request-id"]!,
+      });
       response.end(body);
     });
     const { provider, invalid } = await connect(server, { deadlines: {} });
@@ -220,7 +244,9 @@ describe("connections", () => {
   test("one on which an answer to another request came is destroyed", async () => {
     let connections = 0;
     let isPoisoned = true;
-    const server = raw(() => (isPoisoned ? okHead(INFO.length).replace("%ID%", "another") : okHead(INFO.length)) + INFO);
+    const server = raw(
+      () => (isPoisoned ? okHead(INFO.length).replace("%ID%", "another") : okHead(INFO.length)) + INFO,
+    );
     server.on("connection", () => connections++);
     const { provider, invalid } = await connect(server);
     await expect(provider.getInfo({ signal })).rejects.toMatchObject({ code: "unavailable" });
@@ -237,7 +263,9 @@ describe("connections", () => {
       most = Math.max(most, ++now);
       setTimeout(() => {
         now--;
-        response.writeHead(200, { "content-type": "application/json", "x-request-id": request.headers["x-request-id"]! }).end(INFO);
+        response
+          .writeHead(200, { "content-type": "application/json", "x-request-id": request.headers["x-request-id"]! })
+          .end(INFO);
       }, 20);
     });
     const { provider } = await connect(server, { pacing: { concurrency: 3, perSecond: 1000, burst: 1000 } });
@@ -255,7 +283,10 @@ describe("credentials", () => {
     let accepted = "old";
     const server = http((request, response) => {
       const isKnown = request.headers.authorization === `Bearer ${accepted}`;
-      response.writeHead(isKnown ? 200 : 401, { "content-type": "application/json", "x-request-id": request.headers["x-request-id"]! });
+      response.writeHead(isKnown ? 200 : 401, {
+        "content-type": "application/json",
+        "x-request-id": request.headers["x-request-id"]!,
+      });
       response.end(isKnown ? INFO : JSON.stringify({ error: { code: "unauthorized", message: "no" } }));
     });
     const { provider } = await connect(server, { credentials: { tokenFile } });
@@ -268,7 +299,13 @@ describe("credentials", () => {
   });
 
   test("a token file that is missing says which", async () => {
-    const { provider } = await connect(raw(() => undefined), { credentials: { tokenFile: "/nonexistent/token" } });
-    await expect(provider.getInfo({ signal })).rejects.toMatchObject({ code: "unauthorized", message: expect.stringContaining("/nonexistent/token") });
+    const { provider } = await connect(
+      raw(() => undefined),
+      { credentials: { tokenFile: "/nonexistent/token" } },
+    );
+    await expect(provider.getInfo({ signal })).rejects.toMatchObject({
+      code: "unauthorized",
+      message: expect.stringContaining("/nonexistent/token"),
+    });
   });
 });

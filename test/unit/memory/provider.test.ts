@@ -1,5 +1,10 @@
 import { afterEach, describe, expect, test } from "vitest";
-import { MemoryProvider, randomFaults, scriptedFaults, type MemoryProviderOptions } from "../../../providers/memory/index.ts";
+import {
+  MemoryProvider,
+  randomFaults,
+  scriptedFaults,
+  type MemoryProviderOptions,
+} from "../../../providers/memory/index.ts";
 import type { ContainerSpec, MachineSpec } from "../../../src/provider/machine.ts";
 import type { LogLine, MachineEvent } from "../../../src/provider/provider.ts";
 import { VirtualClock } from "../../support/virtual-clock.ts";
@@ -18,8 +23,18 @@ afterEach(async () => {
   await Promise.all(open.splice(0).map((provider) => provider.close()));
 });
 
-const container = (script: string, rest: Partial<ContainerSpec> = {}): ContainerSpec => ({ name: "c", image: "i", command: ["sh", "-c", script], ...rest });
-const spec = (rest: Partial<MachineSpec> = {}): MachineSpec => ({ labels: { node: "n" }, restart_policy: "never", containers: [container("sleep 3600")], ...rest });
+const container = (script: string, rest: Partial<ContainerSpec> = {}): ContainerSpec => ({
+  name: "c",
+  image: "i",
+  command: ["sh", "-c", script],
+  ...rest,
+});
+const spec = (rest: Partial<MachineSpec> = {}): MachineSpec => ({
+  labels: { node: "n" },
+  restart_policy: "never",
+  containers: [container("sleep 3600")],
+  ...rest,
+});
 
 /** Lets promises that are ready run; no time passes. */
 const turn = () => new Promise((resolve) => setImmediate(resolve));
@@ -33,7 +48,12 @@ async function lines(source: AsyncIterable<LogLine>): Promise<string[]> {
 describe("createPod", () => {
   test("returns a running machine when no stages are set", async () => {
     const { provider } = setup();
-    expect(await provider.createPod("m", spec(), { signal })).toMatchObject({ id: "m", version: 1, state: "running", addresses: [{ ip: "10.64.0.1" }] });
+    expect(await provider.createPod("m", spec(), { signal })).toMatchObject({
+      id: "m",
+      version: 1,
+      state: "running",
+      addresses: [{ ip: "10.64.0.1" }],
+    });
   });
 
   test("goes through the stages in their time", async () => {
@@ -47,15 +67,25 @@ describe("createPod", () => {
 
   test("returns the same machine for the same specification with its keys in another order", async () => {
     const { provider } = setup();
-    const first = await provider.createPod("m", { labels: { a: "1", b: "2" }, restart_policy: "never", containers: [container("sleep 1")] }, { signal });
-    const second = await provider.createPod("m", { containers: [container("sleep 1")], restart_policy: "never", labels: { b: "2", a: "1" } }, { signal });
+    const first = await provider.createPod(
+      "m",
+      { labels: { a: "1", b: "2" }, restart_policy: "never", containers: [container("sleep 1")] },
+      { signal },
+    );
+    const second = await provider.createPod(
+      "m",
+      { containers: [container("sleep 1")], restart_policy: "never", labels: { b: "2", a: "1" } },
+      { signal },
+    );
     expect(second).toEqual(first);
     expect(provider.machines).toHaveLength(1);
   });
 
   test("refuses a specification that needs what the provider lacks and names the field", async () => {
     const { provider } = setup({ capabilities: ["events"] });
-    await expect(provider.createPod("m", spec({ volumes: [{ name: "v", type: "empty_dir", medium: "disk" }] }), { signal })).rejects.toMatchObject({
+    await expect(
+      provider.createPod("m", spec({ volumes: [{ name: "v", type: "empty_dir", medium: "disk" }] }), { signal }),
+    ).rejects.toMatchObject({
       code: "unsupported",
       field: "volumes.0",
     });
@@ -80,7 +110,11 @@ describe("the life of containers", () => {
 
   test("restarts wait longer each time and counts grow", async () => {
     const { provider, clock } = setup();
-    await provider.createPod("m", spec({ restart_policy: "always", backoff: { initial_ms: 100, max_ms: 200 }, containers: [container("exit 1")] }), { signal });
+    await provider.createPod(
+      "m",
+      spec({ restart_policy: "always", backoff: { initial_ms: 100, max_ms: 200 }, containers: [container("exit 1")] }),
+      { signal },
+    );
     await clock.advance(0);
     const counts: number[] = [];
     for (let i = 0; i < 5; i++) {
@@ -95,12 +129,16 @@ describe("the life of containers", () => {
     await provider.createPod(
       "m",
       spec({
-        init_containers: [container("sleep 1", { name: "first" }), container("sleep 3600", { name: "side", restart_policy: "always" })],
+        init_containers: [
+          container("sleep 1", { name: "first" }),
+          container("sleep 3600", { name: "side", restart_policy: "always" }),
+        ],
         containers: [container("sleep 2", { name: "main" })],
       }),
       { signal },
     );
-    const states = async () => Object.fromEntries((await provider.getPod("m", { signal })).containers.map((c) => [c.name, c.state]));
+    const states = async () =>
+      Object.fromEntries((await provider.getPod("m", { signal })).containers.map((c) => [c.name, c.state]));
     expect(await states()).toEqual({ first: "running", side: "waiting", main: "waiting" });
     await clock.advance(1000);
     expect(await states()).toEqual({ first: "terminated", side: "running", main: "running" });
@@ -111,7 +149,11 @@ describe("the life of containers", () => {
 
   test("an image that cannot be pulled leaves its container waiting with the reason", async () => {
     const { provider } = setup();
-    const machine = await provider.createPod("m", spec({ containers: [container("true", { image: "registry.invalid/x:1" })] }), { signal });
+    const machine = await provider.createPod(
+      "m",
+      spec({ containers: [container("true", { image: "registry.invalid/x:1" })] }),
+      { signal },
+    );
     expect(machine.containers[0]).toMatchObject({ state: "waiting", reason: "ImagePullBackOff" });
     expect(machine.state).toBe("starting");
   });
@@ -120,14 +162,21 @@ describe("the life of containers", () => {
     const { provider } = setup();
     await provider.createPod("m", spec(), { signal });
     provider.endContainer("m", "c", { exitCode: 137, oomKilled: true });
-    expect((await provider.getPod("m", { signal })).containers[0]?.terminated).toMatchObject({ exit_code: 137, reason: "OOMKilled", oom_killed: true });
+    expect((await provider.getPod("m", { signal })).containers[0]?.terminated).toMatchObject({
+      exit_code: 137,
+      reason: "OOMKilled",
+      oom_killed: true,
+    });
   });
 
   test("address tokens in the environment become the address", async () => {
     const { provider, clock } = setup();
     await provider.createPod(
       "m",
-      spec({ address_tokens: { pod_ip: "@ip@", pod_ips: "@ips@" }, containers: [container("echo $IP", { env: [{ name: "IP", value: "is @ip@" }] })] }),
+      spec({
+        address_tokens: { pod_ip: "@ip@", pod_ips: "@ips@" },
+        containers: [container("echo $IP", { env: [{ name: "IP", value: "is @ip@" }] })],
+      }),
       { signal },
     );
     await clock.advance(0);
@@ -168,7 +217,11 @@ describe("stopPod", () => {
 
   test("runs the trap of a container that has one", async () => {
     const { provider, clock } = setup();
-    await provider.createPod("m", spec({ containers: [container("trap 'echo bye; exit 5' TERM; while true; do sleep 1; done")] }), { signal });
+    await provider.createPod(
+      "m",
+      spec({ containers: [container("trap 'echo bye; exit 5' TERM; while true; do sleep 1; done")] }),
+      { signal },
+    );
     await turn();
     await provider.stopPod("m", { signal, graceSeconds: 30 });
     await clock.advance(0);
@@ -195,7 +248,11 @@ describe("deletePod", () => {
 
   test("without force stops first: a create meanwhile is gone already", async () => {
     const { provider, clock } = setup();
-    await provider.createPod("m", spec({ termination_grace_s: 5, containers: [container("trap '' TERM; sleep 3600")] }), { signal });
+    await provider.createPod(
+      "m",
+      spec({ termination_grace_s: 5, containers: [container("trap '' TERM; sleep 3600")] }),
+      { signal },
+    );
     await turn();
     await provider.deletePod("m", { signal, force: false });
     expect((await provider.getPod("m", { signal })).state).toBe("deleting");
@@ -220,7 +277,8 @@ describe("watchPods", () => {
     const stop = new AbortController();
     const events: MachineEvent[] = [];
     const watching = (async () => {
-      for await (const event of provider.watchPods(revision, { signal: stop.signal, labels: { node: "n" } })) events.push(event);
+      for await (const event of provider.watchPods(revision, { signal: stop.signal, labels: { node: "n" } }))
+        events.push(event);
     })();
     await provider.createPod("b", spec(), { signal });
     await provider.createPod("other", spec({ labels: { node: "else" } }), { signal });
@@ -268,8 +326,14 @@ describe("getLogs", () => {
 
   test("gives the previous instance's after a restart", async () => {
     const { provider, clock } = setup();
-    await provider.createPod("m", spec({ restart_policy: "on_failure", containers: [container("echo run; sleep 1; exit 1")] }), { signal });
-    await expect(lines(provider.getLogs("m", "c", { signal, previous: true }))).rejects.toMatchObject({ code: "not_found" });
+    await provider.createPod(
+      "m",
+      spec({ restart_policy: "on_failure", containers: [container("echo run; sleep 1; exit 1")] }),
+      { signal },
+    );
+    await expect(lines(provider.getLogs("m", "c", { signal, previous: true }))).rejects.toMatchObject({
+      code: "not_found",
+    });
     await clock.advance(1500);
     expect(await lines(provider.getLogs("m", "c", { signal, previous: true }))).toEqual(["stdout:run"]);
   });
@@ -279,7 +343,13 @@ describe("streams", () => {
   test("exec splits its outputs and gives the exit code", async () => {
     const { provider } = setup();
     await provider.createPod("m", spec(), { signal });
-    const streams = await provider.exec("m", "c", ["sh", "-c", "echo out; echo err >&2; exit 7"], { signal, stdin: false, stdout: true, stderr: true, tty: false });
+    const streams = await provider.exec("m", "c", ["sh", "-c", "echo out; echo err >&2; exit 7"], {
+      signal,
+      stdin: false,
+      stdout: true,
+      stderr: true,
+      tty: false,
+    });
     expect((await streams.stdout!.toArray()).join("")).toBe("out\n");
     expect((await streams.stderr!.toArray()).join("")).toBe("err\n");
     expect(await streams.exit).toEqual({ exitCode: 7 });
@@ -331,7 +401,12 @@ describe("faults", () => {
   test("random faults strike with their probability", async () => {
     let seed = 0;
     const { provider } = setup({
-      faults: randomFaults({ random: () => (seed = (seed + 0.25) % 1), probability: 0.3, faults: [{ kind: "fail", code: "unavailable" }], operations: ["getPod"] }),
+      faults: randomFaults({
+        random: () => (seed = (seed + 0.25) % 1),
+        probability: 0.3,
+        faults: [{ kind: "fail", code: "unavailable" }],
+        operations: ["getPod"],
+      }),
     });
     await provider.createPod("m", spec(), { signal });
     const results = await Promise.allSettled(Array.from({ length: 8 }, () => provider.getPod("m", { signal })));

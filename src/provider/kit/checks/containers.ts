@@ -13,15 +13,25 @@ export const CONTAINER_CHECKS: readonly Check[] = [
       const [failed, succeeded] = await Promise.all([context.over("exit 3"), context.over("exit 0")]);
       const bad = mainOf(failed).terminated;
       const good = mainOf(succeeded).terminated;
-      context.expect(bad?.exit_code === 3 && bad.reason === "Error", "exit code 3 and reason Error", `they are ${bad?.exit_code} and ${bad?.reason}`);
-      context.expect(good?.exit_code === 0 && good.reason === "Completed", "exit code 0 and reason Completed", `they are ${good?.exit_code} and ${good?.reason}`);
+      context.expect(
+        bad?.exit_code === 3 && bad.reason === "Error",
+        "exit code 3 and reason Error",
+        `they are ${bad?.exit_code} and ${bad?.reason}`,
+      );
+      context.expect(
+        good?.exit_code === 0 && good.reason === "Completed",
+        "exit code 0 and reason Completed",
+        `they are ${good?.exit_code} and ${good?.reason}`,
+      );
     },
   },
   {
     name: "containers/environment",
     why: "Configuration comes by it.",
     async run(context: CheckContext) {
-      const { id } = await context.over("", { containers: [context.container('echo "$GREETING"', { env: [{ name: "GREETING", value: "a b" }] })] });
+      const { id } = await context.over("", {
+        containers: [context.container('echo "$GREETING"', { env: [{ name: "GREETING", value: "a b" }] })],
+      });
       const text = (await context.logs(id)).map(({ content }) => content.toString()).join();
       context.expect(text === "a b", 'the variable GREETING to be "a b"', `it is "${text}"`);
     },
@@ -31,8 +41,14 @@ export const CONTAINER_CHECKS: readonly Check[] = [
     needs: ["multi_container"],
     why: "A pod is all of its containers.",
     async run(context: CheckContext) {
-      const { id } = await context.create("", { containers: [context.container(FOREVER), context.container(FOREVER, { name: "second" })] });
-      await context.until(id, "two containers to run", (machine) => machine.containers.filter(({ state }) => state === "running").length === 2);
+      const { id } = await context.create("", {
+        containers: [context.container(FOREVER), context.container(FOREVER, { name: "second" })],
+      });
+      await context.until(
+        id,
+        "two containers to run",
+        (machine) => machine.containers.filter(({ state }) => state === "running").length === 2,
+      );
     },
   },
   {
@@ -43,12 +59,20 @@ export const CONTAINER_CHECKS: readonly Check[] = [
       let highest = 0;
       const machine = await context.until(id, "two restarts", (seen) => {
         const { restart_count } = mainOf(seen);
-        context.expect(restart_count >= highest, "a restart count that never falls", `it fell from ${highest} to ${restart_count}`);
+        context.expect(
+          restart_count >= highest,
+          "a restart count that never falls",
+          `it fell from ${highest} to ${restart_count}`,
+        );
         highest = restart_count;
         return restart_count >= 2;
       });
       const { last } = mainOf(machine);
-      context.expect(last?.exit_code === 1, "the previous instance's end in `last`", `it has exit code ${last?.exit_code}`);
+      context.expect(
+        last?.exit_code === 1,
+        "the previous instance's end in `last`",
+        `it has exit code ${last?.exit_code}`,
+      );
     },
   },
   {
@@ -56,7 +80,11 @@ export const CONTAINER_CHECKS: readonly Check[] = [
     why: "A Job's pod that has succeeded must be over.",
     async run(context: CheckContext) {
       const machine = await context.over("exit 0", { restart_policy: "on_failure", backoff: QUICK });
-      context.expect(mainOf(machine).restart_count === 0, "no restart after exit 0", `there were ${mainOf(machine).restart_count}`);
+      context.expect(
+        mainOf(machine).restart_count === 0,
+        "no restart after exit 0",
+        `there were ${mainOf(machine).restart_count}`,
+      );
     },
   },
   {
@@ -65,7 +93,11 @@ export const CONTAINER_CHECKS: readonly Check[] = [
     async run(context: CheckContext) {
       const machine = await context.over("exit 9", { backoff: QUICK });
       const { restart_count, terminated } = mainOf(machine);
-      context.expect(restart_count === 0 && terminated?.exit_code === 9, "one run that ended with 9", `there were ${restart_count} restarts and ${terminated?.exit_code}`);
+      context.expect(
+        restart_count === 0 && terminated?.exit_code === 9,
+        "one run that ended with 9",
+        `there were ${restart_count} restarts and ${terminated?.exit_code}`,
+      );
     },
   },
   {
@@ -73,12 +105,18 @@ export const CONTAINER_CHECKS: readonly Check[] = [
     needs: ["init_containers"],
     why: "They prepare what the main containers need.",
     async run(context: CheckContext) {
-      const machine = await context.over("exit 0", { init_containers: [context.container("sleep 0.5; exit 0", { name: "first" })] });
+      const machine = await context.over("exit 0", {
+        init_containers: [context.container("sleep 0.5; exit 0", { name: "first" })],
+      });
       const first = containerOf(machine, "first").terminated;
       const main = mainOf(machine).terminated;
       context.expect(first?.exit_code === 0, "the init container to have ended with 0", `it is ${summary(machine)}`);
       const inOrder = main?.started_at !== undefined && main.started_at >= first.finished_at;
-      context.expect(inOrder, "the main container to start after the init container's end", `it started at ${main?.started_at}, the other ended at ${first.finished_at}`);
+      context.expect(
+        inOrder,
+        "the main container to start after the init container's end",
+        `it started at ${main?.started_at}, the other ended at ${first.finished_at}`,
+      );
     },
   },
   {
@@ -86,8 +124,14 @@ export const CONTAINER_CHECKS: readonly Check[] = [
     needs: ["init_containers"],
     why: "Main containers must not run unprepared.",
     async run(context: CheckContext) {
-      const machine = await context.over("exit 0", { init_containers: [context.container("exit 6", { name: "first" })] });
-      context.expect(mainOf(machine).terminated === undefined, "the main container never to start when an init container failed", `the machine is ${summary(machine)}`);
+      const machine = await context.over("exit 0", {
+        init_containers: [context.container("exit 6", { name: "first" })],
+      });
+      context.expect(
+        mainOf(machine).terminated === undefined,
+        "the main container never to start when an init container failed",
+        `the machine is ${summary(machine)}`,
+      );
     },
   },
   {
@@ -100,8 +144,16 @@ export const CONTAINER_CHECKS: readonly Check[] = [
       });
       const side = containerOf(machine, "side").terminated;
       const main = mainOf(machine).terminated;
-      context.expect(main?.exit_code === 0 && side !== undefined, "the sidecar to end when the main container is done", `the machine is ${summary(machine)}`);
-      context.expect(side.finished_at >= main.finished_at, "the sidecar to end last", `it ended at ${side.finished_at}, the main container at ${main.finished_at}`);
+      context.expect(
+        main?.exit_code === 0 && side !== undefined,
+        "the sidecar to end when the main container is done",
+        `the machine is ${summary(machine)}`,
+      );
+      context.expect(
+        side.finished_at >= main.finished_at,
+        "the sidecar to end last",
+        `it ended at ${side.finished_at}, the main container at ${main.finished_at}`,
+      );
     },
   },
   {
@@ -129,7 +181,11 @@ export const CONTAINER_CHECKS: readonly Check[] = [
         containers: [context.container("tail /dev/zero", { resources: { requests: limits, limits } })],
       });
       const end = mainOf(machine).terminated;
-      context.expect(end?.reason === "OOMKilled" && end.oom_killed === true, "reason OOMKilled and oom_killed", `they are ${end?.reason} and ${end?.oom_killed}`);
+      context.expect(
+        end?.reason === "OOMKilled" && end.oom_killed === true,
+        "reason OOMKilled and oom_killed",
+        `they are ${end?.reason} and ${end?.oom_killed}`,
+      );
     },
   },
   {
@@ -151,7 +207,11 @@ export const CONTAINER_CHECKS: readonly Check[] = [
         containers: [context.container(FOREVER, { mounts: [{ volume: "cfg", path: "/etc/conformance" }] })],
         volumes: [{ name: "cfg", type: "files", version: "v1", files: file("one") }],
       });
-      await context.provider.updatePod?.(id, { files: [{ volume: "cfg", version: "v2", files: file("two") }] }, { signal: context.signal });
+      await context.provider.updatePod?.(
+        id,
+        { files: [{ volume: "cfg", version: "v2", files: file("two") }] },
+        { signal: context.signal },
+      );
       await context.until(id, "file_versions.cfg to be v2", ({ file_versions }) => file_versions?.["cfg"] === "v2");
     },
   },
@@ -179,7 +239,11 @@ export const CONTAINER_CHECKS: readonly Check[] = [
     async run(context: CheckContext) {
       const capacity = await context.provider.getCapacity?.({ signal: context.signal });
       const { cpu_millis = 0, memory_bytes = 0 } = capacity?.allocatable ?? {};
-      context.expect(cpu_millis > 0 && memory_bytes > 0, "some cpu and memory", `there are ${cpu_millis} millicores and ${memory_bytes} bytes`);
+      context.expect(
+        cpu_millis > 0 && memory_bytes > 0,
+        "some cpu and memory",
+        `there are ${cpu_millis} millicores and ${memory_bytes} bytes`,
+      );
     },
   },
 ];

@@ -6,11 +6,20 @@ import { Violation, type CheckContext } from "../context.ts";
 const FOREVER = "sleep 3600";
 
 /** Watches from `since` until `isEnough`. */
-async function watch(context: CheckContext, since: number, what: string, isEnough: (events: MachineEvent[]) => boolean): Promise<MachineEvent[]> {
+async function watch(
+  context: CheckContext,
+  since: number,
+  what: string,
+  isEnough: (events: MachineEvent[]) => boolean,
+): Promise<MachineEvent[]> {
   const stop = new AbortController();
   const cancel = context.clock.after(context.patienceMs, () => stop.abort());
   const events: MachineEvent[] = [];
-  const source = context.provider.watchPods?.(since, { signal: AbortSignal.any([context.signal, stop.signal]), labels: context.labels }) ?? [];
+  const source =
+    context.provider.watchPods?.(since, {
+      signal: AbortSignal.any([context.signal, stop.signal]),
+      labels: context.labels,
+    }) ?? [];
   try {
     for await (const event of source) {
       events.push(event);
@@ -52,7 +61,9 @@ export const EVENT_CHECKS: readonly Check[] = [
     async run(context: CheckContext) {
       const { revision } = await context.list();
       const id = context.id();
-      const seen = watch(context, revision, "an event of a machine that is created while watching", (events) => events.some(({ machine }) => machine.id === id));
+      const seen = watch(context, revision, "an event of a machine that is created while watching", (events) =>
+        events.some(({ machine }) => machine.id === id),
+      );
       // Its rejection is awaited below, after the create.
       seen.catch(() => {});
       await context.clock.sleep(300, context.signal);
@@ -67,7 +78,12 @@ export const EVENT_CHECKS: readonly Check[] = [
     async run(context: CheckContext) {
       const { revision } = await context.list();
       for (let i = 0; i < 3; i++) await context.create(FOREVER);
-      const events = await watch(context, revision, "events of three machines", (seen) => new Set(seen.map(({ machine }) => machine.id)).size >= 3);
+      const events = await watch(
+        context,
+        revision,
+        "events of three machines",
+        (seen) => new Set(seen.map(({ machine }) => machine.id)).size >= 3,
+      );
       let last = revision;
       for (const event of events) {
         context.expect(event.revision > last, `a revision above ${last}`, `it is ${event.revision}`);
@@ -83,8 +99,14 @@ export const EVENT_CHECKS: readonly Check[] = [
       const { revision } = await context.list();
       const { id: other } = await context.create(FOREVER, { labels: { "vmlet.dev/conformance": "other" } });
       const { id } = await context.create(FOREVER);
-      const events = await watch(context, revision, `an event of machine ${id}`, (seen) => seen.some(({ machine }) => machine.id === id));
-      context.expect(!events.some(({ machine }) => machine.id === other), "no event of a machine with other labels", "there is one");
+      const events = await watch(context, revision, `an event of machine ${id}`, (seen) =>
+        seen.some(({ machine }) => machine.id === id),
+      );
+      context.expect(
+        !events.some(({ machine }) => machine.id === other),
+        "no event of a machine with other labels",
+        "there is one",
+      );
     },
   },
   {

@@ -20,18 +20,32 @@ function codeOf(reply: Reply, doing: string): string {
     code = undefined; // Told below: whatever it is, it is no envelope.
   }
   if (typeof code === "string" && typeof message === "string") return code;
-  throw new Violation(`${doing} to answer {"error":{"code","message",…}}`, `HTTP ${reply.status} came with ${JSON.stringify(reply.body.slice(0, 100))}`);
+  throw new Violation(
+    `${doing} to answer {"error":{"code","message",…}}`,
+    `HTTP ${reply.status} came with ${JSON.stringify(reply.body.slice(0, 100))}`,
+  );
 }
 
-function expectRefusal(context: CheckContext, reply: Reply, doing: string, status: readonly number[], code: string): void {
+function expectRefusal(
+  context: CheckContext,
+  reply: Reply,
+  doing: string,
+  status: readonly number[],
+  code: string,
+): void {
   const found = codeOf(reply, doing);
-  context.expect(status.includes(reply.status) && found === code, `${doing} to answer ${status.join(" or ")} ${code}`, `it answers ${reply.status} ${found}`);
+  context.expect(
+    status.includes(reply.status) && found === code,
+    `${doing} to answer ${status.join(" or ")} ${code}`,
+    `it answers ${reply.status} ${found}`,
+  );
 }
 
 const put = (context: CheckContext, body: string): Promise<Reply> =>
   context.http!.request("PUT", `/v1/machines/${context.id()}`, { headers: JSON_BODY, body });
 
-const labelQuery = (context: CheckContext): string => `label=${encodeURIComponent(`${CHECK_LABEL}=${context.labels[CHECK_LABEL]}`)}`;
+const labelQuery = (context: CheckContext): string =>
+  `label=${encodeURIComponent(`${CHECK_LABEL}=${context.labels[CHECK_LABEL]}`)}`;
 
 const GATED: readonly { capability: Capability; path: string }[] = [
   { capability: "capacity", path: "/v1/capacity" },
@@ -46,8 +60,14 @@ const RULES: readonly Omit<Check, "needsHttp">[] = [
     name: "http/request-ids-come-back",
     why: "A client tells by it that a reply on a shared connection answers its own request.",
     async run(context: CheckContext) {
-      const { headers } = await context.http!.request("GET", "/v1/info", { headers: { "x-request-id": "conformance-17" } });
-      context.expect(headers["x-request-id"] === "conformance-17", "X-Request-Id: conformance-17", `it is ${headers["x-request-id"] ?? "missing"}`);
+      const { headers } = await context.http!.request("GET", "/v1/info", {
+        headers: { "x-request-id": "conformance-17" },
+      });
+      context.expect(
+        headers["x-request-id"] === "conformance-17",
+        "X-Request-Id: conformance-17",
+        `it is ${headers["x-request-id"] ?? "missing"}`,
+      );
     },
   },
   {
@@ -111,7 +131,11 @@ const RULES: readonly Omit<Check, "needsHttp">[] = [
     why: "They let a client say more to a backend that knows them, without breaking one that does not.",
     async run(context: CheckContext) {
       const { status } = await put(context, JSON.stringify({ ...context.spec(FOREVER), "x-conformance": { a: 1 } }));
-      context.expect(status === 200 || status === 201, "a field that begins with x- to be taken", `HTTP ${status} came`);
+      context.expect(
+        status === 200 || status === 201,
+        "a field that begins with x- to be taken",
+        `HTTP ${status} came`,
+      );
     },
   },
   {
@@ -158,7 +182,11 @@ const RULES: readonly Omit<Check, "needsHttp">[] = [
         const path = `/v1/machines?${labelQuery(context)}&limit=2${cursor && `&cursor=${encodeURIComponent(cursor)}`}`;
         const { body } = await context.http!.request("GET", path);
         const page = JSON.parse(body) as { items: Machine[]; next_cursor?: string; revision: number };
-        context.expect(page.items.length <= 2, "no more machines on a page than asked for", `there are ${page.items.length}`);
+        context.expect(
+          page.items.length <= 2,
+          "no more machines on a page than asked for",
+          `there are ${page.items.length}`,
+        );
         seen.push(...page.items.map(({ id }) => id));
         revisions.add(page.revision);
         // What comes and goes between two pages must not move the others.
@@ -166,8 +194,16 @@ const RULES: readonly Omit<Check, "needsHttp">[] = [
         if (page.next_cursor === undefined) break;
         cursor = page.next_cursor;
       }
-      context.expect(seen.toSorted().join() === ids.toSorted().join(), "each of five machines on one page", `the pages have ${seen.length}: ${seen.join(", ")}`);
-      context.expect(revisions.size === 1, "all pages to say the first one's revision", `they say ${[...revisions].join(", ")}`);
+      context.expect(
+        seen.toSorted().join() === ids.toSorted().join(),
+        "each of five machines on one page",
+        `the pages have ${seen.length}: ${seen.join(", ")}`,
+      );
+      context.expect(
+        revisions.size === 1,
+        "all pages to say the first one's revision",
+        `they say ${[...revisions].join(", ")}`,
+      );
     },
   },
   {
@@ -209,9 +245,16 @@ const RULES: readonly Omit<Check, "needsHttp">[] = [
     async run(context: CheckContext) {
       const { revision } = await context.list();
       const { id } = await context.create(FOREVER);
-      const { body } = await context.http!.request("GET", `/v1/events?since=${revision}&timeout=10&${labelQuery(context)}`);
+      const { body } = await context.http!.request(
+        "GET",
+        `/v1/events?since=${revision}&timeout=10&${labelQuery(context)}`,
+      );
       const reply = JSON.parse(body) as { events?: { machine: Machine; revision: number }[]; revision?: number };
-      context.expect(reply.events?.some(({ machine }) => machine.id === id) === true, `an event of machine ${id}`, `there are ${reply.events?.length ?? 0} events`);
+      context.expect(
+        reply.events?.some(({ machine }) => machine.id === id) === true,
+        `an event of machine ${id}`,
+        `there are ${reply.events?.length ?? 0} events`,
+      );
       context.expect((reply.revision ?? 0) > revision, "the revision to ask from next", `it is ${reply.revision}`);
     },
   },

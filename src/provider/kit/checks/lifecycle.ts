@@ -14,9 +14,21 @@ const UTC = /^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z$/;
 
 /** Specifications that need one capability beyond the core. */
 const DEMANDING: readonly { capability: Capability; field: string; ask: Partial<MachineSpec> }[] = [
-  { capability: "volumes.host_path", field: "volumes.0", ask: { volumes: [{ name: "v", type: "host_path", path: "/" }] } },
-  { capability: "share_process_namespace", field: "security.share_process_namespace", ask: { security: { share_process_namespace: true } } },
-  { capability: "sysctls", field: "security.sysctls", ask: { security: { sysctls: [{ name: "kernel.shm_rmid_forced", value: "1" }] } } },
+  {
+    capability: "volumes.host_path",
+    field: "volumes.0",
+    ask: { volumes: [{ name: "v", type: "host_path", path: "/" }] },
+  },
+  {
+    capability: "share_process_namespace",
+    field: "security.share_process_namespace",
+    ask: { security: { share_process_namespace: true } },
+  },
+  {
+    capability: "sysctls",
+    field: "security.sysctls",
+    ask: { security: { sysctls: [{ name: "kernel.shm_rmid_forced", value: "1" }] } },
+  },
   { capability: "instance_types", field: "instance_type", ask: { instance_type: "conformance" } },
 ];
 
@@ -37,7 +49,11 @@ export const LIFECYCLE_CHECKS: readonly Check[] = [
     why: "The agent writes the first status from this reply.",
     async run(context: CheckContext) {
       const machine = await context.create(FOREVER);
-      context.expect(machine.labels["vmlet.dev/conformance"] === context.labels["vmlet.dev/conformance"], "the labels of the specification", `they are ${JSON.stringify(machine.labels)}`);
+      context.expect(
+        machine.labels["vmlet.dev/conformance"] === context.labels["vmlet.dev/conformance"],
+        "the labels of the specification",
+        `they are ${JSON.stringify(machine.labels)}`,
+      );
       context.expect(
         ["pending", "creating", "starting", "running"].includes(machine.state),
         "a machine on its way or running",
@@ -52,9 +68,15 @@ export const LIFECYCLE_CHECKS: readonly Check[] = [
     async run(context: CheckContext) {
       const id = context.id();
       const spec = context.spec(FOREVER);
-      const machines = await Promise.all(Array.from({ length: 8 }, () => context.provider.createPod(id, spec, { signal: context.signal })));
+      const machines = await Promise.all(
+        Array.from({ length: 8 }, () => context.provider.createPod(id, spec, { signal: context.signal })),
+      );
       const births = new Set(machines.map(({ created_at }) => created_at));
-      context.expect(births.size === 1, "eight creates of one id to return one machine", `they have ${births.size} times of birth`);
+      context.expect(
+        births.size === 1,
+        "eight creates of one id to return one machine",
+        `they have ${births.size} times of birth`,
+      );
       let found = 0;
       await context.untilTrue("the machine in the list", async () => {
         found = (await context.list()).items.filter((machine) => machine.id === id).length;
@@ -92,11 +114,20 @@ export const LIFECYCLE_CHECKS: readonly Check[] = [
   {
     name: "create/what-is-unsupported-is-refused",
     why: "A field that is dropped silently runs a pod without the thing it asked for.",
-    skip: (context) => (firstMissing(context) === undefined ? "the backend can do everything that this check could ask for" : undefined),
+    skip: (context) =>
+      firstMissing(context) === undefined ? "the backend can do everything that this check could ask for" : undefined,
     async run(context: CheckContext) {
       const { capability, field, ask } = firstMissing(context)!;
-      const error = await context.expectCode(context.create("true", ask), "unsupported", `a specification that needs ${capability}`);
-      context.expect(error.field === field, `the error to name the field ${field}`, `it names ${error.field ?? "none"}`);
+      const error = await context.expectCode(
+        context.create("true", ask),
+        "unsupported",
+        `a specification that needs ${capability}`,
+      );
+      context.expect(
+        error.field === field,
+        `the error to name the field ${field}`,
+        `it names ${error.field ?? "none"}`,
+      );
     },
   },
   {
@@ -113,7 +144,11 @@ export const LIFECYCLE_CHECKS: readonly Check[] = [
       const machine = await context.running(FOREVER);
       await context.stop(machine.id, 0);
       const stopped = await context.untilOver(machine.id);
-      context.expect(stopped.version > machine.version, `a version above ${machine.version} after a stop`, `it is ${stopped.version}`);
+      context.expect(
+        stopped.version > machine.version,
+        `a version above ${machine.version} after a stop`,
+        `it is ${stopped.version}`,
+      );
     },
   },
   {
@@ -122,7 +157,14 @@ export const LIFECYCLE_CHECKS: readonly Check[] = [
     async run(context: CheckContext) {
       const machine = await context.over("exit 0");
       const main = mainOf(machine);
-      const times = [machine.created_at, machine.started_at, machine.stopped_at, main.started_at, main.terminated?.started_at, main.terminated?.finished_at];
+      const times = [
+        machine.created_at,
+        machine.started_at,
+        machine.stopped_at,
+        main.started_at,
+        main.terminated?.started_at,
+        main.terminated?.finished_at,
+      ];
       for (const time of times) {
         if (time === undefined) continue;
         context.expect(UTC.test(time), "times as 2026-10-06T00:17:09.123Z", `one is ${time}`);
@@ -137,14 +179,25 @@ export const LIFECYCLE_CHECKS: readonly Check[] = [
     async run(context: CheckContext) {
       const secret = "conformance-s3cret";
       const base64 = Buffer.from(secret).toString("base64");
-      const files = { name: "files", type: "files" as const, version: "1", files: [{ path: "key", mode: 0o600, content_b64: base64 }] };
+      const files = {
+        name: "files",
+        type: "files" as const,
+        version: "1",
+        files: [{ path: "key", mode: 0o600, content_b64: base64 }],
+      };
       const machine = await context.running(FOREVER, {
         containers: [context.container(FOREVER, { env: [{ name: "PASSWORD", value: secret }] })],
         ...(context.has("volumes.files") ? { volumes: [files] } : {}),
-        ...(context.has("registry_auth") ? { registry_auth: [{ registry: "registry.invalid", username: "u", password: secret }] } : {}),
+        ...(context.has("registry_auth")
+          ? { registry_auth: [{ registry: "registry.invalid", username: "u", password: secret }] }
+          : {}),
       });
       const shown = JSON.stringify([machine, await context.list()]);
-      context.expect(!shown.includes(secret) && !shown.includes(base64), "no secret of the specification in a machine", "one is shown");
+      context.expect(
+        !shown.includes(secret) && !shown.includes(base64),
+        "no secret of the specification in a machine",
+        "one is shown",
+      );
     },
   },
   {
@@ -169,7 +222,11 @@ export const LIFECYCLE_CHECKS: readonly Check[] = [
       const code = mainOf(machine).terminated?.exit_code;
       context.expect(code === 137, "a container that ignores the signal to end with 137", `it ended with ${code}`);
       context.expect(tookMs >= 1900, "it to live for the 2 s of grace", `it was over after ${Math.round(tookMs)} ms`);
-      context.expect(tookMs < 15_000, "it to be killed when 2 s of grace are over", `that took ${Math.round(tookMs)} ms`);
+      context.expect(
+        tookMs < 15_000,
+        "it to be killed when 2 s of grace are over",
+        `that took ${Math.round(tookMs)} ms`,
+      );
     },
   },
   {
@@ -227,7 +284,11 @@ export const LIFECYCLE_CHECKS: readonly Check[] = [
       const { id } = await context.over("exit 3");
       const { items } = await context.list();
       const found = items.find((machine) => machine.id === id);
-      context.expect(found !== undefined && mainOf(found).terminated?.exit_code === 3, "a stopped machine in the list, with its exit code", `it is ${summary(found)}`);
+      context.expect(
+        found !== undefined && mainOf(found).terminated?.exit_code === 3,
+        "a stopped machine in the list, with its exit code",
+        `it is ${summary(found)}`,
+      );
     },
   },
   {

@@ -11,7 +11,11 @@ export const LIST_CHECKS: readonly Check[] = [
     async run(context: CheckContext) {
       const { id } = await context.create(FOREVER);
       const { items } = await context.list();
-      context.expect(items.some((machine) => machine.id === id), "a machine in the list right after its create", "it is not there");
+      context.expect(
+        items.some((machine) => machine.id === id),
+        "a machine in the list right after its create",
+        "it is not there",
+      );
     },
   },
   {
@@ -37,7 +41,11 @@ export const LIST_CHECKS: readonly Check[] = [
       const without = await context.list();
       context.expect(without.items.length === 0, "no tombstone in a plain list", "there is one");
       const { items } = await context.list({ includeDeleted: true });
-      context.expect(items[0]?.id === id && items[0].state === "deleted", "the tombstone when it is asked for", `the list has ${items.length} machines`);
+      context.expect(
+        items[0]?.id === id && items[0].state === "deleted",
+        "the tombstone when it is asked for",
+        `the list has ${items.length} machines`,
+      );
     },
   },
   {
@@ -46,7 +54,10 @@ export const LIST_CHECKS: readonly Check[] = [
     async run(context: CheckContext) {
       const ids: string[] = [];
       for (let i = 0; i < 6; i++) ids.push((await context.create(FOREVER)).id);
-      await context.untilTrue("six machines in the list", async () => (await context.list()).items.length === ids.length);
+      await context.untilTrue(
+        "six machines in the list",
+        async () => (await context.list()).items.length === ids.length,
+      );
       let isChurning = true;
       const churn = (async () => {
         while (isChurning) {
@@ -59,7 +70,11 @@ export const LIST_CHECKS: readonly Check[] = [
           const { items } = await context.list();
           for (const id of ids) {
             const count = items.filter((machine) => machine.id === id).length;
-            context.expect(count === 1, `machine ${id} once in every list`, `it is there ${count} times while others come and go`);
+            context.expect(
+              count === 1,
+              `machine ${id} once in every list`,
+              `it is there ${count} times while others come and go`,
+            );
           }
         }
       } finally {

@@ -20,7 +20,11 @@ export const LOG_CHECKS: readonly Check[] = [
     async run(context: CheckContext) {
       const { lines } = await threeLines(context);
       const shown = lines.map(({ stream, content }) => `${stream}:${content.toString()}`).join(" ");
-      context.expect(shown === "stdout:one stderr:two stdout:three", "the three lines with their streams, in order", `they are ${shown || "none"}`);
+      context.expect(
+        shown === "stdout:one stderr:two stdout:three",
+        "the three lines with their streams, in order",
+        `they are ${shown || "none"}`,
+      );
     },
   },
   {
@@ -29,7 +33,11 @@ export const LOG_CHECKS: readonly Check[] = [
     async run(context: CheckContext) {
       const { lines } = await threeLines(context);
       for (const { at } of lines) {
-        context.expect(/^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{9}Z$/.test(at), "times as 2026-10-06T00:17:09.669794202Z", `one is ${at}`);
+        context.expect(
+          /^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{9}Z$/.test(at),
+          "times as 2026-10-06T00:17:09.669794202Z",
+          `one is ${at}`,
+        );
       }
     },
   },
@@ -51,7 +59,11 @@ export const LOG_CHECKS: readonly Check[] = [
       const { id, lines } = await threeLines(context);
       const since = lines[1]?.at ?? "";
       const shown = texts(await context.logs(id, { since }));
-      context.expect(shown === "two three", `the lines from ${since} on, its own included`, `they are ${shown || "none"}`);
+      context.expect(
+        shown === "two three",
+        `the lines from ${since} on, its own included`,
+        `they are ${shown || "none"}`,
+      );
     },
   },
   {
@@ -86,7 +98,10 @@ export const LOG_CHECKS: readonly Check[] = [
     name: "logs/previous",
     why: "`kubectl logs -p` tells why a container crashed, when the next one runs already.",
     async run(context: CheckContext) {
-      const { id } = await context.create("echo crashed; sleep 0.5; exit 1", { restart_policy: "always", backoff: { initial_ms: 100, max_ms: 100 } });
+      const { id } = await context.create("echo crashed; sleep 0.5; exit 1", {
+        restart_policy: "always",
+        backoff: { initial_ms: 100, max_ms: 100 },
+      });
       await context.until(id, "a restart", (machine) => mainOf(machine).restart_count > 0);
       // The instance before the current one changes with every restart: only what was read between two looks at the same one counts.
       for (;;) {
@@ -94,9 +109,17 @@ export const LOG_CHECKS: readonly Check[] = [
         const lines = await context.logs(id, { previous: true });
         const after = mainOf(await context.get(id));
         if (after.state !== "running" || after.restart_count !== before.restart_count) continue;
-        context.expect(texts(lines) === "crashed", "the previous instance's line", `it is ${texts(lines) || "nothing"}`);
+        context.expect(
+          texts(lines) === "crashed",
+          "the previous instance's line",
+          `it is ${texts(lines) || "nothing"}`,
+        );
         const end = after.last?.finished_at ?? "";
-        context.expect((lines[0]?.at.slice(0, 23) ?? "") <= end.slice(0, 23), `a line from before ${end}`, `it is of ${lines[0]?.at}`);
+        context.expect(
+          (lines[0]?.at.slice(0, 23) ?? "") <= end.slice(0, 23),
+          `a line from before ${end}`,
+          `it is of ${lines[0]?.at}`,
+        );
         return;
       }
     },
@@ -106,7 +129,11 @@ export const LOG_CHECKS: readonly Check[] = [
     why: "A typing error must not look like an empty log.",
     async run(context: CheckContext) {
       const { id } = await context.running("sleep 3600");
-      await context.expectCode(context.logs(id, {}, "nobody"), "not_found", "reading the log of a container that the machine has not");
+      await context.expectCode(
+        context.logs(id, {}, "nobody"),
+        "not_found",
+        "reading the log of a container that the machine has not",
+      );
     },
   },
 ];

@@ -8,8 +8,20 @@ import { Violation, type CheckContext } from "../context.ts";
 const FOREVER = "sleep 3600";
 const MEBIBYTE = 1024 * 1024;
 
-async function exec(context: CheckContext, id: string, script: string, rest: Partial<StreamOptions> = {}): Promise<ProcessStreams> {
-  const options = { signal: context.within(context.patienceMs), stdin: false, stdout: true, stderr: true, tty: false, ...rest };
+async function exec(
+  context: CheckContext,
+  id: string,
+  script: string,
+  rest: Partial<StreamOptions> = {},
+): Promise<ProcessStreams> {
+  const options = {
+    signal: context.within(context.patienceMs),
+    stdin: false,
+    stdout: true,
+    stderr: true,
+    tty: false,
+    ...rest,
+  };
   const streams = await context.provider.exec?.(id, "main", ["sh", "-c", script], options);
   if (streams === undefined) throw new Violation("an exec method, since the capability is declared", "there is none");
   return streams;
@@ -21,7 +33,9 @@ async function text(stream: Readable | null): Promise<string> {
 
 async function exitOf(context: CheckContext, streams: ProcessStreams): Promise<number> {
   const late = Promise.withResolvers<never>();
-  const cancel = context.clock.after(context.patienceMs, () => late.reject(new Violation("the session to end", "it did not")));
+  const cancel = context.clock.after(context.patienceMs, () =>
+    late.reject(new Violation("the session to end", "it did not")),
+  );
   try {
     return (await Promise.race([streams.exit, late.promise])).exitCode;
   } finally {
@@ -36,7 +50,11 @@ export const STREAM_CHECKS: readonly Check[] = [
     why: "Scripts and probes decide by them.",
     async run(context: CheckContext) {
       const { id } = await context.running(FOREVER);
-      for (const [script, expected] of [["exit 0", 0], ["exit 1", 1], ["kill -9 $$", 137]] as const) {
+      for (const [script, expected] of [
+        ["exit 0", 0],
+        ["exit 1", 1],
+        ["kill -9 $$", 137],
+      ] as const) {
         const streams = await exec(context, id, script);
         await Promise.all([text(streams.stdout), text(streams.stderr)]);
         const code = await exitOf(context, streams);
@@ -52,7 +70,11 @@ export const STREAM_CHECKS: readonly Check[] = [
       const { id } = await context.running(FOREVER);
       const streams = await exec(context, id, "echo out; echo err >&2");
       const [out, err] = await Promise.all([text(streams.stdout), text(streams.stderr)]);
-      context.expect(out === "out\n" && err === "err\n", "out on stdout and err on stderr", `they are ${JSON.stringify(out)} and ${JSON.stringify(err)}`);
+      context.expect(
+        out === "out\n" && err === "err\n",
+        "out on stdout and err on stderr",
+        `they are ${JSON.stringify(out)} and ${JSON.stringify(err)}`,
+      );
     },
   },
   {
@@ -64,7 +86,11 @@ export const STREAM_CHECKS: readonly Check[] = [
       const streams = await exec(context, id, "cat; echo done", { stdin: true });
       streams.stdin?.end("hello\n");
       const out = await text(streams.stdout);
-      context.expect(out === "hello\ndone\n", "the command to see the end of its input and go on", `its output is ${JSON.stringify(out)}`);
+      context.expect(
+        out === "hello\ndone\n",
+        "the command to see the end of its input and go on",
+        `its output is ${JSON.stringify(out)}`,
+      );
     },
   },
   {
@@ -100,7 +126,11 @@ export const STREAM_CHECKS: readonly Check[] = [
       await context.clock.sleep(200, context.signal);
       streams.stdin?.write("\n");
       const out = await text(streams.stdout);
-      context.expect(/\b43 132\b/.test(out), "43 rows and 132 columns", `the terminal says ${JSON.stringify(out.trim())}`);
+      context.expect(
+        /\b43 132\b/.test(out),
+        "43 rows and 132 columns",
+        `the terminal says ${JSON.stringify(out.trim())}`,
+      );
     },
   },
   {
@@ -117,14 +147,26 @@ export const STREAM_CHECKS: readonly Check[] = [
     needs: ["attach"],
     why: "`kubectl attach -i` and `kubectl run -it` are this, and return the container's exit code.",
     async run(context: CheckContext) {
-      const { id } = await context.running("", { containers: [context.container("read x; echo got $x; exit 4", { stdin: true })] });
-      const options = { signal: context.within(context.patienceMs), stdin: true, stdout: true, stderr: false, tty: false };
+      const { id } = await context.running("", {
+        containers: [context.container("read x; echo got $x; exit 4", { stdin: true })],
+      });
+      const options = {
+        signal: context.within(context.patienceMs),
+        stdin: true,
+        stdout: true,
+        stderr: false,
+        tty: false,
+      };
       const streams = await context.provider.attach?.(id, "main", options);
       context.expect(streams !== undefined, "an attach method, since the capability is declared", "there is none");
       streams.stdin?.write("it\n");
       const out = await text(streams.stdout);
       const code = await exitOf(context, streams);
-      context.expect(out === "got it\n" && code === 4, 'the output "got it" and exit code 4', `they are ${JSON.stringify(out)} and ${code}`);
+      context.expect(
+        out === "got it\n" && code === 4,
+        'the output "got it" and exit code 4',
+        `they are ${JSON.stringify(out)} and ${code}`,
+      );
     },
   },
   {
@@ -150,7 +192,9 @@ export const STREAM_CHECKS: readonly Check[] = [
     skip: (context) => (context.echo === undefined ? "needs a container that echoes a port (option echo)" : undefined),
     async run(context: CheckContext) {
       const { command, port } = context.echo!;
-      const { id } = await context.running("", { containers: [context.container("", { command, ports: [{ port, protocol: "tcp" }] })] });
+      const { id } = await context.running("", {
+        containers: [context.container("", { command, ports: [{ port, protocol: "tcp" }] })],
+      });
       let answer = "";
       await context.untilTrue(`an echo on port ${port}`, async () => {
         try {
@@ -162,7 +206,11 @@ export const STREAM_CHECKS: readonly Check[] = [
           return false; // Not listening yet.
         }
       });
-      context.expect(answer === "ping", "what was sent to come back before the end", `${JSON.stringify(answer)} came back`);
+      context.expect(
+        answer === "ping",
+        "what was sent to come back before the end",
+        `${JSON.stringify(answer)} came back`,
+      );
     },
   },
 ];

@@ -1,0 +1,160 @@
+/** What the server does by itself: envelopes, limits, credentials, closing. What it passes on is in roundtrip.test.ts. */
+import { connect } from "node:net";
+import { afterEach, describe, expect, test } from "vitest";
+import {
+  createMachineApiServer,
+  type MachineApiServer,
+  type MachineApiServerOptions,
+} from "../../../providers/http-vm/index.ts";
+import { MemoryProvider } from "../../../providers/memory/index.ts";
+import type { MachineSpec } from "../../../src/provider/machine.ts";
+import { silentLogger, type Logger } from "../../../src/telemetry/logger.ts";
+
+const cleanups: (() => Promise<unknown>)[] = [];
+
+afterEach(async () => {
+  for (const cleanup of cleanups.splice(0).toReversed()) await cleanup();
+});
+
+async function setup(
+  options: Partial<MachineApiServerOptions> = {},
+): Promise<{ memory: MemoryProvider; server: MachineApiServer; url: string; port: number }> {
+  const memory = new MemoryProvider();
+  const server = createMachineApiServer({ provider: memory, logger: silentLogger, ...options });
+  const { url, port } = await server.listen({ host: "127.0.0.1", port: 0 });
+  cleanups.push(
+    () => memory.close(),
+    () => server.close({ graceMs: 50 }),
+  );
+  return { memory, server, url, port };
+}
+
+const spec: MachineSpec = { labels: { a: "b" }, restart_policy: "never", containers: [{ name: "c", image: "i" }] };
+const put = (
+  url: string,
+  body: string | Buffer,
+  headers: Record<string, string> = { "content-type": "application/json" },
+) => fetch(`${url}/v1/machines/m`, { method: "PUT", body, headers });
+
+async function refusal(reply: Response): Promise<{ status: number; code: string; field?: string; request_id: string }> {
+  const { error } = (await reply.json()) as { error: { code: string; field?: string; request_id: string } };
+  expect(reply.headers.get("x-request-id")).toBe(error.request_id);
+  return { status: reply.status, ...error };
+}
+
+describe("a bad request", () => {
+  test.each<[string, string, RequestInit, string | undefined]>([
+    ["an id in capitals", "/v1/machines/M", {}, "id"],
+    ["an id that climbs", "/v1/machines/..%2Fx", {}, "id"],
+    ["a flag that is neither true nor false", "/v1/machines?include_deleted=1", {}, "include_deleted"],
+    ["a limit of nothing", "/v1/machines?limit=0", {}, "limit"],
+    ["a label without a value", "/v1/machines?label=a", {}, "label"],
+    ["a state that there is not", "/v1/machines/m?wait=flying", {}, "wait"],
+    ["a timeout of a day", "/v1/events?since=0&timeout=86400", {}, "timeout"],
+    ["events from nowhere", "/v1/events", {}, "since"],
+    ["a time in another zone", "/v1/machines/m/containers/c/logs?since=2026-01-01T00:00:00%2B02:00", {}, "since"],
+    ["a stream that there is not", "/v1/machines/m/containers/c/logs?stream=stdin", {}, "stream"],
+    ["a stop without grace", "/v1/machines/m/stop", { method: "POST", body: "{}" }, "grace_seconds"],
+    ["a negative grace", "/v1/machines/m/stop", { method: "POST", body: '{"grace_seconds":-1}' }, "grace_seconds"],
+  ])("with %s is invalid and names the field", async (_name, path, init, field) => {
+    const { url } = await setup();
+    const headers = { "content-type": "application/json" };
+    expect(await refusal(await fetch(url + path, { ...init, headers }))).toMatchObject({
+      status: 400,
+      code: "invalid",
+      field,
+    });
+  });
+
+  test.each<[string, string | Buffer]>([
+    ["is not UTF-8", Buffer.from([0x22, 0xff, 0x22])],
+    ["is nested too deep", `{"x-a":${"[".repeat(50)}${"]".repeat(50)}}`],
+    ["would reach a prototype", '{"labels":{"__proto__":"x"}}'],
+    ["is empty", ""],
+  ])("whose body %s is invalid", async (_name, body) => {
+    const { url, memory } = await setup();
+    expect(await refusal(await put(url, body))).toMatchObject({ status: 400, code: "invalid" });
+    expect(memory.machines).toEqual([]);
+  });
+
+  test("whose body is too large is refused before it is read whole", async () => {
+    const { url } = await setup({ limits: { bodyBytes: 1000 } });
+    expect(await refusal(await put(url, " ".repeat(2000)))).toMatchObject({ status: 400, code: "invalid" });
+  });
+
+  test("of another content type is refused, so that no web page can send one", async () => {
+    const { url } = await setup();
+    expect(await refusal(await put(url, JSON.stringify(spec), { "content-type": "text/plain" }))).toMatchObject({
+      status: 400,
+    });
+  });
+
+  test("that is no HTTP gets the envelope too", async () => {
+    const { port } = await setup();
+    const socket = connect(port, "127.0.0.1");
+    socket.write("hello\r\n\r\n");
+    const text = (await socket.toArray()).join("");
+    expect(text).toMatch(/^HTTP\/1\.1 400 /);
+    expect(text).toContain('"code":"invalid"');
+  });
+});
+
+describe("a fault of the provider", () => {
+  test("is unavailable to the caller, who learns nothing of its inside, and an error in the log", async () => {
+    const logged: object[] = [];
+    const logger: Logger = { ...silentLogger, error: (fields) => void logged.push(fields) };
+    const { url, memory } = await setup({ logger });
+    memory.getPod = () => Promise.reject(new Error("password hunter2"));
+    const reply = await fetch(`${url}/v1/machines/m`, { headers: { "x-request-id": "r-1" } });
+    const text = await reply.text();
+    expect(reply.status).toBe(503);
+    expect(text).not.toContain("hunter2");
+    expect(text).toContain('"request_id":"r-1"');
+    expect(logged).toMatchObject([{ requestId: "r-1" }]);
+  });
+});
+
+describe("credentials", () => {
+  const bearer = (token: string) => ({ headers: { authorization: `Bearer ${token}` } });
+
+  test("can be replaced while the server runs", async () => {
+    let tokens = ["old"];
+    const { url } = await setup({ auth: { bearerTokens: () => tokens } });
+    expect((await fetch(`${url}/v1/info`, bearer("old"))).status).toBe(200);
+    tokens = ["new", "newer"];
+    expect((await fetch(`${url}/v1/info`, bearer("old"))).status).toBe(401);
+    expect((await fetch(`${url}/v1/info`, bearer("newer"))).status).toBe(200);
+  });
+
+  test.each([
+    ["none", {}],
+    ["an empty token", bearer("")],
+    ["another scheme", { headers: { authorization: "Basic c2VjcmV0" } }],
+  ])("%s is refused even when the accepted token is empty by mistake", async (_name, init) => {
+    const { url } = await setup({ auth: { bearerTokens: () => [""] } });
+    expect(await refusal(await fetch(`${url}/v1/info`, init))).toMatchObject({ status: 401, code: "unauthorized" });
+  });
+});
+
+describe("closing", () => {
+  test("ends long polls with what there is, and refuses nothing that it has begun", async () => {
+    const { url, server, memory } = await setup();
+    memory.insert("m", spec);
+    const { revision } = (await (await fetch(`${url}/v1/machines`)).json()) as { revision: number };
+    const poll = fetch(`${url}/v1/events?since=${revision}&timeout=60`);
+    const wait = fetch(`${url}/v1/machines/m?wait=deleted&timeout=60`);
+    await expect.poll(() => memory.machines.length).toBe(1);
+    await fetch(`${url}/v1/info`);
+    await server.close({ graceMs: 5000 });
+    expect(await (await poll).json()).toEqual({ events: [], revision });
+    expect((await wait).status).toBe(200);
+  });
+
+  test("makes room for a new server on the same port at once", async () => {
+    const { server, port } = await setup();
+    await server.close({ graceMs: 50 });
+    const next = createMachineApiServer({ provider: new MemoryProvider(), logger: silentLogger });
+    expect((await next.listen({ host: "127.0.0.1", port })).port).toBe(port);
+    await next.close();
+  });
+});

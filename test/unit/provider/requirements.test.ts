@@ -1,0 +1,152 @@
+import fc from "fast-check";
+import { describe, expect, test } from "vitest";
+import { specFingerprint } from "../../../src/provider/fingerprint.ts";
+import type { ContainerSpec, MachineSpec } from "../../../src/provider/machine.ts";
+import { assertCapable, patchCapabilities, requiredCapabilities } from "../../../src/provider/requirements.ts";
+
+const container = (rest: Partial<ContainerSpec> = {}): ContainerSpec => ({ name: "c", image: "i", ...rest });
+const spec = (rest: Partial<MachineSpec> = {}): MachineSpec => ({
+  labels: {},
+  restart_policy: "never",
+  containers: [container()],
+  ...rest,
+});
+const probe = { initial_delay_s: 0, period_s: 1, timeout_s: 1, success: 1, failure: 1 };
+
+describe("requiredCapabilities", () => {
+  test("a plain machine needs nothing beyond the core", () => {
+    const plain = spec({
+      hostname: "h",
+      dns: { nameservers: [], searches: [], options: [] },
+      hosts: [],
+      registry_auth: [],
+      security: { supplemental_groups: [], sysctls: [] },
+      containers: [
+        container({
+          pull_policy: "always",
+          ports: [{ port: 80, protocol: "tcp" }],
+          security: { privileged: false, run_as_non_root: false },
+        }),
+      ],
+    });
+    expect(requiredCapabilities(plain)).toEqual([]);
+  });
+
+  test.each<[string, Partial<MachineSpec>, string, string]>([
+    ["two containers", { containers: [container(), container({ name: "d" })] }, "multi_container", "containers.1"],
+    ["an init container", { init_containers: [container()] }, "init_containers", "init_containers.0"],
+    [
+      "a sidecar",
+      { init_containers: [container({ restart_policy: "always" })] },
+      "sidecars",
+      "init_containers.0.restart_policy",
+    ],
+    [
+      "a restart policy of its own",
+      { containers: [container({ restart_policy: "never" })] },
+      "restart_rules",
+      "containers.0.restart_policy",
+    ],
+    [
+      "a readiness probe",
+      { containers: [container({ probes: { readiness: probe } })] },
+      "probes",
+      "containers.0.probes.readiness",
+    ],
+    [
+      "a hook",
+      { containers: [container({ hooks: { pre_stop: { sleep: { seconds: 1 } } } })] },
+      "hooks",
+      "containers.0.hooks.pre_stop",
+    ],
+    ["a terminal", { containers: [container({ tty: true })] }, "tty", "containers.0.tty"],
+    [
+      "a user",
+      { containers: [container({ security: { user: 0 } })] },
+      "security_context",
+      "containers.0.security.user",
+    ],
+    [
+      "no new privileges",
+      { containers: [container({ security: { allow_privilege_escalation: false } })] },
+      "security_context",
+      "containers.0.security.allow_privilege_escalation",
+    ],
+    [
+      "privileges",
+      { containers: [container({ security: { privileged: true } })] },
+      "privileged",
+      "containers.0.security.privileged",
+    ],
+    [
+      "a host port",
+      { containers: [container({ ports: [{ port: 80, protocol: "tcp", host_port: 80 }] })] },
+      "host_ports",
+      "containers.0.ports.0.host_port",
+    ],
+    [
+      "scratch space",
+      { volumes: [{ name: "v", type: "empty_dir", medium: "disk" }] },
+      "volumes.empty_dir",
+      "volumes.0",
+    ],
+    ["files", { volumes: [{ name: "v", type: "files", version: "1", files: [] }] }, "volumes.files", "volumes.0"],
+    ["an image volume", { volumes: [{ name: "v", type: "image", image: "i" }] }, "volumes.image", "volumes.0"],
+    ["a host path", { volumes: [{ name: "v", type: "host_path", path: "/" }] }, "volumes.host_path", "volumes.0"],
+    ["an instance type", { instance_type: "small" }, "instance_types", "instance_type"],
+    ["host aliases", { hosts: [{ ip: "10.0.0.1", names: ["a"] }] }, "hosts", "hosts"],
+    ["pull secrets", { registry_auth: [{ registry: "r" }] }, "registry_auth", "registry_auth"],
+    ["a kernel parameter", { security: { sysctls: [{ name: "n", value: "v" }] } }, "sysctls", "security.sysctls"],
+    [
+      "one process namespace",
+      { security: { share_process_namespace: true } },
+      "share_process_namespace",
+      "security.share_process_namespace",
+    ],
+  ])("%s needs its capability and names its field", (_name, rest, capability, field) => {
+    expect(requiredCapabilities(spec(rest))).toEqual([{ capability, field }]);
+    expect(() => assertCapable(requiredCapabilities(spec(rest)), [])).toThrow(
+      expect.objectContaining({ code: "unsupported", field }) as Error,
+    );
+    expect(() => assertCapable(requiredCapabilities(spec(rest)), [capability])).not.toThrow();
+  });
+
+  test("a patch needs a capability for each thing that it changes", () => {
+    const patch = { files: [], containers: [], resources: [], ephemeral_containers: [] };
+    expect(patchCapabilities(patch).map(({ capability }) => capability)).toEqual([
+      "patch_files",
+      "patch_image",
+      "resize",
+      "ephemeral_containers",
+    ]);
+  });
+});
+
+/** The same value with the keys of every object in reverse. */
+function reversed(value: unknown): unknown {
+  if (Array.isArray(value)) return value.map(reversed);
+  if (typeof value !== "object" || value === null) return value;
+  return Object.fromEntries(
+    Object.entries(value)
+      .toReversed()
+      .map(([key, field]) => [key, reversed(field)]),
+  );
+}
+
+describe("specFingerprint", () => {
+  test("does not depend on the order of keys, nor on fields that are undefined", () => {
+    fc.assert(
+      fc.property(fc.dictionary(fc.string(), fc.jsonValue()), (value) => {
+        expect(specFingerprint(reversed(value) as object)).toBe(specFingerprint(value));
+        expect(specFingerprint({ ...value, "only undefined": undefined })).toBe(specFingerprint(value));
+      }),
+    );
+  });
+
+  test("depends on every value and on the order of lists", () => {
+    expect(specFingerprint({ a: [1, 2] })).not.toBe(specFingerprint({ a: [2, 1] }));
+    expect(specFingerprint({ a: "1" })).not.toBe(specFingerprint({ a: 1 }));
+    expect(specFingerprint({ a: { b: 1 } })).not.toBe(specFingerprint({ a: { c: 1 } }));
+    expect(specFingerprint({ a: null })).not.toBe(specFingerprint({}));
+  });
+});
