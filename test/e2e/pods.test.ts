@@ -1,14 +1,25 @@
 import { controllerCases } from "./cases/controller-cases.ts";
-import { faults } from "./cases/environment.ts";
 import { podCases } from "./cases/pod-cases.ts";
 import { startRealEnvironment } from "./cases/start.ts";
 import { describeCases } from "./cases/suite.ts";
 
+const cases = [...podCases, ...controllerCases];
+// The control plane may have to be built first.
+const startTimeoutMs = 1_200_000;
+
 describeCases("pods on a real control plane", {
   start: startRealEnvironment,
-  // The control plane may have to be built first.
-  startTimeoutMs: 1_200_000,
-  cases: [...podCases, ...controllerCases],
-  faults,
+  startTimeoutMs,
+  cases,
+  faults: ["nothing", "the agent", "the backend"],
+  timeoutMs: 240_000,
+});
+
+// Every restart costs the scheduler and the controllers, too, many seconds of back-off: the cases that say most are enough.
+describeCases("pods on a real control plane that is restarted", {
+  start: startRealEnvironment,
+  startTimeoutMs,
+  cases: cases.filter(({ restartsApiServer }) => restartsApiServer === true),
+  faults: ["the API server"],
   timeoutMs: 240_000,
 });

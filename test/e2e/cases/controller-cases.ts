@@ -30,6 +30,7 @@ async function until(
 export const controllerCases: readonly Case[] = [
   {
     name: "a Deployment is scaled from 0 to 20 and back to 0",
+    restartsApiServer: true,
     async run(context) {
       const { env, pods, disturb } = context;
       const path = `${apps(context, "deployments")}/burst`;
@@ -61,6 +62,7 @@ export const controllerCases: readonly Case[] = [
   },
   {
     name: "a Job with completions completes, each pod once",
+    restartsApiServer: true,
     async run(context) {
       const { env, disturb } = context;
       await env.client.create(jobs(context), {
@@ -113,6 +115,7 @@ export const controllerCases: readonly Case[] = [
   },
   {
     name: "a StatefulSet restarts its pods one by one, from the last to the first",
+    restartsApiServer: true,
     async run(context) {
       const { env, pods, disturb } = context;
       const path = `${apps(context, "statefulsets")}/ordered`;

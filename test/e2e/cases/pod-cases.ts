@@ -19,12 +19,15 @@ export interface CaseContext {
 export interface Case {
   /** A behaviour, as a sentence. */
   name: string;
+  /** Run it also with the API server killed in its middle. */
+  restartsApiServer?: true;
   run(context: CaseContext): Promise<void>;
 }
 
 export const podCases: readonly Case[] = [
   {
     name: "a pod whose command ends with 0 becomes Succeeded",
+    restartsApiServer: true,
     async run({ pods, disturb }) {
       await pods.create("once", { restartPolicy: "Never", containers: [shell("main", "sleep 1; exit 0")] });
       await disturb();
@@ -43,6 +46,7 @@ export const podCases: readonly Case[] = [
   },
   {
     name: "a running pod is not restarted",
+    restartsApiServer: true,
     async run({ pods, disturb }) {
       await pods.create("stays", { containers: [shell("main", serve)] });
       const before = await pods.untilReady("stays");
@@ -100,6 +104,7 @@ export const podCases: readonly Case[] = [
   },
   {
     name: "a deleted pod whose program ends when asked is gone long before its grace is over",
+    restartsApiServer: true,
     async run({ pods, disturb }) {
       const { metadata } = await pods.create("polite", {
         terminationGracePeriodSeconds: 60,
@@ -128,6 +133,7 @@ export const podCases: readonly Case[] = [
   },
   {
     name: "a pod deleted by force is gone at once, and its program soon after",
+    restartsApiServer: true,
     async run({ env, pods, disturb }) {
       const { metadata } = await pods.create("forced", {
         terminationGracePeriodSeconds: 60,

@@ -94,7 +94,7 @@ function describe(name: string, prefix: string): string[] {
   return (structs.get(name) ?? []).flatMap((field) => {
     const path = field.number === undefined ? "" : `${prefix}${field.number}`;
     if (field.inline)
-      return field.number === undefined && /TypeMeta$/.test(field.type)
+      return field.number === undefined && field.type.endsWith("TypeMeta")
         ? []
         : describe(resolve(field.type), `${path}.`);
     const type = resolve(field.type);
