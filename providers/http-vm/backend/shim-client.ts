@@ -83,7 +83,8 @@ export async function startShim(program: string, dir: string, launch: ShimLaunch
   closeSync(stderr);
   const failure = await new Promise<string | undefined>((resolve) => {
     child.once("error", (error) => resolve(error.message));
-    child.once("exit", (code, signal) => resolve(`shim ended with ${signal ?? code}`));
+    // Not "exit": with a command that is done at once, the shim's end may be seen before what it has written.
+    child.once("close", (code, signal) => resolve(`shim ended with ${signal ?? code}`));
     child.stdout!.once("data", () => resolve(undefined));
   });
   child.stdout!.destroy();
