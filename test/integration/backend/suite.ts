@@ -307,13 +307,12 @@ export function backendSuite(options: SuiteOptions, more: (bench: () => Bench) =
     needs("exec", "tty")("exec on a terminal has one, of the size that was asked for", async () => {
       const id = await bench.create({ containers: [bench.shell("a", "sleep 1000")] });
       await bench.reaches(id, "running");
-      const session = await bench.exec(id, "a", ["sh", "-c", "tty >/dev/null && read line && stty size && exit 3"], {
+      const session = await bench.exec(id, "a", ["sh", "-c", "tty >/dev/null && until stty size | grep '37 101'; do sleep 0.05; done; exit 3"], {
         stdin: true,
         tty: true,
         stderr: false,
       });
       session.resize(101, 37);
-      session.stdin!.write("\n");
       const [stdout, { exitCode }] = await Promise.all([text(session.stdout), session.exit]);
       expect(stdout).toContain("37 101");
       expect(exitCode).toBe(3);

@@ -256,6 +256,8 @@ class OciEngine implements Engine {
 
   async close(): Promise<void> {
     this.#cancelCollect?.();
+    // The runtime makes the group again when it needs it.
+    if ((await readdir(this.#records).catch(() => [])).length === 0) await new Cgroup(this.#context.cgroupRoot).remove().catch(() => undefined);
   }
 
   /** Everything of a machine: processes, runtime state, mounts, control groups, network, files. */
