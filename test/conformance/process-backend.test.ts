@@ -46,6 +46,7 @@ test("the reference backend with engine process keeps every rule of the Machine 
   } finally {
     await provider.close();
     await backend.close();
-    await rm(folder, { recursive: true, force: true });
+    // Tombstones of the last machines may still be on their way to the disk.
+    await rm(folder, { recursive: true, force: true, maxRetries: 20, retryDelay: 100 });
   }
 });
