@@ -213,10 +213,12 @@ export async function serveRemoteCommand(
   kind: "exec" | "attach",
 ): Promise<CommandOutcome> {
   let gone: Error | undefined;
-  void client.closed.then((error) => {
+  const left = client.closed.then((error): never => {
     gone = error ?? new Error("the connection is closed");
     process.close();
+    throw gone;
   });
+  left.catch(() => {});
   connectStdin(client.stdin, process.stdin);
   if (client.resize) followResizes(client.resize, (columns, rows) => process.resize(columns, rows));
   const outputs = Promise.all([
@@ -226,8 +228,9 @@ export async function serveRemoteCommand(
 
   let outcome: CommandOutcome;
   try {
-    const { exitCode } = await process.exit;
-    await outputs;
+    // A provider that never settles must not keep the session's place when the client has left.
+    const { exitCode } = await Promise.race([process.exit, left]);
+    await Promise.race([outputs, left]);
     outcome = { exitCode: kind === "attach" ? 0 : exitCode };
   } catch (thrown) {
     outcome = { error: gone ?? toError(thrown) };

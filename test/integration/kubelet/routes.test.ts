@@ -183,7 +183,7 @@ describe("container logs", () => {
 
   it("tell a fault of the backend before the first line as an error", async () => {
     await using kubelet = await startKubelet();
-    kubelet.provider.getLogs = async function* () {
+    kubelet.provider.getLogs = () => {
       throw new ProviderError("unavailable", "backend is down");
     };
     expect(await ask(kubelet, LOGS)).toMatchObject({ status: 503, body: "backend is down" });

@@ -116,15 +116,10 @@ describe("a self-signed certificate", () => {
   });
 });
 
-/** Approves and signs like the cluster, or does what the test says. */
+/** Answers every signing request with the same condition; never signs. */
 class FakeSigner implements Kube {
   readonly requests: Record<string, unknown>[] = [];
   condition: object | undefined;
-  readonly #clock: VirtualClock;
-  readonly #ca = generateKeyPair();
-  constructor(clock: VirtualClock) {
-    this.#clock = clock;
-  }
 
   request<T>(request: KubeRequest): Promise<T> {
     if (request.method === "POST") {
@@ -143,7 +138,7 @@ class FakeSigner implements Kube {
 describe("a certificate signed by the cluster", () => {
   it("is asked for as kubelets do", async () => {
     const clock = new VirtualClock(Date.now());
-    const kube = new FakeSigner(clock);
+    const kube = new FakeSigner();
     const source = signedCertificate({
       nodeName: "vm-1",
       names: () => NAMES,
@@ -166,7 +161,7 @@ describe("a certificate signed by the cluster", () => {
 
   it("has a self-signed one in its place until then", () => {
     const clock = new VirtualClock(Date.now());
-    const kube = new FakeSigner(clock);
+    const kube = new FakeSigner();
     const source = signedCertificate({
       nodeName: "vm-1",
       names: () => NAMES,
@@ -181,7 +176,7 @@ describe("a certificate signed by the cluster", () => {
 
   it("is asked for again after a refusal, and the refusal is counted", async () => {
     const clock = new VirtualClock(Date.now());
-    const kube = new FakeSigner(clock);
+    const kube = new FakeSigner();
     kube.condition = { type: "Denied", message: "no" };
     const metrics = unusedMetrics();
     const source = signedCertificate({

@@ -3,13 +3,13 @@ import type { Duplex } from "node:stream";
 import { createWebSocketStream } from "ws";
 import { describe, expect, it } from "vitest";
 import { negotiatePortForward, servePortForward } from "../../../src/streaming/port-forward.ts";
-import { systemClock } from "../../../src/util/clock.ts";
+import { systemClock, type Clock } from "../../../src/util/clock.ts";
 import { VirtualClock } from "../../support/virtual-clock.ts";
 import { SpdyClient, duplexPair } from "./spdy-client.ts";
 import { startUpgradeServer } from "./upgrade-server.ts";
 
 /** A server whose ports are the other ends of `remotes`; port 1 refuses. */
-async function serve(query = "", clock = systemClock as typeof systemClock | VirtualClock) {
+async function serve(query = "", clock: Clock = systemClock) {
   const remotes: { port: number; end: Duplex }[] = [];
   let dialed = Promise.withResolvers<void>();
   const server = await startUpgradeServer(async (upgrade) =>

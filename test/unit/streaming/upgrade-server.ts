@@ -3,6 +3,7 @@ import { createServer, request as httpRequest } from "node:http";
 import type { AddressInfo } from "node:net";
 import type { Duplex } from "node:stream";
 import { PassThrough } from "node:stream";
+import { text } from "node:stream/consumers";
 import { WebSocket } from "ws";
 import type { ProcessStreams } from "../../../src/provider/provider.ts";
 import { UpgradeRefused, refuseUpgrade, type UpgradeRequest } from "../../../src/streaming/upgrade.ts";
@@ -42,10 +43,8 @@ export async function startUpgradeServer(handle: (upgrade: UpgradeRequest) => Pr
         request.on("upgrade", (response, socket) =>
           resolve({ client: new SpdyClient(socket), protocol: String(response.headers["x-stream-protocol-version"]) }),
         );
-        request.on("response", async (response) => {
-          const chunks: Buffer[] = [];
-          for await (const chunk of response) chunks.push(chunk as Buffer);
-          reject(new Error(`HTTP ${response.statusCode}: ${Buffer.concat(chunks).toString()}`));
+        request.on("response", (response) => {
+          text(response).then((body) => reject(new Error(`HTTP ${response.statusCode}: ${body}`)), reject);
         });
         request.on("error", reject);
         request.end();
