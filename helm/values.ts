@@ -75,7 +75,7 @@ export const valuesSchema = z.strictObject({
   prometheusRule: z.strictObject({ enabled: z.boolean(), labels: strings, runbookUrl: z.string() }),
   dashboard: z.strictObject({ enabled: z.boolean(), labels: strings }),
   uninstall: z.strictObject({ requireDrained: z.boolean(), deleteNodes: z.boolean() }),
-  smokeTest: z.strictObject({ image: z.string().min(1), timeoutSeconds: z.int().min(10) }),
+  smokeTest: z.strictObject({ image: z.string().min(1), restricted: z.boolean(), timeoutSeconds: z.int().min(10) }),
   backend: z.strictObject({
     enabled: z.boolean(),
     existingSecret: name,
