@@ -159,10 +159,6 @@ export class SpdySession {
     void this.#readFrames(head);
   }
 
-  get openStreams(): number {
-    return this.#streams.size;
-  }
-
   /**
    * Ends in good order: GOAWAY, then the transport's end after everything written was flushed. What still arrives is
    * dropped, so that closing the socket cannot reset what the peer has not read yet.
