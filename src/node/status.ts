@@ -12,6 +12,12 @@ import type { NodeSettings } from "./settings.ts";
 /** Names the extended resources that we wrote into the status, so that we can tell them from other people's. */
 export const OWNED_RESOURCES_ANNOTATION = "vmlet.dev/extended-resources";
 
+/**
+ * The kubelet's features that a control plane asks for by name (1.36): the API server then passes WebSockets of exec, attach
+ * and port-forward through instead of translating them to SPDY.
+ */
+export const DECLARED_FEATURES: readonly string[] = ["ExtendWebSocketsToKubelet"];
+
 type Status = NonNullable<Node["status"]>;
 type Condition = NonNullable<Status["conditions"]>[number];
 type ResourceMap = Readonly<Record<string, string>>;
@@ -109,6 +115,7 @@ export function nodeStatus(
     allocatable: capacity,
     conditions: conditions(existing?.status?.conditions ?? [], observation, capacity, nowMs),
     daemonEndpoints: { kubeletEndpoint: { Port: settings.kubeletPort } },
+    declaredFeatures: [...DECLARED_FEATURES],
     nodeInfo: {
       machineID: uuid.replaceAll("-", ""),
       systemUUID: uuid,
@@ -281,6 +288,10 @@ export function statusPatch(
       changed = true;
     }
   }
+
+  // Rides on whatever is sent, but is no reason to send: API servers before 1.36 drop it, each time.
+  if (JSON.stringify(before.declaredFeatures) !== JSON.stringify(status.declaredFeatures))
+    patch["declaredFeatures"] = status.declaredFeatures;
 
   const metadata: Record<string, unknown> = {};
   for (const field of ["labels", "annotations"] as const) {

@@ -322,3 +322,21 @@ describe("the status patch", () => {
     expect(applied(withStatus(created, { nodeInfo }), well(), T0).changed).toBe(false);
   });
 });
+
+describe("declared features", () => {
+  const drop = ({ declaredFeatures: _, ...status }: NonNullable<Node["status"]>) => status;
+
+  it("tell API servers that WebSockets may be passed through", () => {
+    expect(created.status?.declaredFeatures).toEqual(["ExtendWebSocketsToKubelet"]);
+  });
+
+  it("are no reason for a patch on an API server that drops them", () => {
+    const { next } = applied(created, well(), T0);
+    expect(applied({ ...next, status: drop(next.status!) }, well(), T0 + 10_000).changed).toBe(false);
+  });
+
+  it("reach a Node that was registered without them with the next report", () => {
+    const { next } = applied({ ...created, status: drop(created.status!) }, well(), T0);
+    expect(next.status?.declaredFeatures).toEqual(["ExtendWebSocketsToKubelet"]);
+  });
+});
