@@ -51,19 +51,23 @@ export function transitionViolations(before: Json, after: Json): string[] {
 
 export interface WorkloadProcess {
   pid: number;
+  parent: number;
+  command: string;
   uid: string;
   container: string;
 }
 
 /** The topmost process of each running container of the cases. A shell's children are not copies of it. */
 export function workloadProcesses(): WorkloadProcess[] {
-  const all = listProcesses().map(({ pid, parent, environment }) => {
+  const all = listProcesses().map(({ pid, parent, environment, args }) => {
     const value = (name: string) => environment.find((each) => each.startsWith(`${name}=`))?.slice(name.length + 1);
-    return { pid, parent, uid: value(uidVariable), container: value(containerVariable) ?? "" };
+    return { pid, parent, command: args.join(" "), uid: value(uidVariable), container: value(containerVariable) ?? "" };
   });
   const identity = new Map(all.map((each) => [each.pid, `${each.uid}/${each.container}`]));
-  return all.flatMap(({ pid, parent, uid, container }) =>
-    uid === undefined || identity.get(parent) === `${uid}/${container}` ? [] : [{ pid, uid, container }],
+  return all.flatMap(({ pid, parent, command, uid, container }) =>
+    uid === undefined || identity.get(parent) === `${uid}/${container}`
+      ? []
+      : [{ pid, parent, command, uid, container }],
   );
 }
 
@@ -180,7 +184,8 @@ export async function recordHistory(options: HistoryOptions): Promise<History> {
         const still = new Set(workloadProcesses().map((each) => each.pid));
         for (const group of suspects.filter((each) => each.every((process) => still.has(process.pid)))) {
           const [{ uid, container }] = group as [WorkloadProcess];
-          violated(`one: container ${container} of pod ${uid} runs ${group.length} times`);
+          const copies = group.map(({ pid, parent, command }) => `${pid} (child of ${parent}) ${command}`);
+          violated(`one: container ${container} of pod ${uid} runs ${group.length} times: ${copies.join(" and ")}`);
         }
       }
       try {
@@ -221,7 +226,9 @@ export async function recordHistory(options: HistoryOptions): Promise<History> {
           "live machines without a pod": machines.map((m) => ({ id: m.id, state: m.state })),
         });
       });
-      if (violations.length > 0) throw new Error(`rules broken:\n${violations.join("\n")}`);
+      // Each violation fails one case, the one at whose end it is found, and not all that follow.
+      const found = violations.splice(0);
+      if (found.length > 0) throw new Error(`rules broken:\n${found.join("\n")}`);
     },
     async stop() {
       stopping.abort();
