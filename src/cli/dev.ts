@@ -33,7 +33,9 @@ interface DevOptions {
 export function devCommand(): Command {
   return new Command("dev")
     .option("--kubeconfig <file>", "join this cluster instead of starting a small one")
-    .addOption(new Option("--engine <engine>", "what machines are").choices(["process", "oci", "vm"]).default("process"))
+    .addOption(
+      new Option("--engine <engine>", "what machines are").choices(["process", "oci", "vm"]).default("process"),
+    )
     .option("--state-dir <folder>", "where kubeconfig and machines are kept", ".vmlet")
     .option("--port <port>", "port of the small cluster's API server; 0 picks a free one", "6443")
     .option("--node-address <ip>", "address of the node, where the API server must reach it")
@@ -59,7 +61,13 @@ async function dev(options: DevOptions): Promise<number> {
     }
     const kubeconfig = options.kubeconfig ?? join(stateDir, "kubeconfig");
     if (cluster !== undefined) await writeFile(kubeconfig, cluster.kubeConfigYaml, { mode: 0o600 });
-    const agent = await openAgent(options, { kubeconfig, backendUrl: backend.url, joined: cluster === undefined, logger, stop });
+    const agent = await openAgent(options, {
+      kubeconfig,
+      backendUrl: backend.url,
+      joined: cluster === undefined,
+      logger,
+      stop,
+    });
     const ended = new AbortController();
     const signal = AbortSignal.any([stop, ended.signal]);
     const running = agent.run(signal);
@@ -72,7 +80,8 @@ async function dev(options: DevOptions): Promise<number> {
       if (!signal.aborted) printWelcome(options, kubeconfig);
     }
     await running;
-    if (cluster === undefined) console.log(`\nMachines run on, and the node ${NODE} stays: kubectl delete node ${NODE} removes it.`);
+    if (cluster === undefined)
+      console.log(`\nMachines run on, and the node ${NODE} stays: kubectl delete node ${NODE} removes it.`);
     return status;
   } finally {
     if (options.kubeconfig === undefined) await removeMachines(backend);
@@ -89,7 +98,10 @@ function openBackend(options: DevOptions, stateDir: string, logger: Logger): Pro
       kind: "BackendConfig",
       stateDir: join(stateDir, "backend"),
       listen: { address: "127.0.0.1", port: 0 },
-      engine: options.engine === "process" ? { type: "process", images: { "registry.k8s.io/pause:*": ["sleep", "infinity"] } } : { type: options.engine },
+      engine:
+        options.engine === "process"
+          ? { type: "process", images: { "registry.k8s.io/pause:*": ["sleep", "infinity"] } }
+          : { type: options.engine },
     }),
     "(vmlet dev)",
   );
@@ -113,8 +125,14 @@ function openAgent(
         {
           name: NODE,
           provider: { type: "http-vm", url: backendUrl },
-          kubelet: { port: 0, address: joined ? "0.0.0.0" : "127.0.0.1", ...(!joined && { certificate: "self-signed" }) },
-          ...(options.nodeAddress !== undefined ? { addresses: [options.nodeAddress] } : !joined && { addresses: ["127.0.0.1"] }),
+          kubelet: {
+            port: 0,
+            address: joined ? "0.0.0.0" : "127.0.0.1",
+            ...(!joined && { certificate: "self-signed" }),
+          },
+          ...(options.nodeAddress !== undefined
+            ? { addresses: [options.nodeAddress] }
+            : !joined && { addresses: ["127.0.0.1"] }),
           // Alone in its cluster, the node takes every pod; beside others it takes those that ask for it.
           ...(!joined && { taints: [] }),
         },
@@ -142,7 +160,10 @@ async function removeMachines(backend: RunningBackend): Promise<void> {
 
 function printWelcome(options: DevOptions, kubeconfig: string): void {
   const file = relative(process.cwd(), kubeconfig) || kubeconfig;
-  const where = options.kubeconfig === undefined ? "A cluster of one virtual node is up." : "The virtual node has joined the cluster.";
+  const where =
+    options.kubeconfig === undefined
+      ? "A cluster of one virtual node is up."
+      : "The virtual node has joined the cluster.";
   console.log(`
 ${where} Machines are ${{ process: "plain processes of this machine, without isolation", oci: "containers", vm: "QEMU microVMs" }[options.engine]}.
 

@@ -109,7 +109,7 @@ const groupDocument = (g: (typeof groups)[number]) => ({
 });
 
 /** The discovery document at `path`, or undefined. `aggregated` asks for everything of `/api` or `/apis` in one. */
-export function discoveryDocument(path: string, aggregated: boolean): Json | undefined {
+export function discoveryDocument(path: string, aggregated: boolean): object | undefined {
   if (path === "/api") {
     if (aggregated) return aggregate([{ group: "", version: "v1", groupVersion: "v1" }]);
     return { kind: "APIVersions", versions: ["v1"], serverAddressByClientCIDRs: [] };
@@ -270,7 +270,7 @@ function paths(ofKinds: readonly Kind[], v3: boolean): Json {
 }
 
 /** `/openapi/v3` and the documents below it, or undefined. */
-export function openApiV3(path: string): Json | undefined {
+export function openApiV3(path: string): object | undefined {
   const names = [...groupVersions.keys()].map((groupVersion) =>
     groupVersion === "v1" ? "api/v1" : `apis/${groupVersion}`,
   );

@@ -116,7 +116,7 @@ function defineKind(p: Particulars): Kind {
   };
 }
 
-const text = (value: unknown): string => (value === undefined || value === null ? "" : String(value as string));
+const text = (value: Json): string => String(value ?? "");
 
 const bumpGeneration = (next: StoredObject, old: StoredObject): void => {
   if (!jsonEqual(next.spec, old.spec)) next.metadata.generation = (old.metadata.generation ?? 0) + 1;

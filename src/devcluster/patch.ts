@@ -10,8 +10,8 @@ import { badRequest, ApiStatusError } from "./status.ts";
 export function jsonPatch(document: Json, operations: Json): Json {
   if (!Array.isArray(operations))
     throw badRequest("error decoding patch: json: cannot unmarshal object into Go value of type jsonpatch.Patch");
-  const root = { document: structuredClone(document) as Json };
-  for (const op of operations as Json[]) {
+  const root = { document: structuredClone(document) };
+  for (const op of operations) {
     if (!isRecord(op) || typeof op["path"] !== "string")
       throw badRequest("error decoding patch: an operation needs `op` and `path`");
     switch (op["op"]) {
@@ -22,32 +22,31 @@ export function jsonPatch(document: Json, operations: Json): Json {
         remove(root, op["path"]);
         break;
       case "replace":
-        read(root, op["path"], "replace");
+        read(root, op["path"]);
         if (op["path"] !== "") remove(root, op["path"]);
         add(root, op["path"], structuredClone(op["value"]));
         break;
       case "move": {
-        const moved = read(root, op["from"], "move");
+        const moved = read(root, op["from"]);
         remove(root, op["from"]);
         add(root, op["path"], moved);
         break;
       }
       case "copy":
-        add(root, op["path"], structuredClone(read(root, op["from"], "copy")));
+        add(root, op["path"], structuredClone(read(root, op["from"])));
         break;
       case "test":
-        if (!jsonEqual(read(root, op["path"], "test"), op["value"]))
-          throw unprocessable(`testing value ${op["path"]} failed: test failed`);
+        if (!jsonEqual(read(root, op["path"]), op["value"])) throw unprocessable();
         break;
       default:
-        throw unprocessable(`unexpected kind: ${String(op["op"])}`);
+        throw unprocessable();
     }
   }
   return root.document;
 }
 
-/** kube-apiserver keeps the reason to itself; the parameter documents the call. */
-const unprocessable = (_why: string) =>
+/** kube-apiserver does not say which operation failed, nor why. */
+const unprocessable = () =>
   new ApiStatusError(422, "Invalid", "the server rejected our request due to an error in our request", {});
 
 const pointer = (path: string): string[] =>
@@ -58,43 +57,38 @@ const pointer = (path: string): string[] =>
         .split("/")
         .map((part) => part.replaceAll("~1", "/").replaceAll("~0", "~"));
 
-function parentOf(root: { document: Json }, path: string, verb: string): [Json, string] {
+function parentOf(root: { document: Json }, path: string): [Json, string] {
   const parts = ["document", ...pointer(path)];
   const last = parts.pop()!;
   let at: Json = root;
   for (const part of parts) {
     at = Array.isArray(at) ? at[Number(part)] : isRecord(at) ? at[part] : undefined;
-    if (at === undefined || at === null)
-      throw unprocessable(
-        `${verb} operation does not apply: doc is missing path: ${JSON.stringify(path)}: missing value`,
-      );
+    if (at === undefined || at === null) throw unprocessable();
   }
   return [at, last];
 }
 
-function read(root: { document: Json }, path: string, verb: string): Json {
-  const [parent, last] = parentOf(root, path, verb);
+function read(root: { document: Json }, path: string): Json {
+  const [parent, last] = parentOf(root, path);
   const value = Array.isArray(parent) ? parent[Number(last)] : isRecord(parent) ? parent[last] : undefined;
-  if (value === undefined)
-    throw unprocessable(`${verb} operation does not apply: doc is missing key: ${path}: missing value`);
+  if (value === undefined) throw unprocessable();
   return value;
 }
 
 function add(root: { document: Json }, path: string, value: Json): void {
-  const [parent, last] = parentOf(root, path, "add");
+  const [parent, last] = parentOf(root, path);
   if (!Array.isArray(parent)) {
     parent[last] = value;
     return;
   }
   const index = last === "-" ? parent.length : Number(last);
-  if (!Number.isInteger(index) || index < 0 || index > parent.length)
-    throw unprocessable(`add operation does not apply: doc is missing path: ${path}: invalid index`);
+  if (!Number.isInteger(index) || index < 0 || index > parent.length) throw unprocessable();
   parent.splice(index, 0, value);
 }
 
 function remove(root: { document: Json }, path: string): void {
-  read(root, path, "remove");
-  const [parent, last] = parentOf(root, path, "remove");
+  read(root, path);
+  const [parent, last] = parentOf(root, path);
   if (Array.isArray(parent)) parent.splice(Number(last), 1);
   else delete parent[last];
 }
@@ -140,8 +134,7 @@ function mergeObject(
   for (const [key, value] of Object.entries(patch)) {
     if (key.startsWith(DELETE_PRIMITIVE)) {
       const field = key.slice(DELETE_PRIMITIVE.length);
-      if (Array.isArray(out[field]))
-        out[field] = (out[field] as Json[]).filter((item) => !(value as Json[]).includes(item));
+      if (Array.isArray(out[field])) out[field] = out[field].filter((item: Json) => !(value as Json[]).includes(item));
     }
   }
   for (const [key, value] of Object.entries(patch)) {
@@ -169,7 +162,7 @@ function mergeObject(
     const field = key.slice(ORDER.length);
     const mergeKey = fields?.get(field)?.mergeKey;
     if (mergeKey !== undefined && Array.isArray(out[field]))
-      out[field] = ordered(mergeKey, out[field] as Json[], order as Json[], (document[field] ?? []) as Json[]);
+      out[field] = ordered(mergeKey, out[field], order as Json[], (document[field] ?? []) as Json[]);
   }
   return out;
 }

@@ -100,10 +100,10 @@ function defaultVolume(volume: Json): void {
 
 /** What admission looks up; `undefined` when there is none. */
 export interface AdmissionLookups {
-  serviceAccount(name: string): Json | undefined;
-  priorityClass(name: string): Json | undefined;
-  defaultPriorityClass(): Json | undefined;
-  runtimeClass(name: string): Json | undefined;
+  serviceAccount(name: string): StoredObject | undefined;
+  priorityClass(name: string): StoredObject | undefined;
+  defaultPriorityClass(): StoredObject | undefined;
+  runtimeClass(name: string): StoredObject | undefined;
   randomSuffix(): string;
 }
 
@@ -128,9 +128,9 @@ function admitServiceAccount(spec: Json, namespace: string, lookups: AdmissionLo
   const account = lookups.serviceAccount(spec.serviceAccountName);
   if (!account)
     return `error looking up service account ${namespace}/${spec.serviceAccountName}: serviceaccount "${spec.serviceAccountName}" not found`;
-  if (!spec.imagePullSecrets?.length && account.imagePullSecrets?.length)
-    spec.imagePullSecrets = structuredClone(account.imagePullSecrets);
-  if (!(spec.automountServiceAccountToken ?? account.automountServiceAccountToken ?? true)) return undefined;
+  if (!spec.imagePullSecrets?.length && account["imagePullSecrets"]?.length)
+    spec.imagePullSecrets = structuredClone(account["imagePullSecrets"]);
+  if (!(spec.automountServiceAccountToken ?? account["automountServiceAccountToken"] ?? true)) return undefined;
 
   const containers: Json[] = [...(spec.initContainers ?? []), ...(spec.containers ?? [])];
   const unmounted = containers.filter((c) => !c.volumeMounts?.some((m: Json) => m.mountPath === SERVICE_ACCOUNT_PATH));
@@ -166,13 +166,13 @@ function admitPriority(spec: Json, lookups: AdmissionLookups): string | undefine
   const named: string | undefined = spec.priorityClassName;
   const found = named ? lookups.priorityClass(named) : lookups.defaultPriorityClass();
   if (named && !found) return `no PriorityClass with name ${named} was found`;
-  const value = found?.value ?? 0;
+  const value = found?.["value"] ?? 0;
   if (spec.priority !== undefined && spec.priority !== value) {
     return `the integer value of priority (${spec.priority}) must not be provided in pod spec; priority admission controller computed ${value} from the given PriorityClass name`;
   }
   if (found && !named) spec.priorityClassName = found.metadata.name;
   spec.priority = value;
-  byDefault(spec, "preemptionPolicy", found?.preemptionPolicy ?? "PreemptLowerPriority");
+  byDefault(spec, "preemptionPolicy", found?.["preemptionPolicy"] ?? "PreemptLowerPriority");
   return undefined;
 }
 
@@ -199,9 +199,11 @@ function admitRuntimeClass(spec: Json, lookups: AdmissionLookups): string | unde
   if (!spec.runtimeClassName) return undefined;
   const found = lookups.runtimeClass(spec.runtimeClassName);
   if (!found) return `pod rejected: RuntimeClass "${spec.runtimeClassName}" not found`;
-  if (found.overhead?.podFixed) spec.overhead = { ...found.overhead.podFixed };
-  if (found.scheduling?.nodeSelector) spec.nodeSelector = { ...spec.nodeSelector, ...found.scheduling.nodeSelector };
-  if (found.scheduling?.tolerations) spec.tolerations = [...(spec.tolerations ?? []), ...found.scheduling.tolerations];
+  if (found["overhead"]?.podFixed) spec.overhead = { ...found["overhead"].podFixed };
+  if (found["scheduling"]?.nodeSelector)
+    spec.nodeSelector = { ...spec.nodeSelector, ...found["scheduling"].nodeSelector };
+  if (found["scheduling"]?.tolerations)
+    spec.tolerations = [...(spec.tolerations ?? []), ...found["scheduling"].tolerations];
   return undefined;
 }
 

@@ -93,7 +93,9 @@ function readValue(type: FieldType, value: WireValue, isQuantity: boolean): Json
     }
     case "object":
       return readObject(type.model, readMessage(contentOf(value)));
-    default:
+    case "array":
+    case "map":
+    case "any":
       // Lists of lists, maps of lists and untyped JSON do not occur in what clients send to this server.
       return null;
   }

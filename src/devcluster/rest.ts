@@ -250,8 +250,6 @@ export class Registry {
         },
       ]);
     }
-    if (!next.metadata.name)
-      throw badRequest("the name of the object (" + `) does not match the name on the URL (${name})`);
     return { object: this.#update(kind, old, next, subresource, context, false), created: false };
   }
 

@@ -201,7 +201,11 @@ export function decode<T>(model: string, kind: string, version: string, json: Js
       case "string":
       case "bytes":
         return "";
-      default:
+      case "array":
+      case "map":
+      case "time":
+      case "microTime":
+      case "any":
         return null;
     }
   };

@@ -5,7 +5,7 @@ import { gunzipSync, gzipSync } from "node:zlib";
 import { parse as parseYaml } from "yaml";
 import type { Logger } from "../telemetry/logger.ts";
 import { toError } from "../util/errors.ts";
-import { rfc3339, type Clock } from "../util/clock.ts";
+import type { Clock } from "../util/clock.ts";
 import type { Random } from "../util/random.ts";
 import { ISSUER, type Attributes, type Auth } from "./auth.ts";
 import { discoveryDocument, openApiV2, openApiV3, versionInfo } from "./discovery.ts";
@@ -107,7 +107,7 @@ export class ApiServer {
 
   /** Ends every open watch, as a server that shuts down does. */
   closeWatches(): void {
-    for (const end of [...this.#watches]) end();
+    for (const end of this.#watches) end();
   }
 
   async #dispatch(request: IncomingMessage, response: ServerResponse): Promise<void> {
@@ -175,7 +175,7 @@ export class ApiServer {
 
   #serveDocument(path: string, request: IncomingMessage, response: ServerResponse): void {
     const { auth } = this.#options;
-    const accept = String(request.headers.accept ?? "");
+    const accept = request.headers.accept ?? "";
     if (request.method !== "GET" && request.method !== "HEAD") throw methodNotAllowed();
     if (/^\/(healthz|livez|readyz)(\/|$)/.test(path)) {
       response.writeHead(200, { "content-type": "text/plain; charset=utf-8" }).end("ok");
@@ -273,7 +273,7 @@ export class ApiServer {
         const { object, created } = registry.replace(
           kind,
           namespace,
-          name!,
+          name,
           subresource,
           await readBody(request),
           context,
@@ -704,7 +704,7 @@ async function readBody(request: IncomingMessage, isPatch = false, optional = fa
   const bytes = request.headers["content-encoding"] === "gzip" ? gunzipSync(raw, { maxOutputLength: BODY_LIMIT }) : raw;
   if (type === PROTOBUF) return readProtobuf(bytes, requestModel);
   try {
-    return (isYaml ? parseYaml(bytes.toString()) : JSON.parse(bytes.toString())) as Json;
+    return isYaml ? parseYaml(bytes.toString()) : JSON.parse(bytes.toString());
   } catch (error) {
     throw badRequest(`couldn't get version/kind; json parse error: ${toError(error).message}`);
   }
@@ -760,12 +760,9 @@ function send(
     "cache-control": "no-cache, private",
     vary: "Accept, Accept-Encoding",
   };
-  const compress = text.length > GZIP_FROM && /\bgzip\b/.test(String(request.headers["accept-encoding"] ?? ""));
+  const compress = text.length > GZIP_FROM && /\bgzip\b/.test(request.headers["accept-encoding"] ?? "");
   const bytes = compress ? gzipSync(text, { level: 1 }) : Buffer.from(text);
   if (compress) headers["content-encoding"] = "gzip";
   response.writeHead(status, { ...headers, "content-length": bytes.length });
   response.end(request.method === "HEAD" ? undefined : bytes);
 }
-
-/** `metav1.Time` now, for objects that the server itself writes. */
-export const timestamp = (clock: Clock): string => rfc3339(clock.now());

@@ -136,7 +136,9 @@ export class Storage {
     if (this.#undelivered.length > 1) return;
     while (this.#undelivered.length > 0) {
       const next = this.#undelivered[0]!;
-      for (const listener of [...(this.#listeners.get(next.resource) ?? [])]) listener(next);
+      // Those who begin to listen on the way know this change already.
+      const listeners = [...(this.#listeners.get(next.resource) ?? [])];
+      for (const listener of listeners) listener(next);
       this.#undelivered.shift();
     }
   }

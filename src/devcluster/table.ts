@@ -24,8 +24,7 @@ const column = (name: string, options: { wide?: boolean; integer?: boolean; form
 });
 const nameColumn = column("Name", { format: "name" });
 const wide = (name: string) => column(name, { wide: true });
-const orNone = (value: unknown): string =>
-  value === undefined || value === null || value === "" ? "<none>" : String(value as string);
+const orNone = (value: Json): string => String(value || "<none>");
 
 /** `duration.HumanDuration`: two units at most, the coarser the longer. */
 export function humanDuration(ms: number): string {
