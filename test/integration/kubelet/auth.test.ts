@@ -32,6 +32,16 @@ describe("authentication of the kubelet API", () => {
     expect(kubelet.reviews.reviews).toEqual([]);
   });
 
+  it("with anonymousMetrics, serves the two paths that metrics are scraped from to anybody, and nothing else", async () => {
+    await using kubelet = await startKubelet({ anonymousMetrics: true });
+    const open = ["/metrics/resource", "/stats/summary"];
+    for (const path of open) expect((await ask(kubelet, path, { as: "none" })).status).toBe(200);
+    for (const path of PATHS.filter((each) => !open.includes(each))) {
+      expect((await ask(kubelet, path, { as: "none" })).status).toBe(401);
+    }
+    expect((await ask(kubelet, "/stats/summary", { as: "none", method: "POST" })).status).toBe(401);
+  });
+
   it("answers 401 to an upgrade without credentials and closes the connection", async () => {
     await using kubelet = await startKubelet();
     const answer = await ask(kubelet, "/exec/default/p/main?command=ls&output=1", {
