@@ -22,6 +22,7 @@ import { toError } from "./util/errors.ts";
 import type { Random } from "./util/random.ts";
 import { NodeAgent } from "./node-agent.ts";
 import { isTerminal } from "./pods/status.ts";
+import type { ContainerState } from "./provider/machine.ts";
 import type { Provider } from "./provider/provider.ts";
 import { HealthChecks, startHealthServer, type HealthCheck, type HealthServer } from "./telemetry/health.ts";
 import type { Logger } from "./telemetry/logger.ts";
@@ -61,9 +62,10 @@ export function connect(options: {
     logger: options.logger,
     version: options.version,
     rateLimit: { perSecond: config.api.qps, burst: config.api.burst },
-    ...(node !== undefined && config.identity.mode === "impersonate" && {
-      impersonate: { user: `system:node:${node.name}`, groups: ["system:nodes"] },
-    }),
+    ...(node !== undefined &&
+      config.identity.mode === "impersonate" && {
+        impersonate: { user: `system:node:${node.name}`, groups: ["system:nodes"] },
+      }),
     ...(metrics && {
       metrics: {
         onRequest: ({ verb, host, code, seconds }) => {
@@ -71,7 +73,8 @@ export function connect(options: {
           metrics.restClientDuration.observe({ verb, host }, seconds);
         },
         onRetry: ({ verb, host, code }) => metrics.restClientRetries.inc({ code, verb, host }),
-        onRateLimited: ({ verb, host, seconds }) => metrics.restClientRateLimiterDuration.observe({ verb, host }, seconds),
+        onRateLimited: ({ verb, host, seconds }) =>
+          metrics.restClientRateLimiterDuration.observe({ verb, host }, seconds),
       },
     }),
   });
@@ -120,7 +123,14 @@ export class Agent {
       for (const node of config.nodes) {
         const kube = connect({ config, node, clock, logger, version, metrics });
         const nodeLogger = logger.child({ node: node.name });
-        const events = new EventRecorder({ kube, clock, logger: nodeLogger, random: options.random, component: "kubelet", host: node.name });
+        const events = new EventRecorder({
+          kube,
+          clock,
+          logger: nodeLogger,
+          random: options.random,
+          component: "kubelet",
+          host: node.name,
+        });
         const provider = await options.createProvider(node.provider);
         nodes.push(
           await NodeAgent.create({
@@ -139,7 +149,14 @@ export class Agent {
           }),
         );
       }
-      const health = await startHealthServer({ host: config.health.address, port: config.health.port, livez, readyz, metrics, logger });
+      const health = await startHealthServer({
+        host: config.health.address,
+        port: config.health.port,
+        livez,
+        readyz,
+        metrics,
+        logger,
+      });
       return new Agent({ nodes, health, self, elector, logger });
     } catch (thrown) {
       await Promise.all([...nodes.map((node) => node.close()), self.close()]);
@@ -157,11 +174,14 @@ export class Agent {
     const failed = new AbortController();
     const linked = AbortSignal.any([signal, failed.signal]);
     this.#logger.info({ nodes: this.nodes.map((n) => n.name), healthPort: this.#health.port }, "Agent starts");
-    const act = (leading: AbortSignal) => Promise.all(this.nodes.map((node) => node.act(leading))).then(() => undefined);
+    const act = (leading: AbortSignal) =>
+      Promise.all(this.nodes.map((node) => node.act(leading))).then(() => undefined);
     const parts = [
       ...this.nodes.map((node) => node.observe(linked)),
       // Whoever loses the leadership ends: a fresh process stands by with nothing left over from before.
-      this.#elector === undefined ? act(linked) : this.#elector.run(linked, act).then(() => failed.abort(new Error("not leading any more"))),
+      this.#elector === undefined
+        ? act(linked)
+        : this.#elector.run(linked, act).then(() => failed.abort(new Error("not leading any more"))),
     ];
     const results = await Promise.allSettled(
       parts.map((part) =>
@@ -186,11 +206,22 @@ function countPods(nodes: readonly NodeAgent[], metrics: Metrics): void {
   metrics.desiredPods.set(pods.length);
   metrics.activePods.set(pods.filter((pod) => !isTerminal(pod)).length);
   metrics.runningPods.set(pods.filter((pod) => pod.status?.phase === "Running").length);
-  const states = new Map<string, number>();
-  for (const { state } of nodes.flatMap((node) => [...node.pods.machines.values()])) states.set(state, (states.get(state) ?? 0) + 1);
+  metrics.workingPods.set(nodes.reduce((sum, node) => sum + node.pods.working, 0));
+  const machines = nodes.flatMap((node) => [...node.pods.machines.values()]);
   metrics.machines.reset();
-  for (const [state, count] of states) metrics.machines.set({ state }, count);
-  for (const { name, pods } of nodes) metrics.backendUp.set({ node: name }, pods.observer.failingSince === undefined ? 1 : 0);
+  for (const { state } of machines) metrics.machines.inc({ state });
+  metrics.runningContainers.reset();
+  for (const container of machines.flatMap((machine) => machine.containers)) {
+    metrics.runningContainers.inc({ container_state: containerState(container) });
+  }
+  for (const { name, pods } of nodes)
+    metrics.backendUp.set({ node: name }, pods.observer.failingSince === undefined ? 1 : 0);
+}
+
+/** kubelet's words: what waits for its first start was `created`, what waits for its next has `exited`. */
+function containerState({ state, id }: ContainerState): string {
+  if (state === "running") return "running";
+  return state === "waiting" && id === undefined ? "created" : "exited";
 }
 
 /** A process that cannot turn its loop for seconds is stuck; one turn of five is not. */
@@ -204,7 +235,11 @@ function eventLoopCheck(): HealthCheck {
   };
 }
 
-function createElector({ config, clock, random, logger }: AgentOptions, kube: KubeTransport, metrics: Metrics): LeaderElector {
+function createElector(
+  { config, clock, random, logger }: AgentOptions,
+  kube: KubeTransport,
+  metrics: Metrics,
+): LeaderElector {
   const { namespace, name, leaseDuration, renewDeadline, retryPeriod } = config.leaderElection;
   return new LeaderElector({
     kube,
@@ -246,4 +281,3 @@ function hostAddresses(): string[] {
   const first = outside.find((a) => a.family === "IPv4") ?? outside[0];
   return [first?.address ?? "127.0.0.1"];
 }
-

@@ -1,4 +1,5 @@
 /** One virtual node: its Node object, its pods, its kubelet API, and the wires between them. */
+import { loadCredentialProviders } from "./config/credential-providers.ts";
 import { ConfigError } from "./config/load.ts";
 import type { NodeConfig } from "./config/schema.ts";
 import type { EventRecorder } from "./kube/events.ts";
@@ -17,8 +18,11 @@ import {
 } from "./kubelet/tls.ts";
 import { fixedCapacity, ProviderCapacitySource, type CapacitySource } from "./node/capacity.ts";
 import { NodeController } from "./node/node-controller.ts";
+import { AgentProber } from "./pods/agent-prober.ts";
 import { PodController } from "./pods/controller.ts";
+import { podMetrics } from "./pod-metrics.ts";
 import { isTerminal } from "./pods/status.ts";
+import { ExecCredentials } from "./podspec/credential-provider.ts";
 import type { Backend, NodeFacts } from "./podspec/inputs.ts";
 import { machineId, ownerLabels } from "./podspec/machine-id.ts";
 import { PodRenderer } from "./podspec/pod-renderer.ts";
@@ -89,7 +93,11 @@ export class NodeAgent {
     return agent;
   }
 
-  private constructor(options: NodeAgentOptions, certificate: Reloadable<ServingCertificate>, clientCa: Reloadable<string>) {
+  private constructor(
+    options: NodeAgentOptions,
+    certificate: Reloadable<ServingCertificate>,
+    clientCa: Reloadable<string>,
+  ) {
     this.#o = options;
     const { node, kube, events, clusterId, clock, random, logger, metrics } = options;
     this.name = node.name;
@@ -106,6 +114,11 @@ export class NodeAgent {
       backend: () => this.#backend(),
       pods: () => this.pods.store.list(),
       daemonSets: node.daemonSets,
+      allowedUnsafeSysctls: node.allowedUnsafeSysctls,
+      runtimeHandlers: node.runtimeHandlers,
+      ...(node.imageCredentialProvider && {
+        imageCredentials: credentials(node.imageCredentialProvider, tokens, options),
+      }),
     });
     this.pods = new PodController({
       kube,
@@ -125,10 +138,8 @@ export class NodeAgent {
         this.#info = info;
         this.#informed.resolve();
       },
-      onReconciled: (seconds, result) => {
-        metrics.podWorkerDuration.observe({ operation_type: "sync" }, seconds);
-        metrics.reconciles.inc({ result });
-      },
+      ...(node.agentProbes && { readiness: this.#probes(provider) }),
+      hooks: podMetrics(metrics, clock),
     });
     this.pods.store.onChange((change) => {
       // A pod that is over changes no more: its objects need not be watched nor its tokens replaced.
@@ -138,6 +149,7 @@ export class NodeAgent {
       host: node.kubelet.address,
       port: node.kubelet.port,
       nodeName: node.name,
+      anonymousMetrics: node.kubelet.anonymousMetrics,
       provider,
       pods: {
         get: (namespace, name) => this.#nodePod(this.pods.store.getByName(namespace, name)),
@@ -154,12 +166,20 @@ export class NodeAgent {
       livez: options.livez,
       configuration: () => ({ nodeName: node.name, port: this.server.port, address: node.kubelet.address }),
     });
-    options.readyz.add(`${node.name}-pods-synced`, () => (this.pods.store.synced ? undefined : "the list of pods is not complete yet"));
+    options.readyz.add(`${node.name}-pods-synced`, () =>
+      this.pods.store.synced ? undefined : "the list of pods is not complete yet",
+    );
     // A standby is ready to take over; only who acts answers for the registration.
-    options.readyz.add(`${node.name}-registered`, () => (this.#acts && this.#registered() === undefined ? "the node is not registered yet" : undefined));
+    options.readyz.add(`${node.name}-registered`, () =>
+      this.#acts && this.#registered() === undefined ? "the node is not registered yet" : undefined,
+    );
     metrics.onScrape(() => {
       const { counters, lastActivityAt } = this.pods.reflector;
-      if (lastActivityAt !== undefined) metrics.informerLastEvent.set({ resource: "pods" }, (clock.now() - (clock.monotonic() - lastActivityAt)) / 1000);
+      if (lastActivityAt !== undefined)
+        metrics.informerLastEvent.set(
+          { resource: "pods" },
+          (clock.now() - (clock.monotonic() - lastActivityAt)) / 1000,
+        );
       for (const [counter, value] of [
         [metrics.watchStarts, counters.watches],
         [metrics.watchErrors, counters.watchErrors],
@@ -168,7 +188,8 @@ export class NodeAgent {
         counter.inc({ resource: "pods" }, value);
       }
       metrics.informerRelists.reset();
-      for (const [reason, count] of Object.entries(counters.relists)) metrics.informerRelists.inc({ resource: "pods", reason }, count);
+      for (const [reason, count] of Object.entries(counters.relists))
+        metrics.informerRelists.inc({ resource: "pods", reason }, count);
     });
   }
 
@@ -192,7 +213,8 @@ export class NodeAgent {
 
   /** Resolves when the API server's copy of the Node says Ready, or the signal aborts. */
   async ready(signal: AbortSignal): Promise<void> {
-    const isReady = () => this.#registered()?.status?.conditions?.some((c) => c.type === "Ready" && c.status === "True") ?? false;
+    const isReady = () =>
+      this.#registered()?.status?.conditions?.some((c) => c.type === "Ready" && c.status === "True") ?? false;
     while (!signal.aborted && !isReady()) await this.#o.clock.sleep(READY_POLL_MS, signal).catch(() => undefined);
   }
 
@@ -245,13 +267,29 @@ export class NodeAgent {
     const { node, clock, random, logger } = this.#o;
     if (node.capacity !== undefined) return fixedCapacity(node.capacity);
     const fallback = fixedCapacity();
-    const reported = new ProviderCapacitySource({ provider: this.#provider, clock, random, logger, onChange: () => this.#node?.poke() });
+    const reported = new ProviderCapacitySource({
+      provider: this.#provider,
+      clock,
+      random,
+      logger,
+      onChange: () => this.#node?.poke(),
+    });
     this.#providerCapacity = reported;
-    return { current: () => (this.#info === undefined ? undefined : this.#info.capabilities.includes("capacity") ? reported.current() : fallback.current()) };
+    return {
+      current: () =>
+        this.#info === undefined
+          ? undefined
+          : this.#info.capabilities.includes("capacity")
+            ? reported.current()
+            : fallback.current(),
+    };
   }
 
   async #runCapacity(signal: AbortSignal): Promise<void> {
-    await Promise.race([this.#informed.promise, new Promise<void>((resolve) => signal.addEventListener("abort", () => resolve(), { once: true }))]);
+    await Promise.race([
+      this.#informed.promise,
+      new Promise<void>((resolve) => signal.addEventListener("abort", () => resolve(), { once: true })),
+    ]);
     this.#node?.poke();
     if (!signal.aborted && this.#info!.capabilities.includes("capacity")) await this.#providerCapacity?.run(signal);
   }
@@ -266,7 +304,9 @@ export class NodeAgent {
   }
 
   #nodePod(pod: Pod | undefined) {
-    return pod === undefined ? undefined : { pod: this.pods.latest(pod), machineId: machineId(this.#o.clusterId, pod.metadata!.uid!) };
+    return pod === undefined
+      ? undefined
+      : { pod: this.pods.latest(pod), machineId: machineId(this.#o.clusterId, pod.metadata!.uid!) };
   }
 
   #facts(): NodeFacts {
@@ -287,19 +327,51 @@ export class NodeAgent {
 
   #backend(): Backend {
     if (this.#info === undefined) throw new ProviderError("unavailable", "the backend has not answered yet");
-    return { name: this.#info.name, capabilities: new Set(this.#info.capabilities) };
+    return { name: this.#info.name, capabilities: new Set(this.#info.capabilities), agentProbes: this.#runsProbes() };
+  }
+
+  /** The agent probes only where the backend does not. */
+  #runsProbes(): boolean {
+    const { capabilities = [] } = this.#info ?? {};
+    return this.#o.node.agentProbes && !capabilities.includes("probes");
+  }
+
+  #probes(provider: Provider): AgentProber {
+    const { clock, logger } = this.#o;
+    return new AgentProber({
+      provider,
+      isActive: () => this.#runsProbes(),
+      onChange: (podUid) => this.pods.poke(podUid),
+      event: (pod, event) => this.pods.event(pod, event),
+      clock,
+      logger,
+    });
   }
 
   #machineCapacity() {
     const allocatable = this.#allocatable();
-    return { cpuMillis: allocatable.get("cpu")?.toMillis() ?? 0, memoryBytes: allocatable.get("memory")?.toNumber() ?? 0 };
+    return {
+      cpuMillis: allocatable.get("cpu")?.toMillis() ?? 0,
+      memoryBytes: allocatable.get("memory")?.toNumber() ?? 0,
+    };
   }
+}
+
+function credentials(
+  { config, binDir }: NonNullable<NodeConfig["imageCredentialProvider"]>,
+  tokens: TokenManager,
+  { clock, logger }: NodeAgentOptions,
+): ExecCredentials {
+  return new ExecCredentials({ ...loadCredentialProviders(config), binDir, tokens, clock, logger });
 }
 
 async function servingCertificate(options: NodeAgentOptions): Promise<Reloadable<ServingCertificate>> {
   const { node, kube, clock, random, logger, metrics } = options;
   const { certFile, keyFile, certificate = certFile === undefined ? "csr" : "files" } = node.kubelet;
-  const names: AdvertisedNames = () => ({ ipAddresses: node.addresses, dnsNames: node.hostname === undefined ? [] : [node.hostname] });
+  const names: AdvertisedNames = () => ({
+    ipAddresses: node.addresses,
+    dnsNames: node.hostname === undefined ? [] : [node.hostname],
+  });
   switch (certificate) {
     case "files":
       if (certFile === undefined || keyFile === undefined) {

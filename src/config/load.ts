@@ -32,7 +32,11 @@ const ENVIRONMENT: Record<string, keyof ConfigOverrides> = {
 };
 
 /** @throws ConfigError */
-export function loadConfig(path: string, flags: ConfigOverrides, environment: NodeJS.ProcessEnv = process.env): AgentConfig {
+export function loadConfig(
+  path: string,
+  flags: ConfigOverrides,
+  environment: NodeJS.ProcessEnv = process.env,
+): AgentConfig {
   let text: string;
   try {
     text = readFileSync(path, "utf8");
@@ -44,7 +48,8 @@ export function loadConfig(path: string, flags: ConfigOverrides, environment: No
     const value = environment[variable];
     if (value !== undefined && value !== "") overrides[key] = value;
   }
-  for (const [key, value] of Object.entries(flags)) if (value !== undefined) overrides[key as keyof ConfigOverrides] = value;
+  for (const [key, value] of Object.entries(flags))
+    if (value !== undefined) overrides[key as keyof ConfigOverrides] = value;
   return parseConfig(text, path, overrides);
 }
 
@@ -99,7 +104,8 @@ export function parseFile<S extends z.ZodType>(
     throw new ConfigError(`${path}:${at.line}:${at.col}: ${syntax.message.split("\n")[0]}`);
   }
   const raw: unknown = document.toJS();
-  if (raw === null || typeof raw !== "object" || Array.isArray(raw)) throw new ConfigError(`${path}: the file must hold one YAML mapping`);
+  if (raw === null || typeof raw !== "object" || Array.isArray(raw))
+    throw new ConfigError(`${path}: the file must hold one YAML mapping`);
   const result = schema.safeParse(prepare(raw));
   if (result.success) return result.data;
   const faults = result.error.issues.flatMap((issue) => faultsOf(issue, document, lines, path));
@@ -109,7 +115,9 @@ export function parseFile<S extends z.ZodType>(
 function faultsOf(issue: z.core.$ZodIssue, document: Document, lines: LineCounter, path: string): string[] {
   const fields = issue.path.map((p) => (typeof p === "symbol" ? String(p) : p));
   if (issue.code === "unrecognized_keys") {
-    return issue.keys.map((key) => `${path}${position(document, lines, [...fields, key])}: ${fieldName([...fields, key])}: unknown key`);
+    return issue.keys.map(
+      (key) => `${path}${position(document, lines, [...fields, key])}: ${fieldName([...fields, key])}: unknown key`,
+    );
   }
   const missing = issue.code === "invalid_type" && document.getIn(fields) === undefined;
   const message = missing ? "is required" : issue.message.replace(/^Invalid input: /, "");
@@ -122,7 +130,8 @@ function position(document: Document, lines: LineCounter, fields: readonly (stri
     const parent = depth === 1 ? document.contents : document.getIn(fields.slice(0, depth - 1), true);
     const last = fields[depth - 1]!;
     let node: unknown = document.getIn(fields.slice(0, depth), true);
-    if (isMap(parent)) node = parent.items.find((pair) => isNode(pair.key) && "value" in pair.key && pair.key.value === last)?.key;
+    if (isMap(parent))
+      node = parent.items.find((pair) => isNode(pair.key) && "value" in pair.key && pair.key.value === last)?.key;
     if (isNode(node) && node.range) {
       const at = lines.linePos(node.range[0]);
       return `:${at.line}:${at.col}`;

@@ -55,7 +55,11 @@ export const httpVmSchema = z.strictObject({
   certFile: z.string().optional().describe("Client certificate for mutual TLS (PEM)."),
   keyFile: z.string().optional().describe("Key of the client certificate (PEM)."),
   concurrency: z.int().min(1).max(1000).default(32).describe("Calls under way at once."),
-  requestsPerSecond: z.number().positive().default(200).describe("Sustained rate of calls; short bursts may be twice as many."),
+  requestsPerSecond: z
+    .number()
+    .positive()
+    .default(200)
+    .describe("Sustained rate of calls; short bursts may be twice as many."),
 });
 
 export const memorySchema = z.strictObject({
@@ -86,23 +90,35 @@ const kubeletSchema = z
     certificate: z
       .enum(["csr", "self-signed", "files"])
       .optional()
-      .describe("Where the serving certificate comes from. Default: files when certFile is set, else csr with self-signed until it is signed."),
+      .describe(
+        "Where the serving certificate comes from. Default: files when certFile is set, else csr with self-signed until it is signed.",
+      ),
     clientCAFile: z
       .string()
       .optional()
-      .describe("CA of clients such as kube-apiserver. Default: the ConfigMap kube-system/extension-apiserver-authentication."),
+      .describe(
+        "CA of clients such as kube-apiserver. Default: the ConfigMap kube-system/extension-apiserver-authentication.",
+      ),
     anonymousMetrics: z
       .boolean()
       .default(false)
-      .describe("Serve /metrics/resource and /stats/summary without authentication. For test suites that scrape through pods/proxy."),
+      .describe(
+        "Serve /metrics/resource and /stats/summary without authentication. For test suites that scrape through pods/proxy.",
+      ),
   })
   .prefault({});
 
 export const nodeSchema = z.strictObject({
   name: z.string().max(253).regex(DNS_1123, "must be a DNS-1123 name: lower-case letters, digits, '-' and '.'"),
   provider: providerSchema,
-  addresses: z.array(z.union([z.ipv4(), z.ipv6()])).default([]).describe("The node's InternalIPs, the first is every pod's hostIP. Default: the host's first address."),
-  hostname: z.string().optional().describe("Published as Hostname address only when set: it must resolve from the API server."),
+  addresses: z
+    .array(z.union([z.ipv4(), z.ipv6()]))
+    .default([])
+    .describe("The node's InternalIPs, the first is every pod's hostIP. Default: the host's first address."),
+  hostname: z
+    .string()
+    .optional()
+    .describe("Published as Hostname address only when set: it must resolve from the API server."),
   labels: z.record(z.string(), z.string()).default({}),
   annotations: z.record(z.string(), z.string()).default({}),
   taints: z
@@ -112,7 +128,9 @@ export const nodeSchema = z.strictObject({
   capacity: z
     .record(z.string(), quantity)
     .optional()
-    .describe("Synthetic capacity by resource name. Absent: the backend's /v1/capacity, else 16 cpu, 64Gi memory, 110 pods, 256Gi ephemeral-storage."),
+    .describe(
+      "Synthetic capacity by resource name. Absent: the backend's /v1/capacity, else 16 cpu, 64Gi memory, 110 pods, 256Gi ephemeral-storage.",
+    ),
   kubelet: kubeletSchema,
   dns: z
     .strictObject({
@@ -122,7 +140,14 @@ export const nodeSchema = z.strictObject({
     .prefault({}),
   allowHostPath: z.boolean().default(false).describe("Let hostPath mean a path in the pod's own machine."),
   allowedUnsafeSysctls: z
-    .array(z.string().regex(/^[a-z0-9][-_a-z0-9]*([./][a-z0-9*][-_a-z0-9*]*)*$/, "must be a sysctl, or a prefix of some that ends in *"))
+    .array(
+      z
+        .string()
+        .regex(
+          /^[a-z0-9][-_a-z0-9]*([./][a-z0-9*][-_a-z0-9*]*)*$/,
+          "must be a sysctl, or a prefix of some that ends in *",
+        ),
+    )
     .default([])
     .describe("Sysctls that pods may set beyond the safe ones, as the kubelet's allowedUnsafeSysctls."),
   runtimeHandlers: z
@@ -131,7 +156,10 @@ export const nodeSchema = z.strictObject({
     .describe("RuntimeClass handlers that this node has: what a pod's runtimeClassName may lead to."),
   imageCredentialProvider: z
     .strictObject({
-      config: z.string().min(1).describe("File of kind CredentialProviderConfig, as the kubelet's --image-credential-provider-config."),
+      config: z
+        .string()
+        .min(1)
+        .describe("File of kind CredentialProviderConfig, as the kubelet's --image-credential-provider-config."),
       binDir: z.string().startsWith("/", "must be an absolute path").describe("Folder of the plugins."),
     })
     .optional()
@@ -139,8 +167,13 @@ export const nodeSchema = z.strictObject({
   agentProbes: z
     .boolean()
     .default(false)
-    .describe("Run readiness probes in the agent where the backend lacks probes; machines' addresses must be reachable from here."),
-  daemonSets: z.enum(["run", "ignore"]).default("run").describe("What happens to DaemonSet pods that tolerate the node's taints."),
+    .describe(
+      "Run readiness probes in the agent where the backend lacks probes; machines' addresses must be reachable from here.",
+    ),
+  daemonSets: z
+    .enum(["run", "ignore"])
+    .default("run")
+    .describe("What happens to DaemonSet pods that tolerate the node's taints."),
   backendOutageGrace: duration("10m").describe("How long the node stays Ready while its backend does not answer."),
   sweep: z
     .strictObject({
@@ -153,7 +186,10 @@ export const nodeSchema = z.strictObject({
     .optional()
     .describe("Back-off of crashing containers, when it is not a kubelet's."),
   podConcurrency: z.int().min(1).max(512).default(32).describe("Pods worked on at once."),
-  podDeletionCost: z.boolean().default(false).describe("Annotate pods so that scale-in removes this node's pods first."),
+  podDeletionCost: z
+    .boolean()
+    .default(false)
+    .describe("Annotate pods so that scale-in removes this node's pods first."),
 });
 
 export const agentConfigSchema = z.strictObject({
@@ -164,7 +200,9 @@ export const agentConfigSchema = z.strictObject({
     .min(1)
     .max(63)
     .optional()
-    .describe("Tells clusters apart that share a backend. Must never change. Default: the UID of the namespace kube-system, if it may be read."),
+    .describe(
+      "Tells clusters apart that share a backend. Must never change. Default: the UID of the namespace kube-system, if it may be read.",
+    ),
   kubeconfig: z.string().optional().describe("Default: KUBECONFIG, ~/.kube/config, or the pod's service account."),
   identity: z
     .strictObject({
@@ -196,7 +234,11 @@ export const agentConfigSchema = z.strictObject({
     .prefault({}),
   api: z
     .strictObject({
-      qps: z.number().positive().default(50).describe("Requests to the API server per second, as the kubelet's kubeAPIQPS."),
+      qps: z
+        .number()
+        .positive()
+        .default(50)
+        .describe("Requests to the API server per second, as the kubelet's kubeAPIQPS."),
       burst: z.int().positive().default(100),
     })
     .prefault({}),

@@ -19,7 +19,8 @@ import { toError } from "../util/errors.ts";
 import type { Random } from "../util/random.ts";
 import { MachineCache, MachineObserver } from "./machines.ts";
 import type { PodEvent } from "../podspec/inputs.ts";
-import { PodReconciler, type Renderer } from "./reconciler.ts";
+import type { PodHooks } from "./hooks.ts";
+import { PodReconciler, type ReadinessSource, type Renderer } from "./reconciler.ts";
 
 export interface PodControllerOptions {
   kube: Kube;
@@ -39,8 +40,9 @@ export interface PodControllerOptions {
   logger: Logger;
   /** Told what the backend is and can do, at the start and each time that it is asked again. */
   onInfo?: (info: ProviderInfo) => void;
-  /** After each call of the reconciler, for metrics. */
-  onReconciled?: (seconds: number, outcome: "settled" | "after" | "retry") => void;
+  readiness?: ReadinessSource;
+  /** For metrics. */
+  hooks?: PodHooks;
 }
 
 /** Every pod is looked at this often even when nothing happens (kubelet: syncFrequency). */
@@ -54,6 +56,8 @@ export class PodController {
   readonly queue: KeyedQueue;
   readonly #o: PodControllerOptions;
   readonly #reconciler: PodReconciler;
+  /** Monotonic time at which a pod was first heard of, until it is looked at. */
+  readonly #newAt = new Map<string, number>();
   #reapBudget: number;
 
   constructor(options: PodControllerOptions) {
@@ -88,6 +92,7 @@ export class PodController {
       logger,
       ...(options.onInfo && { onInfo: options.onInfo }),
       onSynced: () => this.resyncAll(),
+      ...(options.hooks?.onListed && { onListed: options.hooks.onListed }),
     });
     this.#reconciler = new PodReconciler({
       kube,
@@ -99,15 +104,18 @@ export class PodController {
       ownerLabels: owner,
       nodeName,
       hostIPs: options.hostIPs,
-      event: (pod, event) => this.#event(pod, event),
+      event: (pod, event) => this.event(pod, event),
       mayReap: () => options.sweep.enabled && this.#reapBudget-- > 0,
       ...(options.guard && { guard: options.guard }),
+      ...(options.readiness && { readiness: options.readiness }),
+      ...(options.hooks && { hooks: options.hooks }),
       clock,
       logger,
     });
     this.store.onChange((change) => {
       const uid = change.object.metadata!.uid!;
       if (change.type === "delete") this.#reconciler.podGone(change.object);
+      else if (!this.#newAt.has(uid) && change.previous === undefined) this.#newAt.set(uid, clock.monotonic());
       this.queue.add(uid);
     });
   }
@@ -115,6 +123,11 @@ export class PodController {
   /** The pod with the newest status that this process knows of: its own writes come back late. */
   latest(pod: Pod): Pod {
     return this.#reconciler.latest(pod);
+  }
+
+  /** UIDs that are being worked on or waited for. */
+  get working(): number {
+    return [...this.#reconciler.knownUids()].length;
   }
 
   /** Looks at a pod again soon: something that it refers to has changed. */
@@ -150,8 +163,13 @@ export class PodController {
 
   async #reconcile(uid: string, signal: AbortSignal): Promise<void> {
     const start = this.#o.clock.monotonic();
+    const newAt = this.#newAt.get(uid);
+    if (newAt !== undefined) {
+      this.#newAt.delete(uid);
+      this.#o.hooks?.onFirstLook?.((start - newAt) / 1000);
+    }
     const outcome = await this.#reconciler.reconcile(uid, signal);
-    this.#o.onReconciled?.((this.#o.clock.monotonic() - start) / 1000, outcome.kind);
+    this.#o.hooks?.onReconciled?.((this.#o.clock.monotonic() - start) / 1000, outcome.kind);
     switch (outcome.kind) {
       case "settled":
         this.queue.forget(uid);
@@ -174,14 +192,24 @@ export class PodController {
 
   #machineChanged(id: string): void {
     const observed = this.machines.observe(id);
-    const uid = parseMachineId(this.#o.clusterId, id) ?? (observed.kind === "found" ? observed.machine.labels[LABEL_UID] : undefined);
+    const uid =
+      parseMachineId(this.#o.clusterId, id) ??
+      (observed.kind === "found" ? observed.machine.labels[LABEL_UID] : undefined);
     if (uid !== undefined) this.queue.add(uid);
   }
 
-  #event(pod: Pod, event: PodEvent): void {
+  /** Says something about a pod to its user; returns at once. */
+  event(pod: Pod, event: PodEvent): void {
     const { namespace, name, uid } = pod.metadata!;
     this.#o.events.event(
-      { apiVersion: "v1", kind: "Pod", namespace: namespace!, name: name!, uid: uid!, ...(event.fieldPath && { fieldPath: event.fieldPath }) },
+      {
+        apiVersion: "v1",
+        kind: "Pod",
+        namespace: namespace!,
+        name: name!,
+        uid: uid!,
+        ...(event.fieldPath && { fieldPath: event.fieldPath }),
+      },
       event.type,
       event.reason,
       event.message,

@@ -54,7 +54,8 @@ export class MachineCache {
   observe(id: string): Observed {
     const machine = this.#machines.get(id);
     if (machine !== undefined) return { kind: "found", machine };
-    if (this.#heardAt === undefined || this.#clock.monotonic() - this.#heardAt > this.#staleMs) return { kind: "unknown" };
+    if (this.#heardAt === undefined || this.#clock.monotonic() - this.#heardAt > this.#staleMs)
+      return { kind: "unknown" };
     return { kind: "absent" };
   }
 
@@ -82,7 +83,7 @@ export class MachineCache {
     this.#heardAt = this.#clock.monotonic();
     const listed = new Set(items.map((m) => m.id));
     if (restarted) {
-      for (const id of [...this.#machines.keys()]) if (!listed.has(id)) this.drop(id);
+      for (const id of this.#machines.keys()) if (!listed.has(id)) this.drop(id);
       this.#revision = revision;
       for (const machine of items) {
         this.#machines.set(machine.id, machine);
@@ -91,7 +92,7 @@ export class MachineCache {
       return;
     }
     for (const machine of items) this.put(machine);
-    for (const [id, machine] of [...this.#machines]) {
+    for (const [id, machine] of this.#machines) {
       if (!listed.has(id) && machine.revision <= revision) this.drop(id);
     }
     this.#revision = Math.max(this.#revision, revision);
@@ -128,6 +129,8 @@ export interface MachineObserverOptions {
   listEveryMs?: number;
   onInfo?: (info: ProviderInfo) => void;
   onSynced?: () => void;
+  /** After each complete list: how long it took, and the time since the one before, in seconds. */
+  onListed?: (seconds: number, interval: number | undefined) => void;
 }
 
 /** Keeps the cache: lists, watches from the list's revision where the backend can, lists again on a timer and on any doubt. */
@@ -135,6 +138,7 @@ export class MachineObserver implements BackendHealth {
   readonly #o: MachineObserverOptions;
   failingSince: number | undefined;
   lastError: string | undefined;
+  #listedAt: number | undefined;
 
   constructor(options: MachineObserverOptions) {
     this.#o = options;
@@ -166,7 +170,13 @@ export class MachineObserver implements BackendHealth {
   }
 
   async #list(signal: AbortSignal): Promise<void> {
+    const begun = this.#o.clock.monotonic();
     const list = await this.#o.provider.getPods({ signal, labels: this.#o.labels });
+    this.#o.onListed?.(
+      (this.#o.clock.monotonic() - begun) / 1000,
+      this.#listedAt === undefined ? undefined : (begun - this.#listedAt) / 1000,
+    );
+    this.#listedAt = begun;
     const first = !this.#o.cache.synced;
     const mine = list.items.filter((m) => Object.entries(this.#o.labels).every(([k, v]) => m.labels[k] === v));
     this.#o.cache.replace(mine, list.revision);
@@ -183,7 +193,8 @@ export class MachineObserver implements BackendHealth {
       const events = this.#o.provider.watchPods!(this.#o.cache.revision, { signal: linked, labels: this.#o.labels });
       for await (const event of events) {
         this.#answered();
-        if (Object.entries(this.#o.labels).every(([k, v]) => event.machine.labels[k] === v)) this.#o.cache.put(event.machine);
+        if (Object.entries(this.#o.labels).every(([k, v]) => event.machine.labels[k] === v))
+          this.#o.cache.put(event.machine);
         this.#o.cache.heard();
       }
     } catch (thrown) {

@@ -8,7 +8,7 @@
  */
 import type { Pod, PodStatus } from "../kube/wire.ts";
 import { isOver, type Machine } from "../provider/machine.ts";
-import { hasRun, isTerminal, podStatus, statusDiff, type Verdict } from "./status.ts";
+import { hasRun, isTerminal, podStatus, statusDiff, type ResizeState, type Verdict } from "./status.ts";
 
 /** What the API server wants for a UID, by this process's cache. */
 export type Desired =
@@ -52,6 +52,10 @@ export interface PodMemory {
   orphanSince: number | undefined;
   /** Pod generation and reference version that the running machine was last brought to. */
   appliedVersion: string | undefined;
+  /** What became of the last change of resources; undefined until it has been looked at once. */
+  resize: ResizeState | undefined;
+  /** When a change that could not be made yet is to be tried again. */
+  retryUpdateAt: number | undefined;
 }
 
 export const newMemory = (): PodMemory => ({
@@ -66,6 +70,8 @@ export const newMemory = (): PodMemory => ({
   podSeenGone: false,
   orphanSince: undefined,
   appliedVersion: undefined,
+  resize: undefined,
+  retryUpdateAt: undefined,
 });
 
 export type Action =
@@ -77,10 +83,10 @@ export type Action =
   | { do: "look" }
   /** Quorum GET of the pod, render its spec, PUT the machine. */
   | { do: "create" }
-  | { do: "stop"; graceSeconds: number }
+  | { do: "stop"; graceSeconds: number; verdict?: Verdict }
   /** DELETE the machine, whether it exists or not, and confirm that nothing runs. */
   | { do: "bury"; force: boolean }
-  | { do: "status"; patch: Record<string, unknown> }
+  | { do: "status"; patch: Record<string, unknown>; verdict?: Verdict }
   /** Bring the running machine to the pod's newer spec or references. */
   | { do: "update"; version: string }
   /** DELETE the pod object: grace 0, UID precondition. */
@@ -107,7 +113,8 @@ export function plan(desired: Desired, observed: Observed, memory: PodMemory, co
     case "none":
       return planWithoutPod(observed, memory, context);
     case "pod":
-      if (desired.pod.metadata?.deletionTimestamp !== undefined) return planDeletion(desired.pod, observed, memory, context);
+      if (desired.pod.metadata?.deletionTimestamp !== undefined)
+        return planDeletion(desired.pod, observed, memory, context);
       if (isTerminal(desired.pod)) return planTerminal(desired.pod, observed, memory, context);
       return planLive(desired.pod, observed, memory, context);
   }
@@ -126,7 +133,10 @@ function planWithoutPod(observed: Observed, memory: PodMemory, { now }: PlanCont
       if (observed.machine.state === "deleted") return { do: "forget" };
       if (!memory.podSeenGone) {
         if (memory.orphanSince === undefined || now - memory.orphanSince < ORPHAN_GRACE_MS) {
-          return { do: "wait", afterMs: memory.orphanSince === undefined ? ORPHAN_GRACE_MS : memory.orphanSince + ORPHAN_GRACE_MS - now };
+          return {
+            do: "wait",
+            afterMs: memory.orphanSince === undefined ? ORPHAN_GRACE_MS : memory.orphanSince + ORPHAN_GRACE_MS - now,
+          };
         }
       }
       if (memory.stopDeadline !== undefined && !isOver(observed.machine) && now < memory.stopDeadline + STOP_SLACK_MS) {
@@ -150,7 +160,12 @@ function planDeletion(pod: Pod, observed: Observed, memory: PodMemory, context: 
       }
       if (now >= memory.stopDeadline + STOP_SLACK_MS) return { do: "bury", force: true };
       // While it stops, the pod says truthfully what still runs.
-      return statusAction(pod, observed.machine, memory, context, false) ?? { do: "wait", afterMs: memory.stopDeadline + STOP_SLACK_MS - now };
+      return (
+        statusAction(pod, observed.machine, memory, context, false) ?? {
+          do: "wait",
+          afterMs: memory.stopDeadline + STOP_SLACK_MS - now,
+        }
+      );
     }
   }
   const machine = observed.kind === "found" ? observed.machine : undefined;
@@ -166,7 +181,8 @@ function planDeletion(pod: Pod, observed: Observed, memory: PodMemory, context: 
 /** The pod is over in the API server. Its machine stays, stopped, for logs, until the object goes. */
 function planTerminal(pod: Pod, observed: Observed, memory: PodMemory, { now }: PlanContext): Action {
   if (observed.kind !== "found" || isOver(observed.machine)) return { do: "wait" };
-  if (memory.stopDeadline === undefined) return { do: "stop", graceSeconds: pod.spec?.terminationGracePeriodSeconds ?? 30 };
+  if (memory.stopDeadline === undefined)
+    return { do: "stop", graceSeconds: pod.spec?.terminationGracePeriodSeconds ?? 30 };
   if (now >= memory.stopDeadline + STOP_SLACK_MS) return { do: "bury", force: true };
   return { do: "wait", afterMs: memory.stopDeadline + STOP_SLACK_MS - now };
 }
@@ -205,16 +221,29 @@ function planLive(pod: Pod, observed: Observed, memory: PodMemory, context: Plan
       }
       const late = deadline(pod, now);
       if (memory.verdict !== undefined || late.passed) {
-        if (memory.stopDeadline === undefined) return { do: "stop", graceSeconds: pod.spec?.terminationGracePeriodSeconds ?? 30 };
+        if (memory.stopDeadline === undefined) {
+          return {
+            do: "stop",
+            graceSeconds: pod.spec?.terminationGracePeriodSeconds ?? 30,
+            verdict: memory.verdict ?? DEADLINE,
+          };
+        }
         if (now >= memory.stopDeadline + STOP_SLACK_MS) return { do: "bury", force: true };
-        return statusAction(pod, machine, memory, context, false) ?? { do: "wait", afterMs: memory.stopDeadline + STOP_SLACK_MS - now };
+        return (
+          statusAction(pod, machine, memory, context, false) ?? {
+            do: "wait",
+            afterMs: memory.stopDeadline + STOP_SLACK_MS - now,
+          }
+        );
       }
       const write = statusAction(pod, machine, memory, context, false);
       if (write !== undefined) return write;
-      if (context.version !== undefined && context.version !== memory.appliedVersion && machine.state !== "stopping") {
+      const retryMs = memory.retryUpdateAt === undefined ? undefined : memory.retryUpdateAt - now;
+      const isDue = context.version !== memory.appliedVersion || (retryMs !== undefined && retryMs <= 0);
+      if (context.version !== undefined && isDue && machine.state !== "stopping")
         return { do: "update", version: context.version };
-      }
-      return late.afterMs === undefined ? { do: "wait" } : { do: "wait", afterMs: late.afterMs };
+      const afterMs = Math.min(late.afterMs ?? Infinity, retryMs ?? Infinity);
+      return afterMs === Infinity ? { do: "wait" } : { do: "wait", afterMs };
     }
   }
 }
@@ -229,15 +258,21 @@ function isOlderThan(machine: Machine, pod: Pod): boolean {
   });
 }
 
-const LOST: Verdict = { reason: "MachineLost", message: "The machine that ran this pod is gone from the backend" };
+export const LOST: Verdict = {
+  reason: "MachineLost",
+  message: "The machine that ran this pod is gone from the backend",
+};
 /** kubelet: active_deadline.go. */
-const DEADLINE: Verdict = { reason: "DeadlineExceeded", message: "Pod was active on the node longer than the specified deadline" };
+export const DEADLINE: Verdict = {
+  reason: "DeadlineExceeded",
+  message: "Pod was active on the node longer than the specified deadline",
+};
 
 function deadline(pod: Pod, now: number): { passed: boolean; afterMs?: number } {
   const seconds = pod.spec?.activeDeadlineSeconds;
   const start = pod.status?.startTime;
   if (seconds === undefined || seconds === null || start === undefined) return { passed: false };
-  const leftMs = Date.parse(start as unknown as string) + seconds * 1000 - now;
+  const leftMs = Date.parse(start) + seconds * 1000 - now;
   return leftMs <= 0 ? { passed: true } : { passed: false, afterMs: leftMs };
 }
 
@@ -248,7 +283,8 @@ function endedByDeadline(pod: Pod, machine: Machine): boolean {
 }
 
 function endAction(pod: Pod, memory: PodMemory, context: PlanContext): Action {
-  return statusAction(pod, undefined, memory, context, true) ?? { do: "wait" };
+  const write = statusAction(pod, undefined, memory, context, true);
+  return write === undefined ? { do: "wait" } : { ...write, ...(memory.verdict && { verdict: memory.verdict }) };
 }
 
 function statusAction(
@@ -257,7 +293,7 @@ function statusAction(
   memory: PodMemory,
   context: PlanContext,
   ended: boolean,
-): Action | undefined {
+): Extract<Action, { do: "status" }> | undefined {
   const next: PodStatus = podStatus({
     pod,
     machine,
@@ -266,6 +302,7 @@ function statusAction(
     ended,
     verdict: memory.verdict,
     waiting: memory.waiting,
+    resize: memory.resize,
   });
   const patch = statusDiff(pod.status, next);
   return patch === undefined ? undefined : { do: "status", patch };

@@ -14,13 +14,24 @@ import { isProviderError, ProviderError } from "../provider/errors.ts";
 import { fieldPathOf } from "../podspec/render.ts";
 import { isOver, type Machine, type MachineNotice, type MachinePatch, type MachineSpec } from "../provider/machine.ts";
 import type { Provider } from "../provider/provider.ts";
-import type { PodEvent } from "../podspec/inputs.ts";
+import type { PodEvent, ResizeOutlook } from "../podspec/inputs.ts";
 import type { Logger } from "../telemetry/logger.ts";
 import type { Clock } from "../util/clock.ts";
 import { toError } from "../util/errors.ts";
+import type { PodHooks } from "./hooks.ts";
 import type { MachineCache } from "./machines.ts";
-import { newMemory, plan, type Action, type Desired, type Observed, type PodMemory } from "./planner.ts";
-import { hasRun, isTerminal } from "./status.ts";
+import {
+  DEADLINE,
+  LOST,
+  newMemory,
+  plan,
+  type Action,
+  type Desired,
+  type Observed,
+  type PodMemory,
+} from "./planner.ts";
+import { ResizeTracker } from "./resize-tracker.ts";
+import { hasRun, isTerminal, type Verdict } from "./status.ts";
 
 /** The pods that the API server wants on this node, by UID. */
 export interface PodSource {
@@ -32,17 +43,38 @@ export interface PodSource {
 export type Rendered =
   | { kind: "ready"; spec: MachineSpec; events?: readonly PodEvent[] }
   /** Something that the pod refers to is missing or could not be read: the containers wait, and it is tried again. */
-  | { kind: "wait"; waiting: ReadonlyMap<string, { reason: string; message: string }>; events: readonly PodEvent[] }
-  /** The pod can never run here. */
-  | { kind: "reject"; reason: string; message: string };
+  | {
+      kind: "wait";
+      waiting: ReadonlyMap<string, { reason: string; message: string }>;
+      /** Volumes that are at fault. */
+      unmountedVolumes?: readonly string[];
+      events: readonly PodEvent[];
+    }
+  /** The pod can never run here; `missing` names capabilities that the backend lacks. */
+  | { kind: "reject"; reason: string; message: string; missing?: readonly string[] };
+
+/** What must change on a machine that runs. */
+export interface Difference {
+  /** Undefined when nothing must. */
+  patch: MachinePatch | undefined;
+  /** What becomes of the resources that it asks for; absent is `none`. */
+  resize?: ResizeOutlook;
+  events?: readonly PodEvent[];
+}
+
+/** Says which containers of a machine are ready where the backend itself cannot tell. */
+export interface ReadinessSource {
+  /** The machine with `ready` filled in. Called at each look at a pod; begins and ends whatever it takes to know. */
+  apply(pod: Pod, machine: Machine): Machine;
+  release(podUid: string): void;
+}
 
 /** Turns pods into machine specs: admission, references, capabilities. */
 export interface Renderer {
   render(pod: Pod, signal: AbortSignal): Promise<Rendered>;
   /** Changes whenever render might answer differently for a pod that runs; undefined when not known. */
   version(pod: Pod): string | undefined;
-  /** What must change on a running machine for it to match; undefined when nothing. */
-  diff(pod: Pod, machine: Machine, signal: AbortSignal): Promise<{ patch: MachinePatch | undefined; events?: readonly PodEvent[] }>;
+  diff(pod: Pod, machine: Machine, signal: AbortSignal): Promise<Difference>;
 }
 
 export interface ReconcilerOptions {
@@ -64,15 +96,33 @@ export interface ReconcilerOptions {
   guard?: () => void;
   /** The decision; a simulation puts a broken one here to see it caught. Default: the planner's. */
   plan?: typeof plan;
+  readiness?: ReadinessSource;
+  hooks?: PodHooks;
   clock: Clock;
   logger: Logger;
 }
 
-export type Outcome = { kind: "settled" } | { kind: "after"; ms: number } | { kind: "retry"; error: Error; afterMs?: number };
+export type Outcome =
+  | { kind: "settled" }
+  | { kind: "after"; ms: number }
+  | { kind: "retry"; error: Error; afterMs?: number };
 
 /** Actions that one call carries out before it yields to other pods. */
 const MAX_STEPS = 12;
-const CREATE_RETRY_MS = 5_000;
+/** A create that waits for something is tried again when that changes, and after this long, doubling. kubelet: 2 m 2 s at most. */
+const CREATE_RETRY_MS = { first: 5_000, max: 122_000 };
+/** kubelet: podAttachAndMountTimeout. */
+const MOUNT_TIMEOUT_MS = 123_000;
+
+/** What is known of a create that waits. */
+interface Held {
+  /** When kubelet's worker began to wait for volumes that are still away. */
+  mountingSince: number | undefined;
+  /** What was said last, how often, and when it is worth saying again. */
+  said: string;
+  times: number;
+  retryAt: number;
+}
 
 /** A newer copy of a pod than the cache holds, known from a reply. */
 interface Overlay {
@@ -89,11 +139,17 @@ export class PodReconciler {
   readonly #futile = new Map<string, string>();
   readonly #lastSeen = new Map<string, Pod>();
   readonly #noticeSeq = new Map<string, number>();
+  /** Creates that wait. All times monotonic. */
+  readonly #held = new Map<string, Held>();
+  /** Monotonic time of the first look at a pod that has not run. */
+  readonly #firstLook = new Map<string, number>();
+  readonly #resize: ResizeTracker;
   readonly #startedAt: number;
 
   constructor(options: ReconcilerOptions) {
     this.#o = options;
     this.#startedAt = options.clock.now();
+    this.#resize = new ResizeTracker(options);
   }
 
   /** UIDs of which this process remembers something. */
@@ -117,18 +173,23 @@ export class PodReconciler {
   async reconcile(uid: string, signal: AbortSignal): Promise<Outcome> {
     for (let step = 0; step < MAX_STEPS; step++) {
       const desired = this.#desired(uid);
-      const observed = this.#observed(uid);
+      const observed = this.#withReadiness(desired, this.#observed(uid));
       if (desired.kind === "none" && observed.kind === "found" && !this.#remember(uid).podSeenGone) {
         const since = this.#remember(uid).orphanSince;
         if (since === undefined) this.#update(uid, { orphanSince: this.#o.clock.now() });
       }
       if (desired.kind === "pod" && observed.kind === "found") this.#forwardNotices(desired.pod, observed.machine);
+      if (desired.kind === "pod" && !this.#firstLook.has(uid) && !hasRun(desired.pod) && !isTerminal(desired.pod)) {
+        this.#firstLook.set(uid, this.#o.clock.monotonic());
+      }
       const action = (this.#o.plan ?? plan)(desired, observed, this.#remember(uid), {
         now: this.#o.clock.now(),
         hostIPs: this.#o.hostIPs(),
-        version: desired.kind === "pod" ? this.#o.renderer.version(desired.pod) : undefined,
+        version:
+          desired.kind === "pod" && observed.kind === "found" ? this.#o.renderer.version(desired.pod) : undefined,
       });
-      if (action.do === "wait") return action.afterMs === undefined ? { kind: "settled" } : { kind: "after", ms: action.afterMs };
+      if (action.do === "wait")
+        return action.afterMs === undefined ? { kind: "settled" } : { kind: "after", ms: action.afterMs };
       if (action.do === "forget") {
         this.#forget(uid);
         return { kind: "settled" };
@@ -160,6 +221,12 @@ export class PodReconciler {
     return this.#o.machines.observe(this.#o.machineId(uid));
   }
 
+  #withReadiness(desired: Desired, observed: Observed): Observed {
+    const { readiness } = this.#o;
+    if (readiness === undefined || desired.kind !== "pod" || observed.kind !== "found") return observed;
+    return { kind: "found", machine: readiness.apply(desired.pod, observed.machine) };
+  }
+
   #cachedVersion(uid: string): string | undefined {
     return this.#o.pods.get(uid)?.metadata!.resourceVersion;
   }
@@ -183,7 +250,12 @@ export class PodReconciler {
   // -------------------------------------------------------------------------------------------------------------- act
 
   /** Undefined means: observe and plan again. */
-  async #act(uid: string, action: Exclude<Action, { do: "wait" | "forget" }>, desired: Desired, signal: AbortSignal): Promise<Outcome | undefined> {
+  async #act(
+    uid: string,
+    action: Exclude<Action, { do: "wait" | "forget" }>,
+    desired: Desired,
+    signal: AbortSignal,
+  ): Promise<Outcome | undefined> {
     try {
       switch (action.do) {
         case "look":
@@ -193,11 +265,12 @@ export class PodReconciler {
           return await this.#create(uid, podOf(desired), signal);
         case "stop":
           await this.#stop(uid, action.graceSeconds, signal);
+          if (action.verdict !== undefined) this.#announce(podOf(desired), action.verdict);
           return undefined;
         case "bury":
           return await this.#bury(uid, action.force, signal);
         case "status":
-          return await this.#patchStatus(uid, podOf(desired), action.patch, signal);
+          return await this.#patchStatus(uid, podOf(desired), action.patch, action.verdict, signal);
         case "update":
           return await this.#updateMachine(uid, podOf(desired), action.version, signal);
         case "finalize":
@@ -234,51 +307,110 @@ export class PodReconciler {
     const fresh = await this.#quorumGet(pod, signal);
     if (fresh === undefined || fresh.metadata!.uid !== uid) return { kind: "after", ms: 1_000 };
     this.#overlay(uid, fresh, cachedBefore);
-    if (fresh.metadata!.deletionTimestamp !== undefined || isTerminal(fresh) || (hasRun(fresh) && !hasRun(pod))) return undefined;
+    if (fresh.metadata!.deletionTimestamp !== undefined || isTerminal(fresh) || (hasRun(fresh) && !hasRun(pod)))
+      return undefined;
     if (fresh.spec?.nodeName !== this.#o.nodeName) return { kind: "settled" };
 
     const rendered = await this.#o.renderer.render(fresh, signal);
     if (rendered.kind === "reject") {
       this.#o.event(fresh, { type: "Warning", reason: rendered.reason, message: rendered.message });
+      this.#o.hooks?.onRejected?.(rendered.reason, rendered.missing ?? []);
       this.#update(uid, { verdict: { reason: rendered.reason, message: `Pod was rejected: ${rendered.message}` } });
       return undefined;
     }
-    for (const event of rendered.events ?? []) this.#o.event(fresh, event);
     if (rendered.kind === "wait") {
       const before = this.#remember(uid).waiting;
       this.#update(uid, { waiting: rendered.waiting });
       // The new reason is written first; the planner then asks for the create again, which is this call's next visit.
-      return sameWaiting(before, rendered.waiting) ? { kind: "after", ms: CREATE_RETRY_MS } : undefined;
+      if (!sameWaiting(before, rendered.waiting)) return undefined;
+      return { kind: "after", ms: this.#hold(uid, fresh, rendered) };
     }
+    this.#held.delete(uid);
     this.#update(uid, { waiting: undefined, created: true });
     this.#o.guard?.();
     try {
       const machine = await this.#o.provider.createPod(this.#o.machineId(uid), rendered.spec, { signal });
       this.#o.machines.put(machine);
-      this.#update(uid, { appliedVersion: this.#o.renderer.version(fresh) });
+      this.#update(uid, { appliedVersion: this.#o.renderer.version(fresh), resize: {} });
+      // Said when it is done, so that a create that had to be repeated does not say it twice.
+      for (const event of rendered.events ?? []) this.#o.event(fresh, event);
+      this.#o.hooks?.onCreate?.({ ok: true });
       return undefined;
     } catch (thrown) {
       if (!(thrown instanceof ProviderError)) throw thrown;
+      this.#o.hooks?.onCreate?.({ ok: false, code: thrown.code });
       switch (thrown.code) {
         case "conflict":
           // The id is taken by a machine of another spec: ours, made before something it refers to changed.
           await this.#look(uid, signal);
           return undefined;
         case "gone":
-          this.#update(uid, { verdict: { reason: "MachineLost", message: "The machine of this pod was deleted outside of Kubernetes" } });
+          this.#update(uid, {
+            verdict: { reason: "MachineLost", message: "The machine of this pod was deleted outside of Kubernetes" },
+          });
           return undefined;
         case "invalid":
         case "unsupported":
           this.#o.event(fresh, { type: "Warning", reason: "FailedCreate", message: thrown.message });
           this.#update(uid, {
-            verdict: { reason: thrown.code === "invalid" ? "InvalidSpec" : "UnsupportedFeature", message: `Pod was rejected: ${thrown.message}` },
+            verdict: {
+              reason: thrown.code === "invalid" ? "InvalidSpec" : "UnsupportedFeature",
+              message: `Pod was rejected: ${thrown.message}`,
+            },
           });
           return undefined;
-        default:
-          this.#o.event(fresh, { type: "Warning", reason: "FailedCreate", message: `The backend could not create a machine yet: ${thrown.message}` });
+        case "not_found":
+        case "quota":
+        case "rate_limited":
+        case "unauthorized":
+        case "unavailable":
+          this.#o.event(fresh, {
+            type: "Warning",
+            reason: "FailedCreate",
+            message: `The backend could not create a machine yet: ${thrown.message}`,
+          });
           throw thrown;
       }
     }
+  }
+
+  /**
+   * Says what a create waits for. Volumes that stay away get kubelet's second event as well, each time that its worker
+   * would have given up. Returns the milliseconds until it is worth another try, unless something changes before.
+   */
+  #hold(uid: string, pod: Pod, rendered: Extract<Rendered, { kind: "wait" }>): number {
+    const now = this.#o.clock.monotonic();
+    const volumes = rendered.unmountedVolumes ?? [];
+    const said = JSON.stringify(rendered.events);
+    const known = this.#held.get(uid);
+    const held: Held = {
+      mountingSince: volumes.length > 0 ? (known?.mountingSince ?? now) : undefined,
+      ...(known?.said === said ? known : { said, times: 0, retryAt: now }),
+    };
+    if (now >= held.retryAt) {
+      for (const event of rendered.events) this.#o.event(pod, event);
+      held.retryAt = now + Math.min(CREATE_RETRY_MS.first * 2 ** held.times++, CREATE_RETRY_MS.max);
+    }
+    let untilTimeout = Infinity;
+    if (held.mountingSince !== undefined) {
+      if (now - held.mountingSince >= MOUNT_TIMEOUT_MS) {
+        held.mountingSince = now;
+        this.#o.event(pod, {
+          type: "Warning",
+          reason: "FailedMount",
+          message: `Unable to attach or mount volumes: unmounted volumes=[${volumes.join(" ")}], unattached volumes=[], failed to process volumes=[]: context deadline exceeded`,
+        });
+      }
+      untilTimeout = held.mountingSince + MOUNT_TIMEOUT_MS - now;
+    }
+    this.#held.set(uid, held);
+    return Math.min(held.retryAt - now, untilTimeout);
+  }
+
+  /** kubelet tells of a deadline by an event; what else ends a pod was announced by whoever decided it. */
+  #announce(pod: Pod, verdict: Verdict): void {
+    if (verdict === DEADLINE) this.#o.event(pod, { type: "Normal", reason: verdict.reason, message: verdict.message });
+    if (verdict === LOST) this.#o.hooks?.onLost?.();
   }
 
   async #stop(uid: string, graceSeconds: number, signal: AbortSignal): Promise<void> {
@@ -303,17 +435,27 @@ export class PodReconciler {
     return undefined;
   }
 
-  async #patchStatus(uid: string, pod: Pod, patch: Record<string, unknown>, signal: AbortSignal): Promise<Outcome | undefined> {
+  async #patchStatus(
+    uid: string,
+    pod: Pod,
+    patch: Record<string, unknown>,
+    verdict: Verdict | undefined,
+    signal: AbortSignal,
+  ): Promise<Outcome | undefined> {
     const text = JSON.stringify(patch);
     if (this.#futile.get(uid) === text) return { kind: "settled" };
     this.#o.guard?.();
     const cachedBefore = this.#cachedVersion(uid);
+    const begun = this.#o.clock.monotonic();
     try {
       const updated = await this.#o.kube.request<Pod>({ ...podStatusPatch(pod, patch), signal });
       this.#overlay(uid, updated, cachedBefore);
       // A server that drops a field it does not know would be patched for ever.
       if (updated.metadata!.resourceVersion === pod.metadata!.resourceVersion) this.#futile.set(uid, text);
       else this.#futile.delete(uid);
+      if (verdict !== undefined) this.#announce(pod, verdict);
+      this.#o.hooks?.onStatusWritten?.((this.#o.clock.monotonic() - begun) / 1000);
+      if (patch["phase"] === "Running") this.#measureStart(uid, pod);
       return undefined;
     } catch (thrown) {
       // Gone or recreated: the watch will say so. Anything else is tried again with fresh eyes.
@@ -325,17 +467,20 @@ export class PodReconciler {
   async #updateMachine(uid: string, pod: Pod, version: string, signal: AbortSignal): Promise<Outcome | undefined> {
     const observed = this.#observed(uid);
     if (observed.kind !== "found") return undefined;
-    const { patch, events } = await this.#o.renderer.diff(pod, observed.machine, signal);
+    const { patch, resize = { kind: "none" }, events } = await this.#o.renderer.diff(pod, observed.machine, signal);
     for (const event of events ?? []) this.#o.event(pod, event);
-    if (patch !== undefined && this.#o.provider.updatePod !== undefined) {
+    const { resources, ...rest } = patch ?? {};
+    if (Object.keys(rest).length > 0 && this.#o.provider.updatePod !== undefined) {
       this.#o.guard?.();
       try {
-        this.#o.machines.put(await this.#o.provider.updatePod(observed.machine.id, patch, { signal }));
+        this.#o.machines.put(await this.#o.provider.updatePod(observed.machine.id, rest, { signal }));
       } catch (thrown) {
         if (!isProviderError(thrown) || thrown.retryable) throw thrown;
         this.#o.event(pod, { type: "Warning", reason: "FailedUpdate", message: thrown.message });
       }
     }
+    const before = this.#remember(uid).resize;
+    this.#update(uid, await this.#resize.follow(pod, observed.machine.id, resize, resources ?? [], before, signal));
     this.#update(uid, { appliedVersion: version });
     return undefined;
   }
@@ -362,7 +507,8 @@ export class PodReconciler {
     const observed = this.#observed(uid);
     const memory = this.#remember(uid);
     const machine = observed.kind === "found" ? observed.machine : undefined;
-    if (machine !== undefined && !Object.entries(this.#o.ownerLabels).every(([k, v]) => machine.labels[k] === v)) return { kind: "settled" };
+    if (machine !== undefined && !Object.entries(this.#o.ownerLabels).every(([k, v]) => machine.labels[k] === v))
+      return { kind: "settled" };
     if (!memory.podSeenGone && !this.#o.mayReap()) return { kind: "after", ms: 30_000 };
     const last = this.#lastSeen.get(uid);
     const namespace = machine?.labels["vmlet.dev/namespace"] ?? last?.metadata?.namespace;
@@ -371,14 +517,18 @@ export class PodReconciler {
       this.#o.logger.warn({ uid, machine: machine?.id }, "Machine names no pod and is left alone");
       return { kind: "settled" };
     }
-    const current = await this.#quorumGet({ metadata: { namespace, name } } as Pod, signal);
+    const current = await this.#quorumGet({ metadata: { namespace, name } }, signal);
     if (current?.metadata!.uid === uid) {
       // The cache was wrong; it will catch up.
       this.#update(uid, { podSeenGone: false, orphanSince: undefined });
       return { kind: "after", ms: 5_000 };
     }
     if (machine !== undefined && !isOver(machine) && memory.stopDeadline === undefined) {
-      this.#o.logger.info({ uid, machine: machine.id, pod: `${namespace}/${name}` }, "Stopping a machine whose pod is gone");
+      this.#o.logger.info(
+        { uid, machine: machine.id, pod: `${namespace}/${name}` },
+        "Stopping a machine whose pod is gone",
+      );
+      this.#o.hooks?.onOrphan?.(memory.podSeenGone);
       await this.#stop(uid, 2, signal);
       return undefined;
     }
@@ -388,7 +538,11 @@ export class PodReconciler {
   /** A read that no cache may answer. Undefined when there is no pod of this name. */
   async #quorumGet(pod: Pod, signal: AbortSignal): Promise<Pod | undefined> {
     try {
-      return await this.#o.kube.request<Pod>({ method: "GET", path: podPath(pod.metadata!.namespace!, pod.metadata!.name!), signal });
+      return await this.#o.kube.request<Pod>({
+        method: "GET",
+        path: podPath(pod.metadata!.namespace!, pod.metadata!.name!),
+        signal,
+      });
     } catch (thrown) {
       if (isKubeApiError(thrown) && thrown.status === 404) return undefined;
       if (isKubeApiError(thrown) && thrown.status === 403) return this.#quorumList(pod, signal);
@@ -409,6 +563,24 @@ export class PodReconciler {
       signal,
     });
     return items[0];
+  }
+
+  #measureStart(uid: string, pod: Pod): void {
+    const seenAt = this.#firstLook.get(uid);
+    const created = pod.metadata?.creationTimestamp;
+    if (seenAt === undefined || this.#o.hooks?.onRunning === undefined) return;
+    this.#firstLook.delete(uid);
+    const sinceSeen = (this.#o.clock.monotonic() - seenAt) / 1000;
+    const sinceCreated = created === undefined ? sinceSeen : (this.#o.clock.now() - Date.parse(created)) / 1000;
+    const observed = this.#observed(uid);
+    // The backend's own times, so that its clock need not agree with this one.
+    const started = observed.kind === "found" ? Date.parse(observed.machine.started_at ?? "") : Number.NaN;
+    const boot = observed.kind === "found" ? (started - Date.parse(observed.machine.created_at)) / 1000 : 0;
+    this.#o.hooks.onRunning({
+      sinceSeen,
+      sinceCreated: Math.max(0, sinceCreated),
+      withoutBoot: Math.max(0, sinceSeen - (Number.isNaN(boot) ? 0 : boot)),
+    });
   }
 
   /** Passes on what the backend has to say about a machine, once per process; what happened before the start is old news. */
@@ -440,6 +612,9 @@ export class PodReconciler {
     this.#futile.delete(uid);
     this.#lastSeen.delete(uid);
     this.#noticeSeq.delete(uid);
+    this.#held.delete(uid);
+    this.#firstLook.delete(uid);
+    this.#o.readiness?.release(uid);
     const id = this.#o.machineId(uid);
     const observed = this.#o.machines.observe(id);
     if (observed.kind === "found" && observed.machine.state === "deleted") this.#o.machines.forget(id);
@@ -457,5 +632,9 @@ function noticeEvent(pod: Pod, notice: MachineNotice): PodEvent {
 }
 
 function sameWaiting(a: PodMemory["waiting"], b: NonNullable<PodMemory["waiting"]>): boolean {
-  return a !== undefined && a.size === b.size && [...b].every(([k, v]) => a.get(k)?.reason === v.reason && a.get(k)?.message === v.message);
+  return (
+    a !== undefined &&
+    a.size === b.size &&
+    [...b].every(([k, v]) => a.get(k)?.reason === v.reason && a.get(k)?.message === v.message)
+  );
 }

@@ -6,9 +6,18 @@
  * fall, and a terminal phase appears only when nothing of the machine runs any more. Source of the rules: kubelet's
  * `getPhase`, `convertToAPIContainerStatuses`, `status.GenerateXCondition` and the status manager's `mergePodStatus`.
  */
+import { Quantity } from "../resources/quantity.ts";
 import { rfc3339 } from "../util/clock.ts";
 import type { Container, ContainerStatus, Pod, PodCondition, PodStatus } from "../kube/wire.ts";
 import { isOver, type ContainerState, type ContainerTermination, type Machine } from "../provider/machine.ts";
+
+/** What became of a change of resources that a running pod asked for; both absent when there is none under way. */
+export interface ResizeState {
+  /** It was not begun: it can never fit here, or it does not fit now. */
+  pending?: { reason: "Infeasible" | "Deferred"; message: string };
+  /** It was asked of the backend and is not in effect yet. */
+  inProgress?: { error?: string };
+}
 
 /** Why a pod ends that its machine did not end by itself: becomes phase Failed with this reason and message. */
 export interface Verdict {
@@ -28,10 +37,12 @@ export interface StatusInput {
   verdict?: Verdict | undefined;
   /** Containers that wait for something that only the agent knows of (a missing ConfigMap). */
   waiting?: ReadonlyMap<string, { reason: string; message: string }> | undefined;
+  /** Undefined while it has not been looked at: what the status says already then stands. */
+  resize?: ResizeState | undefined;
 }
 
 type Mutable<T> = { -readonly [K in keyof T]: T[K] };
-type SpecContainer = Pick<Container, "name" | "image"> & { readonly restartPolicy?: string | undefined };
+type SpecContainer = Pick<Container, "name" | "image" | "resources"> & { readonly restartPolicy?: string | undefined };
 
 /** Terminal phases are final: nothing that vmlet does may leave them. */
 export function isTerminal(pod: Pod): boolean {
@@ -42,7 +53,9 @@ export function isTerminal(pod: Pod): boolean {
 export function hasRun(pod: Pod): boolean {
   if (pod.status?.phase === "Running") return true;
   const all = [...(pod.status?.initContainerStatuses ?? []), ...(pod.status?.containerStatuses ?? [])];
-  return all.some((s) => s.containerID !== undefined || s.state?.running || s.state?.terminated || s.lastState?.terminated);
+  return all.some(
+    (s) => s.containerID !== undefined || s.state?.running || s.state?.terminated || s.lastState?.terminated,
+  );
 }
 
 export function podStatus(input: StatusInput): PodStatus {
@@ -59,10 +72,17 @@ export function podStatus(input: StatusInput): PodStatus {
   let ephemeral: ContainerStatus[] = [];
   if (!rejected) {
     const status = (c: SpecContainer, kind: ContainerState["kind"], before: readonly ContainerStatus[] | undefined) =>
-      containerStatus(c, kind, input, before?.find((s) => s.name === c.name));
+      containerStatus(
+        c,
+        kind,
+        input,
+        before?.find((s) => s.name === c.name),
+      );
     init = initSpecs.map((c) => status(c, "init", old.initContainerStatuses));
     main = mainSpecs.map((c) => status(c, "main", old.containerStatuses)).sort(byName);
-    ephemeral = (spec?.ephemeralContainers ?? []).map((c) => status(c, "ephemeral", old.ephemeralContainerStatuses)).sort(byName);
+    ephemeral = (spec?.ephemeralContainers ?? [])
+      .map((c) => status(c, "ephemeral", old.ephemeralContainerStatuses))
+      .sort(byName);
   }
 
   let phase = isTerminal(pod) ? old.phase! : computePhase(pod, init, main, input.ended && machine !== undefined);
@@ -76,7 +96,8 @@ export function podStatus(input: StatusInput): PodStatus {
     } else if (input.ended && machine !== undefined && machine.state !== "stopped" && phase !== "Succeeded") {
       phase = "Failed";
       reason = machine.reason ?? (machine.state === "deleted" ? "MachineLost" : "MachineFailed");
-      message = machine.message ?? (machine.state === "deleted" ? "The machine was deleted outside of Kubernetes" : undefined);
+      message =
+        machine.message ?? (machine.state === "deleted" ? "The machine was deleted outside of Kubernetes" : undefined);
     } else if (input.ended && phase !== "Succeeded") {
       // kubelet: status_manager.TerminatePod; a pod that ended before it could finish has failed.
       phase = "Failed";
@@ -92,7 +113,9 @@ export function podStatus(input: StatusInput): PodStatus {
     // kubelet: once a pod has initialised, a container whose end nobody saw counts as failed.
     const initialised = main.some((s) => s.state?.running || s.state?.terminated || s.lastState?.terminated);
     if (initialised || hasRun(pod)) main = main.map(endUnseen);
-    init = init.map((s, i) => (s.state?.running || (initialised && i < init.length && isSidecar(initSpecs[i]!)) ? endUnseen(s) : s));
+    init = init.map((s, i) =>
+      s.state?.running || (initialised && i < init.length && isSidecar(initSpecs[i]!)) ? endUnseen(s) : s,
+    );
     ephemeral = ephemeral.map(endUnseen);
   }
 
@@ -100,7 +123,7 @@ export function podStatus(input: StatusInput): PodStatus {
   const podIPs = machineIPs.length > 0 ? machineIPs : (old.podIPs?.map((p) => p.ip) ?? (old.podIP ? [old.podIP] : []));
   const status: Mutable<PodStatus> = {
     phase,
-    conditions: conditions(input, init, main, phase, generation),
+    conditions: conditions(input, init, main, phase, reason, message, generation),
     startTime: old.startTime ?? rfc3339(now),
     ...(reason !== undefined && { reason }),
     ...(message !== undefined && { message }),
@@ -132,12 +155,18 @@ function containerStatus(
     return waitingStatus(spec, kind, input);
   }
   const restartCount = Math.max(seen.restart_count, old?.restartCount ?? 0);
+  const messageBytes = terminationMessageBytes(input.pod);
   const running = seen.state === "running";
   const status: Mutable<ContainerStatus> = {
     name: spec.name,
-    state: stateOf(seen, input),
-    lastState: seen.last ? { terminated: terminated(seen.last, containerId(input.machine!, seen.last.id)) } : (old?.lastState ?? {}),
-    ready: kind === "init" && !isSidecar(spec) ? seen.terminated?.exit_code === 0 : running && seen.ready && kind !== "ephemeral",
+    state: stateOf(seen, input, messageBytes),
+    lastState: seen.last
+      ? { terminated: terminated(seen.last, containerId(input.machine!, seen.last.id), messageBytes) }
+      : (old?.lastState ?? {}),
+    ready:
+      kind === "init" && !isSidecar(spec)
+        ? seen.terminated?.exit_code === 0
+        : running && seen.ready && kind !== "ephemeral",
     restartCount,
     image: seen.image || spec.image!,
     imageID: seen.image_id,
@@ -145,9 +174,15 @@ function containerStatus(
   };
   const id = containerId(input.machine!, seen.id);
   if (id !== undefined) status.containerID = id;
-  if (seen.resources !== undefined) status.resources = kubeResources(seen.resources);
+  if (seen.resources !== undefined && kind !== "ephemeral") {
+    const resources = effectiveResources(spec, seen.resources, old?.resources);
+    status.resources = resources;
+    if (resources.requests !== undefined) status.allocatedResources = resources.requests;
+  }
   if (seen.user !== undefined) {
-    status.user = { linux: { uid: seen.user.uid, gid: seen.user.gid, supplementalGroups: seen.user.supplemental_groups } };
+    status.user = {
+      linux: { uid: seen.user.uid, gid: seen.user.gid, supplementalGroups: seen.user.supplemental_groups },
+    };
   }
   return status;
 }
@@ -157,23 +192,35 @@ function containerId(_machine: Machine, instance: string | undefined): string | 
   return instance === undefined ? undefined : `vmlet://${instance}`;
 }
 
-function stateOf(seen: ContainerState, input: StatusInput): NonNullable<ContainerStatus["state"]> {
+function stateOf(
+  seen: ContainerState,
+  input: StatusInput,
+  messageBytes: number,
+): NonNullable<ContainerStatus["state"]> {
   switch (seen.state) {
     case "running":
       return { running: { startedAt: seconds(seen.started_at) ?? rfc3339(input.now) } };
     case "terminated":
-      return { terminated: terminated(seen.terminated!, containerId(input.machine!, seen.terminated!.id ?? seen.id)) };
+      return {
+        terminated: terminated(
+          seen.terminated!,
+          containerId(input.machine!, seen.terminated!.id ?? seen.id),
+          messageBytes,
+        ),
+      };
     case "waiting":
-      return { waiting: { reason: seen.reason ?? "ContainerCreating", ...(seen.message && { message: seen.message }) } };
+      return {
+        waiting: { reason: seen.reason ?? "ContainerCreating", ...(seen.message && { message: seen.message }) },
+      };
   }
 }
 
-function terminated(t: ContainerTermination, id: string | undefined) {
+function terminated(t: ContainerTermination, id: string | undefined, messageBytes: number) {
   return {
     exitCode: t.exit_code,
     ...(t.signal !== undefined && { signal: t.signal }),
     reason: t.reason,
-    ...(t.message && { message: t.message }),
+    ...(t.message && { message: cut(t.message, messageBytes) }),
     startedAt: seconds(t.started_at) ?? null!,
     finishedAt: seconds(t.finished_at)!,
     ...(id !== undefined && { containerID: id }),
@@ -214,20 +261,62 @@ function endUnseen(status: ContainerStatus): ContainerStatus {
   };
 }
 
+/** kubelet: MaxPodTerminationMessageLogLength, shared evenly by the pod's containers; one has at most 4096 bytes. */
+const POD_TERMINATION_MESSAGE_BYTES = 12 * 1024;
+const TERMINATION_MESSAGE_BYTES = 4096;
+
+function terminationMessageBytes({ spec }: Pod): number {
+  const containers =
+    (spec?.containers.length ?? 0) + (spec?.initContainers?.length ?? 0) + (spec?.ephemeralContainers?.length ?? 0);
+  return Math.min(TERMINATION_MESSAGE_BYTES, Math.floor(POD_TERMINATION_MESSAGE_BYTES / Math.max(1, containers)));
+}
+
+/** The first `bytes` bytes of the text, without the character that is cut in two. */
+function cut(text: string, bytes: number): string {
+  const buffer = Buffer.from(text);
+  if (buffer.length <= bytes) return text;
+  let end = bytes;
+  // 10xxxxxx is the inside of a character.
+  while (end > 0 && (buffer[end]! & 0xc0) === 0x80) end--;
+  return buffer.subarray(0, end).toString();
+}
+
 const seconds = (at: string | undefined) => (at === undefined ? undefined : rfc3339(Date.parse(at)));
 
-function kubeResources(r: NonNullable<ContainerState["resources"]>) {
-  const amounts = (a: typeof r.limits) =>
-    a === undefined
-      ? undefined
-      : {
-          ...(a.cpu_millis !== undefined && { cpu: a.cpu_millis % 1000 === 0 ? `${a.cpu_millis / 1000}` : `${a.cpu_millis}m` }),
-          ...(a.memory_bytes !== undefined && { memory: binary(a.memory_bytes) }),
-        };
-  const limits = amounts(r.limits);
-  const requests = amounts(r.requests);
+type Resources = NonNullable<ContainerStatus["resources"]>;
+type Amounts = NonNullable<Resources["requests"]>;
+
+/**
+ * What the container has: the spec's own words, but cpu and memory as the machine says, because a change of those may not
+ * have been made. An amount keeps the text that the spec, or else the status, has for it.
+ */
+function effectiveResources(
+  spec: SpecContainer,
+  seen: NonNullable<ContainerState["resources"]>,
+  old: ContainerStatus["resources"],
+): Resources {
+  const part = (list: "requests" | "limits"): Amounts | undefined => {
+    const amounts: Record<string, string> = { ...spec.resources?.[list] };
+    for (const [name, amount, text] of [
+      ["cpu", seen[list]?.cpu_millis, cpuText],
+      ["memory", seen[list]?.memory_bytes, binary],
+    ] as const) {
+      delete amounts[name];
+      if (amount === undefined) continue;
+      const known = [spec.resources?.[list]?.[name], old?.[list]?.[name]];
+      amounts[name] = known.find((each) => each !== undefined && amountOf(name, each) === amount) ?? text(amount);
+    }
+    return Object.keys(amounts).length > 0 ? amounts : undefined;
+  };
+  const limits = part("limits");
+  const requests = part("requests");
   return { ...(limits && { limits }), ...(requests && { requests }) };
 }
+
+const amountOf = (name: "cpu" | "memory", text: string) =>
+  name === "cpu" ? Quantity.parse(text).toMillis() : Quantity.parse(text).toNumber();
+
+const cpuText = (millis: number) => (millis % 1000 === 0 ? `${millis / 1000}` : `${millis}m`);
 
 /** Canonical quantity of bytes: the largest binary suffix that divides it. */
 function binary(bytes: number): string {
@@ -243,8 +332,11 @@ function binary(bytes: number): string {
 
 /** kubelet: ContainerShouldRestart. Init containers under a pod policy of Always behave as OnFailure. */
 export function shouldRestart(pod: Pod, c: SpecContainer, exitCode: number, kind: "init" | "main"): boolean {
-  const rules = (c as { restartPolicyRules?: readonly { action: string; exitCodes?: { operator: string; values?: readonly number[] } }[] })
-    .restartPolicyRules;
+  const rules = (
+    c as {
+      restartPolicyRules?: readonly { action: string; exitCodes?: { operator: string; values?: readonly number[] } }[];
+    }
+  ).restartPolicyRules;
   for (const rule of rules ?? []) {
     const listed = rule.exitCodes?.values?.includes(exitCode) ?? false;
     if (rule.exitCodes && (rule.exitCodes.operator === "In" ? listed : !listed)) return true;
@@ -256,7 +348,12 @@ export function shouldRestart(pod: Pod, c: SpecContainer, exitCode: number, kind
 }
 
 /** kubelet: getPhase. `over` says that nothing of the pod runs or will run again. */
-function computePhase(pod: Pod, init: readonly ContainerStatus[], main: readonly ContainerStatus[], over: boolean): string {
+function computePhase(
+  pod: Pod,
+  init: readonly ContainerStatus[],
+  main: readonly ContainerStatus[],
+  over: boolean,
+): string {
   const initSpecs = pod.spec?.initContainers ?? [];
   const mainSpecs = new Map((pod.spec?.containers ?? []).map((c) => [c.name, c]));
   let pendingInit = 0;
@@ -293,14 +390,18 @@ function computePhase(pod: Pod, init: readonly ContainerStatus[], main: readonly
     if (s.state?.running) running++;
     else if (s.state?.terminated || s.lastState?.terminated) {
       stopped++;
-      const exit = (s.state?.terminated ?? s.lastState?.terminated)!.exitCode;
+      const exit = s.state?.terminated?.exitCode ?? s.lastState?.terminated?.exitCode ?? 0;
       if (!shouldRestart(pod, c, exit, "main")) stoppedForGood++;
       if (s.state?.terminated && exit === 0) succeeded++;
     } else waiting++;
   }
   const mainRunning = main.some((s) => s.state?.running);
   if (initFailedForGood > 0) return "Failed";
-  if (!(over && stopped > 0 && stopped === main.length) && (pendingInit > 0 || (pendingSidecar > 0 && !initialised) || waiting > 0)) return "Pending";
+  if (
+    !(over && stopped > 0 && stopped === main.length) &&
+    (pendingInit > 0 || (pendingSidecar > 0 && !initialised) || waiting > 0)
+  )
+    return "Pending";
   if (mainRunning && unknown === 0) return "Running";
   if (stopped > 0 && unknown === 0) {
     if (over) return stopped === succeeded ? "Succeeded" : "Failed";
@@ -312,18 +413,31 @@ function computePhase(pod: Pod, init: readonly ContainerStatus[], main: readonly
 
 // -------------------------------------------------------------------------------------------------------- conditions
 
-const OWNED = new Set(["PodScheduled", "Ready", "Initialized", "ContainersReady", "PodReadyToStartContainers"]);
+const OWNED = new Set([
+  "PodScheduled",
+  "Ready",
+  "Initialized",
+  "ContainersReady",
+  "PodReadyToStartContainers",
+  "PodResizePending",
+  "PodResizeInProgress",
+]);
+/** Ends of a pod that are the node's doing, not its own (KEP 3329): its owner must not count them as its failure. */
+const DISRUPTIONS = new Set(["Evicted", "Preempting", "NodeShutdown"]);
 
 function conditions(
   input: StatusInput,
   init: readonly ContainerStatus[],
   main: readonly ContainerStatus[],
   phase: string,
+  podReason: string | undefined,
+  podMessage: string | undefined,
   generation: number | undefined,
 ): PodCondition[] {
   const { pod, machine } = input;
   const old = pod.status?.conditions ?? [];
-  const result: PodCondition[] = old.filter((c) => !OWNED.has(c.type));
+  const disrupted = phase === "Failed" && podReason !== undefined && DISRUPTIONS.has(podReason);
+  const result: PodCondition[] = old.filter((c) => !OWNED.has(c.type) && !(disrupted && c.type === "DisruptionTarget"));
   const put = (type: string, value: boolean, reason?: string, message?: string) => {
     const before = old.find((c) => c.type === type);
     const status = value ? "True" : "False";
@@ -332,13 +446,27 @@ function conditions(
       status,
       ...(generation !== undefined && { observedGeneration: generation }),
       lastProbeTime: null!,
-      lastTransitionTime: before?.status === status && before.lastTransitionTime ? before.lastTransitionTime : rfc3339(input.now),
+      lastTransitionTime:
+        before?.status === status &&
+        before.lastTransitionTime &&
+        !(type.startsWith("PodResize") && before.reason !== reason)
+          ? before.lastTransitionTime
+          : rfc3339(input.now),
       ...(reason && { reason }),
       ...(message && { message }),
     });
   };
   const terminal = phase === "Succeeded" || phase === "Failed";
 
+  if (disrupted) put("DisruptionTarget", true, "TerminationByKubelet", podMessage);
+  const { resize } = input;
+  if (resize === undefined)
+    result.push(...old.filter((c) => c.type === "PodResizePending" || c.type === "PodResizeInProgress"));
+  else if (!terminal) {
+    if (resize.pending) put("PodResizePending", true, resize.pending.reason, resize.pending.message);
+    if (resize.inProgress)
+      put("PodResizeInProgress", true, resize.inProgress.error && "Error", resize.inProgress.error);
+  }
   put("PodReadyToStartContainers", !terminal && machine !== undefined && machine.sandbox_ready && !isOver(machine));
 
   const started = main.some((s) => s.state?.running || s.state?.terminated || s.lastState?.terminated);
@@ -347,7 +475,13 @@ function conditions(
     .map((c) => c.name);
   if (phase === "Succeeded") put("Initialized", true, "PodCompleted");
   else if (started || incomplete.length === 0) put("Initialized", true);
-  else put("Initialized", false, "ContainersNotInitialized", `containers with incomplete status: [${incomplete.join(" ")}]`);
+  else
+    put(
+      "Initialized",
+      false,
+      "ContainersNotInitialized",
+      `containers with incomplete status: [${incomplete.join(" ")}]`,
+    );
 
   const sidecars = init.filter((_, i) => isSidecar(pod.spec!.initContainers![i]!));
   const unready = [...sidecars, ...main].filter((s) => !s.ready).map((s) => s.name);
@@ -363,25 +497,26 @@ function conditions(
     message = `containers with unready status: [${unready.join(" ")}]`;
   } else ready = true;
 
-  let podReady = ready;
-  let podReason = reason;
-  let podMessage = message;
+  let readyStatus = ready;
+  let readyReason = reason;
+  let readyMessage = message;
   if (ready) {
     const missing: string[] = [];
     for (const gate of pod.spec?.readinessGates ?? []) {
       const value = old.find((c) => c.type === gate.conditionType);
-      if (value === undefined) missing.push(`corresponding condition of pod readiness gate "${gate.conditionType}" does not exist.`);
+      if (value === undefined)
+        missing.push(`corresponding condition of pod readiness gate "${gate.conditionType}" does not exist.`);
       else if (value.status !== "True") {
         missing.push(`the status of pod readiness gate "${gate.conditionType}" is not "True", but ${value.status}`);
       }
     }
     if (missing.length > 0) {
-      podReady = false;
-      podReason = "ReadinessGatesNotReady";
-      podMessage = missing.join(", ");
+      readyStatus = false;
+      readyReason = "ReadinessGatesNotReady";
+      readyMessage = missing.join(", ");
     }
   }
-  put("Ready", podReady, podReason, podMessage);
+  put("Ready", readyStatus, readyReason, readyMessage);
   put("ContainersReady", ready, reason, message);
   put("PodScheduled", true);
   return result;
@@ -414,7 +549,9 @@ export function statusDiff(current: PodStatus | undefined, next: PodStatus): Rec
   for (const field of OWNED_FIELDS) {
     const before = current?.[field];
     const after = next[field];
-    if (field === "conditions" ? !sameConditions(before as PodCondition[], after as PodCondition[]) : !same(before, after)) {
+    if (
+      field === "conditions" ? !sameConditions(before as PodCondition[], after as PodCondition[]) : !same(before, after)
+    ) {
       patch[field] = after ?? null;
     }
   }
@@ -426,19 +563,32 @@ function same(a: unknown, b: unknown): boolean {
   if (a === b) return true;
   if (isEmpty(a) && isEmpty(b)) return true;
   if (Array.isArray(a) && Array.isArray(b)) return a.length === b.length && a.every((v, i) => same(v, b[i]));
-  if (typeof a === "object" && typeof b === "object" && a !== null && b !== null && !Array.isArray(a) && !Array.isArray(b)) {
+  if (
+    typeof a === "object" &&
+    typeof b === "object" &&
+    a !== null &&
+    b !== null &&
+    !Array.isArray(a) &&
+    !Array.isArray(b)
+  ) {
     const keys = new Set([...Object.keys(a), ...Object.keys(b)]);
-    for (const key of keys) if (!same((a as Record<string, unknown>)[key], (b as Record<string, unknown>)[key])) return false;
+    for (const key of keys)
+      if (!same((a as Record<string, unknown>)[key], (b as Record<string, unknown>)[key])) return false;
     return true;
   }
   return false;
 }
 
 function isEmpty(v: unknown): boolean {
-  return v === undefined || v === null || v === "" || (typeof v === "object" && Object.keys(v as object).length === 0);
+  return v === undefined || v === null || v === "" || (typeof v === "object" && Object.keys(v).length === 0);
 }
 
 function sameConditions(a: readonly PodCondition[] | undefined, b: readonly PodCondition[]): boolean {
   if (a === undefined || a.length !== b.length) return false;
-  return b.every((c) => same(a.find((o) => o.type === c.type), c));
+  return b.every((c) =>
+    same(
+      a.find((o) => o.type === c.type),
+      c,
+    ),
+  );
 }

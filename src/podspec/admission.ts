@@ -3,7 +3,7 @@
  * (pkg/kubelet/lifecycle/predicate.go, sysctl/allowlist.go, scheduler `AdmissionCheck`). Pure. A pod that already has a
  * machine is never asked again: what runs is not rejected because the node changed.
  */
-import type { Node, Pod } from "../kube/wire.ts";
+import type { Container, Node, Pod } from "../kube/wire.ts";
 import { findUntoleratedTaint, isSubset, matchesNodeSelectorTerms } from "../resources/labels.ts";
 import { parseResourceList, podRequests, type ResourceList } from "../resources/pod-resources.ts";
 import { Quantity } from "../resources/quantity.ts";
@@ -38,10 +38,16 @@ export interface AdmissionInput {
   daemonSets: "run" | "ignore";
 }
 
+/** Terminal: the pod fails with this reason and `Pod was rejected: ` before the message. */
+export interface Rejection {
+  kind: "reject";
+  reason: string;
+  message: string;
+}
+
 export type Admission =
   | { kind: "admit" }
-  /** Terminal: the pod fails with this reason and `Pod was rejected: ` before the message. */
-  | { kind: "reject"; reason: string; message: string }
+  | Rejection
   /** The pod stays Pending, and a warning event says why. */
   | { kind: "hold"; reason: string; message: string };
 
@@ -114,11 +120,11 @@ export function matchesNodeAffinity(pod: Pod, node: Node): boolean {
   return matchesNodeSelectorTerms({ name: node.metadata?.name ?? "", labels }, required.nodeSelectorTerms ?? []);
 }
 
-function reject(reason: string, message: string): Admission {
+function reject(reason: string, message: string): Rejection {
   return { kind: "reject", reason, message };
 }
 
-function predicateFailed(name: string, description: string): Admission {
+function predicateFailed(name: string, description: string): Rejection {
   return reject(name, `Predicate ${name} failed: ${description}`);
 }
 
@@ -133,12 +139,12 @@ function forbiddenSysctl(pod: Pod, allowed: readonly string[]): string | undefin
  * Pods, cpu, memory, local storage, then the rest by name. Extended resources that the node does not have are left to
  * whoever else provides them (cluster-level resources), as in a kubelet.
  */
-function checkResources(pod: Pod, allocatable: ResourceList, otherPods: readonly Pod[]): Admission | undefined {
+export function checkResources(pod: Pod, allocatable: ResourceList, otherPods: readonly Pod[]): Rejection | undefined {
   const maxPods = allocatable.get("pods")?.toNumber() ?? 0;
   if (otherPods.length + 1 > maxPods) return outOf("pods", 1n, BigInt(otherPods.length), BigInt(maxPods));
 
   const requests = podRequests(pod.spec ?? { containers: [] });
-  const used = otherPods.map((other) => podRequests(other.spec ?? { containers: [] }));
+  const used = otherPods.map((other) => podRequests(allocatedSpec(other)));
   const first = ["cpu", "memory", "ephemeral-storage"];
   const names = [
     ...first.filter((name) => requests.has(name)),
@@ -156,11 +162,30 @@ function checkResources(pod: Pod, allocatable: ResourceList, otherPods: readonly
   return undefined;
 }
 
+/**
+ * The spec with what the pod was given: a change of resources that is pending takes nothing from others yet. A pod that is
+ * judged itself is judged by what it asks for.
+ */
+function allocatedSpec(pod: Pod): NonNullable<Pod["spec"]> {
+  const spec = pod.spec ?? { containers: [] };
+  if (!pod.status?.conditions?.some((each) => each.type === "PodResizePending" && each.status === "True")) return spec;
+  const statuses = [...(pod.status.containerStatuses ?? []), ...(pod.status.initContainerStatuses ?? [])];
+  const given = <C extends Pick<Container, "name" | "resources">>(container: C): C => {
+    const requests = statuses.find(({ name }) => name === container.name)?.allocatedResources;
+    return requests === undefined ? container : { ...container, resources: { ...container.resources, requests } };
+  };
+  return {
+    ...spec,
+    containers: spec.containers.map(given),
+    ...(spec.initContainers && { initContainers: spec.initContainers.map(given) }),
+  };
+}
+
 function unitsOf(name: string, quantity: Quantity): bigint {
   return name === "cpu" ? quantity.milliValue() : quantity.value();
 }
 
-function outOf(name: string, requested: bigint, used: bigint, capacity: bigint): Admission {
+function outOf(name: string, requested: bigint, used: bigint, capacity: bigint): Rejection {
   return reject(
     `OutOf${name}`,
     `Node didn't have enough resource: ${name}, requested: ${requested}, used: ${used}, capacity: ${capacity}`,

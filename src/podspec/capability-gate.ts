@@ -4,6 +4,7 @@
  */
 import type { Capability } from "../provider/capabilities.ts";
 import type { Container, Pod } from "../kube/wire.ts";
+import type { PodEvent } from "./inputs.ts";
 import { isSidecar } from "../resources/pod-resources.ts";
 import { effectiveSecurityContext } from "./security.ts";
 import { isServiceAccountVolume, SUPPORTED_VOLUME_KINDS, usedVolumes, volumeKind } from "./volumes.ts";
@@ -18,6 +19,8 @@ export interface Feature {
 
 export interface GatedFeature extends Feature {
   capability: Capability;
+  /** Without the capability the pod still runs right; its author is told by a Warning event of this reason. */
+  warning?: string;
 }
 
 export interface RefusedFeature extends Feature {
@@ -114,6 +117,7 @@ export const GATED_FEATURES: readonly GatedFeature[] = [
   { capability: "pod_ip", field: "fieldRef status.podIP, status.podIPs", find: findPodIp },
   {
     capability: "resource_limits",
+    warning: "ResourceLimitsNotEnforced",
     field: "resources.limits of cpu and memory",
     find: (pod) => findLimits(pod, ["cpu", "memory"]),
   },
@@ -228,11 +232,12 @@ export interface GateContext {
   agentProbes: boolean;
 }
 
-export type GateResult = { ok: true } | { ok: false; reason: string; message: string };
+/** `missing`: the capabilities that the backend lacks, of those that the message speaks of. */
+export type GateResult = { ok: true } | { ok: false; reason: string; message: string; missing: Capability[] };
 
 /** Whether a backend with these capabilities can run the pod as it is written; if not, every field at fault. */
 export function checkCapabilities(pod: Pod, context: GateContext): GateResult {
-  const problems: { reason: string; text: string }[] = [];
+  const problems: { reason: string; text: string; missing?: Capability }[] = [];
   for (const feature of REFUSED_FEATURES) {
     for (const path of feature.find(pod))
       problems.push({
@@ -241,7 +246,14 @@ export function checkCapabilities(pod: Pod, context: GateContext): GateResult {
       });
   }
   for (const feature of GATED_FEATURES) {
-    if (feature.capability === "probes" && context.agentProbes) continue;
+    if (feature.warning !== undefined) continue;
+    if (feature.capability === "probes" && context.agentProbes) {
+      for (const path of containerFields(pod, ["livenessProbe", "startupProbe"])) {
+        const text = `${path}: probes are run by the agent on this node (agentProbes), and it cannot restart a container`;
+        problems.push({ reason: UNSUPPORTED_FEATURE, text });
+      }
+      continue;
+    }
     const isMissing = !context.capabilities.has(feature.capability);
     const isSwitchedOff = feature.capability === "volumes.host_path" && !context.allowHostPath;
     if (!isMissing && !isSwitchedOff) continue;
@@ -249,19 +261,43 @@ export function checkCapabilities(pod: Pod, context: GateContext): GateResult {
       const why = isMissing
         ? `backend "${context.backend}" lacks capability ${feature.capability}`
         : "hostPath is not allowed on this node (allowHostPath)";
-      problems.push({ reason: UNSUPPORTED_FEATURE, text: `${path}: ${why}` });
+      problems.push({
+        reason: UNSUPPORTED_FEATURE,
+        text: `${path}: ${why}`,
+        ...(isMissing && { missing: feature.capability }),
+      });
     }
   }
   const first = problems[0];
   if (first === undefined) return { ok: true };
-  const texts = problems.filter((problem) => problem.reason === first.reason).map((problem) => problem.text);
-  return { ok: false, reason: first.reason, message: [...new Set(texts)].join("; ") };
+  const told = problems.filter((problem) => problem.reason === first.reason);
+  const unique = <T>(values: readonly T[]) => [...new Set(values)];
+  return {
+    ok: false,
+    reason: first.reason,
+    message: unique(told.map(({ text }) => text)).join("; "),
+    missing: unique(told.flatMap(({ missing }) => missing ?? [])),
+  };
+}
+
+/** What the pod will have to do without on this backend although it runs: one event for each such wish. */
+export function capabilityWarnings(pod: Pod, context: Pick<GateContext, "backend" | "capabilities">): PodEvent[] {
+  return GATED_FEATURES.flatMap((feature): PodEvent[] => {
+    if (feature.warning === undefined || context.capabilities.has(feature.capability)) return [];
+    const found = feature.find(pod);
+    if (found.length === 0) return [];
+    const message = `${found.join(", ")}: not enforced, backend "${context.backend}" lacks capability ${feature.capability}`;
+    return [{ type: "Warning", reason: feature.warning, message }];
+  });
 }
 
 /** Both tables as one in Markdown, for the README: what a pod may ask for, and what that needs. */
 export function supportTable(): string {
   const rows = [
-    ...GATED_FEATURES.map(({ field, capability }) => `| ${field} | \`${capability}\` |`),
+    ...GATED_FEATURES.map(
+      ({ field, capability, warning }) =>
+        `| ${field} | \`${capability}\`${warning ? `; without it the pod runs, with event ${warning}` : ""} |`,
+    ),
     ...REFUSED_FEATURES.map(({ field, why }) => `| ${field} | refused: ${why} |`),
   ];
   return ["| Pod field | Needs |", "|---|---|", ...rows].join("\n");

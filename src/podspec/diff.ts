@@ -25,8 +25,8 @@ export interface DesiredMachine {
 export interface MachineDiff {
   /** Undefined when the machine matches, or differs only in what the backend cannot change. */
   patch: MachinePatch | undefined;
-  /** Containers whose new resources this backend cannot give them in place: `PodResizePending` with reason `Infeasible`. */
-  infeasible: string[];
+  /** Containers whose cpu or memory is not what the pod says, with what it says. Not part of `patch`: it may not fit. */
+  resized: { container: string; resources: ContainerResources }[];
   events: PodEvent[];
 }
 
@@ -67,7 +67,6 @@ export function diffMachine(
       });
     }
   }
-  if (resized.length > 0 && capabilities.has("resize")) patch.resources = resized;
 
   const added = desired.ephemeralContainers.filter(({ name }) => !states.has(name));
   if (added.length > 0) {
@@ -82,7 +81,7 @@ export function diffMachine(
   }
   return {
     patch: Object.keys(patch).length > 0 ? patch : undefined,
-    infeasible: resized.length > 0 && !capabilities.has("resize") ? resized.map(({ container }) => container) : [],
+    resized,
     events,
   };
 }

@@ -84,7 +84,14 @@ export type RenderResult =
    */
   | { kind: "wait"; waiting: ReadonlyMap<string, WaitingContainer>; unmountedVolumes: string[]; events: PodEvent[] }
   /** The pod can never run here. The message names the fields. */
-  | { kind: "reject"; reason: string; message: string };
+  | { kind: "reject"; reason: string; message: string; missing?: readonly string[] };
+
+/** What is to become of a change of cpu or memory that a running pod asks for. */
+export type ResizeOutlook =
+  | { kind: "none" }
+  /** The machine's patch asks for it. `text` is the JSON of the events: what is asked for, and the generation. */
+  | { kind: "go"; text: string }
+  | { kind: "pending"; reason: "Infeasible" | "Deferred"; message: string; text: string };
 
 /** The text of a kubelet's log and events for a pod: `name_namespace(uid)`. */
 export function formatPod(metadata: { name?: string; namespace?: string; uid?: string } | undefined): string {

@@ -12,9 +12,10 @@ import { admitPod } from "./admission.ts";
 import { checkCapabilities } from "./capability-gate.ts";
 import { diffMachine } from "./diff.ts";
 import { containerResources } from "./machine-resources.ts";
-import type { Backend, NodeFacts, PodEvent, References, RenderResult } from "./inputs.ts";
+import type { Backend, NodeFacts, PodEvent, References, RenderResult, ResizeOutlook } from "./inputs.ts";
 import { podReferences, type ReferenceCache } from "./references.ts";
 import { renderEphemeralContainers, renderMachineSpec } from "./render.ts";
+import { judgeResize } from "./resize.ts";
 import { checkRuntimeClass, type HandlerLookup } from "./runtime-class.ts";
 import type { TokenManager } from "./tokens.ts";
 import { isServiceAccountVolume, renderVolume, tokenWishes, usedVolumes, volumeKind } from "./volumes.ts";
@@ -41,9 +42,6 @@ export interface PodRendererOptions {
   runtimeHandlers?: readonly string[];
   imageCredentials?: ImageCredentials;
 }
-
-/** Without any of these a machine never changes after its creation. */
-const CHANGE_CAPABILITIES = ["patch_files", "patch_image", "resize", "ephemeral_containers"] as const;
 
 export class PodRenderer {
   readonly #o: PodRendererOptions;
@@ -80,10 +78,9 @@ export class PodRenderer {
     return { ...result, spec: { ...result.spec, registry_auth: [...(result.spec.registry_auth ?? []), ...auth] } };
   }
 
-  /** Changes whenever a machine of this pod might have to change; undefined while that is not known. */
-  version(pod: Pod): string | undefined {
+  /** Changes whenever a machine of this pod might have to change. */
+  version(pod: Pod): string {
     const uid = uidOf(pod);
-    if (!this.#canChange()) return undefined;
     const files = this.#hasFiles();
     // After a restart of the agent nothing has been read yet; the first diff does that, and this changes.
     const known = this.#o.references.version(uid);
@@ -99,7 +96,7 @@ export class PodRenderer {
     pod: Pod,
     machine: Machine,
     signal: AbortSignal,
-  ): Promise<{ patch: MachinePatch | undefined; events: PodEvent[]; infeasible: string[] }> {
+  ): Promise<{ patch: MachinePatch | undefined; events: PodEvent[]; resize: ResizeOutlook }> {
     this.#admitted.add(uidOf(pod));
     const references = await this.#read(pod, signal);
     const facts = this.#o.facts();
@@ -142,7 +139,10 @@ export class PodRenderer {
       machine,
       backend.capabilities,
     );
-    return { patch: diff.patch, infeasible: diff.infeasible, events: [...events, ...diff.events] };
+    const containers = diff.resized.map(({ container }) => container);
+    const resize = judgeResize({ pod, containers, node: this.#o.node(), otherPods: this.#otherPods(pod), backend });
+    const patch = resize.kind === "go" ? { ...diff.patch, resources: diff.resized } : diff.patch;
+    return { patch, resize, events: [...events, ...diff.events] };
   }
 
   /** Forgets a pod that is over. */
@@ -154,12 +154,11 @@ export class PodRenderer {
 
   /** Undefined when the pod may run. */
   #admit(pod: Pod, node: Node | undefined): RenderResult | undefined {
-    const { pods, daemonSets, allowedUnsafeSysctls, backend, facts } = this.#o;
-    const uid = uidOf(pod);
+    const { daemonSets, allowedUnsafeSysctls, backend, facts } = this.#o;
     // The node is registered before pods are taken in; until it is known, nothing is refused for the want of it.
     if (node === undefined)
       return waitWith({ type: "Warning", reason: "InvalidNodeInfo", message: "The node is not registered yet" });
-    const otherPods = [...pods()].filter((other) => uidOf(other) !== uid && !isOver(other) && this.#isAdmitted(other));
+    const otherPods = this.#otherPods(pod);
     const admission = admitPod({
       pod,
       node,
@@ -178,7 +177,13 @@ export class PodRenderer {
       allowHostPath: facts().allowHostPath,
       agentProbes,
     });
-    return gate.ok ? undefined : { kind: "reject", reason: gate.reason, message: gate.message };
+    return gate.ok ? undefined : { kind: "reject", reason: gate.reason, message: gate.message, missing: gate.missing };
+  }
+
+  /** What else this node has given resources to. */
+  #otherPods(pod: Pod): Pod[] {
+    const uid = uidOf(pod);
+    return [...this.#o.pods()].filter((other) => uidOf(other) !== uid && !isOver(other) && this.#isAdmitted(other));
   }
 
   async #liveNode(signal: AbortSignal): Promise<Node | undefined> {
@@ -196,11 +201,6 @@ export class PodRenderer {
 
   #hasFiles(): boolean {
     return this.#o.backend().capabilities.has("volumes.files");
-  }
-
-  #canChange(): boolean {
-    const { capabilities } = this.#o.backend();
-    return CHANGE_CAPABILITIES.some((capability) => capabilities.has(capability));
   }
 
   /** Reads what the pod refers to and gets its tokens. */

@@ -13,7 +13,7 @@ import type {
   RestartPolicy,
   Volume,
 } from "../provider/machine.ts";
-import { checkCapabilities } from "./capability-gate.ts";
+import { capabilityWarnings, checkCapabilities } from "./capability-gate.ts";
 import { podDns } from "./dns.ts";
 import { containerEnvironment } from "./env.ts";
 import { expand, lookUpIn } from "./expansion.ts";
@@ -74,7 +74,7 @@ export function renderMachineSpec(input: RenderInput): RenderResult {
     allowHostPath: node.allowHostPath,
     agentProbes: backend.agentProbes ?? false,
   });
-  if (!gate.ok) return { kind: "reject", reason: gate.reason, message: gate.message };
+  if (!gate.ok) return { kind: "reject", reason: gate.reason, message: gate.message, missing: gate.missing };
 
   const context: Context = {
     ...input,
@@ -116,6 +116,7 @@ export function renderMachineSpec(input: RenderInput): RenderResult {
     return { kind: "wait", waiting, unmountedVolumes: [], events };
   }
 
+  events.push(...capabilityWarnings(pod, { backend: backend.name, capabilities: backend.capabilities }));
   const all = [...initContainers, ...containers, ...ephemeral];
   const resources = pod.spec && machineResources(pod.spec);
   const aliases = pod.spec?.hostAliases ?? [];

@@ -3,6 +3,8 @@ import { randomBytes } from "node:crypto";
 import { join } from "node:path";
 import type PQueue from "p-queue";
 import { isProviderError, ProviderError } from "../../../src/provider/errors.ts";
+import { runHook, runProbe, type Target } from "../../../src/provider/probes/actions.ts";
+import { Prober, type ProbeKind } from "../../../src/provider/probes/prober.ts";
 import {
   isOver,
   type ContainerSpec,
@@ -34,11 +36,9 @@ import {
   type SandboxLoss,
   type ShimExit,
 } from "./engine.ts";
-import { runHook, runProbe, type Target } from "./handlers.ts";
 import { obtainImage } from "./image-pull.ts";
 import { logBytes, logTail, readLog } from "./logs.ts";
 import { plan, BACKOFF_INITIAL_MS, BACKOFF_MAX_MS, type Action } from "./plan.ts";
-import { Prober, type ProbeKind } from "./prober.ts";
 import { Pulse } from "./pulse.ts";
 import {
   containersOf,
@@ -890,7 +890,7 @@ export class Supervisor implements MachineHome {
     const sandbox = this.#sandbox;
     if (probe === undefined || sandbox === undefined) return;
     const state = this.#state(spec.name);
-    const attempt = () => runProbe(probe, { sandbox, container: runtime.ref }, probe.timeout_s * 1000, this.#clock);
+    const attempt = () => runProbe(probe, targetOf(sandbox, runtime), probe.timeout_s * 1000, this.#clock);
     const prober = new Prober(
       kind,
       probe,
@@ -937,8 +937,7 @@ export class Supervisor implements MachineHome {
     runtime: Runtime,
     signal = runtime.ended.signal,
   ): Promise<void> {
-    const target: Target = { sandbox: this.#sandbox!, container: runtime.ref };
-    await runHook(handler, target, {
+    await runHook(handler, targetOf(this.#sandbox!, runtime), {
       clock: this.#clock,
       signal,
       onFallback: (message) => this.#notice("Warning", "LifecycleHTTPFallback", message, spec.name),
@@ -1330,6 +1329,14 @@ export class Supervisor implements MachineHome {
         rmSync(join(this.#containerDir(name), folder), { recursive: true, force: true });
     }
   }
+}
+
+function targetOf(sandbox: Sandbox, { ref }: Runtime): Target {
+  return {
+    addresses: sandbox.addresses,
+    dial: (port, signal) => sandbox.dial(port, "address", signal),
+    exec: (command, options) => sandbox.exec(ref, command, options),
+  };
 }
 
 function readFolders(dir: string): string[] {

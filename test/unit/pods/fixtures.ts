@@ -8,18 +8,42 @@ type Spec = Record<string, unknown>;
 /** A pod with one container `app`, bound and not yet looked at, changed by `overrides`. */
 export function pod(overrides: { spec?: Spec; status?: Spec; metadata?: Spec } = {}): Pod {
   return {
-    metadata: { name: "web", namespace: "default", uid: "u1", resourceVersion: "10", generation: 1, ...overrides.metadata },
+    metadata: {
+      name: "web",
+      namespace: "default",
+      uid: "u1",
+      resourceVersion: "10",
+      generation: 1,
+      ...overrides.metadata,
+    },
     spec: { nodeName: "n", restartPolicy: "Always", containers: [{ name: "app", image: "app:1" }], ...overrides.spec },
     status: { phase: "Pending", qosClass: "BestEffort", ...overrides.status },
-  } as unknown as Pod;
+  };
 }
 
 export function container(name: string, change: Partial<ContainerState> = {}): ContainerState {
-  return { name, kind: "main", state: "waiting", ready: false, started: false, restart_count: 0, image: "app:1", image_id: "", ...change };
+  return {
+    name,
+    kind: "main",
+    state: "waiting",
+    ready: false,
+    started: false,
+    restart_count: 0,
+    image: "app:1",
+    image_id: "",
+    ...change,
+  };
 }
 
 export const running = (name: string, change: Partial<ContainerState> = {}) =>
-  container(name, { state: "running", ready: true, started: true, id: `${name}-0`, started_at: "2026-06-01T11:59:00.500Z", ...change });
+  container(name, {
+    state: "running",
+    ready: true,
+    started: true,
+    id: `${name}-0`,
+    started_at: "2026-06-01T11:59:00.500Z",
+    ...change,
+  });
 
 export const exited = (name: string, exitCode: number, change: Partial<ContainerState> = {}) =>
   container(name, {

@@ -1,5 +1,12 @@
 import { describe, expect, test } from "vitest";
-import { LOST_DEBOUNCE_MS, newMemory, ORPHAN_GRACE_MS, plan, type Observed, type PodMemory } from "../../../src/pods/planner.ts";
+import {
+  LOST_DEBOUNCE_MS,
+  newMemory,
+  ORPHAN_GRACE_MS,
+  plan,
+  type Observed,
+  type PodMemory,
+} from "../../../src/pods/planner.ts";
 import type { Pod } from "../../../src/kube/wire.ts";
 import type { Machine } from "../../../src/provider/machine.ts";
 import { podStatus } from "../../../src/pods/status.ts";
@@ -10,12 +17,16 @@ const found = (m: Machine): Observed => ({ kind: "found", machine: m });
 const absent: Observed = { kind: "absent" };
 const unknown: Observed = { kind: "unknown" };
 const memory = (change: Partial<PodMemory> = {}): PodMemory => ({ ...newMemory(), ...change });
-const next = (p: Pod, observed: Observed, m: PodMemory = memory(), at = NOW) => plan({ kind: "pod", pod: p }, observed, m, { ...context, now: at });
+const next = (p: Pod, observed: Observed, m: PodMemory = memory(), at = NOW) =>
+  plan({ kind: "pod", pod: p }, observed, m, { ...context, now: at });
 
 /** The pod with the status that belongs to this machine already written. */
 function settled(p: Pod, m: Machine): Pod {
   const over = ["stopped", "failed", "deleted"].includes(m.state);
-  return { ...p, status: { ...p.status, ...podStatus({ pod: p, machine: m, hostIPs: ["10.1.0.1"], now: NOW, ended: over }) } };
+  return {
+    ...p,
+    status: { ...p.status, ...podStatus({ pod: p, machine: m, hostIPs: ["10.1.0.1"], now: NOW, ended: over }) },
+  };
 }
 
 const deleted = (change: { seconds?: number; grace?: number } = {}) => ({
@@ -41,7 +52,12 @@ describe("a pod that should run", () => {
   });
 
   test("has its machine updated when its spec or references changed", () => {
-    const action = plan({ kind: "pod", pod: settled(pod(), machine()) }, found(machine()), memory({ appliedVersion: "1" }), { ...context, version: "2" });
+    const action = plan(
+      { kind: "pod", pod: settled(pod(), machine()) },
+      found(machine()),
+      memory({ appliedVersion: "1" }),
+      { ...context, version: "2" },
+    );
     expect(action).toEqual({ do: "update", version: "2" });
   });
 
@@ -68,7 +84,10 @@ describe("a pod whose machine is gone", () => {
 
   test("fails after two definite absences", () => {
     const m = memory({ missedAt: [NOW, NOW + LOST_DEBOUNCE_MS] });
-    expect(next(lost, absent, m, NOW + LOST_DEBOUNCE_MS)).toMatchObject({ do: "status", patch: { phase: "Failed", reason: "MachineLost" } });
+    expect(next(lost, absent, m, NOW + LOST_DEBOUNCE_MS)).toMatchObject({
+      do: "status",
+      patch: { phase: "Failed", reason: "MachineLost" },
+    });
   });
 
   test("is never failed while the backend does not answer", () => {
@@ -78,7 +97,8 @@ describe("a pod whose machine is gone", () => {
 
 describe("deletion", () => {
   const running = settled(pod(), machine());
-  const dying = (change = {}) => ({ ...running, metadata: { ...running.metadata, ...deleted(change) } }) as unknown as Pod;
+  const dying = (change = {}) =>
+    ({ ...running, metadata: { ...running.metadata, ...deleted(change) } }) as unknown as Pod;
 
   test("stops the machine with what is left of the grace period", () => {
     expect(next(dying({ seconds: 12 }), found(machine()))).toEqual({ do: "stop", graceSeconds: 12 });
@@ -86,7 +106,10 @@ describe("deletion", () => {
 
   test("stops again when the grace period was shortened", () => {
     const m = memory({ stopDeadline: NOW + 30_000 });
-    expect(next(dying({ seconds: 2, grace: 2 }), found(machine({ state: "stopping" })), m)).toEqual({ do: "stop", graceSeconds: 2 });
+    expect(next(dying({ seconds: 2, grace: 2 }), found(machine({ state: "stopping" })), m)).toEqual({
+      do: "stop",
+      graceSeconds: 2,
+    });
   });
 
   test("writes the exit codes before the machine is buried", () => {
@@ -102,7 +125,10 @@ describe("deletion", () => {
   });
 
   test("leaves a tombstone even for a machine that was never made", () => {
-    expect(next({ ...pod(), metadata: { ...pod().metadata, ...deleted() } } as unknown as Pod, absent)).toEqual({ do: "bury", force: false });
+    expect(next({ ...pod(), metadata: { ...pod().metadata, ...deleted() } }, absent)).toEqual({
+      do: "bury",
+      force: false,
+    });
   });
 
   test("does not remove the object while the backend does not answer", () => {
@@ -111,7 +137,10 @@ describe("deletion", () => {
 
   test("kills a machine that does not stop", () => {
     const m = memory({ stopDeadline: NOW - 60_000 });
-    expect(next(dying({ seconds: -60 }), found(machine({ state: "stopping" })), m)).toEqual({ do: "bury", force: true });
+    expect(next(dying({ seconds: -60 }), found(machine({ state: "stopping" })), m)).toEqual({
+      do: "bury",
+      force: true,
+    });
   });
 
   test("is sent once when a finalizer holds the object", () => {
@@ -120,28 +149,45 @@ describe("deletion", () => {
 });
 
 describe("the active deadline", () => {
-  const late = settled(pod({ spec: { activeDeadlineSeconds: 60 }, status: { startTime: "2026-06-01T11:58:00Z" } }), machine());
+  const late = settled(
+    pod({ spec: { activeDeadlineSeconds: 60 }, status: { startTime: "2026-06-01T11:58:00Z" } }),
+    machine(),
+  );
 
   test("stops the machine", () => {
-    expect(next(late, found(machine()))).toEqual({ do: "stop", graceSeconds: 30 });
+    expect(next(late, found(machine()))).toMatchObject({ do: "stop", graceSeconds: 30 });
   });
 
   test("fails the pod when the machine has stopped", () => {
-    const over = machine({ state: "stopped", stopped_at: "2026-06-01T12:00:01.000Z", containers: [exited("app", 143)] });
+    const over = machine({
+      state: "stopped",
+      stopped_at: "2026-06-01T12:00:01.000Z",
+      containers: [exited("app", 143)],
+    });
     expect(next(late, found(over))).toMatchObject({
       do: "status",
-      patch: { phase: "Failed", reason: "DeadlineExceeded", message: "Pod was active on the node longer than the specified deadline" },
+      patch: {
+        phase: "Failed",
+        reason: "DeadlineExceeded",
+        message: "Pod was active on the node longer than the specified deadline",
+      },
     });
   });
 
   test("wakes the planner when it is due", () => {
-    const early = settled(pod({ spec: { activeDeadlineSeconds: 600 }, status: { startTime: "2026-06-01T11:58:00Z" } }), machine());
+    const early = settled(
+      pod({ spec: { activeDeadlineSeconds: 600 }, status: { startTime: "2026-06-01T11:58:00Z" } }),
+      machine(),
+    );
     expect(next(early, found(machine()))).toEqual({ do: "wait", afterMs: 480_000 });
   });
 
   test("does not fail a pod that finished in time", () => {
     const over = machine({ state: "stopped", stopped_at: "2026-06-01T11:58:30.000Z", containers: [exited("app", 0)] });
-    const p = pod({ spec: { activeDeadlineSeconds: 60, restartPolicy: "Never" }, status: { startTime: "2026-06-01T11:58:00Z", phase: "Running" } });
+    const p = pod({
+      spec: { activeDeadlineSeconds: 60, restartPolicy: "Never" },
+      status: { startTime: "2026-06-01T11:58:00Z", phase: "Running" },
+    });
     expect(next(p, found(over))).toMatchObject({ patch: { phase: "Succeeded" } });
   });
 });
@@ -159,7 +205,8 @@ describe("a pod that is over", () => {
 });
 
 describe("a machine without a pod", () => {
-  const orphan = (observed: Observed, m: PodMemory, at = NOW) => plan({ kind: "none" }, observed, m, { ...context, now: at });
+  const orphan = (observed: Observed, m: PodMemory, at = NOW) =>
+    plan({ kind: "none" }, observed, m, { ...context, now: at });
 
   test("is not touched before the list of pods is complete", () => {
     expect(plan({ kind: "unknown" }, found(machine()), memory(), context)).toEqual({ do: "wait" });

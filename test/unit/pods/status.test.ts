@@ -13,7 +13,9 @@ const condition = (s: ReturnType<typeof status>, type: string) => s.conditions!.
 
 describe("phase", () => {
   test("is Pending while no container has started", () => {
-    expect(status(pod(), machine({ state: "creating", sandbox_ready: false, containers: [container("app")] })).phase).toBe("Pending");
+    expect(
+      status(pod(), machine({ state: "creating", sandbox_ready: false, containers: [container("app")] })).phase,
+    ).toBe("Pending");
   });
 
   test("is Running when a container runs", () => {
@@ -21,7 +23,12 @@ describe("phase", () => {
   });
 
   test("stays Running while a crashed container waits for its restart", () => {
-    const crashed = container("app", { state: "waiting", reason: "CrashLoopBackOff", restart_count: 2, last: exited("app", 1).terminated! });
+    const crashed = container("app", {
+      state: "waiting",
+      reason: "CrashLoopBackOff",
+      restart_count: 2,
+      last: exited("app", 1).terminated!,
+    });
     expect(status(pod(), machine({ containers: [crashed] })).phase).toBe("Running");
   });
 
@@ -38,12 +45,25 @@ describe("phase", () => {
   });
 
   test("is Succeeded when every container ended with 0 and the machine stopped", () => {
-    expect(status(pod({ spec: { restartPolicy: "Never" } }), machine({ state: "stopped", containers: [exited("app", 0)] })).phase).toBe("Succeeded");
+    expect(
+      status(pod({ spec: { restartPolicy: "Never" } }), machine({ state: "stopped", containers: [exited("app", 0)] }))
+        .phase,
+    ).toBe("Succeeded");
   });
 
   test("is Failed when one container ended with another code", () => {
-    const p = pod({ spec: { restartPolicy: "Never", containers: [{ name: "app", image: "a" }, { name: "b", image: "b" }] } });
-    expect(status(p, machine({ state: "stopped", containers: [exited("app", 0), exited("b", 3)] })).phase).toBe("Failed");
+    const p = pod({
+      spec: {
+        restartPolicy: "Never",
+        containers: [
+          { name: "app", image: "a" },
+          { name: "b", image: "b" },
+        ],
+      },
+    });
+    expect(status(p, machine({ state: "stopped", containers: [exited("app", 0), exited("b", 3)] })).phase).toBe(
+      "Failed",
+    );
   });
 
   test("does not become terminal while the machine may still run something", () => {
@@ -63,7 +83,10 @@ describe("phase", () => {
   });
 
   test("carries the backend's reason when a machine failed", () => {
-    const s = status(pod(), machine({ state: "failed", reason: "HostLost", message: "host h3 is gone", containers: [container("app")] }));
+    const s = status(
+      pod(),
+      machine({ state: "failed", reason: "HostLost", message: "host h3 is gone", containers: [container("app")] }),
+    );
     expect([s.phase, s.reason, s.message]).toEqual(["Failed", "HostLost", "host h3 is gone"]);
   });
 
@@ -77,14 +100,28 @@ describe("a pod that is refused", () => {
 
   test("is Failed with the reason and has no container statuses", () => {
     const s = status(pod(), undefined, { ended: true, verdict });
-    expect([s.phase, s.reason, s.message, s.containerStatuses]).toEqual(["Failed", verdict.reason, verdict.message, undefined]);
+    expect([s.phase, s.reason, s.message, s.containerStatuses]).toEqual([
+      "Failed",
+      verdict.reason,
+      verdict.message,
+      undefined,
+    ]);
   });
 });
 
 describe("container statuses", () => {
   test("are there from the first status on", () => {
     expect(status(pod(), undefined).containerStatuses).toEqual([
-      { name: "app", state: { waiting: { reason: "ContainerCreating" } }, lastState: {}, ready: false, restartCount: 0, image: "app:1", imageID: "", started: false },
+      {
+        name: "app",
+        state: { waiting: { reason: "ContainerCreating" } },
+        lastState: {},
+        ready: false,
+        restartCount: 0,
+        image: "app:1",
+        imageID: "",
+        started: false,
+      },
     ]);
   });
 
@@ -111,15 +148,23 @@ describe("container statuses", () => {
   });
 
   test("never let a restart count fall", () => {
-    const p = pod({ status: { phase: "Running", containerStatuses: [{ name: "app", restartCount: 5, state: {}, lastState: {} }] } });
+    const p = pod({
+      status: { phase: "Running", containerStatuses: [{ name: "app", restartCount: 5, state: {}, lastState: {} }] },
+    });
     expect(status(p, machine()).containerStatuses![0]!.restartCount).toBe(5);
   });
 
   test("are sorted by name, init containers in order of the spec", () => {
     const p = pod({
       spec: {
-        containers: [{ name: "z", image: "z" }, { name: "a", image: "a" }],
-        initContainers: [{ name: "y", image: "y" }, { name: "b", image: "b" }],
+        containers: [
+          { name: "z", image: "z" },
+          { name: "a", image: "a" },
+        ],
+        initContainers: [
+          { name: "y", image: "y" },
+          { name: "b", image: "b" },
+        ],
       },
     });
     const s = status(p, undefined);
@@ -128,7 +173,14 @@ describe("container statuses", () => {
   });
 
   test("count a container whose end nobody saw as failed when the machine is lost", () => {
-    const p = pod({ status: { phase: "Running", containerStatuses: [{ name: "app", restartCount: 0, containerID: "vmlet://x", state: { running: {} }, lastState: {} }] } });
+    const p = pod({
+      status: {
+        phase: "Running",
+        containerStatuses: [
+          { name: "app", restartCount: 0, containerID: "vmlet://x", state: { running: {} }, lastState: {} },
+        ],
+      },
+    });
     const s = status(p, undefined, { ended: true, verdict: { reason: "MachineLost", message: "gone" } });
     expect(s.containerStatuses![0]!.state!.terminated).toMatchObject({
       exitCode: 137,
@@ -141,7 +193,11 @@ describe("container statuses", () => {
 describe("conditions", () => {
   test("follow readiness", () => {
     const s = status(pod(), machine({ containers: [running("app", { ready: false })] }));
-    expect(condition(s, "Ready")).toMatchObject({ status: "False", reason: "ContainersNotReady", message: "containers with unready status: [app]" });
+    expect(condition(s, "Ready")).toMatchObject({
+      status: "False",
+      reason: "ContainersNotReady",
+      message: "containers with unready status: [app]",
+    });
     expect(condition(s, "ContainersReady")).toMatchObject({ status: "False" });
   });
 
@@ -157,7 +213,14 @@ describe("conditions", () => {
   });
 
   test("name the init containers that are not done", () => {
-    const p = pod({ spec: { initContainers: [{ name: "i1", image: "i" }, { name: "i2", image: "i" }] } });
+    const p = pod({
+      spec: {
+        initContainers: [
+          { name: "i1", image: "i" },
+          { name: "i2", image: "i" },
+        ],
+      },
+    });
     expect(condition(status(p, undefined), "Initialized")).toMatchObject({
       status: "False",
       reason: "ContainersNotInitialized",
@@ -173,7 +236,13 @@ describe("conditions", () => {
 
   test("keep their transition time while the value stays", () => {
     const before = status(pod(), machine());
-    const later = podStatus({ pod: pod({ status: { ...before } }), machine: machine(), hostIPs: ["10.1.0.1"], now: NOW + 60_000, ended: false });
+    const later = podStatus({
+      pod: pod({ status: { ...before } }),
+      machine: machine(),
+      hostIPs: ["10.1.0.1"],
+      now: NOW + 60_000,
+      ended: false,
+    });
     expect(condition(later, "Ready")!.lastTransitionTime).toBe(condition(before, "Ready")!.lastTransitionTime);
   });
 
@@ -183,7 +252,10 @@ describe("conditions", () => {
   });
 
   test("say PodCompleted when the pod succeeded", () => {
-    const s = status(pod({ spec: { restartPolicy: "Never" } }), machine({ state: "stopped", containers: [exited("app", 0)] }));
+    const s = status(
+      pod({ spec: { restartPolicy: "Never" } }),
+      machine({ state: "stopped", containers: [exited("app", 0)] }),
+    );
     expect(condition(s, "Ready")).toMatchObject({ status: "False", reason: "PodCompleted" });
     expect(condition(s, "Initialized")).toMatchObject({ status: "True", reason: "PodCompleted" });
   });
@@ -192,12 +264,16 @@ describe("conditions", () => {
 describe("addresses and times", () => {
   test("startTime is set once and never changes", () => {
     expect(status(pod(), machine()).startTime).toBe("2026-06-01T12:00:00Z");
-    expect(status(pod({ status: { startTime: "2026-01-01T00:00:00Z" } }), machine()).startTime).toBe("2026-01-01T00:00:00Z");
+    expect(status(pod({ status: { startTime: "2026-01-01T00:00:00Z" } }), machine()).startTime).toBe(
+      "2026-01-01T00:00:00Z",
+    );
   });
 
   test("the pod's address outlives its machine", () => {
     const p = pod({ status: { phase: "Running", podIP: "10.9.0.7", podIPs: [{ ip: "10.9.0.7" }] } });
-    expect(status(p, machine({ state: "stopped", addresses: [], containers: [exited("app", 0)] })).podIP).toBe("10.9.0.7");
+    expect(status(p, machine({ state: "stopped", addresses: [], containers: [exited("app", 0)] })).podIP).toBe(
+      "10.9.0.7",
+    );
   });
 });
 
@@ -205,11 +281,78 @@ describe("the diff", () => {
   test("is empty for a status that the API server already has", () => {
     const p = pod();
     const first = status(p, machine());
-    expect(statusDiff({ ...first, qosClass: "BestEffort" }, status(pod({ status: { ...first } }), machine()))).toBeUndefined();
+    expect(
+      statusDiff({ ...first, qosClass: "BestEffort" }, status(pod({ status: { ...first } }), machine())),
+    ).toBeUndefined();
   });
 
   test("clears a reason that no longer holds", () => {
     const p = pod({ status: { phase: "Pending", reason: "Waiting", message: "for capacity" } });
     expect(statusDiff(p.status, status(p, machine()))).toMatchObject({ phase: "Running", reason: null, message: null });
+  });
+});
+
+describe("an eviction", () => {
+  const message = 'Usage of EmptyDir volume "v" exceeds the limit "10Mi". ';
+  const evicted = machine({ state: "failed", reason: "Evicted", message, containers: [exited("app", 137)] });
+
+  test("is Failed with the backend's words, and a disruption in the same patch", () => {
+    const s = status(pod({ status: { phase: "Running" } }), evicted);
+    expect([s.phase, s.reason, s.message]).toEqual(["Failed", "Evicted", message]);
+    expect(condition(s, "DisruptionTarget")).toMatchObject({ status: "True", reason: "TerminationByKubelet", message });
+  });
+
+  test("is no disruption when the machine failed for another reason", () => {
+    const s = status(pod(), machine({ state: "failed", reason: "HostLost", containers: [exited("app", 137)] }));
+    expect(condition(s, "DisruptionTarget")).toBeUndefined();
+  });
+
+  test("keeps a disruption that somebody else announced", () => {
+    const conditions = [{ type: "DisruptionTarget", status: "True", reason: "EvictionByEvictionAPI" }];
+    expect(condition(status(pod({ status: { conditions } }), machine()), "DisruptionTarget")).toEqual(conditions[0]);
+  });
+});
+
+describe("termination messages", () => {
+  const ended = (text: string) => exited("app", 1, { terminated: { ...exited("app", 1).terminated!, message: text } });
+  const shown = (p: Pod, text: string) =>
+    status(p, machine({ containers: [ended(text)] })).containerStatuses!.find(({ name }) => name === "app")!.state!
+      .terminated!.message!;
+
+  test("have at most 4096 bytes", () => {
+    expect(shown(pod(), "x".repeat(5000))).toBe("x".repeat(4096));
+  });
+
+  test("share 12 KiB between the pod's containers", () => {
+    const names = ["app", "b", "c", "d"];
+    expect(
+      shown(pod({ spec: { containers: names.map((name) => ({ name, image: "i" })) } }), "x".repeat(5000)),
+    ).toHaveLength(3072);
+  });
+
+  test("are not cut within a character", () => {
+    expect(shown(pod(), `${"x".repeat(4095)}é`)).toBe("x".repeat(4095));
+  });
+});
+
+describe("resources of containers", () => {
+  const asked = { limits: { cpu: "1500m", "vendor.example/gpu": "1" }, requests: { cpu: "1500m", memory: "128M" } };
+  const p = pod({ spec: { containers: [{ name: "app", image: "i", resources: asked }] } });
+  const given = { limits: { cpu_millis: 1500 }, requests: { cpu_millis: 1500, memory_bytes: 128_000_000 } };
+
+  test("are those of the spec, in its own words, while the machine has them", () => {
+    const s = status(p, machine({ containers: [running("app", { resources: given })] })).containerStatuses![0]!;
+    expect(s.resources).toEqual(asked);
+    expect(s.allocatedResources).toEqual(asked.requests);
+  });
+
+  test("are the machine's while a change has not been made", () => {
+    const before = { ...given, requests: { ...given.requests, memory_bytes: 1 << 20 } };
+    const s = status(p, machine({ containers: [running("app", { resources: before })] })).containerStatuses![0]!;
+    expect(s.allocatedResources).toEqual({ cpu: "1500m", memory: "1Mi" });
+  });
+
+  test("are left out where the machine tells none", () => {
+    expect(status(p, machine()).containerStatuses![0]!.resources).toBeUndefined();
   });
 });

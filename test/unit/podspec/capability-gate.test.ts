@@ -2,6 +2,7 @@ import { describe, expect, it } from "vitest";
 import { ALL_CAPABILITIES, type Capability } from "../../../src/provider/capabilities.ts";
 import type { Pod } from "../../../src/kube/wire.ts";
 import {
+  capabilityWarnings,
   checkCapabilities,
   GATED_FEATURES,
   REFUSED_FEATURES,
@@ -65,10 +66,6 @@ const NEEDS: Record<string, readonly (readonly [pod: Pod, path: string])[]> = {
       "spec.containers[0].env[0]",
     ],
   ],
-  resource_limits: [
-    [podWithContainer({ resources: { limits: { cpu: "1" } } }), "spec.containers[0].resources.limits.cpu"],
-    [podWith({ resources: { limits: { memory: "1" } } }), "spec.resources.limits.memory"],
-  ],
   ephemeral_storage_limits: [
     [
       podWithContainer({ resources: { limits: { "ephemeral-storage": "1" } } }),
@@ -85,6 +82,14 @@ const NEEDS: Record<string, readonly (readonly [pod: Pod, path: string])[]> = {
   "volumes.host_path": [[mounted({ hostPath: { path: "/" } }), "spec.volumes[0].hostPath"]],
 };
 
+/** Likewise, for capabilities without which a pod still runs. */
+const WARNINGS: Record<string, readonly (readonly [pod: Pod, path: string])[]> = {
+  resource_limits: [
+    [podWithContainer({ resources: { limits: { cpu: "1" } } }), "spec.containers[0].resources.limits.cpu"],
+    [podWith({ resources: { limits: { memory: "1" } } }), "spec.resources.limits.memory"],
+  ],
+};
+
 describe("the capability gate", () => {
   it.each(
     Object.entries(NEEDS).flatMap(([capability, cases]) =>
@@ -96,11 +101,30 @@ describe("the capability gate", () => {
       ok: false,
       reason: "UnsupportedFeature",
       message: `${path}: backend "b" lacks capability ${capability}`,
+      missing: [capability],
     });
   });
 
   it("has a case above for each of its rows", () => {
-    expect(GATED_FEATURES.map(({ capability }) => capability).sort()).toEqual(Object.keys(NEEDS).sort());
+    const tested = [...Object.keys(NEEDS), ...Object.keys(WARNINGS)];
+    expect(GATED_FEATURES.map(({ capability }) => capability).sort()).toEqual(tested.sort());
+  });
+
+  it.each(
+    Object.entries(WARNINGS).flatMap(([capability, cases]) =>
+      cases.map(([pod, path]) => [capability, path, pod] as const),
+    ),
+  )("lets a pod run without %s and warns of %s", (capability, path, pod) => {
+    expect(check(pod, [capability as Capability])).toEqual({ ok: true });
+    const warnings = capabilityWarnings(pod, { backend: "b", capabilities: new Set() });
+    expect(warnings).toEqual([
+      {
+        type: "Warning",
+        reason: "ResourceLimitsNotEnforced",
+        message: `${path}: not enforced, backend "b" lacks capability ${capability}`,
+      },
+    ]);
+    expect(capabilityWarnings(pod, { backend: "b", capabilities: new Set(ALL_CAPABILITIES) })).toEqual([]);
   });
 
   it("lets a plain pod run on a backend without any capability", () => {
@@ -132,6 +156,15 @@ describe("the capability gate", () => {
     const pod = podWithContainer({ readinessProbe: { tcpSocket: { port: 1 } } });
     expect(check(pod, ["probes"], { agentProbes: true })).toEqual({ ok: true });
   });
+
+  it.each(["livenessProbe", "startupProbe"] as const)(
+    "refuses %s when the agent runs the probes, because it cannot restart a container",
+    (field) => {
+      const pod = podWithContainer({ [field]: { tcpSocket: { port: 1 } } });
+      const result = check(pod, ["probes"], { agentProbes: true });
+      expect(result).toMatchObject({ ok: false, message: expect.stringContaining(`spec.containers[0].${field}: `) });
+    },
+  );
 
   it("refuses hostPath where the node's configuration does not allow it", () => {
     expect(check(mounted({ hostPath: { path: "/" } }), [], { allowHostPath: false })).toMatchObject({
@@ -192,6 +225,7 @@ describe("what no machine can have", () => {
       ok: false,
       reason: "AppArmor",
       message: "Cannot enforce AppArmor: AppArmor is not enabled on the host",
+      missing: [],
     });
   });
 

@@ -43,7 +43,7 @@ function diff(change: Partial<DesiredMachine>, lacking: Capability[] = []) {
 
 describe("diffMachine", () => {
   it("finds nothing to change on a machine that matches", () => {
-    expect(diff({})).toEqual({ patch: undefined, infeasible: [], events: [] });
+    expect(diff({})).toEqual({ patch: undefined, resized: [], events: [] });
   });
 
   it("replaces files whose version differs", () => {
@@ -62,11 +62,10 @@ describe("diffMachine", () => {
     });
   });
 
-  it("changes resources, or calls that infeasible", () => {
+  it("lists resources that differ apart from the patch, because they may not fit", () => {
     const resources = { requests: { cpu_millis: 700 }, limits: { memory_bytes: 100 } };
     const containers = [{ name: "app", image: "nginx:1", resources }];
-    expect(diff({ containers }).patch).toEqual({ resources: [{ container: "app", resources }] });
-    expect(diff({ containers }, ["resize"])).toEqual({ patch: undefined, infeasible: ["app"], events: [] });
+    expect(diff({ containers })).toEqual({ patch: undefined, resized: [{ container: "app", resources }], events: [] });
   });
 
   it("adds ephemeral containers that the machine does not have", () => {

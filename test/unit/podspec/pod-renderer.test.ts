@@ -215,12 +215,6 @@ describe("PodRenderer", () => {
       const relabelled = { ...pod, metadata: { ...pod.metadata, labels: { a: "1" } } };
       expect(renderer().version(pod)).not.toBe(renderer().version(relabelled));
     });
-
-    it("has no version on a backend that can change nothing", () => {
-      expect(
-        renderer({}, ["patch_files", "patch_image", "resize", "ephemeral_containers"]).version(mounting()),
-      ).toBeUndefined();
-    });
   });
 
   it("lets go of everything of a pod that is over", async () => {

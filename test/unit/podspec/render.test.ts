@@ -370,6 +370,7 @@ describe("refusing", () => {
       kind: "reject",
       reason: "UnsupportedFeature",
       message: "spec.hostNetwork: a machine has a network of its own",
+      missing: [],
     });
   });
 });

@@ -1,0 +1,21 @@
+/** What happens to pods, for whoever counts it. Nothing is decided by it, and nothing waits for it. All times in seconds. */
+export interface PodHooks {
+  /** The backend was asked to create a machine; `code` says why it did not. */
+  onCreate?(result: { ok: true } | { ok: false; code: string }): void;
+  /** The API server took the status that says Running for the first time. */
+  onRunning?(seconds: { sinceCreated: number; sinceSeen: number; withoutBoot: number }): void;
+  /** The API server took a status. */
+  onStatusWritten?(seconds: number): void;
+  /** The pod was refused; `missing` names the capabilities that the backend lacks for it. */
+  onRejected?(reason: string, missing: readonly string[]): void;
+  /** A machine whose pod is gone was stopped. `seen`: this process had seen the pod. */
+  onOrphan?(seen: boolean): void;
+  /** A machine vanished while its pod wanted it. */
+  onLost?(): void;
+  /** The first look at a pod, after it waited for its turn. */
+  onFirstLook?(waitedSeconds: number): void;
+  /** The backend's machines were listed; `interval` is the time since the list before. */
+  onListed?(seconds: number, interval: number | undefined): void;
+  /** After each call of the reconciler. */
+  onReconciled?(seconds: number, outcome: "settled" | "after" | "retry"): void;
+}

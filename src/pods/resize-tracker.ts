@@ -1,0 +1,129 @@
+/**
+ * A change of cpu and memory on a machine that runs, from the wish to its end: asks the backend, tells the pod's author by
+ * kubelet's events, and says what the status must show. What it says is remembered by the caller; nothing is kept here.
+ */
+import type { Pod } from "../kube/wire.ts";
+import type { PodEvent, ResizeOutlook } from "../podspec/inputs.ts";
+import { isProviderError } from "../provider/errors.ts";
+import type { Machine, MachinePatch } from "../provider/machine.ts";
+import type { Provider } from "../provider/provider.ts";
+import type { Clock } from "../util/clock.ts";
+import { toError } from "../util/errors.ts";
+import type { MachineCache } from "./machines.ts";
+import type { PodMemory } from "./planner.ts";
+import type { ResizeState } from "./status.ts";
+
+export interface ResizeTrackerOptions {
+  provider: Provider;
+  machines: MachineCache;
+  event: (pod: Pod, event: PodEvent) => void;
+  guard?: () => void;
+  clock: Clock;
+}
+
+/** How soon room is looked for again, and whether a change took effect. */
+const DEFERRED_RETRY_MS = 10_000;
+const PROGRESS_RETRY_MS = 1_000;
+
+type Remembered = Pick<PodMemory, "resize" | "retryUpdateAt">;
+type Wishes = NonNullable<MachinePatch["resources"]>;
+
+export class ResizeTracker {
+  readonly #o: ResizeTrackerOptions;
+
+  constructor(options: ResizeTrackerOptions) {
+    this.#o = options;
+  }
+
+  /**
+   * Does what is to be done next, and returns what to remember. `before` is what was remembered; undefined after a restart.
+   * @throws ProviderError when the backend could not say: to be tried again
+   */
+  async follow(
+    pod: Pod,
+    machineId: string,
+    outlook: ResizeOutlook,
+    wishes: Wishes,
+    before: ResizeState | undefined,
+    signal: AbortSignal,
+  ): Promise<Remembered> {
+    const known = before ?? resizeStateOf(pod);
+    if (outlook.kind === "none") {
+      if (known.inProgress) this.#say(pod, "Normal", "ResizeCompleted", `Pod resize completed: ${describe(pod)}`);
+      return { resize: {}, retryUpdateAt: undefined };
+    }
+    if (outlook.kind === "pending") return this.#pending(pod, outlook, known);
+    if (!known.inProgress) this.#say(pod, "Normal", "ResizeStarted", `Pod resize started: ${outlook.text}`);
+    this.#o.guard?.();
+    try {
+      const machine = await this.#o.provider.updatePod!(machineId, { resources: wishes }, { signal });
+      this.#o.machines.put(machine);
+      if (!hasResources(machine, wishes)) {
+        return { resize: { inProgress: {} }, retryUpdateAt: this.#o.clock.now() + PROGRESS_RETRY_MS };
+      }
+      this.#say(pod, "Normal", "ResizeCompleted", `Pod resize completed: ${outlook.text}`);
+      return { resize: {}, retryUpdateAt: undefined };
+    } catch (thrown) {
+      if (!isProviderError(thrown)) throw thrown;
+      const { message } = toError(thrown);
+      const withError = { ...outlook, message, text: withErrorText(outlook.text, message) };
+      if (!thrown.retryable) return this.#pending(pod, { ...withError, kind: "pending", reason: "Infeasible" }, known);
+      if (thrown.code === "quota")
+        return this.#pending(pod, { ...withError, kind: "pending", reason: "Deferred" }, known);
+      if (known.inProgress?.error !== message) {
+        this.#say(pod, "Warning", "ResizeError", `Pod resize error: ${withError.text}`);
+      }
+      return { resize: { inProgress: { error: message } }, retryUpdateAt: this.#o.clock.now() + DEFERRED_RETRY_MS };
+    }
+  }
+
+  #pending(
+    pod: Pod,
+    { reason, message, text }: Extract<ResizeOutlook, { kind: "pending" }>,
+    known: ResizeState,
+  ): Remembered {
+    if (known.pending?.reason !== reason || known.pending.message !== message) {
+      this.#say(pod, "Warning", `Resize${reason}`, `Pod resize ${reason}: ${text}`);
+    }
+    const retryUpdateAt = reason === "Deferred" ? this.#o.clock.now() + DEFERRED_RETRY_MS : undefined;
+    return { resize: { pending: { reason, message } }, retryUpdateAt };
+  }
+
+  #say(pod: Pod, type: PodEvent["type"], reason: string, message: string): void {
+    this.#o.event(pod, { type, reason, message });
+  }
+}
+
+/** What the pod's own status says, for an agent that has just been started. */
+function resizeStateOf(pod: Pod): ResizeState {
+  const find = (type: string) => pod.status?.conditions?.find((each) => each.type === type && each.status === "True");
+  const pending = find("PodResizePending");
+  const inProgress = find("PodResizeInProgress");
+  return {
+    ...(pending && {
+      pending: { reason: pending.reason === "Deferred" ? "Deferred" : "Infeasible", message: pending.message ?? "" },
+    }),
+    ...(inProgress && { inProgress: inProgress.message ? { error: inProgress.message } : {} }),
+  };
+}
+
+function hasResources(machine: Machine, wishes: Wishes): boolean {
+  return wishes.every(({ container, resources }) => {
+    const now = machine.containers.find(({ name }) => name === container)?.resources;
+    return (["requests", "limits"] as const).every(
+      (list) =>
+        now?.[list]?.cpu_millis === resources[list]?.cpu_millis &&
+        now?.[list]?.memory_bytes === resources[list]?.memory_bytes,
+    );
+  });
+}
+
+function describe({ metadata, spec }: Pod): string {
+  const containers = (spec?.containers ?? []).map(({ name, resources }) => ({
+    name,
+    resources: { limits: resources?.limits, requests: resources?.requests },
+  }));
+  return JSON.stringify({ containers, generation: metadata?.generation });
+}
+
+const withErrorText = (text: string, error: string) => JSON.stringify({ ...(JSON.parse(text) as object), error });

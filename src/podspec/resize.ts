@@ -1,0 +1,53 @@
+/**
+ * Whether a running pod can have the cpu and memory that it now asks for (pkg/kubelet/allocation: canResizePod): never on
+ * this node or backend, not now, or yes. Pure.
+ */
+import type { Node, Pod } from "../kube/wire.ts";
+import { parseResourceList, podRequests } from "../resources/pod-resources.ts";
+import { checkResources } from "./admission.ts";
+import type { Backend, ResizeOutlook } from "./inputs.ts";
+
+export interface ResizeInput {
+  pod: Pod;
+  /** Containers whose machine has other resources than the pod says. */
+  containers: readonly string[];
+  node: Node | undefined;
+  /** Pods of this node that were admitted and are not over, this one excluded. */
+  otherPods: readonly Pod[];
+  backend: Backend;
+}
+
+export function judgeResize({ pod, containers, node, otherPods, backend }: ResizeInput): ResizeOutlook {
+  if (containers.length === 0) return { kind: "none" };
+  const wish = { containers: wishes(pod, containers), generation: pod.metadata?.generation };
+  const pending = (reason: "Infeasible" | "Deferred", message: string): ResizeOutlook => ({
+    kind: "pending",
+    reason,
+    message,
+    text: JSON.stringify({ ...wish, error: message }),
+  });
+  if (!backend.capabilities.has("resize")) {
+    return pending("Infeasible", `In-place resize is not possible: backend "${backend.name}" lacks capability resize`);
+  }
+  const allocatable = parseResourceList(node?.status?.allocatable);
+  const requests = podRequests(pod.spec ?? { containers: [] });
+  for (const name of ["cpu", "memory"]) {
+    const requested = requests.get(name);
+    const capacity = allocatable.get(name);
+    if (requested === undefined || capacity === undefined || requested.compare(capacity) <= 0) continue;
+    const units = (quantity: typeof capacity) => (name === "cpu" ? quantity.milliValue() : quantity.value());
+    return pending(
+      "Infeasible",
+      `Node didn't have enough capacity: ${name}, requested: ${units(requested)}, capacity: ${units(capacity)}`,
+    );
+  }
+  const shortage = checkResources(pod, allocatable, otherPods);
+  if (shortage !== undefined) return pending("Deferred", shortage.message);
+  return { kind: "go", text: JSON.stringify(wish) };
+}
+
+function wishes(pod: Pod, names: readonly string[]) {
+  return [...(pod.spec?.initContainers ?? []), ...(pod.spec?.containers ?? [])]
+    .filter(({ name }) => names.includes(name))
+    .map(({ name, resources }) => ({ name, resources: { limits: resources?.limits, requests: resources?.requests } }));
+}

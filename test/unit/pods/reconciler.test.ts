@@ -1,0 +1,281 @@
+import { beforeEach, describe, expect, test } from "vitest";
+import { MemoryProvider, MEMORY_CAPABILITIES } from "../../../providers/memory/provider.ts";
+import type { Kube, KubeRequest } from "../../../src/kube/kube.ts";
+import type { Pod } from "../../../src/kube/wire.ts";
+import type { PodEvent, ResizeOutlook } from "../../../src/podspec/inputs.ts";
+import type { PodHooks } from "../../../src/pods/hooks.ts";
+import { MachineCache } from "../../../src/pods/machines.ts";
+import { PodReconciler, type Difference, type Rendered } from "../../../src/pods/reconciler.ts";
+import { ProviderError } from "../../../src/provider/errors.ts";
+import type { MachineSpec } from "../../../src/provider/machine.ts";
+import { silentLogger } from "../../../src/telemetry/logger.ts";
+import { VirtualClock } from "../../support/virtual-clock.ts";
+import { pod as basePod } from "./fixtures.ts";
+
+const SPEC: MachineSpec = {
+  labels: { "vmlet.dev/cluster": "c" },
+  containers: [{ name: "app", image: "app:1", resources: { requests: { cpu_millis: 500 } } }],
+  restart_policy: "always",
+};
+const resources = (cpu: string) => ({
+  containers: [{ name: "app", image: "app:1", resources: { requests: { cpu } } }],
+});
+
+/** One pod, the reconciler, a backend in memory and time that stands still. What the renderer says is the test's to choose. */
+class World {
+  readonly clock = new VirtualClock();
+  readonly provider: MemoryProvider;
+  readonly events: PodEvent[] = [];
+  readonly counted: [string, unknown][] = [];
+  rendered: Rendered = { kind: "ready", spec: SPEC };
+  difference: Difference = { patch: undefined };
+  version = "1";
+  pod: Pod;
+  readonly #reconciler: PodReconciler;
+  readonly #machines: MachineCache;
+
+  constructor(pod: Pod, options: { startDelayMs?: number } = {}) {
+    this.pod = pod;
+    this.provider = new MemoryProvider({
+      clock: this.clock,
+      capabilities: [...MEMORY_CAPABILITIES],
+      stages: { startingMs: options.startDelayMs ?? 0 },
+    });
+    this.#machines = new MachineCache({ clock: this.clock, onChange: () => undefined, staleMs: Infinity });
+    this.#machines.replace([], 0);
+    const count = (name: string) => (value: unknown) => void this.counted.push([name, value]);
+    const hooks: PodHooks = {
+      onCreate: count("create"),
+      onRunning: count("running"),
+      onRejected: count("rejected"),
+      onLost: () => count("lost")(undefined),
+    };
+    this.#reconciler = new PodReconciler({
+      kube: { request: <T>(request: KubeRequest) => Promise.resolve(this.#answer(request) as T) } as Kube,
+      provider: this.provider,
+      pods: { synced: true, get: () => this.pod },
+      machines: this.#machines,
+      renderer: {
+        render: () => Promise.resolve(this.rendered),
+        version: () => this.version,
+        diff: () => Promise.resolve(this.difference),
+      },
+      machineId: (uid) => `m-${uid}`,
+      ownerLabels: {},
+      nodeName: "n",
+      hostIPs: () => ["10.1.0.1"],
+      event: (_pod, event) => this.events.push(event),
+      mayReap: () => true,
+      hooks,
+      clock: this.clock,
+      logger: silentLogger,
+    });
+  }
+
+  #answer({ method, body }: KubeRequest): unknown {
+    if (method !== "PATCH") return this.pod;
+    const { status } = body as { status: object };
+    const resourceVersion = String(Number(this.pod.metadata!.resourceVersion) + 1);
+    this.pod = {
+      ...this.pod,
+      metadata: { ...this.pod.metadata, resourceVersion },
+      status: { ...this.pod.status, ...status },
+    };
+    return this.pod;
+  }
+
+  /** Reconciles until there is nothing more to do now. */
+  async settle() {
+    for (;;) {
+      for (const machine of this.provider.machines) this.#machines.put(machine);
+      const outcome = await this.#reconciler.reconcile("u1", AbortSignal.timeout(10_000));
+      for (const machine of this.provider.machines) this.#machines.put(machine);
+      if (outcome.kind !== "after" || outcome.ms > 0) return outcome;
+    }
+  }
+
+  /** Passes time in the steps that the reconciler asks for. */
+  async pass(ms: number): Promise<void> {
+    const end = this.clock.now() + ms;
+    while (this.clock.now() < end) {
+      const outcome = await this.settle();
+      await this.clock.advance(Math.min(outcome.kind === "after" ? outcome.ms : ms, end - this.clock.now()));
+    }
+    await this.settle();
+  }
+
+  said(reason: string): string[] {
+    return this.events.filter((event) => event.reason === reason).map(({ message }) => message);
+  }
+
+  condition(type: string) {
+    return this.pod.status?.conditions?.find((each) => each.type === type);
+  }
+}
+
+describe("a pod whose volume cannot be mounted", () => {
+  let world: World;
+  beforeEach(() => {
+    world = new World(basePod());
+    const events: PodEvent[] = [{ type: "Warning", reason: "FailedMount", message: 'secret "x" not found' }];
+    world.rendered = { kind: "wait", waiting: new Map(), unmountedVolumes: ["v", "w"], events };
+  });
+
+  test("says so less and less often", async () => {
+    await world.pass(60_000);
+    // After 0, 5, 15 and 35 seconds.
+    expect(world.said("FailedMount")).toHaveLength(4);
+  });
+
+  test("gets kubelet's second event after two minutes and three seconds, and again after as long", async () => {
+    const text =
+      "Unable to attach or mount volumes: unmounted volumes=[v w], unattached volumes=[], failed to process volumes=[]: context deadline exceeded";
+    await world.pass(122_999);
+    expect(world.said("FailedMount")).not.toContain(text);
+    await world.pass(1);
+    expect(world.said("FailedMount").filter((each) => each === text)).toHaveLength(1);
+    await world.pass(123_000);
+    expect(world.said("FailedMount").filter((each) => each === text)).toHaveLength(2);
+  });
+
+  test("runs as soon as the volume can be mounted", async () => {
+    await world.settle();
+    world.rendered = { kind: "ready", spec: SPEC };
+    await world.settle();
+    expect(world.pod.status?.phase).toBe("Running");
+  });
+});
+
+describe("the active deadline", () => {
+  test("is told by one event when it stops the machine", async () => {
+    const world = new World(basePod({ spec: { activeDeadlineSeconds: 10, terminationGracePeriodSeconds: 1 } }));
+    await world.pass(30_000);
+    expect(world.pod.status).toMatchObject({ phase: "Failed", reason: "DeadlineExceeded" });
+    expect(world.events.filter(({ reason }) => reason === "DeadlineExceeded")).toEqual([
+      {
+        type: "Normal",
+        reason: "DeadlineExceeded",
+        message: "Pod was active on the node longer than the specified deadline",
+      },
+    ]);
+  });
+});
+
+describe("events that rendering brings", () => {
+  test("are told once, when the machine is made", async () => {
+    const world = new World(basePod());
+    world.rendered = {
+      kind: "ready",
+      spec: SPEC,
+      events: [{ type: "Warning", reason: "ResourceLimitsNotEnforced", message: "m" }],
+    };
+    await world.settle();
+    world.version = "2";
+    await world.settle();
+    expect(world.said("ResourceLimitsNotEnforced")).toEqual(["m"]);
+  });
+});
+
+describe("a change of resources", () => {
+  let world: World;
+  beforeEach(async () => {
+    world = new World(basePod({ spec: resources("500m") }));
+    await world.settle();
+    world.pod = { ...world.pod, spec: { ...world.pod.spec!, ...(resources("700m") as object) } };
+    world.version = "2";
+  });
+  const patch = { resources: [{ container: "app", resources: { requests: { cpu_millis: 700 } } }] };
+  const go: ResizeOutlook = { kind: "go", text: '{"generation":2}' };
+  const deferred: ResizeOutlook = { kind: "pending", reason: "Deferred", message: "no room", text: "{}" };
+
+  test("that the backend makes shows in the status, with events for begin and end", async () => {
+    world.difference = { patch, resize: go };
+    await world.settle();
+    expect(world.provider.machines[0]!.containers[0]!.resources).toEqual({ requests: { cpu_millis: 700 } });
+    expect(world.pod.status?.containerStatuses?.[0]).toMatchObject({
+      resources: { requests: { cpu: "700m" } },
+      allocatedResources: { cpu: "700m" },
+    });
+    expect(world.condition("PodResizeInProgress")).toBeUndefined();
+    expect(world.said("ResizeStarted")).toEqual(['Pod resize started: {"generation":2}']);
+    expect(world.said("ResizeCompleted")).toEqual(['Pod resize completed: {"generation":2}']);
+  });
+
+  test("that can never be made is Infeasible at once, and the status keeps what the container has", async () => {
+    world.difference = {
+      patch: undefined,
+      resize: { kind: "pending", reason: "Infeasible", message: "too much", text: '{"error":"too much"}' },
+    };
+    await world.settle();
+    expect(world.condition("PodResizePending")).toMatchObject({
+      status: "True",
+      reason: "Infeasible",
+      message: "too much",
+    });
+    expect(world.pod.status?.containerStatuses?.[0]).toMatchObject({ allocatedResources: { cpu: "500m" } });
+    expect(world.said("ResizeInfeasible")).toEqual(['Pod resize Infeasible: {"error":"too much"}']);
+  });
+
+  test("that the backend refuses for good is Infeasible with the backend's words", async () => {
+    world.difference = { patch: { resources: [{ container: "app", resources: {} }] }, resize: go };
+    world.provider.updatePod = () => Promise.reject(new ProviderError("invalid", "memory cannot shrink"));
+    await world.settle();
+    expect(world.condition("PodResizePending")).toMatchObject({
+      reason: "Infeasible",
+      message: "memory cannot shrink",
+    });
+  });
+
+  test("that does not fit now is tried again until it does, and says so once", async () => {
+    world.difference = { patch: undefined, resize: deferred };
+    await world.pass(60_000);
+    expect(world.condition("PodResizePending")).toMatchObject({ reason: "Deferred", message: "no room" });
+    expect(world.said("ResizeDeferred")).toHaveLength(1);
+    world.difference = { patch, resize: go };
+    await world.pass(10_000);
+    expect(world.condition("PodResizePending")).toBeUndefined();
+    expect(world.pod.status?.containerStatuses?.[0]).toMatchObject({ allocatedResources: { cpu: "700m" } });
+  });
+
+  test("that the backend cannot make just now shows the error until it is made", async () => {
+    const { updatePod } = world.provider;
+    world.difference = { patch, resize: go };
+    world.provider.updatePod = () => Promise.reject(new ProviderError("unavailable", "busy"));
+    await world.settle();
+    expect(world.condition("PodResizeInProgress")).toMatchObject({ status: "True", reason: "Error", message: "busy" });
+    world.provider.updatePod = updatePod;
+    await world.pass(10_000);
+    expect(world.condition("PodResizeInProgress")).toBeUndefined();
+    expect(world.said("ResizeCompleted")).toHaveLength(1);
+  });
+
+  test("that waits is not forgotten by an agent that has just been started", async () => {
+    world.difference = { patch: undefined, resize: deferred };
+    await world.settle();
+    const { lastTransitionTime } = world.condition("PodResizePending")!;
+    const successor = new World(world.pod);
+    await successor.provider.createPod("m-u1", SPEC, { signal: AbortSignal.timeout(1000) });
+    successor.difference = world.difference;
+    await successor.settle();
+    expect(successor.condition("PodResizePending")).toMatchObject({ reason: "Deferred", lastTransitionTime });
+    expect(successor.said("ResizeDeferred")).toEqual([]);
+  });
+});
+
+describe("what is counted", () => {
+  test("a start: the request, and the time to Running without the machine's own boot", async () => {
+    const world = new World(basePod(), { startDelayMs: 4_000 });
+    await world.pass(10_000);
+    expect(world.counted[0]).toEqual(["create", { ok: true }]);
+    const [, times] = world.counted.find(([name]) => name === "running")!;
+    expect(times).toMatchObject({ withoutBoot: expect.closeTo((times as { sinceSeen: number }).sinceSeen - 4, 1) });
+    expect(world.counted.filter(([name]) => name === "running")).toHaveLength(1);
+  });
+
+  test("a refusal, with the capabilities that the backend lacks", async () => {
+    const world = new World(basePod());
+    world.rendered = { kind: "reject", reason: "UnsupportedFeature", message: "tty", missing: ["tty"] };
+    await world.settle();
+    expect(world.counted).toEqual([["rejected", "UnsupportedFeature"]]);
+  });
+});

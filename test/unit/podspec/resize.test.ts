@@ -1,0 +1,62 @@
+import { describe, expect, it } from "vitest";
+import type { Node, Pod } from "../../../src/kube/wire.ts";
+import type { Capability } from "../../../src/provider/capabilities.ts";
+import { judgeResize } from "../../../src/podspec/resize.ts";
+import { podWithContainer } from "./fixtures.ts";
+
+const node: Node = { metadata: { name: "burst-0" }, status: { allocatable: { cpu: "4", memory: "8Gi", pods: "10" } } };
+const asking = (cpu: string, status: Pod["status"] = {}): Pod => ({
+  ...podWithContainer({ resources: { requests: { cpu } } }),
+  status,
+});
+
+function judge(pod: Pod, otherPods: Pod[] = [], capabilities: Capability[] = ["resize"]) {
+  const backend = { name: "b", capabilities: new Set(capabilities) };
+  return judgeResize({ pod, containers: ["app"], node, otherPods, backend });
+}
+
+describe("judgeResize", () => {
+  it("lets a pod grow into what is free", () => {
+    expect(judge(asking("3"), [asking("1")])).toMatchObject({ kind: "go" });
+  });
+
+  it("defers a pod that does not fit beside the others, in the words of admission", () => {
+    expect(judge(asking("3"), [asking("2")])).toMatchObject({
+      kind: "pending",
+      reason: "Deferred",
+      message: "Node didn't have enough resource: cpu, requested: 3000, used: 2000, capacity: 4000",
+    });
+  });
+
+  it("calls infeasible what the node could never give", () => {
+    expect(judge(asking("5"))).toMatchObject({
+      reason: "Infeasible",
+      message: "Node didn't have enough capacity: cpu, requested: 5000, capacity: 4000",
+    });
+  });
+
+  it("calls everything infeasible on a backend that cannot resize, and names the capability", () => {
+    expect(judge(asking("1"), [], [])).toMatchObject({
+      reason: "Infeasible",
+      message: 'In-place resize is not possible: backend "b" lacks capability resize',
+    });
+  });
+
+  it("counts a pod whose own resize is pending with what it was given, not with what it asks for", () => {
+    const pending = asking("100", {
+      conditions: [{ type: "PodResizePending", status: "True" }],
+      containerStatuses: [
+        { name: "app", image: "", imageID: "", ready: true, restartCount: 0, allocatedResources: { cpu: "1" } },
+      ],
+    });
+    expect(judge(asking("3"), [pending])).toMatchObject({ kind: "go" });
+  });
+
+  it("tells the events what is asked for, and by which generation", () => {
+    const outlook = judge({ ...asking("3"), metadata: { generation: 7 } });
+    expect(outlook.kind === "go" && JSON.parse(outlook.text)).toEqual({
+      containers: [{ name: "app", resources: { requests: { cpu: "3" } } }],
+      generation: 7,
+    });
+  });
+});
