@@ -34,7 +34,11 @@ export function documentValues(yaml: string): ValueDoc[] {
       const description = describe(comment);
       if (description !== undefined) {
         const value = (pair.value as Node).toJS(document) as unknown;
-        docs.push({ key: path, default: stringify(value, { collectionStyle: "flow", lineWidth: 0 }).trim(), description });
+        docs.push({
+          key: path,
+          default: stringify(value, { collectionStyle: "flow", lineWidth: 0 }).trim(),
+          description,
+        });
       } else if (isMap(pair.value)) {
         visit(pair.value.items as Pair[], `${path}.`, pair.value.commentBefore);
       } else {

@@ -14,7 +14,11 @@ const strings = z.record(z.string(), z.string());
 /** Kubernetes objects that are passed on as they stand: the API server checks them. */
 const passedOn = z.record(z.string(), z.unknown());
 const passedOnList = z.array(passedOn);
-const resources = z.strictObject({ requests: passedOn.optional(), limits: passedOn.optional(), claims: passedOnList.optional() });
+const resources = z.strictObject({
+  requests: passedOn.optional(),
+  limits: passedOn.optional(),
+  claims: passedOnList.optional(),
+});
 const tag = z.string().regex(/^[\w][\w.-]{0,127}$|^$/);
 const digest = z.string().regex(/^sha256:[0-9a-f]{64}$|^$/);
 
@@ -70,7 +74,12 @@ export const valuesSchema = z.strictObject({
   extraVolumes: passedOnList,
   extraVolumeMounts: passedOnList,
   podDisruptionBudget: z.strictObject({ enabled: z.boolean() }),
-  networkPolicy: z.strictObject({ enabled: z.boolean(), kubeletFrom: passedOnList.min(1), metricsFrom: passedOnList, egressTo: passedOnList.min(1) }),
+  networkPolicy: z.strictObject({
+    enabled: z.boolean(),
+    kubeletFrom: passedOnList.min(1),
+    metricsFrom: passedOnList,
+    egressTo: passedOnList.min(1),
+  }),
   serviceMonitor: z.strictObject({ enabled: z.boolean(), interval: z.string(), labels: strings }),
   prometheusRule: z.strictObject({ enabled: z.boolean(), labels: strings, runbookUrl: z.string() }),
   dashboard: z.strictObject({ enabled: z.boolean(), labels: strings }),

@@ -10,6 +10,7 @@ import { hostname, networkInterfaces } from "node:os";
 import { monitorEventLoopDelay } from "node:perf_hooks";
 import type { AgentConfig, NodeConfig, ProviderConfig } from "./config/schema.ts";
 import { ConfigError } from "./config/load.ts";
+import { NodeCertificate } from "./kube/certificates.ts";
 import { loadKubeConfig } from "./kube/credentials.ts";
 import { EventRecorder } from "./kube/events.ts";
 import { isForbidden } from "./kube/errors.ts";
@@ -48,8 +49,10 @@ export function connect(options: {
   logger: Logger;
   version: string;
   metrics?: Metrics;
+  /** identity.mode certificate: the node's own. */
+  certificate?: NodeCertificate;
 }): KubeTransport {
-  const { config, node, metrics } = options;
+  const { config, node, metrics, certificate } = options;
   let kubeConfig;
   try {
     kubeConfig = loadKubeConfig({ path: config.kubeconfig });
@@ -118,11 +121,20 @@ export class Agent {
     const self = connect({ config, clock, logger, version, metrics });
     livez.add("event-loop", eventLoopCheck());
     const elector = config.leaderElection.enabled ? createElector(options, self, metrics) : undefined;
+    let isBuilt = false;
+    readyz.add("started", () => (isBuilt ? undefined : "still starting"));
+    // First, because a node's certificate may have to wait for somebody's approval: until then the process is alive, not ready.
+    const health = await startHealthServer({ host: config.health.address, port: config.health.port, livez, readyz, metrics, logger });
     try {
       const clusterId = config.clusterId ?? (await readClusterId(self, options.signal));
       for (const node of config.nodes) {
-        const kube = connect({ config, node, clock, logger, version, metrics });
         const nodeLogger = logger.child({ node: node.name });
+        let certificate: NodeCertificate | undefined;
+        if (config.identity.mode === "certificate") {
+          certificate = new NodeCertificate({ ...options, nodeName: node.name, logger: nodeLogger, metrics });
+          await certificate.obtain(self, options.signal);
+        }
+        const kube = connect({ config, node, clock, logger, version, metrics, ...(certificate && { certificate }) });
         const events = new EventRecorder({
           kube,
           clock,
@@ -145,6 +157,7 @@ export class Agent {
             metrics,
             livez,
             readyz,
+            ...(certificate && { certificate }),
             ...(elector && { guard: elector.guard }),
           }),
         );
@@ -159,7 +172,7 @@ export class Agent {
       });
       return new Agent({ nodes, health, self, elector, logger });
     } catch (thrown) {
-      await Promise.all([...nodes.map((node) => node.close()), self.close()]);
+      await Promise.all([...nodes.map((node) => node.close()), self.close(), health.close()]);
       throw thrown;
     }
   }

@@ -3,6 +3,7 @@ import { loadCredentialProviders } from "./config/credential-providers.ts";
 import { ConfigError } from "./config/load.ts";
 import type { NodeConfig } from "./config/schema.ts";
 import type { EventRecorder } from "./kube/events.ts";
+import type { NodeCertificate } from "./kube/certificates.ts";
 import type { KubeTransport } from "./kube/transport.ts";
 import type { Node, Pod } from "./kube/wire.ts";
 import { createKubeletServer, type KubeletServer } from "./kubelet/server.ts";
@@ -59,6 +60,8 @@ export interface NodeAgentOptions {
   signal: AbortSignal;
   /** Throws when this agent has lost its leadership. */
   guard?: () => void;
+  /** The client certificate that `kube` acts by, when it has to be kept fresh. */
+  certificate?: NodeCertificate;
 }
 
 /** Requests are served only after this much of the shutdown grace; streams get what is left. */
@@ -195,7 +198,8 @@ export class NodeAgent {
 
   /** Follows pods, machines and references, and serves the kubelet API: all that a standby does. */
   async observe(signal: AbortSignal): Promise<void> {
-    await Promise.all([this.server.run(signal), this.#references.run(signal), this.pods.observe(signal)]);
+    const { certificate, kube } = this.#o;
+    await Promise.all([this.server.run(signal), this.#references.run(signal), this.pods.observe(signal), certificate?.run(kube, signal)]);
   }
 
   /** Registers the node, keeps its lease and status, and works on its pods. Needs `observe` beside it; may be called once. */

@@ -15,8 +15,8 @@ export interface Permission {
 }
 
 export interface PermissionNeeds {
-  /** Acts as `system:node:<name>`: then the Node authorizer decides by pod, which cannot be asked in advance. */
-  impersonate: boolean;
+  /** Unless direct, it acts as `system:node:<name>`: then the Node authorizer decides by pod, which cannot be asked in advance. */
+  mode: "direct" | "impersonate" | "certificate";
   /** Asks the cluster to sign the serving certificate. */
   csr: boolean;
   /** Derives the cluster's identity from kube-system. */
@@ -53,7 +53,9 @@ export function nodePermissions(nodeName: string, needs: PermissionNeeds): Permi
     core("list", "services", "service environment variables are missing"),
     core("watch", "services", "service environment variables are missing"),
     core("create", "events", "events are lost", { namespace: "default" }),
-    ...(needs.impersonate ? [] : byPod),
+    core("patch", "events", "repeated events are not counted", { namespace: "default" }),
+    { attributes: { verb: "get", group: "node.k8s.io", resource: "runtimeclasses" }, purpose: "pods with a runtimeClassName stay Pending" },
+    ...(needs.mode === "direct" ? byPod : []),
     ...["create", "patch"].map((verb) => ({
       attributes: { verb, group: "coordination.k8s.io", resource: "leases", namespace: "kube-node-lease", ...(verb !== "create" && { name: nodeName }) },
       purpose: "the node turns Unknown within a minute",
@@ -91,7 +93,22 @@ export function nodePermissions(nodeName: string, needs: PermissionNeeds): Permi
       asProcess: true,
     });
   }
-  if (needs.impersonate) {
+  if (needs.mode === "certificate") {
+    for (const verb of ["create", "get"]) {
+      permissions.push({
+        attributes: { verb, group: "certificates.k8s.io", resource: "certificatesigningrequests" },
+        purpose: "the node's client certificate cannot be asked for",
+        asProcess: true,
+      });
+    }
+    permissions.push({
+      attributes: { verb: "create", group: "certificates.k8s.io", resource: "certificatesigningrequests", subresource: "nodeclient" },
+      purpose: "somebody has to approve the node's client certificate after each start",
+      optional: true,
+      asProcess: true,
+    });
+  }
+  if (needs.mode === "impersonate") {
     for (const [resource, name] of [
       ["users", `system:node:${nodeName}`],
       ["groups", "system:nodes"],

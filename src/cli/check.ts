@@ -87,12 +87,13 @@ async function checkNode(config: AgentConfig, node: NodeConfig, report: Report):
 
 async function checkPermissions(config: AgentConfig, node: NodeConfig, access: { kube: Kube; self: Kube }, report: Report): Promise<void> {
   const permissions = nodePermissions(node.name, {
-    impersonate: config.identity.mode === "impersonate",
+    mode: config.identity.mode,
     leaderElection: config.leaderElection.enabled ? config.leaderElection : undefined,
     csr: node.kubelet.certificate === "csr" || (node.kubelet.certificate === undefined && node.kubelet.certFile === undefined),
     clusterId: config.clusterId === undefined,
     clientCa: node.kubelet.clientCAFile === undefined,
-  });
+    // The node's own certificate is asked for by a running agent only.
+  }).filter((permission) => config.identity.mode !== "certificate" || permission.asProcess);
   let granted = 0;
   for (const permission of permissions) {
     const answer = await selfSubjectAccessReview(permission.asProcess ? access.self : access.kube, permission.attributes, AbortSignal.timeout(TIMEOUT_MS));

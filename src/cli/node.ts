@@ -27,7 +27,10 @@ export function nodeCommand(): Command {
       .command(name)
       .description(description)
       .argument("<nodes...>", "names of the nodes")
-      .option("--kubeconfig <file>", "kubeconfig of the cluster (default: KUBECONFIG, ~/.kube/config, or the service account)")
+      .option(
+        "--kubeconfig <file>",
+        "kubeconfig of the cluster (default: KUBECONFIG, ~/.kube/config, or the service account)",
+      )
       .action(async (nodes: string[], options: { kubeconfig?: string }) => {
         const kubeConfig = loadKubeConfig({ path: options.kubeconfig });
         const kube = new KubeTransport({ kubeConfig, clock: systemClock, logger: silentLogger, version: VERSION });

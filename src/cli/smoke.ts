@@ -30,20 +30,37 @@ export interface SmokeOptions {
   node: string;
   namespace: string;
   image: string;
+  /** With a security context as the restricted pod security standard wants it, which not every backend can keep. */
+  restricted: boolean;
   timeoutMs: number;
   /** Told each step when it is done. */
   step: (text: string) => void;
 }
 
+interface SmokeFlags {
+  kubeconfig?: string;
+  namespace: string;
+  image: string;
+  restricted?: boolean;
+  timeout: string;
+}
+
 export function smokeCommand(): Command {
   return new Command("smoke")
     .argument("<nodes...>", "names of the nodes")
-    .option("--kubeconfig <file>", "kubeconfig of the cluster (default: KUBECONFIG, ~/.kube/config, or the service account)")
+    .option(
+      "--kubeconfig <file>",
+      "kubeconfig of the cluster (default: KUBECONFIG, ~/.kube/config, or the service account)",
+    )
     .option("--namespace <name>", "where the pods are created", "default")
     .option("--image <image>", "image of the pods; it must have sh", "busybox:1.36")
+    .option(
+      "--restricted",
+      "a pod that the restricted pod security standard accepts; the backend must have security_context",
+    )
     .option("--timeout <duration>", "until a pod must run and be gone again", "3m")
-    .action(async (nodes: string[], options: { kubeconfig?: string; namespace: string; image: string; timeout: string }) => {
-      const { namespace, image } = options;
+    .action(async (nodes: string[], options: SmokeFlags) => {
+      const { namespace, image, restricted = false } = options;
       const kube = new KubeTransport({
         kubeConfig: loadKubeConfig({ path: options.kubeconfig }),
         clock: systemClock,
@@ -53,9 +70,19 @@ export function smokeCommand(): Command {
       let failed = 0;
       for (const node of nodes) {
         const started = systemClock.monotonic();
-        const step = (text: string) => console.log(`${node}: ${text} (${((systemClock.monotonic() - started) / 1000).toFixed(1)} s)`);
+        const step = (text: string) =>
+          console.log(`${node}: ${text} (${((systemClock.monotonic() - started) / 1000).toFixed(1)} s)`);
         try {
-          await smoke({ kube, clock: systemClock, node, namespace, image, timeoutMs: parseDuration(options.timeout), step });
+          await smoke({
+            kube,
+            clock: systemClock,
+            node,
+            namespace,
+            image,
+            restricted,
+            timeoutMs: parseDuration(options.timeout),
+            step,
+          });
         } catch (thrown) {
           failed++;
           step(`FAILED: ${toError(thrown).message}`);
@@ -68,14 +95,14 @@ export function smokeCommand(): Command {
 
 /** @throws SmokeError that says which step failed and what was seen last; the pod is deleted in any case */
 export async function smoke(options: SmokeOptions): Promise<void> {
-  const { kube, clock, node, namespace, image, timeoutMs, step } = options;
+  const { kube, clock, node, namespace, image, restricted, timeoutMs, step } = options;
   const greeting = `vmlet smoke test of ${node}`;
   const deadline = clock.monotonic() + timeoutMs;
   const signal = AbortSignal.timeout(timeoutMs);
   const created = await kube.request<Pod>({
     method: "POST",
     path: resourcePath({ resource: "pods", namespace }),
-    body: smokePod({ node, image, greeting }),
+    body: smokePod({ node, image, restricted, greeting }),
     signal,
   });
   const path = podPath(namespace, created.metadata!.name!);
@@ -83,7 +110,8 @@ export async function smoke(options: SmokeOptions): Promise<void> {
     step(`pod ${namespace}/${created.metadata!.name!} created`);
     await until(clock, deadline, "the pod to run", async () => {
       const pod = await kube.request<Pod>({ method: "GET", path, signal });
-      if (pod.spec?.nodeName !== undefined && pod.spec.nodeName !== node) throw new SmokeError(`the pod runs on ${pod.spec.nodeName}`);
+      if (pod.spec?.nodeName !== undefined && pod.spec.nodeName !== node)
+        throw new SmokeError(`the pod runs on ${pod.spec.nodeName}`);
       if (pod.status?.phase === "Running") return undefined;
       if (pod.status?.phase === "Failed") throw new SmokeError(`the pod failed: ${describe(pod)}`);
       return describe(pod);
@@ -112,7 +140,17 @@ export async function smoke(options: SmokeOptions): Promise<void> {
   step("pod deleted");
 }
 
-function smokePod({ node, image, greeting }: { node: string; image: string; greeting: string }): object {
+function smokePod({
+  node,
+  image,
+  restricted,
+  greeting,
+}: {
+  node: string;
+  image: string;
+  restricted: boolean;
+  greeting: string;
+}): object {
   return {
     apiVersion: "v1",
     kind: "Pod",
@@ -123,7 +161,9 @@ function smokePod({ node, image, greeting }: { node: string; image: string; gree
       restartPolicy: "Never",
       terminationGracePeriodSeconds: 5,
       automountServiceAccountToken: false,
-      securityContext: { runAsNonRoot: true, runAsUser: 65532, seccompProfile: { type: "RuntimeDefault" } },
+      ...(restricted && {
+        securityContext: { runAsNonRoot: true, runAsUser: 65532, seccompProfile: { type: "RuntimeDefault" } },
+      }),
       containers: [
         {
           name: "main",
@@ -131,7 +171,7 @@ function smokePod({ node, image, greeting }: { node: string; image: string; gree
           command: ["sh", "-c", `trap 'exit 0' TERM; echo "$GREETING"; sleep 600 & wait`],
           env: [{ name: "GREETING", value: greeting }],
           resources: { requests: { cpu: "10m", memory: "16Mi" } },
-          securityContext: { allowPrivilegeEscalation: false, capabilities: { drop: ["ALL"] } },
+          ...(restricted && { securityContext: { allowPrivilegeEscalation: false, capabilities: { drop: ["ALL"] } } }),
         },
       ],
     },
@@ -139,7 +179,12 @@ function smokePod({ node, image, greeting }: { node: string; image: string; gree
 }
 
 /** Calls `probe` until it returns undefined; what it returns is what is still missing. */
-async function until(clock: Clock, deadline: number, what: string, probe: () => Promise<string | undefined>): Promise<void> {
+async function until(
+  clock: Clock,
+  deadline: number,
+  what: string,
+  probe: () => Promise<string | undefined>,
+): Promise<void> {
   let missing: string | undefined;
   do {
     try {
@@ -156,7 +201,11 @@ async function until(clock: Clock, deadline: number, what: string, probe: () => 
 
 function describe(pod: Pod): string {
   const { phase, reason, message, conditions = [], containerStatuses = [] } = pod.status ?? {};
-  const waiting = containerStatuses.flatMap(({ state }) => state?.waiting ?? []).map((each) => [each.reason, each.message]);
-  const unmet = conditions.filter((each) => each.status === "False").map((each) => [each.type, each.reason, each.message]);
+  const waiting = containerStatuses
+    .flatMap(({ state }) => state?.waiting ?? [])
+    .map((each) => [each.reason, each.message]);
+  const unmet = conditions
+    .filter((each) => each.status === "False")
+    .map((each) => [each.type, each.reason, each.message]);
   return [phase, reason, message, ...waiting.flat(), ...unmet.flat()].filter(Boolean).join(", ") || "no status";
 }

@@ -4,6 +4,7 @@ import { dirname, resolve } from "node:path";
 import { KubeConfig } from "@kubernetes/client-node";
 import { parse } from "yaml";
 import type { Clock } from "../util/clock.ts";
+import type { CertificatePair } from "./certificates.ts";
 
 /**
  * Where the API server is and how to prove who we are. Files are read again every few seconds, so rotated certificates
@@ -33,11 +34,14 @@ const FRESH_MS = 5_000;
 export class CredentialSource {
   readonly #template: KubeConfig;
   readonly #clock: Clock;
+  readonly #certificate: (() => CertificatePair | undefined) | undefined;
   #kubeConfig: KubeConfig;
   #cached: { credentials: Credentials; readAt: number } | undefined;
   #reading: Promise<Credentials> | undefined;
 
-  constructor(kubeConfig: KubeConfig, clock: Clock) {
+  /** @param certificate replaces whatever the kubeconfig says of who we are, as soon as there is one */
+  constructor(kubeConfig: KubeConfig, clock: Clock, certificate?: () => CertificatePair | undefined) {
+    this.#certificate = certificate;
     this.#template = kubeConfig;
     this.#kubeConfig = copyOf(kubeConfig);
     this.#clock = clock;
@@ -71,6 +75,11 @@ export class CredentialSource {
     }
     if (options.auth && headers["authorization"] === undefined) {
       headers["authorization"] = `Basic ${Buffer.from(options.auth).toString("base64")}`;
+    }
+    const certificate = this.#certificate?.();
+    if (certificate) {
+      delete headers["authorization"];
+      Object.assign(options, { ...certificate, passphrase: undefined });
     }
     const tls: Credentials["tls"] = {
       ...(options.ca && { ca: options.ca as string | Buffer }),

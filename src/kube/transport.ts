@@ -12,6 +12,7 @@ import { TokenBucket } from "../queue/rate-limit.ts";
 import type { Logger } from "../telemetry/logger.ts";
 import type { Clock } from "../util/clock.ts";
 import { toError } from "../util/errors.ts";
+import type { CertificatePair } from "./certificates.ts";
 import { CredentialSource, type Credentials } from "./credentials.ts";
 import { KubeApiError, isUnauthorized, type StatusDetails, type TransportReason } from "./errors.ts";
 import type { Kube, KubeRequest, WatchEvent } from "./kube.ts";
@@ -33,6 +34,8 @@ export interface KubeTransportOptions {
   version?: string;
   /** Every request is made as this user: the agent acts as `system:node:<name>`. */
   impersonate?: { user: string; groups: readonly string[] } | undefined;
+  /** Who we are instead of what the kubeconfig says, as soon as there is a value; asked again every few seconds. */
+  clientCertificate?: () => CertificatePair | undefined;
   /** Client-side limit of everything but the lease lane. Default 50/s with bursts of 100, as the kubelet's; `false` for none. */
   rateLimit?: { perSecond: number; burst: number } | false | undefined;
   /** Limit of one request, retries included. Default 30 s. */
@@ -78,7 +81,7 @@ export class KubeTransport implements Kube {
   constructor(options: KubeTransportOptions) {
     this.#options = options;
     this.#clock = options.clock;
-    this.#credentials = new CredentialSource(options.kubeConfig, options.clock);
+    this.#credentials = new CredentialSource(options.kubeConfig, options.clock, options.clientCertificate);
     const limit = options.rateLimit ?? { perSecond: 50, burst: 100 };
     this.#bucket = limit === false ? undefined : new TokenBucket({ ...limit, clock: options.clock });
   }

@@ -2,30 +2,26 @@
  * Certificates of the kubelet API: the one it serves with, from files, from a signing request or made here, and the CA that
  * client certificates are checked against. Each source keeps its last good value through any error.
  */
-import { createPrivateKey, X509Certificate } from "node:crypto";
+import { X509Certificate } from "node:crypto";
 import { readFile } from "node:fs/promises";
 import { createSecureContext } from "node:tls";
+import { CertificateError, checkPair, renewalTime, requestCertificate, type CertificatePair } from "../kube/certificates.ts";
 import type { Kube } from "../kube/kube.ts";
 import { isNotFound } from "../kube/errors.ts";
 import { resourcePath } from "../kube/paths.ts";
 import type { Logger } from "../telemetry/logger.ts";
 import type { Metrics } from "../telemetry/metrics.ts";
 import type { Clock } from "../util/clock.ts";
-import { toError, VmletError } from "../util/errors.ts";
+import { toError } from "../util/errors.ts";
 import type { Random } from "../util/random.ts";
 import {
   createCertificate,
-  createSigningRequest,
   generateKeyPair,
   privateKeyPem,
   type SubjectAltNames,
 } from "../util/x509.ts";
 
-/** PEM texts that belong together. */
-export interface ServingCertificate {
-  cert: string;
-  key: string;
-}
+export type ServingCertificate = CertificatePair;
 
 /** Something that may change while the agent runs. */
 export interface Reloadable<T> {
@@ -37,18 +33,14 @@ export interface Reloadable<T> {
   run(signal: AbortSignal): Promise<void>;
 }
 
+export { CertificateError, checkPair };
+
 /** What the node advertises; a serving certificate must cover all of it. */
 export type AdvertisedNames = () => SubjectAltNames;
-
-export class CertificateError extends VmletError {
-  readonly code = "CERTIFICATE";
-}
 
 const POLL_MS = 10_000;
 const RETRY_MS = 30_000;
 const CA_CONFIG_MAP_POLL_MS = 60_000;
-const SIGNING_TIMEOUT_MS = 15 * 60_000;
-const SIGNING_POLL_MS = 2_000;
 const SELF_SIGNED_LIFE_MS = 365 * 86_400_000;
 const HOUR_MS = 3600_000;
 
@@ -64,19 +56,6 @@ class Holder<T> {
   set(value: T): void {
     this.#value = value;
     for (const listener of this.#listeners) listener(value);
-  }
-}
-
-/** @throws CertificateError when the texts are no PEM, the key is not the certificate's, or TLS would refuse them */
-export function checkPair(pair: ServingCertificate, source: string): void {
-  try {
-    if (!new X509Certificate(pair.cert).checkPrivateKey(createPrivateKey(pair.key)))
-      throw new Error("the key is not the certificate's");
-    createSecureContext(pair);
-  } catch (thrown) {
-    throw new CertificateError(`${source}: certificate and key cannot be used together: ${toError(thrown).message}`, {
-      cause: thrown,
-    });
   }
 }
 
@@ -195,7 +174,7 @@ export function signedCertificate(options: {
   logger: Logger;
   metrics: Metrics;
 }): Reloadable<ServingCertificate> {
-  const { nodeName, names, clock, random, logger, metrics } = options;
+  const { nodeName, names, kube, clock, random, logger, metrics } = options;
   const holder = new Holder<ServingCertificate>();
   reportTtl(metrics, clock, holder);
   holder.set(createSelfSigned(nodeName, names(), clock));
@@ -210,14 +189,20 @@ export function signedCertificate(options: {
         if (signed && clock.now() < renewAt && coversNames(pair.cert, names())) return POLL_MS;
         if (names().dnsNames.length + names().ipAddresses.length === 0) return POLL_MS;
         try {
-          const next = await requestCertificate({ ...options, signal });
+          const next = await requestCertificate({
+            signerName: "kubernetes.io/kubelet-serving",
+            usages: ["digital signature", "server auth"],
+            subject: { commonName: `system:node:${nodeName}`, organizations: ["system:nodes"] },
+            altNames: names(),
+            kube,
+            clock,
+            signal,
+          });
           checkPair(next, "signed serving certificate");
-          const { validFromDate, validToDate } = new X509Certificate(next.cert);
-          const life = validToDate.getTime() - validFromDate.getTime();
-          renewAt = validFromDate.getTime() + life * (0.7 + 0.2 * random());
+          renewAt = renewalTime(next.cert, random);
           signed = true;
           holder.set(next);
-          logger.info({ nodeName, validTo: validToDate.toISOString() }, "serving certificate signed by the cluster");
+          logger.info({ nodeName, validTo: new X509Certificate(next.cert).validTo }, "serving certificate signed by the cluster");
           return POLL_MS;
         } catch (thrown) {
           if (signal.aborted) return 0;
@@ -230,64 +215,6 @@ export function signedCertificate(options: {
         }
       }),
   };
-}
-
-interface SigningRequest {
-  metadata: { name: string };
-  status?: { certificate?: string; conditions?: { type: string; reason?: string; message?: string }[] };
-}
-
-/** Asks the cluster to sign a fresh key and waits for the answer. @throws CertificateError when denied or not answered in 15 minutes */
-async function requestCertificate(options: {
-  nodeName: string;
-  names: AdvertisedNames;
-  kube: Kube;
-  clock: Clock;
-  signal: AbortSignal;
-}): Promise<ServingCertificate> {
-  const { nodeName, kube, clock, signal } = options;
-  const keys = generateKeyPair();
-  const request = createSigningRequest({
-    subject: { commonName: `system:node:${nodeName}`, organizations: ["system:nodes"] },
-    keys,
-    altNames: options.names(),
-  });
-  const csrPath = (name?: string) =>
-    resourcePath({
-      group: "certificates.k8s.io",
-      resource: "certificatesigningrequests",
-      ...(name !== undefined && { name }),
-    });
-  const created = await kube.request<SigningRequest>({
-    method: "POST",
-    path: csrPath(),
-    signal,
-    body: {
-      apiVersion: "certificates.k8s.io/v1",
-      kind: "CertificateSigningRequest",
-      metadata: { generateName: "csr-" },
-      spec: {
-        request: Buffer.from(request).toString("base64"),
-        signerName: "kubernetes.io/kubelet-serving",
-        usages: ["digital signature", "server auth"],
-      },
-    },
-  });
-  const { name } = created.metadata;
-  const deadline = clock.monotonic() + SIGNING_TIMEOUT_MS;
-  while (clock.monotonic() < deadline) {
-    const { status } = await kube.request<SigningRequest>({ method: "GET", path: csrPath(name), signal });
-    const refused = status?.conditions?.find((condition) => condition.type === "Denied" || condition.type === "Failed");
-    if (refused)
-      throw new CertificateError(
-        `signing request ${name} was ${refused.type.toLowerCase()}: ${refused.message ?? refused.reason ?? ""}`,
-      );
-    if (status?.certificate) {
-      return { cert: Buffer.from(status.certificate, "base64").toString("utf8"), key: privateKeyPem(keys.privateKey) };
-    }
-    await clock.sleep(SIGNING_POLL_MS, signal);
-  }
-  throw new CertificateError(`signing request ${name} was not approved and signed within 15 minutes`);
 }
 
 /** True when the certificate names every address and DNS name. */

@@ -89,13 +89,15 @@ export function createCertificate(options: {
 }
 
 /** A PKCS #10 request in PEM. @throws RangeError for an IP address that is none */
-export function createSigningRequest(options: { subject: Subject; keys: KeyPair; altNames: SubjectAltNames }): string {
-  const extensions = der.sequence(altNameExtension(options.altNames));
+export function createSigningRequest(options: { subject: Subject; keys: KeyPair; altNames?: SubjectAltNames }): string {
+  const attributes = options.altNames
+    ? [der.sequence(der.oid(OID.extensionRequest), der.setOf(der.sequence(altNameExtension(options.altNames))))]
+    : [];
   const body = der.sequence(
     der.integer(0),
     name(options.subject),
     publicKeyInfo(options.keys.publicKey),
-    der.explicit(0, der.sequence(der.oid(OID.extensionRequest), der.setOf(extensions))),
+    der.explicit(0, ...attributes),
   );
   return der.pem("CERTIFICATE REQUEST", signed(body, options.keys.privateKey));
 }

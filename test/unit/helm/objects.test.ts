@@ -1,0 +1,327 @@
+/** What is rendered, held to what kube-linter and polaris ask of objects, to the agent's own configuration and to its permissions. */
+import { describe, expect, test } from "vitest";
+import { parseBackendConfig } from "../../../providers/http-vm/backend/config.ts";
+import { parseConfig } from "../../../src/config/load.ts";
+import { nodePermissions, type Permission } from "../../../src/permissions.ts";
+import type { Json } from "../../e2e/harness/client.ts";
+import { ciValues, find, minimal, named, namespace, podsOf, release, render, renderValues } from "./render.ts";
+
+const ci = await ciValues();
+const rendered = new Map(await Promise.all(ci.map(async ([name, file]) => [name, await render(file)] as const)));
+const objectsOf = (name: string) => rendered.get(name)!;
+const names = ci.map(([name]) => name);
+
+/** Privileged on purpose: it makes containers. */
+const privileged = (name: string, owner: Json) =>
+  name === "backend-oci" && owner.metadata.labels["app.kubernetes.io/component"] === "backend";
+
+describe.each(names)("every pod of %s", (name) => {
+  const pods = podsOf(objectsOf(name)).map((pod) => [named(pod.owner), pod] as const);
+  const containers = pods.flatMap(([owner, pod]) =>
+    pod.spec.containers.map((container: Json) => [owner, pod, container] as const),
+  );
+  const restricted = pods.filter(([, pod]) => !privileged(name, pod.owner));
+
+  test.each(restricted)("%s keeps the restricted pod security standard", (_, { spec }) => {
+    expect(spec.securityContext).toMatchObject({ runAsNonRoot: true, seccompProfile: { type: "RuntimeDefault" } });
+    expect(spec.securityContext.runAsUser).toBeGreaterThan(0);
+    for (const container of spec.containers) {
+      expect(container.securityContext).toEqual({
+        allowPrivilegeEscalation: false,
+        readOnlyRootFilesystem: true,
+        capabilities: { drop: ["ALL"] },
+      });
+    }
+    expect(spec.hostNetwork ?? spec.hostPID ?? spec.hostIPC).toBeUndefined();
+    const allowed = ["configMap", "secret", "projected", "emptyDir"];
+    for (const volume of spec.volumes) expect(allowed).toContain(Object.keys(volume).find((key) => key !== "name"));
+  });
+
+  test.each(pods)("%s mounts no token that it did not ask for", (_, { spec }) => {
+    expect(spec.automountServiceAccountToken).toBe(false);
+    const tokens = spec.volumes
+      .flatMap((volume: Json) => volume.projected?.sources ?? [])
+      .flatMap((source: Json) => source.serviceAccountToken ?? []);
+    for (const token of tokens) expect(token.expirationSeconds).toBe(3600);
+  });
+
+  test.each(pods)("%s never lands on a virtual node", (_, { spec }) => {
+    const [term] = spec.affinity.nodeAffinity.requiredDuringSchedulingIgnoredDuringExecution.nodeSelectorTerms;
+    expect(term.matchExpressions).toContainEqual({ key: "type", operator: "NotIn", values: ["virtual-kubelet"] });
+  });
+
+  test.each(containers)("%s says what it needs, and no CPU limit throttles it", (_owner, _pod, container) => {
+    expect(container.resources.requests).toMatchObject({ cpu: expect.any(String), memory: expect.any(String) });
+    expect(container.resources.limits.memory).toBeDefined();
+    expect(container.resources.limits.cpu).toBeUndefined();
+  });
+
+  test.each(containers)("%s has an image of a fixed version", (_owner, _pod, container) => {
+    expect(container.image).toMatch(/^ghcr\.io\/vmlet\/[\w-]+(:\d+\.\d+\.\d+|@sha256:[0-9a-f]{64})$/);
+  });
+
+  test.each(containers)("%s takes no secret from the environment", (_owner, _pod, container) => {
+    expect((container.env ?? []).filter((each: Json) => each.valueFrom?.secretKeyRef)).toEqual([]);
+    expect(container.envFrom).toBeUndefined();
+  });
+
+  test.each(containers)("%s mounts only volumes that there are", (_owner, { spec }, container) => {
+    const volumes = spec.volumes.map((volume: Json) => volume.name);
+    for (const mount of container.volumeMounts) expect(volumes).toContain(mount.name);
+  });
+
+  test.each(pods)("%s runs as a ServiceAccount of the chart, or as none", (_, { spec }) => {
+    const accounts = objectsOf(name)
+      .filter((object) => object.kind === "ServiceAccount")
+      .map((object) => object.metadata.name);
+    const given = name === "single" ? ["vmlet"] : [];
+    expect([undefined, ...accounts, ...given]).toContain(spec.serviceAccountName);
+  });
+});
+
+describe.each(names)("every Deployment of %s", (name) => {
+  const deployments = objectsOf(name)
+    .filter((object) => object.kind === "Deployment")
+    .map((object) => [named(object), object] as const);
+
+  test.each(deployments)("%s selects its own pods by labels that an upgrade keeps", (_, { spec }) => {
+    expect(spec.template.metadata.labels).toMatchObject(spec.selector.matchLabels);
+    expect(Object.keys(spec.selector.matchLabels).toSorted()).toEqual([
+      "app.kubernetes.io/component",
+      "app.kubernetes.io/instance",
+      "app.kubernetes.io/name",
+    ]);
+  });
+
+  test.each(deployments)("%s is probed at ports that it has", (_, { spec }) => {
+    const [container] = spec.template.spec.containers;
+    const ports = container.ports.map((port: Json) => port.name);
+    for (const probe of ["livenessProbe", "readinessProbe"]) {
+      const { httpGet, tcpSocket } = container[probe];
+      expect(ports).toContain((httpGet ?? tcpSocket).port);
+    }
+  });
+
+  test.each(deployments)("%s never runs two at once unless one of them waits", (_, object) => {
+    const elects = object.metadata.labels["app.kubernetes.io/component"] === "agent" && name !== "single";
+    expect(object.spec.strategy.type).toBe(elects ? "RollingUpdate" : "Recreate");
+  });
+});
+
+describe.each(names)("the other objects of %s", (name) => {
+  const objects = objectsOf(name);
+
+  test("Services, PodDisruptionBudgets and NetworkPolicies select pods that there are", () => {
+    const labels = podsOf(objects).map((pod) => pod.metadata.labels ?? {});
+    for (const object of objects) {
+      const selector =
+        object.kind === "Service"
+          ? object.spec.selector
+          : object.kind === "PodDisruptionBudget"
+            ? object.spec.selector.matchLabels
+            : object.kind === "NetworkPolicy"
+              ? object.spec.podSelector.matchLabels
+              : undefined;
+      if (!selector) continue;
+      const matches = labels.filter((each) => Object.entries(selector).every(([key, value]) => each[key] === value));
+      expect(matches.length, named(object)).toBe(1);
+    }
+  });
+
+  test("Services lead to ports that there are", () => {
+    const ports = podsOf(objects)
+      .flatMap((pod) => pod.spec.containers.flatMap((container: Json) => container.ports ?? []))
+      .map((port: Json) => port.name);
+    for (const service of objects.filter((object) => object.kind === "Service")) {
+      for (const port of service.spec.ports) expect(ports, named(service)).toContain(port.targetPort);
+    }
+  });
+
+  test("no rule has a wildcard, reads all Secrets, creates pods or binds to an administrator", () => {
+    for (const role of objects.filter((object) => ["Role", "ClusterRole"].includes(object.kind))) {
+      const component = role.metadata.labels["app.kubernetes.io/component"];
+      for (const rule of role.rules) {
+        const values = [...rule.apiGroups, ...rule.resources, ...rule.verbs];
+        expect(values, named(role)).not.toContain("*");
+        for (const verb of ["escalate", "bind", "approve"]) expect(rule.verbs).not.toContain(verb);
+        if (rule.verbs.includes("impersonate")) expect(rule.resourceNames?.length, named(role)).toBeGreaterThan(0);
+        if (rule.resources.includes("secrets")) expect([role.kind, rule.verbs]).toEqual(["Role", ["get"]]);
+        if (rule.resources.includes("pods") && component !== "smoke") expect(rule.verbs).not.toContain("create");
+        for (const resource of ["pods/exec", "pods/attach", "nodes/proxy"])
+          expect(rule.resources).not.toContain(resource);
+      }
+    }
+    for (const { roleRef } of objects.filter((object) => object.kind.endsWith("RoleBinding")))
+      expect(roleRef.name).not.toMatch(/admin|edit/);
+  });
+
+  test("names of objects without a namespace hold release and namespace", () => {
+    const kinds = [
+      "ClusterRole",
+      "ClusterRoleBinding",
+      "ValidatingAdmissionPolicy",
+      "ValidatingAdmissionPolicyBinding",
+    ];
+    for (const object of objects.filter((each) => kinds.includes(each.kind))) {
+      expect(object.metadata.name).toContain(release);
+      expect(object.metadata.name).toContain(namespace);
+    }
+  });
+
+  test("everything carries the recommended labels", () => {
+    for (const object of objects) {
+      expect(Object.keys(object.metadata.labels), named(object)).toEqual(
+        expect.arrayContaining([
+          "helm.sh/chart",
+          ...["name", "instance", "version", "managed-by", "component"].map((key) => `app.kubernetes.io/${key}`),
+        ]),
+      );
+    }
+  });
+
+  test("hooks clean up after themselves, and Jobs end", () => {
+    for (const object of objects.filter((each) => each.metadata.annotations?.["helm.sh/hook"])) {
+      expect(object.metadata.annotations["helm.sh/hook-delete-policy"], named(object)).toContain(
+        "before-hook-creation",
+      );
+    }
+    for (const job of objects.filter((each) => each.kind === "Job")) {
+      expect(job.spec).toMatchObject({ activeDeadlineSeconds: 300, ttlSecondsAfterFinished: 600 });
+    }
+  });
+});
+
+describe("the agent's configuration", () => {
+  const configOf = (objects: Json[]) => {
+    const text = find(objects, "ConfigMap", "burst-vmlet").data["vmlet.yaml"] as string;
+    return parseConfig(text, "vmlet.yaml", { nodeAddress: "10.0.0.9" });
+  };
+
+  test.each(names)("of %s is accepted by the agent", (name) => {
+    expect(configOf(objectsOf(name)).nodes.length).toBeGreaterThan(0);
+  });
+
+  test("has a port of its own for every node", () => {
+    expect(configOf(objectsOf("full")).nodes.map((node) => node.kubelet.port)).toEqual([10250, 10350, 10252]);
+  });
+
+  test("has what the values say of a node, whatever it is", () => {
+    const [node] = configOf(objectsOf("full")).nodes;
+    expect(node).toMatchObject({
+      capacity: { cpu: "64", memory: "256Gi", pods: "110", "nvidia.com/gpu": "4" },
+      labels: { "topology.kubernetes.io/zone": "zone-a" },
+      backendOutageGrace: "5m",
+    });
+  });
+
+  test("names the election's lease as the role does", async () => {
+    const objects = objectsOf("minimal");
+    const { leaderElection } = configOf(objects);
+    const role = find(objects, "Role", "burst-vmlet-leader");
+    expect([role.metadata.namespace, role.rules[1].resourceNames]).toEqual([
+      leaderElection.namespace,
+      [leaderElection.name],
+    ]);
+  });
+
+  test("of the backend is accepted by the backend", () => {
+    const text = find(objectsOf("backend"), "ConfigMap", "burst-vmlet-backend").data["backend.yaml"] as string;
+    expect(parseBackendConfig(text, "backend.yaml").engine.type).toBe("process");
+  });
+
+  test("leads to the backend's Service with the backend's token", () => {
+    const objects = objectsOf("backend");
+    const { provider } = configOf(objects).nodes[0]!;
+    expect(provider).toMatchObject({
+      url: "http://burst-vmlet-backend.vmlet-system.svc:8080",
+      tokenFile: "/etc/vmlet/secrets/vmlet-backend/token",
+    });
+    const mounts = find(objects, "Deployment", "burst-vmlet").spec.template.spec.containers[0].volumeMounts;
+    expect(mounts.map((mount: Json) => mount.mountPath)).toContain("/etc/vmlet/secrets/vmlet-backend");
+  });
+
+  test("changes the pods when it changes", async () => {
+    const checksum = (objects: Json[]) =>
+      find(objects, "Deployment").spec.template.metadata.annotations["checksum/config"];
+    const [one, two] = await Promise.all([renderValues(minimal()), renderValues(minimal({ logLevel: "debug" }))]);
+    expect(checksum(one)).not.toBe(checksum(two));
+  });
+
+  test("is found at the pod's address unless the values name one", () => {
+    const variables = (name: string) =>
+      find(objectsOf(name), "Deployment", "burst-vmlet").spec.template.spec.containers[0].env ?? [];
+    expect(variables("minimal")).toEqual([
+      { name: "VMLET_NODE_ADDRESS", valueFrom: { fieldRef: { fieldPath: "status.podIPs" } } },
+    ]);
+    expect(variables("single")).toEqual([]);
+  });
+});
+
+describe("the network policy", () => {
+  test("lets callers reach the kubelet port of every node", () => {
+    const policy = find(objectsOf("full"), "NetworkPolicy");
+    expect(policy.spec.ingress[0].ports.map((port: Json) => port.port)).toEqual([10250, 10350, 10252]);
+  });
+});
+
+describe("the roles", () => {
+  const modes = [
+    ["minimal", "impersonate"],
+    ["certificate", "certificate"],
+    ["service-account", "direct"],
+  ] as const;
+
+  test.each(modes)("of %s grant exactly what the agent says it needs", (name, mode) => {
+    const objects = objectsOf(name);
+    // Only what belongs to the process: what a node may do is the Node authorizer's matter.
+    const needed = nodePermissions("burst-0", {
+      mode,
+      csr: mode !== "direct",
+      clusterId: false,
+      clientCa: true,
+      leaderElection: { namespace, name: "burst-vmlet" },
+    })
+      .filter((permission) => mode === "direct" || permission.asProcess)
+      .map(keyOf);
+    expect([...granted(objects)].toSorted()).toEqual([...new Set(needed)].toSorted());
+  });
+});
+
+/** `verb group/resource name`: names of pods' own objects are any. */
+function keyOf({ attributes: a }: Permission): string {
+  const resource = a.subresource ? `${a.resource}/${a.subresource}` : a.resource;
+  const anyName = ["secrets", "configmaps"].includes(a.resource!) && a.name === "probe";
+  const byNode = a.resource === "nodes" && a.fieldSelector ? "burst-0" : undefined;
+  return `${a.verb} ${a.group ?? ""}/${resource} ${(anyName || a.resource === "serviceaccounts" ? undefined : a.name) ?? byNode ?? "*"}`;
+}
+
+function granted(objects: readonly Json[]): Set<string> {
+  const keys = new Set<string>();
+  const account = find(objects, "ServiceAccount", "burst-vmlet").metadata.name;
+  for (const binding of objects.filter((object) => object.kind.endsWith("RoleBinding"))) {
+    if (!binding.subjects.some((subject: Json) => subject.kind === "ServiceAccount" && subject.name === account))
+      continue;
+    if (binding.roleRef.name === "extension-apiserver-authentication-reader") {
+      // Kubernetes' own role, which grants just this.
+      keys.add("get /configmaps extension-apiserver-authentication");
+      continue;
+    }
+    const role = objects.find(
+      (object) =>
+        object.kind === binding.roleRef.kind &&
+        object.metadata.name === binding.roleRef.name &&
+        object.metadata.namespace === binding.metadata.namespace,
+    );
+    for (const rule of role!.rules) {
+      for (const group of rule.apiGroups) {
+        for (const resource of rule.resources) {
+          for (const verb of rule.verbs) {
+            for (const resourceName of rule.resourceNames ?? ["*"])
+              keys.add(`${verb} ${group}/${resource} ${resourceName}`);
+          }
+        }
+      }
+    }
+  }
+  return keys;
+}

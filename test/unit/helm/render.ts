@@ -1,0 +1,87 @@
+/** Renders the chart with the real helm. */
+import { mkdtemp, readdir, writeFile } from "node:fs/promises";
+import { tmpdir } from "node:os";
+import { join } from "node:path";
+import { parseAllDocuments } from "yaml";
+import { helmBinary } from "../../e2e/harness/binaries.ts";
+import type { Json } from "../../e2e/harness/client.ts";
+import { runCommand, tryCommand, type CommandResult } from "../../e2e/harness/exec.ts";
+
+export const chart = join(import.meta.dirname, "../../../helm/vmlet");
+export const release = "burst";
+export const namespace = "vmlet-system";
+
+/** The values files that the chart is tested with, by name. */
+export async function ciValues(): Promise<[name: string, file: string][]> {
+  const files = (await readdir(join(chart, "ci"))).filter((file) => file.endsWith("-values.yaml")).toSorted();
+  return files.map((file) => [file.replace("-values.yaml", ""), join(chart, "ci", file)]);
+}
+
+export async function valuesFile(values: Json): Promise<string> {
+  const file = join(await mkdtemp(join(tmpdir(), "vmlet-values-")), "values.json");
+  await writeFile(file, JSON.stringify(values));
+  return file;
+}
+
+/** One node and what else is wanted: the least that renders. */
+export function minimal(more: Json = {}): Json {
+  return { clusterId: "test", nodes: [{ name: "n", provider: { type: "memory" } }], ...more };
+}
+
+export async function helm(args: readonly string[]): Promise<CommandResult> {
+  // No HOME: neither plugins nor repositories of the user can change what is rendered.
+  return tryCommand(await helmBinary(), args, { env: { PATH: process.env["PATH"], HOME: tmpdir() } });
+}
+
+/** Every object of the chart. @throws Error with helm's own message when it does not render */
+export async function render(file: string, args: readonly string[] = []): Promise<Json[]> {
+  const { stdout } = await runCommand(
+    await helmBinary(),
+    ["template", release, chart, "--namespace", namespace, "--values", file, ...args],
+    {
+      env: { PATH: process.env["PATH"], HOME: tmpdir() },
+    },
+  );
+  return parseAllDocuments(stdout)
+    .map((document) => document.toJS() as Json)
+    .filter((object) => object !== null);
+}
+
+export async function renderValues(values: Json): Promise<Json[]> {
+  return render(await valuesFile(values));
+}
+
+/** Why helm refuses these values. @throws Error when it takes them */
+export async function refusal(values: Json): Promise<string> {
+  const result = await helm([
+    "template",
+    release,
+    chart,
+    "--namespace",
+    namespace,
+    "--values",
+    await valuesFile(values),
+  ]);
+  if (result.code === 0) throw new Error("helm took the values");
+  return result.stderr;
+}
+
+export const named = (object: Json) => `${object.kind}/${object.metadata.name}`;
+
+export function find(objects: readonly Json[], kind: string, name?: string): Json {
+  const found = objects.filter(
+    (object) => object.kind === kind && (name === undefined || object.metadata.name === name),
+  );
+  if (found.length !== 1)
+    throw new Error(`${found.length} objects are a ${kind} ${name ?? ""}; there are ${objects.map(named).join(", ")}`);
+  return found[0];
+}
+
+/** The pod templates of workloads, and pods, with what carries them. */
+export function podsOf(objects: readonly Json[]): { owner: Json; metadata: Json; spec: Json }[] {
+  return objects.flatMap((owner) => {
+    if (owner.kind === "Pod") return [{ owner, metadata: owner.metadata, spec: owner.spec }];
+    const template = owner.spec?.template;
+    return template?.spec ? [{ owner, metadata: template.metadata ?? {}, spec: template.spec }] : [];
+  });
+}
