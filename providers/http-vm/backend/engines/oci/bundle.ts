@@ -19,8 +19,8 @@ export interface BundleInput {
   user: ResolvedUser;
   hostname: string;
   rootfs: string;
-  /** Paths of namespaces to join. Absent ones are made new; the mount namespace always is. */
-  namespaces: { network: string; ipc: string; uts: string; pid?: string };
+  /** Besides the mount namespace: those with a path are joined, others made new; those left out are the runtime's own. */
+  namespaces: readonly { type: "network" | "ipc" | "uts" | "pid"; path?: string }[];
   /** Binds of volumes, hosts, resolv.conf...; after the system's own mounts, shorter paths first. */
   mounts: readonly OciMount[];
   cgroupsPath: string;
@@ -140,10 +140,7 @@ export function ociConfig(input: BundleInput): object {
     linux: {
       namespaces: [
         { type: "mount" },
-        { type: "network", path: input.namespaces.network },
-        { type: "ipc", path: input.namespaces.ipc },
-        { type: "uts", path: input.namespaces.uts },
-        { type: "pid", ...(input.namespaces.pid === undefined ? {} : { path: input.namespaces.pid }) },
+        ...input.namespaces,
         ...(cgroupVersion === 2 ? [{ type: "cgroup" }] : []),
       ],
       cgroupsPath: input.cgroupsPath,

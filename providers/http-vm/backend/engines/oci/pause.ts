@@ -28,10 +28,14 @@ const CODE = Buffer.from(
   "hex",
 );
 
-/** An ELF executable; undefined for processors that it is not written for. */
+/** The program; undefined for processors that it is not written for. */
 export function pauseProgram(nodeArch: string): Buffer | undefined {
-  if (nodeArch !== "x64") return undefined;
-  const size = BigInt(HEADERS_SIZE + CODE.length);
+  return nodeArch === "x64" ? tinyProgram(CODE) : undefined;
+}
+
+/** An ELF executable for x86-64 of position-independent code. */
+export function tinyProgram(code: Buffer): Buffer {
+  const size = BigInt(HEADERS_SIZE + code.length);
   const headers = Buffer.alloc(HEADERS_SIZE);
   headers.write("\x7fELF\x02\x01\x01", 0, "latin1");
   headers.writeUInt16LE(2, 16); // executable
@@ -49,5 +53,5 @@ export function pauseProgram(nodeArch: string): Buffer | undefined {
   headers.writeBigUInt64LE(size, 96);
   headers.writeBigUInt64LE(size, 104);
   headers.writeBigUInt64LE(4096n, 112);
-  return Buffer.concat([headers, CODE]);
+  return Buffer.concat([headers, code]);
 }

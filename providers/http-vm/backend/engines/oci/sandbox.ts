@@ -121,6 +121,14 @@ export async function recoverSandbox(context: OciContext, home: MachineHome): Pr
   return new OciSandbox(context, home, record);
 }
 
+function heldNamespaces(dir: string, attachment: Attachment) {
+  return [
+    { type: "network", path: attachment.netns! },
+    { type: "ipc", path: join(dir, "ns/ipc") },
+    { type: "uts", path: join(dir, "ns/uts") },
+  ] as const;
+}
+
 async function isNamespace(file: string): Promise<boolean> {
   const [held, parent] = await Promise.all([stat(file), stat(join(file, ".."))]).catch(() => []);
   return held !== undefined && parent !== undefined && held.dev !== parent.dev;
@@ -156,7 +164,7 @@ async function startPause(
     user: { uid: 65_535, gid: 65_535, supplementalGroups: [], home: "/" },
     hostname: "",
     rootfs: join(bundle, "rootfs"),
-    namespaces: { network: attachment.netns!, ipc: join(home.dir, "ns/ipc"), uts: join(home.dir, "ns/uts") },
+    namespaces: [...heldNamespaces(home.dir, attachment), { type: "pid" }],
     mounts: [],
     cgroupsPath: join(context.cgroupRoot, machineHash(home.id), "pause"),
     cgroupVersion: cgroupVersion(),
@@ -217,12 +225,10 @@ export class OciSandbox implements Sandbox {
         user,
         hostname: this.#record.hostname,
         rootfs: join(bundle, "rootfs"),
-        namespaces: {
-          network: this.#record.attachment.netns!,
-          ipc: join(this.#home.dir, "ns/ipc"),
-          uts: join(this.#home.dir, "ns/uts"),
-          ...(this.#record.pause === undefined ? {} : { pid: `/proc/${this.#record.pause.pid}/ns/pid` }),
-        },
+        namespaces: [
+          ...heldNamespaces(this.#home.dir, this.#record.attachment),
+          { type: "pid", ...(this.#record.pause === undefined ? {} : { path: `/proc/${this.#record.pause.pid}/ns/pid` }) },
+        ],
         mounts: await this.#mounts(launch, bundle),
         cgroupsPath: this.#cgroupPath(launch),
         cgroupVersion: cgroupVersion(),

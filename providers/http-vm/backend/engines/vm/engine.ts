@@ -1,0 +1,263 @@
+/**
+ * Engine `vm`: a QEMU microVM per machine, KVM where a guest really boots under it, emulation otherwise. Inside it the same
+ * OCI bundles as the engine oci makes, run by crun. The supervisor stays on the host and reaches the guest over SSH on the
+ * machine's own address; the guest is not trusted.
+ */
+import { existsSync, readFileSync } from "node:fs";
+import { mkdir, readdir, rm } from "node:fs/promises";
+import { availableParallelism, totalmem } from "node:os";
+import { join } from "node:path";
+import { fileURLToPath } from "node:url";
+import PQueue from "p-queue";
+import type { Capability } from "../../../../../src/provider/capabilities.ts";
+import type { MachineSpec } from "../../../../../src/provider/machine.ts";
+import { ProviderError } from "../../../../../src/provider/errors.ts";
+import type { ProviderCapacity } from "../../../../../src/provider/provider.ts";
+import type { Logger } from "../../../../../src/telemetry/logger.ts";
+import type { Clock } from "../../../../../src/util/clock.ts";
+import type { Engine, HostProblem, MachineHome, Sandbox } from "../../engine.ts";
+import { findTool, run } from "../../host/command.ts";
+import { writeFileAtomic } from "../../host/files.ts";
+import { HostImages, type HostImagesOptions } from "../../images/store.ts";
+import { HostNetwork, type NetworkOptions } from "../../network/network.ts";
+import type { SeccompSource } from "../oci/seccomp.ts";
+import { machineHash } from "../oci/sandbox.ts";
+import { findVm, probeAccelerator, Qemu, QEMU } from "./qemu.ts";
+import { destroyVm, openSandbox, recoverSandbox, vmPlace } from "./sandbox.ts";
+import { GuestShell } from "./ssh.ts";
+
+export interface VmEngineOptions {
+  /** The backend's state directory. */
+  stateDir: string;
+  clock: Clock;
+  logger: Logger;
+  /** Folder with vmlinux, base.cpio and version. Default: `guest` in the state directory, made by guest-image.sh. */
+  guestDir?: string;
+  /** `auto` boots a guest under KVM to see. */
+  accelerator?: "auto" | "kvm" | "tcg";
+  /** Start machines as copies of a booted one. Default true. */
+  clones?: boolean;
+  /** Memory for containers without a limit, MiB. */
+  defaultMemoryMib?: number;
+  /** Size of a machine's own disk, bytes; sparse. */
+  scratchBytes?: number;
+  bootTimeoutMs?: number;
+  images?: Omit<HostImagesOptions, "dir" | "clock" | "logger">;
+  network?: Omit<NetworkOptions, "dir">;
+  seccompProfile?: string;
+  pidsLimit?: number;
+}
+
+/** What every sandbox of this engine works with. */
+export interface VmContext {
+  clock: Clock;
+  network: HostNetwork;
+  qemu: Qemu;
+  /** Boots and clones at a time: more than there are processors only makes each slower. */
+  boots: PQueue;
+  clones: boolean;
+  sizing: { memoryMib: number; maxCpus: number };
+  scratchBytes: number;
+  bootTimeoutMs: number;
+  identityFile: string;
+  publicKey: string;
+  seccomp: () => SeccompSource;
+  pidsLimit: number;
+}
+
+const DEFAULT_SECCOMP_PROFILE = "/usr/share/containers/seccomp.json";
+const DEFAULT_MEMORY_MIB = 128;
+const DEFAULT_SCRATCH_BYTES = 10 * 1024 ** 3;
+const DEFAULT_BOOT_TIMEOUT_MS = 90_000;
+const DEFAULT_PIDS_LIMIT = 4096;
+const COLLECT_PERIOD_MS = 5 * 60_000;
+const GUEST_SCRIPT = fileURLToPath(new URL("./guest-image.sh", import.meta.url));
+
+const CAPABILITIES: readonly Capability[] = [
+  "events",
+  "stats",
+  "capacity",
+  "exec",
+  "attach",
+  "port_forward",
+  "images",
+  "registry_auth",
+  "multi_container",
+  "init_containers",
+  "sidecars",
+  "ephemeral_containers",
+  "probes",
+  "hooks",
+  "restart_rules",
+  "termination_message",
+  "volumes.empty_dir",
+  "volumes.files",
+  "volumes.image",
+  "patch_files",
+  "patch_image",
+  "pod_ip",
+  "host_ports",
+  "hostname",
+  "hosts",
+  "dns",
+  "security_context",
+  "privileged",
+  "sysctls",
+  "resource_limits",
+  "tty",
+];
+
+const TOOLS = [
+  [QEMU, "qemu-system-x86"],
+  ["ssh", "openssh-client"],
+  ["ssh-keygen", "openssh-client"],
+  ["mksquashfs", "squashfs-tools"],
+  ["mke2fs", "e2fsprogs"],
+  ["tar", "tar"],
+] as const;
+
+export function createVmEngine(options: VmEngineOptions): Engine {
+  return new VmEngine(options);
+}
+
+class VmEngine implements Engine {
+  readonly name = "vm";
+  readonly capabilities = CAPABILITIES;
+  readonly images: HostImages;
+  readonly #options: VmEngineOptions;
+  readonly #network: HostNetwork;
+  readonly #records: string;
+  #context: Promise<VmContext> | undefined;
+  #cancelCollect: (() => void) | undefined;
+
+  constructor(options: VmEngineOptions) {
+    const { stateDir, clock, logger } = options;
+    this.#options = options;
+    this.images = new HostImages({ dir: join(stateDir, "images"), clock, logger, ...options.images });
+    this.#network = new HostNetwork({ dir: join(stateDir, "network"), ...options.network });
+    this.#records = join(stateDir, "vm/machines");
+  }
+
+  async check(): Promise<HostProblem[]> {
+    if (process.platform !== "linux" || process.arch !== "x64")
+      return [{ fatal: true, problem: `engine vm needs Linux on x86-64; this is ${process.platform} on ${process.arch}`, cure: "run the backend there, or use the engine oci" }];
+    const problems = [...HostImages.check(), ...HostNetwork.check("tap")];
+    for (const [tool, debian] of TOOLS) {
+      if (findTool(tool) === undefined) problems.push({ fatal: true, problem: `${tool} is not on the PATH`, cure: `install the package ${debian} (Debian: apt-get install ${debian})` });
+    }
+    if (!existsSync(join(this.#guestDir(), "version")))
+      problems.push({ fatal: true, problem: `there is no guest image in ${this.#guestDir()}`, cure: `make it: bash ${GUEST_SCRIPT} ${this.#guestDir()}` });
+    if (!existsSync(this.#seccompProfile()))
+      problems.push({ fatal: true, problem: `the default seccomp profile ${this.#seccompProfile()} is missing`, cure: "install the package containers-common (Debian: golang-github-containers-common)" });
+    if (!existsSync("/dev/kvm"))
+      problems.push({ fatal: false, problem: "/dev/kvm is missing: machines are emulated, several times slower", cure: "run the backend on a host with hardware virtualisation, or pass the device in (--device /dev/kvm)" });
+    return problems;
+  }
+
+  validate(spec: MachineSpec): void {
+    for (const [index, volume] of (spec.volumes ?? []).entries()) {
+      if (!/^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$/i.test(volume.name))
+        throw new ProviderError("invalid", `volume name ${JSON.stringify(volume.name)} must be made of letters, digits, dashes and dots`, { field: `volumes.${index}.name` });
+    }
+    for (const { name } of spec.security?.sysctls ?? []) {
+      if (!/^[a-z0-9_]+(?:[./][a-z0-9_-]+)+$/i.test(name) || name.includes("..")) throw new ProviderError("invalid", `${JSON.stringify(name)} is no sysctl`, { field: "security.sysctls" });
+    }
+    for (const { name, ports } of [...(spec.init_containers ?? []), ...spec.containers]) {
+      if (ports?.some((port) => port.host_port !== undefined && port.host_ip !== undefined && port.host_ip !== "" && port.host_ip !== "0.0.0.0"))
+        throw new ProviderError("unsupported", `container ${name}: host ports are opened on all addresses of the host, host_ip cannot be chosen`, { field: "containers.ports.host_ip" });
+    }
+  }
+
+  async sweep(known: ReadonlySet<string>): Promise<void> {
+    this.images.retain(new Set());
+    this.#collectLater();
+    await mkdir(this.#records, { recursive: true });
+    for (const hash of await readdir(this.#records)) {
+      const record = JSON.parse(readFileSync(join(this.#records, hash), "utf8")) as { id: string; dir: string; sockets: Record<string, string> };
+      if (!known.has(record.id)) await this.#remove({ ...record, socketPath: (name) => record.sockets[name]! });
+    }
+    await this.#network.sweep(known);
+  }
+
+  async open(home: MachineHome, signal: AbortSignal): Promise<Sandbox> {
+    await mkdir(this.#records, { recursive: true });
+    const sockets = Object.fromEntries(["qmp", "ctl", "ssh"].map((name) => [name, home.socketPath(name)]));
+    await writeFileAtomic(join(this.#records, machineHash(home.id)), JSON.stringify({ id: home.id, dir: home.dir, sockets }));
+    return await openSandbox(await this.#ready(), home, signal);
+  }
+
+  async recover(home: MachineHome): Promise<Sandbox | undefined> {
+    return await recoverSandbox(await this.#ready(), home);
+  }
+
+  async destroy(home: MachineHome): Promise<void> {
+    await this.#remove(home);
+  }
+
+  async capacity(): Promise<ProviderCapacity> {
+    return { allocatable: { cpu_millis: availableParallelism() * 1000, memory_bytes: totalmem(), ephemeral_bytes: await this.images.diskSize() } };
+  }
+
+  async close(): Promise<void> {
+    this.#cancelCollect?.();
+  }
+
+  async #remove(home: Pick<MachineHome, "id" | "dir" | "socketPath">): Promise<void> {
+    const context = await this.#ready();
+    const place = vmPlace(home as MachineHome, undefined);
+    await destroyVm(context, home, await findVm(place));
+    await new GuestShell({ address: "none", identityFile: context.identityFile, knownHosts: "/dev/null", controlPath: home.socketPath("ssh") }).disconnect();
+    for (const socket of [place.qmp, place.ctl]) await rm(socket, { force: true });
+    await this.#network.detach(home.id);
+    await rm(join(this.#records, machineHash(home.id)), { force: true });
+  }
+
+  #ready(): Promise<VmContext> {
+    this.#context ??= this.#prepare().catch((cause) => {
+      this.#context = undefined;
+      throw cause;
+    });
+    return this.#context;
+  }
+
+  async #prepare(): Promise<VmContext> {
+    const { stateDir, clock, logger, accelerator = "auto" } = this.#options;
+    const dir = join(stateDir, "vm");
+    await mkdir(dir, { recursive: true, mode: 0o700 });
+    const identityFile = join(dir, "id_ed25519");
+    if (!existsSync(identityFile)) await run(findTool("ssh-keygen")!, ["-q", "-t", "ed25519", "-N", "", "-C", "vmlet", "-f", identityFile]);
+    const qemu = { guestDir: this.#guestDir(), templatesDir: join(dir, "templates"), clock };
+    const chosen = accelerator === "auto" ? await probeAccelerator(qemu, join(dir, "accelerator")) : accelerator;
+    logger.info({ accelerator: chosen }, "VMs' accelerator");
+    const processors = availableParallelism();
+    return {
+      clock,
+      network: this.#network,
+      qemu: new Qemu({ ...qemu, accelerator: chosen }),
+      boots: new PQueue({ concurrency: Math.max(2, processors) }),
+      clones: this.#options.clones ?? true,
+      sizing: { memoryMib: this.#options.defaultMemoryMib ?? DEFAULT_MEMORY_MIB, maxCpus: processors },
+      scratchBytes: this.#options.scratchBytes ?? DEFAULT_SCRATCH_BYTES,
+      bootTimeoutMs: this.#options.bootTimeoutMs ?? DEFAULT_BOOT_TIMEOUT_MS,
+      identityFile,
+      publicKey: readFileSync(`${identityFile}.pub`, "utf8").trim(),
+      seccomp: () => JSON.parse(readFileSync(this.#seccompProfile(), "utf8")) as SeccompSource,
+      pidsLimit: this.#options.pidsLimit ?? DEFAULT_PIDS_LIMIT,
+    };
+  }
+
+  #collectLater(): void {
+    this.#cancelCollect = this.#options.clock.after(COLLECT_PERIOD_MS, () => {
+      this.images.collect().catch((error: unknown) => this.#options.logger.warn({ error: String(error) }, "image garbage collection failed"));
+      this.#collectLater();
+    });
+  }
+
+  #guestDir(): string {
+    return this.#options.guestDir ?? join(this.#options.stateDir, "guest");
+  }
+
+  #seccompProfile(): string {
+    return this.#options.seccompProfile ?? DEFAULT_SECCOMP_PROFILE;
+  }
+}

@@ -1,0 +1,68 @@
+#!/bin/bash
+# Makes the guest of the engine vm from Debian packages: vmlinux (kernel, uncompressed, booted by its PVH note), base.cpio
+# (initramfs: busybox, dropbear, crun, kernel modules, init) and version (hash of both). Nothing is installed: packages are
+# downloaded and unpacked. Usage: guest-image.sh FOLDER
+# Needs: apt-get, dpkg-deb, lz4, cpio, strip (binutils), ldd.
+set -euo pipefail
+out=$1
+here=$(cd "$(dirname "$0")" && pwd)
+mkdir -p "$out"
+work=$(mktemp -d "$out/.build-XXXXXX")
+trap 'rm -rf "$work"' EXIT
+mkdir "$work/debs" "$work/pkg" "$work/root"
+
+arch=$(dpkg --print-architecture)
+kernel_package=$(apt-cache depends "linux-image-cloud-$arch" | awk '/Depends:/ { print $2; exit }')
+[ -n "$kernel_package" ] || { echo "no kernel package for $arch: run apt-get update" >&2; exit 1; }
+# The download's own user could not read our folder; as ourselves it is no privilege lost.
+(cd "$work/debs" && apt-get -qq -o APT::Sandbox::User=root download "$kernel_package" busybox-static dropbear-bin crun \
+  libtomcrypt1 libtommath1 libyajl2 libcap2 libseccomp2 libsystemd0)
+for deb in "$work"/debs/*.deb; do dpkg-deb -x "$deb" "$work/pkg"; done
+
+# The kernel: an LZ4 stream inside the boot image. lz4 complains about what follows it.
+image=$(echo "$work"/pkg/boot/vmlinuz-*)
+offset=$(LC_ALL=C grep -obUaP '\x02\x21\x4c\x18' "$image" | head -1 | cut -d: -f1)
+tail -c +"$((offset + 1))" "$image" | lz4 -dcq > "$work/vmlinux" 2>/dev/null || true
+[ "$(head -c 4 "$work/vmlinux" | tail -c 3)" = ELF ] || { echo "cannot unpack the kernel from $image" >&2; exit 1; }
+
+root=$work/root
+mkdir -p "$root"/{bin,modules,proc,sys,dev,etc/dropbear,root/.ssh,mnt,lib64}
+chmod 700 "$root/root" "$root/root/.ssh"
+busybox=$(find "$work/pkg" -path '*/bin/busybox' -type f | head -1)
+cp "$busybox" "$root/bin/busybox"
+for applet in $("$busybox" --list); do [ "$applet" = busybox ] || ln -s busybox "$root/bin/$applet"; done
+for program in crun dropbear dropbearkey; do
+  rm -f "$root/bin/$program"
+  cp "$(find "$work/pkg" -path "*bin/$program" -type f | head -1)" "$root/bin/$program"
+done
+libraries=$(find "$work/pkg" -name '*.so*' -printf '%h\n' | sort -u | paste -sd:)
+for program in crun dropbear dropbearkey; do LD_LIBRARY_PATH=$libraries ldd "$root/bin/$program"; done |
+  awk '/=> \// { print $3 } /^\t\// { print $1 }' | sort -u | while read -r library; do
+    mkdir -p "$root/lib"
+    cp -L "$library" "$root/lib/"
+  done
+cp -L /lib64/ld-linux-*.so* "$root/lib64/" 2>/dev/null || cp -L /lib/ld-linux-*.so* "$root/lib/"
+echo 'root:x:0:0:root:/root:/bin/sh' > "$root/etc/passwd"
+echo 'root:x:0:' > "$root/etc/group"
+echo /bin/sh > "$root/etc/shells"
+
+# In the order of their dependencies; what is built into a kernel is left out.
+for module in virtio_ring virtio virtio_mmio failover net_failover virtio_net virtio_console scsi_common scsi_mod sd_mod \
+  virtio_scsi overlay squashfs virtio-rng; do
+  file=$(find "$work/pkg/lib/modules" -name "$module.ko" | head -1)
+  [ -n "$file" ] || continue
+  cp "$file" "$root/modules/$module.ko"
+  strip --strip-debug "$root/modules/$module.ko"
+  # A clone must get its own randomness: this one is loaded with the identity.
+  [ "$module" = virtio-rng ] || echo "$module" >> "$root/modules/order"
+done
+cp "$here/guest/init" "$root/init"
+cp "$here/guest/vmlet" "$root/bin/vmlet"
+chmod 755 "$root/init" "$root/bin/vmlet"
+
+find "$root" -exec touch -h -d @0 {} +
+(cd "$root" && find . | LC_ALL=C sort | cpio --quiet --reproducible -o -H newc -R 0:0) > "$work/base.cpio"
+chmod 644 "$work/vmlinux" "$work/base.cpio"
+cat "$work/vmlinux" "$work/base.cpio" | sha256sum | cut -c1-16 > "$work/version"
+mv "$work/vmlinux" "$work/base.cpio" "$out/"
+mv "$work/version" "$out/version"

@@ -1,0 +1,32 @@
+/** Images as read-only disks for VMs: one squashfs file beside the unpacked image, made at the first use. */
+import { existsSync } from "node:fs";
+import { rename, rm } from "node:fs/promises";
+import { dirname, join } from "node:path";
+import { randomBytes } from "node:crypto";
+import { findTool, run } from "../../host/command.ts";
+
+const making = new Map<string, Promise<string>>();
+
+/** Path of the disk of the image that is unpacked at `location`. */
+export function imageDisk(location: string): Promise<string> {
+  const disk = join(dirname(location), "disk.squashfs");
+  if (existsSync(disk)) return Promise.resolve(disk);
+  let made = making.get(disk);
+  if (made === undefined) {
+    made = make(location, disk).finally(() => making.delete(disk));
+    making.set(disk, made);
+  }
+  return made;
+}
+
+async function make(location: string, disk: string): Promise<string> {
+  const temporary = `${disk}.${randomBytes(4).toString("hex")}`;
+  try {
+    // Weak compression: reading it back in an emulated processor costs more than the disk that it saves.
+    await run(findTool("mksquashfs")!, [location, temporary, "-comp", "zstd", "-Xcompression-level", "1", "-noappend", "-quiet", "-no-progress"]);
+    await rename(temporary, disk);
+    return disk;
+  } finally {
+    await rm(temporary, { force: true });
+  }
+}

@@ -1,0 +1,331 @@
+/**
+ * QEMU processes: a VM is booted from the guest image (seconds), or cloned from a template of its size: memory and device
+ * state of a VM that has booted and waits for its identity (tenths of a second; the memory is shared with the template
+ * until it is written).
+ */
+import { createHash } from "node:crypto";
+import { spawn } from "node:child_process";
+import { closeSync, existsSync, openSync, readFileSync } from "node:fs";
+import { mkdir, mkdtemp, readFile, rename, rm, writeFile } from "node:fs/promises";
+import { connect, createServer } from "node:net";
+import { join } from "node:path";
+import { buffer } from "node:stream/consumers";
+import type { Clock } from "../../../../../src/util/clock.ts";
+import { findTool } from "../../host/command.ts";
+import { readFileIfExists, writeFileAtomic } from "../../host/files.ts";
+import { allProcesses, processStat } from "../../proc.ts";
+import { Qmp } from "./qmp.ts";
+
+export type Accelerator = "kvm" | "tcg";
+
+export interface VmSize {
+  memoryMib: number;
+  cpus: number;
+}
+
+export interface VmPlace {
+  /** Sockets of this VM. */
+  qmp: string;
+  ctl: string;
+  /** Tap on the machines' bridge; undefined for a template, whose card leads nowhere. */
+  tap: string | undefined;
+  /** What QEMU itself complains of. */
+  log: string;
+}
+
+export interface VmProcess {
+  pid: number;
+  startTime: string;
+}
+
+export interface QemuOptions {
+  /** Guest image: vmlinux, base.cpio, version. */
+  guestDir: string;
+  /** Templates are kept here. */
+  templatesDir: string;
+  accelerator: Accelerator;
+  clock: Clock;
+}
+
+/** Measured (reference microvm.md §1): what shortens a boot and keeps it from hanging on a busy host. */
+const KERNEL_ARGS =
+  "console=ttyS0 quiet reboot=t panic=-1 mitigations=off init_on_alloc=0 nokaslr cryptomgr.notests lsm= audit=0 rcupdate.rcu_expedited=1 8250.nr_uarts=1";
+/** Translated code; more costs memory and gains nothing measurable. */
+const TRANSLATION_CACHE_MIB = 32;
+const CONSOLE_BYTES = 64 * 1024;
+const MIGRATION_POLL_MS = 5;
+const START_POLL_MS = 5;
+
+export const QEMU = `qemu-system-${{ x64: "x86_64", arm64: "aarch64" }[process.arch as string] ?? process.arch}`;
+
+export class Qemu {
+  readonly #options: QemuOptions;
+  readonly #templates = new Map<string, Promise<string>>();
+
+  constructor(options: QemuOptions) {
+    this.#options = options;
+  }
+
+  /** Boots a VM; it prints READY on its ctl port when it waits for its identity. */
+  async boot(size: VmSize, place: VmPlace): Promise<VmProcess> {
+    const { guestDir } = this.#options;
+    return await this.#start(size, place, ["-kernel", join(guestDir, "vmlinux"), "-initrd", join(guestDir, "base.cpio"), "-append", kernelArgs()]);
+  }
+
+  /** Starts a copy of the template of this size; it waits for its identity at once. */
+  async clone(size: VmSize, place: VmPlace, signal: AbortSignal): Promise<VmProcess> {
+    const template = await this.template(size, signal);
+    const vm = await this.#start(size, place, [...memory(join(template, "ram.img"), size, false), "-incoming", "defer"]);
+    const qmp = await Qmp.open(place.qmp, signal);
+    const incoming = `${place.qmp}.in`;
+    try {
+      await qmp.execute("migrate-set-capabilities", { capabilities: [{ capability: "x-ignore-shared", state: true }] });
+      await qmp.execute("migrate-incoming", { uri: `unix:${incoming}` });
+      await send(incoming, await readFile(join(template, "state.bin")), signal);
+      await this.#until(qmp, "running", signal);
+    } finally {
+      qmp.close();
+      await rm(incoming, { force: true });
+    }
+    return vm;
+  }
+
+  /** True when a clone of this size needs no boot first. */
+  hasTemplate(size: VmSize): boolean {
+    return existsSync(join(this.#templateDir(size), "state.bin"));
+  }
+
+  /** Folder of the template of this size, made when it is not there; concurrent callers share the work. */
+  async template(size: VmSize, signal: AbortSignal): Promise<string> {
+    const dir = this.#templateDir(size);
+    if (existsSync(join(dir, "state.bin"))) return dir;
+    let making = this.#templates.get(dir);
+    if (making === undefined) {
+      making = this.#makeTemplate(size, dir, signal).finally(() => this.#templates.delete(dir));
+      this.#templates.set(dir, making);
+    }
+    return await making;
+  }
+
+  /** A template is no longer usable when anything that shaped its memory or its devices has changed. */
+  #templateDir(size: VmSize): string {
+    const { guestDir, templatesDir, accelerator } = this.#options;
+    const version = readFileSync(join(guestDir, "version"), "utf8").trim();
+    const key = JSON.stringify([version, qemuIdentity(), accelerator, size, kernelArgs()]);
+    return join(templatesDir, createHash("sha256").update(key).digest("hex").slice(0, 16));
+  }
+
+  async #makeTemplate(size: VmSize, dir: string, signal: AbortSignal): Promise<string> {
+    const { guestDir, templatesDir } = this.#options;
+    await mkdir(templatesDir, { recursive: true, mode: 0o700 });
+    const work = await mkdtemp(join(templatesDir, "t-"));
+    const place: VmPlace = { qmp: join(work, "qmp"), ctl: join(work, "ctl"), tap: undefined, log: join(work, "log") };
+    try {
+      const ram = join(work, "ram.img");
+      const boot = ["-kernel", join(guestDir, "vmlinux"), "-initrd", join(guestDir, "base.cpio"), "-append", kernelArgs()];
+      const vm = await this.#start(size, place, [...memory(ram, size, true), ...boot]);
+      try {
+        await untilReady(place.ctl, signal);
+        const qmp = await Qmp.open(place.qmp, signal);
+        try {
+          await qmp.execute("stop");
+          await qmp.execute("migrate-set-capabilities", { capabilities: [{ capability: "x-ignore-shared", state: true }] });
+          const outgoing = join(work, "out");
+          const state = receive(outgoing, signal);
+          await state.listening;
+          await qmp.execute("migrate", { uri: `unix:${outgoing}` });
+          await writeFile(join(work, "state.bin"), await state.content);
+          await qmp.execute("quit").catch(() => undefined);
+        } finally {
+          qmp.close();
+        }
+      } finally {
+        await killVm(vm, this.#options.clock);
+      }
+      await rm(dir, { recursive: true, force: true });
+      await rename(work, dir);
+      return dir;
+    } catch (cause) {
+      await rm(work, { recursive: true, force: true });
+      throw cause;
+    }
+  }
+
+  async #start(size: VmSize, place: VmPlace, source: readonly string[]): Promise<VmProcess> {
+    const { accelerator } = this.#options;
+    for (const socket of [place.qmp, place.ctl]) await rm(socket, { force: true });
+    const hasBackend = source.some((argument) => argument.includes("memory-backend-file"));
+    const args = [
+      ...["-M", hasBackend ? "microvm,memory-backend=mem" : "microvm"],
+      ...(accelerator === "kvm" ? ["-accel", "kvm", "-cpu", "host"] : ["-accel", `tcg,thread=multi,tb-size=${TRANSLATION_CACHE_MIB}`]),
+      ...["-m", `${size.memoryMib}`, "-smp", `${size.cpus}`],
+      ...["-nodefaults", "-no-user-config", "-display", "none", "-no-reboot"],
+      ...["-sandbox", "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny"],
+      // The guest may print without end: a ring keeps the newest.
+      ...["-chardev", `ringbuf,id=console,size=${CONSOLE_BYTES}`, "-serial", "chardev:console"],
+      ...["-chardev", `socket,id=ctl,path=${place.ctl},server=on,wait=off`],
+      ...["-device", "virtio-serial-device", "-device", "virtserialport,chardev=ctl,name=ctl"],
+      ...["-device", "virtio-scsi-device,id=scsi0", "-device", "virtio-rng-device"],
+      ...["-netdev", place.tap === undefined ? "socket,id=net0,udp=127.0.0.1:9,localaddr=127.0.0.1:0" : `tap,id=net0,ifname=${place.tap},script=no,downscript=no`],
+      ...["-device", "virtio-net-device,netdev=net0"],
+      ...["-qmp", `unix:${place.qmp},server=on,wait=off`],
+      ...source,
+    ];
+    // Not by -daemonize: the sandbox forbids it to fork. It leads a session of its own and outlives this process.
+    const log = openSync(place.log, "w", 0o600);
+    const child = spawn(findTool(QEMU) ?? QEMU, args, { detached: true, stdio: ["ignore", "ignore", log] });
+    closeSync(log);
+    child.unref();
+    let failure: Error | undefined;
+    child.once("error", (error) => (failure = error));
+    child.once("exit", (code, signal) => {
+      const complaint = existsSync(place.log) ? readFileSync(place.log, "utf8").slice(-1000).trim() : "";
+      failure = new Error(`QEMU ended with ${code ?? signal}: ${complaint}`);
+    });
+    // It makes its sockets in the order of its arguments: with the last one, all are there.
+    while (!existsSync(place.qmp)) {
+      if (failure !== undefined) throw failure;
+      await this.#options.clock.sleep(START_POLL_MS);
+    }
+    const stat = processStat(child.pid!);
+    if (stat === undefined) throw failure ?? new Error("the VM ended as soon as it was started");
+    return { pid: stat.pid, startTime: stat.startTime };
+  }
+
+  async #until(qmp: Qmp, status: string, signal: AbortSignal): Promise<void> {
+    for (;;) {
+      const answer = (await qmp.execute("query-status")) as { status: string };
+      if (answer.status === status) return;
+      if (answer.status === "paused" || answer.status === "postmigrate") await qmp.execute("cont");
+      await this.#options.clock.sleep(MIGRATION_POLL_MS, signal);
+    }
+  }
+}
+
+/** Plugs a disk in; the guest finds it by its serial. */
+export async function attachDisk(qmpSocket: string, disk: { id: string; file: string; readOnly: boolean }, signal: AbortSignal): Promise<void> {
+  const qmp = await Qmp.open(qmpSocket, signal);
+  try {
+    await qmp.execute("blockdev-add", {
+      driver: "raw",
+      "node-name": disk.id,
+      "read-only": disk.readOnly,
+      file: { driver: "file", filename: disk.file, "read-only": disk.readOnly, ...(disk.readOnly ? { locking: "off" } : {}) },
+    });
+    await qmp.execute("device_add", { driver: "scsi-hd", bus: "scsi0.0", id: `dev-${disk.id}`, drive: disk.id, serial: disk.id });
+  } finally {
+    qmp.close();
+  }
+}
+
+/** Kills the process and waits until it is gone. */
+export async function killVm(vm: VmProcess, clock: Clock): Promise<void> {
+  while (processStat(vm.pid)?.startTime === vm.startTime) {
+    try {
+      process.kill(vm.pid, "SIGKILL");
+    } catch {
+      // It ended by itself.
+    }
+    await clock.sleep(MIGRATION_POLL_MS);
+  }
+}
+
+/** The QEMU process of this place, when there is one: found by its arguments, so none is ever without an owner. */
+export async function findVm(place: Pick<VmPlace, "qmp">): Promise<VmProcess | undefined> {
+  for (const { pid, startTime } of await allProcesses()) {
+    const args = await readFile(`/proc/${pid}/cmdline`, "utf8").catch(() => "");
+    if (args.includes(`\0unix:${place.qmp},server=on`)) return { pid, startTime };
+  }
+  return undefined;
+}
+
+/** Whether a guest really boots under KVM: a device node that opens proves nothing. The verdict is kept in a file. */
+export async function probeAccelerator(options: Omit<QemuOptions, "accelerator">, verdictFile: string): Promise<Accelerator> {
+  const version = readFileSync(join(options.guestDir, "version"), "utf8").trim();
+  const key = `${version} ${qemuIdentity()}`;
+  const verdict = await readFileIfExists(verdictFile);
+  if (verdict?.startsWith(`${key}\n`) === true) return verdict.trim().endsWith("kvm") ? "kvm" : "tcg";
+  const accelerator = existsSync("/dev/kvm") && (await bootsUnderKvm(options)) ? "kvm" : "tcg";
+  await writeFileAtomic(verdictFile, `${key}\n${accelerator}\n`);
+  return accelerator;
+}
+
+const KVM_PROBE_MS = 10_000;
+
+async function bootsUnderKvm(options: Omit<QemuOptions, "accelerator">): Promise<boolean> {
+  await mkdir(options.templatesDir, { recursive: true, mode: 0o700 });
+  const work = await mkdtemp(join(options.templatesDir, "p-"));
+  const place: VmPlace = { qmp: join(work, "qmp"), ctl: join(work, "ctl"), tap: undefined, log: join(work, "log") };
+  try {
+    await new Qemu({ ...options, accelerator: "kvm" }).boot({ memoryMib: 192, cpus: 1 }, place);
+    await untilReady(place.ctl, AbortSignal.timeout(KVM_PROBE_MS));
+    return true;
+  } catch {
+    return false; // whatever went wrong, this host's KVM is not for us
+  } finally {
+    const vm = await findVm(place);
+    if (vm !== undefined) await killVm(vm, options.clock);
+    await rm(work, { recursive: true, force: true });
+  }
+}
+
+function memory(file: string, size: VmSize, share: boolean): string[] {
+  return ["-object", `memory-backend-file,id=mem,size=${size.memoryMib}M,mem-path=${file},share=${share ? "on" : "off"}`];
+}
+
+/**
+ * With the frequency of the host's time-stamp counter, which is the guest's: measuring it fails on a busy host and the boot
+ * hangs. A wrong value would make the guest's clock run wrong.
+ */
+function kernelArgs(): string {
+  const cpuinfo = readFileSync("/proc/cpuinfo", "latin1");
+  const nominal = /^model name.*@ ([\d.]+)GHz$/m.exec(cpuinfo)?.[1];
+  const current = /^cpu MHz\s*: ([\d.]+)$/m.exec(cpuinfo)?.[1];
+  const khz = nominal !== undefined ? Math.round(Number(nominal) * 1e6) : current !== undefined ? Math.round(Number(current) * 1e3) : undefined;
+  return khz === undefined ? KERNEL_ARGS : `${KERNEL_ARGS} tsc_early_khz=${khz}`;
+}
+
+/** A new QEMU has other devices inside: its binary's size and time stand for its version. */
+function qemuIdentity(): string {
+  const path = findTool(QEMU);
+  return path === undefined ? "" : createHash("sha256").update(readFileSync(path).subarray(0, 1 << 20)).digest("hex").slice(0, 16);
+}
+
+function untilReady(ctl: string, signal: AbortSignal): Promise<void> {
+  return new Promise((resolve, reject) => {
+    const socket = connect(ctl);
+    let received = "";
+    const finish = (error?: Error) => {
+      signal.removeEventListener("abort", abort);
+      socket.destroy();
+      if (error === undefined) resolve();
+      else reject(error);
+    };
+    const abort = () => finish(signal.reason as Error);
+    signal.addEventListener("abort", abort, { once: true });
+    socket.once("error", finish);
+    socket.once("close", () => finish(new Error("the VM ended before it was ready")));
+    socket.setEncoding("latin1").on("data", (text: string) => {
+      received = (received + text).slice(-64);
+      if (received.includes("READY\n")) finish();
+    });
+  });
+}
+
+function receive(path: string, signal: AbortSignal): { listening: Promise<void>; content: Promise<Buffer> } {
+  const server = createServer();
+  const content = new Promise<Buffer>((resolve, reject) => {
+    server.once("connection", (socket) => buffer(socket).then(resolve, reject));
+    server.once("error", reject);
+    signal.addEventListener("abort", () => reject(signal.reason as Error), { once: true });
+  }).finally(() => server.close());
+  return { listening: new Promise((resolve) => server.listen(path, resolve)), content };
+}
+
+function send(path: string, content: Buffer, signal: AbortSignal): Promise<void> {
+  return new Promise((resolve, reject) => {
+    const socket = connect({ path, signal });
+    socket.once("error", reject);
+    socket.once("connect", () => socket.end(content, () => resolve()));
+  });
+}

@@ -1,0 +1,62 @@
+/** QEMU's control socket (QMP): one connection per use, one command at a time. */
+import { connect, type Socket } from "node:net";
+
+const MAX_LINE_BYTES = 1 << 20;
+
+export class QmpError extends Error {}
+
+export class Qmp {
+  readonly #socket: Socket;
+  #buffer = "";
+  #waiting: { resolve(value: unknown): void; reject(error: Error): void } | undefined;
+  #failure: Error | undefined;
+
+  private constructor(socket: Socket) {
+    this.#socket = socket;
+    socket.setEncoding("utf8").on("data", (text: string) => this.#read(text));
+    socket.on("error", (error) => this.#fail(error));
+    socket.on("close", () => this.#fail(new QmpError("QEMU closed its control socket")));
+  }
+
+  /** Connects and leaves capability negotiation. */
+  static async open(path: string, signal: AbortSignal): Promise<Qmp> {
+    const socket = connect(path);
+    const qmp = new Qmp(socket);
+    const abort = () => socket.destroy(signal.reason as Error);
+    if (signal.aborted) abort();
+    signal.addEventListener("abort", abort, { once: true });
+    socket.once("close", () => signal.removeEventListener("abort", abort));
+    await qmp.execute("qmp_capabilities");
+    return qmp;
+  }
+
+  /** @throws QmpError with QEMU's own words */
+  async execute(command: string, args: object = {}): Promise<unknown> {
+    if (this.#failure !== undefined) throw this.#failure;
+    return await new Promise((resolve, reject) => {
+      this.#waiting = { resolve, reject };
+      this.#socket.write(`${JSON.stringify({ execute: command, arguments: args })}\n`);
+    });
+  }
+
+  close(): void {
+    this.#socket.destroy();
+  }
+
+  #read(text: string): void {
+    this.#buffer += text;
+    if (this.#buffer.length > MAX_LINE_BYTES) this.#socket.destroy(new QmpError("QEMU sent an endless line"));
+    for (let newline = this.#buffer.indexOf("\n"); newline >= 0; newline = this.#buffer.indexOf("\n")) {
+      const message = JSON.parse(this.#buffer.slice(0, newline)) as { return?: unknown; error?: { desc: string } };
+      this.#buffer = this.#buffer.slice(newline + 1);
+      // Greeting and events need no answer.
+      if (message.error !== undefined) this.#waiting?.reject(new QmpError(message.error.desc));
+      else if ("return" in message) this.#waiting?.resolve(message.return);
+    }
+  }
+
+  #fail(error: Error): void {
+    this.#failure ??= error;
+    this.#waiting?.reject(error);
+  }
+}

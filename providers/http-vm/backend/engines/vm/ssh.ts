@@ -1,0 +1,105 @@
+/**
+ * The way into a guest: OpenSSH's client with one connection per VM that all sessions share (ControlMaster). The guest is
+ * not trusted: nothing is forwarded to it, its key is pinned, what it prints is bounded by `run`.
+ */
+import { existsSync } from "node:fs";
+import { rm } from "node:fs/promises";
+import { findTool, run, type CommandResult } from "../../host/command.ts";
+
+/** Out of the way of what containers listen on: they share the guest's network. */
+export const SSH_PORT = 65_022;
+
+export interface GuestAddress {
+  address: string;
+  /** Private key of this backend. */
+  identityFile: string;
+  /** The guest's public key, as known_hosts has it. */
+  knownHosts: string;
+  /** Socket of the shared connection. */
+  controlPath: string;
+}
+
+export class GuestShell {
+  readonly #guest: GuestAddress;
+  #master: Promise<void> | undefined;
+
+  constructor(guest: GuestAddress) {
+    this.#guest = guest;
+  }
+
+  /** Arguments of a local command that runs `vmlet VERB ARGS` in the guest with its own streams and exit code. */
+  command(args: readonly string[], options: { tty?: boolean } = {}): string[] {
+    const remote = ["vmlet", ...args].map(quote).join(" ");
+    return [ssh(), ...this.#base(), options.tty === true ? "-tt" : "-T", this.#guest.address, remote];
+  }
+
+  /** Runs `vmlet VERB ARGS` to its end. @throws CommandError */
+  async call(args: readonly string[], options: { input?: string | Buffer; signal?: AbortSignal } = {}): Promise<CommandResult> {
+    await this.connect(options.signal);
+    const [command, ...rest] = this.command(args);
+    return await run(command!, rest, { maxOutputBytes: 1 << 20, ...options });
+  }
+
+  /** Arguments of a local command whose streams are a TCP connection to the guest's loopback. */
+  forwardCommand(port: number): string[] {
+    return [ssh(), ...this.#base(), "-W", `127.0.0.1:${port}`, this.#guest.address];
+  }
+
+  /** Makes the shared connection, unless it is there. It outlives this process. */
+  async connect(signal?: AbortSignal): Promise<void> {
+    if (this.#master !== undefined && existsSync(this.#guest.controlPath)) return await this.#master;
+    this.#master = this.#start(signal);
+    try {
+      await this.#master;
+    } catch (cause) {
+      this.#master = undefined;
+      throw cause;
+    }
+  }
+
+  async #start(signal: AbortSignal | undefined): Promise<void> {
+    const alive = await run(ssh(), [...this.#base(), "-O", "check", this.#guest.address]).then(
+      () => true,
+      () => false,
+    );
+    if (alive) return;
+    await rm(this.#guest.controlPath, { force: true });
+    await run(ssh(), [...this.#base(), "-M", "-N", "-f", "-o", "ControlPersist=yes", this.#guest.address], signal === undefined ? {} : { signal });
+  }
+
+  async disconnect(): Promise<void> {
+    if (existsSync(this.#guest.controlPath)) await run(ssh(), [...this.#base(), "-O", "exit", this.#guest.address]).catch(() => undefined);
+    await rm(this.#guest.controlPath, { force: true });
+  }
+
+  #base(): string[] {
+    const { identityFile, knownHosts, controlPath } = this.#guest;
+    const options = {
+      BatchMode: "yes",
+      ControlPath: controlPath,
+      ForwardAgent: "no",
+      ForwardX11: "no",
+      GlobalKnownHostsFile: "/dev/null",
+      IdentitiesOnly: "yes",
+      LogLevel: "ERROR",
+      Port: String(SSH_PORT),
+      PreferredAuthentications: "publickey",
+      ServerAliveCountMax: "3",
+      ServerAliveInterval: "20",
+      StrictHostKeyChecking: "yes",
+      UpdateHostKeys: "no",
+      User: "root",
+      UserKnownHostsFile: knownHosts,
+    };
+    return ["-F", "/dev/null", "-i", identityFile, ...Object.entries(options).flatMap(([name, value]) => ["-o", `${name}=${value}`])];
+  }
+}
+
+function ssh(): string {
+  return findTool("ssh") ?? "ssh";
+}
+
+/** For the guest's shell. */
+export function quote(text: string): string {
+  return `'${text.replaceAll("'", "'\\''")}'`;
+}
