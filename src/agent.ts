@@ -162,14 +162,7 @@ export class Agent {
           }),
         );
       }
-      const health = await startHealthServer({
-        host: config.health.address,
-        port: config.health.port,
-        livez,
-        readyz,
-        metrics,
-        logger,
-      });
+      isBuilt = true;
       return new Agent({ nodes, health, self, elector, logger });
     } catch (thrown) {
       await Promise.all([...nodes.map((node) => node.close()), self.close(), health.close()]);
