@@ -77,7 +77,7 @@ interface Reading {
 
 export class StatsSource {
   readonly #options: StatsSourceOptions;
-  #last: { sample: Promise<NodeSample>; at: number } | undefined;
+  #last: { sample: Promise<NodeSample>; at: number; containers: ReadonlySet<string> } | undefined;
   /** By machine, container and start: the last reading of each, to tell what was used since. */
   readonly #readings = new Map<string, Reading>();
   /** What all machines used while we looked, gone ones included. */
@@ -88,11 +88,19 @@ export class StatsSource {
     this.#options = options;
   }
 
-  /** The usage now, or up to three seconds ago. Never rejects. */
+  /** The usage now, or up to three seconds ago when no container has started since. Never rejects. */
   sample(): Promise<NodeSample> {
     const now = this.#options.clock.monotonic();
-    if (this.#last === undefined || now - this.#last.at >= CACHE_MS) this.#last = { sample: this.#take(), at: now };
-    return this.#last.sample;
+    const containers = new Set(
+      this.#options.pods
+        .list()
+        .flatMap(({ pod, machineId }) => runningContainers(pod).map(({ name }) => `${machineId}/${name}`)),
+    );
+    const last = this.#last;
+    if (last === undefined || now - last.at >= CACHE_MS || [...containers].some((each) => !last.containers.has(each))) {
+      this.#last = { sample: this.#take(), at: now, containers };
+    }
+    return this.#last!.sample;
   }
 
   async #take(): Promise<NodeSample> {

@@ -74,6 +74,14 @@ function setUp(pods: Record<string, string[]>) {
 }
 
 describe("usage of the machines", () => {
+  it("is asked for at once when a container has started since", async () => {
+    const { source, list, calls } = setUp({ old: ["main"] });
+    await source.sample();
+    list.push({ pod: pod("young", ["main"]), machineId: "m-young" });
+    await source.sample();
+    expect(calls()).toBe(2);
+  });
+
   it("is asked for once in three seconds", async () => {
     const it = setUp({});
     await Promise.all([it.source.sample(), it.source.sample()]);
