@@ -1,0 +1,131 @@
+import { existsSync, readFileSync } from "node:fs";
+import { tmpdir } from "node:os";
+import { join } from "node:path";
+import { afterAll, expect, test } from "vitest";
+import { createVmEngine } from "../../../providers/http-vm/backend/engines/vm/engine.ts";
+import { run } from "../../../providers/http-vm/backend/host/command.ts";
+import { HostNetwork } from "../../../providers/http-vm/backend/network/network.ts";
+import { silentLogger } from "../../../src/telemetry/logger.ts";
+import { systemClock } from "../../../src/util/clock.ts";
+import { testNetwork } from "../../support/host.ts";
+import { missingForImages } from "../../support/registry.ts";
+import { containerTests, pushImages } from "../backend/containers.ts";
+import { backendSuite, text } from "../backend/suite.ts";
+
+/** Made once per machine, by providers/http-vm/backend/engines/vm/guest-image.sh. */
+const guestDir = process.env["VMLET_GUEST_DIR"] ?? join(tmpdir(), "vmlet-guest");
+const createEngine = (stateDir: string) =>
+  createVmEngine({ stateDir, clock: systemClock, logger: silentLogger, network, guestDir });
+const { dir: _dir, ...network } = testNetwork("");
+const problems = (await createEngine("/nonexistent").check())
+  .filter(({ fatal }) => fatal)
+  .map(({ problem }) => problem);
+const missing = [...problems, ...[missingForImages() ?? []].flat()];
+
+if (missing.length > 0) {
+  console.warn(`engine vm: left out, ${missing.join(", ")}`);
+  test.skip(`engine vm (${missing.join(", ")})`);
+} else {
+  const images = await pushImages();
+  afterAll(async () => {
+    await images.registry.stop();
+    await new HostNetwork({ dir: "/nonexistent/network", ...network }).remove();
+  });
+
+  backendSuite({ name: "vm", image: images.image, createEngine, ownProcesses: true, patienceMs: 50_000 }, (bench) => {
+    containerTests(bench, images);
+
+    /** QEMU processes of this bench's machine. */
+    const vms = async (id: string) => {
+      const { stdout } = await run("ps", ["-eo", "pid,args"]);
+      const socket = await qmpSocket(id);
+      return stdout
+        .toString()
+        .split("\n")
+        .filter((line) => line.includes("qemu-system") && line.includes(socket))
+        .map((line) => Number(line.trim().split(" ")[0]));
+    };
+    const qmpSocket = async (id: string) => {
+      const { readdirSync } = await import("node:fs");
+      const records = join(bench().stateDir, "vm/machines");
+      const all = readdirSync(records).map(
+        (name) => JSON.parse(readFileSync(join(records, name), "utf8")) as { id: string; sockets: { qmp: string } },
+      );
+      return all.find((record) => record.id === id)!.sockets.qmp;
+    };
+    const sleeper = async (more: object = {}) => {
+      const id = await bench().create({ containers: [bench().shell("a", "sleep 1000")], ...more });
+      await bench().reaches(id, "running");
+      return id;
+    };
+    const remove = (id: string) => bench().provider.deletePod(id, { force: true, signal: bench().signal });
+    const output = async (id: string, script: string) =>
+      await text((await bench().exec(id, "a", ["sh", "-c", script])).stdout);
+
+    test("a machine has a kernel of its own", async () => {
+      const id = await sleeper();
+      const { stdout } = await run("uname", ["-r"]);
+      expect((await output(id, "uname -r")).trim()).not.toBe(stdout.toString().trim());
+      await remove(id);
+    });
+
+    test("copies of one template have different random numbers and their own clock", async () => {
+      const [a, b] = await Promise.all([sleeper(), sleeper()]);
+      const [first, second] = await Promise.all([a, b].map((id) => output(id, "head -c 16 /dev/urandom | md5sum")));
+      expect(first).not.toBe(second);
+      expect(Math.abs(Number(await output(a, "date +%s")) - Date.now() / 1000)).toBeLessThan(10);
+      await Promise.all([remove(a), remove(b)]);
+    });
+
+    test("a VM has the memory that its containers may use, and not the host's", async () => {
+      const id = await bench().create({
+        containers: [bench().shell("a", "sleep 1000", { resources: { limits: { memory_bytes: 300 << 20 } } })],
+      });
+      await bench().reaches(id, "running");
+      const kib = Number(/MemTotal:\s+(\d+)/.exec(await output(id, "cat /proc/meminfo"))![1]);
+      expect(kib).toBeGreaterThan(300 * 1024);
+      expect(kib).toBeLessThan(600 * 1024);
+      await remove(id);
+    });
+
+    test.each([
+      ["killed", async (id: string) => void process.kill((await vms(id))[0]!, "SIGKILL")],
+      [
+        "panicking",
+        async (id: string) => void (await bench().exec(id, "a", ["sh", "-c", "echo c > /proc/sysrq-trigger"])),
+      ],
+    ])("a VM that ends by itself (%s) fails a machine that is not to be restarted", async (_how, end) => {
+      const id = await bench().create({
+        containers: [bench().shell("a", "sleep 1000", { security: { privileged: true } })],
+      });
+      await bench().reaches(id, "running");
+      await end(id);
+      await bench().reaches(id, "failed");
+      expect((await bench().get(id)).reason).toBe("SandboxLost");
+      await remove(id);
+    });
+
+    test("a VM that ends by itself is made anew for a machine that restarts", async () => {
+      const id = await sleeper({ restart_policy: "always" });
+      const [before] = await vms(id);
+      process.kill(before!, "SIGKILL");
+      await bench().until(async () => {
+        expect(await vms(id)).not.toContain(before);
+        expect((await bench().container(id, "a")).state).toBe("running");
+        expect((await bench().container(id, "a")).restart_count).toBeGreaterThan(0);
+      });
+      await remove(id);
+    });
+
+    test("a deleted machine leaves no VM, no tap, no disk", async () => {
+      const id = await sleeper();
+      const [pid] = await vms(id);
+      const links = async () => (await run("ip", ["-br", "link", "show", "master", network.bridge!])).stdout.toString();
+      expect(await links()).toContain("UP");
+      await remove(id);
+      await bench().reaches(id, "deleted");
+      expect(existsSync(`/proc/${pid}`)).toBe(false);
+      expect(existsSync(join(bench().stateDir, "machines", id, "engine"))).toBe(false);
+    });
+  });
+}
