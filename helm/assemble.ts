@@ -1,0 +1,113 @@
+/**
+ * Assembles the image's run-time tree: `npm run assemble -- FOLDER`. The Dockerfile copies it onto a base without a shell;
+ * a test runs it without any engine. In FOLDER:
+ *
+ *     app/bin/node            the Node that package-lock.json pins
+ *     app/dist/               the compiled program
+ *     app/node_modules/       what it needs at run time, nothing else
+ *     app/package.json, app/providers/http-vm/openapi.yaml, app/LICENSE
+ *
+ * Reproducible: the same checkout and lock file give the same bytes, modes and times ($SOURCE_DATE_EPOCH, default 0).
+ */
+import { execFileSync } from "node:child_process";
+import { chmod, copyFile, lutimes, mkdir, readFile, readdir, rm, stat, writeFile } from "node:fs/promises";
+import { dirname, join } from "node:path";
+
+const repository = join(import.meta.dirname, "..");
+
+interface LockedPackage {
+  dev?: boolean;
+  devOptional?: boolean;
+  optional?: boolean;
+  os?: string[];
+  cpu?: string[];
+  libc?: string[];
+}
+
+/** Files of packages that nothing reads at run time. */
+const IDLE = /(\.d\.[mc]?ts|\.map|\.md|\.markdown|\.flow|\.tsbuildinfo|\.proto\.bak)$|(^|\/)(test|tests|docs|example|examples|benchmark|benchmarks|\.github)\//i;
+
+/** @param folder made anew. @throws Error that names a package of the lock file that is not installed */
+export async function assemble(folder: string): Promise<void> {
+  const app = join(folder, "app");
+  await rm(folder, { recursive: true, force: true });
+  await mkdir(app, { recursive: true });
+  execFileSync(process.execPath, [join(repository, "node_modules/typescript/bin/tsc"), "-p", "tsconfig.build.json", "--outDir", join(app, "dist")], {
+    cwd: repository,
+    stdio: ["ignore", "inherit", "inherit"],
+  });
+  for (const file of ["LICENSE", "providers/http-vm/openapi.yaml"]) await copy(join(repository, file), join(app, file));
+  for (const name of await runtimePackages()) await copyPackage(name, app);
+  await copy(join(repository, `node_modules/node-linux-${process.arch}/bin/node`), join(app, "bin/node"));
+  await copyPackageJson(app);
+  await removeIdle(join(app, "dist"));
+  await normalise(folder, Number(process.env["SOURCE_DATE_EPOCH"] ?? 0));
+}
+
+/** Places in node_modules of the packages that package-lock.json has for production, on this platform. */
+async function runtimePackages(): Promise<string[]> {
+  const lock = JSON.parse(await readFile(join(repository, "package-lock.json"), "utf8")) as { packages: Record<string, LockedPackage> };
+  return Object.entries(lock.packages).flatMap(([place, entry]) => {
+    const isNode = /^node_modules\/node-(linux|bin)/.test(place);
+    return place === "" || entry.dev || entry.devOptional || isNode || !fits(entry) ? [] : [place];
+  });
+}
+
+function fits({ os, cpu, libc }: LockedPackage): boolean {
+  return (os?.includes("linux") ?? true) && (cpu?.includes(process.arch) ?? true) && (libc?.includes("glibc") ?? true);
+}
+
+async function copyPackage(place: string, app: string): Promise<void> {
+  const source = join(repository, place);
+  try {
+    await stat(source);
+  } catch (cause) {
+    throw new Error(`${place} is in package-lock.json but not installed: run npm ci`, { cause });
+  }
+  for (const file of await filesOf(source)) {
+    // Nested packages are in the lock file themselves.
+    if (file.startsWith("node_modules/") || IDLE.test(file)) continue;
+    await copy(join(source, file), join(app, place, file));
+  }
+}
+
+/** Without scripts and development dependencies: nobody installs anything there. */
+async function copyPackageJson(app: string): Promise<void> {
+  const { name, version, license, type, dependencies } = JSON.parse(await readFile(join(repository, "package.json"), "utf8")) as Record<string, unknown>;
+  await writeFile(join(app, "package.json"), `${JSON.stringify({ name, version, license, type, dependencies }, null, 2)}\n`);
+}
+
+async function removeIdle(folder: string): Promise<void> {
+  for (const file of await filesOf(folder)) if (/\.d\.ts$/.test(file)) await rm(join(folder, file));
+}
+
+async function copy(from: string, to: string): Promise<void> {
+  await mkdir(dirname(to), { recursive: true });
+  await copyFile(from, to);
+}
+
+/** Files below `folder`, relative to it, in order. */
+async function filesOf(folder: string): Promise<string[]> {
+  const entries = await readdir(folder, { recursive: true, withFileTypes: true });
+  return entries
+    .filter((entry) => entry.isFile())
+    .map((entry) => join(entry.parentPath, entry.name).slice(folder.length + 1))
+    .toSorted();
+}
+
+/** The same modes and times wherever and by whomever it was assembled. */
+async function normalise(folder: string, epoch: number): Promise<void> {
+  const entries = await readdir(folder, { recursive: true, withFileTypes: true });
+  for (const entry of entries.toReversed()) {
+    const path = join(entry.parentPath, entry.name);
+    const runs = entry.isDirectory() || path.endsWith("/bin/node");
+    await chmod(path, runs ? 0o755 : 0o644);
+    await lutimes(path, epoch, epoch);
+  }
+}
+
+if (process.argv[1] === import.meta.filename) {
+  const [, , folder] = process.argv;
+  if (folder === undefined) throw new Error("usage: npm run assemble -- FOLDER");
+  await assemble(folder);
+}
