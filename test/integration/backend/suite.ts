@@ -347,12 +347,11 @@ export function backendSuite(options: SuiteOptions, more: (bench: () => Bench) =
 
     needs("attach", "tty")("a main process on a terminal is attached with its size", async () => {
       const id = await bench.create({
-        containers: [bench.shell("a", "read line; stty size; read line", { stdin: true, tty: true })],
+        containers: [bench.shell("a", "until stty size | grep '30 90'; do sleep 0.05; done; read line", { stdin: true, tty: true })],
       });
       await bench.reaches(id, "running");
       const session = await bench.provider.attach(id, "a", bench.streams({ stdin: true, tty: true, stderr: false }));
       session.resize(90, 30);
-      session.stdin!.write("\n");
       let seen = "";
       for await (const chunk of session.stdout!) {
         seen += (chunk as Buffer).toString();
