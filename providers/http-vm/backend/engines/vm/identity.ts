@@ -20,6 +20,8 @@ export interface Identity {
   authorizedKey: string;
   nowMs: number;
   hostResolvConf: string;
+  /** Arguments of `vmlet` commands that make the machine's disk and volumes. */
+  prepare: readonly (readonly string[])[];
 }
 
 export function identityScript(identity: Identity): string {
@@ -51,6 +53,7 @@ export function identityScript(identity: Identity): string {
     ...sysctls,
     file("/root/.ssh/authorized_keys", `${identity.authorizedKey}\n`),
     "chmod 600 /root/.ssh/authorized_keys",
+    ...identity.prepare.map((args) => `vmlet ${args.map(quote).join(" ")} || exit 1`),
     'key=$(dropbearkey -t ed25519 -f /run/hostkey 2>/dev/null | grep "^ssh-ed25519")',
     `dropbear -r /run/hostkey -p ${SSH_PORT} -s -P /run/dropbear.pid`,
     'echo "DONE $key" >&3',

@@ -98,26 +98,27 @@ export async function openSandbox(context: VmContext, home: MachineHome, signal:
       authorizedKey: context.publicKey,
       nowMs: context.clock.now(),
       hostResolvConf: (await readFileIfExists("/etc/resolv.conf")) ?? "",
+      prepare: prepareCommands(spec),
     });
+    await attachDisk(place.qmp, { id: SCRATCH_SERIAL, file: join(dir, "scratch.img"), readOnly: false }, limited);
     const key = await giveIdentity(place.ctl, script, limited, { booted: cloned });
     await writeFile(join(dir, "known_hosts"), `[${attachment.address}]:${SSH_PORT} ${key}\n`, { mode: 0o600 });
     return started;
   });
   const sandbox = new VmSandbox(context, home, { attachment, vm });
-  try {
-    await Promise.all([sandbox.shell.connect(limited), attachDisk(place.qmp, { id: SCRATCH_SERIAL, file: join(dir, "scratch.img"), readOnly: false }, limited)]);
-    await sandbox.shell.call(["scratch", SCRATCH_SERIAL], { signal: limited });
-    for (const volume of spec.volumes ?? []) {
-      if (volume.type !== "empty_dir") continue;
-      const group = spec.security?.fs_group;
-      await sandbox.shell.call(["volume", volume.name, volume.medium, String(volume.size_bytes ?? 0), group === undefined ? "-" : String(group)], { signal: limited });
-    }
-    await writeFileAtomic(join(dir, "vm.json"), JSON.stringify({ attachment, vm } satisfies VmRecord));
-    return sandbox;
-  } catch (cause) {
-    await sandbox.close();
-    throw cause;
-  }
+  await writeFileAtomic(join(dir, "vm.json"), JSON.stringify({ attachment, vm } satisfies VmRecord));
+  // Under way while images are pulled; whoever needs it first waits for it, and sees why when it fails.
+  sandbox.shell.connect().catch(() => undefined);
+  return sandbox;
+}
+
+function prepareCommands(spec: MachineHome["spec"]): string[][] {
+  const group = spec.security?.fs_group;
+  const emptyDirs = (spec.volumes ?? []).filter((volume) => volume.type === "empty_dir");
+  return [
+    ["scratch", SCRATCH_SERIAL],
+    ...emptyDirs.map(({ name, medium, size_bytes }) => ["volume", name, medium, String(size_bytes ?? 0), group === undefined ? "-" : String(group)]),
+  ];
 }
 
 export async function recoverSandbox(context: VmContext, home: MachineHome): Promise<VmSandbox | undefined> {
@@ -145,7 +146,7 @@ export class VmSandbox implements Sandbox {
   readonly #home: MachineHome;
   readonly #record: VmRecord;
   readonly #resolveLost: (loss: SandboxLoss) => void;
-  /** Images that the guest has mounted: digest -> done. */
+  /** Images that are plugged in: serial -> done. */
   readonly #images = new Map<string, Promise<void>>();
   #cancelWatch: (() => void) | undefined;
 
@@ -180,8 +181,8 @@ export class VmSandbox implements Sandbox {
       groupFile: readTextInRoot(image.location, "/etc/group"),
       container: spec.name,
     });
-    const digest = await this.#mountImage(image.location);
-    for (const volume of Object.values(launch.imageVolumes)) await this.#mountImage(volume.location);
+    const locations = [...new Set([image.location, ...Object.values(launch.imageVolumes).map(({ location }) => location)])];
+    await Promise.all(locations.map((location) => this.#attachImage(location)));
     const { mounts, folders } = this.#mounts(launch);
     const config = ociConfig({
       spec,
@@ -198,7 +199,8 @@ export class VmSandbox implements Sandbox {
       seccomp: (capabilities) => seccompProfile(this.#context.seccomp(), capabilities, process.arch),
       pidsLimit: this.#context.pidsLimit,
     });
-    await this.shell.call(["launch", id, digest, folders.join("\n")], { input: JSON.stringify(config) });
+    const mountImages = locations.map((location) => ["image", imageName(location), imageSerial(location)]);
+    await this.shell.callAll([...mountImages, ["launch", id, imageName(image.location), folders.join("\n")]], { input: JSON.stringify(config) });
     await writeFileAtomic(this.#configFile(launch), JSON.stringify(config), 0o600);
     return {
       argv: ["/bin/sh", "-c", this.#runScript(launch, spec.tty === true)],
@@ -329,29 +331,26 @@ export class VmSandbox implements Sandbox {
     ].join("\n");
   }
 
-  /** @returns the name under which the guest has the image */
-  async #mountImage(location: string): Promise<string> {
-    const digest = basename(dirname(location)).slice(0, 16);
-    let mounted = this.#images.get(digest);
-    if (mounted === undefined) {
-      mounted = this.#attachImage(location, digest);
-      this.#images.set(digest, mounted);
-      mounted.catch(() => this.#images.delete(digest));
+  /** Plugs the image in, once per VM. */
+  async #attachImage(location: string): Promise<void> {
+    const serial = imageSerial(location);
+    let attached = this.#images.get(serial);
+    if (attached === undefined) {
+      attached = this.#plug(location, serial);
+      this.#images.set(serial, attached);
+      attached.catch(() => this.#images.delete(serial));
     }
-    await mounted;
-    return digest;
+    await attached;
   }
 
-  async #attachImage(location: string, digest: string): Promise<void> {
-    const disk = await imageDisk(location);
-    const signal = AbortSignal.timeout(this.#context.bootTimeoutMs);
+  async #plug(location: string, serial: string): Promise<void> {
+    const file = await imageDisk(location);
     try {
-      await attachDisk(this.#home.socketPath("qmp"), { id: `i${digest}`, file: disk, readOnly: true }, signal);
+      await attachDisk(this.#home.socketPath("qmp"), { id: serial, file, readOnly: true }, AbortSignal.timeout(this.#context.bootTimeoutMs));
     } catch (cause) {
-      // A former backend plugged it in.
-      if (!/Duplicate|already in use|exists/i.test(String(cause))) throw cause;
+      // A former backend has done it.
+      if (!/duplicate/i.test(String(cause))) throw cause;
     }
-    await this.shell.call(["image", digest, `i${digest}`], { signal });
   }
 
   #mounts(launch: ContainerLaunch): { mounts: OciMount[]; folders: string[] } {
@@ -373,7 +372,7 @@ export class VmSandbox implements Sandbox {
     if (volume === undefined) throw new ContainerError("CreateContainerConfigError", `container ${launch.name}: there is no volume ${JSON.stringify(mount.volume)}`);
     const location = launch.imageVolumes[volume.name]?.location;
     if (volume.type === "image" && location === undefined) throw new ContainerError("ImageVolumeMountFailed", `volume ${volume.name}: its image is not there`);
-    const root = volume.type === "image" ? `/images/${basename(dirname(location!)).slice(0, 16)}` : `${VOLUMES}/${volume.name}`;
+    const root = volume.type === "image" ? `/images/${imageName(location!)}` : `${VOLUMES}/${volume.name}`;
     const source = mount.sub_path === undefined || mount.sub_path === "" ? root : join(root, join("/", mount.sub_path));
     if (source !== root && volume.type === "empty_dir") folders.push(source);
     return bind(source, mount.path, volume.type !== "empty_dir" || mount.read_only === true);
@@ -392,6 +391,15 @@ export class VmSandbox implements Sandbox {
 export async function destroyVm(context: VmContext, home: Pick<MachineHome, "dir">, vm: VmProcess | undefined): Promise<void> {
   if (vm !== undefined) await killVm(vm, context.clock);
   await rm(home.dir, { recursive: true, force: true });
+}
+
+/** The guest's name for an image: a part of its digest, which names its folder on the host. */
+function imageName(location: string): string {
+  return basename(dirname(location)).slice(0, 16);
+}
+
+function imageSerial(location: string): string {
+  return `i${imageName(location)}`;
 }
 
 function dialAddress(host: string, port: number, signal: AbortSignal): Promise<Duplex> {

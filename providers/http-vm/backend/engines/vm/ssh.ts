@@ -35,9 +35,14 @@ export class GuestShell {
 
   /** Runs `vmlet VERB ARGS` to its end. @throws CommandError */
   async call(args: readonly string[], options: { input?: string | Buffer; signal?: AbortSignal } = {}): Promise<CommandResult> {
+    return await this.callAll([args], options);
+  }
+
+  /** Runs several one after the other until one fails, in one session: each session costs. The last one has the input. */
+  async callAll(all: readonly (readonly string[])[], options: { input?: string | Buffer; signal?: AbortSignal } = {}): Promise<CommandResult> {
     await this.connect(options.signal);
-    const [command, ...rest] = this.command(args);
-    return await run(command!, rest, { maxOutputBytes: 1 << 20, ...options });
+    const lines = all.map((args, index) => `vmlet ${args.map(quote).join(" ")}${index + 1 < all.length ? " </dev/null" : ""}`);
+    return await run(ssh(), [...this.#base(), "-T", this.#guest.address, lines.join(" && ")], { maxOutputBytes: 1 << 20, ...options });
   }
 
   /** Arguments of a local command whose streams are a TCP connection to the guest's loopback. */
