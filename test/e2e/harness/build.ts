@@ -9,6 +9,7 @@ export const kubernetesVersion = "1.36.3";
 export const controlPlaneModule = join(import.meta.dirname, "../controlplane");
 export const virtualKubeletModule = join(import.meta.dirname, "../virtual-kubelet");
 export const kubernetesModule = join(import.meta.dirname, "../kubernetes");
+export const corednsModule = join(import.meta.dirname, "../coredns");
 
 /**
  * One binary that is etcd, kube-apiserver, kube-controller-manager or kube-scheduler, by its first argument. About seven
@@ -88,6 +89,48 @@ export function buildAgnhost(): Promise<string> {
   });
 }
 
+/** The program of Kubernetes' test image `nonewprivs`: it prints its effective user id. */
+export function buildNonewprivs(): Promise<string> {
+  return buildGo({
+    name: "nonewprivs",
+    module: kubernetesModule,
+    sources: [],
+    args: ["build", "-trimpath", "-ldflags", "-s -w"],
+    target: "k8s.io/kubernetes/test/images/nonewprivs",
+  });
+}
+
+/** kube-proxy, for clusters whose pods use Services. */
+export function buildKubeProxy(): Promise<string> {
+  return buildGo({
+    name: "kube-proxy",
+    module: kubernetesModule,
+    sources: [],
+    args: ["build", "-trimpath", "-ldflags", "-s -w"],
+    target: "k8s.io/kubernetes/cmd/kube-proxy",
+  });
+}
+
+/** CoreDNS, the DNS server of a cluster. */
+export function buildCoreDns(): Promise<string> {
+  return buildGo({
+    name: "coredns",
+    module: corednsModule,
+    sources: [],
+    args: ["build", "-trimpath", "-ldflags", "-s -w"],
+    target: "github.com/coredns/coredns",
+  });
+}
+
+/** A file of the source of Kubernetes, which is in the module cache once anything of it was built. */
+export async function kubernetesSource(path: string): Promise<string> {
+  const { stdout } = await runCommand("go", ["list", "-m", "-f", "{{.Dir}}", "k8s.io/kubernetes"], {
+    cwd: kubernetesModule,
+    env: goEnv(),
+  });
+  return join(stdout.trim(), path);
+}
+
 /** kwok, another peer of the bench. `go install` leaves it under its own name in GOBIN, which is not wanted twice. */
 export async function buildKwok(): Promise<string> {
   const version = "v0.7.0";
@@ -137,6 +180,9 @@ if (process.argv[1] !== undefined && basename(process.argv[1]) === "build.ts") {
     "metrics-server": buildMetricsServer,
     "kubernetes-e2e": buildKubernetesSuite,
     agnhost: buildAgnhost,
+    nonewprivs: buildNonewprivs,
+    "kube-proxy": buildKubeProxy,
+    coredns: buildCoreDns,
   };
   for (const name of process.argv.slice(2)) {
     const build = builds[name];

@@ -1,12 +1,14 @@
 //go:build tools
 
 // Package tools keeps the programs that the end-to-end tests build in go.mod and go.sum: Kubernetes' own e2e suite, the
-// program of its test images, and metrics-server. One module with the control plane's versions: what they share is
+// programs of its test images, kube-proxy, and metrics-server. One module with the control plane's versions: what they share is
 // compiled once.
 package tools
 
 import (
+	_ "k8s.io/kubernetes/cmd/kube-proxy"
 	_ "k8s.io/kubernetes/test/e2e"
 	_ "k8s.io/kubernetes/test/images/agnhost"
+	_ "k8s.io/kubernetes/test/images/nonewprivs"
 	_ "sigs.k8s.io/metrics-server/cmd/metrics-server"
 )
