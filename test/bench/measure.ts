@@ -189,7 +189,11 @@ export async function untilNodeReady(client: Client, nodeName: string): Promise<
  */
 export function agentWrites(auditLog: string, from: number): Map<string, number> {
   const counts = new Map<string, number>();
-  for (const line of readFileSync(auditLog, "utf8").slice(from).split("\n")) {
+  // A batch may be half written at either end: only whole lines between two newlines count.
+  const log = readFileSync(auditLog);
+  const start = from === 0 ? 0 : log.indexOf("\n", from - 1) + 1;
+  const lines = log.subarray(start, log.lastIndexOf("\n")).toString().split("\n");
+  for (const line of lines) {
     if (line === "") continue;
     const event = JSON.parse(line) as Json;
     const user: string = event.user.username;
