@@ -26,6 +26,7 @@ import type { Engine } from "./engine.ts";
 import { containersOf, specHash } from "./record.ts";
 import { MachineStore } from "./store.ts";
 import { Supervisor, type Shims, type SupervisorContext } from "./supervisor.ts";
+import { linkAbort } from "../../../src/util/abort.ts";
 import { toError } from "../../../src/util/errors.ts";
 
 export interface LocalProviderOptions {
@@ -52,6 +53,8 @@ const LOG_MAX_FILES = 5;
 /** Long enough for any create that is still in flight somewhere. */
 const TOMBSTONE_MS = 24 * 60 * 60 * 1000;
 const PRUNE_EVERY_MS = 10 * 60 * 1000;
+/** How often what the disk or the engine did not allow is tried again. */
+const RETRY_MS = 5_000;
 const ID_PATTERN = /^[a-zA-Z0-9][a-zA-Z0-9_.-]{0,199}$/;
 const NAME_PATTERN = /^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$/;
 
@@ -69,6 +72,7 @@ export class LocalProvider implements Provider {
   readonly #closed = new AbortController();
   readonly #lock: Server;
   #cancelPrune: () => void = () => {};
+  readonly #retries = new Set<() => void>();
 
   private constructor(options: LocalProviderOptions, store: MachineStore, lock: Server) {
     this.name = options.engine.name;
@@ -102,24 +106,39 @@ export class LocalProvider implements Provider {
   }
 
   async #recover(): Promise<void> {
-    const found = this.#store.load();
-    await this.#engine.sweep(new Set(found.map(({ record }) => record.machine.id)));
-    for (const { spec, record } of found)
+    const { machines, remnants } = this.#store.load();
+    await this.#engine.sweep(new Set(machines.map(({ record }) => record.machine.id)));
+    for (const id of remnants) this.#remove(id);
+    for (const { spec, record } of machines)
       this.#supervisors.set(record.machine.id, new Supervisor(this.#context, spec, record));
-    await Promise.all(
-      [...this.#supervisors.values()].map((supervisor) =>
-        supervisor.recover().catch((error: unknown) => {
-          this.#options.logger.error(
-            { machine: supervisor.id, error: toError(error).message },
-            "cannot take a machine over from the former backend",
-          );
-        }),
-      ),
-    );
+    await Promise.all([...this.#supervisors.values()].map((supervisor) => this.#takeOver(supervisor)));
     this.#retainImages();
-    if (found.length > 0)
-      this.#options.logger.info({ machines: found.length }, "found the machines of the former backend");
+    if (machines.length > 0)
+      this.#options.logger.info({ machines: machines.length }, "found the machines of the former backend");
     this.#prune();
+  }
+
+  /** Tries until it succeeds: a machine that nobody supervises could not even be stopped. */
+  async #takeOver(supervisor: Supervisor): Promise<void> {
+    try {
+      await supervisor.recover();
+    } catch (error) {
+      if (this.#closed.signal.aborted) return;
+      this.#options.logger.error(
+        { machine: supervisor.id, error: toError(error).message },
+        "cannot take a machine over from the former backend yet",
+      );
+      supervisor.outOfSight();
+      this.#later(() => void this.#takeOver(supervisor));
+    }
+  }
+
+  #later(work: () => void): void {
+    const cancel = this.#options.clock.after(RETRY_MS, () => {
+      this.#retries.delete(cancel);
+      work();
+    });
+    this.#retries.add(cancel);
   }
 
   /** Spares the images of all machines from the engine's garbage collection. */
@@ -130,15 +149,41 @@ export class LocalProvider implements Provider {
   }
 
   #prune(): void {
-    this.#store.pruneTombstones(TOMBSTONE_MS);
+    try {
+      this.#store.pruneTombstones(TOMBSTONE_MS);
+    } catch (error) {
+      this.#options.logger.error({ error: toError(error).message }, "cannot remove old tombstones yet");
+    }
     this.#cancelPrune = this.#options.clock.after(PRUNE_EVERY_MS, () => this.#prune());
   }
 
+  /** Until its tombstone is written, a machine is there: what is not known at all could be created again. */
   #bury(supervisor: Supervisor): void {
-    this.#supervisors.delete(supervisor.id);
-    this.#store.bury(supervisor.snapshot());
+    const { id } = supervisor;
+    if (this.#closed.signal.aborted || this.#supervisors.get(id) !== supervisor) return;
+    try {
+      this.#store.bury(structuredClone(supervisor.record.machine));
+    } catch (error) {
+      this.#options.logger.error({ machine: id, error: toError(error).message }, "cannot write a tombstone yet");
+      this.#later(() => this.#bury(supervisor));
+      return;
+    }
+    this.#supervisors.delete(id);
+    this.#remove(id);
     this.#retainImages();
     void supervisor.close();
+  }
+
+  #remove(id: string): void {
+    try {
+      this.#store.remove(id);
+    } catch (error) {
+      this.#options.logger.error(
+        { machine: id, error: toError(error).message },
+        "cannot remove a machine's folder yet",
+      );
+      this.#later(() => this.#remove(id));
+    }
   }
 
   getInfo(_options: CallOptions): Promise<ProviderInfo> {
@@ -153,8 +198,7 @@ export class LocalProvider implements Provider {
 
   createPod(id: string, spec: MachineSpec, options: CallOptions): Promise<Machine> {
     return this.#call(options, () => {
-      if (!ID_PATTERN.test(id))
-        throw new ProviderError("invalid", `machine id "${id}" must match ${ID_PATTERN.source}`, { field: "id" });
+      assertId(id);
       if (this.#store.tombstone(id) !== undefined) throw new ProviderError("gone", `machine ${id} was deleted`);
       const existing = this.#supervisors.get(id);
       if (existing !== undefined) {
@@ -206,6 +250,7 @@ export class LocalProvider implements Provider {
 
   deletePod(id: string, options: CallOptions & { force: boolean }): Promise<void> {
     return this.#call(options, () => {
+      assertId(id);
       const supervisor = this.#supervisors.get(id);
       if (supervisor !== undefined) supervisor.delete(options.force);
       else if (this.#store.tombstone(id) === undefined) this.#store.bury(unseen(id, this.#options.clock.now()));
@@ -213,15 +258,21 @@ export class LocalProvider implements Provider {
   }
 
   getLogs(id: string, container: string, options: LogOptions): AsyncIterable<LogLine> {
-    return this.#logs(id, container, { ...options, signal: AbortSignal.any([options.signal, this.#closed.signal]) });
+    return this.#logs(id, container, options);
   }
 
   async *#logs(id: string, container: string, options: LogOptions): AsyncGenerator<LogLine> {
-    yield* this.#find(id).logs(container, options);
+    const { signal, release } = linkAbort(options.signal, this.#closed.signal);
+    try {
+      yield* this.#find(id).logs(container, { ...options, signal });
+    } finally {
+      release();
+    }
   }
 
   async updatePod(id: string, patch: MachinePatch, options: CallOptions): Promise<Machine> {
     options.signal.throwIfAborted();
+    this.#assertOpen();
     const supervisor = this.#find(id);
     assertCapable(patchCapabilities(patch), this.#engine.capabilities);
     for (const spec of patch.ephemeral_containers ?? []) {
@@ -239,9 +290,13 @@ export class LocalProvider implements Provider {
     since: number,
     options: CallOptions & { labels: Record<string, string> },
   ): AsyncGenerator<MachineEvent> {
-    const signal = AbortSignal.any([options.signal, this.#closed.signal]);
-    for await (const event of this.#store.watch(since, signal))
-      if (carries(event.machine.labels, options.labels)) yield event;
+    const { signal, release } = linkAbort(options.signal, this.#closed.signal);
+    try {
+      for await (const event of this.#store.watch(since, signal))
+        if (carries(event.machine.labels, options.labels)) yield event;
+    } finally {
+      release();
+    }
   }
 
   async getCapacity(_options: CallOptions): Promise<ProviderCapacity> {
@@ -276,6 +331,7 @@ export class LocalProvider implements Provider {
     if (this.#closed.signal.aborted) return;
     this.#closed.abort(new Error("the backend is stopping"));
     this.#cancelPrune();
+    for (const cancel of this.#retries) cancel();
     await Promise.all([...this.#supervisors.values()].map((supervisor) => supervisor.close()));
     await this.#engine.close();
     this.#lock.close();
@@ -287,12 +343,22 @@ export class LocalProvider implements Provider {
     return supervisor;
   }
 
-  #call<T>(options: CallOptions, work: () => T): Promise<T> {
-    return new Promise((resolve) => {
-      options.signal.throwIfAborted();
-      if (this.#closed.signal.aborted) throw new ProviderError("unavailable", "the backend is stopping");
-      resolve(work());
-    });
+  async #call<T>(options: CallOptions, work: () => T): Promise<T> {
+    options.signal.throwIfAborted();
+    this.#assertOpen();
+    try {
+      return work();
+    } catch (error) {
+      // What is no ProviderError is the disk's: whether the call has had an effect is not known.
+      if (error instanceof ProviderError) throw error;
+      throw new ProviderError("unavailable", `the backend's state cannot be written: ${toError(error).message}`, {
+        cause: error,
+      });
+    }
+  }
+
+  #assertOpen(): void {
+    if (this.#closed.signal.aborted) throw new ProviderError("unavailable", "the backend is stopping");
   }
 }
 
@@ -309,6 +375,12 @@ function processShims(options: LocalProviderOptions): Shims {
     everStarted: shimEverStarted,
     attach: attachShim,
   };
+}
+
+/** Ids become names of folders. */
+function assertId(id: string): void {
+  if (!ID_PATTERN.test(id))
+    throw new ProviderError("invalid", `machine id "${id}" must match ${ID_PATTERN.source}`, { field: "id" });
 }
 
 function notFound(id: string): ProviderError {
@@ -339,7 +411,13 @@ function unseen(id: string, now: number): Machine {
 function validateSpec(spec: MachineSpec): void {
   const invalid = (field: string, message: string) => new ProviderError("invalid", `${field}: ${message}`, { field });
   if (spec.containers.length === 0) throw invalid("containers", "a machine needs at least one container");
-  const volumes = new Set((spec.volumes ?? []).map(({ name }) => name));
+  const volumes = new Set<string>();
+  for (const { name } of spec.volumes ?? []) {
+    // Engines make folders of these names.
+    if (!NAME_PATTERN.test(name)) throw invalid("volumes.name", `"${name}" must be a DNS label`);
+    if (volumes.has(name)) throw invalid("volumes.name", `"${name}" is used twice`);
+    volumes.add(name);
+  }
   const seen = new Set<string>();
   for (const { spec: container } of containersOf(spec)) {
     if (!NAME_PATTERN.test(container.name)) throw invalid("containers.name", `"${container.name}" must be a DNS label`);

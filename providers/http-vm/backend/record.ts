@@ -39,6 +39,8 @@ export interface ContainerRecord {
   /** Id and folder name of the newest instance. */
   id?: string;
   folder?: string;
+  /** Folder of the instance before it. */
+  previousFolder?: string;
   image?: PreparedImage;
   imageVolumes?: Record<string, PreparedImage>;
   user?: NonNullable<ContainerState["user"]>;

@@ -25,9 +25,10 @@ function socketPrefix(id: string): string {
   return digest(id, MACHINE_PREFIX_LENGTH);
 }
 
-export function writeJson(path: string, value: unknown): void {
+/** With `flush`, the content is on the disk before it takes the old one's place, also when the host loses power. */
+export function writeJson(path: string, value: unknown, { flush = false } = {}): void {
   const temporary = `${path}.tmp`;
-  writeFileSync(temporary, JSON.stringify(value), { mode: 0o600 });
+  writeFileSync(temporary, JSON.stringify(value), { mode: 0o600, flush });
   renameSync(temporary, path);
 }
 
@@ -37,6 +38,16 @@ function readJson(path: string): unknown {
   } catch (error) {
     if ((error as NodeJS.ErrnoException).code === "ENOENT") return undefined;
     throw new Error(`cannot read ${path}: ${String(error)}`, { cause: error });
+  }
+}
+
+/** As `readJson`, but a file that a loss of power has left empty or torn counts as none: then nothing runs either. */
+function readOwn(path: string): unknown {
+  try {
+    return readJson(path);
+  } catch (error) {
+    if ((error as Error).cause instanceof SyntaxError) return undefined;
+    throw error;
   }
 }
 
@@ -97,20 +108,25 @@ export class MachineStore {
     );
   }
 
-  /** Every machine that was created and not removed. A folder without state is a create that never was answered. */
-  load(): { spec: MachineSpec; record: MachineRecord }[] {
+  /**
+   * Every machine that was created and not removed. `remnants` are the ids of the other folders: a create that never was
+   * answered, a machine with a tombstone already. They may be removed once nothing of them runs or is mounted.
+   */
+  load(): { machines: { spec: MachineSpec; record: MachineRecord }[]; remnants: string[] } {
     for (const name of readdirSync(join(this.stateDir, "tombstones"))) {
       if (!name.endsWith(".json")) continue;
-      const machine = readJson(join(this.stateDir, "tombstones", name)) as Machine | undefined;
+      const machine = readOwn(join(this.stateDir, "tombstones", name)) as Machine | undefined;
       if (machine !== undefined) this.#tombstones.set(machine.id, machine);
     }
-    return readdirSync(join(this.stateDir, "machines")).flatMap((id) => {
-      const spec = readJson(join(this.machineDir(id), "spec.json")) as MachineSpec | undefined;
-      const record = readJson(join(this.machineDir(id), "state.json")) as MachineRecord | undefined;
-      if (spec !== undefined && record !== undefined) return [{ spec, record }];
-      rmSync(this.machineDir(id), { recursive: true, force: true });
+    const remnants: string[] = [];
+    const machines = readdirSync(join(this.stateDir, "machines")).flatMap((id) => {
+      const spec = readOwn(join(this.machineDir(id), "spec.json")) as MachineSpec | undefined;
+      const record = readOwn(join(this.machineDir(id), "state.json")) as MachineRecord | undefined;
+      if (spec !== undefined && record !== undefined && !this.#tombstones.has(id)) return [{ spec, record }];
+      remnants.push(id);
       return [];
     });
+    return { machines, remnants };
   }
 
   saveSpec(id: string, spec: MachineSpec): void {
@@ -119,14 +135,17 @@ export class MachineStore {
     writeJson(join(this.machineDir(id), "spec.json"), rest);
   }
 
-  /** Writes the record under a new version and revision, and tells the watchers. */
-  commit(record: MachineRecord): void {
+  /**
+   * Writes the record under a new version and revision, and tells the watchers.
+   * @returns what was written; nobody may change it. @throws when it cannot be written: then nobody has been told.
+   */
+  commit(record: MachineRecord): Machine {
     this.#stamp(record.machine);
     writeJson(join(this.machineDir(record.machine.id), "state.json"), record);
-    this.#publish(record.machine);
+    return this.#publish(record.machine);
   }
 
-  /** Replaces a machine by its tombstone; its folder goes away. */
+  /** Writes a machine's tombstone. Its folder stays, see `remove`. @throws when it cannot be written */
   bury(machine: Machine): void {
     const tombstone: Machine = {
       ...machine,
@@ -135,13 +154,21 @@ export class MachineStore {
       deleted_at: new Date(this.#clock.now()).toISOString(),
     };
     this.#stamp(tombstone);
-    writeJson(join(this.stateDir, "tombstones", `${machine.id}.json`), tombstone);
+    writeJson(this.#tombstonePath(machine.id), tombstone);
     this.#tombstones.set(machine.id, tombstone);
-    rmSync(this.machineDir(machine.id), { recursive: true, force: true });
-    for (const name of readdirSync(join(this.stateDir, "run"))) {
-      if (name.startsWith(socketPrefix(machine.id))) rmSync(join(this.stateDir, "run", name), { force: true });
-    }
     this.#publish(tombstone);
+  }
+
+  /** Removes a machine's folder and sockets. Nothing of it may run or be mounted. */
+  remove(id: string): void {
+    rmSync(this.machineDir(id), { recursive: true, force: true });
+    for (const name of readdirSync(join(this.stateDir, "run"))) {
+      if (name.startsWith(socketPrefix(id))) rmSync(join(this.stateDir, "run", name), { force: true });
+    }
+  }
+
+  #tombstonePath(id: string): string {
+    return join(this.stateDir, "tombstones", `${id}.json`);
   }
 
   tombstone(id: string): Machine | undefined {
@@ -156,8 +183,8 @@ export class MachineStore {
   pruneTombstones(maxAgeMs: number): void {
     for (const [id, machine] of this.#tombstones) {
       if (this.#clock.now() - Date.parse(machine.deleted_at!) < maxAgeMs) continue;
+      rmSync(this.#tombstonePath(id), { force: true });
       this.#tombstones.delete(id);
-      rmSync(join(this.stateDir, "tombstones", `${id}.json`), { force: true });
     }
   }
 
@@ -208,17 +235,21 @@ export class MachineStore {
 
   #stamp(machine: Machine): void {
     if (this.#revision + 1 >= this.#reserved) {
-      this.#reserved = this.#revision + REVISION_BLOCK;
-      writeJson(join(this.stateDir, "revision.json"), { next: this.#reserved });
+      // Only what is on the disk is reserved: else the next life would count from further back.
+      const next = this.#revision + REVISION_BLOCK;
+      writeJson(join(this.stateDir, "revision.json"), { next }, { flush: true });
+      this.#reserved = next;
     }
     this.#revision++;
     machine.version++;
     machine.revision = this.#revision;
   }
 
-  #publish(machine: Machine): void {
-    this.#events.push({ revision: machine.revision, machine: structuredClone(machine) });
+  #publish(machine: Machine): Machine {
+    const copy = structuredClone(machine);
+    this.#events.push({ revision: copy.revision, machine: copy });
     if (this.#events.length > EVENTS_KEPT) this.#events.shift();
     for (const wake of this.#waiters) wake();
+    return copy;
   }
 }

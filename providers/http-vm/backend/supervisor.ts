@@ -48,6 +48,7 @@ import {
   type ContainerRecord,
   type Ending,
   type MachineRecord,
+  type NamedContainer,
 } from "./record.ts";
 import type { ShimEvents, ShimWatch } from "./shim-client.ts";
 import type { ShimLaunch } from "./shim.ts";
@@ -59,6 +60,8 @@ const MIN_KILL_WAIT_MS = 2_000;
 /** How long the end of a container waits for its shim to write the last of the log. */
 const LOG_DRAIN_MS = 5_000;
 const CONFIG_RETRY_MS = 10_000;
+/** How often a record that could not be written (a full disk) is tried again. */
+const COMMIT_RETRY_MS = 1_000;
 const SANDBOX_RETRY_MS = { first: 1_000, max: 30_000 };
 /** After this long, ErrImagePull becomes ImagePullBackOff: kubelet shows the first until its next turn. */
 const PULL_BACKOFF_SHOWN_MS = 2_000;
@@ -88,7 +91,7 @@ export interface SupervisorContext {
   startGate: PQueue;
   /** A container has a new image: what images are in use has changed. */
   onImagesChanged(): void;
-  /** The machine is deleted and nothing is left of it but its folder. */
+  /** The machine is deleted and nothing is left of it but its folder. May be called again. */
   onDeleted(supervisor: Supervisor): void;
 }
 
@@ -142,6 +145,13 @@ export class Supervisor implements MachineHome {
   #sandboxRetry = { at: 0, ms: 0 };
   #winding = false;
   #planned = false;
+  /** False while a former backend's sandbox has yet to be found again: until then nothing is begun or ended. */
+  #ready = false;
+  /** The last status that was written: what clients are told, because it is what a next backend would begin with. */
+  #written: Machine | undefined;
+  #cancelCommit: (() => void) | undefined;
+  /** Calls of the engine that a next backend must not meet. */
+  readonly #work = new Set<Promise<void>>();
   #cancelWake: (() => void) | undefined;
   #cancelStorage: (() => void) | undefined;
 
@@ -153,15 +163,20 @@ export class Supervisor implements MachineHome {
     this.#logger = context.logger.child({ machine: this.id });
     this.#spec = spec;
     this.#record = record;
+    // A patch writes the spec first: the former backend may have ended before it wrote the record.
+    for (const container of containersOf(spec)) {
+      if (record.containers[container.spec.name] === undefined) this.#addRecord(container);
+    }
   }
 
-  /** Writes a new machine down and begins it. */
+  /** Writes a new machine down and begins it. @throws when it cannot be written: then there is no machine. */
   static create(context: SupervisorContext, id: string, spec: MachineSpec, host: string): Supervisor {
     const record = newRecord(id, spec, context.clock.now());
     record.machine.host = host;
     const supervisor = new Supervisor(context, spec, record);
     context.store.saveSpec(id, spec);
-    supervisor.#commit();
+    supervisor.#write();
+    supervisor.#ready = true;
     supervisor.#replan();
     return supervisor;
   }
@@ -178,21 +193,31 @@ export class Supervisor implements MachineHome {
     return this.#context.store.socketPath(this.id, name);
   }
 
-  /** A copy: callers keep it while the machine goes on. */
+  /** The machine as it was last written. It does not change: callers keep it while the machine goes on. */
   snapshot(): Machine {
-    return structuredClone(this.#record.machine);
+    return (this.#written ??= structuredClone(this.#record.machine));
   }
 
   // --- after a restart of the backend ---
 
-  /** Finds the sandbox and the containers of a former backend again, then carries on. */
+  /**
+   * Finds the sandbox and the containers of a former backend again, then carries on. When it rejects, nothing has been
+   * begun, and it may be called again.
+   */
   async recover(): Promise<void> {
+    this.snapshot();
     if (isOver(this.#record.machine)) {
+      this.#ready = true;
       if (this.#record.deleted) this.#context.onDeleted(this);
       return;
     }
     if (this.#record.sandbox !== "none") {
-      const sandbox = this.#record.sandbox === "open" ? await this.#context.engine.recover(this) : undefined;
+      const sandbox =
+        this.#record.sandbox === "open" ? await this.#inEngine(this.#context.engine.recover(this)) : undefined;
+      if (this.#closing.signal.aborted) {
+        await sandbox?.close();
+        return;
+      }
       if (sandbox !== undefined) this.#adoptSandbox(sandbox);
       else if (this.#record.sandbox === "open") {
         this.#sandboxLost({
@@ -201,14 +226,26 @@ export class Supervisor implements MachineHome {
         });
       } else {
         // The former backend ended while it made the sandbox: begin that anew.
-        await this.#context.engine.destroy(this);
+        await this.#inEngine(this.#context.engine.destroy(this));
         this.#record.sandbox = "none";
       }
     }
     if (this.#sandbox !== undefined) {
       for (const { spec } of containersOf(this.#spec)) this.#recoverContainer(spec);
     }
+    this.#ready = true;
+    if (this.#record.machine.reachability !== "ok") {
+      this.#record.machine.reachability = "ok";
+      this.#commit();
+    }
     this.#replan();
+  }
+
+  /** The former backend's machine cannot be looked at just now; its last status stands. */
+  outOfSight(): void {
+    if (this.#record.machine.reachability === "unknown") return;
+    this.#record.machine.reachability = "unknown";
+    this.#commit();
   }
 
   #recoverContainer(spec: ContainerSpec): void {
@@ -219,39 +256,50 @@ export class Supervisor implements MachineHome {
       // Decided, but never begun: as if it had not been decided.
       this.#runtimes.delete(spec.name);
       own.attempt--;
+      if (own.previousFolder === undefined) delete own.folder;
+      else own.folder = own.previousFolder;
+      delete own.previousFolder;
       own.phase = own.attempt < 0 ? "new" : "exited";
       return;
     }
     this.#watch(spec, runtime);
     if (!own.postStartDone) {
       this.#starting.add(spec.name);
-      void this.#finishStart(spec, runtime);
+      this.#background(this.#finishStart(spec, runtime));
     } else this.#startProbes(spec, runtime);
   }
 
   // --- what clients ask for ---
 
-  /** Begins the end of the machine, or hastens it: a deadline only comes nearer. */
+  /**
+   * Begins the end of the machine, or hastens it: a deadline only comes nearer.
+   * @throws ProviderError unavailable when that cannot be written down yet; it is done all the same.
+   */
   stop(graceSeconds: number, force = false): void {
     if (isOver(this.#record.machine)) return;
     const ending: Ending = { deadline: this.#clock.now() + graceSeconds * 1000, force, state: "stopped" };
     const before = this.#record.ending;
-    if (before !== undefined && before.deadline <= ending.deadline && (before.force || !force)) return;
-    this.#end(
-      before === undefined
-        ? ending
-        : { ...before, deadline: Math.min(before.deadline, ending.deadline), force: before.force || force },
-    );
+    if (before === undefined) this.#end(ending);
+    else if (before.deadline > ending.deadline || (force && !before.force))
+      this.#end({ ...before, deadline: Math.min(before.deadline, ending.deadline), force: before.force || force });
+    this.#requireWritten();
   }
 
+  /** @throws ProviderError unavailable when that cannot be written down yet; it is done all the same. */
   delete(force: boolean): void {
-    if (this.#record.deleted && !force) return;
-    if (!this.#record.deleted) {
+    const isFirst = !this.#record.deleted;
+    if (isFirst) {
       this.#record.deleted = true;
       this.#commit();
     }
+    if (isFirst || force) this.stop(force ? 0 : (this.#spec.termination_grace_s ?? DEFAULT_GRACE_S), force);
+    this.#requireWritten();
     if (isOver(this.#record.machine)) this.#context.onDeleted(this);
-    else this.stop(force ? 0 : (this.#spec.termination_grace_s ?? DEFAULT_GRACE_S), force);
+  }
+
+  #requireWritten(): void {
+    if (this.#cancelCommit === undefined) return;
+    throw new ProviderError("unavailable", `the state of machine ${this.id} cannot be written just now`);
   }
 
   async patch(patch: MachinePatch): Promise<void> {
@@ -350,18 +398,20 @@ export class Supervisor implements MachineHome {
     this.#opening?.abort(this.#closing.signal.reason);
     this.#cancelWake?.();
     this.#cancelStorage?.();
+    this.#cancelCommit?.();
     for (const runtime of this.#runtimes.values()) {
       runtime.watch?.close();
       runtime.ended.abort(this.#closing.signal.reason);
       for (const prober of Object.values(runtime.probers)) prober.stop();
     }
+    await Promise.all(this.#work);
     await this.#sandbox?.close();
   }
 
   // --- the loop: plan, act, plan again ---
 
   #replan(): void {
-    if (this.#planned || this.#closing.signal.aborted) return;
+    if (this.#planned || !this.#ready || this.#closing.signal.aborted) return;
     this.#planned = true;
     queueMicrotask(() => {
       this.#planned = false;
@@ -381,11 +431,11 @@ export class Supervisor implements MachineHome {
   #act(action: Action): void {
     switch (action.do) {
       case "open":
-        void this.#open();
+        this.#background(this.#open());
         break;
       case "start":
         this.#starting.add(action.container);
-        void this.#start(this.#findSpec(action.container), action.backoff);
+        this.#background(this.#start(this.#findSpec(action.container), action.backoff));
         break;
       case "back_off":
         this.#showBackOff(action.container, action.ms);
@@ -407,11 +457,30 @@ export class Supervisor implements MachineHome {
         this.#end({ deadline: this.#clock.now() + this.#graceMs(), force: false, state: "stopped" });
         break;
       case "begin_again":
-        void this.#beginAgain(action.newSandbox);
+        this.#background(this.#beginAgain(action.newSandbox));
         break;
       case "end":
-        void this.#windUp();
+        this.#background(this.#windUp());
         break;
+    }
+  }
+
+  /** Work that nobody waits for. It handles what can go wrong; a fault of its own must not end the whole backend. */
+  #background(work: Promise<void>): void {
+    work.catch((error: unknown) => this.#logger.error({ error: toError(error).stack }, "a step of the machine failed"));
+  }
+
+  /** A call of the engine that `close` waits for. */
+  async #inEngine<T>(call: Promise<T>): Promise<T> {
+    const settled = call.then(
+      () => {},
+      () => {},
+    );
+    this.#work.add(settled);
+    try {
+      return await call;
+    } finally {
+      this.#work.delete(settled);
     }
   }
 
@@ -446,9 +515,8 @@ export class Supervisor implements MachineHome {
         opening.signal.throwIfAborted();
         this.#record.sandbox = "opening";
         this.#record.machine.state = "creating";
-        this.#commit();
-        const sandbox = await this.#context.engine.open(this, opening.signal);
-        for (const volume of this.#filesVolumes()) await this.#applyFiles(sandbox, volume);
+        this.#write();
+        const sandbox = await this.#inEngine(this.#openSandbox(opening.signal));
         this.#record.sandbox = "open";
         this.#adoptSandbox(sandbox);
       });
@@ -465,10 +533,21 @@ export class Supervisor implements MachineHome {
     }
   }
 
+  async #openSandbox(signal: AbortSignal): Promise<Sandbox> {
+    const sandbox = await this.#context.engine.open(this, signal);
+    try {
+      for (const volume of this.#filesVolumes()) await this.#applyFiles(sandbox, volume);
+      // What was opened for a backend that is ending is for the next one to clear away.
+      this.#closing.signal.throwIfAborted();
+      return sandbox;
+    } catch (error) {
+      await sandbox.close().catch(() => {});
+      throw error;
+    }
+  }
+
   async #openFailed(error: Error): Promise<void> {
-    if (this.#closing.signal.aborted) return;
-    await this.#destroySandbox();
-    if (this.#record.ending !== undefined) return;
+    if (!(await this.#destroyForSure()) || this.#record.ending !== undefined) return;
     this.#logger.warn({ error: error.message }, "cannot make the machine's sandbox");
     this.#notice("Warning", "FailedCreatePodSandBox", `Failed to create pod sandbox: ${error.message}`);
     if (isProviderError(error, "invalid") || isProviderError(error, "unsupported")) {
@@ -544,7 +623,7 @@ export class Supervisor implements MachineHome {
   /** Nothing runs: remove the sandbox, then say so. */
   async #windUp(): Promise<void> {
     this.#winding = true;
-    if (!(await this.#destroyForSure())) return;
+    if (!(await this.#destroyForSure()) || this.#closing.signal.aborted) return;
     const { machine, ending } = this.#record;
     machine.state = ending!.state;
     machine.stopped_at = new Date(this.#clock.now()).toISOString();
@@ -561,7 +640,7 @@ export class Supervisor implements MachineHome {
 
   async #beginAgain(newSandbox: boolean): Promise<void> {
     this.#winding = true;
-    if (newSandbox && !(await this.#destroyForSure())) return;
+    if (newSandbox && (!(await this.#destroyForSure()) || this.#closing.signal.aborted)) return;
     this.#winding = false;
     delete this.#record.restarting;
     this.#record.initialized = false;
@@ -581,7 +660,7 @@ export class Supervisor implements MachineHome {
   async #destroyForSure(): Promise<boolean> {
     while (!this.#closing.signal.aborted) {
       try {
-        await this.#destroySandbox();
+        await this.#inEngine(this.#destroySandbox());
         return true;
       } catch (error) {
         this.#logger.warn({ error: toError(error).message }, "cannot remove the machine's sandbox yet");
@@ -600,7 +679,7 @@ export class Supervisor implements MachineHome {
     );
     if (!limited || !this.#context.engine.capabilities.includes("volumes.empty_dir.size_limit")) return;
     this.#cancelStorage?.();
-    this.#cancelStorage = this.#clock.after(STORAGE_CHECK_MS, () => void this.#checkStorage());
+    this.#cancelStorage = this.#clock.after(STORAGE_CHECK_MS, () => this.#background(this.#checkStorage()));
   }
 
   async #checkStorage(): Promise<void> {
@@ -640,24 +719,29 @@ export class Supervisor implements MachineHome {
         const id = `${name.slice(0, 40)}-${attempt}-${randomBytes(6).toString("hex")}`;
         const dir = join(this.#containerDir(name), `${attempt}-${id.slice(-12)}`);
         mkdirSync(dir, { recursive: true, mode: 0o700 });
-        const prepared = await sandbox.launch({
-          name,
-          attempt,
-          id,
-          dir,
-          kind: own.kind,
-          spec: this.#withAddresses(spec, sandbox),
-          image: own.image,
-          imageVolumes: own.imageVolumes ?? {},
-        });
-        if (abandoned()) {
-          await sandbox.conclude(
-            { name, attempt, id, dir },
-            { exitCode: START_ERROR_EXIT, startError: "the machine is being stopped" },
-          );
-          return;
+        let prepared: Awaited<ReturnType<Sandbox["launch"]>>;
+        try {
+          prepared = await sandbox.launch({
+            name,
+            attempt,
+            id,
+            dir,
+            kind: own.kind,
+            spec: this.#withAddresses(spec, sandbox),
+            image: own.image,
+            imageVolumes: own.imageVolumes ?? {},
+          });
+        } catch (error) {
+          // It is tried again, perhaps for days: no try may leave a folder behind.
+          removeQuietly(dir);
+          throw error;
         }
-        this.#notice("Normal", "Created", `Created container: ${name}`, name);
+        const notStarted = async (startError: string) => {
+          await sandbox.conclude({ name, attempt, id, dir }, { exitCode: START_ERROR_EXIT, startError });
+          removeQuietly(dir);
+        };
+        if (abandoned()) return await notStarted("the machine is being stopped");
+        const before = structuredClone(own);
         Object.assign(own, {
           attempt,
           id,
@@ -666,11 +750,20 @@ export class Supervisor implements MachineHome {
           postStartDone: false,
           preStopDone: false,
         });
+        if (before.folder !== undefined) own.previousFolder = before.folder;
         if (backoff !== undefined) own.backoff = backoff;
         if (prepared.user === undefined) delete own.user;
         else own.user = prepared.user;
         delete own.retry;
-        this.#commit();
+        try {
+          this.#write();
+        } catch (error) {
+          // A container that the next backend would not know of must not run.
+          this.#record.containers[name] = before;
+          await notStarted("the machine's state cannot be written");
+          throw error;
+        }
+        this.#notice("Normal", "Created", `Created container: ${name}`, name);
         this.#forgetOldInstances(name);
         const { user: _user, ...command } = prepared;
         runtime = this.#newRuntime({ name, attempt, id, dir });
@@ -827,6 +920,7 @@ export class Supervisor implements MachineHome {
   }
 
   #watch(spec: ContainerSpec, runtime: Runtime): void {
+    if (this.#closing.signal.aborted) return;
     runtime.watch = this.#context.shims.watch(runtime.ref.dir, this.socketPath(runtime.ref.id), {
       started: (status) => {
         const own = this.#own(spec.name);
@@ -838,7 +932,7 @@ export class Supervisor implements MachineHome {
         }
         runtime.resolveStarted(true);
       },
-      exited: (exit) => void this.#concluded(spec, runtime, exit),
+      exited: (exit) => this.#background(this.#concluded(spec, runtime, exit)),
       gone: () => runtime.resolveGone(),
     });
   }
@@ -961,7 +1055,7 @@ export class Supervisor implements MachineHome {
     runtime.stop = { deadline, holdSignal: how.holdSignal, force: how.force, changed: new Pulse() };
     this.#notice("Normal", "Killing", how.message, name);
     this.#commit();
-    void this.#runStop(this.#findSpec(name), runtime, runtime.stop);
+    this.#background(this.#runStop(this.#findSpec(name), runtime, runtime.stop));
   }
 
   async #runStop(spec: ContainerSpec, runtime: Runtime, task: StopTask): Promise<void> {
@@ -977,8 +1071,13 @@ export class Supervisor implements MachineHome {
       cancel?.();
     };
     const isOpen = () => !runtime.ended.signal.aborted;
-    // A container whose command has not begun cannot take a signal.
-    await Promise.race([runtime.started, ended]);
+    // A container whose command has not begun cannot take a signal. One that never begins is killed in the end.
+    let begun = false;
+    void runtime.started.then(() => {
+      begun = true;
+      task.changed.fire();
+    });
+    while (!begun && isOpen() && !task.force && this.#clock.now() < task.deadline) await waitUntil(task.deadline);
     await this.#preStop(spec, runtime, task, waitUntil);
     while (isOpen() && task.holdSignal && !task.force) await waitUntil(undefined);
     if (isOpen() && !task.force) {
@@ -1120,7 +1219,7 @@ export class Supervisor implements MachineHome {
       .subarray(0, MAX_TERMINATION_MESSAGE_BYTES)
       .toString();
     if (text !== "" || exitCode === 0 || spec.termination_message?.policy !== "fallback_to_logs") return text;
-    return await logTail(runtime.ref.dir, FALLBACK_LOG.lines, FALLBACK_LOG.bytes);
+    return await logTail(runtime.ref.dir, FALLBACK_LOG.lines, FALLBACK_LOG.bytes).catch(() => "");
   }
 
   #exited(name: string, terminated: ContainerTermination): void {
@@ -1191,9 +1290,28 @@ export class Supervisor implements MachineHome {
     ].slice(-NOTICES_KEPT);
   }
 
+  /**
+   * Writes the record down. What cannot be written now is tried again until it can; meanwhile the machine goes on, and
+   * clients see what was written last.
+   */
   #commit(): void {
     if (this.#closing.signal.aborted) return;
-    this.#context.store.commit(this.#record);
+    try {
+      this.#write();
+    } catch (error) {
+      this.#logger.error({ error: toError(error).message }, "cannot write the machine's state yet");
+      this.#cancelCommit ??= this.#clock.after(COMMIT_RETRY_MS, () => {
+        this.#cancelCommit = undefined;
+        this.#commit();
+      });
+    }
+  }
+
+  /** The same for a step that must not be taken before it is written. @throws when it cannot be written */
+  #write(): void {
+    this.#written = this.#context.store.commit(this.#record);
+    this.#cancelCommit?.();
+    this.#cancelCommit = undefined;
     this.#changed.fire();
   }
 
@@ -1253,8 +1371,12 @@ export class Supervisor implements MachineHome {
       });
     }
     this.#spec = { ...this.#spec, ephemeral_containers: [...(this.#spec.ephemeral_containers ?? []), spec] };
-    this.#record.containers[spec.name] = newContainerRecord("ephemeral");
-    this.#record.machine.containers.push(newContainerState({ spec, kind: "ephemeral" }, false));
+    this.#addRecord({ spec, kind: "ephemeral" });
+  }
+
+  #addRecord(container: NamedContainer): void {
+    this.#record.containers[container.spec.name] = newContainerRecord(container.kind);
+    this.#record.machine.containers.push(newContainerState(container, false));
   }
 
   async #resize(name: string, resources: NonNullable<ContainerSpec["resources"]>): Promise<void> {
@@ -1316,18 +1438,26 @@ export class Supervisor implements MachineHome {
   #instanceFolder(name: string, attempt: number): string | undefined {
     if (attempt < 0) return undefined;
     const own = this.#own(name);
-    if (attempt === own.attempt) return join(this.#containerDir(name), own.folder!);
-    const folder = readFolders(this.#containerDir(name)).find((entry) => entry.startsWith(`${attempt}-`));
-    return folder === undefined ? undefined : join(this.#containerDir(name), folder);
+    if (attempt === own.attempt)
+      return own.folder === undefined ? undefined : join(this.#containerDir(name), own.folder);
+    return own.previousFolder === undefined ? undefined : join(this.#containerDir(name), own.previousFolder);
   }
 
   /** The newest instance and the one before it are kept: `logs --previous`. */
   #forgetOldInstances(name: string): void {
-    const { attempt } = this.#own(name);
-    for (const folder of readFolders(this.#containerDir(name))) {
-      if (Number.parseInt(folder, 10) < attempt - 1)
-        rmSync(join(this.#containerDir(name), folder), { recursive: true, force: true });
+    const { folder, previousFolder } = this.#own(name);
+    for (const entry of readFolders(this.#containerDir(name))) {
+      if (entry !== folder && entry !== previousFolder) removeQuietly(join(this.#containerDir(name), entry));
     }
+  }
+}
+
+/** What cannot be removed now goes with the next instance, or with the machine. */
+function removeQuietly(dir: string): void {
+  try {
+    rmSync(dir, { recursive: true, force: true });
+  } catch {
+    // See above.
   }
 }
 

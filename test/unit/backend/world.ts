@@ -1,5 +1,5 @@
 /** A backend without processes: an engine and shims that do what the test says, on a clock that the test moves. */
-import { mkdtempSync, rmSync, writeFileSync } from "node:fs";
+import { mkdirSync, mkdtempSync, rmSync, writeFileSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { basename, join } from "node:path";
 import { PassThrough } from "node:stream";
@@ -48,9 +48,14 @@ export class World {
   readonly stuck = new Set<string>();
   /** Containers whose launch fails, with the error. */
   readonly launchErrors = new Map<string, Error>();
+  /** Containers whose shim cannot be started, with the error. */
+  readonly shimErrors = new Map<string, Error>();
   readonly conclusions = new Map<string, ContainerConclusion>();
   openErrors: Error[] = [];
   destroyErrors: Error[] = [];
+  recoverErrors: Error[] = [];
+  /** A call of the engine to destroy a sandbox takes as long as this. */
+  destroying: Promise<void> = Promise.resolve();
   exec: ExecScript = () => 0;
   images: ImageStore | undefined;
   patched: string[] = [];
@@ -175,13 +180,17 @@ export class World {
         this.alive = true;
         return Promise.resolve(this.#sandbox());
       },
-      recover: () => Promise.resolve(this.alive ? this.#sandbox() : undefined),
-      destroy: () => {
-        const error = this.destroyErrors.shift();
+      recover: () => {
+        const error = this.recoverErrors.shift();
         if (error !== undefined) return Promise.reject(error);
+        return Promise.resolve(this.alive ? this.#sandbox() : undefined);
+      },
+      destroy: async () => {
+        const error = this.destroyErrors.shift();
+        if (error !== undefined) throw error;
+        await this.destroying;
         this.journal.push("destroy");
         this.alive = false;
-        return Promise.resolve();
       },
       close: () => Promise.resolve(),
     };
@@ -245,6 +254,8 @@ export class World {
       start: (dir) => {
         const instance = find(dir);
         if (this.stuck.has(instance.name)) return new Promise(() => {});
+        const error = this.shimErrors.get(instance.name);
+        if (error !== undefined) return Promise.reject(error);
         instance.running = true;
         instance.startedAt = this.clock.monotonic();
         this.journal.push(`start ${instance.name}`);
@@ -269,6 +280,13 @@ export class World {
       everStarted: (dir) => find(dir).startedAt > 0 || find(dir).running || find(dir).exit !== undefined,
       attach: () => Promise.reject(new Error("nothing to attach to in this world")),
     };
+  }
+
+  /** From now on the file cannot be written, as on a full disk; the returned function mends that. */
+  breakFile(...path: string[]): () => void {
+    const inTheWay = `${join(this.stateDir, ...path)}.tmp`;
+    mkdirSync(inTheWay, { recursive: true });
+    return () => rmSync(inTheWay, { recursive: true, force: true });
   }
 
   writeLog(name: string, lines: string[]): void {

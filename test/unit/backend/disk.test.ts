@@ -1,0 +1,233 @@
+/** A disk that cannot be written, and ends of the backend between two writes. */
+import { existsSync, readdirSync, readFileSync, writeFileSync } from "node:fs";
+import { join } from "node:path";
+import { expect, test } from "vitest";
+import { MachineStore } from "../../../providers/http-vm/backend/store.ts";
+import { main, World } from "./world.ts";
+
+test("a machine whose state cannot be written does not run, and its id stays free", async () => {
+  const world = await World.create();
+  const mend = world.breakFile("machines", "m1", "state.json");
+  await expect(world.create({})).rejects.toMatchObject({ code: "unavailable" });
+  expect(world.running()).toEqual([]);
+  mend();
+  await world.create({});
+  expect(world.running()).toEqual(["a"]);
+});
+
+test("a container is not started before that is written, and is started once it can be", async () => {
+  const world = await World.create();
+  await world.create({});
+  const mend = world.breakFile("machines", "m1", "state.json");
+  await world.exit("a", 1);
+  expect(world.running()).toEqual([]);
+  mend();
+  await world.advance(10_000);
+  expect(world.running()).toEqual(["a"]);
+  expect((await world.container("a")).restart_count).toBe(1);
+});
+
+test("clients see only what a next backend would know", async () => {
+  const world = await World.create();
+  await world.create({ restart_policy: "never" });
+  const mend = world.breakFile("machines", "m1", "state.json");
+  await world.exit("a", 0);
+  expect((await world.machine()).state).toBe("running");
+  mend();
+  await world.advance(1_000);
+  expect((await world.machine()).state).toBe("stopped");
+});
+
+test("a stop that cannot be written is refused, and done all the same", async () => {
+  const world = await World.create();
+  await world.create({});
+  const mend = world.breakFile("machines", "m1", "state.json");
+  await expect(world.stop(30)).rejects.toMatchObject({ code: "unavailable" });
+  await expect(world.stop(30)).rejects.toMatchObject({ code: "unavailable" });
+  mend();
+  await world.advance(1_000);
+  expect((await world.machine()).state).toBe("stopped");
+});
+
+test("a delete that could not be written is done when it is repeated", async () => {
+  const world = await World.create();
+  await world.create({});
+  const mend = world.breakFile("machines", "m1", "state.json");
+  const remove = () => world.provider.deletePod("m1", { force: false, signal: world.signal });
+  await expect(remove()).rejects.toMatchObject({ code: "unavailable" });
+  mend();
+  await world.advance(1_000);
+  await remove();
+  await world.advance(0);
+  expect((await world.machine()).state).toBe("deleted");
+});
+
+test("a machine whose tombstone cannot be written is not forgotten", async () => {
+  const world = await World.create();
+  await world.create({});
+  const mend = world.breakFile("tombstones", "m1.json");
+  await world.provider.deletePod("m1", { force: true, signal: world.signal });
+  await world.advance(0);
+  expect((await world.machine()).state).toBe("stopped");
+  await expect(world.create({})).rejects.toMatchObject({ code: "gone" });
+  mend();
+  await world.advance(5_000);
+  expect((await world.machine()).state).toBe("deleted");
+});
+
+test("the tombstone holds the last status of the containers", async () => {
+  const world = await World.create();
+  await world.create({});
+  await world.provider.deletePod("m1", { force: true, signal: world.signal });
+  await world.advance(0);
+  expect((await world.machine()).containers[0]).toMatchObject({ state: "terminated", terminated: { exit_code: 137 } });
+});
+
+test("a revision that could not be reserved is reserved before the next one is used", async () => {
+  const world = await World.create();
+  const mend = world.breakFile("revision.json");
+  await expect(world.create({})).rejects.toMatchObject({ code: "unavailable" });
+  mend();
+  await world.create({});
+  const { revision } = await world.machine();
+  const { next } = JSON.parse(readFileSync(join(world.stateDir, "revision.json"), "utf8")) as { next: number };
+  expect(next).toBeGreaterThan(revision);
+});
+
+test("revisions grow over restarts", async () => {
+  const world = await World.create();
+  await world.create({});
+  const before = (await world.provider.getPods({ labels: {}, signal: world.signal })).revision;
+  await world.restart();
+  expect((await world.provider.getPods({ labels: {}, signal: world.signal })).revision).toBeGreaterThan(before);
+});
+
+test("a folder that was left beside its tombstone brings no machine back to life", async () => {
+  const world = await World.create();
+  await world.create({});
+  await world.restart(() => new MachineStore(world.stateDir, world.clock).bury(machineOf(world)));
+  expect((await world.machine()).state).toBe("deleted");
+  expect(existsSync(join(world.stateDir, "machines", "m1"))).toBe(false);
+});
+
+const machineOf = (world: World) =>
+  (JSON.parse(readFileSync(join(world.stateDir, "machines", "m1", "state.json"), "utf8")) as { machine: never })
+    .machine;
+
+test("a state file that a loss of power has torn does not keep the other machines from being found", async () => {
+  const world = await World.create();
+  await world.create({});
+  await world.create({}, "m2");
+  await world.restart(() => writeFileSync(join(world.stateDir, "machines", "m2", "state.json"), '{"mach'));
+  expect((await world.machine()).state).toBe("running");
+});
+
+test("an ephemeral container whose patch was only half written is started by the next backend", async () => {
+  const world = await World.create();
+  await world.create({});
+  const path = join(world.stateDir, "machines", "m1", "spec.json");
+  await world.restart(() => {
+    const spec = JSON.parse(readFileSync(path, "utf8")) as object;
+    writeFileSync(path, JSON.stringify({ ...spec, ephemeral_containers: [main("debug")] }));
+  });
+  expect(world.running().toSorted()).toEqual(["a", "debug"]);
+});
+
+test("a sandbox that can neither be made nor removed is tried again", async () => {
+  const world = await World.create((fresh) => {
+    fresh.openErrors = [new Error("no bridge")];
+    fresh.destroyErrors = [new Error("no bridge either")];
+  });
+  await world.create({});
+  await world.advance(10_000);
+  expect((await world.machine()).state).toBe("running");
+});
+
+test("a machine that cannot be found again at once is out of sight until it is", async () => {
+  const world = await World.create();
+  await world.create({});
+  await world.restart(() => (world.recoverErrors = [new Error("runtime is busy")]));
+  expect((await world.machine()).reachability).toBe("unknown");
+  await world.advance(5_000);
+  expect((await world.machine()).reachability).toBe("ok");
+  expect(world.starts("a")).toHaveLength(1);
+});
+
+test("a stop of a machine that is out of sight is done once it is found", async () => {
+  const world = await World.create();
+  await world.create({});
+  await world.restart(() => (world.recoverErrors = [new Error("runtime is busy")]));
+  await world.stop(30);
+  await world.advance(5_000);
+  expect((await world.machine()).state).toBe("stopped");
+});
+
+test("close waits for the engine, and writes nothing after it", async () => {
+  const world = await World.create();
+  await world.create({});
+  const engine = Promise.withResolvers<void>();
+  world.destroying = engine.promise;
+  await world.provider.deletePod("m1", { force: true, signal: world.signal });
+  await world.advance(0);
+  let closed = false;
+  const closing = world.provider.close().then(() => (closed = true));
+  await world.advance(0);
+  expect(closed).toBe(false);
+  engine.resolve();
+  await closing;
+  await world.advance(0);
+  expect(readdirSync(join(world.stateDir, "tombstones"))).toEqual([]);
+});
+
+test("a delete that close interrupted is finished by the next backend", async () => {
+  const world = await World.create();
+  await world.create({});
+  const engine = Promise.withResolvers<void>();
+  world.destroying = engine.promise;
+  await world.provider.deletePod("m1", { force: true, signal: world.signal });
+  await world.advance(0);
+  const restarted = world.restart();
+  engine.resolve();
+  await restarted;
+  await world.advance(0);
+  expect((await world.machine()).state).toBe("deleted");
+});
+
+test("nothing of the backend waits for anything after close", async () => {
+  const world = await World.create((fresh) => (fresh.openErrors = [new Error("no bridge")]));
+  await world.create({});
+  await world.provider.close();
+  expect(world.clock.pending).toBe(0);
+});
+
+test("starts that fail leave no folders behind", async () => {
+  const world = await World.create((fresh) => fresh.launchErrors.set("a", new Error("no such user")));
+  await world.create({});
+  await world.advance(60_000);
+  expect(readdirSync(join(world.stateDir, "machines", "m1", "containers", "a"))).toEqual([]);
+});
+
+test("the previous log is that of the last instance, however often a start failed in between", async () => {
+  const world = await World.create();
+  await world.create({});
+  world.writeLog("a", ["first"]);
+  world.launchErrors.set("a", new Error("no such user"));
+  await world.exit("a", 1);
+  await world.advance(20_000);
+  world.launchErrors.clear();
+  await world.advance(10_000);
+  const lines = await Array.fromAsync(world.provider.getLogs("m1", "a", { previous: true, signal: world.signal }));
+  expect(lines.map(({ content }) => content.toString())).toEqual(["first"]);
+});
+
+test.each(["..", ".", "a/b", "../tombstones", "", "-a"])("an id %j that is no file name is refused", async (id) => {
+  const world = await World.create();
+  const options = { force: true, signal: world.signal };
+  await expect(world.provider.deletePod(id, options)).rejects.toMatchObject({ code: "invalid", field: "id" });
+});
+
+test("a volume's name that is no file name is refused", async () => {
+  const world = await World.create();
+  const volumes = [{ name: "../../../etc", type: "empty_dir" as const, medium: "disk" as const }];
+  await expect(world.create({ volumes })).rejects.toMatchObject({ code: "invalid", field: "volumes.name" });
+});
