@@ -342,3 +342,16 @@ export async function proxiedWebSockets(client: Client): Promise<Map<string, num
     [...text.matchAll(line)].map(([, type, subresource, count]) => [`${subresource} ${type}`, Number(count)]),
   );
 }
+
+/** What a cluster's operator does, by hand or by an approver; resolves when the kubelet serves the certificate. */
+export async function approveServingCertificate(kubectl: Kubectl, client: Client, kubelet: Endpoint): Promise<void> {
+  const request = await waitFor({ what: "the node's request for a serving certificate" }, async () => {
+    const { items } = await client.get("/apis/certificates.k8s.io/v1/certificatesigningrequests");
+    must(items.length > 0, "no request");
+    return items[0].metadata.name as string;
+  });
+  await kubectl.run(["certificate", "approve", request]);
+  await waitFor({ what: "the signed certificate to be served" }, async () =>
+    must((await servedCertificate(kubelet)).authorized, "another is served"),
+  );
+}

@@ -14,6 +14,7 @@ import { createKubectl, type Kubectl } from "./harness/kubectl.ts";
 import { must, waitFor } from "./harness/wait.ts";
 import { createStreamPods, describeStreams, type StreamPods } from "./kubectl-stream-cases.ts";
 import {
+  approveServingCertificate,
   ask,
   ChannelClient,
   responseStart,
@@ -50,7 +51,7 @@ beforeAll(async () => {
   admin = await env.cluster.clientCertificate("kubectl-admin", ["system:masters"]);
   api = { url: env.cluster.url, caFile: env.cluster.caFile };
   kubelet = { url: `https://${hostAddress()}:${env.agent.kubeletPort}`, caFile: env.cluster.caFile };
-  const approved = approveServingCertificate();
+  const approved = approveServingCertificate(kubectl, env.client, kubelet);
   on = await createStreamPods(env);
   await approved;
   silent = await Promise.all(
@@ -61,19 +62,6 @@ beforeAll(async () => {
   );
 }, 1_200_000);
 afterAll(() => env?.[Symbol.asyncDispose]());
-
-/** What a cluster's operator does, by hand or by an approver, and then the kubelet has the certificate. */
-async function approveServingCertificate(): Promise<void> {
-  const request = await waitFor({ what: "the node's request for a serving certificate" }, async () => {
-    const { items } = await env.client.get("/apis/certificates.k8s.io/v1/certificatesigningrequests");
-    must(items.length > 0, "no request");
-    return items[0].metadata.name as string;
-  });
-  await kubectl.run(["certificate", "approve", request]);
-  await waitFor({ what: "the signed certificate to be served" }, async () =>
-    must((await servedCertificate(kubelet)).authorized, "another is served"),
-  );
-}
 
 const podLog = (name: string, query = "") => `/api/v1/namespaces/default/pods/${name}/log?${query}`;
 const podExec = (name: string, command: string[], query: string) =>

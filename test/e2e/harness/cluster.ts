@@ -16,6 +16,8 @@ import { must, waitFor } from "./wait.ts";
 export interface ClusterOptions {
   /** Appended to the flags of the API server; the last one of a name wins. */
   apiServerFlags?: readonly string[];
+  /** Appended to those of the controller-manager. */
+  controllerManagerFlags?: readonly string[];
   /** Default true. */
   controllerManager?: boolean;
   /** Default true. */
@@ -165,6 +167,7 @@ async function start(binary: string, sandbox: Sandbox, options: ClusterOptions):
       "--leader-elect=false",
       "--kube-api-qps=500",
       "--kube-api-burst=1000",
+      ...(options.controllerManagerFlags ?? []),
     ]);
   }
   if (options.scheduler ?? true) {

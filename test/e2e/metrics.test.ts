@@ -1,0 +1,148 @@
+/** The figures that a node gives: to metrics-server, kubectl top and the autoscaler, to dashboards, and to Prometheus. */
+import { afterAll, beforeAll, describe, expect, test } from "vitest";
+import { Pods, serve, shell } from "./cases/pods.ts";
+import { startRealEnvironment } from "./cases/start.ts";
+import { hostAddress } from "./harness/agent.ts";
+import type { KeyPair } from "./harness/certs.ts";
+import { clientOf } from "./harness/client.ts";
+import { tryCommand } from "./harness/exec.ts";
+import { createKubectl, type Kubectl } from "./harness/kubectl.ts";
+import { must, waitFor } from "./harness/wait.ts";
+import { approveServingCertificate, ask, versions, type Endpoint } from "./kubectl-support.ts";
+import { aggregationFlags, startMetricsServer } from "./metrics-server.ts";
+
+/** Busy for about a third of a core: well above what the autoscaler is told to aim at, without taking the machine. */
+const busy = "trap 'exit 0' TERM; while :; do i=0; while [ $i -lt 20000 ]; do i=$((i + 1)); done; sleep 0.1; done";
+
+let env: Awaited<ReturnType<typeof startRealEnvironment>>;
+let pods: Pods;
+let kubectl: Kubectl;
+let admin: KeyPair;
+let kubelet: Endpoint;
+
+beforeAll(async () => {
+  env = await startRealEnvironment({
+    nodeName: "vmlet-metrics",
+    node: { taints: [] },
+    cluster: {
+      apiServerFlags: aggregationFlags,
+      controllerManagerFlags: ["--horizontal-pod-autoscaler-sync-period=3s"],
+    },
+  });
+  kubectl = await createKubectl(env.kubeconfig);
+  pods = new Pods(env.client, "default", env.nodeName);
+  admin = await env.cluster.clientCertificate("metrics-admin", ["system:masters"]);
+  kubelet = { url: `https://${hostAddress()}:${env.agent.kubeletPort}`, caFile: env.cluster.caFile };
+  await approveServingCertificate(kubectl, env.client, kubelet);
+  await pods.create("idle", { containers: [shell("main", serve), shell("side", serve)] });
+  await env.client.create("/apis/apps/v1/namespaces/default/deployments", {
+    metadata: { name: "busy" },
+    spec: {
+      replicas: 1,
+      selector: { matchLabels: { app: "busy" } },
+      template: {
+        metadata: { labels: { app: "busy" } },
+        spec: { containers: [shell("main", busy, { resources: { requests: { cpu: "100m" } } })] },
+      },
+    },
+  });
+  await pods.untilReady("idle");
+  await startMetricsServer(env.cluster);
+}, 1_200_000);
+afterAll(() => env?.[Symbol.asyncDispose]());
+
+describe.each(versions)("kubectl (%s) top", (version) => {
+  let top: Kubectl;
+  beforeAll(async () => {
+    top = await createKubectl(env.kubeconfig, version);
+  });
+
+  test("pod shows what the containers use [M01]", async () => {
+    const lines = await waitFor({ what: "kubectl top pod", timeoutMs: 90_000, intervalMs: 1000 }, () =>
+      top.run(["top", "pod", "idle", "--containers", "--no-headers"]),
+    );
+    const rows = lines
+      .trim()
+      .split("\n")
+      .map((line) => line.split(/\s+/))
+      .toSorted();
+    expect(rows.map(([pod, container]) => [pod, container])).toEqual([
+      ["idle", "main"],
+      ["idle", "side"],
+    ]);
+    for (const [, , cpu, memory] of rows) {
+      expect(cpu).toMatch(/^\d+m$/);
+      expect(Number.parseInt(memory!)).toBeGreaterThan(0);
+    }
+  });
+
+  test("node shows what all of them use, in figures and shares [M01]", async () => {
+    const line = await waitFor({ what: "kubectl top node", timeoutMs: 90_000, intervalMs: 1000 }, () =>
+      top.run(["top", "node", env.nodeName, "--no-headers"]),
+    );
+    const [, cpu, cpuShare, memory, memoryShare] = line.trim().split(/\s+/);
+    expect(Number.parseInt(cpu!)).toBeGreaterThan(0);
+    expect(Number.parseInt(memory!)).toBeGreaterThan(0);
+    for (const share of [cpuShare, memoryShare]) expect(share).toMatch(/^\d+%$/);
+  });
+});
+
+test("a HorizontalPodAutoscaler adds replicas to a Deployment whose pods are busy [M02]", async () => {
+  await kubectl.run(["autoscale", "deployment", "busy", "--cpu=50%", "--min=1", "--max=3"]);
+  await waitFor({ what: "the Deployment to be scaled", timeoutMs: 120_000, intervalMs: 500 }, async () => {
+    const { status } = await env.client.get("/apis/apps/v1/namespaces/default/deployments/busy");
+    must(status.readyReplicas > 1, await autoscalerConditions());
+  });
+});
+
+async function autoscalerConditions(): Promise<string> {
+  const { status } = await env.client.get("/apis/autoscaling/v2/namespaces/default/horizontalpodautoscalers/busy");
+  return JSON.stringify(status);
+}
+
+test("/stats/summary, through the API server, describes the node and each of its running pods [M03]", async () => {
+  const summary = JSON.parse(await kubectl.run(["get", "--raw", `/api/v1/nodes/${env.nodeName}/proxy/stats/summary`]));
+  expect(summary.node.nodeName).toBe(env.nodeName);
+  expect(summary.node.cpu.usageCoreNanoSeconds).toBeGreaterThan(0);
+  expect(summary.node.memory.workingSetBytes).toBeGreaterThan(0);
+  const idle = summary.pods.find((each: { podRef: { name: string } }) => each.podRef.name === "idle");
+  expect(idle.podRef).toEqual({ name: "idle", namespace: "default", uid: (await pods.get("idle")).metadata.uid });
+  expect(idle.containers.map((each: { name: string }) => each.name).toSorted()).toEqual(["main", "side"]);
+  for (const { cpu, memory, startTime } of idle.containers) {
+    expect(cpu.usageCoreNanoSeconds).toBeGreaterThan(0);
+    expect(memory.workingSetBytes).toBeGreaterThan(0);
+    expect(Math.abs(Date.now() - Date.parse(startTime))).toBeLessThan(600_000);
+  }
+});
+
+test("a completed pod is in no figure, because its last ones would be taken for usage", async () => {
+  await pods.create("completed", { restartPolicy: "Never", containers: [shell("main", "true")] });
+  await pods.untilPhase("completed", "Succeeded");
+  for (const path of ["/metrics/resource", "/metrics/cadvisor", "/stats/summary"])
+    expect((await ask(kubelet, path, { as: admin })).body).not.toContain("completed");
+});
+
+const hasPromtool = (await tryCommand("promtool", ["--version"]).catch(() => undefined)) !== undefined;
+
+describe.skipIf(!hasPromtool)("promtool (Debian package prometheus) finds no fault", () => {
+  test.each(["/metrics", "/metrics/resource", "/metrics/cadvisor", "/metrics/probes"])(
+    "in the kubelet's %s",
+    async (path) => {
+      const { status, body } = await ask(kubelet, path, { as: admin });
+      expect(status).toBe(200);
+      expect(await check(body)).toBe("");
+    },
+  );
+
+  test("in the health port's /metrics", async () => {
+    const health = clientOf(env.agent.healthUrl);
+    expect(await check(await health.text("/metrics"))).toBe("");
+    health.close();
+  });
+
+  /** Its complaints, of syntax and of style. */
+  async function check(exposition: string): Promise<string> {
+    const { stdout, stderr } = await tryCommand("promtool", ["check", "metrics"], { input: exposition });
+    return stdout + stderr;
+  }
+});
