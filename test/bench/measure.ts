@@ -195,7 +195,7 @@ export function agentWrites(auditLog: string, from: number): Map<string, number>
   const lines = log.subarray(start, log.lastIndexOf("\n")).toString().split("\n");
   for (const line of lines) {
     if (line === "") continue;
-    const event = JSON.parse(line) as Json;
+    const event: Json = JSON.parse(line);
     const user: string = event.user.username;
     if (
       user === "admin" ||

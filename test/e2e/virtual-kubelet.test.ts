@@ -55,7 +55,7 @@ describe("virtual-kubelet's own suite", () => {
 
   test("has no test that is not listed here", () => {
     const run = [...output.matchAll(/^\s*--- \w+: TestEndToEnd\/(\w+) /gm)].map(([, name]) => name);
-    expect(run.toSorted()).toEqual(names);
+    expect(new Set(run)).toEqual(new Set(names));
   });
 });
 

@@ -38,7 +38,8 @@ export function describeCases(title: string, options: SuiteOptions): void {
           try {
             await run({ env, pods, disturb: () => injectNext(() => inject(env, fault)) });
           } catch (error) {
-            throw new Error(`${(error as Error).message}\n${await env.agent.logTail()}`, { cause: error });
+            const message = error instanceof Error ? error.message : String(error);
+            throw new Error(`${message}\n${await describePods(pods)}\n${await env.agent.logTail()}`, { cause: error });
           } finally {
             await emptyNamespace(env, pods);
           }

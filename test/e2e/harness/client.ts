@@ -59,7 +59,7 @@ interface KubeconfigUser {
 
 /** @param kubeconfig path of the file; its current context is used */
 export async function createClient(kubeconfig: string): Promise<Client> {
-  const config = parse(readFileSync(kubeconfig, "utf8")) as Json;
+  const config: Json = parse(readFileSync(kubeconfig, "utf8"));
   const { context } = config.contexts.find((each: Json) => each.name === config["current-context"]);
   const { cluster } = config.clusters.find((each: Json) => each.name === context.cluster);
   const user = config.users.find((each: Json) => each.name === context.user)?.user as KubeconfigUser | undefined;
