@@ -1,9 +1,13 @@
 import { defineConfig } from "vitest/config";
 
-const suite = (name: string, options: { timeoutMs?: number; serial?: boolean } = {}) => ({
+/** Engines that need root and tools of the host; their suites live beside the other integration tests. */
+const ENGINES = ["test/integration/oci/**/*.test.ts", "test/integration/vm/**/*.test.ts"];
+
+const suite = (name: string, options: { timeoutMs?: number; serial?: boolean; include?: string[]; exclude?: string[] } = {}) => ({
   test: {
     name,
-    include: [`test/${name}/**/*.test.ts`],
+    include: options.include ?? [`test/${name}/**/*.test.ts`],
+    exclude: options.exclude ?? [],
     testTimeout: options.timeoutMs ?? 15_000,
     hookTimeout: options.timeoutMs ?? 15_000,
     fileParallelism: !options.serial,
@@ -15,7 +19,8 @@ export default defineConfig({
   test: {
     projects: [
       suite("unit"),
-      suite("integration", { timeoutMs: 60_000 }),
+      suite("integration", { timeoutMs: 60_000, exclude: ENGINES }),
+      suite("engines", { timeoutMs: 300_000, serial: true, include: ENGINES }),
       suite("simulation", { timeoutMs: 900_000 }),
       suite("conformance", { timeoutMs: 300_000, serial: true }),
       suite("e2e", { timeoutMs: 300_000, serial: true }),
