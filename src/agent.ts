@@ -69,6 +69,7 @@ export function connect(options: {
       config.identity.mode === "impersonate" && {
         impersonate: { user: `system:node:${node.name}`, groups: ["system:nodes"] },
       }),
+    ...(certificate && { clientCertificate: certificate.current }),
     ...(metrics && {
       metrics: {
         onRequest: ({ verb, host, code, seconds }) => {
