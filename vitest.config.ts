@@ -1,7 +1,7 @@
 import { defineConfig } from "vitest/config";
 
 /** Engines that need root and tools of the host; their suites live beside the other integration tests. */
-const ENGINES = ["test/integration/oci/**/*.test.ts", "test/integration/vm/**/*.test.ts"];
+const ENGINES = ["oci/**/*", "vm/**/*", "*/oci"].map((path) => `test/integration/${path}.test.ts`);
 
 const suite = (name: string, options: { timeoutMs?: number; serial?: boolean; include?: string[]; exclude?: string[] } = {}) => ({
   test: {
