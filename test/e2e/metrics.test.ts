@@ -64,8 +64,8 @@ describe.each(versions)("kubectl (%s) top", (version) => {
     const rows = lines
       .trim()
       .split("\n")
-      .map((line) => line.split(/\s+/))
-      .toSorted();
+      .toSorted()
+      .map((line) => line.split(/\s+/));
     expect(rows.map(([pod, container]) => [pod, container])).toEqual([
       ["idle", "main"],
       ["idle", "side"],
