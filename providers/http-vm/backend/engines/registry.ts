@@ -5,6 +5,7 @@ import type { Clock } from "../../../../src/util/clock.ts";
 import type { Engine } from "../engine.ts";
 import { createOciEngine } from "./oci/engine.ts";
 import { createProcessEngine } from "./process/process.ts";
+import { createVmEngine } from "./vm/engine.ts";
 
 const processSchema = z.strictObject({
   type: z.literal("process"),
@@ -78,7 +79,21 @@ const ociSchema = z.strictObject({
   network: networkSchema,
 });
 
-export const engineSchema = z.discriminatedUnion("type", [processSchema, ociSchema]);
+const vmSchema = z.strictObject({
+  type: z.literal("vm"),
+  guestDir: z.string().optional().describe("Folder with the guest image that guest-image.sh made. Default: guest in the state directory."),
+  accelerator: z.enum(["auto", "kvm", "tcg"]).optional().describe("auto boots a guest under KVM to see. Default auto."),
+  clones: z.boolean().optional().describe("Start machines as copies of a booted one of their size. Default true."),
+  defaultMemoryMib: z.int().min(32).optional().describe("Memory for containers without a limit, MiB. Default 128."),
+  scratchBytes: z.int().min(64 << 20).optional().describe("Size of a machine's own disk; sparse. Default 10 GiB."),
+  bootTimeoutMs: z.int().min(1000).optional().describe("A VM that is not ready by then is given up. Default 90000."),
+  seccompProfile: z.string().optional().describe("Profile for containers that are not unconfined. Default: that of containers-common."),
+  pidsLimit: z.int().min(16).optional().describe("Processes and threads per container. Default 4096."),
+  images: imagesSchema,
+  network: networkSchema,
+});
+
+export const engineSchema = z.discriminatedUnion("type", [processSchema, ociSchema, vmSchema]);
 
 export type EngineConfig = z.infer<typeof engineSchema>;
 
@@ -95,6 +110,8 @@ export function createEngine(config: EngineConfig, { stateDir, clock, logger }: 
       return createProcessEngine({ images: config.images, addressPool: config.addressPool, stateDir, clock });
     case "oci":
       return createOciEngine({ ...definedOnly(config), stateDir, clock, logger });
+    case "vm":
+      return createVmEngine({ ...definedOnly(config), stateDir, clock, logger });
   }
 }
 

@@ -29,6 +29,8 @@ export interface BundleInput {
   /** For these capabilities; undefined when the container is unconfined. */
   seccomp: ((capabilities: readonly string[]) => object) | undefined;
   pidsLimit: number;
+  /** A command of the runtime's side, run when the container has started. */
+  poststart?: readonly [string, ...string[]];
   /** What "all" means: no more than the runtime itself has. Absent: all that Linux knows. */
   grantable?: readonly string[];
 }
@@ -137,6 +139,7 @@ export function ociConfig(input: BundleInput): object {
     },
     root: { path: input.rootfs, readonly: security.read_only_root === true },
     mounts: [...systemMounts(privileged), ...input.mounts.toSorted((a, b) => depth(a) - depth(b))],
+    ...(input.poststart === undefined ? {} : { hooks: { poststart: [{ path: input.poststart[0], args: input.poststart }] } }),
     linux: {
       namespaces: [
         { type: "mount" },

@@ -1,3 +1,4 @@
+import { resolve } from "node:path";
 import { allProcesses, processEnv, type ProcessStat } from "../../proc.ts";
 
 export interface OwnedProcess {
@@ -20,7 +21,8 @@ export class OwnedProcesses {
   #next: Promise<OwnedProcess[]> | undefined;
 
   constructor(stateDir: string) {
-    this.#stateDir = stateDir;
+    // One spelling for one folder: `/var/lib/x/` and `/var/lib/x` are the same backend's.
+    this.#stateDir = resolve(stateDir);
   }
 
   /** What a container's environment needs, for its processes to be found. */
@@ -51,8 +53,10 @@ export class OwnedProcesses {
     const sessions = new Map<number, OwnedProcess>();
     await Promise.all(
       all.map(async (stat) => {
-        const [stateDir, machine, container] = (await processEnv(stat.pid, MARK))?.split("|") ?? [];
-        if (stateDir !== this.#stateDir || machine === undefined || container === undefined) return;
+        const mark = await processEnv(stat.pid, MARK);
+        if (mark?.startsWith(`${this.#stateDir}|`) !== true) return;
+        const [machine, container] = mark.slice(this.#stateDir.length + 1).split("|");
+        if (machine === undefined || container === undefined) return;
         const own = { stat, machine, container };
         owned.set(stat.pid, own);
         sessions.set(stat.session, own);

@@ -182,8 +182,8 @@ export class Qemu {
       const complaint = existsSync(place.log) ? readFileSync(place.log, "utf8").slice(-1000).trim() : "";
       failure = new Error(`QEMU ended with ${code ?? signal}: ${complaint}`);
     });
-    // It makes its sockets in the order of its arguments: with the last one, all are there.
-    while (!existsSync(place.qmp)) {
+    // It makes its sockets in the order of its arguments: when the last one answers, all are there.
+    while (!(await accepts(place.qmp))) {
       if (failure !== undefined) throw failure;
       await this.#options.clock.sleep(START_POLL_MS);
     }
@@ -308,6 +308,17 @@ function untilReady(ctl: string, signal: AbortSignal): Promise<void> {
     socket.setEncoding("latin1").on("data", (text: string) => {
       received = (received + text).slice(-64);
       if (received.includes("READY\n")) finish();
+    });
+  });
+}
+
+function accepts(path: string): Promise<boolean> {
+  return new Promise((resolve) => {
+    const socket = connect(path);
+    socket.once("error", () => resolve(false));
+    socket.once("connect", () => {
+      socket.destroy();
+      resolve(true);
     });
   });
 }

@@ -198,6 +198,7 @@ export class VmSandbox implements Sandbox {
       sysctls: [],
       seccomp: (capabilities) => seccompProfile(this.#context.seccomp(), capabilities, process.arch),
       pidsLimit: this.#context.pidsLimit,
+      poststart: ["/bin/vmlet", "started", id],
     });
     const mountImages = locations.map((location) => ["image", imageName(location), imageSerial(location)]);
     await this.shell.callAll([...mountImages, ["launch", id, imageName(image.location), folders.join("\n")]], { input: JSON.stringify(config) });
