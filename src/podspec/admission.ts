@@ -144,7 +144,7 @@ export function checkResources(pod: Pod, allocatable: ResourceList, otherPods: r
   if (otherPods.length + 1 > maxPods) return outOf("pods", 1n, BigInt(otherPods.length), BigInt(maxPods));
 
   const requests = podRequests(pod.spec ?? { containers: [] });
-  const used = otherPods.map((other) => podRequests(allocatedSpec(other)));
+  const used = otherPods.map(allocatedRequests);
   const first = ["cpu", "memory", "ephemeral-storage"];
   const names = [
     ...first.filter((name) => requests.has(name)),
@@ -160,6 +160,15 @@ export function checkResources(pod: Pod, allocatable: ResourceList, otherPods: r
     if (requested > 0n && requested > capacity - total) return outOf(name, requested, total, capacity);
   }
   return undefined;
+}
+
+/** Each admission sums over all other pods, so what a pod has been given is computed once for each copy of it. */
+const allocated = new WeakMap<Pod, ResourceList>();
+
+function allocatedRequests(pod: Pod): ResourceList {
+  let requests = allocated.get(pod);
+  if (requests === undefined) allocated.set(pod, (requests = podRequests(allocatedSpec(pod))));
+  return requests;
 }
 
 /**

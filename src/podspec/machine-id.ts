@@ -2,9 +2,14 @@
 import { createHash } from "node:crypto";
 import type { Pod } from "../kube/wire.ts";
 
+/** Asked for several times a pod, and a process knows few clusters. */
+const prefixes = new Map<string, string>();
+
 /** First eight hex digits of SHA-256 of the cluster's id: short, and enough to tell clusters on one backend apart. */
 export function clusterPrefix(clusterId: string): string {
-  return createHash("sha256").update(clusterId).digest("hex").slice(0, 8);
+  let prefix = prefixes.get(clusterId);
+  if (prefix === undefined) prefixes.set(clusterId, (prefix = createHash("sha256").update(clusterId).digest("hex").slice(0, 8)));
+  return prefix;
 }
 
 export function machineId(clusterId: string, podUid: string): string {
