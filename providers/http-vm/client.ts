@@ -11,6 +11,7 @@ import type { Duplex, Readable } from "node:stream";
 import type { IncomingMessage } from "node:http";
 import axios, { AxiosError, type AxiosInstance, type AxiosResponse } from "axios";
 import { isProviderError, ProviderError, type ProviderErrorCode } from "../../src/provider/errors.ts";
+import { linkAbort } from "../../src/util/abort.ts";
 import { systemClock, type Clock } from "../../src/util/clock.ts";
 import { CredentialStore, type Credentials } from "./credentials.ts";
 import type { SchemaName, Schemas } from "./document.ts";
@@ -209,26 +210,32 @@ export class MachineApiClient {
     const cancel = this.clock.after(this.deadlines.connectMs + this.deadlines.headersMs, () =>
       late.abort(new ProviderError("unavailable", `no reply to ${call.method} ${call.path} in time`)),
     );
-    const body = call.body === undefined ? undefined : JSON.stringify(call.body);
+    const content = call.body === undefined ? undefined : JSON.stringify(call.body);
+    const { signal, release } = linkAbort(call.signal, late.signal, this.#closed.signal);
     try {
       const response = await this.#axios.request({
         method: call.method,
         url: call.query === undefined || call.query.size === 0 ? call.path : `${call.path}?${call.query.toString()}`,
-        ...(body === undefined ? {} : { data: body }),
+        ...(content === undefined ? {} : { data: content }),
         headers: {
           ...this.#headers(credentials, requestId),
           accept,
-          ...(body === undefined ? {} : { "content-type": JSON_TYPE }),
+          ...(content === undefined ? {} : { "content-type": JSON_TYPE }),
         },
         httpAgent: agent,
         httpsAgent: agent,
-        signal: AbortSignal.any([call.signal, late.signal, this.#closed.signal]),
+        signal,
       });
       // Once its body is read, a reply has lost its connection, which may have to be destroyed all the same.
-      const { socket } = response.data as IncomingMessage;
+      const body = response.data as IncomingMessage;
+      const { socket } = body;
+      // Until its end, the body is broken off by the same signals.
+      if (body.closed) release();
+      else body.once("close", release);
       if (socket) this.#sockets.set(response, socket);
       return { response, requestId };
     } catch (thrown) {
+      release();
       if (late.signal.aborted && !call.signal.aborted) throw late.signal.reason;
       throw isStaleConnection(thrown) ? thrown : asProviderError(thrown, call);
     } finally {

@@ -1,6 +1,6 @@
 import { createServer, type Server } from "node:net";
 import { createHash } from "node:crypto";
-import { join } from "node:path";
+import { mkdirSync, realpathSync } from "node:fs";
 import { PTY_MODULE, attachShim, installShim, shimEverStarted, startShim, watchShim } from "./shim-client.ts";
 import PQueue from "p-queue";
 import type { Capability } from "../../../src/provider/capabilities.ts";
@@ -435,7 +435,8 @@ function validateSpec(spec: MachineSpec): void {
 
 /** One backend per state directory: an abstract socket, which the kernel gives back however the holder ends. */
 async function lockStateDir(stateDir: string): Promise<Server> {
-  const name = `\0vmlet-backend-${createHash("sha256").update(join(stateDir)).digest("hex").slice(0, 32)}`;
+  mkdirSync(stateDir, { recursive: true, mode: 0o700 });
+  const name = `\0vmlet-backend-${createHash("sha256").update(realpathSync(stateDir)).digest("hex").slice(0, 32)}`;
   const server = createServer((socket) => socket.destroy());
   await new Promise<void>((resolve, reject) => {
     server.once("error", (error: NodeJS.ErrnoException) => {

@@ -3,6 +3,7 @@ import { watch } from "node:fs";
 import { open, readdir, stat, type FileHandle } from "node:fs/promises";
 import { join } from "node:path";
 import type { LogLine } from "../../../src/provider/provider.ts";
+import { linkAbort } from "../../../src/util/abort.ts";
 import type { Clock } from "../../../src/util/clock.ts";
 
 const CHUNK_BYTES = 64 * 1024;
@@ -175,10 +176,14 @@ async function* allLines(dir: string, from: Position, options: ReadLogOptions): 
 /** Resolves when something may have been written, or the container has ended. */
 async function nextWrite(dir: string, offset: number, segment: number, options: ReadLogOptions): Promise<void> {
   const stop = new AbortController();
-  const signal = AbortSignal.any([stop.signal, options.signal]);
+  const { signal, release } = linkAbort(stop.signal, options.signal);
   await new Promise<void>((resolve) => {
-    const watcher = watch(dir, { signal, persistent: false }, () => resolve());
-    watcher.on("error", () => resolve());
+    try {
+      const watcher = watch(dir, { signal, persistent: false }, () => resolve());
+      watcher.on("error", () => resolve());
+    } catch {
+      // The host's inotify watches are used up, or the folder is going: the poll goes on.
+    }
     const cancel = options.clock.after(POLL_MS, resolve);
     signal.addEventListener("abort", () => {
       cancel();
@@ -194,6 +199,7 @@ async function nextWrite(dir: string, offset: number, segment: number, options: 
     );
   });
   stop.abort();
+  release();
 }
 
 /** The last lines of a log: kubelet's fallback for a termination message is 80 lines, 2048 bytes. */

@@ -66,7 +66,7 @@ export async function allProcesses(): Promise<ProcessStat[]> {
 /** One variable of the environment that a process was started with; undefined when unset or not readable. */
 export async function processEnv(pid: number, name: string): Promise<string | undefined> {
   try {
-    const text = await readFile(`/proc/${pid}/environ`, "latin1");
+    const text = await readFile(`/proc/${pid}/environ`, "utf8");
     const entry = text.split("\0").find((line) => line.startsWith(`${name}=`));
     return entry?.slice(name.length + 1);
   } catch {

@@ -53,6 +53,7 @@ const ATTACH_HIGH_WATER = 1 << 20;
 /** How long a shim whose command and streams are over waits for attached clients to take the rest. */
 const LINGER_MS = 5_000;
 const PID_FILE_POLL_MS = 5;
+const WRITE_RETRY_MS = 1_000;
 const START_ERROR_BYTES = 2048;
 const SIGNAL_EXIT_BASE = 128;
 const START_ERROR_EXIT = 128;
@@ -152,8 +153,15 @@ class LogWriter {
   }
 
   #rotate(): void {
+    let next: number;
+    try {
+      next = openSync(join(dir, `log.${this.#segment + 1}`), "a", 0o600);
+    } catch (error) {
+      // As above: this segment grows on until there is room for another.
+      process.stderr.write(`log: ${String(error)}\n`);
+      return;
+    }
     this.#segment++;
-    const next = openSync(join(dir, `log.${this.#segment}`), "a", 0o600);
     closeSync(this.#fd);
     this.#fd = next;
     this.#bytes = 0;
@@ -198,6 +206,7 @@ class Shim {
   #status: ShimStatus = { state: "starting" };
   #running: Running | undefined;
   #streamsOpen = 0;
+  readonly #unwritten = new Set<string>();
   #stdinHeld: Buffer[] = [];
   #startErrors = "";
   #pidPoll: NodeJS.Timeout | undefined;
@@ -394,9 +403,26 @@ class Shim {
 
   #setStatus(file: string, status: ShimStatus): void {
     this.#status = status;
-    writeAtomically(file, status);
+    this.#write(file, status);
     for (const client of this.#clients)
       if (client.hello !== undefined) client.socket.write(encodeFrame(FRAME.status, JSON.stringify(status)));
+  }
+
+  /** A full disk must not end the container, nor lose how it ended: the shim stays until that is written. */
+  #write(file: string, status: ShimStatus): void {
+    this.#unwritten.delete(file);
+    try {
+      writeAtomically(file, status);
+    } catch (error) {
+      // The machine was deleted: nobody asks any more.
+      if ((error as NodeJS.ErrnoException).code === "ENOENT") return;
+      process.stderr.write(`${file}: ${String(error)}\n`);
+      this.#unwritten.add(file);
+      setTimeout(() => {
+        this.#write(file, status);
+        this.#finishWhenDrained();
+      }, WRITE_RETRY_MS);
+    }
   }
 
   #output(stream: "stdout" | "stderr", chunk: Buffer): void {
@@ -463,7 +489,7 @@ class Shim {
 
   /** The shim's own end: the command is over, its streams are closed (or nobody holds them any more), clients have it all. */
   #finishWhenDrained(): void {
-    if (this.#status.state !== "exited" || this.#streamsOpen > 0) return;
+    if (this.#status.state !== "exited" || this.#streamsOpen > 0 || this.#unwritten.size > 0) return;
     this.#server.close();
     for (const { socket } of this.#clients) socket.end();
     setTimeout(() => process.exit(0), LINGER_MS).unref();

@@ -9,6 +9,7 @@ import { createServer as createTlsServer } from "node:https";
 import type { AddressInfo } from "node:net";
 import type { Duplex } from "node:stream";
 import { ProviderError } from "../../../src/provider/errors.ts";
+import { linkAbort } from "../../../src/util/abort.ts";
 import { systemClock } from "../../../src/util/clock.ts";
 import type { Logger } from "../../../src/telemetry/logger.ts";
 import { asProviderError, renderError, requestIdOf } from "./http.ts";
@@ -91,14 +92,15 @@ class ProviderServer implements MachineApiServer {
     const requestId = requestIdOf(request);
     response.setHeader("x-request-id", requestId);
     const hungUp = new AbortController();
+    const { signal, release } = linkAbort(hungUp.signal, this.#closing.signal);
     response.on("close", () => {
       if (!response.writableFinished) hungUp.abort(new ProviderError("unavailable", "the caller hung up"));
+      release();
     });
     const startedAt = this.#context.clock.monotonic();
     try {
       this.#authorize(request);
       const url = parseUrl(request);
-      const signal = AbortSignal.any([hungUp.signal, this.#closing.signal]);
       const exchange = {
         request,
         response,
@@ -142,14 +144,17 @@ class ProviderServer implements MachineApiServer {
   async #upgrade(request: IncomingMessage, socket: Duplex, head: Buffer): Promise<void> {
     const requestId = requestIdOf(request);
     const hungUp = new AbortController();
-    const onClose = () => hungUp.abort(new ProviderError("unavailable", "the caller hung up"));
+    const { signal, release } = linkAbort(hungUp.signal, this.#closed.signal);
+    const onClose = () => {
+      hungUp.abort(new ProviderError("unavailable", "the caller hung up"));
+      release();
+    };
     socket.on("close", onClose);
     socket.on("error", onClose);
     try {
       this.#authorize(request);
       if (this.#closing.signal.aborted) throw this.#closing.signal.reason as Error;
       const url = parseUrl(request);
-      const signal = AbortSignal.any([hungUp.signal, this.#closed.signal]);
       await this.#streams.open({ request, socket, head, url, requestId, signal });
     } catch (thrown) {
       if (!(thrown instanceof ProviderError))

@@ -1,11 +1,12 @@
-import { readdirSync, readFileSync } from "node:fs";
+import { mkdirSync, mkdtempSync, readdirSync, readFileSync, rmdirSync, writeFileSync } from "node:fs";
 import { createServer } from "node:net";
+import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { expect, test } from "vitest";
 import { systemClock } from "../../../src/util/clock.ts";
 import { createProcessEngine } from "../../../providers/http-vm/backend/engines/process/process.ts";
 import { processStat } from "../../../providers/http-vm/backend/proc.ts";
-import { backendSuite, text, type Bench } from "./suite.ts";
+import { backendSuite, Bench, text } from "./suite.ts";
 
 /** Process ids that a container printed. */
 async function printedPids(bench: Bench, id: string, count: number): Promise<number[]> {
@@ -52,6 +53,24 @@ backendSuite(
       process.kill(Number(claim.split(" ")[0]), "SIGKILL");
       expect(await bench().terminated(id, "a")).toMatchObject({ exit_code: 137, reason: "ContainerStatusUnknown" });
       expect(processStat(pid!)).toBeUndefined();
+    });
+
+    test("how a container ended is kept though the disk was full and no backend ran", async () => {
+      const end = join(bench().stateDir, "end");
+      const id = await bench().create({
+        restart_policy: "never",
+        containers: [bench().shell("a", `echo $$; while [ ! -e ${end} ]; do sleep 0.05; done; exit 6`)],
+      });
+      const [pid] = await printedPids(bench(), id, 1);
+      const instances = join(bench().stateDir, "machines", id, "containers", "a");
+      const inTheWay = join(instances, readdirSync(instances)[0]!, "shim-exit.json.tmp");
+      mkdirSync(inTheWay);
+      await bench().provider.close();
+      writeFileSync(end, "");
+      await bench().until(() => expect(processStat(pid!)).toBeUndefined());
+      rmdirSync(inTheWay);
+      await bench().open();
+      expect(await bench().terminated(id, "a")).toMatchObject({ exit_code: 6, reason: "Error" });
     });
 
     test("nothing of a deleted machine is left: no process, no socket, no folder, even when its shim was killed", async () => {
@@ -124,3 +143,30 @@ backendSuite(
     });
   },
 );
+
+test("a backend whose state directory is spelled otherwise finds the processes of the former one", async () => {
+  const stateDir = mkdtempSync(join(tmpdir(), "vmlet-it-|ü-"));
+  const benchOf = (dir: string) =>
+    new Bench(
+      {
+        name: "process",
+        image: "none",
+        createEngine: () =>
+          createProcessEngine({ stateDir: dir, images: {}, addressPool: "127.64.0.0/10", clock: systemClock }),
+      },
+      dir,
+    );
+  const first = benchOf(stateDir);
+  await first.open();
+  const id = await first.create({
+    containers: [first.shell("a", "echo $$; trap '' TERM; while :; do sleep 0.1; done")],
+  });
+  const [pid] = await printedPids(first, id, 1);
+  await first.provider.close();
+  const second = benchOf(`${stateDir}/`);
+  await second.open();
+  await second.provider.stopPod(id, { graceSeconds: 0, signal: second.signal });
+  await second.reaches(id, "stopped");
+  expect(processStat(pid!)).toBeUndefined();
+  await second.close();
+});
