@@ -237,9 +237,9 @@ export const agentConfigSchema = z.strictObject({
       qps: z
         .number()
         .positive()
-        .default(50)
-        .describe("Requests to the API server per second, as the kubelet's kubeAPIQPS."),
-      burst: z.int().positive().default(100),
+        .default(500)
+        .describe("Requests to the API server per second. A kubelet's 50 would hold back the bursts that this node is for."),
+      burst: z.int().positive().default(1000),
     })
     .prefault({}),
   nodes: z.array(nodeSchema).min(1).refine(uniqueNames, "node names must differ"),
