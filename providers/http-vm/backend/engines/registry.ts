@@ -81,13 +81,23 @@ const ociSchema = z.strictObject({
 
 const vmSchema = z.strictObject({
   type: z.literal("vm"),
-  guestDir: z.string().optional().describe("Folder with the guest image that guest-image.sh made. Default: guest in the state directory."),
+  guestDir: z
+    .string()
+    .optional()
+    .describe("Folder with the guest image that guest-image.sh made. Default: guest in the state directory."),
   accelerator: z.enum(["auto", "kvm", "tcg"]).optional().describe("auto boots a guest under KVM to see. Default auto."),
   clones: z.boolean().optional().describe("Start machines as copies of a booted one of their size. Default true."),
   defaultMemoryMib: z.int().min(32).optional().describe("Memory for containers without a limit, MiB. Default 128."),
-  scratchBytes: z.int().min(64 << 20).optional().describe("Size of a machine's own disk; sparse. Default 10 GiB."),
+  scratchBytes: z
+    .int()
+    .min(64 << 20)
+    .optional()
+    .describe("Size of a machine's own disk; sparse. Default 10 GiB."),
   bootTimeoutMs: z.int().min(1000).optional().describe("A VM that is not ready by then is given up. Default 90000."),
-  seccompProfile: z.string().optional().describe("Profile for containers that are not unconfined. Default: that of containers-common."),
+  seccompProfile: z
+    .string()
+    .optional()
+    .describe("Profile for containers that are not unconfined. Default: that of containers-common."),
   pidsLimit: z.int().min(16).optional().describe("Processes and threads per container. Default 4096."),
   images: imagesSchema,
   network: networkSchema,

@@ -140,31 +140,71 @@ class VmEngine implements Engine {
 
   async check(): Promise<HostProblem[]> {
     if (process.platform !== "linux" || process.arch !== "x64")
-      return [{ fatal: true, problem: `engine vm needs Linux on x86-64; this is ${process.platform} on ${process.arch}`, cure: "run the backend there, or use the engine oci" }];
+      return [
+        {
+          fatal: true,
+          problem: `engine vm needs Linux on x86-64; this is ${process.platform} on ${process.arch}`,
+          cure: "run the backend there, or use the engine oci",
+        },
+      ];
     const problems = [...HostImages.check(), ...HostNetwork.check("tap")];
     for (const [tool, debian] of TOOLS) {
-      if (findTool(tool) === undefined) problems.push({ fatal: true, problem: `${tool} is not on the PATH`, cure: `install the package ${debian} (Debian: apt-get install ${debian})` });
+      if (findTool(tool) === undefined)
+        problems.push({
+          fatal: true,
+          problem: `${tool} is not on the PATH`,
+          cure: `install the package ${debian} (Debian: apt-get install ${debian})`,
+        });
     }
     if (!existsSync(join(this.#guestDir(), "version")))
-      problems.push({ fatal: true, problem: `there is no guest image in ${this.#guestDir()}`, cure: `make it: bash ${GUEST_SCRIPT} ${this.#guestDir()}` });
+      problems.push({
+        fatal: true,
+        problem: `there is no guest image in ${this.#guestDir()}`,
+        cure: `make it: bash ${GUEST_SCRIPT} ${this.#guestDir()}`,
+      });
     if (!existsSync(this.#seccompProfile()))
-      problems.push({ fatal: true, problem: `the default seccomp profile ${this.#seccompProfile()} is missing`, cure: "install the package containers-common (Debian: golang-github-containers-common)" });
+      problems.push({
+        fatal: true,
+        problem: `the default seccomp profile ${this.#seccompProfile()} is missing`,
+        cure: "install the package containers-common (Debian: golang-github-containers-common)",
+      });
     if (!existsSync("/dev/kvm"))
-      problems.push({ fatal: false, problem: "/dev/kvm is missing: machines are emulated, several times slower", cure: "run the backend on a host with hardware virtualisation, or pass the device in (--device /dev/kvm)" });
+      problems.push({
+        fatal: false,
+        problem: "/dev/kvm is missing: machines are emulated, several times slower",
+        cure: "run the backend on a host with hardware virtualisation, or pass the device in (--device /dev/kvm)",
+      });
     return problems;
   }
 
   validate(spec: MachineSpec): void {
     for (const [index, volume] of (spec.volumes ?? []).entries()) {
       if (!/^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$/i.test(volume.name))
-        throw new ProviderError("invalid", `volume name ${JSON.stringify(volume.name)} must be made of letters, digits, dashes and dots`, { field: `volumes.${index}.name` });
+        throw new ProviderError(
+          "invalid",
+          `volume name ${JSON.stringify(volume.name)} must be made of letters, digits, dashes and dots`,
+          { field: `volumes.${index}.name` },
+        );
     }
     for (const { name } of spec.security?.sysctls ?? []) {
-      if (!/^[a-z0-9_]+(?:[./][a-z0-9_-]+)+$/i.test(name) || name.includes("..")) throw new ProviderError("invalid", `${JSON.stringify(name)} is no sysctl`, { field: "security.sysctls" });
+      if (!/^[a-z0-9_]+(?:[./][a-z0-9_-]+)+$/i.test(name) || name.includes(".."))
+        throw new ProviderError("invalid", `${JSON.stringify(name)} is no sysctl`, { field: "security.sysctls" });
     }
     for (const { name, ports } of [...(spec.init_containers ?? []), ...spec.containers]) {
-      if (ports?.some((port) => port.host_port !== undefined && port.host_ip !== undefined && port.host_ip !== "" && port.host_ip !== "0.0.0.0"))
-        throw new ProviderError("unsupported", `container ${name}: host ports are opened on all addresses of the host, host_ip cannot be chosen`, { field: "containers.ports.host_ip" });
+      if (
+        ports?.some(
+          (port) =>
+            port.host_port !== undefined &&
+            port.host_ip !== undefined &&
+            port.host_ip !== "" &&
+            port.host_ip !== "0.0.0.0",
+        )
+      )
+        throw new ProviderError(
+          "unsupported",
+          `container ${name}: host ports are opened on all addresses of the host, host_ip cannot be chosen`,
+          { field: "containers.ports.host_ip" },
+        );
     }
   }
 
@@ -173,7 +213,11 @@ class VmEngine implements Engine {
     this.#collectLater();
     await mkdir(this.#records, { recursive: true });
     for (const hash of await readdir(this.#records)) {
-      const record = JSON.parse(readFileSync(join(this.#records, hash), "utf8")) as { id: string; dir: string; sockets: Record<string, string> };
+      const record = JSON.parse(readFileSync(join(this.#records, hash), "utf8")) as {
+        id: string;
+        dir: string;
+        sockets: Record<string, string>;
+      };
       if (!known.has(record.id)) await this.#remove({ ...record, socketPath: (name) => record.sockets[name]! });
     }
     await this.#network.sweep(known);
@@ -182,7 +226,10 @@ class VmEngine implements Engine {
   async open(home: MachineHome, signal: AbortSignal): Promise<Sandbox> {
     await mkdir(this.#records, { recursive: true });
     const sockets = Object.fromEntries(["qmp", "ctl", "ssh"].map((name) => [name, home.socketPath(name)]));
-    await writeFileAtomic(join(this.#records, machineHash(home.id)), JSON.stringify({ id: home.id, dir: home.dir, sockets }));
+    await writeFileAtomic(
+      join(this.#records, machineHash(home.id)),
+      JSON.stringify({ id: home.id, dir: home.dir, sockets }),
+    );
     return await openSandbox(await this.#ready(), home, signal);
   }
 
@@ -195,7 +242,13 @@ class VmEngine implements Engine {
   }
 
   async capacity(): Promise<ProviderCapacity> {
-    return { allocatable: { cpu_millis: availableParallelism() * 1000, memory_bytes: totalmem(), ephemeral_bytes: await this.images.diskSize() } };
+    return {
+      allocatable: {
+        cpu_millis: availableParallelism() * 1000,
+        memory_bytes: totalmem(),
+        ephemeral_bytes: await this.images.diskSize(),
+      },
+    };
   }
 
   async close(): Promise<void> {
@@ -206,7 +259,12 @@ class VmEngine implements Engine {
     const context = await this.#ready();
     const place = vmPlace(home as MachineHome, undefined);
     await destroyVm(context, home, await findVm(place));
-    await new GuestShell({ address: "none", identityFile: context.identityFile, knownHosts: "/dev/null", controlPath: home.socketPath("ssh") }).disconnect();
+    await new GuestShell({
+      address: "none",
+      identityFile: context.identityFile,
+      knownHosts: "/dev/null",
+      controlPath: home.socketPath("ssh"),
+    }).disconnect();
     for (const socket of [place.qmp, place.ctl]) await rm(socket, { force: true });
     await this.#network.detach(home.id);
     await rm(join(this.#records, machineHash(home.id)), { force: true });
@@ -225,7 +283,8 @@ class VmEngine implements Engine {
     const dir = join(stateDir, "vm");
     await mkdir(dir, { recursive: true, mode: 0o700 });
     const identityFile = join(dir, "id_ed25519");
-    if (!existsSync(identityFile)) await run(findTool("ssh-keygen")!, ["-q", "-t", "ed25519", "-N", "", "-C", "vmlet", "-f", identityFile]);
+    if (!existsSync(identityFile))
+      await run(findTool("ssh-keygen")!, ["-q", "-t", "ed25519", "-N", "", "-C", "vmlet", "-f", identityFile]);
     const qemu = { guestDir: this.#guestDir(), templatesDir: join(dir, "templates"), clock };
     const chosen = accelerator === "auto" ? await probeAccelerator(qemu, join(dir, "accelerator")) : accelerator;
     logger.info({ accelerator: chosen }, "VMs' accelerator");
@@ -248,7 +307,11 @@ class VmEngine implements Engine {
 
   #collectLater(): void {
     this.#cancelCollect = this.#options.clock.after(COLLECT_PERIOD_MS, () => {
-      this.images.collect().catch((error: unknown) => this.#options.logger.warn({ error: String(error) }, "image garbage collection failed"));
+      this.images
+        .collect()
+        .catch((error: unknown) =>
+          this.#options.logger.warn({ error: String(error) }, "image garbage collection failed"),
+        );
       this.#collectLater();
     });
   }

@@ -26,9 +26,12 @@ export interface Identity {
 
 export function identityScript(identity: Identity): string {
   const { attachment, spec } = identity;
-  const file = (path: string, content: string | Buffer) => `echo ${Buffer.from(content).toString("base64")} | base64 -d > ${path}`;
+  const file = (path: string, content: string | Buffer) =>
+    `echo ${Buffer.from(content).toString("base64")} | base64 -d > ${path}`;
   const hostname = kernelHostname(spec, identity.machineId);
-  const sysctls = (spec.security?.sysctls ?? []).map(({ name, value }) => `echo ${quote(value)} > /proc/sys/${quote(name.replaceAll(".", "/"))}`);
+  const sysctls = (spec.security?.sysctls ?? []).map(
+    ({ name, value }) => `echo ${quote(value)} > /proc/sys/${quote(name.replaceAll(".", "/"))}`,
+  );
   return [
     `date -u -s @${Math.floor(identity.nowMs / 1000)} >/dev/null`,
     file("/run/seed", randomBytes(SEED_BYTES)),
@@ -64,7 +67,12 @@ export function identityScript(identity: Identity): string {
  * Waits until the guest reads its port, gives it the script, and returns the guest's public key.
  * @throws Error when the guest does not answer before the signal aborts, or answers nonsense
  */
-export async function giveIdentity(socketPath: string, script: string, signal: AbortSignal, options: { booted: boolean }): Promise<string> {
+export async function giveIdentity(
+  socketPath: string,
+  script: string,
+  signal: AbortSignal,
+  options: { booted: boolean },
+): Promise<string> {
   return await new Promise((resolve, reject) => {
     const socket = connect(socketPath);
     let received = "";

@@ -23,7 +23,17 @@ async function make(location: string, disk: string): Promise<string> {
   const temporary = `${disk}.${randomBytes(4).toString("hex")}`;
   try {
     // Weak compression: reading it back in an emulated processor costs more than the disk that it saves.
-    await run(findTool("mksquashfs")!, [location, temporary, "-comp", "zstd", "-Xcompression-level", "1", "-noappend", "-quiet", "-no-progress"]);
+    await run(findTool("mksquashfs")!, [
+      location,
+      temporary,
+      "-comp",
+      "zstd",
+      "-Xcompression-level",
+      "1",
+      "-noappend",
+      "-quiet",
+      "-no-progress",
+    ]);
     await rename(temporary, disk);
     return disk;
   } finally {

@@ -69,13 +69,24 @@ export class Qemu {
   /** Boots a VM; it prints READY on its ctl port when it waits for its identity. */
   async boot(size: VmSize, place: VmPlace): Promise<VmProcess> {
     const { guestDir } = this.#options;
-    return await this.#start(size, place, ["-kernel", join(guestDir, "vmlinux"), "-initrd", join(guestDir, "base.cpio"), "-append", kernelArgs()]);
+    return await this.#start(size, place, [
+      "-kernel",
+      join(guestDir, "vmlinux"),
+      "-initrd",
+      join(guestDir, "base.cpio"),
+      "-append",
+      kernelArgs(),
+    ]);
   }
 
   /** Starts a copy of the template of this size; it waits for its identity at once. */
   async clone(size: VmSize, place: VmPlace, signal: AbortSignal): Promise<VmProcess> {
     const template = await this.template(size, signal);
-    const vm = await this.#start(size, place, [...memory(join(template, "ram.img"), size, false), "-incoming", "defer"]);
+    const vm = await this.#start(size, place, [
+      ...memory(join(template, "ram.img"), size, false),
+      "-incoming",
+      "defer",
+    ]);
     const qmp = await Qmp.open(place.qmp, signal);
     const incoming = `${place.qmp}.in`;
     try {
@@ -122,14 +133,23 @@ export class Qemu {
     const place: VmPlace = { qmp: join(work, "qmp"), ctl: join(work, "ctl"), tap: undefined, log: join(work, "log") };
     try {
       const ram = join(work, "ram.img");
-      const boot = ["-kernel", join(guestDir, "vmlinux"), "-initrd", join(guestDir, "base.cpio"), "-append", kernelArgs()];
+      const boot = [
+        "-kernel",
+        join(guestDir, "vmlinux"),
+        "-initrd",
+        join(guestDir, "base.cpio"),
+        "-append",
+        kernelArgs(),
+      ];
       const vm = await this.#start(size, place, [...memory(ram, size, true), ...boot]);
       try {
         await untilReady(place.ctl, signal);
         const qmp = await Qmp.open(place.qmp, signal);
         try {
           await qmp.execute("stop");
-          await qmp.execute("migrate-set-capabilities", { capabilities: [{ capability: "x-ignore-shared", state: true }] });
+          await qmp.execute("migrate-set-capabilities", {
+            capabilities: [{ capability: "x-ignore-shared", state: true }],
+          });
           const outgoing = join(work, "out");
           const state = receive(outgoing, signal);
           await state.listening;
@@ -157,7 +177,9 @@ export class Qemu {
     const hasBackend = source.some((argument) => argument.includes("memory-backend-file"));
     const args = [
       ...["-M", hasBackend ? "microvm,memory-backend=mem" : "microvm"],
-      ...(accelerator === "kvm" ? ["-accel", "kvm", "-cpu", "host"] : ["-accel", `tcg,thread=multi,tb-size=${TRANSLATION_CACHE_MIB}`]),
+      ...(accelerator === "kvm"
+        ? ["-accel", "kvm", "-cpu", "host"]
+        : ["-accel", `tcg,thread=multi,tb-size=${TRANSLATION_CACHE_MIB}`]),
       ...["-m", `${size.memoryMib}`, "-smp", `${size.cpus}`],
       ...["-nodefaults", "-no-user-config", "-display", "none", "-no-reboot"],
       ...["-sandbox", "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny"],
@@ -166,7 +188,12 @@ export class Qemu {
       ...["-chardev", `socket,id=ctl,path=${place.ctl},server=on,wait=off`],
       ...["-device", "virtio-serial-device", "-device", "virtserialport,chardev=ctl,name=ctl"],
       ...["-device", "virtio-scsi-device,id=scsi0", "-device", "virtio-rng-device"],
-      ...["-netdev", place.tap === undefined ? "socket,id=net0,udp=127.0.0.1:9,localaddr=127.0.0.1:0" : `tap,id=net0,ifname=${place.tap},script=no,downscript=no`],
+      ...[
+        "-netdev",
+        place.tap === undefined
+          ? "socket,id=net0,udp=127.0.0.1:9,localaddr=127.0.0.1:0"
+          : `tap,id=net0,ifname=${place.tap},script=no,downscript=no`,
+      ],
       ...["-device", "virtio-net-device,netdev=net0"],
       ...["-qmp", `unix:${place.qmp},server=on,wait=off`],
       ...source,
@@ -203,16 +230,31 @@ export class Qemu {
 }
 
 /** Plugs a disk in; the guest finds it by its serial. */
-export async function attachDisk(qmpSocket: string, disk: { id: string; file: string; readOnly: boolean }, signal: AbortSignal): Promise<void> {
+export async function attachDisk(
+  qmpSocket: string,
+  disk: { id: string; file: string; readOnly: boolean },
+  signal: AbortSignal,
+): Promise<void> {
   const qmp = await Qmp.open(qmpSocket, signal);
   try {
     await qmp.execute("blockdev-add", {
       driver: "raw",
       "node-name": disk.id,
       "read-only": disk.readOnly,
-      file: { driver: "file", filename: disk.file, "read-only": disk.readOnly, ...(disk.readOnly ? { locking: "off" } : {}) },
+      file: {
+        driver: "file",
+        filename: disk.file,
+        "read-only": disk.readOnly,
+        ...(disk.readOnly ? { locking: "off" } : {}),
+      },
     });
-    await qmp.execute("device_add", { driver: "scsi-hd", bus: "scsi0.0", id: `dev-${disk.id}`, drive: disk.id, serial: disk.id });
+    await qmp.execute("device_add", {
+      driver: "scsi-hd",
+      bus: "scsi0.0",
+      id: `dev-${disk.id}`,
+      drive: disk.id,
+      serial: disk.id,
+    });
   } finally {
     qmp.close();
   }
@@ -240,7 +282,10 @@ export async function findVm(place: Pick<VmPlace, "qmp">): Promise<VmProcess | u
 }
 
 /** Whether a guest really boots under KVM: a device node that opens proves nothing. The verdict is kept in a file. */
-export async function probeAccelerator(options: Omit<QemuOptions, "accelerator">, verdictFile: string): Promise<Accelerator> {
+export async function probeAccelerator(
+  options: Omit<QemuOptions, "accelerator">,
+  verdictFile: string,
+): Promise<Accelerator> {
   const version = readFileSync(join(options.guestDir, "version"), "utf8").trim();
   const key = `${version} ${qemuIdentity()}`;
   const verdict = await readFileIfExists(verdictFile);
@@ -270,7 +315,10 @@ async function bootsUnderKvm(options: Omit<QemuOptions, "accelerator">): Promise
 }
 
 function memory(file: string, size: VmSize, share: boolean): string[] {
-  return ["-object", `memory-backend-file,id=mem,size=${size.memoryMib}M,mem-path=${file},share=${share ? "on" : "off"}`];
+  return [
+    "-object",
+    `memory-backend-file,id=mem,size=${size.memoryMib}M,mem-path=${file},share=${share ? "on" : "off"}`,
+  ];
 }
 
 /**
@@ -281,14 +329,24 @@ function kernelArgs(): string {
   const cpuinfo = readFileSync("/proc/cpuinfo", "latin1");
   const nominal = /^model name.*@ ([\d.]+)GHz$/m.exec(cpuinfo)?.[1];
   const current = /^cpu MHz\s*: ([\d.]+)$/m.exec(cpuinfo)?.[1];
-  const khz = nominal !== undefined ? Math.round(Number(nominal) * 1e6) : current !== undefined ? Math.round(Number(current) * 1e3) : undefined;
+  const khz =
+    nominal !== undefined
+      ? Math.round(Number(nominal) * 1e6)
+      : current !== undefined
+        ? Math.round(Number(current) * 1e3)
+        : undefined;
   return khz === undefined ? KERNEL_ARGS : `${KERNEL_ARGS} tsc_early_khz=${khz}`;
 }
 
 /** A new QEMU has other devices inside: its binary's size and time stand for its version. */
 function qemuIdentity(): string {
   const path = findTool(QEMU);
-  return path === undefined ? "" : createHash("sha256").update(readFileSync(path).subarray(0, 1 << 20)).digest("hex").slice(0, 16);
+  return path === undefined
+    ? ""
+    : createHash("sha256")
+        .update(readFileSync(path).subarray(0, 1 << 20))
+        .digest("hex")
+        .slice(0, 16);
 }
 
 function untilReady(ctl: string, signal: AbortSignal): Promise<void> {

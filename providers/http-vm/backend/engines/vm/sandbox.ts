@@ -56,7 +56,9 @@ const VOLUMES = "/scratch/volumes";
 const GROUPS = "/pod";
 const LOSS_POLL_MS = 500;
 const START_ERROR_EXIT = 128;
-const MEMORY_CLASSES_MIB = [192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144, 8192, 12_288, 16_384, 32_768, 65_536];
+const MEMORY_CLASSES_MIB = [
+  192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144, 8192, 12_288, 16_384, 32_768, 65_536,
+];
 /** Kernel, initramfs and control inside the guest. */
 const GUEST_OVERHEAD_MIB = 96;
 const SCRATCH_SERIAL = "scratch";
@@ -65,7 +67,11 @@ const SCRATCH_SERIAL = "scratch";
 export function vmSize(spec: MachineHome["spec"], defaults: { memoryMib: number; maxCpus: number }): VmSize {
   const containers = spec.containers.map(({ resources }) => ({ ...resources?.requests, ...resources?.limits }));
   const whole = { ...spec.resources?.requests, ...spec.resources?.limits };
-  const sum = (key: "memory_bytes" | "cpu_millis") => Math.max(whole[key] ?? 0, containers.reduce((total, amounts) => total + (amounts[key] ?? 0), 0));
+  const sum = (key: "memory_bytes" | "cpu_millis") =>
+    Math.max(
+      whole[key] ?? 0,
+      containers.reduce((total, amounts) => total + (amounts[key] ?? 0), 0),
+    );
   const asked = Math.ceil(sum("memory_bytes") / (1 << 20));
   // A container without a limit may use what is there: it gets the default on top of what others asked for.
   const unlimited = containers.some((amounts) => amounts.memory_bytes === undefined);
@@ -82,7 +88,10 @@ export async function openSandbox(context: VmContext, home: MachineHome, signal:
   const { spec, dir } = home;
   for (const folder of ["files", "run"]) await mkdir(join(dir, folder), { recursive: true, mode: 0o700 });
   const size = vmSize(spec, context.sizing);
-  const [attachment] = await Promise.all([context.network.attachTap(home.id), makeScratch(join(dir, "scratch.img"), context.scratchBytes)]);
+  const [attachment] = await Promise.all([
+    context.network.attachTap(home.id),
+    makeScratch(join(dir, "scratch.img"), context.scratchBytes),
+  ]);
   const ports = [...spec.containers, ...(spec.init_containers ?? [])].flatMap((container) => container.ports ?? []);
   await context.network.openHostPorts(home.id, ports);
   const limited = AbortSignal.any([signal, AbortSignal.timeout(context.bootTimeoutMs)]);
@@ -117,7 +126,13 @@ function prepareCommands(spec: MachineHome["spec"]): string[][] {
   const emptyDirs = (spec.volumes ?? []).filter((volume) => volume.type === "empty_dir");
   return [
     ["scratch", SCRATCH_SERIAL],
-    ...emptyDirs.map(({ name, medium, size_bytes }) => ["volume", name, medium, String(size_bytes ?? 0), group === undefined ? "-" : String(group)]),
+    ...emptyDirs.map(({ name, medium, size_bytes }) => [
+      "volume",
+      name,
+      medium,
+      String(size_bytes ?? 0),
+      group === undefined ? "-" : String(group),
+    ]),
   ];
 }
 
@@ -135,7 +150,21 @@ async function makeScratch(file: string, bytes: number): Promise<void> {
   rmSync(file, { force: true });
   writeFileSync(file, "", { mode: 0o600 });
   truncateSync(file, bytes);
-  await run(findTool("mke2fs")!, ["-q", "-F", "-t", "ext4", "-O", "^has_journal,^resize_inode", "-m", "0", "-E", "lazy_itable_init=1,nodiscard", "-I", "256", file]);
+  await run(findTool("mke2fs")!, [
+    "-q",
+    "-F",
+    "-t",
+    "ext4",
+    "-O",
+    "^has_journal,^resize_inode",
+    "-m",
+    "0",
+    "-E",
+    "lazy_itable_init=1,nodiscard",
+    "-I",
+    "256",
+    file,
+  ]);
 }
 
 export class VmSandbox implements Sandbox {
@@ -169,19 +198,25 @@ export class VmSandbox implements Sandbox {
 
   async launch(launch: ContainerLaunch): Promise<LaunchPlan> {
     const { spec, image, id } = launch;
-    if (image === undefined) throw new ContainerError("CreateContainerError", `container ${spec.name}: there is no image`);
+    if (image === undefined)
+      throw new ContainerError("CreateContainerError", `container ${spec.name}: there is no image`);
     const { security } = this.#home.spec;
     const user = resolveUser({
       imageUser: image.config.user,
       user: spec.security?.user,
       group: spec.security?.group,
       runAsNonRoot: spec.security?.run_as_non_root === true,
-      supplementalGroups: [...(security?.supplemental_groups ?? []), ...(security?.fs_group === undefined ? [] : [security.fs_group])],
+      supplementalGroups: [
+        ...(security?.supplemental_groups ?? []),
+        ...(security?.fs_group === undefined ? [] : [security.fs_group]),
+      ],
       passwdFile: readTextInRoot(image.location, "/etc/passwd"),
       groupFile: readTextInRoot(image.location, "/etc/group"),
       container: spec.name,
     });
-    const locations = [...new Set([image.location, ...Object.values(launch.imageVolumes).map(({ location }) => location)])];
+    const locations = [
+      ...new Set([image.location, ...Object.values(launch.imageVolumes).map(({ location }) => location)]),
+    ];
     await Promise.all(locations.map((location) => this.#attachImage(location)));
     const { mounts, folders } = this.#mounts(launch);
     const config = ociConfig({
@@ -201,7 +236,9 @@ export class VmSandbox implements Sandbox {
       poststart: ["/bin/vmlet", "started", id],
     });
     const mountImages = locations.map((location) => ["image", imageName(location), imageSerial(location)]);
-    await this.shell.callAll([...mountImages, ["launch", id, imageName(image.location), folders.join("\n")]], { input: JSON.stringify(config) });
+    await this.shell.callAll([...mountImages, ["launch", id, imageName(image.location), folders.join("\n")]], {
+      input: JSON.stringify(config),
+    });
     await writeFileAtomic(this.#configFile(launch), JSON.stringify(config), 0o600);
     return {
       argv: ["/bin/sh", "-c", this.#runScript(launch, spec.tty === true)],
@@ -236,12 +273,20 @@ export class VmSandbox implements Sandbox {
 
   async exec(container: ContainerRef, command: string[], options: StreamOptions): Promise<ProcessStreams> {
     await this.shell.connect(options.signal);
-    const { process: base } = JSON.parse(await readFile(this.#configFile(container), "utf8")) as { process: { env: string[] } };
-    const env = options.tty && !base.env.some((entry) => entry.startsWith("TERM=")) ? [...base.env, "TERM=xterm"] : base.env;
+    const { process: base } = JSON.parse(await readFile(this.#configFile(container), "utf8")) as {
+      process: { env: string[] };
+    };
+    const env =
+      options.tty && !base.env.some((entry) => entry.startsWith("TERM=")) ? [...base.env, "TERM=xterm"] : base.env;
     const token = `exec-${randomBytes(6).toString("hex")}`;
-    const described = Buffer.from(JSON.stringify({ ...base, args: command, env, terminal: options.tty })).toString("base64");
+    const described = Buffer.from(JSON.stringify({ ...base, args: command, env, terminal: options.tty })).toString(
+      "base64",
+    );
     const argv = this.shell.command(["exec", container.id, token, described], { tty: options.tty });
-    const streams = await spawnStreams({ argv, env: { PATH: process.env["PATH"] ?? "", TERM: "xterm" }, cwd: "/" }, options);
+    const streams = await spawnStreams(
+      { argv, env: { PATH: process.env["PATH"] ?? "", TERM: "xterm" }, cwd: "/" },
+      options,
+    );
     const exit = streams.exit.finally(() => this.shell.call(["exec-end", container.id, token]).catch(() => undefined));
     exit.catch(() => undefined);
     return {
@@ -290,8 +335,12 @@ export class VmSandbox implements Sandbox {
         },
       ];
     });
-    const known = new Set((this.#home.spec.volumes ?? []).filter(({ type }) => type === "empty_dir").map(({ name }) => name));
-    const volumes = [...parsed.volumes].filter(([name]) => known.has(name)).map(([name, kib]) => ({ name, used_bytes: kib * 1024 }));
+    const known = new Set(
+      (this.#home.spec.volumes ?? []).filter(({ type }) => type === "empty_dir").map(({ name }) => name),
+    );
+    const volumes = [...parsed.volumes]
+      .filter(([name]) => known.has(name))
+      .map(([name, kib]) => ({ name, used_bytes: kib * 1024 }));
     return { containers: samples, volumes, ...(network === undefined ? {} : { network }) };
   }
 
@@ -299,7 +348,9 @@ export class VmSandbox implements Sandbox {
     const group = this.#home.spec.security?.fs_group;
     const dir = join(this.#home.dir, "files", volume.name);
     writeFilesVolume(dir, volume.files, group === undefined ? {} : { group });
-    const { stdout } = await run(findTool("tar")!, ["-C", dir, "--numeric-owner", "-cf", "-", "."], { maxOutputBytes: 64 << 20 });
+    const { stdout } = await run(findTool("tar")!, ["-C", dir, "--numeric-owner", "-cf", "-", "."], {
+      maxOutputBytes: 64 << 20,
+    });
     await this.shell.call(["files", volume.name, readlinkSync(join(dir, "..data"))], { input: stdout });
   }
 
@@ -311,7 +362,11 @@ export class VmSandbox implements Sandbox {
     const { vm } = this.#record;
     this.#cancelWatch = this.#context.clock.after(LOSS_POLL_MS, () => {
       if (isAlive(vm.pid, vm.startTime)) this.#watch();
-      else this.#resolveLost({ reason: "SandboxLost", message: "the machine's VM has ended by itself: the guest panicked or powered off, or its process was killed" });
+      else
+        this.#resolveLost({
+          reason: "SandboxLost",
+          message: "the machine's VM has ended by itself: the guest panicked or powered off, or its process was killed",
+        });
     });
   }
 
@@ -320,7 +375,8 @@ export class VmSandbox implements Sandbox {
    * that fails is not mistaken for a container that ended.
    */
   #runScript(container: ContainerRef, tty: boolean): string {
-    const line = (args: string[], options: { tty?: boolean } = {}) => this.shell.command(args, options).map(quote).join(" ");
+    const line = (args: string[], options: { tty?: boolean } = {}) =>
+      this.shell.command(args, options).map(quote).join(" ");
     const started = this.#startedFile(container);
     return [
       "exec 3<&0",
@@ -347,7 +403,11 @@ export class VmSandbox implements Sandbox {
   async #plug(location: string, serial: string): Promise<void> {
     const file = await imageDisk(location);
     try {
-      await attachDisk(this.#home.socketPath("qmp"), { id: serial, file, readOnly: true }, AbortSignal.timeout(this.#context.bootTimeoutMs));
+      await attachDisk(
+        this.#home.socketPath("qmp"),
+        { id: serial, file, readOnly: true },
+        AbortSignal.timeout(this.#context.bootTimeoutMs),
+      );
     } catch (cause) {
       // A former backend has done it.
       if (!/duplicate/i.test(String(cause))) throw cause;
@@ -361,18 +421,32 @@ export class VmSandbox implements Sandbox {
     const mounts: OciMount[] = [
       { ...bind("/run/shm", "/dev/shm", false), options: ["rbind", "nosuid", "nodev", "noexec", "rw"] },
       ...["hosts", "hostname", "resolv.conf"].map((name) => bind(`/run/etc/${name}`, `/etc/${name}`, readOnly)),
-      bind(`${CONTAINERS}/${launch.id}/termination-log`, spec.termination_message?.path || "/dev/termination-log", false),
+      bind(
+        `${CONTAINERS}/${launch.id}/termination-log`,
+        spec.termination_message?.path || "/dev/termination-log",
+        false,
+      ),
       ...(spec.mounts ?? []).map((mount) => this.#volumeMount(launch, mount, folders)),
     ];
-    const own = mounts.filter((mount, index) => !mounts.some((later, at) => at > index && join("/", later.destination, "/") === join("/", mount.destination, "/")));
+    const own = mounts.filter(
+      (mount, index) =>
+        !mounts.some(
+          (later, at) => at > index && join("/", later.destination, "/") === join("/", mount.destination, "/"),
+        ),
+    );
     return { mounts: own, folders };
   }
 
   #volumeMount(launch: ContainerLaunch, mount: Mount, folders: string[]): OciMount {
     const volume = (this.#home.spec.volumes ?? []).find(({ name }) => name === mount.volume);
-    if (volume === undefined) throw new ContainerError("CreateContainerConfigError", `container ${launch.name}: there is no volume ${JSON.stringify(mount.volume)}`);
+    if (volume === undefined)
+      throw new ContainerError(
+        "CreateContainerConfigError",
+        `container ${launch.name}: there is no volume ${JSON.stringify(mount.volume)}`,
+      );
     const location = launch.imageVolumes[volume.name]?.location;
-    if (volume.type === "image" && location === undefined) throw new ContainerError("ImageVolumeMountFailed", `volume ${volume.name}: its image is not there`);
+    if (volume.type === "image" && location === undefined)
+      throw new ContainerError("ImageVolumeMountFailed", `volume ${volume.name}: its image is not there`);
     const root = volume.type === "image" ? `/images/${imageName(location!)}` : `${VOLUMES}/${volume.name}`;
     const source = mount.sub_path === undefined || mount.sub_path === "" ? root : join(root, join("/", mount.sub_path));
     if (source !== root && volume.type === "empty_dir") folders.push(source);
@@ -389,7 +463,11 @@ export class VmSandbox implements Sandbox {
 }
 
 /** The VM and all that belongs to it on this host, except the network. */
-export async function destroyVm(context: VmContext, home: Pick<MachineHome, "dir">, vm: VmProcess | undefined): Promise<void> {
+export async function destroyVm(
+  context: VmContext,
+  home: Pick<MachineHome, "dir">,
+  vm: VmProcess | undefined,
+): Promise<void> {
   if (vm !== undefined) await killVm(vm, context.clock);
   await rm(home.dir, { recursive: true, force: true });
 }
@@ -415,7 +493,10 @@ function dialAddress(host: string, port: number, signal: AbortSignal): Promise<D
 }
 
 /** Output of `vmlet stats`: the guest may print anything, only numbers count. */
-export function parseStats(text: string): { containers: Map<string, Map<string, number>>; volumes: Map<string, number> } {
+export function parseStats(text: string): {
+  containers: Map<string, Map<string, number>>;
+  volumes: Map<string, number>;
+} {
   const containers = new Map<string, Map<string, number>>();
   const volumes = new Map<string, number>();
   let current: Map<string, number> | undefined;
@@ -432,4 +513,3 @@ function whole(text: string | undefined): number {
   const value = Number(text);
   return Number.isSafeInteger(value) && value >= 0 ? value : 0;
 }
-

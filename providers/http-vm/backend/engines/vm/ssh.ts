@@ -36,15 +36,26 @@ export class GuestShell {
   }
 
   /** Runs `vmlet VERB ARGS` to its end. @throws CommandError */
-  async call(args: readonly string[], options: { input?: string | Buffer; signal?: AbortSignal } = {}): Promise<CommandResult> {
+  async call(
+    args: readonly string[],
+    options: { input?: string | Buffer; signal?: AbortSignal } = {},
+  ): Promise<CommandResult> {
     return await this.callAll([args], options);
   }
 
   /** Runs several one after the other until one fails, in one session: each session costs. The last one has the input. */
-  async callAll(all: readonly (readonly string[])[], options: { input?: string | Buffer; signal?: AbortSignal } = {}): Promise<CommandResult> {
+  async callAll(
+    all: readonly (readonly string[])[],
+    options: { input?: string | Buffer; signal?: AbortSignal } = {},
+  ): Promise<CommandResult> {
     await this.connect(options.signal);
-    const lines = all.map((args, index) => `vmlet ${args.map(quote).join(" ")}${index + 1 < all.length ? " </dev/null" : ""}`);
-    return await run(ssh(), [...this.#base(), "-T", this.#guest.address, lines.join(" && ")], { maxOutputBytes: 1 << 20, ...options });
+    const lines = all.map(
+      (args, index) => `vmlet ${args.map(quote).join(" ")}${index + 1 < all.length ? " </dev/null" : ""}`,
+    );
+    return await run(ssh(), [...this.#base(), "-T", this.#guest.address, lines.join(" && ")], {
+      maxOutputBytes: 1 << 20,
+      ...options,
+    });
   }
 
   /** Arguments of a local command whose streams are a TCP connection to the guest's loopback. */
@@ -73,14 +84,24 @@ export class GuestShell {
     await rm(this.#guest.controlPath, { force: true });
     // With a terminal, though nobody uses it: only then does OpenSSH send small packets at once, which saves each session
     // about a tenth of a second.
-    const args = [...this.#base(), "-M", "-f", "-tt", "-o", "ControlPersist=yes", this.#guest.address, "exec sleep 2147483647"];
+    const args = [
+      ...this.#base(),
+      "-M",
+      "-f",
+      "-tt",
+      "-o",
+      "ControlPersist=yes",
+      this.#guest.address,
+      "exec sleep 2147483647",
+    ];
     const child = spawn(ssh(), args, { stdio: "ignore", ...(signal === undefined ? {} : { signal }) });
     const [code] = (await once(child, "exit")) as [number | null];
     if (code !== 0) throw new Error(`cannot reach the guest at ${this.#guest.address}: ssh ended with ${code}`);
   }
 
   async disconnect(): Promise<void> {
-    if (existsSync(this.#guest.controlPath)) await run(ssh(), [...this.#base(), "-O", "exit", this.#guest.address]).catch(() => undefined);
+    if (existsSync(this.#guest.controlPath))
+      await run(ssh(), [...this.#base(), "-O", "exit", this.#guest.address]).catch(() => undefined);
     await rm(this.#guest.controlPath, { force: true });
   }
 
@@ -103,7 +124,13 @@ export class GuestShell {
       User: "root",
       UserKnownHostsFile: knownHosts,
     };
-    return ["-F", "/dev/null", "-i", identityFile, ...Object.entries(options).flatMap(([name, value]) => ["-o", `${name}=${value}`])];
+    return [
+      "-F",
+      "/dev/null",
+      "-i",
+      identityFile,
+      ...Object.entries(options).flatMap(([name, value]) => ["-o", `${name}=${value}`]),
+    ];
   }
 }
 

@@ -1,0 +1,126 @@
+import {
+  closeSync,
+  mkdirSync,
+  mkdtempSync,
+  readlinkSync,
+  realpathSync,
+  rmSync,
+  symlinkSync,
+  writeFileSync,
+} from "node:fs";
+import { tmpdir } from "node:os";
+import { join } from "node:path";
+import { afterEach, beforeEach, describe, expect, test } from "vitest";
+import { hostsFile, kernelHostname, resolvConf } from "../../../providers/http-vm/backend/engines/oci/host-files.ts";
+import { openInRoot, readTextInRoot } from "../../../providers/http-vm/backend/engines/oci/root-path.ts";
+import { seccompProfile, type SeccompSource } from "../../../providers/http-vm/backend/engines/oci/seccomp.ts";
+
+describe("paths inside a folder that somebody else writes", () => {
+  let root: string;
+  const opened = (path: string, options = {}) => {
+    const fd = openInRoot(root, path, options);
+    try {
+      return readlinkSync(`/proc/self/fd/${fd}`);
+    } finally {
+      closeSync(fd);
+    }
+  };
+  beforeEach(() => {
+    root = realpathSync(mkdtempSync(join(tmpdir(), "vmlet-root-")));
+    mkdirSync(join(root, "a/b"), { recursive: true });
+    writeFileSync(join(root, "a/b/f"), "text");
+  });
+  afterEach(() => rmSync(root, { recursive: true, force: true }));
+
+  test.each([
+    ["a plain path", "a/b/f", "a/b/f"],
+    ["the folder itself", "/", ""],
+    ["a path that climbs stays at the top", "../../a/../a/b", "a/b"],
+  ])("%s", (_title, path, expected) => expect(opened(path)).toBe(join(root, expected).replace(/\/$/, "")));
+
+  test.each([
+    ["relative", "b/f", "a/l"],
+    ["climbing", "../../../../a/b/f", "a/l"],
+    ["absolute: from the folder's own top", "/a/b/f", "a/l"],
+  ])("a link is followed inside: %s", (_title, target, path) => {
+    symlinkSync(target, join(root, path));
+    expect(opened(path)).toBe(join(root, "a/b/f"));
+  });
+  test("a link to outside leads nowhere", () => {
+    symlinkSync("/etc/passwd", join(root, "l"));
+    expect(() => opened("l")).toThrow(expect.objectContaining({ code: "ENOENT" }));
+  });
+  test("links in a circle end", () => {
+    symlinkSync("l2", join(root, "l1"));
+    symlinkSync("l1", join(root, "l2"));
+    expect(() => opened("l1")).toThrow(expect.objectContaining({ code: "ELOOP" }));
+  });
+  test("missing folders are made when asked for", () =>
+    expect(opened("n/e/w", { create: true })).toBe(join(root, "n/e/w")));
+  test("text of a missing file, of a folder and of a circle is empty", () => {
+    symlinkSync("l", join(root, "l"));
+    expect([readTextInRoot(root, "no/such"), readTextInRoot(root, "a"), readTextInRoot(root, "l")]).toEqual([
+      "",
+      "",
+      "",
+    ]);
+  });
+  test("text is cut at its limit", () => expect(readTextInRoot(root, "a/b/f", 2)).toBe("te"));
+});
+
+describe("seccomp", () => {
+  const rule = (name: string, more: object) => ({
+    names: [name],
+    action: "SCMP_ACT_ALLOW",
+    args: [],
+    includes: {},
+    excludes: {},
+    ...more,
+  });
+  const source: SeccompSource = {
+    defaultAction: "SCMP_ACT_ERRNO",
+    defaultErrnoRet: 38,
+    archMap: [{ architecture: "SCMP_ARCH_X86_64", subArchitectures: ["SCMP_ARCH_X86"] }],
+    syscalls: [
+      rule("always", {}),
+      rule("with-admin", { includes: { caps: ["CAP_SYS_ADMIN"] } }),
+      rule("without-admin", { excludes: { caps: ["CAP_SYS_ADMIN"] }, errnoRet: 1 }),
+      rule("arm", { includes: { arches: ["arm64"] } }),
+    ],
+  };
+  const names = (capabilities: string[], arch = "x64") =>
+    (seccompProfile(source, capabilities, arch) as SeccompSource).syscalls.map((syscall) => syscall.names[0]);
+  test("rules for capabilities that the container lacks are left out", () =>
+    expect(names([])).toEqual(["always", "without-admin"]));
+  test("and the other way round", () => expect(names(["CAP_SYS_ADMIN"])).toEqual(["always", "with-admin"]));
+  test("rules of other processors are left out", () => expect(names([], "arm64")).toContain("arm"));
+  test("the runtime gets plain rules", () =>
+    expect(seccompProfile(source, [], "x64")).toEqual({
+      defaultAction: "SCMP_ACT_ERRNO",
+      defaultErrnoRet: 38,
+      architectures: ["SCMP_ARCH_X86_64", "SCMP_ARCH_X86"],
+      syscalls: [
+        { names: ["always"], action: "SCMP_ACT_ALLOW" },
+        { names: ["without-admin"], action: "SCMP_ACT_ALLOW", errnoRet: 1 },
+      ],
+    }));
+});
+
+describe("a machine's own files", () => {
+  test("/etc/hosts is kubelet's, with the fully qualified name first", () =>
+    expect(hostsFile({ hostname: "a", domain: "b.c" }, ["10.0.0.1"])).toContain("\n10.0.0.1\ta.b.c\ta\n"));
+  test("aliases come last, one line each", () =>
+    expect(hostsFile({ hostname: "a", hosts: [{ ip: "1.2.3.4", names: ["x", "y"] }] }, ["10.0.0.1"])).toMatch(
+      /\n\n# Entries added by HostAliases\.\n1\.2\.3\.4\tx\ty\n$/,
+    ));
+  test("resolv.conf leaves out what is empty", () =>
+    expect(resolvConf({ nameservers: ["1.1.1.1"], searches: [], options: ["ndots:5"] })).toBe(
+      "nameserver 1.1.1.1\noptions ndots:5\n",
+    ));
+  test("no settings: the host's file is for use", () => expect(resolvConf(undefined)).toBeUndefined());
+  test("the kernel's hostname is qualified only when asked for", () => {
+    expect(kernelHostname({ hostname: "a", domain: "b" }, "m")).toBe("a");
+    expect(kernelHostname({ hostname: "a", domain: "b", hostname_is_fqdn: true }, "m")).toBe("a.b");
+    expect(kernelHostname({}, "m".repeat(80))).toHaveLength(63);
+  });
+});
