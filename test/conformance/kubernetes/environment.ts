@@ -1,0 +1,155 @@
+/** What the suite runs against: a control plane, a registry, two nodes on one backend, kube-proxy and CoreDNS. */
+import { copyFile, readdir, rmdir, writeFile } from "node:fs/promises";
+import { join } from "node:path";
+import { machineHash } from "../../../providers/http-vm/backend/engines/oci/sandbox.ts";
+import { startAgent, startBackend } from "../../e2e/harness/agent.ts";
+import { buildCoreDns, buildKubeProxy } from "../../e2e/harness/build.ts";
+import type { Json } from "../../e2e/harness/client.ts";
+import { startCluster, type Cluster } from "../../e2e/harness/cluster.ts";
+import { must, waitFor } from "../../e2e/harness/wait.ts";
+import { startRegistry, type TestRegistry } from "../../support/registry.ts";
+import { hostAddress, serviceCidr } from "./namespaces.ts";
+
+export const nodeNames = ["node-a", "node-b"] as const;
+
+const machineCidr = "10.99.0.0/16";
+const dnsAddress = "10.96.0.10";
+const clusterDomain = "cluster.local";
+const registryPort = 5001;
+
+export interface Environment extends AsyncDisposable {
+  cluster: Cluster;
+  registry: TestRegistry;
+  /** Copies the logs of everything that was started. */
+  saveLogs(dir: string): Promise<void>;
+}
+
+export async function startEnvironment(): Promise<Environment> {
+  const registry = await startRegistry({ port: registryPort });
+  let cluster: Cluster | undefined;
+  const dispose = async () => {
+    await cluster?.stop();
+    if (cluster) await removeControlGroups(join(cluster.sandbox.dir, "backend"));
+    await registry.stop();
+  };
+  try {
+    cluster = await startCluster({
+      apiServerFlags: [
+        "--bind-address=0.0.0.0",
+        `--advertise-address=${hostAddress}`,
+        "--endpoint-reconciler-type=lease",
+        // Inside the cluster, the certificate is good for the Service's name, not for the host's address.
+        "--service-account-jwks-uri=https://kubernetes.default.svc/openid/v1/jwks",
+      ],
+    });
+    const apiPort = Number(new URL(cluster.url).port);
+    const backend = await startBackend({
+      sandbox: cluster.sandbox,
+      engine: {
+        type: "oci",
+        allowPrivileged: true,
+        network: { cidr: machineCidr, openHostPorts: [apiPort, 53] },
+        images: { parallelPulls: 4 },
+      },
+    });
+    for (const nodeName of nodeNames) {
+      await startAgent({
+        sandbox: cluster.sandbox,
+        kubeconfig: await cluster.userKubeconfig(`system:node:${nodeName}`, ["system:nodes"]),
+        nodeName,
+        identity: "direct",
+        provider: { type: "http-vm", url: backend.url },
+        node: {
+          taints: [],
+          addresses: [hostAddress],
+          capacity: { cpu: "16", memory: "32Gi", pods: "110", "ephemeral-storage": "100Gi" },
+          // A node's own credentials may not read it from kube-system.
+          kubelet: { clientCAFile: cluster.caFile },
+          dns: { clusterDns: [dnsAddress], clusterDomain },
+        },
+      });
+    }
+    await startDns(cluster, apiPort);
+    await startKubeProxy(cluster);
+    const { admin } = cluster;
+    await waitFor({ what: "two ready nodes", timeoutMs: 60_000 }, async () => {
+      const { items } = await admin.get("/api/v1/nodes");
+      const ready = items.filter(({ status }: Json) =>
+        status.conditions?.some((each: Json) => each.type === "Ready" && each.status === "True"),
+      );
+      must(ready.length === nodeNames.length, items);
+    });
+    const { dir } = cluster.sandbox;
+    const saveLogs = async (target: string) => {
+      for (const file of await readdir(dir))
+        if (file.endsWith(".log")) await copyFile(join(dir, file), join(target, file));
+    };
+    return { cluster, registry, saveLogs, [Symbol.asyncDispose]: dispose };
+  } catch (error) {
+    await dispose();
+    throw error;
+  }
+}
+
+/** The rules of Services, in the kernel of this host: machines reach them through their bridge. */
+async function startKubeProxy({ sandbox, userKubeconfig }: Cluster): Promise<void> {
+  sandbox.spawn("kube-proxy", await buildKubeProxy(), [
+    `--kubeconfig=${await userKubeconfig("system:kube-proxy")}`,
+    "--proxy-mode=nftables",
+    `--cluster-cidr=${machineCidr}`,
+    `--hostname-override=${nodeNames[0]}`,
+    // Zero: leave the host's limits of connection tracking alone.
+    "--conntrack-max-per-core=0",
+    "--conntrack-tcp-timeout-established=0",
+    "--conntrack-tcp-timeout-close-wait=0",
+  ]);
+}
+
+/** CoreDNS on this host, behind the Service `kube-dns` as anywhere. */
+async function startDns({ sandbox, admin, adminKubeconfig }: Cluster, apiPort: number): Promise<void> {
+  const corefile = join(sandbox.dir, "Corefile");
+  await writeFile(
+    corefile,
+    `.:53 {
+  bind ${hostAddress}
+  errors
+  kubernetes ${clusterDomain} in-addr.arpa {
+    endpoint https://127.0.0.1:${apiPort}
+    kubeconfig ${adminKubeconfig}
+  }
+}
+`,
+  );
+  sandbox.spawn("coredns", await buildCoreDns(), ["-conf", corefile]);
+  const metadata = { name: "kube-dns", namespace: "kube-system" };
+  const ports = [
+    { name: "dns", port: 53, protocol: "UDP" },
+    { name: "dns-tcp", port: 53, protocol: "TCP" },
+  ];
+  await admin.create("/api/v1/namespaces/kube-system/services", {
+    apiVersion: "v1",
+    kind: "Service",
+    metadata,
+    spec: { clusterIP: dnsAddress, ports },
+  });
+  await admin.create("/apis/discovery.k8s.io/v1/namespaces/kube-system/endpointslices", {
+    apiVersion: "discovery.k8s.io/v1",
+    kind: "EndpointSlice",
+    metadata: { ...metadata, labels: { "kubernetes.io/service-name": metadata.name } },
+    addressType: "IPv4",
+    endpoints: [{ addresses: [hostAddress], conditions: { ready: true } }],
+    ports,
+  });
+}
+
+/** The kernel keeps empty control groups for ever; nothing else of this run outlives its namespaces. */
+async function removeControlGroups(stateDir: string): Promise<void> {
+  const name = `vmlet-${machineHash(stateDir)}`;
+  const removeTree = async (folder: string): Promise<void> => {
+    const entries = await readdir(folder, { withFileTypes: true }).catch(() => []);
+    for (const entry of entries) if (entry.isDirectory()) await removeTree(join(folder, entry.name));
+    await rmdir(folder).catch(() => undefined);
+  };
+  const root = "/sys/fs/cgroup";
+  for (const tree of ["", ...(await readdir(root))]) await removeTree(join(root, tree, name));
+}

@@ -1,0 +1,158 @@
+/**
+ * The images that the tests name, made here: the programs are built from Kubernetes' sources, the rest is busybox and
+ * programs of this host (Debian). Stand-ins, none of which a test can tell from the original by what it does:
+ *
+ * - `nginx` serves an empty page on port 80 with agnhost; the tests only want another image that goes on running;
+ * - `kitten` says that it is Alpine Linux, as the original, because the test of image volumes looks for those words.
+ */
+import { readFile, realpath } from "node:fs/promises";
+import { basename, dirname, join } from "node:path";
+import { findTool } from "../../../providers/http-vm/backend/host/command.ts";
+import { buildAgnhost, buildNonewprivs, kubernetesSource } from "../../e2e/harness/build.ts";
+import { cacheKey, cached } from "../../e2e/harness/cache.ts";
+import { runCommand } from "../../e2e/harness/exec.ts";
+import { busyboxImage, type TarEntry, type TestImage, type TestRegistry } from "../../support/registry.ts";
+
+const SOURCES = "registry.k8s.io";
+
+/** For `KUBE_TEST_REPO_LIST`: the registries that the tests pull from, in terms of ours. */
+export function repositoryList(host: string): Record<string, string> {
+  return {
+    promoterE2eRegistry: `${host}/e2e-test-images`,
+    gcRegistry: host,
+    gcEtcdRegistry: host,
+    buildImageRegistry: `${host}/build-image`,
+    sigStorageRegistry: `${host}/sig-storage`,
+    cloudProviderGcpRegistry: `${host}/cloud-provider-gcp`,
+    dockerLibraryRegistry: `${host}/library`,
+  };
+}
+
+/**
+ * Makes and pushes those of the images that can be made here.
+ *
+ * @param names as `e2e.test --list-images` prints them
+ * @returns the names that were pushed
+ */
+export async function pushImages(registry: TestRegistry, names: readonly string[]): Promise<string[]> {
+  const made = new Map<string, Promise<TestImage>>();
+  const pushed: string[] = [];
+  for (const name of names) {
+    const path = name.slice(name.indexOf("/") + 1);
+    const program = basename(path).replace(/:.*$/, "");
+    const make = RECIPES[program];
+    if (!make || !(name.startsWith(`${registry.host}/`) || name.startsWith(`${SOURCES}/`))) continue;
+    const image = made.get(program) ?? make();
+    made.set(program, image);
+    await registry.push(path, await image);
+    pushed.push(name);
+  }
+  return pushed;
+}
+
+const RECIPES: Readonly<Record<string, () => Promise<TestImage>>> = {
+  agnhost: async () => agnhostImage({ Entrypoint: ["/agnhost"], Cmd: ["pause"] }),
+  busybox: async () => busyboxImage(users([]), { Cmd: ["sh"] }),
+  nginx: async () => agnhostImage({ Cmd: ["/agnhost", "test-webserver"] }),
+  kitten: async () => {
+    const html = await kubernetesSource("test/images/kitten/html");
+    return agnhostImage({ Entrypoint: ["/agnhost"], Cmd: ["test-webserver"] }, [
+      { path: "kitten.jpg", content: await readFile(join(html, "kitten.jpg")) },
+      { path: "data.json", content: await readFile(join(html, "data.json")) },
+      { path: "etc/os-release", content: 'NAME="Alpine Linux"\nID=alpine\n' },
+    ]);
+  },
+  nonewprivs: async () =>
+    busyboxImage(
+      [
+        ...users([]),
+        ...folders(["usr", "usr/local", "usr/local/bin"]),
+        { path: "usr/local/bin/nnp", content: await readFile(await buildNonewprivs()), mode: 0o6755 },
+      ],
+      { Cmd: ["nnp"] },
+    ),
+  nonroot: async () => busyboxImage(users([]), { Cmd: ["sh"], User: "1234" }),
+  pause: async () => ({
+    layers: [[{ path: "pause", content: await readFile(await buildPause()), mode: 0o755 }]],
+    config: { Entrypoint: ["/pause"], User: "65535:65535" },
+  }),
+  "glibc-dns-testing": async () =>
+    busyboxImage([...users([]), ...(await hostPrograms(["bash", "getent", "hostname"]))], { Cmd: ["sleep", "3600"] }),
+};
+
+async function agnhostImage(
+  config: NonNullable<TestImage["config"]>,
+  extra: readonly TarEntry[] = [],
+): Promise<TestImage> {
+  const porter = await kubernetesSource("test/images/agnhost/porter");
+  return busyboxImage(
+    [
+      ...users(
+        ["user-defined-in-image:x:1000:1000::/home:/bin/sh"],
+        ["user-defined-in-image:x:1000:", "group-defined-in-image:x:50000:user-defined-in-image"],
+      ),
+      { path: "uploads", type: "directory", mode: 0o755 },
+      { path: "agnhost", content: await readFile(await buildAgnhost()), mode: 0o755 },
+      { path: "agnhost-2", type: "symlink", link: "agnhost" },
+      { path: "localhost.crt", content: await readFile(join(porter, "localhost.crt")) },
+      { path: "localhost.key", content: await readFile(join(porter, "localhost.key")) },
+      ...(await hostPrograms(["bash", "curl", "ss", "ipcs"])),
+      ...extra,
+    ],
+    config,
+  );
+}
+
+/** /etc/passwd and /etc/group as in the image `busybox`, and what the image adds. */
+function users(passwd: readonly string[], group: readonly string[] = []): TarEntry[] {
+  const lines = (each: readonly string[]) => `${each.join("\n")}\n`;
+  return [
+    {
+      path: "etc/passwd",
+      content: lines([
+        "root:x:0:0:root:/root:/bin/sh",
+        "daemon:x:1:1:daemon:/usr/sbin:/bin/false",
+        "www-data:x:33:33:www-data:/var/www:/bin/false",
+        "nobody:x:65534:65534:nobody:/home:/bin/false",
+        ...passwd,
+      ]),
+    },
+    { path: "etc/group", content: lines(["root:x:0:", "daemon:x:1:", "www-data:x:33:", "nobody:x:65534:", ...group]) },
+  ];
+}
+
+function folders(paths: readonly string[]): TarEntry[] {
+  return paths.map((path) => ({ path, type: "directory", mode: 0o755 }));
+}
+
+/** Programs of this host with the shared libraries that they load, each where its loader looks for it. */
+async function hostPrograms(names: readonly string[]): Promise<TarEntry[]> {
+  const files = new Set<string>();
+  const entries: TarEntry[] = [];
+  for (const name of names) {
+    const program = findTool(name);
+    if (program === undefined)
+      throw new Error(`the test images need ${name}, which is not on the PATH: install its Debian package`);
+    entries.push({ path: `usr/bin/${name}`, content: await readFile(program), mode: 0o755 });
+    const { stdout } = await runCommand("ldd", [await realpath(program)]);
+    for (const [path] of stdout.matchAll(/\/\S+(?= \()/g)) files.add(path);
+  }
+  if (names.includes("bash")) entries.push({ path: "bin/bash", type: "symlink", link: "/usr/bin/bash" });
+  for (const path of files) entries.push({ path: path.slice(1), content: await readFile(path), mode: 0o755 });
+  return [...folders(parentsOf(entries.map(({ path }) => path))), ...entries];
+}
+
+/** Every folder above the paths, outermost first. */
+function parentsOf(paths: readonly string[]): string[] {
+  const parents = new Set<string>();
+  for (const path of paths) for (let each = dirname(path); each !== "."; each = dirname(each)) parents.add(each);
+  return [...parents].toSorted();
+}
+
+/** Kubernetes' own pause.c, linked statically. */
+async function buildPause(): Promise<string> {
+  const source = await kubernetesSource("build/pause/linux/pause.c");
+  return cached(`pause-${cacheKey([await readFile(source), process.arch])}`, async (temporary) => {
+    await runCommand("gcc", ["-Os", "-Wall", "-static", "-o", temporary, source]);
+  });
+}

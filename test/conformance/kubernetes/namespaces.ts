@@ -1,0 +1,66 @@
+/**
+ * The run has namespaces of its own for network, mounts and processes: its bridge, its Services' rules and its ports meet
+ * nobody else's, and whatever it starts ends with it, however it ends.
+ */
+import { spawn } from "node:child_process";
+import { once } from "node:events";
+import { mkdir, writeFile } from "node:fs/promises";
+import { runCommand } from "../../e2e/harness/exec.ts";
+
+const INSIDE = "VMLET_CONFORMANCE_INSIDE";
+
+/** The host's address in its network; machines reach the API server and the DNS server by it. From RFC 5737. */
+export const hostAddress = "192.0.2.10";
+
+export const serviceCidr = "10.96.0.0/16";
+
+export function isInside(): boolean {
+  return process.env[INSIDE] === "1";
+}
+
+/**
+ * Runs this very program again, inside. Bash is the first process, because it reaps the orphans.
+ *
+ * @returns the exit code
+ */
+export async function runInside(): Promise<number> {
+  const child = spawn(
+    "unshare",
+    [
+      ...["--net", "--mount", "--propagation", "slave", "--pid", "--fork", "--kill-child", "--mount-proc"],
+      ...["bash", "-c", '"$@"; exit $?', "bash", process.execPath, ...process.execArgv, ...process.argv.slice(1)],
+    ],
+    { stdio: "inherit", env: { ...process.env, [INSIDE]: "1" } },
+  );
+  // The terminal sends an interrupt to the whole group: the program inside stops in order, and this one waits for it.
+  process.on("SIGINT", () => undefined);
+  process.on("SIGTERM", () => child.kill("SIGTERM"));
+  const [code] = (await once(child, "exit")) as [number | null];
+  return code ?? 1;
+}
+
+/** To be called once, inside: /sys of this network, an empty folder of network namespaces, and an address for the host. */
+export async function setUp(): Promise<void> {
+  const cgroups = "/mnt";
+  await runCommand("mount", ["--rbind", "/sys/fs/cgroup", cgroups]);
+  await runCommand("mount", ["-t", "sysfs", "sysfs", "/sys"]);
+  await runCommand("mount", ["--rbind", cgroups, "/sys/fs/cgroup"]);
+  await runCommand("umount", ["--lazy", "--recursive", cgroups]);
+  await mkdir("/run/netns", { recursive: true });
+  await runCommand("mount", ["-t", "tmpfs", "tmpfs", "/run/netns"]);
+  await runCommand("ip", ["-batch", "-"], {
+    input: [
+      "link set lo up",
+      // Not every kernel has dummy links; of a pair, the other end just lies there.
+      "link add host0 type veth peer name host1",
+      `address add ${hostAddress}/24 dev host0`,
+      "link set host0 up",
+      "link set host1 up",
+      // A packet of the host itself needs a route before kube-proxy's rules see it.
+      `route add ${serviceCidr} dev host0`,
+      "",
+    ].join("\n"),
+  });
+  // What a machine sends to a Service comes back from a machine of the same bridge: the answer must pass the same rules.
+  await writeFile("/proc/sys/net/bridge/bridge-nf-call-iptables", "1");
+}

@@ -1,0 +1,165 @@
+/**
+ * `npm run conformance [-- --focus REGEX] [--parallel N] [--list]`: Kubernetes' own e2e suite against vmlet's nodes.
+ *
+ * Needs root on Linux, Go, and the Debian packages runc, skopeo, umoci, nftables, iproute2, docker-registry, busybox-static
+ * and gcc. Logs and ginkgo's reports stay in the folder that is printed at the start.
+ */
+import { existsSync } from "node:fs";
+import { mkdtemp, readFile, writeFile } from "node:fs/promises";
+import { tmpdir } from "node:os";
+import { join } from "node:path";
+import { parseArgs } from "node:util";
+import { stringify } from "yaml";
+import { buildKubernetesSuite, kubernetesVersion } from "../../e2e/harness/build.ts";
+import { runCommand } from "../../e2e/harness/exec.ts";
+import { startEnvironment, type Environment } from "./environment.ts";
+import { pushImages, repositoryList } from "./images.ts";
+import { isInside, runInside, setUp } from "./namespaces.ts";
+import { fromMarkdown, merge, resultsOf, summary, toMarkdown, type Result } from "./report.ts";
+import { deal, focusOn, isSerial, leftOut, selectSpecs, type GinkgoReport, type Spec } from "./specs.ts";
+
+const resultsFile = join(import.meta.dirname, "../RESULTS.md");
+
+const { values: options } = parseArgs({
+  options: {
+    focus: { type: "string", default: "" },
+    skip: { type: "string" },
+    parallel: { type: "string", default: "4" },
+    list: { type: "boolean", default: false },
+  },
+});
+
+if (options.list) {
+  for (const spec of await chosen(await mkdtemp(join(tmpdir(), "vmlet-conformance-list-"))))
+    console.log(`${spec.group}\t${leftOut(spec) ? "-" : "+"}\t${spec.name}`);
+} else if (isInside()) {
+  process.exitCode = await main();
+} else {
+  process.exitCode = await runInside();
+}
+
+async function main(): Promise<number> {
+  const reportDir = await mkdtemp(join(tmpdir(), "vmlet-conformance-"));
+  console.log(`logs: ${reportDir}`);
+  const specs = await chosen(reportDir);
+  await setUp();
+  const abort = new AbortController();
+  for (const signal of ["SIGINT", "SIGTERM"] as const) process.once(signal, () => abort.abort());
+  await using environment = await startEnvironment();
+  console.log(`control plane, backend and agents log to ${environment.cluster.sandbox.dir}`);
+  const repositories = join(reportDir, "repositories.yaml");
+  await writeFile(repositories, stringify(repositoryList(environment.registry.host)));
+  const images = await pushImages(environment.registry, await listImages(repositories));
+  console.log(`images: ${images.join(", ")}`);
+
+  const run = (share: readonly Spec[], name: string) =>
+    runSuite({ environment, repositories, reportDir, name, specs: share, signal: abort.signal });
+  const wanted = specs.filter((spec) => leftOut(spec) === undefined);
+  const together = wanted.filter((spec) => !isSerial(spec));
+  const shares = deal(together, Number(options.parallel)).map((share, index) => run(share, `share-${index + 1}`));
+  const reports = await Promise.all(shares);
+  const alone = wanted.filter(isSerial);
+  if (alone.length > 0 && !abort.signal.aborted) reports.push(await run(alone, "serial"));
+
+  await environment.saveLogs(reportDir);
+  const results = resultsOf(specs, reports);
+  print(results);
+  if (!abort.signal.aborted) {
+    const before = existsSync(resultsFile) ? fromMarkdown(await readFile(resultsFile, "utf8")) : [];
+    await writeFile(resultsFile, toMarkdown(merge(before, results), { kubernetes: kubernetesVersion }));
+  }
+  return results.some(({ outcome }) => outcome === "failed") ? 1 : 0;
+}
+
+/** The specs of the groups that `--focus` matches. */
+async function chosen(dir: string): Promise<Spec[]> {
+  const file = join(dir, "specs.json");
+  await runCommand(await buildKubernetesSuite(), [
+    "--ginkgo.dry-run",
+    "--ginkgo.no-color",
+    `--ginkgo.json-report=${file}`,
+  ]);
+  const all = selectSpecs(await readReport(file));
+  const focus = new RegExp(options.focus);
+  const skip = options.skip === undefined ? undefined : new RegExp(options.skip);
+  const specs = all.filter(({ name, group }) => focus.test(name) || (focus.test(group) && options.focus !== ""));
+  const left = specs.filter(({ name }) => skip === undefined || !skip.test(name));
+  if (left.length === 0) throw new Error(`--focus ${options.focus} matches none of the ${all.length} tests`);
+  return left;
+}
+
+async function listImages(repositories: string): Promise<string[]> {
+  const { stdout } = await runCommand(await buildKubernetesSuite(), ["--list-images"], {
+    env: { ...process.env, KUBE_TEST_REPO_LIST: repositories },
+  });
+  return stdout.split("\n").filter((line) => line !== "");
+}
+
+interface SuiteRun {
+  environment: Environment;
+  repositories: string;
+  reportDir: string;
+  /** Of its log and its report. */
+  name: string;
+  specs: readonly Spec[];
+  signal: AbortSignal;
+}
+
+/** One process of the suite, one spec after another. */
+async function runSuite({
+  environment,
+  repositories,
+  reportDir,
+  name,
+  specs,
+  signal,
+}: SuiteRun): Promise<GinkgoReport> {
+  const { sandbox, adminKubeconfig } = environment.cluster;
+  const report = join(reportDir, `${name}.json`);
+  const child = sandbox.spawn(
+    name,
+    await buildKubernetesSuite(),
+    [
+      `--kubeconfig=${adminKubeconfig}`,
+      "--provider=skeleton",
+      "--num-nodes=2",
+      "--disable-log-dump",
+      "--minStartupPods=0",
+      `--ginkgo.focus=${focusOn(specs)}`,
+      "--ginkgo.no-color",
+      "--ginkgo.v",
+      "--ginkgo.timeout=12h",
+      "--ginkgo.grace-period=2m",
+      `--ginkgo.json-report=${report}`,
+    ],
+    { env: { ...process.env, KUBE_TEST_REPO_LIST: repositories } },
+  );
+  const interrupt = () => void child.kill("SIGINT");
+  signal.addEventListener("abort", interrupt);
+  await child.exited;
+  signal.removeEventListener("abort", interrupt);
+  const done = existsSync(report) ? await readReport(report) : [];
+  console.log(
+    `${name}: ${specs.length} tests, ${Object.entries(summary(resultsOf(specs, [done])))
+      .map(([key, n]) => `${n} ${key}`)
+      .join(", ")}`,
+  );
+  return done;
+}
+
+async function readReport(file: string): Promise<GinkgoReport> {
+  return JSON.parse(await readFile(file, "utf8")) as GinkgoReport;
+}
+
+function print(results: readonly Result[]): void {
+  for (const outcome of ["passed", "left out", "failed"] as const)
+    for (const result of results.filter((each) => each.outcome === outcome))
+      console.log(
+        `${outcome}\t${result.seconds} s\t${result.name}${result.reason === "" ? "" : `\n\t${result.reason}`}`,
+      );
+  console.log(
+    Object.entries(summary(results))
+      .map(([key, n]) => `${n} ${key}`)
+      .join(", "),
+  );
+}

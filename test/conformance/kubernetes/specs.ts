@@ -1,0 +1,99 @@
+/** Which of the suite's specs are run, and why the others are not. */
+
+/** Of kubelet.md §9.1: what a node agent is answerable for. Paths below Kubernetes' test/e2e. */
+export const GROUPS = [
+  "common/node",
+  "common/storage",
+  "node",
+  "storage",
+  "auth",
+  "instrumentation",
+  "scheduling",
+] as const;
+
+export interface Spec {
+  /** The whole text, as ginkgo's focus sees it. */
+  name: string;
+  /** Folder below test/e2e. */
+  group: string;
+  labels: readonly string[];
+}
+
+/** What ginkgo's `--ginkgo.json-report` has of a spec; only the fields that are read here. */
+export interface SpecReport {
+  ContainerHierarchyTexts: string[] | null;
+  ContainerHierarchyLabels: (string[] | null)[] | null;
+  LeafNodeType: string;
+  LeafNodeLocation: { FileName: string };
+  LeafNodeLabels: string[] | null;
+  LeafNodeText: string;
+  State: string;
+  /** Nanoseconds. */
+  RunTime: number;
+  Failure?: { Message: string; FailureNodeLocation?: { FileName: string; LineNumber: number } };
+}
+
+export type GinkgoReport = { SpecReports: SpecReport[] | null }[];
+
+export function specOf(report: SpecReport): Spec {
+  const folder = /test\/e2e\/(.*)\/[^/]+$/.exec(report.LeafNodeLocation.FileName)?.[1];
+  return {
+    name: [...(report.ContainerHierarchyTexts ?? []), report.LeafNodeText].join(" "),
+    group: folder ?? "",
+    labels: [
+      ...(report.ContainerHierarchyLabels ?? []).flatMap((each) => each ?? []),
+      ...(report.LeafNodeLabels ?? []),
+    ],
+  };
+}
+
+/** The specs of the groups that are tagged [Conformance] or [NodeConformance], sorted by name. */
+export function selectSpecs(report: GinkgoReport): Spec[] {
+  const groups: readonly string[] = GROUPS;
+  return report
+    .flatMap((suite) => suite.SpecReports ?? [])
+    .filter(({ LeafNodeType }) => LeafNodeType === "It")
+    .map(specOf)
+    .filter(
+      ({ group, labels }) =>
+        groups.includes(group) && (labels.includes("Conformance") || labels.includes("NodeConformance")),
+    )
+    .toSorted((a, b) => (a.name < b.name ? -1 : 1));
+}
+
+/** The specs that want the cluster for themselves. */
+export function isSerial({ labels }: Spec): boolean {
+  return labels.includes("Serial") || labels.includes("Disruptive");
+}
+
+/**
+ * What no node can pass whose pods are machines of their own. More work would not change it; what more work would change
+ * is not left out but fails.
+ */
+const BY_DESIGN: readonly { pattern: RegExp; reason: string }[] = [
+  {
+    pattern: /KubeletManagedEtcHosts/,
+    reason: "starts a pod with hostNetwork: a machine has a network of its own, and never the node's",
+  },
+  {
+    pattern: /when running a container with a new image/,
+    reason: "its registry is a pod with hostNetwork, reached as localhost:5000 of the node",
+  },
+];
+
+/** Why the spec cannot be passed by design; undefined when it is to be run. */
+export function leftOut({ name }: Spec): string | undefined {
+  return BY_DESIGN.find(({ pattern }) => pattern.test(name))?.reason;
+}
+
+/** A value of `--ginkgo.focus` that matches these specs and no others. Ginkgo puts the suite's description before the name. */
+export function focusOn(specs: readonly Spec[]): string {
+  return `(${specs.map(({ name }) => name.replaceAll(/[\\^$.*+?()[\]{}|]/g, "\\$&")).join("|")})$`;
+}
+
+/** Deals the specs out, one by one, so that neighbours, which tend to take equally long, go to different shares. */
+export function deal<T>(items: readonly T[], shares: number): T[][] {
+  return Array.from({ length: Math.min(shares, items.length) }, (_, share) =>
+    items.filter((_item, index) => index % shares === share),
+  );
+}

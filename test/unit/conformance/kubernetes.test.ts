@@ -1,0 +1,112 @@
+/** What the run of Kubernetes' suite makes of ginkgo's reports: the choice of tests, and the table. */
+import fc from "fast-check";
+import { expect, test } from "vitest";
+import { fromMarkdown, merge, resultsOf, toMarkdown, type Result } from "../../conformance/kubernetes/report.ts";
+import { deal, focusOn, leftOut, selectSpecs, type SpecReport } from "../../conformance/kubernetes/specs.ts";
+
+function specReport(over: Partial<SpecReport> = {}): SpecReport {
+  return {
+    ContainerHierarchyTexts: ["[sig-node] Pods"],
+    ContainerHierarchyLabels: [["sig-node"]],
+    LeafNodeType: "It",
+    LeafNodeLocation: { FileName: "k8s.io/kubernetes@v1.36.3/test/e2e/common/node/pods.go" },
+    LeafNodeLabels: ["NodeConformance", "Conformance"],
+    LeafNodeText: "should get a host IP [NodeConformance] [Conformance]",
+    State: "passed",
+    RunTime: 2_400_000_000,
+    ...over,
+  };
+}
+
+const spec = selectSpecs([{ SpecReports: [specReport()] }])[0]!;
+
+test("A spec is known by all texts down to its own, and by the folder of its file", () => {
+  expect(spec).toEqual({
+    name: "[sig-node] Pods should get a host IP [NodeConformance] [Conformance]",
+    group: "common/node",
+    labels: ["sig-node", "NodeConformance", "Conformance"],
+  });
+});
+
+test.each([
+  ["of another group", { LeafNodeLocation: { FileName: "x/test/e2e/network/dns.go" } }],
+  ["without the tag", { LeafNodeLabels: [] }],
+  ["that is set-up and no test", { LeafNodeType: "BeforeEach" }],
+])("A spec %s is not chosen", (_what, over) => {
+  expect(selectSpecs([{ SpecReports: [specReport(over)] }])).toEqual([]);
+});
+
+test("A test that starts a pod on the node's network is left out with that reason", () => {
+  const etcHosts = { ...spec, name: "[sig-node] KubeletManagedEtcHosts should test kubelet managed /etc/hosts file" };
+  expect(leftOut(etcHosts)).toContain("hostNetwork");
+});
+
+test("The focus matches its specs by their whole name, whatever characters it has", () => {
+  const focus = new RegExp(focusOn([spec]));
+  expect(focus.test(`Kubernetes e2e suite ${spec.name}`)).toBe(true);
+  expect(focus.test(`Kubernetes e2e suite ${spec.name} and more`)).toBe(false);
+});
+
+test("Every item is in exactly one share", () => {
+  fc.assert(
+    fc.property(fc.array(fc.integer()), fc.integer({ min: 1, max: 9 }), (items, shares) => {
+      const dealt = deal(items, shares);
+      expect(dealt.flat().toSorted()).toEqual(items.toSorted());
+      expect(dealt.every((share) => share.length > 0)).toBe(true);
+    }),
+  );
+});
+
+test("A spec that no report mentions has failed", () => {
+  expect(resultsOf([spec], [])).toMatchObject([{ outcome: "failed", reason: "the run ended before it" }]);
+});
+
+test("A spec that was out of focus in one report takes its result from the report in which it ran", () => {
+  const skipped = { SpecReports: [specReport({ State: "skipped", RunTime: 0 })] };
+  const ran = { SpecReports: [specReport()] };
+  expect(resultsOf([spec], [[ran], [skipped]])).toMatchObject([{ outcome: "passed", seconds: 2 }]);
+});
+
+test("A failure says what and where, on one line", () => {
+  const failed = specReport({
+    State: "failed",
+    Failure: {
+      Message: "Expected\n    <int>: 1",
+      FailureNodeLocation: { FileName: "k8s.io/kubernetes@v1.36.3/test/e2e/common/node/pods.go", LineNumber: 7 },
+    },
+  });
+  expect(resultsOf([spec], [[{ SpecReports: [failed] }]])[0]?.reason).toBe("Expected <int>: 1 (common/node/pods.go:7)");
+});
+
+test("A spec that skips itself is left out with its own reason", () => {
+  const skips = specReport({ State: "skipped", Failure: { Message: "Only supported for Windows" } });
+  expect(resultsOf([spec], [[{ SpecReports: [skips] }]])).toMatchObject([
+    { outcome: "left out", reason: "skips itself: Only supported for Windows" },
+  ]);
+});
+
+const line = fc.string().map((text) => text.replaceAll(/[\s\u0085]+/g, " ").trim());
+const anyResult: fc.Arbitrary<Result> = fc.record({
+  name: line.filter((text) => text !== ""),
+  group: fc.constantFrom("node", "common/node"),
+  outcome: fc.constantFrom("passed", "failed", "left out"),
+  seconds: fc.nat(),
+  reason: line,
+});
+
+test("The table is read back as it was written", () => {
+  fc.assert(
+    fc.property(fc.uniqueArray(anyResult, { selector: ({ name }) => name }), (results) => {
+      expect(fromMarkdown(toMarkdown(results, { kubernetes: "1.36.3" }))).toEqual(results);
+    }),
+  );
+});
+
+test("A run of a few specs renews those and keeps the others", () => {
+  const older: Result[] = [
+    { name: "a", group: "node", outcome: "failed", seconds: 1, reason: "x" },
+    { name: "b", group: "node", outcome: "passed", seconds: 1, reason: "" },
+  ];
+  const newer: Result[] = [{ name: "a", group: "node", outcome: "passed", seconds: 2, reason: "" }];
+  expect(merge(older, newer)).toEqual([newer[0], older[1]]);
+});
