@@ -38,7 +38,7 @@ import {
 } from "./engine.ts";
 import { obtainImage } from "./image-pull.ts";
 import { logBytes, logTail, readLog } from "./logs.ts";
-import { plan, BACKOFF_INITIAL_MS, BACKOFF_MAX_MS, type Action } from "./plan.ts";
+import { plan, restartDecision, BACKOFF_INITIAL_MS, BACKOFF_MAX_MS, type Action } from "./plan.ts";
 import { Pulse } from "./pulse.ts";
 import {
   containersOf,
@@ -813,6 +813,7 @@ export class Supervisor implements MachineHome {
             message: "FailedPostStartHook",
           });
           await runtime.over;
+          this.#showFailedStart(spec, "PostStartHookError", toError(error).message);
           return;
         }
       }
@@ -1181,6 +1182,7 @@ export class Supervisor implements MachineHome {
       finished_at: new Date(exit.finishedAt).toISOString(),
       id: runtime.ref.id,
     });
+    if (startError !== undefined) this.#showFailedStart(spec, "RunContainerError", startError);
     this.#commit();
     runtime.resolveOver();
     this.#changed.fire();
@@ -1241,6 +1243,18 @@ export class Supervisor implements MachineHome {
       delete own.definitionChanged;
       delete own.backoff;
     }
+  }
+
+  /** Until the next start or back-off, a container that failed to start waits for that reason (kubelet.md §2.5). */
+  #showFailedStart(spec: ContainerSpec, reason: string, message: string): void {
+    const { kind } = this.#own(spec.name);
+    const { terminated } = this.#state(spec.name);
+    const isAtEnd = this.#record.ending !== undefined || this.#record.restarting !== undefined;
+    if (terminated === undefined || kind === "ephemeral" || isAtEnd) return;
+    const policy = spec.restart_policy ?? this.#spec.restart_policy;
+    if (restartDecision(spec, policy, terminated.exit_code) === "no") return;
+    this.#wait(spec.name, reason, message);
+    this.#commit();
   }
 
   #dropRuntime(name: string): void {

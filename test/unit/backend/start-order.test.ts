@@ -104,6 +104,22 @@ test("a failed post_start hook kills the container and says so", async () => {
   expect(await world.notices()).toContain("FailedPostStartHook: PostStartHook failed");
 });
 
+test("a container waits for PostStartHookError until its back-off shows, and its last end is kept", async () => {
+  const world = await World.create((fresh) => (fresh.exec = () => 1));
+  const { revision } = await world.provider.getPods({ labels: {}, signal: world.signal });
+  await world.create({ containers: [main("a", { hooks: { post_start: { exec: { command: ["hook"] } } } })] });
+  expect(await world.waits("a", revision)).toEqual(["ContainerCreating", "PostStartHookError", "CrashLoopBackOff"]);
+  expect((await world.container("a")).last).toMatchObject({ exit_code: 143 });
+});
+
+test("a container that cannot be run waits for RunContainerError until its back-off shows", async () => {
+  const world = await World.create((fresh) => fresh.shimErrors.set("a", new Error("no memory")));
+  const { revision } = await world.provider.getPods({ labels: {}, signal: world.signal });
+  await world.create({});
+  expect(await world.waits("a", revision)).toEqual(["ContainerCreating", "RunContainerError", "CrashLoopBackOff"]);
+  expect((await world.container("a")).last).toMatchObject({ reason: "StartError", message: "no memory" });
+});
+
 test("a machine goes from pending to running with its sandbox ready and its address known", async () => {
   const world = await World.create();
   await world.create({});

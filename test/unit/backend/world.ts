@@ -113,6 +113,22 @@ export class World {
     return (await this.machine(id)).containers.find((container) => container.name === name)!;
   }
 
+  /** The reasons for which a container has been seen waiting, in order, since a revision. */
+  async waits(name: string, since: number): Promise<string[]> {
+    const seen: string[] = [];
+    const stop = new AbortController();
+    const { revision: last } = await this.machine();
+    for await (const { machine: changed, revision } of this.provider.watchPods(since, {
+      labels: {},
+      signal: stop.signal,
+    })) {
+      const reason = changed.containers.find((container) => container.name === name)?.reason;
+      if (reason !== undefined && seen.at(-1) !== reason) seen.push(reason);
+      if (revision >= last) stop.abort();
+    }
+    return seen;
+  }
+
   async notices(): Promise<string[]> {
     return ((await this.machine()).notices ?? []).map(({ reason, message }) => `${reason}: ${message}`);
   }
