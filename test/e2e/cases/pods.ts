@@ -47,8 +47,8 @@ export class Pods {
     return `/api/v1/namespaces/${this.namespace}/pods`;
   }
 
-  create(name: string, spec: Json): Promise<Json> {
-    return this.#client.create(this.path, { metadata: { name }, spec: podSpec(this.#nodeName, spec) });
+  create(name: string, spec: Json, metadata: Json = {}): Promise<Json> {
+    return this.#client.create(this.path, { metadata: { name, ...metadata }, spec: podSpec(this.#nodeName, spec) });
   }
 
   get(name: string): Promise<Json> {

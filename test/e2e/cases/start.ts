@@ -15,6 +15,8 @@ export interface StartOptions {
   nodeName?: string;
   /** What the backend runs for an image when a container names no command. */
   images?: Record<string, string[]>;
+  /** The backend's `engine`. Default: engine `process`. */
+  engine?: object;
   /** Merged over the node's entry of the agent's configuration. */
   node?: object;
   cluster?: ClusterOptions;
@@ -26,7 +28,11 @@ export async function startRealEnvironment(options: StartOptions = {}): Promise<
   try {
     const nodeName = options.nodeName ?? "vmlet-e2e";
     await allowImpersonation(cluster, nodeName);
-    const backend = await startBackend({ sandbox: cluster.sandbox, ...(options.images && { images: options.images }) });
+    const backend = await startBackend({
+      sandbox: cluster.sandbox,
+      ...(options.images && { images: options.images }),
+      ...(options.engine && { engine: options.engine }),
+    });
     const agent = await startAgent({
       sandbox: cluster.sandbox,
       kubeconfig: await cluster.userKubeconfig("vmlet-agent"),
@@ -69,7 +75,11 @@ export async function startDevEnvironment(options: StartOptions = {}): Promise<E
     const kubeconfig = join(sandbox.dir, "admin.kubeconfig");
     await writeFile(kubeconfig, cluster.kubeConfigYaml, { mode: 0o600 });
     const client = await createClient(kubeconfig);
-    const backend = await startBackend({ sandbox, ...(options.images && { images: options.images }) });
+    const backend = await startBackend({
+      sandbox,
+      ...(options.images && { images: options.images }),
+      ...(options.engine && { engine: options.engine }),
+    });
     const agent = await startAgent({
       sandbox,
       kubeconfig,

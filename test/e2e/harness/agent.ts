@@ -42,9 +42,11 @@ export interface BackendOptions {
   sandbox: Sandbox;
   /** What to run for an image when a container names no command. */
   images?: Record<string, string[]>;
+  /** The configuration's `engine`. Default: engine `process`. */
+  engine?: Json;
 }
 
-export async function startBackend({ sandbox, images = {} }: BackendOptions): Promise<BackendProcess> {
+export async function startBackend({ sandbox, images = {}, engine }: BackendOptions): Promise<BackendProcess> {
   const stateDir = join(sandbox.dir, "backend");
   await mkdir(stateDir, { recursive: true });
   const port = await freePort();
@@ -57,7 +59,7 @@ export async function startBackend({ sandbox, images = {} }: BackendOptions): Pr
       kind: "BackendConfig",
       stateDir,
       listen: { address: "127.0.0.1", port },
-      engine: { type: "process", images },
+      engine: engine ?? { type: "process", images },
     }),
   );
   const client = clientOf(url);

@@ -1,0 +1,40 @@
+# The image of vmlet: a program, the Node that it runs on, and nothing else: no shell, no package manager, no root.
+#
+#   docker build --build-arg BUILD_IMAGE=docker.io/library/node:24-bookworm-slim@sha256:... \
+#                --build-arg BASE_IMAGE=gcr.io/distroless/cc-debian12@sha256:... --tag vmlet .
+#
+# Both bases must be given by digest, so that what is built today can be built again. `--target backend` makes the image of
+# the reference backend, which needs a userland and the OCI tools; its base is BACKEND_IMAGE (debian:bookworm-slim@sha256:...).
+
+ARG BUILD_IMAGE
+ARG BASE_IMAGE
+ARG BACKEND_IMAGE=scratch
+
+FROM ${BUILD_IMAGE} AS build
+ARG BUILD_IMAGE
+ARG BASE_IMAGE
+RUN for image in "$BUILD_IMAGE" "$BASE_IMAGE"; do \
+      case "$image" in *@sha256:*) ;; *) echo "$image: give the image by digest (NAME@sha256:...)" >&2; exit 1 ;; esac; \
+    done
+WORKDIR /src
+COPY package.json package-lock.json .npmrc ./
+RUN npm ci --ignore-scripts
+COPY . .
+ARG SOURCE_DATE_EPOCH=0
+RUN SOURCE_DATE_EPOCH=$SOURCE_DATE_EPOCH npm run assemble -- /image
+
+FROM ${BACKEND_IMAGE} AS backend
+RUN apt-get update \
+ && apt-get install --yes --no-install-recommends ca-certificates runc skopeo umoci iproute2 procps \
+ && rm -rf /var/lib/apt/lists/*
+COPY --from=build /image/app /app
+USER 65532:65532
+ENTRYPOINT ["/app/bin/node", "--disable-proto=delete", "--disable-sigusr1", "/app/dist/src/cli/main.js"]
+
+FROM ${BASE_IMAGE} AS agent
+COPY --from=build /image/app /app
+USER 65532:65532
+# 10250 the kubelet API, 10248 health and metrics.
+EXPOSE 10250 10248
+ENTRYPOINT ["/app/bin/node", "--disable-proto=delete", "--disable-sigusr1", "/app/dist/src/cli/main.js"]
+CMD ["--help"]
