@@ -71,9 +71,13 @@ export function workloadProcesses(): WorkloadProcess[] {
   );
 }
 
-/** Containers of which more than one copy is in the list. */
+/**
+ * Containers of which more than one copy is in the list. What init has adopted was left behind by a copy that ended and is
+ * about to be killed; a second copy is the child of whoever started it.
+ */
 export function doubles(processes: readonly WorkloadProcess[]): WorkloadProcess[][] {
-  const groups = Map.groupBy(processes, ({ uid, container }) => `${uid}/${container}`);
+  const started = processes.filter(({ parent }) => parent !== 1);
+  const groups = Map.groupBy(started, ({ uid, container }) => `${uid}/${container}`);
   return [...groups.values()].filter((group) => group.length > 1);
 }
 
