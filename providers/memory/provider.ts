@@ -103,6 +103,7 @@ export class MemoryProvider implements Provider {
   #revision = 0;
   #watchers: (() => void)[] = [];
   #addresses = 0;
+  #closed = false;
 
   constructor(options: MemoryProviderOptions = {}) {
     this.name = options.name ?? "memory";
@@ -191,7 +192,7 @@ export class MemoryProvider implements Provider {
     this.#assertCapable("events");
     await this.#call("watchPods", undefined, signal, () => {});
     const wanted = Object.entries(labels);
-    for (let seen = since; !signal.aborted;) {
+    for (let seen = since; !signal.aborted && !this.#closed;) {
       if (seen < this.#historyStart || seen > this.#revision) {
         throw new ProviderError("gone", `revision ${seen} is not remembered; ${this.#historyStart} is the oldest`);
       }
@@ -309,7 +310,9 @@ export class MemoryProvider implements Provider {
     });
   }
 
+  /** Its machines are this process's own: they end with it. */
   async close(): Promise<void> {
+    this.#closed = true;
     for (const { machine } of this.#machines.values()) machine.discard();
     this.#machines.clear();
     this.#wakeWatchers();
@@ -350,6 +353,8 @@ export class MemoryProvider implements Provider {
     // Not async: one promise per call is what makes this fast.
     return new Promise((resolve) => {
       if (signal.aborted) throw new ProviderError("unavailable", "the call was aborted", { cause: signal.reason });
+      // Its machines went with it, but that they are absent is nothing that it may say.
+      if (this.#closed) throw new ProviderError("unavailable", "the provider is closed");
       resolve(effect());
     });
   }

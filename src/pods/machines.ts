@@ -75,10 +75,12 @@ export class MachineCache {
 
   /**
    * Takes a complete list. A machine that it lacks is dropped, unless it changed after the list's revision: then the
-   * list is the older knowledge. A revision that went backwards means that the backend lost its state and counts anew.
+   * list is the older knowledge. A revision that went backwards means that the backend lost its state and counts anew:
+   * `knownBefore` is the cache's revision when the list was asked for. What was learnt while the list was on its way, such
+   * as the reply to a create, may well be newer than it.
    */
-  replace(items: readonly Machine[], revision: number): void {
-    const restarted = revision < this.#revision && items.every((m) => m.revision <= revision);
+  replace(items: readonly Machine[], revision: number, knownBefore: number = this.#revision): void {
+    const restarted = revision < knownBefore && items.every((m) => m.revision <= revision);
     const first = !this.synced;
     this.#heardAt = this.#clock.monotonic();
     const listed = new Set(items.map((m) => m.id));
@@ -155,10 +157,10 @@ export class MachineObserver implements BackendHealth {
         const info = await this.#o.provider.getInfo({ signal });
         this.#o.onInfo?.(info);
         const watching = info.capabilities.includes("events") && this.#o.provider.watchPods !== undefined;
-        await this.#list(signal);
+        const revision = await this.#list(signal);
         backoffMs = 500;
         const everyMs = this.#o.listEveryMs ?? (watching ? 60_000 : 5_000);
-        if (watching) await this.#watchFor(everyMs, signal);
+        if (watching) await this.#watchFor(revision, everyMs, signal);
         else await this.#o.clock.sleep(everyMs, signal);
       } catch (thrown) {
         if (signal.aborted) return;
@@ -169,7 +171,9 @@ export class MachineObserver implements BackendHealth {
     }
   }
 
-  async #list(signal: AbortSignal): Promise<void> {
+  /** @returns the list's revision, from where a watch misses nothing. A reply to a create may have made the cache's higher. */
+  async #list(signal: AbortSignal): Promise<number> {
+    const knownBefore = this.#o.cache.revision;
     const begun = this.#o.clock.monotonic();
     const list = await this.#o.provider.getPods({ signal, labels: this.#o.labels });
     this.#o.onListed?.(
@@ -179,18 +183,19 @@ export class MachineObserver implements BackendHealth {
     this.#listedAt = begun;
     const first = !this.#o.cache.synced;
     const mine = list.items.filter((m) => Object.entries(this.#o.labels).every(([k, v]) => m.labels[k] === v));
-    this.#o.cache.replace(mine, list.revision);
+    this.#o.cache.replace(mine, list.revision, knownBefore);
     this.#answered();
     if (first) this.#o.onSynced?.();
+    return list.revision;
   }
 
   /** Follows events for `ms`, then returns so that a complete list heals whatever the watch missed. */
-  async #watchFor(ms: number, signal: AbortSignal): Promise<void> {
+  async #watchFor(revision: number, ms: number, signal: AbortSignal): Promise<void> {
     const stop = new AbortController();
     const cancel = this.#o.clock.after(ms, () => stop.abort());
     const linked = AbortSignal.any([signal, stop.signal]);
     try {
-      const events = this.#o.provider.watchPods!(this.#o.cache.revision, { signal: linked, labels: this.#o.labels });
+      const events = this.#o.provider.watchPods!(revision, { signal: linked, labels: this.#o.labels });
       for await (const event of events) {
         this.#answered();
         if (Object.entries(this.#o.labels).every(([k, v]) => event.machine.labels[k] === v))

@@ -429,3 +429,21 @@ describe("faults", () => {
     expect((await provider.getPods({ signal, labels: {} })).items).toHaveLength(1);
   });
 });
+
+describe("close", () => {
+  test("ends watches", async () => {
+    const { provider } = setup();
+    const watch = provider.watchPods(0, { signal, labels: {} });
+    const next = watch.next();
+    await turn();
+    await provider.close();
+    expect(await next).toMatchObject({ done: true });
+  });
+
+  test("leaves nothing that says a machine is absent", async () => {
+    const { provider } = setup();
+    await provider.createPod("m", spec(), { signal });
+    await provider.close();
+    await expect(provider.getPod("m", { signal })).rejects.toMatchObject({ code: "unavailable" });
+  });
+});
