@@ -133,6 +133,7 @@ export class NodeAgent {
       hostIPs: () => node.addresses,
       concurrency: node.podConcurrency,
       sweep: node.sweep,
+      markCheapToDelete: node.podDeletionCost,
       ...(options.guard && { guard: options.guard }),
       clock,
       random,

@@ -189,7 +189,7 @@ export const nodeSchema = z.strictObject({
   podDeletionCost: z
     .boolean()
     .default(false)
-    .describe("Annotate pods so that scale-in removes this node's pods first."),
+    .describe("Annotate pods of ReplicaSets so that scale-in removes this node's pods before those of other nodes."),
 });
 
 export const agentConfigSchema = z.strictObject({

@@ -26,8 +26,17 @@ export function strategicPatch(path: string, body: object): PatchRequest {
  * to carry foreign conditions on; a merge patch, because strategic merge never removes an element of a list.
  *
  * The server answers 409 when the UID or the resourceVersion no longer holds.
+ *
+ * @param annotations written along: the one thing of a pod's metadata that NodeRestriction lets a node change this way
  */
-export function podStatusPatch(pod: Pod, changes: Readonly<Record<string, unknown>>): PatchRequest {
+export function podStatusPatch(
+  pod: Pod,
+  changes: Readonly<Record<string, unknown>>,
+  annotations?: Readonly<Record<string, string>>,
+): PatchRequest {
   const { namespace, name, uid, resourceVersion } = pod.metadata ?? {};
-  return mergePatch(podPath(namespace ?? "", name ?? "", "status"), { metadata: { uid, resourceVersion }, status: changes });
+  return mergePatch(podPath(namespace ?? "", name ?? "", "status"), {
+    metadata: { uid, resourceVersion, ...(annotations && { annotations }) },
+    status: changes,
+  });
 }

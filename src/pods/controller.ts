@@ -33,6 +33,8 @@ export interface PodControllerOptions {
   /** Pods worked on at once. */
   concurrency: number;
   sweep: { enabled: boolean; maxPerMinute: number };
+  /** Annotate pods of ReplicaSets so that scale-in removes them first. */
+  markCheapToDelete?: boolean;
   /** Throws when this agent has lost its leadership. */
   guard?: () => void;
   clock: Clock;
@@ -105,6 +107,7 @@ export class PodController {
       nodeName,
       hostIPs: options.hostIPs,
       event: (pod, event) => this.event(pod, event),
+      markCheapToDelete: options.markCheapToDelete ?? false,
       mayReap: () => options.sweep.enabled && this.#reapBudget-- > 0,
       ...(options.guard && { guard: options.guard }),
       ...(options.readiness && { readiness: options.readiness }),

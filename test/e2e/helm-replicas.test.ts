@@ -94,7 +94,11 @@ const scale = (count: number) => cluster.admin.patch(`${deployments}/load/scale`
 /** Pods come and go at each change; at the end everything must be as if nothing had happened. */
 async function judge(): Promise<void> {
   await untilAvailable(10);
-  const pods = await new Pods(cluster.admin, "default", node).list("app=load");
+  const pods = await waitFor({ what: "pods beyond the ten to be gone", timeoutMs: 60_000 }, async () => {
+    const all = await new Pods(cluster.admin, "default", node).list("app=load");
+    must(all.length === 10, all.map((pod) => [pod.metadata.name, pod.metadata.deletionTimestamp]));
+    return all;
+  });
   expect(pods.map((pod) => [pod.status.phase, pod.status.containerStatuses[0].restartCount])).toEqual(Array(10).fill(["Running", 0]));
   await history.check("default");
   expect(unready).toEqual([]);
