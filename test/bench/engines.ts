@@ -1,0 +1,234 @@
+/**
+ * `node test/bench/engines.ts [--machines N]... [--engine process|oci|vm]... [--guest FOLDER]`
+ *
+ * Prints what a machine costs on each engine of the reference backend: from create to running, an exec round trip, delete,
+ * memory; and beside it, the bare tool: `runc run` of the same bundle, QEMU to the point where the guest is ready. Nothing
+ * is asserted: the figures depend on the machine.
+ */
+import { mkdtempSync, readdirSync, readFileSync, rmSync } from "node:fs";
+import { mkdir, writeFile } from "node:fs/promises";
+import { tmpdir } from "node:os";
+import { join } from "node:path";
+import { parseArgs } from "node:util";
+import type { Engine } from "../../providers/http-vm/backend/engine.ts";
+import { commandOf, ociConfig } from "../../providers/http-vm/backend/engines/oci/bundle.ts";
+import { createOciEngine } from "../../providers/http-vm/backend/engines/oci/engine.ts";
+import { createProcessEngine } from "../../providers/http-vm/backend/engines/process/process.ts";
+import { createVmEngine } from "../../providers/http-vm/backend/engines/vm/engine.ts";
+import { run } from "../../providers/http-vm/backend/host/command.ts";
+import { LocalProvider } from "../../providers/http-vm/backend/local-provider.ts";
+import { HostNetwork } from "../../providers/http-vm/backend/network/network.ts";
+import { silentLogger } from "../../src/telemetry/logger.ts";
+import { systemClock } from "../../src/util/clock.ts";
+import { testNetwork } from "../support/host.ts";
+import { busyboxImage, startRegistry, type TestRegistry } from "../support/registry.ts";
+
+const signal = new AbortController().signal;
+const COMMAND = ["sleep", "100000"];
+const POLL_MS = 5;
+
+interface Figures {
+  engine: string;
+  machines: number;
+  runningMs: number[];
+  execMs: number[];
+  deleteMs: number[];
+  /** Private memory of all processes that came with the machines, per machine. */
+  privateMib: number;
+}
+
+async function measure(
+  name: string,
+  engine: Engine,
+  stateDir: string,
+  image: string,
+  machines: number,
+): Promise<Figures> {
+  const before = new Set(pids());
+  const provider = await LocalProvider.open({
+    engine,
+    stateDir,
+    clock: systemClock,
+    logger: silentLogger,
+    host: "bench",
+    version: "0",
+  });
+  const ids = Array.from({ length: machines }, (_, index) => `b${index}`);
+  const until = async (id: string, state: string) => {
+    for (;;) {
+      const machine = await provider.getPod(id, { signal });
+      if (machine.state === state) return;
+      if (machine.state === "failed") throw new Error(`${name}: machine ${id} failed: ${machine.message}`);
+      await systemClock.sleep(POLL_MS);
+    }
+  };
+  const timed = async (work: () => Promise<unknown>) => {
+    const start = performance.now();
+    await work();
+    return performance.now() - start;
+  };
+  try {
+    const runningMs = await Promise.all(
+      ids.map((id) =>
+        timed(async () => {
+          const container = { name: "a", image, pull_policy: "if_not_present" as const, command: COMMAND };
+          await provider.createPod(id, { labels: {}, restart_policy: "never", containers: [container] }, { signal });
+          await until(id, "running");
+        }),
+      ),
+    );
+    const privateMib =
+      pids()
+        .filter((pid) => !before.has(pid))
+        .reduce((sum, pid) => sum + privateKib(pid), 0) /
+      1024 /
+      machines;
+    const execMs: number[] = [];
+    for (const id of ids.slice(0, 10)) {
+      execMs.push(
+        await timed(async () => {
+          const options = { signal, stdin: false, stdout: true, stderr: true, tty: false };
+          const streams = await provider.exec(id, "a", ["true"], options);
+          streams.stdout?.resume();
+          streams.stderr?.resume();
+          await streams.exit;
+        }),
+      );
+    }
+    const deleteMs = await Promise.all(
+      ids.map((id) =>
+        timed(async () => {
+          await provider.deletePod(id, { force: true, signal });
+          await until(id, "deleted");
+        }),
+      ),
+    );
+    return { engine: name, machines, runningMs, execMs, deleteMs, privateMib };
+  } finally {
+    await provider.close();
+    await engine.close();
+  }
+}
+
+function pids(): number[] {
+  return readdirSync("/proc")
+    .filter((name) => /^\d+$/.test(name))
+    .map(Number);
+}
+
+function privateKib(pid: number): number {
+  try {
+    const text = readFileSync(`/proc/${pid}/smaps_rollup`, "utf8");
+    return [...text.matchAll(/^Private_(?:Clean|Dirty):\s+(\d+)/gm)].reduce((sum, match) => sum + Number(match[1]), 0);
+  } catch {
+    return 0; // it has ended
+  }
+}
+
+function median(values: readonly number[]): string {
+  const sorted = values.toSorted((a, b) => a - b);
+  return (sorted[Math.floor((sorted.length - 1) / 2)] ?? Number.NaN).toFixed(0);
+}
+
+/** The same command in the same image with the runtime alone: no machine, no network, no log. */
+async function plainRunc(rootfs: string): Promise<number[]> {
+  const bundle = mkdtempSync(join(tmpdir(), "vmlet-bench-bundle-"));
+  const spec = { name: "bench", image: "", command: ["true"] };
+  const config = ociConfig({
+    spec,
+    image: {},
+    user: { uid: 0, gid: 0, supplementalGroups: [], home: "/" },
+    hostname: "",
+    rootfs,
+    namespaces: [{ type: "pid" }, { type: "network" }, { type: "ipc" }, { type: "uts" }],
+    mounts: [],
+    cgroupsPath: "/vmlet-bench",
+    cgroupVersion: 1,
+    sysctls: [],
+    seccomp: undefined,
+    pidsLimit: 100,
+  });
+  await mkdir(bundle, { recursive: true });
+  await writeFile(
+    join(bundle, "config.json"),
+    JSON.stringify({ ...config, process: { ...(config as { process: object }).process, args: commandOf(spec, {}) } }),
+  );
+  const times = [];
+  for (let round = 0; round < 5; round++) {
+    const start = performance.now();
+    await run("runc", ["run", "--bundle", bundle, `bench-${process.pid}-${round}`]);
+    times.push(performance.now() - start);
+  }
+  rmSync(bundle, { recursive: true });
+  return times;
+}
+
+async function bench(
+  name: string,
+  registry: TestRegistry,
+  machines: number,
+  guestDir: string | undefined,
+): Promise<void> {
+  const stateDir = mkdtempSync(join(tmpdir(), "vmlet-bench-"));
+  const { dir: _dir, ...network } = testNetwork("");
+  const common = { stateDir, clock: systemClock, logger: silentLogger, network };
+  const engine =
+    name === "process"
+      ? createProcessEngine({ stateDir, images: {}, addressPool: "127.64.0.0/10", clock: systemClock })
+      : name === "oci"
+        ? createOciEngine(common)
+        : createVmEngine({ ...common, ...(guestDir === undefined ? {} : { guestDir }) });
+  const problems = (await engine.check()).filter(({ fatal }) => fatal);
+  if (problems.length > 0) {
+    console.log(`${name}: left out: ${problems.map(({ problem, cure }) => `${problem} (${cure})`).join("; ")}`);
+    return;
+  }
+  const image = `${registry.host}/t/busybox:1`;
+  try {
+    // The first machine pays for the image and the template, as the first of a host does.
+    const first = await measure(name, engine, stateDir, image, 1);
+    rmSync(join(stateDir, "machines"), { recursive: true, force: true });
+    rmSync(join(stateDir, "tombstones"), { recursive: true, force: true });
+    const figures =
+      machines === 1 && name === "process" ? first : await measure(name, engine, stateDir, image, machines);
+    console.log(
+      [
+        name.padEnd(8),
+        String(machines).padStart(8),
+        median(first.runningMs).padStart(12),
+        median(figures.runningMs).padStart(14),
+        Math.max(...figures.runningMs)
+          .toFixed(0)
+          .padStart(11),
+        median(figures.execMs).padStart(9),
+        median(figures.deleteMs).padStart(10),
+        figures.privateMib.toFixed(1).padStart(12),
+      ].join(" "),
+    );
+    if (name === "oci" && engine.images !== undefined) {
+      const found = await engine.images.find(image);
+      console.log(
+        `         plain runc run, same image: ${median(await plainRunc(found!.location))} ms to start and end`,
+      );
+    }
+  } finally {
+    if (name !== "process") await new HostNetwork({ dir: join(stateDir, "network"), ...network }).remove();
+    rmSync(stateDir, { recursive: true, force: true });
+  }
+}
+
+const { values } = parseArgs({
+  options: {
+    machines: { type: "string", multiple: true },
+    engine: { type: "string", multiple: true },
+    guest: { type: "string" },
+  },
+});
+const registry = await startRegistry();
+await registry.push("t/busybox:1", await busyboxImage());
+console.log("engine   machines  first run ms  running ms p50  slowest ms  exec ms  delete ms  private MiB/machine");
+for (const name of values.engine ?? ["process", "oci", "vm"])
+  for (const machines of (values.machines ?? ["1", "10", "50"]).map(Number))
+    await bench(name, registry, machines, values.guest);
+await registry.stop();
+process.exit(0);
