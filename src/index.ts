@@ -3,9 +3,7 @@
  * change at any time. Whoever writes a provider wants `vmlet/provider-kit` instead, which loads far less.
  */
 export { Agent, type AgentOptions } from "./agent.ts";
-export { ConfigError, loadConfig, parseConfig, type ConfigOverrides } from "./config/load.ts";
+export { loadConfig, parseConfig, type ConfigOverrides } from "./config/load.ts";
 export type { AgentConfig, NodeConfig, ProviderConfig } from "./config/schema.ts";
 export * from "./provider/kit/index.ts";
-export { createLogger, silentLogger, type Logger, type LogLevel } from "./telemetry/logger.ts";
-export { systemClock, type Clock } from "./util/clock.ts";
-export { systemRandom, type Random } from "./util/random.ts";
+export { createLogger, type LogLevel } from "./telemetry/logger.ts";

@@ -1,11 +1,20 @@
 /**
  * The provider kit: what somebody needs who writes a provider. The contract and its errors, helpers that every provider wants, and the
- * conformance checks.
+ * conformance checks. The providers in this repository import nothing else of `src`.
  */
+export { ConfigError, parseFile } from "../../config/load.ts";
+export { TokenBucket } from "../../queue/rate-limit.ts";
+export { Quantity } from "../../resources/quantity.ts";
+export { silentLogger, type Logger } from "../../telemetry/logger.ts";
+export { systemClock, type Clock } from "../../util/clock.ts";
+export { toError } from "../../util/errors.ts";
+export { systemRandom, type Random } from "../../util/random.ts";
 export { ALL_CAPABILITIES, CAPABILITIES, type Capability } from "../capabilities.ts";
 export { isProviderError, ProviderError, type ProviderErrorCode } from "../errors.ts";
 export { specFingerprint } from "../fingerprint.ts";
 export * from "../machine.ts";
+export { runHook, runProbe, type Target } from "../probes/actions.ts";
+export { Prober, type ProbeKind } from "../probes/prober.ts";
 export type * from "../provider.ts";
 export { assertCapable, patchCapabilities, requiredCapabilities, type Requirement } from "../requirements.ts";
 export type { Check } from "./check.ts";
