@@ -166,3 +166,12 @@ test("a machine is not stopped before its sandbox is gone, and that is tried unt
   await world.advance(2_000);
   expect((await world.machine()).state).toBe("deleted");
 });
+
+test("a container that never comes to start is killed when the grace period is over", async () => {
+  const world = await World.create((fresh) => fresh.silent.add("a"));
+  await world.create({});
+  await world.stop(30);
+  expect(world.running()).toEqual(["a"]);
+  await world.advance(32_000);
+  expect((await world.machine()).state).toBe("stopped");
+});

@@ -46,6 +46,8 @@ export class World {
   readonly deaf = new Set<string>();
   /** Containers whose shim never comes to its first step. */
   readonly stuck = new Set<string>();
+  /** Containers whose shim runs and never says that the command has started. */
+  readonly silent = new Set<string>();
   /** Containers whose launch fails, with the error. */
   readonly launchErrors = new Map<string, Error>();
   /** Containers whose shim cannot be started, with the error. */
@@ -281,7 +283,7 @@ export class World {
         const instance = find(dir);
         instance.events = events;
         queueMicrotask(() => {
-          if (instance.events !== events) return;
+          if (instance.events !== events || this.silent.has(instance.name)) return;
           events.started({ state: "running", pid: 1, startedAt: this.clock.now() });
           if (instance.exit === undefined) return;
           events.exited(instance.exit);
