@@ -125,7 +125,14 @@ export class Agent {
     let isBuilt = false;
     readyz.add("started", () => (isBuilt ? undefined : "still starting"));
     // First, because a node's certificate may have to wait for somebody's approval: until then the process is alive, not ready.
-    const health = await startHealthServer({ host: config.health.address, port: config.health.port, livez, readyz, metrics, logger });
+    const health = await startHealthServer({
+      host: config.health.address,
+      port: config.health.port,
+      livez,
+      readyz,
+      metrics,
+      logger,
+    });
     try {
       const clusterId = config.clusterId ?? (await readClusterId(self, options.signal));
       for (const node of config.nodes) {

@@ -200,7 +200,12 @@ export class NodeAgent {
   /** Follows pods, machines and references, and serves the kubelet API: all that a standby does. */
   async observe(signal: AbortSignal): Promise<void> {
     const { certificate, kube } = this.#o;
-    await Promise.all([this.server.run(signal), this.#references.run(signal), this.pods.observe(signal), certificate?.run(kube, signal)]);
+    await Promise.all([
+      this.server.run(signal),
+      this.#references.run(signal),
+      this.pods.observe(signal),
+      certificate?.run(kube, signal),
+    ]);
   }
 
   /** Registers the node, keeps its lease and status, and works on its pods. Needs `observe` beside it; may be called once. */

@@ -27,9 +27,18 @@ export interface PermissionNeeds {
 }
 
 export function nodePermissions(nodeName: string, needs: PermissionNeeds): Permission[] {
-  const ownPods = { fieldSelector: { requirements: [{ key: "spec.nodeName", operator: "In" as const, values: [nodeName] }] } };
-  const ownNode = { fieldSelector: { requirements: [{ key: "metadata.name", operator: "In" as const, values: [nodeName] }] } };
-  const core = (verb: string, resource: string, purpose: string, more: Partial<ResourceAttributes> = {}): Permission => ({
+  const ownPods = {
+    fieldSelector: { requirements: [{ key: "spec.nodeName", operator: "In" as const, values: [nodeName] }] },
+  };
+  const ownNode = {
+    fieldSelector: { requirements: [{ key: "metadata.name", operator: "In" as const, values: [nodeName] }] },
+  };
+  const core = (
+    verb: string,
+    resource: string,
+    purpose: string,
+    more: Partial<ResourceAttributes> = {},
+  ): Permission => ({
     attributes: { verb, resource, ...more },
     purpose,
   });
@@ -40,7 +49,11 @@ export function nodePermissions(nodeName: string, needs: PermissionNeeds): Permi
     core("delete", "pods", "deleted pods stay Terminating"),
     core("get", "configmaps", "pods that refer to ConfigMaps stay Pending", { namespace: "default", name: "probe" }),
     core("get", "secrets", "pods that refer to Secrets stay Pending", { namespace: "default", name: "probe" }),
-    core("create", "serviceaccounts", "service-account tokens cannot be given to pods", { subresource: "token", namespace: "default", name: "default" }),
+    core("create", "serviceaccounts", "service-account tokens cannot be given to pods", {
+      subresource: "token",
+      namespace: "default",
+      name: "default",
+    }),
   ];
   const permissions: Permission[] = [
     core("create", "nodes", "the Node cannot be registered"),
@@ -54,10 +67,19 @@ export function nodePermissions(nodeName: string, needs: PermissionNeeds): Permi
     core("watch", "services", "service environment variables are missing"),
     core("create", "events", "events are lost", { namespace: "default" }),
     core("patch", "events", "repeated events are not counted", { namespace: "default" }),
-    { attributes: { verb: "get", group: "node.k8s.io", resource: "runtimeclasses" }, purpose: "pods with a runtimeClassName stay Pending" },
+    {
+      attributes: { verb: "get", group: "node.k8s.io", resource: "runtimeclasses" },
+      purpose: "pods with a runtimeClassName stay Pending",
+    },
     ...(needs.mode === "direct" ? byPod : []),
     ...["create", "patch"].map((verb) => ({
-      attributes: { verb, group: "coordination.k8s.io", resource: "leases", namespace: "kube-node-lease", ...(verb !== "create" && { name: nodeName }) },
+      attributes: {
+        verb,
+        group: "coordination.k8s.io",
+        resource: "leases",
+        namespace: "kube-node-lease",
+        ...(verb !== "create" && { name: nodeName }),
+      },
       purpose: "the node turns Unknown within a minute",
     })),
     {
@@ -80,7 +102,12 @@ export function nodePermissions(nodeName: string, needs: PermissionNeeds): Permi
   }
   if (needs.clientCa) {
     permissions.push({
-      attributes: { verb: "get", resource: "configmaps", namespace: "kube-system", name: "extension-apiserver-authentication" },
+      attributes: {
+        verb: "get",
+        resource: "configmaps",
+        namespace: "kube-system",
+        name: "extension-apiserver-authentication",
+      },
       purpose: "the API server's client certificate cannot be verified: set kubelet.clientCAFile",
       optional: true,
       asProcess: true,
@@ -102,7 +129,12 @@ export function nodePermissions(nodeName: string, needs: PermissionNeeds): Permi
       });
     }
     permissions.push({
-      attributes: { verb: "create", group: "certificates.k8s.io", resource: "certificatesigningrequests", subresource: "nodeclient" },
+      attributes: {
+        verb: "create",
+        group: "certificates.k8s.io",
+        resource: "certificatesigningrequests",
+        subresource: "nodeclient",
+      },
       purpose: "somebody has to approve the node's client certificate after each start",
       optional: true,
       asProcess: true,
@@ -113,14 +145,24 @@ export function nodePermissions(nodeName: string, needs: PermissionNeeds): Permi
       ["users", `system:node:${nodeName}`],
       ["groups", "system:nodes"],
     ] as const) {
-      permissions.push({ attributes: { verb: "impersonate", resource, name }, purpose: "the agent cannot act as the node", asProcess: true });
+      permissions.push({
+        attributes: { verb: "impersonate", resource, name },
+        purpose: "the agent cannot act as the node",
+        asProcess: true,
+      });
     }
   }
   if (needs.leaderElection !== undefined) {
     const { namespace, name } = needs.leaderElection;
     for (const verb of ["get", "create", "update"]) {
       permissions.push({
-        attributes: { verb, group: "coordination.k8s.io", resource: "leases", namespace, ...(verb !== "create" && { name }) },
+        attributes: {
+          verb,
+          group: "coordination.k8s.io",
+          resource: "leases",
+          namespace,
+          ...(verb !== "create" && { name }),
+        },
         purpose: "no agent can become the leader",
         asProcess: true,
       });

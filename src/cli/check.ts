@@ -56,18 +56,29 @@ async function checkNode(config: AgentConfig, node: NodeConfig, report: Report):
     const kube = connect({ ...connection, node });
     const self = connect(connection);
     opened.push(kube, self);
-    const version = await kube.request<{ gitVersion: string }>({ method: "GET", path: "/version", signal: AbortSignal.timeout(TIMEOUT_MS) });
+    const version = await kube.request<{ gitVersion: string }>({
+      method: "GET",
+      path: "/version",
+      signal: AbortSignal.timeout(TIMEOUT_MS),
+    });
     report.ok(`answers, version ${version.gitVersion}`);
     await checkPermissions(config, node, { kube, self }, report);
   } catch (thrown) {
-    report.fault(`does not answer: ${toError(thrown).message}`, "check `kubeconfig` and that the server can be reached from here");
+    report.fault(
+      `does not answer: ${toError(thrown).message}`,
+      "check `kubeconfig` and that the server can be reached from here",
+    );
   } finally {
     for (const transport of opened) await transport.close();
   }
 
   console.log(`\nNode ${node.name}: backend (${node.provider.type})`);
   try {
-    const provider = await createProvider(node.provider, { clock: systemClock, random: systemRandom, logger: silentLogger });
+    const provider = await createProvider(node.provider, {
+      clock: systemClock,
+      random: systemRandom,
+      logger: silentLogger,
+    });
     try {
       const info = await provider.getInfo({ signal: AbortSignal.timeout(TIMEOUT_MS) });
       report.ok(`${info.name} ${info.version} answers`);
@@ -80,26 +91,44 @@ async function checkNode(config: AgentConfig, node: NodeConfig, report: Report):
       await provider.close();
     }
   } catch (thrown) {
-    const where = node.provider.type === "http-vm" ? `check nodes[].provider.url (${node.provider.url}), tokenFile and caFile` : "check nodes[].provider";
+    const where =
+      node.provider.type === "http-vm"
+        ? `check nodes[].provider.url (${node.provider.url}), tokenFile and caFile`
+        : "check nodes[].provider";
     report.fault(`does not answer: ${toError(thrown).message}`, where);
   }
 }
 
-async function checkPermissions(config: AgentConfig, node: NodeConfig, access: { kube: Kube; self: Kube }, report: Report): Promise<void> {
+async function checkPermissions(
+  config: AgentConfig,
+  node: NodeConfig,
+  access: { kube: Kube; self: Kube },
+  report: Report,
+): Promise<void> {
   const permissions = nodePermissions(node.name, {
     mode: config.identity.mode,
     leaderElection: config.leaderElection.enabled ? config.leaderElection : undefined,
-    csr: node.kubelet.certificate === "csr" || (node.kubelet.certificate === undefined && node.kubelet.certFile === undefined),
+    csr:
+      node.kubelet.certificate === "csr" ||
+      (node.kubelet.certificate === undefined && node.kubelet.certFile === undefined),
     clusterId: config.clusterId === undefined,
     clientCa: node.kubelet.clientCAFile === undefined,
     // The node's own certificate is asked for by a running agent only.
   }).filter((permission) => config.identity.mode !== "certificate" || permission.asProcess);
   let granted = 0;
   for (const permission of permissions) {
-    const answer = await selfSubjectAccessReview(permission.asProcess ? access.self : access.kube, permission.attributes, AbortSignal.timeout(TIMEOUT_MS));
+    const answer = await selfSubjectAccessReview(
+      permission.asProcess ? access.self : access.kube,
+      permission.attributes,
+      AbortSignal.timeout(TIMEOUT_MS),
+    );
     if (answer.allowed) granted++;
     else if (permission.optional) report.note(`may not ${describePermission(permission)}: ${permission.purpose}`);
-    else report.fault(`may not ${describePermission(permission)}: ${permission.purpose}`, "grant it, or set identity.mode: impersonate");
+    else
+      report.fault(
+        `may not ${describePermission(permission)}: ${permission.purpose}`,
+        "grant it, or set identity.mode: impersonate",
+      );
   }
   report.ok(`${granted} of ${permissions.length} permissions granted`);
 }

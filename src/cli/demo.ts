@@ -17,7 +17,11 @@ const POLL_MS = 200;
 /** @returns the process's exit status: 0 when every pod succeeded, its log could be read, and nothing was left */
 export async function runDemo(options: { kubeconfig: string; nodeName: string; signal: AbortSignal }): Promise<number> {
   const signal = AbortSignal.any([options.signal, AbortSignal.timeout(TIMEOUT_MS)]);
-  const kube = new KubeTransport({ kubeConfig: loadKubeConfig({ path: options.kubeconfig }), clock: systemClock, logger: silentLogger });
+  const kube = new KubeTransport({
+    kubeConfig: loadKubeConfig({ path: options.kubeconfig }),
+    clock: systemClock,
+    logger: silentLogger,
+  });
   try {
     return await burst(kube, options.nodeName, signal);
   } catch (thrown) {
@@ -31,14 +35,27 @@ export async function runDemo(options: { kubeconfig: string; nodeName: string; s
 
 async function burst(kube: KubeTransport, nodeName: string, signal: AbortSignal): Promise<number> {
   await until(signal, async () => {
-    const nodes = await kube.request<{ items: Node[] }>({ method: "GET", path: resourcePath({ resource: "nodes" }), signal });
-    return nodes.items.some((n) => n.metadata?.name === nodeName && n.status?.conditions?.some((c) => c.type === "Ready" && c.status === "True"));
+    const nodes = await kube.request<{ items: Node[] }>({
+      method: "GET",
+      path: resourcePath({ resource: "nodes" }),
+      signal,
+    });
+    return nodes.items.some(
+      (n) =>
+        n.metadata?.name === nodeName && n.status?.conditions?.some((c) => c.type === "Ready" && c.status === "True"),
+    );
   });
   console.log(`Node ${nodeName} is Ready.`);
   // The service-account controller of a real cluster needs a moment for a new namespace; a pod without it is refused.
   const pods = examplePods();
   const names = pods.map((p) => p.metadata!.name!);
-  for (const pod of pods) await kube.request({ method: "POST", path: resourcePath({ resource: "pods", namespace: NAMESPACE }), body: pod, signal });
+  for (const pod of pods)
+    await kube.request({
+      method: "POST",
+      path: resourcePath({ resource: "pods", namespace: NAMESPACE }),
+      body: pod,
+      signal,
+    });
   console.log(`Created ${names.length} pods.\n`);
 
   const board = new Board(names);
@@ -46,7 +63,9 @@ async function burst(kube: KubeTransport, nodeName: string, signal: AbortSignal)
   await until(signal, async () => {
     last = await listBurst(kube, names, signal);
     board.show(last);
-    return last.length === names.length && last.every((p) => p.status?.phase === "Succeeded" || p.status?.phase === "Failed");
+    return (
+      last.length === names.length && last.every((p) => p.status?.phase === "Succeeded" || p.status?.phase === "Failed")
+    );
   });
   board.end();
 
@@ -55,14 +74,21 @@ async function burst(kube: KubeTransport, nodeName: string, signal: AbortSignal)
     const { name } = pod.metadata!;
     const containers = [...(pod.spec?.initContainers ?? []), ...pod.spec!.containers];
     for (const { name: container } of containers) {
-      const log = await kube.requestText({ method: "GET", path: `${podPath(NAMESPACE, name!)}/log`, query: { container }, signal });
+      const log = await kube.requestText({
+        method: "GET",
+        path: `${podPath(NAMESPACE, name!)}/log`,
+        query: { container },
+        signal,
+      });
       const label = containers.length > 1 ? `${name}/${container}` : name;
       for (const line of log.trimEnd().split("\n")) console.log(`  ${label}  ${line}`);
     }
   }
   const failed = last.filter((p) => p.status?.phase !== "Succeeded");
   for (const pod of failed) {
-    console.error(`demo: pod ${pod.metadata?.name} ended as ${pod.status?.phase}: ${pod.status?.reason ?? ""} ${pod.status?.message ?? ""}`);
+    console.error(
+      `demo: pod ${pod.metadata?.name} ended as ${pod.status?.phase}: ${pod.status?.reason ?? ""} ${pod.status?.message ?? ""}`,
+    );
   }
   for (const name of names) {
     await kube.request({ method: "DELETE", path: podPath(NAMESPACE, name), signal });
@@ -78,7 +104,11 @@ function examplePods(): Pod[] {
 }
 
 async function listBurst(kube: KubeTransport, names: readonly string[], signal: AbortSignal): Promise<Pod[]> {
-  const list = await kube.request<{ items: Pod[] }>({ method: "GET", path: resourcePath({ resource: "pods", namespace: NAMESPACE }), signal });
+  const list = await kube.request<{ items: Pod[] }>({
+    method: "GET",
+    path: resourcePath({ resource: "pods", namespace: NAMESPACE }),
+    signal,
+  });
   return list.items.filter((p) => names.includes(p.metadata!.name!));
 }
 

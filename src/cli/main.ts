@@ -15,11 +15,23 @@ const program = new Command("vmlet")
 type Build = () => Promise<Command>;
 const commands: Record<string, { summary: string; build: Build }> = {
   run: { summary: "run the node agent", build: async () => (await import("./run.ts")).runCommand() },
-  check: { summary: "check configuration, permissions and backend", build: async () => (await import("./check.ts")).checkCommand() },
-  dev: { summary: "try it: a small cluster, a backend and the agent in one process", build: async () => (await import("./dev.ts")).devCommand() },
+  check: {
+    summary: "check configuration, permissions and backend",
+    build: async () => (await import("./check.ts")).checkCommand(),
+  },
+  dev: {
+    summary: "try it: a small cluster, a backend and the agent in one process",
+    build: async () => (await import("./dev.ts")).devCommand(),
+  },
   backend: { summary: "run the reference backend", build: async () => (await import("./backend.ts")).backendCommand() },
-  conformance: { summary: "hold a Machine API to its contract", build: async () => (await import("./conformance.ts")).conformanceCommand() },
-  smoke: { summary: "run a pod on a node and see it come and go", build: async () => (await import("./smoke.ts")).smokeCommand() },
+  conformance: {
+    summary: "hold a Machine API to its contract",
+    build: async () => (await import("./conformance.ts")).conformanceCommand(),
+  },
+  smoke: {
+    summary: "run a pod on a node and see it come and go",
+    build: async () => (await import("./smoke.ts")).smokeCommand(),
+  },
   node: { summary: "check or remove Node objects", build: async () => (await import("./node.ts")).nodeCommand() },
   version: { summary: "print the version", build: async () => (await import("./version.ts")).versionCommand() },
 };

@@ -27,18 +27,30 @@ export async function createProvider(
       return new HttpVmProvider({
         url: config.url,
         credentials: credentialFiles(config),
-        pacing: { concurrency: config.concurrency, perSecond: config.requestsPerSecond, burst: 2 * config.requestsPerSecond },
+        pacing: {
+          concurrency: config.concurrency,
+          perSecond: config.requestsPerSecond,
+          burst: 2 * config.requestsPerSecond,
+        },
         ...collaborators,
       });
     case "memory":
-      return new MemoryProvider({ clock: collaborators.clock, stages: { creatingMs: parseDuration(config.startDelay) } });
+      return new MemoryProvider({
+        clock: collaborators.clock,
+        stages: { creatingMs: parseDuration(config.startDelay) },
+      });
     case "module": {
-      const path = config.module.startsWith(".") || isAbsolute(config.module) ? pathToFileURL(resolve(config.module)).href : config.module;
+      const path =
+        config.module.startsWith(".") || isAbsolute(config.module)
+          ? pathToFileURL(resolve(config.module)).href
+          : config.module;
       let module: ProviderModule;
       try {
         module = (await import(path)) as ProviderModule;
       } catch (thrown) {
-        throw new ConfigError(`provider.module: cannot load ${config.module}: ${toError(thrown).message}`, { cause: thrown });
+        throw new ConfigError(`provider.module: cannot load ${config.module}: ${toError(thrown).message}`, {
+          cause: thrown,
+        });
       }
       if (typeof module.createProvider !== "function") {
         throw new ConfigError(`provider.module: ${config.module} does not export a function createProvider`);
@@ -51,5 +63,7 @@ export async function createProvider(
 /** Only the files that the configuration names. */
 function credentialFiles(config: Extract<ProviderConfig, { type: "http-vm" }>): CredentialFiles {
   const { tokenFile, caFile, certFile, keyFile } = config;
-  return Object.fromEntries(Object.entries({ tokenFile, caFile, certFile, keyFile }).filter(([, path]) => path !== undefined)) as CredentialFiles;
+  return Object.fromEntries(
+    Object.entries({ tokenFile, caFile, certFile, keyFile }).filter(([, path]) => path !== undefined),
+  );
 }

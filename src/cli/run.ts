@@ -12,7 +12,10 @@ import { VERSION } from "./version.ts";
 export function withConfigOptions(command: Command): Command {
   return command
     .requiredOption("-c, --config <file>", "configuration file")
-    .option("--kubeconfig <file>", "kubeconfig of the cluster (default: KUBECONFIG, ~/.kube/config, or the service account)")
+    .option(
+      "--kubeconfig <file>",
+      "kubeconfig of the cluster (default: KUBECONFIG, ~/.kube/config, or the service account)",
+    )
     .option("--cluster-id <id>", "tells clusters apart that share a backend")
     .option("--node-name <name>", "name of the node, when the file lists one node")
     .option("--node-address <ips>", "addresses of the nodes, separated by commas")

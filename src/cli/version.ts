@@ -3,7 +3,9 @@ import { existsSync, readFileSync } from "node:fs";
 
 /** A file of the package. Built files lie one folder deeper than sources, so its root is looked for. */
 export function packageFile(path: string): URL {
-  const root = ["../../", "../../../"].map((up) => new URL(up, import.meta.url)).find((url) => existsSync(new URL("package.json", url)));
+  const root = ["../../", "../../../"]
+    .map((up) => new URL(up, import.meta.url))
+    .find((url) => existsSync(new URL("package.json", url)));
   return new URL(path, root);
 }
 

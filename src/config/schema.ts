@@ -238,7 +238,9 @@ export const agentConfigSchema = z.strictObject({
         .number()
         .positive()
         .default(500)
-        .describe("Requests to the API server per second. A kubelet's 50 would hold back the bursts that this node is for."),
+        .describe(
+          "Requests to the API server per second. A kubelet's 50 would hold back the bursts that this node is for.",
+        ),
       burst: z.int().positive().default(1000),
     })
     .prefault({}),

@@ -174,7 +174,7 @@ export class LeaderElector {
     return {
       holderIdentity: identity,
       leaseDurationSeconds: Math.ceil(this.#leaseDurationMs / 1000),
-      acquireTime: ours ? (current.spec!.acquireTime ?? now) : now,
+      acquireTime: ours ? (current.spec.acquireTime ?? now) : now,
       renewTime: now,
       leaseTransitions: (current?.spec?.leaseTransitions ?? 0) + (current !== undefined && !ours ? 1 : 0),
     };

@@ -22,9 +22,13 @@ export const MUTANTS: readonly Mutant[] = [
     name: "B1 an unanswered read counts as absent, and create is not idempotent",
     rule: "2: reads have three values",
     world: { createNotIdempotent: true },
-    provider: (error, operation) => (operation === "be.get" && error.code === "unavailable" ? new ProviderError("not_found", "mutant") : error),
+    provider: (error, operation) =>
+      operation === "be.get" && error.code === "unavailable" ? new ProviderError("not_found", "mutant") : error,
     plan: replan((action, desired, observed) =>
-      desired.kind === "pod" && observed.kind === "unknown" && action.do === "wait" && desired.pod.metadata?.deletionTimestamp === undefined
+      desired.kind === "pod" &&
+      observed.kind === "unknown" &&
+      action.do === "wait" &&
+      desired.pod.metadata?.deletionTimestamp === undefined
         ? { do: "create" }
         : action,
     ),
@@ -42,13 +46,18 @@ export const MUTANTS: readonly Mutant[] = [
   {
     name: "B4 the pod object goes without confirmation that the machine is over",
     rule: "5: confirm before the final delete",
-    plan: replan((action, desired) => (desired.kind === "pod" && (action.do === "bury" || action.do === "stop") ? { do: "finalize" } : action)),
+    plan: replan((action, desired) =>
+      desired.kind === "pod" && (action.do === "bury" || action.do === "stop") ? { do: "finalize" } : action,
+    ),
   },
   {
     name: "B5 a lost machine is silently replaced by a new one",
     rule: "4: terminal states are durable, restart counts never fall",
     plan: replan((action, desired, observed) =>
-      desired.kind === "pod" && desired.pod.metadata?.deletionTimestamp === undefined && observed.kind === "absent" && action.do === "look"
+      desired.kind === "pod" &&
+      desired.pod.metadata?.deletionTimestamp === undefined &&
+      observed.kind === "absent" &&
+      action.do === "look"
         ? { do: "create" }
         : action,
     ),
@@ -78,12 +87,16 @@ export const MUTANTS: readonly Mutant[] = [
     rule: "7: sweep only after the pod list is synced, with a quorum GET per candidate",
     pretendSynced: true,
     plan: replan((action, desired, observed) =>
-      desired.kind === "none" && observed.kind === "found" && action.do === "wait" && !isOver(observed.machine) ? { do: "reap" } : action,
+      desired.kind === "none" && observed.kind === "found" && action.do === "wait" && !isOver(observed.machine)
+        ? { do: "reap" }
+        : action,
     ),
     kube: (request, cached) => {
       if (request.method !== "GET") return request;
       const pod = cached(podPathOf(request.path));
-      return pod === undefined ? { error: new KubeApiError("mutant", { status: 404, reason: "NotFound" }) } : { reply: pod };
+      return pod === undefined
+        ? { error: new KubeApiError("mutant", { status: 404, reason: "NotFound" }) }
+        : { reply: pod };
     },
   },
   {
@@ -110,10 +123,13 @@ export const MUTANTS: readonly Mutant[] = [
   {
     name: "R2 no answer of the backend fails the pod",
     rule: "2: unknown never leads to Failed",
-    plan: replan((action, desired, observed, memory, context) =>
-      desired.kind === "pod" && observed.kind === "unknown" && action.do === "wait" && desired.pod.status?.phase === "Running"
+    plan: replan((action, desired, observed) =>
+      desired.kind === "pod" &&
+      observed.kind === "unknown" &&
+      action.do === "wait" &&
+      desired.pod.status?.phase === "Running"
         ? { do: "status", patch: { phase: "Failed", reason: "ProviderFailed" } }
-        : (void memory, void context, action),
+        : action,
     ),
   },
   {
@@ -129,14 +145,19 @@ export const MUTANTS: readonly Mutant[] = [
     name: "R4b startTime is written anew by every process",
     rule: "4: startTime never changes",
     plan: replan((action, _desired, _observed, _memory, context) =>
-      action.do === "status" ? { do: "status", patch: { ...action.patch, startTime: new Date(context.now).toISOString() } } : action,
+      action.do === "status"
+        ? { do: "status", patch: { ...action.patch, startTime: new Date(context.now).toISOString() } }
+        : action,
     ),
   },
   {
     name: "R4c a failed pod is revived when its machine runs",
     rule: "4: terminal phases are final",
     plan: replan((action, desired, observed) =>
-      desired.kind === "pod" && desired.pod.status?.phase === "Failed" && observed.kind === "found" && !isOver(observed.machine)
+      desired.kind === "pod" &&
+      desired.pod.status?.phase === "Failed" &&
+      observed.kind === "found" &&
+      !isOver(observed.machine)
         ? { do: "status", patch: { phase: "Running" } }
         : action,
     ),
@@ -145,7 +166,10 @@ export const MUTANTS: readonly Mutant[] = [
     name: "R4d phase Failed is written while the machine still stops",
     rule: "5: the final status comes after the machine is over",
     plan: replan((action, desired, observed) =>
-      desired.kind === "pod" && action.do === "stop" && desired.pod.metadata?.deletionTimestamp !== undefined && observed.kind === "found"
+      desired.kind === "pod" &&
+      action.do === "stop" &&
+      desired.pod.metadata?.deletionTimestamp !== undefined &&
+      observed.kind === "found"
         ? { do: "status", patch: { phase: "Failed" } }
         : action,
     ),
@@ -171,14 +195,20 @@ export const MUTANTS: readonly Mutant[] = [
     name: "R9 what is remembered decides: a restarted agent leaves running machines of dying pods",
     rule: "9: no private state",
     plan: replan((action, desired, _observed, memory) =>
-      desired.kind === "pod" && (action.do === "stop" || action.do === "bury") && !memory.created ? { do: "wait" } : action,
+      desired.kind === "pod" && (action.do === "stop" || action.do === "bury") && !memory.created
+        ? { do: "wait" }
+        : action,
     ),
   },
   {
     name: "S3 a pod that is not ready is restarted by deleting its machine",
     rule: "a live pod's machine is never deleted",
     plan: replan((action, desired, observed) =>
-      desired.kind === "pod" && observed.kind === "found" && observed.machine.state === "running" && action.do === "wait" && desired.pod.status?.phase === "Running"
+      desired.kind === "pod" &&
+      observed.kind === "found" &&
+      observed.machine.state === "running" &&
+      action.do === "wait" &&
+      desired.pod.status?.phase === "Running"
         ? { do: "bury", force: true }
         : action,
     ),
@@ -187,8 +217,18 @@ export const MUTANTS: readonly Mutant[] = [
     name: "S7 Running is written because the create was accepted",
     rule: "a status is written from what was seen",
     plan: replan((action, desired, observed) =>
-      desired.kind === "pod" && observed.kind === "found" && observed.machine.state === "creating" && action.do === "status"
-        ? { do: "status", patch: { ...action.patch, phase: "Running", containerStatuses: [{ name: "main", restartCount: 0, state: { running: {} } }] } }
+      desired.kind === "pod" &&
+      observed.kind === "found" &&
+      observed.machine.state === "creating" &&
+      action.do === "status"
+        ? {
+            do: "status",
+            patch: {
+              ...action.patch,
+              phase: "Running",
+              containerStatuses: [{ name: "main", restartCount: 0, state: { running: {} } }],
+            },
+          }
         : action,
     ),
   },

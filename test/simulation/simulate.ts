@@ -27,7 +27,10 @@ export interface Mutant {
   machineId?: (uid: string, pod: Pod | undefined) => string;
   plan?: (real: typeof realPlan) => typeof realPlan;
   /** Rewrites an agent's request to the API server; `cached` is what its lagging cache holds under that path. */
-  kube?: (request: KubeRequest, cached: (path: string) => Pod | undefined) => KubeRequest | { reply: unknown } | { error: Error };
+  kube?: (
+    request: KubeRequest,
+    cached: (path: string) => Pod | undefined,
+  ) => KubeRequest | { reply: unknown } | { error: Error };
   /** Lets an uncertain read pass for a certain one. */
   provider?: (error: ProviderError, operation: string) => ProviderError;
   pretendSynced?: boolean;
@@ -102,12 +105,12 @@ class Agent {
   }
 
   #pods() {
-    const agent = this;
+    const synced = () => this.synced || this.sim.mutant?.pretendSynced === true;
     return {
       get synced() {
-        return agent.synced || agent.sim.mutant?.pretendSynced === true;
+        return synced();
       },
-      get: (uid: string) => agent.cache.get(uid),
+      get: (uid: string) => this.cache.get(uid),
     };
   }
 
@@ -121,7 +124,10 @@ class Agent {
     const { world, mutant } = this.sim;
     return {
       request: <T>(request: KubeRequest) => {
-        const cached = (path: string) => [...this.cache.values()].find((p) => path.startsWith(`/api/v1/namespaces/${p.metadata!.namespace}/pods/${p.metadata!.name}`));
+        const cached = (path: string) =>
+          [...this.cache.values()].find((p) =>
+            path.startsWith(`/api/v1/namespaces/${p.metadata!.namespace}/pods/${p.metadata!.name}`),
+          );
         const mutated = mutant?.kube?.(request, cached) ?? request;
         if ("reply" in mutated) return Promise.resolve(mutated.reply as T);
         if ("error" in mutated) return Promise.reject(mutated.error);
@@ -129,7 +135,7 @@ class Agent {
           `api.${request.method}`,
           () => world.kube(mutated.method, mutated.path, mutated.body, this.seenRunning),
           () => new KubeApiError("simulated", { status: 503, reason: "ServiceUnavailable" }),
-        ) as Promise<T>;
+        );
       },
       watch: () => {
         throw new Error("the simulation feeds the cache itself");
@@ -185,7 +191,11 @@ class Agent {
         this.reconciler.podGone(pod);
       } else {
         for (const [other, known] of this.cache) {
-          if (other !== uid && known.metadata!.namespace === pod.metadata!.namespace && known.metadata!.name === pod.metadata!.name) {
+          if (
+            other !== uid &&
+            known.metadata!.namespace === pod.metadata!.namespace &&
+            known.metadata!.name === pod.metadata!.name
+          ) {
             this.cache.delete(other);
             this.reconciler.podGone(known);
             this.dirty.add(other);
@@ -225,7 +235,8 @@ class Agent {
     const { machineLog } = this.sim.world;
     for (; count > 0 && this.machinePosition < machineLog.length; count--, this.machinePosition++) {
       const machine = machineLog[this.machinePosition]!;
-      const mine = this.sim.mutant?.ignoreOwner === true || Object.entries(OWNER).every(([k, v]) => machine.labels[k] === v);
+      const mine =
+        this.sim.mutant?.ignoreOwner === true || Object.entries(OWNER).every(([k, v]) => machine.labels[k] === v);
       if (this.machines.synced && mine) this.machines.put(this.#saw(machine));
     }
   }
@@ -288,7 +299,10 @@ export class Simulation {
         this.#listInFlight = undefined;
         if (list.agent.alive) list.agent.listMachines(list.items, list.revision);
       } else this.#listInFlight = { agent, items: this.#list(), revision: this.world.revision };
-    } else if (x < 0.73) agent.relist(r() < 0.7 ? this.world.log.length : Math.max(agent.position, Math.floor(r() * (this.world.log.length + 1))));
+    } else if (x < 0.73)
+      agent.relist(
+        r() < 0.7 ? this.world.log.length : Math.max(agent.position, Math.floor(r() * (this.world.log.length + 1))),
+      );
     else if (x < 0.74) this.#crash(agent);
     else if (x < 0.75 && this.#agents.length < 2) this.#agents.push(new Agent(this));
     else if (x < 0.77) this.world.now += 1000 * Math.floor(r() * 40);
@@ -312,13 +326,22 @@ export class Simulation {
     const pod = this.world.pods.get(key);
     const x = r();
     if (pod === undefined) {
-      if (x < 0.6) this.world.createPod(key, { restartPolicy: this.#pick(["Always", "OnFailure", "Never"]), finalizer: r() < 0.1 });
+      if (x < 0.6)
+        this.world.createPod(key, {
+          restartPolicy: this.#pick(["Always", "OnFailure", "Never"]),
+          finalizer: r() < 0.1,
+        });
     } else if (x < 0.3) this.world.deletePod(key, 30);
     else if (x < 0.38) this.world.deletePod(key, 0);
     else if (x < 0.45) this.world.dropFinalizers(key);
-    else if (x < 0.6) this.world.editPod(key, (p) => ({ ...p, metadata: { ...p.metadata, labels: { n: String(r()) } } }));
+    else if (x < 0.6)
+      this.world.editPod(key, (p) => ({ ...p, metadata: { ...p.metadata, labels: { n: String(r()) } } }));
     // kube-controller-manager's pod GC ends pods of a node that it believes gone.
-    else if (x < 0.62) this.world.editPod(key, (p) => ({ ...p, status: { ...p.status, phase: p.status.phase === "Succeeded" ? "Succeeded" : "Failed" } }));
+    else if (x < 0.62)
+      this.world.editPod(key, (p) => ({
+        ...p,
+        status: { ...p.status, phase: p.status.phase === "Succeeded" ? "Succeeded" : "Failed" },
+      }));
   }
 
   #crash(agent: Agent): void {
@@ -346,7 +369,8 @@ export class Simulation {
         if (outcome.kind !== "settled") agent.dirty.add(uid);
       },
       (error: unknown) => {
-        this.failed ??= error instanceof Violation ? error : new Violation(`reconcile threw: ${(error as Error).stack}`);
+        this.failed ??=
+          error instanceof Violation ? error : new Violation(`reconcile threw: ${(error as Error).stack}`);
       },
     );
   }
@@ -409,7 +433,8 @@ export class Simulation {
       }
       // Machines that were told to stop do so; new ones come up.
       for (const [id, machine] of this.world.machines) {
-        if (machine.state === "creating" || machine.state === "stopping" || machine.state === "deleting") this.world.progress(id, this.#r);
+        if (machine.state === "creating" || machine.state === "stopping" || machine.state === "deleting")
+          this.world.progress(id, this.#r);
       }
       if (round > 6 && this.#atRest() === undefined) return;
     }
@@ -421,7 +446,8 @@ export class Simulation {
     for (const machine of this.world.machines.values()) {
       if (!isAlive(machine.state) || machine.labels["vmlet.dev/node"] !== NODE) continue;
       const pod = this.world.byUid(machine.labels["vmlet.dev/uid"]!);
-      if (pod === undefined || pod.status.phase === "Failed" || pod.status.phase === "Succeeded") return "L2 leaked machine after convergence";
+      if (pod === undefined || pod.status.phase === "Failed" || pod.status.phase === "Succeeded")
+        return "L2 leaked machine after convergence";
     }
     for (const pod of this.world.pods.values()) {
       const held = (pod.metadata.finalizers?.length ?? 0) > 0;
@@ -440,7 +466,7 @@ export class Simulation {
 
 /** Lets every promise that can move do so. */
 async function settle(): Promise<void> {
-  for (let i = 0; i < 12; i++) await null;
+  for (let i = 0; i < 12; i++) await Promise.resolve();
 }
 
 function render(pod: Pod): Rendered {

@@ -73,10 +73,14 @@ export class World {
   #remove(key: string): void {
     const pod = this.pods.get(key);
     this.pods.delete(key);
-    this.log.push({ type: "DELETED", pod: { ...pod, metadata: { ...pod.metadata, resourceVersion: String(++this.#rv) } } });
+    this.log.push({
+      type: "DELETED",
+      pod: { ...pod, metadata: { ...pod.metadata, resourceVersion: String(++this.#rv) } },
+    });
   }
 
-  byUid(uid: string): Json | undefined {
+  /** Undefined when there is none. */
+  byUid(uid: string): Json {
     for (const pod of this.pods.values()) if (pod.metadata.uid === uid) return pod;
     return undefined;
   }
@@ -86,7 +90,13 @@ export class World {
     this.#store(
       key,
       {
-        metadata: { namespace, name, uid: `uid-${++this.#uids}`, generation: 1, ...(options.finalizer && { finalizers: ["test/hold"] }) },
+        metadata: {
+          namespace,
+          name,
+          uid: `uid-${++this.#uids}`,
+          generation: 1,
+          ...(options.finalizer && { finalizers: ["test/hold"] }),
+        },
         spec: {
           nodeName: NODE,
           restartPolicy: options.restartPolicy,
@@ -113,7 +123,8 @@ export class World {
       this.#remove(key);
       return;
     }
-    if (pod.metadata.deletionTimestamp !== undefined && (pod.metadata.deletionGracePeriodSeconds ?? 0) <= graceSeconds) return;
+    if (pod.metadata.deletionTimestamp !== undefined && (pod.metadata.deletionGracePeriodSeconds ?? 0) <= graceSeconds)
+      return;
     this.editPod(key, (p) => {
       p.metadata.deletionTimestamp = rfc3339(this.now + graceSeconds * 1000);
       p.metadata.deletionGracePeriodSeconds = graceSeconds;
@@ -126,7 +137,8 @@ export class World {
     if (pod?.metadata.finalizers === undefined) return;
     this.editPod(key, (p) => ({ ...p, metadata: { ...p.metadata, finalizers: undefined } }));
     const now = this.pods.get(key);
-    if (now.metadata.deletionTimestamp !== undefined && now.metadata.deletionGracePeriodSeconds === 0) this.#remove(key);
+    if (now.metadata.deletionTimestamp !== undefined && now.metadata.deletionGracePeriodSeconds === 0)
+      this.#remove(key);
   }
 
   /** The three requests that a pod reconciler makes. */
@@ -138,7 +150,10 @@ export class World {
     if (method === "GET") return pod;
     if (method === "PATCH") {
       const { uid, resourceVersion } = body.metadata ?? {};
-      if ((uid !== undefined && uid !== pod.metadata.uid) || (resourceVersion !== undefined && resourceVersion !== pod.metadata.resourceVersion)) {
+      if (
+        (uid !== undefined && uid !== pod.metadata.uid) ||
+        (resourceVersion !== undefined && resourceVersion !== pod.metadata.resourceVersion)
+      ) {
         throw new KubeApiError("conflict", { status: 409, reason: "Conflict" });
       }
       const before = pod.status;
@@ -172,10 +187,13 @@ export class World {
     const terminal = before.phase === "Failed" || before.phase === "Succeeded";
     if (terminal && after.phase !== before.phase) throw new Violation("S6 terminal phase changed");
     if (before.phase === "Running" && after.phase === "Pending") throw new Violation("S6 Running went back to Pending");
-    if (before.startTime !== undefined && after.startTime !== before.startTime) throw new Violation("S6 startTime changed");
-    if (!after.conditions?.some((c: Json) => c.type === "test/foreign")) throw new Violation("S5 foreign condition lost");
+    if (before.startTime !== undefined && after.startTime !== before.startTime)
+      throw new Violation("S6 startTime changed");
+    if (!after.conditions?.some((c: Json) => c.type === "test/foreign"))
+      throw new Violation("S5 foreign condition lost");
     for (const [i, c] of (before.containerStatuses ?? []).entries()) {
-      if ((after.containerStatuses?.[i]?.restartCount ?? 0) < c.restartCount) throw new Violation("S6 restart count fell");
+      if ((after.containerStatuses?.[i]?.restartCount ?? 0) < c.restartCount)
+        throw new Violation("S6 restart count fell");
     }
     if (after.containerStatuses?.some((c: Json) => c.state?.running) && !observedRunning.has(uid)) {
       throw new Violation("S7 says running without having seen this pod's machine run");
@@ -225,7 +243,18 @@ export class World {
       sandbox_ready: false,
       created_at: at,
       addresses: [],
-      containers: [{ name: "main", kind: "main", state: "waiting", ready: false, started: false, restart_count: 0, image: "x", image_id: "" }],
+      containers: [
+        {
+          name: "main",
+          kind: "main",
+          state: "waiting",
+          ready: false,
+          started: false,
+          restart_count: 0,
+          image: "x",
+          image_id: "",
+        },
+      ],
     };
     this.machines.set(id, machine);
     this.machineLog.push(machine);
@@ -240,7 +269,8 @@ export class World {
 
   #mayDestroy(m: Machine): void {
     if (!isAlive(m.state)) return;
-    if (!Object.entries(OWNER).every(([k, v]) => m.labels[k] === v)) throw new Violation("S8 touched another node's machine");
+    if (!Object.entries(OWNER).every(([k, v]) => m.labels[k] === v))
+      throw new Violation("S8 touched another node's machine");
     const pod = this.byUid(this.uidOf(m));
     if (pod === undefined || pod.metadata.deletionTimestamp !== undefined) return;
     if (pod.status.phase === "Failed" || pod.status.phase === "Succeeded") return;
@@ -261,8 +291,17 @@ export class World {
       if (!this.flaws.noTombstones) {
         const at = new Date(this.now).toISOString();
         const tombstone: Machine = {
-          id, version: 1, revision: ++this.#revision, labels: {}, state: "deleted", reachability: "ok", sandbox_ready: false,
-          created_at: at, deleted_at: at, addresses: [], containers: [],
+          id,
+          version: 1,
+          revision: ++this.#revision,
+          labels: {},
+          state: "deleted",
+          reachability: "ok",
+          sandbox_ready: false,
+          created_at: at,
+          deleted_at: at,
+          addresses: [],
+          containers: [],
         };
         this.machines.set(id, tombstone);
       }
@@ -278,12 +317,18 @@ export class World {
   }
 
   #bury(id: string): void {
-    this.#change(id, { state: "deleted", deleted_at: new Date(this.now).toISOString(), containers: ended(this.machines.get(id)!, this.now, 137) });
+    this.#change(id, {
+      state: "deleted",
+      deleted_at: new Date(this.now).toISOString(),
+      containers: ended(this.machines.get(id)!, this.now, 137),
+    });
     if (this.flaws.noTombstones) this.machines.delete(id);
   }
 
   list(labels: Record<string, string>): Machine[] {
-    return [...this.machines.values()].filter((m) => m.state !== "deleted" && Object.entries(labels).every(([k, v]) => m.labels[k] === v));
+    return [...this.machines.values()].filter(
+      (m) => m.state !== "deleted" && Object.entries(labels).every(([k, v]) => m.labels[k] === v),
+    );
   }
 
   /** A step of a machine's own life. */
@@ -292,30 +337,66 @@ export class World {
     switch (machine.state) {
       case "creating": {
         const at = new Date(this.now).toISOString();
-        const containers = machine.containers.map((c) => ({ ...c, state: "running" as const, ready: true, started: true, id: `${id}-${c.restart_count}`, started_at: at }));
-        this.#change(id, { state: "running", sandbox_ready: true, addresses: [{ ip: "10.0.0.1" }], started_at: at, containers });
+        const containers = machine.containers.map((c) => ({
+          ...c,
+          state: "running" as const,
+          ready: true,
+          started: true,
+          id: `${id}-${c.restart_count}`,
+          started_at: at,
+        }));
+        this.#change(id, {
+          state: "running",
+          sandbox_ready: true,
+          addresses: [{ ip: "10.0.0.1" }],
+          started_at: at,
+          containers,
+        });
         break;
       }
       case "running": {
         const pod = this.byUid(this.uidOf(machine));
         const x = r();
         if (x < 0.3 && pod?.spec.restartPolicy === "Always") {
-          const containers = machine.containers.map((c) => ({ ...c, restart_count: c.restart_count + 1, id: `${id}-${c.restart_count + 1}`, last: { exit_code: 1, reason: "Error", finished_at: new Date(this.now).toISOString() } }));
+          const containers = machine.containers.map((c) => ({
+            ...c,
+            restart_count: c.restart_count + 1,
+            id: `${id}-${c.restart_count + 1}`,
+            last: { exit_code: 1, reason: "Error", finished_at: new Date(this.now).toISOString() },
+          }));
           this.#change(id, { containers });
         } else if (x > 0.6 && pod?.spec.restartPolicy !== "Always") {
-          this.#change(id, { state: "stopped", stopped_at: new Date(this.now).toISOString(), containers: ended(machine, this.now, x > 0.8 ? 1 : 0) });
+          this.#change(id, {
+            state: "stopped",
+            stopped_at: new Date(this.now).toISOString(),
+            containers: ended(machine, this.now, x > 0.8 ? 1 : 0),
+          });
         } else if (x > 0.97) {
-          this.#change(id, { state: "failed", reason: "HostLost", stopped_at: new Date(this.now).toISOString(), containers: ended(machine, this.now, 137) });
+          this.#change(id, {
+            state: "failed",
+            reason: "HostLost",
+            stopped_at: new Date(this.now).toISOString(),
+            containers: ended(machine, this.now, 137),
+          });
         }
         break;
       }
       case "stopping":
-        this.#change(id, { state: "stopped", stopped_at: new Date(this.now).toISOString(), containers: ended(machine, this.now, r() < 0.5 ? 0 : 143) });
+        this.#change(id, {
+          state: "stopped",
+          stopped_at: new Date(this.now).toISOString(),
+          containers: ended(machine, this.now, r() < 0.5 ? 0 : 143),
+        });
         break;
       case "deleting":
         this.#bury(id);
         break;
-      default:
+      case "pending":
+      case "starting":
+      case "stopped":
+      case "failed":
+      case "deleted":
+        break;
     }
   }
 
@@ -334,7 +415,18 @@ export const isAlive = (state: MachineState) => state !== "stopped" && state !==
 function ended(machine: Machine, now: number, exitCode: number): Machine["containers"] {
   return machine.containers.map((c) =>
     c.state === "running"
-      ? { ...c, state: "terminated" as const, ready: false, started: false, terminated: { exit_code: exitCode, reason: exitCode === 0 ? "Completed" : "Error", finished_at: new Date(now).toISOString(), ...(c.id && { id: c.id }) } }
+      ? {
+          ...c,
+          state: "terminated" as const,
+          ready: false,
+          started: false,
+          terminated: {
+            exit_code: exitCode,
+            reason: exitCode === 0 ? "Completed" : "Error",
+            finished_at: new Date(now).toISOString(),
+            ...(c.id && { id: c.id }),
+          },
+        }
       : c,
   );
 }

@@ -51,11 +51,15 @@ describe("a configuration file", () => {
   });
 
   test("names a bad duration", () => {
-    expect(faultOf(minimal + "    backendOutageGrace: soon\n")).toContain("nodes[0].backendOutageGrace: must be a duration");
+    expect(faultOf(minimal + "    backendOutageGrace: soon\n")).toContain(
+      "nodes[0].backendOutageGrace: must be a duration",
+    );
   });
 
   test("names what is required and missing", () => {
-    expect(faultOf("apiVersion: vmlet.dev/v1\nkind: AgentConfig\nnodes:\n  - name: a\n")).toContain("nodes[0].provider: is required");
+    expect(faultOf("apiVersion: vmlet.dev/v1\nkind: AgentConfig\nnodes:\n  - name: a\n")).toContain(
+      "nodes[0].provider: is required",
+    );
   });
 
   test("names the place of a syntax error", () => {
@@ -67,7 +71,9 @@ describe("a configuration file", () => {
   });
 
   test("refuses two nodes of one name", () => {
-    expect(faultOf(minimal + '  - name: burst-0\n    provider: { type: memory }\n')).toContain("node names must differ");
+    expect(faultOf(minimal + "  - name: burst-0\n    provider: { type: memory }\n")).toContain(
+      "node names must differ",
+    );
   });
 
   test("refuses a node name that Kubernetes would refuse", () => {
@@ -92,6 +98,8 @@ describe("where a setting comes from", () => {
   });
 
   test("a missing file is named", () => {
-    expect(() => loadConfig("/nowhere/vmlet.yaml", {}, {})).toThrow(/cannot read the configuration file \/nowhere\/vmlet\.yaml/);
+    expect(() => loadConfig("/nowhere/vmlet.yaml", {}, {})).toThrow(
+      /cannot read the configuration file \/nowhere\/vmlet\.yaml/,
+    );
   });
 });
