@@ -32,7 +32,7 @@ if (missing.length > 0) {
     await new HostNetwork({ dir: "/nonexistent/network", ...network }).remove();
   });
 
-  backendSuite({ name: "vm", image: images.image, createEngine, ownProcesses: true, patienceMs: 50_000 }, (bench) => {
+  backendSuite({ name: "vm", image: images.image, createEngine, ownProcesses: true, patienceMs: 150_000 }, (bench) => {
     containerTests(bench, images);
 
     /** QEMU processes of this bench's machine. */

@@ -31,12 +31,12 @@ chmod 700 "$root/root" "$root/root/.ssh"
 busybox=$(find "$work/pkg" -path '*/bin/busybox' -type f | head -1)
 cp "$busybox" "$root/bin/busybox"
 for applet in $("$busybox" --list); do [ "$applet" = busybox ] || ln -s busybox "$root/bin/$applet"; done
-for program in crun dropbear dropbearkey; do
+for program in crun dropbear; do
   rm -f "$root/bin/$program"
   cp "$(find "$work/pkg" -path "*bin/$program" -type f | head -1)" "$root/bin/$program"
 done
 libraries=$(find "$work/pkg" -name '*.so*' -printf '%h\n' | sort -u | paste -sd:)
-for program in crun dropbear dropbearkey; do LD_LIBRARY_PATH=$libraries ldd "$root/bin/$program"; done |
+for program in crun dropbear; do LD_LIBRARY_PATH=$libraries ldd "$root/bin/$program"; done |
   awk '/=> \// { print $3 } /^\t\// { print $1 }' | sort -u | while read -r library; do
     mkdir -p "$root/lib"
     cp -L "$library" "$root/lib/"

@@ -30,6 +30,7 @@ import {
   type ShimExit,
 } from "../../engine.ts";
 import { writeFilesVolume } from "../../files.ts";
+import { formatOwner } from "../../record.ts";
 import { findTool, run } from "../../host/command.ts";
 import { readFileIfExists, writeFileAtomic } from "../../host/files.ts";
 import type { Attachment } from "../../network/network.ts";
@@ -41,7 +42,7 @@ import { readTextInRoot } from "../oci/root-path.ts";
 import { seccompProfile } from "../oci/seccomp.ts";
 import { resolveUser } from "../oci/users.ts";
 import type { VmContext } from "./engine.ts";
-import { giveIdentity, identityScript } from "./identity.ts";
+import { giveIdentity, identityScript, makeHostKey } from "./identity.ts";
 import { imageDisk } from "./image-disk.ts";
 import { attachDisk, killVm, type VmProcess, type VmSize } from "./qemu.ts";
 import { GuestShell, quote, SSH_PORT } from "./ssh.ts";
@@ -96,6 +97,8 @@ export async function openSandbox(context: VmContext, home: MachineHome, signal:
   await context.network.openHostPorts(home.id, ports);
   const limited = AbortSignal.any([signal, AbortSignal.timeout(context.bootTimeoutMs)]);
   const place = vmPlace(home, attachment.link);
+  const hostKey = makeHostKey();
+  await writeFile(join(dir, "known_hosts"), `[${attachment.address}]:${SSH_PORT} ${hostKey.public}\n`, { mode: 0o600 });
   const vm = await context.boots.add(async () => {
     limited.throwIfAborted();
     const cloned = context.clones;
@@ -105,13 +108,13 @@ export async function openSandbox(context: VmContext, home: MachineHome, signal:
       spec,
       attachment,
       authorizedKey: context.publicKey,
+      hostKey,
       nowMs: context.clock.now(),
       hostResolvConf: (await readFileIfExists("/etc/resolv.conf")) ?? "",
       prepare: prepareCommands(spec),
     });
     await attachDisk(place.qmp, { id: SCRATCH_SERIAL, file: join(dir, "scratch.img"), readOnly: false }, limited);
-    const key = await giveIdentity(place.ctl, script, limited, { booted: cloned });
-    await writeFile(join(dir, "known_hosts"), `[${attachment.address}]:${SSH_PORT} ${key}\n`, { mode: 0o600 });
+    await giveIdentity(place.ctl, script, limited, { booted: cloned });
     return started;
   });
   const sandbox = new VmSandbox(context, home, { attachment, vm });
@@ -213,6 +216,7 @@ export class VmSandbox implements Sandbox {
       passwdFile: readTextInRoot(image.location, "/etc/passwd"),
       groupFile: readTextInRoot(image.location, "/etc/group"),
       container: spec.name,
+      pod: formatOwner(this.#home.id, this.#home.spec.labels),
     });
     const locations = [
       ...new Set([image.location, ...Object.values(launch.imageVolumes).map(({ location }) => location)]),
