@@ -454,7 +454,10 @@ export class PodReconciler {
     const cachedBefore = this.#cachedVersion(uid);
     const begun = this.#o.clock.monotonic();
     try {
-      const updated = await this.#o.kube.request<Pod>({ ...podStatusPatch(pod, patch, this.#deletionCost(pod)), signal });
+      const updated = await this.#o.kube.request<Pod>({
+        ...podStatusPatch(pod, patch, this.#deletionCost(pod)),
+        signal,
+      });
       this.#overlay(uid, updated, cachedBefore);
       // A server that drops a field it does not know would be patched for ever.
       if (updated.metadata!.resourceVersion === pod.metadata!.resourceVersion) this.#futile.set(uid, text);

@@ -93,7 +93,12 @@ export function podStatus(input: StatusInput): PodStatus {
       phase = "Failed";
       reason = input.verdict.reason;
       message = input.verdict.message;
-    } else if (input.ended && machine !== undefined && machine.state !== "stopped" && phase !== "Succeeded") {
+    } else if (
+      input.ended &&
+      machine !== undefined &&
+      machine.state !== "stopped" &&
+      (phase !== "Succeeded" || isDisruption(machine.reason))
+    ) {
       phase = "Failed";
       reason = machine.reason ?? (machine.state === "deleted" ? "MachineLost" : "MachineFailed");
       message =
@@ -103,16 +108,19 @@ export function podStatus(input: StatusInput): PodStatus {
       phase = "Failed";
     } else if (!input.ended && (phase === "Succeeded" || phase === "Failed")) {
       // Nothing terminal is said while the machine may still run something.
-      phase = hasRun(pod) || main.some((s) => s.state?.running || s.state?.terminated) ? "Running" : "Pending";
+      phase = main.some((s) => s.state?.running || s.state?.terminated || s.lastState?.terminated)
+        ? "Running"
+        : "Pending";
       if (old.phase !== undefined && old.phase !== phase) reason = message = undefined;
     }
   }
   if (phase === "Pending" && old.phase === "Running") phase = "Running";
   const terminal = phase === "Succeeded" || phase === "Failed";
   if (terminal && !rejected) {
-    // kubelet: once a pod has initialised, a container whose end nobody saw counts as failed.
+    // kubelet: once a pod has initialised, a container whose end nobody saw counts as failed. Those of a pod that was ended
+    // by its init containers never were.
     const initialised = main.some((s) => s.state?.running || s.state?.terminated || s.lastState?.terminated);
-    if (initialised || hasRun(pod)) main = main.map(endUnseen);
+    if (initialised || old.phase === "Running" || (initSpecs.length === 0 && hasRun(pod))) main = main.map(endUnseen);
     init = init.map((s, i) =>
       s.state?.running || (initialised && i < init.length && isSidecar(initSpecs[i]!)) ? endUnseen(s) : s,
     );
@@ -424,6 +432,7 @@ const OWNED = new Set([
 ]);
 /** Ends of a pod that are the node's doing, not its own (KEP 3329): its owner must not count them as its failure. */
 const DISRUPTIONS = new Set(["Evicted", "Preempting", "NodeShutdown"]);
+const isDisruption = (reason: string | undefined) => reason !== undefined && DISRUPTIONS.has(reason);
 
 function conditions(
   input: StatusInput,
@@ -436,7 +445,7 @@ function conditions(
 ): PodCondition[] {
   const { pod, machine } = input;
   const old = pod.status?.conditions ?? [];
-  const disrupted = phase === "Failed" && podReason !== undefined && DISRUPTIONS.has(podReason);
+  const disrupted = phase === "Failed" && isDisruption(podReason);
   const result: PodCondition[] = old.filter((c) => !OWNED.has(c.type) && !(disrupted && c.type === "DisruptionTarget"));
   const put = (type: string, value: boolean, reason?: string, message?: string) => {
     const before = old.find((c) => c.type === type);

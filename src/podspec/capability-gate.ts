@@ -431,7 +431,10 @@ function findVolumes(pod: Pod, kind: string): string[] {
 }
 
 function findSizeLimits(pod: Pod): string[] {
-  return volumePaths(pod, (volume) => (volume.emptyDir?.sizeLimit === undefined ? [] : [".emptyDir.sizeLimit"]));
+  // In memory, the limit is the size of the file system.
+  return volumePaths(pod, ({ emptyDir }) =>
+    emptyDir?.sizeLimit === undefined || emptyDir.medium === "Memory" ? [] : [".emptyDir.sizeLimit"],
+  );
 }
 
 function findFileVolumes(pod: Pod): string[] {

@@ -8,7 +8,8 @@ const prefixes = new Map<string, string>();
 /** First eight hex digits of SHA-256 of the cluster's id: short, and enough to tell clusters on one backend apart. */
 export function clusterPrefix(clusterId: string): string {
   let prefix = prefixes.get(clusterId);
-  if (prefix === undefined) prefixes.set(clusterId, (prefix = createHash("sha256").update(clusterId).digest("hex").slice(0, 8)));
+  if (prefix === undefined)
+    prefixes.set(clusterId, (prefix = createHash("sha256").update(clusterId).digest("hex").slice(0, 8)));
   return prefix;
 }
 

@@ -90,7 +90,9 @@ function volumeNeeds(volume: Volume, field: string, need: Need): void {
   switch (volume.type) {
     case "empty_dir":
       need("volumes.empty_dir", field);
-      if (volume.size_bytes !== undefined) need("volumes.empty_dir.size_limit", `${field}.size_bytes`);
+      // In memory, the size is that of the file system: nothing has to be watched.
+      if (volume.size_bytes !== undefined && volume.medium === "disk")
+        need("volumes.empty_dir.size_limit", `${field}.size_bytes`);
       return;
     case "files":
       need("volumes.files", field);

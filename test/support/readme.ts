@@ -12,7 +12,8 @@ export const readmePath = join(import.meta.dirname, "../../README.md");
 export function withFeatures(readme: string): string {
   const [before, rest] = readme.split(BEGIN);
   const [, after] = rest?.split(END) ?? [];
-  if (before === undefined || after === undefined) throw new Error(`README.md: the markers ${BEGIN} and ${END} must be there, in this order`);
+  if (before === undefined || after === undefined)
+    throw new Error(`README.md: the markers ${BEGIN} and ${END} must be there, in this order`);
   return `${before}${BEGIN}\n\n${supportTable()}\n\n${END}${after}`;
 }
 

@@ -86,6 +86,11 @@ export function specHash(spec: MachineSpec): string {
   return specFingerprint({ ...rest, volumes: shapes });
 }
 
+/** `name_namespace(uid)` of the pod that the machine runs, as kubelet's texts name it; other machines by their id. */
+export function formatOwner(id: string, labels: MachineSpec["labels"]): string {
+  return `${labels["vmlet.dev/pod"] ?? id}_${labels["vmlet.dev/namespace"] ?? "default"}(${labels["vmlet.dev/uid"] ?? id})`;
+}
+
 export function newContainerRecord(kind: ContainerState["kind"]): ContainerRecord {
   return { kind, phase: "new", attempt: -1, postStartDone: false, preStopDone: false };
 }

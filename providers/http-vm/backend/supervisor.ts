@@ -42,6 +42,7 @@ import { plan, restartDecision, BACKOFF_INITIAL_MS, BACKOFF_MAX_MS, type Action 
 import { Pulse } from "./pulse.ts";
 import {
   containersOf,
+  formatOwner,
   newContainerRecord,
   newContainerState,
   newRecord,
@@ -1272,8 +1273,7 @@ export class Supervisor implements MachineHome {
   // --- status ---
 
   #showBackOff(name: string, ms: number): void {
-    const { labels } = this.#record.machine;
-    const pod = `${labels["vmlet.dev/pod"] ?? this.id}_${labels["vmlet.dev/namespace"] ?? "default"}(${labels["vmlet.dev/uid"] ?? this.id})`;
+    const pod = formatOwner(this.id, this.#record.machine.labels);
     const message = `back-off ${duration(ms)} restarting failed container=${name} pod=${pod}`;
     const state = this.#state(name);
     if (state.reason === "CrashLoopBackOff" && state.message === message) return;

@@ -13,6 +13,7 @@ const resolve = (more: Partial<UserQuery> = {}) =>
     passwdFile,
     groupFile,
     container: "a",
+    pod: "web_default(u1)",
     ...more,
   });
 

@@ -302,6 +302,13 @@ describe("an eviction", () => {
     expect(condition(s, "DisruptionTarget")).toMatchObject({ status: "True", reason: "TerminationByKubelet", message });
   });
 
+  test("is Failed even when the containers ended well after they were told to", () => {
+    expect(status(pod(), { ...evicted, containers: [exited("app", 0)] })).toMatchObject({
+      phase: "Failed",
+      reason: "Evicted",
+    });
+  });
+
   test("is no disruption when the machine failed for another reason", () => {
     const s = status(pod(), machine({ state: "failed", reason: "HostLost", containers: [exited("app", 137)] }));
     expect(condition(s, "DisruptionTarget")).toBeUndefined();
@@ -354,5 +361,33 @@ describe("resources of containers", () => {
 
   test("are left out where the machine tells none", () => {
     expect(status(p, machine()).containerStatuses![0]!.resources).toBeUndefined();
+  });
+});
+
+describe("a pod that its init container failed", () => {
+  const p = pod({
+    spec: { restartPolicy: "Never", initContainers: [{ name: "init", image: "i" }] },
+    status: { phase: "Pending" },
+  });
+  const started = {
+    name: "init",
+    containerID: "vmlet://init-0",
+    image: "i",
+    imageID: "",
+    ready: false,
+    restartCount: 0,
+  };
+  const seen: Pod = { ...p, status: { ...p.status!, initContainerStatuses: [started] } };
+  const over = machine({ state: "stopped", containers: [exited("init", 9, { kind: "init" }), container("app")] });
+
+  test("keeps its main containers waiting: they were never begun", () => {
+    expect(status(seen, over).containerStatuses![0]!.state).toEqual({ waiting: { reason: "ContainerCreating" } });
+  });
+
+  test("is not Initialized", () => {
+    expect(condition(status(seen, over), "Initialized")).toMatchObject({
+      status: "False",
+      message: "containers with incomplete status: [init]",
+    });
   });
 });

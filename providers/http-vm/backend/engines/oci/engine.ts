@@ -77,6 +77,7 @@ const CAPABILITIES: readonly Capability[] = [
   "restart_rules",
   "termination_message",
   "volumes.empty_dir",
+  "volumes.empty_dir.size_limit",
   "volumes.files",
   "volumes.image",
   "patch_files",
@@ -257,7 +258,8 @@ class OciEngine implements Engine {
   async close(): Promise<void> {
     this.#cancelCollect?.();
     // The runtime makes the group again when it needs it.
-    if ((await readdir(this.#records).catch(() => [])).length === 0) await new Cgroup(this.#context.cgroupRoot).remove().catch(() => undefined);
+    if ((await readdir(this.#records).catch(() => [])).length === 0)
+      await new Cgroup(this.#context.cgroupRoot).remove().catch(() => undefined);
   }
 
   /** Everything of a machine: processes, runtime state, mounts, control groups, network, files. */

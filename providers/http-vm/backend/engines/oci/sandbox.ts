@@ -36,6 +36,7 @@ import { isMissing, readFileIfExists, writeFileAtomic } from "../../host/files.t
 import { bindDescriptor, mountOverlay, mountTmpfs, unmountBelow } from "../../host/mounts.ts";
 import type { Attachment } from "../../network/network.ts";
 import { allProcesses, isAlive, processStat } from "../../proc.ts";
+import { formatOwner } from "../../record.ts";
 import { spawnStreams } from "../../spawn.ts";
 import { bind, capabilitiesInMask, ociConfig, ociResources, type OciMount } from "./bundle.ts";
 import { Cgroup, cgroupVersion } from "./cgroup.ts";
@@ -227,7 +228,10 @@ export class OciSandbox implements Sandbox {
         rootfs: join(bundle, "rootfs"),
         namespaces: [
           ...heldNamespaces(this.#home.dir, this.#record.attachment),
-          { type: "pid", ...(this.#record.pause === undefined ? {} : { path: `/proc/${this.#record.pause.pid}/ns/pid` }) },
+          {
+            type: "pid",
+            ...(this.#record.pause === undefined ? {} : { path: `/proc/${this.#record.pause.pid}/ns/pid` }),
+          },
         ],
         mounts: await this.#mounts(launch, bundle),
         cgroupsPath: this.#cgroupPath(launch),
@@ -423,6 +427,7 @@ export class OciSandbox implements Sandbox {
       passwdFile: readTextInRoot(rootfs, "/etc/passwd"),
       groupFile: readTextInRoot(rootfs, "/etc/group"),
       container: spec.name,
+      pod: formatOwner(this.#home.id, this.#home.spec.labels),
     });
   }
 

@@ -21,6 +21,8 @@ export interface UserQuery {
   passwdFile: string;
   groupFile: string;
   container: string;
+  /** The pod as kubelet's texts name it. */
+  pod: string;
 }
 
 interface PasswdEntry {
@@ -68,9 +70,10 @@ export function resolveUser(query: UserQuery): ResolvedUser {
 }
 
 /** kubelet's verifyRunAsNonRoot. */
-function checkNonRoot({ runAsNonRoot, user, container }: UserQuery, imageUser: string): void {
+function checkNonRoot({ runAsNonRoot, user, container, pod }: UserQuery, imageUser: string): void {
   if (!runAsNonRoot) return;
-  const refuse = (why: string) => new ContainerError("CreateContainerConfigError", `${why} (container: ${container})`);
+  const refuse = (why: string) =>
+    new ContainerError("CreateContainerConfigError", `${why} (pod: "${pod}", container: ${container})`);
   if (user !== undefined) {
     if (user === 0) throw refuse("container's runAsUser breaks non-root policy");
     return;

@@ -1,0 +1,83 @@
+/** Runs the checklist in one environment; what cannot run there is left out by name. */
+import { describe, test } from "vitest";
+import type { Capability } from "../../../../src/provider/capabilities.ts";
+import { busyboxImage, startRegistry } from "../../../support/registry.ts";
+import { testNetwork } from "../../../support/host.ts";
+import type { Environment } from "../environment.ts";
+import type { StartOptions } from "../start.ts";
+import { describeCases } from "../suite.ts";
+import { asCase, namedCase, obstacle, type Surroundings } from "./case.ts";
+import { checklist } from "./index.ts";
+
+/** What the cases count on of the node. */
+const NODE = {
+  capacity: { cpu: "64", memory: "256Gi", pods: "1000", "ephemeral-storage": "1Ti", "example.com/licence": "1" },
+  runtimeHandlers: ["known"],
+};
+
+export interface Place extends Surroundings {
+  options: StartOptions;
+  stop(): Promise<void>;
+}
+
+/** A web server in one line of Node: a file's presence decides between 200 and 404. */
+const nodeHttpd = (port: number, dir: string) =>
+  `'${process.execPath}' -e 'require("http").createServer((q,r)=>{r.statusCode=require("fs").existsSync("${dir}"+q.url)?200:404;r.end()}).listen(${port})'`;
+
+/** Engine `process`: containers are processes of this host. */
+export function processPlace(capabilities: readonly Capability[], controllers: boolean): Place {
+  return {
+    capabilities,
+    controllers,
+    image: "busybox:1",
+    hostFolder: ({ env }) => env.dir,
+    httpd: nodeHttpd,
+    options: { node: NODE },
+    stop: () => Promise.resolve(),
+  };
+}
+
+/** Engine `oci`, with a registry of its own. Needs what `missingForOci` does not name. */
+export async function ociPlace(capabilities: readonly Capability[], controllers: boolean): Promise<Place> {
+  const registry = await startRegistry();
+  for (const tag of ["1", "2"]) await registry.push(`t/busybox:${tag}`, await busyboxImage());
+  const { dir: _dir, ...network } = testNetwork("");
+  return {
+    capabilities,
+    controllers,
+    image: `${registry.host}/t/busybox:1`,
+    hostFolder: undefined,
+    httpd: (port, dir) => `httpd -f -p ${port} -h ${dir}`,
+    options: { node: NODE, engine: { type: "oci", network } },
+    stop: () => registry.stop(),
+  };
+}
+
+export function describeChecklist(
+  title: string,
+  place: Place,
+  { start, startTimeoutMs }: { start: (options: StartOptions) => Promise<Environment>; startTimeoutMs: number },
+): void {
+  const possible = checklist.filter((each) => obstacle(each, place) === undefined);
+  describe(`${title}: left out`, () => {
+    for (const each of checklist.filter((one) => !possible.includes(one))) {
+      test.skip(`${namedCase(each)} (${obstacle(each, place)})`);
+    }
+  });
+  describeCases(title, {
+    async start() {
+      const env = await start(place.options);
+      return Object.assign(Object.create(env) as Environment, {
+        async [Symbol.asyncDispose]() {
+          await env[Symbol.asyncDispose]();
+          await place.stop();
+        },
+      });
+    },
+    startTimeoutMs,
+    cases: possible.map((each) => asCase(each, place)),
+    faults: ["nothing"],
+    timeoutMs: 180_000,
+    concurrent: true,
+  });
+}
