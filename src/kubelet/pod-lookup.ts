@@ -31,7 +31,7 @@ export function findPod(
   return found;
 }
 
-export function allContainers(pod: Pod): readonly Pick<Container, "name" | "image">[] {
+export function allContainers(pod: Pod): readonly Pick<Container, "name" | "image" | "stdinOnce" | "tty">[] {
   return [
     ...(pod.spec?.initContainers ?? []),
     ...(pod.spec?.containers ?? []),

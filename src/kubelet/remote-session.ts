@@ -15,6 +15,8 @@ export async function runSession(session: {
   options: RemoteCommandOptions;
   process: ProcessStreams;
   kind: "exec" | "attach";
+  /** The end of the client's stdin ends the session. */
+  endsWithStdin?: boolean;
   limits: StreamLimits;
   signal: AbortSignal;
 }): Promise<void> {
@@ -25,7 +27,7 @@ export async function runSession(session: {
     const client = await acceptRemoteCommand(upgrade, session.protocol, session.options, session.limits);
     const stop = () => client.destroy("the node is shutting down");
     signal.addEventListener("abort", stop, { once: true });
-    await serveRemoteCommand(client, process, session.kind);
+    await serveRemoteCommand(client, process, session.kind, session.endsWithStdin);
     await client.closed;
     signal.removeEventListener("abort", stop);
   } finally {

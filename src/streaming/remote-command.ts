@@ -206,11 +206,13 @@ async function acceptWebSocket(
  * Connects a client with a process until one of them ends. Never rejects: how it ended is told to the client, and returned.
  *
  * @param kind attaching tells no exit code: a client reads it from the pod's status
+ * @param endsWithStdin the end of the client's stdin ends the session, as it does on a container that keeps its own stdin open
  */
 export async function serveRemoteCommand(
   client: RemoteCommandClient,
   process: ProcessStreams,
   kind: "exec" | "attach",
+  endsWithStdin = false,
 ): Promise<CommandOutcome> {
   let gone: Error | undefined;
   const left = client.closed.then((error): never => {
@@ -219,7 +221,7 @@ export async function serveRemoteCommand(
     throw gone;
   });
   left.catch(() => {});
-  connectStdin(client.stdin, process.stdin);
+  const stdin = connectStdin(client.stdin, process.stdin);
   if (client.resize) followResizes(client.resize, (columns, rows) => process.resize(columns, rows));
   const outputs = Promise.all([
     connectOutput(process.stdout, client.stdout),
@@ -229,9 +231,15 @@ export async function serveRemoteCommand(
   let outcome: CommandOutcome;
   try {
     // A provider that never settles must not keep the session's place when the client has left.
-    const { exitCode } = await Promise.race([process.exit, left]);
-    await Promise.race([outputs, left]);
-    outcome = { exitCode: kind === "attach" ? 0 : exitCode };
+    const ended = await Promise.race([process.exit, left, ...(endsWithStdin ? [stdin] : [])]);
+    if (ended === "detached") {
+      // What was passed on already still arrives; the process goes on without us.
+      process.stdout?.unpipe();
+      process.stderr?.unpipe();
+      client.stdout?.end();
+      client.stderr?.end();
+    } else await Promise.race([outputs, left]);
+    outcome = { exitCode: ended === "detached" || kind === "attach" ? 0 : ended.exitCode };
   } catch (thrown) {
     outcome = { error: gone ?? toError(thrown) };
     process.close();
@@ -262,11 +270,15 @@ function connectOutput(source: Readable | null, target: Writable | null): Promis
   return new Promise((resolve) => pipeline(source, target, () => resolve()));
 }
 
-/** A process that reads no more must not reset the client's stdin, which some take for a failure: the rest is dropped. */
-function connectStdin(source: Readable | null, target: NodeJS.WritableStream | null): void {
+/**
+ * A process that reads no more must not reset the client's stdin, which some take for a failure: the rest is dropped.
+ *
+ * @returns settles only when the client ended its stdin and the process has been given all of it
+ */
+function connectStdin(source: Readable | null, target: NodeJS.WritableStream | null): Promise<"detached"> {
   if (target === null) {
     source?.resume();
-    return;
+    return new Promise(() => {});
   }
   const drop = () => {
     source?.unpipe(target);
@@ -274,8 +286,12 @@ function connectStdin(source: Readable | null, target: NodeJS.WritableStream | n
   };
   target.on("error", drop);
   target.on("close", drop);
-  if (source === null) target.end();
-  else source.pipe(target);
+  if (source === null) {
+    target.end();
+    return new Promise(() => {});
+  }
+  source.pipe(target);
+  return new Promise((resolve) => target.once("finish", () => resolve("detached")));
 }
 
 /** Largest piece of JSON that is waited for; a size takes about 30 bytes. */

@@ -164,6 +164,17 @@ export function describeStreams(
       expect((await on.pods.get(on.terminal)).status.containerStatuses[0].state.running).toBeDefined();
     });
 
+    test("attach -i ends with its input and leaves a container running that keeps its own open", async () => {
+      const { code, stderr } = await kubectl.try(["attach", "-i", on.echo], {
+        input: `ended ${version} ${transport}\n`,
+      });
+      expect({ code, stderr }).toMatchObject({ code: 0 });
+      await waitFor({ what: "the container to repeat the input" }, async () =>
+        must((await kubectl.run(["logs", on.echo])).includes(`ended ${version} ${transport}`), "not yet"),
+      );
+      expect((await on.pods.get(on.echo)).status.containerStatuses[0].state.running).toBeDefined();
+    });
+
     test("run -it --rm shows the program's output, removes the pod and passes its exit code on [X09]", async () => {
       const name = `run-${version}-${transport.toLowerCase()}`;
       const args = ["run", name, "-it", "--rm", "--restart=Never", "--image=busybox", "--command", "--"];

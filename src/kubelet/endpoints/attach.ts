@@ -1,6 +1,6 @@
 import { negotiateRemoteCommand, remoteCommandOptions } from "../../streaming/remote-command.ts";
 import { HttpError } from "../http-error.ts";
-import { findPod, requireContainer } from "../pod-lookup.ts";
+import { allContainers, findPod, requireContainer } from "../pod-lookup.ts";
 import { runSession } from "../remote-session.ts";
 import type { Handler } from "../router.ts";
 import type { StreamDeps } from "./exec.ts";
@@ -21,7 +21,11 @@ export function attach(deps: StreamDeps): Handler {
       const release = deps.sessions.open("attach", found.pod.metadata?.uid ?? "", user.username);
       try {
         const process = await deps.provider.attach(found.machineId, container, { ...options, signal });
-        await runSession({ upgrade, protocol, options, process, kind: "attach", limits: deps.streamLimits, signal });
+        // As container runtimes do it: stdin that is open to one client only ends with that client's; any other stays open.
+        const spec = allContainers(found.pod).find(({ name }) => name === container);
+        const endsWithStdin = spec?.stdinOnce !== true || spec.tty === true;
+        const limits = deps.streamLimits;
+        await runSession({ upgrade, protocol, options, process, kind: "attach", endsWithStdin, limits, signal });
       } finally {
         release();
       }

@@ -17,13 +17,17 @@ import { FakeProcess, startUpgradeServer } from "./upgrade-server.ts";
 const ALL: RemoteCommandOptions = { stdin: true, stdout: true, stderr: true, tty: false };
 const ALL_SPDY = ["v5.channel.k8s.io", "v4.channel.k8s.io", "v3.channel.k8s.io", "v2.channel.k8s.io", "channel.k8s.io"];
 
-async function serve(options: Partial<RemoteCommandOptions> = {}, kind: "exec" | "attach" = "exec") {
+async function serve(
+  options: Partial<RemoteCommandOptions> = {},
+  kind: "exec" | "attach" = "exec",
+  endsWithStdin = false,
+) {
   const process = new FakeProcess();
   const server = await startUpgradeServer(async (upgrade) => {
     const wanted = { ...ALL, ...options };
     const protocol = negotiateRemoteCommand(upgrade.request);
     const client = await acceptRemoteCommand(upgrade, protocol, wanted, { clock: systemClock, pingIntervalMs: 100 });
-    await serveRemoteCommand(client, process, kind);
+    await serveRemoteCommand(client, process, kind, endsWithStdin);
     await client.closed;
   });
   return { server, process, [Symbol.asyncDispose]: () => server[Symbol.asyncDispose]() };
@@ -48,6 +52,19 @@ describe("remote command over SPDY", () => {
   it("refuses with 400 when the client names no protocol", async () => {
     await using it = await serve();
     await expect(it.server.spdy([])).rejects.toThrow(/^HTTP 400: .*X-Stream-Protocol-Version does not exist/);
+  });
+
+  it("detaches with success when the input ends, if told to, and passes on what was written before", async () => {
+    await using it = await serve({}, "attach", true);
+    const { client } = await it.server.spdy(ALL_SPDY);
+    const types = ["error", "stdin", "stdout", "stderr"];
+    for (const [index, streamtype] of types.entries()) await client.openAndWait(2 * index + 1, { streamtype });
+    it.process.stdout.write("so far");
+    await client.until(() => client.text(5) === "so far");
+    client.data(3, "last words", true);
+    await client.until(() => [1, 5, 7].every((id) => client.isFinished(id)));
+    expect(JSON.parse(client.text(1))).toEqual(SUCCESS);
+    expect((it.process.stdin.read() as Buffer).toString()).toBe("last words");
   });
 
   it("carries the three streams apart, and the exit code as a status", async () => {
