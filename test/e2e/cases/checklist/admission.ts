@@ -230,18 +230,32 @@ export const admissionCases: readonly ChecklistCase[] = [
   },
   {
     ids: ["Z01"],
-    name: "a resize beyond the node is Infeasible",
+    name: "a resize that does not fit beside the other pods is Deferred, and made when there is room",
     needs: ["resize"],
     async run(context) {
       const { create, pods, shell } = context;
-      await create("dreams", { containers: [shell("main", serve, { resources: { requests: { cpu: "100m" } } })] });
-      await pods.untilReady("dreams");
-      await patchResources(context, "dreams", { cpu: "100000" });
-      const pod = await pods.until("dreams", "to say so", (each) => condition(each, "PodResizePending") !== undefined);
+      const asking = (cpu: string) => ({ containers: [shell("main", serve, { resources: { requests: { cpu } } })] });
+      const holder = await create("holder", asking("50"));
+      await create("patient", asking("100m"));
+      await pods.untilReady("holder");
+      await pods.untilReady("patient");
+      await patchResources(context, "patient", { cpu: "20" });
+      const pod = await pods.until("patient", "to wait", (each) => condition(each, "PodResizePending") !== undefined);
       expect(condition(pod, "PodResizePending")).toMatchObject({
-        reason: "Infeasible",
-        message: expect.stringContaining("Node didn't have enough capacity: cpu, requested: 100000000"),
+        reason: "Deferred",
+        message: expect.stringMatching(
+          /^Node didn't have enough resource: cpu, requested: 20000, used: \d+, capacity: 64000$/,
+        ),
       });
+      expect(containerStatus(pod, "main").allocatedResources).toEqual({ cpu: "100m" });
+      await pods.delete("holder", 1);
+      await pods.untilGone("holder", holder.metadata.uid);
+      const grown = await pods.until(
+        "patient",
+        "to have grown",
+        (each) => containerStatus(each, "main").allocatedResources.cpu === "20",
+      );
+      expect(condition(grown, "PodResizePending")).toBeUndefined();
     },
   },
   {

@@ -19,7 +19,6 @@ export const elsewhere: Readonly<Record<string, string>> = {
   P11: "test/integration/pods.test.ts",
   P12: "test/simulation/protocol-1.test.ts",
   B05: "test/unit/provider/probe-actions.test.ts",
-  I02: "test/integration/oci/images.test.ts",
   I05: "test/unit/podspec/credential-provider.test.ts",
 };
 

@@ -2,7 +2,7 @@ import { expect } from "vitest";
 import { must, waitFor } from "../../harness/wait.ts";
 import { freePort } from "../../harness/ports.ts";
 import { containerStatus, isReady, serve } from "../pods.ts";
-import { condition, events, output, statuses, untilEvent, type ChecklistCase } from "./case.ts";
+import { condition, events, make, output, statuses, untilEvent, type ChecklistCase } from "./case.ts";
 
 /** What the script said; a shell tells of children that were ended with it, too. */
 const said = (lines: string[]) => lines.filter((line) => line !== "Terminated");
@@ -357,6 +357,45 @@ export const startStopCases: readonly ChecklistCase[] = [
       );
       const pod = await pods.untilReady("corrected");
       expect(containerStatus(pod, "main").restartCount).toBe(0);
+    },
+  },
+  ...(["pod", "service account"] as const).map((owner): ChecklistCase => ({
+    ids: ["I02"],
+    name: `an image that is not for everybody is pulled with the secret of the pod's ${owner === "pod" ? "own spec" : owner}`,
+    needs: ["images", "registry_auth"],
+    async run(context) {
+      const { env, create, pods, shell, privateImage } = context;
+      const { image, user } = privateImage!;
+      const auths = { [image.slice(0, image.indexOf("/"))]: { username: user.name, password: user.password } };
+      const data = { ".dockerconfigjson": Buffer.from(JSON.stringify({ auths })).toString("base64") };
+      const container = shell("main", serve, { image, imagePullPolicy: "Always" });
+      await create("without", { containers: [container] });
+      await pods.until("without", "to be refused the image", (pod) =>
+        /ErrImagePull|ImagePullBackOff/.test(containerStatus(pod, "main")?.state.waiting?.reason),
+      );
+      await make(context, "secrets", "pull", { type: "kubernetes.io/dockerconfigjson", data });
+      const imagePullSecrets = [{ name: "pull" }];
+      if (owner === "service account") {
+        await env.client.patch(`/api/v1/namespaces/${pods.namespace}/serviceaccounts/default`, { imagePullSecrets });
+      }
+      await create("with", { ...(owner === "pod" && { imagePullSecrets }), containers: [container] });
+      await pods.untilReady("with");
+    },
+  })),
+  {
+    ids: ["I02"],
+    name: "a pull secret that is missing is told by an event and does not keep a pod from running",
+    needs: ["images", "registry_auth"],
+    async run(context) {
+      const { create, pods, shell } = context;
+      await create("unkeyed", { imagePullSecrets: [{ name: "none" }], containers: [shell("main", serve)] });
+      await pods.untilReady("unkeyed");
+      await untilEvent(
+        context,
+        "unkeyed",
+        "FailedToRetrieveImagePullSecret",
+        "Unable to retrieve some image pull secrets (none); attempting to pull the image may not succeed.",
+      );
     },
   },
   {

@@ -40,16 +40,23 @@ export function processPlace(capabilities: readonly Capability[], controllers: b
 /** Engine `oci`, with a registry of its own. Needs what `missingForOci` does not name. */
 export async function ociPlace(capabilities: readonly Capability[], controllers: boolean): Promise<Place> {
   const registry = await startRegistry();
+  const user = { name: "puller", password: "s3cret" };
+  const closed = await startRegistry({ user });
+  await closed.push("t/busybox:1", await busyboxImage());
   for (const tag of ["1", "2"]) await registry.push(`t/busybox:${tag}`, await busyboxImage());
   const { dir: _dir, ...network } = testNetwork("");
   return {
     capabilities,
     controllers,
     image: `${registry.host}/t/busybox:1`,
+    privateImage: { image: `${closed.host}/t/busybox:1`, user },
     hostFolder: undefined,
     httpd: (port, dir) => `httpd -f -p ${port} -h ${dir}`,
     options: { node: NODE, engine: { type: "oci", network } },
-    stop: () => registry.stop(),
+    async stop() {
+      await registry.stop();
+      await closed.stop();
+    },
   };
 }
 
