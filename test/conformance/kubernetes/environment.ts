@@ -8,7 +8,7 @@ import type { Json } from "../../e2e/harness/client.ts";
 import { startCluster, type Cluster } from "../../e2e/harness/cluster.ts";
 import { must, waitFor } from "../../e2e/harness/wait.ts";
 import { startRegistry, type TestRegistry } from "../../support/registry.ts";
-import { hostAddress, serviceCidr } from "./namespaces.ts";
+import { hostAddress } from "./namespaces.ts";
 
 export const nodeNames = ["node-a", "node-b"] as const;
 

@@ -52,7 +52,12 @@ export async function pushImages(registry: TestRegistry, names: readonly string[
 
 const RECIPES: Readonly<Record<string, () => Promise<TestImage>>> = {
   agnhost: async () => agnhostImage({ Entrypoint: ["/agnhost"], Cmd: ["pause"] }),
-  busybox: async () => busyboxImage(users([]), { Cmd: ["sh"] }),
+  // Debian's shell of busybox 1.35 drops variables that are no identifiers, which the image's own, 1.37, hands on as bash does.
+  busybox: async () =>
+    busyboxImage(
+      [...users([]), ...(await hostPrograms(["bash"])), { path: "bin/sh", type: "symlink", link: "/usr/bin/bash" }],
+      { Cmd: ["sh"] },
+    ),
   nginx: async () => agnhostImage({ Cmd: ["/agnhost", "test-webserver"] }),
   kitten: async () => {
     const html = await kubernetesSource("test/images/kitten/html");

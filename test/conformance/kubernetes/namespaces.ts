@@ -27,14 +27,21 @@ export async function runInside(): Promise<number> {
   const child = spawn(
     "unshare",
     [
-      ...["--net", "--mount", "--propagation", "slave", "--pid", "--fork", "--kill-child", "--mount-proc"],
-      ...["bash", "-c", '"$@"; exit $?', "bash", process.execPath, ...process.execArgv, ...process.argv.slice(1)],
-    ],
-    { stdio: "inherit", env: { ...process.env, [INSIDE]: "1" } },
+      "--net",
+      "--mount",
+      "--propagation",
+      "slave",
+      "--pid",
+      "--fork",
+      "--kill-child",
+      "--mount-proc",
+      "bash",
+      "-c",
+    ].concat(['"$@"; exit $?', "bash", process.execPath], process.execArgv, process.argv.slice(1)),
+    { stdio: "inherit", env: { ...process.env, [INSIDE]: "1" }, detached: true },
   );
-  // The terminal sends an interrupt to the whole group: the program inside stops in order, and this one waits for it.
-  process.on("SIGINT", () => undefined);
-  process.on("SIGTERM", () => child.kill("SIGTERM"));
+  // The program inside stops in order, and this one waits for it; unshare and bash let the signal pass.
+  for (const signal of ["SIGINT", "SIGTERM"] as const) process.on(signal, () => process.kill(-child.pid!, "SIGINT"));
   const [code] = (await once(child, "exit")) as [number | null];
   return code ?? 1;
 }

@@ -1,5 +1,5 @@
 /** Results, and RESULTS.md: the table that is committed. It is read back, so that a run of a few specs renews only those. */
-import { leftOut, specOf, type GinkgoReport, type Spec } from "./specs.ts";
+import { leftOut, specOf, wasRun, type GinkgoReport, type Spec } from "./specs.ts";
 
 export type Outcome = "passed" | "failed" | "left out";
 
@@ -20,8 +20,7 @@ const NANOSECONDS = 1e9;
 export function resultsOf(specs: readonly Spec[], reports: readonly GinkgoReport[]): Result[] {
   const byName = new Map<string, Result>();
   for (const report of reports.flat().flatMap((suite) => suite.SpecReports ?? [])) {
-    // A spec that was not in focus is in the report too, as skipped, without a run.
-    if (report.LeafNodeType !== "It" || (report.State === "skipped" && !report.Failure?.Message)) continue;
+    if (!wasRun(report)) continue;
     const { name, group } = specOf(report);
     const where = report.Failure?.FailureNodeLocation;
     const at = where === undefined ? "" : ` (${where.FileName.replace(/^.*test\/e2e\//, "")}:${where.LineNumber})`;

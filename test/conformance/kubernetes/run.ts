@@ -16,7 +16,18 @@ import { startEnvironment, type Environment } from "./environment.ts";
 import { pushImages, repositoryList } from "./images.ts";
 import { isInside, runInside, setUp } from "./namespaces.ts";
 import { fromMarkdown, merge, resultsOf, summary, toMarkdown, type Result } from "./report.ts";
-import { deal, focusOn, isSerial, leftOut, selectSpecs, type GinkgoReport, type Spec } from "./specs.ts";
+import {
+  deal,
+  focusOn,
+  isSerial,
+  isSlow,
+  leftOut,
+  selectSpecs,
+  specOf,
+  wasRun,
+  type GinkgoReport,
+  type Spec,
+} from "./specs.ts";
 
 const resultsFile = join(import.meta.dirname, "../RESULTS.md");
 
@@ -44,7 +55,7 @@ async function main(): Promise<number> {
   const specs = await chosen(reportDir);
   await setUp();
   const abort = new AbortController();
-  for (const signal of ["SIGINT", "SIGTERM"] as const) process.once(signal, () => abort.abort());
+  process.once("SIGINT", () => abort.abort());
   await using environment = await startEnvironment();
   console.log(`control plane, backend and agents log to ${environment.cluster.sandbox.dir}`);
   const repositories = join(reportDir, "repositories.yaml");
@@ -55,19 +66,25 @@ async function main(): Promise<number> {
   const run = (share: readonly Spec[], name: string) =>
     runSuite({ environment, repositories, reportDir, name, specs: share, signal: abort.signal });
   const wanted = specs.filter((spec) => leftOut(spec) === undefined);
-  const together = wanted.filter((spec) => !isSerial(spec));
+  const together = wanted.filter((spec) => !isSerial(spec)).toSorted((a, b) => Number(isSlow(b)) - Number(isSlow(a)));
   const shares = deal(together, Number(options.parallel)).map((share, index) => run(share, `share-${index + 1}`));
   const reports = await Promise.all(shares);
   const alone = wanted.filter(isSerial);
   if (alone.length > 0 && !abort.signal.aborted) reports.push(await run(alone, "serial"));
 
   await environment.saveLogs(reportDir);
-  const results = resultsOf(specs, reports);
+  const ended = new Set(
+    reports
+      .flat()
+      .flatMap((suite) => suite.SpecReports ?? [])
+      .filter(wasRun)
+      .map((each) => specOf(each).name),
+  );
+  // After an interrupt, what was not run keeps the result that it had.
+  const results = resultsOf(abort.signal.aborted ? specs.filter(({ name }) => ended.has(name)) : specs, reports);
   print(results);
-  if (!abort.signal.aborted) {
-    const before = existsSync(resultsFile) ? fromMarkdown(await readFile(resultsFile, "utf8")) : [];
-    await writeFile(resultsFile, toMarkdown(merge(before, results), { kubernetes: kubernetesVersion }));
-  }
+  const before = existsSync(resultsFile) ? fromMarkdown(await readFile(resultsFile, "utf8")) : [];
+  await writeFile(resultsFile, toMarkdown(merge(before, results), { kubernetes: kubernetesVersion }));
   return results.some(({ outcome }) => outcome === "failed") ? 1 : 0;
 }
 

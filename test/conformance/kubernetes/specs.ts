@@ -66,18 +66,32 @@ export function isSerial({ labels }: Spec): boolean {
   return labels.includes("Serial") || labels.includes("Disruptive");
 }
 
+/** Minutes rather than seconds: dealt out first, so that no share ends up with all of them. */
+export function isSlow({ labels }: Spec): boolean {
+  return labels.includes("Slow");
+}
+
+/** Whether the report says how a test went. A spec that was out of focus is in it too, as skipped, without a word. */
+export function wasRun({ LeafNodeType, State, Failure }: SpecReport): boolean {
+  return LeafNodeType === "It" && State !== "interrupted" && (State !== "skipped" || (Failure?.Message ?? "") !== "");
+}
+
 /**
  * What no node can pass whose pods are machines of their own. More work would not change it; what more work would change
  * is not left out but fails.
  */
 const BY_DESIGN: readonly { pattern: RegExp; reason: string }[] = [
   {
-    pattern: /KubeletManagedEtcHosts/,
+    pattern: /KubeletManagedEtcHosts|if pod uses host network|when hostNetwork is enabled/,
     reason: "starts a pod with hostNetwork: a machine has a network of its own, and never the node's",
   },
   {
     pattern: /when running a container with a new image/,
     reason: "its registry is a pod with hostNetwork, reached as localhost:5000 of the node",
+  },
+  {
+    pattern: /\] HostPath should/,
+    reason: "mounts the node's own folders: there is no node behind the machines whose folders these would be",
   },
 ];
 

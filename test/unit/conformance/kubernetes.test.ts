@@ -2,7 +2,7 @@
 import fc from "fast-check";
 import { expect, test } from "vitest";
 import { fromMarkdown, merge, resultsOf, toMarkdown, type Result } from "../../conformance/kubernetes/report.ts";
-import { deal, focusOn, leftOut, selectSpecs, type SpecReport } from "../../conformance/kubernetes/specs.ts";
+import { deal, focusOn, leftOut, selectSpecs, wasRun, type SpecReport } from "../../conformance/kubernetes/specs.ts";
 
 function specReport(over: Partial<SpecReport> = {}): SpecReport {
   return {
@@ -51,7 +51,7 @@ test("Every item is in exactly one share", () => {
   fc.assert(
     fc.property(fc.array(fc.integer()), fc.integer({ min: 1, max: 9 }), (items, shares) => {
       const dealt = deal(items, shares);
-      expect(dealt.flat().toSorted()).toEqual(items.toSorted());
+      expect(dealt.flat().toSorted((a, b) => a - b)).toEqual(items.toSorted((a, b) => a - b));
       expect(dealt.every((share) => share.length > 0)).toBe(true);
     }),
   );
@@ -65,6 +65,10 @@ test("A spec that was out of focus in one report takes its result from the repor
   const skipped = { SpecReports: [specReport({ State: "skipped", RunTime: 0 })] };
   const ran = { SpecReports: [specReport()] };
   expect(resultsOf([spec], [[ran], [skipped]])).toMatchObject([{ outcome: "passed", seconds: 2 }]);
+});
+
+test("A spec that was interrupted has no result of its own", () => {
+  expect(wasRun(specReport({ State: "interrupted", Failure: { Message: "Interrupted by User" } }))).toBe(false);
 });
 
 test("A failure says what and where, on one line", () => {
