@@ -10,9 +10,14 @@ import type { Socket } from "node:net";
 import type { Duplex, Readable } from "node:stream";
 import type { IncomingMessage } from "node:http";
 import axios, { AxiosError, type AxiosInstance, type AxiosResponse } from "axios";
-import { isProviderError, ProviderError, type ProviderErrorCode } from "../../src/provider/errors.ts";
-import { linkAbort } from "../../src/util/abort.ts";
-import { systemClock, type Clock } from "../../src/util/clock.ts";
+import {
+  type Clock,
+  isProviderError,
+  linkAbort,
+  ProviderError,
+  type ProviderErrorCode,
+  systemClock,
+} from "../../src/provider/kit/index.ts";
 import { CredentialStore, type Credentials } from "./credentials.ts";
 import type { SchemaName, Schemas } from "./document.ts";
 import {

@@ -3,8 +3,7 @@
  * restart. Values never come from the command line or the environment, where others can see them.
  */
 import { readFile, stat } from "node:fs/promises";
-import { ProviderError } from "../../src/provider/errors.ts";
-import type { Clock } from "../../src/util/clock.ts";
+import { type Clock, ProviderError } from "../../src/provider/kit/index.ts";
 
 /** How often a file is looked at, at most, in milliseconds. */
 const CHECK_MS = 1000;

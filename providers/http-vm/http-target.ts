@@ -1,8 +1,7 @@
 /** Plain requests to a backend, for the conformance kit: no pacing, no validation, nothing hidden. */
 import { request as httpRequest, type IncomingMessage, type RequestOptions } from "node:http";
 import { request as httpsRequest } from "node:https";
-import type { HttpTarget } from "../../src/provider/kit/http-target.ts";
-import { systemClock } from "../../src/util/clock.ts";
+import { type HttpTarget, systemClock } from "../../src/provider/kit/index.ts";
 import { CredentialStore, type Credentials } from "./credentials.ts";
 import { parseTarget, type HttpVmOptions, type Target } from "./options.ts";
 

@@ -1,7 +1,6 @@
 /** Where a backend is and how it is talked to. */
 import { isIP } from "node:net";
-import type { Logger } from "../../src/telemetry/logger.ts";
-import type { Clock } from "../../src/util/clock.ts";
+import type { Clock, Logger } from "../../src/provider/kit/index.ts";
 import type { CredentialFiles } from "./credentials.ts";
 import type { PacingOptions } from "./pacing.ts";
 import type { InvalidReason } from "./validate.ts";

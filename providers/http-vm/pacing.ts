@@ -3,9 +3,7 @@
  * much to do, none before the time that it named.
  */
 import PQueue from "p-queue";
-import { ProviderError } from "../../src/provider/errors.ts";
-import { TokenBucket } from "../../src/queue/rate-limit.ts";
-import type { Clock } from "../../src/util/clock.ts";
+import { type Clock, ProviderError, TokenBucket } from "../../src/provider/kit/index.ts";
 
 export interface PacingOptions {
   /** Calls in flight, at most. */

@@ -3,22 +3,25 @@
  * be valid, must answer this request and must be about this machine. Anything else is `unavailable`.
  */
 import type { Duplex } from "node:stream";
-import { CAPABILITIES, type Capability } from "../../src/provider/capabilities.ts";
-import { ProviderError } from "../../src/provider/errors.ts";
-import type { Machine, MachinePatch, MachineSpec } from "../../src/provider/machine.ts";
-import type {
-  CallOptions,
-  LogLine,
-  LogOptions,
-  MachineEvent,
-  MachineList,
-  MachineStats,
-  ProcessStreams,
-  Provider,
-  ProviderCapacity,
-  ProviderInfo,
-  StreamOptions,
-} from "../../src/provider/provider.ts";
+import {
+  type CallOptions,
+  CAPABILITIES,
+  type Capability,
+  type LogLine,
+  type LogOptions,
+  type Machine,
+  type MachineEvent,
+  type MachineList,
+  type MachinePatch,
+  type MachineSpec,
+  type MachineStats,
+  type ProcessStreams,
+  type Provider,
+  type ProviderCapacity,
+  ProviderError,
+  type ProviderInfo,
+  type StreamOptions,
+} from "../../src/provider/kit/index.ts";
 import { asProviderError, MachineApiClient, type Call } from "./client.ts";
 import { REPLY_BYTES, type HttpVmOptions } from "./options.ts";
 import { openPort, openProcess } from "./streams.ts";

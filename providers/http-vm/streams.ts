@@ -2,8 +2,7 @@
 import type { IncomingMessage } from "node:http";
 import { Duplex, Readable, Writable } from "node:stream";
 import WebSocket from "ws";
-import { ProviderError } from "../../src/provider/errors.ts";
-import type { ProcessStreams, StreamOptions } from "../../src/provider/provider.ts";
+import { type ProcessStreams, ProviderError, type StreamOptions } from "../../src/provider/kit/index.ts";
 import { asProviderError, type MachineApiClient } from "./client.ts";
 import { CHANNEL, channelMessage, CHUNK_BYTES, EXEC_PROTOCOL, exitOfStatus, MAX_MESSAGE_BYTES } from "./wire.ts";
 

@@ -4,1411 +4,1435 @@
  */
 
 export interface paths {
-    "/v1/info": {
-        parameters: {
-            query?: never;
-            header?: never;
-            path?: never;
-            cookie?: never;
-        };
-        /**
-         * Who answers, and what it can do
-         * @description Cheap, touches no machine. Clients ask it at start and now and then; a capability that is not named is one that the backend does not have, and a pod which needs it is refused rather than run wrongly.
-         */
-        get: operations["getInfo"];
-        put?: never;
-        post?: never;
-        delete?: never;
-        options?: never;
-        head?: never;
-        patch?: never;
-        trace?: never;
+  "/v1/info": {
+    parameters: {
+      query?: never;
+      header?: never;
+      path?: never;
+      cookie?: never;
     };
-    "/v1/capacity": {
-        parameters: {
-            query?: never;
-            header?: never;
-            path?: never;
-            cookie?: never;
-        };
-        /**
-         * What machines may use in all
-         * @description Becomes the node's capacity, conditions and taints, so that the scheduler sends no more than fits. It is what there is, not what is left: the scheduler counts for itself.
-         */
-        get: operations["getCapacity"];
-        put?: never;
-        post?: never;
-        delete?: never;
-        options?: never;
-        head?: never;
-        patch?: never;
-        trace?: never;
+    /**
+     * Who answers, and what it can do
+     * @description Cheap, touches no machine. Clients ask it at start and now and then; a capability that is not named is one that the backend does not have, and a pod which needs it is refused rather than run wrongly.
+     */
+    get: operations["getInfo"];
+    put?: never;
+    post?: never;
+    delete?: never;
+    options?: never;
+    head?: never;
+    patch?: never;
+    trace?: never;
+  };
+  "/v1/capacity": {
+    parameters: {
+      query?: never;
+      header?: never;
+      path?: never;
+      cookie?: never;
     };
-    "/v1/machines": {
-        parameters: {
-            query?: never;
-            header?: never;
-            path?: never;
-            cookie?: never;
-        };
-        /**
-         * All machines that carry the labels
-         * @description Items are whole machines, because one list is how a client learns the state of everything: it never asks per machine. Pages are in the order of the ids and a cursor names the last id seen, so a machine that exists during the whole listing appears exactly once, whatever is created or deleted meanwhile. Every page repeats the revision of the first, so that events from there miss nothing.
-         */
-        get: operations["listMachines"];
-        put?: never;
-        post?: never;
-        delete?: never;
-        options?: never;
-        head?: never;
-        patch?: never;
-        trace?: never;
+    /**
+     * What machines may use in all
+     * @description Becomes the node's capacity, conditions and taints, so that the scheduler sends no more than fits. It is what there is, not what is left: the scheduler counts for itself.
+     */
+    get: operations["getCapacity"];
+    put?: never;
+    post?: never;
+    delete?: never;
+    options?: never;
+    head?: never;
+    patch?: never;
+    trace?: never;
+  };
+  "/v1/machines": {
+    parameters: {
+      query?: never;
+      header?: never;
+      path?: never;
+      cookie?: never;
     };
-    "/v1/machines/{id}": {
-        parameters: {
-            query?: never;
-            header?: {
-                /** @description Echoed in the reply. */
-                "X-Request-Id"?: components["parameters"]["RequestId"];
-            };
-            path: {
-                id: components["parameters"]["MachineId"];
-            };
-            cookie?: never;
-        };
-        /**
-         * One machine, or its tombstone
-         * @description With `wait` or `since_version` the reply is held back until the machine is in one of the states or has a higher version, but no longer than `timeout` seconds; then the machine is returned as it is. A time-out is not an error.
-         */
-        get: operations["getMachine"];
-        /**
-         * Create a machine
-         * @description Idempotent: the same id with the same specification, any number of times, also at the same time, makes one machine and returns it. Another specification is `conflict`; an id that was deleted is `gone`. The reply comes at once with the machine in a state on its way (`pending`, `creating`, ...): there is no operation object that could be lost. A client that hung up before the reply changes nothing. 200 and 201 mean the same, since a client that repeats cannot know which it should have seen.
-         */
-        put: operations["putMachine"];
-        post?: never;
-        /**
-         * Remove a machine and leave a tombstone
-         * @description Idempotent, and 204 for an id that never existed as well: the tombstone is what the client is after. Without `force` a machine that runs is stopped first with its own grace period; with it, whatever runs is killed. The tombstone keeps the last container statuses, because exit codes are asked for after the fact.
-         */
-        delete: operations["deleteMachine"];
-        options?: never;
-        head?: never;
-        /**
-         * Change a running machine
-         * @description Only the fields that are present change. Repeating it is safe.
-         */
-        patch: operations["patchMachine"];
-        trace?: never;
+    /**
+     * All machines that carry the labels
+     * @description Items are whole machines, because one list is how a client learns the state of everything: it never asks per machine. Pages are in the order of the ids and a cursor names the last id seen, so a machine that exists during the whole listing appears exactly once, whatever is created or deleted meanwhile. Every page repeats the revision of the first, so that events from there miss nothing.
+     */
+    get: operations["listMachines"];
+    put?: never;
+    post?: never;
+    delete?: never;
+    options?: never;
+    head?: never;
+    patch?: never;
+    trace?: never;
+  };
+  "/v1/machines/{id}": {
+    parameters: {
+      query?: never;
+      header?: {
+        /** @description Echoed in the reply. */
+        "X-Request-Id"?: components["parameters"]["RequestId"];
+      };
+      path: {
+        id: components["parameters"]["MachineId"];
+      };
+      cookie?: never;
     };
-    "/v1/machines/{id}/stop": {
-        parameters: {
-            query?: never;
-            header?: {
-                /** @description Echoed in the reply. */
-                "X-Request-Id"?: components["parameters"]["RequestId"];
-            };
-            path: {
-                id: components["parameters"]["MachineId"];
-            };
-            cookie?: never;
-        };
-        get?: never;
-        put?: never;
-        /**
-         * Stop a machine with grace
-         * @description Returns at once; the machine goes to `stopping` and, when nothing of it runs any more, to `stopped`: containers get their stop signal, and SIGKILL when the grace is over. Never earlier is it `stopped`, because the pod's name is free for a new one from then on. Repeating it is safe; a shorter grace than that of a stop under way shortens it, a longer one changes nothing. A machine that is over stays as it is.
-         */
-        post: operations["stopMachine"];
-        delete?: never;
-        options?: never;
-        head?: never;
-        patch?: never;
-        trace?: never;
+    /**
+     * One machine, or its tombstone
+     * @description With `wait` or `since_version` the reply is held back until the machine is in one of the states or has a higher version, but no longer than `timeout` seconds; then the machine is returned as it is. A time-out is not an error.
+     */
+    get: operations["getMachine"];
+    /**
+     * Create a machine
+     * @description Idempotent: the same id with the same specification, any number of times, also at the same time, makes one machine and returns it. Another specification is `conflict`; an id that was deleted is `gone`. The reply comes at once with the machine in a state on its way (`pending`, `creating`, ...): there is no operation object that could be lost. A client that hung up before the reply changes nothing. 200 and 201 mean the same, since a client that repeats cannot know which it should have seen.
+     */
+    put: operations["putMachine"];
+    post?: never;
+    /**
+     * Remove a machine and leave a tombstone
+     * @description Idempotent, and 204 for an id that never existed as well: the tombstone is what the client is after. Without `force` a machine that runs is stopped first with its own grace period; with it, whatever runs is killed. The tombstone keeps the last container statuses, because exit codes are asked for after the fact.
+     */
+    delete: operations["deleteMachine"];
+    options?: never;
+    head?: never;
+    /**
+     * Change a running machine
+     * @description Only the fields that are present change. Repeating it is safe.
+     */
+    patch: operations["patchMachine"];
+    trace?: never;
+  };
+  "/v1/machines/{id}/stop": {
+    parameters: {
+      query?: never;
+      header?: {
+        /** @description Echoed in the reply. */
+        "X-Request-Id"?: components["parameters"]["RequestId"];
+      };
+      path: {
+        id: components["parameters"]["MachineId"];
+      };
+      cookie?: never;
     };
-    "/v1/machines/{id}/containers/{container}/logs": {
-        parameters: {
-            query?: never;
-            header?: {
-                /** @description Echoed in the reply. */
-                "X-Request-Id"?: components["parameters"]["RequestId"];
-            };
-            path: {
-                id: components["parameters"]["MachineId"];
-                container: components["parameters"]["ContainerName"];
-            };
-            cookie?: never;
-        };
-        /**
-         * A container's output
-         * @description One line of text per log line, in the format that container runtimes write to disk (CRI):
-         *
-         *         2026-10-06T00:17:09.669794202Z stdout F the line, byte for byte
-         *         2026-10-06T00:17:09.669794202Z stderr P the beginning of a long line
-         *
-         *     that is time with nine decimals, stream, `F` for a whole line or `P` when the rest follows, content, newline; one blank between.
-         *     It carries any bytes without base64 or escaping, costs the backend nothing but copying its file, and is parsed by
-         *     looking for newlines. A runtime cuts lines at 16 KiB; a client refuses records above 1 MiB.
-         *
-         *     With `follow` the reply ends when this instance of the container has ended and its output was sent. A reply that breaks off
-         *     (no last chunk) is an error; one that ends is complete.
-         */
-        get: operations["getLogs"];
-        put?: never;
-        post?: never;
-        delete?: never;
-        options?: never;
-        head?: never;
-        patch?: never;
-        trace?: never;
+    get?: never;
+    put?: never;
+    /**
+     * Stop a machine with grace
+     * @description Returns at once; the machine goes to `stopping` and, when nothing of it runs any more, to `stopped`: containers get their stop signal, and SIGKILL when the grace is over. Never earlier is it `stopped`, because the pod's name is free for a new one from then on. Repeating it is safe; a shorter grace than that of a stop under way shortens it, a longer one changes nothing. A machine that is over stays as it is.
+     */
+    post: operations["stopMachine"];
+    delete?: never;
+    options?: never;
+    head?: never;
+    patch?: never;
+    trace?: never;
+  };
+  "/v1/machines/{id}/containers/{container}/logs": {
+    parameters: {
+      query?: never;
+      header?: {
+        /** @description Echoed in the reply. */
+        "X-Request-Id"?: components["parameters"]["RequestId"];
+      };
+      path: {
+        id: components["parameters"]["MachineId"];
+        container: components["parameters"]["ContainerName"];
+      };
+      cookie?: never;
     };
-    "/v1/machines/{id}/containers/{container}/exec": {
-        parameters: {
-            query?: never;
-            header?: {
-                /** @description Echoed in the reply. */
-                "X-Request-Id"?: components["parameters"]["RequestId"];
-            };
-            path: {
-                id: components["parameters"]["MachineId"];
-                container: components["parameters"]["ContainerName"];
-            };
-            cookie?: never;
-        };
-        /**
-         * Run a command in a running container (WebSocket)
-         * @description A WebSocket with the subprotocol `v5.channel.k8s.io`. The first byte of every binary message is the channel: 0 stdin,
-         *     1 stdout, 2 stderr, 3 status, 4 resize (`{"Width":80,"Height":24}`), 255 half-close: its second byte is the
-         *     channel on which its sender will send no more. With `tty` there is no channel 2.
-         *
-         *     The last message is the status, a Kubernetes `Status` in JSON: `{"status":"Success"}`, or `{"status":"Failure",
-         *     "reason":"NonZeroExitCode","details":{"causes":[{"reason":"ExitCode","message":"137"}]}}`. Then the backend closes.
-         *     A connection that closes without a status is an error with an unknown outcome. Closing by the client kills the command.
-         *
-         *     What cannot start is refused before the upgrade with an `ErrorReply`. Neither side buffers more than it must: it reads
-         *     on when what it read was taken.
-         */
-        get: operations["exec"];
-        put?: never;
-        post?: never;
-        delete?: never;
-        options?: never;
-        head?: never;
-        patch?: never;
-        trace?: never;
+    /**
+     * A container's output
+     * @description One line of text per log line, in the format that container runtimes write to disk (CRI):
+     *
+     *         2026-10-06T00:17:09.669794202Z stdout F the line, byte for byte
+     *         2026-10-06T00:17:09.669794202Z stderr P the beginning of a long line
+     *
+     *     that is time with nine decimals, stream, `F` for a whole line or `P` when the rest follows, content, newline; one blank between.
+     *     It carries any bytes without base64 or escaping, costs the backend nothing but copying its file, and is parsed by
+     *     looking for newlines. A runtime cuts lines at 16 KiB; a client refuses records above 1 MiB.
+     *
+     *     With `follow` the reply ends when this instance of the container has ended and its output was sent. A reply that breaks off
+     *     (no last chunk) is an error; one that ends is complete.
+     */
+    get: operations["getLogs"];
+    put?: never;
+    post?: never;
+    delete?: never;
+    options?: never;
+    head?: never;
+    patch?: never;
+    trace?: never;
+  };
+  "/v1/machines/{id}/containers/{container}/exec": {
+    parameters: {
+      query?: never;
+      header?: {
+        /** @description Echoed in the reply. */
+        "X-Request-Id"?: components["parameters"]["RequestId"];
+      };
+      path: {
+        id: components["parameters"]["MachineId"];
+        container: components["parameters"]["ContainerName"];
+      };
+      cookie?: never;
     };
-    "/v1/machines/{id}/containers/{container}/attach": {
-        parameters: {
-            query?: never;
-            header?: {
-                /** @description Echoed in the reply. */
-                "X-Request-Id"?: components["parameters"]["RequestId"];
-            };
-            path: {
-                id: components["parameters"]["MachineId"];
-                container: components["parameters"]["ContainerName"];
-            };
-            cookie?: never;
-        };
-        /**
-         * The streams of a container's main process (WebSocket)
-         * @description Framing as for exec; the status tells the main process's exit code. Only output from now on. Closing by the client leaves the process alone.
-         */
-        get: operations["attach"];
-        put?: never;
-        post?: never;
-        delete?: never;
-        options?: never;
-        head?: never;
-        patch?: never;
-        trace?: never;
+    /**
+     * Run a command in a running container (WebSocket)
+     * @description A WebSocket with the subprotocol `v5.channel.k8s.io`. The first byte of every binary message is the channel: 0 stdin,
+     *     1 stdout, 2 stderr, 3 status, 4 resize (`{"Width":80,"Height":24}`), 255 half-close: its second byte is the
+     *     channel on which its sender will send no more. With `tty` there is no channel 2.
+     *
+     *     The last message is the status, a Kubernetes `Status` in JSON: `{"status":"Success"}`, or `{"status":"Failure",
+     *     "reason":"NonZeroExitCode","details":{"causes":[{"reason":"ExitCode","message":"137"}]}}`. Then the backend closes.
+     *     A connection that closes without a status is an error with an unknown outcome. Closing by the client kills the command.
+     *
+     *     What cannot start is refused before the upgrade with an `ErrorReply`. Neither side buffers more than it must: it reads
+     *     on when what it read was taken.
+     */
+    get: operations["exec"];
+    put?: never;
+    post?: never;
+    delete?: never;
+    options?: never;
+    head?: never;
+    patch?: never;
+    trace?: never;
+  };
+  "/v1/machines/{id}/containers/{container}/attach": {
+    parameters: {
+      query?: never;
+      header?: {
+        /** @description Echoed in the reply. */
+        "X-Request-Id"?: components["parameters"]["RequestId"];
+      };
+      path: {
+        id: components["parameters"]["MachineId"];
+        container: components["parameters"]["ContainerName"];
+      };
+      cookie?: never;
     };
-    "/v1/machines/{id}/ports/{port}": {
-        parameters: {
-            query?: never;
-            header?: {
-                /** @description Echoed in the reply. */
-                "X-Request-Id"?: components["parameters"]["RequestId"];
-            };
-            path: {
-                id: components["parameters"]["MachineId"];
-                port: number;
-            };
-            cookie?: never;
-        };
-        /**
-         * A byte stream to a TCP port inside the machine (WebSocket)
-         * @description Binary messages are the bytes. An empty binary message says that its sender will send no more (TCP's half-close, which a WebSocket lacks); when both have said it, the backend closes with 1000. A port where nothing listens is refused before the upgrade with an `ErrorReply`.
-         */
-        get: operations["openPort"];
-        put?: never;
-        post?: never;
-        delete?: never;
-        options?: never;
-        head?: never;
-        patch?: never;
-        trace?: never;
+    /**
+     * The streams of a container's main process (WebSocket)
+     * @description Framing as for exec; the status tells the main process's exit code. Only output from now on. Closing by the client leaves the process alone.
+     */
+    get: operations["attach"];
+    put?: never;
+    post?: never;
+    delete?: never;
+    options?: never;
+    head?: never;
+    patch?: never;
+    trace?: never;
+  };
+  "/v1/machines/{id}/ports/{port}": {
+    parameters: {
+      query?: never;
+      header?: {
+        /** @description Echoed in the reply. */
+        "X-Request-Id"?: components["parameters"]["RequestId"];
+      };
+      path: {
+        id: components["parameters"]["MachineId"];
+        port: number;
+      };
+      cookie?: never;
     };
-    "/v1/stats": {
-        parameters: {
-            query?: never;
-            header?: never;
-            path?: never;
-            cookie?: never;
-        };
-        /**
-         * Usage of all machines that carry the labels
-         * @description One call for all, since metrics are scraped every few seconds. A machine without a sample is left out.
-         */
-        get: operations["getStats"];
-        put?: never;
-        post?: never;
-        delete?: never;
-        options?: never;
-        head?: never;
-        patch?: never;
-        trace?: never;
+    /**
+     * A byte stream to a TCP port inside the machine (WebSocket)
+     * @description Binary messages are the bytes. An empty binary message says that its sender will send no more (TCP's half-close, which a WebSocket lacks); when both have said it, the backend closes with 1000. A port where nothing listens is refused before the upgrade with an `ErrorReply`.
+     */
+    get: operations["openPort"];
+    put?: never;
+    post?: never;
+    delete?: never;
+    options?: never;
+    head?: never;
+    patch?: never;
+    trace?: never;
+  };
+  "/v1/stats": {
+    parameters: {
+      query?: never;
+      header?: never;
+      path?: never;
+      cookie?: never;
     };
-    "/v1/events": {
-        parameters: {
-            query?: never;
-            header?: never;
-            path?: never;
-            cookie?: never;
-        };
-        /**
-         * Changes of machines since a revision
-         * @description Every event is the whole machine after the change; several changes of one machine may come as one event, but the last
-         *     state always comes. Revisions grow. A machine that was deleted comes once more, as its tombstone. A `since` that is
-         *     older than the backend remembers, or that it never reached, is `gone`, never a gap: the client lists and starts from the
-         *     list's revision.
-         *
-         *     *Long poll* (the default): the reply is held back until there is an event, at most `timeout` seconds, and names the
-         *     revision to ask from next. *Server-sent events*, with `Accept: text/event-stream`: each event is `id: REVISION`
-         *     and `data: ` the MachineEvent in one line; comment lines (`:`) keep a quiet stream alive, at least every 15 s. An error
-         *     after the stream began comes as `event: error` with an ErrorReply as data, and the stream ends.
-         */
-        get: operations["getEvents"];
-        put?: never;
-        post?: never;
-        delete?: never;
-        options?: never;
-        head?: never;
-        patch?: never;
-        trace?: never;
+    /**
+     * Usage of all machines that carry the labels
+     * @description One call for all, since metrics are scraped every few seconds. A machine without a sample is left out.
+     */
+    get: operations["getStats"];
+    put?: never;
+    post?: never;
+    delete?: never;
+    options?: never;
+    head?: never;
+    patch?: never;
+    trace?: never;
+  };
+  "/v1/events": {
+    parameters: {
+      query?: never;
+      header?: never;
+      path?: never;
+      cookie?: never;
     };
+    /**
+     * Changes of machines since a revision
+     * @description Every event is the whole machine after the change; several changes of one machine may come as one event, but the last
+     *     state always comes. Revisions grow. A machine that was deleted comes once more, as its tombstone. A `since` that is
+     *     older than the backend remembers, or that it never reached, is `gone`, never a gap: the client lists and starts from the
+     *     list's revision.
+     *
+     *     *Long poll* (the default): the reply is held back until there is an event, at most `timeout` seconds, and names the
+     *     revision to ask from next. *Server-sent events*, with `Accept: text/event-stream`: each event is `id: REVISION`
+     *     and `data: ` the MachineEvent in one line; comment lines (`:`) keep a quiet stream alive, at least every 15 s. An error
+     *     after the stream began comes as `event: error` with an ErrorReply as data, and the stream ends.
+     */
+    get: operations["getEvents"];
+    put?: never;
+    post?: never;
+    delete?: never;
+    options?: never;
+    head?: never;
+    patch?: never;
+    trace?: never;
+  };
 }
 export type webhooks = Record<string, never>;
 export interface components {
-    schemas: {
-        /** @description Chosen by the client. Safe in paths, file names and host names. */
-        MachineId: string;
-        Name: string;
-        /**
-         * Format: utc-time
-         * @description RFC 3339 in UTC.
-         */
-        Time: string;
-        Count: number;
-        ExitCode: number;
-        Labels: {
-            [key: string]: string;
+  schemas: {
+    /** @description Chosen by the client. Safe in paths, file names and host names. */
+    MachineId: string;
+    Name: string;
+    /**
+     * Format: utc-time
+     * @description RFC 3339 in UTC.
+     */
+    Time: string;
+    Count: number;
+    ExitCode: number;
+    Labels: {
+      [key: string]: string;
+    };
+    /** @enum {string} */
+    Code:
+      | "not_found"
+      | "invalid"
+      | "unsupported"
+      | "conflict"
+      | "gone"
+      | "quota"
+      | "rate_limited"
+      | "unauthorized"
+      | "unavailable";
+    /** @enum {string} */
+    RestartPolicy: "always" | "on_failure" | "never";
+    /** @enum {string} */
+    PullPolicy: "always" | "if_not_present" | "never";
+    /**
+     * @example {
+     *       "error": {
+     *         "code": "quota",
+     *         "message": "no room for 2 cpus",
+     *         "retryable": true,
+     *         "retry_after_ms": 15000,
+     *         "field": "resources",
+     *         "request_id": "r-17"
+     *       }
+     *     }
+     */
+    ErrorReply: {
+      error: {
+        code: components["schemas"]["Code"];
+        /** @description For a person. What failed and for which object. */
+        message: string;
+        retryable?: boolean;
+        retry_after_ms?: components["schemas"]["Count"];
+        /** @description The field at fault, as a dotted path: `containers.0.mounts.1.volume`. */
+        field?: string;
+        details?: {
+          [key: string]: unknown;
         };
+        request_id?: string;
+      };
+    };
+    /**
+     * @example {
+     *       "name": "rack-7",
+     *       "version": "1.4.0",
+     *       "api": "v1",
+     *       "capabilities": [
+     *         "events",
+     *         "exec"
+     *       ],
+     *       "limits": {
+     *         "body_bytes": 16777216
+     *       }
+     *     }
+     */
+    Info: {
+      /** @description The backend's own name. */
+      name: string;
+      version: string;
+      /** @constant */
+      api: "v1";
+      /** @description Names that a client does not know are ignored. */
+      capabilities: string[];
+      /** @description What a client should know before it hits it. */
+      limits?: {
+        /** @description Largest request body. */
+        body_bytes?: components["schemas"]["Count"];
+        /** @description Most machines on one page. */
+        page_items?: components["schemas"]["Count"];
+        /** @description How long tombstones stay. */
+        tombstone_seconds?: components["schemas"]["Count"];
+      };
+    };
+    /**
+     * @example {
+     *       "allocatable": {
+     *         "cpu_millis": 64000,
+     *         "memory_bytes": 274877906944,
+     *         "pods": 500,
+     *         "extended": {
+     *           "nvidia.com/gpu": 8
+     *         }
+     *       }
+     *     }
+     */
+    ProviderCapacity: {
+      allocatable: {
+        cpu_millis?: components["schemas"]["Count"];
+        memory_bytes?: components["schemas"]["Count"];
+        ephemeral_bytes?: components["schemas"]["Count"];
+        extended?: {
+          [key: string]: components["schemas"]["Count"];
+        };
+        pods?: components["schemas"]["Count"];
+      };
+      /** @description Become conditions of the node, beside those that vmlet sets itself. */
+      conditions?: {
+        type: string;
         /** @enum {string} */
-        Code: "not_found" | "invalid" | "unsupported" | "conflict" | "gone" | "quota" | "rate_limited" | "unauthorized" | "unavailable";
+        status: "True" | "False" | "Unknown";
+        reason: string;
+        message: string;
+      }[];
+      taints?: {
+        key: string;
+        value?: string;
         /** @enum {string} */
-        RestartPolicy: "always" | "on_failure" | "never";
+        effect: "NoSchedule" | "PreferNoSchedule" | "NoExecute";
+      }[];
+    };
+    ResourceAmounts: {
+      cpu_millis?: components["schemas"]["Count"];
+      memory_bytes?: components["schemas"]["Count"];
+      ephemeral_bytes?: components["schemas"]["Count"];
+      /** @description Whole numbers by resource name: `nvidia.com/gpu`, `vendor.example/license`. */
+      extended?: {
+        [key: string]: components["schemas"]["Count"];
+      };
+    };
+    ContainerResources: {
+      requests?: components["schemas"]["ResourceAmounts"];
+      limits?: components["schemas"]["ResourceAmounts"];
+    };
+    EnvVar: {
+      name: string;
+      value: string;
+    };
+    FileEntry: {
+      /** @description Relative to the volume's root, `/` between segments, never `..`: a path from a pod must not reach the host. */
+      path: string;
+      /** @description Permission bits; 0644 is 420. */
+      mode: number;
+      /** @description Owner of the file; absent leaves root. */
+      uid?: components["schemas"]["Count"];
+      /** Format: base64 */
+      content_b64: string;
+    };
+    Volume:
+      | {
+          name: components["schemas"]["Name"];
+          /** @constant */
+          type: "empty_dir";
+          /** @enum {string} */
+          medium: "disk" | "memory";
+          size_bytes?: components["schemas"]["Count"];
+        }
+      | {
+          name: components["schemas"]["Name"];
+          /** @constant */
+          type: "files";
+          /** @description Opaque. Comes back in the machine's `file_versions` once the files are in place. */
+          version: string;
+          files: components["schemas"]["FileEntry"][];
+        }
+      | {
+          name: components["schemas"]["Name"];
+          /** @constant */
+          type: "image";
+          image: string;
+          pull_policy?: components["schemas"]["PullPolicy"];
+        }
+      | {
+          name: components["schemas"]["Name"];
+          /** @constant */
+          type: "host_path";
+          path: string;
+          path_type?: string;
+        };
+    Mount: {
+      volume: components["schemas"]["Name"];
+      path: string;
+      read_only?: boolean;
+      sub_path?: string;
+    };
+    ContainerPort: {
+      name?: string;
+      port: number;
+      /** @enum {string} */
+      protocol: "tcp" | "udp" | "sctp";
+      host_port?: number;
+      host_ip?: string;
+    };
+    HttpAction: {
+      path: string;
+      port: number;
+      host?: string;
+      /** @enum {string} */
+      scheme?: "http" | "https";
+      headers?: {
+        name: string;
+        value: string;
+      }[];
+    };
+    /** @description Exactly one of the fields is set. `sleep` is for hooks only, `grpc` for probes only. */
+    Handler: {
+      exec?: {
+        command: string[];
+      };
+      http?: components["schemas"]["HttpAction"];
+      tcp?: {
+        port: number;
+        host?: string;
+      };
+      grpc?: {
+        port: number;
+        service?: string;
+      };
+      sleep?: {
+        seconds: components["schemas"]["Count"];
+      };
+    };
+    /** @description A handler and when it runs. Thresholds are kubelet's. */
+    Probe: {
+      exec?: {
+        command: string[];
+      };
+      http?: components["schemas"]["HttpAction"];
+      tcp?: {
+        port: number;
+        host?: string;
+      };
+      grpc?: {
+        port: number;
+        service?: string;
+      };
+      sleep?: {
+        seconds: components["schemas"]["Count"];
+      };
+      initial_delay_s: components["schemas"]["Count"];
+      period_s: number;
+      timeout_s: number;
+      success: number;
+      failure: number;
+      /** @description Replaces the machine's grace period when this probe kills the container. */
+      termination_grace_s?: components["schemas"]["Count"];
+    };
+    RestartRule: {
+      /** @enum {string} */
+      action: "restart" | "restart_all";
+      exit_codes: {
         /** @enum {string} */
-        PullPolicy: "always" | "if_not_present" | "never";
-        /**
-         * @example {
-         *       "error": {
-         *         "code": "quota",
-         *         "message": "no room for 2 cpus",
-         *         "retryable": true,
-         *         "retry_after_ms": 15000,
-         *         "field": "resources",
-         *         "request_id": "r-17"
-         *       }
-         *     }
-         */
-        ErrorReply: {
-            error: {
-                code: components["schemas"]["Code"];
-                /** @description For a person. What failed and for which object. */
-                message: string;
-                retryable?: boolean;
-                retry_after_ms?: components["schemas"]["Count"];
-                /** @description The field at fault, as a dotted path: `containers.0.mounts.1.volume`. */
-                field?: string;
-                details?: {
-                    [key: string]: unknown;
-                };
-                request_id?: string;
-            };
-        };
-        /**
-         * @example {
-         *       "name": "rack-7",
-         *       "version": "1.4.0",
-         *       "api": "v1",
-         *       "capabilities": [
-         *         "events",
-         *         "exec"
-         *       ],
-         *       "limits": {
-         *         "body_bytes": 16777216
-         *       }
-         *     }
-         */
-        Info: {
-            /** @description The backend's own name. */
-            name: string;
-            version: string;
-            /** @constant */
-            api: "v1";
-            /** @description Names that a client does not know are ignored. */
-            capabilities: string[];
-            /** @description What a client should know before it hits it. */
-            limits?: {
-                /** @description Largest request body. */
-                body_bytes?: components["schemas"]["Count"];
-                /** @description Most machines on one page. */
-                page_items?: components["schemas"]["Count"];
-                /** @description How long tombstones stay. */
-                tombstone_seconds?: components["schemas"]["Count"];
-            };
-        };
-        /**
-         * @example {
-         *       "allocatable": {
-         *         "cpu_millis": 64000,
-         *         "memory_bytes": 274877906944,
-         *         "pods": 500,
-         *         "extended": {
-         *           "nvidia.com/gpu": 8
-         *         }
-         *       }
-         *     }
-         */
-        ProviderCapacity: {
-            allocatable: {
-                cpu_millis?: components["schemas"]["Count"];
-                memory_bytes?: components["schemas"]["Count"];
-                ephemeral_bytes?: components["schemas"]["Count"];
-                extended?: {
-                    [key: string]: components["schemas"]["Count"];
-                };
-                pods?: components["schemas"]["Count"];
-            };
-            /** @description Become conditions of the node, beside those that vmlet sets itself. */
-            conditions?: {
-                type: string;
-                /** @enum {string} */
-                status: "True" | "False" | "Unknown";
-                reason: string;
-                message: string;
-            }[];
-            taints?: {
-                key: string;
-                value?: string;
-                /** @enum {string} */
-                effect: "NoSchedule" | "PreferNoSchedule" | "NoExecute";
-            }[];
-        };
-        ResourceAmounts: {
-            cpu_millis?: components["schemas"]["Count"];
-            memory_bytes?: components["schemas"]["Count"];
-            ephemeral_bytes?: components["schemas"]["Count"];
-            /** @description Whole numbers by resource name: `nvidia.com/gpu`, `vendor.example/license`. */
-            extended?: {
-                [key: string]: components["schemas"]["Count"];
-            };
-        };
-        ContainerResources: {
-            requests?: components["schemas"]["ResourceAmounts"];
-            limits?: components["schemas"]["ResourceAmounts"];
-        };
-        EnvVar: {
-            name: string;
-            value: string;
-        };
-        FileEntry: {
-            /** @description Relative to the volume's root, `/` between segments, never `..`: a path from a pod must not reach the host. */
-            path: string;
-            /** @description Permission bits; 0644 is 420. */
-            mode: number;
-            /** @description Owner of the file; absent leaves root. */
-            uid?: components["schemas"]["Count"];
-            /** Format: base64 */
-            content_b64: string;
-        };
-        Volume: {
-            name: components["schemas"]["Name"];
-            /** @constant */
-            type: "empty_dir";
-            /** @enum {string} */
-            medium: "disk" | "memory";
-            size_bytes?: components["schemas"]["Count"];
-        } | {
-            name: components["schemas"]["Name"];
-            /** @constant */
-            type: "files";
-            /** @description Opaque. Comes back in the machine's `file_versions` once the files are in place. */
-            version: string;
-            files: components["schemas"]["FileEntry"][];
-        } | {
-            name: components["schemas"]["Name"];
-            /** @constant */
-            type: "image";
-            image: string;
-            pull_policy?: components["schemas"]["PullPolicy"];
-        } | {
-            name: components["schemas"]["Name"];
-            /** @constant */
-            type: "host_path";
-            path: string;
-            path_type?: string;
-        };
-        Mount: {
-            volume: components["schemas"]["Name"];
-            path: string;
-            read_only?: boolean;
-            sub_path?: string;
-        };
-        ContainerPort: {
-            name?: string;
-            port: number;
-            /** @enum {string} */
-            protocol: "tcp" | "udp" | "sctp";
-            host_port?: number;
-            host_ip?: string;
-        };
-        HttpAction: {
-            path: string;
-            port: number;
-            host?: string;
-            /** @enum {string} */
-            scheme?: "http" | "https";
-            headers?: {
-                name: string;
-                value: string;
-            }[];
-        };
-        /** @description Exactly one of the fields is set. `sleep` is for hooks only, `grpc` for probes only. */
-        Handler: {
-            exec?: {
-                command: string[];
-            };
-            http?: components["schemas"]["HttpAction"];
-            tcp?: {
-                port: number;
-                host?: string;
-            };
-            grpc?: {
-                port: number;
-                service?: string;
-            };
-            sleep?: {
-                seconds: components["schemas"]["Count"];
-            };
-        };
-        /** @description A handler and when it runs. Thresholds are kubelet's. */
-        Probe: {
-            exec?: {
-                command: string[];
-            };
-            http?: components["schemas"]["HttpAction"];
-            tcp?: {
-                port: number;
-                host?: string;
-            };
-            grpc?: {
-                port: number;
-                service?: string;
-            };
-            sleep?: {
-                seconds: components["schemas"]["Count"];
-            };
-            initial_delay_s: components["schemas"]["Count"];
-            period_s: number;
-            timeout_s: number;
-            success: number;
-            failure: number;
-            /** @description Replaces the machine's grace period when this probe kills the container. */
-            termination_grace_s?: components["schemas"]["Count"];
-        };
-        RestartRule: {
-            /** @enum {string} */
-            action: "restart" | "restart_all";
-            exit_codes: {
-                /** @enum {string} */
-                operator: "in" | "not_in";
-                values: components["schemas"]["ExitCode"][];
-            };
-        };
-        ContainerSecurity: {
-            user?: components["schemas"]["Count"];
-            group?: components["schemas"]["Count"];
-            run_as_non_root?: boolean;
-            privileged?: boolean;
-            read_only_root?: boolean;
-            allow_privilege_escalation?: boolean;
-            capabilities_add?: string[];
-            capabilities_drop?: string[];
-            /** @enum {string} */
-            seccomp?: "runtime_default" | "unconfined";
-            unmasked_proc?: boolean;
-        };
-        ContainerSpec: {
-            name: components["schemas"]["Name"];
-            image: string;
-            pull_policy?: components["schemas"]["PullPolicy"];
-            /** @description Replaces the image's entrypoint; absent keeps it. */
-            command?: string[];
-            /** @description Replaces the image's cmd. */
-            args?: string[];
-            working_dir?: string;
-            env?: components["schemas"]["EnvVar"][];
-            tty?: boolean;
-            stdin?: boolean;
-            stdin_once?: boolean;
-            resources?: components["schemas"]["ContainerResources"];
-            mounts?: components["schemas"]["Mount"][];
-            ports?: components["schemas"]["ContainerPort"][];
-            stop?: {
-                signal?: string;
-            };
-            hooks?: {
-                post_start?: components["schemas"]["Handler"];
-                pre_stop?: components["schemas"]["Handler"];
-            };
-            probes?: {
-                startup?: components["schemas"]["Probe"];
-                readiness?: components["schemas"]["Probe"];
-                liveness?: components["schemas"]["Probe"];
-            };
-            /** @description Overrides the machine's. On an init container, `always` makes it a sidecar. */
-            restart_policy?: components["schemas"]["RestartPolicy"];
-            restart_rules?: components["schemas"]["RestartRule"][];
-            security?: components["schemas"]["ContainerSecurity"];
-            termination_message?: {
-                path: string;
-                /** @enum {string} */
-                policy: "file" | "fallback_to_logs";
-            };
-        };
-        RegistryAuth: {
-            registry: string;
-            username?: string;
-            /** Format: password */
-            password?: string;
-            /** Format: password */
-            identity_token?: string;
-        };
-        /**
-         * @description What runs in a machine. Everything that it refers to is in it; the backend fetches nothing but images.
-         * @example {
-         *       "labels": {
-         *         "vmlet.dev/cluster": "c1",
-         *         "vmlet.dev/node": "burst-0"
-         *       },
-         *       "restart_policy": "on_failure",
-         *       "termination_grace_s": 30,
-         *       "resources": {
-         *         "requests": {
-         *           "cpu_millis": 500,
-         *           "memory_bytes": 536870912
-         *         }
-         *       },
-         *       "volumes": [
-         *         {
-         *           "name": "tmp",
-         *           "type": "empty_dir",
-         *           "medium": "disk",
-         *           "size_bytes": 1073741824
-         *         },
-         *         {
-         *           "name": "cfg",
-         *           "type": "files",
-         *           "version": "1234",
-         *           "files": [
-         *             {
-         *               "path": "app.yaml",
-         *               "mode": 420,
-         *               "content_b64": "YTogMQo="
-         *             }
-         *           ]
-         *         }
-         *       ],
-         *       "containers": [
-         *         {
-         *           "name": "web",
-         *           "image": "registry.example/web:1",
-         *           "args": [
-         *             "--port=80"
-         *           ],
-         *           "env": [
-         *             {
-         *               "name": "A",
-         *               "value": "b"
-         *             }
-         *           ],
-         *           "mounts": [
-         *             {
-         *               "volume": "cfg",
-         *               "path": "/etc/app",
-         *               "read_only": true
-         *             }
-         *           ],
-         *           "ports": [
-         *             {
-         *               "name": "http",
-         *               "port": 80,
-         *               "protocol": "tcp"
-         *             }
-         *           ],
-         *           "probes": {
-         *             "readiness": {
-         *               "http": {
-         *                 "path": "/",
-         *                 "port": 80
-         *               },
-         *               "initial_delay_s": 0,
-         *               "period_s": 10,
-         *               "timeout_s": 1,
-         *               "success": 1,
-         *               "failure": 3
-         *             }
-         *           }
-         *         }
-         *       ]
-         *     }
-         */
-        MachineSpec: {
-            /** @description Fixed for the machine's life; lists select by them. */
-            labels: components["schemas"]["Labels"];
-            containers: components["schemas"]["ContainerSpec"][];
-            /** @description Run one after the other, each to success, before the main containers. */
-            init_containers?: components["schemas"]["ContainerSpec"][];
-            ephemeral_containers?: components["schemas"]["ContainerSpec"][];
-            volumes?: components["schemas"]["Volume"][];
-            /** @description Applied inside the machine. A machine that is `stopped` is over and never starts again. */
-            restart_policy: components["schemas"]["RestartPolicy"];
-            /** @description Seconds between the stop signal and SIGKILL when a stop names none. */
-            termination_grace_s?: components["schemas"]["Count"];
-            /** @description Sum over the containers plus overhead; sizes the machine. */
-            resources?: components["schemas"]["ContainerResources"];
-            instance_type?: string;
-            hostname?: string;
-            /** @description Domain part: hostname.domain is an alias of the machine's own address in /etc/hosts. */
-            domain?: string;
-            /** @description The kernel's hostname is hostname.domain rather than hostname alone. */
-            hostname_is_fqdn?: boolean;
-            dns?: {
-                nameservers: string[];
-                searches: string[];
-                options: string[];
-            };
-            hosts?: {
-                ip: string;
-                names: string[];
-            }[];
-            registry_auth?: components["schemas"]["RegistryAuth"][];
-            security?: {
-                fs_group?: components["schemas"]["Count"];
-                /** @enum {string} */
-                fs_group_change_policy?: "always" | "on_root_mismatch";
-                supplemental_groups?: components["schemas"]["Count"][];
-                sysctls?: {
-                    name: string;
-                    value: string;
-                }[];
-                share_process_namespace?: boolean;
-                host_users?: boolean;
-            };
-            /** @description A machine's address is not known when its specification is written. Each occurrence of one of these strings in a container's env values, command or args is replaced, when the container starts, with the first address or all of them joined by commas. */
-            address_tokens?: {
-                pod_ip: string;
-                pod_ips: string;
-            };
-            /** @description Restart back-off, when it is not the usual 10 s doubling to 300 s. */
-            backoff?: {
-                initial_ms: components["schemas"]["Count"];
-                max_ms: components["schemas"]["Count"];
-            };
-        };
-        /**
-         * @example {
-         *       "grace_seconds": 30
-         *     }
-         */
-        StopRequest: {
-            /** @description 0 kills at once. */
-            grace_seconds: number;
-        };
-        /**
-         * @example {
-         *       "containers": [
-         *         {
-         *           "name": "web",
-         *           "image": "registry.example/web:2"
-         *         }
-         *       ]
-         *     }
-         */
-        MachinePatch: {
-            /** @description Replaces all files of a volume at once; readers see the old or the new, never a mixture. */
-            files?: {
-                volume: components["schemas"]["Name"];
-                version: string;
-                files: components["schemas"]["FileEntry"][];
-            }[];
-            containers?: {
-                name: components["schemas"]["Name"];
-                image: string;
-            }[];
-            ephemeral_containers?: components["schemas"]["ContainerSpec"][];
-            resources?: {
-                container: components["schemas"]["Name"];
-                resources: components["schemas"]["ContainerResources"];
-            }[];
-            registry_auth?: components["schemas"]["RegistryAuth"][];
-        };
-        /**
-         * @description pending, creating, starting -> running -> stopping -> stopped -> deleted (a tombstone). `failed` is over as well, keeps its
-         *     container statuses and needs a DELETE. `stopped` means that nothing runs: nothing may say so earlier.
-         * @enum {string}
-         */
-        MachineState: "pending" | "creating" | "starting" | "running" | "stopping" | "stopped" | "failed" | "deleting" | "deleted";
-        ContainerTermination: {
-            exit_code: components["schemas"]["ExitCode"];
-            signal?: components["schemas"]["ExitCode"];
-            /** @description Kubelet's words: `Completed`, `Error`, `OOMKilled`, `StartError`. */
-            reason: string;
-            message?: string;
-            oom_killed?: boolean;
-            started_at?: components["schemas"]["Time"];
-            finished_at: components["schemas"]["Time"];
-            /** @description Id of the instance that ended. */
-            id?: string;
-        };
-        ContainerState: {
-            name: components["schemas"]["Name"];
-            /** @enum {string} */
-            kind: "init" | "main" | "ephemeral";
-            /** @enum {string} */
-            state: "waiting" | "running" | "terminated";
-            /** @description While waiting, kubelet's words: `ContainerCreating`, `ImagePullBackOff`, `CrashLoopBackOff`. */
-            reason?: string;
-            message?: string;
-            ready: boolean;
-            /** @description Startup probe passed and post_start done. */
-            started: boolean;
-            /** @description Never falls. */
-            restart_count: number;
-            image: string;
-            image_id: string;
-            /** @description Changes with every restart; absent before the first start. */
-            id?: string;
-            started_at?: components["schemas"]["Time"];
-            /** @description Set while `state` is terminated. */
-            terminated?: components["schemas"]["ContainerTermination"];
-            /** @description How the previous instance ended. */
-            last?: components["schemas"]["ContainerTermination"];
-            resources?: components["schemas"]["ContainerResources"];
-            user?: {
-                uid: components["schemas"]["Count"];
-                gid: components["schemas"]["Count"];
-                supplemental_groups: components["schemas"]["Count"][];
-            };
-        };
-        /** @description Something worth an event on the pod: kubelet's reasons and texts. */
-        MachineNotice: {
-            at: components["schemas"]["Time"];
-            /** @enum {string} */
-            type: "Normal" | "Warning";
-            reason: string;
-            message: string;
-            container?: string;
-            /** @description Identifies the notice within its machine; grows. */
-            seq: components["schemas"]["Count"];
-        };
-        /**
-         * @example {
-         *       "id": "c1-3b1c",
-         *       "version": 7,
-         *       "revision": 10452,
-         *       "labels": {
-         *         "vmlet.dev/cluster": "c1"
-         *       },
-         *       "state": "running",
-         *       "reachability": "ok",
-         *       "sandbox_ready": true,
-         *       "created_at": "2026-10-06T00:17:08.120Z",
-         *       "started_at": "2026-10-06T00:17:08.950Z",
-         *       "addresses": [
-         *         {
-         *           "ip": "10.9.0.7"
-         *         }
-         *       ],
-         *       "containers": [
-         *         {
-         *           "name": "web",
-         *           "kind": "main",
-         *           "state": "running",
-         *           "ready": true,
-         *           "started": true,
-         *           "restart_count": 1,
-         *           "image": "registry.example/web:1",
-         *           "image_id": "sha256:5a1",
-         *           "id": "web-2",
-         *           "started_at": "2026-10-06T00:17:20.001Z",
-         *           "last": {
-         *             "exit_code": 1,
-         *             "reason": "Error",
-         *             "finished_at": "2026-10-06T00:17:09.990Z",
-         *             "id": "web-1"
-         *           }
-         *         }
-         *       ]
-         *     }
-         */
-        Machine: {
-            id: components["schemas"]["MachineId"];
-            /** @description Grows with every change of this machine. */
-            version: components["schemas"]["Count"];
-            /** @description The backend-wide revision of that change. */
-            revision: components["schemas"]["Count"];
-            labels: components["schemas"]["Labels"];
-            state: components["schemas"]["MachineState"];
-            /** @description Of `failed`: `ImagePullFailed`, `InsufficientCapacity`, `Preempted`, `HostLost`, ... */
-            reason?: string;
-            message?: string;
-            /**
-             * @description `unknown`: the backend cannot see the machine just now; its last status stands.
-             * @enum {string}
-             */
-            reachability: "ok" | "unknown";
-            /** @description The machine's network and sandbox are up. */
-            sandbox_ready: boolean;
-            created_at: components["schemas"]["Time"];
-            started_at?: components["schemas"]["Time"];
-            stopped_at?: components["schemas"]["Time"];
-            deleted_at?: components["schemas"]["Time"];
-            addresses: {
-                /** Format: unicast-ip */
-                ip: string;
-            }[];
-            instance_type?: string;
-            host?: string;
-            containers: components["schemas"]["ContainerState"][];
-            /** @description Volume name to the version of the files that are in place. */
-            file_versions?: {
-                [key: string]: string;
-            };
-            /** @description The last few, oldest first. */
-            notices?: components["schemas"]["MachineNotice"][];
-        };
-        /**
-         * @example {
-         *       "items": [],
-         *       "revision": 10452
-         *     }
-         */
-        MachinePage: {
-            items: components["schemas"]["Machine"][];
-            /** @description Absent on the last page. */
-            next_cursor?: string;
-            /** @description At which the first page was true. */
-            revision: components["schemas"]["Count"];
-        };
-        MachineEvent: {
-            revision: components["schemas"]["Count"];
-            machine: components["schemas"]["Machine"];
-        };
-        /**
-         * @example {
-         *       "events": [],
-         *       "revision": 10452
-         *     }
-         */
-        EventList: {
-            events: components["schemas"]["MachineEvent"][];
-            /** @description To ask from next. */
-            revision: components["schemas"]["Count"];
-        };
-        ContainerStats: {
-            name: components["schemas"]["Name"];
-            started_at: components["schemas"]["Time"];
-            /** @description Never falls while the container lives. */
-            cpu_usage_ns_total: components["schemas"]["Count"];
-            memory_working_set_bytes: components["schemas"]["Count"];
-            memory_usage_bytes?: components["schemas"]["Count"];
-            memory_rss_bytes?: components["schemas"]["Count"];
-            fs_used_bytes?: components["schemas"]["Count"];
-            logs_used_bytes?: components["schemas"]["Count"];
-        };
-        MachineStats: {
-            id: components["schemas"]["MachineId"];
-            /** @description When the sample was taken. */
-            at: components["schemas"]["Time"];
-            containers: components["schemas"]["ContainerStats"][];
-            network?: {
-                rx_bytes: components["schemas"]["Count"];
-                tx_bytes: components["schemas"]["Count"];
-            };
-            volumes?: {
-                name: string;
-                used_bytes: components["schemas"]["Count"];
-                capacity_bytes?: components["schemas"]["Count"];
-            }[];
-        };
-        /**
-         * @example {
-         *       "items": []
-         *     }
-         */
-        StatsList: {
-            items: components["schemas"]["MachineStats"][];
-        };
+        operator: "in" | "not_in";
+        values: components["schemas"]["ExitCode"][];
+      };
     };
-    responses: {
-        /** @description The machine as it is now. */
-        Machine: {
-            headers: {
-                "X-Request-Id": components["headers"]["X-Request-Id"];
-                [name: string]: unknown;
-            };
-            content: {
-                "application/json": components["schemas"]["Machine"];
-            };
-        };
-        /** @description Done, or under way and certain to happen. No body. */
-        Accepted: {
-            headers: {
-                "X-Request-Id": components["headers"]["X-Request-Id"];
-                [name: string]: unknown;
-            };
-            content?: never;
-        };
-        /** @description Not done. */
-        Error: {
-            headers: {
-                "X-Request-Id": components["headers"]["X-Request-Id"];
-                /** @description Whole seconds; with 429 and 503. */
-                "Retry-After"?: number;
-                [name: string]: unknown;
-            };
-            content: {
-                "application/json": components["schemas"]["ErrorReply"];
-            };
-        };
+    ContainerSecurity: {
+      user?: components["schemas"]["Count"];
+      group?: components["schemas"]["Count"];
+      run_as_non_root?: boolean;
+      privileged?: boolean;
+      read_only_root?: boolean;
+      allow_privilege_escalation?: boolean;
+      capabilities_add?: string[];
+      capabilities_drop?: string[];
+      /** @enum {string} */
+      seccomp?: "runtime_default" | "unconfined";
+      unmasked_proc?: boolean;
     };
-    parameters: {
-        /** @description Echoed in the reply. */
-        RequestId: string;
-        MachineId: components["schemas"]["MachineId"];
-        ContainerName: components["schemas"]["Name"];
-        /** @description `key=value`; repeated, and a machine must carry all of them. */
-        Label: string[];
-        /** @description Seconds; at most 60. */
-        Timeout: number;
-        Stdin: boolean;
-        Stdout: boolean;
-        Stderr: boolean;
-        Tty: boolean;
+    ContainerSpec: {
+      name: components["schemas"]["Name"];
+      image: string;
+      pull_policy?: components["schemas"]["PullPolicy"];
+      /** @description Replaces the image's entrypoint; absent keeps it. */
+      command?: string[];
+      /** @description Replaces the image's cmd. */
+      args?: string[];
+      working_dir?: string;
+      env?: components["schemas"]["EnvVar"][];
+      tty?: boolean;
+      stdin?: boolean;
+      stdin_once?: boolean;
+      resources?: components["schemas"]["ContainerResources"];
+      mounts?: components["schemas"]["Mount"][];
+      ports?: components["schemas"]["ContainerPort"][];
+      stop?: {
+        signal?: string;
+      };
+      hooks?: {
+        post_start?: components["schemas"]["Handler"];
+        pre_stop?: components["schemas"]["Handler"];
+      };
+      probes?: {
+        startup?: components["schemas"]["Probe"];
+        readiness?: components["schemas"]["Probe"];
+        liveness?: components["schemas"]["Probe"];
+      };
+      /** @description Overrides the machine's. On an init container, `always` makes it a sidecar. */
+      restart_policy?: components["schemas"]["RestartPolicy"];
+      restart_rules?: components["schemas"]["RestartRule"][];
+      /** @description On an ephemeral container, the container whose processes it sees, where the backend can show them. */
+      target?: string;
+      security?: components["schemas"]["ContainerSecurity"];
+      termination_message?: {
+        path: string;
+        /** @enum {string} */
+        policy: "file" | "fallback_to_logs";
+      };
     };
-    requestBodies: never;
-    headers: {
-        /** @description The request's id. */
-        "X-Request-Id": string;
+    RegistryAuth: {
+      registry: string;
+      username?: string;
+      /** Format: password */
+      password?: string;
+      /** Format: password */
+      identity_token?: string;
     };
-    pathItems: never;
+    /**
+     * @description What runs in a machine. Everything that it refers to is in it; the backend fetches nothing but images.
+     * @example {
+     *       "labels": {
+     *         "vmlet.dev/cluster": "c1",
+     *         "vmlet.dev/node": "burst-0"
+     *       },
+     *       "restart_policy": "on_failure",
+     *       "termination_grace_s": 30,
+     *       "resources": {
+     *         "requests": {
+     *           "cpu_millis": 500,
+     *           "memory_bytes": 536870912
+     *         }
+     *       },
+     *       "volumes": [
+     *         {
+     *           "name": "tmp",
+     *           "type": "empty_dir",
+     *           "medium": "disk",
+     *           "size_bytes": 1073741824
+     *         },
+     *         {
+     *           "name": "cfg",
+     *           "type": "files",
+     *           "version": "1234",
+     *           "files": [
+     *             {
+     *               "path": "app.yaml",
+     *               "mode": 420,
+     *               "content_b64": "YTogMQo="
+     *             }
+     *           ]
+     *         }
+     *       ],
+     *       "containers": [
+     *         {
+     *           "name": "web",
+     *           "image": "registry.example/web:1",
+     *           "args": [
+     *             "--port=80"
+     *           ],
+     *           "env": [
+     *             {
+     *               "name": "A",
+     *               "value": "b"
+     *             }
+     *           ],
+     *           "mounts": [
+     *             {
+     *               "volume": "cfg",
+     *               "path": "/etc/app",
+     *               "read_only": true
+     *             }
+     *           ],
+     *           "ports": [
+     *             {
+     *               "name": "http",
+     *               "port": 80,
+     *               "protocol": "tcp"
+     *             }
+     *           ],
+     *           "probes": {
+     *             "readiness": {
+     *               "http": {
+     *                 "path": "/",
+     *                 "port": 80
+     *               },
+     *               "initial_delay_s": 0,
+     *               "period_s": 10,
+     *               "timeout_s": 1,
+     *               "success": 1,
+     *               "failure": 3
+     *             }
+     *           }
+     *         }
+     *       ]
+     *     }
+     */
+    MachineSpec: {
+      /** @description Fixed for the machine's life; lists select by them. */
+      labels: components["schemas"]["Labels"];
+      containers: components["schemas"]["ContainerSpec"][];
+      /** @description Run one after the other, each to success, before the main containers. */
+      init_containers?: components["schemas"]["ContainerSpec"][];
+      ephemeral_containers?: components["schemas"]["ContainerSpec"][];
+      volumes?: components["schemas"]["Volume"][];
+      /** @description Applied inside the machine. A machine that is `stopped` is over and never starts again. */
+      restart_policy: components["schemas"]["RestartPolicy"];
+      /** @description Seconds between the stop signal and SIGKILL when a stop names none. */
+      termination_grace_s?: components["schemas"]["Count"];
+      /** @description Sum over the containers plus overhead; sizes the machine. */
+      resources?: components["schemas"]["ContainerResources"];
+      instance_type?: string;
+      hostname?: string;
+      /** @description Domain part: hostname.domain is an alias of the machine's own address in /etc/hosts. */
+      domain?: string;
+      /** @description The kernel's hostname is hostname.domain rather than hostname alone. */
+      hostname_is_fqdn?: boolean;
+      dns?: {
+        nameservers: string[];
+        searches: string[];
+        options: string[];
+      };
+      hosts?: {
+        ip: string;
+        names: string[];
+      }[];
+      registry_auth?: components["schemas"]["RegistryAuth"][];
+      security?: {
+        fs_group?: components["schemas"]["Count"];
+        /** @enum {string} */
+        fs_group_change_policy?: "always" | "on_root_mismatch";
+        supplemental_groups?: components["schemas"]["Count"][];
+        sysctls?: {
+          name: string;
+          value: string;
+        }[];
+        share_process_namespace?: boolean;
+        host_users?: boolean;
+      };
+      /** @description A machine's address is not known when its specification is written. Each occurrence of one of these strings in a container's env values, command or args is replaced, when the container starts, with the first address or all of them joined by commas. */
+      address_tokens?: {
+        pod_ip: string;
+        pod_ips: string;
+      };
+      /** @description Restart back-off, when it is not the usual 10 s doubling to 300 s. */
+      backoff?: {
+        initial_ms: components["schemas"]["Count"];
+        max_ms: components["schemas"]["Count"];
+      };
+    };
+    /**
+     * @example {
+     *       "grace_seconds": 30
+     *     }
+     */
+    StopRequest: {
+      /** @description 0 kills at once. */
+      grace_seconds: number;
+    };
+    /**
+     * @example {
+     *       "containers": [
+     *         {
+     *           "name": "web",
+     *           "image": "registry.example/web:2"
+     *         }
+     *       ]
+     *     }
+     */
+    MachinePatch: {
+      /** @description Replaces all files of a volume at once; readers see the old or the new, never a mixture. */
+      files?: {
+        volume: components["schemas"]["Name"];
+        version: string;
+        files: components["schemas"]["FileEntry"][];
+      }[];
+      containers?: {
+        name: components["schemas"]["Name"];
+        image: string;
+      }[];
+      ephemeral_containers?: components["schemas"]["ContainerSpec"][];
+      resources?: {
+        container: components["schemas"]["Name"];
+        resources: components["schemas"]["ContainerResources"];
+      }[];
+      registry_auth?: components["schemas"]["RegistryAuth"][];
+    };
+    /**
+     * @description pending, creating, starting -> running -> stopping -> stopped -> deleted (a tombstone). `failed` is over as well, keeps its
+     *     container statuses and needs a DELETE. `stopped` means that nothing runs: nothing may say so earlier.
+     * @enum {string}
+     */
+    MachineState:
+      | "pending"
+      | "creating"
+      | "starting"
+      | "running"
+      | "stopping"
+      | "stopped"
+      | "failed"
+      | "deleting"
+      | "deleted";
+    ContainerTermination: {
+      exit_code: components["schemas"]["ExitCode"];
+      signal?: components["schemas"]["ExitCode"];
+      /** @description Kubelet's words: `Completed`, `Error`, `OOMKilled`, `StartError`. */
+      reason: string;
+      message?: string;
+      oom_killed?: boolean;
+      started_at?: components["schemas"]["Time"];
+      finished_at: components["schemas"]["Time"];
+      /** @description Id of the instance that ended. */
+      id?: string;
+    };
+    ContainerState: {
+      name: components["schemas"]["Name"];
+      /** @enum {string} */
+      kind: "init" | "main" | "ephemeral";
+      /** @enum {string} */
+      state: "waiting" | "running" | "terminated";
+      /** @description While waiting, kubelet's words: `ContainerCreating`, `ImagePullBackOff`, `CrashLoopBackOff`. */
+      reason?: string;
+      message?: string;
+      ready: boolean;
+      /** @description Startup probe passed and post_start done. */
+      started: boolean;
+      /** @description Never falls. */
+      restart_count: number;
+      image: string;
+      image_id: string;
+      /** @description Changes with every restart; absent before the first start. */
+      id?: string;
+      started_at?: components["schemas"]["Time"];
+      /** @description Set while `state` is terminated. */
+      terminated?: components["schemas"]["ContainerTermination"];
+      /** @description How the previous instance ended. */
+      last?: components["schemas"]["ContainerTermination"];
+      resources?: components["schemas"]["ContainerResources"];
+      user?: {
+        uid: components["schemas"]["Count"];
+        gid: components["schemas"]["Count"];
+        supplemental_groups: components["schemas"]["Count"][];
+      };
+    };
+    /** @description Something worth an event on the pod: kubelet's reasons and texts. */
+    MachineNotice: {
+      at: components["schemas"]["Time"];
+      /** @enum {string} */
+      type: "Normal" | "Warning";
+      reason: string;
+      message: string;
+      container?: string;
+      /** @description Identifies the notice within its machine; grows. */
+      seq: components["schemas"]["Count"];
+    };
+    /**
+     * @example {
+     *       "id": "c1-3b1c",
+     *       "version": 7,
+     *       "revision": 10452,
+     *       "labels": {
+     *         "vmlet.dev/cluster": "c1"
+     *       },
+     *       "state": "running",
+     *       "reachability": "ok",
+     *       "sandbox_ready": true,
+     *       "created_at": "2026-10-06T00:17:08.120Z",
+     *       "started_at": "2026-10-06T00:17:08.950Z",
+     *       "addresses": [
+     *         {
+     *           "ip": "10.9.0.7"
+     *         }
+     *       ],
+     *       "containers": [
+     *         {
+     *           "name": "web",
+     *           "kind": "main",
+     *           "state": "running",
+     *           "ready": true,
+     *           "started": true,
+     *           "restart_count": 1,
+     *           "image": "registry.example/web:1",
+     *           "image_id": "sha256:5a1",
+     *           "id": "web-2",
+     *           "started_at": "2026-10-06T00:17:20.001Z",
+     *           "last": {
+     *             "exit_code": 1,
+     *             "reason": "Error",
+     *             "finished_at": "2026-10-06T00:17:09.990Z",
+     *             "id": "web-1"
+     *           }
+     *         }
+     *       ]
+     *     }
+     */
+    Machine: {
+      id: components["schemas"]["MachineId"];
+      /** @description Grows with every change of this machine. */
+      version: components["schemas"]["Count"];
+      /** @description The backend-wide revision of that change. */
+      revision: components["schemas"]["Count"];
+      labels: components["schemas"]["Labels"];
+      state: components["schemas"]["MachineState"];
+      /** @description Of `failed`: `ImagePullFailed`, `InsufficientCapacity`, `Preempted`, `HostLost`, ... */
+      reason?: string;
+      message?: string;
+      /**
+       * @description `unknown`: the backend cannot see the machine just now; its last status stands.
+       * @enum {string}
+       */
+      reachability: "ok" | "unknown";
+      /** @description The machine's network and sandbox are up. */
+      sandbox_ready: boolean;
+      created_at: components["schemas"]["Time"];
+      started_at?: components["schemas"]["Time"];
+      stopped_at?: components["schemas"]["Time"];
+      deleted_at?: components["schemas"]["Time"];
+      addresses: {
+        /** Format: unicast-ip */
+        ip: string;
+      }[];
+      instance_type?: string;
+      host?: string;
+      containers: components["schemas"]["ContainerState"][];
+      /** @description Volume name to the version of the files that are in place. */
+      file_versions?: {
+        [key: string]: string;
+      };
+      /** @description The last few, oldest first. */
+      notices?: components["schemas"]["MachineNotice"][];
+    };
+    /**
+     * @example {
+     *       "items": [],
+     *       "revision": 10452
+     *     }
+     */
+    MachinePage: {
+      items: components["schemas"]["Machine"][];
+      /** @description Absent on the last page. */
+      next_cursor?: string;
+      /** @description At which the first page was true. */
+      revision: components["schemas"]["Count"];
+    };
+    MachineEvent: {
+      revision: components["schemas"]["Count"];
+      machine: components["schemas"]["Machine"];
+    };
+    /**
+     * @example {
+     *       "events": [],
+     *       "revision": 10452
+     *     }
+     */
+    EventList: {
+      events: components["schemas"]["MachineEvent"][];
+      /** @description To ask from next. */
+      revision: components["schemas"]["Count"];
+    };
+    ContainerStats: {
+      name: components["schemas"]["Name"];
+      started_at: components["schemas"]["Time"];
+      /** @description Never falls while the container lives. */
+      cpu_usage_ns_total: components["schemas"]["Count"];
+      memory_working_set_bytes: components["schemas"]["Count"];
+      memory_usage_bytes?: components["schemas"]["Count"];
+      memory_rss_bytes?: components["schemas"]["Count"];
+      fs_used_bytes?: components["schemas"]["Count"];
+      logs_used_bytes?: components["schemas"]["Count"];
+    };
+    MachineStats: {
+      id: components["schemas"]["MachineId"];
+      /** @description When the sample was taken. */
+      at: components["schemas"]["Time"];
+      containers: components["schemas"]["ContainerStats"][];
+      network?: {
+        rx_bytes: components["schemas"]["Count"];
+        tx_bytes: components["schemas"]["Count"];
+      };
+      volumes?: {
+        name: string;
+        used_bytes: components["schemas"]["Count"];
+        capacity_bytes?: components["schemas"]["Count"];
+      }[];
+    };
+    /**
+     * @example {
+     *       "items": []
+     *     }
+     */
+    StatsList: {
+      items: components["schemas"]["MachineStats"][];
+    };
+  };
+  responses: {
+    /** @description The machine as it is now. */
+    Machine: {
+      headers: {
+        "X-Request-Id": components["headers"]["X-Request-Id"];
+        [name: string]: unknown;
+      };
+      content: {
+        "application/json": components["schemas"]["Machine"];
+      };
+    };
+    /** @description Done, or under way and certain to happen. No body. */
+    Accepted: {
+      headers: {
+        "X-Request-Id": components["headers"]["X-Request-Id"];
+        [name: string]: unknown;
+      };
+      content?: never;
+    };
+    /** @description Not done. */
+    Error: {
+      headers: {
+        "X-Request-Id": components["headers"]["X-Request-Id"];
+        /** @description Whole seconds; with 429 and 503. */
+        "Retry-After"?: number;
+        [name: string]: unknown;
+      };
+      content: {
+        "application/json": components["schemas"]["ErrorReply"];
+      };
+    };
+  };
+  parameters: {
+    /** @description Echoed in the reply. */
+    RequestId: string;
+    MachineId: components["schemas"]["MachineId"];
+    ContainerName: components["schemas"]["Name"];
+    /** @description `key=value`; repeated, and a machine must carry all of them. */
+    Label: string[];
+    /** @description Seconds; at most 60. */
+    Timeout: number;
+    Stdin: boolean;
+    Stdout: boolean;
+    Stderr: boolean;
+    Tty: boolean;
+  };
+  requestBodies: never;
+  headers: {
+    /** @description The request's id. */
+    "X-Request-Id": string;
+  };
+  pathItems: never;
 }
 export type $defs = Record<string, never>;
 export interface operations {
-    getInfo: {
-        parameters: {
-            query?: never;
-            header?: {
-                /** @description Echoed in the reply. */
-                "X-Request-Id"?: components["parameters"]["RequestId"];
-            };
-            path?: never;
-            cookie?: never;
-        };
-        requestBody?: never;
-        responses: {
-            /** @description The backend. */
-            200: {
-                headers: {
-                    "X-Request-Id": components["headers"]["X-Request-Id"];
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Info"];
-                };
-            };
-            default: components["responses"]["Error"];
-        };
+  getInfo: {
+    parameters: {
+      query?: never;
+      header?: {
+        /** @description Echoed in the reply. */
+        "X-Request-Id"?: components["parameters"]["RequestId"];
+      };
+      path?: never;
+      cookie?: never;
     };
-    getCapacity: {
-        parameters: {
-            query?: never;
-            header?: {
-                /** @description Echoed in the reply. */
-                "X-Request-Id"?: components["parameters"]["RequestId"];
-            };
-            path?: never;
-            cookie?: never;
+    requestBody?: never;
+    responses: {
+      /** @description The backend. */
+      200: {
+        headers: {
+          "X-Request-Id": components["headers"]["X-Request-Id"];
+          [name: string]: unknown;
         };
-        requestBody?: never;
-        responses: {
-            /** @description The capacity. */
-            200: {
-                headers: {
-                    "X-Request-Id": components["headers"]["X-Request-Id"];
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["ProviderCapacity"];
-                };
-            };
-            default: components["responses"]["Error"];
+        content: {
+          "application/json": components["schemas"]["Info"];
         };
+      };
+      default: components["responses"]["Error"];
     };
-    listMachines: {
-        parameters: {
-            query?: {
-                /** @description `key=value`; repeated, and a machine must carry all of them. */
-                label?: components["parameters"]["Label"];
-                /** @description Most items on the page. The backend may return fewer; only a missing `next_cursor` says that it was the last page. */
-                limit?: number;
-                /** @description `next_cursor` of the page before. Opaque. One that is not understood is refused with 400. */
-                cursor?: string;
-                /** @description Tombstones too (state `deleted`). */
-                include_deleted?: boolean;
-            };
-            header?: {
-                /** @description Echoed in the reply. */
-                "X-Request-Id"?: components["parameters"]["RequestId"];
-            };
-            path?: never;
-            cookie?: never;
-        };
-        requestBody?: never;
-        responses: {
-            /** @description One page. */
-            200: {
-                headers: {
-                    "X-Request-Id": components["headers"]["X-Request-Id"];
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["MachinePage"];
-                };
-            };
-            default: components["responses"]["Error"];
-        };
+  };
+  getCapacity: {
+    parameters: {
+      query?: never;
+      header?: {
+        /** @description Echoed in the reply. */
+        "X-Request-Id"?: components["parameters"]["RequestId"];
+      };
+      path?: never;
+      cookie?: never;
     };
-    getMachine: {
-        parameters: {
-            query?: {
-                /** @description States, joined by commas. */
-                wait?: string;
-                since_version?: number;
-                /** @description Seconds; at most 60. */
-                timeout?: components["parameters"]["Timeout"];
-            };
-            header?: {
-                /** @description Echoed in the reply. */
-                "X-Request-Id"?: components["parameters"]["RequestId"];
-            };
-            path: {
-                id: components["parameters"]["MachineId"];
-            };
-            cookie?: never;
+    requestBody?: never;
+    responses: {
+      /** @description The capacity. */
+      200: {
+        headers: {
+          "X-Request-Id": components["headers"]["X-Request-Id"];
+          [name: string]: unknown;
         };
-        requestBody?: never;
-        responses: {
-            200: components["responses"]["Machine"];
-            default: components["responses"]["Error"];
+        content: {
+          "application/json": components["schemas"]["ProviderCapacity"];
         };
+      };
+      default: components["responses"]["Error"];
     };
-    putMachine: {
-        parameters: {
-            query?: never;
-            header?: {
-                /** @description Echoed in the reply. */
-                "X-Request-Id"?: components["parameters"]["RequestId"];
-            };
-            path: {
-                id: components["parameters"]["MachineId"];
-            };
-            cookie?: never;
-        };
-        requestBody: {
-            content: {
-                "application/json": components["schemas"]["MachineSpec"];
-            };
-        };
-        responses: {
-            200: components["responses"]["Machine"];
-            201: components["responses"]["Machine"];
-            default: components["responses"]["Error"];
-        };
+  };
+  listMachines: {
+    parameters: {
+      query?: {
+        /** @description `key=value`; repeated, and a machine must carry all of them. */
+        label?: components["parameters"]["Label"];
+        /** @description Most items on the page. The backend may return fewer; only a missing `next_cursor` says that it was the last page. */
+        limit?: number;
+        /** @description `next_cursor` of the page before. Opaque. One that is not understood is refused with 400. */
+        cursor?: string;
+        /** @description Tombstones too (state `deleted`). */
+        include_deleted?: boolean;
+      };
+      header?: {
+        /** @description Echoed in the reply. */
+        "X-Request-Id"?: components["parameters"]["RequestId"];
+      };
+      path?: never;
+      cookie?: never;
     };
-    deleteMachine: {
-        parameters: {
-            query?: {
-                force?: boolean;
-            };
-            header?: {
-                /** @description Echoed in the reply. */
-                "X-Request-Id"?: components["parameters"]["RequestId"];
-            };
-            path: {
-                id: components["parameters"]["MachineId"];
-            };
-            cookie?: never;
+    requestBody?: never;
+    responses: {
+      /** @description One page. */
+      200: {
+        headers: {
+          "X-Request-Id": components["headers"]["X-Request-Id"];
+          [name: string]: unknown;
         };
-        requestBody?: never;
-        responses: {
-            202: components["responses"]["Accepted"];
-            204: components["responses"]["Accepted"];
-            default: components["responses"]["Error"];
+        content: {
+          "application/json": components["schemas"]["MachinePage"];
         };
+      };
+      default: components["responses"]["Error"];
     };
-    patchMachine: {
-        parameters: {
-            query?: never;
-            header?: {
-                /** @description Echoed in the reply. */
-                "X-Request-Id"?: components["parameters"]["RequestId"];
-            };
-            path: {
-                id: components["parameters"]["MachineId"];
-            };
-            cookie?: never;
-        };
-        requestBody: {
-            content: {
-                "application/json": components["schemas"]["MachinePatch"];
-            };
-        };
-        responses: {
-            200: components["responses"]["Machine"];
-            default: components["responses"]["Error"];
-        };
+  };
+  getMachine: {
+    parameters: {
+      query?: {
+        /** @description States, joined by commas. */
+        wait?: string;
+        since_version?: number;
+        /** @description Seconds; at most 60. */
+        timeout?: components["parameters"]["Timeout"];
+      };
+      header?: {
+        /** @description Echoed in the reply. */
+        "X-Request-Id"?: components["parameters"]["RequestId"];
+      };
+      path: {
+        id: components["parameters"]["MachineId"];
+      };
+      cookie?: never;
     };
-    stopMachine: {
-        parameters: {
-            query?: never;
-            header?: {
-                /** @description Echoed in the reply. */
-                "X-Request-Id"?: components["parameters"]["RequestId"];
-            };
-            path: {
-                id: components["parameters"]["MachineId"];
-            };
-            cookie?: never;
-        };
-        requestBody: {
-            content: {
-                "application/json": components["schemas"]["StopRequest"];
-            };
-        };
-        responses: {
-            200: components["responses"]["Machine"];
-            202: components["responses"]["Machine"];
-            default: components["responses"]["Error"];
-        };
+    requestBody?: never;
+    responses: {
+      200: components["responses"]["Machine"];
+      default: components["responses"]["Error"];
     };
-    getLogs: {
-        parameters: {
-            query?: {
-                follow?: boolean;
-                /** @description The instance before the current one. `not_found` if there is none. */
-                previous?: boolean;
-                /** @description Lines from the end; 0 gives none of the past. */
-                tail?: number;
-                /** @description Only lines of this time or later. */
-                since?: components["schemas"]["Time"];
-                stream?: "stdout" | "stderr";
-                /** @description Content bytes after which the reply ends, in the middle of a line if need be. */
-                limit_bytes?: number;
-            };
-            header?: {
-                /** @description Echoed in the reply. */
-                "X-Request-Id"?: components["parameters"]["RequestId"];
-            };
-            path: {
-                id: components["parameters"]["MachineId"];
-                container: components["parameters"]["ContainerName"];
-            };
-            cookie?: never;
-        };
-        requestBody?: never;
-        responses: {
-            /** @description The lines. */
-            200: {
-                headers: {
-                    "X-Request-Id": components["headers"]["X-Request-Id"];
-                    [name: string]: unknown;
-                };
-                content: {
-                    "text/x-cri-log": string;
-                };
-            };
-            default: components["responses"]["Error"];
-        };
+  };
+  putMachine: {
+    parameters: {
+      query?: never;
+      header?: {
+        /** @description Echoed in the reply. */
+        "X-Request-Id"?: components["parameters"]["RequestId"];
+      };
+      path: {
+        id: components["parameters"]["MachineId"];
+      };
+      cookie?: never;
     };
-    exec: {
-        parameters: {
-            query: {
-                /** @description Repeated, one per argument. */
-                command: string[];
-                stdin?: components["parameters"]["Stdin"];
-                stdout?: components["parameters"]["Stdout"];
-                stderr?: components["parameters"]["Stderr"];
-                tty?: components["parameters"]["Tty"];
-            };
-            header?: {
-                /** @description Echoed in the reply. */
-                "X-Request-Id"?: components["parameters"]["RequestId"];
-            };
-            path: {
-                id: components["parameters"]["MachineId"];
-                container: components["parameters"]["ContainerName"];
-            };
-            cookie?: never;
-        };
-        requestBody?: never;
-        responses: {
-            /** @description Switching to WebSocket. */
-            101: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content?: never;
-            };
-            default: components["responses"]["Error"];
-        };
+    requestBody: {
+      content: {
+        "application/json": components["schemas"]["MachineSpec"];
+      };
     };
-    attach: {
-        parameters: {
-            query?: {
-                stdin?: components["parameters"]["Stdin"];
-                stdout?: components["parameters"]["Stdout"];
-                stderr?: components["parameters"]["Stderr"];
-                tty?: components["parameters"]["Tty"];
-            };
-            header?: {
-                /** @description Echoed in the reply. */
-                "X-Request-Id"?: components["parameters"]["RequestId"];
-            };
-            path: {
-                id: components["parameters"]["MachineId"];
-                container: components["parameters"]["ContainerName"];
-            };
-            cookie?: never;
-        };
-        requestBody?: never;
-        responses: {
-            /** @description Switching to WebSocket. */
-            101: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content?: never;
-            };
-            default: components["responses"]["Error"];
-        };
+    responses: {
+      200: components["responses"]["Machine"];
+      201: components["responses"]["Machine"];
+      default: components["responses"]["Error"];
     };
-    openPort: {
-        parameters: {
-            query?: never;
-            header?: {
-                /** @description Echoed in the reply. */
-                "X-Request-Id"?: components["parameters"]["RequestId"];
-            };
-            path: {
-                id: components["parameters"]["MachineId"];
-                port: number;
-            };
-            cookie?: never;
-        };
-        requestBody?: never;
-        responses: {
-            /** @description Switching to WebSocket. */
-            101: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content?: never;
-            };
-            default: components["responses"]["Error"];
-        };
+  };
+  deleteMachine: {
+    parameters: {
+      query?: {
+        force?: boolean;
+      };
+      header?: {
+        /** @description Echoed in the reply. */
+        "X-Request-Id"?: components["parameters"]["RequestId"];
+      };
+      path: {
+        id: components["parameters"]["MachineId"];
+      };
+      cookie?: never;
     };
-    getStats: {
-        parameters: {
-            query?: {
-                /** @description `key=value`; repeated, and a machine must carry all of them. */
-                label?: components["parameters"]["Label"];
-            };
-            header?: {
-                /** @description Echoed in the reply. */
-                "X-Request-Id"?: components["parameters"]["RequestId"];
-            };
-            path?: never;
-            cookie?: never;
-        };
-        requestBody?: never;
-        responses: {
-            /** @description The samples. */
-            200: {
-                headers: {
-                    "X-Request-Id": components["headers"]["X-Request-Id"];
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["StatsList"];
-                };
-            };
-            default: components["responses"]["Error"];
-        };
+    requestBody?: never;
+    responses: {
+      202: components["responses"]["Accepted"];
+      204: components["responses"]["Accepted"];
+      default: components["responses"]["Error"];
     };
-    getEvents: {
-        parameters: {
-            query: {
-                /** @description `key=value`; repeated, and a machine must carry all of them. */
-                label?: components["parameters"]["Label"];
-                since: number;
-                /** @description Seconds; at most 60. */
-                timeout?: components["parameters"]["Timeout"];
-            };
-            header?: {
-                /** @description Echoed in the reply. */
-                "X-Request-Id"?: components["parameters"]["RequestId"];
-            };
-            path?: never;
-            cookie?: never;
-        };
-        requestBody?: never;
-        responses: {
-            /** @description The events. */
-            200: {
-                headers: {
-                    "X-Request-Id": components["headers"]["X-Request-Id"];
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["EventList"];
-                    "text/event-stream": string;
-                };
-            };
-            default: components["responses"]["Error"];
-        };
+  };
+  patchMachine: {
+    parameters: {
+      query?: never;
+      header?: {
+        /** @description Echoed in the reply. */
+        "X-Request-Id"?: components["parameters"]["RequestId"];
+      };
+      path: {
+        id: components["parameters"]["MachineId"];
+      };
+      cookie?: never;
     };
+    requestBody: {
+      content: {
+        "application/json": components["schemas"]["MachinePatch"];
+      };
+    };
+    responses: {
+      200: components["responses"]["Machine"];
+      default: components["responses"]["Error"];
+    };
+  };
+  stopMachine: {
+    parameters: {
+      query?: never;
+      header?: {
+        /** @description Echoed in the reply. */
+        "X-Request-Id"?: components["parameters"]["RequestId"];
+      };
+      path: {
+        id: components["parameters"]["MachineId"];
+      };
+      cookie?: never;
+    };
+    requestBody: {
+      content: {
+        "application/json": components["schemas"]["StopRequest"];
+      };
+    };
+    responses: {
+      200: components["responses"]["Machine"];
+      202: components["responses"]["Machine"];
+      default: components["responses"]["Error"];
+    };
+  };
+  getLogs: {
+    parameters: {
+      query?: {
+        follow?: boolean;
+        /** @description The instance before the current one. `not_found` if there is none. */
+        previous?: boolean;
+        /** @description Lines from the end; 0 gives none of the past. */
+        tail?: number;
+        /** @description Only lines of this time or later. */
+        since?: components["schemas"]["Time"];
+        stream?: "stdout" | "stderr";
+        /** @description Content bytes after which the reply ends, in the middle of a line if need be. */
+        limit_bytes?: number;
+      };
+      header?: {
+        /** @description Echoed in the reply. */
+        "X-Request-Id"?: components["parameters"]["RequestId"];
+      };
+      path: {
+        id: components["parameters"]["MachineId"];
+        container: components["parameters"]["ContainerName"];
+      };
+      cookie?: never;
+    };
+    requestBody?: never;
+    responses: {
+      /** @description The lines. */
+      200: {
+        headers: {
+          "X-Request-Id": components["headers"]["X-Request-Id"];
+          [name: string]: unknown;
+        };
+        content: {
+          "text/x-cri-log": string;
+        };
+      };
+      default: components["responses"]["Error"];
+    };
+  };
+  exec: {
+    parameters: {
+      query: {
+        /** @description Repeated, one per argument. */
+        command: string[];
+        stdin?: components["parameters"]["Stdin"];
+        stdout?: components["parameters"]["Stdout"];
+        stderr?: components["parameters"]["Stderr"];
+        tty?: components["parameters"]["Tty"];
+      };
+      header?: {
+        /** @description Echoed in the reply. */
+        "X-Request-Id"?: components["parameters"]["RequestId"];
+      };
+      path: {
+        id: components["parameters"]["MachineId"];
+        container: components["parameters"]["ContainerName"];
+      };
+      cookie?: never;
+    };
+    requestBody?: never;
+    responses: {
+      /** @description Switching to WebSocket. */
+      101: {
+        headers: {
+          [name: string]: unknown;
+        };
+        content?: never;
+      };
+      default: components["responses"]["Error"];
+    };
+  };
+  attach: {
+    parameters: {
+      query?: {
+        stdin?: components["parameters"]["Stdin"];
+        stdout?: components["parameters"]["Stdout"];
+        stderr?: components["parameters"]["Stderr"];
+        tty?: components["parameters"]["Tty"];
+      };
+      header?: {
+        /** @description Echoed in the reply. */
+        "X-Request-Id"?: components["parameters"]["RequestId"];
+      };
+      path: {
+        id: components["parameters"]["MachineId"];
+        container: components["parameters"]["ContainerName"];
+      };
+      cookie?: never;
+    };
+    requestBody?: never;
+    responses: {
+      /** @description Switching to WebSocket. */
+      101: {
+        headers: {
+          [name: string]: unknown;
+        };
+        content?: never;
+      };
+      default: components["responses"]["Error"];
+    };
+  };
+  openPort: {
+    parameters: {
+      query?: never;
+      header?: {
+        /** @description Echoed in the reply. */
+        "X-Request-Id"?: components["parameters"]["RequestId"];
+      };
+      path: {
+        id: components["parameters"]["MachineId"];
+        port: number;
+      };
+      cookie?: never;
+    };
+    requestBody?: never;
+    responses: {
+      /** @description Switching to WebSocket. */
+      101: {
+        headers: {
+          [name: string]: unknown;
+        };
+        content?: never;
+      };
+      default: components["responses"]["Error"];
+    };
+  };
+  getStats: {
+    parameters: {
+      query?: {
+        /** @description `key=value`; repeated, and a machine must carry all of them. */
+        label?: components["parameters"]["Label"];
+      };
+      header?: {
+        /** @description Echoed in the reply. */
+        "X-Request-Id"?: components["parameters"]["RequestId"];
+      };
+      path?: never;
+      cookie?: never;
+    };
+    requestBody?: never;
+    responses: {
+      /** @description The samples. */
+      200: {
+        headers: {
+          "X-Request-Id": components["headers"]["X-Request-Id"];
+          [name: string]: unknown;
+        };
+        content: {
+          "application/json": components["schemas"]["StatsList"];
+        };
+      };
+      default: components["responses"]["Error"];
+    };
+  };
+  getEvents: {
+    parameters: {
+      query: {
+        /** @description `key=value`; repeated, and a machine must carry all of them. */
+        label?: components["parameters"]["Label"];
+        since: number;
+        /** @description Seconds; at most 60. */
+        timeout?: components["parameters"]["Timeout"];
+      };
+      header?: {
+        /** @description Echoed in the reply. */
+        "X-Request-Id"?: components["parameters"]["RequestId"];
+      };
+      path?: never;
+      cookie?: never;
+    };
+    requestBody?: never;
+    responses: {
+      /** @description The events. */
+      200: {
+        headers: {
+          "X-Request-Id": components["headers"]["X-Request-Id"];
+          [name: string]: unknown;
+        };
+        content: {
+          "application/json": components["schemas"]["EventList"];
+          "text/event-stream": string;
+        };
+      };
+      default: components["responses"]["Error"];
+    };
+  };
 }

@@ -3,7 +3,7 @@
  * and its texts are made harmless before they reach a status or an event (reliability.md §2.9). A reply that fails is
  * "unknown", never "absent".
  */
-import type { ContainerTermination, Machine } from "../../src/provider/machine.ts";
+import type { ContainerTermination, Machine } from "../../src/provider/kit/index.ts";
 import { violation, type SchemaName, type Schemas } from "./document.ts";
 
 /** Why a reply was refused or changed; counted by `vmlet_backend_invalid_responses_total{reason}`. */

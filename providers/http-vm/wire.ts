@@ -1,6 +1,5 @@
 /** What both ends of the Machine API have to agree on beyond the schemas: status codes, channels, log framing. */
-import { ProviderError, type ProviderErrorCode } from "../../src/provider/errors.ts";
-import type { LogLine } from "../../src/provider/provider.ts";
+import { type LogLine, ProviderError, type ProviderErrorCode } from "../../src/provider/kit/index.ts";
 import type { Schemas } from "./document.ts";
 import { plainText } from "./validate.ts";
 

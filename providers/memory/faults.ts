@@ -1,7 +1,5 @@
 /** Faults that the memory provider can be told to have, one per call. They are the ones that a network and a backend have. */
-import { ProviderError, type ProviderErrorCode } from "../../src/provider/errors.ts";
-import type { Clock } from "../../src/util/clock.ts";
-import type { Random } from "../../src/util/random.ts";
+import { type Clock, ProviderError, type ProviderErrorCode, type Random } from "../../src/provider/kit/index.ts";
 
 export type Operation =
   | "getInfo"

@@ -1,6 +1,5 @@
 /** A container instance's output: lines with times, the oldest dropped when they are too many, and readers that wait for more. */
-import type { LogLine, LogOptions } from "../../src/provider/provider.ts";
-import type { Clock } from "../../src/util/clock.ts";
+import type { Clock, LogLine, LogOptions } from "../../src/provider/kit/index.ts";
 
 const MAX_LINES = 10_000;
 const PARTIAL_BYTES = 16 * 1024;

@@ -3,18 +3,18 @@
  * and immutable Machine.
  */
 import { PassThrough } from "node:stream";
-import { isOver } from "../../src/provider/machine.ts";
-import type {
-  ContainerSpec,
-  ContainerState,
-  ContainerTermination,
-  Machine,
-  MachineNotice,
-  MachinePatch,
-  MachineSpec,
-  MachineState,
-} from "../../src/provider/machine.ts";
-import type { Clock } from "../../src/util/clock.ts";
+import {
+  type Clock,
+  type ContainerSpec,
+  type ContainerState,
+  type ContainerTermination,
+  isOver,
+  type Machine,
+  type MachineNotice,
+  type MachinePatch,
+  type MachineSpec,
+  type MachineState,
+} from "../../src/provider/kit/index.ts";
 import { InstanceLog } from "./logs.ts";
 import { RunningProgram, type Program } from "./program.ts";
 

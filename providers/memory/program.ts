@@ -2,7 +2,7 @@
  * What runs "inside" a machine of the memory provider: a function instead of a process. It gets argv, streams and signals, and
  * returns an exit code. All time passes on the injected clock.
  */
-import type { Clock } from "../../src/util/clock.ts";
+import type { Clock } from "../../src/provider/kit/index.ts";
 
 export interface ProgramIo {
   readonly argv: readonly string[];

@@ -3,25 +3,30 @@
  * little sh (shell.ts), and can be told to be slow, to fail, to lose replies and to lose machines (faults.ts).
  */
 import { PassThrough, type Duplex } from "node:stream";
-import type { Capability } from "../../src/provider/capabilities.ts";
-import { ProviderError } from "../../src/provider/errors.ts";
-import { specFingerprint } from "../../src/provider/fingerprint.ts";
-import type { Machine, MachinePatch, MachineSpec } from "../../src/provider/machine.ts";
-import type {
-  CallOptions,
-  LogLine,
-  LogOptions,
-  MachineEvent,
-  MachineList,
-  MachineStats,
-  ProcessStreams,
-  Provider,
-  ProviderCapacity,
-  ProviderInfo,
-  StreamOptions,
-} from "../../src/provider/provider.ts";
-import { assertCapable, patchCapabilities, requiredCapabilities } from "../../src/provider/requirements.ts";
-import { systemClock, type Clock } from "../../src/util/clock.ts";
+import {
+  assertCapable,
+  type CallOptions,
+  type Capability,
+  type Clock,
+  type LogLine,
+  type LogOptions,
+  type Machine,
+  type MachineEvent,
+  type MachineList,
+  type MachinePatch,
+  type MachineSpec,
+  type MachineStats,
+  patchCapabilities,
+  type ProcessStreams,
+  type Provider,
+  type ProviderCapacity,
+  ProviderError,
+  type ProviderInfo,
+  requiredCapabilities,
+  specFingerprint,
+  type StreamOptions,
+  systemClock,
+} from "../../src/provider/kit/index.ts";
 import { underFault, type Fault, type FaultPlan, type Operation } from "./faults.ts";
 import { MemoryMachine, type Behaviour, type ImagePolicy, type Stages } from "./machine.ts";
 import { RunningProgram } from "./program.ts";

@@ -5,7 +5,13 @@
 import { X509Certificate } from "node:crypto";
 import { readFile } from "node:fs/promises";
 import { createSecureContext } from "node:tls";
-import { CertificateError, checkPair, renewalTime, requestCertificate, type CertificatePair } from "../kube/certificates.ts";
+import {
+  CertificateError,
+  checkPair,
+  renewalTime,
+  requestCertificate,
+  type CertificatePair,
+} from "../kube/certificates.ts";
 import type { Kube } from "../kube/kube.ts";
 import { isNotFound } from "../kube/errors.ts";
 import { resourcePath } from "../kube/paths.ts";
@@ -14,12 +20,7 @@ import type { Metrics } from "../telemetry/metrics.ts";
 import type { Clock } from "../util/clock.ts";
 import { toError } from "../util/errors.ts";
 import type { Random } from "../util/random.ts";
-import {
-  createCertificate,
-  generateKeyPair,
-  privateKeyPem,
-  type SubjectAltNames,
-} from "../util/x509.ts";
+import { createCertificate, generateKeyPair, privateKeyPem, type SubjectAltNames } from "../util/x509.ts";
 
 export type ServingCertificate = CertificatePair;
 
@@ -202,7 +203,10 @@ export function signedCertificate(options: {
           renewAt = renewalTime(next.cert, random);
           signed = true;
           holder.set(next);
-          logger.info({ nodeName, validTo: new X509Certificate(next.cert).validTo }, "serving certificate signed by the cluster");
+          logger.info(
+            { nodeName, validTo: new X509Certificate(next.cert).validTo },
+            "serving certificate signed by the cluster",
+          );
           return POLL_MS;
         } catch (thrown) {
           if (signal.aborted) return 0;

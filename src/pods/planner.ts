@@ -236,12 +236,13 @@ function planLive(pod: Pod, observed: Observed, memory: PodMemory, context: Plan
           }
         );
       }
-      const write = statusAction(pod, machine, memory, context, false);
+      const mayUpdate = context.version !== undefined && machine.state !== "stopping";
+      const behind = mayUpdate && context.version !== memory.appliedVersion;
+      const write = statusAction(pod, machine, memory, context, false, behind);
       if (write !== undefined) return write;
       const retryMs = memory.retryUpdateAt === undefined ? undefined : memory.retryUpdateAt - now;
-      const isDue = context.version !== memory.appliedVersion || (retryMs !== undefined && retryMs <= 0);
-      if (context.version !== undefined && isDue && machine.state !== "stopping")
-        return { do: "update", version: context.version };
+      if (mayUpdate && (behind || (retryMs !== undefined && retryMs <= 0)))
+        return { do: "update", version: context.version! };
       const afterMs = Math.min(late.afterMs ?? Infinity, retryMs ?? Infinity);
       return afterMs === Infinity ? { do: "wait" } : { do: "wait", afterMs };
     }
@@ -293,6 +294,7 @@ function statusAction(
   memory: PodMemory,
   context: PlanContext,
   ended: boolean,
+  behind = false,
 ): Extract<Action, { do: "status" }> | undefined {
   const next: PodStatus = podStatus({
     pod,
@@ -303,6 +305,7 @@ function statusAction(
     verdict: memory.verdict,
     waiting: memory.waiting,
     resize: memory.resize,
+    behind,
   });
   const patch = statusDiff(pod.status, next);
   return patch === undefined ? undefined : { do: "status", patch };

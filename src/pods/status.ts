@@ -39,6 +39,8 @@ export interface StatusInput {
   waiting?: ReadonlyMap<string, { reason: string; message: string }> | undefined;
   /** Undefined while it has not been looked at: what the status says already then stands. */
   resize?: ResizeState | undefined;
+  /** The machine has not been brought to this generation yet: whoever waits for `observedGeneration` must go on waiting. */
+  behind?: boolean;
 }
 
 type Mutable<T> = { -readonly [K in keyof T]: T[K] };
@@ -61,7 +63,7 @@ export function hasRun(pod: Pod): boolean {
 export function podStatus(input: StatusInput): PodStatus {
   const { pod, machine, now, hostIPs } = input;
   const old = pod.status ?? {};
-  const generation = pod.metadata?.generation;
+  const generation = input.behind ? pod.status?.observedGeneration : pod.metadata?.generation;
   const spec = pod.spec;
   const initSpecs = spec?.initContainers ?? [];
   const mainSpecs = spec?.containers ?? [];

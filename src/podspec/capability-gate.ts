@@ -395,11 +395,15 @@ function findEffective(
 }
 
 /**
- * The StatefulSet controller writes the pod's own name as `hostname`, and its Service as `subdomain`, into each of its pods.
- * That asks for nothing beyond what every pod has by default, so a backend that cannot name machines still runs them.
+ * The StatefulSet controller writes the pod's own name as `hostname`, and its Service as `subdomain`, into each of its pods;
+ * the Job controller writes JOB-INDEX into each of an Indexed Job's. No user has asked for that, so a backend that cannot
+ * name machines still runs them.
  */
 function findHostname(pod: Pod): string[] {
-  const isDefault = pod.spec?.hostname !== undefined && pod.spec.hostname === pod.metadata?.name;
+  const { name, annotations, ownerReferences } = pod.metadata ?? {};
+  const job = ownerReferences?.find((owner) => owner.controller && owner.kind === "Job")?.name;
+  const byController = [name, job && `${job}-${annotations?.["batch.kubernetes.io/job-completion-index"]}`];
+  const isDefault = pod.spec?.hostname !== undefined && byController.includes(pod.spec.hostname);
   const fields = isDefault
     ? (["hostnameOverride", "setHostnameAsFQDN"] as const)
     : (["hostname", "subdomain", "hostnameOverride", "setHostnameAsFQDN"] as const);

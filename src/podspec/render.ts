@@ -52,6 +52,7 @@ const READ_ONLY_VOLUMES: readonly string[] = ["configMap", "secret", "downwardAP
 
 type ContainerKind = "initContainers" | "containers" | "ephemeralContainers";
 type AnyContainer = Omit<Container, "resizePolicy">;
+type EphemeralContainer = NonNullable<NonNullable<Pod["spec"]>["ephemeralContainers"]>[number];
 
 /** Everything about one render that its parts share. */
 interface Context extends RenderInput {
@@ -257,6 +258,7 @@ function renderContainer(context: Context, kind: ContainerKind, container: AnyCo
       probes: probes.value,
       restart_policy: restartPolicy(container.restartPolicy),
       restart_rules: rules.length > 0 ? rules : undefined,
+      target: (container as EphemeralContainer).targetContainerName || undefined,
       security: containerSecurity(pod, container),
       termination_message: context.backend.capabilities.has("termination_message")
         ? terminationMessage(container)

@@ -126,6 +126,8 @@ export interface ContainerSpec {
   /** Overrides the machine's restart policy. On an init container, `always` makes it a sidecar. */
   restart_policy?: RestartPolicy;
   restart_rules?: RestartRule[];
+  /** On an ephemeral container: the container whose processes it sees, where the backend can show them. */
+  target?: string;
   security?: ContainerSecurity;
   termination_message?: { path: string; policy: "file" | "fallback_to_logs" };
 }

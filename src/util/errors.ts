@@ -10,7 +10,10 @@ export abstract class VmletError extends Error {
   /** Earliest time to try again, in milliseconds from now, when the other side named one. */
   readonly retryAfterMs: number | undefined;
 
-  constructor(message: string, options: { cause?: unknown; retryable?: boolean; retryAfterMs?: number | undefined } = {}) {
+  constructor(
+    message: string,
+    options: { cause?: unknown; retryable?: boolean; retryAfterMs?: number | undefined } = {},
+  ) {
     super(message, options.cause === undefined ? undefined : { cause: options.cause });
     this.name = new.target.name;
     this.retryable = options.retryable ?? false;

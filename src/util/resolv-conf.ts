@@ -1,8 +1,16 @@
 import { readFileSync } from "node:fs";
 
 /** The host's own resolv.conf, which `dnsPolicy: Default` gives to pods; empty where there is none. */
-export function hostResolvConf(path = "/etc/resolv.conf"): { nameservers: string[]; searches: string[]; options: string[] } {
-  const result: { nameservers: string[]; searches: string[]; options: string[] } = { nameservers: [], searches: [], options: [] };
+export function hostResolvConf(path = "/etc/resolv.conf"): {
+  nameservers: string[];
+  searches: string[];
+  options: string[];
+} {
+  const result: { nameservers: string[]; searches: string[]; options: string[] } = {
+    nameservers: [],
+    searches: [],
+    options: [],
+  };
   let text: string;
   try {
     text = readFileSync(path, "utf8");

@@ -1,7 +1,5 @@
 import { readFileSync, statSync } from "node:fs";
-import { ConfigError } from "../../../src/config/load.ts";
-import type { Logger } from "../../../src/telemetry/logger.ts";
-import type { Clock } from "../../../src/util/clock.ts";
+import { type Clock, ConfigError, type Logger } from "../../../src/provider/kit/index.ts";
 import { createMachineApiServer } from "../server/server.ts";
 import { capacityOf, logBytesOf, type BackendConfig } from "./config.ts";
 import type { HostProblem } from "./engine.ts";

@@ -2,10 +2,7 @@
 import { readFileSync } from "node:fs";
 import { hostname } from "node:os";
 import { z } from "zod";
-import { ConfigError, parseFile } from "../../../src/config/load.ts";
-import type { ProviderCapacity } from "../../../src/provider/provider.ts";
-import { Quantity } from "../../../src/resources/quantity.ts";
-import { toError } from "../../../src/util/errors.ts";
+import { ConfigError, parseFile, type ProviderCapacity, Quantity, toError } from "../../../src/provider/kit/index.ts";
 import { engineSchema } from "./engines/registry.ts";
 
 export const BACKEND_KIND = "BackendConfig";

@@ -17,22 +17,20 @@
  * nothing left to do; nothing keeps state in memory that cannot be rebuilt from `MachineHome.dir`.
  */
 import type { Duplex } from "node:stream";
-import type { Capability } from "../../../src/provider/capabilities.ts";
 import type {
+  Capability,
   ContainerResources,
   ContainerSpec,
   ContainerState,
-  MachineSpec,
-  RegistryAuth,
-  Volume,
-} from "../../../src/provider/machine.ts";
-import type {
   ContainerStats,
+  MachineSpec,
   MachineStats,
   ProcessStreams,
   ProviderCapacity,
+  RegistryAuth,
   StreamOptions,
-} from "../../../src/provider/provider.ts";
+  Volume,
+} from "../../../src/provider/kit/index.ts";
 
 export type EngineName = "process" | "oci" | "vm";
 
@@ -155,6 +153,8 @@ export interface ContainerLaunch extends ContainerRef {
   image: PreparedImage | undefined;
   /** Volume name -> image, for volumes of type `image`. */
   imageVolumes: Readonly<Record<string, PreparedImage>>;
+  /** The running container that `spec.target` names: its processes are to be seen. */
+  target: ContainerRef | undefined;
 }
 
 export interface LaunchPlan {

@@ -12,8 +12,7 @@ import {
 } from "node:fs";
 import { randomBytes } from "node:crypto";
 import { dirname, join } from "node:path";
-import type { FileEntry } from "../../../src/provider/machine.ts";
-import { ProviderError } from "../../../src/provider/errors.ts";
+import { type FileEntry, ProviderError } from "../../../src/provider/kit/index.ts";
 
 export interface FilesVolumeOptions {
   /** Group of every file and folder (fsGroup); files become readable for it, as kubelet does. */

@@ -1,7 +1,11 @@
-import type { ContainerSpec, PullPolicy, RegistryAuth } from "../../../src/provider/machine.ts";
-import type { Clock } from "../../../src/util/clock.ts";
+import {
+  type Clock,
+  type ContainerSpec,
+  type PullPolicy,
+  type RegistryAuth,
+  toError,
+} from "../../../src/provider/kit/index.ts";
 import { ContainerError, type ImageStore, type PreparedImage } from "./engine.ts";
-import { toError } from "../../../src/util/errors.ts";
 
 export type Notify = (type: "Normal" | "Warning", reason: string, message: string) => void;
 

@@ -3,31 +3,35 @@ import { createHash } from "node:crypto";
 import { mkdirSync, realpathSync } from "node:fs";
 import { PTY_MODULE, attachShim, installShim, shimEverStarted, startShim, watchShim } from "./shim-client.ts";
 import PQueue from "p-queue";
-import type { Capability } from "../../../src/provider/capabilities.ts";
-import { ProviderError } from "../../../src/provider/errors.ts";
-import { assertCapable, patchCapabilities, requiredCapabilities } from "../../../src/provider/requirements.ts";
-import type { Machine, MachinePatch, MachineSpec } from "../../../src/provider/machine.ts";
-import type {
-  CallOptions,
-  LogLine,
-  LogOptions,
-  MachineEvent,
-  MachineList,
-  MachineStats,
-  ProcessStreams,
-  Provider,
-  ProviderCapacity,
-  ProviderInfo,
-  StreamOptions,
-} from "../../../src/provider/provider.ts";
-import type { Logger } from "../../../src/telemetry/logger.ts";
-import type { Clock } from "../../../src/util/clock.ts";
+import {
+  assertCapable,
+  type CallOptions,
+  type Capability,
+  type Clock,
+  linkAbort,
+  type Logger,
+  type LogLine,
+  type LogOptions,
+  type Machine,
+  type MachineEvent,
+  type MachineList,
+  type MachinePatch,
+  type MachineSpec,
+  type MachineStats,
+  patchCapabilities,
+  type ProcessStreams,
+  type Provider,
+  type ProviderCapacity,
+  ProviderError,
+  type ProviderInfo,
+  requiredCapabilities,
+  type StreamOptions,
+  toError,
+} from "../../../src/provider/kit/index.ts";
 import type { Engine } from "./engine.ts";
 import { containersOf, specHash } from "./record.ts";
 import { MachineStore } from "./store.ts";
 import { Supervisor, type Shims, type SupervisorContext } from "./supervisor.ts";
-import { linkAbort } from "../../../src/util/abort.ts";
-import { toError } from "../../../src/util/errors.ts";
 
 export interface LocalProviderOptions {
   engine: Engine;

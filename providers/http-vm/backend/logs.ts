@@ -2,9 +2,7 @@
 import { watch } from "node:fs";
 import { open, readdir, stat, type FileHandle } from "node:fs/promises";
 import { join } from "node:path";
-import type { LogLine } from "../../../src/provider/provider.ts";
-import { linkAbort } from "../../../src/util/abort.ts";
-import type { Clock } from "../../../src/util/clock.ts";
+import { type Clock, linkAbort, type LogLine } from "../../../src/provider/kit/index.ts";
 
 const CHUNK_BYTES = 64 * 1024;
 /** inotify tells of every write; this is for file systems where it does not. */

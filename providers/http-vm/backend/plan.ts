@@ -1,7 +1,7 @@
 /**
  * What a machine's supervisor has to do next: pure functions of the spec, the record and the time (kubelet.md §3.3-3.5).
  */
-import type { ContainerSpec, MachineSpec, RestartPolicy } from "../../../src/provider/machine.ts";
+import type { ContainerSpec, MachineSpec, RestartPolicy } from "../../../src/provider/kit/index.ts";
 import { containersOf, isSidecar, type ContainerRecord, type MachineRecord } from "./record.ts";
 
 export const BACKOFF_INITIAL_MS = 10_000;

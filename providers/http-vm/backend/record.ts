@@ -1,6 +1,11 @@
 /** What the backend keeps of a machine on disk, besides its spec. */
-import { specFingerprint } from "../../../src/provider/fingerprint.ts";
-import type { ContainerSpec, ContainerState, Machine, MachineSpec } from "../../../src/provider/machine.ts";
+import {
+  type ContainerSpec,
+  type ContainerState,
+  type Machine,
+  type MachineSpec,
+  specFingerprint,
+} from "../../../src/provider/kit/index.ts";
 import type { PreparedImage } from "./engine.ts";
 
 export interface MachineRecord {

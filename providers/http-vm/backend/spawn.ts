@@ -1,8 +1,7 @@
 import { spawn } from "node:child_process";
 import { constants } from "node:os";
 import { PassThrough, Writable } from "node:stream";
-import { ProviderError } from "../../../src/provider/errors.ts";
-import type { ProcessStreams, StreamOptions } from "../../../src/provider/provider.ts";
+import { type ProcessStreams, ProviderError, type StreamOptions } from "../../../src/provider/kit/index.ts";
 
 export interface SpawnPlan {
   argv: string[];

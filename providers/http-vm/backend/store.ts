@@ -1,10 +1,13 @@
 import { chmodSync, mkdirSync, readdirSync, readFileSync, renameSync, rmSync, writeFileSync } from "node:fs";
 import { createHash } from "node:crypto";
 import { join } from "node:path";
-import { ProviderError } from "../../../src/provider/errors.ts";
-import type { Machine, MachineSpec } from "../../../src/provider/machine.ts";
-import type { MachineEvent } from "../../../src/provider/provider.ts";
-import type { Clock } from "../../../src/util/clock.ts";
+import {
+  type Clock,
+  type Machine,
+  type MachineEvent,
+  type MachineSpec,
+  ProviderError,
+} from "../../../src/provider/kit/index.ts";
 import type { MachineRecord } from "./record.ts";
 
 /** How many changes a watcher may be behind. */

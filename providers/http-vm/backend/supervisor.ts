@@ -2,31 +2,33 @@ import { mkdirSync, readdirSync, rmSync } from "node:fs";
 import { randomBytes } from "node:crypto";
 import { join } from "node:path";
 import type PQueue from "p-queue";
-import { isProviderError, ProviderError } from "../../../src/provider/errors.ts";
-import { runHook, runProbe, type Target } from "../../../src/provider/probes/actions.ts";
-import { Prober, type ProbeKind } from "../../../src/provider/probes/prober.ts";
 import {
-  isOver,
+  type Clock,
   type ContainerSpec,
   type ContainerState,
   type ContainerTermination,
+  isOver,
+  isProviderError,
+  type Logger,
+  type LogLine,
+  type LogOptions,
   type Machine,
   type MachineNotice,
   type MachinePatch,
   type MachineSpec,
+  type MachineStats,
+  type ProbeKind,
+  Prober,
+  type ProcessStreams,
+  ProviderError,
+  Quantity,
+  runHook,
+  runProbe,
+  type StreamOptions,
+  type Target,
+  toError,
   type Volume,
-} from "../../../src/provider/machine.ts";
-import type {
-  LogLine,
-  LogOptions,
-  MachineStats,
-  ProcessStreams,
-  StreamOptions,
-} from "../../../src/provider/provider.ts";
-import type { Logger } from "../../../src/telemetry/logger.ts";
-import { Quantity } from "../../../src/resources/quantity.ts";
-import type { Clock } from "../../../src/util/clock.ts";
-import { toError } from "../../../src/util/errors.ts";
+} from "../../../src/provider/kit/index.ts";
 import {
   ContainerError,
   type ContainerRef,
@@ -731,6 +733,7 @@ export class Supervisor implements MachineHome {
             spec: this.#withAddresses(spec, sandbox),
             image: own.image,
             imageVolumes: own.imageVolumes ?? {},
+            target: this.#runtimes.get(spec.target ?? "")?.ref,
           });
         } catch (error) {
           // It is tried again, perhaps for days: no try may leave a folder behind.

@@ -1,7 +1,7 @@
 /** Requests and replies of the Machine API server: ids, queries, bodies, error envelopes. No route knows of node:http but through this. */
 import { randomBytes } from "node:crypto";
 import type { IncomingMessage, ServerResponse } from "node:http";
-import { ProviderError } from "../../../src/provider/errors.ts";
+import { ProviderError } from "../../../src/provider/kit/index.ts";
 import { violation, type SchemaName, type Schemas } from "../document.ts";
 import { InvalidReplyError, parseJson } from "../validate.ts";
 import { errorReply, JSON_TYPE, STATUS_OF_CODE } from "../wire.ts";

@@ -1,7 +1,5 @@
 /** What a Machine API server is made of: the provider that it serves, who may call, and how much a caller may ask for. */
-import type { Clock } from "../../../src/util/clock.ts";
-import type { Logger } from "../../../src/telemetry/logger.ts";
-import type { Provider } from "../../../src/provider/provider.ts";
+import type { Clock, Logger, Provider } from "../../../src/provider/kit/index.ts";
 
 /** Who may call. Both may be given: then both are asked for. */
 export interface ServerAuth {

@@ -1,11 +1,16 @@
 /** The Machine API's HTTP routes, each a translation between one request and one call of the Provider. */
 import { once } from "node:events";
 import type { IncomingMessage, ServerResponse } from "node:http";
-import { ProviderError } from "../../../src/provider/errors.ts";
-import type { Machine } from "../../../src/provider/machine.ts";
-import type { MachineEvent, Provider } from "../../../src/provider/provider.ts";
-import { assertCapable, patchCapabilities, requiredCapabilities } from "../../../src/provider/requirements.ts";
-import type { Clock } from "../../../src/util/clock.ts";
+import {
+  assertCapable,
+  type Clock,
+  type Machine,
+  type MachineEvent,
+  patchCapabilities,
+  type Provider,
+  ProviderError,
+  requiredCapabilities,
+} from "../../../src/provider/kit/index.ts";
 import { violation } from "../document.ts";
 import { encodeLogLine, errorReply, EVENT_STREAM_TYPE, LOG_TYPE } from "../wire.ts";
 import { asProviderError, Query, readBody, sendJson, sendNothing } from "./http.ts";

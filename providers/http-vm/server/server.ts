@@ -8,10 +8,7 @@ import { createServer, type IncomingMessage, type RequestListener, type Server, 
 import { createServer as createTlsServer } from "node:https";
 import type { AddressInfo } from "node:net";
 import type { Duplex } from "node:stream";
-import { ProviderError } from "../../../src/provider/errors.ts";
-import { linkAbort } from "../../../src/util/abort.ts";
-import { systemClock } from "../../../src/util/clock.ts";
-import type { Logger } from "../../../src/telemetry/logger.ts";
+import { linkAbort, type Logger, ProviderError, systemClock } from "../../../src/provider/kit/index.ts";
 import { asProviderError, renderError, requestIdOf } from "./http.ts";
 import {
   DEFAULT_SERVER_LIMITS,

@@ -5,9 +5,7 @@
 import type { IncomingMessage } from "node:http";
 import type { Duplex, Readable } from "node:stream";
 import { WebSocketServer, type WebSocket } from "ws";
-import { ProviderError } from "../../../src/provider/errors.ts";
-import type { ProcessStreams } from "../../../src/provider/provider.ts";
-import type { Logger } from "../../../src/telemetry/logger.ts";
+import { type Logger, type ProcessStreams, ProviderError } from "../../../src/provider/kit/index.ts";
 import {
   CHANNEL,
   channelMessage,

@@ -6,6 +6,7 @@ export { ConfigError, parseFile } from "../../config/load.ts";
 export { TokenBucket } from "../../queue/rate-limit.ts";
 export { Quantity } from "../../resources/quantity.ts";
 export { silentLogger, type Logger } from "../../telemetry/logger.ts";
+export { linkAbort, type LinkedSignal } from "../../util/abort.ts";
 export { systemClock, type Clock } from "../../util/clock.ts";
 export { toError } from "../../util/errors.ts";
 export { systemRandom, type Random } from "../../util/random.ts";

@@ -1,7 +1,6 @@
 /** The engines, by type: what each takes from the configuration file, and how it is made. */
 import { z } from "zod";
-import type { Logger } from "../../../../src/telemetry/logger.ts";
-import type { Clock } from "../../../../src/util/clock.ts";
+import type { Clock, Logger } from "../../../../src/provider/kit/index.ts";
 import type { Engine } from "../engine.ts";
 import { createOciEngine } from "./oci/engine.ts";
 import { createProcessEngine } from "./process/process.ts";

@@ -2,7 +2,7 @@
  * Names of images, with the rules of github.com/distribution/reference that the kubelet applies: `busybox` is
  * `docker.io/library/busybox:latest`. A digest makes the tag irrelevant.
  */
-import type { RegistryAuth } from "../../../../src/provider/machine.ts";
+import type { RegistryAuth } from "../../../../src/provider/kit/index.ts";
 import { ContainerError } from "../engine.ts";
 
 export interface ImageReference {

@@ -8,7 +8,7 @@ import { createHash, randomBytes } from "node:crypto";
 import { closeSync, existsSync, openSync, unlinkSync, writeSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
-import type { RegistryAuth } from "../../../../src/provider/machine.ts";
+import type { RegistryAuth } from "../../../../src/provider/kit/index.ts";
 import { ContainerError } from "../engine.ts";
 import { CommandError, findTool, run, type CommandResult } from "../host/command.ts";
 import { matchingCredentials, repository, type ImageReference } from "./reference.ts";

@@ -13,9 +13,7 @@ import { existsSync, mkdirSync, readFileSync, rmSync, writeFileSync } from "node
 import { lstat, mkdir, mkdtemp, readdir, readFile, rename, rm, stat, statfs, symlink, utimes } from "node:fs/promises";
 import { join } from "node:path";
 import PQueue from "p-queue";
-import type { RegistryAuth } from "../../../../src/provider/machine.ts";
-import type { Logger } from "../../../../src/telemetry/logger.ts";
-import type { Clock } from "../../../../src/util/clock.ts";
+import type { Clock, Logger, RegistryAuth } from "../../../../src/provider/kit/index.ts";
 import { ContainerError, type HostProblem, type ImageConfig, type ImageStore, type PreparedImage } from "../engine.ts";
 import { CommandError, findTool, run } from "../host/command.ts";
 import { readFileIfExists, writeFileAtomic } from "../host/files.ts";
@@ -451,7 +449,7 @@ export function imageConfig(document: unknown): ImageConfig {
   const raw = ((document as Record<string, unknown> | null)?.["config"] ?? {}) as Record<string, unknown>;
   const text = (value: unknown) => (typeof value === "string" && value !== "" ? value : undefined);
   const list = (value: unknown) =>
-    Array.isArray(value) && value.every((item) => typeof item === "string") ? (value) : undefined;
+    Array.isArray(value) && value.every((item) => typeof item === "string") ? value : undefined;
   const found = {
     entrypoint: list(raw["Entrypoint"]),
     cmd: list(raw["Cmd"]),

@@ -4,7 +4,7 @@
  */
 import { mkdir, readdir, readFile, rm, writeFile } from "node:fs/promises";
 import { join } from "node:path";
-import { ProviderError } from "../../../../src/provider/errors.ts";
+import { ProviderError } from "../../../../src/provider/kit/index.ts";
 import { isMissing } from "../host/files.ts";
 
 export interface Subnet {

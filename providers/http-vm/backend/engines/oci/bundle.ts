@@ -2,7 +2,7 @@
  * The OCI configuration (config.json) of a container: a pure function of the container's spec, its image and where things
  * are. The defaults are containerd's, so that a pod behaves as on any other node.
  */
-import type { ContainerSecurity, ContainerSpec, ResourceAmounts } from "../../../../../src/provider/machine.ts";
+import type { ContainerSecurity, ContainerSpec, ResourceAmounts } from "../../../../../src/provider/kit/index.ts";
 import { ContainerError, type ImageConfig } from "../../engine.ts";
 import type { ResolvedUser } from "./users.ts";
 
@@ -139,13 +139,11 @@ export function ociConfig(input: BundleInput): object {
     },
     root: { path: input.rootfs, readonly: security.read_only_root === true },
     mounts: [...systemMounts(privileged), ...input.mounts.toSorted((a, b) => depth(a) - depth(b))],
-    ...(input.poststart === undefined ? {} : { hooks: { poststart: [{ path: input.poststart[0], args: input.poststart }] } }),
+    ...(input.poststart === undefined
+      ? {}
+      : { hooks: { poststart: [{ path: input.poststart[0], args: input.poststart }] } }),
     linux: {
-      namespaces: [
-        { type: "mount" },
-        ...input.namespaces,
-        ...(cgroupVersion === 2 ? [{ type: "cgroup" }] : []),
-      ],
+      namespaces: [{ type: "mount" }, ...input.namespaces, ...(cgroupVersion === 2 ? [{ type: "cgroup" }] : [])],
       cgroupsPath: input.cgroupsPath,
       resources: {
         devices: privileged ? [{ allow: true, access: "rwm" }] : [{ allow: false, access: "rwm" }],

@@ -5,7 +5,7 @@
 import { existsSync } from "node:fs";
 import { readdir, readFile, rmdir, writeFile } from "node:fs/promises";
 import { join } from "node:path";
-import type { Clock } from "../../../../../src/util/clock.ts";
+import type { Clock } from "../../../../../src/provider/kit/index.ts";
 import { isMissing } from "../../host/files.ts";
 
 const ROOT = "/sys/fs/cgroup";

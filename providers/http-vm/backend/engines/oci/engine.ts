@@ -8,12 +8,15 @@ import { existsSync, readFileSync } from "node:fs";
 import { mkdir, readdir, rm } from "node:fs/promises";
 import { availableParallelism, totalmem } from "node:os";
 import { join } from "node:path";
-import type { Capability } from "../../../../../src/provider/capabilities.ts";
-import { ProviderError } from "../../../../../src/provider/errors.ts";
-import type { ContainerSpec, MachineSpec } from "../../../../../src/provider/machine.ts";
-import type { ProviderCapacity } from "../../../../../src/provider/provider.ts";
-import type { Logger } from "../../../../../src/telemetry/logger.ts";
-import type { Clock } from "../../../../../src/util/clock.ts";
+import {
+  type Capability,
+  type Clock,
+  type ContainerSpec,
+  type Logger,
+  type MachineSpec,
+  type ProviderCapacity,
+  ProviderError,
+} from "../../../../../src/provider/kit/index.ts";
 import type { Engine, HostProblem, MachineHome, Sandbox } from "../../engine.ts";
 import { findTool, run } from "../../host/command.ts";
 import { writeFileAtomic } from "../../host/files.ts";

@@ -1,5 +1,5 @@
 /** Contents of a container's /etc/hosts and /etc/resolv.conf, as the kubelet writes them. */
-import type { MachineSpec } from "../../../../../src/provider/machine.ts";
+import type { MachineSpec } from "../../../../../src/provider/kit/index.ts";
 
 export function hostsFile(
   spec: Pick<MachineSpec, "hostname" | "domain" | "hosts">,

@@ -3,7 +3,7 @@ import { rm } from "node:fs/promises";
 import { connect, type Socket } from "node:net";
 import type { Duplex } from "node:stream";
 import { fileURLToPath } from "node:url";
-import type { Clock } from "../../../../../src/util/clock.ts";
+import type { Clock } from "../../../../../src/provider/kit/index.ts";
 import { findTool } from "../../host/command.ts";
 
 /** How long the program stays after its last connection. */

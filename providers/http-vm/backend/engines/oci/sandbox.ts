@@ -15,9 +15,15 @@ import { mkdir, readFile, rm, stat, statfs, writeFile } from "node:fs/promises";
 import { connect } from "node:net";
 import { join } from "node:path";
 import type { Duplex } from "node:stream";
-import { ProviderError } from "../../../../../src/provider/errors.ts";
-import type { ContainerResources, ContainerSpec, Mount, Volume } from "../../../../../src/provider/machine.ts";
-import type { ProcessStreams, StreamOptions } from "../../../../../src/provider/provider.ts";
+import {
+  type ContainerResources,
+  type ContainerSpec,
+  type Mount,
+  type ProcessStreams,
+  ProviderError,
+  type StreamOptions,
+  type Volume,
+} from "../../../../../src/provider/kit/index.ts";
 import {
   ContainerError,
   type ContainerConclusion,
@@ -219,6 +225,8 @@ export class OciSandbox implements Sandbox {
     const bundle = this.#bundle(launch);
     for (const folder of ["rootfs", "upper", "work"])
       await mkdir(join(bundle, folder), { recursive: true, mode: 0o755 });
+    // Whose process namespace it joins; without one it gets its own.
+    const processes = this.#record.pause?.pid ?? launch.target?.pid;
     try {
       const config = ociConfig({
         spec,
@@ -228,10 +236,7 @@ export class OciSandbox implements Sandbox {
         rootfs: join(bundle, "rootfs"),
         namespaces: [
           ...heldNamespaces(this.#home.dir, this.#record.attachment),
-          {
-            type: "pid",
-            ...(this.#record.pause === undefined ? {} : { path: `/proc/${this.#record.pause.pid}/ns/pid` }),
-          },
+          { type: "pid", ...(processes === undefined ? {} : { path: `/proc/${processes}/ns/pid` }) },
         ],
         mounts: await this.#mounts(launch, bundle),
         cgroupsPath: this.#cgroupPath(launch),

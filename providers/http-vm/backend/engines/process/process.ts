@@ -11,11 +11,15 @@ import { mkdirSync, readFileSync } from "node:fs";
 import { connect } from "node:net";
 import { join } from "node:path";
 import type { Duplex } from "node:stream";
-import type { Capability } from "../../../../../src/provider/capabilities.ts";
-import { ProviderError } from "../../../../../src/provider/errors.ts";
-import type { ContainerSpec, MachineSpec } from "../../../../../src/provider/machine.ts";
-import type { ProcessStreams, StreamOptions } from "../../../../../src/provider/provider.ts";
-import type { Clock } from "../../../../../src/util/clock.ts";
+import {
+  type Capability,
+  type Clock,
+  type ContainerSpec,
+  type MachineSpec,
+  type ProcessStreams,
+  ProviderError,
+  type StreamOptions,
+} from "../../../../../src/provider/kit/index.ts";
 import {
   ContainerError,
   type ContainerConclusion,

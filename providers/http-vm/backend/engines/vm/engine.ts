@@ -9,12 +9,14 @@ import { availableParallelism, totalmem } from "node:os";
 import { join } from "node:path";
 import { fileURLToPath } from "node:url";
 import PQueue from "p-queue";
-import type { Capability } from "../../../../../src/provider/capabilities.ts";
-import type { MachineSpec } from "../../../../../src/provider/machine.ts";
-import { ProviderError } from "../../../../../src/provider/errors.ts";
-import type { ProviderCapacity } from "../../../../../src/provider/provider.ts";
-import type { Logger } from "../../../../../src/telemetry/logger.ts";
-import type { Clock } from "../../../../../src/util/clock.ts";
+import {
+  type Capability,
+  type Clock,
+  type Logger,
+  type MachineSpec,
+  type ProviderCapacity,
+  ProviderError,
+} from "../../../../../src/provider/kit/index.ts";
 import type { Engine, HostProblem, MachineHome, Sandbox } from "../../engine.ts";
 import { findTool, run } from "../../host/command.ts";
 import { writeFileAtomic } from "../../host/files.ts";

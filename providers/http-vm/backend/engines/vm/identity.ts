@@ -1,7 +1,7 @@
 /** What makes a booted guest this machine: one shell script, sent to it as one line over its virtio port. */
 import { generateKeyPairSync, randomBytes } from "node:crypto";
 import { connect } from "node:net";
-import type { MachineSpec } from "../../../../../src/provider/machine.ts";
+import type { MachineSpec } from "../../../../../src/provider/kit/index.ts";
 import { tinyProgram } from "../oci/pause.ts";
 import { hostsFile, kernelHostname, resolvConf } from "../oci/host-files.ts";
 import type { Attachment } from "../../network/network.ts";

@@ -10,7 +10,7 @@ import { mkdir, mkdtemp, readFile, rename, rm, writeFile } from "node:fs/promise
 import { connect, createServer } from "node:net";
 import { join } from "node:path";
 import { buffer } from "node:stream/consumers";
-import type { Clock } from "../../../../../src/util/clock.ts";
+import type { Clock } from "../../../../../src/provider/kit/index.ts";
 import { findTool } from "../../host/command.ts";
 import { readFileIfExists, writeFileAtomic } from "../../host/files.ts";
 import { allProcesses, processStat } from "../../proc.ts";

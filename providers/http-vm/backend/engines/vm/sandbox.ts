@@ -15,8 +15,7 @@ import { connect } from "node:net";
 import { basename, dirname, join } from "node:path";
 import { Duplex } from "node:stream";
 import { spawn } from "node:child_process";
-import type { Mount, Volume } from "../../../../../src/provider/machine.ts";
-import type { ProcessStreams, StreamOptions } from "../../../../../src/provider/provider.ts";
+import type { Mount, ProcessStreams, StreamOptions, Volume } from "../../../../../src/provider/kit/index.ts";
 import {
   ContainerError,
   type ContainerConclusion,
