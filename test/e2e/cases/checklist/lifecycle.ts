@@ -330,6 +330,29 @@ export const lifecycleCases: readonly ChecklistCase[] = [
     },
   },
   {
+    ids: ["P20"],
+    name: "an ephemeral container sees the processes of the container that it is to debug",
+    needs: ["ephemeral_containers"],
+    async run({ env, pods, create, shell }) {
+      await create("target", { containers: [shell("main", `sleep 4712 & ${serve}`)] });
+      await pods.untilReady("target");
+      // The brackets keep the search from finding itself.
+      const script = "cat /proc/[0-9]*/cmdline | tr '\\000' ' ' | grep -q 'sleep 47[1]2'";
+      const debug = shell("debug", script, { targetContainerName: "main" });
+      await env.client.patch(
+        `${pods.path}/target/ephemeralcontainers`,
+        { spec: { ephemeralContainers: [debug] } },
+        "application/strategic-merge-patch+json",
+      );
+      const pod = await pods.until(
+        "target",
+        "to have run its ephemeral container",
+        ({ status }) => status.ephemeralContainerStatuses?.[0].state.terminated !== undefined,
+      );
+      expect(pod.status.ephemeralContainerStatuses[0].state.terminated.exitCode).toBe(0);
+    },
+  },
+  {
     ids: ["P21"],
     name: "a container's own restart policy and rules come before the pod's",
     needs: ["restart_rules", "multi_container"],
