@@ -61,6 +61,17 @@ describe("a pod that should run", () => {
     expect(action).toEqual({ do: "update", version: "2" });
   });
 
+  test("has its machine updated before its status claims the new generation", () => {
+    const before = settled(pod(), machine());
+    const action = plan(
+      { kind: "pod", pod: { ...before, metadata: { ...before.metadata!, generation: 2 } } },
+      found(machine()),
+      memory({ appliedVersion: "1" }),
+      { ...context, version: "2" },
+    );
+    expect(action).toEqual({ do: "update", version: "2" });
+  });
+
   test("asks the backend when the pod's status is ahead of what was seen", () => {
     const stale = machine({ containers: [container("app")] });
     expect(next(settled(pod(), machine()), found(stale))).toEqual({ do: "look" });

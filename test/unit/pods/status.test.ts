@@ -246,6 +246,11 @@ describe("conditions", () => {
     expect(condition(later, "Ready")!.lastTransitionTime).toBe(condition(before, "Ready")!.lastTransitionTime);
   });
 
+  test("keep the generation that the machine was brought to", () => {
+    const behind = pod({ metadata: { generation: 7 }, status: { observedGeneration: 6 } });
+    expect(status(behind, machine(), { behind: true }).observedGeneration).toBe(6);
+  });
+
   test("carry the generation that they were computed from", () => {
     const s = status(pod({ metadata: { generation: 7 } }), machine());
     expect([s.observedGeneration, condition(s, "Ready")!.observedGeneration]).toEqual([7, 7]);
