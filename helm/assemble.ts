@@ -25,17 +25,22 @@ interface LockedPackage {
 }
 
 /** Files of packages that nothing reads at run time. */
-const IDLE = /(\.d\.[mc]?ts|\.map|\.md|\.markdown|\.flow|\.tsbuildinfo|\.proto\.bak)$|(^|\/)(test|tests|docs|example|examples|benchmark|benchmarks|\.github)\//i;
+const IDLE =
+  /(\.d\.[mc]?ts|\.map|\.md|\.markdown|\.flow|\.tsbuildinfo|\.proto\.bak)$|(^|\/)(test|tests|docs|example|examples|benchmark|benchmarks|\.github)\//i;
 
 /** @param folder made anew. @throws Error that names a package of the lock file that is not installed */
 export async function assemble(folder: string): Promise<void> {
   const app = join(folder, "app");
   await rm(folder, { recursive: true, force: true });
   await mkdir(app, { recursive: true });
-  execFileSync(process.execPath, [join(repository, "node_modules/typescript/bin/tsc"), "-p", "tsconfig.build.json", "--outDir", join(app, "dist")], {
-    cwd: repository,
-    stdio: ["ignore", "inherit", "inherit"],
-  });
+  execFileSync(
+    process.execPath,
+    [join(repository, "node_modules/typescript/bin/tsc"), "-p", "tsconfig.build.json", "--outDir", join(app, "dist")],
+    {
+      cwd: repository,
+      stdio: ["ignore", "inherit", "inherit"],
+    },
+  );
   for (const file of ["LICENSE", "providers/http-vm/openapi.yaml"]) await copy(join(repository, file), join(app, file));
   for (const name of await runtimePackages()) await copyPackage(name, app);
   await copy(join(repository, `node_modules/node-linux-${process.arch}/bin/node`), join(app, "bin/node"));
@@ -46,7 +51,9 @@ export async function assemble(folder: string): Promise<void> {
 
 /** Places in node_modules of the packages that package-lock.json has for production, on this platform. */
 async function runtimePackages(): Promise<string[]> {
-  const lock = JSON.parse(await readFile(join(repository, "package-lock.json"), "utf8")) as { packages: Record<string, LockedPackage> };
+  const lock = JSON.parse(await readFile(join(repository, "package-lock.json"), "utf8")) as {
+    packages: Record<string, LockedPackage>;
+  };
   return Object.entries(lock.packages).flatMap(([place, entry]) => {
     const isNode = /^node_modules\/node-(linux|bin)/.test(place);
     return place === "" || entry.dev || entry.devOptional || isNode || !fits(entry) ? [] : [place];
@@ -73,8 +80,13 @@ async function copyPackage(place: string, app: string): Promise<void> {
 
 /** Without scripts and development dependencies: nobody installs anything there. */
 async function copyPackageJson(app: string): Promise<void> {
-  const { name, version, license, type, dependencies } = JSON.parse(await readFile(join(repository, "package.json"), "utf8")) as Record<string, unknown>;
-  await writeFile(join(app, "package.json"), `${JSON.stringify({ name, version, license, type, dependencies }, null, 2)}\n`);
+  const { name, version, license, type, dependencies } = JSON.parse(
+    await readFile(join(repository, "package.json"), "utf8"),
+  ) as Record<string, unknown>;
+  await writeFile(
+    join(app, "package.json"),
+    `${JSON.stringify({ name, version, license, type, dependencies }, null, 2)}\n`,
+  );
 }
 
 async function removeIdle(folder: string): Promise<void> {

@@ -29,18 +29,27 @@ afterAll(() => sandbox?.close());
 describe("the run-time tree", () => {
   test("holds no development dependency, no shell and no package manager", async () => {
     const files = await readdir(root, { recursive: true });
-    const found = files.filter((file) => /(^|\/)(vitest|typescript|oxlint|fast-check|nock|npm|npx|sh|bash|busybox)$/.test(file));
+    const found = files.filter((file) =>
+      /(^|\/)(vitest|typescript|oxlint|fast-check|nock|npm|npx|sh|bash|busybox)$/.test(file),
+    );
     expect(found).toEqual([]);
   });
 
   test("prints its version", async () => {
-    const { stdout } = await runCommand(join(root, "app/bin/node"), [join(root, "app/dist/src/cli/main.js"), "version"]);
+    const { stdout } = await runCommand(join(root, "app/bin/node"), [
+      join(root, "app/dist/src/cli/main.js"),
+      "version",
+    ]);
     expect(stdout).toMatch(/^vmlet \d+\.\d+\.\d+ \(node 24\./);
   });
 
   test("loads every command", async () => {
     for (const command of ["run", "check", "backend", "conformance", "smoke", "node", "dev"]) {
-      const { code, stderr } = await tryCommand(join(root, "app/bin/node"), [join(root, "app/dist/src/cli/main.js"), command, "--help"]);
+      const { code, stderr } = await tryCommand(join(root, "app/bin/node"), [
+        join(root, "app/dist/src/cli/main.js"),
+        command,
+        "--help",
+      ]);
       expect([command, code, stderr]).toEqual([command, 0, ""]);
     }
   });
@@ -85,7 +94,12 @@ describe.runIf(isRoot)(`on a read-only root, as an unprivileged user without cap
       { env: { PATH: process.env["PATH"] } },
     );
     const health = clientOf(healthUrl);
-    await Promise.race([failWhenExited(agent), waitFor({ what: `the agent to be ready (log: ${agent.logFile})`, timeoutMs: 60_000 }, () => health.text("/readyz"))]);
+    await Promise.race([
+      failWhenExited(agent),
+      waitFor({ what: `the agent to be ready (log: ${agent.logFile})`, timeoutMs: 60_000 }, () =>
+        health.text("/readyz"),
+      ),
+    ]);
     health.close();
   }, 120_000);
   afterAll(async () => {
@@ -98,7 +112,12 @@ describe.runIf(isRoot)(`on a read-only root, as an unprivileged user without cap
     const status = await readFile(`/proc/${agent.pid}/status`, "utf8");
     const field = (name: string) => new RegExp(`^${name}:\\s+(.*)$`, "m").exec(status)?.[1]!.trim();
     expect(field("Uid")).toBe(Array(4).fill(USER).join("\t"));
-    expect([field("CapEff"), field("CapPrm"), field("CapInh"), field("NoNewPrivs")]).toEqual(["0000000000000000", "0000000000000000", "0000000000000000", "1"]);
+    expect([field("CapEff"), field("CapPrm"), field("CapInh"), field("NoNewPrivs")]).toEqual([
+      "0000000000000000",
+      "0000000000000000",
+      "0000000000000000",
+      "1",
+    ]);
   });
 
   test("it sees a root of its own that is read only", async () => {
@@ -111,7 +130,12 @@ describe.runIf(isRoot)(`on a read-only root, as an unprivileged user without cap
   test("it registers its node and runs a pod", async () => {
     await waitFor({ what: "the node to be Ready" }, async () => {
       const { status } = await client.get("/api/v1/nodes/image");
-      must(status.conditions?.some((each: { type: string; status: string }) => each.type === "Ready" && each.status === "True"), status);
+      must(
+        status.conditions?.some(
+          (each: { type: string; status: string }) => each.type === "Ready" && each.status === "True",
+        ),
+        status,
+      );
     });
     await client.create("/api/v1/namespaces/default/pods", {
       metadata: { name: "in-image" },
@@ -135,7 +159,14 @@ describe.runIf(isRoot)(`on a read-only root, as an unprivileged user without cap
         clusterId: "image",
         kubeconfig: "/etc/vmlet/kubeconfig",
         health: { port: ports.healthPort },
-        nodes: [{ name: "image", provider: { type: "memory" }, addresses: ["127.0.0.1"], kubelet: { port: ports.kubeletPort, certificate: "self-signed" } }],
+        nodes: [
+          {
+            name: "image",
+            provider: { type: "memory" },
+            addresses: ["127.0.0.1"],
+            kubelet: { port: ports.kubeletPort, certificate: "self-signed" },
+          },
+        ],
       }),
     );
     await chmod(join(folder, "kubeconfig"), 0o644);
@@ -153,7 +184,10 @@ describe("the Dockerfile", () => {
   test("refuses bases that are not given by digest", async () => {
     const text = await readFile(join(import.meta.dirname, "../../Dockerfile"), "utf8");
     const check = /^RUN (for image[^]*?done)$/m.exec(text)![1]!.replaceAll("\\\n", "\n");
-    const run = (image: string) => tryCommand("sh", ["-c", check], { env: { PATH: process.env["PATH"], BUILD_IMAGE: "node@sha256:ab", BASE_IMAGE: image } });
+    const run = (image: string) =>
+      tryCommand("sh", ["-c", check], {
+        env: { PATH: process.env["PATH"], BUILD_IMAGE: "node@sha256:ab", BASE_IMAGE: image },
+      });
     expect((await run("cc@sha256:ab")).code).toBe(0);
     expect((await run("cc:latest")).stderr).toContain("cc:latest: give the image by digest");
   });
@@ -164,7 +198,12 @@ async function dockerInstructions(): Promise<Record<string, string[]>> {
   const text = await readFile(join(import.meta.dirname, "../../Dockerfile"), "utf8");
   const stage = text.slice(text.lastIndexOf("\nFROM "));
   const lines = [...stage.matchAll(/^([A-Z]+) (.*)$/gm)].map(([, instruction, rest]) => [instruction!, rest!] as const);
-  return Object.fromEntries(lines.map(([instruction, rest]) => [instruction, rest.startsWith("[") ? (JSON.parse(rest) as string[]) : rest.split(" ")]));
+  return Object.fromEntries(
+    lines.map(([instruction, rest]) => [
+      instruction,
+      rest.startsWith("[") ? (JSON.parse(rest) as string[]) : rest.split(" "),
+    ]),
+  );
 }
 
 /** What a base such as distroless/cc brings: the C and C++ libraries, and mount points. */

@@ -114,7 +114,8 @@ export async function installChart(cluster: Cluster, release: string, values: Js
     },
     async runHook(hookName, changeArgs = (args) => args) {
       const hook = hooks.find((each) => ["Pod", "Job"].includes(each.kind) && each.metadata.name === hookName);
-      if (!hook) throw new Error(`the chart has no hook ${hookName}: ${hooks.map((each) => each.metadata.name).join()}`);
+      if (!hook)
+        throw new Error(`the chart has no hook ${hookName}: ${hooks.map((each) => each.metadata.name).join()}`);
       const spec = hook.spec.template?.spec ?? hook.spec;
       const kind = hook.metadata.annotations["helm.sh/hook"];
       const identity = hooks.filter(

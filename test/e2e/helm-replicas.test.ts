@@ -27,11 +27,17 @@ beforeAll(async () => {
   backend = await startBackend({ sandbox: cluster.sandbox });
   chart = await installChart(cluster, "ha", {
     nodes: [
-      { name: node, provider: { type: "http-vm", url: backend.url }, capacity: { cpu: "64", memory: "64Gi", pods: "200" } },
+      {
+        name: node,
+        provider: { type: "http-vm", url: backend.url },
+        capacity: { cpu: "64", memory: "64Gi", pods: "200" },
+      },
     ],
   });
   replicas = [await chart.startAgent(), await chart.startAgent({ secondReplica: true })];
-  await waitFor({ what: "the node to be Ready", timeoutMs: 60_000 }, async () => must(isReady(await getNode()), "not Ready"));
+  await waitFor({ what: "the node to be Ready", timeoutMs: 60_000 }, async () =>
+    must(isReady(await getNode()), "not Ready"),
+  );
   unready = [];
   void watchNode();
   history = await recordHistory({ client: cluster.admin, machines: backend.machines });
@@ -62,7 +68,10 @@ const isReady = (object: Json) => ready(object)?.status === "True";
 async function watchNode(): Promise<void> {
   while (!stopWatching.signal.aborted) {
     try {
-      for await (const { object } of cluster.admin.watch(`/api/v1/nodes?fieldSelector=metadata.name%3D${node}`, stopWatching.signal)) {
+      for await (const { object } of cluster.admin.watch(
+        `/api/v1/nodes?fieldSelector=metadata.name%3D${node}`,
+        stopWatching.signal,
+      )) {
         if (object.kind === "Node" && !isReady(object)) unready.push(JSON.stringify(ready(object)));
       }
     } catch {
@@ -78,14 +87,21 @@ async function leader(): Promise<AgentReplica | undefined> {
 }
 
 async function untilLedBy(replica: AgentReplica, since: number): Promise<number> {
-  await waitFor({ what: "the standby to lead", timeoutMs: 60_000 }, async () => must((await leader()) === replica, "the other leads"));
+  await waitFor({ what: "the standby to lead", timeoutMs: 60_000 }, async () =>
+    must((await leader()) === replica, "the other leads"),
+  );
   return (performance.now() - since) / 1000;
 }
 
 async function untilAvailable(count: number): Promise<void> {
   await waitFor({ what: `${count} replicas of the load to be available`, timeoutMs: 120_000 }, async () => {
     const { status, metadata } = await cluster.admin.get(`${deployments}/load`);
-    must(status.observedGeneration >= metadata.generation && (status.availableReplicas ?? 0) === count && status.replicas === count, status);
+    must(
+      status.observedGeneration >= metadata.generation &&
+        (status.availableReplicas ?? 0) === count &&
+        status.replicas === count,
+      status,
+    );
   });
 }
 
@@ -96,10 +112,15 @@ async function judge(): Promise<void> {
   await untilAvailable(10);
   const pods = await waitFor({ what: "pods beyond the ten to be gone", timeoutMs: 60_000 }, async () => {
     const all = await new Pods(cluster.admin, "default", node).list("app=load");
-    must(all.length === 10, all.map((pod) => [pod.metadata.name, pod.metadata.deletionTimestamp]));
+    must(
+      all.length === 10,
+      all.map((pod) => [pod.metadata.name, pod.metadata.deletionTimestamp]),
+    );
     return all;
   });
-  expect(pods.map((pod) => [pod.status.phase, pod.status.containerStatuses[0].restartCount])).toEqual(Array(10).fill(["Running", 0]));
+  expect(pods.map((pod) => [pod.status.phase, pod.status.containerStatuses[0].restartCount])).toEqual(
+    Array(10).fill(["Running", 0]),
+  );
   await history.check("default");
   expect(unready).toEqual([]);
 }

@@ -19,7 +19,15 @@ beforeAll(async () => {
   const dir = await mkdtemp(join(tmpdir(), "vmlet-audit-"));
   auditLog = join(dir, "audit.log");
   const policy = join(dir, "policy.yaml");
-  await writeFile(policy, JSON.stringify({ apiVersion: "audit.k8s.io/v1", kind: "Policy", omitStages: ["RequestReceived"], rules: [{ level: "Metadata" }] }));
+  await writeFile(
+    policy,
+    JSON.stringify({
+      apiVersion: "audit.k8s.io/v1",
+      kind: "Policy",
+      omitStages: ["RequestReceived"],
+      rules: [{ level: "Metadata" }],
+    }),
+  );
   cluster = await startCluster({ apiServerFlags: [`--audit-policy-file=${policy}`, `--audit-log-path=${auditLog}`] });
   backend = await startBackend({ sandbox: cluster.sandbox });
   await createOtherNode();
@@ -32,7 +40,10 @@ const otherPod = "/api/v1/namespaces/default/pods/elsewhere";
 async function createOtherNode(): Promise<void> {
   const { admin } = cluster;
   await admin.create("/api/v1/nodes", { metadata: { name: "other" } });
-  await admin.create("/api/v1/namespaces/default/secrets", { metadata: { name: "foreign" }, stringData: { key: "value" } });
+  await admin.create("/api/v1/namespaces/default/secrets", {
+    metadata: { name: "foreign" },
+    stringData: { key: "value" },
+  });
   await admin.create("/api/v1/namespaces/default/pods", {
     metadata: { name: "elsewhere" },
     spec: {
@@ -72,7 +83,10 @@ describe("what the chart renders", () => {
       const accounts = objects.filter((object) => object.kind === "ServiceAccount");
       for (const account of accounts) await kubectl.run(["apply", "--filename=-"], { input: JSON.stringify(account) });
       const input = objects.map((object) => JSON.stringify(object)).join("\n---\n");
-      const { code, stderr } = await kubectl.try(["apply", "--dry-run=server", "--validate=strict", "--filename", "-"], { input });
+      const { code, stderr } = await kubectl.try(
+        ["apply", "--dry-run=server", "--validate=strict", "--filename", "-"],
+        { input },
+      );
       expect(stderr.replaceAll(/^Warning:.*$/gm, "").trim(), name).toBe("");
       expect(code).toBe(0);
     }
@@ -86,10 +100,14 @@ describe("identity.mode node", () => {
   let asProcess: Kubectl;
   let asNode: Kubectl;
   beforeAll(async () => {
-    chart = await installChart(cluster, "burst", { nodes: [{ name: node, provider: { type: "http-vm", url: backend.url } }] });
+    chart = await installChart(cluster, "burst", {
+      nodes: [{ name: node, provider: { type: "http-vm", url: backend.url } }],
+    });
     agent = await chart.startAgent();
     asProcess = await createKubectl(await chart.credentials("burst-vmlet"));
-    asNode = await createKubectl(await chart.credentials("burst-vmlet", { user: `system:node:${node}`, groups: ["system:nodes"] }));
+    asNode = await createKubectl(
+      await chart.credentials("burst-vmlet", { user: `system:node:${node}`, groups: ["system:nodes"] }),
+    );
     await nodeReady(node);
   });
   afterAll(() => agent?.process.stop());
@@ -102,21 +120,33 @@ describe("identity.mode node", () => {
   test("the agent's pods wait for a real node rather than run on the virtual one", async () => {
     await waitFor({ what: "the scheduler to refuse the agent's pods" }, async () => {
       const { items } = await cluster.admin.get("/api/v1/namespaces/vmlet-system/pods");
-      must(items.length === 2 && items.every((pod: Json) => pod.status.conditions?.some((each: Json) => each.reason === "Unschedulable")), items.map((pod: Json) => pod.status));
+      must(
+        items.length === 2 &&
+          items.every((pod: Json) => pod.status.conditions?.some((each: Json) => each.reason === "Unschedulable")),
+        items.map((pod: Json) => pod.status),
+      );
     });
   });
 
   test("helm test's pod sees a pod come, speak and go", async () => {
     const result = await chart.runHook("burst-vmlet-smoke");
-    expect(result.stdout + result.stderr).toMatch(/pod \S+ created[^]*pod runs[^]*log read through the API server[^]*pod deleted/);
+    expect(result.stdout + result.stderr).toMatch(
+      /pod \S+ created[^]*pod runs[^]*log read through the API server[^]*pod deleted/,
+    );
     expect(result.code).toBe(0);
   });
 
   test("helm test fails when the node does not run pods, and leaves none behind", async () => {
-    const result = await chart.runHook("burst-vmlet-smoke", (args) => [...args.filter((arg) => arg !== node && !arg.startsWith("--timeout")), "--timeout=3s", "other"]);
+    const result = await chart.runHook("burst-vmlet-smoke", (args) => [
+      ...args.filter((arg) => arg !== node && !arg.startsWith("--timeout")),
+      "--timeout=3s",
+      "other",
+    ]);
     expect(result.stdout).toContain("FAILED: no more time to wait for the pod to run");
     expect(result.code).toBe(1);
-    const { items } = await cluster.admin.get("/api/v1/namespaces/vmlet-system/pods?labelSelector=app.kubernetes.io/component%3Dsmoke-pod");
+    const { items } = await cluster.admin.get(
+      "/api/v1/namespaces/vmlet-system/pods?labelSelector=app.kubernetes.io/component%3Dsmoke-pod",
+    );
     expect(items.filter((pod: Json) => !pod.metadata.deletionTimestamp)).toEqual([]);
   });
 
@@ -135,7 +165,10 @@ describe("identity.mode node", () => {
   test.each([
     ["read the secret of another node's pod", ["get", "secret", "foreign"]],
     ["read all secrets", ["get", "secrets", "--all-namespaces"]],
-    ["write the status of another node's pod", ["patch", "pod", "elsewhere", "--subresource=status", "--type=merge", '--patch={"status":{"phase":"Failed"}}']],
+    [
+      "write the status of another node's pod",
+      ["patch", "pod", "elsewhere", "--subresource=status", "--type=merge", '--patch={"status":{"phase":"Failed"}}'],
+    ],
     ["delete another node's pod", ["delete", "pod", "elsewhere"]],
     ["create pods", ["run", "mine", "--image=busybox"]],
     ["read all pods", ["get", "pods", "--all-namespaces"]],
@@ -159,7 +192,12 @@ describe("identity.mode node", () => {
   test("helm uninstall is refused while pods run on the node, and allowed when they are gone", async () => {
     await cluster.admin.create("/api/v1/namespaces/default/pods", {
       metadata: { name: "still-here" },
-      spec: { nodeName: node, containers: [{ name: "main", image: "busybox", command: ["sleep", "600"] }], terminationGracePeriodSeconds: 0, tolerations: [{ operator: "Exists" }] },
+      spec: {
+        nodeName: node,
+        containers: [{ name: "main", image: "busybox", command: ["sleep", "600"] }],
+        terminationGracePeriodSeconds: 0,
+        tolerations: [{ operator: "Exists" }],
+      },
     });
     const refused = await chart.runHook("burst-vmlet-drained");
     expect([refused.code, refused.stderr]).toEqual([1, expect.stringContaining("default/still-here")]);
@@ -213,7 +251,12 @@ describe("identity.mode certificate", () => {
       spec: {
         user: `system:node:${node}`,
         groups: ["system:nodes"],
-        resourceAttributes: { group: "certificates.k8s.io", resource: "certificatesigningrequests", subresource: "selfnodeclient", verb: "create" },
+        resourceAttributes: {
+          group: "certificates.k8s.io",
+          resource: "certificatesigningrequests",
+          subresource: "selfnodeclient",
+          verb: "create",
+        },
       },
     });
     expect(review.status.allowed).toBe(true);
@@ -251,7 +294,10 @@ describe("identity.mode serviceAccount", () => {
 
   test("a pod with secrets, configuration, a token and a runtime class runs and goes", async () => {
     const { admin } = cluster;
-    await admin.create("/api/v1/namespaces/default/secrets", { metadata: { name: "mine" }, stringData: { key: "value" } });
+    await admin.create("/api/v1/namespaces/default/secrets", {
+      metadata: { name: "mine" },
+      stringData: { key: "value" },
+    });
     await admin.create("/api/v1/namespaces/default/configmaps", { metadata: { name: "mine" }, data: { key: "value" } });
     await admin.create("/apis/node.k8s.io/v1/runtimeclasses", { metadata: { name: "plain" }, handler: "runc" });
     await admin.create("/api/v1/namespaces/default/pods", {
@@ -259,7 +305,13 @@ describe("identity.mode serviceAccount", () => {
       spec: {
         nodeName: node,
         tolerations: [{ operator: "Exists" }],
-        containers: [{ name: "main", image: "busybox", envFrom: [{ secretRef: { name: "mine" } }, { configMapRef: { name: "mine" } }] }],
+        containers: [
+          {
+            name: "main",
+            image: "busybox",
+            envFrom: [{ secretRef: { name: "mine" } }, { configMapRef: { name: "mine" } }],
+          },
+        ],
         terminationGracePeriodSeconds: 0,
       },
     });
@@ -278,11 +330,36 @@ describe("identity.mode serviceAccount", () => {
     ["list secrets where its pods are", ["get", "secrets"]],
     ["read secrets where it has no pods", ["get", "secret", "any", "--namespace=kube-system"]],
     ["create pods", ["run", "mine", "--image=busybox"]],
-    ["write the status of another node's pod", ["patch", "pod", "elsewhere", "--subresource=status", "--type=merge", '--patch={"status":{"phase":"Failed"}}']],
+    [
+      "write the status of another node's pod",
+      ["patch", "pod", "elsewhere", "--subresource=status", "--type=merge", '--patch={"status":{"phase":"Failed"}}'],
+    ],
     ["delete another node's pod", ["delete", "pod", "elsewhere"]],
-    ["register another node", ["create", "--filename=-"], { apiVersion: "v1", kind: "Node", metadata: { name: "third" } }],
-    ["give itself a role", ["patch", "node", node, "--subresource=status", "--type=merge", '--patch={"metadata":{"labels":{"node-role.kubernetes.io/control-plane":""}}}']],
-    ["take another node's lease", ["create", "--filename=-"], { apiVersion: "coordination.k8s.io/v1", kind: "Lease", metadata: { name: "other", namespace: "kube-node-lease" } }],
+    [
+      "register another node",
+      ["create", "--filename=-"],
+      { apiVersion: "v1", kind: "Node", metadata: { name: "third" } },
+    ],
+    [
+      "give itself a role",
+      [
+        "patch",
+        "node",
+        node,
+        "--subresource=status",
+        "--type=merge",
+        '--patch={"metadata":{"labels":{"node-role.kubernetes.io/control-plane":""}}}',
+      ],
+    ],
+    [
+      "take another node's lease",
+      ["create", "--filename=-"],
+      {
+        apiVersion: "coordination.k8s.io/v1",
+        kind: "Lease",
+        metadata: { name: "other", namespace: "kube-node-lease" },
+      },
+    ],
     ["get tokens of no pod", ["create", "token", "default"]],
     ["impersonate", ["get", "pods", "--as=admin"]],
   ] as [string, string[], object?][])("the agent may not %s", async (_, args, object) => {

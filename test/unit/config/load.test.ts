@@ -93,6 +93,13 @@ describe("where a setting comes from", () => {
     expect(loadConfig(file, { logLevel: "error" }, { VMLET_LOG_LEVEL: "debug" }).logLevel).toBe("error");
   });
 
+  test("an address from the environment is the address of every node", () => {
+    const two = join(mkdtempSync(join(tmpdir(), "vmlet-config-")), "two.yaml");
+    writeFileSync(two, minimal + "  - name: burst-1\n    provider: { type: memory }\n");
+    const { nodes } = loadConfig(two, {}, { VMLET_NODE_ADDRESS: "10.0.0.7,fd00::7" });
+    expect(nodes.map((node) => node.addresses)).toEqual(Array(2).fill(["10.0.0.7", "fd00::7"]));
+  });
+
   test("an override is checked like the file", () => {
     expect(() => loadConfig(file, {}, { VMLET_LOG_LEVEL: "loud" })).toThrow(/logLevel/);
   });
