@@ -51,7 +51,7 @@ export function createProvider(options: { shell?: string }): Provider {
       detached: true,
     }));
     for (const stream of ["stdout", "stderr"] as const) {
-      child[stream]!.on("data", (data: Buffer) => {
+      child[stream].on("data", (data: Buffer) => {
         const lines = data.toString().replace(/\n$/, "").split("\n");
         log.push(
           ...lines.map((line) => ({

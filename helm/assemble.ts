@@ -90,7 +90,7 @@ async function copyPackageJson(app: string): Promise<void> {
 }
 
 async function removeIdle(folder: string): Promise<void> {
-  for (const file of await filesOf(folder)) if (/\.d\.ts$/.test(file)) await rm(join(folder, file));
+  for (const file of await filesOf(folder)) if (file.endsWith(".d.ts")) await rm(join(folder, file));
 }
 
 async function copy(from: string, to: string): Promise<void> {

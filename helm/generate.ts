@@ -40,14 +40,14 @@ export function documentValues(yaml: string): ValueDoc[] {
           description,
         });
       } else if (isMap(pair.value)) {
-        visit(pair.value.items as Pair[], `${path}.`, pair.value.commentBefore);
+        visit(pair.value.items, `${path}.`, pair.value.commentBefore);
       } else {
         throw new Error(`values.yaml: ${path}: no comment that begins with "-- " describes it`);
       }
     });
   };
   if (!isMap(document.contents)) throw new Error("values.yaml: must hold one mapping");
-  visit(document.contents.items as Pair[], "", document.commentBefore ?? document.contents.commentBefore);
+  visit(document.contents.items, "", document.commentBefore ?? document.contents.commentBefore);
   return docs;
 }
 

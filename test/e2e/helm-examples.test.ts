@@ -136,7 +136,11 @@ describe("examples", () => {
   test("statefulset.yaml runs its pods under their names", () =>
     withExample("statefulset.yaml", async () => {
       const pods = await runningPods("stateful", 3);
-      expect(pods.map((pod) => pod.metadata.name).toSorted()).toEqual(["stateful-0", "stateful-1", "stateful-2"]);
+      expect(pods.map((pod) => pod.metadata.name as string).toSorted()).toEqual([
+        "stateful-0",
+        "stateful-1",
+        "stateful-2",
+      ]);
       expect(nodesOf(pods).every(isVirtual)).toBe(true);
     }));
 

@@ -56,11 +56,11 @@ export async function installChart(cluster: Cluster, release: string, values: Js
   const { stdout } = await runCommand(helm, ["get", "hooks", release, "--namespace", namespace], { env });
   const hooks = stdout
     .split(/^---$/m)
-    .map((text) => parse(text) as Json)
+    .map((text) => parse(text))
     .filter((object) => object !== null);
   const name = `${release}-vmlet`;
   const { data } = await cluster.admin.get(`/api/v1/namespaces/${namespace}/configmaps/${name}`);
-  const config = parse(data["vmlet.yaml"]) as Json;
+  const config = parse(data["vmlet.yaml"]);
   const kubectl = await createKubectl(cluster.adminKubeconfig);
   let serial = 0;
 

@@ -379,7 +379,7 @@ async function usedRights(user: string): Promise<{ rights: string[]; impersonate
   const rights = new Set<string>();
   const impersonated = new Set<string>();
   for (const line of (await readFile(auditLog, "utf8")).split("\n").filter(Boolean)) {
-    const event = JSON.parse(line) as Json;
+    const event = JSON.parse(line);
     if (event.user.username !== user || !event.userAgent.startsWith("vmlet/")) continue;
     if (event.annotations?.["authorization.k8s.io/decision"] !== "allow") continue;
     if (event.impersonatedUser) {

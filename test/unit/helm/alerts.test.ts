@@ -11,7 +11,7 @@ import { runCommand, tryCommand } from "../../e2e/harness/exec.ts";
 import { chart, find, render } from "./render.ts";
 
 const groups = parse(await readFile(join(chart, "alerts.yaml"), "utf8")).groups as Json[];
-const rules = groups.flatMap((group) => group.rules) as Json[];
+const rules = groups.flatMap((group) => group.rules);
 const alerts = rules.map((rule) => rule.alert as string);
 const full = await render(join(chart, "ci/full-values.yaml"));
 
@@ -320,7 +320,7 @@ describe("every alert", () => {
 
 describe("the dashboard", () => {
   test("asks for metrics that there are", async () => {
-    const { panels } = JSON.parse(await readFile(join(chart, "dashboards/vmlet.json"), "utf8")) as Json;
+    const { panels } = JSON.parse(await readFile(join(chart, "dashboards/vmlet.json"), "utf8"));
     const exprs = panels.flatMap((panel: Json) => panel.targets.map((target: Json) => target.expr as string));
     expect(exprs.flatMap(unknownMetrics)).toEqual([]);
   });

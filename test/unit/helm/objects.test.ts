@@ -290,7 +290,7 @@ describe("the roles", () => {
 /** `verb group/resource name`: names of pods' own objects are any. */
 function keyOf({ attributes: a }: Permission): string {
   const resource = a.subresource ? `${a.resource}/${a.subresource}` : a.resource;
-  const anyName = ["secrets", "configmaps"].includes(a.resource!) && a.name === "probe";
+  const anyName = ["secrets", "configmaps"].includes(a.resource) && a.name === "probe";
   const byNode = a.resource === "nodes" && a.fieldSelector ? "burst-0" : undefined;
   return `${a.verb} ${a.group ?? ""}/${resource} ${(anyName || a.resource === "serviceaccounts" ? undefined : a.name) ?? byNode ?? "*"}`;
 }

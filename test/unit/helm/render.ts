@@ -43,7 +43,7 @@ export async function render(file: string, args: readonly string[] = []): Promis
     },
   );
   return parseAllDocuments(stdout)
-    .map((document) => document.toJS() as Json)
+    .map((document) => document.toJS())
     .filter((object) => object !== null);
 }
 

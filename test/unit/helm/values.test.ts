@@ -7,7 +7,7 @@ import { valuesJsonSchema } from "../../../helm/values.ts";
 import type { Json } from "../../e2e/harness/client.ts";
 import { chart, ciValues, helm, minimal, refusal } from "./render.ts";
 
-const values = parse(await readFile(join(chart, "values.yaml"), "utf8")) as Json;
+const values = parse(await readFile(join(chart, "values.yaml"), "utf8"));
 const schema = valuesJsonSchema() as Json;
 const generatedFiles = [...(await generated())];
 const ci = await ciValues();
