@@ -62,7 +62,8 @@ const DEFAULT_LIMITS: KubeletLimits = {
   sessions: DEFAULT_SESSION_LIMITS,
 };
 
-const MAX_HEADER_BYTES = 16 * 1024;
+/** A command to execute is part of the URL, and scripts are passed that way: as much as the backend's side takes. */
+const MAX_HEADER_BYTES = 64 * 1024;
 const MAX_BODY_BYTES = 64 * 1024;
 
 export interface KubeletServerOptions {

@@ -142,6 +142,11 @@ export function describeStreams(
       }
     });
 
+    test("exec takes a command of 20,000 characters", async () => {
+      const word = "a".repeat(20_000);
+      expect(await kubectl.run(["exec", on.shell, "--", "echo", word])).toBe(`${word}\n`);
+    });
+
     test("exec in a container that is not there says so at once [X07]", async () => {
       const { code, stderr } = await kubectl.try(["exec", on.shell, "-c", "missing", "--", "ls"]);
       expect(code).toBe(1);
