@@ -9,6 +9,7 @@ import { mkdtemp, readFile, writeFile } from "node:fs/promises";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { parseArgs } from "node:util";
+import PQueue from "p-queue";
 import { stringify } from "yaml";
 import { buildKubernetesSuite, kubernetesVersion } from "../../e2e/harness/build.ts";
 import { runCommand } from "../../e2e/harness/exec.ts";
@@ -17,11 +18,10 @@ import { pushImages, repositoryList } from "./images.ts";
 import { isInside, runInside, setUp } from "./namespaces.ts";
 import { fromMarkdown, merge, resultsOf, summary, toMarkdown, type Result } from "./report.ts";
 import {
-  deal,
   focusOn,
   isSerial,
-  isSlow,
   leftOut,
+  portions,
   selectSpecs,
   specOf,
   wasRun,
@@ -63,12 +63,14 @@ async function main(): Promise<number> {
   const images = await pushImages(environment.registry, await listImages(repositories));
   console.log(`images: ${images.join(", ")}`);
 
-  const run = (share: readonly Spec[], name: string) =>
-    runSuite({ environment, repositories, reportDir, name, specs: share, signal: abort.signal });
+  const run = (portion: readonly Spec[], name: string) =>
+    runSuite({ environment, repositories, reportDir, name, specs: portion, signal: abort.signal });
   const wanted = specs.filter((spec) => leftOut(spec) === undefined);
-  const together = wanted.filter((spec) => !isSerial(spec)).toSorted((a, b) => Number(isSlow(b)) - Number(isSlow(a)));
-  const shares = deal(together, Number(options.parallel)).map((share, index) => run(share, `share-${index + 1}`));
-  const reports = await Promise.all(shares);
+  const workers = new PQueue({ concurrency: Number(options.parallel) });
+  const together = portions(wanted.filter((spec) => !isSerial(spec))).map((portion, index) =>
+    workers.add(() => (abort.signal.aborted ? [] : run(portion, `suite-${index + 1}`))),
+  );
+  const reports = await Promise.all(together);
   const alone = wanted.filter(isSerial);
   if (alone.length > 0 && !abort.signal.aborted) reports.push(await run(alone, "serial"));
 

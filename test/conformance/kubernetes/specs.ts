@@ -66,7 +66,7 @@ export function isSerial({ labels }: Spec): boolean {
   return labels.includes("Serial") || labels.includes("Disruptive");
 }
 
-/** Minutes rather than seconds: dealt out first, so that no share ends up with all of them. */
+/** Minutes rather than seconds. */
 export function isSlow({ labels }: Spec): boolean {
   return labels.includes("Slow");
 }
@@ -105,9 +105,17 @@ export function focusOn(specs: readonly Spec[]): string {
   return `(${specs.map(({ name }) => name.replaceAll(/[\\^$.*+?()[\]{}|]/g, "\\$&")).join("|")})$`;
 }
 
-/** Deals the specs out, one by one, so that neighbours, which tend to take equally long, go to different shares. */
-export function deal<T>(items: readonly T[], shares: number): T[][] {
-  return Array.from({ length: Math.min(shares, items.length) }, (_, share) =>
-    items.filter((_item, index) => index % shares === share),
+const CHUNK = 8;
+
+/**
+ * The specs in portions, for workers that take one after another: the slow ones first and each by itself, so that none of
+ * them is begun when everything else is done.
+ */
+export function portions(specs: readonly Spec[]): Spec[][] {
+  const slow = specs.filter(isSlow).map((spec) => [spec]);
+  const quick = specs.filter((spec) => !isSlow(spec));
+  const chunks = Array.from({ length: Math.ceil(quick.length / CHUNK) }, (_, index) =>
+    quick.slice(index * CHUNK, (index + 1) * CHUNK),
   );
+  return [...slow, ...chunks];
 }

@@ -2,7 +2,16 @@
 import fc from "fast-check";
 import { expect, test } from "vitest";
 import { fromMarkdown, merge, resultsOf, toMarkdown, type Result } from "../../conformance/kubernetes/report.ts";
-import { deal, focusOn, leftOut, selectSpecs, wasRun, type SpecReport } from "../../conformance/kubernetes/specs.ts";
+import {
+  focusOn,
+  isSlow,
+  leftOut,
+  portions,
+  selectSpecs,
+  wasRun,
+  type Spec,
+  type SpecReport,
+} from "../../conformance/kubernetes/specs.ts";
 
 function specReport(over: Partial<SpecReport> = {}): SpecReport {
   return {
@@ -47,15 +56,21 @@ test("The focus matches its specs by their whole name, whatever characters it ha
   expect(focus.test(`Kubernetes e2e suite ${spec.name} and more`)).toBe(false);
 });
 
-test("Every item is in exactly one share", () => {
+test("Every spec is in one portion, and a slow one has a portion to itself", () => {
+  const labels = fc.constantFrom<readonly string[][]>(["Slow"], ["Conformance"]);
+  const specs = fc
+    .array(labels)
+    .map((each) => each.map((of, index) => ({ name: `${index}`, group: "node", labels: of })));
   fc.assert(
-    fc.property(fc.array(fc.integer()), fc.integer({ min: 1, max: 9 }), (items, shares) => {
-      const dealt = deal(items, shares);
-      expect(dealt.flat().toSorted((a, b) => a - b)).toEqual(items.toSorted((a, b) => a - b));
-      expect(dealt.every((share) => share.length > 0)).toBe(true);
+    fc.property(specs, (all) => {
+      const dealt = portions(all);
+      expect(dealt.flat().toSorted(byIndex)).toEqual(all);
+      expect(dealt.every((portion) => portion.length === 1 || !portion.some(isSlow))).toBe(true);
     }),
   );
 });
+
+const byIndex = (a: Spec, b: Spec) => Number(a.name) - Number(b.name);
 
 test("A spec that no report mentions has failed", () => {
   expect(resultsOf([spec], [])).toMatchObject([{ outcome: "failed", reason: "the run ended before it" }]);
