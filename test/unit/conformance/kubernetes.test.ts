@@ -57,10 +57,10 @@ test("The focus matches its specs by their whole name, whatever characters it ha
 });
 
 test("Every spec is in one portion, and a slow one has a portion to itself", () => {
-  const labels = fc.constantFrom<readonly string[][]>(["Slow"], ["Conformance"]);
+  const label = fc.constantFrom("Slow", "Conformance");
   const specs = fc
-    .array(labels)
-    .map((each) => each.map((of, index) => ({ name: `${index}`, group: "node", labels: of })));
+    .array(label)
+    .map((each) => each.map((of, index) => ({ name: `${index}`, group: "node", labels: [of] })));
   fc.assert(
     fc.property(specs, (all) => {
       const dealt = portions(all);
