@@ -146,6 +146,20 @@ describe("a pod whose volume cannot be mounted", () => {
   });
 });
 
+describe("a pod that the node's policy holds back", () => {
+  test("stays Pending without a machine, and is told of now and then, not in a loop", async () => {
+    const world = new World(basePod());
+    const message = "DaemonSet pods get no machine on this node";
+    const events: PodEvent[] = [{ type: "Warning", reason: "DaemonSetNotSupported", message }];
+    world.rendered = { kind: "wait", waiting: new Map(), unmountedVolumes: [], events };
+    await world.pass(600_000);
+    expect(world.pod.status?.phase).toBe("Pending");
+    expect(world.provider.machines).toEqual([]);
+    // After 0, 5, 15, 35, 75 and 155 seconds, then every 122.
+    expect(world.said("DaemonSetNotSupported")).toHaveLength(9);
+  });
+});
+
 describe("the active deadline", () => {
   test("is told by one event when it stops the machine", async () => {
     const world = new World(basePod({ spec: { activeDeadlineSeconds: 10, terminationGracePeriodSeconds: 1 } }));

@@ -374,3 +374,15 @@ describe("refusing", () => {
     });
   });
 });
+
+describe("an ephemeral container", () => {
+  it("names the container that it is to debug", () => {
+    const pod = podWith({
+      ephemeralContainers: [{ name: "debug", image: "busybox", targetContainerName: "app" }],
+    });
+    const result = renderMachineSpec(inputFor(pod));
+    expect(result.kind === "ready" && result.spec.ephemeral_containers).toMatchObject([
+      { name: "debug", target: "app" },
+    ]);
+  });
+});
