@@ -87,6 +87,9 @@ describe("what the chart renders", () => {
         ["apply", "--dry-run=server", "--validate=strict", "--filename", "-"],
         { input },
       );
+      for (const { metadata } of accounts) {
+        await kubectl.run(["delete", "serviceaccount", metadata.name, "--namespace", metadata.namespace]);
+      }
       expect(stderr.replaceAll(/^Warning:.*$/gm, "").trim(), name).toBe("");
       expect(code).toBe(0);
     }
