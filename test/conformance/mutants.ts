@@ -469,16 +469,14 @@ export const MUTANTS: Record<string, Mutant> = {
   "exec/needs-a-running-container": {
     provider: (sound) => ({
       exec: (id, container, command, options) =>
-        sound
-          .exec(id, container, command, options)
-          .catch(() => ({
-            stdin: null,
-            stdout: null,
-            stderr: null,
-            resize() {},
-            close() {},
-            exit: Promise.resolve({ exitCode: 0 }),
-          })),
+        sound.exec(id, container, command, options).catch(() => ({
+          stdin: null,
+          stdout: null,
+          stderr: null,
+          resize() {},
+          close() {},
+          exit: Promise.resolve({ exitCode: 0 }),
+        })),
     }),
   },
   "attach/carries-both-ways-and-ends": {

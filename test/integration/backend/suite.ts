@@ -307,11 +307,16 @@ export function backendSuite(options: SuiteOptions, more: (bench: () => Bench) =
     needs("exec", "tty")("exec on a terminal has one, of the size that was asked for", async () => {
       const id = await bench.create({ containers: [bench.shell("a", "sleep 1000")] });
       await bench.reaches(id, "running");
-      const session = await bench.exec(id, "a", ["sh", "-c", "tty >/dev/null && until stty size | grep '37 101'; do sleep 0.05; done; exit 3"], {
-        stdin: true,
-        tty: true,
-        stderr: false,
-      });
+      const session = await bench.exec(
+        id,
+        "a",
+        ["sh", "-c", "tty >/dev/null && until stty size | grep '37 101'; do sleep 0.05; done; exit 3"],
+        {
+          stdin: true,
+          tty: true,
+          stderr: false,
+        },
+      );
       session.resize(101, 37);
       const [stdout, { exitCode }] = await Promise.all([text(session.stdout), session.exit]);
       expect(stdout).toContain("37 101");
@@ -347,7 +352,12 @@ export function backendSuite(options: SuiteOptions, more: (bench: () => Bench) =
 
     needs("attach", "tty")("a main process on a terminal is attached with its size", async () => {
       const id = await bench.create({
-        containers: [bench.shell("a", "until stty size | grep '30 90'; do sleep 0.05; done; read line", { stdin: true, tty: true })],
+        containers: [
+          bench.shell("a", "until stty size | grep '30 90'; do sleep 0.05; done; read line", {
+            stdin: true,
+            tty: true,
+          }),
+        ],
       });
       await bench.reaches(id, "running");
       const session = await bench.provider.attach(id, "a", bench.streams({ stdin: true, tty: true, stderr: false }));

@@ -116,7 +116,10 @@ export function testPod(
       uid: overrides.uid ?? "uid-1",
       ...overrides.metadata,
     },
-    spec: { nodeName: "vm-1", containers: containers.map((name) => ({ name, image: "busybox", stdin: true, stdinOnce: true })) },
+    spec: {
+      nodeName: "vm-1",
+      containers: containers.map((name) => ({ name, image: "busybox", stdin: true, stdinOnce: true })),
+    },
     status: overrides.status ?? {
       phase: "Running",
       containerStatuses: containers.map((name) => ({

@@ -30,7 +30,8 @@ class LeaseServer {
       if (this.lease === undefined) throw new KubeApiError("none", { status: 404, reason: "NotFound" });
       return this.lease;
     }
-    if (method === "POST" && this.lease !== undefined) throw new KubeApiError("exists", { status: 409, reason: "AlreadyExists" });
+    if (method === "POST" && this.lease !== undefined)
+      throw new KubeApiError("exists", { status: 409, reason: "AlreadyExists" });
     if (method === "PUT" && sent.metadata?.resourceVersion !== this.lease?.metadata?.resourceVersion) {
       throw new KubeApiError("conflict", { status: 409, reason: "Conflict" });
     }
@@ -113,7 +114,15 @@ describe("a leader", () => {
     await settle();
     expect(a.elector.guard).not.toThrow();
     // The process is paused: time goes by and nothing of it runs.
-    const paused = new LeaderElector({ kube: server.kubeFor(), clock, random: () => 0, logger: silentLogger, namespace: "n", name: "n", identity: "p" });
+    const paused = new LeaderElector({
+      kube: server.kubeFor(),
+      clock,
+      random: () => 0,
+      logger: silentLogger,
+      namespace: "n",
+      name: "n",
+      identity: "p",
+    });
     expect(paused.guard).toThrow(NotLeaderError);
     server.down = true;
     await clock.advance(11_000);

@@ -290,7 +290,9 @@ export class VmSandbox implements Sandbox {
       { argv, env: { PATH: process.env["PATH"] ?? "", TERM: "xterm" }, cwd: "/" },
       options,
     );
-    const exit = streams.exit.finally(() => this.shell.call(["exec-end", container.id, token]).catch(() => undefined));
+    const exit = streams.exit.finally(() => {
+      this.shell.call(["exec-end", container.id, token]).catch(() => undefined);
+    });
     exit.catch(() => undefined);
     return {
       stdin: streams.stdin,
@@ -314,7 +316,7 @@ export class VmSandbox implements Sandbox {
     }
     const [command, ...args] = this.shell.forwardCommand(port);
     const child = spawn(command!, args, { stdio: ["pipe", "pipe", "ignore"] });
-    const stream = Duplex.from({ writable: child.stdin, readable: child.stdout }) as Duplex;
+    const stream = Duplex.from({ writable: child.stdin, readable: child.stdout });
     stream.once("close", () => child.kill());
     return stream;
   }
