@@ -2,7 +2,8 @@
 import { copyFile, readdir, rmdir, writeFile } from "node:fs/promises";
 import { join } from "node:path";
 import { machineHash } from "../../../providers/http-vm/backend/engines/oci/sandbox.ts";
-import { startAgent, startBackend } from "../../e2e/harness/agent.ts";
+import { unmountBelow } from "../../../providers/http-vm/backend/host/mounts.ts";
+import { startAgent, startBackend, type BackendProcess } from "../../e2e/harness/agent.ts";
 import { buildCoreDns, buildKubeProxy } from "../../e2e/harness/build.ts";
 import type { Json } from "../../e2e/harness/client.ts";
 import { startCluster, type Cluster } from "../../e2e/harness/cluster.ts";
@@ -27,7 +28,11 @@ export interface Environment extends AsyncDisposable {
 export async function startEnvironment(): Promise<Environment> {
   const registry = await startRegistry({ port: registryPort });
   let cluster: Cluster | undefined;
+  let backend: BackendProcess | undefined;
   const dispose = async () => {
+    await backend?.stop();
+    // Machines that a run left behind when it was interrupted still have their file systems below the folder.
+    if (cluster) await unmountBelow(cluster.sandbox.dir);
     await cluster?.stop();
     if (cluster) await removeControlGroups(join(cluster.sandbox.dir, "backend"));
     await registry.stop();
@@ -43,7 +48,7 @@ export async function startEnvironment(): Promise<Environment> {
       ],
     });
     const apiPort = Number(new URL(cluster.url).port);
-    const backend = await startBackend({
+    backend = await startBackend({
       sandbox: cluster.sandbox,
       engine: {
         type: "oci",

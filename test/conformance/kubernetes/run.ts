@@ -1,5 +1,6 @@
 /**
- * `npm run conformance [-- --focus REGEX] [--parallel N] [--list]`: Kubernetes' own e2e suite against vmlet's nodes.
+ * `npm run conformance [-- --focus REGEX] [--skip REGEX] [--unpassed] [--parallel N] [--list]`: Kubernetes' own e2e suite
+ * against vmlet's nodes. `--focus` also takes a group (`^common/node$`); `--unpassed` chooses what RESULTS.md does not have as passed.
  *
  * Needs root on Linux, Go, and the Debian packages runc, skopeo, umoci, nftables, iproute2, docker-registry, busybox-static
  * and gcc. Logs and ginkgo's reports stay in the folder that is printed at the start.
@@ -37,6 +38,7 @@ const { values: options } = parseArgs({
     skip: { type: "string" },
     parallel: { type: "string", default: "4" },
     list: { type: "boolean", default: false },
+    unpassed: { type: "boolean", default: false },
   },
 });
 
@@ -85,8 +87,7 @@ async function main(): Promise<number> {
   // After an interrupt, what was not run keeps the result that it had.
   const results = resultsOf(abort.signal.aborted ? specs.filter(({ name }) => ended.has(name)) : specs, reports);
   print(results);
-  const before = existsSync(resultsFile) ? fromMarkdown(await readFile(resultsFile, "utf8")) : [];
-  await writeFile(resultsFile, toMarkdown(merge(before, results), { kubernetes: kubernetesVersion }));
+  await writeFile(resultsFile, toMarkdown(merge(await lastResults(), results), { kubernetes: kubernetesVersion }));
   return results.some(({ outcome }) => outcome === "failed") ? 1 : 0;
 }
 
@@ -102,8 +103,11 @@ async function chosen(dir: string): Promise<Spec[]> {
   const focus = new RegExp(options.focus);
   const skip = options.skip === undefined ? undefined : new RegExp(options.skip);
   const specs = all.filter(({ name, group }) => focus.test(name) || (focus.test(group) && options.focus !== ""));
-  const left = specs.filter(({ name }) => skip === undefined || !skip.test(name));
-  if (left.length === 0) throw new Error(`--focus ${options.focus} matches none of the ${all.length} tests`);
+  const passed = new Set(
+    options.unpassed ? (await lastResults()).filter(({ outcome }) => outcome === "passed").map(({ name }) => name) : [],
+  );
+  const left = specs.filter(({ name }) => !skip?.test(name) && !passed.has(name));
+  if (left.length === 0) throw new Error(`--focus, --skip and --unpassed leave none of the ${all.length} tests`);
   return left;
 }
 
@@ -164,6 +168,10 @@ async function runSuite({
       .join(", ")}`,
   );
   return done;
+}
+
+async function lastResults(): Promise<Result[]> {
+  return existsSync(resultsFile) ? fromMarkdown(await readFile(resultsFile, "utf8")) : [];
 }
 
 async function readReport(file: string): Promise<GinkgoReport> {
