@@ -23,7 +23,8 @@ export interface GuestAddress {
 
 export class GuestShell {
   readonly #guest: GuestAddress;
-  #master: Promise<void> | undefined;
+  #connecting: Promise<void> | undefined;
+  #connected = false;
 
   constructor(guest: GuestAddress) {
     this.#guest = guest;
@@ -65,14 +66,11 @@ export class GuestShell {
 
   /** Makes the shared connection, unless it is there. It outlives this process. */
   async connect(signal?: AbortSignal): Promise<void> {
-    if (this.#master !== undefined && existsSync(this.#guest.controlPath)) return await this.#master;
-    this.#master = this.#start(signal);
-    try {
-      await this.#master;
-    } catch (cause) {
-      this.#master = undefined;
-      throw cause;
-    }
+    if (this.#connected && existsSync(this.#guest.controlPath)) return;
+    // Whoever comes meanwhile waits for the same one: of two, one would be nobody's.
+    this.#connecting ??= this.#start(signal).finally(() => (this.#connecting = undefined));
+    await this.#connecting;
+    this.#connected = true;
   }
 
   async #start(signal: AbortSignal | undefined): Promise<void> {
