@@ -5,7 +5,8 @@
 import { spawn } from "node:child_process";
 import { once } from "node:events";
 import { mkdir, writeFile } from "node:fs/promises";
-import { runCommand } from "../../e2e/harness/exec.ts";
+import { runCommand, tryCommand } from "../../e2e/harness/exec.ts";
+import type { HostFacts } from "./specs.ts";
 
 const INSIDE = "VMLET_CONFORMANCE_INSIDE";
 
@@ -47,7 +48,7 @@ export async function runInside(): Promise<number> {
 }
 
 /** To be called once, inside: /sys of this network, an empty folder of network namespaces, and an address for the host. */
-export async function setUp(): Promise<void> {
+export async function setUp(): Promise<HostFacts> {
   const cgroups = "/mnt";
   await runCommand("mount", ["--rbind", "/sys/fs/cgroup", cgroups]);
   await runCommand("mount", ["-t", "sysfs", "sysfs", "/sys"]);
@@ -70,4 +71,6 @@ export async function setUp(): Promise<void> {
   });
   // What a machine sends to a Service comes back from a machine of the same bridge: the answer must pass the same rules.
   await writeFile("/proc/sys/net/bridge/bridge-nf-call-iptables", "1");
+  const { code } = await tryCommand("ip", ["link", "add", "dummy0", "type", "dummy"]);
+  return { dummyLinks: code === 0 };
 }

@@ -1,5 +1,5 @@
 /** Results, and RESULTS.md: the table that is committed. It is read back, so that a run of a few specs renews only those. */
-import { leftOut, specOf, wasRun, type GinkgoReport, type Spec } from "./specs.ts";
+import { leftOut, specOf, wasRun, type GinkgoReport, type HostFacts, type Spec } from "./specs.ts";
 
 export type Outcome = "passed" | "failed" | "left out";
 
@@ -17,7 +17,7 @@ const REASON_LENGTH = 400;
 const NANOSECONDS = 1e9;
 
 /** A result for every spec: one that the reports do not mention failed. */
-export function resultsOf(specs: readonly Spec[], reports: readonly GinkgoReport[]): Result[] {
+export function resultsOf(specs: readonly Spec[], reports: readonly GinkgoReport[], host: HostFacts): Result[] {
   const byName = new Map<string, Result>();
   for (const report of reports.flat().flatMap((suite) => suite.SpecReports ?? [])) {
     if (!wasRun(report)) continue;
@@ -38,7 +38,7 @@ export function resultsOf(specs: readonly Spec[], reports: readonly GinkgoReport
     });
   }
   return specs.map((spec) => {
-    const design = leftOut(spec);
+    const design = leftOut(spec, host);
     if (design !== undefined)
       return { name: spec.name, group: spec.group, outcome: "left out", seconds: 0, reason: design };
     return (

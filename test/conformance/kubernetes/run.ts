@@ -27,6 +27,7 @@ import {
   specOf,
   wasRun,
   type GinkgoReport,
+  type HostFacts,
   type Spec,
 } from "./specs.ts";
 
@@ -44,7 +45,7 @@ const { values: options } = parseArgs({
 
 if (options.list) {
   for (const spec of await chosen(await mkdtemp(join(tmpdir(), "vmlet-conformance-list-"))))
-    console.log(`${spec.group}\t${leftOut(spec) ? "-" : "+"}\t${spec.name}`);
+    console.log(`${spec.group}\t${leftOut(spec, { dummyLinks: true }) ? "-" : "+"}\t${spec.name}`);
 } else if (isInside()) {
   process.exitCode = await main();
 } else {
@@ -55,7 +56,7 @@ async function main(): Promise<number> {
   const reportDir = await mkdtemp(join(tmpdir(), "vmlet-conformance-"));
   console.log(`logs: ${reportDir}`);
   const specs = await chosen(reportDir);
-  await setUp();
+  const host = await setUp();
   const abort = new AbortController();
   process.once("SIGINT", () => abort.abort());
   await using environment = await startEnvironment();
@@ -66,8 +67,8 @@ async function main(): Promise<number> {
   console.log(`images: ${images.join(", ")}`);
 
   const run = (portion: readonly Spec[], name: string) =>
-    runSuite({ environment, repositories, reportDir, name, specs: portion, signal: abort.signal });
-  const wanted = specs.filter((spec) => leftOut(spec) === undefined);
+    runSuite({ environment, host, repositories, reportDir, name, specs: portion, signal: abort.signal });
+  const wanted = specs.filter((spec) => leftOut(spec, host) === undefined);
   const workers = new PQueue({ concurrency: Number(options.parallel) });
   const together = portions(wanted.filter((spec) => !isSerial(spec))).map((portion, index) =>
     workers.add(() => (abort.signal.aborted ? [] : run(portion, `suite-${index + 1}`))),
@@ -85,7 +86,7 @@ async function main(): Promise<number> {
       .map((each) => specOf(each).name),
   );
   // After an interrupt, what was not run keeps the result that it had.
-  const results = resultsOf(abort.signal.aborted ? specs.filter(({ name }) => ended.has(name)) : specs, reports);
+  const results = resultsOf(abort.signal.aborted ? specs.filter(({ name }) => ended.has(name)) : specs, reports, host);
   print(results);
   await writeFile(resultsFile, toMarkdown(merge(await lastResults(), results), { kubernetes: kubernetesVersion }));
   return results.some(({ outcome }) => outcome === "failed") ? 1 : 0;
@@ -120,6 +121,7 @@ async function listImages(repositories: string): Promise<string[]> {
 
 interface SuiteRun {
   environment: Environment;
+  host: HostFacts;
   repositories: string;
   reportDir: string;
   /** Of its log and its report. */
@@ -131,6 +133,7 @@ interface SuiteRun {
 /** One process of the suite, one spec after another. */
 async function runSuite({
   environment,
+  host,
   repositories,
   reportDir,
   name,
@@ -163,7 +166,7 @@ async function runSuite({
   signal.removeEventListener("abort", interrupt);
   const done = existsSync(report) ? await readReport(report) : [];
   console.log(
-    `${name}: ${specs.length} tests, ${Object.entries(summary(resultsOf(specs, [done])))
+    `${name}: ${specs.length} tests, ${Object.entries(summary(resultsOf(specs, [done], host)))
       .map(([key, n]) => `${n} ${key}`)
       .join(", ")}`,
   );

@@ -95,9 +95,25 @@ const BY_DESIGN: readonly { pattern: RegExp; reason: string }[] = [
   },
 ];
 
-/** Why the spec cannot be passed by design; undefined when it is to be run. */
-export function leftOut({ name }: Spec): string | undefined {
-  return BY_DESIGN.find(({ pattern }) => pattern.test(name))?.reason;
+/** What the kernel of this host may lack. */
+export interface HostFacts {
+  dummyLinks: boolean;
+}
+
+const BY_HOST: readonly { pattern: RegExp; fact: keyof HostFacts; reason: string }[] = [
+  {
+    pattern: /PrivilegedPod/,
+    fact: "dummyLinks",
+    reason: "adds a link of type dummy, which the kernel of this host does not have (CONFIG_DUMMY)",
+  },
+];
+
+/** Why the spec cannot be passed, by design or on this host; undefined when it is to be run. */
+export function leftOut({ name }: Spec, host: HostFacts): string | undefined {
+  return (
+    BY_DESIGN.find(({ pattern }) => pattern.test(name)) ??
+    BY_HOST.find(({ pattern, fact }) => pattern.test(name) && !host[fact])
+  )?.reason;
 }
 
 /** A value of `--ginkgo.focus` that matches these specs and no others. Ginkgo puts the suite's description before the name. */

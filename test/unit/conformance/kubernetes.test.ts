@@ -27,6 +27,8 @@ function specReport(over: Partial<SpecReport> = {}): SpecReport {
   };
 }
 
+const HOST = { dummyLinks: true };
+
 const spec = selectSpecs([{ SpecReports: [specReport()] }])[0]!;
 
 test("A spec is known by all texts down to its own, and by the folder of its file", () => {
@@ -47,7 +49,13 @@ test.each([
 
 test("A test that starts a pod on the node's network is left out with that reason", () => {
   const etcHosts = { ...spec, name: "[sig-node] KubeletManagedEtcHosts should test kubelet managed /etc/hosts file" };
-  expect(leftOut(etcHosts)).toContain("hostNetwork");
+  expect(leftOut(etcHosts, HOST)).toContain("hostNetwork");
+});
+
+test("A test of something that the kernel lacks is left out only where it lacks it", () => {
+  const privileged = { ...spec, name: "[sig-node] PrivilegedPod should enable privileged commands" };
+  expect(leftOut(privileged, { dummyLinks: false })).toContain("dummy");
+  expect(leftOut(privileged, HOST)).toBeUndefined();
 });
 
 test("The focus matches its specs by their whole name, whatever characters it has", () => {
@@ -73,13 +81,13 @@ test("Every spec is in one portion, and a slow one has a portion to itself", () 
 const byIndex = (a: Spec, b: Spec) => Number(a.name) - Number(b.name);
 
 test("A spec that no report mentions has failed", () => {
-  expect(resultsOf([spec], [])).toMatchObject([{ outcome: "failed", reason: "the run ended before it" }]);
+  expect(resultsOf([spec], [], HOST)).toMatchObject([{ outcome: "failed", reason: "the run ended before it" }]);
 });
 
 test("A spec that was out of focus in one report takes its result from the report in which it ran", () => {
   const skipped = { SpecReports: [specReport({ State: "skipped", RunTime: 0 })] };
   const ran = { SpecReports: [specReport()] };
-  expect(resultsOf([spec], [[ran], [skipped]])).toMatchObject([{ outcome: "passed", seconds: 2 }]);
+  expect(resultsOf([spec], [[ran], [skipped]], HOST)).toMatchObject([{ outcome: "passed", seconds: 2 }]);
 });
 
 test("A spec that was interrupted has no result of its own", () => {
@@ -94,12 +102,14 @@ test("A failure says what and where, on one line", () => {
       FailureNodeLocation: { FileName: "k8s.io/kubernetes@v1.36.3/test/e2e/common/node/pods.go", LineNumber: 7 },
     },
   });
-  expect(resultsOf([spec], [[{ SpecReports: [failed] }]])[0]?.reason).toBe("Expected <int>: 1 (common/node/pods.go:7)");
+  expect(resultsOf([spec], [[{ SpecReports: [failed] }]], HOST)[0]?.reason).toBe(
+    "Expected <int>: 1 (common/node/pods.go:7)",
+  );
 });
 
 test("A spec that skips itself is left out with its own reason", () => {
   const skips = specReport({ State: "skipped", Failure: { Message: "Only supported for Windows" } });
-  expect(resultsOf([spec], [[{ SpecReports: [skips] }]])).toMatchObject([
+  expect(resultsOf([spec], [[{ SpecReports: [skips] }]], HOST)).toMatchObject([
     { outcome: "left out", reason: "skips itself: Only supported for Windows" },
   ]);
 });
