@@ -118,6 +118,8 @@ export async function recordHistory(options: HistoryOptions): Promise<History> {
   const stopping = new AbortController();
   const { signal } = stopping;
   const latest = new Map<string, Json>();
+  /** UIDs of all pods that this API server ever had. */
+  const mine = new Set<string>();
   const recorded: PodVersion[] = [];
   const force = new Set<string>();
   const violations: string[] = [];
@@ -127,6 +129,7 @@ export async function recordHistory(options: HistoryOptions): Promise<History> {
 
   const observe = (type: PodVersion["type"], pod: Json) => {
     const { uid } = pod.metadata;
+    mine.add(uid);
     const before = latest.get(uid);
     if (before?.metadata.resourceVersion === pod.metadata.resourceVersion && type !== "DELETED") return;
     recorded.push({ type, pod });
@@ -183,7 +186,8 @@ export async function recordHistory(options: HistoryOptions): Promise<History> {
     while (!signal.aborted) {
       // The table is not read in one instant: a container that was restarted meanwhile looks like two. Only what is
       // there at a second look as well, under the same process ids, ran at the same time.
-      const suspects = doubles(workloadProcesses());
+      // Other environments of this host have witnesses of their own.
+      const suspects = doubles(workloadProcesses().filter(({ uid }) => mine.has(uid)));
       if (suspects.length > 0) {
         const still = new Set(workloadProcesses().map((each) => each.pid));
         for (const group of suspects.filter((each) => each.every((process) => still.has(process.pid)))) {
