@@ -1,4 +1,6 @@
 import {
+  statSync,
+  chmodSync,
   closeSync,
   mkdirSync,
   mkdtempSync,
@@ -57,6 +59,11 @@ describe("paths inside a folder that somebody else writes", () => {
   });
   test("missing folders are made when asked for", () =>
     expect(opened("n/e/w", { create: true })).toBe(join(root, "n/e/w")));
+  test("missing folders are made with the mode of the folder that the path is in", () => {
+    chmodSync(root, 0o2777);
+    opened("m/n", { create: true });
+    expect(["m", "m/n"].map((path) => statSync(join(root, path)).mode & 0o7777)).toEqual([0o2777, 0o2777]);
+  });
   test("text of a missing file, of a folder and of a circle is empty", () => {
     symlinkSync("l", join(root, "l"));
     expect([readTextInRoot(root, "no/such"), readTextInRoot(root, "a"), readTextInRoot(root, "l")]).toEqual([

@@ -3,7 +3,17 @@
  * before and never through a symbolic link that the kernel follows, so neither a link nor a link that is put in place
  * just now leads outside. Links are followed here, with the folder as `/`.
  */
-import { closeSync, constants, fstatSync, lstatSync, mkdirSync, openSync, readFileSync, readlinkSync } from "node:fs";
+import {
+  chmodSync,
+  closeSync,
+  constants,
+  fstatSync,
+  lstatSync,
+  mkdirSync,
+  openSync,
+  readFileSync,
+  readlinkSync,
+} from "node:fs";
 import { isMissing } from "../../host/files.ts";
 
 const MAX_LINKS = 40;
@@ -11,7 +21,8 @@ const MAX_LINKS = 40;
 const O_PATH = 0o10000000;
 
 /**
- * Opens `path` inside `root` with O_PATH; with `create`, missing folders are made (mode 0750, as kubelet makes a subPath).
+ * Opens `path` inside `root` with O_PATH; with `create`, missing folders are made, with the mode of `root` itself, as
+ * kubelet makes a subPath (pkg/volume/util/subpath, doSafeMakeDir): whoever may write to the volume may write there.
  * The caller closes the descriptor, and reaches the thing as `/proc/self/fd/N`.
  * @throws NodeJS.ErrnoException ENOENT, ENOTDIR, ELOOP
  */
@@ -28,10 +39,11 @@ export function openInRoot(root: string, path: string, options: { create?: boole
         continue;
       }
       const step = `/proc/self/fd/${trail.at(-1)!}/${name}`;
-      if (options.create === true && lstatSync(step, { throwIfNoEntry: false }) === undefined)
-        mkdirSync(step, { mode: 0o750 });
+      const isNew = options.create === true && lstatSync(step, { throwIfNoEntry: false }) === undefined;
+      if (isNew) mkdirSync(step);
       const fd = openSync(step, O_PATH | constants.O_NOFOLLOW);
       if (!fstatSync(fd).isSymbolicLink()) {
+        if (isNew) chmodSync(`/proc/self/fd/${fd}`, fstatSync(trail[0]!).mode & 0o7777);
         trail.push(fd);
         continue;
       }
