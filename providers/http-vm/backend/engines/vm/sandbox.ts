@@ -290,9 +290,20 @@ export class VmSandbox implements Sandbox {
       { argv, env: { PATH: process.env["PATH"] ?? "", TERM: "xterm" }, cwd: "/" },
       options,
     );
-    const exit = streams.exit.finally(() => {
-      this.shell.call(["exec-end", container.id, token]).catch(() => undefined);
-    });
+    const exit = (async () => {
+      try {
+        const result = await streams.exit;
+        const complaint = (await this.shell.call(["exec-end", container.id, token])).stdout.toString("utf8").trim();
+        if (/executable file|No such file|permission denied/i.test(complaint))
+          throw new ProviderError("invalid", `cannot run ${JSON.stringify(command[0])}: ${complaint}`, {
+            field: "command",
+          });
+        return result;
+      } catch (cause) {
+        await this.shell.call(["exec-end", container.id, token]).catch(() => undefined);
+        throw cause;
+      }
+    })();
     exit.catch(() => undefined);
     return {
       stdin: streams.stdin,
@@ -385,7 +396,7 @@ export class VmSandbox implements Sandbox {
     const started = this.#startedFile(container);
     return [
       "exec 3<&0",
-      `${line(["run", container.id], { tty })} <&3 3<&- &`,
+      `${line(["run", container.id, tty ? "tty" : "pipes"], { tty })} <&3 3<&- &`,
       "run=$!",
       "exec 3<&- </dev/null",
       `if ${line(["wait-start", container.id])} >/dev/null 2>&1; then echo $run > ${quote(`${started}.tmp`)}; mv ${quote(`${started}.tmp`)} ${quote(started)}; fi`,
