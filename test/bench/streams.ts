@@ -93,9 +93,10 @@ for (const side of sides) {
   print("exec, input", rate(sizeMiB, await feed(side, sizeMiB * MiB)));
   print("logs", rate(logMiB, await fetchLog(side)));
   print("port-forward", rate(sizeMiB, await forward(side)));
-  const started = performance.now();
-  await Promise.all(Array.from({ length: 100 }, () => run(side, ["true"])));
-  print("100 execs at once", `${((performance.now() - started) / 1000).toFixed(2)} s for all`);
+  print(
+    "100 execs at once, held",
+    `${((await hundred(side)) / 1000).toFixed(2)} s from the first to the last one's end`,
+  );
   const growth = await memoryGrowth(env.agent.pid, () => slowRead(side, 1024 * MiB));
   print("reading 1 GiB with pauses", `the agent grew by ${growth.toFixed(0)} MiB at most`);
 }
@@ -139,6 +140,23 @@ function open(
 async function run(side: Side, command: readonly string[]): Promise<number> {
   const started = performance.now();
   await open(side, side.exec(command, "stdout="), "v5.channel.k8s.io").closed;
+  return performance.now() - started;
+}
+
+/** Milliseconds for a hundred sessions that are all open before the first one ends. */
+async function hundred(side: Side): Promise<number> {
+  const started = performance.now();
+  const sessions: ReturnType<typeof open>[] = [];
+  // In waves: the kubelet takes 64 connections at most of one address on which nobody has authenticated yet.
+  for (let wave = 0; wave < 4; wave++) {
+    const opening = Array.from({ length: 25 }, () =>
+      open(side, side.exec(["cat"], "stdin=&stdout="), "v5.channel.k8s.io"),
+    );
+    await Promise.all(opening.map(({ opened }) => opened));
+    sessions.push(...opening);
+  }
+  for (const { socket } of sessions) socket.send(Buffer.from([255, 0]));
+  await Promise.all(sessions.map(({ closed }) => closed));
   return performance.now() - started;
 }
 
