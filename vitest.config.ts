@@ -11,6 +11,8 @@ const suite = (name: string, options: { timeoutMs?: number; serial?: boolean; in
     testTimeout: options.timeoutMs ?? 15_000,
     hookTimeout: options.timeoutMs ?? 15_000,
     fileParallelism: !options.serial,
+    // Suites of real processes share two cores with whatever else CI runs; a test that needs its second try is printed so.
+    retry: process.env["CI"] !== undefined && options.timeoutMs !== undefined ? 1 : 0,
   },
 });
 
