@@ -15,7 +15,13 @@ import { connect } from "node:net";
 import { basename, dirname, join } from "node:path";
 import { Duplex } from "node:stream";
 import { spawn } from "node:child_process";
-import type { Mount, ProcessStreams, StreamOptions, Volume } from "../../../../../src/provider/kit/index.ts";
+import {
+  ProviderError,
+  type Mount,
+  type ProcessStreams,
+  type StreamOptions,
+  type Volume,
+} from "../../../../../src/provider/kit/index.ts";
 import {
   ContainerError,
   type ContainerConclusion,
