@@ -27,7 +27,7 @@ export async function runSession(session: {
     const client = await acceptRemoteCommand(upgrade, session.protocol, session.options, session.limits);
     const stop = () => client.destroy("the node is shutting down");
     signal.addEventListener("abort", stop, { once: true });
-    await serveRemoteCommand(client, process, session.kind, session.endsWithStdin);
+    await serveRemoteCommand(client, process, session.kind, session.endsWithStdin ? session.limits : undefined);
     await client.closed;
     signal.removeEventListener("abort", stop);
   } finally {

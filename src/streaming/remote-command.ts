@@ -203,6 +203,12 @@ async function acceptWebSocket(
 }
 
 /**
+ * From the end of stdin to the end of a session that ends with it: nobody confirms that the last input has arrived, and
+ * whatever is still on its way when a session is broken off may be lost. What the process answers at once is seen, too.
+ */
+const DETACH_AFTER_MS = 1_000;
+
+/**
  * Connects a client with a process until one of them ends. Never rejects: how it ended is told to the client, and returned.
  *
  * @param kind attaching tells no exit code: a client reads it from the pod's status
@@ -212,7 +218,7 @@ export async function serveRemoteCommand(
   client: RemoteCommandClient,
   process: ProcessStreams,
   kind: "exec" | "attach",
-  endsWithStdin = false,
+  endsWithStdin?: { clock: Clock },
 ): Promise<CommandOutcome> {
   let gone: Error | undefined;
   const left = client.closed.then((error): never => {
@@ -231,7 +237,9 @@ export async function serveRemoteCommand(
   let outcome: CommandOutcome;
   try {
     // A provider that never settles must not keep the session's place when the client has left.
-    const ended = await Promise.race([process.exit, left, ...(endsWithStdin ? [stdin] : [])]);
+    const detached =
+      endsWithStdin && stdin.then(() => endsWithStdin.clock.sleep(DETACH_AFTER_MS)).then(() => "detached" as const);
+    const ended = await Promise.race([process.exit, left, ...(detached ? [detached] : [])]);
     if (ended === "detached") {
       // What was passed on already still arrives; the process goes on without us.
       process.stdout?.unpipe();
@@ -275,7 +283,7 @@ function connectOutput(source: Readable | null, target: Writable | null): Promis
  *
  * @returns settles only when the client ended its stdin and the process has been given all of it
  */
-function connectStdin(source: Readable | null, target: NodeJS.WritableStream | null): Promise<"detached"> {
+function connectStdin(source: Readable | null, target: NodeJS.WritableStream | null): Promise<void> {
   if (target === null) {
     source?.resume();
     return new Promise(() => {});
@@ -291,7 +299,7 @@ function connectStdin(source: Readable | null, target: NodeJS.WritableStream | n
     return new Promise(() => {});
   }
   source.pipe(target);
-  return new Promise((resolve) => target.once("finish", () => resolve("detached")));
+  return new Promise((resolve) => target.once("finish", () => resolve()));
 }
 
 /** Largest piece of JSON that is waited for; a size takes about 30 bytes. */

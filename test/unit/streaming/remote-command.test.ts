@@ -27,7 +27,7 @@ async function serve(
     const wanted = { ...ALL, ...options };
     const protocol = negotiateRemoteCommand(upgrade.request);
     const client = await acceptRemoteCommand(upgrade, protocol, wanted, { clock: systemClock, pingIntervalMs: 100 });
-    await serveRemoteCommand(client, process, kind, endsWithStdin);
+    await serveRemoteCommand(client, process, kind, endsWithStdin ? { clock: systemClock } : undefined);
     await client.closed;
   });
   return { server, process, [Symbol.asyncDispose]: () => server[Symbol.asyncDispose]() };
@@ -62,8 +62,11 @@ describe("remote command over SPDY", () => {
     it.process.stdout.write("so far");
     await client.until(() => client.text(5) === "so far");
     client.data(3, "last words", true);
+    await once(it.process.stdin, "finish");
+    it.process.stdout.write(", and an answer");
     await client.until(() => [1, 5, 7].every((id) => client.isFinished(id)));
     expect(JSON.parse(client.text(1))).toEqual(SUCCESS);
+    expect(client.text(5)).toBe("so far, and an answer");
     expect((it.process.stdin.read() as Buffer).toString()).toBe("last words");
   });
 
