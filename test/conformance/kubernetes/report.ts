@@ -76,6 +76,9 @@ export function toMarkdown(results: readonly Result[], { kubernetes }: { kuberne
     `Written by \`npm run conformance\`: the e2e suite of Kubernetes ${kubernetes}, unchanged, against two nodes on engine \`oci\`.`,
     "A test is left out only when more work would not make it pass; the reason says why.",
     "",
+    // The formatter would rewrite what looks like emphasis in the names of tests.
+    "<!-- prettier-ignore-start -->",
+    "",
     row(["Group", "passed", "failed", "left out"]),
     row(["---", "--:", "--:", "--:"]),
     ...groups.map((group) => row([group, ...totals(results.filter((each) => each.group === group))])),
@@ -86,6 +89,8 @@ export function toMarkdown(results: readonly Result[], { kubernetes }: { kuberne
     ...results.map(({ outcome, group, name, seconds, reason }) =>
       row([outcome, group, escapeCell(name), seconds, escapeCell(reason)]),
     ),
+    "",
+    "<!-- prettier-ignore-end -->",
     "",
   ].join("\n");
 }
