@@ -126,6 +126,7 @@ export class NodeAgent {
     this.pods = new PodController({
       kube,
       provider,
+    const prober = node.agentProbes ? this.#prober(provider) : undefined;
       renderer,
       events,
       nodeName: node.name,
@@ -142,7 +143,7 @@ export class NodeAgent {
         this.#info = info;
         this.#informed.resolve();
       },
-      ...(node.agentProbes && { readiness: this.#probes(provider) }),
+      ...(prober && { readiness: prober }),
       hooks: podMetrics(metrics, clock),
     });
     this.pods.store.onChange((change) => {
@@ -171,6 +172,7 @@ export class NodeAgent {
       configuration: () => ({ nodeName: node.name, port: this.server.port, address: node.kubelet.address }),
     });
     options.readyz.add(`${node.name}-pods-synced`, () =>
+      ownProbes: () => prober?.tallies() ?? [],
       this.pods.store.synced ? undefined : "the list of pods is not complete yet",
     );
     // A standby is ready to take over; only who acts answers for the registration.
@@ -346,7 +348,7 @@ export class NodeAgent {
     return this.#o.node.agentProbes && !capabilities.includes("probes");
   }
 
-  #probes(provider: Provider): AgentProber {
+  #prober(provider: Provider): AgentProber {
     const { clock, logger } = this.#o;
     return new AgentProber({
       provider,

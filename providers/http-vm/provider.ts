@@ -144,7 +144,9 @@ export class HttpVmProvider implements Provider {
       ...(options.follow === true ? {} : { silenceMs: this.#client.deadlines.silenceMs }),
     });
     try {
-      yield* this.#logLines(records(stream.chunks, MAX_LOG_RECORD_BYTES, 10));
+      for await (const records of recordBatches(stream.chunks, MAX_LOG_RECORD_BYTES)) {
+        for (const record of records) yield requireLogLine(record);
+      }
     } catch (thrown) {
       if (options.signal.aborted) return;
       throw this.#unknown(thrown, call);
@@ -245,15 +247,6 @@ export class HttpVmProvider implements Provider {
     return true;
   }
 
-  async *#logLines(source: AsyncIterable<Buffer>): AsyncGenerator<LogLine> {
-    for await (const record of source) {
-      const line = decodeLogLine(record);
-      if (line === undefined)
-        throw new InvalidReplyError("log_line", "a log line has not the form `time stream tag content`");
-      yield line;
-    }
-  }
-
   #refuse(reason: InvalidReason, message: string): ProviderError {
     this.#client.countInvalid(reason);
     return new ProviderError("unavailable", `invalid reply: ${message}`);
@@ -281,15 +274,30 @@ function streamQuery({ stdin, stdout, stderr, tty }: StreamOptions): URLSearchPa
   return query;
 }
 
-/** Cuts a byte stream at `separator`, which is left out. @throws InvalidReplyError when a piece is too long or the last one is cut off */
-async function* records(source: AsyncIterable<Buffer>, maxBytes: number, separator: number): AsyncGenerator<Buffer> {
+function requireLogLine(record: Buffer): LogLine {
+  const line = decodeLogLine(record);
+  if (line === undefined)
+    throw new InvalidReplyError("log_line", "a log line has not the form `time stream tag content`");
+  return line;
+}
+
+/**
+ * The lines of a byte stream, without their newlines, as many at a time as came together.
+ *
+ * @throws InvalidReplyError when a line is too long or the last one is cut off
+ */
+async function* recordBatches(source: AsyncIterable<Buffer>, maxBytes: number): AsyncGenerator<Buffer[]> {
   let rest: Buffer = Buffer.alloc(0);
   for await (const chunk of source) {
     let data = rest.length === 0 ? chunk : Buffer.concat([rest, chunk]);
-    for (let end = data.indexOf(separator); end >= 0; end = data.indexOf(separator)) {
-      yield data.subarray(0, end);
-      data = data.subarray(end + 1);
+    const records: Buffer[] = [];
+    let start = 0;
+    for (let end = data.indexOf(10); end >= 0; end = data.indexOf(10, start)) {
+      records.push(data.subarray(start, end));
+      start = end + 1;
     }
+    yield records;
+    data = data.subarray(start);
     if (data.length > maxBytes) throw new InvalidReplyError("size", `a line is longer than ${maxBytes} bytes`);
     rest = data;
   }
@@ -300,19 +308,21 @@ async function* records(source: AsyncIterable<Buffer>, maxBytes: number, separat
 async function* serverSentEvents(source: AsyncIterable<Buffer>): AsyncGenerator<{ event: string; data: string }> {
   let event = "";
   let data: string | undefined;
-  for await (const record of records(source, REPLY_BYTES.single, 10)) {
-    const line = record.at(-1) === 13 ? record.toString("utf8", 0, record.length - 1) : record.toString("utf8");
-    if (line === "") {
-      if (data !== undefined) yield { event, data };
-      event = "";
-      data = undefined;
-      continue;
+  for await (const records of recordBatches(source, REPLY_BYTES.single)) {
+    for (const record of records) {
+      const line = record.at(-1) === 13 ? record.toString("utf8", 0, record.length - 1) : record.toString("utf8");
+      if (line === "") {
+        if (data !== undefined) yield { event, data };
+        event = "";
+        data = undefined;
+        continue;
+      }
+      const colon = line.indexOf(":");
+      const field = colon < 0 ? line : line.slice(0, colon);
+      const value = colon < 0 ? "" : line.slice(line[colon + 1] === " " ? colon + 2 : colon + 1);
+      if (field === "event") event = value;
+      if (field === "data") data = data === undefined ? value : `${data}\n${value}`;
     }
-    const colon = line.indexOf(":");
-    const field = colon < 0 ? line : line.slice(0, colon);
-    const value = colon < 0 ? "" : line.slice(line[colon + 1] === " " ? colon + 2 : colon + 1);
-    if (field === "event") event = value;
-    if (field === "data") data = data === undefined ? value : `${data}\n${value}`;
   }
 }
 

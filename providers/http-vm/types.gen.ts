@@ -968,6 +968,15 @@ export interface components {
       /** @description Never falls while the container lives. */
       cpu_usage_ns_total: components["schemas"]["Count"];
       memory_working_set_bytes: components["schemas"]["Count"];
+    /** @description How often a probe of a container came out which way, since the container started. */
+    ProbeTally: {
+      /** @enum {unknown} */
+      probe: "startup" | "readiness" | "liveness";
+      successful: components["schemas"]["Count"];
+      failed: components["schemas"]["Count"];
+      /** @description The probe itself could not be run, which says nothing about the container. */
+      unknown: components["schemas"]["Count"];
+    };
       memory_usage_bytes?: components["schemas"]["Count"];
       memory_rss_bytes?: components["schemas"]["Count"];
       fs_used_bytes?: components["schemas"]["Count"];
@@ -978,6 +987,8 @@ export interface components {
       /** @description When the sample was taken. */
       at: components["schemas"]["Time"];
       containers: components["schemas"]["ContainerStats"][];
+      /** @description Of a backend that runs the probes, one for each that was run. */
+      probes?: components["schemas"]["ProbeTally"][];
       network?: {
         rx_bytes: components["schemas"]["Count"];
         tx_bytes: components["schemas"]["Count"];

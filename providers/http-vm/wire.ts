@@ -115,24 +115,29 @@ export function errorReply(error: ProviderError, requestId: string): Schemas["Er
   };
 }
 
-const NEWLINE = Buffer.from("\n");
+const STREAM_AND_TAG_BYTES = " stdout F ".length;
+const NEWLINE = 10;
 
-export function encodeLogLine(line: LogLine): Buffer {
-  return Buffer.concat([Buffer.from(`${line.at} ${line.stream} ${line.partial ? "P" : "F"} `), line.content, NEWLINE]);
+export function encodeLogLine({ at, stream, partial, content }: LogLine): Buffer {
+  const record = Buffer.allocUnsafe(at.length + STREAM_AND_TAG_BYTES + content.length + 1);
+  const head = record.write(`${at} ${stream} ${partial ? "P" : "F"} `, "latin1");
+  content.copy(record, head);
+  record[record.length - 1] = NEWLINE;
+  return record;
 }
 
-const LOG_HEAD = /^(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d{1,9})?Z) (stdout|stderr) ([FP]) /;
-/** Longest head: 30 of time, 6 of stream, tag and blanks. */
-const LOG_HEAD_BYTES = 40;
+const TIME = /^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d{1,9})?Z$/;
+const MAX_TIME_BYTES = 30;
 
-/** `record` without its newline. @returns undefined when it is no log line */
+/** `2016-10-06T00:17:09.669794202Z stdout F text`, without a newline. @returns undefined when it is no log line */
 export function decodeLogLine(record: Buffer): LogLine | undefined {
-  const match = LOG_HEAD.exec(record.toString("latin1", 0, LOG_HEAD_BYTES));
-  if (match === null) return undefined;
-  return {
-    at: match[1]!,
-    stream: match[2] as LogLine["stream"],
-    partial: match[3] === "P",
-    content: record.subarray(match[0].length),
-  };
+  const end = record.indexOf(32);
+  const begin = end + STREAM_AND_TAG_BYTES;
+  if (end < 0 || end > MAX_TIME_BYTES || record.length < begin) return undefined;
+  const at = record.toString("latin1", 0, end);
+  const stream = record.toString("latin1", end + 1, begin - 3);
+  const tag = record[begin - 2];
+  if (!TIME.test(at) || (stream !== "stdout" && stream !== "stderr")) return undefined;
+  if (record[begin - 3] !== 32 || record[begin - 1] !== 32 || (tag !== 70 && tag !== 80)) return undefined;
+  return { at, stream, partial: tag === 80, content: record.subarray(begin) };
 }

@@ -10,7 +10,7 @@ import { exec } from "./endpoints/exec.ts";
 import { healthz } from "./endpoints/healthz.ts";
 import { agentMetrics } from "./endpoints/metrics.ts";
 import { cadvisorMetrics, type MachineCapacity } from "./endpoints/metrics-cadvisor.ts";
-import { probeMetrics, type ProbeTally } from "./endpoints/metrics-probes.ts";
+import { probeMetrics } from "./endpoints/metrics-probes.ts";
 import { resourceMetrics } from "./endpoints/metrics-resource.ts";
 import { pods } from "./endpoints/pods.ts";
 import { portForward } from "./endpoints/port-forward.ts";
@@ -20,7 +20,7 @@ import { statsSummary } from "./endpoints/stats-summary.ts";
 import type { PodLookup } from "./pod-lookup.ts";
 import { SUBRESOURCES_BY_PREFIX, type Handler, type Route } from "./router.ts";
 import type { Sessions } from "./sessions.ts";
-import type { StatsSource } from "./stats.ts";
+import type { ContainerProbes, StatsSource } from "./stats.ts";
 
 export interface RouteDeps {
   lookup: PodLookup;
@@ -35,7 +35,7 @@ export interface RouteDeps {
   capacity: () => MachineCapacity;
   livez: HealthChecks;
   configuration: () => object;
-  probeTallies: () => readonly ProbeTally[];
+  ownProbes: () => readonly ContainerProbes[];
 }
 
 const READ = ["GET", "HEAD"];
@@ -72,7 +72,7 @@ export function kubeletRoutes(deps: RouteDeps): readonly Route[] {
     read("/metrics/resource", resource),
     read("/metrics/resource/", resource),
     read("/metrics/cadvisor", cadvisorMetrics(deps.stats, deps.capacity)),
-    read("/metrics/probes", probeMetrics(deps.lookup, deps.probeTallies)),
+    read("/metrics/probes", probeMetrics(deps.lookup, deps.stats, deps.ownProbes)),
     read("/containerLogs/:namespace/:pod/:container", containerLogs(deps)),
     ...session(UPGRADE, inContainer("exec"), exec(deps)),
     ...session(UPGRADE, inContainer("attach"), attach(deps)),

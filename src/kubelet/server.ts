@@ -18,13 +18,12 @@ import type { Clock } from "../util/clock.ts";
 import { toError } from "../util/errors.ts";
 import { Authenticator, Authorizer, Reviews, type AuthOptions } from "./auth.ts";
 import type { MachineCapacity } from "./endpoints/metrics-cadvisor.ts";
-import type { ProbeTally } from "./endpoints/metrics-probes.ts";
 import { HttpError, toHttpError } from "./http-error.ts";
 import type { PodLookup } from "./pod-lookup.ts";
 import { accessOf, matchRoute, parseTarget, type Match, type RequestContext, type Route } from "./router.ts";
 import { kubeletRoutes } from "./routes.ts";
 import { DEFAULT_SESSION_LIMITS, Sessions, type SessionLimits } from "./sessions.ts";
-import { StatsSource, processUsage, type SelfUsage } from "./stats.ts";
+import { StatsSource, processUsage, type ContainerProbes, type SelfUsage } from "./stats.ts";
 import type { Reloadable, ServingCertificate } from "./tls.ts";
 
 export interface KubeletLimits {
@@ -89,7 +88,8 @@ export interface KubeletServerOptions {
   livez: HealthChecks;
   /** The effective KubeletConfiguration, without kind and apiVersion. */
   configuration: () => object;
-  probeTallies?: () => readonly ProbeTally[];
+  /** The tallies of the probes that the agent runs itself. */
+  ownProbes?: () => readonly ContainerProbes[];
   auth?: Pick<AuthOptions, "tokenTtlMs" | "allowTtlMs" | "denyTtlMs" | "failuresPerSecond" | "maxReviewsInFlight">;
   limits?: Partial<KubeletLimits>;
   selfUsage?: SelfUsage;
@@ -167,7 +167,7 @@ class Server implements KubeletServer {
       capacity: options.capacity,
       livez: options.livez,
       configuration: options.configuration,
-      probeTallies: options.probeTallies ?? (() => []),
+      ownProbes: options.ownProbes ?? (() => []),
     });
     this.#server = createServer({
       ...this.#secureContext(),

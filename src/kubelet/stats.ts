@@ -2,7 +2,7 @@
  * Usage of the machines, from one provider call for all scrapers within a few seconds. A machine or container without a sample is
  * left out, never shown as zero: metrics-server drops a whole pod in which one container is zero.
  */
-import type { MachineStats, Provider } from "../provider/provider.ts";
+import type { MachineStats, ProbeTally, Provider } from "../provider/provider.ts";
 import type { Logger } from "../telemetry/logger.ts";
 import type { Clock } from "../util/clock.ts";
 import { toError } from "../util/errors.ts";
@@ -43,8 +43,17 @@ export interface NodeSample {
   /** This process alone, which is part of the node's usage like a kubelet is. */
   agent: { cpuNanoseconds: number; memoryBytes: number };
   pods: PodSample[];
+  /** Of the backend's own probes. */
+  probes: ContainerProbes[];
   /** The provider could not be asked; what is here is the agent's own. */
   failed: boolean;
+}
+
+/** What a container's probes came to since it started. */
+export interface ContainerProbes {
+  podUid: string;
+  container: string;
+  tally: Readonly<ProbeTally>;
 }
 
 /** CPU time and memory of this process. */
@@ -116,26 +125,35 @@ export class StatsSource {
     const byMachine = new Map(machines.map((machine) => [machine.id, machine]));
     const listed = pods.list();
     const samples: PodSample[] = [];
+    const probes: ContainerProbes[] = [];
     for (const nodePod of listed) {
       const machine = byMachine.get(nodePod.machineId);
-      const sample = machine && this.#podSample(nodePod, machine);
+      if (machine === undefined) continue;
+      const sample = this.#podSample(nodePod, machine);
       if (sample !== undefined && sample.containers.length > 0) samples.push(sample);
+      for (const { name, probes: tallies = [] } of machine.containers)
+        for (const tally of tallies) probes.push({ podUid: nodePod.pod.metadata?.uid ?? "", container: name, tally });
     }
     // Readings stay as long as their pod: a machine that misses one sample is not counted twice when it is back.
     const machineIds = new Set(listed.map((nodePod) => nodePod.machineId));
     for (const [key, { machineId }] of this.#readings) if (!machineIds.has(machineId)) this.#readings.delete(key);
-    return this.#nodeSample(samples, selfUsage(), clock.now(), failed);
+    return { ...this.#nodeSample(samples, selfUsage(), clock.now()), probes, failed };
   }
 
-  #nodeSample(pods: PodSample[], agent: NodeSample["agent"], at: number, failed: boolean): NodeSample {
+  #nodeSample(pods: PodSample[], agent: NodeSample["agent"], at: number): Omit<NodeSample, "probes" | "failed"> {
     const cpu = this.#machineNanoseconds + agent.cpuNanoseconds;
     let memory = agent.memoryBytes;
     for (const pod of pods) for (const container of pod.containers) memory += container.workingSetBytes;
     const previous = this.#previousNode;
     this.#previousNode = { cpu, at };
-    const node: NodeSample = { at, cpuNanoseconds: cpu, workingSetBytes: memory, agent, pods, failed };
-    if (previous !== undefined && at > previous.at) node.cpuNanocores = rate(cpu - previous.cpu, at - previous.at);
-    return node;
+    return {
+      at,
+      cpuNanoseconds: cpu,
+      workingSetBytes: memory,
+      agent,
+      pods,
+      ...(previous !== undefined && at > previous.at && { cpuNanocores: rate(cpu - previous.cpu, at - previous.at) }),
+    };
   }
 
   #podSample({ pod, machineId }: NodePod, machine: MachineStats): PodSample | undefined {

@@ -11,7 +11,7 @@ import { ProviderError } from "../provider/errors.ts";
 import { isOver, type ContainerState, type Machine, type Probe } from "../provider/machine.ts";
 import { connect, runProbe, type Target } from "../provider/probes/actions.ts";
 import { Prober } from "../provider/probes/prober.ts";
-import type { Provider } from "../provider/provider.ts";
+import type { ProbeTally, Provider } from "../provider/provider.ts";
 import type { Logger } from "../telemetry/logger.ts";
 import type { Clock } from "../util/clock.ts";
 import type { ReadinessSource } from "./reconciler.ts";
@@ -61,6 +61,13 @@ export class AgentProber implements ReadinessSource {
       return { ...state, ready };
     });
     return { ...machine, containers };
+  }
+
+  /** What the probes of the running containers came to. */
+  tallies(): { podUid: string; container: string; tally: Readonly<ProbeTally> }[] {
+    return [...this.#watched].flatMap(([podUid, containers]) =>
+      [...containers].map(([container, { prober }]) => ({ podUid, container, tally: prober.tally })),
+    );
   }
 
   release(podUid: string): void {

@@ -43,6 +43,15 @@ export interface ProviderCapacity {
   taints?: { key: string; value?: string; effect: "NoSchedule" | "PreferNoSchedule" | "NoExecute" }[];
 }
 
+/** How often a probe of a container came out which way, since the container started. */
+export interface ProbeTally {
+  probe: "startup" | "readiness" | "liveness";
+  successful: number;
+  failed: number;
+  /** The probe itself could not be run: says nothing about the container. */
+  unknown: number;
+}
+
 export interface ContainerStats {
   name: string;
   started_at: string;
@@ -52,6 +61,8 @@ export interface ContainerStats {
   memory_rss_bytes?: number;
   fs_used_bytes?: number;
   logs_used_bytes?: number;
+  /** Of a backend that runs the probes, one for each that was run. */
+  probes?: ProbeTally[];
 }
 
 export interface MachineStats {

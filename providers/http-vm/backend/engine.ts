@@ -123,8 +123,8 @@ export interface Sandbox {
 }
 
 export interface SandboxStats extends Pick<MachineStats, "network" | "volumes"> {
-  /** The supervisor adds when the container started and the size of its log. */
-  containers: Omit<ContainerStats, "started_at" | "logs_used_bytes">[];
+  /** The supervisor adds when the container started, the size of its log and how its probes came out. */
+  containers: Omit<ContainerStats, "started_at" | "logs_used_bytes" | "probes">[];
 }
 
 export interface SandboxLoss {

@@ -268,7 +268,8 @@ export class LocalProvider implements Provider {
   async *#logs(id: string, container: string, options: LogOptions): AsyncGenerator<LogLine> {
     const { signal, release } = linkAbort(options.signal, this.#closed.signal);
     try {
-      yield* this.#find(id).logs(container, { ...options, signal });
+      for await (const lines of this.#find(id).logs(container, { ...options, signal }))
+        for (const line of lines) yield line;
     } finally {
       release();
     }

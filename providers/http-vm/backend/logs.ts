@@ -3,6 +3,7 @@ import { watch } from "node:fs";
 import { open, readdir, stat, type FileHandle } from "node:fs/promises";
 import { join } from "node:path";
 import { type Clock, linkAbort, type LogLine } from "../../../src/provider/kit/index.ts";
+import { decodeLogLine } from "../wire.ts";
 
 const CHUNK_BYTES = 64 * 1024;
 /** inotify tells of every write; this is for file systems where it does not. */
@@ -21,22 +22,6 @@ export interface ReadLogOptions {
   complete(): boolean;
   /** Resolves when `complete` may have changed. */
   changed(signal: AbortSignal): Promise<void>;
-}
-
-/** `2016-10-06T00:17:09.669794202Z stdout F text`; undefined for anything else. */
-export function parseLogLine(line: Buffer): LogLine | undefined {
-  const first = line.indexOf(32);
-  const second = line.indexOf(32, first + 1);
-  const third = line.indexOf(32, second + 1);
-  if (first === -1 || second === -1 || third === -1) return undefined;
-  const stream = line.toString("latin1", first + 1, second);
-  if (stream !== "stdout" && stream !== "stderr") return undefined;
-  return {
-    at: line.toString("latin1", 0, first),
-    stream,
-    partial: line[second + 1] === 80,
-    content: line.subarray(third + 1),
-  };
 }
 
 async function segments(dir: string): Promise<number[]> {
@@ -62,8 +47,11 @@ interface Position {
   offset: number;
 }
 
-/** The lines of one container instance, past and, with `follow`, to come. */
-export async function* readLog(dir: string, options: ReadLogOptions): AsyncGenerator<LogLine> {
+/**
+ * The lines of one container instance, past and, with `follow`, to come. In batches, as they are read: a log has hundreds of
+ * thousands of lines, and a wait for each of them costs more than all else that is done to it.
+ */
+export async function* readLog(dir: string, options: ReadLogOptions): AsyncGenerator<LogLine[]> {
   let left = options.limitBytes ?? Infinity;
   const since = options.since === undefined ? undefined : sinceKey(options.since);
   const wanted = (line: LogLine) =>
@@ -71,16 +59,17 @@ export async function* readLog(dir: string, options: ReadLogOptions): AsyncGener
     (since === undefined || sinceKey(line.at) >= since);
   let position: Position =
     options.tail === undefined ? { segment: 0, offset: 0 } : await tailPosition(dir, options.tail, wanted);
-  for await (const line of allLines(dir, position, options)) {
-    if (left <= 0) return;
-    if (!wanted(line)) continue;
-    const size = line.content.length + (line.partial ? 0 : 1);
-    if (size > left) {
-      yield { ...line, partial: true, content: line.content.subarray(0, left) };
-      return;
+  for await (const lines of allLines(dir, position, options)) {
+    const batch: LogLine[] = [];
+    for (const line of lines) {
+      if (left <= 0) break;
+      if (!wanted(line)) continue;
+      const size = line.content.length + (line.partial ? 0 : 1);
+      batch.push(size <= left ? line : { ...line, partial: true, content: line.content.subarray(0, left) });
+      left -= size;
     }
-    left -= size;
-    yield line;
+    if (batch.length > 0) yield batch;
+    if (left <= 0) return;
   }
 }
 
@@ -98,9 +87,10 @@ async function tailPosition(dir: string, count: number, wanted: (line: LogLine) 
   for (const segment of all.toReversed()) {
     const starts: { offset: number; ends: boolean }[] = [];
     let end = 0;
-    for await (const { line, offset, next } of segmentLines(dir, { segment, offset: 0 })) {
+    for await (const { lines, offsets, next } of segmentLines(dir, { segment, offset: 0 })) {
       end = next;
-      if (wanted(line)) starts.push({ offset, ends: !line.partial });
+      for (const [index, line] of lines.entries())
+        if (wanted(line)) starts.push({ offset: offsets[index]!, ends: !line.partial });
     }
     if (count === 0) return { segment, offset: end };
     // Walk back over whole lines: a line begins after the end of the one before it.
@@ -112,10 +102,14 @@ async function tailPosition(dir: string, count: number, wanted: (line: LogLine) 
   return { segment: 0, offset: 0 };
 }
 
-async function* segmentLines(
-  dir: string,
-  from: Position,
-): AsyncGenerator<{ line: LogLine; offset: number; next: number }> {
+/** Whole lines, where each begins, and where the one after them will. */
+interface Batch {
+  lines: LogLine[];
+  offsets: number[];
+  next: number;
+}
+
+async function* segmentLines(dir: string, from: Position): AsyncGenerator<Batch> {
   let handle: FileHandle;
   try {
     handle = await open(join(dir, `log.${from.segment}`), "r");
@@ -124,31 +118,36 @@ async function* segmentLines(
     return;
   }
   try {
-    const buffer = Buffer.allocUnsafe(CHUNK_BYTES);
     let rest: Buffer = Buffer.alloc(0);
     let offset = from.offset;
-    let readAt = from.offset;
     for (;;) {
-      const { bytesRead } = await handle.read(buffer, 0, CHUNK_BYTES, readAt);
+      // A new one each time: the lines are parts of it.
+      const buffer = Buffer.allocUnsafe(rest.length + CHUNK_BYTES);
+      rest.copy(buffer);
+      const { bytesRead } = await handle.read(buffer, rest.length, CHUNK_BYTES, offset + rest.length);
       if (bytesRead === 0) return;
-      readAt += bytesRead;
-      const data = Buffer.concat([rest, buffer.subarray(0, bytesRead)]);
+      const data = buffer.subarray(0, rest.length + bytesRead);
+      const batch: Batch = { lines: [], offsets: [], next: offset };
       let start = 0;
       for (let newline = data.indexOf(10); newline !== -1; newline = data.indexOf(10, start)) {
-        const line = parseLogLine(data.subarray(start, newline));
-        const next = offset + (newline + 1 - start);
-        if (line !== undefined) yield { line, offset, next };
-        offset = next;
+        const line = decodeLogLine(data.subarray(start, newline));
+        if (line !== undefined) {
+          batch.lines.push(line);
+          batch.offsets.push(offset + start);
+        }
         start = newline + 1;
       }
-      rest = Buffer.from(data.subarray(start));
+      rest = data.subarray(start);
+      offset += start;
+      batch.next = offset;
+      yield batch;
     }
   } finally {
     await handle.close();
   }
 }
 
-async function* allLines(dir: string, from: Position, options: ReadLogOptions): AsyncGenerator<LogLine> {
+async function* allLines(dir: string, from: Position, options: ReadLogOptions): AsyncGenerator<LogLine[]> {
   let { segment, offset } = from;
   const { signal } = options;
   while (!signal.aborted) {
@@ -156,10 +155,10 @@ async function* allLines(dir: string, from: Position, options: ReadLogOptions): 
     const complete = options.complete();
     const later = (await segments(dir)).find((other) => other > segment);
     const before = offset;
-    for await (const { line, next } of segmentLines(dir, { segment, offset })) {
+    for await (const { lines, next } of segmentLines(dir, { segment, offset })) {
       if (signal.aborted) return;
       offset = next;
-      yield line;
+      yield lines;
     }
     if (later !== undefined) {
       segment = later;
@@ -205,12 +204,14 @@ export async function logTail(dir: string, lines: number, bytes: number): Promis
   const position = await tailPosition(dir, lines, () => true);
   const parts: Buffer[] = [];
   for (const segment of (await segments(dir)).filter((number) => number >= position.segment)) {
-    for await (const { line } of segmentLines(dir, {
+    for await (const { lines } of segmentLines(dir, {
       segment,
       offset: segment === position.segment ? position.offset : 0,
     })) {
-      parts.push(line.content);
-      if (!line.partial) parts.push(Buffer.from("\n"));
+      for (const line of lines) {
+        parts.push(line.content);
+        if (!line.partial) parts.push(Buffer.from("\n"));
+      }
     }
   }
   return Buffer.concat(parts).subarray(-bytes).toString();

@@ -322,7 +322,7 @@ export class Supervisor implements MachineHome {
     this.#replan();
   }
 
-  logs(container: string, options: LogOptions): AsyncIterable<LogLine> {
+  logs(container: string, options: LogOptions): AsyncIterable<LogLine[]> {
     this.#findSpec(container);
     const own = this.#own(container);
     const folder = this.#instanceFolder(container, options.previous ? own.attempt - 1 : own.attempt);
@@ -396,6 +396,7 @@ export class Supervisor implements MachineHome {
   }
 
   /** Lets go of everything; machine and containers live on. */
+        probes: Object.values(this.#runtimes.get(container.name)?.probers ?? {}).map(({ tally }) => ({ ...tally })),
   async close(): Promise<void> {
     this.#closing.abort(new Error("the backend is stopping"));
     this.#opening?.abort(this.#closing.signal.reason);

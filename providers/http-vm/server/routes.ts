@@ -326,7 +326,8 @@ async function getLogs({ provider, clock }: RouteContext, exchange: Exchange, id
     exchange.response.flushHeaders();
     const output = new BatchedOutput(exchange.response, exchange.signal);
     for (let result = await pending; !result.done; result = await pending) {
-      await output.write(encodeLogLine(result.value));
+      const room = output.write(encodeLogLine(result.value));
+      if (room !== undefined) await room;
       pending = iterator.next();
     }
     output.flush();
@@ -351,33 +352,35 @@ async function settledSoon(promise: Promise<unknown>, clock: Clock): Promise<voi
   }
 }
 
+const BATCH_BYTES = 64 * 1024;
+
 /** Small writes of one turn leave as one; a full socket holds the writer back. */
 class BatchedOutput {
   readonly #response: ServerResponse;
   readonly #signal: AbortSignal;
-  #corked = false;
+  #batch: Buffer[] = [];
+  #bytes = 0;
 
   constructor(response: ServerResponse, signal: AbortSignal) {
     this.#response = response;
     this.#signal = signal;
   }
 
-  async write(data: Buffer | string): Promise<void> {
-    if (!this.#corked) {
-      this.#corked = true;
-      this.#response.cork();
-      setImmediate(() => this.flush());
-    }
-    if (this.#response.write(data)) return;
-    this.flush();
-    if (this.#response.writableNeedDrain) await once(this.#response, "drain", { signal: this.#signal });
+  /** @returns something to wait for when nothing more should be written for now */
+  write(data: Buffer): Promise<unknown> | undefined {
+    if (this.#bytes === 0) setImmediate(() => this.flush());
+    this.#batch.push(data);
+    this.#bytes += data.length;
+    if (this.#bytes >= BATCH_BYTES) this.flush();
+    return this.#response.writableNeedDrain ? once(this.#response, "drain", { signal: this.#signal }) : undefined;
   }
 
-  /** Must come before end(), which in Node 24 sends the last chunk ahead of what is corked. */
+  /** Must come before end(). */
   flush(): void {
-    if (!this.#corked) return;
-    this.#corked = false;
-    this.#response.uncork();
+    if (this.#bytes === 0 || this.#response.destroyed) return;
+    this.#response.write(Buffer.concat(this.#batch, this.#bytes));
+    this.#batch = [];
+    this.#bytes = 0;
   }
 }
 
@@ -456,12 +459,14 @@ async function streamEvents(
   try {
     for (let result = await pending; !result.done; result = await pending) {
       const { revision } = result.value;
-      await output.write(`id: ${revision}\ndata: ${JSON.stringify(result.value)}\n\n`);
+      await output.write(Buffer.from(`id: ${revision}\ndata: ${JSON.stringify(result.value)}\n\n`));
       pending = iterator.next();
     }
   } catch (thrown) {
-    if (!signal.aborted)
-      await output.write(`event: error\ndata: ${JSON.stringify(errorReply(asProviderError(thrown), requestId))}\n\n`);
+    if (!signal.aborted) {
+      const error = JSON.stringify(errorReply(asProviderError(thrown), requestId));
+      await output.write(Buffer.from(`event: error\ndata: ${error}\n\n`));
+    }
   } finally {
     cancel();
   }

@@ -50,7 +50,7 @@ export function containerLogs(deps: {
           container,
           providerOptions({ ...options, previous }, since, signal),
         );
-        await writeLog(filtered(lines, options, since), options, response, deps.clock, signal);
+        await writeLog(lines, { ...options, since }, response, deps.clock, signal);
       } finally {
         release();
       }
@@ -157,35 +157,61 @@ function providerOptions(options: ContainerLogOptions, since: number | undefined
   };
 }
 
-async function* filtered(
-  lines: AsyncIterable<LogLine>,
-  options: ContainerLogOptions,
-  since: number | undefined,
-): AsyncGenerator<LogLine> {
-  for await (const line of lines) {
-    if (options.stream !== undefined && line.stream !== options.stream) continue;
-    if (since !== undefined && Date.parse(line.at) < since) continue;
-    yield line;
-  }
+/** What of the log is output, and how. `since` in milliseconds since the epoch. */
+export interface LogFormat {
+  timestamps: boolean;
+  limitBytes?: number;
+  stream?: "stdout" | "stderr";
+  since?: number | undefined;
 }
 
-/** The output's bytes: times if asked for, parts of a line joined, cut at the limit. */
-export async function* formatLog(
-  lines: AsyncIterable<LogLine>,
-  options: Pick<ContainerLogOptions, "timestamps" | "limitBytes">,
-): AsyncGenerator<Buffer> {
-  let left = options.limitBytes ?? Number.POSITIVE_INFINITY;
-  let atLineStart = true;
-  for await (const line of lines) {
-    const parts: Buffer[] = [];
-    if (options.timestamps && atLineStart) parts.push(Buffer.from(`${nineDigits(line.at)} `));
-    parts.push(line.content);
-    if (!line.partial) parts.push(NEWLINE);
-    atLineStart = !line.partial;
-    const text = Buffer.concat(parts);
-    yield text.length <= left ? text : text.subarray(0, left);
-    left -= text.length;
-    if (left <= 0) return;
+/** Collects the output's bytes: what is wanted of the lines, times if asked for, parts of a line joined, cut at the limit. */
+export class LogOutput {
+  readonly #format: LogFormat;
+  #left: number;
+  #pieces: Buffer[] = [];
+  #size = 0;
+  #atLineStart = true;
+
+  constructor(format: LogFormat) {
+    this.#format = format;
+    this.#left = format.limitBytes ?? Number.POSITIVE_INFINITY;
+  }
+
+  /** Bytes that `take` would return. */
+  get size(): number {
+    return this.#size;
+  }
+
+  /** The limit is reached: nothing more comes. */
+  get isDone(): boolean {
+    return this.#left <= 0;
+  }
+
+  add(line: LogLine): void {
+    const { stream, since, timestamps } = this.#format;
+    if (stream !== undefined && line.stream !== stream) return;
+    if (since !== undefined && Date.parse(line.at) < since) return;
+    if (timestamps && this.#atLineStart) this.#push(Buffer.from(`${nineDigits(line.at)} `));
+    this.#push(line.content);
+    if (!line.partial) this.#push(NEWLINE);
+    this.#atLineStart = !line.partial;
+  }
+
+  /** What was added since the last call. */
+  take(): Buffer {
+    const bytes = Buffer.concat(this.#pieces, this.#size);
+    this.#pieces = [];
+    this.#size = 0;
+    return bytes;
+  }
+
+  #push(bytes: Buffer): void {
+    if (this.#left <= 0) return;
+    const piece = bytes.length <= this.#left ? bytes : bytes.subarray(0, this.#left);
+    this.#pieces.push(piece);
+    this.#size += piece.length;
+    this.#left -= piece.length;
   }
 }
 
@@ -204,7 +230,7 @@ const BATCH_BYTES = 64 * 1024;
 
 async function writeLog(
   lines: AsyncIterable<LogLine>,
-  options: ContainerLogOptions,
+  format: LogFormat & { follow: boolean },
   response: ServerResponse,
   clock: Clock,
   signal: AbortSignal,
@@ -214,23 +240,20 @@ async function writeLog(
   const begin = () => {
     if (!response.headersSent && !response.destroyed) response.writeHead(200).flushHeaders();
   };
-  let batch: Buffer[] = [];
-  let batched = 0;
+  const output = new LogOutput(format);
   const flush = () => {
-    if (batched === 0 || response.destroyed) return;
+    if (output.size === 0 || response.destroyed) return;
     begin();
-    response.write(Buffer.concat(batch, batched));
-    batch = [];
-    batched = 0;
+    response.write(output.take());
   };
-  const cancelBegin = options.follow ? clock.after(FIRST_LINE_WAIT_MS, begin) : () => {};
+  const cancelBegin = format.follow ? clock.after(FIRST_LINE_WAIT_MS, begin) : () => {};
   try {
-    for await (const text of formatLog(lines, options)) {
+    for await (const line of lines) {
       // Lines that are at hand now go out together, in the next turn of the event loop.
-      if (batched === 0) setImmediate(flush);
-      batch.push(text);
-      batched += text.length;
-      if (batched >= BATCH_BYTES) flush();
+      if (output.size === 0) setImmediate(flush);
+      output.add(line);
+      if (output.size >= BATCH_BYTES) flush();
+      if (output.isDone) break;
       if (response.writableNeedDrain) await drained(response, signal);
     }
     flush();

@@ -1,8 +1,9 @@
 import type { Probe } from "../machine.ts";
 import type { Clock } from "../../util/clock.ts";
+import type { ProbeTally } from "../provider.ts";
 import type { ProbeResult } from "./actions.ts";
 
-export type ProbeKind = "startup" | "readiness" | "liveness";
+export type ProbeKind = ProbeTally["probe"];
 
 export interface ProberEvents {
   /** The verdict changed, or for startup and liveness was reached. */
@@ -22,6 +23,7 @@ export class Prober {
   readonly #clock: Clock;
   readonly #attempt: () => Promise<ProbeResult>;
   readonly #events: ProberEvents;
+  readonly #tally: ProbeTally;
   #verdict: boolean | undefined;
   #last: boolean | undefined;
   #run = 0;
@@ -37,6 +39,7 @@ export class Prober {
     verdict?: boolean,
   ) {
     this.#kind = kind;
+    this.#tally = { probe: kind, successful: 0, failed: 0, unknown: 0 };
     this.#probe = probe;
     this.#clock = clock;
     this.#attempt = attempt;
@@ -48,6 +51,11 @@ export class Prober {
   start(runningSince: number): void {
     const first = runningSince + this.#probe.initial_delay_s * 1000 - this.#clock.now();
     this.#cancel = this.#clock.after(Math.max(0, first), () => void this.#turn());
+  }
+
+  /** What came out until now. */
+  get tally(): Readonly<ProbeTally> {
+    return this.#tally;
   }
 
   stop(): void {
@@ -70,6 +78,7 @@ export class Prober {
   #judge(result: ProbeResult): void {
     const title = TITLES[this.#kind];
     if (result.outcome === "unknown") {
+      this.#tally.unknown++;
       // Neither good nor bad: the verdict stands.
       this.#events.complaint("Unhealthy", `${title} probe errored and resulted in unknown state: ${result.output}`);
       return;
@@ -78,6 +87,7 @@ export class Prober {
       this.#events.complaint("ProbeWarning", `${title} probe warning: ${result.output}`);
     if (result.outcome === "failure") this.#events.complaint("Unhealthy", `${title} probe failed: ${result.output}`);
     const good = result.outcome !== "failure";
+    this.#tally[good ? "successful" : "failed"]++;
     this.#run = good === this.#last ? this.#run + 1 : 1;
     this.#last = good;
     if (this.#run < (good ? this.#probe.success : this.#probe.failure)) return;

@@ -150,3 +150,16 @@ test("probes of a container end with it", async () => {
   await world.advance(60_000);
   expect(world.journal.slice(before)).toEqual([]);
 });
+
+test("the outcomes of each probe are counted, and tell with the usage what they came to", async () => {
+  const health = { exit: 0 };
+  const world = await withHealth({ probes: { readiness: probe(), liveness: probe({ failure: 9 }) } }, health);
+  await world.advance(10_000);
+  health.exit = 1;
+  await world.advance(10_000);
+  const [stats] = await world.provider.getStats({ labels: {}, signal: world.signal });
+  expect(stats!.containers[0]!.probes).toEqual([
+    { probe: "readiness", successful: 2, failed: 1, unknown: 0 },
+    { probe: "liveness", successful: 2, failed: 1, unknown: 0 },
+  ]);
+});

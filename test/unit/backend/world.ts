@@ -257,7 +257,11 @@ export class World {
         return Promise.resolve({ stdin: null, stdout, stderr: null, exit, resize() {}, close() {} });
       },
       dial: () => Promise.reject(new Error("no network in this world")),
-      stats: () => Promise.resolve({ containers: [], volumes: this.volumes }),
+      stats: (running) =>
+        Promise.resolve({
+          containers: running.map(({ name }) => ({ name, cpu_usage_ns_total: 1, memory_working_set_bytes: 1 })),
+          volumes: this.volumes,
+        }),
       applyFiles: (volume) => {
         this.patched.push(`${volume.name}=${volume.version}`);
         return Promise.resolve();

@@ -49,6 +49,7 @@ const same = {
   MachineNotice: true satisfies Same<Schemas["MachineNotice"], machine.MachineNotice>,
   Machine: true satisfies Same<Schemas["Machine"], machine.Machine>,
   MachineEvent: true satisfies Same<Schemas["MachineEvent"], provider.MachineEvent>,
+  ProbeTally: true satisfies Same<Schemas["ProbeTally"], provider.ProbeTally>,
   ContainerStats: true satisfies Same<Schemas["ContainerStats"], provider.ContainerStats>,
   MachineStats: true satisfies Same<Schemas["MachineStats"], provider.MachineStats>,
 };

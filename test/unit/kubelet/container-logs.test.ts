@@ -3,7 +3,8 @@ import { describe, expect, it } from "vitest";
 import type { Pod } from "../../../src/kube/wire.ts";
 import {
   attemptToRead,
-  formatLog,
+  type LogFormat,
+  LogOutput,
   nineDigits,
   parseLogOptions,
 } from "../../../src/kubelet/endpoints/container-logs.ts";
@@ -17,37 +18,34 @@ const line = (content: string, options: Partial<LogLine> = {}): LogLine => ({
   content: Buffer.from(content),
 });
 
-async function output(lines: LogLine[], options: { timestamps: boolean; limitBytes?: number }): Promise<string> {
-  const source = (async function* () {
-    yield* lines;
-  })();
-  const parts: Buffer[] = [];
-  for await (const part of formatLog(source, options)) parts.push(part);
-  return Buffer.concat(parts).toString();
+function output(lines: LogLine[], format: LogFormat): string {
+  const collected = new LogOutput(format);
+  for (const each of lines) collected.add(each);
+  return collected.take().toString();
 }
 
 describe("the log's output", () => {
-  it("joins the parts of a line, and has the time once at its beginning", async () => {
+  it("joins the parts of a line, and has the time once at its beginning", () => {
     const lines = [line("a", { partial: true }), line("b", { partial: true }), line("c"), line("d")];
-    expect(await output(lines, { timestamps: true })).toBe(
+    expect(output(lines, { timestamps: true })).toBe(
       "2026-01-01T00:00:01.500000000Z abc\n2026-01-01T00:00:01.500000000Z d\n",
     );
   });
 
-  it("invents no newline at the end of an unfinished line", async () => {
-    expect(await output([line("unfinished", { partial: true })], { timestamps: false })).toBe("unfinished");
+  it("invents no newline at the end of an unfinished line", () => {
+    expect(output([line("unfinished", { partial: true })], { timestamps: false })).toBe("unfinished");
   });
 
-  it("is cut to the byte, times included", async () => {
-    await fc.assert(
-      fc.asyncProperty(
+  it("is cut to the byte, times included", () => {
+    fc.assert(
+      fc.property(
         fc.array(fc.string({ maxLength: 20 })),
         fc.integer({ min: 1, max: 300 }),
         fc.boolean(),
-        async (texts, limitBytes, timestamps) => {
+        (texts, limitBytes, timestamps) => {
           const lines = texts.map((text) => line(text));
-          const whole = Buffer.from(await output(lines, { timestamps }));
-          const cut = Buffer.from(await output(lines, { timestamps, limitBytes }));
+          const whole = Buffer.from(output(lines, { timestamps }));
+          const cut = Buffer.from(output(lines, { timestamps, limitBytes }));
           // A cut inside a character shows as its replacement: compare what comes before it.
           expect(cut.subarray(0, limitBytes - 4)).toEqual(whole.subarray(0, limitBytes).subarray(0, limitBytes - 4));
         },

@@ -74,6 +74,13 @@ function setUp(pods: Record<string, string[]>) {
 }
 
 describe("usage of the machines", () => {
+  it("comes with what the backend's probes came to, even of a container that has no usage yet", async () => {
+    const { next } = setUp({ web: ["main"] });
+    const tally = { probe: "readiness" as const, successful: 3, failed: 1, unknown: 0 };
+    const { pods, probes } = await next({ web: { containers: [container("main", 0, { probes: [tally] })] } });
+    expect({ pods, probes }).toEqual({ pods: [], probes: [{ podUid: "uid-web", container: "main", tally }] });
+  });
+
   it("is asked for at once when a container has started since", async () => {
     const { source, list, calls } = setUp({ old: ["main"] });
     await source.sample();

@@ -58,6 +58,16 @@ describe("AgentProber", () => {
     expect(changes).toBe(1);
   });
 
+  test("counts how its probes came out", async () => {
+    isReady();
+    await waitFor({ what: "a success" }, () => must(prober.tallies()[0]?.tally.successful === 1, prober.tallies()));
+    status = 503;
+    await waitFor({ what: "a failure" }, () => must(prober.tallies()[0]?.tally.failed === 1, prober.tallies()));
+    expect(prober.tallies()).toEqual([
+      { podUid: "u1", container: "app", tally: { probe: "readiness", successful: 1, failed: 1, unknown: 0 } },
+    ]);
+  });
+
   test("says that a probe failed, in kubelet's words, at the container", async () => {
     status = 503;
     isReady();
