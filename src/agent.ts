@@ -1,6 +1,7 @@
 /**
  * The composition root: builds the objects of an agent from its configuration, starts them in order and stops them in the
- * reverse order. One process serves all nodes of the file; the nodes share nothing but the process and its health port.
+ * reverse order. One process serves all nodes of the file; the nodes share nothing but the process, its health port, and one
+ * watch of the Services.
  *
  * Stopping leaves everything as it is: machines run on, the Node stays, and whoever starts next takes over from what the
  * API server and the backend say.
@@ -23,6 +24,7 @@ import { toError } from "./util/errors.ts";
 import type { Random } from "./util/random.ts";
 import { NodeAgent } from "./node-agent.ts";
 import { isTerminal } from "./pods/status.ts";
+import { ServiceCache } from "./podspec/services.ts";
 import type { ContainerState } from "./provider/machine.ts";
 import type { Provider } from "./provider/provider.ts";
 import { HealthChecks, startHealthServer, type HealthCheck, type HealthServer } from "./telemetry/health.ts";
@@ -86,6 +88,7 @@ export function connect(options: {
 
 export class Agent {
   readonly nodes: readonly NodeAgent[];
+  readonly #services: ServiceCache;
   readonly #health: HealthServer;
   readonly #self: KubeTransport;
   readonly #elector: LeaderElector | undefined;
@@ -93,12 +96,14 @@ export class Agent {
 
   private constructor(parts: {
     nodes: readonly NodeAgent[];
+    services: ServiceCache;
     health: HealthServer;
     self: KubeTransport;
     elector: LeaderElector | undefined;
     logger: Logger;
   }) {
     this.nodes = parts.nodes;
+    this.#services = parts.services;
     this.#health = parts.health;
     this.#self = parts.self;
     this.#elector = parts.elector;
@@ -117,6 +122,7 @@ export class Agent {
     const readyz = new HealthChecks("readyz");
     const metrics = createMetrics({ nodeNames: config.nodes.map((node) => node.name), version });
     const nodes: NodeAgent[] = [];
+    let services: ServiceCache | undefined;
     metrics.onScrape(() => countPods(nodes, metrics));
     // What belongs to no node is asked for as the process itself: a node may read neither.
     const self = connect({ config, clock, logger, version, metrics });
@@ -151,6 +157,7 @@ export class Agent {
           component: "kubelet",
           host: node.name,
         });
+        services ??= new ServiceCache({ kube, clock, random: options.random, logger });
         const provider = await options.createProvider(node.provider);
         nodes.push(
           await NodeAgent.create({
@@ -160,6 +167,7 @@ export class Agent {
             kube,
             self,
             events,
+            services,
             provider,
             clusterId,
             metrics,
@@ -171,7 +179,8 @@ export class Agent {
         );
       }
       isBuilt = true;
-      return new Agent({ nodes, health, self, elector, logger });
+      // The configuration has at least one node.
+      return new Agent({ nodes, services: services!, health, self, elector, logger });
     } catch (thrown) {
       await Promise.all([...nodes.map((node) => node.close()), self.close(), health.close()]);
       throw thrown;
@@ -192,6 +201,7 @@ export class Agent {
       Promise.all(this.nodes.map((node) => node.act(leading))).then(() => undefined);
     const parts = [
       ...this.nodes.map((node) => node.observe(linked)),
+      this.#services.run(linked),
       // Whoever loses the leadership ends: a fresh process stands by with nothing left over from before.
       this.#elector === undefined
         ? act(linked)

@@ -28,6 +28,7 @@ import type { Backend, NodeFacts } from "./podspec/inputs.ts";
 import { machineId, ownerLabels } from "./podspec/machine-id.ts";
 import { PodRenderer } from "./podspec/pod-renderer.ts";
 import { ReferenceCache } from "./podspec/references.ts";
+import type { ServiceCache } from "./podspec/services.ts";
 import { TokenManager } from "./podspec/tokens.ts";
 import { ProviderError } from "./provider/errors.ts";
 import { instrument } from "./provider/instrument.ts";
@@ -48,6 +49,8 @@ export interface NodeAgentOptions {
   /** The API server as the process itself. */
   self: KubeTransport;
   events: EventRecorder;
+  /** Shared by the nodes of this process. */
+  services: ServiceCache;
   provider: Provider;
   clusterId: string;
   version: string;
@@ -102,11 +105,11 @@ export class NodeAgent {
     clientCa: Reloadable<string>,
   ) {
     this.#o = options;
-    const { node, kube, events, clusterId, clock, random, logger, metrics } = options;
+    const { node, kube, events, services, clusterId, clock, random, logger, metrics } = options;
     this.name = node.name;
     const provider = (this.#provider = instrument(options.provider, metrics, clock));
     const changed = (podUid: string) => this.pods.poke(podUid);
-    this.#references = new ReferenceCache({ kube, clock, random, logger, onChange: changed });
+    this.#references = new ReferenceCache({ kube, services, clock, random, logger, onChange: changed });
     const tokens = new TokenManager({ kube, clock, random, logger, onChange: changed });
     const renderer = new PodRenderer({
       kube,
@@ -204,7 +207,6 @@ export class NodeAgent {
     const { certificate, kube } = this.#o;
     await Promise.all([
       this.server.run(signal),
-      this.#references.run(signal),
       this.pods.observe(signal),
       certificate?.run(kube, signal),
     ]);
@@ -231,6 +233,7 @@ export class NodeAgent {
   }
 
   async close(): Promise<void> {
+    this.#references.close();
     await this.server.close(CLOSE_GRACE_MS);
     await this.#o.provider.close();
     await this.#o.kube.close();

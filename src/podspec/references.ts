@@ -1,5 +1,5 @@
 /**
- * The configMaps, secrets and services that this node's pods refer to. Nothing else is ever read: each object is fetched
+ * The configMaps and secrets that this node's pods refer to. Nothing else is ever read: each object is fetched
  * one at a time by name, then watched by name for as long as a pod refers to it, so that changes reach running machines in
  * seconds. Immutable objects are read once. "Not found" is an answer of the API server; every other failure is "unknown".
  */
@@ -8,12 +8,13 @@ import type { Kube } from "../kube/kube.ts";
 import { resourcePath } from "../kube/paths.ts";
 import { Reflector } from "../kube/reflector.ts";
 import { Store } from "../kube/store.ts";
-import type { ConfigMap, Pod, Secret, Service } from "../kube/wire.ts";
+import type { ConfigMap, Pod, Secret } from "../kube/wire.ts";
 import type { Logger } from "../telemetry/logger.ts";
 import type { Clock } from "../util/clock.ts";
 import { toError } from "../util/errors.ts";
 import type { Random } from "../util/random.ts";
 import type { Lookup, References } from "./inputs.ts";
+import type { ServiceCache } from "./services.ts";
 import { isServiceAccountVolume, usedVolumes } from "./volumes.ts";
 
 export interface Reference {
@@ -64,6 +65,7 @@ export function podReferences(pod: Pod, options: { files: boolean } = { files: t
 
 export interface ReferenceCacheOptions {
   kube: Kube;
+  services: ServiceCache;
   clock: Clock;
   random: Random;
   logger: Logger;
@@ -77,7 +79,6 @@ type Referenced = ConfigMap | Secret;
 const POLL_MS = 60_000;
 /** A read that failed is repeated this soon. */
 const RETRY_MS = 5_000;
-const SERVICES_WAIT_MS = 5_000;
 
 /** One object that some pod refers to. */
 interface Entry {
@@ -99,29 +100,14 @@ export class ReferenceCache {
   readonly #o: ReferenceCacheOptions;
   readonly #entries = new Map<string, Entry>();
   readonly #byPod = new Map<string, Set<string>>();
-  readonly #services: Store<Service>;
-  #isRunning = false;
 
   constructor(options: ReferenceCacheOptions) {
     this.#o = options;
-    this.#services = new Store<Service>({
-      logger: options.logger,
-      indexers: { namespace: (service) => [service.metadata?.namespace ?? ""] },
-    });
   }
 
-  /** Watches services until `signal` aborts, and lets go of every object then. */
-  async run(signal: AbortSignal): Promise<void> {
-    const { kube, clock, random, logger } = this.#o;
-    const path = resourcePath({ resource: "services" });
-    this.#isRunning = true;
-    await new Reflector<Service>({ kube, path, store: this.#services, clock, random, logger }).run(signal);
+  /** Watches no object any more. */
+  close(): void {
     for (const entry of this.#entries.values()) entry.stop.abort();
-  }
-
-  /** Resolves when services have been listed once. @throws the signal's reason on abort */
-  async servicesSynced(signal: AbortSignal): Promise<void> {
-    await this.#services.hasSynced(signal);
   }
 
   /** Names what a pod refers to; what it referred to before and does no more is let go of. */
@@ -164,7 +150,7 @@ export class ReferenceCache {
   async read(podUid: string, signal: AbortSignal): Promise<void> {
     const entries = [...(this.#byPod.get(podUid) ?? [])].flatMap((key) => this.#entries.get(key) ?? []);
     const reads = entries.filter((entry) => !isSettled(entry)).map((entry) => this.#get(entry, signal));
-    await Promise.all([...reads, this.#firstServices(signal)]);
+    await Promise.all([...reads, this.#o.services.firstList(signal)]);
   }
 
   /** What is known now, for rendering this pod. Tokens are not the cache's. */
@@ -176,10 +162,7 @@ export class ReferenceCache {
       if (entry?.lookup === undefined) continue;
       (entry.reference.kind === "configmap" ? configMaps : secrets).set(entry.reference.name, entry.lookup);
     }
-    const namespaces = new Set([pod.metadata?.namespace ?? "", "default"]);
-    const services = this.#services.synced
-      ? [...namespaces].flatMap((namespace) => this.#services.byIndex("namespace", namespace))
-      : undefined;
+    const services = this.#o.services.of(new Set([pod.metadata?.namespace ?? "", "default"]));
     return { configMaps, secrets, services };
   }
 
@@ -192,16 +175,6 @@ export class ReferenceCache {
       parts.push(`${key}@${lookup.kind === "found" ? (lookup.object.metadata?.resourceVersion ?? "") : "absent"}`);
     }
     return parts.sort().join(",");
-  }
-
-  /** At start, the first list of services is worth waiting for a little: without it every pod would have to come back. */
-  async #firstServices(signal: AbortSignal): Promise<void> {
-    if (this.#services.synced || !this.#isRunning) return;
-    const over = new AbortController();
-    const both = AbortSignal.any([signal, over.signal]);
-    await Promise.race([this.#services.hasSynced(both), this.#o.clock.sleep(SERVICES_WAIT_MS, both)]).finally(() =>
-      over.abort(),
-    );
   }
 
   #letGo(key: string, podUid: string): void {

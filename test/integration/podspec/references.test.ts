@@ -6,6 +6,7 @@ import { KubeTransport } from "../../../src/kube/transport.ts";
 import type { Pod } from "../../../src/kube/wire.ts";
 import { PodRenderer } from "../../../src/podspec/pod-renderer.ts";
 import { ReferenceCache } from "../../../src/podspec/references.ts";
+import { ServiceCache } from "../../../src/podspec/services.ts";
 import { TokenManager } from "../../../src/podspec/tokens.ts";
 import { ALL_CAPABILITIES } from "../../../src/provider/capabilities.ts";
 import type { MachineSpec } from "../../../src/provider/machine.ts";
@@ -77,8 +78,10 @@ describe("rendering against an API server", () => {
     });
 
     const parts = { kube: asNode, clock, random: systemRandom, logger, onChange: () => wake() };
-    const references = new ReferenceCache(parts);
-    void references.run(signal);
+    const services = new ServiceCache(parts);
+    const references = new ReferenceCache({ ...parts, services });
+    void services.run(signal);
+    signal.addEventListener("abort", () => references.close());
     const node = await admin.request<never>({
       method: "GET",
       path: resourcePath({ resource: "nodes", name: "burst-0" }),

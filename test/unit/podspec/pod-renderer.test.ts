@@ -4,6 +4,7 @@ import type { Machine } from "../../../src/provider/machine.ts";
 import type { Node, Pod } from "../../../src/kube/wire.ts";
 import { PodRenderer, type PodRendererOptions } from "../../../src/podspec/pod-renderer.ts";
 import { ReferenceCache } from "../../../src/podspec/references.ts";
+import { ServiceCache } from "../../../src/podspec/services.ts";
 import { TokenManager } from "../../../src/podspec/tokens.ts";
 import { silentLogger } from "../../../src/telemetry/logger.ts";
 import { settle, VirtualClock } from "../../support/virtual-clock.ts";
@@ -41,10 +42,11 @@ describe("PodRenderer", () => {
     done = new AbortController();
     const onChange = (uid: string) => void changed.push(uid);
     const parts = { kube, clock, random: () => 0, logger: silentLogger, onChange };
-    references = new ReferenceCache(parts);
+    const services = new ServiceCache(parts);
+    references = new ReferenceCache({ ...parts, services });
     tokens = new TokenManager(parts);
-    void references.run(done.signal);
-    await references.servicesSynced(done.signal);
+    void services.run(done.signal);
+    await services.firstList(done.signal);
   });
   afterEach(() => done.abort());
 

@@ -1,5 +1,6 @@
 import { afterEach, beforeEach, describe, expect, it } from "vitest";
 import { podReferences, ReferenceCache } from "../../../src/podspec/references.ts";
+import { ServiceCache } from "../../../src/podspec/services.ts";
 import { silentLogger } from "../../../src/telemetry/logger.ts";
 import { settle, VirtualClock } from "../../support/virtual-clock.ts";
 import { failure, FakeKube } from "./fake-kube.ts";
@@ -73,6 +74,7 @@ describe("ReferenceCache", () => {
   let clock: VirtualClock;
   let changed: string[];
   let cache: ReferenceCache;
+  let services: ServiceCache;
   let done: AbortController;
 
   beforeEach(() => {
@@ -80,15 +82,14 @@ describe("ReferenceCache", () => {
     clock = new VirtualClock();
     changed = [];
     done = new AbortController();
-    cache = new ReferenceCache({
-      kube,
-      clock,
-      random: () => 0,
-      logger: silentLogger,
-      onChange: (uid) => changed.push(uid),
-    });
+    const parts = { kube, clock, random: () => 0, logger: silentLogger };
+    services = new ServiceCache(parts);
+    cache = new ReferenceCache({ ...parts, services, onChange: (uid) => changed.push(uid) });
   });
-  afterEach(() => done.abort());
+  afterEach(() => {
+    done.abort();
+    cache.close();
+  });
 
   async function read(which = pod) {
     cache.track(which, refs);
@@ -214,8 +215,8 @@ describe("ReferenceCache", () => {
     kube.put("/api/v1/namespaces/shop/services/web");
     kube.put("/api/v1/namespaces/foreign/services/web");
     expect(cache.references(pod).services).toBeUndefined();
-    void cache.run(done.signal);
-    await cache.servicesSynced(done.signal);
+    void services.run(done.signal);
+    await services.firstList(done.signal);
     expect(
       cache
         .references(pod)
