@@ -730,6 +730,8 @@ export interface components {
         names: string[];
       }[];
       registry_auth?: components["schemas"]["RegistryAuth"][];
+      /** @description Opaque, tells nothing of the credentials. Comes back in the machine's `registry_auth_version`. */
+      registry_auth_version?: string;
       security?: {
         fs_group?: components["schemas"]["Count"];
         /** @enum {string} */
@@ -789,6 +791,8 @@ export interface components {
         resources: components["schemas"]["ContainerResources"];
       }[];
       registry_auth?: components["schemas"]["RegistryAuth"][];
+      /** @description Goes with `registry_auth`. */
+      registry_auth_version?: string;
     };
     /**
      * @description pending, creating, starting -> running -> stopping -> stopped -> deleted (a tombstone). `failed` is over as well, keeps its
@@ -931,6 +935,8 @@ export interface components {
       file_versions?: {
         [key: string]: string;
       };
+      /** @description Version of the registry credentials that the machine has for its next pull. Absent when it has none: a backend that keeps credentials in memory only, as it should, loses them when it restarts, and is given them again. */
+      registry_auth_version?: string;
       /** @description The last few, oldest first. */
       notices?: components["schemas"]["MachineNotice"][];
     };
@@ -962,12 +968,6 @@ export interface components {
       /** @description To ask from next. */
       revision: components["schemas"]["Count"];
     };
-    ContainerStats: {
-      name: components["schemas"]["Name"];
-      started_at: components["schemas"]["Time"];
-      /** @description Never falls while the container lives. */
-      cpu_usage_ns_total: components["schemas"]["Count"];
-      memory_working_set_bytes: components["schemas"]["Count"];
     /** @description How often a probe of a container came out which way, since the container started. */
     ProbeTally: {
       /** @enum {unknown} */
@@ -977,18 +977,24 @@ export interface components {
       /** @description The probe itself could not be run, which says nothing about the container. */
       unknown: components["schemas"]["Count"];
     };
+    ContainerStats: {
+      name: components["schemas"]["Name"];
+      started_at: components["schemas"]["Time"];
+      /** @description Never falls while the container lives. */
+      cpu_usage_ns_total: components["schemas"]["Count"];
+      memory_working_set_bytes: components["schemas"]["Count"];
       memory_usage_bytes?: components["schemas"]["Count"];
       memory_rss_bytes?: components["schemas"]["Count"];
       fs_used_bytes?: components["schemas"]["Count"];
       logs_used_bytes?: components["schemas"]["Count"];
+      /** @description Of a backend that runs the probes, one for each that was run. */
+      probes?: components["schemas"]["ProbeTally"][];
     };
     MachineStats: {
       id: components["schemas"]["MachineId"];
       /** @description When the sample was taken. */
       at: components["schemas"]["Time"];
       containers: components["schemas"]["ContainerStats"][];
-      /** @description Of a backend that runs the probes, one for each that was run. */
-      probes?: components["schemas"]["ProbeTally"][];
       network?: {
         rx_bytes: components["schemas"]["Count"];
         tx_bytes: components["schemas"]["Count"];

@@ -92,6 +92,7 @@ export class MemoryMachine {
   #notices: MachineNotice[] = [];
   #noticeSeq = 0;
   #fileVersions: Record<string, string> = {};
+  #registryAuthVersion: string | undefined;
   #cancelStage: (() => void) | undefined;
   #cancelKill: (() => void) | undefined;
   #killAt = Infinity;
@@ -109,6 +110,7 @@ export class MemoryMachine {
       ...spec.containers.map((container) => newSlot(container, "main")),
       ...(spec.ephemeral_containers ?? []).map((container) => newSlot(container, "ephemeral")),
     ];
+    this.#registryAuthVersion = spec.registry_auth_version;
     for (const volume of spec.volumes ?? [])
       if (volume.type === "files") this.#fileVersions[volume.name] = volume.version;
   }
@@ -179,6 +181,7 @@ export class MemoryMachine {
     this.#change(() => {
       for (const { volume, version } of patch.files ?? [])
         this.#fileVersions = { ...this.#fileVersions, [volume]: version };
+      if (patch.registry_auth !== undefined) this.#registryAuthVersion = patch.registry_auth_version;
       for (const { name, image } of patch.containers ?? []) {
         const slot = this.slot(name);
         if (slot === undefined) continue;
@@ -504,6 +507,7 @@ export class MemoryMachine {
       host: "memory",
       containers: this.#slots.map((slot) => renderContainer(slot)),
       file_versions: this.#fileVersions,
+      ...(this.#registryAuthVersion === undefined ? {} : { registry_auth_version: this.#registryAuthVersion }),
       notices: this.#notices,
     };
   }

@@ -51,6 +51,7 @@ export const MEMORY_CAPABILITIES: readonly Capability[] = [
   "volumes.empty_dir",
   "volumes.files",
   "patch_files",
+  "patch_registry_auth",
   "patch_image",
   "resize",
   "pod_ip",

@@ -72,8 +72,8 @@ export interface ReadinessSource {
 /** Turns pods into machine specs: admission, references, capabilities. */
 export interface Renderer {
   render(pod: Pod, signal: AbortSignal): Promise<Rendered>;
-  /** Changes whenever render might answer differently for a pod that runs; undefined when not known. */
-  version(pod: Pod): string | undefined;
+  /** Changes whenever `diff` might find something to do; undefined when not known. */
+  version(pod: Pod, machine: Machine): string | undefined;
   diff(pod: Pod, machine: Machine, signal: AbortSignal): Promise<Difference>;
 }
 
@@ -192,7 +192,9 @@ export class PodReconciler {
         now: this.#o.clock.now(),
         hostIPs: this.#o.hostIPs(),
         version:
-          desired.kind === "pod" && observed.kind === "found" ? this.#o.renderer.version(desired.pod) : undefined,
+          desired.kind === "pod" && observed.kind === "found"
+            ? this.#o.renderer.version(desired.pod, observed.machine)
+            : undefined,
       });
       if (action.do === "wait")
         return action.afterMs === undefined ? { kind: "settled" } : { kind: "after", ms: action.afterMs };
@@ -337,7 +339,7 @@ export class PodReconciler {
     try {
       const machine = await this.#o.provider.createPod(this.#o.machineId(uid), rendered.spec, { signal });
       this.#o.machines.put(machine);
-      this.#update(uid, { appliedVersion: this.#o.renderer.version(fresh), resize: {} });
+      this.#update(uid, { appliedVersion: this.#o.renderer.version(fresh, machine), resize: {} });
       // Said when it is done, so that a create that had to be repeated does not say it twice.
       for (const event of rendered.events ?? []) this.#o.event(fresh, event);
       this.#o.hooks?.onCreate?.({ ok: true });

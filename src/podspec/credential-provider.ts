@@ -103,22 +103,14 @@ export class ExecCredentials implements ImageCredentials {
     this.#o = options;
   }
 
+  concerns(pod: Pod): boolean {
+    return this.#matches(pod).length > 0;
+  }
+
   async forPod(pod: Pod, signal: AbortSignal): Promise<RegistryAuth[]> {
-    const images = new Set(
-      [
-        ...(pod.spec?.initContainers ?? []),
-        ...(pod.spec?.containers ?? []),
-        ...(pod.spec?.ephemeralContainers ?? []),
-      ].map((container) => normalizeImage(container.image ?? "")),
-    );
-    const pairs = this.#o.config.providers.flatMap((provider) =>
-      [...images]
-        .filter((image) => provider.matchImages.some((glob) => matchesImage(glob, image)))
-        .map((image) => ({ provider, image })),
-    );
     const found: RegistryAuth[] = [];
     // One after the other: a plugin's first answer often serves the next image from the cache.
-    for (const { provider, image } of pairs) {
+    for (const { provider, image } of this.#matches(pod)) {
       try {
         found.push(...(await this.#credentials(provider, image, pod, signal)));
       } catch (thrown) {
@@ -130,6 +122,22 @@ export class ExecCredentials implements ImageCredentials {
       }
     }
     return [...new Map(found.map((auth) => [`${auth.registry}\n${auth.username}`, auth])).values()];
+  }
+
+  /** The plugins that are responsible for the pod's images. */
+  #matches(pod: Pod): { provider: ProviderConfig; image: string }[] {
+    const images = new Set(
+      [
+        ...(pod.spec?.initContainers ?? []),
+        ...(pod.spec?.containers ?? []),
+        ...(pod.spec?.ephemeralContainers ?? []),
+      ].map((container) => normalizeImage(container.image ?? "")),
+    );
+    return this.#o.config.providers.flatMap((provider) =>
+      [...images]
+        .filter((image) => provider.matchImages.some((glob) => matchesImage(glob, image)))
+        .map((image) => ({ provider, image })),
+    );
   }
 
   async #credentials(provider: ProviderConfig, image: string, pod: Pod, signal: AbortSignal): Promise<RegistryAuth[]> {

@@ -13,6 +13,7 @@ import { checkCapabilities } from "./capability-gate.ts";
 import { diffMachine } from "./diff.ts";
 import { containerResources } from "./machine-resources.ts";
 import type { Backend, NodeFacts, PodEvent, References, RenderResult, ResizeOutlook } from "./inputs.ts";
+import { credentialsVersion, registryAuth } from "./pull-secrets.ts";
 import { podReferences, type ReferenceCache } from "./references.ts";
 import { renderEphemeralContainers, renderMachineSpec } from "./render.ts";
 import { judgeResize } from "./resize.ts";
@@ -22,6 +23,8 @@ import { isServiceAccountVolume, renderVolume, tokenWishes, usedVolumes, volumeK
 
 /** Credentials for images that come from elsewhere than the pod's secrets. */
 export interface ImageCredentials {
+  /** True when there may be credentials for an image of this pod. */
+  concerns(pod: Pod): boolean;
   /** Never fails: what cannot be had is logged and left out. */
   forPod(pod: Pod, signal: AbortSignal): Promise<RegistryAuth[]>;
 }
@@ -71,15 +74,21 @@ export class PodRenderer {
     this.#admitted.add(uid);
     const references = await this.#read(pod, signal);
     const result = renderMachineSpec({ pod, references, node: this.#o.facts(), backend: this.#o.backend() });
-    if (result.kind !== "ready" || this.#o.imageCredentials === undefined) return result;
-    if (!this.#o.backend().capabilities.has("registry_auth")) return result;
-    const auth = await this.#o.imageCredentials.forPod(pod, signal);
-    if (auth.length === 0) return result;
-    return { ...result, spec: { ...result.spec, registry_auth: [...(result.spec.registry_auth ?? []), ...auth] } };
+    if (result.kind !== "ready" || !this.#o.backend().capabilities.has("registry_auth")) return result;
+    const auth = [...(result.spec.registry_auth ?? []), ...(await this.#pluginCredentials(pod, signal))];
+    const version = this.#credentialsVersion(pod, references);
+    return {
+      ...result,
+      spec: {
+        ...result.spec,
+        ...(auth.length > 0 && { registry_auth: auth }),
+        ...(version !== undefined && { registry_auth_version: version }),
+      },
+    };
   }
 
   /** Changes whenever a machine of this pod might have to change. */
-  version(pod: Pod): string {
+  version(pod: Pod, machine: Machine): string {
     const uid = uidOf(pod);
     const files = this.#hasFiles();
     // After a restart of the agent nothing has been read yet; the first diff does that, and this changes.
@@ -88,7 +97,7 @@ export class PodRenderer {
     const generation = pod.metadata?.generation ?? 0;
     // The downward API shows labels and annotations, which change without a new generation.
     const metadata = usesMetadata(pod) ? JSON.stringify([pod.metadata?.labels, pod.metadata?.annotations]) : "";
-    return `${generation}|${known ?? "unread"}|${tokens}|${metadata}`;
+    return [generation, known ?? "unread", tokens, metadata, this.#credentialsState(pod, machine)].join("|");
   }
 
   /** What must change on a machine that runs. @throws the signal's reason on abort */
@@ -141,8 +150,16 @@ export class PodRenderer {
     );
     const containers = diff.resized.map(({ container }) => container);
     const resize = judgeResize({ pod, containers, node: this.#o.node(), otherPods: this.#otherPods(pod), backend });
-    const patch = resize.kind === "go" ? { ...diff.patch, resources: diff.resized } : diff.patch;
-    return { patch, resize, events: [...events, ...diff.events] };
+    const patch: MachinePatch = {
+      ...diff.patch,
+      ...(resize.kind === "go" && { resources: diff.resized }),
+      ...(await this.#renewedCredentials(pod, machine, references, signal)),
+    };
+    return {
+      patch: Object.keys(patch).length > 0 ? patch : undefined,
+      resize,
+      events: [...events, ...diff.events],
+    };
   }
 
   /** Forgets a pod that is over. */
@@ -178,6 +195,40 @@ export class PodRenderer {
       agentProbes,
     });
     return gate.ok ? undefined : { kind: "reject", reason: gate.reason, message: gate.message, missing: gate.missing };
+  }
+
+  #pluginCredentials(pod: Pod, signal: AbortSignal): Promise<RegistryAuth[]> | [] {
+    return this.#o.imageCredentials?.forPod(pod, signal) ?? [];
+  }
+
+  /** Undefined when there are no credentials, or the backend cannot be given others than those of the create. */
+  #credentialsVersion(pod: Pod, references: Pick<References, "secrets">): string | undefined {
+    const { capabilities } = this.#o.backend();
+    if (!capabilities.has("registry_auth") || !capabilities.has("patch_registry_auth")) return undefined;
+    return credentialsVersion(pod, references, { plugins: this.#o.imageCredentials?.concerns(pod) ?? false });
+  }
+
+  /** What of a machine says that its credentials are to be looked at again. */
+  #credentialsState(pod: Pod, machine: Machine): string {
+    const hasSecrets = (pod.spec?.imagePullSecrets ?? []).length > 0;
+    const hasPlugins = this.#o.imageCredentials?.concerns(pod) ?? false;
+    if (!hasSecrets && !hasPlugins) return "";
+    return `${machine.registry_auth_version ?? "none"}${hasPlugins && failsToPull(machine) ? " fails" : ""}`;
+  }
+
+  /** A backend that has restarted has no credentials; secrets change; and those of plugins expire, which a failed pull tells. */
+  async #renewedCredentials(
+    pod: Pod,
+    machine: Machine,
+    references: References,
+    signal: AbortSignal,
+  ): Promise<Pick<MachinePatch, "registry_auth" | "registry_auth_version">> {
+    const version = this.#credentialsVersion(pod, references);
+    if (version === undefined) return {};
+    const hasExpired = (this.#o.imageCredentials?.concerns(pod) ?? false) && failsToPull(machine);
+    if (version === machine.registry_auth_version && !hasExpired) return {};
+    const auth = [...registryAuth(pod, references, []), ...(await this.#pluginCredentials(pod, signal))];
+    return { registry_auth: auth, registry_auth_version: version };
   }
 
   /** What else this node has given resources to. */
@@ -227,6 +278,11 @@ export class PodRenderer {
       return isNotFound(thrown) ? { kind: "absent" } : { kind: "unknown", message: toError(thrown).message };
     }
   }
+}
+
+/** Once per failed pull: what follows is the back-off. */
+function failsToPull(machine: Machine): boolean {
+  return machine.containers.some(({ state, reason }) => state === "waiting" && reason === "ErrImagePull");
 }
 
 function waitWith(event: PodEvent): RenderResult {

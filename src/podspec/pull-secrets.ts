@@ -33,6 +33,24 @@ export function registryAuth(pod: Pod, references: References, events: PodEvent[
   return auth.sort((a, b) => (a.registry < b.registry ? 1 : a.registry > b.registry ? -1 : 0));
 }
 
+/**
+ * Changes with the pod's pull secrets, and tells nothing of what is in them; undefined when the pod has no credentials.
+ * Those of plugins have no version: they are asked for when they are needed.
+ */
+export function credentialsVersion(
+  pod: Pod,
+  references: Pick<References, "secrets">,
+  { plugins }: { plugins: boolean },
+): string | undefined {
+  const names = (pod.spec?.imagePullSecrets ?? []).flatMap(({ name }) => name ?? []);
+  const parts = names.map((name) => {
+    const lookup = references.secrets.get(name);
+    return `${name}@${lookup?.kind === "found" ? (lookup.object.metadata?.resourceVersion ?? "") : (lookup?.kind ?? "unread")}`;
+  });
+  if (plugins) parts.push("plugins");
+  return parts.length === 0 ? undefined : parts.join(",");
+}
+
 /** Undefined when the secret is not a pull secret or cannot be read. */
 function parsePullSecret(type: string | undefined, data: Readonly<Record<string, string>>): RegistryAuth[] | undefined {
   const isJson = data[".dockerconfigjson"] !== undefined && type !== "kubernetes.io/dockercfg";

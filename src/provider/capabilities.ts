@@ -31,6 +31,7 @@ export const CAPABILITIES = {
   patch_files: "files replaced in a running machine",
   // changes to a running machine
   patch_image: "a container's image replaced in place",
+  patch_registry_auth: "registry credentials of a machine replaced, and their version shown",
   resize: "cpu and memory changed in place",
   // isolation
   pod_ip: "an address of its own, reachable from the node's network",

@@ -160,6 +160,8 @@ export interface MachineSpec {
   dns?: { nameservers: string[]; searches: string[]; options: string[] };
   hosts?: { ip: string; names: string[] }[];
   registry_auth?: RegistryAuth[];
+  /** Opaque, tells nothing of the credentials. Comes back in `Machine.registry_auth_version`. */
+  registry_auth_version?: string;
   security?: {
     fs_group?: number;
     fs_group_change_policy?: "always" | "on_root_mismatch";
@@ -264,6 +266,11 @@ export interface Machine {
   containers: ContainerState[];
   /** Volume name -> version of the files that are in place. */
   file_versions?: Record<string, string>;
+  /**
+   * Version of the registry credentials that the machine has for its next pull. Absent when it has none: a backend that
+   * keeps credentials in memory only, as it should, loses them when it restarts, and is given them again.
+   */
+  registry_auth_version?: string;
   /** The last few notices, oldest first. */
   notices?: MachineNotice[];
 }
@@ -275,6 +282,8 @@ export interface MachinePatch {
   ephemeral_containers?: ContainerSpec[];
   resources?: { container: string; resources: ContainerResources }[];
   registry_auth?: RegistryAuth[];
+  /** Goes with `registry_auth`. */
+  registry_auth_version?: string;
 }
 
 export const TERMINAL_STATES: readonly MachineState[] = ["stopped", "failed", "deleted"];

@@ -133,7 +133,7 @@ export interface Provider {
   deletePod(id: string, options: CallOptions & { force: boolean }): Promise<void>;
   getLogs(id: string, container: string, options: LogOptions): AsyncIterable<LogLine>;
 
-  /** Capability patch_files, patch_image, resize or ephemeral_containers, by what the patch holds. */
+  /** Capability patch_files, patch_image, patch_registry_auth, resize or ephemeral_containers, by what the patch holds. */
   updatePod?(id: string, patch: MachinePatch, options: CallOptions): Promise<Machine>;
   /** Capability `events`. Ends when the signal aborts. @throws ProviderError gone when `since` is too old: list again */
   watchPods?(since: number, options: CallOptions & { labels: Record<string, string> }): AsyncIterable<MachineEvent>;

@@ -400,7 +400,14 @@ export const MUTANTS: Record<string, Mutant> = {
   ),
   "address/is-shown-while-running": showing(() => ({ addresses: [] })),
   "files/patch-moves-the-version": {
-    provider: (sound) => ({ updatePod: (id, _patch, options) => sound.getPod(id, options) }),
+    provider: (sound) => ({
+      updatePod: (id, { files: _files, ...patch }, options) => sound.updatePod(id, patch, options),
+    }),
+  },
+  "registry-auth/patch-moves-the-version": {
+    provider: (sound) => ({
+      updatePod: (id, { registry_auth_version: _version, ...patch }, options) => sound.updatePod(id, patch, options),
+    }),
   },
   "stats/show-what-runs": { provider: () => ({ getStats: async () => [] }) },
   "capacity/is-plausible": { provider: () => ({ getCapacity: async () => ({ allocatable: {} }) }) },

@@ -84,7 +84,7 @@ export function containersOf(spec: MachineSpec): NamedContainer[] {
  * newer tokens, and the caller sees from `file_versions` which files are in place.
  */
 export function specHash(spec: MachineSpec): string {
-  const { registry_auth: _auth, volumes, ...rest } = spec;
+  const { registry_auth: _auth, registry_auth_version: _version, volumes, ...rest } = spec;
   const shapes = volumes?.map((volume) =>
     volume.type === "files" ? { name: volume.name, type: volume.type } : volume,
   );
@@ -132,6 +132,7 @@ export function newRecord(id: string, spec: MachineSpec, now: number): MachineRe
       addresses: [],
       ...(spec.instance_type === undefined ? {} : { instance_type: spec.instance_type }),
       containers: containers.map((container) => newContainerState(container, hasInit)),
+      ...(spec.registry_auth_version === undefined ? {} : { registry_auth_version: spec.registry_auth_version }),
     },
     specHash: specHash(spec),
     sandbox: "none",

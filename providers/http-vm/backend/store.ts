@@ -134,7 +134,7 @@ export class MachineStore {
 
   saveSpec(id: string, spec: MachineSpec): void {
     mkdirSync(join(this.machineDir(id), "engine"), { recursive: true, mode: 0o700 });
-    const { registry_auth: _secret, ...rest } = spec;
+    const { registry_auth: _secret, registry_auth_version: _version, ...rest } = spec;
     writeJson(join(this.machineDir(id), "spec.json"), rest);
   }
 

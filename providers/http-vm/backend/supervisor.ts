@@ -22,6 +22,7 @@ import {
   type ProcessStreams,
   ProviderError,
   Quantity,
+  type RegistryAuth,
   runHook,
   runProbe,
   type StreamOptions,
@@ -208,6 +209,11 @@ export class Supervisor implements MachineHome {
    * begun, and it may be called again.
    */
   async recover(): Promise<void> {
+    if (this.#spec.registry_auth_version === undefined && this.#record.machine.registry_auth_version !== undefined) {
+      // The former backend had them in memory. Whoever reads that they are gone sends them again.
+      delete this.#record.machine.registry_auth_version;
+      this.#commit();
+    }
     this.snapshot();
     if (isOver(this.#record.machine)) {
       this.#ready = true;
@@ -312,7 +318,7 @@ export class Supervisor implements MachineHome {
         `machine ${this.id} is ${this.#record.machine.state}: it cannot be changed any more`,
       );
     }
-    if (patch.registry_auth !== undefined) this.#spec = { ...this.#spec, registry_auth: patch.registry_auth };
+    if (patch.registry_auth !== undefined) this.#replaceCredentials(patch.registry_auth, patch.registry_auth_version);
     for (const { container, resources } of patch.resources ?? []) await this.#resize(container, resources);
     for (const { name, image } of patch.containers ?? []) this.#changeImage(name, image);
     for (const spec of patch.ephemeral_containers ?? []) this.#addEphemeral(spec);
@@ -390,13 +396,13 @@ export class Supervisor implements MachineHome {
         ...container,
         started_at: this.#state(container.name).started_at ?? this.#record.machine.created_at,
         logs_used_bytes: await logBytes(this.#runtimes.get(container.name)?.ref.dir ?? ""),
+        probes: Object.values(this.#runtimes.get(container.name)?.probers ?? {}).map(({ tally }) => ({ ...tally })),
       })),
     );
     return { id: this.id, at: new Date(this.#clock.now()).toISOString(), ...sample, containers };
   }
 
   /** Lets go of everything; machine and containers live on. */
-        probes: Object.values(this.#runtimes.get(container.name)?.probers ?? {}).map(({ tally }) => ({ ...tally })),
   async close(): Promise<void> {
     this.#closing.abort(new Error("the backend is stopping"));
     this.#opening?.abort(this.#closing.signal.reason);
@@ -1357,6 +1363,18 @@ export class Supervisor implements MachineHome {
     const next = { ...volume, version: update.version, files: update.files };
     this.#spec = { ...this.#spec, volumes: this.#spec.volumes!.map((other) => (other === volume ? next : other)) };
     if (this.#sandbox !== undefined) await this.#applyFiles(this.#sandbox, next);
+  }
+
+  #replaceCredentials(auth: RegistryAuth[], version: string | undefined): void {
+    // What failed for the want of any is not to wait longer; what failed with others keeps its back-off, as in a kubelet.
+    if (this.#spec.registry_auth === undefined) {
+      for (const own of Object.values(this.#record.containers)) delete own.retry;
+    }
+    const { registry_auth_version: _before, ...rest } = this.#spec;
+    const shown = version === undefined ? {} : { registry_auth_version: version };
+    this.#spec = { ...rest, registry_auth: auth, ...shown };
+    delete this.#record.machine.registry_auth_version;
+    Object.assign(this.#record.machine, shown);
   }
 
   #changeImage(name: string, image: string): void {

@@ -9,7 +9,7 @@ import { ReferenceCache } from "../../../src/podspec/references.ts";
 import { ServiceCache } from "../../../src/podspec/services.ts";
 import { TokenManager } from "../../../src/podspec/tokens.ts";
 import { ALL_CAPABILITIES } from "../../../src/provider/capabilities.ts";
-import type { MachineSpec } from "../../../src/provider/machine.ts";
+import type { Machine, MachineSpec } from "../../../src/provider/machine.ts";
 import { silentLogger } from "../../../src/telemetry/logger.ts";
 import { systemClock } from "../../../src/util/clock.ts";
 import { systemRandom } from "../../../src/util/random.ts";
@@ -134,8 +134,9 @@ describe("rendering against an API server", () => {
   });
 
   it("hears of a change and renders it", async () => {
+    const machine = { containers: [] as Machine["containers"] } as Machine;
     await render(pod);
-    const before = renderer.version(pod);
+    const before = renderer.version(pod, machine);
     const changed = nextChange();
     await admin.request({
       method: "PATCH",
@@ -145,7 +146,7 @@ describe("rendering against an API server", () => {
       signal,
     });
     await changed;
-    expect(renderer.version(pod)).not.toBe(before);
+    expect(renderer.version(pod, machine)).not.toBe(before);
     expect(fileIn(await render(pod), (name) => name === "conf", "color")).toBe("blue");
   });
 

@@ -148,3 +148,39 @@ test("the images of machines are retained until the machine is deleted", async (
   await world.advance(0);
   expect([...images.retained]).toEqual([]);
 });
+
+const CREDENTIALS = [{ registry: "r", username: "u" }];
+
+test("a backend that restarts in the middle of a back-off pulls at once when it is given the credentials again", async () => {
+  const images = new Images();
+  images.failure = new ContainerError("ErrImagePull", "unauthorized");
+  const world = await World.create((fresh) => (fresh.images = images));
+  await world.create({ registry_auth: CREDENTIALS, registry_auth_version: "pull@7" });
+  expect((await world.machine()).registry_auth_version).toBe("pull@7");
+  await world.advance(2_000);
+
+  await world.restart();
+  expect((await world.machine()).registry_auth_version).toBeUndefined();
+  images.failure = undefined;
+  await world.provider.updatePod(
+    "m1",
+    { registry_auth: CREDENTIALS, registry_auth_version: "pull@7" },
+    { signal: world.signal },
+  );
+  await world.advance(0);
+  expect(images.auth).toEqual(CREDENTIALS);
+  expect(await world.container("a")).toMatchObject({ state: "running" });
+  expect((await world.machine()).registry_auth_version).toBe("pull@7");
+});
+
+test("other credentials than those that failed wait for the end of the back-off", async () => {
+  const { world, images } = await withImages((store) => (store.failure = new ContainerError("ErrImagePull", "no")));
+  const next = [{ registry: "r", username: "other" }];
+  await world.provider.updatePod("m1", { registry_auth: next }, { signal: world.signal });
+  await world.advance(9_000);
+  expect(images.pulls).toBe(1);
+  images.failure = undefined;
+  await world.advance(1_000);
+  expect(images.auth).toEqual(next);
+  expect(await world.container("a")).toMatchObject({ state: "running" });
+});

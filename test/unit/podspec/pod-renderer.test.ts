@@ -173,7 +173,10 @@ describe("PodRenderer", () => {
   });
 
   it("adds credentials of plugins to those of the pod's secrets", async () => {
-    const imageCredentials = { forPod: async () => [{ registry: "r", username: "u", password: "p" }] };
+    const imageCredentials = {
+      concerns: () => true,
+      forPod: async () => [{ registry: "r", username: "u", password: "p" }],
+    };
     expect(await renderer({ imageCredentials }).render(podWith(), done.signal)).toMatchObject({
       spec: { registry_auth: [{ registry: "r" }] },
     });
@@ -188,11 +191,11 @@ describe("PodRenderer", () => {
       const machine = machineWith({ file_versions: { v: volume?.type === "files" ? volume.version : "" } });
       expect((await subject.diff(mounting(), machine, done.signal)).patch).toBeUndefined();
 
-      const before = subject.version(mounting());
+      const before = subject.version(mounting(), machineWith({}));
       await settle();
       kube.put(CONFIG, { data: { k: "new" } });
       await settle();
-      expect(subject.version(mounting())).not.toBe(before);
+      expect(subject.version(mounting(), machineWith({}))).not.toBe(before);
       expect((await subject.diff(mounting(), machine, done.signal)).patch?.files).toHaveLength(1);
     });
 
@@ -204,7 +207,9 @@ describe("PodRenderer", () => {
 
     it("has a new version with each generation of the pod", () => {
       const subject = renderer();
-      expect(subject.version(mounting({ generation: 1 }))).not.toBe(subject.version(mounting({ generation: 2 })));
+      expect(subject.version(mounting({ generation: 1 }), machineWith({}))).not.toBe(
+        subject.version(mounting({ generation: 2 }), machineWith({})),
+      );
     });
 
     it("has a new version when a label changes that a file shows", () => {
@@ -215,7 +220,79 @@ describe("PodRenderer", () => {
         },
       );
       const relabelled = { ...pod, metadata: { ...pod.metadata, labels: { a: "1" } } };
-      expect(renderer().version(pod)).not.toBe(renderer().version(relabelled));
+      expect(renderer().version(pod, machineWith({}))).not.toBe(renderer().version(relabelled, machineWith({})));
+    });
+  });
+
+  describe("registry credentials of a machine that runs", () => {
+    const SECRET = "/api/v1/namespaces/shop/secrets/pull";
+    const pulling = podWith({ imagePullSecrets: [{ name: "pull" }] });
+    const pullSecret = (password: string) => ({
+      type: "kubernetes.io/dockerconfigjson",
+      data: {
+        ".dockerconfigjson": Buffer.from(JSON.stringify({ auths: { r: { username: "u", password } } })).toString(
+          "base64",
+        ),
+      },
+    });
+    const created = async (subject: PodRenderer) => {
+      const rendered = await subject.render(pulling, done.signal);
+      return rendered.kind === "ready" ? rendered.spec : expect.fail("was not rendered");
+    };
+
+    it("are sent again when the backend has lost them, and only then", async () => {
+      kube.put(SECRET, pullSecret("p"));
+      const subject = renderer();
+      const { registry_auth, registry_auth_version } = await created(subject);
+      const holds = machineWith({ registry_auth_version: registry_auth_version! });
+      expect((await subject.diff(pulling, holds, done.signal)).patch).toBeUndefined();
+      const lost = machineWith({});
+      expect(subject.version(pulling, lost)).not.toBe(subject.version(pulling, holds));
+      expect((await subject.diff(pulling, lost, done.signal)).patch).toEqual({ registry_auth, registry_auth_version });
+    });
+
+    it("follow the secret", async () => {
+      kube.put(SECRET, pullSecret("old"));
+      const subject = renderer();
+      const machine = machineWith({ registry_auth_version: (await created(subject)).registry_auth_version! });
+      await settle();
+      kube.put(SECRET, pullSecret("new"));
+      await settle();
+      expect((await subject.diff(pulling, machine, done.signal)).patch?.registry_auth).toEqual([
+        { registry: "r", username: "u", password: "new" },
+      ]);
+    });
+
+    it("of plugins are asked for anew when a pull has failed, once per failure", async () => {
+      let asked = 0;
+      const imageCredentials = {
+        concerns: () => true,
+        forPod: async () => [{ registry: "r", username: "u", password: `p${++asked}` }],
+      };
+      const subject = renderer({ imageCredentials });
+      const state = {
+        name: "app",
+        kind: "main",
+        ready: false,
+        started: false,
+        restart_count: 0,
+        image: "i",
+        image_id: "",
+      } as const;
+      const machine = (reason: string) =>
+        machineWith({ registry_auth_version: "plugins", containers: [{ ...state, state: "waiting", reason }] });
+      const diff = async (reason: string) => (await subject.diff(podWith(), machine(reason), done.signal)).patch;
+      expect((await diff("ErrImagePull"))?.registry_auth).toEqual([{ registry: "r", username: "u", password: "p1" }]);
+      expect((await diff("ImagePullBackOff"))?.registry_auth).toBeUndefined();
+      expect(subject.version(podWith(), machine("ErrImagePull"))).not.toBe(
+        subject.version(podWith(), machine("ImagePullBackOff")),
+      );
+    });
+
+    it("stay what they were on a backend that cannot be given others", async () => {
+      kube.put(SECRET, pullSecret("p"));
+      const result = await renderer({}, ["patch_registry_auth"]).diff(pulling, machineWith({}), done.signal);
+      expect(result.patch).toBeUndefined();
     });
   });
 

@@ -216,6 +216,27 @@ export const CONTAINER_CHECKS: readonly Check[] = [
     },
   },
   {
+    name: "registry-auth/patch-moves-the-version",
+    needs: ["patch_registry_auth"],
+    why: "The agent sees from it which credentials a backend has, and gives them again to one that has lost them.",
+    async run(context: CheckContext) {
+      const auth = [{ registry: "registry.invalid", username: "u", password: "p" }];
+      const created = await context.running(FOREVER, { registry_auth: auth, registry_auth_version: "v1" });
+      const shown = created.registry_auth_version;
+      context.expect(shown === "v1", "registry_auth_version to be v1", `it is ${shown}`);
+      await context.provider.updatePod?.(
+        created.id,
+        { registry_auth: auth, registry_auth_version: "v2" },
+        { signal: context.signal },
+      );
+      await context.until(
+        created.id,
+        "registry_auth_version to be v2",
+        (machine) => machine.registry_auth_version === "v2",
+      );
+    },
+  },
+  {
     name: "stats/show-what-runs",
     needs: ["stats"],
     why: "`kubectl top` and autoscaling live on it.",

@@ -84,6 +84,7 @@ const CAPABILITIES: readonly Capability[] = [
   "volumes.files",
   "volumes.image",
   "patch_files",
+  "patch_registry_auth",
   "patch_image",
   "resize",
   "pod_ip",

@@ -96,6 +96,7 @@ const CAPABILITIES: readonly Capability[] = [
   "volumes.files",
   "volumes.image",
   "patch_files",
+  "patch_registry_auth",
   "patch_image",
   "pod_ip",
   "host_ports",
