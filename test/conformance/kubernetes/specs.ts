@@ -1,6 +1,6 @@
 /** Which of the suite's specs are run, and why the others are not. */
 
-/** Of kubelet.md §9.1: what a node agent is answerable for. Paths below Kubernetes' test/e2e. */
+/** What a node agent is answerable for; the suite's other groups only on demand. Paths below Kubernetes' test/e2e. */
 export const GROUPS = [
   "common/node",
   "common/storage",
@@ -47,16 +47,21 @@ export function specOf(report: SpecReport): Spec {
   };
 }
 
-/** The specs of the groups that are tagged [Conformance] or [NodeConformance], sorted by name. */
-export function selectSpecs(report: GinkgoReport): Spec[] {
+/**
+ * The specs that are tagged [Conformance] or [NodeConformance], sorted by name.
+ *
+ * @param focus a regular expression of their names, or of their groups; a group that is none of GROUPS is chosen only by itself
+ */
+export function selectSpecs(report: GinkgoReport, focus = ""): Spec[] {
   const groups: readonly string[] = GROUPS;
+  const pattern = new RegExp(focus);
   return report
     .flatMap((suite) => suite.SpecReports ?? [])
     .filter(({ LeafNodeType }) => LeafNodeType === "It")
     .map(specOf)
+    .filter(({ labels }) => labels.includes("Conformance") || labels.includes("NodeConformance"))
     .filter(
-      ({ group, labels }) =>
-        groups.includes(group) && (labels.includes("Conformance") || labels.includes("NodeConformance")),
+      ({ name, group }) => (groups.includes(group) && pattern.test(name)) || (focus !== "" && pattern.test(group)),
     )
     .toSorted((a, b) => (a.name < b.name ? -1 : 1));
 }
@@ -123,10 +128,7 @@ export function focusOn(specs: readonly Spec[]): string {
 
 const CHUNK = 8;
 
-/**
- * The specs in portions, for workers that take one after another: the slow ones first and each by itself, so that none of
- * them is begun when everything else is done.
- */
+/** The specs in portions, for workers that take one after another: the slow ones each by itself. */
 export function portions(specs: readonly Spec[]): Spec[][] {
   const slow = specs.filter(isSlow).map((spec) => [spec]);
   const quick = specs.filter((spec) => !isSlow(spec));

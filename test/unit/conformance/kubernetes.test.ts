@@ -47,6 +47,12 @@ test.each([
   expect(selectSpecs([{ SpecReports: [specReport(over)] }])).toEqual([]);
 });
 
+test("A spec of another group is chosen when the focus names its group", () => {
+  const dns = { SpecReports: [specReport({ LeafNodeLocation: { FileName: "x/test/e2e/network/dns.go" } })] };
+  expect(selectSpecs([dns], "^network$")).toMatchObject([{ group: "network" }]);
+  expect(selectSpecs([dns], "host IP")).toEqual([]);
+});
+
 test("A test that starts a pod on the node's network is left out with that reason", () => {
   const etcHosts = { ...spec, name: "[sig-node] KubeletManagedEtcHosts should test kubelet managed /etc/hosts file" };
   expect(leftOut(etcHosts, HOST)).toContain("hostNetwork");
