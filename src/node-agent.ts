@@ -262,6 +262,9 @@ export class NodeAgent {
         get runtime() {
           return { name: info()?.name ?? node.provider.type, version: info()?.version ?? "unknown" };
         },
+        get capabilities() {
+          return info()?.capabilities ?? [];
+        },
         architecture: process.arch === "arm64" ? "arm64" : "amd64",
         backendOutageGraceMs: parseDuration(node.backendOutageGrace),
       },

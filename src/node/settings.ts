@@ -1,3 +1,4 @@
+import type { Capability } from "../provider/capabilities.ts";
 import type { Taint } from "../resources/labels.ts";
 
 /** What is fixed about a virtual node while the agent runs. */
@@ -25,6 +26,8 @@ export interface NodeSettings {
   kubeletPort: number;
   /** The provider's name and version: the container runtime of the node. */
   runtime: { name: string; version: string };
+  /** What the backend says that it can do, once it has; decides which features the node declares. */
+  capabilities?: readonly Capability[];
   /** GOOS and GOARCH of the machines. Default linux and amd64. */
   os?: string;
   architecture?: string;

@@ -12,11 +12,15 @@ import type { NodeSettings } from "./settings.ts";
 /** Names the extended resources that we wrote into the status, so that we can tell them from other people's. */
 export const OWNED_RESOURCES_ANNOTATION = "vmlet.dev/extended-resources";
 
-/**
- * The kubelet's features that a control plane asks for by name (1.36): the API server then passes WebSockets of exec, attach
- * and port-forward through instead of translating them to SPDY.
- */
-export const DECLARED_FEATURES: readonly string[] = ["ExtendWebSocketsToKubelet"];
+/** The kubelet's features that a control plane asks for by name (1.36), sorted as its validation wants them. */
+function declaredFeatures({ capabilities = [] }: NodeSettings): string[] {
+  return [
+    // The API server passes WebSockets of exec, attach and port-forward through instead of translating them to SPDY.
+    "ExtendWebSocketsToKubelet",
+    // The scheduler binds pods with a rule of that action only to nodes that say so.
+    ...(capabilities.includes("restart_rules") ? ["RestartAllContainersOnContainerExits"] : []),
+  ];
+}
 
 type Status = NonNullable<Node["status"]>;
 type Condition = NonNullable<Status["conditions"]>[number];
@@ -115,7 +119,7 @@ export function nodeStatus(
     allocatable: capacity,
     conditions: conditions(existing?.status?.conditions ?? [], observation, capacity, nowMs),
     daemonEndpoints: { kubeletEndpoint: { Port: settings.kubeletPort } },
-    declaredFeatures: [...DECLARED_FEATURES],
+    declaredFeatures: declaredFeatures(settings),
     nodeInfo: {
       machineID: uuid.replaceAll("-", ""),
       systemUUID: uuid,

@@ -340,17 +340,24 @@ function binary(bytes: number): string {
 
 // ------------------------------------------------------------------------------------------------------------- phase
 
+interface RestartRule {
+  readonly action: string;
+  readonly exitCodes?: { readonly operator: string; readonly values?: readonly number[] };
+}
+
+const restartRules = (c: SpecContainer): readonly RestartRule[] =>
+  (c as { restartPolicyRules?: readonly RestartRule[] }).restartPolicyRules ?? [];
+
+/** The first rule that fits decides. */
+function matchingRule(rules: readonly RestartRule[] | undefined, exitCode: number): RestartRule | undefined {
+  return rules?.find(
+    ({ exitCodes }) => exitCodes && (exitCodes.values?.includes(exitCode) ?? false) === (exitCodes.operator === "In"),
+  );
+}
+
 /** kubelet: ContainerShouldRestart. Init containers under a pod policy of Always behave as OnFailure. */
 export function shouldRestart(pod: Pod, c: SpecContainer, exitCode: number, kind: "init" | "main"): boolean {
-  const rules = (
-    c as {
-      restartPolicyRules?: readonly { action: string; exitCodes?: { operator: string; values?: readonly number[] } }[];
-    }
-  ).restartPolicyRules;
-  for (const rule of rules ?? []) {
-    const listed = rule.exitCodes?.values?.includes(exitCode) ?? false;
-    if (rule.exitCodes && (rule.exitCodes.operator === "In" ? listed : !listed)) return true;
-  }
+  if (matchingRule(restartRules(c), exitCode)) return true;
   const policy = c.restartPolicy ?? pod.spec?.restartPolicy ?? "Always";
   if (policy === "Never") return false;
   if (policy === "OnFailure" || (kind === "init" && !isSidecar(c))) return exitCode !== 0;
@@ -431,6 +438,7 @@ const OWNED = new Set([
   "PodReadyToStartContainers",
   "PodResizePending",
   "PodResizeInProgress",
+  "AllContainersRestarting",
 ]);
 /** Ends of a pod that are the node's doing, not its own (KEP 3329): its owner must not count them as its failure. */
 const DISRUPTIONS = new Set(["Evicted", "Preempting", "NodeShutdown"]);
@@ -484,8 +492,10 @@ function conditions(
   const incomplete = (pod.spec?.initContainers ?? [])
     .filter((c, i) => (isSidecar(c) ? !(init[i]?.started ?? false) : init[i]?.state?.terminated?.exitCode !== 0))
     .map((c) => c.name);
+  // Once initialised, always initialised, although init containers may run again (kubelet: GeneratePodInitializedCondition).
+  const before = old.some((c) => c.type === "Initialized" && c.status === "True");
   if (phase === "Succeeded") put("Initialized", true, "PodCompleted");
-  else if (started || incomplete.length === 0) put("Initialized", true);
+  else if (started || before || incomplete.length === 0) put("Initialized", true);
   else
     put(
       "Initialized",
@@ -530,7 +540,28 @@ function conditions(
   put("Ready", readyStatus, readyReason, readyMessage);
   put("ContainersReady", ready, reason, message);
   put("PodScheduled", true);
+  const rules = restartAllRules(pod);
+  if (rules.size > 0) {
+    const triggered = [...init, ...main].some((s) => {
+      const exit = s.state?.terminated?.exitCode;
+      return exit !== undefined && matchingRule(rules.get(s.name), exit)?.action === "RestartAllContainers";
+    });
+    if (phase === "Succeeded") put("AllContainersRestarting", false, "PodCompleted");
+    else if (phase === "Failed") put("AllContainersRestarting", false, "PodFailed");
+    else if (!triggered) put("AllContainersRestarting", false);
+    else {
+      const why = "container exited with restart policy rule";
+      put("AllContainersRestarting", true, "RestartAllContainersStarted", why);
+    }
+  }
   return result;
+}
+
+/** The containers of a pod in which one may restart all the others, with their rules; else empty. */
+function restartAllRules({ spec }: Pod): Map<string, readonly RestartRule[]> {
+  const all = [...(spec?.initContainers ?? []), ...(spec?.containers ?? [])];
+  const rules = new Map(all.map((c) => [c.name, restartRules(c)]));
+  return [...rules.values()].flat().some(({ action }) => action === "RestartAllContainers") ? rules : new Map();
 }
 
 // -------------------------------------------------------------------------------------------------------------- diff

@@ -652,14 +652,17 @@ export class Supervisor implements MachineHome {
     this.#winding = true;
     if (newSandbox && (!(await this.#destroyForSure()) || this.#closing.signal.aborted)) return;
     this.#winding = false;
+    const all = this.#record.restarting!.reason === "RestartAllContainers";
     delete this.#record.restarting;
     this.#record.initialized = false;
     this.#starts = new AbortController();
     const hasInit = (this.#spec.init_containers?.length ?? 0) > 0;
     for (const { spec, kind } of containersOf(this.#spec)) {
       if (kind === "ephemeral") continue;
-      this.#own(spec.name).phase = "new";
-      this.#wait(spec.name, hasInit ? "PodInitializing" : "ContainerCreating");
+      const own = this.#own(spec.name);
+      if (all && own.phase === "exited") this.#showRestartOfAll(spec.name);
+      else this.#wait(spec.name, hasInit ? "PodInitializing" : "ContainerCreating");
+      own.phase = "new";
     }
     this.#record.machine.state = newSandbox ? "creating" : "starting";
     this.#commit();
@@ -1290,6 +1293,15 @@ export class Supervisor implements MachineHome {
     this.#wait(name, "CrashLoopBackOff", message);
     this.#notice("Warning", "BackOff", `Back-off restarting failed container ${name} in pod ${pod}`, name);
     this.#commit();
+  }
+
+  /** As a kubelet shows each container that a rule of another, or its own, has ended (convertToAPIContainerStatuses). */
+  #showRestartOfAll(name: string): void {
+    const reason = "RestartingAllContainers";
+    const message = "The container is removed because RestartAllContainers in place";
+    this.#wait(name, reason, message);
+    const state = this.#state(name);
+    if (state.last !== undefined) state.last = { ...state.last, exit_code: KILLED_EXIT, reason, message };
   }
 
   #wait(name: string, reason: string, message?: string): void {

@@ -100,6 +100,19 @@ test("rule restart_all restarts every container, init containers included", asyn
   expect(world.sandboxes).toBe(1);
 });
 
+test("containers that are restarted together say so, and that this is why the last instances ended", async () => {
+  const world = await World.create();
+  const rule = { action: "restart_all" as const, exit_codes: { operator: "in" as const, values: [9] } };
+  await world.create({ init_containers: [main("i")], containers: [main("a", { restart_rules: [rule] }), main("b")] });
+  await world.exit("i", 0);
+  await world.exit("a", 9);
+  const why = {
+    reason: "RestartingAllContainers",
+    message: "The container is removed because RestartAllContainers in place",
+  };
+  expect(await world.container("b")).toMatchObject({ state: "waiting", ...why, last: { exit_code: 137, ...why } });
+});
+
 test("a machine whose main containers have all ended for good is stopped", async () => {
   const world = await World.create();
   await world.create({ restart_policy: "on_failure", containers: [main("a"), main("b")] });

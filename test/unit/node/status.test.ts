@@ -331,6 +331,11 @@ describe("declared features", () => {
     expect(created.status?.declaredFeatures).toEqual(["ExtendWebSocketsToKubelet"]);
   });
 
+  it("tell schedulers that containers are restarted together where the backend does that", () => {
+    const able = newNode({ ...settings, capabilities: ["restart_rules"] }, well(), T0);
+    expect(able.status?.declaredFeatures).toContain("RestartAllContainersOnContainerExits");
+  });
+
   it("are no reason for a patch on an API server that drops them", () => {
     const { next } = applied(created, well(), T0);
     expect(applied({ ...next, status: drop(next.status!) }, well(), T0 + 10_000).changed).toBe(false);

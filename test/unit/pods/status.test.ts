@@ -228,6 +228,48 @@ describe("conditions", () => {
     });
   });
 
+  test("stay Initialized while init containers run again", () => {
+    const p = pod({
+      spec: { initContainers: [{ name: "i", image: "i" }] },
+      status: { conditions: [{ type: "Initialized", status: "True" }] },
+    });
+    const again = machine({ containers: [running("i", { kind: "init" }), container("app")] });
+    expect(condition(status(p, again), "Initialized")!.status).toBe("True");
+  });
+
+  const restartsAll = pod({
+    spec: {
+      restartPolicy: "Never",
+      containers: [
+        {
+          name: "app",
+          image: "a",
+          restartPolicy: "Never",
+          restartPolicyRules: [{ action: "RestartAllContainers", exitCodes: { operator: "In", values: [42] } }],
+        },
+        { name: "b", image: "b" },
+      ],
+    },
+  });
+
+  test.each([
+    ["says that all containers restart", 42, "True"],
+    ["does not say so", 1, "False"],
+  ])("AllContainersRestarting %s after exit code %i", (_, code, value) => {
+    const s = status(restartsAll, machine({ containers: [exited("app", code), running("b")] }));
+    expect(condition(s, "AllContainersRestarting")!.status).toBe(value);
+  });
+
+  test("AllContainersRestarting is over when the containers wait to start again", () => {
+    const last = exited("app", 42).terminated!;
+    const s = status(restartsAll, machine({ containers: [container("app", { last }), container("b")] }));
+    expect(condition(s, "AllContainersRestarting")!.status).toBe("False");
+  });
+
+  test("AllContainersRestarting is only of pods that have such a rule", () => {
+    expect(condition(status(pod(), machine()), "AllContainersRestarting")).toBeUndefined();
+  });
+
   test("of others survive", () => {
     const foreign = { type: "example.com/audited", status: "True", lastTransitionTime: "2026-05-01T00:00:00Z" };
     const s = status(pod({ status: { conditions: [foreign] } }), machine());
