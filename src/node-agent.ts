@@ -126,10 +126,10 @@ export class NodeAgent {
         imageCredentials: credentials(node.imageCredentialProvider, tokens, options),
       }),
     });
+    const prober = node.agentProbes ? this.#prober(provider) : undefined;
     this.pods = new PodController({
       kube,
       provider,
-    const prober = node.agentProbes ? this.#prober(provider) : undefined;
       renderer,
       events,
       nodeName: node.name,
@@ -172,10 +172,10 @@ export class NodeAgent {
       machineLabels: ownerLabels(clusterId, node.name),
       capacity: () => this.#machineCapacity(),
       livez: options.livez,
+      ownProbes: () => prober?.tallies() ?? [],
       configuration: () => ({ nodeName: node.name, port: this.server.port, address: node.kubelet.address }),
     });
     options.readyz.add(`${node.name}-pods-synced`, () =>
-      ownProbes: () => prober?.tallies() ?? [],
       this.pods.store.synced ? undefined : "the list of pods is not complete yet",
     );
     // A standby is ready to take over; only who acts answers for the registration.
