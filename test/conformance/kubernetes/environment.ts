@@ -25,7 +25,8 @@ export interface Environment extends AsyncDisposable {
   saveLogs(dir: string): Promise<void>;
 }
 
-export async function startEnvironment(): Promise<Environment> {
+/** @param node merged over each node's entry of the agent's configuration */
+export async function startEnvironment(node: Json = {}): Promise<Environment> {
   const registry = await startRegistry({ port: registryPort });
   let cluster: Cluster | undefined;
   let backend: BackendProcess | undefined;
@@ -71,6 +72,7 @@ export async function startEnvironment(): Promise<Environment> {
           // A node's own credentials may not read it from kube-system.
           kubelet: { clientCAFile: cluster.caFile },
           dns: { clusterDns: [dnsAddress], clusterDomain },
+          ...node,
         },
       });
     }
