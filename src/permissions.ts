@@ -31,6 +31,8 @@ export function nodePermissions(nodeName: string, needs: PermissionNeeds): Permi
     fieldSelector: { requirements: [{ key: "spec.nodeName", operator: "In" as const, values: [nodeName] }] },
   };
   const ownNode = {
+    // RBAC looks at the name, the Node authorizer at the selector; a list by this selector has both.
+    name: nodeName,
     fieldSelector: { requirements: [{ key: "metadata.name", operator: "In" as const, values: [nodeName] }] },
   };
   const core = (

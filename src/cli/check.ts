@@ -6,7 +6,7 @@ import type { AgentConfig, NodeConfig } from "../config/schema.ts";
 import type { Kube } from "../kube/kube.ts";
 import { selfSubjectAccessReview } from "../kube/reviews.ts";
 import type { KubeTransport } from "../kube/transport.ts";
-import { describePermission, nodePermissions } from "../permissions.ts";
+import { describePermission, nodePermissions, type Permission } from "../permissions.ts";
 import { silentLogger } from "../telemetry/logger.ts";
 import { systemClock } from "../util/clock.ts";
 import { toError } from "../util/errors.ts";
@@ -56,7 +56,7 @@ async function checkNode(config: AgentConfig, node: NodeConfig, report: Report):
     const kube = connect({ ...connection, node });
     const self = connect(connection);
     opened.push(kube, self);
-    const version = await kube.request<{ gitVersion: string }>({
+    const version = await self.request<{ gitVersion: string }>({
       method: "GET",
       path: "/version",
       signal: AbortSignal.timeout(TIMEOUT_MS),
@@ -115,20 +115,25 @@ async function checkPermissions(
     clientCa: node.kubelet.clientCAFile === undefined,
     // The node's own certificate is asked for by a running agent only.
   }).filter((permission) => config.identity.mode !== "certificate" || permission.asProcess);
-  let granted = 0;
-  for (const permission of permissions) {
-    const answer = await selfSubjectAccessReview(
-      permission.asProcess ? access.self : access.kube,
-      permission.attributes,
-      AbortSignal.timeout(TIMEOUT_MS),
-    );
-    if (answer.allowed) granted++;
-    else if (permission.optional) report.note(`may not ${describePermission(permission)}: ${permission.purpose}`);
-    else
-      report.fault(
-        `may not ${describePermission(permission)}: ${permission.purpose}`,
-        "grant it, or set identity.mode: impersonate",
-      );
-  }
-  report.ok(`${granted} of ${permissions.length} permissions granted`);
+  const ask = async (asked: readonly Permission[], as: Kube): Promise<Permission[]> => {
+    const missing: Permission[] = [];
+    for (const permission of asked) {
+      const answer = await selfSubjectAccessReview(as, permission.attributes, AbortSignal.timeout(TIMEOUT_MS));
+      if (answer.allowed) continue;
+      missing.push(permission);
+      const text = `may not ${describePermission(permission)}: ${permission.purpose}`;
+      if (permission.optional) report.note(text);
+      else report.fault(text, "grant it; the chart's roles have all that is needed");
+    }
+    return missing;
+  };
+  const [ofProcess, ofNode] = [true, false].map((asProcess) =>
+    permissions.filter((permission) => (permission.asProcess ?? false) === asProcess),
+  ) as [Permission[], Permission[]];
+  const missing = await ask(ofProcess, access.self);
+  // Whoever may not be the node cannot ask what the node may do.
+  const isNode = missing.every(({ attributes }) => attributes.verb !== "impersonate");
+  const asked = isNode ? permissions.length : ofProcess.length;
+  if (isNode) missing.push(...(await ask(ofNode, access.kube)));
+  report.ok(`${asked - missing.length} of ${asked} permissions granted`);
 }

@@ -4,6 +4,7 @@ import { parseBackendConfig } from "../../../providers/http-vm/backend/config.ts
 import { parseConfig } from "../../../src/config/load.ts";
 import { nodePermissions, type Permission } from "../../../src/permissions.ts";
 import type { Json } from "../../e2e/harness/client.ts";
+import { keyOf, rightsOf } from "./rights.ts";
 import { ciValues, find, minimal, named, namespace, podsOf, release, render, renderValues } from "./render.ts";
 
 const ci = await ciValues();
@@ -282,46 +283,20 @@ describe("the roles", () => {
       leaderElection: { namespace, name: "burst-vmlet" },
     })
       .filter((permission) => mode === "direct" || permission.asProcess)
-      .map(keyOf);
-    expect([...granted(objects)].toSorted()).toEqual([...new Set(needed)].toSorted());
+      .map(neededKey);
+    const granted = rightsOf(objects, find(objects, "ServiceAccount", "burst-vmlet").metadata.name).map(keyOf);
+    expect([...new Set(granted)].toSorted()).toEqual([...new Set(needed)].toSorted());
   });
 });
 
-/** `verb group/resource name`: names of pods' own objects are any. */
-function keyOf({ attributes: a }: Permission): string {
-  const resource = a.subresource ? `${a.resource}/${a.subresource}` : a.resource;
+/** Names of pods' own objects are any. */
+function neededKey({ attributes: a }: Permission): string {
   const anyName = ["secrets", "configmaps"].includes(a.resource) && a.name === "probe";
-  const byNode = a.resource === "nodes" && a.fieldSelector ? "burst-0" : undefined;
-  return `${a.verb} ${a.group ?? ""}/${resource} ${(anyName || a.resource === "serviceaccounts" ? undefined : a.name) ?? byNode ?? "*"}`;
-}
-
-function granted(objects: readonly Json[]): Set<string> {
-  const keys = new Set<string>();
-  const account = find(objects, "ServiceAccount", "burst-vmlet").metadata.name;
-  for (const binding of objects.filter((object) => object.kind.endsWith("RoleBinding"))) {
-    if (!binding.subjects.some((subject: Json) => subject.kind === "ServiceAccount" && subject.name === account))
-      continue;
-    if (binding.roleRef.name === "extension-apiserver-authentication-reader") {
-      // Kubernetes' own role, which grants just this.
-      keys.add("get /configmaps extension-apiserver-authentication");
-      continue;
-    }
-    const role = objects.find(
-      (object) =>
-        object.kind === binding.roleRef.kind &&
-        object.metadata.name === binding.roleRef.name &&
-        object.metadata.namespace === binding.metadata.namespace,
-    );
-    for (const rule of role!.rules) {
-      for (const group of rule.apiGroups) {
-        for (const resource of rule.resources) {
-          for (const verb of rule.verbs) {
-            for (const resourceName of rule.resourceNames ?? ["*"])
-              keys.add(`${verb} ${group}/${resource} ${resourceName}`);
-          }
-        }
-      }
-    }
-  }
-  return keys;
+  const name = (anyName || a.resource === "serviceaccounts" ? undefined : a.name) ?? "*";
+  return keyOf({
+    verb: a.verb,
+    group: a.group ?? "",
+    resource: a.subresource ? `${a.resource}/${a.subresource}` : a.resource,
+    name,
+  });
 }
