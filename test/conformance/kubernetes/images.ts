@@ -52,10 +52,11 @@ export async function pushImages(registry: TestRegistry, names: readonly string[
 
 const RECIPES: Readonly<Record<string, () => Promise<TestImage>>> = {
   agnhost: async () => agnhostImage({ Entrypoint: ["/agnhost"], Cmd: ["pause"] }),
-  // Debian's shell of busybox 1.35 drops variables that are no identifiers, which the image's own, 1.37, hands on as bash does.
+  // Debian's busybox drops variables whose names are no identifiers; the image's own hands them on, as bash does. So whoever
+  // runs `sh` gets bash, and whoever runs `/bin/sh`, the original's only one, gets busybox, whose messages tests look for.
   busybox: async () =>
     busyboxImage(
-      [...users([]), ...(await hostPrograms(["bash"])), { path: "bin/sh", type: "symlink", link: "/usr/bin/bash" }],
+      [...users([]), ...(await hostPrograms(["bash"])), { path: "usr/bin/sh", type: "symlink", link: "/usr/bin/bash" }],
       { Cmd: ["sh"] },
     ),
   nginx: async () => agnhostImage({ Cmd: ["/agnhost", "test-webserver"] }),

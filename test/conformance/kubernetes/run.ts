@@ -1,6 +1,8 @@
 /**
- * `npm run conformance [-- --focus REGEX] [--skip REGEX] [--unpassed] [--parallel N] [--list]`: Kubernetes' own e2e suite
- * against vmlet's nodes. `--focus` also takes a group (`^common/node$`); `--unpassed` chooses what RESULTS.md does not have as passed.
+ * `npm run conformance [-- --focus REGEX] [--skip REGEX] [--unpassed] [--within SECONDS] [--untagged] [--parallel N] [--list]`:
+ * Kubernetes' own e2e suite against vmlet's nodes. `--focus` also takes a group (`^common/node$`); `--unpassed` chooses what
+ * RESULTS.md does not have as passed, `--within` what passed there in no more seconds than that (CI's slice); `--untagged`
+ * also takes tests that are tagged neither [Conformance] nor [NodeConformance]. With these two, RESULTS.md stays as it is.
  *
  * Needs root on Linux, Go, and the Debian packages runc, skopeo, umoci, nftables, iproute2, docker-registry, busybox-static
  * and gcc. Logs and ginkgo's reports stay in the folder that is printed at the start.
@@ -41,6 +43,8 @@ const { values: options } = parseArgs({
     parallel: { type: "string", default: "4" },
     list: { type: "boolean", default: false },
     unpassed: { type: "boolean", default: false },
+    within: { type: "string" },
+    untagged: { type: "boolean", default: false },
   },
 });
 
@@ -94,7 +98,8 @@ async function main(): Promise<number> {
   // After an interrupt, what was not run keeps the result that it had.
   const results = resultsOf(abort.signal.aborted ? specs.filter(({ name }) => ended.has(name)) : specs, reports, host);
   print(results);
-  await writeFile(resultsFile, toMarkdown(merge(await lastResults(), results), { kubernetes: kubernetesVersion }));
+  if (options.within === undefined && !options.untagged)
+    await writeFile(resultsFile, toMarkdown(merge(await lastResults(), results), { kubernetes: kubernetesVersion }));
   return results.some(({ outcome }) => outcome === "failed") ? 1 : 0;
 }
 
@@ -106,13 +111,18 @@ async function chosen(dir: string): Promise<Spec[]> {
     "--ginkgo.no-color",
     `--ginkgo.json-report=${file}`,
   ]);
-  const specs = selectSpecs(await readReport(file), options.focus);
+  const specs = selectSpecs(await readReport(file), options);
   const skip = options.skip === undefined ? undefined : new RegExp(options.skip);
-  const passed = new Set(
-    options.unpassed ? (await lastResults()).filter(({ outcome }) => outcome === "passed").map(({ name }) => name) : [],
+  const passed = (await lastResults()).filter(({ outcome }) => outcome === "passed");
+  const done = new Set(options.unpassed ? passed.map(({ name }) => name) : []);
+  const quick =
+    options.within === undefined
+      ? undefined
+      : new Set(passed.filter(({ seconds }) => seconds <= Number(options.within)).map(({ name }) => name));
+  const left = specs.filter(
+    (spec) => !skip?.test(spec.name) && !done.has(spec.name) && (!quick || (quick.has(spec.name) && !isSerial(spec))),
   );
-  const left = specs.filter(({ name }) => !skip?.test(name) && !passed.has(name));
-  if (left.length === 0) throw new Error(`--focus, --skip and --unpassed leave no test`);
+  if (left.length === 0) throw new Error(`--focus, --skip, --unpassed and --within leave no test`);
   return left;
 }
 

@@ -47,19 +47,22 @@ export function specOf(report: SpecReport): Spec {
   };
 }
 
-/**
- * The specs that are tagged [Conformance] or [NodeConformance], sorted by name.
- *
- * @param focus a regular expression of their names, or of their groups; a group that is none of GROUPS is chosen only by itself
- */
-export function selectSpecs(report: GinkgoReport, focus = ""): Spec[] {
+export interface Selection {
+  /** A regular expression of names, or of groups; a group that is none of GROUPS is chosen only by itself. */
+  focus?: string;
+  /** Also those that are not tagged. */
+  untagged?: boolean;
+}
+
+/** The specs that are tagged [Conformance] or [NodeConformance], sorted by name. */
+export function selectSpecs(report: GinkgoReport, { focus = "", untagged = false }: Selection = {}): Spec[] {
   const groups: readonly string[] = GROUPS;
   const pattern = new RegExp(focus);
   return report
     .flatMap((suite) => suite.SpecReports ?? [])
     .filter(({ LeafNodeType }) => LeafNodeType === "It")
     .map(specOf)
-    .filter(({ labels }) => labels.includes("Conformance") || labels.includes("NodeConformance"))
+    .filter(({ labels }) => untagged || labels.includes("Conformance") || labels.includes("NodeConformance"))
     .filter(
       ({ name, group }) => (groups.includes(group) && pattern.test(name)) || (focus !== "" && pattern.test(group)),
     )

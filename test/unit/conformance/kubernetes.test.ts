@@ -49,8 +49,12 @@ test.each([
 
 test("A spec of another group is chosen when the focus names its group", () => {
   const dns = { SpecReports: [specReport({ LeafNodeLocation: { FileName: "x/test/e2e/network/dns.go" } })] };
-  expect(selectSpecs([dns], "^network$")).toMatchObject([{ group: "network" }]);
-  expect(selectSpecs([dns], "host IP")).toEqual([]);
+  expect(selectSpecs([dns], { focus: "^network$" })).toMatchObject([{ group: "network" }]);
+  expect(selectSpecs([dns], { focus: "host IP" })).toEqual([]);
+});
+
+test("A spec without the tag is chosen when those are asked for", () => {
+  expect(selectSpecs([{ SpecReports: [specReport({ LeafNodeLabels: [] })] }], { untagged: true })).toHaveLength(1);
 });
 
 test("A test that starts a pod on the node's network is left out with that reason", () => {
