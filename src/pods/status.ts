@@ -99,7 +99,7 @@ export function podStatus(input: StatusInput): PodStatus {
       input.ended &&
       machine !== undefined &&
       machine.state !== "stopped" &&
-      (phase !== "Succeeded" || isDisruption(machine.reason))
+      (phase !== "Succeeded" || endsFailed(machine.reason))
     ) {
       phase = "Failed";
       reason = machine.reason ?? (machine.state === "deleted" ? "MachineLost" : "MachineFailed");
@@ -440,9 +440,17 @@ const OWNED = new Set([
   "PodResizeInProgress",
   "AllContainersRestarting",
 ]);
-/** Ends of a pod that are the node's doing, not its own (KEP 3329): its owner must not count them as its failure. */
-const DISRUPTIONS = new Set(["Evicted", "Preempting", "NodeShutdown"]);
-const isDisruption = (reason: string | undefined) => reason !== undefined && DISRUPTIONS.has(reason);
+/**
+ * Ends of a pod that are the node's doing, not its own (KEP 3329), in a kubelet's words. A pod that outgrew its own limits of
+ * local storage is evicted without: its owner may count that as a failure, since it would happen again.
+ */
+const DISRUPTIONS = new Map([
+  ["Preempting", "Pod was preempted by Kubelet to accommodate a critical pod."],
+  ["NodeShutdown", undefined],
+]);
+const isNodeEviction = (reason: string | undefined, message: string | undefined) =>
+  reason === "Evicted" && (message ?? "").startsWith("The node ");
+const endsFailed = (reason: string | undefined) => reason === "Evicted" || DISRUPTIONS.has(reason ?? "");
 
 function conditions(
   input: StatusInput,
@@ -455,7 +463,7 @@ function conditions(
 ): PodCondition[] {
   const { pod, machine } = input;
   const old = pod.status?.conditions ?? [];
-  const disrupted = phase === "Failed" && isDisruption(podReason);
+  const disrupted = phase === "Failed" && (DISRUPTIONS.has(podReason ?? "") || isNodeEviction(podReason, podMessage));
   const result: PodCondition[] = old.filter((c) => !OWNED.has(c.type) && !(disrupted && c.type === "DisruptionTarget"));
   const put = (type: string, value: boolean, reason?: string, message?: string) => {
     const before = old.find((c) => c.type === type);
@@ -477,7 +485,7 @@ function conditions(
   };
   const terminal = phase === "Succeeded" || phase === "Failed";
 
-  if (disrupted) put("DisruptionTarget", true, "TerminationByKubelet", podMessage);
+  if (disrupted) put("DisruptionTarget", true, "TerminationByKubelet", DISRUPTIONS.get(podReason ?? "") ?? podMessage);
   const { resize } = input;
   if (resize === undefined)
     result.push(...old.filter((c) => c.type === "PodResizePending" || c.type === "PodResizeInProgress"));

@@ -21,7 +21,6 @@ import {
   Prober,
   type ProcessStreams,
   ProviderError,
-  Quantity,
   type RegistryAuth,
   runHook,
   runProbe,
@@ -56,6 +55,7 @@ import {
 } from "./record.ts";
 import type { ShimEvents, ShimWatch } from "./shim-client.ts";
 import type { ShimLaunch } from "./shim.ts";
+import { exceededLimit, hasStorageLimits, type StorageUse } from "./storage-limits.ts";
 import type { MachineStore } from "./store.ts";
 
 const DEFAULT_GRACE_S = 30;
@@ -71,6 +71,8 @@ const SANDBOX_RETRY_MS = { first: 1_000, max: 30_000 };
 const PULL_BACKOFF_SHOWN_MS = 2_000;
 /** kubelet's eviction manager looks this often. */
 const STORAGE_CHECK_MS = 10_000;
+/** kubelet: immediateEvictionGracePeriodSeconds. */
+const EVICTION_GRACE_MS = 1_000;
 const NOTICES_KEPT = 30;
 const MAX_TERMINATION_MESSAGE_BYTES = 4096;
 const FALLBACK_LOG = { lines: 80, bytes: 2048 };
@@ -685,12 +687,9 @@ export class Supervisor implements MachineHome {
 
   // --- local storage limits (kubelet.md §3.8) ---
 
-  /** Asks for the volumes' use now and then, while there is a limit and an engine that measures. */
+  /** Measures now and then, while there is a limit and an engine that can. */
   #watchStorage(): void {
-    const limited = (this.#spec.volumes ?? []).some(
-      (volume) => volume.type === "empty_dir" && volume.size_bytes !== undefined,
-    );
-    if (!limited || !this.#context.engine.capabilities.includes("volumes.empty_dir.size_limit")) return;
+    if (!hasStorageLimits(this.#spec, this.#context.engine.capabilities)) return;
     this.#cancelStorage?.();
     this.#cancelStorage = this.#clock.after(STORAGE_CHECK_MS, () => this.#background(this.#checkStorage()));
   }
@@ -698,20 +697,29 @@ export class Supervisor implements MachineHome {
   async #checkStorage(): Promise<void> {
     const sandbox = this.#sandbox;
     if (sandbox === undefined || this.#closing.signal.aborted || this.#record.ending !== undefined) return;
+    const message = exceededLimit(this.#spec, await this.#storageUse(sandbox));
+    if (message === undefined || this.#record.ending !== undefined) return this.#watchStorage();
+    this.#notice("Warning", "Evicted", message);
+    this.#end({
+      deadline: this.#clock.now() + EVICTION_GRACE_MS,
+      force: false,
+      state: "failed",
+      reason: "Evicted",
+      message,
+    });
+  }
+
+  async #storageUse(sandbox: Sandbox): Promise<StorageUse> {
     const running = [...this.#runtimes.values()].map(({ ref }) => ref);
-    const { volumes = [] } = await sandbox.stats(running).catch(() => ({ volumes: [] }));
-    for (const volume of this.#spec.volumes ?? []) {
-      if (volume.type !== "empty_dir" || volume.size_bytes === undefined) continue;
-      const used = volumes.find(({ name }) => name === volume.name)?.used_bytes ?? 0;
-      if (used > volume.size_bytes && this.#record.ending === undefined) {
-        const limit = Quantity.of(volume.size_bytes, "BinarySI").toString();
-        const message = `Usage of EmptyDir volume "${volume.name}" exceeds the limit "${limit}". `;
-        this.#notice("Warning", "Evicted", message);
-        this.#end({ deadline: this.#clock.now(), force: false, state: "failed", reason: "Evicted", message });
-        return;
-      }
-    }
-    this.#watchStorage();
+    const { volumes = [], containers } = await sandbox.stats(running).catch(() => ({ volumes: [], containers: [] }));
+    const layers = new Map(containers.map(({ name, fs_used_bytes = 0 }) => [name, fs_used_bytes]));
+    const used = running.map(
+      async ({ name, dir }) => [name, (layers.get(name) ?? 0) + (await logBytes(dir).catch(() => 0))] as const,
+    );
+    return {
+      volumes: new Map(volumes.map(({ name, used_bytes }) => [name, used_bytes])),
+      containers: new Map(await Promise.all(used)),
+    };
   }
 
   // --- start ---

@@ -65,18 +65,71 @@ test("policy fallback_to_logs is silent after success", async () => {
   expect((await world.container("a")).terminated?.message).toBeUndefined();
 });
 
+const MIB = 1024 * 1024;
+/** Logs are read from a real disk, so a measurement is over when the next one has begun, or the machine is. */
+async function measureTwice(world: World) {
+  const before = world.measured;
+  await expect
+    .poll(async () => {
+      await world.advance(10_000);
+      return world.measured >= before + 2 || (await world.machine()).state === "failed";
+    })
+    .toBe(true);
+}
+
 test("a machine whose empty_dir grows above its limit fails with kubelet's eviction message", async () => {
   const world = await World.create();
   await world.create({ volumes: [{ name: "tmp", type: "empty_dir", medium: "disk", size_bytes: 10 * 1024 * 1024 }] });
   world.volumes = [{ name: "tmp", used_bytes: 10 * 1024 * 1024 }];
-  await world.advance(10_000);
+  await measureTwice(world);
   expect((await world.machine()).state).toBe("running");
   world.volumes = [{ name: "tmp", used_bytes: 10 * 1024 * 1024 + 1 }];
-  await world.advance(10_000);
+  await measureTwice(world);
   expect(await world.machine()).toMatchObject({
     state: "failed",
     reason: "Evicted",
     message: 'Usage of EmptyDir volume "tmp" exceeds the limit "10Mi". ',
+  });
+});
+
+const limited = (name: string, bytes: number) => main(name, { resources: { limits: { ephemeral_bytes: bytes } } });
+
+test("a machine whose containers and volumes together outgrow their limits fails with kubelet's message", async () => {
+  const world = await World.create();
+  await world.create({
+    containers: [limited("a", 10 * MIB), main("b")],
+    volumes: [
+      { name: "disk", type: "empty_dir", medium: "disk" },
+      { name: "memory", type: "empty_dir", medium: "memory" },
+    ],
+  });
+  world.layers.set("a", 4 * MIB).set("b", 4 * MIB);
+  world.volumes = [
+    { name: "disk", used_bytes: 2 * MIB },
+    { name: "memory", used_bytes: 90 * MIB },
+  ];
+  await measureTwice(world);
+  expect((await world.machine()).state).toBe("running");
+  world.layers.set("b", 4 * MIB + 1);
+  await measureTwice(world);
+  expect(await world.machine()).toMatchObject({
+    state: "failed",
+    reason: "Evicted",
+    message: "Pod ephemeral local storage usage exceeds the total limit of containers 10Mi. ",
+  });
+});
+
+test("one container that outgrows its own limit is enough, and its log counts", async () => {
+  const world = await World.create();
+  await world.create({ containers: [limited("a", 1_000_000), limited("b", 100 * MIB)] });
+  world.layers.set("a", 999_990);
+  await measureTwice(world);
+  expect((await world.machine()).state).toBe("running");
+  world.writeLog("a", ["more than ten bytes"]);
+  await measureTwice(world);
+  expect(await world.machine()).toMatchObject({
+    reason: "Evicted",
+    message: 'Container a exceeded its local ephemeral storage limit "1M". ',
   });
 });
 

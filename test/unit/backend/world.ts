@@ -63,6 +63,10 @@ export class World {
   patched: string[] = [];
   /** What the engine measures. */
   volumes: { name: string; used_bytes: number }[] = [];
+  /** Bytes in the writable layers of containers. */
+  readonly layers = new Map<string, number>();
+  /** How often the engine was asked to measure. */
+  measured = 0;
   #lose: ((loss: SandboxLoss) => void) | undefined;
   sandboxes = 0;
   alive = false;
@@ -257,11 +261,18 @@ export class World {
         return Promise.resolve({ stdin: null, stdout, stderr: null, exit, resize() {}, close() {} });
       },
       dial: () => Promise.reject(new Error("no network in this world")),
-      stats: (running) =>
-        Promise.resolve({
-          containers: running.map(({ name }) => ({ name, cpu_usage_ns_total: 1, memory_working_set_bytes: 1 })),
+      stats: (running) => {
+        this.measured++;
+        return Promise.resolve({
+          containers: running.map(({ name }) => ({
+            name,
+            cpu_usage_ns_total: 1,
+            memory_working_set_bytes: 1,
+            fs_used_bytes: this.layers.get(name) ?? 0,
+          })),
           volumes: this.volumes,
-        }),
+        });
+      },
       applyFiles: (volume) => {
         this.patched.push(`${volume.name}=${volume.version}`);
         return Promise.resolve();

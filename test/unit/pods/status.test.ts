@@ -343,10 +343,21 @@ describe("an eviction", () => {
   const message = 'Usage of EmptyDir volume "v" exceeds the limit "10Mi". ';
   const evicted = machine({ state: "failed", reason: "Evicted", message, containers: [exited("app", 137)] });
 
-  test("is Failed with the backend's words, and a disruption in the same patch", () => {
+  test("of a pod that outgrew its own limits is Failed with the backend's words, and no disruption", () => {
     const s = status(pod({ status: { phase: "Running" } }), evicted);
     expect([s.phase, s.reason, s.message]).toEqual(["Failed", "Evicted", message]);
-    expect(condition(s, "DisruptionTarget")).toMatchObject({ status: "True", reason: "TerminationByKubelet", message });
+    expect(condition(s, "DisruptionTarget")).toBeUndefined();
+  });
+
+  test("that is the node's doing is a disruption, in the same patch", () => {
+    const pressure = "The node was low on resource: memory. ";
+    const s = status(pod({ status: { phase: "Running" } }), { ...evicted, message: pressure });
+    expect([s.phase, s.reason]).toEqual(["Failed", "Evicted"]);
+    expect(condition(s, "DisruptionTarget")).toMatchObject({
+      status: "True",
+      reason: "TerminationByKubelet",
+      message: pressure,
+    });
   });
 
   test("is Failed even when the containers ended well after they were told to", () => {

@@ -95,6 +95,7 @@ const CAPABILITIES: readonly Capability[] = [
   "security_context",
   "sysctls",
   "resource_limits",
+  "ephemeral_storage_limits",
   "tty",
 ];
 
