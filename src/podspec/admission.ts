@@ -7,6 +7,7 @@ import type { Container, Node, Pod } from "../kube/wire.ts";
 import { findUntoleratedTaint, isSubset, matchesNodeSelectorTerms } from "../resources/labels.ts";
 import { parseResourceList, podRequests, type ResourceList } from "../resources/pod-resources.ts";
 import { Quantity } from "../resources/quantity.ts";
+import { choosePodsToPreempt, isCriticalPod, type Shortage } from "./preemption.ts";
 
 /** Sysctls that concern nobody but the pod (pkg/kubelet/sysctl/safe_sysctls.go, with those that 1.37 adds). */
 export const SAFE_SYSCTLS: readonly string[] = [
@@ -49,7 +50,9 @@ export type Admission =
   | { kind: "admit" }
   | Rejection
   /** The pod stays Pending, and a warning event says why. */
-  | { kind: "hold"; reason: string; message: string };
+  | { kind: "hold"; reason: string; message: string }
+  /** A critical pod for which there is room once these are gone. */
+  | { kind: "preempt"; victims: readonly Pod[] };
 
 const ADMIT: Admission = { kind: "admit" };
 
@@ -88,8 +91,8 @@ export function admitPod(input: AdmissionInput): Admission {
     );
   }
 
-  const shortage = checkResources(pod, parseResourceList(node.status?.allocatable), otherPods);
-  if (shortage !== undefined) return shortage;
+  const shortages = findShortages(pod, parseResourceList(node.status?.allocatable), otherPods);
+  if (shortages.length > 0 && !isCriticalPod(pod)) return outOf(shortages[0]!);
   if (!matchesNodeAffinity(pod, node)) {
     return predicateFailed("NodeAffinity", "node(s) didn't match Pod's node affinity/selector");
   }
@@ -101,7 +104,14 @@ export function admitPod(input: AdmissionInput): Admission {
   }
   const taint = findUntoleratedTaint(node.spec?.taints ?? [], pod.spec?.tolerations ?? [], ["NoExecute"]);
   if (taint !== undefined) return predicateFailed("TaintToleration", "node(s) had taints that the pod didn't tolerate");
-  return ADMIT;
+  if (shortages.length === 0) return ADMIT;
+  // A lack of resources alone does not keep a critical pod away.
+  const choice = choosePodsToPreempt(pod, shortages, otherPods, allocatedUnits);
+  if (choice.ok) return { kind: "preempt", victims: choice.victims };
+  return reject(
+    "UnexpectedAdmissionError",
+    `Unexpected error while attempting to recover from admission failure: ${choice.message}`,
+  );
 }
 
 /** True for pods that a DaemonSet controls. */
@@ -140,11 +150,19 @@ function forbiddenSysctl(pod: Pod, allowed: readonly string[]): string | undefin
  * whoever else provides them (cluster-level resources), as in a kubelet.
  */
 export function checkResources(pod: Pod, allocatable: ResourceList, otherPods: readonly Pod[]): Rejection | undefined {
-  const maxPods = allocatable.get("pods")?.toNumber() ?? 0;
-  if (otherPods.length + 1 > maxPods) return outOf("pods", 1n, BigInt(otherPods.length), BigInt(maxPods));
+  const [first] = findShortages(pod, allocatable, otherPods);
+  return first === undefined ? undefined : outOf(first);
+}
 
+function findShortages(pod: Pod, allocatable: ResourceList, otherPods: readonly Pod[]): Shortage[] {
+  const shortages: Shortage[] = [];
+  const maxPods = allocatable.get("pods")?.toNumber() ?? 0;
+  if (otherPods.length + 1 > maxPods) {
+    shortages.push({ name: "pods", requested: 1n, used: BigInt(otherPods.length), capacity: BigInt(maxPods) });
+  }
   const requests = podRequests(pod.spec ?? { containers: [] });
-  const used = otherPods.map(allocatedRequests);
+  if (requests.size === 0) return shortages;
+  const used = otherPods.map(allocatedUnits);
   const first = ["cpu", "memory", "ephemeral-storage"];
   const names = [
     ...first.filter((name) => requests.has(name)),
@@ -153,22 +171,25 @@ export function checkResources(pod: Pod, allocatable: ResourceList, otherPods: r
   for (const name of names) {
     const available = allocatable.get(name);
     if (available === undefined && isExtended(name)) continue;
-    const amount = (list: ResourceList | undefined) => unitsOf(name, list?.get(name) ?? Quantity.zero);
-    const requested = amount(requests);
-    const total = used.reduce((sum, list) => sum + amount(list), 0n);
+    const requested = unitsOf(name, requests.get(name) ?? Quantity.zero);
+    const total = used.reduce((sum, units) => sum + (units.get(name) ?? 0n), 0n);
     const capacity = unitsOf(name, available ?? Quantity.zero);
-    if (requested > 0n && requested > capacity - total) return outOf(name, requested, total, capacity);
+    if (requested > 0n && requested > capacity - total) shortages.push({ name, requested, used: total, capacity });
   }
-  return undefined;
+  return shortages;
 }
 
 /** Each admission sums over all other pods, so what a pod has been given is computed once for each copy of it. */
-const allocated = new WeakMap<Pod, ResourceList>();
+const allocated = new WeakMap<Pod, ReadonlyMap<string, bigint>>();
 
-function allocatedRequests(pod: Pod): ResourceList {
-  let requests = allocated.get(pod);
-  if (requests === undefined) allocated.set(pod, (requests = podRequests(allocatedSpec(pod))));
-  return requests;
+/** By resource name, in the units that messages show. */
+function allocatedUnits(pod: Pod): ReadonlyMap<string, bigint> {
+  let units = allocated.get(pod);
+  if (units === undefined) {
+    units = new Map([...podRequests(allocatedSpec(pod))].map(([name, quantity]) => [name, unitsOf(name, quantity)]));
+    allocated.set(pod, units);
+  }
+  return units;
 }
 
 /**
@@ -194,7 +215,7 @@ function unitsOf(name: string, quantity: Quantity): bigint {
   return name === "cpu" ? quantity.milliValue() : quantity.value();
 }
 
-function outOf(name: string, requested: bigint, used: bigint, capacity: bigint): Rejection {
+function outOf({ name, requested, used, capacity }: Shortage): Rejection {
   return reject(
     `OutOf${name}`,
     `Node didn't have enough resource: ${name}, requested: ${requested}, used: ${used}, capacity: ${capacity}`,
@@ -209,8 +230,10 @@ function isExtended(name: string): boolean {
 }
 
 function hasPortConflict(pod: Pod, otherPods: readonly Pod[]): boolean {
+  const wantedPorts = hostPorts(pod);
+  if (wantedPorts.length === 0) return false;
   const taken = otherPods.flatMap(hostPorts);
-  return hostPorts(pod).some((wanted) =>
+  return wantedPorts.some((wanted) =>
     taken.some(
       (port) =>
         port.port === wanted.port &&

@@ -50,6 +50,8 @@ export class PodRenderer {
   readonly #o: PodRendererOptions;
   /** Pods that were admitted by this process. Others count as admitted once their status says that they were started. */
   readonly #admitted = new Set<string>();
+  /** Pods that have to make room for a critical one. */
+  readonly #leaving = new Set<string>();
 
   constructor(options: PodRendererOptions) {
     this.#o = options;
@@ -165,6 +167,7 @@ export class PodRenderer {
   /** Forgets a pod that is over. */
   release(podUid: string): void {
     this.#admitted.delete(podUid);
+    this.#leaving.delete(podUid);
     this.#o.references.release(podUid);
     this.#o.tokens.release(podUid);
   }
@@ -176,13 +179,9 @@ export class PodRenderer {
     if (node === undefined)
       return waitWith({ type: "Warning", reason: "InvalidNodeInfo", message: "The node is not registered yet" });
     const otherPods = this.#otherPods(pod);
-    const admission = admitPod({
-      pod,
-      node,
-      otherPods,
-      daemonSets,
-      ...(allowedUnsafeSysctls && { allowedUnsafeSysctls }),
-    });
+    const judge = (others: readonly Pod[]) =>
+      admitPod({ pod, node, otherPods: others, daemonSets, ...(allowedUnsafeSysctls && { allowedUnsafeSysctls }) });
+    const admission = judge(otherPods);
     if (admission.kind === "reject") return admission;
     if (admission.kind === "hold")
       return waitWith({ type: "Warning", reason: admission.reason, message: admission.message });
@@ -194,7 +193,16 @@ export class PodRenderer {
       allowHostPath: facts().allowHostPath,
       agentProbes,
     });
-    return gate.ok ? undefined : { kind: "reject", reason: gate.reason, message: gate.message, missing: gate.missing };
+    if (!gate.ok) return { kind: "reject", reason: gate.reason, message: gate.message, missing: gate.missing };
+    if (admission.kind === "admit") return undefined;
+    // Those that leave already may be enough.
+    const next = judge(otherPods.filter((other) => !this.#leaving.has(uidOf(other))));
+    if (next.kind === "reject") return next;
+    const victims = next.kind === "preempt" ? next.victims : [];
+    for (const victim of victims) this.#leaving.add(uidOf(victim));
+    // What becomes free is this pod's.
+    this.#admitted.add(uidOf(pod));
+    return { kind: "preempt", victims };
   }
 
   #pluginCredentials(pod: Pod, signal: AbortSignal): Promise<RegistryAuth[]> | [] {
@@ -234,7 +242,11 @@ export class PodRenderer {
   /** What else this node has given resources to. */
   #otherPods(pod: Pod): Pod[] {
     const uid = uidOf(pod);
-    return [...this.#o.pods()].filter((other) => uidOf(other) !== uid && !isOver(other) && this.#isAdmitted(other));
+    const others: Pod[] = [];
+    for (const other of this.#o.pods()) {
+      if (uidOf(other) !== uid && !isOver(other) && this.#isAdmitted(other)) others.push(other);
+    }
+    return others;
   }
 
   async #liveNode(signal: AbortSignal): Promise<Node | undefined> {

@@ -113,6 +113,14 @@ describe("a request", () => {
     expect(server.connections).toBeLessThanOrEqual(2);
   });
 
+  it("reuses its connections after deletes with preconditions", async () => {
+    const server = await serve();
+    const kube = connect(server);
+    const body = { preconditions: { uid: "u" } };
+    for (let i = 0; i < 20; i++) await kube.request({ ...get(), method: "DELETE", body });
+    expect(server.connections).toBeLessThanOrEqual(2);
+  });
+
   it("has a connection for the lease that calls cannot occupy", async () => {
     const waiting: (() => void)[] = [];
     const server = await serve((request, reply) => {
