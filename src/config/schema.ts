@@ -48,8 +48,11 @@ export const httpVmSchema = z.strictObject({
   type: z.literal("http-vm"),
   url: z
     .string()
-    .regex(/^(https?:\/\/|unix:\/)/, "must begin with http://, https:// or unix:/")
-    .describe("Base address of the Machine API: http(s)://host:port or unix:/path/to/socket."),
+    .regex(
+      /^(https:\/\/|unix:\/|http:\/\/(localhost|127\.\d+\.\d+\.\d+|\[::1\])(:\d+)?(\/|$))/,
+      "must begin with https:// or unix:/; plain http:// shows every secret to the network and is for 127.0.0.1 only",
+    )
+    .describe("Base address of the Machine API: https://host:port or unix:/path/to/socket; http:// on loopback."),
   tokenFile: z.string().optional().describe("File with the bearer token; read again when it changes."),
   caFile: z.string().optional().describe("CA certificates that sign the backend's certificate (PEM)."),
   certFile: z.string().optional().describe("Client certificate for mutual TLS (PEM)."),

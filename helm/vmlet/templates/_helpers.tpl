@@ -83,9 +83,9 @@ app.kubernetes.io/component: {{ .component }}
 {{- if not $root.Values.backend.enabled -}}
 {{- fail (printf "nodes[%d].provider is required (or backend.enabled, for a first try)" $index) -}}
 {{- end -}}
-{{- $url := printf "http://%s-backend.%s.svc:8080" (include "vmlet.fullname" $root) $root.Release.Namespace -}}
-{{- $token := printf "/etc/vmlet/secrets/%s/token" $root.Values.backend.existingSecret -}}
-{{- $_ := set $node "provider" (dict "type" "http-vm" "url" $url "tokenFile" $token) -}}
+{{- $url := printf "https://%s-backend.%s.svc:8080" (include "vmlet.fullname" $root) $root.Release.Namespace -}}
+{{- $folder := printf "/etc/vmlet/secrets/%s" $root.Values.backend.existingSecret -}}
+{{- $_ := set $node "provider" (dict "type" "http-vm" "url" $url "tokenFile" (printf "%s/token" $folder) "caFile" (printf "%s/ca.crt" $folder)) -}}
 {{- end -}}
 {{- if $node.addresses -}}{{- $addressed = add1 $addressed -}}{{- end -}}
 {{- $nodes = append $nodes $node -}}
@@ -180,6 +180,6 @@ nodeAffinity:
 {{- fail "leaderElection.enabled: must be true when replicas is more than 1" -}}
 {{- end -}}
 {{- if and .Values.backend.enabled (not .Values.backend.existingSecret) -}}
-{{- fail "backend.existingSecret: is required with backend.enabled; kubectl create secret generic NAME --from-literal=token=$(openssl rand -hex 16)" -}}
+{{- fail "backend.existingSecret: is required with backend.enabled; the chart's README has the two commands that make it" -}}
 {{- end -}}
 {{- end -}}

@@ -234,11 +234,18 @@ describe("the agent's configuration", () => {
     const objects = objectsOf("backend");
     const { provider } = configOf(objects).nodes[0]!;
     expect(provider).toMatchObject({
-      url: "http://burst-vmlet-backend.vmlet-system.svc:8080",
+      url: "https://burst-vmlet-backend.vmlet-system.svc:8080",
       tokenFile: "/etc/vmlet/secrets/vmlet-backend/token",
+      caFile: "/etc/vmlet/secrets/vmlet-backend/ca.crt",
     });
     const mounts = find(objects, "Deployment", "burst-vmlet").spec.template.spec.containers[0].volumeMounts;
     expect(mounts.map((mount: Json) => mount.mountPath)).toContain("/etc/vmlet/secrets/vmlet-backend");
+  });
+
+  test("does not come with the backend's private key", () => {
+    const { volumes } = find(objectsOf("backend"), "Deployment", "burst-vmlet").spec.template.spec;
+    const { secret } = volumes.find((volume: Json) => volume.secret?.secretName === "vmlet-backend");
+    expect(secret.items.map((item: Json) => item.key)).toEqual(["token", "ca.crt"]);
   });
 
   test("changes the pods when it changes", async () => {

@@ -56,6 +56,11 @@ describe("helm refuses, naming the key,", () => {
       "/nodes/0/provider",
     ],
     [
+      "a backend address that shows secrets to the network",
+      { nodes: [{ name: "n", provider: { type: "http-vm", url: "http://vms.example.com" } }] },
+      "/nodes/0/provider",
+    ],
+    [
       "a capacity that is no quantity",
       { nodes: [{ name: "n", provider: { type: "memory" }, capacity: { cpu: "four" } }] },
       "/nodes/0/capacity/cpu",
