@@ -107,6 +107,7 @@ export class PodController {
       nodeName,
       hostIPs: options.hostIPs,
       event: (pod, event) => this.event(pod, event),
+      poke: (uid) => this.poke(uid),
       markCheapToDelete: options.markCheapToDelete ?? false,
       mayReap: () => options.sweep.enabled && this.#reapBudget-- > 0,
       ...(options.guard && { guard: options.guard }),

@@ -263,6 +263,8 @@ export const LOST: Verdict = {
   reason: "MachineLost",
   message: "The machine that ran this pod is gone from the backend",
 };
+/** kubelet: preemption.go. */
+export const PREEMPTED: Verdict = { reason: "Preempting", message: "Preempted in order to admit critical pod" };
 /** kubelet: active_deadline.go. */
 export const DEADLINE: Verdict = {
   reason: "DeadlineExceeded",

@@ -25,6 +25,7 @@ import {
   LOST,
   newMemory,
   plan,
+  PREEMPTED,
   type Action,
   type Desired,
   type Observed,
@@ -50,6 +51,8 @@ export type Rendered =
       unmountedVolumes?: readonly string[];
       events: readonly PodEvent[];
     }
+  /** A critical pod for which these have to make room first. */
+  | { kind: "preempt"; victims: readonly Pod[] }
   /** The pod can never run here; `missing` names capabilities that the backend lacks. */
   | { kind: "reject"; reason: string; message: string; missing?: readonly string[] };
 
@@ -88,6 +91,8 @@ export interface ReconcilerOptions {
   ownerLabels: Readonly<Record<string, string>>;
   nodeName: string;
   hostIPs: () => readonly string[];
+  /** Looks at another pod soon, because something was decided about it. */
+  poke?: (uid: string) => void;
   /** Says something about a pod to its user. Must not block. */
   event: (pod: Pod, event: PodEvent) => void;
   /** Orphans of which this process never saw a pod: true when one more may be removed in this sweep. */
@@ -119,6 +124,9 @@ const MAX_STEPS = 12;
 const CREATE_RETRY_MS = { first: 5_000, max: 122_000 };
 /** kubelet: podAttachAndMountTimeout. */
 const MOUNT_TIMEOUT_MS = 123_000;
+
+/** How often a critical pod looks whether those that make room for it are gone. */
+const PREEMPTION_RETRY_MS = 1_000;
 
 /** What is known of a create that waits. */
 interface Held {
@@ -326,6 +334,10 @@ export class PodReconciler {
       this.#update(uid, { verdict: { reason: rendered.reason, message: `Pod was rejected: ${rendered.message}` } });
       return undefined;
     }
+    if (rendered.kind === "preempt") {
+      for (const victim of rendered.victims) this.#preempt(victim);
+      return { kind: "after", ms: PREEMPTION_RETRY_MS };
+    }
     if (rendered.kind === "wait") {
       const before = this.#remember(uid).waiting;
       this.#update(uid, { waiting: rendered.waiting });
@@ -419,6 +431,13 @@ export class PodReconciler {
   #announce(pod: Pod, verdict: Verdict): void {
     if (verdict === DEADLINE) this.#o.event(pod, { type: "Normal", reason: verdict.reason, message: verdict.message });
     if (verdict === LOST) this.#o.hooks?.onLost?.();
+  }
+
+  #preempt(victim: Pod): void {
+    const uid = victim.metadata!.uid!;
+    this.#o.event(victim, { type: "Warning", reason: PREEMPTED.reason, message: PREEMPTED.message });
+    this.#update(uid, { verdict: PREEMPTED });
+    this.#o.poke?.(uid);
   }
 
   async #stop(uid: string, graceSeconds: number, signal: AbortSignal): Promise<void> {

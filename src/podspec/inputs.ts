@@ -4,7 +4,7 @@
  */
 import type { Capability } from "../provider/capabilities.ts";
 import type { MachineSpec } from "../provider/machine.ts";
-import type { ConfigMap, Secret, Service } from "../kube/wire.ts";
+import type { ConfigMap, Pod, Secret, Service } from "../kube/wire.ts";
 import type { ResourceList } from "../resources/pod-resources.ts";
 
 /** A read of something named: there, said to be absent by the API server, or not known (anything else). */
@@ -83,6 +83,8 @@ export type RenderResult =
    * containers at fault by name; when a volume is at fault it is empty, as with a kubelet, and `unmountedVolumes` is not.
    */
   | { kind: "wait"; waiting: ReadonlyMap<string, WaitingContainer>; unmountedVolumes: string[]; events: PodEvent[] }
+  /** There is room once these pods are gone: they are to fail, and the create to be tried again. */
+  | { kind: "preempt"; victims: readonly Pod[] }
   /** The pod can never run here. The message names the fields. */
   | { kind: "reject"; reason: string; message: string; missing?: readonly string[] };
 

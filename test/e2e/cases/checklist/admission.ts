@@ -1,7 +1,15 @@
 import { expect } from "vitest";
 import type { Json } from "../../harness/client.ts";
 import { containerStatus, serve } from "../pods.ts";
-import { condition, output, outputOf, untilEvent, type ChecklistCase, type ChecklistContext } from "./case.ts";
+import {
+  type ChecklistCase,
+  type ChecklistContext,
+  condition,
+  output,
+  outputOf,
+  statuses,
+  untilEvent,
+} from "./case.ts";
 
 /** Creates a pod that no scheduler has looked at, waits until the node has refused it and checks how. */
 async function refused(context: ChecklistContext, spec: Json, reason: string, message: string | RegExp) {
@@ -64,6 +72,32 @@ export const admissionCases: readonly ChecklistCase[] = [
         "PodOSNotSupported",
         "Failed to admit pod as the OS field doesn't match node OS",
       ),
+  },
+  {
+    ids: ["C01", "P23"],
+    name: "a critical pod that finds the node full gets the room of a lesser one, which fails as a disruption",
+    async run(context) {
+      const { env, create, pods, shell } = context;
+      const seat = { resources: { limits: { "example.com/seat": "1" } } };
+      await create("lesser", { containers: [shell("main", serve, seat)] });
+      await pods.untilReady("lesser");
+      await create("critical", {
+        nodeName: env.nodeName,
+        priorityClassName: "system-node-critical",
+        containers: [shell("main", serve, seat)],
+      });
+      const lesser = await pods.untilPhase("lesser", "Failed");
+      const message = "Preempted in order to admit critical pod";
+      expect(lesser.status).toMatchObject({ reason: "Preempting", message });
+      expect(condition(lesser, "DisruptionTarget")).toMatchObject({
+        status: "True",
+        reason: "TerminationByKubelet",
+        message: "Pod was preempted by Kubelet to accommodate a critical pod.",
+      });
+      expect(statuses(context, "lesser").filter(({ phase }) => phase === "Failed")).toHaveLength(1);
+      await pods.untilReady("critical");
+      await untilEvent(context, "lesser", "Preempting", message);
+    },
   },
   {
     ids: ["C02"],

@@ -11,7 +11,14 @@ import { checklist } from "./index.ts";
 
 /** What the cases count on of the node. */
 const NODE = {
-  capacity: { cpu: "64", memory: "256Gi", pods: "1000", "ephemeral-storage": "1Ti", "example.com/licence": "1" },
+  capacity: {
+    cpu: "64",
+    memory: "256Gi",
+    pods: "1000",
+    "ephemeral-storage": "1Ti",
+    "example.com/licence": "1",
+    "example.com/seat": "1",
+  },
   runtimeHandlers: ["known"],
 };
 

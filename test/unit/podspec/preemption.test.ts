@@ -1,0 +1,66 @@
+import { describe, expect, it } from "vitest";
+import type { Node, Pod } from "../../../src/kube/wire.ts";
+import { admitPod } from "../../../src/podspec/admission.ts";
+import { podWithContainer } from "./fixtures.ts";
+
+const node: Node = {
+  metadata: { name: "burst-0" },
+  status: { allocatable: { cpu: "4", memory: "8Gi", pods: "10" } },
+};
+const CRITICAL = 2_000_001_000;
+
+function other(requests: Record<string, string>, { priority = 0, guaranteed = false } = {}): Pod {
+  const resources = { requests, ...(guaranteed && { limits: requests }) };
+  return podWithContainer({ resources }, { priority });
+}
+const admit = (requests: Record<string, string>, otherPods: Pod[], priority = CRITICAL) =>
+  admitPod({ pod: podWithContainer({ resources: { requests } }, { priority }), node, otherPods, daemonSets: "run" });
+const victimsOf = (admission: ReturnType<typeof admit>) =>
+  admission.kind === "preempt" ? admission.victims : expect.fail(JSON.stringify(admission));
+
+describe("a critical pod on a full node", () => {
+  it("takes the room of as few and as cheap pods as will do", () => {
+    const small = other({ cpu: "1" });
+    const fitting = other({ cpu: "1500m" });
+    const large = other({ cpu: "1500m", memory: "4Gi" });
+    expect(victimsOf(admit({ cpu: "1500m" }, [small, large, fitting]))).toEqual([fitting]);
+  });
+
+  it("takes BestEffort and Burstable pods before Guaranteed ones", () => {
+    const guaranteed = other({ cpu: "2", memory: "1Gi" }, { guaranteed: true });
+    const burstable = [other({ cpu: "1" }), other({ cpu: "1" })];
+    expect(victimsOf(admit({ cpu: "2" }, [guaranteed, ...burstable]))).toEqual(expect.arrayContaining(burstable));
+    expect(victimsOf(admit({ cpu: "3" }, [guaranteed, ...burstable]))).toContain(guaranteed);
+  });
+
+  it("takes whoever is there when the node has as many pods as it may", () => {
+    const full = Array.from({ length: 10 }, () => other({}));
+    expect(victimsOf(admit({}, full))).toHaveLength(1);
+  });
+
+  it("leaves other critical pods of its priority alone, and says what it lacks", () => {
+    expect(admit({ cpu: "3" }, [other({ cpu: "3" }, { priority: CRITICAL })])).toEqual({
+      kind: "reject",
+      reason: "UnexpectedAdmissionError",
+      message:
+        "Unexpected error while attempting to recover from admission failure: preemption: error finding a set of pods to preempt: no set of running pods found to reclaim resources: [(res: cpu, q: 2000), ]",
+    });
+  });
+
+  it("is refused for what no preemption can mend, before anybody is asked to go", () => {
+    const pod = podWithContainer(
+      { resources: { requests: { cpu: "3" } } },
+      { priority: CRITICAL, nodeName: "elsewhere" },
+    );
+    expect(admitPod({ pod, node, otherPods: [other({ cpu: "3" })], daemonSets: "run" })).toMatchObject({
+      reason: "NodeName",
+    });
+  });
+});
+
+it("a pod that is not critical takes nobody's room, whatever its priority", () => {
+  expect(admit({ cpu: "3" }, [other({ cpu: "3" })], 1_999_999_999)).toMatchObject({
+    kind: "reject",
+    reason: "OutOfcpu",
+  });
+});
