@@ -1,6 +1,6 @@
 /** What the Dockerfile puts into the image, without an engine: the tree runs on a root that nobody may write, as nobody. */
-import { chmod, copyFile, mkdir, readFile, readdir, readlink, writeFile } from "node:fs/promises";
-import { dirname, join } from "node:path";
+import { chmod, mkdir, readFile, readdir, readlink, writeFile } from "node:fs/promises";
+import { join } from "node:path";
 import { afterAll, beforeAll, describe, expect, test } from "vitest";
 import { assemble } from "../../helm/assemble.ts";
 import { startDevCluster, type DevCluster } from "../../src/devcluster/index.ts";
@@ -11,6 +11,7 @@ import { runCommand, tryCommand } from "./harness/exec.ts";
 import { freePorts } from "./harness/ports.ts";
 import { createSandbox, failWhenExited, type ManagedProcess, type Sandbox } from "./harness/processes.ts";
 import { must, waitFor } from "./harness/wait.ts";
+import { addLibraries, dockerInstructions } from "./helm-rootfs.ts";
 
 const USER = 65532;
 const isRoot = process.getuid?.() === 0;
@@ -71,6 +72,8 @@ describe.runIf(isRoot)(`on a read-only root, as an unprivileged user without cap
     const rootfs = join(sandbox.dir, "rootfs");
     await runCommand("cp", ["--archive", root, rootfs]);
     await addLibraries(rootfs);
+    for (const folder of ["proc", "dev", "etc"]) await mkdir(join(rootfs, folder), { recursive: true });
+    for (const device of ["null", "urandom"]) await writeFile(join(rootfs, "dev", device), "");
     const [healthPort, kubeletPort] = await freePorts(2);
     healthUrl = `http://127.0.0.1:${healthPort}`;
     cluster = await startDevCluster({ clock: systemClock, logger: silentLogger });
@@ -192,31 +195,6 @@ describe("the Dockerfile", () => {
     expect((await run("cc:latest")).stderr).toContain("cc:latest: give the image by digest");
   });
 });
-
-/** The last stage's instructions, each with its words. */
-async function dockerInstructions(): Promise<Record<string, string[]>> {
-  const text = await readFile(join(import.meta.dirname, "../../Dockerfile"), "utf8");
-  const stage = text.slice(text.lastIndexOf("\nFROM "));
-  const lines = [...stage.matchAll(/^([A-Z]+) (.*)$/gm)].map(([, instruction, rest]) => [instruction!, rest!] as const);
-  return Object.fromEntries(
-    lines.map(([instruction, rest]) => [
-      instruction,
-      rest.startsWith("[") ? (JSON.parse(rest) as string[]) : rest.split(" "),
-    ]),
-  );
-}
-
-/** What a base such as distroless/cc brings: the C and C++ libraries, and mount points. */
-async function addLibraries(rootfs: string): Promise<void> {
-  const { stdout } = await runCommand("ldd", [join(rootfs, "app/bin/node")]);
-  for (const path of stdout.match(/\/\S+\.so\S*/g) ?? []) {
-    await mkdir(dirname(join(rootfs, path)), { recursive: true });
-    await copyFile(path, join(rootfs, path));
-    await chmod(join(rootfs, path), 0o755);
-  }
-  for (const folder of ["proc", "dev", "etc"]) await mkdir(join(rootfs, folder), { recursive: true });
-  for (const device of ["null", "urandom"]) await writeFile(join(rootfs, "dev", device), "");
-}
 
 /** Names, modes, times and contents of a tree. */
 async function digest(folder: string): Promise<string> {

@@ -2,17 +2,15 @@
 import { mkdtemp, writeFile } from "node:fs/promises";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
-import { parse, stringify } from "yaml";
-import { hostAddress } from "./harness/agent.ts";
+import { parse, parseAllDocuments, stringify } from "yaml";
+import { hostAddress, restartable, type AgentProcess } from "./harness/agent.ts";
 import { helmBinary } from "./harness/binaries.ts";
 import { clientOf, type Json } from "./harness/client.ts";
 import type { Cluster } from "./harness/cluster.ts";
 import { runCommand, tryCommand, type CommandResult } from "./harness/exec.ts";
 import { writeKubeconfig } from "./harness/kubeconfig.ts";
 import { createKubectl, type Kubectl } from "./harness/kubectl.ts";
-import { freePort } from "./harness/ports.ts";
-import { failWhenExited, type ManagedProcess } from "./harness/processes.ts";
-import { waitFor } from "./harness/wait.ts";
+import { freePort, freePorts } from "./harness/ports.ts";
 
 const chart = join(import.meta.dirname, "../../helm/vmlet");
 const program = join(import.meta.dirname, "../../src/cli/main.ts");
@@ -22,30 +20,33 @@ export interface Installation {
   readonly namespace: string;
   /** The agent's configuration, from its ConfigMap. */
   readonly config: Json;
+  /** Every object but the hooks. */
+  readonly objects: Json[];
   /** The chart's hooks: what `helm test` and `helm uninstall` would create. */
   readonly hooks: Json[];
   readonly kubectl: Kubectl;
   /** A kubeconfig with a token of one of the chart's ServiceAccounts, as the pod would mount it. */
   credentials(account: string, as?: { user: string; groups: readonly string[] }): Promise<string>;
-  startAgent(options?: { secondReplica?: boolean }): Promise<AgentReplica>;
+  startAgent(options?: { secondReplica?: boolean }): Promise<AgentProcess>;
+  /** `vmlet check` with the rendered configuration, as the agent's ServiceAccount. */
+  check(): Promise<CommandResult>;
+  /** Without its hooks: what they would do is `runHook`'s. */
+  uninstall(): Promise<void>;
   /** Creates the identity that a hook's pod has, and runs its container's arguments to the end. */
   runHook(name: string, changeArgs?: (args: string[]) => string[]): Promise<CommandResult>;
 }
 
-export interface AgentReplica {
-  readonly process: ManagedProcess;
-  readonly kubeletPort: number;
-  readonly healthUrl: string;
-}
-
-/** `values` lack what depends on the host: ports are added to the first node. */
+/** `values` lack what depends on the host: every node is given a port. */
 export async function installChart(cluster: Cluster, release: string, values: Json): Promise<Installation> {
   const namespace = "vmlet-system";
   const dir = await mkdtemp(join(cluster.sandbox.dir, `${release}-`));
-  const [first, ...others] = values.nodes as Json[];
-  const nodes = [{ ...first, kubelet: { ...first.kubelet, port: await freePort() } }, ...others];
+  const [healthPort, ...ports] = await freePorts(1 + values.nodes.length);
+  const nodes = (values.nodes as Json[]).map((node, index) => ({
+    ...node,
+    kubelet: { ...node.kubelet, port: ports[index] },
+  }));
   const valuesFile = join(dir, "values.json");
-  await writeFile(valuesFile, JSON.stringify({ ...values, health: { port: await freePort() }, nodes }));
+  await writeFile(valuesFile, JSON.stringify({ ...values, health: { port: healthPort }, nodes }));
   const helm = await helmBinary();
   const env = { PATH: process.env["PATH"], KUBECONFIG: cluster.adminKubeconfig, HOME: tmpdir() };
   await runCommand(
@@ -53,26 +54,33 @@ export async function installChart(cluster: Cluster, release: string, values: Js
     ["install", release, chart, "--namespace", namespace, "--create-namespace", "--values", valuesFile],
     { env },
   );
-  const { stdout } = await runCommand(helm, ["get", "hooks", release, "--namespace", namespace], { env });
-  const hooks = stdout
-    .split(/^---$/m)
-    .map((text) => parse(text))
-    .filter((object) => object !== null);
+  const get = async (what: "hooks" | "manifest"): Promise<Json[]> => {
+    const { stdout } = await runCommand(helm, ["get", what, release, "--namespace", namespace], { env });
+    return parseAllDocuments(stdout)
+      .map((document) => document.toJS())
+      .filter((object) => object !== null);
+  };
+  const [objects, hooks] = await Promise.all([get("manifest"), get("hooks")]);
   const name = `${release}-vmlet`;
+  const { serviceAccountName: account } = objects.find(
+    ({ kind, metadata }) => kind === "Deployment" && metadata.name === name,
+  )!.spec.template.spec;
   const { data } = await cluster.admin.get(`/api/v1/namespaces/${namespace}/configmaps/${name}`);
   const config = parse(data["vmlet.yaml"]);
   const kubectl = await createKubectl(cluster.adminKubeconfig);
   let serial = 0;
+  let checker: string | undefined;
 
-  const credentials: Installation["credentials"] = async (account, as) => {
-    const token = (await kubectl.run(["create", "token", account, "--namespace", namespace, "--duration=1h"])).trim();
-    return writeKubeconfig(join(dir, `${account}-${serial++}.kubeconfig`), cluster, { token }, as);
+  const credentials: Installation["credentials"] = async (whose, as) => {
+    const token = (await kubectl.run(["create", "token", whose, "--namespace", namespace, "--duration=1h"])).trim();
+    return writeKubeconfig(join(dir, `${whose}-${serial++}.kubeconfig`), cluster, { token }, as);
   };
 
   return {
     release,
     namespace,
     config,
+    objects,
     hooks,
     kubectl,
     credentials,
@@ -81,36 +89,36 @@ export async function installChart(cluster: Cluster, release: string, values: Js
       if (secondReplica) {
         // Replicas have a network namespace each; here they share one.
         own.health.port = await freePort();
-        own.nodes[0].kubelet.port = await freePort();
+        for (const node of own.nodes) node.kubelet.port = await freePort();
       }
       const replica = `${release}-agent-${serial++}`;
       const file = join(dir, `${replica}.yaml`);
       await writeFile(file, secondReplica ? stringify(own) : data["vmlet.yaml"]);
-      const child = cluster.sandbox.spawn(replica, process.execPath, [program, "run", "--config", file], {
-        env: {
-          PATH: process.env["PATH"],
-          VMLET_KUBECONFIG: await credentials(name),
-          // As the Deployment sets it from status.podIPs.
-          VMLET_NODE_ADDRESS: hostAddress(),
-          VMLET_LOG_LEVEL: "debug",
-        },
-      });
       const healthUrl = `http://127.0.0.1:${own.health.port}`;
       const health = clientOf(healthUrl);
-      const ready = new AbortController();
-      try {
-        await Promise.race([
-          failWhenExited(child),
-          waitFor(
-            { what: `${replica} to be ready (log: ${child.logFile})`, timeoutMs: 60_000, signal: ready.signal },
-            () => health.text("/readyz"),
-          ),
-        ]);
-      } finally {
-        ready.abort();
-        health.close();
-      }
-      return { process: child, kubeletPort: own.nodes[0].kubelet.port, healthUrl };
+      const agent = restartable(cluster.sandbox, replica, ["run", "--config", file], () => health.text("/readyz"), {
+        PATH: process.env["PATH"],
+        VMLET_KUBECONFIG: await credentials(account),
+        // As the Deployment sets it from status.podIPs.
+        VMLET_NODE_ADDRESS: hostAddress(),
+        VMLET_LOG_LEVEL: "debug",
+      });
+      await agent.start();
+      return Object.assign(agent, { healthUrl, kubeletPort: own.nodes[0].kubelet.port as number });
+    },
+    async check() {
+      const file = join(dir, "check.yaml");
+      await writeFile(file, data["vmlet.yaml"]);
+      return tryCommand(process.execPath, [program, "check", "--config", file], {
+        env: {
+          PATH: process.env["PATH"],
+          VMLET_KUBECONFIG: (checker ??= await credentials(account)),
+          VMLET_NODE_ADDRESS: hostAddress(),
+        },
+      });
+    },
+    async uninstall() {
+      await runCommand(helm, ["uninstall", release, "--namespace", namespace, "--no-hooks"], { env });
     },
     async runHook(hookName, changeArgs = (args) => args) {
       const hook = hooks.find((each) => ["Pod", "Job"].includes(each.kind) && each.metadata.name === hookName);

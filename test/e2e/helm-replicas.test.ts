@@ -3,11 +3,11 @@ import { setTimeout as sleep } from "node:timers/promises";
 import { afterAll, beforeAll, describe, expect, test } from "vitest";
 import { recordHistory, type History } from "./cases/history.ts";
 import { Pods, podSpec, serve, shell } from "./cases/pods.ts";
-import { startBackend, type BackendProcess } from "./harness/agent.ts";
+import { startBackend, type AgentProcess, type BackendProcess } from "./harness/agent.ts";
 import type { Json } from "./harness/client.ts";
 import { startCluster, type Cluster } from "./harness/cluster.ts";
 import { must, waitFor } from "./harness/wait.ts";
-import { installChart, type AgentReplica, type Installation } from "./helm-install.ts";
+import { installChart, type Installation } from "./helm-install.ts";
 
 const node = "ha-node";
 const deployments = "/apis/apps/v1/namespaces/default/deployments";
@@ -18,7 +18,7 @@ let cluster: Cluster;
 let backend: BackendProcess;
 let chart: Installation;
 let history: History;
-let replicas: AgentReplica[];
+let replicas: AgentProcess[];
 let unready: string[];
 const stopWatching = new AbortController();
 
@@ -81,12 +81,12 @@ async function watchNode(): Promise<void> {
 }
 
 /** The replica that the Node's status names; it is written by whoever leads. */
-async function leader(): Promise<AgentReplica | undefined> {
+async function leader(): Promise<AgentProcess | undefined> {
   const { status } = await getNode();
   return replicas.find((replica) => replica.kubeletPort === status.daemonEndpoints?.kubeletEndpoint?.Port);
 }
 
-async function untilLedBy(replica: AgentReplica, since: number): Promise<number> {
+async function untilLedBy(replica: AgentProcess, since: number): Promise<number> {
   await waitFor({ what: "the standby to lead", timeoutMs: 60_000 }, async () =>
     must((await leader()) === replica, "the other leads"),
   );
@@ -125,12 +125,12 @@ async function judge(): Promise<void> {
   expect(unready).toEqual([]);
 }
 
-async function roles(): Promise<{ leading: AgentReplica; standby: AgentReplica }> {
+async function roles(): Promise<{ leading: AgentProcess; standby: AgentProcess }> {
   const leading = (await leader())!;
   return { leading, standby: replicas.find((replica) => replica !== leading)! };
 }
 
-async function replace(old: AgentReplica): Promise<void> {
+async function replace(old: AgentProcess): Promise<void> {
   // The first replica has the rendered ports, which are free again.
   const secondReplica = old !== replicas[0];
   const fresh = await chart.startAgent({ secondReplica });
@@ -142,7 +142,7 @@ describe("under load, with two replicas,", () => {
     const { leading, standby } = await roles();
     await scale(25);
     const start = performance.now();
-    await leading.process.kill("SIGKILL");
+    await leading.kill("SIGKILL");
     const seconds = await untilLedBy(standby, start);
     console.log(`takeover after SIGKILL: ${seconds.toFixed(1)} s`);
     await untilAvailable(25);
@@ -155,15 +155,15 @@ describe("under load, with two replicas,", () => {
     const { leading, standby } = await roles();
     await scale(25);
     const start = performance.now();
-    process.kill(leading.process.pid, "SIGSTOP");
+    process.kill(leading.pid, "SIGSTOP");
     const seconds = await untilLedBy(standby, start);
     console.log(`takeover after SIGSTOP: ${seconds.toFixed(1)} s`);
     await untilAvailable(25);
     await scale(10);
     await sleep(Math.max(0, STOPPED_MS - (performance.now() - start)));
     await scale(20);
-    process.kill(leading.process.pid, "SIGCONT");
-    await leading.process.exited;
+    process.kill(leading.pid, "SIGCONT");
+    await expect(leading.failed()).rejects.toThrow();
     await untilAvailable(20);
     await scale(10);
     await judge();
@@ -175,7 +175,7 @@ describe("under load, with two replicas,", () => {
       const { leading, standby } = await roles();
       await scale(round === 0 ? 25 : 10);
       const start = performance.now();
-      const stopped = leading.process.stop(30_000);
+      const stopped = leading.stop(30_000);
       const seconds = await untilLedBy(standby, start);
       console.log(`takeover after SIGTERM: ${seconds.toFixed(1)} s`);
       await stopped;

@@ -1,16 +1,21 @@
 /** The chart on a real control plane: each identity lets the agent do its work, and nothing else. */
+import { X509Certificate } from "node:crypto";
 import { mkdtemp, readFile, writeFile } from "node:fs/promises";
+import https from "node:https";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { afterAll, beforeAll, describe, expect, test } from "vitest";
+import { parse } from "yaml";
 import type { Json } from "./harness/client.ts";
-import { startBackend, type BackendProcess } from "./harness/agent.ts";
+import { hostAddress, startBackend, type AgentProcess, type BackendProcess } from "./harness/agent.ts";
 import { startCluster, type Cluster } from "./harness/cluster.ts";
 import { createKubectl, type Kubectl } from "./harness/kubectl.ts";
 import { must, waitFor } from "./harness/wait.ts";
-import { installChart, type AgentReplica, type Installation } from "./helm-install.ts";
+import { installChart, type Installation } from "./helm-install.ts";
 import { ciValues, render } from "../unit/helm/render.ts";
+import { keyOf, rightsOf, roleWithout, type Right } from "../unit/helm/rights.ts";
 
+const ci = await ciValues();
 let cluster: Cluster;
 let backend: BackendProcess;
 let auditLog: string;
@@ -25,12 +30,26 @@ beforeAll(async () => {
       apiVersion: "audit.k8s.io/v1",
       kind: "Policy",
       omitStages: ["RequestReceived"],
-      rules: [{ level: "Metadata" }],
+      rules: [
+        // Some rights are not used by a request of their own: somebody asks whether the user has them.
+        {
+          level: "RequestResponse",
+          resources: [{ group: "authorization.k8s.io", resources: ["subjectaccessreviews"] }],
+        },
+        { level: "Metadata" },
+      ],
     }),
   );
-  cluster = await startCluster({ apiServerFlags: [`--audit-policy-file=${policy}`, `--audit-log-path=${auditLog}`] });
+  cluster = await startCluster({
+    apiServerFlags: [`--audit-policy-file=${policy}`, `--audit-log-path=${auditLog}`],
+    // So short that a client certificate has to be renewed before the tests end.
+    controllerManagerFlags: ["--cluster-signing-duration=1m"],
+  });
   backend = await startBackend({ sandbox: cluster.sandbox });
   await createOtherNode();
+  for (const name of ["vmlet-system", "batch"])
+    await cluster.admin.create("/api/v1/namespaces", { metadata: { name } });
+  for (const kind of ["ServiceMonitor", "PrometheusRule"]) await createMonitoringKind(kind);
 }, 1_200_000);
 afterAll(() => cluster?.stop());
 
@@ -54,6 +73,30 @@ async function createOtherNode(): Promise<void> {
   });
 }
 
+/** As Prometheus' operator would, but for the schema. */
+async function createMonitoringKind(kind: string): Promise<void> {
+  const plural = `${kind.toLowerCase()}s`;
+  const path = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions";
+  const name = `${plural}.monitoring.coreos.com`;
+  await cluster.admin.create(path, {
+    metadata: { name },
+    spec: {
+      group: "monitoring.coreos.com",
+      scope: "Namespaced",
+      names: { kind, plural },
+      versions: [
+        {
+          name: "v1",
+          served: true,
+          storage: true,
+          schema: { openAPIV3Schema: { type: "object", "x-kubernetes-preserve-unknown-fields": true } },
+        },
+      ],
+    },
+  });
+  await waitFor({ what: `${name} to be served` }, () => cluster.admin.get(`/apis/monitoring.coreos.com/v1/${plural}`));
+}
+
 const nodeReady = (name: string) =>
   waitFor({ what: `node ${name} to be Ready`, timeoutMs: 60_000 }, async () => {
     const node = await cluster.admin.get(`/api/v1/nodes/${name}`);
@@ -72,13 +115,10 @@ async function expectForbidden(kubectl: Kubectl, args: readonly string[]): Promi
 }
 
 describe("what the chart renders", () => {
-  const withoutOperator = (object: Json) => !object.apiVersion.startsWith("monitoring.coreos.com/");
   test("is accepted by the API server, for all values that it is tested with", async () => {
     const kubectl = await createKubectl(cluster.adminKubeconfig);
-    await cluster.admin.create("/api/v1/namespaces", { metadata: { name: "vmlet-system" } });
-    await cluster.admin.create("/api/v1/namespaces", { metadata: { name: "batch" } });
-    for (const [name, file] of await ciValues()) {
-      const objects = (await render(file)).filter(withoutOperator);
+    for (const [name, file] of ci) {
+      const objects = await render(file);
       // Pods are refused before their ServiceAccount is there.
       const accounts = objects.filter((object) => object.kind === "ServiceAccount");
       for (const account of accounts) await kubectl.run(["apply", "--filename=-"], { input: JSON.stringify(account) });
@@ -96,10 +136,50 @@ describe("what the chart renders", () => {
   });
 });
 
+describe("with the values of", () => {
+  // The backend's own run as pods, in helm-in-cluster.test.ts.
+  const runnable = ci.filter(([name]) => !name.startsWith("backend"));
+
+  test.each(runnable)("%s, the agent serves its nodes, and helm test passes", async (name, file) => {
+    const given = parse(await readFile(file, "utf8"));
+    // Only addresses are other ones, and a smoke test that the backend's engine can keep.
+    const values = {
+      ...given,
+      smokeTest: { restricted: false },
+      nodes: given.nodes.map((node: Json) => ({
+        ...node,
+        ...(node.addresses && { addresses: [hostAddress()] }),
+        ...(node.provider.type === "http-vm" && { provider: { type: "http-vm", url: backend.url } }),
+      })),
+    };
+    if (given.serviceAccount?.create === false)
+      await cluster.admin.create("/api/v1/namespaces/vmlet-system/serviceaccounts", {
+        metadata: { name: given.serviceAccount.name },
+      });
+    const chart = await installChart(cluster, name, values);
+    const agent = await chart.startAgent();
+    for (const node of given.nodes) await nodeReady(node.name);
+    const { code, stdout, stderr } = await chart.runHook(`${name}-vmlet-smoke`);
+    expect(stderr + stdout).toContain("pod deleted");
+    expect(code).toBe(0);
+    await agent.stop();
+    await chart.uninstall();
+    for (const node of given.nodes) await cluster.admin.delete(`/api/v1/nodes/${node.name}`);
+  });
+
+  test("full, the three nodes share one watch of the Services", async () => {
+    const watchers = (await auditEvents()).filter(
+      ({ verb, objectRef }) => verb === "watch" && objectRef?.resource === "services",
+    );
+    const ofFull = watchers.flatMap(({ impersonatedUser }) => impersonatedUser?.username ?? []);
+    expect(new Set(ofFull)).toEqual(new Set(["system:node:burst-0"]));
+  });
+});
+
 describe("identity.mode node", () => {
   const node = "burst-node";
   let chart: Installation;
-  let agent: AgentReplica;
+  let agent: AgentProcess;
   let asProcess: Kubectl;
   let asNode: Kubectl;
   beforeAll(async () => {
@@ -113,7 +193,7 @@ describe("identity.mode node", () => {
     );
     await nodeReady(node);
   });
-  afterAll(() => agent?.process.stop());
+  afterAll(() => agent?.stop());
 
   test("takes the cluster's identity from Helm's look at kube-system", async () => {
     const { metadata } = await cluster.admin.get("/api/v1/namespaces/kube-system");
@@ -181,16 +261,10 @@ describe("identity.mode node", () => {
     ["get tokens of no pod", ["create", "token", "default"]],
   ])("the agent as the node may not %s", async (_, args) => expectForbidden(asNode, args));
 
-  test("every right is used", async () => {
-    const used = await usedRights("system:serviceaccount:vmlet-system:burst-vmlet");
-    expect(used.impersonated).toEqual([`system:node:${node} system:nodes,system:authenticated`]);
-    expect(used.rights).toEqual([
-      "create coordination.k8s.io/leases",
-      "get /configmaps extension-apiserver-authentication",
-      "get coordination.k8s.io/leases burst-vmlet",
-      "update coordination.k8s.io/leases burst-vmlet",
-    ]);
-  });
+  test("every right is used", () =>
+    expectAllUsed("system:serviceaccount:vmlet-system:burst-vmlet", rightsOf(chart.objects, "burst-vmlet")));
+
+  test("vmlet check misses every right that is taken away", () => expectAllMissed(chart));
 
   test("helm uninstall is refused while pods run on the node, and allowed when they are gone", async () => {
     await cluster.admin.create("/api/v1/namespaces/default/pods", {
@@ -213,18 +287,22 @@ describe("identity.mode node", () => {
   });
 
   test("the Node is gone after the agent and the uninstall hook", async () => {
-    await agent.process.stop();
+    await agent.stop();
     const { code, stderr } = await chart.runHook("burst-vmlet-remove");
     expect(stderr).toBe("");
     expect(code).toBe(0);
     await expect(cluster.admin.get(`/api/v1/nodes/${node}`)).rejects.toThrow("404");
   });
+
+  test.each(["burst-vmlet-smoke", "burst-vmlet-uninstall"])("every right of %s is used", (account) =>
+    expectAllUsed(`system:serviceaccount:vmlet-system:${account}`, rightsOf(chart.hooks, account)),
+  );
 });
 
 describe("identity.mode certificate", () => {
   const node = "cert-node";
   let chart: Installation;
-  let agent: AgentReplica;
+  let agent: AgentProcess;
   beforeAll(async () => {
     chart = await installChart(cluster, "cert", {
       identity: { mode: "certificate", autoApprove: true },
@@ -232,7 +310,7 @@ describe("identity.mode certificate", () => {
     });
     agent = await chart.startAgent();
   });
-  afterAll(() => agent?.process.stop());
+  afterAll(() => agent?.stop());
 
   test("the node is Ready and runs pods", async () => {
     await nodeReady(node);
@@ -241,59 +319,58 @@ describe("identity.mode certificate", () => {
     expect(result.code).toBe(0);
   });
 
-  test("the cluster signed a client certificate for the ServiceAccount's request", async () => {
+  const requestsOf = async (user: string) => {
     const { items } = await cluster.admin.get("/apis/certificates.k8s.io/v1/certificatesigningrequests");
-    const mine = items.filter((each: Json) => each.spec.signerName === "kubernetes.io/kube-apiserver-client-kubelet");
-    expect(mine.map((each: Json) => [each.spec.username, each.status.conditions[0].type])).toEqual([
-      ["system:serviceaccount:vmlet-system:cert-vmlet", "Approved"],
-    ]);
+    return items.filter(
+      ({ spec }: Json) => spec.signerName === "kubernetes.io/kube-apiserver-client-kubelet" && spec.username === user,
+    );
+  };
+
+  test("the cluster signed a client certificate for the ServiceAccount's one request", async () => {
+    const requests = await requestsOf("system:serviceaccount:vmlet-system:cert-vmlet");
+    expect(requests.map(({ status }: Json) => status.conditions[0].type)).toEqual(["Approved"]);
   });
 
-  test("the agent as the node may renew its own certificate without anybody's help", async () => {
-    const review = await cluster.admin.create("/apis/authorization.k8s.io/v1/subjectaccessreviews", {
-      spec: {
-        user: `system:node:${node}`,
-        groups: ["system:nodes"],
-        resourceAttributes: {
-          group: "certificates.k8s.io",
-          resource: "certificatesigningrequests",
-          subresource: "selfnodeclient",
-          verb: "create",
-        },
+  test("vmlet check misses every right that is taken away", () => expectAllMissed(chart));
+
+  test("the node renews its certificate itself, and works on with the new one when the first has ended", async () => {
+    const [first] = await requestsOf("system:serviceaccount:vmlet-system:cert-vmlet");
+    const { validToDate } = new X509Certificate(Buffer.from(first.status.certificate, "base64"));
+    const lease = "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases/cert-node";
+    await waitFor(
+      { what: "the lease to be renewed after the first certificate's end", timeoutMs: 180_000 },
+      async () => {
+        const { spec } = await cluster.admin.get(lease);
+        must(Date.parse(spec.renewTime) > validToDate.getTime() + 1_000, spec.renewTime);
       },
-    });
-    expect(review.status.allowed).toBe(true);
-  });
+    );
+    const renewals = await requestsOf(`system:node:${node}`);
+    expect(renewals.length).toBeGreaterThan(0);
+    await nodeReady(node);
+  }, 200_000);
 
   test("every right is used", async () => {
-    const used = await usedRights("system:serviceaccount:vmlet-system:cert-vmlet");
-    expect(used.rights).toEqual([
-      "create certificates.k8s.io/certificatesigningrequests",
-      "create coordination.k8s.io/leases",
-      "get /configmaps extension-apiserver-authentication",
-      "get certificates.k8s.io/certificatesigningrequests *",
-      "get coordination.k8s.io/leases cert-vmlet",
-      "update coordination.k8s.io/leases cert-vmlet",
-    ]);
+    await expectAllUsed("system:serviceaccount:vmlet-system:cert-vmlet", rightsOf(chart.objects, "cert-vmlet"));
+    await expectAllUsed(`system:node:${node}`, rightsOf(chart.objects, `system:node:${node}`));
   });
 });
 
 describe("identity.mode serviceAccount", () => {
   const node = "sa-node";
   let chart: Installation;
-  let agent: AgentReplica;
+  let agent: AgentProcess;
   let asAgent: Kubectl;
   beforeAll(async () => {
     // The in-process provider: the backend's engine has no files, and a token is a file.
     chart = await installChart(cluster, "sa", {
       identity: { mode: "serviceAccount", workloadNamespaces: ["default"] },
-      nodes: [{ name: node, provider: { type: "memory" } }],
+      nodes: [{ name: node, provider: { type: "memory" }, runtimeHandlers: ["runc"] }],
     });
     agent = await chart.startAgent();
     asAgent = await createKubectl(await chart.credentials("sa-vmlet"));
     await nodeReady(node);
   });
-  afterAll(() => agent?.process.stop());
+  afterAll(() => agent?.stop());
 
   test("a pod with secrets, configuration, a token and a runtime class runs and goes", async () => {
     const { admin } = cluster;
@@ -307,6 +384,7 @@ describe("identity.mode serviceAccount", () => {
       metadata: { name: "full" },
       spec: {
         nodeName: node,
+        runtimeClassName: "plain",
         tolerations: [{ operator: "Exists" }],
         containers: [
           {
@@ -371,28 +449,145 @@ describe("identity.mode serviceAccount", () => {
     expect(code).toBe(1);
   });
 
+  test("a pod whose Secret is missing says so, again and again, by events that count", async () => {
+    const { admin } = cluster;
+    await admin.create("/api/v1/namespaces/default/pods", {
+      metadata: { name: "waiting" },
+      spec: {
+        nodeName: node,
+        tolerations: [{ operator: "Exists" }],
+        containers: [{ name: "main", image: "busybox", envFrom: [{ secretRef: { name: "missing" } }] }],
+      },
+    });
+    await waitFor({ what: "an event that counts", timeoutMs: 60_000 }, async () => {
+      const { items } = await admin.get(
+        "/api/v1/namespaces/default/events?fieldSelector=involvedObject.name%3Dwaiting,type%3DWarning",
+      );
+      must(items.length > 0 && items.every((event: Json) => event.count > 1), items);
+    });
+    await admin.delete("/api/v1/namespaces/default/pods/waiting");
+  });
+
+  test("the kubelet API knows its callers by their tokens, and asks the cluster what they may do", async () => {
+    const call = async (account: string) => {
+      const { users } = parse(await readFile(await chart.credentials(account), "utf8"));
+      return statusOf(`https://${hostAddress()}:${agent.kubeletPort}/pods`, users[0].user.token);
+    };
+    expect(await call("sa-vmlet")).toBe(403);
+    await chart.kubectl.run([
+      "create",
+      "clusterrolebinding",
+      "caller",
+      "--clusterrole=system:kubelet-api-admin",
+      "--serviceaccount=vmlet-system:default",
+    ]);
+    expect(await call("default")).toBe(200);
+  });
+
+  test("every right is used", () =>
+    expectAllUsed("system:serviceaccount:vmlet-system:sa-vmlet", rightsOf(chart.objects, "sa-vmlet")));
+
+  test("vmlet check misses every right that is taken away", () => expectAllMissed(chart), 300_000);
+
   test("the pod of the other node is as it was", async () => {
     const { metadata, status } = await cluster.admin.get(otherPod);
     expect([metadata.deletionTimestamp, status.phase]).toEqual([undefined, "Pending"]);
   });
 });
 
-/** What this user was allowed and did, from the API server's audit log: rights, and the identities that it acted as. */
-async function usedRights(user: string): Promise<{ rights: string[]; impersonated: string[] }> {
-  const rights = new Set<string>();
-  const impersonated = new Set<string>();
-  for (const line of (await readFile(auditLog, "utf8")).split("\n").filter(Boolean)) {
-    const event = JSON.parse(line);
+/** Nothing is granted that was never needed. */
+async function expectAllUsed(user: string, granted: readonly Right[]): Promise<void> {
+  const used = await usedRights(user);
+  expect(granted.length).toBeGreaterThan(0);
+  expect(granted.map(keyOf).filter((key) => !used.has(key))).toEqual([]);
+}
+
+/** Takes each right away for a moment: `vmlet check`, which found nothing missing before, must name just that one. */
+async function expectAllMissed(chart: Installation): Promise<void> {
+  const missing = async () => {
+    const { stdout } = await chart.check();
+    expect(stdout).toMatch(/\d+ of \d+ permissions granted/);
+    return stdout.match(/may not .*(?=:)/g) ?? [];
+  };
+  expect(await missing()).toEqual([]);
+  for (const right of rightsOf(chart.objects, `${chart.release}-vmlet`)) {
+    await withoutRight(chart, right, async () => {
+      const resource = right.group === "" ? right.resource : `${right.resource}.${right.group}`;
+      expect([keyOf(right), ...(await missing())]).toEqual([
+        keyOf(right),
+        expect.stringContaining(`may not ${right.verb} ${resource}`),
+      ]);
+    });
+  }
+}
+
+async function withoutRight(chart: Installation, right: Right, look: () => Promise<void>): Promise<void> {
+  const { kubectl, namespace, release } = chart;
+  const apply = (object: Json) => kubectl.run(["apply", "--filename=-"], { input: JSON.stringify(object) });
+  const user = `system:serviceaccount:${namespace}:${release}-vmlet`;
+  const isAllowed = async () => {
+    const [resource, subresource] = right.resource.split("/");
+    const { status } = await cluster.admin.create("/apis/authorization.k8s.io/v1/subjectaccessreviews", {
+      spec: {
+        user,
+        groups: ["system:serviceaccounts", "system:authenticated"],
+        resourceAttributes: { ...right, resource, subresource, binding: undefined, role: undefined },
+      },
+    });
+    return status.allowed as boolean;
+  };
+  const until = (allowed: boolean) =>
+    waitFor({ what: `${keyOf(right)} to be ${allowed ? "allowed" : "refused"}` }, async () =>
+      must((await isAllowed()) === allowed, "not yet"),
+    );
+  const { kind, metadata } = right.binding;
+  if (right.role) await apply(roleWithout({ ...right, role: right.role }));
+  else await kubectl.run(["delete", kind, metadata.name, "--namespace", metadata.namespace]);
+  try {
+    await until(false);
+    await look();
+  } finally {
+    await apply(right.role ?? right.binding);
+    await until(true);
+  }
+}
+
+async function auditEvents(): Promise<Json[]> {
+  const lines = (await readFile(auditLog, "utf8")).split("\n");
+  return lines.filter(Boolean).map((line) => JSON.parse(line) as Json);
+}
+
+/** The rights that this user made use of, from the API server's audit log, as `keyOf` writes them, each with and without the name. */
+async function usedRights(user: string): Promise<Set<string>> {
+  const keys = new Set<string>();
+  const add = (verb: string, { apiGroup, group = apiGroup ?? "", resource, subresource, name }: Json) => {
+    for (const each of [name, undefined])
+      keys.add(keyOf({ verb, group, resource: subresource ? `${resource}/${subresource}` : resource, name: each }));
+  };
+  for (const event of await auditEvents()) {
+    const review = event.objectRef?.resource === "subjectaccessreviews" ? event.responseObject : undefined;
+    // Asked by the controller-manager, before it approves a certificate.
+    if (review?.status?.allowed && review.spec.user === user && review.spec.resourceAttributes)
+      add(review.spec.resourceAttributes.verb, review.spec.resourceAttributes);
     if (event.user.username !== user || !event.userAgent.startsWith("vmlet/")) continue;
     if (event.annotations?.["authorization.k8s.io/decision"] !== "allow") continue;
-    if (event.impersonatedUser) {
-      impersonated.add(`${event.impersonatedUser.username} ${event.impersonatedUser.groups.join()}`);
-      continue;
-    }
-    const { apiGroup = "", resource, subresource, name } = event.objectRef ?? {};
-    if (resource === undefined) continue;
-    const shown = event.verb === "create" ? "" : ` ${resource === "certificatesigningrequests" ? "*" : name}`;
-    rights.add(`${event.verb} ${apiGroup}/${resource}${subresource ? `/${subresource}` : ""}${shown}`);
+    const { impersonatedUser, objectRef } = event;
+    if (impersonatedUser) {
+      add("impersonate", { resource: "users", name: impersonatedUser.username });
+      for (const name of impersonatedUser.groups) add("impersonate", { resource: "groups", name });
+    } else if (objectRef?.resource) add(event.verb, objectRef);
   }
-  return { rights: [...rights].toSorted(), impersonated: [...impersonated].toSorted() };
+  return keys;
+}
+
+/** What an HTTPS server that nobody vouches for answers to a bearer of this token. */
+function statusOf(url: string, token: string): Promise<number | undefined> {
+  return new Promise((resolve, reject) => {
+    const headers = { authorization: `Bearer ${token}` };
+    https
+      .get(url, { headers, rejectUnauthorized: false, agent: false }, (reply) => {
+        reply.resume().once("end", () => resolve(reply.statusCode));
+      })
+      .once("error", reject);
+  });
 }

@@ -4,7 +4,7 @@ import { join } from "node:path";
 import { startDevCluster } from "../../../src/devcluster/index.ts";
 import { silentLogger } from "../../../src/telemetry/logger.ts";
 import { systemClock } from "../../../src/util/clock.ts";
-import { startAgent, startBackend } from "../harness/agent.ts";
+import { startAgent, startBackend, type AgentProcess, type BackendProcess } from "../harness/agent.ts";
 import { createClient } from "../harness/client.ts";
 import { startCluster, type Cluster, type ClusterOptions } from "../harness/cluster.ts";
 import { createSandbox } from "../harness/processes.ts";
@@ -20,26 +20,22 @@ export interface StartOptions {
   /** Merged over the node's entry of the agent's configuration. */
   node?: object;
   cluster?: ClusterOptions;
+  /** Default: an agent whose credentials may do nothing but impersonate its node, and read the client CA. */
+  startAgent?: (at: { cluster: Cluster; backend: BackendProcess; nodeName: string }) => Promise<AgentProcess>;
 }
 
-/** The real control plane. The agent's credentials may do nothing but impersonate its node, and read the client CA. */
+/** The real control plane. */
 export async function startRealEnvironment(options: StartOptions = {}): Promise<Environment & { cluster: Cluster }> {
   const cluster = await startCluster(options.cluster);
   try {
     const nodeName = options.nodeName ?? "vmlet-e2e";
-    await allowImpersonation(cluster, nodeName);
     const backend = await startBackend({
       sandbox: cluster.sandbox,
       ...(options.images && { images: options.images }),
       ...(options.engine && { engine: options.engine }),
     });
-    const agent = await startAgent({
-      sandbox: cluster.sandbox,
-      kubeconfig: await cluster.userKubeconfig("vmlet-agent"),
-      nodeName,
-      provider: { type: "http-vm", url: backend.url },
-      node: { ...options.node },
-    });
+    const start = options.startAgent ?? ((at) => startImpersonating(at, options.node));
+    const agent = await start({ cluster, backend, nodeName });
     const history = await recordHistory({ client: cluster.admin, machines: backend.machines });
     return {
       cluster,
@@ -109,6 +105,20 @@ export async function startDevEnvironment(options: StartOptions = {}): Promise<E
     await stop();
     throw error;
   }
+}
+
+async function startImpersonating(
+  { cluster, backend, nodeName }: { cluster: Cluster; backend: BackendProcess; nodeName: string },
+  node: object = {},
+): Promise<AgentProcess> {
+  await allowImpersonation(cluster, nodeName);
+  return startAgent({
+    sandbox: cluster.sandbox,
+    kubeconfig: await cluster.userKubeconfig("vmlet-agent"),
+    nodeName,
+    provider: { type: "http-vm", url: backend.url },
+    node: { ...node },
+  });
 }
 
 /** The whole of what vmlet-agent may do; everything else it does as the node, held to the Node authorizer. */

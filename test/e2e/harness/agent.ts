@@ -17,8 +17,8 @@ export interface RestartableProcess {
   /** Starts it; resolves when it answers. */
   start(): Promise<void>;
   restart(signal: NodeJS.Signals): Promise<void>;
-  /** SIGTERM, and SIGKILL when that takes too long. */
-  stop(): Promise<void>;
+  /** SIGTERM, and SIGKILL when that has not ended it within `graceMs` (default 5 s). */
+  stop(graceMs?: number): Promise<void>;
   /** Rejects when the process that was started last ends; never resolves. */
   failed(): Promise<never>;
   logTail(lines?: number): Promise<string>;
@@ -151,11 +151,13 @@ export function hostAddress(): string {
   return found.address;
 }
 
-function restartable(
+/** @param args of vmlet. @param probe resolves when it answers. @param env replaces this process's own */
+export function restartable(
   sandbox: Sandbox,
   name: string,
   args: readonly string[],
   probe: () => Promise<unknown>,
+  env?: NodeJS.ProcessEnv,
 ): RestartableProcess {
   let child: ManagedProcess | undefined;
   const current = () => {
@@ -163,7 +165,7 @@ function restartable(
     return child;
   };
   const start = async () => {
-    child = sandbox.spawn(name, process.execPath, [program, ...args]);
+    child = sandbox.spawn(name, process.execPath, [program, ...args], env && { env });
     const ready = new AbortController();
     try {
       await Promise.race([
@@ -187,7 +189,7 @@ function restartable(
       await current().kill(signal);
       await start();
     },
-    stop: () => current().stop(),
+    stop: (graceMs) => current().stop(graceMs),
     failed: () => failWhenExited(current()),
     logTail: (lines) => current().logTail(lines),
   };

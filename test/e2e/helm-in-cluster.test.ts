@@ -1,0 +1,38 @@
+import { readFile } from "node:fs/promises";
+import { join } from "node:path";
+import { beforeAll, describe, expect, test } from "vitest";
+import { createOciEngine } from "../../providers/http-vm/backend/engines/oci/engine.ts";
+import { silentLogger } from "../../src/telemetry/logger.ts";
+import { systemClock } from "../../src/util/clock.ts";
+import { missingForImages } from "../support/registry.ts";
+import { createSandbox } from "./harness/processes.ts";
+import { stepNames, type StepResult } from "./helm-in-cluster.ts";
+
+const engine = createOciEngine({ stateDir: "/nonexistent", clock: systemClock, logger: silentLogger });
+const problems = (await engine.check()).filter(({ fatal }) => fatal).map(({ problem }) => problem);
+const missing = [...problems, ...[missingForImages() ?? []].flat()];
+const title = "the chart in a cluster that runs its pods";
+
+describe.runIf(missing.length === 0)(missing.length === 0 ? title : `${title} (skipped: ${missing.join(", ")})`, () => {
+  let results: StepResult[];
+  let log: string;
+
+  // kube-proxy and CoreDNS may have to be built first.
+  beforeAll(async () => {
+    await using sandbox = await createSandbox("in-cluster");
+    const program = sandbox.spawn("program", process.execPath, [join(import.meta.dirname, "helm-in-cluster.ts")]);
+    await program.exited;
+    log = await readFile(program.logFile, "utf8");
+    results = log
+      .split("\n")
+      .filter((line) => line.startsWith('{"step":'))
+      .map((line) => JSON.parse(line) as StepResult);
+  }, 1_800_000);
+
+  test.each(stepNames)("%s", (name) => {
+    const result = results.find(({ step }) => step === name);
+    expect(result === undefined ? `it did not come to this; the log ends:\n${log.slice(-4000)}` : result.failure).toBe(
+      undefined,
+    );
+  });
+});

@@ -1,0 +1,41 @@
+/** Every case of pods and controllers again, by an agent with exactly the configuration and the identity that the chart renders. */
+import { controllerCases } from "./cases/controller-cases.ts";
+import { podCases } from "./cases/pod-cases.ts";
+import { startRealEnvironment } from "./cases/start.ts";
+import { describeCases } from "./cases/suite.ts";
+import type { Json } from "./harness/client.ts";
+import { installChart } from "./helm-install.ts";
+
+const identities: Json[] = [
+  { mode: "node" },
+  { mode: "certificate", autoApprove: true },
+  { mode: "serviceAccount", workloadNamespaces: ["default"] },
+];
+
+for (const identity of identities) {
+  describeCases(`pods on a real control plane, by the chart with identity.mode ${identity.mode}`, {
+    start: () =>
+      startRealEnvironment({
+        nodeName: "chart",
+        async startAgent({ cluster, backend, nodeName }) {
+          const chart = await installChart(cluster, "pods", {
+            identity,
+            nodes: [
+              {
+                name: nodeName,
+                provider: { type: "http-vm", url: backend.url },
+                capacity: { cpu: "64", memory: "256Gi", pods: "1000" },
+              },
+            ],
+          });
+          return chart.startAgent();
+        },
+      }),
+    // The control plane may have to be built first.
+    startTimeoutMs: 1_200_000,
+    cases: [...podCases, ...controllerCases],
+    faults: identity.mode === "node" ? ["nothing", "the agent"] : ["nothing"],
+    timeoutMs: 240_000,
+    concurrent: true,
+  });
+}
