@@ -5,6 +5,7 @@
  */
 import { createHash } from "node:crypto";
 import type { IncomingMessage } from "node:http";
+import type { Socket } from "node:net";
 import { TLSSocket } from "node:tls";
 import PQueue from "p-queue";
 import type { Kube } from "../kube/kube.ts";
@@ -16,7 +17,7 @@ import type { Metrics } from "../telemetry/metrics.ts";
 import type { Clock } from "../util/clock.ts";
 import { toError } from "../util/errors.ts";
 import { AnswerCache } from "./cache.ts";
-import { HttpError } from "./http-error.ts";
+import { HttpError, TooManyFailures } from "./http-error.ts";
 
 /** What is asked of the authoriser: `verb` on `nodes/SUBRESOURCE`, of which any one that is allowed suffices. */
 export interface AccessAttributes {
@@ -56,6 +57,8 @@ export class Authenticator {
   readonly #tokens: AnswerCache<{ user: UserInfo | null }>;
   readonly #reviews: Reviews;
   readonly #failures: FailureCounter;
+  /** Connections on which an address tried more than its share. */
+  readonly #givenUp = new WeakSet<Socket>();
 
   constructor(options: AuthOptions, reviews: Reviews) {
     this.#options = options;
@@ -64,12 +67,17 @@ export class Authenticator {
     this.#failures = new FailureCounter(options.clock, options.failuresPerSecond ?? 10);
   }
 
-  /** @throws HttpError 401, 429 after too many failures of one address, 503 when the API server cannot be asked */
+  /** @throws HttpError 401, TooManyFailures of one address, 503 when the API server cannot be asked */
   async authenticate(request: IncomingMessage): Promise<UserInfo> {
     const byCertificate = this.#options.acceptCertificates() ? certificateUser(request) : undefined;
     const user = byCertificate ?? (await this.#tokenUser(request));
     this.#options.metrics.authnDecisions.inc({ result: "allowed" });
     return user;
+  }
+
+  /** True when nothing more that comes on this connection is worth a look. */
+  hasGivenUp(connection: Socket): boolean {
+    return this.#givenUp.has(connection);
   }
 
   async #tokenUser(request: IncomingMessage): Promise<UserInfo> {
@@ -82,7 +90,8 @@ export class Authenticator {
     const isNew = !this.#tokens.knows(key);
     if (isNew && !this.#failures.count(address)) {
       this.#options.metrics.authnDecisions.inc({ result: "limited" });
-      throw new HttpError(429, "Too many failed authentications", [["Retry-After", "1"]]);
+      this.#givenUp.add(request.socket);
+      throw new TooManyFailures();
     }
     let answer: { user: UserInfo | null };
     try {

@@ -15,6 +15,13 @@ export class HttpError extends VmletError {
   }
 }
 
+/** Of an address that tries too many credentials: its connection is to be held back and closed. */
+export class TooManyFailures extends HttpError {
+  constructor() {
+    super(429, "Too many failed authentications", [["Retry-After", "1"]]);
+  }
+}
+
 /** Never a redirect, and never 401 or 403, which would speak of the client's own credentials. */
 const PROVIDER_STATUS: Record<ProviderErrorCode, number> = {
   not_found: 404,

@@ -14,11 +14,12 @@ import { refuseUpgrade, type UpgradeRequest } from "../streaming/upgrade.ts";
 import type { HealthChecks } from "../telemetry/health.ts";
 import type { Logger } from "../telemetry/logger.ts";
 import type { Metrics } from "../telemetry/metrics.ts";
+import { linkAbort } from "../util/abort.ts";
 import type { Clock } from "../util/clock.ts";
 import { toError } from "../util/errors.ts";
 import { Authenticator, Authorizer, Reviews, type AuthOptions } from "./auth.ts";
 import type { MachineCapacity } from "./endpoints/metrics-cadvisor.ts";
-import { HttpError, toHttpError } from "./http-error.ts";
+import { HttpError, toHttpError, TooManyFailures } from "./http-error.ts";
 import type { PodLookup } from "./pod-lookup.ts";
 import { accessOf, matchRoute, parseTarget, type Match, type RequestContext, type Route } from "./router.ts";
 import { kubeletRoutes } from "./routes.ts";
@@ -27,11 +28,14 @@ import { StatsSource, processUsage, type ContainerProbes, type SelfUsage } from 
 import type { Reloadable, ServingCertificate } from "./tls.ts";
 
 export interface KubeletLimits {
-  /** Connections in all. Default 1024. */
+  /**
+   * Connections in all. Default 1024. A new one beyond takes the place of one on which nobody has authenticated, while there is
+   * such a one.
+   */
   connections: number;
   /**
-   * Connections of one address on which nobody has authenticated yet. Default 64. Authenticated ones do not count: all users of an
-   * API server come from its one address.
+   * Connections of one address on which nobody has authenticated yet; a new one beyond takes the place of the oldest. Default 256:
+   * all users of an API server come from its one address, and a hundred may come at once. Authenticated ones do not count.
    */
   unauthenticatedPerAddress: number;
   /** Default 10 s. */
@@ -51,7 +55,7 @@ export interface KubeletLimits {
 
 const DEFAULT_LIMITS: KubeletLimits = {
   connections: 1024,
-  unauthenticatedPerAddress: 64,
+  unauthenticatedPerAddress: 256,
   headersTimeoutMs: 10_000,
   requestTimeoutMs: 30_000,
   responseIdleMs: 30_000,
@@ -64,6 +68,8 @@ const DEFAULT_LIMITS: KubeletLimits = {
 /** A command to execute is part of the URL, and scripts are passed that way: as much as the backend's side takes. */
 const MAX_HEADER_BYTES = 64 * 1024;
 const MAX_BODY_BYTES = 64 * 1024;
+/** How long a client that tries too many credentials waits for its refusal. */
+const REFUSAL_DELAY_MS = 1_000;
 
 export interface KubeletServerOptions {
   host: string;
@@ -124,12 +130,13 @@ class Server implements KubeletServer {
   readonly #routes: readonly Route[];
   readonly #authenticator: Authenticator;
   readonly #authorizer: Authorizer;
-  readonly #connections = new Connections();
+  readonly #connections: Connections;
   readonly #stopping = new AbortController();
 
   constructor(options: KubeletServerOptions) {
     this.#options = options;
     this.#limits = { ...DEFAULT_LIMITS, ...options.limits };
+    this.#connections = new Connections(this.#limits.connections, this.#limits.unauthenticatedPerAddress);
     const { clock, logger, metrics, provider, pods } = options;
     const reviews = new Reviews(options.kube, options.auth?.maxReviewsInFlight ?? 32);
     const auth: AuthOptions = {
@@ -185,7 +192,6 @@ class Server implements KubeletServer {
       maxHeaderSize: MAX_HEADER_BYTES,
     });
     this.#server.maxHeadersCount = 100;
-    this.#server.maxConnections = this.#limits.connections;
     this.#server.on("connection", (socket) => this.#admit(socket as Socket));
     this.#server.on("request", (request, response) => void this.#serve(request, response));
     this.#server.on("upgrade", (request, socket, head) => void this.#upgrade(request, socket, head));
@@ -236,12 +242,7 @@ class Server implements KubeletServer {
   }
 
   #admit(socket: Socket): void {
-    const address = socket.remoteAddress ?? "";
-    if (
-      this.#stopping.signal.aborted ||
-      !this.#connections.add(socket, address, this.#limits.unauthenticatedPerAddress)
-    )
-      socket.destroy();
+    if (this.#stopping.signal.aborted || !this.#connections.add(socket)) socket.destroy();
     else socket.setNoDelay(true);
   }
 
@@ -261,22 +262,23 @@ class Server implements KubeletServer {
   }
 
   async #serve(request: IncomingMessage, response: ServerResponse): Promise<void> {
+    // Whoever tries tokens by the thousand would take all our time with refusals. So what he sent behind the first one that is
+    // refused is not looked at, and what he still sends is not read.
+    if (this.#authenticator.hasGivenUp(request.socket)) {
+      request.socket.pause();
+      return;
+    }
     const cancel = new AbortController();
     response.once("close", () => cancel.abort(new Error("the client closed the connection")));
     response.on("error", () => {});
+    const { signal, release } = linkAbort(cancel.signal, this.#stopping.signal);
     let finish = () => {};
     try {
       const { user, match, query } = await this.#authorize(request);
       const { handler } = match.route;
       finish = this.#observe(request, match.route);
       await discardBody(request);
-      const context = this.#context(
-        request,
-        match,
-        query,
-        user,
-        AbortSignal.any([cancel.signal, this.#stopping.signal]),
-      );
+      const context: RequestContext = { params: match.params, query, user, request, signal };
       if (handler.kind === "upgrade") throw new HttpError(400, "unable to upgrade: missing upgrade headers in request");
       if (handler.kind === "stream") {
         await handler.handle(context, response);
@@ -292,6 +294,7 @@ class Server implements KubeletServer {
       response.end(request.method === "HEAD" ? undefined : body);
     } catch (thrown) {
       this.#report(thrown, request);
+      if (thrown instanceof TooManyFailures) await this.#holdBack(signal);
       // A reply that has begun can only be broken off, so that the client sees that it is not whole.
       if (response.headersSent) response.destroy();
       else if (!response.destroyed) {
@@ -299,6 +302,7 @@ class Server implements KubeletServer {
         answerError(response, toHttpError(thrown), request);
       }
     } finally {
+      release();
       finish();
     }
   }
@@ -307,6 +311,7 @@ class Server implements KubeletServer {
     const cancel = new AbortController();
     socket.on("error", () => {});
     socket.once("close", () => cancel.abort(new Error("the client closed the connection")));
+    const { signal, release } = linkAbort(cancel.signal, this.#stopping.signal);
     const upgrade: UpgradeRequest = { request, socket, head, answered: false };
     let finish = () => {};
     try {
@@ -314,33 +319,24 @@ class Server implements KubeletServer {
       finish = this.#observe(request, match.route);
       if (match.route.handler.kind !== "upgrade")
         throw new HttpError(400, "this endpoint does not upgrade connections");
-      const context = this.#context(
-        request,
-        match,
-        query,
-        user,
-        AbortSignal.any([cancel.signal, this.#stopping.signal]),
-      );
+      const context: RequestContext = { params: match.params, query, user, request, signal };
       await match.route.handler.handle(context, upgrade);
       socket.destroy();
     } catch (thrown) {
       this.#report(thrown, request);
+      if (thrown instanceof TooManyFailures) await this.#holdBack(signal);
       const { status, message, headers } = toHttpError(thrown);
       if (upgrade.answered) socket.destroy();
       else refuseUpgrade(socket, status, message, [...headers, ...challenge(status)]);
     } finally {
+      release();
       finish();
     }
   }
 
-  #context(
-    request: IncomingMessage,
-    match: Match,
-    query: URLSearchParams,
-    user: UserInfo,
-    signal: AbortSignal,
-  ): RequestContext {
-    return { params: match.params, query, user, request, signal };
+  /** He has to wait, lest he try the next ones at once on another connection. */
+  async #holdBack(signal: AbortSignal): Promise<void> {
+    await this.#options.clock.sleep(REFUSAL_DELAY_MS, signal).catch(() => {});
   }
 
   /** Counts the request by its route's first segment, of which there are few. */
@@ -375,36 +371,66 @@ class Server implements KubeletServer {
   }
 }
 
-/** Who is connected, and who of them has shown no credentials yet. */
+/**
+ * Who is connected, and who of them has shown no credentials yet. Where there is no room, a newcomer takes the place of the one
+ * that has been silent for longest: who has credentials shows them at once, and who only holds connections open loses them.
+ */
 class Connections {
+  readonly #limit: number;
+  readonly #unauthenticatedPerAddress: number;
   readonly #sockets = new Set<Socket>();
-  /** By address and port of the other side: TLS wraps the socket that we saw first. */
-  readonly #unauthenticated = new Map<string, Set<number>>();
+  /** By address and port of the other side, since TLS wraps the socket that we saw first; the oldest comes first. */
+  readonly #unauthenticated = new Map<string, Map<number, Socket>>();
 
-  /** @returns false when `address` has too many connections that nobody authenticated on */
-  add(socket: Socket, address: string, limit: number): boolean {
+  constructor(limit: number, unauthenticatedPerAddress: number) {
+    this.#limit = limit;
+    this.#unauthenticatedPerAddress = unauthenticatedPerAddress;
+  }
+
+  /** @returns false when everybody else has authenticated and there is no room */
+  add(socket: Socket): boolean {
+    const address = socket.remoteAddress ?? "";
     const port = socket.remotePort ?? 0;
-    const ports = this.#unauthenticated.get(address) ?? new Set<number>();
-    if (ports.size >= limit) return false;
-    ports.add(port);
-    this.#unauthenticated.set(address, ports);
+    if ((this.#unauthenticated.get(address)?.size ?? 0) >= this.#unauthenticatedPerAddress) this.#drop(address);
+    if (this.#sockets.size >= this.#limit) {
+      const busiest = this.#busiest();
+      if (busiest === undefined) return false;
+      this.#drop(busiest);
+    }
+    const ofAddress = this.#unauthenticated.get(address) ?? new Map<number, Socket>();
+    this.#unauthenticated.set(address, ofAddress.set(port, socket));
     this.#sockets.add(socket);
-    socket.once("close", () => {
-      this.#sockets.delete(socket);
-      this.authenticated(address, port);
-    });
+    socket.once("close", () => this.#forget(socket, address, port));
     return true;
   }
 
   authenticated(address: string, port: number): void {
-    const ports = this.#unauthenticated.get(address);
-    if (ports === undefined) return;
-    ports.delete(port);
-    if (ports.size === 0) this.#unauthenticated.delete(address);
+    const ofAddress = this.#unauthenticated.get(address);
+    if (ofAddress?.delete(port) && ofAddress.size === 0) this.#unauthenticated.delete(address);
   }
 
   destroyAll(): void {
     for (const socket of this.#sockets) socket.destroy();
+  }
+
+  /** The address with most connections that show no credentials. */
+  #busiest(): string | undefined {
+    let busiest: string | undefined;
+    let most = 0;
+    for (const [address, { size }] of this.#unauthenticated) if (size > most) [busiest, most] = [address, size];
+    return busiest;
+  }
+
+  #drop(address: string): void {
+    const [port, socket] = this.#unauthenticated.get(address)!.entries().next().value!;
+    this.#forget(socket, address, port);
+    socket.destroy();
+  }
+
+  #forget(socket: Socket, address: string, port: number): void {
+    // Another connection may have the port already, when this one was dropped before it closed.
+    if (this.#unauthenticated.get(address)?.get(port) === socket) this.authenticated(address, port);
+    this.#sockets.delete(socket);
   }
 }
 
@@ -420,7 +446,7 @@ async function discardBody(request: IncomingMessage): Promise<void> {
 function answerError(response: ServerResponse, error: HttpError, request: IncomingMessage): void {
   for (const [name, value] of [...error.headers, ...challenge(error.status)]) response.appendHeader(name, value);
   // Nobody looked at the body; do not let it be taken for the next request.
-  if (!request.complete) response.setHeader("connection", "close");
+  if (!request.complete || error instanceof TooManyFailures) response.setHeader("connection", "close");
   response.writeHead(error.status, {
     "content-type": "text/plain; charset=utf-8",
     "x-content-type-options": "nosniff",

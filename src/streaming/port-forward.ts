@@ -5,6 +5,7 @@
 import { pipeline, type Duplex, type Readable, type Writable } from "node:stream";
 import { finished } from "node:stream/promises";
 import { createWebSocketStream } from "ws";
+import { linkAbort } from "../util/abort.ts";
 import { toError } from "../util/errors.ts";
 import { RST_STATUS } from "./spdy/frames.ts";
 import { SpdySession, type SpdyStream } from "./spdy/session.ts";
@@ -155,13 +156,16 @@ async function forwardPair(
 ): Promise<void> {
   const cancel = new AbortController();
   data.once("close", () => cancel.abort(new Error("the client closed the stream")));
+  const { signal, release } = linkAbort(gone, cancel.signal);
   try {
-    const remote = await target.dial(port, AbortSignal.any([gone, cancel.signal]));
+    const remote = await target.dial(port, signal);
     await copyBothWays(data, remote);
     error.end();
   } catch (thrown) {
     error.end(forwardError(port, target, thrown));
     data.reset();
+  } finally {
+    release();
   }
 }
 

@@ -1,4 +1,6 @@
 import { describe, expect, it } from "vitest";
+import { unusedMetrics } from "../../../src/telemetry/metrics.ts";
+import { must, waitFor } from "../../e2e/harness/wait.ts";
 import { VirtualClock } from "../../support/virtual-clock.ts";
 import { ask } from "./client.ts";
 import { startKubelet, TestAuthority, TESTER } from "./support.ts";
@@ -129,10 +131,15 @@ describe("authentication of the kubelet API", () => {
 
   it("asks the API server about no more than ten bad tokens a second of one address", async () => {
     const clock = new VirtualClock();
-    await using kubelet = await startKubelet({ clock });
-    const answers = await Promise.all(
-      Array.from({ length: 40 }, (_, i) => ask(kubelet, "/pods", { as: { token: `bad-${i}` } })),
-    );
+    const metrics = unusedMetrics();
+    await using kubelet = await startKubelet({ clock, metrics });
+    const asking = Array.from({ length: 40 }, (_, i) => ask(kubelet, "/pods", { as: { token: `bad-${i}` } }));
+    await waitFor({ what: "thirty of them to be held back" }, async () => {
+      const { values } = await metrics.authnDecisions.get();
+      must(values.find(({ labels }) => labels.result === "limited")?.value === 30, values);
+    });
+    await clock.advance(1_000);
+    const answers = await Promise.all(asking);
     const count = (status: number) => answers.filter((answer) => answer.status === status).length;
     expect([count(401), count(429), kubelet.reviews.reviews.length]).toEqual([10, 30, 10]);
     expect((await ask(kubelet, "/pods", { as: { token: "good" }, localAddress: "127.0.0.2" })).status).toBe(200);

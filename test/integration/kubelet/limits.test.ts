@@ -2,12 +2,14 @@ import { once } from "node:events";
 import { connect } from "node:net";
 import { connect as tlsConnect } from "node:tls";
 import { request as httpsRequest } from "node:https";
+import { Worker } from "node:worker_threads";
 import { afterEach, describe, expect, it } from "vitest";
 import { DEFAULT_SESSION_LIMITS } from "../../../src/kubelet/sessions.ts";
 import { synStreamFrame, dataHeader } from "../../../src/streaming/spdy/frames.ts";
 import { HeaderDeflater } from "../../unit/streaming/spdy-client.ts";
 import { must, waitFor } from "../../e2e/harness/wait.ts";
 import { ask } from "./client.ts";
+import type { FloodResult } from "./flood.ts";
 import { startKubelet, type TestKubelet } from "./support.ts";
 
 const SPDY = { connection: "Upgrade", upgrade: "SPDY/3.1", "x-stream-protocol-version": "v4.channel.k8s.io" };
@@ -41,10 +43,13 @@ async function openExec(kubelet: TestKubelet, command: string[]): Promise<import
 }
 
 describe("limits of the kubelet API", () => {
-  it("answer a good request while a thousand slow connections wait", async () => {
+  it.each([
+    ["one address, the client's own", () => "127.0.0.1"],
+    ["a hundred addresses", (index: number) => `127.0.0.${2 + (index % 100)}`],
+  ])("answer a good request while a thousand slow connections of %s wait", async (_of, address) => {
     await using kubelet = await startKubelet();
     const slow = Array.from({ length: 1000 }, (_, index) => {
-      const host = { port: kubelet.server.port, host: "127.0.0.1", localAddress: `127.0.0.${2 + (index % 4)}` };
+      const host = { port: kubelet.server.port, host: "127.0.0.1", localAddress: address(index) };
       // Half of them say nothing at all, half of them begin a request and stop.
       const socket = index % 2 === 0 ? connect(host) : tlsConnect({ ...host, rejectUnauthorized: false });
       socket.on("error", () => {});
@@ -52,8 +57,27 @@ describe("limits of the kubelet API", () => {
       open.push(socket);
       return socket;
     });
-    await Promise.allSettled(slow.slice(0, 50).map((socket) => once(socket, "connect")));
+    await Promise.allSettled(slow.map((socket) => (socket.connecting ? once(socket, "connect") : undefined)));
     expect((await ask(kubelet, "/pods")).status).toBe(200);
+  });
+
+  it("answer a hundred clients that connect at the same moment from one address, with credentials of their own", async () => {
+    await using kubelet = await startKubelet();
+    const answers = await Promise.all(Array.from({ length: 100 }, () => ask(kubelet, "/pods")));
+    expect(answers.map(({ status }) => status)).toEqual(answers.map(() => 200));
+  });
+
+  it("give the place of a silent connection to a newcomer when all are taken, never that of one with credentials", async () => {
+    await using kubelet = await startKubelet({ limits: { connections: 3 } });
+    const session = await openExec(kubelet, ["cat"]);
+    const silent = Array.from({ length: 5 }, () => {
+      const socket = connect({ port: kubelet.server.port, host: "127.0.0.1" }).on("error", () => {});
+      open.push(socket);
+      return once(socket, "close");
+    });
+    await Promise.all(silent.slice(0, 3));
+    expect((await ask(kubelet, "/pods")).status).toBe(200);
+    expect(session.destroyed).toBe(false);
   });
 
   it("cap the connections of one address that show no credentials", async () => {
@@ -146,3 +170,52 @@ describe("limits of the kubelet API", () => {
     expect(sent).toBeLessThan(64 * 1024 * 1024);
   });
 });
+
+describe("a flood of bad tokens", () => {
+  it("of ten thousand a second is not passed on to the API server, and good clients are answered throughout", async () => {
+    await using kubelet = await startKubelet();
+    // One that is known already, from the address that is about to be misused.
+    expect((await ask(kubelet, "/pods", { as: { token: "good" } })).status).toBe(200);
+    const reviewsBefore = kubelet.reviews.reviews.length;
+    await using flood = new Flood(kubelet.server.port);
+    const started = performance.now();
+    const seconds = () => (performance.now() - started) / 1000;
+    const answers: number[] = [];
+    let slowest = 0;
+    // Five seconds' worth of it, however long this host takes to offer that.
+    while (seconds() < 5 || (await flood.result()).sent < 50_000) {
+      for (const as of ["certificate", { token: "good" }] as const) {
+        const asked = seconds();
+        answers.push((await ask(kubelet, "/pods", { as })).status);
+        slowest = Math.max(slowest, seconds() - asked);
+      }
+    }
+    const { sent, answers: refusals } = await flood.result();
+    console.log(
+      `${(sent / seconds()).toFixed(0)} bad tokens a second; ${answers.length} good requests took ${slowest.toFixed(2)} s at most`,
+    );
+    expect(answers).toEqual(answers.map(() => 200));
+    expect(Object.keys(refusals).toSorted()).toEqual(["401", "429"]);
+    // Ten in each second that it touched.
+    expect(kubelet.reviews.reviews.length - reviewsBefore).toBeLessThanOrEqual(10 * (Math.ceil(seconds()) + 1));
+  });
+});
+
+/** The other side of flood.ts. */
+class Flood {
+  readonly #worker: Worker;
+
+  constructor(port: number) {
+    this.#worker = new Worker(new URL("./flood.ts", import.meta.url), { workerData: { port, connections: 16 } });
+  }
+
+  async result(): Promise<FloodResult> {
+    this.#worker.postMessage("how far?");
+    const [result] = (await once(this.#worker, "message")) as [FloodResult];
+    return result;
+  }
+
+  async [Symbol.asyncDispose](): Promise<void> {
+    await this.#worker.terminate();
+  }
+}
