@@ -176,7 +176,9 @@ export const nodeSchema = z.strictObject({
   daemonSets: z
     .enum(["run", "ignore"])
     .default("run")
-    .describe("What happens to DaemonSet pods that tolerate the node's taints."),
+    .describe(
+      "What happens to DaemonSet pods that tolerate the node's taints. Those that cannot run here stay Pending in any case: failing them would have them made again for ever.",
+    ),
   backendOutageGrace: duration("10m").describe("How long the node stays Ready while its backend does not answer."),
   sweep: z
     .strictObject({

@@ -11,6 +11,7 @@ import { podStatusPatch } from "../kube/patch.ts";
 import { podPath, resourcePath } from "../kube/paths.ts";
 import type { Pod } from "../kube/wire.ts";
 import { isProviderError, ProviderError } from "../provider/errors.ts";
+import { daemonSetHeld, isDaemonSetPod } from "../podspec/admission.ts";
 import { fieldPathOf } from "../podspec/render.ts";
 import { isOver, type Machine, type MachineNotice, type MachinePatch, type MachineSpec } from "../provider/machine.ts";
 import type { Provider } from "../provider/provider.ts";
@@ -371,6 +372,10 @@ export class PodReconciler {
           return undefined;
         case "invalid":
         case "unsupported":
+          if (isDaemonSetPod(fresh)) {
+            this.#o.event(fresh, daemonSetHeld(thrown.message));
+            return { kind: "after", ms: CREATE_RETRY_MS.max };
+          }
           this.#o.event(fresh, { type: "Warning", reason: "FailedCreate", message: thrown.message });
           this.#update(uid, {
             verdict: {

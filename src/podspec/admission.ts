@@ -7,6 +7,7 @@ import type { Container, Node, Pod } from "../kube/wire.ts";
 import { findUntoleratedTaint, isSubset, matchesNodeSelectorTerms } from "../resources/labels.ts";
 import { parseResourceList, podRequests, type ResourceList } from "../resources/pod-resources.ts";
 import { Quantity } from "../resources/quantity.ts";
+import type { PodEvent } from "./inputs.ts";
 import { choosePodsToPreempt, isCriticalPod, type Shortage } from "./preemption.ts";
 
 /** Sysctls that concern nobody but the pod (pkg/kubelet/sysctl/safe_sysctls.go, with those that 1.37 adds). */
@@ -112,6 +113,18 @@ export function admitPod(input: AdmissionInput): Admission {
     "UnexpectedAdmissionError",
     `Unexpected error while attempting to recover from admission failure: ${choice.message}`,
   );
+}
+
+/**
+ * Why a DaemonSet's pod stays Pending. Its controller would replace a pod that fails at once, and so for ever: DaemonSets of
+ * node agents tolerate every taint, and need what no machine has.
+ */
+export function daemonSetHeld(message: string): PodEvent {
+  return {
+    type: "Warning",
+    reason: "DaemonSetNotSupported",
+    message: `The pod stays Pending: ${message}. Exclude this node by node affinity in the DaemonSet`,
+  };
 }
 
 /** True for pods that a DaemonSet controls. */

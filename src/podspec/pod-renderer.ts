@@ -8,7 +8,7 @@ import { nodePath, resourcePath } from "../kube/paths.ts";
 import type { Node, Pod } from "../kube/wire.ts";
 import type { Machine, MachinePatch, RegistryAuth, Volume } from "../provider/machine.ts";
 import { toError } from "../util/errors.ts";
-import { admitPod } from "./admission.ts";
+import { admitPod, daemonSetHeld, isDaemonSetPod } from "./admission.ts";
 import { checkCapabilities } from "./capability-gate.ts";
 import { diffMachine } from "./diff.ts";
 import { containerResources } from "./machine-resources.ts";
@@ -193,6 +193,7 @@ export class PodRenderer {
       allowHostPath: facts().allowHostPath,
       agentProbes,
     });
+    if (!gate.ok && isDaemonSetPod(pod)) return waitWith(daemonSetHeld(gate.message));
     if (!gate.ok) return { kind: "reject", reason: gate.reason, message: gate.message, missing: gate.missing };
     if (admission.kind === "admit") return undefined;
     // Those that leave already may be enough.

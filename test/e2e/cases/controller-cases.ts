@@ -27,7 +27,55 @@ async function until(
   });
 }
 
+/** As those of node agents: no taint keeps it away. */
+function daemonSet(context: CaseContext, name: string, spec: Json): Promise<Json> {
+  return context.env.client.create(apps(context, "daemonsets"), {
+    metadata: { name },
+    spec: {
+      selector: { matchLabels: { app: name } },
+      template: template(context, name, {
+        terminationGracePeriodSeconds: 1,
+        containers: [shell("main", serve)],
+        ...spec,
+      }),
+    },
+  });
+}
+
+/** How many pods the namespace has ever had. */
+function podsEver({ env, pods }: CaseContext): number {
+  return new Set(env.history.versions(pods.namespace).map(({ pod }) => pod.metadata.uid)).size;
+}
+
 export const controllerCases: readonly Case[] = [
+  {
+    name: "a DaemonSet that tolerates everything gets one pod on the node, which runs",
+    async run(context) {
+      await daemonSet(context, "agent", {});
+      await context.disturb();
+      const path = `${apps(context, "daemonsets")}/agent`;
+      await until(context, path, "to have a ready pod", ({ status }) => status.numberReady === 1);
+      expect(podsEver(context)).toBe(1);
+    },
+  },
+  {
+    name: "a DaemonSet whose pod cannot run here keeps one that is Pending and says why, and makes no other",
+    async run(context) {
+      const { env, pods } = context;
+      await daemonSet(context, "host-agent", { hostNetwork: true, hostPID: true });
+      await context.disturb();
+      // The event is repeated after 5 s and then after 10 s; the controller replaces a pod that failed within a second.
+      await waitFor({ what: "three events DaemonSetNotSupported", timeoutMs: 90_000 }, async () => {
+        const { items } = await env.client.get(`/api/v1/namespaces/${pods.namespace}/events`);
+        const told = items.filter((event: Json) => event.reason === "DaemonSetNotSupported");
+        must(told.reduce((sum: number, event: Json) => sum + (event.count ?? 1), 0) >= 3, told);
+        expect(told[0].message).toContain("spec.hostNetwork");
+      });
+      const [pod] = await pods.list();
+      expect(pod!.status.phase).toBe("Pending");
+      expect(podsEver(context)).toBe(1);
+    },
+  },
   {
     name: "a Deployment is scaled from 0 to 20 and back to 0",
     restartsApiServer: true,

@@ -92,7 +92,12 @@ async function createNamespace(env: Environment, name: string): Promise<string> 
 
 /** Removes controllers first: they would replace the pods. */
 async function emptyNamespace(env: Environment, pods: Pods): Promise<void> {
-  for (const path of ["/apis/apps/v1/deployments", "/apis/apps/v1/statefulsets", "/apis/batch/v1/jobs"]) {
+  for (const path of [
+    "/apis/apps/v1/deployments",
+    "/apis/apps/v1/statefulsets",
+    "/apis/apps/v1/daemonsets",
+    "/apis/batch/v1/jobs",
+  ]) {
     const [, , group, version, resource] = path.split("/");
     const list = await env.client.get(path).catch((error: unknown) => {
       // devcluster has no workload controllers, and so no such resources.
