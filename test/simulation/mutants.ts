@@ -121,6 +121,26 @@ export const MUTANTS: readonly Mutant[] = [
     world: { noTombstones: true },
   },
   {
+    name: "R3b a read that the Node authorizer forbids counts as the pod's absence",
+    rule: "7: a quorum read per candidate, which says that the pod is gone",
+    kubeError: (error, { method }) =>
+      method === "GET" && error.status === 403
+        ? new KubeApiError("mutant", { status: 404, reason: "NotFound" })
+        : error,
+  },
+  {
+    name: "R3c the list that stands in for a forbidden read is answered by a cache",
+    rule: "3 and 7: no cache may answer",
+    kube: (request, cached) => {
+      const name = /metadata\.name=([^,]+)/.exec(String(request.query?.["fieldSelector"]))?.[1];
+      if (request.method !== "GET" || name === undefined) return request;
+      const pod = cached(`${request.path}/${name}`);
+      return { reply: { items: pod === undefined ? [] : [pod] } };
+    },
+    // A tombstone would hide it, as with R3.
+    world: { noTombstones: true },
+  },
+  {
     name: "R2 no answer of the backend fails the pod",
     rule: "2: unknown never leads to Failed",
     plan: replan((action, desired, observed) =>

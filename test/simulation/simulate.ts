@@ -31,6 +31,8 @@ export interface Mutant {
     request: KubeRequest,
     cached: (path: string) => Pod | undefined,
   ) => KubeRequest | { reply: unknown } | { error: Error };
+  /** What the agent makes of an error of the API server. */
+  kubeError?: (error: KubeApiError, request: KubeRequest) => KubeApiError;
   /** Lets an uncertain read pass for a certain one. */
   provider?: (error: ProviderError, operation: string) => ProviderError;
   pretendSynced?: boolean;
@@ -133,9 +135,11 @@ class Agent {
         if ("error" in mutated) return Promise.reject(mutated.error);
         return this.#effect(
           `api.${request.method}`,
-          () => world.kube(mutated.method, mutated.path, mutated.body, this.seenRunning),
+          () => world.kube(mutated, this.seenRunning),
           () => new KubeApiError("simulated", { status: 503, reason: "ServiceUnavailable" }),
-        );
+        ).catch((thrown: unknown) => {
+          throw thrown instanceof KubeApiError && mutant?.kubeError ? mutant.kubeError(thrown, mutated) : thrown;
+        });
       },
       watch: () => {
         throw new Error("the simulation feeds the cache itself");
@@ -266,7 +270,7 @@ export class Simulation {
   constructor(seed: number, mutant?: Mutant) {
     this.mutant = mutant;
     this.#r = seeded(seed);
-    this.world = new World(mutant?.world);
+    this.world = new World({ ...mutant?.world, nodeAuthorizer: seed % 2 === 0 });
     this.#agents = [new Agent(this)];
     // Another node's machine, and one of ours that no agent of this history has heard of.
     this.world.put("m-uid-foreign", spec("uid-foreign", "a/foreign", { ...OWNER, "vmlet.dev/node": "other" }));

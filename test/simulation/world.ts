@@ -2,6 +2,7 @@
  * A toy of everything around the agent: an API server with pods, a backend with machines, users, and time that moves only
  * when told. Small and slow-witted on purpose; what matters is that every effect of an agent is a choice point.
  */
+import type { KubeRequest } from "../../src/kube/kube.ts";
 import type { Pod } from "../../src/kube/wire.ts";
 import type { Machine, MachineSpec, MachineState } from "../../src/provider/machine.ts";
 import { ProviderError } from "../../src/provider/errors.ts";
@@ -41,6 +42,8 @@ export class World {
   now = Date.parse("2026-01-01T00:00:00Z");
   readonly flaws: WorldFlaws;
   // --- the API server
+  /** Agents act as their node, as they do in most clusters. */
+  readonly nodeAuthorizer: boolean;
   readonly pods = new Map<string, Json>();
   readonly log: LogEntry[] = [];
   #rv = 100;
@@ -57,8 +60,9 @@ export class World {
   /** Which machine belongs to which pod UID, whatever its id says. */
   readonly uidOf = (m: Machine) => m.labels["vmlet.dev/uid"]!;
 
-  constructor(flaws: WorldFlaws = {}) {
+  constructor({ nodeAuthorizer, ...flaws }: WorldFlaws & { nodeAuthorizer: boolean }) {
     this.flaws = flaws;
+    this.nodeAuthorizer = nodeAuthorizer;
   }
 
   // ------------------------------------------------------------------------------------------------------- API server
@@ -141,11 +145,35 @@ export class World {
       this.#remove(key);
   }
 
-  /** The three requests that a pod reconciler makes. */
-  kube(method: string, path: string, body: Json, observedRunning: ReadonlySet<string>): unknown {
+  /**
+   * The Node authorizer's view: it never says that a pod is gone, and it learns late of one that was bound, so it forbids a node
+   * both.
+   */
+  #isKnownToAuthorizer(pod: Json): boolean {
+    if (pod === undefined) return false;
+    const last = this.log.at(-1);
+    return last === undefined || last.type !== "ADDED" || last.pod.metadata!.uid !== pod.metadata.uid;
+  }
+
+  /** The four requests that a pod reconciler makes. */
+  kube(
+    { method, path, body, query }: Pick<KubeRequest, "method" | "path" | "query"> & { body?: Json },
+    observedRunning: ReadonlySet<string>,
+  ): unknown {
+    const listed = /namespaces\/([^/]+)\/pods$/.exec(path);
+    if (listed !== null) {
+      const name = /metadata\.name=([^,]+),spec\.nodeName=virtual$/.exec(String(query!["fieldSelector"]))![1];
+      const found = this.pods.get(`${listed[1]}/${name}`);
+      return { items: found === undefined ? [] : [found] };
+    }
     const match = /namespaces\/([^/]+)\/pods\/([^/]+)(\/status)?$/.exec(path)!;
     const key = `${match[1]}/${match[2]}`;
     const pod = this.pods.get(key);
+    if (method === "GET" && this.nodeAuthorizer && !this.#isKnownToAuthorizer(pod))
+      throw new KubeApiError("no relationship found between node and this object", {
+        status: 403,
+        reason: "Forbidden",
+      });
     if (pod === undefined) throw new KubeApiError("not found", { status: 404, reason: "NotFound" });
     if (method === "GET") return pod;
     if (method === "PATCH") {
