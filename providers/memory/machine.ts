@@ -14,8 +14,8 @@ import {
   type MachinePatch,
   type MachineSpec,
   type MachineState,
+  OutputLog,
 } from "../../src/provider/kit/index.ts";
-import { InstanceLog } from "./logs.ts";
 import { RunningProgram, type Program } from "./program.ts";
 
 /** How long a machine stays in each state before it runs, in milliseconds. 0 skips the state. */
@@ -47,7 +47,7 @@ export interface MachineContext {
 export interface Instance {
   id: string;
   startedAt: string;
-  log: InstanceLog;
+  log: OutputLog;
   run: RunningProgram;
   /** Made when somebody attaches or the program reads. */
   stdin: PassThrough;
@@ -224,7 +224,7 @@ export class MemoryMachine {
   }
 
   /** Whose log is the current one, and whose the previous, by kubelet's rules. */
-  logOf(name: string, previous: boolean): { container: boolean; log: InstanceLog | undefined } {
+  logOf(name: string, previous: boolean): { container: boolean; log: OutputLog | undefined } {
     const slot = this.slot(name);
     if (slot === undefined) return { container: false, log: undefined };
     const ended = slot.state === "waiting" ? slot.current : slot.previous;
@@ -311,7 +311,7 @@ export class MemoryMachine {
   #newInstance(slot: Slot): Instance {
     const { clock, behaviour } = this.#context;
     const spec = this.#withAddresses(slot.spec);
-    const log = new InstanceLog(clock);
+    const log = new OutputLog(clock);
     const taps: Instance["taps"] = new Set();
     const exit = Promise.withResolvers<number>();
     let stdin: PassThrough | undefined;

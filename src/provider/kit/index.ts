@@ -27,3 +27,4 @@ export {
   type ConformanceReport,
 } from "./conformance.ts";
 export type { HttpTarget } from "./http-target.ts";
+export { OutputLog } from "./output-log.ts";

@@ -1,10 +1,11 @@
-/** A container instance's output: lines with times, the oldest dropped when they are too many, and readers that wait for more. */
-import type { Clock, LogLine, LogOptions } from "../../src/provider/kit/index.ts";
+/** What one instance of a container wrote: lines with times, the oldest dropped when they are too many, and readers that wait for more. */
+import type { Clock } from "../../util/clock.ts";
+import type { LogLine, LogOptions } from "../provider.ts";
 
 const MAX_LINES = 10_000;
 const PARTIAL_BYTES = 16 * 1024;
 
-export class InstanceLog {
+export class OutputLog {
   readonly #clock: Clock;
   #lines: LogLine[] = [];
   /** Number of lines dropped from the front. */
@@ -19,6 +20,7 @@ export class InstanceLog {
     this.#clock = clock;
   }
 
+  /** Takes output as it comes, in pieces of any size. */
   append(stream: "stdout" | "stderr", bytes: Buffer): void {
     let rest = this.#open[stream].length === 0 ? bytes : Buffer.concat([this.#open[stream], bytes]);
     for (let end = rest.indexOf(10); end >= 0; end = rest.indexOf(10)) {
@@ -33,6 +35,7 @@ export class InstanceLog {
     this.#notify();
   }
 
+  /** Nothing more will come: readers that follow end. */
   end(): void {
     for (const stream of ["stdout", "stderr"] as const) {
       if (this.#open[stream].length > 0) this.#push(stream, this.#open[stream], true);
@@ -41,6 +44,7 @@ export class InstanceLog {
     this.#notify();
   }
 
+  /** What `Provider.getLogs` has to return, whatever the options. */
   async *read(options: LogOptions): AsyncGenerator<LogLine> {
     let budget = options.limitBytes ?? Infinity;
     let next = this.#firstOf(options);
