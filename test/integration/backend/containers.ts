@@ -124,6 +124,20 @@ export function containerTests(bench: () => Bench, { registry, app }: ContainerI
     await bench().until(async () => expect(await bench().log(id, "a")).toEqual(["kept"]));
   });
 
+  test("an empty_dir in memory has the sticky bit, with fs_group too, and so has a folder that a sub_path makes in it", async () => {
+    const { lines } = await output(
+      "stat -c '%g %a' /m /sub",
+      {
+        mounts: [
+          { volume: "m", path: "/m" },
+          { volume: "m", path: "/sub", sub_path: "made" },
+        ],
+      },
+      { security: { fs_group: 4000 }, volumes: [{ name: "m", type: "empty_dir", medium: "memory" }] },
+    );
+    expect(lines).toEqual(["4000 3777", "4000 3777"]);
+  });
+
   test("fs_group owns empty_dirs and files", async () => {
     const { lines } = await output(
       "stat -c '%g %a' /v; stat -L -c '%g %a' /f/k; id -G; cat /f/k",

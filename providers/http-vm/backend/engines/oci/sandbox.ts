@@ -145,10 +145,12 @@ async function makeVolume({ dir, spec }: MachineHome, volume: Volume): Promise<v
   if (volume.type !== "empty_dir") return;
   const path = join(dir, "volumes", volume.name);
   await mkdir(path, { recursive: true });
-  if (volume.medium === "memory") await mountTmpfs(path, { sizeBytes: volume.size_bytes, mode: "1777" });
+  const inMemory = volume.medium === "memory";
+  if (inMemory) await mountTmpfs(path, { sizeBytes: volume.size_bytes, mode: "1777" });
   const group = spec.security?.fs_group;
   if (group !== undefined) chownSync(path, 0, group);
-  chmodSync(path, group === undefined ? 0o777 : 0o2777);
+  // As in a kubelet, a tmpfs keeps the sticky bit with which it is mounted, and a folder on disk has none.
+  chmodSync(path, 0o777 | (inMemory ? 0o1000 : 0) | (group === undefined ? 0 : 0o2000));
 }
 
 async function startPause(
