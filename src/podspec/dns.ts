@@ -16,10 +16,11 @@ export interface ResolvConf {
 /** What the machine's resolv.conf is to hold. Adds the kubelet's warnings to `events`. */
 export function podDns(pod: Pod, settings: DnsSettings, events: PodEvent[]): ResolvConf {
   const namespace = pod.metadata?.namespace ?? "";
+  const { host } = settings;
   let conf: ResolvConf = {
-    nameservers: [...settings.host.nameservers],
-    searches: [...settings.host.searches],
-    options: [...settings.host.options],
+    nameservers: [...host.nameservers],
+    searches: [...host.searches],
+    options: [...host.options],
   };
   const policy = pod.spec?.dnsPolicy ?? "ClusterFirst";
   if (policy === "None") {
@@ -30,7 +31,7 @@ export function podDns(pod: Pod, settings: DnsSettings, events: PodEvent[]): Res
       const clusterSearches = domain === "" ? [] : [`${namespace}.svc.${domain}`, `svc.${domain}`, domain];
       conf = {
         nameservers: [...settings.clusterDns],
-        searches: unique([...clusterSearches, ...settings.host.searches]),
+        searches: unique([...clusterSearches, ...host.searches]),
         options: ["ndots:5"],
       };
     } else {

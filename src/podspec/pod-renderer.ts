@@ -260,7 +260,7 @@ export class PodRenderer {
   }
 
   #isAdmitted(pod: Pod): boolean {
-    return this.#admitted.has(uidOf(pod)) || pod.status?.startTime !== undefined;
+    return pod.status?.startTime !== undefined || this.#admitted.has(uidOf(pod));
   }
 
   #hasFiles(): boolean {
