@@ -244,8 +244,11 @@ async function writeLog(
   const flush = () => {
     if (output.size === 0 || response.destroyed) return;
     begin();
-    response.write(output.take());
+    const { promise, resolve } = Promise.withResolvers<void>();
+    sent = promise;
+    response.write(output.take(), () => resolve());
   };
+  let sent = Promise.resolve();
   const cancelBegin = format.follow ? clock.after(FIRST_LINE_WAIT_MS, begin) : () => {};
   try {
     for await (const line of lines) {
@@ -258,10 +261,21 @@ async function writeLog(
     }
     flush();
     begin();
+    // The end must not share a TLS record with the last lines: an API server that passes logs on to a WebSocket drops what it
+    // reads together with the end (messageCopy in k8s.io/streaming). The kubelet speaks HTTP/2, where that does not happen.
+    await untilAborted(sent, signal);
     response.end();
   } finally {
     cancelBegin();
   }
+}
+
+/** Does not wait for what a connection that is gone will never send. */
+async function untilAborted(promise: Promise<void>, signal: AbortSignal): Promise<void> {
+  if (signal.aborted) return;
+  const aborted = Promise.withResolvers<void>();
+  signal.addEventListener("abort", () => aborted.resolve(), { once: true });
+  await Promise.race([promise, aborted.promise]);
 }
 
 function drained(response: ServerResponse, signal: AbortSignal): Promise<void> {

@@ -1,3 +1,5 @@
+import { once } from "node:events";
+import { connect as connectTls } from "node:tls";
 import { describe, expect, it } from "vitest";
 import { ProviderError } from "../../../src/provider/errors.ts";
 import type { Provider } from "../../../src/provider/provider.ts";
@@ -167,6 +169,22 @@ describe("container logs", () => {
       },
     });
     expect(answer).toMatchObject({ status: 200, body: "late\n" });
+  });
+
+  it("end in a TLS record of their own: API servers lose what they read together with the end of a log", async () => {
+    await using kubelet = await startKubelet();
+    kubelet.provider.log("all");
+    const records: string[] = [];
+    const socket = connectTls({
+      host: "127.0.0.1",
+      port: kubelet.server.port,
+      ca: kubelet.authority.cert,
+      ...kubelet.client,
+    });
+    socket.on("data", (data) => void records.push(data.toString()));
+    socket.write(`GET ${LOGS} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n`);
+    await once(socket, "close");
+    expect(records.at(-1)).toBe("0\r\n\r\n");
   });
 
   it("stop at the provider when the follower leaves", async () => {
