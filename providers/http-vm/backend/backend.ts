@@ -1,7 +1,8 @@
 import { readFileSync, statSync } from "node:fs";
+import { networkInterfaces } from "node:os";
 import { type Clock, ConfigError, type Logger } from "../../../src/provider/kit/index.ts";
 import { createMachineApiServer } from "../server/server.ts";
-import { capacityOf, logBytesOf, type BackendConfig } from "./config.ts";
+import { capacityOf, isLoopback, logBytesOf, type BackendConfig } from "./config.ts";
 import type { HostProblem } from "./engine.ts";
 import { createEngine } from "./engines/registry.ts";
 import { LocalProvider } from "./local-provider.ts";
@@ -32,7 +33,13 @@ export class HostProblemError extends ConfigError {
 /** Opens the state directory, finds what runs already, and serves the Machine API. */
 export async function startBackend(config: BackendConfig, surroundings: BackendSurroundings): Promise<RunningBackend> {
   const { clock, logger, version } = surroundings;
-  const engine = createEngine(config.engine, { stateDir: config.stateDir, clock, logger });
+  const hostAddress = addressFor(config.listen);
+  const engine = createEngine(config.engine, {
+    stateDir: config.stateDir,
+    clock,
+    logger,
+    ...(hostAddress !== undefined && { hostAddress }),
+  });
   const problems = await engine.check();
   const fatal = problems.filter((problem) => problem.fatal);
   if (fatal.length > 0) throw new HostProblemError(engine.name, fatal);
@@ -88,6 +95,16 @@ export async function startBackend(config: BackendConfig, surroundings: BackendS
     await provider.close();
     throw error;
   }
+}
+
+/** The address by which other hosts reach this one; undefined when the API is not served to them. */
+function addressFor(listen: BackendConfig["listen"]): string | undefined {
+  if ("socket" in listen || isLoopback(listen.address)) return undefined;
+  if (!["0.0.0.0", "::"].includes(listen.address)) return listen.address;
+  const outside = Object.values(networkInterfaces())
+    .flatMap((list) => list ?? [])
+    .filter(({ internal, address }) => !internal && !address.startsWith("fe80:"));
+  return (outside.find(({ family }) => family === "IPv4") ?? outside[0])?.address;
 }
 
 /** The file's lines, read again when the file has changed. A file that cannot be read lets nobody in. */

@@ -15,6 +15,8 @@ const quantity = z
     "must be a Kubernetes quantity such as 500m, 4, 512Mi or 64Gi",
   );
 
+export const isLoopback = (address: string): boolean => /^(127\.|::1$|localhost$)/.test(address);
+
 const listenSchema = z
   .union([
     z.strictObject({
@@ -76,7 +78,7 @@ export const backendConfigSchema = z
     logLevel: z.enum(["debug", "info", "warn", "error"]).default("info"),
   })
   .superRefine((config, context) => {
-    const open = "address" in config.listen && !/^(127\.|::1$|localhost$)/.test(config.listen.address);
+    const open = "address" in config.listen && !isLoopback(config.listen.address);
     if (open && config.tokenFile === undefined && config.tls?.clientCaFile === undefined) {
       context.addIssue({
         code: "custom",

@@ -6,6 +6,7 @@ import { parseFile } from "../../../src/config/load.ts";
 import { silentLogger, type Logger } from "../../../src/telemetry/logger.ts";
 import { systemClock } from "../../../src/util/clock.ts";
 import { startBackend } from "../../../providers/http-vm/backend/backend.ts";
+import { must, waitFor } from "../../e2e/harness/wait.ts";
 import { backendConfigSchema } from "../../../providers/http-vm/backend/config.ts";
 
 let dir: string;
@@ -16,8 +17,8 @@ beforeEach(() => {
   onTestFinished(() => rmSync(made, { recursive: true, force: true }));
 });
 
-async function serve(more: string, logger: Logger = silentLogger) {
-  const text = `apiVersion: vmlet.dev/v1\nkind: BackendConfig\nstateDir: ${dir}/state\nlisten: { port: 0 }\n${more}`;
+async function serve(more: string, logger: Logger = silentLogger, listen = "{ port: 0 }") {
+  const text = `apiVersion: vmlet.dev/v1\nkind: BackendConfig\nstateDir: ${dir}/state\nlisten: ${listen}\n${more}`;
   const config = parseFile(backendConfigSchema, text, "backend.yaml");
   const backend = await startBackend(config, { clock: systemClock, logger, version: "0" });
   onTestFinished(() => backend.close());
@@ -49,6 +50,28 @@ test("a configured capacity is declared and served", async () => {
   const capacity: unknown = await (await fetch(`${url}/v1/capacity`)).json();
   expect(info.capabilities).toContain("capacity");
   expect(capacity).toMatchObject({ allocatable: { cpu_millis: 4000, pods: 10 } });
+});
+
+test.each([
+  [
+    "loopback, each machine of engine process has an address of its own",
+    "127.0.0.1",
+    /^127\.(6[4-9]|[7-9]\d|1[01]\d|12[0-7])\./,
+  ],
+  ["all addresses, machines of engine process have one that others can reach", "0.0.0.0", /^(?!127\.)/],
+])("served on %s", async (_, address, expected) => {
+  writeFileSync(join(dir, "tokens"), "one\n");
+  const { provider } = await serve(`tokenFile: ${dir}/tokens`, silentLogger, `{ address: ${address}, port: 0 }`);
+  const { signal } = new AbortController();
+  const containers = [{ name: "main", image: "none", command: ["sleep", "60"] }];
+  await provider.createPod("m", { labels: {}, restart_policy: "never", containers }, { signal });
+  onTestFinished(() => provider.deletePod("m", { force: true, signal }));
+  const started = await waitFor({ what: "the machine to have an address" }, async () => {
+    const machine = await provider.getPod("m", { signal });
+    must(machine.addresses.length > 0, machine);
+    return machine;
+  });
+  expect(started.addresses.map(({ ip }) => ip)).toEqual([expect.stringMatching(expected)]);
 });
 
 test("engine process warns at start that it isolates nothing", async () => {

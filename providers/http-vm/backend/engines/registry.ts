@@ -15,7 +15,7 @@ const processSchema = z.strictObject({
   addressPool: z
     .string()
     .default("127.64.0.0/10")
-    .describe("Range within 127.0.0.0/8: each machine gets an address that is its own on this host."),
+    .describe("Range within 127.0.0.0/8: each machine gets an address that is its own on this host. Served beyond loopback, all have the host's."),
 });
 
 const imagesSchema = z
@@ -110,13 +110,23 @@ export interface EngineSurroundings {
   stateDir: string;
   clock: Clock;
   logger: Logger;
+  /** By which other hosts reach this one, when the API is served to them. */
+  hostAddress?: string;
 }
 
-export function createEngine(config: EngineConfig, { stateDir, clock, logger }: EngineSurroundings): Engine {
+export function createEngine(config: EngineConfig, surroundings: EngineSurroundings): Engine {
+  const { hostAddress, ...common } = surroundings;
+  const { stateDir, clock, logger } = common;
   const { type } = config;
   switch (type) {
     case "process":
-      return createProcessEngine({ images: config.images, addressPool: config.addressPool, stateDir, clock });
+      return createProcessEngine({
+        images: config.images,
+        addressPool: config.addressPool,
+        stateDir,
+        clock,
+        ...(hostAddress !== undefined && { hostAddress }),
+      });
     case "oci":
       return createOciEngine({ ...definedOnly(config), stateDir, clock, logger });
     case "vm":

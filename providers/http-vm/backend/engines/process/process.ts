@@ -4,7 +4,7 @@
  *
  * A machine gets an address of its own out of a pool in 127.0.0.0/8. All of that is local on Linux, so a process that
  * binds 0.0.0.0 or that address is reached by probes and port-forward; nothing outside this host reaches it, which is why
- * the engine does not declare `pod_ip`.
+ * the engine does not declare `pod_ip`. A backend that serves other hosts gives every machine the host's address instead.
  */
 import { createHash } from "node:crypto";
 import { mkdirSync, readFileSync } from "node:fs";
@@ -45,6 +45,8 @@ export interface ProcessEngineOptions {
   images: Readonly<Record<string, readonly string[]>>;
   /** IPv4 range in CIDR notation, within 127.0.0.0/8. */
   addressPool: string;
+  /** The address of every machine instead: to other hosts a loopback address means nothing. */
+  hostAddress?: string;
   clock: Clock;
 }
 
@@ -86,7 +88,7 @@ export function createProcessEngine(options: ProcessEngineOptions): Engine {
       );
     },
     open(home) {
-      const address = addresses.take(home.id);
+      const address = options.hostAddress ?? addresses.take(home.id);
       writeJson(join(home.dir, "sandbox.json"), { address });
       return Promise.resolve(new ProcessSandbox(home, address, owned, options));
     },
