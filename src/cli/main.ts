@@ -3,9 +3,13 @@
  * The command line. Each command lives in a file of its own and is loaded only when it is called, because loading all of
  * them would cost every one of them a second.
  */
+import { enableCompileCache } from "node:module";
 import { Command } from "commander";
 import { failWith } from "./exit.ts";
 import { VERSION } from "./version.ts";
+
+// Halves the time that a start takes after the first; where nothing can be written it does nothing.
+enableCompileCache();
 
 const program = new Command("vmlet")
   .description("Turns any HTTP VM API into a Kubernetes node")

@@ -9,6 +9,9 @@ import { freePort } from "../e2e/harness/ports.ts";
 import { failWhenExited, type ManagedProcess, type Sandbox } from "../e2e/harness/processes.ts";
 import { waitFor } from "../e2e/harness/wait.ts";
 
+/** What users run, as the peers are compiled too: `npm run bench` builds it first. */
+const built = join(import.meta.dirname, "../../dist/src/cli/main.js");
+
 export interface Target {
   readonly name: string;
   readonly nodeName: string;
@@ -168,6 +171,7 @@ export function vmlet(variant: "memory" | "http" | "process"): Target {
           node: { capacity: { cpu: "100", memory: "1000Gi", pods: "5000" } },
           // The peers limit themselves to what their defaults say; kwok's defaults do not limit it at all.
           config: { logLevel: "warn", api: { qps: 5000, burst: 5000 } },
+          main: built,
         });
     },
     async startAgent() {

@@ -93,6 +93,8 @@ export interface AgentOptions {
   node?: Json;
   /** Merged over the configuration. */
   config?: Json;
+  /** The program's main file. Default: the sources. */
+  main?: string;
 }
 
 export async function startAgent(options: AgentOptions): Promise<AgentProcess> {
@@ -130,7 +132,8 @@ export async function startAgent(options: AgentOptions): Promise<AgentProcess> {
   );
   const healthUrl = `http://127.0.0.1:${healthPort}`;
   const health = clientOf(healthUrl);
-  const agent = restartable(sandbox, `agent-${nodeName}`, ["run", "--config", config], () => health.text("/readyz"));
+  const args = ["run", "--config", config];
+  const agent = restartable(sandbox, `agent-${nodeName}`, args, () => health.text("/readyz"), undefined, options.main);
   await agent.start();
   return Object.assign(agent, { healthUrl, kubeletPort });
 }
@@ -151,13 +154,19 @@ export function hostAddress(): string {
   return found.address;
 }
 
-/** @param args of vmlet. @param probe resolves when it answers. @param env replaces this process's own */
+/**
+ * @param args of vmlet
+ * @param probe resolves when it answers
+ * @param env replaces this process's own
+ * @param main the program's main file
+ */
 export function restartable(
   sandbox: Sandbox,
   name: string,
   args: readonly string[],
   probe: () => Promise<unknown>,
   env?: NodeJS.ProcessEnv,
+  main = program,
 ): RestartableProcess {
   let child: ManagedProcess | undefined;
   const current = () => {
@@ -165,7 +174,7 @@ export function restartable(
     return child;
   };
   const start = async () => {
-    child = sandbox.spawn(name, process.execPath, [program, ...args], env && { env });
+    child = sandbox.spawn(name, process.execPath, [main, ...args], env && { env });
     const ready = new AbortController();
     try {
       await Promise.race([
