@@ -21,7 +21,8 @@ import { fixedCapacity, ProviderCapacitySource, type CapacitySource } from "./no
 import { NodeController } from "./node/node-controller.ts";
 import { AgentProber } from "./pods/agent-prober.ts";
 import { PodController } from "./pods/controller.ts";
-import { podMetrics } from "./pod-metrics.ts";
+import { kubeletConfiguration } from "./kubelet-configuration.ts";
+import { observeQueue, podMetrics, queueMetrics } from "./pod-metrics.ts";
 import { isTerminal } from "./pods/status.ts";
 import { ExecCredentials } from "./podspec/credential-provider.ts";
 import type { Backend, NodeFacts } from "./podspec/inputs.ts";
@@ -30,6 +31,7 @@ import { PodRenderer } from "./podspec/pod-renderer.ts";
 import { ReferenceCache } from "./podspec/references.ts";
 import type { ServiceCache } from "./podspec/services.ts";
 import { TokenManager } from "./podspec/tokens.ts";
+import type { Capability } from "./provider/capabilities.ts";
 import { ProviderError } from "./provider/errors.ts";
 import { instrument } from "./provider/instrument.ts";
 import type { Provider, ProviderInfo } from "./provider/provider.ts";
@@ -82,6 +84,9 @@ export class NodeAgent {
   #node: NodeController | undefined;
   #providerCapacity: ProviderCapacitySource | undefined;
   #info: ProviderInfo | undefined;
+  #capabilities: ReadonlySet<Capability> = new Set();
+  /** Parsed once for each copy of the Node: every pod asks for it several times. */
+  #allocatableOf: { node: Node | undefined; list: ResourceList } = { node: undefined, list: new Map() };
   #acts = false;
   readonly #informed = Promise.withResolvers<void>();
 
@@ -109,7 +114,15 @@ export class NodeAgent {
     this.name = node.name;
     const provider = (this.#provider = instrument(options.provider, metrics, clock));
     const changed = (podUid: string) => this.pods.poke(podUid);
-    this.#references = new ReferenceCache({ kube, services, clock, random, logger, onChange: changed });
+    this.#references = new ReferenceCache({
+      kube,
+      services,
+      clock,
+      random,
+      logger,
+      onChange: changed,
+      onDenied: () => metrics.referencesDenied.inc(),
+    });
     const tokens = new TokenManager({ kube, clock, random, logger, onChange: changed });
     const renderer = new PodRenderer({
       kube,
@@ -144,10 +157,12 @@ export class NodeAgent {
       logger,
       onInfo: (info) => {
         this.#info = info;
+        this.#capabilities = new Set(info.capabilities);
         this.#informed.resolve();
       },
       ...(prober && { readiness: prober }),
       hooks: podMetrics(metrics, clock),
+      queueMetrics: queueMetrics(metrics, node.name),
     });
     this.pods.store.onChange((change) => {
       // A pod that is over changes no more: its objects need not be watched nor its tokens replaced.
@@ -173,7 +188,11 @@ export class NodeAgent {
       capacity: () => this.#machineCapacity(),
       livez: options.livez,
       ownProbes: () => prober?.tallies() ?? [],
-      configuration: () => ({ nodeName: node.name, port: this.server.port, address: node.kubelet.address }),
+      configuration: () =>
+        kubeletConfiguration(node, {
+          port: this.server.port,
+          maxPods: this.#allocatable().get("pods")?.toNumber(),
+        }),
     });
     options.readyz.add(`${node.name}-pods-synced`, () =>
       this.pods.store.synced ? undefined : "the list of pods is not complete yet",
@@ -183,6 +202,7 @@ export class NodeAgent {
       this.#acts && this.#registered() === undefined ? "the node is not registered yet" : undefined,
     );
     metrics.onScrape(() => {
+      observeQueue(metrics, node.name, this.pods.queue);
       const { counters, lastActivityAt } = this.pods.reflector;
       if (lastActivityAt !== undefined)
         metrics.informerLastEvent.set(
@@ -205,11 +225,7 @@ export class NodeAgent {
   /** Follows pods, machines and references, and serves the kubelet API: all that a standby does. */
   async observe(signal: AbortSignal): Promise<void> {
     const { certificate, kube } = this.#o;
-    await Promise.all([
-      this.server.run(signal),
-      this.pods.observe(signal),
-      certificate?.run(kube, signal),
-    ]);
+    await Promise.all([this.server.run(signal), this.pods.observe(signal), certificate?.run(kube, signal)]);
   }
 
   /** Registers the node, keeps its lease and status, and works on its pods. Needs `observe` beside it; may be called once. */
@@ -318,7 +334,11 @@ export class NodeAgent {
   }
 
   #allocatable(): ResourceList {
-    return parseResourceList(this.#registered()?.status?.allocatable);
+    const node = this.#registered();
+    if (this.#allocatableOf.node !== node) {
+      this.#allocatableOf = { node, list: parseResourceList(node?.status?.allocatable) };
+    }
+    return this.#allocatableOf.list;
   }
 
   #nodePod(pod: Pod | undefined) {
@@ -335,7 +355,13 @@ export class NodeAgent {
       nodeName: node.name,
       hostIPs: node.addresses,
       allocatable: this.#allocatable(),
-      dns: { ...node.dns, host: hostResolvConf() },
+      dns: {
+        ...node.dns,
+        // Read for each pod, as a kubelet does, but only where a pod's DNS is made.
+        get host() {
+          return hostResolvConf();
+        },
+      },
       allowHostPath: node.allowHostPath,
       ...(crashLoopBackoff && {
         backoff: { initial_ms: parseDuration(crashLoopBackoff.initial), max_ms: parseDuration(crashLoopBackoff.max) },
@@ -345,13 +371,12 @@ export class NodeAgent {
 
   #backend(): Backend {
     if (this.#info === undefined) throw new ProviderError("unavailable", "the backend has not answered yet");
-    return { name: this.#info.name, capabilities: new Set(this.#info.capabilities), agentProbes: this.#runsProbes() };
+    return { name: this.#info.name, capabilities: this.#capabilities, agentProbes: this.#runsProbes() };
   }
 
   /** The agent probes only where the backend does not. */
   #runsProbes(): boolean {
-    const { capabilities = [] } = this.#info ?? {};
-    return this.#o.node.agentProbes && !capabilities.includes("probes");
+    return this.#o.node.agentProbes && !this.#capabilities.has("probes");
   }
 
   #prober(provider: Provider): AgentProber {
