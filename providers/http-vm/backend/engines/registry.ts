@@ -115,8 +115,7 @@ export interface EngineSurroundings {
 }
 
 export function createEngine(config: EngineConfig, surroundings: EngineSurroundings): Engine {
-  const { hostAddress, ...common } = surroundings;
-  const { stateDir, clock, logger } = common;
+  const { stateDir, clock, logger, hostAddress } = surroundings;
   const { type } = config;
   switch (type) {
     case "process":
