@@ -79,7 +79,7 @@ async function main(): Promise<number> {
   const kinds = { slow: together.filter(isSlow), suite: together.filter((spec) => !isSlow(spec)) };
   const running = Object.entries(kinds).flatMap(([kind, ofKind]) => {
     const workers = new PQueue({ concurrency: Number(options.parallel) });
-    return portions(ofKind).map((portion, index) =>
+    return portions(ofKind, workers.concurrency).map((portion, index) =>
       workers.add(() => (abort.signal.aborted ? [] : run(portion, `${kind}-${index + 1}`))),
     );
   });

@@ -129,14 +129,16 @@ export function focusOn(specs: readonly Spec[]): string {
   return `(${specs.map(({ name }) => name.replaceAll(/[\\^$.*+?()[\]{}|]/g, "\\$&")).join("|")})$`;
 }
 
-const CHUNK = 8;
+/** A process of the suite takes seconds to begin; more tests in each leave too few portions to share the work out evenly. */
+const MAX_PORTION = 8;
 
-/** The specs in portions, for workers that take one after another: the slow ones each by itself. */
-export function portions(specs: readonly Spec[]): Spec[][] {
+/** The specs in portions, for so many workers that take one after another: the slow ones each by itself. */
+export function portions(specs: readonly Spec[], workers: number): Spec[][] {
   const slow = specs.filter(isSlow).map((spec) => [spec]);
   const quick = specs.filter((spec) => !isSlow(spec));
-  const chunks = Array.from({ length: Math.ceil(quick.length / CHUNK) }, (_, index) =>
-    quick.slice(index * CHUNK, (index + 1) * CHUNK),
+  const size = Math.min(MAX_PORTION, Math.ceil(quick.length / workers));
+  const chunks = Array.from({ length: Math.ceil(quick.length / size) || 0 }, (_, index) =>
+    quick.slice(index * size, (index + 1) * size),
   );
   return [...slow, ...chunks];
 }

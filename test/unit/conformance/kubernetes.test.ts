@@ -80,12 +80,18 @@ test("Every spec is in one portion, and a slow one has a portion to itself", () 
     .array(label)
     .map((each) => each.map((of, index) => ({ name: `${index}`, group: "node", labels: [of] })));
   fc.assert(
-    fc.property(specs, (all) => {
-      const dealt = portions(all);
+    fc.property(specs, fc.integer({ min: 1, max: 9 }), (all, workers) => {
+      const dealt = portions(all, workers);
       expect(dealt.flat().toSorted(byIndex)).toEqual(all);
       expect(dealt.every((portion) => portion.length === 1 || !portion.some(isSlow))).toBe(true);
     }),
   );
+});
+
+test("A few specs are dealt to all workers", () => {
+  const few = Array.from({ length: 6 }, (_, index) => ({ ...spec, name: `${index}` }));
+  expect(portions(few, 4).map(({ length }) => length)).toEqual([2, 2, 2]);
+  expect(portions(few, 6)).toHaveLength(6);
 });
 
 const byIndex = (a: Spec, b: Spec) => Number(a.name) - Number(b.name);
