@@ -33,9 +33,15 @@ import { createMetrics, type Metrics } from "./telemetry/metrics.ts";
 
 const MAX_LOOP_STALL_MS = 5_000;
 
+/** What a provider tells beside its replies, as far as it does. */
+export interface ProviderEvents {
+  /** A reply was refused because it broke the contract. */
+  onInvalidReply(reason: string): void;
+}
+
 export interface AgentOptions {
   config: AgentConfig;
-  createProvider: (config: ProviderConfig) => Promise<Provider>;
+  createProvider: (config: ProviderConfig, events: ProviderEvents) => Promise<Provider>;
   clock: Clock;
   random: Random;
   logger: Logger;
@@ -158,7 +164,9 @@ export class Agent {
           host: node.name,
         });
         services ??= new ServiceCache({ kube, clock, random: options.random, logger });
-        const provider = await options.createProvider(node.provider);
+        const provider = await options.createProvider(node.provider, {
+          onInvalidReply: (reason) => metrics.backendInvalidResponses.inc({ reason }),
+        });
         nodes.push(
           await NodeAgent.create({
             ...options,
@@ -232,6 +240,7 @@ function countPods(nodes: readonly NodeAgent[], metrics: Metrics): void {
   metrics.runningPods.set(pods.filter((pod) => pod.status?.phase === "Running").length);
   metrics.workingPods.set(nodes.reduce((sum, node) => sum + node.pods.working, 0));
   const machines = nodes.flatMap((node) => [...node.pods.machines.values()]);
+  metrics.stuckPods.set(nodes.reduce((sum, node) => sum + node.pods.stuck, 0));
   metrics.machines.reset();
   for (const { state } of machines) metrics.machines.inc({ state });
   metrics.runningContainers.reset();

@@ -1,5 +1,6 @@
-/** What happens to pods, as the kubelet's metrics. */
+/** What happens to pods, and how their work queue fares, as the kubelet's and client-go's metrics. */
 import type { PodHooks } from "./pods/hooks.ts";
+import type { KeyedQueue, QueueMetrics } from "./queue/keyed-queue.ts";
 import type { Metrics } from "./telemetry/metrics.ts";
 import type { Clock } from "./util/clock.ts";
 
@@ -34,4 +35,25 @@ export function podMetrics(metrics: Metrics, clock: Clock): PodHooks {
       metrics.reconciles.inc({ result });
     },
   };
+}
+
+/** @param name the node's, of which a process may have several */
+export function queueMetrics({ workqueue }: Metrics, name: string): QueueMetrics {
+  return {
+    onAdd: () => workqueue.adds.inc({ name }),
+    onDepth: (depth) => workqueue.depth.set({ name }, depth),
+    onStart: (seconds) => workqueue.queueDuration.observe({ name }, seconds),
+    onDone: (seconds) => workqueue.workDuration.observe({ name }, seconds),
+    onRetry: () => workqueue.retries.inc({ name }),
+  };
+}
+
+/** What is under way shows only when it is asked for. */
+export function observeQueue({ workqueue }: Metrics, name: string, queue: KeyedQueue): void {
+  const seconds = queue.workingSeconds();
+  workqueue.unfinishedWork.set(
+    { name },
+    seconds.reduce((sum, each) => sum + each, 0),
+  );
+  workqueue.longestRunning.set({ name }, Math.max(0, ...seconds));
 }

@@ -142,7 +142,8 @@ function openAgent(
   );
   return Agent.create({
     config,
-    createProvider: (provider) => createProvider(provider, { clock: systemClock, random: systemRandom, logger }),
+    createProvider: (provider, events) =>
+      createProvider(provider, { clock: systemClock, random: systemRandom, logger, ...events }),
     clock: systemClock,
     random: systemRandom,
     logger,

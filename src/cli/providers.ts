@@ -5,6 +5,7 @@ import { HttpVmProvider, type CredentialFiles } from "../../providers/http-vm/in
 import { MemoryProvider } from "../../providers/memory/index.ts";
 import { ConfigError } from "../config/load.ts";
 import type { ProviderConfig } from "../config/schema.ts";
+import type { ProviderEvents } from "../agent.ts";
 import type { Provider } from "../provider/provider.ts";
 import { parseDuration } from "../resources/duration.ts";
 import type { Logger } from "../telemetry/logger.ts";
@@ -20,7 +21,7 @@ interface ProviderModule {
 /** @throws ConfigError when the provider cannot be made from its configuration */
 export async function createProvider(
   config: ProviderConfig,
-  collaborators: { clock: Clock; random: Random; logger: Logger },
+  collaborators: { clock: Clock; random: Random; logger: Logger } & Partial<ProviderEvents>,
 ): Promise<Provider> {
   switch (config.type) {
     case "http-vm":

@@ -30,7 +30,8 @@ export function runCommand(): Command {
     const signal = signalToStop();
     const agent = await Agent.create({
       config,
-      createProvider: (provider) => createProvider(provider, { clock: systemClock, random: systemRandom, logger }),
+      createProvider: (provider, events) =>
+        createProvider(provider, { clock: systemClock, random: systemRandom, logger, ...events }),
       clock: systemClock,
       random: systemRandom,
       logger,

@@ -41,10 +41,10 @@ export interface AuthOptions {
   maxReviewsInFlight?: number;
 }
 
-const TOKEN_TTL_MS = 2 * 60_000;
+export const TOKEN_TTL_MS = 2 * 60_000;
 const BAD_TOKEN_TTL_MS = 10_000;
-const ALLOW_TTL_MS = 5 * 60_000;
-const DENY_TTL_MS = 30_000;
+export const ALLOW_TTL_MS = 5 * 60_000;
+export const DENY_TTL_MS = 30_000;
 const MAX_CACHED = 4096;
 const MAX_WAITING_REVIEWS = 256;
 const REVIEW_TIMEOUT_MS = 10_000;

@@ -53,7 +53,7 @@ export interface KubeletLimits {
   sessions: SessionLimits;
 }
 
-const DEFAULT_LIMITS: KubeletLimits = {
+export const DEFAULT_LIMITS: KubeletLimits = {
   connections: 1024,
   unauthenticatedPerAddress: 256,
   headersTimeoutMs: 10_000,

@@ -9,7 +9,7 @@ import { toError } from "../util/errors.ts";
 import type { Random } from "../util/random.ts";
 
 const NAMESPACE = "kube-node-lease";
-const DURATION_SECONDS = 40;
+export const LEASE_DURATION_SECONDS = 40;
 const RENEW_MS = 10_000;
 /** So that three attempts fit into the lease's duration. */
 const TIMEOUT_MS = 10_000;
@@ -73,7 +73,7 @@ export class NodeLease {
     const uid = nodeUid();
     const spec = {
       holderIdentity: nodeName,
-      leaseDurationSeconds: DURATION_SECONDS,
+      leaseDurationSeconds: LEASE_DURATION_SECONDS,
       renewTime: rfc3339Micro(clock.now()),
     };
     // Always sent along, so that a lease made before the Node, or for an earlier Node, gets its owner.

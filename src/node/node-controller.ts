@@ -45,8 +45,8 @@ export interface NodeControllerOptions {
 }
 
 // The kubelet's frequencies (nodeStatusUpdateFrequency, nodeStatusReportFrequency, fast status update).
-const COMPUTE_MS = 10_000;
-const REPORT_MS = 300_000;
+export const STATUS_UPDATE_MS = 10_000;
+export const STATUS_REPORT_MS = 300_000;
 const FAST_MS = 100;
 const FAST_FOR_MS = 120_000;
 /** A backend that misses a call or two is no news. */
@@ -148,7 +148,7 @@ export class NodeController {
           events.event(this.#reference(), "Normal", "Starting", "Starting kubelet.");
         }
         const isFast = !this.#ready && clock.monotonic() - startedAt < FAST_FOR_MS;
-        delayMs = isFast ? FAST_MS : COMPUTE_MS * (1 + 0.04 * random());
+        delayMs = isFast ? FAST_MS : STATUS_UPDATE_MS * (1 + 0.04 * random());
       } catch (error) {
         if (signal.aborted) return;
         this.#readLive = true;
@@ -194,7 +194,7 @@ export class NodeController {
     if (changed || now >= this.#reportDueAt) {
       await kube.request({ ...strategicPatch(nodePath(settings.name, "status"), patch), signal });
       // Spreads the reports of many nodes that changed together, for example when the API server came back.
-      this.#reportDueAt = now + REPORT_MS * (changed ? 0.5 + random() : 1);
+      this.#reportDueAt = now + STATUS_REPORT_MS * (changed ? 0.5 + random() : 1);
     }
     for (const name of extendedNames(observation.capacity?.resources ?? {})) this.#reported.add(name);
     this.#announce(current, status);

@@ -12,7 +12,7 @@ import { Store } from "../kube/store.ts";
 import type { Pod } from "../kube/wire.ts";
 import { LABEL_UID, machineId, ownerLabels, parseMachineId } from "../podspec/machine-id.ts";
 import type { Provider, ProviderInfo } from "../provider/provider.ts";
-import { KeyedQueue } from "../queue/keyed-queue.ts";
+import { KeyedQueue, type QueueMetrics } from "../queue/keyed-queue.ts";
 import type { Logger } from "../telemetry/logger.ts";
 import type { Clock } from "../util/clock.ts";
 import { toError } from "../util/errors.ts";
@@ -45,10 +45,13 @@ export interface PodControllerOptions {
   readiness?: ReadinessSource;
   /** For metrics. */
   hooks?: PodHooks;
+  queueMetrics?: QueueMetrics;
 }
 
 /** Every pod is looked at this often even when nothing happens (kubelet: syncFrequency). */
-const RESYNC_MS = 60_000;
+export const RESYNC_MS = 60_000;
+/** With the queue's back-off, two to four minutes of failures. */
+const STUCK_FAILURES = 10;
 
 export class PodController {
   readonly store: Store<Pod>;
@@ -73,6 +76,7 @@ export class PodController {
       clock,
       random,
       concurrency: options.concurrency,
+      ...(options.queueMetrics && { metrics: options.queueMetrics }),
       handle: (uid, signal) => this.#reconcile(uid, signal),
     });
     this.reflector = new Reflector<Pod>({
@@ -132,6 +136,11 @@ export class PodController {
   /** UIDs that are being worked on or waited for. */
   get working(): number {
     return [...this.#reconciler.knownUids()].length;
+  }
+
+  /** How many pods failed so often in a row that waiting for the next try has not helped for minutes. */
+  get stuck(): number {
+    return this.store.list().filter((pod) => this.queue.failures(pod.metadata!.uid!) >= STUCK_FAILURES).length;
   }
 
   /** Looks at a pod again soon: something that it refers to has changed. */

@@ -71,6 +71,8 @@ export interface ReferenceCacheOptions {
   logger: Logger;
   /** Something that the pod with this UID refers to changed, appeared or went. */
   onChange: (podUid: string) => void;
+  /** A read was forbidden: for metrics. */
+  onDenied?: () => void;
 }
 
 type Referenced = ConfigMap | Secret;
@@ -195,6 +197,7 @@ export class ReferenceCache {
       };
     } catch (thrown) {
       signal.throwIfAborted();
+      if (isForbidden(thrown)) this.#o.onDenied?.();
       lookup = isNotFound(thrown) ? { kind: "absent" } : { kind: "unknown", message: toError(thrown).message };
     }
     // A watch that came to life meanwhile knows better.

@@ -110,7 +110,6 @@ export function createMetrics(options: MetricsOptions) {
       "Machine starts that failed, by provider error code.",
       ["code"],
     ),
-    restartedPods: counter("kubelet_restarted_pods_total", "Pods of the same name that came back with another UID."),
     orphanedRuntimePods: counter("kubelet_orphaned_runtime_pods_total", "Machines swept because no pod owned them."),
     podStartDuration: histogram(
       "kubelet_pod_start_duration_seconds",
@@ -272,7 +271,6 @@ export function createMetrics(options: MetricsOptions) {
       ["op"],
     ),
     backendInflight: gauge("vmlet_backend_inflight", "Calls of the backend under way."),
-    backendCircuit: gauge("vmlet_backend_circuit_state", "0 closed, 1 half open, 2 open."),
     backendInvalidResponses: counter(
       "vmlet_backend_invalid_responses_total",
       "Replies of the backend that broke the contract.",
@@ -281,16 +279,17 @@ export function createMetrics(options: MetricsOptions) {
     machines: gauge("vmlet_machines", "Machines by state.", ["state"]),
     machinesLeaked: counter("vmlet_machines_leaked_total", "Machines found without an owner."),
     machinesLost: counter("vmlet_machines_lost_total", "Machines that vanished while their pod wanted them."),
-    machineDuplicates: counter("vmlet_machine_duplicates_total", "Machines found twice for one pod."),
 
     // Reconciling
     reconciles: counter("vmlet_reconcile_total", "Passes of pod reconcilers.", ["result"]),
-    stuckPods: gauge("vmlet_reconcile_stuck_pods", "Pods whose reconciler failed many times in a row."),
-    secretReferencesDenied: counter("vmlet_secret_refs_denied_total", "Secrets and ConfigMaps that could not be read."),
+    stuckPods: gauge("vmlet_reconcile_stuck_pods", "Pods whose reconciler failed ten times in a row or more."),
+    referencesDenied: counter(
+      "vmlet_references_denied_total",
+      "Reads of Secrets and ConfigMaps of pods that the API server forbade.",
+    ),
     unsupportedSpecs: counter("vmlet_unsupported_specs_total", "Pods refused because the backend lacks a capability.", [
       "feature",
     ]),
-    unhandledErrors: counter("vmlet_unhandled_errors_total", "Errors that no caller expected."),
 
     workqueue: {
       depth: gauge("workqueue_depth", "Keys waiting.", ["name"]),
