@@ -7,6 +7,7 @@ import { HostNetwork } from "../../../providers/http-vm/backend/network/network.
 import { silentLogger } from "../../../src/telemetry/logger.ts";
 import { systemClock } from "../../../src/util/clock.ts";
 import { testNetwork } from "../../support/host.ts";
+import { leaveOut } from "../../support/left-out.ts";
 import { missingForImages } from "../../support/registry.ts";
 import { containerTests, pushImages } from "../backend/containers.ts";
 import { backendSuite, text } from "../backend/suite.ts";
@@ -20,8 +21,7 @@ const problems = (await createEngine("/nonexistent").check())
 const missing = [...problems, ...[missingForImages() ?? []].flat()];
 
 if (missing.length > 0) {
-  console.warn(`engine oci: left out, ${missing.join(", ")}`);
-  test.skip(`engine oci (${missing.join(", ")})`);
+  leaveOut("engine oci", missing);
 } else {
   const images = await pushImages();
   afterAll(async () => {

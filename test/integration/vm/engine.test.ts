@@ -1,4 +1,4 @@
-import { existsSync, readFileSync } from "node:fs";
+import { existsSync, readdirSync, readFileSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { afterAll, expect, test } from "vitest";
@@ -8,14 +8,21 @@ import { HostNetwork } from "../../../providers/http-vm/backend/network/network.
 import { silentLogger } from "../../../src/telemetry/logger.ts";
 import { systemClock } from "../../../src/util/clock.ts";
 import { testNetwork } from "../../support/host.ts";
+import { leaveOut } from "../../support/left-out.ts";
 import { missingForImages } from "../../support/registry.ts";
 import { containerTests, pushImages } from "../backend/containers.ts";
 import { backendSuite, text } from "../backend/suite.ts";
 
-/** Made once per machine, by providers/http-vm/backend/engines/vm/guest-image.sh. */
-const guestDir = process.env["VMLET_GUEST_DIR"] ?? join(tmpdir(), "vmlet-guest");
+/** Default: made from Debian packages at the first run, and kept in the cache. */
+const guestDir = process.env["VMLET_GUEST_DIR"];
 const createEngine = (stateDir: string) =>
-  createVmEngine({ stateDir, clock: systemClock, logger: silentLogger, network, guestDir });
+  createVmEngine({
+    stateDir,
+    clock: systemClock,
+    logger: silentLogger,
+    network,
+    ...(guestDir === undefined ? {} : { guestDir }),
+  });
 const { dir: _dir, ...network } = testNetwork("");
 const problems = (await createEngine("/nonexistent").check())
   .filter(({ fatal }) => fatal)
@@ -23,8 +30,7 @@ const problems = (await createEngine("/nonexistent").check())
 const missing = [...problems, ...[missingForImages() ?? []].flat()];
 
 if (missing.length > 0) {
-  console.warn(`engine vm: left out, ${missing.join(", ")}`);
-  test.skip(`engine vm (${missing.join(", ")})`);
+  leaveOut("engine vm", missing);
 } else {
   const images = await pushImages();
   afterAll(async () => {
@@ -35,23 +41,19 @@ if (missing.length > 0) {
   backendSuite({ name: "vm", image: images.image, createEngine, ownProcesses: true, patienceMs: 150_000 }, (bench) => {
     containerTests(bench, images);
 
-    /** QEMU processes of this bench's machine. */
+    /** QEMU processes of this machine. */
     const vms = async (id: string) => {
+      const records = join(bench().stateDir, "vm/machines");
+      const all = readdirSync(records).map(
+        (name) => JSON.parse(readFileSync(join(records, name), "utf8")) as { id: string; key: string },
+      );
+      const { key } = all.find((record) => record.id === id)!;
       const { stdout } = await run("ps", ["-eo", "pid,args"]);
-      const socket = await qmpSocket(id);
       return stdout
         .toString()
         .split("\n")
-        .filter((line) => line.includes("qemu-system") && line.includes(socket))
+        .filter((line) => line.includes("qemu-system") && line.includes(join(bench().stateDir, "vm/v", key)))
         .map((line) => Number(line.trim().split(" ")[0]));
-    };
-    const qmpSocket = async (id: string) => {
-      const { readdirSync } = await import("node:fs");
-      const records = join(bench().stateDir, "vm/machines");
-      const all = readdirSync(records).map(
-        (name) => JSON.parse(readFileSync(join(records, name), "utf8")) as { id: string; sockets: { qmp: string } },
-      );
-      return all.find((record) => record.id === id)!.sockets.qmp;
     };
     const sleeper = async (more: object = {}) => {
       const id = await bench().create({ containers: [bench().shell("a", "sleep 1000")], ...more });
@@ -126,6 +128,7 @@ if (missing.length > 0) {
       await bench().reaches(id, "deleted");
       expect(existsSync(`/proc/${pid}`)).toBe(false);
       expect(existsSync(join(bench().stateDir, "machines", id, "engine"))).toBe(false);
+      expect(readdirSync(join(bench().stateDir, "vm/v"))).toEqual([]);
     });
   });
 }

@@ -3,11 +3,12 @@ import { createServer, type Server, type Socket } from "node:net";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { afterEach, beforeEach, describe, expect, test } from "vitest";
-import { giveIdentity, identityScript, makeHostKey } from "../../../providers/http-vm/backend/engines/vm/identity.ts";
+import { GuestControl, GuestError, quote } from "../../../providers/http-vm/backend/engines/vm/control.ts";
+import { machineScript } from "../../../providers/http-vm/backend/engines/vm/identity.ts";
 import { Qmp } from "../../../providers/http-vm/backend/engines/vm/qmp.ts";
 import { parseStats, vmSize } from "../../../providers/http-vm/backend/engines/vm/sandbox.ts";
-import { quote } from "../../../providers/http-vm/backend/engines/vm/ssh.ts";
 import type { MachineSpec } from "../../../src/provider/machine.ts";
+import { systemClock } from "../../../src/util/clock.ts";
 
 const MIB = 1 << 20;
 const machine = (...limits: { memory_bytes?: number; cpu_millis?: number }[]): MachineSpec => ({
@@ -55,59 +56,97 @@ describe("what a guest prints", () => {
   });
 });
 
-describe("a guest's identity", () => {
+describe("the control channel", () => {
   let dir: string;
   let server: Server;
-  let guest: Promise<Socket>;
-  const path = () => join(dir, "ctl");
+  let connections: Socket[];
+  /** What the guest does with a command: its number and its text. */
+  let answer: (socket: Socket, id: string, text: string) => void;
+  let control: GuestControl;
+  const ok = (socket: Socket, id: string) => socket.write(`\u0001${id} 0 \u0002`);
   beforeEach(async () => {
     dir = mkdtempSync(join(tmpdir(), "vmlet-ctl-"));
-    const { promise, resolve } = Promise.withResolvers<Socket>();
-    guest = promise;
-    server = createServer(resolve);
-    await new Promise<void>((listening) => server.listen(path(), listening));
+    connections = [];
+    answer = ok;
+    server = createServer((socket) => {
+      connections.push(socket);
+      let received = "";
+      socket.on("error", () => undefined).setEncoding("utf8");
+      socket.on("data", (text: string) => {
+        received += text;
+        for (;;) {
+          const match = /\{ out=\$\(exec 2>&1 <\/dev\/null; set -e\n([^]*?)\n\); vm_answer ([-0-9a-f]+) /.exec(
+            received,
+          );
+          if (match === null) return;
+          received = received.slice(match.index + match[0].length);
+          answer(socket, match[2]!, match[1]!);
+        }
+      });
+    });
+    await new Promise<void>((listening) => server.listen(join(dir, "ctl"), listening));
+    control = new GuestControl(join(dir, "ctl"), systemClock);
   });
   afterEach(() => {
+    control.close();
+    for (const socket of connections) socket.destroy();
     server.close();
     rmSync(dir, { recursive: true, force: true });
   });
   const signal = () => AbortSignal.timeout(5000);
 
-  test("is sent when the guest is ready, in one line, and is there when the guest says so", async () => {
-    const given = giveIdentity(path(), "script\nlines", signal(), { booted: false });
-    const socket = await guest;
-    socket.write("noise\nREADY\n");
-    const line = await new Promise<Buffer>((resolve) => socket.once("data", resolve));
-    expect(Buffer.from(line.toString().trim(), "base64").toString()).toBe("script\nlines");
-    socket.write("DONE\n");
-    await given;
-    socket.destroy();
+  test("answers that cross each other, in parts, reach who asked", async () => {
+    const waiting = new Map<string, string>();
+    answer = (socket, id, text) => {
+      if (text === "true") return void ok(socket, id);
+      waiting.set(text, id);
+      const [a, b] = ["a", "b"].map((name) => waiting.get(name));
+      if (a === undefined || b === undefined) return;
+      socket.write(`\u0001${b} + se\u0002noise\u0001${a} 0 first\u0002\u0001${b} 0 cond\u0002`);
+    };
+    expect(await Promise.all([control.script("a", signal()), control.script("b", signal())])).toEqual([
+      "first",
+      "second",
+    ]);
+  });
+  test("a command that fails rejects with what the guest says", async () => {
+    answer = (socket, id, text) =>
+      void (text === "true" ? ok(socket, id) : socket.write(`\u0001${id} 3 no such disk\n\u0002`));
+    await expect(control.run([["image", "a", "b"]], signal())).rejects.toEqual(new GuestError(3, "no such disk"));
   });
   test("endless output is refused", async () => {
-    const given = giveIdentity(path(), "script", signal(), { booted: true });
-    const refused = expect(given).rejects.toThrow("more than an answer");
-    const socket = await guest;
-    socket.on("error", () => undefined).write("x".repeat(70_000));
-    await refused;
-    socket.destroy();
+    answer = (socket, id, text) => void (text === "true" ? ok(socket, id) : socket.write("x".repeat(3 << 20)));
+    await expect(control.script("a", signal())).rejects.toThrow("closed its control channel");
   });
   test("a VM that ends meanwhile is not waited for", async () => {
-    const given = giveIdentity(path(), "script", signal(), { booted: false });
-    const refused = expect(given).rejects.toThrow("ended before it was ready");
-    (await guest).end();
-    await refused;
+    answer = (socket, id, text) => void (text === "true" ? ok(socket, id) : socket.end());
+    await expect(control.script("a", signal())).rejects.toThrow("closed its control channel");
   });
+  test("after the connection was lost, the next command makes another", async () => {
+    await control.script("a", signal());
+    connections[0]!.destroy();
+    await expect.poll(() => control.script("a", signal()).catch(() => "lost")).toBe("");
+    expect(connections).toHaveLength(2);
+  });
+  test("an answer to a former backend's command is nobody's", async () => {
+    answer = (socket, id, text) => {
+      if (text !== "true") socket.write(`\u0001000000000000-2 0 stale\u0002\u0001${id} 0 mine\u0002`);
+      else ok(socket, id);
+    };
+    expect(await control.script("a", signal())).toBe("mine");
+  });
+});
+
+describe("a guest's identity", () => {
   test("what a pod's author writes is quoted for the guest's shell", () => {
-    const script = identityScript({
+    const script = machineScript({
       machineId: "m",
       spec: {
         ...machine({}),
         hostname: "h'; reboot; '",
         security: { sysctls: [{ name: "net.core.somaxconn", value: "1'; reboot; '" }] },
       },
-      attachment: { address: "10.0.0.2", prefix: 24, gateway: "10.0.0.1", link: "l", mac: "02:fc:0a:00:00:02" },
-      authorizedKey: "ssh-ed25519 AAAA",
-      hostKey: makeHostKey(),
+      address: "10.0.0.2",
       nowMs: 0,
       hostResolvConf: "",
       prepare: [["volume", "v'; reboot; '"]],

@@ -15,7 +15,9 @@ const processSchema = z.strictObject({
   addressPool: z
     .string()
     .default("127.64.0.0/10")
-    .describe("Range within 127.0.0.0/8: each machine gets an address that is its own on this host. Served beyond loopback, all have the host's."),
+    .describe(
+      "Range within 127.0.0.0/8: each machine gets an address that is its own on this host. Served beyond loopback, all have the host's.",
+    ),
 });
 
 const imagesSchema = z
@@ -83,9 +85,19 @@ const vmSchema = z.strictObject({
   guestDir: z
     .string()
     .optional()
-    .describe("Folder with the guest image that guest-image.sh made. Default: guest in the state directory."),
+    .describe(
+      "Folder of the guest image (kernel and initramfs), made from Debian packages when it is not there. Default: in ~/.cache/vmlet.",
+    ),
   accelerator: z.enum(["auto", "kvm", "tcg"]).optional().describe("auto boots a guest under KVM to see. Default auto."),
   clones: z.boolean().optional().describe("Start machines as copies of a booted one of their size. Default true."),
+  warmPool: z
+    .int()
+    .min(0)
+    .max(100)
+    .optional()
+    .describe(
+      "VMs that are kept ready for machines, each about 60 MiB under emulation; they have the size of a machine without limits, and serve those that ask for half as much or more. Default 0.",
+    ),
   defaultMemoryMib: z.int().min(32).optional().describe("Memory for containers without a limit, MiB. Default 128."),
   scratchBytes: z
     .int()

@@ -7,7 +7,6 @@ import { existsSync, readFileSync } from "node:fs";
 import { mkdir, readdir, rm } from "node:fs/promises";
 import { availableParallelism, totalmem } from "node:os";
 import { join } from "node:path";
-import { fileURLToPath } from "node:url";
 import PQueue from "p-queue";
 import {
   type Capability,
@@ -19,26 +18,30 @@ import {
 } from "../../../../../src/provider/kit/index.ts";
 import type { Engine, HostProblem, MachineHome, Sandbox } from "../../engine.ts";
 import { findTool, run } from "../../host/command.ts";
-import { writeFileAtomic } from "../../host/files.ts";
+import { readFileIfExists, writeFileAtomic } from "../../host/files.ts";
 import { HostImages, type HostImagesOptions } from "../../images/store.ts";
 import { HostNetwork, type NetworkOptions } from "../../network/network.ts";
 import type { SeccompSource } from "../oci/seccomp.ts";
 import { machineHash } from "../oci/sandbox.ts";
-import { findVm, probeAccelerator, Qemu, QEMU } from "./qemu.ts";
-import { destroyVm, openSandbox, recoverSandbox, vmPlace } from "./sandbox.ts";
-import { GuestShell } from "./ssh.ts";
+import { checkGuest, defaultGuestDir, hasGuest, makeGuest } from "./guest.ts";
+import { VmPool } from "./pool.ts";
+import { probeAccelerator, Qemu, QEMU } from "./qemu.ts";
+import { moveIn, VmSandbox, vmSize } from "./sandbox.ts";
+import { destroyVm, Vm, vmKeys } from "./vm.ts";
 
 export interface VmEngineOptions {
   /** The backend's state directory. */
   stateDir: string;
   clock: Clock;
   logger: Logger;
-  /** Folder with vmlinux, base.cpio and version. Default: `guest` in the state directory, made by guest-image.sh. */
+  /** Folder of the guest image, made when it is not there. Default: in the user's cache. */
   guestDir?: string;
   /** `auto` boots a guest under KVM to see. */
   accelerator?: "auto" | "kvm" | "tcg";
   /** Start machines as copies of a booted one. Default true. */
   clones?: boolean;
+  /** VMs of the size of a machine without limits that are kept ready. Default 0. */
+  warmPool?: number;
   /** Memory for containers without a limit, MiB. */
   defaultMemoryMib?: number;
   /** Size of a machine's own disk, bytes; sparse. */
@@ -54,12 +57,13 @@ export interface VmEngineOptions {
 export interface VmContext {
   clock: Clock;
   network: HostNetwork;
+  /** A folder per VM. */
+  vmsDir: string;
   qemu: Qemu;
   /** Boots and clones at a time: more than there are processors only makes each slower. */
   boots: PQueue;
   clones: boolean;
   sizing: { memoryMib: number; maxCpus: number };
-  scratchBytes: number;
   bootTimeoutMs: number;
   identityFile: string;
   publicKey: string;
@@ -73,7 +77,6 @@ const DEFAULT_SCRATCH_BYTES = 10 * 1024 ** 3;
 const DEFAULT_BOOT_TIMEOUT_MS = 90_000;
 const DEFAULT_PIDS_LIMIT = 4096;
 const COLLECT_PERIOD_MS = 5 * 60_000;
-const GUEST_SCRIPT = fileURLToPath(new URL("./guest-image.sh", import.meta.url));
 
 const CAPABILITIES: readonly Capability[] = [
   "events",
@@ -93,11 +96,13 @@ const CAPABILITIES: readonly Capability[] = [
   "restart_rules",
   "termination_message",
   "volumes.empty_dir",
+  "volumes.empty_dir.size_limit",
   "volumes.files",
   "volumes.image",
   "patch_files",
   "patch_registry_auth",
   "patch_image",
+  "resize",
   "pod_ip",
   "host_ports",
   "hostname",
@@ -105,6 +110,7 @@ const CAPABILITIES: readonly Capability[] = [
   "dns",
   "security_context",
   "privileged",
+  "share_process_namespace",
   "sysctls",
   "resource_limits",
   "tty",
@@ -117,10 +123,17 @@ const TOOLS = [
   ["mksquashfs", "squashfs-tools"],
   ["mke2fs", "e2fsprogs"],
   ["tar", "tar"],
+  ["cp", "coreutils"],
 ] as const;
 
 export function createVmEngine(options: VmEngineOptions): Engine {
   return new VmEngine(options);
+}
+
+/** Which VM a machine lives in. */
+interface MachineVm {
+  id: string;
+  key: string;
 }
 
 class VmEngine implements Engine {
@@ -130,7 +143,9 @@ class VmEngine implements Engine {
   readonly #options: VmEngineOptions;
   readonly #network: HostNetwork;
   readonly #records: string;
+  readonly #guestDir: string;
   #context: Promise<VmContext> | undefined;
+  #pool: VmPool | undefined;
   #cancelCollect: (() => void) | undefined;
 
   constructor(options: VmEngineOptions) {
@@ -139,6 +154,7 @@ class VmEngine implements Engine {
     this.images = new HostImages({ dir: join(stateDir, "images"), clock, logger, ...options.images });
     this.#network = new HostNetwork({ dir: join(stateDir, "network"), ...options.network });
     this.#records = join(stateDir, "vm/machines");
+    this.#guestDir = options.guestDir ?? defaultGuestDir();
   }
 
   async check(): Promise<HostProblem[]> {
@@ -159,12 +175,7 @@ class VmEngine implements Engine {
           cure: `install the package ${debian} (Debian: apt-get install ${debian})`,
         });
     }
-    if (!existsSync(join(this.#guestDir(), "version")))
-      problems.push({
-        fatal: true,
-        problem: `there is no guest image in ${this.#guestDir()}`,
-        cure: `make it: bash ${GUEST_SCRIPT} ${this.#guestDir()}`,
-      });
+    problems.push(...checkGuest(this.#guestDir));
     if (!existsSync(this.#seccompProfile()))
       problems.push({
         fatal: true,
@@ -214,34 +225,64 @@ class VmEngine implements Engine {
   async sweep(known: ReadonlySet<string>): Promise<void> {
     this.images.retain(new Set());
     this.#collectLater();
-    await mkdir(this.#records, { recursive: true });
+    const context = await this.#ready();
+    const keys = new Set<string>();
     for (const hash of await readdir(this.#records)) {
-      const record = JSON.parse(readFileSync(join(this.#records, hash), "utf8")) as {
-        id: string;
-        dir: string;
-        sockets: Record<string, string>;
-      };
-      if (!known.has(record.id)) await this.#remove({ ...record, socketPath: (name) => record.sockets[name]! });
+      const { id, key } = JSON.parse(readFileSync(join(this.#records, hash), "utf8")) as MachineVm;
+      if (known.has(id)) keys.add(key);
+      else await rm(join(this.#records, hash), { force: true });
     }
-    await this.#network.sweep(known);
+    // Also those that a former backend kept ready: they are made anew sooner than it is told what became of them.
+    for (const key of await vmKeys(context)) if (!keys.has(key)) await destroyVm(context, key);
+    await this.#network.sweep(keys);
+    this.#pool = new VmPool(
+      context,
+      {
+        machines: this.#options.warmPool ?? 0,
+        size: vmSize({ labels: {}, restart_policy: "never", containers: [{ name: "", image: "" }] }, context.sizing),
+      },
+      this.#options.logger,
+    );
+    this.#pool.fill();
   }
 
   async open(home: MachineHome, signal: AbortSignal): Promise<Sandbox> {
-    await mkdir(this.#records, { recursive: true });
-    const sockets = Object.fromEntries(["qmp", "ctl", "ssh"].map((name) => [name, home.socketPath(name)]));
-    await writeFileAtomic(
-      join(this.#records, machineHash(home.id)),
-      JSON.stringify({ id: home.id, dir: home.dir, sockets }),
-    );
-    return await openSandbox(await this.#ready(), home, signal);
+    const context = await this.#ready();
+    const size = vmSize(home.spec, context.sizing);
+    const limited = AbortSignal.any([signal, AbortSignal.timeout(context.bootTimeoutMs)]);
+    const waiting = this.#pool?.take(size);
+    const key = waiting?.key ?? Vm.newKey();
+    await writeFileAtomic(this.#recordFile(home), JSON.stringify({ id: home.id, key } satisfies MachineVm));
+    const vm =
+      waiting ??
+      (await context.boots.add(async () => {
+        limited.throwIfAborted();
+        return await Vm.start(context, key, size, limited);
+      }));
+    try {
+      return await moveIn(context, home, vm, limited);
+    } catch (cause) {
+      vm.control.close();
+      throw cause;
+    }
   }
 
   async recover(home: MachineHome): Promise<Sandbox | undefined> {
-    return await recoverSandbox(await this.#ready(), home);
+    const context = await this.#ready();
+    const key = await this.#keyOf(home);
+    const vm = key === undefined ? undefined : await Vm.find(context, key);
+    if (vm === undefined) return undefined;
+    await context.network.ensure();
+    const sandbox = new VmSandbox(context, home, vm);
+    await sandbox.resume();
+    return sandbox;
   }
 
   async destroy(home: MachineHome): Promise<void> {
-    await this.#remove(home);
+    const key = await this.#keyOf(home);
+    if (key !== undefined) await destroyVm(await this.#ready(), key);
+    await rm(home.dir, { recursive: true, force: true });
+    await rm(this.#recordFile(home), { force: true });
   }
 
   async capacity(): Promise<ProviderCapacity> {
@@ -256,21 +297,16 @@ class VmEngine implements Engine {
 
   async close(): Promise<void> {
     this.#cancelCollect?.();
+    await this.#pool?.close();
   }
 
-  async #remove(home: Pick<MachineHome, "id" | "dir" | "socketPath">): Promise<void> {
-    const context = await this.#ready();
-    const place = vmPlace(home as MachineHome, undefined);
-    await destroyVm(context, home, await findVm(place));
-    await new GuestShell({
-      address: "none",
-      identityFile: context.identityFile,
-      knownHosts: "/dev/null",
-      controlPath: home.socketPath("ssh"),
-    }).disconnect();
-    for (const socket of [place.qmp, place.ctl]) await rm(socket, { force: true });
-    await this.#network.detach(home.id);
-    await rm(join(this.#records, machineHash(home.id)), { force: true });
+  #recordFile(home: Pick<MachineHome, "id">): string {
+    return join(this.#records, machineHash(home.id));
+  }
+
+  async #keyOf(home: Pick<MachineHome, "id">): Promise<string | undefined> {
+    const text = await readFileIfExists(this.#recordFile(home));
+    return text === undefined ? undefined : (JSON.parse(text) as MachineVm).key;
   }
 
   #ready(): Promise<VmContext> {
@@ -284,22 +320,27 @@ class VmEngine implements Engine {
   async #prepare(): Promise<VmContext> {
     const { stateDir, clock, logger, accelerator = "auto" } = this.#options;
     const dir = join(stateDir, "vm");
-    await mkdir(dir, { recursive: true, mode: 0o700 });
+    await mkdir(this.#records, { recursive: true, mode: 0o700 });
+    if (!hasGuest(this.#guestDir)) {
+      logger.info({ guestDir: this.#guestDir }, "making the guest image, once: a download and some seconds");
+      await makeGuest(this.#guestDir);
+    }
     const identityFile = join(dir, "id_ed25519");
     if (!existsSync(identityFile))
       await run(findTool("ssh-keygen")!, ["-q", "-t", "ed25519", "-N", "", "-C", "vmlet", "-f", identityFile]);
-    const qemu = { guestDir: this.#guestDir(), templatesDir: join(dir, "templates"), clock };
+    const diskBytes = this.#options.scratchBytes ?? DEFAULT_SCRATCH_BYTES;
+    const qemu = { guestDir: this.#guestDir, templatesDir: join(dir, "templates"), diskBytes, clock };
     const chosen = accelerator === "auto" ? await probeAccelerator(qemu, join(dir, "accelerator")) : accelerator;
     logger.info({ accelerator: chosen }, "VMs' accelerator");
     const processors = availableParallelism();
     return {
       clock,
       network: this.#network,
+      vmsDir: join(dir, "v"),
       qemu: new Qemu({ ...qemu, accelerator: chosen }),
       boots: new PQueue({ concurrency: Math.max(2, processors) }),
       clones: this.#options.clones ?? true,
       sizing: { memoryMib: this.#options.defaultMemoryMib ?? DEFAULT_MEMORY_MIB, maxCpus: processors },
-      scratchBytes: this.#options.scratchBytes ?? DEFAULT_SCRATCH_BYTES,
       bootTimeoutMs: this.#options.bootTimeoutMs ?? DEFAULT_BOOT_TIMEOUT_MS,
       identityFile,
       publicKey: readFileSync(`${identityFile}.pub`, "utf8").trim(),
@@ -317,10 +358,6 @@ class VmEngine implements Engine {
         );
       this.#collectLater();
     });
-  }
-
-  #guestDir(): string {
-    return this.#options.guestDir ?? join(this.#options.stateDir, "guest");
   }
 
   #seccompProfile(): string {

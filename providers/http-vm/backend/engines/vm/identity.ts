@@ -1,65 +1,63 @@
-/** What makes a booted guest this machine: one shell script, sent to it as one line over its virtio port. */
+/** What makes a booted guest this machine: one shell script, run over the control channel. */
 import { generateKeyPairSync, randomBytes } from "node:crypto";
-import { connect } from "node:net";
 import type { MachineSpec } from "../../../../../src/provider/kit/index.ts";
-import { tinyProgram } from "../oci/pause.ts";
 import { hostsFile, kernelHostname, resolvConf } from "../oci/host-files.ts";
 import type { Attachment } from "../../network/network.ts";
-import { quote, SSH_PORT } from "./ssh.ts";
+import { commandLine, quote, type GuestCommand } from "./control.ts";
+import { SSH_PORT } from "./ssh.ts";
 
-/** ioctl(0, RNDRESEEDCRNG); exit(): writing to /dev/urandom alone leaves the generators of two clones alike. */
-const RESEED = Buffer.from("31ffbe07520000b8100000000f0531ffb83c0000000f05", "hex");
 const SEED_BYTES = 64;
-const MAX_ANSWER_BYTES = 64 * 1024;
 
-export interface Identity {
-  machineId: string;
-  spec: MachineSpec;
+/** What a VM has of its own before a machine moves in: randomness, address, and the way in. */
+export interface VmIdentity {
   attachment: Attachment;
   /** Public key of the backend. */
   authorizedKey: string;
   hostKey: HostKey;
-  nowMs: number;
-  hostResolvConf: string;
-  /** Arguments of `vmlet` commands that make the machine's disk and volumes. */
-  prepare: readonly (readonly string[])[];
 }
 
-export function identityScript(identity: Identity): string {
-  const { attachment, spec } = identity;
-  const hostname = kernelHostname(spec, identity.machineId);
+/** What makes it this machine. */
+export interface MachineIdentity {
+  machineId: string;
+  spec: MachineSpec;
+  address: string;
+  nowMs: number;
+  hostResolvConf: string;
+  /** Makes its volumes. */
+  prepare: readonly GuestCommand[];
+}
+
+/** Two copies of one template would otherwise draw the same random numbers, and answer to one address. */
+export function vmScript({ attachment, authorizedKey, hostKey }: VmIdentity): string {
+  const { address, prefix, gateway, mac } = attachment;
+  const mask = (0xffffffff << (32 - prefix)) >>> 0;
+  const netmask = [24, 16, 8, 0].map((shift) => (mask >>> shift) & 255).join(".");
+  return [
+    "umask 077",
+    file("/dev/urandom", randomBytes(SEED_BYTES)),
+    "reseed < /dev/urandom",
+    file("/run/hostkey", hostKey.dropbear),
+    file("/root/.ssh/authorized_keys", `${authorizedKey}\n`),
+    `ifconfig eth0 hw ether ${mac} ${address} netmask ${netmask} up`,
+    `route add default gw ${gateway}`,
+    `dropbear -r /run/hostkey -p ${SSH_PORT} -s -P /run/dropbear.pid`,
+  ].join("\n");
+}
+
+export function machineScript(identity: MachineIdentity): string {
+  const { machineId, spec, address, nowMs, hostResolvConf, prepare } = identity;
+  const hostname = kernelHostname(spec, machineId);
   const sysctls = (spec.security?.sysctls ?? []).map(
     ({ name, value }) => `echo ${quote(value)} > /proc/sys/${quote(name.replaceAll(".", "/"))}`,
   );
   return [
-    "umask 077",
-    file("/run/seed", randomBytes(SEED_BYTES)),
-    "cat /run/seed > /dev/urandom",
-    file("/run/reseed", tinyProgram(RESEED)),
-    "chmod 700 /run/reseed",
-    "/run/reseed < /dev/urandom",
-    "rm /run/seed",
-    file("/run/hostkey", identity.hostKey.dropbear),
-    file("/root/.ssh/authorized_keys", `${identity.authorizedKey}\n`),
-    "umask 022",
-    `date -u -s @${Math.floor(identity.nowMs / 1000)} >/dev/null`,
-    "insmod /modules/virtio-rng.ko",
-    `hostname ${quote(hostname)}`,
-    `ip link set eth0 address ${attachment.mac}`,
-    `ip address add ${attachment.address}/${attachment.prefix} dev eth0`,
-    "ip link set eth0 up",
-    `ip route add default via ${attachment.gateway}`,
-    `dropbear -r /run/hostkey -p ${SSH_PORT} -s -P /run/dropbear.pid`,
-    "mkdir -p /run/etc /run/shm /images",
-    "mount -t tmpfs -o mode=1777,size=67108864 tmpfs /run/shm",
-    file("/run/etc/hosts", hostsFile(spec, [attachment.address])),
+    `date -u -s @${Math.floor(nowMs / 1000)} >/dev/null`,
+    `echo ${quote(hostname)} > /proc/sys/kernel/hostname`,
+    file("/run/etc/hosts", hostsFile(spec, [address])),
     file("/run/etc/hostname", `${hostname}\n`),
-    file("/run/etc/resolv.conf", resolvConf(spec.dns) ?? identity.hostResolvConf),
-    "echo 0 > /proc/sys/net/ipv4/ip_unprivileged_port_start",
-    "echo '0 2147483647' > /proc/sys/net/ipv4/ping_group_range",
+    file("/run/etc/resolv.conf", resolvConf(spec.dns) ?? hostResolvConf),
     ...sysctls,
-    ...identity.prepare.map((args) => `vmlet ${args.map(quote).join(" ")} || exit 1`),
-    "echo DONE >&3",
+    ...prepare.map(commandLine),
   ].join("\n");
 }
 
@@ -93,43 +91,4 @@ export function makeHostKey(): HostKey {
     public: `ssh-ed25519 ${Buffer.concat([type, field(point)]).toString("base64")}`,
     dropbear: Buffer.concat([type, field(secret, point)]),
   };
-}
-
-/**
- * Waits until the guest reads its port, gives it the script, and waits until the guest has run it.
- * @throws Error when the guest does not answer before the signal aborts, or answers nonsense
- */
-export async function giveIdentity(
-  socketPath: string,
-  script: string,
-  signal: AbortSignal,
-  options: { booted: boolean },
-): Promise<void> {
-  await new Promise<void>((resolve, reject) => {
-    const socket = connect(socketPath);
-    let received = "";
-    const finish = (error?: Error) => {
-      signal.removeEventListener("abort", abort);
-      socket.destroy();
-      if (error === undefined) resolve();
-      else reject(error);
-    };
-    const abort = () => finish(signal.reason as Error);
-    if (signal.aborted) return abort();
-    signal.addEventListener("abort", abort, { once: true });
-    socket.once("error", finish);
-    socket.once("close", () => finish(new Error("the VM ended before it was ready")));
-    const line = `${Buffer.from(script).toString("base64")}\n`;
-    let sent = options.booted;
-    if (sent) socket.write(line);
-    socket.setEncoding("latin1").on("data", (text: string) => {
-      received += text;
-      if (received.length > MAX_ANSWER_BYTES) return finish(new Error("the guest sent more than an answer"));
-      if (!sent && received.includes("READY")) {
-        sent = true;
-        socket.write(line);
-      }
-      if (/^DONE\r?\n/m.test(received)) finish();
-    });
-  });
 }

@@ -5,15 +5,16 @@
  */
 import { createHash } from "node:crypto";
 import { spawn } from "node:child_process";
-import { closeSync, existsSync, openSync, readFileSync } from "node:fs";
+import { closeSync, existsSync, openSync, readFileSync, truncateSync, writeFileSync } from "node:fs";
 import { mkdir, mkdtemp, readFile, rename, rm, writeFile } from "node:fs/promises";
 import { connect, createServer } from "node:net";
 import { join } from "node:path";
 import { buffer } from "node:stream/consumers";
 import type { Clock } from "../../../../../src/provider/kit/index.ts";
-import { findTool } from "../../host/command.ts";
+import { findTool, run } from "../../host/command.ts";
 import { readFileIfExists, writeFileAtomic } from "../../host/files.ts";
 import { allProcesses, processStat } from "../../proc.ts";
+import { GuestControl } from "./control.ts";
 import { Qmp } from "./qmp.ts";
 
 export type Accelerator = "kvm" | "tcg";
@@ -29,8 +30,16 @@ export interface VmPlace {
   ctl: string;
   /** Tap on the machines' bridge; undefined for a template, whose card leads nowhere. */
   tap: string | undefined;
+  /** The machine's own disk: a file that is made with the VM. */
+  disk: string;
   /** What QEMU itself complains of. */
   log: string;
+}
+
+/** A VM that serves its control channel; `control` is connected. */
+export interface StartedVm {
+  vm: VmProcess;
+  control: GuestControl;
 }
 
 export interface VmProcess {
@@ -44,6 +53,8 @@ export interface QemuOptions {
   /** Templates are kept here. */
   templatesDir: string;
   accelerator: Accelerator;
+  /** Size of the machines' own disks. */
+  diskBytes: number;
   clock: Clock;
 }
 
@@ -55,50 +66,51 @@ const TRANSLATION_CACHE_MIB = 32;
 const CONSOLE_BYTES = 64 * 1024;
 const MIGRATION_POLL_MS = 5;
 const START_POLL_MS = 5;
+const DISK = "scratch";
 
 export const QEMU = `qemu-system-${{ x64: "x86_64", arm64: "aarch64" }[process.arch as string] ?? process.arch}`;
 
 export class Qemu {
   readonly #options: QemuOptions;
   readonly #templates = new Map<string, Promise<string>>();
+  #blank: Promise<string> | undefined;
 
   constructor(options: QemuOptions) {
     this.#options = options;
   }
 
-  /** Boots a VM; it prints READY on its ctl port when it waits for its identity. */
-  async boot(size: VmSize, place: VmPlace): Promise<VmProcess> {
-    const { guestDir } = this.#options;
-    return await this.#start(size, place, [
-      "-kernel",
-      join(guestDir, "vmlinux"),
-      "-initrd",
-      join(guestDir, "base.cpio"),
-      "-append",
-      kernelArgs(),
-    ]);
+  /** Boots a VM. */
+  async boot(size: VmSize, place: VmPlace, signal: AbortSignal): Promise<StartedVm> {
+    await copyDisk(await this.#blankDisk(), place.disk, signal);
+    return await this.#boot(size, place, [], signal);
   }
 
-  /** Starts a copy of the template of this size; it waits for its identity at once. */
-  async clone(size: VmSize, place: VmPlace, signal: AbortSignal): Promise<VmProcess> {
+  /** Starts a copy of the template of this size. */
+  async clone(size: VmSize, place: VmPlace, signal: AbortSignal): Promise<StartedVm> {
     const template = await this.template(size, signal);
+    await copyDisk(join(template, "disk.img"), place.disk, signal);
     const vm = await this.#start(size, place, [
       ...memory(join(template, "ram.img"), size, false),
       "-incoming",
       "defer",
     ]);
+    const control = new GuestControl(place.ctl, this.#options.clock);
     const qmp = await Qmp.open(place.qmp, signal);
     const incoming = `${place.qmp}.in`;
     try {
+      await control.open();
       await qmp.execute("migrate-set-capabilities", { capabilities: [{ capability: "x-ignore-shared", state: true }] });
       await qmp.execute("migrate-incoming", { uri: `unix:${incoming}` });
       await send(incoming, await readFile(join(template, "state.bin")), signal);
       await this.#until(qmp, "running", signal);
+    } catch (cause) {
+      control.close();
+      throw cause;
     } finally {
       qmp.close();
       await rm(incoming, { force: true });
     }
-    return vm;
+    return { vm, control };
   }
 
   /** True when a clone of this size needs no boot first. */
@@ -120,30 +132,21 @@ export class Qemu {
 
   /** A template is no longer usable when anything that shaped its memory or its devices has changed. */
   #templateDir(size: VmSize): string {
-    const { guestDir, templatesDir, accelerator } = this.#options;
+    const { guestDir, templatesDir, accelerator, diskBytes } = this.#options;
     const version = readFileSync(join(guestDir, "version"), "utf8").trim();
-    const key = JSON.stringify([version, qemuIdentity(), accelerator, size, kernelArgs()]);
+    const key = JSON.stringify([version, qemuIdentity(), accelerator, size, diskBytes, kernelArgs()]);
     return join(templatesDir, createHash("sha256").update(key).digest("hex").slice(0, 16));
   }
 
   async #makeTemplate(size: VmSize, dir: string, signal: AbortSignal): Promise<string> {
-    const { guestDir, templatesDir } = this.#options;
+    const { templatesDir } = this.#options;
     await mkdir(templatesDir, { recursive: true, mode: 0o700 });
     const work = await mkdtemp(join(templatesDir, "t-"));
-    const place: VmPlace = { qmp: join(work, "qmp"), ctl: join(work, "ctl"), tap: undefined, log: join(work, "log") };
+    const place = scratchPlace(work);
     try {
-      const ram = join(work, "ram.img");
-      const boot = [
-        "-kernel",
-        join(guestDir, "vmlinux"),
-        "-initrd",
-        join(guestDir, "base.cpio"),
-        "-append",
-        kernelArgs(),
-      ];
-      const vm = await this.#start(size, place, [...memory(ram, size, true), ...boot]);
+      await copyDisk(await this.#blankDisk(), place.disk, signal);
+      const { vm, control } = await this.#boot(size, place, memory(join(work, "ram.img"), size, true), signal);
       try {
-        await untilReady(place.ctl, signal);
         const qmp = await Qmp.open(place.qmp, signal);
         try {
           await qmp.execute("stop");
@@ -160,6 +163,7 @@ export class Qemu {
           qmp.close();
         }
       } finally {
+        control.close();
         await killVm(vm, this.#options.clock);
       }
       await rm(dir, { recursive: true, force: true });
@@ -169,6 +173,34 @@ export class Qemu {
       await rm(work, { recursive: true, force: true });
       throw cause;
     }
+  }
+
+  /** From the kernel to a guest that has its disk mounted. */
+  async #boot(size: VmSize, place: VmPlace, memoryArgs: readonly string[], signal: AbortSignal): Promise<StartedVm> {
+    const { guestDir, clock } = this.#options;
+    const [kernel, initrd] = [join(guestDir, "vmlinux"), join(guestDir, "base.cpio")];
+    const args = ["-kernel", kernel, "-initrd", initrd, "-append", kernelArgs()];
+    const vm = await this.#start(size, place, [...memoryArgs, ...args]);
+    const control = new GuestControl(place.ctl, clock);
+    try {
+      await control.run([["scratch", DISK]], signal);
+      await control.script("sync", signal);
+    } catch (cause) {
+      control.close();
+      await killVm(vm, clock);
+      throw cause;
+    }
+    return { vm, control };
+  }
+
+  /** An empty file system, made once. */
+  #blankDisk(): Promise<string> {
+    const { templatesDir, diskBytes } = this.#options;
+    this.#blank ??= makeBlankDisk(templatesDir, diskBytes).catch((cause) => {
+      this.#blank = undefined;
+      throw cause;
+    });
+    return this.#blank;
   }
 
   async #start(size: VmSize, place: VmPlace, source: readonly string[]): Promise<VmProcess> {
@@ -187,7 +219,9 @@ export class Qemu {
       ...["-chardev", `ringbuf,id=console,size=${CONSOLE_BYTES}`, "-serial", "chardev:console"],
       ...["-chardev", `socket,id=ctl,path=${place.ctl},server=on,wait=off`],
       ...["-device", "virtio-serial-device", "-device", "virtserialport,chardev=ctl,name=ctl"],
-      ...["-device", "virtio-scsi-device,id=scsi0", "-device", "virtio-rng-device"],
+      ...["-device", "virtio-scsi-device,id=scsi0"],
+      ...["-blockdev", JSON.stringify(fileBlock(DISK, place.disk, false))],
+      ...["-device", `scsi-hd,bus=scsi0.0,drive=${DISK},serial=${DISK}`],
       ...[
         "-netdev",
         place.tap === undefined
@@ -229,25 +263,24 @@ export class Qemu {
   }
 }
 
-/** Plugs a disk in; the guest finds it by its serial. */
+function fileBlock(id: string, filename: string, readOnly: boolean): object {
+  return {
+    driver: "raw",
+    "node-name": id,
+    "read-only": readOnly,
+    file: { driver: "file", filename, "read-only": readOnly, ...(readOnly ? { locking: "off" } : {}) },
+  };
+}
+
+/** Plugs a read-only disk in; the guest finds it by its serial. */
 export async function attachDisk(
   qmpSocket: string,
-  disk: { id: string; file: string; readOnly: boolean },
+  disk: { id: string; file: string },
   signal: AbortSignal,
 ): Promise<void> {
   const qmp = await Qmp.open(qmpSocket, signal);
   try {
-    await qmp.execute("blockdev-add", {
-      driver: "raw",
-      "node-name": disk.id,
-      "read-only": disk.readOnly,
-      file: {
-        driver: "file",
-        filename: disk.file,
-        "read-only": disk.readOnly,
-        ...(disk.readOnly ? { locking: "off" } : {}),
-      },
-    });
+    await qmp.execute("blockdev-add", fileBlock(disk.id, disk.file, true));
     await qmp.execute("device_add", {
       driver: "scsi-hd",
       bus: "scsi0.0",
@@ -300,10 +333,11 @@ const KVM_PROBE_MS = 10_000;
 async function bootsUnderKvm(options: Omit<QemuOptions, "accelerator">): Promise<boolean> {
   await mkdir(options.templatesDir, { recursive: true, mode: 0o700 });
   const work = await mkdtemp(join(options.templatesDir, "p-"));
-  const place: VmPlace = { qmp: join(work, "qmp"), ctl: join(work, "ctl"), tap: undefined, log: join(work, "log") };
+  const place = scratchPlace(work);
   try {
-    await new Qemu({ ...options, accelerator: "kvm" }).boot({ memoryMib: 192, cpus: 1 }, place);
-    await untilReady(place.ctl, AbortSignal.timeout(KVM_PROBE_MS));
+    const qemu = new Qemu({ ...options, accelerator: "kvm" });
+    const { control } = await qemu.boot({ memoryMib: 192, cpus: 1 }, place, AbortSignal.timeout(KVM_PROBE_MS));
+    control.close();
     return true;
   } catch {
     return false; // whatever went wrong, this host's KVM is not for us
@@ -312,6 +346,34 @@ async function bootsUnderKvm(options: Omit<QemuOptions, "accelerator">): Promise
     if (vm !== undefined) await killVm(vm, options.clock);
     await rm(work, { recursive: true, force: true });
   }
+}
+
+/** For a VM that is no machine: it ends before its folder is removed. */
+function scratchPlace(dir: string): VmPlace {
+  const at = (name: string) => join(dir, name);
+  return { qmp: at("qmp"), ctl: at("ctl"), tap: undefined, disk: at("disk.img"), log: at("log") };
+}
+
+/** @returns its path; the name says the size, so another size is another file */
+async function makeBlankDisk(dir: string, bytes: number): Promise<string> {
+  const file = join(dir, `blank-${bytes}.img`);
+  if (existsSync(file)) return file;
+  await mkdir(dir, { recursive: true, mode: 0o700 });
+  const temporary = `${file}.${process.pid}`;
+  writeFileSync(temporary, "", { mode: 0o600 });
+  truncateSync(temporary, bytes);
+  // No journal: what a machine wrote is worth nothing without the machine.
+  const features = "^has_journal,^resize_inode,^metadata_csum";
+  const extended = "lazy_itable_init=1,nodiscard";
+  await run(findTool("mke2fs")!, ["-q", "-F", "-t", "ext4", "-O", features, "-m", "0", "-E", extended, temporary]);
+  await rename(temporary, file);
+  return file;
+}
+
+/** Only what is written in it: such a disk is mostly holes. */
+async function copyDisk(from: string, to: string, signal: AbortSignal): Promise<void> {
+  await rm(to, { force: true });
+  await run(findTool("cp")!, ["--sparse=always", "--reflink=auto", from, to], { signal });
 }
 
 function memory(file: string, size: VmSize, share: boolean): string[] {
@@ -347,27 +409,6 @@ function qemuIdentity(): string {
         .update(readFileSync(path).subarray(0, 1 << 20))
         .digest("hex")
         .slice(0, 16);
-}
-
-function untilReady(ctl: string, signal: AbortSignal): Promise<void> {
-  return new Promise((resolve, reject) => {
-    const socket = connect(ctl);
-    let received = "";
-    const finish = (error?: Error) => {
-      signal.removeEventListener("abort", abort);
-      socket.destroy();
-      if (error === undefined) resolve();
-      else reject(error);
-    };
-    const abort = () => finish(signal.reason as Error);
-    signal.addEventListener("abort", abort, { once: true });
-    socket.once("error", finish);
-    socket.once("close", () => finish(new Error("the VM ended before it was ready")));
-    socket.setEncoding("latin1").on("data", (text: string) => {
-      received = (received + text).slice(-64);
-      if (received.includes("READY\n")) finish();
-    });
-  });
 }
 
 function accepts(path: string): Promise<boolean> {

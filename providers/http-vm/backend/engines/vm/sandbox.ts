@@ -1,21 +1,20 @@
 /**
- * One machine of the engine vm: a QEMU process, its tap, and its disks. Its folder:
+ * One machine of the engine vm: a VM (vm.ts) and what the machine has beside it. Its folder:
  *
- *     vm.json       what was made, to find it again
- *     qemu.log      what QEMU complains of
- *     known_hosts   the guest's key
- *     scratch.img   the machine's own disk: containers' files and empty_dirs
- *     files/NAME/   files volumes as they are in the guest
- *     run/ID        pid files of containers that have started
+ *     files/NAME/      files volumes as they are in the guest
+ *     run/ID.json      a container's configuration, while it is there
+ *     run/ID.shell     process id of the command that the container's shim runs
+ *     run/ID           the same, once the container has started
  */
 import { randomBytes } from "node:crypto";
-import { readlinkSync, rmSync, truncateSync, writeFileSync } from "node:fs";
-import { mkdir, readFile, rm, writeFile } from "node:fs/promises";
+import { existsSync, readlinkSync } from "node:fs";
+import { mkdir, readdir, readFile, rename, rm } from "node:fs/promises";
 import { connect } from "node:net";
 import { basename, dirname, join } from "node:path";
 import { Duplex } from "node:stream";
 import { spawn } from "node:child_process";
 import {
+  type ContainerResources,
   ProviderError,
   type Mount,
   type ProcessStreams,
@@ -38,24 +37,18 @@ import { writeFilesVolume } from "../../files.ts";
 import { formatOwner } from "../../record.ts";
 import { findTool, run } from "../../host/command.ts";
 import { readFileIfExists, writeFileAtomic } from "../../host/files.ts";
-import type { Attachment } from "../../network/network.ts";
-import { isAlive } from "../../proc.ts";
 import { spawnStreams } from "../../spawn.ts";
-import { bind, ociConfig, type OciMount } from "../oci/bundle.ts";
+import { bind, ociConfig, ociResources, type OciMount } from "../oci/bundle.ts";
 import { kernelHostname } from "../oci/host-files.ts";
 import { readTextInRoot } from "../oci/root-path.ts";
 import { seccompProfile } from "../oci/seccomp.ts";
 import { resolveUser } from "../oci/users.ts";
 import type { VmContext } from "./engine.ts";
-import { giveIdentity, identityScript, makeHostKey } from "./identity.ts";
+import { GuestError, quote, type GuestCommand } from "./control.ts";
+import { machineScript } from "./identity.ts";
 import { imageDisk } from "./image-disk.ts";
-import { attachDisk, killVm, type VmProcess, type VmSize } from "./qemu.ts";
-import { GuestShell, quote, SSH_PORT } from "./ssh.ts";
-
-interface VmRecord {
-  attachment: Attachment;
-  vm: VmProcess;
-}
+import { attachDisk, type VmSize } from "./qemu.ts";
+import type { Vm } from "./vm.ts";
 
 const CONTAINERS = "/scratch/containers";
 const VOLUMES = "/scratch/volumes";
@@ -67,7 +60,8 @@ const MEMORY_CLASSES_MIB = [
 ];
 /** Kernel, initramfs and control inside the guest. */
 const GUEST_OVERHEAD_MIB = 96;
-const SCRATCH_SERIAL = "scratch";
+/** For what the host asks of a guest: it is done in milliseconds, unless the guest hangs. */
+const CALL_MS = 60_000;
 
 /** Memory and processors of a machine's VM: what its containers may use, and the guest's own share. */
 export function vmSize(spec: MachineHome["spec"], defaults: { memoryMib: number; maxCpus: number }): VmSize {
@@ -86,54 +80,30 @@ export function vmSize(spec: MachineHome["spec"], defaults: { memoryMib: number;
   return { memoryMib, cpus: Math.max(1, Math.min(defaults.maxCpus, Math.ceil(sum("cpu_millis") / 1000))) };
 }
 
-export function vmPlace(home: MachineHome, tap: string | undefined) {
-  return { qmp: home.socketPath("qmp"), ctl: home.socketPath("ctl"), tap, log: join(home.dir, "qemu.log") };
-}
-
-export async function openSandbox(context: VmContext, home: MachineHome, signal: AbortSignal): Promise<VmSandbox> {
+/** Makes the VM this machine: its name, its clock, its volumes. */
+export async function moveIn(context: VmContext, home: MachineHome, vm: Vm, signal: AbortSignal): Promise<VmSandbox> {
   const { spec, dir } = home;
   for (const folder of ["files", "run"]) await mkdir(join(dir, folder), { recursive: true, mode: 0o700 });
-  const size = vmSize(spec, context.sizing);
-  const [attachment] = await Promise.all([
-    context.network.attachTap(home.id),
-    makeScratch(join(dir, "scratch.img"), context.scratchBytes),
-  ]);
   const ports = [...spec.containers, ...(spec.init_containers ?? [])].flatMap((container) => container.ports ?? []);
-  await context.network.openHostPorts(home.id, ports);
-  const limited = AbortSignal.any([signal, AbortSignal.timeout(context.bootTimeoutMs)]);
-  const place = vmPlace(home, attachment.link);
-  const hostKey = makeHostKey();
-  await writeFile(join(dir, "known_hosts"), `[${attachment.address}]:${SSH_PORT} ${hostKey.public}\n`, { mode: 0o600 });
-  const vm = await context.boots.add(async () => {
-    limited.throwIfAborted();
-    const cloned = context.clones;
-    const started = cloned ? await context.qemu.clone(size, place, limited) : await context.qemu.boot(size, place);
-    const script = identityScript({
-      machineId: home.id,
-      spec,
-      attachment,
-      authorizedKey: context.publicKey,
-      hostKey,
-      nowMs: context.clock.now(),
-      hostResolvConf: (await readFileIfExists("/etc/resolv.conf")) ?? "",
-      prepare: prepareCommands(spec),
-    });
-    await attachDisk(place.qmp, { id: SCRATCH_SERIAL, file: join(dir, "scratch.img"), readOnly: false }, limited);
-    await giveIdentity(place.ctl, script, limited, { booted: cloned });
-    return started;
+  await context.network.openHostPorts(vm.key, ports);
+  const script = machineScript({
+    machineId: home.id,
+    spec,
+    address: vm.attachment.address,
+    nowMs: context.clock.now(),
+    hostResolvConf: (await readFileIfExists("/etc/resolv.conf")) ?? "",
+    prepare: prepareCommands(spec),
   });
-  const sandbox = new VmSandbox(context, home, { attachment, vm });
-  await writeFileAtomic(join(dir, "vm.json"), JSON.stringify({ attachment, vm } satisfies VmRecord));
+  await vm.control.script(script, signal);
   // Under way while images are pulled; whoever needs it first waits for it, and sees why when it fails.
-  sandbox.shell.connect().catch(() => undefined);
-  return sandbox;
+  vm.shell.connect().catch(() => undefined);
+  return new VmSandbox(context, home, vm);
 }
 
-function prepareCommands(spec: MachineHome["spec"]): string[][] {
+function prepareCommands(spec: MachineHome["spec"]): GuestCommand[] {
   const group = spec.security?.fs_group;
   const emptyDirs = (spec.volumes ?? []).filter((volume) => volume.type === "empty_dir");
   return [
-    ["scratch", SCRATCH_SERIAL],
     ...emptyDirs.map(({ name, medium, size_bytes }) => [
       "volume",
       name,
@@ -141,67 +111,36 @@ function prepareCommands(spec: MachineHome["spec"]): string[][] {
       String(size_bytes ?? 0),
       group === undefined ? "-" : String(group),
     ]),
+    ...(spec.security?.share_process_namespace === true ? [["share_processes"]] : []),
   ];
-}
-
-export async function recoverSandbox(context: VmContext, home: MachineHome): Promise<VmSandbox | undefined> {
-  const text = await readFileIfExists(join(home.dir, "vm.json"));
-  if (text === undefined) return undefined;
-  const record = JSON.parse(text) as VmRecord;
-  if (!isAlive(record.vm.pid, record.vm.startTime)) return undefined;
-  await context.network.ensure();
-  return new VmSandbox(context, home, record);
-}
-
-/** Sparse: it takes what is written to it. */
-async function makeScratch(file: string, bytes: number): Promise<void> {
-  rmSync(file, { force: true });
-  writeFileSync(file, "", { mode: 0o600 });
-  truncateSync(file, bytes);
-  await run(findTool("mke2fs")!, [
-    "-q",
-    "-F",
-    "-t",
-    "ext4",
-    "-O",
-    "^has_journal,^resize_inode",
-    "-m",
-    "0",
-    "-E",
-    "lazy_itable_init=1,nodiscard",
-    "-I",
-    "256",
-    file,
-  ]);
 }
 
 export class VmSandbox implements Sandbox {
   readonly addresses: readonly string[];
   readonly lost: Promise<SandboxLoss>;
-  readonly shell: GuestShell;
   readonly #context: VmContext;
   readonly #home: MachineHome;
-  readonly #record: VmRecord;
+  readonly #vm: Vm;
   readonly #resolveLost: (loss: SandboxLoss) => void;
   /** Images that are plugged in: serial -> done. */
   readonly #images = new Map<string, Promise<void>>();
   #cancelWatch: (() => void) | undefined;
 
-  constructor(context: VmContext, home: MachineHome, record: VmRecord) {
+  constructor(context: VmContext, home: MachineHome, vm: Vm) {
     this.#context = context;
     this.#home = home;
-    this.#record = record;
-    this.addresses = [record.attachment.address];
-    this.shell = new GuestShell({
-      address: record.attachment.address,
-      identityFile: context.identityFile,
-      knownHosts: join(home.dir, "known_hosts"),
-      controlPath: home.socketPath("ssh"),
-    });
+    this.#vm = vm;
+    this.addresses = [vm.attachment.address];
     const { promise, resolve } = Promise.withResolvers<SandboxLoss>();
     this.lost = promise;
     this.#resolveLost = resolve;
     this.#watch();
+  }
+
+  /** After a restart of the backend: containers whose start nobody has seen yet. */
+  async resume(): Promise<void> {
+    for (const name of await readdir(join(this.#home.dir, "run")))
+      if (name.endsWith(".json")) this.#awaitStart({ id: name.slice(0, -".json".length) });
   }
 
   async launch(launch: ContainerLaunch): Promise<LaunchPlan> {
@@ -226,8 +165,10 @@ export class VmSandbox implements Sandbox {
     const locations = [
       ...new Set([image.location, ...Object.values(launch.imageVolumes).map(({ location }) => location)]),
     ];
-    await Promise.all(locations.map((location) => this.#attachImage(location)));
+    await Promise.all([this.#vm.shell.connect(), ...locations.map((location) => this.#attachImage(location))]);
     const { mounts, folders } = this.#mounts(launch);
+    // Whose processes the container sees: the guest knows where they are.
+    const processes = security?.share_process_namespace === true ? "shared" : launch.target?.id;
     const config = ociConfig({
       spec,
       image: image.config,
@@ -235,54 +176,51 @@ export class VmSandbox implements Sandbox {
       hostname: kernelHostname(this.#home.spec, this.#home.id),
       rootfs: `${CONTAINERS}/${id}/rootfs`,
       // The VM is the machine: its network, hostname and IPC are the containers'.
-      namespaces: [{ type: "pid" }],
+      namespaces: [{ type: "pid", ...(processes === undefined ? {} : { path: `${CONTAINERS}/${id}/processes` }) }],
       mounts,
       cgroupsPath: `${GROUPS}/${id}/ctr`,
       cgroupVersion: 2,
       sysctls: [],
       seccomp: (capabilities) => seccompProfile(this.#context.seccomp(), capabilities, process.arch),
       pidsLimit: this.#context.pidsLimit,
-      poststart: ["/bin/vmlet", "started", id],
+      poststart: ["/bin/started", `${CONTAINERS}/${id}/ran`, `${CONTAINERS}/${id}/start`],
     });
-    const mountImages = locations.map((location) => ["image", imageName(location), imageSerial(location)]);
-    await this.shell.callAll([...mountImages, ["launch", id, imageName(image.location), folders.join("\n")]], {
-      input: JSON.stringify(config),
-    });
-    await writeFileAtomic(this.#configFile(launch), JSON.stringify(config), 0o600);
+    const text = JSON.stringify(config);
+    await this.#call([
+      ...locations.map((location) => ["image", imageName(location), imageSerial(location)]),
+      ["launch", id, imageName(image.location), processes ?? "-", folders.join("\n"), text],
+    ]);
+    await writeFileAtomic(this.#file(launch, ".json"), text, 0o600);
+    this.#awaitStart(launch);
     return {
       argv: ["/bin/sh", "-c", this.#runScript(launch, spec.tty === true)],
       env: { PATH: process.env["PATH"] ?? "", TERM: "xterm" },
       cwd: "/",
-      pidFile: this.#startedFile(launch),
+      pidFile: this.#file(launch),
       user: { uid: user.uid, gid: user.gid, supplemental_groups: user.supplementalGroups },
     };
   }
 
   async signal(container: ContainerRef, signal: NodeJS.Signals): Promise<void> {
-    await this.shell.call(["signal", container.id, signal.replace(/^SIG/, "")]);
+    await this.#call([["signal", container.id, signal.replace(/^SIG/, "")]]);
   }
 
   async kill(container: ContainerRef): Promise<void> {
-    if (!isAlive(this.#record.vm.pid, this.#record.vm.startTime)) return;
-    await this.shell.call(["kill", container.id]);
+    if (this.#vm.alive) await this.#call([["kill", container.id]]);
   }
 
   async conclude(container: ContainerRef, exit: ShimExit): Promise<ContainerConclusion> {
-    await rm(this.#startedFile(container), { force: true });
-    await rm(this.#configFile(container), { force: true });
-    if (exit.startError !== undefined) {
-      await this.shell.call(["conclude", container.id]);
-      return { exitCode: START_ERROR_EXIT, startError: exit.startError };
-    }
-    const text = (await this.shell.call(["conclude", container.id])).stdout.toString("utf8");
+    for (const extension of ["", ".shell", ".json"]) await rm(this.#file(container, extension), { force: true });
+    const text = await this.#call([["conclude", container.id]]);
+    if (exit.startError !== undefined) return { exitCode: START_ERROR_EXIT, startError: exit.startError };
     const oomKilled = Number(/^oom (\d+)$/m.exec(text)?.[1] ?? 0) > 0;
     const message = Buffer.from(/^message ([A-Za-z0-9+/=]*)$/m.exec(text)?.[1] ?? "", "base64").toString("utf8");
     return { ...(oomKilled ? { oomKilled } : {}), ...(message === "" ? {} : { terminationMessage: message }) };
   }
 
   async exec(container: ContainerRef, command: string[], options: StreamOptions): Promise<ProcessStreams> {
-    await this.shell.connect(options.signal);
-    const { process: base } = JSON.parse(await readFile(this.#configFile(container), "utf8")) as {
+    await this.#vm.shell.connect(options.signal);
+    const { process: base } = JSON.parse(await readFile(this.#file(container, ".json"), "utf8")) as {
       process: { env: string[] };
     };
     const env =
@@ -291,7 +229,7 @@ export class VmSandbox implements Sandbox {
     const described = Buffer.from(JSON.stringify({ ...base, args: command, env, terminal: options.tty })).toString(
       "base64",
     );
-    const argv = this.shell.command(["exec", container.id, token, described], { tty: options.tty });
+    const argv = this.#vm.shell.command(["exec", container.id, token, described], { tty: options.tty });
     const streams = await spawnStreams(
       { argv, env: { PATH: process.env["PATH"] ?? "", TERM: "xterm" }, cwd: "/" },
       options,
@@ -299,14 +237,14 @@ export class VmSandbox implements Sandbox {
     const exit = (async () => {
       try {
         const result = await streams.exit;
-        const complaint = (await this.shell.call(["exec-end", container.id, token])).stdout.toString("utf8").trim();
+        const complaint = (await this.#call([["exec_end", container.id, token]])).trim();
         if (/executable file|No such file|permission denied/i.test(complaint))
           throw new ProviderError("invalid", `cannot run ${JSON.stringify(command[0])}: ${complaint}`, {
             field: "command",
           });
         return result;
       } catch (cause) {
-        await this.shell.call(["exec-end", container.id, token]).catch(() => undefined);
+        await this.#call([["exec_end", container.id, token]]).catch(() => undefined);
         throw cause;
       }
     })();
@@ -327,11 +265,12 @@ export class VmSandbox implements Sandbox {
     } catch (cause) {
       // What listens on the loopback alone is reached from inside.
       if (target === "address" || (cause as NodeJS.ErrnoException).code !== "ECONNREFUSED") throw cause;
-      await this.shell.call(["listens", String(port)], { signal }).catch(() => {
+      await this.#call([["listens", String(port)]], signal).catch(() => {
         throw cause;
       });
+      await this.#vm.shell.connect(signal);
     }
-    const [command, ...args] = this.shell.forwardCommand(port);
+    const [command, ...args] = this.#vm.shell.forwardCommand(port);
     const child = spawn(command!, args, { stdio: ["pipe", "pipe", "ignore"] });
     const stream = Duplex.from({ writable: child.stdin, readable: child.stdout });
     stream.once("close", () => child.kill());
@@ -339,9 +278,8 @@ export class VmSandbox implements Sandbox {
   }
 
   async stats(containers: readonly ContainerRef[]): Promise<SandboxStats> {
-    const network = await this.#context.network.counters(this.#home.id);
-    const { stdout } = await this.shell.call(["stats"]);
-    const parsed = parseStats(stdout.toString("utf8"));
+    const network = await this.#context.network.counters(this.#vm.key);
+    const parsed = parseStats(await this.#call([["stats"]]));
     const samples = containers.flatMap(({ id, name }) => {
       const values = parsed.containers.get(id);
       if (values === undefined) return [];
@@ -373,17 +311,50 @@ export class VmSandbox implements Sandbox {
     const { stdout } = await run(findTool("tar")!, ["-C", dir, "--numeric-owner", "-cf", "-", "."], {
       maxOutputBytes: 64 << 20,
     });
-    await this.shell.call(["files", volume.name, readlinkSync(join(dir, "..data"))], { input: stdout });
+    const command = ["vm_files", volume.name, readlinkSync(join(dir, "..data"))].map(quote).join(" ");
+    await this.#script(`printf %s ${quote(stdout.toString("base64"))} | ${command}`);
+  }
+
+  async resize(container: ContainerRef, resources: ContainerResources): Promise<void> {
+    const limit = resources.limits?.memory_bytes;
+    if (limit !== undefined && limit > this.#vm.size.memoryMib << 20)
+      throw new ProviderError(
+        "invalid",
+        `memory limit ${limit} is more than the machine's VM has (${this.#vm.size.memoryMib} MiB)`,
+        { field: "resources.limits.memory_bytes" },
+      );
+    const wanted = ociResources(resources.requests, resources.limits, 2);
+    const text = JSON.stringify({
+      ...wanted,
+      cpu: { quota: -1, ...wanted.cpu },
+      memory: wanted.memory ?? { limit: -1, swap: -1 },
+    });
+    try {
+      await this.#call([["resize", container.id, String(limit ?? 0), text]]);
+    } catch (cause) {
+      if (!(cause instanceof GuestError) || !cause.message.includes("below what the container uses")) throw cause;
+      throw new ProviderError("invalid", `memory limit ${limit}: ${cause.message}`, {
+        field: "resources.limits.memory_bytes",
+      });
+    }
   }
 
   async close(): Promise<void> {
     this.#cancelWatch?.();
+    this.#vm.control.close();
+  }
+
+  async #call(commands: readonly GuestCommand[], signal?: AbortSignal): Promise<string> {
+    return await this.#vm.control.run(commands, limited(signal));
+  }
+
+  async #script(text: string): Promise<string> {
+    return await this.#vm.control.script(text, limited(undefined));
   }
 
   #watch(): void {
-    const { vm } = this.#record;
     this.#cancelWatch = this.#context.clock.after(LOSS_POLL_MS, () => {
-      if (isAlive(vm.pid, vm.startTime)) this.#watch();
+      if (this.#vm.alive) this.#watch();
       else
         this.#resolveLost({
           reason: "SandboxLost",
@@ -393,21 +364,31 @@ export class VmSandbox implements Sandbox {
   }
 
   /**
-   * The container's streams are those of one SSH session; a second one waits until the container runs, so that a start
-   * that fails is not mistaken for a container that ended.
+   * The container's streams are those of one SSH session. A start that fails must not be mistaken for a container that
+   * ended: whoever ended before the start was seen is asked about.
    */
   #runScript(container: ContainerRef, tty: boolean): string {
     const line = (args: string[], options: { tty?: boolean } = {}) =>
-      this.shell.command(args, options).map(quote).join(" ");
-    const started = this.#startedFile(container);
+      this.#vm.shell.command(args, options).map(quote).join(" ");
+    const [shell, started] = [this.#file(container, ".shell"), this.#file(container)].map(quote);
     return [
-      "exec 3<&0",
-      `${line(["run", container.id, tty ? "tty" : "pipes"], { tty })} <&3 3<&- &`,
-      "run=$!",
-      "exec 3<&- </dev/null",
-      `if ${line(["wait-start", container.id])} >/dev/null 2>&1; then echo $run > ${quote(`${started}.tmp`)}; mv ${quote(`${started}.tmp`)} ${quote(started)}; fi`,
-      "wait $run",
+      `echo $$ > ${shell}.tmp`,
+      `mv ${shell}.tmp ${shell}`,
+      line(["run", container.id, tty ? "tty" : "pipes"], { tty }),
+      "code=$?",
+      `[ -e ${started} ] || { ${line(["has_run", container.id])} </dev/null >/dev/null 2>&1 && mv ${shell} ${started}; }`,
+      "exit $code",
     ].join("\n");
+  }
+
+  /** In the background: tells the container's shim when it runs. */
+  #awaitStart(container: Pick<ContainerRef, "id">): void {
+    if (existsSync(this.#file(container))) return;
+    // As long as it may take: a container's own memory limit can make its start slow.
+    this.#vm.control
+      .run([["wait_start", container.id]], new AbortController().signal)
+      .then(() => rename(this.#file(container, ".shell"), this.#file(container)))
+      .catch(() => undefined); // it did not start, or the run script has seen to it
   }
 
   /** Plugs the image in, once per VM. */
@@ -425,11 +406,7 @@ export class VmSandbox implements Sandbox {
   async #plug(location: string, serial: string): Promise<void> {
     const file = await imageDisk(location);
     try {
-      await attachDisk(
-        this.#home.socketPath("qmp"),
-        { id: serial, file, readOnly: true },
-        AbortSignal.timeout(this.#context.bootTimeoutMs),
-      );
+      await attachDisk(this.#vm.qmp, { id: serial, file }, AbortSignal.timeout(this.#context.bootTimeoutMs));
     } catch (cause) {
       // A former backend has done it.
       if (!/duplicate/i.test(String(cause))) throw cause;
@@ -475,23 +452,14 @@ export class VmSandbox implements Sandbox {
     return bind(source, mount.path, volume.type !== "empty_dir" || mount.read_only === true);
   }
 
-  #startedFile(container: Pick<ContainerRef, "id">): string {
-    return join(this.#home.dir, "run", container.id);
-  }
-
-  #configFile(container: Pick<ContainerRef, "id">): string {
-    return join(this.#home.dir, "run", `${container.id}.json`);
+  #file(container: Pick<ContainerRef, "id">, extension = ""): string {
+    return join(this.#home.dir, "run", `${container.id}${extension}`);
   }
 }
 
-/** The VM and all that belongs to it on this host, except the network. */
-export async function destroyVm(
-  context: VmContext,
-  home: Pick<MachineHome, "dir">,
-  vm: VmProcess | undefined,
-): Promise<void> {
-  if (vm !== undefined) await killVm(vm, context.clock);
-  await rm(home.dir, { recursive: true, force: true });
+function limited(signal: AbortSignal | undefined): AbortSignal {
+  const timeout = AbortSignal.timeout(CALL_MS);
+  return signal === undefined ? timeout : AbortSignal.any([signal, timeout]);
 }
 
 /** The guest's name for an image: a part of its digest, which names its folder on the host. */

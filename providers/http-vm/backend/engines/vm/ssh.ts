@@ -1,12 +1,13 @@
 /**
  * The way into a guest: OpenSSH's client with one connection per VM that all sessions share (ControlMaster). The guest is
- * not trusted: nothing is forwarded to it, its key is pinned, what it prints is bounded by `run`.
+ * not trusted: nothing is forwarded to it, its key is pinned, for containers' streams and forwarded ports only; the rest is control.ts.
  */
 import { spawn } from "node:child_process";
 import { once } from "node:events";
 import { existsSync } from "node:fs";
 import { rm } from "node:fs/promises";
-import { findTool, run, type CommandResult } from "../../host/command.ts";
+import { findTool, run } from "../../host/command.ts";
+import { quote } from "./control.ts";
 
 /** Out of the way of what containers listen on: they share the guest's network. */
 export const SSH_PORT = 65_022;
@@ -32,31 +33,8 @@ export class GuestShell {
 
   /** Arguments of a local command that runs `vmlet VERB ARGS` in the guest with its own streams and exit code. */
   command(args: readonly string[], options: { tty?: boolean } = {}): string[] {
-    const remote = ["vmlet", ...args].map(quote).join(" ");
+    const remote = `exec vmlet ${args.map(quote).join(" ")}`;
     return [ssh(), ...this.#base(), options.tty === true ? "-tt" : "-T", this.#guest.address, remote];
-  }
-
-  /** Runs `vmlet VERB ARGS` to its end. @throws CommandError */
-  async call(
-    args: readonly string[],
-    options: { input?: string | Buffer; signal?: AbortSignal } = {},
-  ): Promise<CommandResult> {
-    return await this.callAll([args], options);
-  }
-
-  /** Runs several one after the other until one fails, in one session: each session costs. The last one has the input. */
-  async callAll(
-    all: readonly (readonly string[])[],
-    options: { input?: string | Buffer; signal?: AbortSignal } = {},
-  ): Promise<CommandResult> {
-    await this.connect(options.signal);
-    const lines = all.map(
-      (args, index) => `vmlet ${args.map(quote).join(" ")}${index + 1 < all.length ? " </dev/null" : ""}`,
-    );
-    return await run(ssh(), [...this.#base(), "-T", this.#guest.address, lines.join(" && ")], {
-      maxOutputBytes: 1 << 20,
-      ...options,
-    });
   }
 
   /** Arguments of a local command whose streams are a TCP connection to the guest's loopback. */
@@ -134,9 +112,4 @@ export class GuestShell {
 
 function ssh(): string {
   return findTool("ssh") ?? "ssh";
-}
-
-/** For the guest's shell. */
-export function quote(text: string): string {
-  return `'${text.replaceAll("'", "'\\''")}'`;
 }

@@ -1,0 +1,123 @@
+/**
+ * One VM: a QEMU process, its tap, its disk, and the two ways into it. It has no machine yet, or one that moved in: its
+ * folder and its network are named by a key of its own. The folder:
+ *
+ *     qmp, ctl, ssh   sockets: QEMU, the control channel, the shared SSH connection
+ *     disk.img        the machine's own disk: containers' files and empty_dirs
+ *     known_hosts     the guest's key
+ *     qemu.log        what QEMU complains of
+ *     vm.json         written last: without it, it was never finished
+ */
+import { randomBytes } from "node:crypto";
+import { mkdir, readdir, rm, writeFile } from "node:fs/promises";
+import { join } from "node:path";
+import { readFileIfExists, writeFileAtomic } from "../../host/files.ts";
+import type { Attachment } from "../../network/network.ts";
+import { isAlive } from "../../proc.ts";
+import { GuestControl } from "./control.ts";
+import type { VmContext } from "./engine.ts";
+import { makeHostKey, vmScript } from "./identity.ts";
+import { findVm, killVm, type VmPlace, type VmProcess, type VmSize } from "./qemu.ts";
+import { GuestShell, SSH_PORT } from "./ssh.ts";
+
+interface VmRecord {
+  size: VmSize;
+  attachment: Attachment;
+  process: VmProcess;
+}
+
+export class Vm {
+  readonly key: string;
+  readonly size: VmSize;
+  readonly attachment: Attachment;
+  readonly control: GuestControl;
+  readonly shell: GuestShell;
+  readonly #dir: string;
+  readonly #process: VmProcess;
+
+  private constructor(context: VmContext, key: string, record: VmRecord, control: GuestControl) {
+    this.key = key;
+    this.size = record.size;
+    this.attachment = record.attachment;
+    this.control = control;
+    this.#dir = vmDir(context, key);
+    this.#process = record.process;
+    this.shell = shellOf(context, key, record.attachment.address);
+  }
+
+  static newKey(): string {
+    return randomBytes(4).toString("hex");
+  }
+
+  /**
+   * Makes a VM that has its own randomness, address and key, and is ready for a machine. When it fails or the backend ends
+   * meanwhile, `destroyVm` removes what there is.
+   */
+  static async start(context: VmContext, key: string, size: VmSize, signal: AbortSignal): Promise<Vm> {
+    const dir = vmDir(context, key);
+    await mkdir(dir, { recursive: true, mode: 0o700 });
+    const attachment = await context.network.attachTap(key);
+    const hostKey = makeHostKey();
+    await writeFile(join(dir, "known_hosts"), `[${attachment.address}]:${SSH_PORT} ${hostKey.public}\n`, {
+      mode: 0o600,
+    });
+    const place = vmPlace(context, key, attachment.link);
+    const { qemu, clones } = context;
+    const started = clones ? await qemu.clone(size, place, signal) : await qemu.boot(size, place, signal);
+    try {
+      await started.control.script(vmScript({ attachment, authorizedKey: context.publicKey, hostKey }), signal);
+      const record: VmRecord = { size, attachment, process: started.vm };
+      await writeFileAtomic(join(dir, "vm.json"), JSON.stringify(record), 0o600);
+      return new Vm(context, key, record, started.control);
+    } catch (cause) {
+      started.control.close();
+      throw cause;
+    }
+  }
+
+  /** The VM of a former backend, when it still runs. */
+  static async find(context: VmContext, key: string): Promise<Vm | undefined> {
+    const text = await readFileIfExists(join(vmDir(context, key), "vm.json"));
+    if (text === undefined) return undefined;
+    const record = JSON.parse(text) as VmRecord;
+    if (!isAlive(record.process.pid, record.process.startTime)) return undefined;
+    return new Vm(context, key, record, new GuestControl(join(vmDir(context, key), "ctl"), context.clock));
+  }
+
+  get alive(): boolean {
+    return isAlive(this.#process.pid, this.#process.startTime);
+  }
+
+  get qmp(): string {
+    return join(this.#dir, "qmp");
+  }
+}
+
+/** The VM and all that belongs to it on this host, however far it got. */
+export async function destroyVm(context: VmContext, key: string): Promise<void> {
+  const process = await findVm(vmPlace(context, key, undefined));
+  if (process !== undefined) await killVm(process, context.clock);
+  await shellOf(context, key, "none").disconnect();
+  await context.network.detach(key);
+  await rm(vmDir(context, key), { recursive: true, force: true });
+}
+
+/** Keys of all VMs that left something here. */
+export async function vmKeys(context: Pick<VmContext, "vmsDir">): Promise<string[]> {
+  return await readdir(context.vmsDir).catch(() => []);
+}
+
+function vmDir(context: Pick<VmContext, "vmsDir">, key: string): string {
+  return join(context.vmsDir, key);
+}
+
+function vmPlace(context: VmContext, key: string, tap: string | undefined): VmPlace {
+  const at = (name: string) => join(vmDir(context, key), name);
+  return { qmp: at("qmp"), ctl: at("ctl"), tap, disk: at("disk.img"), log: at("qemu.log") };
+}
+
+function shellOf(context: VmContext, key: string, address: string): GuestShell {
+  const at = (name: string) => join(vmDir(context, key), name);
+  const { identityFile } = context;
+  return new GuestShell({ address, identityFile, knownHosts: at("known_hosts"), controlPath: at("ssh") });
+}
