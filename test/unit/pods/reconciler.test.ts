@@ -34,7 +34,7 @@ class World {
   readonly #reconciler: PodReconciler;
   readonly #machines: MachineCache;
 
-  constructor(pod: Pod, options: { startDelayMs?: number } = {}) {
+  constructor(pod: Pod, options: { startDelayMs?: number; markCheapToDelete?: boolean } = {}) {
     this.pod = pod;
     this.provider = new MemoryProvider({
       clock: this.clock,
@@ -66,6 +66,7 @@ class World {
       hostIPs: () => ["10.1.0.1"],
       event: (_pod, event) => this.events.push(event),
       mayReap: () => true,
+      ...(options.markCheapToDelete !== undefined && { markCheapToDelete: options.markCheapToDelete }),
       hooks,
       clock: this.clock,
       logger: silentLogger,
@@ -74,11 +75,15 @@ class World {
 
   #answer({ method, body }: KubeRequest): unknown {
     if (method !== "PATCH") return this.pod;
-    const { status } = body as { status: object };
+    const { status, metadata } = body as { status: object; metadata: { annotations?: Record<string, string> } };
     const resourceVersion = String(Number(this.pod.metadata!.resourceVersion) + 1);
     this.pod = {
       ...this.pod,
-      metadata: { ...this.pod.metadata, resourceVersion },
+      metadata: {
+        ...this.pod.metadata,
+        resourceVersion,
+        ...(metadata.annotations && { annotations: { ...this.pod.metadata!.annotations, ...metadata.annotations } }),
+      },
       status: { ...this.pod.status, ...status },
     };
     return this.pod;
@@ -291,5 +296,33 @@ describe("what is counted", () => {
     world.rendered = { kind: "reject", reason: "UnsupportedFeature", message: "tty", missing: ["tty"] };
     await world.settle();
     expect(world.counted).toEqual([["rejected", "UnsupportedFeature"]]);
+  });
+});
+
+describe("the deletion cost of a pod", () => {
+  const COST = "controller.kubernetes.io/pod-deletion-cost";
+  const ownedBy = (kind: string) => [{ apiVersion: "apps/v1", kind, name: "web", uid: "o", controller: true }];
+  const costOf = async (metadata: object, options: { markCheapToDelete?: boolean }) => {
+    const pod = basePod();
+    const world = new World({ ...pod, metadata: { ...pod.metadata, ...metadata } }, options);
+    await world.settle();
+    return world.pod.metadata!.annotations?.[COST];
+  };
+
+  test("is low where the node asks for it, so that a ReplicaSet removes it first", async () => {
+    expect(await costOf({ ownerReferences: ownedBy("ReplicaSet") }, { markCheapToDelete: true })).toBe("-1000000");
+  });
+
+  test("is left alone unless the node asks for it", async () => {
+    expect(await costOf({ ownerReferences: ownedBy("ReplicaSet") }, {})).toBeUndefined();
+  });
+
+  test("is left as its owner wrote it", async () => {
+    const metadata = { ownerReferences: ownedBy("ReplicaSet"), annotations: { [COST]: "5" } };
+    expect(await costOf(metadata, { markCheapToDelete: true })).toBe("5");
+  });
+
+  test.each(["Job", "StatefulSet"])("means nothing to a %s, and is not written", async (kind) => {
+    expect(await costOf({ ownerReferences: ownedBy(kind) }, { markCheapToDelete: true })).toBeUndefined();
   });
 });
