@@ -554,7 +554,7 @@ async function withoutRight(chart: Installation, right: Right, look: () => Promi
 
 async function auditEvents(): Promise<Json[]> {
   const lines = (await readFile(auditLog, "utf8")).split("\n");
-  return lines.filter(Boolean).map((line) => JSON.parse(line) as Json);
+  return lines.filter(Boolean).map((line) => JSON.parse(line));
 }
 
 /** The rights that this user made use of, from the API server's audit log, as `keyOf` writes them, each with and without the name. */
