@@ -61,7 +61,7 @@ export class PodWatch implements AsyncDisposable {
   #broken: unknown;
 
   private constructor(client: Client, path: string, resourceVersion: string) {
-    this.#done = this.#follow(client, `${path}?resourceVersion=${resourceVersion}`);
+    this.#done = this.#follow(client, path, resourceVersion);
   }
 
   static async start(client: Client, namespace: string): Promise<PodWatch> {
@@ -70,17 +70,21 @@ export class PodWatch implements AsyncDisposable {
     return new PodWatch(client, path, list.metadata.resourceVersion);
   }
 
-  async #follow(client: Client, path: string): Promise<void> {
+  /** The API server ends the watch of a client that it finds slow; the next one goes on where that ended. */
+  async #follow(client: Client, path: string, resourceVersion: string): Promise<void> {
+    let last = resourceVersion;
     try {
-      for await (const { type, object } of client.watch(path, this.#stop.signal)) {
-        const name: string = object.metadata?.name;
-        if (type === "ERROR") throw new Error(`watch failed: ${JSON.stringify(object)}`);
-        if (type === "DELETED") this.goneAt.set(name, performance.now());
-        else if (object.status?.phase === "Running" && !this.runningAt.has(name))
-          this.runningAt.set(name, performance.now());
-        this.#wake();
+      while (!this.#stop.signal.aborted) {
+        for await (const { type, object } of client.watch(`${path}?resourceVersion=${last}`, this.#stop.signal)) {
+          if (type === "ERROR") throw new Error(`watch failed: ${JSON.stringify(object)}`);
+          last = object.metadata.resourceVersion;
+          const name: string = object.metadata.name;
+          if (type === "DELETED") this.goneAt.set(name, performance.now());
+          else if (object.status?.phase === "Running" && !this.runningAt.has(name))
+            this.runningAt.set(name, performance.now());
+          this.#wake();
+        }
       }
-      if (!this.#stop.signal.aborted) throw new Error("the API server ended the watch");
     } catch (error) {
       if (this.#stop.signal.aborted) return;
       this.#broken = error;
