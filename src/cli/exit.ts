@@ -1,12 +1,15 @@
 import { ConfigError } from "../config/load.ts";
 import { VmletError, toError } from "../util/errors.ts";
 
-/** Exit statuses: 1 something failed, 2 the user has to change something first (configuration, arguments, permissions). */
+/** The user has to change something first: configuration, arguments, permissions. Whatever else fails is 1. */
+export const USAGE_ERROR = 2;
+
+/** Ends the process with the status that says whose turn it is. */
 export function failWith(thrown: unknown): never {
   const error = toError(thrown);
   if (error instanceof ConfigError) {
     console.error(error.message);
-    process.exit(2);
+    process.exit(USAGE_ERROR);
   }
   // A stack helps nobody who did not write the code; a fault that is not one of ours is a bug, and shows it.
   console.error(error instanceof VmletError ? `vmlet: ${error.message}` : `vmlet: ${error.stack ?? error.message}`);

@@ -5,7 +5,7 @@
  */
 import { enableCompileCache } from "node:module";
 import { Command } from "commander";
-import { failWith } from "./exit.ts";
+import { failWith, USAGE_ERROR } from "./exit.ts";
 import { VERSION } from "./version.ts";
 
 // Halves the time that a start takes after the first; where nothing can be written it does nothing.
@@ -14,7 +14,8 @@ enableCompileCache();
 const program = new Command("vmlet")
   .description("Turns any HTTP VM API into a Kubernetes node")
   .version(VERSION, "-V, --version", "print the version")
-  .showHelpAfterError("(vmlet --help lists the commands)");
+  .showHelpAfterError("(vmlet --help lists the commands)")
+  .exitOverride(({ exitCode }) => process.exit(exitCode === 0 ? 0 : USAGE_ERROR));
 
 type Build = () => Promise<Command>;
 const commands: Record<string, { summary: string; build: Build }> = {
@@ -42,7 +43,14 @@ const commands: Record<string, { summary: string; build: Build }> = {
 
 const wanted = process.argv.slice(2).find((argument) => !argument.startsWith("-"));
 for (const [name, { summary, build }] of Object.entries(commands)) {
-  program.addCommand(name === wanted ? (await build()).description(summary) : new Command(name).description(summary));
+  const command = name === wanted ? (await build()).description(summary) : new Command(name).description(summary);
+  program.addCommand(command);
+  inherit(program, command);
+}
+
+function inherit(parent: Command, command: Command): void {
+  command.copyInheritedSettings(parent);
+  for (const child of command.commands) inherit(command, child);
 }
 
 try {

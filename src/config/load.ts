@@ -101,7 +101,9 @@ export function parseFile<S extends z.ZodType>(
   const [syntax] = document.errors;
   if (syntax !== undefined) {
     const at = lines.linePos(syntax.pos[0]);
-    throw new ConfigError(`${path}:${at.line}:${at.col}: ${syntax.message.split("\n")[0]}`);
+    throw new ConfigError(
+      `${path}:${at.line}:${at.col}: ${syntax.message.replace(/ at line \d+, column \d+:\n[^]*$/, "")}`,
+    );
   }
   const raw: unknown = document.toJS();
   if (raw === null || typeof raw !== "object" || Array.isArray(raw))
