@@ -24,7 +24,7 @@ import { unmountBelow } from "../../host/mounts.ts";
 import { HostImages, type HostImagesOptions } from "../../images/store.ts";
 import { HostNetwork, type NetworkOptions } from "../../network/network.ts";
 import { Cgroup, cgroupVersion } from "./cgroup.ts";
-import { machineHash, OciSandbox, openSandbox, recoverSandbox } from "./sandbox.ts";
+import { machineHash, type OciContext, OciSandbox, openSandbox, recoverSandbox } from "./sandbox.ts";
 import { pauseProgram } from "./pause.ts";
 import { OciRuntime } from "./runtime.ts";
 import type { SeccompSource } from "./seccomp.ts";
@@ -44,17 +44,6 @@ export interface OciEngineOptions {
   allowPrivileged?: boolean;
   /** Processes and threads per container. */
   pidsLimit?: number;
-}
-
-/** What every sandbox of this engine works with. */
-export interface OciContext {
-  clock: Clock;
-  logger: Logger;
-  runtime: OciRuntime;
-  network: HostNetwork;
-  cgroupRoot: string;
-  seccomp: () => SeccompSource;
-  pidsLimit: number;
 }
 
 const DEFAULT_RUNTIME = "runc";

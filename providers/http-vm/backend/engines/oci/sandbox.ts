@@ -16,8 +16,10 @@ import { connect } from "node:net";
 import { join } from "node:path";
 import type { Duplex } from "node:stream";
 import {
+  type Clock,
   type ContainerResources,
   type ContainerSpec,
+  type Logger,
   type Mount,
   type ProcessStreams,
   ProviderError,
@@ -40,20 +42,30 @@ import { writeFilesVolume } from "../../files.ts";
 import { findTool, run } from "../../host/command.ts";
 import { isMissing, readFileIfExists, writeFileAtomic } from "../../host/files.ts";
 import { bindDescriptor, mountOverlay, mountTmpfs, unmountBelow } from "../../host/mounts.ts";
-import type { Attachment } from "../../network/network.ts";
+import type { Attachment, HostNetwork } from "../../network/network.ts";
 import { allProcesses, isAlive, processStat } from "../../proc.ts";
 import { formatOwner } from "../../record.ts";
 import { spawnStreams } from "../../spawn.ts";
 import { bind, capabilitiesInMask, ociConfig, ociResources, type OciMount } from "./bundle.ts";
 import { Cgroup, cgroupVersion } from "./cgroup.ts";
-import type { OciContext } from "./engine.ts";
 import { hostsFile, kernelHostname, resolvConf } from "./host-files.ts";
 import { pauseProgram } from "./pause.ts";
 import { LoopbackRelay } from "./relay.ts";
 import { openInRoot, readTextInRoot } from "./root-path.ts";
-import { readPid } from "./runtime.ts";
-import { seccompProfile } from "./seccomp.ts";
+import { type OciRuntime, readPid } from "./runtime.ts";
+import { seccompProfile, type SeccompSource } from "./seccomp.ts";
 import { resolveUser, type ResolvedUser } from "./users.ts";
+
+/** What every sandbox of this engine works with. */
+export interface OciContext {
+  clock: Clock;
+  logger: Logger;
+  runtime: OciRuntime;
+  network: HostNetwork;
+  cgroupRoot: string;
+  seccomp: () => SeccompSource;
+  pidsLimit: number;
+}
 
 interface SandboxRecord {
   attachment: Attachment;

@@ -27,7 +27,7 @@ import { checkGuest, defaultGuestDir, hasGuest, makeGuest } from "./guest.ts";
 import { VmPool } from "./pool.ts";
 import { probeAccelerator, Qemu, QEMU } from "./qemu.ts";
 import { moveIn, VmSandbox, vmSize } from "./sandbox.ts";
-import { destroyVm, Vm, vmKeys } from "./vm.ts";
+import { destroyVm, Vm, type VmContext, vmKeys } from "./vm.ts";
 
 export interface VmEngineOptions {
   /** The backend's state directory. */
@@ -51,24 +51,6 @@ export interface VmEngineOptions {
   network?: Omit<NetworkOptions, "dir">;
   seccompProfile?: string;
   pidsLimit?: number;
-}
-
-/** What every sandbox of this engine works with. */
-export interface VmContext {
-  clock: Clock;
-  network: HostNetwork;
-  /** A folder per VM. */
-  vmsDir: string;
-  qemu: Qemu;
-  /** Boots and clones at a time: more than there are processors only makes each slower. */
-  boots: PQueue;
-  clones: boolean;
-  sizing: { memoryMib: number; maxCpus: number };
-  bootTimeoutMs: number;
-  identityFile: string;
-  publicKey: string;
-  seccomp: () => SeccompSource;
-  pidsLimit: number;
 }
 
 const DEFAULT_SECCOMP_PROFILE = "/usr/share/containers/seccomp.json";

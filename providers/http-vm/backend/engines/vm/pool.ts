@@ -1,8 +1,7 @@
 /** VMs that wait for machines: started ahead, connected, and replaced in the background as they are taken. */
 import type { Logger } from "../../../../../src/provider/kit/index.ts";
-import type { VmContext } from "./engine.ts";
 import type { VmSize } from "./qemu.ts";
-import { destroyVm, Vm } from "./vm.ts";
+import { destroyVm, Vm, type VmContext } from "./vm.ts";
 
 export interface PoolOptions {
   /** How many wait. */

@@ -43,12 +43,11 @@ import { kernelHostname } from "../oci/host-files.ts";
 import { readTextInRoot } from "../oci/root-path.ts";
 import { seccompProfile } from "../oci/seccomp.ts";
 import { resolveUser } from "../oci/users.ts";
-import type { VmContext } from "./engine.ts";
 import { GuestError, quote, type GuestCommand } from "./control.ts";
 import { machineScript } from "./identity.ts";
 import { imageDisk } from "./image-disk.ts";
 import { attachDisk, type VmSize } from "./qemu.ts";
-import type { Vm } from "./vm.ts";
+import type { Vm, VmContext } from "./vm.ts";
 
 const CONTAINERS = "/scratch/containers";
 const VOLUMES = "/scratch/volumes";
@@ -185,7 +184,8 @@ export class VmSandbox implements Sandbox {
       pidsLimit: this.#context.pidsLimit,
       poststart: ["/bin/started", `${CONTAINERS}/${id}/ran`, `${CONTAINERS}/${id}/start`],
     });
-    const text = JSON.stringify(config);
+    // Random addresses, which the guest's own programs do without (guest/fixed.s).
+    const text = JSON.stringify({ ...config, linux: { ...config.linux, personality: { domain: "LINUX" } } });
     await this.#call([
       ...locations.map((location) => ["image", imageName(location), imageSerial(location)]),
       ["launch", id, imageName(image.location), processes ?? "-", folders.join("\n"), text],

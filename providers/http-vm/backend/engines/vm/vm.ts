@@ -11,14 +11,34 @@
 import { randomBytes } from "node:crypto";
 import { mkdir, readdir, rm, writeFile } from "node:fs/promises";
 import { join } from "node:path";
+import type PQueue from "p-queue";
+import type { Clock } from "../../../../../src/provider/kit/index.ts";
 import { readFileIfExists, writeFileAtomic } from "../../host/files.ts";
-import type { Attachment } from "../../network/network.ts";
+import type { Attachment, HostNetwork } from "../../network/network.ts";
 import { isAlive } from "../../proc.ts";
+import type { SeccompSource } from "../oci/seccomp.ts";
 import { GuestControl } from "./control.ts";
-import type { VmContext } from "./engine.ts";
 import { makeHostKey, vmScript } from "./identity.ts";
-import { findVm, killVm, type VmPlace, type VmProcess, type VmSize } from "./qemu.ts";
+import { findVm, killVm, type Qemu, type VmPlace, type VmProcess, type VmSize } from "./qemu.ts";
 import { GuestShell, SSH_PORT } from "./ssh.ts";
+
+/** What everything of this engine works with. */
+export interface VmContext {
+  clock: Clock;
+  network: HostNetwork;
+  /** A folder per VM. */
+  vmsDir: string;
+  qemu: Qemu;
+  /** Boots and clones at a time: more than there are processors only makes each slower. */
+  boots: PQueue;
+  clones: boolean;
+  sizing: { memoryMib: number; maxCpus: number };
+  bootTimeoutMs: number;
+  identityFile: string;
+  publicKey: string;
+  seccomp: () => SeccompSource;
+  pidsLimit: number;
+}
 
 interface VmRecord {
   size: VmSize;
