@@ -60,14 +60,8 @@ const RECIPES: Readonly<Record<string, () => Promise<TestImage>>> = {
       { Cmd: ["sh"] },
     ),
   nginx: async () => agnhostImage({ Cmd: ["/agnhost", "test-webserver"] }),
-  kitten: async () => {
-    const html = await kubernetesSource("test/images/kitten/html");
-    return agnhostImage({ Entrypoint: ["/agnhost"], Cmd: ["test-webserver"] }, [
-      { path: "kitten.jpg", content: await readFile(join(html, "kitten.jpg")) },
-      { path: "data.json", content: await readFile(join(html, "data.json")) },
-      { path: "etc/os-release", content: 'NAME="Alpine Linux"\nID=alpine\n' },
-    ]);
-  },
+  kitten: () => pictureImage("kitten", [{ path: "etc/os-release", content: 'NAME="Alpine Linux"\nID=alpine\n' }]),
+  nautilus: () => pictureImage("nautilus"),
   nonewprivs: async () =>
     busyboxImage(
       [
@@ -107,6 +101,13 @@ async function agnhostImage(
     ],
     config,
   );
+}
+
+/** agnhost that serves a picture and its name. */
+async function pictureImage(name: string, extra: readonly TarEntry[] = []): Promise<TestImage> {
+  const html = await kubernetesSource(`test/images/${name}/html`);
+  const files = [`${name}.jpg`, "data.json"].map(async (path) => ({ path, content: await readFile(join(html, path)) }));
+  return agnhostImage({ Entrypoint: ["/agnhost"], Cmd: ["test-webserver"] }, [...(await Promise.all(files)), ...extra]);
 }
 
 /** /etc/passwd and /etc/group as in the image `busybox`, and what the image adds. */

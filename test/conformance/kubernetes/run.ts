@@ -14,6 +14,7 @@ import { join } from "node:path";
 import { parseArgs } from "node:util";
 import PQueue from "p-queue";
 import { stringify } from "yaml";
+import { kubectlBinary } from "../../e2e/harness/binaries.ts";
 import { buildKubernetesSuite, kubernetesVersion } from "../../e2e/harness/build.ts";
 import { runCommand } from "../../e2e/harness/exec.ts";
 import { startEnvironment, type Environment } from "./environment.ts";
@@ -161,6 +162,7 @@ async function runSuite({
     await buildKubernetesSuite(),
     [
       `--kubeconfig=${adminKubeconfig}`,
+      `--kubectl-path=${await kubectlBinary()}`,
       "--provider=skeleton",
       "--num-nodes=2",
       "--disable-log-dump",
