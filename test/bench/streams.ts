@@ -21,6 +21,10 @@ import { percentiles } from "./measure.ts";
 const MiB = 1024 * 1024;
 /** The backend keeps 50 MiB of a container's log. */
 const logMiB = 40;
+/** Read with pauses, to see that what waits does not wait in the agent. */
+const slowMiB = 1024;
+const REST_AFTER_BYTES = 16 * MiB;
+const REST_MS = 100;
 
 const { values } = parseArgs({ options: { mib: { type: "string", default: "256" } } });
 const sizeMiB = Number(values.mib);
@@ -41,7 +45,7 @@ const pods = new Pods(env.client, "default", env.nodeName);
 const port = await freePort();
 const server = `require("node:net").createServer((socket) => {
   const chunk = Buffer.alloc(65536);
-  let left = ${sizeMiB * MiB};
+  let left = ${Math.max(sizeMiB, slowMiB) * MiB};
   const more = () => {
     while (left > 0) { left -= chunk.length; if (!socket.write(chunk)) return socket.once("drain", more); }
     socket.end();
@@ -97,8 +101,14 @@ for (const side of sides) {
     "100 execs at once, held",
     `${((await hundred(side)) / 1000).toFixed(2)} s from the first to the last one's end`,
   );
-  const growth = await memoryGrowth(env.agent.pid, () => slowRead(side, 1024 * MiB));
-  print("reading 1 GiB with pauses", `the agent grew by ${growth.toFixed(0)} MiB at most`);
+  for (const [what, read] of Object.entries({
+    "exec, output": slowExec,
+    logs: slowLogs,
+    "port-forward": slowForward,
+  })) {
+    const growth = await memoryGrowth(env.agent.pid, () => read(side));
+    print(`${what}: 1 GiB with pauses`, `the agent grew by ${growth.toFixed(0)} MiB at most`);
+  }
 }
 
 function print(what: string, figure: string): void {
@@ -146,15 +156,10 @@ async function run(side: Side, command: readonly string[]): Promise<number> {
 /** Milliseconds for a hundred sessions that are all open before the first one ends. */
 async function hundred(side: Side): Promise<number> {
   const started = performance.now();
-  const sessions: ReturnType<typeof open>[] = [];
-  // In waves: the kubelet takes 64 connections at most of one address on which nobody has authenticated yet.
-  for (let wave = 0; wave < 4; wave++) {
-    const opening = Array.from({ length: 25 }, () =>
-      open(side, side.exec(["cat"], "stdin=&stdout="), "v5.channel.k8s.io"),
-    );
-    await Promise.all(opening.map(({ opened }) => opened));
-    sessions.push(...opening);
-  }
+  const sessions = Array.from({ length: 100 }, () =>
+    open(side, side.exec(["cat"], "stdin=&stdout="), "v5.channel.k8s.io"),
+  );
+  await Promise.all(sessions.map(({ opened }) => opened));
   for (const { socket } of sessions) socket.send(Buffer.from([255, 0]));
   await Promise.all(sessions.map(({ closed }) => closed));
   return performance.now() - started;
@@ -199,12 +204,13 @@ async function feed(side: Side, bytes: number): Promise<number> {
   return performance.now() - started;
 }
 
-function fetchLog(side: Side): Promise<number> {
+function fetchLog(side: Side, rest: Rest = () => {}): Promise<number> {
   const started = performance.now();
   return new Promise((resolve, reject) => {
     const request = httpsRequest(side.url + side.log, { ...pair(admin), agent: false }, (response) => {
-      response.resume();
+      response.on("data", (chunk: Buffer) => rest(chunk.length, response));
       response.once("end", () => resolve(performance.now() - started));
+      response.once("error", reject);
     });
     request.once("error", reject);
     request.end();
@@ -212,14 +218,15 @@ function fetchLog(side: Side): Promise<number> {
 }
 
 /** The old WebSocket form, which needs no SPDY in the client. */
-async function forward(side: Side): Promise<number> {
+async function forward(side: Side, mib = sizeMiB, rest: Rest = () => {}): Promise<number> {
   const started = performance.now();
   const { socket, closed } = open(side, side.portForward, "v4.channel.k8s.io");
-  let left = sizeMiB * MiB;
+  let left = mib * MiB;
   await new Promise<void>((resolve, reject) => {
     socket.on("message", (data: Buffer) => {
       if (data[0] !== 0) return;
       left -= data.length - 1;
+      rest(data.length, socket);
       if (left <= 0) resolve();
     });
     closed.then(() => reject(new Error(`the connection closed ${left} bytes early`)), reject);
@@ -228,20 +235,35 @@ async function forward(side: Side): Promise<number> {
   return performance.now() - started;
 }
 
-/** A reader that rests for 100 ms after each 16 MiB. */
-async function slowRead(side: Side, bytes: number): Promise<void> {
-  const { socket, closed } = open(
-    side,
-    side.exec(["head", "-c", String(bytes), "/dev/zero"], "stdout="),
-    "v5.channel.k8s.io",
-  );
-  let untilRest = 16 * MiB;
-  socket.on("message", (data: Buffer) => {
-    untilRest -= data.length;
+/** Told of every piece that came from `source`. */
+type Rest = (bytes: number, source: { pause(): void; resume(): void }) => void;
+
+/** Pauses now and then. */
+function resting(): Rest {
+  let untilRest = REST_AFTER_BYTES;
+  return (bytes, source) => {
+    untilRest -= bytes;
     if (untilRest > 0) return;
-    untilRest = 16 * MiB;
-    socket.pause();
-    void sleep(100).then(() => socket.resume());
-  });
+    untilRest = REST_AFTER_BYTES;
+    source.pause();
+    void sleep(REST_MS).then(() => source.resume());
+  };
+}
+
+async function slowExec(side: Side): Promise<void> {
+  const command = ["head", "-c", String(slowMiB * MiB), "/dev/zero"];
+  const { socket, closed } = open(side, side.exec(command, "stdout="), "v5.channel.k8s.io");
+  const rest = resting();
+  socket.on("message", (data: Buffer) => rest(data.length, socket));
   await closed;
+}
+
+/** The log again and again, since the backend keeps no longer ones. */
+async function slowLogs(side: Side): Promise<void> {
+  const rest = resting();
+  for (let mib = 0; mib < slowMiB; mib += logMiB) await fetchLog(side, rest);
+}
+
+async function slowForward(side: Side): Promise<void> {
+  await forward(side, slowMiB, resting());
 }

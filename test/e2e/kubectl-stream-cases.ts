@@ -75,7 +75,7 @@ export function describeStreams(
 ): void {
   const { version, transport } = variant;
   const { largeReadMiB = 0 } = options;
-  describe(`kubectl (${version}) over ${transport}`, () => {
+  describe(`kubectl (${version}) over ${transport} [X05]`, () => {
     let kubectl: Kubectl;
     let env: Environment;
     let on: StreamPods;

@@ -115,6 +115,33 @@ test("/stats/summary, through the API server, describes the node and each of its
   }
 });
 
+test("the outcomes of the backend's probes are counted by pod, container and kind", async () => {
+  const probe = { exec: { command: ["true"] }, periodSeconds: 1 };
+  await pods.create("probed", {
+    containers: [shell("main", serve, { readinessProbe: probe, livenessProbe: { exec: { command: ["false"] } } })],
+  });
+  await pods.untilReady("probed");
+  const { uid } = (await pods.get("probed")).metadata;
+  const series = (type: string, result: string) =>
+    `prober_probe_total{container="main",namespace="default",pod="probed",pod_uid="${uid}",probe_type="${type}",result="${result}"} `;
+  await waitFor({ what: "both probes to be counted", intervalMs: 500 }, async () => {
+    const { body } = await ask(kubelet, "/metrics/probes", { as: admin });
+    must(body.includes(series("Readiness", "successful")) && body.includes(series("Liveness", "failed")), body);
+  });
+});
+
+test.each([
+  ["healthz", /^ok$/],
+  ["pods", /"kind":"PodList".*"name":"idle"/],
+  ["runningpods/", /"kind":"PodList".*"name":"idle"/],
+  ["configz", /"kubeletconfig":\{"kind":"KubeletConfiguration".*"nodeStatusUpdateFrequency":"10s"/],
+  ["metrics", /^kubelet_running_pods \d+$/m],
+  ["metrics/resource", /^node_cpu_usage_seconds_total /m],
+  ["metrics/cadvisor", /^container_cpu_usage_seconds_total\{/m],
+])("the kubelet's /%s can be had through the API server [K02]", async (path, content) => {
+  expect(await kubectl.run(["get", "--raw", `/api/v1/nodes/${env.nodeName}/proxy/${path}`])).toMatch(content);
+});
+
 test("a completed pod is in no figure, because its last ones would be taken for usage", async () => {
   await pods.create("completed", { restartPolicy: "Never", containers: [shell("main", "true")] });
   await pods.untilPhase("completed", "Succeeded");
