@@ -411,41 +411,49 @@ describe("identity.mode serviceAccount", () => {
     ["list secrets where its pods are", ["get", "secrets"]],
     ["read secrets where it has no pods", ["get", "secret", "any", "--namespace=kube-system"]],
     ["create pods", ["run", "mine", "--image=busybox"]],
+    ["impersonate", ["get", "pods", "--as=admin"]],
+  ])("its roles do not let the agent %s", async (_, args) => expectForbidden(asAgent, args));
+
+  const create = ["create", "--filename=-"];
+  test.each<[what: string, args: string[], why: string, object?: object]>([
     [
       "write the status of another node's pod",
       ["patch", "pod", "elsewhere", "--subresource=status", "--type=merge", '--patch={"status":{"phase":"Failed"}}'],
+      "this agent may write only pods of its own nodes",
     ],
-    ["delete another node's pod", ["delete", "pod", "elsewhere"]],
+    ["delete another node's pod", ["delete", "pod", "elsewhere"], "this agent may write only pods of its own nodes"],
     [
       "register another node",
-      ["create", "--filename=-"],
+      create,
+      "this agent may write only its own nodes",
       { apiVersion: "v1", kind: "Node", metadata: { name: "third" } },
     ],
     [
       "give itself a role",
       [
-        "patch",
-        "node",
-        node,
-        "--subresource=status",
-        "--type=merge",
+        ...["patch", "node", node, "--subresource=status", "--type=merge"],
         '--patch={"metadata":{"labels":{"node-role.kubernetes.io/control-plane":""}}}',
       ],
+      "a node may not give itself labels that say what it is trusted with",
     ],
     [
       "take another node's lease",
-      ["create", "--filename=-"],
+      create,
+      "this agent may write only the leases of its own nodes and of its election",
       {
         apiVersion: "coordination.k8s.io/v1",
         kind: "Lease",
         metadata: { name: "other", namespace: "kube-node-lease" },
       },
     ],
-    ["get tokens of no pod", ["create", "token", "default"]],
-    ["impersonate", ["get", "pods", "--as=admin"]],
-  ] as [string, string[], object?][])("the agent may not %s", async (_, args, object) => {
+    [
+      "get tokens of no pod",
+      ["create", "token", "default"],
+      "this agent may ask only for tokens that are bound to a pod and end within a day",
+    ],
+  ])("the admission policy does not let the agent %s", async (_, args, why, object) => {
     const { code, stderr } = await asAgent.try(args, object === undefined ? {} : { input: JSON.stringify(object) });
-    expect(stderr).toMatch(/forbidden|denied/i);
+    expect(stderr).toContain(why);
     expect(code).toBe(1);
   });
 
