@@ -3,6 +3,7 @@ import { apiVersionOf, kinds, type Kind } from "./kinds.ts";
 import type { Json } from "./object.ts";
 import { reviewKinds } from "./reviews.ts";
 import { fieldsOf, type FieldType } from "./schema.ts";
+import { USAGE_GROUP, USAGE_VERSION, usageKinds } from "./usage.ts";
 
 /** The release whose behaviour and models this server follows. */
 export const KUBERNETES_VERSION = { major: "1", minor: "36", gitVersion: "v1.36.0-devcluster" };
@@ -93,6 +94,11 @@ const groupVersions: ReadonlyMap<string, ApiResource[]> = (() => {
         kind: review.kind,
         verbs: ["create"],
       },
+    ]);
+  }
+  for (const { resource, kind, namespaced } of usageKinds) {
+    add(`${USAGE_GROUP}/${USAGE_VERSION}`, [
+      { name: resource, singularName: "", namespaced, kind, verbs: ["get", "list"] },
     ]);
   }
   return map;

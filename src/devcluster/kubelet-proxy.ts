@@ -37,6 +37,8 @@ export interface KubeletProxy {
   handleRequest(request: IncomingMessage, response: ServerResponse): Promise<boolean>;
   /** Serves the upgrade if it is for a kubelet; else resolves to false and has touched nothing. */
   handleUpgrade(request: IncomingMessage, socket: Duplex, head: Buffer): Promise<boolean>;
+  /** A GET of the server's own. @throws Error when the kubelet cannot be reached or answers anything but 200 */
+  read(nodeName: string, path: string): Promise<string>;
 }
 
 /** Meant for one hop, or for the API server itself. */
@@ -95,6 +97,7 @@ export function createKubeletProxy(options: KubeletProxyOptions): KubeletProxy {
   };
 
   return {
+    read: async (nodeName, path) => readFrom(await kubeletOf(nodeName), path),
     async handleRequest(request, response) {
       try {
         const destination = await destinationOf(request.url ?? "/");
@@ -177,21 +180,48 @@ function containerOf(podName: string, pod: ProxiedPod, asked: string | null): st
 
 function forwardOptions(
   request: IncomingMessage,
+  destination: Destination,
+  headers: IncomingHttpHeaders,
+): [string, RequestOptions] {
+  return requestOptions(destination, request.method ?? "GET", {
+    ...headers,
+    "x-forwarded-for": request.socket.remoteAddress ?? "",
+  });
+}
+
+function requestOptions(
   { target, path }: Destination,
+  method: string,
   headers: IncomingHttpHeaders,
 ): [string, RequestOptions] {
   const { credential } = target;
   const options: RequestOptions = {
-    method: request.method,
-    headers: { ...headers, "x-forwarded-for": request.socket.remoteAddress ?? "" },
+    method,
+    headers,
     rejectUnauthorized: target.ca !== undefined,
     agent: false,
     ...(target.ca !== undefined && { ca: target.ca }),
     ...("cert" in credential && credential),
   };
-  if ("token" in credential)
-    options.headers = { ...(options.headers as IncomingHttpHeaders), authorization: `Bearer ${credential.token}` };
+  if ("token" in credential) options.headers = { ...headers, authorization: `Bearer ${credential.token}` };
   return [`${target.url}${path}`, options];
+}
+
+/** How long a kubelet may take to answer the server's own question. */
+const READ_TIMEOUT_MS = 10_000;
+
+function readFrom(target: KubeletTarget, path: string): Promise<string> {
+  return new Promise((resolve, reject) => {
+    const [url, options] = requestOptions({ target, path }, "GET", {});
+    const outgoing = httpsRequest(url, { ...options, signal: AbortSignal.timeout(READ_TIMEOUT_MS) }, (incoming) => {
+      readText(incoming).then((text) => {
+        if (incoming.statusCode === 200) resolve(text);
+        else reject(new Error(`${path}: ${incoming.statusCode} ${text}`));
+      }, reject);
+    });
+    outgoing.on("error", reject);
+    outgoing.end();
+  });
 }
 
 function endToEndHeaders(headers: IncomingHttpHeaders): IncomingHttpHeaders {

@@ -29,6 +29,7 @@ import {
   type StatusBody,
 } from "./status.ts";
 import { partialMetadata, renderTable, type IncludeObject } from "./table.ts";
+import { Usage, USAGE_GROUP, USAGE_VERSION, usageKinds } from "./usage.ts";
 import { startWatch, type EventType } from "./watch.ts";
 
 /** kube-apiserver's limit for a request body. */
@@ -66,12 +67,14 @@ type Rendering = { as: "object" } | { as: "table"; include: IncludeObject } | { 
 
 export class ApiServer {
   readonly #options: ApiServerOptions;
+  readonly #usage: Usage;
   readonly #watches = new Set<() => void>();
   /** Every watcher of an object gets the same bytes, so they are made once. */
   readonly #serialized = new WeakMap<StoredObject, string>();
 
   constructor(options: ApiServerOptions) {
     this.#options = options;
+    this.#usage = new Usage(options);
   }
 
   /** Answers one request; every failure becomes a Status. */
@@ -138,6 +141,10 @@ export class ApiServer {
         writeContext(user, url.searchParams),
       );
       sendStatus(request, response, success(201));
+      return;
+    }
+    if (route.group === USAGE_GROUP) {
+      await this.#serveUsage(route, verb, url.searchParams, request, response);
       return;
     }
     const kind = findKind(route.group, route.version, route.resource);
@@ -229,6 +236,22 @@ export class ApiServer {
     if (route.name !== undefined) throw resourceNotFound();
     if (request.method !== "POST") throw methodNotAllowed();
     send(request, response, 201, answerReview(review, await readBody(request), user, this.#options.auth));
+  }
+
+  async #serveUsage(
+    { version, resource, namespace, name, tail }: Route,
+    verb: string,
+    query: URLSearchParams,
+    request: IncomingMessage,
+    response: ServerResponse,
+  ): Promise<void> {
+    const kind = usageKinds.find((each) => each.resource === resource);
+    if (!kind || version !== USAGE_VERSION || tail.length > 0) throw resourceNotFound();
+    if (kind.namespaced ? name !== undefined && namespace === undefined : namespace !== undefined)
+      throw resourceNotFound();
+    if (verb !== "get" && verb !== "list") throw methodNotAllowed();
+    const labelSelector = query.get("labelSelector") ?? undefined;
+    send(request, response, 200, await this.#usage.answer({ resource, namespace, name, labelSelector }));
   }
 
   async #serveKind(
