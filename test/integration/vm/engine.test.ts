@@ -41,13 +41,16 @@ if (missing.length > 0) {
   backendSuite({ name: "vm", image: images.image, createEngine, ownProcesses: true, patienceMs: 150_000 }, (bench) => {
     containerTests(bench, images);
 
-    /** QEMU processes of this machine. */
-    const vms = async (id: string) => {
+    const keyOf = (id: string) => {
       const records = join(bench().stateDir, "vm/machines");
       const all = readdirSync(records).map(
         (name) => JSON.parse(readFileSync(join(records, name), "utf8")) as { id: string; key: string },
       );
-      const { key } = all.find((record) => record.id === id)!;
+      return all.find((record) => record.id === id)!.key;
+    };
+    /** QEMU processes of this machine. */
+    const vms = async (id: string) => {
+      const key = keyOf(id);
       const { stdout } = await run("ps", ["-eo", "pid,args"]);
       return stdout
         .toString()
@@ -77,6 +80,62 @@ if (missing.length > 0) {
       expect(first).not.toBe(second);
       expect(Math.abs(Number(await output(a, "date +%s")) - Date.now() / 1000)).toBeLessThan(10);
       await Promise.all([remove(a), remove(b)]);
+    });
+
+    test("with a shared process namespace containers see each other's processes", async () => {
+      const id = await bench().create({
+        security: { share_process_namespace: true },
+        containers: [
+          bench().shell("a", "exec sleep 4321"),
+          bench().shell("b", "while ! ps | grep -q '[s]leep 4321'; do sleep 0.1; done"),
+        ],
+      });
+      expect((await bench().terminated(id, "b")).exit_code).toBe(0);
+      await remove(id);
+    });
+
+    test("an ephemeral container sees the processes of its target, and of no other", async () => {
+      const id = await bench().create({
+        containers: [bench().shell("a", "exec sleep 4321"), bench().shell("b", "exec sleep 1234")],
+      });
+      await bench().reaches(id, "running");
+      const look = bench().shell("e", "ps | grep -o '[s]leep [0-9]*'", { target: "a" });
+      await bench().provider.updatePod(id, { ephemeral_containers: [look] }, { signal: bench().signal });
+      await bench().terminated(id, "e");
+      expect(await bench().log(id, "e")).toEqual(["sleep 4321"]);
+      await remove(id);
+    });
+
+    test("a resize changes the limits in place, and refuses more memory than the VM has", async () => {
+      const id = await bench().create({
+        containers: [
+          bench().shell("a", "sleep 1000", { resources: { limits: { memory_bytes: 64 << 20, cpu_millis: 100 } } }),
+        ],
+      });
+      await bench().reaches(id, "running");
+      const resize = (memory_bytes: number) =>
+        bench().provider.updatePod(
+          id,
+          { resources: [{ container: "a", resources: { limits: { memory_bytes, cpu_millis: 300 } } }] },
+          { signal: bench().signal },
+        );
+      await resize(96 << 20);
+      const script = "cat /sys/fs/cgroup/memory.max /sys/fs/cgroup/cpu.max";
+      expect((await output(id, script)).split("\n").slice(0, 2)).toEqual([String(96 << 20), "30000 100000"]);
+      await expect(resize(100 * 2 ** 30)).rejects.toMatchObject({
+        code: "invalid",
+        field: "resources.limits.memory_bytes",
+      });
+      expect((await bench().container(id, "a")).restart_count).toBe(0);
+      await remove(id);
+    });
+
+    test("containers have randomised addresses, though the runtime has not", async () => {
+      const id = await sleeper();
+      const script = "cat /proc/1/personality /proc/self/personality";
+      const streams = await bench().exec(id, "a", ["sh", "-c", script]);
+      expect(await text(streams.stdout)).toBe("00000000\n00000000\n");
+      await remove(id);
     });
 
     test("a VM has the memory that its containers may use, and not the host's", async () => {
@@ -122,13 +181,14 @@ if (missing.length > 0) {
     test("a deleted machine leaves no VM, no tap, no disk", async () => {
       const id = await sleeper();
       const [pid] = await vms(id);
+      const key = keyOf(id);
       const links = async () => (await run("ip", ["-br", "link", "show", "master", network.bridge!])).stdout.toString();
       expect(await links()).toContain("UP");
       await remove(id);
       await bench().reaches(id, "deleted");
       expect(existsSync(`/proc/${pid}`)).toBe(false);
       expect(existsSync(join(bench().stateDir, "machines", id, "engine"))).toBe(false);
-      expect(readdirSync(join(bench().stateDir, "vm/v"))).toEqual([]);
+      expect(readdirSync(join(bench().stateDir, "vm/v"))).not.toContain(key);
     });
   });
 }

@@ -183,7 +183,7 @@ export class VmSandbox implements Sandbox {
       seccomp: (capabilities) => seccompProfile(this.#context.seccomp(), capabilities, process.arch),
       pidsLimit: this.#context.pidsLimit,
       poststart: ["/bin/started", `${CONTAINERS}/${id}/ran`, `${CONTAINERS}/${id}/start`],
-    });
+    }) as { linux: object };
     // Random addresses, which the guest's own programs do without (guest/fixed.s).
     const text = JSON.stringify({ ...config, linux: { ...config.linux, personality: { domain: "LINUX" } } });
     await this.#call([
@@ -317,7 +317,7 @@ export class VmSandbox implements Sandbox {
 
   async resize(container: ContainerRef, resources: ContainerResources): Promise<void> {
     const limit = resources.limits?.memory_bytes;
-    if (limit !== undefined && limit > this.#vm.size.memoryMib << 20)
+    if (limit !== undefined && limit > this.#vm.size.memoryMib * 2 ** 20)
       throw new ProviderError(
         "invalid",
         `memory limit ${limit} is more than the machine's VM has (${this.#vm.size.memoryMib} MiB)`,
