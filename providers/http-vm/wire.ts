@@ -115,13 +115,20 @@ export function errorReply(error: ProviderError, requestId: string): Schemas["Er
   };
 }
 
-const STREAM_AND_TAG_BYTES = " stdout F ".length;
+/** What comes between the time and the content. */
+const TAGS = {
+  stdout: { whole: Buffer.from(" stdout F "), part: Buffer.from(" stdout P ") },
+  stderr: { whole: Buffer.from(" stderr F "), part: Buffer.from(" stderr P ") },
+} as const;
+const TAG_BYTES = TAGS.stdout.whole.length;
 const NEWLINE = 10;
 
+/** These two run for every line of every log that is read, hence with few strings. */
 export function encodeLogLine({ at, stream, partial, content }: LogLine): Buffer {
-  const record = Buffer.allocUnsafe(at.length + STREAM_AND_TAG_BYTES + content.length + 1);
-  const head = record.write(`${at} ${stream} ${partial ? "P" : "F"} `, "latin1");
-  content.copy(record, head);
+  const record = Buffer.allocUnsafe(at.length + TAG_BYTES + content.length + 1);
+  record.write(at, "latin1");
+  record.set(TAGS[stream][partial ? "part" : "whole"], at.length);
+  record.set(content, at.length + TAG_BYTES);
   record[record.length - 1] = NEWLINE;
   return record;
 }
@@ -132,12 +139,23 @@ const MAX_TIME_BYTES = 30;
 /** `2016-10-06T00:17:09.669794202Z stdout F text`, without a newline. @returns undefined when it is no log line */
 export function decodeLogLine(record: Buffer): LogLine | undefined {
   const end = record.indexOf(32);
-  const begin = end + STREAM_AND_TAG_BYTES;
+  const begin = end + TAG_BYTES;
   if (end < 0 || end > MAX_TIME_BYTES || record.length < begin) return undefined;
+  const stream = hasTag(record, end, "stdout") ? "stdout" : hasTag(record, end, "stderr") ? "stderr" : undefined;
+  if (stream === undefined) return undefined;
   const at = record.toString("latin1", 0, end);
-  const stream = record.toString("latin1", end + 1, begin - 3);
-  const tag = record[begin - 2];
-  if (!TIME.test(at) || (stream !== "stdout" && stream !== "stderr")) return undefined;
-  if (record[begin - 3] !== 32 || record[begin - 1] !== 32 || (tag !== 70 && tag !== 80)) return undefined;
-  return { at, stream, partial: tag === 80, content: record.subarray(begin) };
+  if (!TIME.test(at)) return undefined;
+  return { at, stream, partial: record[begin - 2] === PART, content: record.subarray(begin) };
+}
+
+const WHOLE = 70;
+const PART = 80;
+
+function hasTag(record: Buffer, at: number, stream: LogLine["stream"]): boolean {
+  const tag = TAGS[stream].whole;
+  for (let index = 0; index < TAG_BYTES; index++) {
+    const byte = record[at + index];
+    if (byte !== tag[index] && !(byte === PART && tag[index] === WHOLE)) return false;
+  }
+  return true;
 }
