@@ -101,7 +101,7 @@ function openBackend(options: DevOptions, stateDir: string, logger: Logger): Pro
       engine:
         options.engine === "process"
           ? { type: "process", images: { "registry.k8s.io/pause:*": ["sleep", "infinity"] } }
-          : { type: options.engine },
+          : { type: options.engine, ...(options.engine === "vm" && { warmPool: 1 }) },
     }),
     "(vmlet dev)",
   );

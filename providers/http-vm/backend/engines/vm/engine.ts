@@ -128,6 +128,7 @@ class VmEngine implements Engine {
   readonly #guestDir: string;
   #context: Promise<VmContext> | undefined;
   #pool: VmPool | undefined;
+  readonly #closing = new AbortController();
   #cancelCollect: (() => void) | undefined;
 
   constructor(options: VmEngineOptions) {
@@ -216,15 +217,13 @@ class VmEngine implements Engine {
     }
     // Also those that a former backend kept ready: they are made anew sooner than it is told what became of them.
     for (const key of await vmKeys(context)) if (!keys.has(key)) await destroyVm(context, key);
+    await context.qemu.sweep();
     await this.#network.sweep(keys);
-    this.#pool = new VmPool(
-      context,
-      {
-        machines: this.#options.warmPool ?? 0,
-        size: vmSize({ labels: {}, restart_policy: "never", containers: [{ name: "", image: "" }] }, context.sizing),
-      },
-      this.#options.logger,
-    );
+    const usual: MachineSpec = { labels: {}, restart_policy: "never", containers: [{ name: "", image: "" }] };
+    const size = vmSize(usual, context.sizing);
+    // The first machine need not wait for it.
+    if (context.clones) context.qemu.template(size, this.#closing.signal).catch(() => undefined);
+    this.#pool = new VmPool(context, { machines: this.#options.warmPool ?? 0, size }, this.#options.logger);
     this.#pool.fill();
   }
 
@@ -279,7 +278,9 @@ class VmEngine implements Engine {
 
   async close(): Promise<void> {
     this.#cancelCollect?.();
+    this.#closing.abort(new Error("the backend is stopping"));
     await this.#pool?.close();
+    await (await this.#context)?.qemu.close();
   }
 
   #recordFile(home: Pick<MachineHome, "id">): string {

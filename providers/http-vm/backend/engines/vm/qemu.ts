@@ -6,7 +6,7 @@
 import { createHash } from "node:crypto";
 import { spawn } from "node:child_process";
 import { closeSync, existsSync, openSync, readFileSync, truncateSync, writeFileSync } from "node:fs";
-import { mkdir, mkdtemp, readFile, rename, rm, writeFile } from "node:fs/promises";
+import { mkdir, mkdtemp, readdir, readFile, rename, rm, writeFile } from "node:fs/promises";
 import { connect, createServer } from "node:net";
 import { join } from "node:path";
 import { buffer } from "node:stream/consumers";
@@ -66,6 +66,8 @@ const TRANSLATION_CACHE_MIB = 32;
 const CONSOLE_BYTES = 64 * 1024;
 const MIGRATION_POLL_MS = 5;
 const START_POLL_MS = 5;
+/** A boot under emulation on a busy host. */
+const TEMPLATE_MS = 120_000;
 const DISK = "scratch";
 
 export const QEMU = `qemu-system-${{ x64: "x86_64", arm64: "aarch64" }[process.arch as string] ?? process.arch}`;
@@ -73,6 +75,7 @@ export const QEMU = `qemu-system-${{ x64: "x86_64", arm64: "aarch64" }[process.a
 export class Qemu {
   readonly #options: QemuOptions;
   readonly #templates = new Map<string, Promise<string>>();
+  readonly #closing = new AbortController();
   #blank: Promise<string> | undefined;
 
   constructor(options: QemuOptions) {
@@ -113,21 +116,32 @@ export class Qemu {
     return { vm, control };
   }
 
-  /** True when a clone of this size needs no boot first. */
-  hasTemplate(size: VmSize): boolean {
-    return existsSync(join(this.#templateDir(size), "state.bin"));
-  }
-
   /** Folder of the template of this size, made when it is not there; concurrent callers share the work. */
   async template(size: VmSize, signal: AbortSignal): Promise<string> {
     const dir = this.#templateDir(size);
     if (existsSync(join(dir, "state.bin"))) return dir;
     let making = this.#templates.get(dir);
     if (making === undefined) {
-      making = this.#makeTemplate(size, dir, signal).finally(() => this.#templates.delete(dir));
+      // Not by the caller's signal: others may wait for it, or come after.
+      const limited = AbortSignal.any([this.#closing.signal, AbortSignal.timeout(TEMPLATE_MS)]);
+      making = this.#makeTemplate(size, dir, limited).finally(() => this.#templates.delete(dir));
       this.#templates.set(dir, making);
     }
-    return await making;
+    return await unlessAborted(making, signal);
+  }
+
+  /** Ends what a former backend was making when it was killed. */
+  async sweep(): Promise<void> {
+    const { templatesDir, clock } = this.#options;
+    for (const vm of await findVms((args) => args.includes(`\0unix:${templatesDir}/`))) await killVm(vm, clock);
+    for (const name of await readdir(templatesDir).catch(() => []))
+      if (/^[tp]-/.test(name)) await rm(join(templatesDir, name), { recursive: true, force: true });
+  }
+
+  /** Templates that are being made are given up. */
+  async close(): Promise<void> {
+    this.#closing.abort(new Error("the backend is stopping"));
+    await Promise.allSettled(this.#templates.values());
   }
 
   /** A template is no longer usable when anything that shaped its memory or its devices has changed. */
@@ -307,11 +321,30 @@ export async function killVm(vm: VmProcess, clock: Clock): Promise<void> {
 
 /** The QEMU process of this place, when there is one: found by its arguments, so none is ever without an owner. */
 export async function findVm(place: Pick<VmPlace, "qmp">): Promise<VmProcess | undefined> {
+  const [vm] = await findVms((args) => args.includes(`\0unix:${place.qmp},server=on`));
+  return vm;
+}
+
+/** @param matches is given the arguments, each followed by a zero byte */
+async function findVms(matches: (args: string) => boolean): Promise<VmProcess[]> {
+  const found: VmProcess[] = [];
   for (const { pid, startTime } of await allProcesses()) {
     const args = await readFile(`/proc/${pid}/cmdline`, "utf8").catch(() => "");
-    if (args.includes(`\0unix:${place.qmp},server=on`)) return { pid, startTime };
+    if (matches(args)) found.push({ pid, startTime });
   }
-  return undefined;
+  return found;
+}
+
+async function unlessAborted<T>(work: Promise<T>, signal: AbortSignal): Promise<T> {
+  signal.throwIfAborted();
+  const { promise, reject } = Promise.withResolvers<never>();
+  const abort = () => reject(signal.reason as Error);
+  signal.addEventListener("abort", abort, { once: true });
+  try {
+    return await Promise.race([work, promise]);
+  } finally {
+    signal.removeEventListener("abort", abort);
+  }
 }
 
 /** Whether a guest really boots under KVM: a device node that opens proves nothing. The verdict is kept in a file. */
