@@ -60,7 +60,7 @@ const steps: Record<string, (world: World) => Promise<void>> = {
       ],
       ...[`--from-file=tls.crt=${certificate}`, `--from-file=tls.key=${key}`, `--from-file=ca.crt=${certificate}`],
     ]);
-    await helm(["install", release, chart, ...values(environment), "--wait", "--timeout=180s"]);
+    await helm(["install", release, chart, ...values(environment), "--wait", "--timeout=300s"]);
     const pods = await podsOf(kubectl);
     const shown = pods.map(
       (pod) =>
@@ -82,7 +82,7 @@ const steps: Record<string, (world: World) => Promise<void>> = {
   "helm test passes": async ({ helm, kubectl }) => {
     // The backend's engine keeps no security context; `smokeTest.restricted` is for those that do.
     await kubectl.run(["label", "namespace", namespace, "pod-security.kubernetes.io/enforce-"]);
-    const output = await helm(["test", release, "--logs", "--timeout=180s"]);
+    const output = await helm(["test", release, "--logs", "--timeout=300s"]);
     must(/Phase:\s+Succeeded/.test(output) && output.includes("log read through the API server"), output);
   },
 
@@ -101,7 +101,7 @@ const steps: Record<string, (world: World) => Promise<void>> = {
     environment,
   }) => {
     const before = await podsOf(kubectl);
-    await helm(["upgrade", release, chart, ...values(environment), "--set=logLevel=debug", "--wait", "--timeout=240s"]);
+    await helm(["upgrade", release, chart, ...values(environment), "--set=logLevel=debug", "--wait", "--timeout=300s"]);
     const after = await podsOf(kubectl);
     const names = (pods: Json[]) => agentsOf(pods).map((pod) => pod.metadata.name as string);
     must(names(after).length === 2 && names(before).every((name) => !names(after).includes(name)), names(after));
@@ -129,7 +129,7 @@ const steps: Record<string, (world: World) => Promise<void>> = {
 
   "helm uninstall removes the agents and the Node": async ({ helm, kubectl }) => {
     await kubectl.run(["delete", "pod", "mine", "--timeout=60s"]);
-    await helm(["uninstall", release, "--wait", "--timeout=240s"]);
+    await helm(["uninstall", release, "--wait", "--timeout=300s"]);
     const { code, stderr } = await kubectl.try(["get", "node", virtualNode]);
     must(code === 1 && stderr.includes("NotFound"), stderr);
     await waitFor({ what: "the pods to be gone", timeoutMs: 60_000 }, async () => {
