@@ -76,8 +76,15 @@ const RECIPES: Readonly<Record<string, () => Promise<TestImage>>> = {
     layers: [[{ path: "pause", content: await readFile(await buildPause()), mode: 0o755 }]],
     config: { Entrypoint: ["/pause"], User: "65535:65535" },
   }),
+  // dig is for the group `network` only.
   "glibc-dns-testing": async () =>
-    busyboxImage([...users([]), ...(await hostPrograms(["bash", "getent", "hostname"]))], { Cmd: ["sleep", "3600"] }),
+    busyboxImage(
+      [
+        ...users([]),
+        ...(await hostPrograms(["bash", "getent", "hostname", ...(findTool("dig") === undefined ? [] : ["dig"])])),
+      ],
+      { Cmd: ["sleep", "3600"] },
+    ),
 };
 
 async function agnhostImage(

@@ -101,6 +101,19 @@ const BY_DESIGN: readonly { pattern: RegExp; reason: string }[] = [
     pattern: /\] HostPath should/,
     reason: "mounts the node's own folders: there is no node behind the machines whose folders these would be",
   },
+  {
+    pattern: /\] Job should allow to use (the|a) pod failure policy/,
+    reason:
+      "its pods leave marks for each other in a folder of the node (hostPath): no machine sees what another one writes",
+  },
+  {
+    pattern: /\] HostPort validates/,
+    reason: "its client is a pod with hostNetwork, which speaks with the node's own address",
+  },
+  {
+    pattern: /Granular Checks: Pods should function for node-pod communication/,
+    reason: "its client is a pod with hostNetwork: a machine has a network of its own, and never the node's",
+  },
 ];
 
 /** What the kernel of this host may lack. */
