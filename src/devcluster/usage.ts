@@ -135,7 +135,7 @@ export class Usage {
 
   async #look(nodeName: string): Promise<Look> {
     const text = await this.#kubelets.read(nodeName, "/stats/summary?only_cpu_and_memory=true");
-    const { node, pods } = JSON.parse(text) as Json;
+    const { node, pods } = JSON.parse(text);
     const containers = new Map<string, Reading>();
     for (const pod of pods)
       for (const container of pod.containers)

@@ -17,6 +17,7 @@ const WINDOW = 1000;
 const result: FloodResult = { sent: 0, answers: {} };
 
 for (let index = 0; index < connections; index++) flood();
+// eslint-disable-next-line unicorn/require-post-message-target-origin -- a worker has none
 parentPort!.on("message", () => parentPort!.postMessage(result));
 
 function flood(): void {
