@@ -427,6 +427,8 @@ export class HostImages implements ImageStore {
 
   async #diskUsage(): Promise<{ totalBytes: number; freeBytes: number }> {
     if (this.#options.diskUsage !== undefined) return await this.#options.diskUsage();
+    // Asked for before the first image.
+    await mkdir(this.#options.dir, { recursive: true, mode: 0o700 });
     const fs = await statfs(this.#options.dir);
     return { totalBytes: fs.blocks * fs.bsize, freeBytes: fs.bavail * fs.bsize };
   }
