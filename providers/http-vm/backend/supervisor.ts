@@ -1,19 +1,16 @@
-import { mkdirSync, readdirSync, rmSync } from "node:fs";
+import { mkdirSync } from "node:fs";
 import { randomBytes } from "node:crypto";
 import { join } from "node:path";
 import type PQueue from "p-queue";
 import {
   type Clock,
   type ContainerSpec,
-  type ContainerState,
-  type ContainerTermination,
   isOver,
   isProviderError,
   type Logger,
   type LogLine,
   type LogOptions,
   type Machine,
-  type MachineNotice,
   type MachinePatch,
   type MachineSpec,
   type MachineStats,
@@ -21,11 +18,9 @@ import {
   Prober,
   type ProcessStreams,
   ProviderError,
-  type RegistryAuth,
   runHook,
   runProbe,
   type StreamOptions,
-  type Target,
   toError,
   type Volume,
 } from "../../../src/provider/kit/index.ts";
@@ -38,34 +33,20 @@ import {
   type SandboxLoss,
   type ShimExit,
 } from "./engine.ts";
+import { ContainerRun } from "./container-run.ts";
+import { MIN_KILL_WAIT_MS, stopContainer, type StopTask } from "./container-stop.ts";
 import { obtainImage } from "./image-pull.ts";
 import { logBytes, logTail, readLog } from "./logs.ts";
-import { plan, restartDecision, BACKOFF_INITIAL_MS, BACKOFF_MAX_MS, type Action } from "./plan.ts";
+import { KILLED_EXIT, MachineBook, removeQuietly } from "./machine-book.ts";
+import { BACKOFF_MAX_MS, type Action, plan } from "./plan.ts";
 import { Pulse } from "./pulse.ts";
-import {
-  containersOf,
-  formatOwner,
-  newContainerRecord,
-  newContainerState,
-  newRecord,
-  type ContainerRecord,
-  type Ending,
-  type MachineRecord,
-  type NamedContainer,
-} from "./record.ts";
+import { containersOf, newRecord, type ContainerRecord, type Ending, type MachineRecord } from "./record.ts";
 import type { ShimEvents, ShimWatch } from "./shim-client.ts";
 import type { ShimLaunch } from "./shim.ts";
 import { exceededLimit, hasStorageLimits, type StorageUse } from "./storage-limits.ts";
 import type { MachineStore } from "./store.ts";
 
-const DEFAULT_GRACE_S = 30;
-/** What is left for a container after its hook has used up the grace period (kubelet's minimumGracePeriod). */
-const MIN_KILL_WAIT_MS = 2_000;
-/** How long the end of a container waits for its shim to write the last of the log. */
-const LOG_DRAIN_MS = 5_000;
 const CONFIG_RETRY_MS = 10_000;
-/** How often a record that could not be written (a full disk) is tried again. */
-const COMMIT_RETRY_MS = 1_000;
 const SANDBOX_RETRY_MS = { first: 1_000, max: 30_000 };
 /** After this long, ErrImagePull becomes ImagePullBackOff: kubelet shows the first until its next turn. */
 const PULL_BACKOFF_SHOWN_MS = 2_000;
@@ -73,11 +54,9 @@ const PULL_BACKOFF_SHOWN_MS = 2_000;
 const STORAGE_CHECK_MS = 10_000;
 /** kubelet: immediateEvictionGracePeriodSeconds. */
 const EVICTION_GRACE_MS = 1_000;
-const NOTICES_KEPT = 30;
 const MAX_TERMINATION_MESSAGE_BYTES = 4096;
 const FALLBACK_LOG = { lines: 80, bytes: 2048 };
 const START_ERROR_EXIT = 128;
-const KILLED_EXIT = 137;
 
 /** How containers' shims are started and followed; a test puts its own in place of processes. */
 export interface Shims {
@@ -101,32 +80,6 @@ export interface SupervisorContext {
   onDeleted(supervisor: Supervisor): void;
 }
 
-/** The end of one container instance that is under way. */
-interface StopTask {
-  /** Wall-clock milliseconds. */
-  deadline: number;
-  holdSignal: boolean;
-  force: boolean;
-  changed: Pulse;
-}
-
-/** A running instance, in memory. */
-interface Runtime {
-  ref: ContainerRef & { pid?: number };
-  watch: ShimWatch | undefined;
-  probers: Partial<Record<ProbeKind, Prober>>;
-  /** Fulfilled when the instance has been concluded and its status written. */
-  over: Promise<void>;
-  resolveOver(): void;
-  started: Promise<boolean>;
-  resolveStarted(started: boolean): void;
-  gone: Promise<void>;
-  resolveGone(): void;
-  /** Aborts hooks and probes when the instance has ended. */
-  ended: AbortController;
-  stop: StopTask | undefined;
-}
-
 /**
  * Runs one machine, on any engine: start and stop order, restarts, probes, hooks, image policy, status. What it must
  * remember is in its record, written before each effect that depends on it; a supervisor made from a record carries on.
@@ -134,14 +87,12 @@ interface Runtime {
 export class Supervisor implements MachineHome {
   readonly id: string;
   readonly dir: string;
-  #spec: MachineSpec;
-  readonly #record: MachineRecord;
+  readonly #book: MachineBook;
   readonly #context: SupervisorContext;
   readonly #clock: Clock;
   readonly #logger: Logger;
-  readonly #runtimes = new Map<string, Runtime>();
+  readonly #runtimes = new Map<string, ContainerRun>();
   readonly #starting = new Set<string>();
-  readonly #changed = new Pulse();
   /** Aborts what must not outlive the backend's own end. */
   readonly #closing = new AbortController();
   /** Aborts what is being prepared for containers that are not wanted any more. */
@@ -153,9 +104,6 @@ export class Supervisor implements MachineHome {
   #planned = false;
   /** False while a former backend's sandbox has yet to be found again: until then nothing is begun or ended. */
   #ready = false;
-  /** The last status that was written: what clients are told, because it is what a next backend would begin with. */
-  #written: Machine | undefined;
-  #cancelCommit: (() => void) | undefined;
   /** Calls of the engine that a next backend must not meet. */
   readonly #work = new Set<Promise<void>>();
   #cancelWake: (() => void) | undefined;
@@ -167,12 +115,7 @@ export class Supervisor implements MachineHome {
     this.#context = context;
     this.#clock = context.clock;
     this.#logger = context.logger.child({ machine: this.id });
-    this.#spec = spec;
-    this.#record = record;
-    // A patch writes the spec first: the former backend may have ended before it wrote the record.
-    for (const container of containersOf(spec)) {
-      if (record.containers[container.spec.name] === undefined) this.#addRecord(container);
-    }
+    this.#book = new MachineBook({ ...context, logger: this.#logger }, spec, record);
   }
 
   /** Writes a new machine down and begins it. @throws when it cannot be written: then there is no machine. */
@@ -181,18 +124,18 @@ export class Supervisor implements MachineHome {
     record.machine.host = host;
     const supervisor = new Supervisor(context, spec, record);
     context.store.saveSpec(id, spec);
-    supervisor.#write();
+    supervisor.#book.write();
     supervisor.#ready = true;
     supervisor.#replan();
     return supervisor;
   }
 
   get spec(): MachineSpec {
-    return this.#spec;
+    return this.#book.spec;
   }
 
   get record(): Readonly<MachineRecord> {
-    return this.#record;
+    return this.#book.record;
   }
 
   socketPath(name: string): string {
@@ -201,7 +144,7 @@ export class Supervisor implements MachineHome {
 
   /** The machine as it was last written. It does not change: callers keep it while the machine goes on. */
   snapshot(): Machine {
-    return (this.#written ??= structuredClone(this.#record.machine));
+    return this.#book.snapshot();
   }
 
   // --- after a restart of the backend ---
@@ -211,26 +154,29 @@ export class Supervisor implements MachineHome {
    * begun, and it may be called again.
    */
   async recover(): Promise<void> {
-    if (this.#spec.registry_auth_version === undefined && this.#record.machine.registry_auth_version !== undefined) {
+    if (
+      this.#book.spec.registry_auth_version === undefined &&
+      this.#book.record.machine.registry_auth_version !== undefined
+    ) {
       // The former backend had them in memory. Whoever reads that they are gone sends them again.
-      delete this.#record.machine.registry_auth_version;
-      this.#commit();
+      delete this.#book.record.machine.registry_auth_version;
+      this.#book.commit();
     }
-    this.snapshot();
-    if (isOver(this.#record.machine)) {
+    this.#book.snapshot();
+    if (isOver(this.#book.record.machine)) {
       this.#ready = true;
-      if (this.#record.deleted) this.#context.onDeleted(this);
+      if (this.#book.record.deleted) this.#context.onDeleted(this);
       return;
     }
-    if (this.#record.sandbox !== "none") {
+    if (this.#book.record.sandbox !== "none") {
       const sandbox =
-        this.#record.sandbox === "open" ? await this.#inEngine(this.#context.engine.recover(this)) : undefined;
+        this.#book.record.sandbox === "open" ? await this.#inEngine(this.#context.engine.recover(this)) : undefined;
       if (this.#closing.signal.aborted) {
         await sandbox?.close();
         return;
       }
       if (sandbox !== undefined) this.#adoptSandbox(sandbox);
-      else if (this.#record.sandbox === "open") {
+      else if (this.#book.record.sandbox === "open") {
         this.#sandboxLost({
           reason: "SandboxLost",
           message: "the machine's sandbox was gone when the backend started",
@@ -238,31 +184,31 @@ export class Supervisor implements MachineHome {
       } else {
         // The former backend ended while it made the sandbox: begin that anew.
         await this.#inEngine(this.#context.engine.destroy(this));
-        this.#record.sandbox = "none";
+        this.#book.record.sandbox = "none";
       }
     }
     if (this.#sandbox !== undefined) {
-      for (const { spec } of containersOf(this.#spec)) this.#recoverContainer(spec);
+      for (const { spec } of containersOf(this.#book.spec)) this.#recoverContainer(spec);
     }
     this.#ready = true;
-    if (this.#record.machine.reachability !== "ok") {
-      this.#record.machine.reachability = "ok";
-      this.#commit();
+    if (this.#book.record.machine.reachability !== "ok") {
+      this.#book.record.machine.reachability = "ok";
+      this.#book.commit();
     }
     this.#replan();
   }
 
   /** The former backend's machine cannot be looked at just now; its last status stands. */
   outOfSight(): void {
-    if (this.#record.machine.reachability === "unknown") return;
-    this.#record.machine.reachability = "unknown";
-    this.#commit();
+    if (this.#book.record.machine.reachability === "unknown") return;
+    this.#book.record.machine.reachability = "unknown";
+    this.#book.commit();
   }
 
   #recoverContainer(spec: ContainerSpec): void {
-    const own = this.#own(spec.name);
+    const own = this.#book.own(spec.name);
     if (own.phase !== "starting" && own.phase !== "running") return;
-    const runtime = this.#newRuntime(this.#refOf(spec.name));
+    const runtime = this.#addRuntime(this.#book.refOf(spec.name));
     if (!this.#context.shims.everStarted(runtime.ref.dir)) {
       // Decided, but never begun: as if it had not been decided.
       this.#runtimes.delete(spec.name);
@@ -287,53 +233,49 @@ export class Supervisor implements MachineHome {
    * @throws ProviderError unavailable when that cannot be written down yet; it is done all the same.
    */
   stop(graceSeconds: number, force = false): void {
-    if (isOver(this.#record.machine)) return;
+    if (isOver(this.#book.record.machine)) return;
     const ending: Ending = { deadline: this.#clock.now() + graceSeconds * 1000, force, state: "stopped" };
-    const before = this.#record.ending;
+    const before = this.#book.record.ending;
     if (before === undefined) this.#end(ending);
     else if (before.deadline > ending.deadline || (force && !before.force))
       this.#end({ ...before, deadline: Math.min(before.deadline, ending.deadline), force: before.force || force });
-    this.#requireWritten();
+    this.#book.requireWritten();
   }
 
   /** @throws ProviderError unavailable when that cannot be written down yet; it is done all the same. */
   delete(force: boolean): void {
-    const isFirst = !this.#record.deleted;
+    const isFirst = !this.#book.record.deleted;
     if (isFirst) {
-      this.#record.deleted = true;
-      this.#commit();
+      this.#book.record.deleted = true;
+      this.#book.commit();
     }
-    if (isFirst || force) this.stop(force ? 0 : (this.#spec.termination_grace_s ?? DEFAULT_GRACE_S), force);
-    this.#requireWritten();
-    if (isOver(this.#record.machine)) this.#context.onDeleted(this);
-  }
-
-  #requireWritten(): void {
-    if (this.#cancelCommit === undefined) return;
-    throw new ProviderError("unavailable", `the state of machine ${this.id} cannot be written just now`);
+    if (isFirst || force) this.stop(force ? 0 : this.#book.graceMs() / 1000, force);
+    this.#book.requireWritten();
+    if (isOver(this.#book.record.machine)) this.#context.onDeleted(this);
   }
 
   async patch(patch: MachinePatch): Promise<void> {
-    if (isOver(this.#record.machine) || this.#record.ending !== undefined) {
+    if (isOver(this.#book.record.machine) || this.#book.record.ending !== undefined) {
       throw new ProviderError(
         "conflict",
-        `machine ${this.id} is ${this.#record.machine.state}: it cannot be changed any more`,
+        `machine ${this.id} is ${this.#book.record.machine.state}: it cannot be changed any more`,
       );
     }
-    if (patch.registry_auth !== undefined) this.#replaceCredentials(patch.registry_auth, patch.registry_auth_version);
+    if (patch.registry_auth !== undefined)
+      this.#book.replaceCredentials(patch.registry_auth, patch.registry_auth_version);
     for (const { container, resources } of patch.resources ?? []) await this.#resize(container, resources);
     for (const { name, image } of patch.containers ?? []) this.#changeImage(name, image);
-    for (const spec of patch.ephemeral_containers ?? []) this.#addEphemeral(spec);
+    for (const spec of patch.ephemeral_containers ?? []) this.#book.addEphemeral(spec);
     for (const update of patch.files ?? []) await this.#replaceFiles(update);
-    this.#context.store.saveSpec(this.id, this.#spec);
-    this.#commit();
+    this.#context.store.saveSpec(this.id, this.#book.spec);
+    this.#book.commit();
     this.#replan();
   }
 
   logs(container: string, options: LogOptions): AsyncIterable<LogLine[]> {
-    this.#findSpec(container);
-    const own = this.#own(container);
-    const folder = this.#instanceFolder(container, options.previous ? own.attempt - 1 : own.attempt);
+    this.#book.findSpec(container);
+    const own = this.#book.own(container);
+    const folder = this.#book.instanceFolder(container, options.previous ? own.attempt - 1 : own.attempt);
     if (folder === undefined) {
       if (options.previous)
         throw new ProviderError(
@@ -342,7 +284,7 @@ export class Supervisor implements MachineHome {
         );
       throw new ProviderError(
         "conflict",
-        `container "${container}" in machine "${this.id}" is waiting to start: ${this.#state(container).reason}`,
+        `container "${container}" in machine "${this.id}" is waiting to start: ${this.#book.state(container).reason}`,
       );
     }
     const instance = own.attempt;
@@ -357,7 +299,7 @@ export class Supervisor implements MachineHome {
       stream: options.stream,
       limitBytes: options.limitBytes,
       complete,
-      changed: (signal) => (complete() || signal.aborted ? Promise.resolve() : this.#changed.wait(signal)),
+      changed: (signal) => (complete() || signal.aborted ? Promise.resolve() : this.#book.changed.wait(signal)),
     });
   }
 
@@ -368,7 +310,7 @@ export class Supervisor implements MachineHome {
 
   async attach(container: string, options: StreamOptions): Promise<ProcessStreams> {
     const { runtime } = this.#running(container);
-    const spec = this.#findSpec(container);
+    const spec = this.#book.findSpec(container);
     if (options.stdin && !spec.stdin)
       throw new ProviderError("invalid", `container "${container}" was not started with stdin`, { field: "stdin" });
     return await this.#context.shims.attach(this.socketPath(runtime.ref.id), { ...options, tty: spec.tty ?? false });
@@ -376,7 +318,7 @@ export class Supervisor implements MachineHome {
 
   async portForward(port: number, signal: AbortSignal) {
     if (this.#sandbox === undefined)
-      throw new ProviderError("conflict", `machine ${this.id} is ${this.#record.machine.state}`);
+      throw new ProviderError("conflict", `machine ${this.id} is ${this.#book.record.machine.state}`);
     try {
       return await this.#sandbox.dial(port, "loopback", signal);
     } catch (cause) {
@@ -390,13 +332,13 @@ export class Supervisor implements MachineHome {
 
   /** Undefined when nothing runs. */
   async stats(): Promise<MachineStats | undefined> {
-    const running = [...this.#runtimes].filter(([name]) => this.#own(name).phase === "running");
+    const running = [...this.#runtimes].filter(([name]) => this.#book.own(name).phase === "running");
     if (this.#sandbox === undefined || running.length === 0) return undefined;
     const sample = await this.#sandbox.stats(running.map(([, { ref }]) => ref));
     const containers = await Promise.all(
       sample.containers.map(async (container) => ({
         ...container,
-        started_at: this.#state(container.name).started_at ?? this.#record.machine.created_at,
+        started_at: this.#book.state(container.name).started_at ?? this.#book.record.machine.created_at,
         logs_used_bytes: await logBytes(this.#runtimes.get(container.name)?.ref.dir ?? ""),
         probes: Object.values(this.#runtimes.get(container.name)?.probers ?? {}).map(({ tally }) => ({ ...tally })),
       })),
@@ -410,11 +352,10 @@ export class Supervisor implements MachineHome {
     this.#opening?.abort(this.#closing.signal.reason);
     this.#cancelWake?.();
     this.#cancelStorage?.();
-    this.#cancelCommit?.();
+    this.#book.close();
     for (const runtime of this.#runtimes.values()) {
       runtime.watch?.close();
-      runtime.ended.abort(this.#closing.signal.reason);
-      for (const prober of Object.values(runtime.probers)) prober.stop();
+      runtime.end(this.#closing.signal.reason);
     }
     await Promise.all(this.#work);
     await this.#sandbox?.close();
@@ -430,7 +371,7 @@ export class Supervisor implements MachineHome {
       if (this.#closing.signal.aborted) return;
       this.#cancelWake?.();
       const busy = { opening: this.#opening !== undefined || this.#winding, starting: this.#starting };
-      const { actions, wakeAt } = plan(this.#spec, this.#record, busy, this.#clock.now());
+      const { actions, wakeAt } = plan(this.#book.spec, this.#book.record, busy, this.#clock.now());
       if (wakeAt !== undefined) this.#wakeAfter(wakeAt - this.#clock.now());
       for (const action of actions) this.#act(action);
     });
@@ -447,26 +388,26 @@ export class Supervisor implements MachineHome {
         break;
       case "start":
         this.#starting.add(action.container);
-        this.#background(this.#start(this.#findSpec(action.container), action.backoff));
+        this.#background(this.#start(this.#book.findSpec(action.container), action.backoff));
         break;
       case "back_off":
-        this.#showBackOff(action.container, action.ms);
+        this.#book.showBackOff(action.container, action.ms);
         break;
       case "stop":
         this.#stopContainer(action.container, this.#endDeadline(), {
           holdSignal: action.holdSignal,
-          force: this.#record.ending?.force ?? false,
+          force: this.#book.record.ending?.force ?? false,
           message: `Stopping container ${action.container}`,
         });
         break;
       case "restart_all":
-        this.#record.restarting = { reason: "RestartAllContainers" };
+        this.#book.record.restarting = { reason: "RestartAllContainers" };
         this.#starts.abort(new Error("all containers are restarted"));
-        this.#commit();
+        this.#book.commit();
         this.#replan();
         break;
       case "finish":
-        this.#end({ deadline: this.#clock.now() + this.#graceMs(), force: false, state: "stopped" });
+        this.#end({ deadline: this.#clock.now() + this.#book.graceMs(), force: false, state: "stopped" });
         break;
       case "begin_again":
         this.#background(this.#beginAgain(action.newSandbox));
@@ -497,20 +438,16 @@ export class Supervisor implements MachineHome {
   }
 
   #end(ending: Ending): void {
-    this.#record.ending = ending;
-    if (this.#runtimes.size > 0 || this.#opening !== undefined) this.#record.machine.state = "stopping";
+    this.#book.record.ending = ending;
+    if (this.#runtimes.size > 0 || this.#opening !== undefined) this.#book.record.machine.state = "stopping";
     this.#opening?.abort(new Error("the machine is being stopped"));
     this.#starts.abort(new Error("the machine is being stopped"));
-    this.#commit();
+    this.#book.commit();
     this.#replan();
   }
 
   #endDeadline(): number {
-    return this.#record.ending?.deadline ?? this.#clock.now() + this.#graceMs();
-  }
-
-  #graceMs(): number {
-    return (this.#spec.termination_grace_s ?? DEFAULT_GRACE_S) * 1000;
+    return this.#book.record.ending?.deadline ?? this.#clock.now() + this.#book.graceMs();
   }
 
   // --- sandbox ---
@@ -525,18 +462,18 @@ export class Supervisor implements MachineHome {
     try {
       await this.#context.startGate.add(async () => {
         opening.signal.throwIfAborted();
-        this.#record.sandbox = "opening";
-        this.#record.machine.state = "creating";
-        this.#write();
+        this.#book.record.sandbox = "opening";
+        this.#book.record.machine.state = "creating";
+        this.#book.write();
         const sandbox = await this.#inEngine(this.#openSandbox(opening.signal));
-        this.#record.sandbox = "open";
+        this.#book.record.sandbox = "open";
         this.#adoptSandbox(sandbox);
       });
       this.#sandboxRetry = { at: 0, ms: 0 };
-      if (this.#record.ending === undefined) this.#record.machine.state = "starting";
-      this.#record.machine.sandbox_ready = true;
-      this.#record.machine.addresses = this.#sandbox!.addresses.map((ip) => ({ ip }));
-      this.#commit();
+      if (this.#book.record.ending === undefined) this.#book.record.machine.state = "starting";
+      this.#book.record.machine.sandbox_ready = true;
+      this.#book.record.machine.addresses = this.#sandbox!.addresses.map((ip) => ({ ip }));
+      this.#book.commit();
     } catch (error) {
       await this.#openFailed(toError(error));
     } finally {
@@ -548,7 +485,7 @@ export class Supervisor implements MachineHome {
   async #openSandbox(signal: AbortSignal): Promise<Sandbox> {
     const sandbox = await this.#context.engine.open(this, signal);
     try {
-      for (const volume of this.#filesVolumes()) await this.#applyFiles(sandbox, volume);
+      for (const volume of this.#book.filesVolumes()) await this.#applyFiles(sandbox, volume);
       // What was opened for a backend that is ending is for the next one to clear away.
       this.#closing.signal.throwIfAborted();
       return sandbox;
@@ -559,9 +496,9 @@ export class Supervisor implements MachineHome {
   }
 
   async #openFailed(error: Error): Promise<void> {
-    if (!(await this.#destroyForSure()) || this.#record.ending !== undefined) return;
+    if (!(await this.#destroyForSure()) || this.#book.record.ending !== undefined) return;
     this.#logger.warn({ error: error.message }, "cannot make the machine's sandbox");
-    this.#notice("Warning", "FailedCreatePodSandBox", `Failed to create pod sandbox: ${error.message}`);
+    this.#book.notice("Warning", "FailedCreatePodSandBox", `Failed to create pod sandbox: ${error.message}`);
     if (isProviderError(error, "invalid") || isProviderError(error, "unsupported")) {
       this.#end({
         deadline: this.#clock.now(),
@@ -574,8 +511,8 @@ export class Supervisor implements MachineHome {
     }
     const ms = Math.min(this.#sandboxRetry.ms * 2 || SANDBOX_RETRY_MS.first, SANDBOX_RETRY_MS.max);
     this.#sandboxRetry = { at: this.#clock.now() + ms, ms };
-    this.#record.machine.message = `Failed to create pod sandbox: ${error.message}`;
-    this.#commit();
+    this.#book.record.machine.message = `Failed to create pod sandbox: ${error.message}`;
+    this.#book.commit();
   }
 
   #adoptSandbox(sandbox: Sandbox): void {
@@ -593,13 +530,13 @@ export class Supervisor implements MachineHome {
     void sandbox?.close().catch(() => {});
     const now = new Date(this.#clock.now()).toISOString();
     let hasRun = false;
-    for (const { spec } of containersOf(this.#spec)) {
-      const own = this.#own(spec.name);
+    for (const { spec } of containersOf(this.#book.spec)) {
+      const own = this.#book.own(spec.name);
       if (own.attempt >= 0) hasRun = true;
       if (own.phase !== "running" && own.phase !== "starting") continue;
-      const state = this.#state(spec.name);
+      const state = this.#book.state(spec.name);
       this.#dropRuntime(spec.name);
-      this.#exited(spec.name, {
+      this.#book.exited(spec.name, {
         exit_code: KILLED_EXIT,
         reason: "ContainerStatusUnknown",
         message: "The container could not be located when the pod was deleted.  The container used to be Running",
@@ -608,18 +545,18 @@ export class Supervisor implements MachineHome {
         ...(own.id === undefined ? {} : { id: own.id }),
       });
     }
-    this.#record.machine.sandbox_ready = false;
+    this.#book.record.machine.sandbox_ready = false;
     this.#logger.warn(loss, "the machine's sandbox is lost");
-    if (this.#record.ending === undefined) {
-      if (this.#spec.restart_policy === "never" && hasRun) {
-        this.#record.ending = { deadline: this.#clock.now(), force: true, state: "failed", ...loss };
+    if (this.#book.record.ending === undefined) {
+      if (this.#book.spec.restart_policy === "never" && hasRun) {
+        this.#book.record.ending = { deadline: this.#clock.now(), force: true, state: "failed", ...loss };
       } else {
-        this.#notice("Normal", "SandboxChanged", "Pod sandbox changed, it will be killed and re-created.");
-        this.#record.restarting = { reason: "SandboxChanged" };
+        this.#book.notice("Normal", "SandboxChanged", "Pod sandbox changed, it will be killed and re-created.");
+        this.#book.record.restarting = { reason: "SandboxChanged" };
       }
       this.#starts.abort(new Error("the machine's sandbox is lost"));
     }
-    this.#commit();
+    this.#book.commit();
     this.#replan();
   }
 
@@ -628,15 +565,15 @@ export class Supervisor implements MachineHome {
     this.#sandbox = undefined;
     await sandbox?.close().catch(() => {});
     await this.#context.engine.destroy(this);
-    this.#record.sandbox = "none";
-    this.#record.machine.sandbox_ready = false;
+    this.#book.record.sandbox = "none";
+    this.#book.record.machine.sandbox_ready = false;
   }
 
   /** Nothing runs: remove the sandbox, then say so. */
   async #windUp(): Promise<void> {
     this.#winding = true;
     if (!(await this.#destroyForSure()) || this.#closing.signal.aborted) return;
-    const { machine, ending } = this.#record;
+    const { machine, ending } = this.#book.record;
     machine.state = ending!.state;
     machine.stopped_at = new Date(this.#clock.now()).toISOString();
     for (const [key, value] of [
@@ -646,28 +583,28 @@ export class Supervisor implements MachineHome {
       if (value === undefined) delete machine[key];
       else machine[key] = value;
     }
-    this.#commit();
-    if (this.#record.deleted) this.#context.onDeleted(this);
+    this.#book.commit();
+    if (this.#book.record.deleted) this.#context.onDeleted(this);
   }
 
   async #beginAgain(newSandbox: boolean): Promise<void> {
     this.#winding = true;
     if (newSandbox && (!(await this.#destroyForSure()) || this.#closing.signal.aborted)) return;
     this.#winding = false;
-    const all = this.#record.restarting!.reason === "RestartAllContainers";
-    delete this.#record.restarting;
-    this.#record.initialized = false;
+    const all = this.#book.record.restarting!.reason === "RestartAllContainers";
+    delete this.#book.record.restarting;
+    this.#book.record.initialized = false;
     this.#starts = new AbortController();
-    const hasInit = (this.#spec.init_containers?.length ?? 0) > 0;
-    for (const { spec, kind } of containersOf(this.#spec)) {
+    const hasInit = (this.#book.spec.init_containers?.length ?? 0) > 0;
+    for (const { spec, kind } of containersOf(this.#book.spec)) {
       if (kind === "ephemeral") continue;
-      const own = this.#own(spec.name);
-      if (all && own.phase === "exited") this.#showRestartOfAll(spec.name);
-      else this.#wait(spec.name, hasInit ? "PodInitializing" : "ContainerCreating");
+      const own = this.#book.own(spec.name);
+      if (all && own.phase === "exited") this.#book.showRestartOfAll(spec.name);
+      else this.#book.wait(spec.name, hasInit ? "PodInitializing" : "ContainerCreating");
       own.phase = "new";
     }
-    this.#record.machine.state = newSandbox ? "creating" : "starting";
-    this.#commit();
+    this.#book.record.machine.state = newSandbox ? "creating" : "starting";
+    this.#book.commit();
     this.#replan();
   }
 
@@ -689,17 +626,17 @@ export class Supervisor implements MachineHome {
 
   /** Measures now and then, while there is a limit and an engine that can. */
   #watchStorage(): void {
-    if (!hasStorageLimits(this.#spec, this.#context.engine.capabilities)) return;
+    if (!hasStorageLimits(this.#book.spec, this.#context.engine.capabilities)) return;
     this.#cancelStorage?.();
     this.#cancelStorage = this.#clock.after(STORAGE_CHECK_MS, () => this.#background(this.#checkStorage()));
   }
 
   async #checkStorage(): Promise<void> {
     const sandbox = this.#sandbox;
-    if (sandbox === undefined || this.#closing.signal.aborted || this.#record.ending !== undefined) return;
-    const message = exceededLimit(this.#spec, await this.#storageUse(sandbox));
-    if (message === undefined || this.#record.ending !== undefined) return this.#watchStorage();
-    this.#notice("Warning", "Evicted", message);
+    if (sandbox === undefined || this.#closing.signal.aborted || this.#book.record.ending !== undefined) return;
+    const message = exceededLimit(this.#book.spec, await this.#storageUse(sandbox));
+    if (message === undefined || this.#book.record.ending !== undefined) return this.#watchStorage();
+    this.#book.notice("Warning", "Evicted", message);
     this.#end({
       deadline: this.#clock.now() + EVICTION_GRACE_MS,
       force: false,
@@ -726,19 +663,21 @@ export class Supervisor implements MachineHome {
 
   async #start(spec: ContainerSpec, backoff: ContainerRecord["backoff"]): Promise<void> {
     const { name } = spec;
-    const own = this.#own(name);
+    const own = this.#book.own(name);
     const abandoned = () =>
-      this.#closing.signal.aborted || this.#record.ending !== undefined || this.#record.restarting !== undefined;
-    let runtime: Runtime | undefined;
+      this.#closing.signal.aborted ||
+      this.#book.record.ending !== undefined ||
+      this.#book.record.restarting !== undefined;
+    let runtime: ContainerRun | undefined;
     try {
-      if (own.kind === "main") this.#record.initialized = true;
+      if (own.kind === "main") this.#book.record.initialized = true;
       await this.#obtainImages(spec, own);
       await this.#context.startGate.add(async () => {
         const sandbox = this.#sandbox;
         if (sandbox === undefined || abandoned()) return;
         const attempt = own.attempt + 1;
         const id = `${name.slice(0, 40)}-${attempt}-${randomBytes(6).toString("hex")}`;
-        const dir = join(this.#containerDir(name), `${attempt}-${id.slice(-12)}`);
+        const dir = join(this.#book.containerDir(name), `${attempt}-${id.slice(-12)}`);
         mkdirSync(dir, { recursive: true, mode: 0o700 });
         let prepared: Awaited<ReturnType<Sandbox["launch"]>>;
         try {
@@ -778,17 +717,17 @@ export class Supervisor implements MachineHome {
         else own.user = prepared.user;
         delete own.retry;
         try {
-          this.#write();
+          this.#book.write();
         } catch (error) {
           // A container that the next backend would not know of must not run.
-          this.#record.containers[name] = before;
+          this.#book.record.containers[name] = before;
           await notStarted("the machine's state cannot be written");
           throw error;
         }
-        this.#notice("Normal", "Created", `Created container: ${name}`, name);
-        this.#forgetOldInstances(name);
+        this.#book.notice("Normal", "Created", `Created container: ${name}`, name);
+        this.#book.forgetOldInstances(name);
         const { user: _user, ...command } = prepared;
-        runtime = this.#newRuntime({ name, attempt, id, dir });
+        runtime = this.#addRuntime({ name, attempt, id, dir });
         try {
           await this.#context.shims.start(dir, {
             ...command,
@@ -816,10 +755,10 @@ export class Supervisor implements MachineHome {
   }
 
   /** From the shim's start to the end of post_start. */
-  async #finishStart(spec: ContainerSpec, runtime: Runtime): Promise<void> {
+  async #finishStart(spec: ContainerSpec, runtime: ContainerRun): Promise<void> {
     try {
       const started = await runtime.started;
-      const own = this.#own(spec.name);
+      const own = this.#book.own(spec.name);
       if (!started || this.#runtimes.get(spec.name) !== runtime) return;
       const hook = spec.hooks?.post_start;
       if (hook !== undefined && !own.postStartDone) {
@@ -827,15 +766,15 @@ export class Supervisor implements MachineHome {
           await this.#hook(hook, spec, runtime);
         } catch (error) {
           if (runtime.ended.signal.aborted) return;
-          this.#notice("Warning", "FailedPostStartHook", "PostStartHook failed", spec.name);
+          this.#book.notice("Warning", "FailedPostStartHook", "PostStartHook failed", spec.name);
           this.#logger.info({ container: spec.name, error: toError(error).message }, "post_start hook failed");
-          this.#stopContainer(spec.name, this.#clock.now() + this.#graceMs(), {
+          this.#stopContainer(spec.name, this.#clock.now() + this.#book.graceMs(), {
             holdSignal: false,
             force: false,
             message: "FailedPostStartHook",
           });
           await runtime.over;
-          this.#showFailedStart(spec, "PostStartHookError", toError(error).message);
+          this.#book.showFailedStart(spec, "PostStartHookError", toError(error).message);
           return;
         }
       }
@@ -850,56 +789,55 @@ export class Supervisor implements MachineHome {
 
   /** There is no instance: the image or the configuration does not allow one yet. */
   #startFailed(spec: ContainerSpec, error: Error): void {
-    const own = this.#own(spec.name);
+    const own = this.#book.own(spec.name);
     const reason = error instanceof ContainerError ? error.reason : "CreateContainerError";
     const isPull = ["ErrImagePull", "RegistryUnavailable", "SignatureValidationFailed"].includes(reason);
     const ms = isPull
-      ? Math.min((own.retry?.ms ?? 0) * 2 || this.#backoffInitial(), this.#spec.backoff?.max_ms ?? BACKOFF_MAX_MS)
+      ? Math.min(
+          (own.retry?.ms ?? 0) * 2 || this.#book.backoffInitial(),
+          this.#book.spec.backoff?.max_ms ?? BACKOFF_MAX_MS,
+        )
       : CONFIG_RETRY_MS;
     own.retry = { at: this.#clock.now() + ms, ms };
-    this.#wait(spec.name, reason, error.message);
-    this.#notice("Warning", "Failed", `Error: ${isPull ? reason : error.message}`, spec.name);
-    this.#commit();
+    this.#book.wait(spec.name, reason, error.message);
+    this.#book.notice("Warning", "Failed", `Error: ${isPull ? reason : error.message}`, spec.name);
+    this.#book.commit();
     if (isPull)
       this.#clock.after(Math.min(PULL_BACKOFF_SHOWN_MS, ms / 2), () =>
         this.#showPullBackOff(spec, reason, error.message),
       );
   }
 
-  #backoffInitial(): number {
-    return this.#spec.backoff?.initial_ms ?? BACKOFF_INITIAL_MS;
-  }
-
   #showPullBackOff(spec: ContainerSpec, reason: string, message: string): void {
-    const state = this.#state(spec.name);
+    const state = this.#book.state(spec.name);
     if (
       this.#closing.signal.aborted ||
-      isOver(this.#record.machine) ||
+      isOver(this.#book.record.machine) ||
       state.state !== "waiting" ||
       state.reason !== reason
     )
       return;
-    this.#wait(spec.name, "ImagePullBackOff", `Back-off pulling image "${spec.image}": ${reason}: ${message}`);
-    this.#notice("Normal", "BackOff", `Back-off pulling image "${spec.image}"`, spec.name);
-    this.#notice("Warning", "Failed", "Error: ImagePullBackOff", spec.name);
-    this.#commit();
+    this.#book.wait(spec.name, "ImagePullBackOff", `Back-off pulling image "${spec.image}": ${reason}: ${message}`);
+    this.#book.notice("Normal", "BackOff", `Back-off pulling image "${spec.image}"`, spec.name);
+    this.#book.notice("Warning", "Failed", "Error: ImagePullBackOff", spec.name);
+    this.#book.commit();
   }
 
   async #obtainImages(spec: ContainerSpec, own: ContainerRecord): Promise<void> {
     const { images } = this.#context.engine;
     if (images === undefined) return;
-    const auth = this.#spec.registry_auth ?? [];
+    const auth = this.#book.spec.registry_auth ?? [];
     const surroundings = {
       clock: this.#clock,
       signal: AbortSignal.any([this.#closing.signal, this.#starts.signal]),
       notify: (type: "Normal" | "Warning", reason: string, message: string) => {
-        this.#notice(type, reason, message, spec.name);
-        this.#commit();
+        this.#book.notice(type, reason, message, spec.name);
+        this.#book.commit();
       },
     };
     own.image = await obtainImage(images, spec, auth, surroundings);
     const mounted = new Set((spec.mounts ?? []).map((mount) => mount.volume));
-    for (const volume of this.#spec.volumes ?? []) {
+    for (const volume of this.#book.spec.volumes ?? []) {
       if (volume.type !== "image" || !mounted.has(volume.name)) continue;
       own.imageVolumes = { ...own.imageVolumes, [volume.name]: await obtainImage(images, volume, auth, surroundings) };
     }
@@ -907,7 +845,7 @@ export class Supervisor implements MachineHome {
   }
 
   #withAddresses(spec: ContainerSpec, sandbox: Sandbox): ContainerSpec {
-    const tokens = this.#spec.address_tokens;
+    const tokens = this.#book.spec.address_tokens;
     if (tokens === undefined) return spec;
     const fill = (text: string) =>
       text
@@ -921,49 +859,34 @@ export class Supervisor implements MachineHome {
     };
   }
 
-  #newRuntime(ref: ContainerRef): Runtime {
-    const over = Promise.withResolvers<void>();
-    const started = Promise.withResolvers<boolean>();
-    const gone = Promise.withResolvers<void>();
-    const runtime: Runtime = {
-      ref: { ...ref },
-      watch: undefined,
-      probers: {},
-      over: over.promise,
-      resolveOver: over.resolve,
-      started: started.promise,
-      resolveStarted: started.resolve,
-      gone: gone.promise,
-      resolveGone: gone.resolve,
-      ended: new AbortController(),
-      stop: undefined,
-    };
+  #addRuntime(ref: ContainerRef): ContainerRun {
+    const runtime = new ContainerRun(ref);
     this.#runtimes.set(ref.name, runtime);
     return runtime;
   }
 
-  #watch(spec: ContainerSpec, runtime: Runtime): void {
+  #watch(spec: ContainerSpec, runtime: ContainerRun): void {
     if (this.#closing.signal.aborted) return;
     runtime.watch = this.#context.shims.watch(runtime.ref.dir, this.socketPath(runtime.ref.id), {
       started: (status) => {
-        const own = this.#own(spec.name);
+        const own = this.#book.own(spec.name);
         runtime.ref = { ...runtime.ref, ...(status.pid === undefined ? {} : { pid: status.pid }) };
         if (own.phase === "starting") {
           own.phase = "running";
-          this.#state(spec.name).started_at = new Date(status.startedAt!).toISOString();
-          this.#notice("Normal", "Started", `Started container ${spec.name}`, spec.name);
+          this.#book.state(spec.name).started_at = new Date(status.startedAt!).toISOString();
+          this.#book.notice("Normal", "Started", `Started container ${spec.name}`, spec.name);
         }
-        runtime.resolveStarted(true);
+        runtime.hasStarted();
       },
       exited: (exit) => this.#background(this.#concluded(spec, runtime, exit)),
-      gone: () => runtime.resolveGone(),
+      gone: () => runtime.outputClosed(),
     });
   }
 
-  #showRunning(spec: ContainerSpec, runtime: Runtime): void {
-    const own = this.#own(spec.name);
-    const state = this.#state(spec.name);
-    const { machine } = this.#record;
+  #showRunning(spec: ContainerSpec, runtime: ContainerRun): void {
+    const own = this.#book.own(spec.name);
+    const state = this.#book.state(spec.name);
+    const { machine } = this.#book.record;
     if (state.terminated !== undefined) state.last = state.terminated;
     delete state.terminated;
     delete state.reason;
@@ -976,38 +899,37 @@ export class Supervisor implements MachineHome {
     if (own.user !== undefined) state.user = own.user;
     state.started = spec.probes?.startup === undefined;
     state.ready =
-      state.started && own.kind !== "ephemeral" && spec.probes?.readiness === undefined && !this.#isPlainInit(spec);
+      state.started &&
+      own.kind !== "ephemeral" &&
+      spec.probes?.readiness === undefined &&
+      !this.#book.isPlainInit(spec);
     if (own.kind === "main" && machine.state === "starting") {
       machine.state = "running";
       machine.started_at ??= new Date(this.#clock.now()).toISOString();
       delete machine.message;
     }
-    this.#commit();
+    this.#book.commit();
     this.#startProbes(spec, runtime);
-  }
-
-  #isPlainInit(spec: ContainerSpec): boolean {
-    return this.#own(spec.name).kind === "init" && spec.restart_policy !== "always";
   }
 
   // --- probes and hooks ---
 
-  #startProbes(spec: ContainerSpec, runtime: Runtime): void {
-    const state = this.#state(spec.name);
+  #startProbes(spec: ContainerSpec, runtime: ContainerRun): void {
+    const state = this.#book.state(spec.name);
     if (state.state !== "running") return;
     if (!state.started) this.#startProbe("startup", spec, runtime);
     else {
       this.#startProbe("readiness", spec, runtime);
-      if (this.#record.ending === undefined) this.#startProbe("liveness", spec, runtime);
+      if (this.#book.record.ending === undefined) this.#startProbe("liveness", spec, runtime);
     }
   }
 
-  #startProbe(kind: ProbeKind, spec: ContainerSpec, runtime: Runtime): void {
+  #startProbe(kind: ProbeKind, spec: ContainerSpec, runtime: ContainerRun): void {
     const probe = spec.probes?.[kind];
     const sandbox = this.#sandbox;
     if (probe === undefined || sandbox === undefined) return;
-    const state = this.#state(spec.name);
-    const attempt = () => runProbe(probe, targetOf(sandbox, runtime), probe.timeout_s * 1000, this.#clock);
+    const state = this.#book.state(spec.name);
+    const attempt = () => runProbe(probe, runtime.target(sandbox), probe.timeout_s * 1000, this.#clock);
     const prober = new Prober(
       kind,
       probe,
@@ -1015,8 +937,8 @@ export class Supervisor implements MachineHome {
       attempt,
       {
         complaint: (reason, message) => {
-          this.#notice("Warning", reason, message, spec.name);
-          this.#commit();
+          this.#book.notice("Warning", reason, message, spec.name);
+          this.#book.commit();
         },
         verdict: (which, healthy) => this.#verdict(which, healthy, spec, runtime),
       },
@@ -1026,23 +948,23 @@ export class Supervisor implements MachineHome {
     prober.start(Date.parse(state.started_at!));
   }
 
-  #verdict(kind: ProbeKind, healthy: boolean, spec: ContainerSpec, runtime: Runtime): void {
+  #verdict(kind: ProbeKind, healthy: boolean, spec: ContainerSpec, runtime: ContainerRun): void {
     if (this.#runtimes.get(spec.name) !== runtime || runtime.ended.signal.aborted) return;
-    const state = this.#state(spec.name);
+    const state = this.#book.state(spec.name);
     if (kind === "readiness") {
       state.ready = healthy;
-      this.#commit();
+      this.#book.commit();
     } else if (!healthy) {
       const grace = spec.probes?.[kind]?.termination_grace_s;
-      this.#stopContainer(spec.name, this.#clock.now() + (grace === undefined ? this.#graceMs() : grace * 1000), {
+      this.#stopContainer(spec.name, this.#clock.now() + (grace === undefined ? this.#book.graceMs() : grace * 1000), {
         holdSignal: false,
         force: false,
         message: `Container ${spec.name} failed ${kind} probe, will be restarted`,
       });
     } else if (kind === "startup") {
       state.started = true;
-      state.ready = this.#own(spec.name).kind !== "ephemeral" && spec.probes?.readiness === undefined;
-      this.#commit();
+      state.ready = this.#book.own(spec.name).kind !== "ephemeral" && spec.probes?.readiness === undefined;
+      this.#book.commit();
       this.#startProbes(spec, runtime);
       this.#replan();
     }
@@ -1051,13 +973,13 @@ export class Supervisor implements MachineHome {
   async #hook(
     handler: Parameters<typeof runHook>[0],
     spec: ContainerSpec,
-    runtime: Runtime,
+    runtime: ContainerRun,
     signal = runtime.ended.signal,
   ): Promise<void> {
-    await runHook(handler, targetOf(this.#sandbox!, runtime), {
+    await runHook(handler, runtime.target(this.#sandbox!), {
       clock: this.#clock,
       signal,
-      onFallback: (message) => this.#notice("Warning", "LifecycleHTTPFallback", message, spec.name),
+      onFallback: (message) => this.#book.notice("Warning", "LifecycleHTTPFallback", message, spec.name),
     });
   }
 
@@ -1076,106 +998,56 @@ export class Supervisor implements MachineHome {
       return;
     }
     runtime.stop = { deadline, holdSignal: how.holdSignal, force: how.force, changed: new Pulse() };
-    this.#notice("Normal", "Killing", how.message, name);
-    this.#commit();
-    this.#background(this.#runStop(this.#findSpec(name), runtime, runtime.stop));
+    this.#book.notice("Normal", "Killing", how.message, name);
+    this.#book.commit();
+    this.#background(this.#runStop(this.#book.findSpec(name), runtime, runtime.stop));
   }
 
-  async #runStop(spec: ContainerSpec, runtime: Runtime, task: StopTask): Promise<void> {
-    runtime.probers.startup?.stop();
-    runtime.probers.liveness?.stop();
-    const ended = new Promise<void>((resolve) => runtime.ended.signal.addEventListener("abort", () => resolve()));
-    /** Resolves at the container's end, at a change of the task, or at `until()`. */
-    const waitUntil = async (until: number | undefined) => {
-      const timer = Promise.withResolvers<void>();
-      const cancel =
-        until === undefined ? undefined : this.#clock.after(Math.max(0, until - this.#clock.now()), timer.resolve);
-      await Promise.race([ended, task.changed.wait(), timer.promise]);
-      cancel?.();
-    };
-    const isOpen = () => !runtime.ended.signal.aborted;
-    // A container whose command has not begun cannot take a signal. One that never begins is killed in the end.
-    let begun = false;
-    void runtime.started.then(() => {
-      begun = true;
-      task.changed.fire();
-    });
-    while (!begun && isOpen() && !task.force && this.#clock.now() < task.deadline) await waitUntil(task.deadline);
-    await this.#preStop(spec, runtime, task, waitUntil);
-    while (isOpen() && task.holdSignal && !task.force) await waitUntil(undefined);
-    if (isOpen() && !task.force) {
-      const signalled = this.#clock.now();
-      await this.#sandbox?.signal(runtime.ref, this.#stopSignal(spec)).catch((error: unknown) => {
-        this.#logger.warn({ container: spec.name, error: toError(error).message }, "cannot deliver the stop signal");
-      });
-      const killAt = () => Math.max(task.deadline, signalled + MIN_KILL_WAIT_MS);
-      while (isOpen() && !task.force && this.#clock.now() < killAt()) await waitUntil(killAt());
-    }
-    // The shim reports the end; until then, kill again and again what does not go.
-    while (isOpen()) {
-      await this.#sandbox?.kill(runtime.ref).catch((error: unknown) => {
-        this.#logger.warn({ container: spec.name, error: toError(error).message }, "cannot kill the container yet");
-      });
-      if (isOpen()) await waitUntil(this.#clock.now() + MIN_KILL_WAIT_MS);
-    }
-  }
-
-  async #preStop(
-    spec: ContainerSpec,
-    runtime: Runtime,
-    task: StopTask,
-    waitUntil: (until: number) => Promise<void>,
-  ): Promise<void> {
-    const own = this.#own(spec.name);
+  async #runStop(spec: ContainerSpec, runtime: ContainerRun, task: StopTask): Promise<void> {
+    const own = this.#book.own(spec.name);
     const hook = spec.hooks?.pre_stop;
-    if (
-      hook === undefined ||
-      own.preStopDone ||
-      task.force ||
-      runtime.ended.signal.aborted ||
-      this.#sandbox === undefined
-    )
-      return;
-    const abort = new AbortController();
-    let over = false;
-    const run = this.#hook(hook, spec, runtime, AbortSignal.any([abort.signal, runtime.ended.signal]))
-      .catch((error: unknown) => {
-        if (runtime.ended.signal.aborted) return;
-        this.#notice("Warning", "FailedPreStopHook", "PreStopHook failed", spec.name);
-        this.#logger.info({ container: spec.name, error: toError(error).message }, "pre_stop hook failed");
-      })
-      .finally(() => {
-        over = true;
-        task.changed.fire();
-      });
-    while (!over && !task.force && this.#clock.now() < task.deadline && !runtime.ended.signal.aborted)
-      await waitUntil(task.deadline);
-    abort.abort(new Error("the grace period is used up"));
-    await run;
-    own.preStopDone = true;
-    this.#commit();
+    await stopContainer(runtime, task, {
+      clock: this.#clock,
+      logger: this.#logger,
+      sandbox: () => this.#sandbox,
+      signal: this.#stopSignal(spec),
+      ...(hook !== undefined &&
+        !own.preStopDone && {
+          preStop: async (signal) => {
+            try {
+              await this.#hook(hook, spec, runtime, signal);
+            } catch (error) {
+              if (runtime.ended.signal.aborted) return;
+              this.#book.notice("Warning", "FailedPreStopHook", "PreStopHook failed", spec.name);
+              this.#logger.info({ container: spec.name, error: toError(error).message }, "pre_stop hook failed");
+            }
+          },
+          preStopDone: () => {
+            own.preStopDone = true;
+            this.#book.commit();
+          },
+        }),
+    });
   }
 
   #stopSignal(spec: ContainerSpec): NodeJS.Signals {
-    return (spec.stop?.signal ?? this.#own(spec.name).image?.config.stopSignal ?? "SIGTERM") as NodeJS.Signals;
+    return (spec.stop?.signal ?? this.#book.own(spec.name).image?.config.stopSignal ?? "SIGTERM") as NodeJS.Signals;
   }
 
   // --- end of a container ---
 
   async #concluded(
     spec: ContainerSpec,
-    runtime: Runtime,
+    runtime: ContainerRun,
     exit: ShimExit & { startedAt?: number; finishedAt: number },
   ): Promise<void> {
     const sandbox = this.#sandbox;
-    for (const prober of Object.values(runtime.probers)) prober.stop();
-    runtime.ended.abort(new Error("the container has ended"));
-    runtime.resolveStarted(false);
+    runtime.end(new Error("the container has ended"));
     let conclusion: Awaited<ReturnType<Sandbox["conclude"]>> = {};
     if (sandbox !== undefined) {
       await this.#killAll(sandbox, runtime);
       // The shim writes the last of the log when nobody holds the container's output any more.
-      if (!exit.lost && runtime.watch !== undefined) await this.#drained(runtime);
+      if (!exit.lost && runtime.watch !== undefined) await runtime.drained(this.#clock);
       conclusion = await sandbox.conclude(runtime.ref, exit).catch((error: unknown) => {
         this.#logger.warn(
           { container: spec.name, error: toError(error).message },
@@ -1192,9 +1064,9 @@ export class Supervisor implements MachineHome {
       (exit.lost
         ? "The container could not be located"
         : await this.#terminationMessage(spec, runtime, exitCode, conclusion.terminationMessage));
-    if (startError !== undefined) this.#notice("Warning", "Failed", `Error: ${startError}`, spec.name);
+    if (startError !== undefined) this.#book.notice("Warning", "Failed", `Error: ${startError}`, spec.name);
     this.#dropRuntime(spec.name);
-    this.#exited(spec.name, {
+    this.#book.exited(spec.name, {
       exit_code: exitCode,
       ...(exit.signal === undefined ? {} : { signal: exit.signal }),
       reason: endReason(exitCode, { startError, lost: exit.lost, oomKilled: conclusion.oomKilled }),
@@ -1204,14 +1076,14 @@ export class Supervisor implements MachineHome {
       finished_at: new Date(exit.finishedAt).toISOString(),
       id: runtime.ref.id,
     });
-    if (startError !== undefined) this.#showFailedStart(spec, "RunContainerError", startError);
-    this.#commit();
-    runtime.resolveOver();
-    this.#changed.fire();
+    if (startError !== undefined) this.#book.showFailedStart(spec, "RunContainerError", startError);
+    this.#book.commit();
+    runtime.concluded();
+    this.#book.changed.fire();
     this.#replan();
   }
 
-  async #killAll(sandbox: Sandbox, runtime: Runtime): Promise<void> {
+  async #killAll(sandbox: Sandbox, runtime: ContainerRun): Promise<void> {
     while (this.#sandbox === sandbox && !this.#closing.signal.aborted) {
       try {
         await sandbox.kill(runtime.ref);
@@ -1226,16 +1098,9 @@ export class Supervisor implements MachineHome {
     }
   }
 
-  async #drained(runtime: Runtime): Promise<void> {
-    const late = Promise.withResolvers<void>();
-    const cancel = this.#clock.after(LOG_DRAIN_MS, late.resolve);
-    await Promise.race([runtime.gone, late.promise]);
-    cancel();
-  }
-
   async #terminationMessage(
     spec: ContainerSpec,
-    runtime: Runtime,
+    runtime: ContainerRun,
     exitCode: number,
     file: string | undefined,
   ): Promise<string> {
@@ -1246,124 +1111,14 @@ export class Supervisor implements MachineHome {
     return await logTail(runtime.ref.dir, FALLBACK_LOG.lines, FALLBACK_LOG.bytes).catch(() => "");
   }
 
-  #exited(name: string, terminated: ContainerTermination): void {
-    const own = this.#own(name);
-    const state = this.#state(name);
-    own.phase = "exited";
-    own.finishedAt = Date.parse(terminated.finished_at);
-    if (state.terminated !== undefined) state.last = state.terminated;
-    state.state = "terminated";
-    state.terminated = terminated;
-    if (terminated.id !== undefined) state.id = terminated.id;
-    state.restart_count = Math.max(state.restart_count, own.attempt);
-    state.started = false;
-    state.ready = own.kind === "init" && terminated.exit_code === 0 && this.#isPlainInit(this.#findSpec(name));
-    delete state.reason;
-    delete state.message;
-    if (own.definitionChanged) {
-      own.phase = "new";
-      delete own.definitionChanged;
-      delete own.backoff;
-    }
-  }
-
-  /** Until the next start or back-off, a container that failed to start waits for that reason (kubelet.md §2.5). */
-  #showFailedStart(spec: ContainerSpec, reason: string, message: string): void {
-    const { kind } = this.#own(spec.name);
-    const { terminated } = this.#state(spec.name);
-    const isAtEnd = this.#record.ending !== undefined || this.#record.restarting !== undefined;
-    if (terminated === undefined || kind === "ephemeral" || isAtEnd) return;
-    const policy = spec.restart_policy ?? this.#spec.restart_policy;
-    if (restartDecision(spec, policy, terminated.exit_code) === "no") return;
-    this.#wait(spec.name, reason, message);
-    this.#commit();
-  }
-
   #dropRuntime(name: string): void {
     const runtime = this.#runtimes.get(name);
     if (runtime === undefined) return;
     this.#runtimes.delete(name);
-    runtime.watch?.close();
-    for (const prober of Object.values(runtime.probers)) prober.stop();
-    runtime.ended.abort(new Error("the container has ended"));
-    runtime.resolveStarted(false);
-    runtime.resolveGone();
-    runtime.resolveOver();
-  }
-
-  // --- status ---
-
-  #showBackOff(name: string, ms: number): void {
-    const pod = formatOwner(this.id, this.#record.machine.labels);
-    const message = `back-off ${duration(ms)} restarting failed container=${name} pod=${pod}`;
-    const state = this.#state(name);
-    if (state.reason === "CrashLoopBackOff" && state.message === message) return;
-    this.#wait(name, "CrashLoopBackOff", message);
-    this.#notice("Warning", "BackOff", `Back-off restarting failed container ${name} in pod ${pod}`, name);
-    this.#commit();
-  }
-
-  /** As a kubelet shows each container that a rule of another, or its own, has ended (convertToAPIContainerStatuses). */
-  #showRestartOfAll(name: string): void {
-    const reason = "RestartingAllContainers";
-    const message = "The container is removed because RestartAllContainers in place";
-    this.#wait(name, reason, message);
-    const state = this.#state(name);
-    if (state.last !== undefined) state.last = { ...state.last, exit_code: KILLED_EXIT, reason, message };
-  }
-
-  #wait(name: string, reason: string, message?: string): void {
-    const state = this.#state(name);
-    if (state.terminated !== undefined) state.last = state.terminated;
-    delete state.terminated;
-    state.state = "waiting";
-    state.ready = false;
-    state.started = false;
-    state.reason = reason;
-    if (message === undefined) delete state.message;
-    else state.message = message;
-  }
-
-  #notice(type: MachineNotice["type"], reason: string, message: string, container?: string): void {
-    const { machine } = this.#record;
-    const seq = ++this.#record.noticeSeq;
-    const at = new Date(this.#clock.now()).toISOString();
-    machine.notices = [
-      ...(machine.notices ?? []),
-      { at, type, reason, message, seq, ...(container === undefined ? {} : { container }) },
-    ].slice(-NOTICES_KEPT);
-  }
-
-  /**
-   * Writes the record down. What cannot be written now is tried again until it can; meanwhile the machine goes on, and
-   * clients see what was written last.
-   */
-  #commit(): void {
-    if (this.#closing.signal.aborted) return;
-    try {
-      this.#write();
-    } catch (error) {
-      this.#logger.error({ error: toError(error).message }, "cannot write the machine's state yet");
-      this.#cancelCommit ??= this.#clock.after(COMMIT_RETRY_MS, () => {
-        this.#cancelCommit = undefined;
-        this.#commit();
-      });
-    }
-  }
-
-  /** The same for a step that must not be taken before it is written. @throws when it cannot be written */
-  #write(): void {
-    this.#written = this.#context.store.commit(this.#record);
-    this.#cancelCommit?.();
-    this.#cancelCommit = undefined;
-    this.#changed.fire();
+    runtime.drop();
   }
 
   // --- changes to a running machine ---
-
-  #filesVolumes() {
-    return (this.#spec.volumes ?? []).filter((volume) => volume.type === "files");
-  }
 
   async #applyFiles(sandbox: Sandbox, volume: Extract<Volume, { type: "files" }>): Promise<void> {
     if (sandbox.applyFiles === undefined)
@@ -1371,48 +1126,36 @@ export class Supervisor implements MachineHome {
         field: "volumes",
       });
     await sandbox.applyFiles(volume);
-    this.#record.machine.file_versions = { ...this.#record.machine.file_versions, [volume.name]: volume.version };
+    this.#book.record.machine.file_versions = {
+      ...this.#book.record.machine.file_versions,
+      [volume.name]: volume.version,
+    };
   }
 
   async #replaceFiles(update: NonNullable<MachinePatch["files"]>[number]): Promise<void> {
-    const volume = this.#filesVolumes().find(({ name }) => name === update.volume);
+    const volume = this.#book.filesVolumes().find(({ name }) => name === update.volume);
     if (volume === undefined)
       throw new ProviderError("invalid", `machine ${this.id} has no files volume "${update.volume}"`, {
         field: "files.volume",
       });
     const next = { ...volume, version: update.version, files: update.files };
-    this.#spec = { ...this.#spec, volumes: this.#spec.volumes!.map((other) => (other === volume ? next : other)) };
+    this.#book.spec = {
+      ...this.#book.spec,
+      volumes: this.#book.spec.volumes!.map((other) => (other === volume ? next : other)),
+    };
     if (this.#sandbox !== undefined) await this.#applyFiles(this.#sandbox, next);
   }
 
-  #replaceCredentials(auth: RegistryAuth[], version: string | undefined): void {
-    // What failed for the want of any is not to wait longer; what failed with others keeps its back-off, as in a kubelet.
-    if (this.#spec.registry_auth === undefined) {
-      for (const own of Object.values(this.#record.containers)) delete own.retry;
-    }
-    const { registry_auth_version: _before, ...rest } = this.#spec;
-    const shown = version === undefined ? {} : { registry_auth_version: version };
-    this.#spec = { ...rest, registry_auth: auth, ...shown };
-    delete this.#record.machine.registry_auth_version;
-    Object.assign(this.#record.machine, shown);
-  }
-
   #changeImage(name: string, image: string): void {
-    const before = this.#findSpec(name);
+    const before = this.#book.findSpec(name);
     if (before.image === image) return;
-    const change = (list: ContainerSpec[] | undefined) =>
-      list?.map((container) => (container.name === name ? { ...container, image } : container));
-    this.#spec = {
-      ...this.#spec,
-      containers: change(this.#spec.containers)!,
-      ...(this.#spec.init_containers === undefined ? {} : { init_containers: change(this.#spec.init_containers)! }),
-    };
-    const own = this.#own(name);
+    this.#book.changeContainer(name, { image });
+    const own = this.#book.own(name);
     delete own.retry;
     delete own.backoff;
     if (this.#runtimes.has(name)) {
       own.definitionChanged = true;
-      this.#stopContainer(name, this.#clock.now() + this.#graceMs(), {
+      this.#stopContainer(name, this.#clock.now() + this.#book.graceMs(), {
         holdSignal: false,
         force: false,
         message: `Container ${name} definition changed, will be restarted`,
@@ -1420,23 +1163,8 @@ export class Supervisor implements MachineHome {
     } else if (own.phase === "exited" && own.kind === "main") own.phase = "new";
   }
 
-  #addEphemeral(spec: ContainerSpec): void {
-    if (this.#record.containers[spec.name] !== undefined) {
-      throw new ProviderError("conflict", `machine ${this.id} has a container "${spec.name}" already`, {
-        field: "ephemeral_containers.name",
-      });
-    }
-    this.#spec = { ...this.#spec, ephemeral_containers: [...(this.#spec.ephemeral_containers ?? []), spec] };
-    this.#addRecord({ spec, kind: "ephemeral" });
-  }
-
-  #addRecord(container: NamedContainer): void {
-    this.#record.containers[container.spec.name] = newContainerRecord(container.kind);
-    this.#record.machine.containers.push(newContainerState(container, false));
-  }
-
   async #resize(name: string, resources: NonNullable<ContainerSpec["resources"]>): Promise<void> {
-    const spec = this.#findSpec(name);
+    this.#book.findSpec(name);
     const runtime = this.#runtimes.get(name);
     if (runtime !== undefined && this.#sandbox !== undefined) {
       if (this.#sandbox.resize === undefined)
@@ -1445,91 +1173,19 @@ export class Supervisor implements MachineHome {
         });
       await this.#sandbox.resize(runtime.ref, resources);
     }
-    const change = (list: ContainerSpec[] | undefined) =>
-      list?.map((container) => (container === spec ? { ...container, resources } : container));
-    this.#spec = {
-      ...this.#spec,
-      containers: change(this.#spec.containers)!,
-      ...(this.#spec.init_containers === undefined ? {} : { init_containers: change(this.#spec.init_containers)! }),
-    };
-    this.#state(name).resources = resources;
+    this.#book.changeContainer(name, { resources });
+    this.#book.state(name).resources = resources;
   }
 
   // --- look-ups ---
 
-  #findSpec(name: string): ContainerSpec {
-    const found = containersOf(this.#spec).find(({ spec }) => spec.name === name);
-    if (found === undefined)
-      throw new ProviderError("not_found", `machine ${this.id} has no container "${name}"`, { field: "container" });
-    return found.spec;
-  }
-
-  #own(name: string): ContainerRecord {
-    return this.#record.containers[name]!;
-  }
-
-  #state(name: string): ContainerState {
-    return this.#record.machine.containers.find((container) => container.name === name)!;
-  }
-
-  #running(name: string): { runtime: Runtime; sandbox: Sandbox } {
-    this.#findSpec(name);
+  #running(name: string): { runtime: ContainerRun; sandbox: Sandbox } {
+    this.#book.findSpec(name);
     const runtime = this.#runtimes.get(name);
-    if (runtime === undefined || this.#sandbox === undefined || this.#own(name).phase !== "running") {
+    if (runtime === undefined || this.#sandbox === undefined || this.#book.own(name).phase !== "running") {
       throw new ProviderError("conflict", `container "${name}" in machine "${this.id}" is not running`);
     }
     return { runtime, sandbox: this.#sandbox };
-  }
-
-  #containerDir(name: string): string {
-    return join(this.#context.store.machineDir(this.id), "containers", name);
-  }
-
-  #refOf(name: string): ContainerRef {
-    const own = this.#own(name);
-    return { name, attempt: own.attempt, id: own.id!, dir: join(this.#containerDir(name), own.folder!) };
-  }
-
-  /** The folder of an instance, or undefined when there never was one or it is forgotten. */
-  #instanceFolder(name: string, attempt: number): string | undefined {
-    if (attempt < 0) return undefined;
-    const own = this.#own(name);
-    if (attempt === own.attempt)
-      return own.folder === undefined ? undefined : join(this.#containerDir(name), own.folder);
-    return own.previousFolder === undefined ? undefined : join(this.#containerDir(name), own.previousFolder);
-  }
-
-  /** The newest instance and the one before it are kept: `logs --previous`. */
-  #forgetOldInstances(name: string): void {
-    const { folder, previousFolder } = this.#own(name);
-    for (const entry of readFolders(this.#containerDir(name))) {
-      if (entry !== folder && entry !== previousFolder) removeQuietly(join(this.#containerDir(name), entry));
-    }
-  }
-}
-
-/** What cannot be removed now goes with the next instance, or with the machine. */
-function removeQuietly(dir: string): void {
-  try {
-    rmSync(dir, { recursive: true, force: true });
-  } catch {
-    // See above.
-  }
-}
-
-function targetOf(sandbox: Sandbox, { ref }: Runtime): Target {
-  return {
-    addresses: sandbox.addresses,
-    dial: (port, signal) => sandbox.dial(port, "address", signal),
-    exec: (command, options) => sandbox.exec(ref, command, options),
-  };
-}
-
-function readFolders(dir: string): string[] {
-  try {
-    return readdirSync(dir);
-  } catch {
-    return [];
   }
 }
 
@@ -1541,11 +1197,4 @@ function endReason(
   if (how.lost) return "ContainerStatusUnknown";
   if (how.oomKilled) return "OOMKilled";
   return exitCode === 0 ? "Completed" : "Error";
-}
-
-/** As Go prints a time.Duration of whole seconds: `20s`, `2m40s`, `5m0s`; below a second `500ms`. */
-export function duration(ms: number): string {
-  if (ms < 1000) return `${ms}ms`;
-  const seconds = ms / 1000;
-  return seconds < 60 ? `${seconds}s` : `${Math.floor(seconds / 60)}m${seconds % 60}s`;
 }
