@@ -34,7 +34,8 @@ for (const identity of identities) {
     // The control plane may have to be built first.
     startTimeoutMs: 1_200_000,
     cases: [...podCases, ...controllerCases],
-    faults: identity.mode === "node" ? ["nothing", "the agent"] : ["nothing"],
+    // Faults are the matter of pods.test.ts; here it is what the agent may do.
+    faults: ["nothing"],
     timeoutMs: 240_000,
     concurrent: true,
   });
