@@ -317,6 +317,40 @@ describe("remote command over WebSocket", () => {
     expect(JSON.parse(webSocket.text(3))).toEqual(SUCCESS);
   });
 
+  it("ends the process's session, whatever is changed in the frames of a client, split anywhere", async () => {
+    const mask = Buffer.from([1, 2, 3, 4]);
+    const frame = (opcode: number, payload: Buffer) =>
+      Buffer.concat([
+        Buffer.from([0x80 | opcode, 0x80 | payload.length]),
+        mask,
+        payload.map((byte, index) => byte ^ mask[index % 4]!),
+      ]);
+    const recorded = Buffer.concat([
+      frame(2, Buffer.from("\0some input\n")),
+      frame(2, Buffer.from('\u0004{"Width":80,"Height":24}')),
+      frame(9, Buffer.from("ping")),
+      frame(2, Buffer.from([255, 0])),
+      frame(8, Buffer.from([3, 232])),
+    ]);
+    const changes = fc.array(fc.tuple(fc.nat(recorded.length - 1), fc.nat(255)), { maxLength: 6 });
+    await fc.assert(
+      fc.asyncProperty(changes, fc.nat(recorded.length), fc.nat(recorded.length), async (changed, cut, length) => {
+        const bytes = Buffer.from(recorded.subarray(0, length));
+        for (const [at, value] of changed) if (at < length) bytes[at] = value;
+        await using it = await serve({ tty: true });
+        it.process.stdin.resume();
+        const webSocket = await it.server.webSocket(["v5.channel.k8s.io"]);
+        // Past the client's own framing.
+        const raw = (webSocket.socket as unknown as { _socket: NodeJS.WritableStream })._socket;
+        raw.write(bytes.subarray(0, cut));
+        await new Promise((resolve) => setImmediate(resolve));
+        raw.end(bytes.subarray(cut));
+        await it.process.closed;
+      }),
+      { numRuns: 40 },
+    );
+  });
+
   it("closes the connection on bytes that are no WebSocket frames", async () => {
     await fc.assert(
       fc.asyncProperty(fc.uint8Array({ minLength: 2, maxLength: 100 }), async (bytes) => {

@@ -325,6 +325,43 @@ describe("a SPDY session", () => {
     ]);
   });
 
+  it("ends, holds no more than its limits and throws nothing, whatever is changed in a recorded session, split anywhere", async () => {
+    const deflater = new HeaderDeflater();
+    const opens = [];
+    for (const [index, streamtype] of ["error", "stdin", "stdout"].entries())
+      opens.push(synStreamFrame(2 * index + 1, await deflater.next({ streamtype })));
+    const recorded = Buffer.concat([
+      ...opens,
+      pingFrame(1),
+      dataHeader(3, 500, false),
+      Buffer.alloc(500, "input\n"),
+      rstStreamFrame(5, 5),
+      dataHeader(3, 0, true),
+      goawayFrame(5),
+    ]);
+    const changes = fc.array(fc.tuple(fc.nat(recorded.length - 1), fc.nat(255)), { maxLength: 8 });
+    const cuts = fc.array(fc.nat(recorded.length), { maxLength: 12 });
+    await fc.assert(
+      fc.asyncProperty(changes, cuts, fc.nat(recorded.length), async (changed, cut, length) => {
+        const bytes = Buffer.from(recorded.subarray(0, length));
+        for (const [at, value] of changed) if (at < length) bytes[at] = value;
+        const { client, near, session, streams } = setUp({ maxStreams: 4, streamBufferBytes: 1024 });
+        let from = 0;
+        for (const to of [...cut, length].toSorted((a, b) => a - b)) {
+          client.transport.write(bytes.subarray(from, Math.min(to, length)));
+          from = Math.min(to, length);
+          if (to % 3 === 0) await settle(1);
+        }
+        expect(streams.length).toBeLessThanOrEqual(4);
+        expect(near.writableLength).toBeLessThanOrEqual(64 * 1024);
+        for (const stream of streams) stream.resume();
+        client.transport.end();
+        await session.closed;
+      }),
+      { numRuns: 500 },
+    );
+  });
+
   it("ends, and throws nothing, whatever bytes come after real ones", async () => {
     const block = await new HeaderDeflater().next({ streamtype: "data" });
     await fc.assert(
