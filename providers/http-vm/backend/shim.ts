@@ -237,8 +237,17 @@ class Shim {
       this.#finishWhenDrained();
       return;
     }
-    if (this.#launch.tty) await this.#startOnTerminal();
-    else this.#startOnPipes();
+    try {
+      if (this.#launch.tty) await this.#startOnTerminal();
+      else this.#startOnPipes();
+    } catch (error) {
+      // Most of what exec(2) refuses comes as an event; arguments and environment that are too long come as this.
+      if (this.#running !== undefined) throw error;
+      const { code, message } = error as NodeJS.ErrnoException;
+      const why = code === "E2BIG" ? "argument list too long" : message;
+      this.#exited(START_ERROR_EXIT, undefined, `exec: "${this.#launch.argv[0]!}": ${why}`);
+      this.#finishWhenDrained();
+    }
   }
 
   /** What exec(2) would say, but before anything is forked, so that the reason reaches the container's status. */

@@ -1,3 +1,4 @@
+import fc from "fast-check";
 import { describe, expect, it } from "vitest";
 import {
   addressTokens,
@@ -128,7 +129,28 @@ const QUOTED: readonly (readonly [string, string])[] = [
   ["\u0007\b\f\r\v", '"\\a\\b\\f\\r\\v"'],
 ];
 
+/** What Go's `strconv.Unquote` makes of a quoted string: written from its grammar, not from quoteGo. */
+function unquoteGo(quoted: string): string {
+  const names: Record<string, string> = { a: "\x07", b: "\b", f: "\f", n: "\n", r: "\r", t: "\t", v: "\v" };
+  return quoted
+    .slice(1, -1)
+    .replaceAll(/\\(?:x([0-9a-f]{2})|u([0-9a-f]{4})|U([0-9a-f]{8})|(.))/g, (_all, x, u, long, name: string) =>
+      name === undefined ? String.fromCodePoint(Number.parseInt(x ?? u ?? long, 16)) : (names[name] ?? name),
+    );
+}
+
 describe("quoteGo", () => {
+  it("is one printable line that reads back as what was quoted", () => {
+    fc.assert(
+      fc.property(fc.string({ unit: "binary" }), (text) => {
+        const quoted = quoteGo(text);
+        expect(unquoteGo(quoted)).toBe(text);
+        expect(quoted).toMatch(/^"[^\p{C}\p{Zl}\p{Zp}]*"$/u);
+        expect(quoted.slice(1, -1)).not.toMatch(/(?<!\\)(?:\\\\)*"/);
+      }),
+    );
+  });
+
   it.each(QUOTED)("quotes %j as Go does", (text, quoted) => {
     expect(quoteGo(text)).toBe(quoted);
   });

@@ -1,5 +1,6 @@
 import { expect } from "vitest";
-import { containerStatus } from "../pods.ts";
+import { must, waitFor } from "../../harness/wait.ts";
+import { containerStatus, serve } from "../pods.ts";
 import { make, output, outputOf, untilEvent, type ChecklistCase } from "./case.ts";
 
 /** Shells leave out names that are none to them; the process has them all the same. The dollars are doubled for Kubernetes. */
@@ -126,6 +127,43 @@ export const environmentCases: readonly ChecklistCase[] = [
       await client.patch(`/api/v1/namespaces/${pods.namespace}/configmaps/c`, { data: { k: "here" } });
       await pods.untilPhase("keyless", "Succeeded");
       expect(await output(context, "keyless")).toEqual(["here"]);
+    },
+  },
+  {
+    ids: ["E03"],
+    name: "binary data of a ConfigMap is no variable: its key counts as missing, until it is text",
+    async run(context) {
+      const { env: place, create, pods, shell } = context;
+      await make(context, "configmaps", "c", { binaryData: { k: base64("\u0000\u0001") } });
+      const env = [{ name: "X", valueFrom: { configMapKeyRef: { name: "c", key: "k" } } }];
+      await create("binary", { restartPolicy: "Never", containers: [shell("main", 'echo "$X"', { env })] });
+      const pod = await pods.until(
+        "binary",
+        "to wait",
+        (each) => containerStatus(each, "main")?.state.waiting?.reason === "CreateContainerConfigError",
+      );
+      expect(containerStatus(pod, "main").state.waiting.message).toBe(
+        `couldn't find key k in ConfigMap ${pods.namespace}/c`,
+      );
+      const path = `/api/v1/namespaces/${pods.namespace}/configmaps/c`;
+      await place.client.patch(path, { binaryData: null, data: { k: "text" } });
+      await pods.untilPhase("binary", "Succeeded");
+      expect(await output(context, "binary")).toEqual(["text"]);
+    },
+  },
+  {
+    ids: ["E02", "P07"],
+    name: "a variable that is longer than a kernel takes keeps its container from starting, and the pod says so",
+    async run(context) {
+      const { env: place, create, pods, shell } = context;
+      await make(context, "configmaps", "c", { data: { k: "x".repeat(1_000_000) } });
+      const env = [{ name: "X", valueFrom: { configMapKeyRef: { name: "c", key: "k" } } }];
+      await create("long", { containers: [shell("main", serve, { env })] });
+      await waitFor({ what: "the reason in the status, or, as with runc, in the log", timeoutMs: 60_000 }, async () => {
+        const { state, lastState } = containerStatus(await pods.get("long"), "main") ?? {};
+        const log = await place.client.text(`${pods.path}/long/log?previous=true`).catch(() => "");
+        must(/argument list too long/.test(JSON.stringify([state, lastState]) + log), [state, lastState, log]);
+      });
     },
   },
   {

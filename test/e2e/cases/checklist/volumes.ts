@@ -47,6 +47,22 @@ export const volumeCases: readonly ChecklistCase[] = [
   },
   {
     ids: ["V01"],
+    name: "keys of every legal kind become files",
+    needs: files,
+    async run(context) {
+      const keys = ["-dash", ".dot", "a..b", "UPPER_lower.0", "x".repeat(253)];
+      await make(context, "configmaps", "c", { data: Object.fromEntries(keys.map((key) => [key, key])) });
+      const lines = await outputOf(
+        context,
+        'cd /c && for key in * .dot; do [ "$(cat "./$key")" = "$key" ] && echo "$key"; done',
+        { volumes: [{ name: "c", configMap: { name: "c" } }] },
+        { volumeMounts: [at("c", "/c")] },
+      );
+      expect(lines.toSorted()).toEqual(keys.toSorted());
+    },
+  },
+  {
+    ids: ["V01"],
     name: "a file of a megabyte arrives whole",
     needs: files,
     async run(context) {
@@ -224,6 +240,30 @@ export const volumeCases: readonly ChecklistCase[] = [
       await create("pods", { restartPolicy: "Never", volumes, initContainers: [write], containers: [read] });
       await pods.untilPhase("pods", "Succeeded");
       expect(await output(context, "pods")).toEqual(["1", "2"]);
+    },
+  },
+  {
+    ids: ["V05"],
+    name: "a subPathExpr that leads out of its volume keeps the container waiting in kubelet's words, until it does not",
+    needs: ["volumes.empty_dir"],
+    async run(context) {
+      const { env: place, create, pods, shell } = context;
+      await make(context, "configmaps", "c", { data: { folder: "../up" } });
+      const main = shell("main", "ls -d /v", {
+        env: [{ name: "FOLDER", valueFrom: { configMapKeyRef: { name: "c", key: "folder" } } }],
+        volumeMounts: [at("v", "/v", { subPathExpr: "$(FOLDER)" })],
+      });
+      await create("escapes", { restartPolicy: "Never", volumes: [{ name: "v", emptyDir: {} }], containers: [main] });
+      const pod = await pods.until(
+        "escapes",
+        "to wait",
+        (each) => containerStatus(each, "main")?.state.waiting?.reason === "CreateContainerConfigError",
+      );
+      const message = "unable to provision SubPath `../up`: must not contain '..'";
+      expect(containerStatus(pod, "main").state.waiting.message).toBe(message);
+      await untilEvent(context, "escapes", "Failed", `Error: ${message}`);
+      await place.client.patch(`/api/v1/namespaces/${pods.namespace}/configmaps/c`, { data: { folder: "down" } });
+      await pods.untilPhase("escapes", "Succeeded");
     },
   },
   {
