@@ -1,5 +1,5 @@
 /**
- * `node test/bench/engines.ts [--machines N]... [--engine process|oci|vm]... [--guest FOLDER]`
+ * `node test/bench/engines.ts [--machines N]... [--engine process|oci|vm]... [--guest FOLDER] [--warm-pool N]`
  *
  * Prints what a machine costs on each engine of the reference backend: from create to running, an exec round trip, delete,
  * memory; and beside it, the bare tool: `runc run` of the same bundle, QEMU to the point where the guest is ready. Nothing
@@ -15,6 +15,8 @@ import { commandOf, ociConfig } from "../../providers/http-vm/backend/engines/oc
 import { createOciEngine } from "../../providers/http-vm/backend/engines/oci/engine.ts";
 import { createProcessEngine } from "../../providers/http-vm/backend/engines/process/process.ts";
 import { createVmEngine } from "../../providers/http-vm/backend/engines/vm/engine.ts";
+import { defaultGuestDir } from "../../providers/http-vm/backend/engines/vm/guest.ts";
+import { killVm, Qemu } from "../../providers/http-vm/backend/engines/vm/qemu.ts";
 import { run } from "../../providers/http-vm/backend/host/command.ts";
 import { LocalProvider } from "../../providers/http-vm/backend/local-provider.ts";
 import { HostNetwork } from "../../providers/http-vm/backend/network/network.ts";
@@ -163,11 +165,39 @@ async function plainRunc(rootfs: string): Promise<number[]> {
   return times;
 }
 
+/** QEMU alone with the engine's kernel and arguments: milliseconds to a guest that answers, booted and copied from a template. */
+async function plainQemu(guestDir: string, stateDir: string): Promise<{ boot: number[]; clone: number[] }> {
+  const size = { memoryMib: 256, cpus: 1 };
+  const qemu = new Qemu({
+    guestDir,
+    templatesDir: join(stateDir, "bare"),
+    accelerator: "tcg",
+    diskBytes: 1 << 30,
+    clock: systemClock,
+  });
+  await qemu.template(size, signal);
+  const times = { boot: [] as number[], clone: [] as number[] };
+  for (const how of ["boot", "clone"] as const) {
+    for (let round = 0; round < 3; round++) {
+      const at = (file: string) => join(stateDir, `${how}${round}.${file}`);
+      const place = { qmp: at("qmp"), ctl: at("ctl"), tap: undefined, disk: at("disk"), log: at("log") };
+      const start = performance.now();
+      const { vm, control } = await qemu[how](size, place, signal);
+      await control.ready(signal);
+      times[how].push(performance.now() - start);
+      control.close();
+      await killVm(vm, systemClock);
+    }
+  }
+  return times;
+}
+
 async function bench(
   name: string,
   registry: TestRegistry,
   machines: number,
   guestDir: string | undefined,
+  warmPool: number,
 ): Promise<void> {
   const stateDir = mkdtempSync(join(tmpdir(), "vmlet-bench-"));
   const { dir: _dir, ...network } = testNetwork("");
@@ -177,7 +207,7 @@ async function bench(
       ? createProcessEngine({ stateDir, images: {}, addressPool: "127.64.0.0/10", clock: systemClock })
       : name === "oci"
         ? createOciEngine(common)
-        : createVmEngine({ ...common, ...(guestDir === undefined ? {} : { guestDir }) });
+        : createVmEngine({ ...common, warmPool, ...(guestDir === undefined ? {} : { guestDir }) });
   const problems = (await engine.check()).filter(({ fatal }) => fatal);
   if (problems.length > 0) {
     console.log(`${name}: left out: ${problems.map(({ problem, cure }) => `${problem} (${cure})`).join("; ")}`);
@@ -211,6 +241,12 @@ async function bench(
         `         plain runc run, same image: ${median(await plainRunc(found!.location))} ms to start and end`,
       );
     }
+    if (name === "vm") {
+      const { boot, clone } = await plainQemu(guestDir ?? defaultGuestDir(), stateDir);
+      console.log(
+        `         plain QEMU, same kernel: ${median(boot)} ms to a guest that answers, ${median(clone)} ms for a copy of a template`,
+      );
+    }
   } finally {
     if (name !== "process") await new HostNetwork({ dir: join(stateDir, "network"), ...network }).remove();
     rmSync(stateDir, { recursive: true, force: true });
@@ -222,6 +258,7 @@ const { values } = parseArgs({
     machines: { type: "string", multiple: true },
     engine: { type: "string", multiple: true },
     guest: { type: "string" },
+    "warm-pool": { type: "string", default: "0" },
   },
 });
 const registry = await startRegistry();
@@ -229,6 +266,6 @@ await registry.push("t/busybox:1", await busyboxImage());
 console.log("engine   machines  first run ms  running ms p50  slowest ms  exec ms  delete ms  private MiB/machine");
 for (const name of values.engine ?? ["process", "oci", "vm"])
   for (const machines of (values.machines ?? ["1", "10", "50"]).map(Number))
-    await bench(name, registry, machines, values.guest);
+    await bench(name, registry, machines, values.guest, Number(values["warm-pool"]));
 await registry.stop();
 process.exit(0);

@@ -51,8 +51,13 @@ export interface Forward extends RunningKubectl {
 }
 
 /** `kubectl port-forward` of one remote port, listening. */
-export async function startForward(kubectl: Kubectl, target: string, remotePort: number): Promise<Forward> {
-  const running = startKubectl(kubectl, ["port-forward", target, `:${remotePort}`, "--address=127.0.0.1"]);
+export async function startForward(
+  kubectl: Kubectl,
+  target: string,
+  remotePort: number,
+  options: readonly string[] = [],
+): Promise<Forward> {
+  const running = startKubectl(kubectl, [...options, "port-forward", target, `:${remotePort}`, "--address=127.0.0.1"]);
   const port = await waitFor({ what: "kubectl port-forward to listen" }, () => {
     const found = /127\.0\.0\.1:(\d+) ->/.exec(running.output())?.[1];
     must(found !== undefined, running.output());

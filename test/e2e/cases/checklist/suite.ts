@@ -44,8 +44,12 @@ export function processPlace(capabilities: readonly Capability[], controllers: b
   };
 }
 
-/** Engine `oci`, with a registry of its own. Needs what `missingForOci` does not name. */
-export async function ociPlace(capabilities: readonly Capability[], controllers: boolean): Promise<Place> {
+/** Engine `oci` or `vm`, with a registry of its own. Needs what `missingForImages` does not name. */
+export async function ociPlace(
+  capabilities: readonly Capability[],
+  controllers: boolean,
+  engine: "oci" | "vm" = "oci",
+): Promise<Place> {
   const registry = await startRegistry();
   const user = { name: "puller", password: "s3cret" };
   const closed = await startRegistry({ user });
@@ -59,7 +63,7 @@ export async function ociPlace(capabilities: readonly Capability[], controllers:
     privateImage: { image: `${closed.host}/t/busybox:1`, user },
     hostFolder: undefined,
     httpd: (port, dir) => `httpd -f -p ${port} -h ${dir}`,
-    options: { node: NODE, engine: { type: "oci", network } },
+    options: { node: NODE, engine: { type: engine, network } },
     async stop() {
       await registry.stop();
       await closed.stop();
@@ -67,14 +71,21 @@ export async function ociPlace(capabilities: readonly Capability[], controllers:
   };
 }
 
+export interface ChecklistOptions {
+  start: (options: StartOptions) => Promise<Environment>;
+  startTimeoutMs: number;
+  /** A part of it, case after case, for engines whose machines take seconds each. Default: all, side by side. */
+  only?: typeof checklist;
+}
+
 export function describeChecklist(
   title: string,
   place: Place,
-  { start, startTimeoutMs }: { start: (options: StartOptions) => Promise<Environment>; startTimeoutMs: number },
+  { start, startTimeoutMs, only = checklist }: ChecklistOptions,
 ): void {
-  const possible = checklist.filter((each) => obstacle(each, place) === undefined);
+  const possible = only.filter((each) => obstacle(each, place) === undefined);
   describe(`${title}: left out`, () => {
-    for (const each of checklist.filter((one) => !possible.includes(one))) {
+    for (const each of only.filter((one) => !possible.includes(one))) {
       test.skip(`${namedCase(each)} (${obstacle(each, place)})`);
     }
   });
@@ -92,6 +103,6 @@ export function describeChecklist(
     cases: possible.map((each) => asCase(each, place)),
     faults: ["nothing"],
     timeoutMs: 180_000,
-    concurrent: true,
+    concurrent: only === checklist,
   });
 }

@@ -1,0 +1,75 @@
+/**
+ * A part of the kubelet's checklist, and kubectl, on a real control plane with engine vm: what differs when containers run
+ * in another kernel. The rest of the checklist is the engine oci's: supervisor and OCI bundles are the same.
+ */
+import { randomBytes } from "node:crypto";
+import { readFile, writeFile } from "node:fs/promises";
+import { join } from "node:path";
+import { expect } from "vitest";
+import { createVmEngine } from "../../providers/http-vm/backend/engines/vm/engine.ts";
+import { silentLogger } from "../../src/telemetry/logger.ts";
+import { systemClock } from "../../src/util/clock.ts";
+import { leaveOut } from "../support/left-out.ts";
+import { missingForImages } from "../support/registry.ts";
+import type { ChecklistCase } from "./cases/checklist/case.ts";
+import { checklist } from "./cases/checklist/index.ts";
+import { describeChecklist, ociPlace } from "./cases/checklist/suite.ts";
+import { startRealEnvironment } from "./cases/start.ts";
+import { createKubectl } from "./harness/kubectl.ts";
+import { startForward } from "./kubectl-support.ts";
+import { waitFor } from "./harness/wait.ts";
+
+const names = [
+  "a pod that runs has the node's address, an address of its own, a start time in whole seconds and its QoS class",
+  "a pod that has failed tells exit code, reason and both times, and is not Ready because it failed",
+  "a restarted container has a new id, counts its restart and tells how it ended before",
+  "a program that ignores SIGTERM ends with 137 when its grace is over",
+  "a container that takes more memory than its limit ends with OOMKilled and 137",
+  "a container's last words are what it wrote to its termination log, else the end of its log where that is asked for",
+  "an ephemeral container sees the processes of the container that it is to debug",
+];
+
+const kubectlCase: ChecklistCase = {
+  ids: [],
+  name: "kubectl logs, exec, cp and port-forward reach the container",
+  async run({ env, pods, create, shell, httpd }) {
+    const script = `mkdir /www; echo from the pod > /www/page; echo serving; exec ${httpd(8080, "/www")}`;
+    await create("talk", { containers: [shell("main", script)] });
+    await pods.untilReady("talk");
+    const kubectl = await createKubectl(env.kubeconfig);
+    const here = ["--namespace", pods.namespace];
+    await waitFor({ what: "the log" }, async () =>
+      expect(await kubectl.run([...here, "logs", "talk"])).toBe("serving\n"),
+    );
+    expect(await kubectl.run([...here, "exec", "-i", "talk", "--", "cat"], { input: "typed" })).toBe("typed");
+    expect((await kubectl.try([...here, "exec", "talk", "--", "sh", "-c", "exit 7"])).code).toBe(7);
+    const [from, back] = ["from", "back"].map((name) => join(env.dir, `vm-${name}`));
+    await writeFile(from!, randomBytes(100_000));
+    await kubectl.run([...here, "cp", from!, "talk:/there"]);
+    await kubectl.run([...here, "cp", "talk:/there", back!]);
+    expect((await readFile(back!)).equals(await readFile(from!))).toBe(true);
+    const forward = await startForward(kubectl, "pod/talk", 8080, here);
+    try {
+      expect(await (await fetch(`http://127.0.0.1:${forward.port}/page`)).text()).toBe("from the pod\n");
+    } finally {
+      await forward.stop();
+    }
+  },
+};
+
+const engine = createVmEngine({ stateDir: "/nonexistent", clock: systemClock, logger: silentLogger });
+const problems = (await engine.check()).filter(({ fatal }) => fatal).map(({ problem }) => problem);
+const missing = [...problems, ...[missingForImages() ?? []].flat()];
+
+if (missing.length > 0) leaveOut("the kubelet's checklist, engine vm", missing);
+else {
+  describeChecklist(
+    "the kubelet's checklist on a real control plane, engine vm",
+    await ociPlace(engine.capabilities, true, "vm"),
+    {
+      start: startRealEnvironment,
+      startTimeoutMs: 1_200_000,
+      only: [...checklist.filter(({ name }) => names.includes(name)), kubectlCase],
+    },
+  );
+}
