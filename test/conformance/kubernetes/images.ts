@@ -50,6 +50,9 @@ export async function pushImages(registry: TestRegistry, names: readonly string[
   return pushed;
 }
 
+/** Used by the group `network` only, so they may be missing: of bind9-dnsutils and netcat-openbsd. */
+const networkPrograms = ["dig", "nc"].filter((name) => findTool(name) !== undefined);
+
 const RECIPES: Readonly<Record<string, () => Promise<TestImage>>> = {
   agnhost: async () => agnhostImage({ Entrypoint: ["/agnhost"], Cmd: ["pause"] }),
   // Debian's busybox drops variables whose names are no identifiers; the image's own hands them on, as bash does. So whoever
@@ -76,15 +79,10 @@ const RECIPES: Readonly<Record<string, () => Promise<TestImage>>> = {
     layers: [[{ path: "pause", content: await readFile(await buildPause()), mode: 0o755 }]],
     config: { Entrypoint: ["/pause"], User: "65535:65535" },
   }),
-  // dig is for the group `network` only.
   "glibc-dns-testing": async () =>
-    busyboxImage(
-      [
-        ...users([]),
-        ...(await hostPrograms(["bash", "getent", "hostname", ...(findTool("dig") === undefined ? [] : ["dig"])])),
-      ],
-      { Cmd: ["sleep", "3600"] },
-    ),
+    busyboxImage([...users([]), ...(await hostPrograms(["bash", "getent", "hostname", ...networkPrograms]))], {
+      Cmd: ["sleep", "3600"],
+    }),
 };
 
 async function agnhostImage(
@@ -103,7 +101,7 @@ async function agnhostImage(
       { path: "agnhost-2", type: "symlink", link: "agnhost" },
       { path: "localhost.crt", content: await readFile(join(porter, "localhost.crt")) },
       { path: "localhost.key", content: await readFile(join(porter, "localhost.key")) },
-      ...(await hostPrograms(["bash", "curl", "ss", "ipcs"])),
+      ...(await hostPrograms(["bash", "curl", "ss", "ipcs", "getent", ...networkPrograms])),
       ...extra,
     ],
     config,

@@ -5,7 +5,8 @@
  * also takes tests that are tagged neither [Conformance] nor [NodeConformance]. With these two, RESULTS.md stays as it is.
  *
  * Needs root on Linux, Go, and the Debian packages runc, skopeo, umoci, nftables, iproute2, docker-registry, busybox-static
- * and gcc. Logs and ginkgo's reports stay in the folder that is printed at the start.
+ * and gcc; for the group `network` also bind9-dnsutils and netcat-openbsd. Logs and ginkgo's reports stay in the folder
+ * that is printed at the start.
  */
 import { existsSync } from "node:fs";
 import { mkdtemp, readFile, writeFile } from "node:fs/promises";
