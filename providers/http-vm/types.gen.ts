@@ -789,6 +789,11 @@ export interface components {
       resources?: {
         container: components["schemas"]["Name"];
         resources: components["schemas"]["ContainerResources"];
+        /**
+         * @description A container that runs is stopped and started with them, once: until then the machine shows what it had, and the
+         *     same change again does nothing more.
+         */
+        restart?: boolean;
       }[];
       registry_auth?: components["schemas"]["RegistryAuth"][];
       /** @description Goes with `registry_auth`. */

@@ -189,9 +189,11 @@ export class MemoryMachine {
         // As kubelet does: the old instance ends and a new one, of the new image, takes its place.
         if (slot.state === "running") slot.current?.run.kill();
       }
-      for (const { container, resources } of patch.resources ?? []) {
+      for (const { container, resources, restart } of patch.resources ?? []) {
         const slot = this.slot(container);
-        if (slot !== undefined) slot.spec = { ...slot.spec, resources };
+        if (slot === undefined) continue;
+        slot.spec = { ...slot.spec, resources };
+        if (restart && slot.state === "running") slot.current?.run.kill();
       }
       for (const container of patch.ephemeral_containers ?? []) {
         if (this.slot(container.name) !== undefined) continue;

@@ -3,20 +3,19 @@
  * The machine itself says what it has, so nothing needs to be remembered over a restart of the agent.
  */
 import type { Capability } from "../provider/capabilities.ts";
-import type {
-  ContainerResources,
-  ContainerSpec,
-  Machine,
-  MachinePatch,
-  ResourceAmounts,
-  Volume,
-} from "../provider/machine.ts";
+import type { ContainerResources, ContainerSpec, Machine, MachinePatch, Volume } from "../provider/machine.ts";
 import type { PodEvent } from "./inputs.ts";
 
 /** What the pod says now, in a machine's terms. Env and mounts are not here: those of a running container are fixed. */
 export interface DesiredMachine {
   /** Init and main containers. */
-  containers: readonly { name: string; image: string; resources: ContainerResources | undefined }[];
+  containers: readonly {
+    name: string;
+    image: string;
+    resources: ContainerResources | undefined;
+    /** Resources (`cpu`, `memory`) that it wants to be restarted for when they change (resizePolicy). */
+    restartFor?: readonly string[];
+  }[];
   ephemeralContainers: readonly ContainerSpec[];
   /** Only the file volumes matter; one that cannot be rendered now is left out and stays as it is. */
   volumes: readonly Volume[];
@@ -26,7 +25,7 @@ export interface MachineDiff {
   /** Undefined when the machine matches, or differs only in what the backend cannot change. */
   patch: MachinePatch | undefined;
   /** Containers whose cpu or memory is not what the pod says, with what it says. Not part of `patch`: it may not fit. */
-  resized: { container: string; resources: ContainerResources }[];
+  resized: NonNullable<MachinePatch["resources"]>;
   events: PodEvent[];
 }
 
@@ -48,13 +47,15 @@ export function diffMachine(
 
   const states = new Map(machine.containers.map((state) => [state.name, state]));
   const images: { name: string; image: string }[] = [];
-  const resized: { container: string; resources: ContainerResources }[] = [];
+  const resized: MachineDiff["resized"] = [];
   for (const container of desired.containers) {
     const state = states.get(container.name);
     if (state === undefined) continue;
     if (!isSameImage(container.image, state.image)) images.push({ name: container.name, image: container.image });
-    if (state.resources !== undefined && !isSameResources(container.resources, state.resources)) {
-      resized.push({ container: container.name, resources: container.resources ?? {} });
+    const changed = state.resources === undefined ? [] : changedResources(container.resources, state.resources);
+    if (changed.length > 0) {
+      const restart = changed.some((name) => container.restartFor?.includes(name));
+      resized.push({ container: container.name, resources: container.resources ?? {}, ...(restart && { restart }) });
     }
   }
   if (images.length > 0) {
@@ -104,11 +105,9 @@ export function normalizeImage(image: string): string {
   return isTagged ? name : `${name}:latest`;
 }
 
-function isSameResources(a: ContainerResources | undefined, b: ContainerResources | undefined): boolean {
-  return isSameAmounts(a?.requests, b?.requests) && isSameAmounts(a?.limits, b?.limits);
-}
-
 /** Only cpu and memory can change in place. */
-function isSameAmounts(a: ResourceAmounts | undefined, b: ResourceAmounts | undefined): boolean {
-  return a?.cpu_millis === b?.cpu_millis && a?.memory_bytes === b?.memory_bytes;
+function changedResources(a: ContainerResources | undefined, b: ContainerResources): string[] {
+  const differs = (amount: "cpu_millis" | "memory_bytes") =>
+    (["requests", "limits"] as const).some((list) => a?.[list]?.[amount] !== b[list]?.[amount]);
+  return [...(differs("cpu_millis") ? ["cpu"] : []), ...(differs("memory_bytes") ? ["memory"] : [])];
 }

@@ -143,6 +143,9 @@ export class PodRenderer {
           name: container.name,
           image: container.image ?? "",
           resources: containerResources(container.resources),
+          restartFor: (container.resizePolicy ?? [])
+            .filter(({ restartPolicy }) => restartPolicy === "RestartContainer")
+            .map(({ resourceName }) => resourceName),
         })),
         ephemeralContainers: ephemeral.containers,
         volumes,

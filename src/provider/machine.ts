@@ -280,7 +280,11 @@ export interface MachinePatch {
   files?: { volume: string; version: string; files: FileEntry[] }[];
   containers?: { name: string; image: string }[];
   ephemeral_containers?: ContainerSpec[];
-  resources?: { container: string; resources: ContainerResources }[];
+  /**
+   * With `restart`, a container that runs is stopped and started with them, once: until then the machine shows what it had, and
+   * the same change again does nothing more.
+   */
+  resources?: { container: string; resources: ContainerResources; restart?: boolean }[];
   registry_auth?: RegistryAuth[];
   /** Goes with `registry_auth`. */
   registry_auth_version?: string;

@@ -1,6 +1,7 @@
 import { mkdirSync } from "node:fs";
 import { randomBytes } from "node:crypto";
 import { join } from "node:path";
+import { isDeepStrictEqual } from "node:util";
 import type PQueue from "p-queue";
 import {
   type Clock,
@@ -263,7 +264,7 @@ export class Supervisor implements MachineHome {
     }
     if (patch.registry_auth !== undefined)
       this.#book.replaceCredentials(patch.registry_auth, patch.registry_auth_version);
-    for (const { container, resources } of patch.resources ?? []) await this.#resize(container, resources);
+    for (const change of patch.resources ?? []) await this.#resize(change);
     for (const { name, image } of patch.containers ?? []) this.#changeImage(name, image);
     for (const spec of patch.ephemeral_containers ?? []) this.#book.addEphemeral(spec);
     for (const update of patch.files ?? []) await this.#replaceFiles(update);
@@ -894,6 +895,7 @@ export class Supervisor implements MachineHome {
     state.state = "running";
     state.restart_count = own.attempt;
     state.id = runtime.ref.id;
+    if (spec.resources !== undefined) state.resources = spec.resources;
     state.image = own.image?.image ?? spec.image;
     state.image_id = own.image?.imageId ?? "";
     if (own.user !== undefined) state.user = own.user;
@@ -1154,27 +1156,37 @@ export class Supervisor implements MachineHome {
     delete own.retry;
     delete own.backoff;
     if (this.#runtimes.has(name)) {
-      own.definitionChanged = true;
-      this.#stopContainer(name, this.#clock.now() + this.#book.graceMs(), {
-        holdSignal: false,
-        force: false,
-        message: `Container ${name} definition changed, will be restarted`,
-      });
+      this.#stopToStartAgain(name, `Container ${name} definition changed, will be restarted`);
     } else if (own.phase === "exited" && own.kind === "main") own.phase = "new";
   }
 
-  async #resize(name: string, resources: NonNullable<ContainerSpec["resources"]>): Promise<void> {
-    this.#book.findSpec(name);
+  /** Whatever its restart policy, and without back-off. */
+  #stopToStartAgain(name: string, message: string): void {
+    this.#book.own(name).definitionChanged = true;
+    this.#stopContainer(name, this.#clock.now() + this.#book.graceMs(), { holdSignal: false, force: false, message });
+  }
+
+  async #resize({
+    container: name,
+    resources,
+    restart,
+  }: NonNullable<MachinePatch["resources"]>[number]): Promise<void> {
+    const before = this.#book.findSpec(name).resources;
     const runtime = this.#runtimes.get(name);
+    const restarts = restart === true && runtime !== undefined;
+    if (restarts && isDeepStrictEqual(resources, before)) return;
     if (runtime !== undefined && this.#sandbox !== undefined) {
       if (this.#sandbox.resize === undefined)
         throw new ProviderError("unsupported", `engine ${this.#context.engine.name} cannot resize`, {
           field: "resources",
         });
-      await this.#sandbox.resize(runtime.ref, resources);
+      // What does not fit is refused before the container is stopped; a restart is what makes room for less memory.
+      if (!restarts || memoryLimit(resources) >= memoryLimit(before))
+        await this.#sandbox.resize(runtime.ref, resources);
     }
     this.#book.changeContainer(name, { resources });
-    this.#book.state(name).resources = resources;
+    if (restarts) this.#stopToStartAgain(name, `Container ${name} resize requires restart`);
+    else this.#book.state(name).resources = resources;
   }
 
   // --- look-ups ---
@@ -1188,6 +1200,8 @@ export class Supervisor implements MachineHome {
     return { runtime, sandbox: this.#sandbox };
   }
 }
+
+const memoryLimit = (resources: ContainerSpec["resources"]) => resources?.limits?.memory_bytes ?? Infinity;
 
 function endReason(
   exitCode: number,

@@ -1,4 +1,4 @@
-import { expect, test } from "vitest";
+import { describe, expect, test } from "vitest";
 import type { RestartPolicy } from "../../../src/provider/machine.ts";
 import { nextRestart, restartDecision } from "../../../providers/http-vm/backend/plan.ts";
 import { duration } from "../../../providers/http-vm/backend/machine-book.ts";
@@ -148,6 +148,57 @@ test("a new image restarts the container at once, whatever its policy, and says 
   await world.advance(0);
   expect(await world.container("a")).toMatchObject({ state: "running", image: "j", restart_count: 1 });
   expect(await world.notices()).toContain("Killing: Container a definition changed, will be restarted");
+});
+
+describe("a change of resources", () => {
+  const limited = (memory_bytes: number) => ({ limits: { memory_bytes } });
+
+  async function resized(memory_bytes: number, restart: boolean) {
+    const world = await World.create();
+    await world.create({ restart_policy: "on_failure", containers: [main("a", { resources: limited(100) })] });
+    const resources = [{ container: "a", resources: limited(memory_bytes), restart }];
+    const change = () => world.provider.updatePod("m1", { resources }, { signal: world.signal });
+    await change();
+    return { world, change };
+  }
+
+  test("is made in place", async () => {
+    const { world } = await resized(200, false);
+    expect(world.journal).toContain("resize a");
+    expect(await world.container("a")).toMatchObject({ restart_count: 0, resources: limited(200) });
+  });
+
+  test("restarts the container where that is asked for, and says why", async () => {
+    const { world } = await resized(50, true);
+    await world.advance(0);
+    expect(await world.container("a")).toMatchObject({ state: "running", restart_count: 1, resources: limited(50) });
+    expect(world.journal).not.toContain("resize a");
+    expect(await world.notices()).toContain("Killing: Container a resize requires restart");
+  });
+
+  test("restarts the container only once, however often it is asked for", async () => {
+    const { world, change } = await resized(50, true);
+    await change();
+    await world.advance(0);
+    await change();
+    await world.advance(0);
+    expect((await world.container("a")).restart_count).toBe(1);
+  });
+
+  test("that restarts the container shows when the container has started again", async () => {
+    const world = await World.create();
+    world.deaf.add("a");
+    await world.create({ containers: [main("a", { resources: limited(100) })] });
+    const resources = [{ container: "a", resources: limited(50), restart: true }];
+    await world.provider.updatePod("m1", { resources }, { signal: world.signal });
+    expect((await world.container("a")).resources).toEqual(limited(100));
+  });
+
+  test("that does not fit is refused before the container is stopped", async () => {
+    const { world } = await resized(200, true);
+    await world.advance(0);
+    expect(world.journal.indexOf("resize a")).toBeLessThan(world.journal.indexOf("SIGTERM a"));
+  });
 });
 
 test("a lost sandbox is made anew and everything starts again, init containers included", async () => {

@@ -260,6 +260,10 @@ export class World {
         stdout?.end();
         return Promise.resolve({ stdin: null, stdout, stderr: null, exit, resize() {}, close() {} });
       },
+      resize: (ref) => {
+        this.journal.push(`resize ${ref.name}`);
+        return Promise.resolve();
+      },
       dial: () => Promise.reject(new Error("no network in this world")),
       stats: (running) => {
         this.measured++;

@@ -68,6 +68,14 @@ describe("diffMachine", () => {
     expect(diff({ containers })).toEqual({ patch: undefined, resized: [{ container: "app", resources }], events: [] });
   });
 
+  it("restarts a container only for a change of what its resize policy names", () => {
+    const resized = (restartFor: string[]) => {
+      const resources = { requests: { cpu_millis: 700 }, limits: { memory_bytes: 100 } };
+      return diff({ containers: [{ name: "app", image: "nginx:1", resources, restartFor }] }).resized[0]?.restart;
+    };
+    expect([resized(["cpu"]), resized(["memory"])]).toEqual([true, undefined]);
+  });
+
   it("adds ephemeral containers that the machine does not have", () => {
     const ephemeralContainers = [{ name: "debug", image: "busybox" }];
     expect(diff({ ephemeralContainers }).patch).toEqual({ ephemeral_containers: ephemeralContainers });
