@@ -18,20 +18,25 @@ import { VERSION } from "./version.ts";
 const TIMEOUT_MS = 10_000;
 
 /** Prints findings as it goes; remembers whether any of them has to be cured. */
-class Report {
+export class Report {
   faults = 0;
+  readonly #print: (text: string) => void;
+
+  constructor(print: (text: string) => void = console.log) {
+    this.#print = print;
+  }
 
   ok(text: string): void {
-    console.log(`  ok      ${text}`);
+    this.#print(`  ok      ${text}`);
   }
 
   note(text: string): void {
-    console.log(`  note    ${text}`);
+    this.#print(`  note    ${text}`);
   }
 
   fault(text: string, cure: string): void {
     this.faults++;
-    console.log(`  FAULT   ${text}\n          ${cure}`);
+    this.#print(`  FAULT   ${text}\n          ${cure}`);
   }
 }
 
@@ -99,7 +104,8 @@ async function checkNode(config: AgentConfig, node: NodeConfig, report: Report):
   }
 }
 
-async function checkPermissions(
+/** Reports every permission that is missing, of the process and of the node that it acts as. @throws KubeApiError */
+export async function checkPermissions(
   config: AgentConfig,
   node: NodeConfig,
   access: { kube: Kube; self: Kube },

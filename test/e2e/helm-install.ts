@@ -3,6 +3,11 @@ import { mkdtemp, writeFile } from "node:fs/promises";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { parse, parseAllDocuments, stringify } from "yaml";
+import { connect } from "../../src/agent.ts";
+import { checkPermissions, Report } from "../../src/cli/check.ts";
+import { parseConfig } from "../../src/config/load.ts";
+import { silentLogger } from "../../src/telemetry/logger.ts";
+import { systemClock } from "../../src/util/clock.ts";
 import { hostAddress, restartable, type AgentProcess } from "./harness/agent.ts";
 import { helmBinary } from "./harness/binaries.ts";
 import { clientOf, type Json } from "./harness/client.ts";
@@ -28,8 +33,8 @@ export interface Installation {
   /** A kubeconfig with a token of one of the chart's ServiceAccounts, as the pod would mount it. */
   credentials(account: string, as?: { user: string; groups: readonly string[] }): Promise<string>;
   startAgent(options?: { secondReplica?: boolean }): Promise<AgentProcess>;
-  /** `vmlet check` with the rendered configuration, as the agent's ServiceAccount. */
-  check(): Promise<CommandResult>;
+  /** What `vmlet check` says of permissions, with the rendered configuration, as the agent's ServiceAccount. */
+  checkPermissions(): Promise<string>;
   /** Without its hooks: what they would do is `runHook`'s. */
   uninstall(): Promise<void>;
   /** Creates the identity that a hook's pod has, and runs its container's arguments to the end. */
@@ -106,16 +111,21 @@ export async function installChart(cluster: Cluster, release: string, values: Js
       await agent.start();
       return Object.assign(agent, { healthUrl, kubeletPort: own.nodes[0].kubelet.port as number });
     },
-    async check() {
-      const file = join(dir, "check.yaml");
-      await writeFile(file, data["vmlet.yaml"]);
-      return tryCommand(process.execPath, [program, "check", "--config", file], {
-        env: {
-          PATH: process.env["PATH"],
-          VMLET_KUBECONFIG: (checker ??= await credentials(account)),
-          VMLET_NODE_ADDRESS: hostAddress(),
-        },
+    async checkPermissions() {
+      const parsed = parseConfig(data["vmlet.yaml"], "vmlet.yaml", {
+        nodeAddress: hostAddress(),
+        kubeconfig: (checker ??= await credentials(account)),
       });
+      const [node] = parsed.nodes;
+      const connection = { config: parsed, clock: systemClock, logger: silentLogger, version: "0" };
+      const [kube, self] = [connect({ ...connection, node: node! }), connect(connection)];
+      const lines: string[] = [];
+      try {
+        await checkPermissions(parsed, node!, { kube, self }, new Report((line) => lines.push(line)));
+      } finally {
+        await Promise.all([kube.close(), self.close()]);
+      }
+      return lines.join("\n");
     },
     async uninstall() {
       await runCommand(helm, ["uninstall", release, "--namespace", namespace, "--no-hooks"], { env });
