@@ -46,7 +46,11 @@ export function containerTests(bench: () => Bench, { registry, app }: ContainerI
       "/srv/www",
       expect.stringMatching(/^uid=1000\(app\) gid=1000\(app\) groups=(?=.*2000\(extra\))/),
     ]);
-    expect((await bench().container(id, "a")).user).toEqual({ uid: 1000, gid: 1000, supplemental_groups: [2000] });
+    expect((await bench().container(id, "a")).user).toEqual({
+      uid: 1000,
+      gid: 1000,
+      supplemental_groups: [1000, 2000],
+    });
   });
 
   test("args replace the image's cmd and keep its entrypoint", async () => {

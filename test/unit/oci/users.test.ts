@@ -19,47 +19,47 @@ const resolve = (more: Partial<UserQuery> = {}) =>
 
 describe("who a container runs as", () => {
   test.each<[string, Partial<UserQuery>, object]>([
-    ["nobody said: root", {}, { uid: 0, gid: 0, supplementalGroups: [], home: "/root" }],
+    ["nobody said: root", {}, { uid: 0, gid: 0, supplementalGroups: [0], home: "/root" }],
     [
       "the image's name",
       { imageUser: "app" },
-      { uid: 1000, gid: 1001, supplementalGroups: [2000, 2001], home: "/home/app" },
+      { uid: 1000, gid: 1001, supplementalGroups: [1001, 2000, 2001], home: "/home/app" },
     ],
     [
       "the image's number, known",
       { imageUser: "1000" },
-      { uid: 1000, gid: 1001, supplementalGroups: [2000, 2001], home: "/home/app" },
+      { uid: 1000, gid: 1001, supplementalGroups: [1001, 2000, 2001], home: "/home/app" },
     ],
-    ["the image's number, unknown", { imageUser: "77" }, { uid: 77, gid: 0, supplementalGroups: [], home: "/" }],
+    ["the image's number, unknown", { imageUser: "77" }, { uid: 77, gid: 0, supplementalGroups: [0], home: "/" }],
     [
       "name and group",
       { imageUser: "app:extra" },
-      { uid: 1000, gid: 2000, supplementalGroups: [2001], home: "/home/app" },
+      { uid: 1000, gid: 2000, supplementalGroups: [2000, 2001], home: "/home/app" },
     ],
     [
       "the pod's user replaces the image's, with that user's groups",
       { imageUser: "root", user: 1000 },
-      { uid: 1000, gid: 1001, supplementalGroups: [2000, 2001], home: "/home/app" },
+      { uid: 1000, gid: 1001, supplementalGroups: [1001, 2000, 2001], home: "/home/app" },
     ],
     [
       "the image's group does not go with the pod's user",
       { imageUser: "app:2000", user: 5 },
-      { uid: 5, gid: 0, supplementalGroups: [], home: "/" },
+      { uid: 5, gid: 0, supplementalGroups: [0], home: "/" },
     ],
     [
       "the pod's group",
       { imageUser: "app", group: 9 },
-      { uid: 1000, gid: 9, supplementalGroups: [2000, 2001], home: "/home/app" },
+      { uid: 1000, gid: 9, supplementalGroups: [9, 2000, 2001], home: "/home/app" },
     ],
     [
       "supplemental groups come on top, once",
       { imageUser: "app", supplementalGroups: [2000, 50] },
-      { uid: 1000, gid: 1001, supplementalGroups: [2000, 2001, 50], home: "/home/app" },
+      { uid: 1000, gid: 1001, supplementalGroups: [1001, 2000, 2001, 50], home: "/home/app" },
     ],
     [
       "without passwd and group files",
       { user: 3, passwdFile: "", groupFile: "" },
-      { uid: 3, gid: 0, supplementalGroups: [], home: "/" },
+      { uid: 3, gid: 0, supplementalGroups: [0], home: "/" },
     ],
   ])("%s", (_title, query, expected) => expect(resolve(query)).toEqual(expected));
 

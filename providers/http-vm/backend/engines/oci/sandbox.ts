@@ -401,7 +401,7 @@ export class OciSandbox implements Sandbox {
     const usage = await this.#cgroup(container).usage();
     if (limit !== undefined && usage !== undefined && usage.workingSet > limit)
       throw new ProviderError(
-        "invalid",
+        "conflict",
         `memory limit ${limit} is below what the container uses now (${usage.workingSet})`,
         { field: "resources.limits.memory_bytes" },
       );

@@ -65,7 +65,8 @@ export function resolveUser(query: UserQuery): ResolvedUser {
   gid ??= root?.gid ?? 0;
   const member =
     root === undefined ? [] : groups.filter(({ members }) => members.includes(root.name)).map((group) => group.gid);
-  const supplementalGroups = [...new Set([...member, ...query.supplementalGroups])].filter((id) => id !== gid);
+  // As with containerd, the primary group is one of them.
+  const supplementalGroups = [...new Set([gid, ...member, ...query.supplementalGroups])];
   return { uid, gid, supplementalGroups, home: root?.home || (uid === 0 ? "/root" : "/") };
 }
 

@@ -333,7 +333,7 @@ export class VmSandbox implements Sandbox {
       await this.#call([["resize", container.id, String(limit ?? 0), text]]);
     } catch (cause) {
       if (!(cause instanceof GuestError) || !cause.message.includes("below what the container uses")) throw cause;
-      throw new ProviderError("invalid", `memory limit ${limit}: ${cause.message}`, {
+      throw new ProviderError("conflict", `memory limit ${limit}: ${cause.message}`, {
         field: "resources.limits.memory_bytes",
       });
     }
