@@ -162,7 +162,7 @@ export const volumeCases: readonly ChecklistCase[] = [
         containers: [shell("main", script, { volumeMounts })],
       });
       await pods.untilPhase("scratch", "Succeeded");
-      expect(await output(context, "scratch")).toEqual(["777", "777", "by init", "again", "1"]);
+      expect(await output(context, "scratch")).toEqual(["777", "1777", "by init", "again", "1"]);
     },
   },
   {
