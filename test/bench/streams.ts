@@ -1,5 +1,5 @@
 /**
- * `node test/bench/streams.ts [--mib N]`
+ * `node test/bench/streams.ts [--mib N] [--slow-mib N]`
  *
  * Prints what the kubelet API's streams carry: exec, logs and port-forward, asked of the agent directly and through the API
  * server, with a client that throws away what it receives. Nothing is asserted: the figures depend on the machine.
@@ -21,14 +21,15 @@ import { percentiles } from "./measure.ts";
 const MiB = 1024 * 1024;
 /** The backend keeps 50 MiB of a container's log. */
 const logMiB = 40;
-/** Read with pauses, to see that what waits does not wait in the agent. */
-const slowMiB = 1024;
 const REST_AFTER_BYTES = 16 * MiB;
 const REST_MS = 100;
 
-const { values } = parseArgs({ options: { mib: { type: "string", default: "256" } } });
-const sizeMiB = Number(values.mib);
-if (!(sizeMiB > 0)) throw new Error(`--mib must be a number above 0, not ${values.mib}`);
+const { values } = parseArgs({
+  options: { mib: { type: "string", default: "256" }, "slow-mib": { type: "string", default: "1024" } },
+});
+const sizeMiB = positive("mib");
+/** Read with pauses, to see that what waits does not wait in the agent. */
+const slowMiB = positive("slow-mib");
 
 /** Where the client asks, and how paths begin there. */
 interface Side {
@@ -107,8 +108,14 @@ for (const side of sides) {
     "port-forward": slowForward,
   })) {
     const growth = await memoryGrowth(env.agent.pid, () => read(side));
-    print(`${what}: 1 GiB with pauses`, `the agent grew by ${growth.toFixed(0)} MiB at most`);
+    print(`${what}: ${slowMiB} MiB with pauses`, `the agent grew by ${growth.toFixed(0)} MiB at most`);
   }
+}
+
+function positive(option: "mib" | "slow-mib"): number {
+  const value = Number(values[option]);
+  if (!(value > 0)) throw new Error(`--${option} must be a number above 0, not ${values[option]}`);
+  return value;
 }
 
 function print(what: string, figure: string): void {
