@@ -207,7 +207,7 @@ async function pushImages({ registry, cluster }: Environment): Promise<void> {
 async function main(): Promise<number> {
   await setUp();
   // To the chart's pods these are real nodes: another type than the one that they avoid.
-  await using environment = await startEnvironment({ labels: { type: "host" } });
+  await using environment = await startEnvironment({ node: { labels: { type: "host" } } });
   await pushImages(environment);
   const helm = await helmBinary();
   const { adminKubeconfig } = environment.cluster;

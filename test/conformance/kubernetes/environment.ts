@@ -25,8 +25,17 @@ export interface Environment extends AsyncDisposable {
   saveLogs(dir: string): Promise<void>;
 }
 
-/** @param node merged over each node's entry of the agent's configuration */
-export async function startEnvironment(node: Json = {}): Promise<Environment> {
+/** The reference backend's engines that run the images of Kubernetes' tests. */
+export type EngineName = "oci" | "vm";
+
+export interface EnvironmentOptions {
+  /** Default `oci`. */
+  engine?: EngineName;
+  /** Merged over each node's entry of the agent's configuration. */
+  node?: Json;
+}
+
+export async function startEnvironment({ engine = "oci", node = {} }: EnvironmentOptions = {}): Promise<Environment> {
   const registry = await startRegistry({ port: registryPort });
   let cluster: Cluster | undefined;
   let backend: BackendProcess | undefined;
@@ -52,8 +61,9 @@ export async function startEnvironment(node: Json = {}): Promise<Environment> {
     backend = await startBackend({
       sandbox: cluster.sandbox,
       engine: {
-        type: "oci",
-        allowPrivileged: true,
+        type: engine,
+        // Every container of a VM is alone with its kernel: there is nothing to allow.
+        ...(engine === "oci" ? { allowPrivileged: true } : {}),
         network: { cidr: machineCidr, openHostPorts: [apiPort, 53] },
         images: { parallelPulls: 4 },
       },

@@ -66,14 +66,17 @@ export function summary(results: readonly Result[]): Record<Outcome, number> {
   return { passed: count("passed"), failed: count("failed"), "left out": count("left out") };
 }
 
-export function toMarkdown(results: readonly Result[], { kubernetes }: { kubernetes: string }): string {
+export function toMarkdown(
+  results: readonly Result[],
+  { kubernetes, engine }: { kubernetes: string; engine: string },
+): string {
   const groups = [...new Set(results.map(({ group }) => group))];
   const row = (cells: readonly (string | number)[]) => `| ${cells.join(" | ")} |`;
   const totals = (of: readonly Result[]) => Object.values(summary(of));
   return [
     "# Kubernetes conformance",
     "",
-    `Written by \`npm run conformance\`: the e2e suite of Kubernetes ${kubernetes}, unchanged, against two nodes on engine \`oci\`.`,
+    `Written by \`npm run conformance\`: the e2e suite of Kubernetes ${kubernetes}, unchanged, against two nodes on engine \`${engine}\`.`,
     "A test is left out only when more work would not make it pass; the reason says why.",
     "",
     // The formatter would rewrite what looks like emphasis in the names of tests.

@@ -1,8 +1,9 @@
 /**
- * `npm run conformance [-- --focus REGEX] [--skip REGEX] [--unpassed] [--within SECONDS] [--untagged] [--parallel N] [--list]`:
+ * `npm run conformance [-- --focus REGEX] [--skip REGEX] [--unpassed] [--within SECONDS] [--untagged] [--parallel N] [--engine vm] [--list]`:
  * Kubernetes' own e2e suite against vmlet's nodes. `--focus` also takes a group (`^common/node$`); `--unpassed` chooses what
  * RESULTS.md does not have as passed, `--within` what passed there in no more seconds than that (CI's slice); `--untagged`
  * also takes tests that are tagged neither [Conformance] nor [NodeConformance]. With these two, RESULTS.md stays as it is.
+ * `--engine vm` has a table of its own, RESULTS-vm.md, with what was run of it.
  *
  * Needs root on Linux, Go, and the Debian packages runc, skopeo, umoci, nftables, iproute2, docker-registry, busybox-static
  * and gcc; for the group `network` also bind9-dnsutils and netcat-openbsd. Logs and ginkgo's reports stay in the folder
@@ -18,7 +19,7 @@ import { stringify } from "yaml";
 import { kubectlBinary } from "../../e2e/harness/binaries.ts";
 import { buildKubernetesSuite, kubernetesVersion } from "../../e2e/harness/build.ts";
 import { runCommand } from "../../e2e/harness/exec.ts";
-import { startEnvironment, type Environment } from "./environment.ts";
+import { startEnvironment, type EngineName, type Environment } from "./environment.ts";
 import { pushImages, repositoryList } from "./images.ts";
 import { isInside, runInside, setUp } from "./namespaces.ts";
 import { fromMarkdown, merge, resultsOf, summary, toMarkdown, type Result } from "./report.ts";
@@ -36,8 +37,6 @@ import {
   type Spec,
 } from "./specs.ts";
 
-const resultsFile = join(import.meta.dirname, "../RESULTS.md");
-
 const { values: options } = parseArgs({
   options: {
     focus: { type: "string", default: "" },
@@ -47,8 +46,13 @@ const { values: options } = parseArgs({
     unpassed: { type: "boolean", default: false },
     within: { type: "string" },
     untagged: { type: "boolean", default: false },
+    engine: { type: "string", default: "oci" },
   },
 });
+const engine = engineOf(options.engine);
+/** What `--within` and `--unpassed` look up is always the table of engine oci: the whole suite is run there. */
+const knownResults = join(import.meta.dirname, "../RESULTS.md");
+const resultsFile = engine === "oci" ? knownResults : join(import.meta.dirname, `../RESULTS-${engine}.md`);
 
 if (options.list) {
   for (const spec of await chosen(await mkdtemp(join(tmpdir(), "vmlet-conformance-list-"))))
@@ -66,7 +70,7 @@ async function main(): Promise<number> {
   const host = await setUp();
   const abort = new AbortController();
   process.once("SIGINT", () => abort.abort());
-  await using environment = await startEnvironment();
+  await using environment = await startEnvironment({ engine });
   console.log(`control plane, backend and agents log to ${environment.cluster.sandbox.dir}`);
   const repositories = join(reportDir, "repositories.yaml");
   await writeFile(repositories, stringify(repositoryList(environment.registry.host)));
@@ -100,8 +104,10 @@ async function main(): Promise<number> {
   // After an interrupt, what was not run keeps the result that it had.
   const results = resultsOf(abort.signal.aborted ? specs.filter(({ name }) => ended.has(name)) : specs, reports, host);
   print(results);
-  if (options.within === undefined && !options.untagged)
-    await writeFile(resultsFile, toMarkdown(merge(await lastResults(), results), { kubernetes: kubernetesVersion }));
+  if ((options.within === undefined || engine !== "oci") && !options.untagged) {
+    const all = merge(await lastResults(resultsFile), results);
+    await writeFile(resultsFile, toMarkdown(all, { kubernetes: kubernetesVersion, engine }));
+  }
   return results.some(({ outcome }) => outcome === "failed") ? 1 : 0;
 }
 
@@ -115,12 +121,13 @@ async function chosen(dir: string): Promise<Spec[]> {
   ]);
   const specs = selectSpecs(await readReport(file), options);
   const skip = options.skip === undefined ? undefined : new RegExp(options.skip);
-  const passed = (await lastResults()).filter(({ outcome }) => outcome === "passed");
-  const done = new Set(options.unpassed ? passed.map(({ name }) => name) : []);
+  const passed = async (file: string) => (await lastResults(file)).filter(({ outcome }) => outcome === "passed");
+  const done = new Set(options.unpassed ? (await passed(resultsFile)).map(({ name }) => name) : []);
+  const within = Number(options.within ?? 0);
   const quick =
-    options.within === undefined
+    within === 0
       ? undefined
-      : new Set(passed.filter(({ seconds }) => seconds <= Number(options.within)).map(({ name }) => name));
+      : new Set((await passed(knownResults)).filter(({ seconds }) => seconds <= within).map(({ name }) => name));
   const left = specs.filter(
     (spec) => !skip?.test(spec.name) && !done.has(spec.name) && (!quick || (quick.has(spec.name) && !isSerial(spec))),
   );
@@ -190,8 +197,14 @@ async function runSuite({
   return done;
 }
 
-async function lastResults(): Promise<Result[]> {
-  return existsSync(resultsFile) ? fromMarkdown(await readFile(resultsFile, "utf8")) : [];
+async function lastResults(file: string): Promise<Result[]> {
+  return existsSync(file) ? fromMarkdown(await readFile(file, "utf8")) : [];
+}
+
+/** @throws Error when no such engine runs images */
+function engineOf(name: string): EngineName {
+  if (name === "oci" || name === "vm") return name;
+  throw new Error(`--engine must be oci or vm, not ${name}`);
 }
 
 async function readReport(file: string): Promise<GinkgoReport> {

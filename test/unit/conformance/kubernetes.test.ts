@@ -142,7 +142,7 @@ const anyResult: fc.Arbitrary<Result> = fc.record({
 test("The table is read back as it was written", () => {
   fc.assert(
     fc.property(fc.uniqueArray(anyResult, { selector: ({ name }) => name }), (results) => {
-      expect(fromMarkdown(toMarkdown(results, { kubernetes: "1.36.3" }))).toEqual(results);
+      expect(fromMarkdown(toMarkdown(results, { kubernetes: "1.36.3", engine: "oci" }))).toEqual(results);
     }),
   );
 });
