@@ -2,7 +2,7 @@
  * A folder outside the checkout for what is dear to make: the control plane's binary, kubectl, helm, the peers. Every entry
  * is named after a hash of what it was made from, so it is never stale and never needs to be cleared.
  */
-import { createHash } from "node:crypto";
+import { createHash, randomUUID } from "node:crypto";
 import { mkdir, rename, rm, stat } from "node:fs/promises";
 import { homedir } from "node:os";
 import { join } from "node:path";
@@ -27,7 +27,7 @@ export async function cached(name: string, make: (temporaryPath: string) => Prom
   const path = join(cacheDir(), name);
   if (await exists(path)) return path;
   await mkdir(cacheDir(), { recursive: true });
-  const temporary = `${path}.${process.pid}.tmp`;
+  const temporary = `${path}.${randomUUID()}.tmp`;
   try {
     await make(temporary);
     await rename(temporary, path);

@@ -2,7 +2,7 @@ import { X509Certificate } from "node:crypto";
 import { mkdtemp, writeFile } from "node:fs/promises";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
-import { beforeEach, describe, expect, it } from "vitest";
+import { beforeEach, describe, expect, it, vi } from "vitest";
 import type { Kube, KubeRequest } from "../../../src/kube/kube.ts";
 import {
   configMapClientCa,
@@ -57,7 +57,8 @@ describe("a certificate from files", () => {
     );
     const stop = new AbortController();
     const running = source.run(stop.signal);
-    await settle(50);
+    // It has read the files and waits to do so again.
+    await vi.waitFor(() => expect(clock.pending).toBe(1));
     await write(pair(generateKeyPair(), "second"));
     await clock.advance(11_000);
     await changed;
