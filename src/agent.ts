@@ -162,6 +162,7 @@ export class Agent {
           random: options.random,
           component: "kubelet",
           host: node.name,
+          isBusy: () => kube.isBusy,
         });
         services ??= new ServiceCache({ kube, clock, random: options.random, logger });
         const provider = await options.createProvider(node.provider, {

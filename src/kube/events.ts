@@ -41,12 +41,14 @@ export interface EventRecorderOptions {
   /** `source.host`: the node's name. */
   host: string;
   limits?: {
-    /** Events that wait at most; more are dropped. Default 1000. */
+    /** Events that wait at most; more are dropped. Default 10,000: client-go's 1000 lose some of a burst of pods. */
     queue?: number;
     /** Default 50/s, bursts of 100. */
     perSecond?: number;
     burst?: number;
   };
+  /** Whether more urgent requests take the connections: an event then waits for a quieter moment, but not for long. */
+  isBusy?: () => boolean;
   onDropped?: (reason: DropReason) => void;
 }
 
@@ -73,6 +75,9 @@ const SPAM_BURST = 25;
 const SPAM_PER_SECOND = 1 / 300;
 const CACHE_SIZE = 4096;
 const ATTEMPTS = 12;
+/** How long an event waits for a quieter moment, and how often it looks. */
+const PATIENCE_MS = 200;
+const LOOK_MS = 20;
 
 export class EventRecorder {
   readonly #options: EventRecorderOptions;
@@ -90,7 +95,7 @@ export class EventRecorder {
 
   constructor(options: EventRecorderOptions) {
     this.#options = options;
-    const { queue = 1000, perSecond = 50, burst = 100 } = options.limits ?? {};
+    const { queue = 10_000, perSecond = 50, burst = 100 } = options.limits ?? {};
     this.#queueLimit = queue;
     this.#bucket = new TokenBucket({ perSecond, burst, clock: options.clock });
   }
@@ -175,6 +180,7 @@ export class EventRecorder {
       random: this.#options.random ?? (() => 0),
       jitter: "up",
     });
+    await this.#quieterMoment(signal);
     for (let attempt = 1; ; attempt++) {
       await this.#bucket.take(signal);
       try {
@@ -193,6 +199,12 @@ export class EventRecorder {
         await clock.sleep(Math.max(backoff.next(), error.retryAfterMs ?? 0), signal);
       }
     }
+  }
+
+  async #quieterMoment(signal: AbortSignal): Promise<void> {
+    const { clock, isBusy } = this.#options;
+    for (let waitedMs = 0; waitedMs < PATIENCE_MS && isBusy?.() === true; waitedMs += LOOK_MS)
+      await clock.sleep(LOOK_MS, signal);
   }
 
   /** Counts up the event that was sent before under `key`, or creates a new one. */

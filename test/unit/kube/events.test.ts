@@ -38,6 +38,20 @@ function setup(options: Partial<EventRecorderOptions> & { start?: boolean } = {}
 }
 
 describe("EventRecorder", () => {
+  it("waits for a quieter moment while more urgent requests are under way, but not for long", async () => {
+    let isBusy = true;
+    const { recorder, clock, writes } = setup({ isBusy: () => isBusy });
+    recorder.event(pod, "Normal", "Started", "Started container app");
+    await clock.advance(190);
+    const early = writes().length;
+    await clock.advance(10);
+    const inTheEnd = writes().length;
+    recorder.event(pod, "Normal", "Killing", "Stopping container app");
+    isBusy = false;
+    await clock.advance(20);
+    expect([early, inTheEnd, writes().length]).toEqual([0, 1, 2]);
+  });
+
   it("creates an event as a kubelet does", async () => {
     const { recorder, kube } = setup();
     recorder.event(pod, "Normal", "Started", "Started container app");
