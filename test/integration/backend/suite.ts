@@ -153,10 +153,11 @@ export function backendSuite(options: SuiteOptions, more: (bench: () => Bench) =
     });
 
     // The first process of a process namespace does not die of its own SIGKILL.
-    (options.ownProcesses === true ? test.skip : test)("an end by signal is code 128 and the signal", async () => {
-      const id = await bench.create({ containers: [bench.shell("a", "kill -9 $$")] });
-      expect(await bench.terminated(id, "a")).toMatchObject({ exit_code: 137 });
-    });
+    if (options.ownProcesses !== true)
+      test("an end by signal is code 128 and the signal", async () => {
+        const id = await bench.create({ containers: [bench.shell("a", "kill -9 $$")] });
+        expect(await bench.terminated(id, "a")).toMatchObject({ exit_code: 137 });
+      });
 
     test("a command that does not exist ends with StartError and names it", async () => {
       const container = { ...bench.shell("a", ""), command: ["/no/such/program"] };
