@@ -56,6 +56,11 @@ export interface PodMemory {
   resize: ResizeState | undefined;
   /** When a change that could not be made yet is to be tried again. */
   retryUpdateAt: number | undefined;
+  /**
+   * The last status patch that the API server took but did not keep, as JSON: an older server drops fields that it does not
+   * know. Sent again it would change nothing, so it must not keep anything else from being done.
+   */
+  futilePatch: string | undefined;
 }
 
 export const newMemory = (): PodMemory => ({
@@ -72,6 +77,7 @@ export const newMemory = (): PodMemory => ({
   appliedVersion: undefined,
   resize: undefined,
   retryUpdateAt: undefined,
+  futilePatch: undefined,
 });
 
 export type Action =
@@ -310,5 +316,7 @@ function statusAction(
     behind,
   });
   const patch = statusDiff(pod.status, next);
-  return patch === undefined ? undefined : { do: "status", patch };
+  if (patch === undefined) return undefined;
+  if (memory.futilePatch !== undefined && memory.futilePatch === JSON.stringify(patch)) return undefined;
+  return { do: "status", patch };
 }

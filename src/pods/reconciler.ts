@@ -150,8 +150,6 @@ export class PodReconciler {
   readonly #o: ReconcilerOptions;
   readonly #memory = new Map<string, PodMemory>();
   readonly #overlays = new Map<string, Overlay>();
-  /** Status patches that the API server took but did not keep: repeating them would never end. */
-  readonly #futile = new Map<string, string>();
   readonly #lastSeen = new Map<string, Pod>();
   readonly #noticeSeq = new Map<string, number>();
   /** Creates that wait. All times monotonic. */
@@ -474,8 +472,6 @@ export class PodReconciler {
     verdict: Verdict | undefined,
     signal: AbortSignal,
   ): Promise<Outcome | undefined> {
-    const text = JSON.stringify(patch);
-    if (this.#futile.get(uid) === text) return { kind: "settled" };
     this.#o.guard?.();
     const cachedBefore = this.#cachedVersion(uid);
     const begun = this.#o.clock.monotonic();
@@ -486,8 +482,8 @@ export class PodReconciler {
       });
       this.#overlay(uid, updated, cachedBefore);
       // A server that drops a field it does not know would be patched for ever.
-      if (updated.metadata!.resourceVersion === pod.metadata!.resourceVersion) this.#futile.set(uid, text);
-      else this.#futile.delete(uid);
+      const changed = updated.metadata!.resourceVersion !== pod.metadata!.resourceVersion;
+      this.#update(uid, { futilePatch: changed ? undefined : JSON.stringify(patch) });
       if (verdict !== undefined) this.#announce(pod, verdict);
       this.#o.hooks?.onStatusWritten?.((this.#o.clock.monotonic() - begun) / 1000);
       if (patch["phase"] === "Running") this.#measureStart(uid, pod);
@@ -652,7 +648,6 @@ export class PodReconciler {
   #forget(uid: string): void {
     this.#memory.delete(uid);
     this.#overlays.delete(uid);
-    this.#futile.delete(uid);
     this.#lastSeen.delete(uid);
     this.#noticeSeq.delete(uid);
     this.#held.delete(uid);

@@ -30,6 +30,9 @@ class World {
   rendered: Rendered = { kind: "ready", spec: SPEC };
   difference: Difference = { patch: undefined };
   version = "1";
+  /** What an older API server does with a status before it keeps it. */
+  keep = (status: Pod["status"]): Pod["status"] => status;
+  readonly requests: KubeRequest[] = [];
   pod: Pod;
   readonly #reconciler: PodReconciler;
   readonly #machines: MachineCache;
@@ -73,9 +76,13 @@ class World {
     });
   }
 
-  #answer({ method, body }: KubeRequest): unknown {
+  #answer(request: KubeRequest): unknown {
+    this.requests.push(request);
+    const { method, body } = request;
     if (method !== "PATCH") return this.pod;
-    const { status, metadata } = body as { status: object; metadata: { annotations?: Record<string, string> } };
+    const { status: change, metadata } = body as { status: object; metadata: { annotations?: Record<string, string> } };
+    const status = this.keep({ ...this.pod.status, ...change });
+    if (!metadata.annotations && JSON.stringify(status) === JSON.stringify(this.pod.status)) return this.pod;
     const resourceVersion = String(Number(this.pod.metadata!.resourceVersion) + 1);
     this.pod = {
       ...this.pod,
@@ -84,7 +91,7 @@ class World {
         resourceVersion,
         ...(metadata.annotations && { annotations: { ...this.pod.metadata!.annotations, ...metadata.annotations } }),
       },
-      status: { ...this.pod.status, ...status },
+      ...(status && { status }),
     };
     return this.pod;
   }
@@ -324,5 +331,49 @@ describe("the deletion cost of a pod", () => {
 
   test.each(["Job", "StatefulSet"])("means nothing to a %s, and is not written", async (kind) => {
     expect(await costOf({ ownerReferences: ownedBy(kind) }, { markCheapToDelete: true })).toBeUndefined();
+  });
+});
+
+describe("an API server that drops a field of the status", () => {
+  let world: World;
+  beforeEach(async () => {
+    world = new World(basePod({ spec: { ...resources("500m"), terminationGracePeriodSeconds: 1 } }));
+    // As one before 1.33 does, without the feature gate of in-place resize.
+    world.keep = (status) => ({
+      ...status!,
+      containerStatuses: status!.containerStatuses!.map((each) => ({
+        ...each,
+        resources: undefined!,
+        allocatedResources: undefined!,
+      })),
+    });
+    await world.settle();
+  });
+  const patches = () => world.requests.filter(({ method }) => method === "PATCH").length;
+
+  test("is not told again and again", async () => {
+    const before = patches();
+    await world.pass(60_000);
+    expect(patches()).toBe(before);
+  });
+
+  test("keeps nothing else from being done", async () => {
+    world.version = "2";
+    world.difference = { patch: { files: [{ volume: "v", version: "2", files: [] }] } };
+    await world.settle();
+    expect(world.provider.machines[0]!.file_versions).toEqual({ v: "2" });
+  });
+
+  test("does not keep a pod from going", async () => {
+    world.pod = {
+      ...world.pod,
+      metadata: {
+        ...world.pod.metadata!,
+        deletionTimestamp: new Date(world.clock.now() + 1_000).toISOString() as unknown as Date,
+        deletionGracePeriodSeconds: 1,
+      },
+    };
+    await world.pass(10_000);
+    expect(world.requests.filter(({ method }) => method === "DELETE")).toHaveLength(1);
   });
 });
