@@ -45,9 +45,8 @@ export class AgentProber implements ReadinessSource {
   }
 
   apply(pod: Pod, machine: Machine): Machine {
-    if (!this.#o.isActive()) return machine;
     const uid = pod.metadata!.uid!;
-    const probed = isOver(machine) ? [] : probedContainers(pod);
+    const probed = isOver(machine) || !this.#o.isActive() ? [] : probedContainers(pod);
     if (probed.length === 0) {
       this.release(uid);
       return machine;

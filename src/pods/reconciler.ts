@@ -238,7 +238,12 @@ export class PodReconciler {
 
   #withReadiness(desired: Desired, observed: Observed): Observed {
     const { readiness } = this.#o;
-    if (readiness === undefined || desired.kind !== "pod" || observed.kind !== "found") return observed;
+    if (readiness === undefined || desired.kind !== "pod" || observed.kind === "unknown") return observed;
+    if (observed.kind === "absent") {
+      // Its address may be another machine's soon, while the pod may stay for long, as a failed one does.
+      readiness.release(desired.pod.metadata!.uid!);
+      return observed;
+    }
     return { kind: "found", machine: readiness.apply(desired.pod, observed.machine) };
   }
 

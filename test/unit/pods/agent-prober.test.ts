@@ -104,4 +104,11 @@ describe("AgentProber", () => {
     isActive = false;
     expect(isReady()).toBe(true);
   });
+
+  test("stops when the backend begins to run the probes", () => {
+    isReady();
+    isActive = false;
+    isReady();
+    expect(prober.tallies()).toEqual([]);
+  });
 });

@@ -33,6 +33,8 @@ class World {
   /** What an older API server does with a status before it keeps it. */
   keep = (status: Pod["status"]): Pod["status"] => status;
   readonly requests: KubeRequest[] = [];
+  /** UIDs of pods whose readiness need not be known any more. */
+  readonly released: string[] = [];
   pod: Pod;
   readonly #reconciler: PodReconciler;
   readonly #machines: MachineCache;
@@ -70,6 +72,7 @@ class World {
       event: (_pod, event) => this.events.push(event),
       mayReap: () => true,
       ...(options.markCheapToDelete !== undefined && { markCheapToDelete: options.markCheapToDelete }),
+      readiness: { apply: (_pod, machine) => machine, release: (uid) => void this.released.push(uid) },
       hooks,
       clock: this.clock,
       logger: silentLogger,
@@ -104,6 +107,13 @@ class World {
       for (const machine of this.provider.machines) this.#machines.put(machine);
       if (outcome.kind !== "after" || outcome.ms > 0) return outcome;
     }
+  }
+
+  /** The backend forgets what it ran. */
+  loseMachine(): void {
+    this.provider.getPod = () => Promise.reject(new ProviderError("not_found", "no such machine"));
+    this.#machines.drop("m-u1");
+    Object.defineProperty(this.provider, "machines", { value: [] });
   }
 
   /** Passes time in the steps that the reconciler asks for. */
@@ -375,5 +385,18 @@ describe("an API server that drops a field of the status", () => {
     };
     await world.pass(10_000);
     expect(world.requests.filter(({ method }) => method === "DELETE")).toHaveLength(1);
+  });
+});
+
+describe("a pod whose machine is gone", () => {
+  test("is not probed any more", async () => {
+    const world = new World(basePod());
+    await world.settle();
+    const before = world.released.length;
+    await world.settle();
+    expect(world.released).toHaveLength(before);
+    world.loseMachine();
+    await world.settle();
+    expect(world.released.length).toBeGreaterThan(before);
   });
 });
