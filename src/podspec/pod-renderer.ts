@@ -13,7 +13,7 @@ import { checkCapabilities } from "./capability-gate.ts";
 import { diffMachine } from "./diff.ts";
 import { containerResources } from "./machine-resources.ts";
 import type { Backend, NodeFacts, PodEvent, References, RenderResult, ResizeOutlook } from "./inputs.ts";
-import { credentialsVersion, registryAuth } from "./pull-secrets.ts";
+import { credentialsVersion, registryAuth, wouldLoseCredentials } from "./pull-secrets.ts";
 import { podReferences, type ReferenceCache } from "./references.ts";
 import { renderEphemeralContainers, renderMachineSpec } from "./render.ts";
 import { judgeResize } from "./resize.ts";
@@ -237,8 +237,11 @@ export class PodRenderer {
   ): Promise<Pick<MachinePatch, "registry_auth" | "registry_auth_version">> {
     const version = this.#credentialsVersion(pod, references);
     if (version === undefined) return {};
+    const known = machine.registry_auth_version;
+    // Whoever changes them replaces them all.
+    if (known !== undefined && wouldLoseCredentials(pod, references, known)) return {};
     const hasExpired = (this.#o.imageCredentials?.concerns(pod) ?? false) && failsToPull(machine);
-    if (version === machine.registry_auth_version && !hasExpired) return {};
+    if (version === known && !hasExpired) return {};
     const auth = [...registryAuth(pod, references, []), ...(await this.#pluginCredentials(pod, signal))];
     return { registry_auth: auth, registry_auth_version: version };
   }

@@ -51,6 +51,15 @@ export function credentialsVersion(
   return parts.length === 0 ? undefined : parts.join(",");
 }
 
+/** True when a pull secret cannot be read just now of which the credentials of this version had something. */
+export function wouldLoseCredentials(pod: Pod, references: Pick<References, "secrets">, version: string): boolean {
+  const before = version.split(",");
+  return (pod.spec?.imagePullSecrets ?? []).some(({ name }) => {
+    const { kind = "unknown" } = references.secrets.get(name ?? "") ?? {};
+    return kind === "unknown" && before.some((part) => part.startsWith(`${name}@`) && part !== `${name}@unknown`);
+  });
+}
+
 /** Undefined when the secret is not a pull secret or cannot be read. */
 function parsePullSecret(type: string | undefined, data: Readonly<Record<string, string>>): RegistryAuth[] | undefined {
   const isJson = data[".dockerconfigjson"] !== undefined && type !== "kubernetes.io/dockercfg";

@@ -263,6 +263,26 @@ describe("PodRenderer", () => {
       ]);
     });
 
+    it("stay when the secret cannot be read just now", async () => {
+      kube.intercept = ({ path }) => {
+        if (path === SECRET) throw new Error("connection refused");
+        return undefined;
+      };
+      const holds = machineWith({ registry_auth_version: "pull@7" });
+      expect((await renderer().diff(pulling, holds, done.signal)).patch).toBeUndefined();
+    });
+
+    it("follow the other secrets when one could never be read", async () => {
+      kube.put(SECRET, pullSecret("p"));
+      kube.intercept = ({ path }) => {
+        if (path.endsWith("/forbidden")) throw new Error("forbidden");
+        return undefined;
+      };
+      const pod = podWith({ imagePullSecrets: [{ name: "pull" }, { name: "forbidden" }] });
+      const holds = machineWith({ registry_auth_version: "pull@7,forbidden@unknown" });
+      expect((await renderer().diff(pod, holds, done.signal)).patch?.registry_auth).toHaveLength(1);
+    });
+
     it("of plugins are asked for anew when a pull has failed, once per failure", async () => {
       let asked = 0;
       const imageCredentials = {
