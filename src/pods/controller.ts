@@ -50,6 +50,8 @@ export interface PodControllerOptions {
 
 /** Every pod is looked at this often even when nothing happens (kubelet: syncFrequency). */
 export const RESYNC_MS = 60_000;
+/** Whoever says "again at once" must not be asked in a loop. */
+const MIN_RETRY_MS = 1_000;
 /** With the queue's back-off, two to four minutes of failures. */
 const STUCK_FAILURES = 10;
 
@@ -64,6 +66,8 @@ export class PodController {
   /** Monotonic time at which a pod was first heard of, until it is looked at. */
   readonly #newAt = new Map<string, number>();
   #reapBudget: number;
+  /** A standby must not gather what it does not work on: pods come and go for as long as it waits. */
+  #acts = false;
 
   constructor(options: PodControllerOptions) {
     this.#o = options;
@@ -122,9 +126,12 @@ export class PodController {
     });
     this.store.onChange((change) => {
       const uid = change.object.metadata!.uid!;
-      if (change.type === "delete") this.#reconciler.podGone(change.object);
-      else if (!this.#newAt.has(uid) && change.previous === undefined) this.#newAt.set(uid, clock.monotonic());
-      this.queue.add(uid);
+      if (change.type === "delete") {
+        if (this.#acts || this.machines.observe(machineId(clusterId, uid)).kind === "found")
+          this.#reconciler.podGone(change.object);
+      } else if (this.#acts && !this.#newAt.has(uid) && change.previous === undefined)
+        this.#newAt.set(uid, clock.monotonic());
+      this.#add(uid);
     });
   }
 
@@ -145,13 +152,17 @@ export class PodController {
 
   /** Looks at a pod again soon: something that it refers to has changed. */
   poke(uid: string): void {
-    this.queue.add(uid);
+    this.#add(uid);
   }
 
   resyncAll(): void {
-    for (const pod of this.store.list()) this.queue.add(pod.metadata!.uid!);
+    for (const pod of this.store.list()) this.#add(pod.metadata!.uid!);
     for (const machine of this.machines.values()) this.#machineChanged(machine.id);
-    for (const uid of this.#reconciler.knownUids()) this.queue.add(uid);
+    for (const uid of this.#reconciler.knownUids()) this.#add(uid);
+  }
+
+  #add(uid: string): void {
+    if (this.#acts) this.queue.add(uid);
   }
 
   /** Keeps what is known of both sides up to date, without changing anything: all that a standby does. */
@@ -161,6 +172,7 @@ export class PodController {
 
   /** Brings pods and machines together. Needs `observe` beside it; may be called once. */
   async act(signal: AbortSignal): Promise<void> {
+    this.#acts = true;
     await Promise.all([this.queue.run(signal), this.#tick(signal)]);
   }
 
@@ -198,7 +210,7 @@ export class PodController {
           { uid, err: toError(outcome.error).message },
           "Pod could not be brought forward and will be tried again",
         );
-        if (outcome.afterMs !== undefined) this.queue.addAfter(uid, outcome.afterMs);
+        if (outcome.afterMs !== undefined) this.queue.addAfter(uid, Math.max(outcome.afterMs, MIN_RETRY_MS));
         else this.queue.retry(uid);
     }
   }
@@ -208,7 +220,9 @@ export class PodController {
     const uid =
       parseMachineId(this.#o.clusterId, id) ??
       (observed.kind === "found" ? observed.machine.labels[LABEL_UID] : undefined);
-    if (uid !== undefined) this.queue.add(uid);
+    if (uid === undefined) return;
+    if (!this.#acts) this.#reconciler.forgetGone(uid);
+    this.#add(uid);
   }
 
   /** Says something about a pod to its user; returns at once. */

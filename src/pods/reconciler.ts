@@ -177,6 +177,13 @@ export class PodReconciler {
     this.#update(uid, { podSeenGone: true });
   }
 
+  /** Forgets a UID that is over on both sides, as a look at it would: for a standby, which looks at none. */
+  forgetGone(uid: string): void {
+    const observed = this.#observed(uid);
+    const isGone = observed.kind === "absent" || (observed.kind === "found" && observed.machine.state === "deleted");
+    if (this.#memory.has(uid) && isGone && this.#desired(uid).kind === "none") this.#forget(uid);
+  }
+
   /** The newest copy of this pod that is known: a reply's, when the cache has not caught up with it. */
   latest(pod: Pod): Pod {
     const desired = this.#desired(pod.metadata!.uid!);

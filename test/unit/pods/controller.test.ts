@@ -1,0 +1,101 @@
+import { afterEach, beforeEach, describe, expect, test } from "vitest";
+import { MemoryProvider } from "../../../providers/memory/provider.ts";
+import type { EventRecorder } from "../../../src/kube/events.ts";
+import type { Kube, KubeRequest } from "../../../src/kube/kube.ts";
+import { machineId } from "../../../src/podspec/machine-id.ts";
+import { PodController } from "../../../src/pods/controller.ts";
+import { ProviderError } from "../../../src/provider/errors.ts";
+import { silentLogger } from "../../../src/telemetry/logger.ts";
+import { VirtualClock } from "../../support/virtual-clock.ts";
+import { machine as baseMachine, pod as basePod } from "./fixtures.ts";
+
+let clock: VirtualClock;
+let requests: KubeRequest[];
+let provider: MemoryProvider;
+let controller: PodController;
+let stop: AbortController;
+
+beforeEach(() => {
+  clock = new VirtualClock();
+  requests = [];
+  provider = new MemoryProvider({ clock });
+  stop = new AbortController();
+  const request = (sent: KubeRequest) => {
+    requests.push(sent);
+    return Promise.resolve(controller.store.get("u1"));
+  };
+  controller = new PodController({
+    kube: { request } as unknown as Kube,
+    provider,
+    renderer: {
+      render: () =>
+        Promise.resolve({
+          kind: "ready",
+          spec: { labels: {}, containers: [{ name: "app", image: "a" }], restart_policy: "always" },
+        }),
+      version: () => "1",
+      diff: () => Promise.resolve({ patch: undefined }),
+    },
+    events: { event: () => undefined } as unknown as EventRecorder,
+    nodeName: "n",
+    clusterId: "c",
+    hostIPs: () => ["10.1.0.1"],
+    concurrency: 2,
+    sweep: { enabled: true, maxPerMinute: 10 },
+    clock,
+    random: () => 0,
+    logger: silentLogger,
+  });
+  controller.store.replace([]);
+  controller.machines.replace([], 0);
+});
+afterEach(() => stop.abort());
+
+const uidOf = (i: number) => `u${i}`;
+const podOf = (i: number) => basePod({ metadata: { uid: uidOf(i), name: `web-${i}` } });
+const machineOf = (i: number) => baseMachine({ id: machineId("c", uidOf(i)) });
+
+describe("a standby", () => {
+  test("remembers nothing of pods that come and go", () => {
+    for (let i = 0; i < 100; i++) {
+      controller.store.upsert(podOf(i));
+      controller.store.remove(podOf(i));
+    }
+    expect({ waiting: controller.queue.depth, known: controller.working }).toEqual({ waiting: 0, known: 0 });
+  });
+
+  test("remembers that a pod is gone for as long as its machine is there", () => {
+    controller.store.upsert(podOf(1));
+    controller.machines.put(machineOf(1));
+    controller.store.remove(podOf(1));
+    expect(controller.working).toBe(1);
+    controller.machines.put({ ...machineOf(1), version: 4, state: "deleted" });
+    expect(controller.working).toBe(0);
+  });
+
+  test("works on every pod as soon as it acts", async () => {
+    controller.store.upsert(podOf(1));
+    const acting = controller.act(stop.signal);
+    await clock.advance(10);
+    expect(requests.map(({ method }) => method)).toContain("GET");
+    stop.abort();
+    await acting;
+  });
+});
+
+describe("a backend that wants to be asked again at once", () => {
+  test("is not asked in a loop", async () => {
+    let asked = 0;
+    provider.createPod = () => {
+      asked++;
+      return Promise.reject(new ProviderError("unavailable", "busy", { retryAfterMs: 0 }));
+    };
+    controller.store.upsert(podOf(1));
+    const acting = controller.act(stop.signal);
+    await clock.advance(5_000);
+    stop.abort();
+    await acting;
+    expect(asked).toBeGreaterThan(1);
+    expect(asked).toBeLessThan(20);
+  });
+});
