@@ -1,6 +1,7 @@
 /** Small file helpers that the engines share. */
 import { randomBytes } from "node:crypto";
-import { readFile, rename, rm, writeFile } from "node:fs/promises";
+import { readdir, readFile, rename, rm, writeFile } from "node:fs/promises";
+import { join } from "node:path";
 
 /** Writes a file so that a reader, and this process after a crash, sees the old content or the new, never a part. */
 export async function writeFileAtomic(path: string, content: string | Buffer, mode = 0o644): Promise<void> {
@@ -22,6 +23,14 @@ export async function readFileIfExists(path: string): Promise<string | undefined
     if (isMissing(cause)) return undefined;
     throw cause;
   }
+}
+
+/** Names of the files that `writeFileAtomic` has put into a folder. What a kill has left of one half-written is removed. */
+export async function readdirAtomic(dir: string): Promise<string[]> {
+  const names = await readdir(dir);
+  const unfinished = names.filter((name) => /\.[0-9a-f]{8}\.tmp$/.test(name));
+  for (const name of unfinished) await rm(join(dir, name), { force: true });
+  return names.filter((name) => !unfinished.includes(name));
 }
 
 export function isMissing(thrown: unknown): boolean {

@@ -19,7 +19,7 @@ import {
 } from "../../../../../src/provider/kit/index.ts";
 import type { Engine, HostProblem, MachineHome, Sandbox } from "../../engine.ts";
 import { findTool, run } from "../../host/command.ts";
-import { writeFileAtomic } from "../../host/files.ts";
+import { readdirAtomic, writeFileAtomic } from "../../host/files.ts";
 import { unmountBelow } from "../../host/mounts.ts";
 import { HostImages, type HostImagesOptions } from "../../images/store.ts";
 import { HostNetwork, type NetworkOptions } from "../../network/network.ts";
@@ -221,7 +221,7 @@ class OciEngine implements Engine {
     this.images.retain(new Set());
     this.#collectLater();
     await mkdir(this.#records, { recursive: true });
-    for (const hash of await readdir(this.#records)) {
+    for (const hash of await readdirAtomic(this.#records)) {
       const { id, dir } = JSON.parse(readFileSync(join(this.#records, hash), "utf8")) as { id: string; dir: string };
       if (!known.has(id)) await this.#remove(id, dir);
     }

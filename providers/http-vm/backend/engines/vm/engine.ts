@@ -4,7 +4,7 @@
  * machine's own address; the guest is not trusted.
  */
 import { existsSync, readFileSync } from "node:fs";
-import { mkdir, readdir, rm } from "node:fs/promises";
+import { mkdir, rm } from "node:fs/promises";
 import { availableParallelism, totalmem } from "node:os";
 import { join } from "node:path";
 import PQueue from "p-queue";
@@ -18,7 +18,7 @@ import {
 } from "../../../../../src/provider/kit/index.ts";
 import type { Engine, HostProblem, MachineHome, Sandbox } from "../../engine.ts";
 import { findTool, run } from "../../host/command.ts";
-import { readFileIfExists, writeFileAtomic } from "../../host/files.ts";
+import { readdirAtomic, readFileIfExists, writeFileAtomic } from "../../host/files.ts";
 import { HostImages, type HostImagesOptions } from "../../images/store.ts";
 import { HostNetwork, type NetworkOptions } from "../../network/network.ts";
 import type { SeccompSource } from "../oci/seccomp.ts";
@@ -210,7 +210,7 @@ class VmEngine implements Engine {
     this.#collectLater();
     const context = await this.#ready();
     const keys = new Set<string>();
-    for (const hash of await readdir(this.#records)) {
+    for (const hash of await readdirAtomic(this.#records)) {
       const { id, key } = JSON.parse(readFileSync(join(this.#records, hash), "utf8")) as MachineVm;
       if (known.has(id)) keys.add(key);
       else await rm(join(this.#records, hash), { force: true });

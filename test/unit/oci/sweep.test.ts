@@ -1,0 +1,33 @@
+import { mkdirSync, mkdtempSync, readdirSync, rmSync, writeFileSync } from "node:fs";
+import { tmpdir } from "node:os";
+import { join } from "node:path";
+import { expect, onTestFinished, test } from "vitest";
+import { createOciEngine } from "../../../providers/http-vm/backend/engines/oci/engine.ts";
+import { createVmEngine } from "../../../providers/http-vm/backend/engines/vm/engine.ts";
+import { silentLogger } from "../../../src/telemetry/logger.ts";
+import { VirtualClock } from "../../support/virtual-clock.ts";
+
+test.each(["oci", "vm"] as const)(
+  "a record that the former backend was killed in the middle of does not keep engine %s from starting",
+  async (name) => {
+    const stateDir = mkdtempSync(join(tmpdir(), "vmlet-unit-"));
+    onTestFinished(() => rmSync(stateDir, { recursive: true, force: true }));
+    const records = join(stateDir, name, "machines");
+    mkdirSync(records, { recursive: true });
+    writeFileSync(join(records, "0123456789abcdef.89abcdef.tmp"), "");
+    // What the engine vm would make or ask the host for.
+    const guestDir = join(stateDir, "guest");
+    mkdirSync(guestDir);
+    writeFileSync(join(guestDir, "version"), "1");
+    for (const file of ["id_ed25519", "id_ed25519.pub"]) writeFileSync(join(stateDir, name, file), "");
+    const options = { stateDir, clock: new VirtualClock(), logger: silentLogger, network: { bridge: "unittest0" } };
+    const engine =
+      name === "oci"
+        ? createOciEngine(options)
+        : createVmEngine({ ...options, guestDir, accelerator: "tcg", clones: false });
+    onTestFinished(() => engine.close());
+
+    await engine.sweep(new Set());
+    expect(readdirSync(records)).toEqual([]);
+  },
+);
