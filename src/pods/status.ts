@@ -169,7 +169,7 @@ function containerStatus(
   const running = seen.state === "running";
   const status: Mutable<ContainerStatus> = {
     name: spec.name,
-    state: stateOf(seen, input, messageBytes),
+    state: stateOf(seen, input, messageBytes, old),
     lastState: seen.last
       ? { terminated: terminated(seen.last, containerId(input.machine!, seen.last.id), messageBytes) }
       : (old?.lastState ?? {}),
@@ -206,10 +206,15 @@ function stateOf(
   seen: ContainerState,
   input: StatusInput,
   messageBytes: number,
+  old: ContainerStatus | undefined,
 ): NonNullable<ContainerStatus["state"]> {
   switch (seen.state) {
-    case "running":
-      return { running: { startedAt: seconds(seen.started_at) ?? rfc3339(input.now) } };
+    case "running": {
+      // A backend need not tell; what was said of this instance then stands, or each look would be a new status.
+      const before =
+        old?.containerID === containerId(input.machine!, seen.id) ? old?.state?.running?.startedAt : undefined;
+      return { running: { startedAt: seconds(seen.started_at) ?? before ?? rfc3339(input.now) } };
+    }
     case "terminated":
       return {
         terminated: terminated(

@@ -147,6 +147,18 @@ describe("container statuses", () => {
     });
   });
 
+  test("keep the start that was told first when the backend tells none", () => {
+    const { started_at: _untold, ...state } = running("app");
+    const m = machine({ containers: [state] });
+    const first = status(pod(), m);
+    const p = pod({ status: { ...first } });
+    expect(statusDiff(p.status, status(p, m, { now: NOW + 60_000 }))).toBeUndefined();
+    const restarted = machine({ containers: [{ ...state, id: "app-1", restart_count: 1 }] });
+    expect(status(p, restarted, { now: NOW + 60_000 }).containerStatuses![0]!.state).toEqual({
+      running: { startedAt: "2026-06-01T12:01:00Z" },
+    });
+  });
+
   test("never let a restart count fall", () => {
     const p = pod({
       status: { phase: "Running", containerStatuses: [{ name: "app", restartCount: 5, state: {}, lastState: {} }] },
