@@ -79,6 +79,8 @@ export interface Renderer {
   /** Changes whenever `diff` might find something to do; undefined when not known. */
   version(pod: Pod, machine: Machine): string | undefined;
   diff(pod: Pod, machine: Machine, signal: AbortSignal): Promise<Difference>;
+  /** Holds nothing of this pod any more. */
+  release?(podUid: string): void;
 }
 
 export interface ReconcilerOptions {
@@ -665,6 +667,8 @@ export class PodReconciler {
     this.#held.delete(uid);
     this.#firstLook.delete(uid);
     this.#o.readiness?.release(uid);
+    // Again: a render that was under way when the pod went may have taken hold of what it refers to only afterwards.
+    this.#o.renderer.release?.(uid);
     const id = this.#o.machineId(uid);
     const observed = this.#o.machines.observe(id);
     if (observed.kind === "found" && observed.machine.state === "deleted") this.#o.machines.forget(id);

@@ -30,11 +30,15 @@ class World {
   rendered: Rendered = { kind: "ready", spec: SPEC };
   difference: Difference = { patch: undefined };
   version = "1";
+  onRender: () => void = () => undefined;
   /** What an older API server does with a status before it keeps it. */
   keep = (status: Pod["status"]): Pod["status"] => status;
   readonly requests: KubeRequest[] = [];
   /** UIDs of pods whose readiness need not be known any more. */
   readonly released: string[] = [];
+  /** UIDs of pods of which the renderer need hold nothing any more. */
+  readonly letGo: string[] = [];
+  isDeleted = false;
   pod: Pod;
   readonly #reconciler: PodReconciler;
   readonly #machines: MachineCache;
@@ -58,12 +62,16 @@ class World {
     this.#reconciler = new PodReconciler({
       kube: { request: <T>(request: KubeRequest) => Promise.resolve(this.#answer(request) as T) } as Kube,
       provider: this.provider,
-      pods: { synced: true, get: () => this.pod },
+      pods: { synced: true, get: () => (this.isDeleted ? undefined : this.pod) },
       machines: this.#machines,
       renderer: {
-        render: () => Promise.resolve(this.rendered),
+        render: () => {
+          this.onRender();
+          return Promise.resolve(this.rendered);
+        },
         version: () => this.version,
         diff: () => Promise.resolve(this.difference),
+        release: (uid) => void this.letGo.push(uid),
       },
       machineId: (uid) => `m-${uid}`,
       ownerLabels: {},
@@ -398,5 +406,20 @@ describe("a pod whose machine is gone", () => {
     world.loseMachine();
     await world.settle();
     expect(world.released.length).toBeGreaterThan(before);
+  });
+});
+
+describe("a pod that is deleted while it is rendered", () => {
+  test("leaves nothing with the renderer", async () => {
+    const world = new World(basePod());
+    const events: PodEvent[] = [{ type: "Warning", reason: "FailedMount", message: 'secret "x" not found' }];
+    world.rendered = { kind: "wait", waiting: new Map(), unmountedVolumes: ["v"], events };
+    world.onRender = () => {
+      // Whoever hears of the deletion lets go of the pod at once; what is read afterwards is read all the same.
+      world.isDeleted = true;
+    };
+    await world.settle();
+    await world.settle();
+    expect(world.letGo).toContain("u1");
   });
 });
