@@ -211,13 +211,13 @@ export class Supervisor implements MachineHome {
     if (own.phase !== "starting" && own.phase !== "running") return;
     const runtime = this.#addRuntime(this.#book.refOf(spec.name));
     if (!this.#context.shims.everStarted(runtime.ref.dir)) {
-      // Decided, but never begun: as if it had not been decided.
+      // Decided, but never begun: it is still to be started.
       this.#runtimes.delete(spec.name);
       own.attempt--;
       if (own.previousFolder === undefined) delete own.folder;
       else own.folder = own.previousFolder;
       delete own.previousFolder;
-      own.phase = own.attempt < 0 ? "new" : "exited";
+      own.phase = "new";
       return;
     }
     this.#watch(spec, runtime);
@@ -225,6 +225,8 @@ export class Supervisor implements MachineHome {
       this.#starting.add(spec.name);
       this.#background(this.#finishStart(spec, runtime));
     } else this.#startProbes(spec, runtime);
+    // The former backend ended before the container did: nobody would ask for its end again.
+    if (own.definitionChanged) this.#stopToStartAgain(spec.name, definitionChanged(spec.name));
   }
 
   // --- what clients ask for ---
@@ -669,13 +671,15 @@ export class Supervisor implements MachineHome {
       this.#closing.signal.aborted ||
       this.#book.record.ending !== undefined ||
       this.#book.record.restarting !== undefined;
+    // Nothing is begun of what a patch has changed meanwhile: the next plan starts the container as it is to be now.
+    const outdated = () => this.#book.findSpec(name) !== spec;
     let runtime: ContainerRun | undefined;
     try {
       if (own.kind === "main") this.#book.record.initialized = true;
       await this.#obtainImages(spec, own);
       await this.#context.startGate.add(async () => {
         const sandbox = this.#sandbox;
-        if (sandbox === undefined || abandoned()) return;
+        if (sandbox === undefined || abandoned() || outdated()) return;
         const attempt = own.attempt + 1;
         const id = `${name.slice(0, 40)}-${attempt}-${randomBytes(6).toString("hex")}`;
         const dir = join(this.#book.containerDir(name), `${attempt}-${id.slice(-12)}`);
@@ -702,7 +706,7 @@ export class Supervisor implements MachineHome {
           await sandbox.conclude({ name, attempt, id, dir }, { exitCode: START_ERROR_EXIT, startError });
           removeQuietly(dir);
         };
-        if (abandoned()) return await notStarted("the machine is being stopped");
+        if (abandoned() || outdated()) return await notStarted("the start was given up");
         const before = structuredClone(own);
         Object.assign(own, {
           attempt,
@@ -748,7 +752,7 @@ export class Supervisor implements MachineHome {
         this.#watch(spec, runtime);
       });
     } catch (error) {
-      if (!abandoned()) this.#startFailed(spec, toError(error));
+      if (!abandoned() && !outdated()) this.#startFailed(spec, toError(error));
     }
     if (runtime !== undefined) await this.#finishStart(spec, runtime);
     this.#starting.delete(name);
@@ -1156,7 +1160,7 @@ export class Supervisor implements MachineHome {
     delete own.retry;
     delete own.backoff;
     if (this.#runtimes.has(name)) {
-      this.#stopToStartAgain(name, `Container ${name} definition changed, will be restarted`);
+      this.#stopToStartAgain(name, definitionChanged(name));
     } else if (own.phase === "exited" && own.kind === "main") own.phase = "new";
   }
 
@@ -1200,6 +1204,8 @@ export class Supervisor implements MachineHome {
     return { runtime, sandbox: this.#sandbox };
   }
 }
+
+const definitionChanged = (name: string) => `Container ${name} definition changed, will be restarted`;
 
 const memoryLimit = (resources: ContainerSpec["resources"]) => resources?.limits?.memory_bytes ?? Infinity;
 

@@ -27,13 +27,20 @@ class Images implements ImageStore {
     this.retained = imageIds;
   }
 
-  pull(_image: string, options: { auth: readonly unknown[]; signal: AbortSignal }) {
+  /** Images that were asked for. */
+  readonly pulled: string[] = [];
+  /** Ends a pull that hangs, as one that has succeeded. */
+  arrive = () => {};
+
+  pull(name: string, options: { auth: readonly unknown[]; signal: AbortSignal }) {
     this.pulls++;
+    this.pulled.push(name);
     this.auth = options.auth;
     if (this.hangs)
-      return new Promise<never>((_resolve, reject) =>
-        options.signal.addEventListener("abort", () => reject(new Error("aborted"))),
-      );
+      return new Promise<typeof image & { sizeBytes: number }>((resolve, reject) => {
+        this.arrive = () => resolve({ ...image, sizeBytes: 42 });
+        options.signal.addEventListener("abort", () => reject(new Error("aborted")));
+      });
     return this.failure === undefined ? Promise.resolve({ ...image, sizeBytes: 42 }) : Promise.reject(this.failure);
   }
 }
@@ -133,6 +140,17 @@ test("a corrected image is pulled at once, without waiting for the back-off", as
   await world.provider.updatePod("m1", { containers: [{ name: "a", image: "better" }] }, { signal: world.signal });
   await world.advance(0);
   expect((await world.container("a")).state).toBe("running");
+});
+
+test("an image that is corrected while the wrong one is being pulled is the one that runs", async () => {
+  const { world, images } = await withImages((store) => (store.hangs = true));
+  images.hangs = false;
+  await world.provider.updatePod("m1", { containers: [{ name: "a", image: "better" }] }, { signal: world.signal });
+  images.arrive();
+  await world.advance(0);
+  expect(world.instances.map(({ launch }) => launch.spec.image)).toEqual(["better"]);
+  expect(images.pulled).toEqual(["i", "better"]);
+  expect(await world.container("a")).toMatchObject({ state: "running", restart_count: 0 });
 });
 
 test("a stop does not wait for a pull", async () => {

@@ -149,3 +149,24 @@ test("two backends cannot share one state directory", async () => {
   });
   await expect(second).rejects.toThrow(/in use by another backend/);
 });
+
+test("a container whose new image waits for the old one's end gets it though the backend restarts meanwhile", async () => {
+  const world = await World.create((fresh) => fresh.deaf.add("a"));
+  await world.create({ restart_policy: "never" });
+  await world.provider.updatePod("m1", { containers: [{ name: "a", image: "j" }] }, { signal: world.signal });
+  await world.restart();
+  await world.advance(30_000);
+  expect(await world.container("a")).toMatchObject({ state: "running", image: "j", restart_count: 1 });
+});
+
+test("a start with a new image that was decided but never begun is begun by the next backend, whatever the policy", async () => {
+  const world = await World.create();
+  await world.create({ restart_policy: "never" });
+  world.stuck.add("a");
+  await world.provider.updatePod("m1", { containers: [{ name: "a", image: "j" }] }, { signal: world.signal });
+  await world.advance(0);
+  world.stuck.clear();
+  await world.restart();
+  await world.advance(10_000);
+  expect(await world.container("a")).toMatchObject({ state: "running", image: "j" });
+});
