@@ -79,8 +79,9 @@ type Wait = (until: number | undefined) => Promise<void>;
 
 /** Gives the hook its time: to the deadline, or until nothing is left to be stopped. */
 async function preStop(run: ContainerRun, task: StopTask, options: StopOptions, wait: Wait): Promise<void> {
-  if (options.preStop === undefined) return;
   const { clock } = options;
+  // As in a kubelet, a hook that would have no time is not begun.
+  if (options.preStop === undefined || clock.now() >= task.deadline) return;
   const abort = new AbortController();
   let isOver = false;
   const hook = options.preStop(AbortSignal.any([abort.signal, run.ended.signal])).finally(() => {

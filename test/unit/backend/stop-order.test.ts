@@ -175,3 +175,11 @@ test("a container that never comes to start is killed when the grace period is o
   await world.advance(32_000);
   expect((await world.machine()).state).toBe("stopped");
 });
+
+test("pre_stop is not begun when there is no time for it", async () => {
+  const world = await World.create();
+  await world.create({ containers: [main("a", { hooks: { pre_stop: { exec: { command: ["hook"] } } } })] });
+  await world.stop(0);
+  expect(world.journal).not.toContain("exec a: hook");
+  expect(world.instance("a").signals).toEqual([{ signal: "SIGTERM", at: 0 }]);
+});
