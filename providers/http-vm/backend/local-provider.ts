@@ -59,6 +59,8 @@ const TOMBSTONE_MS = 24 * 60 * 60 * 1000;
 const PRUNE_EVERY_MS = 10 * 60 * 1000;
 /** How often what the disk or the engine did not allow is tried again. */
 const RETRY_MS = 5_000;
+/** Less than a caller waits for a reply. */
+const SAMPLE_MS = 5_000;
 const ID_PATTERN = /^[a-zA-Z0-9][a-zA-Z0-9_.-]{0,199}$/;
 const NAME_PATTERN = /^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$/;
 
@@ -313,9 +315,17 @@ export class LocalProvider implements Provider {
   async getStats(options: CallOptions & { labels: Record<string, string> }): Promise<MachineStats[]> {
     const wanted = [...this.#supervisors.values()].filter(({ spec }) => carries(spec.labels, options.labels));
     // A machine whose sample cannot be had is left out, not shown as zero.
-    const samples = await Promise.all(wanted.map((supervisor) => supervisor.stats().catch(() => undefined)));
+    const samples = await Promise.all(wanted.map((supervisor) => this.#sample(supervisor)));
     options.signal.throwIfAborted();
     return samples.filter((sample) => sample !== undefined);
+  }
+
+  /** One machine that does not answer (a guest that hangs) must not hide what all others use. */
+  async #sample(supervisor: Supervisor): Promise<MachineStats | undefined> {
+    const late = Promise.withResolvers<undefined>();
+    const cancel = this.#options.clock.after(SAMPLE_MS, () => late.resolve(undefined));
+    const sample = supervisor.stats().catch(() => undefined);
+    return await Promise.race([sample, late.promise]).finally(cancel);
   }
 
   async exec(id: string, container: string, command: string[], options: StreamOptions): Promise<ProcessStreams> {
