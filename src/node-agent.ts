@@ -276,10 +276,10 @@ export class NodeAgent {
         taints: node.taints,
         kubeletPort: this.server.port,
         get runtime() {
-          return { name: info()?.name ?? node.provider.type, version: info()?.version ?? "unknown" };
+          return { name: info()?.name ?? node.provider.type, version: info()?.version };
         },
         get capabilities() {
-          return info()?.capabilities ?? [];
+          return info()?.capabilities;
         },
         architecture: process.arch === "arm64" ? "arm64" : "amd64",
         backendOutageGraceMs: parseDuration(node.backendOutageGrace),

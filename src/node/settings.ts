@@ -24,10 +24,10 @@ export interface NodeSettings {
   taints?: readonly Taint[];
   /** Port of the kubelet API that the API server dials. */
   kubeletPort: number;
-  /** The provider's name and version: the container runtime of the node. */
-  runtime: { name: string; version: string };
+  /** The provider's name, and its version once it has told it: the container runtime of the node. */
+  runtime: { name: string; version: string | undefined };
   /** What the backend says that it can do, once it has; decides which features the node declares. */
-  capabilities?: readonly Capability[];
+  capabilities?: readonly Capability[] | undefined;
   /** GOOS and GOARCH of the machines. Default linux and amd64. */
   os?: string;
   architecture?: string;

@@ -13,13 +13,21 @@ import type { NodeSettings } from "./settings.ts";
 export const OWNED_RESOURCES_ANNOTATION = "vmlet.dev/extended-resources";
 
 /** The kubelet's features that a control plane asks for by name (1.36), sorted as its validation wants them. */
-function declaredFeatures({ capabilities = [] }: NodeSettings): string[] {
+function declaredFeatures({ capabilities }: NodeSettings, existing: Node | undefined): string[] {
+  // An agent that has just been started does not know yet; its backend is the same as before.
+  const before = existing?.status?.declaredFeatures;
+  if (capabilities === undefined && before !== undefined) return [...before];
   return [
     // The API server passes WebSockets of exec, attach and port-forward through instead of translating them to SPDY.
     "ExtendWebSocketsToKubelet",
     // The scheduler binds pods with a rule of that action only to nodes that say so.
-    ...(capabilities.includes("restart_rules") ? ["RestartAllContainersOnContainerExits"] : []),
+    ...(capabilities?.includes("restart_rules") ? ["RestartAllContainersOnContainerExits"] : []),
   ];
+}
+
+function runtimeVersion({ name, version }: NodeSettings["runtime"], existing: Node | undefined): string {
+  const before = existing?.status?.nodeInfo?.containerRuntimeVersion;
+  return version === undefined ? (before ?? `${name}://unknown`) : `${name}://${version}`;
 }
 
 type Status = NonNullable<Node["status"]>;
@@ -119,7 +127,7 @@ export function nodeStatus(
     allocatable: capacity,
     conditions: conditions(existing?.status?.conditions ?? [], observation, capacity, nowMs),
     daemonEndpoints: { kubeletEndpoint: { Port: settings.kubeletPort } },
-    declaredFeatures: declaredFeatures(settings),
+    declaredFeatures: declaredFeatures(settings, existing),
     nodeInfo: {
       machineID: uuid.replaceAll("-", ""),
       systemUUID: uuid,
@@ -127,7 +135,7 @@ export function nodeStatus(
       bootID: stableUuid(clusterId, name, "boot"),
       kernelVersion: "unknown",
       osImage: `vmlet ${version}`,
-      containerRuntimeVersion: `${runtime.name}://${runtime.version}`,
+      containerRuntimeVersion: runtimeVersion(runtime, existing),
       // Build metadata, not a pre-release: that would sort below the version it follows.
       kubeletVersion: `v${settings.kubernetesVersion ?? "1.36.0"}+vmlet.${version}`,
       kubeProxyVersion: "",

@@ -317,6 +317,12 @@ describe("the status patch", () => {
     expect(applied(bare, well(), T0).patch).not.toHaveProperty("spec");
   });
 
+  it("keeps the runtime's version while the backend has not told it", () => {
+    const by = { ...settings, runtime: { name: "http-vm", version: undefined } };
+    expect(applied(created, well(), T0, by).next.status?.nodeInfo?.containerRuntimeVersion).toBe("http-vm://2.3");
+    expect(newNode(by, well(), T0).status?.nodeInfo?.containerRuntimeVersion).toBe("http-vm://unknown");
+  });
+
   it("leaves fields of nodeInfo alone that a newer API has added", () => {
     const nodeInfo = { ...created.status!.nodeInfo!, swap: { capacity: 5 } };
     expect(applied(withStatus(created, { nodeInfo }), well(), T0).changed).toBe(false);
@@ -334,6 +340,14 @@ describe("declared features", () => {
   it("tell schedulers that containers are restarted together where the backend does that", () => {
     const able = newNode({ ...settings, capabilities: ["restart_rules"] }, well(), T0);
     expect(able.status?.declaredFeatures).toContain("RestartAllContainersOnContainerExits");
+  });
+
+  it("stand while the backend has not said what it can do", () => {
+    const able = newNode({ ...settings, capabilities: ["restart_rules"] }, well(), T0);
+    const { next } = applied(able, well(), T0 + 10_000, { ...settings, capabilities: undefined });
+    expect(next.status?.declaredFeatures).toEqual(able.status?.declaredFeatures);
+    const other = applied(able, well(), T0 + 10_000, { ...settings, capabilities: [] });
+    expect(other.next.status?.declaredFeatures).toEqual(["ExtendWebSocketsToKubelet"]);
   });
 
   it("are no reason for a patch on an API server that drops them", () => {
