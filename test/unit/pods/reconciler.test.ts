@@ -387,7 +387,7 @@ describe("an API server that drops a field of the status", () => {
       ...world.pod,
       metadata: {
         ...world.pod.metadata!,
-        deletionTimestamp: new Date(world.clock.now() + 1_000).toISOString() as unknown as Date,
+        deletionTimestamp: new Date(world.clock.now() + 1_000).toISOString(),
         deletionGracePeriodSeconds: 1,
       },
     };
