@@ -8,6 +8,7 @@ import {
   realpathSync,
   rmSync,
   symlinkSync,
+  truncateSync,
   writeFileSync,
 } from "node:fs";
 import { tmpdir } from "node:os";
@@ -73,6 +74,11 @@ describe("paths inside a folder that somebody else writes", () => {
     ]);
   });
   test("text is cut at its limit", () => expect(readTextInRoot(root, "a/b/f", 2)).toBe("te"));
+  test("of a file that somebody has made huge, no more is read than is wanted", () => {
+    writeFileSync(join(root, "huge"), "text");
+    truncateSync(join(root, "huge"), 3 * 2 ** 30);
+    expect(readTextInRoot(root, "huge", 4)).toBe("text");
+  });
 });
 
 describe("seccomp", () => {

@@ -11,8 +11,8 @@ import {
   lstatSync,
   mkdirSync,
   openSync,
-  readFileSync,
   readlinkSync,
+  readSync,
 } from "node:fs";
 import { isMissing } from "../../host/files.ts";
 
@@ -70,7 +70,21 @@ export function readTextInRoot(root: string, path: string, maxBytes = 1 << 20): 
     throw cause;
   }
   try {
-    return fstatSync(fd).isFile() ? readFileSync(`/proc/self/fd/${fd}`, "utf8").slice(0, maxBytes) : "";
+    return fstatSync(fd).isFile() ? readHead(`/proc/self/fd/${fd}`, maxBytes) : "";
+  } finally {
+    closeSync(fd);
+  }
+}
+
+/** The file may have any size: a container can make its termination message larger than this process's memory. */
+function readHead(path: string, maxBytes: number): string {
+  const fd = openSync(path, "r");
+  try {
+    const bytes = Buffer.alloc(Math.min(maxBytes, fstatSync(fd).size));
+    let length = 0;
+    for (let read = -1; read !== 0 && length < bytes.length; length += read)
+      read = readSync(fd, bytes, length, bytes.length - length, length);
+    return bytes.toString("utf8", 0, length);
   } finally {
     closeSync(fd);
   }
