@@ -1,12 +1,16 @@
-import { mkdtempSync, rmSync } from "node:fs";
+import { spawn } from "node:child_process";
+import { mkdirSync, mkdtempSync, rmSync, writeFileSync } from "node:fs";
 import { createServer, type Server, type Socket } from "node:net";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
-import { afterEach, beforeEach, describe, expect, test } from "vitest";
+import { afterEach, beforeEach, describe, expect, onTestFinished, test } from "vitest";
 import { GuestControl, GuestError, quote } from "../../../providers/http-vm/backend/engines/vm/control.ts";
 import { machineScript } from "../../../providers/http-vm/backend/engines/vm/identity.ts";
+import { attachDisk } from "../../../providers/http-vm/backend/engines/vm/qemu.ts";
 import { Qmp } from "../../../providers/http-vm/backend/engines/vm/qmp.ts";
-import { parseStats, vmSize } from "../../../providers/http-vm/backend/engines/vm/sandbox.ts";
+import { parseStats, VmSandbox, vmSize } from "../../../providers/http-vm/backend/engines/vm/sandbox.ts";
+import { Vm, type VmContext } from "../../../providers/http-vm/backend/engines/vm/vm.ts";
+import { processStat } from "../../../providers/http-vm/backend/proc.ts";
 import type { MachineSpec } from "../../../src/provider/machine.ts";
 import { systemClock } from "../../../src/util/clock.ts";
 
@@ -174,5 +178,56 @@ describe("QEMU's control socket", () => {
     qmp.close();
     server.close();
     rmSync(dir, { recursive: true });
+  });
+
+  test("a disk that a killed backend has plugged in halfway is plugged in", async () => {
+    const dir = mkdtempSync(join(tmpdir(), "vmlet-qmp-"));
+    const there = new Set(["blockdev-add i1"]);
+    const server = createServer((socket) => {
+      socket.on("error", () => undefined).write('{"QMP": {}}\n');
+      socket.setEncoding("utf8").on("data", (text: string) => {
+        const { execute, arguments: args } = JSON.parse(text) as {
+          execute: string;
+          arguments: { "node-name"?: string; serial?: string };
+        };
+        const key = `${execute} ${args["node-name"] ?? args.serial}`;
+        const isTwice = execute !== "qmp_capabilities" && there.has(key);
+        there.add(key);
+        socket.write(isTwice ? `{"error": {"desc": "Duplicate thing '${key}'"}}\n` : '{"return": {}}\n');
+      });
+    });
+    await new Promise<void>((listening) => server.listen(join(dir, "q"), listening));
+    const attach = () => attachDisk(join(dir, "q"), { id: "i1", file: "/f" }, AbortSignal.timeout(5000));
+    await attach();
+    expect(there).toContain("device_add i1");
+    await attach();
+    server.close();
+    rmSync(dir, { recursive: true });
+  });
+});
+
+describe("a guest that answers no more", () => {
+  test("cannot keep its containers alive: its VM is killed", async () => {
+    const dir = mkdtempSync(join(tmpdir(), "vmlet-vm-"));
+    onTestFinished(() => rmSync(dir, { recursive: true, force: true }));
+    const server = createServer((socket) => void socket.on("error", () => undefined).resume());
+    onTestFinished(() => void server.close());
+    mkdirSync(join(dir, "k1"));
+    await new Promise<void>((listening) => server.listen(join(dir, "k1/ctl"), listening));
+    const qemu = spawn(process.execPath, ["-e", "setInterval(() => {}, 1000)"], { stdio: "ignore" });
+    onTestFinished(() => void qemu.kill("SIGKILL"));
+    const attachment = { address: "10.0.0.2", prefix: 24, gateway: "10.0.0.1", link: "l", mac: "m" };
+    const { pid, startTime } = processStat(qemu.pid!)!;
+    const record = { size: { memoryMib: 192, cpus: 1 }, attachment, process: { pid, startTime } };
+    writeFileSync(join(dir, "k1/vm.json"), JSON.stringify(record));
+    const context = { clock: systemClock, vmsDir: dir, callMs: 50 } as VmContext;
+    const vm = (await Vm.find(context, "k1"))!;
+    const home = { id: "m", spec: machine({}), dir, socketPath: (name: string) => join(dir, name) };
+    const sandbox = new VmSandbox(context, home, vm);
+
+    await sandbox.kill({ name: "a", attempt: 0, id: "a-0", dir });
+    expect(vm.alive).toBe(false);
+    expect((await sandbox.lost).reason).toBe("SandboxLost");
+    await sandbox.close();
   });
 });

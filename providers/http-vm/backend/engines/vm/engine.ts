@@ -58,6 +58,8 @@ const DEFAULT_MEMORY_MIB = 128;
 const DEFAULT_SCRATCH_BYTES = 10 * 1024 ** 3;
 const DEFAULT_BOOT_TIMEOUT_MS = 90_000;
 const DEFAULT_PIDS_LIMIT = 4096;
+/** What the host asks of a guest is done in milliseconds, unless the guest hangs. */
+const CALL_MS = 60_000;
 const COLLECT_PERIOD_MS = 5 * 60_000;
 
 const CAPABILITIES: readonly Capability[] = [
@@ -325,6 +327,7 @@ class VmEngine implements Engine {
       clones: this.#options.clones ?? true,
       sizing: { memoryMib: this.#options.defaultMemoryMib ?? DEFAULT_MEMORY_MIB, maxCpus: processors },
       bootTimeoutMs: this.#options.bootTimeoutMs ?? DEFAULT_BOOT_TIMEOUT_MS,
+      callMs: CALL_MS,
       identityFile,
       publicKey: readFileSync(`${identityFile}.pub`, "utf8").trim(),
       seccomp: () => JSON.parse(readFileSync(this.#seccompProfile(), "utf8")) as SeccompSource,

@@ -286,7 +286,10 @@ function fileBlock(id: string, filename: string, readOnly: boolean): object {
   };
 }
 
-/** Plugs a read-only disk in; the guest finds it by its serial. */
+/**
+ * Plugs a read-only disk in; the guest finds it by its serial. Repeating it is safe, also when only the first step had been
+ * taken.
+ */
 export async function attachDisk(
   qmpSocket: string,
   disk: { id: string; file: string },
@@ -294,14 +297,13 @@ export async function attachDisk(
 ): Promise<void> {
   const qmp = await Qmp.open(qmpSocket, signal);
   try {
-    await qmp.execute("blockdev-add", fileBlock(disk.id, disk.file, true));
-    await qmp.execute("device_add", {
-      driver: "scsi-hd",
-      bus: "scsi0.0",
-      id: `dev-${disk.id}`,
-      drive: disk.id,
-      serial: disk.id,
-    });
+    const device = { driver: "scsi-hd", bus: "scsi0.0", id: `dev-${disk.id}`, drive: disk.id, serial: disk.id };
+    const steps = [["blockdev-add", fileBlock(disk.id, disk.file, true)] as const, ["device_add", device] as const];
+    for (const [command, args] of steps) {
+      await qmp.execute(command, args).catch((cause: unknown) => {
+        if (!/duplicate/i.test(String(cause))) throw cause;
+      });
+    }
   } finally {
     qmp.close();
   }

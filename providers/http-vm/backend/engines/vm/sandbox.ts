@@ -59,8 +59,6 @@ const MEMORY_CLASSES_MIB = [
 ];
 /** Kernel, initramfs and control inside the guest. */
 const GUEST_OVERHEAD_MIB = 96;
-/** For what the host asks of a guest: it is done in milliseconds, unless the guest hangs. */
-const CALL_MS = 60_000;
 
 /** Memory and processors of a machine's VM: what its containers may use, and the guest's own share. */
 export function vmSize(spec: MachineHome["spec"], defaults: { memoryMib: number; maxCpus: number }): VmSize {
@@ -206,7 +204,15 @@ export class VmSandbox implements Sandbox {
   }
 
   async kill(container: ContainerRef): Promise<void> {
-    if (this.#vm.alive) await this.#call([["kill", container.id]]);
+    if (!this.#vm.alive) return;
+    const late = AbortSignal.timeout(this.#context.callMs);
+    try {
+      await this.#vm.control.run([["kill", container.id]], late);
+    } catch (cause) {
+      if (!late.aborted) throw cause;
+      // A guest that hangs would keep its machine for ever: it takes all containers with it, and is told as lost.
+      await this.#vm.kill();
+    }
   }
 
   async conclude(container: ContainerRef, exit: ShimExit): Promise<ContainerConclusion> {
@@ -345,11 +351,16 @@ export class VmSandbox implements Sandbox {
   }
 
   async #call(commands: readonly GuestCommand[], signal?: AbortSignal): Promise<string> {
-    return await this.#vm.control.run(commands, limited(signal));
+    return await this.#vm.control.run(commands, this.#limited(signal));
   }
 
   async #script(text: string): Promise<string> {
-    return await this.#vm.control.script(text, limited(undefined));
+    return await this.#vm.control.script(text, this.#limited(undefined));
+  }
+
+  #limited(signal: AbortSignal | undefined): AbortSignal {
+    const timeout = AbortSignal.timeout(this.#context.callMs);
+    return signal === undefined ? timeout : AbortSignal.any([signal, timeout]);
   }
 
   #watch(): void {
@@ -405,12 +416,7 @@ export class VmSandbox implements Sandbox {
 
   async #plug(location: string, serial: string): Promise<void> {
     const file = await imageDisk(location);
-    try {
-      await attachDisk(this.#vm.qmp, { id: serial, file }, AbortSignal.timeout(this.#context.bootTimeoutMs));
-    } catch (cause) {
-      // A former backend has done it.
-      if (!/duplicate/i.test(String(cause))) throw cause;
-    }
+    await attachDisk(this.#vm.qmp, { id: serial, file }, AbortSignal.timeout(this.#context.bootTimeoutMs));
   }
 
   #mounts(launch: ContainerLaunch): { mounts: OciMount[]; folders: string[] } {
@@ -455,11 +461,6 @@ export class VmSandbox implements Sandbox {
   #file(container: Pick<ContainerRef, "id">, extension = ""): string {
     return join(this.#home.dir, "run", `${container.id}${extension}`);
   }
-}
-
-function limited(signal: AbortSignal | undefined): AbortSignal {
-  const timeout = AbortSignal.timeout(CALL_MS);
-  return signal === undefined ? timeout : AbortSignal.any([signal, timeout]);
 }
 
 /** The guest's name for an image: a part of its digest, which names its folder on the host. */

@@ -34,6 +34,8 @@ export interface VmContext {
   clones: boolean;
   sizing: { memoryMib: number; maxCpus: number };
   bootTimeoutMs: number;
+  /** A guest that takes longer for what the host asks of it hangs. */
+  callMs: number;
   identityFile: string;
   publicKey: string;
   seccomp: () => SeccompSource;
@@ -54,6 +56,7 @@ export class Vm {
   readonly shell: GuestShell;
   readonly #dir: string;
   readonly #process: VmProcess;
+  readonly #clock: Clock;
 
   private constructor(context: VmContext, key: string, record: VmRecord, control: GuestControl) {
     this.key = key;
@@ -62,6 +65,7 @@ export class Vm {
     this.control = control;
     this.#dir = vmDir(context, key);
     this.#process = record.process;
+    this.#clock = context.clock;
     this.shell = shellOf(context, key, record.attachment.address);
   }
 
@@ -106,6 +110,11 @@ export class Vm {
 
   get alive(): boolean {
     return isAlive(this.#process.pid, this.#process.startTime);
+  }
+
+  /** Kills the VM and all that runs in it. What it has on this host stays: see `destroyVm`. */
+  async kill(): Promise<void> {
+    await killVm(this.#process, this.#clock);
   }
 
   get qmp(): string {
