@@ -23,6 +23,7 @@ import type { Clock } from "./util/clock.ts";
 import { toError } from "./util/errors.ts";
 import type { Random } from "./util/random.ts";
 import { NodeAgent } from "./node-agent.ts";
+import { observeWatches } from "./pod-metrics.ts";
 import { isTerminal } from "./pods/status.ts";
 import { ServiceCache } from "./podspec/services.ts";
 import type { ContainerState } from "./provider/machine.ts";
@@ -129,7 +130,11 @@ export class Agent {
     const metrics = createMetrics({ nodeNames: config.nodes.map((node) => node.name), version });
     const nodes: NodeAgent[] = [];
     let services: ServiceCache | undefined;
-    metrics.onScrape(() => countPods(nodes, metrics));
+    metrics.onScrape(() => {
+      countPods(nodes, metrics);
+      const reflectors = nodes.map(({ pods }) => pods.reflector);
+      observeWatches(metrics, clock, reflectors);
+    });
     // What belongs to no node is asked for as the process itself: a node may read neither.
     const self = connect({ config, clock, logger, version, metrics });
     livez.add("event-loop", eventLoopCheck());

@@ -201,25 +201,7 @@ export class NodeAgent {
     options.readyz.add(`${node.name}-registered`, () =>
       this.#acts && this.#registered() === undefined ? "the node is not registered yet" : undefined,
     );
-    metrics.onScrape(() => {
-      observeQueue(metrics, node.name, this.pods.queue);
-      const { counters, lastActivityAt } = this.pods.reflector;
-      if (lastActivityAt !== undefined)
-        metrics.informerLastEvent.set(
-          { resource: "pods" },
-          (clock.now() - (clock.monotonic() - lastActivityAt)) / 1000,
-        );
-      for (const [counter, value] of [
-        [metrics.watchStarts, counters.watches],
-        [metrics.watchErrors, counters.watchErrors],
-      ] as const) {
-        counter.reset();
-        counter.inc({ resource: "pods" }, value);
-      }
-      metrics.informerRelists.reset();
-      for (const [reason, count] of Object.entries(counters.relists))
-        metrics.informerRelists.inc({ resource: "pods", reason }, count);
-    });
+    metrics.onScrape(() => observeQueue(metrics, node.name, this.pods.queue));
   }
 
   /** Follows pods, machines and references, and serves the kubelet API: all that a standby does. */

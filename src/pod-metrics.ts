@@ -1,4 +1,5 @@
-/** What happens to pods, and how their work queue fares, as the kubelet's and client-go's metrics. */
+/** What happens to pods, and how their watch and their work queue fare, as the kubelet's and client-go's metrics. */
+import type { ReflectorCounters } from "./kube/reflector.ts";
 import type { PodHooks } from "./pods/hooks.ts";
 import type { KeyedQueue, QueueMetrics } from "./queue/keyed-queue.ts";
 import type { Metrics } from "./telemetry/metrics.ts";
@@ -56,4 +57,27 @@ export function observeQueue({ workqueue }: Metrics, name: string, queue: KeyedQ
     seconds.reduce((sum, each) => sum + each, 0),
   );
   workqueue.longestRunning.set({ name }, Math.max(0, ...seconds));
+}
+
+/** The metrics carry no node label, so they count the pod watches of all nodes of a process, and show the most silent one. */
+export function observeWatches(
+  metrics: Metrics,
+  clock: Clock,
+  reflectors: readonly { counters: Readonly<ReflectorCounters>; lastActivityAt: number | undefined }[],
+): void {
+  const resource = "pods";
+  const heardAt = reflectors.flatMap(({ lastActivityAt }) => lastActivityAt ?? []);
+  if (heardAt.length > 0) {
+    const silentMs = clock.monotonic() - Math.min(...heardAt);
+    metrics.informerLastEvent.set({ resource }, (clock.now() - silentMs) / 1000);
+  }
+  metrics.watchStarts.reset();
+  metrics.watchErrors.reset();
+  metrics.informerRelists.reset();
+  for (const { counters } of reflectors) {
+    metrics.watchStarts.inc({ resource }, counters.watches);
+    metrics.watchErrors.inc({ resource }, counters.watchErrors);
+    for (const [reason, count] of Object.entries(counters.relists))
+      metrics.informerRelists.inc({ resource, reason }, count);
+  }
 }
