@@ -258,10 +258,13 @@ async function listMachines({ provider, limits }: RouteContext, { response, para
   const page: string[] = [];
   let bytes = 0;
   let next = from;
-  while (next < items.length && page.length < limit && bytes < limits.pageBytes) {
-    const text = JSON.stringify(items[next++]);
-    bytes += text.length;
+  while (next < items.length && page.length < limit) {
+    const text = JSON.stringify(items[next]);
+    bytes += Buffer.byteLength(text);
+    // A client refuses a page above its own cap, and then sees none of the machines: only the first may be larger.
+    if (bytes > limits.pageBytes && page.length > 0) break;
     page.push(text);
+    next++;
   }
   const nextCursor =
     next < items.length

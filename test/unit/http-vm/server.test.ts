@@ -158,3 +158,24 @@ describe("closing", () => {
     await next.close();
   });
 });
+
+test("a page of a list is as large as it may be in bytes, not in characters, and no larger", async () => {
+  const { memory, url } = await setup({ limits: { pageBytes: 4000 } });
+  const image = "\u20ac".repeat(300);
+  for (const id of ["a", "b", "c", "d", "e", "f"])
+    await memory.createPod(
+      id,
+      { ...spec, containers: [{ name: "c", image }] },
+      { signal: new AbortController().signal },
+    );
+  const ids: string[] = [];
+  for (let cursor: string | undefined = ""; cursor !== undefined;) {
+    const reply = await fetch(`${url}/v1/machines${cursor === "" ? "" : `?cursor=${cursor}`}`);
+    const text = await reply.text();
+    expect(Buffer.byteLength(text)).toBeLessThan(4200);
+    const page = JSON.parse(text) as { items: { id: string }[]; next_cursor?: string };
+    ids.push(...page.items.map(({ id }) => id));
+    cursor = page.next_cursor;
+  }
+  expect(ids).toEqual(["a", "b", "c", "d", "e", "f"]);
+});
