@@ -35,6 +35,8 @@ const DEFAULT_GRACE_S = 30;
 /** How often a record that could not be written (a full disk) is tried again. */
 const COMMIT_RETRY_MS = 1_000;
 const NOTICES_KEPT = 30;
+/** Some of it is what a container has printed; a client takes no more (validate.ts). */
+const MAX_MESSAGE_CHARS = 1024;
 export const KILLED_EXIT = 137;
 
 export interface MachineBookOptions {
@@ -132,7 +134,7 @@ export class MachineBook {
     state.started = false;
     state.reason = reason;
     if (message === undefined) delete state.message;
-    else state.message = message;
+    else state.message = message.slice(0, MAX_MESSAGE_CHARS);
   }
 
   /** Shows the end of the container's instance. */
@@ -195,7 +197,14 @@ export class MachineBook {
     const at = new Date(this.#clock.now()).toISOString();
     machine.notices = [
       ...(machine.notices ?? []),
-      { at, type, reason, message, seq, ...(container === undefined ? {} : { container }) },
+      {
+        at,
+        type,
+        reason,
+        message: message.slice(0, MAX_MESSAGE_CHARS),
+        seq,
+        ...(container === undefined ? {} : { container }),
+      },
     ].slice(-NOTICES_KEPT);
   }
 

@@ -156,3 +156,11 @@ test("a container that cannot start does not hold up the one after it", async ()
   await world.create({ containers: [main("a"), main("b")] });
   expect(world.running()).toEqual(["b"]);
 });
+
+test("what a machine says of itself stays short, however much its container prints", async () => {
+  const world = await World.create((fresh) => fresh.launchErrors.set("a", new Error("\u0001".repeat(100_000))));
+  await world.create({});
+  const { notices, containers } = await world.machine();
+  const longest = Math.max(...[...notices!, ...containers].map(({ message }) => message?.length ?? 0));
+  expect(longest).toBe(1024);
+});
