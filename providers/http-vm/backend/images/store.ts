@@ -181,6 +181,7 @@ export class HostImages implements ImageStore {
   async collect(): Promise<string[]> {
     const retained = this.#retained;
     if (retained === undefined || (await this.#usedPercent()) < this.#gc.highPercent) return [];
+    await this.#removeOrphans();
     const needed = new Set(
       Object.values(this.#open().names)
         .filter((entry) => retained.has(entry.imageId))
@@ -407,13 +408,18 @@ export class HostImages implements ImageStore {
     );
     await this.#saveNames();
     await rm(doomed, { recursive: true, force: true });
-    // A pull under way may count on a blob that no complete image has yet.
-    if (this.#pulls.size > 0) return;
+    await this.#removeOrphans();
+  }
+
+  /** Blobs that no image is made of: those of images that were removed, and of pulls that failed. */
+  async #removeOrphans(): Promise<void> {
     const used = new Set<string>();
     for (const folder of await this.#imageFolders())
       for (const digest of (await this.#stored(folder))?.blobs ?? []) used.add(digest);
     for (const blob of await readdir(join(this.#options.dir, "blobs/sha256")))
-      if (!used.has(`sha256:${blob}`)) await rm(join(this.#options.dir, "blobs/sha256", blob), { force: true });
+      // A pull under way may count on a blob that no complete image has yet.
+      if (this.#pulls.size === 0 && !used.has(`sha256:${blob}`))
+        await rm(join(this.#options.dir, "blobs/sha256", blob), { force: true });
   }
 
   async #imageFolders(): Promise<string[]> {

@@ -1,7 +1,7 @@
 /** Images as read-only disks for VMs: one squashfs file beside the unpacked image, made at the first use. */
 import { existsSync } from "node:fs";
-import { rename, rm } from "node:fs/promises";
-import { dirname, join } from "node:path";
+import { readdir, rename, rm } from "node:fs/promises";
+import { basename, dirname, join } from "node:path";
 import { randomBytes } from "node:crypto";
 import { findTool, run } from "../../host/command.ts";
 
@@ -20,6 +20,9 @@ export function imageDisk(location: string): Promise<string> {
 }
 
 async function make(location: string, disk: string): Promise<string> {
+  // What a backend that was killed meanwhile has left may be as large as the image.
+  for (const name of await readdir(dirname(disk)))
+    if (name.startsWith(`${basename(disk)}.`)) await rm(join(dirname(disk), name), { force: true });
   const temporary = `${disk}.${randomBytes(4).toString("hex")}`;
   try {
     // Weak compression: reading it back in an emulated processor costs more than the disk that it saves.
