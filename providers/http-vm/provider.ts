@@ -322,6 +322,8 @@ async function* serverSentEvents(source: AsyncIterable<Buffer>): AsyncGenerator<
       const value = colon < 0 ? "" : line.slice(line[colon + 1] === " " ? colon + 2 : colon + 1);
       if (field === "event") event = value;
       if (field === "data") data = data === undefined ? value : `${data}\n${value}`;
+      if (data !== undefined && data.length > REPLY_BYTES.single)
+        throw new InvalidReplyError("size", `an event is larger than ${REPLY_BYTES.single} bytes`);
     }
   }
 }

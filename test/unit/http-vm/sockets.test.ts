@@ -210,6 +210,7 @@ describe("bytes", () => {
     ["no JSON", "id: 1\ndata: {\n\n", "json"],
     ["no machine", 'id: 1\ndata: {"revision":1}\n\n', "schema"],
     ["an event without end", `data: ${"x".repeat(2 * 1024 * 1024)}`, "size"],
+    ["an event of lines without end", `data: ${"x".repeat(1024)}\n`.repeat(2 * 1024), "size"],
   ])("events with %s are refused", async (_name, body, reason) => {
     const server = http((request, response) => {
       response.writeHead(200, {
