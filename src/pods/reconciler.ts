@@ -523,19 +523,26 @@ export class PodReconciler {
     const { patch, resize = { kind: "none" }, events } = await this.#o.renderer.diff(pod, observed.machine, signal);
     for (const event of events ?? []) this.#o.event(pod, event);
     const { resources, ...rest } = patch ?? {};
-    if (Object.keys(rest).length > 0 && this.#o.provider.updatePod !== undefined) {
-      this.#o.guard?.();
-      try {
-        this.#o.machines.put(await this.#o.provider.updatePod(observed.machine.id, rest, { signal }));
-      } catch (thrown) {
-        if (!isProviderError(thrown) || thrown.retryable) throw thrown;
-        this.#o.event(pod, { type: "Warning", reason: "FailedUpdate", message: thrown.message });
-      }
-    }
+    if (Object.keys(rest).length > 0) await this.#patchMachine(pod, observed.machine.id, rest, signal);
     const before = this.#remember(uid).resize;
     this.#update(uid, await this.#resize.follow(pod, observed.machine.id, resize, resources ?? [], before, signal));
     this.#update(uid, { appliedVersion: version });
     return undefined;
+  }
+
+  /** What the backend refuses for good is told and left out; it must not keep the rest of the change away. */
+  async #patchMachine(pod: Pod, id: string, patch: MachinePatch, signal: AbortSignal): Promise<void> {
+    if (this.#o.provider.updatePod === undefined) return;
+    this.#o.guard?.();
+    try {
+      this.#o.machines.put(await this.#o.provider.updatePod(id, patch, { signal }));
+    } catch (thrown) {
+      // A machine that is not there any more refuses nothing; the cache will say so soon.
+      if (!isProviderError(thrown) || thrown.retryable || isProviderError(thrown, "not_found")) throw thrown;
+      const parts = partsOf(patch);
+      if (parts.length > 1) for (const part of parts) await this.#patchMachine(pod, id, part, signal);
+      else this.#o.event(pod, { type: "Warning", reason: "FailedUpdate", message: thrown.message });
+    }
   }
 
   async #finalize(uid: string, pod: Pod, signal: AbortSignal): Promise<Outcome | undefined> {
@@ -678,6 +685,16 @@ export class PodReconciler {
 function podOf(desired: Desired): Pod {
   if (desired.kind !== "pod") throw new Error("planner asked for a pod action without a pod");
   return desired.pod;
+}
+
+/** The changes of which a patch consists, each as a patch of its own. */
+function partsOf({ files, containers, ephemeral_containers, ...rest }: MachinePatch): MachinePatch[] {
+  return [
+    ...(files ?? []).map((each) => ({ files: [each] })),
+    ...(containers ?? []).map((each) => ({ containers: [each] })),
+    ...(ephemeral_containers ?? []).map((each) => ({ ephemeral_containers: [each] })),
+    ...(Object.keys(rest).length > 0 ? [rest] : []),
+  ];
 }
 
 function noticeEvent(pod: Pod, notice: MachineNotice): PodEvent {

@@ -423,3 +423,26 @@ describe("a pod that is deleted while it is rendered", () => {
     expect(world.letGo).toContain("u1");
   });
 });
+
+describe("a change of which the backend refuses a part for good", () => {
+  const debuggers = ["privileged", "plain"].map((name) => ({ name, image: "busybox" }));
+  const files = { volume: "v", version: "2", files: [] };
+
+  test("is made but for that part, which is told", async () => {
+    const world = new World(basePod());
+    await world.settle();
+    const updatePod = world.provider.updatePod.bind(world.provider);
+    world.provider.updatePod = async (id, patch, options) => {
+      if (patch.ephemeral_containers?.some(({ name }) => name === "privileged"))
+        throw new ProviderError("unsupported", "privileged containers are not supported");
+      return await updatePod(id, patch, options);
+    };
+    world.version = "2";
+    world.difference = { patch: { files: [files], ephemeral_containers: debuggers } };
+    await world.settle();
+    const machine = world.provider.machines[0]!;
+    expect(machine.file_versions).toEqual({ v: "2" });
+    expect(machine.containers.map(({ name }) => name)).toEqual(["app", "plain"]);
+    expect(world.said("FailedUpdate")).toEqual(["privileged containers are not supported"]);
+  });
+});
