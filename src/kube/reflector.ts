@@ -61,6 +61,11 @@ type Mutable<T> = { -readonly [K in keyof T]: T[K] };
 
 /** client-go calls this "very short watch": a server that accepts and drops watches at once must not be hammered. */
 const SHORT_WATCH_MS = 1_000;
+/**
+ * A watch that held for so long ends a row of faults. client-go waits for two minutes without any: after an API server that
+ * restarted a few times within them its informers see nothing for up to a minute.
+ */
+const SOUND_WATCH_MS = 10_000;
 
 export class Reflector<T extends KubeObject> {
   readonly #options: ReflectorOptions<T>;
@@ -217,6 +222,7 @@ export class Reflector<T extends KubeObject> {
       }
     } catch (error) {
       if (!signal.aborted) this.#counters.watchErrors++;
+      if (clock.monotonic() - startedAt >= SOUND_WATCH_MS) this.#backoff.reset();
       throw error;
     } finally {
       cancelTimer();

@@ -258,19 +258,19 @@ describe("watching", () => {
     expect(s.kube.requests).toHaveLength(1);
   });
 
-  it("starts with short pauses again after two minutes of health", async () => {
+  it("pauses longer and longer while watches break soon, and shortly again after one that held for ten seconds", async () => {
     const s = setup({ random: () => 0 });
     await begin(s);
-    for (let i = 0; i < 4; i++) {
+    const pauses: number[] = [];
+    for (const openMs of [0, 5_000, 0, 9_999, 10_000]) {
+      await s.clock.advance(openMs);
+      const [before, brokeAt] = [s.kube.watches.length, s.clock.monotonic()];
       s.kube.current.break(apiError(0, "Transport"));
-      await s.clock.advance(10_000);
+      await settle();
+      while (s.kube.watches.length === before) await s.clock.advance(100);
+      pauses.push(s.clock.monotonic() - brokeAt);
     }
-    s.kube.current.send(bookmark("20"));
-    await s.clock.advance(130_000);
-    s.kube.current.break(apiError(0, "Transport"));
-    const before = s.kube.watches.length;
-    await s.clock.advance(801);
-    expect(s.kube.watches).toHaveLength(before + 1);
+    expect(pauses).toEqual([800, 1600, 3200, 6400, 800]);
   });
 
   it("survives a listener that throws", async () => {
