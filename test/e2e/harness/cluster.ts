@@ -39,7 +39,10 @@ export interface Cluster extends AsyncDisposable {
   userKubeconfig(name: string, groups?: readonly string[]): Promise<string>;
   /** A client certificate of this user. */
   clientCertificate(name: string, groups?: readonly string[]): Promise<KeyPair>;
-  /** Ends the API server with the signal (default SIGKILL), starts it again on the same port and the same data. */
+  /**
+   * Ends the API server with the signal (default SIGKILL), starts it again on the same port and the same data. Scheduler
+   * and controller-manager are started anew too: they would back off for minutes when it happens again and again.
+   */
   restartApiServer(signal?: NodeJS.Signals): Promise<void>;
   processes(): Record<string, ManagedProcess>;
   stop(): Promise<void>;
@@ -150,40 +153,43 @@ async function start(binary: string, sandbox: Sandbox, options: ClusterOptions):
   };
   await startApiServer();
 
-  if (options.controllerManager ?? true) {
-    const kubeconfig = await userKubeconfig("system:kube-controller-manager");
-    processes["kube-controller-manager"] = sandbox.spawn("kube-controller-manager", binary, [
-      "kube-controller-manager",
-      "--bind-address=127.0.0.1",
-      `--secure-port=${managerPort}`,
-      `--kubeconfig=${kubeconfig}`,
-      `--authentication-kubeconfig=${kubeconfig}`,
-      `--authorization-kubeconfig=${kubeconfig}`,
-      `--service-account-private-key-file=${signing.privateKeyFile}`,
-      `--root-ca-file=${ca.certFile}`,
-      `--cluster-signing-cert-file=${ca.certFile}`,
-      `--cluster-signing-key-file=${ca.keyFile}`,
-      "--use-service-account-credentials=true",
-      "--leader-elect=false",
-      "--kube-api-qps=500",
-      "--kube-api-burst=1000",
-      ...(options.controllerManagerFlags ?? []),
-    ]);
-  }
-  if (options.scheduler ?? true) {
-    const kubeconfig = await userKubeconfig("system:kube-scheduler");
-    processes["kube-scheduler"] = sandbox.spawn("kube-scheduler", binary, [
-      "kube-scheduler",
-      "--bind-address=127.0.0.1",
-      `--secure-port=${schedulerPort}`,
-      `--kubeconfig=${kubeconfig}`,
-      `--authentication-kubeconfig=${kubeconfig}`,
-      `--authorization-kubeconfig=${kubeconfig}`,
-      "--leader-elect=false",
-      "--kube-api-qps=500",
-      "--kube-api-burst=1000",
-    ]);
-  }
+  const startControllers = async () => {
+    if (options.controllerManager ?? true) {
+      const kubeconfig = await userKubeconfig("system:kube-controller-manager");
+      processes["kube-controller-manager"] = sandbox.spawn("kube-controller-manager", binary, [
+        "kube-controller-manager",
+        "--bind-address=127.0.0.1",
+        `--secure-port=${managerPort}`,
+        `--kubeconfig=${kubeconfig}`,
+        `--authentication-kubeconfig=${kubeconfig}`,
+        `--authorization-kubeconfig=${kubeconfig}`,
+        `--service-account-private-key-file=${signing.privateKeyFile}`,
+        `--root-ca-file=${ca.certFile}`,
+        `--cluster-signing-cert-file=${ca.certFile}`,
+        `--cluster-signing-key-file=${ca.keyFile}`,
+        "--use-service-account-credentials=true",
+        "--leader-elect=false",
+        "--kube-api-qps=500",
+        "--kube-api-burst=1000",
+        ...(options.controllerManagerFlags ?? []),
+      ]);
+    }
+    if (options.scheduler ?? true) {
+      const kubeconfig = await userKubeconfig("system:kube-scheduler");
+      processes["kube-scheduler"] = sandbox.spawn("kube-scheduler", binary, [
+        "kube-scheduler",
+        "--bind-address=127.0.0.1",
+        `--secure-port=${schedulerPort}`,
+        `--kubeconfig=${kubeconfig}`,
+        `--authentication-kubeconfig=${kubeconfig}`,
+        `--authorization-kubeconfig=${kubeconfig}`,
+        "--leader-elect=false",
+        "--kube-api-qps=500",
+        "--kube-api-burst=1000",
+      ]);
+    }
+  };
+  await startControllers();
   if (options.controllerManager ?? true) {
     // Pods are refused until the controller-manager has made it.
     await waitFor({ what: "the default ServiceAccount", timeoutMs: 60_000 }, () =>
@@ -209,6 +215,8 @@ async function start(binary: string, sandbox: Sandbox, options: ClusterOptions):
       must(child !== undefined && child.running, "the API server is not running");
       await child.kill(signal);
       await startApiServer();
+      for (const name of ["kube-controller-manager", "kube-scheduler"]) await processes[name]?.kill(signal);
+      await startControllers();
     },
     stop,
     [Symbol.asyncDispose]: stop,
