@@ -201,14 +201,15 @@ function planLive(pod: Pod, observed: Observed, memory: PodMemory, context: Plan
       if (memory.verdict !== undefined && !memory.created && !hasRun(pod)) return endAction(pod, memory, context);
       return { do: "wait" };
     case "absent": {
-      if (memory.verdict !== undefined) return endAction(pod, memory, context);
+      // What has run may still do so, whatever was decided about it: one list that lacks it does not end it.
       if (hasRun(pod)) {
         const [first] = memory.missedAt;
         if (first === undefined) return { do: "look" };
         if (now - first < LOST_DEBOUNCE_MS) return { do: "wait", afterMs: first + LOST_DEBOUNCE_MS - now };
         if (memory.missedAt.length < 2) return { do: "look" };
-        return endAction(pod, { ...memory, verdict: LOST }, context);
+        return endAction(pod, { ...memory, verdict: memory.verdict ?? LOST }, context);
       }
+      if (memory.verdict !== undefined) return endAction(pod, memory, context);
       const late = deadline(pod, now);
       if (late.passed) return endAction(pod, { ...memory, verdict: DEADLINE }, context);
       // A create that has to wait, or that failed for now, leaves a pod that says why it is Pending.

@@ -4,6 +4,7 @@ import {
   newMemory,
   ORPHAN_GRACE_MS,
   plan,
+  PREEMPTED,
   type Observed,
   type PodMemory,
 } from "../../../src/pods/planner.ts";
@@ -103,6 +104,16 @@ describe("a pod whose machine is gone", () => {
 
   test("is never failed while the backend does not answer", () => {
     expect(next(lost, unknown, memory({ missedAt: [NOW, NOW + LOST_DEBOUNCE_MS] }))).toEqual({ do: "wait" });
+  });
+
+  test("is looked for as carefully when it was to make room for another", () => {
+    const preempted = memory({ verdict: PREEMPTED });
+    expect(next(lost, absent, preempted)).toEqual({ do: "look" });
+    const missed = memory({ verdict: PREEMPTED, missedAt: [NOW, NOW + LOST_DEBOUNCE_MS] });
+    expect(next(lost, absent, missed, NOW + LOST_DEBOUNCE_MS)).toMatchObject({
+      do: "status",
+      patch: { phase: "Failed", reason: "Preempting" },
+    });
   });
 });
 
