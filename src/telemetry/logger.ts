@@ -1,4 +1,5 @@
 import { pino } from "pino";
+import { VmletError } from "../util/errors.ts";
 
 /**
  * The narrow logger that the rest of vmlet takes as a collaborator; pino satisfies it structurally.
@@ -24,6 +25,7 @@ export function createLogger(options: { level: LogLevel; destination?: number })
       base: null,
       timestamp: pino.stdTimeFunctions.isoTime,
       formatters: { level: (label) => ({ level: label }) },
+      serializers: { err: errorFields },
       redact: {
         paths: ["token", "password", "authorization", "*.token", "*.password", "*.authorization"],
         censor: "[redacted]",
@@ -31,6 +33,12 @@ export function createLogger(options: { level: LogLevel; destination?: number })
     },
     pino.destination({ dest: options.destination ?? 2, sync: true }),
   );
+}
+
+/** An error that vmlet raised on purpose says all in its message; of any other one the place is wanted. */
+function errorFields(thrown: unknown): unknown {
+  if (!(thrown instanceof VmletError)) return thrown instanceof Error ? pino.stdSerializers.err(thrown) : thrown;
+  return thrown.message;
 }
 
 /** A logger that says nothing: the default of tests. */
