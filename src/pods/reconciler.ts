@@ -538,7 +538,7 @@ export class PodReconciler {
       this.#o.machines.put(await this.#o.provider.updatePod(id, patch, { signal }));
     } catch (thrown) {
       // A machine that is not there any more refuses nothing; the cache will say so soon.
-      if (!isProviderError(thrown) || thrown.retryable || isProviderError(thrown, "not_found")) throw thrown;
+      if (!isProviderError(thrown) || thrown.retryable || thrown.code === "not_found") throw thrown;
       const parts = partsOf(patch);
       if (parts.length > 1) for (const part of parts) await this.#patchMachine(pod, id, part, signal);
       else this.#o.event(pod, { type: "Warning", reason: "FailedUpdate", message: thrown.message });
