@@ -1,4 +1,4 @@
-import { mkdirSync } from "node:fs";
+import { existsSync, mkdirSync, readFileSync } from "node:fs";
 import { randomBytes } from "node:crypto";
 import { join } from "node:path";
 import { isDeepStrictEqual } from "node:util";
@@ -26,6 +26,7 @@ import {
   type Volume,
 } from "../../../src/provider/kit/index.ts";
 import {
+  type ContainerConclusion,
   ContainerError,
   type ContainerRef,
   type Engine,
@@ -45,7 +46,7 @@ import { containersOf, newRecord, type ContainerRecord, type Ending, type Machin
 import type { ShimEvents, ShimWatch } from "./shim-client.ts";
 import type { ShimLaunch } from "./shim.ts";
 import { exceededLimit, hasStorageLimits, type StorageUse } from "./storage-limits.ts";
-import type { MachineStore } from "./store.ts";
+import { writeJson, type MachineStore } from "./store.ts";
 
 const CONFIG_RETRY_MS = 10_000;
 const SANDBOX_RETRY_MS = { first: 1_000, max: 30_000 };
@@ -107,6 +108,7 @@ export class Supervisor implements MachineHome {
   #ready = false;
   /** Calls of the engine that a next backend must not meet. */
   readonly #work = new Set<Promise<void>>();
+  #patching: Promise<void> = Promise.resolve();
   #cancelWake: (() => void) | undefined;
   #cancelStorage: (() => void) | undefined;
 
@@ -257,22 +259,36 @@ export class Supervisor implements MachineHome {
     if (isOver(this.#book.record.machine)) this.#context.onDeleted(this);
   }
 
+  /** One after the other: a caller whose patience is shorter than the engine's asks again meanwhile. */
   async patch(patch: MachinePatch): Promise<void> {
-    if (isOver(this.#book.record.machine) || this.#book.record.ending !== undefined) {
-      throw new ProviderError(
-        "conflict",
-        `machine ${this.id} is ${this.#book.record.machine.state}: it cannot be changed any more`,
-      );
-    }
+    const turn = this.#patching.then(() => this.#patch(patch));
+    this.#patching = turn.catch(() => {});
+    await turn;
+  }
+
+  async #patch(patch: MachinePatch): Promise<void> {
+    this.#requireChangeable();
     if (patch.registry_auth !== undefined)
       this.#book.replaceCredentials(patch.registry_auth, patch.registry_auth_version);
     for (const change of patch.resources ?? []) await this.#resize(change);
     for (const { name, image } of patch.containers ?? []) this.#changeImage(name, image);
     for (const spec of patch.ephemeral_containers ?? []) this.#book.addEphemeral(spec);
     for (const update of patch.files ?? []) await this.#replaceFiles(update);
+    // It may have come to its end meanwhile, and its folder with it.
+    this.#requireChangeable();
     this.#context.store.saveSpec(this.id, this.#book.spec);
     this.#book.commit();
     this.#replan();
+  }
+
+  /** @throws ProviderError conflict when the machine is at its end */
+  #requireChangeable(): void {
+    if (isOver(this.#book.record.machine) || this.#book.record.ending !== undefined) {
+      throw new ProviderError(
+        "conflict",
+        `machine ${this.id} is ${this.#book.record.machine.state}: it cannot be changed any more`,
+      );
+    }
   }
 
   logs(container: string, options: LogOptions): AsyncIterable<LogLine[]> {
@@ -1049,12 +1065,14 @@ export class Supervisor implements MachineHome {
   ): Promise<void> {
     const sandbox = this.#sandbox;
     runtime.end(new Error("the container has ended"));
-    let conclusion: Awaited<ReturnType<Sandbox["conclude"]>> = {};
+    let conclusion: ContainerConclusion = {};
     if (sandbox !== undefined) {
       await this.#killAll(sandbox, runtime);
       // The shim writes the last of the log when nobody holds the container's output any more.
       if (!exit.lost && runtime.watch !== undefined) await runtime.drained(this.#clock);
-      conclusion = await sandbox.conclude(runtime.ref, exit).catch((error: unknown) => {
+      // What a next backend can ask for, it had better ask for itself.
+      if (this.#closing.signal.aborted) return;
+      conclusion = await this.#inEngine(this.#conclude(sandbox, runtime, exit)).catch((error: unknown) => {
         this.#logger.warn(
           { container: spec.name, error: toError(error).message },
           "cannot learn all about the container's end",
@@ -1087,6 +1105,19 @@ export class Supervisor implements MachineHome {
     runtime.concluded();
     this.#book.changed.fire();
     this.#replan();
+  }
+
+  /** The engine tells once how a container ended: its answer is kept for a next backend, which may have to ask again. */
+  async #conclude(sandbox: Sandbox, runtime: ContainerRun, exit: ShimExit): Promise<ContainerConclusion> {
+    const file = join(runtime.ref.dir, "conclusion.json");
+    if (existsSync(file)) return JSON.parse(readFileSync(file, "utf8")) as ContainerConclusion;
+    const conclusion = await sandbox.conclude(runtime.ref, exit);
+    try {
+      writeJson(file, conclusion);
+    } catch (error) {
+      this.#logger.warn({ container: runtime.ref.name, error: toError(error).message }, "cannot keep how it ended");
+    }
+    return conclusion;
   }
 
   async #killAll(sandbox: Sandbox, runtime: ContainerRun): Promise<void> {

@@ -1,7 +1,7 @@
 /** A disk that cannot be written, and ends of the backend between two writes. */
 import { existsSync, readdirSync, readFileSync, writeFileSync } from "node:fs";
 import { join } from "node:path";
-import { expect, test } from "vitest";
+import { describe, expect, test } from "vitest";
 import { MachineStore } from "../../../providers/http-vm/backend/store.ts";
 import { main, World } from "./world.ts";
 
@@ -230,4 +230,38 @@ test("a volume's name that is no file name is refused", async () => {
   const world = await World.create();
   const volumes = [{ name: "../../../etc", type: "empty_dir" as const, medium: "disk" as const }];
   await expect(world.create({ volumes })).rejects.toMatchObject({ code: "invalid", field: "volumes.name" });
+});
+
+describe("patches of files", () => {
+  async function withFiles() {
+    const world = await World.create();
+    await world.create({ volumes: [{ name: "f", type: "files", version: "0", files: [] }] });
+    const { promise, resolve } = Promise.withResolvers<void>();
+    world.applying = promise;
+    const patch = (version: string) =>
+      world.provider.updatePod("m1", { files: [{ volume: "f", version, files: [] }] }, { signal: world.signal });
+    return { world, patch, resolve };
+  }
+
+  test("are made one after the other, whoever asks meanwhile", async () => {
+    const { world, patch, resolve } = await withFiles();
+    const both = [patch("1"), patch("2")];
+    await world.advance(0);
+    expect(world.patched).toEqual(["f=0", "f=1"]);
+    resolve();
+    await Promise.all(both);
+    expect(world.patched).toEqual(["f=0", "f=1", "f=2"]);
+    expect((await world.machine()).file_versions).toEqual({ f: "2" });
+  });
+
+  test("leave nothing of a machine that was deleted meanwhile", async () => {
+    const { world, patch, resolve } = await withFiles();
+    const patched = patch("1").catch((error: unknown) => error);
+    await world.provider.deletePod("m1", { force: true, signal: world.signal });
+    await world.advance(0);
+    expect((await world.machine()).state).toBe("deleted");
+    resolve();
+    expect(await patched).toMatchObject({ code: "conflict" });
+    expect(existsSync(join(world.stateDir, "machines", "m1"))).toBe(false);
+  });
 });

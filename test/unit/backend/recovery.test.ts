@@ -170,3 +170,15 @@ test("a start with a new image that was decided but never begun is begun by the 
   await world.advance(10_000);
   expect(await world.container("a")).toMatchObject({ state: "running", image: "j" });
 });
+
+test("how a container ended is not lost when the backend ends while it is told", async () => {
+  const world = await World.create((fresh) => fresh.conclusions.set("a", { oomKilled: true, terminationMessage: "m" }));
+  await world.create({ restart_policy: "never" });
+  const { promise, resolve } = Promise.withResolvers<void>();
+  world.concluding = promise;
+  await world.exit("a", 137);
+  const restarted = world.restart();
+  resolve();
+  await restarted;
+  expect((await world.container("a")).terminated).toMatchObject({ reason: "OOMKilled", message: "m" });
+});

@@ -53,6 +53,10 @@ export class World {
   /** Containers whose shim cannot be started, with the error. */
   readonly shimErrors = new Map<string, Error>();
   readonly conclusions = new Map<string, ContainerConclusion>();
+  /** Set: the engine takes so long to conclude, and has no answer for whoever asks again. */
+  concluding: Promise<void> | undefined;
+  /** Files take so long to be put in place. */
+  applying: Promise<void> = Promise.resolve();
   openErrors: Error[] = [];
   destroyErrors: Error[] = [];
   recoverErrors: Error[] = [];
@@ -253,7 +257,12 @@ export class World {
         }
         return Promise.resolve();
       },
-      conclude: (ref) => Promise.resolve(this.conclusions.get(ref.name) ?? {}),
+      conclude: async (ref) => {
+        const conclusion = this.conclusions.get(ref.name) ?? {};
+        if (this.concluding !== undefined) this.conclusions.delete(ref.name);
+        await this.concluding;
+        return conclusion;
+      },
       exec: (ref, command, options) => {
         this.journal.push(`exec ${ref.name}: ${command.join(" ")}`);
         const exitCode = this.exec(ref.name, command);
@@ -282,7 +291,7 @@ export class World {
       },
       applyFiles: (volume) => {
         this.patched.push(`${volume.name}=${volume.version}`);
-        return Promise.resolve();
+        return this.applying;
       },
       close: () => Promise.resolve(),
     };
