@@ -1088,6 +1088,8 @@ export class Supervisor implements MachineHome {
       (exit.lost
         ? "The container could not be located"
         : await this.#terminationMessage(spec, runtime, exitCode, conclusion.terminationMessage));
+    // While the log was read, the sandbox may have been lost: the end is told, and another instance may run.
+    if (this.#runtimes.get(spec.name) !== runtime) return;
     if (startError !== undefined) this.#book.notice("Warning", "Failed", `Error: ${startError}`, spec.name);
     this.#dropRuntime(spec.name);
     this.#book.exited(spec.name, {

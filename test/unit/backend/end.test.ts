@@ -164,3 +164,17 @@ test("what a machine says of itself stays short, however much its container prin
   const longest = Math.max(...[...notices!, ...containers].map(({ message }) => message?.length ?? 0));
   expect(longest).toBe(1024);
 });
+
+test("an end whose log is still being read when the sandbox is lost does not end the next instance", async () => {
+  const world = await World.create();
+  const lines = Array.from({ length: 80_000 }, () => "x".repeat(100));
+  await world.create({ containers: [main("a", { termination_message: { policy: "fallback_to_logs" } })] });
+  world.writeLog("a", lines);
+  await world.exit("a", 1);
+  await world.lose({ reason: "SandboxLost", message: "gone" });
+  const state = await world.container("a");
+  expect(state).toMatchObject({ state: "running", restart_count: 1 });
+  await new Promise((resolve) => setTimeout(resolve, 1_000));
+  expect(await world.container("a")).toEqual(state);
+  expect(world.running()).toEqual(["a"]);
+});
