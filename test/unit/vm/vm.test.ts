@@ -206,11 +206,18 @@ describe("QEMU's control socket", () => {
   });
 });
 
-describe("a guest that answers no more", () => {
-  test("cannot keep its containers alive: its VM is killed", async () => {
+describe("a guest cannot keep its containers alive", () => {
+  /** A machine whose QEMU is a process that waits, and whose guest does with each command as is said. */
+  async function machineWith(answer: (socket: Socket, id: string, text: string) => void) {
     const dir = mkdtempSync(join(tmpdir(), "vmlet-vm-"));
     onTestFinished(() => rmSync(dir, { recursive: true, force: true }));
-    const server = createServer((socket) => void socket.on("error", () => undefined).resume());
+    const server = createServer((socket) => {
+      socket.on("error", () => undefined).setEncoding("utf8");
+      socket.on("data", (text: string) => {
+        for (const [, script, id] of text.matchAll(/set -e\n([^]*?)\n\); vm_answer ([-0-9a-f]+) /g))
+          answer(socket, id!, script!);
+      });
+    });
     onTestFinished(() => void server.close());
     mkdirSync(join(dir, "k1"));
     await new Promise<void>((listening) => server.listen(join(dir, "k1/ctl"), listening));
@@ -220,14 +227,27 @@ describe("a guest that answers no more", () => {
     const { pid, startTime } = processStat(qemu.pid!)!;
     const record = { size: { memoryMib: 192, cpus: 1 }, attachment, process: { pid, startTime } };
     writeFileSync(join(dir, "k1/vm.json"), JSON.stringify(record));
-    const context = { clock: systemClock, vmsDir: dir, callMs: 50 } as VmContext;
+    const context = { clock: systemClock, vmsDir: dir, callMs: 300 } as VmContext;
     const vm = (await Vm.find(context, "k1"))!;
     const home = { id: "m", spec: machine({}), dir, socketPath: (name: string) => join(dir, name) };
     const sandbox = new VmSandbox(context, home, vm);
+    onTestFinished(() => sandbox.close());
+    return { vm, sandbox, kill: () => sandbox.kill({ name: "a", attempt: 0, id: "a-0", dir }) };
+  }
 
-    await sandbox.kill({ name: "a", attempt: 0, id: "a-0", dir });
+  test("by answering no more: its VM is killed", async () => {
+    const { vm, sandbox, kill } = await machineWith(() => undefined);
+    await kill();
     expect(vm.alive).toBe(false);
     expect((await sandbox.lost).reason).toBe("SandboxLost");
-    await sandbox.close();
+  });
+
+  test("by refusing again and again: its VM is killed", async () => {
+    const { vm, kill } = await machineWith(
+      (socket, id, text) => void socket.write(text === "true" ? `\u0001${id} 0 \u0002` : `\u0001${id} 1 no\u0002`),
+    );
+    await expect(kill()).rejects.toEqual(new GuestError(1, "no"));
+    for (let tries = 0; tries < 10 && vm.alive; tries++) await kill().catch(() => undefined);
+    expect(vm.alive).toBe(false);
   });
 });

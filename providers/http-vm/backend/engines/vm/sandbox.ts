@@ -54,6 +54,8 @@ const VOLUMES = "/scratch/volumes";
 const GROUPS = "/pod";
 const LOSS_POLL_MS = 500;
 const START_ERROR_EXIT = 128;
+/** One may come from a kill that crosses the end of its container. */
+const MAX_REFUSED_KILLS = 5;
 const MEMORY_CLASSES_MIB = [
   192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144, 8192, 12_288, 16_384, 32_768, 65_536,
 ];
@@ -122,6 +124,8 @@ export class VmSandbox implements Sandbox {
   /** Images that are plugged in: serial -> done. */
   readonly #images = new Map<string, Promise<void>>();
   #cancelWatch: (() => void) | undefined;
+  /** In a row. */
+  #refusedKills = 0;
 
   constructor(context: VmContext, home: MachineHome, vm: Vm) {
     this.#context = context;
@@ -208,9 +212,11 @@ export class VmSandbox implements Sandbox {
     const late = AbortSignal.timeout(this.#context.callMs);
     try {
       await this.#vm.control.run([["kill", container.id]], late);
+      this.#refusedKills = 0;
     } catch (cause) {
-      if (!late.aborted) throw cause;
-      // A guest that hangs would keep its machine for ever: it takes all containers with it, and is told as lost.
+      if (cause instanceof GuestError) this.#refusedKills++;
+      if (!late.aborted && this.#refusedKills < MAX_REFUSED_KILLS) throw cause;
+      // A guest that hangs, or that will not, would keep its machine for ever: it takes all containers with it, and is told as lost.
       await this.#vm.kill();
     }
   }
