@@ -168,7 +168,7 @@ test("what a machine says of itself stays short, however much its container prin
 test("an end whose log is still being read when the sandbox is lost does not end the next instance", async () => {
   const world = await World.create();
   const lines = Array.from({ length: 80_000 }, () => "x".repeat(100));
-  await world.create({ containers: [main("a", { termination_message: { policy: "fallback_to_logs" } })] });
+  await world.create({ containers: [main("a", { termination_message: { path: "/t", policy: "fallback_to_logs" } })] });
   world.writeLog("a", lines);
   await world.exit("a", 1);
   await world.lose({ reason: "SandboxLost", message: "gone" });
