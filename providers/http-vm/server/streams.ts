@@ -126,7 +126,10 @@ export class StreamRoutes {
     const { request, socket, head, requestId } = upgrade;
     const echo = (headers: string[]) => headers.push(`X-Request-Id: ${requestId}`);
     this.#sockets.once("headers", echo);
+    // What is no WebSocket is refused by the library, which tells nobody.
+    socket.once("close", abandon);
     this.#sockets.handleUpgrade(request, socket, head, (webSocket) => {
+      socket.off("close", abandon);
       splice(webSocket).catch((thrown: unknown) => {
         this.#logger.debug({ err: thrown, requestId }, "a stream broke");
         webSocket.close(1011, "the stream broke");

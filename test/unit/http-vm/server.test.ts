@@ -1,5 +1,7 @@
 /** What the server does by itself: envelopes, limits, credentials, closing. What it passes on is in roundtrip.test.ts. */
+import { once } from "node:events";
 import { connect } from "node:net";
+import { PassThrough } from "node:stream";
 import { afterEach, describe, expect, test } from "vitest";
 import {
   createMachineApiServer,
@@ -178,4 +180,15 @@ test("a page of a list is as large as it may be in bytes, not in characters, and
     cursor = page.next_cursor;
   }
   expect(ids).toEqual(["a", "b", "c", "d", "e", "f"]);
+});
+
+test("an upgrade that turns out to be no WebSocket leaves nothing open", async () => {
+  const stream = new PassThrough();
+  const { memory, port } = await setup();
+  memory.portForward = () => Promise.resolve(stream);
+  const socket = connect(port, "127.0.0.1");
+  cleanups.push(() => Promise.resolve(socket.destroy()));
+  socket.write("GET /v1/machines/m/ports/80 HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n");
+  await once(socket.resume(), "close");
+  await expect.poll(() => stream.destroyed).toBe(true);
 });
