@@ -1144,7 +1144,7 @@ export class Supervisor implements MachineHome {
     file: string | undefined,
   ): Promise<string> {
     const text = Buffer.from(file ?? "")
-      .subarray(0, MAX_TERMINATION_MESSAGE_BYTES)
+      .subarray(-MAX_TERMINATION_MESSAGE_BYTES)
       .toString();
     if (text !== "" || exitCode === 0 || spec.termination_message?.policy !== "fallback_to_logs") return text;
     return await logTail(runtime.ref.dir, FALLBACK_LOG.lines, FALLBACK_LOG.bytes).catch(() => "");

@@ -226,6 +226,13 @@ export function containerTests(bench: () => Bench, { registry, app }: ContainerI
     expect(ended).toMatchObject({ exit_code: 3, message: "bye\n" });
   });
 
+  test("of a termination message that is too long, the end is kept", async () => {
+    const { ended } = await output("(yes | head -c 5000; echo end) > /dev/termination-log; exit 3", {
+      termination_message: { path: "/dev/termination-log", policy: "file" },
+    });
+    expect([ended.message?.length, ended.message?.endsWith("y\nend\n")]).toEqual([4096, true]);
+  });
+
   test("the memory limit kills, and the status says OOMKilled", async () => {
     const { ended } = await output("x=a; while :; do x=$x$x; done", {
       resources: { limits: { memory_bytes: 32 * 1024 * 1024 } },

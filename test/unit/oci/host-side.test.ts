@@ -73,11 +73,15 @@ describe("paths inside a folder that somebody else writes", () => {
       "",
     ]);
   });
-  test("text is cut at its limit", () => expect(readTextInRoot(root, "a/b/f", 2)).toBe("te"));
+  test("text is cut at its limit, from either end", () =>
+    expect([
+      readTextInRoot(root, "a/b/f", { maxBytes: 2 }),
+      readTextInRoot(root, "a/b/f", { maxBytes: 2, part: "last" }),
+    ]).toEqual(["te", "xt"]));
   test("of a file that somebody has made huge, no more is read than is wanted", () => {
     writeFileSync(join(root, "huge"), "text");
     truncateSync(join(root, "huge"), 3 * 2 ** 30);
-    expect(readTextInRoot(root, "huge", 4)).toBe("text");
+    expect(readTextInRoot(root, "huge", { maxBytes: 4 })).toBe("text");
   });
 });
 

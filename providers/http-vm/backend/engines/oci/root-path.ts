@@ -60,8 +60,12 @@ export function openInRoot(root: string, path: string, options: { create?: boole
   }
 }
 
-/** Text of a regular file inside `root`, "" when it is not there; at most `maxBytes` of it. */
-export function readTextInRoot(root: string, path: string, maxBytes = 1 << 20): string {
+/** Text of a regular file inside `root`, "" when it is not there; at most the first, or the last, `maxBytes` of it. */
+export function readTextInRoot(
+  root: string,
+  path: string,
+  { maxBytes = 1 << 20, part = "first" }: { maxBytes?: number; part?: "first" | "last" } = {},
+): string {
   let fd: number;
   try {
     fd = openInRoot(root, path);
@@ -70,20 +74,22 @@ export function readTextInRoot(root: string, path: string, maxBytes = 1 << 20): 
     throw cause;
   }
   try {
-    return fstatSync(fd).isFile() ? readHead(`/proc/self/fd/${fd}`, maxBytes) : "";
+    return fstatSync(fd).isFile() ? readPart(`/proc/self/fd/${fd}`, maxBytes, part) : "";
   } finally {
     closeSync(fd);
   }
 }
 
 /** The file may have any size: a container can make its termination message larger than this process's memory. */
-function readHead(path: string, maxBytes: number): string {
+function readPart(path: string, maxBytes: number, part: "first" | "last"): string {
   const fd = openSync(path, "r");
   try {
-    const bytes = Buffer.alloc(Math.min(maxBytes, fstatSync(fd).size));
+    const { size } = fstatSync(fd);
+    const bytes = Buffer.alloc(Math.min(maxBytes, size));
+    const from = part === "first" ? 0 : size - bytes.length;
     let length = 0;
     for (let read = -1; read !== 0 && length < bytes.length; length += read)
-      read = readSync(fd, bytes, length, bytes.length - length, length);
+      read = readSync(fd, bytes, length, bytes.length - length, from + length);
     return bytes.toString("utf8", 0, length);
   } finally {
     closeSync(fd);

@@ -301,7 +301,11 @@ export class OciSandbox implements Sandbox {
   async conclude(container: ContainerRef, exit: ShimExit): Promise<ContainerConclusion> {
     const bundle = this.#bundle(container);
     const oomKilled = (await this.#cgroup(container).oomKills()) > 0;
-    const terminationMessage = readTextInRoot(bundle, "termination-log", MAX_TERMINATION_BYTES);
+    // Of a long message kubelet keeps the end.
+    const terminationMessage = readTextInRoot(bundle, "termination-log", {
+      maxBytes: MAX_TERMINATION_BYTES,
+      part: "last",
+    });
     await this.#context.runtime.delete(container.id);
     await this.#cgroup(container).remove();
     await this.#removeBundle(container);
