@@ -180,6 +180,18 @@ describe("QEMU's control socket", () => {
     rmSync(dir, { recursive: true });
   });
 
+  test.each(["garbage", "7", "null"])(
+    "a line that is no JSON object (%s) fails the command and nothing else",
+    async (line) => {
+      const dir = mkdtempSync(join(tmpdir(), "vmlet-qmp-"));
+      const server = createServer((socket) => void socket.on("error", () => undefined).write(`${line}\n`));
+      await new Promise<void>((listening) => server.listen(join(dir, "q"), listening));
+      await expect(Qmp.open(join(dir, "q"), AbortSignal.timeout(5000))).rejects.toThrow("no JSON object");
+      server.close();
+      rmSync(dir, { recursive: true });
+    },
+  );
+
   test("a disk that a killed backend has plugged in halfway is plugged in", async () => {
     const dir = mkdtempSync(join(tmpdir(), "vmlet-qmp-"));
     const there = new Set(["blockdev-add i1"]);

@@ -89,7 +89,9 @@ export class VmPool {
       this.#idle.push(vm);
       this.#starting--;
     } catch (error) {
-      await destroyVm(this.#context, key);
+      await destroyVm(this.#context, key).catch((cause: unknown) =>
+        this.#logger.warn({ error: String(cause) }, "what is left of a VM could not be removed"),
+      );
       if (!this.#closing.signal.aborted) {
         this.#logger.warn({ error: String(error) }, "a VM for the warm pool could not be started");
         await clock.sleep(RETRY_MS, this.#closing.signal).catch(() => undefined);

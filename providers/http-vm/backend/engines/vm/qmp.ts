@@ -47,10 +47,15 @@ export class Qmp {
     this.#buffer += text;
     if (this.#buffer.length > MAX_LINE_BYTES) this.#socket.destroy(new QmpError("QEMU sent an endless line"));
     for (let newline = this.#buffer.indexOf("\n"); newline >= 0; newline = this.#buffer.indexOf("\n")) {
-      const message = JSON.parse(this.#buffer.slice(0, newline)) as { return?: unknown; error?: { desc: string } };
+      const message = parseLine(this.#buffer.slice(0, newline));
+      if (message === undefined) {
+        // A guest that has broken out of its processor may be speaking.
+        this.#socket.destroy(new QmpError("QEMU sent a line that is no JSON object"));
+        return;
+      }
       this.#buffer = this.#buffer.slice(newline + 1);
       // Greeting and events need no answer.
-      if (message.error !== undefined) this.#waiting?.reject(new QmpError(message.error.desc));
+      if (message.error !== undefined) this.#waiting?.reject(new QmpError(String(message.error?.desc)));
       else if ("return" in message) this.#waiting?.resolve(message.return);
     }
   }
@@ -58,5 +63,19 @@ export class Qmp {
   #fail(error: Error): void {
     this.#failure ??= error;
     this.#waiting?.reject(error);
+  }
+}
+
+interface QmpMessage {
+  return?: unknown;
+  error?: { desc?: unknown } | null;
+}
+
+function parseLine(line: string): QmpMessage | undefined {
+  try {
+    const message: unknown = JSON.parse(line);
+    return typeof message === "object" && message !== null ? message : undefined;
+  } catch {
+    return undefined;
   }
 }
