@@ -81,6 +81,7 @@ export class HostImages implements ImageStore {
   readonly #registry: Registry;
   readonly #queue: PQueue;
   readonly #pulls = new Map<string, SharedPull>();
+  #saved: Promise<void> = Promise.resolve();
   #state: { names: Record<string, NameEntry>; salt: Buffer } | undefined;
   #retained: ReadonlySet<string> | undefined;
 
@@ -439,8 +440,12 @@ export class HostImages implements ImageStore {
     return { totalBytes: fs.blocks * fs.bsize, freeBytes: fs.bavail * fs.bsize };
   }
 
+  /** One after another: of two at once the older one might be in place in the end. */
   #saveNames(): Promise<void> {
-    return writeFileAtomic(join(this.#options.dir, "names.json"), JSON.stringify(this.#open().names), 0o600);
+    const save = () =>
+      writeFileAtomic(join(this.#options.dir, "names.json"), JSON.stringify(this.#open().names), 0o600);
+    this.#saved = this.#saved.then(save, save);
+    return this.#saved;
   }
 
   #imageDir(hex: string): string {
