@@ -761,7 +761,7 @@ export interface components {
      *     }
      */
     StopRequest: {
-      /** @description 0 kills at once. */
+      /** @description With 0 at most the 2 seconds pass that a kubelet leaves between stop signal and kill. */
       grace_seconds: number;
     };
     /**
