@@ -33,6 +33,8 @@ import type { Logger } from "./telemetry/logger.ts";
 import { createMetrics, type Metrics } from "./telemetry/metrics.ts";
 
 const MAX_LOOP_STALL_MS = 5_000;
+/** With more pods at once that something is done for, statuses come before events. */
+const BUSY_PODS = 4;
 
 /** What a provider tells beside its replies, as far as it does. */
 export interface ProviderEvents {
@@ -160,6 +162,7 @@ export class Agent {
           await certificate.obtain(self, options.signal);
         }
         const kube = connect({ config, node, clock, logger, version, metrics, ...(certificate && { certificate }) });
+        let agent: NodeAgent | undefined;
         const events = new EventRecorder({
           kube,
           clock,
@@ -167,30 +170,29 @@ export class Agent {
           random: options.random,
           component: "kubelet",
           host: node.name,
-          isBusy: () => kube.isBusy,
+          isBusy: () => agent !== undefined && agent.pods.queue.depth + agent.pods.queue.working > BUSY_PODS,
         });
         services ??= new ServiceCache({ kube, clock, random: options.random, logger });
         const provider = await options.createProvider(node.provider, {
           onInvalidReply: (reason) => metrics.backendInvalidResponses.inc({ reason }),
         });
-        nodes.push(
-          await NodeAgent.create({
-            ...options,
-            logger: nodeLogger,
-            node: { ...node, addresses: node.addresses.length > 0 ? node.addresses : hostAddresses() },
-            kube,
-            self,
-            events,
-            services,
-            provider,
-            clusterId,
-            metrics,
-            livez,
-            readyz,
-            ...(certificate && { certificate }),
-            ...(elector && { guard: elector.guard }),
-          }),
-        );
+        agent = await NodeAgent.create({
+          ...options,
+          logger: nodeLogger,
+          node: { ...node, addresses: node.addresses.length > 0 ? node.addresses : hostAddresses() },
+          kube,
+          self,
+          events,
+          services,
+          provider,
+          clusterId,
+          metrics,
+          livez,
+          readyz,
+          ...(certificate && { certificate }),
+          ...(elector && { guard: elector.guard }),
+        });
+        nodes.push(agent);
       }
       isBuilt = true;
       // The configuration has at least one node.

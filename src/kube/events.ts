@@ -47,7 +47,7 @@ export interface EventRecorderOptions {
     perSecond?: number;
     burst?: number;
   };
-  /** Whether more urgent requests take the connections: an event then waits for a quieter moment, but not for long. */
+  /** Whether there is more urgent work: an event then waits for a quieter moment, but not for long. */
   isBusy?: () => boolean;
   onDropped?: (reason: DropReason) => void;
 }

@@ -76,7 +76,6 @@ export class KubeTransport implements Kube {
   readonly #credentials: CredentialSource;
   readonly #bucket: TokenBucket | undefined;
   #connections: Connections | undefined;
-  #underWay = 0;
   #closed = false;
 
   constructor(options: KubeTransportOptions) {
@@ -100,22 +99,12 @@ export class KubeTransport implements Kube {
     return parseReply(what(request), await this.requestText(request)) as T;
   }
 
-  /** Whether half of the connections for calls are in use: what is not urgent had better wait. */
-  get isBusy(): boolean {
-    return this.#underWay * 2 >= this.#callConnections;
-  }
-
-  get #callConnections(): number {
-    return this.#options.connections ?? 16;
-  }
-
   /** Like `request`, for replies that are not JSON: logs, metrics. */
   async requestText(request: KubeRequest): Promise<string> {
     const { signal } = request;
     const timeoutMs = request.timeoutMs ?? this.#options.timeoutMs ?? 30_000;
     const deadline = this.#clock.monotonic() + timeoutMs;
     const limit = this.#limit(signal, timeoutMs, what(request));
-    this.#underWay++;
     try {
       if (request.lane !== "lease") await this.#awaitTurn(request.method, limit.signal);
       return await this.#withRetries(request, limit.signal, deadline, async (credentials) => {
@@ -127,7 +116,6 @@ export class KubeTransport implements Kube {
     } catch (error) {
       throw this.#explain(error, request, signal, limit.signal);
     } finally {
-      this.#underWay--;
       limit.release();
     }
   }
@@ -348,7 +336,7 @@ export class KubeTransport implements Kube {
       }
       return new ProxyAgent({ ...shared, connections, uri: proxyUrl, requestTls: connect });
     };
-    return { default: pool(this.#callConnections), lease: pool(1), watch: pool(null) };
+    return { default: pool(this.#options.connections ?? 16), lease: pool(1), watch: pool(null) };
   }
 
   /** A signal that follows `signal` and also aborts after `timeoutMs`. */

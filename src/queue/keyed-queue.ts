@@ -94,6 +94,11 @@ export class KeyedQueue {
     return this.#dirty.size;
   }
 
+  /** Keys that are being handled. */
+  get working(): number {
+    return this.#processing.size;
+  }
+
   /** Keys that are due later. */
   get delayed(): number {
     return this.#delayed.size;

@@ -38,7 +38,7 @@ function setup(options: Partial<EventRecorderOptions> & { start?: boolean } = {}
 }
 
 describe("EventRecorder", () => {
-  it("waits for a quieter moment while more urgent requests are under way, but not for long", async () => {
+  it("waits for a quieter moment while there is more urgent work, but not for long", async () => {
     let isBusy = true;
     const { recorder, clock, writes } = setup({ isBusy: () => isBusy });
     recorder.event(pod, "Normal", "Started", "Started container app");
