@@ -16,6 +16,7 @@ import { createOciEngine } from "../../providers/http-vm/backend/engines/oci/eng
 import { createProcessEngine } from "../../providers/http-vm/backend/engines/process/process.ts";
 import { createVmEngine } from "../../providers/http-vm/backend/engines/vm/engine.ts";
 import { defaultGuestDir } from "../../providers/http-vm/backend/engines/vm/guest.ts";
+import { WAITING } from "../../providers/http-vm/backend/engines/vm/pool.ts";
 import { killVm, Qemu } from "../../providers/http-vm/backend/engines/vm/qemu.ts";
 import { run } from "../../providers/http-vm/backend/host/command.ts";
 import { LocalProvider } from "../../providers/http-vm/backend/local-provider.ts";
@@ -39,12 +40,19 @@ interface Figures {
   privateMib: number;
 }
 
+/** How many VMs the engine keeps ready, and how many it has made ready so far. */
+interface WarmPool {
+  size: number;
+  waiting: number;
+}
+
 async function measure(
   name: string,
   engine: Engine,
   stateDir: string,
   image: string,
   machines: number,
+  warm: WarmPool,
 ): Promise<Figures> {
   const before = new Set(pids());
   const provider = await LocalProvider.open({
@@ -70,6 +78,7 @@ async function measure(
     return performance.now() - start;
   };
   try {
+    while (warm.waiting < warm.size) await systemClock.sleep(POLL_MS);
     const runningMs = await Promise.all(
       ids.map((id) =>
         timed(async () => {
@@ -202,12 +211,19 @@ async function bench(
   const stateDir = mkdtempSync(join(tmpdir(), "vmlet-bench-"));
   const { dir: _dir, ...network } = testNetwork("");
   const common = { stateDir, clock: systemClock, logger: silentLogger, network };
+  const warm: WarmPool = { size: name === "vm" ? warmPool : 0, waiting: 0 };
+  const logger = {
+    ...silentLogger,
+    debug(_fields: object, message: string) {
+      if (message === WAITING) warm.waiting++;
+    },
+  };
   const engine =
     name === "process"
       ? createProcessEngine({ stateDir, images: {}, addressPool: "127.64.0.0/10", clock: systemClock })
       : name === "oci"
         ? createOciEngine(common)
-        : createVmEngine({ ...common, warmPool, ...(guestDir === undefined ? {} : { guestDir }) });
+        : createVmEngine({ ...common, logger, warmPool, ...(guestDir === undefined ? {} : { guestDir }) });
   const problems = (await engine.check()).filter(({ fatal }) => fatal);
   if (problems.length > 0) {
     console.log(`${name}: left out: ${problems.map(({ problem, cure }) => `${problem} (${cure})`).join("; ")}`);
@@ -216,11 +232,12 @@ async function bench(
   const image = `${registry.host}/t/busybox:1`;
   try {
     // The first machine pays for the image and the template, as the first of a host does.
-    const first = await measure(name, engine, stateDir, image, 1);
+    const first = await measure(name, engine, stateDir, image, 1, { size: 0, waiting: 0 });
+    warm.waiting = 0;
     rmSync(join(stateDir, "machines"), { recursive: true, force: true });
     rmSync(join(stateDir, "tombstones"), { recursive: true, force: true });
     const figures =
-      machines === 1 && name === "process" ? first : await measure(name, engine, stateDir, image, machines);
+      machines === 1 && name === "process" ? first : await measure(name, engine, stateDir, image, machines, warm);
     console.log(
       [
         name.padEnd(8),

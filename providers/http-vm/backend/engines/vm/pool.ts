@@ -16,6 +16,9 @@ const MAX_EXCESS = 2;
 /** Behind what machines wait for. */
 const PRIORITY = -1;
 
+/** What the log says of each VM that is ready. */
+export const WAITING = "A VM waits in the warm pool";
+
 export class VmPool {
   readonly #context: VmContext;
   readonly #options: PoolOptions;
@@ -88,6 +91,7 @@ export class VmPool {
       );
       this.#idle.push(vm);
       this.#starting--;
+      this.#logger.debug({ waiting: this.#idle.length }, WAITING);
     } catch (error) {
       await destroyVm(this.#context, key).catch((cause: unknown) =>
         this.#logger.warn({ error: String(cause) }, "what is left of a VM could not be removed"),
