@@ -1,11 +1,22 @@
 /** One running instance of a container, in memory: who it is, who watches it, and what can be waited for. */
 import type { Clock, Prober, ProbeKind, Target } from "../../../src/provider/kit/index.ts";
-import type { StopTask } from "./container-stop.ts";
 import type { ContainerRef, Sandbox } from "./engine.ts";
+import type { Pulse } from "./pulse.ts";
 import type { ShimWatch } from "./shim-client.ts";
 
 /** How long the end of a container waits for its shim to write the last of the log. */
 const LOG_DRAIN_MS = 5_000;
+
+/** The stop of a container. It may be hastened while it is under way: change it, then fire `changed`. */
+export interface StopTask {
+  /** Wall-clock milliseconds. */
+  deadline: number;
+  /** The signal waits: another container must end before this one. */
+  holdSignal: boolean;
+  /** Kill at once. */
+  force: boolean;
+  readonly changed: Pulse;
+}
 
 export class ContainerRun {
   ref: ContainerRef & { pid?: number };

@@ -1,22 +1,10 @@
 /** The end of one container: pre_stop hook, stop signal, grace period, kill (kubelet: kuberuntime killContainer). */
 import { type Clock, type Logger, toError } from "../../../src/provider/kit/index.ts";
-import type { ContainerRun } from "./container-run.ts";
+import type { ContainerRun, StopTask } from "./container-run.ts";
 import type { Sandbox } from "./engine.ts";
-import type { Pulse } from "./pulse.ts";
 
 /** What is left for a container after its hook has used up the grace period (kubelet's minimumGracePeriod). */
 export const MIN_KILL_WAIT_MS = 2_000;
-
-/** May be hastened while it is under way: change it, then fire `changed`. */
-export interface StopTask {
-  /** Wall-clock milliseconds. */
-  deadline: number;
-  /** The signal waits: another container must end before this one. */
-  holdSignal: boolean;
-  /** Kill at once. */
-  force: boolean;
-  readonly changed: Pulse;
-}
 
 export interface StopOptions {
   clock: Clock;

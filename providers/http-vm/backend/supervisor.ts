@@ -35,8 +35,8 @@ import {
   type SandboxLoss,
   type ShimExit,
 } from "./engine.ts";
-import { ContainerRun } from "./container-run.ts";
-import { MIN_KILL_WAIT_MS, stopContainer, type StopTask } from "./container-stop.ts";
+import { ContainerRun, type StopTask } from "./container-run.ts";
+import { MIN_KILL_WAIT_MS, stopContainer } from "./container-stop.ts";
 import { obtainImage } from "./image-pull.ts";
 import { logBytes, logTail, readLog } from "./logs.ts";
 import { KILLED_EXIT, MachineBook, removeQuietly } from "./machine-book.ts";
