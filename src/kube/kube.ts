@@ -25,9 +25,14 @@ export type WatchEvent<T> =
       object: { code?: number; reason?: string; message?: string; details?: { retryAfterSeconds?: number } };
     };
 
+export type WatchRequest = Omit<KubeRequest, "method" | "body" | "contentType" | "timeoutMs"> & {
+  /** Called when the server has accepted the watch. */
+  onOpen?: () => void;
+};
+
 export interface Kube {
   /** The reply's JSON, `managedFields` dropped. @throws KubeApiError for any status but 2xx and for every transport fault */
   request<T>(request: KubeRequest): Promise<T>;
   /** One watch connection: ends when the server ends it, throws KubeApiError when it breaks. */
-  watch<T>(request: Omit<KubeRequest, "method" | "body" | "contentType" | "timeoutMs">): AsyncIterable<WatchEvent<T>>;
+  watch<T>(request: WatchRequest): AsyncIterable<WatchEvent<T>>;
 }

@@ -14,7 +14,7 @@ import type { Clock } from "../util/clock.ts";
 import { toError } from "../util/errors.ts";
 import type { Random } from "../util/random.ts";
 import { KubeApiError, isGone, isKubeApiError, isTooLargeResourceVersion } from "./errors.ts";
-import type { Kube, WatchEvent } from "./kube.ts";
+import type { Kube, WatchEvent, WatchRequest } from "./kube.ts";
 import type { Store } from "./store.ts";
 import type { KubeObject } from "./wire.ts";
 
@@ -62,14 +62,16 @@ type Mutable<T> = { -readonly [K in keyof T]: T[K] };
 /** client-go calls this "very short watch": a server that accepts and drops watches at once must not be hammered. */
 const SHORT_WATCH_MS = 1_000;
 /**
- * A watch that held for so long ends a row of faults. client-go waits for two minutes without any: after an API server that
- * restarted a few times within them its informers see nothing for up to a minute.
+ * A watch that held for so long ends a row of broken lists and expired versions. client-go waits for two minutes without any:
+ * when an API server restarts a few times within them, its informers see nothing for up to a minute.
  */
 const SOUND_WATCH_MS = 10_000;
 
 export class Reflector<T extends KubeObject> {
   readonly #options: ReflectorOptions<T>;
-  readonly #backoff: Backoff;
+  /** Two, as in client-go: a server that is away for a while does not delay the list that is due when it is back. */
+  readonly #watchBackoff: Backoff;
+  readonly #listBackoff: Backoff;
   readonly #counters: ReflectorCounters = {
     lists: 0,
     relists: { expired: 0, too_large_resource_version: 0, invalid_resource_version: 0 },
@@ -87,7 +89,10 @@ export class Reflector<T extends KubeObject> {
   constructor(options: ReflectorOptions<T>) {
     this.#options = options;
     const { clock, random } = options;
-    this.#backoff = new Backoff({ initialMs: 800, maxMs: 30_000, jitter: "up", resetAfterMs: 120_000, clock, random });
+    const backoff = () =>
+      new Backoff({ initialMs: 800, maxMs: 30_000, jitter: "up", resetAfterMs: 120_000, clock, random });
+    this.#watchBackoff = backoff();
+    this.#listBackoff = backoff();
   }
 
   get counters(): Readonly<ReflectorCounters> {
@@ -121,12 +126,13 @@ export class Reflector<T extends KubeObject> {
   #afterFault(error: Error): number {
     const { path, logger, onError } = this.#options;
     const retryAfterMs = isKubeApiError(error) ? (error.retryAfterMs ?? 0) : 0;
-    const delayMs = Math.max(this.#backoff.next(), retryAfterMs);
     const relist = this.#resourceVersion === undefined ? undefined : relistReason(error);
     if (relist) {
       this.#resourceVersion = undefined;
       this.#counters.relists[relist]++;
     }
+    const backoff = this.#resourceVersion === undefined ? this.#listBackoff : this.#watchBackoff;
+    const delayMs = Math.max(backoff.next(), retryAfterMs);
     const level = relist === "expired" ? "info" : "warn";
     logger[level](
       { err: error, path, delayMs, relist: relist ?? false },
@@ -199,8 +205,9 @@ export class Reflector<T extends KubeObject> {
     }
 
     let events = 0;
+    let openedAt: number | undefined;
     try {
-      const request: Parameters<Kube["watch"]>[0] = {
+      const request: WatchRequest = {
         path,
         query: {
           ...query,
@@ -209,6 +216,7 @@ export class Reflector<T extends KubeObject> {
           timeoutSeconds: Math.floor(300 * (1 + random())),
         },
         signal: connection.signal,
+        onOpen: () => (openedAt = clock.monotonic()),
       };
       for await (const event of kube.watch<T>(request)) {
         if (signal.aborted) return;
@@ -222,7 +230,10 @@ export class Reflector<T extends KubeObject> {
       }
     } catch (error) {
       if (!signal.aborted) this.#counters.watchErrors++;
-      if (clock.monotonic() - startedAt >= SOUND_WATCH_MS) this.#backoff.reset();
+      const heldMs = openedAt === undefined ? 0 : clock.monotonic() - openedAt;
+      // client-go takes up a watch that was longer than very short without any pause.
+      if (heldMs >= SHORT_WATCH_MS) this.#watchBackoff.reset();
+      if (heldMs >= SOUND_WATCH_MS) this.#listBackoff.reset();
       throw error;
     } finally {
       cancelTimer();

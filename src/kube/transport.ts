@@ -15,7 +15,7 @@ import { toError } from "../util/errors.ts";
 import type { CertificatePair } from "./certificates.ts";
 import { CredentialSource, type Credentials } from "./credentials.ts";
 import { KubeApiError, isUnauthorized, type StatusDetails, type TransportReason } from "./errors.ts";
-import type { Kube, KubeRequest, WatchEvent } from "./kube.ts";
+import type { Kube, KubeRequest, WatchEvent, WatchRequest } from "./kube.ts";
 import { decodeWatch } from "./watch-decoder.ts";
 
 export interface TransportMetrics {
@@ -120,9 +120,7 @@ export class KubeTransport implements Kube {
     }
   }
 
-  async *watch<T>(
-    request: Omit<KubeRequest, "method" | "body" | "contentType" | "timeoutMs">,
-  ): AsyncGenerator<WatchEvent<T>> {
+  async *watch<T>({ onOpen, ...request }: WatchRequest): AsyncGenerator<WatchEvent<T>> {
     const get: KubeRequest = { ...request, method: "GET", query: { ...request.query, watch: true } };
     const { signal } = request;
     signal.throwIfAborted();
@@ -151,6 +149,7 @@ export class KubeTransport implements Kube {
       } finally {
         opening.release();
       }
+      onOpen?.();
       try {
         const maxLineBytes = this.#options.maxEventBytes ?? 4 * 1024 * 1024;
         for await (const event of decodeWatch(reply.body, { maxLineBytes, what: name })) {

@@ -1,7 +1,5 @@
-import type { Kube, KubeRequest, WatchEvent } from "../../src/kube/kube.ts";
+import type { Kube, KubeRequest, WatchEvent, WatchRequest } from "../../src/kube/kube.ts";
 import { KubeApiError, type StatusDetails } from "../../src/kube/errors.ts";
-
-export type WatchRequest = Parameters<Kube["watch"]>[0];
 
 /** A failure as the transport reports it. */
 export function apiError(
@@ -78,6 +76,7 @@ export class ScriptedKube implements Kube {
     const connection = new WatchConnection(request);
     this.watches.push(connection);
     this.onWatch(connection);
+    request.onOpen?.();
     yield* connection.events() as AsyncGenerator<WatchEvent<T>>;
   }
 
