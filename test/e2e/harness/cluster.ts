@@ -153,43 +153,35 @@ async function start(binary: string, sandbox: Sandbox, options: ClusterOptions):
   };
   await startApiServer();
 
-  const startControllers = async () => {
-    if (options.controllerManager ?? true) {
-      const kubeconfig = await userKubeconfig("system:kube-controller-manager");
-      processes["kube-controller-manager"] = sandbox.spawn("kube-controller-manager", binary, [
-        "kube-controller-manager",
-        "--bind-address=127.0.0.1",
-        `--secure-port=${managerPort}`,
-        `--kubeconfig=${kubeconfig}`,
-        `--authentication-kubeconfig=${kubeconfig}`,
-        `--authorization-kubeconfig=${kubeconfig}`,
+  const startController = (name: string, port: number, kubeconfig: string, flags: readonly string[] = []) => {
+    processes[name] = sandbox.spawn(name, binary, [
+      name,
+      "--bind-address=127.0.0.1",
+      `--secure-port=${port}`,
+      `--kubeconfig=${kubeconfig}`,
+      `--authentication-kubeconfig=${kubeconfig}`,
+      `--authorization-kubeconfig=${kubeconfig}`,
+      "--leader-elect=false",
+      "--kube-api-qps=500",
+      "--kube-api-burst=1000",
+      ...flags,
+    ]);
+  };
+  const managerKubeconfig = await userKubeconfig("system:kube-controller-manager");
+  const schedulerKubeconfig = await userKubeconfig("system:kube-scheduler");
+  const startControllers = () => {
+    if (options.controllerManager ?? true)
+      startController("kube-controller-manager", managerPort, managerKubeconfig, [
         `--service-account-private-key-file=${signing.privateKeyFile}`,
         `--root-ca-file=${ca.certFile}`,
         `--cluster-signing-cert-file=${ca.certFile}`,
         `--cluster-signing-key-file=${ca.keyFile}`,
         "--use-service-account-credentials=true",
-        "--leader-elect=false",
-        "--kube-api-qps=500",
-        "--kube-api-burst=1000",
         ...(options.controllerManagerFlags ?? []),
       ]);
-    }
-    if (options.scheduler ?? true) {
-      const kubeconfig = await userKubeconfig("system:kube-scheduler");
-      processes["kube-scheduler"] = sandbox.spawn("kube-scheduler", binary, [
-        "kube-scheduler",
-        "--bind-address=127.0.0.1",
-        `--secure-port=${schedulerPort}`,
-        `--kubeconfig=${kubeconfig}`,
-        `--authentication-kubeconfig=${kubeconfig}`,
-        `--authorization-kubeconfig=${kubeconfig}`,
-        "--leader-elect=false",
-        "--kube-api-qps=500",
-        "--kube-api-burst=1000",
-      ]);
-    }
+    if (options.scheduler ?? true) startController("kube-scheduler", schedulerPort, schedulerKubeconfig);
   };
-  await startControllers();
+  startControllers();
   if (options.controllerManager ?? true) {
     // Pods are refused until the controller-manager has made it.
     await waitFor({ what: "the default ServiceAccount", timeoutMs: 60_000 }, () =>
@@ -216,7 +208,7 @@ async function start(binary: string, sandbox: Sandbox, options: ClusterOptions):
       await child.kill(signal);
       await startApiServer();
       for (const name of ["kube-controller-manager", "kube-scheduler"]) await processes[name]?.kill(signal);
-      await startControllers();
+      startControllers();
     },
     stop,
     [Symbol.asyncDispose]: stop,
