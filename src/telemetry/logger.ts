@@ -37,8 +37,7 @@ export function createLogger(options: { level: LogLevel; destination?: number })
 
 /** An error that vmlet raised on purpose says all in its message; of any other one the place is wanted. */
 function errorFields(thrown: unknown): unknown {
-  if (!(thrown instanceof VmletError)) return thrown instanceof Error ? pino.stdSerializers.err(thrown) : thrown;
-  return thrown.message;
+  return thrown instanceof VmletError ? thrown.message : pino.stdSerializers.err(thrown as Error);
 }
 
 /** A logger that says nothing: the default of tests. */
