@@ -50,6 +50,8 @@ export interface KubeTransportOptions {
 
 /** client-go's `withRetry` gives up after as many. */
 const MAX_RETRIES = 10;
+/** Between two tries of an overloaded server, whatever it says: a proxy's `Retry-After: 0` must not make it ten at once. */
+const MIN_RETRY_MS = 1_000;
 /** As client-node and client-go: below the idle limit of common load balancers (60 s). */
 const TCP_KEEPALIVE_MS = 30_000;
 /** kube-apiserver closes idle connections after 90 s; being first avoids sending into a closed one. */
@@ -204,7 +206,7 @@ export class KubeTransport implements Kube {
           reconnected = true;
           delayMs = 0;
         } else if (error instanceof KubeApiError && mayRepeatLater(error, request)) {
-          delayMs = error.retryAfterMs ?? 1_000;
+          delayMs = Math.max(error.retryAfterMs ?? 0, MIN_RETRY_MS);
         } else {
           throw error;
         }

@@ -217,6 +217,13 @@ describe("repeating", () => {
     expect(clock.slept).toEqual([7000, 7000]);
   });
 
+  it.each([429, 503])("waits a second after %i with Retry-After: 0, as without any", async (status) => {
+    const clock = noWait();
+    const kube = connect(await serve(failing(2, status, { "retry-after": "0" })), { clock });
+    expect(await kube.request(get())).toEqual({ ok: true });
+    expect(clock.slept).toEqual([1000, 1000]);
+  });
+
   it("gives up after ten times and tells when to come again", async () => {
     const server = await serve(failing(100, 429, { "retry-after": "1" }));
     const error = await failureOf(connect(server, { clock: noWait() }).request(get()));
