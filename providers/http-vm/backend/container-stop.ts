@@ -29,9 +29,9 @@ export async function stopContainer(run: ContainerRun, task: StopTask, options: 
   /** Resolves at the container's end, at a change of the task, or at `until`. */
   const wait: Wait = async (until) => {
     const timer = Promise.withResolvers<void>();
-    const cancel = until === undefined ? undefined : clock.after(Math.max(0, until - clock.now()), timer.resolve);
+    const cancel = clock.after(Math.max(0, until - clock.now()), timer.resolve);
     await Promise.race([ended, task.changed.wait(), timer.promise]);
-    cancel?.();
+    cancel();
   };
   // A container whose command has not begun cannot take a signal. One that never begins is killed in the end.
   let begun = false;
@@ -41,7 +41,8 @@ export async function stopContainer(run: ContainerRun, task: StopTask, options: 
   });
   while (!begun && isOpen() && !task.force && clock.now() < task.deadline) await wait(task.deadline);
   if (isOpen() && !task.force && sandbox() !== undefined) await preStop(run, task, options, wait);
-  while (isOpen() && task.holdSignal && !task.force) await wait(undefined);
+  // As in a kubelet, nobody's turn is waited for longer: then all have their last seconds together.
+  while (isOpen() && task.holdSignal && !task.force && clock.now() < task.deadline) await wait(task.deadline);
   if (isOpen() && !task.force) {
     const signalled = clock.now();
     await sandbox()
@@ -63,7 +64,7 @@ export async function stopContainer(run: ContainerRun, task: StopTask, options: 
   }
 }
 
-type Wait = (until: number | undefined) => Promise<void>;
+type Wait = (until: number) => Promise<void>;
 
 /** Gives the hook its time: to the deadline, or until nothing is left to be stopped. */
 async function preStop(run: ContainerRun, task: StopTask, options: StopOptions, wait: Wait): Promise<void> {

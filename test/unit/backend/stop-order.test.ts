@@ -65,15 +65,28 @@ test("sidecars get their signal after the main containers are gone, in reverse o
   const world = await World.create((fresh) => fresh.deaf.add("a"));
   await world.create({ init_containers: [sidecar("s1"), sidecar("s2")] });
   await world.stop(10);
-  await world.advance(10_000);
+  await world.advance(9_000);
+  await world.exit("a", 0);
   expect(world.journal.filter((entry) => /SIGTERM|exit/.test(entry))).toEqual([
     "SIGTERM a",
-    "exit a 137",
+    "exit a 0",
     "SIGTERM s2",
     "exit s2 143",
     "SIGTERM s1",
     "exit s1 143",
   ]);
+});
+
+test("once the grace period is over, all sidecars have their last two seconds together", async () => {
+  const world = await World.create((fresh) => ["a", "s1", "s2"].forEach((name) => fresh.deaf.add(name)));
+  await world.create({ init_containers: [sidecar("s1"), sidecar("s2")] });
+  await world.stop(10);
+  await world.advance(60_000);
+  for (const name of ["s1", "s2"])
+    expect(world.instance(name).signals).toEqual([
+      { signal: "SIGTERM", at: 10_000 },
+      { signal: "SIGKILL", at: 12_000 },
+    ]);
 });
 
 test("a sidecar's pre_stop hook runs at once, with everybody else's", async () => {
