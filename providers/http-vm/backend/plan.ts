@@ -46,7 +46,7 @@ function runs(record: ContainerRecord): boolean {
   return record.phase === "running" || record.phase === "starting";
 }
 
-/** All at once, sidecars' signals last and in reverse order (kubelet.md §3.5). */
+/** All at once, sidecars' signals after the main containers' end and in reverse order (kubelet.md §3.5). */
 function planStop(spec: MachineSpec, record: MachineRecord, busy: Busy): Plan {
   const all = containersOf(spec);
   const running = all.filter(({ spec: container }) => runs(record.containers[container.name]!));
@@ -56,7 +56,7 @@ function planStop(spec: MachineSpec, record: MachineRecord, busy: Busy): Plan {
     return { actions: [{ do: "begin_again", newSandbox: record.restarting!.reason === "SandboxChanged" }] };
   }
   const sidecars = running.filter(({ spec: container, kind }) => isSidecar(container, kind));
-  const next = running.length > sidecars.length ? undefined : sidecars.at(-1);
+  const next = running.some(({ kind }) => kind === "main") ? undefined : sidecars.at(-1);
   return {
     actions: running.map((container) => ({
       do: "stop" as const,

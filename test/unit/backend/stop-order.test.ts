@@ -89,6 +89,15 @@ test("once the grace period is over, all sidecars have their last two seconds to
     ]);
 });
 
+test("sidecars do not wait for the end of an ephemeral container", async () => {
+  const world = await World.create((fresh) => fresh.deaf.add("debug"));
+  await world.create({ init_containers: [sidecar("s")] });
+  await world.provider.updatePod("m1", { ephemeral_containers: [main("debug")] }, { signal: world.signal });
+  await settle(20);
+  await world.stop(10);
+  expect(world.running()).toEqual(["debug"]);
+});
+
 test("a sidecar's pre_stop hook runs at once, with everybody else's", async () => {
   const world = await World.create((fresh) => fresh.deaf.add("a"));
   await world.create({ init_containers: [sidecar("s", { hooks: { pre_stop: { exec: { command: ["hook"] } } } })] });
