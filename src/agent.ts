@@ -171,6 +171,7 @@ export class Agent {
           component: "kubelet",
           host: node.name,
           isBusy: () => agent !== undefined && agent.pods.queue.depth + agent.pods.queue.working > BUSY_PODS,
+          onDropped: (reason) => metrics.eventsDropped.inc({ reason }),
         });
         services ??= new ServiceCache({ kube, clock, random: options.random, logger });
         const provider = await options.createProvider(node.provider, {

@@ -242,6 +242,11 @@ export function createMetrics(options: MetricsOptions) {
     informerRelists: counter("vmlet_informer_relists_total", "Full lists after the first.", ["resource", "reason"]),
     watchStarts: counter("vmlet_watch_starts_total", "Watches opened.", ["resource"]),
     watchErrors: counter("vmlet_watch_errors_total", "Watches that broke.", ["resource"]),
+    eventsDropped: counter(
+      "vmlet_events_dropped_total",
+      "Events about pods and the node that were not sent: queue_full, spam, rejected or unreachable.",
+      ["reason"],
+    ),
 
     // Node
     leaseRenewDuration: histogram(
