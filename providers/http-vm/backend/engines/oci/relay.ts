@@ -34,8 +34,7 @@ export class LoopbackRelay {
     this.#cancelIdle?.();
     this.#open++;
     try {
-      this.#helper ??= this.#start();
-      await this.#helper;
+      await this.#ensureHelper();
       const socket = await this.#connect(port, signal);
       socket.once("close", () => this.#closed());
       return socket;
@@ -60,6 +59,18 @@ export class LoopbackRelay {
     if (this.#open === 0) this.#cancelIdle = this.#clock.after(IDLE_MS, () => this.close());
   }
 
+  #ensureHelper(): Promise<ChildProcess> {
+    if (this.#helper !== undefined) return this.#helper;
+    const helper = this.#start();
+    this.#helper = helper;
+    // Its end may be told when there is another helper already.
+    const forget = () => {
+      if (this.#helper === helper) this.#helper = undefined;
+    };
+    helper.then((child) => child.once("exit", forget), forget);
+    return helper;
+  }
+
   async #start(): Promise<ChildProcess> {
     await rm(this.#socketPath, { force: true });
     const child = spawn(
@@ -67,7 +78,6 @@ export class LoopbackRelay {
       [`--net=${this.#netns}`, process.execPath, "--max-old-space-size=32", "--no-warnings", PROGRAM, this.#socketPath],
       { stdio: ["pipe", "pipe", "ignore"] },
     );
-    child.once("exit", () => (this.#helper = undefined));
     return await new Promise((resolve, reject) => {
       child.stdout.once("data", () => resolve(child));
       child.once("error", reject);
