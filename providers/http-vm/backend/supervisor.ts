@@ -153,8 +153,8 @@ export class Supervisor implements MachineHome {
   // --- after a restart of the backend ---
 
   /**
-   * Finds the sandbox and the containers of a former backend again, then carries on. When it rejects, nothing has been
-   * begun, and it may be called again.
+   * Finds the sandbox and the containers of a former backend again, then carries on. When it rejects, nothing new has
+   * been begun; called again, it goes on with what it has not found yet.
    */
   async recover(): Promise<void> {
     if (
@@ -171,7 +171,7 @@ export class Supervisor implements MachineHome {
       if (this.#book.record.deleted) this.#context.onDeleted(this);
       return;
     }
-    if (this.#book.record.sandbox !== "none") {
+    if (this.#sandbox === undefined && this.#book.record.sandbox !== "none") {
       const sandbox =
         this.#book.record.sandbox === "open" ? await this.#inEngine(this.#context.engine.recover(this)) : undefined;
       if (this.#closing.signal.aborted) {
@@ -210,11 +210,10 @@ export class Supervisor implements MachineHome {
 
   #recoverContainer(spec: ContainerSpec): void {
     const own = this.#book.own(spec.name);
-    if (own.phase !== "starting" && own.phase !== "running") return;
-    const runtime = this.#addRuntime(this.#book.refOf(spec.name));
-    if (!this.#context.shims.everStarted(runtime.ref.dir)) {
+    if ((own.phase !== "starting" && own.phase !== "running") || this.#runtimes.has(spec.name)) return;
+    const ref = this.#book.refOf(spec.name);
+    if (!this.#context.shims.everStarted(ref.dir)) {
       // Decided, but never begun: it is still to be started.
-      this.#runtimes.delete(spec.name);
       own.attempt--;
       if (own.previousFolder === undefined) delete own.folder;
       else own.folder = own.previousFolder;
@@ -222,6 +221,7 @@ export class Supervisor implements MachineHome {
       own.phase = "new";
       return;
     }
+    const runtime = this.#addRuntime(ref);
     this.#watch(spec, runtime);
     if (!own.postStartDone) {
       this.#starting.add(spec.name);

@@ -47,6 +47,23 @@ test("a post_start hook that was under way is run again, and then the container 
   expect((await world.container("a")).state).toBe("running");
 });
 
+test("what was found is not looked for again when finding the rest is tried anew", async () => {
+  const world = await World.create();
+  world.exec = () => undefined;
+  await world.create({ containers: [main("a", { hooks: { post_start: { exec: { command: ["hook"] } } } })] });
+  await world.provider.updatePod("m1", { ephemeral_containers: [main("debug")] }, { signal: world.signal });
+  await world.advance(0);
+  await world.restart(() => {
+    world.findErrors.set("debug", new Error("disk full"));
+    world.journal.length = 0;
+  });
+  expect((await world.machine()).reachability).toBe("unknown");
+  await world.advance(5_000);
+  expect((await world.machine()).reachability).toBe("ok");
+  expect(world.journal).toEqual(["exec a: hook"]);
+  expect(world.recovered).toBe(1);
+});
+
 test("a start that was decided but never begun is begun by the next backend, and not counted as a restart", async () => {
   const world = await World.create((fresh) => fresh.stuck.add("a"));
   await world.create({});

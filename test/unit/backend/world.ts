@@ -60,6 +60,8 @@ export class World {
   openErrors: Error[] = [];
   destroyErrors: Error[] = [];
   recoverErrors: Error[] = [];
+  /** Containers of which a new backend cannot learn at its first try whether they were started, with the error. */
+  readonly findErrors = new Map<string, Error>();
   /** A call of the engine to destroy a sandbox takes as long as this. */
   destroying: Promise<void> = Promise.resolve();
   exec: ExecScript = () => 0;
@@ -75,6 +77,8 @@ export class World {
   measured = 0;
   #lose: ((loss: SandboxLoss) => void) | undefined;
   sandboxes = 0;
+  /** How often a sandbox was found again. */
+  recovered = 0;
   alive = false;
   provider!: LocalProvider;
   readonly signal = new AbortController().signal;
@@ -211,7 +215,9 @@ export class World {
       recover: () => {
         const error = this.recoverErrors.shift();
         if (error !== undefined) return Promise.reject(error);
-        return Promise.resolve(this.alive ? this.#sandbox() : undefined);
+        if (!this.alive) return Promise.resolve(undefined);
+        this.recovered++;
+        return Promise.resolve(this.#sandbox());
       },
       destroy: async () => {
         const error = this.destroyErrors.shift();
@@ -326,7 +332,13 @@ export class World {
           },
         };
       },
-      everStarted: (dir) => find(dir).startedAt > 0 || find(dir).running || find(dir).exit !== undefined,
+      everStarted: (dir) => {
+        const { name, startedAt, running, exit } = find(dir);
+        const error = this.findErrors.get(name);
+        this.findErrors.delete(name);
+        if (error !== undefined) throw error;
+        return startedAt > 0 || running || exit !== undefined;
+      },
       attach: () => Promise.reject(new Error("nothing to attach to in this world")),
     };
   }
