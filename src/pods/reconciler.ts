@@ -43,7 +43,13 @@ export interface PodSource {
 
 /** What became of turning a pod into a machine's spec. */
 export type Rendered =
-  | { kind: "ready"; spec: MachineSpec; events?: readonly PodEvent[] }
+  /** `waiting`: ephemeral containers that cannot be started and are left out. */
+  | {
+      kind: "ready";
+      spec: MachineSpec;
+      events?: readonly PodEvent[];
+      waiting?: ReadonlyMap<string, { reason: string; message: string }>;
+    }
   /** Something that the pod refers to is missing or could not be read: the containers wait, and it is tried again. */
   | {
       kind: "wait";
@@ -64,6 +70,8 @@ export interface Difference {
   /** What becomes of the resources that it asks for; absent is `none`. */
   resize?: ResizeOutlook;
   events?: readonly PodEvent[];
+  /** Ephemeral containers that cannot be started. */
+  waiting?: ReadonlyMap<string, { reason: string; message: string }>;
 }
 
 /** Says which containers of a machine are ready where the backend itself cannot tell. */
@@ -359,7 +367,7 @@ export class PodReconciler {
       return { kind: "after", ms: this.#hold(uid, fresh, rendered) };
     }
     this.#held.delete(uid);
-    this.#update(uid, { waiting: undefined, created: true });
+    this.#update(uid, { waiting: rendered.waiting, created: true });
     this.#o.guard?.();
     try {
       const machine = await this.#o.provider.createPod(this.#o.machineId(uid), rendered.spec, { signal });
@@ -520,13 +528,14 @@ export class PodReconciler {
   async #updateMachine(uid: string, pod: Pod, version: string, signal: AbortSignal): Promise<Outcome | undefined> {
     const observed = this.#observed(uid);
     if (observed.kind !== "found") return undefined;
-    const { patch, resize = { kind: "none" }, events } = await this.#o.renderer.diff(pod, observed.machine, signal);
+    const difference = await this.#o.renderer.diff(pod, observed.machine, signal);
+    const { patch, resize = { kind: "none" }, events, waiting } = difference;
     for (const event of events ?? []) this.#o.event(pod, event);
     const { resources, ...rest } = patch ?? {};
     if (Object.keys(rest).length > 0) await this.#patchMachine(pod, observed.machine.id, rest, signal);
     const before = this.#remember(uid).resize;
     this.#update(uid, await this.#resize.follow(pod, observed.machine.id, resize, resources ?? [], before, signal));
-    this.#update(uid, { appliedVersion: version });
+    this.#update(uid, { appliedVersion: version, waiting });
     return undefined;
   }
 

@@ -141,6 +141,9 @@ export const GATED_FEATURES: readonly GatedFeature[] = [
   },
 ];
 
+/** Added to a pod that runs, so its want refuses no pod. What else they ask for is judged by the tables, as for any container. */
+const EPHEMERAL = { capability: "ephemeral_containers", field: "spec.ephemeralContainers" } as const;
+
 /** What a machine of its own cannot have, whatever the backend. */
 export const REFUSED_FEATURES: readonly RefusedFeature[] = [
   {
@@ -237,45 +240,65 @@ export type GateResult = { ok: true } | { ok: false; reason: string; message: st
 
 /** Whether a backend with these capabilities can run the pod as it is written; if not, every field at fault. */
 export function checkCapabilities(pod: Pod, context: GateContext): GateResult {
-  const problems: { reason: string; text: string; missing?: Capability }[] = [];
-  for (const feature of REFUSED_FEATURES) {
-    for (const path of feature.find(pod))
-      problems.push({
-        reason: feature.reason ?? UNSUPPORTED_FEATURE,
-        text: feature.reason ? feature.why : `${path}: ${feature.why}`,
-      });
+  return resultOf(findProblems(pod, context));
+}
+
+/** Likewise for one of the ephemeral containers of a pod that it runs. */
+export function checkEphemeralContainer(pod: Pod, index: number, context: GateContext): GateResult {
+  const own = `spec.ephemeralContainers[${index}]`;
+  if (!context.capabilities.has(EPHEMERAL.capability)) return resultOf([lacks(own, EPHEMERAL.capability, context)]);
+  // As if it were the pod's only container; of what comes out, only what is its own: the rest was judged with the pod.
+  const { initContainers: _init, ephemeralContainers = [], ...spec } = pod.spec ?? { containers: [] };
+  const alone = { ...pod, spec: { ...spec, containers: [ephemeralContainers[index]!] } };
+  const problems = findProblems(alone, context).filter(({ path }) => path.startsWith("spec.containers[0]"));
+  return resultOf(problems.map((problem) => ({ ...problem, path: problem.path.replace("spec.containers[0]", own) })));
+}
+
+interface Problem {
+  path: string;
+  why: string;
+  reason: string;
+  missing?: Capability;
+}
+
+function lacks(path: string, missing: Capability, { backend }: GateContext): Problem {
+  return { path, why: `backend "${backend}" lacks capability ${missing}`, reason: UNSUPPORTED_FEATURE, missing };
+}
+
+function findProblems(pod: Pod, context: GateContext): Problem[] {
+  const problems: Problem[] = [];
+  for (const { find, why, reason = UNSUPPORTED_FEATURE } of REFUSED_FEATURES) {
+    problems.push(...find(pod).map((path) => ({ path, why, reason })));
   }
   for (const feature of GATED_FEATURES) {
     if (feature.warning !== undefined) continue;
     if (feature.capability === "probes" && context.agentProbes) {
-      for (const path of containerFields(pod, ["livenessProbe", "startupProbe"])) {
-        const text = `${path}: probes are run by the agent on this node (agentProbes), and it cannot restart a container`;
-        problems.push({ reason: UNSUPPORTED_FEATURE, text });
-      }
+      const why = "probes are run by the agent on this node (agentProbes), and it cannot restart a container";
+      for (const path of containerFields(pod, ["livenessProbe", "startupProbe"]))
+        problems.push({ path, why, reason: UNSUPPORTED_FEATURE });
       continue;
     }
     const isMissing = !context.capabilities.has(feature.capability);
     const isSwitchedOff = feature.capability === "volumes.host_path" && !context.allowHostPath;
     if (!isMissing && !isSwitchedOff) continue;
-    for (const path of feature.find(pod)) {
-      const why = isMissing
-        ? `backend "${context.backend}" lacks capability ${feature.capability}`
-        : "hostPath is not allowed on this node (allowHostPath)";
-      problems.push({
-        reason: UNSUPPORTED_FEATURE,
-        text: `${path}: ${why}`,
-        ...(isMissing && { missing: feature.capability }),
-      });
-    }
+    const why = "hostPath is not allowed on this node (allowHostPath)";
+    for (const path of feature.find(pod))
+      problems.push(isMissing ? lacks(path, feature.capability, context) : { path, why, reason: UNSUPPORTED_FEATURE });
   }
-  const first = problems[0];
+  return problems;
+}
+
+function resultOf(problems: readonly Problem[]): GateResult {
+  const [first] = problems;
   if (first === undefined) return { ok: true };
   const told = problems.filter((problem) => problem.reason === first.reason);
+  // The kubelet's own reasons come with the kubelet's own words.
+  const texts = told.map(({ path, why, reason }) => (reason === UNSUPPORTED_FEATURE ? `${path}: ${why}` : why));
   const unique = <T>(values: readonly T[]) => [...new Set(values)];
   return {
     ok: false,
     reason: first.reason,
-    message: unique(told.map(({ text }) => text)).join("; "),
+    message: unique(texts).join("; "),
     missing: unique(told.flatMap(({ missing }) => missing ?? [])),
   };
 }
@@ -298,6 +321,7 @@ export function supportTable(): string {
       ({ field, capability, warning }) =>
         `| ${field} | \`${capability}\`${warning ? `; without it the pod runs, with event ${warning}` : ""} |`,
     ),
+    `| ${EPHEMERAL.field} | \`${EPHEMERAL.capability}\`; without it the pod runs on, with event ${UNSUPPORTED_FEATURE} |`,
     ...REFUSED_FEATURES.map(({ field, why }) => `| ${field} | refused: ${why} |`),
   ];
   return ["| Pod field | Needs |", "|---|---|", ...rows].join("\n");

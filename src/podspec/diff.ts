@@ -70,16 +70,7 @@ export function diffMachine(
   }
 
   const added = desired.ephemeralContainers.filter(({ name }) => !states.has(name));
-  if (added.length > 0) {
-    if (capabilities.has("ephemeral_containers")) patch.ephemeral_containers = added;
-    else {
-      events.push({
-        type: "Warning",
-        reason: "FailedUpdate",
-        message: `Ephemeral containers ${added.map(({ name }) => name).join(", ")} were not started: the backend lacks capability ephemeral_containers`,
-      });
-    }
-  }
+  if (added.length > 0) patch.ephemeral_containers = added;
   return {
     patch: Object.keys(patch).length > 0 ? patch : undefined,
     resized,

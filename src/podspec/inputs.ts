@@ -77,7 +77,8 @@ export interface WaitingContainer {
 }
 
 export type RenderResult =
-  | { kind: "ready"; spec: MachineSpec; events: PodEvent[] }
+  /** `waiting`: ephemeral containers that cannot be started and are left out. */
+  | { kind: "ready"; spec: MachineSpec; events: PodEvent[]; waiting?: ReadonlyMap<string, WaitingContainer> }
   /**
    * Something that the pod refers to is missing or could not be read: try again when it changes. `waiting` holds the
    * containers at fault by name; when a volume is at fault it is empty, as with a kubelet, and `unmountedVolumes` is not.

@@ -12,7 +12,15 @@ import { admitPod, daemonSetHeld, isDaemonSetPod } from "./admission.ts";
 import { checkCapabilities } from "./capability-gate.ts";
 import { diffMachine } from "./diff.ts";
 import { containerResources } from "./machine-resources.ts";
-import type { Backend, NodeFacts, PodEvent, References, RenderResult, ResizeOutlook } from "./inputs.ts";
+import type {
+  Backend,
+  NodeFacts,
+  PodEvent,
+  References,
+  RenderResult,
+  ResizeOutlook,
+  WaitingContainer,
+} from "./inputs.ts";
 import { credentialsVersion, registryAuth, wouldLoseCredentials } from "./pull-secrets.ts";
 import { podReferences, type ReferenceCache } from "./references.ts";
 import { renderEphemeralContainers, renderMachineSpec } from "./render.ts";
@@ -107,7 +115,13 @@ export class PodRenderer {
     pod: Pod,
     machine: Machine,
     signal: AbortSignal,
-  ): Promise<{ patch: MachinePatch | undefined; events: PodEvent[]; resize: ResizeOutlook }> {
+  ): Promise<{
+    patch: MachinePatch | undefined;
+    events: PodEvent[];
+    resize: ResizeOutlook;
+    /** Ephemeral containers that cannot be started. */
+    waiting?: ReadonlyMap<string, WaitingContainer>;
+  }> {
     this.#admitted.add(uidOf(pod));
     const references = await this.#read(pod, signal);
     const facts = this.#o.facts();
@@ -128,15 +142,7 @@ export class PodRenderer {
         });
       }
     }
-    const ephemeral = renderEphemeralContainers(input);
-    for (const [name, { message }] of ephemeral.waiting) {
-      events.push({
-        type: "Warning",
-        reason: "Failed",
-        message: `Error: ${message}`,
-        fieldPath: `spec.ephemeralContainers{${name}}`,
-      });
-    }
+    const ephemeral = renderEphemeralContainers(input, new Set(machine.containers.map(({ name }) => name)));
     const diff = diffMachine(
       {
         containers: [...(pod.spec?.initContainers ?? []), ...(pod.spec?.containers ?? [])].map((container) => ({
@@ -163,7 +169,8 @@ export class PodRenderer {
     return {
       patch: Object.keys(patch).length > 0 ? patch : undefined,
       resize,
-      events: [...events, ...diff.events],
+      events: [...events, ...ephemeral.events, ...diff.events],
+      ...(ephemeral.waiting.size > 0 && { waiting: ephemeral.waiting }),
     };
   }
 

@@ -13,7 +13,7 @@ import type {
   RestartPolicy,
   Volume,
 } from "../provider/machine.ts";
-import { capabilityWarnings, checkCapabilities } from "./capability-gate.ts";
+import { capabilityWarnings, checkCapabilities, checkEphemeralContainer, type GateContext } from "./capability-gate.ts";
 import { podDns } from "./dns.ts";
 import { containerEnvironment } from "./env.ts";
 import { expand, lookUpIn } from "./expansion.ts";
@@ -69,12 +69,7 @@ export function renderMachineSpec(input: RenderInput): RenderResult {
   const { pod, references, node, backend } = input;
   const has = (capability: Parameters<Backend["capabilities"]["has"]>[0]) => backend.capabilities.has(capability);
 
-  const gate = checkCapabilities(pod, {
-    backend: backend.name,
-    capabilities: backend.capabilities,
-    allowHostPath: node.allowHostPath,
-    agentProbes: backend.agentProbes ?? false,
-  });
+  const gate = checkCapabilities(pod, gateContext(input));
   if (!gate.ok) return { kind: "reject", reason: gate.reason, message: gate.message, missing: gate.missing };
 
   const context: Context = {
@@ -104,7 +99,6 @@ export function renderMachineSpec(input: RenderInput): RenderResult {
     (containers ?? []).flatMap((container) => renderContainer(context, kind, container) ?? []);
   const initContainers = render("initContainers", pod.spec?.initContainers);
   const containers = render("containers", pod.spec?.containers);
-  const ephemeral = has("ephemeral_containers") ? render("ephemeralContainers", pod.spec?.ephemeralContainers) : [];
   if (waiting.size > 0) {
     for (const [name, { message }] of waiting) {
       events.push({
@@ -118,7 +112,9 @@ export function renderMachineSpec(input: RenderInput): RenderResult {
   }
 
   events.push(...capabilityWarnings(pod, { backend: backend.name, capabilities: backend.capabilities }));
-  const all = [...initContainers, ...containers, ...ephemeral];
+  const ephemeral = renderEphemeral(context, new Set());
+  events.push(...ephemeral.events);
+  const all = [...initContainers, ...containers, ...ephemeral.containers];
   const resources = pod.spec && machineResources(pod.spec);
   const aliases = pod.spec?.hostAliases ?? [];
   const auth = has("registry_auth") ? registryAuth(pod, references, events) : [];
@@ -130,7 +126,7 @@ export function renderMachineSpec(input: RenderInput): RenderResult {
     termination_grace_s: pod.spec?.terminationGracePeriodSeconds ?? DEFAULT_GRACE_SECONDS,
     ...pickDefined({
       init_containers: initContainers.length > 0 ? initContainers : undefined,
-      ephemeral_containers: ephemeral.length > 0 ? ephemeral : undefined,
+      ephemeral_containers: ephemeral.containers.length > 0 ? ephemeral.containers : undefined,
       volumes: volumes.length > 0 ? volumes : undefined,
       resources,
       instance_type: has("instance_types") ? pod.metadata?.annotations?.[ANNOTATION_INSTANCE_TYPE] : undefined,
@@ -146,14 +142,27 @@ export function renderMachineSpec(input: RenderInput): RenderResult {
       backoff: node.backoff,
     }),
   };
-  return { kind: "ready", spec, events };
+  return { kind: "ready", spec, events, ...(ephemeral.waiting.size > 0 && { waiting: ephemeral.waiting }) };
 }
 
-/** Renders the ephemeral containers alone, for adding them to a machine that runs. */
-export function renderEphemeralContainers(input: RenderInput): {
+function gateContext({ backend, node }: RenderInput): GateContext {
+  return {
+    backend: backend.name,
+    capabilities: backend.capabilities,
+    allowHostPath: node.allowHostPath,
+    agentProbes: backend.agentProbes ?? false,
+  };
+}
+
+interface EphemeralContainers {
   containers: ContainerSpec[];
+  /** Those that cannot be started. */
   waiting: ReadonlyMap<string, WaitingContainer>;
-} {
+  events: PodEvent[];
+}
+
+/** Renders the ephemeral containers but those that are `known`, for adding them to a machine that runs. */
+export function renderEphemeralContainers(input: RenderInput, known: ReadonlySet<string>): EphemeralContainers {
   const context: Context = {
     ...input,
     tokens: addressTokens(input.pod.metadata?.uid ?? ""),
@@ -170,10 +179,34 @@ export function renderEphemeralContainers(input: RenderInput): {
         .map(({ volume }) => volume.name),
     ),
   };
-  const containers = (input.pod.spec?.ephemeralContainers ?? []).flatMap(
-    (container) => renderContainer(context, "ephemeralContainers", container) ?? [],
-  );
-  return { containers, waiting: context.waiting };
+  return renderEphemeral(context, known);
+}
+
+/** One that cannot be started keeps nothing else from running. */
+function renderEphemeral(context: Context, known: ReadonlySet<string>): EphemeralContainers {
+  const events: PodEvent[] = [];
+  const waiting = new Map<string, WaitingContainer>();
+  const containers = (context.pod.spec?.ephemeralContainers ?? []).flatMap((container, index) => {
+    if (known.has(container.name)) return [];
+    const fieldPath = `spec.ephemeralContainers{${container.name}}`;
+    const gate = checkEphemeralContainer(context.pod, index, gateContext(context));
+    if (!gate.ok) {
+      const { reason, message } = gate;
+      waiting.set(container.name, { reason, message });
+      events.push({ type: "Warning", reason, message, fieldPath });
+      return [];
+    }
+    const rendered = renderContainer({ ...context, events, waiting }, "ephemeralContainers", container);
+    if (rendered !== undefined) return [rendered];
+    events.push({
+      type: "Warning",
+      reason: "Failed",
+      message: `Error: ${waiting.get(container.name)!.message}`,
+      fieldPath,
+    });
+    return [];
+  });
+  return { containers, waiting, events };
 }
 
 function isOmitted(input: RenderInput, volume: ReturnType<typeof usedVolumes>[number]["volume"]): boolean {

@@ -424,6 +424,32 @@ describe("a pod that is deleted while it is rendered", () => {
   });
 });
 
+describe("an ephemeral container that cannot be started", () => {
+  const why = { reason: "UnsupportedFeature", message: "no such thing" };
+
+  test("says so in its status", async () => {
+    const world = new World(basePod());
+    await world.settle();
+    world.pod = { ...world.pod, spec: { ...world.pod.spec!, ephemeralContainers: [{ name: "debug", image: "b" }] } };
+    world.version = "2";
+    world.difference = { patch: undefined, waiting: new Map([["debug", why]]) };
+    await world.settle();
+    expect(world.pod.status?.ephemeralContainerStatuses).toMatchObject([{ name: "debug", state: { waiting: why } }]);
+  });
+
+  test("says so when it was there before the machine", async () => {
+    const world = new World(
+      basePod({
+        spec: { ephemeralContainers: [{ name: "debug", image: "b" }] },
+      }),
+    );
+    world.rendered = { kind: "ready", spec: SPEC, waiting: new Map([["debug", why]]) };
+    await world.settle();
+    expect(world.pod.status?.phase).toBe("Running");
+    expect(world.pod.status?.ephemeralContainerStatuses).toMatchObject([{ name: "debug", state: { waiting: why } }]);
+  });
+});
+
 describe("a change of which the backend refuses a part for good", () => {
   const debuggers = ["privileged", "plain"].map((name) => ({ name, image: "busybox" }));
   const files = { volume: "v", version: "2", files: [] };

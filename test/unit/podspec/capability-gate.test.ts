@@ -4,6 +4,7 @@ import type { Pod } from "../../../src/kube/wire.ts";
 import {
   capabilityWarnings,
   checkCapabilities,
+  checkEphemeralContainer,
   GATED_FEATURES,
   REFUSED_FEATURES,
   supportTable,
@@ -237,10 +238,50 @@ describe("what no machine can have", () => {
   });
 });
 
+describe("an ephemeral container", () => {
+  const refusal = (fields: object, lacking: Capability[] = []) => {
+    const ephemeralContainers = [{ name: "plain" }, { name: "debug", ...fields }];
+    const capabilities = new Set(ALL_CAPABILITIES.filter((capability) => !lacking.includes(capability)));
+    const context = { backend: "b", capabilities, allowHostPath: true, agentProbes: false };
+    const result = checkEphemeralContainer(podWith({ ephemeralContainers }), 1, context);
+    return result.ok ? undefined : [result.reason, result.message];
+  };
+
+  it("runs on a backend that has what it asks for", () => {
+    expect(refusal({ tty: true, securityContext: { capabilities: { add: ["SYS_PTRACE"] } } })).toBeUndefined();
+  });
+
+  it("needs ephemeral_containers", () => {
+    const message = 'spec.ephemeralContainers[1]: backend "b" lacks capability ephemeral_containers';
+    expect(refusal({ tty: true }, ["ephemeral_containers", "tty"])).toEqual(["UnsupportedFeature", message]);
+  });
+
+  it.each([
+    ["tty", { tty: true }, ".tty"],
+    ["privileged", { securityContext: { privileged: true } }, ".securityContext.privileged"],
+    ["security_context", { securityContext: { runAsUser: 1 } }, ".securityContext"],
+    ["termination_message", { terminationMessagePath: "/x" }, ".terminationMessagePath"],
+  ] as const)("needs %s like any container", (capability, fields, path) => {
+    const message = `spec.ephemeralContainers[1]${path}: backend "b" lacks capability ${capability}`;
+    expect(refusal(fields, [capability])).toEqual(["UnsupportedFeature", message]);
+  });
+
+  it("cannot have what no machine can have", () => {
+    const [reason, message] = refusal({ volumeDevices: [{ name: "d", devicePath: "/dev/x" }] }) ?? [];
+    expect(reason).toBe("UnsupportedFeature");
+    expect(message).toBe("spec.ephemeralContainers[1].volumeDevices: block devices cannot be given to a machine");
+    expect(refusal({ securityContext: { appArmorProfile: { type: "RuntimeDefault" } } })?.[0]).toBe("AppArmor");
+  });
+
+  it("is not refused for what its pod was let run with", () => {
+    expect(refusal({}, ["multi_container", "init_containers", "sidecars"])).toBeUndefined();
+  });
+});
+
 describe("supportTable", () => {
   it("has a row of two cells for everything in both tables", () => {
     const rows = supportTable().split("\n").slice(2);
-    expect(rows).toHaveLength(GATED_FEATURES.length + REFUSED_FEATURES.length);
+    expect(rows).toHaveLength(GATED_FEATURES.length + 1 + REFUSED_FEATURES.length);
     expect(rows.filter((row) => row.split("|").length !== 4)).toEqual([]);
     expect(rows).toContain("| spec.hostAliases | `hosts` |");
   });

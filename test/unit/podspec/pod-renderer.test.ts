@@ -199,6 +199,30 @@ describe("PodRenderer", () => {
       expect((await subject.diff(mounting(), machine, done.signal)).patch?.files).toHaveLength(1);
     });
 
+    it("says what an ephemeral container lacks, until the machine has one of its name", async () => {
+      const pod = podWith({ ephemeralContainers: [{ name: "debug", image: "busybox", tty: true }] });
+      const subject = renderer({}, ["tty"]);
+      const result = await subject.diff(pod, machineWith({}), done.signal);
+      expect(result.patch).toBeUndefined();
+      expect(result.events.map(({ reason, fieldPath }) => [reason, fieldPath])).toEqual([
+        ["UnsupportedFeature", "spec.ephemeralContainers{debug}"],
+      ]);
+      expect(result.waiting?.get("debug")?.reason).toBe("UnsupportedFeature");
+
+      const debug: Machine["containers"][number] = {
+        name: "debug",
+        kind: "ephemeral",
+        state: "running",
+        ready: true,
+        started: true,
+        restart_count: 0,
+        image: "busybox",
+        image_id: "",
+      };
+      const later = await subject.diff(pod, machineWith({ containers: [debug] }), done.signal);
+      expect([later.events, later.waiting]).toEqual([[], undefined]);
+    });
+
     it("keeps files that cannot be rendered any more, and says so", async () => {
       const result = await renderer().diff(mounting(), machineWith({ file_versions: { v: "1" } }), done.signal);
       expect(result.patch).toBeUndefined();

@@ -385,4 +385,27 @@ describe("an ephemeral container", () => {
       { name: "debug", target: "app" },
     ]);
   });
+
+  it.each([
+    ["that asks for what the backend lacks", { tty: true }, "UnsupportedFeature", "UnsupportedFeature"],
+    [
+      "that would be root against its will",
+      { securityContext: { runAsNonRoot: true, runAsUser: 0 } },
+      "Failed",
+      "CreateContainerConfigError",
+    ],
+  ])("%s is left out, told, and keeps nothing else from running", (_what, fields, event, reason) => {
+    const pod = podWith({
+      ephemeralContainers: [
+        { name: "debug", image: "busybox", ...fields },
+        { name: "plain", image: "busybox" },
+      ],
+    });
+    expect(renderMachineSpec(inputFor(pod, { lacking: ["tty"] }))).toMatchObject({
+      kind: "ready",
+      spec: { ephemeral_containers: [{ name: "plain" }] },
+      waiting: new Map([["debug", { reason, message: expect.any(String) }]]),
+      events: [{ type: "Warning", reason: event, fieldPath: "spec.ephemeralContainers{debug}" }],
+    });
+  });
 });
