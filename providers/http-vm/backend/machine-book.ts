@@ -295,11 +295,26 @@ export class MachineBook {
 
   /** The newest instance and the one before it are kept: `logs --previous`. */
   forgetOldInstances(name: string): void {
-    const { folder, previousFolder } = this.own(name);
-    for (const entry of readFolders(this.containerDir(name))) {
-      if (entry !== folder && entry !== previousFolder) removeQuietly(join(this.containerDir(name), entry));
-    }
+    for (const { dir } of this.unrecordedInstances(name)) removeQuietly(dir);
   }
+
+  /** Instances of which there is only a folder: forgotten ones, and those that were prepared and never begun. */
+  unrecordedInstances(name: string): ContainerRef[] {
+    const { folder, previousFolder } = this.own(name);
+    return readFolders(this.containerDir(name))
+      .filter((entry) => entry !== folder && entry !== previousFolder)
+      .map((entry) => ({
+        name,
+        attempt: Number.parseInt(entry, 10),
+        id: instanceId(name, entry),
+        dir: join(this.containerDir(name), entry),
+      }));
+  }
+}
+
+/** Unique in the backend, and legal as the id of an OCI container. `folder` is `ATTEMPT-RANDOM`. */
+export function instanceId(name: string, folder: string): string {
+  return `${name.slice(0, 40)}-${folder}`;
 }
 
 /** What cannot be removed now goes with the next instance, or with the machine. */

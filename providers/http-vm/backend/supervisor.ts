@@ -39,7 +39,7 @@ import { ContainerRun, type StopTask } from "./container-run.ts";
 import { MIN_KILL_WAIT_MS, stopContainer } from "./container-stop.ts";
 import { obtainImage } from "./image-pull.ts";
 import { logBytes, logTail, readLog } from "./logs.ts";
-import { KILLED_EXIT, MachineBook, removeQuietly } from "./machine-book.ts";
+import { instanceId, KILLED_EXIT, MachineBook, removeQuietly } from "./machine-book.ts";
 import { BACKOFF_MAX_MS, type Action, plan } from "./plan.ts";
 import { Pulse } from "./pulse.ts";
 import { containersOf, newRecord, type ContainerRecord, type Ending, type MachineRecord } from "./record.ts";
@@ -191,7 +191,11 @@ export class Supervisor implements MachineHome {
       }
     }
     if (this.#sandbox !== undefined) {
+      const sandbox = this.#sandbox;
       for (const { spec } of containersOf(this.#book.spec)) this.#recoverContainer(spec);
+      for (const { spec } of containersOf(this.#book.spec))
+        for (const ref of this.#book.unrecordedInstances(spec.name))
+          this.#background(this.#giveUp(sandbox, ref, "the former backend ended before it was begun"));
     }
     this.#ready = true;
     if (this.#book.record.machine.reachability !== "ok") {
@@ -697,8 +701,9 @@ export class Supervisor implements MachineHome {
         const sandbox = this.#sandbox;
         if (sandbox === undefined || abandoned() || outdated()) return;
         const attempt = own.attempt + 1;
-        const id = `${name.slice(0, 40)}-${attempt}-${randomBytes(6).toString("hex")}`;
-        const dir = join(this.#book.containerDir(name), `${attempt}-${id.slice(-12)}`);
+        const folder = `${attempt}-${randomBytes(6).toString("hex")}`;
+        const id = instanceId(name, folder);
+        const dir = join(this.#book.containerDir(name), folder);
         mkdirSync(dir, { recursive: true, mode: 0o700 });
         let prepared: Awaited<ReturnType<Sandbox["launch"]>>;
         try {
@@ -718,16 +723,13 @@ export class Supervisor implements MachineHome {
           removeQuietly(dir);
           throw error;
         }
-        const notStarted = async (startError: string) => {
-          await sandbox.conclude({ name, attempt, id, dir }, { exitCode: START_ERROR_EXIT, startError });
-          removeQuietly(dir);
-        };
+        const notStarted = (why: string) => this.#giveUp(sandbox, { name, attempt, id, dir }, why);
         if (abandoned() || outdated()) return await notStarted("the start was given up");
         const before = structuredClone(own);
         Object.assign(own, {
           attempt,
           id,
-          folder: `${attempt}-${id.slice(-12)}`,
+          folder,
           phase: "starting",
           postStartDone: false,
           preStopDone: false,
@@ -773,6 +775,12 @@ export class Supervisor implements MachineHome {
     if (runtime !== undefined) await this.#finishStart(spec, runtime);
     this.#starting.delete(name);
     this.#replan();
+  }
+
+  /** Removes what was prepared for an instance that is never begun. */
+  async #giveUp(sandbox: Sandbox, ref: ContainerRef, startError: string): Promise<void> {
+    await this.#inEngine(sandbox.conclude(ref, { exitCode: START_ERROR_EXIT, startError }));
+    removeQuietly(ref.dir);
   }
 
   /** From the shim's start to the end of post_start. */

@@ -71,6 +71,21 @@ test("a start that was decided but never begun is begun by the next backend, and
   expect(await world.container("a")).toMatchObject({ state: "running", restart_count: 0 });
 });
 
+test.each([
+  ["was decided", (world: World) => void world.stuck.add("a")],
+  ["was being prepared", (world: World) => void (world.launching = new Promise(() => {}))],
+])("nothing stays in place for a start that %s but never begun", async (_title, hold) => {
+  const world = await World.create(hold);
+  await world.create({});
+  await world.restart(() => {
+    world.stuck.clear();
+    world.launching = Promise.resolve();
+  });
+  expect(world.running()).toEqual(["a"]);
+  expect([...world.prepared]).toEqual([world.instance("a").launch.id]);
+  expect(readdirSync(join(world.stateDir, "machines/m1/containers/a"))).toHaveLength(1);
+});
+
 test("a back-off goes on where it stood", async () => {
   const world = await World.create();
   await world.create({});

@@ -55,6 +55,10 @@ export class World {
   readonly conclusions = new Map<string, ContainerConclusion>();
   /** Set: the engine takes so long to conclude, and has no answer for whoever asks again. */
   concluding: Promise<void> | undefined;
+  /** Containers of which the engine has something in place, by id. */
+  readonly prepared = new Set<string>();
+  /** A launch takes so long. */
+  launching: Promise<void> = Promise.resolve();
   /** Files take so long to be put in place. */
   applying: Promise<void> = Promise.resolve();
   openErrors: Error[] = [];
@@ -234,9 +238,10 @@ export class World {
     return {
       addresses: ["10.9.0.7"],
       lost: new Promise((resolve) => (this.#lose = resolve)),
-      launch: (launch) => {
+      launch: async (launch) => {
         const error = this.launchErrors.get(launch.name);
-        if (error !== undefined) return Promise.reject(error);
+        if (error !== undefined) throw error;
+        this.prepared.add(launch.id);
         this.instances.push({
           name: launch.name,
           attempt: launch.attempt,
@@ -245,7 +250,8 @@ export class World {
           startedAt: 0,
           signals: [],
         });
-        return Promise.resolve({ argv: launch.spec.command ?? [], env: {}, cwd: "/" });
+        await this.launching;
+        return { argv: launch.spec.command ?? [], env: {}, cwd: "/" };
       },
       signal: (ref, signal) => {
         const instance = this.#byId(ref)!;
@@ -267,6 +273,7 @@ export class World {
         const conclusion = this.conclusions.get(ref.name) ?? {};
         if (this.concluding !== undefined) this.conclusions.delete(ref.name);
         await this.concluding;
+        this.prepared.delete(ref.id);
         return conclusion;
       },
       exec: (ref, command, options) => {
