@@ -1,6 +1,5 @@
-import { createServer, type Server } from "node:net";
-import { createHash } from "node:crypto";
-import { mkdirSync, realpathSync } from "node:fs";
+import { closeSync, mkdirSync, openSync } from "node:fs";
+import { join } from "node:path";
 import { PTY_MODULE, attachShim, installShim, shimEverStarted, startShim, watchShim } from "./shim-client.ts";
 import PQueue from "p-queue";
 import {
@@ -29,6 +28,7 @@ import {
   toError,
 } from "../../../src/provider/kit/index.ts";
 import type { Engine } from "./engine.ts";
+import { CommandError, findTool, run } from "./host/command.ts";
 import { containersOf, specHash } from "./record.ts";
 import { MachineStore } from "./store.ts";
 import { Supervisor, type Shims, type SupervisorContext } from "./supervisor.ts";
@@ -76,11 +76,12 @@ export class LocalProvider implements Provider {
   readonly #supervisors = new Map<string, Supervisor>();
   readonly #context: SupervisorContext;
   readonly #closed = new AbortController();
-  readonly #lock: Server;
+  /** Descriptor of the state directory's lock. */
+  readonly #lock: number;
   #cancelPrune: () => void = () => {};
   readonly #retries = new Set<() => void>();
 
-  private constructor(options: LocalProviderOptions, store: MachineStore, lock: Server) {
+  private constructor(options: LocalProviderOptions, store: MachineStore, lock: number) {
     this.name = options.engine.name;
     this.#options = options;
     this.#engine = options.engine;
@@ -106,7 +107,7 @@ export class LocalProvider implements Provider {
       await provider.#recover();
       return provider;
     } catch (error) {
-      lock.close();
+      closeSync(lock);
       throw error;
     }
   }
@@ -349,7 +350,7 @@ export class LocalProvider implements Provider {
     for (const cancel of this.#retries) cancel();
     await Promise.all([...this.#supervisors.values()].map((supervisor) => supervisor.close()));
     await this.#engine.close();
-    this.#lock.close();
+    closeSync(this.#lock);
   }
 
   #find(id: string): Supervisor {
@@ -448,21 +449,23 @@ function validateSpec(spec: MachineSpec): void {
   }
 }
 
-/** One backend per state directory: an abstract socket, which the kernel gives back however the holder ends. */
-async function lockStateDir(stateDir: string): Promise<Server> {
+/**
+ * One backend per state directory: a lock on a file in it. It holds in whatever namespaces backends run, and the kernel
+ * gives it back however the holder ends. Node cannot ask for it, but it belongs to the open file, not to who asked.
+ * @returns the descriptor that holds the lock
+ */
+async function lockStateDir(stateDir: string): Promise<number> {
   mkdirSync(stateDir, { recursive: true, mode: 0o700 });
-  const name = `\0vmlet-backend-${createHash("sha256").update(realpathSync(stateDir)).digest("hex").slice(0, 32)}`;
-  const server = createServer((socket) => socket.destroy());
-  await new Promise<void>((resolve, reject) => {
-    server.once("error", (error: NodeJS.ErrnoException) => {
-      if (error.code === "EADDRINUSE")
-        reject(
-          new Error(`state directory ${stateDir} is in use by another backend: stop it, or choose another directory`),
-        );
-      else reject(error);
-    });
-    server.listen(name, resolve);
-  });
-  server.unref();
-  return server;
+  const file = openSync(join(stateDir, "lock"), "a", 0o600);
+  try {
+    await run(findTool("flock") ?? "flock", ["-n", "3"], { fd3: file });
+    return file;
+  } catch (cause) {
+    closeSync(file);
+    const message =
+      cause instanceof CommandError && cause.exitCode === 1
+        ? `state directory ${stateDir} is in use by another backend: stop it, or choose another directory`
+        : `cannot lock state directory ${stateDir}: ${toError(cause).message} (flock is in the package util-linux)`;
+    throw new Error(message, { cause });
+  }
 }

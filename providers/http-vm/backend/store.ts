@@ -57,6 +57,7 @@ function readOwn(path: string): unknown {
 /**
  * The backend's state on disk and its stream of changes:
  *
+ *     STATE/lock                     held by the backend that uses all this
  *     STATE/revision.json            revisions below this are used
  *     STATE/machines/ID/spec.json    the spec without registry credentials, rewritten by patches
  *     STATE/machines/ID/state.json   MachineRecord

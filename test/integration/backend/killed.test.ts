@@ -6,6 +6,7 @@ import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { beforeEach, expect, onTestFinished, test, vi } from "vitest";
 import { createProcessEngine } from "../../../providers/http-vm/backend/engines/process/process.ts";
+import { run } from "../../../providers/http-vm/backend/host/command.ts";
 import type { Machine, MachineSpec } from "../../../src/provider/machine.ts";
 import { systemClock } from "../../../src/util/clock.ts";
 import { Bench } from "./suite.ts";
@@ -98,6 +99,20 @@ async function logNumbers(id: string): Promise<number[]> {
     .flatMap((line) => /(?:^|\D)n=(\d+)/.exec(line)?.[1] ?? [])
     .map(Number);
 }
+
+test.skipIf(process.getuid!() !== 0)(
+  "a second backend on the same state directory is refused, also in namespaces of its own",
+  async () => {
+    await start();
+    const config = JSON.parse(readFileSync(join(dir, "backend.yaml"), "utf8")) as object;
+    writeFileSync(join(dir, "second.yaml"), JSON.stringify({ ...config, listen: { socket: join(dir, "api2") } }));
+    const argv = [process.execPath, program, "backend", "--config", join(dir, "second.yaml")];
+    const second = run("unshare", ["--net", "--pid", "--fork", "--kill-child", ...argv], {
+      signal: AbortSignal.timeout(10_000),
+    });
+    await expect(second).rejects.toThrow(`state directory ${dir}/state is in use by another backend`);
+  },
+);
 
 test("a container that runs over the backend's death keeps its id, and its log has no hole", async () => {
   await start();
