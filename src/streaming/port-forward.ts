@@ -144,8 +144,9 @@ async function serveSpdy(
 }
 
 /**
- * Any byte on an error stream makes kubectl give up the whole session, so only a failure to connect is told there. The
- * error stream's end comes last: kubectl waits for it before it lets go of the connection.
+ * Any byte on an error stream makes kubectl give up the whole session, so only a failure to connect is told there, and none that
+ * is the client's own doing. The error stream ends when the port's data has ended: kubectl waits for it before it lets go of the
+ * connection, and old ones before they end their own side of it.
  */
 async function forwardPair(
   data: SpdyStream,
@@ -155,14 +156,16 @@ async function forwardPair(
   gone: AbortSignal,
 ): Promise<void> {
   const cancel = new AbortController();
-  data.once("close", () => cancel.abort(new Error("the client closed the stream")));
+  data.once("close", () => {
+    // Ended on both sides is not given up: the last of it may still be on its way to the port.
+    if (!data.readableEnded || !data.writableFinished) cancel.abort(new Error("the client closed the stream"));
+  });
   const { signal, release } = linkAbort(gone, cancel.signal);
   try {
     const remote = await target.dial(port, signal);
-    await copyBothWays(data, remote);
-    error.end();
+    await copyBothWays(data, remote, () => error.end());
   } catch (thrown) {
-    error.end(forwardError(port, target, thrown));
+    error.end(signal.aborted ? undefined : forwardError(port, target, thrown));
     data.reset();
   } finally {
     release();
@@ -174,7 +177,7 @@ function forwardError(port: number, target: PortForwardTarget, thrown: unknown):
 }
 
 /** Copies until both directions ended or either end broke; a half-close is passed on. Leaves both ends closed. */
-function copyBothWays(client: Duplex, remote: Duplex): Promise<void> {
+function copyBothWays(client: Duplex, remote: Duplex, onRemoteEnd: () => void): Promise<void> {
   return new Promise((resolve) => {
     let open = 2;
     const ended = (error?: Error | null) => {
@@ -186,7 +189,10 @@ function copyBothWays(client: Duplex, remote: Duplex): Promise<void> {
       if (open === 0) resolve();
     };
     pipeline(client as Readable, remote as Writable, ended);
-    pipeline(remote as Readable, client as Writable, ended);
+    pipeline(remote as Readable, client as Writable, (error) => {
+      onRemoteEnd();
+      ended(error);
+    });
   });
 }
 

@@ -8,7 +8,7 @@ import { VirtualClock } from "../../support/virtual-clock.ts";
 import { SpdyClient, duplexPair } from "./spdy-client.ts";
 import { startUpgradeServer } from "./upgrade-server.ts";
 
-/** A server whose ports are the other ends of `remotes`; port 1 refuses. */
+/** A server whose ports are the other ends of `remotes`; port 1 refuses, port 9 does not answer. */
 async function serve(query = "", clock: Clock = systemClock) {
   const remotes: { port: number; end: Duplex }[] = [];
   let dialed = Promise.withResolvers<void>();
@@ -19,9 +19,14 @@ async function serve(query = "", clock: Clock = systemClock) {
       {
         podName: "web",
         podUid: "u-1",
-        dial: (port) => {
+        dial: (port, signal) => {
           if (port === 1) return Promise.reject(new Error("connection refused"));
+          if (port === 9) {
+            dialed.resolve();
+            return once(signal, "abort").then(() => Promise.reject(signal.reason as Error));
+          }
           const [near, end] = duplexPair();
+          signal.addEventListener("abort", () => near.destroy(), { once: true });
           end.on("error", () => {});
           remotes.push({ port, end });
           dialed.resolve();
@@ -102,6 +107,46 @@ describe("port-forward over SPDY", () => {
     client.reset(3);
     await once(it.remotes[0]!.end, "close");
     await client.until(() => client.isFinished(1));
+  });
+
+  it("ends the error stream when the port has ended, for old clients wait for that before they end theirs", async () => {
+    await using it = await serve();
+    const { client } = await it.server.spdy(["portforward.k8s.io"]);
+    const dial = it.nextDial();
+    await openPair(client, 1, 80, "0");
+    await dial;
+    it.remotes[0]!.end.end("all there is");
+    await client.until(() => client.isFinished(1));
+    expect([client.isFinished(3), client.text(3), client.text(1)]).toEqual([true, "all there is", ""]);
+  });
+
+  it("hands over what the client sends after the port's end, however slowly it is read", async () => {
+    await using it = await serve();
+    const { client } = await it.server.spdy(["portforward.k8s.io"]);
+    const dial = it.nextDial();
+    await openPair(client, 1, 80, "0");
+    await dial;
+    const { end } = it.remotes[0]!;
+    end.end();
+    await client.until(() => client.isFinished(3));
+    client.data(3, Buffer.alloc(200_000), true);
+    // What comes behind it was read when this is answered.
+    client.ping(1);
+    await client.until(() => client.frames.some((frame) => frame.type === "ping"));
+    let received = 0;
+    for await (const chunk of end.iterator({ destroyOnReturn: false })) received += (chunk as Buffer).length;
+    expect(received).toBe(200_000);
+  });
+
+  it("says nothing of a connection that the client gave up before it was there: the others would end with it", async () => {
+    await using it = await serve();
+    const { client } = await it.server.spdy(["portforward.k8s.io"]);
+    const dial = it.nextDial();
+    await openPair(client, 1, 9, "0");
+    await dial;
+    client.reset(3);
+    await client.until(() => client.isFinished(1));
+    expect(client.text(1)).toBe("");
   });
 
   it("closes every remote end when the client leaves", async () => {
