@@ -7,6 +7,7 @@ import type { IncomingMessage, ServerResponse } from "node:http";
 import type { AddressInfo, Socket } from "node:net";
 import type { Duplex } from "node:stream";
 import { constants } from "node:crypto";
+import type { SecureContextOptions } from "node:tls";
 import type { Kube } from "../kube/kube.ts";
 import type { UserInfo } from "../kube/reviews.ts";
 import type { Provider } from "../provider/provider.ts";
@@ -178,9 +179,6 @@ class Server implements KubeletServer {
     });
     this.#server = createServer({
       ...this.#secureContext(),
-      minVersion: "TLSv1.2",
-      // No tickets: a resumed session would carry a client certificate past a change of the CA.
-      secureOptions: constants.SSL_OP_NO_TICKET | constants.SSL_OP_NO_RENEGOTIATION,
       ALPNProtocols: ["http/1.1"],
       requestCert: true,
       rejectUnauthorized: false,
@@ -228,11 +226,18 @@ class Server implements KubeletServer {
     cancel();
   }
 
-  #secureContext(): { cert?: string; key?: string; ca: string[] } {
+  /** All of it, since a new context takes nothing over from the one before. */
+  #secureContext(): SecureContextOptions {
     const pair = this.#options.certificate.current();
     const ca = this.#options.clientCa?.current();
-    // An empty list, for without any Node would trust the public CAs.
-    return { ...pair, ca: ca === undefined ? [] : [ca] };
+    return {
+      ...pair,
+      // An empty list, for without any Node would trust the public CAs.
+      ca: ca === undefined ? [] : [ca],
+      minVersion: "TLSv1.2",
+      // No tickets: a resumed session would carry a client certificate past a change of the CA.
+      secureOptions: constants.SSL_OP_NO_TICKET | constants.SSL_OP_NO_RENEGOTIATION,
+    };
   }
 
   /** New connections see the new certificate and CA; idle ones are closed, so that an old CA does not live on in them. */

@@ -1,3 +1,5 @@
+import { once } from "node:events";
+import { connect } from "node:tls";
 import { describe, expect, it } from "vitest";
 import { unusedMetrics } from "../../../src/telemetry/metrics.ts";
 import { must, waitFor } from "../../e2e/harness/wait.ts";
@@ -96,6 +98,21 @@ describe("authentication of the kubelet API", () => {
     const next = new TestAuthority("other");
     kubelet.certificate.set(next.issue({ commonName: "vm-1" }, "serverAuth"));
     await expect(ask(kubelet, "/pods")).rejects.toThrow(/certificate/);
+  });
+
+  it("lets no session be resumed, in which a certificate would outlive its CA, before and after a new certificate", async () => {
+    await using kubelet = await startKubelet();
+    const ticket = async () => {
+      const options = { port: kubelet.server.port, host: "127.0.0.1", ...kubelet.client, rejectUnauthorized: false };
+      const socket = connect({ ...options, maxVersion: "TLSv1.2" });
+      await once(socket, "secureConnect");
+      const given = socket.getTLSTicket();
+      socket.destroy();
+      return given;
+    };
+    const before = await ticket();
+    kubelet.certificate.set(kubelet.authority.issue({ commonName: "vm-1" }, "serverAuth"));
+    expect([before, await ticket()]).toEqual([undefined, undefined]);
   });
 
   it("asks the API server about a token once in two minutes", async () => {
