@@ -51,7 +51,10 @@ export function acceptWebSocketUpgrade(upgrade: UpgradeRequest, protocol: string
   if (protocol !== "") server.on("headers", (headers) => headers.push(`Sec-WebSocket-Protocol: ${protocol}`));
   return new Promise((resolve, reject) => {
     server.on("wsClientError", (error) => reject(new UpgradeRefused(400, error.message)));
-    socket.once("close", () => reject(new Error("the client closed the connection")));
+    const gone = () => reject(new Error("the client closed the connection"));
+    // It may have been closed while the request was looked at: then no event tells, and ws calls nobody.
+    if (socket.closed) gone();
+    socket.once("close", gone);
     server.handleUpgrade(request, socket, head, (webSocket) => {
       upgrade.answered = true;
       resolve(webSocket);

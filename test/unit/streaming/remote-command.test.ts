@@ -366,6 +366,20 @@ describe("remote command over WebSocket", () => {
   });
 });
 
+describe("a client that left before it could be answered", () => {
+  it.each(["spdy", "webSocket"] as const)("is given up at once (%s)", async (transport) => {
+    const outcome = Promise.withResolvers<unknown>();
+    await using server = await startUpgradeServer(async (upgrade) => {
+      const protocol = negotiateRemoteCommand(upgrade.request);
+      upgrade.socket.destroy();
+      await once(upgrade.socket, "close");
+      await acceptRemoteCommand(upgrade, protocol, ALL, { clock: systemClock }).catch(outcome.resolve);
+    });
+    await server[transport](["v4.channel.k8s.io"]).catch(() => {});
+    expect(await outcome.promise).toBeInstanceOf(Error);
+  });
+});
+
 describe("remoteCommandOptions", () => {
   it.each([
     ["input=1&output=1&error=1", { stdin: true, stdout: true, stderr: true, tty: false }],
