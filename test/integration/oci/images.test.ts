@@ -1,7 +1,12 @@
+import { createHash, randomBytes } from "node:crypto";
+import { once } from "node:events";
 import { existsSync } from "node:fs";
 import { mkdtemp, readdir, readFile, readlink, rm, truncate, writeFile } from "node:fs/promises";
+import { createServer, type Server } from "node:http";
+import type { AddressInfo } from "node:net";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
+import { gzipSync } from "node:zlib";
 import { afterAll, afterEach, beforeAll, beforeEach, describe, expect, test } from "vitest";
 import { HostImages, type HostImagesOptions } from "../../../providers/http-vm/backend/images/store.ts";
 import { silentLogger } from "../../../src/telemetry/logger.ts";
@@ -264,6 +269,85 @@ describe.skipIf(missing !== undefined)("images", () => {
       message: expect.stringContaining("more than the 1000000"),
     });
     expect(await readdir(join(dir, "blobs/sha256"))).toEqual([]);
+  });
+
+  test("an image for which the disk has no room is refused before its layers are fetched", async () => {
+    images = open({ diskUsage: async () => ({ totalBytes: 100e9, freeBytes: 1e9 }) });
+    await registry.push("t/wide:1", { layers: [[file("a", "1")]] }, { declaredLayerSize: 900e6 });
+    await expect(pull(`${registry.host}/t/wide:1`)).rejects.toMatchObject({
+      reason: "ErrImagePull",
+      message: expect.stringMatching(/no space left .*: 900000\d+ bytes are to be fetched, 1000000000 are free/),
+    });
+    expect(await readdir(join(dir, "blobs/sha256"))).toEqual([]);
+  });
+
+  test("layers that are here already need no room", async () => {
+    let freeBytes = 1e9;
+    images = open({ diskUsage: async () => ({ totalBytes: 100e9, freeBytes }) });
+    const layer = [{ path: "noise", content: randomBytes(2_000_000) }];
+    await registry.push("t/base:1", { layers: [layer] });
+    await pull(`${registry.host}/t/base:1`);
+    freeBytes = 257 * 1024 * 1024;
+    await registry.push("t/derived:1", { layers: [layer, [file("a", "1")]] });
+    await pull(`${registry.host}/t/derived:1`);
+  });
+
+  describe("from a registry that does not come to an end", () => {
+    const announced = 3_000_000;
+    let sent: number;
+    let wasAsked: boolean;
+    let endless: Server;
+    let image: string;
+    beforeEach(async () => {
+      wasAsked = false;
+      const config = JSON.stringify({ architecture: "amd64", os: "linux", rootfs: { type: "layers", diff_ids: [] } });
+      const layer = `sha256:${"1".repeat(64)}`;
+      const digestOfConfig = `sha256:${createHash("sha256").update(config).digest("hex")}`;
+      const mediaType = "application/vnd.oci.image.manifest.v1+json";
+      const manifest = JSON.stringify({
+        schemaVersion: 2,
+        mediaType,
+        config: {
+          mediaType: "application/vnd.oci.image.config.v1+json",
+          digest: digestOfConfig,
+          size: config.length,
+        },
+        layers: [{ mediaType: "application/vnd.oci.image.layer.v1.tar+gzip", digest: layer, size: announced }],
+      });
+      endless = createServer(({ url }, response) => {
+        if (url!.includes("/manifests/")) response.setHeader("content-type", mediaType).end(manifest);
+        else if (url!.endsWith(digestOfConfig)) response.end(config);
+        else if (url!.endsWith(layer)) {
+          wasAsked = true;
+          response.write(gzipSync(randomBytes(sent)));
+        } else response.end();
+      }).listen(0, "127.0.0.1");
+      await once(endless, "listening");
+      image = `127.0.0.1:${(endless.address() as AddressInfo).port}/t/endless:1`;
+    });
+    afterEach(() => {
+      endless.closeAllConnections();
+      endless.close();
+    });
+
+    test("a copy that exceeds what was announced is stopped, nothing left", async () => {
+      sent = 2 * announced;
+      await expect(pull(image)).rejects.toMatchObject({
+        reason: "ErrImagePull",
+        message: expect.stringMatching(/the registry sends more than the 3000\d+ bytes that it has announced/),
+      });
+      expect(await leftovers()).toEqual([]);
+    });
+
+    test("a copy that leaves too little room is stopped, nothing left", async () => {
+      sent = 1_000_000;
+      images = open({ diskUsage: async () => ({ totalBytes: 100e9, freeBytes: wasAsked ? 200e6 : 1e9 }) });
+      await expect(pull(image)).rejects.toMatchObject({
+        reason: "ErrImagePull",
+        message: expect.stringContaining("no space left on this host's image disk"),
+      });
+      expect(await leftovers()).toEqual([]);
+    });
   });
 
   test("a small layer that unpacks beyond the limit is stopped, nothing left", async () => {

@@ -25,6 +25,8 @@ export interface RegistryOptions {
 export interface Descriptor {
   digest: string;
   size: number;
+  /** It is stored here as it is sent. */
+  keepsSize: boolean;
 }
 
 /** What a reference means right now. */
@@ -235,7 +237,7 @@ function readManifest(image: string, document: Record<string, unknown>): { confi
 }
 
 function readDescriptor(image: string, value: unknown): Descriptor {
-  const { digest, size } = (value ?? {}) as Record<string, unknown>;
+  const { digest, size, mediaType } = (value ?? {}) as Record<string, unknown>;
   if (
     typeof digest !== "string" ||
     !DIGEST.test(digest) ||
@@ -244,7 +246,7 @@ function readDescriptor(image: string, value: unknown): Descriptor {
     size < 0
   )
     throw new ContainerError("ErrImagePull", `${image}: the manifest has an entry without a sha256 digest or size`);
-  return { digest, size };
+  return { digest, size, keepsSize: !String(mediaType).endsWith("zstd") };
 }
 
 function isDenied(stderr: string): boolean {

@@ -47,7 +47,9 @@ export interface GcOptions {
 
 /** A pull that leaves less than this is stopped: a full disk would hurt every machine of the host. */
 const MIN_FREE_BYTES = 256 * 1024 * 1024;
-const UNPACK_CHECK_MS = 250;
+const DISK_CHECK_MS = 250;
+/** What skopeo may write beside blobs of the announced sizes: its index, and a little more where it compresses by itself. */
+const COPY_SLACK = { bytes: 1024 * 1024, ratio: 1.01 };
 const HEX = /^[0-9a-f]{64}$/;
 
 interface StoredImage {
@@ -302,6 +304,7 @@ export class HostImages implements ImageStore {
         "ErrImagePull",
         `${image}: its layers have ${sizeBytes} bytes, more than the ${this.#limits.maxImageBytes} that this host accepts`,
       );
+    await this.#assertRoom(image, resolved);
 
     const work = await mkdtemp(join(this.#options.dir, "tmp", "pull-"));
     try {
@@ -309,7 +312,7 @@ export class HostImages implements ImageStore {
       await mkdir(layout);
       // skopeo and umoci both look for blobs in the layout: through this link all layouts share them.
       await symlink(join(this.#options.dir, "blobs"), join(layout, "blobs"));
-      await this.#registry.copy(image, reference, resolved, layout, signal);
+      await this.#copy(image, reference, resolved, layout, signal);
       const stored = await this.#describe(image, layout, resolved, sizeBytes);
       await mkdir(join(work, "image"));
       await this.#unpack(image, layout, join(work, "image", "rootfs"), stored, signal);
@@ -343,6 +346,45 @@ export class HostImages implements ImageStore {
     };
   }
 
+  /** By what the registry announces, before anything is fetched; layers that are here already need no room. */
+  async #assertRoom(image: string, resolved: ResolvedImage): Promise<void> {
+    const missing = new Map(
+      [resolved.config, ...resolved.layers]
+        .filter(({ digest }) => !existsSync(this.#blob(digest)))
+        .map(({ digest, size }) => [digest, size]),
+    );
+    const bytes = [...missing.values()].reduce((sum, size) => sum + size, 0);
+    const { freeBytes } = await this.#diskUsage();
+    if (freeBytes - bytes < MIN_FREE_BYTES)
+      throw new ContainerError(
+        "ErrImagePull",
+        `${image}: no space left on this host's image disk: ${bytes} bytes are to be fetched, ${freeBytes} are free, and ${MIN_FREE_BYTES} of them are kept free`,
+      );
+  }
+
+  /** A registry may send more than it has announced: skopeo would find that out only at the end of what it is sent. */
+  async #copy(
+    image: string,
+    reference: ImageReference,
+    resolved: ResolvedImage,
+    layout: string,
+    signal: AbortSignal,
+  ): Promise<void> {
+    const announced = [resolved.config, ...resolved.layers].reduce((sum, { size }) => sum + size, 0);
+    // What is compressed otherwise, skopeo compresses anew: its size is not announced.
+    const limit = resolved.layers.every(({ keepsSize }) => keepsSize)
+      ? announced * COPY_SLACK.ratio + COPY_SLACK.bytes
+      : this.#limits.maxImageBytes;
+    const excess = async () =>
+      // Blobs are written here and moved when they are complete.
+      (await fileBytes(layout)) > limit
+        ? `the registry sends more than the ${announced} bytes that it has announced`
+        : undefined;
+    await this.#guarded(image, excess, signal, (guarded) =>
+      this.#registry.copy(image, reference, resolved, layout, guarded),
+    );
+  }
+
   async #unpack(
     image: string,
     layout: string,
@@ -350,49 +392,63 @@ export class HostImages implements ImageStore {
     stored: StoredImage,
     signal: AbortSignal,
   ): Promise<void> {
+    const { maxUnpackedBytes } = this.#limits;
+    const before = (await this.#diskUsage()).freeBytes;
+    // A small layer can unpack to a huge one. Others write to this disk as well: free space is only the cheap hint, the
+    // tree is measured when it says so.
+    const excess = async (freeBytes: number) =>
+      before - freeBytes > maxUnpackedBytes && (await treeBytes(rootfs)) > maxUnpackedBytes
+        ? `unpacks to more than the ${maxUnpackedBytes} bytes that this host accepts`
+        : undefined;
+    await this.#guarded(image, excess, signal, async (guarded) => {
+      try {
+        await run(findTool("umoci") ?? "umoci", ["raw", "unpack", "--image", `${layout}:image`, rootfs], {
+          signal: guarded,
+        });
+      } catch (cause) {
+        if (guarded.aborted) throw guarded.reason;
+        // Layers on this disk that no longer match their digest would fail every later pull as well: fetch them anew.
+        for (const digest of stored.blobs) await rm(this.#blob(digest), { force: true });
+        const text = cause instanceof CommandError ? umociMessage(cause.stderr) : String(cause);
+        throw new ContainerError("ErrImagePull", `${image}: failed to unpack: ${text}`, { cause });
+      }
+    });
+  }
+
+  /**
+   * Does `work`, and looks at the disk meanwhile.
+   * @throws ContainerError when the disk runs full, or `excess` says why it is too much
+   */
+  async #guarded(
+    image: string,
+    excess: (freeBytes: number) => Promise<string | undefined>,
+    signal: AbortSignal,
+    work: (signal: AbortSignal) => Promise<void>,
+  ): Promise<void> {
     const guard = new AbortController();
-    const watched = this.#watchUnpack(image, rootfs, guard);
+    const watched = this.#watchDisk(image, excess, guard).catch((error: unknown) => guard.abort(error));
     try {
-      await run(findTool("umoci") ?? "umoci", ["raw", "unpack", "--image", `${layout}:image`, rootfs], {
-        signal: AbortSignal.any([signal, guard.signal]),
-      });
-    } catch (cause) {
-      if (signal.aborted) throw signal.reason;
-      if (guard.signal.aborted) throw guard.signal.reason;
-      // Layers on this disk that no longer match their digest would fail every later pull as well: fetch them anew.
-      for (const digest of stored.blobs) await rm(this.#blob(digest), { force: true });
-      const text = cause instanceof CommandError ? umociMessage(cause.stderr) : String(cause);
-      throw new ContainerError("ErrImagePull", `${image}: failed to unpack: ${text}`, { cause });
+      await work(AbortSignal.any([signal, guard.signal]));
     } finally {
       guard.abort();
       await watched;
     }
   }
 
-  /** Aborts `guard` when the image grows beyond its limit or the disk runs full: a small layer can unpack to a huge one. */
-  async #watchUnpack(image: string, rootfs: string, guard: AbortController): Promise<void> {
-    const { clock } = this.#options;
-    const before = (await this.#diskUsage()).freeBytes;
+  async #watchDisk(
+    image: string,
+    excess: (freeBytes: number) => Promise<string | undefined>,
+    guard: AbortController,
+  ): Promise<void> {
     for (;;) {
       try {
-        await clock.sleep(UNPACK_CHECK_MS, guard.signal);
+        await this.#options.clock.sleep(DISK_CHECK_MS, guard.signal);
       } catch {
         return;
       }
       const { freeBytes } = await this.#diskUsage();
-      if (freeBytes < MIN_FREE_BYTES)
-        guard.abort(new ContainerError("ErrImagePull", `${image}: no space left on this host's image disk`));
-      // Others write to this disk as well: free space is only the cheap hint, the tree is measured when it says so.
-      else if (
-        before - freeBytes > this.#limits.maxUnpackedBytes &&
-        (await treeBytes(rootfs)) > this.#limits.maxUnpackedBytes
-      )
-        guard.abort(
-          new ContainerError(
-            "ErrImagePull",
-            `${image}: unpacks to more than the ${this.#limits.maxUnpackedBytes} bytes that this host accepts`,
-          ),
-        );
+      const why = freeBytes < MIN_FREE_BYTES ? "no space left on this host's image disk" : await excess(freeBytes);
+      if (why !== undefined) guard.abort(new ContainerError("ErrImagePull", `${image}: ${why}`));
     }
   }
 
@@ -492,6 +548,13 @@ function umociMessage(stderr: string): string {
     .trim();
 }
 
+async function fileBytes(folder: string): Promise<number> {
+  const files = (await readdir(folder, { withFileTypes: true })).filter((entry) => entry.isFile());
+  const sizes = files.map(async ({ name }) => (await lstat(join(folder, name)).catch(() => undefined))?.size ?? 0);
+  return (await Promise.all(sizes)).reduce((sum, size) => sum + size, 0);
+}
+
+/** What a tree takes on the disk. */
 async function treeBytes(folder: string): Promise<number> {
   let sum = 0;
   for (const entry of await readdir(folder, { withFileTypes: true, recursive: true }).catch(() => [])) {
