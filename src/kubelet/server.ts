@@ -289,8 +289,8 @@ class Server implements KubeletServer {
         await handler.handle(context, response);
         return;
       }
-      response.setTimeout(this.#limits.responseIdleMs, () => response.destroy());
       const { status, contentType, body } = await handler.handle(context);
+      response.setTimeout(this.#limits.responseIdleMs, () => response.destroy());
       response.writeHead(status, {
         "content-type": contentType,
         "x-content-type-options": "nosniff",

@@ -24,10 +24,12 @@ export function run(deps: StreamDeps): Handler {
         const options = { stdin: false, stdout: true, stderr: true, tty: false, signal };
         const process = await deps.provider.exec(found.machineId, container, command, options);
         try {
+          signal.throwIfAborted();
+          signal.addEventListener("abort", () => process.close(), { once: true });
           const output = new CappedOutput();
-          const copied = Promise.all([output.collect(process.stdout), output.collect(process.stderr)]);
-          const { exitCode } = await process.exit;
-          await copied;
+          const copied = [output.collect(process.stdout), output.collect(process.stderr)];
+          // All at a time: a command of too much output need not end by itself.
+          const [{ exitCode }] = await Promise.all([process.exit, ...copied]);
           const contentType = "text/plain; charset=utf-8";
           if (exitCode === 0) return { status: 200, contentType, body: output.text() };
           return {

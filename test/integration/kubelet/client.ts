@@ -19,6 +19,7 @@ export function ask(
     method?: string;
     headers?: Record<string, string>;
     localAddress?: string;
+    signal?: AbortSignal;
     onStart?: (response: IncomingMessage) => void;
   } = {},
 ): Promise<Answer> {
@@ -32,6 +33,7 @@ export function ask(
     ca: kubelet.authority.cert,
     agent: false,
     ...(options.localAddress && { localAddress: options.localAddress }),
+    ...(options.signal && { signal: options.signal }),
   };
   if (credential === "certificate") Object.assign(request, kubelet.client);
   else if (credential !== "none" && "token" in credential)

@@ -3,6 +3,7 @@ import { connect as connectTls } from "node:tls";
 import { describe, expect, it } from "vitest";
 import { ProviderError } from "../../../src/provider/errors.ts";
 import type { Provider } from "../../../src/provider/provider.ts";
+import { must, waitFor } from "../../e2e/harness/wait.ts";
 import { ask } from "./client.ts";
 import { startKubelet, testPod } from "./support.ts";
 
@@ -63,6 +64,27 @@ describe("the kubelet API", () => {
       body: "hi\n",
     });
     expect((await ask(kubelet, "/run/default/p/uid-1/main?cmd=false", { method: "POST" })).status).toBe(500);
+  });
+
+  it("ends a command that it was asked to run when it writes without end, or when the client leaves", async () => {
+    await using kubelet = await startKubelet();
+    expect(await ask(kubelet, "/run/default/p/main?cmd=yes", { method: "POST" })).toMatchObject({
+      status: 500,
+      body: "the command wrote more than 16777216 bytes; use exec",
+    });
+    const over = () => must(kubelet.provider.openSessions === 0, "not yet");
+    await waitFor({ what: "the first command is over" }, over);
+    const leaving = new AbortController();
+    const asking = ask(kubelet, "/run/default/p/main?cmd=sleep%201000", { method: "POST", signal: leaving.signal });
+    await waitFor({ what: "the second command runs" }, () => must(kubelet.provider.openSessions === 1, "not yet"));
+    leaving.abort();
+    await expect(asking).rejects.toThrow("aborted");
+    await waitFor({ what: "the second command is over" }, over);
+  });
+
+  it("waits for a command that it was asked to run longer than for a client that does not read", async () => {
+    await using kubelet = await startKubelet({ limits: { responseIdleMs: 50 } });
+    expect((await ask(kubelet, "/run/default/p/main?cmd=sleep%200.3", { method: "POST" })).status).toBe(200);
   });
 
   it.each([
