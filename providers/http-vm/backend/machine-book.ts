@@ -137,6 +137,17 @@ export class MachineBook {
     else state.message = message.slice(0, MAX_MESSAGE_CHARS);
   }
 
+  /** Shows which instance it is that runs or has run, and what it was made of. */
+  showInstance(spec: ContainerSpec, id: string): void {
+    const { image, user } = this.own(spec.name);
+    const state = this.state(spec.name);
+    state.id = id;
+    state.image = image?.image ?? spec.image;
+    state.image_id = image?.imageId ?? "";
+    if (user !== undefined) state.user = user;
+    if (spec.resources !== undefined) state.resources = spec.resources;
+  }
+
   /** Shows the end of the container's instance. */
   exited(name: string, terminated: ContainerTermination): void {
     const own = this.own(name);
@@ -146,7 +157,9 @@ export class MachineBook {
     if (state.terminated !== undefined) state.last = state.terminated;
     state.state = "terminated";
     state.terminated = terminated;
-    if (terminated.id !== undefined) state.id = terminated.id;
+    // It may have ended before it could be shown as running.
+    if (terminated.id !== undefined && terminated.id !== state.id)
+      this.showInstance(this.findSpec(name), terminated.id);
     state.restart_count = Math.max(state.restart_count, own.attempt);
     state.started = false;
     state.ready = own.kind === "init" && terminated.exit_code === 0 && this.isPlainInit(this.findSpec(name));

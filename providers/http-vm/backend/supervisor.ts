@@ -44,7 +44,7 @@ import { BACKOFF_MAX_MS, type Action, plan } from "./plan.ts";
 import { Pulse } from "./pulse.ts";
 import { containersOf, newRecord, type ContainerRecord, type Ending, type MachineRecord } from "./record.ts";
 import type { ShimEvents, ShimWatch } from "./shim-client.ts";
-import type { ShimLaunch } from "./shim.ts";
+import type { ShimCommand } from "./shim.ts";
 import { exceededLimit, hasStorageLimits, type StorageUse } from "./storage-limits.ts";
 import { writeJson, type MachineStore } from "./store.ts";
 
@@ -62,7 +62,7 @@ const START_ERROR_EXIT = 128;
 
 /** How containers' shims are started and followed; a test puts its own in place of processes. */
 export interface Shims {
-  start(dir: string, launch: Omit<ShimLaunch, "logMaxBytes" | "logMaxFiles" | "ptyModule">): Promise<void>;
+  start(dir: string, launch: ShimCommand): Promise<void>;
   watch(dir: string, socket: string, events: ShimEvents): ShimWatch;
   everStarted(dir: string): boolean;
   attach(socket: string, options: StreamOptions): Promise<ProcessStreams>;
@@ -922,11 +922,7 @@ export class Supervisor implements MachineHome {
     delete state.message;
     state.state = "running";
     state.restart_count = own.attempt;
-    state.id = runtime.ref.id;
-    if (spec.resources !== undefined) state.resources = spec.resources;
-    state.image = own.image?.image ?? spec.image;
-    state.image_id = own.image?.imageId ?? "";
-    if (own.user !== undefined) state.user = own.user;
+    this.#book.showInstance(spec, runtime.ref.id);
     state.started = spec.probes?.startup === undefined;
     state.ready =
       state.started &&

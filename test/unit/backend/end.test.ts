@@ -178,3 +178,18 @@ test("an end whose log is still being read when the sandbox is lost does not end
   expect(await world.container("a")).toEqual(state);
   expect(world.running()).toEqual(["a"]);
 });
+
+test("a container that ends at once is shown with its image and user all the same", async () => {
+  const image = { imageId: "r/i@sha256:0", image: "r/i:1", config: {}, location: "/i" };
+  const world = await World.create((fresh) => {
+    fresh.hasty.add("a");
+    fresh.images = { find: () => Promise.resolve(image), pull: () => Promise.reject(new Error("not asked for")) };
+  });
+  await world.create({ restart_policy: "never", containers: [main("a", { pull_policy: "if_not_present" })] });
+  expect(await world.container("a")).toMatchObject({
+    state: "terminated",
+    image: "r/i:1",
+    image_id: "r/i@sha256:0",
+    user: { uid: 7 },
+  });
+});

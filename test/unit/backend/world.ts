@@ -36,6 +36,9 @@ export interface Instance {
 /** Exit code of an exec in the container; undefined leaves it running until it is closed. */
 export type ExecScript = (container: string, command: string[]) => number | undefined;
 
+/** As whom all containers run. */
+const USER = { uid: 7, gid: 7, supplemental_groups: [] };
+
 export class World {
   readonly clock = new VirtualClock();
   readonly stateDir = mkdtempSync(join(tmpdir(), "vmlet-unit-"));
@@ -48,6 +51,8 @@ export class World {
   readonly stuck = new Set<string>();
   /** Containers whose shim runs and never says that the command has started. */
   readonly silent = new Set<string>();
+  /** Containers that have ended before anybody can see them run. */
+  readonly hasty = new Set<string>();
   /** Containers whose launch fails, with the error. */
   readonly launchErrors = new Map<string, Error>();
   /** Containers whose shim cannot be started, with the error. */
@@ -251,7 +256,7 @@ export class World {
           signals: [],
         });
         await this.launching;
-        return { argv: launch.spec.command ?? [], env: {}, cwd: "/" };
+        return { argv: launch.spec.command ?? [], env: {}, cwd: "/", user: USER };
       },
       signal: (ref, signal) => {
         const instance = this.#byId(ref)!;
@@ -321,6 +326,7 @@ export class World {
         instance.running = true;
         instance.startedAt = this.clock.monotonic();
         this.journal.push(`start ${instance.name}`);
+        if (this.hasty.has(instance.name)) this.#end(instance, 0);
         return Promise.resolve();
       },
       watch: (dir, _socket, events) => {
