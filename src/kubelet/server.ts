@@ -69,6 +69,7 @@ export const DEFAULT_LIMITS: KubeletLimits = {
 /** A command to execute is part of the URL, and scripts are passed that way: as much as the backend's side takes. */
 const MAX_HEADER_BYTES = 64 * 1024;
 const MAX_BODY_BYTES = 64 * 1024;
+const TCP_KEEPALIVE_MS = 30_000;
 /** How long a client that tries too many credentials waits for its refusal. */
 const REFUSAL_DELAY_MS = 1_000;
 
@@ -248,7 +249,8 @@ class Server implements KubeletServer {
 
   #admit(socket: Socket): void {
     if (this.#stopping.signal.aborted || !this.#connections.add(socket)) socket.destroy();
-    else socket.setNoDelay(true);
+    // Probes find out about a peer that vanished: whoever follows a silent log sends nothing and is sent nothing.
+    else socket.setNoDelay(true).setKeepAlive(true, TCP_KEEPALIVE_MS);
   }
 
   async #authorize(

@@ -1,4 +1,5 @@
 import { once } from "node:events";
+import { readFile } from "node:fs/promises";
 import { connect } from "node:net";
 import { connect as tlsConnect } from "node:tls";
 import { request as httpsRequest } from "node:https";
@@ -98,6 +99,25 @@ describe("limits of the kubelet API", () => {
     await using kubelet = await startKubelet({ limits: { unauthenticatedPerAddress: 2 } });
     for (let i = 0; i < 5; i++) await openExec(kubelet, ["cat"]);
     expect((await ask(kubelet, "/pods")).status).toBe(200);
+  });
+
+  it("find out that the client of a silent log is gone: the connection is probed", async () => {
+    await using kubelet = await startKubelet();
+    const socket = tlsConnect({
+      port: kubelet.server.port,
+      host: "127.0.0.1",
+      rejectUnauthorized: false,
+      ...kubelet.client,
+    });
+    open.push(socket);
+    socket.write("GET /containerLogs/default/p/main?follow=true HTTP/1.1\r\nHost: x\r\n\r\n");
+    await once(socket, "data");
+    const hex = (port: number) => port.toString(16).toUpperCase().padStart(4, "0");
+    const ends = `:${hex(kubelet.server.port)} 0100007F:${hex(socket.localPort!)} `;
+    await waitFor({ what: "the kernel's timer for probes is set" }, async () => {
+      const line = (await readFile("/proc/net/tcp", "utf8")).split("\n").find((each) => each.includes(ends));
+      must(line?.trim().split(/ +/)[5]?.startsWith("02:"), line);
+    });
   });
 
   it("cut a request whose header does not come to an end", async () => {
