@@ -68,9 +68,10 @@ export function parseLogOptions(query: URLSearchParams): ContainerLogOptions {
   const flag = (name: string) => query.has(name) && !["false", "0"].includes(query.get(name)!.toLowerCase());
   const count = (name: string, least: number, value = query.get(name)): number | undefined => {
     if (value === null) return undefined;
-    if (!/^[+-]?[0-9]{1,18}$/.test(value)) throw undecodable();
+    if (!/^[+-]?[0-9]{1,19}$/.test(value) || BigInt.asIntN(64, BigInt(value)) !== BigInt(value)) throw undecodable();
     if (Number(value) < least) throw invalid();
-    return Number(value);
+    // What some clients mean by the largest of all is "no limit"; a backend need not know numbers that large.
+    return Math.min(Number(value), Number.MAX_SAFE_INTEGER);
   };
   const sinceText = query.get("sinceTime");
   const sinceTime = sinceText === null || sinceText === "" ? undefined : parseRfc3339(sinceText);
@@ -137,8 +138,10 @@ export function attemptToRead(pod: Pod, container: string, previous: boolean): b
   throw new HttpError(400, `${where} is waiting to start - no logs yet`);
 }
 
+/** Milliseconds since the epoch, before which no log was written. */
 function sinceMs(options: ContainerLogOptions, now: number): number | undefined {
-  return options.sinceTime ?? (options.sinceSeconds === undefined ? undefined : now - options.sinceSeconds * 1000);
+  const since = options.sinceSeconds === undefined ? options.sinceTime : now - options.sinceSeconds * 1000;
+  return since && Math.max(0, since);
 }
 
 /**

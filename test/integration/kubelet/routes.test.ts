@@ -182,6 +182,15 @@ describe("container logs", () => {
     expect(await ask(kubelet, path)).toMatchObject({ status, body });
   });
 
+  it("are whole for a time before time began, and for numbers as large as Kubernetes takes", async () => {
+    await using kubelet = await startKubelet();
+    kubelet.provider.log("all");
+    const largest = "9223372036854775807";
+    for (const query of [`sinceSeconds=${largest}`, `limitBytes=${largest}&tailLines=${largest}`])
+      expect(await ask(kubelet, `${LOGS}?${query}`)).toMatchObject({ status: 200, body: "all\n" });
+    expect((await ask(kubelet, `${LOGS}?limitBytes=9223372036854775808`)).status).toBe(400);
+  });
+
   it("begin at once when a silent container is followed, and end with the container", async () => {
     await using kubelet = await startKubelet();
     const answer = await ask(kubelet, `${LOGS}?follow=true`, {
