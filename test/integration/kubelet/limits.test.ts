@@ -116,7 +116,7 @@ describe("limits of the kubelet API", () => {
     const ends = `:${hex(kubelet.server.port)} 0100007F:${hex(socket.localPort!)} `;
     await waitFor({ what: "the kernel's timer for probes is set" }, async () => {
       const line = (await readFile("/proc/net/tcp", "utf8")).split("\n").find((each) => each.includes(ends));
-      must(line?.trim().split(/ +/)[5]?.startsWith("02:"), line);
+      must(line?.trim().split(/ +/)[5]?.startsWith("02:") === true, line);
     });
   });
 
