@@ -1,4 +1,5 @@
 import { isProviderError, type ProviderErrorCode } from "../provider/errors.ts";
+import { plainText } from "../streaming/plain-text.ts";
 import { UpgradeRefused } from "../streaming/upgrade.ts";
 import { toError, VmletError } from "../util/errors.ts";
 
@@ -45,12 +46,4 @@ export function toHttpError(thrown: unknown): HttpError {
   }
   if (toError(thrown).name === "AbortError") return new HttpError(503, "the request was cancelled");
   return new HttpError(500, "internal error");
-}
-
-// eslint-disable-next-line no-control-regex
-const UNPRINTABLE = /\u001b\[[0-9;?]*[A-Za-z]|[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u202a-\u202e\u2066-\u2069]/g;
-
-/** Backend texts end on terminals: no control characters, no escape sequences, no novels (CVE-2021-25743). */
-export function plainText(text: string): string {
-  return text.replace(UNPRINTABLE, "").slice(0, 1024);
 }

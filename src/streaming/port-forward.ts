@@ -7,6 +7,7 @@ import { finished } from "node:stream/promises";
 import { createWebSocketStream } from "ws";
 import { linkAbort } from "../util/abort.ts";
 import { toError } from "../util/errors.ts";
+import { plainText } from "./plain-text.ts";
 import { RST_STATUS } from "./spdy/frames.ts";
 import { SpdySession, type SpdyStream } from "./spdy/session.ts";
 import type { StreamLimits } from "./remote-command.ts";
@@ -173,7 +174,7 @@ async function forwardPair(
 }
 
 function forwardError(port: number, target: PortForwardTarget, thrown: unknown): string {
-  return `error forwarding port ${port} to pod ${target.podName}, uid ${target.podUid}: ${toError(thrown).message}`;
+  return `error forwarding port ${port} to pod ${target.podName}, uid ${target.podUid}: ${plainText(toError(thrown).message)}`;
 }
 
 /** Copies until both directions ended or either end broke; a half-close is passed on. Leaves both ends closed. */

@@ -1,6 +1,6 @@
 /**
  * Kubernetes' WebSocket framing: several channels over one connection. A binary message is the channel's number in one byte
- * and its bytes; in the base64 protocols a text message is the number as a digit and the bytes in base64.
+ * and its bytes; in the base64 protocols a text message is the number as a character, counted from "0" on, and the bytes in base64.
  */
 import type { IncomingMessage } from "node:http";
 import { Readable, Writable } from "node:stream";
@@ -14,6 +14,8 @@ export const BEARER_PROTOCOL_PREFIX = "base64url.bearer.authorization.k8s.io.";
 
 /** In `v5`, a message `[255, channel]` closes a channel. */
 const CLOSE_CHANNEL = 255;
+
+const FIRST_DIGIT = "0".charCodeAt(0);
 
 /** golang.org/x/net/websocket's limit, which is the kubelet's: some clients send a whole file as one message of stdin. */
 const MAX_MESSAGE_BYTES = 32 * 1024 * 1024;
@@ -175,7 +177,8 @@ export class ChannelSocket {
   #send(channel: number, payload: Buffer, callback: (error?: Error | null) => void): void {
     this.#idle.touch();
     if (this.#options.base64) {
-      this.#webSocket.send(`${channel}${payload.toString("base64")}`, { binary: false }, callback);
+      const number = String.fromCharCode(FIRST_DIGIT + channel);
+      this.#webSocket.send(`${number}${payload.toString("base64")}`, { binary: false }, callback);
       return;
     }
     const message = Buffer.allocUnsafe(payload.length + 1);
@@ -195,7 +198,7 @@ export class ChannelSocket {
       else this.#deliver(first, rest);
       return;
     }
-    this.#deliver(first - "0".charCodeAt(0), Buffer.from(rest.toString("latin1"), "base64"));
+    this.#deliver(first - FIRST_DIGIT, Buffer.from(rest.toString("latin1"), "base64"));
   }
 
   #deliver(channel: number, payload: Buffer): void {

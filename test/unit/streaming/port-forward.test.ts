@@ -20,7 +20,7 @@ async function serve(query = "", clock: Clock = systemClock) {
         podName: "web",
         podUid: "u-1",
         dial: (port, signal) => {
-          if (port === 1) return Promise.reject(new Error("connection refused"));
+          if (port === 1) return Promise.reject(new Error("connection \u001b[31mrefused\u0007"));
           if (port === 9) {
             dialed.resolve();
             return once(signal, "abort").then(() => Promise.reject(signal.reason as Error));
@@ -214,6 +214,21 @@ describe("port-forward over WebSocket", () => {
     const channels = [0, 1, 2, 3].map((channel) => webSocket.bytes(channel).toString("latin1"));
     expect(String(input)).toBe("to 80");
     expect(channels).toEqual(["P\0from 80", "P\0", "\u00bb\u0001from 443", "\u00bb\u0001"]);
+  });
+
+  it("numbers the channels of many ports by one character each in the base64 protocol", async () => {
+    const query = `port=${[80, 81, 82, 83, 84, 85].join(",")}`;
+    await using it = await serve(query);
+    const webSocket = await it.server.webSocket(["v4.base64.channel.k8s.io"]);
+    while (it.remotes.length < 6) await it.nextDial();
+    it.remotes.at(-1)!.end.write("from 85");
+    webSocket.socket.send(`:${Buffer.from("to 85").toString("base64")}`);
+    const [input] = (await once(it.remotes.at(-1)!.end, "data")) as [Buffer];
+    for (const { end } of it.remotes) end.end();
+    await webSocket.closed;
+    const texts = webSocket.messages.map(({ data }) => data.toString());
+    expect(String(input)).toBe("to 85");
+    expect(texts).toContain(`:${Buffer.from("from 85").toString("base64")}`);
   });
 
   it("tells why a port cannot be reached on its error channel", async () => {

@@ -195,7 +195,7 @@ describe("remote command over SPDY", () => {
     const { client } = await it.server.spdy(ALL_SPDY);
     await client.openAndWait(1, { streamtype: "error" });
     await client.openAndWait(3, { streamtype: "stdout" });
-    it.process.fail(new Error("the machine is gone"));
+    it.process.fail(new Error("the machine \u001b[31mis gone\u0007"));
     await client.until(() => client.closed);
     expect(JSON.parse(client.text(1))).toMatchObject({
       status: "Failure",
