@@ -166,13 +166,18 @@ if (missing.length > 0) {
       const id = await bench().create({ containers: [bench().shell("a", "sleep 997")] });
       await bench().reaches(id, "running");
       const engineDir = join(bench().stateDir, "machines", id, "engine");
-      const engine = createEngine(bench().stateDir);
-      await engine.sweep(new Set());
-      await engine.close();
-      expect(readFileSync("/proc/self/mountinfo", "utf8")).not.toContain(engineDir);
-      expect(readdirSync(join(bench().stateDir, "oci/machines"))).toEqual([]);
-      const { stdout } = await run("ps", ["-eo", "args"]);
-      expect(stdout.toString()).not.toContain("sleep 997");
+      await bench().provider.close();
+      try {
+        const engine = createEngine(bench().stateDir);
+        await engine.sweep(new Set());
+        await engine.close();
+        expect(readFileSync("/proc/self/mountinfo", "utf8")).not.toContain(engineDir);
+        expect(readdirSync(join(bench().stateDir, "oci/machines"))).toEqual([]);
+        const { stdout } = await run("ps", ["-eo", "args"]);
+        expect(stdout.toString()).not.toContain("sleep 997");
+      } finally {
+        await bench().open();
+      }
     });
   });
 }
