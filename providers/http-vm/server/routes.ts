@@ -334,6 +334,8 @@ async function getLogs({ provider, clock }: RouteContext, exchange: Exchange, id
       pending = iterator.next();
     }
     output.flush();
+    // What was called off is not whole: the reply must not look as if it were.
+    exchange.signal.throwIfAborted();
     exchange.response.end();
   } finally {
     await iterator.return?.();

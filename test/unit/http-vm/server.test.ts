@@ -152,6 +152,19 @@ describe("closing", () => {
     expect((await wait).status).toBe(200);
   });
 
+  test("breaks a followed log off, which would look whole otherwise", async () => {
+    const { url, server, memory } = await setup();
+    memory.getLogs = async function* (_id, _container, { signal }) {
+      yield { at: "2026-01-01T00:00:00Z", stream: "stdout", partial: false, content: Buffer.from("line") };
+      await new Promise((resolve) => signal.addEventListener("abort", resolve));
+    };
+    const reply = await fetch(`${url}/v1/machines/m/containers/c/logs?follow=true`);
+    const reader = reply.body!.getReader();
+    expect(Buffer.from((await reader.read()).value!).toString()).toContain("line");
+    await server.close({ graceMs: 5000 });
+    await expect(reader.read()).rejects.toThrow("terminated");
+  });
+
   test("makes room for a new server on the same port at once", async () => {
     const { server, port } = await setup();
     await server.close({ graceMs: 50 });
