@@ -31,8 +31,8 @@ export interface AuthOptions {
   clock: Clock;
   logger: Logger;
   metrics: Metrics;
-  /** False while there is no client CA: then a certificate proves nothing, whatever TLS says of it. */
-  acceptCertificates(): boolean;
+  /** False while there is no client CA, or another than when it connected: then a certificate proves nothing, whatever TLS says. */
+  acceptCertificates(connection: Socket): boolean;
   tokenTtlMs?: number;
   allowTtlMs?: number;
   denyTtlMs?: number;
@@ -69,7 +69,7 @@ export class Authenticator {
 
   /** @throws HttpError 401, TooManyFailures of one address, 503 when the API server cannot be asked */
   async authenticate(request: IncomingMessage): Promise<UserInfo> {
-    const byCertificate = this.#options.acceptCertificates() ? certificateUser(request) : undefined;
+    const byCertificate = this.#options.acceptCertificates(request.socket) ? certificateUser(request) : undefined;
     const user = byCertificate ?? (await this.#tokenUser(request));
     this.#options.metrics.authnDecisions.inc({ result: "allowed" });
     return user;

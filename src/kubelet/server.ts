@@ -133,6 +133,8 @@ class Server implements KubeletServer {
   readonly #authenticator: Authenticator;
   readonly #authorizer: Authorizer;
   readonly #connections: Connections;
+  /** The client CA that each connection's certificate was checked against. */
+  readonly #checkedBy = new WeakMap<Socket, string>();
   readonly #stopping = new AbortController();
 
   constructor(options: KubeletServerOptions) {
@@ -148,7 +150,7 @@ class Server implements KubeletServer {
       clock,
       logger,
       metrics,
-      acceptCertificates: () => options.clientCa?.current() !== undefined,
+      acceptCertificates: (connection) => !this.#isOutdated(connection) && this.#checkedBy.has(connection),
     };
     this.#authenticator = new Authenticator(auth, reviews);
     this.#authorizer = new Authorizer(auth, reviews);
@@ -192,6 +194,12 @@ class Server implements KubeletServer {
     });
     this.#server.maxHeadersCount = 100;
     this.#server.on("connection", (socket) => this.#admit(socket as Socket));
+    this.#server.on("secureConnection", (socket) => {
+      const ca = options.clientCa?.current();
+      if (ca !== undefined) this.#checkedBy.set(socket, ca);
+    });
+    // A connection that could not be accepted, for want of file descriptors for example.
+    this.#server.on("error", (error) => logger.warn({ err: error.message }, "kubelet API server error"));
     this.#server.on("request", (request, response) => void this.#serve(request, response));
     this.#server.on("upgrade", (request, socket, head) => void this.#upgrade(request, socket, head));
     this.#server.on("tlsClientError", (error) => logger.debug({ err: error.message }, "TLS handshake failed"));
@@ -241,10 +249,17 @@ class Server implements KubeletServer {
     };
   }
 
-  /** New connections see the new certificate and CA; idle ones are closed, so that an old CA does not live on in them. */
+  /**
+   * New connections see the new certificate and CA; idle ones are closed, so that an old CA does not live on in them. The others
+   * are closed after their response.
+   */
   #reload(): void {
     this.#server.setSecureContext(this.#secureContext());
     this.#server.closeIdleConnections();
+  }
+
+  #isOutdated(connection: Socket): boolean {
+    return this.#checkedBy.get(connection) !== this.#options.clientCa?.current();
   }
 
   #admit(socket: Socket): void {
@@ -276,7 +291,10 @@ class Server implements KubeletServer {
       return;
     }
     const cancel = new AbortController();
-    response.once("close", () => cancel.abort(new Error("the client closed the connection")));
+    response.once("close", () => {
+      cancel.abort(new Error("the client closed the connection"));
+      if (this.#isOutdated(request.socket)) request.socket.destroySoon();
+    });
     response.on("error", () => {});
     const { signal, release } = linkAbort(cancel.signal, this.#stopping.signal);
     let finish = () => {};

@@ -86,6 +86,21 @@ describe("authentication of the kubelet API", () => {
     expect((await ask(kubelet, "/pods", { as: next.issue(TESTER, "clientAuth") })).status).toBe(200);
   });
 
+  it("ends with its response a connection that the CA before has let in", async () => {
+    await using kubelet = await startKubelet();
+    const socket = connect({
+      port: kubelet.server.port,
+      host: "127.0.0.1",
+      ...kubelet.client,
+      rejectUnauthorized: false,
+    });
+    socket.write("GET /containerLogs/default/p/main?follow=true HTTP/1.1\r\nHost: x\r\n\r\n");
+    await once(socket, "data");
+    kubelet.clientCa.set(new TestAuthority("next-ca").cert);
+    kubelet.provider.endLogs();
+    await once(socket, "close");
+  });
+
   it("accepts no certificate at all while it has no client CA", async () => {
     await using kubelet = await startKubelet({
       clientCa: { current: () => undefined, onChange() {}, run: async () => {} },

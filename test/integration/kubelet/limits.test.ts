@@ -1,10 +1,10 @@
 import { once } from "node:events";
 import { readFile } from "node:fs/promises";
-import { connect } from "node:net";
+import { connect, Server } from "node:net";
 import { connect as tlsConnect } from "node:tls";
 import { request as httpsRequest } from "node:https";
 import { Worker } from "node:worker_threads";
-import { afterEach, describe, expect, it } from "vitest";
+import { afterEach, describe, expect, it, vi } from "vitest";
 import { DEFAULT_SESSION_LIMITS } from "../../../src/kubelet/sessions.ts";
 import { synStreamFrame, dataHeader } from "../../../src/streaming/spdy/frames.ts";
 import { HeaderDeflater } from "../../unit/streaming/spdy-client.ts";
@@ -118,6 +118,14 @@ describe("limits of the kubelet API", () => {
       const line = (await readFile("/proc/net/tcp", "utf8")).split("\n").find((each) => each.includes(ends));
       must(line?.trim().split(/ +/)[5]?.startsWith("02:") === true, line);
     });
+  });
+
+  it("do not fall with a connection that the system cannot give us", async () => {
+    using listen = vi.spyOn(Server.prototype, "listen");
+    await using kubelet = await startKubelet();
+    // As Node does when accept fails, for want of file descriptors for example.
+    (listen.mock.contexts[0] as Server).emit("error", new Error("accept ENFILE"));
+    expect((await ask(kubelet, "/pods")).status).toBe(200);
   });
 
   it("cut a request whose header does not come to an end", async () => {
