@@ -10,12 +10,12 @@ import { randomUUID } from "node:crypto";
 import { hostname, networkInterfaces } from "node:os";
 import { monitorEventLoopDelay } from "node:perf_hooks";
 import type { AgentConfig, NodeConfig, ProviderConfig } from "./config/schema.ts";
-import { ConfigError } from "./config/load.ts";
+import { ConfigError, configuredBy } from "./config/load.ts";
 import { NodeCertificate } from "./kube/certificates.ts";
 import { loadKubeConfig } from "./kube/credentials.ts";
 import { EventRecorder } from "./kube/events.ts";
 import { isForbidden } from "./kube/errors.ts";
-import { LeaderElector } from "./kube/leader-election.ts";
+import { LeaderElector, NotLeaderError } from "./kube/leader-election.ts";
 import { resourcePath } from "./kube/paths.ts";
 import { KubeTransport } from "./kube/transport.ts";
 import { parseDuration } from "./resources/duration.ts";
@@ -144,14 +144,10 @@ export class Agent {
     let isBuilt = false;
     readyz.add("started", () => (isBuilt ? undefined : "still starting"));
     // First, because a node's certificate may have to wait for somebody's approval: until then the process is alive, not ready.
-    const health = await startHealthServer({
-      host: config.health.address,
-      port: config.health.port,
-      livez,
-      readyz,
-      metrics,
-      logger,
-    });
+    const { address: host, port } = config.health;
+    const health = await configuredBy("health", () =>
+      startHealthServer({ host, port, livez, readyz, metrics, logger }),
+    );
     try {
       const clusterId = config.clusterId ?? (await readClusterId(self, options.signal));
       for (const node of config.nodes) {
@@ -222,22 +218,14 @@ export class Agent {
       // Whoever loses the leadership ends: a fresh process stands by with nothing left over from before.
       this.#elector === undefined
         ? act(linked)
-        : this.#elector.run(linked, act).then(() => failed.abort(new Error("not leading any more"))),
+        : this.#elector.run(linked, act).then(() => failed.abort(new NotLeaderError("not leading any more"))),
     ];
-    const results = await Promise.allSettled(
-      parts.map((part) =>
-        part.catch((thrown: unknown) => {
-          failed.abort(thrown);
-          throw thrown;
-        }),
-      ),
-    );
+    await Promise.all(parts.map((part) => part.catch((thrown: unknown) => failed.abort(thrown))));
     await Promise.all(this.nodes.map((node) => node.close()));
     await this.#health.close();
     await this.#self.close();
     this.#logger.info({}, "Agent stopped; machines run on");
-    const fault = results.find((r) => r.status === "rejected");
-    if (fault !== undefined && !signal.aborted) throw fault.reason;
+    if (failed.signal.aborted && !signal.aborted) throw failed.signal.reason;
   }
 }
 

@@ -1,6 +1,6 @@
 /** One virtual node: its Node object, its pods, its kubelet API, and the wires between them. */
 import { loadCredentialProviders } from "./config/credential-providers.ts";
-import { ConfigError } from "./config/load.ts";
+import { ConfigError, configuredBy } from "./config/load.ts";
 import type { NodeConfig } from "./config/schema.ts";
 import type { EventRecorder } from "./kube/events.ts";
 import type { NodeCertificate } from "./kube/certificates.ts";
@@ -99,7 +99,7 @@ export class NodeAgent {
         ? await configMapClientCa({ ...options, kube: options.self })
         : await fileClientCa({ file: kubelet.clientCAFile, clock: options.clock, logger: options.logger });
     const agent = new NodeAgent(options, certificate, clientCa);
-    await agent.server.listen();
+    await configuredBy(`nodes[${options.node.name}].kubelet`, () => agent.server.listen());
     agent.#node = agent.#nodeController();
     return agent;
   }

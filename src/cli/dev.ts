@@ -8,13 +8,13 @@ import { join, relative, resolve } from "node:path";
 import { startBackend, type RunningBackend } from "../../providers/http-vm/backend/backend.ts";
 import { parseBackendConfig } from "../../providers/http-vm/backend/config.ts";
 import { Agent } from "../agent.ts";
-import { parseConfig } from "../config/load.ts";
+import { configuredBy, parseConfig } from "../config/load.ts";
 import { startDevCluster, type DevCluster } from "../devcluster/index.ts";
 import { createLogger, type Logger, type LogLevel } from "../telemetry/logger.ts";
 import { systemClock } from "../util/clock.ts";
 import { systemRandom } from "../util/random.ts";
 import { runDemo } from "./demo.ts";
-import { signalToStop } from "./exit.ts";
+import { portNumber, signalToStop } from "./exit.ts";
 import { createProvider } from "./providers.ts";
 import { VERSION } from "./version.ts";
 
@@ -24,7 +24,7 @@ interface DevOptions {
   kubeconfig?: string;
   engine: "process" | "oci" | "vm";
   stateDir: string;
-  port: string;
+  port: number;
   nodeAddress?: string;
   demo?: boolean;
   logLevel: LogLevel;
@@ -37,9 +37,11 @@ export function devCommand(): Command {
       new Option("--engine <engine>", "what machines are").choices(["process", "oci", "vm"]).default("process"),
     )
     .option("--state-dir <folder>", "where kubeconfig and machines are kept", ".vmlet")
-    .option("--port <port>", "port of the small cluster's API server; 0 picks a free one", "6443")
+    .option("--port <port>", "port of the small cluster's API server; 0 picks a free one", portNumber, 6443)
     .option("--node-address <ip>", "address of the node, where the API server must reach it")
-    .option("--log-level <level>", "debug, info, warn or error", "warn")
+    .addOption(
+      new Option("--log-level <level>", "what is logged").choices(["debug", "info", "warn", "error"]).default("warn"),
+    )
     .option("--demo", "create a burst of pods, show what becomes of them, clean up and end")
     .action(async (options: DevOptions) => {
       process.exitCode = await dev(options);
@@ -57,17 +59,16 @@ async function dev(options: DevOptions): Promise<number> {
     if (options.kubeconfig === undefined) {
       // What an earlier run left behind belongs to a cluster that is gone.
       await removeMachines(backend);
-      cluster = await startDevCluster({ clock: systemClock, logger, port: options.demo ? 0 : Number(options.port) });
+      const port = options.demo ? 0 : options.port;
+      cluster = await configuredBy("--port", () => startDevCluster({ clock: systemClock, logger, port }));
     }
     const kubeconfig = options.kubeconfig ?? join(stateDir, "kubeconfig");
     if (cluster !== undefined) await writeFile(kubeconfig, cluster.kubeConfigYaml, { mode: 0o600 });
-    const agent = await openAgent(options, {
-      kubeconfig,
-      backendUrl: backend.url,
-      joined: cluster === undefined,
-      logger,
-      stop,
+    const surroundings = { kubeconfig, backendUrl: backend.url, joined: cluster === undefined, logger, stop };
+    const agent = await openAgent(options, surroundings).catch((thrown: unknown) => {
+      if (!stop.aborted) throw thrown;
     });
+    if (agent === undefined) return 0;
     const ended = new AbortController();
     const signal = AbortSignal.any([stop, ended.signal]);
     const running = agent.run(signal);

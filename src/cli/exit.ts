@@ -1,19 +1,29 @@
-import { ConfigError } from "../config/load.ts";
+import { InvalidArgumentError } from "commander";
 import { VmletError, toError } from "../util/errors.ts";
 
 /** The user has to change something first: configuration, arguments, permissions. Whatever else fails is 1. */
 export const USAGE_ERROR = 2;
 
+/** Codes of the errors that only the user can cure: ConfigError's and KubeConfigError's, whose classes would take a second to load. */
+const USAGE_CODES: readonly string[] = ["CONFIG", "KUBECONFIG"];
+
 /** Ends the process with the status that says whose turn it is. */
 export function failWith(thrown: unknown): never {
   const error = toError(thrown);
-  if (error instanceof ConfigError) {
+  if (error instanceof VmletError && USAGE_CODES.includes(error.code)) {
     console.error(error.message);
     process.exit(USAGE_ERROR);
   }
   // A stack helps nobody who did not write the code; a fault that is not one of ours is a bug, and shows it.
   console.error(error instanceof VmletError ? `vmlet: ${error.message}` : `vmlet: ${error.stack ?? error.message}`);
   process.exit(1);
+}
+
+/** A port that a flag gives. */
+export function portNumber(text: string): number {
+  const port = Number(text);
+  if (!/^\d+$/.test(text) || port > 65_535) throw new InvalidArgumentError("it must be a number from 0 to 65535.");
+  return port;
 }
 
 /** Aborts on SIGINT or SIGTERM; a second signal ends the process at once. */

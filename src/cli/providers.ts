@@ -25,16 +25,20 @@ export async function createProvider(
 ): Promise<Provider> {
   switch (config.type) {
     case "http-vm":
-      return new HttpVmProvider({
-        url: config.url,
-        credentials: credentialFiles(config),
-        pacing: {
-          concurrency: config.concurrency,
-          perSecond: config.requestsPerSecond,
-          burst: 2 * config.requestsPerSecond,
-        },
-        ...collaborators,
-      });
+      try {
+        return new HttpVmProvider({
+          url: config.url,
+          credentials: credentialFiles(config),
+          pacing: {
+            concurrency: config.concurrency,
+            perSecond: config.requestsPerSecond,
+            burst: 2 * config.requestsPerSecond,
+          },
+          ...collaborators,
+        });
+      } catch (thrown) {
+        throw new ConfigError(`provider.url: ${toError(thrown).message}`, { cause: thrown });
+      }
     case "memory":
       return new MemoryProvider({
         clock: collaborators.clock,

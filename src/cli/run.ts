@@ -28,7 +28,7 @@ export function runCommand(): Command {
     const config = loadConfig(path, overrides);
     const logger = createLogger({ level: config.logLevel });
     const signal = signalToStop();
-    const agent = await Agent.create({
+    const creating = Agent.create({
       config,
       createProvider: (provider, events) =>
         createProvider(provider, { clock: systemClock, random: systemRandom, logger, ...events }),
@@ -38,6 +38,10 @@ export function runCommand(): Command {
       version: VERSION,
       signal,
     });
-    await agent.run(signal);
+    const agent = await creating.catch((thrown: unknown) => {
+      // Whoever stops an agent that waits for its cluster hears of no failure.
+      if (!signal.aborted) throw thrown;
+    });
+    await agent?.run(signal);
   });
 }

@@ -2,7 +2,7 @@
  * `vmlet smoke NODE...`: a pod on each node, from creation to its end, as a user would see it: it must run, its log must be
  * readable through the API server, and it must be gone after it was deleted. `helm test` runs this.
  */
-import { Command } from "commander";
+import { Command, InvalidArgumentError } from "commander";
 import { isNotFound } from "../kube/errors.ts";
 import { loadKubeConfig } from "../kube/credentials.ts";
 import type { Kube } from "../kube/kube.ts";
@@ -42,7 +42,7 @@ interface SmokeFlags {
   namespace: string;
   image: string;
   restricted?: boolean;
-  timeout: string;
+  timeout: number;
 }
 
 export function smokeCommand(): Command {
@@ -58,7 +58,7 @@ export function smokeCommand(): Command {
       "--restricted",
       "a pod that the restricted pod security standard accepts; the backend must have security_context",
     )
-    .option("--timeout <duration>", "until a pod must run and be gone again", "3m")
+    .option("--timeout <duration>", "until a pod must run and be gone again", milliseconds, 180_000)
     .action(async (nodes: string[], options: SmokeFlags) => {
       const { namespace, image, restricted = false } = options;
       const kube = new KubeTransport({
@@ -80,7 +80,7 @@ export function smokeCommand(): Command {
             namespace,
             image,
             restricted,
-            timeoutMs: parseDuration(options.timeout),
+            timeoutMs: options.timeout,
             step,
           });
         } catch (thrown) {
@@ -91,6 +91,14 @@ export function smokeCommand(): Command {
       await kube.close();
       if (failed > 0) process.exitCode = 1;
     });
+}
+
+function milliseconds(text: string): number {
+  try {
+    return parseDuration(text);
+  } catch {
+    throw new InvalidArgumentError("it must be a duration such as 90s or 3m.");
+  }
 }
 
 /** @throws SmokeError that says which step failed and what was seen last; the pod is deleted in any case */

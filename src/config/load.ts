@@ -13,6 +13,15 @@ export class ConfigError extends VmletError {
   readonly code = "CONFIG";
 }
 
+/** Does what the configuration asks for under `field`, whose owner has to change it if that cannot be done. @throws ConfigError */
+export async function configuredBy<T>(field: string, work: () => Promise<T>): Promise<T> {
+  try {
+    return await work();
+  } catch (thrown) {
+    throw new ConfigError(`${field}: ${toError(thrown).message}`, { cause: thrown });
+  }
+}
+
 /** What flags may set; undefined leaves file and environment alone. */
 export interface ConfigOverrides {
   kubeconfig?: string | undefined;

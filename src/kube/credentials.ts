@@ -4,6 +4,7 @@ import { dirname, resolve } from "node:path";
 import { KubeConfig } from "@kubernetes/client-node";
 import { parse } from "yaml";
 import type { Clock } from "../util/clock.ts";
+import { toError, VmletError } from "../util/errors.ts";
 import type { CertificatePair } from "./certificates.ts";
 
 /**
@@ -26,6 +27,11 @@ export interface Credentials {
   };
   /** Changes exactly when connections have to be made anew. */
   readonly tlsKey: string;
+}
+
+/** The kubeconfig cannot be used: its owner has to change something. */
+export class KubeConfigError extends VmletError {
+  readonly code = "KUBECONFIG";
 }
 
 /** How long credentials are used before the files are looked at again. */
@@ -122,25 +128,25 @@ function copyOf(original: KubeConfig): KubeConfig {
  * The kubeconfig at `path`; without one, what kubectl would take ($KUBECONFIG, ~/.kube/config), else the service account
  * of the pod that we run in. `context` replaces the file's current one.
  *
- * @throws Error that names the file when it cannot be read or parsed, or lacks the context
+ * @throws KubeConfigError that names the file when it cannot be read or parsed, or lacks the context
  */
 export function loadKubeConfig(options: { path?: string | undefined; context?: string | undefined } = {}): KubeConfig {
   const kubeConfig = new KubeConfig();
   const { path, context } = options;
-  if (path === undefined) {
-    kubeConfig.loadFromDefault();
-  } else {
-    try {
+  try {
+    if (path === undefined) kubeConfig.loadFromDefault();
+    else {
       kubeConfig.loadFromFile(path);
       followTokenFiles(kubeConfig, path);
-    } catch (error) {
-      throw new Error(`Cannot load the kubeconfig ${path}: ${(error as Error).message}`, { cause: error });
     }
+  } catch (error) {
+    const file = path === undefined ? "" : ` ${path}`;
+    throw new KubeConfigError(`Cannot load the kubeconfig${file}: ${toError(error).message}`, { cause: error });
   }
   if (context !== undefined) kubeConfig.setCurrentContext(context);
   if (!kubeConfig.getCurrentCluster()) {
     const known = kubeConfig.contexts.map((c) => c.name).join(", ") || "none";
-    throw new Error(
+    throw new KubeConfigError(
       `The kubeconfig ${path ?? ""} has no usable context "${kubeConfig.currentContext}" (contexts: ${known})`,
     );
   }

@@ -1,14 +1,21 @@
 /** What scripts go by: 0 done, 1 failed, 2 the user has to change something first. Real processes, as a shell starts them. */
-import { execFile } from "node:child_process";
+import { execFile, type ChildProcess } from "node:child_process";
 import { mkdtempSync, rmSync, writeFileSync } from "node:fs";
+import { createServer, type AddressInfo, type Socket } from "node:net";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
-import { afterAll, beforeAll, expect, test } from "vitest";
+import { afterAll, afterEach, beforeAll, expect, test } from "vitest";
+import { runDevCluster } from "../devcluster/support.ts";
 
 const program = join(import.meta.dirname, "../../../src/cli/main.ts");
+const STACK = /^ {4}at /m;
 let dir: string;
 beforeAll(() => {
   dir = mkdtempSync(join(tmpdir(), "vmlet-cli-"));
+});
+const children: ChildProcess[] = [];
+afterEach(() => {
+  for (const child of children.splice(0)) child.kill("SIGKILL");
 });
 afterAll(() => rmSync(dir, { recursive: true }));
 
@@ -31,9 +38,19 @@ test.each([
   ["an unknown command of a command", ["node", "bogus"], "unknown command 'bogus'"],
   ["a missing argument", ["check"], "required option '-c, --config <file>' not specified"],
   ["a file that is not there", ["check", "--config", "none.yaml"], "cannot read the configuration file none.yaml"],
+  ["a kubeconfig that is not there", ["smoke", "n", "--kubeconfig", "none"], "Cannot load the kubeconfig none"],
+  [
+    "a kubeconfig that is not there",
+    ["node", "drained", "n", "--kubeconfig", "none"],
+    "Cannot load the kubeconfig none",
+  ],
+  ["a time that is none", ["smoke", "n", "--timeout", "soon"], "'--timeout <duration>' argument 'soon' is invalid"],
+  ["a port that is none", ["dev", "--port", "web"], "'--port <port>' argument 'web' is invalid"],
+  ["a log level that is none", ["dev", "--log-level", "loud"], "'--log-level <level>' argument 'loud' is invalid"],
 ])("%s is 2, and said", async (_what, args, message) => {
   const { status, stderr } = await vmlet(...args);
   expect(stderr).toContain(message);
+  expect(stderr).not.toMatch(STACK);
   expect(status).toBe(2);
 });
 
@@ -68,4 +85,101 @@ test("a backend and an API server that do not answer are told with the field to 
   expect(stdout).toContain("check nodes[].provider.url (http://127.0.0.1:1), tokenFile and caFile");
   expect(stdout).toContain("2 to cure.");
   expect(status).toBe(2);
+});
+
+/** A server that says nothing, and its port. */
+async function silentServer() {
+  const sockets = new Set<Socket>();
+  const called = Promise.withResolvers<void>();
+  const server = createServer((socket) => {
+    sockets.add(socket);
+    called.resolve();
+  });
+  await new Promise<void>((resolve) => server.listen(0, "127.0.0.1", resolve));
+  return {
+    port: (server.address() as AddressInfo).port,
+    called: called.promise,
+    async [Symbol.asyncDispose]() {
+      for (const socket of sockets) socket.destroy();
+      await new Promise((resolve) => server.close(resolve));
+    },
+  };
+}
+
+/** `vmlet run` with this configuration, as it goes. */
+function start(config: object, kubeconfig: object) {
+  writeFileSync(join(dir, "kubeconfig"), JSON.stringify(kubeconfig));
+  const file = { apiVersion: "vmlet.dev/v1", kind: "AgentConfig", kubeconfig: join(dir, "kubeconfig"), ...config };
+  writeFileSync(join(dir, "run.yaml"), JSON.stringify(file));
+  let stderr = "";
+  const child = execFile(process.execPath, [program, "run", "--config", "run.yaml"], { cwd: dir });
+  children.push(child);
+  child.stderr!.on("data", (chunk: string) => (stderr += chunk));
+  const ended = new Promise<{ status: number | null; stderr: string }>((resolve) =>
+    child.on("close", (status) => resolve({ status, stderr })),
+  );
+  return { stop: () => child.kill("SIGTERM"), ended };
+}
+
+const kubeconfigOf = (server: string) => ({
+  apiVersion: "v1",
+  kind: "Config",
+  "current-context": "c",
+  clusters: [{ name: "c", cluster: { server } }],
+  contexts: [{ name: "c", context: { cluster: "c", user: "u" } }],
+  users: [{ name: "u", user: { token: "t" } }],
+});
+const memoryNode = { name: "burst-0", provider: { type: "memory" }, kubelet: { port: 0, certificate: "self-signed" } };
+
+test("a stop before the API server has answered is 0, and nothing to tell", async () => {
+  await using server = await silentServer();
+  const agent = start({ health: { port: 0 }, nodes: [memoryNode] }, kubeconfigOf(`http://127.0.0.1:${server.port}`));
+  await server.called;
+  agent.stop();
+  expect(await agent.ended).toEqual({ status: 0, stderr: "" });
+});
+
+test("a port that is taken is told with its field, and is 2", async () => {
+  await using server = await silentServer();
+  await using dev = await runDevCluster();
+  const { kubeconfig } = dev.cluster;
+  const busyCluster = await vmlet("dev", "--port", String(server.port));
+  expect(busyCluster).toMatchObject({ status: 2, stderr: expect.stringContaining("--port: listen EADDRINUSE") });
+  expect(busyCluster.stderr).not.toMatch(STACK);
+
+  const busyHealth = await start({ health: { port: server.port }, nodes: [memoryNode] }, kubeconfig).ended;
+  expect(busyHealth).toMatchObject({ status: 2, stderr: expect.stringContaining("health: listen EADDRINUSE") });
+  expect(busyHealth.stderr).not.toMatch(STACK);
+
+  const node = { ...memoryNode, kubelet: { ...memoryNode.kubelet, address: "127.0.0.1", port: server.port } };
+  const busyKubelet = await start({ health: { port: 0 }, nodes: [node] }, kubeconfig).ended;
+  const told = expect.stringContaining("nodes[burst-0].kubelet: listen EADDRINUSE");
+  expect(busyKubelet).toMatchObject({ status: 2, stderr: told });
+  expect(busyKubelet.stderr).not.toMatch(STACK);
+});
+
+test("an address of the backend that cannot be one is told with its field, and is 2", async () => {
+  await using dev = await runDevCluster();
+  const provider = { type: "http-vm", url: "https://" };
+  const config = { health: { port: 0 }, nodes: [{ ...memoryNode, provider }] };
+  const { status, stderr } = await start(config, dev.cluster.kubeconfig).ended;
+  expect(stderr).toContain("provider.url: the backend's address https:// is no URL");
+  expect(stderr).not.toMatch(STACK);
+  expect(status).toBe(2);
+});
+
+test("a leadership that was lost is 1, and said", async () => {
+  await using dev = await runDevCluster();
+  const leaderElection = { enabled: true, retryPeriod: "100ms" };
+  const agent = start({ health: { port: 0 }, leaderElection, nodes: [memoryNode] }, dev.cluster.kubeconfig);
+  const path = "/apis/coordination.k8s.io/v1/namespaces/kube-system/leases";
+  const watch = await dev.api.watch(`${path}?watch=true`);
+  await watch.nextChange(50_000);
+  watch.close();
+  const spec = { holderIdentity: "another", renewTime: "2026-01-01T00:00:00.000000Z" };
+  await dev.api.request("PATCH", `${path}/vmlet`, { spec }, { "content-type": "application/merge-patch+json" });
+  const { status, stderr } = await agent.ended;
+  expect(stderr).toContain("vmlet: not leading any more");
+  expect(stderr).not.toMatch(STACK);
+  expect(status).toBe(1);
 });
