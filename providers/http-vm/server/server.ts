@@ -207,7 +207,8 @@ function refuseUpgrade(socket: Duplex, error: ProviderError, requestId: string):
   if (socket.destroyed || !socket.writable) return;
   const { status, headers, body } = renderError(error, requestId);
   const lines = Object.entries({ ...headers, connection: "close" }).map(([name, value]) => `${name}: ${value}\r\n`);
-  socket.end(`HTTP/1.1 ${status} Refused\r\n${lines.join("")}\r\n${body}`);
+  // Whoever keeps its own side open would keep one of the few connections for ever.
+  socket.end(`HTTP/1.1 ${status} Refused\r\n${lines.join("")}\r\n${body}`, () => socket.destroy());
 }
 
 /** Bytes that are no HTTP still get the envelope, as the document promises for every reply. */

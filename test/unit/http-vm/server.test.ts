@@ -152,6 +152,18 @@ describe("closing", () => {
     expect((await wait).status).toBe(200);
   });
 
+  test.each([
+    ["is no HTTP", "hello\r\n\r\n"],
+    ["is an upgrade to nothing", "GET /v1/x HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: x\r\n\r\n"],
+  ])("does not wait for a caller whose request %s", async (_title, request) => {
+    const { server, port } = await setup();
+    const socket = connect({ port, host: "127.0.0.1", allowHalfOpen: true });
+    cleanups.push(() => Promise.resolve(socket.destroy()));
+    socket.write(request);
+    expect((await socket.toArray()).join("")).toMatch(/^HTTP\/1\.1 [45]/);
+    await server.close({ graceMs: 0 });
+  });
+
   test("breaks a followed log off, which would look whole otherwise", async () => {
     const { url, server, memory } = await setup();
     memory.getLogs = async function* (_id, _container, { signal }) {
@@ -160,7 +172,7 @@ describe("closing", () => {
     };
     const reply = await fetch(`${url}/v1/machines/m/containers/c/logs?follow=true`);
     const reader = reply.body!.getReader();
-    expect(Buffer.from((await reader.read()).value!).toString()).toContain("line");
+    expect(new TextDecoder().decode((await reader.read()).value)).toContain("line");
     await server.close({ graceMs: 5000 });
     await expect(reader.read()).rejects.toThrow("terminated");
   });
