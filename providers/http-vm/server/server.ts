@@ -188,7 +188,14 @@ function sha256(text: string): Buffer {
 }
 
 function listener(tls: MachineApiServerOptions["tls"], serve: RequestListener): Server {
-  const http = { headersTimeout: 10_000, requestTimeout: 60_000, maxHeaderSize: 64 * 1024 };
+  const http = {
+    headersTimeout: 10_000,
+    requestTimeout: 60_000,
+    maxHeaderSize: 64 * 1024,
+    // A quiet session of a caller whose host is gone would otherwise be kept for ever, and its process with it.
+    keepAlive: true,
+    keepAliveInitialDelay: 30_000,
+  };
   if (tls === undefined) return createServer(http, serve);
   const { cert, key, clientCa } = tls;
   const mutual = clientCa === undefined ? {} : { ca: clientCa, requestCert: true, rejectUnauthorized: true };

@@ -1,5 +1,6 @@
 /** What the server does by itself: envelopes, limits, credentials, closing. What it passes on is in roundtrip.test.ts. */
 import { once } from "node:events";
+import { readFileSync } from "node:fs";
 import { connect } from "node:net";
 import { PassThrough } from "node:stream";
 import { afterEach, describe, expect, test } from "vitest";
@@ -205,6 +206,17 @@ test("a page of a list is as large as it may be in bytes, not in characters, and
     cursor = page.next_cursor;
   }
   expect(ids).toEqual(["a", "b", "c", "d", "e", "f"]);
+});
+
+test("a quiet connection is probed, lest the session of a caller that is gone stay for ever", async () => {
+  const { port } = await setup();
+  const socket = connect(port, "127.0.0.1");
+  cleanups.push(() => Promise.resolve(socket.destroy()));
+  await once(socket, "connect");
+  const [local, remote] = [port, socket.localPort!].map((number) => number.toString(16).toUpperCase().padStart(4, "0"));
+  // Of the server's end: a timer of kind 2 is that of keep-alive (linux, Documentation/networking/proc_net_tcp).
+  const timer = new RegExp(`:${local} \\w+:${remote} \\w+ \\S+ (\\d+):`);
+  await expect.poll(() => timer.exec(readFileSync("/proc/net/tcp", "latin1"))?.[1]).toBe("02");
 });
 
 test("an upgrade that turns out to be no WebSocket leaves nothing open", async () => {
