@@ -3,10 +3,11 @@
  * and an orderly end are here; routes.ts and streams.ts translate single requests. It keeps no state of its own.
  */
 import { createHash, timingSafeEqual } from "node:crypto";
+import { once } from "node:events";
 import { chmodSync, existsSync, lstatSync, unlinkSync } from "node:fs";
 import { createServer, type IncomingMessage, type RequestListener, type Server, type ServerResponse } from "node:http";
 import { createServer as createTlsServer } from "node:https";
-import type { AddressInfo } from "node:net";
+import { type AddressInfo, connect } from "node:net";
 import type { Duplex } from "node:stream";
 import { linkAbort, type Logger, ProviderError, systemClock } from "../../../src/provider/kit/index.ts";
 import { asProviderError, renderError, requestIdOf } from "./http.ts";
@@ -35,7 +36,6 @@ class ProviderServer implements MachineApiServer {
   /** Ends what only waits; then, after the grace, everything. */
   readonly #closing = new AbortController();
   readonly #closed = new AbortController();
-  #socketPath: string | undefined;
 
   constructor(options: MachineApiServerOptions) {
     const limits = { ...DEFAULT_SERVER_LIMITS, ...options.limits };
@@ -53,7 +53,7 @@ class ProviderServer implements MachineApiServer {
   }
 
   async listen(address: ListenAddress): Promise<{ url: string; port: number }> {
-    if ("socketPath" in address) removeStaleSocket(address.socketPath);
+    if ("socketPath" in address) await removeStaleSocket(address.socketPath);
     const { promise, resolve, reject } = Promise.withResolvers<void>();
     this.#server.once("error", reject);
     this.#server.listen("socketPath" in address ? { path: address.socketPath } : address, resolve);
@@ -62,7 +62,6 @@ class ProviderServer implements MachineApiServer {
     if ("socketPath" in address) {
       // Whoever may write to the socket may run anything.
       chmodSync(address.socketPath, 0o600);
-      this.#socketPath = address.socketPath;
       return { url: `unix://${address.socketPath}`, port: 0 };
     }
     const { port } = this.#server.address() as AddressInfo;
@@ -82,7 +81,6 @@ class ProviderServer implements MachineApiServer {
     });
     await over;
     cancel();
-    if (this.#socketPath !== undefined && existsSync(this.#socketPath)) unlinkSync(this.#socketPath);
   }
 
   async #serve(request: IncomingMessage, response: ServerResponse): Promise<void> {
@@ -223,7 +221,17 @@ function refuseGarbage(_error: Error, socket: Duplex): void {
   refuseUpgrade(socket, new ProviderError("invalid", "the request is not HTTP"), "none");
 }
 
-/** A socket file that a killed server left behind would make listening fail for ever. */
-function removeStaleSocket(path: string): void {
-  if (existsSync(path) && lstatSync(path).isSocket()) unlinkSync(path);
+/** A socket file that a killed server left behind would make listening fail for ever. @throws when a server listens */
+async function removeStaleSocket(path: string): Promise<void> {
+  if (!existsSync(path) || !lstatSync(path).isSocket()) return;
+  const socket = connect(path);
+  try {
+    await once(socket, "connect");
+  } catch {
+    unlinkSync(path);
+    return;
+  } finally {
+    socket.destroy();
+  }
+  throw new Error(`another server listens on ${path}: stop it, or choose another path`);
 }

@@ -1,7 +1,10 @@
 /** What the server does by itself: envelopes, limits, credentials, closing. What it passes on is in roundtrip.test.ts. */
 import { once } from "node:events";
-import { readFileSync } from "node:fs";
+import { mkdtempSync, readFileSync, renameSync } from "node:fs";
+import { rm } from "node:fs/promises";
 import { connect } from "node:net";
+import { tmpdir } from "node:os";
+import { join } from "node:path";
 import { PassThrough } from "node:stream";
 import { afterEach, describe, expect, test } from "vitest";
 import {
@@ -206,6 +209,26 @@ test("a page of a list is as large as it may be in bytes, not in characters, and
     cursor = page.next_cursor;
   }
   expect(ids).toEqual(["a", "b", "c", "d", "e", "f"]);
+});
+
+test("a socket that a server listens on is not taken from it; one that a killed server has left is", async () => {
+  const dir = mkdtempSync(join(tmpdir(), "vmlet-server-"));
+  cleanups.push(() => rm(dir, { recursive: true }));
+  const socketPath = join(dir, "api");
+  const serve = () => createMachineApiServer({ provider: new MemoryProvider(), logger: silentLogger });
+  const first = serve();
+  cleanups.push(() => first.close());
+  await first.listen({ socketPath });
+  await expect(serve().listen({ socketPath })).rejects.toThrow(`another server listens on ${socketPath}`);
+  renameSync(socketPath, join(dir, "old"));
+  await first.close();
+  renameSync(join(dir, "old"), socketPath);
+  const next = serve();
+  cleanups.push(() => next.close());
+  await next.listen({ socketPath });
+  const socket = connect(socketPath);
+  cleanups.push(() => Promise.resolve(socket.destroy()));
+  await once(socket, "connect");
 });
 
 test("a quiet connection is probed, lest the session of a caller that is gone stay for ever", async () => {
