@@ -318,7 +318,7 @@ class Server implements KubeletServer {
       });
       response.end(request.method === "HEAD" ? undefined : body);
     } catch (thrown) {
-      this.#report(thrown, request);
+      this.#report(thrown, request, signal);
       if (thrown instanceof TooManyFailures) await this.#holdBack(signal);
       // A reply that has begun can only be broken off, so that the client sees that it is not whole.
       if (response.headersSent) response.destroy();
@@ -348,7 +348,7 @@ class Server implements KubeletServer {
       await match.route.handler.handle(context, upgrade);
       socket.destroy();
     } catch (thrown) {
-      this.#report(thrown, request);
+      this.#report(thrown, request, signal);
       if (thrown instanceof TooManyFailures) await this.#holdBack(signal);
       const { status, message, headers } = toHttpError(thrown);
       if (upgrade.answered) socket.destroy();
@@ -382,15 +382,16 @@ class Server implements KubeletServer {
     };
   }
 
-  #report(thrown: unknown, request: IncomingMessage): void {
+  #report(thrown: unknown, request: IncomingMessage, signal: AbortSignal): void {
     const { status } = toHttpError(thrown);
     const fields = {
       method: request.method,
       path: (request.url ?? "").split("?", 1)[0],
       status,
-      err: toError(thrown).message,
+      err: toError(thrown),
     };
-    if (status === 500 && !(thrown instanceof HttpError))
+    // Whatever fails because the client left is no fault.
+    if (status === 500 && !(thrown instanceof HttpError) && !signal.aborted)
       this.#options.logger.warn(fields, "kubelet API request failed");
     else this.#options.logger.debug(fields, "kubelet API request refused");
   }

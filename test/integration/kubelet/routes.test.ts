@@ -1,8 +1,10 @@
 import { once } from "node:events";
+import type { IncomingMessage } from "node:http";
 import { connect as connectTls } from "node:tls";
 import { describe, expect, it } from "vitest";
 import { ProviderError } from "../../../src/provider/errors.ts";
 import type { Provider } from "../../../src/provider/provider.ts";
+import { silentLogger } from "../../../src/telemetry/logger.ts";
 import { must, waitFor } from "../../e2e/harness/wait.ts";
 import { ask } from "./client.ts";
 import { startKubelet, testPod } from "./support.ts";
@@ -228,6 +230,26 @@ describe("container logs", () => {
     };
     await ask(kubelet, `${LOGS}?follow=true`, { onStart: (response) => void response.destroy() }).catch(() => {});
     await cancelled.promise;
+  });
+
+  it("are no fault of ours when the follower leaves while they wait for him", async () => {
+    const warnings: string[] = [];
+    const logger = { ...silentLogger, warn: (_fields: object, message: string) => void warnings.push(message) };
+    await using kubelet = await startKubelet({ logger });
+    const over = Promise.withResolvers<void>();
+    kubelet.provider.getLogs = async function* () {
+      const line = { at: new Date().toISOString(), stream: "stdout" as const, partial: false };
+      try {
+        for (;;) yield { ...line, content: Buffer.alloc(1 << 20) };
+      } finally {
+        over.resolve();
+      }
+    };
+    const leave = (response: IncomingMessage) => void response.pause().destroy();
+    await ask(kubelet, LOGS, { onStart: leave }).catch(() => {});
+    await over.promise;
+    await kubelet.server.close(0);
+    expect(warnings).toEqual([]);
   });
 
   it("tell a fault of the backend before the first line as an error", async () => {
