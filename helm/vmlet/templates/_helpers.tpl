@@ -27,17 +27,17 @@ app.kubernetes.io/name: {{ include "vmlet.name" . }}
 app.kubernetes.io/instance: {{ .Release.Name }}
 {{- end -}}
 
-{{- /* Takes (dict "root" . "component" "agent"). */ -}}
+{{- /*
+Takes (dict "root" . "component" "agent"), with "more" labels if need be. Each key once: what is selected by stays, then the
+nearest wins.
+*/ -}}
 {{- define "vmlet.labels" -}}
-helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version | replace "+" "_" }}
-{{ include "vmlet.selectorLabels" .root }}
-app.kubernetes.io/version: {{ .root.Chart.AppVersion | quote }}
-app.kubernetes.io/managed-by: {{ .root.Release.Service }}
-app.kubernetes.io/part-of: vmlet
-app.kubernetes.io/component: {{ .component }}
-{{- with .root.Values.commonLabels }}
-{{ toYaml . }}
-{{- end }}
+{{- $fixed := include "vmlet.selectorLabels" .root | fromYaml -}}
+{{- $_ := set $fixed "app.kubernetes.io/component" .component -}}
+{{- $_ := set $fixed "app.kubernetes.io/managed-by" .root.Release.Service -}}
+{{- $own := dict "app.kubernetes.io/version" .root.Chart.AppVersion "app.kubernetes.io/part-of" "vmlet" -}}
+{{- $_ := set $own "helm.sh/chart" (printf "%s-%s" .root.Chart.Name .root.Chart.Version | replace "+" "_") -}}
+{{- toYaml (mergeOverwrite $own .root.Values.commonLabels (default dict .more) $fixed) -}}
 {{- end -}}
 
 {{- /* Takes (dict "root" . "image" .Values.image). */ -}}
@@ -167,6 +167,18 @@ nodeAffinity:
     nodeSelectorTerms:
       - matchExpressions:
           - { key: type, operator: NotIn, values: [virtual-kubelet] }
+{{- end -}}
+
+{{- /* Where the pods of this chart may run, beside the affinity. */ -}}
+{{- define "vmlet.placement" -}}
+{{- with .Values.nodeSelector }}
+nodeSelector:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .Values.tolerations }}
+tolerations:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
 {{- end -}}
 
 {{- define "vmlet.nodeNames" -}}

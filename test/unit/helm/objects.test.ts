@@ -80,6 +80,42 @@ describe.each(names)("every pod of %s", (name) => {
   });
 });
 
+describe("labels that the values add", () => {
+  const values = {
+    commonLabels: { "app.kubernetes.io/part-of": "platform", "app.kubernetes.io/name": "mine", team: "a" },
+    podLabels: { team: "b" },
+    serviceMonitor: { enabled: true, labels: { team: "c" } },
+    prometheusRule: { enabled: true, labels: { team: "c" } },
+    dashboard: { enabled: true, labels: { team: "c" } },
+  };
+
+  test("stand once each, the nearest wins, and what is selected by stays", async () => {
+    const objects = await renderValues(minimal(values));
+    const deployment = find(objects, "Deployment");
+    const common = { "app.kubernetes.io/part-of": "platform", "app.kubernetes.io/name": "vmlet" };
+    expect(deployment.metadata.labels).toMatchObject({ ...common, team: "a" });
+    expect(deployment.spec.template.metadata.labels).toMatchObject({ ...common, team: "b" });
+    for (const kind of ["ServiceMonitor", "PrometheusRule"])
+      expect(find(objects, kind).metadata.labels).toMatchObject({ ...common, team: "c" });
+    expect(find(objects, "ConfigMap", "burst-vmlet-dashboard").metadata.labels).toMatchObject({ team: "c" });
+  });
+});
+
+test("every pod goes where the values let it go", async () => {
+  const where = { nodeSelector: { pool: "infra" }, tolerations: [{ key: "infra", operator: "Exists" }] };
+  const pods = podsOf(await renderValues(minimal({ ...where, backend: { enabled: true, existingSecret: "s" } })));
+  expect(pods.map(({ owner }) => owner.kind)).toEqual(expect.arrayContaining(["Deployment", "Job", "Pod"]));
+  for (const { owner, spec } of pods) expect(spec, named(owner)).toMatchObject(where);
+});
+
+test("a default that is set to null is gone, as OpenShift wants of the user", async () => {
+  const none = { runAsUser: null, runAsGroup: null, fsGroup: null };
+  const values = minimal({ podSecurityContext: none, nodeSelector: null, tolerations: null });
+  const { spec } = find(await renderValues(values), "Deployment").spec.template;
+  expect(spec.securityContext).toEqual({ runAsNonRoot: true, seccompProfile: { type: "RuntimeDefault" } });
+  expect([spec.nodeSelector, spec.tolerations]).toEqual([undefined, undefined]);
+});
+
 describe.each(names)("every Deployment of %s", (name) => {
   const deployments = objectsOf(name)
     .filter((object) => object.kind === "Deployment")

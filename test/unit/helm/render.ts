@@ -42,9 +42,10 @@ export async function render(file: string, args: readonly string[] = []): Promis
       env: { PATH: process.env["PATH"], HOME: tmpdir() },
     },
   );
-  return parseAllDocuments(stdout)
-    .map((document) => document.toJS())
-    .filter((object) => object !== null);
+  const documents = parseAllDocuments(stdout);
+  // A key that stands twice: kubectl and Helm disagree about which one counts.
+  for (const error of "empty" in documents ? [] : documents.flatMap(({ errors }) => errors)) throw error;
+  return documents.map((document) => document.toJS()).filter((object) => object !== null);
 }
 
 export async function renderValues(values: Json): Promise<Json[]> {
