@@ -3,7 +3,7 @@ import { mkdtemp, readdir } from "node:fs/promises";
 import { createServer } from "node:net";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
-import { afterAll, afterEach, beforeAll, describe, expect, test } from "vitest";
+import { afterAll, afterEach, beforeAll, beforeEach, describe, expect, test } from "vitest";
 import { run } from "../../../providers/http-vm/backend/host/command.ts";
 import {
   HostNetwork,
@@ -143,6 +143,36 @@ describe.skipIf(missing !== undefined)("machine network", () => {
     abort.abort();
     await serving;
     await outside.remove();
+  });
+
+  describe("when somebody has flushed this host's rules", () => {
+    let machine: Attachment;
+    const flush = async () => {
+      for (const family of ["inet", "bridge"]) await run("nft", ["delete", "table", family, `vmlet_${options.bridge}`]);
+    };
+    beforeEach(async () => {
+      machine = await network.attachNamespace("a");
+      await flush();
+    });
+
+    test("the next backend makes them anew, and machines are not cut off", async () => {
+      network = new HostNetwork(options);
+      await network.ensure();
+      const other = await network.attachNamespace("b");
+      expect(await answers(other, machine)).toBe(true);
+    });
+
+    test("a second attempt to attach a machine makes them anew", async () => {
+      await expect(network.attachNamespace("b")).rejects.toThrow("No such file or directory");
+      const other = await network.attachNamespace("b");
+      expect(await answers(other, machine)).toBe(true);
+    });
+
+    test("a second attempt to detach a machine makes them anew", async () => {
+      await expect(network.detach("a")).rejects.toThrow("No such file or directory");
+      await network.detach("a");
+      expect(await network.find("a")).toBeUndefined();
+    });
   });
 
   test("a second backend process finds the attachment", async () => {

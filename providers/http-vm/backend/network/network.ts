@@ -177,12 +177,12 @@ export class HostNetwork {
     if (address !== undefined && existsSync(`/sys/class/net/${this.#bridge}`)) {
       await this.ensure();
       const link = this.#linkName(machineId);
-      await nft(
+      await this.#change(
         `add element bridge ${this.#table} senders { "${link}" . ${address} }\ndelete element bridge ${this.#table} senders { "${link}" . ${address} }\n`,
       );
       const ports = [...(await this.#hostPorts())].filter(([, target]) => target.startsWith(`${address} . `));
       for (const [key, target] of ports)
-        await nft(`delete element inet ${this.#table} host_ports { ${key} : ${target} }\n`);
+        await this.#change(`delete element inet ${this.#table} host_ports { ${key} : ${target} }\n`);
     }
     await this.#removeLinks(machineId);
     await this.#ipam.release(machineId);
@@ -243,7 +243,10 @@ export class HostNetwork {
       `address replace ${gateway}/${prefix} dev ${this.#bridge}`,
     ]);
     await writeFile("/proc/sys/net/ipv4/ip_forward", "1");
-    await nft(this.#rules(cidr));
+    // Somebody may have flushed this host's rules while machines run: without their entries they would be cut off.
+    const leases = [...(await this.#ipam.leases())].filter(([, id]) => id !== "");
+    const senders = leases.map(([address, id]) => this.#senderRule(this.#linkName(id), address));
+    await nft(this.#rules(cidr) + senders.join(""));
   }
 
   /** A bridge whose leases were given out of another range would route wrongly: say so instead. */
@@ -333,7 +336,21 @@ export class HostNetwork {
   }
 
   async #admit({ link, address }: Attachment): Promise<void> {
-    await nft(`add element bridge ${this.#table} senders { "${link}" . ${address} }\n`);
+    await this.#change(this.#senderRule(link, address));
+  }
+
+  /** Changes what is in the rules. When they are gone, the next attempt makes them anew. */
+  async #change(script: string): Promise<void> {
+    try {
+      await nft(script);
+    } catch (cause) {
+      this.#ready = undefined;
+      throw cause;
+    }
+  }
+
+  #senderRule(link: string, address: string): string {
+    return `add element bridge ${this.#table} senders { "${link}" . ${address} }\n`;
   }
 
   /** `tcp . 8080` -> `10.99.0.2 . 80`. */
