@@ -228,7 +228,14 @@ export async function serveRemoteCommand(
   });
   left.catch(() => {});
   const stdin = connectStdin(client.stdin, process.stdin);
-  if (client.resize) followResizes(client.resize, (columns, rows) => process.resize(columns, rows));
+  const resize = (columns: number, rows: number) => {
+    try {
+      process.resize(columns, rows);
+    } catch {
+      // The process may have ended just now; and a terminal that keeps its size is better than a session that ends.
+    }
+  };
+  if (client.resize) followResizes(client.resize, resize);
   const outputs = Promise.all([
     connectOutput(process.stdout, client.stdout),
     connectOutput(process.stderr, client.stderr),

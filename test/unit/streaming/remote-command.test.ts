@@ -121,6 +121,24 @@ describe("remote command over SPDY", () => {
     ]);
   });
 
+  it("outlives a terminal that cannot be resized, as one whose process has just ended", async () => {
+    await using it = await serve({ tty: true, stderr: false });
+    const { client } = await it.server.spdy(ALL_SPDY);
+    const resized = new Promise<void>((resolve) => {
+      it.process.resize = () => {
+        resolve();
+        throw new Error("the terminal is gone");
+      };
+    });
+    const types = ["error", "stdin", "stdout", "resize"];
+    for (const [index, streamtype] of types.entries()) await client.openAndWait(2 * index + 1, { streamtype });
+    client.data(7, '{"Width":80,"Height":24}');
+    await resized;
+    it.process.finish(0);
+    await client.until(() => client.closed);
+    expect(JSON.parse(client.text(1))).toEqual(SUCCESS);
+  });
+
   it("replies to a stream of an unknown type and ignores it", async () => {
     await using it = await serve({ stdin: false, stderr: false });
     const { client } = await it.server.spdy(ALL_SPDY);
