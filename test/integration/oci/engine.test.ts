@@ -162,6 +162,18 @@ if (missing.length > 0) {
       expect(stdout.toString()).not.toContain("sleep 998");
     });
 
+    test("a machine's host ports are open again when this host's rules were flushed and the backend starts anew", async () => {
+      const ports = [{ port: 80, protocol: "tcp" as const, host_port: 39_124 }];
+      const id = await bench().create({ containers: [bench().shell("a", "sleep 1000", { ports })] });
+      await bench().reaches(id, "running");
+      await bench().provider.close();
+      await run("nft", ["delete", "table", "inet", `vmlet_${network.bridge}`]);
+      await bench().open();
+      const { stdout } = await run("nft", ["list", "map", "inet", `vmlet_${network.bridge}`, "host_ports"]);
+      expect(stdout.toString()).toContain("tcp . 39124 : ");
+      await bench().provider.deletePod(id, { force: true, signal: bench().signal });
+    });
+
     test("what a killed backend left of a machine that nobody knows is swept", async () => {
       const id = await bench().create({ containers: [bench().shell("a", "sleep 997")] });
       await bench().reaches(id, "running");

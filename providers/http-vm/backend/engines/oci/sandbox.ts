@@ -101,8 +101,7 @@ export async function openSandbox(context: OciContext, home: MachineHome, signal
   const hostname = kernelHostname(spec, home.id);
   const attachment = await context.network.attachNamespace(home.id);
   signal.throwIfAborted();
-  const ports = [...spec.containers, ...(spec.init_containers ?? [])].flatMap((container) => container.ports ?? []);
-  await context.network.openHostPorts(home.id, ports);
+  await openHostPorts(context, home);
 
   const [ipc, uts] = [join(dir, "ns/ipc"), join(dir, "ns/uts")];
   for (const file of [ipc, uts]) await writeFile(file, "");
@@ -137,7 +136,17 @@ export async function recoverSandbox(context: OciContext, home: MachineHome): Pr
     return undefined;
   if (record.pause !== undefined && !isAlive(record.pause.pid, record.pause.startTime)) return undefined;
   await context.network.ensure();
+  // They are gone when somebody has flushed this host's rules meanwhile.
+  await openHostPorts(context, home).catch((error: unknown) =>
+    context.logger.warn({ machine: home.id, error: String(error) }, "cannot open the machine's host ports again"),
+  );
   return new OciSandbox(context, home, record);
+}
+
+async function openHostPorts({ network }: OciContext, { id, spec }: MachineHome): Promise<void> {
+  const containers = [...spec.containers, ...(spec.init_containers ?? [])];
+  const ports = containers.flatMap((container) => container.ports ?? []);
+  await network.openHostPorts(id, ports);
 }
 
 function heldNamespaces(dir: string, attachment: Attachment) {
