@@ -53,25 +53,44 @@ export function loadConfig(
     throw new ConfigError(`cannot read the configuration file ${path}: ${toError(thrown).message}`, { cause: thrown });
   }
   const overrides: ConfigOverrides = {};
+  const origins: Origins = {};
   for (const [variable, key] of Object.entries(ENVIRONMENT)) {
     const value = environment[variable];
-    if (value !== undefined && value !== "") overrides[key] = value;
+    if (value === undefined || value === "") continue;
+    overrides[key] = value;
+    origins[key] = variable;
   }
-  for (const [key, value] of Object.entries(flags))
-    if (value !== undefined) overrides[key as keyof ConfigOverrides] = value;
-  return parseConfig(text, path, overrides);
+  for (const [name, value] of Object.entries(flags)) {
+    if (value === undefined) continue;
+    const key = name as keyof ConfigOverrides;
+    overrides[key] = value;
+    origins[key] = `--${name.replaceAll(/[A-Z]/g, (letter) => `-${letter.toLowerCase()}`)}`;
+  }
+  return parseConfig(text, path, overrides, origins);
 }
 
+/** Where an override comes from, as its user knows it. */
+type Origins = Partial<Record<keyof ConfigOverrides, string>>;
+
 /** @throws ConfigError */
-export function parseConfig(text: string, path: string, overrides: ConfigOverrides = {}): AgentConfig {
-  return parseFile(agentConfigSchema, text, path, (raw) => applyOverrides(raw as RawConfig, overrides));
+export function parseConfig(
+  text: string,
+  path: string,
+  overrides: ConfigOverrides = {},
+  origins: Origins = {},
+): AgentConfig {
+  const prepare = (raw: unknown) => applyOverrides(raw as RawConfig, overrides);
+  return parseFile(agentConfigSchema, text, path, prepare, ([first, , third]) => {
+    if (first !== "nodes") return origins[first as keyof ConfigOverrides];
+    return third === "name" ? origins.nodeName : third === "addresses" ? origins.nodeAddress : undefined;
+  });
 }
 
 interface RawConfig {
   kubeconfig?: unknown;
   clusterId?: unknown;
   logLevel?: unknown;
-  nodes?: { name?: unknown; addresses?: unknown }[] | undefined;
+  nodes?: unknown;
 }
 
 function applyOverrides(raw: RawConfig, overrides: ConfigOverrides): RawConfig {
@@ -79,17 +98,23 @@ function applyOverrides(raw: RawConfig, overrides: ConfigOverrides): RawConfig {
   if (overrides.kubeconfig !== undefined) merged.kubeconfig = overrides.kubeconfig;
   if (overrides.clusterId !== undefined) merged.clusterId = overrides.clusterId;
   if (overrides.logLevel !== undefined) merged.logLevel = overrides.logLevel;
-  if (overrides.nodeName !== undefined && raw.nodes?.length !== 1) {
+  // What is no list of nodes is the schema's to refuse.
+  if (!Array.isArray(raw.nodes)) return merged;
+  if (overrides.nodeName !== undefined && raw.nodes.length !== 1) {
     throw new ConfigError("a node's name can be overridden only when the file lists exactly one node");
   }
   if (overrides.nodeName !== undefined || overrides.nodeAddress !== undefined) {
     // All nodes of a process are found at the address of its host or pod; they differ in the port.
     const addresses = overrides.nodeAddress?.split(",");
-    merged.nodes = raw.nodes?.map((node) => ({
-      ...node,
-      ...(overrides.nodeName !== undefined && { name: overrides.nodeName }),
-      ...(addresses && { addresses }),
-    }));
+    merged.nodes = raw.nodes.map((node: unknown) =>
+      typeof node !== "object" || node === null
+        ? node
+        : {
+            ...node,
+            ...(overrides.nodeName !== undefined && { name: overrides.nodeName }),
+            ...(addresses && { addresses }),
+          },
+    );
   }
   return merged;
 }
@@ -97,6 +122,7 @@ function applyOverrides(raw: RawConfig, overrides: ConfigOverrides): RawConfig {
 /**
  * Parses a YAML file by a schema. Shared with the backend's configuration file.
  *
+ * @param originOf who set a field that the file did not
  * @throws ConfigError with one line per fault: `file:line:column: field: what is wrong`
  */
 export function parseFile<S extends z.ZodType>(
@@ -104,26 +130,41 @@ export function parseFile<S extends z.ZodType>(
   text: string,
   path: string,
   prepare: (raw: unknown) => unknown = (raw) => raw,
+  originOf: (fields: readonly (string | number)[]) => string | undefined = () => undefined,
 ): z.infer<S> {
   const lines = new LineCounter();
   const document = parseDocument(text, { lineCounter: lines, uniqueKeys: true });
   const [syntax] = document.errors;
   if (syntax !== undefined) {
     const at = lines.linePos(syntax.pos[0]);
-    throw new ConfigError(
-      `${path}:${at.line}:${at.col}: ${syntax.message.replace(/ at line \d+, column \d+:\n[^]*$/, "")}`,
-    );
+    const fault =
+      syntax.code === "MULTIPLE_DOCS"
+        ? "the file must hold one document; a second begins here"
+        : syntax.message.replace(/ at line \d+, column \d+:\n[^]*$/, "");
+    throw new ConfigError(`${path}:${at.line}:${at.col}: ${fault}`);
   }
-  const raw: unknown = document.toJS();
+  let raw: unknown;
+  try {
+    raw = document.toJS();
+  } catch (thrown) {
+    // An alias of nothing, or too many of them.
+    throw new ConfigError(`${path}: ${toError(thrown).message}`, { cause: thrown });
+  }
   if (raw === null || typeof raw !== "object" || Array.isArray(raw))
     throw new ConfigError(`${path}: the file must hold one YAML mapping`);
   const result = schema.safeParse(prepare(raw));
   if (result.success) return result.data;
-  const faults = result.error.issues.flatMap((issue) => faultsOf(issue, document, lines, path));
+  const faults = result.error.issues.flatMap((issue) => faultsOf(issue, document, lines, path, originOf));
   throw new ConfigError(faults.join("\n"));
 }
 
-function faultsOf(issue: z.core.$ZodIssue, document: Document, lines: LineCounter, path: string): string[] {
+function faultsOf(
+  issue: z.core.$ZodIssue,
+  document: Document,
+  lines: LineCounter,
+  path: string,
+  originOf: (fields: readonly (string | number)[]) => string | undefined,
+): string[] {
   const fields = issue.path.map((p) => (typeof p === "symbol" ? String(p) : p));
   if (issue.code === "unrecognized_keys") {
     return issue.keys.map(
@@ -132,7 +173,8 @@ function faultsOf(issue: z.core.$ZodIssue, document: Document, lines: LineCounte
   }
   const missing = issue.code === "invalid_type" && document.getIn(fields) === undefined;
   const message = missing ? "is required" : issue.message.replace(/^Invalid input: /, "");
-  return [`${path}${position(document, lines, fields)}: ${fieldName(fields) || "(file)"}: ${message}`];
+  const place = originOf(fields) ?? `${path}${position(document, lines, fields)}`;
+  return [`${place}: ${fieldName(fields) || "(file)"}: ${message}`];
 }
 
 /** `:line:column` of the field, or of the nearest place above it that the file has. */

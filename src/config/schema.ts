@@ -30,8 +30,7 @@ const quantity = z
 
 function isDuration(text: string): boolean {
   try {
-    parseDuration(text);
-    return true;
+    return parseDuration(text) >= 0;
   } catch {
     return false;
   }
@@ -42,28 +41,41 @@ function isQuantity(text: string): boolean {
   return amount !== undefined && amount.nano >= 0n;
 }
 
+/** A certificate without its key, or the other way round, would be noticed when it is used first. */
+function pairUp(
+  files: { certFile?: string | undefined; keyFile?: string | undefined },
+  context: z.RefinementCtx,
+): void {
+  const [has, lacks] = files.certFile === undefined ? ["keyFile", "certFile"] : ["certFile", "keyFile"];
+  if ((files.certFile === undefined) === (files.keyFile === undefined)) return;
+  context.addIssue({ code: "custom", path: [has], message: `goes with ${lacks}, which is missing` });
+}
+
 const port = z.int().min(0).max(65535);
 
-export const httpVmSchema = z.strictObject({
-  type: z.literal("http-vm"),
-  url: z
-    .string()
-    .regex(
-      /^(https:\/\/|unix:\/|http:\/\/(localhost|127\.\d+\.\d+\.\d+|\[::1\])(:\d+)?(\/|$))/,
-      "must begin with https:// or unix:/; plain http:// shows every secret to the network and is for 127.0.0.1 only",
-    )
-    .describe("Base address of the Machine API: https://host:port or unix:/path/to/socket; http:// on loopback."),
-  tokenFile: z.string().optional().describe("File with the bearer token; read again when it changes."),
-  caFile: z.string().optional().describe("CA certificates that sign the backend's certificate (PEM)."),
-  certFile: z.string().optional().describe("Client certificate for mutual TLS (PEM)."),
-  keyFile: z.string().optional().describe("Key of the client certificate (PEM)."),
-  concurrency: z.int().min(1).max(1000).default(32).describe("Calls under way at once."),
-  requestsPerSecond: z
-    .number()
-    .positive()
-    .default(200)
-    .describe("Sustained rate of calls; short bursts may be twice as many."),
-});
+export const httpVmSchema = z
+  .strictObject({
+    type: z.literal("http-vm"),
+    url: z
+      .string()
+      .regex(
+        /^(https:\/\/|unix:\/|http:\/\/(localhost|127\.\d+\.\d+\.\d+|\[::1\])(:\d+)?(\/|$))/,
+        "must begin with https:// or unix:/; plain http:// shows every secret to the network and is for 127.0.0.1 only",
+      )
+      .refine((url) => !/^https?:\/\/[^/]*@/.test(url), "credentials do not belong in an address; use tokenFile")
+      .describe("Base address of the Machine API: https://host:port or unix:/path/to/socket; http:// on loopback."),
+    tokenFile: z.string().optional().describe("File with the bearer token; read again when it changes."),
+    caFile: z.string().optional().describe("CA certificates that sign the backend's certificate (PEM)."),
+    certFile: z.string().optional().describe("Client certificate for mutual TLS (PEM)."),
+    keyFile: z.string().optional().describe("Key of the client certificate (PEM)."),
+    concurrency: z.int().min(1).max(1000).default(32).describe("Calls under way at once."),
+    requestsPerSecond: z
+      .number()
+      .positive()
+      .default(200)
+      .describe("Sustained rate of calls; short bursts may be twice as many."),
+  })
+  .superRefine(pairUp);
 
 export const memorySchema = z.strictObject({
   type: z.literal("memory"),
@@ -109,13 +121,18 @@ const kubeletSchema = z
         "Serve /metrics/resource and /stats/summary without authentication. For test suites that scrape through pods/proxy.",
       ),
   })
+  .superRefine((kubelet, context) => {
+    pairUp(kubelet, context);
+    if (kubelet.certificate === "files" && kubelet.certFile === undefined && kubelet.keyFile === undefined)
+      context.addIssue({ code: "custom", path: ["certificate"], message: "files needs certFile and keyFile" });
+  })
   .prefault({});
 
 export const nodeSchema = z.strictObject({
   name: z.string().max(253).regex(DNS_1123, "must be a DNS-1123 name: lower-case letters, digits, '-' and '.'"),
   provider: providerSchema,
   addresses: z
-    .array(z.union([z.ipv4(), z.ipv6()]))
+    .array(z.union([z.ipv4(), z.ipv6()], "must be an IP address"))
     .default([])
     .describe("The node's InternalIPs, the first is every pod's hostIP. Default: the host's first address."),
   hostname: z
@@ -188,6 +205,10 @@ export const nodeSchema = z.strictObject({
     .prefault({}),
   crashLoopBackoff: z
     .strictObject({ initial: duration("10s"), max: duration("300s") })
+    .superRefine(({ initial, max }, context) => {
+      if (parseDuration(initial) > parseDuration(max))
+        context.addIssue({ code: "custom", path: ["initial"], message: `must not be longer than max (${max})` });
+    })
     .optional()
     .describe("Back-off of crashing containers, when it is not a kubelet's."),
   podConcurrency: z.int().min(1).max(512).default(32).describe("Pods worked on at once."),
@@ -236,6 +257,23 @@ export const agentConfigSchema = z.strictObject({
       renewDeadline: duration("10s"),
       retryPeriod: duration("2s"),
     })
+    .superRefine(({ leaseDuration, renewDeadline, retryPeriod }, context) => {
+      const [lease, renew, retry] = [leaseDuration, renewDeadline, retryPeriod].map(parseDuration) as [
+        number,
+        number,
+        number,
+      ];
+      // Or a second agent would lead before the first has stopped.
+      if (renew >= lease) {
+        const message = `must be shorter than leaseDuration (${leaseDuration})`;
+        context.addIssue({ code: "custom", path: ["renewDeadline"], message });
+      }
+      // The elector waits for up to one and a half.
+      if (retry <= 0 || retry * 1.5 >= renew) {
+        const message = `must be more than 0 and less than two thirds of renewDeadline (${renewDeadline})`;
+        context.addIssue({ code: "custom", path: ["retryPeriod"], message });
+      }
+    })
     .prefault({}),
   api: z
     .strictObject({
@@ -249,11 +287,21 @@ export const agentConfigSchema = z.strictObject({
       burst: z.int().positive().default(1000),
     })
     .prefault({}),
-  nodes: z.array(nodeSchema).min(1).refine(uniqueNames, "node names must differ"),
+  nodes: z.array(nodeSchema).min(1).refine(uniqueNames, "node names must differ").superRefine(uniquePorts),
 });
 
 function uniqueNames(nodes: readonly { name: string }[]): boolean {
   return new Set(nodes.map((n) => n.name)).size === nodes.length;
+}
+
+function uniquePorts(nodes: readonly { kubelet: { address: string; port: number } }[], context: z.RefinementCtx): void {
+  const listens = nodes.map(({ kubelet }) => (kubelet.port === 0 ? undefined : `${kubelet.address} ${kubelet.port}`));
+  listens.forEach((listen, index) => {
+    const first = listens.indexOf(listen);
+    if (listen === undefined || first === index) return;
+    const message = `${nodes[index]!.kubelet.port} is taken by nodes[${first}]`;
+    context.addIssue({ code: "custom", path: [index, "kubelet", "port"], message });
+  });
 }
 
 export type AgentConfig = z.infer<typeof agentConfigSchema>;

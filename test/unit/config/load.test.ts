@@ -66,6 +66,12 @@ describe("a configuration file", () => {
     expect(faultOf("apiVersion: [\n")).toMatch(/^vmlet\.yaml:\d+:\d+: /);
   });
 
+  test("is one document", () => {
+    expect(faultOf(`${minimal}---\na: 1\n`)).toBe(
+      "vmlet.yaml:6:1: the file must hold one document; a second begins here",
+    );
+  });
+
   test("lists every fault, one a line", () => {
     expect(faultOf(minimal + "    podConcurrency: 0\nlogLevel: loud\n").split("\n")).toHaveLength(2);
   });
@@ -74,6 +80,64 @@ describe("a configuration file", () => {
     expect(faultOf(minimal + "  - name: burst-0\n    provider: { type: memory }\n")).toContain(
       "node names must differ",
     );
+  });
+
+  test("refuses two nodes on one port, where only one could listen", () => {
+    const other = "  - name: burst-1\n    provider: { type: memory }\n";
+    expect(faultOf(minimal + other)).toBe("vmlet.yaml:6:5: nodes[1].kubelet.port: 10250 is taken by nodes[0]");
+    const addressed = (address: string) => `    kubelet: { address: ${address} }\n`;
+    expect(parseConfig(minimal + addressed("10.0.0.1") + other + addressed("10.0.0.2"), "f").nodes).toHaveLength(2);
+    const free = "    kubelet: { port: 0 }\n";
+    expect(parseConfig(minimal + free + other + free, "f").nodes).toHaveLength(2);
+  });
+
+  test.each([
+    [
+      "nodes[0].provider.certFile: goes with keyFile, which is missing",
+      "nodes:\n  - name: a\n    provider: { type: http-vm, url: https://vms, certFile: /cert }\n",
+    ],
+    [
+      "nodes[0].provider.url: credentials do not belong in an address; use tokenFile",
+      "nodes:\n  - name: a\n    provider: { type: http-vm, url: https://me:secret@vms }\n",
+    ],
+    [
+      "nodes[0].kubelet.certFile: goes with keyFile, which is missing",
+      "nodes:\n  - name: a\n    provider: { type: memory }\n    kubelet: { certFile: /cert }\n",
+    ],
+    [
+      "nodes[0].kubelet.certificate: files needs certFile and keyFile",
+      "nodes:\n  - name: a\n    provider: { type: memory }\n    kubelet: { certificate: files }\n",
+    ],
+    [
+      "nodes[0].addresses[0]: must be an IP address",
+      "nodes:\n  - name: a\n    provider: { type: memory }\n    addresses: [host.example]\n",
+    ],
+    [
+      "nodes[0].crashLoopBackoff.initial: must not be longer than max (300s)",
+      "nodes:\n  - name: a\n    provider: { type: memory }\n    crashLoopBackoff: { initial: 10m }\n",
+    ],
+    [
+      "nodes[0].backendOutageGrace: must be a duration",
+      "nodes:\n  - name: a\n    provider: { type: memory }\n    backendOutageGrace: -5m\n",
+    ],
+    [
+      "leaderElection.renewDeadline: must be shorter than leaseDuration (10s)",
+      "leaderElection: { leaseDuration: 10s }\nnodes:\n  - name: a\n    provider: { type: memory }\n",
+    ],
+    [
+      "leaderElection.retryPeriod: must be more than 0 and less than two thirds of renewDeadline (10s)",
+      "leaderElection: { retryPeriod: 0s }\nnodes:\n  - name: a\n    provider: { type: memory }\n",
+    ],
+    [
+      "leaderElection.retryPeriod: must be more than 0 and less than two thirds of renewDeadline (10s)",
+      "leaderElection: { retryPeriod: 7s }\nnodes:\n  - name: a\n    provider: { type: memory }\n",
+    ],
+    ["Unresolved alias", "nodes: *unknown\n"],
+  ])("is refused with %s", (fault, rest) => {
+    const told = faultOf(`apiVersion: vmlet.dev/v1\nkind: AgentConfig\n${rest}`);
+    expect(told).toContain(fault);
+    expect(told).toMatch(/^vmlet\.yaml:/);
+    expect(told).not.toContain("secret");
   });
 
   test("refuses a node name that Kubernetes would refuse", () => {
@@ -95,13 +159,29 @@ describe("where a setting comes from", () => {
 
   test("an address from the environment is the address of every node", () => {
     const two = join(mkdtempSync(join(tmpdir(), "vmlet-config-")), "two.yaml");
-    writeFileSync(two, minimal + "  - name: burst-1\n    provider: { type: memory }\n");
+    writeFileSync(two, minimal + "  - name: burst-1\n    provider: { type: memory }\n    kubelet: { port: 0 }\n");
     const { nodes } = loadConfig(two, {}, { VMLET_NODE_ADDRESS: "10.0.0.7,fd00::7" });
     expect(nodes.map((node) => node.addresses)).toEqual(Array(2).fill(["10.0.0.7", "fd00::7"]));
   });
 
   test("an override is checked like the file", () => {
     expect(() => loadConfig(file, {}, { VMLET_LOG_LEVEL: "loud" })).toThrow(/logLevel/);
+  });
+
+  test("a fault of an override is not looked for in the file", () => {
+    const told = (flags: object, environment: object) => () => loadConfig(file, flags, { ...environment });
+    expect(told({}, { VMLET_LOG_LEVEL: "loud" })).toThrow(/^VMLET_LOG_LEVEL: logLevel: /);
+    expect(told({ logLevel: "loud" }, { VMLET_LOG_LEVEL: "info" })).toThrow(/^--log-level: logLevel: /);
+    expect(told({}, { VMLET_NODE_ADDRESS: "10.0.0.1,host" })).toThrow(
+      /^VMLET_NODE_ADDRESS: nodes\[0\]\.addresses\[1\]: must be an IP address$/,
+    );
+    expect(told({ nodeName: "Upper" }, {})).toThrow(/^--node-name: nodes\[0\]\.name: /);
+  });
+
+  test.each(["nodes: { a: 1 }\n", "nodes: x\n", "nodes: [x]\n", ""])("finds no node to override in %j", (nodes) => {
+    const head = "apiVersion: vmlet.dev/v1\nkind: AgentConfig\n";
+    const overrides = { nodeAddress: "10.0.0.1" };
+    expect(() => parseConfig(head + nodes, "vmlet.yaml", overrides)).toThrow(ConfigError);
   });
 
   test("a missing file is named", () => {
