@@ -48,6 +48,8 @@ export interface GcOptions {
 /** A pull that leaves less than this is stopped: a full disk would hurt every machine of the host. */
 const MIN_FREE_BYTES = 256 * 1024 * 1024;
 const DISK_CHECK_MS = 250;
+/** Registries asked at a time what a name means: each question is a process of its own. */
+const QUESTIONS = 8;
 /** What skopeo may write beside blobs of the announced sizes: its index, and a little more where it compresses by itself. */
 const COPY_SLACK = { bytes: 1024 * 1024, ratio: 1.01 };
 const HEX = /^[0-9a-f]{64}$/;
@@ -81,6 +83,7 @@ export class HostImages implements ImageStore {
   readonly #limits: { maxImageBytes: number; maxUnpackedBytes: number; pullTimeoutMs: number };
   readonly #gc: GcOptions;
   readonly #registry: Registry;
+  readonly #questions = new PQueue({ concurrency: QUESTIONS });
   readonly #queue: PQueue;
   readonly #pulls = new Map<string, SharedPull>();
   #saved: Promise<void> = Promise.resolve();
@@ -149,7 +152,8 @@ export class HostImages implements ImageStore {
     const timeout = AbortSignal.timeout(this.#limits.pullTimeoutMs);
     const signal = AbortSignal.any([options.signal, timeout]);
     try {
-      const resolved = await this.#registry.resolve(image, reference, options.auth, signal);
+      const ask = () => this.#registry.resolve(image, reference, options.auth, signal);
+      const resolved = await this.#questions.add(ask, { signal });
       const stored =
         (await this.#stored(hexOf(resolved.manifestDigest))) ??
         (await this.#pullShared(image, reference, resolved, signal));
