@@ -20,6 +20,10 @@ export class NotDrainedError extends VmletError {
   readonly code = "NOT_DRAINED";
 }
 
+export class NodeStaysError extends VmletError {
+  readonly code = "NODE_STAYS";
+}
+
 export function nodeCommand(): Command {
   const command = new Command("node");
   const withKube = (name: string, description: string, work: (kube: Kube, node: string) => Promise<void>) =>
@@ -35,7 +39,8 @@ export function nodeCommand(): Command {
         const kubeConfig = loadKubeConfig({ path: options.kubeconfig });
         const kube = new KubeTransport({ kubeConfig, clock: systemClock, logger: silentLogger, version: VERSION });
         try {
-          for (const node of nodes) await work(kube, node);
+          // Together: one after the other, many nodes would outlast the Job that runs this.
+          await Promise.all(nodes.map((node) => work(kube, node)));
         } finally {
           await kube.close();
         }
@@ -62,9 +67,10 @@ export async function requireDrained(kube: Kube, node: string): Promise<void> {
   );
 }
 
-/** Deletes the Node and resolves when it has stayed away for a while. */
+/** Deletes the Node and resolves when it has stayed away for a while. @throws NodeStaysError when it never does */
 export async function removeNode(kube: Kube, node: string, clock: Clock): Promise<void> {
-  const signal = AbortSignal.timeout(TIMEOUT_MS);
+  const { signal } = new AbortController();
+  const deadline = clock.monotonic() + TIMEOUT_MS;
   let goneSince: number | undefined;
   while (goneSince === undefined || clock.monotonic() - goneSince < SETTLE_MS) {
     try {
@@ -74,6 +80,11 @@ export async function removeNode(kube: Kube, node: string, clock: Clock): Promis
       if (!isNotFound(thrown)) throw thrown;
       goneSince ??= clock.monotonic();
     }
-    await clock.sleep(POLL_MS, signal);
+    if (clock.monotonic() >= deadline) {
+      throw new NodeStaysError(
+        `node ${node} came back each time that it was deleted, for ${TIMEOUT_MS / 1000} s: an agent that has it still runs; stop it first`,
+      );
+    }
+    await clock.sleep(POLL_MS);
   }
 }
