@@ -13,6 +13,21 @@ export interface Clock {
   after(ms: number, callback: () => void): () => void;
 }
 
+/** Node's timers take no more: one that is set for longer fires at once. */
+const LONGEST_TIMER_MS = 2 ** 31 - 1;
+
+/** Calls `callback` after `ms` milliseconds, however many those are; `unref` to not keep the process alive. */
+function startTimer(ms: number, callback: () => void, unref: boolean): () => void {
+  let timer: NodeJS.Timeout;
+  const arm = (leftMs: number) => {
+    const thisMs = Math.min(leftMs, LONGEST_TIMER_MS);
+    timer = setTimeout(leftMs > thisMs ? () => arm(leftMs - thisMs) : callback, thisMs);
+    if (unref) timer.unref();
+  };
+  arm(ms);
+  return () => clearTimeout(timer);
+}
+
 export const systemClock: Clock = {
   now: () => Date.now(),
   monotonic: () => performance.now(),
@@ -22,21 +37,18 @@ export const systemClock: Clock = {
         reject(signal.reason as Error);
         return;
       }
-      const timer = setTimeout(() => {
+      const awake = () => {
         signal?.removeEventListener("abort", onAbort);
         resolve();
-      }, ms);
+      };
+      const cancel = startTimer(ms, awake, false);
       const onAbort = () => {
-        clearTimeout(timer);
+        cancel();
         reject(signal!.reason as Error);
       };
       signal?.addEventListener("abort", onAbort, { once: true });
     }),
-  after: (ms, callback) => {
-    const timer = setTimeout(callback, ms);
-    timer.unref();
-    return () => clearTimeout(timer);
-  },
+  after: (ms, callback) => startTimer(ms, callback, true),
 };
 
 /** Kubernetes `metav1.Time`: RFC 3339 in UTC at second precision. */
