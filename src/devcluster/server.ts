@@ -92,6 +92,8 @@ export class ApiServer {
 
   /** Answers an Upgrade request: only kubelets speak upgraded protocols. */
   async handleUpgrade(request: IncomingMessage, socket: Duplex, head: Buffer): Promise<void> {
+    // Node watches an upgraded connection no more: unheard, its reset would end the process.
+    socket.on("error", () => socket.destroy());
     try {
       const url = new URL(request.url ?? "/", "http://devcluster");
       const route = parseRoute(url.pathname);

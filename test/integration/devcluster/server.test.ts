@@ -1,3 +1,4 @@
+import { connect as connectTcp } from "node:net";
 import { KubeConfig } from "@kubernetes/client-node";
 import { afterEach, beforeEach, describe, expect, test } from "vitest";
 import { parse } from "yaml";
@@ -41,6 +42,33 @@ describe("devcluster", () => {
       "d",
       "kube-root-ca.crt",
     ]);
+  });
+
+  test("outlives a client that breaks off while its upgrade is refused", async () => {
+    const { api, cluster } = running;
+    const refused = Promise.withResolvers<void>();
+    const socket = connectTcp(Number(new URL(cluster.url).port), "127.0.0.1");
+    socket.write(`GET ${PODS}/p/exec HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: SPDY/3.1\r\n\r\n`);
+    socket.once("data", () => {
+      // What is not read yet when a socket closes makes the other side see a reset.
+      socket.resetAndDestroy();
+      refused.resolve();
+    });
+    await refused.promise;
+    expect((await api.request("GET", "/version")).status).toBe(200);
+  });
+
+  test("takes a service account's token only for what it was made for", async () => {
+    const { api, cluster } = running;
+    const path = "/api/v1/namespaces/default/serviceaccounts/default/token";
+    const statusWith = async (audiences: string[]) => {
+      const { body } = await api.request("POST", path, { spec: { audiences } });
+      const other = connect({ url: cluster.url, token: body.status.token });
+      const { status } = await other.request("GET", "/version");
+      other.close();
+      return status;
+    };
+    expect([await statusWith([]), await statusWith(["vault"])]).toEqual([200, 401]);
   });
 
   test("forgets the oldest changes when the log is full", async () => {
