@@ -8,6 +8,7 @@ import { existsSync, readFileSync } from "node:fs";
 import { mkdir, readdir, rm } from "node:fs/promises";
 import { availableParallelism, totalmem } from "node:os";
 import { join } from "node:path";
+import PQueue from "p-queue";
 import {
   type Capability,
   type Clock,
@@ -49,6 +50,7 @@ export interface OciEngineOptions {
 const DEFAULT_RUNTIME = "runc";
 const DEFAULT_SECCOMP_PROFILE = "/usr/share/containers/seccomp.json";
 const DEFAULT_PIDS_LIMIT = 4096;
+const DISK_WALKS = 4;
 const COLLECT_PERIOD_MS = 5 * 60_000;
 
 const CAPABILITIES: readonly Capability[] = [
@@ -119,6 +121,7 @@ class OciEngine implements Engine {
       cgroupRoot: `/vmlet-${machineHash(stateDir)}`,
       seccomp: () => JSON.parse(readFileSync(this.#seccompProfile(), "utf8")) as SeccompSource,
       pidsLimit: options.pidsLimit ?? DEFAULT_PIDS_LIMIT,
+      diskWalks: new PQueue({ concurrency: DISK_WALKS }),
     };
     this.capabilities = [
       ...CAPABILITIES,

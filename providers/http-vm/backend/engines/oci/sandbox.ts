@@ -15,6 +15,7 @@ import { mkdir, readFile, rm, stat, statfs, writeFile } from "node:fs/promises";
 import { connect } from "node:net";
 import { join } from "node:path";
 import type { Duplex } from "node:stream";
+import type PQueue from "p-queue";
 import {
   type Clock,
   type ContainerResources,
@@ -65,6 +66,8 @@ export interface OciContext {
   cgroupRoot: string;
   seccomp: () => SeccompSource;
   pidsLimit: number;
+  /** Bounds how many trees are measured at a time. */
+  diskWalks: PQueue;
 }
 
 interface SandboxRecord {
@@ -221,7 +224,7 @@ export class OciSandbox implements Sandbox {
   readonly #record: SandboxRecord;
   readonly #relay: LoopbackRelay;
   readonly #resolveLost: (loss: SandboxLoss) => void;
-  readonly #diskUsage = new Map<string, { bytes: number; at: number }>();
+  readonly #diskUsage = new Map<string, { bytes: Promise<number>; at: number }>();
   #cancelWatch: (() => void) | undefined;
 
   constructor(context: OciContext, home: MachineHome, record: SandboxRecord) {
@@ -540,19 +543,21 @@ export class OciSandbox implements Sandbox {
     };
   }
 
-  /** Walking a tree is dear: a figure serves for a while. */
+  /** Walking a tree is dear: few are walked at a time, and a figure serves for a while. */
   async #diskBytes(key: string, path: string): Promise<number> {
     const now = this.#context.clock.monotonic();
     const known = this.#diskUsage.get(key);
-    if (known !== undefined && now - known.at < DISK_USAGE_PERIOD_MS) return known.bytes;
-    // du complains about files that vanish under it; its figure is good all the same.
-    const text = await run(findTool("du")!, ["--summarize", "--one-file-system", "--block-size=1", path]).then(
-      ({ stdout }) => stdout.toString(),
-      () => "",
-    );
-    const bytes = Number(text.split("\t")[0]) || (known?.bytes ?? 0);
+    if (known !== undefined && now - known.at < DISK_USAGE_PERIOD_MS) return await known.bytes;
+    const bytes = this.#context.diskWalks.add(async () => {
+      // du complains about files that vanish under it; its figure is good all the same.
+      const text = await run(findTool("du")!, ["--summarize", "--one-file-system", "--block-size=1", path]).then(
+        ({ stdout }) => stdout.toString(),
+        () => "",
+      );
+      return Number(text.split("\t")[0]) || (await known?.bytes) || 0;
+    });
     this.#diskUsage.set(key, { bytes, at: now });
-    return bytes;
+    return await bytes;
   }
 
   /** The runtime that was killed leaves the command running in the container. */

@@ -1,0 +1,57 @@
+import { chmodSync, mkdtempSync, readFileSync, rmSync, writeFileSync } from "node:fs";
+import { tmpdir } from "node:os";
+import { join } from "node:path";
+import PQueue from "p-queue";
+import { afterEach, beforeEach, expect, test, vi } from "vitest";
+import { OciSandbox } from "../../../providers/http-vm/backend/engines/oci/sandbox.ts";
+import { VirtualClock } from "../../support/virtual-clock.ts";
+
+const VOLUMES = 12;
+
+let dir: string;
+let clock: VirtualClock;
+let sandbox: OciSandbox;
+
+beforeEach(() => {
+  dir = mkdtempSync(join(tmpdir(), "vmlet-usage-"));
+  writeFileSync(
+    join(dir, "du"),
+    `#!/bin/sh\nprintf + >>${dir}/journal\nwhile [ ! -e ${dir}/go ]; do sleep 0.01; done\nprintf - >>${dir}/journal\nprintf '4096\\tx\\n'\n`,
+  );
+  chmodSync(join(dir, "du"), 0o755);
+  vi.stubEnv("PATH", `${dir}:${process.env["PATH"]}`);
+  clock = new VirtualClock();
+  const volumes = Array.from({ length: VOLUMES }, (_, index) => ({ name: `v${index}`, type: "empty_dir" }));
+  sandbox = new OciSandbox(
+    { clock, diskWalks: new PQueue({ concurrency: 3 }), network: { counters: () => undefined } } as never,
+    { id: "m", dir, spec: { labels: {}, volumes }, socketPath: () => join(dir, "socket") } as never,
+    { attachment: { address: "10.0.0.2", netns: "/none" }, hostname: "h" } as never,
+  );
+});
+
+afterEach(() => {
+  vi.unstubAllEnvs();
+  rmSync(dir, { recursive: true, force: true });
+});
+
+const journal = () => readFileSync(join(dir, "journal"), "utf8");
+
+test("of what is asked about at once, little is measured at a time, and nothing twice", async () => {
+  const samples = [sandbox.stats([]), sandbox.stats([])];
+  await vi.waitFor(() => expect(journal()).toHaveLength(3));
+  writeFileSync(join(dir, "go"), "");
+  for (const { volumes } of await Promise.all(samples))
+    expect(volumes!.map(({ used_bytes }) => used_bytes)).toEqual(Array.from({ length: VOLUMES }, () => 4096));
+  expect(journal().replaceAll("-", "")).toHaveLength(VOLUMES);
+});
+
+test("a figure serves for a while", async () => {
+  writeFileSync(join(dir, "go"), "");
+  await sandbox.stats([]);
+  await clock.advance(29_999);
+  await sandbox.stats([]);
+  expect(journal()).toHaveLength(2 * VOLUMES);
+  await clock.advance(1);
+  await sandbox.stats([]);
+  expect(journal()).toHaveLength(4 * VOLUMES);
+});
