@@ -51,6 +51,42 @@ function pairUp(
   context.addIssue({ code: "custom", path: [has], message: `goes with ${lacks}, which is missing` });
 }
 
+const LABEL_NAME = /^[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$/;
+
+const labels = z
+  .record(z.string(), z.string())
+  .superRefine((entries, context) => {
+    for (const [key, value] of Object.entries(entries)) {
+      const [name, prefix, ...rest] = key.split("/").toReversed();
+      const refuse = (message: string) => context.addIssue({ code: "custom", path: [key], message });
+      if (!LABEL_NAME.test(name!) || (prefix !== undefined && !DNS_1123.test(prefix)) || rest.length > 0)
+        refuse("is no label key: at most 63 letters, digits, '-', '_' and '.', after a DNS prefix and '/' if need be");
+      else if (value !== "" && !LABEL_NAME.test(value))
+        refuse("is no label value: at most 63 letters, digits, '-', '_' and '.'");
+    }
+  })
+  .default({});
+
+/** Of the labels that are Kubernetes' own, those that its NodeRestriction lets a kubelet give itself (KubeletLabels). */
+const KUBELET_LABELS = [
+  "kubernetes.io/hostname",
+  "kubernetes.io/os",
+  "kubernetes.io/arch",
+  "beta.kubernetes.io/os",
+  "beta.kubernetes.io/arch",
+  "beta.kubernetes.io/instance-type",
+  "topology.kubernetes.io/zone",
+  "topology.kubernetes.io/region",
+  "failure-domain.beta.kubernetes.io/zone",
+  "failure-domain.beta.kubernetes.io/region",
+];
+
+function mayLabelItself(key: string): boolean {
+  const [prefix = ""] = key.includes("/") ? key.split("/") : [];
+  if (!/(^|\.)(kubernetes|k8s)\.io$/.test(prefix)) return true;
+  return KUBELET_LABELS.includes(key) || /(^|\.)(kubelet|node)\.kubernetes\.io$/.test(prefix);
+}
+
 const port = z.int().min(0).max(65535);
 
 export const httpVmSchema = z
@@ -139,7 +175,7 @@ export const nodeSchema = z.strictObject({
     .string()
     .optional()
     .describe("Published as Hostname address only when set: it must resolve from the API server."),
-  labels: z.record(z.string(), z.string()).default({}),
+  labels,
   annotations: z.record(z.string(), z.string()).default({}),
   taints: z
     .array(taintSchema)
@@ -218,77 +254,89 @@ export const nodeSchema = z.strictObject({
     .describe("Annotate pods of ReplicaSets so that scale-in removes this node's pods before those of other nodes."),
 });
 
-export const agentConfigSchema = z.strictObject({
-  apiVersion: z.literal(API_VERSION),
-  kind: z.literal(KIND),
-  clusterId: z
-    .string()
-    .min(1)
-    .max(63)
-    .optional()
-    .describe(
-      "Tells clusters apart that share a backend. Must never change. Default: the UID of the namespace kube-system, if it may be read.",
-    ),
-  kubeconfig: z.string().optional().describe("Default: KUBECONFIG, ~/.kube/config, or the pod's service account."),
-  identity: z
-    .strictObject({
-      mode: z
-        .enum(["direct", "impersonate", "certificate"])
-        .default("direct")
-        .describe(
-          "direct: as the credentials say. impersonate: as system:node:<name> in group system:nodes. " +
-            "certificate: the same, by a client certificate that the cluster signs; its key never leaves the process.",
-        ),
-    })
-    .prefault({}),
-  logLevel: z.enum(["debug", "info", "warn", "error"]).default("info"),
-  health: z
-    .strictObject({
-      address: z.string().default("127.0.0.1"),
-      port: port.default(10248).describe("Plain HTTP: /livez, /readyz, /metrics. 0 picks a free port."),
-    })
-    .prefault({}),
-  leaderElection: z
-    .strictObject({
-      enabled: z.boolean().default(false),
-      namespace: z.string().default("kube-system"),
-      name: z.string().default("vmlet"),
-      leaseDuration: duration("15s"),
-      renewDeadline: duration("10s"),
-      retryPeriod: duration("2s"),
-    })
-    .superRefine(({ leaseDuration, renewDeadline, retryPeriod }, context) => {
-      const [lease, renew, retry] = [leaseDuration, renewDeadline, retryPeriod].map(parseDuration) as [
-        number,
-        number,
-        number,
-      ];
-      // Or a second agent would lead before the first has stopped.
-      if (renew >= lease) {
-        const message = `must be shorter than leaseDuration (${leaseDuration})`;
-        context.addIssue({ code: "custom", path: ["renewDeadline"], message });
+export const agentConfigSchema = z
+  .strictObject({
+    apiVersion: z.literal(API_VERSION),
+    kind: z.literal(KIND),
+    clusterId: z
+      .string()
+      .min(1)
+      .max(63)
+      .optional()
+      .describe(
+        "Tells clusters apart that share a backend. Must never change. Default: the UID of the namespace kube-system, if it may be read.",
+      ),
+    kubeconfig: z.string().optional().describe("Default: KUBECONFIG, ~/.kube/config, or the pod's service account."),
+    identity: z
+      .strictObject({
+        mode: z
+          .enum(["direct", "impersonate", "certificate"])
+          .default("direct")
+          .describe(
+            "direct: as the credentials say. impersonate: as system:node:<name> in group system:nodes. " +
+              "certificate: the same, by a client certificate that the cluster signs; its key never leaves the process.",
+          ),
+      })
+      .prefault({}),
+    logLevel: z.enum(["debug", "info", "warn", "error"]).default("info"),
+    health: z
+      .strictObject({
+        address: z.string().default("127.0.0.1"),
+        port: port.default(10248).describe("Plain HTTP: /livez, /readyz, /metrics. 0 picks a free port."),
+      })
+      .prefault({}),
+    leaderElection: z
+      .strictObject({
+        enabled: z.boolean().default(false),
+        namespace: z.string().default("kube-system"),
+        name: z.string().default("vmlet"),
+        leaseDuration: duration("15s"),
+        renewDeadline: duration("10s"),
+        retryPeriod: duration("2s"),
+      })
+      .superRefine(({ leaseDuration, renewDeadline, retryPeriod }, context) => {
+        const [lease, renew, retry] = [leaseDuration, renewDeadline, retryPeriod].map(parseDuration) as [
+          number,
+          number,
+          number,
+        ];
+        // Or a second agent would lead before the first has stopped.
+        if (renew >= lease) {
+          const message = `must be shorter than leaseDuration (${leaseDuration})`;
+          context.addIssue({ code: "custom", path: ["renewDeadline"], message });
+        }
+        // The elector waits for up to one and a half.
+        if (retry <= 0 || retry * 1.5 >= renew) {
+          const message = `must be more than 0 and less than two thirds of renewDeadline (${renewDeadline})`;
+          context.addIssue({ code: "custom", path: ["retryPeriod"], message });
+        }
+      })
+      .prefault({}),
+    api: z
+      .strictObject({
+        qps: z
+          .number()
+          .positive()
+          .default(500)
+          .describe(
+            "Requests to the API server per second. A kubelet's 50 would hold back the bursts that this node is for.",
+          ),
+        burst: z.int().positive().default(1000),
+      })
+      .prefault({}),
+    nodes: z.array(nodeSchema).min(1).refine(uniqueNames, "node names must differ").superRefine(uniquePorts),
+  })
+  .superRefine(({ identity, nodes }, context) => {
+    // Whoever is the node itself would have its whole registration refused.
+    if (identity.mode === "direct") return;
+    nodes.forEach((node, index) => {
+      for (const [key, value] of Object.entries(node.labels)) {
+        if (mayLabelItself(key)) continue;
+        const message = `a node may not give itself this label (NodeRestriction); an administrator may: kubectl label node ${node.name} ${key}=${value}`;
+        context.addIssue({ code: "custom", path: ["nodes", index, "labels", key], message });
       }
-      // The elector waits for up to one and a half.
-      if (retry <= 0 || retry * 1.5 >= renew) {
-        const message = `must be more than 0 and less than two thirds of renewDeadline (${renewDeadline})`;
-        context.addIssue({ code: "custom", path: ["retryPeriod"], message });
-      }
-    })
-    .prefault({}),
-  api: z
-    .strictObject({
-      qps: z
-        .number()
-        .positive()
-        .default(500)
-        .describe(
-          "Requests to the API server per second. A kubelet's 50 would hold back the bursts that this node is for.",
-        ),
-      burst: z.int().positive().default(1000),
-    })
-    .prefault({}),
-  nodes: z.array(nodeSchema).min(1).refine(uniqueNames, "node names must differ").superRefine(uniquePorts),
-});
+    });
+  });
 
 function uniqueNames(nodes: readonly { name: string }[]): boolean {
   return new Set(nodes.map((n) => n.name)).size === nodes.length;

@@ -66,6 +66,16 @@ describe("a configuration file", () => {
     expect(faultOf("apiVersion: [\n")).toMatch(/^vmlet\.yaml:\d+:\d+: /);
   });
 
+  test("may give a node the labels that a kubelet may give itself, and any to one that is no kubelet", () => {
+    const labels = (...keys: string[]) => `    labels: { ${keys.map((key) => `${key}: x`).join(", ")} }\n`;
+    const allowed = ["pool", "example.com/Pool_1", "topology.kubernetes.io/zone", "x.node.kubernetes.io/y"];
+    const identity = "identity: { mode: certificate }\n";
+    expect(parseConfig(minimal + labels(...allowed) + identity, "f").nodes).toHaveLength(1);
+    expect(parseConfig(minimal + labels("node-role.kubernetes.io/vm"), "f").nodes).toHaveLength(1);
+    for (const key of ["node-restriction.kubernetes.io/x", "my.k8s.io/y"])
+      expect(faultOf(minimal + labels(key) + identity)).toContain(`nodes[0].labels.${key}: a node may not`);
+  });
+
   test("is one document", () => {
     expect(faultOf(`${minimal}---\na: 1\n`)).toBe(
       "vmlet.yaml:6:1: the file must hold one document; a second begins here",
@@ -133,6 +143,18 @@ describe("a configuration file", () => {
       "leaderElection: { retryPeriod: 7s }\nnodes:\n  - name: a\n    provider: { type: memory }\n",
     ],
     ["Unresolved alias", "nodes: *unknown\n"],
+    [
+      "nodes[0].labels.two words: is no label key: at most 63 letters, digits, '-', '_' and '.', after a DNS prefix and '/' if need be",
+      "nodes:\n  - name: a\n    provider: { type: memory }\n    labels: { two words: x }\n",
+    ],
+    [
+      "nodes[0].labels.pool: is no label value: at most 63 letters, digits, '-', '_' and '.'",
+      "nodes:\n  - name: a\n    provider: { type: memory }\n    labels: { pool: a b }\n",
+    ],
+    [
+      "nodes[0].labels.node-role.kubernetes.io/vm: a node may not give itself this label (NodeRestriction); an administrator may: kubectl label node a node-role.kubernetes.io/vm=",
+      "identity: { mode: impersonate }\nnodes:\n  - name: a\n    provider: { type: memory }\n    labels: { node-role.kubernetes.io/vm: '' }\n",
+    ],
   ])("is refused with %s", (fault, rest) => {
     const told = faultOf(`apiVersion: vmlet.dev/v1\nkind: AgentConfig\n${rest}`);
     expect(told).toContain(fault);
