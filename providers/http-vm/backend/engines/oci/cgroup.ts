@@ -5,13 +5,15 @@
 import { existsSync } from "node:fs";
 import { readdir, readFile, rmdir, writeFile } from "node:fs/promises";
 import { join } from "node:path";
-import type { Clock } from "../../../../../src/provider/kit/index.ts";
+import { type Clock, ProviderError } from "../../../../../src/provider/kit/index.ts";
 import { isMissing } from "../../host/files.ts";
 
 const ROOT = "/sys/fs/cgroup";
 /** v1: a controller that is in every such tree and has no internal-process rule. */
 const PROCESS_TREE_V1 = "pids";
 const EMPTY_POLL_MS = 5;
+/** A process in uninterruptible sleep may take long; beyond this the caller is told, and tries again. */
+const KILL_ROUNDS = 1000;
 /** v1 reports "no limit" as a number near 2^63. */
 const UNLIMITED = 2 ** 60;
 
@@ -94,11 +96,15 @@ export class Cgroup {
     return await processesBelow(this.#dir(PROCESS_TREE_V1));
   }
 
-  /** Kills everything in the group and below it; resolves when it is empty. */
+  /**
+   * Kills everything in the group and below it; resolves when it is empty.
+   * @throws ProviderError unavailable when some still run after five seconds of trying
+   */
   async kill(clock: Clock): Promise<void> {
-    for (;;) {
-      const pids = await this.processes();
-      if (pids.length === 0) return;
+    let pids = await this.processes();
+    for (let round = 0; pids.length > 0; round++) {
+      if (round === KILL_ROUNDS)
+        throw new ProviderError("unavailable", `processes ${pids.join(", ")} do not end after SIGKILL`);
       for (const pid of pids) {
         try {
           process.kill(pid, "SIGKILL");
@@ -108,6 +114,7 @@ export class Cgroup {
       }
       await this.#thaw();
       await clock.sleep(EMPTY_POLL_MS);
+      pids = await this.processes();
     }
   }
 
