@@ -248,18 +248,15 @@ export async function serveRemoteCommand(
       endsWithStdin && stdin.then(() => endsWithStdin.clock.sleep(DETACH_AFTER_MS)).then(() => "detached" as const);
     const ended = await Promise.race([process.exit, left, ...(detached ? [detached] : [])]);
     if (ended === "detached") {
-      // What was passed on already still arrives; the process goes on without us.
-      process.stdout?.unpipe();
-      process.stderr?.unpipe();
-      client.stdout?.end();
-      client.stderr?.end();
+      // The process goes on without us.
+      await Promise.race([endOutputs(process, client), left]);
     } else await Promise.race([outputs, left]);
     outcome = { exitCode: ended === "detached" || kind === "attach" ? 0 : ended.exitCode };
   } catch (thrown) {
     outcome = { error: gone ?? toError(thrown) };
+    const flushed = endOutputs(process, client);
     process.close();
-    client.stdout?.end();
-    client.stderr?.end();
+    await Promise.race([flushed, left]).catch(() => {});
   }
   try {
     if (gone === undefined) await client.finish(outcome);
@@ -283,6 +280,18 @@ function connectOutput(source: Readable | null, target: Writable | null): Promis
     return Promise.resolve();
   }
   return new Promise((resolve) => pipeline(source, target, () => resolve()));
+}
+
+/** Ends the outputs before the process has; what it handed over until now still arrives. Resolves when it was flushed. */
+async function endOutputs(process: ProcessStreams, client: RemoteCommandClient): Promise<void> {
+  const end = async (source: Readable | null, target: Writable | null) => {
+    source?.unpipe();
+    if (target === null) return;
+    for (let chunk: unknown; (chunk = source?.read() ?? null) !== null;) target.write(chunk);
+    target.end();
+    await finished(target, { readable: false }).catch(() => {});
+  };
+  await Promise.all([end(process.stdout, client.stdout), end(process.stderr, client.stderr)]);
 }
 
 /**

@@ -221,6 +221,24 @@ describe("remote command over SPDY", () => {
       message: "the machine is gone",
     });
   });
+
+  it("hands over what came before a failure, however slowly it is read", async () => {
+    await using it = await serve({ stdin: false, stderr: false });
+    const { client } = await it.server.spdy(ALL_SPDY);
+    await client.openAndWait(1, { streamtype: "error" });
+    await client.openAndWait(3, { streamtype: "stdout" });
+    client.transport.pause();
+    it.process.stdout.write(Buffer.alloc(16 << 20, "o"));
+    for (let i = 0; i < 50; i++) it.process.stdout.write(Buffer.alloc(300, "o"));
+    it.process.stdout.write("last words");
+    await settle(50);
+    it.process.fail(new Error("the machine is gone"));
+    await settle(50);
+    client.transport.resume();
+    await client.until(() => client.closed);
+    expect(client.text(3)).toHaveLength((16 << 20) + 50 * 300 + "last words".length);
+    expect(JSON.parse(client.text(1))).toMatchObject({ message: "the machine is gone" });
+  });
 });
 
 describe("remote command over WebSocket", () => {
