@@ -1,5 +1,5 @@
 import type { Readable } from "node:stream";
-import { toHttpError, HttpError } from "../http-error.ts";
+import { HttpError } from "../http-error.ts";
 import { findPod, requireContainer } from "../pod-lookup.ts";
 import type { Handler } from "../router.ts";
 import type { StreamDeps } from "./exec.ts";
@@ -23,6 +23,8 @@ export function run(deps: StreamDeps): Handler {
       try {
         const options = { stdin: false, stdout: true, stderr: true, tty: false, signal };
         const process = await deps.provider.exec(found.machineId, container, command, options);
+        // Nobody may be left to ask how it ended.
+        process.exit.catch(() => {});
         try {
           signal.throwIfAborted();
           signal.addEventListener("abort", () => process.close(), { once: true });
@@ -40,8 +42,6 @@ export function run(deps: StreamDeps): Handler {
         } finally {
           process.close();
         }
-      } catch (thrown) {
-        throw toHttpError(thrown);
       } finally {
         release();
       }
