@@ -1,6 +1,10 @@
+import { constants } from "node:fs";
+import { access } from "node:fs/promises";
+import { join } from "node:path";
 import { Command } from "commander";
 import { stringify } from "yaml";
 import { connect } from "../agent.ts";
+import { loadCredentialProviders } from "../config/credential-providers.ts";
 import { loadConfig, type ConfigOverrides } from "../config/load.ts";
 import type { AgentConfig, NodeConfig } from "../config/schema.ts";
 import type { Kube } from "../kube/kube.ts";
@@ -47,7 +51,10 @@ export function checkCommand(): Command {
     const report = new Report();
     console.log(`Effective configuration of ${path}:\n`);
     console.log(stringify(config).replace(/^/gm, "  ").trimEnd());
-    for (const node of config.nodes) await checkNode(config, node, report);
+    for (const node of config.nodes) {
+      await checkNode(config, node, report);
+      await checkCredentialProviders(node, report);
+    }
     console.log(report.faults === 0 ? "\nNothing is missing." : `\n${report.faults} to cure.`);
     if (report.faults > 0) process.exit(2);
   });
@@ -101,6 +108,21 @@ async function checkNode(config: AgentConfig, node: NodeConfig, report: Report):
         ? `check nodes[].provider.url (${node.provider.url}), tokenFile and caFile`
         : "check nodes[].provider";
     report.fault(`does not answer: ${toError(thrown).message}`, where);
+  }
+}
+
+/** The plugins are run when a pod's image asks for them, too late to notice that one is missing. */
+async function checkCredentialProviders(node: NodeConfig, report: Report): Promise<void> {
+  if (node.imageCredentialProvider === undefined) return;
+  console.log(`\nNode ${node.name}: image credential providers`);
+  const { config: path, binDir } = node.imageCredentialProvider;
+  try {
+    for (const { name } of loadCredentialProviders(path).config.providers) {
+      await access(join(binDir, name), constants.X_OK);
+      report.ok(name);
+    }
+  } catch (thrown) {
+    report.fault(toError(thrown).message, "check nodes[].imageCredentialProvider");
   }
 }
 

@@ -87,6 +87,16 @@ test("a backend and an API server that do not answer are told with the field to 
   expect(status).toBe(2);
 });
 
+test("a file of credential providers that is not there is told with its field, and is 2", async () => {
+  const { status, stdout } = await check(
+    "    provider: { type: memory }\n    imageCredentialProvider: { config: none.yaml, binDir: /none }\n",
+    "kubeconfig: none.kubeconfig\n",
+  );
+  expect(stdout).toContain("cannot read the credential providers none.yaml");
+  expect(stdout).toContain("check nodes[].imageCredentialProvider");
+  expect(status).toBe(2);
+});
+
 /** A server that says nothing, and its port. */
 async function silentServer() {
   const sockets = new Set<Socket>();
