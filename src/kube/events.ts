@@ -75,6 +75,8 @@ const SPAM_BURST = 25;
 const SPAM_PER_SECOND = 1 / 300;
 const CACHE_SIZE = 4096;
 const ATTEMPTS = 12;
+/** Of an object's name, an event's as well as that of what it is about. */
+const NAME_LIMIT = 253;
 /** How long an event waits for a quieter moment, and how often it looks. */
 const PATIENCE_MS = 200;
 const LOOK_MS = 20;
@@ -244,7 +246,7 @@ export class EventRecorder {
     return {
       apiVersion: "v1",
       kind: "Event",
-      metadata: { name: `${reference.name}.${unique}`, namespace },
+      metadata: { name: `${cut(reference.name, NAME_LIMIT - 1 - unique.length)}.${unique}`, namespace },
       involvedObject: reference,
       type,
       reason,
@@ -286,6 +288,11 @@ export class EventRecorder {
     }
     return bucket.tryTake();
   }
+}
+
+/** The first letters of a name, as a name. */
+function cut(name: string, length: number): string {
+  return name.length <= length ? name : name.slice(0, length).replace(/[-.]+$/, "");
 }
 
 function objectKey(r: ObjectReference): string {

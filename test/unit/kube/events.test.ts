@@ -74,6 +74,21 @@ describe("EventRecorder", () => {
     });
   });
 
+  it("names the event of an object with the longest of names so that the API server takes it", async () => {
+    const { recorder, bodies } = setup();
+    recorder.event(
+      { ...pod, metadata: { ...pod.metadata, name: `${"a".repeat(235)}.${"b".repeat(17)}` } },
+      "Normal",
+      "Started",
+      "x",
+    );
+    await settle();
+    const { name } = bodies()[0]!["metadata"] as { name: string };
+    expect(name.length).toBeLessThanOrEqual(253);
+    expect(name).toMatch(/^a{235}\.[0-9a-f]{16}$/);
+    expect(bodies()[0]!["involvedObject"]).toMatchObject({ name: expect.stringMatching(/b{17}$/) });
+  });
+
   it("keeps events of objects without a namespace in the default namespace", async () => {
     const { recorder, kube } = setup();
     recorder.event({ apiVersion: "v1", kind: "Node", name: "node-1", uid: "node-1" }, "Normal", "Starting", "x");
