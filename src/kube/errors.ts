@@ -15,6 +15,9 @@ export interface StatusDetails {
  */
 export type TransportReason = "ConnectionRefused" | "Timeout" | "Transport" | "Malformed";
 
+/** A server that names a longer pause, as a proxy's maintenance page does, is asked again after this one. */
+const LONGEST_PAUSE_MS = 60_000;
+
 /**
  * A request to the API server failed. `status` is the HTTP status, or 0 when no usable reply came; `reason` is the
  * reason of the `Status` object (`NotFound`, `Conflict`, `Expired`...) or a `TransportReason`.
@@ -41,7 +44,9 @@ export class KubeApiError extends VmletError {
     // 401 heals when the credentials are rotated, 409 when the object is read again.
     const retryable =
       status === 0 || status === 401 || status === 408 || status === 409 || status === 429 || status >= 500;
-    super(message, { cause: options.cause, retryable, retryAfterMs: options.retryAfterMs });
+    const retryAfterMs =
+      options.retryAfterMs === undefined ? undefined : Math.min(options.retryAfterMs, LONGEST_PAUSE_MS);
+    super(message, { cause: options.cause, retryable, retryAfterMs });
     this.status = status;
     this.reason = options.reason;
     this.details = options.details;

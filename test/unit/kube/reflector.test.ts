@@ -236,6 +236,14 @@ describe("watching", () => {
     expect(s.kube.watches).toHaveLength(2);
   });
 
+  it("is back within a minute, whatever a proxy's maintenance page says", async () => {
+    const s = setup();
+    await begin(s);
+    s.kube.current.break(apiError(503, "HTTP503", { retryAfterMs: 3_600_000 }));
+    await s.clock.advance(60_100);
+    expect(s.kube.watches).toHaveLength(2);
+  });
+
   it("does not hammer a server that ends watches at once", async () => {
     const s = setup({ random: () => 0 });
     s.kube.onWatch = (watch) => watch.end();
