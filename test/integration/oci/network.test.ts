@@ -95,6 +95,14 @@ describe.skipIf(missing !== undefined)("machine network", () => {
     expect(await answers(b, a)).toBe(false);
   });
 
+  test("a machine cannot send from another's MAC", async () => {
+    const [a, b] = [await network.attachNamespace("a"), await network.attachNamespace("b")];
+    const other = await network.attachNamespace("c");
+    expect(await answers(b, other)).toBe(true);
+    await inside(b, "ip", "link", "set", "eth0", "address", a.mac);
+    expect(await answers(b, other)).toBe(false);
+  });
+
   test.each([
     ["allow", true],
     ["deny", false],

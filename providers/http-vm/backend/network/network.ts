@@ -6,7 +6,7 @@
  * - machines reach each other and are reached from this host by their addresses;
  * - machines do not reach this host itself (backend, agent, anything that listens here), except `openHostPorts`;
  * - machines reach the outside, masqueraded, only with `outbound: "allow"`, and never `denyCidrs`;
- * - a machine cannot send from an address that is not its own.
+ * - a machine cannot send from an address that is not its own, neither IP nor MAC.
  *
  * Everything made here is named after the bridge and the machine's id, so it can be found and removed again.
  */
@@ -177,9 +177,8 @@ export class HostNetwork {
     if (address !== undefined && existsSync(`/sys/class/net/${this.#bridge}`)) {
       await this.ensure();
       const link = this.#linkName(machineId);
-      await this.#change(
-        `add element bridge ${this.#table} senders { "${link}" . ${address} }\ndelete element bridge ${this.#table} senders { "${link}" . ${address} }\n`,
-      );
+      // What is not there cannot be deleted.
+      await this.#change(this.#senderRule("add", link, address) + this.#senderRule("delete", link, address));
       const ports = [...(await this.#hostPorts())].filter(([, target]) => target.startsWith(`${address} . `));
       for (const [key, target] of ports)
         await this.#change(`delete element inet ${this.#table} host_ports { ${key} : ${target} }\n`);
@@ -245,7 +244,7 @@ export class HostNetwork {
     await writeFile("/proc/sys/net/ipv4/ip_forward", "1");
     // Somebody may have flushed this host's rules while machines run: without their entries they would be cut off.
     const leases = [...(await this.#ipam.leases())].filter(([, id]) => id !== "");
-    const senders = leases.map(([address, id]) => this.#senderRule(this.#linkName(id), address));
+    const senders = leases.map(([address, id]) => this.#senderRule("add", this.#linkName(id), address));
     await nft(this.#rules(cidr) + senders.join(""));
   }
 
@@ -312,6 +311,8 @@ export class HostNetwork {
         "bridge",
         "type filter hook prerouting priority filter; policy accept;",
         [
+          // The bridge would learn the address, and send what is another machine's to this one.
+          `iifname ${links} iifname . ether saddr != @macs drop`,
           `iifname ${links} ether type ip iifname . ip saddr != @senders drop`,
           `iifname ${links} ether type arp iifname . arp saddr ip != @senders drop`,
           // No IPv6 addresses are given out, so nothing checks them: none may be used.
@@ -324,6 +325,7 @@ export class HostNetwork {
       `add table bridge ${this.#table}`,
       `add map inet ${this.#table} host_ports { type inet_proto . inet_service : ipv4_addr . inet_service; }`,
       `add set bridge ${this.#table} senders { type ifname . ipv4_addr; }`,
+      `add set bridge ${this.#table} macs { type ifname . ether_addr; }`,
     ];
     for (const [name, [family, hook, rules]] of Object.entries(chains)) {
       lines.push(
@@ -336,7 +338,7 @@ export class HostNetwork {
   }
 
   async #admit({ link, address }: Attachment): Promise<void> {
-    await this.#change(this.#senderRule(link, address));
+    await this.#change(this.#senderRule("add", link, address));
   }
 
   /** Changes what is in the rules. When they are gone, the next attempt makes them anew. */
@@ -349,8 +351,10 @@ export class HostNetwork {
     }
   }
 
-  #senderRule(link: string, address: string): string {
-    return `add element bridge ${this.#table} senders { "${link}" . ${address} }\n`;
+  #senderRule(verb: "add" | "delete", link: string, address: string): string {
+    const element = (set: string, value: string) =>
+      `${verb} element bridge ${this.#table} ${set} { "${link}" . ${value} }\n`;
+    return element("senders", address) + element("macs", macOf(address));
   }
 
   /** `tcp . 8080` -> `10.99.0.2 . 80`. */
