@@ -2,8 +2,10 @@ import { Command } from "commander";
 import { startBackend } from "../../providers/http-vm/backend/backend.ts";
 import { loadBackendConfig } from "../../providers/http-vm/backend/config.ts";
 import { createEngine } from "../../providers/http-vm/backend/engines/registry.ts";
+import { ConfigError } from "../config/load.ts";
 import { createLogger, silentLogger } from "../telemetry/logger.ts";
 import { systemClock } from "../util/clock.ts";
+import { toError } from "../util/errors.ts";
 import { signalToStop } from "./exit.ts";
 import { VERSION } from "./version.ts";
 
@@ -22,7 +24,13 @@ async function run(path: string): Promise<void> {
   const stop = signalToStop();
   const config = loadBackendConfig(path);
   const logger = createLogger({ level: config.logLevel });
-  const backend = await startBackend(config, { clock: systemClock, logger, version: VERSION });
+  const backend = await startBackend(config, { clock: systemClock, logger, version: VERSION }).catch(
+    (thrown: unknown) => {
+      // What the operating system refuses, a port or a file, is the file's to change.
+      const error = toError(thrown);
+      throw "syscall" in error ? new ConfigError(`${path}: ${error.message}`, { cause: thrown }) : thrown;
+    },
+  );
   logger.info(
     { url: backend.url, engine: config.engine.type, stateDir: config.stateDir },
     "the backend serves the Machine API",

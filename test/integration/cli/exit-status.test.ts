@@ -168,6 +168,28 @@ test("a port that is taken is told with its field, and is 2", async () => {
   expect(busyKubelet.stderr).not.toMatch(STACK);
 });
 
+test("a backend that its host does not let start says what the host said, and is 2", async () => {
+  await using server = await silentServer();
+  const start = (more: object) => {
+    const file = { apiVersion: "vmlet.dev/v1", kind: "BackendConfig", stateDir: join(dir, "state"), ...more };
+    writeFileSync(join(dir, "backend.yaml"), JSON.stringify({ engine: { type: "process" }, ...file }));
+    return vmlet("backend", "--config", "backend.yaml");
+  };
+  const busy = await start({ listen: { address: "127.0.0.1", port: server.port } });
+  const noFolder = await start({
+    listen: { address: "127.0.0.1", port: 0 },
+    stateDir: join(dir, "backend.yaml/state"),
+  });
+  expect([busy.stderr, noFolder.stderr]).toEqual([
+    expect.stringContaining("backend.yaml: listen EADDRINUSE"),
+    expect.stringContaining("backend.yaml: ENOTDIR: not a directory, mkdir"),
+  ]);
+  for (const { stderr, status } of [busy, noFolder]) {
+    expect(stderr).not.toMatch(STACK);
+    expect(status).toBe(2);
+  }
+});
+
 test("an address of the backend that cannot be one is told with its field, and is 2", async () => {
   await using dev = await runDevCluster();
   const provider = { type: "http-vm", url: "https://" };
