@@ -52,7 +52,7 @@ async function dev(options: DevOptions): Promise<number> {
   const stop = signalToStop();
   const logger = createLogger({ level: options.logLevel });
   const stateDir = resolve(options.stateDir);
-  await mkdir(stateDir, { recursive: true });
+  await configuredBy("--state-dir", () => mkdir(stateDir, { recursive: true }));
   const backend = await openBackend(options, stateDir, logger);
   let cluster: DevCluster | undefined;
   try {

@@ -46,6 +46,7 @@ test.each([
   ],
   ["a time that is none", ["smoke", "n", "--timeout", "soon"], "'--timeout <duration>' argument 'soon' is invalid"],
   ["a port that is none", ["dev", "--port", "web"], "'--port <port>' argument 'web' is invalid"],
+  ["a folder that cannot be made", ["dev", "--state-dir", "/dev/null/x"], "--state-dir: ENOTDIR: not a directory"],
   ["a log level that is none", ["dev", "--log-level", "loud"], "'--log-level <level>' argument 'loud' is invalid"],
 ])("%s is 2, and said", async (_what, args, message) => {
   const { status, stderr } = await vmlet(...args);
