@@ -158,8 +158,11 @@ class ProviderServer implements MachineApiServer {
     }
   }
 
-  /** @throws ProviderError unauthorized */
+  /** @throws ProviderError unauthorized, and invalid for a request of a web page */
   #authorize(request: IncomingMessage): void {
+    // A browser carries them to what listens on its own host, too: a page must not run commands there.
+    if (request.headers.origin !== undefined)
+      throw new ProviderError("invalid", "the request has an Origin: web pages are not served");
     const accepted = this.#auth.bearerTokens?.();
     if (accepted === undefined) return;
     const given = /^Bearer ([\x21-\x7e]+)$/i.exec(request.headers.authorization ?? "")?.[1];

@@ -95,6 +95,24 @@ describe("a bad request", () => {
     });
   });
 
+  test.each(["GET", "PUT", "upgrade"])("of a web page is refused: %s", async (method) => {
+    const { port, memory } = await setup();
+    memory.insert("m", spec);
+    memory.exec = () => Promise.reject(new Error("a web page got through"));
+    const socket = connect(port, "127.0.0.1");
+    const path = method === "upgrade" ? "/v1/machines/m/containers/c/exec?command=x" : "/v1/machines/m";
+    const lines = [
+      `${method === "upgrade" ? "GET" : method} ${path} HTTP/1.1`,
+      "Host: evil.test",
+      "Origin: http://evil.test",
+      ...(method === "upgrade"
+        ? ["Connection: Upgrade", "Upgrade: websocket", "Sec-WebSocket-Protocol: v5.channel.k8s.io"]
+        : ["Connection: close", "Content-Length: 0"]),
+    ];
+    socket.write(`${lines.join("\r\n")}\r\n\r\n`);
+    expect((await socket.toArray()).join("")).toMatch(/^HTTP\/1\.1 400 [^]*"code":"invalid".*web pages/);
+  });
+
   test("that is no HTTP gets the envelope too", async () => {
     const { port } = await setup();
     const socket = connect(port, "127.0.0.1");
