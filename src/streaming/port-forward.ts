@@ -123,6 +123,11 @@ async function serveSpdy(
         });
         pair = { cancelTimeout };
         pairs.set(requestId, pair);
+        stream.once("close", () => {
+          if (pairs.get(requestId)?.[type] !== stream) return;
+          cancelTimeout();
+          pairs.delete(requestId);
+        });
       }
       if (pair[type] !== undefined) {
         stream.reset(RST_STATUS.protocolError);

@@ -177,6 +177,21 @@ describe("port-forward over SPDY", () => {
     await client.until(() => client.frames.some((frame) => frame.type === "rst_stream"));
   });
 
+  it("keeps nothing of a stream that the client reset before the other one of its pair came", async () => {
+    const clock = new VirtualClock();
+    await using it = await serve("", clock);
+    const { client } = await it.server.spdy(["portforward.k8s.io"]);
+    await client.openAndWait(1, { streamtype: "error", port: "80", requestid: "0" });
+    const timers = clock.pending;
+    for (let id = 3; id < 100; id += 2) {
+      await client.open(id, { streamtype: "data", port: "80", requestid: String(id) });
+      client.reset(id);
+    }
+    client.ping(1);
+    await client.until(() => client.frames.some((frame) => frame.type === "ping"));
+    expect(clock.pending).toBe(timers);
+  });
+
   it("gives up half a pair after 30 s", async () => {
     const clock = new VirtualClock();
     await using it = await serve("", clock);
