@@ -5,6 +5,7 @@
  */
 import type { Logger } from "../telemetry/logger.ts";
 import type { Clock } from "../util/clock.ts";
+import { linkAbort } from "../util/abort.ts";
 import { toError } from "../util/errors.ts";
 import type { Random } from "../util/random.ts";
 import { isProviderError } from "../provider/errors.ts";
@@ -135,6 +136,12 @@ export interface MachineObserverOptions {
   onListed?: (seconds: number, interval: number | undefined) => void;
 }
 
+/** After a failure; doubles up to the longest. */
+const FIRST_PAUSE_MS = 500;
+const LONGEST_PAUSE_MS = 15_000;
+/** Whatever went well for so long begins anew with the first pause. */
+const HELD_MS = 4_000;
+
 /** Keeps the cache: lists, watches from the list's revision where the backend can, lists again on a timer and on any doubt. */
 export class MachineObserver implements BackendHealth {
   readonly #o: MachineObserverOptions;
@@ -151,23 +158,29 @@ export class MachineObserver implements BackendHealth {
   }
 
   async run(signal: AbortSignal): Promise<void> {
-    let backoffMs = 500;
+    let backoffMs = FIRST_PAUSE_MS;
     while (!signal.aborted) {
+      const begun = this.#o.clock.monotonic();
+      let failed = false;
       try {
         const info = await this.#o.provider.getInfo({ signal });
         this.#o.onInfo?.(info);
         const watching = info.capabilities.includes("events") && this.#o.provider.watchPods !== undefined;
         const revision = await this.#list(signal);
-        backoffMs = 500;
         const everyMs = this.#o.listEveryMs ?? (watching ? 60_000 : 5_000);
         if (watching) await this.#watchFor(revision, everyMs, signal);
         else await this.#o.clock.sleep(everyMs, signal);
       } catch (thrown) {
         if (signal.aborted) return;
         this.#failed(thrown);
-        await this.#o.clock.sleep(backoffMs * (0.5 + this.#o.random()), signal).catch(() => undefined);
-        backoffMs = Math.min(backoffMs * 2, 15_000);
+        failed = true;
       }
+      // A stream of events that never holds would otherwise have the whole list read again and again.
+      const held = this.#o.clock.monotonic() - begun >= HELD_MS;
+      if (held) backoffMs = FIRST_PAUSE_MS;
+      if (held && !failed) continue;
+      await this.#o.clock.sleep(backoffMs * (0.5 + this.#o.random()), signal).catch(() => undefined);
+      backoffMs = Math.min(backoffMs * 2, LONGEST_PAUSE_MS);
     }
   }
 
@@ -193,7 +206,7 @@ export class MachineObserver implements BackendHealth {
   async #watchFor(revision: number, ms: number, signal: AbortSignal): Promise<void> {
     const stop = new AbortController();
     const cancel = this.#o.clock.after(ms, () => stop.abort());
-    const linked = AbortSignal.any([signal, stop.signal]);
+    const { signal: linked, release } = linkAbort(signal, stop.signal);
     try {
       const events = this.#o.provider.watchPods!(revision, { signal: linked, labels: this.#o.labels });
       for await (const event of events) {
@@ -206,6 +219,7 @@ export class MachineObserver implements BackendHealth {
       if (!linked.aborted && !isProviderError(thrown, "gone")) throw thrown;
     } finally {
       cancel();
+      release();
     }
   }
 

@@ -2,6 +2,7 @@ import { expect, test } from "vitest";
 import { MemoryProvider } from "../../../providers/memory/index.ts";
 import { MachineCache, MachineObserver } from "../../../src/pods/machines.ts";
 import type { Machine } from "../../../src/provider/machine.ts";
+import { ProviderError } from "../../../src/provider/errors.ts";
 import { silentLogger } from "../../../src/telemetry/logger.ts";
 import { settle, VirtualClock } from "../../support/virtual-clock.ts";
 
@@ -64,5 +65,37 @@ test("a change between the list and the reply to a create is seen at once", asyn
   expect(cache.observe("a")).toMatchObject({ machine: { reachability: "unknown" } });
   stop.abort();
   await running;
+  await provider.close();
+});
+
+test.each([
+  ["is refused at once", () => Promise.reject(new ProviderError("unavailable", "no events today"))],
+  ["has always forgotten where to begin", () => Promise.reject(new ProviderError("gone", "compacted"))],
+  ["ends at once", () => Promise.resolve({ done: true as const, value: undefined })],
+])("a backend whose stream of events %s is not listed in a loop", async (_what, next) => {
+  const clock = new VirtualClock();
+  const cache = new MachineCache({ clock, onChange: () => {} });
+  const stop = new AbortController();
+  const provider = new MemoryProvider({ clock });
+  provider.watchPods = () => ({ [Symbol.asyncIterator]: () => ({ next }) }) as never;
+  let lists = 0;
+  const observer = new MachineObserver({
+    provider,
+    cache,
+    labels: {},
+    clock,
+    random: () => 0.5,
+    logger: silentLogger,
+    onListed: () => {
+      // A loop without a pause would leave the test no turn.
+      if (++lists > 100) stop.abort();
+    },
+  });
+  const running = observer.run(stop.signal);
+  await clock.advance(60_000);
+  stop.abort();
+  await running;
+  expect(lists).toBeGreaterThan(3);
+  expect(lists).toBeLessThan(12);
   await provider.close();
 });
