@@ -439,6 +439,17 @@ describe.skipIf(missing !== undefined)("images", () => {
       expect(await names()).toEqual(["2"]);
       expect(await readdir(join(dir, "blobs/sha256"))).toHaveLength(3);
     });
+    test("they go below it too when a pull needs their room", async () => {
+      images = open({
+        ...gcOptions,
+        diskUsage: async () => ({ totalBytes: 3e9, freeBytes: (await names()).length === 2 ? 1e9 : 2e9 }),
+      });
+      images.retain(new Set());
+      await registry.push("t/wide:2", { layers: [[file("a", "wide")]] }, { declaredLayerSize: 1e9 });
+      await expect(pull(`${registry.host}/t/wide:2`)).rejects.not.toThrow("no space left");
+      expect(await names()).toHaveLength(1);
+    });
+
     test("the least recently used goes first, and no more than needed", async () => {
       images.retain(new Set());
       await images.find(`${registry.host}/t/gc:1`);

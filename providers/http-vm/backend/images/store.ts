@@ -183,11 +183,12 @@ export class HostImages implements ImageStore {
   /**
    * Frees disk as the kubelet does: above the high threshold, images that no machine needs go, least recently used
    * first, until the low threshold is reached. Nothing is removed before `retain` has said what is needed.
+   * @param roomBytes that are to be free afterwards, whatever the thresholds
    * @returns the folders of images/ that were removed
    */
-  async collect(): Promise<string[]> {
+  async collect(roomBytes = 0): Promise<string[]> {
     const retained = this.#retained;
-    if (retained === undefined || (await this.#usedPercent()) < this.#gc.highPercent) return [];
+    if (retained === undefined || (await this.#hasRoom(this.#gc.highPercent, roomBytes))) return [];
     await this.#removeOrphans();
     const needed = new Set(
       Object.values(this.#open().names)
@@ -205,7 +206,7 @@ export class HostImages implements ImageStore {
     }
     const removed: string[] = [];
     for (const { hex } of candidates.toSorted((a, b) => a.usedAt - b.usedAt)) {
-      if ((await this.#usedPercent()) < this.#gc.lowPercent) break;
+      if (await this.#hasRoom(this.#gc.lowPercent, roomBytes)) break;
       await this.#remove(hex);
       removed.push(hex);
     }
@@ -358,8 +359,10 @@ export class HostImages implements ImageStore {
         .map(({ digest, size }) => [digest, size]),
     );
     const bytes = [...missing.values()].reduce((sum, size) => sum + size, 0);
+    const roomBytes = bytes + MIN_FREE_BYTES;
+    await this.collect(roomBytes);
     const { freeBytes } = await this.#diskUsage();
-    if (freeBytes - bytes < MIN_FREE_BYTES)
+    if (freeBytes < roomBytes)
       throw new ContainerError(
         "ErrImagePull",
         `${image}: no space left on this host's image disk: ${bytes} bytes are to be fetched, ${freeBytes} are free, and ${MIN_FREE_BYTES} of them are kept free`,
@@ -487,9 +490,10 @@ export class HostImages implements ImageStore {
     return (await readdir(join(this.#options.dir, "images"))).filter((name) => HEX.test(name));
   }
 
-  async #usedPercent(): Promise<number> {
+  async #hasRoom(belowPercent: number, roomBytes: number): Promise<boolean> {
     const { totalBytes, freeBytes } = await this.#diskUsage();
-    return totalBytes === 0 ? 0 : (100 * (totalBytes - freeBytes)) / totalBytes;
+    const usedPercent = totalBytes === 0 ? 0 : (100 * (totalBytes - freeBytes)) / totalBytes;
+    return usedPercent < belowPercent && freeBytes >= roomBytes;
   }
 
   async #diskUsage(): Promise<{ totalBytes: number; freeBytes: number }> {
