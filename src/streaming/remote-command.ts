@@ -321,15 +321,26 @@ function connectStdin(source: Readable | null, target: NodeJS.WritableStream | n
 /** Largest piece of JSON that is waited for; a size takes about 30 bytes. */
 const MAX_RESIZE_BYTES = 1024;
 
-/** Calls `resize` for every object of the stream; whatever is no size is skipped. */
+/**
+ * Calls `resize` for the sizes of the stream, of many at a time for the last one: nothing holds back a client that sends them by
+ * the thousand, and the backend must not be flooded with them. Whatever is no size is skipped.
+ */
 export function followResizes(source: Readable, resize: (columns: number, rows: number) => void): void {
   let text = "";
+  let latest: { columns: number; rows: number } | undefined;
+  const apply = () => {
+    const { columns, rows } = latest!;
+    latest = undefined;
+    resize(columns, rows);
+  };
   source.on("data", (chunk: Buffer) => {
     text += chunk.toString("latin1");
     for (let end = text.indexOf("}"); end >= 0; end = text.indexOf("}")) {
       const size = parseSize(text.slice(0, end + 1));
       text = text.slice(end + 1);
-      if (size !== undefined) resize(size.columns, size.rows);
+      if (size === undefined) continue;
+      if (latest === undefined) setImmediate(apply);
+      latest = size;
     }
     if (text.length > MAX_RESIZE_BYTES) text = "";
   });
