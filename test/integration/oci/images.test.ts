@@ -439,6 +439,13 @@ describe.skipIf(missing !== undefined)("images", () => {
       expect(await names()).toEqual(["2"]);
       expect(await readdir(join(dir, "blobs/sha256"))).toHaveLength(3);
     });
+    test("it may be asked for twice at once", async () => {
+      images.retain(new Set());
+      used = 90e9;
+      const [first, second] = await Promise.all([images.collect(), images.collect()]);
+      expect([...first, ...second]).toHaveLength(2);
+    });
+
     test("they go below it too when a pull needs their room", async () => {
       images = open({
         ...gcOptions,

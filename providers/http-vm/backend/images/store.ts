@@ -87,6 +87,7 @@ export class HostImages implements ImageStore {
   readonly #queue: PQueue;
   readonly #pulls = new Map<string, SharedPull>();
   #saved: Promise<void> = Promise.resolve();
+  #collected: Promise<unknown> = Promise.resolve();
   #state: { names: Record<string, NameEntry>; salt: Buffer } | undefined;
   #retained: ReadonlySet<string> | undefined;
 
@@ -186,7 +187,14 @@ export class HostImages implements ImageStore {
    * @param roomBytes that are to be free afterwards, whatever the thresholds
    * @returns the folders of images/ that were removed
    */
-  async collect(roomBytes = 0): Promise<string[]> {
+  collect(roomBytes = 0): Promise<string[]> {
+    // One after another: two at once would remove the same image.
+    const turn = this.#collected.then(() => this.#collect(roomBytes));
+    this.#collected = turn.catch(() => undefined);
+    return turn;
+  }
+
+  async #collect(roomBytes: number): Promise<string[]> {
     const retained = this.#retained;
     if (retained === undefined || (await this.#hasRoom(this.#gc.highPercent, roomBytes))) return [];
     await this.#removeOrphans();
