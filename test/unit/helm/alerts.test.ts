@@ -89,32 +89,32 @@ const cases: Record<string, [fires: AlertCase, silent: AlertCase]> = {
   VmletBackendErrors: [
     {
       series: {
-        'vmlet_backend_requests_total{op="createPod",code="ok"}': "0+9x40",
-        'vmlet_backend_requests_total{op="createPod",code="unavailable"}': "0+1x40",
+        'vmlet_backend_requests_total{op="create_machine",code="ok"}': "0+9x40",
+        'vmlet_backend_requests_total{op="create_machine",code="unavailable"}': "0+1x40",
       },
       at: "20m",
-      fires: { op: "createPod" },
+      fires: { op: "create_machine" },
     },
     {
       series: {
-        'vmlet_backend_requests_total{op="getPod",code="ok"}': "0+5x40",
-        'vmlet_backend_requests_total{op="getPod",code="not_found"}': "0+5x40",
+        'vmlet_backend_requests_total{op="get_machine",code="ok"}': "0+5x40",
+        'vmlet_backend_requests_total{op="get_machine",code="not_found"}': "0+5x40",
       },
       at: "20m",
     },
   ],
   VmletBackendSlow: [
     {
-      series: buckets("vmlet_backend_request_duration_seconds", 'op="createPod"', {
+      series: buckets("vmlet_backend_request_duration_seconds", 'op="create_machine"', {
         "5": "0+1x40",
         "10": "0+9x40",
         "+Inf": "0+9x40",
       }),
       at: "20m",
-      fires: { op: "createPod" },
+      fires: { op: "create_machine" },
     },
     {
-      series: buckets("vmlet_backend_request_duration_seconds", 'op="watchPods"', {
+      series: buckets("vmlet_backend_request_duration_seconds", 'op="port_forward"', {
         "5": "0+1x40",
         "10": "0+9x40",
         "+Inf": "0+9x40",
