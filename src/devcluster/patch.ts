@@ -57,12 +57,18 @@ const pointer = (path: string): string[] =>
         .split("/")
         .map((part) => part.replaceAll("~1", "/").replaceAll("~0", "~"));
 
+/** Never what an object inherits: a patch of that would change every object of the process. */
+function memberOf(at: Json, part: string): Json {
+  if (Array.isArray(at)) return at[Number(part)];
+  return isRecord(at) && Object.hasOwn(at, part) ? at[part] : undefined;
+}
+
 function parentOf(root: { document: Json }, path: string): [Json, string] {
   const parts = ["document", ...pointer(path)];
   const last = parts.pop()!;
   let at: Json = root;
   for (const part of parts) {
-    at = Array.isArray(at) ? at[Number(part)] : isRecord(at) ? at[part] : undefined;
+    at = memberOf(at, part);
     if (at === undefined || at === null) throw unprocessable();
   }
   return [at, last];
@@ -70,7 +76,7 @@ function parentOf(root: { document: Json }, path: string): [Json, string] {
 
 function read(root: { document: Json }, path: string): Json {
   const [parent, last] = parentOf(root, path);
-  const value = Array.isArray(parent) ? parent[Number(last)] : isRecord(parent) ? parent[last] : undefined;
+  const value = memberOf(parent, last);
   if (value === undefined) throw unprocessable();
   return value;
 }

@@ -108,3 +108,11 @@ test("a JSON patch moves, copies and appends", () => {
   ];
   expect(jsonPatch({ a: 1, list: [5], "odd/name": true }, operations)).toEqual({ b: 1, list: [1, 5, 9] });
 });
+
+test.each(["/__proto__/polluted", "/metadata/__proto__/polluted", "/constructor/prototype/polluted"])(
+  "a JSON patch of %s changes no object but its own",
+  (path) => {
+    expect(() => jsonPatch({ metadata: {} }, [{ op: "add", path, value: "yes" }])).toThrow();
+    expect(({} as Record<string, unknown>)["polluted"]).toBeUndefined();
+  },
+);
