@@ -235,6 +235,8 @@ async function serveChannels(
       await new Promise<void>((resolve) => pipeline(remote as Readable, toClient, () => resolve()));
       remote.destroy();
     } catch (thrown) {
+      // What the client sends there is dropped: nobody would read it, and the other ports would wait behind it.
+      socket.readable(2 * index).destroy();
       // Flushed before the connection may be closed.
       errors.end(forwardError(port, target, thrown));
       await finished(errors).catch(() => {});

@@ -253,6 +253,16 @@ describe("port-forward over WebSocket", () => {
     expect(webSocket.text(1)).toBe("\u0001\u0000error forwarding port 1 to pod web, uid u-1: connection refused");
   });
 
+  it("carries the data of the other ports past one that cannot be reached", async () => {
+    await using it = await serve("port=1,80");
+    const webSocket = await it.server.webSocket(["v4.channel.k8s.io"]);
+    for (let i = 0; i < 32; i++) webSocket.send(0, Buffer.alloc(32 * 1024));
+    webSocket.send(2, "to 80");
+    const [input] = (await once(it.remotes[0]!.end, "data")) as [Buffer];
+    expect(String(input)).toBe("to 80");
+    webSocket.socket.terminate();
+  });
+
   it.each(["", "port=x", "port=0"])("refuses with 400 the query %j", async (query) => {
     await using it = await serve(query);
     await expect(it.server.webSocket(["v4.channel.k8s.io"])).rejects.toThrow(/400/);
