@@ -63,6 +63,15 @@ export function createMetrics(options: MetricsOptions) {
     labelNames: readonly L[] = [],
   ) => new Histogram<L>({ name, help, buckets, labelNames, registers });
 
+  const certificateTtl = (side: "server" | "client", name: string) => {
+    const ttl = gauge(
+      `kubelet_certificate_manager_${side}_ttl_seconds`,
+      `Until the ${name} certificate expires; negative when it has, +Inf when there is none.`,
+    );
+    ttl.set(Infinity);
+    return ttl;
+  };
+
   const nodeName = gauge("kubelet_node_name", "The node's name. The count is always 1.", ["node"]);
   for (const node of options.nodeNames) nodeName.set({ node }, 1);
   gauge("vmlet_build_info", "Version of this agent. The value is always 1.", ["version"]).set(
@@ -170,14 +179,8 @@ export function createMetrics(options: MetricsOptions) {
     ),
 
     // Certificates
-    serverCertificateTtl: gauge(
-      "kubelet_certificate_manager_server_ttl_seconds",
-      "Until the serving certificate expires; negative when it has.",
-    ),
-    clientCertificateTtl: gauge(
-      "kubelet_certificate_manager_client_ttl_seconds",
-      "Until the client certificate expires; negative when it has.",
-    ),
+    serverCertificateTtl: certificateTtl("server", "serving"),
+    clientCertificateTtl: certificateTtl("client", "client"),
     serverCertificateRenewErrors: gauge(
       "kubelet_server_expiration_renew_errors",
       "Renewals of the serving certificate that failed.",

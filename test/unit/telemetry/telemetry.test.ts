@@ -93,6 +93,12 @@ describe("the agent's metrics", () => {
     expect(names.filter((name) => !text.includes(name))).toEqual([]);
   });
 
+  it("show no certificate as one that never expires, as a kubelet's do, so that no alert on its end fires", async () => {
+    const text = await unusedMetrics().render();
+    for (const side of ["server", "client"])
+      expect(text).toContain(`kubelet_certificate_manager_${side}_ttl_seconds +Inf\n`);
+  });
+
   it("pass promtool's checks", async ({ skip }) => {
     const text = await createMetrics({ nodeNames: ["vm-1"], version: "1.0.0" }).render();
     const result = await promtool(text);
