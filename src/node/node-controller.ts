@@ -99,7 +99,7 @@ export class NodeController {
       else if (this.#uid === uid) {
         this.#uid = undefined;
         // A Node that was deleted comes back as long as its agent runs: a cloud's controller may have taken it for lost.
-        logger.warn({ node: settings.name }, "The Node was deleted and will be registered again");
+        logger.warn({}, "The Node was deleted and will be registered again");
         this.poke();
       }
     });
@@ -153,7 +153,7 @@ export class NodeController {
         if (signal.aborted) return;
         this.#readLive = true;
         delayMs = backoff.next();
-        logger.warn({ err: toError(error), node: settings.name, delayMs }, "The Node could not be brought up to date");
+        logger.warn({ err: toError(error), delayMs }, "The Node could not be brought up to date");
       }
       await this.#pause(delayMs, signal);
     }
@@ -221,10 +221,7 @@ export class NodeController {
     const body = newNode(settings, this.#observe(), clock.now());
     try {
       const node = await kube.request<Node>({ method: "POST", path: nodesPath(), body, signal });
-      logger.info(
-        { node: settings.name, uid: node.metadata?.uid, providerID: providerId(settings) },
-        "Node registered",
-      );
+      logger.info({ uid: node.metadata?.uid, providerID: providerId(settings) }, "Node registered");
       metrics?.onRegistered();
       return node;
     } catch (error) {
@@ -258,7 +255,7 @@ export class NodeController {
     if (ready && wasReady !== undefined && ready.status !== wasReady) {
       const reason = this.#ready ? "NodeReady" : "NodeNotReady";
       events.event(this.#reference(), "Normal", reason, `Node ${settings.name} status is now: ${reason}`);
-      logger.info({ node: settings.name, ready: ready.status, why: ready.message }, "The Node's readiness changed");
+      logger.info({ ready: ready.status, why: ready.message }, "The Node's readiness changed");
     }
     const backend = find("BackendReady", status.conditions);
     const backendBefore = find("BackendReady", before.status?.conditions)?.status;
