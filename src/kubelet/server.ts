@@ -205,7 +205,11 @@ class Server implements KubeletServer {
     this.#server.on("tlsClientError", (error) => logger.debug({ err: error.message }, "TLS handshake failed"));
     this.#server.on("clientError", (error, socket) => answerClientError(error, socket));
     options.certificate.onChange(() => this.#reload());
-    options.clientCa?.onChange(() => this.#reload());
+    options.clientCa?.onChange(() => {
+      this.#reload();
+      // Their handshakes may be under way, with the CA before.
+      this.#connections.destroyUnauthenticated();
+    });
   }
 
   get port(): number {
@@ -437,6 +441,10 @@ class Connections {
 
   destroyAll(): void {
     for (const socket of this.#sockets) socket.destroy();
+  }
+
+  destroyUnauthenticated(): void {
+    for (const ofAddress of this.#unauthenticated.values()) for (const socket of ofAddress.values()) socket.destroy();
   }
 
   /** The address with most connections that show no credentials. */

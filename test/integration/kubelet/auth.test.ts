@@ -1,4 +1,5 @@
 import { once } from "node:events";
+import { connect as connectTcp } from "node:net";
 import { connect } from "node:tls";
 import { describe, expect, it } from "vitest";
 import { unusedMetrics } from "../../../src/telemetry/metrics.ts";
@@ -84,6 +85,15 @@ describe("authentication of the kubelet API", () => {
     kubelet.clientCa.set(next.cert);
     expect((await ask(kubelet, "/pods")).status).toBe(401);
     expect((await ask(kubelet, "/pods", { as: next.issue(TESTER, "clientAuth") })).status).toBe(200);
+  });
+
+  it("ends a handshake that began under the CA before", async () => {
+    await using kubelet = await startKubelet();
+    const socket = connectTcp(kubelet.server.port, "127.0.0.1").on("error", () => {});
+    // The other side has it, too.
+    expect((await ask(kubelet, "/pods")).status).toBe(200);
+    kubelet.clientCa.set(new TestAuthority("next-ca").cert);
+    await once(socket, "close");
   });
 
   it("ends with its response a connection that the CA before has let in", async () => {
