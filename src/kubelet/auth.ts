@@ -69,7 +69,8 @@ export class Authenticator {
 
   /** @throws HttpError 401, TooManyFailures of one address, 503 when the API server cannot be asked */
   async authenticate(request: IncomingMessage): Promise<UserInfo> {
-    const byCertificate = this.#options.acceptCertificates(request.socket) ? certificateUser(request) : undefined;
+    const { acceptCertificates, clock } = this.#options;
+    const byCertificate = acceptCertificates(request.socket) ? certificateUser(request, clock.now()) : undefined;
     const user = byCertificate ?? (await this.#tokenUser(request));
     this.#options.metrics.authnDecisions.inc({ result: "allowed" });
     return user;
@@ -195,11 +196,13 @@ export class Reviews {
 }
 
 /** The user of a verified client certificate: common name and organizations, as Kubernetes maps them. */
-function certificateUser(request: IncomingMessage): UserInfo | undefined {
+function certificateUser(request: IncomingMessage, now: number): UserInfo | undefined {
   const { socket } = request;
   // `authorized` says that the chain ends in our CA and that the certificate is for client authentication.
   if (!(socket instanceof TLSSocket) || !socket.authorized) return undefined;
-  const { subject } = socket.getPeerCertificate();
+  const { subject, valid_to: end } = socket.getPeerCertificate();
+  // TLS looked at it when the connection began.
+  if (Date.parse(end) < now) return undefined;
   // Node gives an array where a name has several values.
   const commonName: unknown = subject?.CN;
   const organization = subject?.O;

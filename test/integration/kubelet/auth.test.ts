@@ -79,6 +79,14 @@ describe("authentication of the kubelet API", () => {
     expect((await ask(kubelet, "/pods", { as })).status).toBe(401);
   });
 
+  it("refuses a certificate from the moment on that it ends, on connections from before, too", async () => {
+    const clock = new VirtualClock(Date.now());
+    await using kubelet = await startKubelet({ clock });
+    const before = await ask(kubelet, "/pods");
+    await clock.advance(2 * 86_400_000);
+    expect([before.status, (await ask(kubelet, "/pods")).status]).toEqual([200, 401]);
+  });
+
   it("follows a change of the client CA without a restart", async () => {
     await using kubelet = await startKubelet();
     const next = new TestAuthority("next-ca");
