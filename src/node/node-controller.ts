@@ -132,7 +132,7 @@ export class NodeController {
   }
 
   async #report(signal: AbortSignal): Promise<void> {
-    const { clock, random, logger, settings, events } = this.#options;
+    const { clock, random, logger, events } = this.#options;
     const backoff = new Backoff({ initialMs: 100, maxMs: 7_000, jitter: "none", clock, random });
     const startedAt = clock.monotonic();
     let announced = false;
