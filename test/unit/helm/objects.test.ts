@@ -308,6 +308,13 @@ describe("the network policy", () => {
   });
 });
 
+test("no role and no binding is created by whoever may create none", async () => {
+  const objects = await renderValues(minimal({ rbac: { create: false } }));
+  expect(objects.filter(({ kind }) => /Role|AdmissionPolicy/.test(kind)).map(named)).toEqual([]);
+  const accounts = objects.filter(({ kind }) => kind === "ServiceAccount").map(named);
+  expect(accounts.toSorted()).toEqual(["", "-smoke", "-uninstall"].map((end) => `ServiceAccount/burst-vmlet${end}`));
+});
+
 describe("the roles", () => {
   const modes = [
     ["minimal", "impersonate"],
