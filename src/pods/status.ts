@@ -162,7 +162,7 @@ function containerStatus(
   const seen = input.machine?.containers.find((c) => c.name === spec.name && c.kind === kind);
   if (seen === undefined) {
     if (old !== undefined && (old.containerID !== undefined || old.state?.terminated || old.state?.running)) return old;
-    return waitingStatus(spec, kind, input);
+    return waitingStatus(spec, kind, input, old);
   }
   const restartCount = Math.max(seen.restart_count, old?.restartCount ?? 0);
   const messageBytes = terminationMessageBytes(input.pod);
@@ -242,13 +242,20 @@ function terminated(t: ContainerTermination, id: string | undefined, messageByte
   };
 }
 
-function waitingStatus(spec: SpecContainer, kind: ContainerState["kind"], input: StatusInput): ContainerStatus {
+function waitingStatus(
+  spec: SpecContainer,
+  kind: ContainerState["kind"],
+  input: StatusInput,
+  old: ContainerStatus | undefined,
+): ContainerStatus {
   const inits = input.pod.spec?.initContainers ?? [];
   const first = inits[0]?.name === spec.name;
   const reason = inits.length > 0 && !(kind === "init" && first) ? "PodInitializing" : "ContainerCreating";
+  // An agent that has just been started has not looked yet why: what was said before stands.
+  const said = kind === "ephemeral" ? old?.state?.waiting : undefined;
   return {
     name: spec.name,
-    state: { waiting: input.waiting?.get(spec.name) ?? { reason } },
+    state: { waiting: input.waiting?.get(spec.name) ?? said ?? { reason } },
     lastState: {},
     ready: false,
     restartCount: 0,

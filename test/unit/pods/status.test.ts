@@ -461,3 +461,12 @@ describe("a pod that its init container failed", () => {
     });
   });
 });
+
+test("why an ephemeral container waits stands until an agent that has just been started has looked again", () => {
+  const why = { reason: "UnsupportedFeature", message: "no such thing" };
+  const spec = { ephemeralContainers: [{ name: "debug", image: "b" }] };
+  const before = status(pod({ spec }), machine(), { waiting: new Map([["debug", why]]) });
+  const restarted = pod({ spec, status: { ...before } });
+  expect(statusDiff(restarted.status, status(restarted, machine()))).toBeUndefined();
+  expect(before.ephemeralContainerStatuses).toMatchObject([{ state: { waiting: why } }]);
+});
