@@ -8,8 +8,8 @@
  * attach, and records start and exit in files. So `argv` is
  *   process  the container's command itself
  *   oci      `runc run --bundle B --pid-file P ID`
- *   vm       a client that starts the command in the guest, relays its streams and exits with its exit code. When the
- *            client cannot reach the guest any more, `lost` tells; the shim's exit code then does not count.
+ *   vm       nothing on this host: the plan is a `guest` session, whose other end runs the command in the guest. When the
+ *            guest cannot be reached any more, `lost` tells; the shim's exit code then does not count.
  * The backend may be killed at any instant. Shim and sandbox live on; `Engine.recover` finds the sandbox again.
  *
  * Rules for all methods: they reject with ContainerError (a reason that the container's status shows) or ProviderError
@@ -31,6 +31,7 @@ import type {
   StreamOptions,
   Volume,
 } from "../../../src/provider/kit/index.ts";
+import type { GuestCommandPlace } from "./guest-session.ts";
 
 export type EngineName = "process" | "oci" | "vm";
 
@@ -142,7 +143,7 @@ export interface ContainerRef {
   readonly id: string;
   /** Folder of this instance: the shim's files are in it (`shim-*`), the engine may put its own beside them. */
   readonly dir: string;
-  /** Process id, on this host, of the command that the shim runs, or the one that `LaunchPlan.pidFile` named; once started. */
+  /** Process id, on this host, of the command that the shim runs, or the one that `pidFile` of the plan named; once started. */
   readonly pid?: number;
 }
 
@@ -157,7 +158,14 @@ export interface ContainerLaunch extends ContainerRef {
   target: ContainerRef | undefined;
 }
 
-export interface LaunchPlan {
+/** What the shim has to run. */
+export type LaunchPlan = (HostCommand | GuestCommand) & {
+  /** The user as the container's status shows it. */
+  user?: NonNullable<ContainerState["user"]>;
+};
+
+/** A command of this host. */
+export interface HostCommand {
   /** `argv[0]` is an absolute path or found on the PATH of `env`. */
   argv: string[];
   env: Record<string, string>;
@@ -170,8 +178,11 @@ export interface LaunchPlan {
    * container does not count as started. Absent: started as soon as argv was executed.
    */
   pidFile?: string;
-  /** The user as the container's status shows it. */
-  user?: NonNullable<ContainerState["user"]>;
+}
+
+/** A command that waits in a guest for the host's word. */
+export interface GuestCommand {
+  guest: GuestCommandPlace;
 }
 
 /** What the shim saw. */

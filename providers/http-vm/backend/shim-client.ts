@@ -40,7 +40,10 @@ const LOST_EXIT_CODE = 128 + constants.signals.SIGKILL;
 export function installShim(stateDir: string): string {
   const own = fileURLToPath(import.meta.url);
   const extension = own.endsWith(".ts") ? "ts" : "js";
-  const sources = ["shim", "frames"].map((name) => ({ name, path: join(own, "..", `${name}.${extension}`) }));
+  const sources = ["shim", "frames", "guest-session"].map((name) => ({
+    name,
+    path: join(own, "..", `${name}.${extension}`),
+  }));
   const hash = createHash("sha256");
   for (const { path } of sources) hash.update(readFileSync(path));
   const folder = join(stateDir, `shim-${hash.digest("hex").slice(0, 12)}`);
@@ -49,7 +52,7 @@ export function installShim(stateDir: string): string {
   mkdirSync(fresh, { recursive: true, mode: 0o700 });
   for (const { name, path } of sources) {
     const code =
-      extension === "ts" ? stripTypes(path).replaceAll('./frames.ts"', './frames.js"') : readFileSync(path, "utf8");
+      extension === "ts" ? stripTypes(path).replaceAll(/("\.\/[a-z-]+)\.ts"/g, '$1.js"') : readFileSync(path, "utf8");
     writeFileSync(join(fresh, `${name}.js`), code);
   }
   writeFileSync(join(fresh, "package.json"), '{"type":"module"}');

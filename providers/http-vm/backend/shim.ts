@@ -26,20 +26,23 @@ import {
 } from "node:fs";
 import { createServer, type Socket } from "node:net";
 import { delimiter, join } from "node:path";
+import type { GuestCommand, HostCommand } from "./engine.ts";
 import { encodeFrame, FRAME, FrameReader, type ShimHello, type ShimStatus } from "./frames.ts";
+import { GuestSession } from "./guest-session.ts";
 
 /** What the backend writes to `shim-launch.json` before it starts the shim. */
-export interface ShimLaunch {
-  argv: string[];
-  env: Record<string, string>;
-  cwd: string;
-  uid?: number;
-  gid?: number;
-  pidFile?: string;
+export type ShimLaunch = ShimCommand & ShimLimits;
+
+export type ShimCommand = (HostCommand | GuestCommand) & ShimStreams;
+
+export interface ShimStreams {
   tty: boolean;
   stdin: boolean;
   stdinOnce: boolean;
   socket: string;
+}
+
+export interface ShimLimits {
   logMaxBytes: number;
   logMaxFiles: number;
   /** Module path of node-pty, loaded only with `tty`. */
@@ -57,6 +60,8 @@ const WRITE_RETRY_MS = 1_000;
 const START_ERROR_BYTES = 2048;
 const SIGNAL_EXIT_BASE = 128;
 const START_ERROR_EXIT = 128;
+/** The VM is gone: what became of the command nobody knows. */
+const GUEST_LOST_EXIT = 255;
 
 const NEWLINE = Buffer.from("\n");
 
@@ -188,9 +193,12 @@ interface Client {
   hello: ShimHello | undefined;
 }
 
-/** The running command, a pipe's or a terminal's end alike. */
+/** The running command, at the end of pipes, of a terminal or of a guest's port alike. */
 interface Running {
-  pid: number;
+  /** Absent: it is no process of this host, and will be told to run. */
+  pid?: number;
+  /** Where the container's own process id will be, once it runs. */
+  pidFile?: string;
   pause(): void;
   resume(): void;
   /** False when the caller should wait for `onDrain`. */
@@ -231,58 +239,61 @@ class Shim {
   }
 
   async #start(): Promise<void> {
-    const problem = this.#cannotRun();
+    const launch = this.#launch;
+    if ("guest" in launch) {
+      this.#startInGuest(launch);
+      return;
+    }
+    const problem = cannotRun(launch);
     if (problem !== undefined) {
       this.#exited(START_ERROR_EXIT, undefined, problem);
       this.#finishWhenDrained();
       return;
     }
     try {
-      if (this.#launch.tty) await this.#startOnTerminal();
-      else this.#startOnPipes();
+      if (launch.tty) await this.#startOnTerminal(launch);
+      else this.#startOnPipes(launch);
     } catch (error) {
       // Most of what exec(2) refuses comes as an event; arguments and environment that are too long come as this.
       if (this.#running !== undefined) throw error;
       const { code, message } = error as NodeJS.ErrnoException;
       const why = code === "E2BIG" ? "argument list too long" : message;
-      this.#exited(START_ERROR_EXIT, undefined, `exec: "${this.#launch.argv[0]!}": ${why}`);
+      this.#exited(START_ERROR_EXIT, undefined, `exec: "${launch.argv[0]!}": ${why}`);
       this.#finishWhenDrained();
     }
   }
 
-  /** What exec(2) would say, but before anything is forked, so that the reason reaches the container's status. */
-  #cannotRun(): string | undefined {
-    const { argv, cwd, env } = this.#launch;
-    const command = argv[0]!;
-    try {
-      if (!statSync(cwd).isDirectory()) return `chdir to "${cwd}": not a directory`;
-    } catch {
-      return `chdir to "${cwd}": no such file or directory`;
-    }
-    const candidates = command.includes("/")
-      ? [command.startsWith("/") ? command : join(cwd, command)]
-      : (env["PATH"] ?? "").split(delimiter).map((folder) => join(folder, command));
-    let denied = false;
-    for (const candidate of candidates) {
-      try {
-        if (statSync(candidate).isDirectory()) {
-          denied = true;
-          continue;
-        }
-        accessSync(candidate, constants.X_OK);
-        return undefined;
-      } catch (error) {
-        if ((error as NodeJS.ErrnoException).code === "EACCES") denied = true;
-      }
-    }
-    if (denied) return `exec: "${command}": permission denied`;
-    return command.includes("/")
-      ? `exec: "${command}": no such file or directory`
-      : `exec: "${command}": executable file not found in $PATH`;
+  /** The command waits there for the first word. */
+  #startInGuest({ guest, tty }: GuestCommand & ShimStreams): void {
+    this.#streamsOpen = 2;
+    const session = new GuestSession(guest, {
+      started: () => this.#started(),
+      output: (stream, chunk) => this.#output(stream, chunk),
+      streamEnd: (stream) => {
+        this.#log.end(stream);
+        this.#streamsOpen--;
+      },
+      exited: (code) => this.#exited(code, undefined),
+      drained: () => this.#resumeClients(),
+      closed: (error) => {
+        if (error !== undefined) process.stderr.write(`guest: ${error.message}\n`);
+        this.#exited(GUEST_LOST_EXIT, undefined);
+        this.#finishWhenDrained();
+      },
+    });
+    this.#begin({
+      pause: () => session.pause(),
+      resume: () => session.resume(),
+      writeStdin: (data) => session.write(data),
+      endStdin: () => session.end(),
+      resize: (columns, rows) => {
+        if (tty) session.resize(columns, rows);
+      },
+    });
   }
 
-  #startOnPipes(): void {
-    const { argv, env, cwd, uid, gid, stdin } = this.#launch;
+  #startOnPipes(launch: HostCommand & ShimStreams & ShimLimits): void {
+    const { argv, env, cwd, uid, gid, stdin } = launch;
     const child: ChildProcess = spawn(argv[0]!, argv.slice(1), {
       env,
       cwd,
@@ -316,6 +327,7 @@ class Shim {
     if (child.pid === undefined) return;
     this.#begin({
       pid: child.pid,
+      ...(launch.pidFile === undefined ? {} : { pidFile: launch.pidFile }),
       pause: () => {
         child.stdout!.pause();
         child.stderr!.pause();
@@ -330,9 +342,9 @@ class Shim {
     });
   }
 
-  async #startOnTerminal(): Promise<void> {
-    const { argv, env, cwd, uid, gid } = this.#launch;
-    const loaded = (await import(this.#launch.ptyModule)) as typeof import("@lydell/node-pty") & {
+  async #startOnTerminal(launch: HostCommand & ShimStreams & ShimLimits): Promise<void> {
+    const { argv, env, cwd, uid, gid } = launch;
+    const loaded = (await import(launch.ptyModule)) as typeof import("@lydell/node-pty") & {
       default?: typeof import("@lydell/node-pty");
     };
     const terminal = (loaded.default ?? loaded).spawn(argv[0]!, argv.slice(1), {
@@ -354,6 +366,7 @@ class Shim {
     });
     this.#begin({
       pid: terminal.pid,
+      ...(launch.pidFile === undefined ? {} : { pidFile: launch.pidFile }),
       pause: () => terminal.pause(),
       resume: () => terminal.resume(),
       writeStdin: (data) => {
@@ -369,31 +382,34 @@ class Shim {
   #begin(running: Running): void {
     this.#running = running;
     for (const data of this.#stdinHeld.splice(0)) running.writeStdin(data);
-    if (this.#launch.pidFile === undefined) {
-      this.#started(running.pid);
-      return;
-    }
-    this.#pidPoll = setInterval(() => this.#readPidFile(), PID_FILE_POLL_MS);
+    if (running.pidFile !== undefined) this.#pidPoll = setInterval(() => this.#readPidFile(), PID_FILE_POLL_MS);
+    else if (running.pid !== undefined) this.#started(running.pid);
   }
 
   #readPidFile(): void {
-    if (this.#status.state !== "starting") return;
+    const file = this.#running?.pidFile;
+    if (file === undefined || this.#status.state !== "starting") return;
     try {
-      const pid = Number(readFileSync(this.#launch.pidFile!, "latin1").trim());
+      const pid = Number(readFileSync(file, "latin1").trim());
       if (Number.isInteger(pid) && pid > 0) this.#started(pid);
     } catch {
       // Not yet.
     }
   }
 
-  #started(pid: number): void {
+  #started(pid?: number): void {
+    if (this.#status.state !== "starting") return;
     clearInterval(this.#pidPoll);
-    this.#setStatus("shim-started.json", { state: "running", pid, startedAt: Date.now() });
+    this.#setStatus("shim-started.json", {
+      state: "running",
+      ...(pid === undefined ? {} : { pid }),
+      startedAt: Date.now(),
+    });
   }
 
   #exited(exitCode: number, signal: number | undefined, startError?: string): void {
     if (this.#status.state === "exited") return;
-    if (this.#launch.pidFile !== undefined) this.#readPidFile();
+    this.#readPidFile();
     clearInterval(this.#pidPoll);
     const failed =
       startError ??
@@ -504,6 +520,36 @@ class Shim {
     setTimeout(() => process.exit(0), LINGER_MS).unref();
     if (this.#clients.size === 0) process.exit(0);
   }
+}
+
+/** What exec(2) would say, but before anything is forked, so that the reason reaches the container's status. */
+function cannotRun({ argv, cwd, env }: HostCommand): string | undefined {
+  const command = argv[0]!;
+  try {
+    if (!statSync(cwd).isDirectory()) return `chdir to "${cwd}": not a directory`;
+  } catch {
+    return `chdir to "${cwd}": no such file or directory`;
+  }
+  const candidates = command.includes("/")
+    ? [command.startsWith("/") ? command : join(cwd, command)]
+    : (env["PATH"] ?? "").split(delimiter).map((folder) => join(folder, command));
+  let denied = false;
+  for (const candidate of candidates) {
+    try {
+      if (statSync(candidate).isDirectory()) {
+        denied = true;
+        continue;
+      }
+      accessSync(candidate, constants.X_OK);
+      return undefined;
+    } catch (error) {
+      if ((error as NodeJS.ErrnoException).code === "EACCES") denied = true;
+    }
+  }
+  if (denied) return `exec: "${command}": permission denied`;
+  return command.includes("/")
+    ? `exec: "${command}": no such file or directory`
+    : `exec: "${command}": executable file not found in $PATH`;
 }
 
 for (const signal of ["SIGHUP", "SIGINT", "SIGTERM", "SIGPIPE"] as const) process.on(signal, () => {});

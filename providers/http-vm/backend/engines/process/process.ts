@@ -27,13 +27,13 @@ import {
   type ContainerRef,
   type Engine,
   type HostProblem,
+  type HostCommand,
   type LaunchPlan,
   type MachineHome,
   type Sandbox,
   type SandboxStats,
 } from "../../engine.ts";
 import { isAlive, TICKS_PER_SECOND, type ProcessStat } from "../../proc.ts";
-import type { ShimLaunch } from "../../shim.ts";
 import { spawnStreams } from "../../spawn.ts";
 import { writeJson } from "../../store.ts";
 import { OwnedProcesses } from "./owned.ts";
@@ -243,7 +243,7 @@ class ProcessSandbox implements Sandbox {
   }
 
   async exec(container: ContainerRef, command: string[], options: StreamOptions): Promise<ProcessStreams> {
-    const launch = JSON.parse(readFileSync(join(container.dir, "shim-launch.json"), "utf8")) as ShimLaunch;
+    const launch = JSON.parse(readFileSync(join(container.dir, "shim-launch.json"), "utf8")) as HostCommand;
     const env = options.tty ? { TERM: "xterm", ...launch.env } : launch.env;
     return await spawnStreams({ argv: command, env, cwd: launch.cwd }, options);
   }

@@ -1,7 +1,7 @@
 /**
  * Engine `vm`: a QEMU microVM per machine, KVM where a guest really boots under it, emulation otherwise. Inside it the same
- * OCI bundles as the engine oci makes, run by crun. The supervisor stays on the host and reaches the guest over SSH on the
- * machine's own address; the guest is not trusted.
+ * OCI bundles as the engine oci makes, run by crun. The supervisor stays on the host and reaches the guest over
+ * virtio ports; the guest is not trusted.
  */
 import { existsSync, readFileSync } from "node:fs";
 import { mkdir, rm } from "node:fs/promises";
@@ -17,7 +17,7 @@ import {
   ProviderError,
 } from "../../../../../src/provider/kit/index.ts";
 import type { Engine, HostProblem, MachineHome, Sandbox } from "../../engine.ts";
-import { findTool, run } from "../../host/command.ts";
+import { findTool } from "../../host/command.ts";
 import { readdirAtomic, readFileIfExists, writeFileAtomic } from "../../host/files.ts";
 import { HostImages, type HostImagesOptions } from "../../images/store.ts";
 import { HostNetwork, type NetworkOptions } from "../../network/network.ts";
@@ -28,6 +28,7 @@ import { VmPool } from "./pool.ts";
 import { probeAccelerator, Qemu, QEMU } from "./qemu.ts";
 import { moveIn, VmSandbox, vmSize } from "./sandbox.ts";
 import { destroyVm, Vm, type VmContext, vmKeys } from "./vm.ts";
+import { warming } from "./warm.ts";
 
 export interface VmEngineOptions {
   /** The backend's state directory. */
@@ -102,8 +103,6 @@ const CAPABILITIES: readonly Capability[] = [
 
 const TOOLS = [
   [QEMU, "qemu-system-x86"],
-  ["ssh", "openssh-client"],
-  ["ssh-keygen", "openssh-client"],
   ["mksquashfs", "squashfs-tools"],
   ["mke2fs", "e2fsprogs"],
   ["tar", "tar"],
@@ -256,9 +255,7 @@ class VmEngine implements Engine {
     const vm = key === undefined ? undefined : await Vm.find(context, key);
     if (vm === undefined) return undefined;
     await context.network.ensure();
-    const sandbox = new VmSandbox(context, home, vm);
-    await sandbox.resume();
-    return sandbox;
+    return new VmSandbox(context, home, vm);
   }
 
   async destroy(home: MachineHome): Promise<void> {
@@ -310,10 +307,11 @@ class VmEngine implements Engine {
       logger.info({ guestDir: this.#guestDir }, "making the guest image, once: a download and some seconds");
       await makeGuest(this.#guestDir);
     }
-    const identityFile = join(dir, "id_ed25519");
-    if (!existsSync(identityFile))
-      await run(findTool("ssh-keygen")!, ["-q", "-t", "ed25519", "-N", "", "-C", "vmlet", "-f", identityFile]);
     const diskBytes = this.#options.scratchBytes ?? DEFAULT_SCRATCH_BYTES;
+    const seccomp = () => JSON.parse(readFileSync(this.#seccompProfile(), "utf8")) as SeccompSource;
+    const pidsLimit = this.#options.pidsLimit ?? DEFAULT_PIDS_LIMIT;
+    const clones = this.#options.clones ?? true;
+    const warm = clones ? warming(seccomp(), pidsLimit) : undefined;
     const qemu = { guestDir: this.#guestDir, templatesDir: join(dir, "templates"), diskBytes, clock };
     const chosen = accelerator === "auto" ? await probeAccelerator(qemu, join(dir, "accelerator")) : accelerator;
     logger.info({ accelerator: chosen }, "VMs' accelerator");
@@ -322,16 +320,15 @@ class VmEngine implements Engine {
       clock,
       network: this.#network,
       vmsDir: join(dir, "v"),
-      qemu: new Qemu({ ...qemu, accelerator: chosen }),
+      qemu: new Qemu({ ...qemu, accelerator: chosen, ...(warm === undefined ? {} : { prepare: [warm.command] }) }),
       boots: new PQueue({ concurrency: Math.max(2, processors) }),
-      clones: this.#options.clones ?? true,
+      clones,
+      ...(warm === undefined ? {} : { warming: warm }),
       sizing: { memoryMib: this.#options.defaultMemoryMib ?? DEFAULT_MEMORY_MIB, maxCpus: processors },
       bootTimeoutMs: this.#options.bootTimeoutMs ?? DEFAULT_BOOT_TIMEOUT_MS,
       callMs: CALL_MS,
-      identityFile,
-      publicKey: readFileSync(`${identityFile}.pub`, "utf8").trim(),
-      seccomp: () => JSON.parse(readFileSync(this.#seccompProfile(), "utf8")) as SeccompSource,
-      pidsLimit: this.#options.pidsLimit ?? DEFAULT_PIDS_LIMIT,
+      seccomp,
+      pidsLimit,
     };
   }
 

@@ -1,7 +1,7 @@
 #!/bin/bash
 # Makes the guest of the engine vm from Debian packages: vmlinux (kernel, uncompressed, booted by its PVH note), base.cpio
-# (initramfs: busybox, dropbear, crun, kernel modules, init) and version (hash of both). Nothing is installed: packages are
-# downloaded and unpacked. Usage: guest-image.sh FOLDER
+# (initramfs: busybox, crun, kernel modules, guest/*) and version (hash of both). Nothing is installed: packages are
+# downloaded and unpacked, tcc too, which compiles guest/*.c. Usage: guest-image.sh FOLDER
 # Needs: apt-get, dpkg-deb, lz4, cpio, as, ld, nm and strip (binutils), ldd.
 set -euo pipefail
 out=$1
@@ -15,8 +15,8 @@ arch=$(dpkg --print-architecture)
 kernel_package=$(apt-cache depends "linux-image-cloud-$arch" | awk '/Depends:/ { print $2; exit }')
 [ -n "$kernel_package" ] || { echo "no kernel package for $arch: run apt-get update" >&2; exit 1; }
 # The download's own user could not read our folder; as ourselves it is no privilege lost.
-(cd "$work/debs" && apt-get -qq -o APT::Sandbox::User=root download "$kernel_package" busybox-static dropbear-bin crun \
-  libtomcrypt1 libtommath1 libyajl2 libcap2 libseccomp2)
+(cd "$work/debs" && apt-get -qq -o APT::Sandbox::User=root download "$kernel_package" busybox-static crun \
+  libyajl2 libcap2 libseccomp2 tcc)
 for deb in "$work"/debs/*.deb; do dpkg-deb -x "$deb" "$work/pkg"; done
 
 # The kernel: an LZ4 stream inside the boot image. lz4 complains about what follows it.
@@ -26,18 +26,17 @@ tail -c +"$((offset + 1))" "$image" | lz4 -dcq > "$work/vmlinux" 2>/dev/null || 
 [ "$(head -c 4 "$work/vmlinux" | tail -c 3)" = ELF ] || { echo "cannot unpack the kernel from $image" >&2; exit 1; }
 
 root=$work/root
-mkdir -p "$root"/{bin,modules,proc,sys,dev,etc/dropbear,root/.ssh,mnt,lib64}
-chmod 700 "$root/root" "$root/root/.ssh"
+mkdir -p "$root"/{bin,modules,proc,sys,dev,etc,mnt,lib64}
 busybox=$(find "$work/pkg" -path '*/bin/busybox' -type f | head -1)
 cp "$busybox" "$root/bin/busybox"
 for applet in $("$busybox" --list); do [ "$applet" = busybox ] || ln -s busybox "$root/bin/$applet"; done
-for program in crun dropbear; do
-  rm -f "$root/bin/$program"
-  cp "$(find "$work/pkg" -path "*bin/$program" -type f | head -1)" "$root/bin/$program"
-done
-for source in "$here"/guest/*.s; do
-  as -o "$work/object.o" "$source"
-  ld -s -n -o "$root/bin/$(basename "$source" .s)" "$work/object.o"
+rm -f "$root/bin/crun"
+cp "$(find "$work/pkg" -path "*bin/crun" -type f | head -1)" "$root/bin/crun"
+tcc=$work/pkg/usr/lib/x86_64-linux-gnu/tcc
+as -o "$work/start.o" "$here/guest/start.s"
+for source in "$here"/guest/*.c; do
+  "$work/pkg/usr/bin/tcc" "-B$tcc" -nostdinc -Wall -Werror -c "$source" -o "$work/object.o"
+  ld -s -o "$root/bin/$(basename "$source" .c)" "$work/start.o" "$work/object.o"
 done
 # crun needs libsystemd only to talk to systemd, which is not there; loading it and what it brings would take half of the
 # time that a container takes to start. In its place one whose functions all fail.
@@ -55,15 +54,12 @@ mkdir "$work/stub"
 as -o "$work/object.o" "$work/libsystemd.s"
 ld -shared -s -soname libsystemd.so.0 --version-script "$work/libsystemd.map" -o "$work/stub/libsystemd.so.0" "$work/object.o"
 libraries=$work/stub:$(find "$work/pkg" -name '*.so*' -printf '%h\n' | sort -u | paste -sd:)
-for program in crun dropbear; do LD_LIBRARY_PATH=$libraries ldd "$root/bin/$program"; done |
+LD_LIBRARY_PATH=$libraries ldd "$root/bin/crun" |
   awk '/=> \// { print $3 } /^\t\// { print $1 }' | sort -u | while read -r library; do
     mkdir -p "$root/lib"
     cp -L "$library" "$root/lib/"
   done
 cp -L /lib64/ld-linux-*.so* "$root/lib64/" 2>/dev/null || cp -L /lib/ld-linux-*.so* "$root/lib/"
-echo 'root:x:0:0:root:/root:/bin/sh' > "$root/etc/passwd"
-echo 'root:x:0:' > "$root/etc/group"
-echo /bin/sh > "$root/etc/shells"
 
 # In the order of their dependencies; what is built into a kernel is left out.
 for module in virtio_ring virtio virtio_mmio failover net_failover virtio_net virtio_console scsi_common scsi_mod sd_mod \

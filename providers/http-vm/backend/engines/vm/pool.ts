@@ -74,7 +74,7 @@ export class VmPool {
   }
 
   async #add(): Promise<void> {
-    const { boots, bootTimeoutMs, clock } = this.#context;
+    const { boots, bootTimeoutMs, clock, warming } = this.#context;
     const key = Vm.newKey();
     try {
       const signal = AbortSignal.any([this.#closing.signal, AbortSignal.timeout(bootTimeoutMs)]);
@@ -82,9 +82,8 @@ export class VmPool {
         async () => {
           signal.throwIfAborted();
           const started = await Vm.start(this.#context, key, this.#options.size, signal);
-          await started.shell.connect(signal);
           // What a first container would have to load and, in an emulated processor, to translate.
-          await started.control.run([["warm"]], signal);
+          if (warming !== undefined) await started.control.run([warming.command], signal);
           return started;
         },
         { priority: PRIORITY },

@@ -14,7 +14,8 @@ import type { Clock } from "../../../../../src/provider/kit/index.ts";
 import { findTool, run } from "../../host/command.ts";
 import { readFileIfExists, writeFileAtomic } from "../../host/files.ts";
 import { allProcesses, processStat } from "../../proc.ts";
-import { GuestControl } from "./control.ts";
+import { GuestControl, type GuestCommand } from "./control.ts";
+import { MAX_PORTS } from "./ports.ts";
 import { Qmp } from "./qmp.ts";
 
 export type Accelerator = "kvm" | "tcg";
@@ -56,11 +57,16 @@ export interface QemuOptions {
   /** Size of the machines' own disks. */
   diskBytes: number;
   clock: Clock;
+  /** What a template has done before it waits. */
+  prepare?: readonly GuestCommand[];
 }
 
-/** Measured (reference microvm.md §1): what shortens a boot and keeps it from hanging on a busy host. */
+/**
+ * Measured (reference microvm.md §1): what shortens a boot and keeps it from hanging on a busy host. On ramfs, unlike on
+ * tmpfs, crun believes that it cannot be overwritten where it is (guest/init), and does not run from a copy of itself.
+ */
 const KERNEL_ARGS =
-  "console=ttyS0 quiet reboot=t panic=-1 mitigations=off init_on_alloc=0 nokaslr cryptomgr.notests lsm= audit=0 rcupdate.rcu_expedited=1 8250.nr_uarts=1";
+  "console=ttyS0 quiet reboot=t panic=-1 mitigations=off init_on_alloc=0 nokaslr cryptomgr.notests lsm= audit=0 rcupdate.rcu_expedited=1 8250.nr_uarts=1 rootfstype=ramfs tsc=reliable";
 /** Translated code; more costs memory and gains nothing measurable. */
 const TRANSLATION_CACHE_MIB = 32;
 const CONSOLE_BYTES = 64 * 1024;
@@ -146,9 +152,9 @@ export class Qemu {
 
   /** A template is no longer usable when anything that shaped its memory or its devices has changed. */
   #templateDir(size: VmSize): string {
-    const { guestDir, templatesDir, accelerator, diskBytes } = this.#options;
+    const { guestDir, templatesDir, accelerator, diskBytes, prepare = [] } = this.#options;
     const version = readFileSync(join(guestDir, "version"), "utf8").trim();
-    const key = JSON.stringify([version, qemuIdentity(), accelerator, size, diskBytes, kernelArgs()]);
+    const key = JSON.stringify([version, qemuIdentity(), accelerator, size, diskBytes, kernelArgs(), prepare]);
     return join(templatesDir, createHash("sha256").update(key).digest("hex").slice(0, 16));
   }
 
@@ -161,6 +167,7 @@ export class Qemu {
       await copyDisk(await this.#blankDisk(), place.disk, signal);
       const { vm, control } = await this.#boot(size, place, memory(join(work, "ram.img"), size, true), signal);
       try {
+        await control.run(this.#options.prepare ?? [], signal);
         const qmp = await Qmp.open(place.qmp, signal);
         try {
           await qmp.execute("stop");
@@ -225,14 +232,14 @@ export class Qemu {
       ...["-M", hasBackend ? "microvm,memory-backend=mem" : "microvm"],
       ...(accelerator === "kvm"
         ? ["-accel", "kvm", "-cpu", "host"]
-        : ["-accel", `tcg,thread=multi,tb-size=${TRANSLATION_CACHE_MIB}`]),
+        : ["-accel", `tcg,thread=multi,tb-size=${TRANSLATION_CACHE_MIB}`, "-cpu", "qemu64,+arat"]),
       ...["-m", `${size.memoryMib}`, "-smp", `${size.cpus}`],
       ...["-nodefaults", "-no-user-config", "-display", "none", "-no-reboot"],
       ...["-sandbox", "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny"],
       // The guest may print without end: a ring keeps the newest.
       ...["-chardev", `ringbuf,id=console,size=${CONSOLE_BYTES}`, "-serial", "chardev:console"],
       ...["-chardev", `socket,id=ctl,path=${place.ctl},server=on,wait=off`],
-      ...["-device", "virtio-serial-device", "-device", "virtserialport,chardev=ctl,name=ctl"],
+      ...["-device", `virtio-serial-device,max_ports=${MAX_PORTS}`, "-device", "virtserialport,chardev=ctl,name=ctl"],
       ...["-device", "virtio-scsi-device,id=scsi0"],
       ...["-blockdev", JSON.stringify(fileBlock(DISK, place.disk, false))],
       ...["-device", `scsi-hd,bus=scsi0.0,drive=${DISK},serial=${DISK}`],

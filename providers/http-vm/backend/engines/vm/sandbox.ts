@@ -1,18 +1,14 @@
 /**
  * One machine of the engine vm: a VM (vm.ts) and what the machine has beside it. Its folder:
  *
- *     files/NAME/      files volumes as they are in the guest
- *     run/ID.json      a container's configuration, while it is there
- *     run/ID.shell     process id of the command that the container's shim runs
- *     run/ID           the same, once the container has started
+ *     files/NAME/    files volumes as they are in the guest
+ *     run/ID.json    a container's process as OCI describes it, while the container is there
  */
-import { randomBytes } from "node:crypto";
-import { existsSync, readlinkSync } from "node:fs";
-import { mkdir, readdir, readFile, rename, rm } from "node:fs/promises";
+import { readlinkSync } from "node:fs";
+import { mkdir, readFile, rm } from "node:fs/promises";
 import { connect } from "node:net";
 import { basename, dirname, join } from "node:path";
 import { Duplex } from "node:stream";
-import { spawn } from "node:child_process";
 import {
   type ContainerResources,
   ProviderError,
@@ -37,7 +33,6 @@ import { writeFilesVolume } from "../../files.ts";
 import { formatOwner } from "../../record.ts";
 import { findTool, run } from "../../host/command.ts";
 import { readFileIfExists, writeFileAtomic } from "../../host/files.ts";
-import { spawnStreams } from "../../spawn.ts";
 import { bind, ociConfig, ociResources, type OciMount } from "../oci/bundle.ts";
 import { kernelHostname } from "../oci/host-files.ts";
 import { readTextInRoot } from "../oci/root-path.ts";
@@ -46,8 +41,11 @@ import { resolveUser } from "../oci/users.ts";
 import { GuestError, quote, type GuestCommand } from "./control.ts";
 import { machineScript } from "./identity.ts";
 import { imageDisk } from "./image-disk.ts";
+import type { GuestPort } from "./ports.ts";
 import { attachDisk, type VmSize } from "./qemu.ts";
+import { openStreams, type GuestStreams } from "./streams.ts";
 import type { Vm, VmContext } from "./vm.ts";
+import { configParts } from "./warm.ts";
 
 const CONTAINERS = "/scratch/containers";
 const VOLUMES = "/scratch/volumes";
@@ -94,8 +92,6 @@ export async function moveIn(context: VmContext, home: MachineHome, vm: Vm, sign
     prepare: prepareCommands(spec),
   });
   await vm.control.script(script, signal);
-  // Under way while images are pulled; whoever needs it first waits for it, and sees why when it fails.
-  vm.shell.connect().catch(() => undefined);
   return new VmSandbox(context, home, vm);
 }
 
@@ -123,6 +119,8 @@ export class VmSandbox implements Sandbox {
   readonly #resolveLost: (loss: SandboxLoss) => void;
   /** Images that are plugged in: serial -> done. */
   readonly #images = new Map<string, Promise<void>>();
+  /** Of the containers that this backend started. */
+  readonly #ports = new Map<string, GuestPort>();
   #cancelWatch: (() => void) | undefined;
   /** In a row. */
   #refusedKills = 0;
@@ -136,12 +134,6 @@ export class VmSandbox implements Sandbox {
     this.lost = promise;
     this.#resolveLost = resolve;
     this.#watch();
-  }
-
-  /** After a restart of the backend: containers whose start nobody has seen yet. */
-  async resume(): Promise<void> {
-    for (const name of await readdir(join(this.#home.dir, "run")))
-      if (name.endsWith(".json")) this.#awaitStart({ id: name.slice(0, -".json".length) });
   }
 
   async launch(launch: ContainerLaunch): Promise<LaunchPlan> {
@@ -166,7 +158,7 @@ export class VmSandbox implements Sandbox {
     const locations = [
       ...new Set([image.location, ...Object.values(launch.imageVolumes).map(({ location }) => location)]),
     ];
-    await Promise.all([this.#vm.shell.connect(), ...locations.map((location) => this.#attachImage(location))]);
+    await Promise.all(locations.map((location) => this.#attachImage(location)));
     const { mounts, folders } = this.#mounts(launch);
     // Whose processes the container sees: the guest knows where they are.
     const processes = security?.share_process_namespace === true ? "shared" : launch.target?.id;
@@ -184,21 +176,33 @@ export class VmSandbox implements Sandbox {
       sysctls: [],
       seccomp: (capabilities) => seccompProfile(this.#context.seccomp(), capabilities, process.arch),
       pidsLimit: this.#context.pidsLimit,
-      poststart: ["/bin/started", `${CONTAINERS}/${id}/ran`, `${CONTAINERS}/${id}/start`],
-    }) as { linux: object };
-    // Random addresses, which the guest's own programs do without (guest/fixed.s).
-    const text = JSON.stringify({ ...config, linux: { ...config.linux, personality: { domain: "LINUX" } } });
-    await this.#call([
-      ...locations.map((location) => ["image", imageName(location), imageSerial(location)]),
-      ["launch", id, imageName(image.location), processes ?? "-", folders.join("\n"), text],
-    ]);
-    await writeFileAtomic(this.#file(launch, ".json"), text, 0o600);
-    this.#awaitStart(launch);
+      poststart: ["/bin/started", `${CONTAINERS}/${id}/start`],
+    }) as { process: object; linux: { seccomp?: object } };
+    // Random addresses, which the guest's own programs do without (guest/fixed.c).
+    const whole = { ...config, linux: { ...config.linux, personality: { domain: "LINUX" } } };
+    await writeFileAtomic(this.#processFile(launch), JSON.stringify(whole.process), 0o600);
+    const port = await this.#vm.ports.take(this.#limited(undefined));
+    this.#ports.set(id, port);
+    const flags = spec.stdin === true ? "i" : "-";
+    try {
+      await this.#call([
+        ...locations.map((location) => ["image", imageName(location), imageSerial(location)]),
+        [
+          "launch",
+          id,
+          imageName(image.location),
+          processes ?? "-",
+          folders.join("\n"),
+          ...configParts(whole, this.#context.warming),
+        ],
+        ["run", id, String(port.number), port.token, flags, spec.tty === true ? "tty" : "pipes"],
+      ]);
+    } catch (cause) {
+      await this.conclude(launch, { exitCode: START_ERROR_EXIT }).catch(() => undefined);
+      throw cause;
+    }
     return {
-      argv: ["/bin/sh", "-c", this.#runScript(launch, spec.tty === true)],
-      env: { PATH: process.env["PATH"] ?? "", TERM: "xterm" },
-      cwd: "/",
-      pidFile: this.#file(launch),
+      guest: { socket: port.socket, token: port.token },
       user: { uid: user.uid, gid: user.gid, supplemental_groups: user.supplementalGroups },
     };
   }
@@ -208,7 +212,11 @@ export class VmSandbox implements Sandbox {
   }
 
   async kill(container: ContainerRef): Promise<void> {
-    if (!this.#vm.alive) return;
+    if (!this.#vm.alive) {
+      // Before anybody takes the end of its containers for one of their own.
+      this.#lose();
+      return;
+    }
     const late = AbortSignal.timeout(this.#context.callMs);
     try {
       await this.#vm.control.run([["kill", container.id]], late);
@@ -222,8 +230,11 @@ export class VmSandbox implements Sandbox {
   }
 
   async conclude(container: ContainerRef, exit: ShimExit): Promise<ContainerConclusion> {
-    for (const extension of ["", ".shell", ".json"]) await rm(this.#file(container, extension), { force: true });
+    await rm(this.#processFile(container), { force: true });
     const text = await this.#call([["conclude", container.id]]);
+    const port = this.#ports.get(container.id);
+    if (port !== undefined) this.#vm.ports.release(port);
+    this.#ports.delete(container.id);
     if (exit.startError !== undefined) return { exitCode: START_ERROR_EXIT, startError: exit.startError };
     const oomKilled = Number(/^oom (\d+)$/m.exec(text)?.[1] ?? 0) > 0;
     const message = Buffer.from(/^message ([A-Za-z0-9+/=]*)$/m.exec(text)?.[1] ?? "", "base64").toString("utf8");
@@ -231,44 +242,43 @@ export class VmSandbox implements Sandbox {
   }
 
   async exec(container: ContainerRef, command: string[], options: StreamOptions): Promise<ProcessStreams> {
-    await this.#vm.shell.connect(options.signal);
-    const { process: base } = JSON.parse(await readFile(this.#file(container, ".json"), "utf8")) as {
-      process: { env: string[] };
-    };
+    const base = JSON.parse(await readFile(this.#processFile(container), "utf8")) as { env: string[] };
     const env =
       options.tty && !base.env.some((entry) => entry.startsWith("TERM=")) ? [...base.env, "TERM=xterm"] : base.env;
-    const token = `exec-${randomBytes(6).toString("hex")}`;
-    const described = Buffer.from(JSON.stringify({ ...base, args: command, env, terminal: options.tty })).toString(
-      "base64",
-    );
-    const argv = this.#vm.shell.command(["exec", container.id, token, described], { tty: options.tty });
-    const streams = await spawnStreams(
-      { argv, env: { PATH: process.env["PATH"] ?? "", TERM: "xterm" }, cwd: "/" },
-      options,
-    );
-    const exit = (async () => {
-      try {
-        const result = await streams.exit;
-        const complaint = (await this.#call([["exec_end", container.id, token]])).trim();
+    const described = JSON.stringify({ ...base, args: command, env, terminal: options.tty });
+    const flags = options.stdin ? "i" : "-";
+    const { streams, token } = await this.#open(options, (port) => [
+      "exec",
+      container.id,
+      String(port.number),
+      port.token,
+      flags,
+      options.tty ? "tty" : "pipes",
+      described,
+    ]);
+    const clean = () => this.#call([["exec_end", container.id, token]]);
+    const exit = streams.exit.then(
+      async (result) => {
+        const cleaned = clean();
+        // Only a command that failed may be one that could not be run.
+        if (result.exitCode === 0) {
+          cleaned.catch(() => undefined);
+          return result;
+        }
+        const complaint = (await cleaned).trim();
         if (/executable file|No such file|permission denied/i.test(complaint))
           throw new ProviderError("invalid", `cannot run ${JSON.stringify(command[0])}: ${complaint}`, {
             field: "command",
           });
         return result;
-      } catch (cause) {
-        await this.#call([["exec_end", container.id, token]]).catch(() => undefined);
+      },
+      async (cause: unknown) => {
+        await clean().catch(() => undefined);
         throw cause;
-      }
-    })();
+      },
+    );
     exit.catch(() => undefined);
-    return {
-      stdin: streams.stdin,
-      stdout: streams.stdout,
-      stderr: streams.stderr,
-      resize: (columns, rows) => streams.resize(columns, rows),
-      exit,
-      close: () => streams.close(),
-    };
+    return { ...streams, exit };
   }
 
   async dial(port: number, target: "address" | "loopback", signal: AbortSignal): Promise<Duplex> {
@@ -277,16 +287,31 @@ export class VmSandbox implements Sandbox {
     } catch (cause) {
       // What listens on the loopback alone is reached from inside.
       if (target === "address" || (cause as NodeJS.ErrnoException).code !== "ECONNREFUSED") throw cause;
-      await this.#call([["listens", String(port)]], signal).catch(() => {
-        throw cause;
-      });
-      await this.#vm.shell.connect(signal);
+      const options = { stdin: true, stdout: true, stderr: false, tty: false, signal };
+      const { streams } = await this.#open(options, (own) => ["dial", String(own.number), own.token, String(port)]);
+      if (!(await streams.started)) throw cause;
+      const stream = Duplex.from({ writable: streams.stdin!, readable: streams.stdout! });
+      stream.once("close", () => streams.close());
+      return stream;
     }
-    const [command, ...args] = this.#vm.shell.forwardCommand(port);
-    const child = spawn(command!, args, { stdio: ["pipe", "pipe", "ignore"] });
-    const stream = Duplex.from({ writable: child.stdin, readable: child.stdout });
-    stream.once("close", () => child.kill());
-    return stream;
+  }
+
+  /** Starts a command of this backend's own in the guest: on a port of its own, until it has ended. */
+  async #open(
+    options: StreamOptions,
+    command: (port: GuestPort) => GuestCommand,
+  ): Promise<{ streams: GuestStreams; token: string }> {
+    const port = await this.#vm.ports.take(options.signal);
+    const streams = openStreams(port, options);
+    const release = () => this.#vm.ports.release(port);
+    streams.exit.then(release, release);
+    try {
+      await this.#call([command(port)], options.signal);
+    } catch (cause) {
+      streams.close();
+      throw cause;
+    }
+    return { streams, token: port.token };
   }
 
   async stats(containers: readonly ContainerRef[]): Promise<SandboxStats> {
@@ -372,40 +397,15 @@ export class VmSandbox implements Sandbox {
   #watch(): void {
     this.#cancelWatch = this.#context.clock.after(LOSS_POLL_MS, () => {
       if (this.#vm.alive) this.#watch();
-      else
-        this.#resolveLost({
-          reason: "SandboxLost",
-          message: "the machine's VM has ended by itself: the guest panicked or powered off, or its process was killed",
-        });
+      else this.#lose();
     });
   }
 
-  /**
-   * The container's streams are those of one SSH session. A start that fails must not be mistaken for a container that
-   * ended: whoever ended before the start was seen is asked about.
-   */
-  #runScript(container: ContainerRef, tty: boolean): string {
-    const line = (args: string[], options: { tty?: boolean } = {}) =>
-      this.#vm.shell.command(args, options).map(quote).join(" ");
-    const [shell, started] = [this.#file(container, ".shell"), this.#file(container)].map(quote);
-    return [
-      `echo $$ > ${shell}.tmp`,
-      `mv ${shell}.tmp ${shell}`,
-      line(["run", container.id, tty ? "tty" : "pipes"], { tty }),
-      "code=$?",
-      `[ -e ${started} ] || { ${line(["has_run", container.id])} </dev/null >/dev/null 2>&1 && mv ${shell} ${started}; }`,
-      "exit $code",
-    ].join("\n");
-  }
-
-  /** In the background: tells the container's shim when it runs. */
-  #awaitStart(container: Pick<ContainerRef, "id">): void {
-    if (existsSync(this.#file(container))) return;
-    // As long as it may take: a container's own memory limit can make its start slow.
-    this.#vm.control
-      .run([["wait_start", container.id]], new AbortController().signal)
-      .then(() => rename(this.#file(container, ".shell"), this.#file(container)))
-      .catch(() => undefined); // it did not start, or the run script has seen to it
+  #lose(): void {
+    this.#resolveLost({
+      reason: "SandboxLost",
+      message: "the machine's VM has ended by itself: the guest panicked or powered off, or its process was killed",
+    });
   }
 
   /** Plugs the image in, once per VM. */
@@ -464,8 +464,8 @@ export class VmSandbox implements Sandbox {
     return bind(source, mount.path, volume.type !== "empty_dir" || mount.read_only === true);
   }
 
-  #file(container: Pick<ContainerRef, "id">, extension = ""): string {
-    return join(this.#home.dir, "run", `${container.id}${extension}`);
+  #processFile(container: Pick<ContainerRef, "id">): string {
+    return join(this.#home.dir, "run", `${container.id}.json`);
   }
 }
 

@@ -1,15 +1,15 @@
 /**
- * One VM: a QEMU process, its tap, its disk, and the two ways into it. It has no machine yet, or one that moved in: its
+ * One VM: a QEMU process, its tap, its disk, and the two ways into it: control.ts and ports.ts. It has no machine yet, or one that moved in: its
  * folder and its network are named by a key of its own. The folder:
  *
- *     qmp, ctl, ssh   sockets: QEMU, the control channel, the shared SSH connection
- *     disk.img        the machine's own disk: containers' files and empty_dirs
- *     known_hosts     the guest's key
- *     qemu.log        what QEMU complains of
- *     vm.json         written last: without it, it was never finished
+ *     qmp, ctl    sockets: QEMU, the control channel
+ *     p2, p3...   sockets of commands' streams
+ *     disk.img    the machine's own disk: containers' files and empty_dirs
+ *     qemu.log    what QEMU complains of
+ *     vm.json     written last: without it, it was never finished
  */
 import { randomBytes } from "node:crypto";
-import { mkdir, readdir, rm, writeFile } from "node:fs/promises";
+import { mkdir, readdir, rm } from "node:fs/promises";
 import { join } from "node:path";
 import type PQueue from "p-queue";
 import type { Clock } from "../../../../../src/provider/kit/index.ts";
@@ -18,9 +18,10 @@ import type { Attachment, HostNetwork } from "../../network/network.ts";
 import { isAlive } from "../../proc.ts";
 import type { SeccompSource } from "../oci/seccomp.ts";
 import { GuestControl } from "./control.ts";
-import { makeHostKey, vmScript } from "./identity.ts";
+import { vmScript } from "./identity.ts";
+import { GuestPorts } from "./ports.ts";
 import { findVm, killVm, type Qemu, type VmPlace, type VmProcess, type VmSize } from "./qemu.ts";
-import { GuestShell, SSH_PORT } from "./ssh.ts";
+import type { Warming } from "./warm.ts";
 
 /** What everything of this engine works with. */
 export interface VmContext {
@@ -32,12 +33,12 @@ export interface VmContext {
   /** Boots and clones at a time: more than there are processors only makes each slower. */
   boots: PQueue;
   clones: boolean;
+  /** Of each template. Absent without clones. */
+  warming?: Warming;
   sizing: { memoryMib: number; maxCpus: number };
   bootTimeoutMs: number;
   /** A guest that takes longer for what the host asks of it hangs. */
   callMs: number;
-  identityFile: string;
-  publicKey: string;
   seccomp: () => SeccompSource;
   pidsLimit: number;
 }
@@ -53,7 +54,7 @@ export class Vm {
   readonly size: VmSize;
   readonly attachment: Attachment;
   readonly control: GuestControl;
-  readonly shell: GuestShell;
+  readonly ports: GuestPorts;
   readonly #dir: string;
   readonly #process: VmProcess;
   readonly #clock: Clock;
@@ -66,7 +67,7 @@ export class Vm {
     this.#dir = vmDir(context, key);
     this.#process = record.process;
     this.#clock = context.clock;
-    this.shell = shellOf(context, key, record.attachment.address);
+    this.ports = new GuestPorts(this.qmp, this.#dir);
   }
 
   static newKey(): string {
@@ -74,22 +75,18 @@ export class Vm {
   }
 
   /**
-   * Makes a VM that has its own randomness, address and key, and is ready for a machine. When it fails or the backend ends
+   * Makes a VM that has its own randomness and address, and is ready for a machine. When it fails or the backend ends
    * meanwhile, `destroyVm` removes what there is.
    */
   static async start(context: VmContext, key: string, size: VmSize, signal: AbortSignal): Promise<Vm> {
     const dir = vmDir(context, key);
     await mkdir(dir, { recursive: true, mode: 0o700 });
     const attachment = await context.network.attachTap(key);
-    const hostKey = makeHostKey();
-    await writeFile(join(dir, "known_hosts"), `[${attachment.address}]:${SSH_PORT} ${hostKey.public}\n`, {
-      mode: 0o600,
-    });
     const place = vmPlace(context, key, attachment.link);
     const { qemu, clones } = context;
     const started = clones ? await qemu.clone(size, place, signal) : await qemu.boot(size, place, signal);
     try {
-      await started.control.script(vmScript({ attachment, authorizedKey: context.publicKey, hostKey }), signal);
+      await started.control.script(vmScript(attachment), signal);
       const record: VmRecord = { size, attachment, process: started.vm };
       await writeFileAtomic(join(dir, "vm.json"), JSON.stringify(record), 0o600);
       return new Vm(context, key, record, started.control);
@@ -126,7 +123,6 @@ export class Vm {
 export async function destroyVm(context: VmContext, key: string): Promise<void> {
   const process = await findVm(vmPlace(context, key, undefined));
   if (process !== undefined) await killVm(process, context.clock);
-  await shellOf(context, key, "none").disconnect();
   await context.network.detach(key);
   await rm(vmDir(context, key), { recursive: true, force: true });
 }
@@ -143,10 +139,4 @@ function vmDir(context: Pick<VmContext, "vmsDir">, key: string): string {
 function vmPlace(context: VmContext, key: string, tap: string | undefined): VmPlace {
   const at = (name: string) => join(vmDir(context, key), name);
   return { qmp: at("qmp"), ctl: at("ctl"), tap, disk: at("disk.img"), log: at("qemu.log") };
-}
-
-function shellOf(context: VmContext, key: string, address: string): GuestShell {
-  const at = (name: string) => join(vmDir(context, key), name);
-  const { identityFile } = context;
-  return new GuestShell({ address, identityFile, knownHosts: at("known_hosts"), controlPath: at("ssh") });
 }

@@ -1,0 +1,189 @@
+/**
+ * The host's end of a command in a guest: its streams over a socket that leads to a port of the VM. The other end is
+ * engines/vm/guest/session.c. Both sides first say the session's token: what came before it is left from the port's last
+ * user. Then frames (frames.ts), of the types below. The guest takes at most WINDOW_BYTES of input before it says what of it
+ * the command has read, so that a new size of the terminal never waits behind input that nobody reads.
+ *
+ * The guest is not trusted: frames are bounded, an unknown one or more room than there is ends the session.
+ * Imports next to nothing: each shim has it.
+ */
+import { connect, type Socket } from "node:net";
+import { encodeFrame, FrameReader } from "./frames.ts";
+
+const TO_GUEST = {
+  stdin: 1,
+  stdinEnd: 2,
+  /** Columns and rows, two bytes each (big endian). */
+  resize: 3,
+} as const;
+const FROM_GUEST = {
+  started: 1,
+  /** Four bytes (big endian): so much input has been read. */
+  taken: 2,
+  /** One byte: the exit code. After all output that there was then. */
+  exit: 3,
+  /** An empty one is the stream's end. */
+  stdout: 4,
+  stderr: 5,
+} as const;
+
+const WINDOW_BYTES = 64 * 1024;
+const PIECE_BYTES = 16 * 1024;
+const TOKEN_CHARS = 32;
+
+export interface GuestCommandPlace {
+  /** Unix socket of the port. */
+  socket: string;
+  /** 32 characters that nobody can guess. */
+  token: string;
+}
+
+export interface GuestSessionEvents {
+  /** The container runs (its runtime says so), or the connection stands. */
+  started?(): void;
+  output(stream: "stdout" | "stderr", chunk: Buffer): void;
+  /** No more output on this stream; also when the session breaks off. */
+  streamEnd(stream: "stdout" | "stderr"): void;
+  /** The command's exit code. Never when the session breaks off. */
+  exited(exitCode: number): void;
+  /** All input that was written has been sent. */
+  drained?(): void;
+  /** The last event. `error`: why the session broke off; undefined after the command's end. */
+  closed(error: Error | undefined): void;
+}
+
+export class GuestSession {
+  readonly #socket: Socket;
+  readonly #events: GuestSessionEvents;
+  readonly #token: string;
+  readonly #reader = new FrameReader((type, payload) => this.#receive(type, payload));
+  readonly #open = new Set<"stdout" | "stderr">(["stdout", "stderr"]);
+  #greeting = "";
+  #isGreeted = false;
+  #hasExited = false;
+  #isClosed = false;
+  #error: Error | undefined;
+  #window = WINDOW_BYTES;
+  #unsent: Buffer[] = [];
+  #inputEnds = false;
+  #isEndSent = false;
+
+  /** Connects at once; failure is told by `closed`. */
+  constructor(place: GuestCommandPlace, events: GuestSessionEvents) {
+    this.#events = events;
+    this.#token = place.token;
+    this.#socket = connect(place.socket);
+    this.#socket.write(place.token);
+    this.#socket.on("data", (chunk) => this.#read(chunk));
+    this.#socket.on("error", (error) => (this.#error ??= error));
+    this.#socket.on("close", () => this.#closed());
+  }
+
+  /** False when the caller should wait for `drained`. */
+  write(data: Buffer): boolean {
+    if (this.#isClosed || this.#inputEnds) return true;
+    this.#unsent.push(data);
+    this.#send();
+    return this.#unsent.length === 0;
+  }
+
+  /** No more input after what was written. */
+  end(): void {
+    if (this.#inputEnds) return;
+    this.#inputEnds = true;
+    this.#send();
+  }
+
+  resize(columns: number, rows: number): void {
+    const size = Buffer.alloc(4);
+    size.writeUInt16BE(Math.min(columns, 0xffff), 0);
+    size.writeUInt16BE(Math.min(rows, 0xffff), 2);
+    this.#socket.write(encodeFrame(TO_GUEST.resize, size));
+  }
+
+  pause(): void {
+    this.#socket.pause();
+  }
+
+  resume(): void {
+    this.#socket.resume();
+  }
+
+  /** Breaks the session off. A command that was started for it alone (exec) is killed in the guest. */
+  close(): void {
+    this.#socket.destroy();
+  }
+
+  #send(): void {
+    if (this.#isClosed) return;
+    while (this.#window > 0) {
+      const next = this.#unsent.shift();
+      if (next === undefined) break;
+      const piece = next.subarray(0, Math.min(PIECE_BYTES, this.#window));
+      if (piece.length < next.length) this.#unsent.unshift(next.subarray(piece.length));
+      this.#window -= piece.length;
+      this.#socket.write(encodeFrame(TO_GUEST.stdin, piece));
+    }
+    if (!this.#inputEnds || this.#unsent.length > 0 || this.#isEndSent) return;
+    this.#isEndSent = true;
+    this.#socket.write(encodeFrame(TO_GUEST.stdinEnd, ""));
+  }
+
+  #read(chunk: Buffer): void {
+    try {
+      if (this.#isGreeted) {
+        this.#reader.push(chunk);
+        return;
+      }
+      // One character a byte, so that offsets are those of the chunk.
+      const text = this.#greeting + chunk.toString("latin1");
+      const at = text.indexOf(this.#token);
+      if (at < 0) {
+        this.#greeting = text.slice(-TOKEN_CHARS);
+        return;
+      }
+      this.#isGreeted = true;
+      this.#reader.push(Buffer.from(text.slice(at + this.#token.length), "latin1"));
+    } catch (error) {
+      this.#error ??= error as Error;
+      this.#socket.destroy();
+    }
+  }
+
+  #receive(type: number, payload: Buffer): void {
+    if (type === FROM_GUEST.stdout || type === FROM_GUEST.stderr) {
+      const stream = type === FROM_GUEST.stdout ? "stdout" : "stderr";
+      if (!this.#open.has(stream)) throw new Error(`the guest wrote to ${stream} after its end`);
+      if (payload.length > 0) this.#events.output(stream, payload);
+      else this.#streamEnd(stream);
+    } else if (type === FROM_GUEST.started) this.#events.started?.();
+    else if (type === FROM_GUEST.taken && payload.length === 4) {
+      this.#window += payload.readUInt32BE();
+      if (this.#window > WINDOW_BYTES) throw new Error("the guest has read more input than it was given");
+      const hadUnsent = this.#unsent.length > 0;
+      if (hadUnsent) this.#send();
+      if (hadUnsent && this.#unsent.length === 0) this.#events.drained?.();
+    } else if (type === FROM_GUEST.exit && payload.length === 1) {
+      if (this.#hasExited) throw new Error("the guest told a second exit code");
+      this.#hasExited = true;
+      this.#events.exited(payload[0]!);
+    } else throw new Error(`the guest sent a frame of type ${type} with ${payload.length} bytes`);
+    if (this.#hasExited && this.#open.size === 0) this.#socket.destroy();
+  }
+
+  #streamEnd(stream: "stdout" | "stderr"): void {
+    if (this.#open.delete(stream)) this.#events.streamEnd(stream);
+  }
+
+  #closed(): void {
+    this.#isClosed = true;
+    this.#unsent = [];
+    const isComplete = this.#hasExited && this.#open.size === 0;
+    for (const stream of [...this.#open]) this.#streamEnd(stream);
+    this.#events.closed(
+      isComplete
+        ? undefined
+        : (this.#error ?? new Error("the connection to the guest was closed before the command ended")),
+    );
+  }
+}
