@@ -2,6 +2,7 @@
 import { Command, InvalidArgumentError } from "commander";
 import { httpTarget, HttpVmProvider, type CredentialFiles } from "../../providers/http-vm/index.ts";
 import { runConformance, type CheckResult, type ConformanceReport } from "../provider/kit/index.ts";
+import { CHECKS } from "../provider/kit/conformance.ts";
 import { toError } from "../util/errors.ts";
 
 interface Flags {
@@ -50,7 +51,19 @@ function wholeNumber(text: string): number {
   return number;
 }
 
+/** What the flags cannot mean together; a run that leaves out what was asked for would look like one that passed it. */
+function faultOf({ only = [], echoCommand, echoPort }: Flags): string | undefined {
+  if ((echoCommand === undefined) !== (echoPort === undefined)) return "--echo-command and --echo-port go together";
+  const unknown = only.filter((prefix) => !CHECKS.some(({ name }) => name.startsWith(prefix)));
+  return unknown.length > 0 ? `--only: no check's name begins with ${unknown.join(" or ")}` : undefined;
+}
+
 async function check(url: string, flags: Flags): Promise<number> {
+  const fault = faultOf(flags);
+  if (fault !== undefined) {
+    process.stderr.write(`vmlet conformance: ${fault}\n`);
+    return 2;
+  }
   const credentials: CredentialFiles = {
     ...(flags.tokenFile === undefined ? {} : { tokenFile: flags.tokenFile }),
     ...(flags.caFile === undefined ? {} : { caFile: flags.caFile }),

@@ -45,6 +45,16 @@ test.each([
     "Cannot load the kubeconfig none",
   ],
   ["a time that is none", ["smoke", "n", "--timeout", "soon"], "'--timeout <duration>' argument 'soon' is invalid"],
+  [
+    "a check that there is none of",
+    ["conformance", "http://127.0.0.1:1", "--only", "info/", "nonsense"],
+    "--only: no check's name begins with nonsense",
+  ],
+  [
+    "half of what only goes together",
+    ["conformance", "http://127.0.0.1:1", "--echo-port", "80"],
+    "--echo-command and --echo-port go together",
+  ],
   ["a port that is none", ["dev", "--port", "web"], "'--port <port>' argument 'web' is invalid"],
   ["a folder that cannot be made", ["dev", "--state-dir", "/dev/null/x"], "--state-dir: ENOTDIR: not a directory"],
   ["a log level that is none", ["dev", "--log-level", "loud"], "'--log-level <level>' argument 'loud' is invalid"],
