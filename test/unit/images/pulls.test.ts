@@ -5,6 +5,7 @@ import { afterEach, beforeEach, expect, test, vi } from "vitest";
 import { HostImages } from "../../../providers/http-vm/backend/images/store.ts";
 import { silentLogger } from "../../../src/telemetry/logger.ts";
 import { systemClock } from "../../../src/util/clock.ts";
+import { VirtualClock } from "../../support/virtual-clock.ts";
 
 let dir: string;
 
@@ -50,4 +51,18 @@ test("a pull that is called off while it waits for its turn ends at once", async
   const settled = Promise.allSettled(pulls);
   stop.abort(new Error("called off"));
   expect(await settled).toMatchObject(pulls.map(() => ({ reason: { message: "called off" } })));
+});
+
+test("a registry that does not answer is given up, and others are asked", async () => {
+  const clock = new VirtualClock();
+  const images = new HostImages({ dir: join(dir, "images"), clock, logger: silentLogger });
+  const { signal } = new AbortController();
+  const pulls = Array.from({ length: 9 }, (_, index) => images.pull(`r.test/i:${index}`, { auth: [], signal }));
+  const settled = Promise.allSettled(pulls);
+  await vi.waitFor(() => expect(readFileSync(join(dir, "journal"), "utf8")).toHaveLength(8));
+  await clock.advance(60_000);
+  await vi.waitFor(() => expect(readFileSync(join(dir, "journal"), "utf8")).toHaveLength(9));
+  await clock.advance(60_000);
+  const reason = { reason: "RegistryUnavailable", message: expect.stringContaining("no answer within 60 s") };
+  expect(await settled).toMatchObject(pulls.map(() => ({ reason })));
 });

@@ -50,6 +50,8 @@ const MIN_FREE_BYTES = 256 * 1024 * 1024;
 const DISK_CHECK_MS = 250;
 /** Registries asked at a time what a name means: each question is a process of its own. */
 const QUESTIONS = 8;
+/** A registry that does not answer must not keep others from being asked. */
+const ANSWER_MS = 60_000;
 /** What skopeo may write beside blobs of the announced sizes: its index, and a little more where it compresses by itself. */
 const COPY_SLACK = { bytes: 1024 * 1024, ratio: 1.01 };
 const HEX = /^[0-9a-f]{64}$/;
@@ -153,7 +155,7 @@ export class HostImages implements ImageStore {
     const timeout = AbortSignal.timeout(this.#limits.pullTimeoutMs);
     const signal = AbortSignal.any([options.signal, timeout]);
     try {
-      const ask = () => this.#registry.resolve(image, reference, options.auth, signal);
+      const ask = () => this.#ask(image, reference, options.auth, signal);
       const resolved = await this.#questions.add(ask, { signal });
       const stored =
         (await this.#stored(hexOf(resolved.manifestDigest))) ??
@@ -169,6 +171,28 @@ export class HostImages implements ImageStore {
           { cause },
         );
       throw cause;
+    }
+  }
+
+  async #ask(
+    image: string,
+    reference: ImageReference,
+    auth: readonly RegistryAuth[],
+    signal: AbortSignal,
+  ): Promise<ResolvedImage> {
+    const late = new AbortController();
+    const cancel = this.#options.clock.after(ANSWER_MS, () =>
+      late.abort(
+        new ContainerError(
+          "RegistryUnavailable",
+          `image pull failed for ${image} because the registry is unavailable: no answer within ${ANSWER_MS / 1000} s`,
+        ),
+      ),
+    );
+    try {
+      return await this.#registry.resolve(image, reference, auth, AbortSignal.any([signal, late.signal]));
+    } finally {
+      cancel();
     }
   }
 
