@@ -1,9 +1,9 @@
 /** `vmlet conformance URL`: tells the author of a backend which rules of the Machine API it keeps. */
 import { Command, InvalidArgumentError } from "commander";
 import { httpTarget, HttpVmProvider, type CredentialFiles } from "../../providers/http-vm/index.ts";
-import { runConformance, type CheckResult, type ConformanceReport } from "../provider/kit/index.ts";
-import { CHECKS } from "../provider/kit/conformance.ts";
+import { CHECKS, runConformance, type CheckResult, type ConformanceReport } from "../provider/kit/index.ts";
 import { toError } from "../util/errors.ts";
+import { signalToStop } from "./exit.ts";
 
 interface Flags {
   tokenFile?: string;
@@ -76,6 +76,7 @@ async function check(url: string, flags: Flags): Promise<number> {
     provider = new HttpVmProvider(target);
     const report = await runConformance(provider, {
       http: httpTarget(target),
+      signal: signalToStop(),
       patienceMs: flags.patience * 1000,
       concurrency: flags.concurrency,
       ...(flags.image === undefined ? {} : { image: flags.image }),

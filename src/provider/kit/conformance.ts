@@ -66,7 +66,7 @@ export interface ConformanceReport {
   skipped: number;
 }
 
-/** Runs all checks. @throws ProviderError when the provider does not even say what it is */
+/** Runs all checks. @throws ProviderError when the provider does not even say what it is; the signal's reason, tidied up after */
 export async function runConformance(provider: Provider, options: ConformanceOptions = {}): Promise<ConformanceReport> {
   const clock = options.clock ?? systemClock;
   const random = options.random ?? systemRandom;
@@ -94,11 +94,16 @@ export async function runConformance(provider: Provider, options: ConformanceOpt
     const result = await outcomeOf(check, context);
     await context.cleanUp();
     const finished = { name: check.name, ...result, durationMs: Math.round(clock.monotonic() - startedAt) };
-    options.onResult?.(finished);
+    // What a stop has broken off says nothing of the backend.
+    if (!signal.aborted) options.onResult?.(finished);
     return finished;
   };
 
-  const results = await Promise.all(wanted.map((check, index) => queue.add(() => runOne(check, index))));
+  const runs = wanted.map((check, index) =>
+    queue.add(async () => (signal.aborted ? [] : [await runOne(check, index)])),
+  );
+  const results = (await Promise.all(runs)).flat();
+  signal.throwIfAborted();
   const count = (outcome: CheckResult["outcome"]) => results.filter((result) => result.outcome === outcome).length;
   return {
     provider: info.name,

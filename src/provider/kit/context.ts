@@ -136,9 +136,13 @@ export class CheckContext {
 
   /** Aborts with the run, or after `ms`. */
   within(ms: number): AbortSignal {
+    return AbortSignal.any([this.signal, this.#late(ms)]);
+  }
+
+  #late(ms: number): AbortSignal {
     const late = new AbortController();
     this.clock.after(ms, () => late.abort(new Violation(`an answer within ${ms / 1000} s`, "none came")));
-    return AbortSignal.any([this.signal, late.signal]);
+    return late.signal;
   }
 
   untilOver(id: string): Promise<Machine> {
@@ -185,10 +189,10 @@ export class CheckContext {
     throw new Violation(`${doing} to fail with ${code}`, "it succeeded");
   }
 
-  /** Deletes the check's machines, so that a run leaves nothing but tombstones. */
+  /** Deletes the check's machines, so that a run leaves nothing but tombstones, also one that was stopped. */
   async cleanUp(): Promise<void> {
     await Promise.allSettled(
-      this.#ids.map((id) => this.provider.deletePod(id, { signal: this.within(10_000), force: true })),
+      this.#ids.map((id) => this.provider.deletePod(id, { signal: this.#late(10_000), force: true })),
     );
   }
 }
