@@ -11,6 +11,7 @@ import { afterAll, afterEach, beforeAll, beforeEach, describe, expect, test } fr
 import { HostImages, type HostImagesOptions } from "../../../providers/http-vm/backend/images/store.ts";
 import { silentLogger } from "../../../src/telemetry/logger.ts";
 import { systemClock } from "../../../src/util/clock.ts";
+import { VirtualClock } from "../../support/virtual-clock.ts";
 import { freePort, missingForImages, startRegistry, type TarEntry, type TestRegistry } from "../../support/registry.ts";
 
 const missing = missingForImages();
@@ -336,6 +337,22 @@ describe.skipIf(missing !== undefined)("images", () => {
         reason: "ErrImagePull",
         message: expect.stringMatching(/the registry sends more than the 3000\d+ bytes that it has announced/),
       });
+      expect(await leftovers()).toEqual([]);
+    });
+
+    test("a copy that stands still is given up, nothing left", async () => {
+      sent = 1_000_000;
+      const clock = new VirtualClock();
+      images = open({ clock });
+      let isOver = false;
+      const pulled = pull(image).finally(() => (isOver = true));
+      const failed = expect(pulled).rejects.toMatchObject({
+        reason: "ErrImagePull",
+        message: expect.stringContaining("has sent nothing for 5 minutes"),
+      });
+      await expect.poll(() => wasAsked, { timeout: 10_000 }).toBe(true);
+      while (!isOver) await clock.advance(10_000);
+      await failed;
       expect(await leftovers()).toEqual([]);
     });
 

@@ -52,6 +52,8 @@ const DISK_CHECK_MS = 250;
 const QUESTIONS = 8;
 /** A registry that does not answer must not keep others from being asked. */
 const ANSWER_MS = 60_000;
+/** containerd's image_pull_progress_timeout: a pull that stands still must not keep others waiting. */
+const STALL_MS = 5 * 60_000;
 /** What skopeo may write beside blobs of the announced sizes: its index, and a little more where it compresses by itself. */
 const COPY_SLACK = { bytes: 1024 * 1024, ratio: 1.01 };
 const HEX = /^[0-9a-f]{64}$/;
@@ -414,11 +416,15 @@ export class HostImages implements ImageStore {
     const limit = resolved.layers.every(({ keepsSize }) => keepsSize)
       ? announced * COPY_SLACK.ratio + COPY_SLACK.bytes
       : this.#limits.maxImageBytes;
-    const excess = async () =>
+    let last = { bytes: -1, at: 0 };
+    const excess = async () => {
       // Blobs are written here and moved when they are complete.
-      (await fileBytes(layout)) > limit
-        ? `the registry sends more than the ${announced} bytes that it has announced`
-        : undefined;
+      const bytes = await fileBytes(layout);
+      const now = this.#options.clock.monotonic();
+      if (bytes !== last.bytes) last = { bytes, at: now };
+      if (now - last.at >= STALL_MS) return `the registry has sent nothing for ${STALL_MS / 60_000} minutes`;
+      return bytes > limit ? `the registry sends more than the ${announced} bytes that it has announced` : undefined;
+    };
     await this.#guarded(image, excess, signal, (guarded) =>
       this.#registry.copy(image, reference, resolved, layout, guarded),
     );
