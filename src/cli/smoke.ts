@@ -13,6 +13,7 @@ import { parseDuration } from "../resources/duration.ts";
 import { silentLogger } from "../telemetry/logger.ts";
 import { systemClock, type Clock } from "../util/clock.ts";
 import { toError, VmletError } from "../util/errors.ts";
+import { signalToStop } from "./exit.ts";
 import { VERSION } from "./version.ts";
 
 const POLL_MS = 500;
@@ -35,6 +36,8 @@ export interface SmokeOptions {
   timeoutMs: number;
   /** Told each step when it is done. */
   step: (text: string) => void;
+  /** Ends the check early. */
+  signal: AbortSignal;
 }
 
 interface SmokeFlags {
@@ -67,6 +70,7 @@ export function smokeCommand(): Command {
         logger: silentLogger,
         version: VERSION,
       });
+      const signal = signalToStop();
       let failed = 0;
       for (const node of nodes) {
         const started = systemClock.monotonic();
@@ -82,6 +86,7 @@ export function smokeCommand(): Command {
             restricted,
             timeoutMs: options.timeout,
             step,
+            signal,
           });
         } catch (thrown) {
           failed++;
@@ -106,7 +111,7 @@ export async function smoke(options: SmokeOptions): Promise<void> {
   const { kube, clock, node, namespace, image, restricted, timeoutMs, step } = options;
   const greeting = `vmlet smoke test of ${node}`;
   const deadline = clock.monotonic() + timeoutMs;
-  const signal = AbortSignal.timeout(timeoutMs);
+  const signal = AbortSignal.any([options.signal, AbortSignal.timeout(timeoutMs)]);
   const created = await kube.request<Pod>({
     method: "POST",
     path: resourcePath({ resource: "pods", namespace }),
@@ -116,7 +121,7 @@ export async function smoke(options: SmokeOptions): Promise<void> {
   const path = podPath(namespace, created.metadata!.name!);
   try {
     step(`pod ${namespace}/${created.metadata!.name!} created`);
-    await until(clock, deadline, "the pod to run", async () => {
+    await until(options, deadline, "the pod to run", async () => {
       const pod = await kube.request<Pod>({ method: "GET", path, signal });
       if (pod.spec?.nodeName !== undefined && pod.spec.nodeName !== node)
         throw new SmokeError(`the pod runs on ${pod.spec.nodeName}`);
@@ -125,7 +130,7 @@ export async function smoke(options: SmokeOptions): Promise<void> {
       return describe(pod);
     });
     step("pod runs");
-    await until(clock, deadline, "its log", async () => {
+    await until(options, deadline, "its log", async () => {
       const log = await kube.requestText({ method: "GET", path: `${path}/log`, signal });
       return log.includes(greeting) ? undefined : `${log.length} bytes`;
     });
@@ -136,7 +141,7 @@ export async function smoke(options: SmokeOptions): Promise<void> {
       if (!isNotFound(thrown)) step(`pod not deleted: ${toError(thrown).message}`);
     });
   }
-  await until(clock, deadline, "the pod to be gone", async () => {
+  await until(options, deadline, "the pod to be gone", async () => {
     try {
       const pod = await kube.request<Pod>({ method: "GET", path, signal });
       return pod.metadata?.uid === created.metadata?.uid ? describe(pod) : undefined;
@@ -188,7 +193,7 @@ function smokePod({
 
 /** Calls `probe` until it returns undefined; what it returns is what is still missing. */
 async function until(
-  clock: Clock,
+  { clock, signal }: Pick<SmokeOptions, "clock" | "signal">,
   deadline: number,
   what: string,
   probe: () => Promise<string | undefined>,
@@ -202,7 +207,7 @@ async function until(
       if (thrown instanceof SmokeError) throw thrown;
       missing = toError(thrown).message;
     }
-    await clock.sleep(POLL_MS);
+    await clock.sleep(POLL_MS, signal);
   } while (clock.monotonic() < deadline);
   throw new SmokeError(`no more time to wait for ${what}; last seen: ${missing}`);
 }
