@@ -504,7 +504,8 @@ class Shim {
       if (this.#launch.stdinOnce) this.#running?.endStdin();
     } else if (type === FRAME.resize) {
       const { columns, rows } = JSON.parse(payload.toString()) as { columns: number; rows: number };
-      this.#running?.resize(columns, rows);
+      // A terminal that is closed, or of no size, refuses.
+      if (columns > 0 && rows > 0 && this.#status.state !== "exited") this.#running?.resize(columns, rows);
     }
   }
 
