@@ -36,6 +36,8 @@ class ProviderServer implements MachineApiServer {
   /** Ends what only waits; then, after the grace, everything. */
   readonly #closing = new AbortController();
   readonly #closed = new AbortController();
+  /** Connections that the provider has yet to open a stream for. Node has let go of them. */
+  readonly #upgrading = new Set<Duplex>();
 
   constructor(options: MachineApiServerOptions) {
     const limits = { ...DEFAULT_SERVER_LIMITS, ...options.limits };
@@ -77,6 +79,7 @@ class ProviderServer implements MachineApiServer {
     const cancel = this.#context.clock.after(options.graceMs ?? 5000, () => {
       this.#closed.abort(new ProviderError("unavailable", "the backend is closing"));
       this.#streams.terminate();
+      for (const socket of this.#upgrading) socket.destroy();
       this.#server.closeAllConnections();
     });
     await over;
@@ -146,6 +149,7 @@ class ProviderServer implements MachineApiServer {
     };
     socket.on("close", onClose);
     socket.on("error", onClose);
+    this.#upgrading.add(socket);
     try {
       this.#authorize(request);
       if (this.#closing.signal.aborted) throw this.#closing.signal.reason as Error;
@@ -155,6 +159,8 @@ class ProviderServer implements MachineApiServer {
       if (!(thrown instanceof ProviderError))
         this.#logger.error({ err: thrown, requestId }, "a stream could not be opened");
       refuseUpgrade(socket, asProviderError(thrown), requestId);
+    } finally {
+      this.#upgrading.delete(socket);
     }
   }
 

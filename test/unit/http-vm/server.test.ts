@@ -186,6 +186,22 @@ describe("closing", () => {
     await server.close({ graceMs: 0 });
   });
 
+  test("does not wait for a provider that never opens a stream", async () => {
+    const { server, memory, port } = await setup();
+    const asked = Promise.withResolvers<void>();
+    memory.portForward = () => {
+      asked.resolve();
+      return new Promise(() => {});
+    };
+    const socket = connect(port, "127.0.0.1");
+    cleanups.push(() => Promise.resolve(socket.destroy()));
+    socket.write(
+      "GET /v1/machines/m/ports/80 HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n",
+    );
+    await asked.promise;
+    await server.close({ graceMs: 0 });
+  });
+
   test("breaks a followed log off, which would look whole otherwise", async () => {
     const { url, server, memory } = await setup();
     memory.getLogs = async function* (_id, _container, { signal }) {
