@@ -5,7 +5,7 @@ import { hostsFile, kernelHostname, resolvConf } from "../oci/host-files.ts";
 import type { Attachment } from "../../network/network.ts";
 import { commandLine, quote, type GuestCommand } from "./control.ts";
 
-/** As guest/reseed.c has it. */
+/** As guest/identity.c has it. */
 const SEED_BYTES = 64;
 
 /** What makes it this machine. */
@@ -28,9 +28,7 @@ export function vmScript({ address, prefix, gateway, mac }: Attachment): string 
   const netmask = [24, 16, 8, 0].map((shift) => (mask >>> shift) & 255).join(".");
   return [
     file("/run/seed", randomBytes(SEED_BYTES)),
-    "reseed < /run/seed",
-    `ifconfig eth0 hw ether ${mac} ${address} netmask ${netmask} up`,
-    `route add default gw ${gateway}`,
+    `identity ${mac} ${address} ${netmask} ${gateway} < /run/seed`,
   ].join("\n");
 }
 
@@ -41,7 +39,7 @@ export function machineScript(identity: MachineIdentity): string {
     ({ name, value }) => `echo ${quote(value)} > /proc/sys/${quote(name.replaceAll(".", "/"))}`,
   );
   return [
-    `date -u -s @${Math.floor(nowMs / 1000)} >/dev/null`,
+    `clock ${Math.floor(nowMs)}`,
     `echo ${quote(hostname)} > /proc/sys/kernel/hostname`,
     file("/run/etc/hosts", hostsFile(spec, [address])),
     file("/run/etc/hostname", `${hostname}\n`),
