@@ -122,23 +122,28 @@ function readStatus(dir: string, file: string): ShimStatus | undefined {
   }
 }
 
+/** In `shim-claim`, in place of a shim's: the instance is never begun. */
+const NOBODY = "0 0";
+
 /**
  * True when a shim owns this instance, or owned it. False when none ever will: the backend ended between deciding to
  * start the container and the shim's first step, and from now on a late shim finds the instance taken.
  */
 export function shimEverStarted(dir: string): boolean {
-  if (existsSync(join(dir, "shim-claim"))) return true;
-  if (!existsSync(dir)) return false;
-  const mine = join(dir, "shim-claim.backend");
-  writeFileSync(mine, "0 0");
-  try {
-    linkSync(mine, join(dir, "shim-claim"));
-    return false;
-  } catch {
-    return true;
-  } finally {
-    unlinkSync(mine);
+  const claim = join(dir, "shim-claim");
+  if (!existsSync(claim)) {
+    if (!existsSync(dir)) return false;
+    const mine = join(dir, "shim-claim.backend");
+    writeFileSync(mine, NOBODY);
+    try {
+      linkSync(mine, claim);
+    } catch (error) {
+      if ((error as NodeJS.ErrnoException).code !== "EEXIST") throw error;
+    } finally {
+      unlinkSync(mine);
+    }
   }
+  return readFileSync(claim, "utf8") !== NOBODY;
 }
 
 function shimIsAlive(dir: string): boolean {

@@ -26,7 +26,7 @@ import { machineHash } from "../oci/sandbox.ts";
 import { checkGuest, defaultGuestDir, hasGuest, makeGuest } from "./guest.ts";
 import { VmPool } from "./pool.ts";
 import { probeAccelerator, Qemu, QEMU } from "./qemu.ts";
-import { moveIn, VmSandbox, vmSize } from "./sandbox.ts";
+import { moveIn, openHostPorts, VmSandbox, vmSize } from "./sandbox.ts";
 import { destroyVm, Vm, type VmContext, vmKeys } from "./vm.ts";
 import { warming } from "./warm.ts";
 
@@ -255,6 +255,13 @@ class VmEngine implements Engine {
     const vm = key === undefined ? undefined : await Vm.find(context, key);
     if (vm === undefined) return undefined;
     await context.network.ensure();
+    // They are gone when somebody has flushed this host's rules meanwhile.
+    await openHostPorts(context, home, vm).catch((error: unknown) =>
+      this.#options.logger.warn(
+        { machine: home.id, error: String(error) },
+        "cannot open the machine's host ports again",
+      ),
+    );
     return new VmSandbox(context, home, vm);
   }
 

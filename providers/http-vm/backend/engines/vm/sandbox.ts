@@ -81,8 +81,7 @@ export function vmSize(spec: MachineHome["spec"], defaults: { memoryMib: number;
 export async function moveIn(context: VmContext, home: MachineHome, vm: Vm, signal: AbortSignal): Promise<VmSandbox> {
   const { spec, dir } = home;
   for (const folder of ["files", "run"]) await mkdir(join(dir, folder), { recursive: true, mode: 0o700 });
-  const ports = [...spec.containers, ...(spec.init_containers ?? [])].flatMap((container) => container.ports ?? []);
-  await context.network.openHostPorts(vm.key, ports);
+  await openHostPorts(context, home, vm);
   const script = machineScript({
     machineId: home.id,
     spec,
@@ -93,6 +92,14 @@ export async function moveIn(context: VmContext, home: MachineHome, vm: Vm, sign
   });
   await vm.control.script(script, signal);
   return new VmSandbox(context, home, vm);
+}
+
+export async function openHostPorts({ network }: VmContext, { spec }: MachineHome, vm: Vm): Promise<void> {
+  const containers = [...spec.containers, ...(spec.init_containers ?? [])];
+  await network.openHostPorts(
+    vm.key,
+    containers.flatMap((container) => container.ports ?? []),
+  );
 }
 
 function prepareCommands(spec: MachineHome["spec"]): GuestCommand[] {
