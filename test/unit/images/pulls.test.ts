@@ -14,7 +14,7 @@ beforeEach(() => {
   mkdirSync(join(dir, "tools"));
   writeFileSync(
     join(dir, "tools/skopeo"),
-    `#!/bin/sh\nprintf + >>${dir}/journal\nwhile [ ! -e ${dir}/go ]; do sleep 0.01; done\nprintf - >>${dir}/journal\n`,
+    `#!/bin/sh\nprintf + >>${dir}/journal\nwhile [ -d ${dir} -a ! -e ${dir}/go ]; do sleep 0.01; done\nprintf - >>${dir}/journal\n`,
   );
   chmodSync(join(dir, "tools/skopeo"), 0o755);
   vi.stubEnv("PATH", `${dir}/tools:${process.env["PATH"]}`);

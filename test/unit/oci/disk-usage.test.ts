@@ -16,7 +16,7 @@ beforeEach(() => {
   dir = mkdtempSync(join(tmpdir(), "vmlet-usage-"));
   writeFileSync(
     join(dir, "du"),
-    `#!/bin/sh\nprintf + >>${dir}/journal\nwhile [ ! -e ${dir}/go ]; do sleep 0.01; done\nprintf - >>${dir}/journal\nprintf '4096\\tx\\n'\n`,
+    `#!/bin/sh\nprintf + >>${dir}/journal\nwhile [ -d ${dir} -a ! -e ${dir}/go ]; do sleep 0.01; done\nprintf - >>${dir}/journal\nprintf '4096\\tx\\n'\n`,
   );
   chmodSync(join(dir, "du"), 0o755);
   vi.stubEnv("PATH", `${dir}:${process.env["PATH"]}`);
