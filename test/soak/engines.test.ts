@@ -1,6 +1,6 @@
 /**
- * Machines created and deleted in bursts, on the engines that make something of this host's kernel: nothing of them may be
- * left. `SOAK_OCI` and `SOAK_VM` set the number of machines (default 200 and 20; emulated VMs take seconds each).
+ * Machines created and deleted in bursts, on each engine: nothing of them may be left. `SOAK_PROCESS`, `SOAK_OCI` and
+ * `SOAK_VM` set the number of machines (default 200; emulated VMs take more than a second each).
  */
 import { mkdtempSync, readdirSync, readFileSync, rmSync, statSync } from "node:fs";
 import { tmpdir } from "node:os";
@@ -8,6 +8,7 @@ import { join } from "node:path";
 import { afterAll, beforeAll, describe, expect, test } from "vitest";
 import type { Engine } from "../../providers/http-vm/backend/engine.ts";
 import { createOciEngine } from "../../providers/http-vm/backend/engines/oci/engine.ts";
+import { createProcessEngine } from "../../providers/http-vm/backend/engines/process/process.ts";
 import { createVmEngine } from "../../providers/http-vm/backend/engines/vm/engine.ts";
 import { run } from "../../providers/http-vm/backend/host/command.ts";
 import { HostNetwork } from "../../providers/http-vm/backend/network/network.ts";
@@ -27,6 +28,13 @@ interface Subject {
 
 const subjects: Subject[] = [
   {
+    name: "process",
+    machines: Number(process.env["SOAK_PROCESS"] ?? 200),
+    burst: 10,
+    create: (stateDir) =>
+      createProcessEngine({ stateDir, images: {}, addressPool: "127.64.0.0/10", clock: systemClock }),
+  },
+  {
     name: "oci",
     machines: Number(process.env["SOAK_OCI"] ?? 200),
     burst: 10,
@@ -34,7 +42,7 @@ const subjects: Subject[] = [
   },
   {
     name: "vm",
-    machines: Number(process.env["SOAK_VM"] ?? 20),
+    machines: Number(process.env["SOAK_VM"] ?? 200),
     burst: 2,
     create: (stateDir, network) => createVmEngine({ stateDir, clock: systemClock, logger: silentLogger, network }),
   },
@@ -81,6 +89,7 @@ for (const subject of subjects) {
     leaveOut(`soak, engine ${subject.name}`, missing);
     continue;
   }
+  const hasVolumes = probe.capabilities.includes("volumes.empty_dir");
   describe(`engine ${subject.name}`, () => {
     let registry: TestRegistry;
     let bench: Bench;
@@ -111,9 +120,11 @@ for (const subject of subjects) {
         const made = await Promise.all(
           Array.from({ length: subject.burst }, () =>
             bench.create({
-              volumes: [{ name: "m", type: "empty_dir", medium: "memory" }],
+              ...(hasVolumes ? { volumes: [{ name: "m", type: "empty_dir", medium: "memory" }] } : {}),
               containers: [
-                bench.shell("a", "setsid sleep 998 & sleep 1000", { mounts: [{ volume: "m", path: "/m" }] }),
+                bench.shell("a", "setsid sleep 998 & sleep 1000", {
+                  ...(hasVolumes ? { mounts: [{ volume: "m", path: "/m" }] } : {}),
+                }),
               ],
             }),
           ),
