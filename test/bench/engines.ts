@@ -15,6 +15,7 @@ import { commandOf, ociConfig } from "../../providers/http-vm/backend/engines/oc
 import { createOciEngine } from "../../providers/http-vm/backend/engines/oci/engine.ts";
 import { createProcessEngine } from "../../providers/http-vm/backend/engines/process/process.ts";
 import { createVmEngine } from "../../providers/http-vm/backend/engines/vm/engine.ts";
+import { tscKhz } from "../../providers/http-vm/backend/engines/vm/frequency.ts";
 import { defaultGuestDir } from "../../providers/http-vm/backend/engines/vm/guest.ts";
 import { WAITING } from "../../providers/http-vm/backend/engines/vm/pool.ts";
 import { killVm, Qemu } from "../../providers/http-vm/backend/engines/vm/qemu.ts";
@@ -177,7 +178,9 @@ async function plainRunc(rootfs: string): Promise<number[]> {
 /** QEMU alone with the engine's kernel and arguments: milliseconds to a guest that answers, booted and copied from a template. */
 async function plainQemu(guestDir: string, stateDir: string): Promise<{ boot: number[]; clone: number[] }> {
   const size = { memoryMib: 256, cpus: 1 };
+  const khz = await tscKhz(guestDir, join(stateDir, "frequency"));
   const qemu = new Qemu({
+    ...(khz === undefined ? {} : { tscKhz: khz }),
     guestDir,
     templatesDir: join(stateDir, "bare"),
     accelerator: "tcg",

@@ -1,12 +1,13 @@
 import { spawn } from "node:child_process";
-import { mkdirSync, mkdtempSync, rmSync, writeFileSync } from "node:fs";
+import { mkdirSync, mkdtempSync, readdirSync, rmSync, writeFileSync } from "node:fs";
 import { createServer, type Server, type Socket } from "node:net";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { afterEach, beforeEach, describe, expect, onTestFinished, test } from "vitest";
 import { GuestControl, GuestError, quote } from "../../../providers/http-vm/backend/engines/vm/control.ts";
+import { tscKhz } from "../../../providers/http-vm/backend/engines/vm/frequency.ts";
 import { machineScript } from "../../../providers/http-vm/backend/engines/vm/identity.ts";
-import { attachDisk } from "../../../providers/http-vm/backend/engines/vm/qemu.ts";
+import { attachDisk, Qemu } from "../../../providers/http-vm/backend/engines/vm/qemu.ts";
 import { Qmp } from "../../../providers/http-vm/backend/engines/vm/qmp.ts";
 import { parseStats, VmSandbox, vmSize } from "../../../providers/http-vm/backend/engines/vm/sandbox.ts";
 import { Vm, type VmContext } from "../../../providers/http-vm/backend/engines/vm/vm.ts";
@@ -262,4 +263,31 @@ describe("a guest cannot keep its containers alive", () => {
     for (let tries = 0; tries < 10 && vm.alive; tries++) await kill().catch(() => undefined);
     expect(vm.alive).toBe(false);
   });
+});
+
+test("templates of another guest image are removed at the start, and so is what a killed backend was making", async () => {
+  const dir = mkdtempSync(join(tmpdir(), "vmlet-templates-"));
+  onTestFinished(() => rmSync(dir, { recursive: true }));
+  for (const name of ["0123456789abcdef-256x1", "t-Xa81ks", "blank-1024.img"])
+    mkdirSync(join(dir, "templates", name), { recursive: true });
+  writeFileSync(join(dir, "version"), "v2\n");
+  const options = { guestDir: dir, templatesDir: join(dir, "templates"), accelerator: "tcg", diskBytes: 1024 } as const;
+  await new Qemu({ ...options, clock: systemClock }).sweep();
+  expect(readdirSync(join(dir, "templates"))).toEqual(["blank-1024.img"]);
+});
+
+test("the frequency of the host's counter is measured once per boot", async () => {
+  const dir = mkdtempSync(join(tmpdir(), "vmlet-frequency-"));
+  onTestFinished(() => rmSync(dir, { recursive: true }));
+  const file = join(dir, "kept");
+  expect(await tscKhz(dir, file)).toBeUndefined();
+  const program = (khz: string) => writeFileSync(join(dir, "frequency"), `#!/bin/sh\necho ${khz}\n`, { mode: 0o755 });
+  program("nonsense");
+  expect(await tscKhz(dir, file)).toBeUndefined();
+  program("2400001");
+  expect(await tscKhz(dir, file)).toBe(2_400_001);
+  program("2400002");
+  expect(await tscKhz(dir, file)).toBe(2_400_001);
+  writeFileSync(file, "of-another-boot 5");
+  expect(await tscKhz(dir, file)).toBe(2_400_002);
 });

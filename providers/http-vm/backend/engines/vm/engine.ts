@@ -23,6 +23,7 @@ import { HostImages, type HostImagesOptions } from "../../images/store.ts";
 import { HostNetwork, type NetworkOptions } from "../../network/network.ts";
 import type { SeccompSource } from "../oci/seccomp.ts";
 import { machineHash } from "../oci/sandbox.ts";
+import { tscKhz } from "./frequency.ts";
 import { checkGuest, defaultGuestDir, hasGuest, makeGuest } from "./guest.ts";
 import { VmPool } from "./pool.ts";
 import { probeAccelerator, Qemu, QEMU } from "./qemu.ts";
@@ -234,7 +235,14 @@ class VmEngine implements Engine {
     const limited = AbortSignal.any([signal, AbortSignal.timeout(context.bootTimeoutMs)]);
     const waiting = this.#pool?.take(size);
     const key = waiting?.key ?? Vm.newKey();
-    await writeFileAtomic(this.#recordFile(home), JSON.stringify({ id: home.id, key } satisfies MachineVm));
+    try {
+      await writeFileAtomic(this.#recordFile(home), JSON.stringify({ id: home.id, key } satisfies MachineVm));
+    } catch (cause) {
+      // Nobody would know whose it is.
+      waiting?.control.close();
+      if (waiting !== undefined) await destroyVm(context, key);
+      throw cause;
+    }
     const vm =
       waiting ??
       (await context.boots.add(async () => {
@@ -322,12 +330,18 @@ class VmEngine implements Engine {
     const qemu = { guestDir: this.#guestDir, templatesDir: join(dir, "templates"), diskBytes, clock };
     const chosen = accelerator === "auto" ? await probeAccelerator(qemu, join(dir, "accelerator")) : accelerator;
     logger.info({ accelerator: chosen }, "VMs' accelerator");
+    const khz = chosen === "tcg" ? await tscKhz(this.#guestDir, join(dir, "frequency")) : undefined;
     const processors = availableParallelism();
     return {
       clock,
       network: this.#network,
       vmsDir: join(dir, "v"),
-      qemu: new Qemu({ ...qemu, accelerator: chosen, ...(warm === undefined ? {} : { prepare: [warm.command] }) }),
+      qemu: new Qemu({
+        ...qemu,
+        accelerator: chosen,
+        ...(khz === undefined ? {} : { tscKhz: khz }),
+        ...(warm === undefined ? {} : { prepare: [warm.command] }),
+      }),
       boots: new PQueue({ concurrency: Math.max(2, processors) }),
       clones,
       ...(warm === undefined ? {} : { warming: warm }),

@@ -1,7 +1,7 @@
 #!/bin/bash
 # Makes the guest of the engine vm from Debian packages: vmlinux (kernel, uncompressed, booted by its PVH note), base.cpio
-# (initramfs: busybox, crun, kernel modules, guest/*) and version (hash of both). Nothing is installed: packages are
-# downloaded and unpacked, tcc too, which compiles guest/*.c. Usage: guest-image.sh FOLDER
+# (initramfs: busybox, crun, kernel modules, guest/*), frequency (a program for the host) and version (hash of the others).
+# Nothing is installed: packages are downloaded and unpacked, tcc too, which compiles guest/*.c. Usage: guest-image.sh FOLDER
 # Needs: apt-get, dpkg-deb, lz4, cpio, as, ld, nm and strip (binutils), ldd.
 set -euo pipefail
 out=$1
@@ -38,6 +38,7 @@ for source in "$here"/guest/*.c; do
   "$work/pkg/usr/bin/tcc" "-B$tcc" -nostdinc -Wall -Werror -c "$source" -o "$work/object.o"
   ld -s -o "$root/bin/$(basename "$source" .c)" "$work/start.o" "$work/object.o"
 done
+mv "$root/bin/frequency" "$work/frequency"
 # crun needs libsystemd only to talk to systemd, which is not there; loading it and what it brings would take half of the
 # time that a container takes to start. In its place one whose functions all fail.
 nm -D --undefined-only "$root/bin/crun" | awk '$2 ~ /@LIBSYSTEMD/ { split($2, part, "@+"); print part[1], part[2] }' > "$work/symbols"
@@ -77,6 +78,6 @@ chmod 755 "$root/init" "$root/bin/vmlet"
 find "$root" -exec touch -h -d @0 {} +
 (cd "$root" && find . | LC_ALL=C sort | cpio --quiet --reproducible -o -H newc -R 0:0) > "$work/base.cpio"
 chmod 644 "$work/vmlinux" "$work/base.cpio"
-cat "$work/vmlinux" "$work/base.cpio" | sha256sum | cut -c1-16 > "$work/version"
-mv "$work/vmlinux" "$work/base.cpio" "$out/"
+cat "$work/frequency" "$work/vmlinux" "$work/base.cpio" | sha256sum | cut -c1-16 > "$work/version"
+mv "$work/frequency" "$work/vmlinux" "$work/base.cpio" "$out/"
 mv "$work/version" "$out/version"

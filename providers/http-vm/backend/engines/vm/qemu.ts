@@ -57,6 +57,8 @@ export interface QemuOptions {
   /** Size of the machines' own disks. */
   diskBytes: number;
   clock: Clock;
+  /** kHz of the host's time-stamp counter, which is an emulated guest's: measuring it fails on a busy host, and the boot hangs. */
+  tscKhz?: number;
   /** What a template has done before it waits. */
   prepare?: readonly GuestCommand[];
 }
@@ -136,12 +138,13 @@ export class Qemu {
     return await unlessAborted(making, signal);
   }
 
-  /** Ends what a former backend was making when it was killed. */
+  /** Ends what a former backend was making when it was killed, and removes the templates that can never be used again. */
   async sweep(): Promise<void> {
     const { templatesDir, clock } = this.#options;
     for (const vm of await findVms((args) => args.includes(`\0unix:${templatesDir}/`))) await killVm(vm, clock);
     for (const name of await readdir(templatesDir).catch(() => []))
-      if (/^[tp]-/.test(name)) await rm(join(templatesDir, name), { recursive: true, force: true });
+      if (/^[tp]-/.test(name) || (/^[0-9a-f]{16}/.test(name) && !name.startsWith(`${this.#templateKey()}-`)))
+        await rm(join(templatesDir, name), { recursive: true, force: true });
   }
 
   /** Templates that are being made are given up. */
@@ -150,12 +153,21 @@ export class Qemu {
     await Promise.allSettled(this.#templates.values());
   }
 
+  #templateDir({ memoryMib, cpus }: VmSize): string {
+    return join(this.#options.templatesDir, `${this.#templateKey()}-${memoryMib}x${cpus}`);
+  }
+
   /** A template is no longer usable when anything that shaped its memory or its devices has changed. */
-  #templateDir(size: VmSize): string {
-    const { guestDir, templatesDir, accelerator, diskBytes, prepare = [] } = this.#options;
+  #templateKey(): string {
+    const { guestDir, accelerator, diskBytes, prepare = [] } = this.#options;
     const version = readFileSync(join(guestDir, "version"), "utf8").trim();
-    const key = JSON.stringify([version, qemuIdentity(), accelerator, size, diskBytes, kernelArgs(), prepare]);
-    return join(templatesDir, createHash("sha256").update(key).digest("hex").slice(0, 16));
+    const key = JSON.stringify([version, qemuIdentity(), accelerator, diskBytes, this.#kernelArgs(), prepare]);
+    return createHash("sha256").update(key).digest("hex").slice(0, 16);
+  }
+
+  #kernelArgs(): string {
+    const { accelerator, tscKhz } = this.#options;
+    return accelerator === "kvm" || tscKhz === undefined ? KERNEL_ARGS : `${KERNEL_ARGS} tsc_early_khz=${tscKhz}`;
   }
 
   async #makeTemplate(size: VmSize, dir: string, signal: AbortSignal): Promise<string> {
@@ -200,7 +212,7 @@ export class Qemu {
   async #boot(size: VmSize, place: VmPlace, memoryArgs: readonly string[], signal: AbortSignal): Promise<StartedVm> {
     const { guestDir, clock } = this.#options;
     const [kernel, initrd] = [join(guestDir, "vmlinux"), join(guestDir, "base.cpio")];
-    const args = ["-kernel", kernel, "-initrd", initrd, "-append", kernelArgs()];
+    const args = ["-kernel", kernel, "-initrd", initrd, "-append", this.#kernelArgs()];
     const vm = await this.#start(size, place, [...memoryArgs, ...args]);
     const control = new GuestControl(place.ctl, clock);
     try {
@@ -423,23 +435,6 @@ function memory(file: string, size: VmSize, share: boolean): string[] {
     "-object",
     `memory-backend-file,id=mem,size=${size.memoryMib}M,mem-path=${file},share=${share ? "on" : "off"}`,
   ];
-}
-
-/**
- * With the frequency of the host's time-stamp counter, which is the guest's: measuring it fails on a busy host and the boot
- * hangs. A wrong value would make the guest's clock run wrong.
- */
-function kernelArgs(): string {
-  const cpuinfo = readFileSync("/proc/cpuinfo", "latin1");
-  const nominal = /^model name.*@ ([\d.]+)GHz$/m.exec(cpuinfo)?.[1];
-  const current = /^cpu MHz\s*: ([\d.]+)$/m.exec(cpuinfo)?.[1];
-  const khz =
-    nominal !== undefined
-      ? Math.round(Number(nominal) * 1e6)
-      : current !== undefined
-        ? Math.round(Number(current) * 1e3)
-        : undefined;
-  return khz === undefined ? KERNEL_ARGS : `${KERNEL_ARGS} tsc_early_khz=${khz}`;
 }
 
 /** A new QEMU has other devices inside: its binary's size and time stand for its version. */
