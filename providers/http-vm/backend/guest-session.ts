@@ -1,10 +1,11 @@
 /**
  * The host's end of a command in a guest: its streams over a socket that leads to a port of the VM. The other end is
  * engines/vm/guest/session.c. Both sides first say the session's token: what came before it is left from the port's last
- * user. Then frames (frames.ts), of the types below. The guest takes at most WINDOW_BYTES of input before it says what of it
- * the command has read, so that a new size of the terminal never waits behind input that nobody reads.
+ * user. Then frames (frames.ts), of the types below. Each side sends at most WINDOW_BYTES of the command's bytes before it is
+ * told what of them was taken, so that a new size of the terminal never waits behind input that nobody reads, nor the
+ * command's end behind output that nobody reads.
  *
- * The guest is not trusted: frames are bounded, an unknown one or more room than there is ends the session.
+ * The guest is not trusted: frames are bounded, an unknown one or more than there is room for ends the session.
  * Imports next to nothing: each shim has it.
  */
 import { connect, type Socket } from "node:net";
@@ -15,12 +16,14 @@ const TO_GUEST = {
   stdinEnd: 2,
   /** Columns and rows, two bytes each (big endian). */
   resize: 3,
+  /** Four bytes (big endian): so much output has been taken. */
+  taken: 4,
 } as const;
 const FROM_GUEST = {
   started: 1,
   /** Four bytes (big endian): so much input has been read. */
   taken: 2,
-  /** One byte: the exit code. After all output that there was then. */
+  /** One byte: the exit code. After the output that there was then, as far as there was room. */
   exit: 3,
   /** An empty one is the stream's end. */
   stdout: 4,
@@ -30,6 +33,8 @@ const FROM_GUEST = {
 const WINDOW_BYTES = 64 * 1024;
 const PIECE_BYTES = 16 * 1024;
 const TOKEN_CHARS = 32;
+/** A guest that has not answered by then never will: its end of the session has died. */
+const GREETING_MS = 120_000;
 
 export interface GuestCommandPlace {
   /** Unix socket of the port. */
@@ -57,13 +62,17 @@ export class GuestSession {
   readonly #events: GuestSessionEvents;
   readonly #token: string;
   readonly #reader = new FrameReader((type, payload) => this.#receive(type, payload));
+  readonly #patience: NodeJS.Timeout;
   readonly #open = new Set<"stdout" | "stderr">(["stdout", "stderr"]);
   #greeting = "";
   #isGreeted = false;
   #hasExited = false;
   #isClosed = false;
   #error: Error | undefined;
+  #isPaused = false;
   #window = WINDOW_BYTES;
+  /** Output that came and was not yet told to be taken. */
+  #owed = 0;
   #unsent: Buffer[] = [];
   #inputEnds = false;
   #isEndSent = false;
@@ -77,6 +86,8 @@ export class GuestSession {
     this.#socket.on("data", (chunk) => this.#read(chunk));
     this.#socket.on("error", (error) => (this.#error ??= error));
     this.#socket.on("close", () => this.#closed());
+    this.#patience = setTimeout(() => this.#break(new Error("the guest does not answer")), GREETING_MS);
+    this.#patience.unref();
   }
 
   /** False when the caller should wait for `drained`. */
@@ -96,17 +107,19 @@ export class GuestSession {
 
   resize(columns: number, rows: number): void {
     const size = Buffer.alloc(4);
-    size.writeUInt16BE(Math.min(columns, 0xffff), 0);
-    size.writeUInt16BE(Math.min(rows, 0xffff), 2);
+    size.writeUInt16BE(Math.max(0, Math.min(Math.trunc(columns) || 0, 0xffff)), 0);
+    size.writeUInt16BE(Math.max(0, Math.min(Math.trunc(rows) || 0, 0xffff)), 2);
     this.#socket.write(encodeFrame(TO_GUEST.resize, size));
   }
 
+  /** The guest's output waits, but for what is under way: no more than WINDOW_BYTES. All else goes on. */
   pause(): void {
-    this.#socket.pause();
+    this.#isPaused = true;
   }
 
   resume(): void {
-    this.#socket.resume();
+    this.#isPaused = false;
+    this.#settle();
   }
 
   /** Breaks the session off. A command that was started for it alone (exec) is killed in the guest. */
@@ -133,6 +146,7 @@ export class GuestSession {
     try {
       if (this.#isGreeted) {
         this.#reader.push(chunk);
+        this.#settle();
         return;
       }
       // One character a byte, so that offsets are those of the chunk.
@@ -143,17 +157,34 @@ export class GuestSession {
         return;
       }
       this.#isGreeted = true;
+      clearTimeout(this.#patience);
       this.#reader.push(Buffer.from(text.slice(at + this.#token.length), "latin1"));
+      this.#settle();
     } catch (error) {
-      this.#error ??= error as Error;
-      this.#socket.destroy();
+      this.#break(error as Error);
     }
+  }
+
+  #break(error: Error): void {
+    this.#error ??= error;
+    this.#socket.destroy();
+  }
+
+  /** Makes room for as much output as was taken. */
+  #settle(): void {
+    if (this.#isPaused || this.#owed === 0 || this.#isClosed) return;
+    const bytes = Buffer.alloc(4);
+    bytes.writeUInt32BE(this.#owed);
+    this.#owed = 0;
+    this.#socket.write(encodeFrame(TO_GUEST.taken, bytes));
   }
 
   #receive(type: number, payload: Buffer): void {
     if (type === FROM_GUEST.stdout || type === FROM_GUEST.stderr) {
       const stream = type === FROM_GUEST.stdout ? "stdout" : "stderr";
       if (!this.#open.has(stream)) throw new Error(`the guest wrote to ${stream} after its end`);
+      this.#owed += payload.length;
+      if (this.#owed > WINDOW_BYTES) throw new Error("the guest sent more output than there is room for");
       if (payload.length > 0) this.#events.output(stream, payload);
       else this.#streamEnd(stream);
     } else if (type === FROM_GUEST.started) this.#events.started?.();
@@ -177,6 +208,7 @@ export class GuestSession {
 
   #closed(): void {
     this.#isClosed = true;
+    clearTimeout(this.#patience);
     this.#unsent = [];
     const isComplete = this.#hasExited && this.#open.size === 0;
     for (const stream of [...this.#open]) this.#streamEnd(stream);

@@ -278,6 +278,7 @@ class Shim {
       closed: (error) => {
         if (error !== undefined) process.stderr.write(`guest: ${error.message}\n`);
         this.#exited(GUEST_LOST_EXIT, undefined);
+        this.#resumeClients();
         this.#finishWhenDrained();
       },
     });

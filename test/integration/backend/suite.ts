@@ -387,6 +387,16 @@ export function backendSuite(options: SuiteOptions, more: (bench: () => Bench) =
       },
     );
 
+    needs("attach")("a container is stopped although an attached client does not read", async () => {
+      const id = await bench.create({ containers: [bench.shell("a", "head -c 20971520 /dev/zero; sleep 1000")] });
+      await bench.reaches(id, "running");
+      const session = await bench.provider.attach(id, "a", bench.streams({ stderr: false }));
+      await new Promise((resolve) => session.stdout!.once("readable", resolve));
+      await bench.provider.stopPod(id, { graceSeconds: 1, signal: bench.signal });
+      expect((await bench.reaches(id, "stopped")).containers[0]).toMatchObject({ state: "terminated" });
+      session.close();
+    });
+
     needs("exec", "tty")("all that a command writes to its terminal before it ends is received", async () => {
       const id = await bench.create({ containers: [bench.shell("a", "sleep 1000")] });
       await bench.reaches(id, "running");

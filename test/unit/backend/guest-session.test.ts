@@ -8,7 +8,7 @@ import { encodeFrame, FrameReader } from "../../../providers/http-vm/backend/fra
 import { GuestSession } from "../../../providers/http-vm/backend/guest-session.ts";
 
 const TOKEN = "0123456789abcdef0123456789abcdef";
-const [STDIN, STDIN_END, RESIZE] = [1, 2, 3] as const;
+const [STDIN, STDIN_END, RESIZE, OUTPUT_TAKEN] = [1, 2, 3, 4] as const;
 const [STARTED, TAKEN, EXIT, STDOUT, STDERR] = [1, 2, 3, 4, 5] as const;
 const WINDOW = 64 * 1024;
 
@@ -154,6 +154,37 @@ describe("input", () => {
     session.resize(0x102, 70_000);
     await eventually(() => got.length > 0);
     expect(got).toEqual([`${RESIZE}:\u0001\u0002\u00ff\u00ff`]);
+  });
+});
+
+describe("output", () => {
+  const read = () =>
+    got
+      .filter((frame) => frame.startsWith(`${OUTPUT_TAKEN}:`))
+      .reduce((sum, frame) => sum + Buffer.from(frame.slice(2), "latin1").readUInt32BE(), 0);
+  beforeEach(() => guest.write(TOKEN));
+
+  test("that was taken makes room for more", async () => {
+    for (const size of [1000, 24]) guest.write(encodeFrame(STDOUT, Buffer.alloc(size)));
+    await eventually(() => read() === 1024);
+  });
+
+  test("makes no room while it waits to be read, and all else goes on", async () => {
+    session.pause();
+    guest.write(encodeFrame(STDOUT, Buffer.alloc(WINDOW)));
+    guest.write(encodeFrame(EXIT, Buffer.from([3])));
+    await eventually(() => events.includes("exited 3"));
+    expect(read()).toBe(0);
+    session.resume();
+    await eventually(() => read() === WINDOW);
+  });
+
+  test("beyond the room that there is ends the session", async () => {
+    session.pause();
+    guest.write(encodeFrame(STDOUT, Buffer.alloc(WINDOW)));
+    guest.write(encodeFrame(STDERR, Buffer.alloc(1)));
+    await closed;
+    expect(events.at(-1)).toMatch(/more output than there is room for/);
   });
 });
 

@@ -270,7 +270,9 @@ class VmEngine implements Engine {
         "cannot open the machine's host ports again",
       ),
     );
-    return new VmSandbox(context, home, vm);
+    const sandbox = new VmSandbox(context, home, vm);
+    await sandbox.resume();
+    return sandbox;
   }
 
   async destroy(home: MachineHome): Promise<void> {

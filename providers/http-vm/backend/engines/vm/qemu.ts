@@ -17,6 +17,7 @@ import { allProcesses, processStat } from "../../proc.ts";
 import { GuestControl, type GuestCommand } from "./control.ts";
 import { MAX_PORTS } from "./ports.ts";
 import { Qmp } from "./qmp.ts";
+import { unlessAborted } from "./wait.ts";
 
 export type Accelerator = "kvm" | "tcg";
 
@@ -354,18 +355,6 @@ async function findVms(matches: (args: string) => boolean): Promise<VmProcess[]>
     if (matches(args)) found.push({ pid, startTime });
   }
   return found;
-}
-
-async function unlessAborted<T>(work: Promise<T>, signal: AbortSignal): Promise<T> {
-  signal.throwIfAborted();
-  const { promise, reject } = Promise.withResolvers<never>();
-  const abort = () => reject(signal.reason as Error);
-  signal.addEventListener("abort", abort, { once: true });
-  try {
-    return await Promise.race([work, promise]);
-  } finally {
-    signal.removeEventListener("abort", abort);
-  }
 }
 
 /** Whether a guest really boots under KVM: a device node that opens proves nothing. The verdict is kept in a file. */

@@ -2,7 +2,7 @@
  * One machine of the engine vm: a VM (vm.ts) and what the machine has beside it. Its folder:
  *
  *     files/NAME/    files volumes as they are in the guest
- *     run/ID.json    a container's process as OCI describes it, while the container is there
+ *     run/ID.json    ContainerStart, while the container is there
  */
 import { readlinkSync } from "node:fs";
 import { mkdir, readFile, rm } from "node:fs/promises";
@@ -32,7 +32,7 @@ import {
 import { writeFilesVolume } from "../../files.ts";
 import { formatOwner } from "../../record.ts";
 import { findTool, run } from "../../host/command.ts";
-import { readFileIfExists, writeFileAtomic } from "../../host/files.ts";
+import { readdirAtomic, readFileIfExists, writeFileAtomic } from "../../host/files.ts";
 import { bind, ociConfig, ociResources, type OciMount } from "../oci/bundle.ts";
 import { kernelHostname } from "../oci/host-files.ts";
 import { readTextInRoot } from "../oci/root-path.ts";
@@ -45,6 +45,7 @@ import type { GuestPort } from "./ports.ts";
 import { attachDisk, type VmSize } from "./qemu.ts";
 import { openStreams, type GuestStreams } from "./streams.ts";
 import type { Vm, VmContext } from "./vm.ts";
+import { unlessAborted } from "./wait.ts";
 import { configParts } from "./warm.ts";
 
 const CONTAINERS = "/scratch/containers";
@@ -54,11 +55,20 @@ const LOSS_POLL_MS = 500;
 const START_ERROR_EXIT = 128;
 /** One may come from a kill that crosses the end of its container. */
 const MAX_REFUSED_KILLS = 5;
+/** From a kill to the news of the container's end. */
+const KILL_PATIENCE_MS = 60_000;
 const MEMORY_CLASSES_MIB = [
   192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144, 8192, 12_288, 16_384, 32_768, 65_536,
 ];
 /** Kernel, initramfs and control inside the guest. */
 const GUEST_OVERHEAD_MIB = 96;
+
+interface ContainerStart {
+  /** As OCI describes it. */
+  process: { env: string[] };
+  /** Number of its port. */
+  port: number;
+}
 
 /** Memory and processors of a machine's VM: what its containers may use, and the guest's own share. */
 export function vmSize(spec: MachineHome["spec"], defaults: { memoryMib: number; maxCpus: number }): VmSize {
@@ -126,8 +136,10 @@ export class VmSandbox implements Sandbox {
   readonly #resolveLost: (loss: SandboxLoss) => void;
   /** Images that are plugged in: serial -> done. */
   readonly #images = new Map<string, Promise<void>>();
-  /** Of the containers that this backend started. */
-  readonly #ports = new Map<string, GuestPort>();
+  /** Of the containers that run, by their id. */
+  readonly #ports = new Map<string, Pick<GuestPort, "number">>();
+  /** When the first of a container's kills was done, which all the same does not end. */
+  readonly #killedAt = new Map<string, number>();
   #cancelWatch: (() => void) | undefined;
   /** In a row. */
   #refusedKills = 0;
@@ -141,6 +153,16 @@ export class VmSandbox implements Sandbox {
     this.lost = promise;
     this.#resolveLost = resolve;
     this.#watch();
+  }
+
+  /** After a restart of the backend: no other command gets a running container's port. */
+  async resume(): Promise<void> {
+    const dir = join(this.#home.dir, "run");
+    for (const name of await readdirAtomic(dir)) {
+      const { port } = JSON.parse(await readFile(join(dir, name), "utf8")) as ContainerStart;
+      this.#ports.set(name.replace(/\.json$/, ""), { number: port });
+      this.#vm.ports.reserve(port);
+    }
   }
 
   async launch(launch: ContainerLaunch): Promise<LaunchPlan> {
@@ -184,14 +206,15 @@ export class VmSandbox implements Sandbox {
       seccomp: (capabilities) => seccompProfile(this.#context.seccomp(), capabilities, process.arch),
       pidsLimit: this.#context.pidsLimit,
       poststart: ["/bin/started", `${CONTAINERS}/${id}/start`],
-    }) as { process: object; linux: { seccomp?: object } };
+    }) as { process: ContainerStart["process"]; linux: { seccomp?: object } };
     // Random addresses, which the guest's own programs do without (guest/fixed.c).
     const whole = { ...config, linux: { ...config.linux, personality: { domain: "LINUX" } } };
-    await writeFileAtomic(this.#processFile(launch), JSON.stringify(whole.process), 0o600);
     const port = await this.#vm.ports.take(this.#limited(undefined));
     this.#ports.set(id, port);
     const flags = spec.stdin === true ? "i" : "-";
     try {
+      const start: ContainerStart = { process: whole.process, port: port.number };
+      await writeFileAtomic(this.#startFile(launch), JSON.stringify(start), 0o600);
       await this.#call([
         ...locations.map((location) => ["image", imageName(location), imageSerial(location)]),
         [
@@ -205,6 +228,8 @@ export class VmSandbox implements Sandbox {
         ["run", id, String(port.number), port.token, flags, spec.tty === true ? "tty" : "pipes"],
       ]);
     } catch (cause) {
+      // A guest that did not answer may begin it yet: see `GuestPorts.release`.
+      if (!(cause instanceof GuestError)) this.#ports.delete(id);
       await this.conclude(launch, { exitCode: START_ERROR_EXIT }).catch(() => undefined);
       throw cause;
     }
@@ -228,20 +253,26 @@ export class VmSandbox implements Sandbox {
     try {
       await this.#vm.control.run([["kill", container.id]], late);
       this.#refusedKills = 0;
+      const { clock } = this.#context;
+      const since = this.#killedAt.get(container.id) ?? clock.monotonic();
+      this.#killedAt.set(container.id, since);
+      if (clock.monotonic() - since < KILL_PATIENCE_MS) return;
     } catch (cause) {
       if (cause instanceof GuestError) this.#refusedKills++;
       if (!late.aborted && this.#refusedKills < MAX_REFUSED_KILLS) throw cause;
-      // A guest that hangs, or that will not, would keep its machine for ever: it takes all containers with it, and is told as lost.
-      await this.#vm.kill();
     }
+    // A guest that hangs, that will not, or that says so and tells of no end would keep its machine for ever: it takes all
+    // containers with it, and is told as lost.
+    await this.#vm.kill();
   }
 
   async conclude(container: ContainerRef, exit: ShimExit): Promise<ContainerConclusion> {
-    await rm(this.#processFile(container), { force: true });
-    const text = await this.#call([["conclude", container.id]]);
     const port = this.#ports.get(container.id);
-    if (port !== undefined) this.#vm.ports.release(port);
     this.#ports.delete(container.id);
+    this.#killedAt.delete(container.id);
+    const text = await this.#call([["conclude", container.id]]);
+    await rm(this.#startFile(container), { force: true });
+    if (port !== undefined) this.#vm.ports.release(port);
     if (exit.startError !== undefined) return { exitCode: START_ERROR_EXIT, startError: exit.startError };
     const oomKilled = Number(/^oom (\d+)$/m.exec(text)?.[1] ?? 0) > 0;
     const message = Buffer.from(/^message ([A-Za-z0-9+/=]*)$/m.exec(text)?.[1] ?? "", "base64").toString("utf8");
@@ -249,41 +280,32 @@ export class VmSandbox implements Sandbox {
   }
 
   async exec(container: ContainerRef, command: string[], options: StreamOptions): Promise<ProcessStreams> {
-    const base = JSON.parse(await readFile(this.#processFile(container), "utf8")) as { env: string[] };
+    const { process: base } = JSON.parse(await readFile(this.#startFile(container), "utf8")) as ContainerStart;
     const env =
       options.tty && !base.env.some((entry) => entry.startsWith("TERM=")) ? [...base.env, "TERM=xterm"] : base.env;
     const described = JSON.stringify({ ...base, args: command, env, terminal: options.tty });
-    const flags = options.stdin ? "i" : "-";
-    const { streams, token } = await this.#open(options, (port) => [
-      "exec",
-      container.id,
-      String(port.number),
-      port.token,
-      flags,
-      options.tty ? "tty" : "pipes",
-      described,
-    ]);
-    const clean = () => this.#call([["exec_end", container.id, token]]);
-    const exit = streams.exit.then(
-      async (result) => {
-        const cleaned = clean();
-        // Only a command that failed may be one that could not be run.
-        if (result.exitCode === 0) {
-          cleaned.catch(() => undefined);
-          return result;
-        }
-        const complaint = (await cleaned).trim();
-        if (/executable file|No such file|permission denied/i.test(complaint))
-          throw new ProviderError("invalid", `cannot run ${JSON.stringify(command[0])}: ${complaint}`, {
-            field: "command",
-          });
-        return result;
-      },
-      async (cause: unknown) => {
-        await clean().catch(() => undefined);
-        throw cause;
-      },
-    );
+    const { streams, ended } = await this.#open(options, {
+      begin: ({ number, token }) => [
+        "exec",
+        container.id,
+        String(number),
+        token,
+        options.stdin ? "i" : "-",
+        options.tty ? "tty" : "pipes",
+        described,
+      ],
+      end: ({ token }) => [["exec_end", container.id, token]],
+    });
+    const exit = streams.exit.then(async (result) => {
+      // Only a command that failed may be one that could not be run.
+      if (result.exitCode === 0) return result;
+      const complaint = (await ended.catch(() => "")).trim();
+      if (/executable file|No such file|permission denied/i.test(complaint))
+        throw new ProviderError("invalid", `cannot run ${JSON.stringify(command[0])}: ${complaint}`, {
+          field: "command",
+        });
+      return result;
+    });
     exit.catch(() => undefined);
     return { ...streams, exit };
   }
@@ -295,7 +317,9 @@ export class VmSandbox implements Sandbox {
       // What listens on the loopback alone is reached from inside.
       if (target === "address" || (cause as NodeJS.ErrnoException).code !== "ECONNREFUSED") throw cause;
       const options = { stdin: true, stdout: true, stderr: false, tty: false, signal };
-      const { streams } = await this.#open(options, (own) => ["dial", String(own.number), own.token, String(port)]);
+      const { streams } = await this.#open(options, {
+        begin: ({ number, token }) => ["dial", String(number), token, String(port)],
+      });
       if (!(await streams.started)) throw cause;
       const stream = Duplex.from({ writable: streams.stdin!, readable: streams.stdout! });
       stream.once("close", () => streams.close());
@@ -303,22 +327,35 @@ export class VmSandbox implements Sandbox {
     }
   }
 
-  /** Starts a command of this backend's own in the guest: on a port of its own, until it has ended. */
+  /**
+   * Begins a command of this backend's own in the guest, on a port of its own.
+   * @returns its streams, and what the guest says when it is over
+   */
   async #open(
     options: StreamOptions,
-    command: (port: GuestPort) => GuestCommand,
-  ): Promise<{ streams: GuestStreams; token: string }> {
-    const port = await this.#vm.ports.take(options.signal);
+    command: { begin(port: GuestPort): GuestCommand; end?(port: GuestPort): GuestCommand[] },
+  ): Promise<{ streams: GuestStreams; ended: Promise<string> }> {
+    const port = await this.#vm.ports.take(this.#limited(options.signal));
     const streams = openStreams(port, options);
-    const release = () => this.#vm.ports.release(port);
-    streams.exit.then(release, release);
+    // Not by the caller's signal: what may have begun is ended before another command gets the port.
+    const begun = this.#call([command.begin(port)]);
+    const ended = (async () => {
+      await streams.exit.catch(() => undefined);
+      await begun.catch((cause: unknown) => {
+        if (!(cause instanceof GuestError)) throw cause;
+      });
+      const said = await this.#call([["end_session", port.token], ...(command.end?.(port) ?? [])]);
+      this.#vm.ports.release(port);
+      return said;
+    })();
+    ended.catch(() => undefined);
     try {
-      await this.#call([command(port)], options.signal);
+      await unlessAborted(begun, options.signal);
     } catch (cause) {
       streams.close();
       throw cause;
     }
-    return { streams, token: port.token };
+    return { streams, ended };
   }
 
   async stats(containers: readonly ContainerRef[]): Promise<SandboxStats> {
@@ -471,7 +508,7 @@ export class VmSandbox implements Sandbox {
     return bind(source, mount.path, volume.type !== "empty_dir" || mount.read_only === true);
   }
 
-  #processFile(container: Pick<ContainerRef, "id">): string {
+  #startFile(container: Pick<ContainerRef, "id">): string {
     return join(this.#home.dir, "run", `${container.id}.json`);
   }
 }

@@ -48,7 +48,9 @@ export function openStreams(place: GuestCommandPlace, options: StreamOptions): G
     closed(error) {
       options.signal.removeEventListener("abort", close);
       start(false);
-      stdin?.destroy();
+      // After a command's end what is still written goes nowhere, as with any that has closed its input.
+      if (error === undefined) stdin?.emit("sent");
+      else stdin?.destroy();
       if (error === undefined) resolve({ exitCode });
       else if (isClosing) resolve({ exitCode: KILLED_EXIT });
       else reject(new ProviderError("unavailable", error.message, { cause: error }));

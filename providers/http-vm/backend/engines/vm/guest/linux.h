@@ -43,7 +43,7 @@ enum {
 };
 
 enum { O_RDONLY = 0, O_WRONLY = 1, O_RDWR = 2, O_CREAT = 0100, O_NOCTTY = 0400, O_NONBLOCK = 04000, O_CLOEXEC = 02000000 };
-enum { ENOENT = 2, EINTR = 4, EAGAIN = 11, EBUSY = 16 };
+enum { EINTR = 4, EAGAIN = 11, ENOMEM = 12 };
 
 struct pollfd {
   int fd;

@@ -12,9 +12,11 @@
  */
 #include "linux.h"
 
-enum { FROM_STDIN = 1, FROM_STDIN_END = 2, FROM_RESIZE = 3 };
+enum { FROM_STDIN = 1, FROM_STDIN_END = 2, FROM_RESIZE = 3, FROM_TAKEN = 4 };
 enum { TO_STARTED = 1, TO_TAKEN = 2, TO_EXIT = 3, TO_STDOUT = 4, TO_STDERR = 5 };
 enum { HEADER = 5, TOKEN_BYTES = 32, WINDOW = 65536, PIECE = 32768 };
+/* Frames before it looks at what else there is; milliseconds that a command waits for its host. */
+enum { FRAMES = 8, PATIENCE = 5000 };
 enum { AF_UNIX = 1, AF_INET = 2, AF_INET6 = 10, SOCK_STREAM = 1, SHUT_WR = 1 };
 enum { F_SETFL = 4, TIOCSWINSZ = 0x5414, CONNECT_TIMEOUT = 110 };
 
@@ -23,6 +25,7 @@ static int ends_with_host;
 static int has_stdin;
 static int is_dial;
 static const char *sign;
+static const char *console;
 
 /* What the program reads, and what it writes. On a terminal and on a connection all are one. */
 static int in_fd = -1;
@@ -51,6 +54,9 @@ static int output_from, output_to;
 static int has_started, started_told;
 static int has_exited, exit_told, exit_code;
 static int out_over, out_told, err_over, err_told;
+static int err_turn;
+/* Output that the host has not taken yet; what was sent since the program ended. */
+static int untaken, after_exit;
 static u16 columns, rows;
 
 static void leave(int code) {
@@ -62,6 +68,14 @@ static void pause_for(long milliseconds) {
   time.seconds = 0;
   time.nanoseconds = milliseconds * 1000000;
   call(NANOSLEEP, &time, 0L);
+}
+
+/* When memory is short, the kernel may choose the program, not what tells the host of it. */
+static void may_be_chosen(const char *score) {
+  long bytes = 0, fd = call(OPEN, "/proc/self/oom_score_adj", (long)(O_WRONLY | O_CLOEXEC), 0L);
+  while (score[bytes]) bytes++;
+  call(WRITE, fd, score, bytes);
+  call(CLOSE, fd);
 }
 
 static int is_none(const char *argument) {
@@ -96,7 +110,7 @@ static void unblock(int fd) {
 static void forsaken(void) {
   char text[16];
   long bytes, fd;
-  if (ends_with_host) {
+  if (ends_with_host && !has_exited) {
     fd = call(OPEN, sign, (long)O_RDONLY, 0L);
     bytes = fd < 0 ? 0 : call(READ, fd, text, 15L);
     if (bytes > 0) {
@@ -106,8 +120,8 @@ static void forsaken(void) {
         call(KILL, (long)number(text), (long)SIGKILL);
       }
     }
-    if (child > 0) call(KILL, (long)child, (long)SIGKILL);
   }
+  if (child > 0 && !has_exited && (ends_with_host || !has_started)) call(KILL, (long)child, (long)SIGKILL);
   leave(1);
 }
 
@@ -120,21 +134,27 @@ static void greet(const char *device, const char *token) {
   while (port < 0) {
     got = call(OPEN, device, (long)(O_RDWR | O_NONBLOCK | O_CLOEXEC), 0L);
     if (got >= 0) port = got;
-    else pause_for(2);
+    else {
+      if (ends_with_host && waited > PATIENCE) leave(1);
+      pause_for(2);
+      waited += 2;
+    }
   }
+  waited = 0;
   while (!matched) {
     got = call(READ, (long)port, output, (long)1);
     if (got == -EAGAIN) {
       struct pollfd wait;
+      if (ends_with_host && waited > PATIENCE) leave(1);
       wait.fd = port;
       wait.events = POLLIN;
-      call(POLL, &wait, 1L, 1000L);
+      if (call(POLL, &wait, 1L, 1000L) == 0) waited += 1000;
       continue;
     }
     if (got <= 0) {
       /* Nobody is at the other end. A command of which the host has gone away is not wanted any more. */
-      if (ends_with_host && waited > 2000) leave(1);
-      pause_for(waited < 5000 ? 2 : 50);
+      if (ends_with_host && waited > PATIENCE) leave(1);
+      pause_for(waited < PATIENCE ? 2 : 50);
       waited += 2;
       continue;
     }
@@ -161,10 +181,13 @@ static void frame(int type, int bytes) {
 /* What the program wrote becomes the next frame. */
 static int take(int *fd, int type, int *over) {
   long got;
-  if (*fd < 0) return 0;
-  got = call(READ, (long)*fd, output + HEADER, (long)PIECE);
+  long most = WINDOW - untaken < PIECE ? WINDOW - untaken : PIECE;
+  if (*fd < 0 || most <= 0) return 0;
+  got = call(READ, (long)*fd, output + HEADER, most);
   if (got > 0) {
     frame(type, got);
+    untaken += got;
+    if (has_exited) after_exit += got;
     return 1;
   }
   if (got == -EAGAIN || got == -EINTR) return 0;
@@ -191,7 +214,13 @@ static int next_frame(void) {
     frame(TO_TAKEN, 4);
     return 1;
   }
-  if (take(&out_fd, TO_STDOUT, &out_over) || take(&err_fd, TO_STDERR, &err_over)) return 1;
+  /* What the pipes held when the program ended comes before the news of it; what others still write need not. */
+  if (!has_exited || exit_told || after_exit < 2 * WINDOW) {
+    err_turn = !err_turn;
+    if (err_turn && take(&err_fd, TO_STDERR, &err_over)) return 1;
+    if (take(&out_fd, TO_STDOUT, &out_over)) return 1;
+    if (!err_turn && take(&err_fd, TO_STDERR, &err_over)) return 1;
+  }
   if (has_exited && !exit_told) {
     exit_told = 1;
     output[HEADER] = exit_code;
@@ -211,12 +240,18 @@ static int next_frame(void) {
   return 0;
 }
 
-static void to_host(void) {
+/* Whether there may be more. */
+static int to_host(void) {
   long put;
+  int frames = 0;
   for (;;) {
-    if (output_from == output_to && !next_frame()) return;
+    if (output_from == output_to && (++frames > FRAMES || !next_frame())) return frames > FRAMES;
     put = call(WRITE, (long)port, output + output_from, (long)(output_to - output_from));
-    if (put == -EAGAIN || put == -EINTR) return;
+    if (put == -EAGAIN || put == -EINTR) return 0;
+    if (put == -ENOMEM) {
+      pause_for(10);
+      return 1;
+    }
     if (put <= 0) forsaken();
     output_from += put;
   }
@@ -268,6 +303,10 @@ static void received(int type) {
     rows = body[2] << 8 | body[3];
     resize();
   }
+  if (type == FROM_TAKEN) {
+    untaken -= body[0] << 24 | body[1] << 16 | body[2] << 8 | body[3];
+    if (untaken < 0) leave(1);
+  }
 }
 
 static void from_host(void) {
@@ -286,12 +325,12 @@ static void from_host(void) {
     }
     type = header[0];
     if (type == FROM_STDIN) {
-      if (input_from > 0) {
+      count = got - i < body_left ? got - i : body_left;
+      if (input_from > 0 && input_to + count > WINDOW) {
         copy(input, input + input_from, input_to - input_from);
         input_to -= input_from;
         input_from = 0;
       }
-      count = got - i < body_left ? got - i : body_left;
       /* More than it was told of: no host of ours. */
       if (input_to + count > WINDOW) leave(1);
       copy(input + input_to, bytes + i, count);
@@ -330,6 +369,7 @@ static void from_console(void) {
     got = call(ACCEPT, (long)console_fd, 0L, 0L);
     if (got < 0) return;
     call(CLOSE, (long)console_fd);
+    call(UNLINK, console);
     console_fd = got;
     connected = 1;
   }
@@ -400,7 +440,12 @@ static void run(char **argv, char **envp, int on_terminal) {
   if (!on_terminal) call(PIPE2, out, (long)O_CLOEXEC);
   call(PIPE2, err, (long)O_CLOEXEC);
   child = call(FORK);
+  if (child < 0) {
+    has_exited = 1;
+    exit_code = 126;
+  }
   if (child == 0) {
+    may_be_chosen("0");
     call(RT_SIGPROCMASK, 2L, &signals, 0L, 8L);
     call(SETSID);
     call(DUP3, (long)in[0], 0L, 0L);
@@ -417,6 +462,7 @@ static void run(char **argv, char **envp, int on_terminal) {
   out_fd = out[0];
   err_fd = err[0];
   if (in_fd >= 0) unblock(in_fd);
+  else if (!on_terminal) input_useless = 1;
   if (out_fd >= 0) unblock(out_fd);
   unblock(err_fd);
 }
@@ -445,9 +491,9 @@ static void dial(const char *text) {
     in_fd = call(SOCKET, (long)AF_INET6, (long)(SOCK_STREAM | O_CLOEXEC), 0L);
     failed = call(CONNECT, (long)in_fd, at, 28L);
   }
-  has_exited = 1;
-  exit_code = failed ? 1 : 0;
   if (failed) {
+    has_exited = 1;
+    exit_code = 1;
     shut(&in_fd);
     out_over = 1;
     input_useless = 1;
@@ -456,13 +502,6 @@ static void dial(const char *text) {
   has_started = 1;
   out_fd = in_fd;
   unblock(in_fd);
-}
-
-/* When memory is short, the kernel may choose the program, not what tells the host of it. */
-static void stay(void) {
-  long fd = call(OPEN, "/proc/self/oom_score_adj", (long)(O_WRONLY | O_CLOEXEC), 0L);
-  call(WRITE, fd, "-1000", 5L);
-  call(CLOSE, fd);
 }
 
 static void watch(struct pollfd *entry, int fd, int events) {
@@ -479,14 +518,16 @@ int main(int argc, char **argv, char **envp) {
     u64 handler, flags, restorer, mask;
   } ignore;
   const char *flag;
-  int busy;
+  int busy, more, input_done;
   if (argc < 7) return 2;
+  may_be_chosen("-1000");
   for (flag = argv[3]; *flag; flag++) {
     if (*flag == 'i') has_stdin = 1;
     if (*flag == 'x') ends_with_host = 1;
     if (*flag == 'd') is_dial = 1;
   }
   sign = argv[4];
+  console = argv[5];
   fill(&ignore, sizeof ignore);
   ignore.handler = 1;
   call(RT_SIGACTION, (long)SIGPIPE, &ignore, 0L, 8L);
@@ -496,34 +537,35 @@ int main(int argc, char **argv, char **envp) {
     call(RT_SIGPROCMASK, 0L, &signals, 0L, 8L);
     signal_fd = call(SIGNALFD4, -1L, &signals, 8L, (long)(O_NONBLOCK | O_CLOEXEC));
     if (!ends_with_host && !is_none(sign)) sign_fd = call(OPEN, sign, (long)(O_RDWR | O_NONBLOCK | O_CLOEXEC), 0L);
-    if (!is_none(argv[5])) listen_for_console(argv[5]);
-    run(argv + 6, envp, !is_none(argv[5]));
+    if (!is_none(console)) listen_for_console(console);
+    run(argv + 6, envp, !is_none(console));
   }
-  stay();
   for (;;) {
     to_program();
-    to_host();
+    input_done = input_useless || input_over == 2;
+    /* A connection ends when both sides have. */
+    if (is_dial && out_over && input_done) has_exited = 1;
+    more = to_host();
     busy = output_from < output_to;
     watch(on + HOST, port, POLLIN | (busy ? POLLOUT : 0));
     watch(on + IN, input_from < input_to ? in_fd : -1, POLLOUT);
-    watch(on + OUT, busy ? -1 : out_fd, POLLIN);
-    watch(on + ERR, busy ? -1 : err_fd, POLLIN);
+    watch(on + OUT, busy || untaken >= WINDOW ? -1 : out_fd, POLLIN);
+    watch(on + ERR, busy || untaken >= WINDOW ? -1 : err_fd, POLLIN);
     watch(on + SIGN, sign_fd, POLLIN);
     watch(on + CONSOLE, console_fd, POLLIN);
     watch(on + CHILD, signal_fd, POLLIN);
-    if (!busy && exit_told && out_told && err_told && (input_useless || input_over == 2)) {
+    if (!busy && exit_told && out_told && err_told) {
       /* The host has all of it once it takes more. */
       watch(on, port, POLLOUT);
       call(POLL, on, 1L, -1L);
       break;
     }
-    if (call(POLL, on, (long)WATCHED, -1L) < 0) continue;
+    if (call(POLL, on, (long)WATCHED, more ? 0L : -1L) < 0) continue;
     if (on[HOST].revents & POLLHUP) forsaken();
     if (on[HOST].revents & POLLIN) from_host();
     if (on[SIGN].revents) check_sign();
     if (on[CONSOLE].revents) from_console();
     if (on[CHILD].revents) reap();
   }
-  if (!is_none(argv[5])) call(UNLINK, argv[5]);
   return 0;
 }
