@@ -156,7 +156,13 @@ class ProcessMachine {
     const child = this.#child;
     if (!child) return this.#change({ state: "stopped", stopped_at: now() });
     this.#change({ state: "stopping" });
-    const kill = (signal: NodeJS.Signals) => this.#child === child && child.pid && process.kill(-child.pid, signal);
+    const kill = (signal: NodeJS.Signals) => {
+      try {
+        if (this.#child === child && child.pid) process.kill(-child.pid, signal);
+      } catch {
+        // It has just ended by itself.
+      }
+    };
     kill(graceSeconds === 0 ? "SIGKILL" : "SIGTERM");
     setTimeout(() => kill("SIGKILL"), graceSeconds * 1000).unref();
   }

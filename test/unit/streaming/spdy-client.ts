@@ -25,7 +25,8 @@ export function duplexPair(): [Duplex, Duplex] {
       final: (callback) => void writable.end(callback),
       destroy: (error, callback) => {
         readable.destroy();
-        writable.destroy();
+        // What was written to its end is the other end's to read, as with a socket.
+        if (!writable.writableFinished) writable.destroy();
         callback(error);
       },
     });
