@@ -236,11 +236,11 @@ function globMatches(glob: string, text: string): boolean {
 /** Runs the plugin as a child process; kills it after a minute or when the signal aborts. */
 export const runPlugin: RunPlugin = (plugin, input, signal) =>
   new Promise((resolve, reject) => {
-    const limit = AbortSignal.any([signal, AbortSignal.timeout(PLUGIN_TIMEOUT_MS)]);
     const child = spawn(plugin.file, plugin.args, {
       env: plugin.env,
       stdio: ["pipe", "pipe", "pipe"],
-      signal: limit,
+      signal,
+      timeout: PLUGIN_TIMEOUT_MS,
       killSignal: "SIGKILL",
     });
     const chunks: Buffer[] = [];
@@ -257,9 +257,13 @@ export const runPlugin: RunPlugin = (plugin, input, signal) =>
     // A plugin that does not read its input closes the pipe early.
     child.stdin.on("error", () => undefined);
     child.on("error", reject);
-    child.on("close", (code) => {
+    child.on("close", (code, killed) => {
       if (bytes > MAX_OUTPUT_BYTES) reject(new Error(`it wrote more than ${MAX_OUTPUT_BYTES} bytes`));
       else if (code === 0) resolve(Buffer.concat(chunks).toString("utf8"));
+      else if (code === null)
+        reject(
+          new Error(`it was killed by ${killed} (it may take ${PLUGIN_TIMEOUT_MS / 1000} s): ${complaint.trim()}`),
+        );
       else reject(new Error(`it exited with code ${code}: ${complaint.trim()}`));
     });
     child.stdin.end(input);

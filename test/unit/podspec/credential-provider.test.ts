@@ -167,6 +167,13 @@ describe("runPlugin", () => {
     expect(await run("echo")).toBe("arg/env/input");
   });
 
+  it("reports that it was killed, and how long it may take", async () => {
+    const plugin = { file: "/bin/sh", args: ["-c", "echo slow >&2; kill -KILL $$"], env: {} };
+    await expect(runPlugin(plugin, "input", signal)).rejects.toThrow(
+      "it was killed by SIGKILL (it may take 60 s): slow",
+    );
+  });
+
   it("reports its exit code and complaint", async () => {
     await expect(run("fail")).rejects.toThrow("it exited with code 3: broken");
   });
