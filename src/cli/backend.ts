@@ -2,6 +2,7 @@ import { Command } from "commander";
 import { startBackend } from "../../providers/http-vm/backend/backend.ts";
 import { loadBackendConfig } from "../../providers/http-vm/backend/config.ts";
 import { createEngine } from "../../providers/http-vm/backend/engines/registry.ts";
+import { checkHost } from "../../providers/http-vm/backend/local-provider.ts";
 import { ConfigError } from "../config/load.ts";
 import { createLogger, silentLogger } from "../telemetry/logger.ts";
 import { systemClock } from "../util/clock.ts";
@@ -46,7 +47,7 @@ async function run(path: string): Promise<void> {
 async function check(path: string): Promise<void> {
   const config = loadBackendConfig(path);
   const engine = createEngine(config.engine, { stateDir: config.stateDir, clock: systemClock, logger: silentLogger });
-  const problems = await engine.check();
+  const problems = [...checkHost(), ...(await engine.check())];
   for (const { fatal, problem, cure } of problems)
     console.log(`  ${fatal ? "FAULT  " : "note   "} ${problem}\n          ${cure}`);
   const faults = problems.filter(({ fatal }) => fatal).length;

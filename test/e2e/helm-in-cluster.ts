@@ -201,6 +201,8 @@ async function pushImages({ registry, cluster }: Environment): Promise<void> {
   const { stdout } = await runCommand(busybox, ["--list"]);
   for (const applet of stdout.split("\n").filter((each) => each !== "" && each !== "busybox"))
     await symlink("busybox", join(rootfs, "bin", applet));
+  // Debian's busybox has no flock, its util-linux has, which every Debian image brings.
+  await runCommand("cp", ["--remove-destination", findTool("flock")!, join(rootfs, "bin/flock")]);
   await push("vmlet-backend");
 }
 

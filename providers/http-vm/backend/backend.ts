@@ -5,7 +5,7 @@ import { createMachineApiServer } from "../server/server.ts";
 import { capacityOf, isLoopback, logBytesOf, type BackendConfig } from "./config.ts";
 import type { HostProblem } from "./engine.ts";
 import { createEngine } from "./engines/registry.ts";
-import { LocalProvider } from "./local-provider.ts";
+import { checkHost, LocalProvider } from "./local-provider.ts";
 
 export interface BackendSurroundings {
   clock: Clock;
@@ -40,7 +40,7 @@ export async function startBackend(config: BackendConfig, surroundings: BackendS
     logger,
     ...(hostAddress !== undefined && { hostAddress }),
   });
-  const problems = await engine.check();
+  const problems = [...checkHost(), ...(await engine.check())];
   const fatal = problems.filter((problem) => problem.fatal);
   if (fatal.length > 0) throw new HostProblemError(engine.name, fatal);
   for (const { problem, cure } of problems) logger.warn({ cure }, problem);

@@ -27,7 +27,7 @@ import {
   type StreamOptions,
   toError,
 } from "../../../src/provider/kit/index.ts";
-import type { Engine } from "./engine.ts";
+import type { Engine, HostProblem } from "./engine.ts";
 import { CommandError, findTool, run } from "./host/command.ts";
 import { containersOf, specHash } from "./record.ts";
 import { MachineStore } from "./store.ts";
@@ -447,6 +447,18 @@ function validateSpec(spec: MachineSpec): void {
         );
     }
   }
+}
+
+/** What a backend lacks on this host, whatever its engine. */
+export function checkHost(): HostProblem[] {
+  if (findTool("flock") !== undefined) return [];
+  return [
+    {
+      fatal: true,
+      problem: "flock is not on the PATH: a backend locks its state directory with it",
+      cure: "install the package util-linux (Debian: apt-get install util-linux)",
+    },
+  ];
 }
 
 /**
