@@ -1,9 +1,10 @@
 /**
- * `npm run conformance [-- --focus REGEX] [--skip REGEX] [--unpassed] [--within SECONDS] [--untagged] [--parallel N] [--engine vm] [--list]`:
+ * `npm run conformance [-- --focus REGEX] [--skip REGEX] [--unpassed] [--within SECONDS] [--untagged] [--parallel N] [--engine vm] [--attempts N] [--list]`:
  * Kubernetes' own e2e suite against vmlet's nodes. `--focus` also takes a group (`^common/node$`); `--unpassed` chooses what
  * RESULTS.md does not have as passed, `--within` what passed there in no more seconds than that (CI's slice); `--untagged`
  * also takes tests that are tagged neither [Conformance] nor [NodeConformance]. With these two, RESULTS.md stays as it is.
- * `--engine vm` has a table of its own, RESULTS-vm.md, with what was run of it.
+ * `--engine vm` has a table of its own, RESULTS-vm.md, with what was run of it. `--attempts 2` tries what fails once more, and
+ * says so: some tests race with any node ("lifecycle of Pods and PodStatus" wants a pod Ready just when its image changes).
  *
  * Needs root on Linux, Go, and the Debian packages runc, skopeo, umoci, nftables, iproute2, docker-registry, busybox-static
  * and gcc; for the group `network` also bind9-dnsutils and netcat-openbsd. Logs and ginkgo's reports stay in the folder
@@ -47,6 +48,7 @@ const { values: options } = parseArgs({
     within: { type: "string" },
     untagged: { type: "boolean", default: false },
     engine: { type: "string", default: "oci" },
+    attempts: { type: "string", default: "1" },
   },
 });
 const engine = engineOf(options.engine);
@@ -180,6 +182,7 @@ async function runSuite({
       "--ginkgo.v",
       "--ginkgo.timeout=12h",
       "--ginkgo.grace-period=2m",
+      `--ginkgo.flake-attempts=${options.attempts}`,
       `--ginkgo.json-report=${report}`,
     ],
     { env: { ...process.env, KUBE_TEST_REPO_LIST: repositories } },
@@ -194,6 +197,8 @@ async function runSuite({
       .map(([key, n]) => `${n} ${key}`)
       .join(", ")}`,
   );
+  for (const { LeafNodeText: text, NumAttempts: attempts } of done.flatMap((suite) => suite.SpecReports ?? []))
+    if (attempts > 1) console.log(`${name}: attempt ${attempts} of "${text}"`);
   return done;
 }
 

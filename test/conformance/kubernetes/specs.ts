@@ -28,6 +28,7 @@ export interface SpecReport {
   LeafNodeLabels: string[] | null;
   LeafNodeText: string;
   State: string;
+  NumAttempts: number;
   /** Nanoseconds. */
   RunTime: number;
   Failure?: { Message: string; FailureNodeLocation?: { FileName: string; LineNumber: number } };

@@ -22,6 +22,7 @@ function specReport(over: Partial<SpecReport> = {}): SpecReport {
     LeafNodeLabels: ["NodeConformance", "Conformance"],
     LeafNodeText: "should get a host IP [NodeConformance] [Conformance]",
     State: "passed",
+    NumAttempts: 1,
     RunTime: 2_400_000_000,
     ...over,
   };
