@@ -16,6 +16,7 @@
  * (`unsupported`, `unavailable`); whatever says "remove", "kill" or "destroy" is idempotent and succeeds when there is
  * nothing left to do; nothing keeps state in memory that cannot be rebuilt from `MachineHome.dir`.
  */
+import { constants } from "node:os";
 import type { Duplex } from "node:stream";
 import type {
   Capability,
@@ -159,13 +160,13 @@ export interface ContainerLaunch extends ContainerRef {
 }
 
 /** What the shim has to run. */
-export type LaunchPlan = (HostCommand | GuestCommand) & {
+export type LaunchPlan = (HostPlan | GuestPlan) & {
   /** The user as the container's status shows it. */
   user?: NonNullable<ContainerState["user"]>;
 };
 
 /** A command of this host. */
-export interface HostCommand {
+export interface HostPlan {
   /** `argv[0]` is an absolute path or found on the PATH of `env`. */
   argv: string[];
   env: Record<string, string>;
@@ -181,9 +182,12 @@ export interface HostCommand {
 }
 
 /** A command that waits in a guest for the host's word. */
-export interface GuestCommand {
+export interface GuestPlan {
   guest: GuestCommandPlace;
 }
+
+/** Of a command that SIGKILL ended. */
+export const KILLED_EXIT = 128 + constants.signals.SIGKILL;
 
 /** What the shim saw. */
 export interface ShimExit {

@@ -17,7 +17,7 @@ import {
   type RegistryAuth,
   toError,
 } from "../../../src/provider/kit/index.ts";
-import type { ContainerRef } from "./engine.ts";
+import { type ContainerRef, KILLED_EXIT } from "./engine.ts";
 import { BACKOFF_INITIAL_MS, restartDecision } from "./plan.ts";
 import { Pulse } from "./pulse.ts";
 import {
@@ -37,7 +37,6 @@ const COMMIT_RETRY_MS = 1_000;
 const NOTICES_KEPT = 30;
 /** Some of it is what a container has printed; a client takes no more (validate.ts). */
 const MAX_MESSAGE_CHARS = 1024;
-export const KILLED_EXIT = 137;
 
 export interface MachineBookOptions {
   store: MachineStore;

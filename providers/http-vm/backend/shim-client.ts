@@ -15,14 +15,13 @@ import {
 import { readFile } from "node:fs/promises";
 import { createRequire } from "node:module";
 import { connect, type Socket } from "node:net";
-import { constants } from "node:os";
 import { join } from "node:path";
 import { PassThrough, Writable } from "node:stream";
 import { fileURLToPath } from "node:url";
 import type { ProcessStreams, StreamOptions } from "../../../src/provider/provider.ts";
 import { ProviderError } from "../../../src/provider/errors.ts";
 import type { Clock } from "../../../src/util/clock.ts";
-import { ContainerError, type ShimExit } from "./engine.ts";
+import { ContainerError, KILLED_EXIT, type ShimExit } from "./engine.ts";
 import { encodeFrame, FRAME, FrameReader, MAX_FRAME_BYTES, type ShimHello, type ShimStatus } from "./frames.ts";
 import { isAlive } from "./proc.ts";
 import type { ShimLaunch } from "./shim.ts";
@@ -30,7 +29,6 @@ import type { ShimLaunch } from "./shim.ts";
 /** Keeps a shim small: it handles bytes, it never needs a heap of its own. */
 const NODE_FLAGS = ["--max-old-space-size=32", "--max-semi-space-size=1", "--no-warnings"];
 const RECONNECT_MS = 20;
-const LOST_EXIT_CODE = 128 + constants.signals.SIGKILL;
 
 /**
  * Copies the shim, as plain JavaScript, to a folder of the state directory that is named by its content, and returns the
@@ -189,7 +187,7 @@ export function watchShim(dir: string, socketPath: string, clock: Clock, events:
     take(readStatus(dir, "shim-exit.json"));
     if (!exitSeen) {
       exitSeen = true;
-      events.exited({ exitCode: LOST_EXIT_CODE, lost: true, finishedAt: clock.now() });
+      events.exited({ exitCode: KILLED_EXIT, lost: true, finishedAt: clock.now() });
     }
     closed = true;
     events.gone();

@@ -26,14 +26,14 @@ import {
 } from "node:fs";
 import { createServer, type Socket } from "node:net";
 import { delimiter, join } from "node:path";
-import type { GuestCommand, HostCommand } from "./engine.ts";
+import type { GuestPlan, HostPlan } from "./engine.ts";
 import { encodeFrame, FRAME, FrameReader, type ShimHello, type ShimStatus } from "./frames.ts";
 import { GuestSession } from "./guest-session.ts";
 
 /** What the backend writes to `shim-launch.json` before it starts the shim. */
 export type ShimLaunch = ShimCommand & ShimLimits;
 
-export type ShimCommand = (HostCommand | GuestCommand) & ShimStreams;
+export type ShimCommand = (HostPlan | GuestPlan) & ShimStreams;
 
 export interface ShimStreams {
   tty: boolean;
@@ -264,7 +264,7 @@ class Shim {
   }
 
   /** The command waits there for the first word. */
-  #startInGuest({ guest, tty }: GuestCommand & ShimStreams): void {
+  #startInGuest({ guest, tty }: GuestPlan & ShimStreams): void {
     this.#streamsOpen = 2;
     const session = new GuestSession(guest, {
       started: () => this.#started(),
@@ -293,7 +293,7 @@ class Shim {
     });
   }
 
-  #startOnPipes(launch: HostCommand & ShimStreams & ShimLimits): void {
+  #startOnPipes(launch: HostPlan & ShimStreams & ShimLimits): void {
     const { argv, env, cwd, uid, gid, stdin } = launch;
     const child: ChildProcess = spawn(argv[0]!, argv.slice(1), {
       env,
@@ -343,7 +343,7 @@ class Shim {
     });
   }
 
-  async #startOnTerminal(launch: HostCommand & ShimStreams & ShimLimits): Promise<void> {
+  async #startOnTerminal(launch: HostPlan & ShimStreams & ShimLimits): Promise<void> {
     const { argv, env, cwd, uid, gid } = launch;
     const loaded = (await import(launch.ptyModule)) as typeof import("@lydell/node-pty") & {
       default?: typeof import("@lydell/node-pty");
@@ -525,7 +525,7 @@ class Shim {
 }
 
 /** What exec(2) would say, but before anything is forked, so that the reason reaches the container's status. */
-function cannotRun({ argv, cwd, env }: HostCommand): string | undefined {
+function cannotRun({ argv, cwd, env }: HostPlan): string | undefined {
   const command = argv[0]!;
   try {
     if (!statSync(cwd).isDirectory()) return `chdir to "${cwd}": not a directory`;

@@ -30,6 +30,7 @@ import {
   ContainerError,
   type ContainerRef,
   type Engine,
+  KILLED_EXIT,
   type MachineHome,
   type Sandbox,
   type SandboxLoss,
@@ -39,7 +40,7 @@ import { ContainerRun, type StopTask } from "./container-run.ts";
 import { MIN_KILL_WAIT_MS, stopContainer } from "./container-stop.ts";
 import { obtainImage } from "./image-pull.ts";
 import { logBytes, logTail, readLog } from "./logs.ts";
-import { instanceId, KILLED_EXIT, MachineBook, removeQuietly } from "./machine-book.ts";
+import { instanceId, MachineBook, removeQuietly } from "./machine-book.ts";
 import { BACKOFF_MAX_MS, type Action, plan } from "./plan.ts";
 import { Pulse } from "./pulse.ts";
 import { containersOf, newRecord, type ContainerRecord, type Ending, type MachineRecord } from "./record.ts";

@@ -19,6 +19,8 @@ const machine = (id: string, revision: number): Machine => ({
   containers: [],
 });
 
+const OBSERVED = { labels: {}, random: () => 0.5, logger: silentLogger };
+
 const cacheOf = () => new MachineCache({ clock: new VirtualClock(), onChange: () => {} });
 
 test("a machine whose create was answered while a list was on its way is not dropped by that list", () => {
@@ -52,14 +54,7 @@ test("a change between the list and the reply to a create is seen at once", asyn
     cache.put(await provider.createPod("b", spec, { signal }));
     return answer;
   };
-  const observer = new MachineObserver({
-    provider,
-    cache,
-    labels: {},
-    clock,
-    random: () => 0.5,
-    logger: silentLogger,
-  });
+  const observer = new MachineObserver({ ...OBSERVED, provider, cache, clock });
   const running = observer.run(signal);
   await settle(20);
   expect(cache.observe("a")).toMatchObject({ machine: { reachability: "unknown" } });
@@ -80,12 +75,10 @@ test.each([
   provider.watchPods = () => ({ [Symbol.asyncIterator]: () => ({ next }) }) as never;
   let lists = 0;
   const observer = new MachineObserver({
+    ...OBSERVED,
     provider,
     cache,
-    labels: {},
     clock,
-    random: () => 0.5,
-    logger: silentLogger,
     onListed: () => {
       // A loop without a pause would leave the test no turn.
       if (++lists > 100) stop.abort();

@@ -14,7 +14,7 @@ import { createHash } from "node:crypto";
 import { existsSync } from "node:fs";
 import { mkdir, readdir, readFile, rm, writeFile } from "node:fs/promises";
 import { join } from "node:path";
-import { type ContainerPort, ProviderError } from "../../../../src/provider/kit/index.ts";
+import { type ContainerPort, type MachineSpec, ProviderError } from "../../../../src/provider/kit/index.ts";
 import type { HostProblem } from "../engine.ts";
 import { CommandError, findTool, run } from "../host/command.ts";
 import { isMissing, readFileIfExists, writeFileAtomic } from "../host/files.ts";
@@ -147,7 +147,7 @@ export class HostNetwork {
   }
 
   /**
-   * Forwards ports of this host to the machine.
+   * Forwards the host ports that a machine's containers ask for. Repeating it is safe.
    * @throws ProviderError conflict when another machine has one of them
    */
   async openHostPorts(machineId: string, ports: readonly ContainerPort[]): Promise<void> {
@@ -403,6 +403,11 @@ export class HostNetwork {
   #hash(machineId: string): string {
     return createHash("sha256").update(`${this.#bridge}\0${machineId}`).digest("hex").slice(0, HASH_LENGTH);
   }
+}
+
+/** What `openHostPorts` is given: the ports of the containers that run when a machine starts and after. */
+export function containerPorts(spec: Pick<MachineSpec, "containers" | "init_containers">): ContainerPort[] {
+  return [...spec.containers, ...(spec.init_containers ?? [])].flatMap(({ ports = [] }) => ports);
 }
 
 /** A locally administered address made of the IPv4 address. */

@@ -43,7 +43,7 @@ import { writeFilesVolume } from "../../files.ts";
 import { findTool, run } from "../../host/command.ts";
 import { isMissing, readFileIfExists, writeFileAtomic } from "../../host/files.ts";
 import { bindDescriptor, mountOverlay, mountTmpfs, unmountBelow } from "../../host/mounts.ts";
-import type { Attachment, HostNetwork } from "../../network/network.ts";
+import { type Attachment, containerPorts, type HostNetwork } from "../../network/network.ts";
 import { allProcesses, isAlive, processStat } from "../../proc.ts";
 import { formatOwner } from "../../record.ts";
 import { spawnStreams } from "../../spawn.ts";
@@ -104,7 +104,7 @@ export async function openSandbox(context: OciContext, home: MachineHome, signal
   const hostname = kernelHostname(spec, home.id);
   const attachment = await context.network.attachNamespace(home.id);
   signal.throwIfAborted();
-  await openHostPorts(context, home);
+  await context.network.openHostPorts(home.id, containerPorts(spec));
 
   const [ipc, uts] = [join(dir, "ns/ipc"), join(dir, "ns/uts")];
   for (const file of [ipc, uts]) await writeFile(file, "");
@@ -140,16 +140,12 @@ export async function recoverSandbox(context: OciContext, home: MachineHome): Pr
   if (record.pause !== undefined && !isAlive(record.pause.pid, record.pause.startTime)) return undefined;
   await context.network.ensure();
   // They are gone when somebody has flushed this host's rules meanwhile.
-  await openHostPorts(context, home).catch((error: unknown) =>
-    context.logger.warn({ machine: home.id, error: String(error) }, "cannot open the machine's host ports again"),
-  );
+  await context.network
+    .openHostPorts(home.id, containerPorts(home.spec))
+    .catch((error: unknown) =>
+      context.logger.warn({ machine: home.id, error: String(error) }, "cannot open the machine's host ports again"),
+    );
   return new OciSandbox(context, home, record);
-}
-
-async function openHostPorts({ network }: OciContext, { id, spec }: MachineHome): Promise<void> {
-  const containers = [...spec.containers, ...(spec.init_containers ?? [])];
-  const ports = containers.flatMap((container) => container.ports ?? []);
-  await network.openHostPorts(id, ports);
 }
 
 function heldNamespaces(dir: string, attachment: Attachment) {

@@ -27,7 +27,7 @@ import {
   type ContainerRef,
   type Engine,
   type HostProblem,
-  type HostCommand,
+  type HostPlan,
   type LaunchPlan,
   type MachineHome,
   type Sandbox,
@@ -243,7 +243,7 @@ class ProcessSandbox implements Sandbox {
   }
 
   async exec(container: ContainerRef, command: string[], options: StreamOptions): Promise<ProcessStreams> {
-    const launch = JSON.parse(readFileSync(join(container.dir, "shim-launch.json"), "utf8")) as HostCommand;
+    const launch = JSON.parse(readFileSync(join(container.dir, "shim-launch.json"), "utf8")) as HostPlan;
     const env = options.tty ? { TERM: "xterm", ...launch.env } : launch.env;
     return await spawnStreams({ argv: command, env, cwd: launch.cwd }, options);
   }

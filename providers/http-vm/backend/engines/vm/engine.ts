@@ -20,14 +20,14 @@ import type { Engine, HostProblem, MachineHome, Sandbox } from "../../engine.ts"
 import { findTool } from "../../host/command.ts";
 import { readdirAtomic, readFileIfExists, writeFileAtomic } from "../../host/files.ts";
 import { HostImages, type HostImagesOptions } from "../../images/store.ts";
-import { HostNetwork, type NetworkOptions } from "../../network/network.ts";
+import { containerPorts, HostNetwork, type NetworkOptions } from "../../network/network.ts";
 import type { SeccompSource } from "../oci/seccomp.ts";
 import { machineHash } from "../oci/sandbox.ts";
 import { tscKhz } from "./frequency.ts";
 import { checkGuest, defaultGuestDir, hasGuest, makeGuest } from "./guest.ts";
 import { VmPool } from "./pool.ts";
 import { probeAccelerator, Qemu, QEMU } from "./qemu.ts";
-import { moveIn, openHostPorts, VmSandbox, vmSize } from "./sandbox.ts";
+import { moveIn, VmSandbox, vmSize } from "./sandbox.ts";
 import { destroyVm, Vm, type VmContext, vmKeys } from "./vm.ts";
 import { warming } from "./warm.ts";
 
@@ -264,12 +264,14 @@ class VmEngine implements Engine {
     if (vm === undefined) return undefined;
     await context.network.ensure();
     // They are gone when somebody has flushed this host's rules meanwhile.
-    await openHostPorts(context, home, vm).catch((error: unknown) =>
-      this.#options.logger.warn(
-        { machine: home.id, error: String(error) },
-        "cannot open the machine's host ports again",
-      ),
-    );
+    await context.network
+      .openHostPorts(vm.key, containerPorts(home.spec))
+      .catch((error: unknown) =>
+        this.#options.logger.warn(
+          { machine: home.id, error: String(error) },
+          "cannot open the machine's host ports again",
+        ),
+      );
     const sandbox = new VmSandbox(context, home, vm);
     await sandbox.resume();
     return sandbox;

@@ -33,6 +33,7 @@ import { writeFilesVolume } from "../../files.ts";
 import { formatOwner } from "../../record.ts";
 import { findTool, run } from "../../host/command.ts";
 import { readdirAtomic, readFileIfExists, writeFileAtomic } from "../../host/files.ts";
+import { containerPorts } from "../../network/network.ts";
 import { bind, ociConfig, ociResources, type OciMount } from "../oci/bundle.ts";
 import { kernelHostname } from "../oci/host-files.ts";
 import { readTextInRoot } from "../oci/root-path.ts";
@@ -91,7 +92,7 @@ export function vmSize(spec: MachineHome["spec"], defaults: { memoryMib: number;
 export async function moveIn(context: VmContext, home: MachineHome, vm: Vm, signal: AbortSignal): Promise<VmSandbox> {
   const { spec, dir } = home;
   for (const folder of ["files", "run"]) await mkdir(join(dir, folder), { recursive: true, mode: 0o700 });
-  await openHostPorts(context, home, vm);
+  await context.network.openHostPorts(vm.key, containerPorts(spec));
   const script = machineScript({
     machineId: home.id,
     spec,
@@ -102,14 +103,6 @@ export async function moveIn(context: VmContext, home: MachineHome, vm: Vm, sign
   });
   await vm.control.script(script, signal);
   return new VmSandbox(context, home, vm);
-}
-
-export async function openHostPorts({ network }: VmContext, { spec }: MachineHome, vm: Vm): Promise<void> {
-  const containers = [...spec.containers, ...(spec.init_containers ?? [])];
-  await network.openHostPorts(
-    vm.key,
-    containers.flatMap((container) => container.ports ?? []),
-  );
 }
 
 function prepareCommands(spec: MachineHome["spec"]): GuestCommand[] {

@@ -1,10 +1,8 @@
 /** Commands of this backend's own in a guest: exec and forwarded ports, as streams. They end with the backend. */
-import { constants } from "node:os";
 import { PassThrough, Writable } from "node:stream";
 import { type ProcessStreams, ProviderError, type StreamOptions } from "../../../../../src/provider/kit/index.ts";
+import { KILLED_EXIT } from "../../engine.ts";
 import { GuestSession, type GuestCommandPlace } from "../../guest-session.ts";
-
-const KILLED_EXIT = 128 + constants.signals.SIGKILL;
 
 export interface GuestStreams extends ProcessStreams {
   /** Whether a connection stands; of no meaning for a command. */
@@ -48,11 +46,14 @@ export function openStreams(place: GuestCommandPlace, options: StreamOptions): G
     closed(error) {
       options.signal.removeEventListener("abort", close);
       start(false);
-      // After a command's end what is still written goes nowhere, as with any that has closed its input.
-      if (error === undefined) stdin?.emit("sent");
-      else stdin?.destroy();
-      if (error === undefined) resolve({ exitCode });
-      else if (isClosing) resolve({ exitCode: KILLED_EXIT });
+      if (error === undefined) {
+        // What is still written goes nowhere, as with any command that has closed its input.
+        stdin?.emit("sent");
+        resolve({ exitCode });
+        return;
+      }
+      stdin?.destroy();
+      if (isClosing) resolve({ exitCode: KILLED_EXIT });
       else reject(new ProviderError("unavailable", error.message, { cause: error }));
     },
   });
