@@ -56,6 +56,8 @@ const ATTACH_HIGH_WATER = 1 << 20;
 /** How long a shim whose command and streams are over waits for attached clients to take the rest. */
 const LINGER_MS = 5_000;
 const PID_FILE_POLL_MS = 5;
+/** How often a shim whose clients hold the output back looks whether the container still lives. */
+const HELD_BACK_POLL_MS = 500;
 const WRITE_RETRY_MS = 1_000;
 const START_ERROR_BYTES = 2048;
 const SIGNAL_EXIT_BASE = 128;
@@ -464,15 +466,32 @@ class Shim {
 
   /** The command's output waits until this client has read; a client that goes away holds nobody up. */
   #waitFor(socket: Socket): void {
+    if (this.#isContainerGone()) return;
     this.#running?.pause();
-    const resume = () => {
-      socket.off("drain", resume);
-      socket.off("close", resume);
-      for (const client of this.#clients) if (client.socket.writableLength > ATTACH_HIGH_WATER) return;
+    const poll = setInterval(() => {
+      if (this.#isContainerGone()) release();
+    }, HELD_BACK_POLL_MS);
+    const release = () => {
+      clearInterval(poll);
+      socket.off("drain", release);
+      socket.off("close", release);
+      if (!this.#isContainerGone())
+        for (const client of this.#clients) if (client.socket.writableLength > ATTACH_HIGH_WATER) return;
       this.#running?.resume();
     };
-    socket.on("drain", resume);
-    socket.on("close", resume);
+    socket.on("drain", release);
+    socket.on("close", release);
+  }
+
+  /** A runtime in between tells of the container's end only when it is rid of its last output: what its pipes hold. */
+  #isContainerGone(): boolean {
+    if (this.#running?.pidFile === undefined || this.#status.pid === undefined) return false;
+    try {
+      process.kill(this.#status.pid, 0);
+      return false;
+    } catch (error) {
+      return (error as NodeJS.ErrnoException).code === "ESRCH";
+    }
   }
 
   #accept(socket: Socket): void {
