@@ -28,11 +28,6 @@ struct route {
 
 static long sockets;
 
-static void fill(void *memory, int bytes) {
-  u8 *at = memory;
-  while (bytes-- > 0) *at++ = 0;
-}
-
 /* Decimal parts between dots, or hexadecimal ones between colons. */
 static void parse(const char *text, u8 *to, int base) {
   int value = 0;
@@ -48,7 +43,7 @@ static void parse(const char *text, u8 *to, int base) {
 }
 
 static void inet(struct address *address, const char *text) {
-  fill(address, sizeof *address);
+  clear(address, sizeof *address);
   address->family = AF_INET;
   parse(text, address->data + 2, 10);
 }
@@ -80,7 +75,7 @@ int main(int argc, char **argv) {
   if (argc != 5) return 2;
   if (reseed()) return 3;
   sockets = call(SOCKET, (long)AF_INET, (long)SOCK_DGRAM, 0L);
-  fill(&request, sizeof request);
+  clear(&request, sizeof request);
   request.address.family = ARPHRD_ETHER;
   parse(argv[1], request.address.data, 16);
   if (set(SIOCSIFHWADDR, &request)) return 4;
@@ -88,10 +83,10 @@ int main(int argc, char **argv) {
   if (set(SIOCSIFADDR, &request)) return 5;
   inet(&request.address, argv[3]);
   if (set(SIOCSIFNETMASK, &request)) return 6;
-  fill(&request, sizeof request);
+  clear(&request, sizeof request);
   *(u16 *)&request.address = IFF_UP | IFF_RUNNING;
   if (set(SIOCSIFFLAGS, &request)) return 7;
-  fill(&route, sizeof route);
+  clear(&route, sizeof route);
   inet(&route.destination, "0.0.0.0");
   inet(&route.netmask, "0.0.0.0");
   inet(&route.gateway, argv[4]);

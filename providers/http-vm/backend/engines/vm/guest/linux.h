@@ -42,7 +42,7 @@ enum {
   PIPE2 = 293
 };
 
-enum { O_RDONLY = 0, O_WRONLY = 1, O_RDWR = 2, O_CREAT = 0100, O_NOCTTY = 0400, O_NONBLOCK = 04000, O_CLOEXEC = 02000000 };
+enum { O_RDONLY = 0, O_WRONLY = 1, O_RDWR = 2, O_NONBLOCK = 04000, O_CLOEXEC = 02000000 };
 enum { EINTR = 4, EAGAIN = 11, ENOMEM = 12 };
 
 struct pollfd {
@@ -50,7 +50,7 @@ struct pollfd {
   short events;
   short revents;
 };
-enum { POLLIN = 1, POLLOUT = 4, POLLERR = 8, POLLHUP = 16 };
+enum { POLLIN = 1, POLLOUT = 4, POLLHUP = 16 };
 
 enum { SIGKILL = 9, SIGPIPE = 13, SIGCHLD = 17 };
 
@@ -58,3 +58,8 @@ struct timespec {
   long seconds;
   long nanoseconds;
 };
+
+static void clear(void *memory, int bytes) {
+  u8 *at = memory;
+  while (bytes-- > 0) *at++ = 0;
+}

@@ -92,11 +92,6 @@ static void copy(u8 *to, const u8 *from, int bytes) {
   while (bytes-- > 0) *to++ = *from++;
 }
 
-static void fill(void *memory, int bytes) {
-  u8 *at = memory;
-  while (bytes-- > 0) *at++ = 0;
-}
-
 static void shut(int *fd) {
   if (*fd >= 0) call(CLOSE, (long)*fd);
   *fd = -1;
@@ -130,7 +125,7 @@ static void greet(const char *device, const char *token) {
   long got;
   int waited = 0, matched = 0, i;
   u8 seen[TOKEN_BYTES];
-  fill(seen, TOKEN_BYTES);
+  clear(seen, TOKEN_BYTES);
   while (port < 0) {
     got = call(OPEN, device, (long)(O_RDWR | O_NONBLOCK | O_CLOEXEC), 0L);
     if (got >= 0) port = got;
@@ -375,7 +370,7 @@ static void from_console(void) {
   }
   vector.base = ignored;
   vector.bytes = sizeof ignored;
-  fill(&message, sizeof message);
+  clear(&message, sizeof message);
   message.vector = &vector;
   message.vectors = 1;
   message.control = control;
@@ -417,7 +412,7 @@ static void reap(void) {
 
 static void address(u8 *at, const char *path) {
   int i;
-  fill(at, 110);
+  clear(at, 110);
   at[0] = AF_UNIX;
   for (i = 0; path[i] && i < 107; i++) at[2 + i] = path[i];
 }
@@ -472,7 +467,7 @@ static void dial(const char *text) {
   int to = number(text);
   long failed;
   err_over = 1;
-  fill(at, sizeof at);
+  clear(at, sizeof at);
   at[0] = AF_INET;
   at[2] = to >> 8;
   at[3] = to;
@@ -483,7 +478,7 @@ static void dial(const char *text) {
   if (failed) {
     /* The rest of an IPv6 address that ends in 1. */
     shut(&in_fd);
-    fill(at, sizeof at);
+    clear(at, sizeof at);
     at[0] = AF_INET6;
     at[2] = to >> 8;
     at[3] = to;
@@ -528,7 +523,7 @@ int main(int argc, char **argv, char **envp) {
   }
   sign = argv[4];
   console = argv[5];
-  fill(&ignore, sizeof ignore);
+  clear(&ignore, sizeof ignore);
   ignore.handler = 1;
   call(RT_SIGACTION, (long)SIGPIPE, &ignore, 0L, 8L);
   greet(argv[1], argv[2]);
