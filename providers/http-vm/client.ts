@@ -132,10 +132,13 @@ export class MachineApiClient {
     contentType: string,
     options: { accept?: string; silenceMs?: number } = {},
   ): Promise<StreamReply> {
-    const { response, requestId } = await this.#send(call, "streams", options.accept);
-    await this.#throwRefusal(response, requestId, call);
-    this.#requireType(response, contentType);
-    this.#requireEcho(response, requestId);
+    const response = await this.#repeatable(call, async () => {
+      const { response, requestId } = await this.#send(call, "streams", options.accept);
+      await this.#throwRefusal(response, requestId, call);
+      this.#requireType(response, contentType);
+      this.#requireEcho(response, requestId);
+      return response;
+    });
     const body = response.data as IncomingMessage;
     const chunks = options.silenceMs === undefined ? body : whileAlive(body, options.silenceMs, this.clock);
     return { chunks: chunks as AsyncIterable<Buffer>, close: () => void body.destroy() };
@@ -183,22 +186,24 @@ export class MachineApiClient {
       return read(response, requestId);
     };
     return this.pacing
-      .run(async () => {
-        try {
-          return await attempt();
-        } catch (thrown) {
-          if (isProviderError(thrown, "unauthorized")) {
-            // A token that was replaced a moment ago.
-            this.#credentials.expire();
-            return attempt();
-          }
-          if (isStaleConnection(thrown)) return attempt();
-          throw thrown;
-        }
-      }, call.signal)
+      .run(() => this.#repeatable(call, attempt), call.signal)
       .catch((thrown: unknown) => {
         throw asProviderError(thrown, call);
       });
+  }
+
+  /** Tries once more where that heals by itself. @throws ProviderError */
+  async #repeatable<T>(call: Call, attempt: () => Promise<T>): Promise<T> {
+    try {
+      return await attempt();
+    } catch (thrown) {
+      // A token that was replaced a moment ago.
+      if (isProviderError(thrown, "unauthorized")) this.#credentials.expire();
+      else if (!isStaleConnection(thrown)) throw asProviderError(thrown, call);
+    }
+    return await attempt().catch((thrown: unknown) => {
+      throw asProviderError(thrown, call);
+    });
   }
 
   /** Sends and waits for headers, no longer than the deadlines allow. */
@@ -272,17 +277,16 @@ export class MachineApiClient {
       ...(cert === undefined ? {} : { cert }),
       ...(key === undefined ? {} : { key }),
     };
-    const make = (maxSockets: number): HttpAgent => {
-      const pool: AgentOptions = {
-        keepAlive: true,
-        maxSockets,
-        maxFreeSockets: Math.min(maxSockets, 64),
-        scheduling: "fifo",
-      };
+    const make = (pool: AgentOptions): HttpAgent => {
       const agent = this.target.isTls ? new HttpsAgent({ ...pool, ...tls }) : new HttpAgent(pool);
       return limitConnect(agent, this.deadlines.connectMs, this.clock);
     };
-    const agents = { calls: make(this.#maxSockets), streams: make(Infinity) };
+    const maxSockets = this.#maxSockets;
+    const agents = {
+      calls: make({ keepAlive: true, maxSockets, maxFreeSockets: Math.min(maxSockets, 64), scheduling: "fifo" }),
+      // A stream has its connection for itself; a WebSocket could not be tried again on another one.
+      streams: make({ keepAlive: false }),
+    };
     this.#agents = { for: credentials, agents };
     previous?.calls.destroy();
     return agents;

@@ -17,8 +17,14 @@ export interface Logger {
 
 export type LogLevel = "debug" | "info" | "warn" | "error" | "silent";
 
+/** Characters of a log that cannot be written now; the newest beyond that are dropped. */
+const MAX_UNWRITTEN = 1 << 20;
+
 /** JSON lines on `destination` (a file descriptor; default 2, standard error), ISO times, credentials redacted. */
 export function createLogger(options: { level: LogLevel; destination?: number }): Logger {
+  const destination = pino.destination({ dest: options.destination ?? 2, sync: true, maxLength: MAX_UNWRITTEN });
+  // A log that cannot be written (a full disk, a reader that is gone) must not end what it tells of.
+  destination.on("error", () => {});
   return pino(
     {
       level: options.level,
@@ -31,13 +37,23 @@ export function createLogger(options: { level: LogLevel; destination?: number })
         censor: "[redacted]",
       },
     },
-    pino.destination({ dest: options.destination ?? 2, sync: true }),
+    destination,
   );
 }
 
-/** An error that vmlet raised on purpose says all in its message; of any other one the place is wanted. */
+/**
+ * An error that vmlet raised on purpose says all in its message; of any other one the place is wanted. Its other properties
+ * stay out: a library's error may hold the whole request, with its credentials.
+ */
 function errorFields(thrown: unknown): unknown {
-  return thrown instanceof VmletError ? thrown.message : pino.stdSerializers.err(thrown as Error);
+  if (thrown instanceof VmletError) return thrown.message;
+  if (!(thrown instanceof Error)) return thrown;
+  const { type, message, stack, code } = pino.stdSerializers.err(thrown) as ReturnType<
+    typeof pino.stdSerializers.err
+  > & {
+    code?: unknown;
+  };
+  return { type, message, stack, ...(code === undefined ? {} : { code }) };
 }
 
 /** A logger that says nothing: the default of tests. */

@@ -1,8 +1,11 @@
 /** What the client makes of every status code and every malformed reply: a table each. */
+import { createServer } from "node:http";
+import type { AddressInfo, Socket } from "node:net";
 import nock from "nock";
 import { afterEach, beforeEach, describe, expect, test } from "vitest";
 import { HttpVmProvider, type HttpVmOptions, type InvalidReason } from "../../../providers/http-vm/index.ts";
 import { MachineApiClient } from "../../../providers/http-vm/client.ts";
+import { LOG_TYPE } from "../../../providers/http-vm/wire.ts";
 import type { Machine, MachineSpec } from "../../../src/provider/machine.ts";
 import { settle, VirtualClock } from "../../support/virtual-clock.ts";
 
@@ -393,6 +396,32 @@ describe("a request", () => {
       .get(/.*/)
       .replyWithError(Object.assign(new Error("connect ECONNREFUSED"), { code: "ECONNREFUSED" }));
     await expect(provider.getPod("m", { signal })).rejects.toMatchObject({ code: "unavailable", retryable: true });
+  });
+});
+
+describe("a log", () => {
+  test("does not go out on a connection that the backend is through with", async () => {
+    const used = new Set<Socket>();
+    const server = createServer((request, reply) => {
+      if (used.has(request.socket)) return void request.socket.destroy();
+      used.add(request.socket);
+      reply.writeHead(200, { "content-type": LOG_TYPE, "x-request-id": request.headers["x-request-id"] }).end();
+    });
+    await new Promise<void>((resolve) => server.listen(0, "127.0.0.1", resolve));
+    nock.enableNetConnect("127.0.0.1");
+    const { port } = server.address() as AddressInfo;
+    const local = connect({ url: `http://127.0.0.1:${port}`, allowPlainHttp: true });
+    const lines = async () => await Array.fromAsync(local.getLogs("m", "c", { signal }));
+    await expect(lines()).resolves.toEqual([]);
+    await expect(lines()).resolves.toEqual([]);
+    await local.close();
+    server.close();
+  });
+
+  test("is asked for once more with the token that replaced the one that was refused", async () => {
+    answer({ status: 401, body: envelope("unauthorized") });
+    answer({ headers: { "content-type": LOG_TYPE } });
+    await expect(Array.fromAsync(provider.getLogs("m", "c", { signal }))).resolves.toEqual([]);
   });
 });
 

@@ -29,3 +29,23 @@ test("any other error is logged with the place where it was raised", () => {
 
 test("a message in place of an error stays as it is", () =>
   expect(logged("connection lost")["err"]).toBe("connection lost"));
+
+test("what else a library's error holds, such as its request's headers, is not logged", () => {
+  const error = Object.assign(new Error("socket hang up"), {
+    code: "ECONNRESET",
+    config: { headers: { authorization: "Bearer canary" } },
+    request: { _header: "Authorization: Bearer canary" },
+  });
+  const line = logged(error);
+  expect(line["err"]).toMatchObject({ type: "Error", message: "socket hang up", code: "ECONNRESET" });
+  expect(JSON.stringify(line)).not.toContain("canary");
+});
+
+test("a log that cannot be written does not end the process", async () => {
+  const full = openSync("/dev/full", "w");
+  const logger = createLogger({ level: "info", destination: full });
+  logger.warn({}, "Nobody will read this");
+  // What a stream has to say of an error, it says a turn later; unhandled, it would fail this test's run.
+  await new Promise((resolve) => setImmediate(resolve));
+  logger.warn({}, "Nor this");
+});
