@@ -168,6 +168,25 @@ export function containerTests(bench: () => Bench, { registry, app }: ContainerI
     expect(lines).toEqual(["4000 2777", "4000 440", expect.stringMatching(/^3000 (?=.*4000)(?=.*5000)/), "secret"]);
   });
 
+  test("a machine is deleted however deep the folders are that a container has made", async () => {
+    const name = "d".repeat(200);
+    const dig = `i=0; while [ $i -lt 25 ]; do mkdir ${name} && cd -P ${name} || exit 1; i=$((i + 1)); done`;
+    const id = await bench().create({
+      volumes: [{ name: "v", type: "empty_dir", medium: "disk" }],
+      containers: [
+        bench().shell("a", `(cd /v; ${dig}) && (cd /; ${dig}) && exec sleep 1000`, {
+          mounts: [{ volume: "v", path: "/v" }],
+        }),
+      ],
+    });
+    await bench().until(async () => {
+      const streams = await bench().exec(id, "a", ["ps"]);
+      expect(await text(streams.stdout)).toContain("sleep 1000");
+    });
+    await bench().provider.deletePod(id, { force: true, signal: bench().signal });
+    await bench().reaches(id, "deleted");
+  });
+
   test("files are replaced at once in a running container; a sub_path keeps what it had", async () => {
     const file = (content: string) => [
       { path: "k", mode: 0o644, content_b64: Buffer.from(content).toString("base64") },

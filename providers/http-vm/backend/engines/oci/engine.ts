@@ -22,6 +22,7 @@ import type { Engine, HostProblem, MachineHome, Sandbox } from "../../engine.ts"
 import { findTool, run } from "../../host/command.ts";
 import { readdirAtomic, writeFileAtomic } from "../../host/files.ts";
 import { unmountBelow } from "../../host/mounts.ts";
+import { removeTree } from "../../host/remove-tree.ts";
 import { HostImages, type HostImagesOptions } from "../../images/store.ts";
 import { HostNetwork, type NetworkOptions } from "../../network/network.ts";
 import { Cgroup, cgroupVersion } from "./cgroup.ts";
@@ -270,7 +271,7 @@ class OciEngine implements Engine {
     await cgroup.remove();
     await unmountBelow(dir);
     await network.detach(id);
-    await rm(dir, { recursive: true, force: true });
+    await removeTree(dir);
     await rm(join(this.#records, hash), { force: true });
   }
 

@@ -43,6 +43,7 @@ import { writeFilesVolume } from "../../files.ts";
 import { findTool, run } from "../../host/command.ts";
 import { isMissing, readFileIfExists, writeFileAtomic } from "../../host/files.ts";
 import { bindDescriptor, mountOverlay, mountTmpfs, unmountBelow } from "../../host/mounts.ts";
+import { removeTree } from "../../host/remove-tree.ts";
 import { type Attachment, containerPorts, type HostNetwork } from "../../network/network.ts";
 import { allProcesses, isAlive, processStat } from "../../proc.ts";
 import { formatOwner } from "../../record.ts";
@@ -584,7 +585,7 @@ export class OciSandbox implements Sandbox {
   async #removeBundle(container: Pick<ContainerRef, "id">): Promise<void> {
     const bundle = this.#bundle(container);
     await unmountBelow(bundle);
-    await rm(bundle, { recursive: true, force: true });
+    await removeTree(bundle);
   }
 }
 
