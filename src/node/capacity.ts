@@ -110,19 +110,6 @@ export class ProviderCapacitySource implements CapacitySource {
   }
 }
 
-/** Adds the resources of others, device plugins for example, to a source's. */
-export function withExtraResources(
-  source: CapacitySource,
-  extra: () => Readonly<Record<string, string>>,
-): CapacitySource {
-  return {
-    current() {
-      const capacity = source.current();
-      return capacity && { ...capacity, resources: canonical({ ...capacity.resources, ...extra() }) };
-    },
-  };
-}
-
 function canonical(resources: Readonly<Record<string, string>>): Record<string, string> {
   return Object.fromEntries(
     Object.entries(resources).map(([name, amount]) => [name, Quantity.parse(amount).toString()]),

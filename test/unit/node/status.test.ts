@@ -1,6 +1,6 @@
 import { describe, expect, it } from "vitest";
 import type { Node } from "../../../src/kube/wire.ts";
-import { fixedCapacity, fromProvider, withExtraResources } from "../../../src/node/capacity.ts";
+import { fixedCapacity, fromProvider } from "../../../src/node/capacity.ts";
 import type { NodeSettings } from "../../../src/node/settings.ts";
 import {
   newNode,
@@ -141,13 +141,6 @@ describe("capacity", () => {
       "ephemeral-storage": "0",
       "vendor.example/license": "3",
     });
-  });
-
-  it("takes in what device plugins add", () => {
-    let devices: Record<string, string> = {};
-    const source = withExtraResources(fixedCapacity(), () => devices);
-    devices = { "example.com/fpga": "4" };
-    expect(source.current()?.resources["example.com/fpga"]).toBe("4");
   });
 
   it("leaves resources alone that somebody else put into the status, and mirrors them into allocatable", () => {
