@@ -63,6 +63,8 @@ export class NodeController {
   readonly #reported = new Set<string>();
   #uid: string | undefined;
   #ready: boolean | undefined;
+  /** As it was told of last. */
+  #unschedulable = false;
   /** After a failure the cached Node is not trusted: it may be what the failure was about. */
   #readLive = true;
   #reportDueAt = 0;
@@ -256,6 +258,12 @@ export class NodeController {
       const reason = this.#ready ? "NodeReady" : "NodeNotReady";
       events.event(this.#reference(), "Normal", reason, `Node ${settings.name} status is now: ${reason}`);
       logger.info({ ready: ready.status, why: ready.message }, "The Node's readiness changed");
+    }
+    const unschedulable = before.spec?.unschedulable ?? false;
+    if (unschedulable !== this.#unschedulable) {
+      this.#unschedulable = unschedulable;
+      const reason = unschedulable ? "NodeNotSchedulable" : "NodeSchedulable";
+      events.event(this.#reference(), "Normal", reason, `Node ${settings.name} status is now: ${reason}`);
     }
     const backend = find("BackendReady", status.conditions);
     const backendBefore = find("BackendReady", before.status?.conditions)?.status;

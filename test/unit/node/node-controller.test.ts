@@ -287,6 +287,21 @@ describe("reporting", () => {
   });
 });
 
+describe("cordoning", () => {
+  it("is told of as an event once, and so is its end", async () => {
+    const s = setup();
+    await s.start();
+    const cordon = (unschedulable: boolean) =>
+      s.api.put({ ...s.api.node, spec: { ...s.api.node?.spec, unschedulable } }, "MODIFIED");
+    cordon(true);
+    await s.clock.advance(30_000);
+    expect(s.events).toEqual(["Normal Starting", "Normal NodeNotSchedulable"]);
+    cordon(false);
+    await s.clock.advance(30_000);
+    expect(s.events).toEqual(["Normal Starting", "Normal NodeNotSchedulable", "Normal NodeSchedulable"]);
+  });
+});
+
 describe("a backend outage", () => {
   it("is told of, leaves the node ready for the grace, then turns it not ready, and back", async () => {
     const s = setup({ graceMs: 600_000 });
