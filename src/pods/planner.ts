@@ -27,7 +27,7 @@ export type Observed =
 
 /**
  * What this process remembers of a UID between steps. Losing it (a crash) must cost nothing but repeated work: whatever
- * has to survive lives in the API server or in the backend.
+ * has to survive lives in the API server or in the backend. All times are monotonic milliseconds.
  */
 export interface PodMemory {
   /** A create was sent, whatever came of it: until a tombstone is confirmed, a machine may appear. */
@@ -36,7 +36,7 @@ export interface PodMemory {
   verdict: Verdict | undefined;
   /** Containers that wait for a reference. */
   waiting: ReadonlyMap<string, { reason: string; message: string }> | undefined;
-  /** Times (ms) at which a direct read of the backend said "absent" while the pod should have a machine. */
+  /** Times at which a direct read of the backend said "absent" while the pod should have a machine. */
   missedAt: readonly number[];
   /** Version of the machine at the last direct read: what contradicts it is not the cache's lag. */
   confirmedVersion: number | undefined;
@@ -101,7 +101,10 @@ export type Action =
   | { do: "reap" };
 
 export interface PlanContext {
+  /** Wall clock, for what is compared with the API server's times. */
   now: number;
+  /** For spans: everything that `PodMemory` holds. */
+  monotonic: number;
   hostIPs: readonly string[];
   /** Changes when the spec or an object it refers to changed; undefined when not known yet. */
   version: string | undefined;
@@ -127,7 +130,7 @@ export function plan(desired: Desired, observed: Observed, memory: PodMemory, co
 }
 
 /** A machine without a pod: force-deleted, deleted while no agent ran, or a leak. */
-function planWithoutPod(observed: Observed, memory: PodMemory, { now }: PlanContext): Action {
+function planWithoutPod(observed: Observed, memory: PodMemory, { monotonic }: PlanContext): Action {
   if (memory.buried) return { do: "forget" };
   switch (observed.kind) {
     case "unknown":
@@ -138,15 +141,20 @@ function planWithoutPod(observed: Observed, memory: PodMemory, { now }: PlanCont
     case "found":
       if (observed.machine.state === "deleted") return { do: "forget" };
       if (!memory.podSeenGone) {
-        if (memory.orphanSince === undefined || now - memory.orphanSince < ORPHAN_GRACE_MS) {
+        if (memory.orphanSince === undefined || monotonic - memory.orphanSince < ORPHAN_GRACE_MS) {
           return {
             do: "wait",
-            afterMs: memory.orphanSince === undefined ? ORPHAN_GRACE_MS : memory.orphanSince + ORPHAN_GRACE_MS - now,
+            afterMs:
+              memory.orphanSince === undefined ? ORPHAN_GRACE_MS : memory.orphanSince + ORPHAN_GRACE_MS - monotonic,
           };
         }
       }
-      if (memory.stopDeadline !== undefined && !isOver(observed.machine) && now < memory.stopDeadline + STOP_SLACK_MS) {
-        return { do: "wait", afterMs: memory.stopDeadline + STOP_SLACK_MS - now };
+      if (
+        memory.stopDeadline !== undefined &&
+        !isOver(observed.machine) &&
+        monotonic < memory.stopDeadline + STOP_SLACK_MS
+      ) {
+        return { do: "wait", afterMs: memory.stopDeadline + STOP_SLACK_MS - monotonic };
       }
       return { do: "reap" };
   }
@@ -155,21 +163,20 @@ function planWithoutPod(observed: Observed, memory: PodMemory, { now }: PlanCont
 /** deletionTimestamp is set: stop, confirm, write the final status, bury, remove the object. In this order, each confirmed. */
 function planDeletion(pod: Pod, observed: Observed, memory: PodMemory, context: PlanContext): Action {
   if (memory.finalized) return { do: "wait" };
-  const { now } = context;
+  const { monotonic } = context;
   if (!memory.buried) {
     if (observed.kind === "unknown") return { do: "look" };
     if (observed.kind === "found" && !isOver(observed.machine)) {
-      const deadline = Date.parse(pod.metadata!.deletionTimestamp as unknown as string);
-      const graceMs = Math.max(0, Math.min(deadline - now, (pod.metadata?.deletionGracePeriodSeconds ?? 30) * 1000));
-      if (memory.stopDeadline === undefined || now + graceMs < memory.stopDeadline - 1000) {
-        return { do: "stop", graceSeconds: Math.max(1, Math.ceil(graceMs / 1000)) };
-      }
-      if (now >= memory.stopDeadline + STOP_SLACK_MS) return { do: "bury", force: true };
+      // The whole grace, as a kubelet: deletionTimestamp is by another clock. Said again, it lengthens no stop under way.
+      const graceSeconds = Math.max(1, pod.metadata?.deletionGracePeriodSeconds ?? graceOf(pod));
+      if (memory.stopDeadline === undefined || monotonic + graceSeconds * 1000 < memory.stopDeadline - 1000)
+        return { do: "stop", graceSeconds };
+      if (monotonic >= memory.stopDeadline + STOP_SLACK_MS) return { do: "bury", force: true };
       // While it stops, the pod says truthfully what still runs.
       return (
         statusAction(pod, observed.machine, memory, context, false) ?? {
           do: "wait",
-          afterMs: memory.stopDeadline + STOP_SLACK_MS - now,
+          afterMs: memory.stopDeadline + STOP_SLACK_MS - monotonic,
         }
       );
     }
@@ -185,16 +192,15 @@ function planDeletion(pod: Pod, observed: Observed, memory: PodMemory, context: 
 }
 
 /** The pod is over in the API server. Its machine stays, stopped, for logs, until the object goes. */
-function planTerminal(pod: Pod, observed: Observed, memory: PodMemory, { now }: PlanContext): Action {
+function planTerminal(pod: Pod, observed: Observed, memory: PodMemory, { monotonic }: PlanContext): Action {
   if (observed.kind !== "found" || isOver(observed.machine)) return { do: "wait" };
-  if (memory.stopDeadline === undefined)
-    return { do: "stop", graceSeconds: pod.spec?.terminationGracePeriodSeconds ?? 30 };
-  if (now >= memory.stopDeadline + STOP_SLACK_MS) return { do: "bury", force: true };
-  return { do: "wait", afterMs: memory.stopDeadline + STOP_SLACK_MS - now };
+  if (memory.stopDeadline === undefined) return { do: "stop", graceSeconds: graceOf(pod) };
+  if (monotonic >= memory.stopDeadline + STOP_SLACK_MS) return { do: "bury", force: true };
+  return { do: "wait", afterMs: memory.stopDeadline + STOP_SLACK_MS - monotonic };
 }
 
 function planLive(pod: Pod, observed: Observed, memory: PodMemory, context: PlanContext): Action {
-  const { now } = context;
+  const { now, monotonic } = context;
   switch (observed.kind) {
     case "unknown":
       // A verdict needs no backend: a refused pod never had a machine.
@@ -205,7 +211,7 @@ function planLive(pod: Pod, observed: Observed, memory: PodMemory, context: Plan
       if (hasRun(pod)) {
         const [first] = memory.missedAt;
         if (first === undefined) return { do: "look" };
-        if (now - first < LOST_DEBOUNCE_MS) return { do: "wait", afterMs: first + LOST_DEBOUNCE_MS - now };
+        if (monotonic - first < LOST_DEBOUNCE_MS) return { do: "wait", afterMs: first + LOST_DEBOUNCE_MS - monotonic };
         if (memory.missedAt.length < 2) return { do: "look" };
         return endAction(pod, { ...memory, verdict: memory.verdict ?? LOST }, context);
       }
@@ -223,7 +229,7 @@ function planLive(pod: Pod, observed: Observed, memory: PodMemory, context: Plan
       const { machine } = observed;
       if (isOlderThan(machine, pod) && memory.confirmedVersion !== machine.version) return { do: "look" };
       if (isOver(machine)) {
-        const verdict = memory.verdict ?? (endedByDeadline(pod, machine) ? DEADLINE : undefined);
+        const verdict = memory.verdict ?? (endedByDeadline(pod, machine, now) ? DEADLINE : undefined);
         return statusAction(pod, machine, { ...memory, verdict }, context, true) ?? { do: "wait" };
       }
       const late = deadline(pod, now);
@@ -231,15 +237,15 @@ function planLive(pod: Pod, observed: Observed, memory: PodMemory, context: Plan
         if (memory.stopDeadline === undefined) {
           return {
             do: "stop",
-            graceSeconds: pod.spec?.terminationGracePeriodSeconds ?? 30,
+            graceSeconds: graceOf(pod),
             verdict: memory.verdict ?? DEADLINE,
           };
         }
-        if (now >= memory.stopDeadline + STOP_SLACK_MS) return { do: "bury", force: true };
+        if (monotonic >= memory.stopDeadline + STOP_SLACK_MS) return { do: "bury", force: true };
         return (
           statusAction(pod, machine, memory, context, false) ?? {
             do: "wait",
-            afterMs: memory.stopDeadline + STOP_SLACK_MS - now,
+            afterMs: memory.stopDeadline + STOP_SLACK_MS - monotonic,
           }
         );
       }
@@ -247,7 +253,7 @@ function planLive(pod: Pod, observed: Observed, memory: PodMemory, context: Plan
       const behind = mayUpdate && context.version !== memory.appliedVersion;
       const write = statusAction(pod, machine, memory, context, false, behind);
       if (write !== undefined) return write;
-      const retryMs = memory.retryUpdateAt === undefined ? undefined : memory.retryUpdateAt - now;
+      const retryMs = memory.retryUpdateAt === undefined ? undefined : memory.retryUpdateAt - monotonic;
       if (mayUpdate && (behind || (retryMs !== undefined && retryMs <= 0)))
         return { do: "update", version: context.version! };
       const afterMs = Math.min(late.afterMs ?? Infinity, retryMs ?? Infinity);
@@ -278,6 +284,9 @@ export const DEADLINE: Verdict = {
   message: "Pod was active on the node longer than the specified deadline",
 };
 
+/** Seconds. */
+const graceOf = (pod: Pod): number => pod.spec?.terminationGracePeriodSeconds ?? 30;
+
 function deadline(pod: Pod, now: number): { passed: boolean; afterMs?: number } {
   const seconds = pod.spec?.activeDeadlineSeconds;
   const start = pod.status?.startTime;
@@ -286,10 +295,13 @@ function deadline(pod: Pod, now: number): { passed: boolean; afterMs?: number } 
   return leftMs <= 0 ? { passed: true } : { passed: false, afterMs: leftMs };
 }
 
-/** A machine that ended after the deadline was ended because of it; one that finished before it was not. */
-function endedByDeadline(pod: Pod, machine: Machine): boolean {
+/**
+ * A machine that ended after the deadline was ended because of it; one that finished before it was not. `now` counts as well:
+ * the end is by the backend's clock, which may be ahead.
+ */
+function endedByDeadline(pod: Pod, machine: Machine, now: number): boolean {
   const end = Date.parse(machine.stopped_at ?? machine.deleted_at ?? "");
-  return !Number.isNaN(end) && deadline(pod, end).passed;
+  return !Number.isNaN(end) && deadline(pod, end).passed && deadline(pod, now).passed;
 }
 
 function endAction(pod: Pod, memory: PodMemory, context: PlanContext): Action {

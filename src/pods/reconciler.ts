@@ -206,7 +206,7 @@ export class PodReconciler {
       const observed = this.#withReadiness(desired, this.#observed(uid));
       if (desired.kind === "none" && observed.kind === "found" && !this.#remember(uid).podSeenGone) {
         const since = this.#remember(uid).orphanSince;
-        if (since === undefined) this.#update(uid, { orphanSince: this.#o.clock.now() });
+        if (since === undefined) this.#update(uid, { orphanSince: this.#o.clock.monotonic() });
       }
       if (desired.kind === "pod" && observed.kind === "found") this.#forwardNotices(desired.pod, observed.machine);
       if (desired.kind === "pod" && !this.#firstLook.has(uid) && !hasRun(desired.pod) && !isTerminal(desired.pod)) {
@@ -214,6 +214,7 @@ export class PodReconciler {
       }
       const action = (this.#o.plan ?? plan)(desired, observed, this.#remember(uid), {
         now: this.#o.clock.now(),
+        monotonic: this.#o.clock.monotonic(),
         hostIPs: this.#o.hostIPs(),
         version:
           desired.kind === "pod" && observed.kind === "found"
@@ -334,7 +335,7 @@ export class PodReconciler {
     } catch (thrown) {
       if (!isProviderError(thrown, "not_found")) throw thrown;
       this.#o.machines.drop(id);
-      this.#update(uid, { missedAt: [...this.#remember(uid).missedAt, this.#o.clock.now()].slice(-2) });
+      this.#update(uid, { missedAt: [...this.#remember(uid).missedAt, this.#o.clock.monotonic()].slice(-2) });
       return undefined;
     }
   }
@@ -469,7 +470,7 @@ export class PodReconciler {
     this.#o.guard?.();
     try {
       const machine = await this.#o.provider.stopPod(this.#o.machineId(uid), { graceSeconds, signal });
-      this.#update(uid, { stopDeadline: this.#o.clock.now() + graceSeconds * 1000 });
+      this.#update(uid, { stopDeadline: this.#o.clock.monotonic() + graceSeconds * 1000 });
       this.#o.machines.put(machine);
     } catch (thrown) {
       if (!isProviderError(thrown, "not_found")) throw thrown;

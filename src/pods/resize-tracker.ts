@@ -59,7 +59,7 @@ export class ResizeTracker {
       const machine = await this.#o.provider.updatePod!(machineId, { resources: wishes }, { signal });
       this.#o.machines.put(machine);
       if (!hasResources(machine, wishes)) {
-        return { resize: { inProgress: {} }, retryUpdateAt: this.#o.clock.now() + PROGRESS_RETRY_MS };
+        return { resize: { inProgress: {} }, retryUpdateAt: this.#o.clock.monotonic() + PROGRESS_RETRY_MS };
       }
       this.#say(pod, "Normal", "ResizeCompleted", `Pod resize completed: ${outlook.text}`);
       return { resize: {}, retryUpdateAt: undefined };
@@ -73,7 +73,10 @@ export class ResizeTracker {
       if (known.inProgress?.error !== message) {
         this.#say(pod, "Warning", "ResizeError", `Pod resize error: ${withError.text}`);
       }
-      return { resize: { inProgress: { error: message } }, retryUpdateAt: this.#o.clock.now() + DEFERRED_RETRY_MS };
+      return {
+        resize: { inProgress: { error: message } },
+        retryUpdateAt: this.#o.clock.monotonic() + DEFERRED_RETRY_MS,
+      };
     }
   }
 
@@ -85,7 +88,7 @@ export class ResizeTracker {
     if (known.pending?.reason !== reason || known.pending.message !== message) {
       this.#say(pod, "Warning", `Resize${reason}`, `Pod resize ${reason}: ${text}`);
     }
-    const retryUpdateAt = reason === "Deferred" ? this.#o.clock.now() + DEFERRED_RETRY_MS : undefined;
+    const retryUpdateAt = reason === "Deferred" ? this.#o.clock.monotonic() + DEFERRED_RETRY_MS : undefined;
     return { resize: { pending: { reason, message } }, retryUpdateAt };
   }
 

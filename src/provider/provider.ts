@@ -127,7 +127,10 @@ export interface Provider {
   getPod(id: string, options: CallOptions): Promise<Machine>;
   /** All machines that carry every one of `labels`; with `includeDeleted`, tombstones too. */
   getPods(options: CallOptions & { labels: Record<string, string>; includeDeleted?: boolean }): Promise<MachineList>;
-  /** Returns at once; the machine goes to `stopping`, then `stopped`. A shorter grace than a stop under way shortens it. */
+  /**
+   * Returns at once; the machine goes to `stopping`, then `stopped`. A shorter grace than that of a stop under way shortens
+   * it, a longer one changes nothing: an agent that was restarted says the whole grace again.
+   */
   stopPod(id: string, options: CallOptions & { graceSeconds: number }): Promise<Machine>;
   /** Idempotent, leaves a tombstone. `force` kills what still runs; without it, a running machine is stopped first. */
   deletePod(id: string, options: CallOptions & { force: boolean }): Promise<void>;

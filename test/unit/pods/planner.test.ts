@@ -13,13 +13,13 @@ import type { Machine } from "../../../src/provider/machine.ts";
 import { podStatus } from "../../../src/pods/status.ts";
 import { container, exited, machine, NOW, pod } from "./fixtures.ts";
 
-const context = { now: NOW, hostIPs: ["10.1.0.1"], version: undefined };
+const context = { now: NOW, monotonic: NOW, hostIPs: ["10.1.0.1"], version: undefined };
 const found = (m: Machine): Observed => ({ kind: "found", machine: m });
 const absent: Observed = { kind: "absent" };
 const unknown: Observed = { kind: "unknown" };
 const memory = (change: Partial<PodMemory> = {}): PodMemory => ({ ...newMemory(), ...change });
 const next = (p: Pod, observed: Observed, m: PodMemory = memory(), at = NOW) =>
-  plan({ kind: "pod", pod: p }, observed, m, { ...context, now: at });
+  plan({ kind: "pod", pod: p }, observed, m, { ...context, now: at, monotonic: at });
 
 /** The pod with the status that belongs to this machine already written. */
 function settled(p: Pod, m: Machine): Pod {
@@ -122,8 +122,26 @@ describe("deletion", () => {
   const dying = (change = {}) =>
     ({ ...running, metadata: { ...running.metadata, ...deleted(change) } }) as unknown as Pod;
 
-  test("stops the machine with what is left of the grace period", () => {
-    expect(next(dying({ seconds: 12 }), found(machine()))).toEqual({ do: "stop", graceSeconds: 12 });
+  test.each([
+    ["ahead of the API server's", -18],
+    ["behind the API server's", 42],
+  ])("gives the machine its whole grace period by a clock that is %s", (_which, seconds) => {
+    expect(next(dying({ seconds, grace: 12 }), found(machine()))).toEqual({ do: "stop", graceSeconds: 12 });
+  });
+
+  test("gives a second where there is no grace", () => {
+    expect(next(dying({ seconds: 0, grace: 0 }), found(machine()))).toEqual({ do: "stop", graceSeconds: 1 });
+  });
+
+  test("does not end a stop under way because the wall clock jumps", () => {
+    const stopping = machine({ state: "stopping" });
+    const jumped = plan(
+      { kind: "pod", pod: settled(dying(), stopping) },
+      found(stopping),
+      memory({ stopDeadline: NOW + 30_000 }),
+      { ...context, now: NOW + 3_600_000 },
+    );
+    expect(jumped).toEqual({ do: "wait", afterMs: 40_000 });
   });
 
   test("stops again when the grace period was shortened", () => {
@@ -212,6 +230,15 @@ describe("the active deadline", () => {
     });
     expect(next(p, found(over))).toMatchObject({ patch: { phase: "Succeeded" } });
   });
+
+  test("does not fail a pod that finished in time by a backend whose clock is ahead", () => {
+    const over = machine({ state: "stopped", stopped_at: "2026-06-01T12:00:03.000Z", containers: [exited("app", 0)] });
+    const p = pod({
+      spec: { activeDeadlineSeconds: 121, restartPolicy: "Never" },
+      status: { startTime: "2026-06-01T11:58:00Z", phase: "Running" },
+    });
+    expect(next(p, found(over))).toMatchObject({ patch: { phase: "Succeeded" } });
+  });
 });
 
 describe("a pod that is over", () => {
@@ -228,7 +255,7 @@ describe("a pod that is over", () => {
 
 describe("a machine without a pod", () => {
   const orphan = (observed: Observed, m: PodMemory, at = NOW) =>
-    plan({ kind: "none" }, observed, m, { ...context, now: at });
+    plan({ kind: "none" }, observed, m, { ...context, now: at, monotonic: at });
 
   test("is not touched before the list of pods is complete", () => {
     expect(plan({ kind: "unknown" }, found(machine()), memory(), context)).toEqual({ do: "wait" });
