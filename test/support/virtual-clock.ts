@@ -9,6 +9,7 @@ export async function settle(rounds = 5): Promise<void> {
 export class VirtualClock implements Clock {
   #nowMs: number;
   readonly #startMs: number;
+  #stepMs = 0;
   #timers: { at: number; order: number; run: () => void }[] = [];
   #order = 0;
 
@@ -18,7 +19,12 @@ export class VirtualClock implements Clock {
   }
 
   now(): number {
-    return this.#nowMs;
+    return this.#nowMs + this.#stepMs;
+  }
+
+  /** Somebody sets the wall clock; no time passes. */
+  step(ms: number): void {
+    this.#stepMs += ms;
   }
 
   monotonic(): number {

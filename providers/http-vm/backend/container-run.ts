@@ -9,7 +9,7 @@ const LOG_DRAIN_MS = 5_000;
 
 /** The stop of a container. It may be hastened while it is under way: change it, then fire `changed`. */
 export interface StopTask {
-  /** Wall-clock milliseconds. */
+  /** Milliseconds on the monotonic clock. */
   deadline: number;
   /** The signal waits: another container must end before this one. */
   holdSignal: boolean;

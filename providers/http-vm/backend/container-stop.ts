@@ -29,7 +29,7 @@ export async function stopContainer(run: ContainerRun, task: StopTask, options: 
   /** Resolves at the container's end, at a change of the task, or at `until`. */
   const wait: Wait = async (until) => {
     const timer = Promise.withResolvers<void>();
-    const cancel = clock.after(Math.max(0, until - clock.now()), timer.resolve);
+    const cancel = clock.after(Math.max(0, until - clock.monotonic()), timer.resolve);
     await Promise.race([ended, task.changed.wait(), timer.promise]);
     cancel();
   };
@@ -39,19 +39,19 @@ export async function stopContainer(run: ContainerRun, task: StopTask, options: 
     begun = true;
     task.changed.fire();
   });
-  while (!begun && isOpen() && !task.force && clock.now() < task.deadline) await wait(task.deadline);
+  while (!begun && isOpen() && !task.force && clock.monotonic() < task.deadline) await wait(task.deadline);
   if (isOpen() && !task.force && sandbox() !== undefined) await preStop(run, task, options, wait);
   // As in a kubelet, nobody's turn is waited for longer: then all have their last seconds together.
-  while (isOpen() && task.holdSignal && !task.force && clock.now() < task.deadline) await wait(task.deadline);
+  while (isOpen() && task.holdSignal && !task.force && clock.monotonic() < task.deadline) await wait(task.deadline);
   if (isOpen() && !task.force) {
-    const signalled = clock.now();
+    const signalled = clock.monotonic();
     await sandbox()
       ?.signal(run.ref, options.signal)
       .catch((error: unknown) => {
         logger.warn({ container, error: toError(error).message }, "cannot deliver the stop signal");
       });
     const killAt = () => Math.max(task.deadline, signalled + MIN_KILL_WAIT_MS);
-    while (isOpen() && !task.force && clock.now() < killAt()) await wait(killAt());
+    while (isOpen() && !task.force && clock.monotonic() < killAt()) await wait(killAt());
   }
   // The shim reports the end; until then, kill again and again what does not go.
   while (isOpen()) {
@@ -60,7 +60,7 @@ export async function stopContainer(run: ContainerRun, task: StopTask, options: 
       .catch((error: unknown) => {
         logger.warn({ container, error: toError(error).message }, "cannot kill the container yet");
       });
-    if (isOpen()) await wait(clock.now() + MIN_KILL_WAIT_MS);
+    if (isOpen()) await wait(clock.monotonic() + MIN_KILL_WAIT_MS);
   }
 }
 
@@ -70,14 +70,15 @@ type Wait = (until: number) => Promise<void>;
 async function preStop(run: ContainerRun, task: StopTask, options: StopOptions, wait: Wait): Promise<void> {
   const { clock } = options;
   // As in a kubelet, a hook that would have no time is not begun.
-  if (options.preStop === undefined || clock.now() >= task.deadline) return;
+  if (options.preStop === undefined || clock.monotonic() >= task.deadline) return;
   const abort = new AbortController();
   let isOver = false;
   const hook = options.preStop(AbortSignal.any([abort.signal, run.ended.signal])).finally(() => {
     isOver = true;
     task.changed.fire();
   });
-  while (!isOver && !task.force && clock.now() < task.deadline && !run.ended.signal.aborted) await wait(task.deadline);
+  while (!isOver && !task.force && clock.monotonic() < task.deadline && !run.ended.signal.aborted)
+    await wait(task.deadline);
   abort.abort(new Error("the grace period is used up"));
   await hook;
   options.preStopDone?.();

@@ -1,5 +1,6 @@
 import { closeSync, mkdirSync, openSync } from "node:fs";
 import { join } from "node:path";
+import { isDeepStrictEqual } from "node:util";
 import { PTY_MODULE, attachShim, installShim, shimEverStarted, startShim, watchShim } from "./shim-client.ts";
 import PQueue from "p-queue";
 import {
@@ -55,6 +56,8 @@ const START_CONCURRENCY = 8;
 const LOG_MAX_BYTES = 10 * 1024 * 1024;
 const LOG_MAX_FILES = 5;
 /** Long enough for any create that is still in flight somewhere. */
+/** Enough to tell how it was stopped; there may be tens of thousands of tombstones. */
+const TOMBSTONE_NOTICES = 5;
 const TOMBSTONE_MS = 24 * 60 * 60 * 1000;
 const PRUNE_EVERY_MS = 10 * 60 * 1000;
 /** How often what the disk or the engine did not allow is tried again. */
@@ -169,7 +172,9 @@ export class LocalProvider implements Provider {
     const { id } = supervisor;
     if (this.#closed.signal.aborted || this.#supervisors.get(id) !== supervisor) return;
     try {
-      this.#store.bury(structuredClone(supervisor.record.machine));
+      const { machine } = supervisor.record;
+      const notices = machine.notices?.slice(-TOMBSTONE_NOTICES);
+      this.#store.bury(structuredClone({ ...machine, ...(notices && { notices }) }));
     } catch (error) {
       this.#options.logger.error({ machine: id, error: toError(error).message }, "cannot write a tombstone yet");
       this.#later(() => this.#bury(supervisor));
@@ -284,10 +289,8 @@ export class LocalProvider implements Provider {
     const supervisor = this.#find(id);
     assertCapable(patchCapabilities(patch), this.#engine.capabilities);
     for (const spec of patch.ephemeral_containers ?? []) {
-      validateSpec({
-        ...supervisor.spec,
-        ephemeral_containers: [...(supervisor.spec.ephemeral_containers ?? []), spec],
-      });
+      const others = (supervisor.spec.ephemeral_containers ?? []).filter((known) => !isDeepStrictEqual(known, spec));
+      validateSpec({ ...supervisor.spec, ephemeral_containers: [...others, spec] });
       this.#engine.validate?.({ ...supervisor.spec, ephemeral_containers: [spec] });
     }
     await supervisor.patch(patch);

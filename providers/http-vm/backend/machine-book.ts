@@ -4,6 +4,7 @@
  */
 import { readdirSync, rmSync } from "node:fs";
 import { join } from "node:path";
+import { isDeepStrictEqual } from "node:util";
 import {
   type Clock,
   type ContainerSpec,
@@ -168,7 +169,21 @@ export class MachineBook {
       own.phase = "new";
       delete own.definitionChanged;
       delete own.backoff;
+      // A container that was shown to have ended may never be shown to run, under some policies (API: validatePodStatus).
+      if (this.record.ending === undefined) this.wait(name, "ContainerCreating");
     }
+  }
+
+  lastExitCode(name: string): number {
+    const { terminated, last } = this.state(name);
+    return (terminated ?? last)?.exit_code ?? 0;
+  }
+
+  /** Whether its rules and policy let the container, which has ended, run again. */
+  mayRestart(name: string): boolean {
+    const spec = this.findSpec(name);
+    const policy = spec.restart_policy ?? this.spec.restart_policy;
+    return restartDecision(spec, policy, this.lastExitCode(name)) !== "no";
   }
 
   /** Until the next start or back-off, a container that failed to start waits for that reason (kubelet.md §2.5). */
@@ -176,9 +191,7 @@ export class MachineBook {
     const { kind } = this.own(spec.name);
     const { terminated } = this.state(spec.name);
     const isAtEnd = this.record.ending !== undefined || this.record.restarting !== undefined;
-    if (terminated === undefined || kind === "ephemeral" || isAtEnd) return;
-    const policy = spec.restart_policy ?? this.spec.restart_policy;
-    if (restartDecision(spec, policy, terminated.exit_code) === "no") return;
+    if (terminated === undefined || kind === "ephemeral" || isAtEnd || !this.mayRestart(spec.name)) return;
     this.wait(spec.name, reason, message);
     this.commit();
   }
@@ -258,14 +271,21 @@ export class MachineBook {
     Object.assign(this.record.machine, shown);
   }
 
-  /** @throws ProviderError conflict when there is a container of this name */
+  /**
+   * Does nothing when it is there already: a patch may be repeated. Written first, for a container of which only the record
+   * knows could not be supervised by a next backend.
+   * @throws ProviderError conflict when there is another container of this name
+   */
   addEphemeral(spec: ContainerSpec): void {
+    if (this.spec.ephemeral_containers?.some((known) => isDeepStrictEqual(known, spec))) return;
     if (this.record.containers[spec.name] !== undefined) {
       throw new ProviderError("conflict", `machine ${this.id} has a container "${spec.name}" already`, {
         field: "ephemeral_containers.name",
       });
     }
-    this.spec = { ...this.spec, ephemeral_containers: [...(this.spec.ephemeral_containers ?? []), spec] };
+    const next = { ...this.spec, ephemeral_containers: [...(this.spec.ephemeral_containers ?? []), spec] };
+    this.#store.saveSpec(this.id, next);
+    this.spec = next;
     this.addRecord({ spec, kind: "ephemeral" });
   }
 

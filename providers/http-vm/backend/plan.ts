@@ -140,8 +140,8 @@ class Steps {
 
   start(container: ContainerSpec, backoff?: ContainerRecord["backoff"]): void {
     if (this.#busy.starting.has(container.name)) return;
-    const retryAt = this.#record.containers[container.name]!.retry?.at ?? 0;
-    if (retryAt > this.#now) this.#wake(retryAt);
+    const { retry } = this.#record.containers[container.name]!;
+    if (retry !== undefined && isAhead(retry.at, retry.ms, this.#now)) this.#wake(retry.at);
     else this.#actions.push({ do: "start", container: container.name, ...(backoff === undefined ? {} : { backoff }) });
   }
 
@@ -211,6 +211,11 @@ export function restartDecision(
   return "restart";
 }
 
+/** Whether a wait of that length is not over yet. One that would take longer than it is was begun before the clock was set back. */
+function isAhead(until: number, ms: number, now: number): boolean {
+  return now < until && until - now <= ms;
+}
+
 export interface BackoffLimits {
   initialMs: number;
   maxMs: number;
@@ -229,6 +234,6 @@ export function nextRestart(
   if (backoff === undefined || finishedAt - backoff.updatedAt > 2 * limits.maxMs)
     return { backoff: { ms: limits.initialMs, updatedAt: now } };
   const until = finishedAt + backoff.ms;
-  if (now < until) return { ms: backoff.ms, until };
+  if (isAhead(until, backoff.ms, now)) return { ms: backoff.ms, until };
   return { backoff: { ms: Math.min(backoff.ms * 2, limits.maxMs), updatedAt: now } };
 }

@@ -102,7 +102,10 @@ export class Supervisor implements MachineHome {
   #starts = new AbortController();
   #sandbox: Sandbox | undefined;
   #opening: AbortController | undefined;
+  /** On the monotonic clock, in milliseconds. */
   #sandboxRetry = { at: 0, ms: 0 };
+  /** When the machine's end is to be over; on the monotonic clock, for the wall clock may be set back. */
+  #endAt: number | undefined;
   #winding = false;
   #planned = false;
   /** False while a former backend's sandbox has yet to be found again: until then nothing is begun or ended. */
@@ -244,24 +247,29 @@ export class Supervisor implements MachineHome {
    */
   stop(graceSeconds: number, force = false): void {
     if (isOver(this.#book.record.machine)) return;
+    this.#hasten(graceSeconds, force);
+    this.#book.requireWritten();
+  }
+
+  #hasten(graceSeconds: number, force: boolean): void {
     const ending: Ending = { deadline: this.#clock.now() + graceSeconds * 1000, force, state: "stopped" };
     const before = this.#book.record.ending;
     if (before === undefined) this.#end(ending);
     else if (before.deadline > ending.deadline || (force && !before.force))
       this.#end({ ...before, deadline: Math.min(before.deadline, ending.deadline), force: before.force || force });
-    this.#book.requireWritten();
   }
 
   /** @throws ProviderError unavailable when that cannot be written down yet; it is done all the same. */
   delete(force: boolean): void {
-    const isFirst = !this.#book.record.deleted;
-    if (isFirst) {
-      this.#book.record.deleted = true;
-      this.#book.commit();
-    }
-    if (isFirst || force) this.stop(force ? 0 : this.#book.graceMs() / 1000, force);
+    const { record } = this.#book;
+    const { deleted, ending } = record;
+    record.deleted = true;
+    // One write for both: what is deleted and is not being stopped would run on after a kill in between.
+    if (!isOver(record.machine) && (!deleted || force || ending === undefined))
+      this.#hasten(force ? 0 : this.#book.graceMs() / 1000, force);
+    if (!deleted && record.ending === ending) this.#book.commit();
     this.#book.requireWritten();
-    if (isOver(this.#book.record.machine)) this.#context.onDeleted(this);
+    if (isOver(record.machine)) this.#context.onDeleted(this);
   }
 
   /** One after the other: a caller whose patience is shorter than the engine's asks again meanwhile. */
@@ -286,7 +294,7 @@ export class Supervisor implements MachineHome {
     this.#replan();
   }
 
-  /** @throws ProviderError conflict when the machine is at its end */
+  /** @throws ProviderError conflict when the machine is at its end, unavailable when it is out of sight */
   #requireChangeable(): void {
     if (isOver(this.#book.record.machine) || this.#book.record.ending !== undefined) {
       throw new ProviderError(
@@ -294,6 +302,8 @@ export class Supervisor implements MachineHome {
         `machine ${this.id} is ${this.#book.record.machine.state}: it cannot be changed any more`,
       );
     }
+    if (!this.#ready)
+      throw new ProviderError("unavailable", `machine ${this.id} cannot be reached just now: it cannot be changed yet`);
   }
 
   logs(container: string, options: LogOptions): AsyncIterable<LogLine[]> {
@@ -463,6 +473,7 @@ export class Supervisor implements MachineHome {
 
   #end(ending: Ending): void {
     this.#book.record.ending = ending;
+    this.#endAt = undefined;
     if (this.#runtimes.size > 0 || this.#opening !== undefined) this.#book.record.machine.state = "stopping";
     this.#opening?.abort(new Error("the machine is being stopped"));
     this.#starts.abort(new Error("the machine is being stopped"));
@@ -470,15 +481,18 @@ export class Supervisor implements MachineHome {
     this.#replan();
   }
 
+  /** On the monotonic clock, like all deadlines of stops. */
   #endDeadline(): number {
-    return this.#book.record.ending?.deadline ?? this.#clock.now() + this.#book.graceMs();
+    const { ending } = this.#book.record;
+    if (ending === undefined) return this.#clock.monotonic() + this.#book.graceMs();
+    return (this.#endAt ??= this.#clock.monotonic() + ending.deadline - this.#clock.now());
   }
 
   // --- sandbox ---
 
   async #open(): Promise<void> {
-    if (this.#sandboxRetry.at > this.#clock.now()) {
-      this.#wakeAfter(this.#sandboxRetry.at - this.#clock.now());
+    if (this.#sandboxRetry.at > this.#clock.monotonic()) {
+      this.#wakeAfter(this.#sandboxRetry.at - this.#clock.monotonic());
       return;
     }
     const opening = new AbortController();
@@ -489,9 +503,7 @@ export class Supervisor implements MachineHome {
         this.#book.record.sandbox = "opening";
         this.#book.record.machine.state = "creating";
         this.#book.write();
-        const sandbox = await this.#inEngine(this.#openSandbox(opening.signal));
-        this.#book.record.sandbox = "open";
-        this.#adoptSandbox(sandbox);
+        await this.#inEngine(this.#openSandbox(opening.signal));
       });
       this.#sandboxRetry = { at: 0, ms: 0 };
       if (this.#book.record.ending === undefined) this.#book.record.machine.state = "starting";
@@ -506,17 +518,25 @@ export class Supervisor implements MachineHome {
     }
   }
 
-  async #openSandbox(signal: AbortSignal): Promise<Sandbox> {
+  async #openSandbox(signal: AbortSignal): Promise<void> {
     const sandbox = await this.#context.engine.open(this, signal);
     try {
-      for (const volume of this.#book.filesVolumes()) await this.#applyFiles(sandbox, volume);
+      // A patch may replace files meanwhile, and leaves it to this to put them in place.
+      const applied = new Set<Volume>();
+      for (;;) {
+        const volume = this.#book.filesVolumes().find((each) => !applied.has(each));
+        if (volume === undefined) break;
+        applied.add(volume);
+        await this.#applyFiles(sandbox, volume);
+      }
       // What was opened for a backend that is ending is for the next one to clear away.
       this.#closing.signal.throwIfAborted();
-      return sandbox;
     } catch (error) {
       await sandbox.close().catch(() => {});
       throw error;
     }
+    this.#book.record.sandbox = "open";
+    this.#adoptSandbox(sandbox);
   }
 
   async #openFailed(error: Error): Promise<void> {
@@ -534,7 +554,7 @@ export class Supervisor implements MachineHome {
       return;
     }
     const ms = Math.min(this.#sandboxRetry.ms * 2 || SANDBOX_RETRY_MS.first, SANDBOX_RETRY_MS.max);
-    this.#sandboxRetry = { at: this.#clock.now() + ms, ms };
+    this.#sandboxRetry = { at: this.#clock.monotonic() + ms, ms };
     this.#book.record.machine.message = `Failed to create pod sandbox: ${error.message}`;
     this.#book.commit();
   }
@@ -623,6 +643,9 @@ export class Supervisor implements MachineHome {
     for (const { spec, kind } of containersOf(this.#book.spec)) {
       if (kind === "ephemeral") continue;
       const own = this.#book.own(spec.name);
+      // What has done its work is not done again for the want of a sandbox (kubelet: computePodActions).
+      const hasSucceeded = own.phase === "exited" && this.#book.lastExitCode(spec.name) === 0;
+      if (newSandbox && !all && kind === "main" && hasSucceeded && !this.#book.mayRestart(spec.name)) continue;
       if (all && own.phase === "exited") this.#book.showRestartOfAll(spec.name);
       else this.#book.wait(spec.name, hasInit ? "PodInitializing" : "ContainerCreating");
       own.phase = "new";
@@ -983,7 +1006,8 @@ export class Supervisor implements MachineHome {
       this.#book.commit();
     } else if (!healthy) {
       const grace = spec.probes?.[kind]?.termination_grace_s;
-      this.#stopContainer(spec.name, this.#clock.now() + (grace === undefined ? this.#book.graceMs() : grace * 1000), {
+      const graceMs = grace === undefined ? this.#book.graceMs() : grace * 1000;
+      this.#stopContainer(spec.name, this.#clock.monotonic() + graceMs, {
         holdSignal: false,
         force: false,
         message: `Container ${spec.name} failed ${kind} probe, will be restarted`,
@@ -1199,13 +1223,14 @@ export class Supervisor implements MachineHome {
     delete own.backoff;
     if (this.#runtimes.has(name)) {
       this.#stopToStartAgain(name, definitionChanged(name));
-    } else if (own.phase === "exited" && own.kind === "main") own.phase = "new";
+    } else if (own.phase === "exited" && own.kind === "main" && this.#book.mayRestart(name)) own.phase = "new";
   }
 
   /** Whatever its restart policy, and without back-off. */
   #stopToStartAgain(name: string, message: string): void {
     this.#book.own(name).definitionChanged = true;
-    this.#stopContainer(name, this.#clock.now() + this.#book.graceMs(), { holdSignal: false, force: false, message });
+    const deadline = this.#clock.monotonic() + this.#book.graceMs();
+    this.#stopContainer(name, deadline, { holdSignal: false, force: false, message });
   }
 
   async #resize({

@@ -162,6 +162,48 @@ test("a stop of a machine that is out of sight is done once it is found", async 
   expect((await world.machine()).state).toBe("stopped");
 });
 
+test("a change of a machine that is out of sight is refused for now, not forgotten", async () => {
+  const world = await World.create();
+  await world.create({ volumes: [{ name: "f", type: "files", version: "0", files: [] }] });
+  world.recoverErrors = [new Error("the guest does not answer")];
+  await world.restart();
+  const patch = () =>
+    world.provider.updatePod("m1", { files: [{ volume: "f", version: "1", files: [] }] }, { signal: world.signal });
+  await expect(patch()).rejects.toMatchObject({ code: "unavailable" });
+  await world.advance(10_000);
+  await patch();
+  expect(world.patched).toEqual(["f=0", "f=1"]);
+});
+
+test("a delete of which only the half was written is finished when it is repeated", async () => {
+  const world = await World.create();
+  await world.create({});
+  const path = join(world.stateDir, "machines", "m1", "state.json");
+  await world.restart(() => {
+    const record = JSON.parse(readFileSync(path, "utf8")) as object;
+    writeFileSync(path, JSON.stringify({ ...record, deleted: true }));
+  });
+  await world.provider.deletePod("m1", { force: false, signal: world.signal });
+  await world.advance(0);
+  expect((await world.machine()).state).toBe("deleted");
+});
+
+test("an ephemeral container that could not be written is added when its patch is repeated, and only once", async () => {
+  const world = await World.create();
+  await world.create({});
+  const mend = world.breakFile("machines", "m1", "spec.json");
+  const patch = () =>
+    world.provider.updatePod("m1", { ephemeral_containers: [main("debug")] }, { signal: world.signal });
+  await expect(patch()).rejects.toThrow();
+  await world.advance(0);
+  expect(world.starts("debug")).toEqual([]);
+  mend();
+  await patch();
+  await patch();
+  await world.advance(0);
+  expect(world.starts("debug")).toHaveLength(1);
+});
+
 test("close waits for the engine, and writes nothing after it", async () => {
   const world = await World.create();
   await world.create({});
@@ -252,6 +294,22 @@ describe("patches of files", () => {
     await Promise.all(both);
     expect(world.patched).toEqual(["f=0", "f=1", "f=2"]);
     expect((await world.machine()).file_versions).toEqual({ f: "2" });
+  });
+
+  test("are in place at the start though they come while the sandbox is made", async () => {
+    const world = await World.create();
+    const { promise, resolve } = Promise.withResolvers<void>();
+    world.applying = promise;
+    await world.create({ volumes: [{ name: "f", type: "files", version: "0", files: [] }] });
+    await world.provider.updatePod(
+      "m1",
+      { files: [{ volume: "f", version: "1", files: [] }] },
+      { signal: world.signal },
+    );
+    resolve();
+    await world.advance(0);
+    expect(world.patched).toEqual(["f=0", "f=1"]);
+    expect(await world.machine()).toMatchObject({ state: "running", file_versions: { f: "1" } });
   });
 
   test("leave nothing of a machine that was deleted meanwhile", async () => {

@@ -150,6 +150,37 @@ test("a new image restarts the container at once, whatever its policy, and says 
   expect(await world.notices()).toContain("Killing: Container a definition changed, will be restarted");
 });
 
+test("a new image does not run again what its policy says is over", async () => {
+  const world = await World.create();
+  await world.create({ restart_policy: "never", containers: [main("a"), main("b")] });
+  await world.exit("a", 0);
+  await world.provider.updatePod("m1", { containers: [{ name: "a", image: "j" }] }, { signal: world.signal });
+  await world.advance(0);
+  expect(world.starts("a")).toHaveLength(1);
+  expect(await world.container("a")).toMatchObject({ state: "terminated", terminated: { exit_code: 0 } });
+});
+
+test("a container that is stopped for a new image waits for it: it is not shown to have come to its end", async () => {
+  const world = await World.create();
+  await world.create({ restart_policy: "never" });
+  world.launching = new Promise(() => {});
+  await world.provider.updatePod("m1", { containers: [{ name: "a", image: "j" }] }, { signal: world.signal });
+  await world.advance(0);
+  const container = await world.container("a");
+  expect(container).toMatchObject({ state: "waiting", reason: "ContainerCreating", last: { exit_code: 143 } });
+  expect(container.terminated).toBeUndefined();
+});
+
+test("a back-off is over when the clock was set back behind its beginning", async () => {
+  const world = await World.create();
+  await world.create({});
+  await world.exit("a", 1);
+  await world.exit("a", 1);
+  world.clock.step(-86_400_000);
+  await world.advance(10_000);
+  expect(world.running()).toEqual(["a"]);
+});
+
 describe("a change of resources", () => {
   const limited = (memory_bytes: number) => ({ limits: { memory_bytes } });
 
@@ -210,6 +241,15 @@ test("a lost sandbox is made anew and everything starts again, init containers i
   expect(world.sandboxes).toBe(2);
   expect((await world.container("a")).last).toMatchObject({ exit_code: 137, reason: "ContainerStatusUnknown" });
   expect(await world.notices()).toContain("SandboxChanged: Pod sandbox changed, it will be killed and re-created.");
+});
+
+test("what has done its work is not done again when a lost sandbox is made anew", async () => {
+  const world = await World.create();
+  await world.create({ restart_policy: "on_failure", containers: [main("done"), main("failed"), main("running")] });
+  await world.exit("done", 0);
+  await world.lose({ reason: "GuestPanic", message: "the guest is gone" });
+  expect(world.running()).toEqual(["failed", "running"]);
+  expect(await world.container("done")).toMatchObject({ state: "terminated", terminated: { exit_code: 0 } });
 });
 
 test("a lost sandbox fails a machine under policy never", async () => {
