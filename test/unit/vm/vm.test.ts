@@ -27,6 +27,25 @@ describe("size of a VM", () => {
   test("holds what the containers may use, and the guest's share", () =>
     expect(size(machine({ memory_bytes: 100 * MIB }, { memory_bytes: 200 * MIB })).memoryMib).toBe(512));
   test("a container without a limit gets the default", () => expect(size(machine({})).memoryMib).toBe(256));
+  test.each([
+    ["a request", { resources: { requests: { memory_bytes: 100 * MIB } } }, {}],
+    ["no limit beside a container that has one", {}, { containers: machine({ memory_bytes: 100 * MIB }).containers }],
+  ])("%s is no limit: the container gets the default besides", (_title, more, other: Partial<MachineSpec>) => {
+    const [unlimited] = machine({}).containers;
+    const { containers = [] } = other;
+    const own = { ...unlimited!, ...more };
+    expect(size({ ...machine(), containers: [...containers, own] }).memoryMib).toBe(384);
+    expect(size({ ...machine(), containers, init_containers: [own] }).memoryMib).toBe(384);
+  });
+  test("with a limit for the machine as a whole its containers need none", () =>
+    expect(size({ ...machine({}), resources: { limits: { memory_bytes: 90 * MIB } } }).memoryMib).toBe(192));
+  test("sidecars count with the containers, an init container alone", () => {
+    const [init] = machine({ memory_bytes: 150 * MIB }).containers;
+    const sidecar = { ...init!, restart_policy: "always" } as const;
+    const spec = machine({ memory_bytes: 100 * MIB });
+    expect(size({ ...spec, init_containers: [init!] }).memoryMib).toBe(256);
+    expect(size({ ...spec, init_containers: [sidecar] }).memoryMib).toBe(384);
+  });
   test("is one of few, so that templates are shared", () =>
     expect(size(machine({ memory_bytes: 101 * MIB })).memoryMib).toBe(
       size(machine({ memory_bytes: 99 * MIB })).memoryMib,

@@ -11,6 +11,7 @@ import { basename, dirname, join } from "node:path";
 import { Duplex } from "node:stream";
 import {
   type ContainerResources,
+  type ContainerSpec,
   ProviderError,
   type Mount,
   type ProcessStreams,
@@ -73,19 +74,28 @@ interface ContainerStart {
 
 /** Memory and processors of a machine's VM: what its containers may use, and the guest's own share. */
 export function vmSize(spec: MachineHome["spec"], defaults: { memoryMib: number; maxCpus: number }): VmSize {
-  const containers = spec.containers.map(({ resources }) => ({ ...resources?.requests, ...resources?.limits }));
+  const { containers, init_containers: init = [] } = spec;
   const whole = { ...spec.resources?.requests, ...spec.resources?.limits };
-  const sum = (key: "memory_bytes" | "cpu_millis") =>
-    Math.max(
+  // Main containers and sidecars run together, each of the other init containers before them.
+  const isSidecar = ({ restart_policy }: ContainerSpec) => restart_policy === "always";
+  const together = [...containers, ...init.filter(isSidecar)];
+  const alone = init.filter((container) => !isSidecar(container));
+  const asked = (key: "memory_bytes" | "cpu_millis") => {
+    const of = ({ resources }: ContainerSpec) => resources?.limits?.[key] || resources?.requests?.[key] || 0;
+    return Math.max(
       whole[key] ?? 0,
-      containers.reduce((total, amounts) => total + (amounts[key] ?? 0), 0),
+      together.map(of).reduce((total, amount) => total + amount, 0),
+      ...alone.map(of),
     );
-  const asked = Math.ceil(sum("memory_bytes") / (1 << 20));
+  };
   // A container without a limit may use what is there: it gets the default on top of what others asked for.
-  const unlimited = containers.some((amounts) => amounts.memory_bytes === undefined);
-  const wanted = GUEST_OVERHEAD_MIB + asked + (unlimited ? defaults.memoryMib : 0);
+  const isUnlimited =
+    !spec.resources?.limits?.memory_bytes &&
+    [...containers, ...init].some(({ resources }) => !resources?.limits?.memory_bytes);
+  const wanted =
+    GUEST_OVERHEAD_MIB + Math.ceil(asked("memory_bytes") / (1 << 20)) + (isUnlimited ? defaults.memoryMib : 0);
   const memoryMib = MEMORY_CLASSES_MIB.find((size) => size >= wanted) ?? Math.ceil(wanted / 1024) * 1024;
-  return { memoryMib, cpus: Math.max(1, Math.min(defaults.maxCpus, Math.ceil(sum("cpu_millis") / 1000))) };
+  return { memoryMib, cpus: Math.max(1, Math.min(defaults.maxCpus, Math.ceil(asked("cpu_millis") / 1000))) };
 }
 
 /** Makes the VM this machine: its name, its clock, its volumes. */
