@@ -1,4 +1,4 @@
-import { readFileSync, statSync } from "node:fs";
+import { mkdirSync, readFileSync, realpathSync, statSync } from "node:fs";
 import { networkInterfaces } from "node:os";
 import { type Clock, ConfigError, type Logger } from "../../../src/provider/kit/index.ts";
 import { createMachineApiServer } from "../server/server.ts";
@@ -33,9 +33,14 @@ export class HostProblemError extends ConfigError {
 /** Opens the state directory, finds what runs already, and serves the Machine API. */
 export async function startBackend(config: BackendConfig, surroundings: BackendSurroundings): Promise<RunningBackend> {
   const { clock, logger, version } = surroundings;
+  // Containers of any user reach what is made for them; what is secret gets its mode where it is written.
+  process.umask(0o022);
+  mkdirSync(config.stateDir, { recursive: true, mode: 0o700 });
+  // As the kernel spells it in its list of mounts.
+  const stateDir = realpathSync(config.stateDir);
   const hostAddress = addressFor(config.listen);
   const engine = createEngine(config.engine, {
-    stateDir: config.stateDir,
+    stateDir,
     clock,
     logger,
     ...(hostAddress !== undefined && { hostAddress }),
@@ -53,7 +58,7 @@ export async function startBackend(config: BackendConfig, surroundings: BackendS
   const capacity = capacityOf(config);
   const provider = await LocalProvider.open({
     engine,
-    stateDir: config.stateDir,
+    stateDir,
     clock,
     logger,
     host: config.hostName,

@@ -1,0 +1,111 @@
+/** What a backend makes of its surroundings before the engine sees them. */
+import { mkdirSync, mkdtempSync, realpathSync, rmSync, symlinkSync } from "node:fs";
+import { tmpdir } from "node:os";
+import { join } from "node:path";
+import { afterEach, beforeEach, expect, onTestFinished, test, vi } from "vitest";
+import { type RunningBackend, startBackend } from "../../../providers/http-vm/backend/backend.ts";
+import { parseBackendConfig } from "../../../providers/http-vm/backend/config.ts";
+import { createOciEngine } from "../../../providers/http-vm/backend/engines/oci/engine.ts";
+import { mountsBelow } from "../../../providers/http-vm/backend/host/mounts.ts";
+import { HostNetwork } from "../../../providers/http-vm/backend/network/network.ts";
+import type { MachineSpec } from "../../../src/provider/machine.ts";
+import { silentLogger } from "../../../src/telemetry/logger.ts";
+import { systemClock } from "../../../src/util/clock.ts";
+import { testNetwork } from "../../support/host.ts";
+import { leaveOut } from "../../support/left-out.ts";
+import { busyboxImage, missingForImages, startRegistry, type TestRegistry } from "../../support/registry.ts";
+
+const { dir: _dir, ...network } = testNetwork("");
+const engine = createOciEngine({ stateDir: "/nonexistent", clock: systemClock, logger: silentLogger, network });
+const problems = (await engine.check()).filter(({ fatal }) => fatal).map(({ problem }) => problem);
+const missing = [...problems, ...[missingForImages() ?? []].flat()];
+const signal = new AbortController().signal;
+
+let dir: string;
+let registry: TestRegistry;
+let backend: RunningBackend;
+
+async function serve(stateDir: string): Promise<void> {
+  const config = {
+    apiVersion: "vmlet.dev/v1",
+    kind: "BackendConfig",
+    stateDir,
+    listen: { port: 0 },
+    engine: { type: "oci", network },
+  };
+  const surroundings = { clock: systemClock, logger: silentLogger, version: "0" };
+  backend = await startBackend(parseBackendConfig(JSON.stringify(config), "test"), surroundings);
+}
+
+const until = (look: () => Promise<void>) => vi.waitFor(look, { timeout: 20_000, interval: 10 });
+
+/** What container `a` prints until its end; the machine is deleted then. */
+async function run(spec: Omit<MachineSpec, "labels">): Promise<string> {
+  const { provider } = backend;
+  await provider.createPod("m", { labels: {}, ...spec }, { signal });
+  const state = async () => (await provider.getPod("m", { signal })).state;
+  await until(async () => expect(await state()).toBe("stopped"));
+  let output = "";
+  for await (const line of provider.getLogs("m", "a", { signal })) output += `${line.content.toString()}\n`;
+  await provider.deletePod("m", { force: true, signal });
+  await until(async () => expect(await state()).toBe("deleted"));
+  return output;
+}
+
+if (missing.length > 0) {
+  leaveOut("a backend of engine oci", missing);
+} else {
+  beforeEach(async () => {
+    dir = realpathSync(mkdtempSync(join(tmpdir(), "vmlet-serve-")));
+    registry = await startRegistry();
+    await registry.push("t/busybox:1", await busyboxImage());
+  });
+  afterEach(async () => {
+    await backend.close();
+    await registry.stop();
+    await new HostNetwork({ dir: "/nonexistent/network", ...network }).remove();
+    rmSync(dir, { recursive: true, force: true });
+  });
+
+  test("containers of any user work, whatever the umask with which the backend was started", async () => {
+    const before = process.umask(0o077);
+    onTestFinished(() => void process.umask(before));
+    await serve(join(dir, "state"));
+    const output = await run({
+      restart_policy: "never",
+      volumes: [
+        { name: "e", type: "empty_dir", medium: "disk" },
+        {
+          name: "f",
+          type: "files",
+          version: "1",
+          files: [{ path: "sub/k", mode: 0o644, content_b64: Buffer.from("file\n").toString("base64") }],
+        },
+      ],
+      containers: [
+        {
+          name: "a",
+          image: `${registry.host}/t/busybox:1`,
+          command: ["sh", "-c", "cat /f/sub/k; echo own > /e/x && cat /e/x; cat /etc/hostname > /dev/null && umask"],
+          security: { user: 1000 },
+          mounts: [
+            { volume: "e", path: "/e" },
+            { volume: "f", path: "/f" },
+          ],
+        },
+      ],
+    });
+    expect(output).toBe("file\nown\n0022\n");
+  });
+
+  test("a machine is removed from a state directory that is reached by a symbolic link", async () => {
+    mkdirSync(join(dir, "real"));
+    symlinkSync(join(dir, "real"), join(dir, "link"));
+    await serve(join(dir, "link/state"));
+    await run({
+      restart_policy: "never",
+      containers: [{ name: "a", image: `${registry.host}/t/busybox:1`, command: ["true"] }],
+    });
+    expect(await mountsBelow(join(dir, "real"))).toEqual([]);
+  });
+}
