@@ -26,7 +26,12 @@ export type ProviderErrorCode =
 
 const RETRYABLE: readonly ProviderErrorCode[] = ["conflict", "quota", "rate_limited", "unauthorized", "unavailable"];
 
+/** Marks the errors of every copy of this file: a provider module may bring its own installation of the kit. */
+const BRAND = Symbol.for("vmlet.dev/ProviderError");
+
+/** What a provider's calls throw. `instanceof` holds for the errors of every copy of the kit, not only of this one. */
 export class ProviderError extends VmletError {
+  readonly [BRAND] = true;
   readonly code: ProviderErrorCode;
   /** The spec's field at fault, as a dotted path, for `invalid` and `unsupported`. */
   readonly field: string | undefined;
@@ -46,6 +51,10 @@ export class ProviderError extends VmletError {
     this.code = code;
     this.field = options.field;
     this.requestId = options.requestId;
+  }
+
+  static override [Symbol.hasInstance](value: unknown): value is ProviderError {
+    return typeof value === "object" && value !== null && BRAND in value;
   }
 }
 
