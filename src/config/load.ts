@@ -3,6 +3,7 @@
  * The only folder that reads the environment.
  */
 import { readFileSync } from "node:fs";
+import { dirname, resolve } from "node:path";
 import { LineCounter, isMap, isNode, parseDocument, type Document } from "yaml";
 import type { z } from "zod";
 import { VmletError, toError } from "../util/errors.ts";
@@ -40,7 +41,10 @@ const ENVIRONMENT: Record<string, keyof ConfigOverrides> = {
   VMLET_NODE_ADDRESS: "nodeAddress",
 };
 
-/** @throws ConfigError */
+/**
+ * @returns the configuration, in which a provider module's relative path has become one from the file's folder
+ * @throws ConfigError
+ */
 export function loadConfig(
   path: string,
   flags: ConfigOverrides,
@@ -66,7 +70,11 @@ export function loadConfig(
     overrides[key] = value;
     origins[key] = `--${name.replaceAll(/[A-Z]/g, (letter) => `-${letter.toLowerCase()}`)}`;
   }
-  return parseConfig(text, path, overrides, origins);
+  const config = parseConfig(text, path, overrides, origins);
+  for (const { provider } of config.nodes)
+    if (provider.type === "module" && provider.module.startsWith("."))
+      provider.module = resolve(dirname(path), provider.module);
+  return config;
 }
 
 /** Where an override comes from, as its user knows it. */
@@ -171,10 +179,19 @@ function faultsOf(
       (key) => `${path}${position(document, lines, [...fields, key])}: ${fieldName([...fields, key])}: unknown key`,
     );
   }
-  const missing = issue.code === "invalid_type" && document.getIn(fields) === undefined;
-  const message = missing ? "is required" : issue.message.replace(/^Invalid input: /, "");
-  const place = originOf(fields) ?? `${path}${position(document, lines, fields)}`;
-  return [`${place}: ${fieldName(fields) || "(file)"}: ${message}`];
+  const origin = originOf(fields);
+  const place = origin ?? `${path}${position(document, lines, fields)}`;
+  const fault = faultOf(issue, origin === undefined && document.getIn(fields) === undefined);
+  return [`${place}: ${fieldName(fields) || "(file)"}: ${fault}`];
+}
+
+function faultOf(issue: z.core.$ZodIssue, isMissing: boolean): string {
+  if (issue.code === "invalid_union") {
+    const options = "options" in issue ? issue.options : undefined;
+    const wanted = options === undefined ? issue.message : `must be one of ${options.join(", ")}`;
+    return isMissing ? `is required: ${wanted}` : wanted;
+  }
+  return issue.code === "invalid_type" && isMissing ? "is required" : issue.message.replace(/^Invalid input: /, "");
 }
 
 /** `:line:column` of the field, or of the nearest place above it that the file has. */

@@ -23,10 +23,12 @@ const duration = (fallback: string) =>
     .default(fallback)
     .describe(`Duration. Default ${fallback}.`);
 
+const QUANTITY_FAULT = "must be a Kubernetes quantity such as 500m, 4, 512Mi or 64Gi";
+
 const quantity = z
-  .union([z.string().meta({ pattern: QUANTITY_PATTERN }), z.number()])
+  .union([z.string().meta({ pattern: QUANTITY_PATTERN }), z.number()], QUANTITY_FAULT)
   .transform(String)
-  .refine(isQuantity, "must be a Kubernetes quantity such as 500m, 4, 512Mi or 64Gi");
+  .refine(isQuantity, QUANTITY_FAULT);
 
 function isDuration(text: string): boolean {
   try {
@@ -53,16 +55,24 @@ function pairUp(
 
 const LABEL_NAME = /^[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$/;
 
+const LABEL_KEY_FAULT =
+  "is no label key: at most 63 letters, digits, '-', '_' and '.', after a DNS prefix and '/' if need be";
+const LABEL_VALUE_FAULT = "is no label value: at most 63 letters, digits, '-', '_' and '.'";
+
+function isLabelKey(key: string): boolean {
+  const [name, prefix, ...rest] = key.split("/").toReversed();
+  return LABEL_NAME.test(name!) && (prefix === undefined || DNS_1123.test(prefix)) && rest.length === 0;
+}
+
+const isLabelValue = (value: string) => value === "" || LABEL_NAME.test(value);
+
 const labels = z
   .record(z.string(), z.string())
   .superRefine((entries, context) => {
     for (const [key, value] of Object.entries(entries)) {
-      const [name, prefix, ...rest] = key.split("/").toReversed();
       const refuse = (message: string) => context.addIssue({ code: "custom", path: [key], message });
-      if (!LABEL_NAME.test(name!) || (prefix !== undefined && !DNS_1123.test(prefix)) || rest.length > 0)
-        refuse("is no label key: at most 63 letters, digits, '-', '_' and '.', after a DNS prefix and '/' if need be");
-      else if (value !== "" && !LABEL_NAME.test(value))
-        refuse("is no label value: at most 63 letters, digits, '-', '_' and '.'");
+      if (!isLabelKey(key)) refuse(LABEL_KEY_FAULT);
+      else if (!isLabelValue(value)) refuse(LABEL_VALUE_FAULT);
     }
   })
   .default({});
@@ -120,17 +130,24 @@ export const memorySchema = z.strictObject({
 
 export const moduleSchema = z.strictObject({
   type: z.literal("module"),
-  module: z.string().min(1).describe("Path or package of an ES module that exports `createProvider(options)`."),
+  module: z
+    .string()
+    .min(1)
+    .describe(
+      "Path or package of an ES module that exports `createProvider(options)`; a path that begins with a dot is one from this file's folder.",
+    ),
   options: z.record(z.string(), z.unknown()).default({}).describe("Passed to createProvider as it stands."),
 });
 
 export const providerSchema = z.discriminatedUnion("type", [httpVmSchema, memorySchema, moduleSchema]);
 
 export const taintSchema = z.strictObject({
-  key: z.string().min(1),
-  value: z.string().default(""),
+  key: z.string().min(1).refine(isLabelKey, LABEL_KEY_FAULT),
+  value: z.string().refine(isLabelValue, LABEL_VALUE_FAULT).default(""),
   effect: z.enum(["NoSchedule", "PreferNoSchedule", "NoExecute"]),
 });
+
+const ipAddress = z.union([z.ipv4(), z.ipv6()], "must be an IP address");
 
 const kubeletSchema = z
   .strictObject({
@@ -168,7 +185,7 @@ export const nodeSchema = z.strictObject({
   name: z.string().max(253).regex(DNS_1123, "must be a DNS-1123 name: lower-case letters, digits, '-' and '.'"),
   provider: providerSchema,
   addresses: z
-    .array(z.union([z.ipv4(), z.ipv6()], "must be an IP address"))
+    .array(ipAddress)
     .default([])
     .describe("The node's InternalIPs, the first is every pod's hostIP. Default: the host's first address."),
   hostname: z
@@ -190,7 +207,7 @@ export const nodeSchema = z.strictObject({
   kubelet: kubeletSchema,
   dns: z
     .strictObject({
-      clusterDns: z.array(z.string()).default([]).describe("Addresses of the cluster's DNS service."),
+      clusterDns: z.array(ipAddress).default([]).describe("Addresses of the cluster's DNS service."),
       clusterDomain: z.string().default("cluster.local"),
     })
     .prefault({}),
@@ -324,8 +341,9 @@ export const agentConfigSchema = z
         burst: z.int().positive().default(1000),
       })
       .prefault({}),
-    nodes: z.array(nodeSchema).min(1).refine(uniqueNames, "node names must differ").superRefine(uniquePorts),
+    nodes: z.array(nodeSchema).min(1).refine(uniqueNames, "node names must differ"),
   })
+  .superRefine(uniquePorts)
   .superRefine(({ identity, nodes }, context) => {
     // Whoever is the node itself would have its whole registration refused.
     if (identity.mode === "direct") return;
@@ -342,14 +360,37 @@ function uniqueNames(nodes: readonly { name: string }[]): boolean {
   return new Set(nodes.map((n) => n.name)).size === nodes.length;
 }
 
-function uniquePorts(nodes: readonly { kubelet: { address: string; port: number } }[], context: z.RefinementCtx): void {
-  const listens = nodes.map(({ kubelet }) => (kubelet.port === 0 ? undefined : `${kubelet.address} ${kubelet.port}`));
-  listens.forEach((listen, index) => {
-    const first = listens.indexOf(listen);
-    if (listen === undefined || first === index) return;
-    const message = `${nodes[index]!.kubelet.port} is taken by nodes[${first}]`;
-    context.addIssue({ code: "custom", path: [index, "kubelet", "port"], message });
+interface Listen {
+  address: string;
+  port: number;
+}
+
+function uniquePorts(
+  config: { health: Listen; nodes: readonly { kubelet: Listen }[] },
+  context: z.RefinementCtx,
+): void {
+  const taken: (Listen & { by: string })[] = [{ ...config.health, by: "health.port" }];
+  config.nodes.forEach(({ kubelet }, index) => {
+    const first = taken.find((listen) => clash(listen, kubelet));
+    if (first !== undefined) {
+      const message = `${kubelet.port} is taken by ${first.by}`;
+      context.addIssue({ code: "custom", path: ["nodes", index, "kubelet", "port"], message });
+    }
+    taken.push({ ...kubelet, by: `nodes[${index}]` });
   });
+}
+
+function clash(one: Listen, other: Listen): boolean {
+  return (
+    one.port === other.port &&
+    one.port !== 0 &&
+    (covers(one.address, other.address) || covers(other.address, one.address))
+  );
+}
+
+/** Whether who listens on `wide` listens on `address` too. */
+function covers(wide: string, address: string): boolean {
+  return wide === address || wide === "::" || (wide === "0.0.0.0" && !address.includes(":"));
 }
 
 export type AgentConfig = z.infer<typeof agentConfigSchema>;

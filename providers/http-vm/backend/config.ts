@@ -7,26 +7,28 @@ import { engineSchema } from "./engines/registry.ts";
 
 export const BACKEND_KIND = "BackendConfig";
 
+const QUANTITY_FAULT = "must be a Kubernetes quantity such as 500m, 4, 512Mi or 64Gi";
+
 const quantity = z
-  .union([z.string(), z.number()])
+  .union([z.string(), z.number()], QUANTITY_FAULT)
   .transform(String)
-  .refine(
-    (text) => (Quantity.tryParse(text)?.nano ?? -1n) >= 0n,
-    "must be a Kubernetes quantity such as 500m, 4, 512Mi or 64Gi",
-  );
+  .refine((text) => (Quantity.tryParse(text)?.nano ?? -1n) >= 0n, QUANTITY_FAULT);
 
 export const isLoopback = (address: string): boolean => /^(127\.|::1$|localhost$)/.test(address);
 
 const listenSchema = z
-  .union([
-    z.strictObject({
-      socket: z.string().startsWith("/", "must be an absolute path").describe("Unix socket to listen on."),
-    }),
-    z.strictObject({
-      address: z.string().default("127.0.0.1").describe("Address to listen on."),
-      port: z.int().min(0).max(65535).describe("Port; 0 picks a free one."),
-    }),
-  ])
+  .union(
+    [
+      z.strictObject({
+        socket: z.string().startsWith("/", "must be an absolute path").describe("Unix socket to listen on."),
+      }),
+      z.strictObject({
+        address: z.string().default("127.0.0.1").describe("Address to listen on."),
+        port: z.int().min(0).max(65535).describe("Port; 0 picks a free one."),
+      }),
+    ],
+    "must be { socket: PATH } or { address: ADDRESS, port: NUMBER }",
+  )
   .describe("Where the Machine API is served.");
 
 export const backendConfigSchema = z
@@ -71,7 +73,10 @@ export const backendConfigSchema = z
       .describe("Machines and containers that may be starting at once."),
     logs: z
       .strictObject({
-        maxSize: quantity.default("10Mi").describe("Size at which a container's log is rotated."),
+        maxSize: quantity
+          .refine((text) => bytesOf(text) >= 1, "must be at least one byte")
+          .default("10Mi")
+          .describe("Size at which a container's log is rotated."),
         maxFiles: z.int().min(2).max(100).default(5).describe("Log files kept per container."),
       })
       .prefault({}),
@@ -126,5 +131,10 @@ export function capacityOf(config: BackendConfig): ProviderCapacity | undefined 
 }
 
 export function logBytesOf(config: BackendConfig): number {
-  return Number(Quantity.tryParse(config.logs.maxSize)!.nano / NANO);
+  return bytesOf(config.logs.maxSize);
+}
+
+/** Whole bytes of a quantity, rounded down; 0 for what is none. */
+function bytesOf(text: string): number {
+  return Number((Quantity.tryParse(text)?.nano ?? 0n) / NANO);
 }

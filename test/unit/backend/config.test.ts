@@ -1,6 +1,6 @@
 import { hostname } from "node:os";
 import { expect, test } from "vitest";
-import { parseFile } from "../../../src/config/load.ts";
+import { ConfigError, parseFile } from "../../../src/config/load.ts";
 import { backendConfigSchema, capacityOf, logBytesOf } from "../../../providers/http-vm/backend/config.ts";
 import { AddressPool } from "../../../providers/http-vm/backend/engines/process/process.ts";
 
@@ -27,6 +27,43 @@ test("an address that other hosts reach needs a token or a client CA", () => {
     /listen\.address: other hosts can reach this address: set tokenFile/,
   );
   expect(() => parse("listen: { address: 0.0.0.0, port: 1 }\ntokenFile: /t")).not.toThrow();
+});
+
+test.each([
+  ["", "backend.yaml: listen: is required: must be { socket: PATH } or { address: ADDRESS, port: NUMBER }"],
+  ["listen: 80", "backend.yaml:4:1: listen: must be { socket: PATH } or { address: ADDRESS, port: NUMBER }"],
+  ["listen: { socket: /a, port: 1 }", "listen: must be { socket: PATH } or { address: ADDRESS, port: NUMBER }"],
+  ["listen: { port: 1 }\nengine: {}", "engine.type: is required: must be one of process, oci, vm"],
+  ["listen: { port: 1 }\nengine: { type: docker }", "backend.yaml:5:11: engine.type: must be one of process, oci, vm"],
+  ["listen: { port: 1 }\ncapacity: { cpu: }", "capacity.cpu: must be a Kubernetes quantity"],
+  ["listen: { port: 1 }\nlogs: { maxSize: 0 }", "logs.maxSize: must be at least one byte"],
+  [
+    "listen: { port: 1 }\nengine: { type: process, addressPool: 10.0.0.0/8 }",
+    "engine.addressPool: must be an IPv4 range",
+  ],
+  [
+    "listen: { port: 1 }\nengine: { type: oci, network: { cidr: 10.0.0.0/30 } }",
+    "engine.network.cidr: must be an IPv4 range",
+  ],
+  ["listen: { port: 1 }\nengine: { type: vm, network: { bridge: Br-0 } }", "engine.network.bridge: must be 1 to 10"],
+  [
+    "listen: { port: 1 }\nengine: { type: oci, network: { denyCidrs: [x] } }",
+    "engine.network.denyCidrs[0]: must be an IPv4 range",
+  ],
+  [
+    "listen: { port: 1 }\nengine: { type: oci, images: { gc: { highPercent: 70 } } }",
+    "engine.images.gc.lowPercent: 80 must not be above highPercent (70)",
+  ],
+])("%j is refused by field, cause and cure", (text, fault) => {
+  expect(() => parse(text)).toThrow(ConfigError);
+  expect(() => parse(text)).toThrow(fault);
+});
+
+test("a range that machines never reach may be one address", () => {
+  const { engine } = parse(
+    "listen: { port: 1 }\nengine: { type: oci, network: { denyCidrs: [10.0.0.1, 10.1.0.0/16] } }",
+  );
+  expect(engine).toMatchObject({ network: { denyCidrs: ["10.0.0.1", "10.1.0.0/16"] } });
 });
 
 test("a bad quantity is refused", () => {

@@ -101,7 +101,35 @@ describe("a configuration file", () => {
     expect(parseConfig(minimal + free + other + free, "f").nodes).toHaveLength(2);
   });
 
+  test("refuses a kubelet API where something else listens, also behind a wildcard", () => {
+    const kubelet = (address: string, port: number) => `    kubelet: { address: "${address}", port: ${port} }\n`;
+    expect(faultOf(minimal + kubelet("0.0.0.0", 10248))).toBe(
+      "vmlet.yaml:6:36: nodes[0].kubelet.port: 10248 is taken by health.port",
+    );
+    expect(faultOf(minimal + kubelet("::", 10248))).toContain("is taken by health.port");
+    expect(parseConfig(minimal + kubelet("10.0.0.1", 10248), "f").health.port).toBe(10248);
+    const other = "  - name: burst-1\n    provider: { type: memory }\n";
+    expect(faultOf(minimal + other + kubelet("10.0.0.1", 10250))).toContain("10250 is taken by nodes[0]");
+    expect(parseConfig(minimal + other + kubelet("fd00::1", 10250), "f").nodes).toHaveLength(2);
+  });
+
   test.each([
+    [
+      "nodes[0].provider.type: is required: must be one of http-vm, memory, module",
+      "nodes:\n  - name: a\n    provider: { url: https://vms }\n",
+    ],
+    [
+      "nodes[0].taints[0].key: is no label key",
+      "nodes:\n  - name: a\n    provider: { type: memory }\n    taints: [{ key: a b, effect: NoSchedule }]\n",
+    ],
+    [
+      "nodes[0].taints[0].value: is no label value",
+      "nodes:\n  - name: a\n    provider: { type: memory }\n    taints: [{ key: a, value: b c, effect: NoSchedule }]\n",
+    ],
+    [
+      "nodes[0].dns.clusterDns[0]: must be an IP address",
+      "nodes:\n  - name: a\n    provider: { type: memory }\n    dns: { clusterDns: [kube-dns] }\n",
+    ],
     [
       "nodes[0].provider.certFile: goes with keyFile, which is missing",
       "nodes:\n  - name: a\n    provider: { type: http-vm, url: https://vms, certFile: /cert }\n",

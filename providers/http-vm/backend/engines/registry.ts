@@ -3,8 +3,20 @@ import { z } from "zod";
 import type { Clock, Logger } from "../../../../src/provider/kit/index.ts";
 import type { Engine } from "../engine.ts";
 import { createOciEngine } from "./oci/engine.ts";
-import { createProcessEngine } from "./process/process.ts";
+import { parseSubnet } from "../network/ipam.ts";
+import { BRIDGE_NAME } from "../network/network.ts";
+import { AddressPool, createProcessEngine } from "./process/process.ts";
 import { createVmEngine } from "./vm/engine.ts";
+
+/** Whether `parse` takes the text: what cannot be parsed is told with its place in the file, before anything starts. */
+const parsedBy = (parse: (text: string) => unknown) => (text: string) => {
+  try {
+    parse(text);
+    return true;
+  } catch {
+    return false;
+  }
+};
 
 const processSchema = z.strictObject({
   type: z.literal("process"),
@@ -14,6 +26,10 @@ const processSchema = z.strictObject({
     .describe("Command by image, for containers without one; `*` stands for every other image."),
   addressPool: z
     .string()
+    .refine(
+      parsedBy((range) => new AddressPool(range)),
+      "must be an IPv4 range within 127.0.0.0/8 with a prefix of 8 to 30, such as 127.64.0.0/10",
+    )
     .default("127.64.0.0/10")
     .describe(
       "Range within 127.0.0.0/8: each machine gets an address that is its own on this host. Served beyond loopback, all have the host's.",
@@ -37,10 +53,14 @@ const imagesSchema = z
           .number()
           .min(1)
           .max(100)
-          .optional()
+          .default(85)
           .describe("Disk usage at which unused images are removed. Default 85."),
-        lowPercent: z.number().min(1).max(100).optional().describe("Disk usage at which removing stops. Default 80."),
+        lowPercent: z.number().min(1).max(100).default(80).describe("Disk usage at which removing stops. Default 80."),
         minAgeMs: z.int().min(0).optional().describe("Images used more recently stay. Default 120000."),
+      })
+      .superRefine(({ highPercent, lowPercent }, context) => {
+        const message = `${lowPercent} must not be above highPercent (${highPercent})`;
+        if (lowPercent > highPercent) context.addIssue({ code: "custom", path: ["lowPercent"], message });
       })
       .optional(),
   })
@@ -49,14 +69,22 @@ const imagesSchema = z
 
 const networkSchema = z
   .strictObject({
-    bridge: z.string().optional().describe("Name of the machines' bridge; one backend per bridge. Default vmlet0."),
-    cidr: z.string().optional().describe("IPv4 range of the machines' addresses. Default 10.99.0.0/16."),
+    bridge: z
+      .string()
+      .regex(BRIDGE_NAME, "must be 1 to 10 lower-case letters and digits, a letter first")
+      .optional()
+      .describe("Name of the machines' bridge; one backend per bridge. Default vmlet0."),
+    cidr: z
+      .string()
+      .refine(parsedBy(parseSubnet), "must be an IPv4 range with a prefix of 8 to 29, such as 10.99.0.0/16")
+      .optional()
+      .describe("IPv4 range of the machines' addresses. Default 10.99.0.0/16."),
     outbound: z
       .enum(["allow", "deny"])
       .optional()
       .describe("Whether machines reach the outside, masqueraded. Default allow."),
     denyCidrs: z
-      .array(z.string())
+      .array(z.union([z.cidrv4(), z.ipv4()], "must be an IPv4 range such as 169.254.0.0/16"))
       .optional()
       .describe("Never reached by machines. Default 169.254.0.0/16, where clouds serve credentials."),
     openHostPorts: z

@@ -47,6 +47,8 @@ export interface Attachment {
 
 export const DEFAULT_BRIDGE = "vmlet0";
 export const DEFAULT_CIDR = "10.99.0.0/16";
+/** Plain enough to stand in nftables' rules and in patterns. */
+export const BRIDGE_NAME = /^[a-z][a-z0-9]{0,9}$/;
 const NETNS_DIR = "/run/netns";
 const HASH_LENGTH = 10;
 
@@ -60,7 +62,7 @@ export class HostNetwork {
   constructor(options: NetworkOptions) {
     this.#options = options;
     this.#bridge = options.bridge ?? DEFAULT_BRIDGE;
-    if (!/^[a-z][a-z0-9]{0,9}$/.test(this.#bridge))
+    if (!BRIDGE_NAME.test(this.#bridge))
       throw new Error(
         `network.bridge ${JSON.stringify(this.#bridge)}: want 1 to 10 lower-case letters and digits, a letter first`,
       );
