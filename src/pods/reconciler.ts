@@ -208,6 +208,8 @@ export class PodReconciler {
         const since = this.#remember(uid).orphanSince;
         if (since === undefined) this.#update(uid, { orphanSince: this.#o.clock.monotonic() });
       }
+      // However it was found: only what stays away from one look to the next is lost.
+      if (observed.kind === "found" && this.#remember(uid).missedAt.length > 0) this.#update(uid, { missedAt: [] });
       if (desired.kind === "pod" && observed.kind === "found") this.#forwardNotices(desired.pod, observed.machine);
       if (desired.kind === "pod" && !this.#firstLook.has(uid) && !hasRun(desired.pod) && !isTerminal(desired.pod)) {
         this.#firstLook.set(uid, this.#o.clock.monotonic());

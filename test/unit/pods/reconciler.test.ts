@@ -5,6 +5,7 @@ import type { Pod } from "../../../src/kube/wire.ts";
 import type { PodEvent, ResizeOutlook } from "../../../src/podspec/inputs.ts";
 import type { PodHooks } from "../../../src/pods/hooks.ts";
 import { MachineCache } from "../../../src/pods/machines.ts";
+import { LOST_DEBOUNCE_MS } from "../../../src/pods/planner.ts";
 import { PodReconciler, type Difference, type Rendered } from "../../../src/pods/reconciler.ts";
 import { ProviderError } from "../../../src/provider/errors.ts";
 import type { MachineSpec } from "../../../src/provider/machine.ts";
@@ -117,11 +118,14 @@ class World {
     }
   }
 
-  /** The backend forgets what it ran. */
-  loseMachine(): void {
+  /** The backend forgets what it ran. @returns what brings it back */
+  loseMachine(): () => void {
     this.provider.getPod = () => Promise.reject(new ProviderError("not_found", "no such machine"));
     this.#machines.drop("m-u1");
-    Object.defineProperty(this.provider, "machines", { value: [] });
+    Object.defineProperty(this.provider, "machines", { value: [], configurable: true });
+    return () => {
+      for (const own of ["getPod", "machines"]) Reflect.deleteProperty(this.provider, own);
+    };
   }
 
   /** Passes time in the steps that the reconciler asks for. */
@@ -406,6 +410,19 @@ describe("a pod whose machine is gone", () => {
     world.loseMachine();
     await world.settle();
     expect(world.released.length).toBeGreaterThan(before);
+  });
+
+  test("for the second time is missed anew: what was seen in between is not lost at a glance", async () => {
+    const world = new World(basePod());
+    await world.settle();
+    const bringBack = world.loseMachine();
+    await world.settle();
+    bringBack();
+    await world.settle();
+    await world.clock.advance(86_400_000);
+    world.loseMachine();
+    expect(await world.settle()).toEqual({ kind: "after", ms: LOST_DEBOUNCE_MS });
+    expect(world.pod.status?.phase).toBe("Running");
   });
 });
 
