@@ -210,8 +210,10 @@ export class Agent {
     const failed = new AbortController();
     const linked = AbortSignal.any([signal, failed.signal]);
     this.#logger.info({ nodes: this.nodes.map((n) => n.name), healthPort: this.#health.port }, "Agent starts");
-    const act = (leading: AbortSignal) =>
-      Promise.all(this.nodes.map((node) => node.act(leading))).then(() => undefined);
+    // One that fails stops the others in order.
+    const act = async (leading: AbortSignal) => {
+      await Promise.all(this.nodes.map((node) => node.act(leading).catch((thrown: unknown) => failed.abort(thrown))));
+    };
     const parts = [
       ...this.nodes.map((node) => node.observe(linked)),
       this.#services.run(linked),
@@ -287,7 +289,7 @@ function createElector(
 }
 
 /** The UID of kube-system outlives everything but the cluster itself. @throws ConfigError when it may not be read */
-async function readClusterId(kube: KubeTransport, signal: AbortSignal): Promise<string> {
+export async function readClusterId(kube: KubeTransport, signal: AbortSignal): Promise<string> {
   try {
     const namespace = await kube.request<{ metadata: { uid: string } }>({
       method: "GET",

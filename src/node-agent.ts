@@ -210,17 +210,29 @@ export class NodeAgent {
     await Promise.all([this.server.run(signal), this.pods.observe(signal), certificate?.run(kube, signal)]);
   }
 
-  /** Registers the node, keeps its lease and status, and works on its pods. Needs `observe` beside it; may be called once. */
+  /**
+   * Registers the node, keeps its lease and status, and works on its pods. Needs `observe` beside it; may be called once.
+   *
+   * @throws ConfigError when there is a Node of this name that is somebody else's
+   */
   async act(signal: AbortSignal): Promise<void> {
     const { events } = this.#o;
     this.#acts = true;
     const sending = new AbortController();
     const sender = events.run(sending.signal);
-    await Promise.all([this.#node!.run(signal), this.#runCapacity(signal), this.pods.act(signal)]);
+    const refused = new AbortController();
+    const linked = AbortSignal.any([signal, refused.signal]);
+    await Promise.all([
+      this.#node!.run(linked).catch((thrown: unknown) => refused.abort(thrown)),
+      this.#runCapacity(linked),
+      // The pods of somebody else's Node are his.
+      this.#node!.claimed(linked).then(() => this.pods.act(linked)),
+    ]);
     // What was reported last tells why; it is worth a moment.
     await events.flush(AbortSignal.timeout(FLUSH_MS)).catch(() => undefined);
     sending.abort(signal.reason);
     await sender;
+    refused.signal.throwIfAborted();
   }
 
   /** Resolves when the API server's copy of the Node says Ready, or the signal aborts. */

@@ -3,13 +3,17 @@ import { access } from "node:fs/promises";
 import { join } from "node:path";
 import { Command } from "commander";
 import { stringify } from "yaml";
-import { connect } from "../agent.ts";
+import { connect, readClusterId } from "../agent.ts";
 import { loadCredentialProviders } from "../config/credential-providers.ts";
 import { loadConfig, type ConfigOverrides } from "../config/load.ts";
 import type { AgentConfig, NodeConfig } from "../config/schema.ts";
+import { isForbidden, isNotFound } from "../kube/errors.ts";
 import type { Kube } from "../kube/kube.ts";
+import { nodePath } from "../kube/paths.ts";
 import { selfSubjectAccessReview } from "../kube/reviews.ts";
 import type { KubeTransport } from "../kube/transport.ts";
+import type { Node } from "../kube/wire.ts";
+import { foreignIdentity, foreignNodeCure } from "../node/status.ts";
 import { describePermission, nodePermissions, type Permission } from "../permissions.ts";
 import { silentLogger } from "../telemetry/logger.ts";
 import { systemClock } from "../util/clock.ts";
@@ -75,6 +79,7 @@ async function checkNode(config: AgentConfig, node: NodeConfig, report: Report):
     });
     report.ok(`answers, version ${version.gitVersion}`);
     await checkPermissions(config, node, { kube, self }, report);
+    await checkOwner(config, node, { kube, self }, report);
   } catch (thrown) {
     report.fault(
       `does not answer: ${toError(thrown).message}`,
@@ -109,6 +114,27 @@ async function checkNode(config: AgentConfig, node: NodeConfig, report: Report):
         : "check nodes[].provider";
     report.fault(`does not answer: ${toError(thrown).message}`, where);
   }
+}
+
+/** A Node of that name must be this agent's, or there must be none. What may not be read, the permissions have told. */
+async function checkOwner(
+  config: AgentConfig,
+  { name }: NodeConfig,
+  { kube, self }: { kube: Kube; self: Kube },
+  report: Report,
+): Promise<void> {
+  const signal = AbortSignal.timeout(TIMEOUT_MS);
+  let existing: Node;
+  try {
+    existing = await kube.request<Node>({ method: "GET", path: nodePath(name), signal });
+  } catch (thrown) {
+    if (isNotFound(thrown) || isForbidden(thrown)) return;
+    throw thrown;
+  }
+  const clusterId = config.clusterId ?? (await readClusterId(self, signal));
+  const foreign = foreignIdentity(existing, { name, clusterId });
+  if (foreign === undefined) report.ok(`the Node ${name} is there, and is this agent's`);
+  else report.fault(`there is a Node ${name} that is somebody else's: ${foreign}`, foreignNodeCure({ name }));
 }
 
 /** The plugins are run when a pod's image asks for them, too late to notice that one is missing. */

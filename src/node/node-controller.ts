@@ -2,6 +2,7 @@
  * Keeps the virtual Node in the API server: registers it, reports its status, renews its lease, and registers it again
  * when somebody deletes it. What the Node looks like is decided in `status.ts`; here is when and how it is written.
  */
+import { ConfigError } from "../config/load.ts";
 import { isAlreadyExists, isForbidden, isNotFound } from "../kube/errors.ts";
 import type { EventRecorder } from "../kube/events.ts";
 import type { Kube } from "../kube/kube.ts";
@@ -20,6 +21,8 @@ import { NodeLease } from "./lease.ts";
 import type { BackendHealth, NodeSettings } from "./settings.ts";
 import {
   extendedNames,
+  foreignIdentity,
+  foreignNodeCure,
   newNode,
   nodeAnnotations,
   nodeLabels,
@@ -68,6 +71,7 @@ export class NodeController {
   /** After a failure the cached Node is not trusted: it may be what the failure was about. */
   #readLive = true;
   #reportDueAt = 0;
+  readonly #claimed = Promise.withResolvers<void>();
   #wake: (() => void) | undefined;
   #poked = false;
   #lastSyncAt: number | undefined;
@@ -128,7 +132,14 @@ export class NodeController {
     this.#wake?.();
   }
 
-  /** Resolves when `signal` aborts. The Node and its lease stay. */
+  /** Resolves when the Node is there and was seen to be ours, or the signal aborts. Needs `run` beside it. */
+  async claimed(signal: AbortSignal): Promise<void> {
+    const aborted = Promise.withResolvers<void>();
+    signal.addEventListener("abort", () => aborted.resolve(), { once: true });
+    if (!signal.aborted) await Promise.race([this.#claimed.promise, aborted.promise]);
+  }
+
+  /** Resolves when `signal` aborts. The Node and its lease stay. @throws ConfigError when the Node is somebody else's */
   async run(signal: AbortSignal): Promise<void> {
     await Promise.all([this.#reflector.run(signal), this.lease.run(signal), this.#report(signal)]);
   }
@@ -153,6 +164,7 @@ export class NodeController {
         delayMs = isFast ? FAST_MS : STATUS_UPDATE_MS * (1 + 0.04 * random());
       } catch (error) {
         if (signal.aborted) return;
+        if (error instanceof ConfigError) throw error;
         this.#readLive = true;
         delayMs = backoff.next();
         logger.warn({ err: toError(error), delayMs }, "The Node could not be brought up to date");
@@ -179,11 +191,18 @@ export class NodeController {
     this.#poked = false;
   }
 
-  /** Makes sure that the Node exists and says what is true. @throws KubeApiError */
+  /** Makes sure that the Node exists and says what is true. @throws KubeApiError, ConfigError */
   async #sync(signal: AbortSignal): Promise<void> {
     const { kube, settings, clock, random } = this.#options;
     const current = (await this.#read(signal)) ?? (await this.#register(signal));
+    const foreign = foreignIdentity(current, settings);
+    if (foreign !== undefined) {
+      throw new ConfigError(
+        `nodes[${settings.name}].name: there is a Node of this name that is somebody else's: ${foreign}; ${foreignNodeCure(settings)}`,
+      );
+    }
     this.#uid = current.metadata?.uid;
+    this.#claimed.resolve();
 
     const observation = this.#observe();
     const status = nodeStatus(settings, current, observation, clock.now());

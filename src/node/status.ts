@@ -52,8 +52,34 @@ function stableUuid(...parts: readonly string[]): string {
   );
 }
 
-export function providerId(settings: NodeSettings): string {
-  return `vmlet://${settings.clusterId}/${settings.name}`;
+export function providerId({ clusterId, name }: Pick<NodeSettings, "name" | "clusterId">): string {
+  return `vmlet://${clusterId}/${name}`;
+}
+
+function systemUuid({ clusterId, name }: Pick<NodeSettings, "name" | "clusterId">): string {
+  return stableUuid(clusterId, name);
+}
+
+/**
+ * What tells that somebody else answers for this Node: another kubelet, or an agent of another cluster id, whose pods would all
+ * look as if their machines were lost. Undefined when it is ours, or nobody's yet: one that an administrator has made in advance
+ * has neither a providerID nor a kubelet that ever reported.
+ */
+export function foreignIdentity(node: Node, settings: Pick<NodeSettings, "name" | "clusterId">): string | undefined {
+  const { providerID } = node.spec ?? {};
+  const own = providerId(settings);
+  if (providerID) return providerID === own ? undefined : `its providerID is ${providerID}, not ${own}`;
+  const { kubeletVersion, systemUUID } = node.status?.nodeInfo ?? {};
+  if (!kubeletVersion || systemUUID === systemUuid(settings)) return undefined;
+  return `it has no providerID, and a kubelet ${kubeletVersion} reports for it`;
+}
+
+/** What to do about a Node that is somebody else's. */
+export function foreignNodeCure({ name }: Pick<NodeSettings, "name">): string {
+  return (
+    "give this node another name; a Node that this agent registered under another clusterId needs that clusterId back; " +
+    `one that nobody runs any more can be removed: kubectl delete node ${name}`
+  );
 }
 
 /** Labels that the node keeps true; what others added is left alone. */
@@ -115,7 +141,7 @@ export function nodeStatus(
 ): Status {
   const { os = "linux", architecture = "amd64", clusterId, name, version, runtime } = settings;
   const capacity = resources(existing, observation);
-  const uuid = stableUuid(clusterId, name);
+  const uuid = systemUuid(settings);
   return {
     ...existing?.status,
     addresses: [

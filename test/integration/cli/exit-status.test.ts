@@ -226,3 +226,20 @@ test("a leadership that was lost is 1, and said", async () => {
   expect(stderr).not.toMatch(STACK);
   expect(status).toBe(1);
 });
+
+test("a Node of the same name that is somebody else's is left alone, is 2, and is found by check before", async () => {
+  await using dev = await runDevCluster();
+  const providerID = "aws:///eu-west-1a/i-1";
+  const node = { apiVersion: "v1", kind: "Node", metadata: { name: "burst-0" }, spec: { providerID } };
+  await dev.api.request("POST", "/api/v1/nodes", node);
+  const run = await start({ health: { port: 0 }, nodes: [memoryNode] }, dev.cluster.kubeconfig).ended;
+  const told = expect.stringContaining(`its providerID is ${providerID}, not vmlet://`);
+  expect(run).toMatchObject({ status: 2, stderr: told });
+  expect(run.stderr).not.toMatch(STACK);
+  const { body } = await dev.api.request("GET", "/api/v1/nodes/burst-0");
+  expect(body.status?.nodeInfo?.kubeletVersion ?? "").toBe("");
+
+  const checked = await vmlet("check", "--config", "run.yaml");
+  expect(checked).toMatchObject({ status: 2, stdout: told });
+  expect(checked.stdout).toContain("give this node another name");
+});

@@ -1,4 +1,5 @@
-import { afterEach, describe, expect, it } from "vitest";
+import { afterEach, describe, expect, it, vi } from "vitest";
+import { ConfigError } from "../../../src/config/load.ts";
 import type { KubeRequest } from "../../../src/kube/kube.ts";
 import type { Node } from "../../../src/kube/wire.ts";
 import { fixedCapacity, type CapacitySource } from "../../../src/node/capacity.ts";
@@ -189,6 +190,56 @@ describe("registration", () => {
     await s.start();
     expect(s.controller.uid).toBe("other");
     expect(s.api.ready()?.status).toBe("True");
+  });
+
+  const foreign: [string, Node][] = [
+    ["of a machine of the cloud", { spec: { providerID: "aws:///eu-west-1a/i-1" } }],
+    [
+      "of another cluster's agent, or of this one before its clusterId was changed",
+      { spec: { providerID: "vmlet://c0/burst-1" } },
+    ],
+    [
+      "of a kubelet that has no provider",
+      { status: { nodeInfo: { kubeletVersion: "v1.35.1", systemUUID: "1" } as never } },
+    ],
+  ];
+  it.each(foreign)("refuses the Node %s, for good and untouched", async (_whose, node) => {
+    const s = setup({ node: { metadata: { name: "burst-1", uid: "theirs" }, ...node } });
+    const claimed = vi.fn<() => void>();
+    void s.controller.claimed(s.abort.signal).then(claimed);
+    await expect(s.controller.run(s.abort.signal)).rejects.toThrow(ConfigError);
+    expect(s.api.sent("PATCH", `${NODE}/status`)).toEqual([]);
+    expect(claimed).not.toHaveBeenCalled();
+  });
+
+  it("refuses a Node that somebody else has made in place of its own", async () => {
+    const s = setup();
+    const { done } = await s.start();
+    const refused = expect(done).rejects.toThrow(/providerID is aws:.*not vmlet:.*kubectl delete node burst-1/s);
+    s.api.put({ metadata: { name: "burst-1", uid: "theirs" }, spec: { providerID: "aws:///i-1" } }, "MODIFIED");
+    await s.clock.advance(11_000);
+    await refused;
+  });
+
+  it("goes on with its own Node that was made before it without a providerID", async () => {
+    const first = setup({ node: { metadata: { name: "burst-1", uid: "old" } } });
+    await first.start();
+    const second = setup({ node: first.api.node! });
+    await second.start();
+    expect(second.api.ready()?.status).toBe("True");
+  });
+
+  it("says when the Node is known to be its own", async () => {
+    const s = setup();
+    s.api.fault = (r) => (r.path.startsWith("/api/v1/nodes") ? apiError(500, "InternalError") : undefined);
+    const claimed = vi.fn<() => void>();
+    void s.controller.claimed(s.abort.signal).then(claimed);
+    await s.start();
+    await s.clock.advance(10_000);
+    expect(claimed).not.toHaveBeenCalled();
+    s.api.fault = () => undefined;
+    await s.clock.advance(10_000);
+    expect(claimed).toHaveBeenCalled();
   });
 
   it("registers again when the Node is deleted, and gives the lease its new owner", async () => {
