@@ -90,8 +90,8 @@ export interface Sandbox {
 
   /** Prepares one start of a container (bundle, rootfs, mounts) and says what the shim has to run. */
   launch(container: ContainerLaunch): Promise<LaunchPlan>;
-  /** Delivers `signal` (`SIGTERM`...) to the container's main process and, where there is no init, its process group. */
-  signal(container: ContainerRef, signal: NodeJS.Signals): Promise<void>;
+  /** Delivers a signal, by number, to the container's main process and, where there is no init, its process group. */
+  signal(container: ContainerRef, signal: number): Promise<void>;
   /**
    * Kills everything of the container with SIGKILL (daemonised children too) and resolves only when nothing of it runs.
    * The supervisor calls it at the deadline, after every exit of the main process, and when the shim was lost.
@@ -226,8 +226,8 @@ export interface ImageStore {
     image: string,
     options: { auth: readonly RegistryAuth[]; signal: AbortSignal },
   ): Promise<PreparedImage & { sizeBytes: number }>;
-  /** Tells which images machines still need, so that garbage collection spares them. */
-  retain?(imageIds: ReadonlySet<string>): void;
+  /** Tells which images machines still need, by `PreparedImage.location`, so that garbage collection spares them. */
+  retain?(locations: ReadonlySet<string>): void;
 }
 
 /** JSON only: it is kept in the machine's state. */

@@ -155,7 +155,7 @@ export class LocalProvider implements Provider {
   #retainImages(): void {
     const records = [...this.#supervisors.values()].flatMap(({ record }) => Object.values(record.containers));
     const inUse = records.flatMap(({ image, imageVolumes }) => [image, ...Object.values(imageVolumes ?? {})]);
-    this.#engine.images?.retain?.(new Set(inUse.flatMap((image) => image?.imageId ?? [])));
+    this.#engine.images?.retain?.(new Set(inUse.flatMap((image) => image?.location ?? [])));
   }
 
   #prune(): void {

@@ -889,12 +889,14 @@ export class Supervisor implements MachineHome {
       },
     };
     own.image = await obtainImage(images, spec, auth, surroundings);
+    // At once: the pull of the next one may take long, and may need room.
+    this.#context.onImagesChanged();
     const mounted = new Set((spec.mounts ?? []).map((mount) => mount.volume));
     for (const volume of this.#book.spec.volumes ?? []) {
       if (volume.type !== "image" || !mounted.has(volume.name)) continue;
       own.imageVolumes = { ...own.imageVolumes, [volume.name]: await obtainImage(images, volume, auth, surroundings) };
+      this.#context.onImagesChanged();
     }
-    this.#context.onImagesChanged();
   }
 
   #withAddresses(spec: ContainerSpec, sandbox: Sandbox): ContainerSpec {

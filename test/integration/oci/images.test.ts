@@ -450,7 +450,7 @@ describe.skipIf(missing !== undefined)("images", () => {
       expect(await images.collect()).toEqual([]);
     });
     test("above it, images that no machine needs go, with their blobs", async () => {
-      images.retain(new Set([(await images.find(`${registry.host}/t/gc:2`))!.imageId]));
+      images.retain(new Set([(await images.find(`${registry.host}/t/gc:2`))!.location]));
       used = 90e9;
       expect(await images.collect()).toHaveLength(1);
       expect(await names()).toEqual(["2"]);

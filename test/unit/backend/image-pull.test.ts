@@ -23,8 +23,8 @@ class Images implements ImageStore {
 
   retained: ReadonlySet<string> = new Set();
 
-  retain(imageIds: ReadonlySet<string>) {
-    this.retained = imageIds;
+  retain(locations: ReadonlySet<string>) {
+    this.retained = locations;
   }
 
   /** Images that were asked for. */
@@ -161,10 +161,23 @@ test("a stop does not wait for a pull", async () => {
 
 test("the images of machines are retained until the machine is deleted", async () => {
   const { world, images } = await withImages(() => {});
-  expect([...images.retained]).toEqual([image.imageId]);
+  expect([...images.retained]).toEqual([image.location]);
   await world.provider.deletePod("m1", { force: true, signal: world.signal });
   await world.advance(0);
   expect([...images.retained]).toEqual([]);
+});
+
+test("a container's image is retained while that of its volume is still being pulled", async () => {
+  const images = new Images();
+  images.present = true;
+  images.hangs = true;
+  const world = await World.create((fresh) => (fresh.images = images));
+  await world.create({
+    containers: [main("a", { image: "i:1", mounts: [{ volume: "v", path: "/v" }] })],
+    volumes: [{ name: "v", type: "image", image: "data", pull_policy: "always" }],
+  });
+  expect(images.pulled).toEqual(["data"]);
+  expect([...images.retained]).toEqual([image.location]);
 });
 
 const CREDENTIALS = [{ registry: "r", username: "u" }];

@@ -34,7 +34,7 @@ test("on a full disk, the layers of pulls that failed go, though no image may", 
     logger: silentLogger,
     diskUsage: () => Promise.resolve({ totalBytes: 100, freeBytes: 1 }),
   });
-  images.retain(new Set(["r/i@sha256:x"]));
+  images.retain(new Set([join(dir, "images", hex, "rootfs")]));
   expect(await images.collect()).toEqual([]);
   expect(readdirSync(blobs)).toEqual([layer]);
 });

@@ -9,9 +9,9 @@
  * An image folder appears by one rename when everything in it is complete, so nothing half-made is ever found.
  */
 import { createHash, randomBytes } from "node:crypto";
-import { existsSync, mkdirSync, readFileSync, rmSync, writeFileSync } from "node:fs";
-import { lstat, mkdir, mkdtemp, readdir, readFile, rename, rm, stat, statfs, symlink, utimes } from "node:fs/promises";
-import { join } from "node:path";
+import { existsSync, mkdirSync, readFileSync, renameSync, rmSync, statSync, writeFileSync } from "node:fs";
+import { lstat, mkdir, mkdtemp, readdir, readFile, rename, rm, statfs, symlink, utimes } from "node:fs/promises";
+import { basename, dirname, join } from "node:path";
 import PQueue from "p-queue";
 import type { Clock, Logger, RegistryAuth } from "../../../../src/provider/kit/index.ts";
 import { ContainerError, type HostProblem, type ImageConfig, type ImageStore, type PreparedImage } from "../engine.ts";
@@ -93,7 +93,10 @@ export class HostImages implements ImageStore {
   #saved: Promise<void> = Promise.resolve();
   #collected: Promise<unknown> = Promise.resolve();
   #state: { names: Record<string, NameEntry>; salt: Buffer } | undefined;
+  /** Folders of images that machines need. Not by name: what a name means can change while a machine runs. */
   #retained: ReadonlySet<string> | undefined;
+  /** Folders of images that callers are being given just now, and to how many: nobody has said yet that they are needed. */
+  readonly #givenOut = new Map<string, number>();
 
   constructor(options: HostImagesOptions) {
     this.#options = options;
@@ -143,9 +146,10 @@ export class HostImages implements ImageStore {
     const reference = parseReference(image);
     const entry = this.#lookUp(reference);
     if (entry === undefined || (auth !== undefined && !this.#mayUse(entry, auth))) return undefined;
-    const stored = await this.#stored(entry.hex);
-    if (stored === undefined) return undefined;
-    return this.#prepared(reference, entry, stored);
+    return await this.#spared(entry.hex, async () => {
+      const stored = await this.#stored(entry.hex);
+      return stored === undefined ? undefined : await this.#prepared(reference, entry, stored);
+    });
   }
 
   async pull(
@@ -159,12 +163,13 @@ export class HostImages implements ImageStore {
     try {
       const ask = () => this.#ask(image, reference, options.auth, signal);
       const resolved = await this.#questions.add(ask, { signal });
-      const stored =
-        (await this.#stored(hexOf(resolved.manifestDigest))) ??
-        (await this.#pullShared(image, reference, resolved, signal));
-      const entry = await this.#remember(reference, resolved);
-      await this.collect();
-      return { ...(await this.#prepared(reference, entry, stored)), sizeBytes: stored.sizeBytes };
+      const hex = hexOf(resolved.manifestDigest);
+      return await this.#spared(hex, async () => {
+        const stored = (await this.#stored(hex)) ?? (await this.#pullShared(image, reference, resolved, signal));
+        const entry = await this.#remember(reference, resolved);
+        await this.collect();
+        return { ...(await this.#prepared(reference, entry, stored)), sizeBytes: stored.sizeBytes };
+      });
     } catch (cause) {
       if (timeout.aborted && !options.signal.aborted)
         throw new ContainerError(
@@ -173,6 +178,18 @@ export class HostImages implements ImageStore {
           { cause },
         );
       throw cause;
+    }
+  }
+
+  /** Does `work` for somebody who is given the image in this folder: it is not removed meanwhile. */
+  async #spared<T>(hex: string, work: () => Promise<T>): Promise<T> {
+    this.#givenOut.set(hex, (this.#givenOut.get(hex) ?? 0) + 1);
+    try {
+      return await work();
+    } finally {
+      const others = this.#givenOut.get(hex)! - 1;
+      if (others === 0) this.#givenOut.delete(hex);
+      else this.#givenOut.set(hex, others);
     }
   }
 
@@ -198,8 +215,8 @@ export class HostImages implements ImageStore {
     }
   }
 
-  retain(imageIds: ReadonlySet<string>): void {
-    this.#retained = imageIds;
+  retain(locations: ReadonlySet<string>): void {
+    this.#retained = new Set([...locations].map((location) => basename(dirname(location))));
   }
 
   /** Bytes of the file system that images and machines' disks are on. */
@@ -221,31 +238,32 @@ export class HostImages implements ImageStore {
   }
 
   async #collect(roomBytes: number): Promise<string[]> {
-    const retained = this.#retained;
-    if (retained === undefined || (await this.#hasRoom(this.#gc.highPercent, roomBytes))) return [];
+    if (this.#retained === undefined || (await this.#hasRoom(this.#gc.highPercent, roomBytes))) return [];
+    this.#open();
     await this.#removeOrphans();
-    const needed = new Set(
-      Object.values(this.#open().names)
-        .filter((entry) => retained.has(entry.imageId))
-        .map((entry) => entry.hex),
-    );
-    // Whatever anybody has said: the ground of a running container stays.
-    const mounts = await readFile("/proc/self/mountinfo", "latin1");
-    const now = this.#options.clock.now();
-    const candidates: { hex: string; usedAt: number }[] = [];
-    for (const hex of await this.#imageFolders()) {
-      const usedAt = (await stat(join(this.#imageDir(hex), "image.json"))).mtimeMs;
-      if (!needed.has(hex) && !mounts.includes(hex) && now - usedAt >= this.#gc.minAgeMs)
-        candidates.push({ hex, usedAt });
-    }
+    const images = (await this.#imageFolders()).map((hex) => ({ hex, usedAt: this.#usedAt(hex) }));
     const removed: string[] = [];
-    for (const { hex } of candidates.toSorted((a, b) => a.usedAt - b.usedAt)) {
+    for (const { hex } of images.toSorted((a, b) => a.usedAt - b.usedAt)) {
       if (await this.#hasRoom(this.#gc.lowPercent, roomBytes)) break;
+      // Only now: removing the ones before may have taken minutes.
+      if (!this.#isUnused(hex)) continue;
       await this.#remove(hex);
       removed.push(hex);
     }
     if (removed.length > 0) this.#options.logger.info({ images: removed.length }, "images removed to free disk");
     return removed;
+  }
+
+  #isUnused(hex: string): boolean {
+    if (this.#givenOut.has(hex) || this.#retained!.has(hex)) return false;
+    if (this.#options.clock.now() - this.#usedAt(hex) < this.#gc.minAgeMs) return false;
+    // Whatever anybody has said: the ground of a running container stays.
+    return !readFileSync("/proc/self/mountinfo", "latin1").includes(hex);
+  }
+
+  /** When it was last given to somebody, in ms since the epoch. */
+  #usedAt(hex: string): number {
+    return statSync(join(this.#imageDir(hex), "image.json")).mtimeMs;
   }
 
   #lookUp(reference: ImageReference): NameEntry | undefined {
@@ -504,7 +522,8 @@ export class HostImages implements ImageStore {
 
   async #remove(hex: string): Promise<void> {
     const doomed = join(this.#options.dir, "tmp", `gone-${hex}-${randomBytes(4).toString("hex")}`);
-    await rename(this.#imageDir(hex), doomed);
+    // Before anybody else has a turn, who might be given it.
+    renameSync(this.#imageDir(hex), doomed);
     this.#open().names = Object.fromEntries(
       Object.entries(this.#open().names).filter(([, entry]) => entry.hex !== hex),
     );

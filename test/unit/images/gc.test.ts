@@ -1,0 +1,96 @@
+/** Which images garbage collection spares, above all those that somebody comes to need while it runs. */
+import { createHash } from "node:crypto";
+import { chmodSync, mkdirSync, mkdtempSync, rmSync, utimesSync, writeFileSync } from "node:fs";
+import { tmpdir } from "node:os";
+import { join } from "node:path";
+import { afterEach, beforeEach, expect, test, vi } from "vitest";
+import { HostImages } from "../../../providers/http-vm/backend/images/store.ts";
+import { silentLogger } from "../../../src/telemetry/logger.ts";
+import { VirtualClock } from "../../support/virtual-clock.ts";
+
+const FULL = { totalBytes: 100, freeBytes: 1 };
+
+let dir: string;
+let clock: VirtualClock;
+/** Asked each time before an image is removed. */
+let diskUsage: () => Promise<typeof FULL>;
+let images: HostImages;
+
+beforeEach(() => {
+  dir = mkdtempSync(join(tmpdir(), "vmlet-images-"));
+  mkdirSync(join(dir, "blobs/sha256"), { recursive: true });
+  clock = new VirtualClock();
+  diskUsage = () => Promise.resolve(FULL);
+  images = new HostImages({ dir, clock, logger: silentLogger, diskUsage: () => diskUsage() });
+});
+
+afterEach(() => {
+  vi.unstubAllEnvs();
+  rmSync(dir, { recursive: true, force: true });
+});
+
+/** Puts images into the store as earlier pulls would have, the first of them unused for longest. */
+function store(...stored: { name: string; hex: string }[]): void {
+  for (const [index, { hex }] of stored.entries()) {
+    const folder = join(dir, "images", hex);
+    mkdirSync(join(folder, "rootfs"), { recursive: true });
+    const document = { manifestDigest: `sha256:${hex}`, config: {}, blobs: [], sizeBytes: 1 };
+    writeFileSync(join(folder, "image.json"), JSON.stringify(document));
+    const usedAt = clock.now() / 1000 - 86_400 + index;
+    utimesSync(join(folder, "image.json"), usedAt, usedAt);
+  }
+  const names = stored.map(({ name, hex }) => [name, { imageId: `${name}@sha256:${hex}`, hex, seenBy: [] }]);
+  writeFileSync(join(dir, "names.json"), JSON.stringify(Object.fromEntries(names)));
+}
+
+const A = { name: "r.test/a:1", hex: "a".repeat(64) };
+const B = { name: "r.test/b:1", hex: "b".repeat(64) };
+
+test("an image that a machine asks for while others are removed stays", async () => {
+  store(A, B);
+  images.retain(new Set());
+  let looks = 0;
+  diskUsage = async () => {
+    if (++looks === 3) expect(await images.find(B.name)).toBeDefined();
+    return FULL;
+  };
+  expect(await images.collect()).toEqual([A.hex]);
+  expect(await images.find(B.name)).toBeDefined();
+});
+
+test("an image that a machine says it needs while others are removed stays", async () => {
+  store(A, B);
+  images.retain(new Set());
+  let looks = 0;
+  diskUsage = () => {
+    if (++looks === 3) images.retain(new Set([join(dir, "images", B.hex, "rootfs")]));
+    return Promise.resolve(FULL);
+  };
+  expect(await images.collect()).toEqual([A.hex]);
+});
+
+test("a pull on a full disk does not remove the image that it is for", async () => {
+  const manifest = JSON.stringify({
+    schemaVersion: 2,
+    config: { digest: `sha256:${"c".repeat(64)}`, size: 1 },
+    layers: [],
+  });
+  mkdirSync(join(dir, "tools"));
+  writeFileSync(join(dir, "tools/skopeo"), `#!/bin/sh\nprintf %s '${manifest}'\n`);
+  chmodSync(join(dir, "tools/skopeo"), 0o755);
+  vi.stubEnv("PATH", `${dir}/tools:${process.env["PATH"]}`);
+  const hex = createHash("sha256").update(manifest).digest("hex");
+  store({ name: "r.test/i:1", hex }, B);
+  images = new HostImages({ dir, clock, logger: silentLogger, diskUsage, gc: { minAgeMs: 0 } });
+  images.retain(new Set());
+  const { location } = await images.pull("r.test/i:1", { auth: [], signal: new AbortController().signal });
+  expect(location).toBe(join(dir, "images", hex, "rootfs"));
+  expect(await images.find("r.test/i:1", [])).toBeDefined();
+  expect(await images.find(B.name)).toBeUndefined();
+});
+
+test("an image that a machine needs stays though its name has come to mean another one", async () => {
+  store({ name: A.name, hex: A.hex }, { name: A.name, hex: B.hex });
+  images.retain(new Set([join(dir, "images", A.hex, "rootfs")]));
+  expect(await images.collect()).toEqual([B.hex]);
+});
