@@ -42,6 +42,8 @@ export interface PodMemory {
   confirmedVersion: number | undefined;
   /** When the machine must have ended by the last stop that was accepted; grace included. */
   stopDeadline: number | undefined;
+  /** The backend accepted a DELETE while the machine stayed: since when, and when, after how long a pause, it is due again. */
+  burial: { since: number; pauseMs: number; retryAt: number } | undefined;
   /** The backend confirmed: nothing runs, and a tombstone keeps it so. */
   buried: boolean;
   /** The final DELETE of the pod object was accepted. */
@@ -50,6 +52,8 @@ export interface PodMemory {
   podSeenGone: boolean;
   /** First time that the machine was seen without a pod, for UIDs of which this process never saw a pod. */
   orphanSince: number | undefined;
+  /** The sweep's budget has paid for this one, however many steps and tries it takes. */
+  mayBeReaped: boolean;
   /** Pod generation and reference version that the running machine was last brought to. */
   appliedVersion: string | undefined;
   /** What became of the last change of resources; undefined until it has been looked at once. */
@@ -70,10 +74,12 @@ export const newMemory = (): PodMemory => ({
   missedAt: [],
   confirmedVersion: undefined,
   stopDeadline: undefined,
+  burial: undefined,
   buried: false,
   finalized: false,
   podSeenGone: false,
   orphanSince: undefined,
+  mayBeReaped: false,
   appliedVersion: undefined,
   resize: undefined,
   retryUpdateAt: undefined,
@@ -116,6 +122,15 @@ export const ORPHAN_GRACE_MS = 60_000;
 const STOP_SLACK_MS = 10_000;
 
 export function plan(desired: Desired, observed: Observed, memory: PodMemory, context: PlanContext): Action {
+  const action = decide(desired, observed, memory, context);
+  if (action.do !== "bury" && action.do !== "reap") return action;
+  // A machine that is seen to be gone needs no patience.
+  const isThere = observed.kind === "found" && observed.machine.state !== "deleted";
+  const afterMs = (memory.burial?.retryAt ?? 0) - context.monotonic;
+  return isThere && afterMs > 0 ? { do: "wait", afterMs } : action;
+}
+
+function decide(desired: Desired, observed: Observed, memory: PodMemory, context: PlanContext): Action {
   switch (desired.kind) {
     case "unknown":
       return { do: "wait" };

@@ -136,6 +136,9 @@ const CREATE_RETRY_MS = { first: 5_000, max: 122_000 };
 /** kubelet: podAttachAndMountTimeout. */
 const MOUNT_TIMEOUT_MS = 123_000;
 
+/** A machine that does not go is deleted again after this long, doubling; its user is told when the longest is reached. */
+const BURIAL_RETRY_MS = { first: 200, max: 30_000 };
+
 /** How often a critical pod looks whether those that make room for it are gone. */
 const PREEMPTION_RETRY_MS = 1_000;
 
@@ -308,7 +311,8 @@ export class PodReconciler {
           if (action.verdict !== undefined) this.#announce(podOf(desired), action.verdict);
           return undefined;
         case "bury":
-          return await this.#bury(uid, action.force, signal);
+          await this.#bury(uid, action.force, signal);
+          return undefined;
         case "status":
           return await this.#patchStatus(uid, podOf(desired), action.patch, action.verdict, signal);
         case "update":
@@ -481,13 +485,25 @@ export class PodReconciler {
   }
 
   /** DELETE, whether the machine exists or not: the tombstone keeps a late create from reviving it. Then make sure. */
-  async #bury(uid: string, force: boolean, signal: AbortSignal): Promise<Outcome | undefined> {
+  async #bury(uid: string, force: boolean, signal: AbortSignal): Promise<void> {
     this.#o.guard?.();
     await this.#o.provider.deletePod(this.#o.machineId(uid), { force, signal });
     const machine = await this.#look(uid, signal);
-    if (machine !== undefined && machine.state !== "deleted") return { kind: "after", ms: 200 };
-    this.#update(uid, { buried: true });
-    return undefined;
+    if (machine !== undefined && machine.state !== "deleted") this.#buryAgain(uid, machine);
+    else this.#update(uid, { burial: undefined, buried: true });
+  }
+
+  #buryAgain(uid: string, machine: Machine): void {
+    const now = this.#o.clock.monotonic();
+    const burial = this.#remember(uid).burial ?? { since: now, pauseMs: BURIAL_RETRY_MS.first / 2, retryAt: now };
+    const pauseMs = Math.min(burial.pauseMs * 2, BURIAL_RETRY_MS.max);
+    this.#update(uid, { burial: { since: burial.since, pauseMs, retryAt: now + pauseMs } });
+    if (pauseMs < BURIAL_RETRY_MS.max || burial.pauseMs === pauseMs) return;
+    const seconds = Math.round((now - burial.since) / 1000);
+    const message = `Machine was deleted ${seconds} s ago and is still there: ${machine.state}`;
+    this.#o.logger.warn({ uid, machine: machine.id, state: machine.state }, "Machine does not go and is deleted again");
+    const desired = this.#desired(uid);
+    if (desired.kind === "pod") this.#o.event(desired.pod, { type: "Warning", reason: "FailedKillPod", message });
   }
 
   async #patchStatus(
@@ -581,7 +597,10 @@ export class PodReconciler {
     const machine = observed.kind === "found" ? observed.machine : undefined;
     if (machine !== undefined && !Object.entries(this.#o.ownerLabels).every(([k, v]) => machine.labels[k] === v))
       return { kind: "settled" };
-    if (!memory.podSeenGone && !this.#o.mayReap()) return { kind: "after", ms: 30_000 };
+    if (!memory.podSeenGone && !memory.mayBeReaped) {
+      if (!this.#o.mayReap()) return { kind: "after", ms: 30_000 };
+      this.#update(uid, { mayBeReaped: true });
+    }
     const last = this.#lastSeen.get(uid);
     const namespace = machine?.labels["vmlet.dev/namespace"] ?? last?.metadata?.namespace;
     const name = machine?.labels["vmlet.dev/pod"] ?? last?.metadata?.name;
@@ -592,7 +611,7 @@ export class PodReconciler {
     const current = await this.#quorumGet({ metadata: { namespace, name } }, signal);
     if (current?.metadata!.uid === uid) {
       // The cache was wrong; it will catch up.
-      this.#update(uid, { podSeenGone: false, orphanSince: undefined });
+      this.#update(uid, { podSeenGone: false, orphanSince: undefined, mayBeReaped: false });
       return { kind: "after", ms: 5_000 };
     }
     if (machine !== undefined && !isOver(machine) && memory.stopDeadline === undefined) {
@@ -604,7 +623,8 @@ export class PodReconciler {
       await this.#stop(uid, 2, signal);
       return undefined;
     }
-    return this.#bury(uid, true, signal);
+    await this.#bury(uid, true, signal);
+    return undefined;
   }
 
   /** A read that no cache may answer. Undefined when there is no pod of this name. */

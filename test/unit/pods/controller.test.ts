@@ -2,9 +2,11 @@ import { afterEach, beforeEach, describe, expect, test } from "vitest";
 import { MemoryProvider } from "../../../providers/memory/provider.ts";
 import type { EventRecorder } from "../../../src/kube/events.ts";
 import type { Kube, KubeRequest } from "../../../src/kube/kube.ts";
-import { machineId } from "../../../src/podspec/machine-id.ts";
-import { PodController } from "../../../src/pods/controller.ts";
+import { LABEL_UID, machineId, ownerLabels } from "../../../src/podspec/machine-id.ts";
+import { PodController, RESYNC_MS } from "../../../src/pods/controller.ts";
+import { ORPHAN_GRACE_MS } from "../../../src/pods/planner.ts";
 import { ProviderError } from "../../../src/provider/errors.ts";
+import type { MachineSpec } from "../../../src/provider/machine.ts";
 import { silentLogger } from "../../../src/telemetry/logger.ts";
 import { VirtualClock } from "../../support/virtual-clock.ts";
 import { machine as baseMachine, pod as basePod } from "./fixtures.ts";
@@ -97,5 +99,36 @@ describe("a backend that wants to be asked again at once", () => {
     await acting;
     expect(asked).toBeGreaterThan(1);
     expect(asked).toBeLessThan(20);
+  });
+});
+
+describe("machines of unknown pods", () => {
+  const ORPHANS = 10;
+  beforeEach(async () => {
+    for (let i = 0; i < ORPHANS; i++) {
+      const labels = {
+        ...ownerLabels("c", "n"),
+        [LABEL_UID]: uidOf(i),
+        "vmlet.dev/namespace": "default",
+        "vmlet.dev/pod": `web-${i}`,
+      };
+      const spec: MachineSpec = { labels, containers: [{ name: "app", image: "a" }], restart_policy: "always" };
+      await provider.createPod(machineId("c", uidOf(i)), spec, { signal: stop.signal });
+    }
+  });
+  const left = () => provider.machines.filter(({ state }) => state !== "deleted").map(({ id }) => id);
+
+  test("go at the rate of the sweep, though one of them does not go", async () => {
+    const stuck = machineId("c", uidOf(0));
+    const deletePod = provider.deletePod.bind(provider);
+    provider.deletePod = (id, options) => (id === stuck ? Promise.resolve() : deletePod(id, options));
+    const running = [controller.observer.run(stop.signal), controller.act(stop.signal)];
+    await clock.advance(ORPHAN_GRACE_MS + RESYNC_MS);
+    expect(left()).toEqual([stuck]);
+    const before = requests.length;
+    await clock.advance(60_000);
+    expect(requests.length - before).toBeLessThan(10);
+    stop.abort();
+    await Promise.all(running);
   });
 });

@@ -5,7 +5,6 @@ import type { Pod } from "../../../src/kube/wire.ts";
 import type { PodEvent, ResizeOutlook } from "../../../src/podspec/inputs.ts";
 import type { PodHooks } from "../../../src/pods/hooks.ts";
 import { MachineCache } from "../../../src/pods/machines.ts";
-import { LOST_DEBOUNCE_MS } from "../../../src/pods/planner.ts";
 import { PodReconciler, type Difference, type Rendered } from "../../../src/pods/reconciler.ts";
 import { ProviderError } from "../../../src/provider/errors.ts";
 import type { MachineSpec } from "../../../src/provider/machine.ts";
@@ -116,6 +115,11 @@ class World {
       for (const machine of this.provider.machines) this.#machines.put(machine);
       if (outcome.kind !== "after" || outcome.ms > 0) return outcome;
     }
+  }
+
+  /** The backend's newest event about the machine arrives. */
+  async hear(): Promise<void> {
+    this.#machines.put(await this.provider.getPod("m-u1", { signal: AbortSignal.timeout(1_000) }));
   }
 
   /** The backend forgets what it ran. @returns what brings it back */
@@ -423,6 +427,73 @@ describe("a pod whose machine is gone", () => {
     world.loseMachine();
     expect(await world.settle()).toEqual({ kind: "after", ms: LOST_DEBOUNCE_MS });
     expect(world.pod.status?.phase).toBe("Running");
+  });
+});
+
+describe("a machine that the backend takes its time to delete", () => {
+  const STUCK = "Machine was deleted 51 s ago and is still there: stopped";
+  let world: World;
+  let deletes: number;
+  let isStuck: boolean;
+  beforeEach(async () => {
+    world = new World(basePod());
+    await world.settle();
+    const deletePod = world.provider.deletePod.bind(world.provider);
+    deletes = 0;
+    isStuck = true;
+    world.provider.deletePod = (id, options) => {
+      deletes++;
+      return isStuck ? Promise.resolve() : deletePod(id, options);
+    };
+    world.pod = {
+      ...world.pod,
+      metadata: {
+        ...world.pod.metadata!,
+        deletionTimestamp: new Date(world.clock.now() + 1_000).toISOString(),
+        deletionGracePeriodSeconds: 1,
+      },
+    };
+    await world.settle();
+  });
+  const finalized = () => world.requests.filter(({ method }) => method === "DELETE").length;
+
+  test("is asked for less and less often", async () => {
+    await world.pass(60_000);
+    // After 0, 0.2, 0.6, 1.4, 3, 6.2, 12.6, 25.4 and 51 seconds.
+    expect(deletes).toBe(9);
+    await world.pass(300_000);
+    expect(deletes).toBe(19);
+  });
+
+  test("is not asked for more often because it is looked at more often", async () => {
+    await world.settle();
+    const before = deletes;
+    for (let i = 0; i < 20; i++) await world.settle();
+    expect(deletes).toBe(before);
+  });
+
+  test("is told of once", async () => {
+    await world.pass(50_000);
+    expect(world.said("FailedKillPod")).toEqual([]);
+    await world.pass(600_000);
+    expect(world.said("FailedKillPod")).toEqual([STUCK]);
+  });
+
+  test("leaves its pod until it is gone", async () => {
+    await world.pass(120_000);
+    expect(finalized()).toBe(0);
+    isStuck = false;
+    await world.pass(30_000);
+    expect(finalized()).toBe(1);
+  });
+
+  test("lets its pod go at once when it is seen to be gone", async () => {
+    await world.pass(60_000);
+    isStuck = false;
+    await world.provider.deletePod("m-u1", { force: false, signal: AbortSignal.timeout(1_000) });
+    await world.hear();
+    await world.settle();
+    expect(finalized()).toBe(1);
   });
 });
 
