@@ -143,6 +143,14 @@ describe("the control channel", () => {
     await expect(control.script("a", signal())).rejects.toThrow("closed its control channel");
   });
   test("a VM that ends meanwhile is not waited for", async () => {
+  test.each([
+    ["complete answers that nobody waits for", () => `\u0001000000000000-2 0 ${"x".repeat(1000)}\u0002`],
+    ["parts of an answer with nothing in them", (id: string) => `\u0001${id} + \u0002`],
+  ])("%s, without end, are refused", async (_title, noise) => {
+    answer = (socket, id, text) =>
+      void (text === "true" ? ok(socket, id) : socket.write(noise(id).repeat(Math.ceil((3 << 20) / noise(id).length))));
+    await expect(control.script("a", signal())).rejects.toThrow("closed its control channel");
+  });
     answer = (socket, id, text) => void (text === "true" ? ok(socket, id) : socket.end());
     await expect(control.script("a", signal())).rejects.toThrow("closed its control channel");
   });

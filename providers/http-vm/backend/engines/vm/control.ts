@@ -41,6 +41,8 @@ export class GuestControl {
   readonly #prefix = randomBytes(6).toString("hex");
   #count = 0;
   #received = "";
+  /** Characters of answers that nobody waits for, since the last one that somebody did. */
+  #unasked = 0;
   #socket: Socket | undefined;
   #greeted = false;
   #greeting: Promise<void> | undefined;
@@ -60,6 +62,7 @@ export class GuestControl {
       const socket = connect(this.#path);
       this.#socket = socket;
       this.#received = "";
+      this.#unasked = 0;
       socket.setEncoding("latin1").on("data", (text: string) => this.#read(text));
       socket.on("error", reject);
       socket.once("connect", () => resolve());
@@ -153,20 +156,23 @@ export class GuestControl {
     for (let end = this.#received.indexOf(END); end >= 0; end = this.#received.indexOf(END)) {
       const answer = this.#received.slice(this.#received.lastIndexOf(START, end) + 1, end);
       this.#received = this.#received.slice(end + 1);
-      this.#answered(answer);
+      this.#unasked = this.#answered(answer) ? 0 : this.#unasked + end + 1;
     }
-    if (this.#received.length > MAX_ANSWER_CHARS)
+    if (this.#received.length + this.#unasked > MAX_ANSWER_CHARS)
       this.#socket?.destroy(new Error("the guest sent an answer without end"));
   }
 
-  #answered(answer: string): void {
-    const match = /^([-0-9a-f]+) (\+|\d{1,3}) ([^]*)$/.exec(answer);
+  /** @returns whether somebody waits for it */
+  #answered(answer: string): boolean {
+    // A part with nothing in it would bring its answer no nearer to the limit.
+    const match = /^([-0-9a-f]+) (\+(?= [^])|\d{1,3}) ([^]*)$/.exec(answer);
     const call = this.#calls.get(match?.[1] ?? "");
-    if (match === null || call === undefined) return;
+    if (match === null || call === undefined) return false;
     call.output += match[3];
     if (call.output.length > MAX_ANSWER_CHARS) call.reject(new Error("the guest sent an answer without end"));
     else if (match[2] === "0") call.resolve(decode(call.output));
     else if (match[2] !== "+") call.reject(new GuestError(Number(match[2]), decode(call.output)));
+    return true;
   }
 
   #failAll(error: Error): void {
