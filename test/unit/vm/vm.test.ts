@@ -4,6 +4,7 @@ import { createServer, type Server, type Socket } from "node:net";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { afterEach, beforeEach, describe, expect, onTestFinished, test } from "vitest";
+import type { ContainerLaunch } from "../../../providers/http-vm/backend/engine.ts";
 import { GuestControl, GuestError, quote } from "../../../providers/http-vm/backend/engines/vm/control.ts";
 import { tscKhz } from "../../../providers/http-vm/backend/engines/vm/frequency.ts";
 import { machineScript } from "../../../providers/http-vm/backend/engines/vm/identity.ts";
@@ -142,7 +143,6 @@ describe("the control channel", () => {
     answer = (socket, id, text) => void (text === "true" ? ok(socket, id) : socket.write("x".repeat(3 << 20)));
     await expect(control.script("a", signal())).rejects.toThrow("closed its control channel");
   });
-  test("a VM that ends meanwhile is not waited for", async () => {
   test.each([
     ["complete answers that nobody waits for", () => `\u0001000000000000-2 0 ${"x".repeat(1000)}\u0002`],
     ["parts of an answer with nothing in them", (id: string) => `\u0001${id} + \u0002`],
@@ -151,6 +151,7 @@ describe("the control channel", () => {
       void (text === "true" ? ok(socket, id) : socket.write(noise(id).repeat(Math.ceil((3 << 20) / noise(id).length))));
     await expect(control.script("a", signal())).rejects.toThrow("closed its control channel");
   });
+  test("a VM that ends meanwhile is not waited for", async () => {
     answer = (socket, id, text) => void (text === "true" ? ok(socket, id) : socket.end());
     await expect(control.script("a", signal())).rejects.toThrow("closed its control channel");
   });
@@ -248,7 +249,10 @@ describe("QEMU's control socket", () => {
 
 describe("a guest cannot keep its containers alive", () => {
   /** A machine whose QEMU is a process that waits, and whose guest does with each command as is said. */
-  async function machineWith(answer: (socket: Socket, id: string, text: string) => void) {
+  async function machineWith(
+    answer: (socket: Socket, id: string, text: string) => void,
+    containers: { memory_bytes?: number; cpu_millis?: number }[] = [],
+  ) {
     const dir = mkdtempSync(join(tmpdir(), "vmlet-vm-"));
     onTestFinished(() => rmSync(dir, { recursive: true, force: true }));
     const server = createServer((socket) => {
@@ -267,12 +271,14 @@ describe("a guest cannot keep its containers alive", () => {
     const { pid, startTime } = processStat(qemu.pid!)!;
     const record = { size: { memoryMib: 192, cpus: 1 }, attachment, process: { pid, startTime } };
     writeFileSync(join(dir, "k1/vm.json"), JSON.stringify(record));
-    const context = { clock: systemClock, vmsDir: dir, callMs: 300 } as VmContext;
+    const sizing = { memoryMib: 128, maxCpus: 4 };
+    const context = { clock: systemClock, vmsDir: dir, callMs: 300, bootTimeoutMs: 5000, sizing } as VmContext;
     const vm = (await Vm.find(context, "k1"))!;
-    const home = { id: "m", spec: machine({}), dir, socketPath: (name: string) => join(dir, name) };
+    const home = { id: "m", spec: machine(...containers), dir, socketPath: (name: string) => join(dir, name) };
     const sandbox = new VmSandbox(context, home, vm);
     onTestFinished(() => sandbox.close());
-    return { vm, sandbox, kill: () => sandbox.kill({ name: "a", attempt: 0, id: "a-0", dir }) };
+    const container = { name: "c0", attempt: 0, id: "a-0", dir };
+    return { vm, sandbox, container, kill: () => sandbox.kill(container) };
   }
 
   test("by answering no more: its VM is killed", async () => {
@@ -289,6 +295,54 @@ describe("a guest cannot keep its containers alive", () => {
     await expect(kill()).rejects.toEqual(new GuestError(1, "no"));
     for (let tries = 0; tries < 10 && vm.alive; tries++) await kill().catch(() => undefined);
     expect(vm.alive).toBe(false);
+  });
+
+  test("by answering no start any more: its VM is killed", async () => {
+    const { vm, sandbox, container } = await machineWith(() => undefined);
+    const qemu = createServer((socket) => {
+      socket.on("error", () => undefined).write('{"QMP": {}}\n');
+      socket.on("data", () => void socket.write('{"return": []}\n'));
+    });
+    onTestFinished(() => void qemu.close());
+    await new Promise<void>((listening) => qemu.listen(vm.qmp, listening));
+    const location = join(container.dir, "image/rootfs");
+    mkdirSync(location, { recursive: true });
+    writeFileSync(join(container.dir, "image/disk.squashfs"), "");
+    mkdirSync(join(container.dir, "run"));
+    const launch: ContainerLaunch = {
+      ...container,
+      kind: "main",
+      spec: { name: "c0", image: "i", command: ["x"], security: { seccomp: "unconfined" } },
+      image: { imageId: "", image: "i", config: {}, location },
+      imageVolumes: {},
+      target: undefined,
+    };
+    await expect(sandbox.launch(launch)).rejects.toThrow("timeout");
+    expect(vm.alive).toBe(false);
+  });
+
+  test.each([
+    ["memory_bytes", { memory_bytes: 100 * MIB }],
+    ["cpu_millis", { memory_bytes: 64 * MIB, cpu_millis: 900 }],
+  ])("a resize to more %s than its VM has, all containers together, is refused", async (key, limits) => {
+    const asked: string[] = [];
+    const { sandbox, container } = await machineWith(
+      (socket, id, text) => {
+        if (text !== "true") asked.push(text);
+        socket.write(`\u0001${id} 0 \u0002`);
+      },
+      [
+        { memory_bytes: 64 * MIB, cpu_millis: 500 },
+        { memory_bytes: 16 * MIB, cpu_millis: 500 },
+      ],
+    );
+    await expect(sandbox.resize(container, { limits })).rejects.toMatchObject({
+      code: "invalid",
+      field: `resources.limits.${key}`,
+    });
+    expect(asked).toEqual([]);
+    await sandbox.resize(container, { limits: { memory_bytes: 72 * MIB, cpu_millis: 400 } });
+    expect(asked).toHaveLength(1);
   });
 });
 

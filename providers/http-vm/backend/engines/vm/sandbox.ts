@@ -215,10 +215,11 @@ export class VmSandbox implements Sandbox {
     const port = await this.#vm.ports.take(this.#limited(undefined));
     this.#ports.set(id, port);
     const flags = spec.stdin === true ? "i" : "-";
+    const late = this.#limited(undefined);
     try {
       const start: ContainerStart = { process: whole.process, port: port.number };
       await writeFileAtomic(this.#startFile(launch), JSON.stringify(start), 0o600);
-      await this.#call([
+      const commands = [
         ...locations.map((location) => ["image", imageName(location), imageSerial(location)]),
         [
           "launch",
@@ -229,8 +230,14 @@ export class VmSandbox implements Sandbox {
           ...configParts(whole, this.#context.warming),
         ],
         ["run", id, String(port.number), port.token, flags, spec.tty === true ? "tty" : "pipes"],
-      ]);
+      ];
+      await this.#vm.control.run(commands, late);
     } catch (cause) {
+      if (late.aborted) {
+        // A guest that hangs would hold up the starts of all machines, again and again: it is told as lost.
+        await this.#vm.kill();
+        throw cause;
+      }
       // A guest that did not answer may begin it yet: see `GuestPorts.release`.
       if (!(cause instanceof GuestError)) this.#ports.delete(id);
       await this.conclude(launch, { exitCode: START_ERROR_EXIT }).catch(() => undefined);
@@ -401,12 +408,7 @@ export class VmSandbox implements Sandbox {
 
   async resize(container: ContainerRef, resources: ContainerResources): Promise<void> {
     const limit = resources.limits?.memory_bytes;
-    if (limit !== undefined && limit > this.#vm.size.memoryMib * 2 ** 20)
-      throw new ProviderError(
-        "invalid",
-        `memory limit ${limit} is more than the machine's VM has (${this.#vm.size.memoryMib} MiB)`,
-        { field: "resources.limits.memory_bytes" },
-      );
+    this.#requireRoom(container.name, resources);
     const wanted = ociResources(resources.requests, resources.limits, 2);
     const text = JSON.stringify({
       ...wanted,
@@ -421,6 +423,23 @@ export class VmSandbox implements Sandbox {
         field: "resources.limits.memory_bytes",
       });
     }
+  }
+
+  /** A VM keeps the size that it was made with. */
+  #requireRoom(name: string, resources: ContainerResources): void {
+    const { spec } = this.#home;
+    const change = (all: ContainerSpec[] = []) => all.map((one) => (one.name === name ? { ...one, resources } : one));
+    const containers = change(spec.containers);
+    const changed = { ...spec, containers, init_containers: change(spec.init_containers) };
+    const needed = vmSize(changed, this.#context.sizing);
+    const { memoryMib, cpus } = this.#vm.size;
+    const refuse = (key: string, what: string) =>
+      new ProviderError("invalid", `the machine's containers would need a VM with ${what}`, {
+        field: `resources.limits.${key}`,
+      });
+    if (needed.memoryMib > memoryMib)
+      throw refuse("memory_bytes", `${needed.memoryMib} MiB of memory, it has ${memoryMib}`);
+    if (needed.cpus > cpus) throw refuse("cpu_millis", `${needed.cpus} processors, it has ${cpus}`);
   }
 
   async close(): Promise<void> {
