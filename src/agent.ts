@@ -15,6 +15,7 @@ import { NodeCertificate } from "./kube/certificates.ts";
 import { loadKubeConfig } from "./kube/credentials.ts";
 import { EventRecorder } from "./kube/events.ts";
 import { isForbidden } from "./kube/errors.ts";
+import type { Kube } from "./kube/kube.ts";
 import { LeaderElector, NotLeaderError } from "./kube/leader-election.ts";
 import { resourcePath } from "./kube/paths.ts";
 import { KubeTransport } from "./kube/transport.ts";
@@ -289,7 +290,7 @@ function createElector(
 }
 
 /** The UID of kube-system outlives everything but the cluster itself. @throws ConfigError when it may not be read */
-export async function readClusterId(kube: KubeTransport, signal: AbortSignal): Promise<string> {
+export async function readClusterId(kube: Kube, signal: AbortSignal): Promise<string> {
   try {
     const namespace = await kube.request<{ metadata: { uid: string } }>({
       method: "GET",
