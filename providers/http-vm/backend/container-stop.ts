@@ -11,7 +11,8 @@ export interface StopOptions {
   logger: Logger;
   /** Undefined when it is lost: the containers in it are gone then. */
   sandbox: () => Sandbox | undefined;
-  signal: NodeJS.Signals;
+  /** Number of the stop signal. */
+  signal: number;
   /** Runs the pre_stop hook until the signal aborts; never rejects. */
   preStop?: (signal: AbortSignal) => Promise<void>;
   /** The hook has had its turn: the next backend must not run it again. */

@@ -47,6 +47,7 @@ import { containersOf, newRecord, type ContainerRecord, type Ending, type Machin
 import type { ShimEvents, ShimWatch } from "./shim-client.ts";
 import type { ShimCommand } from "./shim.ts";
 import { exceededLimit, hasStorageLimits, type StorageUse } from "./storage-limits.ts";
+import { signalNumber } from "./stop-signal.ts";
 import { writeJson, type MachineStore } from "./store.ts";
 
 const CONFIG_RETRY_MS = 10_000;
@@ -1083,8 +1084,12 @@ export class Supervisor implements MachineHome {
     });
   }
 
-  #stopSignal(spec: ContainerSpec): NodeJS.Signals {
-    return (spec.stop?.signal ?? this.#book.own(spec.name).image?.config.stopSignal ?? "SIGTERM") as NodeJS.Signals;
+  #stopSignal(spec: ContainerSpec): number {
+    const signal = spec.stop?.signal ?? this.#book.own(spec.name).image?.config.stopSignal ?? "SIGTERM";
+    const number = signalNumber(signal);
+    if (number === undefined)
+      this.#logger.warn({ container: spec.name, signal }, "unknown stop signal: SIGTERM is sent");
+    return number ?? constants.signals.SIGTERM;
   }
 
   // --- end of a container ---

@@ -168,6 +168,20 @@ export function containerTests(bench: () => Bench, { registry, app }: ContainerI
     expect(lines).toEqual(["4000 2777", "4000 440", expect.stringMatching(/^3000 (?=.*4000)(?=.*5000)/), "secret"]);
   });
 
+  test.each([
+    ["QUIT", "QUIT"],
+    ["SIGRTMIN+3", "37"],
+  ])("stop signal %s reaches the container", async (signal, trapped) => {
+    const id = await bench().create({
+      containers: [
+        bench().shell("a", `trap 'exit 41' ${trapped}; echo ready; while :; do sleep 0.1; done`, { stop: { signal } }),
+      ],
+    });
+    await bench().until(async () => expect(await bench().log(id, "a")).toEqual(["ready"]));
+    await bench().provider.stopPod(id, { graceSeconds: 1000, signal: bench().signal });
+    expect((await bench().terminated(id, "a")).exit_code).toBe(41);
+  });
+
   test("a machine is deleted however deep the folders are that a container has made", async () => {
     const name = "d".repeat(200);
     const dig = `i=0; while [ $i -lt 25 ]; do mkdir ${name} && cd -P ${name} || exit 1; i=$((i + 1)); done`;

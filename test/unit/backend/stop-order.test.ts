@@ -24,11 +24,15 @@ test("a container that ignores its signal is killed at the deadline", async () =
   expect((await world.machine()).state).toBe("stopped");
 });
 
-test("the stop signal is the container's own", async () => {
+test.each([
+  ["SIGUSR1", "SIGUSR1"],
+  ["usr1", "SIGUSR1"],
+  ["none such", "SIGTERM"],
+])("of stop signal %s the container gets %s", async (signal, delivered) => {
   const world = await World.create();
-  await world.create({ containers: [main("a", { stop: { signal: "SIGUSR1" } })] });
+  await world.create({ containers: [main("a", { stop: { signal } })] });
   await world.stop(30);
-  expect(world.instance("a").signals[0]!.signal).toBe("SIGUSR1");
+  expect(world.instance("a").signals[0]!.signal).toBe(delivered);
 });
 
 test("pre_stop runs before the signal and inside the grace period", async () => {

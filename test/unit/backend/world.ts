@@ -1,6 +1,6 @@
 /** A backend without processes: an engine and shims that do what the test says, on a clock that the test moves. */
 import { mkdirSync, mkdtempSync, rmSync, writeFileSync } from "node:fs";
-import { tmpdir } from "node:os";
+import { constants, tmpdir } from "node:os";
 import { basename, join } from "node:path";
 import { PassThrough } from "node:stream";
 import { onTestFinished } from "vitest";
@@ -260,8 +260,9 @@ export class World {
       },
       signal: (ref, signal) => {
         const instance = this.#byId(ref)!;
-        this.journal.push(`${signal} ${ref.name}`);
-        instance.signals.push({ signal, at: this.clock.monotonic() });
+        const name = Object.entries(constants.signals).find(([, number]) => number === signal)?.[0] ?? String(signal);
+        this.journal.push(`${name} ${ref.name}`);
+        instance.signals.push({ signal: name, at: this.clock.monotonic() });
         if (!this.deaf.has(ref.name)) this.#end(instance, 143);
         return Promise.resolve();
       },

@@ -289,7 +289,7 @@ export class OciSandbox implements Sandbox {
     };
   }
 
-  async signal(container: ContainerRef, signal: NodeJS.Signals): Promise<void> {
+  async signal(container: ContainerRef, signal: number): Promise<void> {
     const pid = await readPid(join(this.#bundle(container), "pid"));
     // The pid may have gone to another process since: the control group tells.
     if (pid === undefined || !(await this.#cgroup(container).processes()).includes(pid)) return;

@@ -213,7 +213,7 @@ class ProcessSandbox implements Sandbox {
   }
 
   /** To the main process's group: there is no init process that would pass it on. */
-  async signal(container: ContainerRef, signal: NodeJS.Signals): Promise<void> {
+  async signal(container: ContainerRef, signal: number): Promise<void> {
     if (container.pid === undefined) return;
     // Its children are looked up while it is there to be recognised by.
     this.#remembered.set(container.id, await this.#ownedBy(container));

@@ -249,8 +249,8 @@ export class VmSandbox implements Sandbox {
     };
   }
 
-  async signal(container: ContainerRef, signal: NodeJS.Signals): Promise<void> {
-    await this.#call([["signal", container.id, signal.replace(/^SIG/, "")]]);
+  async signal(container: ContainerRef, signal: number): Promise<void> {
+    await this.#call([["signal", container.id, String(signal)]]);
   }
 
   async kill(container: ContainerRef): Promise<void> {
