@@ -1,6 +1,4 @@
 /** From a provider's configuration to a provider: the one place that knows which providers ship with vmlet. */
-import { isAbsolute, resolve } from "node:path";
-import { pathToFileURL } from "node:url";
 import { HttpVmProvider, type CredentialFiles } from "../../providers/http-vm/index.ts";
 import { MemoryProvider } from "../../providers/memory/index.ts";
 import { ConfigError } from "../config/load.ts";
@@ -12,11 +10,7 @@ import type { Logger } from "../telemetry/logger.ts";
 import type { Clock } from "../util/clock.ts";
 import type { Random } from "../util/random.ts";
 import { toError } from "../util/errors.ts";
-
-/** What a provider module exports: see providers/README.md. */
-interface ProviderModule {
-  createProvider?: (options: Record<string, unknown>) => Provider | Promise<Provider>;
-}
+import { createModuleProvider } from "./provider-module.ts";
 
 /** @throws ConfigError when the provider cannot be made from its configuration */
 export async function createProvider(
@@ -44,24 +38,8 @@ export async function createProvider(
         clock: collaborators.clock,
         stages: { creatingMs: parseDuration(config.startDelay) },
       });
-    case "module": {
-      const path =
-        config.module.startsWith(".") || isAbsolute(config.module)
-          ? pathToFileURL(resolve(config.module)).href
-          : config.module;
-      let module: ProviderModule;
-      try {
-        module = (await import(path)) as ProviderModule;
-      } catch (thrown) {
-        throw new ConfigError(`provider.module: cannot load ${config.module}: ${toError(thrown).message}`, {
-          cause: thrown,
-        });
-      }
-      if (typeof module.createProvider !== "function") {
-        throw new ConfigError(`provider.module: ${config.module} does not export a function createProvider`);
-      }
-      return module.createProvider(config.options);
-    }
+    case "module":
+      return createModuleProvider(config.module, config.options);
   }
 }
 

@@ -14,8 +14,15 @@ export { ALL_CAPABILITIES, CAPABILITIES, type Capability } from "../capabilities
 export { isProviderError, ProviderError, type ProviderErrorCode } from "../errors.ts";
 export { specFingerprint } from "../fingerprint.ts";
 export * from "../machine.ts";
-export { runHook, runProbe, type Target } from "../probes/actions.ts";
-export { Prober, type ProbeKind } from "../probes/prober.ts";
+export {
+  runHook,
+  runProbe,
+  type HookContext,
+  type ProbeOutcome,
+  type ProbeResult,
+  type Target,
+} from "../probes/actions.ts";
+export { Prober, type ProbeKind, type ProberEvents } from "../probes/prober.ts";
 export type * from "../provider.ts";
 export { assertCapable, patchCapabilities, requiredCapabilities, type Requirement } from "../requirements.ts";
 export type { Check } from "./check.ts";
