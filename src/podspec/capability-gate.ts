@@ -19,8 +19,8 @@ export interface Feature {
 
 export interface GatedFeature extends Feature {
   capability: Capability;
-  /** Without the capability the pod still runs right; its author is told by a Warning event of this reason. */
-  warning?: string;
+  /** Without the capability the pod still runs; its author is told by a Warning event. */
+  warning?: { reason: string; effect: string };
 }
 
 export interface RefusedFeature extends Feature {
@@ -29,6 +29,9 @@ export interface RefusedFeature extends Feature {
   /** The kubelet's own reason for it, where there is one. */
   reason?: string;
 }
+
+/** Names one of the backend's sizes: what `instance_type` of the machine is to be. */
+export const ANNOTATION_INSTANCE_TYPE = "vmlet.dev/instance-type";
 
 /** Reason of a rejected pod for which the kubelet has no word of its own. */
 export const UNSUPPORTED_FEATURE = "UnsupportedFeature";
@@ -99,6 +102,11 @@ export const GATED_FEATURES: readonly GatedFeature[] = [
     find: (pod) => (pod.spec?.shareProcessNamespace ? ["spec.shareProcessNamespace"] : []),
   },
   {
+    capability: "user_namespace",
+    field: "spec.hostUsers: false",
+    find: (pod) => (pod.spec?.hostUsers === false ? ["spec.hostUsers"] : []),
+  },
+  {
     capability: "hostname",
     field: "spec.hostname, subdomain, hostnameOverride, setHostnameAsFQDN",
     find: findHostname,
@@ -117,7 +125,7 @@ export const GATED_FEATURES: readonly GatedFeature[] = [
   { capability: "pod_ip", field: "fieldRef status.podIP, status.podIPs", find: findPodIp },
   {
     capability: "resource_limits",
-    warning: "ResourceLimitsNotEnforced",
+    warning: { reason: "ResourceLimitsNotEnforced", effect: "not enforced" },
     field: "resources.limits of cpu and memory",
     find: (pod) => findLimits(pod, ["cpu", "memory"]),
   },
@@ -125,6 +133,21 @@ export const GATED_FEATURES: readonly GatedFeature[] = [
     capability: "ephemeral_storage_limits",
     field: "resources.limits of ephemeral-storage",
     find: (pod) => findLimits(pod, ["ephemeral-storage"]),
+  },
+  {
+    capability: "registry_auth",
+    warning: { reason: "ImagePullSecretsNotUsed", effect: "not used" },
+    field: "spec.imagePullSecrets",
+    find: (pod) => ((pod.spec?.imagePullSecrets?.length ?? 0) > 0 ? ["spec.imagePullSecrets"] : []),
+  },
+  {
+    capability: "instance_types",
+    warning: { reason: "InstanceTypeNotUsed", effect: "not used" },
+    field: `metadata.annotations[${ANNOTATION_INSTANCE_TYPE}]`,
+    find: (pod) =>
+      pod.metadata?.annotations?.[ANNOTATION_INSTANCE_TYPE] === undefined
+        ? []
+        : [`metadata.annotations[${ANNOTATION_INSTANCE_TYPE}]`],
   },
   { capability: "volumes.empty_dir", field: "spec.volumes.emptyDir", find: (pod) => findVolumes(pod, "emptyDir") },
   { capability: "volumes.empty_dir.size_limit", field: "spec.volumes.emptyDir.sizeLimit", find: findSizeLimits },
@@ -309,8 +332,9 @@ export function capabilityWarnings(pod: Pod, context: Pick<GateContext, "backend
     if (feature.warning === undefined || context.capabilities.has(feature.capability)) return [];
     const found = feature.find(pod);
     if (found.length === 0) return [];
-    const message = `${found.join(", ")}: not enforced, backend "${context.backend}" lacks capability ${feature.capability}`;
-    return [{ type: "Warning", reason: feature.warning, message }];
+    const { reason, effect } = feature.warning;
+    const message = `${found.join(", ")}: ${effect}, backend "${context.backend}" lacks capability ${feature.capability}`;
+    return [{ type: "Warning", reason, message }];
   });
 }
 
@@ -319,7 +343,7 @@ export function supportTable(): string {
   const rows = [
     ...GATED_FEATURES.map(
       ({ field, capability, warning }) =>
-        `| ${field} | \`${capability}\`${warning ? `; without it the pod runs, with event ${warning}` : ""} |`,
+        `| ${field} | \`${capability}\`${warning ? `; without it the pod runs, with event ${warning.reason}` : ""} |`,
     ),
     `| ${EPHEMERAL.field} | \`${EPHEMERAL.capability}\`; without it the pod runs on, with event ${UNSUPPORTED_FEATURE} |`,
     ...REFUSED_FEATURES.map(({ field, why }) => `| ${field} | refused: ${why} |`),

@@ -13,7 +13,13 @@ import type {
   RestartPolicy,
   Volume,
 } from "../provider/machine.ts";
-import { capabilityWarnings, checkCapabilities, checkEphemeralContainer, type GateContext } from "./capability-gate.ts";
+import {
+  ANNOTATION_INSTANCE_TYPE,
+  capabilityWarnings,
+  checkCapabilities,
+  checkEphemeralContainer,
+  type GateContext,
+} from "./capability-gate.ts";
 import { podDns } from "./dns.ts";
 import { containerEnvironment } from "./env.ts";
 import { expand, lookUpIn } from "./expansion.ts";
@@ -42,9 +48,6 @@ export interface RenderInput {
   node: NodeFacts;
   backend: Backend;
 }
-
-/** Names the size of the machine on backends that have named sizes. */
-export const ANNOTATION_INSTANCE_TYPE = "vmlet.dev/instance-type";
 
 const DEFAULT_GRACE_SECONDS = 30;
 const DEFAULT_TERMINATION_MESSAGE_PATH = "/dev/termination-log";

@@ -41,6 +41,7 @@ export const CAPABILITIES = {
   dns: "an own resolv.conf",
   security_context: "user, group, capabilities, read-only root, seccomp",
   privileged: "privileged containers",
+  user_namespace: "users of the machine are none of its host's (host_users false)",
   sysctls: "kernel parameters of the machine",
   share_process_namespace: "one process namespace for all containers",
   resource_limits: "cpu and memory limits enforced, OOM kills reported",
@@ -48,9 +49,6 @@ export const CAPABILITIES = {
   tty: "a terminal for the main process",
   // placement
   instance_types: "named sizes",
-  spot: "machines that may be taken away",
-  gpu: "accelerators",
-  placements: "dry-run scheduling",
 } as const;
 
 export type Capability = keyof typeof CAPABILITIES;

@@ -47,6 +47,7 @@ export function requiredCapabilities(spec: MachineSpec): Requirement[] {
   if (security?.fs_group !== undefined) need("security_context", "security.fs_group");
   if (security?.supplemental_groups?.length) need("security_context", "security.supplemental_groups");
   if (security?.sysctls?.length) need("sysctls", "security.sysctls");
+  if (security?.host_users === false) need("user_namespace", "security.host_users");
   if (security?.share_process_namespace === true) need("share_process_namespace", "security.share_process_namespace");
   return needs;
 }

@@ -55,6 +55,7 @@ const NEEDS: Record<string, readonly (readonly [pod: Pod, path: string])[]> = {
     [podWith({ securityContext: { sysctls: [{ name: "a", value: "1" }] } }), "spec.securityContext.sysctls[0]"],
   ],
   share_process_namespace: [[podWith({ shareProcessNamespace: true }), "spec.shareProcessNamespace"]],
+  user_namespace: [[podWith({ hostUsers: false }), "spec.hostUsers"]],
   hostname: [[podWith({ subdomain: "x" }), "spec.subdomain"]],
   hosts: [[podWith({ hostAliases: [{ ip: "1.1.1.1" }] }), "spec.hostAliases"]],
   dns: [
@@ -83,11 +84,32 @@ const NEEDS: Record<string, readonly (readonly [pod: Pod, path: string])[]> = {
   "volumes.host_path": [[mounted({ hostPath: { path: "/" } }), "spec.volumes[0].hostPath"]],
 };
 
-/** Likewise, for capabilities without which a pod still runs. */
-const WARNINGS: Record<string, readonly (readonly [pod: Pod, path: string])[]> = {
+/** Likewise, for capabilities without which a pod still runs, and how its author is told. */
+const WARNINGS: Record<string, readonly (readonly [pod: Pod, path: string, reason: string, effect: string])[]> = {
   resource_limits: [
-    [podWithContainer({ resources: { limits: { cpu: "1" } } }), "spec.containers[0].resources.limits.cpu"],
-    [podWith({ resources: { limits: { memory: "1" } } }), "spec.resources.limits.memory"],
+    [
+      podWithContainer({ resources: { limits: { cpu: "1" } } }),
+      "spec.containers[0].resources.limits.cpu",
+      "ResourceLimitsNotEnforced",
+      "not enforced",
+    ],
+    [
+      podWith({ resources: { limits: { memory: "1" } } }),
+      "spec.resources.limits.memory",
+      "ResourceLimitsNotEnforced",
+      "not enforced",
+    ],
+  ],
+  registry_auth: [
+    [podWith({ imagePullSecrets: [{ name: "s" }] }), "spec.imagePullSecrets", "ImagePullSecretsNotUsed", "not used"],
+  ],
+  instance_types: [
+    [
+      { ...podWith({}), metadata: { annotations: { "vmlet.dev/instance-type": "large" } } },
+      "metadata.annotations[vmlet.dev/instance-type]",
+      "InstanceTypeNotUsed",
+      "not used",
+    ],
   ],
 };
 
@@ -113,19 +135,23 @@ describe("the capability gate", () => {
 
   it.each(
     Object.entries(WARNINGS).flatMap(([capability, cases]) =>
-      cases.map(([pod, path]) => [capability, path, pod] as const),
+      cases.map(([pod, path, reason, effect]) => [capability, path, reason, effect, pod] as const),
     ),
-  )("lets a pod run without %s and warns of %s", (capability, path, pod) => {
+  )("lets a pod run without %s and warns of %s by %s", (capability, path, reason, effect, pod) => {
     expect(check(pod, [capability as Capability])).toEqual({ ok: true });
     const warnings = capabilityWarnings(pod, { backend: "b", capabilities: new Set() });
     expect(warnings).toEqual([
       {
         type: "Warning",
-        reason: "ResourceLimitsNotEnforced",
-        message: `${path}: not enforced, backend "b" lacks capability ${capability}`,
+        reason,
+        message: `${path}: ${effect}, backend "b" lacks capability ${capability}`,
       },
     ]);
     expect(capabilityWarnings(pod, { backend: "b", capabilities: new Set(ALL_CAPABILITIES) })).toEqual([]);
+  });
+
+  it("lets a pod say that it needs no user namespace", () => {
+    expect(check(podWith({ hostUsers: true }), ["user_namespace"])).toEqual({ ok: true });
   });
 
   it("lets a plain pod run on a backend without any capability", () => {

@@ -96,6 +96,7 @@ const CAPABILITIES: readonly Capability[] = [
   "dns",
   "security_context",
   "privileged",
+  "user_namespace",
   "share_process_namespace",
   "sysctls",
   "resource_limits",
