@@ -5,6 +5,7 @@ import type { Pod } from "../../../src/kube/wire.ts";
 import type { PodEvent, ResizeOutlook } from "../../../src/podspec/inputs.ts";
 import type { PodHooks } from "../../../src/pods/hooks.ts";
 import { MachineCache } from "../../../src/pods/machines.ts";
+import { LOST_DEBOUNCE_MS } from "../../../src/pods/planner.ts";
 import { PodReconciler, type Difference, type Rendered } from "../../../src/pods/reconciler.ts";
 import { ProviderError } from "../../../src/provider/errors.ts";
 import type { MachineSpec } from "../../../src/provider/machine.ts";
