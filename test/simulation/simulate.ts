@@ -60,7 +60,8 @@ class Agent {
   seenRunning = new Set<string>();
   machines: MachineCache;
   reconciler: PodReconciler;
-  reapBudget = 100;
+  /** The minute in which a machine of an unknown pod was last allowed to be removed. */
+  #reapedAt = -1;
 
   readonly sim: Simulation;
 
@@ -90,7 +91,7 @@ class Agent {
       nodeName: NODE,
       hostIPs: () => ["10.1.1.1"],
       event: () => undefined,
-      mayReap: () => true,
+      mayReap: () => this.#mayReap(),
       ...(mutant?.plan && { plan: mutant.plan(realPlan) }),
       clock,
       logger: silentLogger,
@@ -99,6 +100,14 @@ class Agent {
 
   findPod(uid: string): Pod | undefined {
     return this.cache.get(uid) ?? this.sim.everSeen.get(uid);
+  }
+
+  /** The least budget of the sweep: one in a minute. */
+  #mayReap(): boolean {
+    const minute = Math.floor(this.sim.world.now / 60_000);
+    const isFirst = minute > this.#reapedAt;
+    this.#reapedAt = minute;
+    return isFirst;
   }
 
   #uidOf(id: string): string {
@@ -270,7 +279,7 @@ export class Simulation {
   constructor(seed: number, mutant?: Mutant) {
     this.mutant = mutant;
     this.#r = seeded(seed);
-    this.world = new World({ ...mutant?.world, nodeAuthorizer: seed % 2 === 0 });
+    this.world = new World({ ...mutant?.world, nodeAuthorizer: seed % 2 === 0, deletesSlowly: seed % 3 === 0 });
     this.#agents = [new Agent(this)];
     // Another node's machine, and one of ours that no agent of this history has heard of.
     this.world.put("m-uid-foreign", spec("uid-foreign", "a/foreign", { ...OWNER, "vmlet.dev/node": "other" }));
@@ -437,8 +446,7 @@ export class Simulation {
       }
       // Machines that were told to stop do so; new ones come up.
       for (const [id, machine] of this.world.machines) {
-        if (machine.state === "creating" || machine.state === "stopping" || machine.state === "deleting")
-          this.world.progress(id, this.#r);
+        if (machine.state !== "running") this.world.progress(id, this.#r);
       }
       if (round > 6 && this.#atRest() === undefined) return;
     }

@@ -44,6 +44,9 @@ export class World {
   // --- the API server
   /** Agents act as their node, as they do in most clusters. */
   readonly nodeAuthorizer: boolean;
+  /** A machine that is over stays for some time after its DELETE was accepted. */
+  readonly deletesSlowly: boolean;
+  readonly #accepted = new Set<string>();
   readonly pods = new Map<string, Json>();
   readonly log: LogEntry[] = [];
   #rv = 100;
@@ -60,9 +63,14 @@ export class World {
   /** Which machine belongs to which pod UID, whatever its id says. */
   readonly uidOf = (m: Machine) => m.labels["vmlet.dev/uid"]!;
 
-  constructor({ nodeAuthorizer, ...flaws }: WorldFlaws & { nodeAuthorizer: boolean }) {
+  constructor({
+    nodeAuthorizer,
+    deletesSlowly,
+    ...flaws
+  }: WorldFlaws & { nodeAuthorizer: boolean; deletesSlowly: boolean }) {
     this.flaws = flaws;
     this.nodeAuthorizer = nodeAuthorizer;
+    this.deletesSlowly = deletesSlowly;
   }
 
   // ------------------------------------------------------------------------------------------------------- API server
@@ -341,7 +349,8 @@ export class World {
       this.#change(id, { state: "deleting" });
       return;
     }
-    this.#bury(id);
+    if (this.deletesSlowly && !isAlive(machine.state)) this.#accepted.add(id);
+    else this.#bury(id);
   }
 
   #bury(id: string): void {
@@ -419,10 +428,12 @@ export class World {
       case "deleting":
         this.#bury(id);
         break;
-      case "pending":
-      case "starting":
       case "stopped":
       case "failed":
+        if (this.#accepted.has(id)) this.#bury(id);
+        break;
+      case "pending":
+      case "starting":
       case "deleted":
         break;
     }
