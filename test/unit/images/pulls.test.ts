@@ -1,4 +1,5 @@
-import { chmodSync, mkdirSync, mkdtempSync, readFileSync, rmSync, writeFileSync } from "node:fs";
+import { createHash } from "node:crypto";
+import { chmodSync, existsSync, mkdirSync, mkdtempSync, readFileSync, rmSync, writeFileSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { afterEach, beforeEach, expect, test, vi } from "vitest";
@@ -65,4 +66,51 @@ test("a registry that does not answer is given up, and others are asked", async 
   await clock.advance(60_000);
   const reason = { reason: "RegistryUnavailable", message: expect.stringContaining("no answer within 60 s") };
   expect(await settled).toMatchObject(pulls.map(() => ({ reason })));
+});
+
+test("an image that cannot be unpacked leaves other pulls the layers that they share with it", async () => {
+  const [base, config] = ["b", "c"].map((digit) => digit.repeat(64)) as [string, string];
+  mkdirSync(join(dir, "registry"));
+  writeFileSync(join(dir, "registry", base), "");
+  writeFileSync(join(dir, "registry", config), "{}");
+  const publish = (name: string) => {
+    const blob = (hex: string) => ({ digest: `sha256:${hex}`, size: 1 });
+    const manifest = JSON.stringify({ schemaVersion: 2, config: blob(config), layers: [blob(base)], name });
+    const hex = createHash("sha256").update(manifest).digest("hex");
+    for (const file of [name, hex]) writeFileSync(join(dir, "registry", file), manifest);
+    return hex;
+  };
+  publish("good");
+  const bad = publish("bad");
+  writeFileSync(
+    join(dir, "tools/skopeo"),
+    `#!/bin/sh
+for last; do before=$source; source=$last; done
+case "$*" in
+*inspect*) name=\${last##*/} && cat "${dir}/registry/\${name%:*}" ;;
+*) layout=\${last#oci:} && layout=\${layout%:image} && cp ${dir}/registry/* "$layout/blobs/sha256/" &&
+   printf '{"manifests": [{"digest": "%s"}]}' "\${before#*@}" >"$layout/index.json" ;;
+esac
+`,
+  );
+  writeFileSync(
+    join(dir, "tools/umoci"),
+    `#!/bin/sh
+layout=\${4%:image}
+if grep -q ${bad} "$layout/index.json"; then exit 1; fi
+: >${dir}/unpacking
+while [ -d ${dir} -a ! -e ${dir}/go ]; do sleep 0.01; done
+mkdir "$5" && cat "$layout/blobs/sha256/${base}"
+`,
+  );
+  chmodSync(join(dir, "tools/umoci"), 0o755);
+  const images = new HostImages({ dir: join(dir, "images"), clock: systemClock, logger: silentLogger });
+  const { signal } = new AbortController();
+  const good = images.pull("r.test/good:1", { auth: [], signal });
+  await vi.waitFor(() => expect(existsSync(join(dir, "unpacking"))).toBe(true));
+  await expect(images.pull("r.test/bad:1", { auth: [], signal })).rejects.toThrow("failed to unpack");
+  writeFileSync(join(dir, "go"), "");
+  expect(await good).toMatchObject({ image: "r.test/good:1" });
+  await expect(images.pull("r.test/bad:1", { auth: [], signal })).rejects.toThrow("failed to unpack");
+  expect(existsSync(join(dir, "images/blobs/sha256", base))).toBe(false);
 });

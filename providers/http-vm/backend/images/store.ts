@@ -471,7 +471,8 @@ export class HostImages implements ImageStore {
       } catch (cause) {
         if (guarded.aborted) throw guarded.reason;
         // Layers on this disk that no longer match their digest would fail every later pull as well: fetch them anew.
-        for (const digest of stored.blobs) await rm(this.#blob(digest), { force: true });
+        // Not while another pull may count on them: if they are bad, it fails too, and the last one to fail is alone.
+        if (this.#pulls.size === 1) for (const digest of stored.blobs) rmSync(this.#blob(digest), { force: true });
         const text = cause instanceof CommandError ? umociMessage(cause.stderr) : String(cause);
         throw new ContainerError("ErrImagePull", `${image}: failed to unpack: ${text}`, { cause });
       }
