@@ -282,6 +282,7 @@ export class NodeAgent {
       backend: this.pods.observer,
       metrics: {
         onRegistered: () => metrics.nodeRegistrations.inc(),
+        onKubeletVersion: (version) => metrics.kubernetesBuildInfo.set({ git_version: version }, 1),
         onLeaseRenewed: (seconds) => {
           metrics.leaseRenewDuration.observe(seconds);
           metrics.leaseLastRenew.set({ node: node.name }, clock.now() / 1000);

@@ -21,6 +21,7 @@ import { NodeLease } from "./lease.ts";
 import type { BackendHealth, NodeSettings } from "./settings.ts";
 import {
   extendedNames,
+  kubeletVersion,
   foreignIdentity,
   foreignNodeCure,
   newNode,
@@ -43,6 +44,8 @@ export interface NodeControllerOptions {
   backend: BackendHealth;
   metrics?: {
     onRegistered(): void;
+    /** Which version the node reports, as soon as the API server has told its own. */
+    onKubeletVersion(version: string): void;
     onLeaseRenewed(seconds: number): void;
   };
 }
@@ -64,6 +67,7 @@ export class NodeController {
   readonly #reflector: Reflector<Node>;
   /** Extended resources that this process has reported. */
   readonly #reported = new Set<string>();
+  #kubeletVersion: string | undefined;
   #uid: string | undefined;
   #ready: boolean | undefined;
   /** As it was told of last. */
@@ -194,7 +198,8 @@ export class NodeController {
   /** Makes sure that the Node exists and says what is true. @throws KubeApiError, ConfigError */
   async #sync(signal: AbortSignal): Promise<void> {
     const { kube, settings, clock, random } = this.#options;
-    const current = (await this.#read(signal)) ?? (await this.#register(signal));
+    const version = (this.#kubeletVersion ??= await this.#readVersion(signal));
+    const current = (await this.#read(signal)) ?? (await this.#register(version, signal));
     const foreign = foreignIdentity(current, settings);
     if (foreign !== undefined) {
       throw new ConfigError(
@@ -204,7 +209,7 @@ export class NodeController {
     this.#uid = current.metadata?.uid;
     this.#claimed.resolve();
 
-    const observation = this.#observe();
+    const observation = this.#observe(version);
     const status = nodeStatus(settings, current, observation, clock.now());
     const { patch, changed } = statusPatch(current, {
       status,
@@ -219,6 +224,21 @@ export class NodeController {
     }
     for (const name of extendedNames(observation.capacity?.resources ?? {})) this.#reported.add(name);
     this.#announce(current, status);
+  }
+
+  /** The version to report. Asked for once: it changes when the control plane is upgraded, and the next start follows. */
+  async #readVersion(signal: AbortSignal): Promise<string> {
+    const { kube, settings, metrics } = this.#options;
+    let gitVersion: string | undefined;
+    try {
+      ({ gitVersion } = await kube.request<{ gitVersion?: string }>({ method: "GET", path: "/version", signal }));
+    } catch (error) {
+      // Some clusters keep it from all but administrators.
+      if (!isForbidden(error)) throw error;
+    }
+    const version = kubeletVersion(gitVersion, settings.version);
+    metrics?.onKubeletVersion(version);
+    return version;
   }
 
   /** The Node as it is now; undefined when there is none. */
@@ -237,9 +257,9 @@ export class NodeController {
   }
 
   /** Creates the Node; one that somebody else has created meanwhile is taken as it is. */
-  async #register(signal: AbortSignal): Promise<Node> {
+  async #register(version: string, signal: AbortSignal): Promise<Node> {
     const { kube, settings, clock, logger, metrics } = this.#options;
-    const body = newNode(settings, this.#observe(), clock.now());
+    const body = newNode(settings, this.#observe(version), clock.now());
     try {
       const node = await kube.request<Node>({ method: "POST", path: nodesPath(), body, signal });
       logger.info({ uid: node.metadata?.uid, providerID: providerId(settings) }, "Node registered");
@@ -251,17 +271,18 @@ export class NodeController {
     }
   }
 
-  #observe(): NodeObservation {
+  #observe(version: string): NodeObservation {
     const { capacity: source, backend, clock, settings } = this.#options;
     const capacity = source.current();
     const retired = capacity ? [...this.#reported].filter((name) => !(name in capacity.resources)) : [];
+    const known = { kubeletVersion: version, capacity, retired };
     const failingForMs = backend.failingSince === undefined ? 0 : clock.monotonic() - backend.failingSince;
     const graceMs = settings.backendOutageGraceMs ?? DEFAULT_GRACE_MS;
     if (failingForMs >= BLIP_MS) {
       const error = backend.lastError ?? "no reason known";
-      return { capacity, retired, backend: { state: "failing", error, graceOver: failingForMs >= graceMs } };
+      return { ...known, backend: { state: "failing", error, graceOver: failingForMs >= graceMs } };
     }
-    return { capacity, retired, backend: { state: backend.seen === false ? "not_seen" : "answers" } };
+    return { ...known, backend: { state: backend.seen === false ? "not_seen" : "answers" } };
   }
 
   /** Remembers what was reported, and tells of changes as events on the Node. */

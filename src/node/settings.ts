@@ -8,8 +8,6 @@ export interface NodeSettings {
   clusterId: string;
   /** vmlet's own version, without `v`. */
   version: string;
-  /** Kubernetes version whose kubelet the node behaves as, without `v`. Default 1.36.0. */
-  kubernetesVersion?: string;
   /** InternalIPs, the primary one first. */
   addresses: readonly string[];
   /**

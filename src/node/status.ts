@@ -25,6 +25,22 @@ function declaredFeatures({ capabilities }: NodeSettings, existing: Node | undef
   ];
 }
 
+/** Of Kubernetes 1.x: the newest whose kubelet the node behaves as. */
+const NEWEST_MINOR = 36;
+
+/**
+ * The version that the node reports for its kubelet: of the API server's minor version, because a kubelet must not be newer than
+ * its API server, and an older one is told of by an alert.
+ *
+ * @param gitVersion as the API server has it in /version; undefined when it does not tell
+ * @param version vmlet's own
+ */
+export function kubeletVersion(gitVersion: string | undefined, version: string): string {
+  const [, minor = NEWEST_MINOR] = /^v1\.(\d+)/.exec(gitVersion ?? "") ?? [];
+  // Build metadata, not a pre-release: that would sort below the version it follows.
+  return `v1.${Math.min(Number(minor), NEWEST_MINOR)}.0+vmlet.${version}`;
+}
+
 function runtimeVersion({ name, version }: NodeSettings["runtime"], existing: Node | undefined): string {
   const before = existing?.status?.nodeInfo?.containerRuntimeVersion;
   return version === undefined ? (before ?? `${name}://unknown`) : `${name}://${version}`;
@@ -36,6 +52,8 @@ type ResourceMap = Readonly<Record<string, string>>;
 
 /** What the status is computed from, besides the settings and the Node as it was read last. */
 export interface NodeObservation {
+  /** See `kubeletVersion`. */
+  kubeletVersion: string;
   /** Undefined while nobody could say. */
   capacity: NodeCapacity | undefined;
   /** How the backend has been; `graceOver` once it has not answered for longer than the grace. */
@@ -162,8 +180,7 @@ export function nodeStatus(
       kernelVersion: "unknown",
       osImage: `vmlet ${version}`,
       containerRuntimeVersion: runtimeVersion(runtime, existing),
-      // Build metadata, not a pre-release: that would sort below the version it follows.
-      kubeletVersion: `v${settings.kubernetesVersion ?? "1.36.0"}+vmlet.${version}`,
+      kubeletVersion: observation.kubeletVersion,
       kubeProxyVersion: "",
       operatingSystem: os,
       architecture,

@@ -13,8 +13,6 @@ export interface MetricsOptions {
   nodeNames: readonly string[];
   /** Version of this program, for `vmlet_build_info`. */
   version: string;
-  /** Kubernetes version that the node reports, for `kubernetes_build_info`. */
-  kubernetesVersion?: string;
   /** Include figures of this process (CPU, memory, event loop). Default true. */
   process?: boolean;
 }
@@ -78,9 +76,6 @@ export function createMetrics(options: MetricsOptions) {
     { version: options.version },
     1,
   );
-  gauge("kubernetes_build_info", "Kubernetes version that the node speaks. The value is always 1.", [
-    "git_version",
-  ]).set({ git_version: options.kubernetesVersion ?? "unknown" }, 1);
   // Counters in the kubelet, whose old names lack `_total`. As gauges they keep the name that the alerts ask for.
   gauge(
     "kubelet_evictions",
@@ -261,6 +256,11 @@ export function createMetrics(options: MetricsOptions) {
       "vmlet_lease_last_renew_timestamp_seconds",
       "Unix time of the last renewal of the node's lease that succeeded.",
       ["node"],
+    ),
+    kubernetesBuildInfo: gauge(
+      "kubernetes_build_info",
+      "Version of the kubelet that the node reports. The value is always 1.",
+      ["git_version"],
     ),
     nodeRegistrations: counter("vmlet_node_registrations_total", "Times that the Node object was created."),
     leaderElectionMaster: gauge("leader_election_master_status", "1 when this replica leads.", ["name"]),

@@ -23,6 +23,7 @@ class NodeApi {
   readonly kube = new ScriptedKube();
   node: Node | undefined;
   lease: { metadata: { ownerReferences?: { uid: string }[] }; spec: { renewTime: string } } | undefined;
+  gitVersion = "v1.36.2";
   fault: (request: KubeRequest) => Error | undefined = () => undefined;
   #revision = 100;
 
@@ -35,6 +36,7 @@ class NodeApi {
   }
 
   #answer({ method, path, body, contentType }: KubeRequest): unknown {
+    if (path === "/version") return { gitVersion: this.gitVersion };
     if (path === "/api/v1/nodes" && method === "GET") {
       const items = this.node ? [structuredClone(this.node)] : [];
       return { kind: "NodeList", apiVersion: "v1", metadata: { resourceVersion: String(this.#revision) }, items };
@@ -101,6 +103,7 @@ function setup(options: { node?: Node; capacity?: CapacitySource; backend?: Back
   const clock = new VirtualClock();
   const events: string[] = [];
   const renewals: number[] = [];
+  const versions: string[] = [];
   let registrations = 0;
   const backend: { failingSince: number | undefined; lastError: string | undefined; seen?: boolean } = {
     failingSince: undefined,
@@ -124,7 +127,11 @@ function setup(options: { node?: Node; capacity?: CapacitySource; backend?: Back
     },
     capacity: options.capacity ?? fixedCapacity(),
     backend,
-    metrics: { onRegistered: () => void registrations++, onLeaseRenewed: (seconds) => void renewals.push(seconds) },
+    metrics: {
+      onRegistered: () => void registrations++,
+      onLeaseRenewed: (seconds) => void renewals.push(seconds),
+      onKubeletVersion: (version) => void versions.push(version),
+    },
   });
   const abort = new AbortController();
   running.push(abort);
@@ -133,7 +140,18 @@ function setup(options: { node?: Node; capacity?: CapacitySource; backend?: Back
     await settle();
     return { done };
   };
-  return { api, clock, events, backend, controller, abort, start, renewals, registrations: () => registrations };
+  return {
+    api,
+    clock,
+    events,
+    backend,
+    controller,
+    abort,
+    start,
+    renewals,
+    versions,
+    registrations: () => registrations,
+  };
 }
 
 describe("registration", () => {
@@ -335,6 +353,42 @@ describe("reporting", () => {
     s.api.fault = () => undefined;
     await s.clock.advance(200);
     expect(s.controller.ready).toBe(true);
+  });
+});
+
+describe("the version that it reports", () => {
+  it.each([
+    ["v1.35.2", "v1.35.0+vmlet.0.1.0"],
+    ["v1.36.3", "v1.36.0+vmlet.0.1.0"],
+    ["v1.37.0-alpha.1", "v1.36.0+vmlet.0.1.0"],
+    ["v1.31.4-gke.100", "v1.31.0+vmlet.0.1.0"],
+    ["unknown", "v1.36.0+vmlet.0.1.0"],
+  ])("is, of an API server %s, %s", async (server, version) => {
+    const s = setup();
+    s.api.gitVersion = server;
+    await s.start();
+    await s.clock.advance(60_000);
+    expect(s.api.node?.status?.nodeInfo?.kubeletVersion).toBe(version);
+    expect(s.versions).toEqual([version]);
+    expect(s.api.sent("GET", "/version")).toHaveLength(1);
+  });
+
+  it("is the newest where the API server does not tell", async () => {
+    const s = setup();
+    s.api.fault = (r) => (r.path === "/version" ? apiError(403, "Forbidden") : undefined);
+    await s.start();
+    expect(s.versions).toEqual(["v1.36.0+vmlet.0.1.0"]);
+    expect(s.api.ready()?.status).toBe("True");
+  });
+
+  it("waits for an API server that is not well", async () => {
+    const s = setup();
+    s.api.fault = (r) => (r.path === "/version" ? apiError(503, "ServiceUnavailable") : undefined);
+    await s.start();
+    expect(s.api.node).toBeUndefined();
+    s.api.fault = () => undefined;
+    await s.clock.advance(1_000);
+    expect(s.api.ready()?.status).toBe("True");
   });
 });
 

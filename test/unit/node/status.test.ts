@@ -24,6 +24,7 @@ const settings: NodeSettings = {
   taints: [{ key: "virtual-kubelet.io/provider", value: "vmlet", effect: "NoSchedule" }],
 };
 const well = (extra: Partial<NodeObservation> = {}): NodeObservation => ({
+  kubeletVersion: "v1.36.0+vmlet.0.1.0",
   capacity: fixedCapacity({ cpu: "8", "nvidia.com/gpu": "2" }).current(),
   backend: { state: "answers" },
   retired: [],
