@@ -121,8 +121,9 @@ export class LocalProvider implements Provider {
     for (const id of remnants) this.#remove(id);
     for (const { spec, record } of machines)
       this.#supervisors.set(record.machine.id, new Supervisor(this.#context, spec, record));
-    await Promise.all([...this.#supervisors.values()].map((supervisor) => this.#takeOver(supervisor)));
+    // Before the machines: they may pull, and a pull may remove images.
     this.#retainImages();
+    await Promise.all([...this.#supervisors.values()].map((supervisor) => this.#takeOver(supervisor)));
     if (machines.length > 0)
       this.#options.logger.info({ machines: machines.length }, "found the machines of the former backend");
     this.#prune();

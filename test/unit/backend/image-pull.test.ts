@@ -82,7 +82,9 @@ test("the machine's registry credentials are passed to the pull", async () => {
 test("an image that is present is not pulled under if_not_present", async () => {
   const { world, images } = await withImages((store) => (store.present = true), { pull_policy: "if_not_present" });
   expect(images.pulls).toBe(0);
-  expect(await world.notices()).toContain('Pulled: Container image "i" already present on machine');
+  expect(await world.notices()).toContain(
+    'Pulled: Container image "i" already present on machine and can be accessed by the pod',
+  );
 });
 
 test("a missing image under policy never waits with ErrImageNeverPull", async () => {
@@ -165,6 +167,15 @@ test("the images of machines are retained until the machine is deleted", async (
   await world.provider.deletePod("m1", { force: true, signal: world.signal });
   await world.advance(0);
   expect([...images.retained]).toEqual([]);
+});
+
+test("a new backend retains the images of its machines before it does anything with them", async () => {
+  const { world, images } = await withImages(() => {});
+  const calls: { recovered: number; locations: string[] }[] = [];
+  images.retain = (locations) => void calls.push({ recovered: world.recovered, locations: [...locations] });
+  await world.restart();
+  expect(world.recovered).toBe(1);
+  expect(calls[0]).toEqual({ recovered: 0, locations: [image.location] });
 });
 
 test("a container's image is retained while that of its volume is still being pulled", async () => {

@@ -221,8 +221,6 @@ class OciEngine implements Engine {
   }
 
   async sweep(known: ReadonlySet<string>): Promise<void> {
-    // Mounts tell which images running containers stand on; others can be pulled again.
-    this.images.retain(new Set());
     this.#collectLater();
     await mkdir(this.#records, { recursive: true });
     for (const hash of await readdirAtomic(this.#records)) {

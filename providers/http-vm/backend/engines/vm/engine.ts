@@ -209,7 +209,6 @@ class VmEngine implements Engine {
   }
 
   async sweep(known: ReadonlySet<string>): Promise<void> {
-    this.images.retain(new Set());
     this.#collectLater();
     const context = await this.#ready();
     const keys = new Set<string>();
