@@ -4,6 +4,7 @@ import { readdir, rename, rm } from "node:fs/promises";
 import { basename, dirname, join } from "node:path";
 import { randomBytes } from "node:crypto";
 import { findTool, run } from "../../host/command.ts";
+import { flushFile } from "./flush.ts";
 
 const making = new Map<string, Promise<string>>();
 
@@ -37,6 +38,7 @@ async function make(location: string, disk: string): Promise<string> {
       "-quiet",
       "-no-progress",
     ]);
+    await flushFile(temporary);
     await rename(temporary, disk);
     return disk;
   } finally {
