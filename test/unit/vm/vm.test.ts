@@ -1,5 +1,14 @@
 import { spawn } from "node:child_process";
-import { mkdirSync, mkdtempSync, readdirSync, rmSync, writeFileSync } from "node:fs";
+import {
+  existsSync,
+  mkdirSync,
+  mkdtempSync,
+  readdirSync,
+  readFileSync,
+  rmSync,
+  statSync,
+  writeFileSync,
+} from "node:fs";
 import { createServer, type Server, type Socket } from "node:net";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
@@ -8,7 +17,7 @@ import type { ContainerLaunch } from "../../../providers/http-vm/backend/engine.
 import { GuestControl, GuestError, quote } from "../../../providers/http-vm/backend/engines/vm/control.ts";
 import { tscKhz } from "../../../providers/http-vm/backend/engines/vm/frequency.ts";
 import { machineScript } from "../../../providers/http-vm/backend/engines/vm/identity.ts";
-import { attachDisk, Qemu } from "../../../providers/http-vm/backend/engines/vm/qemu.ts";
+import { attachDisk, probeAccelerator, Qemu } from "../../../providers/http-vm/backend/engines/vm/qemu.ts";
 import { Qmp } from "../../../providers/http-vm/backend/engines/vm/qmp.ts";
 import { parseStats, VmSandbox, vmSize } from "../../../providers/http-vm/backend/engines/vm/sandbox.ts";
 import { Vm, type VmContext } from "../../../providers/http-vm/backend/engines/vm/vm.ts";
@@ -364,6 +373,23 @@ test("the frequency of the host's counter is measured once per boot", async () =
   expect(await tscKhz(dir, file)).toBeUndefined();
   const program = (khz: string) => writeFileSync(join(dir, "frequency"), `#!/bin/sh\necho ${khz}\n`, { mode: 0o755 });
   program("nonsense");
+test("whether guests boot under KVM is tried once for each device, and not at all without one", async () => {
+  const dir = mkdtempSync(join(tmpdir(), "vmlet-accelerator-"));
+  onTestFinished(() => rmSync(dir, { recursive: true }));
+  writeFileSync(join(dir, "version"), "v2\n");
+  const file = join(dir, "verdict");
+  const options = { guestDir: dir, templatesDir: dir, diskBytes: 1 << 20, clock: systemClock };
+  const probe = async (device: string) => await probeAccelerator(options, file, device);
+  expect(await probe(join(dir, "kvm"))).toBe("tcg");
+  expect(existsSync(file)).toBe(false);
+  // There is no guest to boot.
+  expect(await probe("/dev/null")).toBe("tcg");
+  writeFileSync(file, readFileSync(file, "utf8").replace("tcg", "kvm"));
+  expect(await probe("/dev/null")).toBe("kvm");
+  expect(await probe("/dev/zero")).toBe("tcg");
+  expect(await probe(join(dir, "kvm"))).toBe("tcg");
+});
+
   expect(await tscKhz(dir, file)).toBeUndefined();
   program("2400001");
   expect(await tscKhz(dir, file)).toBe(2_400_001);

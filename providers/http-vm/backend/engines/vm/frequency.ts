@@ -11,7 +11,7 @@ const MEASURE_MS = 10_000;
  * of use only with the very value that it was made with. Undefined when it cannot be measured.
  */
 export async function tscKhz(guestDir: string, file: string): Promise<number | undefined> {
-  const boot = readFileSync("/proc/sys/kernel/random/boot_id", "utf8").trim();
+  const boot = bootId();
   const kept = /^(\S+) (\d+)$/.exec((await readFileIfExists(file)) ?? "");
   if (kept?.[1] === boot) return Number(kept[2]);
   try {
@@ -24,4 +24,9 @@ export async function tscKhz(guestDir: string, file: string): Promise<number | u
     // A guest image of older make, or a folder from which nothing may be run.
     return undefined;
   }
+}
+
+/** Another one after each boot of this host. */
+export function bootId(): string {
+  return readFileSync("/proc/sys/kernel/random/boot_id", "utf8").trim();
 }

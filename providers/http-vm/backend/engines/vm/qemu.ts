@@ -5,7 +5,7 @@
  */
 import { createHash } from "node:crypto";
 import { spawn } from "node:child_process";
-import { closeSync, existsSync, openSync, readFileSync, truncateSync, writeFileSync } from "node:fs";
+import { closeSync, existsSync, openSync, readFileSync, statSync, truncateSync, writeFileSync } from "node:fs";
 import { mkdir, mkdtemp, readdir, readFile, rename, rm, writeFile } from "node:fs/promises";
 import { connect, createServer } from "node:net";
 import { join } from "node:path";
@@ -16,6 +16,8 @@ import { readFileIfExists, writeFileAtomic } from "../../host/files.ts";
 import { allProcesses, processStat } from "../../proc.ts";
 import { GuestControl, type GuestCommand } from "./control.ts";
 import { MAX_PORTS } from "./ports.ts";
+import { flushFile } from "./flush.ts";
+import { bootId } from "./frequency.ts";
 import { Qmp } from "./qmp.ts";
 import { unlessAborted } from "./wait.ts";
 
@@ -357,16 +359,19 @@ async function findVms(matches: (args: string) => boolean): Promise<VmProcess[]>
   return found;
 }
 
-/** Whether a guest really boots under KVM: a device node that opens proves nothing. The verdict is kept in a file. */
+/**
+ * Whether a guest really boots under KVM: a device node that opens proves nothing. The verdict is kept in a file, for this
+ * boot of the host and this device.
+ */
 export async function probeAccelerator(
   options: Omit<QemuOptions, "accelerator">,
   verdictFile: string,
 ): Promise<Accelerator> {
   const version = readFileSync(join(options.guestDir, "version"), "utf8").trim();
-  const key = `${version} ${qemuIdentity()}`;
+  const key = `${version} ${qemuIdentity()} ${bootId()} ${node.rdev}`;
   const verdict = await readFileIfExists(verdictFile);
   if (verdict?.startsWith(`${key}\n`) === true) return verdict.trim().endsWith("kvm") ? "kvm" : "tcg";
-  const accelerator = existsSync("/dev/kvm") && (await bootsUnderKvm(options)) ? "kvm" : "tcg";
+  const accelerator = (await bootsUnderKvm(options)) ? "kvm" : "tcg";
   await writeFileAtomic(verdictFile, `${key}\n${accelerator}\n`);
   return accelerator;
 }
@@ -392,7 +397,10 @@ async function bootsUnderKvm(options: Omit<QemuOptions, "accelerator">): Promise
 }
 
 /** For a VM that is no machine: it ends before its folder is removed. */
+  device = "/dev/kvm",
 function scratchPlace(dir: string): VmPlace {
+  const node = statSync(device, { throwIfNoEntry: false });
+  if (node === undefined) return "tcg";
   const at = (name: string) => join(dir, name);
   return { qmp: at("qmp"), ctl: at("ctl"), tap: undefined, disk: at("disk.img"), log: at("log") };
 }
