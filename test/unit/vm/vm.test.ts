@@ -256,40 +256,40 @@ describe("QEMU's control socket", () => {
   });
 });
 
-describe("a guest cannot keep its containers alive", () => {
-  /** A machine whose QEMU is a process that waits, and whose guest does with each command as is said. */
-  async function machineWith(
-    answer: (socket: Socket, id: string, text: string) => void,
-    containers: { memory_bytes?: number; cpu_millis?: number }[] = [],
-  ) {
-    const dir = mkdtempSync(join(tmpdir(), "vmlet-vm-"));
-    onTestFinished(() => rmSync(dir, { recursive: true, force: true }));
-    const server = createServer((socket) => {
-      socket.on("error", () => undefined).setEncoding("utf8");
-      socket.on("data", (text: string) => {
-        for (const [, script, id] of text.matchAll(/set -e\n([^]*?)\n\); vm_answer ([-0-9a-f]+) /g))
-          answer(socket, id!, script!);
-      });
+/** A machine whose QEMU is a process that waits, and whose guest does with each command as is said. */
+async function machineWith(
+  answer: (socket: Socket, id: string, text: string) => void,
+  containers: { memory_bytes?: number; cpu_millis?: number }[] = [],
+) {
+  const dir = mkdtempSync(join(tmpdir(), "vmlet-vm-"));
+  onTestFinished(() => rmSync(dir, { recursive: true, force: true }));
+  const server = createServer((socket) => {
+    socket.on("error", () => undefined).setEncoding("utf8");
+    socket.on("data", (text: string) => {
+      for (const [, script, id] of text.matchAll(/set -e\n([^]*?)\n\); vm_answer ([-0-9a-f]+) /g))
+        answer(socket, id!, script!);
     });
-    onTestFinished(() => void server.close());
-    mkdirSync(join(dir, "k1"));
-    await new Promise<void>((listening) => server.listen(join(dir, "k1/ctl"), listening));
-    const qemu = spawn(process.execPath, ["-e", "setInterval(() => {}, 1000)"], { stdio: "ignore" });
-    onTestFinished(() => void qemu.kill("SIGKILL"));
-    const attachment = { address: "10.0.0.2", prefix: 24, gateway: "10.0.0.1", link: "l", mac: "m" };
-    const { pid, startTime } = processStat(qemu.pid!)!;
-    const record = { size: { memoryMib: 192, cpus: 1 }, attachment, process: { pid, startTime } };
-    writeFileSync(join(dir, "k1/vm.json"), JSON.stringify(record));
-    const sizing = { memoryMib: 128, maxCpus: 4 };
-    const context = { clock: systemClock, vmsDir: dir, callMs: 300, bootTimeoutMs: 5000, sizing } as VmContext;
-    const vm = (await Vm.find(context, "k1"))!;
-    const home = { id: "m", spec: machine(...containers), dir, socketPath: (name: string) => join(dir, name) };
-    const sandbox = new VmSandbox(context, home, vm);
-    onTestFinished(() => sandbox.close());
-    const container = { name: "c0", attempt: 0, id: "a-0", dir };
-    return { vm, sandbox, container, kill: () => sandbox.kill(container) };
-  }
+  });
+  onTestFinished(() => void server.close());
+  mkdirSync(join(dir, "k1"));
+  await new Promise<void>((listening) => server.listen(join(dir, "k1/ctl"), listening));
+  const qemu = spawn(process.execPath, ["-e", "setInterval(() => {}, 1000)"], { stdio: "ignore" });
+  onTestFinished(() => void qemu.kill("SIGKILL"));
+  const attachment = { address: "10.0.0.2", prefix: 24, gateway: "10.0.0.1", link: "l", mac: "m" };
+  const { pid, startTime } = processStat(qemu.pid!)!;
+  const record = { size: { memoryMib: 192, cpus: 1 }, attachment, process: { pid, startTime } };
+  writeFileSync(join(dir, "k1/vm.json"), JSON.stringify(record));
+  const sizing = { memoryMib: 128, maxCpus: 4 };
+  const context = { clock: systemClock, vmsDir: dir, callMs: 300, bootTimeoutMs: 5000, sizing } as VmContext;
+  const vm = (await Vm.find(context, "k1"))!;
+  const home = { id: "m", spec: machine(...containers), dir, socketPath: (name: string) => join(dir, name) };
+  const sandbox = new VmSandbox(context, home, vm);
+  onTestFinished(() => sandbox.close());
+  const container = { name: "c0", attempt: 0, id: "a-0", dir };
+  return { dir, vm, sandbox, container, kill: () => sandbox.kill(container) };
+}
 
+describe("a guest cannot keep its containers alive", () => {
   test("by answering no more: its VM is killed", async () => {
     const { vm, sandbox, kill } = await machineWith(() => undefined);
     await kill();
@@ -355,6 +355,13 @@ describe("a guest cannot keep its containers alive", () => {
   });
 });
 
+test("what QEMU complains of is cut short when there is much of it", async () => {
+  const { dir } = await machineWith(() => undefined);
+  const log = join(dir, "k1/qemu.log");
+  writeFileSync(log, "x".repeat((1 << 20) + 1));
+  await expect.poll(() => statSync(log).size, { timeout: 5000 }).toBe(0);
+});
+
 test("templates of another guest image are removed at the start, and so is what a killed backend was making", async () => {
   const dir = mkdtempSync(join(tmpdir(), "vmlet-templates-"));
   onTestFinished(() => rmSync(dir, { recursive: true }));
@@ -366,13 +373,6 @@ test("templates of another guest image are removed at the start, and so is what 
   expect(readdirSync(join(dir, "templates"))).toEqual(["blank-1024.img"]);
 });
 
-test("the frequency of the host's counter is measured once per boot", async () => {
-  const dir = mkdtempSync(join(tmpdir(), "vmlet-frequency-"));
-  onTestFinished(() => rmSync(dir, { recursive: true }));
-  const file = join(dir, "kept");
-  expect(await tscKhz(dir, file)).toBeUndefined();
-  const program = (khz: string) => writeFileSync(join(dir, "frequency"), `#!/bin/sh\necho ${khz}\n`, { mode: 0o755 });
-  program("nonsense");
 test("whether guests boot under KVM is tried once for each device, and not at all without one", async () => {
   const dir = mkdtempSync(join(tmpdir(), "vmlet-accelerator-"));
   onTestFinished(() => rmSync(dir, { recursive: true }));
@@ -390,6 +390,13 @@ test("whether guests boot under KVM is tried once for each device, and not at al
   expect(await probe(join(dir, "kvm"))).toBe("tcg");
 });
 
+test("the frequency of the host's counter is measured once per boot", async () => {
+  const dir = mkdtempSync(join(tmpdir(), "vmlet-frequency-"));
+  onTestFinished(() => rmSync(dir, { recursive: true }));
+  const file = join(dir, "kept");
+  expect(await tscKhz(dir, file)).toBeUndefined();
+  const program = (khz: string) => writeFileSync(join(dir, "frequency"), `#!/bin/sh\necho ${khz}\n`, { mode: 0o755 });
+  program("nonsense");
   expect(await tscKhz(dir, file)).toBeUndefined();
   program("2400001");
   expect(await tscKhz(dir, file)).toBe(2_400_001);

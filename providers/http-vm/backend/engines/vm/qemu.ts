@@ -269,7 +269,8 @@ export class Qemu {
       ...source,
     ];
     // Not by -daemonize: the sandbox forbids it to fork. It leads a session of its own and outlives this process.
-    const log = openSync(place.log, "w", 0o600);
+    // Appending, so that it can be cut short (vm.ts).
+    const log = openSync(place.log, "a", 0o600);
     const child = spawn(findTool(QEMU) ?? QEMU, args, { detached: true, stdio: ["ignore", "ignore", log] });
     closeSync(log);
     child.unref();

@@ -462,8 +462,9 @@ export class VmSandbox implements Sandbox {
 
   #watch(): void {
     this.#cancelWatch = this.#context.clock.after(LOSS_POLL_MS, () => {
-      if (this.#vm.alive) this.#watch();
-      else this.#lose();
+      if (!this.#vm.alive) return this.#lose();
+      this.#vm.trimLog();
+      this.#watch();
     });
   }
 

@@ -5,10 +5,11 @@
  *     qmp, ctl    sockets: QEMU, the control channel
  *     p2, p3...   sockets of commands' streams
  *     disk.img    the machine's own disk: containers' files and empty_dirs
- *     qemu.log    what QEMU complains of
+ *     qemu.log    what QEMU complains of, the newest of it
  *     vm.json     written last: without it, it was never finished
  */
 import { randomBytes } from "node:crypto";
+import { statSync, truncateSync } from "node:fs";
 import { mkdir, readdir, rm } from "node:fs/promises";
 import { join } from "node:path";
 import type PQueue from "p-queue";
@@ -22,6 +23,8 @@ import { vmScript } from "./identity.ts";
 import { GuestPorts } from "./ports.ts";
 import { findVm, killVm, type Qemu, type VmPlace, type VmProcess, type VmSize } from "./qemu.ts";
 import type { Warming } from "./warm.ts";
+
+const MAX_LOG_BYTES = 1 << 20;
 
 /** What everything of this engine works with. */
 export interface VmContext {
@@ -112,6 +115,12 @@ export class Vm {
   /** Kills the VM and all that runs in it. What it has on this host stays: see `destroyVm`. */
   async kill(): Promise<void> {
     await killVm(this.#process, this.#clock);
+  }
+
+  /** QEMU's complaints can be without end, as a guest likes. */
+  trimLog(): void {
+    const log = join(this.#dir, "qemu.log");
+    if ((statSync(log, { throwIfNoEntry: false })?.size ?? 0) > MAX_LOG_BYTES) truncateSync(log);
   }
 
   get qmp(): string {
