@@ -32,7 +32,11 @@ export async function obtainImage(
   if (policy !== "always") {
     const found = await images.find(image, auth);
     if (found !== undefined) {
-      notify("Normal", "Pulled", `Container image "${image}" already present on machine`);
+      notify(
+        "Normal",
+        "Pulled",
+        `Container image "${image}" already present on machine and can be accessed by the pod`,
+      );
       return found;
     }
   }

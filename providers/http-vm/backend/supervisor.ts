@@ -1,5 +1,6 @@
 import { existsSync, mkdirSync, readFileSync } from "node:fs";
 import { randomBytes } from "node:crypto";
+import { constants } from "node:os";
 import { join } from "node:path";
 import { isDeepStrictEqual } from "node:util";
 import type PQueue from "p-queue";
@@ -46,8 +47,8 @@ import { Pulse } from "./pulse.ts";
 import { containersOf, newRecord, type ContainerRecord, type Ending, type MachineRecord } from "./record.ts";
 import type { ShimEvents, ShimWatch } from "./shim-client.ts";
 import type { ShimCommand } from "./shim.ts";
-import { exceededLimit, hasStorageLimits, type StorageUse } from "./storage-limits.ts";
 import { signalNumber } from "./stop-signal.ts";
+import { exceededLimit, hasStorageLimits, type StorageUse } from "./storage-limits.ts";
 import { writeJson, type MachineStore } from "./store.ts";
 
 const CONFIG_RETRY_MS = 10_000;
@@ -772,7 +773,7 @@ export class Supervisor implements MachineHome {
           await notStarted("the machine's state cannot be written");
           throw error;
         }
-        this.#book.notice("Normal", "Created", `Created container: ${name}`, name);
+        this.#book.notice("Normal", "Created", "Container created", name);
         this.#book.forgetOldInstances(name);
         const { user: _user, ...command } = prepared;
         runtime = this.#addRuntime({ name, attempt, id, dir });
@@ -930,7 +931,7 @@ export class Supervisor implements MachineHome {
         if (own.phase === "starting") {
           own.phase = "running";
           this.#book.state(spec.name).started_at = new Date(status.startedAt!).toISOString();
-          this.#book.notice("Normal", "Started", `Started container ${spec.name}`, spec.name);
+          this.#book.notice("Normal", "Started", "Container started", spec.name);
         }
         runtime.hasStarted();
       },

@@ -168,3 +168,13 @@ test("the files of a volume are in place before the first container starts", asy
   expect(world.patched).toEqual(["cfg=7"]);
   expect((await world.machine()).file_versions).toEqual({ cfg: "7" });
 });
+
+test("each start is told in a kubelet's words, at its container", async () => {
+  const world = await World.create();
+  await world.create({ containers: [main("a"), main("b")] });
+  const notices = (await world.machine()).notices ?? [];
+  const told = notices.map(({ reason, message, container }) => `${container} ${reason}: ${message}`);
+  expect(told.toSorted()).toEqual(
+    ["a", "b"].flatMap((name) => [`${name} Created: Container created`, `${name} Started: Container started`]),
+  );
+});

@@ -41,7 +41,7 @@ describe("EventRecorder", () => {
   it("waits for a quieter moment while there is more urgent work, but not for long", async () => {
     let isBusy = true;
     const { recorder, clock, writes } = setup({ isBusy: () => isBusy });
-    recorder.event(pod, "Normal", "Started", "Started container app");
+    recorder.event(pod, "Normal", "Started", "Container started");
     await clock.advance(190);
     const early = writes().length;
     await clock.advance(10);
@@ -54,7 +54,7 @@ describe("EventRecorder", () => {
 
   it("creates an event as a kubelet does", async () => {
     const { recorder, kube } = setup();
-    recorder.event(pod, "Normal", "Started", "Started container app");
+    recorder.event(pod, "Normal", "Started", "Container started");
     await settle();
     expect(kube.requests[0]).toMatchObject({ method: "POST", path: "/api/v1/namespaces/ns/events" });
     expect(kube.requests[0]?.body).toEqual({
@@ -64,7 +64,7 @@ describe("EventRecorder", () => {
       involvedObject: { apiVersion: "v1", kind: "Pod", namespace: "ns", name: "web", uid: "u1", resourceVersion: "7" },
       type: "Normal",
       reason: "Started",
-      message: "Started container app",
+      message: "Container started",
       source: { component: "kubelet", host: "node-1" },
       firstTimestamp: "2026-01-01T00:00:00Z",
       lastTimestamp: "2026-01-01T00:00:00Z",

@@ -301,8 +301,8 @@ export const startStopCases: readonly ChecklistCase[] = [
       const { create, pods, shell } = context;
       await create("told", { containers: [shell("main", serve)] });
       await pods.untilReady("told");
-      const created = await untilEvent(context, "told", "Created", /main|Container created/);
-      const started = await untilEvent(context, "told", "Started", /main|Container started/);
+      const created = await untilEvent(context, "told", "Created", "Container created");
+      const started = await untilEvent(context, "told", "Started", "Container started");
       for (const event of [created, started])
         expect(event).toMatchObject({ type: "Normal", involvedObject: { fieldPath: "spec.containers{main}" } });
       expect(
