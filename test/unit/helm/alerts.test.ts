@@ -13,6 +13,11 @@ import { chart, find, render } from "./render.ts";
 const groups = parse(await readFile(join(chart, "alerts.yaml"), "utf8")).groups as Json[];
 const rules = groups.flatMap((group) => group.rules);
 const alerts = rules.map((rule) => rule.alert as string);
+const pages = await Promise.all(
+  (await readdir(join(chart, "runbooks"))).map(
+    async (file) => [file.replace(".md", ""), await readFile(join(chart, "runbooks", file), "utf8")] as const,
+  ),
+);
 const full = await render(join(chart, "ci/full-values.yaml"));
 
 interface AlertCase {
@@ -173,11 +178,14 @@ const cases: Record<string, [fires: AlertCase, silent: AlertCase]> = {
   ],
   VmletRelistStorm: [
     {
-      series: { 'vmlet_informer_relists_total{instance="a",resource="pods",reason="gone"}': "0+2x40" },
+      series: { 'vmlet_informer_relists_total{instance="a",resource="pods",reason="expired"}': "0+2x40" },
       at: "20m",
-      fires: { instance: "a", resource: "pods", reason: "gone" },
+      fires: { instance: "a", resource: "pods", reason: "expired" },
     },
-    { series: { 'vmlet_informer_relists_total{instance="a",resource="pods",reason="gone"}': "0+0.2x40" }, at: "20m" },
+    {
+      series: { 'vmlet_informer_relists_total{instance="a",resource="pods",reason="expired"}': "0+0.2x40" },
+      at: "20m",
+    },
   ],
   VmletEventLoopLag: [
     {
@@ -299,9 +307,8 @@ describe("every alert", () => {
     expect(Object.keys(cases).toSorted()).toEqual(alerts.toSorted());
   });
 
-  test("has a runbook page, and every page an alert", async () => {
-    const pages = (await readdir(join(chart, "runbooks"))).map((file) => file.replace(".md", ""));
-    expect(pages.toSorted()).toEqual(alerts.toSorted());
+  test("has a runbook page, and every page an alert", () => {
+    expect(pages.map(([name]) => name).toSorted()).toEqual(alerts.toSorted());
   });
 
   test("names its page", () => {
@@ -318,6 +325,32 @@ describe("every alert", () => {
   );
 });
 
+describe("the runbooks", () => {
+  const lines = pages.flatMap(([name, text]) => text.split("\n").map((line) => [name, line] as const));
+  const logs = lines.filter(([, line]) => line.includes("kubectl logs"));
+
+  test.each(logs)("%s reads the logs of all replicas: %s", (_, line) => {
+    expect(line).toMatch(/kubectl logs -n NAMESPACE -l app\.kubernetes\.io\/component=agent --prefix --tail=-1/);
+  });
+
+  test.each(logs.filter(([, line]) => line.includes("grep")))(
+    "%s looks for what the agent logs: %s",
+    async (_, line) => {
+      expect(await sources()).toContain(/ grep '([^']+)'$/.exec(line)?.[1]);
+    },
+  );
+
+  test("speak of every reason for a relist that the reflector counts, and of no other", async () => {
+    const [, type] = /type RelistReason = ([^;]+);/.exec(await sources())!;
+    const told = Object.fromEntries(pages)["VmletRelistStorm"]!.matchAll(/^- `(\w+)`/gm);
+    expect([...told].map(([, reason]) => reason).toSorted()).toEqual(type!.match(/\w+/g)!.toSorted());
+  });
+
+  test("name no object by the release, whose full name may be another", () => {
+    expect(lines.filter(([, line]) => line.includes("RELEASE"))).toEqual([]);
+  });
+});
+
 describe("the dashboard", () => {
   test("asks for metrics that there are", async () => {
     const { panels } = JSON.parse(await readFile(join(chart, "dashboards/vmlet.json"), "utf8"));
@@ -325,6 +358,13 @@ describe("the dashboard", () => {
     expect(exprs.flatMap(unknownMetrics)).toEqual([]);
   });
 });
+
+/** The agent's own source, as one text. */
+async function sources(): Promise<string> {
+  const src = join(import.meta.dirname, "../../../src");
+  const files = (await readdir(src, { recursive: true })).filter((file) => file.endsWith(".ts"));
+  return (await Promise.all(files.map((file) => readFile(join(src, file), "utf8")))).join("\n");
+}
 
 /** Metrics in an expression that neither the agent nor kube-state-metrics has. */
 function unknownMetrics(expr: string): string[] {
