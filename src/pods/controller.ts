@@ -20,7 +20,7 @@ import type { Random } from "../util/random.ts";
 import { MachineCache, MachineObserver } from "./machines.ts";
 import type { PodEvent } from "../podspec/inputs.ts";
 import type { PodHooks } from "./hooks.ts";
-import { PodReconciler, type ReadinessSource, type Renderer } from "./reconciler.ts";
+import { PodReconciler, type Outcome, type ReadinessSource, type Renderer } from "./reconciler.ts";
 
 export interface PodControllerOptions {
   kube: Kube;
@@ -65,6 +65,8 @@ export class PodController {
   readonly #reconciler: PodReconciler;
   /** Monotonic time at which a pod was first heard of, until it is looked at. */
   readonly #newAt = new Map<string, number>();
+  /** UIDs at whose last look something was thrown, so that their users are told once. */
+  readonly #broken = new Set<string>();
   #reapBudget: number;
   /** A standby must not gather what it does not work on: pods come and go for as long as it waits. */
   #acts = false;
@@ -82,6 +84,7 @@ export class PodController {
       concurrency: options.concurrency,
       ...(options.queueMetrics && { metrics: options.queueMetrics }),
       handle: (uid, signal) => this.#reconcile(uid, signal),
+      logger,
     });
     this.reflector = new Reflector<Pod>({
       kube,
@@ -193,7 +196,7 @@ export class PodController {
       this.#newAt.delete(uid);
       this.#o.hooks?.onFirstLook?.((start - newAt) / 1000);
     }
-    const outcome = await this.#reconciler.reconcile(uid, signal);
+    const outcome = await this.#look(uid, signal);
     this.#o.hooks?.onReconciled?.((this.#o.clock.monotonic() - start) / 1000, outcome.kind);
     switch (outcome.kind) {
       case "settled":
@@ -207,11 +210,28 @@ export class PodController {
         if (signal.aborted) return;
         // Losing a write to somebody else is everyday life; the next visit sees what they wrote.
         this.#o.logger[isConflict(outcome.error) ? "debug" : "warn"](
-          { uid, err: toError(outcome.error).message },
+          { uid, err: outcome.error },
           "Pod could not be brought forward and will be tried again",
         );
         if (outcome.afterMs !== undefined) this.queue.addAfter(uid, Math.max(outcome.afterMs, MIN_RETRY_MS));
         else this.queue.retry(uid);
+    }
+  }
+
+  /** What no step of the reconciler catches is a mistake, here or in the pod; its user sees it nowhere else. */
+  async #look(uid: string, signal: AbortSignal): Promise<Outcome> {
+    try {
+      const outcome = await this.#reconciler.reconcile(uid, signal);
+      this.#broken.delete(uid);
+      return outcome;
+    } catch (thrown) {
+      const error = toError(thrown);
+      const pod = this.store.get(uid);
+      if (pod !== undefined && !this.#broken.has(uid) && !signal.aborted) {
+        this.#broken.add(uid);
+        this.event(pod, { type: "Warning", reason: "FailedSync", message: `Error syncing pod: ${error.message}` });
+      }
+      return { kind: "retry", error };
     }
   }
 

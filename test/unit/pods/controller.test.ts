@@ -13,6 +13,10 @@ import { machine as baseMachine, pod as basePod } from "./fixtures.ts";
 
 let clock: VirtualClock;
 let requests: KubeRequest[];
+let events: string[];
+let logged: { fields: object; message: string }[];
+let outcomes: string[];
+let version: () => string;
 let provider: MemoryProvider;
 let controller: PodController;
 let stop: AbortController;
@@ -20,6 +24,10 @@ let stop: AbortController;
 beforeEach(() => {
   clock = new VirtualClock();
   requests = [];
+  events = [];
+  logged = [];
+  outcomes = [];
+  version = () => "1";
   provider = new MemoryProvider({ clock });
   stop = new AbortController();
   const request = (sent: KubeRequest) => {
@@ -35,10 +43,13 @@ beforeEach(() => {
           kind: "ready",
           spec: { labels: {}, containers: [{ name: "app", image: "a" }], restart_policy: "always" },
         }),
-      version: () => "1",
+      version: () => version(),
       diff: () => Promise.resolve({ patch: undefined }),
     },
-    events: { event: () => undefined } as unknown as EventRecorder,
+    events: {
+      event: (_about: unknown, type: string, reason: string, message: string) =>
+        void events.push(`${type} ${reason}: ${message}`),
+    } as unknown as EventRecorder,
     nodeName: "n",
     clusterId: "c",
     hostIPs: () => ["10.1.0.1"],
@@ -46,7 +57,8 @@ beforeEach(() => {
     sweep: { enabled: true, maxPerMinute: 10 },
     clock,
     random: () => 0,
-    logger: silentLogger,
+    logger: { ...silentLogger, warn: (fields, message) => void logged.push({ fields, message }) },
+    hooks: { onReconciled: (_seconds, outcome) => void outcomes.push(outcome) },
   });
   controller.store.replace([]);
   controller.machines.replace([], 0);
@@ -130,5 +142,46 @@ describe("machines of unknown pods", () => {
     expect(requests.length - before).toBeLessThan(10);
     stop.abort();
     await Promise.all(running);
+  });
+});
+
+describe("a pod at whose sight something is thrown", () => {
+  const error = new TypeError("cannot read this pod");
+  let acting: Promise<void>;
+  beforeEach(async () => {
+    controller.store.upsert(podOf(1));
+    acting = controller.act(stop.signal);
+    await clock.advance(10);
+    version = () => {
+      throw error;
+    };
+    outcomes = [];
+    events = [];
+    controller.poke("u1");
+    await clock.advance(10_000);
+  });
+  afterEach(async () => {
+    stop.abort();
+    await acting;
+  });
+
+  test("is logged, with the place, and counted", () => {
+    expect(logged[0]).toEqual({
+      fields: { uid: "u1", err: error },
+      message: "Pod could not be brought forward and will be tried again",
+    });
+    expect(outcomes.length).toBeGreaterThan(1);
+    expect(new Set(outcomes)).toEqual(new Set(["retry"]));
+  });
+
+  test("tells its user once, and once more when it is thrown again after all was well", async () => {
+    const told = "Warning FailedSync: Error syncing pod: cannot read this pod";
+    expect(events).toEqual([told]);
+    const broken = version;
+    version = () => "1";
+    await clock.advance(RESYNC_MS);
+    version = broken;
+    await clock.advance(RESYNC_MS);
+    expect(events).toEqual([told, told]);
   });
 });
