@@ -133,8 +133,8 @@ export class Agent {
     const metrics = createMetrics({ nodeNames: config.nodes.map((node) => node.name), version });
     const nodes: NodeAgent[] = [];
     let services: ServiceCache | undefined;
-    metrics.onScrape(() => {
-      countPods(nodes, metrics);
+    metrics.onScrape((asked) => {
+      countPods(asked === undefined ? nodes : nodes.filter(({ name }) => name === asked), metrics);
       const reflectors = nodes.map(({ pods }) => pods.reflector);
       observeWatches(metrics, clock, reflectors);
     });
@@ -232,7 +232,7 @@ export class Agent {
   }
 }
 
-/** The kubelet's gauges carry no node label, so they count the pods of all nodes of this process. */
+/** The kubelet's gauges carry no node label, so they count the pods of all these nodes. */
 function countPods(nodes: readonly NodeAgent[], metrics: Metrics): void {
   const pods = nodes.flatMap((node) => node.pods.store.list());
   metrics.desiredPods.set(pods.length);

@@ -68,7 +68,7 @@ export function kubeletRoutes(deps: RouteDeps): readonly Route[] {
     read("/runningpods/", runningPods(deps.lookup)),
     read("/configz", configz(deps.configuration)),
     read("/stats/summary", statsSummary(deps.stats, deps), [...READ, "POST"]),
-    read("/metrics", agentMetrics(deps.metrics)),
+    read("/metrics", agentMetrics(deps.metrics, deps.nodeName)),
     read("/metrics/resource", resource),
     read("/metrics/resource/", resource),
     read("/metrics/cadvisor", cadvisorMetrics(deps.stats, deps.capacity)),

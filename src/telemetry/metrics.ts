@@ -86,20 +86,30 @@ export function createMetrics(options: MetricsOptions) {
     "1 when the node runs with a configuration it could not load: it refuses to start instead.",
   ).set(0);
 
-  const beforeScrape: (() => void | Promise<void>)[] = [];
+  const beforeScrape: ((node: string | undefined) => void)[] = [];
 
   return {
     registry,
 
-    /** Calls `update` before each rendering: for gauges that are cheaper to compute when asked than to keep current. */
-    onScrape(update: () => void | Promise<void>): void {
+    /**
+     * Calls `update` before each rendering: for gauges that are cheaper to compute when asked than to keep current. It is told
+     * whose kubelet is asked, undefined when the process is, and must not wait: another scrape may come meanwhile.
+     */
+    onScrape(update: (node: string | undefined) => void): void {
       beforeScrape.push(update);
     },
 
-    /** The exposition text of all metrics (content type `registry.contentType`). */
-    async render(): Promise<string> {
-      for (const update of beforeScrape) await update();
-      return await registry.metrics();
+    /**
+     * The exposition text (content type `registry.contentType`): of the process, or as the kubelet of one of its nodes gives it.
+     * Then no series tells of another node, because dashboards take the scraped kubelet for that of the one node that it names.
+     * Counters and histograms without a node label are those of the process in either case.
+     */
+    async render(node?: string): Promise<string> {
+      for (const update of beforeScrape) update(node);
+      const text = await registry.metrics();
+      if (node === undefined) return text;
+      const lines = text.split("\n");
+      return lines.filter((line) => [undefined, node].includes(/[{,]node="([^"]*)"/.exec(line)?.[1])).join("\n");
     },
 
     // Pods

@@ -1,5 +1,5 @@
 /**
- * kubernetes-mixin's dashboard and alerts for kubelets, asked of an agent's own metrics: each query must have an answer.
+ * kubernetes-mixin's dashboard and alerts for kubelets, asked of the metrics of an agent with two nodes: each query must have an answer.
  * Left out are its panels on Go's runtime, cgroups and storage plugins, of which an agent has none.
  */
 import { execFileSync } from "node:child_process";
@@ -8,6 +8,7 @@ import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { describe, expect, test } from "vitest";
 import { stringify } from "yaml";
+import { kubeletVersion } from "../../../src/node/status.ts";
 import { createMetrics, type Metrics } from "../../../src/telemetry/metrics.ts";
 import { tryCommand } from "../../e2e/harness/exec.ts";
 
@@ -15,6 +16,8 @@ import { tryCommand } from "../../e2e/harness/exec.ts";
 const at = 'cluster="c", job="kubelet", metrics_path="/metrics"';
 const quantile = (metric: string, by: string) =>
   `histogram_quantile(0.99, sum(rate(${metric}_bucket{${at}}[5m])) by (${by}, le))`;
+
+const nodeNames = ["n", "m"];
 
 /** dashboards/kubelet.libsonnet and alerts/kubelet.libsonnet, with their variables filled in. */
 const queries: Record<string, string> = {
@@ -43,13 +46,15 @@ const queries: Record<string, string> = {
   KubeletClientCertificateExpiration: `kubelet_certificate_manager_client_ttl_seconds < 1e9`,
   KubeletClientCertificateRenewalErrors: `increase(kubelet_certificate_manager_client_expiration_renew_errors[5m]) > 0`,
   KubeletTooManyPods: `count by (cluster, instance) (kubelet_node_name{${at}}) + on(cluster, instance) kubelet_running_pods{${at}}`,
+  "KubeletTooManyPods, by node": `max by (cluster, instance) (kubelet_running_pods{${at}}) * on(cluster, instance) group_left(node) max by (cluster, instance, node) (kubelet_node_name{${at}}) == 1`,
+  "KubeVersionMismatch, beside an API server": `count(count by (git_version, cluster) (label_replace(kubernetes_build_info, "git_version", "$1", "git_version", "(v[0-9]*.[0-9]*).*"))) == 1`,
   KubeNodeEviction: `sum(rate(kubelet_evictions{${at}}[15m])) by (cluster, instance) == 0`,
 };
 
 /** One round of everything that an agent does. */
 function work(metrics: Metrics, seconds: number): void {
-  metrics.runningPods.set(1);
   metrics.runningContainers.set({ container_state: "running" }, 1);
+  metrics.kubernetesBuildInfo.set({ git_version: kubeletVersion("v1.35.4", "1") }, 1);
   metrics.runtimeOperations.inc({ operation_type: "createPod" });
   metrics.runtimeOperationErrors.inc({ operation_type: "createPod" });
   metrics.runtimeOperationDuration.observe({ operation_type: "createPod" }, 0.1);
@@ -67,15 +72,21 @@ function work(metrics: Metrics, seconds: number): void {
 
 /** Series in promtool's notation: each metric as it was at the scrapes, a minute apart. */
 async function scrape(times: number): Promise<Map<string, string[]>> {
-  const metrics = createMetrics({ nodeNames: ["n"], version: "1" });
-  const series = new Map<string, string[]>();
+  const metrics = createMetrics({ nodeNames, version: "1" });
+  // Each node runs one pod.
+  metrics.onScrape((node) => metrics.runningPods.set(node === undefined ? nodeNames.length : 1));
+  const series = new Map([
+    ['kubernetes_build_info{cluster="c", job="apiserver", git_version="v1.35.4"}', Array(times).fill("1")],
+  ]);
   for (let minute = 0; minute < times; minute++) {
     work(metrics, 60);
-    for (const line of (await metrics.render()).split("\n")) {
-      const [, name, labels = "", value] = /^([a-z_0-9]+)(?:\{(.*)\})? (\S+)/.exec(line) ?? [];
-      if (name === undefined || value === "Nan") continue;
-      const key = `${name}{${[at, 'instance="i"', labels].filter(Boolean).join(",")}}`;
-      series.set(key, [...(series.get(key) ?? []), value!]);
+    for (const node of nodeNames) {
+      for (const line of (await metrics.render(node)).split("\n")) {
+        const [, name, labels = "", value] = /^([a-z_0-9]+)(?:\{(.*)\})? (\S+)/.exec(line) ?? [];
+        if (name === undefined || value === "Nan") continue;
+        const key = `${name}{${[at, `instance="kubelet-of-${node}"`, labels].filter(Boolean).join(",")}}`;
+        series.set(key, [...(series.get(key) ?? []), value!]);
+      }
     }
   }
   return series;

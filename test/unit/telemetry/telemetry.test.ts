@@ -70,6 +70,21 @@ describe("the agent's metrics", () => {
     expect(await metrics.render()).toContain("kubelet_running_pods 7\n");
   });
 
+  it("tell a node's own scrapers of that node alone, and whoever asks the process of all", async () => {
+    const metrics = createMetrics({ nodeNames: ["a", "b"], version: "1.0.0" });
+    for (const node of ["a", "b"]) metrics.backendUp.set({ node }, 1);
+    metrics.onScrape((node) => metrics.runningPods.set(node === undefined ? 3 : 1));
+    const [ofNode, ofProcess] = [await metrics.render("a"), await metrics.render()];
+    const nodes = (text: string) =>
+      [...text.matchAll(/^(kubelet_node_name|vmlet_backend_up)\{node="(.)"/gm)].map((m) => m[2]);
+    expect([nodes(ofNode), nodes(ofProcess)]).toEqual([
+      ["a", "a"],
+      ["a", "b", "a", "b"],
+    ]);
+    expect(ofNode).toContain("kubelet_running_pods 1\n");
+    expect(ofProcess).toContain("kubelet_running_pods 3\n");
+  });
+
   it("carry the names that the kubernetes-mixin alerts and dashboards read", async () => {
     const text = await createMetrics({ nodeNames: ["vm-1"], version: "1.0.0" }).render();
     const names = [
