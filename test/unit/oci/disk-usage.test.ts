@@ -16,7 +16,7 @@ beforeEach(() => {
   dir = mkdtempSync(join(tmpdir(), "vmlet-usage-"));
   writeFileSync(
     join(dir, "du"),
-    `#!/bin/sh\nprintf + >>${dir}/journal\nwhile [ -d ${dir} -a ! -e ${dir}/go ]; do sleep 0.01; done\nprintf - >>${dir}/journal\nprintf '4096\\tx\\n'\n`,
+    `#!/bin/sh\nprintf + >>${dir}/journal\nwhile [ -d ${dir} -a ! -e ${dir}/go ]; do sleep 0.01; done\nprintf - >>${dir}/journal\nprintf '4096\\tx\\n'\n[ ! -e ${dir}/vanished ]\n`,
   );
   chmodSync(join(dir, "du"), 0o755);
   vi.stubEnv("PATH", `${dir}:${process.env["PATH"]}`);
@@ -54,4 +54,11 @@ test("a figure serves for a while", async () => {
   await clock.advance(1);
   await sandbox.stats([]);
   expect(journal()).toHaveLength(4 * VOLUMES);
+});
+
+test("the figure counts although files vanished while it was taken", async () => {
+  writeFileSync(join(dir, "go"), "");
+  writeFileSync(join(dir, "vanished"), "");
+  const { volumes } = await sandbox.stats([]);
+  expect(volumes!.map(({ used_bytes }) => used_bytes)).toEqual(Array.from({ length: VOLUMES }, () => 4096));
 });

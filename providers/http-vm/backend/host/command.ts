@@ -15,6 +15,8 @@ export interface CommandOptions {
   cwd?: string;
   /** Passed to the tool as file descriptor 3. */
   fd3?: number;
+  /** Exit codes that count as success. Default: 0 alone. */
+  exitCodes?: readonly number[];
   /** Bytes of standard output that are accepted; more is an error. */
   maxOutputBytes?: number;
 }
@@ -27,7 +29,7 @@ export interface CommandResult {
 const MAX_OUTPUT_BYTES = 16 * 1024 * 1024;
 const MAX_ERROR_CHARS = 8192;
 
-/** A tool ended with a code other than 0, by a signal, or could not be started. */
+/** A tool ended with a code that is no success, by a signal, or could not be started. */
 export class CommandError extends Error {
   readonly command: string;
   readonly exitCode: number | undefined;
@@ -93,7 +95,7 @@ export function run(command: string, args: readonly string[], options: CommandOp
       options.signal?.removeEventListener("abort", abort);
       if (options.signal?.aborted) reject(options.signal.reason as Error);
       else if (overflow) reject(new CommandError(command, undefined, "", `printed more than ${limit} bytes`));
-      else if (code === 0) resolve({ stdout: Buffer.concat(chunks), stderr });
+      else if ((options.exitCodes ?? [0]).includes(code ?? -1)) resolve({ stdout: Buffer.concat(chunks), stderr });
       else
         reject(
           new CommandError(

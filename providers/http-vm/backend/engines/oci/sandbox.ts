@@ -546,8 +546,10 @@ export class OciSandbox implements Sandbox {
     const known = this.#diskUsage.get(key);
     if (known !== undefined && now - known.at < DISK_USAGE_PERIOD_MS) return await known.bytes;
     const bytes = this.#context.diskWalks.add(async () => {
-      // du complains about files that vanish under it; its figure is good all the same.
-      const text = await run(findTool("du")!, ["--summarize", "--one-file-system", "--block-size=1", path]).then(
+      // du ends with 1 when files have vanished under it; its figure is good all the same.
+      const text = await run(findTool("du")!, ["--summarize", "--one-file-system", "--block-size=1", path], {
+        exitCodes: [0, 1],
+      }).then(
         ({ stdout }) => stdout.toString(),
         () => "",
       );
