@@ -132,15 +132,6 @@ export const unsupportedMediaType = (accepted: string[]) =>
     "UnsupportedMediaType",
     `the body of the request was in an unknown format - accepted media types include: ${accepted.join(", ")}`,
   );
-export const tooManyRequests = (
-  message: string,
-  retryAfterSeconds: number,
-  causes?: { reason: string; message: string }[],
-) =>
-  new ApiStatusError(429, "TooManyRequests", message, {
-    ...(causes && { causes }),
-    ...(retryAfterSeconds > 0 && { retryAfterSeconds }),
-  });
 export const internalError = (message: string) =>
   new ApiStatusError(500, "InternalError", `Internal error occurred: ${message}`, {
     causes: [{ reason: "", message }],

@@ -62,7 +62,6 @@ const withStatus = (status: number) => (thrown: unknown) => isKubeApiError(throw
 export const isUnauthorized = withStatus(401);
 export const isForbidden = withStatus(403);
 export const isNotFound = withStatus(404);
-export const isTooManyRequests = withStatus(429);
 
 /** 409 of a write that lost against another, or whose UID or resourceVersion no longer holds. Not `AlreadyExists`. */
 export function isConflict(thrown: unknown): boolean {
@@ -94,9 +93,4 @@ export function isNamespaceTerminating(thrown: unknown): boolean {
     thrown.status === 403 &&
     thrown.details?.causes?.some((cause) => cause.reason === "NamespaceTerminating") === true
   );
-}
-
-/** No API server answered: the network, a time-out, or a reply that cannot be read. */
-export function isTransportFault(thrown: unknown): boolean {
-  return isKubeApiError(thrown) && thrown.status === 0;
 }

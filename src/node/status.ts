@@ -3,7 +3,7 @@
  * patch that leads from the one read last to that. The texts are the kubelet's, because tools match them.
  */
 import { createHash } from "node:crypto";
-import type { DeepReadonly, Node } from "../kube/wire.ts";
+import type { Node } from "../kube/wire.ts";
 import { Quantity } from "../resources/quantity.ts";
 import { rfc3339 } from "../util/clock.ts";
 import type { NodeCapacity } from "./capacity.ts";
@@ -380,4 +380,3 @@ function sameFields(present: unknown, wanted: unknown): boolean {
 }
 
 export type { Status as NodeStatus };
-export type NodePatch = DeepReadonly<ReturnType<typeof statusPatch>>;

@@ -14,12 +14,7 @@ export interface Requirement {
   readonly values: readonly string[];
 }
 
-/** The fields of metav1.LabelSelector that matter; operators are strings as on the wire. */
-export interface LabelSelector {
-  readonly matchLabels?: Readonly<Record<string, string>> | undefined;
-  readonly matchExpressions?: readonly WireRequirement[] | undefined;
-}
-
+/** Operators are strings, as on the wire. */
 export interface WireRequirement {
   readonly key: string;
   readonly operator: string;
@@ -51,12 +46,6 @@ export class SelectorError extends VmletError {
 /** True when every requirement holds. No requirement selects everything. */
 export function matchesRequirements(labels: Labels, requirements: readonly WireRequirement[]): boolean {
   return requirements.every((requirement) => matchesRequirement(labels, requirement));
-}
-
-/** True when the labels satisfy the selector. An absent selector selects nothing, an empty one everything. */
-export function matchesLabelSelector(labels: Labels, selector: LabelSelector | undefined): boolean {
-  if (selector === undefined) return false;
-  return isSubset(selector.matchLabels ?? {}, labels) && matchesRequirements(labels, selector.matchExpressions ?? []);
 }
 
 /** True when `labels` has every pair of `wanted`. */

@@ -36,10 +36,6 @@ export function parseResourceList(list: WireResourceList | undefined): Map<strin
   return new Map(Object.entries(list ?? {}).map(([name, text]) => [name, Quantity.parse(text)]));
 }
 
-export function formatResourceList(list: ResourceList): Record<string, string> {
-  return Object.fromEntries([...list].map(([name, quantity]) => [name, quantity.toString()]));
-}
-
 /** The sum, by name. */
 export function addResources(a: ResourceList, b: ResourceList): Map<string, Quantity> {
   const sum = new Map(a);

@@ -2,34 +2,11 @@ import { describe, expect, it } from "vitest";
 import {
   SelectorError,
   findUntoleratedTaint,
-  matchesLabelSelector,
   matchesNodeSelectorTerms,
   matchesRequirements,
   parseSelector,
   toleratesTaint,
 } from "../../../src/resources/labels.ts";
-
-describe("matchesLabelSelector", () => {
-  const labels = { app: "web", tier: "front" };
-
-  it("selects nothing when the selector is absent", () => {
-    expect(matchesLabelSelector(labels, undefined)).toBe(false);
-  });
-
-  it("selects everything when it is empty", () => {
-    expect(matchesLabelSelector(labels, {})).toBe(true);
-  });
-
-  it("needs every label and every expression", () => {
-    const matchExpressions = [{ key: "tier", operator: "In", values: ["front", "back"] }];
-    expect(matchesLabelSelector(labels, { matchLabels: { app: "web" }, matchExpressions })).toBe(true);
-    expect(matchesLabelSelector(labels, { matchLabels: { app: "db" }, matchExpressions })).toBe(false);
-  });
-
-  it("finds no label that only the prototype has", () => {
-    expect(matchesLabelSelector({}, { matchExpressions: [{ key: "constructor", operator: "Exists" }] })).toBe(false);
-  });
-});
 
 describe("matchesRequirements", () => {
   it.each([
@@ -48,6 +25,10 @@ describe("matchesRequirements", () => {
     [{ key: "n", operator: "Unheard", values: ["5"] }, false],
   ])("%j is %s", (requirement, expected) => {
     expect(matchesRequirements({ n: "5", word: "x" }, [requirement])).toBe(expected);
+  });
+
+  it("finds no label that only the prototype has", () => {
+    expect(matchesRequirements({}, [{ key: "constructor", operator: "Exists" }])).toBe(false);
   });
 });
 
