@@ -7,6 +7,7 @@ import { randomBytes } from "node:crypto";
 import { createServer as createHttpServer, type Server } from "node:http";
 import { createServer as createHttpsServer } from "node:https";
 import type { AddressInfo } from "node:net";
+import { millisecondsInDay, millisecondsInHour } from "date-fns/constants";
 import { stringify } from "yaml";
 import type { Logger } from "../telemetry/logger.ts";
 import type { Clock } from "../util/clock.ts";
@@ -168,7 +169,7 @@ function kubeletProxyOf(storage: Storage, credential: KubeletTarget["credential"
   });
 }
 
-const YEAR_MS = 365 * 24 * 3600 * 1000;
+const YEAR_MS = 365 * millisecondsInDay;
 
 /** A self-signed certificate for `host`; clients trust it by having it. */
 function makeCertificate(clock: Clock, host: string): { cert: string; key: string } {
@@ -182,7 +183,7 @@ function makeCertificate(clock: Clock, host: string): { cert: string; key: strin
       ipAddresses: [...new Set(["127.0.0.1", "::1", "10.96.0.1", ...(isIp ? [host] : [])])],
     },
     usages: ["serverAuth"],
-    notBeforeMs: clock.now() - 3_600_000,
+    notBeforeMs: clock.now() - millisecondsInHour,
     notAfterMs: clock.now() + YEAR_MS,
   });
   return { cert, key: privateKeyPem(keys.privateKey) };

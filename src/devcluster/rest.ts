@@ -3,12 +3,12 @@
  * `apiserver/pkg/registry/{rest,generic/registry}`. Knows nothing of HTTP.
  */
 import { randomUUID } from "node:crypto";
+import { addSeconds } from "date-fns/addSeconds";
 import type { Random } from "../util/random.ts";
 import { rfc3339, type Clock } from "../util/clock.ts";
 import {
   apiVersionOf,
   findKind,
-  kinds,
   objectKey,
   storageName,
   type AdmissionContext,
@@ -406,7 +406,7 @@ export class Registry {
       // A later delete may only shorten the grace.
       if (requested === undefined || requested >= running) return "pending";
       const now = this.#clock.now();
-      const moved = Date.parse(meta.deletionTimestamp) - running * 1000 + requested * 1000;
+      const moved = addSeconds(meta.deletionTimestamp, requested - running).getTime();
       const overdue = moved < now;
       const seconds = overdue && requested !== 0 ? 1 : requested;
       return withMeta(old, { deletionTimestamp: rfc3339(overdue ? now : moved), deletionGracePeriodSeconds: seconds });
@@ -570,9 +570,6 @@ export class Registry {
     };
   }
 }
-
-/** The kind that has this storage name. */
-export const kindOfStorage = (name: string): Kind => kinds.find((kind) => storageName(kind) === name)!;
 
 const invalidVersion = (text: string) =>
   `invalid resource version: resourceVersion: Invalid value: ${JSON.stringify(text)}: strconv.ParseUint: parsing ${JSON.stringify(text)}: invalid syntax`;

@@ -2,6 +2,7 @@
 import type { IncomingMessage, ServerResponse } from "node:http";
 import type { Duplex } from "node:stream";
 import { gunzipSync, gzipSync } from "node:zlib";
+import { minutesToMilliseconds } from "date-fns/minutesToMilliseconds";
 import { parse as parseYaml } from "yaml";
 import type { Logger } from "../telemetry/logger.ts";
 import { toError } from "../util/errors.ts";
@@ -38,7 +39,7 @@ const BODY_LIMIT = 3 * 1024 * 1024;
 const GZIP_FROM = 128 * 1024;
 /** A watcher that lets this much pile up is cut off; it resumes from its last revision. */
 const WATCH_BACKLOG = 32 * 1024 * 1024;
-const DEFAULT_WATCH_MS = 30 * 60_000;
+const DEFAULT_WATCH_MS = minutesToMilliseconds(30);
 const PROTOBUF = "application/vnd.kubernetes.protobuf";
 
 export interface ApiServerOptions {

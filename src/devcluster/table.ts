@@ -1,4 +1,7 @@
 /** Server-side printing: the columns that `kubectl get` shows (`pkg/printers/internalversion/printers.go`). */
+import { millisecondsToSeconds } from "date-fns/millisecondsToSeconds";
+import { minutesToHours } from "date-fns/minutesToHours";
+import { secondsToMinutes } from "date-fns/secondsToMinutes";
 import type { Json, StoredObject } from "./object.ts";
 
 export interface Column {
@@ -28,16 +31,16 @@ const orNone = (value: Json): string => String(value || "<none>");
 
 /** `duration.HumanDuration`: two units at most, the coarser the longer. */
 export function humanDuration(ms: number): string {
-  const seconds = Math.trunc(ms / 1000);
+  const seconds = millisecondsToSeconds(ms);
   if (seconds < -1) return "<invalid>";
   if (seconds < 0) return "0s";
   if (seconds < 120) return `${seconds}s`;
   const pair = (large: number, unit: string, small: number, smallUnit: string) =>
     small === 0 ? `${large}${unit}` : `${large}${unit}${small}${smallUnit}`;
-  const minutes = Math.trunc(seconds / 60);
+  const minutes = secondsToMinutes(seconds);
   if (minutes < 10) return pair(minutes, "m", seconds % 60, "s");
   if (minutes < 180) return `${minutes}m`;
-  const hours = Math.trunc(minutes / 60);
+  const hours = minutesToHours(minutes);
   if (hours < 8) return pair(hours, "h", minutes % 60, "m");
   if (hours < 48) return `${hours}h`;
   if (hours < 192) return pair(Math.trunc(hours / 24), "d", hours % 24, "h");

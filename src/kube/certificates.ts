@@ -1,6 +1,7 @@
 /** Certificates that the cluster signs: asking for one, and keeping a node's client certificate fresh. */
 import { createPrivateKey, X509Certificate } from "node:crypto";
 import { createSecureContext } from "node:tls";
+import { minutesToMilliseconds } from "date-fns/minutesToMilliseconds";
 import type { Logger } from "../telemetry/logger.ts";
 import type { Metrics } from "../telemetry/metrics.ts";
 import type { Clock } from "../util/clock.ts";
@@ -26,7 +27,7 @@ export class CertificateError extends VmletError {
   readonly code = "CERTIFICATE";
 }
 
-const SIGNING_TIMEOUT_MS = 15 * 60_000;
+const SIGNING_TIMEOUT_MS = minutesToMilliseconds(15);
 const SIGNING_POLL_MS = 2_000;
 const RETRY_MS = 30_000;
 const POLL_MS = 10_000;

@@ -2,6 +2,7 @@
  * Service-account tokens of pods (pkg/kubelet/token): bound to the pod's UID, kept in memory only, never logged, and
  * replaced before they end. A refresh that fails leaves the old token in use while it is valid.
  */
+import { hoursToMilliseconds } from "date-fns/hoursToMilliseconds";
 import type { Kube } from "../kube/kube.ts";
 import { requestToken } from "../kube/tokens.ts";
 import type { Pod } from "../kube/wire.ts";
@@ -11,7 +12,7 @@ import { toError } from "../util/errors.ts";
 import type { Random } from "../util/random.ts";
 import { tokenKey, type Lookup, type TokenWish } from "./inputs.ts";
 
-const MAX_AGE_MS = 24 * 3_600_000;
+const MAX_AGE_MS = hoursToMilliseconds(24);
 const MAX_JITTER_MS = 10_000;
 const RETRY_MS = 30_000;
 

@@ -1,4 +1,13 @@
 /** Durations as Go and Kubernetes configuration write them: `10m`, `1h30m`, `300ms`, `1.5s`. */
+import {
+  millisecondsInHour,
+  millisecondsInMinute,
+  millisecondsInSecond,
+  minutesInHour,
+  secondsInMinute,
+} from "date-fns/constants";
+import { secondsToHours } from "date-fns/secondsToHours";
+import { secondsToMinutes } from "date-fns/secondsToMinutes";
 import { VmletError } from "../util/errors.ts";
 
 const UNIT_MS: Readonly<Record<string, number>> = {
@@ -7,9 +16,9 @@ const UNIT_MS: Readonly<Record<string, number>> = {
   µs: 1e-3,
   μs: 1e-3,
   ms: 1,
-  s: 1000,
-  m: 60_000,
-  h: 3_600_000,
+  s: millisecondsInSecond,
+  m: millisecondsInMinute,
+  h: millisecondsInHour,
 };
 
 export class DurationError extends VmletError {
@@ -44,10 +53,10 @@ export function formatDuration(ms: number): string {
   if (magnitude < 1e-3) return `${sign}${trimNumber(magnitude * 1e6, 0)}ns`;
   if (magnitude < 1) return `${sign}${trimNumber(magnitude * 1e3, 3)}µs`;
   if (magnitude < 1000) return `${sign}${trimNumber(magnitude, 6)}ms`;
-  const totalSeconds = magnitude / 1000;
-  const hours = Math.floor(totalSeconds / 3600);
-  const minutes = Math.floor((totalSeconds % 3600) / 60);
-  const seconds = trimNumber(totalSeconds % 60, 9);
+  const totalSeconds = magnitude / millisecondsInSecond;
+  const hours = secondsToHours(totalSeconds);
+  const minutes = secondsToMinutes(totalSeconds) % minutesInHour;
+  const seconds = trimNumber(totalSeconds % secondsInMinute, 9);
   if (hours > 0) return `${sign}${hours}h${minutes}m${seconds}s`;
   if (minutes > 0) return `${sign}${minutes}m${seconds}s`;
   return `${sign}${seconds}s`;

@@ -4,6 +4,7 @@
  */
 import type { IncomingMessage } from "node:http";
 import { Readable, Writable } from "node:stream";
+import { hoursToMilliseconds } from "date-fns/hoursToMilliseconds";
 import { WebSocketServer, type WebSocket } from "ws";
 import type { Clock } from "../util/clock.ts";
 import { IdleTimer, every } from "./idle-timer.ts";
@@ -97,7 +98,7 @@ export class ChannelSocket {
     this.#webSocket = webSocket;
     this.#options = {
       channelBufferBytes: 256 * 1024,
-      idleTimeoutMs: 4 * 3600_000,
+      idleTimeoutMs: hoursToMilliseconds(4),
       pingIntervalMs: 30_000,
       closeGraceMs: 10_000,
       ...options,

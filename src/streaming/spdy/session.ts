@@ -6,6 +6,7 @@
  * outbound, a write is done when the transport took it. Nothing a peer sends can throw past the session.
  */
 import { Duplex } from "node:stream";
+import { hoursToMilliseconds } from "date-fns/hoursToMilliseconds";
 import type { Clock } from "../../util/clock.ts";
 import { toError } from "../../util/errors.ts";
 import { IdleTimer, every } from "../idle-timer.ts";
@@ -142,7 +143,7 @@ export class SpdySession {
       maxStreams: 256,
       maxHeaderBytes: 64 * 1024,
       streamBufferBytes: 256 * 1024,
-      idleTimeoutMs: 4 * 3600_000,
+      idleTimeoutMs: hoursToMilliseconds(4),
       pingIntervalMs: 30_000,
       closeGraceMs: 10_000,
       ...options,

@@ -1,0 +1,32 @@
+import { readdirSync, readFileSync } from "node:fs";
+import { join } from "node:path";
+import { expect, test } from "vitest";
+
+const root = join(import.meta.dirname, "../..");
+const read = (path: string) => readFileSync(join(root, path), "utf8");
+const { dependencies, scripts } = JSON.parse(read("package.json")) as Record<string, Record<string, string>>;
+
+test("every run-time dependency is imported by the program", () => {
+  const sources = ["src", "providers"]
+    .flatMap((folder) =>
+      readdirSync(join(root, folder), { recursive: true, encoding: "utf8" }).map((f) => `${folder}/${f}`),
+    )
+    .filter((file) => file.endsWith(".ts"))
+    .map(read);
+  const isImported = (name: string) => {
+    const statement = new RegExp(`(from|import)[ (]"${name}["/]`);
+    return sources.some((text) => statement.test(text));
+  };
+  expect(Object.keys(dependencies!).filter((name) => !isImported(name))).toEqual([]);
+});
+
+test.each(["README.md", "providers/README.md", "examples/README.md", "test/README.md", "helm/vmlet/README.md"])(
+  "every command of npm in %s is one that a fresh clone has",
+  (file) => {
+    const text = read(file);
+    const wanted = [...text.matchAll(/npm run (?:-s )?([\w:]+)/g)].map(([, script]) => script!);
+    expect(wanted.filter((script) => !(script in scripts!))).toEqual([]);
+    // The package's own command is linked only where the package is installed from elsewhere.
+    expect(text).not.toContain("npx vmlet");
+  },
+);
