@@ -164,17 +164,16 @@ export class PodReconciler {
   readonly #memory = new Map<string, PodMemory>();
   readonly #overlays = new Map<string, Overlay>();
   readonly #lastSeen = new Map<string, Pod>();
+  /** Of each machine, the newest notice that was passed on or is old news. */
   readonly #noticeSeq = new Map<string, number>();
   /** Creates that wait. All times monotonic. */
   readonly #held = new Map<string, Held>();
   /** Monotonic time of the first look at a pod that has not run. */
   readonly #firstLook = new Map<string, number>();
   readonly #resize: ResizeTracker;
-  readonly #startedAt: number;
 
   constructor(options: ReconcilerOptions) {
     this.#o = options;
-    this.#startedAt = options.clock.now();
     this.#resize = new ResizeTracker(options);
   }
 
@@ -675,15 +674,17 @@ export class PodReconciler {
     });
   }
 
-  /** Passes on what the backend has to say about a machine, once per process; what happened before the start is old news. */
+  /**
+   * Passes on what the backend has to say about a machine, once per process. What a machine that this process did not make
+   * had to say at the first sight of it is old news. The times of the notices are by the backend's clock and decide nothing.
+   */
   #forwardNotices(pod: Pod, machine: Machine): void {
     const uid = pod.metadata!.uid!;
-    const last = this.#noticeSeq.get(uid) ?? -1;
-    for (const notice of machine.notices ?? []) {
-      if (notice.seq <= last) continue;
-      this.#noticeSeq.set(uid, notice.seq);
-      if (Date.parse(notice.at) >= this.#startedAt) this.#o.event(pod, noticeEvent(pod, notice));
-    }
+    const notices = machine.notices ?? [];
+    const newest = notices.at(-1)?.seq ?? -1;
+    const last = this.#noticeSeq.get(uid) ?? (this.#remember(uid).created ? -1 : newest);
+    this.#noticeSeq.set(uid, Math.max(last, newest));
+    for (const notice of notices) if (notice.seq > last) this.#o.event(pod, noticeEvent(pod, notice));
   }
 
   // ----------------------------------------------------------------------------------------------------------- memory

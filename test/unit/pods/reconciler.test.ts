@@ -8,7 +8,7 @@ import { MachineCache } from "../../../src/pods/machines.ts";
 import { LOST_DEBOUNCE_MS } from "../../../src/pods/planner.ts";
 import { PodReconciler, type Difference, type Rendered } from "../../../src/pods/reconciler.ts";
 import { ProviderError } from "../../../src/provider/errors.ts";
-import type { MachineSpec } from "../../../src/provider/machine.ts";
+import type { Machine, MachineNotice, MachineSpec } from "../../../src/provider/machine.ts";
 import { silentLogger } from "../../../src/telemetry/logger.ts";
 import { VirtualClock } from "../../support/virtual-clock.ts";
 import { pod as basePod } from "./fixtures.ts";
@@ -119,8 +119,11 @@ class World {
   }
 
   /** The backend's newest event about the machine arrives. */
-  async hear(): Promise<void> {
-    this.#machines.put(await this.provider.getPod("m-u1", { signal: AbortSignal.timeout(1_000) }));
+  async hear(change: Partial<Machine> = {}): Promise<void> {
+    const machine = await this.provider.getPod("m-u1", { signal: AbortSignal.timeout(1_000) });
+    const observed = this.#machines.observe("m-u1");
+    const version = Math.max(machine.version, observed.kind === "found" ? observed.machine.version + 1 : 0);
+    this.#machines.put({ ...machine, version, ...change });
   }
 
   /** The backend forgets what it ran. @returns what brings it back */
@@ -226,6 +229,47 @@ describe("events that rendering brings", () => {
     world.version = "2";
     await world.settle();
     expect(world.said("ResourceLimitsNotEnforced")).toEqual(["m"]);
+  });
+});
+
+describe("events that the backend brings", () => {
+  const notice = (seq: number): MachineNotice => ({
+    at: "2020-01-01T00:00:00Z",
+    type: "Warning",
+    reason: "BackOff",
+    message: `notice ${seq}`,
+    seq,
+  });
+
+  test("are told once, by a backend whose clock is behind as well", async () => {
+    const world = new World(basePod());
+    await world.settle();
+    await world.hear({ notices: [notice(7)] });
+    await world.settle();
+    await world.hear({ notices: [notice(7), notice(8)] });
+    await world.settle();
+    expect(world.said("BackOff")).toEqual(["notice 7", "notice 8"]);
+  });
+
+  test("are not told again by an agent that has just been started", async () => {
+    const world = new World(basePod());
+    await world.provider.createPod("m-u1", SPEC, { signal: AbortSignal.timeout(1_000) });
+    await world.hear({ notices: [notice(7)] });
+    await world.settle();
+    expect(world.said("BackOff")).toEqual([]);
+    await world.hear({ notices: [notice(7), notice(8)] });
+    await world.settle();
+    expect(world.said("BackOff")).toEqual(["notice 8"]);
+  });
+
+  test("are told from the first on when the machine had none at the agent's start", async () => {
+    const world = new World(basePod());
+    await world.provider.createPod("m-u1", SPEC, { signal: AbortSignal.timeout(1_000) });
+    await world.hear({ notices: [] });
+    await world.settle();
+    await world.hear({ notices: [notice(1)] });
+    await world.settle();
+    expect(world.said("BackOff")).toEqual(["notice 1"]);
   });
 });
 
