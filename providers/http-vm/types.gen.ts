@@ -33,7 +33,7 @@ export interface paths {
     };
     /**
      * What machines may use in all
-     * @description Becomes the node's capacity, conditions and taints, so that the scheduler sends no more than fits. It is what there is, not what is left: the scheduler counts for itself.
+     * @description Becomes the node's capacity and conditions, so that the scheduler sends no more than fits. It is what there is, not what is left: the scheduler counts for itself. Taints are given to a new node only: a node may not change its own. Asked again every 30 seconds; not at all by an agent whose configuration states the node's `capacity`.
      */
     get: operations["getCapacity"];
     put?: never;
@@ -418,6 +418,7 @@ export interface components {
         reason: string;
         message: string;
       }[];
+      /** @description Of a new node, beside those of the agent's configuration. A node that exists keeps its own. */
       taints?: {
         key: string;
         value?: string;

@@ -202,7 +202,7 @@ export const nodeSchema = z.strictObject({
     .record(z.string(), quantity)
     .optional()
     .describe(
-      "Synthetic capacity by resource name. Absent: the backend's /v1/capacity, else 16 cpu, 64Gi memory, 110 pods, 256Gi ephemeral-storage.",
+      "Synthetic capacity by resource name, in place of the backend's own: its /v1/capacity is then not asked, for conditions and taints neither. Of 16 cpu, 64Gi memory, 110 pods and 256Gi ephemeral-storage, what it leaves out is as said here. Absent: the backend's /v1/capacity, else these.",
     ),
   kubelet: kubeletSchema,
   dns: z

@@ -6,7 +6,7 @@ export const CAPABILITIES = {
   // observation
   events: "watch of machine changes with revisions",
   stats: "usage of all machines in one call",
-  capacity: "the node's capacity, conditions and taints come from the backend",
+  capacity: "the node's capacity and conditions, and a new node's taints, come from the backend",
   // interaction
   exec: "commands in a running container",
   attach: "the main process's streams",
