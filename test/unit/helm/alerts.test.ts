@@ -343,7 +343,7 @@ describe("the runbooks", () => {
   test("speak of every reason for a relist that the reflector counts, and of no other", async () => {
     const [, type] = /type RelistReason = ([^;]+);/.exec(await sources())!;
     const told = Object.fromEntries(pages)["VmletRelistStorm"]!.matchAll(/^- `(\w+)`/gm);
-    expect([...told].map(([, reason]) => reason).toSorted()).toEqual(type!.match(/\w+/g)!.toSorted());
+    expect(new Set([...told].map(([, reason]) => reason))).toEqual(new Set(type!.match(/\w+/g)));
   });
 
   test("name no object by the release, whose full name may be another", () => {
