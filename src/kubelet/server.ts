@@ -18,6 +18,7 @@ import type { Metrics } from "../telemetry/metrics.ts";
 import { linkAbort } from "../util/abort.ts";
 import type { Clock } from "../util/clock.ts";
 import { toError } from "../util/errors.ts";
+import { TLS_CIPHERS } from "../util/tls-ciphers.ts";
 import { Authenticator, Authorizer, Reviews, type AuthOptions } from "./auth.ts";
 import type { MachineCapacity } from "./endpoints/metrics-cadvisor.ts";
 import { HttpError, toHttpError, TooManyFailures } from "./http-error.ts";
@@ -248,6 +249,7 @@ class Server implements KubeletServer {
       // An empty list, for without any Node would trust the public CAs.
       ca: ca === undefined ? [] : [ca],
       minVersion: "TLSv1.2",
+      ciphers: TLS_CIPHERS,
       // No tickets: a resumed session would carry a client certificate past a change of the CA.
       secureOptions: constants.SSL_OP_NO_TICKET | constants.SSL_OP_NO_RENEGOTIATION,
     };

@@ -9,7 +9,7 @@ import { createServer, type IncomingMessage, type RequestListener, type Server, 
 import { createServer as createTlsServer } from "node:https";
 import { type AddressInfo, connect } from "node:net";
 import type { Duplex } from "node:stream";
-import { linkAbort, type Logger, ProviderError, systemClock } from "../../../src/provider/kit/index.ts";
+import { linkAbort, type Logger, ProviderError, systemClock, TLS_CIPHERS } from "../../../src/provider/kit/index.ts";
 import { asProviderError, renderError, requestIdOf } from "./http.ts";
 import {
   DEFAULT_SERVER_LIMITS,
@@ -206,7 +206,7 @@ function listener(tls: MachineApiServerOptions["tls"], serve: RequestListener): 
   if (tls === undefined) return createServer(http, serve);
   const { cert, key, clientCa } = tls;
   const mutual = clientCa === undefined ? {} : { ca: clientCa, requestCert: true, rejectUnauthorized: true };
-  return createTlsServer({ ...http, cert, key, minVersion: "TLSv1.2", ...mutual }, serve);
+  return createTlsServer({ ...http, cert, key, minVersion: "TLSv1.2", ciphers: TLS_CIPHERS, ...mutual }, serve);
 }
 
 function parseUrl(request: IncomingMessage): URL {

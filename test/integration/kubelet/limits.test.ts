@@ -9,6 +9,7 @@ import { DEFAULT_SESSION_LIMITS } from "../../../src/kubelet/sessions.ts";
 import { synStreamFrame, dataHeader } from "../../../src/streaming/spdy/frames.ts";
 import { HeaderDeflater } from "../../unit/streaming/spdy-client.ts";
 import { must, waitFor } from "../../e2e/harness/wait.ts";
+import { CBC_CIPHERS, handshake } from "../../support/tls-handshake.ts";
 import { ask } from "./client.ts";
 import type { FloodResult } from "./flood.ts";
 import { startKubelet, type TestKubelet } from "./support.ts";
@@ -42,6 +43,21 @@ async function openExec(kubelet: TestKubelet, command: string[]): Promise<import
   }
   return socket;
 }
+
+describe("TLS of the kubelet API", () => {
+  it("has no CBC suites", async () => {
+    await using kubelet = await startKubelet();
+    const { port } = kubelet.server;
+    const suites = [
+      await handshake({ port }),
+      await handshake({ port, maxVersion: "TLSv1.2" }),
+      await handshake({ port, maxVersion: "TLSv1.2", ciphers: CBC_CIPHERS }),
+    ];
+    expect(suites).toEqual([expect.stringMatching(/^TLS_/), expect.stringMatching(/GCM|POLY1305/), "refused"]);
+    kubelet.certificate.set(kubelet.authority.issue({ commonName: "vm-1" }, "serverAuth"));
+    expect(await handshake({ port, maxVersion: "TLSv1.2", ciphers: CBC_CIPHERS })).toBe("refused");
+  });
+});
 
 describe("limits of the kubelet API", () => {
   it.each([

@@ -15,6 +15,8 @@ import {
 import { MemoryProvider } from "../../../providers/memory/index.ts";
 import type { MachineSpec } from "../../../src/provider/machine.ts";
 import { silentLogger, type Logger } from "../../../src/telemetry/logger.ts";
+import { createCertificate, generateKeyPair, privateKeyPem } from "../../../src/util/x509.ts";
+import { CBC_CIPHERS, handshake } from "../../support/tls-handshake.ts";
 
 const cleanups: (() => Promise<unknown>)[] = [];
 
@@ -47,6 +49,19 @@ async function refusal(reply: Response): Promise<{ status: number; code: string;
   expect(reply.headers.get("x-request-id")).toBe(error.request_id);
   return { status: reply.status, ...error };
 }
+
+test("a server with TLS has no CBC suites", async () => {
+  const keys = generateKeyPair();
+  const [notBeforeMs, notAfterMs] = [Date.now() - 3_600_000, Date.now() + 3_600_000];
+  const cert = createCertificate({ subject: { commonName: "backend" }, keys, notBeforeMs, notAfterMs });
+  const { port } = await setup({ tls: { cert, key: privateKeyPem(keys.privateKey) } });
+  const suites = [
+    await handshake({ port }),
+    await handshake({ port, maxVersion: "TLSv1.2" }),
+    await handshake({ port, maxVersion: "TLSv1.2", ciphers: CBC_CIPHERS }),
+  ];
+  expect(suites).toEqual([expect.stringMatching(/^TLS_/), expect.stringMatching(/GCM|POLY1305/), "refused"]);
+});
 
 describe("a bad request", () => {
   test.each<[string, string, RequestInit, string | undefined]>([
