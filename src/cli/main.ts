@@ -14,6 +14,7 @@ enableCompileCache();
 const program = new Command("vmlet")
   .description("Turns any HTTP VM API into a Kubernetes node")
   .version(VERSION, "-V, --version", "print the version")
+  .configureHelp({ showGlobalOptions: true })
   .showHelpAfterError("(vmlet --help lists the commands)")
   .exitOverride(({ exitCode }) => process.exit(exitCode === 0 ? 0 : USAGE_ERROR));
 
@@ -41,7 +42,8 @@ const commands: Record<string, { summary: string; build: Build }> = {
   version: { summary: "print the version", build: async () => (await import("./version.ts")).versionCommand() },
 };
 
-const wanted = process.argv.slice(2).find((argument) => !argument.startsWith("-"));
+const words = process.argv.slice(2).filter((argument) => !argument.startsWith("-"));
+const wanted = words[0] === "help" ? words[1] : words[0];
 for (const [name, { summary, build }] of Object.entries(commands)) {
   const command = name === wanted ? (await build()).description(summary) : new Command(name).description(summary);
   program.addCommand(command);

@@ -2,14 +2,15 @@
  * `vmlet smoke NODE...`: a pod on each node, from creation to its end, as a user would see it: it must run, its log must be
  * readable through the API server, and it must be gone after it was deleted. `helm test` runs this.
  */
-import { Command, InvalidArgumentError } from "commander";
+import { Command, InvalidArgumentError, Option } from "commander";
+import { minutesToMilliseconds } from "date-fns/minutesToMilliseconds";
 import { isNotFound } from "../kube/errors.ts";
 import { loadKubeConfig } from "../kube/credentials.ts";
 import type { Kube } from "../kube/kube.ts";
 import { podPath, resourcePath } from "../kube/paths.ts";
 import { KubeTransport } from "../kube/transport.ts";
 import type { Pod } from "../kube/wire.ts";
-import { parseDuration } from "../resources/duration.ts";
+import { formatDuration, parseDuration } from "../resources/duration.ts";
 import { silentLogger } from "../telemetry/logger.ts";
 import { systemClock, type Clock } from "../util/clock.ts";
 import { toError, VmletError } from "../util/errors.ts";
@@ -17,6 +18,7 @@ import { signalToStop } from "./exit.ts";
 import { VERSION } from "./version.ts";
 
 const POLL_MS = 500;
+const DEFAULT_TIMEOUT_MS = minutesToMilliseconds(3);
 
 export class SmokeError extends VmletError {
   readonly code = "SMOKE";
@@ -61,7 +63,11 @@ export function smokeCommand(): Command {
       "--restricted",
       "a pod that the restricted pod security standard accepts; the backend must have security_context",
     )
-    .option("--timeout <duration>", "until a pod must run and be gone again", milliseconds, 180_000)
+    .addOption(
+      new Option("--timeout <duration>", "until a pod must run and be gone again")
+        .argParser(milliseconds)
+        .default(DEFAULT_TIMEOUT_MS, formatDuration(DEFAULT_TIMEOUT_MS)),
+    )
     .action(async (nodes: string[], options: SmokeFlags) => {
       const { namespace, image, restricted = false } = options;
       const kube = new KubeTransport({

@@ -47,7 +47,7 @@ test.each([
   ["a time that is none", ["smoke", "n", "--timeout", "soon"], "'--timeout <duration>' argument 'soon' is invalid"],
   [
     "a check that there is none of",
-    ["conformance", "http://127.0.0.1:1", "--only", "info/", "nonsense"],
+    ["conformance", "http://127.0.0.1:1", "--only", "info/,nonsense"],
     "--only: no check's name begins with nonsense",
   ],
   [
@@ -63,6 +63,29 @@ test.each([
   expect(stderr).toContain(message);
   expect(stderr).not.toMatch(STACK);
   expect(status).toBe(2);
+});
+
+test("names of checks may stand before the address", async () => {
+  const { status, stderr } = await vmlet(
+    "conformance",
+    "--only",
+    "create,delete",
+    "--only",
+    "http",
+    "http://127.0.0.1:1",
+  );
+  expect(stderr).toContain("http://127.0.0.1:1 could not be checked");
+  expect(status).toBe(2);
+});
+
+test.each([
+  ["smoke --help", "(default: 3m0s)"],
+  ["help run", "--cluster-id <id>"],
+  ["backend check --help", "-c, --config <file>"],
+])("vmlet %s tells %s", async (words, told) => {
+  const { status, stdout } = await vmlet(...words.split(" "));
+  expect(stdout).toContain(told);
+  expect(status).toBe(0);
 });
 
 test("help and version are 0", async () => {
