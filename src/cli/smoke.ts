@@ -170,12 +170,14 @@ function smokePod({
   restricted: boolean;
   greeting: string;
 }): object {
+  // By its name: the label kubernetes.io/hostname is another when the node's configuration has a hostname.
+  const isNode = { matchFields: [{ key: "metadata.name", operator: "In", values: [node] }] };
   return {
     apiVersion: "v1",
     kind: "Pod",
     metadata: { generateName: "vmlet-smoke-", labels: { "app.kubernetes.io/component": "smoke-pod" } },
     spec: {
-      nodeSelector: { "kubernetes.io/hostname": node },
+      affinity: { nodeAffinity: { requiredDuringSchedulingIgnoredDuringExecution: { nodeSelectorTerms: [isNode] } } },
       tolerations: [{ operator: "Exists" }],
       restartPolicy: "Never",
       terminationGracePeriodSeconds: 5,

@@ -1,4 +1,6 @@
 import { expect, test } from "vitest";
+import type { Pod } from "../../../src/kube/wire.ts";
+import { matchesNodeSelectorTerms } from "../../../src/resources/labels.ts";
 import { smoke, type SmokeKube } from "../../../src/cli/smoke.ts";
 import { VirtualClock } from "../../support/virtual-clock.ts";
 
@@ -30,4 +32,34 @@ test("a smoke test that is stopped deletes its pod and says that it was stopped"
   await failed;
   expect(requests.at(0)).toBe("POST");
   expect(requests.at(-1)).toBe("DELETE");
+});
+
+test("a smoke test's pod is scheduled to the node of that name, whatever its hostname", async () => {
+  let created: Pod | undefined;
+  const kube = {
+    request({ body }: { body?: Pod }) {
+      created ??= body;
+      return Promise.resolve({ metadata: { name: "vmlet-smoke-x", uid: "u" }, status: { phase: "Failed" } });
+    },
+  } as unknown as SmokeKube;
+  await expect(
+    smoke({
+      kube,
+      clock: new VirtualClock(),
+      node: "burst-0",
+      namespace: "default",
+      image: "busybox",
+      restricted: false,
+      timeoutMs: 180_000,
+      step: () => {},
+      signal: new AbortController().signal,
+    }),
+  ).rejects.toThrow("the pod failed");
+  const { nodeName, nodeSelector, affinity } = created!.spec!;
+  const terms = affinity!.nodeAffinity!.requiredDuringSchedulingIgnoredDuringExecution!.nodeSelectorTerms;
+  const labels = { "kubernetes.io/hostname": "elsewhere" };
+  expect(matchesNodeSelectorTerms({ name: "burst-0", labels }, terms)).toBe(true);
+  expect(matchesNodeSelectorTerms({ name: "burst-1", labels }, terms)).toBe(false);
+  // The scheduler is part of what is tested.
+  expect([nodeName, nodeSelector]).toEqual([undefined, undefined]);
 });
