@@ -1,4 +1,4 @@
-import { closeSync, mkdirSync, openSync } from "node:fs";
+import { closeSync, mkdirSync } from "node:fs";
 import { join } from "node:path";
 import { isDeepStrictEqual } from "node:util";
 import { PTY_MODULE, attachShim, installShim, shimEverStarted, startShim, watchShim } from "./shim-client.ts";
@@ -29,7 +29,8 @@ import {
   toError,
 } from "../../../src/provider/kit/index.ts";
 import type { Engine, HostProblem } from "./engine.ts";
-import { CommandError, findTool, run } from "./host/command.ts";
+import { findTool } from "./host/command.ts";
+import { lockFile } from "./host/lock.ts";
 import { containersOf, specHash } from "./record.ts";
 import { MachineStore } from "./store.ts";
 import { Supervisor, type Shims, type SupervisorContext } from "./supervisor.ts";
@@ -459,29 +460,20 @@ export function checkHost(): HostProblem[] {
   return [
     {
       fatal: true,
-      problem: "flock is not on the PATH: a backend locks its state directory with it",
+      problem: "flock is not on the PATH: a backend locks its state directory and its bridge with it",
       cure: "install the package util-linux (Debian: apt-get install util-linux)",
     },
   ];
 }
 
 /**
- * One backend per state directory: a lock on a file in it. It holds in whatever namespaces backends run, and the kernel
- * gives it back however the holder ends. Node cannot ask for it, but it belongs to the open file, not to who asked.
+ * One backend per state directory.
  * @returns the descriptor that holds the lock
  */
 async function lockStateDir(stateDir: string): Promise<number> {
   mkdirSync(stateDir, { recursive: true, mode: 0o700 });
-  const file = openSync(join(stateDir, "lock"), "a", 0o600);
-  try {
-    await run(findTool("flock") ?? "flock", ["-n", "3"], { fd3: file });
-    return file;
-  } catch (cause) {
-    closeSync(file);
-    const message =
-      cause instanceof CommandError && cause.exitCode === 1
-        ? `state directory ${stateDir} is in use by another backend: stop it, or choose another directory`
-        : `cannot lock state directory ${stateDir}: ${toError(cause).message} (flock is in the package util-linux)`;
-    throw new Error(message, { cause });
-  }
+  return await lockFile(
+    join(stateDir, "lock"),
+    `state directory ${stateDir} is in use by another backend: stop it, or choose another directory`,
+  );
 }

@@ -1,4 +1,5 @@
-import { existsSync, readdirSync, readFileSync } from "node:fs";
+import { existsSync, mkdtempSync, readdirSync, readFileSync, rmSync } from "node:fs";
+import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { afterAll, expect, test } from "vitest";
 import { createOciEngine } from "../../../providers/http-vm/backend/engines/oci/engine.ts";
@@ -171,6 +172,18 @@ if (missing.length > 0) {
       await bench().open();
       const { stdout } = await run("nft", ["list", "map", "inet", `vmlet_${network.bridge}`, "host_ports"]);
       expect(stdout.toString()).toContain("tcp . 39124 : ");
+      await bench().provider.deletePod(id, { force: true, signal: bench().signal });
+    });
+
+    test("a second backend for the same bridge does not start, and removes nothing", async () => {
+      const id = await bench().create({ containers: [bench().shell("a", "sleep 996")] });
+      await bench().reaches(id, "running");
+      const stateDir = mkdtempSync(join(tmpdir(), "vmlet-it-"));
+      await expect(createEngine(stateDir).sweep(new Set())).rejects.toThrow("is in use by another backend");
+      rmSync(stateDir, { recursive: true });
+      const { ip } = (await bench().get(id)).addresses[0]!;
+      const running = await bench().exec(id, "a", ["ip", "address", "show", "eth0"]);
+      expect(await text(running.stdout)).toContain(ip);
       await bench().provider.deletePod(id, { force: true, signal: bench().signal });
     });
 

@@ -1,3 +1,5 @@
+import { spawn } from "node:child_process";
+import { once } from "node:events";
 import { existsSync } from "node:fs";
 import { mkdtemp, readdir } from "node:fs/promises";
 import { createServer } from "node:net";
@@ -51,7 +53,10 @@ describe.skipIf(missing !== undefined)("machine network", () => {
     options = testNetwork(await mkdtemp(join(tmpdir(), "vmlet-network-")));
     network = new HostNetwork(options);
   });
-  afterEach(() => network.sweep(new Set()));
+  afterEach(async () => {
+    await network.sweep(new Set());
+    network.close();
+  });
   afterAll(async () => {
     await network.remove();
     expect((await readdir("/sys/class/net")).toSorted()).toEqual(links.toSorted());
@@ -187,6 +192,43 @@ describe.skipIf(missing !== undefined)("machine network", () => {
     const machine = await network.attachNamespace("a");
     expect(await new HostNetwork(options).find("a")).toEqual(machine);
     expect(await network.find("never")).toBeUndefined();
+  });
+
+  test("a bridge belongs to one backend at a time", async () => {
+    await network.claim();
+    await network.claim();
+    const second = new HostNetwork(options);
+    await expect(second.claim()).rejects.toThrow(`network.bridge ${options.bridge} is in use by another backend`);
+    network.close();
+    await second.claim();
+    second.close();
+  });
+
+  test("a bridge is free again when the backend that had it was killed", async () => {
+    const holder = spawn("flock", [`/run/vmlet-${options.bridge}.lock`, "sh", "-c", "echo up; exec sleep 1000"], {
+      detached: true,
+      stdio: ["ignore", "pipe", "ignore"],
+    });
+    await once(holder.stdout, "data");
+    await expect(network.claim()).rejects.toThrow("is in use by another backend");
+    process.kill(-holder.pid!, "SIGKILL");
+    await once(holder, "close");
+    await network.claim();
+  });
+
+  test("a range in which this host has an address elsewhere is refused, unless machines have addresses of it", async () => {
+    const other = new HostNetwork({
+      ...testNetwork(await mkdtemp(join(tmpdir(), "vmlet-network-"))),
+      cidr: options.cidr!,
+    });
+    await other.ensure();
+    try {
+      await expect(network.claim()).rejects.toThrow(`network.cidr ${options.cidr}: this host has`);
+      await network.attachNamespace("a");
+      await network.claim();
+    } finally {
+      await other.remove();
+    }
   });
 
   test("traffic is counted from the machine's side", async () => {

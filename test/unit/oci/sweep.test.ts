@@ -1,9 +1,10 @@
 import { mkdirSync, mkdtempSync, readdirSync, rmSync, writeFileSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
-import { expect, onTestFinished, test } from "vitest";
+import { expect, onTestFinished, test, vi } from "vitest";
 import { createOciEngine } from "../../../providers/http-vm/backend/engines/oci/engine.ts";
 import { createVmEngine } from "../../../providers/http-vm/backend/engines/vm/engine.ts";
+import { HostNetwork } from "../../../providers/http-vm/backend/network/network.ts";
 import { silentLogger } from "../../../src/telemetry/logger.ts";
 import { VirtualClock } from "../../support/virtual-clock.ts";
 
@@ -20,6 +21,8 @@ test.each(["oci", "vm"] as const)(
     mkdirSync(guestDir);
     writeFileSync(join(guestDir, "version"), "1");
     for (const file of ["id_ed25519", "id_ed25519.pub"]) writeFileSync(join(stateDir, name, file), "");
+    // Only root may.
+    vi.spyOn(HostNetwork.prototype, "claim").mockResolvedValue();
     const options = { stateDir, clock: new VirtualClock(), logger: silentLogger, network: { bridge: "unittest0" } };
     const engine =
       name === "oci"

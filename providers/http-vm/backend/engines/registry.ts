@@ -78,7 +78,7 @@ const networkSchema = z
       .string()
       .refine(parsedBy(parseSubnet), "must be an IPv4 range with a prefix of 8 to 29, such as 10.99.0.0/16")
       .optional()
-      .describe("IPv4 range of the machines' addresses. Default 10.99.0.0/16."),
+      .describe("IPv4 range of the machines' addresses; the host has none of it elsewhere. Default 10.99.0.0/16."),
     outbound: z
       .enum(["allow", "deny"])
       .optional()

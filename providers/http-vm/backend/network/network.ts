@@ -11,12 +11,14 @@
  * Everything made here is named after the bridge and the machine's id, so it can be found and removed again.
  */
 import { createHash } from "node:crypto";
-import { existsSync } from "node:fs";
+import { closeSync, existsSync } from "node:fs";
 import { mkdir, readdir, readFile, rm, writeFile } from "node:fs/promises";
+import { BlockList } from "node:net";
 import { join } from "node:path";
 import { type ContainerPort, type MachineSpec, ProviderError } from "../../../../src/provider/kit/index.ts";
 import type { HostProblem } from "../engine.ts";
 import { CommandError, findTool, run } from "../host/command.ts";
+import { lockFile } from "../host/lock.ts";
 import { isMissing, readFileIfExists, writeFileAtomic } from "../host/files.ts";
 import { Ipam, parseSubnet, type Subnet } from "./ipam.ts";
 
@@ -25,6 +27,7 @@ export interface NetworkOptions {
   dir: string;
   /** Interface name, at most 10 characters; one backend per bridge. */
   bridge?: string;
+  /** Range of the machines' addresses, and of nothing else on this host. */
   cidr?: string;
   outbound?: "allow" | "deny";
   /** Never reached from machines, whatever `outbound` says. Default: link-local addresses, where clouds serve credentials. */
@@ -58,6 +61,8 @@ export class HostNetwork {
   readonly #subnet: Subnet;
   readonly #ipam: Ipam;
   #ready: Promise<void> | undefined;
+  /** Descriptor of the bridge's lock. */
+  #lock: number | undefined;
 
   constructor(options: NetworkOptions) {
     this.#options = options;
@@ -189,6 +194,30 @@ export class HostNetwork {
     await this.#ipam.release(machineId);
   }
 
+  /**
+   * Makes this the only backend that looks after the bridge, until `close` or the end of the process. To be called before
+   * `sweep`, which removes another backend's machines from the bridge as it removes leftovers.
+   * @throws Error when another backend has the bridge, or this host has an address of the range elsewhere
+   */
+  async claim(): Promise<void> {
+    this.#lock ??= await lockFile(
+      this.#lockFile,
+      `network.bridge ${this.#bridge} is in use by another backend: stop it, or choose another network.bridge and network.cidr`,
+    );
+    try {
+      await this.#assertOwnRange();
+    } catch (error) {
+      this.close();
+      throw error;
+    }
+  }
+
+  /** Lets go of the bridge; the machines keep their network. */
+  close(): void {
+    if (this.#lock !== undefined) closeSync(this.#lock);
+    this.#lock = undefined;
+  }
+
   /** Removes what belongs to none of the machines: links, namespaces, leases. */
   async sweep(known: ReadonlySet<string>): Promise<void> {
     for (const id of new Set((await this.#ipam.leases()).values())) if (!known.has(id)) await this.detach(id);
@@ -230,6 +259,8 @@ export class HostNetwork {
       await nft(`add table ${family} ${this.#table}\ndelete table ${family} ${this.#table}\n`);
     await rm(this.#options.dir, { recursive: true, force: true });
     this.#ready = undefined;
+    this.close();
+    await rm(this.#lockFile, { force: true });
   }
 
   async #setUp(): Promise<void> {
@@ -259,6 +290,27 @@ export class HostNetwork {
         `network.cidr: machines still have addresses of ${before}; delete them before the range becomes ${this.#subnet.cidr}`,
       );
     if (before !== this.#subnet.cidr) await writeFileAtomic(file, this.#subnet.cidr);
+  }
+
+  /** What has a machine's address and is no machine would not be reached, or the machine would not. */
+  async #assertOwnRange(): Promise<void> {
+    // A backend whose machines have addresses already has to look after them.
+    if ((await this.#ipam.leases()).size > 0) return;
+    const { cidr, prefix } = this.#subnet;
+    const range = new BlockList();
+    range.addSubnet(cidr.split("/")[0]!, prefix);
+    const { stdout } = await run(findTool("ip") ?? "ip", ["-json", "-4", "address", "show"]);
+    const interfaces = JSON.parse(stdout.toString("utf8")) as { ifname?: string; addr_info?: { local: string }[] }[];
+    // Old versions of ip print an empty object for an interface without addresses.
+    for (const { ifname, addr_info: addresses = [] } of interfaces) {
+      const taken = addresses.find(({ local }) => range.check(local));
+      if (ifname !== this.#bridge && taken !== undefined)
+        throw new Error(`network.cidr ${cidr}: this host has ${taken.local} on ${ifname}: choose another range`);
+    }
+  }
+
+  get #lockFile(): string {
+    return `/run/vmlet-${this.#bridge}.lock`;
   }
 
   get #table(): string {

@@ -221,6 +221,7 @@ class OciEngine implements Engine {
   }
 
   async sweep(known: ReadonlySet<string>): Promise<void> {
+    await this.#context.network.claim();
     this.#collectLater();
     await mkdir(this.#records, { recursive: true });
     for (const hash of await readdirAtomic(this.#records)) {
@@ -256,6 +257,7 @@ class OciEngine implements Engine {
     // The runtime makes the group again when it needs it.
     if ((await readdir(this.#records).catch(() => [])).length === 0)
       await new Cgroup(this.#context.cgroupRoot).remove().catch(() => undefined);
+    this.#context.network.close();
   }
 
   /** Everything of a machine: processes, runtime state, mounts, control groups, network, files. */

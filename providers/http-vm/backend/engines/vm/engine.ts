@@ -209,6 +209,7 @@ class VmEngine implements Engine {
   }
 
   async sweep(known: ReadonlySet<string>): Promise<void> {
+    await this.#network.claim();
     this.#collectLater();
     const context = await this.#ready();
     const keys = new Set<string>();
@@ -299,6 +300,7 @@ class VmEngine implements Engine {
     this.#closing.abort(new Error("the backend is stopping"));
     await this.#pool?.close();
     await (await this.#context)?.qemu.close();
+    this.#network.close();
   }
 
   #recordFile(home: Pick<MachineHome, "id">): string {
