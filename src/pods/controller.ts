@@ -10,7 +10,7 @@ import { podsPath } from "../kube/paths.ts";
 import { Reflector } from "../kube/reflector.ts";
 import { Store } from "../kube/store.ts";
 import type { Pod } from "../kube/wire.ts";
-import { LABEL_UID, machineId, ownerLabels, parseMachineId } from "../podspec/machine-id.ts";
+import { LABEL_NAMESPACE, LABEL_UID, machineId, ownerLabels, parseMachineId } from "../podspec/machine-id.ts";
 import type { Provider, ProviderInfo } from "../provider/provider.ts";
 import { KeyedQueue, type QueueMetrics } from "../queue/keyed-queue.ts";
 import type { Logger } from "../telemetry/logger.ts";
@@ -82,6 +82,7 @@ export class PodController {
       clock,
       random,
       concurrency: options.concurrency,
+      groupOf: (uid) => this.#namespaceOf(uid),
       ...(options.queueMetrics && { metrics: options.queueMetrics }),
       handle: (uid, signal) => this.#reconcile(uid, signal),
       logger,
@@ -162,6 +163,14 @@ export class PodController {
     for (const pod of this.store.list()) this.#add(pod.metadata!.uid!);
     for (const machine of this.machines.values()) this.#machineChanged(machine.id);
     for (const uid of this.#reconciler.knownUids()) this.#add(uid);
+  }
+
+  /** Of the pod, or of the machine that it has left. */
+  #namespaceOf(uid: string): string {
+    const pod = this.store.get(uid);
+    if (pod !== undefined) return pod.metadata!.namespace!;
+    const observed = this.machines.observe(machineId(this.#o.clusterId, uid));
+    return (observed.kind === "found" && observed.machine.labels[LABEL_NAMESPACE]) || "";
   }
 
   #add(uid: string): void {

@@ -5,6 +5,7 @@ import { toError } from "../util/errors.ts";
 import type { Random } from "../util/random.ts";
 import { backoffMs } from "./backoff.ts";
 import { DelayHeap } from "./delay-heap.ts";
+import { Turns } from "./turns.ts";
 
 export interface QueueMetrics {
   onAdd(): void;
@@ -22,6 +23,8 @@ export interface KeyedQueueOptions {
   random: Random;
   /** Keys handled at once. */
   concurrency: number;
+  /** Groups of keys take turns; within one, keys are handled as they came. Default: all keys are of one group. */
+  groupOf?: (key: string) => string;
   /** Delay of `retry`: doubles from `initialMs` (default 250) to `maxMs` (default 60 000), plus up to as much again. */
   backoff?: { initialMs: number; maxMs: number };
   logger?: Logger;
@@ -43,6 +46,8 @@ export class KeyedQueue {
   readonly #dirty = new Map<string, number>();
   /** Keys that are being handled, with the time since when. */
   readonly #processing = new Map<string, number>();
+  /** Keys that wait for a worker. */
+  readonly #turns = new Turns();
   readonly #delayed = new DelayHeap();
   readonly #failures = new Map<string, number>();
   #timer: { at: number; cancel: () => void } | undefined;
@@ -136,8 +141,9 @@ export class KeyedQueue {
   }
 
   #schedule(key: string): void {
-    // #work never rejects; the catch is for p-queue itself.
-    this.#workers.add(() => this.#work(key)).catch((error: unknown) => this.#report(key, error));
+    this.#turns.add(key, this.#options.groupOf?.(key) ?? "");
+    // Whoever comes to work takes the key whose turn it is. #work never rejects; the catch is for p-queue itself.
+    this.#workers.add(() => this.#work(this.#turns.next()!)).catch((error: unknown) => this.#report(key, error));
   }
 
   async #work(key: string): Promise<void> {

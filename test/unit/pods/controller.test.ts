@@ -32,7 +32,8 @@ beforeEach(() => {
   stop = new AbortController();
   const request = (sent: KubeRequest) => {
     requests.push(sent);
-    return Promise.resolve(controller.store.get("u1"));
+    const [, , , , , , name] = sent.path.split("/");
+    return Promise.resolve(controller.store.list().find(({ metadata }) => metadata!.name === name));
   };
   controller = new PodController({
     kube: { request } as unknown as Kube,
@@ -111,6 +112,26 @@ describe("a backend that wants to be asked again at once", () => {
     await acting;
     expect(asked).toBeGreaterThan(1);
     expect(asked).toBeLessThan(20);
+  });
+});
+
+describe("a namespace with many pods", () => {
+  test("does not hold up another one's", async () => {
+    const created: string[] = [];
+    const createPod = provider.createPod.bind(provider);
+    provider.createPod = (id, spec, options) => {
+      created.push(id);
+      return createPod(id, spec, options);
+    };
+    for (let i = 0; i < 100; i++) controller.store.upsert(podOf(i));
+    const other = basePod({ metadata: { uid: "other", name: "other", namespace: "quiet" } });
+    controller.store.upsert(other);
+    const acting = controller.act(stop.signal);
+    await clock.advance(10_000);
+    expect(created).toHaveLength(101);
+    expect(created.indexOf(machineId("c", "other"))).toBeLessThan(4);
+    stop.abort();
+    await acting;
   });
 });
 

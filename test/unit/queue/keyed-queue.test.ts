@@ -68,6 +68,16 @@ describe("adding", () => {
     expect(started).toEqual(["a@0", "b@0", "c@0"]);
   });
 
+  it("takes one key of each group in turn, and a group's keys as they came", async () => {
+    const { queue, started, finish } = setup({ concurrency: 1, groupOf: (key) => key[0]! });
+    for (const key of ["busy", "a1", "a2", "a3", "a4", "b1", "c1", "b2"]) queue.add(key);
+    for (let i = 0; i < 8; i++) {
+      await settle();
+      await finish(started.at(-1)!.replace("@0", ""));
+    }
+    expect(started).toEqual(["busy@0", "a1@0", "b1@0", "c1@0", "a2@0", "b2@0", "a3@0", "a4@0"]);
+  });
+
   it("keeps what is added before it runs", async () => {
     const clock = new VirtualClock();
     const seen: string[] = [];
