@@ -1,11 +1,15 @@
-/** Counts and times every call of a provider; changes nothing about it. */
+/** Counts and times every call of a provider, and holds it to its deadline; changes nothing else about it. */
+import { linkAbort } from "../util/abort.ts";
 import type { Metrics } from "../telemetry/metrics.ts";
 import type { Clock } from "../util/clock.ts";
-import { isProviderError } from "./errors.ts";
-import type { Provider } from "./provider.ts";
+import { isProviderError, ProviderError } from "./errors.ts";
+import type { CallOptions, Provider } from "./provider.ts";
 
-/** kubelet's dashboards know these names of runtime operations. */
-const TIMED = {
+/** How long a provider may take to answer. It need not have done by then what it was asked for. */
+const DEADLINE_MS = 60_000;
+
+/** Calls that end with their answer. kubelet's dashboards know these names of runtime operations. */
+const CALLS: Readonly<Record<string, string>> = {
   getInfo: "get_info",
   createPod: "create_machine",
   getPod: "get_machine",
@@ -15,10 +19,9 @@ const TIMED = {
   updatePod: "update_machine",
   getCapacity: "get_capacity",
   getStats: "get_stats",
-  exec: "exec",
-  attach: "attach",
-  portForward: "port_forward",
-} as const;
+};
+/** Calls that open a session, for as long as whoever asked for it waits. */
+const SESSIONS: Readonly<Record<string, string>> = { exec: "exec", attach: "attach", portForward: "port_forward" };
 
 export function instrument(provider: Provider, metrics: Metrics, clock: Clock): Provider {
   return new Proxy(provider, {
@@ -26,14 +29,19 @@ export function instrument(provider: Provider, metrics: Metrics, clock: Clock): 
       const member: unknown = Reflect.get(target, property, target);
       if (typeof member !== "function") return member;
       const call = member as (...args: unknown[]) => unknown;
-      const op = (TIMED as Record<string, string | undefined>)[String(property)];
+      const name = String(property);
+      const op = CALLS[name] ?? SESSIONS[name];
       if (op === undefined) return call.bind(target);
       return async (...args: unknown[]) => {
         const start = clock.monotonic();
         metrics.backendInflight.inc();
         let code = "ok";
         try {
-          return await call.apply(target, args);
+          if (name in SESSIONS) return await call.apply(target, args);
+          const options = args.pop() as CallOptions;
+          return await answerInTime(clock, name, options.signal, (signal) =>
+            call.apply(target, [...args, { ...options, signal }]),
+          );
         } catch (thrown) {
           code = isProviderError(thrown) ? thrown.code : "unknown";
           if (code !== "not_found") metrics.runtimeOperationErrors.inc({ operation_type: op });
@@ -49,4 +57,33 @@ export function instrument(provider: Provider, metrics: Metrics, clock: Clock): 
       };
     },
   });
+}
+
+/**
+ * A call that never settles would hold one of the few places for pods for ever, and nobody would hear of it. So it is given up:
+ * its signal aborts, and the caller takes it for `unavailable`, as it does where a reply is lost on the way. What the call did or
+ * still does is as unknown then as it is there; every call can be repeated, and a create that comes after the delete finds the
+ * tombstone.
+ */
+async function answerInTime(
+  clock: Clock,
+  name: string,
+  caller: AbortSignal,
+  call: (signal: AbortSignal) => unknown,
+): Promise<unknown> {
+  const late = new AbortController();
+  const gaveUp = Promise.withResolvers<never>();
+  const cancel = clock.after(DEADLINE_MS, () => {
+    const seconds = DEADLINE_MS / 1000;
+    const error = new ProviderError("unavailable", `the provider did not answer ${name} within ${seconds} s`);
+    gaveUp.reject(error);
+    late.abort(error);
+  });
+  const { signal, release } = linkAbort(caller, late.signal);
+  try {
+    return await Promise.race([call(signal), gaveUp.promise]);
+  } finally {
+    cancel();
+    release();
+  }
 }

@@ -8,6 +8,8 @@
  * - deletePod of an unknown id succeeds and leaves a tombstone, so that a late create answers `gone`.
  * - A machine that is `stopped` has nothing running. It stays readable until it is deleted.
  * - getPods returns what createPod just made (read your writes).
+ * - A call that gives back a value does so within 60 s; what takes longer goes on behind it. After that the agent aborts its
+ *   signal, takes the answer for `unavailable` and asks again, maybe while the first call still runs.
  */
 import type { Duplex, Readable } from "node:stream";
 import type { Capability } from "./capabilities.ts";
