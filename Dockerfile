@@ -3,8 +3,9 @@
 #   docker build --build-arg BUILD_IMAGE=docker.io/library/node:24-bookworm-slim@sha256:... \
 #                --build-arg BASE_IMAGE=gcr.io/distroless/cc-debian12@sha256:... --tag vmlet .
 #
-# Both bases must be given by digest, so that what is built today can be built again. `--target backend` makes the image of
-# the reference backend, which needs a userland and the OCI tools; its base is BACKEND_IMAGE (debian:bookworm-slim@sha256:...).
+# Bases must be given by digest, so that what is built today can be built again. `--target backend` makes the image of the
+# reference backend, which needs a userland and the OCI tools; its base is BACKEND_IMAGE (debian:bookworm-slim@sha256:...),
+# given besides the other two.
 
 ARG BUILD_IMAGE
 ARG BASE_IMAGE
@@ -25,10 +26,12 @@ RUN SOURCE_DATE_EPOCH=$SOURCE_DATE_EPOCH npm run assemble -- /image
 
 FROM ${BACKEND_IMAGE} AS backend
 RUN apt-get update \
- && apt-get install --yes --no-install-recommends ca-certificates runc skopeo umoci iproute2 procps \
+ && apt-get install --yes --no-install-recommends \
+      ca-certificates golang-github-containers-common iproute2 nftables procps runc skopeo umoci util-linux \
  && rm -rf /var/lib/apt/lists/*
 COPY --from=build /image/app /app
-USER 65532:65532
+# The engine oci makes networks, mounts and cgroups.
+USER 0:0
 ENTRYPOINT ["/app/bin/node", "--disable-proto=delete", "--disable-sigusr1", "/app/dist/src/cli/main.js"]
 
 FROM ${BASE_IMAGE} AS agent

@@ -1,0 +1,46 @@
+import { mkdtempSync, readFileSync, rmSync } from "node:fs";
+import { tmpdir } from "node:os";
+import { join } from "node:path";
+import { afterEach, expect, test, vi } from "vitest";
+import { createOciEngine } from "../../../providers/http-vm/backend/engines/oci/engine.ts";
+import { checkHost } from "../../../providers/http-vm/backend/local-provider.ts";
+import { silentLogger } from "../../../src/telemetry/logger.ts";
+import { systemClock } from "../../../src/util/clock.ts";
+
+// A host without a single tool is asked for all of them.
+vi.mock(import("../../../providers/http-vm/backend/host/command.ts"), async (original) => ({
+  ...(await original()),
+  findTool: () => undefined,
+}));
+
+let dir: string;
+afterEach(() => rmSync(dir, { recursive: true }));
+
+const backendStage = (): string => {
+  const text = readFileSync(join(import.meta.dirname, "../../../Dockerfile"), "utf8");
+  return /^FROM \S+ AS backend\n([^]*?)^FROM /m.exec(text)![1]!;
+};
+
+test("the backend's image has every package that engine oci would ask for, and runs as root, which it needs", async () => {
+  dir = mkdtempSync(join(tmpdir(), "vmlet-dockerfile-"));
+  const options = { stateDir: dir, clock: systemClock, logger: silentLogger, seccompProfile: join(dir, "none") };
+  const engine = createOciEngine(options);
+  const cures = [...checkHost(), ...(await engine.check())].map(({ cure }) => cure);
+  await engine.close();
+  const wanted = cures.flatMap(
+    (cure) => /apt-get install ([\w-]+)|Debian: ([\w-]+)\)|package (runc)/.exec(cure)?.slice(1) ?? [],
+  );
+  const packages = new Set(wanted.filter(Boolean));
+  expect([...packages].toSorted()).toEqual([
+    "golang-github-containers-common",
+    "iproute2",
+    "nftables",
+    "runc",
+    "skopeo",
+    "umoci",
+    "util-linux",
+  ]);
+  const installed = /apt-get install ([^&]+)&&/.exec(backendStage())![1]!.split(/[\s\\]+/);
+  expect(installed).toEqual(expect.arrayContaining([...packages]));
+  expect(/^USER (.*)$/m.exec(backendStage())![1]).toBe("0:0");
+});
