@@ -11,7 +11,7 @@ const spec = { labels: {}, restart_policy: "never" as const, containers: [{ name
 function setup(overrides: Partial<Provider>) {
   const clock = new VirtualClock();
   const metrics = unusedMetrics();
-  const provider = instrument(Object.assign(new MemoryProvider(), overrides) as Provider, metrics, clock);
+  const provider = instrument(Object.assign(new MemoryProvider(), overrides), metrics, clock);
   return { clock, metrics, provider };
 }
 
@@ -25,7 +25,7 @@ function watch(call: Promise<unknown>) {
   return seen;
 }
 
-const never = (..._: unknown[]) => new Promise<never>(() => {});
+const never = () => new Promise<never>(() => {});
 
 describe("a call that the provider never answers", () => {
   test.each<[string, (provider: Provider) => Promise<unknown>]>([
@@ -39,7 +39,7 @@ describe("a call that the provider never answers", () => {
     ["getCapacity", (p) => p.getCapacity!({ signal })],
     ["getStats", (p) => p.getStats!({ signal, labels: {} })],
   ])("is unavailable after a minute: %s", async (method, call) => {
-    const hanging = vi.fn(never);
+    const hanging = vi.fn<(...args: unknown[]) => Promise<never>>(never);
     const { clock, metrics, provider } = setup({ [method]: hanging });
     const seen = watch(call(provider));
     await clock.advance(59_000);
