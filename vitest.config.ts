@@ -3,11 +3,20 @@ import { defineConfig } from "vitest/config";
 /** Engines that need root and tools of the host; their suites live beside the other integration tests. */
 const ENGINES = ["oci/**/*", "vm/**/*", "*/oci"].map((path) => `test/integration/${path}.test.ts`);
 
-const suite = (name: string, options: { timeoutMs?: number; serial?: boolean; include?: string[]; exclude?: string[] } = {}) => ({
+interface Options {
+  timeoutMs?: number;
+  serial?: boolean;
+  include?: string[];
+  exclude?: string[];
+  globalSetup?: string[];
+}
+
+const suite = (name: string, options: Options = {}) => ({
   test: {
     name,
     include: options.include ?? [`test/${name}/**/*.test.ts`],
     exclude: options.exclude ?? [],
+    globalSetup: options.globalSetup ?? [],
     testTimeout: options.timeoutMs ?? 15_000,
     hookTimeout: options.timeoutMs ?? 15_000,
     fileParallelism: !options.serial,
@@ -20,7 +29,7 @@ const suite = (name: string, options: { timeoutMs?: number; serial?: boolean; in
 export default defineConfig({
   test: {
     projects: [
-      suite("unit"),
+      suite("unit", { globalSetup: ["test/support/temporary.ts"] }),
       suite("integration", { timeoutMs: 60_000, exclude: ENGINES }),
       suite("engines", { timeoutMs: 300_000, serial: true, include: ENGINES }),
       suite("simulation", { timeoutMs: 900_000 }),
