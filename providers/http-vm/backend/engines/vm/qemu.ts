@@ -8,6 +8,7 @@ import { spawn } from "node:child_process";
 import { closeSync, existsSync, openSync, readFileSync, statSync, truncateSync, writeFileSync } from "node:fs";
 import { mkdir, mkdtemp, readdir, readFile, rename, rm, writeFile } from "node:fs/promises";
 import { connect, createServer } from "node:net";
+import { release } from "node:os";
 import { join } from "node:path";
 import { buffer } from "node:stream/consumers";
 import type { Clock } from "../../../../../src/provider/kit/index.ts";
@@ -15,9 +16,9 @@ import { findTool, run } from "../../host/command.ts";
 import { readFileIfExists, writeFileAtomic } from "../../host/files.ts";
 import { allProcesses, processStat } from "../../proc.ts";
 import { GuestControl, type GuestCommand } from "./control.ts";
-import { MAX_PORTS } from "./ports.ts";
 import { flushFile } from "./flush.ts";
 import { bootId } from "./frequency.ts";
+import { MAX_PORTS } from "./ports.ts";
 import { Qmp } from "./qmp.ts";
 import { unlessAborted } from "./wait.ts";
 
@@ -79,6 +80,8 @@ const MIGRATION_POLL_MS = 5;
 const START_POLL_MS = 5;
 /** A boot under emulation on a busy host. */
 const TEMPLATE_MS = 120_000;
+/** A copy that runs answers in tenths of a second. */
+const FIRST_ANSWER_MS = 30_000;
 const DISK = "scratch";
 
 export const QEMU = `qemu-system-${{ x64: "x86_64", arm64: "aarch64" }[process.arch as string] ?? process.arch}`;
@@ -99,30 +102,55 @@ export class Qemu {
     return await this.#boot(size, place, [], signal);
   }
 
-  /** Starts a copy of the template of this size. */
+  /**
+   * Starts a copy of the template of this size. When that leads to no guest that answers, the template is removed, for the
+   * next start to make it anew, and the VM is booted.
+   */
   async clone(size: VmSize, place: VmPlace, signal: AbortSignal): Promise<StartedVm> {
     const template = await this.template(size, signal);
     await copyDisk(join(template, "disk.img"), place.disk, signal);
-    const vm = await this.#start(size, place, [
-      ...memory(join(template, "ram.img"), size, false),
-      "-incoming",
-      "defer",
-    ]);
-    const control = new GuestControl(place.ctl, this.#options.clock);
-    const qmp = await Qmp.open(place.qmp, signal);
-    const incoming = `${place.qmp}.in`;
     try {
-      await control.open();
-      await qmp.execute("migrate-set-capabilities", { capabilities: [{ capability: "x-ignore-shared", state: true }] });
-      await qmp.execute("migrate-incoming", { uri: `unix:${incoming}` });
-      await send(incoming, await readFile(join(template, "state.bin")), signal);
-      await this.#until(qmp, "running", signal);
+      return await this.#copy(template, size, place, signal);
+    } catch (cause) {
+      if (signal.aborted) throw cause;
+    }
+    await rm(template, { recursive: true, force: true });
+    const started = await this.boot(size, place, signal);
+    try {
+      await started.control.run(this.#options.prepare ?? [], signal);
+    } catch (cause) {
+      started.control.close();
+      throw cause;
+    }
+    return started;
+  }
+
+  async #copy(template: string, size: VmSize, place: VmPlace, signal: AbortSignal): Promise<StartedVm> {
+    const { clock } = this.#options;
+    const source = [...memory(join(template, "ram.img"), size, false), "-incoming", "defer"];
+    const vm = await this.#start(size, place, source);
+    const control = new GuestControl(place.ctl, clock);
+    const incoming = `${place.qmp}.in`;
+    const limited = AbortSignal.any([signal, AbortSignal.timeout(FIRST_ANSWER_MS)]);
+    try {
+      const qmp = await Qmp.open(place.qmp, limited);
+      try {
+        await control.open();
+        await qmp.execute("migrate-set-capabilities", {
+          capabilities: [{ capability: "x-ignore-shared", state: true }],
+        });
+        await qmp.execute("migrate-incoming", { uri: `unix:${incoming}` });
+        await send(incoming, await readFile(join(template, "state.bin")), limited);
+        await this.#until(qmp, "running", limited);
+      } finally {
+        qmp.close();
+        await rm(incoming, { force: true });
+      }
+      await control.ready(limited);
     } catch (cause) {
       control.close();
+      await killVm(vm, clock);
       throw cause;
-    } finally {
-      qmp.close();
-      await rm(incoming, { force: true });
     }
     return { vm, control };
   }
@@ -164,7 +192,8 @@ export class Qemu {
   #templateKey(): string {
     const { guestDir, accelerator, diskBytes, prepare = [] } = this.#options;
     const version = readFileSync(join(guestDir, "version"), "utf8").trim();
-    const key = JSON.stringify([version, qemuIdentity(), accelerator, diskBytes, this.#kernelArgs(), prepare]);
+    const host = accelerator === "kvm" ? processorIdentity() : "";
+    const key = JSON.stringify([version, qemuIdentity(), accelerator, host, diskBytes, this.#kernelArgs(), prepare]);
     return createHash("sha256").update(key).digest("hex").slice(0, 16);
   }
 
@@ -193,7 +222,7 @@ export class Qemu {
           const state = receive(outgoing, signal);
           await state.listening;
           await qmp.execute("migrate", { uri: `unix:${outgoing}` });
-          await writeFile(join(work, "state.bin"), await state.content);
+          await writeFile(join(work, "state.bin"), await state.content, { flush: true });
           await qmp.execute("quit").catch(() => undefined);
         } finally {
           qmp.close();
@@ -202,6 +231,7 @@ export class Qemu {
         control.close();
         await killVm(vm, this.#options.clock);
       }
+      for (const name of ["ram.img", "disk.img"]) await flushFile(join(work, name));
       await rm(dir, { recursive: true, force: true });
       await rename(work, dir);
       return dir;
@@ -367,7 +397,10 @@ async function findVms(matches: (args: string) => boolean): Promise<VmProcess[]>
 export async function probeAccelerator(
   options: Omit<QemuOptions, "accelerator">,
   verdictFile: string,
+  device = "/dev/kvm",
 ): Promise<Accelerator> {
+  const node = statSync(device, { throwIfNoEntry: false });
+  if (node === undefined) return "tcg";
   const version = readFileSync(join(options.guestDir, "version"), "utf8").trim();
   const key = `${version} ${qemuIdentity()} ${bootId()} ${node.rdev}`;
   const verdict = await readFileIfExists(verdictFile);
@@ -398,10 +431,7 @@ async function bootsUnderKvm(options: Omit<QemuOptions, "accelerator">): Promise
 }
 
 /** For a VM that is no machine: it ends before its folder is removed. */
-  device = "/dev/kvm",
 function scratchPlace(dir: string): VmPlace {
-  const node = statSync(device, { throwIfNoEntry: false });
-  if (node === undefined) return "tcg";
   const at = (name: string) => join(dir, name);
   return { qmp: at("qmp"), ctl: at("ctl"), tap: undefined, disk: at("disk.img"), log: at("log") };
 }
@@ -444,6 +474,12 @@ function qemuIdentity(): string {
         .update(readFileSync(path).subarray(0, 1 << 20))
         .digest("hex")
         .slice(0, 16);
+}
+
+/** Under KVM a guest has this host's processor, and its memory holds what it found out about it. */
+function processorIdentity(): string {
+  const lines = readFileSync("/proc/cpuinfo", "utf8").match(/^(?:model name|flags)\s*:.*$/gm) ?? [];
+  return [release(), ...new Set(lines)].join("\n");
 }
 
 function accepts(path: string): Promise<boolean> {
