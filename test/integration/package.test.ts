@@ -1,0 +1,55 @@
+/** What `npm run package` puts into the package, from sources alone and with whatever an earlier build left behind. */
+import { execFile } from "node:child_process";
+import { cpSync, mkdirSync, mkdtempSync, readdirSync, rmSync, symlinkSync, writeFileSync } from "node:fs";
+import { tmpdir } from "node:os";
+import { join } from "node:path";
+import { promisify } from "node:util";
+import { afterAll, beforeAll, expect, test } from "vitest";
+
+const root = join(import.meta.dirname, "../..");
+let dir: string;
+let files: string[];
+
+beforeAll(async () => {
+  dir = mkdtempSync(join(tmpdir(), "vmlet-package-"));
+  for (const each of [
+    "src",
+    "providers",
+    "examples",
+    "package.json",
+    "tsconfig.json",
+    "tsconfig.build.json",
+    ".npmrc",
+    "LICENSE",
+  ])
+    cpSync(join(root, each), join(dir, each), { recursive: true });
+  symlinkSync(join(root, "node_modules"), join(dir, "node_modules"));
+  mkdirSync(join(dir, "dist/src"), { recursive: true });
+  writeFileSync(join(dir, "dist/src/forgotten.js"), "");
+  const { stdout } = await promisify(execFile)("npm", ["run", "-s", "package", "--", "--dry-run", "--json"], {
+    cwd: dir,
+  });
+  const [{ files: packed }] = JSON.parse(stdout.slice(stdout.indexOf("[\n"))) as [{ files: { path: string }[] }];
+  files = packed.map(({ path }) => path);
+}, 120_000);
+afterAll(() => rmSync(dir, { recursive: true }));
+
+test("has everything that its own manifest and its guest need", () => {
+  const guest = "providers/http-vm/backend/engines/vm/guest";
+  const needed = readdirSync(join(root, guest)).map((file) => `dist/${guest}/${file}`);
+  expect(needed.some((file) => file.endsWith(".c"))).toBe(true);
+  expect(files).toEqual(expect.arrayContaining(needed));
+  expect(files).toEqual(
+    expect.arrayContaining([
+      "dist/src/cli/main.js",
+      "dist/src/provider/kit/index.d.ts",
+      "dist/providers/http-vm/index.js",
+      "dist/providers/http-vm/backend/engines/vm/guest-image.sh",
+      "providers/http-vm/openapi.yaml",
+    ]),
+  );
+});
+
+test("has nothing that its sources do not have", () => {
+  expect(files).not.toContain("dist/src/forgotten.js");
+});
