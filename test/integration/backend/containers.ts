@@ -1,6 +1,7 @@
 /** What every engine that runs images in isolation must do, besides the suite for all engines. */
 import { readFileSync } from "node:fs";
 import { expect, test } from "vitest";
+import { cgroupVersion } from "../../../providers/http-vm/backend/engines/oci/cgroup.ts";
 import { busyboxImage, startRegistry, type TestRegistry } from "../../support/registry.ts";
 import { text, type Bench } from "./suite.ts";
 
@@ -333,6 +334,22 @@ export function containerTests(bench: () => Bench, { registry, app }: ContainerI
         state: "waiting",
         reason: "CreateContainerConfigError",
         message: expect.stringContaining("image will run as root"),
+  test("with control groups of version 2, a container that has lost a process for want of memory ends as a whole", async (context) => {
+    context.skip(bench().options.name !== "vm" && cgroupVersion() !== 2, "this host's control groups are of version 1");
+    const { ended } = await output("(x=a; while :; do x=$x$x; done) & sleep 1000", {
+      resources: { limits: { memory_bytes: 32 * 1024 * 1024 } },
+    });
+    expect(ended).toMatchObject({ exit_code: 137, reason: "OOMKilled" });
+  });
+
+  test("when memory runs out, a container that asks for nothing goes first, in exec too", async () => {
+    const id = await bench().create({ containers: [bench().shell("a", "cat /proc/self/oom_score_adj; sleep 1000")] });
+    await bench().until(async () => expect(await bench().log(id, "a")).toEqual(["1000"]));
+    const streams = await bench().exec(id, "a", ["cat", "/proc/self/oom_score_adj"]);
+    expect(await text(streams.stdout)).toBe("1000\n");
+    await bench().provider.deletePod(id, { force: true, signal: bench().signal });
+  });
+
       }),
     );
     await bench().provider.deletePod(id, { force: true, signal: bench().signal });

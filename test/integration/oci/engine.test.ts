@@ -3,6 +3,8 @@ import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { afterAll, expect, test } from "vitest";
 import { createOciEngine } from "../../../providers/http-vm/backend/engines/oci/engine.ts";
+import { Cgroup } from "../../../providers/http-vm/backend/engines/oci/cgroup.ts";
+import { machineHash } from "../../../providers/http-vm/backend/engines/oci/sandbox.ts";
 import { run } from "../../../providers/http-vm/backend/host/command.ts";
 import { HostNetwork } from "../../../providers/http-vm/backend/network/network.ts";
 import { silentLogger } from "../../../src/telemetry/logger.ts";
@@ -85,6 +87,30 @@ if (missing.length > 0) {
       const resources = { requests: { cpu_millis: 250 }, limits: { cpu_millis: 500 } };
       const lines = await output(script, { containers: [bench().shell("a", script, { resources })] });
       expect(lines.join(" ")).toMatch(/^50000 256$|^50000 100000$/);
+    });
+
+    test("limits of the machine hold for all its containers together, and for each that has none", async () => {
+      const script =
+        "cat /sys/fs/cgroup/memory/memory.limit_in_bytes /sys/fs/cgroup/cpu/cpu.cfs_quota_us 2>/dev/null || cat /sys/fs/cgroup/memory.max /sys/fs/cgroup/cpu.max";
+      const id = await bench().create({
+        resources: { limits: { memory_bytes: 64 << 20, cpu_millis: 500 } },
+        containers: [
+          bench().shell("a", `${script}; sleep 1000`),
+          bench().shell("b", `${script}; sleep 1000`, { resources: { limits: { memory_bytes: 32 << 20 } } }),
+        ],
+      });
+      await bench().until(async () => {
+        expect((await bench().log(id, "a")).join(" ")).toMatch(/^67108864 50000(?: 100000)?$/);
+        expect((await bench().log(id, "b")).join(" ")).toMatch(/^33554432 50000(?: 100000)?$/);
+      });
+      const group = `/vmlet-${machineHash(bench().stateDir)}/${machineHash(id)}`;
+      expect(await new Cgroup(group).memoryLimit()).toBe(64 << 20);
+      const cpu = ["cpu/GROUP/cpu.cfs_quota_us", "GROUP/cpu.max"].map((path) => `/sys/fs/cgroup/${path}`);
+      const quota = cpu.map((path) => path.replace("/GROUP", group)).find((path) => existsSync(path))!;
+      expect(readFileSync(quota, "utf8")).toMatch(/^50000\b/);
+      await bench().provider.deletePod(id, { force: true, signal: bench().signal });
+      await bench().reaches(id, "deleted");
+      expect(existsSync(quota)).toBe(false);
     });
 
     test.each([

@@ -74,16 +74,23 @@ describe("capabilities", () => {
 
 describe("requests and limits", () => {
   test("shares follow the request, quota and memory the limit", () =>
-    expect(ociResources({ cpu_millis: 250 }, { cpu_millis: 500, memory_bytes: 1 << 26 }, 1)).toEqual({
+    expect(
+      ociResources({ requests: { cpu_millis: 250 }, limits: { cpu_millis: 500, memory_bytes: 1 << 26 } }, undefined, 1),
+    ).toEqual({
       cpu: { shares: 256, period: 100_000, quota: 50_000 },
       memory: { limit: 1 << 26 },
     }));
   test("without a request the limit counts as one", () =>
-    expect(ociResources(undefined, { cpu_millis: 1000 }, 1).cpu).toMatchObject({ shares: 1024 }));
+    expect(ociResources({ limits: { cpu_millis: 1000 } }, undefined, 1).cpu).toMatchObject({ shares: 1024 }));
   test("nothing asked: the smallest share, no quota", () =>
     expect(ociResources(undefined, undefined, 1)).toEqual({ cpu: { shares: 2 } }));
   test("on cgroup v2 swap is ruled out as well", () =>
-    expect(ociResources(undefined, { memory_bytes: 5 }, 2).memory).toEqual({ limit: 5, swap: 5 }));
+    expect(ociResources({ limits: { memory_bytes: 5 } }, undefined, 2).memory).toEqual({ limit: 5, swap: 5 }));
+  test("the machine's limit is that of a container without one", () =>
+    expect(ociResources({ limits: { memory_bytes: 5 } }, { limits: { memory_bytes: 7, cpu_millis: 500 } }, 1)).toEqual({
+      cpu: { shares: 512, period: 100_000, quota: 50_000 },
+      memory: { limit: 5 },
+    }));
 });
 
 describe("configuration", () => {
@@ -128,4 +135,17 @@ describe("configuration", () => {
     expect(config().process["capabilities"]).not.toHaveProperty("inheritable"));
   test("a relative working directory starts at the root", () =>
     expect(config({}, { working_dir: "x" }).process["cwd"]).toBe("/x"));
+  test("on cgroup v2 the kernel kills a container that is out of memory as a whole", () => {
+    const resources = (cgroupVersion: 1 | 2) => config({ cgroupVersion }).linux["resources"];
+    expect(resources(2)).toMatchObject({ unified: { "memory.oom.group": "1" } });
+    expect(resources(1)).not.toHaveProperty("unified");
+  });
+  test.each([
+    [-1000, -997],
+    [-5, -5],
+  ])("with a lowest oom_score_adj of %d, a guaranteed container has %d", (lowestOomScoreAdj, expected) => {
+    const resources = { limits: { cpu_millis: 1, memory_bytes: 1 } };
+    const spec = { labels: {}, restart_policy: "never" as const, containers: [{ name: "a", image: "i", resources }] };
+    expect(config({ machine: { spec, memoryBytes: 100, lowestOomScoreAdj } }).process["oomScoreAdj"]).toBe(expected);
+  });
 });

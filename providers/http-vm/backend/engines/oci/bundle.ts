@@ -2,8 +2,14 @@
  * The OCI configuration (config.json) of a container: a pure function of the container's spec, its image and where things
  * are. The defaults are containerd's, so that a pod behaves as on any other node.
  */
-import type { ContainerSecurity, ContainerSpec, ResourceAmounts } from "../../../../../src/provider/kit/index.ts";
+import type {
+  ContainerResources,
+  ContainerSecurity,
+  ContainerSpec,
+  MachineSpec,
+} from "../../../../../src/provider/kit/index.ts";
 import { ContainerError, type ImageConfig } from "../../engine.ts";
+import { oomScoreAdj } from "./machine-resources.ts";
 import type { ResolvedUser } from "./users.ts";
 
 export interface OciMount {
@@ -29,6 +35,8 @@ export interface BundleInput {
   /** For these capabilities; undefined when the container is unconfined. */
   seccomp: ((capabilities: readonly string[]) => object) | undefined;
   pidsLimit: number;
+  /** Whose container it is. `memoryBytes` is the host's, or the VM's; its processes' `oom_score_adj` is not below the lowest. */
+  machine?: { spec: MachineSpec; memoryBytes: number; lowestOomScoreAdj: number };
   /** A command of the runtime's side, run when the container has started. */
   poststart?: readonly [string, ...string[]];
   /** What "all" means: no more than the runtime itself has. Absent: all that Linux knows. */
@@ -114,12 +122,14 @@ const MASKED_PATHS = [
 const READONLY_PATHS = ["/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger"];
 
 const DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
-const CPU_PERIOD_US = 100_000;
+export const CPU_PERIOD_US = 100_000;
 const MIN_CPU_QUOTA_US = 1_000;
+/** As kubelet does where it can: a container that has lost one of its processes to the kernel is not left half alive. */
+const KILL_TOGETHER = { unified: { "memory.oom.group": "1" } };
 
 /** @throws ContainerError when there is no command, or a capability or path cannot be */
 export function ociConfig(input: BundleInput): object {
-  const { spec, image, user, cgroupVersion } = input;
+  const { spec, image, user, cgroupVersion, machine } = input;
   const security = spec.security ?? {};
   const privileged = security.privileged === true;
   const capabilities = capabilitiesOf(spec.name, security, input.grantable);
@@ -136,6 +146,11 @@ export function ociConfig(input: BundleInput): object {
       // No inheritable set (CVE-2022-24769): a program's file capabilities must not gain from it.
       capabilities: { bounding: capabilities, effective: capabilities, permitted: capabilities },
       noNewPrivileges: security.allow_privilege_escalation === false && !privileged,
+      ...(machine === undefined
+        ? {}
+        : {
+            oomScoreAdj: Math.max(machine.lowestOomScoreAdj, oomScoreAdj(spec.name, machine.spec, machine.memoryBytes)),
+          }),
     },
     root: { path: input.rootfs, readonly: security.read_only_root === true },
     mounts: [...systemMounts(privileged), ...input.mounts.toSorted((a, b) => depth(a) - depth(b))],
@@ -147,7 +162,8 @@ export function ociConfig(input: BundleInput): object {
       cgroupsPath: input.cgroupsPath,
       resources: {
         devices: privileged ? [{ allow: true, access: "rwm" }] : [{ allow: false, access: "rwm" }],
-        ...ociResources(spec.resources?.requests, spec.resources?.limits, cgroupVersion),
+        ...ociResources(spec.resources, machine?.spec.resources, cgroupVersion),
+        ...(cgroupVersion === 2 ? KILL_TOGETHER : {}),
         pids: { limit: input.pidsLimit },
       },
       ...(input.sysctls.length === 0
@@ -159,27 +175,31 @@ export function ociConfig(input: BundleInput): object {
   };
 }
 
-/** Cgroup settings for requests and limits, as kubelet makes them: shares from requests, quota and memory from limits. */
+/**
+ * Cgroup settings for a container's resources, as kubelet makes them: shares from requests, quota and memory from limits.
+ * Where the container has no limit, the machine's is its own.
+ */
 export function ociResources(
-  requests: ResourceAmounts | undefined,
-  limits: ResourceAmounts | undefined,
+  { requests, limits }: ContainerResources = {},
+  machine: ContainerResources | undefined,
   cgroupVersion: 1 | 2,
 ): { cpu: object; memory?: object } {
-  const requested = requests?.cpu_millis ?? limits?.cpu_millis ?? 0;
-  const cpuLimit = limits?.cpu_millis;
-  const memory = limits?.memory_bytes;
+  const cpuLimit = limits?.cpu_millis || machine?.limits?.cpu_millis;
+  const memory = limits?.memory_bytes || machine?.limits?.memory_bytes;
+  const requested = requests?.cpu_millis ?? cpuLimit ?? 0;
   return {
     cpu: {
       shares: Math.min(262_144, Math.max(2, Math.floor((requested * 1024) / 1000))),
-      ...(cpuLimit === undefined || cpuLimit === 0
-        ? {}
-        : { period: CPU_PERIOD_US, quota: Math.max(MIN_CPU_QUOTA_US, Math.floor((cpuLimit * CPU_PERIOD_US) / 1000)) }),
+      ...(cpuLimit ? { period: CPU_PERIOD_US, quota: cpuQuotaUs(cpuLimit) } : {}),
     },
     // Equal swap means no swap: v1 counts both together; v2 counts swap alone, the runtime converts.
-    ...(memory === undefined || memory === 0
-      ? {}
-      : { memory: { limit: memory, ...(cgroupVersion === 2 ? { swap: memory } : {}) } }),
+    ...(memory ? { memory: { limit: memory, ...(cgroupVersion === 2 ? { swap: memory } : {}) } } : {}),
   };
+}
+
+/** Of each `CPU_PERIOD_US`. */
+export function cpuQuotaUs(millis: number): number {
+  return Math.max(MIN_CPU_QUOTA_US, Math.floor((millis * CPU_PERIOD_US) / 1000));
 }
 
 /** Kubernetes' rules: `command` replaces the entrypoint and drops the image's cmd, `args` replaces the cmd. */

@@ -3,10 +3,11 @@
  * controller), v2 (one tree) and the hybrid of both, in which the controllers are v1's.
  */
 import { existsSync } from "node:fs";
-import { readdir, readFile, rmdir, writeFile } from "node:fs/promises";
+import { mkdir, readdir, readFile, rmdir, writeFile } from "node:fs/promises";
 import { join } from "node:path";
-import { type Clock, ProviderError } from "../../../../../src/provider/kit/index.ts";
+import { type Clock, ProviderError, type ResourceAmounts } from "../../../../../src/provider/kit/index.ts";
 import { isMissing } from "../../host/files.ts";
+import { CPU_PERIOD_US, cpuQuotaUs } from "./bundle.ts";
 
 const ROOT = "/sys/fs/cgroup";
 /** v1: a controller that is in every such tree and has no internal-process rule. */
@@ -91,6 +92,20 @@ export class Cgroup {
     }
   }
 
+  /** Makes the group, and limits all in it and below it together. */
+  async limit({ cpu_millis, memory_bytes }: ResourceAmounts): Promise<void> {
+    if (this.#version === 2) await this.#makeV2();
+    if (memory_bytes !== undefined)
+      await this.#write("memory", this.#version === 2 ? "memory.max" : "memory.limit_in_bytes", memory_bytes);
+    if (cpu_millis === undefined) return;
+    const quota = cpuQuotaUs(cpu_millis);
+    if (this.#version === 2) await this.#write("cpu", "cpu.max", `${quota} ${CPU_PERIOD_US}`);
+    else {
+      await this.#write("cpu", "cpu.cfs_period_us", CPU_PERIOD_US);
+      await this.#write("cpu", "cpu.cfs_quota_us", quota);
+    }
+  }
+
   /** Process ids of everything in the group and below it, as seen by this process. */
   async processes(): Promise<number[]> {
     return await processesBelow(this.#dir(PROCESS_TREE_V1));
@@ -137,6 +152,22 @@ export class Cgroup {
 
   #dir(controller: string): string {
     return this.#version === 2 ? join(ROOT, this.#path) : join(ROOT, controller, this.#path);
+  }
+
+  /** A group has the controllers that the group above it gives to those below. */
+  async #makeV2(): Promise<void> {
+    let dir = ROOT;
+    for (const name of this.#path.split("/").filter((part) => part !== "")) {
+      await writeFile(join(dir, "cgroup.subtree_control"), "+cpu +memory");
+      dir = join(dir, name);
+      await mkdir(dir, { recursive: true });
+    }
+  }
+
+  async #write(controller: string, file: string, value: string | number): Promise<void> {
+    const dir = this.#dir(controller);
+    await mkdir(dir, { recursive: true });
+    await writeFile(join(dir, file), String(value));
   }
 
   #read(controller: string, file: string): Promise<string> {

@@ -13,6 +13,7 @@ import { createHash, randomBytes } from "node:crypto";
 import { chmodSync, chownSync, closeSync, copyFileSync, existsSync, fstatSync, readFileSync } from "node:fs";
 import { mkdir, readFile, rm, stat, statfs, writeFile } from "node:fs/promises";
 import { connect } from "node:net";
+import { totalmem } from "node:os";
 import { join } from "node:path";
 import type { Duplex } from "node:stream";
 import type PQueue from "p-queue";
@@ -51,6 +52,7 @@ import { spawnStreams } from "../../spawn.ts";
 import { bind, capabilitiesInMask, ociConfig, ociResources, type OciMount } from "./bundle.ts";
 import { Cgroup, cgroupVersion } from "./cgroup.ts";
 import { hostsFile, kernelHostname, resolvConf } from "./host-files.ts";
+import { sharedLimits } from "./machine-resources.ts";
 import { pauseProgram } from "./pause.ts";
 import { LoopbackRelay } from "./relay.ts";
 import { openInRoot, readTextInRoot } from "./root-path.ts";
@@ -102,6 +104,8 @@ export async function openSandbox(context: OciContext, home: MachineHome, signal
   const { spec, dir } = home;
   for (const folder of ["ns", "shm", "etc", "volumes", "containers"])
     await mkdir(join(dir, folder), { recursive: true, mode: 0o755 });
+  const limits = sharedLimits(spec);
+  if (Object.keys(limits).length > 0) await new Cgroup(join(context.cgroupRoot, machineHash(home.id))).limit(limits);
   const hostname = kernelHostname(spec, home.id);
   const attachment = await context.network.attachNamespace(home.id);
   signal.throwIfAborted();
@@ -250,6 +254,7 @@ export class OciSandbox implements Sandbox {
       await mkdir(join(bundle, folder), { recursive: true, mode: 0o755 });
     // Whose process namespace it joins; without one it gets its own.
     const processes = this.#record.pause?.pid ?? launch.target?.pid;
+    const grantable = ownCapabilities();
     try {
       const config = ociConfig({
         spec,
@@ -267,7 +272,13 @@ export class OciSandbox implements Sandbox {
         sysctls: [...DEFAULT_SYSCTLS, ...(this.#home.spec.security?.sysctls ?? [])],
         seccomp: (capabilities) => seccompProfile(this.#context.seccomp(), capabilities, process.arch),
         pidsLimit: this.#context.pidsLimit,
-        grantable: ownCapabilities(),
+        grantable,
+        machine: {
+          spec: this.#home.spec,
+          memoryBytes: totalmem(),
+          // Without this right a process can only make itself more likely to be killed.
+          lowestOomScoreAdj: grantable.includes("CAP_SYS_RESOURCE") ? -1000 : ownOomScoreAdj(),
+        },
       });
       await mountOverlay(join(bundle, "rootfs"), {
         lower: image.location,
@@ -409,7 +420,7 @@ export class OciSandbox implements Sandbox {
   }
 
   async resize(container: ContainerRef, resources: ContainerResources): Promise<void> {
-    const wanted = ociResources(resources.requests, resources.limits, cgroupVersion());
+    const wanted = ociResources(resources, this.#home.spec.resources, cgroupVersion());
     const limit = resources.limits?.memory_bytes;
     const usage = await this.#cgroup(container).usage();
     if (limit !== undefined && usage !== undefined && usage.workingSet > limit)
@@ -594,6 +605,10 @@ export class OciSandbox implements Sandbox {
 /** A container cannot get what this process lacks (a backend in a container of its own, say). */
 function ownCapabilities(): string[] {
   return capabilitiesInMask(/^CapBnd:\s*([0-9a-f]+)$/m.exec(readFileSync("/proc/self/status", "latin1"))![1]!);
+}
+
+function ownOomScoreAdj(): number {
+  return Number(readFileSync("/proc/self/oom_score_adj", "latin1"));
 }
 
 function samePath(a: string, b: string): boolean {

@@ -208,6 +208,8 @@ export class VmSandbox implements Sandbox {
       sysctls: [],
       seccomp: (capabilities) => seccompProfile(this.#context.seccomp(), capabilities, process.arch),
       pidsLimit: this.#context.pidsLimit,
+      // The guest's own programs, with 0, outlive its containers.
+      machine: { spec: this.#home.spec, memoryBytes: this.#vm.size.memoryMib * 2 ** 20, lowestOomScoreAdj: 0 },
       poststart: ["/bin/started", `${CONTAINERS}/${id}/start`],
     }) as { process: ContainerStart["process"]; linux: { seccomp?: object } };
     // Random addresses, which the guest's own programs do without (guest/fixed.c).
@@ -409,7 +411,7 @@ export class VmSandbox implements Sandbox {
   async resize(container: ContainerRef, resources: ContainerResources): Promise<void> {
     const limit = resources.limits?.memory_bytes;
     this.#requireRoom(container.name, resources);
-    const wanted = ociResources(resources.requests, resources.limits, 2);
+    const wanted = ociResources(resources, this.#home.spec.resources, 2);
     const text = JSON.stringify({
       ...wanted,
       cpu: { quota: -1, ...wanted.cpu },
