@@ -1,11 +1,17 @@
 import { mkdirSync, readFileSync, realpathSync, statSync } from "node:fs";
 import { networkInterfaces } from "node:os";
-import { type Clock, ConfigError, type Logger } from "../../../src/provider/kit/index.ts";
+import { createSecureContext } from "node:tls";
+import { isDeepStrictEqual } from "node:util";
+import { type Clock, ConfigError, type Logger, toError } from "../../../src/provider/kit/index.ts";
+import type { MachineApiServer, ServerTls } from "../server/options.ts";
 import { createMachineApiServer } from "../server/server.ts";
 import { capacityOf, isLoopback, logBytesOf, type BackendConfig } from "./config.ts";
 import type { HostProblem } from "./engine.ts";
 import { createEngine } from "./engines/registry.ts";
 import { checkHost, LocalProvider } from "./local-provider.ts";
+
+/** Watches do not see the swapped links of mounted Secrets. */
+const TLS_POLL_MS = 10_000;
 
 export interface BackendSurroundings {
   clock: Clock;
@@ -69,29 +75,24 @@ export async function startBackend(config: BackendConfig, surroundings: BackendS
     ...(capacity === undefined ? {} : { capacity }),
   });
   try {
-    const { tls, tokenFile, listen } = config;
+    const { tokenFile, listen } = config;
+    const tls = config.tls === undefined ? undefined : { files: config.tls, used: readTls(config.tls) };
     const server = createMachineApiServer({
       provider,
       logger,
       clock,
       ...(tokenFile === undefined ? {} : { auth: { bearerTokens: tokensOf(tokenFile) } }),
-      ...(tls === undefined
-        ? {}
-        : {
-            tls: {
-              cert: readFileSync(tls.certFile),
-              key: readFileSync(tls.keyFile),
-              ...(tls.clientCaFile === undefined ? {} : { clientCa: readFileSync(tls.clientCaFile) }),
-            },
-          }),
+      ...(tls === undefined ? {} : { tls: tls.used }),
     });
     const { url } = await server.listen(
       "socket" in listen ? { socketPath: listen.socket } : { host: listen.address, port: listen.port },
     );
+    const unfollow = tls === undefined ? () => {} : followTls(tls.files, tls.used, server, surroundings);
     return {
       url,
       provider,
       async close() {
+        unfollow();
         await server.close();
         await provider.close();
       },
@@ -110,6 +111,55 @@ function addressFor(listen: BackendConfig["listen"]): string | undefined {
     .flatMap((list) => list ?? [])
     .filter(({ internal, address }) => !internal && !address.startsWith("fe80:"));
   return (outside.find(({ family }) => family === "IPv4") ?? outside[0])?.address;
+}
+
+type TlsFiles = NonNullable<BackendConfig["tls"]>;
+
+/** @throws ConfigError when a file cannot be read, or certificate and key do not belong together */
+function readTls(files: TlsFiles): ServerTls {
+  const read = (field: keyof TlsFiles): Buffer => {
+    try {
+      return readFileSync(files[field]!);
+    } catch (cause) {
+      throw new ConfigError(`tls.${field}: ${toError(cause).message}`, { cause });
+    }
+  };
+  const pair = { cert: read("certFile"), key: read("keyFile") };
+  try {
+    createSecureContext(pair);
+  } catch (cause) {
+    const message = toError(cause).message;
+    throw new ConfigError(`tls: ${files.certFile} and ${files.keyFile} are no certificate and its key: ${message}`, {
+      cause,
+    });
+  }
+  return { ...pair, ...(files.clientCaFile === undefined ? {} : { clientCa: read("clientCaFile") }) };
+}
+
+/** Serves with what the files hold from then on, when they have changed. @returns what ends that */
+function followTls(
+  files: TlsFiles,
+  used: ServerTls,
+  server: MachineApiServer,
+  { clock, logger }: BackendSurroundings,
+): () => void {
+  let current = used;
+  const look = () => {
+    try {
+      const next = readTls(files);
+      if (!isDeepStrictEqual(next, current)) {
+        server.setTls(next);
+        current = next;
+        logger.info({ certFile: files.certFile }, "serving certificate loaded");
+      }
+    } catch (error) {
+      // One file may be written and the other not yet.
+      logger.warn({ error: toError(error).message }, "serving certificate not reloaded, the old one stays");
+    }
+    cancel = clock.after(TLS_POLL_MS, look);
+  };
+  let cancel = clock.after(TLS_POLL_MS, look);
+  return () => cancel();
 }
 
 /** The file's lines, read again when the file has changed. A file that cannot be read lets nobody in. */

@@ -2,13 +2,14 @@
  * Serves any Provider as the Machine API (providers/http-vm/openapi.yaml): who may call, request ids, limits, the error envelope
  * and an orderly end are here; routes.ts and streams.ts translate single requests. It keeps no state of its own.
  */
-import { createHash, timingSafeEqual } from "node:crypto";
+import { constants, createHash, timingSafeEqual } from "node:crypto";
 import { once } from "node:events";
 import { chmodSync, existsSync, lstatSync, unlinkSync } from "node:fs";
 import { createServer, type IncomingMessage, type RequestListener, type Server, type ServerResponse } from "node:http";
-import { createServer as createTlsServer } from "node:https";
+import { createServer as createTlsServer, Server as TlsServer } from "node:https";
 import { type AddressInfo, connect } from "node:net";
 import type { Duplex } from "node:stream";
+import type { SecureContextOptions } from "node:tls";
 import { linkAbort, type Logger, ProviderError, systemClock, TLS_CIPHERS } from "../../../src/provider/kit/index.ts";
 import { asProviderError, renderError, requestIdOf } from "./http.ts";
 import {
@@ -17,6 +18,7 @@ import {
   type MachineApiServer,
   type MachineApiServerOptions,
   type ServerAuth,
+  type ServerTls,
 } from "./options.ts";
 import { dispatch, type RouteContext } from "./routes.ts";
 import { StreamRoutes } from "./streams.ts";
@@ -69,6 +71,12 @@ class ProviderServer implements MachineApiServer {
     const { port } = this.#server.address() as AddressInfo;
     const host = address.host.includes(":") ? `[${address.host}]` : address.host;
     return { url: `${this.#scheme}://${host}:${port}`, port };
+  }
+
+  setTls(tls: ServerTls): void {
+    if (!(this.#server instanceof TlsServer)) throw new Error("the server was made without TLS");
+    this.#server.setSecureContext(secureContext(tls));
+    this.#server.closeIdleConnections();
   }
 
   async close(options: { graceMs?: number } = {}): Promise<void> {
@@ -204,9 +212,21 @@ function listener(tls: MachineApiServerOptions["tls"], serve: RequestListener): 
     keepAliveInitialDelay: 30_000,
   };
   if (tls === undefined) return createServer(http, serve);
-  const { cert, key, clientCa } = tls;
-  const mutual = clientCa === undefined ? {} : { ca: clientCa, requestCert: true, rejectUnauthorized: true };
-  return createTlsServer({ ...http, cert, key, minVersion: "TLSv1.2", ciphers: TLS_CIPHERS, ...mutual }, serve);
+  const mutual = tls.clientCa === undefined ? {} : { requestCert: true, rejectUnauthorized: true };
+  return createTlsServer({ ...http, ...secureContext(tls), ...mutual }, serve);
+}
+
+/** All of it, since a new context takes nothing over from the one before. */
+function secureContext({ cert, key, clientCa }: ServerTls): SecureContextOptions {
+  return {
+    cert,
+    key,
+    minVersion: "TLSv1.2",
+    ciphers: TLS_CIPHERS,
+    // No tickets: a resumed session would carry a client certificate past a change of the CA.
+    secureOptions: constants.SSL_OP_NO_TICKET,
+    ...(clientCa !== undefined && { ca: clientCa }),
+  };
 }
 
 function parseUrl(request: IncomingMessage): URL {

@@ -1,11 +1,15 @@
 import { mkdtempSync, rmSync, writeFileSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
-import { beforeEach, expect, onTestFinished, test } from "vitest";
+import { once } from "node:events";
+import { connect } from "node:tls";
+import { beforeEach, describe, expect, onTestFinished, test } from "vitest";
 import { parseFile } from "../../../src/config/load.ts";
 import { silentLogger, type Logger } from "../../../src/telemetry/logger.ts";
-import { systemClock } from "../../../src/util/clock.ts";
+import { type Clock, systemClock } from "../../../src/util/clock.ts";
 import { startBackend } from "../../../providers/http-vm/backend/backend.ts";
+import { clientCert, clientKey, serverCert, serverKey } from "../../support/tls.ts";
+import { VirtualClock } from "../../support/virtual-clock.ts";
 import { must, waitFor } from "../../e2e/harness/wait.ts";
 import { backendConfigSchema } from "../../../providers/http-vm/backend/config.ts";
 
@@ -17,10 +21,10 @@ beforeEach(() => {
   onTestFinished(() => rmSync(made, { recursive: true, force: true }));
 });
 
-async function serve(more: string, logger: Logger = silentLogger, listen = "{ port: 0 }") {
+async function serve(more: string, logger: Logger = silentLogger, listen = "{ port: 0 }", clock: Clock = systemClock) {
   const text = `apiVersion: vmlet.dev/v1\nkind: BackendConfig\nstateDir: ${dir}/state\nlisten: ${listen}\n${more}`;
   const config = parseFile(backendConfigSchema, text, "backend.yaml");
-  const backend = await startBackend(config, { clock: systemClock, logger, version: "0" });
+  const backend = await startBackend(config, { clock, logger, version: "0" });
   onTestFinished(() => backend.close());
   return backend;
 }
@@ -42,6 +46,44 @@ test("a token file that has changed is read again without a restart", async () =
   expect(await status(url, "newer")).toBe(401);
   writeFileSync(join(dir, "tokens"), "newer\n");
   expect([await status(url, "newer"), await status(url, "old")]).toEqual([200, 401]);
+});
+
+describe("the certificate that is served", () => {
+  const files = () => `tls: { certFile: ${dir}/tls.crt, keyFile: ${dir}/tls.key }`;
+  const write = (cert: string, key: string) => {
+    writeFileSync(join(dir, "tls.crt"), cert);
+    writeFileSync(join(dir, "tls.key"), key);
+  };
+
+  async function subject(url: string): Promise<string | undefined> {
+    const socket = connect({ host: "127.0.0.1", port: Number(new URL(url).port), rejectUnauthorized: false });
+    await once(socket, "secureConnect");
+    const certificate = socket.getPeerX509Certificate();
+    socket.destroy();
+    return certificate?.subject;
+  }
+
+  test("is that of the files, as soon as both have changed", async () => {
+    write(serverCert, serverKey);
+    const clock = new VirtualClock();
+    const { url } = await serve(files(), silentLogger, undefined, clock);
+    expect(await subject(url)).toBe("CN=server");
+    write(clientCert, serverKey);
+    await clock.advance(10_000);
+    expect(await subject(url)).toBe("CN=server");
+    write(clientCert, clientKey);
+    await clock.advance(10_000);
+    expect(await subject(url)).toBe("CN=client");
+  });
+
+  test.each([
+    ["is not there", () => rmSync(join(dir, "tls.key")), /^tls\.keyFile: ENOENT/],
+    ["does not belong to its key", () => write(serverCert, clientKey), /^tls: .* are no certificate and its key: /],
+  ])("names its field when it %s", async (_what, spoil, message) => {
+    write(serverCert, serverKey);
+    spoil();
+    await expect(serve(files())).rejects.toThrow(message);
+  });
 });
 
 test("a configured capacity is declared and served", async () => {
