@@ -5,9 +5,12 @@
  *     nodes:
  *       - name: burst-0
  *         provider: { type: module, module: ./examples/custom-provider.ts, options: { shell: /bin/sh } }
+ *
+ * A copy that lies elsewhere imports "vmlet/provider-kit".
  */
 import { spawn, type ChildProcess } from "node:child_process";
 import { once } from "node:events";
+import { constants } from "node:os";
 import {
   assertCapable,
   OutputLog,
@@ -44,6 +47,7 @@ export function createProvider({ shell = "/bin/sh" }: { shell?: string }): Provi
       if (existing) return existing.seen;
       // What cannot be kept is refused, never left out.
       assertCapable(requiredCapabilities(spec), info.capabilities);
+      stopSignal(spec);
       const machine = new ProcessMachine(id, spec, shell);
       machines.set(id, machine);
       machine.start();
@@ -65,7 +69,7 @@ export function createProvider({ shell = "/bin/sh" }: { shell?: string }): Provi
       // Also of an id that was never seen: its create may still be on the way, and finds the tombstone.
       const machine = machines.get(id) ?? new ProcessMachine(id);
       machines.set(id, machine);
-      await machine.delete(force ? 0 : 30);
+      await machine.delete(force ? 0 : undefined);
     },
     async *getLogs(id, container, options) {
       yield* find(id).log(container, options.previous).read(options);
@@ -75,6 +79,13 @@ export function createProvider({ shell = "/bin/sh" }: { shell?: string }): Provi
       for (const machine of machines.values()) machine.stop(0);
     },
   };
+}
+
+/** What asks the process to end. @throws ProviderError for one that this process cannot send */
+function stopSignal(spec: MachineSpec): NodeJS.Signals {
+  const name = spec.containers[0]?.stop?.signal ?? "SIGTERM";
+  if (name in constants.signals) return name as NodeJS.Signals;
+  throw new ProviderError("unsupported", `there is no signal ${name} here`, { field: "containers.0.stop.signal" });
 }
 
 /** Counts the changes of all machines. */
@@ -112,12 +123,14 @@ class ProcessMachine {
 
   start(): void {
     // An image means nothing here: without a command there is only a process to look at.
-    const { command = [this.#shell, "-c", "sleep infinity"], args = [], env = [] } = this.#spec!.containers[0]!;
+    const main = this.#spec!.containers[0]!;
+    const { command = [this.#shell, "-c", "sleep infinity"], args = [], env = [], working_dir } = main;
     const [program, ...words] = [...command, ...args];
     const log = new OutputLog(systemClock);
     this.#logs.push(log);
     const child = (this.#child = spawn(program!, words, {
       env: Object.fromEntries(env.map(({ name, value }) => [name, value])),
+      cwd: working_dir,
       detached: true, // a process group of its own, so that all of it can be stopped
     }));
     child.stdout.on("data", (data: Buffer) => log.append("stdout", data));
@@ -127,10 +140,10 @@ class ProcessMachine {
     this.#change({ state: "running", started_at }, { state: "running", ready: true, started: true, started_at, id });
     // A program that cannot be started has no exit code; `close` follows.
     child.on("error", () => undefined);
-    child.on("close", (code) => {
+    child.on("close", (code, signal) => {
       log.end();
       this.#child = undefined;
-      this.#ended(code === null ? 137 : code < 0 ? 127 : code);
+      this.#ended(signal ? 128 + constants.signals[signal] : code! < 0 ? 127 : code!);
     });
   }
 
@@ -146,7 +159,8 @@ class ProcessMachine {
     }
     const waiting = { state: "waiting", reason: "CrashLoopBackOff", ready: false } as const;
     this.#change({}, { ...waiting, last: terminated, restart_count: restart_count + 1 });
-    const delayMs = Math.min(300_000, 10_000 * 2 ** restart_count);
+    const { initial_ms, max_ms } = this.#spec!.backoff ?? { initial_ms: 10_000, max_ms: 300_000 };
+    const delayMs = Math.min(max_ms, initial_ms * 2 ** restart_count);
     setTimeout(() => this.seen.state === "running" && this.start(), delayMs).unref();
   }
 
@@ -163,12 +177,12 @@ class ProcessMachine {
         // It has just ended by itself.
       }
     };
-    kill(graceSeconds === 0 ? "SIGKILL" : "SIGTERM");
+    kill(graceSeconds === 0 ? "SIGKILL" : stopSignal(this.#spec!));
     setTimeout(() => kill("SIGKILL"), graceSeconds * 1000).unref();
   }
 
   /** Resolves when nothing runs any more; what is left is a tombstone. */
-  async delete(graceSeconds: number): Promise<void> {
+  async delete(graceSeconds = this.#spec?.termination_grace_s ?? 30): Promise<void> {
     this.stop(graceSeconds);
     if (this.#child) await once(this.#child, "close");
     if (this.seen.state !== "deleted") this.#change({ state: "deleted", deleted_at: now() });
