@@ -62,8 +62,11 @@ export interface Engine {
   open(home: MachineHome, signal: AbortSignal): Promise<Sandbox>;
   /** After a restart of the backend: the sandbox that `open` made, or undefined when it is gone. */
   recover(home: MachineHome): Promise<Sandbox | undefined>;
-  /** Removes all that `open` and the containers left, running or not, also after an `open` that was cut short. */
-  destroy(home: MachineHome): Promise<void>;
+  /**
+   * Removes all that `open` and the containers left, running or not, also after an `open` that was cut short. With
+   * `keepVolumes` another `open` follows: an engine whose volumes on disk can outlive a sandbox keeps them for it.
+   */
+  destroy(home: MachineHome, options?: { keepVolumes: boolean }): Promise<void>;
   /** Capability `capacity`. */
   capacity?(): Promise<ProviderCapacity>;
   /** Releases handles and timers. Sandboxes live on. */

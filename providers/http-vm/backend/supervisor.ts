@@ -192,7 +192,7 @@ export class Supervisor implements MachineHome {
         });
       } else {
         // The former backend ended while it made the sandbox: begin that anew.
-        await this.#inEngine(this.#context.engine.destroy(this));
+        await this.#inEngine(this.#context.engine.destroy(this, { keepVolumes: true }));
         this.#book.record.sandbox = "none";
       }
     }
@@ -542,7 +542,7 @@ export class Supervisor implements MachineHome {
   }
 
   async #openFailed(error: Error): Promise<void> {
-    if (!(await this.#destroyForSure()) || this.#book.record.ending !== undefined) return;
+    if (!(await this.#destroyForSure({ keepVolumes: true })) || this.#book.record.ending !== undefined) return;
     this.#logger.warn({ error: error.message }, "cannot make the machine's sandbox");
     this.#book.notice("Warning", "FailedCreatePodSandBox", `Failed to create pod sandbox: ${error.message}`);
     if (isProviderError(error, "invalid") || isProviderError(error, "unsupported")) {
@@ -606,11 +606,11 @@ export class Supervisor implements MachineHome {
     this.#replan();
   }
 
-  async #destroySandbox(): Promise<void> {
+  async #destroySandbox(options: { keepVolumes: boolean }): Promise<void> {
     const sandbox = this.#sandbox;
     this.#sandbox = undefined;
     await sandbox?.close().catch(() => {});
-    await this.#context.engine.destroy(this);
+    await this.#context.engine.destroy(this, options);
     this.#book.record.sandbox = "none";
     this.#book.record.machine.sandbox_ready = false;
   }
@@ -618,7 +618,7 @@ export class Supervisor implements MachineHome {
   /** Nothing runs: remove the sandbox, then say so. */
   async #windUp(): Promise<void> {
     this.#winding = true;
-    if (!(await this.#destroyForSure()) || this.#closing.signal.aborted) return;
+    if (!(await this.#destroyForSure({ keepVolumes: false })) || this.#closing.signal.aborted) return;
     const { machine, ending } = this.#book.record;
     machine.state = ending!.state;
     machine.stopped_at = new Date(this.#clock.now()).toISOString();
@@ -635,7 +635,8 @@ export class Supervisor implements MachineHome {
 
   async #beginAgain(newSandbox: boolean): Promise<void> {
     this.#winding = true;
-    if (newSandbox && (!(await this.#destroyForSure()) || this.#closing.signal.aborted)) return;
+    // As in a kubelet, volumes live as long as the pod.
+    if (newSandbox && (!(await this.#destroyForSure({ keepVolumes: true })) || this.#closing.signal.aborted)) return;
     this.#winding = false;
     const all = this.#book.record.restarting!.reason === "RestartAllContainers";
     delete this.#book.record.restarting;
@@ -658,10 +659,10 @@ export class Supervisor implements MachineHome {
   }
 
   /** Repeats until the engine confirms; false when the backend itself ends before that. */
-  async #destroyForSure(): Promise<boolean> {
+  async #destroyForSure(options: { keepVolumes: boolean }): Promise<boolean> {
     while (!this.#closing.signal.aborted) {
       try {
-        await this.#inEngine(this.#destroySandbox());
+        await this.#inEngine(this.#destroySandbox(options));
         return true;
       } catch (error) {
         this.#logger.warn({ error: toError(error).message }, "cannot remove the machine's sandbox yet");

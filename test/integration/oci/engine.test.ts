@@ -62,13 +62,29 @@ if (missing.length > 0) {
       expect(lines).toEqual(["0"]);
     });
 
-    test("a shared process namespace whose first process is killed is a lost sandbox, and the machine is made anew", async () => {
+    test("a shared process namespace whose first process is killed is a lost sandbox, and the machine is made anew with its volumes", async () => {
+      const script = "[ -f /v/f ] || chmod 700 /v; echo start >> /v/f; touch /m/f /own && sleep 1000";
       const id = await bench().create({
         restart_policy: "always",
         security: { share_process_namespace: true },
-        containers: [bench().shell("a", "sleep 1000")],
+        volumes: [
+          { name: "v", type: "empty_dir", medium: "disk" },
+          { name: "m", type: "empty_dir", medium: "memory" },
+        ],
+        containers: [
+          bench().shell("a", script, {
+            mounts: [
+              { volume: "v", path: "/v" },
+              { volume: "m", path: "/m" },
+            ],
+          }),
+        ],
       });
-      await bench().reaches(id, "running");
+      const starts = async () => {
+        const streams = await bench().exec(id, "a", ["sh", "-c", "cat /v/f; stat -c %a /v /m"]);
+        return (await text(streams.stdout)).split("\n").filter((line) => line !== "");
+      };
+      await bench().until(async () => expect(await starts()).toEqual(["start", "700", "1777"]));
       const record = JSON.parse(
         readFileSync(join(bench().stateDir, "machines", id, "engine/sandbox.json"), "utf8"),
       ) as { pause: { pid: number } };
@@ -77,8 +93,11 @@ if (missing.length > 0) {
         const notices = (await bench().get(id)).notices ?? [];
         expect(notices.some(({ reason }) => reason === "SandboxChanged")).toBe(true);
         expect((await bench().container(id, "a")).state).toBe("running");
+        expect(await starts()).toEqual(["start", "start", "700", "1777"]);
       });
       await bench().provider.deletePod(id, { force: true, signal: bench().signal });
+      await bench().reaches(id, "deleted");
+      expect(existsSync(join(bench().stateDir, "machines", id))).toBe(false);
     });
 
     test("requests and limits become control group settings", async () => {

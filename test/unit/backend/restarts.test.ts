@@ -243,6 +243,22 @@ test("a lost sandbox is made anew and everything starts again, init containers i
   expect(await world.notices()).toContain("SandboxChanged: Pod sandbox changed, it will be killed and re-created.");
 });
 
+test("volumes outlive a lost sandbox, and one that could not be made, and go with the machine", async () => {
+  const world = await World.create();
+  await world.create({});
+  world.openErrors.push(new Error("no bridge"));
+  await world.lose({ reason: "GuestPanic", message: "the guest is gone" });
+  await world.advance(1_000);
+  expect(world.running()).toEqual(["a"]);
+  await world.provider.deletePod("m1", { force: true, signal: world.signal });
+  await world.advance(0);
+  expect(world.journal.filter((entry) => entry.startsWith("destroy"))).toEqual([
+    "destroy all but volumes",
+    "destroy all but volumes",
+    "destroy",
+  ]);
+});
+
 test("what has done its work is not done again when a lost sandbox is made anew", async () => {
   const world = await World.create();
   await world.create({ restart_policy: "on_failure", containers: [main("done"), main("failed"), main("running")] });

@@ -228,11 +228,11 @@ export class World {
         this.recovered++;
         return Promise.resolve(this.#sandbox());
       },
-      destroy: async () => {
+      destroy: async (_home, options) => {
         const error = this.destroyErrors.shift();
         if (error !== undefined) throw error;
         await this.destroying;
-        this.journal.push("destroy");
+        this.journal.push(options?.keepVolumes ? "destroy all but volumes" : "destroy");
         this.alive = false;
       },
       close: () => Promise.resolve(),

@@ -241,8 +241,10 @@ class OciEngine implements Engine {
     return await recoverSandbox(this.#context, home);
   }
 
-  async destroy(home: MachineHome): Promise<void> {
-    await this.#remove(home.id, home.dir);
+  async destroy({ id, dir }: MachineHome, { keepVolumes = false } = {}): Promise<void> {
+    if (!keepVolumes) return await this.#remove(id, dir);
+    await this.#removeSandbox(id, dir);
+    for (const name of await readdir(dir).catch(() => [])) if (name !== "volumes") await removeTree(join(dir, name));
   }
 
   async capacity(): Promise<ProviderCapacity> {
@@ -260,8 +262,14 @@ class OciEngine implements Engine {
     this.#context.network.close();
   }
 
-  /** Everything of a machine: processes, runtime state, mounts, control groups, network, files. */
   async #remove(id: string, dir: string): Promise<void> {
+    await this.#removeSandbox(id, dir);
+    await removeTree(dir);
+    await rm(join(this.#records, machineHash(id)), { force: true });
+  }
+
+  /** Everything of a machine but its files: processes, runtime state, mounts, control groups, network. */
+  async #removeSandbox(id: string, dir: string): Promise<void> {
     const { clock, runtime, network, cgroupRoot } = this.#context;
     const hash = machineHash(id);
     const cgroup = new Cgroup(join(cgroupRoot, hash));
@@ -271,8 +279,6 @@ class OciEngine implements Engine {
     await cgroup.remove();
     await unmountBelow(dir);
     await network.detach(id);
-    await removeTree(dir);
-    await rm(join(this.#records, hash), { force: true });
   }
 
   #collectLater(): void {

@@ -11,7 +11,7 @@
  */
 import { createHash, randomBytes } from "node:crypto";
 import { chmodSync, chownSync, closeSync, copyFileSync, existsSync, fstatSync, readFileSync } from "node:fs";
-import { mkdir, readFile, rm, stat, statfs, writeFile } from "node:fs/promises";
+import { mkdir, readFile, rename, rm, stat, statfs, writeFile } from "node:fs/promises";
 import { connect } from "node:net";
 import { totalmem } from "node:os";
 import { join } from "node:path";
@@ -169,13 +169,18 @@ async function isNamespace(file: string): Promise<boolean> {
 async function makeVolume({ dir, spec }: MachineHome, volume: Volume): Promise<void> {
   if (volume.type !== "empty_dir") return;
   const path = join(dir, "volumes", volume.name);
-  await mkdir(path, { recursive: true });
   const inMemory = volume.medium === "memory";
-  if (inMemory) await mountTmpfs(path, { sizeBytes: volume.size_bytes, mode: "1777" });
+  // One on disk may have been kept from a sandbox that was lost: it is the containers' as they left it.
+  if (!inMemory && existsSync(path)) return;
+  // No volume has this name.
+  const fresh = inMemory ? path : join(dir, "volumes", ".new");
+  await mkdir(fresh, { recursive: true });
+  if (inMemory) await mountTmpfs(fresh, { sizeBytes: volume.size_bytes, mode: "1777" });
   const group = spec.security?.fs_group;
-  if (group !== undefined) chownSync(path, 0, group);
+  if (group !== undefined) chownSync(fresh, 0, group);
   // As in a kubelet, a tmpfs keeps the sticky bit with which it is mounted, and a folder on disk has none.
-  chmodSync(path, 0o777 | (inMemory ? 0o1000 : 0) | (group === undefined ? 0 : 0o2000));
+  chmodSync(fresh, 0o777 | (inMemory ? 0o1000 : 0) | (group === undefined ? 0 : 0o2000));
+  if (!inMemory) await rename(fresh, path);
 }
 
 async function startPause(
