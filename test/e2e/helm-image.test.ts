@@ -55,6 +55,24 @@ describe("the run-time tree", () => {
     }
   });
 
+  test("gives its kit to a provider module that is mounted beside it", async () => {
+    const module = join(sandbox.dir, "opt/provider.mjs");
+    await mkdir(join(sandbox.dir, "opt"));
+    await writeFile(
+      module,
+      `import { ProviderError } from "vmlet/provider-kit";
+       const getInfo = async () => { throw new ProviderError("unauthorized", "this is the module"); };
+       export const createProvider = () => ({ getInfo, close: async () => {} });`,
+    );
+    const config = join(sandbox.dir, "opt/vmlet.yaml");
+    const nodes = [{ name: "image", provider: { type: "module", module: "./provider.mjs" } }];
+    const agent = { apiVersion: "vmlet.dev/v1", kind: "AgentConfig", kubeconfig: "none", nodes };
+    await writeFile(config, JSON.stringify(agent));
+    const main = join(root, "app/dist/src/cli/main.js");
+    const { stdout } = await tryCommand(join(root, "app/bin/node"), [main, "check", "--config", config]);
+    expect(stdout).toContain("does not answer: this is the module");
+  });
+
   test("is the same whenever it is assembled", async () => {
     const again = join(sandbox.dir, "again");
     await assemble(again);
