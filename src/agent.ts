@@ -10,6 +10,7 @@ import { randomUUID } from "node:crypto";
 import { hostname, networkInterfaces } from "node:os";
 import { monitorEventLoopDelay } from "node:perf_hooks";
 import type { AgentConfig, NodeConfig, ProviderConfig } from "./config/schema.ts";
+import { exposedSecrets } from "./config/exposed-files.ts";
 import { ConfigError, configuredBy } from "./config/load.ts";
 import { NodeCertificate } from "./kube/certificates.ts";
 import { loadKubeConfig } from "./kube/credentials.ts";
@@ -128,6 +129,8 @@ export class Agent {
   /** Builds everything and binds the ports; nothing is registered before `run`. @throws ConfigError, KubeApiError */
   static async create(options: AgentOptions): Promise<Agent> {
     const { config, clock, logger, version } = options;
+    for (const path of await exposedSecrets(config))
+      logger.warn({ path }, "This file holds a secret, and every user of this host can read it: chmod o-r");
     const livez = new HealthChecks("livez");
     const readyz = new HealthChecks("readyz");
     const metrics = createMetrics({ nodeNames: config.nodes.map((node) => node.name), version });

@@ -5,6 +5,7 @@ import { Command } from "commander";
 import { stringify } from "yaml";
 import { connect, readClusterId } from "../agent.ts";
 import { loadCredentialProviders } from "../config/credential-providers.ts";
+import { exposedSecrets } from "../config/exposed-files.ts";
 import { loadConfig, type ConfigOverrides } from "../config/load.ts";
 import type { AgentConfig, NodeConfig } from "../config/schema.ts";
 import { isForbidden, isNotFound } from "../kube/errors.ts";
@@ -55,6 +56,8 @@ export function checkCommand(): Command {
     const report = new Report();
     console.log(`Effective configuration of ${path}:\n`);
     console.log(stringify(config).replace(/^/gm, "  ").trimEnd());
+    for (const path of await exposedSecrets(config))
+      report.note(`${path} holds a secret, and every user of this host can read it: chmod o-r ${path}`);
     for (const node of config.nodes) {
       await checkNode(config, node, report);
       await checkCredentialProviders(node, report);

@@ -1,6 +1,6 @@
 /** What scripts go by: 0 done, 1 failed, 2 the user has to change something first. Real processes, as a shell starts them. */
 import { execFile, type ChildProcess } from "node:child_process";
-import { mkdtempSync, rmSync, writeFileSync } from "node:fs";
+import { chmodSync, mkdtempSync, rmSync, writeFileSync } from "node:fs";
 import { createServer, type AddressInfo, type Socket } from "node:net";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
@@ -153,6 +153,7 @@ async function silentServer() {
 /** `vmlet run` with this configuration, as it goes. */
 function start(config: object, kubeconfig: object) {
   writeFileSync(join(dir, "kubeconfig"), JSON.stringify(kubeconfig));
+  chmodSync(join(dir, "kubeconfig"), 0o600);
   const file = { apiVersion: "vmlet.dev/v1", kind: "AgentConfig", kubeconfig: join(dir, "kubeconfig"), ...config };
   writeFileSync(join(dir, "run.yaml"), JSON.stringify(file));
   let stderr = "";
@@ -262,7 +263,11 @@ test("a Node of the same name that is somebody else's is left alone, is 2, and i
   const { body } = await dev.api.request("GET", "/api/v1/nodes/burst-0");
   expect(body.status?.nodeInfo?.kubeletVersion ?? "").toBe("");
 
+  chmodSync(join(dir, "kubeconfig"), 0o644);
   const checked = await vmlet("check", "--config", "run.yaml");
   expect(checked).toMatchObject({ status: 2, stdout: told });
   expect(checked.stdout).toContain("give this node another name");
+  expect(checked.stdout).toContain(
+    `${join(dir, "kubeconfig")} holds a secret, and every user of this host can read it`,
+  );
 });
