@@ -1,6 +1,7 @@
 /** Which images garbage collection spares, above all those that somebody comes to need while it runs. */
+import { execFileSync } from "node:child_process";
 import { createHash } from "node:crypto";
-import { chmodSync, mkdirSync, mkdtempSync, rmSync, utimesSync, writeFileSync } from "node:fs";
+import { chmodSync, mkdirSync, mkdtempSync, readdirSync, rmSync, utimesSync, writeFileSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { afterEach, beforeEach, expect, test, vi } from "vitest";
@@ -93,4 +94,14 @@ test("an image that a machine needs stays though its name has come to mean anoth
   store({ name: A.name, hex: A.hex }, { name: A.name, hex: B.hex });
   images.retain(new Set([join(dir, "images", A.hex, "rootfs")]));
   expect(await images.collect()).toEqual([B.hex]);
+});
+
+test("an image goes however deep its folders are", async () => {
+  store(A);
+  images.retain(new Set());
+  const name = "d".repeat(200);
+  const dig = `i=0; while [ $i -lt 25 ]; do mkdir ${name} && cd -P ${name} || exit 1; i=$((i + 1)); done`;
+  execFileSync("sh", ["-c", dig], { cwd: join(dir, "images", A.hex, "rootfs") });
+  expect(await images.collect()).toEqual([A.hex]);
+  expect(readdirSync(join(dir, "tmp"))).toEqual([]);
 });

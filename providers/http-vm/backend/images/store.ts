@@ -17,6 +17,7 @@ import type { Clock, Logger, RegistryAuth } from "../../../../src/provider/kit/i
 import { ContainerError, type HostProblem, type ImageConfig, type ImageStore, type PreparedImage } from "../engine.ts";
 import { CommandError, findTool, run } from "../host/command.ts";
 import { readFileIfExists, writeFileAtomic } from "../host/files.ts";
+import { removeTree } from "../host/remove-tree.ts";
 import { fullName, parseReference, repository, type ImageReference } from "./reference.ts";
 import { Registry, type ResolvedImage } from "./registry.ts";
 
@@ -377,7 +378,7 @@ export class HostImages implements ImageStore {
       await rename(join(work, "image"), this.#imageDir(hexOf(resolved.manifestDigest)));
       return stored;
     } finally {
-      await rm(work, { recursive: true, force: true });
+      await removeTree(work);
     }
   }
 
@@ -529,7 +530,7 @@ export class HostImages implements ImageStore {
       Object.entries(this.#open().names).filter(([, entry]) => entry.hex !== hex),
     );
     await this.#saveNames();
-    await rm(doomed, { recursive: true, force: true });
+    await removeTree(doomed);
     await this.#removeOrphans();
   }
 
