@@ -59,10 +59,13 @@ export class HttpVmProvider implements Provider {
 
   async getInfo({ signal }: CallOptions): Promise<ProviderInfo> {
     const info = await this.#client.json({ method: "GET", path: "/v1/info", signal }, "Info");
+    const isKnown = (name: string): name is Capability => Object.hasOwn(CAPABILITIES, name);
+    const unknown = info.capabilities.filter((name) => !isKnown(name)).map((name) => plainText(name, 128));
     return {
       name: plainText(info.name, 256),
       version: plainText(info.version, 256),
-      capabilities: info.capabilities.filter((name): name is Capability => Object.hasOwn(CAPABILITIES, name)),
+      capabilities: info.capabilities.filter(isKnown),
+      ...(unknown.length > 0 && { unknownCapabilities: unknown }),
     };
   }
 

@@ -376,7 +376,51 @@ export interface components {
       version: string;
       /** @constant */
       api: "v1";
-      /** @description Names that a client does not know are ignored. */
+      /**
+       * @description Names that a client does not know are ignored.
+       *
+       *     | Name | Meaning |
+       *     |---|---|
+       *     | `events` | watch of machine changes with revisions |
+       *     | `stats` | usage of all machines in one call |
+       *     | `capacity` | the node's capacity and conditions, and a new node's taints, come from the backend |
+       *     | `exec` | commands in a running container |
+       *     | `attach` | the main process's streams |
+       *     | `port_forward` | byte streams to a port inside the machine |
+       *     | `images` | containers are started from OCI images |
+       *     | `registry_auth` | registry credentials per machine |
+       *     | `multi_container` | more than one main container |
+       *     | `init_containers` | containers that run to completion first |
+       *     | `sidecars` | init containers that stay (restart_policy always) |
+       *     | `ephemeral_containers` | containers added to a running machine |
+       *     | `probes` | startup, readiness and liveness probes inside the machine |
+       *     | `hooks` | post_start and pre_stop |
+       *     | `restart_rules` | container-level restart policies and exit-code rules |
+       *     | `termination_message` | the termination message file |
+       *     | `volumes.empty_dir` | scratch space shared by the machine's containers |
+       *     | `volumes.empty_dir.size_limit` | an empty_dir above its size limit stops the machine |
+       *     | `volumes.files` | files given at create (configMap, secret, downwardAPI, projected, tokens) |
+       *     | `volumes.image` | an OCI image mounted as a volume |
+       *     | `volumes.host_path` | a path of the machine itself |
+       *     | `patch_files` | files replaced in a running machine |
+       *     | `patch_image` | a container's image replaced in place |
+       *     | `patch_registry_auth` | registry credentials of a machine replaced, and their version shown |
+       *     | `resize` | cpu and memory changed in place |
+       *     | `pod_ip` | an address of its own, reachable from the node's network |
+       *     | `host_ports` | ports of the host forwarded to the machine |
+       *     | `hostname` | a hostname of its own |
+       *     | `hosts` | entries in /etc/hosts |
+       *     | `dns` | an own resolv.conf |
+       *     | `security_context` | user, group, capabilities, read-only root, seccomp |
+       *     | `privileged` | privileged containers |
+       *     | `user_namespace` | users of the machine are none of its host's (host_users false) |
+       *     | `sysctls` | kernel parameters of the machine |
+       *     | `share_process_namespace` | one process namespace for all containers |
+       *     | `resource_limits` | cpu and memory limits enforced, OOM kills reported |
+       *     | `ephemeral_storage_limits` | local storage limits enforced |
+       *     | `tty` | a terminal for the main process |
+       *     | `instance_types` | named sizes |
+       */
       capabilities: string[];
       /** @description What a client should know before it hits it. */
       limits?: {

@@ -15,8 +15,10 @@ import {
   type MachineSpec,
   type MachineState,
   OutputLog,
+  Prober,
 } from "../../src/provider/kit/index.ts";
-import { RunningProgram, type Program } from "./program.ts";
+import { RunningProgram, type Program, type Surroundings } from "./program.ts";
+import { shellProgram } from "./shell.ts";
 
 /** How long a machine stays in each state before it runs, in milliseconds. 0 skips the state. */
 export interface Stages {
@@ -54,6 +56,8 @@ export interface Instance {
   /** Attached readers. */
   taps: Set<(stream: "stdout" | "stderr", bytes: Buffer) => Promise<void>>;
   exit: Promise<number>;
+  surroundings: Surroundings;
+  probers: Prober[];
 }
 
 interface Slot {
@@ -61,6 +65,8 @@ interface Slot {
   kind: ContainerState["kind"];
   sidecar: boolean;
   state: ContainerState["state"];
+  /** What its readiness probe says; true without one. */
+  ready: boolean;
   reason: string | undefined;
   message: string | undefined;
   restarts: number;
@@ -93,6 +99,8 @@ export class MemoryMachine {
   #noticeSeq = 0;
   #fileVersions: Record<string, string> = {};
   #registryAuthVersion: string | undefined;
+  /** What programs have written, by volume or container and path. */
+  readonly #files = new Map<string, string>();
   #cancelStage: (() => void) | undefined;
   #cancelKill: (() => void) | undefined;
   #killAt = Infinity;
@@ -305,9 +313,75 @@ export class MemoryMachine {
     slot.reason = undefined;
     slot.message = undefined;
     slot.terminated = undefined;
+    if (slot.spec.termination_message !== undefined)
+      this.#files.delete(fileKey(slot.spec, slot.spec.termination_message.path));
+    slot.ready = runnable(slot.spec.probes?.readiness?.exec?.command) === undefined;
     slot.current = this.#newInstance(slot);
     this.#notice("Normal", "Started", "Container started", slot.spec.name);
+    this.#postStart(slot, slot.current);
+    this.#probe(slot, slot.current);
     return true;
+  }
+
+  /** A hook that fails ends the container. */
+  #postStart(slot: Slot, instance: Instance): void {
+    const run = this.#runner(slot.spec, slot.spec.hooks?.post_start?.exec?.command);
+    void run?.().then((exitCode) => {
+      if (exitCode !== 0) instance.run.kill();
+    });
+  }
+
+  /** Probes by command are run; those of other kinds, and of commands that are not known, succeed. */
+  #probe(slot: Slot, instance: Instance): void {
+    const { clock } = this.#context;
+    for (const kind of ["readiness", "liveness"] as const) {
+      const probe = slot.spec.probes?.[kind];
+      const run = this.#runner(slot.spec, probe?.exec?.command);
+      if (probe === undefined || run === undefined || slot.state !== "running") continue;
+      const attempt = async () => ({
+        outcome: (await run()) === 0 ? ("success" as const) : ("failure" as const),
+        output: "",
+      });
+      const prober = new Prober(kind, probe, clock, attempt, {
+        verdict: (_, healthy) =>
+          this.#change(() => {
+            if (kind === "readiness") slot.ready = healthy;
+            else if (!healthy) instance.run.kill();
+            this.#dirty = true;
+          }),
+        complaint: (reason, message) =>
+          this.#change(() => {
+            this.#notice("Warning", reason, message, slot.spec.name);
+            this.#dirty = true;
+          }),
+      });
+      instance.probers.push(prober);
+      prober.start(Date.parse(instance.startedAt));
+    }
+  }
+
+  /** Runs a command beside the container's own and tells its exit code; undefined for one that is not known. */
+  #runner(spec: ContainerSpec, command: readonly string[] | undefined): (() => Promise<number>) | undefined {
+    const program = runnable(command);
+    if (program === undefined) return undefined;
+    const { clock } = this.#context;
+    const streams = { stdin: PassThrough.from([]), write: () => Promise.resolve() };
+    const surroundings = this.#surroundingsOf(spec);
+    return () =>
+      new Promise((resolve) => {
+        new RunningProgram(program, { argv: command ?? [], env: {}, clock, surroundings, streams }, resolve);
+      });
+  }
+
+  /** What programs of the container find around them. */
+  #surroundingsOf(spec: ContainerSpec): Surroundings {
+    return {
+      folder: spec.working_dir ?? "/",
+      user: spec.security?.user ?? 0,
+      hostname: this.spec.hostname ?? "memory",
+      readFile: (path) => this.#files.get(fileKey(spec, path)),
+      writeFile: (path, text) => void this.#files.set(fileKey(spec, path), text),
+    };
   }
 
   #newInstance(slot: Slot): Instance {
@@ -330,6 +404,8 @@ export class MemoryMachine {
       },
       taps,
       exit: exit.promise,
+      surroundings: this.#surroundingsOf(spec),
+      probers: [],
       run: undefined as unknown as RunningProgram,
     };
     instance.run = new RunningProgram(
@@ -338,6 +414,7 @@ export class MemoryMachine {
         argv: [...(spec.command ?? []), ...(spec.args ?? [])],
         env: Object.fromEntries((spec.env ?? []).map(({ name, value }) => [name, value])),
         clock,
+        surroundings: instance.surroundings,
         streams: {
           stdin: {
             [Symbol.asyncIterator]: () =>
@@ -352,6 +429,7 @@ export class MemoryMachine {
       (exitCode, isOutOfMemory) => {
         if (isOutOfMemory) this.#ends.set(instance, { exitCode, oomKilled: true });
         log.end();
+        for (const prober of instance.probers) prober.stop();
         this.#change(() => this.#exited(slot, instance, exitCode));
         exit.resolve(exitCode);
       },
@@ -378,10 +456,13 @@ export class MemoryMachine {
     const end = this.#ends.get(instance);
     this.#ends.delete(instance);
     const isStopping = this.#state === "stopping" || this.#state === "deleting";
+    const messagePath = slot.spec.termination_message?.path;
+    const message = messagePath && this.#files.get(fileKey(slot.spec, messagePath));
     slot.terminated = {
       exit_code: exitCode,
       reason: end?.reason ?? (end?.oomKilled === true ? "OOMKilled" : exitCode === 0 ? "Completed" : "Error"),
       ...(end?.oomKilled === true ? { oom_killed: true } : {}),
+      ...(message ? { message } : {}),
       started_at: instance.startedAt,
       finished_at: this.#now(),
       id: instance.id,
@@ -407,6 +488,10 @@ export class MemoryMachine {
     if (slot.kind === "ephemeral") return false;
     if (slot.sidecar) return true;
     const policy = slot.spec.restart_policy ?? this.spec.restart_policy;
+    const rule = slot.spec.restart_rules?.find(
+      ({ exit_codes: { operator, values } }) => values.includes(exitCode) === (operator === "in"),
+    );
+    if (rule !== undefined) return true;
     if (slot.kind === "init" && exitCode === 0) return false;
     return policy === "always" || (policy === "on_failure" && exitCode !== 0);
   }
@@ -515,12 +600,23 @@ export class MemoryMachine {
   }
 }
 
+function runnable(command: readonly string[] | undefined): Program | undefined {
+  return command === undefined ? undefined : shellProgram(command);
+}
+
+/** Files below a mount are the volume's, others the container's own. */
+function fileKey({ name, mounts = [] }: ContainerSpec, path: string): string {
+  const mount = mounts.find((candidate) => path.startsWith(`${candidate.path}/`));
+  return mount === undefined ? `container ${name} ${path}` : `volume ${mount.volume} ${path.slice(mount.path.length)}`;
+}
+
 function newSlot(spec: ContainerSpec, kind: ContainerState["kind"]): Slot {
   return {
     spec,
     kind,
     sidecar: kind === "init" && spec.restart_policy === "always",
     state: "waiting",
+    ready: true,
     reason: kind === "main" ? "ContainerCreating" : "PodInitializing",
     message: undefined,
     restarts: 0,
@@ -541,7 +637,7 @@ function renderContainer(slot: Slot): ContainerState {
     state,
     ...(state === "waiting" && reason !== undefined ? { reason } : {}),
     ...(state === "waiting" && message !== undefined ? { message } : {}),
-    ready: isRunning || (slot.kind === "init" && !slot.sidecar && terminated?.exit_code === 0),
+    ready: (isRunning && slot.ready) || (slot.kind === "init" && !slot.sidecar && terminated?.exit_code === 0),
     started: isRunning,
     restart_count: slot.restarts,
     image: spec.image,

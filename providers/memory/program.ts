@@ -4,10 +4,22 @@
  */
 import type { Clock } from "../../src/provider/kit/index.ts";
 
+/** Where a program runs. */
+export interface Surroundings {
+  folder: string;
+  /** User id. */
+  user: number;
+  hostname: string;
+  /** Undefined when there is no such file. */
+  readFile(path: string): string | undefined;
+  writeFile(path: string, text: string): void;
+}
+
 export interface ProgramIo {
   readonly argv: readonly string[];
   readonly env: Readonly<Record<string, string>>;
   readonly clock: Clock;
+  readonly surroundings: Surroundings;
   readonly stdin: AsyncIterable<Buffer>;
   /** Resolves when the reader took the bytes. */
   write(stream: "stdout" | "stderr", bytes: Buffer): Promise<void>;
@@ -44,7 +56,13 @@ export class RunningProgram {
   /** Without a program it runs until it is stopped, which is what most containers do. */
   constructor(
     program: Program | undefined,
-    context: { argv: readonly string[]; env: Record<string, string>; clock: Clock; streams: ProgramStreams },
+    context: {
+      argv: readonly string[];
+      env: Record<string, string>;
+      clock: Clock;
+      surroundings: Surroundings;
+      streams: ProgramStreams;
+    },
     onExit: (exitCode: number, isOutOfMemory: boolean) => void,
   ) {
     this.#onExit = onExit;
@@ -53,6 +71,7 @@ export class RunningProgram {
       argv: context.argv,
       env: context.env,
       clock: context.clock,
+      surroundings: context.surroundings,
       stdin: context.streams.stdin,
       write: (stream, bytes) => (this.#over ? Promise.resolve() : context.streams.write(stream, bytes)),
       onStop: (handler) => {

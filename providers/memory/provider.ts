@@ -253,6 +253,7 @@ export class MemoryProvider implements Provider {
           argv: command,
           env: {},
           clock: this.#clock,
+          surroundings: instance.surroundings,
           streams: { stdin: stdin as AsyncIterable<Buffer>, write: outputs.write },
         },
         (exitCode) => {

@@ -1,5 +1,5 @@
 /**
- * Just enough of sh that demos, examples and the conformance kit behave as in a real machine: `;`, `&&`, quotes, variables, `>&2`,
+ * Just enough of sh that demos, examples and the conformance kit behave as in a real machine: `;`, `&&`, quotes, variables, `>`,
  * `trap`, `while true`, and the commands below. It is no shell: what it does not know answers 127.
  */
 import { OutOfMemory, type Program, type ProgramIo } from "./program.ts";
@@ -79,21 +79,21 @@ class Shell {
   }
 
   #simple(text: string): Promise<number> {
-    let target: "stdout" | "stderr" | undefined = "stdout";
-    let command = text;
-    const redirect = /\s*(?:1?>\s*(&2|\/dev\/null|\/dev\/stderr))\s*$/.exec(command);
-    if (redirect !== null) {
-      target = redirect[1] === "/dev/null" ? undefined : "stderr";
-      command = command.slice(0, redirect.index);
-    }
-    const words = splitWords(command, this.#variables);
+    const redirect = /\s*1?>\s*(&2|[^\s'"&]+)\s*$/.exec(text);
+    const words = splitWords(text.slice(0, redirect?.index), this.#variables);
     if (words.length === 0) return Promise.resolve(0);
-    return this.#command(words, target);
+    return this.#command(words, redirect?.[1] ?? "stdout");
   }
 
-  async #command(words: string[], target: "stdout" | "stderr" | undefined): Promise<number> {
+  /** @param target "stdout", "&2" or a file's path */
+  async #command(words: string[], target: string): Promise<number> {
+    const { surroundings } = this.#io;
+    let written = "";
     const print = async (text: string | Buffer) => {
-      if (target !== undefined) await this.#io.write(target, typeof text === "string" ? Buffer.from(text) : text);
+      const bytes = typeof text === "string" ? Buffer.from(text) : text;
+      if (target === "stdout") await this.#io.write("stdout", bytes);
+      else if (target === "&2" || target === "/dev/stderr") await this.#io.write("stderr", bytes);
+      else if (target !== "/dev/null") surroundings.writeFile(target, (written += bytes.toString()));
     };
     const [name, ...args] = words as [string, ...string[]];
     switch (name) {
@@ -119,7 +119,22 @@ class Shell {
         return 0;
       case "false":
         return 1;
+      case "pwd":
+        await print(`${surroundings.folder}\n`);
+        return 0;
+      case "id":
+        await print(`${surroundings.user}\n`);
+        return 0;
+      case "hostname":
+        await print(`${surroundings.hostname}\n`);
+        return 0;
       case "cat":
+        if (args[0] !== undefined) {
+          const content = surroundings.readFile(args[0]);
+          if (content === undefined) return 1;
+          await print(content);
+          return 0;
+        }
         for (let chunk = await this.#read(); chunk !== undefined; chunk = await this.#read()) await print(chunk);
         return 0;
       case "head":
@@ -213,7 +228,21 @@ class Shell {
   }
 }
 
-const BUILTINS = new Set(["echo", "printf", "sleep", "pause", "true", "false", "cat", "head", "env", "stty"]);
+const BUILTINS = new Set([
+  "echo",
+  "printf",
+  "sleep",
+  "pause",
+  "true",
+  "false",
+  "cat",
+  "head",
+  "env",
+  "stty",
+  "pwd",
+  "id",
+  "hostname",
+]);
 
 /** Splits at `;`, newlines and `&&` outside quotes; `while true; do … done` becomes one step. */
 function parseScript(script: string): Step[] {

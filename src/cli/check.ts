@@ -103,6 +103,9 @@ async function checkNode(config: AgentConfig, node: NodeConfig, report: Report):
       const info = await provider.getInfo({ signal: AbortSignal.timeout(TIMEOUT_MS) });
       report.ok(`${info.name} ${info.version} answers`);
       report.note(`capabilities: ${[...info.capabilities].sort().join(", ") || "none"}`);
+      const unknown = info.unknownCapabilities ?? [];
+      if (unknown.length > 0)
+        report.note(`${unknown.join(", ")}: no capability of that name is known, it counts for nothing`);
       if (!info.capabilities.includes("events")) report.note("no `events`: changes are seen by listing every 5 s");
       if (!info.capabilities.includes("capacity") && node.capacity === undefined) {
         report.note("no `capacity` and none in the file: the node will report 16 cpu, 64Gi memory, 110 pods");

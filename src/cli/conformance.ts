@@ -23,7 +23,9 @@ interface Flags {
 /** Exit codes: 0 every check passed or was skipped, 1 a check failed, 2 the backend could not be reached or a flag is wrong. */
 export function conformanceCommand(): Command {
   return new Command("conformance")
-    .description("check a backend against every rule of the Machine API; it makes and deletes machines of its own")
+    .description(
+      "check a backend against the rules of the Machine API; it makes and deletes machines of its own, and names what it cannot check",
+    )
     .argument("<url>", "https://host:port, http:// on loopback, or unix:///path")
     .option("--token-file <file>", "file with the bearer token")
     .option("--ca-file <file>", "CA that signed the backend's certificate; no other is trusted")
@@ -91,7 +93,7 @@ async function check(url: string, flags: Flags): Promise<number> {
         : { echo: { command: ["sh", "-c", flags.echoCommand], port: flags.echoPort } }),
       ...(flags.json === true ? {} : { onResult: printResult }),
     });
-    print(flags.json === true ? JSON.stringify(report, null, 2) : closingLine(report));
+    print(flags.json === true ? JSON.stringify(report, null, 2) : closingLines(report).join("\n"));
     return report.failed === 0 ? 0 : 1;
   } catch (thrown) {
     process.stderr.write(`vmlet conformance: ${url} could not be checked: ${toError(thrown).message}\n`);
@@ -109,8 +111,16 @@ function printResult({ name, outcome, message, durationMs }: CheckResult): void 
   );
 }
 
-function closingLine({ provider, version, passed, failed, skipped }: ConformanceReport): string {
-  return `${provider} ${version}: ${passed} passed, ${failed} failed, ${skipped} skipped`;
+/** What the run comes to. Capabilities that no check has looked at are named, or they would seem to have passed. */
+export function closingLines(report: ConformanceReport): string[] {
+  const { provider, version, passed, failed, skipped, unknownCapabilities, uncheckedCapabilities } = report;
+  return [
+    ...(unknownCapabilities.length > 0
+      ? [`declared, but no capability of that name is known: ${unknownCapabilities.join(", ")}`]
+      : []),
+    ...(uncheckedCapabilities.length > 0 ? [`declared, not checked: ${uncheckedCapabilities.join(", ")}`] : []),
+    `${provider} ${version}: ${passed} passed, ${failed} failed, ${skipped} skipped`,
+  ];
 }
 
 function print(text: string): void {

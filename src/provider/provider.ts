@@ -24,6 +24,8 @@ export interface ProviderInfo {
   name: string;
   version: string;
   capabilities: readonly Capability[];
+  /** What it declares besides: names that are misspelt, or newer than this version. Absent: none. */
+  unknownCapabilities?: readonly string[];
 }
 
 export interface MachineList {

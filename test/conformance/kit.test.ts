@@ -27,7 +27,9 @@ import { MUTANTS, type Mutant } from "./mutants.ts";
 
 const TOKEN = "conformance-token";
 const ECHO = { command: ["sleep", "3600"], port: 7777 };
-const WITHOUT_STATS = MEMORY_CAPABILITIES.filter((capability) => capability !== "stats");
+/** Also what the provider can do of restart rules, though not all of them. */
+const CAPABILITIES: readonly Capability[] = [...MEMORY_CAPABILITIES, "restart_rules"];
+const WITHOUT_STATS = CAPABILITIES.filter((capability) => capability !== "stats");
 
 let folder: string;
 let tokenFile: string;
@@ -72,7 +74,7 @@ const messages = (report: ConformanceReport, outcome: string): string[] =>
 
 describe("the in-memory provider", () => {
   test("passes every check in process", async () => {
-    await withSubject(MEMORY_CAPABILITIES, async ({ memory }) => {
+    await withSubject(CAPABILITIES, async ({ memory }) => {
       const report = await check(memory, {});
       expect(messages(report, "failed")).toEqual([]);
       expect(report.skipped).toBe(CHECKS.filter(({ needsHttp }) => needsHttp).length);
@@ -80,7 +82,7 @@ describe("the in-memory provider", () => {
   });
 
   test("passes every check over HTTP", async () => {
-    await withSubject(MEMORY_CAPABILITIES, async ({ url, http }) => {
+    await withSubject(CAPABILITIES, async ({ url, http }) => {
       const provider = new HttpVmProvider({
         url,
         credentials: { tokenFile },
@@ -120,25 +122,22 @@ describe("a backend that breaks", () => {
   test.concurrent.for(Object.entries(MUTANTS))(
     "%s is found, and nothing else",
     async ([name, mutant]: [string, Mutant], { expect: concurrentExpect }) => {
-      await withSubject(
-        mutant.withoutStats === true ? WITHOUT_STATS : MEMORY_CAPABILITIES,
-        async ({ memory, http }) => {
-          const overrides = mutant.provider?.(memory) ?? {};
-          const provider = new Proxy(memory, {
-            get: (target, key) => {
-              const value: unknown = Reflect.get(overrides, key) ?? Reflect.get(target, key, target);
-              return typeof value === "function"
-                ? (value as (...all: unknown[]) => unknown).bind(key in overrides ? overrides : target)
-                : value;
-            },
-          });
-          const request = mutant.http?.(http.request.bind(http)) ?? http.request.bind(http);
-          const report = await check(provider, { http: { hasCredentials: true, request } });
-          const failed = report.results.filter(({ outcome }) => outcome === "failed");
-          concurrentExpect(failed.map((result) => result.name)).toEqual([name]);
-          concurrentExpect(failed[0]?.message).toMatch(/^Expected .+, but .+\. .+\.$/s);
-        },
-      );
+      await withSubject(mutant.withoutStats === true ? WITHOUT_STATS : CAPABILITIES, async ({ memory, http }) => {
+        const overrides = mutant.provider?.(memory) ?? {};
+        const provider = new Proxy(memory, {
+          get: (target, key) => {
+            const value: unknown = Reflect.get(overrides, key) ?? Reflect.get(target, key, target);
+            return typeof value === "function"
+              ? (value as (...all: unknown[]) => unknown).bind(key in overrides ? overrides : target)
+              : value;
+          },
+        });
+        const request = mutant.http?.(http.request.bind(http)) ?? http.request.bind(http);
+        const report = await check(provider, { http: { hasCredentials: true, request } });
+        const failed = report.results.filter(({ outcome }) => outcome === "failed");
+        concurrentExpect(failed.map((result) => result.name)).toEqual([name]);
+        concurrentExpect(failed[0]?.message).toMatch(/^Expected .+, but .+\. .+\.$/s);
+      });
     },
   );
 });

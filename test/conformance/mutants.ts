@@ -6,7 +6,7 @@ import { Duplex, PassThrough, Transform, Writable } from "node:stream";
 import type { MemoryProvider } from "../../providers/memory/index.ts";
 import { isProviderError, ProviderError } from "../../src/provider/errors.ts";
 import type { HttpTarget } from "../../src/provider/kit/http-target.ts";
-import type { ContainerState, Machine, MachineSpec } from "../../src/provider/machine.ts";
+import type { ContainerSpec, ContainerState, Machine, MachineSpec } from "../../src/provider/machine.ts";
 import type {
   LogLine,
   LogOptions,
@@ -31,6 +31,9 @@ type CreateSpec = (spec: MachineSpec) => MachineSpec;
 const creating = (change: CreateSpec): Mutant => ({
   provider: (sound) => ({ createPod: (id, spec, options) => sound.createPod(id, change(spec), options) }),
 });
+
+const creatingContainers = (change: (container: ContainerSpec) => ContainerSpec): Mutant =>
+  creating((spec) => ({ ...spec, containers: spec.containers.map(change) }));
 
 /** Shows machines otherwise than they are, when they are asked for one by one. */
 const showing = (change: (machine: Machine) => object): Mutant => ({
@@ -398,6 +401,36 @@ export const MUTANTS: Record<string, Mutant> = {
       ? { ...container, terminated: { ...container.terminated, reason: "Error", oom_killed: false } }
       : container,
   ),
+  "containers/working-dir": creatingContainers(({ working_dir: _folder, ...container }) => container),
+  "hostname/is-the-one-asked-for": creating(({ hostname: _hostname, ...spec }) => spec),
+  "security/runs-as-the-user": creatingContainers(({ security: _security, ...container }) => container),
+  "volumes/an-empty-dir-is-shared": creatingContainers((container) => ({
+    ...container,
+    mounts: (container.mounts ?? []).filter(({ volume }) => volume !== "scratch"),
+  })),
+  "termination-message/is-told": showingContainers((container) =>
+    container.terminated === undefined
+      ? container
+      : { ...container, terminated: { ...container.terminated, message: "Error" } },
+  ),
+  "probes/readiness-decides-ready": creatingContainers((container) =>
+    container.probes?.readiness === undefined ? container : { ...container, probes: {} },
+  ),
+  "probes/liveness-restarts": creatingContainers((container) =>
+    container.probes?.liveness === undefined ? container : { ...container, probes: {} },
+  ),
+  "hooks/a-failed-post-start-ends-the-container": creatingContainers(({ hooks: _hooks, ...container }) => container),
+  "restart/a-rule-goes-before-the-policy": creatingContainers(({ restart_rules: _rules, ...container }) => container),
+  "images/a-patch-replaces-the-container": {
+    provider: (sound) => ({
+      updatePod: (id, { containers: _containers, ...patch }, options) => sound.updatePod(id, patch, options),
+    }),
+  },
+  "ephemeral/joins-a-running-machine": {
+    provider: (sound) => ({
+      updatePod: (id, { ephemeral_containers: _ephemeral, ...patch }, options) => sound.updatePod(id, patch, options),
+    }),
+  },
   "address/is-shown-while-running": showing(() => ({ addresses: [] })),
   "files/patch-moves-the-version": {
     provider: (sound) => ({

@@ -106,11 +106,17 @@ const machineId = (ids: string[]): string => checkedId(ids[0], "MachineId", "id"
 
 async function getInfo({ provider, limits }: RouteContext, { response, params, signal }: Exchange): Promise<void> {
   new Query(params, []);
-  const info = await provider.getInfo({ signal });
+  const { name, version, capabilities } = await provider.getInfo({ signal });
   sendJson(
     response,
     200,
-    JSON.stringify({ ...info, api: "v1", limits: { body_bytes: limits.bodyBytes, page_items: limits.pageItems } }),
+    JSON.stringify({
+      name,
+      version,
+      capabilities,
+      api: "v1",
+      limits: { body_bytes: limits.bodyBytes, page_items: limits.pageItems },
+    }),
   );
 }
 

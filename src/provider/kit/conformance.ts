@@ -6,7 +6,7 @@
 import PQueue from "p-queue";
 import { systemClock, type Clock } from "../../util/clock.ts";
 import { systemRandom, type Random } from "../../util/random.ts";
-import { CAPABILITIES } from "../capabilities.ts";
+import { CAPABILITIES, type Capability } from "../capabilities.ts";
 import { ProviderError } from "../errors.ts";
 import type { Provider } from "../provider.ts";
 import type { Check } from "./check.ts";
@@ -28,6 +28,24 @@ export const CHECKS: readonly Check[] = [
   ...EVENT_CHECKS,
   ...STREAM_CHECKS,
   ...HTTP_CHECKS,
+];
+
+/** Capabilities without a check: to see them at work takes more of the image, the host or the network than a kit can ask for. */
+export const UNCHECKED: readonly Capability[] = [
+  "registry_auth",
+  "volumes.empty_dir.size_limit",
+  "volumes.image",
+  "volumes.host_path",
+  "resize",
+  "host_ports",
+  "hosts",
+  "dns",
+  "privileged",
+  "user_namespace",
+  "sysctls",
+  "share_process_namespace",
+  "ephemeral_storage_limits",
+  "instance_types",
 ];
 
 export interface ConformanceOptions {
@@ -60,6 +78,10 @@ export interface ConformanceReport {
   provider: string;
   version: string;
   capabilities: readonly string[];
+  /** Declared, but names of no capability: misspelt, or newer than the kit. */
+  unknownCapabilities: readonly string[];
+  /** Declared, and of those that the kit has no check for. */
+  uncheckedCapabilities: readonly Capability[];
   results: CheckResult[];
   passed: number;
   failed: number;
@@ -109,6 +131,8 @@ export async function runConformance(provider: Provider, options: ConformanceOpt
     provider: info.name,
     version: info.version,
     capabilities: info.capabilities,
+    unknownCapabilities: info.unknownCapabilities ?? [],
+    uncheckedCapabilities: UNCHECKED.filter((capability) => info.capabilities.includes(capability)),
     results,
     passed: count("passed"),
     failed: count("failed"),

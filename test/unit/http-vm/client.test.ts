@@ -298,9 +298,12 @@ describe("a reply that can be used", () => {
     await local.close();
   });
 
-  test("names capabilities that are not known: they are left out", async () => {
+  test("names capabilities that are not known: they are told apart", async () => {
     answer({ body: { name: "b", version: "1", api: "v1", capabilities: ["exec", "teleport", "constructor"] } });
-    expect((await provider.getInfo({ signal })).capabilities).toEqual(["exec"]);
+    expect(await provider.getInfo({ signal })).toMatchObject({
+      capabilities: ["exec"],
+      unknownCapabilities: ["teleport", "constructor"],
+    });
   });
 });
 

@@ -1,12 +1,12 @@
 import { readFileSync } from "node:fs";
 import { expect, test } from "vitest";
-import { readmePath, withFeatures } from "../../support/readme.ts";
+import { WRITTEN_PARTS, withPart } from "../../support/readme.ts";
 
-test("the README's table says what the code does (npm run docs writes it)", () => {
-  const readme = readFileSync(readmePath, "utf8");
-  expect(readme).toBe(withFeatures(readme));
+test.each(WRITTEN_PARTS)("$path says what the code does (npm run docs writes it)", (part) => {
+  const text = readFileSync(part.path, "utf8");
+  expect(text).toBe(withPart(text, part));
 });
 
-test("a README without the markers is an error that names them", () => {
-  expect(() => withFeatures("# vmlet")).toThrow("features:begin");
+test.each(WRITTEN_PARTS)("$path without the marks is an error that names them", (part) => {
+  expect(() => withPart("# vmlet", part)).toThrow(part.begin);
 });

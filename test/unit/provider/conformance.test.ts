@@ -1,6 +1,8 @@
 import { expect, test } from "vitest";
 import { MemoryProvider } from "../../../providers/memory/index.ts";
-import { runConformance } from "../../../src/provider/kit/conformance.ts";
+import { closingLines } from "../../../src/cli/conformance.ts";
+import { ALL_CAPABILITIES, type Capability } from "../../../src/provider/capabilities.ts";
+import { CHECKS, runConformance, UNCHECKED } from "../../../src/provider/kit/conformance.ts";
 import { systemClock } from "../../../src/util/clock.ts";
 
 test("a conformance run that is stopped leaves no machine behind, and says that it was stopped", async () => {
@@ -20,5 +22,25 @@ test("a conformance run that is stopped leaves no machine behind, and says that 
   expect(created).toBeGreaterThan(0);
   expect(provider.machines.filter(({ state }) => state !== "deleted")).toEqual([]);
   expect(told).not.toContain("failed");
+  await provider.close();
+});
+
+test("every capability has a check, or is on the list of those that have none", () => {
+  const checked = new Set(CHECKS.flatMap(({ needs = [] }) => needs));
+  const unchecked = new Set<Capability>(UNCHECKED);
+  expect(ALL_CAPABILITIES.filter((capability) => !checked.has(capability) && !unchecked.has(capability))).toEqual([]);
+  expect(UNCHECKED.filter((capability) => checked.has(capability))).toEqual([]);
+});
+
+test("a run names the capabilities that are declared and not checked, and those that nobody knows", async () => {
+  const provider = new MemoryProvider({ clock: systemClock, capabilities: ["hosts", "events"] });
+  const getInfo = provider.getInfo.bind(provider);
+  provider.getInfo = async (options) => ({ ...(await getInfo(options)), unknownCapabilities: ["evnts"] });
+  const report = await runConformance(provider, { only: ["info/"] });
+  expect(closingLines(report)).toEqual([
+    "declared, but no capability of that name is known: evnts",
+    "declared, not checked: hosts",
+    "memory 1: 1 passed, 0 failed, 0 skipped",
+  ]);
   await provider.close();
 });

@@ -5,6 +5,21 @@ import { containerOf, mainOf, summary, type CheckContext } from "../context.ts";
 const FOREVER = "sleep 3600";
 const QUICK = { initial_ms: 100, max_ms: 200 };
 
+const probe = (script: string) => ({
+  exec: { command: ["sh", "-c", script] },
+  initial_delay_s: 0,
+  period_s: 1,
+  timeout_s: 5,
+  success: 1,
+  failure: 1,
+});
+
+/** What the main container has printed, without the end of the last line. @throws Violation */
+async function expectOutput(context: CheckContext, id: string, wanted: string): Promise<void> {
+  const text = (await context.logs(id)).map(({ content }) => content.toString()).join("\n");
+  context.expect(text === wanted, `the container to print ${wanted}`, `it printed ${JSON.stringify(text)}`);
+}
+
 export const CONTAINER_CHECKS: readonly Check[] = [
   {
     name: "containers/exit-codes",
@@ -186,6 +201,159 @@ export const CONTAINER_CHECKS: readonly Check[] = [
         "reason OOMKilled and oom_killed",
         `they are ${end?.reason} and ${end?.oom_killed}`,
       );
+    },
+  },
+  {
+    name: "containers/working-dir",
+    why: "Images and pods name files by paths from there.",
+    async run(context: CheckContext) {
+      const { id } = await context.over("", {
+        containers: [context.container("pwd", { working_dir: "/tmp" })],
+      });
+      await expectOutput(context, id, "/tmp");
+    },
+  },
+  {
+    name: "hostname/is-the-one-asked-for",
+    needs: ["hostname"],
+    why: "Members of a StatefulSet know by it who they are.",
+    async run(context: CheckContext) {
+      const { id } = await context.over("hostname", { hostname: "conformance-0" });
+      await expectOutput(context, id, "conformance-0");
+    },
+  },
+  {
+    name: "security/runs-as-the-user",
+    needs: ["security_context"],
+    why: "Whoever asks for a user relies on not being root.",
+    async run(context: CheckContext) {
+      const { id } = await context.over("", {
+        containers: [context.container("id -u", { security: { user: 4711 } })],
+      });
+      await expectOutput(context, id, "4711");
+    },
+  },
+  {
+    name: "volumes/an-empty-dir-is-shared",
+    needs: ["volumes.empty_dir", "init_containers"],
+    why: "Containers hand files to each other by it.",
+    async run(context: CheckContext) {
+      const mounts = [{ volume: "scratch", path: "/scratch" }];
+      const { id } = await context.over("", {
+        init_containers: [context.container("echo hello > /scratch/file", { name: "first", mounts })],
+        containers: [context.container("cat /scratch/file", { mounts })],
+        volumes: [{ name: "scratch", type: "empty_dir", medium: "disk" }],
+      });
+      await expectOutput(context, id, "hello");
+    },
+  },
+  {
+    name: "termination-message/is-told",
+    needs: ["termination_message"],
+    why: "It is where programs say why they ended.",
+    async run(context: CheckContext) {
+      const path = "/dev/termination-log";
+      const machine = await context.over("", {
+        containers: [
+          context.container(`echo because > ${path}; exit 3`, { termination_message: { path, policy: "file" } }),
+        ],
+      });
+      const message = mainOf(machine).terminated?.message?.trim();
+      context.expect(message === "because", 'the message "because"', `it is ${JSON.stringify(message)}`);
+    },
+  },
+  {
+    name: "probes/readiness-decides-ready",
+    needs: ["probes"],
+    why: "Services send traffic to what is ready.",
+    async run(context: CheckContext) {
+      const probed = (script: string) =>
+        context.create("", { containers: [context.container(FOREVER, { probes: { readiness: probe(script) } })] });
+      const [good, bad] = await Promise.all([probed("exit 0"), probed("exit 1")]);
+      await context.until(good.id, "its container to be ready", (machine) => mainOf(machine).ready);
+      const shown = await context.until(bad.id, "its container to run", (seen) => mainOf(seen).state === "running");
+      context.expect(!mainOf(shown).ready, "a container whose readiness probe fails not to be ready", "it is");
+    },
+  },
+  {
+    name: "probes/liveness-restarts",
+    needs: ["probes"],
+    why: "A container that hangs must not hang for ever.",
+    async run(context: CheckContext) {
+      const { id } = await context.create("", {
+        restart_policy: "always",
+        backoff: QUICK,
+        containers: [context.container(FOREVER, { probes: { liveness: probe("exit 1") } })],
+      });
+      await context.until(id, "a restart", (machine) => mainOf(machine).restart_count > 0);
+    },
+  },
+  {
+    name: "hooks/a-failed-post-start-ends-the-container",
+    needs: ["hooks"],
+    why: "A container that was not set up must not seem to work.",
+    async run(context: CheckContext) {
+      const post_start = { exec: { command: ["sh", "-c", "exit 1"] } };
+      const machine = await context.over("", {
+        containers: [context.container(FOREVER, { hooks: { post_start } })],
+      });
+      const code = mainOf(machine).terminated?.exit_code;
+      context.expect(code !== undefined && code !== 0, "the container to have been ended", `its exit code is ${code}`);
+    },
+  },
+  {
+    name: "restart/a-rule-goes-before-the-policy",
+    needs: ["restart_rules"],
+    why: "Programs ask for another try by an exit code of their own.",
+    async run(context: CheckContext) {
+      const { id } = await context.create("", {
+        backoff: QUICK,
+        containers: [
+          context.container("exit 42", {
+            restart_policy: "never",
+            restart_rules: [{ action: "restart", exit_codes: { operator: "in", values: [42] } }],
+          }),
+        ],
+      });
+      await context.until(id, "a restart", (machine) => mainOf(machine).restart_count > 0);
+    },
+  },
+  {
+    name: "images/a-patch-replaces-the-container",
+    needs: ["patch_image"],
+    why: "What runs must be what the pod says.",
+    async run(context: CheckContext) {
+      const before = await context.running(FOREVER);
+      const image = "registry.invalid/vmlet/no-such-image:none";
+      await context.provider.updatePod?.(
+        before.id,
+        { containers: [{ name: "main", image }] },
+        { signal: context.signal },
+      );
+      await context.until(before.id, "the container of the former image to end", (machine) => {
+        const { id, state } = mainOf(machine);
+        return state !== "running" || id !== mainOf(before).id;
+      });
+    },
+  },
+  {
+    name: "ephemeral/joins-a-running-machine",
+    needs: ["ephemeral_containers"],
+    why: "`kubectl debug` looks into a pod that runs.",
+    async run(context: CheckContext) {
+      const { id } = await context.running(FOREVER);
+      await context.provider.updatePod?.(
+        id,
+        { ephemeral_containers: [context.container("exit 7", { name: "debug" })] },
+        { signal: context.signal },
+      );
+      const machine = await context.until(id, "an ephemeral container that has ended", ({ containers }) =>
+        containers.some(({ kind, state }) => kind === "ephemeral" && state === "terminated"),
+      );
+      const { terminated } = containerOf(machine, "debug");
+      context.expect(terminated?.exit_code === 7, "exit code 7", `it is ${terminated?.exit_code}`);
+      const { state } = mainOf(machine);
+      context.expect(state === "running", "the main container to run on", `it is ${state}`);
     },
   },
   {
