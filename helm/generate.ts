@@ -1,13 +1,18 @@
-/** Writes what follows from the chart's values: values.schema.json and the table in its README. Run: npm run helm:generate */
+/**
+ * Writes what follows from the schemas: the chart's values.schema.json and the table in its README, and the tables of
+ * CONFIGURATION.md. Run: npm run helm:generate
+ */
 import { readFile, writeFile } from "node:fs/promises";
 import { join } from "node:path";
 import { isMap, isScalar, parseDocument, stringify, type Node, type Pair } from "yaml";
+import { backendConfigSchema } from "../providers/http-vm/backend/config.ts";
+import { agentConfigSchema } from "../src/config/schema.ts";
+import { documentFields, fieldsTable } from "./reference.ts";
 import { valuesJsonSchema } from "./values.ts";
 
 export const chart = join(import.meta.dirname, "vmlet");
 
-const BEGIN = "<!-- values:begin (npm run helm:generate) -->";
-const END = "<!-- values:end -->";
+const configuration = join(import.meta.dirname, "../CONFIGURATION.md");
 
 export interface ValueDoc {
   /** As `--set` takes it: `image.tag`. */
@@ -68,18 +73,30 @@ export function valuesTable(docs: readonly ValueDoc[]): string {
   return ["| Value | Meaning | Default |", "|---|---|---|", ...rows].join("\n");
 }
 
-/** Each generated file, by path, with what it should hold. @throws Error when the README has lost its marks */
+/** Each generated file, by path, with what it should hold. @throws Error when a text has lost its marks */
 export async function generated(): Promise<Map<string, string>> {
   const readme = join(chart, "README.md");
-  const text = await readFile(readme, "utf8");
-  const begin = text.indexOf(BEGIN);
-  const end = text.indexOf(END);
-  if (begin === -1 || end < begin) throw new Error(`${readme}: must hold the lines ${BEGIN} and ${END}`);
-  const table = valuesTable(documentValues(await readFile(join(chart, "values.yaml"), "utf8")));
+  const values = valuesTable(documentValues(await readFile(join(chart, "values.yaml"), "utf8")));
+  const agent = fieldsTable(documentFields(agentConfigSchema));
+  const backend = fieldsTable(documentFields(backendConfigSchema));
   return new Map([
     [join(chart, "values.schema.json"), `${JSON.stringify(valuesJsonSchema(), null, 2)}\n`],
-    [readme, `${text.slice(0, begin)}${BEGIN}\n${table}\n${text.slice(end)}`],
+    [readme, await withTables(readme, { values })],
+    [configuration, await withTables(configuration, { agent, backend })],
   ]);
+}
+
+/** The file's text with each table between its marks. */
+async function withTables(file: string, tables: Record<string, string>): Promise<string> {
+  let text = await readFile(file, "utf8");
+  for (const [name, table] of Object.entries(tables)) {
+    const begin = `<!-- ${name}:begin (npm run helm:generate) -->`;
+    const end = `<!-- ${name}:end -->`;
+    const [from, to] = [text.indexOf(begin), text.indexOf(end)];
+    if (from === -1 || to < from) throw new Error(`${file}: must hold the lines ${begin} and ${end}`);
+    text = `${text.slice(0, from)}${begin}\n${table}\n${text.slice(to)}`;
+  }
+  return text;
 }
 
 if (process.argv[1] === import.meta.filename) {

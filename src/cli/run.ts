@@ -1,6 +1,6 @@
 import { Command } from "commander";
 import { Agent } from "../agent.ts";
-import { loadConfig, type ConfigOverrides } from "../config/load.ts";
+import { ENVIRONMENT, loadConfig, type ConfigOverrides } from "../config/load.ts";
 import { createLogger } from "../telemetry/logger.ts";
 import { systemClock } from "../util/clock.ts";
 import { systemRandom } from "../util/random.ts";
@@ -19,7 +19,11 @@ export function withConfigOptions(command: Command): Command {
     .option("--cluster-id <id>", "tells clusters apart that share a backend")
     .option("--node-name <name>", "name of the node, when the file lists one node")
     .option("--node-address <ips>", "addresses of the nodes, separated by commas")
-    .option("--log-level <level>", "debug, info, warn or error");
+    .option("--log-level <level>", "debug, info, warn or error")
+    .addHelpText(
+      "after",
+      `\nA flag goes over its variable, and both go over the file: ${Object.keys(ENVIRONMENT).join(", ")}.`,
+    );
 }
 
 export function runCommand(): Command {

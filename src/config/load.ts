@@ -33,7 +33,7 @@ export interface ConfigOverrides {
 }
 
 /** Environment variables and the override each one is. */
-const ENVIRONMENT: Record<string, keyof ConfigOverrides> = {
+export const ENVIRONMENT: Readonly<Record<string, keyof ConfigOverrides>> = {
   VMLET_KUBECONFIG: "kubeconfig",
   VMLET_CLUSTER_ID: "clusterId",
   VMLET_LOG_LEVEL: "logLevel",

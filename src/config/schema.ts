@@ -142,9 +142,11 @@ export const moduleSchema = z.strictObject({
 export const providerSchema = z.discriminatedUnion("type", [httpVmSchema, memorySchema, moduleSchema]);
 
 export const taintSchema = z.strictObject({
-  key: z.string().min(1).refine(isLabelKey, LABEL_KEY_FAULT),
-  value: z.string().refine(isLabelValue, LABEL_VALUE_FAULT).default(""),
-  effect: z.enum(["NoSchedule", "PreferNoSchedule", "NoExecute"]),
+  key: z.string().min(1).refine(isLabelKey, LABEL_KEY_FAULT).describe("Key, in the form of a label's."),
+  value: z.string().refine(isLabelValue, LABEL_VALUE_FAULT).default("").describe("Value, in the form of a label's."),
+  effect: z
+    .enum(["NoSchedule", "PreferNoSchedule", "NoExecute"])
+    .describe("What becomes of pods that do not tolerate it."),
 });
 
 const ipAddress = z.union([z.ipv4(), z.ipv6()], "must be an IP address");
@@ -154,7 +156,7 @@ const kubeletSchema = z
     address: z.string().default("0.0.0.0").describe("Address that the kubelet API listens on."),
     port: port.default(10250).describe("Port of the kubelet API; 0 picks a free one."),
     certFile: z.string().optional().describe("Serving certificate (PEM). Absent: see `certificate`."),
-    keyFile: z.string().optional(),
+    keyFile: z.string().optional().describe("Its key (PEM)."),
     certificate: z
       .enum(["csr", "self-signed", "files"])
       .optional()
@@ -182,7 +184,11 @@ const kubeletSchema = z
   .prefault({});
 
 export const nodeSchema = z.strictObject({
-  name: z.string().max(253).regex(DNS_1123, "must be a DNS-1123 name: lower-case letters, digits, '-' and '.'"),
+  name: z
+    .string()
+    .max(253)
+    .regex(DNS_1123, "must be a DNS-1123 name: lower-case letters, digits, '-' and '.'")
+    .describe("The Node's name. Must never change."),
   provider: providerSchema,
   addresses: z
     .array(ipAddress)
@@ -192,8 +198,8 @@ export const nodeSchema = z.strictObject({
     .string()
     .optional()
     .describe("Published as Hostname address only when set: it must resolve from the API server."),
-  labels,
-  annotations: z.record(z.string(), z.string()).default({}),
+  labels: labels.describe("Labels of the Node, beside the standard ones and winning over them."),
+  annotations: z.record(z.string(), z.string()).default({}).describe("Annotations of the Node."),
   taints: z
     .array(taintSchema)
     .default([{ key: "virtual-kubelet.io/provider", value: "vmlet", effect: "NoSchedule" }])
@@ -208,7 +214,7 @@ export const nodeSchema = z.strictObject({
   dns: z
     .strictObject({
       clusterDns: z.array(ipAddress).default([]).describe("Addresses of the cluster's DNS service."),
-      clusterDomain: z.string().default("cluster.local"),
+      clusterDomain: z.string().default("cluster.local").describe("Domain of the cluster's Services."),
     })
     .prefault({}),
   allowHostPath: z.boolean().default(false).describe("Let hostPath mean a path in the pod's own machine."),
@@ -257,7 +263,10 @@ export const nodeSchema = z.strictObject({
     })
     .prefault({}),
   crashLoopBackoff: z
-    .strictObject({ initial: duration("10s"), max: duration("300s") })
+    .strictObject({
+      initial: duration("10s").describe("Wait before the second restart; it doubles each time."),
+      max: duration("300s").describe("The longest wait."),
+    })
     .superRefine(({ initial, max }, context) => {
       if (parseDuration(initial) > parseDuration(max))
         context.addIssue({ code: "custom", path: ["initial"], message: `must not be longer than max (${max})` });
@@ -273,8 +282,8 @@ export const nodeSchema = z.strictObject({
 
 export const agentConfigSchema = z
   .strictObject({
-    apiVersion: z.literal(API_VERSION),
-    kind: z.literal(KIND),
+    apiVersion: z.literal(API_VERSION).describe("Version of the file's format."),
+    kind: z.literal(KIND).describe("What the file is."),
     clusterId: z
       .string()
       .min(1)
@@ -283,7 +292,12 @@ export const agentConfigSchema = z
       .describe(
         "Tells clusters apart that share a backend. Must never change. Default: the UID of the namespace kube-system, if it may be read.",
       ),
-    kubeconfig: z.string().optional().describe("Default: KUBECONFIG, ~/.kube/config, or the pod's service account."),
+    kubeconfig: z
+      .string()
+      .optional()
+      .describe(
+        "File that says where the API server is. Default: KUBECONFIG, ~/.kube/config, or the pod's service account.",
+      ),
     identity: z
       .strictObject({
         mode: z
@@ -295,21 +309,24 @@ export const agentConfigSchema = z
           ),
       })
       .prefault({}),
-    logLevel: z.enum(["debug", "info", "warn", "error"]).default("info"),
+    logLevel: z
+      .enum(["debug", "info", "warn", "error"])
+      .default("info")
+      .describe("Lowest level of log lines that are written."),
     health: z
       .strictObject({
-        address: z.string().default("127.0.0.1"),
+        address: z.string().default("127.0.0.1").describe("Address that health and metrics are served on."),
         port: port.default(10248).describe("Plain HTTP: /livez, /readyz, /metrics. 0 picks a free port."),
       })
       .prefault({}),
     leaderElection: z
       .strictObject({
-        enabled: z.boolean().default(false),
-        namespace: z.string().default("kube-system"),
-        name: z.string().default("vmlet"),
-        leaseDuration: duration("15s"),
-        renewDeadline: duration("10s"),
-        retryPeriod: duration("2s"),
+        enabled: z.boolean().default(false).describe("Act only while this agent leads; others stand by."),
+        namespace: z.string().default("kube-system").describe("Namespace of the lease that the agents compete for."),
+        name: z.string().default("vmlet").describe("Its name."),
+        leaseDuration: duration("15s").describe("A standby takes over when the leader has not renewed for this long."),
+        renewDeadline: duration("10s").describe("A leader that could not renew for this long stops acting."),
+        retryPeriod: duration("2s").describe("Time between renewals."),
       })
       .superRefine(({ leaseDuration, renewDeadline, retryPeriod }, context) => {
         const [lease, renew, retry] = [leaseDuration, renewDeadline, retryPeriod].map(parseDuration) as [
@@ -338,7 +355,7 @@ export const agentConfigSchema = z
           .describe(
             "Requests to the API server per second. A kubelet's 50 would hold back the bursts that this node is for.",
           ),
-        burst: z.int().positive().default(1000),
+        burst: z.int().positive().default(1000).describe("Requests that may exceed that rate for a moment."),
       })
       .prefault({}),
     nodes: z.array(nodeSchema).min(1).refine(uniqueNames, "node names must differ"),

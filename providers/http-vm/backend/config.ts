@@ -33,8 +33,8 @@ const listenSchema = z
 
 export const backendConfigSchema = z
   .strictObject({
-    apiVersion: z.literal("vmlet.dev/v1"),
-    kind: z.literal(BACKEND_KIND),
+    apiVersion: z.literal("vmlet.dev/v1").describe("Version of the file's format."),
+    kind: z.literal(BACKEND_KIND).describe("What the file is."),
     stateDir: z
       .string()
       .startsWith("/", "must be an absolute path")
@@ -49,18 +49,22 @@ export const backendConfigSchema = z
       .describe("File with the bearer tokens that are accepted, one a line; read again when it changes."),
     tls: z
       .strictObject({
-        certFile: z.string(),
-        keyFile: z.string(),
+        certFile: z.string().describe("Certificate that is served (PEM)."),
+        keyFile: z.string().describe("Its key (PEM)."),
         clientCaFile: z.string().optional().describe("With it, a client must show a certificate that this CA signed."),
       })
       .optional(),
-    hostName: z.string().default(hostname()).describe("Shown as the machines' host."),
+    hostName: z
+      .string()
+      .optional()
+      .transform((name) => name ?? hostname())
+      .describe("Shown as the machines' host. Default: this host's name."),
     capacity: z
       .strictObject({
-        cpu: quantity.optional(),
-        memory: quantity.optional(),
-        ephemeralStorage: quantity.optional(),
-        pods: z.int().min(0).optional(),
+        cpu: quantity.optional().describe("Quantity of cpu."),
+        memory: quantity.optional().describe("Quantity of bytes."),
+        ephemeralStorage: quantity.optional().describe("Quantity of bytes."),
+        pods: z.int().min(0).optional().describe("Machines at a time."),
         extended: z.record(z.string(), z.int().min(0)).optional().describe("Extended resources by name."),
       })
       .optional()
@@ -76,11 +80,14 @@ export const backendConfigSchema = z
         maxSize: quantity
           .refine((text) => bytesOf(text) >= 1, "must be at least one byte")
           .default("10Mi")
-          .describe("Size at which a container's log is rotated."),
+          .describe("Size at which a container's log is rotated. Default 10Mi."),
         maxFiles: z.int().min(2).max(100).default(5).describe("Log files kept per container."),
       })
       .prefault({}),
-    logLevel: z.enum(["debug", "info", "warn", "error"]).default("info"),
+    logLevel: z
+      .enum(["debug", "info", "warn", "error"])
+      .default("info")
+      .describe("Lowest level of log lines that are written."),
   })
   .superRefine((config, context) => {
     const open = "address" in config.listen && !isLoopback(config.listen.address);

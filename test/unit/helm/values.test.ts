@@ -2,8 +2,13 @@ import { readFile } from "node:fs/promises";
 import { join } from "node:path";
 import { describe, expect, test } from "vitest";
 import { parse } from "yaml";
+import { z } from "zod";
 import { documentValues, generated } from "../../../helm/generate.ts";
+import { documentFields, fieldsTable } from "../../../helm/reference.ts";
 import { valuesJsonSchema } from "../../../helm/values.ts";
+import { backendConfigSchema } from "../../../providers/http-vm/backend/config.ts";
+import { ENVIRONMENT } from "../../../src/config/load.ts";
+import { agentConfigSchema } from "../../../src/config/schema.ts";
 import type { Json } from "../../e2e/harness/client.ts";
 import { chart, ciValues, helm, minimal, refusal } from "./render.ts";
 
@@ -36,6 +41,35 @@ describe("the README's table", () => {
   test("has a comment's lines in one", () => {
     expect(documentValues("# -- One\n# line.\na: { b: 1 }\n")).toEqual([
       { key: "a", default: "{ b: 1 }", description: "One line." },
+    ]);
+  });
+});
+
+describe("the reference of the configuration files", () => {
+  test.each([
+    ["agent", agentConfigSchema],
+    ["backend", backendConfigSchema],
+  ])("says of every field of the %s's what it means", (_, configSchema) => {
+    const fields = documentFields(configSchema);
+    expect(fields.filter(({ meaning }) => !/[A-Za-z].*\./.test(meaning)).map(({ field }) => field)).toEqual([]);
+  });
+
+  test("names the variables that go over the file", async () => {
+    const text = await readFile(join(chart, "../../CONFIGURATION.md"), "utf8");
+    expect([...text.matchAll(/^\| `(VMLET_\w+)`/gm)].map(([, name]) => name!)).toEqual(Object.keys(ENVIRONMENT));
+  });
+
+  test("tells fields of one kind of object with the kinds, those of several once", () => {
+    const b = z.int().describe("Bees.");
+    const kinds = [
+      z.strictObject({ type: z.literal("x"), b }),
+      z.strictObject({ type: z.literal("y"), b, c: z.string().default("d|e").describe("Cs.") }),
+    ] as const;
+    const described = documentFields(z.strictObject({ list: z.array(z.discriminatedUnion("type", kinds)).optional() }));
+    expect(fieldsTable(described).split("\n").slice(2)).toEqual([
+      "| `list[].type` | One of `x`, `y`. | required |",
+      "| `list[].b` | (x, y) Bees. | required |",
+      '| `list[].c` | (y) Cs. | `"d\\|e"` |',
     ]);
   });
 });
