@@ -1,11 +1,21 @@
-/** `vmlet conformance URL`: tells the author of a backend which rules of the Machine API it keeps. */
+/** `vmlet conformance URL`: tells the author of a backend, or of a provider module, which rules of the Machine API it keeps. */
+import { resolve } from "node:path";
 import { Command, InvalidArgumentError } from "commander";
-import { httpTarget, HttpVmProvider, type CredentialFiles } from "../../providers/http-vm/index.ts";
+import {
+  createMachineApiServer,
+  httpTarget,
+  HttpVmProvider,
+  type CredentialFiles,
+} from "../../providers/http-vm/index.ts";
 import { CHECKS, runConformance, type CheckResult, type ConformanceReport } from "../provider/kit/index.ts";
+import { silentLogger } from "../telemetry/logger.ts";
 import { toError } from "../util/errors.ts";
 import { signalToStop } from "./exit.ts";
+import { createModuleProvider } from "./provider-module.ts";
 
 interface Flags {
+  module?: string;
+  options?: Record<string, unknown>;
   tokenFile?: string;
   caFile?: string;
   certFile?: string;
@@ -26,7 +36,9 @@ export function conformanceCommand(): Command {
     .description(
       "check a backend against the rules of the Machine API; it makes and deletes machines of its own, and names what it cannot check",
     )
-    .argument("<url>", "https://host:port, http:// on loopback, or unix:///path")
+    .argument("[url]", "https://host:port, http:// on loopback, or unix:///path")
+    .option("--module <file>", "a provider module in the place of a backend: it is served on loopback meanwhile")
+    .option("--options <json>", "what the module's createProvider is given", jsonObject)
     .option("--token-file <file>", "file with the bearer token")
     .option("--ca-file <file>", "CA that signed the backend's certificate; no other is trusted")
     .option("--cert-file <file>", "client certificate")
@@ -42,9 +54,22 @@ export function conformanceCommand(): Command {
     .option("--patience <seconds>", "how long a machine may take to get somewhere", wholeNumber, 60)
     .option("--concurrency <count>", "checks at a time", wholeNumber, 4)
     .option("--json", "print the report as JSON")
-    .action(async (url: string, flags: Flags) => {
-      process.exitCode = await check(url, flags);
+    .action(async (url: string | undefined, flags: Flags, command: Command) => {
+      if (url !== undefined && flags.module === undefined) process.exitCode = await check(url, flags);
+      else if (url === undefined && flags.module !== undefined)
+        process.exitCode = await checkModule(flags.module, flags);
+      else command.error("error: give either a URL or --module");
     });
+}
+
+function jsonObject(text: string): Record<string, unknown> {
+  try {
+    const value: unknown = JSON.parse(text);
+    if (typeof value === "object" && value !== null && !Array.isArray(value)) return value as Record<string, unknown>;
+  } catch {
+    // Said below.
+  }
+  throw new InvalidArgumentError("it must be a JSON object.");
 }
 
 /** The option may also be given more than once. */
@@ -63,6 +88,19 @@ function faultOf({ only = [], echoCommand, echoPort }: Flags): string | undefine
   if ((echoCommand === undefined) !== (echoPort === undefined)) return "--echo-command and --echo-port go together";
   const unknown = only.filter((prefix) => !CHECKS.some(({ name }) => name.startsWith(prefix)));
   return unknown.length > 0 ? `--only: no check's name begins with ${unknown.join(" or ")}` : undefined;
+}
+
+/** @throws ConfigError when the file is no provider module */
+async function checkModule(file: string, flags: Flags): Promise<number> {
+  const provider = await createModuleProvider(resolve(file), flags.options ?? {});
+  const server = createMachineApiServer({ provider, logger: silentLogger });
+  try {
+    const { url } = await server.listen({ host: "127.0.0.1", port: 0 });
+    return await check(url, flags);
+  } finally {
+    await server.close();
+    await provider.close();
+  }
 }
 
 async function check(url: string, flags: Flags): Promise<number> {

@@ -55,6 +55,8 @@ test.each([
     ["conformance", "http://127.0.0.1:1", "--echo-port", "80"],
     "--echo-command and --echo-port go together",
   ],
+  ["neither a backend nor a module to check", ["conformance"], "give either a URL or --module"],
+  ["a module that is not there", ["conformance", "--module", "none.js"], "provider.module: cannot load"],
   ["a port that is none", ["dev", "--port", "web"], "'--port <port>' argument 'web' is invalid"],
   ["a folder that cannot be made", ["dev", "--state-dir", "/dev/null/x"], "--state-dir: ENOTDIR: not a directory"],
   ["a log level that is none", ["dev", "--log-level", "loud"], "'--log-level <level>' argument 'loud' is invalid"],
@@ -76,6 +78,14 @@ test("names of checks may stand before the address", async () => {
   );
   expect(stderr).toContain("http://127.0.0.1:1 could not be checked");
   expect(status).toBe(2);
+});
+
+test("a provider module is checked as a backend is", async () => {
+  const example = join(import.meta.dirname, "../../../examples/custom-provider.ts");
+  const { status, stdout } = await vmlet("conformance", "--module", example, "--only", "info,http/info");
+  expect(stdout).toMatch(/^ok {4}info\/says-what-it-is/m);
+  expect(stdout).toMatch(/^example 1: \d+ passed, 0 failed, \d+ skipped$/m);
+  expect(status).toBe(0);
 });
 
 test.each([
