@@ -1,9 +1,10 @@
 /** Cases that need kube-controller-manager: what its controllers conclude from the statuses that the agent writes. */
 import { expect } from "vitest";
 import type { Json } from "../harness/client.ts";
+import { createKubectl } from "../harness/kubectl.ts";
 import { must, waitFor } from "../harness/wait.ts";
 import type { Case, CaseContext } from "./pod-cases.ts";
-import { podSpec, serve, shell } from "./pods.ts";
+import { containerStatus, isReady, podSpec, serve, shell } from "./pods.ts";
 
 const apps = ({ pods }: CaseContext, resource: string) => `/apis/apps/v1/namespaces/${pods.namespace}/${resource}`;
 const jobs = ({ pods }: CaseContext) => `/apis/batch/v1/namespaces/${pods.namespace}/jobs`;
@@ -45,6 +46,19 @@ function daemonSet(context: CaseContext, name: string, spec: Json): Promise<Json
 /** How many pods the namespace has ever had. */
 function podsEver({ env, pods }: CaseContext): number {
   return new Set(env.history.versions(pods.namespace).map(({ pod }) => pod.metadata.uid)).size;
+}
+
+/** The fewest pods that were ready and not being deleted at once, since `count` of them were for the first time. */
+function fewestReady({ env, pods }: CaseContext, count: number): number {
+  const ready = new Set<string>();
+  let fewest = Infinity;
+  for (const { type, pod } of env.history.versions(pods.namespace)) {
+    const { uid, deletionTimestamp } = pod.metadata;
+    if (type !== "DELETED" && deletionTimestamp === undefined && isReady(pod)) ready.add(uid);
+    else ready.delete(uid);
+    if (fewest !== Infinity || ready.size === count) fewest = Math.min(fewest, ready.size);
+  }
+  return fewest;
 }
 
 export const controllerCases: readonly Case[] = [
@@ -200,6 +214,84 @@ export const controllerCases: readonly Case[] = [
         .filter(({ type, pod }) => type === "DELETED" && uids(before).includes(pod.metadata.uid))
         .map(({ pod }) => pod.metadata.name);
       expect(order).toEqual(["ordered-2", "ordered-1", "ordered-0"]);
+    },
+  },
+  {
+    name: "kubectl drain keeps to a PodDisruptionBudget: it waits until a replacement is ready before it takes the next pod",
+    async run(context) {
+      const { env, pods, disturb } = context;
+      await env.client.create(apps(context, "deployments"), {
+        metadata: { name: "guarded" },
+        spec: {
+          replicas: 2,
+          selector: { matchLabels: { app: "guarded" } },
+          // They tolerate everything, also that the node is cordoned: the replacements come to the same node.
+          template: template(context, "guarded", {
+            terminationGracePeriodSeconds: 10,
+            containers: [shell("main", serve)],
+          }),
+        },
+      });
+      const budgets = `/apis/policy/v1/namespaces/${pods.namespace}/poddisruptionbudgets`;
+      await env.client.create(budgets, {
+        metadata: { name: "guarded" },
+        spec: { minAvailable: 1, selector: { matchLabels: { app: "guarded" } } },
+      });
+      await until(context, `${budgets}/guarded`, "to allow one", ({ status }) => status.disruptionsAllowed === 1);
+      const before = (await pods.list("app=guarded")).map(({ metadata }) => metadata.uid);
+      const kubectl = await createKubectl(env.kubeconfig);
+      try {
+        const draining = kubectl.run(["drain", env.nodeName, "--pod-selector=app=guarded", "--timeout=150s"]);
+        await Promise.all([disturb(), draining]);
+        await waitFor({ what: "an event NodeNotSchedulable", timeoutMs: 30_000 }, async () => {
+          const { items } = await env.client.get("/api/v1/namespaces/default/events");
+          must(
+            items.some((event: Json) => event.reason === "NodeNotSchedulable"),
+            items.map((event: Json) => event.reason),
+          );
+        });
+      } finally {
+        await kubectl.run(["uncordon", env.nodeName]);
+      }
+      await until(
+        context,
+        `${apps(context, "deployments")}/guarded`,
+        "to be whole again",
+        ({ status }) => status.availableReplicas === 2,
+      );
+      const after = (await pods.list("app=guarded")).map(({ metadata }) => metadata.uid);
+      expect(after.filter((uid) => before.includes(uid))).toEqual([]);
+      expect(podsEver(context)).toBe(4);
+      expect(fewestReady(context, 2)).toBe(1);
+    },
+  },
+  {
+    name: "a NoExecute taint takes the running pods that do not tolerate it, and leaves the others as they are",
+    async run(context) {
+      const { env, pods, disturb } = context;
+      await pods.create("stays", { containers: [shell("main", serve)] });
+      const leaves = await pods.create("leaves", {
+        tolerations: [{ key: "virtual-kubelet.io/provider", operator: "Exists" }],
+        containers: [shell("main", serve)],
+      });
+      const stays = await pods.untilReady("stays");
+      await pods.untilReady("leaves");
+      const kubectl = await createKubectl(env.kubeconfig);
+      await kubectl.run(["taint", "node", env.nodeName, "maintenance=yes:NoExecute"]);
+      try {
+        await disturb();
+        await pods.untilGone("leaves", leaves.metadata.uid);
+      } finally {
+        await kubectl.run(["taint", "node", env.nodeName, "maintenance-"]);
+      }
+      const versions = env.history.versions(pods.namespace).map(({ pod }) => pod);
+      const last = versions.findLast(({ metadata }) => metadata.uid === leaves.metadata.uid)!;
+      expect(last.status.conditions).toContainEqual(
+        expect.objectContaining({ type: "DisruptionTarget", status: "True", reason: "DeletionByTaintManager" }),
+      );
+      const now = await pods.get("stays");
+      expect(now.metadata.uid).toBe(stays.metadata.uid);
+      expect(containerStatus(now, "main")).toEqual(containerStatus(stays, "main"));
     },
   },
 ];
