@@ -325,9 +325,15 @@ export interface components {
       | "rate_limited"
       | "unauthorized"
       | "unavailable";
-    /** @enum {string} */
+    /**
+     * @description What happens when a container ends: `on_failure` restarts it unless it ended with 0.
+     * @enum {string}
+     */
     RestartPolicy: "always" | "on_failure" | "never";
-    /** @enum {string} */
+    /**
+     * @description When an image is pulled. Absent: `always` for the tag `latest`, else `if_not_present`.
+     * @enum {string}
+     */
     PullPolicy: "always" | "if_not_present" | "never";
     /**
      * @example {
@@ -471,20 +477,28 @@ export interface components {
       }[];
     };
     ResourceAmounts: {
+      /** @description Thousandths of a CPU. */
       cpu_millis?: components["schemas"]["Count"];
+      /** @description Memory in bytes. */
       memory_bytes?: components["schemas"]["Count"];
+      /** @description Local disk in bytes: writable layers, logs, empty_dir volumes on disk. */
       ephemeral_bytes?: components["schemas"]["Count"];
       /** @description Whole numbers by resource name: `nvidia.com/gpu`, `vendor.example/license`. */
       extended?: {
         [key: string]: components["schemas"]["Count"];
       };
     };
+    /** @description What a container is promised (requests) and may use at most (limits). */
     ContainerResources: {
+      /** @description What it is promised. */
       requests?: components["schemas"]["ResourceAmounts"];
+      /** @description What it may use at most. Enforced with `resource_limits` and `ephemeral_storage_limits`. */
       limits?: components["schemas"]["ResourceAmounts"];
     };
     EnvVar: {
+      /** @description Name of the variable. */
       name: string;
+      /** @description Its value, as it is to be: nothing is expanded but `address_tokens`. */
       value: string;
     };
     FileEntry: {
@@ -494,176 +508,308 @@ export interface components {
       mode: number;
       /** @description Owner of the file; absent leaves root. */
       uid?: components["schemas"]["Count"];
-      /** Format: base64 */
+      /**
+       * Format: base64
+       * @description What is in the file, in base64.
+       */
       content_b64: string;
     };
     Volume:
       | {
+          /** @description Name that mounts refer to. */
           name: components["schemas"]["Name"];
-          /** @constant */
+          /**
+           * @description Scratch space that is empty at first and lives as long as the machine. Capability `volumes.empty_dir`.
+           * @constant
+           */
           type: "empty_dir";
-          /** @enum {string} */
+          /**
+           * @description Where it is: on disk, or in memory, which counts as the containers' own.
+           * @enum {string}
+           */
           medium: "disk" | "memory";
+          /** @description How much may be in it. In memory it is the file system's size; on disk a machine that exceeds it is stopped, capability `volumes.empty_dir.size_limit`. */
           size_bytes?: components["schemas"]["Count"];
         }
       | {
+          /** @description Name that mounts refer to. */
           name: components["schemas"]["Name"];
-          /** @constant */
+          /**
+           * @description Files given here, read-only for containers. Capability `volumes.files`.
+           * @constant
+           */
           type: "files";
           /** @description Opaque. Comes back in the machine's `file_versions` once the files are in place. */
           version: string;
+          /** @description All of the volume's files. */
           files: components["schemas"]["FileEntry"][];
         }
       | {
+          /** @description Name that mounts refer to. */
           name: components["schemas"]["Name"];
-          /** @constant */
+          /**
+           * @description An image's file system, read-only. Capability `volumes.image`.
+           * @constant
+           */
           type: "image";
+          /** @description Reference of the image. */
           image: string;
+          /** @description When it is pulled. */
           pull_policy?: components["schemas"]["PullPolicy"];
         }
       | {
+          /** @description Name that mounts refer to. */
           name: components["schemas"]["Name"];
-          /** @constant */
+          /**
+           * @description A path of the machine itself, never of its host. Capability `volumes.host_path`.
+           * @constant
+           */
           type: "host_path";
+          /** @description Absolute path in the machine. */
           path: string;
+          /** @description What has to be there, in the words of Kubernetes' hostPath: DirectoryOrCreate, Directory, FileOrCreate, File, Socket, CharDevice or BlockDevice. Absent: whatever is there. */
           path_type?: string;
         };
     Mount: {
+      /** @description Name of the volume. */
       volume: components["schemas"]["Name"];
+      /** @description Where the container sees it. */
       path: string;
+      /** @description The container may not write to it. */
       read_only?: boolean;
+      /** @description Path within the volume that is mounted in place of its root. Relative, without `..`; it must not lead out of the volume by a link either. */
       sub_path?: string;
     };
     ContainerPort: {
+      /** @description For people. */
       name?: string;
+      /** @description Port that the container listens on. Ports that are not listed are reached all the same. */
       port: number;
-      /** @enum {string} */
+      /**
+       * @description Transport protocol.
+       * @enum {string}
+       */
       protocol: "tcp" | "udp" | "sctp";
+      /** @description Port of the host that is forwarded to it. Capability `host_ports`. */
       host_port?: number;
+      /** @description Address of the host whose port that is. Absent: all. */
       host_ip?: string;
     };
     HttpAction: {
+      /** @description Path, with a query if need be. */
       path: string;
+      /** @description Port to connect to. */
       port: number;
+      /** @description Host to connect to. Absent: the machine. */
       host?: string;
-      /** @enum {string} */
+      /**
+       * @description With `https` the certificate is not verified. Absent: `http`.
+       * @enum {string}
+       */
       scheme?: "http" | "https";
+      /** @description Headers of the request. */
       headers?: {
+        /** @description Name of the header. */
         name: string;
+        /** @description Its value. */
         value: string;
       }[];
     };
     /** @description Exactly one of the fields is set. `sleep` is for hooks only, `grpc` for probes only. */
     Handler: {
+      /** @description A command in the container; succeeds with exit code 0. */
       exec?: {
+        /** @description Command and arguments; no shell is added. */
         command: string[];
       };
+      /** @description An HTTP request; succeeds with a status from 200 to 399. */
       http?: components["schemas"]["HttpAction"];
+      /** @description Succeeds when a connection is accepted. */
       tcp?: {
+        /** @description Port to connect to. */
         port: number;
+        /** @description Host to connect to. Absent: the machine. */
         host?: string;
       };
+      /** @description The gRPC health protocol; succeeds when the service is SERVING. */
       grpc?: {
+        /** @description Port to connect to. */
         port: number;
+        /** @description Service to ask for. Absent: the server as a whole. */
         service?: string;
       };
+      /** @description Waits; for hooks only. */
       sleep?: {
+        /** @description How long. */
         seconds: components["schemas"]["Count"];
       };
     };
     /** @description A handler and when it runs. Thresholds are kubelet's. */
     Probe: {
+      /** @description A command in the container; succeeds with exit code 0. */
       exec?: {
+        /** @description Command and arguments; no shell is added. */
         command: string[];
       };
+      /** @description An HTTP request; succeeds with a status from 200 to 399. */
       http?: components["schemas"]["HttpAction"];
+      /** @description Succeeds when a connection is accepted. */
       tcp?: {
+        /** @description Port to connect to. */
         port: number;
+        /** @description Host to connect to. Absent: the machine. */
         host?: string;
       };
+      /** @description The gRPC health protocol; succeeds when the service is SERVING. */
       grpc?: {
+        /** @description Port to connect to. */
         port: number;
+        /** @description Service to ask for. Absent: the server as a whole. */
         service?: string;
       };
+      /** @description Waits; for hooks only. */
       sleep?: {
+        /** @description How long. */
         seconds: components["schemas"]["Count"];
       };
+      /** @description Seconds from the container's start to the first attempt. */
       initial_delay_s: components["schemas"]["Count"];
+      /** @description Seconds from one attempt to the next. */
       period_s: number;
+      /** @description Seconds that an attempt may take; one that takes longer has failed. */
       timeout_s: number;
+      /** @description Attempts in a row that must succeed until the verdict is good. */
       success: number;
+      /** @description Attempts in a row that must fail until the verdict is bad. */
       failure: number;
       /** @description Replaces the machine's grace period when this probe kills the container. */
       termination_grace_s?: components["schemas"]["Count"];
     };
+    /** @description What happens at certain exit codes. The first rule that matches counts, before the restart policy. */
     RestartRule: {
-      /** @enum {string} */
+      /**
+       * @description `restart` starts the container again, `restart_all` every container of the machine, init containers included.
+       * @enum {string}
+       */
       action: "restart" | "restart_all";
+      /** @description Exit codes that it is for. */
       exit_codes: {
-        /** @enum {string} */
+        /**
+         * @description Whether the exit code has to be one of the values, or none.
+         * @enum {string}
+         */
         operator: "in" | "not_in";
+        /** @description The values. */
         values: components["schemas"]["ExitCode"][];
       };
     };
+    /** @description Capability `security_context`, and `privileged` for that field. What is absent is left to the image and the backend. */
     ContainerSecurity: {
+      /** @description User id. Absent: the image's. */
       user?: components["schemas"]["Count"];
+      /** @description Group id. Absent: the image's. */
       group?: components["schemas"]["Count"];
+      /** @description A container whose user would be root is not started. */
       run_as_non_root?: boolean;
+      /** @description All capabilities and devices of the machine. */
       privileged?: boolean;
+      /** @description The root file system cannot be written. */
       read_only_root?: boolean;
+      /** @description With false, no process gets more rights than its parent (no_new_privs). */
       allow_privilege_escalation?: boolean;
+      /** @description Linux capabilities beyond the runtime's usual ones, as `NET_ADMIN`; `ALL` is all. */
       capabilities_add?: string[];
+      /** @description Linux capabilities to take away; `ALL` is all. */
       capabilities_drop?: string[];
-      /** @enum {string} */
+      /**
+       * @description System call filter. Absent: as the backend sees fit.
+       * @enum {string}
+       */
       seccomp?: "runtime_default" | "unconfined";
+      /** @description Nothing of /proc is hidden. */
       unmasked_proc?: boolean;
     };
     ContainerSpec: {
+      /** @description Unique in the machine. */
       name: components["schemas"]["Name"];
+      /** @description Reference of the image. A backend without `images` may choose by it what to run. */
       image: string;
+      /** @description When it is pulled. */
       pull_policy?: components["schemas"]["PullPolicy"];
       /** @description Replaces the image's entrypoint; absent keeps it. */
       command?: string[];
       /** @description Replaces the image's cmd. */
       args?: string[];
+      /** @description Folder that the command starts in. Absent: the image's. */
       working_dir?: string;
+      /** @description Variables, over those of the image. */
       env?: components["schemas"]["EnvVar"][];
+      /** @description The process gets a terminal. Capability `tty`. */
       tty?: boolean;
+      /** @description The process's input stays open for whoever attaches. Otherwise it is empty. */
       stdin?: boolean;
+      /** @description The input ends with the first attached client's. */
       stdin_once?: boolean;
+      /** @description What it is promised and may use. */
       resources?: components["schemas"]["ContainerResources"];
+      /** @description Which volumes it sees, and where. */
       mounts?: components["schemas"]["Mount"][];
+      /** @description What it listens on. */
       ports?: components["schemas"]["ContainerPort"][];
+      /** @description How it is told to end. */
       stop?: {
+        /** @description Signal by name or number, as images have it: SIGQUIT, quit, 3, SIGRTMIN+3. Absent: the image's, else SIGTERM. */
         signal?: string;
       };
+      /** @description Capability `hooks`. */
       hooks?: {
+        /** @description Right after the start; when it fails, the container is ended. Not `started` until it is done. */
         post_start?: components["schemas"]["Handler"];
+        /** @description Before the stop signal, within the grace period. */
         pre_stop?: components["schemas"]["Handler"];
       };
+      /** @description Capability `probes`. */
       probes?: {
+        /** @description Until it succeeds the others wait; when it fails, the container is restarted by its policy. */
         startup?: components["schemas"]["Probe"];
+        /** @description Decides `ready`. */
         readiness?: components["schemas"]["Probe"];
+        /** @description When it fails, the container is restarted by its policy. */
         liveness?: components["schemas"]["Probe"];
       };
       /** @description Overrides the machine's. On an init container, `always` makes it a sidecar. */
       restart_policy?: components["schemas"]["RestartPolicy"];
+      /** @description Looked at in order before the restart policy. Capability `restart_rules`. */
       restart_rules?: components["schemas"]["RestartRule"][];
       /** @description On an ephemeral container, the container whose processes it sees, where the backend can show them. */
       target?: string;
+      /** @description Users, rights and filters. */
       security?: components["schemas"]["ContainerSecurity"];
+      /** @description Where the container says why it ended: `terminated.message`. Capability `termination_message`. */
       termination_message?: {
+        /** @description File in the container; its last 4096 bytes count. */
         path: string;
-        /** @enum {string} */
+        /**
+         * @description `fallback_to_logs` takes the log's end when the file is empty and the exit code is not 0.
+         * @enum {string}
+         */
         policy: "file" | "fallback_to_logs";
       };
     };
     RegistryAuth: {
+      /** @description `host[:port][/path]`. It is for images of that host and port whose repository is the path or lies below it; a `*` stands for any text within one part of the host's name, and `docker.io` is Docker Hub. Of several that are for an image, the one with the longest path is tried first. */
       registry: string;
+      /** @description User name. */
       username?: string;
-      /** Format: password */
+      /**
+       * Format: password
+       * @description Password.
+       */
       password?: string;
-      /** Format: password */
+      /**
+       * Format: password
+       * @description OAuth2 refresh token, in place of name and password.
+       */
       identity_token?: string;
     };
     /**
@@ -746,12 +892,15 @@ export interface components {
      *     }
      */
     MachineSpec: {
-      /** @description Fixed for the machine's life; lists select by them. */
+      /** @description Fixed for the machine's life; lists select by them. vmlet's are `vmlet.dev/cluster` (a hash of the cluster's id), `vmlet.dev/node`, and of the pod `vmlet.dev/namespace`, `vmlet.dev/pod` (its name) and `vmlet.dev/uid`. */
       labels: components["schemas"]["Labels"];
+      /** @description The main containers. When all of them are over for good, so is the machine. */
       containers: components["schemas"]["ContainerSpec"][];
       /** @description Run one after the other, each to success, before the main containers. */
       init_containers?: components["schemas"]["ContainerSpec"][];
+      /** @description Started once and never restarted; the machine's end does not wait for them. */
       ephemeral_containers?: components["schemas"]["ContainerSpec"][];
+      /** @description What containers can mount. */
       volumes?: components["schemas"]["Volume"][];
       /** @description Applied inside the machine. A machine that is `stopped` is over and never starts again. */
       restart_policy: components["schemas"]["RestartPolicy"];
@@ -759,44 +908,69 @@ export interface components {
       termination_grace_s?: components["schemas"]["Count"];
       /** @description Sum over the containers plus overhead; sizes the machine. */
       resources?: components["schemas"]["ContainerResources"];
+      /** @description One of the backend's named sizes, from the pod's annotation `vmlet.dev/instance-type`. Capability `instance_types`. */
       instance_type?: string;
+      /** @description The machine's hostname. Capability `hostname`. */
       hostname?: string;
       /** @description Domain part: hostname.domain is an alias of the machine's own address in /etc/hosts. */
       domain?: string;
       /** @description The kernel's hostname is hostname.domain rather than hostname alone. */
       hostname_is_fqdn?: boolean;
+      /** @description What is in the containers' /etc/resolv.conf. Absent: what the backend thinks right. Capability `dns`. */
       dns?: {
+        /** @description Addresses of DNS servers. */
         nameservers: string[];
+        /** @description Domains in which short names are looked up. */
         searches: string[];
+        /** @description Resolver options, as `ndots:5`. */
         options: string[];
       };
+      /** @description Further entries of the containers' /etc/hosts. Capability `hosts`. */
       hosts?: {
+        /** @description Address. */
         ip: string;
+        /** @description Names of that address. */
         names: string[];
       }[];
+      /** @description Credentials of image registries. Never shown again. Capability `registry_auth`. */
       registry_auth?: components["schemas"]["RegistryAuth"][];
       /** @description Opaque, tells nothing of the credentials. Comes back in the machine's `registry_auth_version`. */
       registry_auth_version?: string;
+      /** @description What holds for all containers. */
       security?: {
+        /** @description Group that owns the volumes, and that every container is a member of. */
         fs_group?: components["schemas"]["Count"];
-        /** @enum {string} */
+        /**
+         * @description With `on_root_mismatch`, a volume whose root has that owner already is left as it is. Absent: `always`.
+         * @enum {string}
+         */
         fs_group_change_policy?: "always" | "on_root_mismatch";
+        /** @description Further groups of every container. */
         supplemental_groups?: components["schemas"]["Count"][];
+        /** @description Kernel parameters of the machine. Capability `sysctls`. */
         sysctls?: {
+          /** @description Name, with dots. */
           name: string;
+          /** @description Value. */
           value: string;
         }[];
+        /** @description All containers see each other's processes. Capability of the same name. */
         share_process_namespace?: boolean;
+        /** @description With false, the machine's users must be none of its host's. Capability `user_namespace`. */
         host_users?: boolean;
       };
       /** @description A machine's address is not known when its specification is written. Each occurrence of one of these strings in a container's env values, command or args is replaced, when the container starts, with the first address or all of them joined by commas. */
       address_tokens?: {
+        /** @description Stands for the first address. */
         pod_ip: string;
+        /** @description Stands for all addresses. */
         pod_ips: string;
       };
       /** @description Restart back-off, when it is not the usual 10 s doubling to 300 s. */
       backoff?: {
+        /** @description Milliseconds before the second restart; it doubles each time. */
         initial_ms: components["schemas"]["Count"];
+        /** @description The longest wait in milliseconds. */
         max_ms: components["schemas"]["Count"];
       };
     };

@@ -2,6 +2,14 @@ import { Ajv2020 } from "ajv/dist/2020.js";
 import { describe, expect, test } from "vitest";
 import { isUnicastIp, openApiDocument, violation, type SchemaName } from "../../../providers/http-vm/document.ts";
 
+interface Node {
+  $ref?: string;
+  description?: string;
+  properties?: Record<string, Node>;
+  items?: Node;
+  oneOf?: Node[];
+}
+
 const document = openApiDocument();
 const schemas = document.components.schemas;
 
@@ -38,6 +46,28 @@ describe("openapi.yaml", () => {
       for (const segment of target!.split("/")) node = (node as Record<string, unknown>)[segment];
       expect(node, target).toBeDefined();
     }
+  });
+
+  test("says what each field of a specification means, in its place or in what it refers to", () => {
+    const untold: string[] = [];
+    const seen = new Set<string>();
+    const visit = (node: Node | undefined, path: string) => {
+      if (node === undefined) return;
+      const name = node.$ref?.split("/").at(-1);
+      if (name !== undefined && !seen.has(name)) {
+        seen.add(name);
+        visit(schemas[name], name);
+      }
+      for (const [key, child] of Object.entries(node.properties ?? {})) {
+        const target = child.$ref === undefined ? undefined : (schemas[child.$ref.split("/").at(-1)!] as Node);
+        if ((child.description ?? target?.description) === undefined) untold.push(`${path}.${key}`);
+        visit(child, `${path}.${key}`);
+      }
+      visit(node.items, `${path}[]`);
+      for (const variant of node.oneOf ?? []) visit(variant, path);
+    };
+    visit(schemas["MachineSpec"], "MachineSpec");
+    expect(untold).toEqual([]);
   });
 
   test("every operation has an id, a summary, a description, a tag and the error reply", () => {
