@@ -191,7 +191,7 @@ export class VmSandbox implements Sandbox {
       ...new Set([image.location, ...Object.values(launch.imageVolumes).map(({ location }) => location)]),
     ];
     await Promise.all(locations.map((location) => this.#attachImage(location)));
-    const { mounts, folders } = this.#mounts(launch);
+    const { mounts, subPaths } = this.#mounts(launch);
     // Whose processes the container sees: the guest knows where they are.
     const processes = security?.share_process_namespace === true ? "shared" : launch.target?.id;
     const config = ociConfig({
@@ -223,14 +223,8 @@ export class VmSandbox implements Sandbox {
       await writeFileAtomic(this.#startFile(launch), JSON.stringify(start), 0o600);
       const commands = [
         ...locations.map((location) => ["image", imageName(location), imageSerial(location)]),
-        [
-          "launch",
-          id,
-          imageName(image.location),
-          processes ?? "-",
-          folders.join("\n"),
-          ...configParts(whole, this.#context.warming),
-        ],
+        ["launch", id, imageName(image.location), processes ?? "-", ...configParts(whole, this.#context.warming)],
+        ...subPaths,
         ["run", id, String(port.number), port.token, flags, spec.tty === true ? "tty" : "pipes"],
       ];
       await this.#vm.control.run(commands, late);
@@ -494,10 +488,11 @@ export class VmSandbox implements Sandbox {
     await attachDisk(this.#vm.qmp, { id: serial, file }, AbortSignal.timeout(this.#context.bootTimeoutMs));
   }
 
-  #mounts(launch: ContainerLaunch): { mounts: OciMount[]; folders: string[] } {
+  /** @returns the mounts, and what prepares those of a part of a volume */
+  #mounts(launch: ContainerLaunch): { mounts: OciMount[]; subPaths: GuestCommand[] } {
     const { spec } = launch;
     const readOnly = spec.security?.read_only_root === true;
-    const folders: string[] = [];
+    const subPaths: GuestCommand[] = [];
     const mounts: OciMount[] = [
       { ...bind("/run/shm", "/dev/shm", false), options: ["rbind", "nosuid", "nodev", "noexec", "rw"] },
       ...["hosts", "hostname", "resolv.conf"].map((name) => bind(`/run/etc/${name}`, `/etc/${name}`, readOnly)),
@@ -506,7 +501,7 @@ export class VmSandbox implements Sandbox {
         spec.termination_message?.path || "/dev/termination-log",
         false,
       ),
-      ...(spec.mounts ?? []).map((mount) => this.#volumeMount(launch, mount, folders)),
+      ...(spec.mounts ?? []).map((mount) => this.#volumeMount(launch, mount, subPaths)),
     ];
     const own = mounts.filter(
       (mount, index) =>
@@ -514,10 +509,10 @@ export class VmSandbox implements Sandbox {
           (later, at) => at > index && join("/", later.destination, "/") === join("/", mount.destination, "/"),
         ),
     );
-    return { mounts: own, folders };
+    return { mounts: own, subPaths };
   }
 
-  #volumeMount(launch: ContainerLaunch, mount: Mount, folders: string[]): OciMount {
+  #volumeMount(launch: ContainerLaunch, mount: Mount, subPaths: GuestCommand[]): OciMount {
     const volume = (this.#home.spec.volumes ?? []).find(({ name }) => name === mount.volume);
     if (volume === undefined)
       throw new ContainerError(
@@ -528,9 +523,12 @@ export class VmSandbox implements Sandbox {
     if (volume.type === "image" && location === undefined)
       throw new ContainerError("ImageVolumeMountFailed", `volume ${volume.name}: its image is not there`);
     const root = volume.type === "image" ? `/images/${imageName(location!)}` : `${VOLUMES}/${volume.name}`;
-    const source = mount.sub_path === undefined || mount.sub_path === "" ? root : join(root, join("/", mount.sub_path));
-    if (source !== root && volume.type === "empty_dir") folders.push(source);
-    return bind(source, mount.path, volume.type !== "empty_dir" || mount.read_only === true);
+    const readOnly = volume.type !== "empty_dir" || mount.read_only === true;
+    if (mount.sub_path === undefined || mount.sub_path === "") return bind(root, mount.path, readOnly);
+    const name = String(subPaths.length);
+    const missing = volume.type === "empty_dir" ? "make" : "-";
+    subPaths.push(["sub_path", launch.id, name, root, mount.sub_path, missing]);
+    return bind(`${CONTAINERS}/${launch.id}/sub-${name}`, mount.path, readOnly);
   }
 
   #startFile(container: Pick<ContainerRef, "id">): string {
