@@ -18,13 +18,19 @@ export async function pushImages(): Promise<ContainerImages> {
   await registry.push("t/busybox:1", await busyboxImage());
   await registry.push(
     "t/app:1",
-    await busyboxImage([{ path: "srv/www/index.html", content: "from the image" }], {
-      Entrypoint: ["/bin/sh", "-c"],
-      Cmd: ["echo image cmd $FROM_IMAGE; pwd; id"],
-      Env: ["FROM_IMAGE=yes"],
-      User: "app",
-      WorkingDir: "/srv/www",
-    }),
+    await busyboxImage(
+      [
+        { path: "srv/www/index.html", content: "from the image" },
+        { path: "srv/page", type: "symlink", link: "/srv/www/index.html" },
+      ],
+      {
+        Entrypoint: ["/bin/sh", "-c"],
+        Cmd: ["echo image cmd $FROM_IMAGE; pwd; id"],
+        Env: ["FROM_IMAGE=yes"],
+        User: "app",
+        WorkingDir: "/srv/www",
+      },
+    ),
   );
   return { registry, image: `${registry.host}/t/busybox:1`, app: `${registry.host}/t/app:1` };
 }
@@ -227,6 +233,60 @@ export function containerTests(bench: () => Bench, { registry, app }: ContainerI
     expect(await bench().log(id, "a")).toEqual(["two", "one"]);
   });
 
+  test("a file whose name begins with a dot is there, is replaced, and goes", async () => {
+    const files = (path: string, content: string) => [
+      { path, mode: 0o644, content_b64: Buffer.from(content).toString("base64") },
+    ];
+    const script = `cat /sub
+      until [ "$(cat /f/.k)" = two ]; do sleep 0.05; done; cat /f/.k
+      while [ -L /f/.k ]; do sleep 0.05; done; cat /f/other`;
+    const id = await bench().create({
+      volumes: [{ name: "f", type: "files", version: "1", files: files(".k", "one\n") }],
+      containers: [
+        bench().shell("a", script, {
+          mounts: [
+            { volume: "f", path: "/f" },
+            { volume: "f", path: "/sub", sub_path: ".k" },
+          ],
+        }),
+      ],
+    });
+    const update = async (version: string, path: string, content: string) => {
+      const change = { volume: "f", version, files: files(path, content) };
+      await bench().provider.updatePod(id, { files: [change] }, { signal: bench().signal });
+    };
+    await bench().until(async () => expect(await bench().log(id, "a")).toEqual(["one"]));
+    await update("2", ".k", "two\n");
+    await bench().until(async () => expect(await bench().log(id, "a")).toEqual(["one", "two"]));
+    await update("3", "other", "three\n");
+    await bench().terminated(id, "a");
+    expect(await bench().log(id, "a")).toEqual(["one", "two", "three"]);
+  });
+
+  test("a sub_path follows links that stay in its volume, or in its image", async () => {
+    const { lines } = await output(
+      "cat /s/f /page",
+      {
+        mounts: [
+          { volume: "v", path: "/s", sub_path: "sub" },
+          { volume: "i", path: "/page", sub_path: "srv/page" },
+        ],
+      },
+      {
+        volumes: [
+          { name: "v", type: "empty_dir", medium: "disk" },
+          { name: "i", type: "image", image: app },
+        ],
+        init_containers: [
+          bench().shell("i", "mkdir /v/real; echo from the volume > /v/real/f; ln -s real /v/sub", {
+            mounts: [{ volume: "v", path: "/v" }],
+          }),
+        ],
+      },
+    );
+    expect(lines).toEqual(["from the volume", "from the image"]);
+  });
+
   test("a sub_path that a container turned into a link to outside does not lead there", async () => {
     const id = await bench().create({
       volumes: [{ name: "v", type: "empty_dir", medium: "disk" }],
@@ -272,6 +332,22 @@ export function containerTests(bench: () => Bench, { registry, app }: ContainerI
       resources: { limits: { memory_bytes: 32 * 1024 * 1024 } },
     });
     expect(ended).toMatchObject({ exit_code: 137, reason: "OOMKilled" });
+  });
+
+  test("with control groups of version 2, a container that has lost a process for want of memory ends as a whole", async (context) => {
+    context.skip(bench().options.name !== "vm" && cgroupVersion() !== 2, "this host's control groups are of version 1");
+    const { ended } = await output("(x=a; while :; do x=$x$x; done) & sleep 1000", {
+      resources: { limits: { memory_bytes: 32 * 1024 * 1024 } },
+    });
+    expect(ended).toMatchObject({ exit_code: 137, reason: "OOMKilled" });
+  });
+
+  test("when memory runs out, a container that asks for nothing goes first, in exec too", async () => {
+    const id = await bench().create({ containers: [bench().shell("a", "cat /proc/self/oom_score_adj; sleep 1000")] });
+    await bench().until(async () => expect(await bench().log(id, "a")).toEqual(["1000"]));
+    const streams = await bench().exec(id, "a", ["cat", "/proc/self/oom_score_adj"]);
+    expect(await text(streams.stdout)).toBe("1000\n");
+    await bench().provider.deletePod(id, { force: true, signal: bench().signal });
   });
 
   test.each([
@@ -334,22 +410,6 @@ export function containerTests(bench: () => Bench, { registry, app }: ContainerI
         state: "waiting",
         reason: "CreateContainerConfigError",
         message: expect.stringContaining("image will run as root"),
-  test("with control groups of version 2, a container that has lost a process for want of memory ends as a whole", async (context) => {
-    context.skip(bench().options.name !== "vm" && cgroupVersion() !== 2, "this host's control groups are of version 1");
-    const { ended } = await output("(x=a; while :; do x=$x$x; done) & sleep 1000", {
-      resources: { limits: { memory_bytes: 32 * 1024 * 1024 } },
-    });
-    expect(ended).toMatchObject({ exit_code: 137, reason: "OOMKilled" });
-  });
-
-  test("when memory runs out, a container that asks for nothing goes first, in exec too", async () => {
-    const id = await bench().create({ containers: [bench().shell("a", "cat /proc/self/oom_score_adj; sleep 1000")] });
-    await bench().until(async () => expect(await bench().log(id, "a")).toEqual(["1000"]));
-    const streams = await bench().exec(id, "a", ["cat", "/proc/self/oom_score_adj"]);
-    expect(await text(streams.stdout)).toBe("1000\n");
-    await bench().provider.deletePod(id, { force: true, signal: bench().signal });
-  });
-
       }),
     );
     await bench().provider.deletePod(id, { force: true, signal: bench().signal });
@@ -416,6 +476,21 @@ export function containerTests(bench: () => Bench, { registry, app }: ContainerI
       expect(sample!.containers[0]!.cpu_usage_ns_total).toBeGreaterThan(50_000_000);
       expect(sample!.containers[0]!.memory_working_set_bytes).toBeGreaterThan(0);
       expect(sample!.network).toBeDefined();
+    });
+    await bench().provider.deletePod(id, { force: true, signal: bench().signal });
+  });
+
+  test("a container that writes more than its local storage limit ends its machine", async () => {
+    const id = await bench().create({
+      containers: [
+        bench().shell("a", "head -c 3000000 /dev/zero > /big; sleep 1000", {
+          resources: { limits: { ephemeral_bytes: 1 << 20 } },
+        }),
+      ],
+    });
+    expect(await bench().reaches(id, "failed")).toMatchObject({
+      reason: "Evicted",
+      message: "Pod ephemeral local storage usage exceeds the total limit of containers 1Mi. ",
     });
     await bench().provider.deletePod(id, { force: true, signal: bench().signal });
   });

@@ -83,6 +83,7 @@ const CAPABILITIES: readonly Capability[] = [
   "termination_message",
   "volumes.empty_dir",
   "volumes.empty_dir.size_limit",
+  "ephemeral_storage_limits",
   "volumes.files",
   "volumes.image",
   "patch_files",
