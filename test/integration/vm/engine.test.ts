@@ -1,4 +1,4 @@
-import { existsSync, readdirSync, readFileSync } from "node:fs";
+import { existsSync, readdirSync, readFileSync, statSync, truncateSync } from "node:fs";
 import { join } from "node:path";
 import { afterAll, expect, test } from "vitest";
 import { createVmEngine } from "../../../providers/http-vm/backend/engines/vm/engine.ts";
@@ -146,6 +146,35 @@ if (missing.length > 0) {
       expect(kib).toBeGreaterThan(300 * 1024);
       expect(kib).toBeLessThan(600 * 1024);
       await remove(id);
+    });
+
+    test("a container may open many files", async () => {
+      const id = await sleeper();
+      expect(Number(await output(id, "ulimit -Hn"))).toBeGreaterThanOrEqual(65_536);
+      await remove(id);
+    });
+
+    test("a container that begins processes without end leaves some for the other containers and for the host's commands", async () => {
+      const script = "mkfifo /f; (while :; do read x < /f & done); echo full; exec sleep 1000";
+      const id = await bench().create({
+        containers: [bench().shell("a", "sleep 1000"), bench().shell("b", script)],
+      });
+      await bench().until(async () => expect(await bench().log(id, "b", { stream: "stdout" })).toEqual(["full"]));
+      expect(await output(id, "echo still here")).toBe("still here\n");
+      await remove(id);
+    });
+
+    test("a template that leads to no guest is made anew, and the machine runs all the same", async () => {
+      const templates = join(bench().stateDir, "vm/templates");
+      const states = () =>
+        readdirSync(templates)
+          .map((name) => join(templates, name, "state.bin"))
+          .filter((file) => existsSync(file));
+      await remove(await sleeper());
+      for (const file of states()) truncateSync(file, 1000);
+      await remove(await sleeper());
+      await remove(await sleeper());
+      for (const file of states()) expect(statSync(file).size).toBeGreaterThan(1000);
     });
 
     test.each([
