@@ -153,6 +153,15 @@ if (missing.length > 0) {
       });
     });
 
+    test("a command beside a container's own is killed for want of memory as the container is", async () => {
+      const resources = { requests: { memory_bytes: 1 << 20 } };
+      const id = await bench().create({ containers: [bench().shell("a", "sleep 1000", { resources })] });
+      await bench().reaches(id, "running");
+      const streams = await bench().exec(id, "a", ["cat", "/proc/self/oom_score_adj"]);
+      expect(await text(streams.stdout)).toBe("999\n");
+      await bench().provider.deletePod(id, { force: true, signal: bench().signal });
+    });
+
     test("a closed exec session ends its command, not the container", async () => {
       const id = await bench().create({ containers: [bench().shell("a", "sleep 1000")] });
       await bench().reaches(id, "running");
