@@ -824,7 +824,7 @@ export class Supervisor implements MachineHome {
           if (runtime.ended.signal.aborted) return;
           this.#book.notice("Warning", "FailedPostStartHook", "PostStartHook failed", spec.name);
           this.#logger.info({ container: spec.name, error: toError(error).message }, "post_start hook failed");
-          this.#stopContainer(spec.name, this.#clock.now() + this.#book.graceMs(), {
+          this.#stopContainer(spec.name, this.#clock.monotonic() + this.#book.graceMs(), {
             holdSignal: false,
             force: false,
             message: "FailedPostStartHook",

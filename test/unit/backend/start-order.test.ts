@@ -94,6 +94,24 @@ test("a container is shown as running only after its post_start hook has returne
   expect(await world.container("a")).toMatchObject({ state: "running", ready: true, started: true });
 });
 
+test("a container whose post_start hook has failed is killed after the grace period when it ignores its signal", async () => {
+  const world = await World.create((fresh) => {
+    fresh.deaf.add("a");
+    fresh.exec = () => 1;
+  });
+  await world.create({
+    restart_policy: "never",
+    termination_grace_s: 10,
+    containers: [main("a", { hooks: { post_start: { exec: { command: ["hook"] } } } })],
+  });
+  const { signals } = world.instance("a");
+  await world.advance(60_000);
+  expect(signals).toEqual([
+    { signal: "SIGTERM", at: 0 },
+    { signal: "SIGKILL", at: 10_000 },
+  ]);
+});
+
 test("a failed post_start hook kills the container and says so", async () => {
   const world = await World.create((fresh) => (fresh.exec = () => 1));
   await world.create({
