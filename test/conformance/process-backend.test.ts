@@ -10,6 +10,7 @@ import { httpTarget, HttpVmProvider } from "../../providers/http-vm/index.ts";
 import { runConformance } from "../../src/provider/kit/index.ts";
 import { silentLogger } from "../../src/telemetry/logger.ts";
 import { systemClock } from "../../src/util/clock.ts";
+import { allDeleted } from "./all-deleted.ts";
 
 async function freePort(): Promise<number> {
   const server = createServer();
@@ -44,6 +45,7 @@ test("the reference backend with engine process keeps every rule of the Machine 
     expect(report.results.filter(({ outcome }) => outcome === "failed")).toEqual([]);
     expect(report.passed).toBeGreaterThan(70);
   } finally {
+    await allDeleted(provider);
     await provider.close();
     await backend.close();
     // Tombstones of the last machines may still be on their way to the disk.

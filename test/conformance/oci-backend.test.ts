@@ -1,0 +1,61 @@
+/** The reference backend with engine `oci`, whose images and isolation the other backends here lack, against every rule of the Machine API. */
+import { mkdtemp, realpath, rm } from "node:fs/promises";
+import { tmpdir } from "node:os";
+import { join } from "node:path";
+import { expect, test } from "vitest";
+import { startBackend } from "../../providers/http-vm/backend/backend.ts";
+import { parseBackendConfig } from "../../providers/http-vm/backend/config.ts";
+import { createOciEngine } from "../../providers/http-vm/backend/engines/oci/engine.ts";
+import { HostNetwork } from "../../providers/http-vm/backend/network/network.ts";
+import { httpTarget, HttpVmProvider } from "../../providers/http-vm/index.ts";
+import { runConformance } from "../../src/provider/kit/index.ts";
+import { silentLogger } from "../../src/telemetry/logger.ts";
+import { systemClock } from "../../src/util/clock.ts";
+import { allDeleted } from "./all-deleted.ts";
+import { testNetwork } from "../support/host.ts";
+import { leaveOut } from "../support/left-out.ts";
+import { busyboxImage, missingForImages, startRegistry } from "../support/registry.ts";
+
+const { dir: _dir, ...network } = testNetwork("");
+const engine = createOciEngine({ stateDir: "/nonexistent", clock: systemClock, logger: silentLogger, network });
+const problems = (await engine.check()).filter(({ fatal }) => fatal).map(({ problem }) => problem);
+const missing = [...problems, ...[missingForImages() ?? []].flat()];
+
+if (missing.length > 0) {
+  leaveOut("the conformance of engine oci", missing);
+} else {
+  test("the reference backend with engine oci keeps every rule of the Machine API", async () => {
+    const folder = await realpath(await mkdtemp(join(tmpdir(), "vmlet-oci-")));
+    const registry = await startRegistry();
+    await registry.push("t/busybox:1", await busyboxImage());
+    const config = {
+      apiVersion: "vmlet.dev/v1",
+      kind: "BackendConfig",
+      stateDir: join(folder, "state"),
+      listen: { socket: join(folder, "api.sock") },
+      engine: { type: "oci", network },
+    };
+    const backend = await startBackend(parseBackendConfig(JSON.stringify(config), "test"), {
+      clock: systemClock,
+      logger: silentLogger,
+      version: "test",
+    });
+    const provider = new HttpVmProvider({ url: backend.url });
+    try {
+      const report = await runConformance(provider, {
+        http: httpTarget({ url: backend.url }),
+        image: `${registry.host}/t/busybox:1`,
+        patienceMs: 60_000,
+      });
+      expect(report.results.filter(({ outcome }) => outcome === "failed")).toEqual([]);
+    } finally {
+      await allDeleted(provider);
+      await provider.close();
+      await backend.close();
+      await registry.stop();
+      await new HostNetwork({ dir: "/nonexistent/network", ...network }).remove();
+      // Tombstones of the last machines may still be on their way to the disk.
+      await rm(folder, { recursive: true, force: true, maxRetries: 20, retryDelay: 100 });
+    }
+  });
+}
