@@ -411,7 +411,7 @@ describe("access to the kubelet API", () => {
   test("follows changed files of certificate and client CA without a restart [A03 A04]", async () => {
     const nodeName = "vmlet-files";
     const folder = join(env.dir, nodeName);
-    await mkdir(folder);
+    await mkdir(folder, { recursive: true });
     const [oldCa, newCa] = [await createAuthority(folder, "old"), await createAuthority(folder, "new")];
     const files = {
       certFile: join(folder, "serving.crt"),
