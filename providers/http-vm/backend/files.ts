@@ -45,12 +45,13 @@ export function writeFilesVolume(dir: string, files: readonly FileEntry[], optio
   renameSync(link, join(dir, "..data"));
 
   const wanted = new Set(files.map(({ path }) => path.split("/")[0]!));
-  for (const name of readdirSync(dir)) {
-    if (!name.startsWith("..") && !wanted.has(name)) rmSync(join(dir, name), { recursive: true, force: true });
-  }
+  // As in a kubelet (AtomicWriter), what is new is there before what is old goes.
   for (const name of wanted) {
     if (lstatSync(join(dir, name), { throwIfNoEntry: false }) === undefined)
       symlinkSync(join("..data", name), join(dir, name));
+  }
+  for (const name of readdirSync(dir)) {
+    if (!name.startsWith("..") && !wanted.has(name)) rmSync(join(dir, name), { recursive: true, force: true });
   }
   for (const name of readdirSync(dir)) {
     // What a write that was cut short has left goes too.
