@@ -1,6 +1,6 @@
 /** Small file helpers that the engines share. */
 import { randomBytes } from "node:crypto";
-import { readdir, readFile, rename, rm, writeFile } from "node:fs/promises";
+import { open, readdir, readFile, rename, rm, writeFile } from "node:fs/promises";
 import { join } from "node:path";
 
 /** Writes a file so that a reader, and this process after a crash, sees the old content or the new, never a part. */
@@ -12,6 +12,16 @@ export async function writeFileAtomic(path: string, content: string | Buffer, mo
   } catch (cause) {
     await rm(temporary, { force: true });
     throw cause;
+  }
+}
+
+/** What the file has is on the disk: a rename may outlive a power cut that the content would not. */
+export async function flushFile(path: string): Promise<void> {
+  const file = await open(path);
+  try {
+    await file.sync();
+  } finally {
+    await file.close();
   }
 }
 

@@ -4,7 +4,7 @@ import { readdir, rename, rm } from "node:fs/promises";
 import { basename, dirname, join } from "node:path";
 import { randomBytes } from "node:crypto";
 import { findTool, run } from "../../host/command.ts";
-import { flushFile } from "./flush.ts";
+import { flushFile } from "../../host/files.ts";
 
 const making = new Map<string, Promise<string>>();
 

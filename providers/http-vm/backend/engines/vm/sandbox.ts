@@ -31,7 +31,7 @@ import {
   type ShimExit,
 } from "../../engine.ts";
 import { writeFilesVolume } from "../../files.ts";
-import { formatOwner } from "../../record.ts";
+import { formatOwner, isSidecar } from "../../record.ts";
 import { findTool, run } from "../../host/command.ts";
 import { readdirAtomic, readFileIfExists, writeFileAtomic } from "../../host/files.ts";
 import { containerPorts } from "../../network/network.ts";
@@ -77,9 +77,8 @@ export function vmSize(spec: MachineHome["spec"], defaults: { memoryMib: number;
   const { containers, init_containers: init = [] } = spec;
   const whole = { ...spec.resources?.requests, ...spec.resources?.limits };
   // Main containers and sidecars run together, each of the other init containers before them.
-  const isSidecar = ({ restart_policy }: ContainerSpec) => restart_policy === "always";
-  const together = [...containers, ...init.filter(isSidecar)];
-  const alone = init.filter((container) => !isSidecar(container));
+  const together = [...containers, ...init.filter((container) => isSidecar(container, "init"))];
+  const alone = init.filter((container) => !isSidecar(container, "init"));
   const asked = (key: "memory_bytes" | "cpu_millis") => {
     const of = ({ resources }: ContainerSpec) => resources?.limits?.[key] || resources?.requests?.[key] || 0;
     return Math.max(
