@@ -4,6 +4,15 @@ import { matchesNodeSelectorTerms } from "../../../src/resources/labels.ts";
 import { smoke, type SmokeKube } from "../../../src/cli/smoke.ts";
 import { VirtualClock } from "../../support/virtual-clock.ts";
 
+const OPTIONS = {
+  node: "burst-0",
+  namespace: "default",
+  image: "busybox",
+  restricted: false,
+  timeoutMs: 180_000,
+  step: () => {},
+};
+
 test("a smoke test that is stopped deletes its pod and says that it was stopped", async () => {
   const clock = new VirtualClock();
   const stop = new AbortController();
@@ -18,12 +27,7 @@ test("a smoke test that is stopped deletes its pod and says that it was stopped"
   const running = smoke({
     kube,
     clock,
-    node: "burst-0",
-    namespace: "default",
-    image: "busybox",
-    restricted: false,
-    timeoutMs: 180_000,
-    step: () => {},
+    ...OPTIONS,
     signal: stop.signal,
   });
   const failed = expect(running).rejects.toThrow("stopped by SIGTERM");
@@ -46,12 +50,7 @@ test("a smoke test's pod is scheduled to the node of that name, whatever its hos
     smoke({
       kube,
       clock: new VirtualClock(),
-      node: "burst-0",
-      namespace: "default",
-      image: "busybox",
-      restricted: false,
-      timeoutMs: 180_000,
-      step: () => {},
+      ...OPTIONS,
       signal: new AbortController().signal,
     }),
   ).rejects.toThrow("the pod failed");

@@ -126,6 +126,16 @@ class World {
     this.#machines.put({ ...machine, version, ...change });
   }
 
+  /** Somebody deletes the pod, with a grace period of a second. */
+  deletePod(): void {
+    const metadata = {
+      ...this.pod.metadata!,
+      deletionTimestamp: new Date(this.clock.now() + 1_000).toISOString(),
+      deletionGracePeriodSeconds: 1,
+    };
+    this.pod = { ...this.pod, metadata };
+  }
+
   /** The backend forgets what it ran. @returns what brings it back */
   loseMachine(): () => void {
     this.provider.getPod = () => Promise.reject(new ProviderError("not_found", "no such machine"));
@@ -436,14 +446,7 @@ describe("an API server that drops a field of the status", () => {
   });
 
   test("does not keep a pod from going", async () => {
-    world.pod = {
-      ...world.pod,
-      metadata: {
-        ...world.pod.metadata!,
-        deletionTimestamp: new Date(world.clock.now() + 1_000).toISOString(),
-        deletionGracePeriodSeconds: 1,
-      },
-    };
+    world.deletePod();
     await world.pass(10_000);
     expect(world.requests.filter(({ method }) => method === "DELETE")).toHaveLength(1);
   });
@@ -490,14 +493,7 @@ describe("a machine that the backend takes its time to delete", () => {
       deletes++;
       return isStuck ? Promise.resolve() : deletePod(id, options);
     };
-    world.pod = {
-      ...world.pod,
-      metadata: {
-        ...world.pod.metadata!,
-        deletionTimestamp: new Date(world.clock.now() + 1_000).toISOString(),
-        deletionGracePeriodSeconds: 1,
-      },
-    };
+    world.deletePod();
     await world.settle();
   });
   const finalized = () => world.requests.filter(({ method }) => method === "DELETE").length;
