@@ -49,7 +49,12 @@ beforeAll(async () => {
     timeoutMinutes: 8,
   });
   console.log(
-    results.map(({ state, seconds, name }) => `${state} ${seconds.toFixed(0).padStart(4)} s  ${name}`).join("\n"),
+    results
+      .map(({ state, seconds, attempts, name }) => {
+        const again = attempts > 1 ? ` (attempt ${attempts})` : "";
+        return `${state} ${seconds.toFixed(0).padStart(4)} s  ${name}${again}`;
+      })
+      .join("\n"),
   );
 }, 2_400_000);
 afterAll(() => env?.[Symbol.asyncDispose]());

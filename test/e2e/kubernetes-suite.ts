@@ -7,6 +7,7 @@ export interface SpecResult {
   name: string;
   state: string;
   seconds: number;
+  attempts: number;
   /** What failed and where; empty when nothing did. */
   failure: string;
 }
@@ -18,6 +19,7 @@ interface GinkgoSpec {
   State: string;
   /** Nanoseconds. */
   RunTime: number;
+  NumAttempts: number;
   Failure?: { Message?: string; Location?: { FileName: string; LineNumber: number } };
 }
 
@@ -48,6 +50,8 @@ export async function runSuite(options: SuiteOptions): Promise<SpecResult[]> {
       "--disable-log-dump",
       "--ginkgo.no-color",
       `--ginkgo.focus=${focus}`,
+      // As the other suites of real processes: in CI a test may need a second try, and is printed so.
+      `--ginkgo.flake-attempts=${process.env["CI"] === undefined ? 1 : 2}`,
       `--ginkgo.timeout=${options.timeoutMinutes}m`,
       `--ginkgo.json-report=${report}`,
     ],
@@ -65,6 +69,7 @@ export async function runSuite(options: SuiteOptions): Promise<SpecResult[]> {
       name: [...(spec.ContainerHierarchyTexts ?? []), spec.LeafNodeText].join(" "),
       state: spec.State,
       seconds: spec.RunTime / 1e9,
+      attempts: spec.NumAttempts,
       failure: spec.Failure?.Message
         ? `${spec.Failure.Message}\n${spec.Failure.Location?.FileName}:${spec.Failure.Location?.LineNumber}`
         : "",

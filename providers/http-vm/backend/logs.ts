@@ -47,8 +47,16 @@ interface Position {
   offset: number;
 }
 
+/** Where the log ends now. */
+async function endPosition(dir: string): Promise<Position> {
+  const segment = (await segments(dir)).at(-1) ?? 0;
+  const { size } = (await stat(join(dir, `log.${segment}`)).catch(() => undefined)) ?? { size: 0 };
+  return { segment, offset: size };
+}
+
 /**
- * The lines of one container instance, past and, with `follow`, to come. In batches, as they are read: a log has hundreds of
+ * The lines of one container instance, past and, with `follow`, to come. Without it the log ends where it did when it was asked
+ * for: of one that grows, `tail` gives no line too many, and the reader of one that grows fast comes to an end. In batches, as they are read: a log has hundreds of
  * thousands of lines, and a wait for each of them costs more than all else that is done to it.
  */
 export async function* readLog(dir: string, options: ReadLogOptions): AsyncGenerator<LogLine[]> {
@@ -57,9 +65,10 @@ export async function* readLog(dir: string, options: ReadLogOptions): AsyncGener
   const wanted = (line: LogLine) =>
     (options.stream === undefined || line.stream === options.stream) &&
     (since === undefined || sinceKey(line.at) >= since);
-  let position: Position =
-    options.tail === undefined ? { segment: 0, offset: 0 } : await tailPosition(dir, options.tail, wanted);
-  for await (const lines of allLines(dir, position, options)) {
+  const end = await endPosition(dir);
+  const start =
+    options.tail === undefined ? { segment: 0, offset: 0 } : await tailPosition(dir, options.tail, wanted, end);
+  for await (const lines of allLines(dir, start, options, options.follow ? undefined : end)) {
     const batch: LogLine[] = [];
     for (const line of lines) {
       if (left <= 0) break;
@@ -80,19 +89,24 @@ function sinceKey(time: string): string {
   return `${new Date(time).toISOString().slice(0, 19)}.${decimals.padEnd(9, "0")}`;
 }
 
-/** Where the last `count` wanted lines begin; parts of one line count once. */
-async function tailPosition(dir: string, count: number, wanted: (line: LogLine) => boolean): Promise<Position> {
-  const all = await segments(dir);
+/** Where the last `count` wanted lines before `end` begin; parts of one line count once. */
+async function tailPosition(
+  dir: string,
+  count: number,
+  wanted: (line: LogLine) => boolean,
+  end: Position,
+): Promise<Position> {
+  const all = (await segments(dir)).filter((segment) => segment <= end.segment);
   let left = count;
   for (const segment of all.toReversed()) {
     const starts: { offset: number; ends: boolean }[] = [];
-    let end = 0;
-    for await (const { lines, offsets, next } of segmentLines(dir, { segment, offset: 0 })) {
-      end = next;
+    let offset = 0;
+    for await (const { lines, offsets, next } of segmentLines(dir, { segment, offset: 0 }, end)) {
+      offset = next;
       for (const [index, line] of lines.entries())
         if (wanted(line)) starts.push({ offset: offsets[index]!, ends: !line.partial });
     }
-    if (count === 0) return { segment, offset: end };
+    if (count === 0) return { segment, offset };
     // Walk back over whole lines: a line begins after the end of the one before it.
     for (let index = starts.length - 1; index >= 0; index--) {
       const begins = index === 0 || starts[index - 1]!.ends;
@@ -109,7 +123,8 @@ interface Batch {
   next: number;
 }
 
-async function* segmentLines(dir: string, from: Position): AsyncGenerator<Batch> {
+async function* segmentLines(dir: string, from: Position, end?: Position): AsyncGenerator<Batch> {
+  const limit = end?.segment === from.segment ? end.offset : Infinity;
   let handle: FileHandle;
   try {
     handle = await open(join(dir, `log.${from.segment}`), "r");
@@ -124,7 +139,10 @@ async function* segmentLines(dir: string, from: Position): AsyncGenerator<Batch>
       // A new one each time: the lines are parts of it.
       const buffer = Buffer.allocUnsafe(rest.length + CHUNK_BYTES);
       rest.copy(buffer);
-      const { bytesRead } = await handle.read(buffer, rest.length, CHUNK_BYTES, offset + rest.length);
+      const at = offset + rest.length;
+      const wanted = Math.min(CHUNK_BYTES, limit - at);
+      if (wanted <= 0) return;
+      const { bytesRead } = await handle.read(buffer, rest.length, wanted, at);
       if (bytesRead === 0) return;
       const data = buffer.subarray(0, rest.length + bytesRead);
       const batch: Batch = { lines: [], offsets: [], next: offset };
@@ -147,15 +165,20 @@ async function* segmentLines(dir: string, from: Position): AsyncGenerator<Batch>
   }
 }
 
-async function* allLines(dir: string, from: Position, options: ReadLogOptions): AsyncGenerator<LogLine[]> {
+async function* allLines(
+  dir: string,
+  from: Position,
+  options: ReadLogOptions,
+  end: Position | undefined,
+): AsyncGenerator<LogLine[]> {
   let { segment, offset } = from;
   const { signal } = options;
   while (!signal.aborted) {
     // In this order, so that nothing written before the end or before a rotation is missed.
     const complete = options.complete();
-    const later = (await segments(dir)).find((other) => other > segment);
+    const later = (await segments(dir)).find((other) => other > segment && (end === undefined || other <= end.segment));
     const before = offset;
-    for await (const { lines, next } of segmentLines(dir, { segment, offset })) {
+    for await (const { lines, next } of segmentLines(dir, { segment, offset }, end)) {
       if (signal.aborted) return;
       offset = next;
       yield lines;
@@ -201,7 +224,7 @@ async function nextWrite(dir: string, offset: number, segment: number, options: 
 
 /** The last lines of a log: kubelet's fallback for a termination message is 80 lines, 2048 bytes. */
 export async function logTail(dir: string, lines: number, bytes: number): Promise<string> {
-  const position = await tailPosition(dir, lines, () => true);
+  const position = await tailPosition(dir, lines, () => true, await endPosition(dir));
   const parts: Buffer[] = [];
   for (const segment of (await segments(dir)).filter((number) => number >= position.segment)) {
     for await (const { lines } of segmentLines(dir, {

@@ -79,6 +79,17 @@ test("a line that is still being written is not read yet", async () => {
   expect(await read()).toEqual(["a"]);
 });
 
+test.each([1, undefined])("without follow, what is written while it is read is not of it (tail %s)", async (tail) => {
+  writeFileSync(join(dir, "log.0"), line(0, "a"));
+  const texts: string[] = [];
+  for await (const lines of readLog(dir, options({ tail, complete: () => false }))) {
+    texts.push(...lines.map(({ content }) => content.toString()));
+    appendFileSync(join(dir, "log.0"), line(1, "b"));
+    writeFileSync(join(dir, "log.1"), line(2, "c"));
+  }
+  expect(texts).toEqual(["a"]);
+});
+
 test("follow goes on over a rotation and ends when the container does", async () => {
   writeFileSync(join(dir, "log.0"), line(0, "a"));
   let complete = false;
