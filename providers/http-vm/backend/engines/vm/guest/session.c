@@ -15,8 +15,9 @@
 enum { FROM_STDIN = 1, FROM_STDIN_END = 2, FROM_RESIZE = 3, FROM_TAKEN = 4 };
 enum { TO_STARTED = 1, TO_TAKEN = 2, TO_EXIT = 3, TO_STDOUT = 4, TO_STDERR = 5 };
 enum { HEADER = 5, TOKEN_BYTES = 32, WINDOW = 65536, PIECE = 32768 };
-/* Frames before it looks at what else there is; milliseconds that a command waits for its host. */
-enum { FRAMES = 8, PATIENCE = 5000 };
+/* Frames before it looks at what else there is; milliseconds that a command waits for its host; looks at whether the host is
+   back, and milliseconds between them. */
+enum { FRAMES = 8, PATIENCE = 5000, LOOKS = 100, LOOK = 10 };
 enum { AF_UNIX = 1, AF_INET = 2, AF_INET6 = 10, SOCK_STREAM = 1, SHUT_WR = 1 };
 enum { F_SETFL = 4, TIOCSWINSZ = 0x5414, CONNECT_TIMEOUT = 110 };
 
@@ -99,6 +100,23 @@ static void shut(int *fd) {
 
 static void unblock(int fd) {
   call(FCNTL, (long)fd, (long)F_SETFL, (long)O_NONBLOCK);
+}
+
+/*
+ * The kernel says that nobody is at the other end. What the host sends overtakes the news that it has come, or that the
+ * port's last user has gone: these wait for a kernel thread, which may be late. So it must be true for a while.
+ */
+static int is_forsaken(void) {
+  struct pollfd on;
+  int looks;
+  for (looks = 0; looks < LOOKS; looks++) {
+    on.fd = port;
+    on.events = on.revents = 0;
+    call(POLL, &on, 1L, 0L);
+    if (!(on.revents & POLLHUP)) return 0;
+    pause_for(LOOK);
+  }
+  return 1;
 }
 
 /* The host went away: what was started for it alone ends, anything else is the host's to find again. */
@@ -309,7 +327,8 @@ static void from_host(void) {
   int type, count, i = 0;
   long got = call(READ, (long)port, bytes, 4096L);
   if (got == -EAGAIN || got == -EINTR) return;
-  if (got <= 0) forsaken();
+  /* Zero when nobody is there: the main loop sees to that. */
+  if (got < 0) forsaken();
   while (i < got) {
     if (header_bytes < HEADER) {
       header[header_bytes++] = bytes[i++];
@@ -556,7 +575,7 @@ int main(int argc, char **argv, char **envp) {
       break;
     }
     if (call(POLL, on, (long)WATCHED, more ? 0L : -1L) < 0) continue;
-    if (on[HOST].revents & POLLHUP) forsaken();
+    if (on[HOST].revents & POLLHUP && is_forsaken()) forsaken();
     if (on[HOST].revents & POLLIN) from_host();
     if (on[SIGN].revents) check_sign();
     if (on[CONSOLE].revents) from_console();

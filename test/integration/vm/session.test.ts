@@ -1,0 +1,86 @@
+/** The guest's end of a command's streams (engines/vm/guest/session.c), in a VM without containers. */
+import { mkdtempSync, rmSync } from "node:fs";
+import { tmpdir } from "node:os";
+import { join } from "node:path";
+import { afterAll, beforeAll, expect, test, vi } from "vitest";
+import { createVmEngine } from "../../../providers/http-vm/backend/engines/vm/engine.ts";
+import { tscKhz } from "../../../providers/http-vm/backend/engines/vm/frequency.ts";
+import { defaultGuestDir, hasGuest, makeGuest } from "../../../providers/http-vm/backend/engines/vm/guest.ts";
+import { GuestPorts } from "../../../providers/http-vm/backend/engines/vm/ports.ts";
+import { killVm, Qemu, type StartedVm } from "../../../providers/http-vm/backend/engines/vm/qemu.ts";
+import { Qmp } from "../../../providers/http-vm/backend/engines/vm/qmp.ts";
+import { GuestSession, type GuestCommandPlace } from "../../../providers/http-vm/backend/guest-session.ts";
+import { silentLogger } from "../../../src/telemetry/logger.ts";
+import { systemClock } from "../../../src/util/clock.ts";
+import { leaveOut } from "../../support/left-out.ts";
+
+const engine = createVmEngine({ stateDir: "/nonexistent", clock: systemClock, logger: silentLogger });
+const problems = (await engine.check()).filter(({ fatal }) => fatal).map(({ problem }) => problem);
+
+if (problems.length > 0) leaveOut("sessions in a VM", problems);
+else {
+  const { signal } = new AbortController();
+  let dir: string;
+  let started: StartedVm;
+  let qmp: string;
+  let ports: GuestPorts;
+
+  beforeAll(async () => {
+    const guestDir = process.env["VMLET_GUEST_DIR"] ?? defaultGuestDir();
+    if (!hasGuest(guestDir)) await makeGuest(guestDir);
+    dir = mkdtempSync(join(tmpdir(), "vmlet-session-"));
+    const at = (name: string) => join(dir, name);
+    qmp = at("qmp");
+    ports = new GuestPorts(qmp, dir);
+    const khz = await tscKhz(guestDir, at("frequency"));
+    const qemu = new Qemu({
+      guestDir,
+      ...(khz === undefined ? {} : { tscKhz: khz }),
+      templatesDir: dir,
+      accelerator: "tcg",
+      diskBytes: 64 << 20,
+      clock: systemClock,
+    });
+    const place = { qmp, ctl: at("ctl"), tap: undefined, disk: at("disk.img"), log: at("log") };
+    started = await qemu.boot({ memoryMib: 192, cpus: 1 }, place, AbortSignal.timeout(120_000));
+  });
+  afterAll(async () => {
+    started?.control.close();
+    if (started !== undefined) await killVm(started.vm, systemClock);
+    if (dir !== undefined) rmSync(dir, { recursive: true, force: true });
+  });
+
+  const isOpenInGuest = async (port: string) => {
+    const connection = await Qmp.open(qmp, signal);
+    const chardevs = (await connection.execute("query-chardev")) as { label: string; "frontend-open": boolean }[];
+    connection.close();
+    return chardevs.find(({ label }) => label === port)?.["frontend-open"];
+  };
+  const exitCode = (place: GuestCommandPlace) =>
+    new Promise<number>((resolve, reject) => {
+      let code = -1;
+      new GuestSession(place, {
+        output: () => undefined,
+        streamEnd: () => undefined,
+        exited: (exited) => (code = exited),
+        closed: (error) => (error === undefined ? resolve(code) : reject(error)),
+      });
+    });
+
+  test("a session begins also when the guest's kernel is late to hear that its host has come", async () => {
+    // Ports' news come by a kernel thread, the bytes do not. This one gets next to no time.
+    await started.control.script(
+      'ps | while read -r pid _ name; do case $name in *kworker*) renice -n 19 -p "$pid";; esac; done >/dev/null 2>&1\n' +
+        "(while :; do :; done) </dev/null >/dev/null 2>&1 3>&- &",
+      signal,
+    );
+    for (let count = 0; count < 20; count++) {
+      const port = await ports.take(signal);
+      // Nothing listens there.
+      await started.control.run([["dial", String(port.number), port.token, "9"]], signal);
+      await vi.waitFor(async () => expect(await isOpenInGuest(`p${port.number}`)).toBe(true), { timeout: 30_000 });
+      expect(await exitCode(port)).toBe(1);
+      ports.release(port);
+    }
+  });
+}
