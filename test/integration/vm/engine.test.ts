@@ -1,7 +1,9 @@
+import { once } from "node:events";
 import { existsSync, readdirSync, readFileSync, rmSync, statSync, truncateSync } from "node:fs";
 import { dirname, join } from "node:path";
 import { afterAll, expect, test } from "vitest";
 import { createVmEngine } from "../../../providers/http-vm/backend/engines/vm/engine.ts";
+import { MAX_PORTS } from "../../../providers/http-vm/backend/engines/vm/ports.ts";
 import { run } from "../../../providers/http-vm/backend/host/command.ts";
 import { HostNetwork } from "../../../providers/http-vm/backend/network/network.ts";
 import { silentLogger } from "../../../src/telemetry/logger.ts";
@@ -145,6 +147,29 @@ if (missing.length > 0) {
       const kib = Number(/MemTotal:\s+(\d+)/.exec(await output(id, "cat /proc/meminfo"))![1]);
       expect(kib).toBeGreaterThan(300 * 1024);
       expect(kib).toBeLessThan(600 * 1024);
+      await remove(id);
+    });
+
+    test("as many commands as a small VM has ports leave it alive, and one more is refused", async () => {
+      const id = await bench().create({
+        containers: [bench().shell("a", "sleep 1000", { resources: { limits: { memory_bytes: 64 << 20 } } })],
+      });
+      await bench().reaches(id, "running");
+      const running = [];
+      // Number 0 is QEMU's, 1 the control channel's, 2 the container's.
+      for (let port = 3; port < MAX_PORTS; port++) {
+        const command = ["sh", "-c", "echo begun; exec sleep 1000"];
+        const streams = await bench().exec(id, "a", command);
+        await once(streams.stdout!, "readable");
+        running.push(streams);
+      }
+      await expect(bench().exec(id, "a", ["true"])).rejects.toMatchObject({
+        code: "unavailable",
+        message: expect.stringContaining("try again when one has ended"),
+      });
+      for (const streams of running) streams.close();
+      await bench().until(async () => expect(await output(id, "echo still here")).toBe("still here\n"));
+      expect((await bench().container(id, "a")).restart_count).toBe(0);
       await remove(id);
     });
 

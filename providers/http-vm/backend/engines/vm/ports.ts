@@ -11,8 +11,11 @@ import { Qmp } from "./qmp.ts";
 
 /** The control channel has number 1; QEMU keeps 0 for a console. */
 const FIRST_PORT = 2;
-/** For `max_ports` of the VM's serial device: commands, forwarded ports and containers at a time. */
-export const MAX_PORTS = 128;
+/**
+ * For `max_ports` of the VM's serial device: commands, forwarded ports and containers at a time. All of them together need less
+ * than what a guest has left of its own share of memory (sandbox.ts), or it would die of them.
+ */
+export const MAX_PORTS = 64;
 /** QEMU does it in milliseconds. */
 const PLUG_MS = 30_000;
 
