@@ -109,7 +109,7 @@ test("when all are in use, the error says how many there are and what to do", as
   for (let number = 2; number < MAX_PORTS; number++) plugged.set(`p${number}`, true);
   await expect(ports.take(signal)).rejects.toMatchObject({
     code: "unavailable",
-    message: expect.stringMatching(/126 containers, commands and forwarded ports open: try again/),
+    message: expect.stringMatching(/62 containers, commands and forwarded ports open: try again/),
   });
 });
 
