@@ -338,6 +338,11 @@ class VmEngine implements Engine {
     const chosen = accelerator === "auto" ? await probeAccelerator(qemu, join(dir, "accelerator")) : accelerator;
     logger.info({ accelerator: chosen }, "VMs' accelerator");
     const khz = chosen === "tcg" ? await tscKhz(this.#guestDir, join(dir, "frequency")) : undefined;
+    if (chosen === "tcg" && khz === undefined)
+      logger.warn(
+        { guestDir: this.#guestDir },
+        "the frequency of this host's time-stamp counter cannot be measured, and emulated VMs may hang when they boot: a program of the guest image must run (is its file system mounted noexec?)",
+      );
     const processors = availableParallelism();
     return {
       clock,
