@@ -150,7 +150,8 @@ export interface paths {
      *     It carries any bytes without base64 or escaping, costs the backend nothing but copying its file, and is parsed by
      *     looking for newlines. A runtime cuts lines at 16 KiB; a client refuses records above 1 MiB.
      *
-     *     With `follow` the reply ends when this instance of the container has ended and its output was sent. A reply that breaks off
+     *     With `follow` the reply ends when this instance of the container has ended and its output was sent, without it where the log
+     *     ended when it was asked for: `tail` of a log that grows gives no line too many. A reply that breaks off
      *     (no last chunk) is an error; one that ends is complete.
      */
     get: operations["getLogs"];
