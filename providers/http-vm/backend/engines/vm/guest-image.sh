@@ -63,8 +63,8 @@ LD_LIBRARY_PATH=$libraries ldd "$root/bin/crun" |
 cp -L /lib64/ld-linux-*.so* "$root/lib64/" 2>/dev/null || cp -L /lib/ld-linux-*.so* "$root/lib/"
 
 # In the order of their dependencies; what is built into a kernel is left out.
-for module in virtio_ring virtio virtio_pci_legacy_dev virtio_pci_modern_dev virtio_pci failover net_failover virtio_net virtio_console scsi_common scsi_mod sd_mod \
-  virtio_scsi overlay squashfs; do
+for module in virtio_ring virtio virtio_pci_legacy_dev virtio_pci_modern_dev virtio_pci failover net_failover virtio_net \
+  virtio_console scsi_common scsi_mod sd_mod virtio_scsi overlay squashfs; do
   file=$(find "$work/pkg/lib/modules" -name "$module.ko" | head -1)
   [ -n "$file" ] || continue
   cp "$file" "$root/modules/$module.ko"

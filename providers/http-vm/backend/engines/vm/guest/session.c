@@ -15,9 +15,10 @@
 enum { FROM_STDIN = 1, FROM_STDIN_END = 2, FROM_RESIZE = 3, FROM_TAKEN = 4 };
 enum { TO_STARTED = 1, TO_TAKEN = 2, TO_EXIT = 3, TO_STDOUT = 4, TO_STDERR = 5 };
 enum { HEADER = 5, TOKEN_BYTES = 32, WINDOW = 65536, PIECE = 32768 };
-/* Frames before it looks at what else there is; milliseconds that a command waits for its host; looks at whether the host is
-   back, and milliseconds between them. */
-enum { FRAMES = 8, PATIENCE = 5000, LOOKS = 100, LOOK = 10 };
+/* Frames before it looks at what else there is; milliseconds that a command waits for its host. */
+enum { FRAMES = 8, PATIENCE = 5000 };
+/* How often it looks again whether the host is there; milliseconds between two looks. */
+enum { LOOKS = 100, LOOK_PAUSE = 10 };
 enum { AF_UNIX = 1, AF_INET = 2, AF_INET6 = 10, SOCK_STREAM = 1, SHUT_WR = 1 };
 enum { F_SETFL = 4, TIOCSWINSZ = 0x5414, CONNECT_TIMEOUT = 110 };
 
@@ -102,6 +103,12 @@ static void unblock(int fd) {
   call(FCNTL, (long)fd, (long)F_SETFL, (long)O_NONBLOCK);
 }
 
+static void watch(struct pollfd *entry, int fd, int events) {
+  entry->fd = fd;
+  entry->events = events;
+  entry->revents = 0;
+}
+
 /*
  * The kernel says that nobody is at the other end. What the host sends overtakes the news that it has come, or that the
  * port's last user has gone: these wait for a kernel thread, which may be late. So it must be true for a while.
@@ -110,11 +117,10 @@ static int is_forsaken(void) {
   struct pollfd on;
   int looks;
   for (looks = 0; looks < LOOKS; looks++) {
-    on.fd = port;
-    on.events = on.revents = 0;
+    watch(&on, port, 0);
     call(POLL, &on, 1L, 0L);
     if (!(on.revents & POLLHUP)) return 0;
-    pause_for(LOOK);
+    pause_for(LOOK_PAUSE);
   }
   return 1;
 }
@@ -516,12 +522,6 @@ static void dial(const char *text) {
   has_started = 1;
   out_fd = in_fd;
   unblock(in_fd);
-}
-
-static void watch(struct pollfd *entry, int fd, int events) {
-  entry->fd = fd;
-  entry->events = events;
-  entry->revents = 0;
 }
 
 int main(int argc, char **argv, char **envp) {
