@@ -28,6 +28,9 @@ interface LockedPackage {
 const IDLE =
   /(\.d\.[mc]?ts|\.map|\.md|\.markdown|\.flow|\.tsbuildinfo|\.proto\.bak)$|(^|\/)(test|tests|docs|example|examples|benchmark|benchmarks|\.github)\//i;
 
+/** What tries vmlet out without a cluster: an image runs in one. */
+const FOR_A_DESK = ["devcluster", "cli/dev.js", "cli/demo.js"];
+
 /** @param folder made anew. @throws Error that names a package of the lock file that is not installed */
 export async function assemble(folder: string): Promise<void> {
   const app = join(folder, "app");
@@ -46,6 +49,7 @@ export async function assemble(folder: string): Promise<void> {
   await copy(join(repository, `node_modules/node-linux-${process.arch}/bin/node`), join(app, "bin/node"));
   await copyPackageJson(app);
   await removeIdle(join(app, "dist"));
+  for (const path of FOR_A_DESK) await rm(join(app, "dist/src", path), { recursive: true });
   await normalise(folder, Number(process.env["SOURCE_DATE_EPOCH"] ?? 0));
 }
 

@@ -27,7 +27,7 @@ const commands: Record<string, { summary: string; build: Build }> = {
   },
   dev: {
     summary: "try it: a small cluster, a backend and the agent in one process",
-    build: async () => (await import("./dev.ts")).devCommand(),
+    build: async () => (await import("./dev.ts").catch(notInImage)).devCommand(),
   },
   backend: { summary: "run the reference backend", build: async () => (await import("./backend.ts")).backendCommand() },
   conformance: {
@@ -48,6 +48,13 @@ for (const [name, { summary, build }] of Object.entries(commands)) {
   const command = name === wanted ? (await build()).description(summary) : new Command(name).description(summary);
   program.addCommand(command);
   inherit(program, command);
+}
+
+/** The container image is for clusters and carries none of its own (helm/assemble.ts). */
+function notInImage(thrown: unknown): never {
+  if ((thrown as NodeJS.ErrnoException).code !== "ERR_MODULE_NOT_FOUND") throw thrown;
+  console.error("vmlet dev is not in the container image: run `npm start` in a checkout of vmlet");
+  process.exit(USAGE_ERROR);
 }
 
 function inherit(parent: Command, command: Command): void {

@@ -2,6 +2,9 @@
  * devcluster: a small in-memory Kubernetes API server, for `vmlet dev` and the fast tests. It keeps the kinds that a node
  * agent and its pods meet, answers as kube-apiserver 1.36 does (test/e2e/fidelity holds it to that), and binds pods to
  * nodes. It runs no other controllers: no Deployments, no garbage collection, no node lifecycle. Nothing outlives it.
+ *
+ * It has no kind, verb or column that neither a test nor `vmlet dev` needs, and is no part of the agent: only `cli/dev.ts`
+ * and tests import it.
  */
 import { randomBytes } from "node:crypto";
 import { createServer as createHttpServer, type Server } from "node:http";
@@ -13,20 +16,20 @@ import type { Logger } from "../telemetry/logger.ts";
 import type { Clock } from "../util/clock.ts";
 import { systemRandom, type Random } from "../util/random.ts";
 import { createCertificate, generateKeyPair, privateKeyPem } from "../util/x509.ts";
-import { Auth, type Allow } from "./auth.ts";
-import { Binder } from "./binder.ts";
-import { createSystemObjects, NamespaceLifecycle } from "./namespaces.ts";
-import type { Json } from "./object.ts";
-import { Registry } from "./rest.ts";
-import { createKubeletProxy, type KubeletProxy, type KubeletTarget } from "./kubelet-proxy.ts";
-import { ApiServer } from "./server.ts";
-import { Storage } from "./storage.ts";
+import { Auth, type Allow } from "./auth/auth.ts";
+import { Binder } from "./controllers/binder.ts";
+import { createSystemObjects, NamespaceLifecycle } from "./controllers/namespaces.ts";
+import type { Json } from "./objects/object.ts";
+import { ObjectApi } from "./kinds/object-api.ts";
+import { createKubeletProxy, type KubeletProxy, type KubeletTarget } from "./http/kubelet-proxy.ts";
+import { ApiServer } from "./http/server.ts";
+import { Storage } from "./objects/storage.ts";
 
-export type { Allow } from "./auth.ts";
-export type { KubeletTarget } from "./kubelet-proxy.ts";
-export type { Registry } from "./rest.ts";
-export type { Storage } from "./storage.ts";
-export type { StoredObject } from "./object.ts";
+export type { Allow } from "./auth/auth.ts";
+export type { KubeletTarget } from "./http/kubelet-proxy.ts";
+export type { ObjectApi } from "./kinds/object-api.ts";
+export type { Storage } from "./objects/storage.ts";
+export type { StoredObject } from "./objects/object.ts";
 
 export interface DevClusterOptions {
   clock: Clock;
@@ -66,7 +69,7 @@ export interface DevCluster {
   kubeConfigYaml: string;
   /** Direct access for tests: reading and writing behind the API's back. */
   storage: Storage;
-  registry: Registry;
+  objects: ObjectApi;
   /** Looks once at every pod that waits for a node. It does so by itself at every change. */
   bindNow(): void;
   /** Ends watches and connections and stops listening. */
@@ -80,7 +83,7 @@ export async function startDevCluster(options: DevClusterOptions): Promise<DevCl
   const host = options.host ?? "127.0.0.1";
   const token = options.token ?? randomBytes(24).toString("base64url");
   const storage = new Storage({ ...(options.logSize !== undefined && { logSize: options.logSize }) });
-  const registry = new Registry({ storage, clock, random });
+  const objects = new ObjectApi({ storage, clock, random });
   const auth = new Auth({
     adminToken: token,
     clock,
@@ -88,7 +91,7 @@ export async function startDevCluster(options: DevClusterOptions): Promise<DevCl
     ...(options.allow && { allow: options.allow }),
   });
   const api = new ApiServer({
-    registry,
+    objects,
     auth,
     clock,
     random,
@@ -111,10 +114,10 @@ export async function startDevCluster(options: DevClusterOptions): Promise<DevCl
   const { port } = server.address() as AddressInfo;
   const url = `${certificate ? "https" : "http"}://${host.includes(":") ? `[${host}]` : host}:${port}`;
 
-  const namespaces = new NamespaceLifecycle({ registry, caBundle: certificate?.cert ?? "" });
+  const namespaces = new NamespaceLifecycle({ objects, caBundle: certificate?.cert ?? "" });
   namespaces.start();
-  createSystemObjects(registry, { port, caBundle: certificate?.cert ?? "" });
-  const binder = new Binder({ registry, clock, logger });
+  createSystemObjects(objects, { port, caBundle: certificate?.cert ?? "" });
+  const binder = new Binder({ objects, clock, logger });
   if (options.binder !== false) binder.start();
 
   const kubeconfig = makeKubeconfig({ url, token, caBundle: certificate?.cert });
@@ -125,7 +128,7 @@ export async function startDevCluster(options: DevClusterOptions): Promise<DevCl
     kubeconfig,
     kubeConfigYaml: stringify(kubeconfig),
     storage,
-    registry,
+    objects,
     bindNow: () => binder.runOnce(),
     async close() {
       binder.stop();

@@ -45,7 +45,7 @@ describe("the run-time tree", () => {
   });
 
   test("loads every command", async () => {
-    for (const command of ["run", "check", "backend", "conformance", "smoke", "node", "dev"]) {
+    for (const command of ["run", "check", "backend", "conformance", "smoke", "node"]) {
       const { code, stderr } = await tryCommand(join(root, "app/bin/node"), [
         join(root, "app/dist/src/cli/main.js"),
         command,
@@ -53,6 +53,12 @@ describe("the run-time tree", () => {
       ]);
       expect([command, code, stderr]).toEqual([command, 0, ""]);
     }
+  });
+
+  test("carries no cluster of its own, and says so", async () => {
+    const main = join(root, "app/dist/src/cli/main.js");
+    const { code, stderr } = await tryCommand(join(root, "app/bin/node"), [main, "dev"]);
+    expect([code, stderr]).toEqual([2, expect.stringContaining("vmlet dev is not in the container image")]);
   });
 
   test("gives its kit to a provider module that is mounted beside it", async () => {

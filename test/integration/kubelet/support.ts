@@ -5,7 +5,7 @@ import { connect, type AddressInfo } from "node:net";
 import type { Duplex } from "node:stream";
 import { PassThrough, Writable } from "node:stream";
 import { spawn as spawnPty } from "@lydell/node-pty";
-import { createKubeletProxy } from "../../../src/devcluster/kubelet-proxy.ts";
+import { createKubeletProxy } from "../../../src/devcluster/http/kubelet-proxy.ts";
 import type { Kube, KubeRequest } from "../../../src/kube/kube.ts";
 import type { Pod } from "../../../src/kube/wire.ts";
 import { createKubeletServer, type KubeletServer, type KubeletServerOptions } from "../../../src/kubelet/server.ts";

@@ -1,6 +1,6 @@
 import fc from "fast-check";
 import { describe, expect, test } from "vitest";
-import { jsonPatch, mergePatch, strategicMergePatch } from "../../../src/devcluster/patch.ts";
+import { jsonPatch, mergePatch, strategicMergePatch } from "../../../src/devcluster/objects/patch.ts";
 
 describe("strategicMergePatch", () => {
   const pod = {

@@ -1,6 +1,6 @@
 import { describe, expect, test } from "vitest";
-import { readProtobuf } from "../../../src/devcluster/protobuf.ts";
-import { requestModel } from "../../../src/devcluster/reviews.ts";
+import { readProtobuf } from "../../../src/devcluster/kubectl/protobuf.ts";
+import { requestModel } from "../../../src/devcluster/auth/reviews.ts";
 
 /** A field: length-delimited for bytes, text and messages, a varint for numbers. */
 function field(number: number, value: Buffer | string | number): Buffer {

@@ -1,5 +1,5 @@
 import { describe, expect, test } from "vitest";
-import { humanDuration, podSummary } from "../../../src/devcluster/table.ts";
+import { humanDuration, podSummary } from "../../../src/devcluster/kubectl/table.ts";
 
 const NOW = Date.parse("2026-01-01T01:00:00Z");
 

@@ -1,6 +1,6 @@
 import { expect, test } from "vitest";
-import { Usage, type UsageQuery } from "../../../src/devcluster/usage.ts";
-import type { Json } from "../../../src/devcluster/object.ts";
+import { Usage, type UsageQuery } from "../../../src/devcluster/kubectl/usage.ts";
+import type { Json } from "../../../src/devcluster/objects/object.ts";
 import { silentLogger } from "../../../src/telemetry/logger.ts";
 import { VirtualClock } from "../../support/virtual-clock.ts";
 
@@ -23,7 +23,7 @@ function setUp() {
     memory: { workingSetBytes: memoryBytes },
   });
   const usage = new Usage({
-    registry: {
+    objects: {
       get: (kind: { resource: string }) => (kind.resource === "pods" ? pod : node),
       list: (kind: { resource: string }) => ({ items: kind.resource === "pods" ? [pod] : [node] }),
     } as never,

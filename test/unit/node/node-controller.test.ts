@@ -5,7 +5,7 @@ import type { Node } from "../../../src/kube/wire.ts";
 import { fixedCapacity, type CapacitySource } from "../../../src/node/capacity.ts";
 import { NodeController } from "../../../src/node/node-controller.ts";
 import type { BackendHealth } from "../../../src/node/settings.ts";
-import { strategicMergePatch } from "../../../src/devcluster/patch.ts";
+import { strategicMergePatch } from "../../../src/devcluster/objects/patch.ts";
 import { silentLogger } from "../../../src/telemetry/logger.ts";
 import { ScriptedKube, apiError } from "../../support/scripted-kube.ts";
 import { VirtualClock, settle } from "../../support/virtual-clock.ts";

@@ -10,7 +10,7 @@ import {
   statusPatch,
   type NodeObservation,
 } from "../../../src/node/status.ts";
-import { strategicMergePatch } from "../../../src/devcluster/patch.ts";
+import { strategicMergePatch } from "../../../src/devcluster/objects/patch.ts";
 
 const T0 = Date.parse("2026-01-01T00:00:00Z");
 const settings: NodeSettings = {

@@ -1,8 +1,8 @@
 /** What this server says about itself: groups, resources, version and OpenAPI documents. */
-import { apiVersionOf, kinds, type Kind } from "./kinds.ts";
-import type { Json } from "./object.ts";
-import { reviewKinds } from "./reviews.ts";
-import { fieldsOf, type FieldType } from "./schema.ts";
+import { apiVersionOf, kinds, type Kind } from "../kinds/kinds.ts";
+import type { Json } from "../objects/object.ts";
+import { reviewKinds } from "../auth/reviews.ts";
+import { fieldsOf, type FieldType } from "../objects/schema.ts";
 import { USAGE_GROUP, USAGE_VERSION, usageKinds } from "./usage.ts";
 
 /** The release whose behaviour and models this server follows. */

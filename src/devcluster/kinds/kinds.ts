@@ -2,7 +2,7 @@
  * The kinds that this server stores, and what is particular to each: defaults, admission, validation, update rules of the
  * object and its subresources. Everything else about an object is the same for all kinds and lives in `rest.ts`.
  */
-import { jsonEqual, type Json, type StoredObject } from "./object.ts";
+import { jsonEqual, type Json, type StoredObject } from "../objects/object.ts";
 import {
   admitPod,
   defaultPod,
@@ -15,9 +15,16 @@ import {
   validatePodStatusUpdate,
   validatePodUpdate,
   validateResize,
-} from "./pods.ts";
-import { forbiddenField, invalidValue, notSupported, required, type FieldCause, type Subject } from "./status.ts";
-import type { NameRule } from "./validation.ts";
+} from "./pod-rules.ts";
+import {
+  forbiddenField,
+  invalidValue,
+  notSupported,
+  required,
+  type FieldCause,
+  type Subject,
+} from "../objects/errors.ts";
+import type { NameRule } from "../objects/validation.ts";
 
 /** What admission may look up while an object is created. */
 export interface AdmissionContext {

@@ -13,10 +13,10 @@ import {
   type KeyObject,
 } from "node:crypto";
 import type { IncomingHttpHeaders } from "node:http";
-import type { Clock } from "../util/clock.ts";
-import { isRecord, type Json, type StoredObject } from "./object.ts";
-import type { User } from "./rest.ts";
-import { ApiStatusError, unauthorized } from "./status.ts";
+import type { Clock } from "../../util/clock.ts";
+import { isRecord, type Json, type StoredObject } from "../objects/object.ts";
+import type { User } from "../kinds/object-api.ts";
+import { ApiStatusError, unauthorized } from "../objects/errors.ts";
 
 export const ISSUER = "https://kubernetes.default.svc.cluster.local";
 

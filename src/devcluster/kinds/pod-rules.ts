@@ -3,11 +3,11 @@
  * admission plugins that are on by default, validation, and the update rules of each subresource. Pure functions over JSON.
  */
 import { isIP } from "node:net";
-import { Quantity } from "../resources/quantity.ts";
-import { computeQosClass } from "../resources/pod-resources.ts";
-import { isRecord, jsonEqual, type Json, type StoredObject } from "./object.ts";
-import { duplicate, forbiddenField, invalidValue, notSupported, required, type FieldCause } from "./status.ts";
-import { isDnsLabel, isDnsSubdomain, LABEL_RULE, SUBDOMAIN_RULE } from "./validation.ts";
+import { Quantity } from "../../resources/quantity.ts";
+import { computeQosClass } from "../../resources/pod-resources.ts";
+import { isRecord, jsonEqual, type Json, type StoredObject } from "../objects/object.ts";
+import { duplicate, forbiddenField, invalidValue, notSupported, required, type FieldCause } from "../objects/errors.ts";
+import { isDnsLabel, isDnsSubdomain, LABEL_RULE, SUBDOMAIN_RULE } from "../objects/validation.ts";
 
 const SERVICE_ACCOUNT_PATH = "/var/run/secrets/kubernetes.io/serviceaccount";
 

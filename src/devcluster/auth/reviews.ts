@@ -1,10 +1,10 @@
 /** The kinds that are questions, not objects: they are created, answered and never stored. */
-import { rfc3339 } from "../util/clock.ts";
+import { rfc3339 } from "../../util/clock.ts";
 import { attributesOfReview, type Auth } from "./auth.ts";
-import { apiVersionOf, kinds } from "./kinds.ts";
-import type { Json, StoredObject } from "./object.ts";
-import type { User } from "./rest.ts";
-import { badRequest, invalid, invalidValue, notFound, conflict } from "./status.ts";
+import { apiVersionOf, kinds } from "../kinds/kinds.ts";
+import type { Json, StoredObject } from "../objects/object.ts";
+import type { User } from "../kinds/object-api.ts";
+import { badRequest, invalid, invalidValue, notFound, conflict } from "../objects/errors.ts";
 
 export interface ReviewKind {
   group: string;

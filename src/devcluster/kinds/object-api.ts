@@ -3,9 +3,8 @@
  * `apiserver/pkg/registry/{rest,generic/registry}`. Knows nothing of HTTP.
  */
 import { randomUUID } from "node:crypto";
-import { addSeconds } from "date-fns/addSeconds";
-import type { Random } from "../util/random.ts";
-import { rfc3339, type Clock } from "../util/clock.ts";
+import type { Random } from "../../util/random.ts";
+import { rfc3339, type Clock } from "../../util/clock.ts";
 import {
   apiVersionOf,
   findKind,
@@ -15,29 +14,35 @@ import {
   type Kind,
   type UpdateRule,
 } from "./kinds.ts";
-import { isRecord, jsonEqual, type Json, type StoredMeta, type StoredObject } from "./object.ts";
-import { applyPatch, jsonPatch, mergePatch, strategicMergePatch } from "./patch.ts";
-import { withPodCondition } from "./pods.ts";
-import { decode } from "./schema.ts";
+import {
+  isRecord,
+  jsonEqual,
+  withMeta,
+  type Filter,
+  type Json,
+  type StoredMeta,
+  type StoredObject,
+} from "../objects/object.ts";
+import { applyPatch, jsonPatch, mergePatch, strategicMergePatch } from "../objects/patch.ts";
+import { withPodCondition } from "./pod-rules.ts";
+import { decode } from "../objects/schema.ts";
 import {
   alreadyExists,
   ApiStatusError,
-  forbiddenField,
   invalidValue,
-  notSupported,
   badRequest,
   conflict,
-  expired,
   forbidden,
   internalError,
   invalid,
   modifiedConflict,
   notFound,
   type FieldCause,
-} from "./status.ts";
-import { labelPredicate, parseFieldSelector } from "./selectors.ts";
-import type { Storage } from "./storage.ts";
-import { validateLabelsAndAnnotations, validateMeta } from "./validation.ts";
+} from "../objects/errors.ts";
+import type { Storage } from "../objects/storage.ts";
+import { markForFinalizers, markGraceful } from "./deletion.ts";
+import { filterOf, listObjects, type ListOptions, type ListResult } from "./listing.ts";
+import { validateLabelsAndAnnotations, validateMeta } from "../objects/validation.ts";
 
 export interface User {
   username: string;
@@ -61,30 +66,21 @@ export interface DeleteOptions {
   propagationPolicy?: string;
 }
 
+/** One object, or a part of it, that a write is for. */
+export interface Target {
+  kind: Kind;
+  namespace: string | undefined;
+  name: string;
+  /** Such as `status`; undefined for the object itself. */
+  subresource: string | undefined;
+}
+
 export type PatchType = "json" | "merge" | "strategic" | "apply";
-
-export interface ListOptions {
-  labelSelector?: string;
-  fieldSelector?: string;
-  limit?: number;
-  continue?: string;
-  resourceVersion?: string;
-  resourceVersionMatch?: string;
-}
-
-export interface ListResult {
-  items: StoredObject[];
-  resourceVersion: string;
-  continue?: string;
-  remainingItemCount?: number;
-}
-
-export type Filter = (object: StoredObject) => boolean;
 
 /** kube-apiserver's alphabet for generated names: no vowels, so no words; nothing that is easily confused. */
 const SUFFIX_ALPHABET = "bcdfghjklmnpqrstvwxz2456789";
 
-export class Registry {
+export class ObjectApi {
   readonly storage: Storage;
   readonly #clock: Clock;
   readonly #random: Random;
@@ -117,79 +113,11 @@ export class Registry {
     namespace: string | undefined,
     options: Pick<ListOptions, "labelSelector" | "fieldSelector">,
   ): Filter {
-    const matchesLabels = options.labelSelector ? labelPredicate(options.labelSelector) : undefined;
-    const requirements = parseFieldSelector(options.fieldSelector ?? "").map((r) => {
-      const read = fieldReader(kind, r.field);
-      if (!read) {
-        throw badRequest(
-          `Unable to find "${apiVersionOf(kind)}, Resource=${kind.resource}" that match label selector "${options.labelSelector ?? ""}", field selector "${options.fieldSelector ?? ""}": field label not supported: ${r.field}`,
-        );
-      }
-      return { ...r, read };
-    });
-    return (object) =>
-      (namespace === undefined || object.metadata.namespace === namespace) &&
-      (!matchesLabels || matchesLabels(object.metadata.labels)) &&
-      requirements.every((r) => (r.read(object) === r.value) === r.equal);
+    return filterOf(kind, namespace, options);
   }
 
   list(kind: Kind, namespace: string | undefined, options: ListOptions): ListResult {
-    assertMatchRule(options);
-    const filter = this.filter(kind, namespace, options);
-    const limit = options.limit ?? 0;
-    let revision = this.storage.revision;
-    let after: string | undefined;
-    let exact = false;
-    if (options.continue) {
-      if (options.resourceVersion && options.resourceVersion !== "0")
-        throw badRequest("specifying resource version is not allowed when using continue");
-      const token = readContinue(options.continue);
-      after = token.start;
-      // A token with revision -1 is the one that came with a 410: it goes on with whatever there is now.
-      if (token.rv > 0) {
-        revision = token.rv;
-        exact = true;
-      }
-    } else if (options.resourceVersion && options.resourceVersion !== "0") {
-      const asked = Number(options.resourceVersion);
-      if (!Number.isInteger(asked) || asked < 0) throw badRequest(invalidVersion(options.resourceVersion));
-      // Without a match rule, a paged list means "exactly this" and an unpaged one "at least this".
-      if (options.resourceVersionMatch === "Exact" || (!options.resourceVersionMatch && limit > 0)) {
-        revision = asked;
-        exact = true;
-      } else if (asked > this.storage.revision) {
-        this.storage.assertReadable(asked);
-      }
-    }
-    const selected = (exact ? this.#listAt(kind, revision, after) : this.storage.list(storageName(kind))).filter(
-      filter,
-    );
-    const rest = after === undefined ? selected : selected.filter((object) => keyOf(object) > after);
-    const page = limit > 0 ? rest.slice(0, limit) : rest;
-    const remaining = rest.length - page.length;
-    const result: ListResult = { items: page, resourceVersion: String(revision) };
-    if (remaining > 0) {
-      result.continue = writeContinue(revision, keyOf(page.at(-1)!));
-      if (!options.labelSelector && !options.fieldSelector) result.remainingItemCount = remaining;
-    }
-    return result;
-  }
-
-  #listAt(kind: Kind, revision: number, after: string | undefined): StoredObject[] {
-    try {
-      return this.storage.listAt(storageName(kind), revision);
-    } catch (error) {
-      if (
-        after === undefined ||
-        !(error instanceof Error && "body" in error && (error.body as { code: number }).code === 410)
-      )
-        throw error;
-      const gone = expired(
-        "The provided continue parameter is too old to display a consistent list result. You can start a new list without the continue parameter, or use the continue token in this response to retrieve the remainder of the results. Continuing with the provided token results in an inconsistent list - objects that were created, modified, or deleted between the time the first chunk was returned and now may show up in the list.",
-      );
-      gone.body.metadata = { continue: writeContinue(-1, after) };
-      throw gone;
-    }
+    return listObjects(this.storage, kind, namespace, options);
   }
 
   create(kind: Kind, namespace: string | undefined, body: Json, context: WriteContext): StoredObject {
@@ -225,14 +153,8 @@ export class Registry {
   }
 
   /** PUT. @returns the object and whether it was created by this call */
-  replace(
-    kind: Kind,
-    namespace: string | undefined,
-    name: string,
-    subresource: string | undefined,
-    body: Json,
-    context: WriteContext,
-  ): { object: StoredObject; created: boolean } {
+  replace(target: Target, body: Json, context: WriteContext): { object: StoredObject; created: boolean } {
+    const { kind, namespace, name, subresource } = target;
     const old = this.storage.get(storageName(kind), objectKey(namespace, name));
     if (!old) {
       if (!kind.createOnUpdate || subresource !== undefined) throw notFound(kind, name);
@@ -250,19 +172,17 @@ export class Registry {
         },
       ]);
     }
-    return { object: this.#update(kind, old, next, subresource, context, false), created: false };
+    return { object: this.#update(target, old, next, context, false), created: false };
   }
 
   /** PATCH. Applying creates what does not exist. */
   patch(
-    kind: Kind,
-    namespace: string | undefined,
-    name: string,
-    subresource: string | undefined,
+    target: Target,
     type: PatchType,
     patch: Json,
     context: WriteContext,
   ): { object: StoredObject; created: boolean } {
+    const { kind, namespace, name, subresource } = target;
     const old = this.storage.get(storageName(kind), objectKey(namespace, name));
     if (!old) {
       if (type !== "apply" || subresource !== undefined) throw notFound(kind, name);
@@ -272,7 +192,7 @@ export class Registry {
       throw badRequest("error decoding patch: json: cannot unmarshal into a JSON object");
     const patched = this.#applyPatch(kind, type, old, patch);
     return {
-      object: this.#update(kind, old, this.#decode(kind, patched, context), subresource, context, true),
+      object: this.#update(target, old, this.#decode(kind, patched, context), context, true),
       created: false,
     };
   }
@@ -291,10 +211,9 @@ export class Registry {
   }
 
   #update(
-    kind: Kind,
+    { kind, subresource }: Target,
     old: StoredObject,
     next: StoredObject,
-    subresource: string | undefined,
     context: WriteContext,
     isPatch: boolean,
   ): StoredObject {
@@ -385,7 +304,9 @@ export class Registry {
     const asked =
       options.gracePeriodSeconds !== undefined && options.gracePeriodSeconds < 0 ? 1 : options.gracePeriodSeconds;
     if (kind.resource === "namespaces" && kind.group === "") return this.#deleteNamespace(kind, old, context);
-    const marked = kind.gracePeriod ? this.#markGraceful(kind, old, asked) : this.#markForFinalizers(old);
+    const marked = kind.gracePeriod
+      ? markGraceful(kind, old, asked, this.#clock.now())
+      : markForFinalizers(old, this.#clock.now());
     if (marked === "pending" || context.dryRun)
       return { object: marked === "pending" || marked === "now" ? old : marked, gone: false };
     const key = objectKey(namespace, name);
@@ -395,39 +316,6 @@ export class Registry {
       return { object: stored, gone: false };
     // Deleting without grace still writes the deletion timestamp first, so watchers see it.
     return { object: this.storage.delete(storageName(kind), key), gone: true };
-  }
-
-  /** `rest.BeforeDelete` for kinds that end gracefully: the marked object, "now", or "pending" when nothing changes. */
-  #markGraceful(kind: Kind, old: StoredObject, requested: number | undefined): StoredObject | "now" | "pending" {
-    const meta = old.metadata;
-    if (meta.deletionTimestamp) {
-      const running = meta.deletionGracePeriodSeconds ?? 0;
-      if (running === 0) return meta.finalizers?.length ? "pending" : "now";
-      // A later delete may only shorten the grace.
-      if (requested === undefined || requested >= running) return "pending";
-      const now = this.#clock.now();
-      const moved = addSeconds(meta.deletionTimestamp, requested - running).getTime();
-      const overdue = moved < now;
-      const seconds = overdue && requested !== 0 ? 1 : requested;
-      return withMeta(old, { deletionTimestamp: rfc3339(overdue ? now : moved), deletionGracePeriodSeconds: seconds });
-    }
-    const seconds = kind.gracePeriod!(old, requested);
-    return withMeta(old, {
-      deletionTimestamp: rfc3339(this.#clock.now() + seconds * 1000),
-      deletionGracePeriodSeconds: seconds,
-      ...(meta.generation && { generation: meta.generation + 1 }),
-    });
-  }
-
-  #markForFinalizers(old: StoredObject): StoredObject | "now" | "pending" {
-    const meta = old.metadata;
-    if (!meta.finalizers?.length) return "now";
-    if (meta.deletionTimestamp) return "pending";
-    return withMeta(old, {
-      deletionTimestamp: this.now(),
-      deletionGracePeriodSeconds: 0,
-      ...(meta.generation && { generation: meta.generation + 1 }),
-    });
   }
 
   /** A namespace goes to Terminating; `namespaces.ts` empties it and takes it away. */
@@ -571,33 +459,6 @@ export class Registry {
   }
 }
 
-const invalidVersion = (text: string) =>
-  `invalid resource version: resourceVersion: Invalid value: ${JSON.stringify(text)}: strconv.ParseUint: parsing ${JSON.stringify(text)}: invalid syntax`;
-
-/** The rules of ListOptions that go beyond one field. */
-function assertMatchRule(options: ListOptions): void {
-  const rule = options.resourceVersionMatch;
-  if (rule === undefined) return;
-  const refuse = (cause: FieldCause) => invalid({ group: "meta.k8s.io", kind: "ListOptions" }, "", [cause]);
-  const field = "resourceVersionMatch";
-  if (!options.resourceVersion)
-    throw refuse(forbiddenField(field, "resourceVersionMatch is forbidden unless resourceVersion is provided"));
-  if (options.continue)
-    throw refuse(forbiddenField(field, "resourceVersionMatch is forbidden when continue is provided"));
-  if (rule !== "Exact" && rule !== "NotOlderThan")
-    throw refuse(notSupported(field, rule, ["Exact", "NotOlderThan", ""]));
-  if (rule === "Exact" && options.resourceVersion === "0") {
-    throw refuse(forbiddenField(field, 'resourceVersionMatch "exact" is forbidden for resourceVersion "0"'));
-  }
-}
-
-const keyOf = (object: StoredObject): string => objectKey(object.metadata.namespace, object.metadata.name);
-
-const withMeta = (object: StoredObject, meta: Partial<StoredMeta>): StoredObject => ({
-  ...object,
-  metadata: { ...object.metadata, ...meta },
-});
-
 const preconditionConflict = (kind: Kind, meta: StoredMeta, uid: string) =>
   conflict(
     kind,
@@ -619,24 +480,4 @@ function addedFinalizers(before: StoredMeta, meta: StoredMeta): FieldCause[] {
       message: `Forbidden: no new finalizers can be added if the object is being deleted, found new finalizers []string{${added.map((f) => JSON.stringify(f)).join(", ")}}`,
     },
   ];
-}
-
-function fieldReader(kind: Kind, field: string): ((object: StoredObject) => string) | undefined {
-  if (field === "metadata.name") return (o) => o.metadata.name;
-  if (field === "metadata.namespace") return kind.namespaced ? (o) => o.metadata.namespace ?? "" : undefined;
-  return kind.fields[field];
-}
-
-const writeContinue = (rv: number, start: string): string =>
-  Buffer.from(JSON.stringify({ v: "meta.k8s.io/v1", rv, start })).toString("base64url");
-
-function readContinue(text: string): { rv: number; start: string } {
-  try {
-    const token = JSON.parse(Buffer.from(text, "base64url").toString()) as { v?: string; rv?: number; start?: string };
-    if (token.v === "meta.k8s.io/v1" && typeof token.rv === "number" && typeof token.start === "string")
-      return { rv: token.rv, start: token.start };
-  } catch (error) {
-    throw badRequest(`invalid continue token: continue key is not valid: ${(error as Error).message}`);
-  }
-  throw badRequest("invalid continue token: continue key is not valid: incorrect version or missing start");
 }

@@ -2,10 +2,10 @@
  * Reads the protobuf form of API objects, which `kubectl create` and other clients built on client-go's typed clientsets
  * send whatever the server would prefer. Only reading: answers are JSON, which every client accepts.
  */
-import { rfc3339 } from "../util/clock.ts";
-import type { Json } from "./object.ts";
-import { fieldsOf, type Field, type FieldType } from "./schema.ts";
-import { badRequest } from "./status.ts";
+import { rfc3339 } from "../../util/clock.ts";
+import type { Json } from "../objects/object.ts";
+import { fieldsOf, type Field, type FieldType } from "../objects/schema.ts";
+import { badRequest } from "../objects/errors.ts";
 
 /** What precedes every object of `application/vnd.kubernetes.protobuf`. */
 const MAGIC = Buffer.from("k8s\0");

@@ -2,14 +2,14 @@
  * `metrics.k8s.io`, what metrics-server adds to a cluster: for `kubectl top`. It asks the kubelets when it is asked itself, so that
  * a cluster where nobody looks does nothing.
  */
-import type { Logger } from "../telemetry/logger.ts";
-import type { Clock } from "../util/clock.ts";
-import { toError } from "../util/errors.ts";
-import type { KubeletProxy } from "./kubelet-proxy.ts";
-import { findKind } from "./kinds.ts";
-import type { Json } from "./object.ts";
-import type { Registry } from "./rest.ts";
-import { ApiStatusError } from "./status.ts";
+import type { Logger } from "../../telemetry/logger.ts";
+import type { Clock } from "../../util/clock.ts";
+import { toError } from "../../util/errors.ts";
+import type { KubeletProxy } from "../http/kubelet-proxy.ts";
+import { findKind } from "../kinds/kinds.ts";
+import type { Json } from "../objects/object.ts";
+import type { ObjectApi } from "../kinds/object-api.ts";
+import { ApiStatusError } from "../objects/errors.ts";
 
 export const USAGE_GROUP = "metrics.k8s.io";
 export const USAGE_VERSION = "v1beta1";
@@ -46,14 +46,14 @@ export interface UsageQuery {
 }
 
 export interface UsageOptions {
-  registry: Pick<Registry, "get" | "list">;
+  objects: Pick<ObjectApi, "get" | "list">;
   kubelets: Pick<KubeletProxy, "read">;
   clock: Clock;
   logger: Logger;
 }
 
 export class Usage {
-  readonly #registry: UsageOptions["registry"];
+  readonly #objects: UsageOptions["objects"];
   readonly #kubelets: UsageOptions["kubelets"];
   readonly #clock: Clock;
   readonly #logger: Logger;
@@ -61,7 +61,7 @@ export class Usage {
   readonly #looks = new Map<string, Look>();
 
   constructor(options: UsageOptions) {
-    this.#registry = options.registry;
+    this.#objects = options.objects;
     this.#kubelets = options.kubelets;
     this.#clock = options.clock;
     this.#logger = options.logger;
@@ -105,8 +105,8 @@ export class Usage {
 
   #select({ resource, namespace, name, labelSelector }: UsageQuery): Json[] {
     const kind = findKind("", "v1", resource)!;
-    if (name !== undefined) return [this.#registry.get(kind, namespace, name)];
-    return [...this.#registry.list(kind, namespace, { ...(labelSelector !== undefined && { labelSelector }) }).items];
+    if (name !== undefined) return [this.#objects.get(kind, namespace, name)];
+    return [...this.#objects.list(kind, namespace, { ...(labelSelector !== undefined && { labelSelector }) }).items];
   }
 
   async #windows(nodeNames: readonly string[]): Promise<Map<string, { earlier: Look; later: Look }>> {

@@ -3,9 +3,9 @@
  * account and the CA's ConfigMap when it appears; its emptying when it is deleted. Level-triggered: any change in a
  * namespace that is being deleted makes it look again.
  */
-import { apiVersionOf, kinds, objectKey, storageName, type Kind } from "./kinds.ts";
-import type { Registry, WriteContext } from "./rest.ts";
-import type { Change } from "./storage.ts";
+import { apiVersionOf, kinds, objectKey, storageName, type Kind } from "../kinds/kinds.ts";
+import type { ObjectApi, WriteContext } from "../kinds/object-api.ts";
+import type { Change } from "../objects/storage.ts";
 
 const SYSTEM_NAMESPACES = ["default", "kube-node-lease", "kube-public", "kube-system"];
 
@@ -20,19 +20,19 @@ const namespaced = kinds.filter((kind) => kind.namespaced);
 const kindNamed = (resource: string): Kind => kinds.find((kind) => kind.resource === resource && kind.group === "")!;
 
 export class NamespaceLifecycle {
-  readonly #registry: Registry;
+  readonly #objects: ObjectApi;
   readonly #caBundle: string;
   readonly #stops: (() => void)[] = [];
 
   /** @param options.caBundle PEM that pods verify this server with; it becomes `kube-root-ca.crt` */
-  constructor(options: { registry: Registry; caBundle: string }) {
-    this.#registry = options.registry;
+  constructor(options: { objects: ObjectApi; caBundle: string }) {
+    this.#objects = options.objects;
     this.#caBundle = options.caBundle;
   }
 
   /** Creates the namespaces that every cluster has, and keeps looking after all of them until `stop`. */
   start(): void {
-    const { storage } = this.#registry;
+    const { storage } = this.#objects;
     this.#stops.push(storage.watch("/namespaces", storage.revision, (change) => this.#onNamespace(change)));
     for (const kind of namespaced) {
       this.#stops.push(
@@ -42,7 +42,7 @@ export class NamespaceLifecycle {
       );
     }
     for (const name of SYSTEM_NAMESPACES) {
-      this.#registry.create(kindNamed("namespaces"), undefined, { metadata: { name } }, context);
+      this.#objects.create(kindNamed("namespaces"), undefined, { metadata: { name } }, context);
     }
   }
 
@@ -58,21 +58,21 @@ export class NamespaceLifecycle {
   }
 
   #furnish(namespace: string): void {
-    this.#registry.create(
+    this.#objects.create(
       kindNamed("configmaps"),
       namespace,
       { metadata: { name: "kube-root-ca.crt" }, data: { "ca.crt": this.#caBundle } },
       context,
     );
-    this.#registry.create(kindNamed("serviceaccounts"), namespace, { metadata: { name: "default" } }, context);
+    this.#objects.create(kindNamed("serviceaccounts"), namespace, { metadata: { name: "default" } }, context);
   }
 
   #empty(namespace: string): void {
     for (const kind of namespaced) {
-      for (const object of this.#registry.list(kind, namespace, {}).items) {
+      for (const object of this.#objects.list(kind, namespace, {}).items) {
         // Deleting one object may delete others on the way.
-        if (this.#registry.storage.get(storageName(kind), objectKey(namespace, object.metadata.name))) {
-          this.#registry.delete(kind, namespace, object.metadata.name, {}, context);
+        if (this.#objects.storage.get(storageName(kind), objectKey(namespace, object.metadata.name))) {
+          this.#objects.delete(kind, namespace, object.metadata.name, {}, context);
         }
       }
     }
@@ -80,7 +80,7 @@ export class NamespaceLifecycle {
   }
 
   #finish(namespace: string): void {
-    const { storage } = this.#registry;
+    const { storage } = this.#objects;
     const found = storage.get("/namespaces", namespace);
     if (!found?.metadata.deletionTimestamp || found.metadata.finalizers?.length) return;
     const isEmpty = namespaced.every(
@@ -91,9 +91,9 @@ export class NamespaceLifecycle {
 }
 
 /** Objects outside namespaces, and in `default`, that every cluster has. */
-export function createSystemObjects(registry: Registry, options: { port: number; caBundle: string }): void {
+export function createSystemObjects(objects: ObjectApi, options: { port: number; caBundle: string }): void {
   // Where kubelets and extension API servers read by which CA clients of the cluster are known.
-  registry.create(
+  objects.create(
     kindNamed("configmaps"),
     "kube-system",
     { metadata: { name: "extension-apiserver-authentication" }, data: { "client-ca-file": options.caBundle } },
@@ -104,9 +104,9 @@ export function createSystemObjects(registry: Registry, options: { port: number;
     ["system-node-critical", 2_000_001_000],
     ["system-cluster-critical", 2_000_000_000],
   ] as const) {
-    registry.create(priority, undefined, { apiVersion: apiVersionOf(priority), metadata: { name }, value }, context);
+    objects.create(priority, undefined, { apiVersion: apiVersionOf(priority), metadata: { name }, value }, context);
   }
-  registry.create(
+  objects.create(
     kindNamed("services"),
     "default",
     {
@@ -118,7 +118,7 @@ export function createSystemObjects(registry: Registry, options: { port: number;
     },
     context,
   );
-  registry.create(
+  objects.create(
     kindNamed("endpoints"),
     "default",
     {

@@ -5,7 +5,7 @@
 import { request as httpsRequest, type RequestOptions } from "node:https";
 import type { IncomingHttpHeaders, IncomingMessage, ServerResponse } from "node:http";
 import type { Duplex } from "node:stream";
-import { toError } from "../util/errors.ts";
+import { toError } from "../../util/errors.ts";
 
 export interface KubeletTarget {
   /** `https://ADDRESS:PORT` */

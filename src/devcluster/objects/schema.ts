@@ -3,11 +3,11 @@
  * are found, dropped and reported exactly as a typed server does; what only Go's struct tags say is in fields.gen.ts.
  */
 import * as models from "@kubernetes/client-node";
-import { rfc3339, rfc3339Micro } from "../util/clock.ts";
-import { Quantity } from "../resources/quantity.ts";
+import { rfc3339, rfc3339Micro } from "../../util/clock.ts";
+import { Quantity } from "../../resources/quantity.ts";
 import { goFields } from "./fields.gen.ts";
 import { isRecord, type Json } from "./object.ts";
-import { badRequest } from "./status.ts";
+import { badRequest } from "./errors.ts";
 
 export type FieldType =
   | { is: "string" | "bytes" | "boolean" | "int" | "double" | "time" | "microTime" | "intOrString" | "any" }

@@ -2,7 +2,7 @@
  * Failures as kube-apiserver words them (`apimachinery/pkg/api/errors`): clients branch on `reason` and `code`, people
  * and some controllers read `message`, so all three are kept to the letter.
  */
-import { VmletError } from "../util/errors.ts";
+import { VmletError } from "../../util/errors.ts";
 
 /** One line of a 422: `field: type: detail`, as `field.Error` prints it. */
 export interface FieldCause {

@@ -1,6 +1,6 @@
 /** Names and metadata, in the rules and the words of `apimachinery/pkg/util/validation` and `pkg/api/validation`. */
 import { isRecord, type Json } from "./object.ts";
-import { invalidValue, required, type FieldCause } from "./status.ts";
+import { invalidValue, required, type FieldCause } from "./errors.ts";
 
 const LABEL = /^[a-z0-9]([-a-z0-9]*[a-z0-9])?$/;
 const SUBDOMAIN = /^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$/;

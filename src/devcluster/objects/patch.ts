@@ -4,7 +4,7 @@
  */
 import { fieldsOf, type Field } from "./schema.ts";
 import { isRecord, jsonEqual, type Json } from "./object.ts";
-import { badRequest, ApiStatusError } from "./status.ts";
+import { badRequest, ApiStatusError } from "./errors.ts";
 
 /** @throws ApiStatusError 422 when an operation cannot be done, 400 when it is no operation at all */
 export function jsonPatch(document: Json, operations: Json): Json {

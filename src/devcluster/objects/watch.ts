@@ -1,6 +1,5 @@
 /** One watch connection: turns changes in storage into watch events that a selector lets through. */
-import type { Filter } from "./rest.ts";
-import type { StoredObject } from "./object.ts";
+import type { Filter, StoredObject } from "./object.ts";
 import type { Change, Storage } from "./storage.ts";
 
 export type EventType = "ADDED" | "MODIFIED" | "DELETED";

@@ -5,7 +5,7 @@
  * Objects are never changed in place. Everything is synchronous, so a read followed by a write is atomic.
  */
 import type { StoredObject } from "./object.ts";
-import { expired, tooLargeResourceVersion } from "./status.ts";
+import { expired, tooLargeResourceVersion } from "./errors.ts";
 
 export interface Change {
   revision: number;

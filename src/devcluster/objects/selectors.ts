@@ -1,7 +1,7 @@
 /** Label and field selectors of list, watch and deletecollection requests. */
-import { matchesRequirements, parseSelector, type Requirement } from "../resources/labels.ts";
-import { toError } from "../util/errors.ts";
-import { badRequest } from "./status.ts";
+import { matchesRequirements, parseSelector, type Requirement } from "../../resources/labels.ts";
+import { toError } from "../../util/errors.ts";
+import { badRequest } from "./errors.ts";
 
 export type LabelPredicate = (labels: Readonly<Record<string, string>> | undefined) => boolean;
 

@@ -3,16 +3,16 @@
  * `unschedulable`, free resources. It does not score, spread, preempt or look at volumes. Level-triggered: every change of
  * a pod or a node makes it look at all unbound pods again.
  */
-import { findUntoleratedTaint, isSubset, matchesNodeSelectorTerms } from "../resources/labels.ts";
-import { addResources, parseResourceList, podRequests } from "../resources/pod-resources.ts";
-import { Quantity } from "../resources/quantity.ts";
-import type { Logger } from "../telemetry/logger.ts";
-import { rfc3339Micro, type Clock } from "../util/clock.ts";
-import { toError } from "../util/errors.ts";
-import { findKind, objectKey } from "./kinds.ts";
-import type { Json, StoredObject } from "./object.ts";
-import { isPodTerminal, withPodCondition } from "./pods.ts";
-import type { Registry, WriteContext } from "./rest.ts";
+import { findUntoleratedTaint, isSubset, matchesNodeSelectorTerms } from "../../resources/labels.ts";
+import { addResources, parseResourceList, podRequests } from "../../resources/pod-resources.ts";
+import { Quantity } from "../../resources/quantity.ts";
+import type { Logger } from "../../telemetry/logger.ts";
+import { rfc3339Micro, type Clock } from "../../util/clock.ts";
+import { toError } from "../../util/errors.ts";
+import { findKind, objectKey } from "../kinds/kinds.ts";
+import type { Json, StoredObject } from "../objects/object.ts";
+import { isPodTerminal, withPodCondition } from "../kinds/pod-rules.ts";
+import type { ObjectApi, WriteContext } from "../kinds/object-api.ts";
 
 const SCHEDULER = "default-scheduler";
 
@@ -24,20 +24,20 @@ const context: WriteContext = {
 };
 
 export class Binder {
-  readonly #registry: Registry;
+  readonly #objects: ObjectApi;
   readonly #clock: Clock;
   readonly #logger: Logger;
   readonly #stops: (() => void)[] = [];
   #cancelRun: (() => void) | undefined;
 
-  constructor(options: { registry: Registry; clock: Clock; logger: Logger }) {
-    this.#registry = options.registry;
+  constructor(options: { objects: ObjectApi; clock: Clock; logger: Logger }) {
+    this.#objects = options.objects;
     this.#clock = options.clock;
     this.#logger = options.logger;
   }
 
   start(): void {
-    const { storage } = this.#registry;
+    const { storage } = this.#objects;
     for (const resource of ["/pods", "/nodes"])
       this.#stops.push(storage.watch(resource, storage.revision, () => this.#runSoon()));
     this.#runSoon();
@@ -62,7 +62,7 @@ export class Binder {
 
   /** Looks at every unbound pod once, oldest first. */
   runOnce(): void {
-    const { storage } = this.#registry;
+    const { storage } = this.#objects;
     const pods = storage.list("/pods");
     const waiting = pods
       .filter(
@@ -97,7 +97,7 @@ export class Binder {
       this.#refuse(pod, unavailable(nodes.length, refusals));
       return;
     }
-    this.#registry.bind(
+    this.#objects.bind(
       namespace!,
       name,
       {
@@ -123,9 +123,9 @@ export class Binder {
     const status = withPodCondition(
       pod.status,
       { type: "PodScheduled", status: "False", reason: "Unschedulable", message },
-      this.#registry.now(),
+      this.#objects.now(),
     );
-    this.#registry.storage.put("/pods", objectKey(pod.metadata.namespace, pod.metadata.name), { ...pod, status });
+    this.#objects.storage.put("/pods", objectKey(pod.metadata.namespace, pod.metadata.name), { ...pod, status });
     this.#event(pod, "Warning", "FailedScheduling", "Scheduling", message);
   }
 
@@ -135,7 +135,7 @@ export class Binder {
     const event = {
       // client-go's form: the object's name and a time, so that names never meet.
       metadata: {
-        name: `${name}.${(BigInt(now) * 1_000_000n + BigInt(this.#registry.storage.revision % 1_000_000)).toString(16)}`,
+        name: `${name}.${(BigInt(now) * 1_000_000n + BigInt(this.#objects.storage.revision % 1_000_000)).toString(16)}`,
         namespace,
       },
       involvedObject: { kind: "Pod", namespace, name, uid, apiVersion: "v1", resourceVersion },
@@ -148,8 +148,8 @@ export class Binder {
       reportingInstance: `${SCHEDULER}-devcluster`,
     };
     // A namespace that is going takes no events; the pod goes with it.
-    const ending = this.#registry.storage.get("/namespaces", namespace!)?.metadata.deletionTimestamp !== undefined;
-    if (!ending) this.#registry.create(findKind("", "v1", "events")!, namespace, event, context);
+    const ending = this.#objects.storage.get("/namespaces", namespace!)?.metadata.deletionTimestamp !== undefined;
+    if (!ending) this.#objects.create(findKind("", "v1", "events")!, namespace, event, context);
   }
 }
 

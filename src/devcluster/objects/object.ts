@@ -1,5 +1,5 @@
 import type { V1ObjectMeta } from "@kubernetes/client-node";
-import type { Wire } from "../kube/wire.ts";
+import type { Wire } from "../../kube/wire.ts";
 
 /** JSON whose shape only its kind knows: this server is generic over kinds, as kube-apiserver's storage layer is. */
 // eslint-disable-next-line typescript/no-explicit-any
@@ -23,6 +23,15 @@ export interface StoredObject {
   data?: Json;
   [field: string]: Json;
 }
+
+/** Which objects a selector lets through. */
+export type Filter = (object: StoredObject) => boolean;
+
+/** A copy with other metadata. */
+export const withMeta = (object: StoredObject, meta: Partial<StoredMeta>): StoredObject => ({
+  ...object,
+  metadata: { ...object.metadata, ...meta },
+});
 
 export const isRecord = (value: unknown): value is Record<string, Json> =>
   typeof value === "object" && value !== null && !Array.isArray(value);

@@ -2,7 +2,7 @@
 import { millisecondsToSeconds } from "date-fns/millisecondsToSeconds";
 import { minutesToHours } from "date-fns/minutesToHours";
 import { secondsToMinutes } from "date-fns/secondsToMinutes";
-import type { Json, StoredObject } from "./object.ts";
+import type { Json, StoredObject } from "../objects/object.ts";
 
 export interface Column {
   name: string;

@@ -1,0 +1,301 @@
+/** The HTTP face: finds out what a request asks for, asks the object API, answers. Knows nothing of particular kinds. */
+import type { IncomingMessage, ServerResponse } from "node:http";
+import type { Duplex } from "node:stream";
+import type { Logger } from "../../telemetry/logger.ts";
+import { toError } from "../../util/errors.ts";
+import type { Clock } from "../../util/clock.ts";
+import type { Random } from "../../util/random.ts";
+import type { Attributes, Auth } from "../auth/auth.ts";
+import { answerReview, requestToken, reviewKinds } from "../auth/reviews.ts";
+import { findKind, type Kind } from "../kinds/kinds.ts";
+import type { ListResult } from "../kinds/listing.ts";
+import type { ObjectApi, User, WriteContext } from "../kinds/object-api.ts";
+import { Usage, USAGE_GROUP, USAGE_VERSION, usageKinds } from "../kubectl/usage.ts";
+import {
+  ApiStatusError,
+  badRequest,
+  internalError,
+  invalid,
+  methodNotAllowed,
+  required,
+  resourceNotFound,
+} from "../objects/errors.ts";
+import type { StoredObject } from "../objects/object.ts";
+import { serveDocument } from "./documents.ts";
+import type { KubeletProxy } from "./kubelet-proxy.ts";
+import { renderingOf, renderList, renderObject, send, sendStatus, success } from "./reply.ts";
+import {
+  attributesOf,
+  deleteOptions,
+  listOptions,
+  parseRoute,
+  patchTypeOf,
+  readBody,
+  verbOf,
+  writeContext,
+  type ApiRequest,
+} from "./request.ts";
+import { Watches } from "./watches.ts";
+
+export interface ApiServerOptions {
+  objects: ObjectApi;
+  auth: Auth;
+  clock: Clock;
+  random: Random;
+  logger: Logger;
+  /** Takes requests for logs, exec, attach, port-forward and node proxies. */
+  kubelets: KubeletProxy;
+  /** How often an idle watch that allows bookmarks gets one. */
+  bookmarkIntervalMs: number;
+}
+
+export class ApiServer {
+  readonly #options: ApiServerOptions;
+  readonly #usage: Usage;
+  readonly #watches: Watches;
+
+  constructor(options: ApiServerOptions) {
+    this.#options = options;
+    this.#usage = new Usage(options);
+    this.#watches = new Watches(options);
+  }
+
+  /** Answers one request; every failure becomes a Status. */
+  async handle(message: IncomingMessage, response: ServerResponse): Promise<void> {
+    try {
+      await this.#dispatch(message, response);
+    } catch (thrown) {
+      const status = thrown instanceof ApiStatusError ? thrown : internalError(toError(thrown).message);
+      if (!(thrown instanceof ApiStatusError))
+        this.#options.logger.error({ err: toError(thrown), url: message.url }, "devcluster request failed");
+      if (response.headersSent) response.destroy();
+      else sendStatus({ message, response }, status.body);
+    }
+  }
+
+  /** Answers an Upgrade request: only kubelets speak upgraded protocols. */
+  async handleUpgrade(message: IncomingMessage, socket: Duplex, head: Buffer): Promise<void> {
+    // Node watches an upgraded connection no more: unheard, its reset would end the process.
+    socket.on("error", () => socket.destroy());
+    try {
+      const url = new URL(message.url ?? "/", "http://devcluster");
+      const route = parseRoute(url.pathname);
+      if (!route) throw resourceNotFound();
+      this.#authorize(message, { ...attributesOf(route, "get"), path: url.pathname });
+      if (!(await this.#options.kubelets.handleUpgrade(message, socket, head)))
+        throw badRequest("this resource cannot be upgraded");
+    } catch (thrown) {
+      const { body } = thrown instanceof ApiStatusError ? thrown : internalError(toError(thrown).message);
+      const text = JSON.stringify(body);
+      socket.end(
+        `HTTP/1.1 ${body.code} ${body.reason ?? "Error"}\r\nContent-Type: application/json\r\nContent-Length: ${Buffer.byteLength(text)}\r\nConnection: close\r\n\r\n${text}`,
+      );
+    }
+  }
+
+  /** Ends every open watch, as a server that shuts down does. */
+  closeWatches(): void {
+    this.#watches.close();
+  }
+
+  async #dispatch(message: IncomingMessage, response: ServerResponse): Promise<void> {
+    const { pathname, searchParams: query } = new URL(message.url ?? "/", "http://devcluster");
+    const path = pathname.length > 1 && pathname.endsWith("/") ? pathname.slice(0, -1) : pathname;
+    const route = parseRoute(path);
+    const method = message.method ?? "GET";
+    const verb = route ? verbOf(method, route, query) : method.toLowerCase();
+    const user = this.#authorize(message, { ...(route && attributesOf(route, verb)), verb, path });
+    if (route) await this.#serveResource({ message, response, query, route, verb, user });
+    else serveDocument(path, { message, response }, this.#options.auth);
+  }
+
+  /** @throws ApiStatusError 401 or 403 */
+  #authorize(message: IncomingMessage, attributes: Attributes): User {
+    const { auth } = this.#options;
+    const user = auth.authenticate(message.headers);
+    if (auth.authorize(user, attributes)) return user;
+    const { verb, resource, group, namespace, name, subresource } = attributes;
+    if (resource === undefined) {
+      throw new ApiStatusError(
+        403,
+        "Forbidden",
+        `forbidden: User "${user.username}" cannot ${verb} path "${attributes.path}"`,
+        {},
+      );
+    }
+    const full = subresource ? `${resource}/${subresource}` : resource;
+    const where = namespace === undefined ? "at the cluster scope" : `in the namespace "${namespace}"`;
+    const subject = group ? `${resource}.${group}` : resource;
+    throw new ApiStatusError(
+      403,
+      "Forbidden",
+      `${subject}${name ? ` "${name}"` : ""} is forbidden: User "${user.username}" cannot ${verb} resource "${full}" in API group "${group ?? ""}" ${where}`,
+      { ...(name && { name }), ...(group && { group }), kind: resource },
+    );
+  }
+
+  async #serveResource(request: ApiRequest): Promise<void> {
+    const { group, version, resource, namespace, name } = request.route;
+    const review = reviewKinds.find((r) => r.group === group && r.version === version && r.resource === resource);
+    if (review) {
+      if (name !== undefined) throw resourceNotFound();
+      if (request.message.method !== "POST") throw methodNotAllowed();
+      const body = await readBody(request.message);
+      send(request, 201, answerReview(review, body, request.user, this.#options.auth));
+      return;
+    }
+    if (group === "" && resource === "bindings" && namespace && request.message.method === "POST") {
+      const binding = await readBody(request.message);
+      const context = writeContext(request.user, request.query);
+      this.#options.objects.bind(namespace, binding?.metadata?.name ?? "", binding, context);
+      sendStatus(request, success(201));
+      return;
+    }
+    if (group === USAGE_GROUP) {
+      await this.#serveUsage(request);
+      return;
+    }
+    const kind = findKind(group, version, resource);
+    if (!kind || (kind.namespaced ? namespace === undefined && name !== undefined : namespace !== undefined))
+      throw resourceNotFound();
+    await this.#serveKind(kind, request);
+  }
+
+  async #serveUsage(request: ApiRequest): Promise<void> {
+    const { version, resource, namespace, name, tail } = request.route;
+    const kind = usageKinds.find((each) => each.resource === resource);
+    if (!kind || version !== USAGE_VERSION || tail.length > 0) throw resourceNotFound();
+    if (kind.namespaced ? name !== undefined && namespace === undefined : namespace !== undefined)
+      throw resourceNotFound();
+    if (request.verb !== "get" && request.verb !== "list") throw methodNotAllowed();
+    const labelSelector = request.query.get("labelSelector") ?? undefined;
+    send(request, 200, await this.#usage.answer({ resource, namespace, name, labelSelector }));
+  }
+
+  async #serveKind(kind: Kind, request: ApiRequest): Promise<void> {
+    const { route, verb } = request;
+    const subresource = route.tail[0];
+    if (subresource !== undefined && kind.subresources[subresource] === undefined) {
+      await this.#serveAction(kind, request);
+      return;
+    }
+    if (route.tail.length > 1) throw resourceNotFound();
+    if (subresource === undefined && !kind.verbs.includes(verb)) throw methodNotAllowed();
+    if (subresource !== undefined && !["get", "update", "patch"].includes(verb)) throw methodNotAllowed();
+    const { objects } = this.#options;
+    const { namespace, name } = route;
+    switch (verb) {
+      case "list":
+        this.#sendList(kind, request, objects.list(kind, namespace, listOptions(request.query)));
+        return;
+      case "watch":
+        this.#watches.serve(kind, request);
+        return;
+      case "get":
+        this.#sendObject(kind, request, 200, objects.get(kind, namespace, name!));
+        return;
+      case "deletecollection": {
+        const options = await deleteOptions(request.message, request.query);
+        const context = writeContext(request.user, request.query);
+        const list = listOptions(request.query);
+        this.#sendList(kind, request, objects.deleteCollection(kind, namespace, list, options, context));
+        return;
+      }
+      default:
+        await this.#write(kind, request, writeContext(request.user, request.query));
+    }
+  }
+
+  async #write(kind: Kind, request: ApiRequest, context: WriteContext): Promise<void> {
+    const { objects } = this.#options;
+    const { message, query, route, verb } = request;
+    const { namespace, name } = route;
+    const subresource = route.tail[0];
+    if (verb === "create") {
+      if ((kind.namespaced && namespace === undefined) || subresource !== undefined) throw methodNotAllowed();
+      const object = objects.create(kind, namespace, await readBody(message), context);
+      this.#sendObject(kind, request, 201, object, context);
+      return;
+    }
+    if (name === undefined) throw methodNotAllowed();
+    const target = { kind, namespace, name, subresource };
+    switch (verb) {
+      case "update": {
+        const { object, created } = objects.replace(target, await readBody(message), context);
+        this.#sendObject(kind, request, created ? 201 : 200, object, context);
+        return;
+      }
+      case "patch": {
+        const type = patchTypeOf(message);
+        if (type === "apply" && !query.get("fieldManager")) {
+          throw invalid({ group: "meta.k8s.io", kind: "PatchOptions" }, "", [
+            required("fieldManager", "is required for apply patch"),
+          ]);
+        }
+        const { object, created } = objects.patch(target, type, await readBody(message, true), context);
+        this.#sendObject(kind, request, created ? 201 : 200, object, context);
+        return;
+      }
+      case "delete": {
+        const options = await deleteOptions(message, query);
+        const dryRun = context.dryRun || (options.dryRun?.length ?? 0) > 0;
+        const { object, gone } = objects.delete(kind, namespace, name, options, { ...context, dryRun });
+        if (kind.returnsDeleted || !gone) {
+          this.#sendObject(kind, request, 200, object, context);
+          return;
+        }
+        const { uid } = object.metadata;
+        const details = { name, ...(kind.group && { group: kind.group }), kind: kind.resource, uid };
+        sendStatus(request, { ...success(), details });
+        return;
+      }
+      default:
+        throw methodNotAllowed();
+    }
+  }
+
+  /** Subresources that do something instead of writing the object. */
+  async #serveAction(kind: Kind, request: ApiRequest): Promise<void> {
+    const { objects, auth, kubelets } = this.#options;
+    const { message, response, route } = request;
+    const context = writeContext(request.user, request.query);
+    if (await kubelets.handleRequest(message, response)) return;
+    const action = `${kind.resource}/${route.tail[0]}`;
+    if (!["pods/binding", "pods/eviction", "serviceaccounts/token"].includes(action) || route.tail.length > 1)
+      throw resourceNotFound();
+    if (message.method !== "POST") throw methodNotAllowed();
+    const body = await readBody(message);
+    switch (action) {
+      case "pods/binding":
+        objects.bind(route.namespace!, route.name!, body, context);
+        sendStatus(request, success(201));
+        return;
+      case "pods/eviction":
+        objects.evict(route.namespace!, route.name!, body, context);
+        sendStatus(request, success(201));
+        return;
+      default: {
+        const account = objects.get(kind, route.namespace, route.name!);
+        send(
+          request,
+          201,
+          requestToken(account, body, auth, (resource, key) => objects.storage.get(resource, key)),
+        );
+      }
+    }
+  }
+
+  #sendObject(kind: Kind, request: ApiRequest, status: number, object: StoredObject, context?: WriteContext): void {
+    if (context !== undefined && context.warnings.length > 0) {
+      request.response.setHeader(
+        "warning",
+        context.warnings.map((warning) => `299 - ${JSON.stringify(warning)}`),
+      );
+    }
+    send(request, status, renderObject(kind, object, renderingOf(request), this.#options.clock.now()));
+  }
+
+  #sendList(kind: Kind, request: ApiRequest, list: ListResult): void {
+    send(request, 200, renderList(kind, list, renderingOf(request), this.#options.clock.now()));
+  }
+}
