@@ -161,7 +161,7 @@ describe.skipIf(missing !== undefined)("machine network", () => {
   describe("when somebody has flushed this host's rules", () => {
     let machine: Attachment;
     const flush = async () => {
-      for (const family of ["inet", "bridge"]) await run("nft", ["delete", "table", family, `vmlet_${options.bridge}`]);
+      for (const family of ["inet", "netdev"]) await run("nft", ["delete", "table", family, `vmlet_${options.bridge}`]);
     };
     beforeEach(async () => {
       machine = await network.attachNamespace("a");

@@ -6,7 +6,7 @@
  * - machines reach each other and are reached from this host by their addresses;
  * - machines do not reach this host itself (backend, agent, anything that listens here), except `openHostPorts`;
  * - machines reach the outside, masqueraded, only with `outbound: "allow"`, and never `denyCidrs`;
- * - a machine cannot send from an address that is not its own, neither IP nor MAC.
+ * - a machine cannot send from an address that is not its own, neither IP nor MAC (sender-rules.ts).
  *
  * Everything made here is named after the bridge and the machine's id, so it can be found and removed again.
  */
@@ -21,6 +21,7 @@ import { CommandError, findTool, run } from "../host/command.ts";
 import { lockFile } from "../host/lock.ts";
 import { isMissing, readFileIfExists, writeFileAtomic } from "../host/files.ts";
 import { Ipam, parseSubnet, type Subnet } from "./ipam.ts";
+import { forgetSender, holdSender, senderTable } from "./sender-rules.ts";
 
 export interface NetworkOptions {
   /** Leases are kept here. */
@@ -183,14 +184,13 @@ export class HostNetwork {
     const address = await this.#ipam.find(machineId);
     if (address !== undefined && existsSync(`/sys/class/net/${this.#bridge}`)) {
       await this.ensure();
-      const link = this.#linkName(machineId);
-      // What is not there cannot be deleted.
-      await this.#change(this.#senderRule("add", link, address) + this.#senderRule("delete", link, address));
       const ports = [...(await this.#hostPorts())].filter(([, target]) => target.startsWith(`${address} . `));
       for (const [key, target] of ports)
-        await this.#change(`delete element inet ${this.#table} host_ports { ${key} : ${target} }\n`);
+        await this.#onRules(nft(`delete element inet ${this.#table} host_ports { ${key} : ${target} }\n`));
     }
     await this.#removeLinks(machineId);
+    // Not before the link: until then it is held to what it may send.
+    if (address !== undefined) await nft(forgetSender(this.#table, this.#linkName(machineId)));
     await this.#ipam.release(machineId);
   }
 
@@ -255,7 +255,7 @@ export class HostNetwork {
   async remove(): Promise<void> {
     await this.sweep(new Set());
     if (existsSync(`/sys/class/net/${this.#bridge}`)) await ip([`link delete ${this.#bridge}`]);
-    for (const family of ["inet", "bridge"])
+    for (const family of ["inet", "netdev"])
       await nft(`add table ${family} ${this.#table}\ndelete table ${family} ${this.#table}\n`);
     await rm(this.#options.dir, { recursive: true, force: true });
     this.#ready = undefined;
@@ -276,8 +276,10 @@ export class HostNetwork {
     ]);
     await writeFile("/proc/sys/net/ipv4/ip_forward", "1");
     // Somebody may have flushed this host's rules while machines run: without their entries they would be cut off.
-    const leases = [...(await this.#ipam.leases())].filter(([, id]) => id !== "");
-    const senders = leases.map(([address, id]) => this.#senderRule("add", this.#linkName(id), address));
+    const attachments = [...(await this.#ipam.leases())].map(([address, id]) => this.#describe(id, address, false));
+    const senders = attachments
+      .filter(({ link }) => existsSync(`/sys/class/net/${link}`))
+      .map((attachment) => holdSender(this.#table, attachment));
     await nft(this.#rules(cidr) + senders.join(""));
   }
 
@@ -320,8 +322,6 @@ export class HostNetwork {
   /** Replaces the rules in one transaction; sets and maps keep their elements. */
   #rules(cidr: string): string {
     const bridge = `"${this.#bridge}"`;
-    // By name of the ports: `meta ibrname` is missing in many kernels.
-    const links = `"${this.#linkPrefix}*"`;
     const { outbound = "allow", denyCidrs = ["169.254.0.0/16"], openHostPorts = [] } = this.#options;
     const ports = `{ ${openHostPorts.join(", ")} }`;
     const denied = denyCidrs.map((denyCidr) => `iifname ${bridge} ip daddr ${denyCidr} drop`);
@@ -361,25 +361,14 @@ export class HostNetwork {
           `ip saddr ${cidr} ip daddr ${cidr} oifname ${bridge} ct status dnat masquerade`,
         ],
       ],
-      sender: [
-        "bridge",
-        "type filter hook prerouting priority filter; policy accept;",
-        [
-          // The bridge would learn the address, and send what is another machine's to this one.
-          `iifname ${links} iifname . ether saddr != @macs drop`,
-          `iifname ${links} ether type ip iifname . ip saddr != @senders drop`,
-          `iifname ${links} ether type arp iifname . arp saddr ip != @senders drop`,
-          // No IPv6 addresses are given out, so nothing checks them: none may be used.
-          `iifname ${links} ether type ip6 drop`,
-        ],
-      ],
     };
     const lines = [
-      `add table inet ${this.#table}`,
+      // Where earlier versions kept the senders: it would cut off what it does not know.
       `add table bridge ${this.#table}`,
+      `delete table bridge ${this.#table}`,
+      senderTable(this.#table).trim(),
+      `add table inet ${this.#table}`,
       `add map inet ${this.#table} host_ports { type inet_proto . inet_service : ipv4_addr . inet_service; }`,
-      `add set bridge ${this.#table} senders { type ifname . ipv4_addr; }`,
-      `add set bridge ${this.#table} macs { type ifname . ether_addr; }`,
     ];
     for (const [name, [family, hook, rules]] of Object.entries(chains)) {
       lines.push(
@@ -391,29 +380,24 @@ export class HostNetwork {
     return `${lines.join("\n")}\n`;
   }
 
-  async #admit({ link, address }: Attachment): Promise<void> {
-    await this.#change(this.#senderRule("add", link, address));
+  async #admit(attachment: Attachment): Promise<void> {
+    await this.#onRules(nft(holdSender(this.#table, attachment)));
   }
 
-  /** Changes what is in the rules. When they are gone, the next attempt makes them anew. */
-  async #change(script: string): Promise<void> {
+  /** What needs the rules. When they are gone, the next attempt makes them anew. */
+  async #onRules<T>(work: Promise<T>): Promise<T> {
     try {
-      await nft(script);
+      return await work;
     } catch (cause) {
       this.#ready = undefined;
       throw cause;
     }
   }
 
-  #senderRule(verb: "add" | "delete", link: string, address: string): string {
-    const element = (set: string, value: string) =>
-      `${verb} element bridge ${this.#table} ${set} { "${link}" . ${value} }\n`;
-    return element("senders", address) + element("macs", macOf(address));
-  }
-
   /** `tcp . 8080` -> `10.99.0.2 . 80`. */
   async #hostPorts(): Promise<Map<string, string>> {
-    const { stdout } = await run(findTool("nft")!, ["list", "map", "inet", this.#table, "host_ports"]);
+    const list = run(findTool("nft")!, ["list", "map", "inet", this.#table, "host_ports"]);
+    const { stdout } = await this.#onRules(list);
     const elements = stdout.toString("utf8").matchAll(/(\w+) \. (\d+) : ([\d.]+) \. (\d+)/g);
     return new Map(
       [...elements].map(([, protocol, hostPort, address, port]) => [

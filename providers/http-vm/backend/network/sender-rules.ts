@@ -1,0 +1,45 @@
+/**
+ * What a machine may put on its link, as text for nft: IPv4 and ARP from its own two addresses, and nothing else. The rules
+ * stand where a frame enters this host (netdev, ingress), before the bridge learns from it, before a group address that
+ * bridges keep for themselves hands it past all other rules to the host's own stack, and for whatever shape it has.
+ */
+
+export interface SenderLink {
+  /** Name of the interface on this host's side. */
+  link: string;
+  address: string;
+  mac: string;
+}
+
+/** Bridges neither forward nor filter these: IEEE 802.1D, 7.12.6. */
+const LINK_LOCAL_GROUPS = "01:80:c2:00:00:00";
+const LINK_LOCAL_MASK = "ff:ff:ff:ff:ff:f0";
+
+/** The table, for the beginning of a script that has chains in it. */
+export function senderTable(table: string): string {
+  return `add table netdev ${table}\n`;
+}
+
+/** Holds the link to the machine's own addresses; what is there already is replaced in one step. The link must exist. */
+export function holdSender(table: string, { link, address, mac }: SenderLink): string {
+  const rules = [
+    // By a look at the type alone: where a tag stands before it, only such a look sees the tag on all kernels (CVE-2021-27853).
+    "ether type != { ip, arp } drop",
+    `ether saddr != ${mac} drop`,
+    `ether daddr & ${LINK_LOCAL_MASK} == ${LINK_LOCAL_GROUPS} drop`,
+    `ether type ip ip saddr ${address} accept`,
+    `ether type arp arp htype 1 arp ptype ip arp hlen 6 arp plen 4 arp saddr ether ${mac} arp saddr ip ${address} accept`,
+  ];
+  return [
+    `add chain netdev ${table} ${link} { type filter hook ingress device "${link}" priority 0; policy drop; }`,
+    `flush chain netdev ${table} ${link}`,
+    ...rules.map((rule) => `add rule netdev ${table} ${link} ${rule}`),
+    "",
+  ].join("\n");
+}
+
+/** Forgets a link that is gone. Some kernels have done so by then, others wait for a link of the same name. */
+export function forgetSender(table: string, link: string): string {
+  const chain = `chain netdev ${table} ${link}`;
+  return `${senderTable(table)}add ${chain}\nflush ${chain}\ndelete ${chain}\n`;
+}
