@@ -80,6 +80,7 @@ export class NodeAgent {
   readonly server: KubeletServer;
   readonly #o: NodeAgentOptions;
   readonly #references: ReferenceCache;
+  readonly #tokens: TokenManager;
   readonly #provider: Provider;
   #node: NodeController | undefined;
   #providerCapacity: ProviderCapacitySource | undefined;
@@ -123,7 +124,7 @@ export class NodeAgent {
       onChange: changed,
       onDenied: () => metrics.referencesDenied.inc(),
     });
-    const tokens = new TokenManager({ kube, clock, random, logger, onChange: changed });
+    const tokens = (this.#tokens = new TokenManager({ kube, clock, random, logger, onChange: changed }));
     const renderer = new PodRenderer({
       kube,
       references: this.#references,
@@ -244,6 +245,7 @@ export class NodeAgent {
 
   async close(): Promise<void> {
     this.#references.close();
+    this.#tokens.close();
     await this.server.close(CLOSE_GRACE_MS);
     await this.#o.provider.close();
     await this.#o.kube.close();
@@ -400,7 +402,13 @@ function credentials(
   tokens: TokenManager,
   { clock, logger }: NodeAgentOptions,
 ): ExecCredentials {
-  return new ExecCredentials({ ...loadCredentialProviders(config), binDir, tokens, clock, logger });
+  return new ExecCredentials({
+    ...loadCredentialProviders(config),
+    binDir,
+    tokens: { get: (pod, wishes, signal) => tokens.issue(pod, wishes, signal) },
+    clock,
+    logger,
+  });
 }
 
 async function servingCertificate(options: NodeAgentOptions): Promise<Reloadable<ServingCertificate>> {

@@ -1,10 +1,14 @@
 /**
  * Service-account tokens of pods (pkg/kubelet/token): bound to the pod's UID, kept in memory only, never logged, and
  * replaced before they end. A refresh that fails leaves the old token in use while it is valid.
+ *
+ * Each token has a timer, whose firing is what makes the refresh: it may be early, and asks no clock whether it is right. What a
+ * timer cannot see (the host slept, the wall clock was set forwards) makes a token due as well, and the next look at the pod
+ * finds that in `version`.
  */
 import { hoursToMilliseconds } from "date-fns/hoursToMilliseconds";
 import type { Kube } from "../kube/kube.ts";
-import { requestToken } from "../kube/tokens.ts";
+import { requestToken, type IssuedToken } from "../kube/tokens.ts";
 import type { Pod } from "../kube/wire.ts";
 import type { Logger } from "../telemetry/logger.ts";
 import type { Clock } from "../util/clock.ts";
@@ -15,6 +19,8 @@ import { tokenKey, type Lookup, type TokenWish } from "./inputs.ts";
 const MAX_AGE_MS = hoursToMilliseconds(24);
 const MAX_JITTER_MS = 10_000;
 const RETRY_MS = 30_000;
+/** However short the life that a server names, no token is asked for more often. */
+const MIN_REFRESH_MS = 10_000;
 
 export interface TokenManagerOptions {
   kube: Kube;
@@ -25,11 +31,16 @@ export interface TokenManagerOptions {
   onChange: (podUid: string) => void;
 }
 
+/** A moment that has come when either clock has reached it: one may be set, the other stands still while the host sleeps. */
+interface Moment {
+  wall: number;
+  monotonic: number;
+}
+
 interface Held {
   token: string;
-  /** Wall-clock milliseconds. */
-  expiresAt: number;
-  refreshAt: number;
+  expiry: Moment;
+  refresh: Moment;
   /** Grows with each refresh. */
   serial: number;
 }
@@ -45,27 +56,40 @@ interface PodTokens {
 export class TokenManager {
   readonly #o: TokenManagerOptions;
   readonly #pods = new Map<string, PodTokens>();
+  readonly #closed = new AbortController();
 
   constructor(options: TokenManagerOptions) {
     this.#o = options;
   }
 
-  /** The tokens that are wished for, asked of the API server where there is none or an old one; by `tokenKey`. */
+  /** The tokens that are wished for, asked of the API server where there is none or one that is due; by `tokenKey`. */
   async get(pod: Pod, wishes: readonly TokenWish[], signal: AbortSignal): Promise<Map<string, Lookup<string>>> {
-    const pairs = await Promise.all(
-      wishes.map(async (wish) => {
-        const lookup = await abortable(this.#getOne(pod, wish), signal);
-        return [tokenKey(wish), lookup] as const;
-      }),
-    );
-    return new Map(pairs);
+    return this.#all(wishes, (wish) => this.#getOne(pod, wish), signal);
   }
 
-  /** Changes when a token of the pod was replaced; undefined while one of those wished for was never fetched. */
+  /** Tokens that are used once: each is asked for now, and neither kept nor renewed. By `tokenKey`. */
+  async issue(pod: Pod, wishes: readonly TokenWish[], signal: AbortSignal): Promise<Map<string, Lookup<string>>> {
+    const until = AbortSignal.any([signal, this.#closed.signal]);
+    const one = async (wish: TokenWish): Promise<Lookup<string>> => {
+      try {
+        return { kind: "found", object: (await this.#request(pod, wish, until)).token };
+      } catch (thrown) {
+        return { kind: "unknown", message: toError(thrown).message };
+      }
+    };
+    return this.#all(wishes, one, signal);
+  }
+
+  /** Changes when a token of the pod was replaced or is due; undefined while one of those wished for was never fetched. */
   version(podUid: string, wishes: readonly TokenWish[]): string | undefined {
     const held = this.#pods.get(podUid)?.held;
-    const parts = wishes.map((wish) => held?.get(tokenKey(wish))?.serial);
-    return parts.includes(undefined) ? undefined : parts.join(",");
+    const parts: string[] = [];
+    for (const wish of wishes) {
+      const one = held?.get(tokenKey(wish));
+      if (one === undefined) return undefined;
+      parts.push(`${one.serial}${this.#hasCome(one.refresh) ? " due" : ""}`);
+    }
+    return parts.join(",");
   }
 
   /** Drops the tokens of a pod that is gone. */
@@ -77,82 +101,132 @@ export class TokenManager {
     this.#pods.delete(podUid);
   }
 
+  /** Ends every request and every timer; whoever asks from now on is told that there is nothing to be had. */
+  close(): void {
+    this.#closed.abort();
+    for (const uid of this.#pods.keys()) this.release(uid);
+  }
+
+  async #all(
+    wishes: readonly TokenWish[],
+    one: (wish: TokenWish) => Promise<Lookup<string>>,
+    signal: AbortSignal,
+  ): Promise<Map<string, Lookup<string>>> {
+    const lookups = wishes.map(async (wish) => [tokenKey(wish), await abortable(one(wish), signal)] as const);
+    return new Map(await Promise.all(lookups));
+  }
+
   async #getOne(pod: Pod, wish: TokenWish): Promise<Lookup<string>> {
+    if (this.#closed.signal.aborted) return { kind: "unknown", message: "the agent is shutting down" };
     const uid = pod.metadata?.uid ?? "";
     let tokens = this.#pods.get(uid);
     if (tokens === undefined) {
       tokens = { pod, held: new Map(), pending: new Map(), cancelRefresh: new Map(), gone: new AbortController() };
       this.#pods.set(uid, tokens);
     }
+    const held = tokens.held.get(tokenKey(wish));
+    if (held !== undefined && !this.#hasCome(held.refresh)) return { kind: "found", object: held.token };
+    return this.#fetchOnce(tokens, wish);
+  }
+
+  /** One request at a time per token, however many ask for it. */
+  #fetchOnce(tokens: PodTokens, wish: TokenWish): Promise<Lookup<string>> {
     const key = tokenKey(wish);
-    const held = tokens.held.get(key);
-    if (held !== undefined && this.#o.clock.now() < held.refreshAt) return { kind: "found", object: held.token };
-    // One request at a time per token, however many ask for it.
-    let pending = tokens.pending.get(key);
-    if (pending === undefined) {
-      const { pending: requests } = tokens;
-      pending = this.#fetch(tokens, wish).finally(() => requests.delete(key));
-      requests.set(key, pending);
+    const { pending } = tokens;
+    let fetch = pending.get(key);
+    if (fetch === undefined) {
+      fetch = this.#fetch(tokens, wish).finally(() => pending.delete(key));
+      pending.set(key, fetch);
     }
-    return pending;
+    return fetch;
   }
 
   async #fetch(tokens: PodTokens, wish: TokenWish): Promise<Lookup<string>> {
-    const { kube, clock, random, logger } = this.#o;
+    const { random, logger } = this.#o;
     const key = tokenKey(wish);
-    const { name = "", namespace = "", uid = "" } = tokens.pod.metadata ?? {};
     const before = tokens.held.get(key);
     try {
-      const issued = await requestToken(
-        kube,
-        {
-          namespace,
-          serviceAccount: tokens.pod.spec?.serviceAccountName ?? "default",
-          audiences: wish.audience === "" ? [] : [wish.audience],
-          expirationSeconds: wish.expirationSeconds,
-          pod: { name, uid },
-        },
-        tokens.gone.signal,
-      );
-      const now = clock.now();
-      const lifeMs = wish.expirationSeconds * 1000;
-      // The server may have extended the token; it is replaced by the life that the pod asked for all the same.
-      const refreshMs = Math.min(lifeMs * 0.8, MAX_AGE_MS) - random() * MAX_JITTER_MS;
+      const issued = await this.#request(tokens.pod, wish, tokens.gone.signal);
+      tokens.gone.signal.throwIfAborted();
+      const lifeMs = this.#lifeMs(wish, issued);
+      const refreshMs = Math.max(MIN_REFRESH_MS, Math.min(lifeMs * 0.8, MAX_AGE_MS) - random() * MAX_JITTER_MS);
       tokens.held.set(key, {
         token: issued.token,
-        expiresAt: Date.parse(issued.expirationTimestamp),
-        refreshAt: now + Math.max(0, refreshMs),
+        expiry: this.#in(lifeMs),
+        refresh: this.#in(refreshMs),
         serial: (before?.serial ?? 0) + 1,
       });
-      this.#schedule(tokens, wish, Math.max(1_000, refreshMs));
+      this.#schedule(tokens, wish, refreshMs);
       return { kind: "found", object: issued.token };
     } catch (thrown) {
       const error = toError(thrown);
       if (tokens.gone.signal.aborted) return { kind: "unknown", message: "the pod is gone" };
+      const { name = "", namespace = "", uid = "" } = tokens.pod.metadata ?? {};
       logger.warn(
         { pod: `${namespace}/${name}`, uid, audience: wish.audience, err: error.message },
         "Service-account token was not issued",
       );
       this.#schedule(tokens, wish, RETRY_MS * (1 + random() / 2));
       if (before === undefined) return { kind: "unknown", message: error.message };
-      if (clock.now() >= before.expiresAt)
+      if (this.#hasCome(before.expiry))
         return { kind: "unknown", message: `token expired and refresh failed: ${error.message}` };
       return { kind: "found", object: before.token };
     }
   }
 
+  #request(pod: Pod, wish: TokenWish, signal: AbortSignal): Promise<IssuedToken> {
+    const { name = "", namespace = "", uid = "" } = pod.metadata ?? {};
+    return requestToken(
+      this.#o.kube,
+      {
+        namespace,
+        serviceAccount: pod.spec?.serviceAccountName ?? "default",
+        audiences: wish.audience === "" ? [] : [wish.audience],
+        expirationSeconds: wish.expirationSeconds,
+        pod: { name, uid },
+      },
+      signal,
+    );
+  }
+
+  /**
+   * Milliseconds that a token has to live. The server may have shortened it (`--service-account-max-token-expiration`); one that it
+   * extended is replaced by the life that the pod asked for all the same. The own clock is asked only where the server does
+   * not say when it issued the token, and not believed when by it the token were over already.
+   */
+  #lifeMs(wish: TokenWish, issued: IssuedToken): number {
+    const askedMs = wish.expirationSeconds * 1000;
+    const expiresAt = Date.parse(issued.expirationTimestamp);
+    for (const issuedAt of [Date.parse(issued.creationTimestamp ?? ""), this.#o.clock.now()]) {
+      if (expiresAt - issuedAt > 0) return Math.min(askedMs, expiresAt - issuedAt);
+    }
+    return askedMs;
+  }
+
   #schedule(tokens: PodTokens, wish: TokenWish, delayMs: number): void {
     const key = tokenKey(wish);
-    const uid = tokens.pod.metadata?.uid ?? "";
     tokens.cancelRefresh.get(key)?.();
     if (tokens.gone.signal.aborted) return;
-    const cancel = this.#o.clock.after(delayMs, () => {
-      const serial = tokens.held.get(key)?.serial;
-      void this.#getOne(tokens.pod, wish).then(() => {
-        if (tokens.held.get(key)?.serial !== serial && !tokens.gone.signal.aborted) this.#o.onChange(uid);
-      });
-    });
-    tokens.cancelRefresh.set(key, cancel);
+    tokens.cancelRefresh.set(
+      key,
+      this.#o.clock.after(delayMs, () => void this.#renew(tokens, wish)),
+    );
+  }
+
+  /** Fetches whatever the clocks say: it is called by the timer that was set for it, and no other comes after. */
+  async #renew(tokens: PodTokens, wish: TokenWish): Promise<void> {
+    const serial = () => tokens.held.get(tokenKey(wish))?.serial;
+    const before = serial();
+    await this.#fetchOnce(tokens, wish);
+    if (serial() !== before && !tokens.gone.signal.aborted) this.#o.onChange(tokens.pod.metadata?.uid ?? "");
+  }
+
+  #in(ms: number): Moment {
+    return { wall: this.#o.clock.now() + ms, monotonic: this.#o.clock.monotonic() + ms };
+  }
+
+  #hasCome(moment: Moment): boolean {
+    return this.#o.clock.monotonic() >= moment.monotonic || this.#o.clock.now() >= moment.wall;
   }
 }
 

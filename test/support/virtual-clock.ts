@@ -5,30 +5,36 @@ export async function settle(rounds = 5): Promise<void> {
   for (let i = 0; i < rounds; i++) await new Promise((resolve) => setImmediate(resolve));
 }
 
-/** Time that stands still until a test moves it. */
+/** Node's timers know whole milliseconds only: they may fire a fraction of one before their time, but never after no time at all. */
+const EARLY_MS = 0.4;
+const LEAST_MS = 0.001;
+
+/**
+ * Time that stands still until a test moves it. As unkind as the real one: a timer fires up to 0.4 ms before its time, and the
+ * wall clock can be set, forwards and backwards, while the monotonic one goes on.
+ */
 export class VirtualClock implements Clock {
-  #nowMs: number;
   readonly #startMs: number;
+  #elapsedMs = 0;
   #stepMs = 0;
   #timers: { at: number; order: number; run: () => void }[] = [];
   #order = 0;
 
   constructor(startMs = Date.parse("2026-01-01T00:00:00Z")) {
-    this.#nowMs = startMs;
     this.#startMs = startMs;
   }
 
   now(): number {
-    return this.#nowMs + this.#stepMs;
+    return Math.floor(this.#startMs + this.#elapsedMs) + this.#stepMs;
   }
 
-  /** Somebody sets the wall clock; no time passes. */
+  /** Somebody sets the wall clock by so many milliseconds, backwards when negative; no time passes. */
   step(ms: number): void {
     this.#stepMs += ms;
   }
 
   monotonic(): number {
-    return this.#nowMs - this.#startMs;
+    return this.#elapsedMs;
   }
 
   sleep(ms: number, signal?: AbortSignal): Promise<void> {
@@ -50,7 +56,8 @@ export class VirtualClock implements Clock {
   }
 
   after(ms: number, callback: () => void): () => void {
-    const timer = { at: this.#nowMs + Math.max(0, ms), order: this.#order++, run: callback };
+    const delayMs = ms <= 0 ? 0 : Math.max(ms - EARLY_MS, Math.min(ms, 1 - EARLY_MS), LEAST_MS);
+    const timer = { at: this.#elapsedMs + delayMs, order: this.#order++, run: callback };
     this.#timers.push(timer);
     return () => {
       this.#timers = this.#timers.filter((t) => t !== timer);
@@ -64,16 +71,16 @@ export class VirtualClock implements Clock {
 
   /** Moves time on, running each timer at its moment and everything that it sets off before the next one. */
   async advance(ms: number): Promise<void> {
-    const target = this.#nowMs + ms;
+    const target = this.#elapsedMs + ms;
     await settle();
     for (;;) {
       const due = this.#timers.filter((t) => t.at <= target).sort((a, b) => a.at - b.at || a.order - b.order)[0];
       if (!due) break;
       this.#timers = this.#timers.filter((t) => t !== due);
-      this.#nowMs = Math.max(this.#nowMs, due.at);
+      this.#elapsedMs = Math.max(this.#elapsedMs, due.at);
       due.run();
       await settle();
     }
-    this.#nowMs = target;
+    this.#elapsedMs = target;
   }
 }

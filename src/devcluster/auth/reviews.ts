@@ -168,7 +168,11 @@ export function requestToken(
   return {
     kind: "TokenRequest",
     apiVersion: "authentication.k8s.io/v1",
-    metadata: { name: account.metadata.name, namespace: account.metadata.namespace, creationTimestamp: null },
+    metadata: {
+      name: account.metadata.name,
+      namespace: account.metadata.namespace,
+      creationTimestamp: rfc3339(issued.expirationTimestamp - issued.expirationSeconds * 1000),
+    },
     spec: { audiences: issued.audiences, expirationSeconds: issued.expirationSeconds, boundObjectRef: bound ?? null },
     status: { token: issued.token, expirationTimestamp: rfc3339(issued.expirationTimestamp) },
   };

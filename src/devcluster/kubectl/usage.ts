@@ -34,6 +34,8 @@ interface Reading {
 /** What a kubelet said: its node, and its containers by `POD_UID/NAME`. */
 interface Look {
   at: number;
+  /** The same by the clock that nobody sets, for the time between two looks. */
+  monotonicAt: number;
   node: Reading;
   containers: Map<string, Reading>;
 }
@@ -125,9 +127,9 @@ export class Usage {
 
   async #window(nodeName: string): Promise<{ earlier: Look; later: Look }> {
     let earlier = this.#looks.get(nodeName);
-    if (earlier === undefined || this.#clock.now() - earlier.at > MAX_WINDOW_MS) earlier = await this.#look(nodeName);
-    const wait = earlier.at + MIN_WINDOW_MS - this.#clock.now();
-    if (wait > 0) await this.#clock.sleep(wait);
+    const age = (look: Look) => this.#clock.monotonic() - look.monotonicAt;
+    if (earlier === undefined || age(earlier) > MAX_WINDOW_MS) earlier = await this.#look(nodeName);
+    while (age(earlier) < MIN_WINDOW_MS) await this.#clock.sleep(MIN_WINDOW_MS - age(earlier));
     const later = await this.#look(nodeName);
     this.#looks.set(nodeName, later);
     return { earlier, later };
@@ -140,7 +142,7 @@ export class Usage {
     for (const pod of pods)
       for (const container of pod.containers)
         containers.set(`${pod.podRef.uid}/${container.name}`, readingOf(container));
-    return { at: this.#clock.now(), node: readingOf(node), containers };
+    return { at: this.#clock.now(), monotonicAt: this.#clock.monotonic(), node: readingOf(node), containers };
   }
 }
 
@@ -163,7 +165,7 @@ function header({ metadata }: Json, { earlier, later }: { earlier: Look; later: 
       ...(labels && { labels }),
     },
     timestamp: new Date(later.at).toISOString(),
-    window: `${((later.at - earlier.at) / 1000).toFixed(3)}s`,
+    window: `${((later.monotonicAt - earlier.monotonicAt) / 1000).toFixed(3)}s`,
   };
 }
 

@@ -64,6 +64,19 @@ describe("tokens and reviews", () => {
     });
   });
 
+  it("take no reply for a token that holds none", async () => {
+    const kube = new ScriptedKube();
+    kube.answer = () => ({ kind: "Status" });
+    const request = {
+      namespace: "ns",
+      serviceAccount: "sa",
+      audiences: [],
+      expirationSeconds: 600,
+      pod: { name: "p", uid: "u" },
+    };
+    await expect(requestToken(kube, request, live())).rejects.toMatchObject({ reason: "Malformed" });
+  });
+
   it("tell who a token belongs to, and nothing for a token that is not accepted", async () => {
     const kube = new ScriptedKube();
     kube.answer = () => ({ status: { authenticated: true, user: { username: "jo", groups: ["g"] } } });

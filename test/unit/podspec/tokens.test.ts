@@ -79,9 +79,130 @@ describe("TokenManager", () => {
   });
 
   it("replaces a long-lived token after a day", async () => {
-    await get({ audience: "", expirationSeconds: 30 * 24 * HOUR_S });
+    const life = 30 * 24 * HOUR_S;
+    kube.intercept = () => ({
+      status: { ...issue().status, expirationTimestamp: new Date(clock.now() + life * 1000).toISOString() },
+    });
+    await get({ audience: "", expirationSeconds: life });
     await clock.advance(24 * HOUR_S * 1000);
     expect(changed).toEqual(["0a1b"]);
+  });
+
+  it("replaces each of many tokens, though their timers fire a little early", async () => {
+    tokens = new TokenManager({
+      kube,
+      clock,
+      random: Math.random,
+      logger: silentLogger,
+      onChange: (uid) => changed.push(uid),
+    });
+    const uids = Array.from({ length: 100 }, (_, i) => `uid-${i}`);
+    const wish = { audience: "", expirationSeconds: HOUR_S };
+    await Promise.all(uids.map((uid) => tokens.get({ ...pod, metadata: { ...pod.metadata, uid } }, [wish], signal)));
+    await clock.advance(HOUR_S * 800);
+    expect(changed.toSorted()).toEqual(uids.toSorted());
+  });
+
+  it("replaces it in time though the wall clock was set back, again and again", async () => {
+    await get();
+    clock.step(-12 * HOUR_S * 1000);
+    await clock.advance(HOUR_S * 800);
+    clock.step(-50);
+    await clock.advance(HOUR_S * 800);
+    expect(changed).toEqual(["0a1b", "0a1b"]);
+  });
+
+  it("is due when the wall clock has passed it, as after a sleep of the host", async () => {
+    await get();
+    const wishes = [{ audience: "", expirationSeconds: HOUR_S }];
+    const before = tokens.version("0a1b", wishes);
+    clock.step(HOUR_S * 800);
+    expect(tokens.version("0a1b", wishes)).not.toBe(before);
+    expect(await get()).toEqual({ kind: "found", object: "token-2" });
+    expect(await get()).toEqual({ kind: "found", object: "token-2" });
+  });
+
+  describe("of which the server shortened the life", () => {
+    const day = { audience: "vault", expirationSeconds: 24 * HOUR_S };
+
+    it("is replaced by what the server said, again and again", async () => {
+      await get(day);
+      for (let i = 0; i < 3; i++) await clock.advance(HOUR_S * 800);
+      expect(issued).toBe(4);
+      expect(changed).toHaveLength(3);
+    });
+
+    it.each([
+      ["ahead", 12 * HOUR_S * 1000],
+      ["behind", -12 * HOUR_S * 1000],
+    ])("is replaced in time by an agent whose clock is %s", async (_, skewMs) => {
+      kube.intercept = () => {
+        const { status } = issue();
+        const ms = Date.parse(status.expirationTimestamp) - skewMs;
+        return {
+          metadata: { creationTimestamp: new Date(ms - HOUR_S * 1000).toISOString() },
+          status: { ...status, expirationTimestamp: new Date(ms).toISOString() },
+        };
+      };
+      await get(day);
+      await clock.advance(HOUR_S * 800 - 1);
+      expect(issued).toBe(1);
+      await clock.advance(1);
+      expect(issued).toBe(2);
+    });
+  });
+
+  it("keeps to the life that was asked for where the server extended it", async () => {
+    kube.intercept = () => ({
+      status: {
+        ...issue().status,
+        expirationTimestamp: new Date(clock.now() + 365 * 24 * HOUR_S * 1000).toISOString(),
+      },
+    });
+    await get();
+    await clock.advance(HOUR_S * 800);
+    expect(issued).toBe(2);
+  });
+
+  it("makes no storm of one that is over already by the own clock", async () => {
+    kube.intercept = () => ({
+      status: { ...issue().status, expirationTimestamp: new Date(clock.now() - HOUR_S * 1000).toISOString() },
+    });
+    await get();
+    await clock.advance(HOUR_S * 800 - 1);
+    expect(issued).toBe(1);
+  });
+
+  it("that is used once is asked for each time, and never renewed", async () => {
+    const wish = { audience: "registry", expirationSeconds: 600 };
+    const once = async () => (await tokens.issue(pod, [wish], signal)).get("600/registry");
+    expect([await once(), await once()]).toEqual([
+      { kind: "found", object: "token-1" },
+      { kind: "found", object: "token-2" },
+    ]);
+    expect(clock.pending).toBe(0);
+    kube.intercept = () => {
+      throw failure(403, "Forbidden");
+    };
+    expect(await once()).toEqual({ kind: "unknown", message: "the server said 403" });
+  });
+
+  it("ends requests and timers when it is closed, and asks for nothing more", async () => {
+    await get();
+    let asked: AbortSignal | undefined;
+    kube.request = (request) => {
+      asked = request.signal;
+      return new Promise((_, reject) => request.signal.addEventListener("abort", () => reject(new Error("aborted"))));
+    };
+    const pending = get({ audience: "slow", expirationSeconds: HOUR_S });
+    await settle();
+    tokens.close();
+    expect(asked?.aborted).toBe(true);
+    expect(await pending).toMatchObject({ kind: "unknown" });
+    expect(clock.pending).toBe(0);
+    asked = undefined;
+    expect(await get()).toMatchObject({ kind: "unknown" });
+    expect(asked).toBeUndefined();
   });
 
   it("keeps the old token while it is valid when a refresh fails, and tries again", async () => {

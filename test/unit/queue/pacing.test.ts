@@ -83,7 +83,8 @@ describe("TokenBucket", () => {
         await clock.advance(60_000);
         expect(at).toHaveLength(pauses.length);
         for (let i = 0; i < at.length; i++) {
-          for (let j = i; j < at.length; j++) expect(j - i + 1).toBeLessThanOrEqual(4 + (at[j]! - at[i]!) / 100 + 1e-6);
+          // A timer may be early by a part of a millisecond.
+          for (let j = i; j < at.length; j++) expect(j - i + 1).toBeLessThanOrEqual(4 + (at[j]! - at[i]! + 1) / 100);
         }
       }),
       { numRuns: 50 },
