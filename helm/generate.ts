@@ -5,7 +5,7 @@
 import { readFile, writeFile } from "node:fs/promises";
 import { join } from "node:path";
 import { isMap, isScalar, parseDocument, stringify, type Node, type Pair } from "yaml";
-import { backendConfigSchema } from "../providers/http-vm/backend/config.ts";
+import { backendConfigSchema } from "../providers/local/config.ts";
 import { agentConfigSchema } from "../src/config/schema.ts";
 import { documentFields, fieldsTable } from "./reference.ts";
 import { valuesJsonSchema } from "./values.ts";

@@ -1,8 +1,8 @@
 import { Command } from "commander";
-import { startBackend } from "../../providers/http-vm/backend/backend.ts";
-import { loadBackendConfig } from "../../providers/http-vm/backend/config.ts";
-import { createEngine } from "../../providers/http-vm/backend/engines/registry.ts";
-import { checkHost } from "../../providers/http-vm/backend/local-provider.ts";
+import { startBackend } from "../../providers/local/backend.ts";
+import { loadBackendConfig } from "../../providers/local/config.ts";
+import { createEngine } from "../../providers/local/engines/index.ts";
+import { checkHost } from "../../providers/local/provider.ts";
 import { ConfigError } from "../config/load.ts";
 import { createLogger, silentLogger } from "../telemetry/logger.ts";
 import { systemClock } from "../util/clock.ts";

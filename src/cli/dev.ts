@@ -5,8 +5,8 @@
 import { Command, Option } from "commander";
 import { mkdir, rm, writeFile } from "node:fs/promises";
 import { join, relative, resolve } from "node:path";
-import { startBackend, type RunningBackend } from "../../providers/http-vm/backend/backend.ts";
-import { parseBackendConfig } from "../../providers/http-vm/backend/config.ts";
+import { startBackend, type RunningBackend } from "../../providers/local/backend.ts";
+import { parseBackendConfig } from "../../providers/local/config.ts";
 import { Agent } from "../agent.ts";
 import { configuredBy, parseConfig } from "../config/load.ts";
 import { startDevCluster, type DevCluster } from "../devcluster/index.ts";

@@ -1,7 +1,7 @@
 import { readFile } from "node:fs/promises";
 import { join } from "node:path";
 import { beforeAll, describe, expect, test } from "vitest";
-import { createOciEngine } from "../../providers/http-vm/backend/engines/oci/engine.ts";
+import { createOciEngine } from "../../providers/local/engines/oci/engine.ts";
 import { silentLogger } from "../../src/telemetry/logger.ts";
 import { systemClock } from "../../src/util/clock.ts";
 import { missingForImages } from "../support/registry.ts";

@@ -8,7 +8,7 @@ import { mkdir, mkdtemp, readdir, symlink } from "node:fs/promises";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { assemble } from "../../helm/assemble.ts";
-import { findTool } from "../../providers/http-vm/backend/host/command.ts";
+import { findTool } from "../../providers/local/host/command.ts";
 import { startEnvironment, type Environment } from "../conformance/kubernetes/environment.ts";
 import { isInside, runInside, setUp } from "../conformance/kubernetes/namespaces.ts";
 import { helmBinary } from "./harness/binaries.ts";

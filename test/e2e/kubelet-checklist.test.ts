@@ -1,5 +1,5 @@
-import { createOciEngine } from "../../providers/http-vm/backend/engines/oci/engine.ts";
-import { createProcessEngine } from "../../providers/http-vm/backend/engines/process/process.ts";
+import { createOciEngine } from "../../providers/local/engines/oci/engine.ts";
+import { createProcessEngine } from "../../providers/local/engines/process/process.ts";
 import { silentLogger } from "../../src/telemetry/logger.ts";
 import { systemClock } from "../../src/util/clock.ts";
 import { missingForImages } from "../support/registry.ts";

@@ -6,7 +6,7 @@ import { randomBytes } from "node:crypto";
 import { readFile, writeFile } from "node:fs/promises";
 import { join } from "node:path";
 import { expect } from "vitest";
-import { createVmEngine } from "../../providers/http-vm/backend/engines/vm/engine.ts";
+import { createVmEngine } from "../../providers/local/engines/vm/engine.ts";
 import { silentLogger } from "../../src/telemetry/logger.ts";
 import { systemClock } from "../../src/util/clock.ts";
 import { leaveOut } from "../support/left-out.ts";

@@ -35,7 +35,7 @@ beforeAll(async () => {
 afterAll(() => rmSync(dir, { recursive: true }));
 
 test("has everything that its own manifest and its guest need", () => {
-  const guest = "providers/http-vm/backend/engines/vm/guest";
+  const guest = "providers/local/engines/vm/guest";
   const needed = readdirSync(join(root, guest)).map((file) => `dist/${guest}/${file}`);
   expect(needed.some((file) => file.endsWith(".c"))).toBe(true);
   expect(files).toEqual(expect.arrayContaining(needed));
@@ -44,7 +44,7 @@ test("has everything that its own manifest and its guest need", () => {
       "dist/src/cli/main.js",
       "dist/src/provider/kit/index.d.ts",
       "dist/providers/http-vm/index.js",
-      "dist/providers/http-vm/backend/engines/vm/guest-image.sh",
+      "dist/providers/local/engines/vm/guest-image.sh",
       "providers/http-vm/openapi.yaml",
     ]),
   );

@@ -6,12 +6,12 @@ import { mkdtempSync, readdirSync, readFileSync, rmSync, statSync } from "node:f
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { afterAll, beforeAll, describe, expect, test } from "vitest";
-import type { Engine } from "../../providers/http-vm/backend/engine.ts";
-import { createOciEngine } from "../../providers/http-vm/backend/engines/oci/engine.ts";
-import { createProcessEngine } from "../../providers/http-vm/backend/engines/process/process.ts";
-import { createVmEngine } from "../../providers/http-vm/backend/engines/vm/engine.ts";
-import { run } from "../../providers/http-vm/backend/host/command.ts";
-import { HostNetwork } from "../../providers/http-vm/backend/network/network.ts";
+import type { Engine } from "../../providers/local/engine.ts";
+import { createOciEngine } from "../../providers/local/engines/oci/engine.ts";
+import { createProcessEngine } from "../../providers/local/engines/process/process.ts";
+import { createVmEngine } from "../../providers/local/engines/vm/engine.ts";
+import { run } from "../../providers/local/host/command.ts";
+import { HostNetwork } from "../../providers/local/network/network.ts";
 import { silentLogger } from "../../src/telemetry/logger.ts";
 import { systemClock } from "../../src/util/clock.ts";
 import { Bench } from "../integration/backend/suite.ts";

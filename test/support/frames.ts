@@ -1,6 +1,6 @@
 /** Ethernet frames made by hand, and a way to send them from a network namespace: what a hostile machine would put on its link. */
 import { isIPv4 } from "node:net";
-import { run } from "../../providers/http-vm/backend/host/command.ts";
+import { run } from "../../providers/local/host/command.ts";
 
 export const IP = 0x0800;
 export const ARP = 0x0806;

@@ -1,6 +1,6 @@
 /** What this host offers to tests that need more than Node, and unique names on it. */
 import { randomBytes } from "node:crypto";
-import { HostNetwork, type NetworkOptions } from "../../providers/http-vm/backend/network/network.ts";
+import { HostNetwork, type NetworkOptions } from "../../providers/local/network/network.ts";
 
 /** Why tests that need machine networks cannot run here; undefined when they can. */
 export function missingForNetwork(kind: "namespace" | "tap" = "namespace"): string | undefined {

@@ -9,7 +9,7 @@ import { createServer } from "node:net";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { gzipSync } from "node:zlib";
-import { findTool } from "../../providers/http-vm/backend/host/command.ts";
+import { findTool } from "../../providers/local/host/command.ts";
 
 export interface TarEntry {
   path: string;

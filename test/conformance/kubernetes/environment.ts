@@ -1,8 +1,8 @@
 /** What the suite runs against: a control plane, a registry, two nodes on one backend, kube-proxy and CoreDNS. */
 import { copyFile, readdir, rmdir, writeFile } from "node:fs/promises";
 import { join } from "node:path";
-import { machineHash } from "../../../providers/http-vm/backend/engines/oci/sandbox.ts";
-import { unmountBelow } from "../../../providers/http-vm/backend/host/mounts.ts";
+import { machineHash } from "../../../providers/local/engines/oci/sandbox.ts";
+import { unmountBelow } from "../../../providers/local/host/mounts.ts";
 import { startAgent, startBackend, type BackendProcess } from "../../e2e/harness/agent.ts";
 import { buildCoreDns, buildKubeProxy } from "../../e2e/harness/build.ts";
 import type { Json } from "../../e2e/harness/client.ts";

@@ -7,7 +7,7 @@
  */
 import { readFile, realpath } from "node:fs/promises";
 import { basename, dirname, join } from "node:path";
-import { findTool } from "../../../providers/http-vm/backend/host/command.ts";
+import { findTool } from "../../../providers/local/host/command.ts";
 import { buildAgnhost, buildNonewprivs, kubernetesSource } from "../../e2e/harness/build.ts";
 import { cacheKey, cached } from "../../e2e/harness/cache.ts";
 import { runCommand } from "../../e2e/harness/exec.ts";

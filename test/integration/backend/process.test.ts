@@ -4,8 +4,8 @@ import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { expect, test } from "vitest";
 import { systemClock } from "../../../src/util/clock.ts";
-import { createProcessEngine } from "../../../providers/http-vm/backend/engines/process/process.ts";
-import { processStat } from "../../../providers/http-vm/backend/proc.ts";
+import { createProcessEngine } from "../../../providers/local/engines/process/process.ts";
+import { processStat } from "../../../providers/local/host/proc.ts";
 import { backendSuite, Bench, text } from "./suite.ts";
 
 /** Process ids that a container printed. */

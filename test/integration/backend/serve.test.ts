@@ -7,11 +7,11 @@ import { beforeEach, describe, expect, onTestFinished, test } from "vitest";
 import { parseFile } from "../../../src/config/load.ts";
 import { silentLogger, type Logger } from "../../../src/telemetry/logger.ts";
 import { type Clock, systemClock } from "../../../src/util/clock.ts";
-import { startBackend } from "../../../providers/http-vm/backend/backend.ts";
+import { startBackend } from "../../../providers/local/backend.ts";
 import { clientCert, clientKey, serverCert, serverKey } from "../../support/tls.ts";
 import { VirtualClock } from "../../support/virtual-clock.ts";
 import { must, waitFor } from "../../e2e/harness/wait.ts";
-import { backendConfigSchema } from "../../../providers/http-vm/backend/config.ts";
+import { backendConfigSchema } from "../../../providers/local/config.ts";
 
 let dir: string;
 

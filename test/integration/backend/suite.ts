@@ -15,8 +15,8 @@ import type {
 import type { LogOptions, StreamOptions } from "../../../src/provider/provider.ts";
 import { silentLogger } from "../../../src/telemetry/logger.ts";
 import { systemClock } from "../../../src/util/clock.ts";
-import type { Engine } from "../../../providers/http-vm/backend/engine.ts";
-import { LocalProvider } from "../../../providers/http-vm/backend/local-provider.ts";
+import type { Engine } from "../../../providers/local/engine.ts";
+import { LocalProvider } from "../../../providers/local/provider.ts";
 
 export interface SuiteOptions {
   name: string;

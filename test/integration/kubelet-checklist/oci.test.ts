@@ -1,5 +1,5 @@
 import { test } from "vitest";
-import { createOciEngine } from "../../../providers/http-vm/backend/engines/oci/engine.ts";
+import { createOciEngine } from "../../../providers/local/engines/oci/engine.ts";
 import { silentLogger } from "../../../src/telemetry/logger.ts";
 import { systemClock } from "../../../src/util/clock.ts";
 import { describeChecklist, ociPlace } from "../../e2e/cases/checklist/suite.ts";

@@ -1,7 +1,7 @@
 import { existsSync } from "node:fs";
 import { join } from "node:path";
 import { expect, test } from "vitest";
-import { createProcessEngine } from "../../../providers/http-vm/backend/engines/process/process.ts";
+import { createProcessEngine } from "../../../providers/local/engines/process/process.ts";
 import { systemClock } from "../../../src/util/clock.ts";
 import { checklist, elsewhere, ids } from "../../e2e/cases/checklist/index.ts";
 import { describeChecklist, processPlace } from "../../e2e/cases/checklist/suite.ts";

@@ -3,11 +3,11 @@ import { mkdirSync, mkdtempSync, realpathSync, rmSync, symlinkSync } from "node:
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { afterEach, beforeEach, expect, onTestFinished, test, vi } from "vitest";
-import { type RunningBackend, startBackend } from "../../../providers/http-vm/backend/backend.ts";
-import { parseBackendConfig } from "../../../providers/http-vm/backend/config.ts";
-import { createOciEngine } from "../../../providers/http-vm/backend/engines/oci/engine.ts";
-import { mountsBelow } from "../../../providers/http-vm/backend/host/mounts.ts";
-import { HostNetwork } from "../../../providers/http-vm/backend/network/network.ts";
+import { type RunningBackend, startBackend } from "../../../providers/local/backend.ts";
+import { parseBackendConfig } from "../../../providers/local/config.ts";
+import { createOciEngine } from "../../../providers/local/engines/oci/engine.ts";
+import { mountsBelow } from "../../../providers/local/host/mounts.ts";
+import { HostNetwork } from "../../../providers/local/network/network.ts";
 import type { MachineSpec } from "../../../src/provider/machine.ts";
 import { silentLogger } from "../../../src/telemetry/logger.ts";
 import { systemClock } from "../../../src/util/clock.ts";

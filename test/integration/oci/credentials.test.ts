@@ -1,6 +1,6 @@
 /** Registry credentials are nowhere but in memory: what a backend that is killed has lost, the agent gives it again. */
 import { test } from "vitest";
-import { createOciEngine } from "../../../providers/http-vm/backend/engines/oci/engine.ts";
+import { createOciEngine } from "../../../providers/local/engines/oci/engine.ts";
 import { silentLogger } from "../../../src/telemetry/logger.ts";
 import { systemClock } from "../../../src/util/clock.ts";
 import { ociPlace } from "../../e2e/cases/checklist/suite.ts";

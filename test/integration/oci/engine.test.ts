@@ -2,11 +2,11 @@ import { existsSync, mkdtempSync, readdirSync, readFileSync, rmSync } from "node
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { afterAll, expect, test } from "vitest";
-import { createOciEngine } from "../../../providers/http-vm/backend/engines/oci/engine.ts";
-import { Cgroup } from "../../../providers/http-vm/backend/engines/oci/cgroup.ts";
-import { machineHash } from "../../../providers/http-vm/backend/engines/oci/sandbox.ts";
-import { run } from "../../../providers/http-vm/backend/host/command.ts";
-import { HostNetwork } from "../../../providers/http-vm/backend/network/network.ts";
+import { createOciEngine } from "../../../providers/local/engines/oci/engine.ts";
+import { Cgroup } from "../../../providers/local/engines/oci/cgroup.ts";
+import { machineHash } from "../../../providers/local/engines/oci/sandbox.ts";
+import { run } from "../../../providers/local/host/command.ts";
+import { HostNetwork } from "../../../providers/local/network/network.ts";
 import { silentLogger } from "../../../src/telemetry/logger.ts";
 import { systemClock } from "../../../src/util/clock.ts";
 import { testNetwork } from "../../support/host.ts";

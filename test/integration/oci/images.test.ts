@@ -8,7 +8,7 @@ import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { gzipSync } from "node:zlib";
 import { afterAll, afterEach, beforeAll, beforeEach, describe, expect, test } from "vitest";
-import { HostImages, type HostImagesOptions } from "../../../providers/http-vm/backend/images/store.ts";
+import { HostImages, type HostImagesOptions } from "../../../providers/local/images/store.ts";
 import { silentLogger } from "../../../src/telemetry/logger.ts";
 import { systemClock } from "../../../src/util/clock.ts";
 import { VirtualClock } from "../../support/virtual-clock.ts";

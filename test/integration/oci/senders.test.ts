@@ -4,12 +4,8 @@ import { mkdtemp } from "node:fs/promises";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { afterAll, afterEach, beforeAll, beforeEach, describe, expect, test } from "vitest";
-import { run } from "../../../providers/http-vm/backend/host/command.ts";
-import {
-  HostNetwork,
-  type Attachment,
-  type NetworkOptions,
-} from "../../../providers/http-vm/backend/network/network.ts";
+import { run } from "../../../providers/local/host/command.ts";
+import { HostNetwork, type Attachment, type NetworkOptions } from "../../../providers/local/network/network.ts";
 import { ARP, arpReply, frame, IP, QINQ, sendFrames, snapFrame, udp, VLAN } from "../../support/frames.ts";
 import { missingForNetwork, testNetwork } from "../../support/host.ts";
 

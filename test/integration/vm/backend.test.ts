@@ -2,8 +2,8 @@
 import { readdirSync, readFileSync } from "node:fs";
 import { join } from "node:path";
 import { afterAll, beforeAll, expect, test, vi } from "vitest";
-import { createVmEngine } from "../../../providers/http-vm/backend/engines/vm/engine.ts";
-import { HostNetwork } from "../../../providers/http-vm/backend/network/network.ts";
+import { createVmEngine } from "../../../providers/local/engines/vm/engine.ts";
+import { HostNetwork } from "../../../providers/local/network/network.ts";
 import type { Machine } from "../../../src/provider/machine.ts";
 import { silentLogger } from "../../../src/telemetry/logger.ts";
 import { systemClock } from "../../../src/util/clock.ts";

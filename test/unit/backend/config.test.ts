@@ -1,8 +1,8 @@
 import { hostname } from "node:os";
 import { expect, test } from "vitest";
 import { ConfigError, parseFile } from "../../../src/config/load.ts";
-import { backendConfigSchema, capacityOf, logBytesOf } from "../../../providers/http-vm/backend/config.ts";
-import { AddressPool } from "../../../providers/http-vm/backend/engines/process/process.ts";
+import { backendConfigSchema, capacityOf, logBytesOf } from "../../../providers/local/config.ts";
+import { AddressPool } from "../../../providers/local/engines/process/process.ts";
 
 const HEAD = "apiVersion: vmlet.dev/v1\nkind: BackendConfig\nstateDir: /var/lib/vmlet\n";
 const parse = (text: string) => parseFile(backendConfigSchema, HEAD + text, "backend.yaml");

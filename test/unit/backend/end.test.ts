@@ -1,5 +1,5 @@
 import { expect, test, vi } from "vitest";
-import { ContainerError } from "../../../providers/http-vm/backend/engine.ts";
+import { ContainerError } from "../../../providers/local/engine.ts";
 import { main, World } from "./world.ts";
 
 const never = { restart_policy: "never" as const };

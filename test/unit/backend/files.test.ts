@@ -2,7 +2,7 @@ import { existsSync, mkdtempSync, readdirSync, readFileSync, readlinkSync, rmSyn
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { beforeEach, expect, onTestFinished, test } from "vitest";
-import { writeFilesVolume } from "../../../providers/http-vm/backend/files.ts";
+import { writeFilesVolume } from "../../../providers/local/machine/volume-files.ts";
 
 let dir: string;
 

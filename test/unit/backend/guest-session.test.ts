@@ -4,8 +4,8 @@ import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { once } from "node:events";
 import { afterEach, beforeEach, describe, expect, test } from "vitest";
-import { encodeFrame, FrameReader } from "../../../providers/http-vm/backend/frames.ts";
-import { GuestSession } from "../../../providers/http-vm/backend/guest-session.ts";
+import { encodeFrame, FrameReader } from "../../../providers/local/shim/frames.ts";
+import { GuestSession } from "../../../providers/local/shim/guest-session.ts";
 
 const TOKEN = "0123456789abcdef0123456789abcdef";
 const [STDIN, STDIN_END, RESIZE, OUTPUT_TAKEN] = [1, 2, 3, 4] as const;

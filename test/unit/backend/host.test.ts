@@ -1,5 +1,5 @@
 import { afterEach, expect, test, vi } from "vitest";
-import { checkHost } from "../../../providers/http-vm/backend/local-provider.ts";
+import { checkHost } from "../../../providers/local/provider.ts";
 
 afterEach(() => vi.unstubAllEnvs());
 

@@ -1,6 +1,6 @@
 import { expect, test } from "vitest";
-import { ContainerError, type ImageStore, type PreparedImage } from "../../../providers/http-vm/backend/engine.ts";
-import { pullPolicy } from "../../../providers/http-vm/backend/image-pull.ts";
+import { ContainerError, type ImageStore, type PreparedImage } from "../../../providers/local/engine.ts";
+import { pullPolicy } from "../../../providers/local/machine/image-pull.ts";
 import { main, World } from "./world.ts";
 
 const image: PreparedImage = {

@@ -3,7 +3,7 @@ import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { beforeEach, expect, onTestFinished, test } from "vitest";
 import { systemClock } from "../../../src/util/clock.ts";
-import { readLog, type ReadLogOptions } from "../../../providers/http-vm/backend/logs.ts";
+import { readLog, type ReadLogOptions } from "../../../providers/local/shim/log-reader.ts";
 
 let dir: string;
 

@@ -1,7 +1,7 @@
 import { existsSync, readFileSync, readdirSync, statSync } from "node:fs";
 import { join } from "node:path";
 import { expect, test } from "vitest";
-import { LocalProvider } from "../../../providers/http-vm/backend/local-provider.ts";
+import { LocalProvider } from "../../../providers/local/provider.ts";
 import { silentLogger } from "../../../src/telemetry/logger.ts";
 import { main, sidecar, World } from "./world.ts";
 

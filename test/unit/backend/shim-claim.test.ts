@@ -2,7 +2,7 @@ import { existsSync, mkdtempSync, readdirSync, rmSync, writeFileSync } from "nod
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { afterEach, beforeEach, expect, test } from "vitest";
-import { shimEverStarted } from "../../../providers/http-vm/backend/shim-client.ts";
+import { shimEverStarted } from "../../../providers/local/shim/client.ts";
 
 let dir: string;
 beforeEach(() => (dir = mkdtempSync(join(tmpdir(), "vmlet-claim-"))));

@@ -1,5 +1,5 @@
 import { expect, test } from "vitest";
-import { signalNumber } from "../../../providers/http-vm/backend/stop-signal.ts";
+import { signalNumber } from "../../../providers/local/host/stop-signal.ts";
 
 test.each([
   ["SIGTERM", 15],

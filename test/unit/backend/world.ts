@@ -15,10 +15,10 @@ import type {
   ImageStore,
   Sandbox,
   SandboxLoss,
-} from "../../../providers/http-vm/backend/engine.ts";
-import { LocalProvider } from "../../../providers/http-vm/backend/local-provider.ts";
-import type { ShimEvents } from "../../../providers/http-vm/backend/shim-client.ts";
-import type { Shims } from "../../../providers/http-vm/backend/supervisor.ts";
+} from "../../../providers/local/engine.ts";
+import { LocalProvider } from "../../../providers/local/provider.ts";
+import type { ShimEvents } from "../../../providers/local/shim/client.ts";
+import type { Shims } from "../../../providers/local/machine/supervisor.ts";
 import { settle, VirtualClock } from "../../support/virtual-clock.ts";
 
 export interface Instance {

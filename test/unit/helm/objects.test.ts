@@ -1,6 +1,6 @@
 /** What is rendered, held to what kube-linter and polaris ask of objects, to the agent's own configuration and to its permissions. */
 import { describe, expect, test } from "vitest";
-import { parseBackendConfig } from "../../../providers/http-vm/backend/config.ts";
+import { parseBackendConfig } from "../../../providers/local/config.ts";
 import { parseConfig } from "../../../src/config/load.ts";
 import { nodePermissions, type Permission } from "../../../src/permissions.ts";
 import type { Json } from "../../e2e/harness/client.ts";

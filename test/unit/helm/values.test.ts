@@ -6,7 +6,7 @@ import { z } from "zod";
 import { documentValues, generated } from "../../../helm/generate.ts";
 import { documentFields, fieldsTable } from "../../../helm/reference.ts";
 import { valuesJsonSchema } from "../../../helm/values.ts";
-import { backendConfigSchema } from "../../../providers/http-vm/backend/config.ts";
+import { backendConfigSchema } from "../../../providers/local/config.ts";
 import { ENVIRONMENT } from "../../../src/config/load.ts";
 import { agentConfigSchema } from "../../../src/config/schema.ts";
 import type { Json } from "../../e2e/harness/client.ts";

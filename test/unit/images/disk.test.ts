@@ -3,8 +3,8 @@ import { chmodSync, mkdirSync, mkdtempSync, readdirSync, rmSync, writeFileSync }
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { beforeEach, afterEach, expect, test, vi } from "vitest";
-import { imageDisk } from "../../../providers/http-vm/backend/engines/vm/image-disk.ts";
-import { HostImages } from "../../../providers/http-vm/backend/images/store.ts";
+import { imageDisk } from "../../../providers/local/engines/vm/image-disk.ts";
+import { HostImages } from "../../../providers/local/images/store.ts";
 import { silentLogger } from "../../../src/telemetry/logger.ts";
 import { systemClock } from "../../../src/util/clock.ts";
 

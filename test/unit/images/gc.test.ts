@@ -5,7 +5,7 @@ import { chmodSync, mkdirSync, mkdtempSync, readdirSync, rmSync, utimesSync, wri
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { afterEach, beforeEach, expect, test, vi } from "vitest";
-import { HostImages } from "../../../providers/http-vm/backend/images/store.ts";
+import { HostImages } from "../../../providers/local/images/store.ts";
 import { silentLogger } from "../../../src/telemetry/logger.ts";
 import { VirtualClock } from "../../support/virtual-clock.ts";
 

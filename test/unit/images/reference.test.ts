@@ -1,5 +1,5 @@
 import { describe, expect, test } from "vitest";
-import { fullName, matchingCredentials, parseReference } from "../../../providers/http-vm/backend/images/reference.ts";
+import { fullName, matchingCredentials, parseReference } from "../../../providers/local/images/reference.ts";
 
 const DIGEST = `sha256:${"a".repeat(64)}`;
 

@@ -3,7 +3,7 @@ import { tmpdir } from "node:os";
 import { join } from "node:path";
 import fc from "fast-check";
 import { afterEach, beforeEach, describe, expect, test } from "vitest";
-import { Ipam, parseSubnet } from "../../../providers/http-vm/backend/network/ipam.ts";
+import { Ipam, parseSubnet } from "../../../providers/local/network/ipam.ts";
 
 describe("address ranges", () => {
   test("the first address is the gateway's, network and broadcast are nobody's", () =>

@@ -9,7 +9,7 @@ import {
   ociConfig,
   ociResources,
   type BundleInput,
-} from "../../../providers/http-vm/backend/engines/oci/bundle.ts";
+} from "../../../providers/local/bundle/bundle.ts";
 
 const image = { entrypoint: ["/entry", "-x"], cmd: ["image-arg"] };
 

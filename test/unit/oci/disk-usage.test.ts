@@ -3,7 +3,7 @@ import { tmpdir } from "node:os";
 import { join } from "node:path";
 import PQueue from "p-queue";
 import { afterEach, beforeEach, expect, test, vi } from "vitest";
-import { OciSandbox } from "../../../providers/http-vm/backend/engines/oci/sandbox.ts";
+import { OciSandbox } from "../../../providers/local/engines/oci/sandbox.ts";
 import { VirtualClock } from "../../support/virtual-clock.ts";
 
 const VOLUMES = 12;

@@ -2,13 +2,13 @@ import { mkdtempSync, readFileSync, rmSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { afterEach, expect, test, vi } from "vitest";
-import { createOciEngine } from "../../../providers/http-vm/backend/engines/oci/engine.ts";
-import { checkHost } from "../../../providers/http-vm/backend/local-provider.ts";
+import { createOciEngine } from "../../../providers/local/engines/oci/engine.ts";
+import { checkHost } from "../../../providers/local/provider.ts";
 import { silentLogger } from "../../../src/telemetry/logger.ts";
 import { systemClock } from "../../../src/util/clock.ts";
 
 // A host without a single tool is asked for all of them.
-vi.mock(import("../../../providers/http-vm/backend/host/command.ts"), async (original) => ({
+vi.mock(import("../../../providers/local/host/command.ts"), async (original) => ({
   ...(await original()),
   findTool: () => undefined,
 }));

@@ -14,9 +14,9 @@ import {
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { afterEach, beforeEach, describe, expect, test } from "vitest";
-import { hostsFile, kernelHostname, resolvConf } from "../../../providers/http-vm/backend/engines/oci/host-files.ts";
-import { openInRoot, readTextInRoot } from "../../../providers/http-vm/backend/engines/oci/root-path.ts";
-import { seccompProfile, type SeccompSource } from "../../../providers/http-vm/backend/engines/oci/seccomp.ts";
+import { hostsFile, kernelHostname, resolvConf } from "../../../providers/local/bundle/host-files.ts";
+import { openInRoot, readTextInRoot } from "../../../providers/local/bundle/root-path.ts";
+import { seccompProfile, type SeccompSource } from "../../../providers/local/bundle/seccomp.ts";
 
 describe("paths inside a folder that somebody else writes", () => {
   let root: string;

@@ -1,5 +1,5 @@
 import { describe, expect, test } from "vitest";
-import { oomScoreAdj, sharedLimits } from "../../../providers/http-vm/backend/engines/oci/machine-resources.ts";
+import { oomScoreAdj, sharedLimits } from "../../../providers/local/bundle/machine-resources.ts";
 import type { ContainerResources, MachineSpec } from "../../../src/provider/machine.ts";
 
 const MIB = 1 << 20;

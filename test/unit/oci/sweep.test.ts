@@ -2,9 +2,9 @@ import { mkdirSync, mkdtempSync, readdirSync, rmSync, writeFileSync } from "node
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { expect, onTestFinished, test, vi } from "vitest";
-import { createOciEngine } from "../../../providers/http-vm/backend/engines/oci/engine.ts";
-import { createVmEngine } from "../../../providers/http-vm/backend/engines/vm/engine.ts";
-import { HostNetwork } from "../../../providers/http-vm/backend/network/network.ts";
+import { createOciEngine } from "../../../providers/local/engines/oci/engine.ts";
+import { createVmEngine } from "../../../providers/local/engines/vm/engine.ts";
+import { HostNetwork } from "../../../providers/local/network/network.ts";
 import { silentLogger } from "../../../src/telemetry/logger.ts";
 import { VirtualClock } from "../../support/virtual-clock.ts";
 

@@ -1,5 +1,5 @@
 import { describe, expect, test } from "vitest";
-import { resolveUser, type UserQuery } from "../../../providers/http-vm/backend/engines/oci/users.ts";
+import { resolveUser, type UserQuery } from "../../../providers/local/bundle/users.ts";
 
 const passwdFile = "root:x:0:0:root:/root:/bin/sh\napp:x:1000:1001:app:/home/app:/bin/sh\nbroken line\nx:y:z\n";
 const groupFile = "root:x:0:\napp:x:1001:\nextra:x:2000:app,other\nmore:x:2001: app\n";

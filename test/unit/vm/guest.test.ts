@@ -16,12 +16,12 @@ import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { promisify } from "node:util";
 import { expect, onTestFinished, test } from "vitest";
-import { commandLine } from "../../../providers/http-vm/backend/engines/vm/control.ts";
-import { writeFilesVolume } from "../../../providers/http-vm/backend/files.ts";
-import { findTool } from "../../../providers/http-vm/backend/host/command.ts";
+import { commandLine } from "../../../providers/local/engines/vm/control.ts";
+import { writeFilesVolume } from "../../../providers/local/machine/volume-files.ts";
+import { findTool } from "../../../providers/local/host/command.ts";
 import { leaveOut } from "../../support/left-out.ts";
 
-const VMLET = new URL("../../../providers/http-vm/backend/engines/vm/guest/vmlet", import.meta.url).pathname;
+const VMLET = new URL("../../../providers/local/engines/vm/guest/vmlet", import.meta.url).pathname;
 const busybox = findTool("busybox");
 
 if (busybox === undefined) leaveOut("the guest's functions", ["busybox"]);

@@ -4,7 +4,7 @@ import { createServer, type Server } from "node:net";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { afterEach, beforeEach, expect, test } from "vitest";
-import { GuestPorts, MAX_PORTS } from "../../../providers/http-vm/backend/engines/vm/ports.ts";
+import { GuestPorts, MAX_PORTS } from "../../../providers/local/engines/vm/ports.ts";
 
 const signal = new AbortController().signal;
 

@@ -1,0 +1,186 @@
+import { mkdirSync, readFileSync, realpathSync, statSync } from "node:fs";
+import { networkInterfaces } from "node:os";
+import { createSecureContext } from "node:tls";
+import { isDeepStrictEqual } from "node:util";
+import { type Clock, ConfigError, type Logger, toError } from "../../src/provider/kit/index.ts";
+import type { MachineApiServer, ServerTls } from "../http-vm/server/options.ts";
+import { createMachineApiServer } from "../http-vm/server/server.ts";
+import { capacityOf, isLoopback, logBytesOf, type BackendConfig } from "./config.ts";
+import type { HostProblem } from "./engine.ts";
+import { createEngine } from "./engines/index.ts";
+import { checkHost, LocalProvider } from "./provider.ts";
+
+/** Watches do not see the swapped links of mounted Secrets. */
+const TLS_POLL_MS = 10_000;
+
+export interface BackendSurroundings {
+  clock: Clock;
+  logger: Logger;
+  version: string;
+}
+
+export interface RunningBackend {
+  /** What a client's `url` has to be. */
+  url: string;
+  provider: LocalProvider;
+  /** Stops serving; machines run on. */
+  close(): Promise<void>;
+}
+
+/** The host lacks something without which the engine cannot work. */
+export class HostProblemError extends ConfigError {
+  constructor(engine: string, problems: readonly HostProblem[]) {
+    super(
+      `this host cannot run engine ${engine}:\n${problems.map(({ problem, cure }) => `  ${problem}\n    cure: ${cure}`).join("\n")}`,
+    );
+  }
+}
+
+/** Opens the state directory, finds what runs already, and serves the Machine API. */
+export async function startBackend(config: BackendConfig, surroundings: BackendSurroundings): Promise<RunningBackend> {
+  const { clock, logger, version } = surroundings;
+  // Containers of any user reach what is made for them; what is secret gets its mode where it is written.
+  process.umask(0o022);
+  mkdirSync(config.stateDir, { recursive: true, mode: 0o700 });
+  // As the kernel spells it in its list of mounts.
+  const stateDir = realpathSync(config.stateDir);
+  const hostAddress = addressFor(config.listen);
+  const engine = createEngine(config.engine, {
+    stateDir,
+    clock,
+    logger,
+    ...(hostAddress !== undefined && { hostAddress }),
+  });
+  const problems = [...checkHost(), ...(await engine.check())];
+  const fatal = problems.filter((problem) => problem.fatal);
+  if (fatal.length > 0) throw new HostProblemError(engine.name, fatal);
+  for (const { problem, cure } of problems) logger.warn({ cure }, problem);
+  if (engine.name === "process") {
+    logger.warn(
+      {},
+      "engine process isolates nothing: containers are plain processes of this host with the backend's rights. For development only",
+    );
+  }
+  const capacity = capacityOf(config);
+  const provider = await LocalProvider.open({
+    engine,
+    stateDir,
+    clock,
+    logger,
+    host: config.hostName,
+    version,
+    startConcurrency: config.startConcurrency,
+    logMaxBytes: logBytesOf(config),
+    logMaxFiles: config.logs.maxFiles,
+    ...(capacity === undefined ? {} : { capacity }),
+  });
+  try {
+    const { tokenFile, listen } = config;
+    const tls = config.tls === undefined ? undefined : { files: config.tls, used: readTls(config.tls) };
+    const server = createMachineApiServer({
+      provider,
+      logger,
+      clock,
+      ...(tokenFile === undefined ? {} : { auth: { bearerTokens: tokensOf(tokenFile) } }),
+      ...(tls === undefined ? {} : { tls: tls.used }),
+    });
+    const { url } = await server.listen(
+      "socket" in listen ? { socketPath: listen.socket } : { host: listen.address, port: listen.port },
+    );
+    const unfollow = tls === undefined ? () => {} : followTls(tls.files, tls.used, server, surroundings);
+    return {
+      url,
+      provider,
+      async close() {
+        unfollow();
+        await server.close();
+        await provider.close();
+      },
+    };
+  } catch (error) {
+    await provider.close();
+    throw error;
+  }
+}
+
+/** The address by which other hosts reach this one; undefined when the API is not served to them. */
+function addressFor(listen: BackendConfig["listen"]): string | undefined {
+  if ("socket" in listen || isLoopback(listen.address)) return undefined;
+  if (!["0.0.0.0", "::"].includes(listen.address)) return listen.address;
+  const outside = Object.values(networkInterfaces())
+    .flatMap((list) => list ?? [])
+    .filter(({ internal, address }) => !internal && !address.startsWith("fe80:"));
+  return (outside.find(({ family }) => family === "IPv4") ?? outside[0])?.address;
+}
+
+type TlsFiles = NonNullable<BackendConfig["tls"]>;
+
+/** @throws ConfigError when a file cannot be read, or certificate and key do not belong together */
+function readTls(files: TlsFiles): ServerTls {
+  const read = (field: keyof TlsFiles): Buffer => {
+    try {
+      return readFileSync(files[field]!);
+    } catch (cause) {
+      throw new ConfigError(`tls.${field}: ${toError(cause).message}`, { cause });
+    }
+  };
+  const pair = { cert: read("certFile"), key: read("keyFile") };
+  try {
+    createSecureContext(pair);
+  } catch (cause) {
+    const message = toError(cause).message;
+    throw new ConfigError(`tls: ${files.certFile} and ${files.keyFile} are no certificate and its key: ${message}`, {
+      cause,
+    });
+  }
+  return { ...pair, ...(files.clientCaFile === undefined ? {} : { clientCa: read("clientCaFile") }) };
+}
+
+/** Serves with what the files hold from then on, when they have changed. @returns what ends that */
+function followTls(
+  files: TlsFiles,
+  used: ServerTls,
+  server: MachineApiServer,
+  { clock, logger }: BackendSurroundings,
+): () => void {
+  let current = used;
+  const look = () => {
+    try {
+      const next = readTls(files);
+      if (!isDeepStrictEqual(next, current)) {
+        server.setTls(next);
+        current = next;
+        logger.info({ certFile: files.certFile }, "serving certificate loaded");
+      }
+    } catch (error) {
+      // One file may be written and the other not yet.
+      logger.warn({ error: toError(error).message }, "serving certificate not reloaded, the old one stays");
+    }
+    cancel = clock.after(TLS_POLL_MS, look);
+  };
+  let cancel = clock.after(TLS_POLL_MS, look);
+  return () => cancel();
+}
+
+/** The file's lines, read again when the file has changed. A file that cannot be read lets nobody in. */
+function tokensOf(path: string): () => readonly string[] {
+  let seen = "";
+  let tokens: readonly string[] = [];
+  return () => {
+    try {
+      const { mtimeMs, ino, size } = statSync(path);
+      const key = `${mtimeMs}:${ino}:${size}`;
+      if (key !== seen) {
+        tokens = readFileSync(path, "utf8")
+          .split("\n")
+          .map((line) => line.trim())
+          .filter((line) => line !== "");
+        seen = key;
+      }
+    } catch {
+      tokens = [];
+      seen = "";
+    }
+    return tokens;
+  };
+}

@@ -1,0 +1,108 @@
+/** Who a container's process runs as: numbers and names, by the image's own passwd and group files. */
+import { ContainerError } from "../engine.ts";
+
+export interface ResolvedUser {
+  uid: number;
+  gid: number;
+  supplementalGroups: number[];
+  home: string;
+}
+
+export interface UserQuery {
+  /** The image's `User`: `name`, `uid`, `name:group`, `uid:gid`... */
+  imageUser: string | undefined;
+  /** securityContext's numbers replace the image's. */
+  user: number | undefined;
+  group: number | undefined;
+  runAsNonRoot: boolean;
+  /** Added to what the image's group file says. */
+  supplementalGroups: readonly number[];
+  /** Contents of /etc/passwd and /etc/group of the image; absent files are empty. */
+  passwdFile: string;
+  groupFile: string;
+  container: string;
+  /** The pod as kubelet's texts name it. */
+  pod: string;
+}
+
+interface PasswdEntry {
+  name: string;
+  uid: number;
+  gid: number;
+  home: string;
+}
+
+/** @throws ContainerError CreateContainerConfigError for what kubelet refuses, CreateContainerError for an unknown name */
+export function resolveUser(query: UserQuery): ResolvedUser {
+  const passwd = parsePasswd(query.passwdFile);
+  const groups = parseGroups(query.groupFile);
+  const [imageUser = "", imageGroup] = (query.imageUser ?? "").split(":");
+  checkNonRoot(query, imageUser);
+
+  const wanted = query.user === undefined ? imageUser : String(query.user);
+  const entry = isNumber(wanted)
+    ? passwd.find(({ uid }) => uid === Number(wanted))
+    : passwd.find(({ name }) => name === wanted);
+  if (wanted !== "" && !isNumber(wanted) && entry === undefined)
+    throw new ContainerError(
+      "CreateContainerError",
+      `container ${query.container}: no user ${JSON.stringify(wanted)} in the image's /etc/passwd`,
+    );
+  const uid = entry?.uid ?? (wanted === "" ? 0 : Number(wanted));
+  const root = entry ?? passwd.find((candidate) => candidate.uid === uid);
+
+  let gid = query.group;
+  // A group in the image's User belongs to that user: it does not apply to another one.
+  if (gid === undefined && query.user === undefined && imageGroup !== undefined && imageGroup !== "") {
+    const named = isNumber(imageGroup) ? Number(imageGroup) : groups.find(({ name }) => name === imageGroup)?.gid;
+    if (named === undefined)
+      throw new ContainerError(
+        "CreateContainerError",
+        `container ${query.container}: no group ${JSON.stringify(imageGroup)} in the image's /etc/group`,
+      );
+    gid = named;
+  }
+  gid ??= root?.gid ?? 0;
+  const member =
+    root === undefined ? [] : groups.filter(({ members }) => members.includes(root.name)).map((group) => group.gid);
+  // As with containerd, the primary group is one of them.
+  const supplementalGroups = [...new Set([gid, ...member, ...query.supplementalGroups])];
+  return { uid, gid, supplementalGroups, home: root?.home || (uid === 0 ? "/root" : "/") };
+}
+
+/** kubelet's verifyRunAsNonRoot. */
+function checkNonRoot({ runAsNonRoot, user, container, pod }: UserQuery, imageUser: string): void {
+  if (!runAsNonRoot) return;
+  const refuse = (why: string) =>
+    new ContainerError("CreateContainerConfigError", `${why} (pod: "${pod}", container: ${container})`);
+  if (user !== undefined) {
+    if (user === 0) throw refuse("container's runAsUser breaks non-root policy");
+    return;
+  }
+  if (imageUser !== "" && !isNumber(imageUser))
+    throw refuse(
+      `container has runAsNonRoot and image has non-numeric user (${imageUser}), cannot verify user is non-root`,
+    );
+  if (imageUser === "" || Number(imageUser) === 0)
+    throw refuse("container has runAsNonRoot and image will run as root");
+}
+
+function parsePasswd(text: string): PasswdEntry[] {
+  return text.split("\n").flatMap((line) => {
+    const [name = "", , uid = "", gid = "", , home = ""] = line.split(":");
+    return name === "" || !isNumber(uid) || !isNumber(gid) ? [] : [{ name, uid: Number(uid), gid: Number(gid), home }];
+  });
+}
+
+function parseGroups(text: string): { name: string; gid: number; members: string[] }[] {
+  return text.split("\n").flatMap((line) => {
+    const [name = "", , gid = "", members = ""] = line.split(":");
+    return name === "" || !isNumber(gid)
+      ? []
+      : [{ name, gid: Number(gid), members: members.split(",").map((member) => member.trim()) }];
+  });
+}
+
+function isNumber(text: string): boolean {
+  return /^\d{1,10}$/.test(text);
+}

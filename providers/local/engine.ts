@@ -1,0 +1,277 @@
+/**
+ * What an engine must supply, and nothing else: a place (sandbox) per machine, and a way to run, reach and end commands
+ * in it. Order, restarts, back-off, probes, hooks, image policy, logs, exit codes and status are the supervisor's and are
+ * written once.
+ *
+ * How a container runs, in every engine: the supervisor asks the sandbox for a launch plan; a *shim* (shim.ts, a small
+ * detached process on this host) runs the plan's argv as its child, writes its stdout and stderr to the log, serves
+ * attach, and records start and exit in files. So `argv` is
+ *   process  the container's command itself
+ *   oci      `runc run --bundle B --pid-file P ID`
+ *   vm       nothing on this host: the plan is a `guest` session, whose other end runs the command in the guest. When the
+ *            guest cannot be reached any more, `lost` tells; the shim's exit code then does not count.
+ * The backend may be killed at any instant. Shim and sandbox live on; `Engine.recover` finds the sandbox again.
+ *
+ * Rules for all methods: they reject with ContainerError (a reason that the container's status shows) or ProviderError
+ * (`unsupported`, `unavailable`); whatever says "remove", "kill" or "destroy" is idempotent and succeeds when there is
+ * nothing left to do; nothing keeps state in memory that cannot be rebuilt from `MachineHome.dir`.
+ */
+import { constants } from "node:os";
+import type { Duplex } from "node:stream";
+import type {
+  Capability,
+  ContainerResources,
+  ContainerSpec,
+  ContainerState,
+  ContainerStats,
+  MachineSpec,
+  MachineStats,
+  ProcessStreams,
+  ProviderCapacity,
+  RegistryAuth,
+  StreamOptions,
+  Volume,
+} from "../../src/provider/kit/index.ts";
+import type { GuestCommandPlace } from "./shim/guest-session.ts";
+
+export type EngineName = "process" | "oci" | "vm";
+
+/** Something that the host lacks. `vmlet backend check` prints it; `fatal` keeps the backend from starting. */
+export interface HostProblem {
+  fatal: boolean;
+  problem: string;
+  /** What to do about it: a package to install, a device to pass, a right to give. */
+  cure: string;
+}
+
+export interface Engine {
+  readonly name: EngineName;
+  /** Exactly what is true of this engine on this host; valid after `check`. */
+  readonly capabilities: readonly Capability[];
+  /** Images, when the engine has them (capability `images`). Without, `ContainerLaunch.image` is undefined. */
+  readonly images?: ImageStore;
+  check(): Promise<HostProblem[]>;
+  /** Throws ProviderError invalid or unsupported, with the field, for a spec that can never run here. */
+  validate?(spec: MachineSpec): void;
+  /**
+   * Called once, before anything else, with the ids of all machines that exist: whatever the engine finds on the host
+   * that belongs to none of them (processes, taps, mounts, cgroups, files) is removed.
+   */
+  sweep(known: ReadonlySet<string>): Promise<void>;
+  /** Makes the machine's sandbox: network, namespaces, VM; volumes except `files` (see Sandbox.applyFiles). */
+  open(home: MachineHome, signal: AbortSignal): Promise<Sandbox>;
+  /** After a restart of the backend: the sandbox that `open` made, or undefined when it is gone. */
+  recover(home: MachineHome): Promise<Sandbox | undefined>;
+  /**
+   * Removes all that `open` and the containers left, running or not, also after an `open` that was cut short. With
+   * `keepVolumes` another `open` follows: an engine whose volumes on disk can outlive a sandbox keeps them for it.
+   */
+  destroy(home: MachineHome, options?: { keepVolumes: boolean }): Promise<void>;
+  /** Capability `capacity`. */
+  capacity?(): Promise<ProviderCapacity>;
+  /** Releases handles and timers. Sandboxes live on. */
+  close(): Promise<void>;
+}
+
+/** A machine as an engine sees it. */
+export interface MachineHome {
+  readonly id: string;
+  /** The spec with all patches so far; read it anew at each use. */
+  readonly spec: MachineSpec;
+  /** A folder for the engine alone. It exists, survives restarts, and is removed after `destroy`. */
+  readonly dir: string;
+  /** A path short enough for a unix socket, the same for the same name each time. Removed after `destroy`. */
+  socketPath(name: string): string;
+}
+
+/** A place where the containers of one machine run. */
+export interface Sandbox {
+  /** IPv4 and IPv6 addresses, first the main one. Fixed for the sandbox's life. */
+  readonly addresses: readonly string[];
+  /** Resolves when the sandbox has died by itself (VM gone, guest panic). Never rejects. Not after `close` or `destroy`. */
+  readonly lost: Promise<SandboxLoss>;
+
+  /** Prepares one start of a container (bundle, rootfs, mounts) and says what the shim has to run. */
+  launch(container: ContainerLaunch): Promise<LaunchPlan>;
+  /** Delivers a signal, by number, to the container's main process and, where there is no init, its process group. */
+  signal(container: ContainerRef, signal: number): Promise<void>;
+  /**
+   * Kills everything of the container with SIGKILL (daemonised children too) and resolves only when nothing of it runs.
+   * The supervisor calls it at the deadline, after every exit of the main process, and when the shim was lost.
+   */
+  kill(container: ContainerRef): Promise<void>;
+  /**
+   * After the main process ended and `kill`: what only the engine knows. Then removes what `launch` prepared, except the
+   * container's log.
+   */
+  conclude(container: ContainerRef, exit: ShimExit): Promise<ContainerConclusion>;
+
+  /** Runs a command beside the container's main process. It ends at `close()` of the streams and may die with the backend. */
+  exec(container: ContainerRef, command: string[], options: StreamOptions): Promise<ProcessStreams>;
+  /**
+   * A TCP connection to a port of the machine. `address`: as a client from outside would reach it (probes, hooks);
+   * `loopback`: to localhost inside the machine (port-forward). Rejects with the socket's error (ECONNREFUSED...).
+   */
+  dial(port: number, target: "address" | "loopback", signal: AbortSignal): Promise<Duplex>;
+  /** Samples of the containers that run now. A container without a sample is left out. */
+  stats(containers: readonly ContainerRef[]): Promise<SandboxStats>;
+
+  /**
+   * Puts a `files` volume in place, before the first launch and again at each update, with the atomic `..data` layout
+   * (files.ts does it on a folder of this host). Needed for capability `volumes.files`; `patch_files` for updates.
+   */
+  applyFiles?(volume: Extract<Volume, { type: "files" }>): Promise<void>;
+  /** Capability `resize`. Rejects with ProviderError `invalid` when it can never fit (kubelet: Infeasible). */
+  resize?(container: ContainerRef, resources: ContainerResources): Promise<void>;
+  /** Releases handles; the sandbox lives on. */
+  close(): Promise<void>;
+}
+
+export interface SandboxStats extends Pick<MachineStats, "network" | "volumes"> {
+  /** The supervisor adds when the container started, the size of its log and how its probes came out. */
+  containers: Omit<ContainerStats, "started_at" | "logs_used_bytes" | "probes">[];
+}
+
+export interface SandboxLoss {
+  /** One word for the machine's status: `SandboxLost`, `GuestPanic`, `OutOfMemory`... */
+  reason: string;
+  message: string;
+}
+
+/** One instance of a container: a restart makes a new one. */
+export interface ContainerRef {
+  readonly name: string;
+  /** 0, 1, 2... */
+  readonly attempt: number;
+  /** Unique in the backend and legal as an OCI container id and as a cgroup name. */
+  readonly id: string;
+  /** Folder of this instance: the shim's files are in it (`shim-*`), the engine may put its own beside them. */
+  readonly dir: string;
+  /** Process id, on this host, of the command that the shim runs, or the one that `pidFile` of the plan named; once started. */
+  readonly pid?: number;
+}
+
+export interface ContainerLaunch extends ContainerRef {
+  kind: ContainerState["kind"];
+  /** Address tokens are replaced already. `env` is the container's own; the image's is in `image.config`. */
+  spec: ContainerSpec;
+  image: PreparedImage | undefined;
+  /** Volume name -> image, for volumes of type `image`. */
+  imageVolumes: Readonly<Record<string, PreparedImage>>;
+  /** The running container that `spec.target` names: its processes are to be seen. */
+  target: ContainerRef | undefined;
+}
+
+/** What the shim has to run. */
+export type LaunchPlan = (HostPlan | GuestPlan) & {
+  /** The user as the container's status shows it. */
+  user?: NonNullable<ContainerState["user"]>;
+};
+
+/** A command of this host. */
+export interface HostPlan {
+  /** `argv[0]` is an absolute path or found on the PATH of `env`. */
+  argv: string[];
+  env: Record<string, string>;
+  cwd: string;
+  /** User and group that the shim changes to before it runs argv. Absent: those of the backend. */
+  uid?: number;
+  gid?: number;
+  /**
+   * Written by argv with the container's process id once the container runs (`runc --pid-file`). Until then the
+   * container does not count as started. Absent: started as soon as argv was executed.
+   */
+  pidFile?: string;
+}
+
+/** A command that waits in a guest for the host's word. */
+export interface GuestPlan {
+  guest: GuestCommandPlace;
+}
+
+/** Of a command that SIGKILL ended. */
+export const KILLED_EXIT = 128 + constants.signals.SIGKILL;
+
+/** What the shim saw. */
+export interface ShimExit {
+  /** 0-255; 128 + signal when a signal ended it. */
+  exitCode: number;
+  signal?: number;
+  /** argv could not be executed, or it ended before the container had started. */
+  startError?: string;
+  /** The shim itself vanished: how the container ended is unknown. */
+  lost?: boolean;
+}
+
+export interface ContainerConclusion {
+  /** Replaces the shim's code, when the engine knows better. */
+  exitCode?: number;
+  oomKilled?: boolean;
+  /** The command never ran: reason `StartError` with this message. */
+  startError?: string;
+  /** Content of the termination message file; at most 4096 bytes are used. Capability `termination_message`. */
+  terminationMessage?: string;
+}
+
+/** Images of one host. Pull policy, back-off and events are the supervisor's. */
+export interface ImageStore {
+  /**
+   * The image when it is complete on this host, for use by a container that is about to start. With `auth`, only when the
+   * registry gave it out without credentials or for one of these: an image is not for a machine that could not pull it.
+   */
+  find(image: string, auth?: readonly RegistryAuth[]): Promise<PreparedImage | undefined>;
+  /**
+   * Fetches what is missing. Concurrent pulls of one image share the work. Credentials are used, never stored.
+   * @throws ContainerError with reason ErrImagePull, InvalidImageName, RegistryUnavailable, SignatureValidationFailed or
+   * ImageInspectError.
+   */
+  pull(
+    image: string,
+    options: { auth: readonly RegistryAuth[]; signal: AbortSignal },
+  ): Promise<PreparedImage & { sizeBytes: number }>;
+  /** Tells which images machines still need, by `PreparedImage.location`, so that garbage collection spares them. */
+  retain?(locations: ReadonlySet<string>): void;
+}
+
+/** JSON only: it is kept in the machine's state. */
+export interface PreparedImage {
+  /** `repo@sha256:...`, else `sha256:...`: kubelet's imageID. */
+  imageId: string;
+  /** The full name that the reference resolved to (`docker.io/library/busybox:1.36`). */
+  image: string;
+  config: ImageConfig;
+  /** Where the engine finds the content: a folder or file of this host. */
+  location: string;
+}
+
+export interface ImageConfig {
+  entrypoint?: string[];
+  cmd?: string[];
+  env?: string[];
+  user?: string;
+  workingDir?: string;
+  stopSignal?: string;
+}
+
+/** Why a container cannot start (yet): `reason` is one of kubelet's waiting reasons, `message` is for the pod's author. */
+export class ContainerError extends Error {
+  readonly reason: ContainerErrorReason;
+
+  constructor(reason: ContainerErrorReason, message: string, options?: { cause?: unknown }) {
+    super(message, options);
+    this.name = "ContainerError";
+    this.reason = reason;
+  }
+}
+
+export type ContainerErrorReason =
+  | "ErrImagePull"
+  | "ErrImageNeverPull"
+  | "InvalidImageName"
+  | "ImageInspectError"
+  | "RegistryUnavailable"
+  | "SignatureValidationFailed"
+  | "ImageVolumeMountFailed"
+  | "CreateContainerConfigError"
+  | "CreateContainerError"
+  | "RunContainerError";

@@ -1,0 +1,187 @@
+/** The engines, by type: what each takes from the configuration file, and how it is made. */
+import { z } from "zod";
+import type { Clock, Logger } from "../../../src/provider/kit/index.ts";
+import type { Engine } from "../engine.ts";
+import { createOciEngine } from "./oci/engine.ts";
+import { parseSubnet } from "../network/ipam.ts";
+import { BRIDGE_NAME } from "../network/network.ts";
+import { AddressPool, createProcessEngine } from "./process/process.ts";
+import { createVmEngine } from "./vm/engine.ts";
+
+/** Whether `parse` takes the text: what cannot be parsed is told with its place in the file, before anything starts. */
+const parsedBy = (parse: (text: string) => unknown) => (text: string) => {
+  try {
+    parse(text);
+    return true;
+  } catch {
+    return false;
+  }
+};
+
+const processSchema = z.strictObject({
+  type: z.literal("process"),
+  images: z
+    .record(z.string(), z.array(z.string()).min(1))
+    .default({})
+    .describe("Command by image, for containers without one; `*` stands for every other image."),
+  addressPool: z
+    .string()
+    .refine(
+      parsedBy((range) => new AddressPool(range)),
+      "must be an IPv4 range within 127.0.0.0/8 with a prefix of 8 to 30, such as 127.64.0.0/10",
+    )
+    .default("127.64.0.0/10")
+    .describe(
+      "Range within 127.0.0.0/8: each machine gets an address that is its own on this host. Served beyond loopback, all have the host's.",
+    ),
+});
+
+const imagesSchema = z
+  .strictObject({
+    insecureRegistries: z
+      .array(z.string())
+      .optional()
+      .describe(
+        "Registries (host:port) without TLS, or with a certificate that nobody vouches for. Loopback needs no entry.",
+      ),
+    parallelPulls: z.int().min(1).max(32).optional().describe("Pulls at a time. Default 2."),
+    maxImageBytes: z.int().min(1).optional().describe("Limit on the compressed layers of an image. Default 20 GiB."),
+    maxUnpackedBytes: z.int().min(1).optional().describe("Limit on an unpacked image. Default 50 GiB."),
+    gc: z
+      .strictObject({
+        highPercent: z
+          .number()
+          .min(1)
+          .max(100)
+          .default(85)
+          .describe("Disk usage at which unused images are removed. Default 85."),
+        lowPercent: z.number().min(1).max(100).default(80).describe("Disk usage at which removing stops. Default 80."),
+        minAgeMs: z.int().min(0).optional().describe("Images used more recently stay. Default 120000."),
+      })
+      .superRefine(({ highPercent, lowPercent }, context) => {
+        const message = `${lowPercent} must not be above highPercent (${highPercent})`;
+        if (lowPercent > highPercent) context.addIssue({ code: "custom", path: ["lowPercent"], message });
+      })
+      .optional(),
+  })
+  .optional()
+  .describe("Pulling and keeping of images.");
+
+const networkSchema = z
+  .strictObject({
+    bridge: z
+      .string()
+      .regex(BRIDGE_NAME, "must be 1 to 10 lower-case letters and digits, a letter first")
+      .optional()
+      .describe("Name of the machines' bridge; one backend per bridge. Default vmlet0."),
+    cidr: z
+      .string()
+      .refine(parsedBy(parseSubnet), "must be an IPv4 range with a prefix of 8 to 29, such as 10.99.0.0/16")
+      .optional()
+      .describe("IPv4 range of the machines' addresses; the host has none of it elsewhere. Default 10.99.0.0/16."),
+    outbound: z
+      .enum(["allow", "deny"])
+      .optional()
+      .describe("Whether machines reach the outside, masqueraded. Default allow."),
+    denyCidrs: z
+      .array(z.union([z.cidrv4(), z.ipv4()], "must be an IPv4 range such as 169.254.0.0/16"))
+      .optional()
+      .describe("Never reached by machines. Default 169.254.0.0/16, where clouds serve credentials."),
+    openHostPorts: z
+      .array(z.int().min(1).max(65535))
+      .optional()
+      .describe("Ports of this host that machines may reach. Default none."),
+  })
+  .optional()
+  .describe("The machines' network.");
+
+const ociSchema = z.strictObject({
+  type: z.literal("oci"),
+  runtime: z.string().optional().describe("OCI runtime, by name or path. Default runc."),
+  seccompProfile: z
+    .string()
+    .optional()
+    .describe("Profile for containers that are not unconfined. Default: that of containers-common."),
+  allowPrivileged: z.boolean().optional().describe("Admit privileged containers: they own this host. Default false."),
+  pidsLimit: z.int().min(16).optional().describe("Processes and threads per container. Default 4096."),
+  images: imagesSchema,
+  network: networkSchema,
+});
+
+const vmSchema = z.strictObject({
+  type: z.literal("vm"),
+  guestDir: z
+    .string()
+    .optional()
+    .describe(
+      "Folder of the guest image (kernel and initramfs), made from Debian packages when it is not there. Default: in ~/.cache/vmlet.",
+    ),
+  accelerator: z.enum(["auto", "kvm", "tcg"]).optional().describe("auto boots a guest under KVM to see. Default auto."),
+  clones: z.boolean().optional().describe("Start machines as copies of a booted one of their size. Default true."),
+  warmPool: z
+    .int()
+    .min(0)
+    .max(100)
+    .optional()
+    .describe(
+      "VMs that are kept ready for machines, each about 60 MiB under emulation; they have the size of a machine without limits, and serve those that ask for half as much or more. Default 0.",
+    ),
+  defaultMemoryMib: z.int().min(32).optional().describe("Memory for containers without a limit, MiB. Default 128."),
+  scratchBytes: z
+    .int()
+    .min(64 << 20)
+    .optional()
+    .describe("Size of a machine's own disk; sparse. Default 10 GiB."),
+  bootTimeoutMs: z.int().min(1000).optional().describe("A VM that is not ready by then is given up. Default 90000."),
+  seccompProfile: z
+    .string()
+    .optional()
+    .describe("Profile for containers that are not unconfined. Default: that of containers-common."),
+  pidsLimit: z.int().min(16).optional().describe("Processes and threads per container. Default 4096."),
+  images: imagesSchema,
+  network: networkSchema,
+});
+
+export const engineSchema = z.discriminatedUnion("type", [processSchema, ociSchema, vmSchema]);
+
+export type EngineConfig = z.infer<typeof engineSchema>;
+
+export interface EngineSurroundings {
+  stateDir: string;
+  clock: Clock;
+  logger: Logger;
+  /** By which other hosts reach this one, when the API is served to them. */
+  hostAddress?: string;
+}
+
+export function createEngine(config: EngineConfig, surroundings: EngineSurroundings): Engine {
+  const { stateDir, clock, logger, hostAddress } = surroundings;
+  const { type } = config;
+  switch (type) {
+    case "process":
+      return createProcessEngine({
+        images: config.images,
+        addressPool: config.addressPool,
+        stateDir,
+        clock,
+        ...(hostAddress !== undefined && { hostAddress }),
+      });
+    case "oci":
+      return createOciEngine({ ...definedOnly(config), stateDir, clock, logger });
+    case "vm":
+      return createVmEngine({ ...definedOnly(config), stateDir, clock, logger });
+  }
+}
+
+/** A key that the file does not have is absent, not undefined, all the way down. */
+function definedOnly<T>(value: T): Defined<T> {
+  if (typeof value !== "object" || value === null || Array.isArray(value)) return value as Defined<T>;
+  const entries = Object.entries(value).filter(([, entry]) => entry !== undefined);
+  return Object.fromEntries(entries.map(([key, entry]) => [key, definedOnly(entry)])) as Defined<T>;
+}
+
+type Defined<T> = T extends readonly unknown[]
+  ? T
+  : T extends object
+    ? { [K in keyof T]: Defined<Exclude<T[K], undefined>> }
+    : T;

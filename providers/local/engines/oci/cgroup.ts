@@ -1,0 +1,216 @@
+/**
+ * Control groups of containers, read and emptied directly; the OCI runtime makes them. Works with v1 (one tree per
+ * controller), v2 (one tree) and the hybrid of both, in which the controllers are v1's.
+ */
+import { existsSync } from "node:fs";
+import { mkdir, readdir, readFile, rmdir, writeFile } from "node:fs/promises";
+import { join } from "node:path";
+import { type Clock, ProviderError, type ResourceAmounts } from "../../../../src/provider/kit/index.ts";
+import { isMissing } from "../../host/files.ts";
+import { CPU_PERIOD_US, cpuQuotaUs } from "../../bundle/bundle.ts";
+
+const ROOT = "/sys/fs/cgroup";
+/** v1: a controller that is in every such tree and has no internal-process rule. */
+const PROCESS_TREE_V1 = "pids";
+const EMPTY_POLL_MS = 5;
+/** A process in uninterruptible sleep may take long; beyond this the caller is told, and tries again. */
+const KILL_ROUNDS = 1000;
+/** v1 reports "no limit" as a number near 2^63. */
+const UNLIMITED = 2 ** 60;
+
+export interface CgroupUsage {
+  cpuNs: number;
+  memoryUsage: number;
+  /** Usage without inactive page cache: what kubelet and the OOM killer go by. */
+  workingSet: number;
+  rss: number;
+}
+
+export function cgroupVersion(): 1 | 2 {
+  return existsSync(join(ROOT, "cgroup.controllers")) ? 2 : 1;
+}
+
+/** Operates on a path such as `/vmlet-x/machine/container` in whatever trees there are. */
+export class Cgroup {
+  readonly #path: string;
+  readonly #version = cgroupVersion();
+
+  constructor(path: string) {
+    this.#path = path;
+  }
+
+  /** Undefined when the group does not exist. */
+  async usage(): Promise<CgroupUsage | undefined> {
+    try {
+      if (this.#version === 2) {
+        const stat = numbers(await this.#read("", "memory.stat"));
+        const memoryUsage = Number(await this.#read("", "memory.current"));
+        const cpu = numbers(await this.#read("", "cpu.stat"));
+        return {
+          cpuNs: (cpu.get("usage_usec") ?? 0) * 1000,
+          memoryUsage,
+          workingSet: Math.max(0, memoryUsage - (stat.get("inactive_file") ?? 0)),
+          rss: stat.get("anon") ?? 0,
+        };
+      }
+      const stat = numbers(await this.#read("memory", "memory.stat"));
+      const memoryUsage = Number(await this.#read("memory", "memory.usage_in_bytes"));
+      return {
+        cpuNs: Number(await this.#read("cpuacct", "cpuacct.usage")),
+        memoryUsage,
+        workingSet: Math.max(0, memoryUsage - (stat.get("total_inactive_file") ?? 0)),
+        rss: stat.get("total_rss") ?? 0,
+      };
+    } catch (cause) {
+      if (isGone(cause)) return undefined;
+      throw cause;
+    }
+  }
+
+  /** How often the kernel killed something in this group for want of memory. */
+  async oomKills(): Promise<number> {
+    try {
+      const text =
+        this.#version === 2 ? await this.#read("", "memory.events") : await this.#read("memory", "memory.oom_control");
+      return numbers(text).get("oom_kill") ?? 0;
+    } catch (cause) {
+      if (isGone(cause)) return 0;
+      throw cause;
+    }
+  }
+
+  /** Bytes; undefined without a limit. */
+  async memoryLimit(): Promise<number | undefined> {
+    try {
+      const value = Number(
+        this.#version === 2 ? await this.#read("", "memory.max") : await this.#read("memory", "memory.limit_in_bytes"),
+      );
+      return Number.isNaN(value) || value >= UNLIMITED ? undefined : value;
+    } catch (cause) {
+      if (isGone(cause)) return undefined;
+      throw cause;
+    }
+  }
+
+  /** Makes the group, and limits all in it and below it together. */
+  async limit({ cpu_millis, memory_bytes }: ResourceAmounts): Promise<void> {
+    if (this.#version === 2) await this.#makeV2();
+    if (memory_bytes !== undefined)
+      await this.#write("memory", this.#version === 2 ? "memory.max" : "memory.limit_in_bytes", memory_bytes);
+    if (cpu_millis === undefined) return;
+    const quota = cpuQuotaUs(cpu_millis);
+    if (this.#version === 2) await this.#write("cpu", "cpu.max", `${quota} ${CPU_PERIOD_US}`);
+    else {
+      await this.#write("cpu", "cpu.cfs_period_us", CPU_PERIOD_US);
+      await this.#write("cpu", "cpu.cfs_quota_us", quota);
+    }
+  }
+
+  /** Process ids of everything in the group and below it, as seen by this process. */
+  async processes(): Promise<number[]> {
+    return await processesBelow(this.#dir(PROCESS_TREE_V1));
+  }
+
+  /**
+   * Kills everything in the group and below it; resolves when it is empty.
+   * @throws ProviderError unavailable when some still run after five seconds of trying
+   */
+  async kill(clock: Clock): Promise<void> {
+    let pids = await this.processes();
+    for (let round = 0; pids.length > 0; round++) {
+      if (round === KILL_ROUNDS)
+        throw new ProviderError("unavailable", `processes ${pids.join(", ")} do not end after SIGKILL`);
+      for (const pid of pids) {
+        try {
+          process.kill(pid, "SIGKILL");
+        } catch {
+          // It ended by itself in this instant.
+        }
+      }
+      await this.#thaw();
+      await clock.sleep(EMPTY_POLL_MS);
+      pids = await this.processes();
+    }
+  }
+
+  /** Removes the group and all below it from every tree; they must be empty. */
+  async remove(): Promise<void> {
+    for (const tree of await this.#trees()) await removeBelow(join(ROOT, tree, this.#path));
+  }
+
+  /** A frozen process does not die before it thaws (v1). */
+  async #thaw(): Promise<void> {
+    if (this.#version === 2) return;
+    await writeFile(join(ROOT, "freezer", this.#path, "freezer.state"), "THAWED").catch(() => undefined);
+  }
+
+  async #trees(): Promise<string[]> {
+    return this.#version === 2
+      ? [""]
+      : (await readdir(ROOT, { withFileTypes: true })).filter((entry) => entry.isDirectory()).map(({ name }) => name);
+  }
+
+  #dir(controller: string): string {
+    return this.#version === 2 ? join(ROOT, this.#path) : join(ROOT, controller, this.#path);
+  }
+
+  /** A group has the controllers that the group above it gives to those below. */
+  async #makeV2(): Promise<void> {
+    let dir = ROOT;
+    for (const name of this.#path.split("/").filter((part) => part !== "")) {
+      await writeFile(join(dir, "cgroup.subtree_control"), "+cpu +memory");
+      dir = join(dir, name);
+      await mkdir(dir, { recursive: true });
+    }
+  }
+
+  async #write(controller: string, file: string, value: string | number): Promise<void> {
+    const dir = this.#dir(controller);
+    await mkdir(dir, { recursive: true });
+    await writeFile(join(dir, file), String(value));
+  }
+
+  #read(controller: string, file: string): Promise<string> {
+    return readFile(join(this.#dir(controller), file), "utf8");
+  }
+}
+
+async function processesBelow(dir: string): Promise<number[]> {
+  try {
+    const own = (await readFile(join(dir, "cgroup.procs"), "utf8"))
+      .split("\n")
+      .filter((line) => line !== "")
+      .map(Number);
+    const children = (await readdir(dir, { withFileTypes: true })).filter((entry) => entry.isDirectory());
+    const below = await Promise.all(children.map(({ name }) => processesBelow(join(dir, name))));
+    return [...own, ...below.flat()];
+  } catch (cause) {
+    if (isGone(cause)) return [];
+    throw cause;
+  }
+}
+
+async function removeBelow(dir: string): Promise<void> {
+  try {
+    for (const entry of await readdir(dir, { withFileTypes: true }))
+      if (entry.isDirectory()) await removeBelow(join(dir, entry.name));
+    await rmdir(dir);
+  } catch (cause) {
+    if (!isGone(cause)) throw cause;
+  }
+}
+
+/** ENODEV: the group vanished between open and read. */
+function isGone(thrown: unknown): boolean {
+  return isMissing(thrown) || (thrown as NodeJS.ErrnoException | undefined)?.code === "ENODEV";
+}
+
+/** `name value` lines. */
+function numbers(text: string): Map<string, number> {
+  return new Map(
+    text.split("\n").flatMap((line) => {
+      const [name, value] = line.split(" ");
+      return name === undefined || value === undefined ? [] : [[name, Number(value)] as const];
+    }),
+  );
+}

@@ -1,0 +1,302 @@
+/**
+ * Engine `oci`: containers by the OCI runtime on the PATH, in namespaces and control groups of this host. A machine is a
+ * network namespace on the bridge, an IPC and a UTS namespace, and its volumes; the containers join them.
+ *
+ * Isolation is that of containers: one kernel for all. The engine `vm` runs the same containers in a VM per machine.
+ */
+import { existsSync, readFileSync } from "node:fs";
+import { mkdir, readdir, rm } from "node:fs/promises";
+import { availableParallelism, totalmem } from "node:os";
+import { join } from "node:path";
+import PQueue from "p-queue";
+import {
+  type Capability,
+  type Clock,
+  type ContainerSpec,
+  type Logger,
+  type MachineSpec,
+  type ProviderCapacity,
+  ProviderError,
+} from "../../../../src/provider/kit/index.ts";
+import type { Engine, HostProblem, MachineHome, Sandbox } from "../../engine.ts";
+import { findTool, run } from "../../host/command.ts";
+import { readdirAtomic, writeFileAtomic } from "../../host/files.ts";
+import { unmountBelow } from "../../host/mounts.ts";
+import { removeTree } from "../../host/remove-tree.ts";
+import { HostImages, type HostImagesOptions } from "../../images/store.ts";
+import { HostNetwork, type NetworkOptions } from "../../network/network.ts";
+import { Cgroup, cgroupVersion } from "./cgroup.ts";
+import { machineHash, type OciContext, OciSandbox, openSandbox, recoverSandbox } from "./sandbox.ts";
+import { pauseProgram } from "./pause.ts";
+import { OciRuntime } from "./runtime.ts";
+import type { SeccompSource } from "../../bundle/seccomp.ts";
+
+export interface OciEngineOptions {
+  /** The backend's state directory. */
+  stateDir: string;
+  clock: Clock;
+  logger: Logger;
+  /** Name or path of the OCI runtime. */
+  runtime?: string;
+  images?: Omit<HostImagesOptions, "dir" | "clock" | "logger">;
+  network?: Omit<NetworkOptions, "dir">;
+  /** containers-common's profile for `runtime_default`. */
+  seccompProfile?: string;
+  /** Privileged containers own this host: off unless said otherwise. */
+  allowPrivileged?: boolean;
+  /** Processes and threads per container. */
+  pidsLimit?: number;
+}
+
+const DEFAULT_RUNTIME = "runc";
+const DEFAULT_SECCOMP_PROFILE = "/usr/share/containers/seccomp.json";
+const DEFAULT_PIDS_LIMIT = 4096;
+const DISK_WALKS = 4;
+const COLLECT_PERIOD_MS = 5 * 60_000;
+
+const CAPABILITIES: readonly Capability[] = [
+  "events",
+  "stats",
+  "capacity",
+  "exec",
+  "attach",
+  "port_forward",
+  "images",
+  "registry_auth",
+  "multi_container",
+  "init_containers",
+  "sidecars",
+  "ephemeral_containers",
+  "probes",
+  "hooks",
+  "restart_rules",
+  "termination_message",
+  "volumes.empty_dir",
+  "volumes.empty_dir.size_limit",
+  "volumes.files",
+  "volumes.image",
+  "patch_files",
+  "patch_registry_auth",
+  "patch_image",
+  "resize",
+  "pod_ip",
+  "host_ports",
+  "hostname",
+  "hosts",
+  "dns",
+  "security_context",
+  "sysctls",
+  "resource_limits",
+  "ephemeral_storage_limits",
+  "tty",
+];
+
+/** Kernel parameters that have a value per namespace; others would change this host. */
+const NAMESPACED_SYSCTLS = [/^net\./, /^kernel\.(?:shm|msg)/, /^kernel\.sem$/, /^fs\.mqueue\./];
+
+export function createOciEngine(options: OciEngineOptions): Engine {
+  return new OciEngine(options);
+}
+
+class OciEngine implements Engine {
+  readonly name = "oci";
+  readonly capabilities: readonly Capability[];
+  readonly images: HostImages;
+  readonly #options: OciEngineOptions;
+  readonly #context: OciContext;
+  /** A folder per machine that may have left something on this host: it says where, until `destroy` is through. */
+  readonly #records: string;
+  #cancelCollect: (() => void) | undefined;
+
+  constructor(options: OciEngineOptions) {
+    const { stateDir, clock, logger } = options;
+    this.#options = options;
+    this.images = new HostImages({ dir: join(stateDir, "images"), clock, logger, ...options.images });
+    this.#records = join(stateDir, "oci/machines");
+    const network = new HostNetwork({ dir: join(stateDir, "network"), ...options.network });
+    this.#context = {
+      clock,
+      logger,
+      runtime: new OciRuntime(this.#runtimePath() ?? DEFAULT_RUNTIME, join(stateDir, "oci/runtime")),
+      network,
+      cgroupRoot: `/vmlet-${machineHash(stateDir)}`,
+      seccomp: () => JSON.parse(readFileSync(this.#seccompProfile(), "utf8")) as SeccompSource,
+      pidsLimit: options.pidsLimit ?? DEFAULT_PIDS_LIMIT,
+      diskWalks: new PQueue({ concurrency: DISK_WALKS }),
+    };
+    this.capabilities = [
+      ...CAPABILITIES,
+      ...(pauseProgram(process.arch) === undefined ? [] : (["share_process_namespace"] as const)),
+      ...(options.allowPrivileged === true ? (["privileged"] as const) : []),
+    ];
+  }
+
+  async check(): Promise<HostProblem[]> {
+    if (process.platform !== "linux")
+      return [
+        {
+          fatal: true,
+          problem: `engine oci needs Linux; this is ${process.platform}`,
+          cure: "run the backend on Linux, or use the process engine",
+        },
+      ];
+    const problems = [...HostImages.check(), ...HostNetwork.check("namespace")];
+    const runtime = this.#options.runtime ?? DEFAULT_RUNTIME;
+    const path = this.#runtimePath();
+    if (path === undefined)
+      problems.push({
+        fatal: true,
+        problem: `the OCI runtime ${runtime} is not on the PATH`,
+        cure: "install the package runc (or crun, and set engine.runtime)",
+      });
+    else if (
+      !(await run(path, ["run", "--help"]).then(
+        ({ stdout }) => stdout.includes("--keep"),
+        () => false,
+      ))
+    )
+      problems.push({ fatal: true, problem: `${path} run has no option --keep`, cure: "install runc 1.1 or newer" });
+    if (!existsSync(this.#seccompProfile()))
+      problems.push({
+        fatal: true,
+        problem: `the default seccomp profile ${this.#seccompProfile()} is missing`,
+        cure: "install the package containers-common (Debian: golang-github-containers-common), or set engine.seccompProfile",
+      });
+    if (!readFileSync("/proc/filesystems", "latin1").includes("\toverlay\n"))
+      problems.push({
+        fatal: true,
+        problem: "this kernel has no overlay file system",
+        cure: "load the module overlay",
+      });
+    if (cgroupVersion() === 1 && !existsSync("/sys/fs/cgroup/memory"))
+      problems.push({
+        fatal: true,
+        problem: "there is no cgroup tree at /sys/fs/cgroup",
+        cure: "mount cgroup2 there, or the v1 controllers below it",
+      });
+    return problems;
+  }
+
+  validate(spec: MachineSpec): void {
+    const unsupported = (field: string, message: string) => new ProviderError("unsupported", message, { field });
+    if (spec.security?.host_users === false)
+      throw unsupported(
+        "security.host_users",
+        "engine oci has no user namespaces of machines: run this pod on the engine vm",
+      );
+    for (const { name } of spec.security?.sysctls ?? []) {
+      if (!NAMESPACED_SYSCTLS.some((pattern) => pattern.test(name)))
+        throw new ProviderError("invalid", `sysctl ${name} is not namespaced: it would change the host`, {
+          field: "security.sysctls",
+        });
+    }
+    for (const [index, volume] of (spec.volumes ?? []).entries()) {
+      if (!/^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$/i.test(volume.name))
+        throw new ProviderError(
+          "invalid",
+          `volume name ${JSON.stringify(volume.name)} must be made of letters, digits, dashes and dots`,
+          { field: `volumes.${index}.name` },
+        );
+    }
+    const containers: ContainerSpec[] = [
+      ...(spec.init_containers ?? []),
+      ...spec.containers,
+      ...(spec.ephemeral_containers ?? []),
+    ];
+    for (const { name, ports } of containers) {
+      if (
+        ports?.some(
+          (port) =>
+            port.host_port !== undefined &&
+            port.host_ip !== undefined &&
+            port.host_ip !== "" &&
+            port.host_ip !== "0.0.0.0",
+        )
+      )
+        throw unsupported(
+          "containers.ports.host_ip",
+          `container ${name}: host ports are opened on all addresses of the host, host_ip cannot be chosen`,
+        );
+    }
+  }
+
+  async sweep(known: ReadonlySet<string>): Promise<void> {
+    await this.#context.network.claim();
+    this.#collectLater();
+    await mkdir(this.#records, { recursive: true });
+    for (const hash of await readdirAtomic(this.#records)) {
+      const { id, dir } = JSON.parse(readFileSync(join(this.#records, hash), "utf8")) as { id: string; dir: string };
+      if (!known.has(id)) await this.#remove(id, dir);
+    }
+    await this.#context.network.sweep(known);
+  }
+
+  async open(home: MachineHome, signal: AbortSignal): Promise<Sandbox> {
+    await mkdir(this.#records, { recursive: true });
+    await writeFileAtomic(join(this.#records, machineHash(home.id)), JSON.stringify({ id: home.id, dir: home.dir }));
+    return await openSandbox(this.#context, home, signal);
+  }
+
+  async recover(home: MachineHome): Promise<OciSandbox | undefined> {
+    return await recoverSandbox(this.#context, home);
+  }
+
+  async destroy({ id, dir }: MachineHome, { keepVolumes = false } = {}): Promise<void> {
+    if (!keepVolumes) return await this.#remove(id, dir);
+    await this.#removeSandbox(id, dir);
+    for (const name of await readdir(dir).catch(() => [])) if (name !== "volumes") await removeTree(join(dir, name));
+  }
+
+  async capacity(): Promise<ProviderCapacity> {
+    const disk = await this.images.diskSize();
+    return {
+      allocatable: { cpu_millis: availableParallelism() * 1000, memory_bytes: totalmem(), ephemeral_bytes: disk },
+    };
+  }
+
+  async close(): Promise<void> {
+    this.#cancelCollect?.();
+    // The runtime makes the group again when it needs it.
+    if ((await readdir(this.#records).catch(() => [])).length === 0)
+      await new Cgroup(this.#context.cgroupRoot).remove().catch(() => undefined);
+    this.#context.network.close();
+  }
+
+  async #remove(id: string, dir: string): Promise<void> {
+    await this.#removeSandbox(id, dir);
+    await removeTree(dir);
+    await rm(join(this.#records, machineHash(id)), { force: true });
+  }
+
+  /** Everything of a machine but its files: processes, runtime state, mounts, control groups, network. */
+  async #removeSandbox(id: string, dir: string): Promise<void> {
+    const { clock, runtime, network, cgroupRoot } = this.#context;
+    const hash = machineHash(id);
+    const cgroup = new Cgroup(join(cgroupRoot, hash));
+    await cgroup.kill(clock);
+    for (const container of await readdir(join(dir, "containers")).catch(() => [])) await runtime.delete(container);
+    await runtime.delete(`pause-${hash}`);
+    await cgroup.remove();
+    await unmountBelow(dir);
+    await network.detach(id);
+  }
+
+  #collectLater(): void {
+    this.#cancelCollect = this.#options.clock.after(COLLECT_PERIOD_MS, () => {
+      this.images
+        .collect()
+        .catch((error: unknown) =>
+          this.#options.logger.warn({ error: String(error) }, "image garbage collection failed"),
+        );
+      this.#collectLater();
+    });
+  }
+
+  #runtimePath(): string | undefined {
+    return findTool(this.#options.runtime ?? DEFAULT_RUNTIME);
+  }
+
+  #seccompProfile(): string {
+    return this.#options.seccompProfile ?? DEFAULT_SECCOMP_PROFILE;
+  }
+}

@@ -1,0 +1,652 @@
+/**
+ * One machine of the engine oci. Its folder:
+ *
+ *     sandbox.json        what was made, to find it again
+ *     ns/ipc, ns/uts      the namespaces, held by bind mounts: no process need live for them
+ *     shm/                /dev/shm of all containers, a tmpfs
+ *     etc/                hosts, hostname, resolv.conf
+ *     volumes/NAME/
+ *     pause/              bundle of the first process of a shared process namespace
+ *     containers/ID/      bundle of a container instance: config.json, rootfs (overlay), upper, work
+ */
+import { createHash, randomBytes } from "node:crypto";
+import { chmodSync, chownSync, closeSync, copyFileSync, existsSync, fstatSync, readFileSync } from "node:fs";
+import { mkdir, readFile, rename, rm, stat, statfs, writeFile } from "node:fs/promises";
+import { connect } from "node:net";
+import { totalmem } from "node:os";
+import { join } from "node:path";
+import type { Duplex } from "node:stream";
+import type PQueue from "p-queue";
+import {
+  type Clock,
+  type ContainerResources,
+  type ContainerSpec,
+  type Logger,
+  type Mount,
+  type ProcessStreams,
+  ProviderError,
+  type StreamOptions,
+  type Volume,
+} from "../../../../src/provider/kit/index.ts";
+import {
+  ContainerError,
+  type ContainerConclusion,
+  type ContainerLaunch,
+  type ContainerRef,
+  type LaunchPlan,
+  type MachineHome,
+  type Sandbox,
+  type SandboxLoss,
+  type SandboxStats,
+  type ShimExit,
+} from "../../engine.ts";
+import { writeFilesVolume } from "../../machine/volume-files.ts";
+import { findTool, run } from "../../host/command.ts";
+import { isMissing, readFileIfExists, writeFileAtomic } from "../../host/files.ts";
+import { bindDescriptor, mountOverlay, mountTmpfs, unmountBelow } from "../../host/mounts.ts";
+import { removeTree } from "../../host/remove-tree.ts";
+import { type Attachment, containerPorts, type HostNetwork } from "../../network/network.ts";
+import { allProcesses, isAlive, processStat } from "../../host/proc.ts";
+import { formatOwner } from "../../machine/record.ts";
+import { spawnStreams } from "../../shim/spawn.ts";
+import { bind, capabilitiesInMask, ociConfig, ociResources, type OciMount } from "../../bundle/bundle.ts";
+import { Cgroup, cgroupVersion } from "./cgroup.ts";
+import { hostsFile, kernelHostname, resolvConf } from "../../bundle/host-files.ts";
+import { sharedLimits } from "../../bundle/machine-resources.ts";
+import { pauseProgram } from "./pause.ts";
+import { LoopbackRelay } from "./relay.ts";
+import { openInRoot, readTextInRoot } from "../../bundle/root-path.ts";
+import { type OciRuntime, readPid } from "./runtime.ts";
+import { seccompProfile, type SeccompSource } from "../../bundle/seccomp.ts";
+import { resolveUser, type ResolvedUser } from "../../bundle/users.ts";
+
+/** What every sandbox of this engine works with. */
+export interface OciContext {
+  clock: Clock;
+  logger: Logger;
+  runtime: OciRuntime;
+  network: HostNetwork;
+  cgroupRoot: string;
+  seccomp: () => SeccompSource;
+  pidsLimit: number;
+  /** Bounds how many trees are measured at a time. */
+  diskWalks: PQueue;
+}
+
+interface SandboxRecord {
+  attachment: Attachment;
+  hostname: string;
+  /** Of the shared process namespace's first process. */
+  pause?: { pid: number; startTime: string };
+}
+
+/** containerd's size of a sandbox's /dev/shm. */
+const SHM_BYTES = 64 * 1024 * 1024;
+const DEFAULT_TERMINATION_PATH = "/dev/termination-log";
+const MAX_TERMINATION_BYTES = 4096;
+const LOSS_POLL_MS = 1_000;
+const DISK_USAGE_PERIOD_MS = 30_000;
+/** containerd's code for a container that could not be started. */
+const START_ERROR_EXIT = 128;
+const PAUSE_PIDS = 1;
+/** Containers may use low ports and ping without capabilities, as under containerd. */
+const DEFAULT_SYSCTLS = [
+  { name: "net.ipv4.ip_unprivileged_port_start", value: "0" },
+  { name: "net.ipv4.ping_group_range", value: "0 2147483647" },
+];
+
+/** A short name for a machine: ids may be longer than what cgroups, interfaces and sockets take. */
+export function machineHash(id: string): string {
+  return createHash("sha256").update(id).digest("hex").slice(0, 16);
+}
+
+export async function openSandbox(context: OciContext, home: MachineHome, signal: AbortSignal): Promise<OciSandbox> {
+  const { spec, dir } = home;
+  for (const folder of ["ns", "shm", "etc", "volumes", "containers"])
+    await mkdir(join(dir, folder), { recursive: true, mode: 0o755 });
+  const limits = sharedLimits(spec);
+  if (Object.keys(limits).length > 0) await new Cgroup(join(context.cgroupRoot, machineHash(home.id))).limit(limits);
+  const hostname = kernelHostname(spec, home.id);
+  const attachment = await context.network.attachNamespace(home.id);
+  signal.throwIfAborted();
+  await context.network.openHostPorts(home.id, containerPorts(spec));
+
+  const [ipc, uts] = [join(dir, "ns/ipc"), join(dir, "ns/uts")];
+  for (const file of [ipc, uts]) await writeFile(file, "");
+  await run(
+    findTool("unshare")!,
+    [`--ipc=${ipc}`, `--uts=${uts}`, "sh", "-c", 'printf %s "$1" >/proc/sys/kernel/hostname', "sh", hostname],
+    { signal },
+  );
+  await mountTmpfs(join(dir, "shm"), { sizeBytes: SHM_BYTES, mode: "1777" });
+  await writeFile(join(dir, "etc/hosts"), hostsFile(spec, [attachment.address]));
+  await writeFile(join(dir, "etc/hostname"), `${hostname}\n`);
+  const resolv = resolvConf(spec.dns);
+  if (resolv !== undefined) await writeFile(join(dir, "etc/resolv.conf"), resolv);
+  else if (existsSync("/etc/resolv.conf")) copyFileSync("/etc/resolv.conf", join(dir, "etc/resolv.conf"));
+  else await writeFile(join(dir, "etc/resolv.conf"), "");
+  for (const volume of spec.volumes ?? []) await makeVolume(home, volume);
+
+  signal.throwIfAborted();
+  const pause =
+    spec.security?.share_process_namespace === true ? await startPause(context, home, attachment) : undefined;
+  const record: SandboxRecord = { attachment, hostname, ...(pause === undefined ? {} : { pause }) };
+  await writeFileAtomic(join(dir, "sandbox.json"), JSON.stringify(record));
+  return new OciSandbox(context, home, record);
+}
+
+export async function recoverSandbox(context: OciContext, home: MachineHome): Promise<OciSandbox | undefined> {
+  const text = await readFileIfExists(join(home.dir, "sandbox.json"));
+  if (text === undefined) return undefined;
+  const record = JSON.parse(text) as SandboxRecord;
+  // After a boot of the host the files are there, but nothing that they describe.
+  if ((await context.network.find(home.id)) === undefined || !(await isNamespace(join(home.dir, "ns/uts"))))
+    return undefined;
+  if (record.pause !== undefined && !isAlive(record.pause.pid, record.pause.startTime)) return undefined;
+  await context.network.ensure();
+  // They are gone when somebody has flushed this host's rules meanwhile.
+  await context.network
+    .openHostPorts(home.id, containerPorts(home.spec))
+    .catch((error: unknown) =>
+      context.logger.warn({ machine: home.id, error: String(error) }, "cannot open the machine's host ports again"),
+    );
+  return new OciSandbox(context, home, record);
+}
+
+function heldNamespaces(dir: string, attachment: Attachment) {
+  return [
+    { type: "network", path: attachment.netns! },
+    { type: "ipc", path: join(dir, "ns/ipc") },
+    { type: "uts", path: join(dir, "ns/uts") },
+  ] as const;
+}
+
+async function isNamespace(file: string): Promise<boolean> {
+  const [held, parent] = await Promise.all([stat(file), stat(join(file, ".."))]).catch(() => []);
+  return held !== undefined && parent !== undefined && held.dev !== parent.dev;
+}
+
+async function makeVolume({ dir, spec }: MachineHome, volume: Volume): Promise<void> {
+  if (volume.type !== "empty_dir") return;
+  const path = join(dir, "volumes", volume.name);
+  const inMemory = volume.medium === "memory";
+  // One on disk may have been kept from a sandbox that was lost: it is the containers' as they left it.
+  if (!inMemory && existsSync(path)) return;
+  // No volume has this name.
+  const fresh = inMemory ? path : join(dir, "volumes", ".new");
+  await mkdir(fresh, { recursive: true });
+  if (inMemory) await mountTmpfs(fresh, { sizeBytes: volume.size_bytes, mode: "1777" });
+  const group = spec.security?.fs_group;
+  if (group !== undefined) chownSync(fresh, 0, group);
+  // As in a kubelet, a tmpfs keeps the sticky bit with which it is mounted, and a folder on disk has none.
+  chmodSync(fresh, 0o777 | (inMemory ? 0o1000 : 0) | (group === undefined ? 0 : 0o2000));
+  if (!inMemory) await rename(fresh, path);
+}
+
+async function startPause(
+  context: OciContext,
+  home: MachineHome,
+  attachment: Attachment,
+): Promise<{ pid: number; startTime: string }> {
+  const bundle = join(home.dir, "pause");
+  await mkdir(join(bundle, "rootfs"), { recursive: true });
+  for (const folder of ["proc", "dev", "sys"]) await mkdir(join(bundle, "rootfs", folder), { recursive: true });
+  await writeFile(join(bundle, "rootfs/pause"), pauseProgram(process.arch)!, { mode: 0o755 });
+  const config = ociConfig({
+    spec: {
+      name: "pause",
+      image: "",
+      command: ["/pause"],
+      security: { read_only_root: true, capabilities_drop: ["ALL"], allow_privilege_escalation: false },
+    },
+    image: {},
+    user: { uid: 65_535, gid: 65_535, supplementalGroups: [], home: "/" },
+    hostname: "",
+    rootfs: join(bundle, "rootfs"),
+    namespaces: [...heldNamespaces(home.dir, attachment), { type: "pid" }],
+    mounts: [],
+    cgroupsPath: join(context.cgroupRoot, machineHash(home.id), "pause"),
+    cgroupVersion: cgroupVersion(),
+    sysctls: [],
+    seccomp: (capabilities) => seccompProfile(context.seccomp(), capabilities, process.arch),
+    pidsLimit: PAUSE_PIDS,
+  });
+  await writeFile(join(bundle, "config.json"), JSON.stringify(config));
+  await context.runtime.runDetached(
+    `pause-${machineHash(home.id)}`,
+    bundle,
+    join(bundle, "pid"),
+    join(bundle, "runtime.log"),
+  );
+  const pid = (await readPid(join(bundle, "pid")))!;
+  return { pid, startTime: processStat(pid)!.startTime };
+}
+
+export class OciSandbox implements Sandbox {
+  readonly addresses: readonly string[];
+  readonly lost: Promise<SandboxLoss>;
+  readonly #context: OciContext;
+  readonly #home: MachineHome;
+  readonly #record: SandboxRecord;
+  readonly #relay: LoopbackRelay;
+  readonly #resolveLost: (loss: SandboxLoss) => void;
+  readonly #diskUsage = new Map<string, { bytes: Promise<number>; at: number }>();
+  #cancelWatch: (() => void) | undefined;
+
+  constructor(context: OciContext, home: MachineHome, record: SandboxRecord) {
+    this.#context = context;
+    this.#home = home;
+    this.#record = record;
+    this.addresses = [record.attachment.address];
+    this.#relay = new LoopbackRelay({
+      netns: record.attachment.netns!,
+      socketPath: home.socketPath("relay"),
+      clock: context.clock,
+    });
+    const { promise, resolve } = Promise.withResolvers<SandboxLoss>();
+    this.lost = promise;
+    this.#resolveLost = resolve;
+    this.#watchPause();
+  }
+
+  async launch(launch: ContainerLaunch): Promise<LaunchPlan> {
+    const { spec, image } = launch;
+    if (image === undefined)
+      throw new ContainerError("CreateContainerError", `container ${spec.name}: there is no image`);
+    const user = this.#userOf(spec, image.config.user, image.location);
+    const bundle = this.#bundle(launch);
+    for (const folder of ["rootfs", "upper", "work"])
+      await mkdir(join(bundle, folder), { recursive: true, mode: 0o755 });
+    // Whose process namespace it joins; without one it gets its own.
+    const processes = this.#record.pause?.pid ?? launch.target?.pid;
+    const grantable = ownCapabilities();
+    try {
+      const config = ociConfig({
+        spec,
+        image: image.config,
+        user,
+        hostname: this.#record.hostname,
+        rootfs: join(bundle, "rootfs"),
+        namespaces: [
+          ...heldNamespaces(this.#home.dir, this.#record.attachment),
+          { type: "pid", ...(processes === undefined ? {} : { path: `/proc/${processes}/ns/pid` }) },
+        ],
+        mounts: await this.#mounts(launch, bundle),
+        cgroupsPath: this.#cgroupPath(launch),
+        cgroupVersion: cgroupVersion(),
+        sysctls: [...DEFAULT_SYSCTLS, ...(this.#home.spec.security?.sysctls ?? [])],
+        seccomp: (capabilities) => seccompProfile(this.#context.seccomp(), capabilities, process.arch),
+        pidsLimit: this.#context.pidsLimit,
+        grantable,
+        machine: {
+          spec: this.#home.spec,
+          memoryBytes: totalmem(),
+          // Without this right a process can only make itself more likely to be killed.
+          lowestOomScoreAdj: grantable.includes("CAP_SYS_RESOURCE") ? -1000 : ownOomScoreAdj(),
+        },
+      });
+      await mountOverlay(join(bundle, "rootfs"), {
+        lower: image.location,
+        upper: join(bundle, "upper"),
+        work: join(bundle, "work"),
+      });
+      await writeFileAtomic(join(bundle, "config.json"), JSON.stringify(config), 0o600);
+    } catch (cause) {
+      await this.#removeBundle(launch);
+      throw cause;
+    }
+    const pidFile = join(bundle, "pid");
+    return {
+      argv: this.#context.runtime.runCommand(launch.id, bundle, pidFile, join(bundle, "runtime.log")),
+      env: { PATH: process.env["PATH"] ?? "" },
+      cwd: "/",
+      pidFile,
+      user: { uid: user.uid, gid: user.gid, supplemental_groups: user.supplementalGroups },
+    };
+  }
+
+  async signal(container: ContainerRef, signal: number): Promise<void> {
+    const pid = await readPid(join(this.#bundle(container), "pid"));
+    // The pid may have gone to another process since: the control group tells.
+    if (pid === undefined || !(await this.#cgroup(container).processes()).includes(pid)) return;
+    try {
+      process.kill(pid, signal);
+    } catch (cause) {
+      if ((cause as NodeJS.ErrnoException).code !== "ESRCH") throw cause;
+    }
+  }
+
+  async kill(container: ContainerRef): Promise<void> {
+    const bundle = this.#bundle(container);
+    // A runtime that has not made the container yet would make it after we found nothing to kill.
+    if (existsSync(bundle) && (await readPid(join(bundle, "pid"))) === undefined) await killRuntime(bundle);
+    await this.#cgroup(container).kill(this.#context.clock);
+  }
+
+  async conclude(container: ContainerRef, exit: ShimExit): Promise<ContainerConclusion> {
+    const bundle = this.#bundle(container);
+    const oomKilled = (await this.#cgroup(container).oomKills()) > 0;
+    // Of a long message kubelet keeps the end.
+    const terminationMessage = readTextInRoot(bundle, "termination-log", {
+      maxBytes: MAX_TERMINATION_BYTES,
+      part: "last",
+    });
+    await this.#context.runtime.delete(container.id);
+    await this.#cgroup(container).remove();
+    await this.#removeBundle(container);
+    this.#diskUsage.delete(container.id);
+    // The code is the runtime's own then, not the container's.
+    if (exit.startError !== undefined) return { exitCode: START_ERROR_EXIT, startError: exit.startError };
+    return { ...(oomKilled ? { oomKilled } : {}), ...(terminationMessage === "" ? {} : { terminationMessage }) };
+  }
+
+  async exec(container: ContainerRef, command: string[], options: StreamOptions): Promise<ProcessStreams> {
+    const bundle = this.#bundle(container);
+    const config = JSON.parse(await readFile(join(bundle, "config.json"), "utf8")) as { process: { env: string[] } };
+    const files = ["json", "pid", "log"].map((kind) =>
+      join(bundle, `exec-${randomBytes(6).toString("hex")}.${kind}`),
+    ) as [string, string, string];
+    const [processFile, pidFile, log] = files;
+    const hasTerm = config.process.env.some((entry) => entry.startsWith("TERM="));
+    const env = options.tty && !hasTerm ? [...config.process.env, "TERM=xterm"] : config.process.env;
+    await writeFile(processFile, JSON.stringify({ ...config.process, args: command, env, terminal: options.tty }), {
+      mode: 0o600,
+    });
+    const argv = this.#context.runtime.execCommand(container.id, processFile, pidFile, log);
+    const streams = await spawnStreams(
+      { argv, env: { PATH: process.env["PATH"] ?? "", TERM: "xterm" }, cwd: "/" },
+      options,
+    );
+    const over = (async () => {
+      try {
+        const result = await streams.exit;
+        const failure = await readFileIfExists(log);
+        if (failure !== undefined && failure.includes("exec failed")) throw execError(failure, command);
+        return result;
+      } finally {
+        await this.#killExec(container, pidFile);
+        for (const file of files) await rm(file, { force: true });
+      }
+    })();
+    over.catch(() => undefined);
+    return {
+      stdin: streams.stdin,
+      stdout: streams.stdout,
+      stderr: streams.stderr,
+      resize: (columns, rows) => streams.resize(columns, rows),
+      exit: over,
+      close: () => streams.close(),
+    };
+  }
+
+  async dial(port: number, target: "address" | "loopback", signal: AbortSignal): Promise<Duplex> {
+    if (target === "loopback") return await this.#relay.dial(port, signal);
+    return await new Promise((resolve, reject) => {
+      const socket = connect({ host: this.addresses[0]!, port, noDelay: true, allowHalfOpen: true, signal });
+      socket.once("error", reject);
+      socket.once("connect", () => {
+        socket.off("error", reject);
+        resolve(socket);
+      });
+    });
+  }
+
+  async stats(containers: readonly ContainerRef[]): Promise<SandboxStats> {
+    const network = await this.#context.network.counters(this.#home.id);
+    const samples = await Promise.all(
+      containers.map(async (container) => {
+        const usage = await this.#cgroup(container).usage();
+        if (usage === undefined) return undefined;
+        return {
+          name: container.name,
+          cpu_usage_ns_total: usage.cpuNs,
+          memory_working_set_bytes: usage.workingSet,
+          memory_usage_bytes: usage.memoryUsage,
+          memory_rss_bytes: usage.rss,
+          fs_used_bytes: await this.#diskBytes(container.id, join(this.#bundle(container), "upper")),
+        };
+      }),
+    );
+    const volumes = await Promise.all(
+      (this.#home.spec.volumes ?? [])
+        .filter((volume) => volume.type === "empty_dir")
+        .map((volume) => this.#volumeStats(volume)),
+    );
+    return {
+      containers: samples.filter((sample) => sample !== undefined),
+      volumes,
+      ...(network === undefined ? {} : { network }),
+    };
+  }
+
+  async applyFiles(volume: Extract<Volume, { type: "files" }>): Promise<void> {
+    const group = this.#home.spec.security?.fs_group;
+    writeFilesVolume(join(this.#home.dir, "volumes", volume.name), volume.files, group === undefined ? {} : { group });
+  }
+
+  async resize(container: ContainerRef, resources: ContainerResources): Promise<void> {
+    const wanted = ociResources(resources, this.#home.spec.resources, cgroupVersion());
+    const limit = resources.limits?.memory_bytes;
+    const usage = await this.#cgroup(container).usage();
+    if (limit !== undefined && usage !== undefined && usage.workingSet > limit)
+      throw new ProviderError(
+        "conflict",
+        `memory limit ${limit} is below what the container uses now (${usage.workingSet})`,
+        { field: "resources.limits.memory_bytes" },
+      );
+    await this.#context.runtime.update(container.id, {
+      ...wanted,
+      cpu: { quota: -1, ...wanted.cpu },
+      memory: wanted.memory ?? { limit: -1 },
+    });
+  }
+
+  async close(): Promise<void> {
+    this.#cancelWatch?.();
+    this.#relay.close();
+  }
+
+  /** The first process of the shared process namespace takes all containers with it when it dies. */
+  #watchPause(): void {
+    const { pause } = this.#record;
+    if (pause === undefined) return;
+    this.#cancelWatch = this.#context.clock.after(LOSS_POLL_MS, () => {
+      if (isAlive(pause.pid, pause.startTime)) this.#watchPause();
+      else
+        this.#resolveLost({
+          reason: "SandboxLost",
+          message: "the first process of the shared process namespace has ended",
+        });
+    });
+  }
+
+  #userOf(spec: ContainerSpec, imageUser: string | undefined, rootfs: string): ResolvedUser {
+    const { security } = this.#home.spec;
+    const groups = [
+      ...(security?.supplemental_groups ?? []),
+      ...(security?.fs_group === undefined ? [] : [security.fs_group]),
+    ];
+    return resolveUser({
+      imageUser,
+      user: spec.security?.user,
+      group: spec.security?.group,
+      runAsNonRoot: spec.security?.run_as_non_root === true,
+      supplementalGroups: groups,
+      passwdFile: readTextInRoot(rootfs, "/etc/passwd"),
+      groupFile: readTextInRoot(rootfs, "/etc/group"),
+      container: spec.name,
+      pod: formatOwner(this.#home.id, this.#home.spec.labels),
+    });
+  }
+
+  async #mounts(launch: ContainerLaunch, bundle: string): Promise<OciMount[]> {
+    const { spec } = launch;
+    const mounts: OciMount[] = [
+      {
+        ...bind(join(this.#home.dir, "shm"), "/dev/shm", false),
+        options: ["rbind", "nosuid", "nodev", "noexec", "rw"],
+      },
+    ];
+    for (const name of ["hosts", "hostname", "resolv.conf"])
+      mounts.push(bind(join(this.#home.dir, "etc", name), `/etc/${name}`, spec.security?.read_only_root === true));
+    await writeFile(join(bundle, "termination-log"), "");
+    chmodSync(join(bundle, "termination-log"), 0o666);
+    mounts.push(
+      bind(join(bundle, "termination-log"), spec.termination_message?.path || DEFAULT_TERMINATION_PATH, false),
+    );
+    for (const [index, mount] of (spec.mounts ?? []).entries())
+      mounts.push(await this.#volumeMount(launch, mount, join(bundle, "sub", String(index))));
+    // What the pod mounts at the same place replaces what we would.
+    return mounts.filter(
+      (mount, index) => !mounts.some((later, at) => at > index && samePath(later.destination, mount.destination)),
+    );
+  }
+
+  async #volumeMount(launch: ContainerLaunch, mount: Mount, subTarget: string): Promise<OciMount> {
+    const volume = (this.#home.spec.volumes ?? []).find(({ name }) => name === mount.volume);
+    if (volume === undefined)
+      throw new ContainerError(
+        "CreateContainerConfigError",
+        `container ${launch.name}: there is no volume ${JSON.stringify(mount.volume)}`,
+      );
+    const source =
+      volume.type === "image"
+        ? launch.imageVolumes[volume.name]?.location
+        : join(this.#home.dir, "volumes", volume.name);
+    if (source === undefined)
+      throw new ContainerError("ImageVolumeMountFailed", `volume ${volume.name}: its image is not there`);
+    const writable = volume.type === "empty_dir" && mount.read_only !== true;
+    if (mount.sub_path === undefined || mount.sub_path === "") return bind(source, mount.path, !writable);
+
+    let fd: number;
+    try {
+      fd = openInRoot(source, mount.sub_path, { create: volume.type === "empty_dir" });
+    } catch (cause) {
+      const message = isMissing(cause) ? "no such file or directory" : String(cause);
+      throw new ContainerError(
+        "CreateContainerConfigError",
+        `failed to prepare subPath for volumeMount "${mount.volume}" of container "${launch.name}": ${mount.sub_path}: ${message}`,
+        { cause },
+      );
+    }
+    try {
+      await mkdir(join(subTarget, ".."), { recursive: true });
+      if (fstatSync(fd).isDirectory()) await mkdir(subTarget);
+      else await writeFile(subTarget, "");
+      await bindDescriptor(fd, subTarget);
+    } finally {
+      closeSync(fd);
+    }
+    return bind(subTarget, mount.path, !writable);
+  }
+
+  async #volumeStats(
+    volume: Extract<Volume, { type: "empty_dir" }>,
+  ): Promise<{ name: string; used_bytes: number; capacity_bytes?: number }> {
+    const path = join(this.#home.dir, "volumes", volume.name);
+    if (volume.medium === "memory") {
+      const fs = await statfs(path);
+      return { name: volume.name, used_bytes: (fs.blocks - fs.bfree) * fs.bsize, capacity_bytes: fs.blocks * fs.bsize };
+    }
+    const used_bytes = await this.#diskBytes(`volume ${volume.name}`, path);
+    return {
+      name: volume.name,
+      used_bytes,
+      ...(volume.size_bytes === undefined ? {} : { capacity_bytes: volume.size_bytes }),
+    };
+  }
+
+  /** Walking a tree is dear: few are walked at a time, and a figure serves for a while. */
+  async #diskBytes(key: string, path: string): Promise<number> {
+    const now = this.#context.clock.monotonic();
+    const known = this.#diskUsage.get(key);
+    if (known !== undefined && now - known.at < DISK_USAGE_PERIOD_MS) return await known.bytes;
+    const bytes = this.#context.diskWalks.add(async () => {
+      // du ends with 1 when files have vanished under it; its figure is good all the same.
+      const text = await run(findTool("du")!, ["--summarize", "--one-file-system", "--block-size=1", path], {
+        exitCodes: [0, 1],
+      }).then(
+        ({ stdout }) => stdout.toString(),
+        () => "",
+      );
+      return Number(text.split("\t")[0]) || (await known?.bytes) || 0;
+    });
+    this.#diskUsage.set(key, { bytes, at: now });
+    return await bytes;
+  }
+
+  /** The runtime that was killed leaves the command running in the container. */
+  async #killExec(container: ContainerRef, pidFile: string): Promise<void> {
+    const pid = await readPid(pidFile);
+    if (pid === undefined || !(await this.#cgroup(container).processes()).includes(pid)) return;
+    for (const target of [-pid, pid]) {
+      try {
+        process.kill(target, "SIGKILL");
+      } catch {
+        // It ended by itself, or leads no process group.
+      }
+    }
+  }
+
+  #bundle(container: Pick<ContainerRef, "id">): string {
+    return join(this.#home.dir, "containers", container.id);
+  }
+
+  #cgroupPath(container: Pick<ContainerRef, "id">): string {
+    return join(this.#context.cgroupRoot, machineHash(this.#home.id), container.id);
+  }
+
+  #cgroup(container: Pick<ContainerRef, "id">): Cgroup {
+    return new Cgroup(this.#cgroupPath(container));
+  }
+
+  async #removeBundle(container: Pick<ContainerRef, "id">): Promise<void> {
+    const bundle = this.#bundle(container);
+    await unmountBelow(bundle);
+    await removeTree(bundle);
+  }
+}
+
+/** A container cannot get what this process lacks (a backend in a container of its own, say). */
+function ownCapabilities(): string[] {
+  return capabilitiesInMask(/^CapBnd:\s*([0-9a-f]+)$/m.exec(readFileSync("/proc/self/status", "latin1"))![1]!);
+}
+
+function ownOomScoreAdj(): number {
+  return Number(readFileSync("/proc/self/oom_score_adj", "latin1"));
+}
+
+function samePath(a: string, b: string): boolean {
+  const clean = (path: string) => join("/", path).replace(/(.)\/$/, "$1");
+  return clean(a) === clean(b);
+}
+
+/** What the runtime says when the command could not be started, as containerd passes it on. */
+function execError(log: string, command: readonly string[]): ProviderError {
+  const text =
+    /exec failed: (.*?)"?$/m.exec(log.trim().split("\n").at(-1)!)?.[1]?.replaceAll('\\"', '"') ?? log.slice(-500);
+  const known = /executable file not found|no such file|permission denied/i.test(text);
+  return new ProviderError(known ? "invalid" : "unavailable", `cannot run ${JSON.stringify(command[0])}: ${text}`, {
+    field: "command",
+  });
+}
+
+/** Ends runtime processes that work on this bundle. */
+async function killRuntime(bundle: string): Promise<void> {
+  for (const { pid } of await allProcesses()) {
+    let commandLine: string;
+    try {
+      commandLine = readFileSync(`/proc/${pid}/cmdline`, "utf8");
+    } catch {
+      continue; // gone since the list was read
+    }
+    const args = commandLine.split("\0");
+    if (args.includes("--bundle") && args.includes(bundle)) {
+      try {
+        process.kill(pid, "SIGKILL");
+      } catch {
+        // gone
+      }
+    }
+  }
+}

@@ -1,0 +1,366 @@
+/**
+ * Engine `process`: containers are plain processes of this machine. There are no images, no volumes and no isolation
+ * whatever: for development and tests. A container's command is its own, or comes from the configured map of images.
+ *
+ * A machine gets an address of its own out of a pool in 127.0.0.0/8. All of that is local on Linux, so a process that
+ * binds 0.0.0.0 or that address is reached by probes and port-forward; nothing outside this host reaches it, which is why
+ * the engine does not declare `pod_ip`. A backend that serves other hosts gives every machine the host's address instead.
+ */
+import { createHash } from "node:crypto";
+import { mkdirSync, readFileSync } from "node:fs";
+import { connect } from "node:net";
+import { join } from "node:path";
+import type { Duplex } from "node:stream";
+import {
+  type Capability,
+  type Clock,
+  type ContainerSpec,
+  type MachineSpec,
+  type ProcessStreams,
+  ProviderError,
+  type StreamOptions,
+} from "../../../../src/provider/kit/index.ts";
+import {
+  ContainerError,
+  type ContainerConclusion,
+  type ContainerLaunch,
+  type ContainerRef,
+  type Engine,
+  type HostProblem,
+  type HostPlan,
+  type LaunchPlan,
+  type MachineHome,
+  type Sandbox,
+  type SandboxStats,
+} from "../../engine.ts";
+import { isAlive, TICKS_PER_SECOND, type ProcessStat } from "../../host/proc.ts";
+import { spawnStreams } from "../../shim/spawn.ts";
+import { writeJson } from "../../machine/store.ts";
+import { OwnedProcesses } from "./owned.ts";
+
+export interface ProcessEngineOptions {
+  /** The backend's state directory: processes that carry it in their environment are this backend's. */
+  stateDir: string;
+  /** What to run for an image when a container has no command. `*` stands for every other image. */
+  images: Readonly<Record<string, readonly string[]>>;
+  /** IPv4 range in CIDR notation, within 127.0.0.0/8. */
+  addressPool: string;
+  /** The address of every machine instead: to other hosts a loopback address means nothing. */
+  hostAddress?: string;
+  clock: Clock;
+}
+
+const CAPABILITIES: readonly Capability[] = [
+  "events",
+  "stats",
+  "exec",
+  "attach",
+  "port_forward",
+  "multi_container",
+  "init_containers",
+  "sidecars",
+  "ephemeral_containers",
+  "probes",
+  "hooks",
+  "restart_rules",
+  "patch_image",
+  "tty",
+];
+
+const PAGE_BYTES = 4096;
+const NANOSECONDS_PER_TICK = 1_000_000_000 / TICKS_PER_SECOND;
+const DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
+const KILL_ROUND_MS = 20;
+/** A process in uninterruptible sleep may take long; beyond this the caller is told, and tries again. */
+const KILL_ROUNDS = 250;
+
+export function createProcessEngine(options: ProcessEngineOptions): Engine {
+  const owned = new OwnedProcesses(options.stateDir);
+  const addresses = new AddressPool(options.addressPool);
+  return {
+    name: "process",
+    capabilities: CAPABILITIES,
+    check: () => Promise.resolve(checkHost()),
+    validate: (spec) => validate(spec, options.images),
+    async sweep(known) {
+      await killUntilGone(options.clock, async () =>
+        (await owned.list()).filter(({ machine }) => !known.has(machine)).map(({ stat }) => stat),
+      );
+    },
+    open(home) {
+      const address = options.hostAddress ?? addresses.take(home.id);
+      writeJson(join(home.dir, "sandbox.json"), { address });
+      return Promise.resolve(new ProcessSandbox(home, address, owned, options));
+    },
+    recover(home) {
+      const address = readAddress(home);
+      if (address === undefined) return Promise.resolve(undefined);
+      addresses.claim(home.id, address);
+      return Promise.resolve(new ProcessSandbox(home, address, owned, options));
+    },
+    async destroy(home) {
+      await killUntilGone(options.clock, async () =>
+        (await owned.list()).filter(({ machine }) => machine === home.id).map(({ stat }) => stat),
+      );
+      addresses.release(home.id);
+    },
+    close: () => Promise.resolve(),
+  };
+}
+
+function checkHost(): HostProblem[] {
+  if (process.platform === "linux") return [];
+  return [
+    {
+      fatal: true,
+      problem: `engine process needs Linux's /proc; this is ${process.platform}`,
+      cure: "run the backend on Linux, or in a Linux container",
+    },
+  ];
+}
+
+function validate(spec: MachineSpec, images: ProcessEngineOptions["images"]): void {
+  for (const list of ["init_containers", "containers", "ephemeral_containers"] as const) {
+    for (const [index, container] of (spec[list] ?? []).entries()) {
+      const field = `${list}[${index}]`;
+      if (commandOf(container, images).length === 0) {
+        throw new ProviderError(
+          "invalid",
+          `engine process has no images: container "${container.name}" needs a command, or the backend's config an entry for image "${container.image}" under engine.images`,
+          { field: `${field}.command` },
+        );
+      }
+      if ((container.mounts?.length ?? 0) > 0) {
+        throw new ProviderError(
+          "unsupported",
+          `engine process has no volumes: container "${container.name}" mounts some`,
+          { field: `${field}.mounts` },
+        );
+      }
+    }
+  }
+}
+
+function commandOf(container: ContainerSpec, images: ProcessEngineOptions["images"]): string[] {
+  const command = container.command ?? images[container.image] ?? images["*"] ?? [];
+  return [...command, ...(command.length === 0 ? [] : (container.args ?? []))];
+}
+
+function readAddress(home: MachineHome): string | undefined {
+  try {
+    return (JSON.parse(readFileSync(join(home.dir, "sandbox.json"), "utf8")) as { address: string }).address;
+  } catch {
+    return undefined;
+  }
+}
+
+/** @throws ProviderError unavailable when some still run after five seconds of trying. */
+async function killUntilGone(clock: Clock, list: () => Promise<ProcessStat[]>): Promise<void> {
+  for (let round = 0; round < KILL_ROUNDS; round++) {
+    const alive = await list();
+    if (alive.length === 0) return;
+    for (const { pid } of alive) {
+      try {
+        process.kill(pid, "SIGKILL");
+      } catch {
+        // It ended meanwhile.
+      }
+    }
+    await clock.sleep(KILL_ROUND_MS);
+  }
+  throw new ProviderError(
+    "unavailable",
+    `processes ${(await list()).map(({ pid }) => pid).join(", ")} do not end after SIGKILL`,
+  );
+}
+
+class ProcessSandbox implements Sandbox {
+  readonly addresses: readonly string[];
+  /** Plain processes have no sandbox that could die. */
+  readonly lost = new Promise<never>(() => {});
+  readonly #home: MachineHome;
+  readonly #owned: OwnedProcesses;
+  readonly #options: ProcessEngineOptions;
+  /** Processes of containers that have been told to stop. */
+  readonly #remembered = new Map<string, ProcessStat[]>();
+
+  constructor(home: MachineHome, address: string, owned: OwnedProcesses, options: ProcessEngineOptions) {
+    this.addresses = [address];
+    this.#home = home;
+    this.#owned = owned;
+    this.#options = options;
+  }
+
+  launch(container: ContainerLaunch): Promise<LaunchPlan> {
+    const argv = commandOf(container.spec, this.#options.images);
+    if (argv.length === 0) {
+      return Promise.reject(
+        new ContainerError(
+          "CreateContainerError",
+          `engine process has no images and container "${container.name}" no command: give one, or map image "${container.spec.image}" under engine.images of the backend's config`,
+        ),
+      );
+    }
+    const home = join(this.#home.dir, "home", container.name);
+    mkdirSync(home, { recursive: true, mode: 0o700 });
+    const env: Record<string, string> = { PATH: process.env["PATH"] ?? DEFAULT_PATH, HOME: home };
+    for (const { name, value } of container.spec.env ?? []) env[name] = value;
+    return Promise.resolve({
+      argv,
+      env: { ...env, ...this.#owned.marks(this.#home.id, container.id) },
+      cwd: container.spec.working_dir ?? home,
+    });
+  }
+
+  /** To the main process's group: there is no init process that would pass it on. */
+  async signal(container: ContainerRef, signal: number): Promise<void> {
+    if (container.pid === undefined) return;
+    // Its children are looked up while it is there to be recognised by.
+    this.#remembered.set(container.id, await this.#ownedBy(container));
+    try {
+      process.kill(-container.pid, signal);
+    } catch (error) {
+      if ((error as NodeJS.ErrnoException).code !== "ESRCH") throw error;
+    }
+  }
+
+  async kill(container: ContainerRef): Promise<void> {
+    await killUntilGone(this.#options.clock, async () => {
+      const remembered = (this.#remembered.get(container.id) ?? []).filter(({ pid, startTime }) =>
+        isAlive(pid, startTime),
+      );
+      return [...(await this.#ownedBy(container)), ...remembered];
+    });
+  }
+
+  async #ownedBy(container: ContainerRef): Promise<ProcessStat[]> {
+    return (await this.#owned.list()).filter((owned) => owned.container === container.id).map(({ stat }) => stat);
+  }
+
+  conclude(container: ContainerRef): Promise<ContainerConclusion> {
+    this.#remembered.delete(container.id);
+    return Promise.resolve({});
+  }
+
+  async exec(container: ContainerRef, command: string[], options: StreamOptions): Promise<ProcessStreams> {
+    const launch = JSON.parse(readFileSync(join(container.dir, "shim-launch.json"), "utf8")) as HostPlan;
+    const env = options.tty ? { TERM: "xterm", ...launch.env } : launch.env;
+    return await spawnStreams({ argv: command, env, cwd: launch.cwd }, options);
+  }
+
+  async dial(port: number, target: "address" | "loopback", signal: AbortSignal): Promise<Duplex> {
+    try {
+      return await connectTo(this.addresses[0]!, port, signal);
+    } catch (error) {
+      // A server that listens on localhost only: all machines share it, so the machine's own address goes first.
+      if (target === "loopback" && (error as NodeJS.ErrnoException).code === "ECONNREFUSED")
+        return await connectTo("127.0.0.1", port, signal);
+      throw error;
+    }
+  }
+
+  async stats(containers: readonly ContainerRef[]): Promise<SandboxStats> {
+    const all = await this.#owned.list();
+    return {
+      containers: containers.flatMap(({ name, id }) => {
+        const own = all.filter(({ container }) => container === id);
+        if (own.length === 0) return [];
+        const rss = own.reduce((sum, { stat }) => sum + stat.rssPages, 0) * PAGE_BYTES;
+        return [
+          {
+            name,
+            cpu_usage_ns_total: own.reduce((sum, { stat }) => sum + cpuNanoseconds(stat), 0),
+            memory_working_set_bytes: rss,
+            memory_usage_bytes: rss,
+            memory_rss_bytes: rss,
+          },
+        ];
+      }),
+    };
+  }
+
+  close(): Promise<void> {
+    return Promise.resolve();
+  }
+}
+
+/**
+ * The whole process in ticks of 10 ms, or its first thread in nanoseconds, whichever is more: a program that has just started
+ * has used something, and a container with no CPU time at all would be left out of the metrics.
+ */
+function cpuNanoseconds({ pid, cpuTicks }: ProcessStat): number {
+  const ticks = cpuTicks * NANOSECONDS_PER_TICK;
+  try {
+    return Math.max(ticks, Number(readFileSync(`/proc/${pid}/schedstat`, "utf8").split(" ")[0]));
+  } catch {
+    // It has ended, or the kernel keeps no such figure.
+    return ticks;
+  }
+}
+
+function connectTo(host: string, port: number, signal: AbortSignal): Promise<Duplex> {
+  return new Promise((resolve, reject) => {
+    // Half-open: the client's end of input must not cut off the answer.
+    const socket = connect({ host, port, signal, allowHalfOpen: true });
+    socket.once("connect", () => {
+      socket.off("error", reject);
+      resolve(socket);
+    });
+    socket.once("error", reject);
+  });
+}
+
+/** One address per machine, chosen by its id so that it tends to stay the same, and not reused while taken. */
+export class AddressPool {
+  readonly #base: number;
+  readonly #size: number;
+  readonly #byMachine = new Map<string, string>();
+  readonly #taken = new Set<string>();
+
+  constructor(cidr: string) {
+    const [address, bits] = cidr.split("/");
+    const octets = address!.split(".").map(Number);
+    const prefix = Number(bits);
+    if (
+      octets.length !== 4 ||
+      octets.some((octet) => !Number.isInteger(octet) || octet < 0 || octet > 255) ||
+      octets[0] !== 127 ||
+      !(prefix >= 8 && prefix <= 30)
+    ) {
+      throw new Error(`engine.addressPool "${cidr}" must be an IPv4 range within 127.0.0.0/8, such as 127.64.0.0/10`);
+    }
+    this.#size = 2 ** (32 - prefix);
+    const number = octets.reduce((sum, octet) => sum * 256 + octet, 0);
+    this.#base = number - (number % this.#size);
+  }
+
+  take(machine: string): string {
+    const known = this.#byMachine.get(machine);
+    if (known !== undefined) return known;
+    const start = createHash("sha256").update(machine).digest().readUInt32BE(0);
+    for (let step = 0; step < this.#size; step++) {
+      const offset = (start + step) % this.#size;
+      // The range's ends are not host addresses, and 127.0.0.1 belongs to everybody.
+      if (offset <= 1 || offset === this.#size - 1) continue;
+      const number = this.#base + offset;
+      const address = [24, 16, 8, 0].map((shift) => (number >>> shift) & 255).join(".");
+      if (!this.#taken.has(address)) {
+        this.claim(machine, address);
+        return address;
+      }
+    }
+    throw new ProviderError("quota", `all ${this.#size} addresses of engine.addressPool are in use`);
+  }
+
+  claim(machine: string, address: string): void {
+    this.#byMachine.set(machine, address);
+    this.#taken.add(address);
+  }
+
+  release(machine: string): void {
+    const address = this.#byMachine.get(machine);
+    if (address === undefined) return;
+    this.#byMachine.delete(machine);
+    this.#taken.delete(address);
+  }
+}

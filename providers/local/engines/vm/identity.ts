@@ -1,0 +1,59 @@
+/** What makes a booted guest this machine: one shell script, run over the control channel. */
+import { randomBytes } from "node:crypto";
+import type { MachineSpec } from "../../../../src/provider/kit/index.ts";
+import { hostsFile, kernelHostname, resolvConf } from "../../bundle/host-files.ts";
+import type { Attachment } from "../../network/network.ts";
+import { commandLine, quote, type GuestCommand } from "./control.ts";
+
+/** As guest/identity.c has it. */
+const SEED_BYTES = 64;
+
+/** What makes it this machine. */
+export interface MachineIdentity {
+  machineId: string;
+  spec: MachineSpec;
+  address: string;
+  nowMs: number;
+  hostResolvConf: string;
+  /** Makes its volumes. */
+  prepare: readonly GuestCommand[];
+}
+
+/**
+ * What a VM has of its own before a machine moves in: two copies of one template would otherwise draw the same random
+ * numbers, and answer to one address.
+ */
+export function vmScript({ address, prefix, gateway, mac }: Attachment): string {
+  const mask = (0xffffffff << (32 - prefix)) >>> 0;
+  const netmask = [24, 16, 8, 0].map((shift) => (mask >>> shift) & 255).join(".");
+  return [
+    file("/run/seed", randomBytes(SEED_BYTES)),
+    `identity ${mac} ${address} ${netmask} ${gateway} < /run/seed`,
+  ].join("\n");
+}
+
+export function machineScript(identity: MachineIdentity): string {
+  const { machineId, spec, address, nowMs, hostResolvConf, prepare } = identity;
+  const hostname = kernelHostname(spec, machineId);
+  const sysctls = (spec.security?.sysctls ?? []).map(
+    ({ name, value }) => `echo ${quote(value)} > /proc/sys/${quote(name.replaceAll(".", "/"))}`,
+  );
+  return [
+    `clock ${Math.floor(nowMs)}`,
+    `echo ${quote(hostname)} > /proc/sys/kernel/hostname`,
+    file("/run/etc/hosts", hostsFile(spec, [address])),
+    file("/run/etc/hostname", `${hostname}\n`),
+    file("/run/etc/resolv.conf", resolvConf(spec.dns) ?? hostResolvConf),
+    ...sysctls,
+    ...prepare.map(commandLine),
+  ].join("\n");
+}
+
+/** By the shell's own printf: in an emulated processor, each program that need not be started counts. */
+function file(path: string, content: string | Buffer): string {
+  const escaped = [...Buffer.from(content)].map((byte) => {
+    const plain = byte >= 0x20 && byte < 0x7f && byte !== 0x25 && byte !== 0x27 && byte !== 0x5c;
+    return plain ? String.fromCharCode(byte) : `\\${byte.toString(8).padStart(3, "0")}`;
+  });
+  return `printf '${escaped.join("")}' > ${path}`;
+}

@@ -1,0 +1,578 @@
+/**
+ * One machine of the engine vm: a VM (vm.ts) and what the machine has beside it. Its folder:
+ *
+ *     files/NAME/    files volumes as they are in the guest
+ *     run/ID.json    ContainerStart, while the container is there
+ */
+import { readlinkSync } from "node:fs";
+import { mkdir, readFile, rm } from "node:fs/promises";
+import { connect } from "node:net";
+import { basename, dirname, join } from "node:path";
+import { Duplex } from "node:stream";
+import {
+  type ContainerResources,
+  type ContainerSpec,
+  ProviderError,
+  type Mount,
+  type ProcessStreams,
+  type StreamOptions,
+  type Volume,
+} from "../../../../src/provider/kit/index.ts";
+import {
+  ContainerError,
+  type ContainerConclusion,
+  type ContainerLaunch,
+  type ContainerRef,
+  type LaunchPlan,
+  type MachineHome,
+  type Sandbox,
+  type SandboxLoss,
+  type SandboxStats,
+  type ShimExit,
+} from "../../engine.ts";
+import { writeFilesVolume } from "../../machine/volume-files.ts";
+import { formatOwner, isSidecar } from "../../machine/record.ts";
+import { findTool, run } from "../../host/command.ts";
+import { readdirAtomic, readFileIfExists, writeFileAtomic } from "../../host/files.ts";
+import { containerPorts } from "../../network/network.ts";
+import { bind, ociConfig, ociResources, type OciMount } from "../../bundle/bundle.ts";
+import { kernelHostname } from "../../bundle/host-files.ts";
+import { readTextInRoot } from "../../bundle/root-path.ts";
+import { seccompProfile } from "../../bundle/seccomp.ts";
+import { resolveUser } from "../../bundle/users.ts";
+import { GuestError, quote, type GuestCommand } from "./control.ts";
+import { machineScript } from "./identity.ts";
+import { imageDisk } from "./image-disk.ts";
+import type { GuestPort } from "./ports.ts";
+import { attachDisk, type VmSize } from "./qemu.ts";
+import { openStreams, type GuestStreams } from "./streams.ts";
+import type { Vm, VmContext } from "./vm.ts";
+import { unlessAborted } from "./wait.ts";
+import { configParts } from "./warm.ts";
+
+const CONTAINERS = "/scratch/containers";
+const VOLUMES = "/scratch/volumes";
+const GROUPS = "/pod";
+const LOSS_POLL_MS = 500;
+const START_ERROR_EXIT = 128;
+/** One may come from a kill that crosses the end of its container. */
+const MAX_REFUSED_KILLS = 5;
+/** From a kill to the news of the container's end. */
+const KILL_PATIENCE_MS = 60_000;
+const MEMORY_CLASSES_MIB = [
+  192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144, 8192, 12_288, 16_384, 32_768, 65_536,
+];
+/** Kernel, initramfs and control inside the guest. */
+const GUEST_OVERHEAD_MIB = 96;
+
+interface ContainerStart {
+  /** As OCI describes it. */
+  process: { env: string[] };
+  /** Number of its port. */
+  port: number;
+}
+
+/** Memory and processors of a machine's VM: what its containers may use, and the guest's own share. */
+export function vmSize(spec: MachineHome["spec"], defaults: { memoryMib: number; maxCpus: number }): VmSize {
+  const { containers, init_containers: init = [] } = spec;
+  const whole = { ...spec.resources?.requests, ...spec.resources?.limits };
+  // Main containers and sidecars run together, each of the other init containers before them.
+  const together = [...containers, ...init.filter((container) => isSidecar(container, "init"))];
+  const alone = init.filter((container) => !isSidecar(container, "init"));
+  const asked = (key: "memory_bytes" | "cpu_millis") => {
+    const of = ({ resources }: ContainerSpec) => resources?.limits?.[key] || resources?.requests?.[key] || 0;
+    return Math.max(
+      whole[key] ?? 0,
+      together.map(of).reduce((total, amount) => total + amount, 0),
+      ...alone.map(of),
+    );
+  };
+  // A container without a limit may use what is there: it gets the default on top of what others asked for.
+  const isUnlimited =
+    !spec.resources?.limits?.memory_bytes &&
+    [...containers, ...init].some(({ resources }) => !resources?.limits?.memory_bytes);
+  const wanted =
+    GUEST_OVERHEAD_MIB + Math.ceil(asked("memory_bytes") / (1 << 20)) + (isUnlimited ? defaults.memoryMib : 0);
+  const memoryMib = MEMORY_CLASSES_MIB.find((size) => size >= wanted) ?? Math.ceil(wanted / 1024) * 1024;
+  return { memoryMib, cpus: Math.max(1, Math.min(defaults.maxCpus, Math.ceil(asked("cpu_millis") / 1000))) };
+}
+
+/** Makes the VM this machine: its name, its clock, its volumes. */
+export async function moveIn(context: VmContext, home: MachineHome, vm: Vm, signal: AbortSignal): Promise<VmSandbox> {
+  const { spec, dir } = home;
+  for (const folder of ["files", "run"]) await mkdir(join(dir, folder), { recursive: true, mode: 0o700 });
+  await context.network.openHostPorts(vm.key, containerPorts(spec));
+  const script = machineScript({
+    machineId: home.id,
+    spec,
+    address: vm.attachment.address,
+    nowMs: context.clock.now(),
+    hostResolvConf: (await readFileIfExists("/etc/resolv.conf")) ?? "",
+    prepare: prepareCommands(spec),
+  });
+  await vm.control.script(script, signal);
+  return new VmSandbox(context, home, vm);
+}
+
+function prepareCommands(spec: MachineHome["spec"]): GuestCommand[] {
+  const group = spec.security?.fs_group;
+  const emptyDirs = (spec.volumes ?? []).filter((volume) => volume.type === "empty_dir");
+  return [
+    ...emptyDirs.map(({ name, medium, size_bytes }) => [
+      "volume",
+      name,
+      medium,
+      String(size_bytes ?? 0),
+      group === undefined ? "-" : String(group),
+    ]),
+    ...(spec.security?.share_process_namespace === true ? [["share_processes"]] : []),
+  ];
+}
+
+export class VmSandbox implements Sandbox {
+  readonly addresses: readonly string[];
+  readonly lost: Promise<SandboxLoss>;
+  readonly #context: VmContext;
+  readonly #home: MachineHome;
+  readonly #vm: Vm;
+  readonly #resolveLost: (loss: SandboxLoss) => void;
+  /** Images that are plugged in: serial -> done. */
+  readonly #images = new Map<string, Promise<void>>();
+  /** Of the containers that run, by their id. */
+  readonly #ports = new Map<string, Pick<GuestPort, "number">>();
+  /** When the first of a container's kills was done, which all the same does not end. */
+  readonly #killedAt = new Map<string, number>();
+  #cancelWatch: (() => void) | undefined;
+  /** In a row. */
+  #refusedKills = 0;
+
+  constructor(context: VmContext, home: MachineHome, vm: Vm) {
+    this.#context = context;
+    this.#home = home;
+    this.#vm = vm;
+    this.addresses = [vm.attachment.address];
+    const { promise, resolve } = Promise.withResolvers<SandboxLoss>();
+    this.lost = promise;
+    this.#resolveLost = resolve;
+    this.#watch();
+  }
+
+  /** After a restart of the backend: no other command gets a running container's port. */
+  async resume(): Promise<void> {
+    const dir = join(this.#home.dir, "run");
+    for (const name of await readdirAtomic(dir)) {
+      const { port } = JSON.parse(await readFile(join(dir, name), "utf8")) as ContainerStart;
+      this.#ports.set(name.replace(/\.json$/, ""), { number: port });
+      this.#vm.ports.reserve(port);
+    }
+  }
+
+  async launch(launch: ContainerLaunch): Promise<LaunchPlan> {
+    const { spec, image, id } = launch;
+    if (image === undefined)
+      throw new ContainerError("CreateContainerError", `container ${spec.name}: there is no image`);
+    const { security } = this.#home.spec;
+    const user = resolveUser({
+      imageUser: image.config.user,
+      user: spec.security?.user,
+      group: spec.security?.group,
+      runAsNonRoot: spec.security?.run_as_non_root === true,
+      supplementalGroups: [
+        ...(security?.supplemental_groups ?? []),
+        ...(security?.fs_group === undefined ? [] : [security.fs_group]),
+      ],
+      passwdFile: readTextInRoot(image.location, "/etc/passwd"),
+      groupFile: readTextInRoot(image.location, "/etc/group"),
+      container: spec.name,
+      pod: formatOwner(this.#home.id, this.#home.spec.labels),
+    });
+    const locations = [
+      ...new Set([image.location, ...Object.values(launch.imageVolumes).map(({ location }) => location)]),
+    ];
+    await Promise.all(locations.map((location) => this.#attachImage(location)));
+    const { mounts, subPaths } = this.#mounts(launch);
+    // Whose processes the container sees: the guest knows where they are.
+    const processes = security?.share_process_namespace === true ? "shared" : launch.target?.id;
+    const config = ociConfig({
+      spec,
+      image: image.config,
+      user,
+      hostname: kernelHostname(this.#home.spec, this.#home.id),
+      rootfs: `${CONTAINERS}/${id}/rootfs`,
+      // The VM is the machine: its network, hostname and IPC are the containers'.
+      namespaces: [{ type: "pid", ...(processes === undefined ? {} : { path: `${CONTAINERS}/${id}/processes` }) }],
+      mounts,
+      cgroupsPath: `${GROUPS}/${id}/ctr`,
+      cgroupVersion: 2,
+      sysctls: [],
+      seccomp: (capabilities) => seccompProfile(this.#context.seccomp(), capabilities, process.arch),
+      pidsLimit: this.#context.pidsLimit,
+      // The guest's own programs, with 0, outlive its containers.
+      machine: { spec: this.#home.spec, memoryBytes: this.#vm.size.memoryMib * 2 ** 20, lowestOomScoreAdj: 0 },
+      poststart: ["/bin/started", `${CONTAINERS}/${id}/start`],
+    }) as { process: ContainerStart["process"]; linux: { seccomp?: object } };
+    // Random addresses, which the guest's own programs do without (guest/fixed.c).
+    const whole = { ...config, linux: { ...config.linux, personality: { domain: "LINUX" } } };
+    const port = await this.#vm.ports.take(this.#limited(undefined));
+    this.#ports.set(id, port);
+    const flags = spec.stdin === true ? "i" : "-";
+    const late = this.#limited(undefined);
+    try {
+      const start: ContainerStart = { process: whole.process, port: port.number };
+      await writeFileAtomic(this.#startFile(launch), JSON.stringify(start), 0o600);
+      const commands = [
+        ...locations.map((location) => ["image", imageName(location), imageSerial(location)]),
+        ["launch", id, imageName(image.location), processes ?? "-", ...configParts(whole, this.#context.warming)],
+        ...subPaths,
+        ["run", id, String(port.number), port.token, flags, spec.tty === true ? "tty" : "pipes"],
+      ];
+      await this.#vm.control.run(commands, late);
+    } catch (cause) {
+      if (late.aborted) {
+        // A guest that hangs would hold up the starts of all machines, again and again: it is told as lost.
+        await this.#vm.kill();
+        throw cause;
+      }
+      // A guest that did not answer may begin it yet: see `GuestPorts.release`.
+      if (!(cause instanceof GuestError)) this.#ports.delete(id);
+      await this.conclude(launch, { exitCode: START_ERROR_EXIT }).catch(() => undefined);
+      throw cause;
+    }
+    return {
+      guest: { socket: port.socket, token: port.token },
+      user: { uid: user.uid, gid: user.gid, supplemental_groups: user.supplementalGroups },
+    };
+  }
+
+  async signal(container: ContainerRef, signal: number): Promise<void> {
+    await this.#call([["signal", container.id, String(signal)]]);
+  }
+
+  async kill(container: ContainerRef): Promise<void> {
+    if (!this.#vm.alive) {
+      // Before anybody takes the end of its containers for one of their own.
+      this.#lose();
+      return;
+    }
+    const late = AbortSignal.timeout(this.#context.callMs);
+    try {
+      await this.#vm.control.run([["kill", container.id]], late);
+      this.#refusedKills = 0;
+      const { clock } = this.#context;
+      const since = this.#killedAt.get(container.id) ?? clock.monotonic();
+      this.#killedAt.set(container.id, since);
+      if (clock.monotonic() - since < KILL_PATIENCE_MS) return;
+    } catch (cause) {
+      if (cause instanceof GuestError) this.#refusedKills++;
+      if (!late.aborted && this.#refusedKills < MAX_REFUSED_KILLS) throw cause;
+    }
+    // A guest that hangs, that will not, or that says so and tells of no end would keep its machine for ever: it takes all
+    // containers with it, and is told as lost.
+    await this.#vm.kill();
+  }
+
+  async conclude(container: ContainerRef, exit: ShimExit): Promise<ContainerConclusion> {
+    const port = this.#ports.get(container.id);
+    this.#ports.delete(container.id);
+    this.#killedAt.delete(container.id);
+    const text = await this.#call([["conclude", container.id]]);
+    await rm(this.#startFile(container), { force: true });
+    if (port !== undefined) this.#vm.ports.release(port);
+    if (exit.startError !== undefined) return { exitCode: START_ERROR_EXIT, startError: exit.startError };
+    const oomKilled = Number(/^oom (\d+)$/m.exec(text)?.[1] ?? 0) > 0;
+    const message = Buffer.from(/^message ([A-Za-z0-9+/=]*)$/m.exec(text)?.[1] ?? "", "base64").toString("utf8");
+    return { ...(oomKilled ? { oomKilled } : {}), ...(message === "" ? {} : { terminationMessage: message }) };
+  }
+
+  async exec(container: ContainerRef, command: string[], options: StreamOptions): Promise<ProcessStreams> {
+    const { process: base } = JSON.parse(await readFile(this.#startFile(container), "utf8")) as ContainerStart;
+    const env =
+      options.tty && !base.env.some((entry) => entry.startsWith("TERM=")) ? [...base.env, "TERM=xterm"] : base.env;
+    const described = JSON.stringify({ ...base, args: command, env, terminal: options.tty });
+    const { streams, ended } = await this.#open(options, {
+      begin: ({ number, token }) => [
+        "exec",
+        container.id,
+        String(number),
+        token,
+        options.stdin ? "i" : "-",
+        options.tty ? "tty" : "pipes",
+        described,
+      ],
+      end: ({ token }) => [["exec_end", container.id, token]],
+    });
+    const exit = streams.exit.then(async (result) => {
+      // Only a command that failed may be one that could not be run.
+      if (result.exitCode === 0) return result;
+      const complaint = (await ended.catch(() => "")).trim();
+      if (/executable file|No such file|permission denied/i.test(complaint))
+        throw new ProviderError("invalid", `cannot run ${JSON.stringify(command[0])}: ${complaint}`, {
+          field: "command",
+        });
+      return result;
+    });
+    exit.catch(() => undefined);
+    return { ...streams, exit };
+  }
+
+  async dial(port: number, target: "address" | "loopback", signal: AbortSignal): Promise<Duplex> {
+    try {
+      return await dialAddress(this.addresses[0]!, port, signal);
+    } catch (cause) {
+      // What listens on the loopback alone is reached from inside.
+      if (target === "address" || (cause as NodeJS.ErrnoException).code !== "ECONNREFUSED") throw cause;
+      const options = { stdin: true, stdout: true, stderr: false, tty: false, signal };
+      const { streams } = await this.#open(options, {
+        begin: ({ number, token }) => ["dial", String(number), token, String(port)],
+      });
+      if (!(await streams.started)) throw cause;
+      const stream = Duplex.from({ writable: streams.stdin!, readable: streams.stdout! });
+      stream.once("close", () => streams.close());
+      return stream;
+    }
+  }
+
+  /**
+   * Begins a command of this backend's own in the guest, on a port of its own.
+   * @returns its streams, and what the guest says when it is over
+   */
+  async #open(
+    options: StreamOptions,
+    command: { begin(port: GuestPort): GuestCommand; end?(port: GuestPort): GuestCommand[] },
+  ): Promise<{ streams: GuestStreams; ended: Promise<string> }> {
+    const port = await this.#vm.ports.take(this.#limited(options.signal));
+    const streams = openStreams(port, options);
+    // Not by the caller's signal: what may have begun is ended before another command gets the port.
+    const begun = this.#call([command.begin(port)]);
+    const ended = (async () => {
+      await streams.exit.catch(() => undefined);
+      await begun.catch((cause: unknown) => {
+        if (!(cause instanceof GuestError)) throw cause;
+      });
+      const said = await this.#call([["end_session", port.token], ...(command.end?.(port) ?? [])]);
+      this.#vm.ports.release(port);
+      return said;
+    })();
+    ended.catch(() => undefined);
+    try {
+      await unlessAborted(begun, options.signal);
+    } catch (cause) {
+      streams.close();
+      throw cause;
+    }
+    return { streams, ended };
+  }
+
+  async stats(containers: readonly ContainerRef[]): Promise<SandboxStats> {
+    const network = await this.#context.network.counters(this.#vm.key);
+    const parsed = parseStats(await this.#call([["stats"]]));
+    const samples = containers.flatMap(({ id, name }) => {
+      const values = parsed.containers.get(id);
+      if (values === undefined) return [];
+      const current = values.get("current") ?? 0;
+      return [
+        {
+          name,
+          cpu_usage_ns_total: (values.get("usage_usec") ?? 0) * 1000,
+          memory_usage_bytes: current,
+          memory_working_set_bytes: Math.max(0, current - (values.get("inactive_file") ?? 0)),
+          memory_rss_bytes: values.get("anon") ?? 0,
+          fs_used_bytes: (values.get("fs") ?? 0) * 1024,
+        },
+      ];
+    });
+    const known = new Set(
+      (this.#home.spec.volumes ?? []).filter(({ type }) => type === "empty_dir").map(({ name }) => name),
+    );
+    const volumes = [...parsed.volumes]
+      .filter(([name]) => known.has(name))
+      .map(([name, kib]) => ({ name, used_bytes: kib * 1024 }));
+    return { containers: samples, volumes, ...(network === undefined ? {} : { network }) };
+  }
+
+  async applyFiles(volume: Extract<Volume, { type: "files" }>): Promise<void> {
+    const group = this.#home.spec.security?.fs_group;
+    const dir = join(this.#home.dir, "files", volume.name);
+    writeFilesVolume(dir, volume.files, group === undefined ? {} : { group });
+    const { stdout } = await run(findTool("tar")!, ["-C", dir, "--numeric-owner", "-cf", "-", "."], {
+      maxOutputBytes: 64 << 20,
+    });
+    const command = ["vm_files", volume.name, readlinkSync(join(dir, "..data"))].map(quote).join(" ");
+    await this.#script(`printf %s ${quote(stdout.toString("base64"))} | ${command}`);
+  }
+
+  async resize(container: ContainerRef, resources: ContainerResources): Promise<void> {
+    const limit = resources.limits?.memory_bytes;
+    this.#requireRoom(container.name, resources);
+    const wanted = ociResources(resources, this.#home.spec.resources, 2);
+    const text = JSON.stringify({
+      ...wanted,
+      cpu: { quota: -1, ...wanted.cpu },
+      memory: wanted.memory ?? { limit: -1, swap: -1 },
+    });
+    try {
+      await this.#call([["resize", container.id, String(limit ?? 0), text]]);
+    } catch (cause) {
+      if (!(cause instanceof GuestError) || !cause.message.includes("below what the container uses")) throw cause;
+      throw new ProviderError("conflict", `memory limit ${limit}: ${cause.message}`, {
+        field: "resources.limits.memory_bytes",
+      });
+    }
+  }
+
+  /** A VM keeps the size that it was made with. */
+  #requireRoom(name: string, resources: ContainerResources): void {
+    const { spec } = this.#home;
+    const change = (all: ContainerSpec[] = []) => all.map((one) => (one.name === name ? { ...one, resources } : one));
+    const containers = change(spec.containers);
+    const changed = { ...spec, containers, init_containers: change(spec.init_containers) };
+    const needed = vmSize(changed, this.#context.sizing);
+    const { memoryMib, cpus } = this.#vm.size;
+    const refuse = (key: string, what: string) =>
+      new ProviderError("invalid", `the machine's containers would need a VM with ${what}`, {
+        field: `resources.limits.${key}`,
+      });
+    if (needed.memoryMib > memoryMib)
+      throw refuse("memory_bytes", `${needed.memoryMib} MiB of memory, it has ${memoryMib}`);
+    if (needed.cpus > cpus) throw refuse("cpu_millis", `${needed.cpus} processors, it has ${cpus}`);
+  }
+
+  async close(): Promise<void> {
+    this.#cancelWatch?.();
+    this.#vm.control.close();
+  }
+
+  async #call(commands: readonly GuestCommand[], signal?: AbortSignal): Promise<string> {
+    return await this.#vm.control.run(commands, this.#limited(signal));
+  }
+
+  async #script(text: string): Promise<string> {
+    return await this.#vm.control.script(text, this.#limited(undefined));
+  }
+
+  #limited(signal: AbortSignal | undefined): AbortSignal {
+    const timeout = AbortSignal.timeout(this.#context.callMs);
+    return signal === undefined ? timeout : AbortSignal.any([signal, timeout]);
+  }
+
+  #watch(): void {
+    this.#cancelWatch = this.#context.clock.after(LOSS_POLL_MS, () => {
+      if (!this.#vm.alive) return this.#lose();
+      this.#vm.trimLog();
+      this.#watch();
+    });
+  }
+
+  #lose(): void {
+    this.#resolveLost({
+      reason: "SandboxLost",
+      message: "the machine's VM has ended by itself: the guest panicked or powered off, or its process was killed",
+    });
+  }
+
+  /** Plugs the image in, once per VM. */
+  async #attachImage(location: string): Promise<void> {
+    const serial = imageSerial(location);
+    let attached = this.#images.get(serial);
+    if (attached === undefined) {
+      attached = this.#plug(location, serial);
+      this.#images.set(serial, attached);
+      attached.catch(() => this.#images.delete(serial));
+    }
+    await attached;
+  }
+
+  async #plug(location: string, serial: string): Promise<void> {
+    const file = await imageDisk(location);
+    await attachDisk(this.#vm.qmp, { id: serial, file }, AbortSignal.timeout(this.#context.bootTimeoutMs));
+  }
+
+  /** @returns the mounts, and what prepares those of a part of a volume */
+  #mounts(launch: ContainerLaunch): { mounts: OciMount[]; subPaths: GuestCommand[] } {
+    const { spec } = launch;
+    const readOnly = spec.security?.read_only_root === true;
+    const subPaths: GuestCommand[] = [];
+    const mounts: OciMount[] = [
+      { ...bind("/run/shm", "/dev/shm", false), options: ["rbind", "nosuid", "nodev", "noexec", "rw"] },
+      ...["hosts", "hostname", "resolv.conf"].map((name) => bind(`/run/etc/${name}`, `/etc/${name}`, readOnly)),
+      bind(
+        `${CONTAINERS}/${launch.id}/termination-log`,
+        spec.termination_message?.path || "/dev/termination-log",
+        false,
+      ),
+      ...(spec.mounts ?? []).map((mount) => this.#volumeMount(launch, mount, subPaths)),
+    ];
+    const own = mounts.filter(
+      (mount, index) =>
+        !mounts.some(
+          (later, at) => at > index && join("/", later.destination, "/") === join("/", mount.destination, "/"),
+        ),
+    );
+    return { mounts: own, subPaths };
+  }
+
+  #volumeMount(launch: ContainerLaunch, mount: Mount, subPaths: GuestCommand[]): OciMount {
+    const volume = (this.#home.spec.volumes ?? []).find(({ name }) => name === mount.volume);
+    if (volume === undefined)
+      throw new ContainerError(
+        "CreateContainerConfigError",
+        `container ${launch.name}: there is no volume ${JSON.stringify(mount.volume)}`,
+      );
+    const location = launch.imageVolumes[volume.name]?.location;
+    if (volume.type === "image" && location === undefined)
+      throw new ContainerError("ImageVolumeMountFailed", `volume ${volume.name}: its image is not there`);
+    const root = volume.type === "image" ? `/images/${imageName(location!)}` : `${VOLUMES}/${volume.name}`;
+    const readOnly = volume.type !== "empty_dir" || mount.read_only === true;
+    if (mount.sub_path === undefined || mount.sub_path === "") return bind(root, mount.path, readOnly);
+    const name = String(subPaths.length);
+    const missing = volume.type === "empty_dir" ? "make" : "-";
+    subPaths.push(["sub_path", launch.id, name, root, mount.sub_path, missing]);
+    return bind(`${CONTAINERS}/${launch.id}/sub-${name}`, mount.path, readOnly);
+  }
+
+  #startFile(container: Pick<ContainerRef, "id">): string {
+    return join(this.#home.dir, "run", `${container.id}.json`);
+  }
+}
+
+/** The guest's name for an image: a part of its digest, which names its folder on the host. */
+function imageName(location: string): string {
+  return basename(dirname(location)).slice(0, 16);
+}
+
+function imageSerial(location: string): string {
+  return `i${imageName(location)}`;
+}
+
+function dialAddress(host: string, port: number, signal: AbortSignal): Promise<Duplex> {
+  return new Promise((resolve, reject) => {
+    const socket = connect({ host, port, noDelay: true, allowHalfOpen: true, signal });
+    socket.once("error", reject);
+    socket.once("connect", () => {
+      socket.off("error", reject);
+      resolve(socket);
+    });
+  });
+}
+
+/** Output of `vmlet stats`: the guest may print anything, only numbers count. */
+export function parseStats(text: string): {
+  containers: Map<string, Map<string, number>>;
+  volumes: Map<string, number>;
+} {
+  const containers = new Map<string, Map<string, number>>();
+  const volumes = new Map<string, number>();
+  let current: Map<string, number> | undefined;
+  for (const line of text.split("\n")) {
+    const [key, first, second] = line.split(" ");
+    if (key === "container" && first !== undefined) containers.set(first, (current = new Map()));
+    else if (key === "volume" && first !== undefined) volumes.set(first, whole(second));
+    else if (key !== undefined && key !== "" && first !== undefined) current?.set(key, whole(first));
+  }
+  return { containers, volumes };
+}
+
+function whole(text: string | undefined): number {
+  const value = Number(text);
+  return Number.isSafeInteger(value) && value >= 0 ? value : 0;
+}

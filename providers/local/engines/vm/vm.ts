@@ -1,0 +1,151 @@
+/**
+ * One VM: a QEMU process, its tap, its disk, and the two ways into it, control.ts and ports.ts. It has no machine yet, or
+ * one that moved in: its folder and its network are named by a key of its own. The folder:
+ *
+ *     qmp, ctl    sockets: QEMU, the control channel
+ *     p2, p3...   sockets of commands' streams
+ *     disk.img    the machine's own disk: containers' files and empty_dirs
+ *     qemu.log    what QEMU complains of, the newest of it
+ *     vm.json     written last: without it, it was never finished
+ */
+import { randomBytes } from "node:crypto";
+import { statSync, truncateSync } from "node:fs";
+import { mkdir, readdir, rm } from "node:fs/promises";
+import { join } from "node:path";
+import type PQueue from "p-queue";
+import type { Clock } from "../../../../src/provider/kit/index.ts";
+import { readFileIfExists, writeFileAtomic } from "../../host/files.ts";
+import type { Attachment, HostNetwork } from "../../network/network.ts";
+import { isAlive } from "../../host/proc.ts";
+import type { SeccompSource } from "../../bundle/seccomp.ts";
+import { GuestControl } from "./control.ts";
+import { vmScript } from "./identity.ts";
+import { GuestPorts } from "./ports.ts";
+import { findVm, killVm, type Qemu, type VmPlace, type VmProcess, type VmSize } from "./qemu.ts";
+import type { Warming } from "./warm.ts";
+
+const MAX_LOG_BYTES = 1 << 20;
+
+/** What everything of this engine works with. */
+export interface VmContext {
+  clock: Clock;
+  network: HostNetwork;
+  /** A folder per VM. */
+  vmsDir: string;
+  qemu: Qemu;
+  /** Boots and clones at a time: more than there are processors only makes each slower. */
+  boots: PQueue;
+  clones: boolean;
+  /** Of each template. Absent without clones. */
+  warming?: Warming;
+  sizing: { memoryMib: number; maxCpus: number };
+  bootTimeoutMs: number;
+  /** A guest that takes longer for what the host asks of it hangs. */
+  callMs: number;
+  seccomp: () => SeccompSource;
+  pidsLimit: number;
+}
+
+interface VmRecord {
+  size: VmSize;
+  attachment: Attachment;
+  process: VmProcess;
+}
+
+export class Vm {
+  readonly key: string;
+  readonly size: VmSize;
+  readonly attachment: Attachment;
+  readonly control: GuestControl;
+  readonly ports: GuestPorts;
+  readonly #dir: string;
+  readonly #process: VmProcess;
+  readonly #clock: Clock;
+
+  private constructor(context: VmContext, key: string, record: VmRecord, control: GuestControl) {
+    this.key = key;
+    this.size = record.size;
+    this.attachment = record.attachment;
+    this.control = control;
+    this.#dir = vmDir(context, key);
+    this.#process = record.process;
+    this.#clock = context.clock;
+    this.ports = new GuestPorts(this.qmp, this.#dir);
+  }
+
+  static newKey(): string {
+    return randomBytes(4).toString("hex");
+  }
+
+  /**
+   * Makes a VM that has its own randomness and address, and is ready for a machine. When it fails or the backend ends
+   * meanwhile, `destroyVm` removes what there is.
+   */
+  static async start(context: VmContext, key: string, size: VmSize, signal: AbortSignal): Promise<Vm> {
+    const dir = vmDir(context, key);
+    await mkdir(dir, { recursive: true, mode: 0o700 });
+    const attachment = await context.network.attachTap(key);
+    const place = vmPlace(context, key, attachment.link);
+    const { qemu, clones } = context;
+    const started = clones ? await qemu.clone(size, place, signal) : await qemu.boot(size, place, signal);
+    try {
+      await started.control.script(vmScript(attachment), signal);
+      const record: VmRecord = { size, attachment, process: started.vm };
+      await writeFileAtomic(join(dir, "vm.json"), JSON.stringify(record), 0o600);
+      return new Vm(context, key, record, started.control);
+    } catch (cause) {
+      started.control.close();
+      throw cause;
+    }
+  }
+
+  /** The VM of a former backend, when it still runs. */
+  static async find(context: VmContext, key: string): Promise<Vm | undefined> {
+    const text = await readFileIfExists(join(vmDir(context, key), "vm.json"));
+    if (text === undefined) return undefined;
+    const record = JSON.parse(text) as VmRecord;
+    if (!isAlive(record.process.pid, record.process.startTime)) return undefined;
+    return new Vm(context, key, record, new GuestControl(join(vmDir(context, key), "ctl"), context.clock));
+  }
+
+  get alive(): boolean {
+    return isAlive(this.#process.pid, this.#process.startTime);
+  }
+
+  /** Kills the VM and all that runs in it. What it has on this host stays: see `destroyVm`. */
+  async kill(): Promise<void> {
+    await killVm(this.#process, this.#clock);
+  }
+
+  /** QEMU's complaints can be without end, as a guest likes. */
+  trimLog(): void {
+    const log = join(this.#dir, "qemu.log");
+    if ((statSync(log, { throwIfNoEntry: false })?.size ?? 0) > MAX_LOG_BYTES) truncateSync(log);
+  }
+
+  get qmp(): string {
+    return join(this.#dir, "qmp");
+  }
+}
+
+/** The VM and all that belongs to it on this host, however far it got. */
+export async function destroyVm(context: VmContext, key: string): Promise<void> {
+  const process = await findVm(vmPlace(context, key, undefined));
+  if (process !== undefined) await killVm(process, context.clock);
+  await context.network.detach(key);
+  await rm(vmDir(context, key), { recursive: true, force: true });
+}
+
+/** Keys of all VMs that left something here. */
+export async function vmKeys(context: Pick<VmContext, "vmsDir">): Promise<string[]> {
+  return await readdir(context.vmsDir).catch(() => []);
+}
+
+function vmDir(context: Pick<VmContext, "vmsDir">, key: string): string {
+  return join(context.vmsDir, key);
+}
+
+function vmPlace(context: VmContext, key: string, tap: string | undefined): VmPlace {
+  const at = (name: string) => join(vmDir(context, key), name);
+  return { qmp: at("qmp"), ctl: at("ctl"), tap, disk: at("disk.img"), log: at("qemu.log") };
+}

@@ -1,0 +1,24 @@
+import { closeSync, openSync } from "node:fs";
+import { toError } from "../../../src/provider/kit/index.ts";
+import { CommandError, findTool, run } from "./command.ts";
+
+/**
+ * Takes the lock of a file, which is made when it is absent. It holds in whatever namespaces others run, and the kernel
+ * gives it back however the holder ends. Node cannot ask for it, but it belongs to the open file, not to who asked.
+ * @returns the descriptor that holds the lock; closing it gives the lock back
+ * @throws Error `inUse` when somebody else has the lock
+ */
+export async function lockFile(path: string, inUse: string): Promise<number> {
+  const file = openSync(path, "a", 0o600);
+  try {
+    await run(findTool("flock") ?? "flock", ["-n", "3"], { fd3: file });
+    return file;
+  } catch (cause) {
+    closeSync(file);
+    const message =
+      cause instanceof CommandError && cause.exitCode === 1
+        ? inUse
+        : `cannot lock ${path}: ${toError(cause).message} (flock is in the package util-linux)`;
+    throw new Error(message, { cause });
+  }
+}

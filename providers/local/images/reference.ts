@@ -1,0 +1,120 @@
+/**
+ * Names of images, with the rules of github.com/distribution/reference that the kubelet applies: `busybox` is
+ * `docker.io/library/busybox:latest`. A digest makes the tag irrelevant.
+ */
+import type { RegistryAuth } from "../../../src/provider/kit/index.ts";
+import { ContainerError } from "../engine.ts";
+
+export interface ImageReference {
+  /** Host, with the port when there is one: `docker.io`, `127.0.0.1:5000`. */
+  registry: string;
+  /** Path within the registry: `library/busybox`. */
+  path: string;
+  /** Absent when a digest is given without a tag. */
+  tag?: string;
+  digest?: string;
+}
+
+const HOST =
+  /^(?:[a-zA-Z0-9](?:[a-zA-Z0-9-]*[a-zA-Z0-9])?(?:\.[a-zA-Z0-9](?:[a-zA-Z0-9-]*[a-zA-Z0-9])?)*|\[[0-9a-fA-F:]+\])(?::[0-9]+)?$/;
+const PATH_COMPONENT = /^[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*$/;
+const TAG = /^[\w][\w.-]{0,127}$/;
+const DIGEST = /^sha256:[0-9a-f]{64}$/;
+const MAX_NAME_LENGTH = 255;
+
+/** @throws ContainerError InvalidImageName */
+export function parseReference(image: string): ImageReference {
+  const invalid = (why: string) =>
+    new ContainerError(
+      "InvalidImageName",
+      `Failed to apply default image tag "${image}": couldn't parse image name "${image}": ${why}`,
+    );
+
+  let rest = image;
+  let digest: string | undefined;
+  const at = rest.indexOf("@");
+  if (at >= 0) {
+    digest = rest.slice(at + 1);
+    rest = rest.slice(0, at);
+    if (!DIGEST.test(digest)) throw invalid("invalid digest; want sha256: and 64 hexadecimal digits");
+  }
+  let tag: string | undefined;
+  const colon = rest.lastIndexOf(":");
+  if (colon > rest.lastIndexOf("/")) {
+    tag = rest.slice(colon + 1);
+    rest = rest.slice(0, colon);
+    if (!TAG.test(tag)) throw invalid("invalid tag");
+  }
+  const slash = rest.indexOf("/");
+  const first = slash < 0 ? "" : rest.slice(0, slash);
+  // The first component is a host only when it could not be a path component of docker.io.
+  const hasHost = first === "localhost" || /[.:]/.test(first) || first.toLowerCase() !== first;
+  const registry = !hasHost || first === "index.docker.io" ? "docker.io" : first;
+  let path = hasHost ? rest.slice(slash + 1) : rest;
+  if (registry === "docker.io" && path !== "" && !path.includes("/")) path = `library/${path}`;
+
+  if (!HOST.test(registry)) throw invalid("invalid registry host");
+  if (path === "" || !path.split("/").every((component) => PATH_COMPONENT.test(component)))
+    throw invalid(
+      path.toLowerCase() === path
+        ? "invalid reference format"
+        : "invalid reference format: repository name must be lowercase",
+    );
+  if (registry.length + 1 + path.length > MAX_NAME_LENGTH)
+    throw invalid(`repository name must not be more than ${MAX_NAME_LENGTH} characters`);
+
+  if (tag === undefined && digest === undefined) tag = "latest";
+  return { registry, path, ...(tag === undefined ? {} : { tag }), ...(digest === undefined ? {} : { digest }) };
+}
+
+/** `registry/path`: what digests are relative to. */
+export function repository(reference: ImageReference): string {
+  return `${reference.registry}/${reference.path}`;
+}
+
+/** The full name; two references with the same full name mean the same image at any one time. */
+export function fullName(reference: ImageReference): string {
+  return reference.digest === undefined
+    ? `${repository(reference)}:${reference.tag}`
+    : `${repository(reference)}${reference.tag === undefined ? "" : `:${reference.tag}`}@${reference.digest}`;
+}
+
+/**
+ * The credentials that apply to a repository, most specific first, as the kubelet's keyring does: a key is a host, or a
+ * host and a path prefix, `*` matches within one part of the host name, and a scheme or `/v1/` ending is ignored.
+ */
+export function matchingCredentials(reference: ImageReference, credentials: readonly RegistryAuth[]): RegistryAuth[] {
+  return credentials
+    .map((auth) => ({ auth, ...splitKey(auth.registry) }))
+    .filter(({ host, path }) => hostMatches(host, reference.registry) && pathMatches(path, reference.path))
+    .toSorted((a, b) => b.path.length - a.path.length || Number(a.host.includes("*")) - Number(b.host.includes("*")))
+    .map(({ auth }) => auth);
+}
+
+function splitKey(key: string): { host: string; path: string } {
+  const bare = key
+    .replace(/^https?:\/\//, "")
+    .replace(/\/v[12]\/?$/, "")
+    .replace(/\/+$/, "");
+  const slash = bare.indexOf("/");
+  const host = slash < 0 ? bare : bare.slice(0, slash);
+  const dockerHub = host === "index.docker.io" || host === "registry-1.docker.io";
+  return { host: dockerHub ? "docker.io" : host, path: slash < 0 ? "" : bare.slice(slash + 1) };
+}
+
+function hostMatches(pattern: string, host: string): boolean {
+  const wanted = pattern.split(".");
+  const actual = host.split(".");
+  return wanted.length === actual.length && wanted.every((part, index) => globMatches(part, actual[index]!));
+}
+
+function globMatches(pattern: string, text: string): boolean {
+  const pieces = pattern.split("*");
+  if (pieces.length === 1) return pattern === text;
+  const escaped = pieces.map((piece) => piece.replace(/[^\w-]/g, "\\$&"));
+  return new RegExp(`^${escaped.join(".*")}$`).test(text);
+}
+
+function pathMatches(prefix: string, path: string): boolean {
+  return prefix === "" || path === prefix || path.startsWith(`${prefix}/`);
+}

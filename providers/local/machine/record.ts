@@ -1,0 +1,146 @@
+/** What the backend keeps of a machine on disk, besides its spec. */
+import {
+  type ContainerSpec,
+  type ContainerState,
+  type Machine,
+  type MachineSpec,
+  specFingerprint,
+} from "../../../src/provider/kit/index.ts";
+import type { PreparedImage } from "../engine.ts";
+
+export interface MachineRecord {
+  /** The machine as clients see it. */
+  machine: Machine;
+  /** Of the spec as it was created: tells a repeated create from a conflicting one. */
+  specHash: string;
+  /** An engine's sandbox exists, or may exist. */
+  sandbox: "none" | "opening" | "open";
+  /** All init containers have passed since the sandbox was made. */
+  initialized: boolean;
+  /** The machine is being ended: `deadline` is wall-clock milliseconds. It only ever comes nearer. */
+  ending?: Ending;
+  /** Everything is stopped and then starts anew, init containers included. */
+  restarting?: { reason: "RestartAllContainers" | "SandboxChanged" };
+  /** Gone for its owner; what is left of it is removed as soon as nothing runs. */
+  deleted: boolean;
+  containers: Record<string, ContainerRecord>;
+  noticeSeq: number;
+}
+
+export interface Ending {
+  deadline: number;
+  /** Kill without pre_stop and without grace. */
+  force: boolean;
+  state: "stopped" | "failed";
+  reason?: string;
+  message?: string;
+}
+
+export interface ContainerRecord {
+  kind: ContainerState["kind"];
+  phase: "new" | "starting" | "running" | "exited";
+  /** Number of the newest instance; -1 before the first. */
+  attempt: number;
+  /** Id and folder name of the newest instance. */
+  id?: string;
+  folder?: string;
+  /** Folder of the instance before it. */
+  previousFolder?: string;
+  image?: PreparedImage;
+  imageVolumes?: Record<string, PreparedImage>;
+  user?: NonNullable<ContainerState["user"]>;
+  postStartDone: boolean;
+  preStopDone: boolean;
+  /** Restart back-off as client-go's Backoff keeps it. Times are wall-clock milliseconds. */
+  backoff?: { ms: number; updatedAt: number };
+  /** The image was changed while it ran: the next instance does not ask the restart policy. */
+  definitionChanged?: boolean;
+  /** Back-off of a start that failed before there was an instance (image, config). */
+  retry?: { at: number; ms: number };
+  finishedAt?: number;
+}
+
+/** A sidecar is an init container that stays. */
+export function isSidecar(spec: ContainerSpec, kind: ContainerState["kind"]): boolean {
+  return kind === "init" && spec.restart_policy === "always";
+}
+
+export interface NamedContainer {
+  spec: ContainerSpec;
+  kind: ContainerState["kind"];
+}
+
+/** All containers in start order: init, main, ephemeral. */
+export function containersOf(spec: MachineSpec): NamedContainer[] {
+  return [
+    ...(spec.init_containers ?? []).map((container) => ({ spec: container, kind: "init" as const })),
+    ...spec.containers.map((container) => ({ spec: container, kind: "main" as const })),
+    ...(spec.ephemeral_containers ?? []).map((container) => ({ spec: container, kind: "ephemeral" as const })),
+  ];
+}
+
+/**
+ * Identity of a spec for idempotent creation. Credentials and file contents are left out: a repeated create may carry
+ * newer tokens, and the caller sees from `file_versions` which files are in place.
+ */
+export function specHash(spec: MachineSpec): string {
+  const { registry_auth: _auth, registry_auth_version: _version, volumes, ...rest } = spec;
+  const shapes = volumes?.map((volume) =>
+    volume.type === "files" ? { name: volume.name, type: volume.type } : volume,
+  );
+  return specFingerprint({ ...rest, volumes: shapes });
+}
+
+/** `name_namespace(uid)` of the pod that the machine runs, as kubelet's texts name it; other machines by their id. */
+export function formatOwner(id: string, labels: MachineSpec["labels"]): string {
+  return `${labels["vmlet.dev/pod"] ?? id}_${labels["vmlet.dev/namespace"] ?? "default"}(${labels["vmlet.dev/uid"] ?? id})`;
+}
+
+export function newContainerRecord(kind: ContainerState["kind"]): ContainerRecord {
+  return { kind, phase: "new", attempt: -1, postStartDone: false, preStopDone: false };
+}
+
+/** First status: kubelet says PodInitializing while init containers come first (kubelet.md §2.4). */
+export function newContainerState(container: NamedContainer, hasInit: boolean): ContainerState {
+  return {
+    name: container.spec.name,
+    kind: container.kind,
+    state: "waiting",
+    reason: hasInit && container.kind !== "ephemeral" ? "PodInitializing" : "ContainerCreating",
+    ready: false,
+    started: false,
+    restart_count: 0,
+    image: container.spec.image,
+    image_id: "",
+    ...(container.spec.resources === undefined ? {} : { resources: container.spec.resources }),
+  };
+}
+
+export function newRecord(id: string, spec: MachineSpec, now: number): MachineRecord {
+  const containers = containersOf(spec);
+  const hasInit = (spec.init_containers?.length ?? 0) > 0;
+  return {
+    machine: {
+      id,
+      version: 0,
+      revision: 0,
+      labels: spec.labels,
+      state: "pending",
+      reachability: "ok",
+      sandbox_ready: false,
+      created_at: new Date(now).toISOString(),
+      addresses: [],
+      ...(spec.instance_type === undefined ? {} : { instance_type: spec.instance_type }),
+      containers: containers.map((container) => newContainerState(container, hasInit)),
+      ...(spec.registry_auth_version === undefined ? {} : { registry_auth_version: spec.registry_auth_version }),
+    },
+    specHash: specHash(spec),
+    sandbox: "none",
+    initialized: false,
+    deleted: false,
+    containers: Object.fromEntries(
+      containers.map(({ spec: container, kind }) => [container.name, newContainerRecord(kind)]),
+    ),
+    noticeSeq: 0,
+  };
+}

@@ -1,0 +1,472 @@
+/**
+ * The machines' network on this host: one bridge with an address range; per machine an address and, on the bridge, one
+ * end of a veth pair (other end: eth0 of a network namespace) or a tap (for a VM). Done with `ip` and `nft`.
+ *
+ * What holds, by nft tables of our own that nobody else's rules are touched for:
+ * - machines reach each other and are reached from this host by their addresses;
+ * - machines do not reach this host itself (backend, agent, anything that listens here), except `openHostPorts`;
+ * - machines reach the outside, masqueraded, only with `outbound: "allow"`, and never `denyCidrs`;
+ * - a machine cannot send from an address that is not its own, neither IP nor MAC (sender-rules.ts).
+ *
+ * Everything made here is named after the bridge and the machine's id, so it can be found and removed again.
+ */
+import { createHash } from "node:crypto";
+import { closeSync, existsSync } from "node:fs";
+import { mkdir, readdir, readFile, rm, writeFile } from "node:fs/promises";
+import { BlockList } from "node:net";
+import { join } from "node:path";
+import { type ContainerPort, type MachineSpec, ProviderError } from "../../../src/provider/kit/index.ts";
+import type { HostProblem } from "../engine.ts";
+import { CommandError, findTool, run } from "../host/command.ts";
+import { lockFile } from "../host/lock.ts";
+import { isMissing, readFileIfExists, writeFileAtomic } from "../host/files.ts";
+import { Ipam, parseSubnet, type Subnet } from "./ipam.ts";
+import { forgetSender, holdSender, senderTable } from "./sender-rules.ts";
+
+export interface NetworkOptions {
+  /** Leases are kept here. */
+  dir: string;
+  /** Interface name, at most 10 characters; one backend per bridge. */
+  bridge?: string;
+  /** Range of the machines' addresses, and of nothing else on this host. */
+  cidr?: string;
+  outbound?: "allow" | "deny";
+  /** Never reached from machines, whatever `outbound` says. Default: link-local addresses, where clouds serve credentials. */
+  denyCidrs?: readonly string[];
+  /** TCP and UDP ports of this host that machines may reach: a DNS server, say. */
+  openHostPorts?: readonly number[];
+}
+
+export interface Attachment {
+  address: string;
+  prefix: number;
+  gateway: string;
+  /** Name of the interface on the bridge. */
+  link: string;
+  /** Of the machine's own interface: derived from the address, so no two machines have the same. */
+  mac: string;
+  /** Path of the network namespace, for attachments by namespace. */
+  netns?: string;
+}
+
+export const DEFAULT_BRIDGE = "vmlet0";
+export const DEFAULT_CIDR = "10.99.0.0/16";
+/** Plain enough to stand in nftables' rules and in patterns. */
+export const BRIDGE_NAME = /^[a-z][a-z0-9]{0,9}$/;
+const NETNS_DIR = "/run/netns";
+const HASH_LENGTH = 10;
+
+export class HostNetwork {
+  readonly #options: NetworkOptions;
+  readonly #bridge: string;
+  readonly #subnet: Subnet;
+  readonly #ipam: Ipam;
+  #ready: Promise<void> | undefined;
+  /** Descriptor of the bridge's lock. */
+  #lock: number | undefined;
+
+  constructor(options: NetworkOptions) {
+    this.#options = options;
+    this.#bridge = options.bridge ?? DEFAULT_BRIDGE;
+    if (!BRIDGE_NAME.test(this.#bridge))
+      throw new Error(
+        `network.bridge ${JSON.stringify(this.#bridge)}: want 1 to 10 lower-case letters and digits, a letter first`,
+      );
+    this.#subnet = parseSubnet(options.cidr ?? DEFAULT_CIDR);
+    this.#ipam = new Ipam(join(options.dir, "leases"), this.#subnet);
+  }
+
+  get gateway(): string {
+    return this.#subnet.gateway;
+  }
+
+  /** What the host lacks for machine networks. */
+  static check(kind: "namespace" | "tap"): HostProblem[] {
+    const problems: HostProblem[] = [];
+    for (const [tool, debian] of [
+      ["ip", "iproute2"],
+      ["nft", "nftables"],
+      ["nsenter", "util-linux"],
+    ] as const) {
+      if (findTool(tool) === undefined)
+        problems.push({
+          fatal: true,
+          problem: `${tool} is not on the PATH`,
+          cure: `install the package ${debian} (Debian: apt-get install ${debian})`,
+        });
+    }
+    if (process.getuid?.() !== 0)
+      problems.push({
+        fatal: true,
+        problem: "networks need root",
+        cure: "run the backend as root, or use the process engine",
+      });
+    if (kind === "tap" && !existsSync("/dev/net/tun"))
+      problems.push({
+        fatal: true,
+        problem: "/dev/net/tun is missing",
+        cure: "load the module tun, or pass the device into this container (--device /dev/net/tun)",
+      });
+    return problems;
+  }
+
+  /** A network namespace with lo and eth0 for the machine. Repeating it gives the same one. */
+  async attachNamespace(machineId: string): Promise<Attachment> {
+    await this.ensure();
+    const attachment = this.#describe(machineId, await this.#ipam.acquire(machineId), true);
+    const { address, prefix, gateway, link, mac } = attachment;
+    const name = this.#netnsName(machineId);
+    // Left half-made by a kill: begin again, it costs milliseconds.
+    await this.#removeLinks(machineId);
+    await ip([
+      `netns add ${name}`,
+      `link add ${link} type veth peer name eth0 address ${mac} netns ${name}`,
+      `link set ${link} master ${this.#bridge} up`,
+    ]);
+    await run(findTool("nsenter")!, [`--net=${NETNS_DIR}/${name}`, findTool("ip")!, "-batch", "-"], {
+      input: [
+        "link set lo up",
+        `address add ${address}/${prefix} dev eth0`,
+        "link set eth0 up",
+        `route add default via ${gateway}`,
+        "",
+      ].join("\n"),
+    });
+    await this.#admit(attachment);
+    return attachment;
+  }
+
+  /** A tap on the bridge for the machine's VM, which sets `address` and `mac` itself. */
+  async attachTap(machineId: string): Promise<Attachment> {
+    await this.ensure();
+    const attachment = this.#describe(machineId, await this.#ipam.acquire(machineId), false);
+    await this.#removeLinks(machineId);
+    await ip([`tuntap add dev ${attachment.link} mode tap`, `link set ${attachment.link} master ${this.#bridge} up`]);
+    await this.#admit(attachment);
+    return attachment;
+  }
+
+  /** The attachment that is in place, for a backend that was restarted. */
+  async find(machineId: string): Promise<Attachment | undefined> {
+    const address = await this.#ipam.find(machineId);
+    const link = this.#linkName(machineId);
+    if (address === undefined || !existsSync(`/sys/class/net/${link}`)) return undefined;
+    return this.#describe(machineId, address, existsSync(join(NETNS_DIR, this.#netnsName(machineId))));
+  }
+
+  /**
+   * Forwards the host ports that a machine's containers ask for. Repeating it is safe.
+   * @throws ProviderError conflict when another machine has one of them
+   */
+  async openHostPorts(machineId: string, ports: readonly ContainerPort[]): Promise<void> {
+    const { address } = this.#describe(machineId, (await this.#ipam.find(machineId))!, false);
+    for (const { port, host_port: hostPort, protocol } of ports) {
+      if (hostPort === undefined) continue;
+      const key = `${protocol} . ${hostPort}`;
+      const element = `${key} : ${address} . ${port}`;
+      try {
+        await nft(`create element inet ${this.#table} host_ports { ${element} }\n`);
+      } catch (cause) {
+        if (!(cause instanceof CommandError) || !cause.stderr.includes("File exists")) throw cause;
+        const current = await this.#hostPorts();
+        if (current.get(key) !== `${address} . ${port}`)
+          throw new ProviderError(
+            "conflict",
+            `host port ${hostPort}/${protocol} is in use by another machine of this host`,
+            { cause },
+          );
+      }
+    }
+  }
+
+  /** Removes all that the machine has on the network, in whatever state it is. */
+  async detach(machineId: string): Promise<void> {
+    const address = await this.#ipam.find(machineId);
+    if (address !== undefined && existsSync(`/sys/class/net/${this.#bridge}`)) {
+      await this.ensure();
+      const ports = [...(await this.#hostPorts())].filter(([, target]) => target.startsWith(`${address} . `));
+      for (const [key, target] of ports)
+        await this.#onRules(nft(`delete element inet ${this.#table} host_ports { ${key} : ${target} }\n`));
+    }
+    await this.#removeLinks(machineId);
+    // Not before the link: until then it is held to what it may send.
+    if (address !== undefined) await nft(forgetSender(this.#table, this.#linkName(machineId)));
+    await this.#ipam.release(machineId);
+  }
+
+  /**
+   * Makes this the only backend that looks after the bridge, until `close` or the end of the process. To be called before
+   * `sweep`, which removes another backend's machines from the bridge as it removes leftovers.
+   * @throws Error when another backend has the bridge, or this host has an address of the range elsewhere
+   */
+  async claim(): Promise<void> {
+    this.#lock ??= await lockFile(
+      this.#lockFile,
+      `network.bridge ${this.#bridge} is in use by another backend: stop it, or choose another network.bridge and network.cidr`,
+    );
+    try {
+      await this.#assertOwnRange();
+    } catch (error) {
+      this.close();
+      throw error;
+    }
+  }
+
+  /** Lets go of the bridge; the machines keep their network. */
+  close(): void {
+    if (this.#lock !== undefined) closeSync(this.#lock);
+    this.#lock = undefined;
+  }
+
+  /** Removes what belongs to none of the machines: links, namespaces, leases. */
+  async sweep(known: ReadonlySet<string>): Promise<void> {
+    for (const id of new Set((await this.#ipam.leases()).values())) if (!known.has(id)) await this.detach(id);
+    const hashes = new Set([...known].map((id) => this.#hash(id)));
+    const mine = new RegExp(`^${this.#bridge}-[0-9a-f]{${HASH_LENGTH}}$`);
+    for (const name of await readdir(NETNS_DIR).catch(() => []))
+      if (mine.test(name) && !hashes.has(name.slice(-HASH_LENGTH))) await ip([`netns delete ${name}`]);
+    for (const link of await readdir(`/sys/class/net/${this.#bridge}/brif`).catch(() => []))
+      if (link.startsWith(this.#linkPrefix) && !hashes.has(link.slice(this.#linkPrefix.length)))
+        await ip([`link delete ${link}`]);
+  }
+
+  /** Traffic as the machine sees it. */
+  async counters(machineId: string): Promise<{ rx_bytes: number; tx_bytes: number } | undefined> {
+    const read = async (name: string) =>
+      Number(await readFile(`/sys/class/net/${this.#linkName(machineId)}/statistics/${name}`, "utf8"));
+    try {
+      return { rx_bytes: await read("tx_bytes"), tx_bytes: await read("rx_bytes") };
+    } catch (cause) {
+      if (isMissing(cause)) return undefined;
+      throw cause;
+    }
+  }
+
+  /** Bridge, forwarding and rules; safe to repeat and cheap after the first time. */
+  ensure(): Promise<void> {
+    this.#ready ??= this.#setUp().catch((cause) => {
+      this.#ready = undefined;
+      throw cause;
+    });
+    return this.#ready;
+  }
+
+  /** Removes the bridge and the rules, for a backend that is taken off this host for good. */
+  async remove(): Promise<void> {
+    await this.sweep(new Set());
+    if (existsSync(`/sys/class/net/${this.#bridge}`)) await ip([`link delete ${this.#bridge}`]);
+    for (const family of ["inet", "netdev"])
+      await nft(`add table ${family} ${this.#table}\ndelete table ${family} ${this.#table}\n`);
+    await rm(this.#options.dir, { recursive: true, force: true });
+    this.#ready = undefined;
+    this.close();
+    await rm(this.#lockFile, { force: true });
+  }
+
+  async #setUp(): Promise<void> {
+    const { gateway, prefix, cidr } = this.#subnet;
+    await mkdir(this.#options.dir, { recursive: true });
+    await this.#claimRange();
+    if (!existsSync(`/sys/class/net/${this.#bridge}`)) await ip([`link add ${this.#bridge} type bridge`]);
+    // A bridge of its own address: otherwise it takes the lowest of its ports, and changes with them.
+    const mac = macOf(gateway);
+    await ip([
+      `link set ${this.#bridge} address ${mac} up`,
+      `address replace ${gateway}/${prefix} dev ${this.#bridge}`,
+    ]);
+    await writeFile("/proc/sys/net/ipv4/ip_forward", "1");
+    // Somebody may have flushed this host's rules while machines run: without their entries they would be cut off.
+    const attachments = [...(await this.#ipam.leases())].map(([address, id]) => this.#describe(id, address, false));
+    const senders = attachments
+      .filter(({ link }) => existsSync(`/sys/class/net/${link}`))
+      .map((attachment) => holdSender(this.#table, attachment));
+    await nft(this.#rules(cidr) + senders.join(""));
+  }
+
+  /** A bridge whose leases were given out of another range would route wrongly: say so instead. */
+  async #claimRange(): Promise<void> {
+    const file = join(this.#options.dir, "range");
+    const before = await readFileIfExists(file);
+    if (before !== undefined && before !== this.#subnet.cidr && (await this.#ipam.leases()).size > 0)
+      throw new Error(
+        `network.cidr: machines still have addresses of ${before}; delete them before the range becomes ${this.#subnet.cidr}`,
+      );
+    if (before !== this.#subnet.cidr) await writeFileAtomic(file, this.#subnet.cidr);
+  }
+
+  /** What has a machine's address and is no machine would not be reached, or the machine would not. */
+  async #assertOwnRange(): Promise<void> {
+    // A backend whose machines have addresses already has to look after them.
+    if ((await this.#ipam.leases()).size > 0) return;
+    const { cidr, prefix } = this.#subnet;
+    const range = new BlockList();
+    range.addSubnet(cidr.split("/")[0]!, prefix);
+    const { stdout } = await run(findTool("ip") ?? "ip", ["-json", "-4", "address", "show"]);
+    const interfaces = JSON.parse(stdout.toString("utf8")) as { ifname?: string; addr_info?: { local: string }[] }[];
+    // Old versions of ip print an empty object for an interface without addresses.
+    for (const { ifname, addr_info: addresses = [] } of interfaces) {
+      const taken = addresses.find(({ local }) => range.check(local));
+      if (ifname !== this.#bridge && taken !== undefined)
+        throw new Error(`network.cidr ${cidr}: this host has ${taken.local} on ${ifname}: choose another range`);
+    }
+  }
+
+  get #lockFile(): string {
+    return `/run/vmlet-${this.#bridge}.lock`;
+  }
+
+  get #table(): string {
+    return `vmlet_${this.#bridge}`;
+  }
+
+  /** Replaces the rules in one transaction; sets and maps keep their elements. */
+  #rules(cidr: string): string {
+    const bridge = `"${this.#bridge}"`;
+    const { outbound = "allow", denyCidrs = ["169.254.0.0/16"], openHostPorts = [] } = this.#options;
+    const ports = `{ ${openHostPorts.join(", ")} }`;
+    const denied = denyCidrs.map((denyCidr) => `iifname ${bridge} ip daddr ${denyCidr} drop`);
+    const open =
+      openHostPorts.length === 0 ? [] : [`iifname ${bridge} meta l4proto { tcp, udp } th dport ${ports} accept`];
+    const chains: Record<string, [family: string, hook: string, rules: string[]]> = {
+      forward: [
+        "inet",
+        "type filter hook forward priority filter; policy accept;",
+        [
+          `iifname ${bridge} oifname ${bridge} accept`,
+          `iifname ${bridge} ct state established,related accept`,
+          ...denied,
+          ...(outbound === "allow" ? [] : [`iifname ${bridge} drop`]),
+        ],
+      ],
+      input: [
+        "inet",
+        "type filter hook input priority filter; policy accept;",
+        [`iifname ${bridge} ct state established,related accept`, ...open, `iifname ${bridge} drop`],
+      ],
+      prerouting: [
+        "inet",
+        "type nat hook prerouting priority dstnat; policy accept;",
+        ["fib daddr type local dnat ip to meta l4proto . th dport map @host_ports"],
+      ],
+      output: [
+        "inet",
+        "type nat hook output priority -100; policy accept;",
+        ["ip daddr != 127.0.0.0/8 fib daddr type local dnat ip to meta l4proto . th dport map @host_ports"],
+      ],
+      postrouting: [
+        "inet",
+        "type nat hook postrouting priority srcnat; policy accept;",
+        [
+          `ip saddr ${cidr} oifname != ${bridge} masquerade`,
+          `ip saddr ${cidr} ip daddr ${cidr} oifname ${bridge} ct status dnat masquerade`,
+        ],
+      ],
+    };
+    const lines = [
+      // Where earlier versions kept the senders: it would cut off what it does not know.
+      `add table bridge ${this.#table}`,
+      `delete table bridge ${this.#table}`,
+      senderTable(this.#table).trim(),
+      `add table inet ${this.#table}`,
+      `add map inet ${this.#table} host_ports { type inet_proto . inet_service : ipv4_addr . inet_service; }`,
+    ];
+    for (const [name, [family, hook, rules]] of Object.entries(chains)) {
+      lines.push(
+        `add chain ${family} ${this.#table} ${name} { ${hook} }`,
+        `flush chain ${family} ${this.#table} ${name}`,
+      );
+      lines.push(...rules.map((rule) => `add rule ${family} ${this.#table} ${name} ${rule}`));
+    }
+    return `${lines.join("\n")}\n`;
+  }
+
+  async #admit(attachment: Attachment): Promise<void> {
+    await this.#onRules(nft(holdSender(this.#table, attachment)));
+  }
+
+  /** What needs the rules. When they are gone, the next attempt makes them anew. */
+  async #onRules<T>(work: Promise<T>): Promise<T> {
+    try {
+      return await work;
+    } catch (cause) {
+      this.#ready = undefined;
+      throw cause;
+    }
+  }
+
+  /** `tcp . 8080` -> `10.99.0.2 . 80`. */
+  async #hostPorts(): Promise<Map<string, string>> {
+    const list = run(findTool("nft")!, ["list", "map", "inet", this.#table, "host_ports"]);
+    const { stdout } = await this.#onRules(list);
+    const elements = stdout.toString("utf8").matchAll(/(\w+) \. (\d+) : ([\d.]+) \. (\d+)/g);
+    return new Map(
+      [...elements].map(([, protocol, hostPort, address, port]) => [
+        `${protocol} . ${hostPort}`,
+        `${address} . ${port}`,
+      ]),
+    );
+  }
+
+  async #removeLinks(machineId: string): Promise<void> {
+    const name = this.#netnsName(machineId);
+    const link = this.#linkName(machineId);
+    // The link first: with its namespace it would vanish only some time later, and block a new one of its name.
+    await removeUnlessGone(`/sys/class/net/${link}`, `link delete ${link}`);
+    await removeUnlessGone(join(NETNS_DIR, name), `netns delete ${name}`);
+  }
+
+  #describe(machineId: string, address: string, namespace: boolean): Attachment {
+    return {
+      address,
+      prefix: this.#subnet.prefix,
+      gateway: this.#subnet.gateway,
+      link: this.#linkName(machineId),
+      mac: macOf(address),
+      ...(namespace ? { netns: join(NETNS_DIR, this.#netnsName(machineId)) } : {}),
+    };
+  }
+
+  #linkName(machineId: string): string {
+    return `${this.#linkPrefix}${this.#hash(machineId)}`;
+  }
+
+  get #linkPrefix(): string {
+    return `vm${createHash("sha256").update(this.#bridge).digest("hex").slice(0, 3)}`;
+  }
+
+  #netnsName(machineId: string): string {
+    return `${this.#bridge}-${this.#hash(machineId)}`;
+  }
+
+  #hash(machineId: string): string {
+    return createHash("sha256").update(`${this.#bridge}\0${machineId}`).digest("hex").slice(0, HASH_LENGTH);
+  }
+}
+
+/** What `openHostPorts` is given: the ports of the containers that run when a machine starts and after. */
+export function containerPorts(spec: Pick<MachineSpec, "containers" | "init_containers">): ContainerPort[] {
+  return [...spec.containers, ...(spec.init_containers ?? [])].flatMap(({ ports = [] }) => ports);
+}
+
+/** A locally administered address made of the IPv4 address. */
+function macOf(address: string): string {
+  return ["02", "fc", ...address.split(".").map((octet) => Number(octet).toString(16).padStart(2, "0"))].join(":");
+}
+
+/** The kernel removes links by itself, with their namespace, and not at once: a failure counts only while the thing is there. */
+async function removeUnlessGone(path: string, command: string): Promise<void> {
+  if (!existsSync(path)) return;
+  try {
+    await ip([command]);
+  } catch (cause) {
+    if (existsSync(path)) throw cause;
+  }
+}
+
+async function ip(commands: readonly string[]): Promise<void> {
+  await run(findTool("ip") ?? "ip", ["-batch", "-"], { input: `${commands.join("\n")}\n` });
+}
+
+async function nft(script: string): Promise<void> {
+  await run(findTool("nft") ?? "nft", ["-f", "-"], { input: script });
+}

@@ -1,0 +1,479 @@
+import { closeSync, mkdirSync } from "node:fs";
+import { join } from "node:path";
+import { isDeepStrictEqual } from "node:util";
+import { PTY_MODULE, attachShim, installShim, shimEverStarted, startShim, watchShim } from "./shim/client.ts";
+import PQueue from "p-queue";
+import {
+  assertCapable,
+  type CallOptions,
+  type Capability,
+  type Clock,
+  linkAbort,
+  type Logger,
+  type LogLine,
+  type LogOptions,
+  type Machine,
+  type MachineEvent,
+  type MachineList,
+  type MachinePatch,
+  type MachineSpec,
+  type MachineStats,
+  patchCapabilities,
+  type ProcessStreams,
+  type Provider,
+  type ProviderCapacity,
+  ProviderError,
+  type ProviderInfo,
+  requiredCapabilities,
+  type StreamOptions,
+  toError,
+} from "../../src/provider/kit/index.ts";
+import type { Engine, HostProblem } from "./engine.ts";
+import { findTool } from "./host/command.ts";
+import { lockFile } from "./host/lock.ts";
+import { containersOf, specHash } from "./machine/record.ts";
+import { MachineStore } from "./machine/store.ts";
+import { Supervisor, type Shims, type SupervisorContext } from "./machine/supervisor.ts";
+
+export interface LocalProviderOptions {
+  engine: Engine;
+  stateDir: string;
+  clock: Clock;
+  logger: Logger;
+  /** Shown in the machine's status. */
+  host: string;
+  version: string;
+  capacity?: ProviderCapacity;
+  /** Sandboxes and containers that may be starting at once. */
+  startConcurrency?: number;
+  logMaxBytes?: number;
+  logMaxFiles?: number;
+  /** For tests; default: shim processes. */
+  shims?: Shims;
+}
+
+const START_CONCURRENCY = 8;
+/** kubelet's containerLogMaxSize and containerLogMaxFiles. */
+const LOG_MAX_BYTES = 10 * 1024 * 1024;
+const LOG_MAX_FILES = 5;
+/** Long enough for any create that is still in flight somewhere. */
+/** Enough to tell how it was stopped; there may be tens of thousands of tombstones. */
+const TOMBSTONE_NOTICES = 5;
+const TOMBSTONE_MS = 24 * 60 * 60 * 1000;
+const PRUNE_EVERY_MS = 10 * 60 * 1000;
+/** How often what the disk or the engine did not allow is tried again. */
+const RETRY_MS = 5_000;
+/** Less than a caller waits for a reply. */
+const SAMPLE_MS = 5_000;
+const ID_PATTERN = /^[a-zA-Z0-9][a-zA-Z0-9_.-]{0,199}$/;
+const NAME_PATTERN = /^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$/;
+
+/**
+ * One host's machines: a Provider over an engine, with its state in a folder. Created by `openLocalProvider`, which finds
+ * what a former one left running.
+ */
+export class LocalProvider implements Provider {
+  readonly name: string;
+  readonly #options: LocalProviderOptions;
+  readonly #engine: Engine;
+  readonly #store: MachineStore;
+  readonly #supervisors = new Map<string, Supervisor>();
+  readonly #context: SupervisorContext;
+  readonly #closed = new AbortController();
+  /** Descriptor of the state directory's lock. */
+  readonly #lock: number;
+  #cancelPrune: () => void = () => {};
+  readonly #retries = new Set<() => void>();
+
+  private constructor(options: LocalProviderOptions, store: MachineStore, lock: number) {
+    this.name = options.engine.name;
+    this.#options = options;
+    this.#engine = options.engine;
+    this.#store = store;
+    this.#lock = lock;
+    this.#context = {
+      engine: options.engine,
+      store,
+      shims: options.shims ?? processShims(options),
+      clock: options.clock,
+      logger: options.logger,
+      startGate: new PQueue({ concurrency: options.startConcurrency ?? START_CONCURRENCY }),
+      onImagesChanged: () => this.#retainImages(),
+      onDeleted: (supervisor) => this.#bury(supervisor),
+    };
+  }
+
+  /** @throws Error when the state directory is in use by another backend, or cannot be read. */
+  static async open(options: LocalProviderOptions): Promise<LocalProvider> {
+    const lock = await lockStateDir(options.stateDir);
+    try {
+      const provider = new LocalProvider(options, new MachineStore(options.stateDir, options.clock), lock);
+      await provider.#recover();
+      return provider;
+    } catch (error) {
+      closeSync(lock);
+      throw error;
+    }
+  }
+
+  async #recover(): Promise<void> {
+    const { machines, remnants } = this.#store.load();
+    await this.#engine.sweep(new Set(machines.map(({ record }) => record.machine.id)));
+    for (const id of remnants) this.#remove(id);
+    for (const { spec, record } of machines)
+      this.#supervisors.set(record.machine.id, new Supervisor(this.#context, spec, record));
+    // Before the machines: they may pull, and a pull may remove images.
+    this.#retainImages();
+    await Promise.all([...this.#supervisors.values()].map((supervisor) => this.#takeOver(supervisor)));
+    if (machines.length > 0)
+      this.#options.logger.info({ machines: machines.length }, "found the machines of the former backend");
+    this.#prune();
+  }
+
+  /** Tries until it succeeds: a machine that nobody supervises could not even be stopped. */
+  async #takeOver(supervisor: Supervisor): Promise<void> {
+    try {
+      await supervisor.recover();
+    } catch (error) {
+      if (this.#closed.signal.aborted) return;
+      this.#options.logger.error(
+        { machine: supervisor.id, error: toError(error).message },
+        "cannot take a machine over from the former backend yet",
+      );
+      supervisor.outOfSight();
+      this.#later(() => void this.#takeOver(supervisor));
+    }
+  }
+
+  #later(work: () => void): void {
+    const cancel = this.#options.clock.after(RETRY_MS, () => {
+      this.#retries.delete(cancel);
+      work();
+    });
+    this.#retries.add(cancel);
+  }
+
+  /** Spares the images of all machines from the engine's garbage collection. */
+  #retainImages(): void {
+    const records = [...this.#supervisors.values()].flatMap(({ record }) => Object.values(record.containers));
+    const inUse = records.flatMap(({ image, imageVolumes }) => [image, ...Object.values(imageVolumes ?? {})]);
+    this.#engine.images?.retain?.(new Set(inUse.flatMap((image) => image?.location ?? [])));
+  }
+
+  #prune(): void {
+    try {
+      this.#store.pruneTombstones(TOMBSTONE_MS);
+    } catch (error) {
+      this.#options.logger.error({ error: toError(error).message }, "cannot remove old tombstones yet");
+    }
+    this.#cancelPrune = this.#options.clock.after(PRUNE_EVERY_MS, () => this.#prune());
+  }
+
+  /** Until its tombstone is written, a machine is there: what is not known at all could be created again. */
+  #bury(supervisor: Supervisor): void {
+    const { id } = supervisor;
+    if (this.#closed.signal.aborted || this.#supervisors.get(id) !== supervisor) return;
+    try {
+      const { machine } = supervisor.record;
+      const notices = machine.notices?.slice(-TOMBSTONE_NOTICES);
+      this.#store.bury(structuredClone({ ...machine, ...(notices && { notices }) }));
+    } catch (error) {
+      this.#options.logger.error({ machine: id, error: toError(error).message }, "cannot write a tombstone yet");
+      this.#later(() => this.#bury(supervisor));
+      return;
+    }
+    this.#supervisors.delete(id);
+    this.#remove(id);
+    this.#retainImages();
+    void supervisor.close();
+  }
+
+  #remove(id: string): void {
+    try {
+      this.#store.remove(id);
+    } catch (error) {
+      this.#options.logger.error(
+        { machine: id, error: toError(error).message },
+        "cannot remove a machine's folder yet",
+      );
+      this.#later(() => this.#remove(id));
+    }
+  }
+
+  getInfo(_options: CallOptions): Promise<ProviderInfo> {
+    const capabilities: Capability[] = [...this.#engine.capabilities];
+    if (this.#options.capacity !== undefined || this.#engine.capacity !== undefined) capabilities.push("capacity");
+    return Promise.resolve({
+      name: `vmlet-backend/${this.#engine.name}`,
+      version: this.#options.version,
+      capabilities: [...new Set(capabilities)],
+    });
+  }
+
+  createPod(id: string, spec: MachineSpec, options: CallOptions): Promise<Machine> {
+    return this.#call(options, () => {
+      assertId(id);
+      if (this.#store.tombstone(id) !== undefined) throw new ProviderError("gone", `machine ${id} was deleted`);
+      const existing = this.#supervisors.get(id);
+      if (existing !== undefined) {
+        if (existing.record.deleted) throw new ProviderError("gone", `machine ${id} is being deleted`);
+        if (existing.record.specHash !== specHash(spec))
+          throw new ProviderError("conflict", `machine ${id} exists with another spec`);
+        return existing.snapshot();
+      }
+      validateSpec(spec);
+      assertCapable(requiredCapabilities(spec), this.#engine.capabilities);
+      this.#engine.validate?.(spec);
+      const supervisor = Supervisor.create(this.#context, id, spec, this.#options.host);
+      this.#supervisors.set(id, supervisor);
+      return supervisor.snapshot();
+    });
+  }
+
+  getPod(id: string, options: CallOptions): Promise<Machine> {
+    return this.#call(options, () => {
+      const machine = this.#supervisors.get(id)?.snapshot() ?? this.#store.tombstone(id);
+      if (machine === undefined) throw notFound(id);
+      return machine;
+    });
+  }
+
+  getPods(options: CallOptions & { labels: Record<string, string>; includeDeleted?: boolean }): Promise<MachineList> {
+    return this.#call(options, () => {
+      const all = [...this.#supervisors.values()]
+        .filter(({ spec }) => carries(spec.labels, options.labels))
+        .map((supervisor) => supervisor.snapshot());
+      if (options.includeDeleted)
+        all.push(...this.#store.tombstones().filter(({ labels }) => carries(labels, options.labels)));
+      return { items: all, revision: this.#store.revision };
+    });
+  }
+
+  stopPod(id: string, options: CallOptions & { graceSeconds: number }): Promise<Machine> {
+    return this.#call(options, () => {
+      const supervisor = this.#supervisors.get(id);
+      if (supervisor === undefined) {
+        const tombstone = this.#store.tombstone(id);
+        if (tombstone === undefined) throw notFound(id);
+        return tombstone;
+      }
+      supervisor.stop(options.graceSeconds);
+      return supervisor.snapshot();
+    });
+  }
+
+  deletePod(id: string, options: CallOptions & { force: boolean }): Promise<void> {
+    return this.#call(options, () => {
+      assertId(id);
+      const supervisor = this.#supervisors.get(id);
+      if (supervisor !== undefined) supervisor.delete(options.force);
+      else if (this.#store.tombstone(id) === undefined) this.#store.bury(unseen(id, this.#options.clock.now()));
+    });
+  }
+
+  getLogs(id: string, container: string, options: LogOptions): AsyncIterable<LogLine> {
+    return this.#logs(id, container, options);
+  }
+
+  async *#logs(id: string, container: string, options: LogOptions): AsyncGenerator<LogLine> {
+    const { signal, release } = linkAbort(options.signal, this.#closed.signal);
+    try {
+      for await (const lines of this.#find(id).logs(container, { ...options, signal }))
+        for (const line of lines) yield line;
+    } finally {
+      release();
+    }
+  }
+
+  async updatePod(id: string, patch: MachinePatch, options: CallOptions): Promise<Machine> {
+    options.signal.throwIfAborted();
+    this.#assertOpen();
+    const supervisor = this.#find(id);
+    assertCapable(patchCapabilities(patch), this.#engine.capabilities);
+    for (const spec of patch.ephemeral_containers ?? []) {
+      const others = (supervisor.spec.ephemeral_containers ?? []).filter((known) => !isDeepStrictEqual(known, spec));
+      validateSpec({ ...supervisor.spec, ephemeral_containers: [...others, spec] });
+      this.#engine.validate?.({ ...supervisor.spec, ephemeral_containers: [spec] });
+    }
+    await supervisor.patch(patch);
+    return supervisor.snapshot();
+  }
+
+  async *watchPods(
+    since: number,
+    options: CallOptions & { labels: Record<string, string> },
+  ): AsyncGenerator<MachineEvent> {
+    const { signal, release } = linkAbort(options.signal, this.#closed.signal);
+    try {
+      for await (const event of this.#store.watch(since, signal))
+        if (carries(event.machine.labels, options.labels)) yield event;
+    } finally {
+      release();
+    }
+  }
+
+  async getCapacity(_options: CallOptions): Promise<ProviderCapacity> {
+    if (this.#options.capacity !== undefined) return this.#options.capacity;
+    if (this.#engine.capacity !== undefined) return await this.#engine.capacity();
+    throw new ProviderError("unsupported", "this backend reports no capacity: give one in its config under capacity");
+  }
+
+  async getStats(options: CallOptions & { labels: Record<string, string> }): Promise<MachineStats[]> {
+    const wanted = [...this.#supervisors.values()].filter(({ spec }) => carries(spec.labels, options.labels));
+    // A machine whose sample cannot be had is left out, not shown as zero.
+    const samples = await Promise.all(wanted.map((supervisor) => this.#sample(supervisor)));
+    options.signal.throwIfAborted();
+    return samples.filter((sample) => sample !== undefined);
+  }
+
+  /** One machine that does not answer (a guest that hangs) must not hide what all others use. */
+  async #sample(supervisor: Supervisor): Promise<MachineStats | undefined> {
+    const late = Promise.withResolvers<undefined>();
+    const cancel = this.#options.clock.after(SAMPLE_MS, () => late.resolve(undefined));
+    const sample = supervisor.stats().catch(() => undefined);
+    return await Promise.race([sample, late.promise]).finally(cancel);
+  }
+
+  async exec(id: string, container: string, command: string[], options: StreamOptions): Promise<ProcessStreams> {
+    if (command.length === 0) throw new ProviderError("invalid", "exec needs a command", { field: "command" });
+    return await this.#find(id).exec(container, command, options);
+  }
+
+  async attach(id: string, container: string, options: StreamOptions): Promise<ProcessStreams> {
+    return await this.#find(id).attach(container, options);
+  }
+
+  async portForward(id: string, port: number, options: CallOptions) {
+    return await this.#find(id).portForward(port, options.signal);
+  }
+
+  /** Lets go of the machines; they run on, and the next `open` finds them. */
+  async close(): Promise<void> {
+    if (this.#closed.signal.aborted) return;
+    this.#closed.abort(new Error("the backend is stopping"));
+    this.#cancelPrune();
+    for (const cancel of this.#retries) cancel();
+    await Promise.all([...this.#supervisors.values()].map((supervisor) => supervisor.close()));
+    await this.#engine.close();
+    closeSync(this.#lock);
+  }
+
+  #find(id: string): Supervisor {
+    const supervisor = this.#supervisors.get(id);
+    if (supervisor === undefined) throw notFound(id);
+    return supervisor;
+  }
+
+  async #call<T>(options: CallOptions, work: () => T): Promise<T> {
+    options.signal.throwIfAborted();
+    this.#assertOpen();
+    try {
+      return work();
+    } catch (error) {
+      // What is no ProviderError is the disk's: whether the call has had an effect is not known.
+      if (error instanceof ProviderError) throw error;
+      throw new ProviderError("unavailable", `the backend's state cannot be written: ${toError(error).message}`, {
+        cause: error,
+      });
+    }
+  }
+
+  #assertOpen(): void {
+    if (this.#closed.signal.aborted) throw new ProviderError("unavailable", "the backend is stopping");
+  }
+}
+
+function processShims(options: LocalProviderOptions): Shims {
+  const program = installShim(options.stateDir);
+  const limits = {
+    logMaxBytes: options.logMaxBytes ?? LOG_MAX_BYTES,
+    logMaxFiles: options.logMaxFiles ?? LOG_MAX_FILES,
+    ptyModule: PTY_MODULE,
+  };
+  return {
+    start: (dir, launch) => startShim(program, dir, { ...launch, ...limits }),
+    watch: (dir, socket, events) => watchShim(dir, socket, options.clock, events),
+    everStarted: shimEverStarted,
+    attach: attachShim,
+  };
+}
+
+/** Ids become names of folders. */
+function assertId(id: string): void {
+  if (!ID_PATTERN.test(id))
+    throw new ProviderError("invalid", `machine id "${id}" must match ${ID_PATTERN.source}`, { field: "id" });
+}
+
+function notFound(id: string): ProviderError {
+  return new ProviderError("not_found", `there is no machine ${id}`);
+}
+
+function carries(labels: Record<string, string>, wanted: Record<string, string>): boolean {
+  return Object.entries(wanted).every(([key, value]) => labels[key] === value);
+}
+
+/** The tombstone of a machine that was deleted before it was ever created: a create that comes late finds it. */
+function unseen(id: string, now: number): Machine {
+  return {
+    id,
+    version: 0,
+    revision: 0,
+    labels: {},
+    state: "deleted",
+    reachability: "ok",
+    sandbox_ready: false,
+    created_at: new Date(now).toISOString(),
+    addresses: [],
+    containers: [],
+  };
+}
+
+/** Rules of the model itself, for every engine. */
+function validateSpec(spec: MachineSpec): void {
+  const invalid = (field: string, message: string) => new ProviderError("invalid", `${field}: ${message}`, { field });
+  if (spec.containers.length === 0) throw invalid("containers", "a machine needs at least one container");
+  const volumes = new Set<string>();
+  for (const { name } of spec.volumes ?? []) {
+    // Engines make folders of these names.
+    if (!NAME_PATTERN.test(name)) throw invalid("volumes.name", `"${name}" must be a DNS label`);
+    if (volumes.has(name)) throw invalid("volumes.name", `"${name}" is used twice`);
+    volumes.add(name);
+  }
+  const seen = new Set<string>();
+  for (const { spec: container } of containersOf(spec)) {
+    if (!NAME_PATTERN.test(container.name)) throw invalid("containers.name", `"${container.name}" must be a DNS label`);
+    if (seen.has(container.name)) throw invalid("containers.name", `"${container.name}" is used twice`);
+    seen.add(container.name);
+    for (const mount of container.mounts ?? []) {
+      if (!volumes.has(mount.volume))
+        throw invalid(
+          "containers.mounts",
+          `container "${container.name}" mounts volume "${mount.volume}", which does not exist`,
+        );
+    }
+  }
+}
+
+/** What a backend lacks on this host, whatever its engine. */
+export function checkHost(): HostProblem[] {
+  if (findTool("flock") !== undefined) return [];
+  return [
+    {
+      fatal: true,
+      problem: "flock is not on the PATH: a backend locks its state directory and its bridge with it",
+      cure: "install the package util-linux (Debian: apt-get install util-linux)",
+    },
+  ];
+}
+
+/**
+ * One backend per state directory.
+ * @returns the descriptor that holds the lock
+ */
+async function lockStateDir(stateDir: string): Promise<number> {
+  mkdirSync(stateDir, { recursive: true, mode: 0o700 });
+  return await lockFile(
+    join(stateDir, "lock"),
+    `state directory ${stateDir} is in use by another backend: stop it, or choose another directory`,
+  );
+}

@@ -1,0 +1,300 @@
+/** The backend's side of a shim: start it, watch it, find it again after a restart, attach to its streams. */
+import { execFileSync, spawn } from "node:child_process";
+import { createHash } from "node:crypto";
+import {
+  existsSync,
+  linkSync,
+  mkdirSync,
+  openSync,
+  closeSync,
+  readFileSync,
+  renameSync,
+  unlinkSync,
+  writeFileSync,
+} from "node:fs";
+import { readFile } from "node:fs/promises";
+import { createRequire } from "node:module";
+import { connect, type Socket } from "node:net";
+import { join } from "node:path";
+import { PassThrough, Writable } from "node:stream";
+import { fileURLToPath } from "node:url";
+import type { ProcessStreams, StreamOptions } from "../../../src/provider/provider.ts";
+import { ProviderError } from "../../../src/provider/errors.ts";
+import type { Clock } from "../../../src/util/clock.ts";
+import { ContainerError, KILLED_EXIT, type ShimExit } from "../engine.ts";
+import { encodeFrame, FRAME, FrameReader, MAX_FRAME_BYTES, type ShimHello, type ShimStatus } from "./frames.ts";
+import { isAlive } from "../host/proc.ts";
+import type { ShimLaunch } from "./shim.ts";
+
+/** Keeps a shim small: it handles bytes, it never needs a heap of its own. */
+const NODE_FLAGS = ["--max-old-space-size=32", "--max-semi-space-size=1", "--no-warnings"];
+const RECONNECT_MS = 20;
+
+/**
+ * Copies the shim, as plain JavaScript, to a folder of the state directory that is named by its content, and returns the
+ * program's path. A shim thus starts without a type stripper, and an upgrade of the package does not pull the program
+ * from under shims that are about to start.
+ */
+export function installShim(stateDir: string): string {
+  const own = fileURLToPath(import.meta.url);
+  const extension = own.endsWith(".ts") ? "ts" : "js";
+  const sources = ["shim", "frames", "guest-session"].map((name) => ({
+    name,
+    path: join(own, "..", `${name}.${extension}`),
+  }));
+  const hash = createHash("sha256");
+  for (const { path } of sources) hash.update(readFileSync(path));
+  const folder = join(stateDir, `shim-${hash.digest("hex").slice(0, 12)}`);
+  if (existsSync(folder)) return join(folder, "shim.js");
+  const fresh = `${folder}.${process.pid}`;
+  mkdirSync(fresh, { recursive: true, mode: 0o700 });
+  for (const { name, path } of sources) {
+    const code =
+      extension === "ts" ? stripTypes(path).replaceAll(/("\.\/[a-z-]+)\.ts"/g, '$1.js"') : readFileSync(path, "utf8");
+    writeFileSync(join(fresh, `${name}.js`), code);
+  }
+  writeFileSync(join(fresh, "package.json"), '{"type":"module"}');
+  renameSync(fresh, folder);
+  return join(folder, "shim.js");
+}
+
+/** In a process of its own, because Node warns on the console about the function it offers for this. */
+function stripTypes(path: string): string {
+  const script =
+    'console.log(require("module").stripTypeScriptTypes(require("fs").readFileSync(process.argv[1], "utf8")))';
+  return execFileSync(process.execPath, ["--no-warnings", "-e", script, path], { encoding: "utf8" });
+}
+
+/** Where node-pty is, for a shim that runs from another folder. */
+export const PTY_MODULE = createRequire(import.meta.url).resolve("@lydell/node-pty");
+
+/**
+ * Starts a shim in `dir`, which must exist, and resolves once its socket listens (the command may have ended by then).
+ * @throws ContainerError RunContainerError when the shim itself could not be started.
+ */
+export async function startShim(program: string, dir: string, launch: ShimLaunch): Promise<void> {
+  writeFileSync(join(dir, "shim-launch.json"), JSON.stringify(launch), { mode: 0o600 });
+  const stderr = openSync(join(dir, "shim-stderr"), "a", 0o600);
+  const child = spawn(process.execPath, [...NODE_FLAGS, program, dir], {
+    detached: true,
+    cwd: "/",
+    env: {},
+    stdio: ["ignore", "pipe", stderr],
+  });
+  closeSync(stderr);
+  const failure = await new Promise<string | undefined>((resolve) => {
+    child.once("error", (error) => resolve(error.message));
+    // Not "exit": with a command that is done at once, the shim's end may be seen before what it has written.
+    child.once("close", (code, signal) => resolve(`shim ended with ${signal ?? code}`));
+    child.stdout!.once("data", () => resolve(undefined));
+  });
+  child.stdout!.destroy();
+  child.unref();
+  if (failure !== undefined) {
+    const text = await readFile(join(dir, "shim-stderr"), "utf8").catch(() => "");
+    throw new ContainerError(
+      "RunContainerError",
+      `cannot start the container's shim: ${failure} ${text.slice(-500)}`.trim(),
+    );
+  }
+}
+
+export interface ShimEvents {
+  /** At most once. */
+  started(status: ShimStatus): void;
+  /** Exactly once, unless `close` came first: the command's end; its streams may still be open. */
+  exited(exit: ShimExit & { startedAt?: number; finishedAt: number }): void;
+  /** Exactly once, unless `close` came first, after `exited`: the log is complete. */
+  gone(): void;
+}
+
+export interface ShimWatch {
+  close(): void;
+}
+
+function readStatus(dir: string, file: string): ShimStatus | undefined {
+  try {
+    return JSON.parse(readFileSync(join(dir, file), "utf8")) as ShimStatus;
+  } catch {
+    return undefined;
+  }
+}
+
+/** In `shim-claim`, in place of a shim's: the instance is never begun. */
+const NOBODY = "0 0";
+
+/**
+ * True when a shim owns this instance, or owned it. False when none ever will: the backend ended between deciding to
+ * start the container and the shim's first step, and from now on a late shim finds the instance taken.
+ */
+export function shimEverStarted(dir: string): boolean {
+  const claim = join(dir, "shim-claim");
+  if (!existsSync(claim)) {
+    if (!existsSync(dir)) return false;
+    const mine = join(dir, "shim-claim.backend");
+    writeFileSync(mine, NOBODY);
+    try {
+      linkSync(mine, claim);
+    } catch (error) {
+      if ((error as NodeJS.ErrnoException).code !== "EEXIST") throw error;
+    } finally {
+      unlinkSync(mine);
+    }
+  }
+  return readFileSync(claim, "utf8") !== NOBODY;
+}
+
+function shimIsAlive(dir: string): boolean {
+  try {
+    const [pid, startTime] = readFileSync(join(dir, "shim-claim"), "utf8").split(" ");
+    return isAlive(Number(pid), startTime!);
+  } catch {
+    return false;
+  }
+}
+
+/** Follows a shim, whether it was started by this backend or by one before; its files tell what the socket cannot. */
+export function watchShim(dir: string, socketPath: string, clock: Clock, events: ShimEvents): ShimWatch {
+  let closed = false;
+  let startedSeen = false;
+  let exitSeen = false;
+  let socket: Socket | undefined;
+  let cancelRetry: (() => void) | undefined;
+
+  const take = (status: ShimStatus | undefined) => {
+    if (closed || status === undefined) return;
+    if (!startedSeen && status.startedAt !== undefined) {
+      startedSeen = true;
+      events.started(status);
+    }
+    if (!exitSeen && status.exit !== undefined) {
+      exitSeen = true;
+      events.exited({
+        ...status.exit,
+        finishedAt: status.finishedAt!,
+        ...(status.startedAt === undefined ? {} : { startedAt: status.startedAt }),
+      });
+    }
+  };
+  const onDisconnect = () => {
+    if (closed) return;
+    if (shimIsAlive(dir)) {
+      // It is about to listen, or about to end.
+      cancelRetry = clock.after(RECONNECT_MS, open);
+      return;
+    }
+    take(readStatus(dir, "shim-started.json"));
+    take(readStatus(dir, "shim-exit.json"));
+    if (!exitSeen) {
+      exitSeen = true;
+      events.exited({ exitCode: KILLED_EXIT, lost: true, finishedAt: clock.now() });
+    }
+    closed = true;
+    events.gone();
+  };
+  const open = () => {
+    if (closed) return;
+    socket = connectShim(socketPath, { stdin: false, stdout: false, stderr: false }, (type, payload) => {
+      if (type === FRAME.status) take(JSON.parse(payload.toString()) as ShimStatus);
+    });
+    socket.on("close", onDisconnect);
+  };
+  open();
+  return {
+    close() {
+      closed = true;
+      cancelRetry?.();
+      socket?.destroy();
+    },
+  };
+}
+
+function connectShim(socketPath: string, hello: ShimHello, onFrame: (type: number, payload: Buffer) => void): Socket {
+  const socket = connect(socketPath);
+  const reader = new FrameReader(onFrame);
+  socket.on("error", () => {});
+  socket.on("data", (chunk) => {
+    try {
+      reader.push(chunk);
+    } catch {
+      socket.destroy();
+    }
+  });
+  socket.write(encodeFrame(FRAME.hello, JSON.stringify(hello)));
+  return socket;
+}
+
+/**
+ * Attaches to the streams of the command that a shim runs. `exit` resolves with the command's exit code.
+ * @throws ProviderError conflict when the container does not run any more.
+ */
+export async function attachShim(socketPath: string, options: StreamOptions): Promise<ProcessStreams> {
+  const stdout = options.stdout ? new PassThrough() : null;
+  const stderr = options.stderr && !options.tty ? new PassThrough() : null;
+  let exitCode: number | undefined;
+  const flow = (target: PassThrough | null, payload: Buffer) => {
+    if (target === null || target.destroyed) return;
+    if (!target.write(Buffer.from(payload))) {
+      socket.pause();
+      target.once("drain", () => socket.resume());
+    }
+  };
+  const hello = { stdin: options.stdin, stdout: stdout !== null, stderr: stderr !== null };
+  const socket = connectShim(socketPath, hello, (type, payload) => {
+    if (type === FRAME.stdout) flow(stdout, payload);
+    else if (type === FRAME.stderr) flow(stderr, payload);
+    else if (type === FRAME.status)
+      exitCode = (JSON.parse(payload.toString()) as ShimStatus).exit?.exitCode ?? exitCode;
+  });
+  await new Promise<void>((resolve, reject) => {
+    socket.once("connect", () => resolve());
+    socket.once("error", (cause) => reject(new ProviderError("conflict", "the container is not running", { cause })));
+  });
+  const stdin = options.stdin ? stdinOf(socket) : null;
+  const exit = new Promise<{ exitCode: number }>((resolve, reject) => {
+    socket.once("close", () => {
+      stdout?.end();
+      stderr?.end();
+      options.signal.removeEventListener("abort", close);
+      if (exitCode === undefined)
+        reject(new ProviderError("unavailable", "the attach session ended before the container did"));
+      else resolve({ exitCode });
+    });
+  });
+  // A caller that only closes the session need not look at it.
+  exit.catch(() => {});
+  const close = () => socket.destroy();
+  options.signal.addEventListener("abort", close);
+  return {
+    stdin,
+    stdout,
+    stderr,
+    exit,
+    close,
+    resize: (columns, rows) => socket.write(encodeFrame(FRAME.resize, JSON.stringify({ columns, rows }))),
+  };
+}
+
+function stdinOf(socket: Socket): Writable {
+  return new Writable({
+    write(chunk: Buffer, _encoding, callback) {
+      let free = true;
+      for (let from = 0; from < chunk.length; from += MAX_FRAME_BYTES)
+        free = socket.write(encodeFrame(FRAME.stdin, chunk.subarray(from, from + MAX_FRAME_BYTES)));
+      if (free || socket.destroyed) callback();
+      else {
+        const proceed = () => {
+          socket.off("drain", proceed);
+          socket.off("close", proceed);
+          callback();
+        };
+        socket.on("drain", proceed);
+        socket.on("close", proceed);
+      }
+    },
+    final(callback) {
+      socket.write(encodeFrame(FRAME.stdinEnd, ""));
+      callback();
+    },
+  });
+}

@@ -1,0 +1,580 @@
+/**
+ * The shim: one small process per running container, in a session of its own, so that it outlives the backend. It runs
+ * one command, writes its output to log segments in the CRI format, serves attach on a unix socket, and leaves in its
+ * folder (argv[2]):
+ *   shim-claim         `pid starttime` of the shim, made by link(2): whoever makes it owns the instance (see client.ts)
+ *   shim-started.json  ShimStatus, once the command runs
+ *   shim-exit.json     ShimStatus, once it has ended
+ *   log.0, log.1, ...  log segments, the highest is the current one
+ *
+ * It imports next to nothing: a few hundred of these may run at once (9 MB private memory each, 40 ms to start). That is
+ * also why it reads the clock itself: it is a program of its own, not a part that a simulation could drive.
+ */
+import { spawn, type ChildProcess } from "node:child_process";
+import {
+  accessSync,
+  closeSync,
+  constants,
+  linkSync,
+  openSync,
+  readFileSync,
+  renameSync,
+  statSync,
+  unlinkSync,
+  writeFileSync,
+  writeSync,
+} from "node:fs";
+import { createServer, type Socket } from "node:net";
+import { delimiter, join } from "node:path";
+import type { GuestPlan, HostPlan } from "../engine.ts";
+import { encodeFrame, FRAME, FrameReader, type ShimHello, type ShimStatus } from "./frames.ts";
+import { GuestSession } from "./guest-session.ts";
+
+/** What the backend writes to `shim-launch.json` before it starts the shim. */
+export type ShimLaunch = ShimCommand & ShimLimits;
+
+export type ShimCommand = (HostPlan | GuestPlan) & ShimStreams;
+
+export interface ShimStreams {
+  tty: boolean;
+  stdin: boolean;
+  stdinOnce: boolean;
+  socket: string;
+}
+
+export interface ShimLimits {
+  logMaxBytes: number;
+  logMaxFiles: number;
+  /** Module path of node-pty, loaded only with `tty`. */
+  ptyModule: string;
+}
+
+/** The longest log line in one piece (containerd's max_container_log_line_size). */
+const MAX_LINE_BYTES = 16 * 1024;
+/** Above this many unsent bytes to one attached client, the command's output waits. */
+const ATTACH_HIGH_WATER = 1 << 20;
+/** How long a shim whose command and streams are over waits for attached clients to take the rest. */
+const LINGER_MS = 5_000;
+const PID_FILE_POLL_MS = 5;
+/** How often a shim whose clients hold the output back looks whether the container still lives. */
+const HELD_BACK_POLL_MS = 500;
+const WRITE_RETRY_MS = 1_000;
+const START_ERROR_BYTES = 2048;
+const SIGNAL_EXIT_BASE = 128;
+const START_ERROR_EXIT = 128;
+/** The VM is gone: what became of the command nobody knows. */
+const GUEST_LOST_EXIT = 255;
+
+const NEWLINE = Buffer.from("\n");
+
+const dir = process.argv[2]!;
+const SIGNAL_NUMBERS: Record<string, number> = (await import("node:os")).constants.signals;
+
+function writeAtomically(name: string, status: ShimStatus): void {
+  const temporary = join(dir, `${name}.tmp`);
+  writeFileSync(temporary, JSON.stringify(status), { mode: 0o600 });
+  renameSync(temporary, join(dir, name));
+}
+
+/** False when someone else owns this instance: then nothing may be started. */
+function claim(): boolean {
+  const stat = readFileSync("/proc/self/stat", "latin1");
+  const startTime = stat.slice(stat.lastIndexOf(")") + 2).split(" ")[19]!;
+  const mine = join(dir, `shim-claim.${process.pid}`);
+  writeFileSync(mine, `${process.pid} ${startTime}`, { mode: 0o600 });
+  try {
+    linkSync(mine, join(dir, "shim-claim"));
+    return true;
+  } catch {
+    return false;
+  } finally {
+    unlinkSync(mine);
+  }
+}
+
+/** Log segments in the CRI format: `2016-10-06T00:17:09.669794202Z stdout F text`, P for a part of a line. */
+class LogWriter {
+  readonly #maxBytes: number;
+  readonly #maxFiles: number;
+  #segment = 0;
+  #fd: number;
+  /** In the current segment, the pending ones included. */
+  #bytes = 0;
+  #pending: Buffer[] = [];
+  #partial: { stdout: Buffer; stderr: Buffer } = { stdout: Buffer.alloc(0), stderr: Buffer.alloc(0) };
+  /** Wall clock minus monotonic clock, in nanoseconds: gives nine true decimals that do not run backwards. */
+  #offset = 0n;
+
+  constructor(maxBytes: number, maxFiles: number) {
+    this.#maxBytes = maxBytes;
+    this.#maxFiles = maxFiles;
+    this.#fd = openSync(join(dir, "log.0"), "a", 0o600);
+  }
+
+  write(stream: "stdout" | "stderr", chunk: Buffer): void {
+    const held = this.#partial[stream];
+    const data = held.length === 0 ? chunk : Buffer.concat([held, chunk]);
+    const at = this.#timestamp();
+    let from = 0;
+    for (;;) {
+      const newline = data.indexOf(10, from);
+      const end = newline === -1 ? data.length : newline;
+      for (; end - from > MAX_LINE_BYTES; from += MAX_LINE_BYTES)
+        this.#add(at, stream, "P", data.subarray(from, from + MAX_LINE_BYTES));
+      if (newline === -1) break;
+      this.#add(at, stream, "F", data.subarray(from, end));
+      from = newline + 1;
+    }
+    this.#partial[stream] = Buffer.from(data.subarray(from));
+    this.#flush();
+  }
+
+  /** The last words of a stream that ended without a newline. */
+  end(stream: "stdout" | "stderr"): void {
+    const rest = this.#partial[stream];
+    this.#partial[stream] = Buffer.alloc(0);
+    if (rest.length > 0) this.#add(this.#timestamp(), stream, "P", rest);
+    this.#flush();
+  }
+
+  #add(at: string, stream: string, tag: "F" | "P", text: Buffer): void {
+    const head = Buffer.from(`${at} ${stream} ${tag} `);
+    const size = head.length + text.length + 1;
+    if (this.#bytes > 0 && this.#bytes + size > this.#maxBytes) {
+      this.#flush();
+      this.#rotate();
+    }
+    this.#pending.push(head, text, NEWLINE);
+    this.#bytes += size;
+  }
+
+  /** One write per chunk of output, not per line. */
+  #flush(): void {
+    const lines = Buffer.concat(this.#pending.splice(0));
+    try {
+      for (let sent = 0; sent < lines.length;) sent += writeSync(this.#fd, lines, sent);
+    } catch (error) {
+      // A full disk must not end the container: its log has a hole instead.
+      process.stderr.write(`log: ${String(error)}\n`);
+    }
+  }
+
+  #rotate(): void {
+    let next: number;
+    try {
+      next = openSync(join(dir, `log.${this.#segment + 1}`), "a", 0o600);
+    } catch (error) {
+      // As above: this segment grows on until there is room for another.
+      process.stderr.write(`log: ${String(error)}\n`);
+      return;
+    }
+    this.#segment++;
+    closeSync(this.#fd);
+    this.#fd = next;
+    this.#bytes = 0;
+    try {
+      unlinkSync(join(dir, `log.${this.#segment - this.#maxFiles}`));
+    } catch {
+      // Not that many yet.
+    }
+  }
+
+  #timestamp(): string {
+    const wall = BigInt(Date.now()) * 1_000_000n;
+    const monotonic = process.hrtime.bigint();
+    const drift = wall - (monotonic + this.#offset);
+    if (drift > 5_000_000n || drift < -5_000_000n) this.#offset = wall - monotonic;
+    const nanoseconds = monotonic + this.#offset;
+    const whole = new Date(Number(nanoseconds / 1_000_000n)).toISOString();
+    return `${whole.slice(0, 20)}${String(nanoseconds % 1_000_000_000n).padStart(9, "0")}Z`;
+  }
+}
+
+interface Client {
+  socket: Socket;
+  hello: ShimHello | undefined;
+}
+
+/** The running command, at the end of pipes, of a terminal or of a guest's port alike. */
+interface Running {
+  /** Absent: it is no process of this host, and will be told to run. */
+  pid?: number;
+  /** Where the container's own process id will be, once it runs. */
+  pidFile?: string;
+  pause(): void;
+  resume(): void;
+  /** False when the caller should wait for `onDrain`. */
+  writeStdin(data: Buffer): boolean;
+  endStdin(): void;
+  resize(columns: number, rows: number): void;
+}
+
+class Shim {
+  readonly #launch: ShimLaunch;
+  readonly #log: LogWriter;
+  readonly #clients = new Set<Client>();
+  #status: ShimStatus = { state: "starting" };
+  #running: Running | undefined;
+  #streamsOpen = 0;
+  readonly #unwritten = new Set<string>();
+  #stdinHeld: Buffer[] = [];
+  #startErrors = "";
+  #pidPoll: NodeJS.Timeout | undefined;
+  readonly #server = createServer((socket) => this.#accept(socket));
+
+  constructor(launch: ShimLaunch) {
+    this.#launch = launch;
+    this.#log = new LogWriter(launch.logMaxBytes, launch.logMaxFiles);
+  }
+
+  run(): void {
+    try {
+      unlinkSync(this.#launch.socket);
+    } catch {
+      // The usual case: there is none.
+    }
+    this.#server.listen(this.#launch.socket, () => {
+      // The backend waits for this line before it connects.
+      process.stdout.write("ready\n");
+      void this.#start();
+    });
+  }
+
+  async #start(): Promise<void> {
+    const launch = this.#launch;
+    if ("guest" in launch) {
+      this.#startInGuest(launch);
+      return;
+    }
+    const problem = cannotRun(launch);
+    if (problem !== undefined) {
+      this.#exited(START_ERROR_EXIT, undefined, problem);
+      this.#finishWhenDrained();
+      return;
+    }
+    try {
+      if (launch.tty) await this.#startOnTerminal(launch);
+      else this.#startOnPipes(launch);
+    } catch (error) {
+      // Most of what exec(2) refuses comes as an event; arguments and environment that are too long come as this.
+      if (this.#running !== undefined) throw error;
+      const { code, message } = error as NodeJS.ErrnoException;
+      const why = code === "E2BIG" ? "argument list too long" : message;
+      this.#exited(START_ERROR_EXIT, undefined, `exec: "${launch.argv[0]!}": ${why}`);
+      this.#finishWhenDrained();
+    }
+  }
+
+  /** The command waits there for the first word. */
+  #startInGuest({ guest, tty }: GuestPlan & ShimStreams): void {
+    this.#streamsOpen = 2;
+    const session = new GuestSession(guest, {
+      started: () => this.#started(),
+      output: (stream, chunk) => this.#output(stream, chunk),
+      streamEnd: (stream) => {
+        this.#log.end(stream);
+        this.#streamsOpen--;
+      },
+      exited: (code) => this.#exited(code, undefined),
+      drained: () => this.#resumeClients(),
+      closed: (error) => {
+        if (error !== undefined) process.stderr.write(`guest: ${error.message}\n`);
+        this.#exited(GUEST_LOST_EXIT, undefined);
+        this.#resumeClients();
+        this.#finishWhenDrained();
+      },
+    });
+    this.#begin({
+      pause: () => session.pause(),
+      resume: () => session.resume(),
+      writeStdin: (data) => session.write(data),
+      endStdin: () => session.end(),
+      resize: (columns, rows) => {
+        if (tty) session.resize(columns, rows);
+      },
+    });
+  }
+
+  #startOnPipes(launch: HostPlan & ShimStreams & ShimLimits): void {
+    const { argv, env, cwd, uid, gid, stdin } = launch;
+    const child: ChildProcess = spawn(argv[0]!, argv.slice(1), {
+      env,
+      cwd,
+      ...(uid === undefined ? {} : { uid }),
+      ...(gid === undefined ? {} : { gid }),
+      detached: true,
+      stdio: [stdin ? "pipe" : "ignore", "pipe", "pipe"],
+    });
+    child.on("error", (error) => {
+      if (child.pid === undefined) this.#exited(START_ERROR_EXIT, undefined, `exec: ${error.message}`);
+    });
+    for (const name of ["stdout", "stderr"] as const) {
+      const stream = child[name]!;
+      this.#streamsOpen++;
+      stream.on("data", (chunk: Buffer) => this.#output(name, chunk));
+      stream.on("close", () => {
+        this.#log.end(name);
+        this.#streamsOpen--;
+        this.#finishWhenDrained();
+      });
+    }
+    child.stdin?.on("error", () => {});
+    child.stdin?.on("drain", () => this.#resumeClients());
+    child.on("exit", (code, signal) => {
+      this.#exited(
+        code ?? SIGNAL_EXIT_BASE + SIGNAL_NUMBERS[signal!]!,
+        signal === null ? undefined : SIGNAL_NUMBERS[signal],
+      );
+      this.#finishWhenDrained();
+    });
+    if (child.pid === undefined) return;
+    this.#begin({
+      pid: child.pid,
+      ...(launch.pidFile === undefined ? {} : { pidFile: launch.pidFile }),
+      pause: () => {
+        child.stdout!.pause();
+        child.stderr!.pause();
+      },
+      resume: () => {
+        child.stdout!.resume();
+        child.stderr!.resume();
+      },
+      writeStdin: (data) => child.stdin?.write(data) ?? true,
+      endStdin: () => child.stdin?.end(),
+      resize: () => {},
+    });
+  }
+
+  async #startOnTerminal(launch: HostPlan & ShimStreams & ShimLimits): Promise<void> {
+    const { argv, env, cwd, uid, gid } = launch;
+    const loaded = (await import(launch.ptyModule)) as typeof import("@lydell/node-pty") & {
+      default?: typeof import("@lydell/node-pty");
+    };
+    const terminal = (loaded.default ?? loaded).spawn(argv[0]!, argv.slice(1), {
+      name: env["TERM"] ?? "xterm",
+      env,
+      cwd,
+      ...(uid === undefined ? {} : { uid }),
+      ...(gid === undefined ? {} : { gid }),
+      encoding: null,
+    });
+    this.#streamsOpen = 1;
+    terminal.onData((data) => this.#output("stdout", data as unknown as Buffer));
+    terminal.onExit(({ exitCode, signal }) => {
+      const ended = signal === undefined || signal === 0 ? undefined : signal;
+      this.#exited(ended === undefined ? exitCode : SIGNAL_EXIT_BASE + ended, ended);
+      this.#log.end("stdout");
+      this.#streamsOpen = 0;
+      this.#finishWhenDrained();
+    });
+    this.#begin({
+      pid: terminal.pid,
+      ...(launch.pidFile === undefined ? {} : { pidFile: launch.pidFile }),
+      pause: () => terminal.pause(),
+      resume: () => terminal.resume(),
+      writeStdin: (data) => {
+        terminal.write(data as unknown as string);
+        return true;
+      },
+      // End of file on a terminal is a character.
+      endStdin: () => terminal.write("\u0004"),
+      resize: (columns, rows) => terminal.resize(columns, rows),
+    });
+  }
+
+  #begin(running: Running): void {
+    this.#running = running;
+    for (const data of this.#stdinHeld.splice(0)) running.writeStdin(data);
+    if (running.pidFile !== undefined) this.#pidPoll = setInterval(() => this.#readPidFile(), PID_FILE_POLL_MS);
+    else if (running.pid !== undefined) this.#started(running.pid);
+  }
+
+  #readPidFile(): void {
+    const file = this.#running?.pidFile;
+    if (file === undefined || this.#status.state !== "starting") return;
+    try {
+      const pid = Number(readFileSync(file, "latin1").trim());
+      if (Number.isInteger(pid) && pid > 0) this.#started(pid);
+    } catch {
+      // Not yet.
+    }
+  }
+
+  #started(pid?: number): void {
+    if (this.#status.state !== "starting") return;
+    clearInterval(this.#pidPoll);
+    this.#setStatus("shim-started.json", {
+      state: "running",
+      ...(pid === undefined ? {} : { pid }),
+      startedAt: Date.now(),
+    });
+  }
+
+  #exited(exitCode: number, signal: number | undefined, startError?: string): void {
+    if (this.#status.state === "exited") return;
+    this.#readPidFile();
+    clearInterval(this.#pidPoll);
+    const failed =
+      startError ??
+      (this.#status.state === "starting" ? this.#startErrors.trim() || `exit code ${exitCode}` : undefined);
+    this.#setStatus("shim-exit.json", {
+      ...this.#status,
+      state: "exited",
+      exit: {
+        exitCode,
+        ...(signal === undefined ? {} : { signal }),
+        ...(failed === undefined ? {} : { startError: failed }),
+      },
+      finishedAt: Date.now(),
+    });
+  }
+
+  #setStatus(file: string, status: ShimStatus): void {
+    this.#status = status;
+    this.#write(file, status);
+    for (const client of this.#clients)
+      if (client.hello !== undefined) client.socket.write(encodeFrame(FRAME.status, JSON.stringify(status)));
+  }
+
+  /** A full disk must not end the container, nor lose how it ended: the shim stays until that is written. */
+  #write(file: string, status: ShimStatus): void {
+    this.#unwritten.delete(file);
+    try {
+      writeAtomically(file, status);
+    } catch (error) {
+      // The machine was deleted: nobody asks any more.
+      if ((error as NodeJS.ErrnoException).code === "ENOENT") return;
+      process.stderr.write(`${file}: ${String(error)}\n`);
+      this.#unwritten.add(file);
+      setTimeout(() => {
+        this.#write(file, status);
+        this.#finishWhenDrained();
+      }, WRITE_RETRY_MS);
+    }
+  }
+
+  #output(stream: "stdout" | "stderr", chunk: Buffer): void {
+    if (this.#status.state === "starting" && stream === "stderr")
+      this.#startErrors = (this.#startErrors + chunk.toString()).slice(-START_ERROR_BYTES);
+    this.#log.write(stream, chunk);
+    for (const { socket, hello } of this.#clients) {
+      if (!hello?.[stream]) continue;
+      socket.write(encodeFrame(FRAME[stream], chunk));
+      if (socket.writableLength > ATTACH_HIGH_WATER) this.#waitFor(socket);
+    }
+  }
+
+  /** The command's output waits until this client has read; a client that goes away holds nobody up. */
+  #waitFor(socket: Socket): void {
+    if (this.#isContainerGone()) return;
+    this.#running?.pause();
+    const poll = setInterval(() => {
+      if (this.#isContainerGone()) release();
+    }, HELD_BACK_POLL_MS);
+    const release = () => {
+      clearInterval(poll);
+      socket.off("drain", release);
+      socket.off("close", release);
+      if (!this.#isContainerGone())
+        for (const client of this.#clients) if (client.socket.writableLength > ATTACH_HIGH_WATER) return;
+      this.#running?.resume();
+    };
+    socket.on("drain", release);
+    socket.on("close", release);
+  }
+
+  /** A runtime in between tells of the container's end only when it is rid of its last output: what its pipes hold. */
+  #isContainerGone(): boolean {
+    if (this.#running?.pidFile === undefined || this.#status.pid === undefined) return false;
+    try {
+      process.kill(this.#status.pid, 0);
+      return false;
+    } catch (error) {
+      return (error as NodeJS.ErrnoException).code === "ESRCH";
+    }
+  }
+
+  #accept(socket: Socket): void {
+    const client: Client = { socket, hello: undefined };
+    this.#clients.add(client);
+    const reader = new FrameReader((type, payload) => this.#receive(client, type, payload));
+    socket.on("data", (chunk) => {
+      try {
+        reader.push(chunk);
+      } catch {
+        socket.destroy();
+      }
+    });
+    socket.on("error", () => {});
+    socket.on("close", () => {
+      this.#clients.delete(client);
+      if (client.hello?.stdin && this.#launch.stdinOnce) this.#running?.endStdin();
+      this.#finishWhenDrained();
+    });
+  }
+
+  #receive(client: Client, type: number, payload: Buffer): void {
+    if (type === FRAME.hello) {
+      client.hello = JSON.parse(payload.toString()) as ShimHello;
+      client.socket.write(encodeFrame(FRAME.status, JSON.stringify(this.#status)));
+    } else if (type === FRAME.stdin) {
+      if (this.#running === undefined) this.#stdinHeld.push(Buffer.from(payload));
+      else if (!this.#running.writeStdin(Buffer.from(payload))) client.socket.pause();
+    } else if (type === FRAME.stdinEnd) {
+      if (this.#launch.stdinOnce) this.#running?.endStdin();
+    } else if (type === FRAME.resize) {
+      const { columns, rows } = JSON.parse(payload.toString()) as { columns: number; rows: number };
+      // A terminal that is closed, or of no size, refuses.
+      if (columns > 0 && rows > 0 && this.#status.state !== "exited") this.#running?.resize(columns, rows);
+    }
+  }
+
+  #resumeClients(): void {
+    for (const { socket } of this.#clients) socket.resume();
+  }
+
+  /** The shim's own end: the command is over, its streams are closed (or nobody holds them any more), clients have it all. */
+  #finishWhenDrained(): void {
+    if (this.#status.state !== "exited" || this.#streamsOpen > 0 || this.#unwritten.size > 0) return;
+    this.#server.close();
+    for (const { socket } of this.#clients) socket.end();
+    setTimeout(() => process.exit(0), LINGER_MS).unref();
+    if (this.#clients.size === 0) process.exit(0);
+  }
+}
+
+/** What exec(2) would say, but before anything is forked, so that the reason reaches the container's status. */
+function cannotRun({ argv, cwd, env }: HostPlan): string | undefined {
+  const command = argv[0]!;
+  try {
+    if (!statSync(cwd).isDirectory()) return `chdir to "${cwd}": not a directory`;
+  } catch {
+    return `chdir to "${cwd}": no such file or directory`;
+  }
+  const candidates = command.includes("/")
+    ? [command.startsWith("/") ? command : join(cwd, command)]
+    : (env["PATH"] ?? "").split(delimiter).map((folder) => join(folder, command));
+  let denied = false;
+  for (const candidate of candidates) {
+    try {
+      if (statSync(candidate).isDirectory()) {
+        denied = true;
+        continue;
+      }
+      accessSync(candidate, constants.X_OK);
+      return undefined;
+    } catch (error) {
+      if ((error as NodeJS.ErrnoException).code === "EACCES") denied = true;
+    }
+  }
+  if (denied) return `exec: "${command}": permission denied`;
+  return command.includes("/")
+    ? `exec: "${command}": no such file or directory`
+    : `exec: "${command}": executable file not found in $PATH`;
+}
+
+for (const signal of ["SIGHUP", "SIGINT", "SIGTERM", "SIGPIPE"] as const) process.on(signal, () => {});
+// The backend that reads it may be gone.
+process.stdout.on("error", () => {});
+process.stderr.on("error", () => {});
+if (claim()) new Shim(JSON.parse(readFileSync(join(dir, "shim-launch.json"), "utf8")) as ShimLaunch).run();
