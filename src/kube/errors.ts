@@ -63,6 +63,18 @@ export const isUnauthorized = withStatus(401);
 export const isForbidden = withStatus(403);
 export const isNotFound = withStatus(404);
 
+/**
+ * The API server itself says that there is no object of this name. Any other 404 proves nothing: a proxy, a load balancer or an
+ * API server that does not know the path answers so as well, about objects that are there.
+ *
+ * @param what the resource in the plural, as in paths and in a Status' `details.kind`, and the object's name
+ */
+export function saysNotFound(thrown: unknown, what: { resource: string; name: string }): boolean {
+  if (!isKubeApiError(thrown) || thrown.status !== 404 || thrown.reason !== "NotFound") return false;
+  const { kind, name } = thrown.details ?? {};
+  return name === what.name && kind === what.resource;
+}
+
 /** 409 of a write that lost against another, or whose UID or resourceVersion no longer holds. Not `AlreadyExists`. */
 export function isConflict(thrown: unknown): boolean {
   return isKubeApiError(thrown) && thrown.status === 409 && thrown.reason !== "AlreadyExists";

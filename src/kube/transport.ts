@@ -434,7 +434,8 @@ function statusError(name: string, reply: Reply, text: string): KubeApiError {
   let status: { message?: unknown; reason?: unknown; details?: StatusDetails } = {};
   try {
     const parsed: unknown = JSON.parse(text);
-    if (typeof parsed === "object" && parsed !== null) status = parsed;
+    // Only a Status says what the API server means: others on the way answer in JSON of their own.
+    if (isStatus(parsed)) status = parsed;
   } catch {
     // Proxies and overload protection answer in plain text.
     status = { message: text.trim().slice(0, 512) };
@@ -448,6 +449,12 @@ function statusError(name: string, reply: Reply, text: string): KubeApiError {
     details,
     retryAfterMs: retryAfterMs(reply.headers["retry-after"], details),
   });
+}
+
+function isStatus(value: unknown): value is object {
+  if (typeof value !== "object" || value === null) return false;
+  const { kind, apiVersion } = value as { kind?: unknown; apiVersion?: unknown };
+  return kind === "Status" && apiVersion === "v1";
 }
 
 function retryAfterMs(header: string | string[] | undefined, details: StatusDetails | undefined): number | undefined {

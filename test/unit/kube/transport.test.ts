@@ -3,7 +3,7 @@ import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { afterEach, beforeEach, describe, expect, it } from "vitest";
 import { KubeTransport, type KubeTransportOptions } from "../../../src/kube/transport.ts";
-import { KubeApiError, isConflict, isGone, isNotFound } from "../../../src/kube/errors.ts";
+import { KubeApiError, isConflict, isGone, isNotFound, saysNotFound } from "../../../src/kube/errors.ts";
 import { silentLogger } from "../../../src/telemetry/logger.ts";
 import { systemClock, type Clock } from "../../../src/util/clock.ts";
 import { KubeServer, failure, json, type Handler } from "../../support/kube-server.ts";
@@ -146,6 +146,23 @@ describe("a failure", () => {
     expect(error.message).toBe('GET /api/v1/pods: 404 pods "x" not found');
     expect(isNotFound(error)).toBe(true);
     expect(JSON.stringify(error) + error.stack).not.toContain("secret");
+  });
+
+  it.each([
+    [
+      "the API server about this pod",
+      failure(404, "NotFound", 'pods "x" not found', { kind: "pods", name: "x" }),
+      true,
+    ],
+    ["the API server about another one", failure(404, "NotFound", "", { kind: "pods", name: "y" }), false],
+    ["the API server about its namespace", failure(404, "NotFound", "", { kind: "namespaces", name: "x" }), false],
+    ["an API server without such a path", failure(404, "NotFound", "", {}), false],
+    ["a proxy, in JSON of its own", { reason: "NotFound", details: { kind: "pods", name: "x" } }, false],
+    ["a proxy, in HTML", "<html>404 page not found</html>", false],
+  ])("404 by %s proves or does not prove that the pod is gone", async (_by, body, expected) => {
+    const server = await serve((_r, reply) => json(reply, 404, body));
+    const error = await failureOf(connect(server).request(get("/api/v1/namespaces/d/pods/x")));
+    expect(saysNotFound(error, { resource: "pods", name: "x" })).toBe(expected);
   });
 
   it.each([
