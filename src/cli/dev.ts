@@ -7,7 +7,7 @@ import { mkdir, rm, writeFile } from "node:fs/promises";
 import { join, relative, resolve } from "node:path";
 import { startBackend, type RunningBackend } from "../../providers/local/backend.ts";
 import { parseBackendConfig } from "../../providers/local/config.ts";
-import { Agent } from "../agent.ts";
+import { Agent } from "../agent/agent.ts";
 import { configuredBy, parseConfig } from "../config/load.ts";
 import { startDevCluster, type DevCluster } from "../devcluster/index.ts";
 import { createLogger, type Logger, type LogLevel } from "../telemetry/logger.ts";

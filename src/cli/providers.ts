@@ -3,7 +3,7 @@ import { HttpVmProvider, type CredentialFiles } from "../../providers/http-vm/in
 import { MemoryProvider } from "../../providers/memory/index.ts";
 import { ConfigError } from "../config/load.ts";
 import type { ProviderConfig } from "../config/schema.ts";
-import type { ProviderEvents } from "../agent.ts";
+import type { ProviderEvents } from "../agent/agent.ts";
 import type { Provider } from "../provider/provider.ts";
 import { parseDuration } from "../resources/duration.ts";
 import type { Logger } from "../telemetry/logger.ts";

@@ -1,5 +1,5 @@
 import { Command } from "commander";
-import { Agent } from "../agent.ts";
+import { Agent } from "../agent/agent.ts";
 import { ENVIRONMENT, loadConfig, type ConfigOverrides } from "../config/load.ts";
 import { createLogger } from "../telemetry/logger.ts";
 import { systemClock } from "../util/clock.ts";

@@ -3,7 +3,7 @@ import { mkdtemp, writeFile } from "node:fs/promises";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { parse, parseAllDocuments, stringify } from "yaml";
-import { connect } from "../../src/agent.ts";
+import { connect } from "../../src/agent/agent.ts";
 import { checkPermissions, Report } from "../../src/cli/check.ts";
 import { parseConfig } from "../../src/config/load.ts";
 import { silentLogger } from "../../src/telemetry/logger.ts";

@@ -2,7 +2,7 @@
 import { describe, expect, test } from "vitest";
 import { parseBackendConfig } from "../../../providers/local/config.ts";
 import { parseConfig } from "../../../src/config/load.ts";
-import { nodePermissions, type Permission } from "../../../src/permissions.ts";
+import { nodePermissions, type Permission } from "../../../src/agent/permissions.ts";
 import type { Json } from "../../e2e/harness/client.ts";
 import { keyOf, rightsOf } from "./rights.ts";
 import { ciValues, find, minimal, named, namespace, podsOf, release, render, renderValues } from "./render.ts";

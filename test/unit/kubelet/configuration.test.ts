@@ -1,6 +1,6 @@
 import { expect, test } from "vitest";
 import { nodeSchema } from "../../../src/config/schema.ts";
-import { kubeletConfiguration } from "../../../src/kubelet-configuration.ts";
+import { kubeletConfiguration } from "../../../src/agent/kubelet-configuration.ts";
 
 const configuration = (node: object = {}) =>
   kubeletConfiguration(nodeSchema.parse({ name: "vm-1", provider: { type: "memory" }, ...node }), {

@@ -1,5 +1,5 @@
 import { expect, test } from "vitest";
-import { observeQueue, queueMetrics } from "../../../src/pod-metrics.ts";
+import { observeQueue, queueMetrics } from "../../../src/agent/pod-metrics.ts";
 import { KeyedQueue } from "../../../src/queue/keyed-queue.ts";
 import { unusedMetrics } from "../../../src/telemetry/metrics.ts";
 import { VirtualClock } from "../../support/virtual-clock.ts";

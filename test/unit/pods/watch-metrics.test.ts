@@ -1,5 +1,5 @@
 import { expect, test } from "vitest";
-import { observeWatches } from "../../../src/pod-metrics.ts";
+import { observeWatches } from "../../../src/agent/pod-metrics.ts";
 import { unusedMetrics } from "../../../src/telemetry/metrics.ts";
 import { VirtualClock } from "../../support/virtual-clock.ts";
 

@@ -1,12 +1,12 @@
 /** One virtual node: its Node object, its pods, its kubelet API, and the wires between them. */
-import { loadCredentialProviders } from "./config/credential-providers.ts";
-import { ConfigError, configuredBy } from "./config/load.ts";
-import type { NodeConfig } from "./config/schema.ts";
-import type { EventRecorder } from "./kube/events.ts";
-import type { NodeCertificate } from "./kube/certificates.ts";
-import type { KubeTransport } from "./kube/transport.ts";
-import type { Node, Pod } from "./kube/wire.ts";
-import { createKubeletServer, type KubeletServer } from "./kubelet/server.ts";
+import { loadCredentialProviders } from "../config/credential-providers.ts";
+import { ConfigError, configuredBy } from "../config/load.ts";
+import type { NodeConfig } from "../config/schema.ts";
+import type { EventRecorder } from "../kube/events.ts";
+import type { NodeCertificate } from "../kube/certificates.ts";
+import type { KubeTransport } from "../kube/transport.ts";
+import type { Node, Pod } from "../kube/wire.ts";
+import { createKubeletServer, type KubeletServer } from "../kubelet/server.ts";
 import {
   configMapClientCa,
   fileCertificate,
@@ -16,33 +16,33 @@ import {
   type AdvertisedNames,
   type Reloadable,
   type ServingCertificate,
-} from "./kubelet/tls.ts";
-import { fixedCapacity, ProviderCapacitySource, type CapacitySource } from "./node/capacity.ts";
-import { NodeController } from "./node/node-controller.ts";
-import { AgentProber } from "./pods/agent-prober.ts";
-import { PodController } from "./pods/controller.ts";
+} from "../kubelet/tls.ts";
+import { fixedCapacity, ProviderCapacitySource, type CapacitySource } from "../node/capacity.ts";
+import { NodeController } from "../node/node-controller.ts";
+import { AgentProber } from "../pods/agent-prober.ts";
+import { PodController } from "../pods/controller.ts";
 import { kubeletConfiguration } from "./kubelet-configuration.ts";
 import { observeQueue, podMetrics, queueMetrics } from "./pod-metrics.ts";
-import { isTerminal } from "./pods/status.ts";
-import { ExecCredentials } from "./podspec/credential-provider.ts";
-import type { Backend, NodeFacts } from "./podspec/inputs.ts";
-import { machineId, ownerLabels } from "./podspec/machine-id.ts";
-import { PodRenderer } from "./podspec/pod-renderer.ts";
-import { ReferenceCache } from "./podspec/references.ts";
-import type { ServiceCache } from "./podspec/services.ts";
-import { TokenManager } from "./podspec/tokens.ts";
-import type { Capability } from "./provider/capabilities.ts";
-import { ProviderError } from "./provider/errors.ts";
-import { instrument } from "./provider/instrument.ts";
-import type { Provider, ProviderInfo } from "./provider/provider.ts";
-import { parseResourceList, type ResourceList } from "./resources/pod-resources.ts";
-import { parseDuration } from "./resources/duration.ts";
-import type { HealthChecks } from "./telemetry/health.ts";
-import type { Logger } from "./telemetry/logger.ts";
-import type { Metrics } from "./telemetry/metrics.ts";
-import type { Clock } from "./util/clock.ts";
-import type { Random } from "./util/random.ts";
-import { hostResolvConf } from "./util/resolv-conf.ts";
+import { isTerminal } from "../pods/status.ts";
+import { ExecCredentials } from "../podspec/credential-provider.ts";
+import type { Backend, NodeFacts } from "../podspec/inputs.ts";
+import { machineId, ownerLabels } from "../podspec/machine-id.ts";
+import { PodRenderer } from "../podspec/pod-renderer.ts";
+import { ReferenceCache } from "../podspec/references.ts";
+import type { ServiceCache } from "../podspec/services.ts";
+import { TokenManager } from "../podspec/tokens.ts";
+import type { Capability } from "../provider/capabilities.ts";
+import { ProviderError } from "../provider/errors.ts";
+import { instrument } from "../provider/instrument.ts";
+import type { Provider, ProviderInfo } from "../provider/provider.ts";
+import { parseResourceList, type ResourceList } from "../resources/pod-resources.ts";
+import { parseDuration } from "../resources/duration.ts";
+import type { HealthChecks } from "../telemetry/health.ts";
+import type { Logger } from "../telemetry/logger.ts";
+import type { Metrics } from "../telemetry/metrics.ts";
+import type { Clock } from "../util/clock.ts";
+import type { Random } from "../util/random.ts";
+import { hostResolvConf } from "../util/resolv-conf.ts";
 
 export interface NodeAgentOptions {
   node: NodeConfig;

@@ -2,7 +2,7 @@
  * Every permission that the agent needs, each with what stops working without it. `vmlet check` asks the API server for
  * each; the chart's roles are held to the same list.
  */
-import type { ResourceAttributes } from "./kube/reviews.ts";
+import type { ResourceAttributes } from "../kube/reviews.ts";
 
 export interface Permission {
   attributes: ResourceAttributes;

@@ -1,9 +1,9 @@
 /** What happens to pods, and how their watch and their work queue fare, as the kubelet's and client-go's metrics. */
-import type { ReflectorCounters } from "./kube/reflector.ts";
-import type { PodHooks } from "./pods/hooks.ts";
-import type { KeyedQueue, QueueMetrics } from "./queue/keyed-queue.ts";
-import type { Metrics } from "./telemetry/metrics.ts";
-import type { Clock } from "./util/clock.ts";
+import type { ReflectorCounters } from "../kube/reflector.ts";
+import type { PodHooks } from "../pods/hooks.ts";
+import type { KeyedQueue, QueueMetrics } from "../queue/keyed-queue.ts";
+import type { Metrics } from "../telemetry/metrics.ts";
+import type { Clock } from "../util/clock.ts";
 
 export function podMetrics(metrics: Metrics, clock: Clock): PodHooks {
   return {

@@ -1,11 +1,11 @@
 /** What this node does, in the words of a kubelet's configuration file: for `/configz`. What has no meaning here is left out. */
-import type { NodeConfig } from "./config/schema.ts";
-import { ALLOW_TTL_MS, DENY_TTL_MS, TOKEN_TTL_MS } from "./kubelet/auth.ts";
-import { DEFAULT_LIMITS } from "./kubelet/server.ts";
-import { LEASE_DURATION_SECONDS } from "./node/lease.ts";
-import { STATUS_REPORT_MS, STATUS_UPDATE_MS } from "./node/node-controller.ts";
-import { RESYNC_MS } from "./pods/controller.ts";
-import { formatDuration, parseDuration } from "./resources/duration.ts";
+import type { NodeConfig } from "../config/schema.ts";
+import { ALLOW_TTL_MS, DENY_TTL_MS, TOKEN_TTL_MS } from "../kubelet/auth.ts";
+import { DEFAULT_LIMITS } from "../kubelet/server.ts";
+import { LEASE_DURATION_SECONDS } from "../node/lease.ts";
+import { STATUS_REPORT_MS, STATUS_UPDATE_MS } from "../node/node-controller.ts";
+import { RESYNC_MS } from "../pods/controller.ts";
+import { formatDuration, parseDuration } from "../resources/duration.ts";
 
 /**
  * A `kubelet.config.k8s.io/v1beta1` KubeletConfiguration without kind and apiVersion. Durations are Go's.
