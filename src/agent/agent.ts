@@ -145,6 +145,8 @@ export class Agent {
     const self = connect({ config, clock, logger, version, metrics });
     livez.add("event-loop", eventLoopCheck());
     const elector = config.leaderElection.enabled ? createElector(options, self, metrics) : undefined;
+    // Figures of a standby are told apart from those of who acts from the first scrape on.
+    if (elector !== undefined) metrics.leaderElectionMaster.set({ name: config.leaderElection.name }, 0);
     let isBuilt = false;
     readyz.add("started", () => (isBuilt ? undefined : "still starting"));
     // First, because a node's certificate may have to wait for somebody's approval: until then the process is alive, not ready.

@@ -33,6 +33,9 @@ const BADLY_NAMED_DEFAULTS = [
   "nodejs_active_resources_total",
 ];
 
+/** Lines of the exposition that the kubelet API of a node leaves out. */
+const OF_THE_PROCESS = /^(# (HELP|TYPE) )?vmlet_build_info\b/;
+
 /**
  * Builds the registry with every metric in it.
  *
@@ -101,15 +104,21 @@ export function createMetrics(options: MetricsOptions) {
 
     /**
      * The exposition text (content type `registry.contentType`): of the process, or as the kubelet of one of its nodes gives it.
-     * Then no series tells of another node, because dashboards take the scraped kubelet for that of the one node that it names.
-     * Counters and histograms without a node label are those of the process in either case.
+     * Then no series tells of another node, because dashboards take the scraped kubelet for that of the one node that it names, and
+     * none of the process as such, because alerts and dashboards of the process know its target by `vmlet_build_info`: they must
+     * not count it again for each node that is scraped too. Counters and histograms without a node label are those of the
+     * process in either case.
      */
     async render(node?: string): Promise<string> {
       for (const update of beforeScrape) update(node);
       const text = await registry.metrics();
       if (node === undefined) return text;
       const lines = text.split("\n");
-      return lines.filter((line) => [undefined, node].includes(/[{,]node="([^"]*)"/.exec(line)?.[1])).join("\n");
+      return lines
+        .filter(
+          (line) => !OF_THE_PROCESS.test(line) && [undefined, node].includes(/[{,]node="([^"]*)"/.exec(line)?.[1]),
+        )
+        .join("\n");
     },
 
     // Pods

@@ -114,6 +114,12 @@ describe("the agent's metrics", () => {
       expect(text).toContain(`kubelet_certificate_manager_${side}_ttl_seconds +Inf\n`);
   });
 
+  it("tell of the process only where the process is asked, so that a node that is scraped too is not counted as an agent", async () => {
+    const metrics = createMetrics({ nodeNames: ["vm-1", "vm-2"], version: "1.0.0" });
+    expect(await metrics.render()).toContain('vmlet_build_info{version="1.0.0"} 1');
+    expect(await metrics.render("vm-1")).not.toContain("vmlet_build_info");
+  });
+
   it("pass promtool's checks", async ({ skip }) => {
     const text = await createMetrics({ nodeNames: ["vm-1"], version: "1.0.0" }).render();
     const result = await promtool(text);
