@@ -25,7 +25,8 @@ const digest = z.string().regex(/^sha256:[0-9a-f]{64}$|^$/);
 export const valuesSchema = z.strictObject({
   /** Helm passes it to every chart. */
   global: passedOn.optional(),
-  nodes: z.array(nodeSchema.extend({ provider: providerSchema.optional() })).min(1),
+  /** At least one, as the templates say: a schema would have `helm lint` without values fail. */
+  nodes: z.array(nodeSchema.extend({ provider: providerSchema.optional() })),
   existingSecrets: z.array(dns1123),
   clusterId: z.string().max(63),
   identity: z.strictObject({
@@ -44,8 +45,8 @@ export const valuesSchema = z.strictObject({
   health: z.strictObject({ address: agent.health.unwrap().shape.address, port: z.int().min(1).max(65535) }),
   replicas: z.int().min(0).max(10),
   image: z.strictObject({
-    registry: z.string().min(1),
-    repository: z.string().min(1),
+    registry: z.string(),
+    repository: z.string(),
     tag,
     digest,
     pullPolicy: z.enum(["Always", "IfNotPresent", "Never"]),
@@ -90,7 +91,7 @@ export const valuesSchema = z.strictObject({
     enabled: z.boolean(),
     existingSecret: name,
     engine: z.enum(["process", "oci"]),
-    image: z.strictObject({ repository: z.string().min(1), tag, digest }),
+    image: z.strictObject({ repository: z.string(), tag, digest }),
     resources,
   }),
 });

@@ -151,7 +151,7 @@ function values({ registry }: Environment): string[] {
     `--namespace=${namespace}`,
     `--set-json=nodes=[{"name":"${virtualNode}"}]`,
     "--set=backend.enabled=true,backend.existingSecret=vmlet-backend",
-    `--set=image.registry=${registry.host}`,
+    `--set=image.registry=${registry.host},image.repository=vmlet/vmlet,backend.image.repository=vmlet/vmlet-backend`,
   ];
 }
 

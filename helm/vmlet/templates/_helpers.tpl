@@ -40,9 +40,11 @@ nearest wins.
 {{- toYaml (mergeOverwrite $own .root.Values.commonLabels (default dict .more) $fixed) -}}
 {{- end -}}
 
-{{- /* Takes (dict "root" . "image" .Values.image). */ -}}
+{{- /* Takes (dict "root" . "image" .Values.image "field" "image"). */ -}}
 {{- define "vmlet.image" -}}
-{{- $base := printf "%s/%s" .root.Values.image.registry .image.repository -}}
+{{- $missing := printf "%s.repository: is required, because no image of vmlet is published yet: build the Dockerfile's, push it, and name it here" .field -}}
+{{- $base := required $missing .image.repository -}}
+{{- with .root.Values.image.registry -}}{{- $base = printf "%s/%s" . $base -}}{{- end -}}
 {{- if .image.digest -}}{{ $base }}@{{ .image.digest }}{{- else -}}{{ $base }}:{{ default .root.Chart.AppVersion .image.tag }}{{- end -}}
 {{- end -}}
 
@@ -51,10 +53,12 @@ nearest wins.
 {{ .Values.clusterId }}
 {{- else -}}
 {{- $namespace := lookup "v1" "Namespace" "" "kube-system" -}}
-{{- if not $namespace -}}
+{{- /* `else`: `helm lint` goes on after `fail`. */ -}}
+{{- if $namespace -}}
+{{ $namespace.metadata.uid }}
+{{- else -}}
 {{- fail "clusterId is required where Helm cannot ask the cluster (helm template, --dry-run=client): take the UID of the namespace kube-system" -}}
 {{- end -}}
-{{ $namespace.metadata.uid }}
 {{- end -}}
 {{- end -}}
 
@@ -188,6 +192,9 @@ tolerations:
 {{- end -}}
 
 {{- define "vmlet.validate" -}}
+{{- if not .Values.nodes -}}
+{{- fail "nodes: name at least one virtual node and its provider; the chart's README has an example" -}}
+{{- end -}}
 {{- if and (gt (int .Values.replicas) 1) (not .Values.leaderElection.enabled) -}}
 {{- fail "leaderElection.enabled: must be true when replicas is more than 1" -}}
 {{- end -}}

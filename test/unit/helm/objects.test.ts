@@ -58,7 +58,7 @@ describe.each(names)("every pod of %s", (name) => {
   });
 
   test.each(containers)("%s has an image of a fixed version", (_owner, _pod, container) => {
-    expect(container.image).toMatch(/^ghcr\.io\/vmlet\/[\w-]+(:\d+\.\d+\.\d+|@sha256:[0-9a-f]{64})$/);
+    expect(container.image).toMatch(/^registry\.example\.com\/me\/[\w-]+(:\d+\.\d+\.\d+|@sha256:[0-9a-f]{64})$/);
   });
 
   test.each(containers)("%s takes no secret from the environment", (_owner, _pod, container) => {
@@ -103,7 +103,14 @@ describe("labels that the values add", () => {
 
 test("every pod goes where the values let it go", async () => {
   const where = { nodeSelector: { pool: "infra" }, tolerations: [{ key: "infra", operator: "Exists" }] };
-  const pods = podsOf(await renderValues(minimal({ ...where, backend: { enabled: true, existingSecret: "s" } })));
+  const pods = podsOf(
+    await renderValues(
+      minimal({
+        ...where,
+        backend: { enabled: true, existingSecret: "s", image: { repository: "r.example.com/backend" } },
+      }),
+    ),
+  );
   expect(pods.map(({ owner }) => owner.kind)).toEqual(expect.arrayContaining(["Deployment", "Job", "Pod"]));
   for (const { owner, spec } of pods) expect(spec, named(owner)).toMatchObject(where);
 });
@@ -302,6 +309,18 @@ describe("the agent's configuration", () => {
 });
 
 describe("the network policy", () => {
+  test("lets no pod reach the health port unless the values name it", () => {
+    const open = names.filter((name) =>
+      objectsOf(name)
+        .filter(({ kind }) => kind === "NetworkPolicy")
+        .some(({ spec }) => spec.ingress.some(({ ports }: Json) => ports.some(({ port }: Json) => port === 10248))),
+    );
+    expect(open).toEqual(["full"]);
+    const { ingress } = find(objectsOf("full"), "NetworkPolicy").spec;
+    const monitoring = { namespaceSelector: { matchLabels: { "kubernetes.io/metadata.name": "monitoring" } } };
+    expect(ingress[1]).toEqual({ from: [monitoring], ports: [{ protocol: "TCP", port: 10248 }] });
+  });
+
   test("lets callers reach the kubelet port of every node", () => {
     const policy = find(objectsOf("full"), "NetworkPolicy");
     expect(policy.spec.ingress[0].ports.map((port: Json) => port.port)).toEqual([10250, 10350, 10252]);

@@ -25,7 +25,12 @@ export async function valuesFile(values: Json): Promise<string> {
 
 /** One node and what else is wanted: the least that renders. */
 export function minimal(more: Json = {}): Json {
-  return { clusterId: "test", nodes: [{ name: "n", provider: { type: "memory" } }], ...more };
+  return {
+    clusterId: "test",
+    image: { repository: "r.example.com/vmlet" },
+    nodes: [{ name: "n", provider: { type: "memory" } }],
+    ...more,
+  };
 }
 
 export async function helm(args: readonly string[]): Promise<CommandResult> {
