@@ -1,12 +1,32 @@
-/** Paths of the resources that the agent touches. Every segment is percent-encoded, so a name can never escape its place. */
-const enc = encodeURIComponent;
+/**
+ * Paths of the resources that the agent touches. Every name comes from somebody else: it is percent-encoded, and what no
+ * encoding keeps in its place (`.` and `..`, which URLs resolve) is refused, by client-go's rules.
+ */
+import { VmletError } from "../util/errors.ts";
+
+/** A name that is no segment of a path; nothing can have this name. */
+export class InvalidNameError extends VmletError {
+  readonly code = "INVALID_NAME";
+}
+
+/** client-go: `IsValidPathSegmentName` (apimachinery, pkg/api/validate/content). @throws InvalidNameError */
+function segment(what: string, name: string): string {
+  const refuse = (why: string) => {
+    // Nobody has checked how long the name of a pull secret is.
+    throw new InvalidNameError(`invalid ${what} ${JSON.stringify(name.slice(0, 253))}: [${why}]`);
+  };
+  if (name === "") refuse("may not be empty");
+  if (name === "." || name === "..") refuse(`may not be '${name}'`);
+  for (const character of ["/", "%"]) if (name.includes(character)) refuse(`may not contain '${character}'`);
+  return encodeURIComponent(name);
+}
 
 /** `/api/v1` for the core group "", else `/apis/GROUP/VERSION`. */
 export function groupPath(group: string, version: string): string {
   return group === "" ? `/api/${version}` : `/apis/${group}/${version}`;
 }
 
-/** Path of a resource, or of its collection when `name` is absent. */
+/** Path of a resource, or of its collection when `name` is absent. @throws InvalidNameError */
 export function resourcePath(r: {
   group?: string;
   version?: string;
@@ -16,9 +36,9 @@ export function resourcePath(r: {
   subresource?: string;
 }): string {
   let path = groupPath(r.group ?? "", r.version ?? "v1");
-  if (r.namespace !== undefined) path += `/namespaces/${enc(r.namespace)}`;
+  if (r.namespace !== undefined) path += `/namespaces/${segment("namespace", r.namespace)}`;
   path += `/${r.resource}`;
-  if (r.name !== undefined) path += `/${enc(r.name)}`;
+  if (r.name !== undefined) path += `/${segment("resource name", r.name)}`;
   if (r.subresource !== undefined) path += `/${r.subresource}`;
   return path;
 }

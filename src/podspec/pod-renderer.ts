@@ -2,7 +2,7 @@
  * Everything between a pod and its machine's spec, put together: admission, capabilities, references, tokens, rendering,
  * and later changes. The reconciler asks it; it decides nothing about when.
  */
-import { isNotFound } from "../kube/errors.ts";
+import { saysNotFound } from "../kube/errors.ts";
 import type { Kube } from "../kube/kube.ts";
 import { nodePath, resourcePath } from "../kube/paths.ts";
 import type { Node, Pod } from "../kube/wire.ts";
@@ -295,13 +295,15 @@ export class PodRenderer {
   async #runtimeHandler(pod: Pod, signal: AbortSignal): Promise<HandlerLookup | undefined> {
     const name = pod.spec?.runtimeClassName;
     if (name === undefined || name === "") return undefined;
-    const path = resourcePath({ group: "node.k8s.io", resource: "runtimeclasses", name });
     try {
+      const path = resourcePath({ group: "node.k8s.io", resource: "runtimeclasses", name });
       const runtimeClass = await this.#o.kube.request<{ handler: string }>({ method: "GET", path, signal });
       return { kind: "found", handler: runtimeClass.handler };
     } catch (thrown) {
       signal.throwIfAborted();
-      return isNotFound(thrown) ? { kind: "absent" } : { kind: "unknown", message: toError(thrown).message };
+      return saysNotFound(thrown, { resource: "runtimeclasses", name })
+        ? { kind: "absent" }
+        : { kind: "unknown", message: toError(thrown).message };
     }
   }
 }

@@ -3,7 +3,7 @@
  * one at a time by name, then watched by name for as long as a pod refers to it, so that changes reach running machines in
  * seconds. Immutable objects are read once. "Not found" is an answer of the API server; every other failure is "unknown".
  */
-import { isForbidden, isNotFound } from "../kube/errors.ts";
+import { isForbidden, saysNotFound } from "../kube/errors.ts";
 import type { Kube } from "../kube/kube.ts";
 import { resourcePath } from "../kube/paths.ts";
 import { Reflector } from "../kube/reflector.ts";
@@ -84,7 +84,6 @@ const RETRY_MS = 5_000;
 
 /** One object that some pod refers to. */
 interface Entry {
-  path: string;
   namespace: string;
   reference: Pick<Reference, "kind" | "name">;
   /** UIDs of the pods that refer to it. */
@@ -122,9 +121,7 @@ export class ReferenceCache {
       wanted.add(key);
       let entry = this.#entries.get(key);
       if (entry === undefined) {
-        const resource = kind === "configmap" ? "configmaps" : "secrets";
         entry = {
-          path: resourcePath({ resource, namespace, name }),
           namespace,
           reference: { kind, name },
           holders: new Set(),
@@ -190,15 +187,17 @@ export class ReferenceCache {
 
   async #get(entry: Entry, signal: AbortSignal): Promise<void> {
     let lookup: Lookup<Referenced>;
+    const { namespace } = entry;
+    const { kind, name } = entry.reference;
+    const resource = `${kind}s`;
     try {
-      lookup = {
-        kind: "found",
-        object: await this.#o.kube.request<Referenced>({ method: "GET", path: entry.path, signal }),
-      };
+      const path = resourcePath({ resource, namespace, name });
+      lookup = { kind: "found", object: await this.#o.kube.request<Referenced>({ method: "GET", path, signal }) };
     } catch (thrown) {
       signal.throwIfAborted();
       if (isForbidden(thrown)) this.#o.onDenied?.();
-      lookup = isNotFound(thrown) ? { kind: "absent" } : { kind: "unknown", message: toError(thrown).message };
+      const isAbsent = saysNotFound(thrown, { resource, name });
+      lookup = isAbsent ? { kind: "absent" } : { kind: "unknown", message: toError(thrown).message };
     }
     // A watch that came to life meanwhile knows better.
     if (isSettled(entry)) return;

@@ -109,7 +109,8 @@ function isUnder(path: string, collection: string, name: string | undefined): bo
 }
 
 export function notFound(path: string): KubeApiError {
-  return new KubeApiError(`GET ${path}: not found`, { status: 404, reason: "NotFound" });
+  const [name = "", kind = ""] = path.split("/").toReversed();
+  return new KubeApiError(`GET ${path}: not found`, { status: 404, reason: "NotFound", details: { kind, name } });
 }
 
 export function failure(status: number, reason: string): KubeApiError {
