@@ -9,6 +9,7 @@ import type {
   MachineSpec,
 } from "../../../src/provider/kit/index.ts";
 import { ContainerError, type ImageConfig } from "../engine.ts";
+import { capabilityName, DEFAULT_CAPABILITIES } from "./container-policy.ts";
 import { oomScoreAdj } from "./machine-resources.ts";
 import type { ResolvedUser } from "./users.ts";
 
@@ -42,24 +43,6 @@ export interface BundleInput {
   /** What "all" means: no more than the runtime itself has. Absent: all that Linux knows. */
   grantable?: readonly string[];
 }
-
-/** containerd's. */
-export const DEFAULT_CAPABILITIES = [
-  "CAP_CHOWN",
-  "CAP_DAC_OVERRIDE",
-  "CAP_FSETID",
-  "CAP_FOWNER",
-  "CAP_MKNOD",
-  "CAP_NET_RAW",
-  "CAP_SETGID",
-  "CAP_SETUID",
-  "CAP_SETFCAP",
-  "CAP_SETPCAP",
-  "CAP_NET_BIND_SERVICE",
-  "CAP_SYS_CHROOT",
-  "CAP_KILL",
-  "CAP_AUDIT_WRITE",
-];
 
 /** By number: linux/capability.h. */
 export const ALL_LINUX_CAPABILITIES = [
@@ -252,8 +235,7 @@ export function capabilitiesOf(
 ): string[] {
   if (security.privileged === true) return [...grantable];
   const full = (name: string) => {
-    const upper = name.toUpperCase();
-    const capability = upper.startsWith("CAP_") ? upper : `CAP_${upper}`;
+    const capability = capabilityName(name);
     if (capability !== "CAP_ALL" && !ALL_LINUX_CAPABILITIES.includes(capability))
       throw new ContainerError(
         "CreateContainerError",
@@ -263,7 +245,11 @@ export function capabilitiesOf(
   };
   const add = (security.capabilities_add ?? []).map(full);
   const drop = (security.capabilities_drop ?? []).map(full);
-  const base = add.includes("CAP_ALL") ? grantable : drop.includes("CAP_ALL") ? [] : DEFAULT_CAPABILITIES;
+  const base: readonly string[] = add.includes("CAP_ALL")
+    ? grantable
+    : drop.includes("CAP_ALL")
+      ? []
+      : DEFAULT_CAPABILITIES;
   const kept = base.filter((capability) => !drop.includes(capability));
   return [...new Set([...kept, ...add.filter((capability) => capability !== "CAP_ALL")])];
 }

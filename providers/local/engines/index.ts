@@ -2,6 +2,8 @@
 import { z } from "zod";
 import type { Clock, Logger } from "../../../src/provider/kit/index.ts";
 import type { Engine } from "../engine.ts";
+import { capabilityName, CONTAINED_CAPABILITIES } from "../bundle/container-policy.ts";
+import { ALL_LINUX_CAPABILITIES } from "../bundle/bundle.ts";
 import { createOciEngine } from "./oci/engine.ts";
 import { parseSubnet } from "../network/ipam.ts";
 import { BRIDGE_NAME } from "../network/network.ts";
@@ -17,6 +19,8 @@ const parsedBy = (parse: (text: string) => unknown) => (text: string) => {
     return false;
   }
 };
+
+const isCapability = (name: string) => ALL_LINUX_CAPABILITIES.includes(capabilityName(name));
 
 const processSchema = z.strictObject({
   type: z.literal("process"),
@@ -102,7 +106,18 @@ const ociSchema = z.strictObject({
     .string()
     .optional()
     .describe("Profile for containers that are not unconfined. Default: that of containers-common."),
-  allowPrivileged: z.boolean().optional().describe("Admit privileged containers: they own this host. Default false."),
+  allowPrivileged: z
+    .boolean()
+    .optional()
+    .describe(
+      "Admit what hands this host over: privileged containers, any capability, an unmasked /proc, no seccomp profile. Default false.",
+    ),
+  allowedCapabilities: z
+    .array(z.string().refine(isCapability, "must be a Linux capability such as NET_ADMIN"))
+    .optional()
+    .describe(
+      `Capabilities that containers may add besides containerd's default ones. Default ${CONTAINED_CAPABILITIES.map((name) => name.slice("CAP_".length)).join(", ")}.`,
+    ),
   pidsLimit: z.int().min(16).optional().describe("Processes and threads per container. Default 4096."),
   images: imagesSchema,
   network: networkSchema,

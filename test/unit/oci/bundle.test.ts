@@ -4,12 +4,12 @@ import {
   capabilitiesInMask,
   capabilitiesOf,
   commandOf,
-  DEFAULT_CAPABILITIES,
   envOf,
   ociConfig,
   ociResources,
   type BundleInput,
 } from "../../../providers/local/bundle/bundle.ts";
+import { DEFAULT_CAPABILITIES } from "../../../providers/local/bundle/container-policy.ts";
 
 const image = { entrypoint: ["/entry", "-x"], cmd: ["image-arg"] };
 

@@ -25,6 +25,12 @@ import { unmountBelow } from "../../host/mounts.ts";
 import { removeTree } from "../../host/remove-tree.ts";
 import { HostImages, type HostImagesOptions } from "../../images/store.ts";
 import { HostNetwork, type NetworkOptions } from "../../network/network.ts";
+import {
+  capabilityName,
+  CONTAINED_CAPABILITIES,
+  type ContainerPolicy,
+  requireContained,
+} from "../../bundle/container-policy.ts";
 import { Cgroup, cgroupVersion } from "./cgroup.ts";
 import { machineHash, type OciContext, OciSandbox, openSandbox, recoverSandbox } from "./sandbox.ts";
 import { pauseProgram } from "./pause.ts";
@@ -44,6 +50,8 @@ export interface OciEngineOptions {
   seccompProfile?: string;
   /** Privileged containers own this host: off unless said otherwise. */
   allowPrivileged?: boolean;
+  /** Capabilities that containers may add besides the default ones, while privileged containers are off. */
+  allowedCapabilities?: readonly string[];
   /** Processes and threads per container. */
   pidsLimit?: number;
 }
@@ -91,9 +99,6 @@ const CAPABILITIES: readonly Capability[] = [
   "tty",
 ];
 
-/** Kernel parameters that have a value per namespace; others would change this host. */
-const NAMESPACED_SYSCTLS = [/^net\./, /^kernel\.(?:shm|msg)/, /^kernel\.sem$/, /^fs\.mqueue\./];
-
 export function createOciEngine(options: OciEngineOptions): Engine {
   return new OciEngine(options);
 }
@@ -103,6 +108,7 @@ class OciEngine implements Engine {
   readonly capabilities: readonly Capability[];
   readonly images: HostImages;
   readonly #options: OciEngineOptions;
+  readonly #policy: ContainerPolicy;
   readonly #context: OciContext;
   /** A folder per machine that may have left something on this host: it says where, until `destroy` is through. */
   readonly #records: string;
@@ -111,6 +117,10 @@ class OciEngine implements Engine {
   constructor(options: OciEngineOptions) {
     const { stateDir, clock, logger } = options;
     this.#options = options;
+    this.#policy = {
+      allowPrivileged: options.allowPrivileged === true,
+      allowedCapabilities: (options.allowedCapabilities ?? CONTAINED_CAPABILITIES).map(capabilityName),
+    };
     this.images = new HostImages({ dir: join(stateDir, "images"), clock, logger, ...options.images });
     this.#records = join(stateDir, "oci/machines");
     const network = new HostNetwork({ dir: join(stateDir, "network"), ...options.network });
@@ -127,7 +137,7 @@ class OciEngine implements Engine {
     this.capabilities = [
       ...CAPABILITIES,
       ...(pauseProgram(process.arch) === undefined ? [] : (["share_process_namespace"] as const)),
-      ...(options.allowPrivileged === true ? (["privileged"] as const) : []),
+      ...(this.#policy.allowPrivileged ? (["privileged"] as const) : []),
     ];
   }
 
@@ -184,12 +194,7 @@ class OciEngine implements Engine {
         "security.host_users",
         "engine oci has no user namespaces of machines: run this pod on the engine vm",
       );
-    for (const { name } of spec.security?.sysctls ?? []) {
-      if (!NAMESPACED_SYSCTLS.some((pattern) => pattern.test(name)))
-        throw new ProviderError("invalid", `sysctl ${name} is not namespaced: it would change the host`, {
-          field: "security.sysctls",
-        });
-    }
+    requireContained(spec, this.#policy);
     for (const [index, volume] of (spec.volumes ?? []).entries()) {
       if (!/^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$/i.test(volume.name))
         throw new ProviderError(

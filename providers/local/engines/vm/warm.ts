@@ -4,7 +4,8 @@
  * has run there, so the filter can be trusted.
  */
 import { randomUUID } from "node:crypto";
-import { bind, DEFAULT_CAPABILITIES, ociConfig } from "../../bundle/bundle.ts";
+import { bind, ociConfig } from "../../bundle/bundle.ts";
+import { DEFAULT_CAPABILITIES } from "../../bundle/container-policy.ts";
 import { seccompProfile, type SeccompSource } from "../../bundle/seccomp.ts";
 import type { GuestCommand } from "./control.ts";
 
