@@ -20,6 +20,7 @@ import {
 } from "../../../../src/provider/kit/index.ts";
 import type { Engine, HostProblem, MachineHome, Sandbox } from "../../engine.ts";
 import { findTool, run } from "../../host/command.ts";
+import { machineHash } from "../../host/machine-hash.ts";
 import { readdirAtomic, writeFileAtomic } from "../../host/files.ts";
 import { unmountBelow } from "../../host/mounts.ts";
 import { removeTree } from "../../host/remove-tree.ts";
@@ -32,7 +33,7 @@ import {
   requireContained,
 } from "../../bundle/container-policy.ts";
 import { Cgroup, cgroupVersion } from "./cgroup.ts";
-import { machineHash, type OciContext, OciSandbox, openSandbox, recoverSandbox } from "./sandbox.ts";
+import { type OciContext, OciSandbox, openSandbox, recoverSandbox } from "./sandbox.ts";
 import { pauseProgram } from "./pause.ts";
 import { OciRuntime } from "./runtime.ts";
 import type { SeccompSource } from "../../bundle/seccomp.ts";

@@ -42,6 +42,7 @@ import {
 } from "../../engine.ts";
 import { writeFilesVolume } from "../../machine/volume-files.ts";
 import { findTool, run } from "../../host/command.ts";
+import { machineHash } from "../../host/machine-hash.ts";
 import { isMissing, readFileIfExists, writeFileAtomic } from "../../host/files.ts";
 import { bindDescriptor, mountOverlay, mountTmpfs, unmountBelow } from "../../host/mounts.ts";
 import { removeTree } from "../../host/remove-tree.ts";
@@ -94,11 +95,6 @@ const DEFAULT_SYSCTLS = [
   { name: "net.ipv4.ip_unprivileged_port_start", value: "0" },
   { name: "net.ipv4.ping_group_range", value: "0 2147483647" },
 ];
-
-/** A short name for a machine: ids may be longer than what cgroups, interfaces and sockets take. */
-export function machineHash(id: string): string {
-  return createHash("sha256").update(id).digest("hex").slice(0, 16);
-}
 
 export async function openSandbox(context: OciContext, home: MachineHome, signal: AbortSignal): Promise<OciSandbox> {
   const { spec, dir } = home;

@@ -18,11 +18,11 @@ import {
 } from "../../../../src/provider/kit/index.ts";
 import type { Engine, HostProblem, MachineHome, Sandbox } from "../../engine.ts";
 import { findTool } from "../../host/command.ts";
+import { machineHash } from "../../host/machine-hash.ts";
 import { readdirAtomic, readFileIfExists, writeFileAtomic } from "../../host/files.ts";
 import { HostImages, type HostImagesOptions } from "../../images/store.ts";
 import { containerPorts, HostNetwork, type NetworkOptions } from "../../network/network.ts";
 import type { SeccompSource } from "../../bundle/seccomp.ts";
-import { machineHash } from "../oci/sandbox.ts";
 import { tscKhz } from "./frequency.ts";
 import { checkGuest, defaultGuestDir, hasGuest, makeGuest } from "./guest.ts";
 import { VmPool } from "./pool.ts";

@@ -1,0 +1,127 @@
+/**
+ * Which room may import from which. One table for the whole house: an import that is not in it is either a mistake or a
+ * decision that belongs here. Types count too.
+ */
+import { readdirSync, readFileSync } from "node:fs";
+import { dirname, join, normalize } from "node:path";
+import { describe, expect, test } from "vitest";
+
+const root = join(import.meta.dirname, "../..");
+
+/** Room -> the rooms below it that it may import from. A room may always import from itself. */
+const LAYERS: Record<string, readonly string[]> = {
+  "src/util": [],
+  "src/resources": ["src/util"],
+  "src/telemetry": ["src/util"],
+  "src/queue": ["src/util", "src/telemetry"],
+  "src/kube": ["src/util", "src/telemetry", "src/queue"],
+  // The kit gives authors of provider modules the one error that ends the program with the user's exit code.
+  "src/provider": ["src/util", "src/resources", "src/telemetry", "src/queue", "src/config"],
+  // The plugin's file is described where it is used.
+  "src/config": ["src/util", "src/resources", "src/podspec"],
+  "src/podspec": ["src/util", "src/resources", "src/telemetry", "src/kube", "src/provider"],
+  "src/streaming": ["src/util", "src/provider"],
+  "src/node": ["src/util", "src/resources", "src/telemetry", "src/queue", "src/kube", "src/provider", "src/config"],
+  "src/pods": ["src/util", "src/resources", "src/telemetry", "src/queue", "src/kube", "src/provider", "src/podspec"],
+  "src/kubelet": ["src/util", "src/telemetry", "src/kube", "src/provider", "src/streaming"],
+  "src/devcluster": ["src/util", "src/resources", "src/telemetry", "src/kube"],
+  "src/agent": [
+    ...["src/util", "src/resources", "src/telemetry", "src/queue", "src/kube", "src/provider", "src/config"],
+    ...["src/podspec", "src/node", "src/pods", "src/kubelet"],
+  ],
+  "src/cli": [
+    ...[
+      "src/util",
+      "src/resources",
+      "src/telemetry",
+      "src/kube",
+      "src/provider",
+      "src/config",
+      "src/node",
+      "src/agent",
+    ],
+    ...["src/devcluster", "providers/http-vm", "providers/local", "providers/memory"],
+  ],
+  src: ["src/agent", "src/config", "src/provider", "src/telemetry"],
+  // Providers see the package as their authors elsewhere do: by the kit alone (the test below).
+  "providers/http-vm": ["src/provider"],
+  "providers/local": ["src/provider", "providers/http-vm"],
+  "providers/memory": ["src/provider"],
+};
+
+/** The rooms of the reference backend. `machine` is the supervisor's: it sees engines only by `engine.ts`. */
+const BACKEND: Record<string, readonly string[]> = {
+  host: [],
+  shim: ["engine.ts", "host"],
+  images: ["engine.ts", "host"],
+  network: ["engine.ts", "host"],
+  bundle: ["engine.ts", "host", "images", "machine"],
+  machine: ["engine.ts", "host", "shim"],
+  engines: ["engine.ts", "config.ts", "host", "shim", "images", "network", "bundle", "machine"],
+};
+
+const KIT = ["src/provider/kit/index.ts"];
+
+const files = ["src", "providers"].flatMap((folder) =>
+  readdirSync(join(root, folder), { recursive: true, encoding: "utf8" })
+    .filter((file) => file.endsWith(".ts"))
+    .map((file) => `${folder}/${file}`),
+);
+
+const imports = files.flatMap((from) => {
+  const text = readFileSync(join(root, from), "utf8");
+  return [...text.matchAll(/(?:from|import\()\s*"(\.{1,2}\/[^"]+)"/g)].map(([, path]) => ({
+    from,
+    to: normalize(join(dirname(from), path!)),
+  }));
+});
+
+/** `src/kube/store.ts` -> `src/kube`; `src/index.ts` -> `src`. */
+const roomOf = (file: string): string => file.split("/").slice(0, -1).slice(0, 2).join("/");
+
+/** Below providers/local: `providers/local/machine/plan.ts` -> `machine`; `providers/local/engine.ts` -> `engine.ts`. */
+const backendRoomOf = (file: string): string => file.split("/")[2]!;
+
+describe("imports point one way", () => {
+  test("every room is in the table", () => {
+    expect([...new Set(files.map(roomOf))].toSorted()).toEqual(Object.keys(LAYERS).toSorted());
+  });
+
+  test.each(Object.entries(LAYERS))("%s imports only from rooms below it", (room, below) => {
+    const wrong = imports.filter(({ from, to }) => {
+      const target = roomOf(to);
+      return roomOf(from) === room && target !== room && !below.includes(target);
+    });
+    expect(wrong).toEqual([]);
+  });
+
+  test("no line of the table allows what nothing uses", () => {
+    const used = new Set(imports.map(({ from, to }) => `${roomOf(from)} -> ${roomOf(to)}`));
+    const allowed = Object.entries(LAYERS).flatMap(([room, below]) => below.map((each) => `${room} -> ${each}`));
+    expect(allowed.filter((arrow) => !used.has(arrow))).toEqual([]);
+  });
+
+  test("providers import of the package only its kit", () => {
+    const wrong = imports.filter(
+      ({ from, to }) => from.startsWith("providers/") && to.startsWith("src/") && !KIT.includes(to),
+    );
+    expect(wrong).toEqual([]);
+  });
+
+  test.each(Object.entries(BACKEND))("providers/local/%s imports only from rooms below it", (room, below) => {
+    const inside = imports.filter(({ from, to }) => [from, to].every((file) => file.startsWith("providers/local/")));
+    const wrong = inside.filter(({ from, to }) => {
+      const target = backendRoomOf(to);
+      return backendRoomOf(from) === room && target !== room && !below.includes(target);
+    });
+    expect(wrong).toEqual([]);
+  });
+
+  test("no engine reaches into another", () => {
+    const engineOf = (file: string): string | undefined => /^providers\/local\/engines\/([^/]+)\//.exec(file)?.[1];
+    const wrong = imports.filter(
+      ({ from, to }) => engineOf(from) !== undefined && engineOf(to) !== undefined && engineOf(from) !== engineOf(to),
+    );
+    expect(wrong).toEqual([]);
+  });
+});
