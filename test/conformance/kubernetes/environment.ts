@@ -1,7 +1,7 @@
 /** What the suite runs against: a control plane, a registry, two nodes on one backend, kube-proxy and CoreDNS. */
 import { copyFile, readdir, rmdir, writeFile } from "node:fs/promises";
 import { join } from "node:path";
-import { machineHash } from "../../../providers/local/engines/oci/sandbox.ts";
+import { machineHash } from "../../../providers/local/host/machine-hash.ts";
 import { unmountBelow } from "../../../providers/local/host/mounts.ts";
 import { startAgent, startBackend, type BackendProcess } from "../../e2e/harness/agent.ts";
 import { buildCoreDns, buildKubeProxy } from "../../e2e/harness/build.ts";

@@ -4,7 +4,7 @@ import { join } from "node:path";
 import { afterAll, expect, test } from "vitest";
 import { createOciEngine } from "../../../providers/local/engines/oci/engine.ts";
 import { Cgroup } from "../../../providers/local/engines/oci/cgroup.ts";
-import { machineHash } from "../../../providers/local/engines/oci/sandbox.ts";
+import { machineHash } from "../../../providers/local/host/machine-hash.ts";
 import { run } from "../../../providers/local/host/command.ts";
 import { HostNetwork } from "../../../providers/local/network/network.ts";
 import { silentLogger } from "../../../src/telemetry/logger.ts";

@@ -9,7 +9,7 @@
  *     pause/              bundle of the first process of a shared process namespace
  *     containers/ID/      bundle of a container instance: config.json, rootfs (overlay), upper, work
  */
-import { createHash, randomBytes } from "node:crypto";
+import { randomBytes } from "node:crypto";
 import { chmodSync, chownSync, closeSync, copyFileSync, existsSync, fstatSync, readFileSync } from "node:fs";
 import { mkdir, readFile, rename, rm, stat, statfs, writeFile } from "node:fs/promises";
 import { connect } from "node:net";
