@@ -42,7 +42,11 @@ export const valuesSchema = z.strictObject({
     renewDeadline: election.renewDeadline,
     retryPeriod: election.retryPeriod,
   }),
-  health: z.strictObject({ address: agent.health.unwrap().shape.address, port: z.int().min(1).max(65535) }),
+  health: z.strictObject({
+    address: agent.health.unwrap().shape.address,
+    port: z.int().min(1).max(65535),
+    probePort: z.int().min(1).max(65535),
+  }),
   replicas: z.int().min(0).max(10),
   image: z.strictObject({
     registry: z.string(),

@@ -150,9 +150,9 @@ export class Agent {
     let isBuilt = false;
     readyz.add("started", () => (isBuilt ? undefined : "still starting"));
     // First, because a node's certificate may have to wait for somebody's approval: until then the process is alive, not ready.
-    const { address: host, port } = config.health;
+    const { address: host, port, probePort } = config.health;
     const health = await configuredBy("health", () =>
-      startHealthServer({ host, port, livez, readyz, metrics, logger }),
+      startHealthServer({ host, port, probePort, livez, readyz, metrics, logger }),
     );
     try {
       const clusterId = config.clusterId ?? (await readClusterId(self, options.signal));

@@ -317,6 +317,9 @@ export const agentConfigSchema = z
       .strictObject({
         address: z.string().default("127.0.0.1").describe("Address that health and metrics are served on."),
         port: port.default(10248).describe("Plain HTTP: /livez, /readyz, /metrics. 0 picks a free port."),
+        probePort: port
+          .optional()
+          .describe("Another port for /livez and /readyz alone, for probes that no scraper should come in the way of."),
       })
       .prefault({}),
     leaderElection: z
@@ -383,10 +386,18 @@ interface Listen {
 }
 
 function uniquePorts(
-  config: { health: Listen; nodes: readonly { kubelet: Listen }[] },
+  config: { health: Listen & { probePort?: number | undefined }; nodes: readonly { kubelet: Listen }[] },
   context: z.RefinementCtx,
 ): void {
-  const taken: (Listen & { by: string })[] = [{ ...config.health, by: "health.port" }];
+  const { address, port, probePort } = config.health;
+  const taken: (Listen & { by: string })[] = [{ address, port, by: "health.port" }];
+  if (probePort !== undefined) {
+    if (clash(taken[0]!, { address, port: probePort })) {
+      const message = `${probePort} is taken by health.port`;
+      context.addIssue({ code: "custom", path: ["health", "probePort"], message });
+    }
+    taken.push({ address, port: probePort, by: "health.probePort" });
+  }
   config.nodes.forEach(({ kubelet }, index) => {
     const first = taken.find((listen) => clash(listen, kubelet));
     if (first !== undefined) {

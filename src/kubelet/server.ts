@@ -8,6 +8,7 @@ import type { AddressInfo, Socket } from "node:net";
 import type { Duplex } from "node:stream";
 import { constants } from "node:crypto";
 import type { SecureContextOptions } from "node:tls";
+import { Connections } from "../http/connections.ts";
 import type { Kube } from "../kube/kube.ts";
 import type { UserInfo } from "../kube/reviews.ts";
 import type { Provider } from "../provider/provider.ts";
@@ -31,13 +32,13 @@ import type { Reloadable, ServingCertificate } from "./tls.ts";
 
 export interface KubeletLimits {
   /**
-   * Connections in all. Default 1024. A new one beyond takes the place of one on which nobody has authenticated, while there is
-   * such a one.
+   * Connections in all. Default 1024. A new one beyond takes the place of one on which nothing was allowed yet, while there is such
+   * a one, else of one that is idle.
    */
   connections: number;
   /**
-   * Connections of one address on which nobody has authenticated yet; a new one beyond takes the place of the oldest. Default 256:
-   * all users of an API server come from its one address, and a hundred may come at once. Authenticated ones do not count.
+   * Connections of one address on which nothing was allowed yet; a new one beyond takes the place of the oldest. Default 512: all
+   * users of an API server come from its one address, and a hundred may come at once. Others do not count.
    */
   unauthenticatedPerAddress: number;
   /** Default 10 s. */
@@ -57,7 +58,7 @@ export interface KubeletLimits {
 
 export const DEFAULT_LIMITS: KubeletLimits = {
   connections: 1024,
-  unauthenticatedPerAddress: 256,
+  unauthenticatedPerAddress: 512,
   headersTimeoutMs: 10_000,
   requestTimeoutMs: 30_000,
   responseIdleMs: 30_000,
@@ -141,7 +142,6 @@ class Server implements KubeletServer {
   constructor(options: KubeletServerOptions) {
     this.#options = options;
     this.#limits = { ...DEFAULT_LIMITS, ...options.limits };
-    this.#connections = new Connections(this.#limits.connections, this.#limits.unauthenticatedPerAddress);
     const { clock, logger, metrics, provider, pods } = options;
     const reviews = new Reviews(options.kube, options.auth?.maxReviewsInFlight ?? 32);
     const auth: AuthOptions = {
@@ -187,6 +187,10 @@ class Server implements KubeletServer {
       requestCert: true,
       rejectUnauthorized: false,
       handshakeTimeout: this.#limits.headersTimeoutMs,
+      // Probes find out about a peer that vanished: whoever follows a silent log sends nothing and is sent nothing.
+      keepAlive: true,
+      keepAliveInitialDelay: TCP_KEEPALIVE_MS,
+      noDelay: true,
       headersTimeout: this.#limits.headersTimeoutMs,
       requestTimeout: this.#limits.requestTimeoutMs,
       connectionsCheckingInterval: Math.min(5_000, this.#limits.headersTimeoutMs),
@@ -194,7 +198,10 @@ class Server implements KubeletServer {
       maxHeaderSize: MAX_HEADER_BYTES,
     });
     this.#server.maxHeadersCount = 100;
-    this.#server.on("connection", (socket) => this.#admit(socket as Socket));
+    this.#connections = new Connections(this.#server, {
+      total: this.#limits.connections,
+      strangersPerAddress: this.#limits.unauthenticatedPerAddress,
+    });
     this.#server.on("secureConnection", (socket) => {
       const ca = options.clientCa?.current();
       if (ca !== undefined) this.#checkedBy.set(socket, ca);
@@ -204,12 +211,15 @@ class Server implements KubeletServer {
     this.#server.on("request", (request, response) => void this.#serve(request, response));
     this.#server.on("upgrade", (request, socket, head) => void this.#upgrade(request, socket, head));
     this.#server.on("tlsClientError", (error) => logger.debug({ err: error.message }, "TLS handshake failed"));
-    this.#server.on("clientError", (error, socket) => answerClientError(error, socket));
+    this.#server.on("clientError", (error, socket) => {
+      if (this.#connections.canAnswer(socket)) answerClientError(error, socket);
+      else socket.destroy();
+    });
     options.certificate.onChange(() => this.#reload());
     options.clientCa?.onChange(() => {
       this.#reload();
       // Their handshakes may be under way, with the CA before.
-      this.#connections.destroyUnauthenticated();
+      this.#connections.destroyStrangers();
     });
   }
 
@@ -233,6 +243,7 @@ class Server implements KubeletServer {
 
   async close(graceMs = 5_000): Promise<void> {
     const closed = new Promise<void>((resolve) => this.#server.close(() => resolve()));
+    this.#connections.close();
     this.#stopping.abort(new Error("the node is shutting down"));
     this.#server.closeIdleConnections();
     const cancel = this.#options.clock.after(graceMs, () => this.#connections.destroyAll());
@@ -268,22 +279,19 @@ class Server implements KubeletServer {
     return this.#checkedBy.get(connection) !== this.#options.clientCa?.current();
   }
 
-  #admit(socket: Socket): void {
-    if (this.#stopping.signal.aborted || !this.#connections.add(socket)) socket.destroy();
-    // Probes find out about a peer that vanished: whoever follows a silent log sends nothing and is sent nothing.
-    else socket.setNoDelay(true).setKeepAlive(true, TCP_KEEPALIVE_MS);
-  }
-
   async #authorize(
     request: IncomingMessage,
   ): Promise<{ user: UserInfo; match: Match; path: string; query: URLSearchParams }> {
     const isOpen = this.#options.anonymousMetrics === true && isMetricsRead(request);
     const user = isOpen ? ANONYMOUS : await this.#authenticator.authenticate(request);
-    if (!isOpen) this.#connections.authenticated(request.socket.remoteAddress ?? "", request.socket.remotePort ?? 0);
     const { path, query } = parseTarget(request.url ?? "");
     const method = request.method ?? "";
     const match = matchRoute(this.#routes, method, path);
-    if (!isOpen) await this.#authorizer.authorize(user, accessOf(match, method, path));
+    if (!isOpen) {
+      await this.#authorizer.authorize(user, accessOf(match, method, path));
+      // Not before: every pod of the cluster has a token that authenticates.
+      this.#connections.trust(request.socket);
+    }
     if (match === undefined) throw new HttpError(404, "404 page not found");
     if (match === "method not allowed") throw new HttpError(405, "405: Method Not Allowed");
     return { user, match, path, query };
@@ -403,73 +411,6 @@ class Server implements KubeletServer {
   }
 }
 
-/**
- * Who is connected, and who of them has shown no credentials yet. Where there is no room, a newcomer takes the place of the one
- * that has been silent for longest: who has credentials shows them at once, and who only holds connections open loses them.
- */
-class Connections {
-  readonly #limit: number;
-  readonly #unauthenticatedPerAddress: number;
-  readonly #sockets = new Set<Socket>();
-  /** By address and port of the other side, since TLS wraps the socket that we saw first; the oldest comes first. */
-  readonly #unauthenticated = new Map<string, Map<number, Socket>>();
-
-  constructor(limit: number, unauthenticatedPerAddress: number) {
-    this.#limit = limit;
-    this.#unauthenticatedPerAddress = unauthenticatedPerAddress;
-  }
-
-  /** @returns false when everybody else has authenticated and there is no room */
-  add(socket: Socket): boolean {
-    const address = socket.remoteAddress ?? "";
-    const port = socket.remotePort ?? 0;
-    if ((this.#unauthenticated.get(address)?.size ?? 0) >= this.#unauthenticatedPerAddress) this.#drop(address);
-    if (this.#sockets.size >= this.#limit) {
-      const busiest = this.#busiest();
-      if (busiest === undefined) return false;
-      this.#drop(busiest);
-    }
-    const ofAddress = this.#unauthenticated.get(address) ?? new Map<number, Socket>();
-    this.#unauthenticated.set(address, ofAddress.set(port, socket));
-    this.#sockets.add(socket);
-    socket.once("close", () => this.#forget(socket, address, port));
-    return true;
-  }
-
-  authenticated(address: string, port: number): void {
-    const ofAddress = this.#unauthenticated.get(address);
-    if (ofAddress?.delete(port) && ofAddress.size === 0) this.#unauthenticated.delete(address);
-  }
-
-  destroyAll(): void {
-    for (const socket of this.#sockets) socket.destroy();
-  }
-
-  destroyUnauthenticated(): void {
-    for (const ofAddress of this.#unauthenticated.values()) for (const socket of ofAddress.values()) socket.destroy();
-  }
-
-  /** The address with most connections that show no credentials. */
-  #busiest(): string | undefined {
-    let busiest: string | undefined;
-    let most = 0;
-    for (const [address, { size }] of this.#unauthenticated) if (size > most) [busiest, most] = [address, size];
-    return busiest;
-  }
-
-  #drop(address: string): void {
-    const [port, socket] = this.#unauthenticated.get(address)!.entries().next().value!;
-    this.#forget(socket, address, port);
-    socket.destroy();
-  }
-
-  #forget(socket: Socket, address: string, port: number): void {
-    // Another connection may have the port already, when this one was dropped before it closed.
-    if (this.#unauthenticated.get(address)?.get(port) === socket) this.authenticated(address, port);
-    this.#sockets.delete(socket);
-  }
-}
-
 /** No route takes a body; a small one is read away so that the connection can be used again. */
 async function discardBody(request: IncomingMessage): Promise<void> {
   let size = 0;
@@ -496,7 +437,6 @@ function challenge(status: number): [string, string][] {
 
 /** What Node's parser refused, answered without a word about why. */
 function answerClientError(error: NodeJS.ErrnoException, socket: Duplex): void {
-  if (socket.destroyed || !socket.writable) return;
   const status = error.code === "HPE_HEADER_OVERFLOW" ? 431 : error.code === "ERR_HTTP_REQUEST_TIMEOUT" ? 408 : 400;
   refuseUpgrade(socket, status, "");
 }

@@ -4,8 +4,10 @@
  * `/livez` (and `/healthz`) answer whether the process can make progress. They must never depend on the API server or the
  * backend: an outage there would become a restart loop here. `/readyz` answers whether the agent does its work.
  */
-import { createServer, type Server } from "node:http";
+import { createServer, type Server, type ServerResponse } from "node:http";
 import type { AddressInfo } from "node:net";
+import { setImmediate as nextTurn } from "node:timers/promises";
+import { Connections } from "../http/connections.ts";
 import type { Logger } from "./logger.ts";
 import type { Metrics } from "./metrics.ts";
 
@@ -72,34 +74,80 @@ export function healthQuery(query: URLSearchParams): { verbose: boolean; exclude
 export interface HealthServer {
   /** The port that is listened on, which differs from the wanted one when that was 0. */
   readonly port: number;
+  /** That for probes alone, when there is one. */
+  readonly probePort: number | undefined;
   close(): Promise<void>;
+}
+
+/**
+ * Nobody shows credentials here. An attacker's connections take each other's places, not that of an address with fewer, and there
+ * are so many that a probe is answered long before it could become the oldest.
+ */
+const MAX_CONNECTIONS = 1024;
+/** More than Node's 511: a probe that waits for its turn is answered, one that finds no place waits a second to try again. */
+const BACKLOG = 4096;
+/** For a request's header, and between two reads of a reply. */
+const PATIENCE_MS = 5_000;
+/** Replies of /metrics on their way, each of which is held in memory; the oldest is broken off for a newer one. */
+const MAX_SCRAPES = 32;
+
+interface HealthServerOptions {
+  host: string;
+  port: number;
+  /** Another port, without `/metrics`: where nobody but the cluster's probes comes, nobody can come in their way. */
+  probePort?: number | undefined;
+  livez: HealthChecks;
+  readyz: HealthChecks;
+  metrics: Metrics;
+  logger: Logger;
 }
 
 /**
  * Serves `/livez`, `/healthz`, `/readyz` (each with `/NAME` for a single check) and `/metrics` over plain HTTP.
  *
- * @throws when the address cannot be bound
+ * @throws when an address cannot be bound
  */
-export async function startHealthServer(options: {
-  host: string;
+export async function startHealthServer(options: HealthServerOptions): Promise<HealthServer> {
+  const main = await listenOn(options.port, options, options.metrics);
+  let probes: Listener | undefined;
+  try {
+    if (options.probePort !== undefined) probes = await listenOn(options.probePort, options);
+  } catch (thrown) {
+    await main.close();
+    throw thrown;
+  }
+  return {
+    port: main.port,
+    probePort: probes?.port,
+    close: async () => void (await Promise.all([main.close(), probes?.close()])),
+  };
+}
+
+interface Listener {
   port: number;
-  livez: HealthChecks;
-  readyz: HealthChecks;
-  metrics: Metrics;
-  logger: Logger;
-}): Promise<HealthServer> {
-  const endpoints: Record<string, HealthChecks> = {
-    livez: options.livez,
-    healthz: options.livez,
-    readyz: options.readyz,
+  close(): Promise<void>;
+}
+
+async function listenOn(port: number, options: HealthServerOptions, metrics?: Metrics): Promise<Listener> {
+  const { livez, readyz } = options;
+  const endpoints: Record<string, HealthChecks> = { livez, healthz: livez, readyz };
+  const render = metrics && together(() => metrics.render());
+  const scrapes = new Set<ServerResponse>();
+  const scrape = async (response: ServerResponse): Promise<string> => {
+    const [oldest] = scrapes;
+    if (scrapes.size >= MAX_SCRAPES) oldest!.destroy();
+    scrapes.add(response);
+    response.once("close", () => scrapes.delete(response));
+    return (await render?.()) ?? "";
   };
   const answer = async (
     path: string,
     query: URLSearchParams,
+    response: ServerResponse,
   ): Promise<{ status: number; type: string; body: string }> => {
     const [, first = "", only, ...rest] = path.split("/");
-    if (path === "/metrics")
-      return { status: 200, type: options.metrics.registry.contentType, body: await options.metrics.render() };
+    if (path === "/metrics" && metrics)
+      return { status: 200, type: metrics.registry.contentType, body: await scrape(response) };
     const checks = Object.hasOwn(endpoints, first) ? endpoints[first] : undefined;
     if (
       checks === undefined ||
@@ -113,15 +161,17 @@ export async function startHealthServer(options: {
   };
 
   const server = createServer(
-    { headersTimeout: 5_000, requestTimeout: 5_000, connectionsCheckingInterval: 1_000 },
+    { headersTimeout: PATIENCE_MS, requestTimeout: PATIENCE_MS, connectionsCheckingInterval: 1_000 },
     (request, response) => {
+      response.setTimeout(PATIENCE_MS, () => response.destroy());
       if (request.method !== "GET" && request.method !== "HEAD") {
         response.writeHead(405, { allow: "GET, HEAD" }).end();
         return;
       }
       const [path = "/", query = ""] = (request.url ?? "/").split("?", 2);
-      answer(path, new URLSearchParams(query)).then(
+      answer(path, new URLSearchParams(query), response).then(
         ({ status, type, body }) => {
+          if (response.destroyed) return;
           response
             .writeHead(status, {
               "content-type": type,
@@ -137,22 +187,36 @@ export async function startHealthServer(options: {
       );
     },
   );
-  server.maxConnections = 64;
-  await listen(server, options.port, options.host);
+  const connections = new Connections(server, { total: MAX_CONNECTIONS });
+  await listen(server, port, options.host);
+  // A connection that could not be accepted, for want of file descriptors for example, must not end the process.
+  server.on("error", (error) => options.logger.warn({ err: error }, "health port: a connection was not accepted"));
   return {
     port: (server.address() as AddressInfo).port,
     close: () =>
       new Promise((resolve) => {
         server.close(() => resolve());
-        server.closeAllConnections();
+        connections.destroyAll();
       }),
+  };
+}
+
+/** All who ask in one turn of the event loop get the same answer: however many scrape, a probe is answered in between. */
+function together(work: () => Promise<string>): () => Promise<string> {
+  let pending: Promise<string> | undefined;
+  return () => {
+    pending ??= nextTurn().then(() => {
+      pending = undefined;
+      return work();
+    });
+    return pending;
   };
 }
 
 function listen(server: Server, port: number, host: string): Promise<void> {
   return new Promise((resolve, reject) => {
     server.once("error", reject);
-    server.listen(port, host, () => {
+    server.listen({ port, host, backlog: BACKLOG }, () => {
       server.off("error", reject);
       resolve();
     });

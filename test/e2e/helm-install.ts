@@ -45,7 +45,7 @@ export interface Installation {
 export async function installChart(cluster: Cluster, release: string, values: Json): Promise<Installation> {
   const namespace = "vmlet-system";
   const dir = await mkdtemp(join(cluster.sandbox.dir, `${release}-`));
-  const [healthPort, ...ports] = await freePorts(1 + values.nodes.length);
+  const [port, probePort, ...ports] = await freePorts(2 + values.nodes.length);
   const nodes = (values.nodes as Json[]).map((node, index) => ({
     ...node,
     kubelet: { ...node.kubelet, port: ports[index] },
@@ -53,7 +53,7 @@ export async function installChart(cluster: Cluster, release: string, values: Js
   const valuesFile = join(dir, "values.json");
   // No image is pulled here: the chart's programs run from the checkout.
   const image = { repository: "registry.example.com/vmlet" };
-  await writeFile(valuesFile, JSON.stringify({ image, ...values, health: { port: healthPort }, nodes }));
+  await writeFile(valuesFile, JSON.stringify({ image, ...values, health: { port, probePort }, nodes }));
   const helm = await helmBinary();
   const env = { PATH: process.env["PATH"], KUBECONFIG: cluster.adminKubeconfig, HOME: tmpdir() };
   await runCommand(
@@ -95,7 +95,7 @@ export async function installChart(cluster: Cluster, release: string, values: Js
       const own = structuredClone(config);
       if (secondReplica) {
         // Replicas have a network namespace each; here they share one.
-        own.health.port = await freePort();
+        [own.health.port, own.health.probePort] = [await freePort(), await freePort()];
         for (const node of own.nodes) node.kubelet.port = await freePort();
       }
       const replica = `${release}-agent-${serial++}`;

@@ -12,18 +12,19 @@ const root = join(import.meta.dirname, "../..");
 const LAYERS: Record<string, readonly string[]> = {
   "src/util": [],
   "src/resources": ["src/util"],
-  "src/telemetry": ["src/util"],
+  "src/http": [],
+  "src/telemetry": ["src/util", "src/http"],
   "src/queue": ["src/util", "src/telemetry"],
   "src/kube": ["src/util", "src/telemetry", "src/queue"],
   // The kit gives authors of provider modules the one error that ends the program with the user's exit code.
-  "src/provider": ["src/util", "src/resources", "src/telemetry", "src/queue", "src/config"],
+  "src/provider": ["src/util", "src/resources", "src/http", "src/telemetry", "src/queue", "src/config"],
   // The plugin's file is described where it is used.
   "src/config": ["src/util", "src/resources", "src/podspec"],
   "src/podspec": ["src/util", "src/resources", "src/telemetry", "src/kube", "src/provider"],
   "src/streaming": ["src/util", "src/provider"],
   "src/node": ["src/util", "src/resources", "src/telemetry", "src/queue", "src/kube", "src/provider", "src/config"],
   "src/pods": ["src/util", "src/resources", "src/telemetry", "src/queue", "src/kube", "src/provider", "src/podspec"],
-  "src/kubelet": ["src/util", "src/telemetry", "src/kube", "src/provider", "src/streaming"],
+  "src/kubelet": ["src/util", "src/http", "src/telemetry", "src/kube", "src/provider", "src/streaming"],
   "src/devcluster": ["src/util", "src/resources", "src/telemetry", "src/kube"],
   "src/agent": [
     ...["src/util", "src/resources", "src/telemetry", "src/queue", "src/kube", "src/provider", "src/config"],

@@ -66,7 +66,7 @@ nearest wins.
 {{- define "vmlet.nodes" -}}
 {{- $root := . -}}
 {{- $nodes := list -}}
-{{- $ports := dict (toString (int .Values.health.port)) "health.port" -}}
+{{- $ports := dict (toString (int .Values.health.port)) "health.port" (toString (int .Values.health.probePort)) "health.probePort" -}}
 {{- $addressed := 0 -}}
 {{- range $index, $node := .Values.nodes -}}
 {{- $node = deepCopy $node -}}

@@ -21,8 +21,15 @@ export interface ServerLimits {
   pageItems: number;
   /** A page ends early rather than grow beyond this many bytes. */
   pageBytes: number;
-  /** Open connections in all. */
+  /**
+   * Open connections in all. A new one beyond takes the place of one on which no credentials were accepted yet, while there is such
+   * a one, else of one that is idle.
+   */
   connections: number;
+  /** Connections of one address on which no credentials were accepted yet; a new one beyond takes the place of the oldest. */
+  strangersPerAddress: number;
+  /** How long a caller may take for the TLS handshake, and for the header of a request, in milliseconds. */
+  headersMs: number;
   /** Longest long poll in milliseconds; a caller that asks for more gets this. */
   longPollMs: number;
   /** Between two signs of life on a quiet stream, in milliseconds. */
@@ -34,6 +41,8 @@ export const DEFAULT_SERVER_LIMITS: ServerLimits = {
   pageItems: 500,
   pageBytes: 6 * 1024 * 1024,
   connections: 1024,
+  strangersPerAddress: 512,
+  headersMs: 10_000,
   longPollMs: 60_000,
   keepAliveMs: 15_000,
 };

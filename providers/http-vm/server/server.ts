@@ -10,7 +10,14 @@ import { createServer as createTlsServer, Server as TlsServer } from "node:https
 import { type AddressInfo, connect } from "node:net";
 import type { Duplex } from "node:stream";
 import type { SecureContextOptions } from "node:tls";
-import { linkAbort, type Logger, ProviderError, systemClock, TLS_CIPHERS } from "../../../src/provider/kit/index.ts";
+import {
+  Connections,
+  linkAbort,
+  type Logger,
+  ProviderError,
+  systemClock,
+  TLS_CIPHERS,
+} from "../../../src/provider/kit/index.ts";
 import { asProviderError, renderError, requestIdOf } from "./http.ts";
 import {
   DEFAULT_SERVER_LIMITS,
@@ -18,6 +25,7 @@ import {
   type MachineApiServer,
   type MachineApiServerOptions,
   type ServerAuth,
+  type ServerLimits,
   type ServerTls,
 } from "./options.ts";
 import { dispatch, type RouteContext } from "./routes.ts";
@@ -34,6 +42,7 @@ class ProviderServer implements MachineApiServer {
   readonly #auth: ServerAuth;
   readonly #scheme: "http" | "https";
   readonly #server: Server;
+  readonly #connections: Connections;
   readonly #streams: StreamRoutes;
   /** Ends what only waits; then, after the grace, everything. */
   readonly #closing = new AbortController();
@@ -48,12 +57,17 @@ class ProviderServer implements MachineApiServer {
     this.#auth = options.auth ?? {};
     this.#scheme = options.tls === undefined ? "http" : "https";
     this.#streams = new StreamRoutes(this.#context, options.logger);
-    this.#server = listener(options.tls, (request, response) => void this.#serve(request, response));
-    this.#server.maxConnections = limits.connections;
+    this.#server = listener(options.tls, limits, (request, response) => void this.#serve(request, response));
+    this.#connections = new Connections(this.#server, {
+      total: limits.connections,
+      strangersPerAddress: limits.strangersPerAddress,
+    });
     this.#server.maxRequestsPerSocket = 0;
-    this.#server.keepAliveTimeout = 60_000;
     this.#server.on("upgrade", (request, socket, head) => void this.#upgrade(request, socket, head));
-    this.#server.on("clientError", refuseGarbage);
+    this.#server.on("clientError", (_error, socket) => {
+      if (this.#connections.canAnswer(socket)) refuseGarbage(socket);
+      else socket.destroy();
+    });
   }
 
   async listen(address: ListenAddress): Promise<{ url: string; port: number }> {
@@ -178,13 +192,12 @@ class ProviderServer implements MachineApiServer {
     if (request.headers.origin !== undefined)
       throw new ProviderError("invalid", "the request has an Origin: web pages are not served");
     const accepted = this.#auth.bearerTokens?.();
-    if (accepted === undefined) return;
-    const given = /^Bearer ([\x21-\x7e]+)$/i.exec(request.headers.authorization ?? "")?.[1];
-    if (given !== undefined && isOneOf(given, accepted)) return;
-    throw new ProviderError(
-      "unauthorized",
-      given === undefined ? "a bearer token is required" : "the bearer token is not accepted",
-    );
+    if (accepted !== undefined) {
+      const given = /^Bearer ([\x21-\x7e]+)$/i.exec(request.headers.authorization ?? "")?.[1];
+      if (given === undefined) throw new ProviderError("unauthorized", "a bearer token is required");
+      if (!isOneOf(given, accepted)) throw new ProviderError("unauthorized", "the bearer token is not accepted");
+    }
+    this.#connections.trust(request.socket);
   }
 }
 
@@ -202,10 +215,12 @@ function sha256(text: string): Buffer {
   return createHash("sha256").update(text).digest();
 }
 
-function listener(tls: MachineApiServerOptions["tls"], serve: RequestListener): Server {
+function listener(tls: MachineApiServerOptions["tls"], limits: ServerLimits, serve: RequestListener): Server {
   const http = {
-    headersTimeout: 10_000,
+    headersTimeout: limits.headersMs,
     requestTimeout: 60_000,
+    connectionsCheckingInterval: Math.min(5_000, limits.headersMs),
+    keepAliveTimeout: 60_000,
     maxHeaderSize: 64 * 1024,
     // A quiet session of a caller whose host is gone would otherwise be kept for ever, and its process with it.
     keepAlive: true,
@@ -213,7 +228,7 @@ function listener(tls: MachineApiServerOptions["tls"], serve: RequestListener): 
   };
   if (tls === undefined) return createServer(http, serve);
   const mutual = tls.clientCa === undefined ? {} : { requestCert: true, rejectUnauthorized: true };
-  return createTlsServer({ ...http, ...secureContext(tls), ...mutual }, serve);
+  return createTlsServer({ ...http, handshakeTimeout: limits.headersMs, ...secureContext(tls), ...mutual }, serve);
 }
 
 /** All of it, since a new context takes nothing over from the one before. */
@@ -246,7 +261,7 @@ function refuseUpgrade(socket: Duplex, error: ProviderError, requestId: string):
 }
 
 /** Bytes that are no HTTP still get the envelope, as the document promises for every reply. */
-function refuseGarbage(_error: Error, socket: Duplex): void {
+function refuseGarbage(socket: Duplex): void {
   refuseUpgrade(socket, new ProviderError("invalid", "the request is not HTTP"), "none");
 }
 

@@ -3,6 +3,7 @@
  * conformance checks. The providers in this repository import nothing else of `src`.
  */
 export { ConfigError, parseFile } from "../../config/load.ts";
+export { Connections, type ConnectionLimits } from "../../http/connections.ts";
 export { TokenBucket } from "../../queue/rate-limit.ts";
 export { Quantity } from "../../resources/quantity.ts";
 export { silentLogger, type Logger } from "../../telemetry/logger.ts";

@@ -117,6 +117,38 @@ describe("limits of the kubelet API", () => {
     expect((await ask(kubelet, "/pods")).status).toBe(200);
   });
 
+  it("take the place of those whose credentials are good and who may do nothing: every pod has such", async () => {
+    await using kubelet = await startKubelet({ limits: { connections: 4 } });
+    kubelet.reviews.allows = ({ user }) => user !== "robot";
+    const forbidden = Array.from({ length: 4 }, async () => {
+      const socket = tlsConnect({ port: kubelet.server.port, host: "127.0.0.1", rejectUnauthorized: false });
+      open.push(socket.on("error", () => {}));
+      socket.write("GET /pods HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer good\r\n\r\n");
+      const [head] = (await once(socket, "data")) as [Buffer];
+      return head.toString().slice(0, 12);
+    });
+    expect(await Promise.all(forbidden)).toEqual(forbidden.map(() => "HTTP/1.1 403"));
+    expect((await ask(kubelet, "/pods")).status).toBe(200);
+  });
+
+  it.each([
+    ["says nothing at all", ""],
+    ["begins a handshake and stops", "\x16\x03\x01\x02\x00\x01"],
+  ])("cut a connection that %s", async (_what, bytes) => {
+    await using kubelet = await startKubelet({ limits: { headersTimeoutMs: 200 } });
+    const socket = connect({ port: kubelet.server.port, host: "127.0.0.1" }).on("error", () => {});
+    open.push(socket);
+    socket.write(Buffer.from(bytes, "latin1"));
+    await once(socket.resume(), "close");
+  });
+
+  it("cut a connection that says nothing after the handshake", async () => {
+    await using kubelet = await startKubelet({ limits: { headersTimeoutMs: 200 } });
+    const socket = tlsConnect({ port: kubelet.server.port, host: "127.0.0.1", rejectUnauthorized: false });
+    open.push(socket.on("error", () => {}));
+    await once(socket.resume(), "close");
+  });
+
   it("find out that the client of a silent log is gone: the connection is probed", async () => {
     await using kubelet = await startKubelet();
     const socket = tlsConnect({

@@ -107,6 +107,8 @@ describe("a configuration file", () => {
       "vmlet.yaml:6:36: nodes[0].kubelet.port: 10248 is taken by health.port",
     );
     expect(faultOf(minimal + kubelet("::", 10248))).toContain("is taken by health.port");
+    expect(faultOf(`${minimal}health: { probePort: 10248 }\n`)).toContain("probePort: 10248 is taken by health.port");
+    expect(faultOf(`${minimal}health: { probePort: 10250 }\n`)).toContain("10250 is taken by health.probePort");
     expect(parseConfig(minimal + kubelet("10.0.0.1", 10248), "f").health.port).toBe(10248);
     const other = "  - name: burst-1\n    provider: { type: memory }\n";
     expect(faultOf(minimal + other + kubelet("10.0.0.1", 10250))).toContain("10250 is taken by nodes[0]");

@@ -325,6 +325,15 @@ describe("the network policy", () => {
     const policy = find(objectsOf("full"), "NetworkPolicy");
     expect(policy.spec.ingress[0].ports.map((port: Json) => port.port)).toEqual([10250, 10350, 10252]);
   });
+
+  test("lets nobody reach the port of the agent's probes, which come from its own host", () => {
+    const policy = find(objectsOf("full"), "NetworkPolicy");
+    const [agent] = find(objectsOf("full"), "Deployment").spec.template.spec.containers;
+    const port = agent.ports.find((each: Json) => each.name === "probes").containerPort as number;
+    const used = [agent.startupProbe, agent.livenessProbe, agent.readinessProbe].map((probe) => probe.httpGet.port);
+    expect(used).toEqual(["probes", "probes", "probes"]);
+    expect(policy.spec.ingress.flatMap((rule: Json) => rule.ports).map((each: Json) => each.port)).not.toContain(port);
+  });
 });
 
 test("no role and no binding is created by whoever may create none", async () => {

@@ -128,6 +128,11 @@ describe("helm refuses, naming the cure,", () => {
       { nodes: twoNodes(10248, 10249) },
       "nodes[0].kubelet.port: 10248 is taken by health.port",
     ],
+    [
+      "a node on the port for probes",
+      { nodes: twoNodes(10250, 10247) },
+      "nodes[1].kubelet.port: 10247 is taken by health.probePort",
+    ],
     ["a port that is not known in advance", { nodes: twoNodes(0, 10250) }, "nodes[0].kubelet.port: 0"],
     ["replicas without an election", { leaderElection: { enabled: false } }, "leaderElection.enabled: must be true"],
     ["a backend without a token", { backend: { enabled: true } }, "backend.existingSecret: is required"],

@@ -5,6 +5,7 @@ import { rm } from "node:fs/promises";
 import { connect } from "node:net";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
+import { connect as tlsConnect } from "node:tls";
 import { PassThrough } from "node:stream";
 import { afterEach, describe, expect, test } from "vitest";
 import {
@@ -50,11 +51,59 @@ async function refusal(reply: Response): Promise<{ status: number; code: string;
   return { status: reply.status, ...error };
 }
 
-test("a server with TLS has no CBC suites", async () => {
+function selfSigned(): { cert: string; key: string } {
   const keys = generateKeyPair();
   const [notBeforeMs, notAfterMs] = [Date.now() - 3_600_000, Date.now() + 3_600_000];
   const cert = createCertificate({ subject: { commonName: "backend" }, keys, notBeforeMs, notAfterMs });
-  const { port } = await setup({ tls: { cert, key: privateKeyPem(keys.privateKey) } });
+  return { cert, key: privateKeyPem(keys.privateKey) };
+}
+
+describe("whoever holds connections open", () => {
+  const silent = (port: number) => {
+    const socket = connect({ port, host: "127.0.0.1" }).on("error", () => {});
+    cleanups.push(() => Promise.resolve(socket.destroy()));
+    return socket;
+  };
+
+  test.each([
+    ["with TLS", true],
+    ["in plain HTTP", false],
+  ])("and says nothing keeps nobody else out, %s", async (_title, withTls) => {
+    const { port } = await setup({ ...(withTls && { tls: selfSigned() }), limits: { connections: 8 } });
+    const dropped = Array.from({ length: 8 }, () => once(silent(port), "close"));
+    const socket = withTls ? tlsConnect({ port, rejectUnauthorized: false }) : connect({ port, host: "127.0.0.1" });
+    cleanups.push(() => Promise.resolve(socket.destroy()));
+    socket.write("GET /v1/info HTTP/1.1\r\nHost: x\r\n\r\n");
+    expect(String((await once(socket, "data"))[0])).toMatch(/^HTTP\/1\.1 200 /);
+    await dropped[0];
+  });
+
+  test("without accepted credentials makes room for whoever has them", async () => {
+    const { port, url } = await setup({ auth: { bearerTokens: () => ["good"] }, limits: { connections: 4 } });
+    const refused = Array.from({ length: 4 }, async () => {
+      const socket = silent(port);
+      socket.write("GET /v1/info HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer bad\r\n\r\n");
+      return String((await once(socket, "data"))[0]).slice(0, 12);
+    });
+    expect(await Promise.all(refused)).toEqual(refused.map(() => "HTTP/1.1 401"));
+    expect((await fetch(`${url}/v1/info`, { headers: { authorization: "Bearer good" } })).status).toBe(200);
+  });
+
+  test.each([
+    ["says nothing", true, ""],
+    ["begins a handshake and stops", true, "\x16\x03\x01\x02\x00\x01"],
+    ["says nothing in plain HTTP", false, ""],
+    ["begins a request and stops", false, "GET /v1/info HTTP/1.1\r\nHost:"],
+  ])("and %s is cut off in the end", async (_title, withTls, bytes) => {
+    const { port } = await setup({ ...(withTls && { tls: selfSigned() }), limits: { headersMs: 200 } });
+    const socket = silent(port);
+    socket.write(Buffer.from(bytes, "latin1"));
+    await once(socket.resume(), "close");
+  });
+});
+
+test("a server with TLS has no CBC suites", async () => {
+  const { port } = await setup({ tls: selfSigned() });
   const suites = [
     await handshake({ port }),
     await handshake({ port, maxVersion: "TLSv1.2" }),

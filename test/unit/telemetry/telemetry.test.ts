@@ -1,5 +1,7 @@
 import { execFile } from "node:child_process";
-import { describe, expect, it } from "vitest";
+import { once } from "node:events";
+import { connect, type Socket } from "node:net";
+import { afterEach, describe, expect, it } from "vitest";
 import { HealthChecks, startHealthServer } from "../../../src/telemetry/health.ts";
 import { silentLogger as logger } from "../../../src/telemetry/logger.ts";
 import { createMetrics, unusedMetrics } from "../../../src/telemetry/metrics.ts";
@@ -60,6 +62,79 @@ describe("health endpoints", () => {
     expect((await it.get("/metrics")).body).toContain("# TYPE kubelet_running_pods gauge");
     expect((await it.get("/pods")).status).toBe(404);
     expect((await it.get("/livez", "POST")).status).toBe(405);
+  });
+});
+
+describe("the health port", () => {
+  const open: Socket[] = [];
+  afterEach(() => {
+    for (const socket of open.splice(0)) socket.destroy();
+  });
+
+  async function serveMetrics(text: string) {
+    const metrics = unusedMetrics();
+    metrics.render = () => Promise.resolve(text);
+    const checks = { livez: new HealthChecks("livez"), readyz: new HealthChecks("readyz") };
+    const server = await startHealthServer({ host: "127.0.0.1", port: 0, probePort: 0, ...checks, metrics, logger });
+    const reach = (request: string) => {
+      const socket = connect({ port: server.port, host: "127.0.0.1" }).on("error", () => {});
+      open.push(socket);
+      socket.write(request);
+      return socket;
+    };
+    const probe = async (port = server.port) => (await fetch(`http://127.0.0.1:${port}/livez`)).status;
+    return { server, reach, probe, [Symbol.asyncDispose]: () => server.close() };
+  }
+
+  it.each([
+    ["say nothing", ""],
+    ["begin a request and stop", "GET /livez HTTP/1.1\r\nHost: x\r\nX-Slow: "],
+  ])("answers each probe while two thousand connections %s, and come back when they are cut", async (_what, bytes) => {
+    await using it = await serveMetrics("");
+    let attacking = true;
+    const attack = () => {
+      if (attacking) it.reach(bytes).once("close", attack);
+    };
+    for (let i = 0; i < 2000; i++) attack();
+    const statuses: number[] = [];
+    for (let i = 0; i < 30; i++) statuses.push(await it.probe());
+    attacking = false;
+    expect(statuses).toEqual(statuses.map(() => 200));
+  });
+
+  it("breaks off the oldest of many scrapes that nobody reads: each is held in memory", async () => {
+    await using it = await serveMetrics("#".repeat(32 * 1024 * 1024));
+    const first = it.reach("GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n");
+    await once(first, "readable");
+    const cut = once(first, "close");
+    const others = Array.from({ length: 32 }, () => it.reach("GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n"));
+    await Promise.all(others.map((socket) => once(socket, "readable")));
+    first.resume();
+    await cut;
+    expect(await it.probe()).toBe(200);
+  });
+
+  it("renders the metrics once for all who ask at the same moment", async () => {
+    let renders = 0;
+    const metrics = unusedMetrics();
+    metrics.render = () => Promise.resolve(`# ${++renders}\n`);
+    const checks = { livez: new HealthChecks("livez"), readyz: new HealthChecks("readyz") };
+    const server = await startHealthServer({ host: "127.0.0.1", port: 0, ...checks, metrics, logger });
+    const socket = connect({ port: server.port, host: "127.0.0.1" });
+    open.push(socket);
+    socket.write("GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n".repeat(20));
+    let text = "";
+    for await (const chunk of socket) if ((text += String(chunk)).split("# 1\n").length > 20) break;
+    await server.close();
+    expect(renders).toBe(1);
+  });
+
+  it("has another one for probes alone, when that is wanted", async () => {
+    await using it = await serveMetrics("");
+    const port = it.server.probePort!;
+    expect(await it.probe(port)).toBe(200);
+    expect((await fetch(`http://127.0.0.1:${port}/readyz`)).status).toBe(200);
+    expect((await fetch(`http://127.0.0.1:${port}/metrics`)).status).toBe(404);
   });
 });
 
