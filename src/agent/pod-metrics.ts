@@ -74,9 +74,11 @@ export function observeWatches(
   metrics.watchStarts.reset();
   metrics.watchErrors.reset();
   metrics.informerRelists.reset();
+  metrics.informerSkipped.reset();
   for (const { counters } of reflectors) {
     metrics.watchStarts.inc({ resource }, counters.watches);
     metrics.watchErrors.inc({ resource }, counters.watchErrors);
+    metrics.informerSkipped.inc({ resource }, counters.skipped);
     for (const [reason, count] of Object.entries(counters.relists))
       metrics.informerRelists.inc({ resource, reason }, count);
   }

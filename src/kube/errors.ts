@@ -53,6 +53,13 @@ export class KubeApiError extends VmletError {
   }
 }
 
+/** A reply that came, or would have come, but has more bytes than are taken: a smaller part of it may do. */
+export class ReplyTooLargeError extends KubeApiError {
+  constructor(message: string) {
+    super(message, { status: 0, reason: "Malformed" });
+  }
+}
+
 export function isKubeApiError(thrown: unknown): thrown is KubeApiError {
   return thrown instanceof KubeApiError;
 }

@@ -1,3 +1,5 @@
+import type { SkippedItem } from "./list-decoder.ts";
+
 /**
  * What the rest of vmlet needs of the API server: single requests and watches, nothing typed per resource. `transport.ts`
  * implements it over HTTP; simulations and tests put their own in its place.
@@ -13,8 +15,13 @@ export interface KubeRequest {
   signal: AbortSignal;
   /** Limit for the whole exchange; default 30 s. */
   timeoutMs?: number;
-  /** `lease` requests use their own connections, so that nothing else can delay them. */
-  lane?: "default" | "lease";
+  /** Each lane has connections of its own: nothing can delay a `lease`, and only other reviews a `review`. */
+  lane?: "default" | "lease" | "review";
+  /**
+   * The reply is a list. Its items are judged one by one: one that is larger than any legal object is left out and told.
+   * `timeoutMs` limits each silence, not the whole reply.
+   */
+  list?: { onSkipped: (item: SkippedItem) => void };
 }
 
 export type WatchEvent<T> =
@@ -25,7 +32,7 @@ export type WatchEvent<T> =
       object: { code?: number; reason?: string; message?: string; details?: { retryAfterSeconds?: number } };
     };
 
-export type WatchRequest = Omit<KubeRequest, "method" | "body" | "contentType" | "timeoutMs"> & {
+export type WatchRequest = Omit<KubeRequest, "method" | "body" | "contentType" | "timeoutMs" | "lane" | "list"> & {
   /** Called when the server has accepted the watch. */
   onOpen?: () => void;
 };

@@ -54,3 +54,7 @@ export const leasesPath = (namespace: string) =>
 export const leasePath = (namespace: string, name: string) =>
   resourcePath({ group: "coordination.k8s.io", resource: "leases", namespace, name });
 export const eventsPath = (namespace: string) => resourcePath({ resource: "events", namespace });
+
+/** The namespace of the objects that a path is about; undefined for objects of the cluster, a Namespace among them. */
+export const namespaceOf = (path: string): string | undefined =>
+  /^\/apis?(?:\/[^/]+){1,2}\/namespaces\/([^/]+)\//.exec(path)?.[1];

@@ -7,18 +7,25 @@
  * - Only "expired" leads to a new list. Every other fault resumes the watch where it was, so an API server that
  *   restarts is not met by a storm of lists.
  * - A watch that says nothing, not even a bookmark (about one a minute), is taken for dead.
+ * - A list of any size comes in: a page that is too large, or too slow, is asked for again with fewer items.
  */
 import { Backoff } from "../queue/backoff.ts";
 import type { Logger } from "../telemetry/logger.ts";
 import type { Clock } from "../util/clock.ts";
 import { toError } from "../util/errors.ts";
 import type { Random } from "../util/random.ts";
-import { KubeApiError, isGone, isKubeApiError, isTooLargeResourceVersion } from "./errors.ts";
+import { KubeApiError, ReplyTooLargeError, isGone, isKubeApiError, isTooLargeResourceVersion } from "./errors.ts";
 import type { Kube, WatchEvent, WatchRequest } from "./kube.ts";
+import type { SkippedItem } from "./list-decoder.ts";
 import type { Store } from "./store.ts";
 import type { KubeObject } from "./wire.ts";
 
-export type RelistReason = "expired" | "too_large_resource_version" | "invalid_resource_version";
+export type RelistReason =
+  | "expired"
+  | "too_large_resource_version"
+  | "invalid_resource_version"
+  /** The watch sent an event of more bytes than are taken: resuming it would bring the same event for ever. */
+  | "too_large_event";
 
 export interface ReflectorOptions<T extends KubeObject> {
   kube: Kube;
@@ -46,7 +53,7 @@ export interface ReflectorCounters {
   watchErrors: number;
   events: number;
   bookmarks: number;
-  /** Events of unknown type, objects without UID, objects that `accept` refused. */
+  /** Events of unknown type, objects without UID, that are larger than any legal one or that `accept` refused. */
   skipped: number;
 }
 
@@ -74,7 +81,7 @@ export class Reflector<T extends KubeObject> {
   readonly #listBackoff: Backoff;
   readonly #counters: ReflectorCounters = {
     lists: 0,
-    relists: { expired: 0, too_large_resource_version: 0, invalid_resource_version: 0 },
+    relists: { expired: 0, too_large_resource_version: 0, invalid_resource_version: 0, too_large_event: 0 },
     watches: 0,
     watchErrors: 0,
     events: 0,
@@ -85,10 +92,13 @@ export class Reflector<T extends KubeObject> {
   #lastActivityAt: number | undefined;
   /** Set when a page of the last list had expired: then the whole list is asked for at once, which cannot. */
   #unpaged = false;
+  /** Items to ask for at once: fewer than wanted while pages turn out too large or too slow. */
+  #pageSize: number;
 
   constructor(options: ReflectorOptions<T>) {
     this.#options = options;
-    const { clock, random } = options;
+    const { clock, random, pageSize = 500 } = options;
+    this.#pageSize = pageSize;
     const backoff = () =>
       new Backoff({ initialMs: 800, maxMs: 30_000, jitter: "up", resetAfterMs: 120_000, clock, random });
     this.#watchBackoff = backoff();
@@ -144,23 +154,13 @@ export class Reflector<T extends KubeObject> {
 
   /** Lists all pages into the store. Returns the list's resourceVersion. */
   async #list(signal: AbortSignal): Promise<string> {
-    const { kube, path, query, store, pageSize = 500, clock } = this.#options;
+    const { path, store, pageSize = 500, clock } = this.#options;
     this.#counters.lists++;
     const items: T[] = [];
     let token: string | undefined;
     do {
-      let page: ListReply<T>;
-      try {
-        page = await kube.request<ListReply<T>>({
-          method: "GET",
-          path,
-          query: { ...query, ...(!this.#unpaged && { limit: pageSize }), continue: token },
-          signal,
-        });
-      } catch (error) {
-        if (token !== undefined && isGone(error)) this.#unpaged = true;
-        throw error;
-      }
+      const page = await this.#page(token, signal);
+      if (page === undefined) continue;
       this.#lastActivityAt = clock.monotonic();
       for (const item of page.items ?? []) {
         const object = withKind(item, page);
@@ -169,6 +169,7 @@ export class Reflector<T extends KubeObject> {
       token = page.metadata?.continue || undefined;
       if (token === undefined) {
         this.#unpaged = false;
+        this.#pageSize = Math.min(pageSize, this.#pageSize * 2);
         const { resourceVersion } = page.metadata ?? {};
         if (!resourceVersion) throw malformed(`The list ${path} has no metadata.resourceVersion`);
         store.replace(items);
@@ -176,6 +177,42 @@ export class Reflector<T extends KubeObject> {
       }
     } while (!signal.aborted);
     throw signal.reason;
+  }
+
+  /** One page, or the whole list when a page had expired. Undefined when it is to be asked for with fewer items at once. */
+  async #page(token: string | undefined, signal: AbortSignal): Promise<ListReply<T> | undefined> {
+    const { kube, path, query } = this.#options;
+    const limit = this.#unpaged ? undefined : this.#pageSize;
+    try {
+      return await kube.request<ListReply<T>>({
+        method: "GET",
+        path,
+        query: { ...query, ...(limit !== undefined && { limit }), continue: token },
+        signal,
+        list: { onSkipped: (item) => this.#skipped(item) },
+      });
+    } catch (error) {
+      if (token !== undefined && isGone(error)) this.#unpaged = true;
+      if (!isTooMuch(error) || limit === 1) throw error;
+      // The whole list is too much: a page may expire again, but there is no other way.
+      if (limit === undefined) this.#unpaged = false;
+      else this.#pageSize = Math.max(1, Math.floor(limit / 4));
+      // Silence has many causes, so it is met with a pause as any other fault.
+      if (!(error instanceof ReplyTooLargeError)) throw error;
+      this.#options.logger.info(
+        { path, limit: this.#pageSize },
+        "A list is too large at once and comes in smaller pages",
+      );
+      return undefined;
+    }
+  }
+
+  #skipped({ namespace, name, bytes }: SkippedItem): void {
+    this.#counters.skipped++;
+    this.#options.logger.error(
+      { path: this.#options.path, namespace, name, bytes },
+      "Skipped an object that is larger than any legal one",
+    );
   }
 
   /** One watch connection. Returns when the server ended it in its time, throws when anything else ended it. */
@@ -276,10 +313,16 @@ export class Reflector<T extends KubeObject> {
   }
 }
 
+/** Fewer items at once may come where so many did not. */
+function isTooMuch(error: unknown): boolean {
+  return isKubeApiError(error) && error.status === 0 && (error.reason === "Malformed" || error.reason === "Timeout");
+}
+
 function relistReason(error: Error): RelistReason | undefined {
   if (isGone(error)) return "expired";
   if (isTooLargeResourceVersion(error)) return "too_large_resource_version";
   if (isKubeApiError(error) && error.status === 400) return "invalid_resource_version";
+  if (error instanceof ReplyTooLargeError) return "too_large_event";
   return undefined;
 }
 

@@ -19,6 +19,7 @@ export async function tokenReview(
     path: resourcePath({ group: "authentication.k8s.io", resource: "tokenreviews" }),
     body: { apiVersion: "authentication.k8s.io/v1", kind: "TokenReview", spec: review },
     signal,
+    lane: "review",
   });
   const { authenticated, user } = reply.status ?? {};
   return authenticated && user?.username ? { ...user, username: user.username } : undefined;
@@ -70,6 +71,7 @@ export async function subjectAccessReview(
       },
     },
     signal,
+    lane: "review",
   });
   return answer(reply);
 }

@@ -3,19 +3,26 @@
  * that are safe for everybody; it knows nothing of resources. client-node's own HTTP layer is not used because it opens
  * one TLS connection per request.
  *
- * Calls, watches and the node's lease have connections of their own: a watch never takes a call's place, and nothing
- * can delay the lease.
+ * Calls, reviews, watches and the node's lease have connections and limits of their own: a watch never takes a call's place,
+ * and nothing can delay the lease. Of the calls, those about the objects of one namespace have a share: an admission webhook
+ * that is slow for that namespace holds up no other.
  */
 import type { KubeConfig } from "@kubernetes/client-node";
-import { Agent, ProxyAgent, request as httpRequest, type Dispatcher } from "undici";
+import { request as httpRequest } from "undici";
+import { GroupLimit } from "../queue/group-limit.ts";
 import { TokenBucket } from "../queue/rate-limit.ts";
 import type { Logger } from "../telemetry/logger.ts";
 import type { Clock } from "../util/clock.ts";
 import { toError } from "../util/errors.ts";
 import type { CertificatePair } from "./certificates.ts";
+import { Connections, type Lane } from "./connections.ts";
 import { CredentialSource, type Credentials } from "./credentials.ts";
-import { KubeApiError, isUnauthorized, type StatusDetails, type TransportReason } from "./errors.ts";
+import { KubeApiError, isUnauthorized, type TransportReason } from "./errors.ts";
 import type { Kube, KubeRequest, WatchEvent, WatchRequest } from "./kube.ts";
+import { decodeList } from "./list-decoder.ts";
+import { namespaceOf } from "./paths.ts";
+import { dropManagedFields, parseReply, pieces, readBeginning, readText, statusError, type Reply } from "./replies.ts";
+import { timeLimit, type TimeLimit } from "./time-limit.ts";
 import { decodeWatch } from "./watch-decoder.ts";
 
 export interface TransportMetrics {
@@ -36,13 +43,18 @@ export interface KubeTransportOptions {
   impersonate?: { user: string; groups: readonly string[] } | undefined;
   /** Who we are instead of what the kubeconfig says, as soon as there is a value; asked again every few seconds. */
   clientCertificate?: () => CertificatePair | undefined;
-  /** Client-side limit of everything but the lease lane. Default 50/s with bursts of 100, as the kubelet's; `false` for none. */
+  /** Client-side limit of each lane but the lease's. Default 50/s with bursts of 100, as the kubelet's; `false` for none. */
   rateLimit?: { perSecond: number; burst: number } | false | undefined;
   /** Limit of one request, retries included. Default 30 s. */
   timeoutMs?: number;
-  /** Connections for calls. Default 16. */
+  /** Connections for calls. Default 64. */
   connections?: number;
-  /** Longest watch event taken. Default 4 MiB: the API server's largest object (3 MiB) and its envelope. */
+  /** Calls about the objects of one namespace that may be under way at once. Default a quarter of `connections`. */
+  perNamespace?: number;
+  /**
+   * Longest watch event and longest item of a list taken. Default 32 MiB: the largest request that the API server takes
+   * (3 MiB), every character of it escaped (a `<` comes back as six), and as much again.
+   */
   maxEventBytes?: number;
   /** Longest reply taken. Default 64 MiB. */
   maxReplyBytes?: number;
@@ -52,40 +64,36 @@ export interface KubeTransportOptions {
 const MAX_RETRIES = 10;
 /** Between two tries of an overloaded server, whatever it says: a proxy's `Retry-After: 0` must not make it ten at once. */
 const MIN_RETRY_MS = 1_000;
-/** As client-node and client-go: below the idle limit of common load balancers (60 s). */
-const TCP_KEEPALIVE_MS = 30_000;
-/** kube-apiserver closes idle connections after 90 s; being first avoids sending into a closed one. */
-const IDLE_CONNECTION_MS = 60_000;
-const CONNECT_TIMEOUT_MS = 10_000;
-
-type Lane = "default" | "lease" | "watch";
-
-interface Connections {
-  key: string;
-  lanes: Record<Lane, Dispatcher>;
-}
-
-interface Reply {
-  status: number;
-  headers: Record<string, string | string[] | undefined>;
-  body: Dispatcher.ResponseData["body"];
-  host: string;
-}
+const DEFAULT_CONNECTIONS = 64;
+const MAX_EVENT_BYTES = 32 * 1024 * 1024;
+const MAX_REPLY_BYTES = 64 * 1024 * 1024;
+/** A refusal says why in a few words; what it says beyond that is not worth reading. */
+const MAX_STATUS_BYTES = 1024 * 1024;
+const DEFAULT_TIMEOUT_MS = 30_000;
+const DRAIN_MS = 5_000;
+/** A list may take this many times as long as any other reply, as long as it goes on coming. */
+const LIST_PATIENCE = 10;
 
 export class KubeTransport implements Kube {
   readonly #options: KubeTransportOptions;
   readonly #clock: Clock;
   readonly #credentials: CredentialSource;
-  readonly #bucket: TokenBucket | undefined;
-  #connections: Connections | undefined;
-  #closed = false;
+  readonly #connections: Connections;
+  readonly #namespaces: GroupLimit;
+  /** What ends each exchange that is under way. */
+  readonly #underWay = new Set<(reason: KubeApiError) => void>();
+  readonly #buckets: Record<Exclude<Lane, "lease">, TokenBucket> | undefined;
 
   constructor(options: KubeTransportOptions) {
     this.#options = options;
-    this.#clock = options.clock;
-    this.#credentials = new CredentialSource(options.kubeConfig, options.clock, options.clientCertificate);
+    const { clock, logger, connections = DEFAULT_CONNECTIONS } = options;
+    this.#clock = clock;
+    this.#credentials = new CredentialSource(options.kubeConfig, clock, options.clientCertificate);
+    this.#connections = new Connections({ connections, logger });
+    this.#namespaces = new GroupLimit(options.perNamespace ?? Math.max(1, Math.floor(connections / 4)));
     const limit = options.rateLimit ?? { perSecond: 50, burst: 100 };
-    this.#bucket = limit === false ? undefined : new TokenBucket({ ...limit, clock: options.clock });
+    const bucket = () => new TokenBucket({ ...(limit as { perSecond: number; burst: number }), clock });
+    this.#buckets = limit === false ? undefined : { default: bucket(), review: bucket(), watch: bucket() };
   }
 
   /**
@@ -98,26 +106,50 @@ export class KubeTransport implements Kube {
    *   `signal` aborts
    */
   async request<T>(request: KubeRequest): Promise<T> {
-    return parseReply(what(request), await this.requestText(request)) as T;
+    const { list } = request;
+    if (list === undefined) return parseReply(what(request), await this.requestText(request)) as T;
+    const { maxReplyBytes = MAX_REPLY_BYTES, maxEventBytes = MAX_EVENT_BYTES } = this.#options;
+    const decoding = {
+      what: what(request),
+      maxBytes: maxReplyBytes,
+      // A page of one item must fit whatever the limits are, or the list would end there.
+      maxItemBytes: Math.min(maxEventBytes, maxReplyBytes / 2),
+      onSkipped: list.onSkipped,
+    };
+    const reply = await this.#exchange(request, (chunks) => decodeList(chunks, decoding));
+    dropManagedFields(reply);
+    return reply as T;
   }
 
   /** Like `request`, for replies that are not JSON: logs, metrics. */
   async requestText(request: KubeRequest): Promise<string> {
-    const { signal } = request;
-    const timeoutMs = request.timeoutMs ?? this.#options.timeoutMs ?? 30_000;
+    const { maxReplyBytes = MAX_REPLY_BYTES } = this.#options;
+    return this.#exchange(request, (chunks) => readText(chunks, maxReplyBytes, what(request)));
+  }
+
+  async #exchange<T>(request: KubeRequest, read: (chunks: AsyncIterable<Buffer>) => Promise<T>): Promise<T> {
+    const { signal, lane = "default" } = request;
+    const timeoutMs = request.timeoutMs ?? this.#options.timeoutMs ?? DEFAULT_TIMEOUT_MS;
+    const totalMs = request.list === undefined ? timeoutMs : timeoutMs * LIST_PATIENCE;
     const deadline = this.#clock.monotonic() + timeoutMs;
-    const limit = this.#limit(signal, timeoutMs, what(request));
+    const limit = timeLimit(this.#clock, signal, { totalMs, silenceMs: timeoutMs }, what(request));
+    this.#underWay.add(limit.abort);
+    let leave: (() => void) | undefined;
     try {
-      if (request.lane !== "lease") await this.#awaitTurn(request.method, limit.signal);
+      const namespace = lane === "default" ? namespaceOf(request.path) : undefined;
+      if (namespace !== undefined) leave = await this.#namespaces.enter(namespace, limit.signal);
+      await this.#awaitTurn(request.method, lane, limit.signal);
       return await this.#withRetries(request, limit.signal, deadline, async (credentials) => {
-        const reply = await this.#send(request, request.lane ?? "default", credentials, limit.signal);
-        const text = await this.#readBody(request, reply, limit.signal);
-        if (reply.status < 200 || reply.status > 299) throw statusError(what(request), reply, text);
-        return text;
+        const reply = await this.#send(request, lane, credentials, limit.signal);
+        limit.touch();
+        if (reply.status < 200 || reply.status > 299) throw await this.#failure(what(request), reply, limit);
+        return await read(pieces(reply, limit.signal, limit.touch));
       });
     } catch (error) {
-      throw this.#explain(error, request, signal, limit.signal);
+      throw explain(error, request, signal, limit.signal);
     } finally {
+      leave?.();
+      this.#underWay.delete(limit.abort);
       limit.release();
     }
   }
@@ -127,56 +159,66 @@ export class KubeTransport implements Kube {
     const { signal } = request;
     signal.throwIfAborted();
     const name = `Watch ${request.path}`;
-    const timeoutMs = this.#options.timeoutMs ?? 30_000;
+    const timeoutMs = this.#options.timeoutMs ?? DEFAULT_TIMEOUT_MS;
     // Limits only the opening: how long a watch may be silent is the reflector's business.
-    const opening = this.#limit(signal, timeoutMs, name);
+    const opening = timeLimit(this.#clock, signal, { totalMs: timeoutMs }, name);
     // The connection follows the caller's signal for good, and the opening's until the reply is there.
     const stream = new AbortController();
-    const onAbort = () => stream.abort(signal.reason);
+    const end = (reason: unknown) => stream.abort(reason);
+    const onAbort = () => end(signal.reason);
     signal.addEventListener("abort", onAbort, { once: true });
+    this.#underWay.add(end);
     const onOpeningTimeout = () => stream.abort(opening.signal.reason);
     opening.signal.addEventListener("abort", onOpeningTimeout, { once: true });
     try {
       let reply: Reply;
       try {
-        await this.#awaitTurn("WATCH", opening.signal);
+        await this.#awaitTurn("WATCH", "watch", opening.signal);
         const deadline = this.#clock.monotonic() + timeoutMs;
         reply = await this.#withRetries(get, opening.signal, deadline, async (credentials) => {
           const opened = await this.#send(get, "watch", credentials, stream.signal);
           if (opened.status === 200) return opened;
-          throw statusError(name, opened, await this.#readBody(get, opened, stream.signal));
+          throw await this.#failure(name, opened, opening);
         });
       } catch (error) {
-        throw this.#explain(error, get, signal, opening.signal);
+        throw explain(error, get, signal, opening.signal);
       } finally {
         opening.release();
       }
       onOpen?.();
       try {
-        const maxLineBytes = this.#options.maxEventBytes ?? 4 * 1024 * 1024;
+        const { maxEventBytes: maxLineBytes = MAX_EVENT_BYTES } = this.#options;
         for await (const event of decodeWatch(reply.body, { maxLineBytes, what: name })) {
           dropManagedFields((event as { object?: unknown } | null)?.object);
           yield event as WatchEvent<T>;
         }
       } catch (error) {
-        throw this.#explain(error, get, signal, signal);
+        throw explain(error, get, signal, stream.signal);
       }
     } finally {
+      this.#underWay.delete(end);
       signal.removeEventListener("abort", onAbort);
     }
   }
 
-  /** Lets requests under way finish and closes all connections; watches must have been aborted before. */
+  /** Lets requests under way finish for 5 s, ends what is left, watches too, and closes all connections. */
   async close(): Promise<void> {
-    this.#closed = true;
-    const connections = this.#connections;
-    this.#connections = undefined;
-    if (connections) await Promise.all(Object.values(connections.lanes).map((lane) => lane.close()));
+    const closed = new AbortController();
+    const late = this.#clock.sleep(DRAIN_MS, closed.signal).then(
+      () => {
+        const reason = new KubeApiError("the transport was closed", { status: 0, reason: "Transport" });
+        for (const end of this.#underWay) end(reason);
+      },
+      () => undefined,
+    );
+    await this.#connections.close();
+    closed.abort();
+    await late;
   }
 
-  async #awaitTurn(verb: string, signal: AbortSignal): Promise<void> {
-    if (!this.#bucket) return;
-    const waitedMs = await this.#bucket.take(signal);
+  async #awaitTurn(verb: string, lane: Lane, signal: AbortSignal): Promise<void> {
+    if (!this.#buckets || lane === "lease") return;
+    const waitedMs = await this.#buckets[lane].take(signal);
     if (waitedMs > 0) {
       const host = this.#options.kubeConfig.getCurrentCluster()?.server ?? "";
       this.#options.metrics?.onRateLimited({ verb, host, seconds: waitedMs / 1000 });
@@ -264,110 +306,32 @@ export class KubeTransport implements Kube {
         headers,
         body: request.body === undefined ? null : JSON.stringify(request.body),
         signal,
-        dispatcher: this.#dispatcher(credentials, lane),
+        dispatcher: this.#connections.dispatcher(credentials, lane),
         // undici closes the connection after any DELETE that has a body, unless it is told that the server minds no such thing.
         reset: false,
       });
       observe(String(reply.statusCode));
-      return { status: reply.statusCode, headers: reply.headers, body: reply.body, host: url.host };
+      return { status: reply.statusCode, headers: reply.headers, body: reply.body };
     } catch (error) {
       observe("<error>");
       throw error;
     }
   }
 
-  async #readBody(request: KubeRequest, reply: Reply, signal: AbortSignal): Promise<string> {
-    const limit = this.#options.maxReplyBytes ?? 64 * 1024 * 1024;
-    const chunks: Buffer[] = [];
-    let bytes = 0;
-    for await (const chunk of reply.body as AsyncIterable<Buffer>) {
-      signal.throwIfAborted();
-      bytes += chunk.length;
-      if (bytes > limit) {
-        throw new KubeApiError(`${what(request)}: the reply has more than ${limit} bytes`, {
-          status: 0,
-          reason: "Malformed",
-        });
-      }
-      chunks.push(chunk);
-    }
-    return Buffer.concat(chunks).toString("utf8");
+  /** The error that a reply stands for. */
+  async #failure(name: string, reply: Reply, limit: TimeLimit): Promise<KubeApiError> {
+    const chunks = pieces(reply, limit.signal, limit.touch);
+    return statusError(name, reply, await readBeginning(chunks, MAX_STATUS_BYTES));
   }
+}
 
-  #dispatcher(credentials: Credentials, lane: Lane): Dispatcher {
-    if (this.#closed) throw new Error("The transport is closed");
-    if (this.#connections?.key !== credentials.tlsKey) {
-      const old = this.#connections;
-      this.#connections = { key: credentials.tlsKey, lanes: this.#connect(credentials) };
-      if (old) {
-        this.#options.logger.info({ server: credentials.server }, "TLS credentials changed, connecting anew");
-        // close() drains; destroy() would kill requests under way. Watches end by themselves within minutes.
-        for (const dispatcher of Object.values(old.lanes)) {
-          dispatcher.close().catch((error: unknown) => {
-            this.#options.logger.debug({ err: toError(error) }, "Closing old connections failed");
-          });
-        }
-      }
-    }
-    return this.#connections.lanes[lane];
-  }
-
-  #connect(credentials: Credentials): Record<Lane, Dispatcher> {
-    const { proxyUrl, tls } = credentials;
-    const connect = {
-      ...tls,
-      keepAlive: true,
-      keepAliveInitialDelay: TCP_KEEPALIVE_MS,
-      timeout: CONNECT_TIMEOUT_MS,
-    };
-    const shared = {
-      allowH2: false,
-      pipelining: 1,
-      keepAliveTimeout: IDLE_CONNECTION_MS,
-      // Our own deadlines cover whole exchanges, and a watch may be silent.
-      headersTimeout: 0,
-      bodyTimeout: 0,
-    };
-    const pool = (connections: number | null): Dispatcher => {
-      if (proxyUrl === undefined || proxyUrl === null) return new Agent({ ...shared, connections, connect });
-      if (!/^https?:/.test(proxyUrl)) {
-        throw new Error(
-          `The kubeconfig's proxy-url ${new URL(proxyUrl).protocol}// is not supported: use an http proxy`,
-        );
-      }
-      return new ProxyAgent({ ...shared, connections, uri: proxyUrl, requestTls: connect });
-    };
-    return { default: pool(this.#options.connections ?? 16), lease: pool(1), watch: pool(null) };
-  }
-
-  /** A signal that follows `signal` and also aborts after `timeoutMs`. */
-  #limit(signal: AbortSignal, timeoutMs: number, name: string): { signal: AbortSignal; release(): void } {
-    const controller = new AbortController();
-    const onAbort = () => controller.abort(signal.reason);
-    if (signal.aborted) onAbort();
-    signal.addEventListener("abort", onAbort, { once: true });
-    const cancelTimer = this.#clock.after(timeoutMs, () =>
-      controller.abort(
-        new KubeApiError(`${name}: no answer within ${timeoutMs / 1000} s`, { status: 0, reason: "Timeout" }),
-      ),
-    );
-    return {
-      signal: controller.signal,
-      release: () => {
-        cancelTimer();
-        signal.removeEventListener("abort", onAbort);
-      },
-    };
-  }
-
-  /** What callers see: the caller's abort as it is, a time-out or an API error as it is, anything else as a transport fault. */
-  #explain(error: unknown, request: KubeRequest, callers: AbortSignal, limit: AbortSignal): unknown {
-    if (callers.aborted) return callers.reason;
-    if (limit.aborted) return limit.reason;
-    if (error instanceof KubeApiError) return error;
-    const reason: TransportReason = errorCodes(error).includes("ECONNREFUSED") ? "ConnectionRefused" : "Transport";
-    return new KubeApiError(`${what(request)}: ${rootCause(error).message}`, { status: 0, reason, cause: error });
-  }
+/** What callers see: the caller's abort as it is, a time-out or an API error as it is, anything else as a transport fault. */
+function explain(error: unknown, request: KubeRequest, callers: AbortSignal, limit: AbortSignal): unknown {
+  if (callers.aborted) return callers.reason;
+  if (limit.aborted) return limit.reason;
+  if (error instanceof KubeApiError) return error;
+  const reason: TransportReason = errorCodes(error).includes("ECONNREFUSED") ? "ConnectionRefused" : "Transport";
+  return new KubeApiError(`${what(request)}: ${rootCause(error).message}`, { status: 0, reason, cause: error });
 }
 
 function what(request: Pick<KubeRequest, "method" | "path">): string {
@@ -408,56 +372,4 @@ function rootCause(error: unknown): Error {
     root = inner;
   }
   return root;
-}
-
-function parseReply(name: string, text: string): unknown {
-  if (text === "") return undefined;
-  let reply: unknown;
-  try {
-    reply = JSON.parse(text);
-  } catch (error) {
-    throw new KubeApiError(`${name}: the reply is not JSON`, { status: 0, reason: "Malformed", cause: error });
-  }
-  dropManagedFields(reply);
-  return reply;
-}
-
-/** They are 40 % of a pod's bytes and nobody here reads them. Assigning undefined keeps the object's fast shape; delete would not. */
-function dropManagedFields(value: unknown): void {
-  if (typeof value !== "object" || value === null) return;
-  const { metadata, items } = value as { metadata?: { managedFields?: unknown } | null; items?: unknown };
-  if (metadata?.managedFields !== undefined) metadata.managedFields = undefined;
-  if (Array.isArray(items)) for (const item of items) dropManagedFields(item);
-}
-
-function statusError(name: string, reply: Reply, text: string): KubeApiError {
-  let status: { message?: unknown; reason?: unknown; details?: StatusDetails } = {};
-  try {
-    const parsed: unknown = JSON.parse(text);
-    // Only a Status says what the API server means: others on the way answer in JSON of their own.
-    if (isStatus(parsed)) status = parsed;
-  } catch {
-    // Proxies and overload protection answer in plain text.
-    status = { message: text.trim().slice(0, 512) };
-  }
-  const words = typeof status.message === "string" && status.message !== "" ? status.message : "no message";
-  const reason = typeof status.reason === "string" && status.reason !== "" ? status.reason : `HTTP${reply.status}`;
-  const details = status.details ?? undefined;
-  return new KubeApiError(`${name}: ${reply.status} ${words}`, {
-    status: reply.status,
-    reason,
-    details,
-    retryAfterMs: retryAfterMs(reply.headers["retry-after"], details),
-  });
-}
-
-function isStatus(value: unknown): value is object {
-  if (typeof value !== "object" || value === null) return false;
-  const { kind, apiVersion } = value as { kind?: unknown; apiVersion?: unknown };
-  return kind === "Status" && apiVersion === "v1";
-}
-
-function retryAfterMs(header: string | string[] | undefined, details: StatusDetails | undefined): number | undefined {
-  const seconds = Number(Array.isArray(header) ? header[0] : (header ?? details?.retryAfterSeconds));
-  return Number.isFinite(seconds) && seconds >= 0 ? seconds * 1000 : undefined;
 }

@@ -1,4 +1,4 @@
-import { KubeApiError } from "./errors.ts";
+import { KubeApiError, ReplyTooLargeError } from "./errors.ts";
 
 const NEWLINE = 10;
 
@@ -6,7 +6,8 @@ const NEWLINE = 10;
  * Splits a watch's bytes into JSON lines and parses them. Bytes are joined before they are decoded, so a UTF-8
  * character may be cut anywhere. Pulls one chunk at a time: a slow consumer holds the server back.
  *
- * @throws KubeApiError `Malformed` when a line is not JSON, is longer than `maxLineBytes`, or the stream ends within one
+ * @throws ReplyTooLargeError when a line is longer than `maxLineBytes`; KubeApiError `Malformed` when one is not JSON or the
+ *   stream ends within one
  */
 export async function* decodeWatch(
   chunks: AsyncIterable<Buffer>,
@@ -36,7 +37,7 @@ export async function* decodeWatch(
   if (pendingBytes > 0) throw malformed(`${what} ended in the middle of an event`);
 
   function checkLength(bytes: number): void {
-    if (bytes > maxLineBytes) throw malformed(`${what} sent an event of more than ${maxLineBytes} bytes`);
+    if (bytes > maxLineBytes) throw new ReplyTooLargeError(`${what} sent an event of more than ${maxLineBytes} bytes`);
   }
 }
 

@@ -259,6 +259,11 @@ export function createMetrics(options: MetricsOptions) {
     informerRelists: counter("vmlet_informer_relists_total", "Full lists after the first.", ["resource", "reason"]),
     watchStarts: counter("vmlet_watch_starts_total", "Watches opened.", ["resource"]),
     watchErrors: counter("vmlet_watch_errors_total", "Watches that broke.", ["resource"]),
+    informerSkipped: counter(
+      "vmlet_informer_skipped_total",
+      "Objects and events of lists and watches that were left out: without UID, of another node, of unknown type, or larger than any legal one.",
+      ["resource"],
+    ),
     eventsDropped: counter(
       "vmlet_events_dropped_total",
       "Events about pods and the node that were not sent: queue_full, spam, rejected or unreachable.",

@@ -1,6 +1,7 @@
 import { afterEach, describe, expect, it } from "vitest";
 import { Reflector, type ReflectorOptions } from "../../../src/kube/reflector.ts";
 import { Store } from "../../../src/kube/store.ts";
+import { ReplyTooLargeError } from "../../../src/kube/errors.ts";
 import type { KubeRequest, WatchEvent } from "../../../src/kube/kube.ts";
 import type { KubeObject } from "../../../src/kube/wire.ts";
 import { silentLogger } from "../../../src/telemetry/logger.ts";
@@ -213,6 +214,17 @@ describe("watching", () => {
     expect(s.names()).toEqual(["c"]);
     expect(s.kube.current.request.query).toMatchObject({ resourceVersion: "50" });
     expect(s.reflector.counters.relists.expired).toBe(1);
+  });
+
+  it("lists again after an event that is too large to take, which it would meet for ever otherwise", async () => {
+    const s = setup();
+    await begin(s);
+    s.kube.answer = () => list("50", [obj("a", "3"), obj("b", "40")]);
+    s.kube.current.break(new ReplyTooLargeError("Watch /api/v1/pods sent an event of more than 9 bytes"));
+    await s.clock.advance(2_000);
+    expect(s.names()).toEqual(["a", "b"]);
+    expect(s.kube.current.request.query).toMatchObject({ resourceVersion: "50" });
+    expect(s.reflector.counters.relists.too_large_event).toBe(1);
   });
 
   it("lists again when the server is behind its version, after Retry-After", async () => {

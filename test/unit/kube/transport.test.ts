@@ -4,6 +4,7 @@ import { join } from "node:path";
 import { afterEach, beforeEach, describe, expect, it } from "vitest";
 import { KubeTransport, type KubeTransportOptions } from "../../../src/kube/transport.ts";
 import { KubeApiError, isConflict, isGone, isNotFound, saysNotFound } from "../../../src/kube/errors.ts";
+import { tokenReview } from "../../../src/kube/reviews.ts";
 import { silentLogger } from "../../../src/telemetry/logger.ts";
 import { systemClock, type Clock } from "../../../src/util/clock.ts";
 import { KubeServer, failure, json, type Handler } from "../../support/kube-server.ts";
@@ -135,6 +136,93 @@ describe("a request", () => {
     await expect.poll(() => waiting.length).toBe(3);
     waiting[2]!();
     await Promise.all(calls);
+  });
+});
+
+describe("calls about the objects of one namespace", () => {
+  /** A server that answers calls about namespace `slow` only when the test says so; 40 of them are under way or wait. */
+  async function slowNamespace(connections: number) {
+    const held: (() => void)[] = [];
+    let isSlow = true;
+    const server = await serve((request, reply) => {
+      const answer = () => reply.end(`${JSON.stringify({ url: request.url })}\n`);
+      if (isSlow && request.url.includes("/namespaces/slow/")) held.push(answer);
+      else answer();
+    });
+    const kube = connect(server, { connections, rateLimit: false });
+    const slow = Promise.all(
+      Array.from({ length: 40 }, (_, i) =>
+        kube.request({ ...get(`/api/v1/namespaces/slow/pods/p${i}/status`), method: "PATCH" }),
+      ),
+    );
+    await expect.poll(() => held.length).toBe(connections / 4);
+    const recover = () => {
+      isSlow = false;
+      for (const answer of held) answer();
+      return slow;
+    };
+    return { kube, recover };
+  }
+
+  it("leave connections to the others, however slow an admission webhook of theirs is", async () => {
+    const { kube, recover } = await slowNamespace(8);
+    const paths = ["/api/v1/namespaces/other/pods/a", "/apis/apps/v1/namespaces/other/x/y", "/api/v1/nodes/n"];
+    for (const path of paths) expect(await kube.request(get(path))).toEqual({ url: path });
+    expect(await recover()).toHaveLength(40);
+  });
+
+  it("do not delay reviews, the lease or a watch", async () => {
+    const { kube, recover } = await slowNamespace(8);
+    const review = { token: "t" };
+    expect(await tokenReview(kube, review, live())).toBeUndefined();
+    expect(await kube.request({ ...get("/lease"), lane: "lease" })).toEqual({ url: "/lease" });
+    for await (const event of kube.watch({ path: "/api/v1/nodes", signal: live() })) expect(event).toBeDefined();
+    await recover();
+  });
+
+  it("wait for their turn no longer than for a reply", async () => {
+    const server = await serve(() => {});
+    const kube = connect(server, { connections: 4 });
+    const calls = [1, 2].map((i) =>
+      failureOf(kube.request({ ...get(`/api/v1/namespaces/slow/pods/${i}`), timeoutMs: 50 })),
+    );
+    expect((await Promise.all(calls)).map(({ reason }) => reason)).toEqual(["Timeout", "Timeout"]);
+    expect(server.received).toHaveLength(1);
+  });
+});
+
+describe("reviews", () => {
+  it("wait for no rate limit of other calls", async () => {
+    const kube = connect(await serve(), { rateLimit: { perSecond: 0.001, burst: 1 } });
+    await kube.request(get());
+    const waiting = new AbortController();
+    const second = kube.request({ ...get(), signal: waiting.signal }).catch(() => "given up");
+    expect(await tokenReview(kube, { token: "t" }, live())).toBeUndefined();
+    waiting.abort();
+    expect(await second).toBe("given up");
+  });
+});
+
+describe("closing", () => {
+  it("lets requests under way finish", async () => {
+    let answer = () => {};
+    const server = await serve((_r, reply) => (answer = () => json(reply, 200, { ok: true })));
+    const kube = connect(server);
+    const call = kube.request(get());
+    await expect.poll(() => server.received.length).toBe(1);
+    const closing = kube.close();
+    answer();
+    expect(await call).toEqual({ ok: true });
+    await closing;
+  });
+
+  it("does not wait for a server that does not answer", async () => {
+    const server = await serve(() => {});
+    const kube = connect(server, { clock: noWait() });
+    const call = failureOf(kube.request(get()));
+    await expect.poll(() => server.received.length).toBe(1);
+    await kube.close();
+    expect(await call).toMatchObject({ status: 0, reason: "Transport", message: "the transport was closed" });
   });
 });
 

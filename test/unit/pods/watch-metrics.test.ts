@@ -7,12 +7,12 @@ const reflector = (lastActivityAt: number | undefined, watches: number, expired:
   lastActivityAt,
   counters: {
     lists: 1,
-    relists: { expired, too_large_resource_version: 0, invalid_resource_version: 0 },
+    relists: { expired, too_large_resource_version: 0, invalid_resource_version: 0, too_large_event: 0 },
     watches,
     watchErrors: 1,
     events: 0,
     bookmarks: 0,
-    skipped: 0,
+    skipped: 2,
   },
 });
 
@@ -35,6 +35,7 @@ test("the watches of all nodes of a process are counted together, and the most s
     'vmlet_watch_starts_total{resource="pods"} 7',
     'vmlet_watch_errors_total{resource="pods"} 3',
     'vmlet_informer_relists_total{resource="pods",reason="expired"} 3',
+    'vmlet_informer_skipped_total{resource="pods"} 6',
   ])
     expect(text).toContain(`${line}\n`);
 });

@@ -1,0 +1,96 @@
+/** The connections to the API server: one pool for each kind of traffic, made anew when the TLS credentials change. */
+import { Agent, ProxyAgent, type Dispatcher } from "undici";
+import type { Logger } from "../telemetry/logger.ts";
+import { toError } from "../util/errors.ts";
+import type { Credentials } from "./credentials.ts";
+import type { KubeRequest } from "./kube.ts";
+
+/**
+ * Traffic that never waits for other traffic: `review` asks who may use the kubelet API, `lease` is the node's heartbeat and
+ * the leader's, a watch has a connection of its own.
+ */
+export type Lane = NonNullable<KubeRequest["lane"]> | "watch";
+
+/** As client-node and client-go: below the idle limit of common load balancers (60 s). */
+const TCP_KEEPALIVE_MS = 30_000;
+/** kube-apiserver closes idle connections after 90 s; being first avoids sending into a closed one. */
+const IDLE_CONNECTION_MS = 60_000;
+const CONNECT_TIMEOUT_MS = 10_000;
+/** More reviews than that at once wait for each other; what they answer is kept for minutes. */
+const REVIEW_CONNECTIONS = 8;
+
+export interface ConnectionsOptions {
+  /** Of lane `default`. */
+  connections: number;
+  logger: Logger;
+}
+
+export class Connections {
+  readonly #o: ConnectionsOptions;
+  #current: { key: string; lanes: Record<Lane, Dispatcher> } | undefined;
+  #closed = false;
+
+  constructor(options: ConnectionsOptions) {
+    this.#o = options;
+  }
+
+  /** @throws Error when they are closed, or for a proxy that is not supported */
+  dispatcher(credentials: Credentials, lane: Lane): Dispatcher {
+    if (this.#closed) throw new Error("The transport is closed");
+    if (this.#current?.key !== credentials.tlsKey) {
+      const old = this.#current;
+      this.#current = { key: credentials.tlsKey, lanes: this.#connect(credentials) };
+      if (old) {
+        this.#o.logger.info({ server: credentials.server }, "TLS credentials changed, connecting anew");
+        // close() drains; destroy() would kill requests under way. Watches end by themselves within minutes.
+        for (const dispatcher of Object.values(old.lanes)) {
+          dispatcher.close().catch((thrown: unknown) => {
+            this.#o.logger.debug({ err: toError(thrown) }, "Closing old connections failed");
+          });
+        }
+      }
+    }
+    return this.#current.lanes[lane];
+  }
+
+  /** Takes no more requests; resolves when those under way have ended and all connections are closed. */
+  async close(): Promise<void> {
+    this.#closed = true;
+    const lanes = Object.values(this.#current?.lanes ?? {});
+    this.#current = undefined;
+    await Promise.all(lanes.map((lane) => lane.close()));
+  }
+
+  #connect(credentials: Credentials): Record<Lane, Dispatcher> {
+    const { proxyUrl, tls } = credentials;
+    const connect = {
+      ...tls,
+      keepAlive: true,
+      keepAliveInitialDelay: TCP_KEEPALIVE_MS,
+      timeout: CONNECT_TIMEOUT_MS,
+    };
+    const shared = {
+      allowH2: false,
+      pipelining: 1,
+      keepAliveTimeout: IDLE_CONNECTION_MS,
+      // Our own deadlines cover whole exchanges, and a watch may be silent.
+      headersTimeout: 0,
+      bodyTimeout: 0,
+    };
+    const pool = (connections: number | null): Dispatcher => {
+      if (proxyUrl === undefined || proxyUrl === null) return new Agent({ ...shared, connections, connect });
+      if (!/^https?:/.test(proxyUrl)) {
+        throw new Error(
+          `The kubeconfig's proxy-url ${new URL(proxyUrl).protocol}// is not supported: use an http proxy`,
+        );
+      }
+      return new ProxyAgent({ ...shared, connections, uri: proxyUrl, requestTls: connect });
+    };
+    return {
+      default: pool(this.#o.connections),
+      review: pool(REVIEW_CONNECTIONS),
+      lease: pool(1),
+      watch: pool(null),
+    };
+  }
+}
