@@ -54,8 +54,10 @@ export interface PodMemory {
   orphanSince: number | undefined;
   /** The sweep's budget has paid for this one, however many steps and tries it takes. */
   mayBeReaped: boolean;
-  /** Pod generation and reference version that the running machine was last brought to. */
+  /** The version of what the running machine was last brought to, as it was when that was read: pod, references, tokens. */
   appliedVersion: string | undefined;
+  /** The pod's generation in it. */
+  appliedGeneration: number | undefined;
   /** What became of the last change of resources; undefined until it has been looked at once. */
   resize: ResizeState | undefined;
   /** When a change that could not be made yet is to be tried again. */
@@ -81,6 +83,7 @@ export const newMemory = (): PodMemory => ({
   orphanSince: undefined,
   mayBeReaped: false,
   appliedVersion: undefined,
+  appliedGeneration: undefined,
   resize: undefined,
   retryUpdateAt: undefined,
   futilePatch: undefined,
@@ -100,7 +103,7 @@ export type Action =
   | { do: "bury"; force: boolean }
   | { do: "status"; patch: Record<string, unknown>; verdict?: Verdict }
   /** Bring the running machine to the pod's newer spec or references. */
-  | { do: "update"; version: string }
+  | { do: "update" }
   /** DELETE the pod object: grace 0, UID precondition. */
   | { do: "finalize" }
   /** Quorum GET of the pod; only if it is gone, stop and bury the machine. */
@@ -265,12 +268,12 @@ function planLive(pod: Pod, observed: Observed, memory: PodMemory, context: Plan
         );
       }
       const mayUpdate = context.version !== undefined && machine.state !== "stopping";
-      const behind = mayUpdate && context.version !== memory.appliedVersion;
+      const isDue = mayUpdate && context.version !== memory.appliedVersion;
+      const behind = isDue && pod.metadata?.generation !== memory.appliedGeneration;
       const write = statusAction(pod, machine, memory, context, false, behind);
       if (write !== undefined) return write;
       const retryMs = memory.retryUpdateAt === undefined ? undefined : memory.retryUpdateAt - monotonic;
-      if (mayUpdate && (behind || (retryMs !== undefined && retryMs <= 0)))
-        return { do: "update", version: context.version! };
+      if (mayUpdate && (isDue || (retryMs !== undefined && retryMs <= 0))) return { do: "update" };
       const afterMs = Math.min(late.afterMs ?? Infinity, retryMs ?? Infinity);
       return afterMs === Infinity ? { do: "wait" } : { do: "wait", afterMs };
     }

@@ -47,6 +47,8 @@ export type Rendered =
   | {
       kind: "ready";
       spec: MachineSpec;
+      /** What `Renderer.version` was when everything had been read that this is made from. */
+      version: string | undefined;
       events?: readonly PodEvent[];
       waiting?: ReadonlyMap<string, { reason: string; message: string }>;
     }
@@ -72,6 +74,8 @@ export interface Difference {
   events?: readonly PodEvent[];
   /** Ephemeral containers that cannot be started. */
   waiting?: ReadonlyMap<string, { reason: string; message: string }>;
+  /** As of `Rendered`. */
+  version: string | undefined;
 }
 
 /** Says which containers of a machine are ready where the backend itself cannot tell. */
@@ -315,7 +319,7 @@ export class PodReconciler {
         case "status":
           return await this.#patchStatus(uid, podOf(desired), action.patch, action.verdict, signal);
         case "update":
-          return await this.#updateMachine(uid, podOf(desired), action.version, signal);
+          return await this.#updateMachine(uid, podOf(desired), signal);
         case "finalize":
           return await this.#finalize(uid, podOf(desired), signal);
         case "reap":
@@ -378,7 +382,9 @@ export class PodReconciler {
     try {
       const machine = await this.#o.provider.createPod(this.#o.machineId(uid), rendered.spec, { signal });
       this.#o.machines.put(machine);
-      this.#update(uid, { appliedVersion: this.#o.renderer.version(fresh, machine), resize: {} });
+      // Not the version of now: whatever changed while the create was under way is still to be applied.
+      this.#applied(uid, fresh, rendered.version);
+      this.#update(uid, { resize: {} });
       // Said when it is done, so that a create that had to be repeated does not say it twice.
       for (const event of rendered.events ?? []) this.#o.event(fresh, event);
       this.#o.hooks?.onCreate?.({ ok: true });
@@ -543,17 +549,22 @@ export class PodReconciler {
     return { [DELETION_COST]: CHEAP };
   }
 
-  async #updateMachine(uid: string, pod: Pod, version: string, signal: AbortSignal): Promise<Outcome | undefined> {
+  #applied(uid: string, pod: Pod, version: string | undefined): void {
+    this.#update(uid, { appliedVersion: version, appliedGeneration: pod.metadata?.generation });
+  }
+
+  async #updateMachine(uid: string, pod: Pod, signal: AbortSignal): Promise<Outcome | undefined> {
     const observed = this.#observed(uid);
     if (observed.kind !== "found") return undefined;
     const difference = await this.#o.renderer.diff(pod, observed.machine, signal);
-    const { patch, resize = { kind: "none" }, events, waiting } = difference;
+    const { patch, resize = { kind: "none" }, events, waiting, version } = difference;
     for (const event of events ?? []) this.#o.event(pod, event);
     const { resources, ...rest } = patch ?? {};
     if (Object.keys(rest).length > 0) await this.#patchMachine(pod, observed.machine.id, rest, signal);
     const before = this.#remember(uid).resize;
     this.#update(uid, await this.#resize.follow(pod, observed.machine.id, resize, resources ?? [], before, signal));
-    this.#update(uid, { appliedVersion: version, waiting });
+    this.#applied(uid, pod, version);
+    this.#update(uid, { waiting });
     return undefined;
   }
 

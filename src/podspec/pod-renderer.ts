@@ -6,7 +6,7 @@ import { saysNotFound } from "../kube/errors.ts";
 import type { Kube } from "../kube/kube.ts";
 import { nodePath, resourcePath } from "../kube/paths.ts";
 import type { Node, Pod } from "../kube/wire.ts";
-import type { Machine, MachinePatch, RegistryAuth, Volume } from "../provider/machine.ts";
+import type { Machine, MachinePatch, MachineSpec, RegistryAuth, Volume } from "../provider/machine.ts";
 import { toError } from "../util/errors.ts";
 import { admitPod, daemonSetHeld, isDaemonSetPod } from "./admission.ts";
 import { checkCapabilities } from "./capability-gate.ts";
@@ -54,19 +54,33 @@ export interface PodRendererOptions {
   imageCredentials?: ImageCredentials;
 }
 
+/** After so many readings of which each found something newer, the version is let be older than what was read. */
+const READ_ROUNDS = 3;
+
+type NotReady = Exclude<RenderResult, { kind: "ready" }>;
+/** `version`: what `PodRenderer.version` was when everything had been read that the specification is made from. */
+type Rendering = NotReady | (Extract<RenderResult, { kind: "ready" }> & { version: string });
+
+/** What a machine and a specification have in common: of the latter, what the machine will begin with. */
+type MachineFacts = Pick<Machine, "file_versions" | "registry_auth_version"> & {
+  readonly containers: readonly (Machine["containers"][number] | MachineSpec["containers"][number])[];
+};
+
 export class PodRenderer {
   readonly #o: PodRendererOptions;
   /** Pods that were admitted by this process. Others count as admitted once their status says that they were started. */
   readonly #admitted = new Set<string>();
   /** Pods that have to make room for a critical one. */
   readonly #leaving = new Set<string>();
+  /** By pod: of each volume whose files can be changed, the version that was rendered last. */
+  readonly #files = new Map<string, ReadonlyMap<string, string>>();
 
   constructor(options: PodRendererOptions) {
     this.#o = options;
   }
 
   /** Renders a pod that has no machine yet. @throws the signal's reason on abort */
-  async render(pod: Pod, signal: AbortSignal): Promise<RenderResult> {
+  async render(pod: Pod, signal: AbortSignal): Promise<Rendering> {
     const uid = uidOf(pod);
     let verdict = this.#admit(pod, this.#o.node());
     if (verdict?.kind === "reject" && verdict.reason === "NodeAffinity") {
@@ -82,23 +96,32 @@ export class PodRenderer {
     }
     // From here on the pod counts towards what the node has given away, though something may still be missing.
     this.#admitted.add(uid);
-    const references = await this.#read(pod, signal);
+    const { references, sources } = await this.#read(pod, signal);
     const result = renderMachineSpec({ pod, references, node: this.#o.facts(), backend: this.#o.backend() });
-    if (result.kind !== "ready" || !this.#o.backend().capabilities.has("registry_auth")) return result;
+    if (result.kind !== "ready") return result;
+    this.#rendered(uid, result.spec.volumes ?? []);
+    const asTold = (spec: MachineSpec) => `${sources}|${this.#machineState(pod, spec)}`;
+    if (!this.#o.backend().capabilities.has("registry_auth")) return { ...result, version: asTold(result.spec) };
     const auth = [...(result.spec.registry_auth ?? []), ...(await this.#pluginCredentials(pod, signal))];
     const version = this.#credentialsVersion(pod, references);
-    return {
-      ...result,
-      spec: {
-        ...result.spec,
-        ...(auth.length > 0 && { registry_auth: auth }),
-        ...(version !== undefined && { registry_auth_version: version }),
-      },
+    const spec = {
+      ...result.spec,
+      ...(auth.length > 0 && { registry_auth: auth }),
+      ...(version !== undefined && { registry_auth_version: version }),
     };
+    return { ...result, spec, version: asTold(spec) };
   }
 
-  /** Changes whenever a machine of this pod might have to change. */
+  /**
+   * Changes whenever a machine of this pod might have to change. What `render` and `diff` return carries the version that it
+   * was made from: whatever has changed since is not in it, however long the backend takes.
+   */
   version(pod: Pod, machine: Machine): string {
+    return `${this.#sources(pod)}|${this.#machineState(pod, machine)}`;
+  }
+
+  /** The version of everything that a machine is rendered from. */
+  #sources(pod: Pod): string {
     const uid = uidOf(pod);
     const files = this.#hasFiles();
     // After a restart of the agent nothing has been read yet; the first diff does that, and this changes.
@@ -107,7 +130,31 @@ export class PodRenderer {
     const generation = pod.metadata?.generation ?? 0;
     // The downward API shows labels and annotations, which change without a new generation.
     const metadata = usesMetadata(pod) ? JSON.stringify([pod.metadata?.labels, pod.metadata?.annotations]) : "";
-    return [generation, known ?? "unread", tokens, metadata, this.#credentialsState(pod, machine)].join("|");
+    return [generation, known ?? "unread", tokens, metadata].join("|");
+  }
+
+  /** What of a machine says that it is not as it was told to be, or may not be soon; of a specification, how it begins. */
+  #machineState(pod: Pod, machine: MachineFacts): string {
+    return [this.#credentialsState(pod, machine), ...this.#staleFiles(uidOf(pod), machine)].join("|");
+  }
+
+  /**
+   * Files that the machine says it has and that are not those of the last rendering: it was made by an earlier create whose reply
+   * was lost, for a repeated create changes no files, or its backend lost what it was told since.
+   */
+  #staleFiles(uid: string, { file_versions = {} }: MachineFacts): string[] {
+    return [...(this.#files.get(uid) ?? [])].flatMap(([name, version]) => {
+      const present = file_versions[name];
+      return present === undefined || present === version ? [] : [`${name}@${present}`];
+    });
+  }
+
+  #rendered(uid: string, volumes: readonly Volume[]): void {
+    const canChange = this.#o.backend().capabilities.has("patch_files");
+    const files = volumes.flatMap((volume) =>
+      canChange && volume.type === "files" ? [[volume.name, volume.version] as const] : [],
+    );
+    this.#files.set(uid, new Map(files));
   }
 
   /** What must change on a machine that runs. @throws the signal's reason on abort */
@@ -121,9 +168,11 @@ export class PodRenderer {
     resize: ResizeOutlook;
     /** Ephemeral containers that cannot be started. */
     waiting?: ReadonlyMap<string, WaitingContainer>;
+    /** What `version` was when everything had been read. */
+    version: string;
   }> {
     this.#admitted.add(uidOf(pod));
-    const references = await this.#read(pod, signal);
+    const { references, sources } = await this.#read(pod, signal);
     const facts = this.#o.facts();
     const backend = this.#o.backend();
     const input = { pod, references, node: facts, backend };
@@ -142,6 +191,8 @@ export class PodRenderer {
         });
       }
     }
+    this.#rendered(uidOf(pod), volumes);
+    const version = `${sources}|${this.#machineState(pod, machine)}`;
     const ephemeral = renderEphemeralContainers(input, new Set(machine.containers.map(({ name }) => name)));
     const diff = diffMachine(
       {
@@ -171,6 +222,7 @@ export class PodRenderer {
       resize,
       events: [...events, ...ephemeral.events, ...diff.events],
       ...(ephemeral.waiting.size > 0 && { waiting: ephemeral.waiting }),
+      version,
     };
   }
 
@@ -178,12 +230,13 @@ export class PodRenderer {
   release(podUid: string): void {
     this.#admitted.delete(podUid);
     this.#leaving.delete(podUid);
+    this.#files.delete(podUid);
     this.#o.references.release(podUid);
     this.#o.tokens.release(podUid);
   }
 
   /** Undefined when the pod may run. */
-  #admit(pod: Pod, node: Node | undefined): RenderResult | undefined {
+  #admit(pod: Pod, node: Node | undefined): NotReady | undefined {
     const { daemonSets, allowedUnsafeSysctls, backend, facts } = this.#o;
     // The node is registered before pods are taken in; until it is known, nothing is refused for the want of it.
     if (node === undefined)
@@ -228,7 +281,7 @@ export class PodRenderer {
   }
 
   /** What of a machine says that its credentials are to be looked at again. */
-  #credentialsState(pod: Pod, machine: Machine): string {
+  #credentialsState(pod: Pod, machine: MachineFacts): string {
     const hasSecrets = (pod.spec?.imagePullSecrets ?? []).length > 0;
     const hasPlugins = this.#o.imageCredentials?.concerns(pod) ?? false;
     if (!hasSecrets && !hasPlugins) return "";
@@ -280,16 +333,23 @@ export class PodRenderer {
     return this.#o.backend().capabilities.has("volumes.files");
   }
 
-  /** Reads what the pod refers to and gets its tokens. */
-  async #read(pod: Pod, signal: AbortSignal): Promise<References> {
+  /** Reads what the pod refers to and gets its tokens. `sources` is the version of exactly what is returned. */
+  async #read(pod: Pod, signal: AbortSignal): Promise<{ references: References; sources: string }> {
     const uid = uidOf(pod);
     const files = this.#hasFiles();
     this.#o.references.track(pod, podReferences(pod, { files }));
-    const [, tokens] = await Promise.all([
-      this.#o.references.read(uid, signal),
-      files ? this.#o.tokens.get(pod, tokenWishes(pod), signal) : new Map<string, never>(),
-    ]);
-    return { ...this.#o.references.references(pod), tokens };
+    const wishes = files ? tokenWishes(pod) : [];
+    // While it waits for one thing, another that was read already may change. What is held is read again without waiting; and a
+    // version from before the read is never too new.
+    for (let round = 1; ; round++) {
+      const sources = this.#sources(pod);
+      const [, tokens] = await Promise.all([
+        this.#o.references.read(uid, signal),
+        this.#o.tokens.get(pod, wishes, signal),
+      ]);
+      if (this.#sources(pod) === sources || round === READ_ROUNDS)
+        return { references: { ...this.#o.references.references(pod), tokens }, sources };
+    }
   }
 
   async #runtimeHandler(pod: Pod, signal: AbortSignal): Promise<HandlerLookup | undefined> {
@@ -309,11 +369,11 @@ export class PodRenderer {
 }
 
 /** Once per failed pull: what follows is the back-off. */
-function failsToPull(machine: Machine): boolean {
-  return machine.containers.some(({ state, reason }) => state === "waiting" && reason === "ErrImagePull");
+function failsToPull({ containers }: MachineFacts): boolean {
+  return containers.some((each) => "state" in each && each.state === "waiting" && each.reason === "ErrImagePull");
 }
 
-function waitWith(event: PodEvent): RenderResult {
+function waitWith(event: PodEvent): NotReady {
   return { kind: "wait", waiting: new Map(), unmountedVolumes: [], events: [event] };
 }
 

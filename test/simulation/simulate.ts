@@ -84,7 +84,7 @@ class Agent {
       renderer: {
         render: (pod) => Promise.resolve(render(pod)),
         version: () => "1",
-        diff: () => Promise.resolve({ patch: undefined }),
+        diff: () => Promise.resolve({ patch: undefined, version: "1" }),
       },
       machineId,
       ownerLabels: mutant?.ignoreOwner ? {} : OWNER,
@@ -482,7 +482,11 @@ async function settle(): Promise<void> {
 }
 
 function render(pod: Pod): Rendered {
-  return { kind: "ready", spec: spec(pod.metadata!.uid!, `${pod.metadata!.namespace}/${pod.metadata!.name}`, OWNER) };
+  return {
+    kind: "ready",
+    version: "1",
+    spec: spec(pod.metadata!.uid!, `${pod.metadata!.namespace}/${pod.metadata!.name}`, OWNER),
+  };
 }
 
 function spec(uid: string, key: string, owner: Record<string, string>): MachineSpec {

@@ -42,10 +42,11 @@ beforeEach(() => {
       render: () =>
         Promise.resolve({
           kind: "ready",
+          version: "1",
           spec: { labels: {}, containers: [{ name: "app", image: "a" }], restart_policy: "always" },
         }),
       version: () => version(),
-      diff: () => Promise.resolve({ patch: undefined }),
+      diff: () => Promise.resolve({ patch: undefined, version: "1" }),
     },
     events: {
       event: (_about: unknown, type: string, reason: string, message: string) =>

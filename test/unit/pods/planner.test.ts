@@ -59,7 +59,7 @@ describe("a pod that should run", () => {
       memory({ appliedVersion: "1" }),
       { ...context, version: "2" },
     );
-    expect(action).toEqual({ do: "update", version: "2" });
+    expect(action).toEqual({ do: "update" });
   });
 
   test("has its machine updated before its status claims the new generation", () => {
@@ -70,7 +70,7 @@ describe("a pod that should run", () => {
       memory({ appliedVersion: "1" }),
       { ...context, version: "2" },
     );
-    expect(action).toEqual({ do: "update", version: "2" });
+    expect(action).toEqual({ do: "update" });
   });
 
   test("asks the backend when the pod's status is ahead of what was seen", () => {

@@ -22,16 +22,21 @@ const resources = (cpu: string) => ({
   containers: [{ name: "app", image: "app:1", resources: { requests: { cpu } } }],
 });
 
+type Unversioned<T> = T extends unknown ? Omit<T, "version"> : never;
+
 /** One pod, the reconciler, a backend in memory and time that stands still. What the renderer says is the test's to choose. */
 class World {
   readonly clock = new VirtualClock();
   readonly provider: MemoryProvider;
   readonly events: PodEvent[] = [];
   readonly counted: [string, unknown][] = [];
-  rendered: Rendered = { kind: "ready", spec: SPEC };
-  difference: Difference = { patch: undefined };
+  rendered: Unversioned<Rendered> = { kind: "ready", spec: SPEC };
+  difference: Unversioned<Difference> = { patch: undefined };
+  /** Of what the renderer reads: it is asked for it before and after. */
   version = "1";
   onRender: () => void = () => undefined;
+  onDiff: () => void = () => undefined;
+  diffs = 0;
   /** What an older API server does with a status before it keeps it. */
   keep = (status: Pod["status"]): Pod["status"] => status;
   readonly requests: KubeRequest[] = [];
@@ -67,11 +72,17 @@ class World {
       machines: this.#machines,
       renderer: {
         render: () => {
+          const { version } = this;
           this.onRender();
-          return Promise.resolve(this.rendered);
+          return Promise.resolve({ ...this.rendered, version } as Rendered);
         },
         version: () => this.version,
-        diff: () => Promise.resolve(this.difference),
+        diff: () => {
+          const { version } = this;
+          this.diffs++;
+          this.onDiff();
+          return Promise.resolve({ ...this.difference, version });
+        },
         release: (uid) => void this.letGo.push(uid),
       },
       machineId: (uid) => `m-${uid}`,
@@ -384,6 +395,37 @@ describe("what is counted", () => {
     world.rendered = { kind: "reject", reason: "UnsupportedFeature", message: "tty", missing: ["tty"] };
     await world.settle();
     expect(world.counted).toEqual([["rejected", "UnsupportedFeature"]]);
+  });
+});
+
+describe("something that a pod refers to", () => {
+  test("and that changes while the machine is created is applied afterwards", async () => {
+    const world = new World(basePod());
+    const createPod = world.provider.createPod.bind(world.provider);
+    world.provider.createPod = async (...args) => {
+      world.version = "2";
+      return await createPod(...args);
+    };
+    await world.settle();
+    expect(world.diffs).toBe(1);
+  });
+
+  test("and that changes while its last change is applied is applied again", async () => {
+    const world = new World(basePod());
+    await world.settle();
+    world.version = "2";
+    world.onDiff = () => {
+      world.version = "3";
+      world.onDiff = () => undefined;
+    };
+    await world.settle();
+    expect(world.diffs).toBe(2);
+  });
+
+  test("and that does not change costs nothing after the create", async () => {
+    const world = new World(basePod());
+    await world.settle();
+    expect(world.diffs).toBe(0);
   });
 });
 

@@ -248,6 +248,96 @@ describe("PodRenderer", () => {
     });
   });
 
+  describe("the version of what was rendered", () => {
+    const renderedBy = async (subject: PodRenderer, pod = mounting()) => {
+      const rendered = await subject.render(pod, done.signal);
+      if (rendered.kind !== "ready") throw new Error("was not rendered");
+      const volume = rendered.spec.volumes?.[0];
+      return { version: rendered.version, files: volume?.type === "files" ? volume.version : "" };
+    };
+
+    it("is the present one while nothing changes, whether the files are in place yet or not", async () => {
+      kube.put(CONFIG, { data: { k: "v" } });
+      const subject = renderer();
+      const { version, files } = await renderedBy(subject);
+      expect(subject.version(mounting(), machineWith({}))).toBe(version);
+      expect(subject.version(mounting(), machineWith({ file_versions: { v: files } }))).toBe(version);
+    });
+
+    it("is an older one when a configMap changed after it was read", async () => {
+      kube.put(CONFIG, { data: { k: "v" } });
+      const subject = renderer();
+      const { version } = await renderedBy(subject);
+      await settle();
+      kube.put(CONFIG, { data: { k: "new" } });
+      await settle();
+      expect(subject.version(mounting(), machineWith({}))).not.toBe(version);
+    });
+
+    it("is not that of a machine that says that it has other files, as one has that an earlier create made", async () => {
+      kube.put(CONFIG, { data: { k: "v" } });
+      const subject = renderer();
+      const { version } = await renderedBy(subject);
+      const old = machineWith({ file_versions: { v: "of an earlier create" } });
+      expect(subject.version(mounting(), old)).not.toBe(version);
+      const difference = await subject.diff(mounting(), old, done.signal);
+      expect(difference.patch?.files).toHaveLength(1);
+      // Until the backend has them in place there is nothing more to be done.
+      expect(subject.version(mounting(), old)).toBe(difference.version);
+    });
+
+    it("is that of a machine with other files where the backend cannot change them", async () => {
+      kube.put(CONFIG, { data: { k: "v" } });
+      const subject = renderer({}, ["patch_files"]);
+      const { version } = await renderedBy(subject);
+      expect(subject.version(mounting(), machineWith({ file_versions: { v: "other" } }))).toBe(version);
+    });
+
+    it("is not that of a machine that has other credentials than it was to be given", async () => {
+      const pod = podWith({ imagePullSecrets: [{ name: "pull" }] });
+      const auths = { r: { username: "u", password: "p" } };
+      kube.put("/api/v1/namespaces/shop/secrets/pull", {
+        type: "kubernetes.io/dockerconfigjson",
+        data: { ".dockerconfigjson": Buffer.from(JSON.stringify({ auths })).toString("base64") },
+      });
+      const subject = renderer();
+      const rendered = await subject.render(pod, done.signal);
+      if (rendered.kind !== "ready") throw new Error("was not rendered");
+      const { registry_auth_version } = rendered.spec;
+      expect(subject.version(pod, machineWith({ registry_auth_version: registry_auth_version! }))).toBe(
+        rendered.version,
+      );
+      expect(subject.version(pod, machineWith({ registry_auth_version: "old" }))).not.toBe(rendered.version);
+    });
+
+    it("of a difference is that of what it holds, though a configMap changes while something else is read", async () => {
+      kube.put(CONFIG, { data: { k: "v" } });
+      const token = { serviceAccountToken: { path: "t", expirationSeconds: 600 } };
+      const pod = podWithContainer(
+        { volumeMounts: [{ name: "v", mountPath: "/v" }] },
+        { volumes: [{ name: "v", projected: { sources: [{ configMap: { name: "c" } }, token] } }] },
+      );
+      let answer: (() => void) | undefined;
+      kube.intercept = ({ path, method }) => {
+        if (method !== "POST" || !path.endsWith("/token")) return undefined;
+        const status = { token: "t", expirationTimestamp: "2026-01-01T00:10:00Z" };
+        return new Promise((resolve) => (answer = () => resolve({ status })));
+      };
+      const subject = renderer();
+      const diffing = subject.diff(pod, machineWith({}), done.signal);
+      await settle();
+      kube.put(CONFIG, { data: { k: "new" } });
+      await settle();
+      answer!();
+      const { patch, version } = await diffing;
+      const files = patch!.files![0]!.files.map(({ content_b64 }) => Buffer.from(content_b64, "base64").toString());
+      expect({ files, isApplied: subject.version(pod, machineWith({})) === version }).toEqual({
+        files: ["new", "t"],
+        isApplied: true,
+      });
+    });
+  });
+
   describe("registry credentials of a machine that runs", () => {
     const SECRET = "/api/v1/namespaces/shop/secrets/pull";
     const pulling = podWith({ imagePullSecrets: [{ name: "pull" }] });
