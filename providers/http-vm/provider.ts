@@ -65,6 +65,8 @@ export class HttpVmProvider implements Provider {
       name: plainText(info.name, 256),
       version: plainText(info.version, 256),
       capabilities: info.capabilities.filter(isKnown),
+      ...(info.os !== undefined && { os: info.os }),
+      ...(info.architecture !== undefined && { architecture: info.architecture }),
       ...(unknown.length > 0 && { unknownCapabilities: unknown }),
     };
   }

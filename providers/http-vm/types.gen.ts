@@ -372,6 +372,8 @@ export interface components {
      *         "events",
      *         "exec"
      *       ],
+     *       "os": "linux",
+     *       "architecture": "arm64",
      *       "limits": {
      *         "body_bytes": 16777216
      *       }
@@ -429,6 +431,10 @@ export interface components {
        *     | `instance_types` | named sizes |
        */
       capabilities: string[];
+      /** @description What the machines' programs are built for, in Go's words (GOOS). With `architecture` it becomes what the node says of itself, by which the scheduler and images are chosen. Absent: the agent's configuration says, else linux is assumed. */
+      os?: string;
+      /** @description The same of the processor (GOARCH): amd64, arm64, riscv64. Absent: the agent's configuration says, else the agent's own is assumed. */
+      architecture?: string;
       /** @description What a client should know before it hits it. */
       limits?: {
         /** @description Largest request body. */

@@ -8,6 +8,7 @@ import {
   type CallOptions,
   type Capability,
   type Clock,
+  goArchitecture,
   linkAbort,
   type Logger,
   type LogLine,
@@ -207,6 +208,9 @@ export class LocalProvider implements Provider {
       name: `vmlet-backend/${this.#engine.name}`,
       version: this.#options.version,
       capabilities: [...new Set(capabilities)],
+      // Every engine runs what this host's processor runs; engine vm's guests are of its kind too.
+      os: "linux",
+      architecture: goArchitecture(process.arch),
     });
   }
 

@@ -8,6 +8,7 @@ import {
   type CallOptions,
   type Capability,
   type Clock,
+  goArchitecture,
   type LogLine,
   type LogOptions,
   type Machine,
@@ -68,6 +69,8 @@ export interface MemoryProviderOptions {
   name?: string;
   clock?: Clock;
   capabilities?: readonly Capability[];
+  /** What it says that its machines are (GOARCH). Default: this host's. */
+  architecture?: string;
   /** Time in each state before a machine runs. Default: none, it runs when createPod returns. */
   stages?: Partial<Stages>;
   /** Default: what its command says, as far as shell.ts knows it; any other command runs until it is stopped. */
@@ -124,6 +127,8 @@ export class MemoryProvider implements Provider {
       name: this.name,
       version: "1",
       capabilities: this.#capabilities,
+      os: "linux",
+      architecture: this.#options.architecture ?? goArchitecture(process.arch),
     }));
   }
 

@@ -19,6 +19,7 @@ import {
 } from "../kubelet/tls.ts";
 import { fixedCapacity, ProviderCapacitySource, type CapacitySource } from "../node/capacity.ts";
 import { NodeController } from "../node/node-controller.ts";
+import { nodePlatform } from "../node/platform.ts";
 import { AgentProber } from "../pods/agent-prober.ts";
 import { PodController } from "../pods/controller.ts";
 import { kubeletConfiguration } from "./kubelet-configuration.ts";
@@ -277,7 +278,9 @@ export class NodeAgent {
         get capabilities() {
           return info()?.capabilities;
         },
-        architecture: process.arch === "arm64" ? "arm64" : "amd64",
+        get platform() {
+          return nodePlatform({ reported: info(), configured: node, hostArchitecture: process.arch });
+        },
         backendOutageGraceMs: parseDuration(node.backendOutageGrace),
       },
       capacity: this.#capacity(),

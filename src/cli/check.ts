@@ -19,6 +19,7 @@ import { describePermission, nodePermissions, type Permission } from "../agent/p
 import { silentLogger } from "../telemetry/logger.ts";
 import { systemClock } from "../util/clock.ts";
 import { toError } from "../util/errors.ts";
+import { goArchitecture } from "../util/platform.ts";
 import { systemRandom } from "../util/random.ts";
 import { createProvider } from "./providers.ts";
 import { withConfigOptions } from "./run.ts";
@@ -103,6 +104,10 @@ async function checkNode(config: AgentConfig, node: NodeConfig, report: Report):
       const info = await provider.getInfo({ signal: AbortSignal.timeout(TIMEOUT_MS) });
       report.ok(`${info.name} ${info.version} answers`);
       report.note(`capabilities: ${[...info.capabilities].sort().join(", ") || "none"}`);
+      const { os = node.os ?? "linux", architecture = node.architecture ?? goArchitecture(process.arch) } = info;
+      report.note(
+        `machines are ${os}/${architecture}${info.architecture === undefined ? ", which it does not say itself" : ""}`,
+      );
       const unknown = info.unknownCapabilities ?? [];
       if (unknown.length > 0)
         report.note(`${unknown.join(", ")}: no capability of that name is known, it counts for nothing`);

@@ -5,6 +5,7 @@
 import { z } from "zod";
 import { parseDuration } from "../resources/duration.ts";
 import { Quantity } from "../resources/quantity.ts";
+import { GO_NAME } from "../util/platform.ts";
 
 export const API_VERSION = "vmlet.dev/v1";
 export const KIND = "AgentConfig";
@@ -149,6 +150,8 @@ export const taintSchema = z.strictObject({
     .describe("What becomes of pods that do not tolerate it."),
 });
 
+const goName = z.string().regex(GO_NAME, "must be a name of Go's, such as linux, amd64 or arm64");
+
 const ipAddress = z.union([z.ipv4(), z.ipv6()], "must be an IP address");
 
 const kubeletSchema = z
@@ -204,6 +207,14 @@ export const nodeSchema = z.strictObject({
     .array(taintSchema)
     .default([{ key: "virtual-kubelet.io/provider", value: "vmlet", effect: "NoSchedule" }])
     .describe("Taints of the new Node. An existing Node keeps its own."),
+  os: goName
+    .optional()
+    .describe("What the machines' programs are built for (GOOS), where the backend does not say. Default: linux."),
+  architecture: goName
+    .optional()
+    .describe(
+      "The same of the processor (GOARCH: amd64, arm64), where the backend does not say. Default: this host's.",
+    ),
   capacity: z
     .record(z.string(), quantity)
     .optional()

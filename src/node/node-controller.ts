@@ -213,7 +213,7 @@ export class NodeController {
     const status = nodeStatus(settings, current, observation, clock.now());
     const { patch, changed } = statusPatch(current, {
       status,
-      labels: nodeLabels(settings),
+      labels: nodeLabels(settings, current),
       annotations: nodeAnnotations(settings, observation.capacity),
     });
     const now = clock.monotonic();

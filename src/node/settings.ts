@@ -24,13 +24,20 @@ export interface NodeSettings {
   kubeletPort: number;
   /** The provider's name, and its version once it has told it: the container runtime of the node. */
   runtime: { name: string; version: string | undefined };
-  /** What the backend says that it can do, once it has; decides which features the node declares. */
+  /** What the backend says that it can do, once it has; decides which features the node declares, and labels. */
   capabilities?: readonly Capability[] | undefined;
-  /** GOOS and GOARCH of the machines. Default linux and amd64. */
-  os?: string;
-  architecture?: string;
+  /** Default linux/amd64. */
+  platform?: Platform;
   /** How long the node stays Ready while its backend does not answer. Default 10 minutes. */
   backendOutageGraceMs?: number;
+}
+
+/** What the machines' programs are built for, in Go's words. */
+export interface Platform {
+  os: string;
+  architecture: string;
+  /** The backend has not said yet, and may: until then a Node that is there keeps its own. */
+  assumed?: boolean;
 }
 
 /** What the machine backend has let us know of itself. */

@@ -4,10 +4,11 @@
  */
 import { createHash } from "node:crypto";
 import type { Node } from "../kube/wire.ts";
+import { ALL_CAPABILITIES } from "../provider/capabilities.ts";
 import { Quantity } from "../resources/quantity.ts";
 import { rfc3339 } from "../util/clock.ts";
 import type { NodeCapacity } from "./capacity.ts";
-import type { NodeSettings } from "./settings.ts";
+import type { NodeSettings, Platform } from "./settings.ts";
 
 /** Names the extended resources that we wrote into the status, so that we can tell them from other people's. */
 export const OWNED_RESOURCES_ANNOTATION = "vmlet.dev/extended-resources";
@@ -100,9 +101,40 @@ export function foreignNodeCure({ name }: Pick<NodeSettings, "name">): string {
   );
 }
 
-/** Labels that the node keeps true; what others added is left alone. */
-export function nodeLabels(settings: NodeSettings): Record<string, string> {
-  const { name, hostname, os = "linux", architecture = "amd64", labels = {} } = settings;
+/**
+ * Prefix of the labels that name what the backend can do, by which a pod's nodeSelector keeps it away from a node that would refuse
+ * it: `capability.vmlet.dev/volumes.empty_dir: "true"`. NodeRestriction leaves prefixes outside kubernetes.io and k8s.io to the node.
+ */
+export const CAPABILITY_LABEL_PREFIX = "capability.vmlet.dev/";
+
+function capabilityLabels({ capabilities }: NodeSettings, existing: Node | undefined): Record<string, string> {
+  if (capabilities !== undefined) {
+    const known = ALL_CAPABILITIES.filter((capability) => capabilities.includes(capability));
+    return Object.fromEntries(known.map((capability) => [CAPABILITY_LABEL_PREFIX + capability, "true"]));
+  }
+  // An agent that has just been started does not know yet; its backend is the same as before.
+  const before = Object.entries(existing?.metadata?.labels ?? {});
+  return Object.fromEntries(before.filter(([key]) => key.startsWith(CAPABILITY_LABEL_PREFIX)));
+}
+
+/** A label that the configuration gives wins, for the labels' twins and nodeInfo too: they never disagree. */
+function platformOf({ platform, labels = {} }: NodeSettings, existing: Node | undefined): Platform {
+  const known = platform ?? { os: "linux", architecture: "amd64" };
+  const before = known.assumed ? existing?.status?.nodeInfo : undefined;
+  return {
+    os: labels["kubernetes.io/os"] ?? (before?.operatingSystem || known.os),
+    architecture: labels["kubernetes.io/arch"] ?? (before?.architecture || known.architecture),
+  };
+}
+
+/**
+ * Labels that the node keeps true; what others added is left alone, but for capabilities, which are this agent's to name.
+ *
+ * @param existing the Node as it was read last; it says what a backend that has not answered yet said before
+ */
+export function nodeLabels(settings: NodeSettings, existing: Node | undefined): Record<string, string> {
+  const { name, hostname, labels = {} } = settings;
+  const { os, architecture } = platformOf(settings, existing);
   return {
     "kubernetes.io/hostname": hostname ?? name,
     "kubernetes.io/os": os,
@@ -113,6 +145,7 @@ export function nodeLabels(settings: NodeSettings): Record<string, string> {
     type: "virtual-kubelet",
     // A cloud's load balancer cannot reach the machines through this node.
     "node.kubernetes.io/exclude-from-external-load-balancers": "true",
+    ...capabilityLabels(settings, existing),
     ...labels,
   };
 }
@@ -131,7 +164,7 @@ export function newNode(settings: NodeSettings, observation: NodeObservation, no
     kind: "Node",
     metadata: {
       name: settings.name,
-      labels: nodeLabels(settings),
+      labels: nodeLabels(settings, undefined),
       annotations: nodeAnnotations(settings, observation.capacity),
     },
     spec: {
@@ -157,7 +190,8 @@ export function nodeStatus(
   observation: NodeObservation,
   nowMs: number,
 ): Status {
-  const { os = "linux", architecture = "amd64", clusterId, name, version, runtime } = settings;
+  const { clusterId, name, version, runtime } = settings;
+  const { os, architecture } = platformOf(settings, existing);
   const capacity = resources(existing, observation);
   const uuid = systemUuid(settings);
   return {
@@ -350,7 +384,7 @@ export function statusPatch(
 
   const metadata: Record<string, unknown> = {};
   for (const field of ["labels", "annotations"] as const) {
-    const difference = missingEntries(current.metadata?.[field] ?? {}, desired[field]);
+    const difference = metadataDifference(current.metadata?.[field] ?? {}, desired[field]);
     if (difference) {
       metadata[field] = difference;
       changed = true;
@@ -364,6 +398,12 @@ function mapDifference(from: ResourceMap, to: ResourceMap): Record<string, strin
   const difference: Record<string, string | null> = { ...missingEntries(from, to) };
   for (const key of Object.keys(from)) if (!(key in to)) difference[key] = null;
   return Object.keys(difference).length > 0 ? difference : undefined;
+}
+
+/** The same for metadata that others write too: removed is only what this agent alone writes and wants no more. */
+function metadataDifference(from: ResourceMap, to: ResourceMap): Record<string, string | null> | undefined {
+  const own = Object.entries(from).filter(([key]) => key in to || key.startsWith(CAPABILITY_LABEL_PREFIX));
+  return mapDifference(Object.fromEntries(own), to);
 }
 
 /** Entries of `wanted` that `present` lacks or has otherwise. */

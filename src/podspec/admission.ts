@@ -72,14 +72,15 @@ export function admitPod(input: AdmissionInput): Admission {
   if (sysctl !== undefined) return reject("SysctlForbidden", `forbidden sysctl: "${sysctl}" not allowlisted`);
   if (node === undefined) return reject("InvalidNodeInfo", "Kubelet cannot get node info.");
 
+  const nodeOs = node.status?.nodeInfo?.operatingSystem ?? "linux";
   const podOs = pod.metadata?.labels?.["kubernetes.io/os"];
-  if (podOs !== undefined && podOs !== "linux") {
+  if (podOs !== undefined && podOs !== nodeOs) {
     return reject(
       "PodOSSelectorNodeLabelDoesNotMatch",
       "Failed to admit pod as the `kubernetes.io/os` label doesn't match node label",
     );
   }
-  if (pod.spec?.os !== undefined && pod.spec.os.name !== "linux") {
+  if (pod.spec?.os !== undefined && pod.spec.os.name !== nodeOs) {
     return reject("PodOSNotSupported", "Failed to admit pod as the OS field doesn't match node OS");
   }
   if (

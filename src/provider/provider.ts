@@ -24,6 +24,9 @@ export interface ProviderInfo {
   name: string;
   version: string;
   capabilities: readonly Capability[];
+  /** What the machines' programs are built for, in Go's words (GOOS, GOARCH): `linux`, `arm64`. Absent: it does not say. */
+  os?: string;
+  architecture?: string;
   /** What it declares besides: names that are misspelt, or newer than this version. Absent: none. */
   unknownCapabilities?: readonly string[];
 }

@@ -106,7 +106,7 @@ const machineId = (ids: string[]): string => checkedId(ids[0], "MachineId", "id"
 
 async function getInfo({ provider, limits }: RouteContext, { response, params, signal }: Exchange): Promise<void> {
   new Query(params, []);
-  const { name, version, capabilities } = await provider.getInfo({ signal });
+  const { name, version, capabilities, os, architecture } = await provider.getInfo({ signal });
   sendJson(
     response,
     200,
@@ -114,6 +114,8 @@ async function getInfo({ provider, limits }: RouteContext, { response, params, s
       name,
       version,
       capabilities,
+      os,
+      architecture,
       api: "v1",
       limits: { body_bytes: limits.bodyBytes, page_items: limits.pageItems },
     }),

@@ -2,7 +2,7 @@
  * The default seccomp profile, from the file that container tools install (containers-common: /usr/share/containers/
  * seccomp.json). Its conditions on capabilities and processors are resolved here; the runtime gets plain rules.
  */
-import { ociArchitecture } from "../images/store.ts";
+import { goArchitecture } from "../../../src/provider/kit/index.ts";
 
 export interface SeccompSource {
   defaultAction: string;
@@ -20,7 +20,7 @@ export interface SeccompSource {
 
 /** The `linux.seccomp` of an OCI configuration for a container with these capabilities. */
 export function seccompProfile(source: SeccompSource, capabilities: readonly string[], nodeArch: string): object {
-  const arch = ociArchitecture(nodeArch);
+  const arch = goArchitecture(nodeArch);
   const applies = (rule: SeccompSource["syscalls"][number]) => {
     const { includes = {}, excludes = {} } = rule;
     if (includes.arches !== undefined && !includes.arches.includes(arch)) return false;

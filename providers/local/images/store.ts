@@ -13,7 +13,7 @@ import { existsSync, mkdirSync, readFileSync, renameSync, rmSync, statSync, writ
 import { lstat, mkdir, mkdtemp, readdir, readFile, rename, rm, statfs, symlink, utimes } from "node:fs/promises";
 import { basename, dirname, join } from "node:path";
 import PQueue from "p-queue";
-import type { Clock, Logger, RegistryAuth } from "../../../src/provider/kit/index.ts";
+import { goArchitecture, type Clock, type Logger, type RegistryAuth } from "../../../src/provider/kit/index.ts";
 import { ContainerError, type HostProblem, type ImageConfig, type ImageStore, type PreparedImage } from "../engine.ts";
 import { CommandError, findTool, run } from "../host/command.ts";
 import { readFileIfExists, writeFileAtomic } from "../host/files.ts";
@@ -110,7 +110,7 @@ export class HostImages implements ImageStore {
     this.#queue = new PQueue({ concurrency: options.parallelPulls ?? 2 });
     this.#registry = new Registry({
       insecureRegistries: options.insecureRegistries ?? [],
-      platform: { os: "linux", architecture: ociArchitecture(process.arch) },
+      platform: { os: "linux", architecture: goArchitecture(process.arch) },
       tmpDir: join(options.dir, "tmp"),
     });
   }
@@ -595,11 +595,6 @@ export function imageConfig(document: unknown): ImageConfig {
     stopSignal: text(raw["StopSignal"]),
   };
   return Object.fromEntries(Object.entries(found).filter(([, value]) => value !== undefined));
-}
-
-/** Go's name for a processor, which OCI uses. */
-export function ociArchitecture(nodeArch: string): string {
-  return { x64: "amd64", ia32: "386" }[nodeArch] ?? nodeArch;
 }
 
 function hexOf(digest: string): string {

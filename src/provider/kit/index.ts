@@ -10,6 +10,7 @@ export { silentLogger, type Logger } from "../../telemetry/logger.ts";
 export { linkAbort, type LinkedSignal } from "../../util/abort.ts";
 export { systemClock, type Clock } from "../../util/clock.ts";
 export { toError } from "../../util/errors.ts";
+export { goArchitecture } from "../../util/platform.ts";
 export { systemRandom, type Random } from "../../util/random.ts";
 export { TLS_CIPHERS } from "../../util/tls-ciphers.ts";
 export { ALL_CAPABILITIES, CAPABILITIES, type Capability } from "../capabilities.ts";

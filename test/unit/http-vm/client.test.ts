@@ -298,6 +298,16 @@ describe("a reply that can be used", () => {
     await local.close();
   });
 
+  test("says what its machines are built for", async () => {
+    answer({ body: { name: "b", version: "1", api: "v1", capabilities: [], os: "linux", architecture: "arm64" } });
+    expect(await provider.getInfo({ signal })).toMatchObject({ os: "linux", architecture: "arm64" });
+  });
+
+  test("says of its machines what no label could hold", async () => {
+    answer({ body: { name: "b", version: "1", api: "v1", capabilities: [], architecture: "x86 64/v3" } });
+    await expect(provider.getInfo({ signal })).rejects.toMatchObject({ code: "unavailable" });
+  });
+
   test("names capabilities that are not known: they are told apart", async () => {
     answer({ body: { name: "b", version: "1", api: "v1", capabilities: ["exec", "teleport", "constructor"] } });
     expect(await provider.getInfo({ signal })).toMatchObject({

@@ -1,8 +1,10 @@
 import { describe, expect, it } from "vitest";
+import { parseConfig } from "../../../src/config/load.ts";
 import type { Node } from "../../../src/kube/wire.ts";
 import { fixedCapacity, fromProvider } from "../../../src/node/capacity.ts";
 import type { NodeSettings } from "../../../src/node/settings.ts";
 import {
+  CAPABILITY_LABEL_PREFIX,
   newNode,
   nodeAnnotations,
   nodeLabels,
@@ -10,6 +12,7 @@ import {
   statusPatch,
   type NodeObservation,
 } from "../../../src/node/status.ts";
+import { ALL_CAPABILITIES, type Capability } from "../../../src/provider/capabilities.ts";
 import { strategicMergePatch } from "../../../src/devcluster/objects/patch.ts";
 
 const T0 = Date.parse("2026-01-01T00:00:00Z");
@@ -42,7 +45,7 @@ const condition = (status: Node["status"], type: string) => {
 function applied(node: Node, observation: NodeObservation, at: number, by: NodeSettings = settings) {
   const { patch, changed } = statusPatch(node, {
     status: nodeStatus(by, node, observation, at),
-    labels: nodeLabels(by),
+    labels: nodeLabels(by, node),
     annotations: nodeAnnotations(by, observation.capacity),
   });
   const next = strategicMergePatch("V1Node", structuredClone(node), structuredClone(patch)) as unknown as Node;
@@ -354,3 +357,91 @@ describe("declared features", () => {
     expect(next.status?.declaredFeatures).toEqual(["ExtendWebSocketsToKubelet"]);
   });
 });
+
+describe("the platform of the machines", () => {
+  const platformsOf = ({ metadata, status }: Node) => [
+    [metadata?.labels?.["kubernetes.io/os"], metadata?.labels?.["kubernetes.io/arch"]],
+    [metadata?.labels?.["beta.kubernetes.io/os"], metadata?.labels?.["beta.kubernetes.io/arch"]],
+    [status?.nodeInfo?.operatingSystem, status?.nodeInfo?.architecture],
+  ];
+  const same = (os: string, architecture: string) => [0, 1, 2].map(() => [os, architecture]);
+  const arm = { os: "linux", architecture: "arm64" };
+  const assumed = { os: "linux", architecture: "amd64", assumed: true };
+
+  it("is the same in every label and in nodeInfo", () => {
+    expect(platformsOf(newNode({ ...settings, platform: arm }, well(), T0))).toEqual(same("linux", "arm64"));
+  });
+
+  it("follows the backend, when it says another than was assumed", () => {
+    const fresh = newNode({ ...settings, platform: assumed }, well(), T0);
+    const { next, changed } = applied(fresh, well(), T0, { ...settings, platform: arm });
+    expect(changed).toBe(true);
+    expect(platformsOf(next)).toEqual(same("linux", "arm64"));
+  });
+
+  it("stands while a backend has not answered to an agent that was restarted", () => {
+    const known = newNode({ ...settings, platform: arm }, well(), T0);
+    const { next, changed } = applied(known, well(), T0, { ...settings, platform: assumed });
+    expect(changed).toBe(false);
+    expect(platformsOf(next)).toEqual(same("linux", "arm64"));
+  });
+
+  it("is in all places what a label of the configuration says", () => {
+    const labels = { "kubernetes.io/arch": "riscv64", "beta.kubernetes.io/arch": "riscv64" };
+    expect(platformsOf(newNode({ ...settings, labels, platform: arm }, well(), T0))).toEqual(same("linux", "riscv64"));
+  });
+});
+
+describe("labels that name the backend's capabilities", () => {
+  const able = (...capabilities: Capability[]): NodeSettings => ({ ...settings, capabilities });
+  const capabilitiesOf = (node: Node) =>
+    Object.entries(node.metadata?.labels ?? {}).filter(([key]) => key.startsWith("capability.vmlet.dev/"));
+
+  it("are one for each, with which a selector finds nodes that have it", () => {
+    const node = newNode(able("exec", "volumes.empty_dir"), well(), T0);
+    expect(capabilitiesOf(node)).toEqual([
+      ["capability.vmlet.dev/exec", "true"],
+      ["capability.vmlet.dev/volumes.empty_dir", "true"],
+    ]);
+  });
+
+  it.each(ALL_CAPABILITIES)("is a legal key that no kubelet is forbidden: %s", (capability) => {
+    expect(() => nodeConfigWith({ [CAPABILITY_LABEL_PREFIX + capability]: "true" })).not.toThrow();
+  });
+
+  it("go when the capability goes, and come with a new one", () => {
+    const node = newNode(able("exec", "tty"), well(), T0);
+    const { next, changed } = applied(node, well(), T0, able("tty", "probes"));
+    expect(changed).toBe(true);
+    expect(capabilitiesOf(next).map(([key]) => key)).toEqual([
+      "capability.vmlet.dev/tty",
+      "capability.vmlet.dev/probes",
+    ]);
+  });
+
+  it("stand while the backend has not said what it can do", () => {
+    const { next, changed } = applied(newNode(able("exec"), well(), T0), well(), T0, {
+      ...settings,
+      capabilities: undefined,
+    });
+    expect(changed).toBe(false);
+    expect(capabilitiesOf(next)).toEqual([["capability.vmlet.dev/exec", "true"]]);
+  });
+
+  it("are those that vmlet knows, whatever a provider's module says", () => {
+    const odd = ["exec", "no label's name!", "__proto__"] as Capability[];
+    expect(capabilitiesOf(newNode(able(...odd), well(), T0))).toEqual([["capability.vmlet.dev/exec", "true"]]);
+  });
+
+  it("leave other labels of vmlet.dev alone", () => {
+    const labels = { "vmlet.dev/pool": "a" };
+    const node = { ...created, metadata: { ...created.metadata, labels: { ...created.metadata?.labels, ...labels } } };
+    expect(applied(node, well(), T0, able()).next.metadata?.labels).toMatchObject(labels);
+  });
+});
+
+/** @throws ConfigError when a node may not have one of the labels */
+function nodeConfigWith(labels: Record<string, string>): void {
+  const nodes = [{ name: "n", provider: { type: "memory" }, labels }];
+  parseConfig(JSON.stringify({ apiVersion: "vmlet.dev/v1", kind: "AgentConfig", nodes }), "vmlet.yaml");
+}

@@ -164,6 +164,12 @@ describe("admitPod", () => {
     expect(admit(pod)).toEqual({ kind: "reject", reason, message });
   });
 
+  it("takes the machines' system for the node's, whatever the agent runs on", () => {
+    const windows: Node = { ...node, status: { ...node.status, nodeInfo: { operatingSystem: "windows" } as never } };
+    expect(admit(podWith({ os: { name: "windows" } }), { node: windows })).toEqual({ kind: "admit" });
+    expect(admit(podWith({ os: { name: "linux" } }), { node: windows })).toMatchObject({ reason: "PodOSNotSupported" });
+  });
+
   it("refuses nothing silently while the node is not known", () => {
     expect(admit(podWith(), { node: undefined })).toEqual({
       kind: "reject",
