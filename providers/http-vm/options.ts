@@ -1,6 +1,6 @@
 /** Where a backend is and how it is talked to. */
 import { isIP } from "node:net";
-import type { Clock, Logger } from "../../src/provider/kit/index.ts";
+import { trimEnd, type Clock, type Logger } from "../../src/provider/kit/index.ts";
 import type { CredentialFiles } from "./credentials.ts";
 import type { PacingOptions } from "./pacing.ts";
 import type { InvalidReason } from "./validate.ts";
@@ -72,7 +72,7 @@ export function parseTarget(url: string, allowPlainHttp: boolean): Target {
       `the backend's address ${url} is plain HTTP beyond loopback, which shows every secret to the network; use https://`,
     );
   }
-  const path = parsed.pathname.replace(/\/+$/, "");
+  const path = trimEnd(parsed.pathname, "/");
   return {
     baseUrl: `${parsed.protocol}//${parsed.host}${path}`,
     socketPath: undefined,

@@ -156,7 +156,8 @@ function tameTimes<K extends string>(holder: { [key in K]?: string }, fields: re
 const ANSI = /\u001b(?:\[[0-?]*[ -/]*[@-~]|\][^\u0007\u001b]*(?:\u0007|\u001b\\)|[@-Z\\-_])/g;
 // eslint-disable-next-line no-control-regex
 const CONTROL = /[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u200e\u200f\u202a-\u202e\u2066-\u2069]/;
-const CONTROLS = new RegExp(CONTROL, "g");
+// eslint-disable-next-line no-control-regex
+const CONTROLS = /[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u200e\u200f\u202a-\u202e\u2066-\u2069]/g;
 
 /** `text` without control characters and no longer than `maxBytes` in UTF-8, cut between characters. */
 export function plainText(text: string, maxBytes: number): string {

@@ -79,10 +79,11 @@ class Shell {
   }
 
   #simple(text: string): Promise<number> {
-    const redirect = /\s*1?>\s*(&2|[^\s'"&]+)\s*$/.exec(text);
-    const words = splitWords(text.slice(0, redirect?.index), this.#variables);
+    const arrow = text.lastIndexOf(">");
+    const target = arrow === -1 ? undefined : /^(&2|[^\s'"&]+)$/.exec(text.slice(arrow + 1).trim())?.[1];
+    const words = splitWords(target === undefined ? text : text.slice(0, arrow).replace(/1$/, ""), this.#variables);
     if (words.length === 0) return Promise.resolve(0);
-    return this.#command(words, redirect?.[1] ?? "stdout");
+    return this.#command(words, target ?? "stdout");
   }
 
   /** @param target "stdout", "&2" or a file's path */

@@ -5,6 +5,7 @@ import { KubeConfig } from "@kubernetes/client-node";
 import { parse } from "yaml";
 import type { Clock } from "../util/clock.ts";
 import { toError, VmletError } from "../util/errors.ts";
+import { trimEnd } from "../util/text.ts";
 import type { CertificatePair } from "./certificates.ts";
 
 /**
@@ -100,7 +101,7 @@ export class CredentialSource {
       hash.update(part ?? "").update("\0");
     }
     const credentials: Credentials = {
-      server: cluster.server.replace(/\/+$/, ""),
+      server: trimEnd(cluster.server, "/"),
       proxyUrl: cluster.proxyUrl,
       headers,
       tls,

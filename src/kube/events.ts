@@ -9,6 +9,7 @@ import type { Logger } from "../telemetry/logger.ts";
 import { rfc3339, type Clock } from "../util/clock.ts";
 import { toError } from "../util/errors.ts";
 import type { Random } from "../util/random.ts";
+import { trimEnd } from "../util/text.ts";
 import { isKubeApiError, isNamespaceTerminating, isNotFound } from "./errors.ts";
 import type { Kube } from "./kube.ts";
 import { mergePatch } from "./patch.ts";
@@ -292,7 +293,7 @@ export class EventRecorder {
 
 /** The first letters of a name, as a name. */
 function cut(name: string, length: number): string {
-  return name.length <= length ? name : name.slice(0, length).replace(/[-.]+$/, "");
+  return name.length <= length ? name : trimEnd(name.slice(0, length), "-.");
 }
 
 function objectKey(r: ObjectReference): string {

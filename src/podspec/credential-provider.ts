@@ -8,6 +8,7 @@ import { join } from "node:path";
 import { z } from "zod";
 import type { Pod } from "../kube/wire.ts";
 import type { RegistryAuth } from "../provider/machine.ts";
+import { registryHostMatches } from "../provider/registry-hosts.ts";
 import { parseDuration } from "../resources/duration.ts";
 import type { Logger } from "../telemetry/logger.ts";
 import type { Clock } from "../util/clock.ts";
@@ -212,25 +213,12 @@ function parseReply(output: string): z.infer<typeof pluginReply> {
 export function matchesImage(glob: string, image: string): boolean {
   const pattern = splitLocation(glob.replace(/^https?:\/\//, ""));
   const target = splitLocation(image);
-  if (pattern.port !== target.port || pattern.labels.length !== target.labels.length) return false;
-  if (!target.path.startsWith(pattern.path)) return false;
-  return pattern.labels.every((label, index) => globMatches(label, target.labels[index] ?? ""));
+  return target.path.startsWith(pattern.path) && registryHostMatches(pattern.host, target.host);
 }
 
-function splitLocation(location: string): { labels: string[]; port: string; path: string } {
+function splitLocation(location: string): { host: string; path: string } {
   const slash = location.indexOf("/");
-  const authority = slash === -1 ? location : location.slice(0, slash);
-  const colon = authority.lastIndexOf(":");
-  return {
-    labels: (colon === -1 ? authority : authority.slice(0, colon)).split("."),
-    port: colon === -1 ? "" : authority.slice(colon + 1),
-    path: slash === -1 ? "" : location.slice(slash),
-  };
-}
-
-function globMatches(glob: string, text: string): boolean {
-  const pattern = glob.split("*").map((part) => part.replace(/[\\^$.*+?()[\]{}|]/g, "\\$&"));
-  return new RegExp(`^${pattern.join(".*")}$`).test(text);
+  return slash === -1 ? { host: location, path: "" } : { host: location.slice(0, slash), path: location.slice(slash) };
 }
 
 /** Runs the plugin as a child process; kills it after a minute or when the signal aborts. */

@@ -1,5 +1,6 @@
 /** A pod's hostname and domain (kubelet_pods.go `GeneratePodHostNameAndDomain`, util.go `GetNodenameForKernel`). */
 import type { Pod } from "../kube/wire.ts";
+import { trimEnd } from "../util/text.ts";
 
 const MAX_HOSTNAME = 63;
 const MAX_FQDN = 64;
@@ -31,5 +32,5 @@ export function podHostname(pod: Pod, clusterDomain: string): Hostname {
 }
 
 function truncate(hostname: string): string {
-  return hostname.length <= MAX_HOSTNAME ? hostname : hostname.slice(0, MAX_HOSTNAME).replace(/[-.]+$/, "");
+  return hostname.length <= MAX_HOSTNAME ? hostname : trimEnd(hostname.slice(0, MAX_HOSTNAME), "-.");
 }

@@ -1,6 +1,7 @@
 /** Registry credentials from `imagePullSecrets` (pkg/credentialprovider): both formats of docker's configuration. */
 import type { Pod } from "../kube/wire.ts";
 import type { RegistryAuth } from "../provider/machine.ts";
+import { trimEnd } from "../util/text.ts";
 import type { PodEvent, References } from "./inputs.ts";
 
 /**
@@ -88,7 +89,7 @@ function parseEntry(location: string, entry: Record<string, unknown>): RegistryA
     if (colon === -1) return undefined;
     username = decoded.slice(0, colon);
     // Docker pads the password with NUL bytes.
-    password = decoded.slice(colon + 1).replace(/\0+$/, "");
+    password = trimEnd(decoded.slice(colon + 1), "\0");
   }
   const identityToken = text(entry["identitytoken"]);
   const registry = normalizeRegistry(location);
@@ -106,7 +107,7 @@ export function normalizeRegistry(location: string): string {
   const bare = location.replace(/^https?:\/\//, "");
   const slash = bare.indexOf("/");
   const host = slash === -1 ? bare : bare.slice(0, slash);
-  const path = (slash === -1 ? "" : bare.slice(slash)).replace(/^\/v[12](?=\/|$)/, "").replace(/\/+$/, "");
+  const path = trimEnd((slash === -1 ? "" : bare.slice(slash)).replace(/^\/v[12](?=\/|$)/, ""), "/");
   const isHub = host === "index.docker.io" || host === "registry-1.docker.io" || host === "docker.io";
   return (isHub ? "docker.io" : host) + path;
 }

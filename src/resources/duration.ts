@@ -9,6 +9,7 @@ import {
 import { secondsToHours } from "date-fns/secondsToHours";
 import { secondsToMinutes } from "date-fns/secondsToMinutes";
 import { VmletError } from "../util/errors.ts";
+import { trimEnd } from "../util/text.ts";
 
 const UNIT_MS: Readonly<Record<string, number>> = {
   ns: 1e-6,
@@ -21,6 +22,9 @@ const UNIT_MS: Readonly<Record<string, number>> = {
   h: millisecondsInHour,
 };
 
+/** One number with its unit, where the one before it ended. */
+const AMOUNT = /(\d+(?:\.\d*)?|\.\d+)(ns|us|µs|μs|ms|s|m|h)/gy;
+
 export class DurationError extends VmletError {
   readonly code = "invalid_duration";
 }
@@ -31,16 +35,18 @@ export class DurationError extends VmletError {
  * @throws DurationError that names the text
  */
 export function parseDuration(text: string): number {
-  const match = /^([+-]?)((?:\d+\.?\d*|\.\d+)(?:ns|us|µs|μs|ms|s|m|h))+$/.exec(text);
-  if (!match) {
-    if (/^[+-]?0$/.test(text)) return 0;
+  const magnitude = text.replace(/^[+-]/, "");
+  if (magnitude === "0") return 0;
+  let total = 0;
+  let read = 0;
+  for (const [part, amount = "", unit = ""] of magnitude.matchAll(AMOUNT)) {
+    total += Number(amount) * (UNIT_MS[unit] ?? 0);
+    read += part.length;
+  }
+  if (magnitude === "" || read < magnitude.length) {
     throw new DurationError(
       `"${text.slice(0, 64)}" is not a duration: expected numbers with the units ns us ms s m h, such as 30s or 1h30m`,
     );
-  }
-  let total = 0;
-  for (const [, amount = "", unit = ""] of text.matchAll(/(\d+\.?\d*|\.\d+)(ns|us|µs|μs|ms|s|m|h)/g)) {
-    total += Number(amount) * (UNIT_MS[unit] ?? 0);
   }
   return text.startsWith("-") ? -total : total;
 }
@@ -64,5 +70,5 @@ export function formatDuration(ms: number): string {
 
 function trimNumber(value: number, decimals: number): string {
   const text = value.toFixed(decimals);
-  return text.includes(".") ? text.replace(/\.?0+$/, "") : text;
+  return text.includes(".") ? trimEnd(trimEnd(text, "0"), ".") : text;
 }

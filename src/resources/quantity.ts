@@ -13,6 +13,7 @@ const MILLI = 1_000_000n;
 const MAX_INT64 = 2n ** 63n - 1n;
 /** Far beyond anything the API accepts, and small enough that no text can make the parser build a giant number. */
 const MAX_EXPONENT = 400;
+const MAX_LENGTH = 1024;
 
 const DECIMAL_SUFFIXES: readonly (readonly [suffix: string, exponent: number])[] = [
   ["n", -9],
@@ -61,7 +62,9 @@ export class Quantity {
 
   /** Like `parse`, but undefined for what is not a quantity. */
   static tryParse(text: string | number): Quantity | undefined {
-    const match = /^([+-]?)(\d*)(?:\.(\d*))?([a-zA-Z]*)([+-]?\d*)$/.exec(String(text));
+    // The arithmetic on numbers of so many digits takes long, and nobody means them.
+    if (String(text).length > MAX_LENGTH) return undefined;
+    const match = /^([+-]?)(\d*)(?:\.(\d*))?(?:([a-zA-Z]+)([+-]?\d*))?$/.exec(String(text));
     if (!match) return undefined;
     const [, sign = "", whole = "", fraction = "", letters = "", digits = ""] = match;
     if (whole === "" && fraction === "") return undefined;

@@ -2,7 +2,12 @@
  * Names of images, with the rules of github.com/distribution/reference that the kubelet applies: `busybox` is
  * `docker.io/library/busybox:latest`. A digest makes the tag irrelevant.
  */
-import type { RegistryAuth } from "../../../src/provider/kit/index.ts";
+import {
+  MAX_REGISTRY_KEY_LENGTH,
+  registryHostMatches,
+  trimEnd,
+  type RegistryAuth,
+} from "../../../src/provider/kit/index.ts";
 import { ContainerError } from "../engine.ts";
 
 export interface ImageReference {
@@ -85,34 +90,19 @@ export function fullName(reference: ImageReference): string {
  */
 export function matchingCredentials(reference: ImageReference, credentials: readonly RegistryAuth[]): RegistryAuth[] {
   return credentials
+    .filter(({ registry }) => registry.length <= MAX_REGISTRY_KEY_LENGTH)
     .map((auth) => ({ auth, ...splitKey(auth.registry) }))
-    .filter(({ host, path }) => hostMatches(host, reference.registry) && pathMatches(path, reference.path))
+    .filter(({ host, path }) => registryHostMatches(host, reference.registry) && pathMatches(path, reference.path))
     .toSorted((a, b) => b.path.length - a.path.length || Number(a.host.includes("*")) - Number(b.host.includes("*")))
     .map(({ auth }) => auth);
 }
 
 function splitKey(key: string): { host: string; path: string } {
-  const bare = key
-    .replace(/^https?:\/\//, "")
-    .replace(/\/v[12]\/?$/, "")
-    .replace(/\/+$/, "");
+  const bare = trimEnd(key.replace(/^https?:\/\//, "").replace(/\/v[12]\/?$/, ""), "/");
   const slash = bare.indexOf("/");
   const host = slash < 0 ? bare : bare.slice(0, slash);
   const dockerHub = host === "index.docker.io" || host === "registry-1.docker.io";
   return { host: dockerHub ? "docker.io" : host, path: slash < 0 ? "" : bare.slice(slash + 1) };
-}
-
-function hostMatches(pattern: string, host: string): boolean {
-  const wanted = pattern.split(".");
-  const actual = host.split(".");
-  return wanted.length === actual.length && wanted.every((part, index) => globMatches(part, actual[index]!));
-}
-
-function globMatches(pattern: string, text: string): boolean {
-  const pieces = pattern.split("*");
-  if (pieces.length === 1) return pattern === text;
-  const escaped = pieces.map((piece) => piece.replace(/[^\w-]/g, "\\$&"));
-  return new RegExp(`^${escaped.join(".*")}$`).test(text);
 }
 
 function pathMatches(prefix: string, path: string): boolean {

@@ -603,8 +603,9 @@ function hexOf(digest: string): string {
 
 function umociMessage(stderr: string): string {
   return stderr
-    .replace(/\s*⨯\s*/g, "")
-    .trim()
+    .split("⨯")
+    .map((part) => part.trim())
+    .join("")
     .split("\n")
     .at(-1)!
     .trim();

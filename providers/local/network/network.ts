@@ -222,9 +222,11 @@ export class HostNetwork {
   async sweep(known: ReadonlySet<string>): Promise<void> {
     for (const id of new Set((await this.#ipam.leases()).values())) if (!known.has(id)) await this.detach(id);
     const hashes = new Set([...known].map((id) => this.#hash(id)));
-    const mine = new RegExp(`^${this.#bridge}-[0-9a-f]{${HASH_LENGTH}}$`);
-    for (const name of await readdir(NETNS_DIR).catch(() => []))
-      if (mine.test(name) && !hashes.has(name.slice(-HASH_LENGTH))) await ip([`netns delete ${name}`]);
+    for (const name of await readdir(NETNS_DIR).catch(() => [])) {
+      const hash = name.slice(-HASH_LENGTH);
+      const isMine = name === `${this.#bridge}-${hash}` && /^[0-9a-f]+$/.test(hash) && hash.length === HASH_LENGTH;
+      if (isMine && !hashes.has(hash)) await ip([`netns delete ${name}`]);
+    }
     for (const link of await readdir(`/sys/class/net/${this.#bridge}/brif`).catch(() => []))
       if (link.startsWith(this.#linkPrefix) && !hashes.has(link.slice(this.#linkPrefix.length)))
         await ip([`link delete ${link}`]);
@@ -398,7 +400,7 @@ export class HostNetwork {
   async #hostPorts(): Promise<Map<string, string>> {
     const list = run(findTool("nft")!, ["list", "map", "inet", this.#table, "host_ports"]);
     const { stdout } = await this.#onRules(list);
-    const elements = stdout.toString("utf8").matchAll(/(\w+) \. (\d+) : ([\d.]+) \. (\d+)/g);
+    const elements = stdout.toString("utf8").matchAll(/\b(\w+) \. (\d+) : ([\d.]+) \. (\d+)/g);
     return new Map(
       [...elements].map(([, protocol, hostPort, address, port]) => [
         `${protocol} . ${hostPort}`,

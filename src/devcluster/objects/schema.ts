@@ -81,7 +81,7 @@ export function fieldsOf(model: string): ReadonlyMap<string, Field> {
 /** Reads one entry of fields.gen.ts, which says how it is written. */
 function readField(attribute: Attribute, described: string): Field {
   const [head = "", ...keys] = described.split(",");
-  const [, path = "", flags = ""] = /^([\d.]*)(\w*)$/.exec(head) ?? [];
+  const [, path = "", flags = ""] = /^([\d.]*)([a-z]*)$/.exec(head) ?? [];
   const key = (letter: string) => keys.find((k) => k.startsWith(`${letter}:`))?.slice(2);
   return {
     type: parseType(attribute.type, attribute.format),
@@ -97,7 +97,7 @@ function readField(attribute: Attribute, described: string): Field {
 
 /** The decimals of a MicroTime: neither more nor fewer are accepted. */
 const MICRO_TIME = /\.\d{6}(?=Z|[+-])/;
-const BASE64 = /^(?:[A-Za-z0-9+/\s]{4})*(?:[A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?\s*$/;
+const BASE64 = /^(?:[A-Za-z0-9+/]{4})*(?:[A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?$/;
 
 export interface Decoded<T> {
   value: T;
@@ -136,7 +136,7 @@ export function decode<T>(model: string, kind: string, version: string, json: Js
       case "string":
       case "bytes":
         if (isQuantity) return readQuantity(kind, version, value);
-        if (type.is === "bytes" && typeof value === "string" && !BASE64.test(value)) {
+        if (type.is === "bytes" && typeof value === "string" && !BASE64.test(value.replaceAll(/\s/g, ""))) {
           throw badRequest(
             `${kind} in version "${version}" cannot be handled as a ${kind}: illegal base64 data at ${path}`,
           );

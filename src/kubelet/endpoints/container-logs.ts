@@ -222,9 +222,9 @@ const NEWLINE = Buffer.from("\n");
 
 /** kubelet's RFC3339Nano with fixed width. */
 export function nineDigits(at: string): string {
-  const match = /^(.*T\d{2}:\d{2}:\d{2})(?:\.(\d*))?(.*)$/.exec(at);
+  const match = /^([\d-]*T\d{2}:\d{2}:\d{2})(?:\.(\d*))?(\D.*)?$/.exec(at);
   if (match === null) return at;
-  const [, seconds, fraction = "", zone] = match;
+  const [, seconds, fraction = "", zone = ""] = match;
   return `${seconds}.${fraction.slice(0, 9).padEnd(9, "0")}${zone}`;
 }
 

@@ -12,6 +12,7 @@ export { systemClock, type Clock } from "../../util/clock.ts";
 export { toError } from "../../util/errors.ts";
 export { goArchitecture } from "../../util/platform.ts";
 export { systemRandom, type Random } from "../../util/random.ts";
+export { trimEnd } from "../../util/text.ts";
 export { TLS_CIPHERS } from "../../util/tls-ciphers.ts";
 export { ALL_CAPABILITIES, CAPABILITIES, type Capability } from "../capabilities.ts";
 export { isProviderError, ProviderError, type ProviderErrorCode } from "../errors.ts";
@@ -27,6 +28,7 @@ export {
 } from "../probes/actions.ts";
 export { Prober, type ProbeKind, type ProberEvents } from "../probes/prober.ts";
 export type * from "../provider.ts";
+export { MAX_REGISTRY_KEY_LENGTH, registryHostMatches } from "../registry-hosts.ts";
 export { assertCapable, patchCapabilities, requiredCapabilities, type Requirement } from "../requirements.ts";
 export type { Check } from "./check.ts";
 export {

@@ -1,0 +1,66 @@
+/**
+ * Lint rules of our own, as a plugin of oxlint. Whatever is matched here was written by a tenant, a guest or a backend, so every
+ * regular expression has to be done in linear time: it is written down as a literal, and none of these blow up.
+ */
+import { analyse } from "scslre";
+
+/** The parts of ESTree and of ESLint's interface that are used here. */
+interface Node {
+  type: string;
+  name?: string;
+  value?: unknown;
+  regex?: { pattern: string; flags: string };
+  callee?: Node;
+  property?: Node;
+  arguments?: readonly Node[];
+}
+
+interface Context {
+  report(problem: { node: Node; message: string }): void;
+}
+
+/** Why matching with this may take longer than in proportion to the text; undefined when it does not. */
+export function superLinear(pattern: string, flags = ""): string | undefined {
+  const { reports } = analyse({ source: pattern, flags });
+  const worst = reports.find(({ exponential }) => exponential) ?? reports[0];
+  if (worst === undefined) return undefined;
+  const time = worst.exponential ? "exponential" : "quadratic";
+  return `takes ${time} time on a text of many ${JSON.stringify(worst.character.pick)}`;
+}
+
+/** Regular expressions are linear in the length of any text. */
+const linearRegexp = {
+  create: (context: Context) => ({
+    Literal(node: Node): void {
+      const problem = node.regex && superLinear(node.regex.pattern, node.regex.flags);
+      if (problem)
+        context.report({ node, message: `${problem}: use a loop, or make it unambiguous (see util/text.ts)` });
+    },
+  }),
+};
+
+/** What a pattern says is not for others to choose. */
+const noVariableRegexp = {
+  create: (context: Context) => {
+    const check = (node: Node) => {
+      if (node.callee?.name === "RegExp")
+        context.report({ node, message: "write a literal, or match without a pattern" });
+    };
+    return {
+      NewExpression: check,
+      CallExpression(node: Node): void {
+        check(node);
+        // A string becomes a pattern here.
+        const takesPattern = ["match", "matchAll", "search"].includes(node.callee?.property?.name ?? "");
+        const [pattern] = node.arguments ?? [];
+        const isText = pattern?.type === "TemplateLiteral" || typeof pattern?.value === "string";
+        if (takesPattern && isText) context.report({ node, message: "give a literal pattern, not a string" });
+      },
+    };
+  },
+};
+
+export default {
+  meta: { name: "vmlet" },
+  rules: { "linear-regexp": linearRegexp, "no-variable-regexp": noVariableRegexp },
+};
