@@ -27,6 +27,7 @@ import {
   specFingerprint,
   type StreamOptions,
   systemClock,
+  Pulse,
 } from "../../src/provider/kit/index.ts";
 import { underFault, type Fault, type FaultPlan, type Operation } from "./faults.ts";
 import { MemoryMachine, type Behaviour, type ImagePolicy, type Stages } from "./machine.ts";
@@ -110,7 +111,7 @@ export class MemoryProvider implements Provider {
   #history: MachineEvent[] = [];
   #historyStart = 0;
   #revision = 0;
-  #watchers: (() => void)[] = [];
+  readonly #changed = new Pulse();
   #addresses = 0;
   #closed = false;
 
@@ -209,7 +210,7 @@ export class MemoryProvider implements Provider {
       }
       const event = this.#history[seen - this.#historyStart];
       if (event === undefined) {
-        await this.#nextChange(signal);
+        await this.#changed.wait(signal);
         continue;
       }
       seen = event.revision;
@@ -327,7 +328,7 @@ export class MemoryProvider implements Provider {
     this.#closed = true;
     for (const { machine } of this.#machines.values()) machine.discard();
     this.#machines.clear();
-    this.#wakeWatchers();
+    this.#changed.fire();
   }
 
   // ---- for tests and demos
@@ -415,25 +416,7 @@ export class MemoryProvider implements Provider {
       this.#history = this.#history.slice(-this.#historyLimit);
       this.#historyStart = this.#revision - this.#history.length;
     }
-    this.#wakeWatchers();
-  }
-
-  #wakeWatchers(): void {
-    const watchers = this.#watchers;
-    if (watchers.length === 0) return;
-    this.#watchers = [];
-    for (const wake of watchers) wake();
-  }
-
-  #nextChange(signal: AbortSignal): Promise<void> {
-    return new Promise((resolve) => {
-      const wake = () => {
-        signal.removeEventListener("abort", wake);
-        resolve();
-      };
-      signal.addEventListener("abort", wake, { once: true });
-      this.#watchers.push(wake);
-    });
+    this.#changed.fire();
   }
 
   #buryUnknown(id: string): void {

@@ -41,6 +41,7 @@ import { parseDuration } from "../resources/duration.ts";
 import type { HealthChecks } from "../telemetry/health.ts";
 import type { Logger } from "../telemetry/logger.ts";
 import type { Metrics } from "../telemetry/metrics.ts";
+import { untilAborted } from "../util/abort.ts";
 import type { Clock } from "../util/clock.ts";
 import type { Random } from "../util/random.ts";
 import { hostResolvConf } from "../util/resolv-conf.ts";
@@ -320,10 +321,7 @@ export class NodeAgent {
   }
 
   async #runCapacity(signal: AbortSignal): Promise<void> {
-    await Promise.race([
-      this.#informed.promise,
-      new Promise<void>((resolve) => signal.addEventListener("abort", () => resolve(), { once: true })),
-    ]);
+    await untilAborted(signal, this.#informed.promise);
     this.#node?.poke();
     if (!signal.aborted && this.#info!.capabilities.includes("capacity")) await this.#providerCapacity?.run(signal);
   }

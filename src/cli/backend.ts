@@ -5,6 +5,7 @@ import { createEngine } from "../../providers/local/engines/index.ts";
 import { checkHost } from "../../providers/local/provider.ts";
 import { ConfigError } from "../config/load.ts";
 import { createLogger, silentLogger } from "../telemetry/logger.ts";
+import { untilAborted } from "../util/abort.ts";
 import { systemClock } from "../util/clock.ts";
 import { toError } from "../util/errors.ts";
 import { signalToStop } from "./exit.ts";
@@ -36,10 +37,7 @@ async function run(path: string): Promise<void> {
     { url: backend.url, engine: config.engine.type, stateDir: config.stateDir },
     "the backend serves the Machine API",
   );
-  await new Promise<void>((resolve) => {
-    if (stop.aborted) resolve();
-    stop.addEventListener("abort", () => resolve());
-  });
+  await untilAborted(stop);
   logger.info({}, "stopping; machines run on and are found again at the next start");
   await backend.close();
 }

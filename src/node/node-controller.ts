@@ -13,8 +13,10 @@ import { Store } from "../kube/store.ts";
 import type { Node } from "../kube/wire.ts";
 import { Backoff } from "../queue/backoff.ts";
 import type { Logger } from "../telemetry/logger.ts";
+import { untilAborted } from "../util/abort.ts";
 import type { Clock } from "../util/clock.ts";
 import { toError } from "../util/errors.ts";
+import { Pulse } from "../util/pulse.ts";
 import type { Random } from "../util/random.ts";
 import type { CapacitySource } from "./capacity.ts";
 import { NodeLease } from "./lease.ts";
@@ -76,7 +78,7 @@ export class NodeController {
   #readLive = true;
   #reportDueAt = 0;
   readonly #claimed = Promise.withResolvers<void>();
-  #wake: (() => void) | undefined;
+  readonly #wake = new Pulse();
   #poked = false;
   #lastSyncAt: number | undefined;
 
@@ -133,14 +135,12 @@ export class NodeController {
   /** Has the status computed at once: capacity or health have changed. */
   poke(): void {
     this.#poked = true;
-    this.#wake?.();
+    this.#wake.fire();
   }
 
   /** Resolves when the Node is there and was seen to be ours, or the signal aborts. Needs `run` beside it. */
   async claimed(signal: AbortSignal): Promise<void> {
-    const aborted = Promise.withResolvers<void>();
-    signal.addEventListener("abort", () => aborted.resolve(), { once: true });
-    if (!signal.aborted) await Promise.race([this.#claimed.promise, aborted.promise]);
+    await untilAborted(signal, this.#claimed.promise);
   }
 
   /** Resolves when `signal` aborts. The Node and its lease stay. @throws ConfigError when the Node is somebody else's */
@@ -179,19 +179,7 @@ export class NodeController {
 
   /** Waits, unless `poke` was called since the last pause or is called meanwhile. */
   async #pause(ms: number, signal: AbortSignal): Promise<void> {
-    if (!this.#poked && !signal.aborted) {
-      await new Promise<void>((resolve) => {
-        const wake = () => {
-          cancel();
-          signal.removeEventListener("abort", wake);
-          this.#wake = undefined;
-          resolve();
-        };
-        const cancel = this.#options.clock.after(ms, wake);
-        this.#wake = wake;
-        signal.addEventListener("abort", wake, { once: true });
-      });
-    }
+    if (!this.#poked) await this.#wake.waitAtMost(this.#options.clock, ms, signal);
     this.#poked = false;
   }
 

@@ -1,6 +1,13 @@
-export interface LinkedSignal {
+/**
+ * Waiting that ends: what an AbortSignal is linked to lets go of it again, because a signal that lives as long as the process
+ * would keep every listener that is forgotten there.
+ */
+import type { Clock } from "./clock.ts";
+
+/** A signal that is to be given back: `using linked = linkAbort(...)`. */
+export interface LinkedSignal extends Disposable {
   readonly signal: AbortSignal;
-  /** Lets go of the sources; must be called when the signal is not needed any more. */
+  /** Lets go of the sources; must be called when the signal is not needed any more. The same as disposing of it. */
   release(): void;
 }
 
@@ -12,13 +19,65 @@ export interface LinkedSignal {
 export function linkAbort(...sources: readonly AbortSignal[]): LinkedSignal {
   const controller = new AbortController();
   const release = () => {
-    for (const source of sources) source.removeEventListener("abort", onAbort);
+    for (const source of sources) source.removeEventListener("abort", onSourceAbort);
   };
-  const onAbort = () => {
+  const onSourceAbort = () => {
     controller.abort(sources.find((source) => source.aborted)!.reason);
     release();
   };
-  for (const source of sources) source.addEventListener("abort", onAbort);
-  if (sources.some((source) => source.aborted)) onAbort();
-  return { signal: controller.signal, release };
+  for (const source of sources) source.addEventListener("abort", onSourceAbort);
+  if (sources.some((source) => source.aborted)) onSourceAbort();
+  return { signal: controller.signal, release, [Symbol.dispose]: release };
+}
+
+/**
+ * Calls `listener` when the signal aborts, at once when it has already; not after the returned object was disposed of:
+ * `using _ = onAbort(signal, () => socket.destroy())`.
+ */
+export function onAbort(signal: AbortSignal | undefined, listener: () => void): Disposable {
+  if (signal?.aborted) listener();
+  else signal?.addEventListener("abort", listener, { once: true });
+  return { [Symbol.dispose]: () => signal?.removeEventListener("abort", listener) };
+}
+
+/**
+ * What `work` comes to, unless the signal aborts first. The work itself goes on: its failure is then nobody's.
+ * @throws the signal's reason
+ */
+export async function unlessAborted<T>(work: Promise<T>, signal: AbortSignal): Promise<T> {
+  const { promise, reject } = Promise.withResolvers<never>();
+  using _ = onAbort(signal, () => reject(signal.reason as Error));
+  return await Promise.race([promise, work]);
+}
+
+/** Resolves when `work` has ended, failed or not, or when the signal aborts; by default only then. Never rejects. */
+export async function untilAborted(signal: AbortSignal, work?: Promise<unknown>): Promise<void> {
+  const { promise, resolve } = Promise.withResolvers<void>();
+  using _ = onAbort(signal, resolve);
+  work?.then(
+    () => resolve(),
+    () => resolve(),
+  );
+  await promise;
+}
+
+/** Waits `ms` milliseconds, or until the signal aborts. Never rejects: whoever goes on looks at the signal. */
+export async function pause(clock: Clock, ms: number, signal: AbortSignal): Promise<void> {
+  const { promise, resolve } = Promise.withResolvers<void>();
+  const cancel = clock.after(ms, resolve);
+  using _ = onAbort(signal, resolve);
+  await promise;
+  cancel();
+}
+
+/** A signal that aborts with `signal`, or with `error()` after `ms` milliseconds. To be given back, as one of `linkAbort`. */
+export function deadline(clock: Clock, ms: number, signal: AbortSignal, error: () => Error): LinkedSignal {
+  const late = new AbortController();
+  const cancel = clock.after(ms, () => late.abort(error()));
+  const linked = linkAbort(signal, late.signal);
+  const release = () => {
+    cancel();
+    linked.release();
+  };
+  return { signal: linked.signal, release, [Symbol.dispose]: release };
 }

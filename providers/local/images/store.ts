@@ -13,7 +13,7 @@ import { existsSync, mkdirSync, readFileSync, renameSync, rmSync, statSync, writ
 import { lstat, mkdir, mkdtemp, readdir, readFile, rename, rm, statfs, symlink, utimes } from "node:fs/promises";
 import { basename, dirname, join } from "node:path";
 import PQueue from "p-queue";
-import { goArchitecture, type Clock, type Logger, type RegistryAuth } from "../../../src/provider/kit/index.ts";
+import { type Clock, goArchitecture, type Logger, type RegistryAuth, unlessAborted } from "../../../src/provider/kit/index.ts";
 import { ContainerError, type HostProblem, type ImageConfig, type ImageStore, type PreparedImage } from "../engine.ts";
 import { CommandError, findTool, run } from "../host/command.ts";
 import { readFileIfExists, writeFileAtomic } from "../host/files.ts";
@@ -337,13 +337,9 @@ export class HostImages implements ImageStore {
     }
     pull.waiters++;
     const given = pull;
-    const { promise: aborted, reject } = Promise.withResolvers<never>();
-    const onAbort = () => reject(signal.reason as Error);
-    signal.addEventListener("abort", onAbort, { once: true });
     try {
-      return await Promise.race([given.promise, aborted]);
+      return await unlessAborted(given.promise, signal);
     } finally {
-      signal.removeEventListener("abort", onAbort);
       given.waiters--;
       if (given.waiters === 0) given.abort.abort();
     }

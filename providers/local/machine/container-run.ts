@@ -1,7 +1,6 @@
 /** One running instance of a container, in memory: who it is, who watches it, and what can be waited for. */
-import type { Clock, Prober, ProbeKind, Target } from "../../../src/provider/kit/index.ts";
+import type { Pulse, Clock, Prober, ProbeKind, Target } from "../../../src/provider/kit/index.ts";
 import type { ContainerRef, Sandbox } from "../engine.ts";
-import type { Pulse } from "./pulse.ts";
 import type { ShimWatch } from "../shim/client.ts";
 
 /** How long the end of a container waits for its shim to write the last of the log. */

@@ -6,6 +6,7 @@ import { readdirSync, rmSync } from "node:fs";
 import { join } from "node:path";
 import { isDeepStrictEqual } from "node:util";
 import {
+  Pulse,
   type Clock,
   type ContainerSpec,
   type ContainerState,
@@ -20,7 +21,6 @@ import {
 } from "../../../src/provider/kit/index.ts";
 import { type ContainerRef, KILLED_EXIT } from "../engine.ts";
 import { BACKOFF_INITIAL_MS, restartDecision } from "./plan.ts";
-import { Pulse } from "./pulse.ts";
 import {
   containersOf,
   formatOwner,

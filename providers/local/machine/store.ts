@@ -7,6 +7,7 @@ import {
   type MachineEvent,
   type MachineSpec,
   ProviderError,
+  Pulse,
 } from "../../../src/provider/kit/index.ts";
 import type { MachineRecord } from "./record.ts";
 
@@ -75,7 +76,7 @@ export class MachineStore {
   #reserved: number;
   readonly #firstRevision: number;
   readonly #events: MachineEvent[] = [];
-  readonly #waiters = new Set<() => void>();
+  readonly #changed = new Pulse();
   readonly #tombstones = new Map<string, Machine>();
 
   constructor(stateDir: string, clock: Clock) {
@@ -209,7 +210,7 @@ export class MachineStore {
         position = event.revision;
         yield event;
       }
-      if (next.length === 0) await this.#change(signal);
+      if (next.length === 0) await this.#changed.wait(signal);
     }
   }
 
@@ -223,18 +224,6 @@ export class MachineStore {
       else high = middle;
     }
     return low;
-  }
-
-  #change(signal: AbortSignal): Promise<void> {
-    return new Promise((resolve) => {
-      const done = () => {
-        this.#waiters.delete(done);
-        signal.removeEventListener("abort", done);
-        resolve();
-      };
-      this.#waiters.add(done);
-      signal.addEventListener("abort", done, { once: true });
-    });
   }
 
   #stamp(machine: Machine): void {
@@ -253,7 +242,7 @@ export class MachineStore {
     const copy = structuredClone(machine);
     this.#events.push({ revision: copy.revision, machine: copy });
     if (this.#events.length > EVENTS_KEPT) this.#events.shift();
-    for (const wake of this.#waiters) wake();
+    this.#changed.fire();
     return copy;
   }
 }

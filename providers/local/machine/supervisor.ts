@@ -5,6 +5,7 @@ import { join } from "node:path";
 import { isDeepStrictEqual } from "node:util";
 import type PQueue from "p-queue";
 import {
+  Pulse,
   type Clock,
   type ContainerSpec,
   isOver,
@@ -43,7 +44,6 @@ import { obtainImage } from "./image-pull.ts";
 import { logBytes, logTail, readLog } from "../shim/log-reader.ts";
 import { instanceId, MachineBook, removeQuietly } from "./machine-book.ts";
 import { BACKOFF_MAX_MS, type Action, plan } from "./plan.ts";
-import { Pulse } from "./pulse.ts";
 import { containersOf, newRecord, type ContainerRecord, type Ending, type MachineRecord } from "./record.ts";
 import type { ShimEvents, ShimWatch } from "../shim/client.ts";
 import type { ShimCommand } from "../shim/shim.ts";

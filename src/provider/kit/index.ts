@@ -7,12 +7,22 @@ export { Connections, type ConnectionLimits } from "../../http/connections.ts";
 export { TokenBucket } from "../../queue/rate-limit.ts";
 export { Quantity } from "../../resources/quantity.ts";
 export { silentLogger, type Logger } from "../../telemetry/logger.ts";
-export { linkAbort, type LinkedSignal } from "../../util/abort.ts";
+export {
+  deadline,
+  linkAbort,
+  onAbort,
+  pause,
+  unlessAborted,
+  untilAborted,
+  type LinkedSignal,
+} from "../../util/abort.ts";
 export { systemClock, type Clock } from "../../util/clock.ts";
 export { toError } from "../../util/errors.ts";
 export { goArchitecture } from "../../util/platform.ts";
+export { Pulse } from "../../util/pulse.ts";
 export { systemRandom, type Random } from "../../util/random.ts";
 export { trimEnd } from "../../util/text.ts";
+export { SingleFlight } from "../../util/single-flight.ts";
 export { TLS_CIPHERS } from "../../util/tls-ciphers.ts";
 export { ALL_CAPABILITIES, CAPABILITIES, type Capability } from "../capabilities.ts";
 export { isProviderError, ProviderError, type ProviderErrorCode } from "../errors.ts";

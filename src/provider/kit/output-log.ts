@@ -1,5 +1,6 @@
 /** What one instance of a container wrote: lines with times, the oldest dropped when they are too many, and readers that wait for more. */
 import type { Clock } from "../../util/clock.ts";
+import { Pulse } from "../../util/pulse.ts";
 import type { LogLine, LogOptions } from "../provider.ts";
 
 const MAX_LINES = 10_000;
@@ -12,7 +13,7 @@ export class OutputLog {
   #dropped = 0;
   #open: Record<"stdout" | "stderr", Buffer> = { stdout: Buffer.alloc(0), stderr: Buffer.alloc(0) };
   #ended = false;
-  #waiters: (() => void)[] = [];
+  readonly #more = new Pulse();
   #lastMs = 0;
   #sameMs = 0;
 
@@ -32,7 +33,7 @@ export class OutputLog {
       rest = rest.subarray(PARTIAL_BYTES);
     }
     this.#open[stream] = Buffer.from(rest);
-    this.#notify();
+    this.#more.fire();
   }
 
   /** Nothing more will come: readers that follow end. */
@@ -41,7 +42,7 @@ export class OutputLog {
       if (this.#open[stream].length > 0) this.#push(stream, this.#open[stream], true);
     }
     this.#ended = true;
-    this.#notify();
+    this.#more.fire();
   }
 
   /** What `Provider.getLogs` has to return, whatever the options. */
@@ -59,7 +60,7 @@ export class OutputLog {
         budget -= line.content.length + 1;
       }
       if (budget <= 0 || options.follow !== true || this.#ended || options.signal.aborted) return;
-      await this.#more(options.signal);
+      await this.#more.wait(options.signal);
     }
   }
 
@@ -72,23 +73,6 @@ export class OutputLog {
       if (isWanted(this.#lines[at]!, options) && !this.#lines[at]!.partial) left--;
     }
     return this.#dropped + at;
-  }
-
-  #more(signal: AbortSignal): Promise<void> {
-    return new Promise((resolve) => {
-      const done = () => {
-        signal.removeEventListener("abort", done);
-        resolve();
-      };
-      signal.addEventListener("abort", done, { once: true });
-      this.#waiters.push(done);
-    });
-  }
-
-  #notify(): void {
-    const waiters = this.#waiters;
-    this.#waiters = [];
-    for (const waiter of waiters) waiter();
   }
 
   #push(stream: "stdout" | "stderr", content: Buffer, partial: boolean): void {

@@ -1,6 +1,9 @@
 import { getEventListeners } from "node:events";
-import { expect, test } from "vitest";
-import { linkAbort } from "../../../src/util/abort.ts";
+import { describe, expect, test } from "vitest";
+import { deadline, linkAbort, onAbort, pause, unlessAborted, untilAborted } from "../../../src/util/abort.ts";
+import { VirtualClock } from "../../support/virtual-clock.ts";
+
+const listeners = (signal: AbortSignal) => getEventListeners(signal, "abort").length;
 
 test("a linked signal aborts with the first of its sources, for the same reason", () => {
   const [first, second] = [new AbortController(), new AbortController()];
@@ -18,4 +21,83 @@ test("a released signal leaves nothing behind in its sources", () => {
   const source = new AbortController();
   linkAbort(source.signal).release();
   expect(getEventListeners(source.signal, "abort")).toEqual([]);
+});
+
+describe("onAbort", () => {
+  test("calls at once when the signal has aborted already", () => {
+    let calls = 0;
+    onAbort(AbortSignal.abort(), () => calls++);
+    expect(calls).toBe(1);
+  });
+
+  test("calls nobody after it was disposed of, and leaves nothing behind", () => {
+    const source = new AbortController();
+    let calls = 0;
+    onAbort(source.signal, () => calls++)[Symbol.dispose]();
+    expect(listeners(source.signal)).toBe(0);
+    source.abort();
+    expect(calls).toBe(0);
+  });
+});
+
+describe("unlessAborted", () => {
+  test("gives what the work came to, and leaves nothing behind", async () => {
+    const source = new AbortController();
+    expect(await unlessAborted(Promise.resolve(1), source.signal)).toBe(1);
+    expect(listeners(source.signal)).toBe(0);
+  });
+
+  test("fails with the signal's reason while the work goes on", async () => {
+    const source = new AbortController();
+    const waiting = unlessAborted(new Promise(() => undefined), source.signal);
+    source.abort(new Error("enough"));
+    await expect(waiting).rejects.toThrow("enough");
+  });
+
+  test("prefers the reason of a signal that had aborted before to what was done already", async () => {
+    await expect(unlessAborted(Promise.resolve(1), AbortSignal.abort(new Error("before")))).rejects.toThrow("before");
+  });
+});
+
+describe("untilAborted", () => {
+  test("ends with the work, also when that failed", async () => {
+    await untilAborted(new AbortController().signal, Promise.reject(new Error("failed")));
+  });
+
+  test("ends with the signal when nothing else is waited for, and leaves nothing behind", async () => {
+    const source = new AbortController();
+    const waiting = untilAborted(source.signal);
+    source.abort();
+    await waiting;
+    expect(listeners(source.signal)).toBe(0);
+  });
+});
+
+test("a pause ends early, without an error, when the signal aborts", async () => {
+  const clock = new VirtualClock();
+  const source = new AbortController();
+  const waiting = pause(clock, 60_000, source.signal);
+  source.abort();
+  await waiting;
+  expect(listeners(source.signal)).toBe(0);
+});
+
+describe("a deadline", () => {
+  test("aborts with its own error when the time is over", async () => {
+    const clock = new VirtualClock();
+    const { signal } = deadline(clock, 1_000, new AbortController().signal, () => new Error("late"));
+    await clock.advance(999);
+    expect(signal.aborted).toBe(false);
+    await clock.advance(1);
+    expect(signal.reason).toEqual(new Error("late"));
+  });
+
+  test("that was released leaves neither timer nor listener", async () => {
+    const clock = new VirtualClock();
+    const source = new AbortController();
+    const { signal, release } = deadline(clock, 1_000, source.signal, () => new Error("late"));
+    release();
+    await clock.advance(2_000);
+    expect([signal.aborted, listeners(source.signal)]).toEqual([false, 0]);
+  });
 });

@@ -11,7 +11,7 @@ import { connect, createServer } from "node:net";
 import { release } from "node:os";
 import { join } from "node:path";
 import { buffer } from "node:stream/consumers";
-import type { Clock } from "../../../../src/provider/kit/index.ts";
+import { type Clock, unlessAborted } from "../../../../src/provider/kit/index.ts";
 import { findTool, run } from "../../host/command.ts";
 import { flushFile, readFileIfExists, writeFileAtomic } from "../../host/files.ts";
 import { allProcesses, processStat } from "../../host/proc.ts";
@@ -19,7 +19,6 @@ import { GuestControl, type GuestCommand } from "./control.ts";
 import { bootId } from "./frequency.ts";
 import { MAX_PORTS } from "./ports.ts";
 import { Qmp } from "./qmp.ts";
-import { unlessAborted } from "./wait.ts";
 
 export type Accelerator = "kvm" | "tcg";
 

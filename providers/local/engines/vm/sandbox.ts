@@ -17,6 +17,7 @@ import {
   type ProcessStreams,
   type StreamOptions,
   type Volume,
+  unlessAborted,
 } from "../../../../src/provider/kit/index.ts";
 import {
   ContainerError,
@@ -47,7 +48,6 @@ import type { GuestPort } from "./ports.ts";
 import { attachDisk, type VmSize } from "./qemu.ts";
 import { openStreams, type GuestStreams } from "./streams.ts";
 import type { Vm, VmContext } from "./vm.ts";
-import { unlessAborted } from "./wait.ts";
 import { configParts } from "./warm.ts";
 
 const CONTAINERS = "/scratch/containers";
