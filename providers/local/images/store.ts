@@ -13,7 +13,13 @@ import { existsSync, mkdirSync, readFileSync, renameSync, rmSync, statSync, writ
 import { lstat, mkdir, mkdtemp, readdir, readFile, rename, rm, statfs, symlink, utimes } from "node:fs/promises";
 import { basename, dirname, join } from "node:path";
 import PQueue from "p-queue";
-import { type Clock, goArchitecture, type Logger, type RegistryAuth, unlessAborted } from "../../../src/provider/kit/index.ts";
+import {
+  type Clock,
+  goArchitecture,
+  type Logger,
+  type RegistryAuth,
+  unlessAborted,
+} from "../../../src/provider/kit/index.ts";
 import { ContainerError, type HostProblem, type ImageConfig, type ImageStore, type PreparedImage } from "../engine.ts";
 import { CommandError, findTool, run } from "../host/command.ts";
 import { readFileIfExists, writeFileAtomic } from "../host/files.ts";
