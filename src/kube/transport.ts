@@ -88,7 +88,10 @@ export class KubeTransport implements Kube {
     this.#options = options;
     const { clock, logger, connections = DEFAULT_CONNECTIONS } = options;
     this.#clock = clock;
-    this.#credentials = new CredentialSource(options.kubeConfig, clock, options.clientCertificate);
+    this.#credentials = new CredentialSource(options.kubeConfig, clock, {
+      certificate: options.clientCertificate,
+      logger,
+    });
     this.#connections = new Connections({ connections, logger });
     this.#namespaces = new GroupLimit(options.perNamespace ?? Math.max(1, Math.floor(connections / 4)));
     const limit = options.rateLimit ?? { perSecond: 50, burst: 100 };
@@ -212,6 +215,7 @@ export class KubeTransport implements Kube {
       () => undefined,
     );
     await this.#connections.close();
+    this.#credentials.close();
     closed.abort();
     await late;
   }
@@ -234,15 +238,16 @@ export class KubeTransport implements Kube {
     let refreshed = false;
     let reconnected = false;
     for (let retries = 0; ; retries++) {
+      const credentials = await this.#freshCredentials(signal);
       try {
-        return await attempt(await this.#freshCredentials());
+        return await attempt(credentials);
       } catch (error) {
         signal.throwIfAborted();
         let delayMs: number;
         if (isUnauthorized(error) && !refreshed) {
           refreshed = true;
           delayMs = 0;
-          this.#credentials.invalidate();
+          this.#credentials.refuse(credentials);
         } else if (isClosedConnection(error) && isRepeatable(request) && !reconnected) {
           // A kept-alive connection that the server closed just as it was used again.
           reconnected = true;
@@ -262,10 +267,11 @@ export class KubeTransport implements Kube {
     }
   }
 
-  async #freshCredentials(): Promise<Credentials> {
+  async #freshCredentials(signal: AbortSignal): Promise<Credentials> {
     try {
-      return await this.#credentials.get();
+      return await this.#credentials.get(signal);
     } catch (error) {
+      signal.throwIfAborted();
       throw new KubeApiError(`Cannot read the credentials for the API server: ${toError(error).message}`, {
         status: 0,
         reason: "Transport",

@@ -3,7 +3,6 @@
  * `credentialprovider.kubelet.k8s.io/v1`, so that a cloud's own plugin works unchanged. A plugin that fails costs a log
  * line and its credentials, never the pod: the image may be public.
  */
-import { spawn } from "node:child_process";
 import { join } from "node:path";
 import { z } from "zod";
 import type { Pod } from "../kube/wire.ts";
@@ -13,6 +12,7 @@ import { parseDuration } from "../resources/duration.ts";
 import type { Logger } from "../telemetry/logger.ts";
 import type { Clock } from "../util/clock.ts";
 import { toError } from "../util/errors.ts";
+import { runProgram } from "../util/run-program.ts";
 import { normalizeImage } from "./diff.ts";
 import type { TokenWish, Lookup } from "./inputs.ts";
 import type { ImageCredentials } from "./pod-renderer.ts";
@@ -223,36 +223,4 @@ function splitLocation(location: string): { host: string; path: string } {
 
 /** Runs the plugin as a child process; kills it after a minute or when the signal aborts. */
 export const runPlugin: RunPlugin = (plugin, input, signal) =>
-  new Promise((resolve, reject) => {
-    const child = spawn(plugin.file, plugin.args, {
-      env: plugin.env,
-      stdio: ["pipe", "pipe", "pipe"],
-      signal,
-      timeout: PLUGIN_TIMEOUT_MS,
-      killSignal: "SIGKILL",
-    });
-    const chunks: Buffer[] = [];
-    let bytes = 0;
-    let complaint = "";
-    child.stdout.on("data", (chunk: Buffer) => {
-      bytes += chunk.length;
-      if (bytes > MAX_OUTPUT_BYTES) child.kill("SIGKILL");
-      else chunks.push(chunk);
-    });
-    child.stderr.on("data", (chunk: Buffer) => {
-      complaint = (complaint + chunk.toString()).slice(0, 500);
-    });
-    // A plugin that does not read its input closes the pipe early.
-    child.stdin.on("error", () => undefined);
-    child.on("error", reject);
-    child.on("close", (code, killed) => {
-      if (bytes > MAX_OUTPUT_BYTES) reject(new Error(`it wrote more than ${MAX_OUTPUT_BYTES} bytes`));
-      else if (code === 0) resolve(Buffer.concat(chunks).toString("utf8"));
-      else if (code === null)
-        reject(
-          new Error(`it was killed by ${killed} (it may take ${PLUGIN_TIMEOUT_MS / 1000} s): ${complaint.trim()}`),
-        );
-      else reject(new Error(`it exited with code ${code}: ${complaint.trim()}`));
-    });
-    child.stdin.end(input);
-  });
+  runProgram(plugin, { input, signal, timeoutMs: PLUGIN_TIMEOUT_MS, maxOutputBytes: MAX_OUTPUT_BYTES });
