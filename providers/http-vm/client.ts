@@ -30,7 +30,8 @@ import {
   type Target,
 } from "./options.ts";
 import { Pacing } from "./pacing.ts";
-import { InvalidReplyError, parseReply, plainText, type InvalidReason } from "./validate.ts";
+import { InvalidReplyError, type InvalidReason } from "./invalid-reply.ts";
+import { parseReply, plainText } from "./validate.ts";
 import { JSON_TYPE } from "./wire.ts";
 
 export interface Call {
@@ -106,20 +107,31 @@ export class MachineApiClient {
   }
 
   /** One JSON reply. @throws ProviderError */
-  json<N extends SchemaName>(call: Call, schema: N, maxBytes: number = REPLY_BYTES.single): Promise<Schemas[N]> {
+  json<N extends SchemaName>(call: Call, schema: N): Promise<Schemas[N]> {
     return this.#paced(call, async (response, requestId) => {
-      this.#requireType(response, JSON_TYPE);
-      const text = await this.#readBody(response, maxBytes, call.signal);
-      this.#requireEcho(response, requestId);
+      const text = await this.#textOf(response, requestId, REPLY_BYTES.single, call);
       return this.#trusting(response, () => parseReply(schema, text));
     });
   }
 
-  /** A call whose reply has no body that matters. @throws ProviderError */
-  nothing(call: Call): Promise<void> {
+  /**
+   * The text of one JSON reply, which the caller judges. What is no UTF-8 in a list is replaced: one item's text must not keep the
+   * others from being read. @throws ProviderError, whose cause is an InvalidReplyError of reason `size` when it is too long
+   */
+  text(call: Call, kind: "single" | "list"): Promise<string> {
+    return this.#paced(call, (response, requestId) =>
+      this.#textOf(response, requestId, REPLY_BYTES[kind], call, kind === "single"),
+    );
+  }
+
+  /**
+   * A call that is done when the backend says so, whatever else its reply has. @returns the reply's text, if there is one that can
+   * be read. @throws ProviderError
+   */
+  accepted(call: Call): Promise<string | undefined> {
     return this.#paced(call, async (response, requestId) => {
-      await this.#readBody(response, REPLY_BYTES.single, call.signal);
       this.#requireEcho(response, requestId);
+      return await this.#readBody(response, REPLY_BYTES.single, call.signal).catch(() => undefined);
     });
   }
 
@@ -350,6 +362,19 @@ export class MachineApiClient {
     throw this.#distrust(response, "request_id", "the reply's X-Request-Id is not the request's");
   }
 
+  async #textOf(
+    response: AxiosResponse,
+    requestId: string,
+    maxBytes: number,
+    call: Call,
+    fatal: boolean = true,
+  ): Promise<string> {
+    this.#requireType(response, JSON_TYPE);
+    const text = await this.#readBody(response, maxBytes, call.signal, fatal);
+    this.#requireEcho(response, requestId);
+    return text;
+  }
+
   #trusting<T>(response: AxiosResponse, work: () => T): T {
     try {
       return work();
@@ -365,22 +390,28 @@ export class MachineApiClient {
     const stream = response.data as IncomingMessage;
     this.#sockets.get(response)?.destroy();
     stream.destroy();
-    return new ProviderError("unavailable", `invalid reply: ${message}`);
+    const cause = new InvalidReplyError(reason, message);
+    return new ProviderError("unavailable", `invalid reply: ${plainText(message, 1024)}`, { cause });
   }
 
-  async #readBody(response: AxiosResponse, maxBytes: number, signal: AbortSignal): Promise<string> {
+  async #readBody(
+    response: AxiosResponse,
+    maxBytes: number,
+    signal: AbortSignal,
+    fatal: boolean = true,
+  ): Promise<string> {
     const declared = Number(response.headers["content-length"] ?? 0);
     if (declared > maxBytes)
       throw this.#distrust(response, "size", `the reply has ${declared} bytes, more than ${maxBytes}`);
     try {
-      return await this.#collect(response.data as IncomingMessage, maxBytes, signal);
+      return await this.#collect(response.data as IncomingMessage, maxBytes, signal, fatal);
     } catch (thrown) {
       if (thrown instanceof InvalidReplyError) throw this.#distrust(response, thrown.reason, thrown.message);
       throw thrown;
     }
   }
 
-  async #collect(body: IncomingMessage, maxBytes: number, signal: AbortSignal): Promise<string> {
+  async #collect(body: IncomingMessage, maxBytes: number, signal: AbortSignal, fatal: boolean = true): Promise<string> {
     const late = new AbortController();
     const cancel = this.clock.after(this.deadlines.bodyMs, () => late.abort());
     const stop = () =>
@@ -400,7 +431,7 @@ export class MachineApiClient {
         if (size > maxBytes) throw new InvalidReplyError("size", `the reply is larger than ${maxBytes} bytes`);
         chunks.push(chunk);
       }
-      return new TextDecoder("utf-8", { fatal: true }).decode(chunks.length === 1 ? chunks[0] : Buffer.concat(chunks));
+      return new TextDecoder("utf-8", { fatal }).decode(chunks.length === 1 ? chunks[0] : Buffer.concat(chunks));
     } catch (thrown) {
       if (thrown instanceof TypeError) throw new InvalidReplyError("json", "the reply is not UTF-8");
       throw thrown;

@@ -97,10 +97,21 @@ export interface Violation {
 
 /** @returns undefined when `value` is valid. A reply loses the fields that the document does not name. */
 export function violation(direction: Direction, name: SchemaName, value: unknown): Violation | undefined {
-  const key = `${direction} ${name}`;
+  return partViolation(direction, name, undefined, value);
+}
+
+/** As `violation`, for a part of a schema: `path` leads there, in the words of JSON Schema. */
+export function partViolation(
+  direction: Direction,
+  name: SchemaName,
+  path: string | undefined,
+  value: unknown,
+): Violation | undefined {
+  const schema = path === undefined ? name : `${name}/${path}`;
+  const key = `${direction} ${schema}`;
   let validate = compiled.get(key);
   if (validate === undefined) {
-    validate = ajv(direction).compile({ $ref: `machine-api#/$defs/${name}` });
+    validate = ajv(direction).compile({ $ref: `machine-api#/$defs/${schema}` });
     compiled.set(key, validate);
   }
   if (validate(value)) return undefined;

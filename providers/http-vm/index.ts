@@ -2,7 +2,7 @@ export { HttpVmProvider, type HttpVmLimits } from "./provider.ts";
 export { httpTarget } from "./http-target.ts";
 export { DEFAULT_DEADLINES, DEFAULT_PACING, parseTarget, type Deadlines, type HttpVmOptions } from "./options.ts";
 export type { CredentialFiles } from "./credentials.ts";
-export type { InvalidReason } from "./validate.ts";
+export type { InvalidReason } from "./invalid-reply.ts";
 export { createMachineApiServer } from "./server/server.ts";
 export {
   DEFAULT_SERVER_LIMITS,

@@ -3,7 +3,7 @@ import { isIP } from "node:net";
 import { trimEnd, type Clock, type Logger } from "../../src/provider/kit/index.ts";
 import type { CredentialFiles } from "./credentials.ts";
 import type { PacingOptions } from "./pacing.ts";
-import type { InvalidReason } from "./validate.ts";
+import type { InvalidReason } from "./invalid-reply.ts";
 
 export interface Deadlines {
   /** TCP and TLS. */

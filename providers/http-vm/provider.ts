@@ -1,12 +1,14 @@
 /**
  * Any backend that serves the Machine API, as a Provider. Its methods are the API's routes; the rules of trust are that a reply must
- * be valid, must answer this request and must be about this machine. Anything else is `unavailable`.
+ * be valid, must answer this request and must be about this machine. Anything else is `unavailable`. What is wrong with one machine
+ * of many is no fault of the others: that one is unknown, and the reply stands.
  */
 import type { Duplex } from "node:stream";
 import {
   type CallOptions,
   CAPABILITIES,
   type Capability,
+  isProviderError,
   type LogLine,
   type LogOptions,
   type Machine,
@@ -21,17 +23,24 @@ import {
   ProviderError,
   type ProviderInfo,
   type StreamOptions,
+  type UnknownMachine,
+  type UnknownMachineEvent,
 } from "../../src/provider/kit/index.ts";
 import { asProviderError, MachineApiClient, type Call } from "./client.ts";
-import { REPLY_BYTES, type HttpVmOptions } from "./options.ts";
+import { partViolation, violation, type Schemas } from "./document.ts";
+import { recordBatches, serverSentEvents } from "./event-stream.ts";
+import { InvalidReplyError, type InvalidReason } from "./invalid-reply.ts";
+import { isRecord, parseItems, tryParse, type Parsed } from "./json.ts";
+import type { HttpVmOptions } from "./options.ts";
 import { openPort, openProcess } from "./streams.ts";
 import {
-  InvalidReplyError,
+  believe,
   parseReply,
   plainText,
   tameMachine,
+  tameStats,
   tameTexts,
-  type InvalidReason,
+  whatIsSure,
   type MachineRules,
 } from "./validate.ts";
 import { decodeLogLine, EVENT_STREAM_TYPE, LOG_TYPE, MAX_LOG_RECORD_BYTES } from "./wire.ts";
@@ -44,17 +53,27 @@ export interface HttpVmLimits {
 }
 
 const DEFAULT_LIMITS: HttpVmLimits = { pageItems: 500, listItems: 100_000 };
+/** A list that has so many pages without an item goes on for ever. */
+const MAX_EMPTY_PAGES = 100;
+
+const TOO_LARGE = new InvalidReplyError("size", "the event is too large");
+
+/** One machine of a reply: described so that it can be believed, or not. */
+type Judged = { machine: Machine; unknown?: undefined } | { machine?: undefined; unknown: UnknownMachine };
 
 export class HttpVmProvider implements Provider {
   readonly name: string;
   readonly #client: MachineApiClient;
   readonly #limits: HttpVmLimits;
+  /** Fewer than `limits.pageItems` after a page that was too large. */
+  #pageItems: number;
 
   /** @throws TypeError when the url cannot be used */
   constructor(options: HttpVmOptions & { limits?: Partial<HttpVmLimits> }) {
     this.name = options.name ?? "http-vm";
     this.#client = new MachineApiClient(options);
     this.#limits = { ...DEFAULT_LIMITS, ...options.limits };
+    this.#pageItems = this.#limits.pageItems;
   }
 
   async getInfo({ signal }: CallOptions): Promise<ProviderInfo> {
@@ -82,47 +101,75 @@ export class HttpVmProvider implements Provider {
   async getPods(
     options: CallOptions & { labels: Record<string, string>; includeDeleted?: boolean },
   ): Promise<MachineList> {
-    const items = new Map<string, Machine>();
+    const judged = new Map<string, Judged>();
     const cursors = new Set<string>();
     let revision: number | undefined;
+    let emptyPages = 0;
     for (let cursor: string | undefined; ;) {
-      const query = labelQuery(options.labels);
-      query.set("limit", String(this.#limits.pageItems));
-      if (options.includeDeleted === true) query.set("include_deleted", "true");
-      if (cursor !== undefined) query.set("cursor", cursor);
-      const page = await this.#client.json(
-        { method: "GET", path: "/v1/machines", query, signal: options.signal },
-        "MachinePage",
-        REPLY_BYTES.list,
-      );
+      const page = await this.#page(options, cursor);
       // What happened while later pages were fetched is in the events after the first.
       revision = Math.min(revision ?? page.revision, page.revision);
-      for (const machine of page.items) {
-        if (items.has(machine.id)) throw this.#refuse("duplicate_id", `the list has machine ${machine.id} twice`);
-        const tame = this.#tame(machine);
-        if (this.#carries(tame, options.labels)) items.set(machine.id, tame);
-      }
-      if (items.size > this.#limits.listItems)
+      for (const item of page.items) this.#collect(item, options.labels, judged);
+      if (judged.size > this.#limits.listItems)
         throw this.#refuse("size", `the list has more than ${this.#limits.listItems} machines`);
       cursor = page.next_cursor;
-      if (cursor === undefined) return { items: [...items.values()], revision };
-      if (cursors.has(cursor)) throw this.#refuse("cursor_loop", "the list's pages go in a circle");
+      if (cursor === undefined) break;
+      if (page.items.length === 0) emptyPages++;
+      if (cursors.has(cursor) || emptyPages > MAX_EMPTY_PAGES)
+        throw this.#refuse("cursor_loop", "the list's pages go in a circle, or on without end");
       cursors.add(cursor);
+    }
+    this.#pageItems = Math.min(this.#pageItems * 2, this.#limits.pageItems);
+    const all = [...judged.values()];
+    const unknown = all.flatMap((each) => each.unknown ?? []);
+    return { items: all.flatMap(({ machine }) => machine ?? []), revision, ...(unknown.length > 0 && { unknown }) };
+  }
+
+  /** A page that is too large is asked for again with fewer machines on it: each of them may be of any legal size. */
+  async #page(
+    options: CallOptions & { labels: Record<string, string>; includeDeleted?: boolean },
+    cursor: string | undefined,
+  ): Promise<{ items: Parsed[]; revision: number; next_cursor?: string }> {
+    const query = labelQuery(options.labels);
+    query.set("limit", String(this.#pageItems));
+    if (options.includeDeleted === true) query.set("include_deleted", "true");
+    if (cursor !== undefined) query.set("cursor", cursor);
+    try {
+      return await this.#list({ method: "GET", path: "/v1/machines", query, signal: options.signal }, "MachinePage");
+    } catch (thrown) {
+      if (this.#pageItems === 1 || !isTooLarge(thrown)) throw thrown;
+      this.#pageItems = Math.ceil(this.#pageItems / 4);
+      return await this.#page(options, cursor);
     }
   }
 
-  stopPod(id: string, { signal, graceSeconds }: CallOptions & { graceSeconds: number }): Promise<Machine> {
-    return this.#machine(id, {
+  /** Of a machine that is listed twice, nobody can say which of the two it is. */
+  #collect(item: Parsed, labels: Record<string, string>, into: Map<string, Judged>): void {
+    const judged = this.#judge(item, labels);
+    if (judged === undefined) return;
+    const { id } = judged.machine ?? judged.unknown;
+    if (!into.has(id)) return void into.set(id, judged);
+    this.#client.countInvalid("duplicate_id");
+    into.set(id, { unknown: { id, reason: "the list has it twice" } });
+  }
+
+  async stopPod(
+    id: string,
+    { signal, graceSeconds }: CallOptions & { graceSeconds: number },
+  ): Promise<Machine | undefined> {
+    const text = await this.#client.accepted({
       method: "POST",
       path: `${machinePath(id)}/stop`,
       body: { grace_seconds: graceSeconds },
       signal,
     });
+    const judged = text === undefined ? undefined : this.#judge(tryParse(text), {});
+    return judged?.machine?.id === id ? judged.machine : undefined;
   }
 
-  deletePod(id: string, { signal, force }: CallOptions & { force: boolean }): Promise<void> {
+  async deletePod(id: string, { signal, force }: CallOptions & { force: boolean }): Promise<void> {
     const query = force ? new URLSearchParams({ force: "true" }) : undefined;
-    return this.#client.nothing({
+    await this.#client.accepted({
       method: "DELETE",
       path: machinePath(id),
       signal,
@@ -163,7 +210,7 @@ export class HttpVmProvider implements Provider {
   async *watchPods(
     since: number,
     { signal, labels }: CallOptions & { labels: Record<string, string> },
-  ): AsyncGenerator<MachineEvent> {
+  ): AsyncGenerator<MachineEvent | UnknownMachineEvent> {
     const query = labelQuery(labels);
     query.set("since", String(since));
     const call: Call = { method: "GET", path: "/v1/events", query, signal };
@@ -174,12 +221,11 @@ export class HttpVmProvider implements Provider {
     try {
       let last = since;
       for await (const { event, data } of serverSentEvents(stream.chunks)) {
-        if (event === "error") throw errorOf(data);
-        const { revision, machine } = parseReply("MachineEvent", data);
-        if (revision < last) throw new InvalidReplyError("schema", `revision ${revision} came after ${last}`);
-        last = revision;
-        const tame = this.#tame(machine);
-        if (this.#carries(tame, labels)) yield { revision, machine: tame };
+        if (event === "error") throw errorOf(data ?? "");
+        const judged = this.#judgeEvent(data, last, labels);
+        if (judged === undefined) continue;
+        last = judged.revision;
+        yield judged;
       }
     } catch (thrown) {
       if (signal.aborted) return;
@@ -191,14 +237,49 @@ export class HttpVmProvider implements Provider {
   }
 
   async getCapacity({ signal }: CallOptions): Promise<ProviderCapacity> {
-    const capacity = await this.#client.json({ method: "GET", path: "/v1/capacity", signal }, "ProviderCapacity");
-    for (const condition of capacity.conditions ?? []) tameTexts(condition);
-    return capacity;
+    const text = await this.#client.text({ method: "GET", path: "/v1/capacity", signal }, "single");
+    return this.#orRefuse(() => {
+      const { value, fault } = tryParse(text);
+      if (fault !== undefined) throw fault;
+      if (isRecord(value)) {
+        this.#dropInvalid(value, "conditions", "properties/conditions/items");
+        this.#dropInvalid(value, "taints", "properties/taints/items");
+        if (isRecord(value["allocatable"]))
+          this.#dropInvalid(value["allocatable"], "extended", "properties/allocatable/properties/extended/items");
+      }
+      const capacity = believe("ProviderCapacity", value);
+      for (const condition of capacity.conditions ?? []) tameTexts(condition);
+      return capacity;
+    });
+  }
+
+  /** Leaves those items of a list out that the document does not allow. */
+  #dropInvalid(holder: Record<string, unknown>, field: string, path: string): void {
+    const list = holder[field];
+    if (!Array.isArray(list)) return;
+    holder[field] = list.filter((item: unknown) => {
+      const isValid = partViolation("reply", "ProviderCapacity", path, item) === undefined;
+      if (!isValid) this.#client.countInvalid("schema");
+      return isValid;
+    });
   }
 
   async getStats({ signal, labels }: CallOptions & { labels: Record<string, string> }): Promise<MachineStats[]> {
     const call: Call = { method: "GET", path: "/v1/stats", query: labelQuery(labels), signal };
-    return (await this.#client.json(call, "StatsList", REPLY_BYTES.list)).items;
+    const { items } = await this.#list(call, "StatsList");
+    const samples = new Map<string, MachineStats>();
+    for (const { value, fault } of items) {
+      try {
+        if (fault !== undefined) throw fault;
+        const sample = tameStats(believe("MachineStats", value), this.#rules());
+        if (samples.has(sample.id)) this.#client.countInvalid("duplicate_id");
+        else samples.set(sample.id, sample);
+      } catch (thrown) {
+        if (!(thrown instanceof InvalidReplyError)) throw thrown;
+        this.#client.countInvalid(thrown.reason);
+      }
+    }
+    return [...samples.values()];
   }
 
   exec(id: string, container: string, command: string[], options: StreamOptions): Promise<ProcessStreams> {
@@ -219,19 +300,66 @@ export class HttpVmProvider implements Provider {
     this.#client.close();
   }
 
+  /** The machine that a call is about, as its reply has it. */
   async #machine(id: string, call: Call): Promise<Machine> {
-    const machine = this.#tame(await this.#client.json(call, "Machine"));
-    if (machine.id === id) return machine;
-    throw this.#refuse("machine_id", `the reply is about machine ${machine.id}, not ${id}`);
+    let parsed: Parsed;
+    try {
+      parsed = tryParse(await this.#client.text(call, "single"));
+    } catch (thrown) {
+      if (!isTooLarge(thrown)) throw thrown;
+      throw new ProviderError("unavailable", thrown.message, { unknownMachine: { id, reason: thrown.message } });
+    }
+    const { machine, unknown = { id, reason: parsed.fault?.message ?? "the reply is no machine" } } =
+      this.#judge(parsed, {}) ?? {};
+    const named = machine?.id ?? unknown.id;
+    if (named !== id) throw this.#refuse("machine_id", `the reply is about machine ${named}, not ${id}`);
+    if (machine !== undefined) return machine;
+    throw new ProviderError("unavailable", `invalid reply: ${unknown.reason}`, { unknownMachine: unknown });
   }
 
-  #tame(machine: Machine): Machine {
+  /** Items of a reply that is a list, and what stands beside them. @throws ProviderError when what stands beside them is invalid */
+  async #list<N extends "MachinePage" | "StatsList">(
+    call: Call,
+    schema: N,
+  ): Promise<Omit<Schemas[N], "items"> & { items: Parsed[] }> {
+    const text = await this.#client.text(call, "list");
+    return this.#orRefuse(() => {
+      const { envelope, items } = parseItems(text, "items");
+      return { ...believe(schema, envelope), items };
+    });
+  }
+
+  /** An item, counted if it is invalid. Undefined for what is no machine of these labels, or cannot be told to be any. */
+  #judge({ value, fault }: Parsed, labels: Record<string, string>): Judged | undefined {
     try {
-      return tameMachine(machine, this.#rules());
+      if (fault !== undefined) throw fault;
+      const machine = tameMachine(believe("Machine", value), this.#rules());
+      return this.#carries(machine.labels, labels) ? { machine } : undefined;
     } catch (thrown) {
-      if (thrown instanceof InvalidReplyError) throw this.#refuse(thrown.reason, thrown.message);
-      throw thrown;
+      if (!(thrown instanceof InvalidReplyError)) throw thrown;
+      this.#client.countInvalid(thrown.reason);
+      const isAmbiguous = thrown.reason === "duplicate_key" && isRecord(value);
+      const unknown = whatIsSure(isAmbiguous ? { id: value["id"] } : value, thrown.message);
+      if (unknown === undefined) return undefined;
+      return isRecord(value) && contradicts(value["labels"], labels) ? undefined : { unknown };
     }
+  }
+
+  /** Undefined for an event of no machine of these labels, or that cannot be told to be of any: the next list has what it said. */
+  #judgeEvent(
+    data: string | undefined,
+    last: number,
+    labels: Record<string, string>,
+  ): MachineEvent | UnknownMachineEvent | undefined {
+    const { value, fault } = data === undefined ? { fault: TOO_LARGE } : tryParse(data);
+    if (!isRecord(value)) {
+      this.#client.countInvalid(fault?.reason ?? "schema");
+      return undefined;
+    }
+    const { revision, machine } = value;
+    const wrong = fault ?? revisionFault(revision, last);
+    const judged = this.#judge({ value: machine, ...(wrong !== undefined && { fault: wrong }) }, labels);
+    return judged && { revision: wrong === undefined ? (revision as number) : last, ...judged };
   }
 
   #rules(): MachineRules {
@@ -243,18 +371,27 @@ export class HttpVmProvider implements Provider {
   }
 
   /** Another tenant's machine must never be touched; leaving it out does that, and the count tells that it came. */
-  #carries(machine: Machine, labels: Record<string, string>): boolean {
+  #carries(own: Record<string, string>, labels: Record<string, string>): boolean {
     for (const [key, value] of Object.entries(labels)) {
-      if (machine.labels[key] === value) continue;
+      if (Object.hasOwn(own, key) && own[key] === value) continue;
       this.#client.countInvalid("labels");
       return false;
     }
     return true;
   }
 
+  #orRefuse<T>(work: () => T): T {
+    try {
+      return work();
+    } catch (thrown) {
+      if (thrown instanceof InvalidReplyError) throw this.#refuse(thrown.reason, thrown.message);
+      throw thrown;
+    }
+  }
+
   #refuse(reason: InvalidReason, message: string): ProviderError {
     this.#client.countInvalid(reason);
-    return new ProviderError("unavailable", `invalid reply: ${message}`);
+    return new ProviderError("unavailable", `invalid reply: ${plainText(message, 1024)}`);
   }
 
   #unknown(thrown: unknown, call: Call): ProviderError {
@@ -279,58 +416,34 @@ function streamQuery({ stdin, stdout, stderr, tty }: StreamOptions): URLSearchPa
   return query;
 }
 
-function requireLogLine(record: Buffer): LogLine {
+function requireLogLine(record: Buffer | undefined): LogLine {
+  if (record === undefined)
+    throw new InvalidReplyError("size", `a log line is longer than ${MAX_LOG_RECORD_BYTES} bytes`);
   const line = decodeLogLine(record);
   if (line === undefined)
     throw new InvalidReplyError("log_line", "a log line has not the form `time stream tag content`");
   return line;
 }
 
-/**
- * The lines of a byte stream, without their newlines, as many at a time as came together.
- *
- * @throws InvalidReplyError when a line is too long or the last one is cut off
- */
-async function* recordBatches(source: AsyncIterable<Buffer>, maxBytes: number): AsyncGenerator<Buffer[]> {
-  let rest: Buffer = Buffer.alloc(0);
-  for await (const chunk of source) {
-    let data = rest.length === 0 ? chunk : Buffer.concat([rest, chunk]);
-    const records: Buffer[] = [];
-    let start = 0;
-    for (let end = data.indexOf(10); end >= 0; end = data.indexOf(10, start)) {
-      records.push(data.subarray(start, end));
-      start = end + 1;
-    }
-    yield records;
-    data = data.subarray(start);
-    if (data.length > maxBytes) throw new InvalidReplyError("size", `a line is longer than ${maxBytes} bytes`);
-    rest = data;
-  }
-  if (rest.length > 0) throw new InvalidReplyError("log_line", "the last line is cut off");
+/** Those of one stream never fall. */
+function revisionFault(revision: unknown, last: number): InvalidReplyError | undefined {
+  const found = violation("reply", "Count", revision);
+  if (found !== undefined) return new InvalidReplyError("schema", `MachineEvent.revision ${found.message}`);
+  if ((revision as number) >= last) return undefined;
+  return new InvalidReplyError("revision", `revision ${String(revision)} came after ${last}`);
 }
 
-/** The part of the WHATWG format that the Machine API uses. */
-async function* serverSentEvents(source: AsyncIterable<Buffer>): AsyncGenerator<{ event: string; data: string }> {
-  let event = "";
-  let data: string | undefined;
-  for await (const records of recordBatches(source, REPLY_BYTES.single)) {
-    for (const record of records) {
-      const line = record.at(-1) === 13 ? record.toString("utf8", 0, record.length - 1) : record.toString("utf8");
-      if (line === "") {
-        if (data !== undefined) yield { event, data };
-        event = "";
-        data = undefined;
-        continue;
-      }
-      const colon = line.indexOf(":");
-      const field = colon < 0 ? line : line.slice(0, colon);
-      const value = colon < 0 ? "" : line.slice(line[colon + 1] === " " ? colon + 2 : colon + 1);
-      if (field === "event") event = value;
-      if (field === "data") data = data === undefined ? value : `${data}\n${value}`;
-      if (data !== undefined && data.length > REPLY_BYTES.single)
-        throw new InvalidReplyError("size", `an event is larger than ${REPLY_BYTES.single} bytes`);
-    }
-  }
+/** True for labels that are another owner's, however wrong they are otherwise. */
+function contradicts(own: unknown, labels: Record<string, string>): boolean {
+  if (!isRecord(own)) return false;
+  return Object.entries(labels).some(
+    ([key, value]) => Object.hasOwn(own, key) && typeof own[key] === "string" && own[key] !== value,
+  );
+}
+
+/** True for a reply that was refused for its size. */
+function isTooLarge(thrown: unknown): thrown is ProviderError {
+  return isProviderError(thrown) && thrown.cause instanceof InvalidReplyError && thrown.cause.reason === "size";
 }
 
 function errorOf(data: string): ProviderError {

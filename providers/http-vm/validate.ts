@@ -3,95 +3,52 @@
  * and its texts are made harmless before they reach a status or an event (reliability.md §2.9). A reply that fails is
  * "unknown", never "absent".
  */
-import type { ContainerTermination, Machine } from "../../src/provider/kit/index.ts";
+import { isIP } from "node:net";
+import type { ContainerTermination, Machine, MachineStats, UnknownMachine } from "../../src/provider/kit/index.ts";
 import { violation, type SchemaName, type Schemas } from "./document.ts";
+import { InvalidReplyError, type InvalidReason } from "./invalid-reply.ts";
+import { isRecord, parseJson } from "./json.ts";
 
-/** Why a reply was refused or changed; counted by `vmlet_backend_invalid_responses_total{reason}`. */
-export type InvalidReason =
-  | "json"
-  | "schema"
-  | "keys"
-  | "depth"
-  | "size"
-  | "content_type"
-  | "request_id"
-  | "machine_id"
-  | "duplicate_id"
-  | "cursor_loop"
-  | "labels"
-  | "loopback_ip"
-  | "future_time"
-  | "redirect"
-  | "log_line";
-
-export class InvalidReplyError extends Error {
-  readonly reason: InvalidReason;
-  constructor(reason: InvalidReason, message: string) {
-    super(message);
-    this.name = "InvalidReplyError";
-    this.reason = reason;
-  }
-}
-
-const MAX_DEPTH = 32;
 /** Into a status or event, for what the backend says. */
 const MESSAGE_BYTES = 1024;
 /** kubelet's own limit for what a container says about its end; it is the workload's text, so it stays as long. */
 const TERMINATION_MESSAGE_BYTES = 4096;
-const SUSPICIOUS = /__proto__|"constructor"|"prototype"|\\u00/;
-const FORBIDDEN_KEYS: readonly string[] = ["__proto__", "constructor", "prototype"];
+/** Reasons are single words; those of Kubernetes' events have at most so many characters. */
+const REASON_BYTES = 128;
+/** Ids and names of the backend's making. */
+const NAME_BYTES = 1024;
+/** A reference of an image may be as long in a request (4096), and come back with its registry written out. */
+const IMAGE_BYTES = 8192;
 
 /** Parses and checks a reply. @throws InvalidReplyError */
 export function parseReply<N extends SchemaName>(name: N, text: string): Schemas[N] {
-  const value = parseJson(text);
+  return believe(name, parseJson(text));
+}
+
+/** Checks a value against the document, and takes away what the document does not name. @throws InvalidReplyError */
+export function believe<N extends SchemaName>(name: N, value: unknown): Schemas[N] {
   const found = violation("reply", name, value);
-  if (found !== undefined)
-    throw new InvalidReplyError("schema", `${name}${found.field && `.${found.field}`} ${found.message}`);
-  return value as Schemas[N];
+  if (found === undefined) return value as Schemas[N];
+  throw new InvalidReplyError("schema", `${name}${found.field && `.${found.field}`} ${found.message}`);
 }
 
-/** JSON that is nested no deeper than 32 and has no field that could reach an object's prototype. @throws InvalidReplyError */
-export function parseJson(text: string): unknown {
-  let value: unknown;
-  try {
-    value = JSON.parse(text);
-  } catch (thrown) {
-    throw new InvalidReplyError("json", `the body is not JSON: ${(thrown as Error).message.slice(0, 200)}`);
-  }
-  if (SUSPICIOUS.test(text) || nestingBound(text) > MAX_DEPTH) inspect(value);
-  return value;
-}
-
-/** Deepest run of brackets that open, brackets inside strings included: an upper bound that costs one pass over the text. */
-function nestingBound(text: string): number {
-  let depth = 0;
-  let deepest = 0;
-  for (let i = 0; i < text.length; i++) {
-    const code = text.charCodeAt(i);
-    if (code === 0x7b || code === 0x5b) {
-      depth++;
-      if (depth > deepest) deepest = depth;
-    } else if (code === 0x7d || code === 0x5d) depth--;
-  }
-  return deepest;
-}
-
-/** Without recursion, since the depth is what is in doubt. */
-function inspect(root: unknown): void {
-  const stack: { value: unknown; depth: number }[] = [{ value: root, depth: 1 }];
-  for (let item = stack.pop(); item !== undefined; item = stack.pop()) {
-    const { value, depth } = item;
-    if (typeof value !== "object" || value === null) continue;
-    if (depth > MAX_DEPTH) throw new InvalidReplyError("depth", `the body is nested deeper than ${MAX_DEPTH}`);
-    if (Array.isArray(value)) {
-      for (const child of value) stack.push({ value: child, depth: depth + 1 });
-      continue;
-    }
-    for (const [key, child] of Object.entries(value)) {
-      if (FORBIDDEN_KEYS.includes(key)) throw new InvalidReplyError("keys", `the body has a field named ${key}`);
-      stack.push({ value: child, depth: depth + 1 });
-    }
-  }
+/** What is valid of a machine that as a whole is not; undefined when not even its id is. */
+export function whatIsSure(value: unknown, reason: string): UnknownMachine | undefined {
+  if (!isRecord(value)) return undefined;
+  const take = <N extends "MachineId" | "MachineState" | "Count">(name: N, field: string): Schemas[N] | undefined =>
+    Object.hasOwn(value, field) && violation("reply", name, value[field]) === undefined
+      ? (value[field] as Schemas[N])
+      : undefined;
+  const id = take("MachineId", "id");
+  if (id === undefined) return undefined;
+  const state = take("MachineState", "state");
+  const version = take("Count", "version");
+  return {
+    id,
+    reason: plainText(reason, 256),
+    ...(state !== undefined && { state }),
+    ...(version !== undefined && { version }),
+  };
 }
 
 export interface MachineRules {
@@ -105,48 +62,103 @@ export interface MachineRules {
 
 /** Makes a machine's texts and times safe to copy into a status, in place. @throws InvalidReplyError */
 export function tameMachine(machine: Machine, rules: MachineRules): Machine {
-  for (const { ip } of machine.addresses) {
-    if (!rules.allowLoopback && (ip.startsWith("127.") || ip === "::1")) {
-      throw new InvalidReplyError("loopback_ip", `machine ${machine.id} has the loopback address ${ip}`);
-    }
-  }
+  tameAddresses(machine, rules);
   tameTexts(machine);
-  tameTimes(machine, ["created_at", "started_at", "stopped_at", "deleted_at"], rules);
+  tameNames(machine, ["instance_type", "host"], NAME_BYTES);
+  // It tells one life of an id from the next, so that it must be the same in each reply: not now, which never is.
+  if (isOutOfTime(machine.created_at, rules)) machine.created_at = new Date(EARLIEST_MS).toISOString();
+  tameTimes(machine, ["started_at", "stopped_at", "deleted_at"], rules);
   for (const container of machine.containers) {
     tameTexts(container);
+    tameNames(container, ["id", "image_id"], NAME_BYTES);
+    tameNames(container, ["image"], IMAGE_BYTES);
     tameTimes(container, ["started_at"], rules);
     if (container.terminated !== undefined) tameTermination(container.terminated, rules);
     if (container.last !== undefined) tameTermination(container.last, rules);
   }
   for (const notice of machine.notices ?? []) {
     tameTexts(notice);
-    tameTimes(notice, ["at"], rules);
+    tameNames(notice, ["container"], NAME_BYTES);
+    requireTimes(notice, ["at"], rules);
   }
   return machine;
 }
 
+/** The first address of each family counts: a pod has no more. @throws InvalidReplyError loopback_ip */
+function tameAddresses(machine: Machine, { allowLoopback, onCorrected }: MachineRules): void {
+  const families = new Set<number>();
+  machine.addresses = machine.addresses.filter(({ ip }) => {
+    if (!allowLoopback && (ip.startsWith("127.") || ip === "::1"))
+      throw new InvalidReplyError("loopback_ip", `machine ${machine.id} has the loopback address ${ip}`);
+    const family = isIP(ip);
+    const isFirst = !families.has(family);
+    if (!isFirst) onCorrected("extra_address");
+    families.add(family);
+    return isFirst;
+  });
+}
+
+/** Makes a sample's texts and times safe to serve, in place. */
+export function tameStats(stats: MachineStats, rules: MachineRules): MachineStats {
+  requireTimes(stats, ["at"], rules);
+  for (const container of stats.containers) requireTimes(container, ["started_at"], rules);
+  for (const volume of stats.volumes ?? []) tameNames(volume, ["name"], NAME_BYTES);
+  return stats;
+}
+
 function tameTermination(termination: ContainerTermination, rules: MachineRules): void {
   const { message } = termination;
+  tameTexts(termination);
   if (message !== undefined) termination.message = plainText(message, TERMINATION_MESSAGE_BYTES);
-  termination.reason = plainText(termination.reason, MESSAGE_BYTES);
-  tameTimes(termination, ["started_at", "finished_at"], rules);
+  tameNames(termination, ["id"], NAME_BYTES);
+  tameTimes(termination, ["started_at"], rules);
+  requireTimes(termination, ["finished_at"], rules);
 }
 
 export function tameTexts(holder: { message?: string; reason?: string }): void {
   if (holder.message !== undefined) holder.message = plainText(holder.message, MESSAGE_BYTES);
-  if (holder.reason !== undefined) holder.reason = plainText(holder.reason, MESSAGE_BYTES);
+  if (holder.reason !== undefined) holder.reason = plainText(holder.reason, REASON_BYTES);
+}
+
+function tameNames<K extends string>(holder: { [key in K]?: string }, fields: readonly K[], maxBytes: number): void {
+  for (const field of fields) {
+    const text = holder[field];
+    if (text !== undefined) holder[field] = plainText(text, maxBytes);
+  }
 }
 
 const CLOCK_SKEW_MS = 5 * 60_000;
+/** A time before it is none: the zero of some clock or language. */
+const EARLIEST_MS = Date.UTC(2000, 0, 1);
 
-/** A time in the future would make ages negative and back-offs endless: it becomes now. */
+/** Ages that are negative make back-offs endless, and ages of decades end them. Counted. */
+function isOutOfTime(time: string, { now, onCorrected }: MachineRules): boolean {
+  const ms = Date.parse(time);
+  if (ms > now + CLOCK_SKEW_MS) onCorrected("future_time");
+  // Not in order either: a leap second, which Date.parse does not know.
+  else if (!(ms >= EARLIEST_MS)) onCorrected("past_time");
+  else return false;
+  return true;
+}
+
+/** A time that cannot be is left out; one of the future becomes now. */
 function tameTimes<K extends string>(holder: { [key in K]?: string }, fields: readonly K[], rules: MachineRules): void {
   for (const field of fields) {
     const time = holder[field];
-    if (time !== undefined && Date.parse(time) > rules.now + CLOCK_SKEW_MS) {
-      holder[field] = new Date(rules.now).toISOString();
-      rules.onCorrected("future_time");
-    }
+    if (time === undefined || !isOutOfTime(time, rules)) continue;
+    if (Date.parse(time) > rules.now) holder[field] = new Date(rules.now).toISOString();
+    else delete holder[field];
+  }
+}
+
+/** A time that cannot be becomes now. */
+function requireTimes<K extends string>(
+  holder: { [key in K]: string },
+  fields: readonly K[],
+  rules: MachineRules,
+): void {
+  for (const field of fields) {
+    if (isOutOfTime(holder[field], rules)) (holder as Record<K, string>)[field] = new Date(rules.now).toISOString();
   }
 }
 
@@ -161,8 +173,8 @@ const CONTROLS = /[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u200e\u200f\u202a-\u2
 
 /** `text` without control characters and no longer than `maxBytes` in UTF-8, cut between characters. */
 export function plainText(text: string, maxBytes: number): string {
-  // A megabyte of escapes need not be searched to keep a kibibyte.
-  const head = text.length > maxBytes * 4 ? text.slice(0, maxBytes * 4) : text;
+  // A megabyte of escapes need not be searched to keep a kibibyte. Half a pair of surrogates is no character.
+  const head = (text.length > maxBytes * 4 ? text.slice(0, maxBytes * 4) : text).toWellFormed();
   const plain = CONTROL.test(head) ? head.replace(ANSI, "").replace(CONTROLS, "") : head;
   if (plain.length * 3 <= maxBytes || Buffer.byteLength(plain) <= maxBytes) return plain;
   const bytes = Buffer.from(plain).subarray(0, maxBytes);

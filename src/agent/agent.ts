@@ -248,6 +248,7 @@ function countPods(nodes: readonly NodeAgent[], metrics: Metrics): void {
   metrics.stuckPods.set(nodes.reduce((sum, node) => sum + node.pods.stuck, 0));
   metrics.machines.reset();
   for (const { state } of machines) metrics.machines.inc({ state });
+  for (const _ of nodes.flatMap(({ pods }) => [...pods.machines.unknown()])) metrics.machines.inc({ state: "unknown" });
   metrics.runningContainers.reset();
   for (const container of machines.flatMap((machine) => machine.containers)) {
     metrics.runningContainers.inc({ container_state: containerState(container) });

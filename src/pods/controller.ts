@@ -67,6 +67,8 @@ export class PodController {
   readonly #newAt = new Map<string, number>();
   /** UIDs at whose last look something was thrown, so that their users are told once. */
   readonly #broken = new Set<string>();
+  /** Why the machines of these UIDs are unknown, as their users were told. */
+  readonly #doubts = new Map<string, string>();
   #reapBudget: number;
   /** A standby must not gather what it does not work on: pods come and go for as long as it waits. */
   #acts = false;
@@ -131,8 +133,8 @@ export class PodController {
     this.store.onChange((change) => {
       const uid = change.object.metadata!.uid!;
       if (change.type === "delete") {
-        if (this.#acts || this.machines.observe(machineId(clusterId, uid)).kind === "found")
-          this.#reconciler.podGone(change.object);
+        this.#doubts.delete(uid);
+        if (this.#acts || this.machines.has(machineId(clusterId, uid))) this.#reconciler.podGone(change.object);
       } else if (this.#acts && !this.#newAt.has(uid) && change.previous === undefined)
         this.#newAt.set(uid, clock.monotonic());
       this.#add(uid);
@@ -161,7 +163,7 @@ export class PodController {
 
   resyncAll(): void {
     for (const pod of this.store.list()) this.#add(pod.metadata!.uid!);
-    for (const machine of this.machines.values()) this.#machineChanged(machine.id);
+    for (const id of this.machines.ids()) this.#machineChanged(id);
     for (const uid of this.#reconciler.knownUids()) this.#add(uid);
   }
 
@@ -250,8 +252,19 @@ export class PodController {
       parseMachineId(this.#o.clusterId, id) ??
       (observed.kind === "found" ? observed.machine.labels[LABEL_UID] : undefined);
     if (uid === undefined) return;
+    this.#tellOfDoubt(uid, observed.kind === "unknown" ? observed.machine?.reason : undefined);
     if (!this.#acts) this.#reconciler.forgetGone(uid);
     this.#add(uid);
+  }
+
+  /** Tells a pod's user, once for each reason, that the backend describes its machine in a way that makes no sense. */
+  #tellOfDoubt(uid: string, doubt: string | undefined): void {
+    if (doubt === undefined) this.#doubts.delete(uid);
+    const pod = this.store.get(uid);
+    if (doubt === undefined || pod === undefined || !this.#acts || this.#doubts.get(uid) === doubt) return;
+    this.#doubts.set(uid, doubt);
+    const message = `What the backend says of the pod's machine cannot be used, so its status stays as it is: ${doubt}`;
+    this.event(pod, { type: "Warning", reason: "MachineUnknown", message });
   }
 
   /** Says something about a pod to its user; returns at once. */

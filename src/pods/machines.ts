@@ -1,7 +1,8 @@
 /**
  * What the backend was last seen to run: all machines of this node, kept by one watch and a periodic list, so that no
  * pod costs a call of its own. It never concludes more than it saw: before the first complete list, and when the backend
- * has not been heard of for a while, a machine that is not known is `unknown`, not `absent`.
+ * has not been heard of for a while, a machine that is not known is `unknown`, not `absent`. So is one that the backend has
+ * described in a way that makes no sense, and nobody else with it.
  */
 import type { Logger } from "../telemetry/logger.ts";
 import type { Clock } from "../util/clock.ts";
@@ -9,13 +10,13 @@ import { linkAbort } from "../util/abort.ts";
 import { toError } from "../util/errors.ts";
 import type { Random } from "../util/random.ts";
 import { isProviderError } from "../provider/errors.ts";
-import type { Machine } from "../provider/machine.ts";
+import type { Machine, UnknownMachine } from "../provider/machine.ts";
 import type { Provider, ProviderInfo } from "../provider/provider.ts";
 import type { Observed } from "./planner.ts";
 
 export interface MachineCacheOptions {
   clock: Clock;
-  /** Called with the id of every machine that changed, and with every known id after the cache became complete. */
+  /** Called with the id of every machine that changed or became unknown, and with every known id after the cache became complete. */
   onChange: (id: string) => void;
   /** After this long without an answer of the backend, absence is no longer believed. Default 150 s. */
   staleMs?: number;
@@ -26,6 +27,8 @@ export class MachineCache {
   readonly #onChange: (id: string) => void;
   readonly #staleMs: number;
   readonly #machines = new Map<string, Machine>();
+  /** Whatever was known of these before does not hold any more. */
+  readonly #unknown = new Map<string, UnknownMachine>();
   #revision = 0;
   /** Monotonic time of the last complete list or live event; undefined before the first list. */
   #heardAt: number | undefined;
@@ -44,15 +47,29 @@ export class MachineCache {
     return this.#revision;
   }
 
+  /** Of all machines that the backend has, as far as it is known. */
   ids(): IterableIterator<string> {
-    return this.#machines.keys();
+    return new Set([...this.#machines.keys(), ...this.#unknown.keys()]).values();
   }
 
-  values(): IterableIterator<Machine> {
-    return this.#machines.values();
+  /** True when the backend has it, whatever is known of it. */
+  has(id: string): boolean {
+    return this.#machines.has(id) || this.#unknown.has(id);
+  }
+
+  /** Machines of which something is known. */
+  *values(): Generator<Machine> {
+    for (const machine of this.#machines.values()) if (!this.#unknown.has(machine.id)) yield machine;
+  }
+
+  /** Machines that the backend has and that nobody can make sense of. */
+  unknown(): IterableIterator<UnknownMachine> {
+    return this.#unknown.values();
   }
 
   observe(id: string): Observed {
+    const unknown = this.#unknown.get(id);
+    if (unknown !== undefined) return { kind: "unknown", machine: unknown };
     const machine = this.#machines.get(id);
     if (machine !== undefined) return { kind: "found", machine };
     if (this.#heardAt === undefined || this.#clock.monotonic() - this.#heardAt > this.#staleMs)
@@ -62,44 +79,83 @@ export class MachineCache {
 
   /** Takes a machine from a reply or an event, unless a newer state of it is known. */
   put(machine: Machine): void {
-    const known = this.#machines.get(machine.id);
-    if (known !== undefined && known.version >= machine.version && known.created_at === machine.created_at) return;
-    this.#machines.set(machine.id, machine);
+    const { id, version } = machine;
+    const doubt = this.#unknown.get(id);
+    if (doubt?.version !== undefined && doubt.version > version) return;
+    const wasUnknown = this.#unknown.delete(id);
+    const known = this.#machines.get(id);
+    const isNews = known === undefined || known.version < version || known.created_at !== machine.created_at;
+    if (isNews) this.#machines.set(id, machine);
     this.#revision = Math.max(this.#revision, machine.revision);
-    this.#onChange(machine.id);
+    if (isNews || wasUnknown) this.#onChange(id);
+  }
+
+  /**
+   * The backend has this machine and said nothing of it that can be believed: it is unknown until the backend makes sense again,
+   * or a list that is newer does not name it.
+   *
+   * @returns false when that was known, or something newer is
+   */
+  distrust(unknown: UnknownMachine): boolean {
+    const { id, reason, state, version, revision } = unknown;
+    const known = this.#machines.get(id);
+    if (known !== undefined && version !== undefined && version < known.version) return false;
+    const before = this.#unknown.get(id);
+    this.#unknown.set(id, unknown);
+    if (revision !== undefined) this.#revision = Math.max(this.#revision, revision);
+    if (before?.reason === reason && before.state === state) return false;
+    this.#onChange(id);
+    return true;
   }
 
   /** The backend itself said, in answer to a direct question, that this machine does not exist. */
   drop(id: string): void {
-    if (this.#machines.delete(id)) this.#onChange(id);
+    const wasUnknown = this.#unknown.delete(id);
+    if (this.#machines.delete(id) || wasUnknown) this.#onChange(id);
   }
 
   /**
    * Takes a complete list. A machine that it lacks is dropped, unless it changed after the list's revision: then the
    * list is the older knowledge. A revision that went backwards means that the backend lost its state and counts anew:
    * `knownBefore` is the cache's revision when the list was asked for. What was learnt while the list was on its way, such
-   * as the reply to a create, may well be newer than it.
+   * as the reply to a create, may well be newer than it. `unknown` are those of which the list made no sense.
+   *
+   * @returns those of `unknown` that were not known to be so
    */
-  replace(items: readonly Machine[], revision: number, knownBefore: number = this.#revision): void {
+  replace(
+    items: readonly Machine[],
+    revision: number,
+    knownBefore: number = this.#revision,
+    unknown: readonly UnknownMachine[] = [],
+  ): UnknownMachine[] {
     const restarted = revision < knownBefore && items.every((m) => m.revision <= revision);
     const first = !this.synced;
     this.#heardAt = this.#clock.monotonic();
+    const doubtful = new Set(unknown.map((m) => m.id));
+    const settled = [...this.#unknown.values()].filter(
+      ({ id, revision: doubtedAt = 0 }) => !doubtful.has(id) && (restarted || doubtedAt <= revision),
+    );
+    for (const { id } of settled) this.#unknown.delete(id);
     const listed = new Set(items.map((m) => m.id));
     if (restarted) {
-      for (const id of this.#machines.keys()) if (!listed.has(id)) this.drop(id);
+      for (const id of this.#machines.keys()) if (!listed.has(id) && !doubtful.has(id)) this.drop(id);
+      this.#machines.clear();
       this.#revision = revision;
       for (const machine of items) {
         this.#machines.set(machine.id, machine);
         this.#onChange(machine.id);
       }
-      return;
+    } else {
+      for (const machine of items) this.put(machine);
+      for (const [id, machine] of this.#machines) {
+        if (!listed.has(id) && !doubtful.has(id) && machine.revision <= revision) this.drop(id);
+      }
+      this.#revision = Math.max(this.#revision, revision);
     }
-    for (const machine of items) this.put(machine);
-    for (const [id, machine] of this.#machines) {
-      if (!listed.has(id) && machine.revision <= revision) this.drop(id);
-    }
-    this.#revision = Math.max(this.#revision, revision);
+    const news = unknown.filter((each) => this.distrust({ ...each, revision }));
+    for (const { id } of settled) this.#onChange(id);
     if (first) for (const id of this.#machines.keys()) this.#onChange(id);
+    return news;
   }
 
   /** The watch is alive and has nothing new. */
@@ -109,6 +165,7 @@ export class MachineCache {
 
   forget(id: string): void {
     this.#machines.delete(id);
+    this.#unknown.delete(id);
   }
 }
 
@@ -139,6 +196,8 @@ export interface MachineObserverOptions {
 /** After a failure; doubles up to the longest. */
 const FIRST_PAUSE_MS = 500;
 const LONGEST_PAUSE_MS = 15_000;
+/** Between two log lines about machines that make no sense. */
+const WARN_PAUSE_MS = 10_000;
 /** Whatever went well for so long begins anew with the first pause. */
 const HELD_MS = 4_000;
 
@@ -148,6 +207,7 @@ export class MachineObserver implements BackendHealth {
   failingSince: number | undefined;
   lastError: string | undefined;
   #listedAt: number | undefined;
+  #warnNotBefore = -Infinity;
 
   constructor(options: MachineObserverOptions) {
     this.#o = options;
@@ -196,7 +256,8 @@ export class MachineObserver implements BackendHealth {
     this.#listedAt = begun;
     const first = !this.#o.cache.synced;
     const mine = list.items.filter((m) => Object.entries(this.#o.labels).every(([k, v]) => m.labels[k] === v));
-    this.#o.cache.replace(mine, list.revision, knownBefore);
+    const unknown = this.#o.cache.replace(mine, list.revision, knownBefore, list.unknown);
+    if (unknown.length > 0) this.#warnOf(unknown);
     this.#answered();
     if (first) this.#o.onSynced?.();
     return list.revision;
@@ -210,9 +271,13 @@ export class MachineObserver implements BackendHealth {
     try {
       const events = this.#o.provider.watchPods!(revision, { signal: linked, labels: this.#o.labels });
       for await (const event of events) {
+        const { machine, revision } = event;
         this.#answered();
-        if (Object.entries(this.#o.labels).every(([k, v]) => event.machine.labels[k] === v))
-          this.#o.cache.put(event.machine);
+        if (machine === undefined) {
+          const unknown = { ...event.unknown, revision };
+          if (this.#o.cache.distrust(unknown)) this.#warnOf([unknown]);
+        } else if (Object.entries(this.#o.labels).every(([k, v]) => machine.labels[k] === v))
+          this.#o.cache.put(machine);
         this.#o.cache.heard();
       }
     } catch (thrown) {
@@ -221,6 +286,18 @@ export class MachineObserver implements BackendHealth {
       cancel();
       release();
     }
+  }
+
+  /** One line for all that became unknown together, and not many in a row: each pod is told by an event of its own. */
+  #warnOf(unknown: readonly UnknownMachine[]): void {
+    const now = this.#o.clock.monotonic();
+    const [first] = unknown;
+    if (first === undefined || now < this.#warnNotBefore) return;
+    this.#warnNotBefore = now + WARN_PAUSE_MS;
+    this.#o.logger.warn(
+      { machines: unknown.length, machine: first.id, err: first.reason },
+      "Backend says of machines what makes no sense; they are unknown until it does",
+    );
   }
 
   #answered(): void {

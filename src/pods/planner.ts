@@ -7,7 +7,7 @@
  * without a pod goes only after the API server itself was asked.
  */
 import type { Pod, PodStatus } from "../kube/wire.ts";
-import { isOver, type Machine } from "../provider/machine.ts";
+import { isKnownOver, isOver, type Machine, type UnknownMachine } from "../provider/machine.ts";
 import { hasRun, isTerminal, podStatus, statusDiff, type ResizeState, type Verdict } from "./status.ts";
 
 /** What the API server wants for a UID, by this process's cache. */
@@ -23,7 +23,8 @@ export type Observed =
   | { kind: "found"; machine: Machine }
   /** The backend itself said that there is no such machine. */
   | { kind: "absent" }
-  | { kind: "unknown" };
+  /** With `machine`, the backend has it, and what it says of it cannot be believed. */
+  | { kind: "unknown"; machine?: UnknownMachine };
 
 /**
  * What this process remembers of a UID between steps. Losing it (a crash) must cost nothing but repeated work: whatever
@@ -128,7 +129,7 @@ export function plan(desired: Desired, observed: Observed, memory: PodMemory, co
   const action = decide(desired, observed, memory, context);
   if (action.do !== "bury" && action.do !== "reap") return action;
   // A machine that is seen to be gone needs no patience.
-  const isThere = observed.kind === "found" && observed.machine.state !== "deleted";
+  const isThere = observed.kind !== "absent" && observed.machine !== undefined && observed.machine.state !== "deleted";
   const afterMs = (memory.burial?.retryAt ?? 0) - context.monotonic;
   return isThere && afterMs > 0 ? { do: "wait", afterMs } : action;
 }
@@ -152,7 +153,7 @@ function planWithoutPod(observed: Observed, memory: PodMemory, { monotonic }: Pl
   if (memory.buried) return { do: "forget" };
   switch (observed.kind) {
     case "unknown":
-      return { do: "look" };
+      return observed.machine === undefined ? { do: "look" } : planUnknownOrphan(observed.machine, memory, monotonic);
     case "absent":
       // A create of ours may still be in flight; only a tombstone keeps it from reviving the machine.
       return memory.created ? { do: "reap" } : { do: "forget" };
@@ -178,25 +179,34 @@ function planWithoutPod(observed: Observed, memory: PodMemory, { monotonic }: Pl
   }
 }
 
+/**
+ * Of a machine that nobody can make sense of, the id alone is sure. It is never swept: only one whose pod this process has seen
+ * go is ended, as that pod's deletion would have.
+ */
+function planUnknownOrphan(machine: UnknownMachine, memory: PodMemory, monotonic: number): Action {
+  if (machine.state === "deleted") return { do: "forget" };
+  if (!memory.podSeenGone) return { do: "wait" };
+  const { stopDeadline } = memory;
+  if (stopDeadline !== undefined && !isKnownOver(machine) && monotonic < stopDeadline + STOP_SLACK_MS)
+    return { do: "wait", afterMs: stopDeadline + STOP_SLACK_MS - monotonic };
+  return { do: "reap" };
+}
+
 /** deletionTimestamp is set: stop, confirm, write the final status, bury, remove the object. In this order, each confirmed. */
 function planDeletion(pod: Pod, observed: Observed, memory: PodMemory, context: PlanContext): Action {
   if (memory.finalized) return { do: "wait" };
   const { monotonic } = context;
   if (!memory.buried) {
-    if (observed.kind === "unknown") return { do: "look" };
-    if (observed.kind === "found" && !isOver(observed.machine)) {
+    if (observed.kind === "unknown" && observed.machine === undefined) return { do: "look" };
+    if (observed.kind !== "absent" && !isKnownOver(observed.machine!)) {
       // The whole grace, as a kubelet: deletionTimestamp is by another clock. Said again, it lengthens no stop under way.
       const graceSeconds = Math.max(1, pod.metadata?.deletionGracePeriodSeconds ?? graceOf(pod));
       if (memory.stopDeadline === undefined || monotonic + graceSeconds * 1000 < memory.stopDeadline - 1000)
         return { do: "stop", graceSeconds };
       if (monotonic >= memory.stopDeadline + STOP_SLACK_MS) return { do: "bury", force: true };
+      const wait: Action = { do: "wait", afterMs: memory.stopDeadline + STOP_SLACK_MS - monotonic };
       // While it stops, the pod says truthfully what still runs.
-      return (
-        statusAction(pod, observed.machine, memory, context, false) ?? {
-          do: "wait",
-          afterMs: memory.stopDeadline + STOP_SLACK_MS - monotonic,
-        }
-      );
+      return (observed.kind === "found" && statusAction(pod, observed.machine, memory, context, false)) || wait;
     }
   }
   const machine = observed.kind === "found" ? observed.machine : undefined;

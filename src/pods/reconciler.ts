@@ -13,7 +13,13 @@ import type { Pod } from "../kube/wire.ts";
 import { isProviderError, ProviderError } from "../provider/errors.ts";
 import { daemonSetHeld, isDaemonSetPod } from "../podspec/admission.ts";
 import { fieldPathOf } from "../podspec/render.ts";
-import { isOver, type Machine, type MachineNotice, type MachinePatch, type MachineSpec } from "../provider/machine.ts";
+import {
+  isKnownOver,
+  type Machine,
+  type MachineNotice,
+  type MachinePatch,
+  type MachineSpec,
+} from "../provider/machine.ts";
 import type { Provider } from "../provider/provider.ts";
 import type { PodEvent, ResizeOutlook } from "../podspec/inputs.ts";
 import type { Logger } from "../telemetry/logger.ts";
@@ -326,6 +332,7 @@ export class PodReconciler {
           return await this.#reap(uid, signal);
       }
     } catch (thrown) {
+      if (this.#distrust(thrown)) return undefined;
       const error = toError(thrown);
       const retryAfterMs = isProviderError(thrown) || isKubeApiError(thrown) ? thrown.retryAfterMs : undefined;
       this.#o.logger.debug({ uid, op: action.do, err: error.message }, "Step failed and will be tried again");
@@ -334,19 +341,31 @@ export class PodReconciler {
   }
 
   /** Asks the backend directly. "Absent" counts only when the backend itself said so. */
-  async #look(uid: string, signal: AbortSignal): Promise<Machine | undefined> {
+  async #look(uid: string, signal: AbortSignal): Promise<Observed> {
     const id = this.#o.machineId(uid);
     try {
       const machine = await this.#o.provider.getPod(id, { signal });
       this.#o.machines.put(machine);
       this.#update(uid, { missedAt: [], confirmedVersion: machine.version });
-      return machine;
+      return { kind: "found", machine };
     } catch (thrown) {
+      if (isProviderError(thrown) && this.#distrust(thrown))
+        return { kind: "unknown", machine: thrown.unknownMachine! };
       if (!isProviderError(thrown, "not_found")) throw thrown;
       this.#o.machines.drop(id);
       this.#update(uid, { missedAt: [...this.#remember(uid).missedAt, this.#o.clock.monotonic()].slice(-2) });
-      return undefined;
+      return { kind: "absent" };
     }
+  }
+
+  /**
+   * The backend answered, and what it said of the machine cannot be believed: that is known then, and asking again would not
+   * help. False for any other failure.
+   */
+  #distrust(thrown: unknown): boolean {
+    if (!isProviderError(thrown) || thrown.unknownMachine === undefined) return false;
+    this.#o.machines.distrust(thrown.unknownMachine);
+    return this.#o.machines.observe(thrown.unknownMachine.id).kind === "unknown";
   }
 
   async #create(uid: string, pod: Pod, signal: AbortSignal): Promise<Outcome | undefined> {
@@ -392,6 +411,7 @@ export class PodReconciler {
     } catch (thrown) {
       if (!(thrown instanceof ProviderError)) throw thrown;
       this.#o.hooks?.onCreate?.({ ok: false, code: thrown.code });
+      if (thrown.unknownMachine !== undefined) throw thrown;
       switch (thrown.code) {
         case "conflict":
           // The id is taken by a machine of another spec: ours, made before something it refers to changed.
@@ -482,7 +502,7 @@ export class PodReconciler {
     try {
       const machine = await this.#o.provider.stopPod(this.#o.machineId(uid), { graceSeconds, signal });
       this.#update(uid, { stopDeadline: this.#o.clock.monotonic() + graceSeconds * 1000 });
-      this.#o.machines.put(machine);
+      if (machine !== undefined) this.#o.machines.put(machine);
     } catch (thrown) {
       if (!isProviderError(thrown, "not_found")) throw thrown;
       this.#o.machines.drop(this.#o.machineId(uid));
@@ -493,20 +513,21 @@ export class PodReconciler {
   async #bury(uid: string, force: boolean, signal: AbortSignal): Promise<void> {
     this.#o.guard?.();
     await this.#o.provider.deletePod(this.#o.machineId(uid), { force, signal });
-    const machine = await this.#look(uid, signal);
-    if (machine !== undefined && machine.state !== "deleted") this.#buryAgain(uid, machine);
-    else this.#update(uid, { burial: undefined, buried: true });
+    const seen = await this.#look(uid, signal);
+    if (seen.kind === "absent" || seen.machine?.state === "deleted")
+      this.#update(uid, { burial: undefined, buried: true });
+    else this.#buryAgain(uid, seen.machine?.state ?? "in a state that cannot be told");
   }
 
-  #buryAgain(uid: string, machine: Machine): void {
+  #buryAgain(uid: string, state: string): void {
     const now = this.#o.clock.monotonic();
     const burial = this.#remember(uid).burial ?? { since: now, pauseMs: BURIAL_RETRY_MS.first / 2, retryAt: now };
     const pauseMs = Math.min(burial.pauseMs * 2, BURIAL_RETRY_MS.max);
     this.#update(uid, { burial: { since: burial.since, pauseMs, retryAt: now + pauseMs } });
     if (pauseMs < BURIAL_RETRY_MS.max || burial.pauseMs === pauseMs) return;
     const seconds = Math.round((now - burial.since) / 1000);
-    const message = `Machine was deleted ${seconds} s ago and is still there: ${machine.state}`;
-    this.#o.logger.warn({ uid, machine: machine.id, state: machine.state }, "Machine does not go and is deleted again");
+    const message = `Machine was deleted ${seconds} s ago and is still there: ${state}`;
+    this.#o.logger.warn({ uid, machine: this.#o.machineId(uid), state }, "Machine does not go and is deleted again");
     const desired = this.#desired(uid);
     if (desired.kind === "pod") this.#o.event(desired.pod, { type: "Warning", reason: "FailedKillPod", message });
   }
@@ -612,8 +633,8 @@ export class PodReconciler {
       this.#update(uid, { mayBeReaped: true });
     }
     const last = this.#lastSeen.get(uid);
-    const namespace = machine?.labels["vmlet.dev/namespace"] ?? last?.metadata?.namespace;
-    const name = machine?.labels["vmlet.dev/pod"] ?? last?.metadata?.name;
+    const namespace = last?.metadata?.namespace ?? machine?.labels["vmlet.dev/namespace"];
+    const name = last?.metadata?.name ?? machine?.labels["vmlet.dev/pod"];
     if (namespace === undefined || name === undefined) {
       this.#o.logger.warn({ uid, machine: machine?.id }, "Machine names no pod and is left alone");
       return { kind: "settled" };
@@ -624,9 +645,10 @@ export class PodReconciler {
       this.#update(uid, { podSeenGone: false, orphanSince: undefined, mayBeReaped: false });
       return { kind: "after", ms: 5_000 };
     }
-    if (machine !== undefined && !isOver(machine) && memory.stopDeadline === undefined) {
+    const mayRun = observed.kind !== "absent" && observed.machine !== undefined && !isKnownOver(observed.machine);
+    if (mayRun && memory.stopDeadline === undefined) {
       this.#o.logger.info(
-        { uid, machine: machine.id, pod: `${namespace}/${name}` },
+        { uid, machine: this.#o.machineId(uid), pod: `${namespace}/${name}` },
         "Stopping a machine whose pod is gone",
       );
       this.#o.hooks?.onOrphan?.(memory.podSeenGone);

@@ -64,7 +64,8 @@ export class ResizeTracker {
       this.#say(pod, "Normal", "ResizeCompleted", `Pod resize completed: ${outlook.text}`);
       return { resize: {}, retryUpdateAt: undefined };
     } catch (thrown) {
-      if (!isProviderError(thrown)) throw thrown;
+      // Whether it was done cannot be told of a machine that nobody can make sense of.
+      if (!isProviderError(thrown) || thrown.unknownMachine !== undefined) throw thrown;
       const { message } = toError(thrown);
       const withError = { ...outlook, message, text: withErrorText(outlook.text, message) };
       if (!thrown.retryable) return this.#pending(pod, { ...withError, kind: "pending", reason: "Infeasible" }, known);

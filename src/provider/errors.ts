@@ -1,4 +1,5 @@
 import { VmletError } from "../util/errors.ts";
+import type { UnknownMachine } from "./machine.ts";
 
 /**
  * Why a provider call failed. The code decides what the agent does, so a provider must pick it with care:
@@ -36,6 +37,8 @@ export class ProviderError extends VmletError {
   /** The spec's field at fault, as a dotted path, for `invalid` and `unsupported`. */
   readonly field: string | undefined;
   readonly requestId: string | undefined;
+  /** Of a call that the backend answered with a machine that cannot be believed: what could be told of it all the same. */
+  readonly unknownMachine: UnknownMachine | undefined;
 
   constructor(
     code: ProviderErrorCode,
@@ -45,12 +48,14 @@ export class ProviderError extends VmletError {
       retryAfterMs?: number | undefined;
       field?: string | undefined;
       requestId?: string | undefined;
+      unknownMachine?: UnknownMachine | undefined;
     } = {},
   ) {
     super(message, { cause: options.cause, retryable: RETRYABLE.includes(code), retryAfterMs: options.retryAfterMs });
     this.code = code;
     this.field = options.field;
     this.requestId = options.requestId;
+    this.unknownMachine = options.unknownMachine;
   }
 
   static override [Symbol.hasInstance](value: unknown): value is ProviderError {

@@ -275,6 +275,20 @@ export interface Machine {
   notices?: MachineNotice[];
 }
 
+/**
+ * A machine that its backend named but did not describe in a way that can be believed: it exists, and how it is is unknown. What
+ * was valid in the description all the same stands here, so that its owner can still be rid of it.
+ */
+export interface UnknownMachine {
+  id: string;
+  /** What is wrong with the description, for people. */
+  reason: string;
+  state?: MachineState;
+  version?: number;
+  /** Of the list or event that it came with; absent when it came in answer to a question about this machine. */
+  revision?: number;
+}
+
 /** Only the fields that are present change. */
 export interface MachinePatch {
   files?: { volume: string; version: string; files: FileEntry[] }[];
@@ -295,4 +309,9 @@ export const TERMINAL_STATES: readonly MachineState[] = ["stopped", "failed", "d
 /** True when nothing of the machine runs any more. `deleting` is not enough: something may still be alive. */
 export function isOver(machine: Pick<Machine, "state">): boolean {
   return TERMINAL_STATES.includes(machine.state);
+}
+
+/** True when the backend says for certain that nothing of the machine runs any more. */
+export function isKnownOver({ state }: Pick<UnknownMachine, "state">): boolean {
+  return state !== undefined && isOver({ state });
 }

@@ -13,7 +13,7 @@
  */
 import type { Duplex, Readable } from "node:stream";
 import type { Capability } from "./capabilities.ts";
-import type { Machine, MachinePatch, MachineSpec, ResourceAmounts } from "./machine.ts";
+import type { Machine, MachinePatch, MachineSpec, ResourceAmounts, UnknownMachine } from "./machine.ts";
 
 /** Every call takes a signal; when it aborts, the call rejects soon and whatever it held is released. */
 export interface CallOptions {
@@ -33,6 +33,8 @@ export interface ProviderInfo {
 
 export interface MachineList {
   items: Machine[];
+  /** Machines that the backend has and of which it said nothing that can be believed: unknown, each for itself. Absent: none. */
+  unknown?: UnknownMachine[];
   /** Revision at which the list was true: watchPods from here misses nothing. */
   revision: number;
 }
@@ -41,6 +43,13 @@ export interface MachineEvent {
   revision: number;
   /** The whole machine after the change. `deleted` machines come once, as their tombstone. */
   machine: Machine;
+}
+
+/** An event that says no more than that this machine changed into something that cannot be understood. */
+export interface UnknownMachineEvent {
+  revision: number;
+  machine?: undefined;
+  unknown: UnknownMachine;
 }
 
 export interface ProviderCapacity {
@@ -136,9 +145,10 @@ export interface Provider {
   getPods(options: CallOptions & { labels: Record<string, string>; includeDeleted?: boolean }): Promise<MachineList>;
   /**
    * Returns at once; the machine goes to `stopping`, then `stopped`. A shorter grace than that of a stop under way shortens
-   * it, a longer one changes nothing: an agent that was restarted says the whole grace again.
+   * it, a longer one changes nothing: an agent that was restarted says the whole grace again. Undefined when it was accepted
+   * but nothing can be told of the machine: what a reply says is not what makes a stop.
    */
-  stopPod(id: string, options: CallOptions & { graceSeconds: number }): Promise<Machine>;
+  stopPod(id: string, options: CallOptions & { graceSeconds: number }): Promise<Machine | undefined>;
   /** Idempotent, leaves a tombstone. `force` kills what still runs; without it, a running machine is stopped first. */
   deletePod(id: string, options: CallOptions & { force: boolean }): Promise<void>;
   getLogs(id: string, container: string, options: LogOptions): AsyncIterable<LogLine>;
@@ -146,7 +156,10 @@ export interface Provider {
   /** Capability patch_files, patch_image, patch_registry_auth, resize or ephemeral_containers, by what the patch holds. */
   updatePod?(id: string, patch: MachinePatch, options: CallOptions): Promise<Machine>;
   /** Capability `events`. Ends when the signal aborts. @throws ProviderError gone when `since` is too old: list again */
-  watchPods?(since: number, options: CallOptions & { labels: Record<string, string> }): AsyncIterable<MachineEvent>;
+  watchPods?(
+    since: number,
+    options: CallOptions & { labels: Record<string, string> },
+  ): AsyncIterable<MachineEvent | UnknownMachineEvent>;
   /** Capability `capacity`. */
   getCapacity?(options: CallOptions): Promise<ProviderCapacity>;
   /** Capability `stats`: one call for all machines that carry the labels. A machine without a sample is left out. */

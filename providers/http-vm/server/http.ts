@@ -3,7 +3,8 @@ import { randomBytes } from "node:crypto";
 import type { IncomingMessage, ServerResponse } from "node:http";
 import { ProviderError } from "../../../src/provider/kit/index.ts";
 import { violation, type SchemaName, type Schemas } from "../document.ts";
-import { InvalidReplyError, parseJson } from "../validate.ts";
+import { InvalidReplyError } from "../invalid-reply.ts";
+import { parseJson } from "../json.ts";
 import { errorReply, JSON_TYPE, STATUS_OF_CODE } from "../wire.ts";
 
 const REQUEST_ID = /^[A-Za-z0-9._-]{1,64}$/;

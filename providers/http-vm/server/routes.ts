@@ -10,6 +10,8 @@ import {
   type Provider,
   ProviderError,
   requiredCapabilities,
+  type UnknownMachine,
+  type UnknownMachineEvent,
 } from "../../../src/provider/kit/index.ts";
 import { violation } from "../document.ts";
 import { encodeLogLine, errorReply, EVENT_STREAM_TYPE, LOG_TYPE } from "../wire.ts";
@@ -178,7 +180,7 @@ async function stopMachine({ provider, limits }: RouteContext, exchange: Exchang
   const id = machineId(ids);
   const body = await readBody(exchange.request, "StopRequest", limits.bodyBytes);
   const machine = await provider.stopPod(id, { signal: exchange.workSignal, graceSeconds: body.grace_seconds });
-  sendJson(exchange.response, 202, JSON.stringify(machine));
+  sendJson(exchange.response, 202, JSON.stringify(machine ?? { id }));
 }
 
 async function getMachine(context: RouteContext, { response, params, signal }: Exchange, ids: string[]): Promise<void> {
@@ -228,7 +230,7 @@ async function nextState(
     last = list.items.find((item) => item.id === machine.id) ?? last;
     if (due(last)) return last;
     for await (const event of provider.watchPods(list.revision, { signal: waiting, labels: machine.labels })) {
-      if (event.machine.id !== machine.id) continue;
+      if (event.machine?.id !== machine.id) continue;
       last = event.machine;
       if (due(last)) return last;
     }
@@ -259,7 +261,11 @@ async function listMachines({ provider, limits }: RouteContext, { response, para
     labels: query.labels(),
     includeDeleted: query.flag("include_deleted"),
   });
-  const items = list.items.toSorted((a, b) => (a.id < b.id ? -1 : 1));
+  const bodies = [
+    ...list.items.map((machine) => ({ id: machine.id, body: machine as object })),
+    ...(list.unknown ?? []).map((unknown) => ({ id: unknown.id, body: sureOf(unknown) })),
+  ];
+  const items = bodies.sort((a, b) => (a.id < b.id ? -1 : 1));
   const from = cursor === undefined ? 0 : firstAfter(items, cursor.after);
   const revision = cursor?.revision ?? list.revision;
 
@@ -267,7 +273,7 @@ async function listMachines({ provider, limits }: RouteContext, { response, para
   let bytes = 0;
   let next = from;
   while (next < items.length && page.length < limit) {
-    const text = JSON.stringify(items[next]);
+    const text = JSON.stringify(items[next]!.body);
     bytes += Buffer.byteLength(text);
     // A client refuses a page above its own cap, and then sees none of the machines: only the first may be larger.
     if (bytes > limits.pageBytes && page.length > 0) break;
@@ -281,7 +287,7 @@ async function listMachines({ provider, limits }: RouteContext, { response, para
   sendJson(response, 200, `{"items":[${page.join(",")}],"revision":${revision}${nextCursor}}`);
 }
 
-function firstAfter(items: readonly Machine[], id: string): number {
+function firstAfter(items: readonly { id: string }[], id: string): number {
   let low = 0;
   let high = items.length;
   while (low < high) {
@@ -397,6 +403,15 @@ class BatchedOutput {
   }
 }
 
+type AnyEvent = MachineEvent | UnknownMachineEvent;
+
+/** Of a machine that the provider itself makes no sense of, the caller is told what is sure, and will make no sense of it either. */
+function eventBody(event: AnyEvent): object {
+  return event.machine === undefined ? { revision: event.revision, machine: sureOf(event.unknown) } : event;
+}
+
+const sureOf = ({ id, state, version }: UnknownMachine): object => ({ id, state, version });
+
 /** Events beyond this wait for the next poll. */
 const POLL_EVENTS = 500;
 
@@ -424,11 +439,12 @@ async function getEvents(context: RouteContext, exchange: Exchange): Promise<voi
 async function pollEvents(
   { clock }: RouteContext,
   { response, signal }: Exchange,
-  iterator: AsyncIterator<MachineEvent>,
+  iterator: AsyncIterator<AnyEvent>,
   since: number,
   timeoutMs: number,
 ): Promise<void> {
-  const events: MachineEvent[] = [];
+  const events: object[] = [];
+  let last = since;
   let release = () => {};
   const over = new Promise<undefined>((resolve) => {
     release = () => resolve(undefined);
@@ -443,20 +459,21 @@ async function pollEvents(
       next.catch(() => {});
       const result = await Promise.race([next, enough]);
       if (result === undefined || result.done === true) break;
-      events.push(result.value);
+      events.push(eventBody(result.value));
+      last = result.value.revision;
       enough = new Promise((resolve) => setImmediate(resolve, undefined));
     }
   } finally {
     cancel();
     signal.removeEventListener("abort", release);
   }
-  sendJson(response, 200, JSON.stringify({ events, revision: events.at(-1)?.revision ?? since }));
+  sendJson(response, 200, JSON.stringify({ events, revision: last }));
 }
 
 async function streamEvents(
   { clock, limits }: RouteContext,
   { response, signal, requestId }: Exchange,
-  iterator: AsyncIterator<MachineEvent>,
+  iterator: AsyncIterator<AnyEvent>,
 ): Promise<void> {
   let pending = iterator.next();
   await settledSoon(pending, clock);
@@ -472,7 +489,7 @@ async function streamEvents(
   try {
     for (let result = await pending; !result.done; result = await pending) {
       const { revision } = result.value;
-      await output.write(Buffer.from(`id: ${revision}\ndata: ${JSON.stringify(result.value)}\n\n`));
+      await output.write(Buffer.from(`id: ${revision}\ndata: ${JSON.stringify(eventBody(result.value))}\n\n`));
       pending = iterator.next();
     }
   } catch (thrown) {

@@ -115,12 +115,19 @@ export class CheckContext {
     return this.provider.getPod(id, { signal: this.signal });
   }
 
-  list(options: { labels?: Record<string, string>; includeDeleted?: boolean } = {}): Promise<MachineList> {
-    return this.provider.getPods({ signal: this.signal, labels: this.labels, ...options });
+  /** An agent can live with a machine in the list that makes no sense; a backend must not have any. */
+  async list(options: { labels?: Record<string, string>; includeDeleted?: boolean } = {}): Promise<MachineList> {
+    const list = await this.provider.getPods({ signal: this.signal, labels: this.labels, ...options });
+    const [unknown] = list.unknown ?? [];
+    if (unknown !== undefined)
+      throw new Violation(`a list of valid machines`, `machine ${unknown.id} is not valid: ${unknown.reason}`);
+    return list;
   }
 
-  stop(id: string, graceSeconds: number): Promise<Machine> {
-    return this.provider.stopPod(id, { signal: this.signal, graceSeconds });
+  async stop(id: string, graceSeconds: number): Promise<Machine> {
+    const machine = await this.provider.stopPod(id, { signal: this.signal, graceSeconds });
+    if (machine === undefined) throw new Violation("a stop to answer the machine", "what came is no valid machine");
+    return machine;
   }
 
   delete(id: string, force = true): Promise<void> {

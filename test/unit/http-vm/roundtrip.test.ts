@@ -86,7 +86,7 @@ describe.each([
     const created = await client.createPod("m", spec(), { signal });
     expect(created).toEqual(await memory.getPod("m", { signal }));
     expect(await client.createPod("m", spec(), { signal })).toEqual(created);
-    expect((await client.stopPod("m", { signal, graceSeconds: 5 })).state).toBe("stopped");
+    expect((await client.stopPod("m", { signal, graceSeconds: 5 }))?.state).toBe("stopped");
     await client.deletePod("m", { signal, force: true });
     expect((await client.getPod("m", { signal })).state).toBe("deleted");
     await expect(client.createPod("m", spec(), { signal })).rejects.toMatchObject({ code: "gone" });
@@ -133,7 +133,7 @@ describe("events", () => {
     const seen: string[] = [];
     const watching = (async () => {
       for await (const { machine } of client.watchPods(revision, { signal: stop.signal, labels: { node: "n" } })) {
-        seen.push(`${machine.id} ${machine.state}`);
+        seen.push(`${machine?.id} ${machine?.state}`);
         if (seen.length === 3) stop.abort();
       }
     })();

@@ -207,3 +207,53 @@ describe("a pod at whose sight something is thrown", () => {
     expect(events).toEqual([told, told]);
   });
 });
+
+describe("a machine of which the backend says what makes no sense", () => {
+  const told = (doubt: string) =>
+    `Warning MachineUnknown: What the backend says of the pod's machine cannot be used, so its status stays as it is: ${doubt}`;
+  const doubt = (reason: string) => ({ id: machineId("c", uidOf(1)), reason });
+  let acting: Promise<void>;
+  beforeEach(async () => {
+    controller.store.upsert(podOf(1));
+    controller.machines.put(machineOf(1));
+    acting = controller.act(stop.signal);
+    await clock.advance(10);
+    events = [];
+  });
+  afterEach(async () => {
+    stop.abort();
+    await acting;
+  });
+
+  test("is told to the pod's user, once for each reason", async () => {
+    for (let list = 31; list < 35; list++) {
+      controller.machines.replace([], list, list - 1, [doubt("no state")]);
+      await clock.advance(RESYNC_MS);
+    }
+    expect(events).toEqual([told("no state")]);
+    controller.machines.replace([], 36, 35, [doubt("no version")]);
+    expect(events).toEqual([told("no state"), told("no version")]);
+  });
+
+  test("is told again when it made sense in between", () => {
+    controller.machines.replace([], 31, 30, [doubt("no state")]);
+    controller.machines.replace([machineOf(1)], 32, 31);
+    controller.machines.replace([], 33, 32, [doubt("no state")]);
+    expect(events).toEqual([told("no state"), told("no state")]);
+  });
+
+  test("keeps no other pod from getting its machine", async () => {
+    controller.machines.replace([], 31, 30, [doubt("no state")]);
+    controller.store.upsert(podOf(2));
+    await clock.advance(1_000);
+    expect(provider.machines.map(({ id }) => id)).toContain(machineId("c", uidOf(2)));
+  });
+
+  test("is never swept, though no pod of it was ever seen", async () => {
+    const deleted: string[] = [];
+    provider.deletePod = (id) => Promise.resolve(void deleted.push(id));
+    controller.machines.replace([], 31, 30, [{ id: machineId("c", uidOf(9)), reason: "no state" }]);
+    await clock.advance(20 * ORPHAN_GRACE_MS);
+    expect(deleted).toEqual([]);
+  });
+});

@@ -1,4 +1,4 @@
-import { expect, test } from "vitest";
+import { describe, expect, test } from "vitest";
 import { MemoryProvider } from "../../../providers/memory/index.ts";
 import { MachineCache, MachineObserver } from "../../../src/pods/machines.ts";
 import type { Machine } from "../../../src/provider/machine.ts";
@@ -90,5 +90,119 @@ test.each([
   await running;
   expect(lists).toBeGreaterThan(3);
   expect(lists).toBeLessThan(12);
+  await provider.close();
+});
+
+describe("a machine of which the backend says what makes no sense", () => {
+  const doubt = (id: string, rest: object = {}) => ({ id, reason: "no sense", ...rest });
+
+  test("is unknown, whatever was known of it before, and the others are as they were", () => {
+    const cache = cacheOf();
+    cache.replace([machine("a", 10), machine("b", 9)], 10);
+    cache.replace([machine("b", 9)], 11, cache.revision, [doubt("a")]);
+    expect(cache.observe("a")).toEqual({ kind: "unknown", machine: doubt("a", { revision: 11 }) });
+    expect(cache.observe("b").kind).toBe("found");
+    expect([...cache.values()].map(({ id }) => id)).toEqual(["b"]);
+    expect([...cache.ids()].toSorted()).toEqual(["a", "b"]);
+  });
+
+  test("is unknown after an event that makes none, until one comes that does", () => {
+    const cache = cacheOf();
+    cache.replace([machine("a", 10)], 10);
+    cache.distrust(doubt("a", { revision: 11, version: 2 }));
+    expect(cache.observe("a").kind).toBe("unknown");
+    cache.put({ ...machine("a", 12), version: 3 });
+    expect(cache.observe("a").kind).toBe("found");
+  });
+
+  test("is known again when the backend makes sense of it in an answer, though nothing of it has changed", () => {
+    const changed: string[] = [];
+    const cache = new MachineCache({ clock: new VirtualClock(), onChange: (id) => changed.push(id) });
+    cache.replace([machine("a", 10)], 10);
+    cache.distrust(doubt("a"));
+    changed.length = 0;
+    cache.put(machine("a", 10));
+    expect(cache.observe("a").kind).toBe("found");
+    expect(changed).toEqual(["a"]);
+  });
+
+  test("is not known again by what was said before", () => {
+    const cache = cacheOf();
+    cache.replace([], 10);
+    cache.distrust(doubt("a", { revision: 12, version: 5 }));
+    cache.put({ ...machine("a", 11), version: 4 });
+    expect(cache.observe("a").kind).toBe("unknown");
+  });
+
+  test("is not doubted for what was said before it was known", () => {
+    const cache = cacheOf();
+    cache.replace([{ ...machine("a", 10), version: 5 }], 10);
+    expect(cache.distrust(doubt("a", { revision: 9, version: 4 }))).toBe(false);
+    expect(cache.observe("a").kind).toBe("found");
+  });
+
+  test("is as a list has it that is newer", () => {
+    const cache = cacheOf();
+    cache.replace([], 10, cache.revision, [doubt("a"), doubt("b"), doubt("c")]);
+    cache.replace([machine("a", 9)], 11, cache.revision, [doubt("b")]);
+    expect(cache.observe("a").kind).toBe("found");
+    expect(cache.observe("b").kind).toBe("unknown");
+    expect(cache.observe("c").kind).toBe("absent");
+  });
+
+  test("is not absent because a list that is older lacks it", () => {
+    const cache = cacheOf();
+    cache.replace([], 10);
+    const knownBefore = cache.revision;
+    cache.distrust(doubt("a", { revision: 12 }));
+    cache.replace([], 11, knownBefore);
+    expect(cache.observe("a").kind).toBe("unknown");
+  });
+
+  test("is unknown to a backend that counts anew, too", () => {
+    const cache = cacheOf();
+    cache.replace([{ ...machine("a", 100), version: 50 }, machine("b", 99)], 100);
+    cache.replace([], 3, cache.revision, [doubt("a", { version: 1 })]);
+    expect(cache.observe("a").kind).toBe("unknown");
+    expect(cache.observe("b").kind).toBe("absent");
+  });
+
+  test("is absent when the backend says so in answer to a question", () => {
+    const cache = cacheOf();
+    cache.replace([], 10, cache.revision, [doubt("a")]);
+    cache.drop("a");
+    expect(cache.observe("a").kind).toBe("absent");
+  });
+
+  test("is spoken of once, not with each list that repeats it", () => {
+    const changed: string[] = [];
+    const cache = new MachineCache({ clock: new VirtualClock(), onChange: (id) => changed.push(id) });
+    for (let revision = 1; revision < 5; revision++) cache.replace([], revision, cache.revision, [doubt("a")]);
+    expect(changed).toEqual(["a"]);
+  });
+});
+
+test("the observer takes what makes sense of a list and of events, and doubts the rest", async () => {
+  const clock = new VirtualClock();
+  const cache = new MachineCache({ clock, onChange: () => {} });
+  const stop = new AbortController();
+  const provider = new MemoryProvider({ clock });
+  const unknown = (id: string) => ({ id, reason: "no sense" });
+  provider.getPods = () => Promise.resolve({ items: [machine("a", 1)], unknown: [unknown("b")], revision: 1 });
+  provider.watchPods = async function* () {
+    yield { revision: 2, unknown: unknown("a") } as never;
+    yield { revision: 3, machine: machine("b", 3) };
+    await clock.sleep(1e6, stop.signal);
+  };
+  const warned: object[] = [];
+  const logger = { ...silentLogger, warn: (fields: object) => void warned.push(fields) };
+  const observer = new MachineObserver({ ...OBSERVED, provider, cache, clock, logger });
+  const running = observer.run(stop.signal);
+  await settle(20);
+  expect(cache.observe("a")).toMatchObject({ kind: "unknown", machine: { revision: 2 } });
+  expect(cache.observe("b").kind).toBe("found");
+  expect(warned).toHaveLength(1);
+  stop.abort();
+  await running;
   await provider.close();
 });

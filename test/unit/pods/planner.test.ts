@@ -281,3 +281,74 @@ describe("a machine without a pod", () => {
     expect(orphan(absent, memory({ created: true }))).toEqual({ do: "reap" });
   });
 });
+
+describe("a machine of which the backend says what makes no sense", () => {
+  const odd = (state?: Machine["state"]): Observed => ({
+    kind: "unknown",
+    machine: { id: "m-u1", reason: "no sense", ...(state !== undefined && { state }) },
+  });
+  const running = settled(pod(), machine());
+  const dying = { ...running, metadata: { ...running.metadata, ...deleted({ grace: 12 }) } } as unknown as Pod;
+  const alone = (observed: Observed, m: PodMemory, at = NOW) =>
+    plan({ kind: "none" }, observed, m, { ...context, monotonic: at });
+
+  test.each([
+    ["that should run", pod(), memory()],
+    ["that runs", running, memory()],
+    ["that was missed before", running, memory({ missedAt: [NOW, NOW + LOST_DEBOUNCE_MS] })],
+    [
+      "whose deadline has passed",
+      pod({ spec: { activeDeadlineSeconds: 1 }, status: { startTime: "2026-01-01T00:00:00Z" } }),
+      memory(),
+    ],
+    ["that is to make room", running, memory({ verdict: PREEMPTED })],
+    [
+      "that is over",
+      settled(pod({ spec: { restartPolicy: "Never" } }), machine({ state: "stopped", containers: [exited("app", 0)] })),
+      memory(),
+    ],
+  ])("leaves a pod %s as it is", (_what, p, m) => {
+    for (const state of [undefined, "running", "stopped", "failed", "deleted"] as const)
+      expect(next(p, odd(state), m)).toEqual({ do: "wait" });
+  });
+
+  test("is stopped when its pod is deleted", () => {
+    expect(next(dying, odd())).toEqual({ do: "stop", graceSeconds: 12 });
+    expect(next(dying, odd("running"))).toEqual({ do: "stop", graceSeconds: 12 });
+  });
+
+  test("is waited for until its grace is over, and then deleted", () => {
+    const stopped = memory({ stopDeadline: NOW + 12_000 });
+    expect(next(dying, odd(), stopped)).toEqual({ do: "wait", afterMs: 22_000 });
+    expect(next(dying, odd(), stopped, NOW + 22_000)).toEqual({ do: "bury", force: true });
+  });
+
+  test("is deleted as soon as it is said to be over", () => {
+    expect(next(dying, odd("stopped"), memory({ stopDeadline: NOW + 12_000 }))).toEqual({ do: "bury", force: false });
+  });
+
+  test("is deleted no more often than any other that does not go", () => {
+    const burial = { since: NOW, pauseMs: 1000, retryAt: NOW + 1000 };
+    const m = memory({ stopDeadline: NOW - 60_000, burial });
+    expect(next(dying, odd(), m)).toEqual({ do: "wait", afterMs: 1000 });
+  });
+
+  test("leaves its pod a last status that claims no exit code when it is buried", () => {
+    expect(next(dying, odd(), memory({ buried: true }))).toMatchObject({
+      do: "status",
+      patch: { containerStatuses: [{ state: { terminated: { reason: "ContainerStatusUnknown" } } }] },
+    });
+  });
+
+  test("is never swept", () => {
+    for (const state of [undefined, "running", "stopped", "failed"] as const)
+      expect(alone(odd(state), memory({ orphanSince: NOW - 10 * ORPHAN_GRACE_MS }))).toEqual({ do: "wait" });
+  });
+
+  test("is ended when this process has seen its pod go", () => {
+    expect(alone(odd(), memory({ podSeenGone: true }))).toEqual({ do: "reap" });
+    const stopped = memory({ podSeenGone: true, stopDeadline: NOW + 2000 });
+    expect(alone(odd(), stopped)).toEqual({ do: "wait", afterMs: 12_000 });
+    expect(alone(odd("stopped"), stopped)).toEqual({ do: "reap" });
+  });
+});

@@ -157,6 +157,31 @@ class World {
     };
   }
 
+  /**
+   * From now on the backend says of the machine what makes no sense, in each reply and in its lists; its state alone can be told,
+   * unless `hidden`.
+   */
+  confuse({ hidden = false } = {}): void {
+    const { createPod, getPod, stopPod } = this.provider;
+    const backend = this.provider;
+    const sure = () => {
+      const machine = Reflect.get(Object.getPrototypeOf(backend) as object, "machines", backend) as Machine[];
+      const state = machine.find(({ id }) => id === "m-u1")?.state ?? "deleted";
+      return { id: "m-u1", reason: "no sense", ...(!hidden && { state }) };
+    };
+    const tell = async (call: Promise<unknown>): Promise<never> => {
+      await call;
+      throw new ProviderError("unavailable", "invalid reply: no sense", { unknownMachine: sure() });
+    };
+    this.confused = () => void this.#machines.distrust(sure());
+    backend.createPod = (...args) => tell(createPod.apply(backend, args));
+    backend.getPod = (...args) => tell(getPod.apply(backend, args));
+    backend.stopPod = async (...args) => void (await stopPod.apply(backend, args)) as never;
+    Object.defineProperty(backend, "machines", { value: [], configurable: true });
+  }
+  /** Lets the cache hear what the backend's lists and events say of a machine that nobody understands. */
+  confused: () => void = () => {};
+
   /** Passes time in the steps that the reconciler asks for. */
   async pass(ms: number): Promise<void> {
     const end = this.clock.now() + ms;
@@ -641,5 +666,69 @@ describe("a change of which the backend refuses a part for good", () => {
     expect(machine.file_versions).toEqual({ v: "2" });
     expect(machine.containers.map(({ name }) => name)).toEqual(["app", "plain"]);
     expect(world.said("FailedUpdate")).toEqual(["privileged containers are not supported"]);
+  });
+});
+
+describe("a machine of which the backend says what makes no sense", () => {
+  test("is not made twice, and its pod is not told that it could not be made", async () => {
+    const world = new World(basePod());
+    world.confuse();
+    let creates = 0;
+    const { createPod } = world.provider;
+    world.provider.createPod = (...args) => {
+      creates++;
+      return createPod(...args);
+    };
+    await world.pass(300_000);
+    expect(creates).toBe(1);
+    expect(world.said("FailedCreate")).toEqual([]);
+    expect(world.pod.status?.phase).toBe("Pending");
+  });
+
+  test("leaves the status of its pod as it was", async () => {
+    const world = new World(basePod());
+    await world.settle();
+    world.confuse();
+    world.confused();
+    const before = world.pod.status;
+    await world.pass(300_000);
+    expect(world.pod.status).toEqual(before);
+  });
+
+  test("is stopped and deleted, and its pod removed, when that is all that can be told of it", async () => {
+    const world = new World(basePod());
+    await world.settle();
+    world.confuse();
+    world.confused();
+    world.deletePod();
+    for (let second = 0; second < 5; second++) {
+      await world.pass(1_000);
+      world.confused();
+    }
+    expect(world.requests.some(({ method }) => method === "DELETE")).toBe(true);
+  });
+
+  test("is stopped and deleted though nothing can be told of it", async () => {
+    const world = new World(basePod());
+    await world.settle();
+    world.confuse({ hidden: true });
+    world.confused();
+    world.deletePod();
+    await world.pass(30_000);
+    const { signal } = new AbortController();
+    expect(await MemoryProvider.prototype.getPod.call(world.provider, "m-u1", { signal })).toMatchObject({
+      state: "deleted",
+    });
+  });
+
+  test("keeps its pod while nobody can say that it is gone, and the user is told", async () => {
+    const world = new World(basePod());
+    await world.settle();
+    world.confuse({ hidden: true });
+    world.confused();
+    world.deletePod();
+    await world.pass(300_000);
+    expect(world.requests.some(({ method }) => method === "DELETE")).toBe(false);
+    expect(world.said("FailedKillPod")[0]).toContain("still there: in a state that cannot be told");
   });
 });

@@ -22,6 +22,8 @@ async function watch(
     }) ?? [];
   try {
     for await (const event of source) {
+      if (event.machine === undefined)
+        throw new Violation("events of valid machines", `${event.unknown.id} is not valid: ${event.unknown.reason}`);
       events.push(event);
       if (isEnough(events)) return events;
     }
