@@ -3,7 +3,7 @@ import { plainText } from "../streaming/plain-text.ts";
 import { UpgradeRefused } from "../streaming/upgrade.ts";
 import { toError, VmletError } from "../util/errors.ts";
 
-/** A reply other than 200, as plain text: what the kubelet says, word for word, since clients show it. */
+/** A reply other than 200: what the kubelet says, word for word, since clients show it. */
 export class HttpError extends VmletError {
   readonly code = "HTTP";
   readonly status: number;
@@ -36,14 +36,69 @@ const PROVIDER_STATUS: Record<ProviderErrorCode, number> = {
   unavailable: 503,
 };
 
-/** What to answer to whatever was thrown; a surprise tells nothing of its inside. */
-export function toHttpError(thrown: unknown): HttpError {
+/**
+ * What to answer to what was thrown; a surprise tells nothing of its inside.
+ *
+ * @param nodeName whose backend it is that is unavailable: that is what a user is to tell an administrator
+ */
+export function toHttpError(thrown: unknown, nodeName: string): HttpError {
   if (thrown instanceof HttpError) return thrown;
   if (thrown instanceof UpgradeRefused) return new HttpError(thrown.status, thrown.message, thrown.headers);
   if (isProviderError(thrown)) {
-    if (thrown.code === "unauthorized") return new HttpError(502, "the backend refused the agent's credentials");
-    return new HttpError(PROVIDER_STATUS[thrown.code], plainText(thrown.message));
+    const where = `the backend of node ${nodeName}`;
+    if (thrown.code === "unauthorized") return new HttpError(502, `${where} refused the agent's credentials`);
+    const message = plainText(thrown.message);
+    return new HttpError(
+      PROVIDER_STATUS[thrown.code],
+      thrown.code === "unavailable" ? `${where} is unavailable: ${message}` : message,
+    );
   }
   if (toError(thrown).name === "AbortError") return new HttpError(503, "the request was cancelled");
   return new HttpError(500, "internal error");
+}
+
+/** `metav1.StatusReason` by status; those that Kubernetes has no word for are HTTP's own. */
+const REASONS: Readonly<Record<number, string>> = {
+  400: "BadRequest",
+  401: "Unauthorized",
+  403: "Forbidden",
+  404: "NotFound",
+  405: "MethodNotAllowed",
+  409: "Conflict",
+  413: "RequestEntityTooLarge",
+  429: "TooManyRequests",
+  500: "InternalError",
+  501: "NotImplemented",
+  502: "BadGateway",
+  503: "ServiceUnavailable",
+};
+
+/** gorilla/websocket, which is kubectl's, hands on no more of a refusal. */
+const MAX_STATUS_BYTES = 1024;
+
+/**
+ * The error as a `metav1.Status` of at most 1024 bytes. A refused upgrade has to be one: API servers pass it on as it is, and kubectl
+ * takes every text with a colon in it for a Status in YAML that says nothing.
+ */
+export function statusBody({ status: code, message, headers }: HttpError): string {
+  const retryAfter = Number(headers.find(([name]) => name.toLowerCase() === "retry-after")?.[1]);
+  const body = (text: string) =>
+    JSON.stringify({
+      kind: "Status",
+      apiVersion: "v1",
+      metadata: {},
+      status: "Failure",
+      message: text,
+      ...(REASONS[code] !== undefined && { reason: REASONS[code] }),
+      ...(retryAfter > 0 && { details: { retryAfterSeconds: retryAfter } }),
+      code,
+    });
+  let kept = message.trimEnd();
+  let text = kept;
+  for (let excess; (excess = Buffer.byteLength(body(text)) - MAX_STATUS_BYTES) > 0;) {
+    // A character is six bytes at most.
+    kept = kept.slice(0, -Math.ceil(excess / 6));
+    text = `${kept}…`;
+  }
+  return body(text);
 }

@@ -9,10 +9,11 @@ import type { Duplex } from "node:stream";
 import { constants } from "node:crypto";
 import type { SecureContextOptions } from "node:tls";
 import { Connections } from "../http/connections.ts";
+import { sendLastWords } from "../http/last-words.ts";
 import type { Kube } from "../kube/kube.ts";
 import type { UserInfo } from "../kube/reviews.ts";
 import type { Provider } from "../provider/provider.ts";
-import { refuseUpgrade, type UpgradeRequest } from "../streaming/upgrade.ts";
+import type { UpgradeRequest } from "../streaming/upgrade.ts";
 import type { HealthChecks } from "../telemetry/health.ts";
 import type { Logger } from "../telemetry/logger.ts";
 import type { Metrics } from "../telemetry/metrics.ts";
@@ -22,7 +23,7 @@ import { toError } from "../util/errors.ts";
 import { TLS_CIPHERS } from "../util/tls-ciphers.ts";
 import { Authenticator, Authorizer, Reviews, type AuthOptions } from "./auth.ts";
 import type { MachineCapacity } from "./endpoints/metrics-cadvisor.ts";
-import { HttpError, toHttpError, TooManyFailures } from "./http-error.ts";
+import { HttpError, statusBody, toHttpError, TooManyFailures } from "./http-error.ts";
 import type { PodLookup } from "./pod-lookup.ts";
 import { accessOf, matchRoute, parseTarget, type Match, type RequestContext, type Route } from "./router.ts";
 import { kubeletRoutes } from "./routes.ts";
@@ -338,7 +339,7 @@ class Server implements KubeletServer {
       if (response.headersSent) response.destroy();
       else if (!response.destroyed) {
         response.setTimeout(this.#limits.responseIdleMs, () => response.destroy());
-        answerError(response, toHttpError(thrown), request);
+        answerError(response, this.#errorOf(thrown), request);
       }
     } finally {
       release();
@@ -364,9 +365,8 @@ class Server implements KubeletServer {
     } catch (thrown) {
       this.#report(thrown, request, signal);
       if (thrown instanceof TooManyFailures) await this.#holdBack(signal);
-      const { status, message, headers } = toHttpError(thrown);
       if (upgrade.answered) socket.destroy();
-      else refuseUpgrade(socket, status, message, [...headers, ...challenge(status)]);
+      else refuseUpgrade(socket, this.#errorOf(thrown));
     } finally {
       release();
       finish();
@@ -396,8 +396,12 @@ class Server implements KubeletServer {
     };
   }
 
+  #errorOf(thrown: unknown): HttpError {
+    return toHttpError(thrown, this.#options.nodeName);
+  }
+
   #report(thrown: unknown, request: IncomingMessage, signal: AbortSignal): void {
-    const { status } = toHttpError(thrown);
+    const { status } = this.#errorOf(thrown);
     const fields = {
       method: request.method,
       path: (request.url ?? "").split("?", 1)[0],
@@ -420,23 +424,38 @@ async function discardBody(request: IncomingMessage): Promise<void> {
   }
 }
 
+const TEXT_TYPE = "text/plain; charset=utf-8";
+
+function errorHeaders(error: HttpError, contentType: string): [string, string][] {
+  return [
+    ...error.headers.map(([name, value]): [string, string] => [name, value]),
+    ...(error.status === 401 ? [["WWW-Authenticate", "Bearer"] as [string, string]] : []),
+    ["Content-Type", contentType],
+    ["X-Content-Type-Options", "nosniff"],
+  ];
+}
+
+/** In plain text, of which the API server makes a Status, as of a kubelet's. */
 function answerError(response: ServerResponse, error: HttpError, request: IncomingMessage): void {
-  for (const [name, value] of [...error.headers, ...challenge(error.status)]) response.appendHeader(name, value);
+  for (const [name, value] of errorHeaders(error, TEXT_TYPE)) response.appendHeader(name, value);
   // Nobody looked at the body; do not let it be taken for the next request.
   if (!request.complete || error instanceof TooManyFailures) response.setHeader("connection", "close");
-  response.writeHead(error.status, {
-    "content-type": "text/plain; charset=utf-8",
-    "x-content-type-options": "nosniff",
-  });
+  response.writeHead(error.status);
   response.end(request.method === "HEAD" ? undefined : error.message);
 }
 
-function challenge(status: number): [string, string][] {
-  return status === 401 ? [["WWW-Authenticate", "Bearer"]] : [];
+/**
+ * The API server passes this on untouched, and kubectl shows what a Status says. But 401 is about the API server's credentials, and of
+ * a Status with it kubectl would say that its user must log in.
+ */
+function refuseUpgrade(socket: Duplex, error: HttpError): void {
+  const [contentType, body] =
+    error.status === 401 ? [TEXT_TYPE, error.message] : ["application/json", statusBody(error)];
+  sendLastWords(socket, { status: error.status, headers: errorHeaders(error, contentType), body });
 }
 
 /** What Node's parser refused, answered without a word about why. */
 function answerClientError(error: NodeJS.ErrnoException, socket: Duplex): void {
   const status = error.code === "HPE_HEADER_OVERFLOW" ? 431 : error.code === "ERR_HTTP_REQUEST_TIMEOUT" ? 408 : 400;
-  refuseUpgrade(socket, status, "");
+  sendLastWords(socket, { status, headers: [["Content-Type", TEXT_TYPE]], body: "" });
 }

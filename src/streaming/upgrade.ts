@@ -1,6 +1,5 @@
 /** What the streaming protocols share of HTTP: the request to upgrade, its refusal, and the choice of a subprotocol. */
 import type { IncomingMessage } from "node:http";
-import { STATUS_CODES } from "node:http";
 import type { Duplex } from "node:stream";
 import { VmletError } from "../util/errors.ts";
 
@@ -14,7 +13,7 @@ export interface UpgradeRequest {
   answered: boolean;
 }
 
-/** The upgrade is refused with a plain HTTP reply; API servers and clients show its text. */
+/** The upgrade is refused with an HTTP reply; API servers and clients show the message. */
 export class UpgradeRefused extends VmletError {
   readonly code = "UPGRADE_REFUSED";
   readonly status: number;
@@ -25,26 +24,6 @@ export class UpgradeRefused extends VmletError {
     this.status = status;
     this.headers = headers;
   }
-}
-
-/** Writes a plain HTTP reply and closes: after a failed upgrade the connection must not be used again (CVE-2018-1002105). */
-export function refuseUpgrade(
-  socket: Duplex,
-  status: number,
-  body: string,
-  headers: readonly (readonly [string, string])[] = [],
-): void {
-  if (socket.destroyed) return;
-  const lines = [
-    `HTTP/1.1 ${status} ${STATUS_CODES[status] ?? "Error"}`,
-    "Connection: close",
-    "Content-Type: text/plain; charset=utf-8",
-    "X-Content-Type-Options: nosniff",
-    `Content-Length: ${Buffer.byteLength(body)}`,
-    ...headers.map(([name, value]) => `${name}: ${value}`),
-  ];
-  socket.on("error", () => {});
-  socket.end(`${lines.join("\r\n")}\r\n\r\n${body}`, () => socket.destroy());
 }
 
 /** The comma-separated, possibly repeated values of a header. */

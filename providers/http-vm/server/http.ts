@@ -27,7 +27,7 @@ export function sendNothing(response: ServerResponse): void {
   response.end();
 }
 
-/** Head and body of an error reply, for a response and for an upgrade that is refused. */
+/** Head, but for its length, and body of an error reply: for a response, and for an upgrade that is refused. */
 export function renderError(
   error: ProviderError,
   requestId: string,
@@ -35,7 +35,6 @@ export function renderError(
   const body = JSON.stringify(errorReply(error, requestId));
   const headers: Record<string, string> = {
     "content-type": JSON_TYPE,
-    "content-length": String(Buffer.byteLength(body)),
     "x-request-id": requestId,
   };
   if (error.retryAfterMs !== undefined) headers["retry-after"] = String(Math.ceil(error.retryAfterMs / 1000));

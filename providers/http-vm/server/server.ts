@@ -15,6 +15,7 @@ import {
   linkAbort,
   type Logger,
   ProviderError,
+  sendLastWords,
   systemClock,
   TLS_CIPHERS,
 } from "../../../src/provider/kit/index.ts";
@@ -157,7 +158,7 @@ class ProviderServer implements MachineApiServer {
     const { status, headers, body } = renderError(asProviderError(thrown), requestId);
     // The rest of a body that was refused is not worth reading.
     if (!request.complete) headers["connection"] = "close";
-    response.writeHead(status, headers);
+    response.writeHead(status, { ...headers, "content-length": Buffer.byteLength(body) });
     response.end(body);
   }
 
@@ -253,11 +254,8 @@ function parseUrl(request: IncomingMessage): URL {
 }
 
 function refuseUpgrade(socket: Duplex, error: ProviderError, requestId: string): void {
-  if (socket.destroyed || !socket.writable) return;
   const { status, headers, body } = renderError(error, requestId);
-  const lines = Object.entries({ ...headers, connection: "close" }).map(([name, value]) => `${name}: ${value}\r\n`);
-  // Whoever keeps its own side open would keep one of the few connections for ever.
-  socket.end(`HTTP/1.1 ${status} Refused\r\n${lines.join("")}\r\n${body}`, () => socket.destroy());
+  sendLastWords(socket, { status, headers: Object.entries(headers), body });
 }
 
 /** Bytes that are no HTTP still get the envelope, as the document promises for every reply. */

@@ -4,6 +4,7 @@
  */
 export { ConfigError, parseFile } from "../../config/load.ts";
 export { Connections, type ConnectionLimits } from "../../http/connections.ts";
+export { sendLastWords } from "../../http/last-words.ts";
 export { TokenBucket } from "../../queue/rate-limit.ts";
 export { Quantity } from "../../resources/quantity.ts";
 export { silentLogger, type Logger } from "../../telemetry/logger.ts";

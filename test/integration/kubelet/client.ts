@@ -58,3 +58,15 @@ export function ask(
     outgoing.end();
   });
 }
+
+/** The `metav1.Status` that a session was refused with. */
+export function statusOf({ status, body }: Answer): {
+  code: number;
+  reason: string;
+  message: string;
+  details?: { retryAfterSeconds: number };
+} {
+  const parsed = JSON.parse(body) as ReturnType<typeof statusOf>;
+  if (parsed.code !== status) throw new Error(`HTTP ${status}, but the Status says ${parsed.code}`);
+  return parsed;
+}

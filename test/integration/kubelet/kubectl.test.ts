@@ -7,6 +7,7 @@ import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { spawn as spawnPty } from "@lydell/node-pty";
 import { afterAll, beforeAll, describe, expect, it } from "vitest";
+import { ProviderError } from "../../../src/provider/errors.ts";
 import { kubectlBinary } from "../../e2e/harness/binaries.ts";
 import { tryCommand } from "../../e2e/harness/exec.ts";
 import { must, waitFor } from "../../e2e/harness/wait.ts";
@@ -105,6 +106,35 @@ describe.skipIf(process.arch !== "x64" || process.platform !== "linux").each(CAS
     it("says before anything runs that a container does not exist", async () => {
       const { code, stderr } = await kubectl(["exec", "p", "-c", "missing", "--", "ls"]);
       expect([code, stderr]).toEqual([1, expect.stringContaining("missing")]);
+    });
+
+    it.each(["exec p -- true", "attach p", "cp /etc/hostname p:/tmp/x"])(
+      "says why %s was refused, although the reason has a colon in it",
+      async (args) => {
+        const { exec, attach } = kubelet.provider;
+        const down = () => Promise.reject(new ProviderError("unavailable", "GET /v1/x failed: connect ECONNREFUSED"));
+        Object.assign(kubelet.provider, { exec: down, attach: down });
+        try {
+          const { code, stderr } = await kubectl(args.split(" "));
+          expect([code, stderr]).toEqual([
+            1,
+            expect.stringContaining("the backend of node vm-1 is unavailable: GET /v1/x failed: connect ECONNREFUSED"),
+          ]);
+        } finally {
+          Object.assign(kubelet.provider, { exec, attach });
+        }
+      },
+    );
+
+    it("says why a port-forward was refused", async () => {
+      const { portForward } = kubelet.provider;
+      Object.assign(kubelet.provider, { portForward: undefined });
+      try {
+        const { code, stderr } = await kubectl(["port-forward", "p", ":80"]);
+        expect([code, stderr]).toEqual([1, expect.stringContaining("the provider process-test cannot forward ports")]);
+      } finally {
+        Object.assign(kubelet.provider, { portForward });
+      }
     });
 
     it("ends the command in the machine when it is killed", async () => {

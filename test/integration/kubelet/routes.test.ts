@@ -2,11 +2,12 @@ import { once } from "node:events";
 import type { IncomingMessage } from "node:http";
 import { connect as connectTls } from "node:tls";
 import { describe, expect, it } from "vitest";
+import { DEFAULT_SESSION_LIMITS } from "../../../src/kubelet/sessions.ts";
 import { ProviderError } from "../../../src/provider/errors.ts";
 import type { Provider } from "../../../src/provider/provider.ts";
 import { silentLogger } from "../../../src/telemetry/logger.ts";
 import { must, waitFor } from "../../e2e/harness/wait.ts";
-import { ask } from "./client.ts";
+import { ask, statusOf, type Credential } from "./client.ts";
 import { startKubelet, testPod } from "./support.ts";
 
 const SPDY = { connection: "Upgrade", upgrade: "SPDY/3.1", "x-stream-protocol-version": "v4.channel.k8s.io" };
@@ -97,9 +98,12 @@ describe("the kubelet API", () => {
     ["/exec/default/p/main?output=1", 400, 'query parameter "command" is required'],
     ["/attach/default/p/missing?output=1", 500, 'container not found ("missing")'],
     ["/portForward/default/missing", 404, "pod does not exist"],
-  ])("refuses %s before the upgrade with %i", async (path, status, body) => {
+  ])("refuses %s before the upgrade with %i", async (path, status, message) => {
     await using kubelet = await startKubelet();
-    expect(await ask(kubelet, path, { method: "POST", headers: SPDY })).toMatchObject({ status, body });
+    expect(statusOf(await ask(kubelet, path, { method: "POST", headers: SPDY }))).toMatchObject({
+      code: status,
+      message,
+    });
   });
 
   it("refuses an exec that is no upgrade", async () => {
@@ -123,31 +127,68 @@ describe("the kubelet API", () => {
       ["/portForward/default/p", "forward ports"],
     ] as const) {
       const headers = { ...SPDY, "x-stream-protocol-version": "v4.channel.k8s.io, portforward.k8s.io" };
-      expect(await ask(kubelet, path, { method: "POST", headers })).toMatchObject({
-        status: 501,
-        body: `the provider small cannot ${what}`,
+      expect(statusOf(await ask(kubelet, path, { method: "POST", headers }))).toMatchObject({
+        code: 501,
+        reason: "NotImplemented",
+        message: `the provider small cannot ${what}`,
       });
     }
   });
 
   it.each([
-    ["unsupported", 501],
-    ["not_found", 404],
-    ["unavailable", 503],
-    ["rate_limited", 429],
-    ["conflict", 409],
-  ] as const)("tells a provider's %s as %i with its text and no control characters", async (code, status) => {
-    await using kubelet = await startKubelet();
-    kubelet.provider.exec = () => Promise.reject(new ProviderError(code, "cannot: \u001b[31mred\u0007"));
-    expect(await ask(kubelet, EXEC, { method: "POST", headers: SPDY })).toMatchObject({ status, body: "cannot: red" });
+    ["unsupported", 501, "NotImplemented", "cannot: red"],
+    ["not_found", 404, "NotFound", "cannot: red"],
+    ["unavailable", 503, "ServiceUnavailable", "the backend of node vm-1 is unavailable: cannot: red"],
+    ["rate_limited", 429, "TooManyRequests", "cannot: red"],
+    ["conflict", 409, "Conflict", "cannot: red"],
+    ["unauthorized", 502, "BadGateway", "the backend of node vm-1 refused the agent's credentials"],
+  ] as const)(
+    "tells a provider's %s as a Status with its text and no control characters",
+    async (code, status, reason, message) => {
+      await using kubelet = await startKubelet();
+      kubelet.provider.exec = () => Promise.reject(new ProviderError(code, "cannot: \u001b[31mred\u0007"));
+      const answer = await ask(kubelet, EXEC, { method: "POST", headers: SPDY });
+      expect(answer.headers["content-type"]).toBe("application/json");
+      expect(statusOf(answer)).toEqual({
+        ...{ kind: "Status", apiVersion: "v1", metadata: {}, status: "Failure" },
+        ...{ message, reason, code: status },
+      });
+    },
+  );
+
+  it.each(["long", "\u20ac\ud83d\ude00", '"\\'])(
+    "cuts a text of many %j, since kubectl reads no more than 1024 bytes of a refusal",
+    async (text) => {
+      await using kubelet = await startKubelet();
+      kubelet.provider.exec = () => Promise.reject(new ProviderError("conflict", text.repeat(2000)));
+      const answer = await ask(kubelet, EXEC, { method: "POST", headers: SPDY });
+      const { message } = statusOf(answer);
+      const bytes = Buffer.byteLength(answer.body);
+      expect(bytes).toBeLessThanOrEqual(1024);
+      expect(bytes).toBeGreaterThan(900);
+      expect(message).toMatch(/…$/);
+      expect(text.repeat(500)).toContain(message.slice(0, -2));
+    },
+  );
+
+  it("tells in a Status who may not open a session, and who is too many", async () => {
+    await using kubelet = await startKubelet({ limits: { sessions: { ...DEFAULT_SESSION_LIMITS, perNode: 0 } } });
+    const open = async (as: Credential) => statusOf(await ask(kubelet, EXEC, { method: "POST", headers: SPDY, as }));
+    expect(await open("certificate")).toMatchObject({ code: 429, details: { retryAfterSeconds: 5 } });
+    kubelet.reviews.allows = () => false;
+    expect(await open(kubelet.authority.issue({ commonName: "other" }, "clientAuth"))).toMatchObject({
+      code: 403,
+      reason: "Forbidden",
+      message: "Forbidden (user=other, verb=create, resource=nodes, subresource(s)=[proxy])",
+    });
   });
 
   it("tells nothing of the inside of a surprise", async () => {
     await using kubelet = await startKubelet();
     kubelet.provider.exec = () => Promise.reject(new TypeError("secret is undefined"));
-    expect(await ask(kubelet, EXEC, { method: "POST", headers: SPDY })).toMatchObject({
-      status: 500,
-      body: "internal error",
+    expect(statusOf(await ask(kubelet, EXEC, { method: "POST", headers: SPDY }))).toMatchObject({
+      code: 500,
+      message: "internal error",
     });
   });
 
@@ -257,7 +298,10 @@ describe("container logs", () => {
     kubelet.provider.getLogs = () => {
       throw new ProviderError("unavailable", "backend is down");
     };
-    expect(await ask(kubelet, LOGS)).toMatchObject({ status: 503, body: "backend is down" });
+    expect(await ask(kubelet, LOGS)).toMatchObject({
+      status: 503,
+      body: "the backend of node vm-1 is unavailable: backend is down",
+    });
   });
 
   it("break off when the backend fails in their middle", async () => {

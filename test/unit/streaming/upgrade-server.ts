@@ -6,7 +6,8 @@ import { PassThrough } from "node:stream";
 import { text } from "node:stream/consumers";
 import { WebSocket } from "ws";
 import type { ProcessStreams } from "../../../src/provider/provider.ts";
-import { UpgradeRefused, refuseUpgrade, type UpgradeRequest } from "../../../src/streaming/upgrade.ts";
+import { sendLastWords } from "../../../src/http/last-words.ts";
+import { UpgradeRefused, type UpgradeRequest } from "../../../src/streaming/upgrade.ts";
 import { SpdyClient } from "./spdy-client.ts";
 
 export interface UpgradeServer extends AsyncDisposable {
@@ -28,7 +29,7 @@ export async function startUpgradeServer(handle: (upgrade: UpgradeRequest) => Pr
     const upgrade: UpgradeRequest = { request, socket, head, answered: false };
     handle(upgrade).catch((error: unknown) => {
       if (error instanceof UpgradeRefused && !upgrade.answered)
-        refuseUpgrade(socket, error.status, error.message, error.headers);
+        sendLastWords(socket, { status: error.status, headers: error.headers, body: error.message });
       else socket.destroy();
     });
   });
