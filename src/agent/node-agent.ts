@@ -44,7 +44,6 @@ import type { Metrics } from "../telemetry/metrics.ts";
 import { untilAborted } from "../util/abort.ts";
 import type { Clock } from "../util/clock.ts";
 import type { Random } from "../util/random.ts";
-import { oneOfEachFamily } from "../util/ip-families.ts";
 import { hostResolvConf } from "../util/resolv-conf.ts";
 
 export interface NodeAgentOptions {
@@ -352,7 +351,7 @@ export class NodeAgent {
     return {
       clusterId,
       nodeName: node.name,
-      hostIPs: oneOfEachFamily(node.addresses),
+      hostIPs: node.addresses,
       allocatable: this.#allocatable(),
       dns: {
         ...node.dns,

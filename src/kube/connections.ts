@@ -7,7 +7,7 @@ import type { KubeRequest } from "./kube.ts";
 
 /**
  * Traffic that never waits for other traffic: `review` asks who may use the kubelet API, `lease` is the node's heartbeat and
- * the leader's, a watch has a connection of its own.
+ * the leader's, `event` what people are told, a watch has a connection of its own.
  */
 export type Lane = NonNullable<KubeRequest["lane"]> | "watch";
 
@@ -16,6 +16,8 @@ const TCP_KEEPALIVE_MS = 30_000;
 /** kube-apiserver closes idle connections after 90 s; being first avoids sending into a closed one. */
 const IDLE_CONNECTION_MS = 60_000;
 const CONNECT_TIMEOUT_MS = 10_000;
+/** As many namespaces' events as are sent at once. */
+const EVENT_CONNECTIONS = 32;
 /** More reviews than that at once wait for each other; what they answer is kept for minutes. */
 const REVIEW_CONNECTIONS = 8;
 
@@ -90,6 +92,7 @@ export class Connections {
       default: pool(this.#o.connections),
       review: pool(REVIEW_CONNECTIONS),
       lease: pool(1),
+      event: pool(EVENT_CONNECTIONS),
       watch: pool(null),
     };
   }

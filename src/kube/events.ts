@@ -1,16 +1,19 @@
 /**
  * Events, without ever holding up whoever reports them: `event` only queues. What is sent is thinned out as client-go's
  * correlator does it: repeated events raise a count, many similar ones become one, an object that goes on and on is cut
- * off. Events are a service to people; losing some is better than delaying a pod.
+ * off. Events are a service to people; losing some is better than delaying a pod. A namespace's events are sent one after
+ * another, those of several namespaces at once: one whose events are refused or slow delays only its own.
  */
 import { Backoff } from "../queue/backoff.ts";
 import { TokenBucket } from "../queue/rate-limit.ts";
 import type { Logger } from "../telemetry/logger.ts";
+import { pause } from "../util/abort.ts";
 import { rfc3339, type Clock } from "../util/clock.ts";
 import { toError } from "../util/errors.ts";
 import type { Random } from "../util/random.ts";
 import { trimEnd } from "../util/text.ts";
 import { isKubeApiError, isNamespaceTerminating, isNotFound } from "./errors.ts";
+import { EventQueue } from "./event-queue.ts";
 import type { Kube } from "./kube.ts";
 import { mergePatch } from "./patch.ts";
 import { eventsPath } from "./paths.ts";
@@ -42,7 +45,7 @@ export interface EventRecorderOptions {
   /** `source.host`: the node's name. */
   host: string;
   limits?: {
-    /** Events that wait at most; more are dropped. Default 10,000: client-go's 1000 lose some of a burst of pods. */
+    /** Events that wait at most; beyond that some are dropped, normal ones first. Default 10,000: client-go's 1000 lose some of a burst of pods. */
     queue?: number;
     /** Default 50/s, bursts of 100. */
     perSecond?: number;
@@ -57,6 +60,8 @@ export type DropReason = "queue_full" | "spam" | "rejected" | "unreachable";
 
 interface PendingEvent {
   reference: ObjectReference;
+  /** The event's own. */
+  namespace: string;
   type: EventType;
   reason: string;
   message: string;
@@ -76,6 +81,8 @@ const SPAM_BURST = 25;
 const SPAM_PER_SECOND = 1 / 300;
 const CACHE_SIZE = 4096;
 const ATTEMPTS = 12;
+/** Namespaces whose events are sent at once. */
+const SENDERS = 32;
 /** Of an object's name, an event's as well as that of what it is about. */
 const NAME_LIMIT = 253;
 /** How long an event waits for a quieter moment, and how often it looks. */
@@ -84,10 +91,12 @@ const LOOK_MS = 20;
 
 export class EventRecorder {
   readonly #options: EventRecorderOptions;
-  readonly #queueLimit: number;
   readonly #bucket: TokenBucket;
-  readonly #queue: PendingEvent[] = [];
-  #sending = false;
+  readonly #queue: EventQueue<PendingEvent>;
+  /** Namespaces of which an event is being sent. */
+  readonly #sending = new Set<string>();
+  /** How many of those that wait may be sent without looking for a quieter moment. */
+  #released = 0;
   #wakeRun: (() => void) | undefined;
   readonly #idleWaiters = new Set<() => void>();
 
@@ -99,50 +108,77 @@ export class EventRecorder {
   constructor(options: EventRecorderOptions) {
     this.#options = options;
     const { queue = 10_000, perSecond = 50, burst = 100 } = options.limits ?? {};
-    this.#queueLimit = queue;
+    this.#queue = new EventQueue(queue);
     this.#bucket = new TokenBucket({ perSecond, burst, clock: options.clock });
   }
 
   /** Queues an event; returns at once and never throws. */
   event(about: ObjectReference | KubeObject, type: EventType, reason: string, message: string): void {
-    if (this.#queue.length >= this.#queueLimit) {
-      this.#options.onDropped?.("queue_full");
-      return;
-    }
-    this.#queue.push({ reference: referenceTo(about), type, reason, message, at: this.#options.clock.now() });
+    const reference = referenceTo(about);
+    const namespace = reference.namespace || "default";
+    const at = this.#options.clock.now();
+    const hadRoom = this.#queue.add({ reference, namespace, type, reason, message, at });
+    if (!hadRoom) this.#options.onDropped?.("queue_full");
     this.#wakeRun?.();
   }
 
   /** Events that wait to be sent. */
   get depth(): number {
-    return this.#queue.length;
+    return this.#queue.size;
   }
 
   /** Sends what is queued, for ever. Resolves when `signal` aborts; what is left is not sent. */
   async run(signal: AbortSignal): Promise<void> {
+    const underWay = new Set<Promise<void>>();
     while (!signal.aborted) {
-      const next = this.#queue.shift();
-      if (!next) {
-        for (const wake of this.#idleWaiters) wake();
-        this.#idleWaiters.clear();
+      if (this.#released === 0 && this.#queue.size > 0) {
+        await this.#quieterMoment(signal);
+        this.#released = this.#queue.size;
+      }
+      const next = this.#released > 0 ? this.#takeNext() : undefined;
+      if (next === undefined) {
+        // What was let go of may have made way for others meanwhile.
+        if (this.#queue.size === 0) this.#released = 0;
+        if (this.#isIdle()) {
+          for (const wake of this.#idleWaiters) wake();
+          this.#idleWaiters.clear();
+        }
         await this.#untilWoken(signal);
         continue;
       }
-      this.#sending = true;
-      try {
-        await this.#send(next, signal);
-      } catch (error) {
-        if (!signal.aborted) this.#options.logger.error({ err: toError(error) }, "Sending an event failed");
-      } finally {
-        this.#sending = false;
-      }
+      this.#released--;
+      this.#sending.add(next.namespace);
+      const sending = this.#sendOrReport(next, signal).finally(() => {
+        underWay.delete(sending);
+        this.#sending.delete(next.namespace);
+        this.#wakeRun?.();
+      });
+      underWay.add(sending);
+    }
+    await Promise.all(underWay);
+  }
+
+  #takeNext(): PendingEvent | undefined {
+    if (this.#sending.size >= SENDERS) return undefined;
+    return this.#queue.next((namespace) => !this.#sending.has(namespace));
+  }
+
+  #isIdle(): boolean {
+    return this.#queue.size === 0 && this.#sending.size === 0;
+  }
+
+  async #sendOrReport(event: PendingEvent, signal: AbortSignal): Promise<void> {
+    try {
+      await this.#send(event, signal);
+    } catch (error) {
+      if (!signal.aborted) this.#options.logger.error({ err: toError(error) }, "Sending an event failed");
     }
   }
 
   /** Resolves when everything queued so far and since was sent or dropped; `run` must be running. @throws the signal's reason */
   async flush(signal: AbortSignal): Promise<void> {
     signal.throwIfAborted();
-    if (this.#queue.length === 0 && !this.#sending) return;
+    if (this.#isIdle()) return;
     await new Promise<void>((resolve, reject) => {
       const onAbort = () => {
         this.#idleWaiters.delete(onIdle);
@@ -183,7 +219,6 @@ export class EventRecorder {
       random: this.#options.random ?? (() => 0),
       jitter: "up",
     });
-    await this.#quieterMoment(signal);
     for (let attempt = 1; ; attempt++) {
       await this.#bucket.take(signal);
       try {
@@ -191,7 +226,8 @@ export class EventRecorder {
         return;
       } catch (error) {
         if (signal.aborted) throw error;
-        const mayHeal = isKubeApiError(error) && (error.status === 0 || error.status === 429 || error.status >= 500);
+        // As client-go: what the API server has refused, for whatever reason, it is not asked for again, unless it said when.
+        const mayHeal = isKubeApiError(error) && (error.status === 0 || error.retryAfterMs !== undefined);
         if (!mayHeal || attempt === ATTEMPTS) {
           onDropped?.(mayHeal ? "unreachable" : "rejected");
           // A terminating namespace takes no events: expected at every deletion of a namespace.
@@ -206,8 +242,8 @@ export class EventRecorder {
 
   async #quieterMoment(signal: AbortSignal): Promise<void> {
     const { clock, isBusy } = this.#options;
-    for (let waitedMs = 0; waitedMs < PATIENCE_MS && isBusy?.() === true; waitedMs += LOOK_MS)
-      await clock.sleep(LOOK_MS, signal);
+    for (let waitedMs = 0; waitedMs < PATIENCE_MS && isBusy?.() === true && !signal.aborted; waitedMs += LOOK_MS)
+      await pause(clock, LOOK_MS, signal);
   }
 
   /** Counts up the event that was sent before under `key`, or creates a new one. */
@@ -223,6 +259,7 @@ export class EventRecorder {
             message,
           }),
           signal,
+          lane: "event",
         });
         sent.count++;
         return;
@@ -234,13 +271,12 @@ export class EventRecorder {
     }
     const body = this.#build(event, message);
     const { name, namespace } = body.metadata;
-    await kube.request({ method: "POST", path: eventsPath(namespace), body, signal });
+    await kube.request({ method: "POST", path: eventsPath(namespace), body, signal, lane: "event" });
     this.#sent.set(key, { name, namespace, count: 1 });
   }
 
-  #build({ reference, type, reason, at }: PendingEvent, message: string) {
+  #build({ reference, namespace, type, reason, at }: PendingEvent, message: string) {
     const { component, host } = this.#options;
-    const namespace = reference.namespace || "default";
     // client-go: object name and the time in hexadecimal nanoseconds; the serial stands for the nanoseconds.
     const unique = (BigInt(at) * 1_000_000n + BigInt(this.#serial++ % 1_000_000)).toString(16);
     const time = rfc3339(at);

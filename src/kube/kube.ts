@@ -15,8 +15,8 @@ export interface KubeRequest {
   signal: AbortSignal;
   /** Limit for the whole exchange; default 30 s. */
   timeoutMs?: number;
-  /** Each lane has connections of its own: nothing can delay a `lease`, and only other reviews a `review`. */
-  lane?: "default" | "lease" | "review";
+  /** Each lane has connections and a rate of its own: nothing can delay a `lease`, only other reviews a `review`, and no `event` a call. */
+  lane?: "default" | "lease" | "review" | "event";
   /**
    * The reply is a list. Its items are judged one by one: one that is larger than any legal object is left out and told.
    * `timeoutMs` limits each silence, not the whole reply.

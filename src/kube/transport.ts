@@ -96,7 +96,8 @@ export class KubeTransport implements Kube {
     this.#namespaces = new GroupLimit(options.perNamespace ?? Math.max(1, Math.floor(connections / 4)));
     const limit = options.rateLimit ?? { perSecond: 50, burst: 100 };
     const bucket = () => new TokenBucket({ ...(limit as { perSecond: number; burst: number }), clock });
-    this.#buckets = limit === false ? undefined : { default: bucket(), review: bucket(), watch: bucket() };
+    this.#buckets =
+      limit === false ? undefined : { default: bucket(), review: bucket(), event: bucket(), watch: bucket() };
   }
 
   /**

@@ -12,7 +12,7 @@ import { Store } from "../kube/store.ts";
 import type { Pod } from "../kube/wire.ts";
 import { LABEL_NAMESPACE, LABEL_UID, machineId, ownerLabels, parseMachineId } from "../podspec/machine-id.ts";
 import type { Provider, ProviderInfo } from "../provider/provider.ts";
-import { KeyedQueue, type QueueMetrics } from "../queue/keyed-queue.ts";
+import { KeyedQueue, type QueueMetrics, type Urgency } from "../queue/keyed-queue.ts";
 import type { Logger } from "../telemetry/logger.ts";
 import type { Clock } from "../util/clock.ts";
 import { toError } from "../util/errors.ts";
@@ -20,6 +20,7 @@ import type { Random } from "../util/random.ts";
 import { MachineCache, MachineObserver } from "./machines.ts";
 import type { PodEvent } from "../podspec/inputs.ts";
 import type { PodHooks } from "./hooks.ts";
+import { isUrgent } from "./urgency.ts";
 import { PodReconciler, type Outcome, type ReadinessSource, type Renderer } from "./reconciler.ts";
 
 export interface PodControllerOptions {
@@ -50,6 +51,8 @@ export interface PodControllerOptions {
 
 /** Every pod is looked at this often even when nothing happens (kubelet: syncFrequency). */
 export const RESYNC_MS = 60_000;
+/** So much time for each pod that is looked at for the first time and runs as it should: most of the API server's rate is left. */
+const FIRST_LOOK_MS = 40;
 /** Whoever says "again at once" must not be asked in a loop. */
 const MIN_RETRY_MS = 1_000;
 /** With the queue's back-off, two to four minutes of failures. */
@@ -137,7 +140,11 @@ export class PodController {
         if (this.#acts || this.machines.has(machineId(clusterId, uid))) this.#reconciler.podGone(change.object);
       } else if (this.#acts && !this.#newAt.has(uid) && change.previous === undefined)
         this.#newAt.set(uid, clock.monotonic());
-      this.#add(uid);
+      // A full list repeats everything.
+      const isRepeated =
+        change.type === "upsert" &&
+        change.previous?.metadata?.resourceVersion === change.object.metadata?.resourceVersion;
+      this.#add(uid, isRepeated);
     });
   }
 
@@ -161,10 +168,19 @@ export class PodController {
     this.#add(uid);
   }
 
+  /** Looks at everything again that is known of on either side, as soon as that is due. */
   resyncAll(): void {
-    for (const pod of this.store.list()) this.#add(pod.metadata!.uid!);
-    for (const id of this.machines.ids()) this.#machineChanged(id);
-    for (const uid of this.#reconciler.knownUids()) this.#add(uid);
+    for (const uid of this.#everyUid()) this.#add(uid);
+  }
+
+  #everyUid(): Set<string> {
+    const uids = new Set(this.#reconciler.knownUids());
+    for (const pod of this.store.list()) uids.add(pod.metadata!.uid!);
+    for (const id of this.machines.ids()) {
+      const uid = this.#uidOf(id);
+      if (uid !== undefined) uids.add(uid);
+    }
+    return uids;
   }
 
   /** Of the pod, or of the machine that it has left. */
@@ -175,8 +191,25 @@ export class PodController {
     return (observed.kind === "found" && observed.machine.labels[LABEL_NAMESPACE]) || "";
   }
 
-  #add(uid: string): void {
-    if (this.#acts) this.queue.add(uid);
+  /**
+   * @param mayWait nothing new is known. So it is with pods that ran when this process started and still do: looking at each for
+   *   the first time costs requests, which must not stand in the way of those for whom somebody waits.
+   */
+  #add(uid: string, mayWait = !this.#reconciler.knows(uid)): void {
+    if (!this.#acts) return;
+    const urgency = this.#urgencyOf(uid);
+    if (urgency === "high" || !mayWait) this.queue.add(uid, urgency);
+    else {
+      const withinMs = Math.min(RESYNC_MS, this.store.size * FIRST_LOOK_MS);
+      this.queue.addAfter(uid, withinMs * this.#o.random(), "low");
+    }
+  }
+
+  #urgencyOf(uid: string): Urgency {
+    const pod = this.store.get(uid);
+    const isHigh =
+      pod === undefined ? this.store.synced : isUrgent(pod, this.machines.observe(machineId(this.#o.clusterId, uid)));
+    return isHigh ? "high" : "normal";
   }
 
   /** Keeps what is known of both sides up to date, without changing anything: all that a standby does. */
@@ -190,13 +223,19 @@ export class PodController {
     await Promise.all([this.queue.run(signal), this.#tick(signal)]);
   }
 
-  /** The periodic part: everything is looked at again, and the sweep may remove a few more orphans. */
+  /** The periodic part: everything is looked at again, one after another over the period, and the sweep may remove a few more orphans. */
   async #tick(signal: AbortSignal): Promise<void> {
     await this.store.hasSynced(signal).catch(() => undefined);
+    this.resyncAll();
     while (!signal.aborted) {
       this.#reapBudget = this.#o.sweep.maxPerMinute;
-      this.resyncAll();
       await this.#o.clock.sleep(RESYNC_MS, signal).catch(() => undefined);
+      const uids = this.#everyUid();
+      let atMs = 0;
+      for (const uid of uids) {
+        this.queue.addAfter(uid, atMs, "low");
+        atMs += RESYNC_MS / uids.size;
+      }
     }
   }
 
@@ -208,6 +247,7 @@ export class PodController {
       this.#o.hooks?.onFirstLook?.((start - newAt) / 1000);
     }
     const outcome = await this.#look(uid, signal);
+    const urgency = this.#urgencyOf(uid);
     this.#o.hooks?.onReconciled?.((this.#o.clock.monotonic() - start) / 1000, outcome.kind);
     switch (outcome.kind) {
       case "settled":
@@ -215,7 +255,7 @@ export class PodController {
         return;
       case "after":
         this.queue.forget(uid);
-        this.queue.addAfter(uid, outcome.ms);
+        this.queue.addAfter(uid, outcome.ms, urgency);
         return;
       case "retry":
         if (signal.aborted) return;
@@ -224,8 +264,8 @@ export class PodController {
           { uid, err: outcome.error },
           "Pod could not be brought forward and will be tried again",
         );
-        if (outcome.afterMs !== undefined) this.queue.addAfter(uid, Math.max(outcome.afterMs, MIN_RETRY_MS));
-        else this.queue.retry(uid);
+        if (outcome.afterMs !== undefined) this.queue.addAfter(uid, Math.max(outcome.afterMs, MIN_RETRY_MS), urgency);
+        else this.queue.retry(uid, urgency);
     }
   }
 
@@ -248,13 +288,20 @@ export class PodController {
 
   #machineChanged(id: string): void {
     const observed = this.machines.observe(id);
-    const uid =
-      parseMachineId(this.#o.clusterId, id) ??
-      (observed.kind === "found" ? observed.machine.labels[LABEL_UID] : undefined);
+    const uid = this.#uidOf(id);
     if (uid === undefined) return;
     this.#tellOfDoubt(uid, observed.kind === "unknown" ? observed.machine?.reason : undefined);
     if (!this.#acts) this.#reconciler.forgetGone(uid);
     this.#add(uid);
+  }
+
+  /** Of the pod that a machine is for; undefined for one that is not of this cluster. */
+  #uidOf(id: string): string | undefined {
+    const observed = this.machines.observe(id);
+    return (
+      parseMachineId(this.#o.clusterId, id) ??
+      (observed.kind === "found" ? observed.machine.labels[LABEL_UID] : undefined)
+    );
   }
 
   /** Tells a pod's user, once for each reason, that the backend describes its machine in a way that makes no sense. */

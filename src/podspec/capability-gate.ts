@@ -4,6 +4,7 @@
  */
 import type { Capability } from "../provider/capabilities.ts";
 import type { Container, Pod } from "../kube/wire.ts";
+import { shortened } from "./budget.ts";
 import type { PodEvent } from "./inputs.ts";
 import { isSidecar } from "../resources/pod-resources.ts";
 import { effectiveSecurityContext } from "./security.ts";
@@ -321,7 +322,7 @@ function resultOf(problems: readonly Problem[]): GateResult {
   return {
     ok: false,
     reason: first.reason,
-    message: unique(texts).join("; "),
+    message: shortened(unique(texts).join("; ")),
     missing: unique(told.flatMap(({ missing }) => missing ?? [])),
   };
 }
@@ -334,7 +335,7 @@ export function capabilityWarnings(pod: Pod, context: Pick<GateContext, "backend
     if (found.length === 0) return [];
     const { reason, effect } = feature.warning;
     const message = `${found.join(", ")}: ${effect}, backend "${context.backend}" lacks capability ${feature.capability}`;
-    return [{ type: "Warning", reason, message }];
+    return [{ type: "Warning", reason, message: shortened(message) }];
   });
 }
 

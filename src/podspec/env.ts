@@ -3,7 +3,8 @@
  * then env, which may refer to what came before and to the service variables, then those service variables whose names
  * are still free. The order of the result is the order of declaration.
  */
-import type { ConfigMap, Container, Pod, Secret } from "../kube/wire.ts";
+import type { ConfigMap, Container, Pod, Secret, Service } from "../kube/wire.ts";
+import { Budget, OverBudgetError, POD_LIMITS, tell } from "./budget.ts";
 import { expand, lookUpIn } from "./expansion.ts";
 import { fieldValueForEnv, resourceValue, type AddressTokens } from "./field-refs.ts";
 import type { Lookup, NodeFacts, PodEvent, References } from "./inputs.ts";
@@ -19,19 +20,44 @@ export interface EnvironmentInput {
   tokens: AddressTokens;
   /** Gets what is worth telling the user besides the result. */
   events: PodEvent[];
+  /** The variables of the Services that the pod sees, where they are known already: they are the same for all its containers. */
+  services?: ReadonlyMap<string, string> | undefined;
+  /** What the container's environment and arguments may take; by default what a process may be given. */
+  budget?: Budget | undefined;
 }
 
 type EnvContainer = Pick<Container, "name" | "env" | "envFrom" | "resources">;
 
-/** Resolves a container's environment. The message of a failure is the kubelet's. */
+/** Resolves a container's environment. The message of a failure is the kubelet's, where it has one. */
 export function containerEnvironment(container: EnvContainer, input: EnvironmentInput): Environment {
+  try {
+    return resolveEnvironment(container, input);
+  } catch (thrown) {
+    if (thrown instanceof OverBudgetError) return { ok: false, message: thrown.message };
+    throw thrown;
+  }
+}
+
+/** @throws OverBudgetError */
+function resolveEnvironment(container: EnvContainer, input: EnvironmentInput): Environment {
   const { pod, references, node, events } = input;
   const namespace = pod.metadata?.namespace ?? "";
   if (references.services === undefined) {
     return { ok: false, message: "services have not yet been read at least once, cannot construct envvars" };
   }
-  const services = serviceVariables(references.services, namespace, pod.spec?.enableServiceLinks ?? true);
+  const { budget = new Budget(`the environment of container "${container.name}"`, POD_LIMITS.processBytes) } = input;
+  const services = input.services ?? podServiceVariables(pod, references.services);
   const variables = new Map<string, string>();
+  // What is set again is counted again: it is work all the same.
+  const set = (name: string, value: string) => {
+    const bytes = Buffer.byteLength(value);
+    if (bytes > POD_LIMITS.wordBytes)
+      throw new OverBudgetError(
+        `environment variable "${name.slice(0, 64)}" has ${bytes} bytes, a process can be given at most ${POD_LIMITS.wordBytes}`,
+      );
+    budget.take(Buffer.byteLength(name) + bytes + 2);
+    variables.set(name, value);
+  };
 
   for (const source of container.envFrom ?? []) {
     const from = source.configMapRef
@@ -44,13 +70,11 @@ export function containerEnvironment(container: EnvContainer, input: Environment
     const found = readData(references, from.kind, name);
     if (found.kind !== "found") {
       const optional = from.ref.optional ?? false;
-      if (found.kind === "absent") events.push(notFoundEvent(from.kind, name, optional));
+      if (found.kind === "absent") tell(events, notFoundEvent(from.kind, name, optional));
       if (found.kind === "absent" && optional) continue;
       return { ok: false, message: missingMessage(from.kind, name, found) };
     }
-    for (const key of [...found.object.keys()].sort()) {
-      variables.set(`${source.prefix ?? ""}${key}`, found.object.get(key) ?? "");
-    }
+    for (const key of found.object.keys().sort()) set(`${source.prefix ?? ""}${key}`, found.object.get(key) ?? "");
   }
 
   const lookUp = lookUpIn(variables, services);
@@ -58,18 +82,18 @@ export function containerEnvironment(container: EnvContainer, input: Environment
     const value = variable.value;
     const from = variable.valueFrom;
     if (value !== undefined && value !== "") {
-      variables.set(variable.name, expand(value, lookUp));
+      set(variable.name, expand(value, lookUp, POD_LIMITS.wordBytes));
       continue;
     }
     if (from === undefined || from === null) {
-      variables.set(variable.name, "");
+      set(variable.name, "");
       continue;
     }
     if (from.configMapKeyRef || from.secretKeyRef) {
       const resolved = keyValue(variable.name, from, namespace, references, events);
       if (resolved === undefined) continue;
       if (!resolved.ok) return resolved;
-      variables.set(variable.name, resolved.value);
+      set(variable.name, resolved.value);
       continue;
     }
     const resolved = from.fieldRef
@@ -80,11 +104,11 @@ export function containerEnvironment(container: EnvContainer, input: Environment
     if (resolved === undefined)
       return { ok: false, message: `environment variable "${variable.name}" has no known source` };
     if (!resolved.ok) return resolved;
-    variables.set(variable.name, resolved.value);
+    set(variable.name, resolved.value);
   }
 
   for (const [name, value] of services) {
-    if (!variables.has(name)) variables.set(name, value);
+    if (!variables.has(name)) set(name, value);
   }
   for (const [name, value] of variables) {
     // No operating system can pass one on; the value itself is not repeated, it may be a secret.
@@ -93,6 +117,11 @@ export function containerEnvironment(container: EnvContainer, input: Environment
     }
   }
   return { ok: true, variables };
+}
+
+/** The variables of the Services that a pod sees. @throws OverBudgetError */
+export function podServiceVariables(pod: Pod, services: readonly Service[]): Map<string, string> {
+  return serviceVariables(services, pod.metadata?.namespace ?? "", pod.spec?.enableServiceLinks ?? true);
 }
 
 /** The value of a configMapKeyRef or secretKeyRef; undefined when it is optional and not there. */
@@ -110,20 +139,25 @@ function keyValue(
   const optional = ref.optional ?? false;
   const found = readData(references, kind, name);
   if (found.kind !== "found") {
-    if (found.kind === "absent") events.push(notFoundEvent(kind, name, optional, variableName));
+    if (found.kind === "absent") tell(events, notFoundEvent(kind, name, optional, variableName));
     if (found.kind === "absent" && optional) return undefined;
     return { ok: false, message: missingMessage(kind, name, found) };
   }
   const value = found.object.get(ref.key);
   if (value !== undefined) return { ok: true, value };
-  events.push(keyNotFoundEvent(kind, name, ref.key, optional, variableName));
+  tell(events, keyNotFoundEvent(kind, name, ref.key, optional, variableName));
   if (optional) return undefined;
   const kindName = kind === "configmap" ? "ConfigMap" : "Secret";
   return { ok: false, message: `couldn't find key ${ref.key} in ${kindName} ${namespace}/${name}` };
 }
 
-/** The text values of a configMap (never `binaryData`) or secret. */
-function readData(references: References, kind: "configmap" | "secret", name: string): Lookup<Map<string, string>> {
+/** The text values of a configMap (never `binaryData`) or secret; only what is asked for is decoded. */
+interface Data {
+  keys(): string[];
+  get(key: string): string | undefined;
+}
+
+function readData(references: References, kind: "configmap" | "secret", name: string): Lookup<Data> {
   const found: Lookup<ConfigMap | Secret> = (kind === "configmap" ? references.configMaps : references.secrets).get(
     name,
   ) ?? {
@@ -131,10 +165,10 @@ function readData(references: References, kind: "configmap" | "secret", name: st
     message: "not read yet",
   };
   if (found.kind !== "found") return found;
-  const entries = Object.entries(found.object.data ?? {});
-  const decode =
-    kind === "secret" ? (text: string) => Buffer.from(text, "base64").toString("utf8") : (text: string) => text;
-  return { kind: "found", object: new Map(entries.map(([key, value]) => [key, decode(value)])) };
+  const data: Readonly<Record<string, string>> = found.object.data ?? {};
+  const decode = (text: string) => (kind === "secret" ? Buffer.from(text, "base64").toString("utf8") : text);
+  const get = (key: string) => (Object.hasOwn(data, key) ? decode(data[key] ?? "") : undefined);
+  return { kind: "found", object: { keys: () => Object.keys(data), get } };
 }
 
 /** The kubelet's error for an object that it cannot have. */

@@ -119,12 +119,20 @@ export function resourceValue(
   return ok(String(dividend <= 0n ? dividend / by : (dividend + by - 1n) / by));
 }
 
+/** Any number of files may show the same map. */
+const formatted = new WeakMap<Readonly<Record<string, string>>, string>();
+
 /** Sorted `key="value"` lines with Go's quoting, as the downward API writes whole label and annotation maps. */
 export function formatMap(map: Readonly<Record<string, string>>): string {
-  return Object.entries(map)
-    .sort(([a], [b]) => Buffer.compare(Buffer.from(a), Buffer.from(b)))
-    .map(([key, value]) => `${key}=${quoteGo(value)}`)
-    .join("\n");
+  let text = formatted.get(map);
+  if (text === undefined) {
+    text = Object.entries(map)
+      .sort(([a], [b]) => Buffer.compare(Buffer.from(a), Buffer.from(b)))
+      .map(([key, value]) => `${key}=${quoteGo(value)}`)
+      .join("\n");
+    formatted.set(map, text);
+  }
+  return text;
 }
 
 const GO_ESCAPES: Readonly<Record<string, string>> = {

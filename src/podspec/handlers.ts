@@ -1,7 +1,8 @@
 /** Probes and hooks with their ports resolved. Commands of probes expand the container's literal env only, as in a kubelet. */
 import type { Container } from "../kube/wire.ts";
 import type { Handler, HttpAction, Probe } from "../provider/machine.ts";
-import { expand } from "./expansion.ts";
+import { Budget, OverBudgetError, POD_LIMITS } from "./budget.ts";
+import { expandWords } from "./expansion.ts";
 
 type V1Probe = NonNullable<Container["livenessProbe"]>;
 type V1Handler = NonNullable<NonNullable<Container["lifecycle"]>["postStart"]>;
@@ -9,12 +10,21 @@ type HandlerContainer = Pick<Container, "env" | "ports">;
 
 export type HandlerResult<T> = { ok: true; value: T } | { ok: false; message: string };
 
-/** A probe as the machine runs it. Fails when it names a port that the container does not have. */
-export function renderProbe(container: HandlerContainer, probe: V1Probe): HandlerResult<Probe> {
+/** A probe as the machine runs it. Fails when it names a port that the container does not have, or its command passes the budget. */
+export function renderProbe(
+  container: HandlerContainer,
+  probe: V1Probe,
+  budget = new Budget("the command of a probe", POD_LIMITS.processBytes),
+): HandlerResult<Probe> {
   const handler: Handler = {};
   if (probe.exec) {
     const literal = new Map((container.env ?? []).map((variable) => [variable.name, variable.value ?? ""]));
-    handler.exec = { command: (probe.exec.command ?? []).map((part) => expand(part, (name) => literal.get(name))) };
+    try {
+      handler.exec = { command: expandWords(probe.exec.command ?? [], (name) => literal.get(name), budget) };
+    } catch (thrown) {
+      if (!(thrown instanceof OverBudgetError)) throw thrown;
+      return { ok: false, message: thrown.message };
+    }
   } else if (probe.httpGet) {
     const http = renderHttp(container, probe.httpGet);
     if (!http.ok) return http;

@@ -3,7 +3,7 @@
  * backend sees it.
  */
 
-const MAX_PATH_LENGTH = 4096;
+export const MAX_PATH_LENGTH = 4096;
 const MAX_NAME_LENGTH = 255;
 
 /** What is wrong with a file's path in a volume, in the words of the kubelet's atomic writer; undefined when nothing is. */
@@ -27,6 +27,7 @@ export function filePathProblem(path: string): string | undefined {
 
 /** What is wrong with a subPath, in the kubelet's words; undefined when nothing is. */
 export function subPathProblem(path: string): string | undefined {
+  if (path.length > MAX_PATH_LENGTH) return `error SubPath has ${path.length} characters, more than ${MAX_PATH_LENGTH}`;
   if (path.startsWith("/")) return `error SubPath \`${path}\` must not be an absolute path`;
   if (path.split("/").includes("..")) return `unable to provision SubPath \`${path}\`: must not contain '..'`;
   if (path.includes("\0"))

@@ -9,6 +9,7 @@ import type { Node, Pod } from "../kube/wire.ts";
 import type { Machine, MachinePatch, MachineSpec, RegistryAuth, Volume } from "../provider/machine.ts";
 import { toError } from "../util/errors.ts";
 import { admitPod, daemonSetHeld, isDaemonSetPod } from "./admission.ts";
+import { PodBudget, tell } from "./budget.ts";
 import { checkCapabilities } from "./capability-gate.ts";
 import { diffMachine } from "./diff.ts";
 import { containerResources } from "./machine-resources.ts";
@@ -23,7 +24,7 @@ import type {
 } from "./inputs.ts";
 import { credentialsVersion, registryAuth, wouldLoseCredentials } from "./pull-secrets.ts";
 import { podReferences, type ReferenceCache } from "./references.ts";
-import { renderEphemeralContainers, renderMachineSpec } from "./render.ts";
+import { podShapeProblem, renderEphemeralContainers, renderMachineSpec, sandboxFailed } from "./render.ts";
 import { judgeResize } from "./resize.ts";
 import { checkRuntimeClass, type HandlerLookup } from "./runtime-class.ts";
 import type { TokenManager } from "./tokens.ts";
@@ -82,6 +83,8 @@ export class PodRenderer {
   /** Renders a pod that has no machine yet. @throws the signal's reason on abort */
   async render(pod: Pod, signal: AbortSignal): Promise<Rendering> {
     const uid = uidOf(pod);
+    const tooMany = podShapeProblem(pod, { files: this.#hasFiles() });
+    if (tooMany !== undefined) return waitWith(sandboxFailed(tooMany));
     let verdict = this.#admit(pod, this.#o.node());
     if (verdict?.kind === "reject" && verdict.reason === "NodeAffinity") {
       // The scheduler may have seen labels that the cached node lacks; as in a kubelet, the API server has the last word.
@@ -90,10 +93,7 @@ export class PodRenderer {
     if (verdict !== undefined) return verdict;
 
     const runtimeClass = checkRuntimeClass(pod, await this.#runtimeHandler(pod, signal), this.#o.runtimeHandlers ?? []);
-    if (!runtimeClass.ok) {
-      const message = `Failed to create pod sandbox: ${runtimeClass.message}`;
-      return waitWith({ type: "Warning", reason: "FailedCreatePodSandBox", message });
-    }
+    if (!runtimeClass.ok) return waitWith(sandboxFailed(runtimeClass.message));
     // From here on the pod counts towards what the node has given away, though something may still be missing.
     this.#admitted.add(uid);
     const { references, sources } = await this.#read(pod, signal);
@@ -172,19 +172,27 @@ export class PodRenderer {
     version: string;
   }> {
     this.#admitted.add(uidOf(pod));
+    const tooMany = podShapeProblem(pod, { files: this.#hasFiles() });
+    if (tooMany !== undefined) {
+      // Ephemeral containers can make a pod that runs refer to more and more.
+      const message = `The machine is left as it is: ${tooMany}`;
+      const events: PodEvent[] = [{ type: "Warning", reason: "FailedUpdate", message }];
+      return { patch: undefined, events, resize: { kind: "none" }, version: this.version(pod, machine) };
+    }
     const { references, sources } = await this.#read(pod, signal);
     const facts = this.#o.facts();
     const backend = this.#o.backend();
     const input = { pod, references, node: facts, backend };
     const events: PodEvent[] = [];
     const volumes: Volume[] = [];
+    const budget = new PodBudget();
     for (const { volume } of usedVolumes(pod)) {
       if (!this.#hasFiles() || !["configMap", "secret", "downwardAPI", "projected"].includes(volumeKind(volume)))
         continue;
-      const rendered = renderVolume(pod, volume, references, facts);
+      const rendered = renderVolume(pod, volume, references, facts, budget.files);
       if (rendered.ok) volumes.push(rendered.volume);
       else {
-        events.push({
+        tell(events, {
           type: "Warning",
           reason: "FailedMount",
           message: `MountVolume.SetUp failed for volume "${volume.name}" : ${rendered.message}`,

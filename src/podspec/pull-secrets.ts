@@ -1,33 +1,34 @@
 /** Registry credentials from `imagePullSecrets` (pkg/credentialprovider): both formats of docker's configuration. */
+import { createHash } from "node:crypto";
 import type { Pod } from "../kube/wire.ts";
 import type { RegistryAuth } from "../provider/machine.ts";
+import { MAX_REGISTRY_KEY_LENGTH } from "../provider/registry-hosts.ts";
 import { trimEnd } from "../util/text.ts";
+import { Budget, OverBudgetError, POD_LIMITS, shortened } from "./budget.ts";
 import type { PodEvent, References } from "./inputs.ts";
 
 /**
  * All credentials of the pod's pull secrets, the most specific registry path first. `registry` is `host[:port][/path]`,
- * where a part of the host may be a `*` glob; Docker Hub is `docker.io`. A secret that is missing or makes no sense only
- * costs an event: the image may be public.
+ * where a part of the host may be a `*` glob; Docker Hub is `docker.io`. A secret that is missing, makes no sense or holds more
+ * than a pod may have only costs an event: the image may be public.
  */
 export function registryAuth(pod: Pod, references: References, events: PodEvent[]): RegistryAuth[] {
   const auth: RegistryAuth[] = [];
   const missing: string[] = [];
-  for (const { name } of pod.spec?.imagePullSecrets ?? []) {
-    if (!name) continue;
+  const budget = new Budget("the pod's registry credentials", POD_LIMITS.registryBytes);
+  for (const name of pullSecretNames(pod)) {
     const found = references.secrets.get(name);
-    if (found?.kind !== "found") {
-      missing.push(name);
-      continue;
-    }
-    const parsed = parsePullSecret(found.object.type, found.object.data ?? {});
-    if (parsed === undefined) missing.push(name);
-    else auth.push(...parsed);
+    const parsed = found?.kind === "found" ? parsePullSecret(found.object.type, found.object.data ?? {}) : undefined;
+    if (parsed !== undefined && auth.length + parsed.length <= POD_LIMITS.registries && fits(parsed, budget))
+      auth.push(...parsed);
+    else missing.push(name);
   }
   if (missing.length > 0) {
+    const names = shortened(missing.map((name) => name.slice(0, POD_LIMITS.nameLength)).join(", "));
     events.push({
       type: "Warning",
       reason: "FailedToRetrieveImagePullSecret",
-      message: `Unable to retrieve some image pull secrets (${missing.join(", ")}); attempting to pull the image may not succeed.`,
+      message: `Unable to retrieve some image pull secrets (${names}); attempting to pull the image may not succeed.`,
     });
   }
   // Sorting is stable, so of two secrets for one registry the first that the pod names is tried first.
@@ -43,10 +44,10 @@ export function credentialsVersion(
   references: Pick<References, "secrets">,
   { plugins }: { plugins: boolean },
 ): string | undefined {
-  const names = (pod.spec?.imagePullSecrets ?? []).flatMap(({ name }) => name ?? []);
-  const parts = names.map((name) => {
+  const parts = pullSecretNames(pod).map((name) => {
     const lookup = references.secrets.get(name);
-    return `${name}@${lookup?.kind === "found" ? (lookup.object.metadata?.resourceVersion ?? "") : (lookup?.kind ?? "unread")}`;
+    const version = lookup?.kind === "found" ? (lookup.object.metadata?.resourceVersion ?? "") : undefined;
+    return `${short(name)}@${version === undefined ? (lookup?.kind ?? "unread") : short(version)}`;
   });
   if (plugins) parts.push("plugins");
   return parts.length === 0 ? undefined : parts.join(",");
@@ -55,10 +56,32 @@ export function credentialsVersion(
 /** True when a pull secret cannot be read just now of which the credentials of this version had something. */
 export function wouldLoseCredentials(pod: Pod, references: Pick<References, "secrets">, version: string): boolean {
   const before = version.split(",");
-  return (pod.spec?.imagePullSecrets ?? []).some(({ name }) => {
-    const { kind = "unknown" } = references.secrets.get(name ?? "") ?? {};
-    return kind === "unknown" && before.some((part) => part.startsWith(`${name}@`) && part !== `${name}@unknown`);
+  return pullSecretNames(pod).some((name) => {
+    const { kind = "unknown" } = references.secrets.get(name) ?? {};
+    const id = short(name);
+    return kind === "unknown" && before.some((part) => part.startsWith(`${id}@`) && part !== `${id}@unknown`);
   });
+}
+
+function pullSecretNames(pod: Pod): string[] {
+  return (pod.spec?.imagePullSecrets ?? []).flatMap(({ name }) => (name ? [name] : []));
+}
+
+/** Nobody has checked how long the name of a pull secret is, and a version has to stay short: what is long becomes a hash. */
+function short(text: string): string {
+  return text.length <= 63 ? text : createHash("sha256").update(text).digest("base64url");
+}
+
+function fits(auth: readonly RegistryAuth[], budget: Budget): boolean {
+  const length = (part: string | undefined) => part?.length ?? 0;
+  try {
+    for (const { registry, username, password, identity_token: token } of auth)
+      budget.take(registry.length + length(username) + length(password) + length(token));
+    return true;
+  } catch (thrown) {
+    if (thrown instanceof OverBudgetError) return false;
+    throw thrown;
+  }
 }
 
 /** Undefined when the secret is not a pull secret or cannot be read. */
@@ -80,6 +103,7 @@ function parsePullSecret(type: string | undefined, data: Readonly<Record<string,
 }
 
 function parseEntry(location: string, entry: Record<string, unknown>): RegistryAuth | undefined {
+  if (location.length > MAX_REGISTRY_KEY_LENGTH) return undefined;
   let username = text(entry["username"]);
   let password = text(entry["password"]);
   const auth = text(entry["auth"]);

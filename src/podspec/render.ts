@@ -20,9 +20,10 @@ import {
   checkEphemeralContainer,
   type GateContext,
 } from "./capability-gate.ts";
+import { type Budget, OverBudgetError, PodBudget, POD_LIMITS, shapeProblem, shortened, tell } from "./budget.ts";
 import { podDns } from "./dns.ts";
-import { containerEnvironment } from "./env.ts";
-import { expand, lookUpIn } from "./expansion.ts";
+import { containerEnvironment, podServiceVariables } from "./env.ts";
+import { expand, expandWords, lookUpIn } from "./expansion.ts";
 import { addressTokens, type AddressTokens } from "./field-refs.ts";
 import { renderHook, renderProbe } from "./handlers.ts";
 import { podHostname } from "./hostname.ts";
@@ -37,10 +38,11 @@ import {
 } from "./inputs.ts";
 import { machineLabels } from "./machine-id.ts";
 import { containerResources, machineResources } from "./machine-resources.ts";
-import { cleanPath, subPathProblem } from "./paths.ts";
+import { cleanPath, MAX_PATH_LENGTH, subPathProblem } from "./paths.ts";
 import { registryAuth } from "./pull-secrets.ts";
 import { containerSecurity, effectiveSecurityContext, machineSecurity, pickDefined } from "./security.ts";
-import { isServiceAccountVolume, pullPolicy, renderVolume, usedVolumes, volumeKind } from "./volumes.ts";
+import { podReferences } from "./references.ts";
+import { isServiceAccountVolume, pullPolicy, renderVolume, tokenWishes, usedVolumes, volumeKind } from "./volumes.ts";
 
 export interface RenderInput {
   pod: Pod;
@@ -53,7 +55,6 @@ const DEFAULT_GRACE_SECONDS = 30;
 const DEFAULT_TERMINATION_MESSAGE_PATH = "/dev/termination-log";
 const READ_ONLY_VOLUMES: readonly string[] = ["configMap", "secret", "downwardAPI", "projected", "image"];
 
-type ContainerKind = "initContainers" | "containers" | "ephemeralContainers";
 type AnyContainer = Omit<Container, "resizePolicy">;
 type EphemeralContainer = NonNullable<NonNullable<Pod["spec"]>["ephemeralContainers"]>[number];
 
@@ -65,6 +66,27 @@ interface Context extends RenderInput {
   /** Names of the volumes that the machine has; mounts of others are left out. */
   volumeNames: Set<string>;
   readOnlyVolumes: Set<string>;
+  /** Names of the volumes that the pod has. */
+  declaredVolumes: ReadonlySet<string>;
+  budget: PodBudget;
+  /** The same for all containers. @throws OverBudgetError */
+  serviceVariables: () => ReadonlyMap<string, string> | undefined;
+}
+
+function newContext(input: RenderInput): Context {
+  let services: ReadonlyMap<string, string> | undefined;
+  const { pod, references } = input;
+  return {
+    ...input,
+    tokens: addressTokens(pod.metadata?.uid ?? ""),
+    events: [],
+    waiting: new Map(),
+    volumeNames: new Set(),
+    readOnlyVolumes: new Set(),
+    declaredVolumes: new Set((pod.spec?.volumes ?? []).map(({ name }) => name)),
+    budget: new PodBudget(),
+    serviceVariables: () => (services ??= references.services && podServiceVariables(pod, references.services)),
+  };
 }
 
 /** Renders the pod. See RenderResult for what may come out; `events` are for the pod, in order. */
@@ -75,36 +97,28 @@ export function renderMachineSpec(input: RenderInput): RenderResult {
   const gate = checkCapabilities(pod, gateContext(input));
   if (!gate.ok) return { kind: "reject", reason: gate.reason, message: gate.message, missing: gate.missing };
 
-  const context: Context = {
-    ...input,
-    tokens: addressTokens(pod.metadata?.uid ?? ""),
-    events: [],
-    waiting: new Map(),
-    volumeNames: new Set(),
-    readOnlyVolumes: new Set(),
-  };
+  const context = newContext(input);
   const { events, waiting } = context;
+  const holdSandbox = (problem: string): RenderResult => {
+    tell(events, sandboxFailed(problem));
+    return { kind: "wait", waiting, unmountedVolumes: [], events };
+  };
+  const tooMany = podShapeProblem(pod, { files: has("volumes.files") });
+  if (tooMany !== undefined) return holdSandbox(tooMany);
 
   const hostname = podHostname(pod, node.dns.clusterDomain);
-  if (!hostname.ok) {
-    events.push({
-      type: "Warning",
-      reason: "FailedCreatePodSandBox",
-      message: `Failed to create pod sandbox: ${hostname.message}`,
-    });
-    return { kind: "wait", waiting, unmountedVolumes: [], events };
-  }
+  if (!hostname.ok) return holdSandbox(hostname.message);
 
   const { volumes, unmounted } = renderVolumes(context);
   if (unmounted.length > 0) return { kind: "wait", waiting, unmountedVolumes: unmounted, events };
 
-  const render = (kind: ContainerKind, containers: readonly AnyContainer[] | undefined) =>
-    (containers ?? []).flatMap((container) => renderContainer(context, kind, container) ?? []);
-  const initContainers = render("initContainers", pod.spec?.initContainers);
-  const containers = render("containers", pod.spec?.containers);
+  const render = (containers: readonly AnyContainer[] | undefined) =>
+    (containers ?? []).flatMap((container) => renderContainer(context, container) ?? []);
+  const initContainers = render(pod.spec?.initContainers);
+  const containers = render(pod.spec?.containers);
   if (waiting.size > 0) {
     for (const [name, { message }] of waiting) {
-      events.push({
+      tell(events, {
         type: "Warning",
         reason: "Failed",
         message: `Error: ${message}`,
@@ -145,7 +159,26 @@ export function renderMachineSpec(input: RenderInput): RenderResult {
       backoff: node.backoff,
     }),
   };
+  const bytes = Buffer.byteLength(JSON.stringify(spec));
+  if (bytes > POD_LIMITS.specBytes) {
+    return holdSandbox(`the machine's specification has ${bytes} bytes, a backend takes ${POD_LIMITS.specBytes}`);
+  }
   return { kind: "ready", spec, events, ...(ephemeral.waiting.size > 0 && { waiting: ephemeral.waiting }) };
+}
+
+/** What is wrong with how many things the pod has; undefined when nothing is. Without `files`, as `podReferences` has it. */
+export function podShapeProblem(pod: Pod, options: { files: boolean }): string | undefined {
+  const tokens = options.files ? tokenWishes(pod).length : 0;
+  return shapeProblem(pod, { references: podReferences(pod, options).length, tokens });
+}
+
+/** kubelet: what keeps a pod as a whole from being started. */
+export function sandboxFailed(problem: string): PodEvent {
+  return {
+    type: "Warning",
+    reason: "FailedCreatePodSandBox",
+    message: shortened(`Failed to create pod sandbox: ${problem}`),
+  };
 }
 
 function gateContext({ backend, node }: RenderInput): GateContext {
@@ -167,10 +200,7 @@ interface EphemeralContainers {
 /** Renders the ephemeral containers but those that are `known`, for adding them to a machine that runs. */
 export function renderEphemeralContainers(input: RenderInput, known: ReadonlySet<string>): EphemeralContainers {
   const context: Context = {
-    ...input,
-    tokens: addressTokens(input.pod.metadata?.uid ?? ""),
-    events: [],
-    waiting: new Map(),
+    ...newContext(input),
     volumeNames: new Set(
       usedVolumes(input.pod)
         .filter(({ volume }) => !isOmitted(input, volume))
@@ -195,13 +225,13 @@ function renderEphemeral(context: Context, known: ReadonlySet<string>): Ephemera
     const gate = checkEphemeralContainer(context.pod, index, gateContext(context));
     if (!gate.ok) {
       const { reason, message } = gate;
-      waiting.set(container.name, { reason, message });
-      events.push({ type: "Warning", reason, message, fieldPath });
+      waiting.set(container.name, { reason, message: shortened(message) });
+      tell(events, { type: "Warning", reason, message, fieldPath });
       return [];
     }
-    const rendered = renderContainer({ ...context, events, waiting }, "ephemeralContainers", container);
+    const rendered = renderContainer({ ...context, events, waiting }, container);
     if (rendered !== undefined) return [rendered];
-    events.push({
+    tell(events, {
       type: "Warning",
       reason: "Failed",
       message: `Error: ${waiting.get(container.name)!.message}`,
@@ -221,17 +251,17 @@ function renderVolumes(context: Context): { volumes: Volume[]; unmounted: string
   const unmounted: string[] = [];
   for (const { volume } of usedVolumes(context.pod)) {
     if (isOmitted(context, volume)) {
-      context.events.push({
+      tell(context.events, {
         type: "Warning",
         reason: "ServiceAccountVolumeOmitted",
         message: `Volume "${volume.name}" was left out: backend "${context.backend.name}" lacks capability volumes.files, so the containers have no service-account token`,
       });
       continue;
     }
-    const rendered = renderVolume(context.pod, volume, context.references, context.node);
+    const rendered = renderVolume(context.pod, volume, context.references, context.node, context.budget.files);
     if (!rendered.ok) {
       unmounted.push(volume.name);
-      context.events.push({
+      tell(context.events, {
         type: "Warning",
         reason: "FailedMount",
         message: `MountVolume.SetUp failed for volume "${volume.name}" : ${rendered.message}`,
@@ -246,35 +276,53 @@ function renderVolumes(context: Context): { volumes: Volume[]; unmounted: string
 }
 
 /** Undefined when the container has to wait; the reason is then in `context.waiting`. */
-function renderContainer(context: Context, kind: ContainerKind, container: AnyContainer): ContainerSpec | undefined {
-  const { pod, references, node, events, tokens } = context;
-  const wait = (message: string): undefined => {
-    context.waiting.set(container.name, { reason: "CreateContainerConfigError", message });
+function renderContainer(context: Context, container: AnyContainer): ContainerSpec | undefined {
+  const wait = (reason: string, message: string): undefined => {
+    context.waiting.set(container.name, { reason, message: shortened(message) });
   };
+  const image = container.image ?? "";
+  if (image.length > POD_LIMITS.imageLength) {
+    const text = `${image.slice(0, 64)}...`;
+    return wait(
+      "InvalidImageName",
+      `Failed to apply default image tag "${text}": couldn't parse image name "${text}": it has ${image.length} characters`,
+    );
+  }
+  try {
+    const rendered = renderValidContainer(context, container, context.budget.process(container.name));
+    return rendered.ok ? rendered.value : wait("CreateContainerConfigError", rendered.message);
+  } catch (thrown) {
+    if (thrown instanceof OverBudgetError) return wait("CreateContainerConfigError", thrown.message);
+    throw thrown;
+  }
+}
 
-  const environment = containerEnvironment(container, { pod, references, node, tokens, events });
-  if (!environment.ok) return wait(environment.message);
+/** @throws OverBudgetError */
+function renderValidContainer(context: Context, container: AnyContainer, budget: Budget): Part<ContainerSpec> {
+  const { pod, references, node, events, tokens } = context;
+  const services = context.serviceVariables();
+  const environment = containerEnvironment(container, { pod, references, node, tokens, events, services, budget });
+  if (!environment.ok) return environment;
   const variables = environment.variables;
-  const expandAll = (words: readonly string[]) => words.map((word) => expand(word, lookUpIn(variables)));
+  const expandAll = (words: readonly string[]) => expandWords(words, lookUpIn(variables), budget);
 
   const securityContext = effectiveSecurityContext(pod, container);
   if (securityContext.runAsNonRoot === true && securityContext.runAsUser === 0) {
-    return wait(
-      `container's runAsUser breaks non-root policy (pod: "${formatPod(pod.metadata)}", container: ${container.name})`,
-    );
+    const message = `container's runAsUser breaks non-root policy (pod: "${formatPod(pod.metadata)}", container: ${container.name})`;
+    return { ok: false, message };
   }
 
   const mounts = renderMounts(context, container, variables);
-  if (!mounts.ok) return wait(mounts.message);
-  const probes = renderProbes(context, container);
-  if (!probes.ok) return wait(probes.message);
+  if (!mounts.ok) return mounts;
+  const probes = renderProbes(context, container, budget);
+  if (!probes.ok) return probes;
   const hooks = renderHooks(container);
-  if (!hooks.ok) return wait(hooks.message);
+  if (!hooks.ok) return hooks;
 
   const env = [...variables].map(([name, value]) => ({ name, value }));
   const ports = (container.ports ?? []).map(renderPort);
   const rules = (container.restartPolicyRules ?? []).map(renderRestartRule);
-  return {
+  const value: ContainerSpec = {
     name: container.name,
     image: container.image ?? "",
     ...pickDefined({
@@ -301,6 +349,7 @@ function renderContainer(context: Context, kind: ContainerKind, container: AnyCo
         : undefined,
     }),
   };
+  return { ok: true, value };
 }
 
 type Part<T> = { ok: true; value: T } | { ok: false; message: string };
@@ -311,19 +360,19 @@ function renderMounts(
   variables: ReadonlyMap<string, string>,
 ): Part<Mount[]> {
   const mounts: Mount[] = [];
-  const declared = new Set((context.pod.spec?.volumes ?? []).map((volume) => volume.name));
   for (const mount of container.volumeMounts ?? []) {
-    if (!declared.has(mount.name))
+    if (!context.declaredVolumes.has(mount.name))
       return { ok: false, message: `cannot find volume "${mount.name}" to mount into container "${container.name}"` };
     if (!context.volumeNames.has(mount.name)) continue;
     let subPath = mount.subPath ?? "";
     if (mount.subPathExpr) {
       const missing = new Set<string>();
-      subPath = expand(mount.subPathExpr, (name) => {
+      const lookUp = (name: string) => {
         const value = variables.get(name);
         if (value === undefined || value === "") missing.add(name);
         return value ?? "";
-      });
+      };
+      subPath = expand(mount.subPathExpr, lookUp, MAX_PATH_LENGTH);
       if (missing.size > 0) return { ok: false, message: `missing value for ${[...missing].sort().join(", ")}` };
       if (subPath.includes(context.tokens.pod_ip) || subPath.includes(context.tokens.pod_ips)) {
         return {
@@ -347,7 +396,11 @@ function renderMounts(
   return { ok: true, value: mounts };
 }
 
-function renderProbes(context: Context, container: AnyContainer): Part<ContainerSpec["probes"] | undefined> {
+function renderProbes(
+  context: Context,
+  container: AnyContainer,
+  budget: Budget,
+): Part<ContainerSpec["probes"] | undefined> {
   // Without the capability the agent itself runs the probes; the gate has seen to that.
   if (!context.backend.capabilities.has("probes")) return { ok: true, value: undefined };
   const probes: { startup?: Probe; readiness?: Probe; liveness?: Probe } = {};
@@ -357,7 +410,7 @@ function renderProbes(context: Context, container: AnyContainer): Part<Container
     ["liveness", container.livenessProbe],
   ] as const) {
     if (probe === undefined || probe === null) continue;
-    const rendered = renderProbe(container, probe);
+    const rendered = renderProbe(container, probe, budget);
     if (!rendered.ok)
       return { ok: false, message: `${kind} probe of container ${container.name}: ${rendered.message}` };
     probes[kind] = rendered.value;

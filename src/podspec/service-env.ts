@@ -1,9 +1,12 @@
 /** The environment variables that tell a container where services are (pkg/kubelet/envvars). */
 import type { Service } from "../kube/wire.ts";
+import { Budget, POD_LIMITS } from "./budget.ts";
 
 /**
  * Variables of the services that a pod sees: `default/kubernetes` always, the others of its namespace when
  * `enableServiceLinks` is on. Headless services and those without an address have none.
+ *
+ * @throws OverBudgetError when they are more than any process can be given
  */
 export function serviceVariables(
   services: readonly Service[],
@@ -24,31 +27,36 @@ export function serviceVariables(
     }
   }
   const variables = new Map<string, string>();
+  const what = `the variables of the Services in namespace "${namespace}" (see enableServiceLinks)`;
+  const budget = new Budget(what, POD_LIMITS.processBytes);
   for (const [name, service] of [...visible].sort(([a], [b]) => (a < b ? -1 : 1)))
-    addVariables(variables, name, service);
+    addVariables(name, service, (variable, value) => {
+      budget.take(variable.length + value.length + 2);
+      variables.set(variable, value);
+    });
   return variables;
 }
 
-function addVariables(variables: Map<string, string>, serviceName: string, service: Service): void {
+function addVariables(serviceName: string, service: Service, set: (name: string, value: string) => void): void {
   const prefix = variableName(serviceName);
   const address = service.spec?.clusterIP ?? "";
   const ports = service.spec?.ports ?? [];
   const first = ports[0];
   if (first === undefined) return;
-  variables.set(`${prefix}_SERVICE_HOST`, address);
-  variables.set(`${prefix}_SERVICE_PORT`, String(first.port));
+  set(`${prefix}_SERVICE_HOST`, address);
+  set(`${prefix}_SERVICE_PORT`, String(first.port));
   for (const port of ports) {
-    if (port.name) variables.set(`${prefix}_SERVICE_PORT_${variableName(port.name)}`, String(port.port));
+    if (port.name) set(`${prefix}_SERVICE_PORT_${variableName(port.name)}`, String(port.port));
   }
   for (const port of ports) {
     const protocol = port.protocol ?? "TCP";
     const url = `${protocol.toLowerCase()}://${address.includes(":") ? `[${address}]` : address}:${port.port}`;
-    if (port === first) variables.set(`${prefix}_PORT`, url);
+    if (port === first) set(`${prefix}_PORT`, url);
     const portPrefix = `${prefix}_PORT_${port.port}_${protocol.toUpperCase()}`;
-    variables.set(portPrefix, url);
-    variables.set(`${portPrefix}_PROTO`, protocol.toLowerCase());
-    variables.set(`${portPrefix}_PORT`, String(port.port));
-    variables.set(`${portPrefix}_ADDR`, address);
+    set(portPrefix, url);
+    set(`${portPrefix}_PROTO`, protocol.toLowerCase());
+    set(`${portPrefix}_PORT`, String(port.port));
+    set(`${portPrefix}_ADDR`, address);
   }
 }
 

@@ -7,6 +7,7 @@ import type { ConfigMap, Pod, Secret } from "../kube/wire.ts";
 import type { FileEntry, PullPolicy, Volume } from "../provider/machine.ts";
 import { Quantity } from "../resources/quantity.ts";
 import { isFullyLimited, podLimits } from "../resources/pod-resources.ts";
+import { Budget, OverBudgetError, POD_LIMITS, shortened } from "./budget.ts";
 import { missingMessage } from "./env.ts";
 import { fieldValue, resourceValue } from "./field-refs.ts";
 import { tokenKey, type Lookup, type NodeFacts, type References, type TokenWish } from "./inputs.ts";
@@ -85,8 +86,18 @@ function tokenWish(source: { readonly audience?: string; readonly expirationSeco
 
 export type VolumeResult = { ok: true; volume: Volume } | { ok: false; message: string };
 
-/** Renders one volume of a supported kind. The message of a failure is the kubelet's. */
-export function renderVolume(pod: Pod, volume: PodVolume, references: References, node: NodeFacts): VolumeResult {
+/**
+ * Renders one volume of a supported kind. The message of a failure is the kubelet's, where it has one.
+ *
+ * @param budget of the files of all the pod's volumes
+ */
+export function renderVolume(
+  pod: Pod,
+  volume: PodVolume,
+  references: References,
+  node: NodeFacts,
+  budget = new Budget("the files of the volume", POD_LIMITS.fileBytes),
+): VolumeResult {
   const name = volume.name;
   switch (volumeKind(volume) as VolumeKind) {
     case "emptyDir":
@@ -109,7 +120,7 @@ export function renderVolume(pod: Pod, volume: PodVolume, references: References
     case "secret":
     case "downwardAPI":
     case "projected": {
-      const files = volumeFiles(pod, volume, references, node);
+      const files = volumeFiles(pod, volume, references, node, budget);
       return files.ok
         ? { ok: true, volume: { name, type: "files", version: filesVersion(files.files), files: files.files } }
         : files;
@@ -126,11 +137,28 @@ export function filesVersion(files: readonly FileEntry[]): string {
 
 type Files = { ok: true; files: FileEntry[] } | { ok: false; message: string };
 
-/** Files of a configMap, secret, downwardAPI or projected volume, sorted by path. Later sources replace earlier files. */
-function volumeFiles(pod: Pod, volume: PodVolume, references: References, node: NodeFacts): Files {
+/** Besides its path and its contents, what a file takes in JSON. */
+const FILE_OVERHEAD = 64;
+
+function volumeFiles(pod: Pod, volume: PodVolume, references: References, node: NodeFacts, budget: Budget): Files {
+  try {
+    return collectFiles(pod, volume, references, node, budget);
+  } catch (thrown) {
+    if (thrown instanceof OverBudgetError) return { ok: false, message: thrown.message };
+    throw thrown;
+  }
+}
+
+/**
+ * Files of a configMap, secret, downwardAPI or projected volume, sorted by path. Later sources replace earlier files.
+ *
+ * @throws OverBudgetError
+ */
+function collectFiles(pod: Pod, volume: PodVolume, references: References, node: NodeFacts, budget: Budget): Files {
   const tree = new Map<string, FileEntry>();
   const problems: string[] = [];
   const put = (path: string, entry: Omit<FileEntry, "path">) => {
+    budget.take(path.length + entry.content_b64.length + FILE_OVERHEAD);
     const problem = filePathProblem(path);
     if (problem !== undefined) problems.push(problem);
     else tree.set(cleanPath(path), { path: cleanPath(path), ...entry });
@@ -225,19 +253,10 @@ function putKeys(
   if (found.kind === "unknown") return [missingMessage(kind, name, found)];
   if (found.kind === "absent") return optional ? [] : [missingMessage(kind, name, found)];
 
-  const contents = new Map<string, string>();
-  if (kind === "configmap") {
-    const configMap = found.object as ConfigMap;
-    for (const [key, text] of Object.entries(configMap.data ?? {}))
-      contents.set(key, Buffer.from(text).toString("base64"));
-    for (const [key, base64] of Object.entries(configMap.binaryData ?? {}))
-      if (!contents.has(key)) contents.set(key, base64);
-  } else {
-    for (const [key, base64] of Object.entries((found.object as Secret).data ?? {})) contents.set(key, base64);
-  }
+  const contents = contentsOf(kind, found.object);
   const items = source.items ?? [];
   if (items.length === 0) {
-    for (const [key, content] of contents) put(key, { mode: defaultMode, content_b64: content });
+    for (const key of contents.keys) put(key, { mode: defaultMode, content_b64: contents.get(key) ?? "" });
     return [];
   }
   const problems: string[] = [];
@@ -255,15 +274,29 @@ function putKeys(
   return problems;
 }
 
+/** What an object holds, base64 by key. Any number of items may name one large object: only what they name is encoded. */
+function contentsOf(kind: "configmap" | "secret", object: ConfigMap | Secret) {
+  const data: Readonly<Record<string, string>> = object.data ?? {};
+  const binary: Readonly<Record<string, string>> = (kind === "configmap" && (object as ConfigMap).binaryData) || {};
+  const encode = (text: string) => (kind === "configmap" ? Buffer.from(text).toString("base64") : text);
+  return {
+    keys: [...new Set([...Object.keys(data), ...Object.keys(binary)])],
+    get: (key: string): string | undefined =>
+      Object.hasOwn(data, key) ? encode(data[key] ?? "") : Object.hasOwn(binary, key) ? binary[key] : undefined,
+  };
+}
+
 /** A path cannot be a file and a directory at once. */
 function nestingProblems(tree: ReadonlyMap<string, unknown>): string[] {
   const problems: string[] = [];
-  for (const path of tree.keys()) {
-    const segments = path.split("/");
-    for (let length = 1; length < segments.length; length++) {
-      const parent = segments.slice(0, length).join("/");
-      if (tree.has(parent)) problems.push(`invalid path: ${path}: ${parent} is a file`);
-    }
+  // With the separator before every other character, what lies under a path comes right after it.
+  const sorted = [...tree.keys()].map((path) => path.replaceAll("/", "\0")).sort();
+  let parent: string | undefined;
+  for (const path of sorted) {
+    if (parent !== undefined && path.startsWith(`${parent}\0`)) {
+      const [child, file] = [path, parent].map((each) => each.replaceAll("\0", "/"));
+      problems.push(`invalid path: ${child}: ${file} is a file`);
+    } else parent = path;
   }
   return problems;
 }
@@ -271,7 +304,7 @@ function nestingProblems(tree: ReadonlyMap<string, unknown>): string[] {
 /** Go's `utilerrors.NewAggregate`: one message alone, several in brackets, each once. */
 function aggregate(messages: readonly string[]): string {
   const unique = [...new Set(messages)];
-  return unique.length === 1 ? (unique[0] ?? "") : `[${unique.join(", ")}]`;
+  return shortened(unique.length === 1 ? (unique[0] ?? "") : `[${unique.slice(0, 25).join(", ")}]`);
 }
 
 function emptyDir(pod: Pod, volume: PodVolume, node: NodeFacts): Volume {

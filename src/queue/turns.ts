@@ -1,20 +1,29 @@
 /** Keys that wait for their turn: one of each group, round and round, so that a group of many keys holds up no other. */
 export class Turns {
   /** The groups in the order of their turns, each with its keys as they came. No group is empty. */
-  readonly #groups = new Map<string, string[]>();
+  readonly #groups = new Map<string, Set<string>>();
 
   add(key: string, group: string): void {
     const keys = this.#groups.get(group);
-    if (keys === undefined) this.#groups.set(group, [key]);
-    else keys.push(key);
+    if (keys === undefined) this.#groups.set(group, new Set([key]));
+    else keys.add(key);
   }
 
-  /** Takes the next key. Undefined when none waits. */
-  next(): string | undefined {
+  /** @param group the one that it was added with */
+  delete(key: string, group: string): void {
+    const keys = this.#groups.get(group);
+    keys?.delete(key);
+    if (keys?.size === 0) this.#groups.delete(group);
+  }
+
+  /** Takes the next key of a group that `mayGo`. Undefined when none waits. */
+  next(mayGo: (group: string) => boolean): string | undefined {
     for (const [group, keys] of this.#groups) {
+      if (!mayGo(group)) continue;
+      const [key] = keys;
+      keys.delete(key!);
       this.#groups.delete(group);
-      const key = keys.shift();
-      if (keys.length > 0) this.#groups.set(group, keys);
+      if (keys.size > 0) this.#groups.set(group, keys);
       return key;
     }
     return undefined;

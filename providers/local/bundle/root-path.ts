@@ -17,8 +17,6 @@ import {
 import { isMissing } from "../host/files.ts";
 
 const MAX_LINKS = 40;
-/** Steps to a place, those through links included: as many as a path can have that the kernel takes. Each costs a descriptor. */
-const MAX_STEPS = 2048;
 /** O_PATH, which Node does not name: a handle on the thing itself, no right to read needed. The same on all Linux. */
 const O_PATH = 0o10000000;
 
@@ -26,20 +24,16 @@ const O_PATH = 0o10000000;
  * Opens `path` inside `root` with O_PATH; with `create`, missing folders are made, with the mode of `root` itself, as
  * kubelet makes a subPath (pkg/volume/util/subpath, doSafeMakeDir): whoever may write to the volume may write there.
  * The caller closes the descriptor, and reaches the thing as `/proc/self/fd/N`.
- * @throws NodeJS.ErrnoException ENOENT, ENOTDIR, ELOOP, ENAMETOOLONG
+ * @throws NodeJS.ErrnoException ENOENT, ENOTDIR, ELOOP
  */
 export function openInRoot(root: string, path: string, options: { create?: boolean } = {}): number {
-  // The next one last.
-  const pending = partsOf(path).toReversed();
+  let pending = path.split("/").filter((part) => part !== "" && part !== ".");
   const trail: number[] = [openSync(root, O_PATH | constants.O_DIRECTORY)];
   let links = 0;
-  let steps = 0;
   try {
-    for (;;) {
-      const name = pending.pop();
-      if (name === undefined) break;
-      if (++steps > MAX_STEPS)
-        throw Object.assign(new Error(`${path.slice(0, 100)}: the path is too long`), { code: "ENAMETOOLONG" });
+    while (pending.length > 0) {
+      const [name, ...rest] = pending as [string, ...string[]];
+      pending = rest;
       if (name === "..") {
         if (trail.length > 1) closeSync(trail.pop()!);
         continue;
@@ -58,16 +52,12 @@ export function openInRoot(root: string, path: string, options: { create?: boole
         throw Object.assign(new Error(`${path}: too many levels of symbolic links`), { code: "ELOOP" });
       const target = readlinkSync(step);
       if (target.startsWith("/")) while (trail.length > 1) closeSync(trail.pop()!);
-      pending.push(...partsOf(target).toReversed());
+      pending = [...target.split("/").filter((part) => part !== "" && part !== "."), ...pending];
     }
     return trail.pop()!;
   } finally {
     for (const fd of trail) closeSync(fd);
   }
-}
-
-function partsOf(path: string): string[] {
-  return path.split("/").filter((part) => part !== "" && part !== ".");
 }
 
 /** Text of a regular file inside `root`, "" when it is not there; at most the first, or the last, `maxBytes` of it. */
@@ -76,33 +66,22 @@ export function readTextInRoot(
   path: string,
   { maxBytes = 1 << 20, part = "first" }: { maxBytes?: number; part?: "first" | "last" } = {},
 ): string {
-  return readInRoot(root, path, maxBytes, part).toString("utf8");
-}
-
-/** As `readTextInRoot`, for a file that means something only as a whole. @throws Error when it has more than `maxBytes` */
-export function readWholeInRoot(root: string, path: string, maxBytes: number): string {
-  const bytes = readInRoot(root, path, maxBytes + 1, "first");
-  if (bytes.length > maxBytes) throw new Error(`${path} has more than ${maxBytes} bytes`);
-  return bytes.toString("utf8");
-}
-
-function readInRoot(root: string, path: string, maxBytes: number, part: "first" | "last"): Buffer {
   let fd: number;
   try {
     fd = openInRoot(root, path);
   } catch (cause) {
-    if (isMissing(cause) || (cause as NodeJS.ErrnoException).code === "ELOOP") return Buffer.alloc(0);
+    if (isMissing(cause) || (cause as NodeJS.ErrnoException).code === "ELOOP") return "";
     throw cause;
   }
   try {
-    return fstatSync(fd).isFile() ? readPart(`/proc/self/fd/${fd}`, maxBytes, part) : Buffer.alloc(0);
+    return fstatSync(fd).isFile() ? readPart(`/proc/self/fd/${fd}`, maxBytes, part) : "";
   } finally {
     closeSync(fd);
   }
 }
 
 /** The file may have any size: a container can make its termination message larger than this process's memory. */
-function readPart(path: string, maxBytes: number, part: "first" | "last"): Buffer {
+function readPart(path: string, maxBytes: number, part: "first" | "last"): string {
   const fd = openSync(path, "r");
   try {
     const { size } = fstatSync(fd);
@@ -111,7 +90,7 @@ function readPart(path: string, maxBytes: number, part: "first" | "last"): Buffe
     let length = 0;
     for (let read = -1; read !== 0 && length < bytes.length; length += read)
       read = readSync(fd, bytes, length, bytes.length - length, from + length);
-    return bytes.subarray(0, length);
+    return bytes.toString("utf8", 0, length);
   } finally {
     closeSync(fd);
   }

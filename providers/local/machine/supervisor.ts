@@ -30,12 +30,10 @@ import {
 import {
   type ContainerConclusion,
   ContainerError,
-  type ContainerLaunch,
   type ContainerRef,
   type Engine,
   KILLED_EXIT,
   type MachineHome,
-  type PreparedImage,
   type Sandbox,
   type SandboxLoss,
   type ShimExit,
@@ -725,7 +723,7 @@ export class Supervisor implements MachineHome {
     let runtime: ContainerRun | undefined;
     try {
       if (own.kind === "main") this.#book.record.initialized = true;
-      const images = await this.#obtainImages(spec, own);
+      await this.#obtainImages(spec, own);
       await this.#context.startGate.add(async () => {
         const sandbox = this.#sandbox;
         if (sandbox === undefined || abandoned() || outdated()) return;
@@ -743,7 +741,8 @@ export class Supervisor implements MachineHome {
             dir,
             kind: own.kind,
             spec: this.#withAddresses(spec, sandbox),
-            ...images,
+            image: own.image,
+            imageVolumes: own.imageVolumes ?? {},
             target: this.#runtimes.get(spec.target ?? "")?.ref,
           });
         } catch (error) {
@@ -880,13 +879,9 @@ export class Supervisor implements MachineHome {
     this.#book.commit();
   }
 
-  /** The record has of them what outlives the start: it is written at every change, their configurations are not small. */
-  async #obtainImages(
-    spec: ContainerSpec,
-    own: ContainerRecord,
-  ): Promise<Pick<ContainerLaunch, "image" | "imageVolumes">> {
+  async #obtainImages(spec: ContainerSpec, own: ContainerRecord): Promise<void> {
     const { images } = this.#context.engine;
-    if (images === undefined) return { image: undefined, imageVolumes: {} };
+    if (images === undefined) return;
     const auth = this.#book.spec.registry_auth ?? [];
     const surroundings = {
       clock: this.#clock,
@@ -896,21 +891,15 @@ export class Supervisor implements MachineHome {
         this.#book.commit();
       },
     };
-    const image = await obtainImage(images, spec, auth, surroundings);
-    const { stopSignal } = image.config;
-    own.image = { ...image, config: stopSignal === undefined ? {} : { stopSignal } };
+    own.image = await obtainImage(images, spec, auth, surroundings);
     // At once: the pull of the next one may take long, and may need room.
     this.#context.onImagesChanged();
     const mounted = new Set((spec.mounts ?? []).map((mount) => mount.volume));
-    const imageVolumes: Record<string, PreparedImage> = {};
     for (const volume of this.#book.spec.volumes ?? []) {
       if (volume.type !== "image" || !mounted.has(volume.name)) continue;
-      const obtained = await obtainImage(images, volume, auth, surroundings);
-      imageVolumes[volume.name] = obtained;
-      own.imageVolumes = { ...own.imageVolumes, [volume.name]: { ...obtained, config: {} } };
+      own.imageVolumes = { ...own.imageVolumes, [volume.name]: await obtainImage(images, volume, auth, surroundings) };
       this.#context.onImagesChanged();
     }
-    return { image, imageVolumes };
   }
 
   #withAddresses(spec: ContainerSpec, sandbox: Sandbox): ContainerSpec {

@@ -16,6 +16,8 @@ const pod = {
   metadata: { namespace: "ns", name: "web", uid: "u1", resourceVersion: "7" },
 };
 
+const about = (namespace: string, name: string) => ({ apiVersion: "v1", kind: "Pod", namespace, name, uid: name });
+
 function setup(options: Partial<EventRecorderOptions> & { start?: boolean } = {}) {
   const kube = new ScriptedKube();
   const clock = new VirtualClock();
@@ -171,6 +173,85 @@ describe("EventRecorder", () => {
     await settle();
     expect(kube.requests).toHaveLength(1);
     expect(dropped).toEqual(["rejected"]);
+  });
+
+  it("does not repeat an event at which a namespace's webhook fails, nor lets others wait for it", async () => {
+    const { recorder, kube, dropped, clock } = setup();
+    kube.answer = ({ path }: KubeRequest) => {
+      if (path.includes("/broken/")) throw apiError(500, "InternalError");
+      return {};
+    };
+    for (let i = 0; i < 10; i++) recorder.event(about("broken", `p${i}`), "Normal", "R", "m");
+    recorder.event(pod, "Normal", "R", "m");
+    await clock.advance(1_000);
+    expect(kube.requests).toHaveLength(11);
+    expect(dropped).toEqual(Array(10).fill("rejected"));
+  });
+
+  it("does not let a namespace wait for another whose webhook is slow", async () => {
+    const { recorder, kube } = setup();
+    kube.answer = ({ path }: KubeRequest) => (path.includes("/slow/") ? new Promise(() => {}) : {});
+    for (let i = 0; i < 10; i++) recorder.event(about("slow", `p${i}`), "Normal", "R", "m");
+    recorder.event(pod, "Normal", "R", "m");
+    await settle();
+    const asked = kube.requests.map(({ path }) => path.split("/")[4]);
+    expect(asked).toEqual(["slow", "ns"]);
+  });
+
+  it("repeats what the server asks to be repeated later, and when it says", async () => {
+    const { recorder, kube, clock, dropped } = setup();
+    kube.answer = () => {
+      throw apiError(503, "ServiceUnavailable", { retryAfterMs: 7_000 });
+    };
+    recorder.event(pod, "Normal", "R", "m");
+    await clock.advance(6_900);
+    expect(kube.requests).toHaveLength(1);
+    kube.answer = () => ({});
+    await clock.advance(200);
+    expect(kube.requests).toHaveLength(2);
+    expect(dropped).toEqual([]);
+  });
+
+  it("sends warnings before what is normal", async () => {
+    const { recorder, bodies, abort } = setup({ start: false });
+    recorder.event(pod, "Normal", "Pulled", "m");
+    recorder.event(pod, "Warning", "Failed", "m");
+    recorder.event(pod, "Normal", "Created", "m");
+    void recorder.run(abort.signal);
+    await settle(20);
+    expect(bodies().map((body) => body["reason"])).toEqual(["Failed", "Pulled", "Created"]);
+  });
+
+  it("drops normal events of the namespace that has most of them when there is no room, and no warning", async () => {
+    const { recorder, bodies, abort, dropped } = setup({ start: false, limits: { queue: 5 } });
+    recorder.event(pod, "Normal", "Quiet", "m");
+    for (let i = 0; i < 8; i++) recorder.event(about("loud", `p${i}`), "Normal", "Loud", "m");
+    for (let i = 0; i < 3; i++) recorder.event(pod, "Warning", "Failed", `m${i}`);
+    void recorder.run(abort.signal);
+    await settle(20);
+    expect(dropped).toHaveLength(7);
+    expect(
+      bodies()
+        .map((body) => String(body["reason"]))
+        .sort(),
+    ).toEqual(["Failed", "Failed", "Failed", "Loud", "Quiet"]);
+  });
+
+  it("looks for a quieter moment once for all that waits, however long others are busy", async () => {
+    const { recorder, kube, clock } = setup({ isBusy: () => true });
+    for (let i = 0; i < 20; i++) recorder.event(pod, "Normal", `R${i}`, "m");
+    await clock.advance(210);
+    expect(kube.requests).toHaveLength(20);
+  });
+
+  it("uses connections of its own", async () => {
+    const { recorder, kube } = setup();
+    for (let i = 0; i < 2; i++) recorder.event(pod, "Normal", "R", "m");
+    await settle();
+    expect(kube.requests.map(({ method, lane }) => [method, lane])).toEqual([
+      ["POST", "event"],
+      ["PATCH", "event"],
+    ]);
   });
 
   it("holds events back while the API server is away and sends them when it is back", async () => {

@@ -9,14 +9,15 @@ import { ProviderError } from "../../../src/provider/errors.ts";
 import type { MachineSpec } from "../../../src/provider/machine.ts";
 import { silentLogger } from "../../../src/telemetry/logger.ts";
 import { VirtualClock } from "../../support/virtual-clock.ts";
-import { machine as baseMachine, pod as basePod } from "./fixtures.ts";
+import { exited, machine as baseMachine, pod as basePod } from "./fixtures.ts";
 
 let clock: VirtualClock;
 let requests: KubeRequest[];
 let events: string[];
 let logged: { fields: object; message: string }[];
 let outcomes: string[];
-let version: () => string;
+let version: (uid: string) => string;
+let random: () => number;
 let provider: MemoryProvider;
 let controller: PodController;
 let stop: AbortController;
@@ -28,6 +29,7 @@ beforeEach(() => {
   logged = [];
   outcomes = [];
   version = () => "1";
+  random = () => 0;
   provider = new MemoryProvider({ clock });
   stop = new AbortController();
   const request = (sent: KubeRequest) => {
@@ -45,7 +47,7 @@ beforeEach(() => {
           version: "1",
           spec: { labels: {}, containers: [{ name: "app", image: "a" }], restart_policy: "always" },
         }),
-      version: () => version(),
+      version: (pod) => version(pod.metadata!.uid!),
       diff: () => Promise.resolve({ patch: undefined, version: "1" }),
     },
     events: {
@@ -58,7 +60,7 @@ beforeEach(() => {
     concurrency: 2,
     sweep: { enabled: true, maxPerMinute: 10 },
     clock,
-    random: () => 0,
+    random: () => random(),
     logger: { ...silentLogger, warn: (fields, message) => void logged.push({ fields, message }) },
     hooks: { onReconciled: (_seconds, outcome) => void outcomes.push(outcome) },
   });
@@ -133,6 +135,78 @@ describe("a namespace with many pods", () => {
     expect(created.indexOf(machineId("c", "other"))).toBeLessThan(4);
     stop.abort();
     await acting;
+  });
+});
+
+describe("an agent that starts while pods run", () => {
+  const RUNNING = 300;
+  const runningPod = (i: number) =>
+    basePod({
+      metadata: { uid: uidOf(i), name: `web-${i}` },
+      status: {
+        phase: "Running",
+        containerStatuses: [{ name: "app", ready: true, restartCount: 0, state: { running: {} } }],
+      },
+    });
+  let looked: string[];
+  let acting: Promise<void>;
+  beforeEach(async () => {
+    looked = [];
+    version = (uid) => {
+      looked.push(uid);
+      return "1";
+    };
+    let calls = 0;
+    random = () => (calls++ % 100) / 100;
+    for (let i = 0; i < RUNNING; i++) {
+      controller.store.upsert(runningPod(i));
+      controller.machines.put(machineOf(i));
+    }
+    acting = controller.act(stop.signal);
+    await clock.advance(1);
+  });
+  afterEach(async () => {
+    stop.abort();
+    await acting;
+  });
+
+  test("takes its time to look at each of them", async () => {
+    expect(new Set(looked).size).toBeLessThan(RUNNING / 20);
+    await clock.advance(RUNNING * 40);
+    expect(new Set(looked).size).toBe(RUNNING);
+  });
+
+  test("makes a new pod's machine at once", async () => {
+    controller.store.upsert(podOf(RUNNING));
+    await clock.advance(10);
+    expect(provider.machines.map(({ id }) => id)).toEqual([machineId("c", uidOf(RUNNING))]);
+  });
+
+  test("deletes at once", async () => {
+    const deletedAt = new Date(clock.now()).toISOString();
+    const { metadata, ...rest } = runningPod(7);
+    const deletion = { deletionTimestamp: deletedAt, deletionGracePeriodSeconds: 30 };
+    controller.store.upsert({ ...rest, metadata: { ...metadata, ...deletion, resourceVersion: "11" } });
+    await clock.advance(10);
+    expect(requests.map(({ method, path }) => `${method} ${path.split("/").at(-1)}`)).toContain("DELETE web-7");
+  });
+
+  test("tells at once that a container ended meanwhile", async () => {
+    controller.machines.put({ ...machineOf(8), version: 4, containers: [exited("app", 1)] });
+    await clock.advance(10);
+    expect(requests.map(({ method, path }) => `${method} ${path.split("/").slice(-2).join("/")}`)).toContain(
+      "PATCH web-8/status",
+    );
+  });
+
+  test("looks at all of them again each minute, not all at once", async () => {
+    await clock.advance(2 * RESYNC_MS);
+    looked = [];
+    await clock.advance(RESYNC_MS / 10);
+    expect(new Set(looked).size).toBeGreaterThan(RUNNING / 20);
+    expect(new Set(looked).size).toBeLessThan(RUNNING / 5);
+    await clock.advance(RESYNC_MS * 0.9);
+    expect(new Set(looked).size).toBe(RUNNING);
   });
 });
 

@@ -99,6 +99,124 @@ describe("adding", () => {
   });
 });
 
+describe("groups", () => {
+  const groupOf = (key: string) => key[0]!;
+  const add = (queue: KeyedQueue, group: string, count: number) => {
+    for (let i = 0; i < count; i++) queue.add(`${group}${i}`, "high");
+  };
+  const of = (group: string, started: string[]) => started.filter((each) => each.startsWith(group)).length;
+
+  it("have no more than half of the workers alone, so that the next one's key need not wait for theirs", async () => {
+    const { queue, started } = setup({ concurrency: 8, groupOf });
+    add(queue, "a", 100);
+    await settle();
+    expect(of("a", started)).toBe(4);
+    queue.add("b0", "high");
+    await settle();
+    expect(of("b", started)).toBe(1);
+  });
+
+  it("leave a worker to one more, though several of them are stuck", async () => {
+    const { queue, started } = setup({ concurrency: 16, groupOf });
+    for (const group of ["a", "b", "c", "d", "e"]) {
+      add(queue, group, 100);
+      await settle();
+      expect(of(group, started)).toBeGreaterThan(0);
+    }
+  });
+
+  it("have a worker each even when there is only one", async () => {
+    const { queue, started, finish } = setup({ concurrency: 1, groupOf });
+    queue.add("a0");
+    queue.add("b0");
+    await settle();
+    await finish("a0");
+    expect(started).toEqual(["a0@0", "b0@0"]);
+  });
+
+  it("go on when their own work is done", async () => {
+    const { queue, started, finish } = setup({ concurrency: 4, groupOf });
+    add(queue, "a", 10);
+    for (let i = 0; i < 10; i++) {
+      await settle();
+      await finish(`a${i}`);
+    }
+    expect(started).toHaveLength(10);
+    expect(queue.depth).toBe(0);
+  });
+});
+
+describe("urgency", () => {
+  it("decides who goes first", async () => {
+    const { queue, started, finish } = setup({ concurrency: 1 });
+    queue.add("busy");
+    queue.add("resync", "low");
+    queue.add("refresh", "normal");
+    queue.add("create", "high");
+    for (let i = 0; i < 4; i++) {
+      await settle();
+      await finish(started.at(-1)!.replace("@0", ""));
+    }
+    expect(started).toEqual(["busy@0", "create@0", "refresh@0", "resync@0"]);
+  });
+
+  it("of a key that waits can rise and not fall", async () => {
+    const { queue, started, finish } = setup({ concurrency: 1 });
+    queue.add("busy");
+    queue.add("a", "normal");
+    queue.add("b", "low");
+    queue.add("b", "high");
+    queue.add("b", "low");
+    for (let i = 0; i < 3; i++) {
+      await settle();
+      await finish(started.at(-1)!.replace("@0", ""));
+    }
+    expect(started).toEqual(["busy@0", "b@0", "a@0"]);
+  });
+
+  it("of a key that is added while it is handled holds for the next time", async () => {
+    const { queue, started, finish } = setup({ concurrency: 1 });
+    queue.add("a", "low");
+    await settle();
+    queue.add("b", "normal");
+    queue.add("a", "high");
+    await finish("a");
+    expect(started).toEqual(["a@0", "a@0"]);
+  });
+
+  it("stays with a key that is due later, and is the highest that it was added with", async () => {
+    const { queue, started, clock, finish } = setup({ concurrency: 1 });
+    queue.add("busy");
+    queue.addAfter("a", 100, "high");
+    queue.addAfter("a", 50, "low");
+    queue.add("b", "normal");
+    await clock.advance(60);
+    await finish("busy");
+    expect(started).toEqual(["busy@0", "a@60"]);
+  });
+
+  it("keeps workers free: half of them from what is low, a quarter from what is not high", async () => {
+    const { queue, started } = setup({ concurrency: 8 });
+    for (const urgency of ["low", "normal", "high"] as const)
+      for (let i = 0; i < 20; i++) queue.add(`${urgency}${i}`, urgency);
+    await settle();
+    const count = (urgency: string) => started.filter((each) => each.startsWith(urgency)).length;
+    expect([count("low"), count("normal"), count("high")]).toEqual([4, 2, 2]);
+  });
+
+  it("is kept by a key whose handler throws", async () => {
+    const { queue, started, clock, finish } = setup({ concurrency: 1, backoff: { initialMs: 100, maxMs: 100 } });
+    queue.add("a", "high");
+    await settle();
+    queue.add("busy", "high");
+    queue.add("b", "normal");
+    await finish("a", new Error("boom"));
+    await clock.advance(100);
+    await finish("busy");
+    expect(started).toEqual(["a@0", "busy@0", "a@100"]);
+  });
+});
+
 describe("adding for later", () => {
   it("waits for the time", async () => {
     const { queue, started, clock } = setup();

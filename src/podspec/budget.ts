@@ -1,0 +1,119 @@
+/**
+ * What one pod may cost. Its spec, configMaps and secrets are a few MiB at most, but a few bytes of them can stand for many more: `$(A)`
+ * for a long value, an item for a whole key, each container for all Services. Wherever that happens a budget is asked first, so that
+ * nothing large is ever built. A pod that passes one is held, with the reason that a kubelet would give.
+ *
+ * The numbers are far above what pods have, and where Linux has a limit, they are Linux'.
+ */
+import type { Pod } from "../kube/wire.ts";
+import { VmletError } from "../util/errors.ts";
+import type { PodEvent } from "./inputs.ts";
+
+const KIB = 1024;
+const MIB = 1024 * KIB;
+
+export const POD_LIMITS = {
+  /** Init, main and ephemeral ones together; the Machine API takes no more of either kind. */
+  containers: 1000,
+  volumes: 1000,
+  /** ConfigMaps and Secrets: each is read and watched. */
+  references: 200,
+  /** Of all ConfigMaps and Secrets together. */
+  referenceBytes: 16 * MIB,
+  /** Service-account tokens: each is asked for, and renewed. */
+  tokens: 32,
+  pullSecrets: 32,
+  /** Credentials in all pull secrets together, and their bytes. */
+  registries: 500,
+  registryBytes: 1 * MIB,
+  /** The longest name that an object can have. */
+  nameLength: 253,
+  /** One environment variable's value, or one word of a command (Linux: MAX_ARG_STRLEN). */
+  wordBytes: 128 * KIB,
+  /** The environment of one container with its command and arguments (Linux: a quarter of the usual stack). */
+  processBytes: 2 * MIB,
+  /** The same of all containers together. */
+  podProcessBytes: 8 * MIB,
+  /** Files of all volumes, as they are sent to the backend. */
+  fileBytes: 12 * MIB,
+  /** The machine's specification as JSON. A backend takes bodies of 16 MiB. */
+  specBytes: 15 * MIB,
+  /** Registry and path 255, tag 128, digest 136. */
+  imageLength: 1024,
+  /** What one rendering says to the user. */
+  events: 25,
+  messageLength: 1024,
+} as const;
+
+/** Something of the pod takes more than it may. The message names it, its size where that is known, and the limit. */
+export class OverBudgetError extends VmletError {
+  readonly code = "OVER_BUDGET";
+}
+
+/** So many bytes of something; what is taken from a part is taken from the whole too. */
+export class Budget {
+  readonly #what: string;
+  readonly #limit: number;
+  readonly #whole: Budget | undefined;
+  #taken = 0;
+
+  /** @param what begins the message: "the environment of container \"app\"" */
+  constructor(what: string, limit: number, whole?: Budget) {
+    this.#what = what;
+    this.#limit = limit;
+    this.#whole = whole;
+  }
+
+  /** @throws OverBudgetError when that is more than is left; then nothing is taken */
+  take(bytes: number): void {
+    if (this.#taken + bytes > this.#limit)
+      throw new OverBudgetError(`${this.#what} would take more than ${this.#limit} bytes`);
+    this.#whole?.take(bytes);
+    this.#taken += bytes;
+  }
+}
+
+/** The budgets of one rendering of one pod. */
+export class PodBudget {
+  /** Environment, commands and arguments of all containers. */
+  readonly #processes = new Budget("the environment and arguments of the pod's containers", POD_LIMITS.podProcessBytes);
+  /** What the volumes hold. */
+  readonly files = new Budget("the files of the pod's volumes", POD_LIMITS.fileBytes);
+
+  /** What one container's environment and arguments may take. */
+  process(container: string): Budget {
+    const what = `the environment and arguments of container "${container}"`;
+    return new Budget(what, POD_LIMITS.processBytes, this.#processes);
+  }
+}
+
+/** What is wrong with how many things the pod has, before anything is read for it; undefined when nothing is. */
+export function shapeProblem(pod: Pod, counts: { references: number; tokens: number }): string | undefined {
+  const {
+    initContainers = [],
+    containers = [],
+    ephemeralContainers = [],
+    volumes = [],
+    imagePullSecrets = [],
+  } = pod.spec ?? {};
+  const all: [count: number, limit: number, what: string][] = [
+    [initContainers.length + containers.length + ephemeralContainers.length, POD_LIMITS.containers, "containers"],
+    [volumes.length, POD_LIMITS.volumes, "volumes"],
+    [imagePullSecrets.length, POD_LIMITS.pullSecrets, "image pull secrets"],
+    [counts.references, POD_LIMITS.references, "ConfigMaps and Secrets"],
+    [counts.tokens, POD_LIMITS.tokens, "service-account tokens"],
+  ];
+  const [count, limit, what] = all.find(([count, limit]) => count > limit) ?? [];
+  return what && `the pod has ${count} ${what}, this node takes at most ${limit}`;
+}
+
+/** The text, or its beginning where it is longer than anybody reads. */
+export function shortened(text: string): string {
+  const { messageLength } = POD_LIMITS;
+  return text.length <= messageLength ? text : `${text.slice(0, messageLength - 3)}...`;
+}
+
+/** Adds an event unless there are enough already: a pod with a thousand things missing must not drown out the others. */
+export function tell(events: PodEvent[], event: PodEvent): void {
+  if (events.length < POD_LIMITS.events) events.push({ ...event, message: shortened(event.message) });
+}
