@@ -44,6 +44,7 @@ import type { Metrics } from "../telemetry/metrics.ts";
 import { untilAborted } from "../util/abort.ts";
 import type { Clock } from "../util/clock.ts";
 import type { Random } from "../util/random.ts";
+import { oneOfEachFamily } from "../util/ip-families.ts";
 import { hostResolvConf } from "../util/resolv-conf.ts";
 
 export interface NodeAgentOptions {
@@ -351,7 +352,7 @@ export class NodeAgent {
     return {
       clusterId,
       nodeName: node.name,
-      hostIPs: node.addresses,
+      hostIPs: oneOfEachFamily(node.addresses),
       allocatable: this.#allocatable(),
       dns: {
         ...node.dns,

@@ -8,7 +8,10 @@
  */
 import type { Pod, PodStatus } from "../kube/wire.ts";
 import { isKnownOver, isOver, type Machine, type UnknownMachine } from "../provider/machine.ts";
+import { missingAnnotations } from "./annotations.ts";
+import { ANNOTATIONS } from "./api-reactions.ts";
 import { hasRun, isTerminal, podStatus, statusDiff, type ResizeState, type Verdict } from "./status.ts";
+import { splitFields, statusDelay, writable, type Unwritable } from "./status-write.ts";
 
 /** What the API server wants for a UID, by this process's cache. */
 export type Desired =
@@ -25,6 +28,14 @@ export type Observed =
   | { kind: "absent" }
   /** With `machine`, the backend has it, and what it says of it cannot be believed. */
   | { kind: "unknown"; machine?: UnknownMachine };
+
+/** Something that is done again, later and later, until it is seen to have worked. */
+export interface Again {
+  since: number;
+  /** The last pause. */
+  pauseMs: number;
+  retryAt: number;
+}
 
 /**
  * What this process remembers of a UID between steps. Losing it (a crash) must cost nothing but repeated work: whatever
@@ -44,11 +55,11 @@ export interface PodMemory {
   /** When the machine must have ended by the last stop that was accepted; grace included. */
   stopDeadline: number | undefined;
   /** The backend accepted a DELETE while the machine stayed: since when, and when, after how long a pause, it is due again. */
-  burial: { since: number; pauseMs: number; retryAt: number } | undefined;
+  burial: Again | undefined;
   /** The backend confirmed: nothing runs, and a tombstone keeps it so. */
   buried: boolean;
-  /** The final DELETE of the pod object was accepted. */
-  finalized: boolean;
+  /** The final DELETE of the pod object was accepted; if the object stays, for a finalizer or another's fault, it is sent again. */
+  finalized: Again | undefined;
   /** The pod object was seen to go (a DELETED event, or missing from a complete list). */
   podSeenGone: boolean;
   /** First time that the machine was seen without a pod, for UIDs of which this process never saw a pod. */
@@ -63,11 +74,12 @@ export interface PodMemory {
   resize: ResizeState | undefined;
   /** When a change that could not be made yet is to be tried again. */
   retryUpdateAt: number | undefined;
-  /**
-   * The last status patch that the API server took but did not keep, as JSON: an older server drops fields that it does not
-   * know. Sent again it would change nothing, so it must not keep anything else from being done.
-   */
-  futilePatch: string | undefined;
+  /** Fields of the status that the API server does not take or keep as they are. */
+  unwritable: Unwritable;
+  /** Since when the API server has forbidden every status of this pod. */
+  statusDeniedSince: number | undefined;
+  /** Until when the statuses that were written use up what one pod may write. */
+  statusPaidUntil: number;
 }
 
 export const newMemory = (): PodMemory => ({
@@ -79,7 +91,7 @@ export const newMemory = (): PodMemory => ({
   stopDeadline: undefined,
   burial: undefined,
   buried: false,
-  finalized: false,
+  finalized: undefined,
   podSeenGone: false,
   orphanSince: undefined,
   mayBeReaped: false,
@@ -87,7 +99,9 @@ export const newMemory = (): PodMemory => ({
   appliedGeneration: undefined,
   resize: undefined,
   retryUpdateAt: undefined,
-  futilePatch: undefined,
+  unwritable: new Map(),
+  statusDeniedSince: undefined,
+  statusPaidUntil: 0,
 });
 
 export type Action =
@@ -101,8 +115,14 @@ export type Action =
   | { do: "create" }
   | { do: "stop"; graceSeconds: number; verdict?: Verdict }
   /** DELETE the machine, whether it exists or not, and confirm that nothing runs. */
-  | { do: "bury"; force: boolean }
-  | { do: "status"; patch: Record<string, unknown>; verdict?: Verdict }
+  | { do: "bury"; force: boolean; verdict?: Verdict }
+  | {
+      do: "status";
+      /** Fields of the status, as a JSON merge patch. */
+      patch: Readonly<Record<string, unknown>>;
+      annotations?: Readonly<Record<string, string>> | undefined;
+      verdict?: Verdict;
+    }
   /** Bring the running machine to the pod's newer spec or references. */
   | { do: "update" }
   /** DELETE the pod object: grace 0, UID precondition. */
@@ -118,12 +138,16 @@ export interface PlanContext {
   hostIPs: readonly string[];
   /** Changes when the spec or an object it refers to changed; undefined when not known yet. */
   version: string | undefined;
+  /** Annotate pods of ReplicaSets so that scale-in removes them before pods of other nodes. */
+  markCheapToDelete?: boolean | undefined;
 }
 
 export const LOST_DEBOUNCE_MS = 10_000;
 export const ORPHAN_GRACE_MS = 60_000;
 /** How long after its deadline a stop may take before it is turned into a kill. */
 const STOP_SLACK_MS = 10_000;
+/** A status that is forbidden, and not for what it says, may be allowed again soon. A deletion waits no longer than this for it. */
+export const DENIED_PATIENCE_MS = 60_000;
 
 export function plan(desired: Desired, observed: Observed, memory: PodMemory, context: PlanContext): Action {
   const action = decide(desired, observed, memory, context);
@@ -194,7 +218,6 @@ function planUnknownOrphan(machine: UnknownMachine, memory: PodMemory, monotonic
 
 /** deletionTimestamp is set: stop, confirm, write the final status, bury, remove the object. In this order, each confirmed. */
 function planDeletion(pod: Pod, observed: Observed, memory: PodMemory, context: PlanContext): Action {
-  if (memory.finalized) return { do: "wait" };
   const { monotonic } = context;
   if (!memory.buried) {
     if (observed.kind === "unknown" && observed.machine === undefined) return { do: "look" };
@@ -206,17 +229,25 @@ function planDeletion(pod: Pod, observed: Observed, memory: PodMemory, context: 
       if (monotonic >= memory.stopDeadline + STOP_SLACK_MS) return { do: "bury", force: true };
       const wait: Action = { do: "wait", afterMs: memory.stopDeadline + STOP_SLACK_MS - monotonic };
       // While it stops, the pod says truthfully what still runs.
-      return (observed.kind === "found" && statusAction(pod, observed.machine, memory, context, false)) || wait;
+      const isTold = observed.kind === "found" && memory.finalized === undefined;
+      return (isTold && statusAction(pod, observed.machine, memory, context, false)) || wait;
     }
   }
   const machine = observed.kind === "found" ? observed.machine : undefined;
   // A machine that is over still tells exit codes; they are written before it is buried.
-  if (machine !== undefined && isOver(machine)) {
-    const write = statusAction(pod, machine, memory, context, true);
-    if (write !== undefined) return write;
-  }
+  const isToldNow = memory.finalized === undefined && (machine !== undefined || memory.buried);
+  const write = isToldNow ? finalStatus(pod, machine, memory, context) : undefined;
+  if (write !== undefined) return write;
   if (!memory.buried) return { do: "bury", force: false };
-  return statusAction(pod, machine, memory, context, true) ?? { do: "finalize" };
+  const afterMs = (memory.finalized?.retryAt ?? monotonic) - monotonic;
+  return afterMs > 0 ? { do: "wait", afterMs } : { do: "finalize" };
+}
+
+/** The status that goes before the object does. One that may never be written keeps no pod for ever: its author was told. */
+function finalStatus(pod: Pod, machine: Machine | undefined, memory: PodMemory, context: PlanContext) {
+  const { statusDeniedSince } = memory;
+  if (statusDeniedSince !== undefined && context.monotonic - statusDeniedSince >= DENIED_PATIENCE_MS) return undefined;
+  return statusAction(pod, machine, memory, context, true);
 }
 
 /** The pod is over in the API server. Its machine stays, stopped, for logs, until the object goes. */
@@ -231,8 +262,7 @@ function planLive(pod: Pod, observed: Observed, memory: PodMemory, context: Plan
   const { now, monotonic } = context;
   switch (observed.kind) {
     case "unknown":
-      // A verdict needs no backend: a refused pod never had a machine.
-      if (memory.verdict !== undefined && !memory.created && !hasRun(pod)) return endAction(pod, memory, context);
+      // Also for a pod that was refused: an agent that is gone may have made its machine.
       return { do: "wait" };
     case "absent": {
       // What has run may still do so, whatever was decided about it: one list that lacks it does not end it.
@@ -243,13 +273,17 @@ function planLive(pod: Pod, observed: Observed, memory: PodMemory, context: Plan
         if (memory.missedAt.length < 2) return { do: "look" };
         return endAction(pod, { ...memory, verdict: memory.verdict ?? LOST }, context);
       }
-      if (memory.verdict !== undefined) return endAction(pod, memory, context);
-      const late = deadline(pod, now);
-      if (late.passed) return endAction(pod, { ...memory, verdict: DEADLINE }, context);
+      const verdict = memory.verdict ?? (deadline(pod, now).passed ? DEADLINE : undefined);
+      if (verdict !== undefined) {
+        // A list may lack a machine that is there, and a create may still be on its way to the backend.
+        if (memory.missedAt.length === 0) return { do: "look" };
+        if (!memory.buried) return { do: "bury", force: false, verdict };
+        return endAction(pod, { ...memory, verdict }, context);
+      }
       // A create that has to wait, or that failed for now, leaves a pod that says why it is Pending.
       if (memory.waiting !== undefined || memory.created) {
         const write = statusAction(pod, undefined, memory, context, false);
-        if (write !== undefined) return write;
+        if (write?.do === "status") return write;
       }
       return { do: "create" };
     }
@@ -257,8 +291,13 @@ function planLive(pod: Pod, observed: Observed, memory: PodMemory, context: Plan
       const { machine } = observed;
       if (isOlderThan(machine, pod) && memory.confirmedVersion !== machine.version) return { do: "look" };
       if (isOver(machine)) {
+        // Nobody made it: this is what keeps a create from making it, left by an agent that did not live to say why. Whoever
+        // tries again hears it.
+        const wasNeverMade = machine.state === "deleted" && machine.containers.length === 0;
+        if (wasNeverMade && memory.verdict === undefined && !hasRun(pod)) return { do: "create" };
         const verdict = memory.verdict ?? (endedByDeadline(pod, machine, now) ? DEADLINE : undefined);
-        return statusAction(pod, machine, { ...memory, verdict }, context, true) ?? { do: "wait" };
+        const made = wasNeverMade ? undefined : machine;
+        return statusAction(pod, made, { ...memory, verdict }, context, true) ?? { do: "wait" };
       }
       const late = deadline(pod, now);
       if (memory.verdict !== undefined || late.passed) {
@@ -281,10 +320,10 @@ function planLive(pod: Pod, observed: Observed, memory: PodMemory, context: Plan
       const isDue = mayUpdate && context.version !== memory.appliedVersion;
       const behind = isDue && pod.metadata?.generation !== memory.appliedGeneration;
       const write = statusAction(pod, machine, memory, context, false, behind);
-      if (write !== undefined) return write;
+      if (write?.do === "status") return write;
       const retryMs = memory.retryUpdateAt === undefined ? undefined : memory.retryUpdateAt - monotonic;
       if (mayUpdate && (isDue || (retryMs !== undefined && retryMs <= 0))) return { do: "update" };
-      const afterMs = Math.min(late.afterMs ?? Infinity, retryMs ?? Infinity);
+      const afterMs = Math.min(late.afterMs ?? Infinity, retryMs ?? Infinity, write?.afterMs ?? Infinity);
       return afterMs === Infinity ? { do: "wait" } : { do: "wait", afterMs };
     }
   }
@@ -334,9 +373,10 @@ function endedByDeadline(pod: Pod, machine: Machine, now: number): boolean {
 
 function endAction(pod: Pod, memory: PodMemory, context: PlanContext): Action {
   const write = statusAction(pod, undefined, memory, context, true);
-  return write === undefined ? { do: "wait" } : { ...write, ...(memory.verdict && { verdict: memory.verdict }) };
+  return write?.do === "status" ? { ...write, ...(memory.verdict && { verdict: memory.verdict }) } : { do: "wait" };
 }
 
+/** `wait` when this pod has written more than its share: what others wait for, a phase or the end, never waits. */
 function statusAction(
   pod: Pod,
   machine: Machine | undefined,
@@ -344,7 +384,7 @@ function statusAction(
   context: PlanContext,
   ended: boolean,
   behind = false,
-): Extract<Action, { do: "status" }> | undefined {
+): Extract<Action, { do: "status" }> | { do: "wait"; afterMs: number } | undefined {
   const next: PodStatus = podStatus({
     pod,
     machine,
@@ -356,8 +396,14 @@ function statusAction(
     resize: memory.resize,
     behind,
   });
-  const patch = statusDiff(pod.status, next);
-  if (patch === undefined) return undefined;
-  if (memory.futilePatch !== undefined && memory.futilePatch === JSON.stringify(patch)) return undefined;
-  return { do: "status", patch };
+  const annotations = missingAnnotations(pod, machine, context);
+  const fields = { ...statusDiff(pod.status, next), ...(annotations && { [ANNOTATIONS]: annotations }) };
+  const parts = splitFields(writable(fields, memory.unwritable));
+  const isLeaving = ended || pod.metadata?.deletionTimestamp !== undefined;
+  const hasStatus = Object.keys(parts.status).length > 0;
+  // Annotations alone are worth a write only for a pod that goes on.
+  if (!hasStatus && (parts.annotations === undefined || isLeaving)) return undefined;
+  const afterMs = statusDelay(memory.statusPaidUntil, context.monotonic);
+  if (afterMs > 0 && !isLeaving && !("phase" in parts.status)) return { do: "wait", afterMs };
+  return { do: "status", patch: parts.status, ...(parts.annotations && { annotations: parts.annotations }) };
 }

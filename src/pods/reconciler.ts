@@ -7,14 +7,13 @@
  */
 import type { Kube } from "../kube/kube.ts";
 import { isKubeApiError } from "../kube/errors.ts";
-import { podStatusPatch } from "../kube/patch.ts";
-import { podPath, resourcePath } from "../kube/paths.ts";
 import type { Pod } from "../kube/wire.ts";
 import { isProviderError, ProviderError } from "../provider/errors.ts";
 import { daemonSetHeld, isDaemonSetPod } from "../podspec/admission.ts";
 import { fieldPathOf } from "../podspec/render.ts";
 import {
   isKnownOver,
+  isOver,
   type Machine,
   type MachineNotice,
   type MachinePatch,
@@ -38,7 +37,10 @@ import {
   type Observed,
   type PodMemory,
 } from "./planner.ts";
+import { ANNOTATIONS } from "./api-reactions.ts";
+import { PodApi } from "./pod-api.ts";
 import { ResizeTracker } from "./resize-tracker.ts";
+import { payStatus, withUnwritable } from "./status-write.ts";
 import { hasRun, isTerminal, type Verdict } from "./status.ts";
 
 /** The pods that the API server wants on this node, by UID. */
@@ -135,9 +137,8 @@ export type Outcome =
   | { kind: "after"; ms: number }
   | { kind: "retry"; error: Error; afterMs?: number };
 
-const DELETION_COST = "controller.kubernetes.io/pod-deletion-cost";
-/** Pods without the annotation count as 0; users' own small numbers still order the virtual node's pods among others. */
-const CHEAP = "-1000000";
+/** Reason of the events that say what the API server does not take. */
+const STATUS_REFUSED = "FailedStatusUpdate";
 
 /** Actions that one call carries out before it yields to other pods. */
 const MAX_STEPS = 12;
@@ -148,6 +149,9 @@ const MOUNT_TIMEOUT_MS = 123_000;
 
 /** A machine that does not go is deleted again after this long, doubling; its user is told when the longest is reached. */
 const BURIAL_RETRY_MS = { first: 200, max: 30_000 };
+
+/** The removal of a pod's object that stays is repeated after this long, doubling: no reply is proof for ever. */
+const FINALIZE_AGAIN_MS = { first: 30_000, max: 600_000 };
 
 /** How often a critical pod looks whether those that make room for it are gone. */
 const PREEMPTION_RETRY_MS = 1_000;
@@ -181,10 +185,12 @@ export class PodReconciler {
   /** Monotonic time of the first look at a pod that has not run. */
   readonly #firstLook = new Map<string, number>();
   readonly #resize: ResizeTracker;
+  readonly #api: PodApi;
 
   constructor(options: ReconcilerOptions) {
     this.#o = options;
     this.#resize = new ResizeTracker(options);
+    this.#api = new PodApi(options);
   }
 
   /** UIDs of which this process remembers something. */
@@ -227,6 +233,9 @@ export class PodReconciler {
       }
       // However it was found: only what stays away from one look to the next is lost.
       if (observed.kind === "found" && this.#remember(uid).missedAt.length > 0) this.#update(uid, { missedAt: [] });
+      // Buried, and it runs all the same: its backend was restored from a copy of its data.
+      const state = observed.kind === "absent" ? undefined : observed.machine?.state;
+      if (state !== undefined && !isOver({ state }) && this.#remember(uid).buried) this.#update(uid, { buried: false });
       if (desired.kind === "pod" && observed.kind === "found") this.#forwardNotices(desired.pod, observed.machine);
       if (desired.kind === "pod" && !this.#firstLook.has(uid) && !hasRun(desired.pod) && !isTerminal(desired.pod)) {
         this.#firstLook.set(uid, this.#o.clock.monotonic());
@@ -235,6 +244,7 @@ export class PodReconciler {
         now: this.#o.clock.now(),
         monotonic: this.#o.clock.monotonic(),
         hostIPs: this.#o.hostIPs(),
+        markCheapToDelete: this.#o.markCheapToDelete,
         version:
           desired.kind === "pod" && observed.kind === "found"
             ? this.#o.renderer.version(desired.pod, observed.machine)
@@ -325,10 +335,11 @@ export class PodReconciler {
           if (action.verdict !== undefined) this.#announce(podOf(desired), action.verdict);
           return undefined;
         case "bury":
+          if (action.verdict !== undefined) this.#update(uid, { verdict: action.verdict });
           await this.#bury(uid, action.force, signal);
           return undefined;
         case "status":
-          return await this.#patchStatus(uid, podOf(desired), action.patch, action.verdict, signal);
+          return await this.#writeStatus(uid, podOf(desired), action, signal);
         case "update":
           return await this.#updateMachine(uid, podOf(desired), signal);
         case "finalize":
@@ -375,7 +386,7 @@ export class PodReconciler {
 
   async #create(uid: string, pod: Pod, signal: AbortSignal): Promise<Outcome | undefined> {
     const cachedBefore = this.#cachedVersion(uid);
-    const fresh = await this.#quorumGet(pod, signal);
+    const fresh = await this.#api.read(pod, signal);
     if (fresh === undefined || fresh.metadata!.uid !== uid) return { kind: "after", ms: 1_000 };
     this.#overlay(uid, fresh, cachedBefore);
     if (fresh.metadata!.deletionTimestamp !== undefined || isTerminal(fresh) || (hasRun(fresh) && !hasRun(pod)))
@@ -520,7 +531,7 @@ export class PodReconciler {
     await this.#o.provider.deletePod(this.#o.machineId(uid), { force, signal });
     const seen = await this.#look(uid, signal);
     if (seen.kind === "absent" || seen.machine?.state === "deleted")
-      this.#update(uid, { burial: undefined, buried: true });
+      this.#update(uid, { burial: undefined, buried: true, stopDeadline: undefined });
     else this.#buryAgain(uid, seen.machine?.state ?? "in a state that cannot be told");
   }
 
@@ -537,42 +548,56 @@ export class PodReconciler {
     if (desired.kind === "pod") this.#o.event(desired.pod, { type: "Warning", reason: "FailedKillPod", message });
   }
 
-  async #patchStatus(
+  async #writeStatus(
     uid: string,
     pod: Pod,
-    patch: Record<string, unknown>,
-    verdict: Verdict | undefined,
+    { patch, annotations, verdict }: Extract<Action, { do: "status" }>,
     signal: AbortSignal,
   ): Promise<Outcome | undefined> {
     this.#o.guard?.();
     const cachedBefore = this.#cachedVersion(uid);
     const begun = this.#o.clock.monotonic();
-    try {
-      const updated = await this.#o.kube.request<Pod>({
-        ...podStatusPatch(pod, patch, this.#deletionCost(pod)),
-        signal,
-      });
-      this.#overlay(uid, updated, cachedBefore);
-      // A server that drops a field it does not know would be patched for ever.
-      const changed = updated.metadata!.resourceVersion !== pod.metadata!.resourceVersion;
-      this.#update(uid, { futilePatch: changed ? undefined : JSON.stringify(patch) });
-      if (verdict !== undefined) this.#announce(pod, verdict);
-      this.#o.hooks?.onStatusWritten?.((this.#o.clock.monotonic() - begun) / 1000);
-      if (patch["phase"] === "Running") this.#measureStart(uid, pod);
-      return undefined;
-    } catch (thrown) {
-      // Gone or recreated: the watch will say so. Anything else is tried again with fresh eyes.
-      if (isKubeApiError(thrown) && thrown.status === 404) return { kind: "after", ms: 1_000 };
-      throw thrown;
+    const fields = { ...patch, ...(annotations && { [ANNOTATIONS]: annotations }) };
+    const result = await this.#api.writeStatus(pod, patch, annotations, signal);
+    const { unwritable, statusPaidUntil, statusDeniedSince } = this.#remember(uid);
+    switch (result.kind) {
+      case "written": {
+        this.#overlay(uid, result.pod, cachedBefore);
+        const now = this.#o.clock.monotonic();
+        // A server that drops a field that it does not know takes a write that changes nothing.
+        const isFutile = result.pod.metadata!.resourceVersion === pod.metadata!.resourceVersion;
+        this.#update(uid, {
+          statusPaidUntil: payStatus(statusPaidUntil, now),
+          statusDeniedSince: undefined,
+          ...(isFutile && { unwritable: withUnwritable(unwritable, fields, Object.keys(fields)) }),
+        });
+        if (verdict !== undefined) this.#announce(pod, verdict);
+        this.#o.hooks?.onStatusWritten?.((now - begun) / 1000);
+        if (patch["phase"] === "Running") this.#measureStart(uid, pod);
+        return undefined;
+      }
+      case "stale":
+        this.#overlay(uid, result.pod, cachedBefore);
+        return undefined;
+      case "gone":
+        // The watch will say so.
+        return { kind: "after", ms: 1_000 };
+      case "refused": {
+        const without = `The API server refuses the status of this pod, which is written without ${result.fields.join(", ")}`;
+        this.#o.event(pod, { type: "Warning", reason: STATUS_REFUSED, message: `${without}: ${result.message}` });
+        this.#update(uid, { unwritable: withUnwritable(unwritable, fields, result.fields) });
+        return undefined;
+      }
+      case "denied":
+        this.#update(uid, { statusDeniedSince: statusDeniedSince ?? this.#o.clock.monotonic() });
+        throw this.#told(pod, STATUS_REFUSED, "The API server does not take the status of this pod", result.error);
     }
   }
 
-  /** What makes a ReplicaSet remove this pod before others when it has to choose; nothing where the user has said so already. */
-  #deletionCost(pod: Pod): Record<string, string> | undefined {
-    const { ownerReferences, annotations } = pod.metadata!;
-    const isReplica = ownerReferences?.some((owner) => owner.kind === "ReplicaSet" && owner.controller);
-    if (!this.#o.markCheapToDelete || !isReplica || annotations?.[DELETION_COST] !== undefined) return undefined;
-    return { [DELETION_COST]: CHEAP };
+  /** @returns the error, which the pod's author has been told of */
+  #told(pod: Pod, reason: string, what: string, error: Error): Error {
+    this.#o.event(pod, { type: "Warning", reason, message: `${what}: ${error.message}` });
+    return error;
   }
 
   #applied(uid: string, pod: Pod, version: string | undefined): void {
@@ -611,18 +636,13 @@ export class PodReconciler {
 
   async #finalize(uid: string, pod: Pod, signal: AbortSignal): Promise<Outcome | undefined> {
     this.#o.guard?.();
-    try {
-      await this.#o.kube.request({
-        method: "DELETE",
-        path: podPath(pod.metadata!.namespace!, pod.metadata!.name!),
-        body: { kind: "DeleteOptions", apiVersion: "v1", gracePeriodSeconds: 0, preconditions: { uid } },
-        signal,
-      });
-    } catch (thrown) {
-      // 404: gone already. 409: another pod has the name, so this one is gone too.
-      if (!isKubeApiError(thrown) || (thrown.status !== 404 && thrown.status !== 409)) throw thrown;
-    }
-    this.#update(uid, { finalized: true });
+    const result = await this.#api.remove(pod, signal);
+    if (result.kind === "denied")
+      throw this.#told(pod, "FailedDelete", "The API server does not let this pod be removed", result.error);
+    const now = this.#o.clock.monotonic();
+    const { since, pauseMs } = this.#remember(uid).finalized ?? { since: now, pauseMs: FINALIZE_AGAIN_MS.first / 2 };
+    const next = Math.min(pauseMs * 2, FINALIZE_AGAIN_MS.max);
+    this.#update(uid, { finalized: { since, pauseMs: next, retryAt: now + next } });
     return undefined;
   }
 
@@ -644,7 +664,7 @@ export class PodReconciler {
       this.#o.logger.warn({ uid, machine: machine?.id }, "Machine names no pod and is left alone");
       return { kind: "settled" };
     }
-    const current = await this.#quorumGet({ metadata: { namespace, name } }, signal);
+    const current = await this.#api.read({ metadata: { namespace, name } }, signal);
     if (current?.metadata!.uid === uid) {
       // The cache was wrong; it will catch up.
       this.#update(uid, { podSeenGone: false, orphanSince: undefined, mayBeReaped: false });
@@ -662,36 +682,6 @@ export class PodReconciler {
     }
     await this.#bury(uid, true, signal);
     return undefined;
-  }
-
-  /** A read that no cache may answer. Undefined when there is no pod of this name. */
-  async #quorumGet(pod: Pod, signal: AbortSignal): Promise<Pod | undefined> {
-    try {
-      return await this.#o.kube.request<Pod>({
-        method: "GET",
-        path: podPath(pod.metadata!.namespace!, pod.metadata!.name!),
-        signal,
-      });
-    } catch (thrown) {
-      if (isKubeApiError(thrown) && thrown.status === 404) return undefined;
-      if (isKubeApiError(thrown) && thrown.status === 403) return this.#quorumList(pod, signal);
-      throw thrown;
-    }
-  }
-
-  /**
-   * The Node authorizer forbids a node the GET of a pod that it does not know to be bound to this node: one that is gone (it
-   * never says 404 then), or one that was bound a moment ago. A list of this node's pods is always allowed; without a
-   * resourceVersion it is as fresh as the GET.
-   */
-  async #quorumList(pod: Pod, signal: AbortSignal): Promise<Pod | undefined> {
-    const { items } = await this.#o.kube.request<{ items: Pod[] }>({
-      method: "GET",
-      path: resourcePath({ resource: "pods", namespace: pod.metadata!.namespace! }),
-      query: { fieldSelector: `metadata.name=${pod.metadata!.name!},spec.nodeName=${this.#o.nodeName}` },
-      signal,
-    });
-    return items[0];
   }
 
   #measureStart(uid: string, pod: Pod): void {

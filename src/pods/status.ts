@@ -8,6 +8,7 @@
  */
 import { Quantity } from "../resources/quantity.ts";
 import { rfc3339 } from "../util/clock.ts";
+import { oneOfEachFamily } from "../util/ip-families.ts";
 import type { Container, ContainerStatus, Pod, PodCondition, PodStatus } from "../kube/wire.ts";
 import { isOver, type ContainerState, type ContainerTermination, type Machine } from "../provider/machine.ts";
 
@@ -44,7 +45,9 @@ export interface StatusInput {
 }
 
 type Mutable<T> = { -readonly [K in keyof T]: T[K] };
-type SpecContainer = Pick<Container, "name" | "image" | "resources"> & { readonly restartPolicy?: string | undefined };
+type SpecContainer = Pick<Container, "name" | "image" | "resources" | "volumeMounts"> & {
+  readonly restartPolicy?: string | undefined;
+};
 
 /** Terminal phases are final: nothing that vmlet does may leave them. */
 export function isTerminal(pod: Pod): boolean {
@@ -61,13 +64,15 @@ export function hasRun(pod: Pod): boolean {
 }
 
 export function podStatus(input: StatusInput): PodStatus {
-  const { pod, machine, now, hostIPs } = input;
+  const { pod, machine, now } = input;
   const old = pod.status ?? {};
   const generation = input.behind ? pod.status?.observedGeneration : pod.metadata?.generation;
   const spec = pod.spec;
   const initSpecs = spec?.initContainers ?? [];
   const mainSpecs = spec?.containers ?? [];
-  const rejected = input.verdict !== undefined && machine === undefined && !hasRun(pod);
+  // kubelet: a pod that was never taken in has no containers (`rejectPod`); one that was keeps what was said of them.
+  const wasTakenIn = (old.containerStatuses ?? []).length > 0;
+  const rejected = input.verdict !== undefined && machine === undefined && !wasTakenIn;
 
   let init: ContainerStatus[] = [];
   let main: ContainerStatus[] = [];
@@ -99,6 +104,7 @@ export function podStatus(input: StatusInput): PodStatus {
       input.ended &&
       machine !== undefined &&
       machine.state !== "stopped" &&
+      !isOwnTombstone(pod, machine) &&
       (phase !== "Succeeded" || endsFailed(machine.reason))
     ) {
       phase = "Failed";
@@ -119,17 +125,16 @@ export function podStatus(input: StatusInput): PodStatus {
   if (phase === "Pending" && old.phase === "Running") phase = "Running";
   const terminal = phase === "Succeeded" || phase === "Failed";
   if (terminal && !rejected) {
-    // kubelet: once a pod has initialised, a container whose end nobody saw counts as failed. Those of a pod that was ended
-    // by its init containers never were.
-    const initialised = main.some((s) => s.state?.running || s.state?.terminated || s.lastState?.terminated);
-    if (initialised || old.phase === "Running" || (initSpecs.length === 0 && hasRun(pod))) main = main.map(endUnseen);
-    init = init.map((s, i) =>
-      s.state?.running || (initialised && i < init.length && isSidecar(initSpecs[i]!)) ? endUnseen(s) : s,
-    );
+    // kubelet: TerminatePod. Once a pod has initialised, a container whose end nobody saw counts as failed, though it may never
+    // have begun; of the init containers those up to the last that has begun, and the first in any case.
+    if (old.phase === "Running" || hasInitialised(initSpecs, init, main)) main = main.map(endUnseen);
+    const begun = init.findLastIndex((s) => s.state?.waiting === undefined || s.lastState?.terminated !== undefined);
+    init = init.map((s, i) => (i <= Math.max(begun, 0) ? endUnseen(s) : s));
     ephemeral = ephemeral.map(endUnseen);
   }
 
-  const machineIPs = machine?.addresses.map((a) => a.ip) ?? [];
+  const hostIPs = oneOfEachFamily(input.hostIPs);
+  const machineIPs = oneOfEachFamily(machine?.addresses.map((a) => a.ip) ?? [], hostIPs[0]);
   const podIPs = machineIPs.length > 0 ? machineIPs : (old.podIPs?.map((p) => p.ip) ?? (old.podIP ? [old.podIP] : []));
   const status: Mutable<PodStatus> = {
     phase,
@@ -148,6 +153,24 @@ export function podStatus(input: StatusInput): PodStatus {
     if (ephemeral.length > 0) status.ephemeralContainerStatuses = ephemeral;
   }
   return status;
+}
+
+/** What is left of a machine that the agent deleted because its pod is: nobody has lost it. */
+function isOwnTombstone(pod: Pod, machine: Machine): boolean {
+  return machine.state === "deleted" && machine.reason === undefined && pod.metadata?.deletionTimestamp !== undefined;
+}
+
+/** kubelet: hasPodInitialized. */
+function hasInitialised(
+  specs: readonly SpecContainer[],
+  init: readonly ContainerStatus[],
+  main: readonly ContainerStatus[],
+): boolean {
+  const spec = specs.at(-1);
+  if (spec === undefined || main.some((s) => s.state?.waiting === undefined || s.lastState?.terminated)) return true;
+  const last = init.at(-1);
+  if (isSidecar(spec)) return last?.state?.running !== undefined && last.started === true;
+  return last?.state?.terminated?.exitCode === 0 || last?.lastState?.terminated?.exitCode === 0;
 }
 
 const byName = (a: ContainerStatus, b: ContainerStatus) => (a.name < b.name ? -1 : a.name > b.name ? 1 : 0);
@@ -184,6 +207,7 @@ function containerStatus(
   };
   const id = containerId(input.machine!, seen.id);
   if (id !== undefined) status.containerID = id;
+  Object.assign(status, mounts(spec));
   if (seen.resources !== undefined && kind !== "ephemeral") {
     const resources = effectiveResources(spec, seen.resources, old?.resources);
     status.resources = resources;
@@ -262,6 +286,19 @@ function waitingStatus(
     image: spec.image ?? "",
     imageID: "",
     started: false,
+    ...mounts(spec),
+  };
+}
+
+/** kubelet: convertToAPIContainerStatuses. Recursive read-only mounts are for backends that have them, and none has. */
+function mounts({ volumeMounts = [] }: SpecContainer): Pick<ContainerStatus, "volumeMounts"> {
+  if (volumeMounts.length === 0) return {};
+  return {
+    volumeMounts: volumeMounts.map(({ name, mountPath, readOnly }) => ({
+      name,
+      mountPath,
+      ...(readOnly && { readOnly, recursiveReadOnly: "Disabled" }),
+    })),
   };
 }
 

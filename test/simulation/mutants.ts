@@ -17,6 +17,12 @@ const replan =
 
 const podPathOf = (path: string) => path.replace(/\/status$/, "");
 
+/** What an API server says of a pod that is not there. */
+function notFound(path: string): KubeApiError {
+  const name = /\/pods\/([^/]+)/.exec(path)?.[1] ?? "";
+  return new KubeApiError("mutant", { status: 404, reason: "NotFound", details: { kind: "pods", name } });
+}
+
 export const MUTANTS: readonly Mutant[] = [
   {
     name: "B1 an unanswered read counts as absent, and create is not idempotent",
@@ -94,9 +100,7 @@ export const MUTANTS: readonly Mutant[] = [
     kube: (request, cached) => {
       if (request.method !== "GET") return request;
       const pod = cached(podPathOf(request.path));
-      return pod === undefined
-        ? { error: new KubeApiError("mutant", { status: 404, reason: "NotFound" }) }
-        : { reply: pod };
+      return pod === undefined ? { error: notFound(request.path) } : { reply: pod };
     },
   },
   {
@@ -123,10 +127,7 @@ export const MUTANTS: readonly Mutant[] = [
   {
     name: "R3b a read that the Node authorizer forbids counts as the pod's absence",
     rule: "7: a quorum read per candidate, which says that the pod is gone",
-    kubeError: (error, { method }) =>
-      method === "GET" && error.status === 403
-        ? new KubeApiError("mutant", { status: 404, reason: "NotFound" })
-        : error,
+    kubeError: (error, { method, path }) => (method === "GET" && error.status === 403 ? notFound(path) : error),
   },
   {
     name: "R3c the list that stands in for a forbidden read is answered by a cache",

@@ -182,7 +182,10 @@ export class World {
         status: 403,
         reason: "Forbidden",
       });
-    if (pod === undefined) throw new KubeApiError("not found", { status: 404, reason: "NotFound" });
+    if (pod === undefined) {
+      const details = { kind: "pods", name: match[2]! };
+      throw new KubeApiError("not found", { status: 404, reason: "NotFound", details });
+    }
     if (method === "GET") return pod;
     if (method === "PATCH") {
       const { uid, resourceVersion } = body.metadata ?? {};
@@ -199,7 +202,8 @@ export class World {
         else after[field] = value;
       }
       this.#checkStatus(pod, before, after, observedRunning);
-      return this.#store(key, { ...pod, status: after }, "MODIFIED");
+      const annotations = { ...pod.metadata.annotations, ...body.metadata?.annotations };
+      return this.#store(key, { ...pod, metadata: { ...pod.metadata, annotations }, status: after }, "MODIFIED");
     }
     // DELETE
     const wanted = body.preconditions?.uid;

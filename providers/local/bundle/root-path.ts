@@ -17,6 +17,8 @@ import {
 import { isMissing } from "../host/files.ts";
 
 const MAX_LINKS = 40;
+/** Steps to a place, those through links included: as many as a path can have that the kernel takes. Each costs a descriptor. */
+const MAX_STEPS = 2048;
 /** O_PATH, which Node does not name: a handle on the thing itself, no right to read needed. The same on all Linux. */
 const O_PATH = 0o10000000;
 
@@ -24,16 +26,20 @@ const O_PATH = 0o10000000;
  * Opens `path` inside `root` with O_PATH; with `create`, missing folders are made, with the mode of `root` itself, as
  * kubelet makes a subPath (pkg/volume/util/subpath, doSafeMakeDir): whoever may write to the volume may write there.
  * The caller closes the descriptor, and reaches the thing as `/proc/self/fd/N`.
- * @throws NodeJS.ErrnoException ENOENT, ENOTDIR, ELOOP
+ * @throws NodeJS.ErrnoException ENOENT, ENOTDIR, ELOOP, ENAMETOOLONG
  */
 export function openInRoot(root: string, path: string, options: { create?: boolean } = {}): number {
-  let pending = path.split("/").filter((part) => part !== "" && part !== ".");
+  // The next one last.
+  const pending = partsOf(path).toReversed();
   const trail: number[] = [openSync(root, O_PATH | constants.O_DIRECTORY)];
   let links = 0;
+  let steps = 0;
   try {
-    while (pending.length > 0) {
-      const [name, ...rest] = pending as [string, ...string[]];
-      pending = rest;
+    for (;;) {
+      const name = pending.pop();
+      if (name === undefined) break;
+      if (++steps > MAX_STEPS)
+        throw Object.assign(new Error(`${path.slice(0, 100)}: the path is too long`), { code: "ENAMETOOLONG" });
       if (name === "..") {
         if (trail.length > 1) closeSync(trail.pop()!);
         continue;
@@ -52,12 +58,16 @@ export function openInRoot(root: string, path: string, options: { create?: boole
         throw Object.assign(new Error(`${path}: too many levels of symbolic links`), { code: "ELOOP" });
       const target = readlinkSync(step);
       if (target.startsWith("/")) while (trail.length > 1) closeSync(trail.pop()!);
-      pending = [...target.split("/").filter((part) => part !== "" && part !== "."), ...pending];
+      pending.push(...partsOf(target).toReversed());
     }
     return trail.pop()!;
   } finally {
     for (const fd of trail) closeSync(fd);
   }
+}
+
+function partsOf(path: string): string[] {
+  return path.split("/").filter((part) => part !== "" && part !== ".");
 }
 
 /** Text of a regular file inside `root`, "" when it is not there; at most the first, or the last, `maxBytes` of it. */
@@ -66,22 +76,33 @@ export function readTextInRoot(
   path: string,
   { maxBytes = 1 << 20, part = "first" }: { maxBytes?: number; part?: "first" | "last" } = {},
 ): string {
+  return readInRoot(root, path, maxBytes, part).toString("utf8");
+}
+
+/** As `readTextInRoot`, for a file that means something only as a whole. @throws Error when it has more than `maxBytes` */
+export function readWholeInRoot(root: string, path: string, maxBytes: number): string {
+  const bytes = readInRoot(root, path, maxBytes + 1, "first");
+  if (bytes.length > maxBytes) throw new Error(`${path} has more than ${maxBytes} bytes`);
+  return bytes.toString("utf8");
+}
+
+function readInRoot(root: string, path: string, maxBytes: number, part: "first" | "last"): Buffer {
   let fd: number;
   try {
     fd = openInRoot(root, path);
   } catch (cause) {
-    if (isMissing(cause) || (cause as NodeJS.ErrnoException).code === "ELOOP") return "";
+    if (isMissing(cause) || (cause as NodeJS.ErrnoException).code === "ELOOP") return Buffer.alloc(0);
     throw cause;
   }
   try {
-    return fstatSync(fd).isFile() ? readPart(`/proc/self/fd/${fd}`, maxBytes, part) : "";
+    return fstatSync(fd).isFile() ? readPart(`/proc/self/fd/${fd}`, maxBytes, part) : Buffer.alloc(0);
   } finally {
     closeSync(fd);
   }
 }
 
 /** The file may have any size: a container can make its termination message larger than this process's memory. */
-function readPart(path: string, maxBytes: number, part: "first" | "last"): string {
+function readPart(path: string, maxBytes: number, part: "first" | "last"): Buffer {
   const fd = openSync(path, "r");
   try {
     const { size } = fstatSync(fd);
@@ -90,7 +111,7 @@ function readPart(path: string, maxBytes: number, part: "first" | "last"): strin
     let length = 0;
     for (let read = -1; read !== 0 && length < bytes.length; length += read)
       read = readSync(fd, bytes, length, bytes.length - length, from + length);
-    return bytes.toString("utf8", 0, length);
+    return bytes.subarray(0, length);
   } finally {
     closeSync(fd);
   }

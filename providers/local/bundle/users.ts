@@ -1,5 +1,12 @@
 /** Who a container's process runs as: numbers and names, by the image's own passwd and group files. */
 import { ContainerError } from "../engine.ts";
+import { toError } from "../../../src/provider/kit/index.ts";
+import { readWholeInRoot } from "./root-path.ts";
+
+/** Of an image's /etc/passwd and /etc/group: read and searched at each start. */
+const MAX_FILE_BYTES = 1 << 20;
+/** Groups that an image may add a user to; they are part of the container's status. */
+const MAX_IMAGE_GROUPS = 1024;
 
 export interface ResolvedUser {
   uid: number;
@@ -65,9 +72,31 @@ export function resolveUser(query: UserQuery): ResolvedUser {
   gid ??= root?.gid ?? 0;
   const member =
     root === undefined ? [] : groups.filter(({ members }) => members.includes(root.name)).map((group) => group.gid);
+  if (member.length > MAX_IMAGE_GROUPS)
+    throw new ContainerError(
+      "CreateContainerError",
+      `container ${query.container}: the image's /etc/group has its user in ${member.length} groups, more than the ${MAX_IMAGE_GROUPS} that this host accepts`,
+    );
   // As with containerd, the primary group is one of them.
   const supplementalGroups = [...new Set([gid, ...member, ...query.supplementalGroups])];
   return { uid, gid, supplementalGroups, home: root?.home || (uid === 0 ? "/root" : "/") };
+}
+
+/**
+ * The files that `resolveUser` wants, of an image that is unpacked at `rootfs`.
+ * @throws ContainerError CreateContainerError for one that is too large to be searched at each start
+ */
+export function accountFiles(rootfs: string, container: string): Pick<UserQuery, "passwdFile" | "groupFile"> {
+  try {
+    return {
+      passwdFile: readWholeInRoot(rootfs, "/etc/passwd", MAX_FILE_BYTES),
+      groupFile: readWholeInRoot(rootfs, "/etc/group", MAX_FILE_BYTES),
+    };
+  } catch (cause) {
+    throw new ContainerError("CreateContainerError", `container ${container}: the image's ${toError(cause).message}`, {
+      cause,
+    });
+  }
 }
 
 /** kubelet's verifyRunAsNonRoot. */

@@ -51,6 +51,7 @@ const imagesSchema = z
     parallelPulls: z.int().min(1).max(32).optional().describe("Pulls at a time. Default 2."),
     maxImageBytes: z.int().min(1).optional().describe("Limit on the compressed layers of an image. Default 20 GiB."),
     maxUnpackedBytes: z.int().min(1).optional().describe("Limit on an unpacked image. Default 50 GiB."),
+    maxUnpackedFiles: z.int().min(1).optional().describe("Limit on the files of an unpacked image. Default 2000000."),
     gc: z
       .strictObject({
         highPercent: z

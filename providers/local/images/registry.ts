@@ -4,13 +4,23 @@
  * Credentials go to skopeo in a file that has no name any more when they are written to it (an open descriptor of an
  * unlinked file on a tmpfs), so they are on no disk and nothing is left behind when this process is killed.
  */
-import { createHash, randomBytes } from "node:crypto";
+import { randomBytes } from "node:crypto";
 import { closeSync, existsSync, openSync, unlinkSync, writeSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import type { RegistryAuth } from "../../../src/provider/kit/index.ts";
 import { ContainerError } from "../engine.ts";
 import { CommandError, findTool, run, type CommandResult } from "../host/command.ts";
+import {
+  choosePlatform,
+  digestOf,
+  isIndex,
+  type Manifest,
+  MAX_MANIFEST_BYTES,
+  readDocument,
+  readManifest,
+} from "./manifest.ts";
+import { redact } from "./redact.ts";
 import { matchingCredentials, repository, type ImageReference } from "./reference.ts";
 
 export interface RegistryOptions {
@@ -22,31 +32,18 @@ export interface RegistryOptions {
   tmpDir: string;
 }
 
-export interface Descriptor {
-  digest: string;
-  size: number;
-  /** It is stored here as it is sent. */
-  keepsSize: boolean;
-}
-
 /** What a reference means right now. */
-export interface ResolvedImage {
+export interface ResolvedImage extends Manifest {
   /** Digest of what the reference names: an index where the registry has one, else the manifest. */
   digest: string;
-  /** Digest of this platform's manifest. */
+  /** Digest of this platform's manifest. Where a digest led to it, the registry's answer was held against that. */
   manifestDigest: string;
-  config: Descriptor;
-  layers: Descriptor[];
+  /** Of this platform's manifest. */
+  manifestBytes: number;
   /** The credential that the registry accepted; undefined for anonymous. */
   credential: RegistryAuth | undefined;
 }
 
-const INDEX_TYPES = [
-  "application/vnd.oci.image.index.v1+json",
-  "application/vnd.docker.distribution.manifest.list.v2+json",
-];
-const MAX_MANIFEST_BYTES = 4 * 1024 * 1024;
-const DIGEST = /^sha256:[0-9a-f]{64}$/;
 const LOOPBACK = /^(?:localhost|127\.\d+\.\d+\.\d+|\[::1\])(?::\d+)?$/;
 
 export class Registry {
@@ -117,12 +114,15 @@ export class Registry {
   ): Promise<ResolvedImage> {
     const named = await this.#manifest(reference, reference.digest ?? reference.tag!, credential, signal);
     const digest = reference.digest ?? digestOf(named);
-    const document = parseJson(image, named);
-    if (!isIndex(document)) return { digest, manifestDigest: digest, ...readManifest(image, document), credential };
-
+    const document = readDocument(image, named, digest);
+    if (!isIndex(document)) {
+      const manifest = { manifestDigest: digest, manifestBytes: named.length };
+      return { digest, ...manifest, ...readManifest(image, document), credential };
+    }
     const manifestDigest = choosePlatform(image, document, this.#options.platform);
-    const manifest = await this.#manifest(reference, manifestDigest, credential, signal);
-    return { digest, manifestDigest, ...readManifest(image, parseJson(image, manifest)), credential };
+    const content = await this.#manifest(reference, manifestDigest, credential, signal);
+    const manifest = readManifest(image, readDocument(image, content, manifestDigest));
+    return { digest, manifestDigest, manifestBytes: content.length, ...manifest, credential };
   }
 
   async #manifest(
@@ -159,6 +159,11 @@ export class Registry {
         signal,
         maxOutputBytes: MAX_MANIFEST_BYTES,
       });
+    } catch (cause) {
+      if (!(cause instanceof CommandError)) throw cause;
+      // Here, and without the cause: nothing that is made of it later, an event or a log line, has the rest.
+      const { command, exitCode, stderr } = cause;
+      throw new CommandError(command, exitCode, redact(lastMessage(stderr) ?? ""), redact(cause.message));
     } finally {
       closeSync(fd3);
     }
@@ -182,73 +187,6 @@ function openAuthFile(reference: ImageReference, credential: RegistryAuth | unde
   return fd;
 }
 
-export function digestOf(content: Buffer): string {
-  return `sha256:${createHash("sha256").update(content).digest("hex")}`;
-}
-
-function parseJson(image: string, content: Buffer): Record<string, unknown> {
-  try {
-    const value: unknown = JSON.parse(content.toString("utf8"));
-    if (typeof value === "object" && value !== null && !Array.isArray(value)) return value as Record<string, unknown>;
-  } catch (cause) {
-    throw new ContainerError("ErrImagePull", `${image}: the registry's manifest is not JSON`, { cause });
-  }
-  throw new ContainerError("ErrImagePull", `${image}: the registry's manifest is not a JSON object`);
-}
-
-function isIndex(document: Record<string, unknown>): boolean {
-  return (
-    INDEX_TYPES.includes(String(document["mediaType"])) ||
-    (Array.isArray(document["manifests"]) && document["config"] === undefined)
-  );
-}
-
-function choosePlatform(
-  image: string,
-  index: Record<string, unknown>,
-  platform: { os: string; architecture: string },
-): string {
-  const entries = Array.isArray(index["manifests"]) ? (index["manifests"] as Record<string, unknown>[]) : [];
-  const match = entries.find((entry) => {
-    const offered = entry?.["platform"] as Record<string, unknown> | undefined;
-    return offered?.["os"] === platform.os && offered["architecture"] === platform.architecture;
-  });
-  const digest = match?.["digest"];
-  if (typeof digest !== "string" || !DIGEST.test(digest))
-    throw new ContainerError(
-      "ErrImagePull",
-      `${image}: no match for platform ${platform.os}/${platform.architecture} in manifest: not found`,
-    );
-  return digest;
-}
-
-function readManifest(image: string, document: Record<string, unknown>): { config: Descriptor; layers: Descriptor[] } {
-  if (document["schemaVersion"] !== 2)
-    throw new ContainerError(
-      "ErrImagePull",
-      `${image}: manifest schema ${String(document["schemaVersion"])} is not supported; push the image again with a current tool`,
-    );
-  const layers = document["layers"];
-  if (!Array.isArray(layers)) throw new ContainerError("ErrImagePull", `${image}: the manifest has no list of layers`);
-  return {
-    config: readDescriptor(image, document["config"]),
-    layers: layers.map((layer) => readDescriptor(image, layer)),
-  };
-}
-
-function readDescriptor(image: string, value: unknown): Descriptor {
-  const { digest, size, mediaType } = (value ?? {}) as Record<string, unknown>;
-  if (
-    typeof digest !== "string" ||
-    !DIGEST.test(digest) ||
-    typeof size !== "number" ||
-    !Number.isSafeInteger(size) ||
-    size < 0
-  )
-    throw new ContainerError("ErrImagePull", `${image}: the manifest has an entry without a sha256 digest or size`);
-  return { digest, size, keepsSize: !String(mediaType).endsWith("zstd") };
-}
-
 function isDenied(stderr: string): boolean {
   return /unauthorized|authentication required|access to the resource is denied|invalid username\/password|requested access/i.test(
     stderr,
@@ -261,7 +199,7 @@ function pullError(image: string, cause: unknown, signal: AbortSignal): Error {
   if (cause instanceof ContainerError) return cause;
   if (!(cause instanceof CommandError))
     return new ContainerError("ErrImagePull", `${image}: ${String(cause)}`, { cause });
-  const text = lastMessage(cause.stderr) || cause.message;
+  const text = cause.stderr || cause.message;
   if (isDenied(text))
     return new ContainerError(
       "ErrImagePull",

@@ -1,16 +1,19 @@
 /**
  * The images of this host, for every engine that has images. A folder:
  *
- *     blobs/sha256/HEX     layers, configs and manifests as the registry sent them; shared by all images
+ *     blobs/sha256/HEX     layers, configs and manifests as registries sent them; one file, whatever images have it
  *     images/HEX/          one image, named by its manifest's digest: rootfs/, image.json, and what engines derive from it
  *     names.json           which names mean which image
  *     tmp/                 pulls under way; emptied at start
  *
  * An image folder appears by one rename when everything in it is complete, so nothing half-made is ever found.
+ *
+ * A digest is no right to what it names. What is here is given out only to names of a repository that has sent all of it:
+ * any other one is asked for every blob first, although the bytes turn out to be the same and are kept once.
  */
-import { createHash, randomBytes } from "node:crypto";
-import { existsSync, mkdirSync, readFileSync, renameSync, rmSync, statSync, writeFileSync } from "node:fs";
-import { lstat, mkdir, mkdtemp, readdir, readFile, rename, rm, statfs, symlink, utimes } from "node:fs/promises";
+import { randomBytes } from "node:crypto";
+import { existsSync, mkdirSync, readFileSync, renameSync, rmSync, statSync } from "node:fs";
+import { link, lstat, mkdir, mkdtemp, readdir, readFile, rename, rm, stat, utimes } from "node:fs/promises";
 import { basename, dirname, join } from "node:path";
 import PQueue from "p-queue";
 import {
@@ -22,8 +25,12 @@ import {
 } from "../../../src/provider/kit/index.ts";
 import { ContainerError, type HostProblem, type ImageConfig, type ImageStore, type PreparedImage } from "../engine.ts";
 import { CommandError, findTool, run } from "../host/command.ts";
-import { readFileIfExists, writeFileAtomic } from "../host/files.ts";
+import { isMissing, readFileIfExists, writeFileAtomic } from "../host/files.ts";
 import { removeTree } from "../host/remove-tree.ts";
+import { type DiskUse, ImageDisk, MIN_FREE_BYTES } from "./disk.ts";
+import { imageConfig } from "./image-config.ts";
+import { MAX_CONFIG_BYTES } from "./manifest.ts";
+import { ImageNames, type NameEntry } from "./names.ts";
 import { fullName, parseReference, repository, type ImageReference } from "./reference.ts";
 import { Registry, type ResolvedImage } from "./registry.ts";
 
@@ -39,10 +46,12 @@ export interface HostImagesOptions {
   maxImageBytes?: number;
   /** Limit on what an image may take when unpacked. */
   maxUnpackedBytes?: number;
+  /** Limit on the files of an unpacked image. */
+  maxUnpackedFiles?: number;
   pullTimeoutMs?: number;
   gc?: Partial<GcOptions>;
-  /** Bytes of the file system that the store is on. */
-  diskUsage?: () => Promise<{ totalBytes: number; freeBytes: number }>;
+  /** Of the file system that the store is on. */
+  diskUsage?: () => Promise<DiskUse>;
 }
 
 /** Kubelet's imageGCHighThresholdPercent, imageGCLowThresholdPercent and imageMinimumGCAge. */
@@ -52,17 +61,16 @@ export interface GcOptions {
   minAgeMs: number;
 }
 
-/** A pull that leaves less than this is stopped: a full disk would hurt every machine of the host. */
-const MIN_FREE_BYTES = 256 * 1024 * 1024;
-const DISK_CHECK_MS = 250;
 /** Registries asked at a time what a name means: each question is a process of its own. */
 const QUESTIONS = 8;
 /** A registry that does not answer must not keep others from being asked. */
 const ANSWER_MS = 60_000;
 /** containerd's image_pull_progress_timeout: a pull that stands still must not keep others waiting. */
 const STALL_MS = 5 * 60_000;
-/** What skopeo may write beside blobs of the announced sizes: its index, and a little more where it compresses by itself. */
-const COPY_SLACK = { bytes: 1024 * 1024, ratio: 1.01 };
+/** What skopeo may write beside blobs of the announced sizes: manifest, index, a little more where it compresses by itself. */
+const COPY_SLACK = { bytes: 1024 * 1024, ratio: 1.01, manifests: 2 };
+/** Of each image, the newest: a forgotten one is only asked for again. */
+const REPOSITORIES_KEPT = 100;
 const HEX = /^[0-9a-f]{64}$/;
 
 interface StoredImage {
@@ -72,15 +80,8 @@ interface StoredImage {
   blobs: string[];
   /** Compressed size, what a registry would say. */
   sizeBytes: number;
-}
-
-interface NameEntry {
-  /** `repo@sha256:...` of what the name resolved to. */
-  imageId: string;
-  /** Folder in images/. */
-  hex: string;
-  /** Salted hashes of the credentials with which the registry gave it out; `anonymous` when it needs none. */
-  seenBy: string[];
+  /** Those that have sent every one of the blobs. */
+  repositories: string[];
 }
 
 interface SharedPull {
@@ -91,15 +92,17 @@ interface SharedPull {
 
 export class HostImages implements ImageStore {
   readonly #options: HostImagesOptions;
-  readonly #limits: { maxImageBytes: number; maxUnpackedBytes: number; pullTimeoutMs: number };
+  readonly #limits: { maxImageBytes: number; unpacked: { bytes: number; inodes: number }; pullTimeoutMs: number };
+  readonly #disk: ImageDisk;
   readonly #gc: GcOptions;
   readonly #registry: Registry;
   readonly #questions = new PQueue({ concurrency: QUESTIONS });
   readonly #queue: PQueue;
   readonly #pulls = new Map<string, SharedPull>();
-  #saved: Promise<void> = Promise.resolve();
+  /** Changes of image folders, one after the other. */
+  #placed: Promise<unknown> = Promise.resolve();
   #collected: Promise<unknown> = Promise.resolve();
-  #state: { names: Record<string, NameEntry>; salt: Buffer } | undefined;
+  #names: ImageNames | undefined;
   /** Folders of images that machines need. Not by name: what a name means can change while a machine runs. */
   #retained: ReadonlySet<string> | undefined;
   /** Folders of images that callers are being given just now, and to how many: nobody has said yet that they are needed. */
@@ -109,9 +112,13 @@ export class HostImages implements ImageStore {
     this.#options = options;
     this.#limits = {
       maxImageBytes: options.maxImageBytes ?? 20 * 1024 ** 3,
-      maxUnpackedBytes: options.maxUnpackedBytes ?? 50 * 1024 ** 3,
+      unpacked: {
+        bytes: options.maxUnpackedBytes ?? 50 * 1024 ** 3,
+        inodes: options.maxUnpackedFiles ?? 2_000_000,
+      },
       pullTimeoutMs: options.pullTimeoutMs ?? 30 * 60_000,
     };
+    this.#disk = new ImageDisk({ dir: options.dir, clock: options.clock, usage: options.diskUsage });
     this.#gc = { highPercent: 85, lowPercent: 80, minAgeMs: 120_000, ...options.gc };
     this.#queue = new PQueue({ concurrency: options.parallelPulls ?? 2 });
     this.#registry = new Registry({
@@ -122,20 +129,14 @@ export class HostImages implements ImageStore {
   }
 
   /** What is on disk, read at the first use; what an earlier process left unfinished is removed then. */
-  #open(): { names: Record<string, NameEntry>; salt: Buffer } {
-    if (this.#state !== undefined) return this.#state;
+  #open(): ImageNames {
+    if (this.#names !== undefined) return this.#names;
     const { dir } = this.#options;
     rmSync(join(dir, "tmp"), { recursive: true, force: true });
     for (const folder of ["tmp", "images", "blobs/sha256"])
       mkdirSync(join(dir, folder), { recursive: true, mode: 0o700 });
-    const saltFile = join(dir, "salt");
-    if (!existsSync(saltFile)) writeFileSync(saltFile, randomBytes(32), { mode: 0o600, flush: true });
-    const namesFile = join(dir, "names.json");
-    const names = existsSync(namesFile)
-      ? (JSON.parse(readFileSync(namesFile, "utf8")) as Record<string, NameEntry>)
-      : {};
-    this.#state = { names, salt: readFileSync(saltFile) };
-    return this.#state;
+    this.#names = new ImageNames(dir);
+    return this.#names;
   }
 
   /** What the host lacks for images. */
@@ -151,8 +152,8 @@ export class HostImages implements ImageStore {
 
   async find(image: string, auth?: readonly RegistryAuth[]): Promise<PreparedImage | undefined> {
     const reference = parseReference(image);
-    const entry = this.#lookUp(reference);
-    if (entry === undefined || (auth !== undefined && !this.#mayUse(entry, auth))) return undefined;
+    const entry = this.#open().find(reference, auth);
+    if (entry === undefined) return undefined;
     return await this.#spared(entry.hex, async () => {
       const stored = await this.#stored(entry.hex);
       return stored === undefined ? undefined : await this.#prepared(reference, entry, stored);
@@ -172,8 +173,10 @@ export class HostImages implements ImageStore {
       const resolved = await this.#questions.add(ask, { signal });
       const hex = hexOf(resolved.manifestDigest);
       return await this.#spared(hex, async () => {
-        const stored = (await this.#stored(hex)) ?? (await this.#pullShared(image, reference, resolved, signal));
-        const entry = await this.#remember(reference, resolved);
+        const here = await this.#stored(hex);
+        const isTheirs = here?.repositories.includes(repository(reference)) === true;
+        const stored = isTheirs ? here : await this.#pullShared(image, reference, resolved, signal);
+        const entry = await this.#open().remember(reference, resolved, hex);
         await this.collect();
         return { ...(await this.#prepared(reference, entry, stored)), sizeBytes: stored.sizeBytes };
       });
@@ -228,7 +231,7 @@ export class HostImages implements ImageStore {
 
   /** Bytes of the file system that images and machines' disks are on. */
   async diskSize(): Promise<number> {
-    return (await this.#diskUsage()).totalBytes;
+    return (await this.#disk.use()).totalBytes;
   }
 
   /**
@@ -273,13 +276,6 @@ export class HostImages implements ImageStore {
     return statSync(join(this.#imageDir(hex), "image.json")).mtimeMs;
   }
 
-  #lookUp(reference: ImageReference): NameEntry | undefined {
-    const byName = this.#open().names[fullName(reference)];
-    if (byName !== undefined || reference.digest === undefined) return byName;
-    const imageId = `${repository(reference)}@${reference.digest}`;
-    return Object.values(this.#open().names).find((entry) => entry.imageId === imageId);
-  }
-
   async #prepared(reference: ImageReference, entry: NameEntry, stored: StoredImage): Promise<PreparedImage> {
     const now = this.#options.clock.now() / 1000;
     await utimes(join(this.#imageDir(entry.hex), "image.json"), now, now);
@@ -291,44 +287,14 @@ export class HostImages implements ImageStore {
     };
   }
 
-  /** An image that a registry gave out for a credential is not for machines that cannot show one. */
-  #mayUse(entry: NameEntry, auth: readonly RegistryAuth[]): boolean {
-    return (
-      entry.seenBy.includes("anonymous") ||
-      auth.some((credential) => entry.seenBy.includes(this.#fingerprint(credential)))
-    );
-  }
-
-  #fingerprint(credential: RegistryAuth | undefined): string {
-    if (credential === undefined) return "anonymous";
-    const { username, password, identity_token } = credential;
-    return createHash("sha256")
-      .update(this.#open().salt)
-      .update(JSON.stringify([username ?? "", password ?? "", identity_token ?? ""]))
-      .digest("hex");
-  }
-
-  async #remember(reference: ImageReference, resolved: ResolvedImage): Promise<NameEntry> {
-    const imageId = `${repository(reference)}@${resolved.digest}`;
-    const before = this.#open().names[fullName(reference)];
-    const seenBy = new Set(before?.imageId === imageId ? before.seenBy : []);
-    seenBy.add(this.#fingerprint(resolved.credential));
-    const entry: NameEntry = { imageId, hex: hexOf(resolved.manifestDigest), seenBy: [...seenBy] };
-    if (JSON.stringify(before) !== JSON.stringify(entry)) {
-      this.#open().names[fullName(reference)] = entry;
-      await this.#saveNames();
-    }
-    return entry;
-  }
-
-  /** One download per manifest, however many wait for it; it is given up when the last of them is. */
+  /** One download per repository and manifest, however many wait for it; it is given up when the last of them is. */
   async #pullShared(
     image: string,
     reference: ImageReference,
     resolved: ResolvedImage,
     signal: AbortSignal,
   ): Promise<StoredImage> {
-    const key = resolved.manifestDigest;
+    const key = `${repository(reference)}@${resolved.manifestDigest}`;
     let pull = this.#pulls.get(key);
     if (pull === undefined || pull.abort.signal.aborted) {
       const abort = new AbortController();
@@ -364,59 +330,122 @@ export class HostImages implements ImageStore {
         "ErrImagePull",
         `${image}: its layers have ${sizeBytes} bytes, more than the ${this.#limits.maxImageBytes} that this host accepts`,
       );
-    await this.#assertRoom(image, resolved);
-
     const work = await mkdtemp(join(this.#options.dir, "tmp", "pull-"));
     try {
       const layout = join(work, "layout");
-      await mkdir(layout);
-      // skopeo and umoci both look for blobs in the layout: through this link all layouts share them.
-      await symlink(join(this.#options.dir, "blobs"), join(layout, "blobs"));
-      await this.#copy(image, reference, resolved, layout, signal);
-      const stored = await this.#describe(image, layout, resolved, sizeBytes);
+      await mkdir(join(layout, "blobs/sha256"), { recursive: true });
+      // skopeo does not ask for what is in the layout already.
+      const here = await this.#sentBy(repository(reference), resolved, layout);
+      await this.#assertRoom(image, resolved, here);
+      await this.#copy(image, reference, { resolved, here }, layout, signal);
+      const described = await this.#describe(image, layout, resolved, sizeBytes);
+      const stored = { ...described, repositories: [repository(reference)] };
+      const known = await this.#addRepository(stored);
+      if (known !== undefined) return known;
       await mkdir(join(work, "image"));
-      await this.#unpack(image, layout, join(work, "image", "rootfs"), stored, signal);
+      await this.#unpack(image, layout, join(work, "image", "rootfs"), here, signal);
       await writeFileAtomic(join(work, "image", "image.json"), JSON.stringify(stored));
-      await rename(join(work, "image"), this.#imageDir(hexOf(resolved.manifestDigest)));
-      return stored;
+      return await this.#place(join(work, "image"), layout, stored);
     } finally {
       await removeTree(work);
     }
   }
 
+  /** Puts into the layout what this repository has sent before, for this image or for another one. @returns what that is */
+  async #sentBy(repository: string, { config, layers }: ResolvedImage, layout: string): Promise<Set<string>> {
+    const wanted = new Set([config, ...layers].map(({ digest }) => digest));
+    const sent = new Set<string>();
+    for (const hex of await this.#imageFolders()) {
+      const stored = await this.#stored(hex);
+      if (stored?.repositories.includes(repository) !== true) continue;
+      for (const digest of stored.blobs)
+        if (wanted.has(digest) && (await giveName(this.#blob(digest), blobIn(layout, digest)))) sent.add(digest);
+    }
+    return sent;
+  }
+
+  /** @returns the image when it is here; the repositories of `stored` are among its own from then on */
+  async #addRepository(stored: StoredImage): Promise<StoredImage | undefined> {
+    const hex = hexOf(stored.manifestDigest);
+    return await this.#inTurn(async () => {
+      const known = await this.#stored(hex);
+      if (known === undefined) return undefined;
+      const repositories = new Set([...known.repositories, ...stored.repositories]);
+      const next = { ...known, repositories: [...repositories].slice(-REPOSITORIES_KEPT) };
+      await writeFileAtomic(join(this.#imageDir(hex), "image.json"), JSON.stringify(next));
+      return next;
+    });
+  }
+
+  /** Puts a complete image in its place, unless another repository's pull was faster. Its blobs are kept for images to come. */
+  async #place(folder: string, layout: string, stored: StoredImage): Promise<StoredImage> {
+    const known = await this.#addRepository(stored);
+    if (known !== undefined) return known;
+    const isPlaced = await this.#inTurn(async () => {
+      const place = this.#imageDir(hexOf(stored.manifestDigest));
+      if (existsSync(place)) return false;
+      await rename(folder, place);
+      return true;
+    });
+    if (!isPlaced) return await this.#place(folder, layout, stored);
+    for (const digest of stored.blobs) await giveName(blobIn(layout, digest), this.#blob(digest));
+    return stored;
+  }
+
+  #inTurn<T>(change: () => Promise<T>): Promise<T> {
+    const turn = this.#placed.then(change, change);
+    this.#placed = turn;
+    return turn;
+  }
+
   /** Reads what skopeo wrote: its manifest can differ from the registry's (schema conversion, recompression). */
-  async #describe(image: string, layout: string, resolved: ResolvedImage, sizeBytes: number): Promise<StoredImage> {
+  async #describe(
+    image: string,
+    layout: string,
+    resolved: ResolvedImage,
+    sizeBytes: number,
+  ): Promise<Omit<StoredImage, "repositories">> {
     const index = JSON.parse(await readFile(join(layout, "index.json"), "utf8")) as { manifests: { digest: string }[] };
     const manifestDigest = index.manifests[0]!.digest;
-    const manifest = JSON.parse(await readFile(this.#blob(manifestDigest), "utf8")) as {
+    const manifest = JSON.parse(await readFile(blobIn(layout, manifestDigest), "utf8")) as {
       config: { digest: string };
       layers: { digest: string }[];
     };
-    let document: unknown;
-    try {
-      document = JSON.parse(await readFile(this.#blob(manifest.config.digest), "utf8"));
-    } catch (cause) {
-      throw new ContainerError("ImageInspectError", `${image}: its configuration cannot be read`, { cause });
-    }
     return {
       manifestDigest: resolved.manifestDigest,
-      config: imageConfig(document),
+      config: await this.#readConfig(image, blobIn(layout, manifest.config.digest)),
       blobs: [manifestDigest, manifest.config.digest, ...manifest.layers.map((layer) => layer.digest)],
       sizeBytes,
     };
   }
 
+  async #readConfig(image: string, file: string): Promise<ImageConfig> {
+    const { size } = await stat(file);
+    if (size > MAX_CONFIG_BYTES)
+      throw new ContainerError(
+        "ErrImagePull",
+        `${image}: its configuration has ${size} bytes, more than the ${MAX_CONFIG_BYTES} that this host accepts`,
+      );
+    let document: unknown;
+    try {
+      document = JSON.parse(await readFile(file, "utf8"));
+    } catch (cause) {
+      throw new ContainerError("ImageInspectError", `${image}: its configuration cannot be read`, { cause });
+    }
+    return imageConfig(image, document);
+  }
+
   /** By what the registry announces, before anything is fetched; layers that are here already need no room. */
-  async #assertRoom(image: string, resolved: ResolvedImage): Promise<void> {
+  async #assertRoom(image: string, resolved: ResolvedImage, here: ReadonlySet<string>): Promise<void> {
     const missing = new Map(
       [resolved.config, ...resolved.layers]
-        .filter(({ digest }) => !existsSync(this.#blob(digest)))
+        .filter(({ digest }) => !here.has(digest))
         .map(({ digest, size }) => [digest, size]),
     );
     const bytes = [...missing.values()].reduce((sum, size) => sum + size, 0);
     const roomBytes = bytes + MIN_FREE_BYTES;
     await this.collect(roomBytes);
-    const { freeBytes } = await this.#diskUsage();
+    const { freeBytes } = await this.#disk.use();
     if (freeBytes < roomBytes)
       throw new ContainerError(
         "ErrImagePull",
@@ -428,25 +457,26 @@ export class HostImages implements ImageStore {
   async #copy(
     image: string,
     reference: ImageReference,
-    resolved: ResolvedImage,
+    { resolved, here }: { resolved: ResolvedImage; here: ReadonlySet<string> },
     layout: string,
     signal: AbortSignal,
   ): Promise<void> {
     const announced = [resolved.config, ...resolved.layers].reduce((sum, { size }) => sum + size, 0);
     // What is compressed otherwise, skopeo compresses anew: its size is not announced.
     const limit = resolved.layers.every(({ keepsSize }) => keepsSize)
-      ? announced * COPY_SLACK.ratio + COPY_SLACK.bytes
+      ? announced * COPY_SLACK.ratio + resolved.manifestBytes * COPY_SLACK.manifests + COPY_SLACK.bytes
       : this.#limits.maxImageBytes;
+    const known = new Set([...here].map(hexOf));
     let last = { bytes: -1, at: 0 };
     const excess = async () => {
-      // Blobs are written here and moved when they are complete.
-      const bytes = await fileBytes(layout);
+      // Blobs are written in the first folder, and moved to the second when they are complete.
+      const bytes = (await fileBytes(layout)) + (await fileBytes(join(layout, "blobs/sha256"), known));
       const now = this.#options.clock.monotonic();
       if (bytes !== last.bytes) last = { bytes, at: now };
       if (now - last.at >= STALL_MS) return `the registry has sent nothing for ${STALL_MS / 60_000} minutes`;
       return bytes > limit ? `the registry sends more than the ${announced} bytes that it has announced` : undefined;
     };
-    await this.#guarded(image, excess, signal, (guarded) =>
+    await this.#disk.guard(image, excess, signal, (guarded) =>
       this.#registry.copy(image, reference, resolved, layout, guarded),
     );
   }
@@ -455,18 +485,10 @@ export class HostImages implements ImageStore {
     image: string,
     layout: string,
     rootfs: string,
-    stored: StoredImage,
+    here: ReadonlySet<string>,
     signal: AbortSignal,
   ): Promise<void> {
-    const { maxUnpackedBytes } = this.#limits;
-    const before = (await this.#diskUsage()).freeBytes;
-    // A small layer can unpack to a huge one. Others write to this disk as well: free space is only the cheap hint, the
-    // tree is measured when it says so.
-    const excess = async (freeBytes: number) =>
-      before - freeBytes > maxUnpackedBytes && (await treeBytes(rootfs)) > maxUnpackedBytes
-        ? `unpacks to more than the ${maxUnpackedBytes} bytes that this host accepts`
-        : undefined;
-    await this.#guarded(image, excess, signal, async (guarded) => {
+    await this.#disk.guardTree(image, rootfs, this.#limits.unpacked, signal, async (guarded) => {
       try {
         await run(findTool("umoci") ?? "umoci", ["raw", "unpack", "--image", `${layout}:image`, rootfs], {
           signal: guarded,
@@ -474,77 +496,38 @@ export class HostImages implements ImageStore {
       } catch (cause) {
         if (guarded.aborted) throw guarded.reason;
         // Layers on this disk that no longer match their digest would fail every later pull as well: fetch them anew.
-        // Not while another pull may count on them: if they are bad, it fails too, and the last one to fail is alone.
-        if (this.#pulls.size === 1) for (const digest of stored.blobs) rmSync(this.#blob(digest), { force: true });
+        for (const digest of here) rmSync(this.#blob(digest), { force: true });
         const text = cause instanceof CommandError ? umociMessage(cause.stderr) : String(cause);
         throw new ContainerError("ErrImagePull", `${image}: failed to unpack: ${text}`, { cause });
       }
     });
   }
 
-  /**
-   * Does `work`, and looks at the disk meanwhile.
-   * @throws ContainerError when the disk runs full, or `excess` says why it is too much
-   */
-  async #guarded(
-    image: string,
-    excess: (freeBytes: number) => Promise<string | undefined>,
-    signal: AbortSignal,
-    work: (signal: AbortSignal) => Promise<void>,
-  ): Promise<void> {
-    const guard = new AbortController();
-    const watched = this.#watchDisk(image, excess, guard).catch((error: unknown) => guard.abort(error));
-    try {
-      await work(AbortSignal.any([signal, guard.signal]));
-    } finally {
-      guard.abort();
-      await watched;
-    }
-  }
-
-  async #watchDisk(
-    image: string,
-    excess: (freeBytes: number) => Promise<string | undefined>,
-    guard: AbortController,
-  ): Promise<void> {
-    for (;;) {
-      try {
-        await this.#options.clock.sleep(DISK_CHECK_MS, guard.signal);
-      } catch {
-        return;
-      }
-      const { freeBytes } = await this.#diskUsage();
-      const why = freeBytes < MIN_FREE_BYTES ? "no space left on this host's image disk" : await excess(freeBytes);
-      if (why !== undefined) guard.abort(new ContainerError("ErrImagePull", `${image}: ${why}`));
-    }
-  }
-
   async #stored(hex: string): Promise<StoredImage | undefined> {
     const text = await readFileIfExists(join(this.#imageDir(hex), "image.json"));
-    return text === undefined ? undefined : (JSON.parse(text) as StoredImage);
+    // Earlier versions did not write down where an image came from.
+    if (text === undefined) return undefined;
+    const { repositories = [], ...stored } = JSON.parse(text) as Omit<StoredImage, "repositories"> &
+      Partial<StoredImage>;
+    return { ...stored, repositories };
   }
 
   async #remove(hex: string): Promise<void> {
     const doomed = join(this.#options.dir, "tmp", `gone-${hex}-${randomBytes(4).toString("hex")}`);
     // Before anybody else has a turn, who might be given it.
     renameSync(this.#imageDir(hex), doomed);
-    this.#open().names = Object.fromEntries(
-      Object.entries(this.#open().names).filter(([, entry]) => entry.hex !== hex),
-    );
-    await this.#saveNames();
+    await this.#open().forget(hex);
     await removeTree(doomed);
     await this.#removeOrphans();
   }
 
-  /** Blobs that no image is made of: those of images that were removed, and of pulls that failed. */
+  /** Blobs of images that were removed. A pull under way has names of its own for those that it counts on. */
   async #removeOrphans(): Promise<void> {
     const used = new Set<string>();
     for (const folder of await this.#imageFolders())
       for (const digest of (await this.#stored(folder))?.blobs ?? []) used.add(digest);
     for (const blob of await readdir(join(this.#options.dir, "blobs/sha256")))
-      // A pull under way may count on a blob that no complete image has yet.
-      if (this.#pulls.size === 0 && !used.has(`sha256:${blob}`))
-        await rm(join(this.#options.dir, "blobs/sha256", blob), { force: true });
+      if (!used.has(`sha256:${blob}`)) await rm(join(this.#options.dir, "blobs/sha256", blob), { force: true });
   }
 
   async #imageFolders(): Promise<string[]> {
@@ -552,25 +535,9 @@ export class HostImages implements ImageStore {
   }
 
   async #hasRoom(belowPercent: number, roomBytes: number): Promise<boolean> {
-    const { totalBytes, freeBytes } = await this.#diskUsage();
+    const { totalBytes, freeBytes } = await this.#disk.use();
     const usedPercent = totalBytes === 0 ? 0 : (100 * (totalBytes - freeBytes)) / totalBytes;
     return usedPercent < belowPercent && freeBytes >= roomBytes;
-  }
-
-  async #diskUsage(): Promise<{ totalBytes: number; freeBytes: number }> {
-    if (this.#options.diskUsage !== undefined) return await this.#options.diskUsage();
-    // Asked for before the first image.
-    await mkdir(this.#options.dir, { recursive: true, mode: 0o700 });
-    const fs = await statfs(this.#options.dir);
-    return { totalBytes: fs.blocks * fs.bsize, freeBytes: fs.bavail * fs.bsize };
-  }
-
-  /** One after another: of two at once the older one might be in place in the end. */
-  #saveNames(): Promise<void> {
-    const save = () =>
-      writeFileAtomic(join(this.#options.dir, "names.json"), JSON.stringify(this.#open().names), 0o600);
-    this.#saved = this.#saved.then(save, save);
-    return this.#saved;
   }
 
   #imageDir(hex: string): string {
@@ -580,23 +547,6 @@ export class HostImages implements ImageStore {
   #blob(digest: string): string {
     return join(this.#options.dir, "blobs/sha256", hexOf(digest));
   }
-}
-
-/** The part of an OCI image configuration that decides how a container runs; wrong types count as absent. */
-export function imageConfig(document: unknown): ImageConfig {
-  const raw = ((document as Record<string, unknown> | null)?.["config"] ?? {}) as Record<string, unknown>;
-  const text = (value: unknown) => (typeof value === "string" && value !== "" ? value : undefined);
-  const list = (value: unknown) =>
-    Array.isArray(value) && value.every((item) => typeof item === "string") ? value : undefined;
-  const found = {
-    entrypoint: list(raw["Entrypoint"]),
-    cmd: list(raw["Cmd"]),
-    env: list(raw["Env"]),
-    user: text(raw["User"]),
-    workingDir: text(raw["WorkingDir"]),
-    stopSignal: text(raw["StopSignal"]),
-  };
-  return Object.fromEntries(Object.entries(found).filter(([, value]) => value !== undefined));
 }
 
 function hexOf(digest: string): string {
@@ -613,19 +563,26 @@ function umociMessage(stderr: string): string {
     .trim();
 }
 
-async function fileBytes(folder: string): Promise<number> {
-  const files = (await readdir(folder, { withFileTypes: true })).filter((entry) => entry.isFile());
-  const sizes = files.map(async ({ name }) => (await lstat(join(folder, name)).catch(() => undefined))?.size ?? 0);
-  return (await Promise.all(sizes)).reduce((sum, size) => sum + size, 0);
+function blobIn(layout: string, digest: string): string {
+  return join(layout, "blobs/sha256", hexOf(digest));
 }
 
-/** What a tree takes on the disk. */
-async function treeBytes(folder: string): Promise<number> {
-  let sum = 0;
-  for (const entry of await readdir(folder, { withFileTypes: true, recursive: true }).catch(() => [])) {
-    if (!entry.isFile()) continue;
-    const info = await lstat(join(entry.parentPath, entry.name)).catch(() => undefined);
-    sum += (info?.blocks ?? 0) * 512;
+/** Gives a file a second name, unless it is gone, or has that name already. @returns whether it has it */
+async function giveName(file: string, name: string): Promise<boolean> {
+  try {
+    await link(file, name);
+    return true;
+  } catch (thrown) {
+    if ((thrown as NodeJS.ErrnoException).code === "EEXIST") return true;
+    if (isMissing(thrown)) return false;
+    throw thrown;
   }
-  return sum;
+}
+
+/** Of the files in a folder, but for those of these names. */
+async function fileBytes(folder: string, except: ReadonlySet<string> = new Set()): Promise<number> {
+  const entries = await readdir(folder, { withFileTypes: true });
+  const files = entries.filter((entry) => entry.isFile() && !except.has(entry.name));
+  const sizes = files.map(async ({ name }) => (await lstat(join(folder, name)).catch(() => undefined))?.size ?? 0);
+  return (await Promise.all(sizes)).reduce((sum, size) => sum + size, 0);
 }

@@ -68,7 +68,7 @@ export class MachineBook {
     this.#logger = options.logger;
     // A patch writes the spec first: the former backend may have ended before it wrote the record.
     for (const container of containersOf(spec)) {
-      if (record.containers[container.spec.name] === undefined) this.addRecord(container);
+      if (!Object.hasOwn(record.containers, container.spec.name)) this.addRecord(container);
     }
   }
 
@@ -278,7 +278,7 @@ export class MachineBook {
    */
   addEphemeral(spec: ContainerSpec): void {
     if (this.spec.ephemeral_containers?.some((known) => isDeepStrictEqual(known, spec))) return;
-    if (this.record.containers[spec.name] !== undefined) {
+    if (Object.hasOwn(this.record.containers, spec.name)) {
       throw new ProviderError("conflict", `machine ${this.id} has a container "${spec.name}" already`, {
         field: "ephemeral_containers.name",
       });

@@ -30,10 +30,12 @@ import {
 import {
   type ContainerConclusion,
   ContainerError,
+  type ContainerLaunch,
   type ContainerRef,
   type Engine,
   KILLED_EXIT,
   type MachineHome,
+  type PreparedImage,
   type Sandbox,
   type SandboxLoss,
   type ShimExit,
@@ -723,7 +725,7 @@ export class Supervisor implements MachineHome {
     let runtime: ContainerRun | undefined;
     try {
       if (own.kind === "main") this.#book.record.initialized = true;
-      await this.#obtainImages(spec, own);
+      const images = await this.#obtainImages(spec, own);
       await this.#context.startGate.add(async () => {
         const sandbox = this.#sandbox;
         if (sandbox === undefined || abandoned() || outdated()) return;
@@ -741,8 +743,7 @@ export class Supervisor implements MachineHome {
             dir,
             kind: own.kind,
             spec: this.#withAddresses(spec, sandbox),
-            image: own.image,
-            imageVolumes: own.imageVolumes ?? {},
+            ...images,
             target: this.#runtimes.get(spec.target ?? "")?.ref,
           });
         } catch (error) {
@@ -879,9 +880,13 @@ export class Supervisor implements MachineHome {
     this.#book.commit();
   }
 
-  async #obtainImages(spec: ContainerSpec, own: ContainerRecord): Promise<void> {
+  /** The record has of them what outlives the start: it is written at every change, their configurations are not small. */
+  async #obtainImages(
+    spec: ContainerSpec,
+    own: ContainerRecord,
+  ): Promise<Pick<ContainerLaunch, "image" | "imageVolumes">> {
     const { images } = this.#context.engine;
-    if (images === undefined) return;
+    if (images === undefined) return { image: undefined, imageVolumes: {} };
     const auth = this.#book.spec.registry_auth ?? [];
     const surroundings = {
       clock: this.#clock,
@@ -891,15 +896,21 @@ export class Supervisor implements MachineHome {
         this.#book.commit();
       },
     };
-    own.image = await obtainImage(images, spec, auth, surroundings);
+    const image = await obtainImage(images, spec, auth, surroundings);
+    const { stopSignal } = image.config;
+    own.image = { ...image, config: stopSignal === undefined ? {} : { stopSignal } };
     // At once: the pull of the next one may take long, and may need room.
     this.#context.onImagesChanged();
     const mounted = new Set((spec.mounts ?? []).map((mount) => mount.volume));
+    const imageVolumes: Record<string, PreparedImage> = {};
     for (const volume of this.#book.spec.volumes ?? []) {
       if (volume.type !== "image" || !mounted.has(volume.name)) continue;
-      own.imageVolumes = { ...own.imageVolumes, [volume.name]: await obtainImage(images, volume, auth, surroundings) };
+      const obtained = await obtainImage(images, volume, auth, surroundings);
+      imageVolumes[volume.name] = obtained;
+      own.imageVolumes = { ...own.imageVolumes, [volume.name]: { ...obtained, config: {} } };
       this.#context.onImagesChanged();
     }
+    return { image, imageVolumes };
   }
 
   #withAddresses(spec: ContainerSpec, sandbox: Sandbox): ContainerSpec {

@@ -100,12 +100,12 @@ describe.skipIf(missing !== undefined)("images", () => {
     expect(await readdir(join(location, "o"))).toEqual(["above"]);
   });
 
-  test("a layer that two images share is fetched once", async () => {
+  test("a layer that two images of a repository share is fetched once", async () => {
     const base = [file("base", "shared between both")];
     await registry.push("t/first:1", { layers: [base, [file("one", "1")]] });
-    await registry.push("t/second:1", { layers: [base, [file("two", "2")]] });
+    await registry.push("t/first:2", { layers: [base, [file("two", "2")]] });
     await pull(`${registry.host}/t/first:1`);
-    await pull(`${registry.host}/t/second:1`);
+    await pull(`${registry.host}/t/first:2`);
     const manifest = await fetch(`http://${registry.host}/v2/t/first/manifests/1`, {
       headers: { accept: "application/vnd.oci.image.manifest.v1+json" },
     });
@@ -282,15 +282,15 @@ describe.skipIf(missing !== undefined)("images", () => {
     expect(await readdir(join(dir, "blobs/sha256"))).toEqual([]);
   });
 
-  test("layers that are here already need no room", async () => {
+  test("layers that the repository has sent already need no room", async () => {
     let freeBytes = 1e9;
     images = open({ diskUsage: async () => ({ totalBytes: 100e9, freeBytes }) });
     const layer = [{ path: "noise", content: randomBytes(2_000_000) }];
     await registry.push("t/base:1", { layers: [layer] });
     await pull(`${registry.host}/t/base:1`);
     freeBytes = 257 * 1024 * 1024;
-    await registry.push("t/derived:1", { layers: [layer, [file("a", "1")]] });
-    await pull(`${registry.host}/t/derived:1`);
+    await registry.push("t/base:2", { layers: [layer, [file("a", "1")]] });
+    await pull(`${registry.host}/t/base:2`);
   });
 
   describe("from a registry that does not come to an end", () => {
@@ -380,6 +380,30 @@ describe.skipIf(missing !== undefined)("images", () => {
     await expect(pull(`${registry.host}/t/bomb:1`)).rejects.toMatchObject({
       reason: "ErrImagePull",
       message: expect.stringContaining("unpacks to more than"),
+    });
+    expect(await leftovers()).toEqual([]);
+  });
+
+  test("a small layer that unpacks to more files than the limit is stopped, nothing left", async () => {
+    images = open({ maxUnpackedFiles: 1000 });
+    const empty = Array.from({ length: 1001 }, (_, i) => file(`f${i}`, ""));
+    await registry.push("t/files:1", { layers: [empty] });
+    await expect(pull(`${registry.host}/t/files:1`)).rejects.toMatchObject({
+      reason: "ErrImagePull",
+      message: expect.stringContaining("unpacks to more than the 1000 files"),
+    });
+    expect(await leftovers()).toEqual([]);
+  });
+
+  test("a layer of so many files that the disk runs out of inodes is stopped, nothing left", async () => {
+    let free = 60_000;
+    const inodes = () => ({ total: 1_000_000, free: (free -= 5_000) });
+    images = open({ diskUsage: async () => ({ totalBytes: 100e9, freeBytes: 50e9, inodes: inodes() }) });
+    const big = Array.from({ length: 4 }, (_, i) => [{ path: `b${i}`, content: randomBytes(20_000_000) }]);
+    await registry.push("t/inodes:1", { layers: big });
+    await expect(pull(`${registry.host}/t/inodes:1`)).rejects.toMatchObject({
+      reason: "ErrImagePull",
+      message: expect.stringContaining("no space left on this host's image disk"),
     });
     expect(await leftovers()).toEqual([]);
   });

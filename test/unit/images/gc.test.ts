@@ -32,10 +32,11 @@ afterEach(() => {
 
 /** Puts images into the store as earlier pulls would have, the first of them unused for longest. */
 function store(...stored: { name: string; hex: string }[]): void {
-  for (const [index, { hex }] of stored.entries()) {
+  for (const [index, { name, hex }] of stored.entries()) {
     const folder = join(dir, "images", hex);
     mkdirSync(join(folder, "rootfs"), { recursive: true });
-    const document = { manifestDigest: `sha256:${hex}`, config: {}, blobs: [], sizeBytes: 1 };
+    const repositories = [name.slice(0, name.lastIndexOf(":"))];
+    const document = { manifestDigest: `sha256:${hex}`, config: {}, blobs: [], sizeBytes: 1, repositories };
     writeFileSync(join(folder, "image.json"), JSON.stringify(document));
     const usedAt = clock.now() / 1000 - 86_400 + index;
     utimesSync(join(folder, "image.json"), usedAt, usedAt);

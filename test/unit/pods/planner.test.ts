@@ -11,6 +11,7 @@ import {
 import type { Pod } from "../../../src/kube/wire.ts";
 import type { Machine } from "../../../src/provider/machine.ts";
 import { podStatus } from "../../../src/pods/status.ts";
+import { withUnwritable } from "../../../src/pods/status-write.ts";
 import { container, exited, machine, NOW, pod } from "./fixtures.ts";
 
 const context = { now: NOW, monotonic: NOW, hostIPs: ["10.1.0.1"], version: undefined };
@@ -21,11 +22,12 @@ const memory = (change: Partial<PodMemory> = {}): PodMemory => ({ ...newMemory()
 const next = (p: Pod, observed: Observed, m: PodMemory = memory(), at = NOW) =>
   plan({ kind: "pod", pod: p }, observed, m, { ...context, now: at, monotonic: at });
 
-/** The pod with the status that belongs to this machine already written. */
+/** The pod with all that is to be written of this machine already written. */
 function settled(p: Pod, m: Machine): Pod {
   const over = ["stopped", "failed", "deleted"].includes(m.state);
   return {
     ...p,
+    metadata: { ...p.metadata, annotations: { "vmlet.dev/machine": m.id } },
     status: { ...p.status, ...podStatus({ pod: p, machine: m, hostIPs: ["10.1.0.1"], now: NOW, ended: over }) },
   };
 }
@@ -117,6 +119,88 @@ describe("a pod whose machine is gone", () => {
   });
 });
 
+describe("a pod that is to fail and has reported no start", () => {
+  const refused = memory({ verdict: { reason: "OutOfcpu", message: "no room" } });
+  const late = pod({ spec: { activeDeadlineSeconds: 60 }, status: { startTime: "2026-06-01T11:58:00Z" } });
+  const asked = { missedAt: [NOW] };
+
+  test.each([
+    ["was refused", pod(), refused, "OutOfcpu"],
+    ["is past its deadline", late, memory(), "DeadlineExceeded"],
+  ])("because it %s fails only after the backend was asked and can make no machine of it", (_why, p, m, reason) => {
+    expect(next(p, absent, m)).toEqual({ do: "look" });
+    const bury = next(p, absent, { ...m, ...asked });
+    expect(bury).toMatchObject({ do: "bury", force: false, verdict: { reason } });
+    const verdict = "verdict" in bury ? bury.verdict : undefined;
+    const buried = { ...m, ...asked, verdict, buried: true };
+    const tombstone = found(machine({ state: "deleted", containers: [] }));
+    for (const seen of [absent, tombstone])
+      expect(next(p, seen, buried)).toMatchObject({ do: "status", patch: { phase: "Failed", reason } });
+  });
+
+  test("is left as it is while the backend does not answer", () => {
+    expect(next(pod(), unknown, refused)).toEqual({ do: "wait" });
+  });
+
+  test("has a machine stopped that the lists lacked", () => {
+    expect(next(pod(), found(machine()), refused)).toMatchObject({ do: "stop" });
+  });
+
+  test("is refused once more when an agent before this one did not live to say why", () => {
+    expect(next(pod(), found(machine({ state: "deleted", containers: [] })))).toEqual({ do: "create" });
+  });
+});
+
+describe("what one pod writes", () => {
+  const flapped = settled(pod(), machine());
+  const unready = found(machine({ containers: [{ ...machine().containers[0]!, ready: false }] }));
+  const spent = memory({ statusPaidUntil: NOW + 96_000 });
+
+  test("has a limit, until which the rest goes on", () => {
+    expect(next(flapped, unready, spent)).toEqual({ do: "wait", afterMs: 12_000 });
+    const withNews = { ...context, version: "2" };
+    expect(plan({ kind: "pod", pod: flapped }, unready, spent, withNews)).toEqual({ do: "update" });
+    expect(next(flapped, unready, spent, NOW + 12_000)).toMatchObject({ do: "status" });
+  });
+
+  test.each([
+    ["a new phase", pod(), found(machine())],
+    ["the end", flapped, found(machine({ state: "stopped", containers: [exited("app", 0)] }))],
+    ["what happens while it is deleted", { ...flapped, metadata: { ...flapped.metadata, ...deleted() } }, unready],
+  ])("has no limit for %s", (_what, p, observed) => {
+    const stopping = { ...spent, stopDeadline: NOW + 30_000 };
+    expect(next(p, observed, stopping)).toMatchObject({ do: "status" });
+  });
+});
+
+describe("the machine that a pod is on", () => {
+  const on = (p: Pod, host?: string) => next(p, found(machine({ ...(host && { host }) })));
+
+  test("is written along with the status, and its host where the backend tells", () => {
+    expect(on(pod(), "h7")).toMatchObject({
+      patch: { phase: "Running" },
+      annotations: { "vmlet.dev/machine": "m-u1", "vmlet.dev/host": "h7" },
+    });
+  });
+
+  test("is written again when it moved to another host", () => {
+    const told = settled(pod(), machine());
+    expect(on(told, "h8")).toEqual({ do: "status", patch: {}, annotations: { "vmlet.dev/host": "h8" } });
+  });
+
+  test("is not written where the API server does not keep it", () => {
+    const annotations = { "vmlet.dev/host": "h8" };
+    const m = memory({ unwritable: withUnwritable(new Map(), { annotations }, ["annotations"]) });
+    expect(next(settled(pod(), machine()), found(machine({ host: "h8" })), m)).toEqual({ do: "wait" });
+  });
+
+  test("delays no deletion", () => {
+    const over = machine({ state: "stopped", host: "h8", containers: [exited("app", 0)] });
+    const told = settled({ ...pod(), metadata: { ...pod().metadata, ...deleted() } }, over);
+    expect(next(told, found(over))).toEqual({ do: "bury", force: false });
+  });
+});
+
 describe("deletion", () => {
   const running = settled(pod(), machine());
   const dying = (change = {}) =>
@@ -183,8 +267,52 @@ describe("deletion", () => {
     });
   });
 
-  test("is sent once when a finalizer holds the object", () => {
-    expect(next(dying(), absent, memory({ finalized: true, buried: true }))).toEqual({ do: "wait" });
+  test("is sent now and then while a finalizer holds the object, and not more often", () => {
+    const finalized = { since: NOW, pauseMs: 30_000, retryAt: NOW + 30_000 };
+    const m = memory({ finalized, buried: true });
+    expect(next(dying(), absent, m)).toEqual({ do: "wait", afterMs: 30_000 });
+    expect(next(dying(), absent, m, NOW + 30_000)).toEqual({ do: "finalize" });
+  });
+});
+
+describe("a deletion whose last status the API server does not take", () => {
+  const over = machine({ state: "stopped", containers: [exited("app", 143)] });
+  const dying = { ...pod({ status: { phase: "Running" } }), metadata: { ...pod().metadata, ...deleted() } } as Pod;
+  const wish = next(dying, found(over)) as Extract<ReturnType<typeof next>, { do: "status" }>;
+  const without = (...names: string[]) => memory({ unwritable: withUnwritable(new Map(), wish.patch, names) });
+
+  test("goes on with what is left of it", () => {
+    const { containerStatuses: _refused, ...rest } = wish.patch;
+    expect(next(dying, found(over), without("containerStatuses"))).toMatchObject({ do: "status" });
+    expect(next(dying, found(over), without("containerStatuses"))).toHaveProperty("patch", rest);
+  });
+
+  test("goes on without it when nothing is left", () => {
+    const m = without(...Object.keys(wish.patch));
+    expect(next(dying, found(over), m)).toEqual({ do: "bury", force: false });
+    expect(next(dying, found({ ...over, state: "deleted" }), { ...m, buried: true })).toEqual({ do: "finalize" });
+  });
+
+  test("waits a minute for one that is forbidden", () => {
+    const denied = memory({ statusDeniedSince: NOW });
+    expect(next(dying, found(over), denied, NOW + 59_000)).toMatchObject({ do: "status" });
+    expect(next(dying, found(over), denied, NOW + 60_000)).toEqual({ do: "bury", force: false });
+    const buried = { ...denied, buried: true };
+    expect(next(dying, found({ ...over, state: "deleted" }), buried, NOW + 60_000)).toEqual({ do: "finalize" });
+  });
+});
+
+describe("a machine that runs again although it was buried", () => {
+  const over = settled(pod({ status: { phase: "Failed" } }), machine({ state: "stopped" }));
+  const held = { ...over, metadata: { ...over.metadata, ...deleted() } } as Pod;
+  const finalized = { since: NOW, pauseMs: 30_000, retryAt: NOW + 30_000 };
+
+  test("is stopped and buried again, though a finalizer holds its pod and all was done", () => {
+    const m = memory({ finalized });
+    expect(next(held, found(machine()), m)).toEqual({ do: "stop", graceSeconds: 30 });
+    const stopping = { ...m, stopDeadline: NOW + 30_000 };
+    expect(next(held, found(machine({ state: "stopping" })), stopping)).toEqual({ do: "wait", afterMs: 40_000 });
+    expect(next(held, found(machine({ state: "stopped" })), stopping)).toEqual({ do: "bury", force: false });
   });
 });
 

@@ -109,7 +109,61 @@ describe("a pod that is refused", () => {
   });
 });
 
+describe("addresses", () => {
+  const of = (machineIPs: string[], hostIPs: string[], before = {}) => {
+    const addresses = machineIPs.map((ip) => ({ ip }));
+    const s = podStatus({
+      pod: pod({ status: before }),
+      machine: machine({ addresses }),
+      hostIPs,
+      now: NOW,
+      ended: false,
+    });
+    const list = (ips: readonly { ip: string }[] | undefined) => ips?.map(({ ip }) => ip);
+    return { podIP: s.podIP, podIPs: list(s.podIPs), hostIP: s.hostIP, hostIPs: list(s.hostIPs) };
+  };
+
+  test("are the first of each family, for an API server takes no more", () => {
+    const many = ["10.9.0.7", "172.16.0.7", "fd00::7", "fd01::7"];
+    expect(of(many, ["10.1.0.1", "10.2.0.1", "fd99::1"])).toEqual({
+      podIP: "10.9.0.7",
+      podIPs: ["10.9.0.7", "fd00::7"],
+      hostIP: "10.1.0.1",
+      hostIPs: ["10.1.0.1", "fd99::1"],
+    });
+  });
+
+  test("have the node's own family first", () => {
+    expect(of(["fd00::7", "10.9.0.7"], ["10.1.0.1"])).toMatchObject({
+      podIP: "10.9.0.7",
+      podIPs: ["10.9.0.7", "fd00::7"],
+    });
+  });
+
+  test("that are none are left out", () => {
+    expect(of(["fe80::1%eth0", "10.9.0.7"], ["10.1.0.1"]).podIPs).toEqual(["10.9.0.7"]);
+  });
+
+  test("stay when the machine has none any more", () => {
+    expect(of([], ["10.1.0.1"], { podIP: "10.9.0.7", podIPs: [{ ip: "10.9.0.7" }] }).podIPs).toEqual(["10.9.0.7"]);
+  });
+});
+
 describe("container statuses", () => {
+  test("name the mounts, before the container starts as well as afterwards", () => {
+    const volumeMounts = [
+      { name: "data", mountPath: "/data" },
+      { name: "config", mountPath: "/etc/app", readOnly: true },
+    ];
+    const p = pod({ spec: { containers: [{ name: "app", image: "app:1", volumeMounts }] } });
+    const expected = [
+      { name: "data", mountPath: "/data" },
+      { name: "config", mountPath: "/etc/app", readOnly: true, recursiveReadOnly: "Disabled" },
+    ];
+    expect(status(p, undefined).containerStatuses![0]!.volumeMounts).toEqual(expected);
+    expect(status(p, machine()).containerStatuses![0]!.volumeMounts).toEqual(expected);
+  });
+
   test("are there from the first status on", () => {
     expect(status(pod(), undefined).containerStatuses).toEqual([
       {

@@ -59,7 +59,7 @@ import { LoopbackRelay } from "./relay.ts";
 import { openInRoot, readTextInRoot } from "../../bundle/root-path.ts";
 import { type OciRuntime, readPid } from "./runtime.ts";
 import { seccompProfile, type SeccompSource } from "../../bundle/seccomp.ts";
-import { resolveUser, type ResolvedUser } from "../../bundle/users.ts";
+import { accountFiles, resolveUser, type ResolvedUser } from "../../bundle/users.ts";
 
 /** What every sandbox of this engine works with. */
 export interface OciContext {
@@ -468,8 +468,7 @@ export class OciSandbox implements Sandbox {
       group: spec.security?.group,
       runAsNonRoot: spec.security?.run_as_non_root === true,
       supplementalGroups: groups,
-      passwdFile: readTextInRoot(rootfs, "/etc/passwd"),
-      groupFile: readTextInRoot(rootfs, "/etc/group"),
+      ...accountFiles(rootfs, spec.name),
       container: spec.name,
       pod: formatOwner(this.#home.id, this.#home.spec.labels),
     });

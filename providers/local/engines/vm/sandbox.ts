@@ -38,9 +38,8 @@ import { readdirAtomic, readFileIfExists, writeFileAtomic } from "../../host/fil
 import { containerPorts } from "../../network/network.ts";
 import { bind, ociConfig, ociResources, type OciMount } from "../../bundle/bundle.ts";
 import { kernelHostname } from "../../bundle/host-files.ts";
-import { readTextInRoot } from "../../bundle/root-path.ts";
 import { seccompProfile } from "../../bundle/seccomp.ts";
-import { resolveUser } from "../../bundle/users.ts";
+import { accountFiles, resolveUser } from "../../bundle/users.ts";
 import { GuestError, quote, type GuestCommand } from "./control.ts";
 import { machineScript } from "./identity.ts";
 import { imageDisk } from "./image-disk.ts";
@@ -181,8 +180,7 @@ export class VmSandbox implements Sandbox {
         ...(security?.supplemental_groups ?? []),
         ...(security?.fs_group === undefined ? [] : [security.fs_group]),
       ],
-      passwdFile: readTextInRoot(image.location, "/etc/passwd"),
-      groupFile: readTextInRoot(image.location, "/etc/group"),
+      ...accountFiles(image.location, spec.name),
       container: spec.name,
       pod: formatOwner(this.#home.id, this.#home.spec.labels),
     });

@@ -1,0 +1,94 @@
+/** Which names mean which image of this host, and for whom: names.json, and the salt of what it knows of credentials. */
+import { createHash, randomBytes } from "node:crypto";
+import { existsSync, readFileSync, writeFileSync } from "node:fs";
+import { join } from "node:path";
+import type { RegistryAuth } from "../../../src/provider/kit/index.ts";
+import { writeFileAtomic } from "../host/files.ts";
+import { fullName, repository, type ImageReference } from "./reference.ts";
+import type { ResolvedImage } from "./registry.ts";
+
+/** The newest: a forgotten name, or credential, only has its registry asked again. */
+const NAMES_KEPT = 10_000;
+const CREDENTIALS_KEPT = 100;
+
+export interface NameEntry {
+  /** `repo@sha256:...` of what the name resolved to. */
+  imageId: string;
+  /** Folder in images/. */
+  hex: string;
+  /** Salted hashes of the credentials with which the registry gave it out; `anonymous` when it needs none. */
+  seenBy: string[];
+}
+
+export class ImageNames {
+  readonly #file: string;
+  readonly #salt: Buffer;
+  #names: Record<string, NameEntry>;
+  #saved: Promise<void> = Promise.resolve();
+
+  /** @param dir exists */
+  constructor(dir: string) {
+    const salt = join(dir, "salt");
+    if (!existsSync(salt)) writeFileSync(salt, randomBytes(32), { mode: 0o600, flush: true });
+    this.#salt = readFileSync(salt);
+    this.#file = join(dir, "names.json");
+    this.#names = existsSync(this.#file)
+      ? (JSON.parse(readFileSync(this.#file, "utf8")) as Record<string, NameEntry>)
+      : {};
+  }
+
+  /**
+   * What the name meant when it was last asked for. With `auth`, only what the registry gave out without credentials or for
+   * one of these: an image that somebody showed a credential for is not for machines that cannot.
+   */
+  find(reference: ImageReference, auth: readonly RegistryAuth[] | undefined): NameEntry | undefined {
+    const isTheirs = ({ seenBy }: NameEntry) =>
+      auth === undefined ||
+      seenBy.includes("anonymous") ||
+      auth.some((credential) => seenBy.includes(this.#fingerprint(credential)));
+    const byName = this.#names[fullName(reference)];
+    if (byName !== undefined && isTheirs(byName)) return byName;
+    if (reference.digest === undefined) return undefined;
+    const imageId = `${repository(reference)}@${reference.digest}`;
+    return Object.values(this.#names).find((entry) => entry.imageId === imageId && isTheirs(entry));
+  }
+
+  /** After a pull. */
+  async remember(reference: ImageReference, resolved: ResolvedImage, hex: string): Promise<NameEntry> {
+    const name = fullName(reference);
+    const imageId = `${repository(reference)}@${resolved.digest}`;
+    const before = this.#names[name];
+    const fingerprint = this.#fingerprint(resolved.credential);
+    const others = (before?.imageId === imageId ? before.seenBy : []).filter((known) => known !== fingerprint);
+    const entry: NameEntry = { imageId, hex, seenBy: [...others, fingerprint].slice(-CREDENTIALS_KEPT) };
+    if (JSON.stringify(before) !== JSON.stringify(entry)) {
+      delete this.#names[name];
+      const older = Object.entries(this.#names).slice(1 - NAMES_KEPT);
+      this.#names = Object.fromEntries([...older, [name, entry]]);
+      await this.#save();
+    }
+    return entry;
+  }
+
+  /** The image in this folder is being removed. */
+  async forget(hex: string): Promise<void> {
+    this.#names = Object.fromEntries(Object.entries(this.#names).filter(([, entry]) => entry.hex !== hex));
+    await this.#save();
+  }
+
+  #fingerprint(credential: RegistryAuth | undefined): string {
+    if (credential === undefined) return "anonymous";
+    const { username, password, identity_token } = credential;
+    return createHash("sha256")
+      .update(this.#salt)
+      .update(JSON.stringify([username ?? "", password ?? "", identity_token ?? ""]))
+      .digest("hex");
+  }
+
+  /** One after another: of two at once the older one might be in place in the end. */
+  #save(): Promise<void> {
+    const save = () => writeFileAtomic(this.#file, JSON.stringify(this.#names), 0o600);
+    this.#saved = this.#saved.then(save, save);
+    return this.#saved;
+  }
+}

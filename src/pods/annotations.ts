@@ -1,0 +1,35 @@
+/** What the agent writes into a pod's annotations, along with its status. Pure. */
+import type { Pod } from "../kube/wire.ts";
+import type { Machine } from "../provider/machine.ts";
+
+/** Which machine the pod is on, in the backend's words. It stays when the machine is gone. */
+export const MACHINE = "vmlet.dev/machine";
+/** The host that carries the machine, where the backend tells. */
+export const HOST = "vmlet.dev/host";
+const DELETION_COST = "controller.kubernetes.io/pod-deletion-cost";
+/** Pods without the annotation count as 0; users' own small numbers still order the virtual node's pods among others. */
+const CHEAP = "-1000000";
+
+/**
+ * The annotations that the pod lacks or has otherwise; undefined when there are none.
+ *
+ * @param machine the pod's, when there is one
+ * @param options `markCheapToDelete`: a ReplicaSet that has to choose removes this pod before others
+ */
+export function missingAnnotations(
+  { metadata }: Pod,
+  machine: Machine | undefined,
+  options: { markCheapToDelete?: boolean | undefined },
+): Record<string, string> | undefined {
+  const present = metadata?.annotations ?? {};
+  const wanted: Record<string, string> = {};
+  if (machine !== undefined && machine.state !== "deleted") {
+    wanted[MACHINE] = machine.id;
+    if (machine.host) wanted[HOST] = machine.host;
+  }
+  const isReplica = metadata?.ownerReferences?.some((owner) => owner.kind === "ReplicaSet" && owner.controller);
+  // Where the user has said so already, his word stands.
+  if (options.markCheapToDelete && isReplica && present[DELETION_COST] === undefined) wanted[DELETION_COST] = CHEAP;
+  const missing = Object.entries(wanted).filter(([name, value]) => present[name] !== value);
+  return missing.length > 0 ? Object.fromEntries(missing) : undefined;
+}

@@ -1,0 +1,17 @@
+import { isIPv4, isIPv6 } from "node:net";
+
+/**
+ * Of some addresses the first of each family, so at most two: more than that no pod's status may hold. Whatever is no address,
+ * or has a zone, is left out.
+ *
+ * kubelet: `GetNodeHostIPs` for the node; `sortPodIPs` for a pod, where the node's own family comes first.
+ *
+ * @param before an address whose family is to come first; without it, the order stays
+ */
+export function oneOfEachFamily(addresses: readonly string[], before?: string): string[] {
+  const v4 = addresses.find((address) => isIPv4(address));
+  const v6 = addresses.find((address) => isIPv6(address) && !address.includes("%"));
+  if (v4 === undefined || v6 === undefined) return [v4 ?? v6 ?? []].flat();
+  const isV6First = before === undefined ? addresses.indexOf(v6) < addresses.indexOf(v4) : isIPv6(before);
+  return isV6First ? [v6, v4] : [v4, v6];
+}
