@@ -50,6 +50,7 @@ export async function startBackend(config: BackendConfig, surroundings: BackendS
     clock,
     logger,
     ...(hostAddress !== undefined && { hostAddress }),
+    reservedPorts: "port" in config.listen ? [config.listen.port] : [],
   });
   const problems = [...checkHost(), ...(await engine.check())];
   const fatal = problems.filter((problem) => problem.fatal);

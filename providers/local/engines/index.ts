@@ -5,6 +5,7 @@ import type { Engine } from "../engine.ts";
 import { capabilityName, CONTAINED_CAPABILITIES } from "../bundle/container-policy.ts";
 import { ALL_LINUX_CAPABILITIES } from "../bundle/bundle.ts";
 import { createOciEngine } from "./oci/engine.ts";
+import { DEFAULT_HOST_PORTS, parsePortRange } from "../network/host-ports.ts";
 import { parseSubnet } from "../network/ipam.ts";
 import { BRIDGE_NAME } from "../network/network.ts";
 import { AddressPool, createProcessEngine } from "./process/process.ts";
@@ -96,6 +97,17 @@ const networkSchema = z
       .array(z.int().min(1).max(65535))
       .optional()
       .describe("Ports of this host that machines may reach. Default none."),
+    hostPorts: z
+      .array(
+        z
+          .union([z.string(), z.int()])
+          .transform(String)
+          .refine(parsedBy(parsePortRange), "must be a port or a range of ports such as 30000-32767"),
+      )
+      .optional()
+      .describe(
+        `Ports of this host, and ranges of them, that pods may have as hostPort, as long as nobody on this host uses them. Default ${DEFAULT_HOST_PORTS.join(", ")}.`,
+      ),
   })
   .optional()
   .describe("The machines' network.");
@@ -168,10 +180,12 @@ export interface EngineSurroundings {
   logger: Logger;
   /** By which other hosts reach this one, when the API is served to them. */
   hostAddress?: string;
+  /** Ports of this host that the backend itself serves on. */
+  reservedPorts?: readonly number[];
 }
 
 export function createEngine(config: EngineConfig, surroundings: EngineSurroundings): Engine {
-  const { stateDir, clock, logger, hostAddress } = surroundings;
+  const { stateDir, clock, logger, hostAddress, reservedPorts = [] } = surroundings;
   const { type } = config;
   switch (type) {
     case "process":
@@ -183,9 +197,9 @@ export function createEngine(config: EngineConfig, surroundings: EngineSurroundi
         ...(hostAddress !== undefined && { hostAddress }),
       });
     case "oci":
-      return createOciEngine({ ...definedOnly(config), stateDir, clock, logger });
+      return createOciEngine({ ...definedOnly(config), stateDir, clock, logger, reservedPorts });
     case "vm":
-      return createVmEngine({ ...definedOnly(config), stateDir, clock, logger });
+      return createVmEngine({ ...definedOnly(config), stateDir, clock, logger, reservedPorts });
   }
 }
 

@@ -15,11 +15,12 @@ import { closeSync, existsSync } from "node:fs";
 import { mkdir, readdir, readFile, rm, writeFile } from "node:fs/promises";
 import { BlockList } from "node:net";
 import { join } from "node:path";
-import { type ContainerPort, type MachineSpec, ProviderError } from "../../../src/provider/kit/index.ts";
+import type { ContainerPort } from "../../../src/provider/kit/index.ts";
 import type { HostProblem } from "../engine.ts";
-import { CommandError, findTool, run } from "../host/command.ts";
+import { findTool, run } from "../host/command.ts";
 import { lockFile } from "../host/lock.ts";
 import { isMissing, readFileIfExists, writeFileAtomic } from "../host/files.ts";
+import { inUseByMachine, PortHolders } from "./host-ports.ts";
 import { Ipam, parseSubnet, type Subnet } from "./ipam.ts";
 import { forgetSender, holdSender, senderTable } from "./sender-rules.ts";
 
@@ -35,6 +36,8 @@ export interface NetworkOptions {
   denyCidrs?: readonly string[];
   /** TCP and UDP ports of this host that machines may reach: a DNS server, say. */
   openHostPorts?: readonly number[];
+  /** Ports of this host, and ranges of them, that machines may ask to lead to them. */
+  hostPorts?: readonly string[];
 }
 
 export interface Attachment {
@@ -61,6 +64,7 @@ export class HostNetwork {
   readonly #bridge: string;
   readonly #subnet: Subnet;
   readonly #ipam: Ipam;
+  readonly #holders = new PortHolders();
   #ready: Promise<void> | undefined;
   /** Descriptor of the bridge's lock. */
   #lock: number | undefined;
@@ -156,27 +160,46 @@ export class HostNetwork {
 
   /**
    * Forwards the host ports that a machine's containers ask for. Repeating it is safe.
-   * @throws ProviderError conflict when another machine has one of them
+   * @throws ProviderError conflict when another machine, or this host itself, has one of them: then none is forwarded
    */
   async openHostPorts(machineId: string, ports: readonly ContainerPort[]): Promise<void> {
+    const asked = ports.flatMap((port) =>
+      port.host_port === undefined ? [] : [{ ...port, host_port: port.host_port }],
+    );
+    if (asked.length === 0) return;
     const { address } = this.#describe(machineId, (await this.#ipam.find(machineId))!, false);
-    for (const { port, host_port: hostPort, protocol } of ports) {
-      if (hostPort === undefined) continue;
-      const key = `${protocol} . ${hostPort}`;
-      const element = `${key} : ${address} . ${port}`;
-      try {
-        await nft(`create element inet ${this.#table} host_ports { ${element} }\n`);
-      } catch (cause) {
-        if (!(cause instanceof CommandError) || !cause.stderr.includes("File exists")) throw cause;
-        const current = await this.#hostPorts();
-        if (current.get(key) !== `${address} . ${port}`)
-          throw new ProviderError(
-            "conflict",
-            `host port ${hostPort}/${protocol} is in use by another machine of this host`,
-            { cause },
-          );
-      }
+    const current = await this.#hostPorts();
+    // A former backend's machine may not have been found again yet: its ports are in the rules, and nobody holds them.
+    const foreign = asked.find(({ protocol, host_port }) => {
+      const target = current.get(`${protocol} . ${host_port}`);
+      return target !== undefined && !target.startsWith(`${address} . `);
+    });
+    if (foreign !== undefined) throw inUseByMachine(foreign);
+    try {
+      await this.#holders.take(machineId, asked);
+    } catch (cause) {
+      // Whoever has one now may have come while no backend held it: what was forwarded before is theirs.
+      await this.#closeHostPorts(machineId);
+      throw cause;
     }
+    const wanted = asked.map(
+      ({ protocol, host_port, port }) => [`${protocol} . ${host_port}`, `${address} . ${port}`] as const,
+    );
+    const missing = wanted.filter(([key, target]) => current.get(key) !== target);
+    if (missing.length > 0)
+      await this.#onRules(nft(missing.map(([key, target]) => this.#hostPort("add", key, target)).join("")));
+  }
+
+  async #closeHostPorts(machineId: string): Promise<void> {
+    this.#holders.release(machineId);
+    const address = await this.#ipam.find(machineId);
+    const own = [...(await this.#hostPorts())].filter(([, target]) => target.startsWith(`${address} . `));
+    if (own.length === 0) return;
+    await this.#onRules(nft(own.map(([key, target]) => this.#hostPort("delete", key, target)).join("")));
+  }
+
+  #hostPort(verb: "add" | "delete", key: string, target: string): string {
+    return `${verb} element inet ${this.#table} host_ports { ${key} : ${target} }\n`;
   }
 
   /** Removes all that the machine has on the network, in whatever state it is. */
@@ -184,10 +207,8 @@ export class HostNetwork {
     const address = await this.#ipam.find(machineId);
     if (address !== undefined && existsSync(`/sys/class/net/${this.#bridge}`)) {
       await this.ensure();
-      const ports = [...(await this.#hostPorts())].filter(([, target]) => target.startsWith(`${address} . `));
-      for (const [key, target] of ports)
-        await this.#onRules(nft(`delete element inet ${this.#table} host_ports { ${key} : ${target} }\n`));
-    }
+      await this.#closeHostPorts(machineId);
+    } else this.#holders.release(machineId);
     await this.#removeLinks(machineId);
     // Not before the link: until then it is held to what it may send.
     if (address !== undefined) await nft(forgetSender(this.#table, this.#linkName(machineId)));
@@ -214,6 +235,7 @@ export class HostNetwork {
 
   /** Lets go of the bridge; the machines keep their network. */
   close(): void {
+    this.#holders.close();
     if (this.#lock !== undefined) closeSync(this.#lock);
     this.#lock = undefined;
   }
@@ -443,11 +465,6 @@ export class HostNetwork {
   #hash(machineId: string): string {
     return createHash("sha256").update(`${this.#bridge}\0${machineId}`).digest("hex").slice(0, HASH_LENGTH);
   }
-}
-
-/** What `openHostPorts` is given: the ports of the containers that run when a machine starts and after. */
-export function containerPorts(spec: Pick<MachineSpec, "containers" | "init_containers">): ContainerPort[] {
-  return [...spec.containers, ...(spec.init_containers ?? [])].flatMap(({ ports = [] }) => ports);
 }
 
 /** A locally administered address made of the IPv4 address. */

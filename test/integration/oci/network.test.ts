@@ -154,6 +154,49 @@ describe.skipIf(missing !== undefined)("machine network", () => {
     await outside.remove();
   });
 
+  test("a port that a service of this host has is not a machine's, and the service goes on", async () => {
+    const server = await listener("0.0.0.0");
+    const outside = new HostNetwork({
+      ...testNetwork(await mkdtemp(join(tmpdir(), "vmlet-network-"))),
+      openHostPorts: [server.port],
+    });
+    const client = await outside.attachNamespace("client");
+    await network.attachNamespace("a");
+    await expect(
+      network.openHostPorts("a", [{ port: 80, protocol: "tcp", host_port: server.port }]),
+    ).rejects.toMatchObject({ code: "conflict", message: expect.stringContaining("in use by this host") });
+    expect(await reaches(client, client.gateway, server.port)).toBe(true);
+    await server.close();
+    await outside.remove();
+  });
+
+  test("a service that took a machine's port while no backend held it keeps it", async () => {
+    await network.attachNamespace("a");
+    const server = await listener("0.0.0.0");
+    const ports = [{ port: 80, protocol: "tcp" as const, host_port: server.port }];
+    await server.close();
+    await network.openHostPorts("a", ports);
+    network.close();
+    const late = createServer().listen(server.port, "0.0.0.0");
+    await once(late, "listening");
+    network = new HostNetwork(options);
+    await expect(network.openHostPorts("a", ports)).rejects.toMatchObject({ code: "conflict" });
+    const { stdout } = await run("nft", ["list", "map", "inet", `vmlet_${options.bridge}`, "host_ports"]);
+    expect(stdout.toString()).not.toContain(String(server.port));
+    late.close();
+  });
+
+  test("a port of a machine that is yet to be found again is not another machine's", async () => {
+    await network.attachNamespace("a");
+    await network.attachNamespace("b");
+    await network.openHostPorts("a", [{ port: 80, protocol: "tcp", host_port: 39_124 }]);
+    network.close();
+    network = new HostNetwork(options);
+    const ask = (machine: string) => network.openHostPorts(machine, [{ port: 80, protocol: "tcp", host_port: 39_124 }]);
+    await expect(ask("b")).rejects.toMatchObject({ code: "conflict" });
+    await ask("a");
+  });
+
   describe("when somebody has flushed this host's rules", () => {
     let machine: Attachment;
     const flush = async () => {

@@ -12,7 +12,6 @@ import PQueue from "p-queue";
 import {
   type Capability,
   type Clock,
-  type ContainerSpec,
   type Logger,
   type MachineSpec,
   type ProviderCapacity,
@@ -25,6 +24,7 @@ import { readdirAtomic, writeFileAtomic } from "../../host/files.ts";
 import { unmountBelow } from "../../host/mounts.ts";
 import { removeTree } from "../../host/remove-tree.ts";
 import { HostImages, type HostImagesOptions } from "../../images/store.ts";
+import { DEFAULT_HOST_PORTS, requireHostPorts } from "../../network/host-ports.ts";
 import { HostNetwork, type NetworkOptions } from "../../network/network.ts";
 import {
   capabilityName,
@@ -47,6 +47,8 @@ export interface OciEngineOptions {
   runtime?: string;
   images?: Omit<HostImagesOptions, "dir" | "clock" | "logger">;
   network?: Omit<NetworkOptions, "dir">;
+  /** Ports of this host that the backend itself serves on. */
+  reservedPorts?: readonly number[];
   /** containers-common's profile for `runtime_default`. */
   seccompProfile?: string;
   /** Privileged containers own this host: off unless said otherwise. */
@@ -204,26 +206,8 @@ class OciEngine implements Engine {
           { field: `volumes.${index}.name` },
         );
     }
-    const containers: ContainerSpec[] = [
-      ...(spec.init_containers ?? []),
-      ...spec.containers,
-      ...(spec.ephemeral_containers ?? []),
-    ];
-    for (const { name, ports } of containers) {
-      if (
-        ports?.some(
-          (port) =>
-            port.host_port !== undefined &&
-            port.host_ip !== undefined &&
-            port.host_ip !== "" &&
-            port.host_ip !== "0.0.0.0",
-        )
-      )
-        throw unsupported(
-          "containers.ports.host_ip",
-          `container ${name}: host ports are opened on all addresses of the host, host_ip cannot be chosen`,
-        );
-    }
+    const { network, reservedPorts } = this.#options;
+    requireHostPorts(spec, { allowed: network?.hostPorts ?? DEFAULT_HOST_PORTS, reserved: reservedPorts ?? [] });
   }
 
   async sweep(known: ReadonlySet<string>): Promise<void> {

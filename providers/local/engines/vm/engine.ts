@@ -21,7 +21,8 @@ import { findTool } from "../../host/command.ts";
 import { machineHash } from "../../host/machine-hash.ts";
 import { readdirAtomic, readFileIfExists, writeFileAtomic } from "../../host/files.ts";
 import { HostImages, type HostImagesOptions } from "../../images/store.ts";
-import { containerPorts, HostNetwork, type NetworkOptions } from "../../network/network.ts";
+import { containerPorts, DEFAULT_HOST_PORTS, requireHostPorts } from "../../network/host-ports.ts";
+import { HostNetwork, type NetworkOptions } from "../../network/network.ts";
 import type { SeccompSource } from "../../bundle/seccomp.ts";
 import { tscKhz } from "./frequency.ts";
 import { checkGuest, defaultGuestDir, hasGuest, makeGuest } from "./guest.ts";
@@ -51,6 +52,8 @@ export interface VmEngineOptions {
   bootTimeoutMs?: number;
   images?: Omit<HostImagesOptions, "dir" | "clock" | "logger">;
   network?: Omit<NetworkOptions, "dir">;
+  /** Ports of this host that the backend itself serves on. */
+  reservedPorts?: readonly number[];
   seccompProfile?: string;
   pidsLimit?: number;
 }
@@ -191,22 +194,8 @@ class VmEngine implements Engine {
       if (!/^[a-z0-9_]+(?:[./][a-z0-9_-]+)+$/i.test(name) || name.includes(".."))
         throw new ProviderError("invalid", `${JSON.stringify(name)} is no sysctl`, { field: "security.sysctls" });
     }
-    for (const { name, ports } of [...(spec.init_containers ?? []), ...spec.containers]) {
-      if (
-        ports?.some(
-          (port) =>
-            port.host_port !== undefined &&
-            port.host_ip !== undefined &&
-            port.host_ip !== "" &&
-            port.host_ip !== "0.0.0.0",
-        )
-      )
-        throw new ProviderError(
-          "unsupported",
-          `container ${name}: host ports are opened on all addresses of the host, host_ip cannot be chosen`,
-          { field: "containers.ports.host_ip" },
-        );
-    }
+    const { network, reservedPorts } = this.#options;
+    requireHostPorts(spec, { allowed: network?.hostPorts ?? DEFAULT_HOST_PORTS, reserved: reservedPorts ?? [] });
   }
 
   async sweep(known: ReadonlySet<string>): Promise<void> {

@@ -35,7 +35,7 @@ import { writeFilesVolume } from "../../machine/volume-files.ts";
 import { formatOwner, isSidecar } from "../../machine/record.ts";
 import { findTool, run } from "../../host/command.ts";
 import { readdirAtomic, readFileIfExists, writeFileAtomic } from "../../host/files.ts";
-import { containerPorts } from "../../network/network.ts";
+import { containerPorts } from "../../network/host-ports.ts";
 import { bind, ociConfig, ociResources, type OciMount } from "../../bundle/bundle.ts";
 import { kernelHostname } from "../../bundle/host-files.ts";
 import { seccompProfile } from "../../bundle/seccomp.ts";

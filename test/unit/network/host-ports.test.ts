@@ -1,0 +1,121 @@
+/** Which ports of this host a machine may have. */
+import { createSocket } from "node:dgram";
+import { once } from "node:events";
+import { createServer, type AddressInfo } from "node:net";
+import { afterEach, beforeEach, describe, expect, test } from "vitest";
+import {
+  DEFAULT_HOST_PORTS,
+  parsePortRange,
+  PortHolders,
+  requireHostPorts,
+} from "../../../providers/local/network/host-ports.ts";
+import type { ContainerPort, MachineSpec } from "../../../src/provider/machine.ts";
+
+const machine = (...ports: ContainerPort[]): MachineSpec => ({
+  labels: {},
+  restart_policy: "never",
+  containers: [{ name: "a", image: "i", ports }],
+});
+const port = (host_port: number, more: Partial<ContainerPort> = {}): ContainerPort => ({
+  port: 80,
+  protocol: "tcp",
+  host_port,
+  ...more,
+});
+const policy = { allowed: DEFAULT_HOST_PORTS, reserved: [8080] };
+
+describe("host ports that a machine asks for", () => {
+  test.each([[1024], [65_535], [30_000]])("%s may be had", (number) =>
+    expect(() => requireHostPorts(machine(port(number)), policy)).not.toThrow(),
+  );
+  test.each<[string, ContainerPort[], string, string]>([
+    ["one of the host's own services", [port(22)], "unsupported", "containers.ports.host_port"],
+    ["the last of these", [port(1023)], "unsupported", "containers.ports.host_port"],
+    ["none at all", [port(0)], "unsupported", "containers.ports.host_port"],
+    ["the backend's own", [port(8080)], "unsupported", "containers.ports.host_port"],
+    ["the backend's own, as UDP", [port(8080, { protocol: "udp" })], "unsupported", "containers.ports.host_port"],
+    ["the same twice", [port(2000), port(2000, { port: 81 })], "invalid", "containers.ports.host_port"],
+    ["an address of its choice", [port(2000, { host_ip: "10.0.0.1" })], "unsupported", "containers.ports.host_ip"],
+    [
+      "more than a machine may",
+      Array.from({ length: 129 }, (_, index) => port(2000 + index)),
+      "unsupported",
+      "containers.ports.host_port",
+    ],
+  ])("are refused with their field: %s", (_title, ports, code, field) =>
+    expect(() => requireHostPorts(machine(...ports), policy)).toThrow(expect.objectContaining({ code, field })),
+  );
+  test("low ones may be had where the host's owner says so, and then no others", () => {
+    const own = { allowed: ["80", "30000-30010"], reserved: [] };
+    expect(() => requireHostPorts(machine(port(80), port(30_010)), own)).not.toThrow();
+    expect(() => requireHostPorts(machine(port(30_011)), own)).toThrow("engine.network.hostPorts: 80, 30000-30010");
+  });
+  test("the same number may be had for TCP and for UDP", () =>
+    expect(() => requireHostPorts(machine(port(2000), port(2000, { protocol: "udp" })), policy)).not.toThrow());
+  test.each(["0", "65536", "20-10", "-", "1-", "http", "", "1-2-3"])("%j is no range", (text) =>
+    expect(() => parsePortRange(text)).toThrow("must be a port or a range"),
+  );
+});
+
+describe("a port that is held", () => {
+  let holders: PortHolders;
+  beforeEach(() => {
+    holders = new PortHolders();
+  });
+  afterEach(() => holders.close());
+  const listen = async (host: string, number = 0) => {
+    const server = createServer().listen({ port: number, host, exclusive: true });
+    await once(server, "listening");
+    return { port: (server.address() as AddressInfo).port, [Symbol.asyncDispose]: () => closed(server) };
+  };
+  const closed = (server: ReturnType<typeof createServer>) =>
+    new Promise<void>((resolve) => server.close(() => resolve()));
+  const bind = async (host: string, number = 0) => {
+    const socket = createSocket(host.includes(":") ? "udp6" : "udp4");
+    socket.bind({ port: number, address: host, exclusive: true });
+    await once(socket, "listening");
+    return { port: socket.address().port, [Symbol.dispose]: () => void socket.close() };
+  };
+  const conflict = (text: string) =>
+    expect.objectContaining({ code: "conflict", message: expect.stringContaining(text) });
+
+  test.each(["0.0.0.0", "127.0.0.1", "::1", "::"])("is not one that a service of this host has on %s", async (host) => {
+    await using service = await listen(host);
+    await expect(holders.take("m", [{ protocol: "tcp", host_port: service.port }])).rejects.toEqual(
+      conflict(`host port ${service.port}/tcp is in use by this host`),
+    );
+  });
+  test.each(["0.0.0.0", "127.0.0.1", "::1"])("is not one that a UDP service of this host has on %s", async (host) => {
+    using service = await bind(host);
+    await expect(holders.take("m", [{ protocol: "udp", host_port: service.port }])).rejects.toEqual(
+      conflict(`host port ${service.port}/udp is in use by this host`),
+    );
+  });
+  test.each(["tcp", "udp"] as const)("cannot be taken by a service that comes later: %s", async (protocol) => {
+    const { port: free } = await (async () => {
+      await using service = await listen("0.0.0.0");
+      return { port: service.port };
+    })();
+    await holders.take("m", [{ protocol, host_port: free }]);
+    const later = protocol === "tcp" ? listen("0.0.0.0", free) : bind("0.0.0.0", free);
+    await expect(later).rejects.toMatchObject({ code: "EADDRINUSE" });
+    holders.release("m");
+    await expect.poll(() => holders.take("other", [{ protocol, host_port: free }])).toBeUndefined();
+  });
+  test("is one machine's: of two that ask at once, one has it", async () => {
+    await using service = await listen("0.0.0.0");
+    const { port: number } = service;
+    await service[Symbol.asyncDispose]();
+    const asked = ["a", "b"].map((owner) => holders.take(owner, [{ protocol: "tcp", host_port: number }]));
+    const outcomes = (await Promise.allSettled(asked)).map(({ status }) => status);
+    expect(outcomes.toSorted()).toEqual(["fulfilled", "rejected"]);
+  });
+  test("is given back when the machine cannot have all that it asks for", async () => {
+    await using service = await listen("0.0.0.0");
+    await using other = await listen("0.0.0.0");
+    await other[Symbol.asyncDispose]();
+    const asked = [other.port, service.port].map((host_port) => ({ protocol: "tcp" as const, host_port }));
+    await expect(holders.take("m", asked)).rejects.toEqual(conflict(`${service.port}/tcp`));
+    await (await listen("0.0.0.0", other.port))[Symbol.asyncDispose]();
+  });
+});
