@@ -119,6 +119,8 @@ export class Reflector<T extends KubeObject> {
     while (!signal.aborted) {
       try {
         if (this.#resourceVersion === undefined) this.#resourceVersion = await this.#list(signal);
+        // A listener of the store may have seen all that it wanted.
+        if (signal.aborted) return;
         await this.#watch(this.#resourceVersion, signal);
       } catch (error) {
         if (signal.aborted) return;

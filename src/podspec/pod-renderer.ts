@@ -9,7 +9,7 @@ import type { Node, Pod } from "../kube/wire.ts";
 import type { Machine, MachinePatch, MachineSpec, RegistryAuth, Volume } from "../provider/machine.ts";
 import { toError } from "../util/errors.ts";
 import { admitPod, daemonSetHeld, isDaemonSetPod } from "./admission.ts";
-import { PodBudget, tell } from "./budget.ts";
+import { OverBudgetError, PodBudget, tell } from "./budget.ts";
 import { checkCapabilities } from "./capability-gate.ts";
 import { diffMachine } from "./diff.ts";
 import { containerResources } from "./machine-resources.ts";
@@ -84,7 +84,7 @@ export class PodRenderer {
   async render(pod: Pod, signal: AbortSignal): Promise<Rendering> {
     const uid = uidOf(pod);
     const tooMany = podShapeProblem(pod, { files: this.#hasFiles() });
-    if (tooMany !== undefined) return waitWith(sandboxFailed(tooMany));
+    if (tooMany !== undefined) return wait(sandboxFailed(tooMany));
     let verdict = this.#admit(pod, this.#o.node());
     if (verdict?.kind === "reject" && verdict.reason === "NodeAffinity") {
       // The scheduler may have seen labels that the cached node lacks; as in a kubelet, the API server has the last word.
@@ -93,11 +93,15 @@ export class PodRenderer {
     if (verdict !== undefined) return verdict;
 
     const runtimeClass = checkRuntimeClass(pod, await this.#runtimeHandler(pod, signal), this.#o.runtimeHandlers ?? []);
-    if (!runtimeClass.ok) return waitWith(sandboxFailed(runtimeClass.message));
+    if (!runtimeClass.ok) return wait(sandboxFailed(runtimeClass.message));
     // From here on the pod counts towards what the node has given away, though something may still be missing.
     this.#admitted.add(uid);
-    const { references, sources } = await this.#read(pod, signal);
+    const read = await this.#read(pod, signal);
+    if (!read.ok) return wait(sandboxFailed(read.problem));
+    const { references, sources } = read;
     const result = renderMachineSpec({ pod, references, node: this.#o.facts(), backend: this.#o.backend() });
+    // What is refused only because the pod is new is nothing to tell of: it is looked at again within a second.
+    if (result.kind === "wait" && this.#o.references.isEarly(uid)) return wait();
     if (result.kind !== "ready") return result;
     this.#rendered(uid, result.spec.volumes ?? []);
     const asTold = (spec: MachineSpec) => `${sources}|${this.#machineState(pod, spec)}`;
@@ -173,13 +177,14 @@ export class PodRenderer {
   }> {
     this.#admitted.add(uidOf(pod));
     const tooMany = podShapeProblem(pod, { files: this.#hasFiles() });
-    if (tooMany !== undefined) {
-      // Ephemeral containers can make a pod that runs refer to more and more.
-      const message = `The machine is left as it is: ${tooMany}`;
+    const read = tooMany === undefined ? await this.#read(pod, signal) : { ok: false as const, problem: tooMany };
+    if (!read.ok) {
+      // What a pod that runs refers to can grow, and ephemeral containers can make it refer to more and more.
+      const message = `The machine is left as it is: ${read.problem}`;
       const events: PodEvent[] = [{ type: "Warning", reason: "FailedUpdate", message }];
       return { patch: undefined, events, resize: { kind: "none" }, version: this.version(pod, machine) };
     }
-    const { references, sources } = await this.#read(pod, signal);
+    const { references, sources } = read;
     const facts = this.#o.facts();
     const backend = this.#o.backend();
     const input = { pod, references, node: facts, backend };
@@ -248,14 +253,14 @@ export class PodRenderer {
     const { daemonSets, allowedUnsafeSysctls, backend, facts } = this.#o;
     // The node is registered before pods are taken in; until it is known, nothing is refused for the want of it.
     if (node === undefined)
-      return waitWith({ type: "Warning", reason: "InvalidNodeInfo", message: "The node is not registered yet" });
+      return wait({ type: "Warning", reason: "InvalidNodeInfo", message: "The node is not registered yet" });
     const otherPods = this.#otherPods(pod);
     const judge = (others: readonly Pod[]) =>
       admitPod({ pod, node, otherPods: others, daemonSets, ...(allowedUnsafeSysctls && { allowedUnsafeSysctls }) });
     const admission = judge(otherPods);
     if (admission.kind === "reject") return admission;
     if (admission.kind === "hold")
-      return waitWith({ type: "Warning", reason: admission.reason, message: admission.message });
+      return wait({ type: "Warning", reason: admission.reason, message: admission.message });
 
     const { name, capabilities, agentProbes = false } = backend();
     const gate = checkCapabilities(pod, {
@@ -264,7 +269,7 @@ export class PodRenderer {
       allowHostPath: facts().allowHostPath,
       agentProbes,
     });
-    if (!gate.ok && isDaemonSetPod(pod)) return waitWith(daemonSetHeld(gate.message));
+    if (!gate.ok && isDaemonSetPod(pod)) return wait(daemonSetHeld(gate.message));
     if (!gate.ok) return { kind: "reject", reason: gate.reason, message: gate.message, missing: gate.missing };
     if (admission.kind === "admit") return undefined;
     // Those that leave already may be enough.
@@ -341,8 +346,14 @@ export class PodRenderer {
     return this.#o.backend().capabilities.has("volumes.files");
   }
 
-  /** Reads what the pod refers to and gets its tokens. `sources` is the version of exactly what is returned. */
-  async #read(pod: Pod, signal: AbortSignal): Promise<{ references: References; sources: string }> {
+  /**
+   * Reads what the pod refers to and gets its tokens. `sources` is the version of exactly what is returned. Not `ok` when that is
+   * more than one pod may have.
+   */
+  async #read(
+    pod: Pod,
+    signal: AbortSignal,
+  ): Promise<{ ok: true; references: References; sources: string } | { ok: false; problem: string }> {
     const uid = uidOf(pod);
     const files = this.#hasFiles();
     this.#o.references.track(pod, podReferences(pod, { files }));
@@ -351,12 +362,13 @@ export class PodRenderer {
     // version from before the read is never too new.
     for (let round = 1; ; round++) {
       const sources = this.#sources(pod);
-      const [, tokens] = await Promise.all([
-        this.#o.references.read(uid, signal),
+      const [problem, tokens] = await Promise.all([
+        this.#o.references.read(uid, signal).then(() => undefined, overBudget),
         this.#o.tokens.get(pod, wishes, signal),
       ]);
+      if (problem !== undefined) return { ok: false, problem };
       if (this.#sources(pod) === sources || round === READ_ROUNDS)
-        return { references: { ...this.#o.references.references(pod), tokens }, sources };
+        return { ok: true, references: { ...this.#o.references.references(pod), tokens }, sources };
     }
   }
 
@@ -381,8 +393,14 @@ function failsToPull({ containers }: MachineFacts): boolean {
   return containers.some((each) => "state" in each && each.state === "waiting" && each.reason === "ErrImagePull");
 }
 
-function waitWith(event: PodEvent): NotReady {
-  return { kind: "wait", waiting: new Map(), unmountedVolumes: [], events: [event] };
+function wait(...events: PodEvent[]): NotReady {
+  return { kind: "wait", waiting: new Map(), unmountedVolumes: [], events };
+}
+
+/** The message of the one error that is the pod's own. */
+function overBudget(thrown: unknown): string {
+  if (thrown instanceof OverBudgetError) return thrown.message;
+  throw thrown;
 }
 
 function uidOf(pod: Pod): string {

@@ -1,19 +1,16 @@
 /**
- * The configMaps and secrets that this node's pods refer to. Nothing else is ever read: each object is fetched
- * one at a time by name, then watched by name for as long as a pod refers to it, so that changes reach running machines in
- * seconds. Immutable objects are read once. "Not found" is an answer of the API server; every other failure is "unknown".
+ * The configMaps and secrets that this node's pods refer to. Nothing else is ever read: each object is followed by its name for as
+ * long as a pod refers to it, so that changes reach running machines in seconds. Immutable objects are read once.
  */
-import { isForbidden, saysNotFound } from "../kube/errors.ts";
 import type { Kube } from "../kube/kube.ts";
-import { resourcePath } from "../kube/paths.ts";
-import { Reflector } from "../kube/reflector.ts";
-import { Store } from "../kube/store.ts";
 import type { ConfigMap, Pod, Secret } from "../kube/wire.ts";
 import type { Logger } from "../telemetry/logger.ts";
+import { untilAborted } from "../util/abort.ts";
 import type { Clock } from "../util/clock.ts";
-import { toError } from "../util/errors.ts";
 import type { Random } from "../util/random.ts";
+import { OverBudgetError, POD_LIMITS } from "./budget.ts";
 import type { Lookup, References } from "./inputs.ts";
+import { ListPermissions, ReferencedObject } from "./referenced-object.ts";
 import type { ServiceCache } from "./services.ts";
 import { isServiceAccountVolume, usedVolumes } from "./volumes.ts";
 
@@ -75,40 +72,37 @@ export interface ReferenceCacheOptions {
   onDenied?: () => void;
 }
 
-type Referenced = ConfigMap | Secret;
-
-/** Without permission to watch, an object is read again this often. */
-const POLL_MS = 60_000;
-/** A read that failed is repeated this soon. */
-const RETRY_MS = 5_000;
+/** So many of a pod's objects are asked for at once. */
+const AT_ONCE = 8;
 
 /** One object that some pod refers to. */
 interface Entry {
-  namespace: string;
-  reference: Pick<Reference, "kind" | "name">;
+  kind: Reference["kind"];
+  name: string;
   /** UIDs of the pods that refer to it. */
   holders: Set<string>;
-  /** What is known: undefined before the first read. */
-  lookup: Lookup<Referenced> | undefined;
-  /** True while a watch keeps `lookup` up to date. */
-  watched: boolean;
-  /** True while a later read is scheduled. */
-  polled: boolean;
-  stop: AbortController;
+  object: ReferencedObject;
 }
 
 export class ReferenceCache {
   readonly #o: ReferenceCacheOptions;
   readonly #entries = new Map<string, Entry>();
   readonly #byPod = new Map<string, Set<string>>();
+  /** Pods that were rendered before the Services were listed for the first time. */
+  readonly #withoutServices = new Set<string>();
+  readonly #lists: ListPermissions;
+  readonly #closed = new AbortController();
 
   constructor(options: ReferenceCacheOptions) {
     this.#o = options;
+    this.#lists = new ListPermissions(options.clock);
+    void this.#wakeWithServices();
   }
 
   /** Watches no object any more. */
   close(): void {
-    for (const entry of this.#entries.values()) entry.stop.abort();
+    this.#closed.abort();
+    for (const { object } of this.#entries.values()) object.stop();
   }
 
   /** Names what a pod refers to; what it referred to before and does no more is let go of. */
@@ -120,18 +114,7 @@ export class ReferenceCache {
       const key = `${kind}/${namespace}/${name}`;
       wanted.add(key);
       let entry = this.#entries.get(key);
-      if (entry === undefined) {
-        entry = {
-          namespace,
-          reference: { kind, name },
-          holders: new Set(),
-          lookup: undefined,
-          watched: false,
-          polled: false,
-          stop: new AbortController(),
-        };
-        this.#entries.set(key, entry);
-      }
+      if (entry === undefined) this.#entries.set(key, (entry = this.#entry(kind, namespace, name)));
       entry.holders.add(uid);
     }
     const before = this.#byPod.get(uid) ?? new Set();
@@ -143,37 +126,83 @@ export class ReferenceCache {
   release(podUid: string): void {
     for (const key of this.#byPod.get(podUid) ?? []) this.#letGo(key, podUid);
     this.#byPod.delete(podUid);
+    this.#withoutServices.delete(podUid);
   }
 
-  /** Reads what is not kept up to date by a watch. Afterwards `references` has an answer for everything tracked. */
+  /**
+   * Waits until there is an answer for everything tracked, were it that something cannot be read: what is followed already has one.
+   *
+   * @throws OverBudgetError when it is more than one pod may have; then the pod is released
+   */
   async read(podUid: string, signal: AbortSignal): Promise<void> {
-    const entries = [...(this.#byPod.get(podUid) ?? [])].flatMap((key) => this.#entries.get(key) ?? []);
-    const reads = entries.filter((entry) => !isSettled(entry)).map((entry) => this.#get(entry, signal));
-    await Promise.all([...reads, this.#o.services.firstList(signal)]);
+    await Promise.all([this.#readObjects(podUid, signal), this.#o.services.firstList(signal)]);
   }
 
   /** What is known now, for rendering this pod. Tokens are not the cache's. */
   references(pod: Pod): Omit<References, "tokens"> {
+    const uid = pod.metadata?.uid ?? "";
     const configMaps = new Map<string, Lookup<ConfigMap>>();
     const secrets = new Map<string, Lookup<Secret>>();
-    for (const key of this.#byPod.get(pod.metadata?.uid ?? "") ?? []) {
-      const entry = this.#entries.get(key);
-      if (entry?.lookup === undefined) continue;
-      (entry.reference.kind === "configmap" ? configMaps : secrets).set(entry.reference.name, entry.lookup);
+    for (const { kind, name, object } of this.#entriesOf(uid)) {
+      if (object.lookup !== undefined) (kind === "configmap" ? configMaps : secrets).set(name, object.lookup);
     }
     const services = this.#o.services.of(new Set([pod.metadata?.namespace ?? "", "default"]));
+    if (services === undefined) this.#withoutServices.add(uid);
     return { configMaps, secrets, services };
   }
 
-  /** Changes when anything that the pod refers to changes; undefined while something has not been read. */
+  /**
+   * Changes when anything that the pod refers to changes, or can be read where it could not; undefined for a pod that is not tracked.
+   * What cannot be read holds nothing else up.
+   */
   version(podUid: string): string | undefined {
-    const parts: string[] = [];
-    for (const key of this.#byPod.get(podUid) ?? []) {
-      const lookup = this.#entries.get(key)?.lookup;
-      if (lookup === undefined || lookup.kind === "unknown") return undefined;
-      parts.push(`${key}@${lookup.kind === "found" ? (lookup.object.metadata?.resourceVersion ?? "") : "absent"}`);
-    }
+    const keys = this.#byPod.get(podUid);
+    if (keys === undefined) return undefined;
+    const parts = [...keys].map((key) => `${key}@${this.#entries.get(key)?.object.version}`);
     return parts.sort().join(",");
+  }
+
+  /** True while something is refused that may be allowed in a moment: the pod may be newer than the authorizer's view of it. */
+  isEarly(podUid: string): boolean {
+    return this.#entriesOf(podUid).some(({ object }) => object.isEarly);
+  }
+
+  #entriesOf(podUid: string): Entry[] {
+    return [...(this.#byPod.get(podUid) ?? [])].flatMap((key) => this.#entries.get(key) ?? []);
+  }
+
+  #entry(kind: Reference["kind"], namespace: string, name: string): Entry {
+    const { kube, clock, random, logger, onDenied, onChange } = this.#o;
+    const holders = new Set<string>();
+    const object = new ReferencedObject(
+      { resource: `${kind}s`, namespace, name },
+      {
+        kube,
+        clock,
+        random,
+        logger,
+        lists: this.#lists,
+        onDenied,
+        onChange: () => {
+          for (const uid of holders) onChange(uid);
+        },
+      },
+    );
+    return { kind, name, holders, object };
+  }
+
+  /** A few at a time, and no more of them when they are too much already. */
+  async #readObjects(podUid: string, signal: AbortSignal): Promise<void> {
+    const entries = this.#entriesOf(podUid);
+    for (let at = 0; at < entries.length; at += AT_ONCE) {
+      await Promise.all(entries.slice(at, at + AT_ONCE).map(({ object }) => object.answer(signal)));
+      const bytes = entries.reduce((sum, { object }) => sum + object.bytes, 0);
+      if (bytes <= POD_LIMITS.referenceBytes) continue;
+      this.release(podUid);
+      throw new OverBudgetError(
+        `the ConfigMaps and Secrets that the pod refers to have more than ${POD_LIMITS.referenceBytes} bytes`,
+      );
+    }
   }
 
   #letGo(key: string, podUid: string): void {
@@ -181,108 +210,16 @@ export class ReferenceCache {
     if (entry === undefined) return;
     entry.holders.delete(podUid);
     if (entry.holders.size > 0) return;
-    entry.stop.abort();
+    entry.object.stop();
     this.#entries.delete(key);
   }
 
-  async #get(entry: Entry, signal: AbortSignal): Promise<void> {
-    let lookup: Lookup<Referenced>;
-    const { namespace } = entry;
-    const { kind, name } = entry.reference;
-    const resource = `${kind}s`;
-    try {
-      const path = resourcePath({ resource, namespace, name });
-      lookup = { kind: "found", object: await this.#o.kube.request<Referenced>({ method: "GET", path, signal }) };
-    } catch (thrown) {
-      signal.throwIfAborted();
-      if (isForbidden(thrown)) this.#o.onDenied?.();
-      const isAbsent = saysNotFound(thrown, { resource, name });
-      lookup = isAbsent ? { kind: "absent" } : { kind: "unknown", message: toError(thrown).message };
-    }
-    // A watch that came to life meanwhile knows better.
-    if (isSettled(entry)) return;
-    this.#learn(entry, lookup);
-    if (lookup.kind === "unknown") void this.#poll(entry);
-    else this.#watch(entry);
+  /** Without Services no container has its environment; their first list lets those go on that waited for it. */
+  async #wakeWithServices(): Promise<void> {
+    const { signal } = this.#closed;
+    await untilAborted(signal, this.#o.services.listed(signal));
+    if (signal.aborted) return;
+    for (const uid of this.#withoutServices) this.#o.onChange(uid);
+    this.#withoutServices.clear();
   }
-
-  #learn(entry: Entry, lookup: Lookup<Referenced>): void {
-    // What was once known is not lost because a later read failed.
-    if (lookup.kind === "unknown" && entry.lookup !== undefined && entry.lookup.kind !== "unknown") return;
-    const before = entry.lookup;
-    entry.lookup = lookup;
-    // Whoever asked for the first read gets it as an answer.
-    if (before === undefined || versionOf(before) === versionOf(lookup)) return;
-    for (const uid of entry.holders) this.#o.onChange(uid);
-  }
-
-  #watch(entry: Entry): void {
-    if (entry.watched || isImmutable(entry) || entry.stop.signal.aborted) return;
-    entry.watched = true;
-    const { kube, clock, random, logger } = this.#o;
-    const { reference, namespace } = entry;
-    const store = new Store<Referenced>({ logger });
-    const watching = new AbortController();
-    const stop = () => watching.abort();
-    entry.stop.signal.addEventListener("abort", stop, { once: true });
-    store.onChange((change) => {
-      this.#learn(entry, change.type === "delete" ? { kind: "absent" } : { kind: "found", object: change.object });
-      if (isImmutable(entry)) stop();
-    });
-    const reflector = new Reflector<Referenced>({
-      kube,
-      path: resourcePath({ resource: reference.kind === "configmap" ? "configmaps" : "secrets", namespace }),
-      query: { fieldSelector: `metadata.name=${reference.name}` },
-      store,
-      clock,
-      random,
-      logger,
-      accept: (object) => object.metadata?.name === reference.name,
-      onError: (error) => {
-        if (isForbidden(error)) stop();
-      },
-    });
-    void reflector.run(watching.signal).then(() => {
-      entry.stop.signal.removeEventListener("abort", stop);
-      if (entry.stop.signal.aborted || isImmutable(entry)) return;
-      // Reading by name is allowed and watching is not: read again from time to time.
-      entry.watched = false;
-      void this.#poll(entry);
-    });
-    void store.hasSynced(watching.signal).then(
-      () => {
-        if (store.size === 0) this.#learn(entry, { kind: "absent" });
-      },
-      () => undefined,
-    );
-  }
-
-  /** Reads again later, for as long as no watch does better. */
-  async #poll(entry: Entry): Promise<void> {
-    if (entry.polled) return;
-    entry.polled = true;
-    const { clock, random } = this.#o;
-    const delayMs = entry.lookup?.kind === "unknown" ? RETRY_MS : POLL_MS;
-    try {
-      await clock.sleep(delayMs * (1 + random() / 2), entry.stop.signal);
-      entry.polled = false;
-      if (!isSettled(entry)) await this.#get(entry, entry.stop.signal);
-    } catch {
-      // Only the abort of entry.stop ends up here: no pod refers to the object any more.
-    }
-  }
-}
-
-/** Nothing is to be gained by reading it again. */
-function isSettled(entry: Entry): boolean {
-  return entry.lookup !== undefined && entry.lookup.kind !== "unknown" && (entry.watched || isImmutable(entry));
-}
-
-function isImmutable(entry: Entry): boolean {
-  return entry.lookup?.kind === "found" && entry.lookup.object.immutable === true;
-}
-
-function versionOf(lookup: Lookup<Referenced>): string {
-  if (lookup.kind !== "found") return lookup.kind;
-  return `${lookup.object.metadata?.uid ?? ""}/${lookup.object.metadata?.resourceVersion ?? ""}`;
 }

@@ -41,6 +41,11 @@ export class ServiceCache {
     return [...namespaces].flatMap((namespace) => this.#store.byIndex("namespace", namespace));
   }
 
+  /** Resolves when the Services have been listed once. @throws the signal's reason on abort */
+  listed(signal: AbortSignal): Promise<void> {
+    return this.#store.hasSynced(signal);
+  }
+
   /** At start, the first list is worth waiting for a little: without it every pod would have to come back. */
   async firstList(signal: AbortSignal): Promise<void> {
     if (this.#store.synced || !this.#isRunning) return;

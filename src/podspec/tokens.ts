@@ -11,6 +11,7 @@ import type { Kube } from "../kube/kube.ts";
 import { requestToken, type IssuedToken } from "../kube/tokens.ts";
 import type { Pod } from "../kube/wire.ts";
 import type { Logger } from "../telemetry/logger.ts";
+import { unlessAborted } from "../util/abort.ts";
 import type { Clock } from "../util/clock.ts";
 import { toError } from "../util/errors.ts";
 import type { Random } from "../util/random.ts";
@@ -112,7 +113,7 @@ export class TokenManager {
     one: (wish: TokenWish) => Promise<Lookup<string>>,
     signal: AbortSignal,
   ): Promise<Map<string, Lookup<string>>> {
-    const lookups = wishes.map(async (wish) => [tokenKey(wish), await abortable(one(wish), signal)] as const);
+    const lookups = wishes.map(async (wish) => [tokenKey(wish), await unlessAborted(one(wish), signal)] as const);
     return new Map(await Promise.all(lookups));
   }
 
@@ -227,20 +228,5 @@ export class TokenManager {
 
   #hasCome(moment: Moment): boolean {
     return this.#o.clock.monotonic() >= moment.monotonic || this.#o.clock.now() >= moment.wall;
-  }
-}
-
-/** The shared request lives on when one of those who wait for it gives up. */
-async function abortable<T>(promise: Promise<T>, signal: AbortSignal): Promise<T> {
-  signal.throwIfAborted();
-  let onAbort: (() => void) | undefined;
-  const aborted = new Promise<never>((_, reject) => {
-    onAbort = () => reject(signal.reason as Error);
-    signal.addEventListener("abort", onAbort, { once: true });
-  });
-  try {
-    return await Promise.race([promise, aborted]);
-  } finally {
-    if (onAbort) signal.removeEventListener("abort", onAbort);
   }
 }

@@ -99,6 +99,11 @@ export class FakeKube implements Kube {
   }
 }
 
+/** Whether a request is for the object of this name, by its path or by a list of that name alone. */
+export function isAbout({ path, query }: Pick<KubeRequest, "path" | "query">, name: string): boolean {
+  return path.endsWith(`/${name}`) || selectedName(query) === name;
+}
+
 function selectedName(query: KubeRequest["query"]): string | undefined {
   return /^metadata\.name=(.*)$/.exec(String(query?.["fieldSelector"] ?? ""))?.[1];
 }

@@ -8,7 +8,7 @@ import { ServiceCache } from "../../../src/podspec/services.ts";
 import { TokenManager } from "../../../src/podspec/tokens.ts";
 import { silentLogger } from "../../../src/telemetry/logger.ts";
 import { settle, VirtualClock } from "../../support/virtual-clock.ts";
-import { FakeKube } from "./fake-kube.ts";
+import { failure, FakeKube, isAbout } from "./fake-kube.ts";
 import { node as facts, podWith, podWithContainer } from "./fixtures.ts";
 
 const registered: Node = {
@@ -378,8 +378,8 @@ describe("PodRenderer", () => {
     });
 
     it("stay when the secret cannot be read just now", async () => {
-      kube.intercept = ({ path }) => {
-        if (path === SECRET) throw new Error("connection refused");
+      kube.intercept = (request) => {
+        if (isAbout(request, "pull")) throw new Error("connection refused");
         return undefined;
       };
       const holds = machineWith({ registry_auth_version: "pull@7" });
@@ -388,8 +388,8 @@ describe("PodRenderer", () => {
 
     it("follow the other secrets when one could never be read", async () => {
       kube.put(SECRET, pullSecret("p"));
-      kube.intercept = ({ path }) => {
-        if (path.endsWith("/forbidden")) throw new Error("forbidden");
+      kube.intercept = (request) => {
+        if (isAbout(request, "forbidden")) throw failure(403, "Forbidden");
         return undefined;
       };
       const pod = podWith({ imagePullSecrets: [{ name: "pull" }, { name: "forbidden" }] });

@@ -3,7 +3,7 @@ import { podReferences, ReferenceCache } from "../../../src/podspec/references.t
 import { ServiceCache } from "../../../src/podspec/services.ts";
 import { silentLogger } from "../../../src/telemetry/logger.ts";
 import { settle, VirtualClock } from "../../support/virtual-clock.ts";
-import { failure, FakeKube } from "./fake-kube.ts";
+import { failure, FakeKube, isAbout } from "./fake-kube.ts";
 import { podWith, podWithContainer } from "./fixtures.ts";
 
 describe("podReferences", () => {
@@ -98,12 +98,13 @@ describe("ReferenceCache", () => {
     return cache.references(which).secrets.get("s");
   }
 
-  it("reads an object by its name and then watches that name alone", async () => {
+  it("lists an object by its name and then watches that name alone", async () => {
     kube.put(SECRET, { data: { k: "dg==" } });
     expect(await read()).toMatchObject({ kind: "found", object: { data: { k: "dg==" } } });
-    expect(kube.count("GET", SECRET)).toBe(1);
-    const lists = kube.requests.filter(({ path }) => path.endsWith("/secrets"));
-    expect(lists.map(({ query }) => query?.["fieldSelector"])).toEqual(["metadata.name=s", "metadata.name=s"]);
+    expect(kube.requests.map(({ method, query }) => [method, query?.["fieldSelector"]])).toEqual([
+      ["GET", "metadata.name=s"],
+      ["WATCH", "metadata.name=s"],
+    ]);
   });
 
   it("tells the pods that refer to an object when it changes", async () => {
@@ -162,11 +163,154 @@ describe("ReferenceCache", () => {
       throw failure(503, "ServiceUnavailable");
     };
     expect(await read()).toEqual({ kind: "unknown", message: "the server said 503" });
-    expect(cache.version("u1")).toBeUndefined();
+    const unknown = cache.version("u1");
     kube.intercept = () => undefined;
     await clock.advance(5_000);
     expect(changed).toEqual(["u1"]);
     expect(cache.references(pod).secrets.get("s")).toMatchObject({ kind: "found" });
+    expect(cache.version("u1")).not.toBe(unknown);
+  });
+
+  it("takes no 404 but the API server's own for absence", async () => {
+    kube.intercept = ({ query }) => {
+      if (query?.["fieldSelector"]) throw failure(403, "Forbidden");
+      throw failure(404, "HTTP404");
+    };
+    expect(await read()).toEqual({ kind: "unknown", message: "the server said 404" });
+  });
+
+  it("hears of changes of one object while another cannot be read", async () => {
+    kube.put(SECRET);
+    kube.intercept = (request) => {
+      if (isAbout(request, "forbidden")) throw failure(403, "Forbidden");
+    };
+    const both = [...refs, { kind: "secret" as const, name: "forbidden", optional: true }];
+    cache.track(pod, both);
+    await cache.read("u1", done.signal);
+    await settle();
+    const before = cache.version("u1");
+    kube.put(SECRET, { data: { k: "bmV3" } });
+    await settle();
+    expect(cache.version("u1")).not.toBe(before);
+  });
+
+  it.each([".", "..", "a/b", "n".repeat(254)])("asks for nothing that cannot be there: %s", async (name) => {
+    cache.track(pod, [{ kind: "secret", name, optional: true }]);
+    await cache.read("u1", done.signal);
+    await clock.advance(600_000);
+    expect(cache.references(pod).secrets.get(name)).toMatchObject({
+      kind: "unknown",
+      message: expect.stringContaining("invalid resource name") as unknown,
+    });
+    expect(kube.requests).toEqual([]);
+  });
+
+  it("waits no longer for an answer when the pod goes", async () => {
+    kube.intercept = () => new Promise(() => {});
+    cache.track(pod, refs);
+    const reading = cache.read("u1", done.signal);
+    cache.release("u1");
+    await reading;
+    expect(cache.references(pod).secrets.size).toBe(0);
+  });
+
+  it("wakes the pods that were rendered before the Services were listed", async () => {
+    kube.put(SECRET);
+    await read();
+    expect(changed).toEqual([]);
+    void services.run(done.signal);
+    await settle();
+    expect(changed).toEqual(["u1"]);
+  });
+
+  it("holds no more of one pod's objects than a pod may have", async () => {
+    const names = Array.from({ length: 40 }, (_, i) => `s${i}`);
+    for (const name of names) kube.put(`/api/v1/namespaces/shop/secrets/${name}`, { data: { k: "x".repeat(1 << 20) } });
+    cache.track(
+      pod,
+      names.map((name) => ({ kind: "secret", name, optional: false })),
+    );
+    await expect(cache.read("u1", done.signal)).rejects.toThrow(
+      "the ConfigMaps and Secrets that the pod refers to have more than 16777216 bytes",
+    );
+    await settle();
+    expect(kube.watches).toBe(0);
+    expect(kube.requests.filter(({ method }) => method === "GET").length).toBeLessThan(names.length);
+  });
+
+  describe("what is forbidden", () => {
+    const forbid = () => {
+      kube.put(SECRET);
+      kube.intercept = () => {
+        throw failure(403, "Forbidden");
+      };
+    };
+
+    it("is asked for less and less often, in the end once a minute, and counted", async () => {
+      let denied = 0;
+      const parts = { kube, clock, random: () => 0, logger: silentLogger };
+      cache = new ReferenceCache({ ...parts, services, onChange: () => {}, onDenied: () => denied++ });
+      forbid();
+      await read();
+      const at = [denied];
+      for (let i = 0; i < 3; i++) {
+        await clock.advance(100 * 2 ** i);
+        at.push(denied);
+      }
+      expect(at).toEqual([1, 2, 3, 4]);
+      await clock.advance(3_600_000);
+      const perHour = denied;
+      await clock.advance(3_600_000);
+      expect(denied - perHour).toBe(60);
+    });
+
+    it("for a moment, because the pod is new, costs a moment, and is watched", async () => {
+      forbid();
+      expect(await read()).toMatchObject({ kind: "unknown" });
+      expect(cache.isEarly("u1")).toBe(true);
+      kube.intercept = () => undefined;
+      await clock.advance(100);
+      expect(changed).toEqual(["u1"]);
+      expect(cache.references(pod).secrets.get("s")).toMatchObject({ kind: "found" });
+      expect(kube.watches).toBe(1);
+    });
+
+    it("is no longer early after some tries, of which the pods hear", async () => {
+      forbid();
+      await read();
+      await clock.advance(600);
+      expect([changed, cache.isEarly("u1")]).toEqual([[], true]);
+      await clock.advance(100);
+      expect([changed, cache.isEarly("u1")]).toEqual([["u1"], false]);
+    });
+
+    it("to be watched for a moment only is watched soon after", async () => {
+      kube.put(SECRET);
+      kube.intercept = ({ query }) => {
+        if (query?.["fieldSelector"]) throw failure(403, "Forbidden");
+      };
+      expect(await read()).toMatchObject({ kind: "found" });
+      kube.intercept = () => undefined;
+      await clock.advance(100);
+      expect(kube.watches).toBe(1);
+    });
+
+    it("to be listed in all of a namespace is not asked for again by each object", async () => {
+      const names = Array.from({ length: 50 }, (_, i) => `s${i}`);
+      for (const name of ["s", ...names]) kube.put(`/api/v1/namespaces/shop/secrets/${name}`);
+      kube.intercept = ({ query }) => {
+        if (query?.["fieldSelector"]) throw failure(403, "Forbidden");
+      };
+      await read();
+      await clock.advance(10_000);
+      const before = kube.requests.length;
+      cache.track(
+        pod,
+        names.map((name) => ({ kind: "secret", name, optional: false })),
+      );
+      await cache.read("u1", done.signal);
+      expect(kube.requests).toHaveLength(before + names.length);
+    });
   });
 
   it("keeps what it knows when a later read fails", async () => {
@@ -185,8 +329,7 @@ describe("ReferenceCache", () => {
     kube.put(SECRET, { immutable: true });
     await read();
     await read(other);
-    expect(kube.watches).toBe(0);
-    expect(kube.count("GET", SECRET)).toBe(1);
+    expect(kube.requests).toHaveLength(1);
   });
 
   it("stops watching an object that becomes immutable", async () => {
