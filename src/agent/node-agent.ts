@@ -7,16 +7,15 @@ import type { NodeCertificate } from "../kube/certificates.ts";
 import type { KubeTransport } from "../kube/transport.ts";
 import type { Node, Pod } from "../kube/wire.ts";
 import { createKubeletServer, type KubeletServer } from "../kubelet/server.ts";
+import { configMapClientCa, fileClientCa } from "../kubelet/certificates/client-ca.ts";
+import type { Reloadable } from "../kubelet/certificates/reloadable.ts";
 import {
-  configMapClientCa,
   fileCertificate,
-  fileClientCa,
   selfSignedCertificate,
   signedCertificate,
   type AdvertisedNames,
-  type Reloadable,
   type ServingCertificate,
-} from "../kubelet/tls.ts";
+} from "../kubelet/certificates/serving.ts";
 import { fixedCapacity, ProviderCapacitySource, type CapacitySource } from "../node/capacity.ts";
 import { NodeController } from "../node/node-controller.ts";
 import { nodePlatform } from "../node/platform.ts";

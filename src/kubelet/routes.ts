@@ -20,7 +20,7 @@ import { statsSummary } from "./endpoints/stats-summary.ts";
 import type { PodLookup } from "./pod-lookup.ts";
 import { SUBRESOURCES_BY_PREFIX, type Handler, type Route } from "./router.ts";
 import type { Sessions } from "./sessions.ts";
-import type { ContainerProbes, StatsSource } from "./stats.ts";
+import type { ContainerProbes, StatsSource } from "./metrics/stats.ts";
 
 export interface RouteDeps {
   lookup: PodLookup;

@@ -28,8 +28,9 @@ import type { PodLookup } from "./pod-lookup.ts";
 import { accessOf, matchRoute, parseTarget, type Match, type RequestContext, type Route } from "./router.ts";
 import { kubeletRoutes } from "./routes.ts";
 import { DEFAULT_SESSION_LIMITS, Sessions, type SessionLimits } from "./sessions.ts";
-import { StatsSource, processUsage, type ContainerProbes, type SelfUsage } from "./stats.ts";
-import type { Reloadable, ServingCertificate } from "./tls.ts";
+import { StatsSource, processUsage, type ContainerProbes, type SelfUsage } from "./metrics/stats.ts";
+import type { Reloadable } from "./certificates/reloadable.ts";
+import type { ServingCertificate } from "./certificates/serving.ts";
 
 export interface KubeletLimits {
   /**

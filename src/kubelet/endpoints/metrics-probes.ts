@@ -1,7 +1,7 @@
-import { TEXT_FORMAT, family, type Sample } from "../exposition.ts";
+import { TEXT_FORMAT, family, type Sample } from "../metrics/exposition.ts";
 import type { PodLookup } from "../pod-lookup.ts";
 import type { Handler } from "../router.ts";
-import type { ContainerProbes, StatsSource } from "../stats.ts";
+import type { ContainerProbes, StatsSource } from "../metrics/stats.ts";
 
 /**
  * `/metrics/probes`: how often each probe came out which way. Most backends run the probes in their machines and tell it with

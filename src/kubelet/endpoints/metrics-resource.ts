@@ -1,6 +1,6 @@
-import { TEXT_FORMAT, family, type Labels, type Sample } from "../exposition.ts";
+import { TEXT_FORMAT, family, type Labels, type Sample } from "../metrics/exposition.ts";
 import type { Handler } from "../router.ts";
-import type { NodeSample, StatsSource } from "../stats.ts";
+import type { NodeSample, StatsSource } from "../metrics/stats.ts";
 
 /** `/metrics/resource`: what metrics-server reads. */
 export function resourceMetrics(stats: StatsSource): Handler {

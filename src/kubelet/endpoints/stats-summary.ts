@@ -1,6 +1,6 @@
 import { rfc3339 } from "../../util/clock.ts";
 import type { Handler } from "../router.ts";
-import type { ContainerSample, NodeSample, PodSample, StatsSource } from "../stats.ts";
+import type { ContainerSample, NodeSample, PodSample, StatsSource } from "../metrics/stats.ts";
 import { sum } from "./metrics-resource.ts";
 
 /** `/stats/summary` (v1alpha1 `Summary`); `?only_cpu_and_memory=true` drops the rest. */

@@ -9,7 +9,8 @@ import { createKubeletProxy } from "../../../src/devcluster/http/kubelet-proxy.t
 import type { Kube, KubeRequest } from "../../../src/kube/kube.ts";
 import type { Pod } from "../../../src/kube/wire.ts";
 import { createKubeletServer, type KubeletServer, type KubeletServerOptions } from "../../../src/kubelet/server.ts";
-import type { Reloadable, ServingCertificate } from "../../../src/kubelet/tls.ts";
+import type { Reloadable } from "../../../src/kubelet/certificates/reloadable.ts";
+import type { ServingCertificate } from "../../../src/kubelet/certificates/serving.ts";
 import { ProviderError } from "../../../src/provider/errors.ts";
 import type {
   LogLine,

@@ -1,7 +1,7 @@
 import { expect, test } from "vitest";
 import type { Pod } from "../../../src/kube/wire.ts";
 import { renderProbeMetrics } from "../../../src/kubelet/endpoints/metrics-probes.ts";
-import type { ContainerProbes } from "../../../src/kubelet/stats.ts";
+import type { ContainerProbes } from "../../../src/kubelet/metrics/stats.ts";
 
 const pod = { metadata: { name: "web", namespace: "ns", uid: "uid-1" } } as Pod;
 const lookup = { get: () => undefined, list: () => [{ pod, machineId: "m-1" }] };

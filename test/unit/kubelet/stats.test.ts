@@ -3,7 +3,7 @@ import type { Pod } from "../../../src/kube/wire.ts";
 import { renderCadvisorMetrics } from "../../../src/kubelet/endpoints/metrics-cadvisor.ts";
 import { renderResourceMetrics } from "../../../src/kubelet/endpoints/metrics-resource.ts";
 import { renderSummary } from "../../../src/kubelet/endpoints/stats-summary.ts";
-import { StatsSource } from "../../../src/kubelet/stats.ts";
+import { StatsSource } from "../../../src/kubelet/metrics/stats.ts";
 import type { ContainerStats, MachineStats } from "../../../src/provider/provider.ts";
 import { silentLogger } from "../../../src/telemetry/logger.ts";
 import { VirtualClock } from "../../support/virtual-clock.ts";

@@ -4,13 +4,13 @@ import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { beforeEach, describe, expect, it, vi } from "vitest";
 import type { Kube, KubeRequest } from "../../../src/kube/kube.ts";
+import { configMapClientCa } from "../../../src/kubelet/certificates/client-ca.ts";
 import {
-  configMapClientCa,
   coversNames,
   fileCertificate,
   selfSignedCertificate,
   signedCertificate,
-} from "../../../src/kubelet/tls.ts";
+} from "../../../src/kubelet/certificates/serving.ts";
 import { silentLogger as logger } from "../../../src/telemetry/logger.ts";
 import { unusedMetrics } from "../../../src/telemetry/metrics.ts";
 import { createCertificate, generateKeyPair, privateKeyPem, type KeyPair } from "../../../src/util/x509.ts";

@@ -1,0 +1,105 @@
+/** The CA that client certificates of the kubelet API are checked against: from a file, or as the cluster publishes it. */
+import { X509Certificate } from "node:crypto";
+import { readFile } from "node:fs/promises";
+import { createSecureContext } from "node:tls";
+import { CertificateError } from "../../kube/certificates.ts";
+import { isNotFound } from "../../kube/errors.ts";
+import type { Kube } from "../../kube/kube.ts";
+import { resourcePath } from "../../kube/paths.ts";
+import type { Logger } from "../../telemetry/logger.ts";
+import type { Clock } from "../../util/clock.ts";
+import { toError } from "../../util/errors.ts";
+import { FILE_POLL_MS, Holder, reloadable, type Reloadable } from "./reloadable.ts";
+
+const CONFIG_MAP_POLL_MS = 60_000;
+
+/**
+ * The CA bundle for client certificates, from a file.
+ *
+ * @throws CertificateError when the first reading gives no certificate
+ */
+export async function fileClientCa(options: {
+  file: string;
+  clock: Clock;
+  logger: Logger;
+}): Promise<Reloadable<string>> {
+  const { file, clock, logger } = options;
+  const holder = new Holder<string>();
+  const load = async () => {
+    const bundle = await readFile(file, "utf8");
+    if (bundle === holder.current()) return;
+    checkBundle(bundle, file);
+    holder.set(bundle);
+    logger.info({ file }, "client CA loaded");
+  };
+  try {
+    await load();
+  } catch (thrown) {
+    throw thrown instanceof CertificateError
+      ? thrown
+      : new CertificateError(`${file}: ${toError(thrown).message}`, { cause: thrown });
+  }
+  return reloadable(holder, clock, (signal) => tryAgain(load, FILE_POLL_MS, logger, signal));
+}
+
+const CA_CONFIG_MAP = { namespace: "kube-system", name: "extension-apiserver-authentication", key: "client-ca-file" };
+
+/**
+ * The cluster's own client CA, as the API server publishes it. On kubeadm clusters it signs the API server's kubelet client
+ * certificate; where it does not, give a file. Without the map or the right to read it, client certificates are not accepted.
+ */
+export async function configMapClientCa(options: {
+  kube: Kube;
+  clock: Clock;
+  logger: Logger;
+  signal: AbortSignal;
+}): Promise<Reloadable<string>> {
+  const { kube, clock, logger } = options;
+  const holder = new Holder<string>();
+  const { namespace, name, key } = CA_CONFIG_MAP;
+  const load = async (signal: AbortSignal) => {
+    const path = resourcePath({ resource: "configmaps", namespace, name });
+    let bundle: string | undefined;
+    try {
+      bundle = (await kube.request<{ data?: Record<string, string> }>({ method: "GET", path, signal })).data?.[key];
+    } catch (thrown) {
+      if (!isNotFound(thrown)) throw thrown;
+    }
+    if (bundle === undefined) throw new CertificateError(`ConfigMap ${namespace}/${name} has no ${key}`);
+    if (bundle === holder.current()) return;
+    checkBundle(bundle, `ConfigMap ${namespace}/${name}`);
+    holder.set(bundle);
+    logger.info({ namespace, name }, "client CA loaded");
+  };
+  await load(options.signal).catch((thrown: unknown) => warnCa(logger, thrown));
+  return reloadable(holder, clock, (signal) => tryAgain(() => load(signal), CONFIG_MAP_POLL_MS, logger, signal));
+}
+
+function warnCa(logger: Logger, thrown: unknown): void {
+  logger.warn({ err: toError(thrown).message }, "client CA not loaded, what is loaded stays");
+}
+
+function checkBundle(bundle: string, source: string): void {
+  try {
+    // Throws when there is no certificate in it; further ones are read by TLS itself.
+    createSecureContext({ ca: bundle });
+    new X509Certificate(bundle);
+  } catch (thrown) {
+    throw new CertificateError(`${source}: no usable CA certificate: ${toError(thrown).message}`, { cause: thrown });
+  }
+}
+
+/** One round: what is loaded stays when it fails. @returns milliseconds until the next */
+async function tryAgain(
+  load: () => Promise<void>,
+  periodMs: number,
+  logger: Logger,
+  signal: AbortSignal,
+): Promise<number> {
+  try {
+    await load();
+  } catch (thrown) {
+    if (!signal.aborted) warnCa(logger, thrown);
+  }
+  return periodMs;
+}
