@@ -10,6 +10,7 @@ import type { RegistryAuth } from "../provider/machine.ts";
 import { registryHostMatches } from "../provider/registry-hosts.ts";
 import { parseDuration } from "../resources/duration.ts";
 import type { Logger } from "../telemetry/logger.ts";
+import { unlessAborted } from "../util/abort.ts";
 import type { Clock } from "../util/clock.ts";
 import { toError } from "../util/errors.ts";
 import { runProgram } from "../util/run-program.ts";
@@ -82,7 +83,7 @@ export interface ExecCredentialsOptions {
   binDir: string;
   /** What every plugin inherits, before its own `env`. */
   environment: Readonly<Record<string, string>>;
-  /** For plugins that want the pod's own identity. */
+  /** For plugins that want the pod's own identity. Each token is used once. */
   tokens: {
     get(pod: Pod, wishes: readonly TokenWish[], signal: AbortSignal): Promise<ReadonlyMap<string, Lookup<string>>>;
   };
@@ -96,9 +97,27 @@ interface Cached {
   until: number;
 }
 
+/** A run of a plugin that some wait for; it ends when the last of them gives up. */
+interface Flight {
+  auth: Promise<RegistryAuth[]>;
+  waiting: number;
+  abandoned: AbortController;
+}
+
+/** A pod's identity, for plugins that want it. */
+interface Identity {
+  /** What credentials that were given to it may be used for again. */
+  scope: string;
+  token: string | undefined;
+}
+
+const MAX_CACHED = 5_000;
+
 export class ExecCredentials implements ImageCredentials {
   readonly #o: ExecCredentialsOptions;
+  /** Oldest first. */
   readonly #cache = new Map<string, Cached>();
+  readonly #flights = new Map<string, Flight>();
 
   constructor(options: ExecCredentialsOptions) {
     this.#o = options;
@@ -142,23 +161,58 @@ export class ExecCredentials implements ImageCredentials {
   }
 
   async #credentials(provider: ProviderConfig, image: string, pod: Pod, signal: AbortSignal): Promise<RegistryAuth[]> {
-    const { clock, tokens, binDir, environment, run = runPlugin } = this.#o;
-    const identity = provider.tokenAttributes
-      ? `${pod.metadata?.namespace}/${pod.spec?.serviceAccountName ?? "default"}`
-      : "";
-    const scope = provider.tokenAttributes?.cacheType === "Token" ? `${identity}/${pod.metadata?.uid ?? ""}` : identity;
-    const registry = image.slice(0, image.indexOf("/"));
-    for (const key of [`Image ${image}`, `Registry ${registry}`, "Global"]) {
-      const cached = this.#cache.get(cacheKey(provider, scope, key));
+    const { clock } = this.#o;
+    const identity = await this.#identity(provider, pod, signal);
+    for (const key of [`Image ${image}`, `Registry ${registryOf(image)}`, "Global"]) {
+      const cached = this.#cache.get(cacheKey(provider, identity.scope, key));
       if (cached !== undefined && clock.monotonic() < cached.until) return cached.auth;
     }
+    const key = cacheKey(provider, identity.scope, `Image ${image}`);
+    let flight = this.#flights.get(key);
+    if (flight === undefined) {
+      const abandoned = new AbortController();
+      flight = { auth: this.#ask(provider, image, identity, abandoned.signal), waiting: 0, abandoned };
+      this.#flights.set(key, flight);
+    }
+    flight.waiting++;
+    try {
+      return await unlessAborted(flight.auth, signal);
+    } finally {
+      if (--flight.waiting === 0) {
+        flight.abandoned.abort();
+        this.#flights.delete(key);
+      }
+    }
+  }
+
+  /**
+   * Who the pod is. The account is known by its UID, which the token names, so that one that is made again under the same name
+   * inherits nothing.
+   */
+  async #identity({ tokenAttributes }: ProviderConfig, pod: Pod, signal: AbortSignal): Promise<Identity> {
+    if (tokenAttributes === undefined) return { scope: "", token: undefined };
+    const wish = { audience: tokenAttributes.serviceAccountTokenAudience, expirationSeconds: TOKEN_SECONDS };
+    const [token] = (await this.#o.tokens.get(pod, [wish], signal)).values();
+    if (token?.kind !== "found")
+      throw new Error(`no service-account token for it: ${token?.kind === "unknown" ? token.message : "not issued"}`);
+    const { namespace = "", uid = "" } = pod.metadata ?? {};
+    const accountUid = serviceAccountUid(token.object);
+    const isShared = tokenAttributes.cacheType === "ServiceAccount" && accountUid !== undefined;
+    const account = [namespace, pod.spec?.serviceAccountName ?? "default", accountUid ?? ""];
+    return { scope: JSON.stringify(isShared ? account : [...account, uid]), token: token.object };
+  }
+
+  /** Runs the plugin, and keeps what it says for as long as it says. */
+  async #ask(
+    provider: ProviderConfig,
+    image: string,
+    { scope, token }: Identity,
+    signal: AbortSignal,
+  ): Promise<RegistryAuth[]> {
+    const { clock, binDir, environment, run = runPlugin } = this.#o;
     const request: Record<string, unknown> = { kind: "CredentialProviderRequest", apiVersion: PROTOCOL, image };
-    if (provider.tokenAttributes) {
-      const wish = { audience: provider.tokenAttributes.serviceAccountTokenAudience, expirationSeconds: TOKEN_SECONDS };
-      const [token] = (await tokens.get(pod, [wish], signal)).values();
-      if (token?.kind !== "found")
-        throw new Error(`no service-account token for it: ${token?.kind === "unknown" ? token.message : "not issued"}`);
-      request["serviceAccountToken"] = token.object;
+    if (token !== undefined) {
+      request["serviceAccountToken"] = token;
       request["serviceAccountAnnotations"] = {};
     }
     const env = { ...environment, ...Object.fromEntries(provider.env.map(({ name, value }) => [name, value])) };
@@ -168,26 +222,49 @@ export class ExecCredentials implements ImageCredentials {
       signal,
     );
     const reply = parseReply(output);
+    const isEchoed = Object.values(reply.auth ?? {}).some(({ password }) => password === token);
+    if (isEchoed && provider.tokenAttributes?.cacheType !== "Token")
+      throw new Error("it returned the service-account token as the password, which needs cacheType: Token");
     const auth = Object.entries(reply.auth ?? {}).map(([location, { username, password }]) => ({
       registry: normalizeRegistry(location),
       username,
       password,
     }));
-    const subject = { Image: `Image ${image}`, Registry: `Registry ${registry}`, Global: "Global" }[reply.cacheKeyType];
+    const subjects = { Image: `Image ${image}`, Registry: `Registry ${registryOf(image)}`, Global: "Global" };
     const lifeMs = reply.cacheDuration ?? provider.defaultCacheDuration;
     this.#forgetExpired();
-    if (lifeMs > 0) this.#cache.set(cacheKey(provider, scope, subject), { auth, until: clock.monotonic() + lifeMs });
+    if (lifeMs > 0) {
+      const key = cacheKey(provider, scope, subjects[reply.cacheKeyType]);
+      this.#cache.set(key, { auth, until: clock.monotonic() + lifeMs });
+    }
     return auth;
   }
 
   #forgetExpired(): void {
     const now = this.#o.clock.monotonic();
-    for (const [key, { until }] of this.#cache) if (until <= now) this.#cache.delete(key);
+    for (const [key, { until }] of this.#cache)
+      if (until <= now || this.#cache.size >= MAX_CACHED) this.#cache.delete(key);
   }
 }
 
 function cacheKey(provider: ProviderConfig, scope: string, subject: string): string {
   return JSON.stringify([provider.name, scope, subject]);
+}
+
+function registryOf(image: string): string {
+  return image.slice(0, image.indexOf("/"));
+}
+
+/** The UID in a service-account token's claims; undefined for a token of another make. The API server itself issued it a moment ago. */
+function serviceAccountUid(token: string): string | undefined {
+  try {
+    const claims: unknown = JSON.parse(Buffer.from(token.split(".")[1] ?? "", "base64url").toString("utf8"));
+    const { "kubernetes.io": bound } = claims as { "kubernetes.io"?: { serviceaccount?: { uid?: unknown } } };
+    const uid = bound?.serviceaccount?.uid;
+    return typeof uid === "string" && uid !== "" ? uid : undefined;
+  } catch {
+    return undefined;
+  }
 }
 
 /** The output may hold credentials, so an error never repeats it. */

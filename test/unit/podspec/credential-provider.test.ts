@@ -9,9 +9,10 @@ import {
   runPlugin,
   type RunPlugin,
 } from "../../../src/podspec/credential-provider.ts";
+import type { Pod } from "../../../src/kube/wire.ts";
 import { tokenKey } from "../../../src/podspec/inputs.ts";
 import { silentLogger } from "../../../src/telemetry/logger.ts";
-import { VirtualClock } from "../../support/virtual-clock.ts";
+import { settle, VirtualClock } from "../../support/virtual-clock.ts";
 import { found, podWith } from "./fixtures.ts";
 
 const signal = new AbortController().signal;
@@ -26,10 +27,16 @@ function reply(fields: object = {}): string {
   });
 }
 
-function credentials(answer: () => string, provider: object = {}) {
+function credentials(
+  answer: () => string | Promise<string>,
+  provider: object = {},
+  issue = (audience: string, _pod: Pod) => `token for ${audience}`,
+) {
   const calls: { file: string; request: Record<string, unknown>; env: Readonly<Record<string, string>> }[] = [];
   const clock = new VirtualClock();
-  const run: RunPlugin = async (plugin, input) => {
+  const signals: AbortSignal[] = [];
+  const run: RunPlugin = async (plugin, input, until) => {
+    signals.push(until);
     calls.push({ file: plugin.file, request: JSON.parse(input) as Record<string, unknown>, env: plugin.env });
     return answer();
   };
@@ -48,11 +55,12 @@ function credentials(answer: () => string, provider: object = {}) {
     ],
   });
   const tokens = {
-    get: async (_pod: unknown, wishes: readonly Parameters<typeof tokenKey>[0][]) =>
-      new Map(wishes.map((wish) => [tokenKey(wish), found(`token for ${wish.audience}`)])),
+    get: async (pod: Pod, wishes: readonly Parameters<typeof tokenKey>[0][]) =>
+      new Map(wishes.map((wish) => [tokenKey(wish), found(issue(wish.audience, pod))])),
   };
   return {
     calls,
+    signals,
     clock,
     source: new ExecCredentials({
       config,
@@ -113,6 +121,91 @@ describe("ExecCredentials", () => {
     const { source, calls } = credentials(() => reply(), { tokenAttributes });
     await source.forPod(podOf("eu.reg.example/a"), signal);
     expect(calls[0]?.request["serviceAccountToken"]).toBe("token for cloud");
+  });
+
+  describe("for an account", () => {
+    const tokenAttributes = { serviceAccountTokenAudience: "cloud", cacheType: "ServiceAccount" };
+    const jwt = (uid: string) => {
+      const claims = { "kubernetes.io": { serviceaccount: { name: "default", uid } } };
+      return `h.${Buffer.from(JSON.stringify(claims)).toString("base64url")}.s`;
+    };
+    const podOfUid = (uid: string) => podWith({ containers: [{ name: "app", image: "eu.reg.example/a" }] }, { uid });
+
+    it("are shared by its pods", async () => {
+      const { source, calls } = credentials(
+        () => reply(),
+        { tokenAttributes },
+        () => jwt("sa-1"),
+      );
+      await source.forPod(podOfUid("p1"), signal);
+      await source.forPod(podOfUid("p2"), signal);
+      expect(calls).toHaveLength(1);
+    });
+
+    it("are not those of an account of the same name that was there before", async () => {
+      let account = "sa-1";
+      const { source, calls } = credentials(
+        () => reply(),
+        { tokenAttributes },
+        () => jwt(account),
+      );
+      await source.forPod(podOfUid("p1"), signal);
+      account = "sa-2";
+      await source.forPod(podOfUid("p2"), signal);
+      expect(calls).toHaveLength(2);
+    });
+
+    it("are each pod's own where nobody says which account it is", async () => {
+      const { source, calls } = credentials(() => reply(), { tokenAttributes });
+      await source.forPod(podOfUid("p1"), signal);
+      await source.forPod(podOfUid("p2"), signal);
+      expect(calls).toHaveLength(2);
+    });
+
+    it("are not its token", async () => {
+      const auth = { "*.reg.example": { username: "u", password: jwt("sa-1") } };
+      const { source } = credentials(
+        () => reply({ auth }),
+        { tokenAttributes },
+        () => jwt("sa-1"),
+      );
+      expect(await source.forPod(podOfUid("p1"), signal)).toEqual([]);
+    });
+  });
+
+  describe("of many pods at once", () => {
+    it("are asked for once", async () => {
+      const answer = Promise.withResolvers<string>();
+      const { source, calls } = credentials(() => answer.promise);
+      const all = Promise.all(Array.from({ length: 32 }, () => source.forPod(podOf("eu.reg.example/a"), signal)));
+      await settle();
+      answer.resolve(reply());
+      expect((await all).every((auth) => auth.length === 1)).toBe(true);
+      expect(calls).toHaveLength(1);
+    });
+
+    it("come though the one who asked first gives up", async () => {
+      const answer = Promise.withResolvers<string>();
+      const { source } = credentials(() => answer.promise);
+      const impatient = new AbortController();
+      const first = source.forPod(podOf("eu.reg.example/a"), impatient.signal);
+      const second = source.forPod(podOf("eu.reg.example/a"), signal);
+      await settle();
+      impatient.abort(new Error("gave up"));
+      await expect(first).rejects.toThrow("gave up");
+      answer.resolve(reply());
+      expect(await second).toHaveLength(1);
+    });
+
+    it("are asked for no more when all give up", async () => {
+      const { source, signals } = credentials(() => new Promise(() => {}));
+      const impatient = new AbortController();
+      const asked = [1, 2].map(() => source.forPod(podOf("eu.reg.example/a"), impatient.signal));
+      await settle();
+      impatient.abort(new Error("gave up"));
+      await Promise.allSettled(asked);
+      expect(signals.map(({ aborted }) => aborted)).toEqual([true]);
+    });
   });
 
   it.each(["not json", "{}", reply({ apiVersion: "credentialprovider.kubelet.k8s.io/v1alpha1" })])(
