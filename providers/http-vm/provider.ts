@@ -22,12 +22,13 @@ import {
   type ProviderCapacity,
   ProviderError,
   type ProviderInfo,
+  specExcess,
   type StreamOptions,
   type UnknownMachine,
   type UnknownMachineEvent,
 } from "../../src/provider/kit/index.ts";
 import { asProviderError, MachineApiClient, type Call } from "./client.ts";
-import { partViolation, violation, type Schemas } from "./document.ts";
+import { partViolation, violation, type Schemas, type Violation } from "./document.ts";
 import { recordBatches, serverSentEvents } from "./event-stream.ts";
 import { InvalidReplyError, type InvalidReason } from "./invalid-reply.ts";
 import { isRecord, parseItems, tryParse, type Parsed } from "./json.ts";
@@ -90,8 +91,10 @@ export class HttpVmProvider implements Provider {
     };
   }
 
-  createPod(id: string, spec: MachineSpec, { signal }: CallOptions): Promise<Machine> {
-    return this.#machine(id, { method: "PUT", path: machinePath(id), body: spec, signal });
+  /** What the document forbids is not sent: a backend that took it might not be able to tell of it. */
+  async createPod(id: string, spec: MachineSpec, { signal }: CallOptions): Promise<Machine> {
+    requireValid(violation("request", "MachineSpec", spec) ?? specExcess(spec));
+    return await this.#machine(id, { method: "PUT", path: machinePath(id), body: spec, signal });
   }
 
   getPod(id: string, { signal }: CallOptions): Promise<Machine> {
@@ -177,8 +180,9 @@ export class HttpVmProvider implements Provider {
     });
   }
 
-  updatePod(id: string, patch: MachinePatch, { signal }: CallOptions): Promise<Machine> {
-    return this.#machine(id, { method: "PATCH", path: machinePath(id), body: patch, signal });
+  async updatePod(id: string, patch: MachinePatch, { signal }: CallOptions): Promise<Machine> {
+    requireValid(violation("request", "MachinePatch", patch));
+    return await this.#machine(id, { method: "PATCH", path: machinePath(id), body: patch, signal });
   }
 
   async *getLogs(id: string, container: string, options: LogOptions): AsyncGenerator<LogLine> {
@@ -398,6 +402,12 @@ export class HttpVmProvider implements Provider {
     if (thrown instanceof InvalidReplyError) return this.#refuse(thrown.reason, thrown.message);
     return asProviderError(thrown, call);
   }
+}
+
+/** @throws ProviderError invalid */
+function requireValid(found: Violation | undefined): void {
+  if (found === undefined) return;
+  throw new ProviderError("invalid", plainText(`${found.field} ${found.message}`, 1024), { field: found.field });
 }
 
 const machinePath = (id: string): string => `/v1/machines/${encodeURIComponent(id)}`;

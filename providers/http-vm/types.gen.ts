@@ -451,9 +451,12 @@ export interface components {
      *         "cpu_millis": 64000,
      *         "memory_bytes": 274877906944,
      *         "pods": 500,
-     *         "extended": {
-     *           "nvidia.com/gpu": 8
-     *         }
+     *         "extended": [
+     *           {
+     *             "name": "nvidia.com/gpu",
+     *             "count": 8
+     *           }
+     *         ]
      *       }
      *     }
      */
@@ -463,8 +466,9 @@ export interface components {
         memory_bytes?: components["schemas"]["Count"];
         ephemeral_bytes?: components["schemas"]["Count"];
         extended?: {
-          [key: string]: components["schemas"]["Count"];
-        };
+          name: string;
+          count: components["schemas"]["Count"];
+        }[];
         pods?: components["schemas"]["Count"];
       };
       /** @description Become conditions of the node, beside those that vmlet sets itself. */
@@ -490,10 +494,13 @@ export interface components {
       memory_bytes?: components["schemas"]["Count"];
       /** @description Local disk in bytes: writable layers, logs, empty_dir volumes on disk. */
       ephemeral_bytes?: components["schemas"]["Count"];
-      /** @description Whole numbers by resource name: `nvidia.com/gpu`, `vendor.example/license`. */
+      /** @description Whole numbers of other resources, each name once. */
       extended?: {
-        [key: string]: components["schemas"]["Count"];
-      };
+        /** @description `nvidia.com/gpu`, `vendor.example/license`. */
+        name: string;
+        /** @description How many. */
+        count: components["schemas"]["Count"];
+      }[];
     };
     /** @description What a container is promised (requests) and may use at most (limits). */
     ContainerResources: {
@@ -739,7 +746,7 @@ export interface components {
     ContainerSpec: {
       /** @description Unique in the machine. */
       name: components["schemas"]["Name"];
-      /** @description Reference of the image. A backend without `images` may choose by it what to run. */
+      /** @description Reference of the image, without control characters. A backend without `images` may choose by it what to run. */
       image: string;
       /** @description When it is pulled. */
       pull_policy?: components["schemas"]["PullPolicy"];
@@ -901,7 +908,7 @@ export interface components {
     MachineSpec: {
       /** @description Fixed for the machine's life; lists select by them. vmlet's are `vmlet.dev/cluster` (a hash of the cluster's id), `vmlet.dev/node`, and of the pod `vmlet.dev/namespace`, `vmlet.dev/pod` (its name) and `vmlet.dev/uid`. */
       labels: components["schemas"]["Labels"];
-      /** @description The main containers. When all of them are over for good, so is the machine. */
+      /** @description The main containers. When all of them are over for good, so is the machine. With the others there are no more than 1000. */
       containers: components["schemas"]["ContainerSpec"][];
       /** @description Run one after the other, each to success, before the main containers. */
       init_containers?: components["schemas"]["ContainerSpec"][];
@@ -1009,7 +1016,7 @@ export interface components {
       }[];
       containers?: {
         name: components["schemas"]["Name"];
-        image: string;
+        image: components["schemas"]["ContainerSpec"]["image"];
       }[];
       ephemeral_containers?: components["schemas"]["ContainerSpec"][];
       resources?: {
@@ -1162,10 +1169,11 @@ export interface components {
       instance_type?: string;
       host?: string;
       containers: components["schemas"]["ContainerState"][];
-      /** @description Volume name to the version of the files that are in place. */
+      /** @description Of each volume of files, the version that is in place. */
       file_versions?: {
-        [key: string]: string;
-      };
+        volume: components["schemas"]["Name"];
+        version: string;
+      }[];
       /** @description Version of the registry credentials that the machine has for its next pull. Absent when it has none: a backend that keeps credentials in memory only, as it should, loses them when it restarts, and is given them again. */
       registry_auth_version?: string;
       /** @description The last few, oldest first. */

@@ -131,7 +131,9 @@ export function capacityOf(config: BackendConfig): ProviderCapacity | undefined 
       ...(capacity.cpu === undefined ? {} : { cpu_millis: whole(capacity.cpu, 1000n) }),
       ...(capacity.memory === undefined ? {} : { memory_bytes: whole(capacity.memory) }),
       ...(capacity.ephemeralStorage === undefined ? {} : { ephemeral_bytes: whole(capacity.ephemeralStorage) }),
-      ...(capacity.extended === undefined ? {} : { extended: capacity.extended }),
+      ...(capacity.extended === undefined
+        ? {}
+        : { extended: Object.entries(capacity.extended).map(([name, count]) => ({ name, count })) }),
       ...(capacity.pods === undefined ? {} : { pods: capacity.pods }),
     },
   };

@@ -5,6 +5,7 @@ import { PTY_MODULE, attachShim, installShim, shimEverStarted, startShim, watchS
 import PQueue from "p-queue";
 import {
   assertCapable,
+  assertTellable,
   type CallOptions,
   type Capability,
   type Clock,
@@ -20,12 +21,14 @@ import {
   type MachineSpec,
   type MachineStats,
   patchCapabilities,
+  patchExcess,
   type ProcessStreams,
   type Provider,
   type ProviderCapacity,
   ProviderError,
   type ProviderInfo,
   requiredCapabilities,
+  specExcess,
   type StreamOptions,
   toError,
 } from "../../src/provider/kit/index.ts";
@@ -225,6 +228,7 @@ export class LocalProvider implements Provider {
           throw new ProviderError("conflict", `machine ${id} exists with another spec`);
         return existing.snapshot();
       }
+      assertTellable(specExcess(spec));
       validateSpec(spec);
       assertCapable(requiredCapabilities(spec), this.#engine.capabilities);
       this.#engine.validate?.(spec);
@@ -294,6 +298,7 @@ export class LocalProvider implements Provider {
     this.#assertOpen();
     const supervisor = this.#find(id);
     assertCapable(patchCapabilities(patch), this.#engine.capabilities);
+    assertTellable(patchExcess(supervisor.spec, patch));
     for (const spec of patch.ephemeral_containers ?? []) {
       const others = (supervisor.spec.ephemeral_containers ?? []).filter((known) => !isDeepStrictEqual(known, spec));
       validateSpec({ ...supervisor.spec, ephemeral_containers: [...others, spec] });

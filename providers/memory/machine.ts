@@ -8,6 +8,7 @@ import {
   type ContainerSpec,
   type ContainerState,
   type ContainerTermination,
+  type FileVersion,
   isOver,
   type Machine,
   type MachineNotice,
@@ -16,6 +17,7 @@ import {
   type MachineState,
   OutputLog,
   Prober,
+  withFileVersion,
 } from "../../src/provider/kit/index.ts";
 import { RunningProgram, type Program, type Surroundings } from "./program.ts";
 import { shellProgram } from "./shell.ts";
@@ -97,7 +99,7 @@ export class MemoryMachine {
   #discarded = false;
   #notices: MachineNotice[] = [];
   #noticeSeq = 0;
-  #fileVersions: Record<string, string> = {};
+  #fileVersions: FileVersion[] = [];
   #registryAuthVersion: string | undefined;
   /** What programs have written, by volume or container and path. */
   readonly #files = new Map<string, string>();
@@ -120,7 +122,18 @@ export class MemoryMachine {
     ];
     this.#registryAuthVersion = spec.registry_auth_version;
     for (const volume of spec.volumes ?? [])
-      if (volume.type === "files") this.#fileVersions[volume.name] = volume.version;
+      if (volume.type === "files") this.#fileVersions.push({ volume: volume.name, version: volume.version });
+  }
+
+  /** With what patches have changed. */
+  get currentSpec(): MachineSpec {
+    const specs = (kind: Slot["kind"]) => this.#slots.filter((slot) => slot.kind === kind).map(({ spec }) => spec);
+    return {
+      ...this.spec,
+      containers: specs("main"),
+      init_containers: specs("init"),
+      ephemeral_containers: specs("ephemeral"),
+    };
   }
 
   get isOver(): boolean {
@@ -188,7 +201,7 @@ export class MemoryMachine {
   update(patch: MachinePatch): void {
     this.#change(() => {
       for (const { volume, version } of patch.files ?? [])
-        this.#fileVersions = { ...this.#fileVersions, [volume]: version };
+        this.#fileVersions = withFileVersion(this.#fileVersions, { volume, version });
       if (patch.registry_auth !== undefined) this.#registryAuthVersion = patch.registry_auth_version;
       for (const { name, image } of patch.containers ?? []) {
         const slot = this.slot(name);

@@ -5,6 +5,7 @@
 import { PassThrough, type Duplex } from "node:stream";
 import {
   assertCapable,
+  assertTellable,
   type CallOptions,
   type Capability,
   type Clock,
@@ -18,6 +19,7 @@ import {
   type MachineSpec,
   type MachineStats,
   patchCapabilities,
+  patchExcess,
   type ProcessStreams,
   type Provider,
   type ProviderCapacity,
@@ -192,6 +194,7 @@ export class MemoryProvider implements Provider {
   updatePod(id: string, patch: MachinePatch, { signal }: CallOptions): Promise<Machine> {
     return this.#call("updatePod", id, signal, () => {
       assertCapable(patchCapabilities(patch), this.#capabilities);
+      assertTellable(patchExcess(this.#machineOf(id).currentSpec, patch));
       this.#machineOf(id).update(patch);
       return this.#find(id);
     });

@@ -45,7 +45,7 @@ export function fixedCapacity(resources: Readonly<Record<string, string>> = {}):
 
 /** Resources by Kubernetes' names. A size that the provider leaves out is zero, but for pods: 110, the kubelet's default. */
 export function fromProvider(report: ProviderCapacity): NodeCapacity {
-  const { cpu_millis = 0, memory_bytes = 0, ephemeral_bytes = 0, extended = {}, pods = 110 } = report.allocatable;
+  const { cpu_millis = 0, memory_bytes = 0, ephemeral_bytes = 0, extended = [], pods = 110 } = report.allocatable;
   return {
     resources: {
       ...NOTHING,
@@ -53,7 +53,7 @@ export function fromProvider(report: ProviderCapacity): NodeCapacity {
       memory: Quantity.of(memory_bytes, "BinarySI").toString(),
       "ephemeral-storage": Quantity.of(ephemeral_bytes, "BinarySI").toString(),
       pods: String(pods),
-      ...Object.fromEntries(Object.entries(extended).map(([name, count]) => [name, Quantity.of(count).toString()])),
+      ...Object.fromEntries(extended.map(({ name, count }) => [name, Quantity.of(count).toString()])),
     },
     conditions: report.conditions ?? [],
     taints: report.taints ?? [],

@@ -3,7 +3,14 @@
  * The machine itself says what it has, so nothing needs to be remembered over a restart of the agent.
  */
 import type { Capability } from "../provider/capabilities.ts";
-import type { ContainerResources, ContainerSpec, Machine, MachinePatch, Volume } from "../provider/machine.ts";
+import {
+  fileVersion,
+  type ContainerResources,
+  type ContainerSpec,
+  type Machine,
+  type MachinePatch,
+  type Volume,
+} from "../provider/machine.ts";
 import type { PodEvent } from "./inputs.ts";
 
 /** What the pod says now, in a machine's terms. Env and mounts are not here: those of a running container are fixed. */
@@ -38,7 +45,7 @@ export function diffMachine(
   const events: PodEvent[] = [];
 
   const files = desired.volumes.flatMap((volume) =>
-    volume.type === "files" && volume.version !== machine.file_versions?.[volume.name]
+    volume.type === "files" && volume.version !== fileVersion(machine, volume.name)
       ? [{ volume: volume.name, version: volume.version, files: volume.files }]
       : [],
   );

@@ -12,14 +12,14 @@ import {
 /** Cpu in millicores, memory and local storage in bytes, everything else in whole numbers by name; rounded up. */
 export function resourceAmounts(list: ResourceList): ResourceAmounts | undefined {
   const amounts: ResourceAmounts = {};
-  const extended: Record<string, number> = {};
+  const extended: NonNullable<ResourceAmounts["extended"]> = [];
   for (const [name, quantity] of list) {
     if (name === "cpu") amounts.cpu_millis = quantity.toMillis();
     else if (name === "memory") amounts.memory_bytes = quantity.toNumber();
     else if (name === "ephemeral-storage") amounts.ephemeral_bytes = quantity.toNumber();
-    else extended[name] = quantity.toNumber();
+    else extended.push({ name, count: quantity.toNumber() });
   }
-  if (Object.keys(extended).length > 0) amounts.extended = extended;
+  if (extended.length > 0) amounts.extended = extended;
   return Object.keys(amounts).length > 0 ? amounts : undefined;
 }
 

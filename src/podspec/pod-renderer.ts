@@ -6,7 +6,14 @@ import { saysNotFound } from "../kube/errors.ts";
 import type { Kube } from "../kube/kube.ts";
 import { nodePath, resourcePath } from "../kube/paths.ts";
 import type { Node, Pod } from "../kube/wire.ts";
-import type { Machine, MachinePatch, MachineSpec, RegistryAuth, Volume } from "../provider/machine.ts";
+import {
+  fileVersion,
+  type Machine,
+  type MachinePatch,
+  type MachineSpec,
+  type RegistryAuth,
+  type Volume,
+} from "../provider/machine.ts";
 import { toError } from "../util/errors.ts";
 import { admitPod, daemonSetHeld, isDaemonSetPod } from "./admission.ts";
 import { OverBudgetError, PodBudget, tell } from "./budget.ts";
@@ -146,9 +153,9 @@ export class PodRenderer {
    * Files that the machine says it has and that are not those of the last rendering: it was made by an earlier create whose reply
    * was lost, for a repeated create changes no files, or its backend lost what it was told since.
    */
-  #staleFiles(uid: string, { file_versions = {} }: MachineFacts): string[] {
+  #staleFiles(uid: string, machine: MachineFacts): string[] {
     return [...(this.#files.get(uid) ?? [])].flatMap(([name, version]) => {
-      const present = file_versions[name];
+      const present = fileVersion(machine, name);
       return present === undefined || present === version ? [] : [`${name}@${present}`];
     });
   }

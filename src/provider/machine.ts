@@ -12,8 +12,8 @@ export interface ResourceAmounts {
   cpu_millis?: number;
   memory_bytes?: number;
   ephemeral_bytes?: number;
-  /** Whole numbers by resource name: `nvidia.com/gpu`, `vendor.example/license`. */
-  extended?: Record<string, number>;
+  /** Whole numbers of other resources, each name once: `nvidia.com/gpu`, `vendor.example/license`. */
+  extended?: { name: string; count: number }[];
 }
 
 export interface ContainerResources {
@@ -231,6 +231,11 @@ export interface ContainerState {
   user?: { uid: number; gid: number; supplemental_groups: number[] };
 }
 
+export interface FileVersion {
+  volume: string;
+  version: string;
+}
+
 /** Something worth an event on the pod: kubelet's reasons and texts. */
 export interface MachineNotice {
   at: string;
@@ -264,8 +269,8 @@ export interface Machine {
   instance_type?: string;
   host?: string;
   containers: ContainerState[];
-  /** Volume name -> version of the files that are in place. */
-  file_versions?: Record<string, string>;
+  /** Of each volume of files, the version that is in place. */
+  file_versions?: FileVersion[];
   /**
    * Version of the registry credentials that the machine has for its next pull. Absent when it has none: a backend that
    * keeps credentials in memory only, as it should, loses them when it restarts, and is given them again.
@@ -314,4 +319,17 @@ export function isOver(machine: Pick<Machine, "state">): boolean {
 /** True when the backend says for certain that nothing of the machine runs any more. */
 export function isKnownOver({ state }: Pick<UnknownMachine, "state">): boolean {
   return state !== undefined && isOver({ state });
+}
+
+/** Version of the files of this volume that are in place in the machine; undefined when there are none yet. */
+export function fileVersion({ file_versions }: Pick<Machine, "file_versions">, volume: string): string | undefined {
+  return file_versions?.find((each) => each.volume === volume)?.version;
+}
+
+/** The versions with that of one volume replaced. */
+export function withFileVersion(
+  versions: readonly FileVersion[] = [],
+  { volume, version }: FileVersion,
+): FileVersion[] {
+  return [...versions.filter((each) => each.volume !== volume), { volume, version }];
 }

@@ -3,6 +3,7 @@ import { once } from "node:events";
 import type { IncomingMessage, ServerResponse } from "node:http";
 import {
   assertCapable,
+  assertTellable,
   type Clock,
   type Machine,
   type MachineEvent,
@@ -10,6 +11,7 @@ import {
   type Provider,
   ProviderError,
   requiredCapabilities,
+  specExcess,
   type UnknownMachine,
   type UnknownMachineEvent,
 } from "../../../src/provider/kit/index.ts";
@@ -17,6 +19,7 @@ import { violation } from "../document.ts";
 import { encodeLogLine, errorReply, EVENT_STREAM_TYPE, LOG_TYPE } from "../wire.ts";
 import { asProviderError, Query, readBody, sendJson, sendNothing } from "./http.ts";
 import type { ServerLimits } from "./options.ts";
+import { machineJson, statsJson } from "./telling.ts";
 
 export interface Exchange {
   request: IncomingMessage;
@@ -134,7 +137,7 @@ async function getStats({ provider }: RouteContext, { response, params, signal }
   const query = new Query(params, ["label"]);
   if (provider.getStats === undefined) throw lacks("stats");
   const items = await provider.getStats({ signal, labels: query.labels() });
-  sendJson(response, 200, JSON.stringify({ items }));
+  sendJson(response, 200, statsJson(items));
 }
 
 export function lacks(capability: string): ProviderError {
@@ -145,10 +148,11 @@ async function putMachine({ provider, limits }: RouteContext, exchange: Exchange
   new Query(exchange.params, []);
   const id = machineId(ids);
   const spec = await readBody(exchange.request, "MachineSpec", limits.bodyBytes);
+  assertTellable(specExcess(spec));
   const { capabilities } = await provider.getInfo({ signal: exchange.workSignal });
   assertCapable(requiredCapabilities(spec), capabilities);
   const machine = await provider.createPod(id, spec, { signal: exchange.workSignal });
-  sendJson(exchange.response, 200, JSON.stringify(machine));
+  sendJson(exchange.response, 200, machineJson(machine));
 }
 
 async function patchMachine({ provider, limits }: RouteContext, exchange: Exchange, ids: string[]): Promise<void> {
@@ -158,11 +162,7 @@ async function patchMachine({ provider, limits }: RouteContext, exchange: Exchan
   const patch = await readBody(exchange.request, "MachinePatch", limits.bodyBytes);
   const { capabilities } = await provider.getInfo({ signal: exchange.workSignal });
   assertCapable(patchCapabilities(patch), capabilities);
-  sendJson(
-    exchange.response,
-    200,
-    JSON.stringify(await provider.updatePod(id, patch, { signal: exchange.workSignal })),
-  );
+  sendJson(exchange.response, 200, machineJson(await provider.updatePod(id, patch, { signal: exchange.workSignal })));
 }
 
 async function deleteMachine(
@@ -180,7 +180,7 @@ async function stopMachine({ provider, limits }: RouteContext, exchange: Exchang
   const id = machineId(ids);
   const body = await readBody(exchange.request, "StopRequest", limits.bodyBytes);
   const machine = await provider.stopPod(id, { signal: exchange.workSignal, graceSeconds: body.grace_seconds });
-  sendJson(exchange.response, 202, JSON.stringify(machine ?? { id }));
+  sendJson(exchange.response, 202, machine === undefined ? JSON.stringify({ id }) : machineJson(machine));
 }
 
 async function getMachine(context: RouteContext, { response, params, signal }: Exchange, ids: string[]): Promise<void> {
@@ -199,7 +199,7 @@ async function getMachine(context: RouteContext, { response, params, signal }: E
     states?.includes(seen.state) === true ||
     (sinceVersion !== undefined && seen.version > sinceVersion);
   if (!due(machine)) machine = await nextState(context, machine, due, timeoutMs, signal);
-  sendJson(response, 200, JSON.stringify(machine));
+  sendJson(response, 200, machineJson(machine));
 }
 
 /** How often a provider without events is asked while a caller waits. */
@@ -262,8 +262,8 @@ async function listMachines({ provider, limits }: RouteContext, { response, para
     includeDeleted: query.flag("include_deleted"),
   });
   const bodies = [
-    ...list.items.map((machine) => ({ id: machine.id, body: machine as object })),
-    ...(list.unknown ?? []).map((unknown) => ({ id: unknown.id, body: sureOf(unknown) })),
+    ...list.items.map((machine) => ({ id: machine.id, text: () => machineJson(machine) })),
+    ...(list.unknown ?? []).map((unknown) => ({ id: unknown.id, text: () => JSON.stringify(sureOf(unknown)) })),
   ];
   const items = bodies.sort((a, b) => (a.id < b.id ? -1 : 1));
   const from = cursor === undefined ? 0 : firstAfter(items, cursor.after);
@@ -273,7 +273,7 @@ async function listMachines({ provider, limits }: RouteContext, { response, para
   let bytes = 0;
   let next = from;
   while (next < items.length && page.length < limit) {
-    const text = JSON.stringify(items[next]!.body);
+    const text = items[next]!.text();
     bytes += Buffer.byteLength(text);
     // A client refuses a page above its own cap, and then sees none of the machines: only the first may be larger.
     if (bytes > limits.pageBytes && page.length > 0) break;
@@ -406,8 +406,9 @@ class BatchedOutput {
 type AnyEvent = MachineEvent | UnknownMachineEvent;
 
 /** Of a machine that the provider itself makes no sense of, the caller is told what is sure, and will make no sense of it either. */
-function eventBody(event: AnyEvent): object {
-  return event.machine === undefined ? { revision: event.revision, machine: sureOf(event.unknown) } : event;
+function eventJson(event: AnyEvent): string {
+  const machine = event.machine === undefined ? JSON.stringify(sureOf(event.unknown)) : machineJson(event.machine);
+  return `{"revision":${event.revision},"machine":${machine}}`;
 }
 
 const sureOf = ({ id, state, version }: UnknownMachine): object => ({ id, state, version });
@@ -443,7 +444,7 @@ async function pollEvents(
   since: number,
   timeoutMs: number,
 ): Promise<void> {
-  const events: object[] = [];
+  const events: string[] = [];
   let last = since;
   let release = () => {};
   const over = new Promise<undefined>((resolve) => {
@@ -459,7 +460,7 @@ async function pollEvents(
       next.catch(() => {});
       const result = await Promise.race([next, enough]);
       if (result === undefined || result.done === true) break;
-      events.push(eventBody(result.value));
+      events.push(eventJson(result.value));
       last = result.value.revision;
       enough = new Promise((resolve) => setImmediate(resolve, undefined));
     }
@@ -467,7 +468,7 @@ async function pollEvents(
     cancel();
     signal.removeEventListener("abort", release);
   }
-  sendJson(response, 200, JSON.stringify({ events, revision: last }));
+  sendJson(response, 200, `{"events":[${events.join(",")}],"revision":${last}}`);
 }
 
 async function streamEvents(
@@ -489,7 +490,7 @@ async function streamEvents(
   try {
     for (let result = await pending; !result.done; result = await pending) {
       const { revision } = result.value;
-      await output.write(Buffer.from(`id: ${revision}\ndata: ${JSON.stringify(eventBody(result.value))}\n\n`));
+      await output.write(Buffer.from(`id: ${revision}\ndata: ${eventJson(result.value)}\n\n`));
       pending = iterator.next();
     }
   } catch (thrown) {

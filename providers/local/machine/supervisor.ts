@@ -26,6 +26,7 @@ import {
   type StreamOptions,
   toError,
   type Volume,
+  withFileVersion,
 } from "../../../src/provider/kit/index.ts";
 import {
   type ContainerConclusion,
@@ -1214,10 +1215,8 @@ export class Supervisor implements MachineHome {
         field: "volumes",
       });
     await sandbox.applyFiles(volume);
-    this.#book.record.machine.file_versions = {
-      ...this.#book.record.machine.file_versions,
-      [volume.name]: volume.version,
-    };
+    const { machine } = this.#book.record;
+    machine.file_versions = withFileVersion(machine.file_versions, { volume: volume.name, version: volume.version });
   }
 
   async #replaceFiles(update: NonNullable<MachinePatch["files"]>[number]): Promise<void> {

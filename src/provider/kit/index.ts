@@ -28,6 +28,7 @@ export { TLS_CIPHERS } from "../../util/tls-ciphers.ts";
 export { ALL_CAPABILITIES, CAPABILITIES, type Capability } from "../capabilities.ts";
 export { isProviderError, ProviderError, type ProviderErrorCode } from "../errors.ts";
 export { specFingerprint } from "../fingerprint.ts";
+export { assertTellable, MACHINE_BYTES, MACHINE_GROUPS, MAX_GROUPS, patchExcess, specExcess } from "../limits.ts";
 export * from "../machine.ts";
 export {
   runHook,

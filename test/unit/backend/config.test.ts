@@ -77,7 +77,12 @@ test("the configured capacity is what the backend reports, in millicores and byt
     'listen: { port: 1 }\ncapacity: { cpu: "1500m", memory: 2Gi, pods: 50, extended: { vendor.example/license: 3 } }',
   );
   expect(capacityOf(config)).toEqual({
-    allocatable: { cpu_millis: 1500, memory_bytes: 2 * 1024 ** 3, pods: 50, extended: { "vendor.example/license": 3 } },
+    allocatable: {
+      cpu_millis: 1500,
+      memory_bytes: 2 * 1024 ** 3,
+      pods: 50,
+      extended: [{ name: "vendor.example/license", count: 3 }],
+    },
   });
 });
 

@@ -293,7 +293,7 @@ describe("patches of files", () => {
     resolve();
     await Promise.all(both);
     expect(world.patched).toEqual(["f=0", "f=1", "f=2"]);
-    expect((await world.machine()).file_versions).toEqual({ f: "2" });
+    expect((await world.machine()).file_versions).toEqual([{ volume: "f", version: "2" }]);
   });
 
   test("are in place at the start though they come while the sandbox is made", async () => {
@@ -309,7 +309,7 @@ describe("patches of files", () => {
     resolve();
     await world.advance(0);
     expect(world.patched).toEqual(["f=0", "f=1"]);
-    expect(await world.machine()).toMatchObject({ state: "running", file_versions: { f: "1" } });
+    expect(await world.machine()).toMatchObject({ state: "running", file_versions: [{ volume: "f", version: "1" }] });
   });
 
   test("leave nothing of a machine that was deleted meanwhile", async () => {

@@ -184,7 +184,7 @@ test("the files of a volume are in place before the first container starts", asy
   const world = await World.create();
   await world.create({ volumes: [{ name: "cfg", type: "files", version: "7", files: [] }] });
   expect(world.patched).toEqual(["cfg=7"]);
-  expect((await world.machine()).file_versions).toEqual({ cfg: "7" });
+  expect((await world.machine()).file_versions).toEqual([{ volume: "cfg", version: "7" }]);
 });
 
 test("each start is told in a kubelet's words, at its container", async () => {

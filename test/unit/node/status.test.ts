@@ -137,7 +137,11 @@ describe("capacity", () => {
   });
 
   it("comes from the provider in Kubernetes' units", () => {
-    const allocatable = { cpu_millis: 7500, memory_bytes: 2 ** 31, extended: { "vendor.example/license": 3 } };
+    const allocatable = {
+      cpu_millis: 7500,
+      memory_bytes: 2 ** 31,
+      extended: [{ name: "vendor.example/license", count: 3 }],
+    };
     expect(fromProvider({ allocatable }).resources).toEqual({
       cpu: "7500m",
       memory: "2Gi",

@@ -319,7 +319,7 @@ describe("an API server that drops a field of the status", () => {
     world.version = "2";
     world.difference = { patch: { files: [{ volume: "v", version: "2", files: [] }] } };
     await world.settle();
-    expect(world.provider.machines[0]!.file_versions).toEqual({ v: "2" });
+    expect(world.provider.machines[0]!.file_versions).toEqual([{ volume: "v", version: "2" }]);
   });
 
   test("does not keep a pod from going", async () => {
@@ -473,7 +473,7 @@ describe("a change of which the backend refuses a part for good", () => {
     world.difference = { patch: { files: [files], ephemeral_containers: debuggers } };
     await world.settle();
     const machine = world.provider.machines[0]!;
-    expect(machine.file_versions).toEqual({ v: "2" });
+    expect(machine.file_versions).toEqual([{ volume: "v", version: "2" }]);
     expect(machine.containers.map(({ name }) => name)).toEqual(["app", "plain"]);
     expect(world.said("FailedUpdate")).toEqual(["privileged containers are not supported"]);
   });

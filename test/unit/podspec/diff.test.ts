@@ -26,7 +26,7 @@ const machine: Machine = {
   created_at: "2026-01-01T00:00:00.000Z",
   addresses: [],
   containers: [state({ resources: { requests: { cpu_millis: 500 }, limits: { memory_bytes: 100 } } })],
-  file_versions: { conf: "v1" },
+  file_versions: [{ volume: "conf", version: "v1" }],
 };
 
 const same: DesiredMachine = {

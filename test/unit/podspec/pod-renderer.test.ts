@@ -188,7 +188,9 @@ describe("PodRenderer", () => {
       const subject = renderer();
       const rendered = await subject.render(mounting(), done.signal);
       const volume = rendered.kind === "ready" ? rendered.spec.volumes?.[0] : undefined;
-      const machine = machineWith({ file_versions: { v: volume?.type === "files" ? volume.version : "" } });
+      const machine = machineWith({
+        file_versions: [{ volume: "v", version: volume?.type === "files" ? volume.version : "" }],
+      });
       expect((await subject.diff(mounting(), machine, done.signal)).patch).toBeUndefined();
 
       const before = subject.version(mounting(), machineWith({}));
@@ -224,7 +226,11 @@ describe("PodRenderer", () => {
     });
 
     it("keeps files that cannot be rendered any more, and says so", async () => {
-      const result = await renderer().diff(mounting(), machineWith({ file_versions: { v: "1" } }), done.signal);
+      const result = await renderer().diff(
+        mounting(),
+        machineWith({ file_versions: [{ volume: "v", version: "1" }] }),
+        done.signal,
+      );
       expect(result.patch).toBeUndefined();
       expect(result.events.map(({ reason }) => reason)).toEqual(["FailedMount"]);
     });
@@ -261,7 +267,9 @@ describe("PodRenderer", () => {
       const subject = renderer();
       const { version, files } = await renderedBy(subject);
       expect(subject.version(mounting(), machineWith({}))).toBe(version);
-      expect(subject.version(mounting(), machineWith({ file_versions: { v: files } }))).toBe(version);
+      expect(subject.version(mounting(), machineWith({ file_versions: [{ volume: "v", version: files }] }))).toBe(
+        version,
+      );
     });
 
     it("is an older one when a configMap changed after it was read", async () => {
@@ -278,7 +286,7 @@ describe("PodRenderer", () => {
       kube.put(CONFIG, { data: { k: "v" } });
       const subject = renderer();
       const { version } = await renderedBy(subject);
-      const old = machineWith({ file_versions: { v: "of an earlier create" } });
+      const old = machineWith({ file_versions: [{ volume: "v", version: "of an earlier create" }] });
       expect(subject.version(mounting(), old)).not.toBe(version);
       const difference = await subject.diff(mounting(), old, done.signal);
       expect(difference.patch?.files).toHaveLength(1);
@@ -290,7 +298,9 @@ describe("PodRenderer", () => {
       kube.put(CONFIG, { data: { k: "v" } });
       const subject = renderer({}, ["patch_files"]);
       const { version } = await renderedBy(subject);
-      expect(subject.version(mounting(), machineWith({ file_versions: { v: "other" } }))).toBe(version);
+      expect(subject.version(mounting(), machineWith({ file_versions: [{ volume: "v", version: "other" }] }))).toBe(
+        version,
+      );
     });
 
     it("is not that of a machine that has other credentials than it was to be given", async () => {

@@ -111,7 +111,7 @@ describe("renderMachineSpec", () => {
       ],
       resources: {
         requests: { cpu_millis: 500 },
-        limits: { memory_bytes: 1_048_576, extended: { "nvidia.com/gpu": 2 } },
+        limits: { memory_bytes: 1_048_576, extended: [{ name: "nvidia.com/gpu", count: 2 }] },
       },
       stop: { signal: "SIGINT" },
       hooks: { post_start: { exec: { command: ["x"] } } },

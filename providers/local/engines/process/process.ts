@@ -142,7 +142,8 @@ function validate(spec: MachineSpec, images: ProcessEngineOptions["images"]): vo
 }
 
 function commandOf(container: ContainerSpec, images: ProcessEngineOptions["images"]): string[] {
-  const command = container.command ?? images[container.image] ?? images["*"] ?? [];
+  const ofImage = Object.hasOwn(images, container.image) ? images[container.image] : images["*"];
+  const command = container.command ?? ofImage ?? [];
   return [...command, ...(command.length === 0 ? [] : (container.args ?? []))];
 }
 

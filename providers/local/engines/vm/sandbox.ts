@@ -371,11 +371,11 @@ export class VmSandbox implements Sandbox {
       return [
         {
           name,
-          cpu_usage_ns_total: (values.get("usage_usec") ?? 0) * 1000,
+          cpu_usage_ns_total: times(values.get("usage_usec"), 1000),
           memory_usage_bytes: current,
           memory_working_set_bytes: Math.max(0, current - (values.get("inactive_file") ?? 0)),
           memory_rss_bytes: values.get("anon") ?? 0,
-          fs_used_bytes: (values.get("fs") ?? 0) * 1024,
+          fs_used_bytes: times(values.get("fs"), 1024),
         },
       ];
     });
@@ -384,7 +384,7 @@ export class VmSandbox implements Sandbox {
     );
     const volumes = [...parsed.volumes]
       .filter(([name]) => known.has(name))
-      .map(([name, kib]) => ({ name, used_bytes: kib * 1024 }));
+      .map(([name, kib]) => ({ name, used_bytes: times(kib, 1024) }));
     return { containers: samples, volumes, ...(network === undefined ? {} : { network }) };
   }
 
@@ -569,6 +569,9 @@ export function parseStats(text: string): {
   }
   return { containers, volumes };
 }
+
+/** In another unit, never more than what is exact: the guest may say anything. */
+const times = (value: number = 0, factor: number): number => Math.min(value * factor, Number.MAX_SAFE_INTEGER);
 
 function whole(text: string | undefined): number {
   const value = Number(text);

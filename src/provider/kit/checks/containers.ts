@@ -1,4 +1,5 @@
 /** What happens inside a machine and how it is told: exit codes, restarts, init containers, sidecars, images, usage. */
+import { fileVersion } from "../../machine.ts";
 import type { Check } from "../check.ts";
 import { containerOf, mainOf, summary, type CheckContext } from "../context.ts";
 
@@ -380,7 +381,7 @@ export const CONTAINER_CHECKS: readonly Check[] = [
         { files: [{ volume: "cfg", version: "v2", files: file("two") }] },
         { signal: context.signal },
       );
-      await context.until(id, "file_versions.cfg to be v2", ({ file_versions }) => file_versions?.["cfg"] === "v2");
+      await context.until(id, "file_versions to have v2 of cfg", (machine) => fileVersion(machine, "cfg") === "v2");
     },
   },
   {
