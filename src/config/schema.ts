@@ -4,13 +4,12 @@
  */
 import { z } from "zod";
 import { parseDuration } from "../resources/duration.ts";
+import { DNS_1123, isLabelValue, isQualifiedName } from "../resources/names.ts";
 import { Quantity } from "../resources/quantity.ts";
 import { GO_NAME } from "../util/platform.ts";
 
 export const API_VERSION = "vmlet.dev/v1";
 export const KIND = "AgentConfig";
-
-const DNS_1123 = /^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$/;
 
 /** What a JSON schema can say of durations and quantities; the checks below are the rule. */
 const DURATION_PATTERN = "^([0-9]+(\\.[0-9]+)?(ns|us|µs|ms|s|m|h))+$|^0$";
@@ -54,25 +53,16 @@ function pairUp(
   context.addIssue({ code: "custom", path: [has], message: `goes with ${lacks}, which is missing` });
 }
 
-const LABEL_NAME = /^[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$/;
-
 const LABEL_KEY_FAULT =
   "is no label key: at most 63 letters, digits, '-', '_' and '.', after a DNS prefix and '/' if need be";
 const LABEL_VALUE_FAULT = "is no label value: at most 63 letters, digits, '-', '_' and '.'";
-
-function isLabelKey(key: string): boolean {
-  const [name, prefix, ...rest] = key.split("/").toReversed();
-  return LABEL_NAME.test(name!) && (prefix === undefined || DNS_1123.test(prefix)) && rest.length === 0;
-}
-
-const isLabelValue = (value: string) => value === "" || LABEL_NAME.test(value);
 
 const labels = z
   .record(z.string(), z.string())
   .superRefine((entries, context) => {
     for (const [key, value] of Object.entries(entries)) {
       const refuse = (message: string) => context.addIssue({ code: "custom", path: [key], message });
-      if (!isLabelKey(key)) refuse(LABEL_KEY_FAULT);
+      if (!isQualifiedName(key)) refuse(LABEL_KEY_FAULT);
       else if (!isLabelValue(value)) refuse(LABEL_VALUE_FAULT);
     }
   })
@@ -143,7 +133,7 @@ export const moduleSchema = z.strictObject({
 export const providerSchema = z.discriminatedUnion("type", [httpVmSchema, memorySchema, moduleSchema]);
 
 export const taintSchema = z.strictObject({
-  key: z.string().min(1).refine(isLabelKey, LABEL_KEY_FAULT).describe("Key, in the form of a label's."),
+  key: z.string().min(1).refine(isQualifiedName, LABEL_KEY_FAULT).describe("Key, in the form of a label's."),
   value: z.string().refine(isLabelValue, LABEL_VALUE_FAULT).default("").describe("Value, in the form of a label's."),
   effect: z
     .enum(["NoSchedule", "PreferNoSchedule", "NoExecute"])

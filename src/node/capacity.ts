@@ -1,5 +1,6 @@
 /** Where the node's synthetic capacity comes from: the configuration, or the provider's own report. */
 import type { Provider, ProviderCapacity } from "../provider/provider.ts";
+import { isLabelValue, isQualifiedName } from "../resources/names.ts";
 import { Backoff } from "../queue/backoff.ts";
 import { Quantity } from "../resources/quantity.ts";
 import type { Logger } from "../telemetry/logger.ts";
@@ -43,9 +44,14 @@ export function fixedCapacity(resources: Readonly<Record<string, string>> = {}):
   return { current: () => capacity };
 }
 
-/** Resources by Kubernetes' names. A size that the provider leaves out is zero, but for pods: 110, the kubelet's default. */
+/**
+ * Resources by Kubernetes' names. A size that the provider leaves out is zero, but for pods: 110, the kubelet's default. What the API
+ * server would refuse, and the whole Node with it, is left out.
+ */
 export function fromProvider(report: ProviderCapacity): NodeCapacity {
   const { cpu_millis = 0, memory_bytes = 0, ephemeral_bytes = 0, extended = [], pods = 110 } = report.allocatable;
+  const isExtended = (name: string) => (name.includes("/") || name.startsWith("hugepages-")) && isQualifiedName(name);
+  const others = extended.filter(({ name }) => isExtended(name));
   return {
     resources: {
       ...NOTHING,
@@ -53,10 +59,10 @@ export function fromProvider(report: ProviderCapacity): NodeCapacity {
       memory: Quantity.of(memory_bytes, "BinarySI").toString(),
       "ephemeral-storage": Quantity.of(ephemeral_bytes, "BinarySI").toString(),
       pods: String(pods),
-      ...Object.fromEntries(extended.map(({ name, count }) => [name, Quantity.of(count).toString()])),
+      ...Object.fromEntries(others.map(({ name, count }) => [name, Quantity.of(count).toString()])),
     },
-    conditions: report.conditions ?? [],
-    taints: report.taints ?? [],
+    conditions: (report.conditions ?? []).filter(({ type }) => isQualifiedName(type)),
+    taints: (report.taints ?? []).filter(({ key, value = "" }) => isQualifiedName(key) && isLabelValue(value)),
   };
 }
 

@@ -13,6 +13,7 @@ import type {
   RestartPolicy,
   Volume,
 } from "../provider/machine.ts";
+import { specExcess } from "../provider/limits.ts";
 import {
   ANNOTATION_INSTANCE_TYPE,
   capabilityWarnings,
@@ -163,6 +164,8 @@ export function renderMachineSpec(input: RenderInput): RenderResult {
   if (bytes > POD_LIMITS.specBytes) {
     return holdSandbox(`the machine's specification has ${bytes} bytes, a backend takes ${POD_LIMITS.specBytes}`);
   }
+  const excess = specExcess(spec);
+  if (excess !== undefined) return holdSandbox(`the machine's ${excess.field} ${excess.message}`);
   return { kind: "ready", spec, events, ...(ephemeral.waiting.size > 0 && { waiting: ephemeral.waiting }) };
 }
 

@@ -151,6 +151,37 @@ describe("capacity", () => {
     });
   });
 
+  it("leaves out of the provider's report what the API server would refuse with the whole Node", () => {
+    const condition = { status: "True" as const, reason: "R", message: "" };
+    const report = fromProvider({
+      allocatable: {
+        cpu_millis: 1000,
+        extended: ["cpu", "pods", "gpu", "a/b/c", "Vendor/x", "vendor.example/", "vendor.example/ok"].map((name) => ({
+          name,
+          count: 3,
+        })),
+      },
+      conditions: [
+        { type: "GpuHealthy", ...condition },
+        { type: "not a type", ...condition },
+      ],
+      taints: [
+        { key: "vendor.example/gpu", value: "a100", effect: "NoSchedule" },
+        { key: "no key", effect: "NoSchedule" },
+        { key: "key", value: "no value", effect: "NoSchedule" },
+      ],
+    });
+    expect(report.resources).toEqual({
+      cpu: "1",
+      memory: "0",
+      pods: "110",
+      "ephemeral-storage": "0",
+      "vendor.example/ok": "3",
+    });
+    expect(report.conditions.map(({ type }) => type)).toEqual(["GpuHealthy"]);
+    expect(report.taints.map(({ key }) => key)).toEqual(["vendor.example/gpu"]);
+  });
+
   it("leaves resources alone that somebody else put into the status, and mirrors them into allocatable", () => {
     const foreign = withStatus(created, { capacity: { ...created.status?.capacity, "scheduling.k8s.io/foo": "5" } });
     const { next } = applied(foreign, well(), T0);

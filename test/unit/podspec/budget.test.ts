@@ -254,6 +254,11 @@ describe("a pod", () => {
     );
   });
 
+  it("whose status no backend could tell is held", () => {
+    const containers = times(1000, (i) => ({ name: `c${i}`, image: "i".repeat(1000) }));
+    expect(held(renderMachineSpec(inputFor(podWith({ containers }))))).toMatch(/would take \d+ bytes in its status/);
+  });
+
   it("with an image of a name that no image can have is told so", () => {
     expect(waits(render({ image: "i".repeat(1 << 20) }))).toEqual({
       reason: "InvalidImageName",
