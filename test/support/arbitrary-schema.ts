@@ -62,6 +62,7 @@ export function arbitraryOf(schema: SchemaNode, resolve: (ref: string) => Schema
       return fc.double({ min: schema.minimum ?? -1e9, max: schema.maximum ?? 1e9, noNaN: true });
     case "boolean":
       return fc.boolean();
+    case undefined:
     default:
       return fc.constant(null);
   }

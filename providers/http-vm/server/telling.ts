@@ -140,7 +140,7 @@ function cutTexts<T extends { message?: string; reason?: string }>(
   return {
     ...(message !== undefined && { message: cut(message, messageBytes) }),
     ...(reason !== undefined && { reason: cut(reason, reasonBytes) }),
-  } as Pick<T, "message" | "reason">;
+  };
 }
 
 /** The first `maxBytes` bytes of the text in UTF-8, without half a character at the end or within. */

@@ -1,5 +1,4 @@
 /** Who a container's process runs as: numbers and names, by the image's own passwd and group files. */
-import { MAX_GROUPS } from "../../../src/provider/kit/index.ts";
 import { ContainerError } from "../engine.ts";
 import { toError } from "../../../src/provider/kit/index.ts";
 import { readWholeInRoot } from "./root-path.ts";
@@ -80,11 +79,6 @@ export function resolveUser(query: UserQuery): ResolvedUser {
     );
   // As with containerd, the primary group is one of them.
   const supplementalGroups = [...new Set([gid, ...member, ...query.supplementalGroups])];
-  if (supplementalGroups.length > MAX_GROUPS)
-    throw new ContainerError(
-      "CreateContainerError",
-      `container ${query.container}: its user is a member of ${supplementalGroups.length} groups, more than ${MAX_GROUPS}`,
-    );
   return { uid, gid, supplementalGroups, home: root?.home || (uid === 0 ? "/root" : "/") };
 }
 

@@ -169,19 +169,12 @@ function specOfSize(size: {
 }
 
 describe("what is refused for its size", () => {
-  const of = (change: object) =>
-    ({
-      ...specOfSize({
-        containers: 1,
-        nameChars: 1,
-        imageChars: 1,
-        amounts: 0,
-        volumes: 0,
-        versionChars: 1,
-        character: "x",
-      }),
-      ...change,
-    }) as MachineSpec;
+  const of = (change: Partial<MachineSpec>): MachineSpec => ({
+    labels: {},
+    restart_policy: "never",
+    containers: containers(1),
+    ...change,
+  });
   const containers = (count: number, prefix = "c") =>
     Array.from({ length: count }, (_, i) => ({ name: `${prefix}${i}`, image: "i" }));
 
