@@ -117,6 +117,12 @@ export interface Sandbox {
   stats(containers: readonly ContainerRef[]): Promise<SandboxStats>;
 
   /**
+   * For limits of local storage: how many files, folders and links there are where `stats` counts bytes of this host's disk.
+   * Each takes something of it that bytes do not show. Absent where a machine's disk is its own.
+   */
+  inodes?(containers: readonly ContainerRef[]): Promise<SandboxInodes>;
+
+  /**
    * Puts a `files` volume in place, before the first launch and again at each update, with the atomic `..data` layout
    * (files.ts does it on a folder of this host). Needed for capability `volumes.files`; `patch_files` for updates.
    */
@@ -130,6 +136,12 @@ export interface Sandbox {
 export interface SandboxStats extends Pick<MachineStats, "network" | "volumes"> {
   /** The supervisor adds when the container started, the size of its log and how its probes came out. */
   containers: Omit<ContainerStats, "started_at" | "logs_used_bytes" | "probes">[];
+}
+
+/** By name. */
+export interface SandboxInodes {
+  containers: ReadonlyMap<string, number>;
+  volumes: ReadonlyMap<string, number>;
 }
 
 export interface SandboxLoss {

@@ -1,4 +1,6 @@
 /** What trees that containers write take of a disk, by du: it goes as deep as they can, and counts a file with several names once. */
+import type PQueue from "p-queue";
+import type { Clock } from "../../../src/provider/kit/index.ts";
 import { findTool, run } from "./command.ts";
 
 /** @returns 0 for a tree that is not there; of one that changes meanwhile, about the right figure */
@@ -17,4 +19,42 @@ async function measure(unit: string, path: string): Promise<number> {
     exitCodes: [0, 1],
   });
   return Number(stdout.toString().split("\t")[0]) || 0;
+}
+
+/** A figure serves for so long. */
+const PERIOD_MS = 30_000;
+
+/** Measures one machine's trees now and then. Walking a tree is dear: few of all machines' are walked at a time. */
+export class TreeMeter {
+  readonly #clock: Clock;
+  readonly #walks: PQueue;
+  readonly #known = new Map<string, { figure: Promise<number>; at: number }>();
+
+  /** @param walks that all meters of a host share */
+  constructor(clock: Clock, walks: PQueue) {
+    this.#clock = clock;
+    this.#walks = walks;
+  }
+
+  bytes(path: string): Promise<number> {
+    return this.#measure(`bytes ${path}`, () => treeBytes(path));
+  }
+
+  inodes(path: string): Promise<number> {
+    return this.#measure(`inodes ${path}`, () => treeInodes(path));
+  }
+
+  /** Of a tree that is about to be removed. */
+  forget(path: string): void {
+    for (const what of ["bytes", "inodes"]) this.#known.delete(`${what} ${path}`);
+  }
+
+  async #measure(key: string, measure: () => Promise<number>): Promise<number> {
+    const now = this.#clock.monotonic();
+    const known = this.#known.get(key);
+    if (known !== undefined && now - known.at < PERIOD_MS) return await known.figure;
+    const figure = this.#walks.add(async () => (await measure().catch(() => 0)) || (await known?.figure) || 0);
+    this.#known.set(key, { figure, at: now });
+    return await figure;
+  }
 }

@@ -8,6 +8,14 @@ export interface StorageUse {
   containers: ReadonlyMap<string, number>;
 }
 
+/** A block: what the smallest file with something in it takes. One without takes an inode, of which a disk has only so many. */
+const INODE_BYTES = 4096;
+
+/** What so many bytes in so many files, folders and links count for. */
+export function charged(bytes: number, inodes: number): number {
+  return Math.max(bytes, inodes * INODE_BYTES);
+}
+
 /** True when something of the machine is to be measured, by an engine that can. */
 export function hasStorageLimits(spec: MachineSpec, capabilities: readonly Capability[]): boolean {
   return (

@@ -51,7 +51,7 @@ import { containersOf, newRecord, type ContainerRecord, type Ending, type Machin
 import type { ShimEvents, ShimWatch } from "../shim/client.ts";
 import type { ShimCommand } from "../shim/shim.ts";
 import { signalNumber } from "../host/stop-signal.ts";
-import { exceededLimit, hasStorageLimits, type StorageUse } from "./storage-limits.ts";
+import { charged, exceededLimit, hasStorageLimits, type StorageUse } from "./storage-limits.ts";
 import { writeJson, type MachineStore } from "./store.ts";
 
 const CONFIG_RETRY_MS = 10_000;
@@ -702,12 +702,20 @@ export class Supervisor implements MachineHome {
   async #storageUse(sandbox: Sandbox): Promise<StorageUse> {
     const running = [...this.#runtimes.values()].map(({ ref }) => ref);
     const { volumes = [], containers } = await sandbox.stats(running).catch(() => ({ volumes: [], containers: [] }));
-    const layers = new Map(containers.map(({ name, fs_used_bytes = 0 }) => [name, fs_used_bytes]));
+    const inodes = await sandbox.inodes?.(running).catch(() => undefined);
+    const layers = new Map(
+      containers.map(({ name, fs_used_bytes = 0 }) => [
+        name,
+        charged(fs_used_bytes, inodes?.containers.get(name) ?? 0),
+      ]),
+    );
     const used = running.map(
       async ({ name, dir }) => [name, (layers.get(name) ?? 0) + (await logBytes(dir).catch(() => 0))] as const,
     );
     return {
-      volumes: new Map(volumes.map(({ name, used_bytes }) => [name, used_bytes])),
+      volumes: new Map(
+        volumes.map(({ name, used_bytes }) => [name, charged(used_bytes, inodes?.volumes.get(name) ?? 0)]),
+      ),
       containers: new Map(await Promise.all(used)),
     };
   }

@@ -132,6 +132,27 @@ if (missing.length > 0) {
       expect(existsSync(quota)).toBe(false);
     });
 
+    test("what a container writes outside of its layer and its volumes is bounded, and not on the host's disk", async () => {
+      const files = "/etc/hosts /etc/hostname /etc/resolv.conf /dev/termination-log";
+      const script = `for f in ${files}; do head -c 100000000 /dev/zero >>$f || echo full; done 2>/dev/null; sleep 1000`;
+      const id = await bench().create({ containers: [bench().shell("a", script)] });
+      await bench().until(async () => expect(await bench().log(id, "a")).toEqual(["full", "full", "full", "full"]));
+      const { stdout } = await run("du", ["-sx", "--block-size=1", join(bench().stateDir, "machines", id)]);
+      expect(Number(stdout.toString().split("\t")[0])).toBeLessThan(1_000_000);
+      await bench().provider.deletePod(id, { force: true, signal: bench().signal });
+    });
+
+    test("a container that makes files without end, with nothing in them, ends its machine", async () => {
+      const id = await bench().create({
+        containers: [
+          bench().shell("a", "i=0; while [ $i -lt 600 ]; do : >/f$i; i=$((i + 1)); done; sleep 1000", {
+            resources: { limits: { ephemeral_bytes: 2 << 20 } },
+          }),
+        ],
+      });
+      expect(await bench().reaches(id, "failed")).toMatchObject({ reason: "Evicted" });
+    });
+
     test.each([
       [
         "a kernel parameter of the whole host",
@@ -218,14 +239,14 @@ if (missing.length > 0) {
     });
 
     test("a machine's host ports are open again when this host's rules were flushed and the backend starts anew", async () => {
-      const ports = [{ port: 80, protocol: "tcp" as const, host_port: 39_124 }];
+      const ports = [{ port: 80, protocol: "tcp" as const, host_port: 23_124 }];
       const id = await bench().create({ containers: [bench().shell("a", "sleep 1000", { ports })] });
       await bench().reaches(id, "running");
       await bench().provider.close();
       await run("nft", ["delete", "table", "inet", `vmlet_${network.bridge}`]);
       await bench().open();
       const { stdout } = await run("nft", ["list", "map", "inet", `vmlet_${network.bridge}`, "host_ports"]);
-      expect(stdout.toString()).toContain("tcp . 39124 : ");
+      expect(stdout.toString()).toContain("tcp . 23124 : ");
       await bench().provider.deletePod(id, { force: true, signal: bench().signal });
     });
 

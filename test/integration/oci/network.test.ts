@@ -140,15 +140,15 @@ describe.skipIf(missing !== undefined)("machine network", () => {
     const serving = run("nsenter", [`--net=${machine.netns}`, process.execPath, "-e", server], {
       signal: abort.signal,
     }).catch(() => undefined);
-    await network.openHostPorts("a", [{ port: 8080, protocol: "tcp", host_port: 39_123 }]);
+    await network.openHostPorts("a", [{ port: 8080, protocol: "tcp", host_port: 23_123 }]);
     await expect.poll(() => reaches(machine, "127.0.0.1", 8080), { timeout: 5000 }).toBe(true);
-    expect(await reaches(client, client.gateway, 39_123)).toBe(true);
+    expect(await reaches(client, client.gateway, 23_123)).toBe(true);
     await network.attachNamespace("b");
-    await expect(network.openHostPorts("b", [{ port: 80, protocol: "tcp", host_port: 39_123 }])).rejects.toMatchObject({
+    await expect(network.openHostPorts("b", [{ port: 80, protocol: "tcp", host_port: 23_123 }])).rejects.toMatchObject({
       code: "conflict",
     });
     await network.detach("a");
-    await network.openHostPorts("b", [{ port: 80, protocol: "tcp", host_port: 39_123 }]);
+    await network.openHostPorts("b", [{ port: 80, protocol: "tcp", host_port: 23_123 }]);
     abort.abort();
     await serving;
     await outside.remove();
@@ -189,10 +189,10 @@ describe.skipIf(missing !== undefined)("machine network", () => {
   test("a port of a machine that is yet to be found again is not another machine's", async () => {
     await network.attachNamespace("a");
     await network.attachNamespace("b");
-    await network.openHostPorts("a", [{ port: 80, protocol: "tcp", host_port: 39_124 }]);
+    await network.openHostPorts("a", [{ port: 80, protocol: "tcp", host_port: 23_124 }]);
     network.close();
     network = new HostNetwork(options);
-    const ask = (machine: string) => network.openHostPorts(machine, [{ port: 80, protocol: "tcp", host_port: 39_124 }]);
+    const ask = (machine: string) => network.openHostPorts(machine, [{ port: 80, protocol: "tcp", host_port: 23_124 }]);
     await expect(ask("b")).rejects.toMatchObject({ code: "conflict" });
     await ask("a");
   });

@@ -12,7 +12,7 @@ import { missingForNetwork, testNetwork } from "../../support/host.ts";
 const missing = missingForNetwork();
 if (missing !== undefined) console.warn(`senders: left out, ${missing}`);
 
-const PORT = 39_500;
+const PORT = 23_500;
 /** A group address that a bridge keeps for itself, and hands to the host's own stack: LLDP's. */
 const LINK_LOCAL = "01:80:c2:00:00:0e";
 /** The same, of the kind that bridges look at before they hand it on. */

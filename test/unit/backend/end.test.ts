@@ -133,6 +133,23 @@ test("one container that outgrows its own limit is enough, and its log counts", 
   });
 });
 
+test.each(["containers", "volumes"] as const)("files without a byte in them count, too: in %s", async (place) => {
+  const world = await World.create();
+  await world.create({
+    containers: [limited("a", 10 * MIB)],
+    volumes: [{ name: "v", type: "empty_dir", medium: "disk" }],
+  });
+  world.layers.set("a", 4096);
+  world.volumes = [{ name: "v", used_bytes: 4096 }];
+  const name = place === "containers" ? "a" : "v";
+  world.inodes[place].set(name, 2000);
+  await measureTwice(world);
+  expect((await world.machine()).state).toBe("running");
+  world.inodes[place].set(name, 3000);
+  await measureTwice(world);
+  expect(await world.machine()).toMatchObject({ state: "failed", reason: "Evicted" });
+});
+
 test("a container that cannot be configured waits with the reason and is tried again", async () => {
   const world = await World.create((fresh) =>
     fresh.launchErrors.set("a", new ContainerError("CreateContainerConfigError", "no such user")),

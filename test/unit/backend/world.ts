@@ -73,6 +73,8 @@ export class World {
   recoverErrors: Error[] = [];
   /** Containers of which a new backend cannot learn at its first try whether they were started, with the error. */
   readonly findErrors = new Map<string, Error>();
+  /** Files in containers' layers and in volumes, by name. */
+  readonly inodes = { containers: new Map<string, number>(), volumes: new Map<string, number>() };
   /** A call of the engine to destroy a sandbox takes as long as this. */
   destroying: Promise<void> = Promise.resolve();
   exec: ExecScript = () => 0;
@@ -304,6 +306,7 @@ export class World {
         return Promise.resolve();
       },
       dial: () => Promise.reject(new Error("no network in this world")),
+      inodes: () => Promise.resolve(this.inodes),
       stats: (running) => {
         this.measured++;
         if (running.some(({ name }) => this.unmeasurable.has(name))) return new Promise(() => {});

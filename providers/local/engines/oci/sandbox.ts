@@ -4,13 +4,14 @@
  *     sandbox.json        what was made, to find it again
  *     ns/ipc, ns/uts      the namespaces, held by bind mounts: no process need live for them
  *     shm/                /dev/shm of all containers, a tmpfs
- *     etc/                hosts, hostname, resolv.conf
+ *     etc/                hosts, hostname, resolv.conf, and a termination message per container: a small tmpfs, because
+ *                         containers write to them, and no limit of storage is measured there
  *     volumes/NAME/
  *     pause/              bundle of the first process of a shared process namespace
  *     containers/ID/      bundle of a container instance: config.json, rootfs (overlay), upper, work
  */
 import { randomBytes } from "node:crypto";
-import { chmodSync, chownSync, closeSync, copyFileSync, existsSync, fstatSync, readFileSync } from "node:fs";
+import { chmodSync, chownSync, closeSync, existsSync, fstatSync, readFileSync } from "node:fs";
 import { mkdir, readFile, rename, rm, stat, statfs, writeFile } from "node:fs/promises";
 import { connect } from "node:net";
 import { totalmem } from "node:os";
@@ -36,6 +37,7 @@ import {
   type LaunchPlan,
   type MachineHome,
   type Sandbox,
+  type SandboxInodes,
   type SandboxLoss,
   type SandboxStats,
   type ShimExit,
@@ -46,6 +48,7 @@ import { machineHash } from "../../host/machine-hash.ts";
 import { isMissing, readFileIfExists, writeFileAtomic } from "../../host/files.ts";
 import { bindDescriptor, mountOverlay, mountTmpfs, unmountBelow } from "../../host/mounts.ts";
 import { removeTree } from "../../host/remove-tree.ts";
+import { TreeMeter } from "../../host/tree-use.ts";
 import { containerPorts } from "../../network/host-ports.ts";
 import type { Attachment, HostNetwork } from "../../network/network.ts";
 import { allProcesses, isAlive, processStat } from "../../host/proc.ts";
@@ -53,11 +56,12 @@ import { formatOwner } from "../../machine/record.ts";
 import { spawnStreams } from "../../shim/spawn.ts";
 import { bind, capabilitiesInMask, ociConfig, ociResources, type OciMount } from "../../bundle/bundle.ts";
 import { Cgroup, cgroupVersion } from "./cgroup.ts";
-import { hostsFile, kernelHostname, resolvConf } from "../../bundle/host-files.ts";
+import { kernelHostname } from "../../bundle/host-files.ts";
 import { sharedLimits } from "../../bundle/machine-resources.ts";
+import { etcMounts, makeEtc, readMessage, removeMessage } from "./etc.ts";
 import { pauseProgram } from "./pause.ts";
 import { LoopbackRelay } from "./relay.ts";
-import { openInRoot, readTextInRoot } from "../../bundle/root-path.ts";
+import { openInRoot } from "../../bundle/root-path.ts";
 import { type OciRuntime, readPid } from "./runtime.ts";
 import { seccompProfile, type SeccompSource } from "../../bundle/seccomp.ts";
 import { accountFiles, resolveUser, type ResolvedUser } from "../../bundle/users.ts";
@@ -84,10 +88,7 @@ interface SandboxRecord {
 
 /** containerd's size of a sandbox's /dev/shm. */
 const SHM_BYTES = 64 * 1024 * 1024;
-const DEFAULT_TERMINATION_PATH = "/dev/termination-log";
-const MAX_TERMINATION_BYTES = 4096;
 const LOSS_POLL_MS = 1_000;
-const DISK_USAGE_PERIOD_MS = 30_000;
 /** containerd's code for a container that could not be started. */
 const START_ERROR_EXIT = 128;
 const PAUSE_PIDS = 1;
@@ -116,12 +117,7 @@ export async function openSandbox(context: OciContext, home: MachineHome, signal
     { signal },
   );
   await mountTmpfs(join(dir, "shm"), { sizeBytes: SHM_BYTES, mode: "1777" });
-  await writeFile(join(dir, "etc/hosts"), hostsFile(spec, [attachment.address]));
-  await writeFile(join(dir, "etc/hostname"), `${hostname}\n`);
-  const resolv = resolvConf(spec.dns);
-  if (resolv !== undefined) await writeFile(join(dir, "etc/resolv.conf"), resolv);
-  else if (existsSync("/etc/resolv.conf")) copyFileSync("/etc/resolv.conf", join(dir, "etc/resolv.conf"));
-  else await writeFile(join(dir, "etc/resolv.conf"), "");
+  await makeEtc(join(dir, "etc"), spec, { hostname, address: attachment.address });
   for (const volume of spec.volumes ?? []) await makeVolume(home, volume);
 
   signal.throwIfAborted();
@@ -227,7 +223,7 @@ export class OciSandbox implements Sandbox {
   readonly #record: SandboxRecord;
   readonly #relay: LoopbackRelay;
   readonly #resolveLost: (loss: SandboxLoss) => void;
-  readonly #diskUsage = new Map<string, { bytes: Promise<number>; at: number }>();
+  readonly #meter: TreeMeter;
   #cancelWatch: (() => void) | undefined;
 
   constructor(context: OciContext, home: MachineHome, record: SandboxRecord) {
@@ -240,6 +236,7 @@ export class OciSandbox implements Sandbox {
       socketPath: home.socketPath("relay"),
       clock: context.clock,
     });
+    this.#meter = new TreeMeter(context.clock, context.diskWalks);
     const { promise, resolve } = Promise.withResolvers<SandboxLoss>();
     this.lost = promise;
     this.#resolveLost = resolve;
@@ -321,17 +318,13 @@ export class OciSandbox implements Sandbox {
   }
 
   async conclude(container: ContainerRef, exit: ShimExit): Promise<ContainerConclusion> {
-    const bundle = this.#bundle(container);
     const oomKilled = (await this.#cgroup(container).oomKills()) > 0;
     // Of a long message kubelet keeps the end.
-    const terminationMessage = readTextInRoot(bundle, "termination-log", {
-      maxBytes: MAX_TERMINATION_BYTES,
-      part: "last",
-    });
+    const terminationMessage = readMessage(this.#etc, container);
     await this.#context.runtime.delete(container.id);
     await this.#cgroup(container).remove();
     await this.#removeBundle(container);
-    this.#diskUsage.delete(container.id);
+    this.#meter.forget(this.#upper(container));
     // The code is the runtime's own then, not the container's.
     if (exit.startError !== undefined) return { exitCode: START_ERROR_EXIT, startError: exit.startError };
     return { ...(oomKilled ? { oomKilled } : {}), ...(terminationMessage === "" ? {} : { terminationMessage }) };
@@ -400,7 +393,7 @@ export class OciSandbox implements Sandbox {
           memory_working_set_bytes: usage.workingSet,
           memory_usage_bytes: usage.memoryUsage,
           memory_rss_bytes: usage.rss,
-          fs_used_bytes: await this.#diskBytes(container.id, join(this.#bundle(container), "upper")),
+          fs_used_bytes: await this.#meter.bytes(this.#upper(container)),
         };
       }),
     );
@@ -414,6 +407,16 @@ export class OciSandbox implements Sandbox {
       volumes,
       ...(network === undefined ? {} : { network }),
     };
+  }
+
+  async inodes(containers: readonly ContainerRef[]): Promise<SandboxInodes> {
+    const count = async (name: string, path: string) => [name, await this.#meter.inodes(path)] as const;
+    const onDisk = (this.#home.spec.volumes ?? []).filter(
+      (volume) => volume.type === "empty_dir" && volume.medium === "disk",
+    );
+    const layers = containers.map((container) => count(container.name, this.#upper(container)));
+    const volumes = onDisk.map(({ name }) => count(name, join(this.#home.dir, "volumes", name)));
+    return { containers: new Map(await Promise.all(layers)), volumes: new Map(await Promise.all(volumes)) };
   }
 
   async applyFiles(volume: Extract<Volume, { type: "files" }>): Promise<void> {
@@ -483,13 +486,7 @@ export class OciSandbox implements Sandbox {
         options: ["rbind", "nosuid", "nodev", "noexec", "rw"],
       },
     ];
-    for (const name of ["hosts", "hostname", "resolv.conf"])
-      mounts.push(bind(join(this.#home.dir, "etc", name), `/etc/${name}`, spec.security?.read_only_root === true));
-    await writeFile(join(bundle, "termination-log"), "");
-    chmodSync(join(bundle, "termination-log"), 0o666);
-    mounts.push(
-      bind(join(bundle, "termination-log"), spec.termination_message?.path || DEFAULT_TERMINATION_PATH, false),
-    );
+    mounts.push(...(await etcMounts(this.#etc, launch, spec)));
     for (const [index, mount] of (spec.mounts ?? []).entries())
       mounts.push(await this.#volumeMount(launch, mount, join(bundle, "sub", String(index))));
     // What the pod mounts at the same place replaces what we would.
@@ -544,31 +541,12 @@ export class OciSandbox implements Sandbox {
       const fs = await statfs(path);
       return { name: volume.name, used_bytes: (fs.blocks - fs.bfree) * fs.bsize, capacity_bytes: fs.blocks * fs.bsize };
     }
-    const used_bytes = await this.#diskBytes(`volume ${volume.name}`, path);
+    const used_bytes = await this.#meter.bytes(path);
     return {
       name: volume.name,
       used_bytes,
       ...(volume.size_bytes === undefined ? {} : { capacity_bytes: volume.size_bytes }),
     };
-  }
-
-  /** Walking a tree is dear: few are walked at a time, and a figure serves for a while. */
-  async #diskBytes(key: string, path: string): Promise<number> {
-    const now = this.#context.clock.monotonic();
-    const known = this.#diskUsage.get(key);
-    if (known !== undefined && now - known.at < DISK_USAGE_PERIOD_MS) return await known.bytes;
-    const bytes = this.#context.diskWalks.add(async () => {
-      // du ends with 1 when files have vanished under it; its figure is good all the same.
-      const text = await run(findTool("du")!, ["--summarize", "--one-file-system", "--block-size=1", path], {
-        exitCodes: [0, 1],
-      }).then(
-        ({ stdout }) => stdout.toString(),
-        () => "",
-      );
-      return Number(text.split("\t")[0]) || (await known?.bytes) || 0;
-    });
-    this.#diskUsage.set(key, { bytes, at: now });
-    return await bytes;
   }
 
   /** The runtime that was killed leaves the command running in the container. */
@@ -582,6 +560,14 @@ export class OciSandbox implements Sandbox {
         // It ended by itself, or leads no process group.
       }
     }
+  }
+
+  get #etc(): string {
+    return join(this.#home.dir, "etc");
+  }
+
+  #upper(container: Pick<ContainerRef, "id">): string {
+    return join(this.#bundle(container), "upper");
   }
 
   #bundle(container: Pick<ContainerRef, "id">): string {
@@ -600,6 +586,7 @@ export class OciSandbox implements Sandbox {
     const bundle = this.#bundle(container);
     await unmountBelow(bundle);
     await removeTree(bundle);
+    await removeMessage(this.#etc, container);
   }
 }
 
