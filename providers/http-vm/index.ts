@@ -4,7 +4,9 @@ export { DEFAULT_DEADLINES, DEFAULT_PACING, parseTarget, type Deadlines, type Ht
 export type { CredentialFiles } from "./credentials.ts";
 export type { InvalidReason } from "./invalid-reply.ts";
 export { createMachineApiServer } from "./server/server.ts";
+export { VERBS, type Scope, type Verb } from "./server/scope.ts";
 export {
+  type ApiClient,
   DEFAULT_SERVER_LIMITS,
   type ListenAddress,
   type MachineApiServer,

@@ -3,7 +3,7 @@ import { networkInterfaces } from "node:os";
 import { createSecureContext } from "node:tls";
 import { isDeepStrictEqual } from "node:util";
 import { type Clock, ConfigError, type Logger, toError } from "../../src/provider/kit/index.ts";
-import type { MachineApiServer, ServerTls } from "../http-vm/server/options.ts";
+import type { MachineApiServer, ServerAuth, ServerTls } from "../http-vm/server/options.ts";
 import { createMachineApiServer } from "../http-vm/server/server.ts";
 import { capacityOf, isLoopback, logBytesOf, type BackendConfig } from "./config.ts";
 import type { HostProblem } from "./engine.ts";
@@ -76,13 +76,13 @@ export async function startBackend(config: BackendConfig, surroundings: BackendS
     ...(capacity === undefined ? {} : { capacity }),
   });
   try {
-    const { tokenFile, listen } = config;
+    const { listen } = config;
     const tls = config.tls === undefined ? undefined : { files: config.tls, used: readTls(config.tls) };
     const server = createMachineApiServer({
       provider,
       logger,
       clock,
-      ...(tokenFile === undefined ? {} : { auth: { bearerTokens: tokensOf(tokenFile) } }),
+      auth: authOf(config, logger),
       ...(tls === undefined ? {} : { tls: tls.used }),
     });
     const { url } = await server.listen(
@@ -163,25 +163,39 @@ function followTls(
   return () => cancel();
 }
 
-/** The file's lines, read again when the file has changed. A file that cannot be read lets nobody in. */
-function tokensOf(path: string): () => readonly string[] {
-  let seen = "";
+function authOf({ tokenFile, clients = [] }: BackendConfig, logger: Logger): ServerAuth {
+  const bearerTokens = (path: string | undefined) => (path === undefined ? undefined : tokensOf(path, logger));
+  return {
+    bearerTokens: bearerTokens(tokenFile),
+    clients: clients.map(({ tokenFile: path, ...client }) => ({ ...client, bearerTokens: bearerTokens(path) })),
+  };
+}
+
+/** The file's lines, read again when the file has changed. A file that cannot be read lets nobody in, and is told once. */
+function tokensOf(path: string, logger: Logger): () => readonly string[] {
+  let seen: string | undefined;
   let tokens: readonly string[] = [];
-  return () => {
+  const tell = (key: string, fault: string) => {
+    if (seen !== key) logger.warn({ path, fault }, "This file holds no bearer token: nobody gets in by it");
+    seen = key;
+  };
+  const read = () => {
     try {
       const { mtimeMs, ino, size } = statSync(path);
       const key = `${mtimeMs}:${ino}:${size}`;
-      if (key !== seen) {
-        tokens = readFileSync(path, "utf8")
-          .split("\n")
-          .map((line) => line.trim())
-          .filter((line) => line !== "");
-        seen = key;
-      }
-    } catch {
+      if (key === seen) return tokens;
+      tokens = readFileSync(path, "utf8")
+        .split("\n")
+        .map((line) => line.trim())
+        .filter((line) => line !== "");
+      if (tokens.length === 0) tell(key, "it is empty");
+      seen = key;
+    } catch (thrown) {
       tokens = [];
-      seen = "";
+      tell("unreadable", toError(thrown).message);
     }
     return tokens;
   };
+  read();
+  return read;
 }

@@ -3,6 +3,7 @@ import { readFileSync } from "node:fs";
 import { hostname } from "node:os";
 import { z } from "zod";
 import { ConfigError, parseFile, type ProviderCapacity, Quantity, toError } from "../../src/provider/kit/index.ts";
+import { VERBS } from "../http-vm/server/scope.ts";
 import { engineSchema } from "./engines/index.ts";
 
 export const BACKEND_KIND = "BackendConfig";
@@ -31,6 +32,33 @@ const listenSchema = z
   )
   .describe("Where the Machine API is served.");
 
+const names = z.array(z.string().min(1)).min(1);
+
+const clientSchema = z.strictObject({
+  name: z
+    .string()
+    .regex(/^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$/, "must be lower-case letters, digits and hyphens, at most 63")
+    .describe("Its name in the audit log."),
+  tokenFile: z
+    .string()
+    .optional()
+    .describe("File with the bearer tokens that it is known by, one a line; read again when it changes."),
+  certificateNames: names
+    .optional()
+    .describe(
+      "Its certificate's common name, or one of its DNS or URI names. Where both are given, both are asked for.",
+    ),
+  clusters: names.optional().describe("Clusters whose machines it reaches, by the agent's clusterId. Absent: all."),
+  nodes: names.optional().describe("Nodes whose machines it reaches. Absent: all."),
+  verbs: z
+    .array(z.enum(VERBS))
+    .min(1)
+    .optional()
+    .describe(
+      "read: machines, events, stats. logs. write: create, change, stop, delete. exec: also attach. port_forward. Absent: all.",
+    ),
+});
+
 export const backendConfigSchema = z
   .strictObject({
     apiVersion: z.literal("vmlet.dev/v1").describe("Version of the file's format."),
@@ -46,12 +74,23 @@ export const backendConfigSchema = z
     tokenFile: z
       .string()
       .optional()
-      .describe("File with the bearer tokens that are accepted, one a line; read again when it changes."),
+      .describe(
+        "File with the bearer tokens of a client that may do everything, one a line; read again when it changes.",
+      ),
+    clients: z
+      .array(clientSchema)
+      .optional()
+      .describe("Clients that may do some of it. A taken-over agent then reaches no more than its own machines."),
     tls: z
       .strictObject({
         certFile: z.string().describe("Certificate that is served (PEM)."),
         keyFile: z.string().describe("Its key (PEM)."),
-        clientCaFile: z.string().optional().describe("With it, a client must show a certificate that this CA signed."),
+        clientCaFile: z
+          .string()
+          .optional()
+          .describe(
+            "With it, a client must show a certificate that this CA signed. That is enough where there are neither tokenFile nor clients.",
+          ),
       })
       .optional(),
     hostName: z
@@ -89,16 +128,25 @@ export const backendConfigSchema = z
       .default("info")
       .describe("Lowest level of log lines that are written."),
   })
-  .superRefine((config, context) => {
-    const open = "address" in config.listen && !isLoopback(config.listen.address);
-    if (open && config.tokenFile === undefined && config.tls?.clientCaFile === undefined) {
-      context.addIssue({
-        code: "custom",
-        path: ["listen", "address"],
-        message:
-          "other hosts can reach this address: set tokenFile or tls.clientCaFile, or listen on 127.0.0.1 or a socket",
-      });
-    }
+  .superRefine(({ listen, tokenFile, clients = [], tls }, context) => {
+    const fault = (path: (string | number)[], message: string) => context.addIssue({ code: "custom", path, message });
+    if ("socket" in listen && tls !== undefined)
+      fault(["tls"], "is for an address and port: nobody listens on a socket");
+    // Not even on loopback: what gets a program of this host to send a request, as a probe may, would run commands in any machine.
+    if ("port" in listen && tokenFile === undefined && clients.length === 0 && tls?.clientCaFile === undefined)
+      fault(
+        ["listen"],
+        "every program of this host would run commands in any machine: set tokenFile (openssl rand -hex 32 > FILE), clients or " +
+          "tls.clientCaFile, or listen on a socket, which only its owner can open: { socket: /run/vmlet/backend.sock }",
+      );
+    clients.forEach((client, index) => {
+      if (clients.findIndex(({ name }) => name === client.name) < index)
+        fault(["clients", index, "name"], `${client.name} is another client's name`);
+      if (client.tokenFile === undefined && client.certificateNames === undefined)
+        fault(["clients", index], "needs a tokenFile or certificateNames, or nobody could be this client");
+      if (client.certificateNames !== undefined && tls?.clientCaFile === undefined)
+        fault(["clients", index, "certificateNames"], "needs tls.clientCaFile: without it no certificate is asked for");
+    });
   });
 
 export type BackendConfig = z.infer<typeof backendConfigSchema>;

@@ -1,5 +1,7 @@
 /** `vmlet conformance URL`: tells the author of a backend, or of a provider module, which rules of the Machine API it keeps. */
-import { resolve } from "node:path";
+import { mkdtemp, rm } from "node:fs/promises";
+import { tmpdir } from "node:os";
+import { join, resolve } from "node:path";
 import { Command, InvalidArgumentError } from "commander";
 import {
   createMachineApiServer,
@@ -37,7 +39,7 @@ export function conformanceCommand(): Command {
       "check a backend against the rules of the Machine API; it makes and deletes machines of its own, and names what it cannot check",
     )
     .argument("[url]", "https://host:port, http:// on loopback, or unix:///path")
-    .option("--module <file>", "a provider module in the place of a backend: it is served on loopback meanwhile")
+    .option("--module <file>", "a provider module in the place of a backend: it is served on a unix socket meanwhile")
     .option("--options <json>", "what the module's createProvider is given", jsonObject)
     .option("--token-file <file>", "file with the bearer token")
     .option("--ca-file <file>", "CA that signed the backend's certificate; no other is trusted")
@@ -94,12 +96,14 @@ function faultOf({ only = [], echoCommand, echoPort }: Flags): string | undefine
 async function checkModule(file: string, flags: Flags): Promise<number> {
   const provider = await createModuleProvider(resolve(file), flags.options ?? {});
   const server = createMachineApiServer({ provider, logger: silentLogger });
+  const folder = await mkdtemp(join(tmpdir(), "vmlet-conformance-"));
   try {
-    const { url } = await server.listen({ host: "127.0.0.1", port: 0 });
+    const { url } = await server.listen({ socketPath: join(folder, "api.sock") });
     return await check(url, flags);
   } finally {
     await server.close();
     await provider.close();
+    await rm(folder, { recursive: true, force: true });
   }
 }
 

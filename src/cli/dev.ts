@@ -2,6 +2,7 @@
  * `vmlet dev`: a cluster of one virtual node in one process, to try vmlet without having anything. With `--kubeconfig` the
  * node joins that cluster instead. With `--demo` it runs a burst of pods by itself and ends.
  */
+import { randomBytes } from "node:crypto";
 import { Command, Option } from "commander";
 import { mkdir, rm, writeFile } from "node:fs/promises";
 import { join, relative, resolve } from "node:path";
@@ -64,7 +65,13 @@ async function dev(options: DevOptions): Promise<number> {
     }
     const kubeconfig = options.kubeconfig ?? join(stateDir, "kubeconfig");
     if (cluster !== undefined) await writeFile(kubeconfig, cluster.kubeConfigYaml, { mode: 0o600 });
-    const surroundings = { kubeconfig, backendUrl: backend.url, joined: cluster === undefined, logger, stop };
+    const surroundings = {
+      kubeconfig,
+      backend: { url: backend.url, tokenFile: tokenFileIn(stateDir) },
+      joined: cluster === undefined,
+      logger,
+      stop,
+    };
     const agent = await openAgent(options, surroundings).catch((thrown: unknown) => {
       if (!stop.aborted) throw thrown;
     });
@@ -88,17 +95,23 @@ async function dev(options: DevOptions): Promise<number> {
     if (options.kubeconfig === undefined) await removeMachines(backend);
     await backend.close();
     await cluster?.close();
+    await rm(tokenFileIn(stateDir), { force: true });
     if (options.kubeconfig === undefined) await rm(join(stateDir, "backend"), { recursive: true, force: true });
   }
 }
 
-function openBackend(options: DevOptions, stateDir: string, logger: Logger): Promise<RunningBackend> {
+/** Made for each run: other programs of this host are kept out by it. */
+const tokenFileIn = (stateDir: string): string => join(stateDir, "backend-token");
+
+async function openBackend(options: DevOptions, stateDir: string, logger: Logger): Promise<RunningBackend> {
+  await writeFile(tokenFileIn(stateDir), randomBytes(32).toString("hex"), { mode: 0o600 });
   const config = parseBackendConfig(
     JSON.stringify({
       apiVersion: "vmlet.dev/v1",
       kind: "BackendConfig",
       stateDir: join(stateDir, "backend"),
       listen: { address: "127.0.0.1", port: 0 },
+      tokenFile: tokenFileIn(stateDir),
       engine:
         options.engine === "process"
           ? { type: "process", images: { "registry.k8s.io/pause:*": ["sleep", "infinity"] } }
@@ -106,14 +119,20 @@ function openBackend(options: DevOptions, stateDir: string, logger: Logger): Pro
     }),
     "(vmlet dev)",
   );
-  return startBackend(config, { clock: systemClock, logger, version: VERSION });
+  return await startBackend(config, { clock: systemClock, logger, version: VERSION });
 }
 
 function openAgent(
   options: DevOptions,
-  surroundings: { kubeconfig: string; backendUrl: string; joined: boolean; logger: Logger; stop: AbortSignal },
+  surroundings: {
+    kubeconfig: string;
+    backend: { url: string; tokenFile: string };
+    joined: boolean;
+    logger: Logger;
+    stop: AbortSignal;
+  },
 ): Promise<Agent> {
-  const { kubeconfig, backendUrl, joined, logger, stop } = surroundings;
+  const { kubeconfig, backend, joined, logger, stop } = surroundings;
   const config = parseConfig(
     JSON.stringify({
       apiVersion: "vmlet.dev/v1",
@@ -125,7 +144,7 @@ function openAgent(
       nodes: [
         {
           name: NODE,
-          provider: { type: "http-vm", url: backendUrl },
+          provider: { type: "http-vm", ...backend },
           kubelet: {
             port: 0,
             address: joined ? "0.0.0.0" : "127.0.0.1",

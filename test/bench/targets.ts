@@ -158,7 +158,7 @@ export function vmlet(variant: "memory" | "http" | "process"): Target {
       } else if (variant === "process") {
         const backend = await startBackend({ sandbox });
         backendPid = backend.pid;
-        provider = { type: "http-vm", url: backend.url, ...unlimited };
+        provider = { ...backend.provider, ...unlimited };
       }
       const kubeconfig = await cluster.userKubeconfig(`bench-vmlet-${variant}`, ["system:masters"]);
       start = () =>

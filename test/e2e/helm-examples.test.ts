@@ -22,7 +22,7 @@ beforeAll(async () => {
   const [health, ...ports] = await freePorts(4);
   const node = (name: string, port: number, more: Json) => ({
     name,
-    provider: { type: "http-vm", url: backend.url },
+    provider: backend.provider,
     addresses: [hostAddress()],
     kubelet: { port, certificate: "self-signed" },
     ...more,

@@ -23,7 +23,7 @@ for (const identity of identities) {
             nodes: [
               {
                 name: nodeName,
-                provider: { type: "http-vm", url: backend.url },
+                provider: backend.provider,
                 capacity: { cpu: "64", memory: "256Gi", pods: "1000" },
               },
             ],

@@ -29,7 +29,7 @@ beforeAll(async () => {
     nodes: [
       {
         name: node,
-        provider: { type: "http-vm", url: backend.url },
+        provider: backend.provider,
         capacity: { cpu: "64", memory: "64Gi", pods: "200" },
       },
     ],

@@ -149,7 +149,7 @@ describe("with the values of", () => {
       nodes: given.nodes.map((node: Json) => ({
         ...node,
         ...(node.addresses && { addresses: [hostAddress()] }),
-        ...(node.provider.type === "http-vm" && { provider: { type: "http-vm", url: backend.url } }),
+        ...(node.provider.type === "http-vm" && { provider: backend.provider }),
       })),
     };
     if (given.serviceAccount?.create === false)
@@ -184,7 +184,7 @@ describe("identity.mode node", () => {
   let asNode: Kubectl;
   beforeAll(async () => {
     chart = await installChart(cluster, "burst", {
-      nodes: [{ name: node, provider: { type: "http-vm", url: backend.url } }],
+      nodes: [{ name: node, provider: backend.provider }],
     });
     agent = await chart.startAgent();
     asProcess = await createKubectl(await chart.credentials("burst-vmlet"));
@@ -310,7 +310,7 @@ describe("identity.mode certificate", () => {
   beforeAll(async () => {
     chart = await installChart(cluster, "cert", {
       identity: { mode: "certificate", autoApprove: true },
-      nodes: [{ name: node, provider: { type: "http-vm", url: backend.url } }],
+      nodes: [{ name: node, provider: backend.provider }],
     });
     agent = await chart.startAgent();
   });

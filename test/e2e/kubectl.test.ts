@@ -431,7 +431,7 @@ describe("access to the kubelet API", () => {
       kubeconfig: await env.cluster.userKubeconfig(`system:node:${nodeName}`, ["system:nodes"]),
       nodeName,
       identity: "direct",
-      provider: { type: "http-vm", url: env.backend.url },
+      provider: env.backend.provider,
       node: { kubelet: files },
     });
     const url = `https://${hostAddress()}:${agent.kubeletPort}`;

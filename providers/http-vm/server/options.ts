@@ -1,10 +1,29 @@
 /** What a Machine API server is made of: the provider that it serves, who may call, and how much a caller may ask for. */
 import type { Clock, Logger, Provider } from "../../../src/provider/kit/index.ts";
+import type { Scope } from "./scope.ts";
 
-/** Who may call. Both may be given: then both are asked for. */
+/**
+ * Who may call. Without any of this, all who can connect may do everything: no more than a unix socket is for. Beyond it, the server listens only on
+ * loopback then.
+ */
 export interface ServerAuth {
-  /** Accepted bearer tokens, asked anew for every request, so that a token can be replaced while the server runs. */
-  bearerTokens?: () => readonly string[];
+  /**
+   * Accepted bearer tokens of a client that may do everything, `default`; asked for again with every request, so that a token can be
+   * replaced while the server runs. With `ServerTls.clientCa` a certificate is asked for besides.
+   */
+  bearerTokens?: (() => readonly string[]) | undefined;
+  /** Clients that may do some of it. With them, a certificate alone is not enough: its names must be a client's. */
+  clients?: readonly ApiClient[] | undefined;
+}
+
+/** One who calls: an agent, a dashboard. It is known by its token, its certificate, or both where both are given. */
+export interface ApiClient extends Scope {
+  /** In the audit, and in refusals. */
+  name: string;
+  /** Accepted bearer tokens, asked for again with every request. */
+  bearerTokens?: (() => readonly string[]) | undefined;
+  /** The certificate's common name, or one of its DNS or URI names, letter by letter. Needs `ServerTls.clientCa`. */
+  certificateNames?: readonly string[] | undefined;
 }
 
 export interface ServerTls {
@@ -26,6 +45,8 @@ export interface ServerLimits {
    * a one, else of one that is idle.
    */
   connections: number;
+  /** Connections of one client, where there are several: none can take them all. */
+  connectionsPerClient: number;
   /** Connections of one address on which no credentials were accepted yet; a new one beyond takes the place of the oldest. */
   strangersPerAddress: number;
   /** How long a caller may take for the TLS handshake, and for the header of a request, in milliseconds. */
@@ -41,6 +62,7 @@ export const DEFAULT_SERVER_LIMITS: ServerLimits = {
   pageItems: 500,
   pageBytes: 6 * 1024 * 1024,
   connections: 1024,
+  connectionsPerClient: 512,
   strangersPerAddress: 512,
   headersMs: 10_000,
   longPollMs: 60_000,
@@ -59,7 +81,11 @@ export interface MachineApiServerOptions {
 export type ListenAddress = { host: string; port: number } | { socketPath: string };
 
 export interface MachineApiServer {
-  /** Port 0 picks a free one. Resolves to what a client's `url` has to be: http(s)://host:port or unix:///path. */
+  /**
+   * Port 0 picks a free one. Resolves to what a client's `url` has to be: http(s)://host:port or unix:///path.
+   *
+   * @throws Error when the address cannot be bound, or other hosts can reach it and nobody has to show who he is
+   */
   listen(address: ListenAddress): Promise<{ url: string; port: number }>;
   /**
    * Other certificates for new connections; idle ones are closed. Whether clients need certificates stays as it was.

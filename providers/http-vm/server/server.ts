@@ -2,12 +2,12 @@
  * Serves any Provider as the Machine API (providers/http-vm/openapi.yaml): who may call, request ids, limits, the error envelope
  * and an orderly end are here; routes.ts and streams.ts translate single requests. It keeps no state of its own.
  */
-import { constants, createHash, timingSafeEqual } from "node:crypto";
+import { constants } from "node:crypto";
 import { once } from "node:events";
 import { chmodSync, existsSync, lstatSync, unlinkSync } from "node:fs";
 import { createServer, type IncomingMessage, type RequestListener, type Server, type ServerResponse } from "node:http";
 import { createServer as createTlsServer, Server as TlsServer } from "node:https";
-import { type AddressInfo, connect } from "node:net";
+import { type AddressInfo, connect, type Socket } from "node:net";
 import type { Duplex } from "node:stream";
 import type { SecureContextOptions } from "node:tls";
 import {
@@ -19,6 +19,7 @@ import {
   systemClock,
   TLS_CIPHERS,
 } from "../../../src/provider/kit/index.ts";
+import { type Caller, Clients } from "./clients.ts";
 import { asProviderError, renderError, requestIdOf } from "./http.ts";
 import {
   DEFAULT_SERVER_LIMITS,
@@ -41,7 +42,8 @@ class ProviderServer implements MachineApiServer {
   readonly #context: RouteContext;
   readonly #logger: Logger;
   readonly #auth: ServerAuth;
-  readonly #scheme: "http" | "https";
+  readonly #clients: Clients;
+  #tls: ServerTls | undefined;
   readonly #server: Server;
   readonly #connections: Connections;
   readonly #streams: StreamRoutes;
@@ -56,14 +58,17 @@ class ProviderServer implements MachineApiServer {
     this.#context = { provider: options.provider, clock: options.clock ?? systemClock, limits };
     this.#logger = options.logger;
     this.#auth = options.auth ?? {};
-    this.#scheme = options.tls === undefined ? "http" : "https";
-    this.#streams = new StreamRoutes(this.#context, options.logger);
+    this.#clients = new Clients(this.#auth, options.provider, this.#context.clock);
+    this.#tls = options.tls;
+    this.#streams = new StreamRoutes(options.logger);
     this.#server = listener(options.tls, limits, (request, response) => void this.#serve(request, response));
     this.#connections = new Connections(this.#server, {
       total: limits.connections,
       strangersPerAddress: limits.strangersPerAddress,
+      trustedPerOwner: (this.#auth.clients?.length ?? 0) > 1 ? limits.connectionsPerClient : undefined,
     });
     this.#server.maxRequestsPerSocket = 0;
+    this.#server.on("secureConnection", (socket: Socket) => this.#clients.connected(socket));
     this.#server.on("upgrade", (request, socket, head) => void this.#upgrade(request, socket, head));
     this.#server.on("clientError", (_error, socket) => {
       if (this.#connections.canAnswer(socket)) refuseGarbage(socket);
@@ -73,6 +78,15 @@ class ProviderServer implements MachineApiServer {
 
   async listen(address: ListenAddress): Promise<{ url: string; port: number }> {
     if ("socketPath" in address) await removeStaleSocket(address.socketPath);
+    else if (!this.#asksForCredentials()) {
+      // Who gets a server of this host to send a request would run commands in any machine.
+      if (!isLoopback(address.host))
+        throw new Error(`${address.host} is reached by other hosts: give auth or tls.clientCa, or listen on a socket`);
+      this.#logger.warn(
+        { host: address.host },
+        "the Machine API asks nobody for credentials: every program of this host may use it",
+      );
+    }
     const { promise, resolve, reject } = Promise.withResolvers<void>();
     this.#server.once("error", reject);
     this.#server.listen("socketPath" in address ? { path: address.socketPath } : address, resolve);
@@ -85,12 +99,19 @@ class ProviderServer implements MachineApiServer {
     }
     const { port } = this.#server.address() as AddressInfo;
     const host = address.host.includes(":") ? `[${address.host}]` : address.host;
-    return { url: `${this.#scheme}://${host}:${port}`, port };
+    return { url: `${this.#tls === undefined ? "http" : "https"}://${host}:${port}`, port };
+  }
+
+  #asksForCredentials(): boolean {
+    const { bearerTokens, clients = [] } = this.#auth;
+    return bearerTokens !== undefined || clients.length > 0 || this.#tls?.clientCa !== undefined;
   }
 
   setTls(tls: ServerTls): void {
     if (!(this.#server instanceof TlsServer)) throw new Error("the server was made without TLS");
     this.#server.setSecureContext(secureContext(tls));
+    if (String(tls.clientCa) !== String(this.#tls?.clientCa)) this.#clients.forgetCertificates();
+    this.#tls = tls;
     this.#server.closeIdleConnections();
   }
 
@@ -119,8 +140,9 @@ class ProviderServer implements MachineApiServer {
       release();
     });
     const startedAt = this.#context.clock.monotonic();
+    let caller: Caller | undefined;
     try {
-      this.#authorize(request);
+      caller = this.#authenticate(request);
       const url = parseUrl(request);
       const exchange = {
         request,
@@ -131,8 +153,10 @@ class ProviderServer implements MachineApiServer {
         workSignal: this.#closed.signal,
       };
       if (this.#closing.signal.aborted) response.setHeader("connection", "close");
-      await dispatch(this.#context, exchange, url.pathname);
+      await dispatch({ ...this.#context, provider: caller.provider }, exchange, url.pathname);
     } catch (thrown) {
+      // It may be a connection that can never be accepted, as one with a certificate of a CA that is gone.
+      if (caller === undefined && !response.headersSent) response.setHeader("connection", "close");
       this.#fail(request, response, requestId, thrown);
     }
     if (!request.complete) request.resume();
@@ -174,10 +198,10 @@ class ProviderServer implements MachineApiServer {
     socket.on("error", onClose);
     this.#upgrading.add(socket);
     try {
-      this.#authorize(request);
+      const { provider } = this.#authenticate(request);
       if (this.#closing.signal.aborted) throw this.#closing.signal.reason as Error;
       const url = parseUrl(request);
-      await this.#streams.open({ request, socket, head, url, requestId, signal });
+      await this.#streams.open({ request, socket, head, url, requestId, signal, provider });
     } catch (thrown) {
       if (!(thrown instanceof ProviderError))
         this.#logger.error({ err: thrown, requestId }, "a stream could not be opened");
@@ -187,33 +211,16 @@ class ProviderServer implements MachineApiServer {
     }
   }
 
-  /** @throws ProviderError unauthorized, and invalid for a request of a web page */
-  #authorize(request: IncomingMessage): void {
+  /** @throws ProviderError unauthorized, rate_limited, and invalid for a request of a web page */
+  #authenticate(request: IncomingMessage): Caller {
     // A browser carries them to what listens on its own host, too: a page must not run commands there.
     if (request.headers.origin !== undefined)
       throw new ProviderError("invalid", "the request has an Origin: web pages are not served");
-    const accepted = this.#auth.bearerTokens?.();
-    if (accepted !== undefined) {
-      const given = /^Bearer ([\x21-\x7e]+)$/i.exec(request.headers.authorization ?? "")?.[1];
-      if (given === undefined) throw new ProviderError("unauthorized", "a bearer token is required");
-      if (!isOneOf(given, accepted)) throw new ProviderError("unauthorized", "the bearer token is not accepted");
-    }
-    this.#connections.trust(request.socket);
+    const caller = this.#clients.authenticate(request);
+    if (!this.#connections.trust(request.socket, caller.name))
+      throw new ProviderError("rate_limited", `the client ${caller.name} has as many connections as it may`);
+    return caller;
   }
-}
-
-/** Compares digests of equal length with all of `accepted`, so the time tells nothing about a token. */
-function isOneOf(given: string, accepted: readonly string[]): boolean {
-  const digest = sha256(given);
-  let found = false;
-  for (const token of accepted) {
-    if (token !== "" && timingSafeEqual(digest, sha256(token))) found = true;
-  }
-  return found;
-}
-
-function sha256(text: string): Buffer {
-  return createHash("sha256").update(text).digest();
 }
 
 function listener(tls: MachineApiServerOptions["tls"], limits: ServerLimits, serve: RequestListener): Server {
@@ -262,6 +269,8 @@ function refuseUpgrade(socket: Duplex, error: ProviderError, requestId: string):
 function refuseGarbage(socket: Duplex): void {
   refuseUpgrade(socket, new ProviderError("invalid", "the request is not HTTP"), "none");
 }
+
+const isLoopback = (host: string): boolean => /^(?:127\.|::1$|localhost$)/.test(host);
 
 /** A socket file that a killed server left behind would make listening fail for ever. @throws when a server listens */
 async function removeStaleSocket(path: string): Promise<void> {

@@ -5,7 +5,7 @@
 import type { IncomingMessage } from "node:http";
 import type { Duplex, Readable } from "node:stream";
 import { WebSocketServer, type WebSocket } from "ws";
-import { type Logger, type ProcessStreams, ProviderError } from "../../../src/provider/kit/index.ts";
+import { type Logger, type ProcessStreams, type Provider, ProviderError } from "../../../src/provider/kit/index.ts";
 import {
   CHANNEL,
   channelMessage,
@@ -16,7 +16,7 @@ import {
   statusOfFailure,
 } from "../wire.ts";
 import { asProviderError, Query } from "./http.ts";
-import { checkedId, lacks, matchPath, unsupportedRoute, type RouteContext } from "./routes.ts";
+import { checkedId, lacks, matchPath, unsupportedRoute } from "./routes.ts";
 
 const EXEC = "/v1/machines/*/containers/*/exec".split("/").slice(1);
 const ATTACH = "/v1/machines/*/containers/*/attach".split("/").slice(1);
@@ -29,15 +29,15 @@ export interface Upgrade {
   url: URL;
   requestId: string;
   signal: AbortSignal;
+  /** As the caller sees it. */
+  provider: Provider;
 }
 
 export class StreamRoutes {
-  readonly #context: RouteContext;
   readonly #logger: Logger;
   readonly #sockets: WebSocketServer;
 
-  constructor(context: RouteContext, logger: Logger) {
-    this.#context = context;
+  constructor(logger: Logger) {
     this.#logger = logger;
     this.#sockets = new WebSocketServer({
       noServer: true,
@@ -70,7 +70,7 @@ export class StreamRoutes {
   }
 
   async #openProcess(upgrade: Upgrade, ids: string[], isExec: boolean): Promise<void> {
-    const { provider } = this.#context;
+    const { provider } = upgrade;
     const id = checkedId(ids[0], "MachineId", "id");
     const container = checkedId(ids[1], "Name", "container");
     const known = ["stdin", "stdout", "stderr", "tty"];
@@ -103,7 +103,7 @@ export class StreamRoutes {
 
   async #openPort(upgrade: Upgrade, ids: string[]): Promise<void> {
     new Query(upgrade.url.searchParams, []);
-    const { provider } = this.#context;
+    const { provider } = upgrade;
     const id = checkedId(ids[0], "MachineId", "id");
     const port = Number(ids[1]);
     if (!/^\d{1,5}$/.test(ids[1] ?? "") || port < 1 || port > 65_535) {

@@ -30,6 +30,7 @@ export { isProviderError, ProviderError, type ProviderErrorCode } from "../error
 export { specFingerprint } from "../fingerprint.ts";
 export { assertTellable, MACHINE_BYTES, MACHINE_GROUPS, MAX_GROUPS, patchExcess, specExcess } from "../limits.ts";
 export * from "../machine.ts";
+export { clusterPrefix, LABEL_CLUSTER, LABEL_NODE, ownerLabels } from "../owner.ts";
 export {
   runHook,
   runProbe,

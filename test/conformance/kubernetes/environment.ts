@@ -74,7 +74,7 @@ export async function startEnvironment({ engine = "oci", node = {} }: Environmen
         kubeconfig: await cluster.userKubeconfig(`system:node:${nodeName}`, ["system:nodes"]),
         nodeName,
         identity: "direct",
-        provider: { type: "http-vm", url: backend.url },
+        provider: backend.provider,
         node: {
           taints: [],
           addresses: [hostAddress],

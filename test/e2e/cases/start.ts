@@ -80,7 +80,7 @@ export async function startDevEnvironment(options: StartOptions = {}): Promise<E
       sandbox,
       kubeconfig,
       nodeName,
-      provider: { type: "http-vm", url: backend.url },
+      provider: backend.provider,
       node: { ...options.node },
     });
     const history = await recordHistory({ client, machines: backend.machines });
@@ -116,7 +116,7 @@ async function startImpersonating(
     sandbox: cluster.sandbox,
     kubeconfig: await cluster.userKubeconfig("vmlet-agent"),
     nodeName,
-    provider: { type: "http-vm", url: backend.url },
+    provider: backend.provider,
     node: { ...node },
   });
 }

@@ -1,4 +1,5 @@
 /** vmlet's two programs as child processes: the agent, and the reference backend with the engine `process`. */
+import { randomBytes } from "node:crypto";
 import { mkdir, writeFile } from "node:fs/promises";
 import { networkInterfaces } from "node:os";
 import { join } from "node:path";
@@ -33,6 +34,8 @@ export interface AgentProcess extends RestartableProcess {
 export interface BackendProcess extends RestartableProcess {
   /** Base address of the Machine API. */
   readonly url: string;
+  /** How an agent reaches it, as its configuration says it. */
+  readonly provider: { type: "http-vm"; url: string; tokenFile: string };
   readonly client: Client;
   /** Every machine, tombstones left out. */
   machines(): Promise<Json[]>;
@@ -52,6 +55,8 @@ export async function startBackend({ sandbox, images = {}, engine }: BackendOpti
   const port = await freePort();
   const url = `http://127.0.0.1:${port}`;
   const config = join(sandbox.dir, "backend.yaml");
+  const [token, tokenFile] = [randomBytes(32).toString("hex"), join(sandbox.dir, "backend-token")];
+  await writeFile(tokenFile, token, { mode: 0o600 });
   await writeFile(
     config,
     JSON.stringify({
@@ -59,14 +64,16 @@ export async function startBackend({ sandbox, images = {}, engine }: BackendOpti
       kind: "BackendConfig",
       stateDir,
       listen: { address: "127.0.0.1", port },
+      tokenFile,
       engine: engine ?? { type: "process", images },
     }),
   );
-  const client = clientOf(url);
+  const client = clientOf(url, { token });
   const backend = restartable(sandbox, "backend", ["backend", "--config", config], () => client.get("/v1/info"));
   await backend.start();
   return Object.assign(backend, {
     url,
+    provider: { type: "http-vm" as const, url, tokenFile },
     client,
     async machines() {
       const all: Json[] = [];

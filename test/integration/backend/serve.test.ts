@@ -18,12 +18,14 @@ let dir: string;
 beforeEach(() => {
   dir = mkdtempSync(join(tmpdir(), "vmlet-serve-"));
   const made = dir;
+  writeFileSync(join(dir, "tokens"), "one\n");
   onTestFinished(() => rmSync(made, { recursive: true, force: true }));
 });
 
 async function serve(more: string, logger: Logger = silentLogger, listen = "{ port: 0 }", clock: Clock = systemClock) {
   const text = `apiVersion: vmlet.dev/v1\nkind: BackendConfig\nstateDir: ${dir}/state\nlisten: ${listen}\n${more}`;
-  const config = parseFile(backendConfigSchema, text, "backend.yaml");
+  const auth = /^tokenFile|^clients|clientCaFile/m.test(more) ? "" : `\ntokenFile: ${dir}/tokens`;
+  const config = parseFile(backendConfigSchema, text + auth, "backend.yaml");
   const backend = await startBackend(config, { clock, logger, version: "0" });
   onTestFinished(() => backend.close());
   return backend;
@@ -88,8 +90,10 @@ describe("the certificate that is served", () => {
 
 test("a configured capacity is declared and served", async () => {
   const { url } = await serve("capacity: { cpu: 4, pods: 10 }");
-  const info = (await (await fetch(`${url}/v1/info`)).json()) as { capabilities: string[] };
-  const capacity: unknown = await (await fetch(`${url}/v1/capacity`)).json();
+  const get = async (path: string): Promise<unknown> =>
+    (await fetch(url + path, { headers: { authorization: "Bearer one" } })).json();
+  const info = (await get("/v1/info")) as { capabilities: string[] };
+  const capacity = await get("/v1/capacity");
   expect(info.capabilities).toContain("capacity");
   expect(capacity).toMatchObject({ allocatable: { cpu_millis: 4000, pods: 10 } });
 });

@@ -217,7 +217,9 @@ test("a backend that its host does not let start says what the host said, and is
   await using server = await silentServer();
   const start = (more: object) => {
     const file = { apiVersion: "vmlet.dev/v1", kind: "BackendConfig", stateDir: join(dir, "state"), ...more };
-    writeFileSync(join(dir, "backend.yaml"), JSON.stringify({ engine: { type: "process" }, ...file }));
+    writeFileSync(join(dir, "token"), "secret");
+    const given = { engine: { type: "process" }, tokenFile: join(dir, "token"), ...file };
+    writeFileSync(join(dir, "backend.yaml"), JSON.stringify(given));
     return vmlet("backend", "--config", "backend.yaml");
   };
   const busy = await start({ listen: { address: "127.0.0.1", port: server.port } });

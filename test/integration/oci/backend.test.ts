@@ -30,7 +30,7 @@ async function serve(stateDir: string): Promise<void> {
     apiVersion: "vmlet.dev/v1",
     kind: "BackendConfig",
     stateDir,
-    listen: { port: 0 },
+    listen: { socket: join(dir, "api.sock") },
     engine: { type: "oci", network },
   };
   const surroundings = { clock: systemClock, logger: silentLogger, version: "0" };

@@ -1,11 +1,12 @@
 import { hostname } from "node:os";
-import { expect, test } from "vitest";
+import { describe, expect, test } from "vitest";
 import { ConfigError, parseFile } from "../../../src/config/load.ts";
 import { backendConfigSchema, capacityOf, logBytesOf } from "../../../providers/local/config.ts";
 import { AddressPool } from "../../../providers/local/engines/process/process.ts";
 
 const HEAD = "apiVersion: vmlet.dev/v1\nkind: BackendConfig\nstateDir: /var/lib/vmlet\n";
-const parse = (text: string) => parseFile(backendConfigSchema, HEAD + text, "backend.yaml");
+const AUTH = "tokenFile: /t\n";
+const parse = (text: string) => parseFile(backendConfigSchema, HEAD + AUTH + text, "backend.yaml");
 
 test("a short file is enough: engine process, loopback, kubelet's log limits", () => {
   const config = parse("listen: { port: 8080 }");
@@ -19,22 +20,68 @@ test("a short file is enough: engine process, loopback, kubelet's log limits", (
 });
 
 test("an unknown key is named with its place", () => {
-  expect(() => parse("listen: { port: 1 }\nstatDir: /x")).toThrow(/backend\.yaml:5:1: statDir: unknown key/);
+  expect(() => parse("listen: { port: 1 }\nstatDir: /x")).toThrow(/backend\.yaml:6:1: statDir: unknown key/);
 });
 
-test("an address that other hosts reach needs a token or a client CA", () => {
-  expect(() => parse("listen: { address: 0.0.0.0, port: 1 }")).toThrow(
-    /listen\.address: other hosts can reach this address: set tokenFile/,
+describe("who may call", () => {
+  const withoutToken = (text: string) => parseFile(backendConfigSchema, HEAD + text, "backend.yaml");
+  const TLS = "tls: { certFile: /c, keyFile: /k, clientCaFile: /ca }\n";
+  const client = (more: string) => `listen: { port: 1 }\n${TLS}clients: [{ name: a, ${more} }]`;
+
+  test.each(["0.0.0.0", "127.0.0.1", "localhost", "::1"])(
+    "has to be said of %s: also what listens on loopback is reached by every program of the host",
+    (address) => {
+      const listen = `listen: { address: "${address}", port: 1 }\n`;
+      expect(() => withoutToken(listen)).toThrow(
+        /^backend\.yaml:4:1: listen: every program .* set tokenFile .* \{ socket: \/run\/vmlet\/backend.sock \}$/,
+      );
+      for (const auth of [AUTH, TLS, "clients: [{ name: a, tokenFile: /a }]"])
+        expect(() => withoutToken(listen + auth)).not.toThrow();
+      expect(() => withoutToken(`${listen}tls: { certFile: /c, keyFile: /k }`)).toThrow("set tokenFile");
+    },
   );
-  expect(() => parse("listen: { address: 0.0.0.0, port: 1 }\ntokenFile: /t")).not.toThrow();
+
+  test("need not be said of a socket, which its owner alone can open", () => {
+    expect(withoutToken("listen: { socket: /run/vmlet/backend.sock }").listen).toEqual({
+      socket: "/run/vmlet/backend.sock",
+    });
+  });
+
+  test("may be said client by client, with clusters, nodes and verbs", () => {
+    const file = client("certificateNames: [spiffe://x/agent], clusters: [c], nodes: [n-0, n-1], verbs: [read, logs]");
+    expect(withoutToken(file).clients).toEqual([
+      {
+        name: "a",
+        certificateNames: ["spiffe://x/agent"],
+        clusters: ["c"],
+        nodes: ["n-0", "n-1"],
+        verbs: ["read", "logs"],
+      },
+    ]);
+  });
+
+  test.each([
+    [client("nodes: [n]"), "clients[0]: needs a tokenFile or certificateNames"],
+    [
+      "listen: { port: 1 }\nclients: [{ name: a, certificateNames: [a] }]",
+      "clients[0].certificateNames: needs tls.clientCaFile",
+    ],
+    [client("tokenFile: /a }, { name: a, tokenFile: /b"), "clients[1].name: a is another client's name"],
+    [client("tokenFile: /a, verbs: [fly]"), "clients[0].verbs[0]: "],
+    [client("tokenFile: /a, nodes: []"), "clients[0].nodes: "],
+    [client("tokenFile: /a").replace("name: a", 'name: "a\\nb"'), "clients[0].name: must be lower-case letters"],
+    [`listen: { socket: /s }\n${TLS}`, "tls: is for an address and port"],
+  ])("%j is refused by field", (text, fault) => {
+    expect(() => withoutToken(text)).toThrow(fault);
+  });
 });
 
 test.each([
   ["", "backend.yaml: listen: is required: must be { socket: PATH } or { address: ADDRESS, port: NUMBER }"],
-  ["listen: 80", "backend.yaml:4:1: listen: must be { socket: PATH } or { address: ADDRESS, port: NUMBER }"],
+  ["listen: 80", "backend.yaml:5:1: listen: must be { socket: PATH } or { address: ADDRESS, port: NUMBER }"],
   ["listen: { socket: /a, port: 1 }", "listen: must be { socket: PATH } or { address: ADDRESS, port: NUMBER }"],
   ["listen: { port: 1 }\nengine: {}", "engine.type: is required: must be one of process, oci, vm"],
-  ["listen: { port: 1 }\nengine: { type: docker }", "backend.yaml:5:11: engine.type: must be one of process, oci, vm"],
+  ["listen: { port: 1 }\nengine: { type: docker }", "backend.yaml:6:11: engine.type: must be one of process, oci, vm"],
   ["listen: { port: 1 }\ncapacity: { cpu: }", "capacity.cpu: must be a Kubernetes quantity"],
   ["listen: { port: 1 }\nlogs: { maxSize: 0 }", "logs.maxSize: must be at least one byte"],
   [
