@@ -24,6 +24,7 @@ import { PodController } from "../pods/controller.ts";
 import { kubeletConfiguration } from "./kubelet-configuration.ts";
 import { observeQueue, podMetrics, queueMetrics } from "./pod-metrics.ts";
 import { isTerminal } from "../pods/status.ts";
+import { NodeAllocation } from "../podspec/allocation.ts";
 import { ExecCredentials } from "../podspec/credential-provider.ts";
 import type { Backend, NodeFacts } from "../podspec/inputs.ts";
 import { machineId, ownerLabels } from "../podspec/machine-id.ts";
@@ -127,6 +128,7 @@ export class NodeAgent {
       onDenied: () => metrics.referencesDenied.inc(),
     });
     const tokens = (this.#tokens = new TokenManager({ kube, clock, random, logger, onChange: changed }));
+    const allocation = new NodeAllocation();
     const renderer = new PodRenderer({
       kube,
       references: this.#references,
@@ -134,7 +136,7 @@ export class NodeAgent {
       node: () => this.#registered(),
       facts: () => this.#facts(),
       backend: () => this.#backend(),
-      pods: () => this.pods.store.list(),
+      allocation,
       daemonSets: node.daemonSets,
       allowedUnsafeSysctls: node.allowedUnsafeSysctls,
       runtimeHandlers: node.runtimeHandlers,
@@ -168,6 +170,8 @@ export class NodeAgent {
       queueMetrics: queueMetrics(metrics, node.name),
     });
     this.pods.store.onChange((change) => {
+      if (change.type === "delete") allocation.remove(change.object.metadata!.uid!);
+      else allocation.put(change.object);
       // A pod that is over changes no more: its objects need not be watched nor its tokens replaced.
       if (change.type === "delete" || isTerminal(change.object)) renderer.release(change.object.metadata!.uid!);
     });

@@ -3,10 +3,11 @@
  * (pkg/kubelet/lifecycle/predicate.go, sysctl/allowlist.go, scheduler `AdmissionCheck`). Pure. A pod that already has a
  * machine is never asked again: what runs is not rejected because the node changed.
  */
-import type { Container, Node, Pod } from "../kube/wire.ts";
+import type { Node, Pod } from "../kube/wire.ts";
 import { findUntoleratedTaint, isSubset, matchesNodeSelectorTerms } from "../resources/labels.ts";
 import { parseResourceList, podRequests, type ResourceList } from "../resources/pod-resources.ts";
 import { Quantity } from "../resources/quantity.ts";
+import { allocatedUnits, hostPorts, unitsOf, type OtherPods } from "./allocation.ts";
 import type { PodEvent } from "./inputs.ts";
 import { choosePodsToPreempt, isCriticalPod, type Shortage } from "./preemption.ts";
 
@@ -32,8 +33,7 @@ export interface AdmissionInput {
   pod: Pod;
   /** This node as the API server has it; undefined while it is not known. */
   node: Node | undefined;
-  /** Pods of this node that were admitted and are not over, this one excluded. */
-  otherPods: readonly Pod[];
+  otherPods: OtherPods;
   /** Names, or prefixes that end in `*`, beyond the safe ones. */
   allowedUnsafeSysctls?: readonly string[];
   /** `ignore`: DaemonSet pods stay Pending without a machine. Failing them would have them recreated for ever. */
@@ -101,14 +101,14 @@ export function admitPod(input: AdmissionInput): Admission {
   if ((pod.spec?.nodeName ?? "") !== "" && pod.spec?.nodeName !== node.metadata?.name) {
     return predicateFailed("NodeName", "node(s) didn't match the requested node name");
   }
-  if (hasPortConflict(pod, otherPods)) {
+  if (hostPorts(pod).some((port) => otherPods.hasPort(port))) {
     return predicateFailed("NodePorts", "node(s) didn't have free ports for the requested pod ports");
   }
   const taint = findUntoleratedTaint(node.spec?.taints ?? [], pod.spec?.tolerations ?? [], ["NoExecute"]);
   if (taint !== undefined) return predicateFailed("TaintToleration", "node(s) had taints that the pod didn't tolerate");
   if (shortages.length === 0) return ADMIT;
   // A lack of resources alone does not keep a critical pod away.
-  const choice = choosePodsToPreempt(pod, shortages, otherPods, allocatedUnits);
+  const choice = choosePodsToPreempt(pod, shortages, otherPods.list(), allocatedUnits);
   if (choice.ok) return { kind: "preempt", victims: choice.victims };
   return reject(
     "UnexpectedAdmissionError",
@@ -163,20 +163,19 @@ function forbiddenSysctl(pod: Pod, allowed: readonly string[]): string | undefin
  * Pods, cpu, memory, local storage, then the rest by name. Extended resources that the node does not have are left to
  * whoever else provides them (cluster-level resources), as in a kubelet.
  */
-export function checkResources(pod: Pod, allocatable: ResourceList, otherPods: readonly Pod[]): Rejection | undefined {
+export function checkResources(pod: Pod, allocatable: ResourceList, otherPods: OtherPods): Rejection | undefined {
   const [first] = findShortages(pod, allocatable, otherPods);
   return first === undefined ? undefined : outOf(first);
 }
 
-function findShortages(pod: Pod, allocatable: ResourceList, otherPods: readonly Pod[]): Shortage[] {
+function findShortages(pod: Pod, allocatable: ResourceList, otherPods: OtherPods): Shortage[] {
   const shortages: Shortage[] = [];
   const maxPods = allocatable.get("pods")?.toNumber() ?? 0;
-  if (otherPods.length + 1 > maxPods) {
-    shortages.push({ name: "pods", requested: 1n, used: BigInt(otherPods.length), capacity: BigInt(maxPods) });
+  if (otherPods.count + 1 > maxPods) {
+    shortages.push({ name: "pods", requested: 1n, used: BigInt(otherPods.count), capacity: BigInt(maxPods) });
   }
   const requests = podRequests(pod.spec ?? { containers: [] });
   if (requests.size === 0) return shortages;
-  const used = otherPods.map(allocatedUnits);
   const first = ["cpu", "memory", "ephemeral-storage"];
   const names = [
     ...first.filter((name) => requests.has(name)),
@@ -186,47 +185,11 @@ function findShortages(pod: Pod, allocatable: ResourceList, otherPods: readonly 
     const available = allocatable.get(name);
     if (available === undefined && isExtended(name)) continue;
     const requested = unitsOf(name, requests.get(name) ?? Quantity.zero);
-    const total = used.reduce((sum, units) => sum + (units.get(name) ?? 0n), 0n);
+    const total = otherPods.given(name);
     const capacity = unitsOf(name, available ?? Quantity.zero);
     if (requested > 0n && requested > capacity - total) shortages.push({ name, requested, used: total, capacity });
   }
   return shortages;
-}
-
-/** Each admission sums over all other pods, so what a pod has been given is computed once for each copy of it. */
-const allocated = new WeakMap<Pod, ReadonlyMap<string, bigint>>();
-
-/** By resource name, in the units that messages show. */
-function allocatedUnits(pod: Pod): ReadonlyMap<string, bigint> {
-  let units = allocated.get(pod);
-  if (units === undefined) {
-    units = new Map([...podRequests(allocatedSpec(pod))].map(([name, quantity]) => [name, unitsOf(name, quantity)]));
-    allocated.set(pod, units);
-  }
-  return units;
-}
-
-/**
- * The spec with what the pod was given: a change of resources that is pending takes nothing from others yet. A pod that is
- * judged itself is judged by what it asks for.
- */
-function allocatedSpec(pod: Pod): NonNullable<Pod["spec"]> {
-  const spec = pod.spec ?? { containers: [] };
-  if (!pod.status?.conditions?.some((each) => each.type === "PodResizePending" && each.status === "True")) return spec;
-  const statuses = [...(pod.status.containerStatuses ?? []), ...(pod.status.initContainerStatuses ?? [])];
-  const given = <C extends Pick<Container, "name" | "resources">>(container: C): C => {
-    const requests = statuses.find(({ name }) => name === container.name)?.allocatedResources;
-    return requests === undefined ? container : { ...container, resources: { ...container.resources, requests } };
-  };
-  return {
-    ...spec,
-    containers: spec.containers.map(given),
-    ...(spec.initContainers && { initContainers: spec.initContainers.map(given) }),
-  };
-}
-
-function unitsOf(name: string, quantity: Quantity): bigint {
-  return name === "cpu" ? quantity.milliValue() : quantity.value();
 }
 
 function outOf({ name, requested, used, capacity }: Shortage): Rejection {
@@ -241,31 +204,4 @@ function isExtended(name: string): boolean {
   if (!name.includes("/")) return false;
   const domain = name.slice(0, name.indexOf("/"));
   return domain !== "kubernetes.io" && !domain.endsWith(".kubernetes.io") && !name.startsWith("requests.");
-}
-
-function hasPortConflict(pod: Pod, otherPods: readonly Pod[]): boolean {
-  const wantedPorts = hostPorts(pod);
-  if (wantedPorts.length === 0) return false;
-  const taken = otherPods.flatMap(hostPorts);
-  return wantedPorts.some((wanted) =>
-    taken.some(
-      (port) =>
-        port.port === wanted.port &&
-        port.protocol === wanted.protocol &&
-        (port.ip === wanted.ip || port.ip === "0.0.0.0" || wanted.ip === "0.0.0.0"),
-    ),
-  );
-}
-
-/** Host ports of the containers and sidecars. */
-function hostPorts(pod: Pod): { port: number; protocol: string; ip: string }[] {
-  const containers = [
-    ...(pod.spec?.containers ?? []),
-    ...(pod.spec?.initContainers ?? []).filter((container) => container.restartPolicy === "Always"),
-  ];
-  return containers.flatMap((container) =>
-    (container.ports ?? [])
-      .filter((port) => (port.hostPort ?? 0) > 0)
-      .map((port) => ({ port: port.hostPort ?? 0, protocol: port.protocol ?? "TCP", ip: port.hostIP || "0.0.0.0" })),
-  );
 }

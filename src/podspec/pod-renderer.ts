@@ -17,6 +17,7 @@ import {
 import { toError } from "../util/errors.ts";
 import { admitPod, daemonSetHeld, isDaemonSetPod } from "./admission.ts";
 import { OverBudgetError, PodBudget, tell } from "./budget.ts";
+import type { NodeAllocation, OtherPods } from "./allocation.ts";
 import { checkCapabilities } from "./capability-gate.ts";
 import { diffMachine } from "./diff.ts";
 import { containerResources } from "./machine-resources.ts";
@@ -53,8 +54,8 @@ export interface PodRendererOptions {
   node: () => Node | undefined;
   facts: () => NodeFacts;
   backend: () => Backend;
-  /** All pods bound to this node that are known. */
-  pods: () => Iterable<Pod>;
+  /** What the pods of this node have been given; told of each that comes, changes and goes. */
+  allocation: NodeAllocation;
   daemonSets: "run" | "ignore";
   allowedUnsafeSysctls?: readonly string[];
   /** RuntimeClass handlers that this node has. */
@@ -76,10 +77,6 @@ type MachineFacts = Pick<Machine, "file_versions" | "registry_auth_version"> & {
 
 export class PodRenderer {
   readonly #o: PodRendererOptions;
-  /** Pods that were admitted by this process. Others count as admitted once their status says that they were started. */
-  readonly #admitted = new Set<string>();
-  /** Pods that have to make room for a critical one. */
-  readonly #leaving = new Set<string>();
   /** By pod: of each volume whose files can be changed, the version that was rendered last. */
   readonly #files = new Map<string, ReadonlyMap<string, string>>();
 
@@ -102,7 +99,7 @@ export class PodRenderer {
     const runtimeClass = checkRuntimeClass(pod, await this.#runtimeHandler(pod, signal), this.#o.runtimeHandlers ?? []);
     if (!runtimeClass.ok) return wait(sandboxFailed(runtimeClass.message));
     // From here on the pod counts towards what the node has given away, though something may still be missing.
-    this.#admitted.add(uid);
+    this.#o.allocation.admit(uid);
     const read = await this.#read(pod, signal);
     if (!read.ok) return wait(sandboxFailed(read.problem));
     const { references, sources } = read;
@@ -182,7 +179,7 @@ export class PodRenderer {
     /** What `version` was when everything had been read. */
     version: string;
   }> {
-    this.#admitted.add(uidOf(pod));
+    this.#o.allocation.admit(uidOf(pod));
     const tooMany = podShapeProblem(pod, { files: this.#hasFiles() });
     const read = tooMany === undefined ? await this.#read(pod, signal) : { ok: false as const, problem: tooMany };
     if (!read.ok) {
@@ -231,7 +228,13 @@ export class PodRenderer {
       backend.capabilities,
     );
     const containers = diff.resized.map(({ container }) => container);
-    const resize = judgeResize({ pod, containers, node: this.#o.node(), otherPods: this.#otherPods(pod), backend });
+    const resize = judgeResize({
+      pod,
+      containers,
+      node: this.#o.node(),
+      otherPods: this.#o.allocation.others(uidOf(pod)),
+      backend,
+    });
     const patch: MachinePatch = {
       ...diff.patch,
       ...(resize.kind === "go" && { resources: diff.resized }),
@@ -248,8 +251,7 @@ export class PodRenderer {
 
   /** Forgets a pod that is over. */
   release(podUid: string): void {
-    this.#admitted.delete(podUid);
-    this.#leaving.delete(podUid);
+    this.#o.allocation.release(podUid);
     this.#files.delete(podUid);
     this.#o.references.release(podUid);
     this.#o.tokens.release(podUid);
@@ -257,14 +259,13 @@ export class PodRenderer {
 
   /** Undefined when the pod may run. */
   #admit(pod: Pod, node: Node | undefined): NotReady | undefined {
-    const { daemonSets, allowedUnsafeSysctls, backend, facts } = this.#o;
+    const { daemonSets, allowedUnsafeSysctls, backend, facts, allocation } = this.#o;
     // The node is registered before pods are taken in; until it is known, nothing is refused for the want of it.
     if (node === undefined)
       return wait({ type: "Warning", reason: "InvalidNodeInfo", message: "The node is not registered yet" });
-    const otherPods = this.#otherPods(pod);
-    const judge = (others: readonly Pod[]) =>
+    const judge = (others: OtherPods) =>
       admitPod({ pod, node, otherPods: others, daemonSets, ...(allowedUnsafeSysctls && { allowedUnsafeSysctls }) });
-    const admission = judge(otherPods);
+    const admission = judge(allocation.others(uidOf(pod)));
     if (admission.kind === "reject") return admission;
     if (admission.kind === "hold")
       return wait({ type: "Warning", reason: admission.reason, message: admission.message });
@@ -280,12 +281,12 @@ export class PodRenderer {
     if (!gate.ok) return { kind: "reject", reason: gate.reason, message: gate.message, missing: gate.missing };
     if (admission.kind === "admit") return undefined;
     // Those that leave already may be enough.
-    const next = judge(otherPods.filter((other) => !this.#leaving.has(uidOf(other))));
+    const next = judge(allocation.others(uidOf(pod), { staying: true }));
     if (next.kind === "reject") return next;
     const victims = next.kind === "preempt" ? next.victims : [];
-    for (const victim of victims) this.#leaving.add(uidOf(victim));
+    for (const victim of victims) allocation.leave(uidOf(victim));
     // What becomes free is this pod's.
-    this.#admitted.add(uidOf(pod));
+    allocation.admit(uidOf(pod));
     return { kind: "preempt", victims };
   }
 
@@ -326,16 +327,6 @@ export class PodRenderer {
     return { registry_auth: auth, registry_auth_version: version };
   }
 
-  /** What else this node has given resources to. */
-  #otherPods(pod: Pod): Pod[] {
-    const uid = uidOf(pod);
-    const others: Pod[] = [];
-    for (const other of this.#o.pods()) {
-      if (uidOf(other) !== uid && !isOver(other) && this.#isAdmitted(other)) others.push(other);
-    }
-    return others;
-  }
-
   async #liveNode(signal: AbortSignal): Promise<Node | undefined> {
     try {
       return await this.#o.kube.request<Node>({ method: "GET", path: nodePath(this.#o.facts().nodeName), signal });
@@ -343,10 +334,6 @@ export class PodRenderer {
       signal.throwIfAborted();
       return undefined;
     }
-  }
-
-  #isAdmitted(pod: Pod): boolean {
-    return pod.status?.startTime !== undefined || this.#admitted.has(uidOf(pod));
   }
 
   #hasFiles(): boolean {
@@ -412,10 +399,6 @@ function overBudget(thrown: unknown): string {
 
 function uidOf(pod: Pod): string {
   return pod.metadata?.uid ?? "";
-}
-
-function isOver(pod: Pod): boolean {
-  return pod.status?.phase === "Succeeded" || pod.status?.phase === "Failed";
 }
 
 /** True when a file of the pod shows labels or annotations. */

@@ -5,6 +5,7 @@
 import type { Node, Pod } from "../kube/wire.ts";
 import { parseResourceList, podRequests } from "../resources/pod-resources.ts";
 import { checkResources } from "./admission.ts";
+import type { OtherPods } from "./allocation.ts";
 import type { Backend, ResizeOutlook } from "./inputs.ts";
 
 export interface ResizeInput {
@@ -12,8 +13,7 @@ export interface ResizeInput {
   /** Containers whose machine has other resources than the pod says. */
   containers: readonly string[];
   node: Node | undefined;
-  /** Pods of this node that were admitted and are not over, this one excluded. */
-  otherPods: readonly Pod[];
+  otherPods: OtherPods;
   backend: Backend;
 }
 

@@ -4,6 +4,7 @@ import { startDevCluster, type DevCluster } from "../../../src/devcluster/index.
 import { resourcePath } from "../../../src/kube/paths.ts";
 import { KubeTransport } from "../../../src/kube/transport.ts";
 import type { Pod } from "../../../src/kube/wire.ts";
+import { NodeAllocation } from "../../../src/podspec/allocation.ts";
 import { PodRenderer } from "../../../src/podspec/pod-renderer.ts";
 import { ReferenceCache } from "../../../src/podspec/references.ts";
 import { ServiceCache } from "../../../src/podspec/services.ts";
@@ -94,7 +95,7 @@ describe("rendering against an API server", () => {
       node: () => node,
       facts: () => facts,
       backend: () => ({ name: "test", capabilities: new Set(ALL_CAPABILITIES) }),
-      pods: () => [pod],
+      allocation: new NodeAllocation(),
       daemonSets: "run",
     });
   });

@@ -7,6 +7,7 @@ import { resourcePath } from "../../../src/kube/paths.ts";
 import { KubeTransport } from "../../../src/kube/transport.ts";
 import type { Node, Pod } from "../../../src/kube/wire.ts";
 import { PodController } from "../../../src/pods/controller.ts";
+import { NodeAllocation } from "../../../src/podspec/allocation.ts";
 import { machineId } from "../../../src/podspec/machine-id.ts";
 import { PodRenderer } from "../../../src/podspec/pod-renderer.ts";
 import { ReferenceCache } from "../../../src/podspec/references.ts";
@@ -81,7 +82,7 @@ beforeEach(async () => {
     node: () => node,
     facts: () => facts,
     backend: () => ({ name: "memory", capabilities: new Set(capabilities) }),
-    pods: () => controller.store.list(),
+    allocation: new NodeAllocation(),
     daemonSets: "run",
   });
   const events = new EventRecorder({ kube: asNode, clock, logger, component: "kubelet", host: "burst-0" });

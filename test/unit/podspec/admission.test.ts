@@ -1,7 +1,7 @@
 import { describe, expect, it } from "vitest";
 import type { Node, Pod } from "../../../src/kube/wire.ts";
 import { admitPod, type AdmissionInput } from "../../../src/podspec/admission.ts";
-import { podWith, podWithContainer, type PodSpec } from "./fixtures.ts";
+import { otherPods, podWith, podWithContainer, type PodSpec } from "./fixtures.ts";
 
 const node: Node = {
   metadata: { name: "burst-0", labels: { zone: "a" } },
@@ -13,7 +13,7 @@ const wanting = (requests: Record<string, string>, spec: Partial<PodSpec> = {}):
   podWithContainer({ resources: { requests } }, spec);
 
 const admit = (pod: Pod, input: Partial<AdmissionInput> = {}) =>
-  admitPod({ pod, node, otherPods: [], daemonSets: "run", ...input });
+  admitPod({ pod, node, otherPods: otherPods(), daemonSets: "run", ...input });
 
 describe("admitPod", () => {
   it("takes what fits", () => {
@@ -44,7 +44,7 @@ describe("admitPod", () => {
     ],
   ])("has not enough for %j", (requests, reason, message) => {
     const other = wanting({ cpu: "3500m", memory: "1Gi", "nvidia.com/gpu": "1" });
-    expect(admit(wanting(requests as Record<string, string>), { otherPods: [other] })).toEqual({
+    expect(admit(wanting(requests as Record<string, string>), { otherPods: otherPods(other) })).toEqual({
       kind: "reject",
       reason,
       message,
@@ -52,7 +52,7 @@ describe("admitPod", () => {
   });
 
   it("takes no more pods than the node may have, and reports that first", () => {
-    expect(admit(wanting({ cpu: "100" }), { otherPods: [podWith(), podWith(), podWith()] })).toEqual({
+    expect(admit(wanting({ cpu: "100" }), { otherPods: otherPods(podWith(), podWith(), podWith()) })).toEqual({
       kind: "reject",
       reason: "OutOfpods",
       message: "Node didn't have enough resource: pods, requested: 1, used: 3, capacity: 3",
@@ -105,15 +105,17 @@ describe("admitPod", () => {
 
   it("refuses a host port that is taken", () => {
     const withPort = (port: object) => podWithContainer({ ports: [{ containerPort: 1, hostPort: 80, ...port }] });
-    const taken = { otherPods: [withPort({})] };
+    const taken = { otherPods: otherPods(withPort({})) };
     expect(admit(withPort({ hostIP: "127.0.0.1" }), taken)).toMatchObject({
       reason: "NodePorts",
       message: "Predicate NodePorts failed: node(s) didn't have free ports for the requested pod ports",
     });
     expect(admit(withPort({ protocol: "UDP" }), taken)).toEqual({ kind: "admit" });
-    expect(admit(withPort({ hostIP: "10.0.0.2" }), { otherPods: [withPort({ hostIP: "10.0.0.1" })] })).toEqual({
-      kind: "admit",
-    });
+    expect(admit(withPort({ hostIP: "10.0.0.2" }), { otherPods: otherPods(withPort({ hostIP: "10.0.0.1" })) })).toEqual(
+      {
+        kind: "admit",
+      },
+    );
   });
 
   it("minds NoExecute taints only", () => {

@@ -1,5 +1,6 @@
 import { ALL_CAPABILITIES, type Capability } from "../../../src/provider/capabilities.ts";
 import type { ConfigMap, Pod, Secret, Service } from "../../../src/kube/wire.ts";
+import { NodeAllocation, type OtherPods } from "../../../src/podspec/allocation.ts";
 import type { Lookup, NodeFacts, References } from "../../../src/podspec/inputs.ts";
 import type { RenderInput } from "../../../src/podspec/render.ts";
 import { parseResourceList } from "../../../src/resources/pod-resources.ts";
@@ -52,6 +53,18 @@ export function referencesWith(parts: {
     services: "services" in parts ? parts.services : [],
     tokens: new Map(Object.entries(parts.tokens ?? {})),
   };
+}
+
+/** Pods that this node has admitted, each with a UID of its own. */
+export function otherPods(...pods: readonly Pod[]): OtherPods {
+  const allocation = new NodeAllocation();
+  pods.forEach((pod, index) => {
+    const isNamed = pod.metadata?.uid !== "0a1b";
+    const other = isNamed ? pod : { ...pod, metadata: { ...pod.metadata, uid: `other-${index}` } };
+    allocation.put(other);
+    allocation.admit(other.metadata!.uid!);
+  });
+  return allocation.others("0a1b");
 }
 
 export const node: NodeFacts = {

@@ -2,6 +2,7 @@ import { afterEach, beforeEach, describe, expect, it } from "vitest";
 import { ALL_CAPABILITIES, type Capability } from "../../../src/provider/capabilities.ts";
 import type { Machine } from "../../../src/provider/machine.ts";
 import type { Node, Pod } from "../../../src/kube/wire.ts";
+import { NodeAllocation } from "../../../src/podspec/allocation.ts";
 import { PodRenderer, type PodRendererOptions } from "../../../src/podspec/pod-renderer.ts";
 import { ReferenceCache } from "../../../src/podspec/references.ts";
 import { ServiceCache } from "../../../src/podspec/services.ts";
@@ -28,7 +29,7 @@ const mounting = (metadata: Pod["metadata"] = {}): Pod => {
 describe("PodRenderer", () => {
   let kube: FakeKube;
   let clock: VirtualClock;
-  let pods: Pod[];
+  let allocation: NodeAllocation;
   let changed: string[];
   let done: AbortController;
   let references: ReferenceCache;
@@ -37,7 +38,7 @@ describe("PodRenderer", () => {
   beforeEach(async () => {
     kube = new FakeKube();
     clock = new VirtualClock();
-    pods = [];
+    allocation = new NodeAllocation();
     changed = [];
     done = new AbortController();
     const onChange = (uid: string) => void changed.push(uid);
@@ -59,7 +60,7 @@ describe("PodRenderer", () => {
       node: () => registered,
       facts: () => facts,
       backend: () => ({ name: "test", capabilities }),
-      pods: () => pods,
+      allocation,
       daemonSets: "run",
       ...options,
     });
@@ -107,7 +108,8 @@ describe("PodRenderer", () => {
   it("gives capacity away once: of two pods that fit alone, the second is refused", async () => {
     const wanting = (uid: string) =>
       podWith({ containers: [{ name: "app", resources: { requests: { cpu: "600m" } } }] }, { uid });
-    pods = [wanting("u1"), wanting("u2")];
+    const pods = [wanting("u1"), wanting("u2")];
+    for (const pod of pods) allocation.put(pod);
     const subject = renderer();
     expect(await subject.render(pods[0]!, done.signal)).toMatchObject({ kind: "ready" });
     expect(await subject.render(pods[1]!, done.signal)).toMatchObject({ kind: "reject", reason: "OutOfcpu" });
@@ -118,9 +120,9 @@ describe("PodRenderer", () => {
       ...podWith({ containers: [{ name: "app", resources: { requests: { cpu: "600m" } } }] }, { uid }),
       status,
     });
-    pods = [wanting("u1", { phase: "Succeeded", startTime: "2026-01-01T00:00:00Z" })];
+    allocation.put(wanting("u1", { phase: "Succeeded", startTime: "2026-01-01T00:00:00Z" }));
     expect(await renderer().render(wanting("u2", {}), done.signal)).toMatchObject({ kind: "ready" });
-    pods = [wanting("u1", { phase: "Running", startTime: "2026-01-01T00:00:00Z" })];
+    allocation.put(wanting("u1", { phase: "Running", startTime: "2026-01-01T00:00:00Z" }));
     expect(await renderer().render(wanting("u2", {}), done.signal)).toMatchObject({ kind: "reject" });
   });
 

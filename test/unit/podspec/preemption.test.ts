@@ -1,7 +1,7 @@
 import { describe, expect, it } from "vitest";
 import type { Node, Pod } from "../../../src/kube/wire.ts";
 import { admitPod } from "../../../src/podspec/admission.ts";
-import { podWithContainer } from "./fixtures.ts";
+import { otherPods, podWithContainer } from "./fixtures.ts";
 
 const node: Node = {
   metadata: { name: "burst-0" },
@@ -9,12 +9,20 @@ const node: Node = {
 };
 const CRITICAL = 2_000_001_000;
 
+let count = 0;
+
 function other(requests: Record<string, string>, { priority = 0, guaranteed = false } = {}): Pod {
   const resources = { requests, ...(guaranteed && { limits: requests }) };
-  return podWithContainer({ resources }, { priority });
+  const pod = podWithContainer({ resources }, { priority });
+  return { ...pod, metadata: { ...pod.metadata, uid: `other-${count++}` } };
 }
-const admit = (requests: Record<string, string>, otherPods: Pod[], priority = CRITICAL) =>
-  admitPod({ pod: podWithContainer({ resources: { requests } }, { priority }), node, otherPods, daemonSets: "run" });
+const admit = (requests: Record<string, string>, others: Pod[], priority = CRITICAL) =>
+  admitPod({
+    pod: podWithContainer({ resources: { requests } }, { priority }),
+    node,
+    otherPods: otherPods(...others),
+    daemonSets: "run",
+  });
 const victimsOf = (admission: ReturnType<typeof admit>) =>
   admission.kind === "preempt" ? admission.victims : expect.fail(JSON.stringify(admission));
 
@@ -52,7 +60,7 @@ describe("a critical pod on a full node", () => {
       { resources: { requests: { cpu: "3" } } },
       { priority: CRITICAL, nodeName: "elsewhere" },
     );
-    expect(admitPod({ pod, node, otherPods: [other({ cpu: "3" })], daemonSets: "run" })).toMatchObject({
+    expect(admitPod({ pod, node, otherPods: otherPods(other({ cpu: "3" })), daemonSets: "run" })).toMatchObject({
       reason: "NodeName",
     });
   });

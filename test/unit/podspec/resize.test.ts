@@ -2,7 +2,7 @@ import { describe, expect, it } from "vitest";
 import type { Node, Pod } from "../../../src/kube/wire.ts";
 import type { Capability } from "../../../src/provider/capabilities.ts";
 import { judgeResize } from "../../../src/podspec/resize.ts";
-import { podWithContainer } from "./fixtures.ts";
+import { otherPods, podWithContainer } from "./fixtures.ts";
 
 const node: Node = { metadata: { name: "burst-0" }, status: { allocatable: { cpu: "4", memory: "8Gi", pods: "10" } } };
 const asking = (cpu: string, status: Pod["status"] = {}): Pod => ({
@@ -10,9 +10,9 @@ const asking = (cpu: string, status: Pod["status"] = {}): Pod => ({
   status,
 });
 
-function judge(pod: Pod, otherPods: Pod[] = [], capabilities: Capability[] = ["resize"]) {
+function judge(pod: Pod, others: Pod[] = [], capabilities: Capability[] = ["resize"]) {
   const backend = { name: "b", capabilities: new Set(capabilities) };
-  return judgeResize({ pod, containers: ["app"], node, otherPods, backend });
+  return judgeResize({ pod, containers: ["app"], node, otherPods: otherPods(...others), backend });
 }
 
 describe("judgeResize", () => {
