@@ -44,6 +44,12 @@ export interface ProviderEvents {
   onInvalidReply(reason: string): void;
 }
 
+/** What befell the process itself, counted since it started. */
+export interface Vitals {
+  readonly droppedLogLines: number;
+  readonly unhandledErrors: Readonly<Record<string, number>>;
+}
+
 export interface AgentOptions {
   config: AgentConfig;
   createProvider: (config: ProviderConfig, events: ProviderEvents) => Promise<Provider>;
@@ -52,6 +58,8 @@ export interface AgentOptions {
   logger: Logger;
   version: string;
   signal: AbortSignal;
+  /** For metrics. */
+  vitals?: (() => Vitals) | undefined;
 }
 
 /** A client of the API server as this node, by the identity that the configuration says; without a node as the process itself. */
@@ -140,6 +148,7 @@ export class Agent {
       countPods(asked === undefined ? nodes : nodes.filter(({ name }) => name === asked), metrics);
       const reflectors = nodes.map(({ pods }) => pods.reflector);
       observeWatches(metrics, clock, reflectors);
+      if (options.vitals) countVitals(options.vitals(), metrics);
     });
     // What belongs to no node is asked for as the process itself: a node may read neither.
     const self = connect({ config, clock, logger, version, metrics });
@@ -255,6 +264,13 @@ function countPods(nodes: readonly NodeAgent[], metrics: Metrics): void {
   }
   for (const { name, pods } of nodes)
     metrics.backendUp.set({ node: name }, pods.observer.failingSince === undefined ? 1 : 0);
+}
+
+function countVitals({ droppedLogLines, unhandledErrors }: Vitals, metrics: Metrics): void {
+  metrics.logLinesDropped.reset();
+  metrics.logLinesDropped.inc(droppedLogLines);
+  metrics.unhandledErrors.reset();
+  for (const [kind, count] of Object.entries(unhandledErrors)) metrics.unhandledErrors.inc({ kind }, count);
 }
 
 /** kubelet's words: what waits for its first start was `created`, what waits for its next has `exited`. */

@@ -253,7 +253,10 @@ export class NodeAgent {
     this.#references.close();
     this.#tokens.close();
     await this.server.close(CLOSE_GRACE_MS);
-    await this.#o.provider.close();
+    // Whatever a provider makes of it, connections must not keep the process.
+    await this.#o.provider
+      .close()
+      .catch((thrown: unknown) => this.#o.logger.warn({ err: thrown }, "The provider could not be closed"));
     await this.#o.kube.close();
   }
 

@@ -1,12 +1,16 @@
 import { Command } from "commander";
 import { Agent } from "../agent/agent.ts";
 import { ENVIRONMENT, loadConfig, type ConfigOverrides } from "../config/load.ts";
-import { createLogger } from "../telemetry/logger.ts";
+import { createLogger, createLogSink } from "../telemetry/logger.ts";
+import { ProcessFaults } from "../telemetry/process-faults.ts";
 import { systemClock } from "../util/clock.ts";
 import { systemRandom } from "../util/random.ts";
-import { signalToStop } from "./exit.ts";
+import { failWith, signalToStop } from "./exit.ts";
 import { createProvider } from "./providers.ts";
 import { VERSION } from "./version.ts";
+
+/** Longer than any part of an agent takes to stop. */
+const LONGEST_STOP_MS = 20_000;
 
 /** Flags that override the configuration file; `run` and `check` share them. */
 export function withConfigOptions(command: Command): Command {
@@ -30,8 +34,20 @@ export function runCommand(): Command {
   return withConfigOptions(new Command("run")).action(async (flags: ConfigOverrides & { config: string }) => {
     const { config: path, ...overrides } = flags;
     const config = loadConfig(path, overrides);
-    const logger = createLogger({ level: config.logLevel });
-    const signal = signalToStop();
+    const sink = createLogSink();
+    const logger = createLogger({ level: config.logLevel, sink });
+    const fatal = new AbortController();
+    const faults = new ProcessFaults({
+      clock: systemClock,
+      logger,
+      onFatal: (error) => {
+        fatal.abort(error);
+        // What it left half done may be what has to stop.
+        systemClock.after(LONGEST_STOP_MS, () => failWith(error));
+      },
+    });
+    faults.install();
+    const signal = AbortSignal.any([signalToStop(), fatal.signal]);
     const creating = Agent.create({
       config,
       createProvider: (provider, events) =>
@@ -41,11 +57,15 @@ export function runCommand(): Command {
       logger,
       version: VERSION,
       signal,
+      vitals: () => ({ droppedLogLines: sink.dropped, unhandledErrors: faults.counts }),
     });
     const agent = await creating.catch((thrown: unknown) => {
       // Whoever stops an agent that waits for its cluster hears of no failure.
       if (!signal.aborted) throw thrown;
     });
     await agent?.run(signal);
+    fatal.signal.throwIfAborted();
+    // A provider module may have left timers or connections behind.
+    process.exit();
   });
 }

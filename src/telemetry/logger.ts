@@ -1,5 +1,7 @@
 import { pino } from "pino";
+import { systemClock } from "../util/clock.ts";
 import { VmletError } from "../util/errors.ts";
+import { LogSink } from "./log-sink.ts";
 
 /**
  * The narrow logger that the rest of vmlet takes as a collaborator; pino satisfies it structurally.
@@ -17,14 +19,13 @@ export interface Logger {
 
 export type LogLevel = "debug" | "info" | "warn" | "error" | "silent";
 
-/** Characters of a log that cannot be written now; the newest beyond that are dropped. */
-const MAX_UNWRITTEN = 1 << 20;
-
-/** JSON lines on `destination` (a file descriptor; default 2, standard error), ISO times, credentials redacted. */
-export function createLogger(options: { level: LogLevel; destination?: number }): Logger {
-  const destination = pino.destination({ dest: options.destination ?? 2, sync: true, maxLength: MAX_UNWRITTEN });
-  // A log that cannot be written (a full disk, a reader that is gone) must not end what it tells of.
-  destination.on("error", () => {});
+/**
+ * JSON lines, ISO times, credentials redacted.
+ *
+ * @param options.sink where they go; default a sink of its own for `destination` (a file descriptor; default 2, standard error)
+ */
+export function createLogger(options: { level: LogLevel; destination?: number; sink?: LogSink }): Logger {
+  const destination = options.sink ?? createLogSink(options.destination);
   return pino(
     {
       level: options.level,
@@ -39,6 +40,18 @@ export function createLogger(options: { level: LogLevel; destination?: number })
     },
     destination,
   );
+}
+
+/** A sink for log lines that tells in a line of its own of those that it had to drop. */
+export function createLogSink(destination = 2): LogSink {
+  const droppedLine = (lines: number) =>
+    `${JSON.stringify({
+      level: "warn",
+      time: new Date(systemClock.now()).toISOString(),
+      lines,
+      msg: "Log lines were dropped, because they could not be written",
+    })}\n`;
+  return new LogSink({ destination, droppedLine });
 }
 
 /**

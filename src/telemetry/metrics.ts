@@ -289,6 +289,17 @@ export function createMetrics(options: MetricsOptions) {
     nodeRegistrations: counter("vmlet_node_registrations_total", "Times that the Node object was created."),
     leaderElectionMaster: gauge("leader_election_master_status", "1 when this replica leads.", ["name"]),
 
+    // This process
+    unhandledErrors: counter(
+      "vmlet_unhandled_errors_total",
+      "Errors of foreign code, such as a provider module, that nobody caught: rejection or exception.",
+      ["kind"],
+    ),
+    logLinesDropped: counter(
+      "vmlet_log_lines_dropped_total",
+      "Log lines that could not be written, because nobody read them or the disk was full.",
+    ),
+
     // Backend, in our words
     backendUp: gauge("vmlet_backend_up", "1 when the node's backend answers.", ["node"]),
     backendRequests: counter(
