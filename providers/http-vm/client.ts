@@ -4,11 +4,9 @@
  * that the backend had closed already, where every call of this API is safe to repeat.
  */
 import { randomBytes } from "node:crypto";
-import { Agent as HttpAgent, type AgentOptions } from "node:http";
-import { Agent as HttpsAgent } from "node:https";
+import type { Agent as HttpAgent, IncomingMessage } from "node:http";
 import type { Socket } from "node:net";
-import type { Duplex, Readable } from "node:stream";
-import type { IncomingMessage } from "node:http";
+import type { Readable } from "node:stream";
 import axios, { AxiosError, type AxiosInstance, type AxiosResponse } from "axios";
 import {
   type Clock,
@@ -18,6 +16,7 @@ import {
   type ProviderErrorCode,
   systemClock,
 } from "../../src/provider/kit/index.ts";
+import { createAgents, type Agents } from "./agents.ts";
 import { CredentialStore, type Credentials } from "./credentials.ts";
 import type { SchemaName, Schemas } from "./document.ts";
 import {
@@ -29,7 +28,7 @@ import {
   type HttpVmOptions,
   type Target,
 } from "./options.ts";
-import { Pacing } from "./pacing.ts";
+import { Pacing, type CallKind } from "./pacing.ts";
 import { InvalidReplyError, type InvalidReason } from "./invalid-reply.ts";
 import { parseReply, plainText } from "./validate.ts";
 import { JSON_TYPE } from "./wire.ts";
@@ -56,8 +55,6 @@ export interface Dialing {
   requestId: string;
   handshakeMs: number;
 }
-
-type Agents = { calls: HttpAgent; streams: HttpAgent };
 
 export class MachineApiClient {
   readonly target: Target;
@@ -198,7 +195,7 @@ export class MachineApiClient {
       return read(response, requestId);
     };
     return this.pacing
-      .run(() => this.#repeatable(call, attempt), call.signal)
+      .run(kindOf(call), () => this.#repeatable(call, attempt), call.signal)
       .catch((thrown: unknown) => {
         throw asProviderError(thrown, call);
       });
@@ -282,23 +279,13 @@ export class MachineApiClient {
   #agentsFor(credentials: Credentials): Agents {
     if (this.#agents?.for === credentials) return this.#agents.agents;
     const previous = this.#agents?.agents;
-    const { ca, cert, key } = credentials;
-    const tls = {
-      minVersion: "TLSv1.2" as const,
-      ...(ca === undefined ? {} : { ca }),
-      ...(cert === undefined ? {} : { cert }),
-      ...(key === undefined ? {} : { key }),
-    };
-    const make = (pool: AgentOptions): HttpAgent => {
-      const agent = this.target.isTls ? new HttpsAgent({ ...pool, ...tls }) : new HttpAgent(pool);
-      return limitConnect(agent, this.deadlines.connectMs, this.clock);
-    };
-    const maxSockets = this.#maxSockets;
-    const agents = {
-      calls: make({ keepAlive: true, maxSockets, maxFreeSockets: Math.min(maxSockets, 64), scheduling: "fifo" }),
-      // A stream has its connection for itself; a WebSocket could not be tried again on another one.
-      streams: make({ keepAlive: false }),
-    };
+    const agents = createAgents({
+      isTls: this.target.isTls,
+      credentials,
+      maxSockets: this.#maxSockets,
+      connectMs: this.deadlines.connectMs,
+      clock: this.clock,
+    });
     this.#agents = { for: credentials, agents };
     previous?.calls.destroy();
     return agents;
@@ -442,6 +429,24 @@ export class MachineApiClient {
   }
 }
 
+function kindOf({ method, path }: Call): CallKind {
+  if (path === "/v1/info") return "info";
+  if (path === "/v1/capacity") return "capacity";
+  if (path === "/v1/stats") return "stats";
+  if (path === "/v1/machines") return "list";
+  switch (method) {
+    case "PUT":
+      return "create";
+    case "PATCH":
+      return "change";
+    case "GET":
+      return "read";
+    case "POST":
+    case "DELETE":
+      return "stop";
+  }
+}
+
 /** Passes chunks on; breaks the stream when the next one is waited for too long. A reader that takes its time does not count. */
 async function* whileAlive(body: Readable, silenceMs: number, clock: Clock): AsyncGenerator<Buffer> {
   const chunks = (body as AsyncIterable<Buffer>)[Symbol.asyncIterator]();
@@ -457,22 +462,6 @@ async function* whileAlive(body: Readable, silenceMs: number, clock: Clock): Asy
       cancel();
     }
   }
-}
-
-/** Gives every connection that the agent makes a deadline of its own. */
-function limitConnect<A extends HttpAgent>(agent: A, connectMs: number, clock: Clock): A {
-  const connect = agent.createConnection.bind(agent) as (...parameters: unknown[]) => Duplex | null | undefined;
-  agent.createConnection = (...parameters: unknown[]) => {
-    const socket = connect(...parameters) as Socket | null | undefined;
-    if (socket !== null && socket !== undefined) {
-      const cancel = clock.after(connectMs, () =>
-        socket.destroy(new ProviderError("unavailable", `no connection within ${connectMs} ms`)),
-      );
-      socket.once("encrypted" in socket ? "secureConnect" : "connect", cancel).once("close", cancel);
-    }
-    return socket;
-  };
-  return agent;
 }
 
 function codeWithoutEnvelope(status: number): ProviderErrorCode {

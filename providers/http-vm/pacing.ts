@@ -1,6 +1,7 @@
 /**
- * How fast a client may talk to its backend: so many calls at once and per second, fewer when the backend says that it has too
- * much to do, none before the time that it named.
+ * How fast a client may talk to its backend: so many calls at once and per second in all. What the backend says of one kind of call,
+ * that it has too much to do or when to come back, holds for calls of that kind: figures that it has no time for must not keep a
+ * machine from being stopped. What ends machines comes before what makes them, and both before what only looks.
  */
 import PQueue from "p-queue";
 import { type Clock, ProviderError, TokenBucket } from "../../src/provider/kit/index.ts";
@@ -12,12 +13,67 @@ export interface PacingOptions {
   burst: number;
 }
 
+/** Kinds of calls, and whose turn comes first when there is not room for all: the higher number's. */
+const PRIORITY = { stop: 4, create: 3, change: 2, read: 2, list: 2, info: 1, capacity: 1, stats: 0 } as const;
+export type CallKind = keyof typeof PRIORITY;
+
 /** A backend that names a longer pause is asked again after this one. */
 const LONGEST_PAUSE_MS = 60_000;
 
 export class Pacing {
-  readonly #queue: PQueue;
+  /** All calls but those that have room of their own. */
+  readonly #room: PQueue;
+  /** What ends machines never waits for calls that are slow to make some. */
+  readonly #roomForStops: PQueue;
   readonly #bucket: TokenBucket;
+  readonly #clock: Clock;
+  readonly #lanes = new Map<CallKind, Lane>();
+
+  constructor(options: PacingOptions, clock: Clock) {
+    this.#clock = clock;
+    const reserved = Math.floor(options.concurrency / 4);
+    this.#room = new PQueue({ concurrency: options.concurrency - reserved });
+    this.#roomForStops = reserved > 0 ? new PQueue({ concurrency: reserved }) : this.#room;
+    this.#bucket = new TokenBucket({ perSecond: options.perSecond, burst: options.burst, clock });
+    for (const kind of Object.keys(PRIORITY) as CallKind[]) this.#lanes.set(kind, new Lane(options.concurrency, clock));
+  }
+
+  /** Calls of one kind that may be in flight now: of the kind that may have the fewest. */
+  get limit(): number {
+    return Math.min(...[...this.#lanes.values()].map(({ limit }) => limit));
+  }
+
+  /**
+   * Runs `call` when its turn comes. The call's own signal is inside it: p-queue frees a slot when a signal that was given to the
+   * queue aborts although the call still runs, so it gets none.
+   */
+  run<T>(kind: CallKind, call: () => Promise<T>, signal: AbortSignal): Promise<T> {
+    const lane = this.#lanes.get(kind)!;
+    const room = kind === "stop" ? this.#roomForStops : this.#room;
+    return lane.run(signal, () =>
+      room.add(
+        async () => {
+          signal.throwIfAborted();
+          await this.#bucket.take(signal);
+          const startedAt = this.#clock.monotonic();
+          try {
+            const result = await call();
+            lane.grow();
+            return result;
+          } catch (thrown) {
+            if (thrown instanceof ProviderError) lane.heed(thrown, startedAt);
+            throw thrown;
+          }
+        },
+        { priority: PRIORITY[kind] },
+      ),
+    );
+  }
+}
+
+/** Calls of one kind. */
+class Lane {
+  readonly #queue: PQueue;
   readonly #clock: Clock;
   readonly #most: number;
   /** Additive increase, multiplicative decrease, like TCP's window. */
@@ -26,48 +82,36 @@ export class Pacing {
   /** One halving per burst of refusals: those that were in flight together say one thing. */
   #reducedAt = -Infinity;
 
-  constructor(options: PacingOptions, clock: Clock) {
+  constructor(concurrency: number, clock: Clock) {
     this.#clock = clock;
-    this.#most = options.concurrency;
-    this.#window = options.concurrency;
-    this.#queue = new PQueue({ concurrency: options.concurrency });
-    this.#bucket = new TokenBucket({ perSecond: options.perSecond, burst: options.burst, clock });
+    this.#most = concurrency;
+    this.#window = concurrency;
+    this.#queue = new PQueue({ concurrency });
   }
 
-  /** Calls that may be in flight now. */
   get limit(): number {
     return this.#queue.concurrency;
   }
 
-  /**
-   * Runs `call` when its turn comes. The call's own signal is inside it: p-queue frees a slot when a signal that was given to the
-   * queue aborts although the call still runs, so it gets none.
-   */
-  run<T>(call: () => Promise<T>, signal: AbortSignal): Promise<T> {
+  /** A pause is waited for here, where it takes no room from calls of other kinds. */
+  run<T>(signal: AbortSignal, call: () => Promise<T>): Promise<T> {
     return this.#queue.add(async () => {
-      signal.throwIfAborted();
-      const pauseMs = this.#notBefore - this.#clock.monotonic();
-      if (pauseMs > 0) await this.#clock.sleep(pauseMs, signal);
-      await this.#bucket.take(signal);
-      const startedAt = this.#clock.monotonic();
-      try {
-        const result = await call();
-        this.#grow();
-        return result;
-      } catch (thrown) {
-        if (thrown instanceof ProviderError) this.#heed(thrown, startedAt);
-        throw thrown;
+      for (;;) {
+        signal.throwIfAborted();
+        const pauseMs = this.#notBefore - this.#clock.monotonic();
+        if (pauseMs <= 0) return await call();
+        await this.#clock.sleep(pauseMs, signal);
       }
     });
   }
 
-  #grow(): void {
+  grow(): void {
     if (this.#window >= this.#most) return;
     this.#window = Math.min(this.#most, this.#window + 1 / this.#window);
     this.#queue.concurrency = Math.max(1, Math.floor(this.#window));
   }
 
-  #heed(error: ProviderError, startedAt: number): void {
+  heed(error: ProviderError, startedAt: number): void {
     const isTooMuch =
       error.code === "rate_limited" || (error.code === "unavailable" && error.retryAfterMs !== undefined);
     if (!isTooMuch) return;

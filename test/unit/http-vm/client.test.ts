@@ -484,6 +484,56 @@ describe("pacing", () => {
     await paced.close();
   });
 
+  test.each([
+    ["a stop", (p: HttpVmProvider) => p.deletePod("m", { signal, force: true }), "delete" as const],
+    ["a create", (p: HttpVmProvider) => p.createPod("m", spec, { signal }), "put" as const],
+    ["a look at one machine", (p: HttpVmProvider) => p.getPod("m", { signal }), "get" as const],
+  ])("%s does not wait because the backend has no time for figures", async (_what, call, method) => {
+    const clock = new VirtualClock();
+    const paced = connect({ clock });
+    answer({ status: 503, headers: { "retry-after": "60" } }, "get", /stats/);
+    await expect(paced.getStats({ signal, labels: {} })).rejects.toMatchObject({ retryAfterMs: 60_000 });
+    answer({ body: machine() }, method);
+    await call(paced);
+    expect(clock.monotonic()).toBe(new VirtualClock().monotonic());
+    await paced.close();
+  });
+
+  test("a pause that many calls of one kind wait out takes no room from another kind", async () => {
+    const clock = new VirtualClock();
+    const paced = connect({ clock, pacing: { concurrency: 2 } });
+    answer({ status: 503, headers: { "retry-after": "60" } }, "put");
+    await expect(paced.createPod("m", spec, { signal })).rejects.toMatchObject({ code: "unavailable" });
+    const stop = new AbortController();
+    const waiting = Array.from({ length: 10 }, () => paced.createPod("m", spec, { signal: stop.signal }));
+    answer({ body: machine() });
+    await paced.getPod("m", { signal });
+    stop.abort();
+    await Promise.allSettled(waiting);
+    await paced.close();
+  });
+
+  test("a stop is sent though slow creates take all the room that there is for them", async () => {
+    const slow: (() => void)[] = [];
+    const server = createServer((request, reply) => {
+      const end = () => reply.writeHead(202, { "x-request-id": request.headers["x-request-id"] }).end();
+      if (request.method === "PUT") slow.push(end);
+      else end();
+    });
+    await new Promise<void>((resolve) => server.listen(0, "127.0.0.1", resolve));
+    nock.enableNetConnect("127.0.0.1");
+    const { port } = server.address() as AddressInfo;
+    const local = connect({ url: `http://127.0.0.1:${port}`, pacing: { concurrency: 4 } });
+    const creates = Array.from({ length: 10 }, () => local.createPod("m", spec, { signal }));
+    await expect.poll(() => slow.length).toBe(3);
+    await local.deletePod("m", { signal, force: true });
+    expect(slow.length).toBe(3);
+    await local.close();
+    await Promise.allSettled(creates);
+    server.closeAllConnections();
+    server.close();
+  });
+
   test("429 halves the calls in flight once per burst, and success restores them one by one", async () => {
     const client = new MachineApiClient({
       url: BACKEND,

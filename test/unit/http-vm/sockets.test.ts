@@ -1,11 +1,14 @@
 /** What only real sockets show: deadlines per phase, bodies that trickle or never end, connections that break, credentials on disk. */
+import { existsSync, readFileSync } from "node:fs";
 import { mkdtemp, rm, writeFile } from "node:fs/promises";
 import { createServer, type RequestListener, type Server } from "node:http";
 import { createServer as createTcpServer, type AddressInfo, type Server as TcpServer, type Socket } from "node:net";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { afterEach, describe, expect, test } from "vitest";
+import { WebSocketServer } from "ws";
 import { HttpVmProvider, type HttpVmOptions, type InvalidReason } from "../../../providers/http-vm/index.ts";
+import { VirtualClock } from "../../support/virtual-clock.ts";
 
 const signal = new AbortController().signal;
 const cleanups: (() => unknown)[] = [];
@@ -272,6 +275,95 @@ describe("connections", () => {
     const { provider } = await connect(server, { pacing: { concurrency: 3, perSecond: 1000, burst: 1000 } });
     await Promise.all(Array.from({ length: 12 }, () => provider.getInfo({ signal })));
     expect(most).toBe(3);
+  });
+});
+
+describe("a connection that is kept", () => {
+  const MAX_AGE_MS = 5 * 60_000;
+
+  test("is closed at its greatest age, so that the next call goes where the backend's name leads then", async () => {
+    const clock = new VirtualClock();
+    const connections: Socket[] = [];
+    const server = raw(() => okHead(INFO.length) + INFO);
+    server.on("connection", (socket: Socket) => connections.push(socket));
+    const { provider } = await connect(server, { clock, deadlines: {} });
+    await provider.getInfo({ signal });
+    await clock.advance(MAX_AGE_MS - 1000);
+    await provider.getInfo({ signal });
+    expect(connections).toHaveLength(1);
+    await clock.advance(1000);
+    await expect.poll(() => connections[0]!.destroyed).toBe(true);
+    await provider.getInfo({ signal });
+    expect(connections).toHaveLength(2);
+  });
+
+  test("is not closed under a call, but after it", async () => {
+    const clock = new VirtualClock();
+    let answer = () => {};
+    let connections = 0;
+    const server = raw((_request, socket) => {
+      const id = /x-request-id: (\S+)/i.exec(_request)![1]!;
+      answer = () => void socket.write((okHead(INFO.length) + INFO).replace("%ID%", id));
+      return undefined;
+    });
+    server.on("connection", () => connections++);
+    const { provider } = await connect(server, { clock, deadlines: { headersMs: 1e9 } });
+    const call = provider.getInfo({ signal });
+    await expect.poll(() => connections).toBe(1);
+    await clock.advance(MAX_AGE_MS);
+    answer();
+    expect(await call).toMatchObject({ name: "b" });
+    const next = provider.getInfo({ signal });
+    await expect.poll(() => connections).toBe(2);
+    await expect.poll(() => (answer(), true)).toBe(true);
+    await next;
+  });
+});
+
+describe.runIf(existsSync("/proc/net/tcp"))("a stream whose backend's host vanishes is noticed by the kernel:", () => {
+  /** True while the kernel's timer of the connection from this port is that of keep-alive (proc(5), net/tcp: tr). */
+  function isKeptAlive(port: number): boolean {
+    const hex = `:${port.toString(16).toUpperCase().padStart(4, "0")}`;
+    const rows = readFileSync("/proc/net/tcp", "utf8")
+      .split("\n")
+      .map((row) => row.trim().split(/\s+/));
+    return rows.some(([, local, , , , timer]) => local?.endsWith(hex) === true && timer?.startsWith("02:") === true);
+  }
+
+  test("a followed log", async () => {
+    let port = 0;
+    const server = http((request, response) => {
+      port = request.socket.remotePort!;
+      response.writeHead(200, { "content-type": "text/x-cri-log", "x-request-id": request.headers["x-request-id"]! });
+      response.flushHeaders();
+    });
+    const { provider } = await connect(server);
+    const stop = new AbortController();
+    const following = provider.getLogs("m", "c", { signal: stop.signal, follow: true }).next();
+    await expect.poll(() => port > 0 && isKeptAlive(port)).toBe(true);
+    stop.abort();
+    await following;
+  });
+
+  test("a command", async () => {
+    let port = 0;
+    const server = http(() => {});
+    const sockets = new WebSocketServer({ server, handleProtocols: () => "v5.channel.k8s.io" });
+    sockets.on("headers", (headers, request) =>
+      headers.push(`X-Request-Id: ${request.headers["x-request-id"] as string}`),
+    );
+    sockets.on("connection", (_socket, request) => (port = request.socket.remotePort!));
+    const { provider } = await connect(server);
+    const streams = await provider.exec("m", "c", ["sleep", "3600"], {
+      signal,
+      stdin: false,
+      stdout: true,
+      stderr: false,
+      tty: false,
+    });
+    await expect.poll(() => port > 0 && isKeptAlive(port)).toBe(true);
+    streams.close();
+    sockets.close();
   });
 });
 
