@@ -33,6 +33,11 @@ const FROM_GUEST = {
 const WINDOW_BYTES = 64 * 1024;
 const PIECE_BYTES = 16 * 1024;
 const TOKEN_CHARS = 32;
+/** What a port's last user can have left in it, and much more. */
+const MAX_NOISE_BYTES = 1 << 20;
+/** Frames cost time however short they are: a guest whose frames come faster than so many a millisecond waits. */
+const FRAMES_PER_MS = 20;
+const MANY_FRAMES = 256;
 /** A guest that has not answered by then never will: its end of the session has died. */
 const GREETING_MS = 120_000;
 
@@ -65,7 +70,13 @@ export class GuestSession {
   readonly #patience: NodeJS.Timeout;
   readonly #open = new Set<"stdout" | "stderr">(["stdout", "stderr"]);
   #greeting = "";
+  /** Before the greeting. */
+  #noise = 0;
+  /** Of the last bytes that came. */
+  #frames = 0;
+  #rest: NodeJS.Timeout | undefined;
   #isGreeted = false;
+  #hasStarted = false;
   #hasExited = false;
   #isClosed = false;
   #error: Error | undefined;
@@ -145,24 +156,33 @@ export class GuestSession {
   #read(chunk: Buffer): void {
     try {
       if (this.#isGreeted) {
-        this.#reader.push(chunk);
-        this.#settle();
+        this.#take(chunk);
         return;
       }
       // One character a byte, so that offsets are those of the chunk.
       const text = this.#greeting + chunk.toString("latin1");
       const at = text.indexOf(this.#token);
       if (at < 0) {
+        this.#noise += chunk.length;
+        if (this.#noise > MAX_NOISE_BYTES) throw new Error("the guest sends without end, and not the session's token");
         this.#greeting = text.slice(-TOKEN_CHARS);
         return;
       }
       this.#isGreeted = true;
       clearTimeout(this.#patience);
-      this.#reader.push(Buffer.from(text.slice(at + this.#token.length), "latin1"));
-      this.#settle();
+      this.#take(Buffer.from(text.slice(at + this.#token.length), "latin1"));
     } catch (error) {
       this.#break(error as Error);
     }
+  }
+
+  #take(chunk: Buffer): void {
+    this.#frames = 0;
+    this.#reader.push(chunk);
+    this.#settle();
+    if (this.#frames < MANY_FRAMES) return;
+    this.#socket.pause();
+    this.#rest = setTimeout(() => this.#socket.resume(), this.#frames / FRAMES_PER_MS);
   }
 
   #break(error: Error): void {
@@ -180,6 +200,7 @@ export class GuestSession {
   }
 
   #receive(type: number, payload: Buffer): void {
+    this.#frames++;
     if (type === FROM_GUEST.stdout || type === FROM_GUEST.stderr) {
       const stream = type === FROM_GUEST.stdout ? "stdout" : "stderr";
       if (!this.#open.has(stream)) throw new Error(`the guest wrote to ${stream} after its end`);
@@ -187,8 +208,10 @@ export class GuestSession {
       if (this.#owed > WINDOW_BYTES) throw new Error("the guest sent more output than there is room for");
       if (payload.length > 0) this.#events.output(stream, payload);
       else this.#streamEnd(stream);
-    } else if (type === FROM_GUEST.started) this.#events.started?.();
-    else if (type === FROM_GUEST.taken && payload.length === 4) {
+    } else if (type === FROM_GUEST.started && !this.#hasStarted) {
+      this.#hasStarted = true;
+      this.#events.started?.();
+    } else if (type === FROM_GUEST.taken && payload.length === 4) {
       this.#window += payload.readUInt32BE();
       if (this.#window > WINDOW_BYTES) throw new Error("the guest has read more input than it was given");
       const hadUnsent = this.#unsent.length > 0;
@@ -209,6 +232,7 @@ export class GuestSession {
   #closed(): void {
     this.#isClosed = true;
     clearTimeout(this.#patience);
+    clearTimeout(this.#rest);
     this.#unsent = [];
     const isComplete = this.#hasExited && this.#open.size === 0;
     for (const stream of [...this.#open]) this.#streamEnd(stream);

@@ -3,7 +3,7 @@ import { createServer, type Server, type Socket } from "node:net";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { once } from "node:events";
-import { afterEach, beforeEach, describe, expect, test } from "vitest";
+import { afterEach, beforeEach, describe, expect, test, vi } from "vitest";
 import { encodeFrame, FrameReader } from "../../../providers/local/shim/frames.ts";
 import { GuestSession } from "../../../providers/local/shim/guest-session.ts";
 
@@ -121,6 +121,38 @@ test("a session that breaks off ends its streams and tells no exit code", async 
     "stderr ends",
     "broken: the connection to the guest was closed before the command ended",
   ]);
+});
+
+test("a guest that sends without end before the token is given up", async () => {
+  guest.write(Buffer.alloc((1 << 20) + 64 * 1024, "x"));
+  await closed;
+  expect(events.at(-1)).toBe("broken: the guest sends without end, and not the session's token");
+});
+
+test("a guest that says again and again that the command has started is given up", async () => {
+  guest.write(TOKEN);
+  for (let times = 0; times < 2; times++) guest.write(encodeFrame(STARTED, ""));
+  await closed;
+  expect(events).toContain("started");
+  expect(events.at(-1)).toContain("broken: the guest sent a frame of type 1");
+});
+
+test("frames of a byte, faster than anybody needs them, wait", async () => {
+  vi.useFakeTimers({ toFake: ["setTimeout", "clearTimeout"] });
+  try {
+    const frames = 20_000;
+    guest.write(TOKEN);
+    guest.write(Buffer.concat(Array.from({ length: frames }, () => encodeFrame(STDOUT, "x"))));
+    await eventually(() => events.length > 0);
+    for (let round = 0; round < 100; round++) await new Promise((resolve) => setImmediate(resolve));
+    expect(events.length).toBeLessThan(frames);
+    while (events.length < frames) {
+      vi.advanceTimersByTime(1000);
+      await new Promise((resolve) => setImmediate(resolve));
+    }
+  } finally {
+    vi.useRealTimers();
+  }
 });
 
 describe("input", () => {

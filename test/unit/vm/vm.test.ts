@@ -155,10 +155,29 @@ describe("the control channel", () => {
   test.each([
     ["complete answers that nobody waits for", () => `\u0001000000000000-2 0 ${"x".repeat(1000)}\u0002`],
     ["parts of an answer with nothing in them", (id: string) => `\u0001${id} + \u0002`],
+    ["messages of a letter", () => "\u0001a\u0002"],
+    [
+      "parts of an answer, with rubbish between them",
+      (id: string) => `\u0001${id} + x\u0002\u0001${"r".repeat(900_000)}\u0002`,
+    ],
+    ["rubbish that no message ends", () => "r".repeat(1000)],
   ])("%s, without end, are refused", async (_title, noise) => {
     answer = (socket, id, text) =>
       void (text === "true" ? ok(socket, id) : socket.write(noise(id).repeat(Math.ceil((3 << 20) / noise(id).length))));
     await expect(control.script("a", signal())).rejects.toThrow("closed its control channel");
+  });
+  test("long answers to several calls at once are taken, and late ones to calls of before", async () => {
+    const part = "p".repeat(3000);
+    answer = (socket, id, text) => {
+      if (text === "true") return void ok(socket, id);
+      socket.write(`\u0001000000000000-2 0 ${"l".repeat(500_000)}\u0002`);
+      for (let sent = 0; sent < 300; sent++) socket.write(`\u0001${id} + ${part}\u0002`);
+      ok(socket, id);
+    };
+    for (let round = 0; round < 5; round++) {
+      const answers = await Promise.all([1, 2, 3].map(() => control.script("a", signal())));
+      expect(answers.map(({ length }) => length)).toEqual([900_000, 900_000, 900_000]);
+    }
   });
   test("a VM that ends meanwhile is not waited for", async () => {
     answer = (socket, id, text) => void (text === "true" ? ok(socket, id) : socket.end());
@@ -302,6 +321,15 @@ describe("a guest cannot keep its containers alive", () => {
       (socket, id, text) => void socket.write(text === "true" ? `\u0001${id} 0 \u0002` : `\u0001${id} 1 no\u0002`),
     );
     await expect(kill()).rejects.toEqual(new GuestError(1, "no"));
+    for (let tries = 0; tries < 10 && vm.alive; tries++) await kill().catch(() => undefined);
+    expect(vm.alive).toBe(false);
+  });
+
+  test("by answering with rubbish without end: its VM is killed", async () => {
+    const { vm, kill } = await machineWith(
+      (socket, id, text) => void socket.write(text === "true" ? `\u0001${id} 0 \u0002` : "x".repeat(3 << 20)),
+    );
+    await expect(kill()).rejects.toThrow("closed its control channel");
     for (let tries = 0; tries < 10 && vm.alive; tries++) await kill().catch(() => undefined);
     expect(vm.alive).toBe(false);
   });

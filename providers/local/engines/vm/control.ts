@@ -12,6 +12,12 @@ import type { Clock } from "../../../../src/provider/kit/index.ts";
 export type GuestCommand = readonly string[];
 
 const MAX_ANSWER_CHARS = 1 << 20;
+/** What may come for the sake of one call, all told: its answer in parts. */
+const CALL_CHARS = MAX_ANSWER_CHARS * 1.25;
+/** What may come that nobody waits for, such as late answers, until the next call. */
+const SPARE_CHARS = 1 << 20;
+/** For so much counts the shortest message: it is work, however short. */
+const MESSAGE_CHARS = 1024;
 const MAX_ERROR_CHARS = 1000;
 /** A guest that does not say hello by then is greeted again, over a new connection: the last one may have been cut short. */
 const HELLO_MS = 15_000;
@@ -41,8 +47,8 @@ export class GuestControl {
   readonly #prefix = randomBytes(6).toString("hex");
   #count = 0;
   #received = "";
-  /** Characters of answers that nobody waits for, since the last one that somebody did. */
-  #unasked = 0;
+  /** Characters that may yet come. A guest that sends more is cut off, whatever it sends and whoever waits. */
+  #allowed = 0;
   #socket: Socket | undefined;
   #greeted = false;
   #greeting: Promise<void> | undefined;
@@ -62,7 +68,7 @@ export class GuestControl {
       const socket = connect(this.#path);
       this.#socket = socket;
       this.#received = "";
-      this.#unasked = 0;
+      this.#allowed = SPARE_CHARS;
       socket.setEncoding("latin1").on("data", (text: string) => this.#read(text));
       socket.on("error", reject);
       socket.once("connect", () => resolve());
@@ -138,6 +144,7 @@ export class GuestControl {
     const id = `${this.#prefix}-${++this.#count}`;
     const { promise, resolve, reject } = Promise.withResolvers<string>();
     this.#calls.set(id, { output: "", resolve, reject });
+    this.#allow(CALL_CHARS + SPARE_CHARS);
     const abort = () => reject(signal.reason as Error);
     signal.addEventListener("abort", abort, { once: true });
     try {
@@ -148,31 +155,35 @@ export class GuestControl {
     } finally {
       signal.removeEventListener("abort", abort);
       this.#calls.delete(id);
+      this.#allow(0);
     }
+  }
+
+  /** Never more than for the calls that are under way. */
+  #allow(more: number): void {
+    this.#allowed = Math.min(this.#allowed + more, SPARE_CHARS + this.#calls.size * CALL_CHARS);
   }
 
   #read(text: string): void {
+    this.#allowed -= text.length;
     this.#received += text;
-    for (let end = this.#received.indexOf(END); end >= 0; end = this.#received.indexOf(END)) {
-      const answer = this.#received.slice(this.#received.lastIndexOf(START, end) + 1, end);
+    for (let end = this.#received.indexOf(END); end >= 0 && this.#allowed >= 0; end = this.#received.indexOf(END)) {
+      this.#allowed -= Math.max(0, MESSAGE_CHARS - end);
+      this.#answered(this.#received.slice(this.#received.lastIndexOf(START, end) + 1, end));
       this.#received = this.#received.slice(end + 1);
-      this.#unasked = this.#answered(answer) ? 0 : this.#unasked + end + 1;
     }
-    if (this.#received.length + this.#unasked > MAX_ANSWER_CHARS)
-      this.#socket?.destroy(new Error("the guest sent an answer without end"));
+    if (this.#allowed < 0 || this.#received.length > MAX_ANSWER_CHARS)
+      this.#socket?.destroy(new Error("the guest sends without end"));
   }
 
-  /** @returns whether somebody waits for it */
-  #answered(answer: string): boolean {
-    // A part with nothing in it would bring its answer no nearer to the limit.
-    const match = /^([-0-9a-f]+) (\+(?= [^])|\d{1,3}) ([^]*)$/.exec(answer);
+  #answered(answer: string): void {
+    const match = /^([-0-9a-f]+) (\+|\d{1,3}) ([^]*)$/.exec(answer);
     const call = this.#calls.get(match?.[1] ?? "");
-    if (match === null || call === undefined) return false;
+    if (match === null || call === undefined) return;
     call.output += match[3];
     if (call.output.length > MAX_ANSWER_CHARS) call.reject(new Error("the guest sent an answer without end"));
     else if (match[2] === "0") call.resolve(decode(call.output));
     else if (match[2] !== "+") call.reject(new GuestError(Number(match[2]), decode(call.output)));
-    return true;
   }
 
   #failAll(error: Error): void {

@@ -55,7 +55,7 @@ const GROUPS = "/pod";
 const LOSS_POLL_MS = 500;
 const START_ERROR_EXIT = 128;
 /** One may come from a kill that crosses the end of its container. */
-const MAX_REFUSED_KILLS = 5;
+const MAX_FAILED_KILLS = 5;
 /** From a kill to the news of the container's end. */
 const KILL_PATIENCE_MS = 60_000;
 const MEMORY_CLASSES_MIB = [
@@ -143,7 +143,7 @@ export class VmSandbox implements Sandbox {
   readonly #killedAt = new Map<string, number>();
   #cancelWatch: (() => void) | undefined;
   /** In a row. */
-  #refusedKills = 0;
+  #failedKills = 0;
 
   constructor(context: VmContext, home: MachineHome, vm: Vm) {
     this.#context = context;
@@ -255,17 +255,17 @@ export class VmSandbox implements Sandbox {
     const late = AbortSignal.timeout(this.#context.callMs);
     try {
       await this.#vm.control.run([["kill", container.id]], late);
-      this.#refusedKills = 0;
+      this.#failedKills = 0;
       const { clock } = this.#context;
       const since = this.#killedAt.get(container.id) ?? clock.monotonic();
       this.#killedAt.set(container.id, since);
       if (clock.monotonic() - since < KILL_PATIENCE_MS) return;
     } catch (cause) {
-      if (cause instanceof GuestError) this.#refusedKills++;
-      if (!late.aborted && this.#refusedKills < MAX_REFUSED_KILLS) throw cause;
+      this.#failedKills++;
+      if (!late.aborted && this.#failedKills < MAX_FAILED_KILLS) throw cause;
     }
-    // A guest that hangs, that will not, or that says so and tells of no end would keep its machine for ever: it takes all
-    // containers with it, and is told as lost.
+    // A guest that hangs, that will not, that answers no sense, or that says so and tells of no end would keep its machine for
+    // ever: it takes all containers with it, and is told as lost.
     await this.#vm.kill();
   }
 
