@@ -53,7 +53,7 @@ function resolveEnvironment(container: EnvContainer, input: EnvironmentInput): E
     const bytes = Buffer.byteLength(value);
     if (bytes > POD_LIMITS.wordBytes)
       throw new OverBudgetError(
-        `environment variable "${name.slice(0, 64)}" has ${bytes} bytes, a process can be given at most ${POD_LIMITS.wordBytes}`,
+        `environment variable "${name.slice(0, 64)}" has ${bytes} bytes, a process can be given at most ${POD_LIMITS.wordBytes}: argument list too long`,
       );
     budget.take(Buffer.byteLength(name) + bytes + 2);
     variables.set(name, value);

@@ -20,7 +20,7 @@ const LAYERS: Record<string, readonly string[]> = {
   "src/provider": ["src/util", "src/resources", "src/http", "src/telemetry", "src/queue", "src/config"],
   // The plugin's file is described where it is used.
   "src/config": ["src/util", "src/resources", "src/podspec"],
-  "src/podspec": ["src/util", "src/resources", "src/telemetry", "src/kube", "src/provider"],
+  "src/podspec": ["src/util", "src/resources", "src/telemetry", "src/queue", "src/kube", "src/provider"],
   "src/streaming": ["src/util", "src/provider"],
   "src/node": ["src/util", "src/resources", "src/telemetry", "src/queue", "src/kube", "src/provider", "src/config"],
   "src/pods": ["src/util", "src/resources", "src/telemetry", "src/queue", "src/kube", "src/provider", "src/podspec"],

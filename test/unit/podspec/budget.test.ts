@@ -56,7 +56,8 @@ describe("an environment", () => {
     expect(render({ env: env(128 * KIB) }).kind).toBe("ready");
     expect(waits(render({ env: env(128 * KIB + 2) }))).toEqual({
       reason: "CreateContainerConfigError",
-      message: 'environment variable "A" has 131074 bytes, a process can be given at most 131072',
+      message:
+        'environment variable "A" has 131074 bytes, a process can be given at most 131072: argument list too long',
     });
   });
 
