@@ -1162,6 +1162,7 @@ export interface components {
       started_at?: components["schemas"]["Time"];
       stopped_at?: components["schemas"]["Time"];
       deleted_at?: components["schemas"]["Time"];
+      /** @description One IPv4 and one IPv6 address at most, for a pod has no more: of a family, a client takes the first and ignores the others. Loopback and link-local addresses are not valid. */
       addresses: {
         /** Format: unicast-ip */
         ip: string;

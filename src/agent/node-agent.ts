@@ -43,6 +43,7 @@ import type { Logger } from "../telemetry/logger.ts";
 import type { Metrics } from "../telemetry/metrics.ts";
 import { untilAborted } from "../util/abort.ts";
 import type { Clock } from "../util/clock.ts";
+import { inRanges } from "../util/cidr.ts";
 import type { Random } from "../util/random.ts";
 import { oneOfEachFamily } from "../util/ip-families.ts";
 import { hostResolvConf } from "../util/resolv-conf.ts";
@@ -153,6 +154,7 @@ export class NodeAgent {
       nodeName: node.name,
       clusterId,
       hostIPs: () => node.addresses,
+      acceptsAddress: node.podCIDRs.length > 0 ? inRanges(node.podCIDRs) : undefined,
       concurrency: node.podConcurrency,
       sweep: node.sweep,
       markCheapToDelete: node.podDeletionCost,

@@ -25,6 +25,7 @@ export function podMetrics(metrics: Metrics, clock: Clock): PodHooks {
       if (!seen) metrics.machinesLeaked.inc();
     },
     onLost: () => metrics.machinesLost.inc(),
+    onAddressIgnored: (count) => metrics.backendInvalidResponses.inc({ reason: "stray_address" }, count),
     onFirstLook: (seconds) => metrics.podWorkerStartDuration.observe(seconds),
     onListed(seconds, interval) {
       metrics.plegRelistDuration.observe(seconds);

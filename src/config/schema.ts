@@ -2,6 +2,7 @@
  * The agent's one configuration file: its shape, defaults and meaning. Strict: a key that is not here is an error, because
  * a misspelt key that is ignored is a setting that silently does not apply.
  */
+import { isIP } from "node:net";
 import { z } from "zod";
 import { parseDuration } from "../resources/duration.ts";
 import { DNS_1123, isLabelValue, isQualifiedName } from "../resources/names.ts";
@@ -185,8 +186,24 @@ export const nodeSchema = z.strictObject({
   provider: providerSchema,
   addresses: z
     .array(ipAddress)
+    .superRefine((addresses, context) => {
+      addresses.forEach((address, index) => {
+        const first = addresses.find((other) => isIP(other) === isIP(address))!;
+        if (addresses.indexOf(first) === index) return;
+        const message = `is of the same family as ${first}: a pod's hostIPs have one IPv4 and one IPv6 address at most; leave one of the two out`;
+        context.addIssue({ code: "custom", path: [index], message });
+      });
+    })
     .default([])
-    .describe("The node's InternalIPs, the first is every pod's hostIP. Default: the host's first address."),
+    .describe(
+      "The node's InternalIPs, one of a family; the first is every pod's hostIP. Default: the host's first address.",
+    ),
+  podCIDRs: z
+    .array(z.union([z.cidrv4(), z.cidrv6()], "must be a range of addresses, as 10.0.0.0/8 or fd00::/8"))
+    .default([])
+    .describe(
+      "Ranges that machines' addresses lie in. One that lies in none of them is not believed: it becomes no pod's and is not probed. Empty: any that a host can have but loopback and link-local ones.",
+    ),
   hostname: z
     .string()
     .optional()

@@ -18,6 +18,7 @@ import type { Clock } from "../util/clock.ts";
 import { toError } from "../util/errors.ts";
 import type { Random } from "../util/random.ts";
 import { MachineCache, MachineObserver } from "./machines.ts";
+import type { Observed } from "./planner.ts";
 import type { PodEvent } from "../podspec/inputs.ts";
 import type { PodHooks } from "./hooks.ts";
 import { isUrgent } from "./urgency.ts";
@@ -31,6 +32,8 @@ export interface PodControllerOptions {
   nodeName: string;
   clusterId: string;
   hostIPs: () => readonly string[];
+  /** Whether a machine can have this address. Default: any. */
+  acceptsAddress?: ((ip: string) => boolean) | undefined;
   /** Pods worked on at once. */
   concurrency: number;
   sweep: { enabled: boolean; maxPerMinute: number };
@@ -70,7 +73,7 @@ export class PodController {
   readonly #newAt = new Map<string, number>();
   /** UIDs at whose last look something was thrown, so that their users are told once. */
   readonly #broken = new Set<string>();
-  /** Why the machines of these UIDs are unknown, as their users were told. */
+  /** What is not believed of the machines of these UIDs, as their users were told. */
   readonly #doubts = new Map<string, string>();
   #reapBudget: number;
   /** A standby must not gather what it does not work on: pods come and go for as long as it waits. */
@@ -82,7 +85,11 @@ export class PodController {
     const owner = ownerLabels(clusterId, nodeName);
     this.#reapBudget = options.sweep.maxPerMinute;
     this.store = new Store<Pod>({ logger });
-    this.machines = new MachineCache({ clock, onChange: (id) => this.#machineChanged(id) });
+    this.machines = new MachineCache({
+      clock,
+      onChange: (id) => this.#machineChanged(id),
+      acceptsAddress: options.acceptsAddress,
+    });
     this.queue = new KeyedQueue({
       clock,
       random,
@@ -290,7 +297,7 @@ export class PodController {
     const observed = this.machines.observe(id);
     const uid = this.#uidOf(id);
     if (uid === undefined) return;
-    this.#tellOfDoubt(uid, observed.kind === "unknown" ? observed.machine?.reason : undefined);
+    this.#tellOfDoubt(uid, id, observed);
     if (!this.#acts) this.#reconciler.forgetGone(uid);
     this.#add(uid);
   }
@@ -304,14 +311,19 @@ export class PodController {
     );
   }
 
-  /** Tells a pod's user, once for each reason, that the backend describes its machine in a way that makes no sense. */
-  #tellOfDoubt(uid: string, doubt: string | undefined): void {
+  /** Tells a pod's user, once for each reason, what of its machine's description is not believed. */
+  #tellOfDoubt(uid: string, id: string, observed: Observed): void {
+    const stray = this.machines.strayAddresses(id);
+    const doubt =
+      observed.kind === "unknown"
+        ? doubtOf("MachineUnknown", observed.machine?.reason)
+        : doubtOf("AddressIgnored", stray.join(", "));
     if (doubt === undefined) this.#doubts.delete(uid);
     const pod = this.store.get(uid);
-    if (doubt === undefined || pod === undefined || !this.#acts || this.#doubts.get(uid) === doubt) return;
-    this.#doubts.set(uid, doubt);
-    const message = `What the backend says of the pod's machine cannot be used, so its status stays as it is: ${doubt}`;
-    this.event(pod, { type: "Warning", reason: "MachineUnknown", message });
+    if (doubt === undefined || pod === undefined || !this.#acts || this.#doubts.get(uid) === doubt.message) return;
+    this.#doubts.set(uid, doubt.message);
+    if (doubt.reason === "AddressIgnored") this.#o.hooks?.onAddressIgnored?.(stray.length);
+    this.event(pod, { type: "Warning", ...doubt });
   }
 
   /** Says something about a pod to its user; returns at once. */
@@ -331,4 +343,19 @@ export class PodController {
       event.message,
     );
   }
+}
+
+const DOUBTS = {
+  MachineUnknown: (what: string) =>
+    `What the backend says of the pod's machine cannot be used, so its status stays as it is: ${what}`,
+  AddressIgnored: (what: string) =>
+    `The backend says that the pod's machine has the address ${what}, which lies in none of the node's podCIDRs: it is not used`,
+};
+
+/** Undefined where there is nothing to doubt. */
+function doubtOf(
+  reason: keyof typeof DOUBTS,
+  what: string | undefined,
+): { reason: keyof typeof DOUBTS; message: string } | undefined {
+  return what ? { reason, message: DOUBTS[reason](what) } : undefined;
 }

@@ -12,6 +12,8 @@ export interface PodHooks {
   onOrphan?(seen: boolean): void;
   /** A machine vanished while its pod wanted it. */
   onLost?(): void;
+  /** So many addresses of a machine were not believed. */
+  onAddressIgnored?(count: number): void;
   /** The first look at a pod, after it waited for its turn. */
   onFirstLook?(waitedSeconds: number): void;
   /** The backend's machines were listed; `interval` is the time since the list before. */

@@ -18,6 +18,8 @@ export interface MachineCacheOptions {
   clock: Clock;
   /** Called with the id of every machine that changed or became unknown, and with every known id after the cache became complete. */
   onChange: (id: string) => void;
+  /** Whether a machine can have this address. Others are left out of what is known of it. Default: any. */
+  acceptsAddress?: ((ip: string) => boolean) | undefined;
   /** After this long without an answer of the backend, absence is no longer believed. Default 150 s. */
   staleMs?: number;
 }
@@ -26,9 +28,12 @@ export class MachineCache {
   readonly #clock: Clock;
   readonly #onChange: (id: string) => void;
   readonly #staleMs: number;
+  readonly #acceptsAddress: (ip: string) => boolean;
   readonly #machines = new Map<string, Machine>();
   /** Whatever was known of these before does not hold any more. */
   readonly #unknown = new Map<string, UnknownMachine>();
+  /** By machine, what the backend says of its addresses and nobody accepts. */
+  readonly #strayAddresses = new Map<string, readonly string[]>();
   #revision = 0;
   /** Monotonic time of the last complete list or live event; undefined before the first list. */
   #heardAt: number | undefined;
@@ -37,6 +42,7 @@ export class MachineCache {
     this.#clock = options.clock;
     this.#onChange = options.onChange;
     this.#staleMs = options.staleMs ?? 150_000;
+    this.#acceptsAddress = options.acceptsAddress ?? (() => true);
   }
 
   get synced(): boolean {
@@ -85,7 +91,7 @@ export class MachineCache {
     const wasUnknown = this.#unknown.delete(id);
     const known = this.#machines.get(id);
     const isNews = known === undefined || known.version < version || known.created_at !== machine.created_at;
-    if (isNews) this.#machines.set(id, machine);
+    if (isNews) this.#set(machine);
     this.#revision = Math.max(this.#revision, machine.revision);
     if (isNews || wasUnknown) this.#onChange(id);
   }
@@ -111,6 +117,7 @@ export class MachineCache {
   /** The backend itself said, in answer to a direct question, that this machine does not exist. */
   drop(id: string): void {
     const wasUnknown = this.#unknown.delete(id);
+    this.#strayAddresses.delete(id);
     if (this.#machines.delete(id) || wasUnknown) this.#onChange(id);
   }
 
@@ -140,9 +147,10 @@ export class MachineCache {
     if (restarted) {
       for (const id of this.#machines.keys()) if (!listed.has(id) && !doubtful.has(id)) this.drop(id);
       this.#machines.clear();
+      this.#strayAddresses.clear();
       this.#revision = revision;
       for (const machine of items) {
-        this.#machines.set(machine.id, machine);
+        this.#set(machine);
         this.#onChange(machine.id);
       }
     } else {
@@ -158,6 +166,22 @@ export class MachineCache {
     return news;
   }
 
+  /** Addresses that the backend says the machine has, and that are not believed. */
+  strayAddresses(id: string): readonly string[] {
+    return this.#strayAddresses.get(id) ?? [];
+  }
+
+  #set(machine: Machine): void {
+    const { id, addresses } = machine;
+    const stray = addresses.flatMap(({ ip }) => (this.#acceptsAddress(ip) ? [] : [ip]));
+    if (stray.length > 0) this.#strayAddresses.set(id, stray);
+    else this.#strayAddresses.delete(id);
+    this.#machines.set(
+      id,
+      stray.length === 0 ? machine : { ...machine, addresses: addresses.filter(({ ip }) => !stray.includes(ip)) },
+    );
+  }
+
   /** The watch is alive and has nothing new. */
   heard(): void {
     if (this.#heardAt !== undefined) this.#heardAt = this.#clock.monotonic();
@@ -166,6 +190,7 @@ export class MachineCache {
   forget(id: string): void {
     this.#machines.delete(id);
     this.#unknown.delete(id);
+    this.#strayAddresses.delete(id);
   }
 }
 

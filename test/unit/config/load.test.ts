@@ -153,6 +153,14 @@ describe("a configuration file", () => {
       "nodes:\n  - name: a\n    provider: { type: memory }\n    addresses: [host.example]\n",
     ],
     [
+      "nodes[0].addresses[1]: is of the same family as 10.0.0.1: a pod's hostIPs have one IPv4 and one IPv6 address at most; leave one of the two out",
+      "nodes:\n  - name: a\n    provider: { type: memory }\n    addresses: [10.0.0.1, 10.0.0.2, fd00::1]\n",
+    ],
+    [
+      "nodes[0].podCIDRs[0]: must be a range of addresses, as 10.0.0.0/8 or fd00::/8",
+      "nodes:\n  - name: a\n    provider: { type: memory }\n    podCIDRs: [10.0.0.1]\n",
+    ],
+    [
       "nodes[0].crashLoopBackoff.initial: must not be longer than max (300s)",
       "nodes:\n  - name: a\n    provider: { type: memory }\n    crashLoopBackoff: { initial: 10m }\n",
     ],

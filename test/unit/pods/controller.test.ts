@@ -16,6 +16,7 @@ let requests: KubeRequest[];
 let events: string[];
 let logged: { fields: object; message: string }[];
 let outcomes: string[];
+let ignored: number;
 let version: (uid: string) => string;
 let random: () => number;
 let provider: MemoryProvider;
@@ -28,6 +29,7 @@ beforeEach(() => {
   events = [];
   logged = [];
   outcomes = [];
+  ignored = 0;
   version = () => "1";
   random = () => 0;
   provider = new MemoryProvider({ clock });
@@ -57,12 +59,16 @@ beforeEach(() => {
     nodeName: "n",
     clusterId: "c",
     hostIPs: () => ["10.1.0.1"],
+    acceptsAddress: (ip) => !ip.startsWith("192."),
     concurrency: 2,
     sweep: { enabled: true, maxPerMinute: 10 },
     clock,
     random: () => random(),
     logger: { ...silentLogger, warn: (fields, message) => void logged.push({ fields, message }) },
-    hooks: { onReconciled: (_seconds, outcome) => void outcomes.push(outcome) },
+    hooks: {
+      onReconciled: (_seconds, outcome) => void outcomes.push(outcome),
+      onAddressIgnored: (count) => void (ignored += count),
+    },
   });
   controller.store.replace([]);
   controller.machines.replace([], 0);
@@ -329,5 +335,27 @@ describe("a machine of which the backend says what makes no sense", () => {
     controller.machines.replace([], 31, 30, [{ id: machineId("c", uidOf(9)), reason: "no state" }]);
     await clock.advance(20 * ORPHAN_GRACE_MS);
     expect(deleted).toEqual([]);
+  });
+});
+
+describe("an address of a machine that lies outside of the node's podCIDRs", () => {
+  test("becomes no pod's, is told to its user once and counted", async () => {
+    controller.store.upsert(podOf(1));
+    const acting = controller.act(stop.signal);
+    await clock.advance(10);
+    events = [];
+    requests = [];
+    const stray = { ...machineOf(1), version: 4, addresses: [{ ip: "192.168.0.1" }] };
+    for (let revision = 31; revision < 34; revision++) {
+      controller.machines.replace([stray], revision, revision - 1);
+      await clock.advance(RESYNC_MS);
+    }
+    expect(events.filter((each) => each.includes("AddressIgnored"))).toEqual([
+      "Warning AddressIgnored: The backend says that the pod's machine has the address 192.168.0.1, which lies in none of the node's podCIDRs: it is not used",
+    ]);
+    expect(ignored).toBe(1);
+    expect(JSON.stringify(requests)).not.toContain("192.168.0.1");
+    stop.abort();
+    await acting;
   });
 });

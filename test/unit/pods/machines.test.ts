@@ -4,6 +4,7 @@ import { MachineCache, MachineObserver } from "../../../src/pods/machines.ts";
 import type { Machine } from "../../../src/provider/machine.ts";
 import { ProviderError } from "../../../src/provider/errors.ts";
 import { silentLogger } from "../../../src/telemetry/logger.ts";
+import { inRanges } from "../../../src/util/cidr.ts";
 import { settle, VirtualClock } from "../../support/virtual-clock.ts";
 
 const machine = (id: string, revision: number): Machine => ({
@@ -205,4 +206,43 @@ test("the observer takes what makes sense of a list and of events, and doubts th
   stop.abort();
   await running;
   await provider.close();
+});
+
+describe("an address that no machine can have here", () => {
+  const within = (...ips: string[]) => ({ ...machine("a", 10), addresses: ips.map((ip) => ({ ip })) });
+  const cache = () =>
+    new MachineCache({
+      clock: new VirtualClock(),
+      onChange: () => {},
+      acceptsAddress: inRanges(["10.9.0.0/16", "fd00:9::/32"]),
+    });
+  const addresses = (of: MachineCache) => {
+    const observed = of.observe("a");
+    return observed.kind === "found" ? observed.machine.addresses.map(({ ip }) => ip) : undefined;
+  };
+
+  test("is left out of what is known of it, and remembered", () => {
+    const known = cache();
+    known.put(within("192.168.0.1", "10.9.1.2", "fd00:9::1", "fd01::1"));
+    expect(addresses(known)).toEqual(["10.9.1.2", "fd00:9::1"]);
+    expect(known.strayAddresses("a")).toEqual(["192.168.0.1", "fd01::1"]);
+  });
+
+  test("is left out of lists, also of a backend that counts anew", () => {
+    const known = cache();
+    known.replace([within("192.168.0.1")], 10);
+    expect(addresses(known)).toEqual([]);
+    known.replace([{ ...within("192.168.0.1"), revision: 1 }], 1, 10);
+    expect(addresses(known)).toEqual([]);
+  });
+
+  test("is forgotten when the machine has a better one, or is gone", () => {
+    const known = cache();
+    known.put(within("192.168.0.1"));
+    known.put({ ...within("10.9.0.1"), version: 2 });
+    expect(known.strayAddresses("a")).toEqual([]);
+    known.put({ ...within("192.168.0.1"), version: 3 });
+    known.drop("a");
+    expect(known.strayAddresses("a")).toEqual([]);
+  });
 });
