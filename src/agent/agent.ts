@@ -27,7 +27,7 @@ import type { Random } from "../util/random.ts";
 import { NodeAgent } from "./node-agent.ts";
 import { observeWatches } from "./pod-metrics.ts";
 import { isTerminal } from "../pods/status.ts";
-import { ServiceCache } from "../podspec/services.ts";
+import { ServiceCache } from "../podspec/references/services.ts";
 import type { ContainerState } from "../provider/machine.ts";
 import type { Provider } from "../provider/provider.ts";
 import { HealthChecks, startHealthServer, type HealthCheck, type HealthServer } from "../telemetry/health.ts";

@@ -1,7 +1,7 @@
 /** Reads the kubelet's `CredentialProviderConfig`: one file, or a folder of them in the order of their names. */
 import { readdirSync, readFileSync, statSync } from "node:fs";
 import { join } from "node:path";
-import { credentialProviderConfig, type CredentialProviderConfig } from "../podspec/credential-provider.ts";
+import { credentialProviderConfig, type CredentialProviderConfig } from "../podspec/references/credential-provider.ts";
 import { toError } from "../util/errors.ts";
 import { ConfigError, parseFile } from "./load.ts";
 

@@ -4,9 +4,9 @@
  * restarted, and no backend offers that from outside.
  */
 import type { Container, Pod } from "../kube/wire.ts";
-import { renderProbe } from "../podspec/handlers.ts";
-import type { PodEvent } from "../podspec/inputs.ts";
-import { fieldPathOf } from "../podspec/render.ts";
+import { renderProbe } from "../podspec/render/handlers.ts";
+import type { PodEvent } from "../podspec/types.ts";
+import { fieldPathOf } from "../podspec/render/render.ts";
 import { ProviderError } from "../provider/errors.ts";
 import { isOver, type ContainerState, type Machine, type Probe } from "../provider/machine.ts";
 import { connect, runProbe, type Target } from "../provider/probes/actions.ts";

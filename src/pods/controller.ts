@@ -19,7 +19,7 @@ import { toError } from "../util/errors.ts";
 import type { Random } from "../util/random.ts";
 import { MachineCache, MachineObserver } from "./machines.ts";
 import type { Observed } from "./planner.ts";
-import type { PodEvent } from "../podspec/inputs.ts";
+import type { PodEvent } from "../podspec/types.ts";
 import type { PodHooks } from "./hooks.ts";
 import { isUrgent } from "./urgency.ts";
 import { PodReconciler, type Outcome, type ReadinessSource, type Renderer } from "./reconciler.ts";

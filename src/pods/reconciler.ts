@@ -9,8 +9,8 @@ import type { Kube } from "../kube/kube.ts";
 import { isKubeApiError } from "../kube/errors.ts";
 import type { Pod } from "../kube/wire.ts";
 import { isProviderError, ProviderError } from "../provider/errors.ts";
-import { daemonSetHeld, isDaemonSetPod } from "../podspec/admission.ts";
-import { fieldPathOf } from "../podspec/render.ts";
+import { daemonSetHeld, isDaemonSetPod } from "../podspec/admission/admission.ts";
+import { fieldPathOf } from "../podspec/render/render.ts";
 import {
   isKnownOver,
   isOver,
@@ -20,7 +20,7 @@ import {
   type MachineSpec,
 } from "../provider/machine.ts";
 import type { Provider } from "../provider/provider.ts";
-import type { PodEvent, ResizeOutlook } from "../podspec/inputs.ts";
+import type { PodEvent, ResizeOutlook } from "../podspec/types.ts";
 import type { Logger } from "../telemetry/logger.ts";
 import type { Clock } from "../util/clock.ts";
 import { toError } from "../util/errors.ts";

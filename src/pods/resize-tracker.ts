@@ -3,7 +3,7 @@
  * kubelet's events, and says what the status must show. What it says is remembered by the caller; nothing is kept here.
  */
 import type { Pod } from "../kube/wire.ts";
-import type { PodEvent, ResizeOutlook } from "../podspec/inputs.ts";
+import type { PodEvent, ResizeOutlook } from "../podspec/types.ts";
 import { isProviderError } from "../provider/errors.ts";
 import type { Machine, MachinePatch } from "../provider/machine.ts";
 import type { Provider } from "../provider/provider.ts";

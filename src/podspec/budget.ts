@@ -7,7 +7,7 @@
  */
 import type { Pod } from "../kube/wire.ts";
 import { VmletError } from "../util/errors.ts";
-import type { PodEvent } from "./inputs.ts";
+import type { PodEvent } from "./types.ts";
 
 const KIB = 1024;
 const MIB = 1024 * KIB;

@@ -15,12 +15,12 @@ import {
   type Volume,
 } from "../provider/machine.ts";
 import { toError } from "../util/errors.ts";
-import { admitPod, daemonSetHeld, isDaemonSetPod } from "./admission.ts";
+import { admitPod, daemonSetHeld, isDaemonSetPod } from "./admission/admission.ts";
 import { OverBudgetError, PodBudget, tell } from "./budget.ts";
-import type { NodeAllocation, OtherPods } from "./allocation.ts";
-import { checkCapabilities } from "./capability-gate.ts";
-import { diffMachine } from "./diff.ts";
-import { containerResources } from "./machine-resources.ts";
+import type { NodeAllocation, OtherPods } from "./admission/allocation.ts";
+import { checkCapabilities } from "./admission/capability-gate.ts";
+import { diffMachine } from "./render/diff.ts";
+import { containerResources } from "./render/machine-resources.ts";
 import type {
   Backend,
   NodeFacts,
@@ -29,22 +29,16 @@ import type {
   RenderResult,
   ResizeOutlook,
   WaitingContainer,
-} from "./inputs.ts";
-import { credentialsVersion, registryAuth, wouldLoseCredentials } from "./pull-secrets.ts";
-import { podReferences, type ReferenceCache } from "./references.ts";
-import { podShapeProblem, renderEphemeralContainers, renderMachineSpec, sandboxFailed } from "./render.ts";
-import { judgeResize } from "./resize.ts";
-import { checkRuntimeClass, type HandlerLookup } from "./runtime-class.ts";
-import type { TokenManager } from "./tokens.ts";
-import { isServiceAccountVolume, renderVolume, tokenWishes, usedVolumes, volumeKind } from "./volumes.ts";
-
-/** Credentials for images that come from elsewhere than the pod's secrets. */
-export interface ImageCredentials {
-  /** True when there may be credentials for an image of this pod. */
-  concerns(pod: Pod): boolean;
-  /** Never fails: what cannot be had is logged and left out. */
-  forPod(pod: Pod, signal: AbortSignal): Promise<RegistryAuth[]>;
-}
+} from "./types.ts";
+import { credentialsVersion, registryAuth, wouldLoseCredentials } from "./references/pull-secrets.ts";
+import { podReferences, type ReferenceCache } from "./references/references.ts";
+import { podShapeProblem, renderEphemeralContainers, renderMachineSpec, sandboxFailed } from "./render/render.ts";
+import { judgeResize } from "./admission/resize.ts";
+import { checkRuntimeClass, type HandlerLookup } from "./admission/runtime-class.ts";
+import type { TokenManager } from "./references/tokens.ts";
+import { renderVolume } from "./render/volumes.ts";
+import { isServiceAccountVolume, tokenWishes, usedVolumes, volumeKind } from "./pod-volumes.ts";
+import type { ImageCredentials } from "./references/credential-provider.ts";
 
 export interface PodRendererOptions {
   kube: Kube;

@@ -1,7 +1,7 @@
 /** What documents say that is written from the code: `npm run docs` writes it anew. */
 import { readFileSync, writeFileSync } from "node:fs";
 import { join } from "node:path";
-import { supportTable } from "../../src/podspec/capability-gate.ts";
+import { supportTable } from "../../src/podspec/admission/capability-gate.ts";
 import { CAPABILITIES } from "../../src/provider/capabilities.ts";
 
 const root = join(import.meta.dirname, "../..");

@@ -50,6 +50,21 @@ const LAYERS: Record<string, readonly string[]> = {
   "providers/memory": ["src/provider"],
 };
 
+/** The rooms of podspec: who decides does not render, who reads does neither. */
+const ROOT_OF_PODSPEC = [
+  "types.ts",
+  "budget.ts",
+  "machine-id.ts",
+  "pod-volumes.ts",
+  "security-context.ts",
+  "image-name.ts",
+];
+const PODSPEC: Record<string, readonly string[]> = {
+  references: ROOT_OF_PODSPEC,
+  admission: ROOT_OF_PODSPEC,
+  render: [...ROOT_OF_PODSPEC, "references", "admission"],
+};
+
 /** The rooms of the reference backend. `machine` is the supervisor's: it sees engines only by `engine.ts`. */
 const BACKEND: Record<string, readonly string[]> = {
   host: [],
@@ -80,8 +95,8 @@ const imports = files.flatMap((from) => {
 /** `src/kube/store.ts` -> `src/kube`; `src/index.ts` -> `src`. */
 const roomOf = (file: string): string => file.split("/").slice(0, -1).slice(0, 2).join("/");
 
-/** Below providers/local: `providers/local/machine/plan.ts` -> `machine`; `providers/local/engine.ts` -> `engine.ts`. */
-const backendRoomOf = (file: string): string => file.split("/")[2]!;
+/** `providers/local/machine/plan.ts` -> `machine`; `providers/local/engine.ts` -> `engine.ts`. */
+const innerRoomOf = (file: string): string => file.split("/")[2]!;
 
 describe("imports point one way", () => {
   test("every room is in the table", () => {
@@ -112,8 +127,17 @@ describe("imports point one way", () => {
   test.each(Object.entries(BACKEND))("providers/local/%s imports only from rooms below it", (room, below) => {
     const inside = imports.filter(({ from, to }) => [from, to].every((file) => file.startsWith("providers/local/")));
     const wrong = inside.filter(({ from, to }) => {
-      const target = backendRoomOf(to);
-      return backendRoomOf(from) === room && target !== room && !below.includes(target);
+      const target = innerRoomOf(to);
+      return innerRoomOf(from) === room && target !== room && !below.includes(target);
+    });
+    expect(wrong).toEqual([]);
+  });
+
+  test.each(Object.entries(PODSPEC))("src/podspec/%s imports only from rooms below it", (room, below) => {
+    const inside = imports.filter(({ from, to }) => [from, to].every((file) => file.startsWith("src/podspec/")));
+    const wrong = inside.filter(({ from, to }) => {
+      const target = innerRoomOf(to);
+      return innerRoomOf(from) === room && target !== room && !below.includes(target);
     });
     expect(wrong).toEqual([]);
   });

@@ -4,11 +4,11 @@ import { startDevCluster, type DevCluster } from "../../../src/devcluster/index.
 import { resourcePath } from "../../../src/kube/paths.ts";
 import { KubeTransport } from "../../../src/kube/transport.ts";
 import type { Pod } from "../../../src/kube/wire.ts";
-import { NodeAllocation } from "../../../src/podspec/allocation.ts";
+import { NodeAllocation } from "../../../src/podspec/admission/allocation.ts";
 import { PodRenderer } from "../../../src/podspec/pod-renderer.ts";
-import { ReferenceCache } from "../../../src/podspec/references.ts";
-import { ServiceCache } from "../../../src/podspec/services.ts";
-import { TokenManager } from "../../../src/podspec/tokens.ts";
+import { ReferenceCache } from "../../../src/podspec/references/references.ts";
+import { ServiceCache } from "../../../src/podspec/references/services.ts";
+import { TokenManager } from "../../../src/podspec/references/tokens.ts";
 import { ALL_CAPABILITIES } from "../../../src/provider/capabilities.ts";
 import type { Machine, MachineSpec } from "../../../src/provider/machine.ts";
 import { silentLogger } from "../../../src/telemetry/logger.ts";

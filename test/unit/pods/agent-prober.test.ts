@@ -3,7 +3,7 @@ import type { AddressInfo } from "node:net";
 import { afterEach, beforeEach, describe, expect, test } from "vitest";
 import { MemoryProvider } from "../../../providers/memory/provider.ts";
 import type { Pod } from "../../../src/kube/wire.ts";
-import type { PodEvent } from "../../../src/podspec/inputs.ts";
+import type { PodEvent } from "../../../src/podspec/types.ts";
 import { AgentProber } from "../../../src/pods/agent-prober.ts";
 import type { Machine } from "../../../src/provider/machine.ts";
 import { silentLogger } from "../../../src/telemetry/logger.ts";

@@ -1,6 +1,6 @@
 import { beforeEach, describe, expect, test } from "vitest";
 import { MemoryProvider } from "../../../providers/memory/provider.ts";
-import type { PodEvent, ResizeOutlook } from "../../../src/podspec/inputs.ts";
+import type { PodEvent, ResizeOutlook } from "../../../src/podspec/types.ts";
 import { LOST_DEBOUNCE_MS } from "../../../src/pods/planner.ts";
 import { ProviderError } from "../../../src/provider/errors.ts";
 import type { MachineNotice } from "../../../src/provider/machine.ts";

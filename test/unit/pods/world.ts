@@ -1,7 +1,7 @@
 import { MemoryProvider, MEMORY_CAPABILITIES } from "../../../providers/memory/provider.ts";
 import type { Kube, KubeRequest } from "../../../src/kube/kube.ts";
 import type { Pod } from "../../../src/kube/wire.ts";
-import type { PodEvent } from "../../../src/podspec/inputs.ts";
+import type { PodEvent } from "../../../src/podspec/types.ts";
 import type { PodHooks } from "../../../src/pods/hooks.ts";
 import { MachineCache } from "../../../src/pods/machines.ts";
 import { PodReconciler, type Difference, type Rendered } from "../../../src/pods/reconciler.ts";

@@ -1,7 +1,7 @@
 import * as fc from "fast-check";
 import { expect, it, describe } from "vitest";
 import type { Pod } from "../../../src/kube/wire.ts";
-import { allocatedUnits, hostPorts, NodeAllocation, type HostPort } from "../../../src/podspec/allocation.ts";
+import { allocatedUnits, hostPorts, NodeAllocation, type HostPort } from "../../../src/podspec/admission/allocation.ts";
 import { podWithContainer } from "./fixtures.ts";
 
 interface Wish {

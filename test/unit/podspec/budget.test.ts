@@ -1,10 +1,10 @@
 import { describe, expect, it, test } from "vitest";
 import type { Container, Service } from "../../../src/kube/wire.ts";
 import { POD_LIMITS } from "../../../src/podspec/budget.ts";
-import { expand } from "../../../src/podspec/expansion.ts";
-import type { References, RenderResult } from "../../../src/podspec/inputs.ts";
-import { registryAuth } from "../../../src/podspec/pull-secrets.ts";
-import { renderMachineSpec } from "../../../src/podspec/render.ts";
+import { expand } from "../../../src/podspec/render/expansion.ts";
+import type { References, RenderResult } from "../../../src/podspec/types.ts";
+import { registryAuth } from "../../../src/podspec/references/pull-secrets.ts";
+import { renderMachineSpec } from "../../../src/podspec/render/render.ts";
 import {
   base64,
   configMap,

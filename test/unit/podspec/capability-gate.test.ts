@@ -8,7 +8,7 @@ import {
   GATED_FEATURES,
   REFUSED_FEATURES,
   supportTable,
-} from "../../../src/podspec/capability-gate.ts";
+} from "../../../src/podspec/admission/capability-gate.ts";
 import { podWith, podWithContainer, type PodSpec } from "./fixtures.ts";
 
 function check(pod: Pod, lacking: Capability[] = [], options: { allowHostPath?: boolean; agentProbes?: boolean } = {}) {

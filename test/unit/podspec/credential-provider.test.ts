@@ -8,9 +8,9 @@ import {
   matchesImage,
   runPlugin,
   type RunPlugin,
-} from "../../../src/podspec/credential-provider.ts";
+} from "../../../src/podspec/references/credential-provider.ts";
 import type { Pod } from "../../../src/kube/wire.ts";
-import { tokenKey } from "../../../src/podspec/inputs.ts";
+import { tokenKey } from "../../../src/podspec/types.ts";
 import { silentLogger } from "../../../src/telemetry/logger.ts";
 import { settle, VirtualClock } from "../../support/virtual-clock.ts";
 import { found, podWith } from "./fixtures.ts";

@@ -1,7 +1,8 @@
 import { describe, expect, it } from "vitest";
 import { ALL_CAPABILITIES, type Capability } from "../../../src/provider/capabilities.ts";
 import type { ContainerState, Machine } from "../../../src/provider/machine.ts";
-import { diffMachine, isSameImage, type DesiredMachine } from "../../../src/podspec/diff.ts";
+import { diffMachine, type DesiredMachine } from "../../../src/podspec/render/diff.ts";
+import { isSameImage } from "../../../src/podspec/image-name.ts";
 
 const state = (fields: Partial<ContainerState> = {}): ContainerState => ({
   name: "app",

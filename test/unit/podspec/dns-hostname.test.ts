@@ -1,7 +1,7 @@
 import { describe, expect, it } from "vitest";
-import { podDns } from "../../../src/podspec/dns.ts";
-import { podHostname } from "../../../src/podspec/hostname.ts";
-import type { PodEvent } from "../../../src/podspec/inputs.ts";
+import { podDns } from "../../../src/podspec/render/dns.ts";
+import { podHostname } from "../../../src/podspec/render/hostname.ts";
+import type { PodEvent } from "../../../src/podspec/types.ts";
 import { node, podWith, type PodSpec } from "./fixtures.ts";
 
 function dns(spec: Partial<PodSpec>, settings = node.dns) {

@@ -1,7 +1,7 @@
 import { describe, expect, it } from "vitest";
-import { containerEnvironment } from "../../../src/podspec/env.ts";
-import { addressTokens } from "../../../src/podspec/field-refs.ts";
-import type { PodEvent, References } from "../../../src/podspec/inputs.ts";
+import { containerEnvironment } from "../../../src/podspec/render/env.ts";
+import { addressTokens } from "../../../src/podspec/render/field-refs.ts";
+import type { PodEvent, References } from "../../../src/podspec/types.ts";
 import type { Container } from "../../../src/kube/wire.ts";
 import { configMap, node, podWith, referencesWith, secret, service } from "./fixtures.ts";
 

@@ -1,6 +1,6 @@
 import * as fc from "fast-check";
 import { describe, expect, it } from "vitest";
-import { expand, lookUpIn } from "../../../src/podspec/expansion.ts";
+import { expand, lookUpIn } from "../../../src/podspec/render/expansion.ts";
 
 const VARIABLES = new Map([
   ["A", "a"],

@@ -7,7 +7,7 @@ import {
   formatMap,
   quoteGo,
   resourceValue,
-} from "../../../src/podspec/field-refs.ts";
+} from "../../../src/podspec/render/field-refs.ts";
 import { node, podWith } from "./fixtures.ts";
 
 const pod = podWith(

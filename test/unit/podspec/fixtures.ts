@@ -1,8 +1,8 @@
 import { ALL_CAPABILITIES, type Capability } from "../../../src/provider/capabilities.ts";
 import type { ConfigMap, Pod, Secret, Service } from "../../../src/kube/wire.ts";
-import { NodeAllocation, type OtherPods } from "../../../src/podspec/allocation.ts";
-import type { Lookup, NodeFacts, References } from "../../../src/podspec/inputs.ts";
-import type { RenderInput } from "../../../src/podspec/render.ts";
+import { NodeAllocation, type OtherPods } from "../../../src/podspec/admission/allocation.ts";
+import type { Lookup, NodeFacts, References } from "../../../src/podspec/types.ts";
+import type { RenderInput } from "../../../src/podspec/render/render.ts";
 import { parseResourceList } from "../../../src/resources/pod-resources.ts";
 
 export type PodSpec = NonNullable<Pod["spec"]>;

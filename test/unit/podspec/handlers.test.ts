@@ -1,5 +1,5 @@
 import { describe, expect, it } from "vitest";
-import { renderHook, renderProbe, resolvePort } from "../../../src/podspec/handlers.ts";
+import { renderHook, renderProbe, resolvePort } from "../../../src/podspec/render/handlers.ts";
 
 const container = { env: [{ name: "A", value: "$(B)" }], ports: [{ name: "http", containerPort: 8080 }] };
 

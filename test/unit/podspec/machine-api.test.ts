@@ -1,7 +1,7 @@
 import * as fc from "fast-check";
 import { describe, expect, it } from "vitest";
 import { violation } from "../../../providers/http-vm/document.ts";
-import { renderMachineSpec } from "../../../src/podspec/render.ts";
+import { renderMachineSpec } from "../../../src/podspec/render/render.ts";
 import { configMap, found, inputFor, podWith, referencesWith, secret, service } from "./fixtures.ts";
 
 const maybe = <T>(arbitrary: fc.Arbitrary<T>) => fc.option(arbitrary, { nil: undefined });

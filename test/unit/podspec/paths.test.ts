@@ -1,7 +1,7 @@
 import { posix } from "node:path";
 import * as fc from "fast-check";
 import { describe, expect, it } from "vitest";
-import { cleanPath, filePathProblem, subPathProblem } from "../../../src/podspec/paths.ts";
+import { cleanPath, filePathProblem, subPathProblem } from "../../../src/podspec/render/paths.ts";
 
 const anyPath = fc
   .array(fc.constantFrom("..", ".", "", "a", "..b", "c d", "…", "a..b"), { maxLength: 6 })

@@ -1,6 +1,6 @@
 import { describe, expect, it } from "vitest";
 import type { Node, Pod } from "../../../src/kube/wire.ts";
-import { admitPod } from "../../../src/podspec/admission.ts";
+import { admitPod } from "../../../src/podspec/admission/admission.ts";
 import { otherPods, podWithContainer } from "./fixtures.ts";
 
 const node: Node = {

@@ -1,6 +1,6 @@
 import { describe, expect, it } from "vitest";
-import type { PodEvent, References } from "../../../src/podspec/inputs.ts";
-import { normalizeRegistry, registryAuth } from "../../../src/podspec/pull-secrets.ts";
+import type { PodEvent, References } from "../../../src/podspec/types.ts";
+import { normalizeRegistry, registryAuth } from "../../../src/podspec/references/pull-secrets.ts";
 import { base64, podWith, referencesWith, secret } from "./fixtures.ts";
 
 function auth(names: string[], references: References) {

@@ -1,6 +1,6 @@
 import { afterEach, beforeEach, describe, expect, it } from "vitest";
-import { podReferences, ReferenceCache } from "../../../src/podspec/references.ts";
-import { ServiceCache } from "../../../src/podspec/services.ts";
+import { podReferences, ReferenceCache } from "../../../src/podspec/references/references.ts";
+import { ServiceCache } from "../../../src/podspec/references/services.ts";
 import { silentLogger } from "../../../src/telemetry/logger.ts";
 import { settle, VirtualClock } from "../../support/virtual-clock.ts";
 import { failure, FakeKube, isAbout } from "./fake-kube.ts";

@@ -1,7 +1,7 @@
 import { describe, expect, it } from "vitest";
 import type { Node, Pod } from "../../../src/kube/wire.ts";
 import type { Capability } from "../../../src/provider/capabilities.ts";
-import { judgeResize } from "../../../src/podspec/resize.ts";
+import { judgeResize } from "../../../src/podspec/admission/resize.ts";
 import { otherPods, podWithContainer } from "./fixtures.ts";
 
 const node: Node = { metadata: { name: "burst-0" }, status: { allocatable: { cpu: "4", memory: "8Gi", pods: "10" } } };

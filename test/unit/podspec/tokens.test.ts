@@ -1,5 +1,5 @@
 import { beforeEach, describe, expect, it } from "vitest";
-import { TokenManager } from "../../../src/podspec/tokens.ts";
+import { TokenManager } from "../../../src/podspec/references/tokens.ts";
 import type { Logger } from "../../../src/telemetry/logger.ts";
 import { silentLogger } from "../../../src/telemetry/logger.ts";
 import { settle, VirtualClock } from "../../support/virtual-clock.ts";

@@ -1,8 +1,9 @@
 import { posix } from "node:path";
 import * as fc from "fast-check";
 import { describe, expect, it } from "vitest";
-import type { References } from "../../../src/podspec/inputs.ts";
-import { filesVersion, renderVolume, tokenWishes, type PodVolume } from "../../../src/podspec/volumes.ts";
+import type { References } from "../../../src/podspec/types.ts";
+import { filesVersion, renderVolume } from "../../../src/podspec/render/volumes.ts";
+import { tokenWishes, type PodVolume } from "../../../src/podspec/pod-volumes.ts";
 import {
   base64,
   configMap,

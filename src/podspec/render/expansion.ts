@@ -3,7 +3,7 @@
  * (third_party/forked/golang/expansion): `$$` is a literal `$`, an unknown name stays as it is written, a lone `$` and an
  * unterminated `$(` are literal. There is no nesting.
  */
-import { OverBudgetError, POD_LIMITS, type Budget } from "./budget.ts";
+import { OverBudgetError, POD_LIMITS, type Budget } from "../budget.ts";
 
 /**
  * Expands every reference with `lookUp`; where that gives undefined, the reference stays. Takes time in proportion to what goes in

@@ -3,86 +3,19 @@
  * layout. As in a kubelet, only volumes that some container mounts are looked at.
  */
 import { createHash } from "node:crypto";
-import type { ConfigMap, Pod, Secret } from "../kube/wire.ts";
-import type { FileEntry, PullPolicy, Volume } from "../provider/machine.ts";
-import { Quantity } from "../resources/quantity.ts";
-import { isFullyLimited, podLimits } from "../resources/pod-resources.ts";
-import { Budget, OverBudgetError, POD_LIMITS, shortened } from "./budget.ts";
+import type { ConfigMap, Pod, Secret } from "../../kube/wire.ts";
+import type { FileEntry, PullPolicy, Volume } from "../../provider/machine.ts";
+import { Quantity } from "../../resources/quantity.ts";
+import { isFullyLimited, podLimits } from "../../resources/pod-resources.ts";
+import { Budget, OverBudgetError, POD_LIMITS, shortened } from "../budget.ts";
 import { missingMessage } from "./env.ts";
 import { fieldValue, resourceValue } from "./field-refs.ts";
-import { tokenKey, type Lookup, type NodeFacts, type References, type TokenWish } from "./inputs.ts";
+import { tokenKey, type Lookup, type NodeFacts, type References } from "../types.ts";
 import { cleanPath, filePathProblem } from "./paths.ts";
 import { sharedUser } from "./security.ts";
-
-export type PodVolume = NonNullable<NonNullable<Pod["spec"]>["volumes"]>[number];
+import { type PodVolume, tokenWish, type VolumeKind, volumeKind } from "../pod-volumes.ts";
 
 const DEFAULT_MODE = 0o644;
-const DEFAULT_TOKEN_SECONDS = 3600;
-
-/** The volume kinds that a machine can have. */
-export const SUPPORTED_VOLUME_KINDS = [
-  "configMap",
-  "secret",
-  "downwardAPI",
-  "projected",
-  "emptyDir",
-  "image",
-  "hostPath",
-] as const;
-export type VolumeKind = (typeof SUPPORTED_VOLUME_KINDS)[number];
-
-/** The field that is set in a volume besides its name: `configMap`, `persistentVolumeClaim`... */
-export function volumeKind(volume: PodVolume): string {
-  return (
-    Object.entries(volume).find(([key, value]) => key !== "name" && value !== undefined && value !== null)?.[0] ??
-    "emptyDir"
-  );
-}
-
-/** Volumes that a container mounts, uses as a block device or reads env from, with their indexes in the spec. */
-export function usedVolumes(pod: Pod): { volume: PodVolume; index: number }[] {
-  const names = new Set<string>();
-  const spec = pod.spec;
-  for (const container of [
-    ...(spec?.initContainers ?? []),
-    ...(spec?.containers ?? []),
-    ...(spec?.ephemeralContainers ?? []),
-  ]) {
-    for (const mount of container.volumeMounts ?? []) names.add(mount.name);
-    for (const device of container.volumeDevices ?? []) names.add(device.name);
-    for (const variable of container.env ?? []) {
-      if (variable.valueFrom?.fileKeyRef) names.add(variable.valueFrom.fileKeyRef.volumeName);
-    }
-  }
-  return (spec?.volumes ?? [])
-    .map((volume, index) => ({ volume, index }))
-    .filter(({ volume }) => names.has(volume.name));
-}
-
-/** The volume that admission adds to every pod: token, CA and namespace of its service account. */
-export function isServiceAccountVolume(volume: PodVolume): boolean {
-  return (
-    volume.name.startsWith("kube-api-access-") &&
-    (volume.projected?.sources ?? []).some((source) => source.serviceAccountToken)
-  );
-}
-
-/** Tokens that the pod's volumes want. */
-export function tokenWishes(pod: Pod): TokenWish[] {
-  const wishes = new Map<string, TokenWish>();
-  for (const { volume } of usedVolumes(pod)) {
-    for (const source of volume.projected?.sources ?? []) {
-      if (!source.serviceAccountToken) continue;
-      const wish = tokenWish(source.serviceAccountToken);
-      wishes.set(tokenKey(wish), wish);
-    }
-  }
-  return [...wishes.values()];
-}
-
-function tokenWish(source: { readonly audience?: string; readonly expirationSeconds?: number }): TokenWish {
-  return { audience: source.audience ?? "", expirationSeconds: source.expirationSeconds ?? DEFAULT_TOKEN_SECONDS };
-}
 
 export type VolumeResult = { ok: true; volume: Volume } | { ok: false; message: string };
 

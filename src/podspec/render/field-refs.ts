@@ -2,9 +2,9 @@
  * The downward API: values of pod fields and of resources, for env and for files (pkg/fieldpath,
  * pkg/api/v1/resource/helpers.go). Messages are the kubelet's, because users read them in `kubectl describe`.
  */
-import type { Container, Pod } from "../kube/wire.ts";
-import { Quantity } from "../resources/quantity.ts";
-import { isPodLevelResource, type ResourceList } from "../resources/pod-resources.ts";
+import type { Container, Pod } from "../../kube/wire.ts";
+import { Quantity } from "../../resources/quantity.ts";
+import { isPodLevelResource, type ResourceList } from "../../resources/pod-resources.ts";
 
 /** A value, or why there is none. */
 export type Value = { ok: true; value: string } | { ok: false; message: string };

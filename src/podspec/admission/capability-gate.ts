@@ -2,13 +2,13 @@
  * What a pod may ask for, and which capability of the backend it needs. One table: the gate refuses by it and the README's
  * support table is generated from it. What is not in these tables needs nothing beyond the core of the Machine API.
  */
-import type { Capability } from "../provider/capabilities.ts";
-import type { Container, Pod } from "../kube/wire.ts";
-import { shortened } from "./budget.ts";
-import type { PodEvent } from "./inputs.ts";
-import { isSidecar } from "../resources/pod-resources.ts";
-import { effectiveSecurityContext } from "./security.ts";
-import { isServiceAccountVolume, SUPPORTED_VOLUME_KINDS, usedVolumes, volumeKind } from "./volumes.ts";
+import type { Capability } from "../../provider/capabilities.ts";
+import type { Container, Pod } from "../../kube/wire.ts";
+import { shortened } from "../budget.ts";
+import type { PodEvent } from "../types.ts";
+import { isSidecar } from "../../resources/pod-resources.ts";
+import { effectiveSecurityContext } from "../security-context.ts";
+import { isServiceAccountVolume, SUPPORTED_VOLUME_KINDS, usedVolumes, volumeKind } from "../pod-volumes.ts";
 
 /** A feature of pods: how the documentation calls its field, and where this pod uses it. */
 export interface Feature {

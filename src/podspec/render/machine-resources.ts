@@ -1,5 +1,5 @@
 /** Kubernetes' quantities as the integers that a machine's spec carries. */
-import type { ContainerResources, ResourceAmounts } from "../provider/machine.ts";
+import type { ContainerResources, ResourceAmounts } from "../../provider/machine.ts";
 import {
   isFullyLimited,
   parseResourceList,
@@ -7,7 +7,7 @@ import {
   podRequests,
   type PodSpecWithResources,
   type ResourceList,
-} from "../resources/pod-resources.ts";
+} from "../../resources/pod-resources.ts";
 
 /** Cpu in millicores, memory and local storage in bytes, everything else in whole numbers by name; rounded up. */
 export function resourceAmounts(list: ResourceList): ResourceAmounts | undefined {

@@ -6,20 +6,20 @@
  * takes nothing away that was known before. What is refused is asked for less and less often: at first soon, because the
  * authorizer learns of a pod a moment after the node does, and in the end once a minute.
  */
-import { isForbidden, saysNotFound } from "../kube/errors.ts";
-import type { Kube } from "../kube/kube.ts";
-import { InvalidNameError, resourcePath } from "../kube/paths.ts";
-import { Reflector } from "../kube/reflector.ts";
-import { Store } from "../kube/store.ts";
-import type { ConfigMap, Secret } from "../kube/wire.ts";
-import { Backoff } from "../queue/backoff.ts";
-import type { Logger } from "../telemetry/logger.ts";
-import { linkAbort, pause, unlessAborted } from "../util/abort.ts";
-import type { Clock } from "../util/clock.ts";
-import { toError } from "../util/errors.ts";
-import type { Random } from "../util/random.ts";
-import { POD_LIMITS } from "./budget.ts";
-import type { Lookup } from "./inputs.ts";
+import { isForbidden, saysNotFound } from "../../kube/errors.ts";
+import type { Kube } from "../../kube/kube.ts";
+import { InvalidNameError, resourcePath } from "../../kube/paths.ts";
+import { Reflector } from "../../kube/reflector.ts";
+import { Store } from "../../kube/store.ts";
+import type { ConfigMap, Secret } from "../../kube/wire.ts";
+import { Backoff } from "../../queue/backoff.ts";
+import type { Logger } from "../../telemetry/logger.ts";
+import { linkAbort, pause, unlessAborted } from "../../util/abort.ts";
+import type { Clock } from "../../util/clock.ts";
+import { toError } from "../../util/errors.ts";
+import type { Random } from "../../util/random.ts";
+import { POD_LIMITS } from "../budget.ts";
+import type { Lookup } from "../types.ts";
 
 export type Referenced = ConfigMap | Secret;
 

@@ -2,7 +2,7 @@
  * What must change on a machine that runs for it to match its pod again: files, images, ephemeral containers, resources.
  * The machine itself says what it has, so nothing needs to be remembered over a restart of the agent.
  */
-import type { Capability } from "../provider/capabilities.ts";
+import type { Capability } from "../../provider/capabilities.ts";
 import {
   fileVersion,
   type ContainerResources,
@@ -10,8 +10,9 @@ import {
   type Machine,
   type MachinePatch,
   type Volume,
-} from "../provider/machine.ts";
-import type { PodEvent } from "./inputs.ts";
+} from "../../provider/machine.ts";
+import type { PodEvent } from "../types.ts";
+import { isSameImage } from "../image-name.ts";
 
 /** What the pod says now, in a machine's terms. Env and mounts are not here: those of a running container are fixed. */
 export interface DesiredMachine {
@@ -83,24 +84,6 @@ export function diffMachine(
     resized,
     events,
   };
-}
-
-/** Whether two references name the same image: backends may report `docker.io/library/nginx:latest` for `nginx`. */
-export function isSameImage(a: string, b: string): boolean {
-  return a === b || normalizeImage(a) === normalizeImage(b);
-}
-
-/** The full form of an image reference: registry, `library/` on Docker Hub, tag `latest` when neither tag nor digest is given. */
-export function normalizeImage(image: string): string {
-  const slash = image.indexOf("/");
-  const first = slash === -1 ? "" : image.slice(0, slash);
-  const hasRegistry = first.includes(".") || first.includes(":") || first === "localhost";
-  let name = hasRegistry ? image : `docker.io/${image}`;
-  name = name
-    .replace(/^(index|registry-1)\.docker\.io\//, "docker.io/")
-    .replace(/^docker\.io\/([^/]+)$/, "docker.io/library/$1");
-  const isTagged = name.includes("@") || name.slice(name.lastIndexOf("/") + 1).includes(":");
-  return isTagged ? name : `${name}:latest`;
 }
 
 /** Only cpu and memory can change in place. */

@@ -1,24 +1,7 @@
 /** Security contexts: the pod's and the container's merged (pkg/securitycontext), and what a machine is told of them. */
-import type { ContainerSecurity, MachineSpec } from "../provider/machine.ts";
-import type { Container, Pod } from "../kube/wire.ts";
-
-type SecurityContext = NonNullable<Container["securityContext"]>;
-
-/** The container's own settings win over the pod's, field by field. */
-export function effectiveSecurityContext(pod: Pod, container: Pick<Container, "securityContext">): SecurityContext {
-  const fromPod = pod.spec?.securityContext;
-  const own = container.securityContext ?? {};
-  return {
-    ...own,
-    ...pickDefined({
-      runAsUser: own.runAsUser ?? fromPod?.runAsUser,
-      runAsGroup: own.runAsGroup ?? fromPod?.runAsGroup,
-      runAsNonRoot: own.runAsNonRoot ?? fromPod?.runAsNonRoot,
-      seccompProfile: own.seccompProfile ?? fromPod?.seccompProfile,
-      appArmorProfile: own.appArmorProfile ?? fromPod?.appArmorProfile,
-    }),
-  };
-}
+import type { ContainerSecurity, MachineSpec } from "../../provider/machine.ts";
+import type { Container, Pod } from "../../kube/wire.ts";
+import { effectiveSecurityContext, pickDefined } from "../security-context.ts";
 
 /** What the machine is told about one container; undefined when the pod asks for nothing. */
 export function containerSecurity(
@@ -77,11 +60,4 @@ export function sharedUser(pod: Pod): number | undefined {
     shared = user;
   }
   return shared;
-}
-
-/** Drops the keys whose value is undefined or null: absent fields stay absent in the machine's spec. */
-export function pickDefined<T extends object>(fields: T): { [K in keyof T]?: Exclude<T[K], undefined | null> } {
-  return Object.fromEntries(Object.entries(fields).filter(([, value]) => value !== undefined && value !== null)) as {
-    [K in keyof T]?: Exclude<T[K], undefined | null>;
-  };
 }

@@ -2,9 +2,9 @@
  * What a node has given to its pods: cpu, memory and the like, host ports, and their number. Kept as pods come, change and go, so that
  * judging one more costs what that one asks for, however many there are.
  */
-import type { Container, Pod } from "../kube/wire.ts";
-import { podRequests } from "../resources/pod-resources.ts";
-import { QuantityError, type Quantity } from "../resources/quantity.ts";
+import type { Container, Pod } from "../../kube/wire.ts";
+import { podRequests } from "../../resources/pod-resources.ts";
+import { QuantityError, type Quantity } from "../../resources/quantity.ts";
 
 /** Of the pods that were admitted and are not over, all but the one that is judged. */
 export interface OtherPods {

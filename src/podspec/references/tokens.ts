@@ -7,15 +7,15 @@
  * finds that in `version`.
  */
 import { hoursToMilliseconds } from "date-fns/hoursToMilliseconds";
-import type { Kube } from "../kube/kube.ts";
-import { requestToken, type IssuedToken } from "../kube/tokens.ts";
-import type { Pod } from "../kube/wire.ts";
-import type { Logger } from "../telemetry/logger.ts";
-import { unlessAborted } from "../util/abort.ts";
-import type { Clock } from "../util/clock.ts";
-import { toError } from "../util/errors.ts";
-import type { Random } from "../util/random.ts";
-import { tokenKey, type Lookup, type TokenWish } from "./inputs.ts";
+import type { Kube } from "../../kube/kube.ts";
+import { requestToken, type IssuedToken } from "../../kube/tokens.ts";
+import type { Pod } from "../../kube/wire.ts";
+import type { Logger } from "../../telemetry/logger.ts";
+import { unlessAborted } from "../../util/abort.ts";
+import type { Clock } from "../../util/clock.ts";
+import { toError } from "../../util/errors.ts";
+import type { Random } from "../../util/random.ts";
+import { tokenKey, type Lookup, type TokenWish } from "../types.ts";
 
 const MAX_AGE_MS = hoursToMilliseconds(24);
 const MAX_JITTER_MS = 10_000;

@@ -3,12 +3,12 @@
  * (pkg/kubelet/lifecycle/predicate.go, sysctl/allowlist.go, scheduler `AdmissionCheck`). Pure. A pod that already has a
  * machine is never asked again: what runs is not rejected because the node changed.
  */
-import type { Node, Pod } from "../kube/wire.ts";
-import { findUntoleratedTaint, isSubset, matchesNodeSelectorTerms } from "../resources/labels.ts";
-import { parseResourceList, podRequests, type ResourceList } from "../resources/pod-resources.ts";
-import { Quantity } from "../resources/quantity.ts";
+import type { Node, Pod } from "../../kube/wire.ts";
+import { findUntoleratedTaint, isSubset, matchesNodeSelectorTerms } from "../../resources/labels.ts";
+import { parseResourceList, podRequests, type ResourceList } from "../../resources/pod-resources.ts";
+import { Quantity } from "../../resources/quantity.ts";
 import { allocatedUnits, hostPorts, unitsOf, type OtherPods } from "./allocation.ts";
-import type { PodEvent } from "./inputs.ts";
+import type { PodEvent } from "../types.ts";
 import { choosePodsToPreempt, isCriticalPod, type Shortage } from "./preemption.ts";
 
 /** Sysctls that concern nobody but the pod (pkg/kubelet/sysctl/safe_sysctls.go, with those that 1.37 adds). */

@@ -1,6 +1,6 @@
 /** The environment variables that tell a container where services are (pkg/kubelet/envvars). */
-import type { Service } from "../kube/wire.ts";
-import { Budget, POD_LIMITS } from "./budget.ts";
+import type { Service } from "../../kube/wire.ts";
+import { Budget, POD_LIMITS } from "../budget.ts";
 
 /**
  * Variables of the services that a pod sees: `default/kubernetes` always, the others of its namespace when

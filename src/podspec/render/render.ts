@@ -3,7 +3,7 @@
  * and nothing is read, written or remembered here. It either yields a complete spec, or says what the pod waits for, or
  * why it can never run on this backend. A field is never dropped silently.
  */
-import type { Container, Pod } from "../kube/wire.ts";
+import type { Container, Pod } from "../../kube/wire.ts";
 import type {
   ContainerPort,
   ContainerSpec,
@@ -12,16 +12,16 @@ import type {
   Probe,
   RestartPolicy,
   Volume,
-} from "../provider/machine.ts";
-import { specExcess } from "../provider/limits.ts";
+} from "../../provider/machine.ts";
+import { specExcess } from "../../provider/limits.ts";
 import {
   ANNOTATION_INSTANCE_TYPE,
   capabilityWarnings,
   checkCapabilities,
   checkEphemeralContainer,
   type GateContext,
-} from "./capability-gate.ts";
-import { type Budget, OverBudgetError, PodBudget, POD_LIMITS, shapeProblem, shortened, tell } from "./budget.ts";
+} from "../admission/capability-gate.ts";
+import { type Budget, OverBudgetError, PodBudget, POD_LIMITS, shapeProblem, shortened, tell } from "../budget.ts";
 import { podDns } from "./dns.ts";
 import { containerEnvironment, podServiceVariables } from "./env.ts";
 import { expand, expandWords, lookUpIn } from "./expansion.ts";
@@ -36,14 +36,16 @@ import {
   type References,
   type RenderResult,
   type WaitingContainer,
-} from "./inputs.ts";
-import { machineLabels } from "./machine-id.ts";
+} from "../types.ts";
+import { machineLabels } from "../machine-id.ts";
 import { containerResources, machineResources } from "./machine-resources.ts";
 import { cleanPath, MAX_PATH_LENGTH, subPathProblem } from "./paths.ts";
-import { registryAuth } from "./pull-secrets.ts";
-import { containerSecurity, effectiveSecurityContext, machineSecurity, pickDefined } from "./security.ts";
-import { podReferences } from "./references.ts";
-import { isServiceAccountVolume, pullPolicy, renderVolume, tokenWishes, usedVolumes, volumeKind } from "./volumes.ts";
+import { registryAuth } from "../references/pull-secrets.ts";
+import { containerSecurity, machineSecurity } from "./security.ts";
+import { effectiveSecurityContext, pickDefined } from "../security-context.ts";
+import { podReferences } from "../references/references.ts";
+import { pullPolicy, renderVolume } from "./volumes.ts";
+import { isServiceAccountVolume, tokenWishes, usedVolumes, volumeKind } from "../pod-volumes.ts";
 
 export interface RenderInput {
   pod: Pod;

@@ -1,11 +1,11 @@
 /** Registry credentials from `imagePullSecrets` (pkg/credentialprovider): both formats of docker's configuration. */
 import { createHash } from "node:crypto";
-import type { Pod } from "../kube/wire.ts";
-import type { RegistryAuth } from "../provider/machine.ts";
-import { MAX_REGISTRY_KEY_LENGTH } from "../provider/registry-hosts.ts";
-import { trimEnd } from "../util/text.ts";
-import { Budget, OverBudgetError, POD_LIMITS, shortened } from "./budget.ts";
-import type { PodEvent, References } from "./inputs.ts";
+import type { Pod } from "../../kube/wire.ts";
+import type { RegistryAuth } from "../../provider/machine.ts";
+import { MAX_REGISTRY_KEY_LENGTH } from "../../provider/registry-hosts.ts";
+import { trimEnd } from "../../util/text.ts";
+import { Budget, OverBudgetError, POD_LIMITS, shortened } from "../budget.ts";
+import type { PodEvent, References } from "../types.ts";
 
 /**
  * All credentials of the pod's pull secrets, the most specific registry path first. `registry` is `host[:port][/path]`,

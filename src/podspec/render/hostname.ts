@@ -1,6 +1,6 @@
 /** A pod's hostname and domain (kubelet_pods.go `GeneratePodHostNameAndDomain`, util.go `GetNodenameForKernel`). */
-import type { Pod } from "../kube/wire.ts";
-import { trimEnd } from "../util/text.ts";
+import type { Pod } from "../../kube/wire.ts";
+import { trimEnd } from "../../util/text.ts";
 
 const MAX_HOSTNAME = 63;
 const MAX_FQDN = 64;

@@ -1,6 +1,6 @@
 /** A pod's resolv.conf (pkg/kubelet/network/dns): policy, then `dnsConfig` merged in, then the limits of resolvers. */
-import type { Pod } from "../kube/wire.ts";
-import { formatPod, type DnsSettings, type PodEvent } from "./inputs.ts";
+import type { Pod } from "../../kube/wire.ts";
+import { formatPod, type DnsSettings, type PodEvent } from "../types.ts";
 
 const MAX_NAMESERVERS = 3;
 const MAX_SEARCHES = 32;

@@ -2,11 +2,11 @@
  * Whether a running pod can have the cpu and memory that it now asks for (pkg/kubelet/allocation: canResizePod): never on
  * this node or backend, not now, or yes. Pure.
  */
-import type { Node, Pod } from "../kube/wire.ts";
-import { parseResourceList, podRequests } from "../resources/pod-resources.ts";
+import type { Node, Pod } from "../../kube/wire.ts";
+import { parseResourceList, podRequests } from "../../resources/pod-resources.ts";
 import { checkResources } from "./admission.ts";
 import type { OtherPods } from "./allocation.ts";
-import type { Backend, ResizeOutlook } from "./inputs.ts";
+import type { Backend, ResizeOutlook } from "../types.ts";
 
 export interface ResizeInput {
   pod: Pod;

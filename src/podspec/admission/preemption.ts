@@ -4,8 +4,8 @@
  * The scheduler preempts too, and before a pod is bound; this is for pods that are bound to a full node all the same, as those
  * of a DaemonSet's or of two schedulers may be.
  */
-import type { Pod } from "../kube/wire.ts";
-import { computeQosClass } from "../resources/pod-resources.ts";
+import type { Pod } from "../../kube/wire.ts";
+import { computeQosClass } from "../../resources/pod-resources.ts";
 
 /** SystemCriticalPriority: `system-cluster-critical` and above. */
 const CRITICAL_PRIORITY = 2_000_000_000;

@@ -2,17 +2,17 @@
  * The configMaps and secrets that this node's pods refer to. Nothing else is ever read: each object is followed by its name for as
  * long as a pod refers to it, so that changes reach running machines in seconds. Immutable objects are read once.
  */
-import type { Kube } from "../kube/kube.ts";
-import type { ConfigMap, Pod, Secret } from "../kube/wire.ts";
-import type { Logger } from "../telemetry/logger.ts";
-import { untilAborted } from "../util/abort.ts";
-import type { Clock } from "../util/clock.ts";
-import type { Random } from "../util/random.ts";
-import { OverBudgetError, POD_LIMITS } from "./budget.ts";
-import type { Lookup, References } from "./inputs.ts";
+import type { Kube } from "../../kube/kube.ts";
+import type { ConfigMap, Pod, Secret } from "../../kube/wire.ts";
+import type { Logger } from "../../telemetry/logger.ts";
+import { untilAborted } from "../../util/abort.ts";
+import type { Clock } from "../../util/clock.ts";
+import type { Random } from "../../util/random.ts";
+import { OverBudgetError, POD_LIMITS } from "../budget.ts";
+import type { Lookup, References } from "../types.ts";
 import { ListPermissions, ReferencedObject } from "./referenced-object.ts";
 import type { ServiceCache } from "./services.ts";
-import { isServiceAccountVolume, usedVolumes } from "./volumes.ts";
+import { isServiceAccountVolume, usedVolumes } from "../pod-volumes.ts";
 
 export interface Reference {
   kind: "configmap" | "secret";

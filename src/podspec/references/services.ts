@@ -2,14 +2,14 @@
  * The cluster's Services, for the variables that pods get of them. One watch serves every node of a process: the Node authorizer lets
  * any node read them all, while pods, configMaps and secrets are only for the node that they belong to.
  */
-import type { Kube } from "../kube/kube.ts";
-import { resourcePath } from "../kube/paths.ts";
-import { Reflector } from "../kube/reflector.ts";
-import { Store } from "../kube/store.ts";
-import type { Service } from "../kube/wire.ts";
-import type { Logger } from "../telemetry/logger.ts";
-import type { Clock } from "../util/clock.ts";
-import type { Random } from "../util/random.ts";
+import type { Kube } from "../../kube/kube.ts";
+import { resourcePath } from "../../kube/paths.ts";
+import { Reflector } from "../../kube/reflector.ts";
+import { Store } from "../../kube/store.ts";
+import type { Service } from "../../kube/wire.ts";
+import type { Logger } from "../../telemetry/logger.ts";
+import type { Clock } from "../../util/clock.ts";
+import type { Random } from "../../util/random.ts";
 
 const FIRST_LIST_WAIT_MS = 5_000;
 

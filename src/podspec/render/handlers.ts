@@ -1,7 +1,7 @@
 /** Probes and hooks with their ports resolved. Commands of probes expand the container's literal env only, as in a kubelet. */
-import type { Container } from "../kube/wire.ts";
-import type { Handler, HttpAction, Probe } from "../provider/machine.ts";
-import { Budget, OverBudgetError, POD_LIMITS } from "./budget.ts";
+import type { Container } from "../../kube/wire.ts";
+import type { Handler, HttpAction, Probe } from "../../provider/machine.ts";
+import { Budget, OverBudgetError, POD_LIMITS } from "../budget.ts";
 import { expandWords } from "./expansion.ts";
 
 type V1Probe = NonNullable<Container["livenessProbe"]>;

@@ -3,11 +3,11 @@
  * then env, which may refer to what came before and to the service variables, then those service variables whose names
  * are still free. The order of the result is the order of declaration.
  */
-import type { ConfigMap, Container, Pod, Secret, Service } from "../kube/wire.ts";
-import { Budget, OverBudgetError, POD_LIMITS, tell } from "./budget.ts";
+import type { ConfigMap, Container, Pod, Secret, Service } from "../../kube/wire.ts";
+import { Budget, OverBudgetError, POD_LIMITS, tell } from "../budget.ts";
 import { expand, lookUpIn } from "./expansion.ts";
 import { fieldValueForEnv, resourceValue, type AddressTokens } from "./field-refs.ts";
-import type { Lookup, NodeFacts, PodEvent, References } from "./inputs.ts";
+import type { Lookup, NodeFacts, PodEvent, References } from "../types.ts";
 import { serviceVariables } from "./service-env.ts";
 
 export type Environment = { ok: true; variables: Map<string, string> } | { ok: false; message: string };

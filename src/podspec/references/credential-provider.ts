@@ -5,19 +5,26 @@
  */
 import { join } from "node:path";
 import { z } from "zod";
-import type { Pod } from "../kube/wire.ts";
-import type { RegistryAuth } from "../provider/machine.ts";
-import { registryHostMatches } from "../provider/registry-hosts.ts";
-import { parseDuration } from "../resources/duration.ts";
-import type { Logger } from "../telemetry/logger.ts";
-import { unlessAborted } from "../util/abort.ts";
-import type { Clock } from "../util/clock.ts";
-import { toError } from "../util/errors.ts";
-import { runProgram } from "../util/run-program.ts";
-import { normalizeImage } from "./diff.ts";
-import type { TokenWish, Lookup } from "./inputs.ts";
-import type { ImageCredentials } from "./pod-renderer.ts";
+import type { Pod } from "../../kube/wire.ts";
+import type { RegistryAuth } from "../../provider/machine.ts";
+import { registryHostMatches } from "../../provider/registry-hosts.ts";
+import { parseDuration } from "../../resources/duration.ts";
+import type { Logger } from "../../telemetry/logger.ts";
+import { unlessAborted } from "../../util/abort.ts";
+import type { Clock } from "../../util/clock.ts";
+import { toError } from "../../util/errors.ts";
+import { runProgram } from "../../util/run-program.ts";
+import { normalizeImage } from "../image-name.ts";
+import type { TokenWish, Lookup } from "../types.ts";
 import { normalizeRegistry } from "./pull-secrets.ts";
+
+/** Credentials for images that come from elsewhere than the pod's secrets. */
+export interface ImageCredentials {
+  /** True when there may be credentials for an image of this pod. */
+  concerns(pod: Pod): boolean;
+  /** Never fails: what cannot be had is logged and left out. */
+  forPod(pod: Pod, signal: AbortSignal): Promise<RegistryAuth[]>;
+}
 
 const PROTOCOL = "credentialprovider.kubelet.k8s.io/v1";
 const PLUGIN_TIMEOUT_MS = 60_000;

@@ -1,5 +1,5 @@
 /** RuntimeClass: which handlers this node has. The overhead was written into the pod's spec by admission. */
-import type { Pod } from "../kube/wire.ts";
+import type { Pod } from "../../kube/wire.ts";
 
 export type HandlerLookup =
   | { kind: "found"; handler: string }
