@@ -17,6 +17,7 @@ import { loadKubeConfig } from "../kube/credentials.ts";
 import { EventRecorder } from "../kube/events.ts";
 import { isForbidden } from "../kube/errors.ts";
 import type { Kube } from "../kube/kube.ts";
+import { guardedKube } from "../kube/guarded.ts";
 import { LeaderElector, NotLeaderError } from "../kube/leader-election.ts";
 import { resourcePath } from "../kube/paths.ts";
 import { KubeTransport } from "../kube/transport.ts";
@@ -100,6 +101,7 @@ export function connect(options: {
         onRetry: ({ verb, host, code }) => metrics.restClientRetries.inc({ code, verb, host }),
         onRateLimited: ({ verb, host, seconds }) =>
           metrics.restClientRateLimiterDuration.observe({ verb, host }, seconds),
+        onServerTime: (ms) => metrics.clockSkew.set(Math.trunc((options.clock.now() - ms) / 1000)),
       },
     }),
   });
@@ -165,17 +167,14 @@ export class Agent {
     );
     try {
       const clusterId = config.clusterId ?? (await readClusterId(self, options.signal));
+      const certificates = await obtainCertificates(options, self, metrics);
       for (const node of config.nodes) {
         const nodeLogger = logger.child({ node: node.name });
-        let certificate: NodeCertificate | undefined;
-        if (config.identity.mode === "certificate") {
-          certificate = new NodeCertificate({ ...options, nodeName: node.name, logger: nodeLogger, metrics });
-          await certificate.obtain(self, options.signal);
-        }
+        const certificate = certificates.get(node.name);
         const kube = connect({ config, node, clock, logger, version, metrics, ...(certificate && { certificate }) });
         let agent: NodeAgent | undefined;
         const events = new EventRecorder({
-          kube,
+          kube: elector === undefined ? kube : guardedKube(kube, elector.guard),
           clock,
           logger: nodeLogger,
           random: options.random,
@@ -264,6 +263,27 @@ function countPods(nodes: readonly NodeAgent[], metrics: Metrics): void {
   }
   for (const { name, pods } of nodes)
     metrics.backendUp.set({ node: name }, pods.observer.failingSince === undefined ? 1 : 0);
+}
+
+/** The nodes' own certificates, asked for together: whoever approves them sees them all at once. */
+async function obtainCertificates(
+  options: AgentOptions,
+  self: Kube,
+  metrics: Metrics,
+): Promise<ReadonlyMap<string, NodeCertificate>> {
+  const { config, logger, signal } = options;
+  if (config.identity.mode !== "certificate") return new Map();
+  const obtained = config.nodes.map(async ({ name }) => {
+    const certificate = new NodeCertificate({
+      ...options,
+      nodeName: name,
+      logger: logger.child({ node: name }),
+      metrics,
+    });
+    await certificate.obtain(self, signal);
+    return [name, certificate] as const;
+  });
+  return new Map(await Promise.all(obtained));
 }
 
 function countVitals({ droppedLogLines, unhandledErrors }: Vitals, metrics: Metrics): void {

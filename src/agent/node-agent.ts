@@ -4,6 +4,8 @@ import { ConfigError, configuredBy } from "../config/load.ts";
 import type { NodeConfig } from "../config/schema.ts";
 import type { EventRecorder } from "../kube/events.ts";
 import type { NodeCertificate } from "../kube/certificates.ts";
+import { guardedKube } from "../kube/guarded.ts";
+import type { Kube } from "../kube/kube.ts";
 import type { KubeTransport } from "../kube/transport.ts";
 import type { Node, Pod } from "../kube/wire.ts";
 import { createKubeletServer, type KubeletServer } from "../kubelet/server.ts";
@@ -76,6 +78,8 @@ export interface NodeAgentOptions {
 /** Requests are served only after this much of the shutdown grace; streams get what is left. */
 const CLOSE_GRACE_MS = 5_000;
 const READY_POLL_MS = 100;
+/** An attempt may take three requests of 10 s, and the next follows within 10 s. */
+const LONGEST_LEASE_ATTEMPT_MS = 60_000;
 const FLUSH_MS = 2_000;
 
 export class NodeAgent {
@@ -83,9 +87,12 @@ export class NodeAgent {
   readonly pods: PodController;
   readonly server: KubeletServer;
   readonly #o: NodeAgentOptions;
+  /** The API server for all that only the leader does. */
+  readonly #acting: Kube;
   readonly #references: ReferenceCache;
   readonly #tokens: TokenManager;
   readonly #provider: Provider;
+  readonly #agentProber: AgentProber | undefined;
   #node: NodeController | undefined;
   #providerCapacity: ProviderCapacitySource | undefined;
   #info: ProviderInfo | undefined;
@@ -115,7 +122,8 @@ export class NodeAgent {
     clientCa: Reloadable<string>,
   ) {
     this.#o = options;
-    const { node, kube, events, services, clusterId, clock, random, logger, metrics } = options;
+    const { node, events, services, clusterId, clock, random, logger, metrics } = options;
+    const kube = (this.#acting = options.guard ? guardedKube(options.kube, options.guard) : options.kube);
     this.name = node.name;
     const provider = (this.#provider = instrument(options.provider, metrics, clock));
     const changed = (podUid: string) => this.pods.poke(podUid);
@@ -145,7 +153,7 @@ export class NodeAgent {
         imageCredentials: credentials(node.imageCredentialProvider, tokens, options),
       }),
     });
-    const prober = node.agentProbes ? this.#prober(provider) : undefined;
+    const prober = (this.#agentProber = node.agentProbes ? this.#prober(provider) : undefined);
     this.pods = new PodController({
       kube,
       provider,
@@ -187,7 +195,8 @@ export class NodeAgent {
         get: (namespace, name) => this.#nodePod(this.pods.store.getByName(namespace, name)),
         list: () => this.pods.store.list().map((pod) => this.#nodePod(pod)!),
       },
-      kube,
+      // A standby serves it, too.
+      kube: options.kube,
       clock,
       logger,
       metrics,
@@ -202,6 +211,13 @@ export class NodeAgent {
           port: this.server.port,
           maxPods: this.#allocatable().get("pods")?.toNumber(),
         }),
+    });
+    // The attempts have limits of their own, so this depends on nobody but the process.
+    options.livez.add(`${node.name}-lease`, () => {
+      const attemptedAt = this.#node?.lease.attemptedAt;
+      const silentMs = attemptedAt === undefined ? 0 : clock.monotonic() - attemptedAt;
+      if (!this.#acts || silentMs < LONGEST_LEASE_ATTEMPT_MS) return undefined;
+      return `nothing has tried to renew the lease for ${Math.round(silentMs / 1000)} s`;
     });
     options.readyz.add(`${node.name}-pods-synced`, () =>
       this.pods.store.synced ? undefined : "the list of pods is not complete yet",
@@ -254,6 +270,7 @@ export class NodeAgent {
   async close(): Promise<void> {
     this.#references.close();
     this.#tokens.close();
+    this.#agentProber?.close();
     await this.server.close(CLOSE_GRACE_MS);
     // Whatever a provider makes of it, connections must not keep the process.
     await this.#o.provider
@@ -264,10 +281,10 @@ export class NodeAgent {
 
   /** Made when the server listens, because a Node says which port. */
   #nodeController(): NodeController {
-    const { node, kube, events, clusterId, clock, random, logger, metrics, version } = this.#o;
+    const { node, events, clusterId, clock, random, logger, metrics, version } = this.#o;
     const info = () => this.#info;
     return new NodeController({
-      kube,
+      kube: this.#acting,
       clock,
       random,
       logger,

@@ -15,6 +15,8 @@ export interface KubeRequest {
   signal: AbortSignal;
   /** Limit for the whole exchange; default 30 s. */
   timeoutMs?: number;
+  /** Called right before each time that it is sent; what it throws is what the request fails with. */
+  guard?: () => void;
   /** Each lane has connections and a rate of its own: nothing can delay a `lease`, only other reviews a `review`, and no `event` a call. */
   lane?: "default" | "lease" | "review" | "event";
   /**
@@ -32,7 +34,10 @@ export type WatchEvent<T> =
       object: { code?: number; reason?: string; message?: string; details?: { retryAfterSeconds?: number } };
     };
 
-export type WatchRequest = Omit<KubeRequest, "method" | "body" | "contentType" | "timeoutMs" | "lane" | "list"> & {
+export type WatchRequest = Omit<
+  KubeRequest,
+  "method" | "body" | "contentType" | "timeoutMs" | "guard" | "lane" | "list"
+> & {
   /** Called when the server has accepted the watch. */
   onOpen?: () => void;
 };

@@ -44,8 +44,8 @@ export class LeaderElector {
   readonly #retryPeriodMs: number;
   /** The lease as last seen, and when it was seen to change by our own clock. */
   #seen: { lease: Lease; changedAt: number } | undefined;
-  /** Monotonic time at which our last successful renewal was sent; undefined while we do not lead. */
-  #renewedAt: number | undefined;
+  /** When our last successful renewal was sent, by both clocks; undefined while we do not lead. */
+  #renewed: { monotonic: number; wall: number } | undefined;
 
   constructor(options: LeaderElectionOptions) {
     this.#o = options;
@@ -60,7 +60,14 @@ export class LeaderElector {
 
   /** @throws NotLeaderError unless the lease was renewed recently enough that nobody else can hold it */
   readonly guard = (): void => {
-    if (this.#renewedAt === undefined || this.#o.clock.monotonic() - this.#renewedAt > this.#renewDeadlineMs) {
+    const { clock } = this.#o;
+    // The monotonic clock of a machine that was paused stood still with it; its wall clock is set right soon afterwards. One that
+    // is set forwards for another reason costs no more than the time until the next renewal.
+    const agesMs =
+      this.#renewed === undefined
+        ? [Infinity]
+        : [clock.monotonic() - this.#renewed.monotonic, clock.now() - this.#renewed.wall];
+    if (Math.max(...agesMs) > this.#renewDeadlineMs) {
       throw new NotLeaderError("this agent does not hold the leader lease any more", { retryable: false });
     }
   };
@@ -90,7 +97,7 @@ export class LeaderElector {
       await renewing;
       this.#o.onLeading?.(false);
       if (signal.aborted) await this.#release();
-      this.#renewedAt = undefined;
+      this.#renewed = undefined;
     }
   }
 
@@ -102,10 +109,11 @@ export class LeaderElector {
       if (signal.aborted) return;
       const held = await this.#tryAcquire(signal);
       if (!held && this.#seen?.lease.spec?.holderIdentity !== this.#o.identity) {
+        this.#renewed = undefined;
         logger.warn({ lease: name, leader: this.leader }, "The leader lease was taken by another agent");
         return;
       }
-      if (!held && clock.monotonic() - this.#renewedAt! > this.#renewDeadlineMs) {
+      if (!held && clock.monotonic() - this.#renewed!.monotonic > this.#renewDeadlineMs) {
         logger.warn({ lease: name }, "The leader lease could not be renewed in time");
         return;
       }
@@ -120,7 +128,7 @@ export class LeaderElector {
   /** True when the lease is ours now. */
   async #tryAcquire(signal: AbortSignal): Promise<boolean> {
     const { kube, clock, logger, namespace, name, identity } = this.#o;
-    const sentAt = clock.monotonic();
+    const sentAt = { monotonic: clock.monotonic(), wall: clock.now() };
     const limits = { signal, timeoutMs: Math.max(1_000, this.#renewDeadlineMs / 2), lane: "lease" as const };
     try {
       let current: Lease;
@@ -156,9 +164,9 @@ export class LeaderElector {
     }
   }
 
-  #won(lease: Lease, sentAt: number): boolean {
+  #won(lease: Lease, sentAt: { monotonic: number; wall: number }): boolean {
     this.#observe(lease);
-    this.#renewedAt = sentAt;
+    this.#renewed = sentAt;
     return true;
   }
 

@@ -13,7 +13,7 @@ import { GroupLimit } from "../queue/group-limit.ts";
 import { TokenBucket } from "../queue/rate-limit.ts";
 import type { Logger } from "../telemetry/logger.ts";
 import type { Clock } from "../util/clock.ts";
-import { toError } from "../util/errors.ts";
+import { toError, VmletError } from "../util/errors.ts";
 import type { CertificatePair } from "./certificates.ts";
 import { Connections, type Lane } from "./connections.ts";
 import { CredentialSource, type Credentials } from "./credentials.ts";
@@ -30,6 +30,8 @@ export interface TransportMetrics {
   onRequest(request: { verb: string; host: string; code: string; seconds: number }): void;
   onRetry(request: { verb: string; host: string; code: string }): void;
   onRateLimited(request: { verb: string; host: string; seconds: number }): void;
+  /** The server's clock as it replied to a lease, in milliseconds since the epoch; it gives whole seconds. */
+  onServerTime?(ms: number): void;
 }
 
 export interface KubeTransportOptions {
@@ -298,6 +300,8 @@ export class KubeTransport implements Kube {
     }
     if (request.body !== undefined) headers["content-type"] = request.contentType ?? "application/json";
 
+    const dispatcher = this.#connections.dispatcher(credentials, lane);
+    request.guard?.();
     const startedAt = this.#clock.monotonic();
     const verb = lane === "watch" ? "WATCH" : request.method;
     const observe = (code: string) =>
@@ -313,16 +317,22 @@ export class KubeTransport implements Kube {
         headers,
         body: request.body === undefined ? null : JSON.stringify(request.body),
         signal,
-        dispatcher: this.#connections.dispatcher(credentials, lane),
+        dispatcher,
         // undici closes the connection after any DELETE that has a body, unless it is told that the server minds no such thing.
         reset: false,
       });
       observe(String(reply.statusCode));
+      if (lane === "lease") this.#noteServerTime(reply.headers["date"]);
       return { status: reply.statusCode, headers: reply.headers, body: reply.body };
     } catch (error) {
       observe("<error>");
       throw error;
     }
+  }
+
+  #noteServerTime(date: string | string[] | undefined): void {
+    const ms = typeof date === "string" ? Date.parse(date) : Number.NaN;
+    if (!Number.isNaN(ms)) this.#options.metrics?.onServerTime?.(ms);
   }
 
   /** The error that a reply stands for. */
@@ -336,7 +346,8 @@ export class KubeTransport implements Kube {
 function explain(error: unknown, request: KubeRequest, callers: AbortSignal, limit: AbortSignal): unknown {
   if (callers.aborted) return callers.reason;
   if (limit.aborted) return limit.reason;
-  if (error instanceof KubeApiError) return error;
+  // An own error says what it means; what a request's guard throws is one.
+  if (error instanceof VmletError) return error;
   const reason: TransportReason = errorCodes(error).includes("ECONNREFUSED") ? "ConnectionRefused" : "Transport";
   return new KubeApiError(`${what(request)}: ${rootCause(error).message}`, { status: 0, reason, cause: error });
 }

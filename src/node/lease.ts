@@ -1,5 +1,6 @@
 import { isNotFound } from "../kube/errors.ts";
 import type { Kube } from "../kube/kube.ts";
+import type { Lease } from "../kube/wire.ts";
 import { mergePatch } from "../kube/patch.ts";
 import { leasePath, leasesPath } from "../kube/paths.ts";
 import { Backoff } from "../queue/backoff.ts";
@@ -28,10 +29,16 @@ export interface NodeLeaseOptions {
 /**
  * The node's heartbeat. It says that the agent is alive and nothing else: it asks nobody, least of all the backend, and
  * has a connection of its own. The control plane takes the node for lost when it stops for about 40 s.
+ *
+ * A renewal counts only when its time is later than the one before (node_lifecycle_controller). So the time never falls, whoever
+ * sets this host's clock back, or held the lease on a host whose clock was ahead.
  */
 export class NodeLease {
   readonly #options: NodeLeaseOptions;
   #renewedAt: number | undefined;
+  #attemptedAt: number | undefined;
+  /** The time of the last renewal that is known, whosever it was; undefined before the first. Wall-clock milliseconds. */
+  #renewTime: number | undefined;
 
   constructor(options: NodeLeaseOptions) {
     this.#options = options;
@@ -42,9 +49,15 @@ export class NodeLease {
     return this.#renewedAt;
   }
 
+  /** Monotonic time at which the last attempt ended, however it did, in milliseconds: it shows that the process makes progress. */
+  get attemptedAt(): number | undefined {
+    return this.#attemptedAt;
+  }
+
   /** Renews every 10 s; after a failure in 200 ms, doubling to 7 s. Resolves when `signal` aborts. */
   async run(signal: AbortSignal): Promise<void> {
     const { clock, random, logger, onRenewed } = this.#options;
+    this.#attemptedAt = clock.monotonic();
     const backoff = new Backoff({ initialMs: 200, maxMs: 7_000, jitter: "none", clock, random });
     while (!signal.aborted) {
       const startedAt = clock.monotonic();
@@ -60,6 +73,7 @@ export class NodeLease {
         delayMs = backoff.next();
         logger.warn({ err: toError(error), delayMs }, "The node's lease was not renewed");
       }
+      this.#attemptedAt = clock.monotonic();
       try {
         await clock.sleep(delayMs, signal);
       } catch {
@@ -69,31 +83,56 @@ export class NodeLease {
   }
 
   async #renew(signal: AbortSignal): Promise<void> {
-    const { kube, clock, nodeName, nodeUid } = this.#options;
-    const uid = nodeUid();
-    const spec = {
-      holderIdentity: nodeName,
-      leaseDurationSeconds: LEASE_DURATION_SECONDS,
-      renewTime: rfc3339Micro(clock.now()),
-    };
-    // Always sent along, so that a lease made before the Node, or for an earlier Node, gets its owner.
-    const ownerReferences = uid === undefined ? undefined : [{ apiVersion: "v1", kind: "Node", name: nodeName, uid }];
-    const common = { signal, lane: "lease", timeoutMs: TIMEOUT_MS } as const;
-    try {
-      const metadata = ownerReferences && { ownerReferences };
-      await kube.request({
-        ...mergePatch(leasePath(NAMESPACE, nodeName), { ...(metadata && { metadata }), spec }),
-        ...common,
-      });
-    } catch (error) {
-      if (!isNotFound(error)) throw error;
-      const metadata = { name: nodeName, namespace: NAMESPACE, ...(ownerReferences && { ownerReferences }) };
-      await kube.request({
-        method: "POST",
-        path: leasesPath(NAMESPACE),
-        body: { apiVersion: "coordination.k8s.io/v1", kind: "Lease", metadata, spec },
-        ...common,
-      });
+    const { clock, nodeName: holderIdentity } = this.#options;
+    if (this.#renewTime === undefined) {
+      // Changes no time and says which it is, with no other right than the renewal itself.
+      const lease = await this.#patch({ holderIdentity }, signal);
+      this.#renewTime = Date.parse(lease?.spec?.renewTime ?? "") || 0;
     }
+    const renewTime = Math.max(clock.now(), this.#renewTime + 1);
+    const spec = {
+      holderIdentity,
+      leaseDurationSeconds: LEASE_DURATION_SECONDS,
+      renewTime: rfc3339Micro(renewTime),
+    };
+    if ((await this.#patch(spec, signal)) === undefined) await this.#create(spec, signal);
+    this.#renewTime = renewTime;
+  }
+
+  /** The lease as it is then; undefined when there is none. */
+  async #patch(spec: Lease["spec"], signal: AbortSignal): Promise<Lease | undefined> {
+    const { kube, nodeName } = this.#options;
+    const metadata = this.#owner();
+    const patch = mergePatch(leasePath(NAMESPACE, nodeName), { ...(metadata && { metadata }), spec });
+    try {
+      return await kube.request<Lease>({ ...patch, signal, lane: "lease", timeoutMs: TIMEOUT_MS });
+    } catch (thrown) {
+      if (isNotFound(thrown)) return undefined;
+      throw thrown;
+    }
+  }
+
+  async #create(spec: Lease["spec"], signal: AbortSignal): Promise<void> {
+    const { kube, nodeName } = this.#options;
+    await kube.request({
+      method: "POST",
+      path: leasesPath(NAMESPACE),
+      body: {
+        apiVersion: "coordination.k8s.io/v1",
+        kind: "Lease",
+        metadata: { name: nodeName, namespace: NAMESPACE, ...this.#owner() },
+        spec,
+      },
+      signal,
+      lane: "lease",
+      timeoutMs: TIMEOUT_MS,
+    });
+  }
+
+  /** Always sent along, so that a lease made before the Node, or for an earlier Node, gets its owner. */
+  #owner() {
+    const uid = this.#options.nodeUid();
+    if (uid === undefined) return undefined;
+    return { ownerReferences: [{ apiVersion: "v1", kind: "Node", name: this.#options.nodeName, uid }] };
   }
 }

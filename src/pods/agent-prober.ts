@@ -69,6 +69,11 @@ export class AgentProber implements ReadinessSource {
     );
   }
 
+  /** Probes nothing any more. */
+  close(): void {
+    for (const podUid of this.#watched.keys()) this.release(podUid);
+  }
+
   release(podUid: string): void {
     for (const { prober } of this.#watched.get(podUid)?.values() ?? []) prober.stop();
     this.#watched.delete(podUid);

@@ -281,6 +281,10 @@ export function createMetrics(options: MetricsOptions) {
       "Unix time of the last renewal of the node's lease that succeeded.",
       ["node"],
     ),
+    clockSkew: gauge(
+      "vmlet_clock_skew_seconds",
+      "How far this host's clock is ahead of the API server's, by the last reply to a lease; whole seconds.",
+    ),
     kubernetesBuildInfo: gauge(
       "kubernetes_build_info",
       "Version of the kubelet that the node reports. The value is always 1.",

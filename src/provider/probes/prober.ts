@@ -47,9 +47,14 @@ export class Prober {
     this.#verdict = verdict;
   }
 
-  /** `runningSince` is wall-clock milliseconds: the initial delay counts from the container's start. */
+  /**
+   * The initial delay counts from the container's start.
+   *
+   * @param runningSince wall-clock milliseconds, by a clock that may be another one's: a start that lies ahead is now
+   */
   start(runningSince: number): void {
-    const first = runningSince + this.#probe.initial_delay_s * 1000 - this.#clock.now();
+    const now = this.#clock.now();
+    const first = Math.min(runningSince, now) + this.#probe.initial_delay_s * 1000 - now;
     this.#cancel = this.#clock.after(Math.max(0, first), () => void this.#turn());
   }
 

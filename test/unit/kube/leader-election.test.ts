@@ -129,6 +129,42 @@ describe("a leader", () => {
     expect(a.elector.guard).toThrow(NotLeaderError);
   });
 
+  test("may not act after its whole machine was paused, until it knows that it still leads", async () => {
+    const server = new LeaseServer();
+    const clock = new VirtualClock();
+    const a = candidate(server, "a", clock);
+    await settle();
+    // The monotonic clock stood still with the machine; the wall clock has been set right.
+    clock.step(60_000);
+    expect(a.elector.guard).toThrow(NotLeaderError);
+    await clock.advance(4_000);
+    expect(a.elector.guard).not.toThrow();
+  });
+
+  test("may not act from the moment at which it sees that another leads", async () => {
+    const server = new LeaseServer();
+    const clock = new VirtualClock();
+    const a = candidate(server, "a", clock);
+    await settle();
+    const spec = { ...server.lease!.spec, holderIdentity: "b" };
+    server.lease = { ...server.lease, spec, metadata: { resourceVersion: "taken" } };
+    await clock.advance(4_000);
+    expect(a.elector.guard).toThrow(NotLeaderError);
+  });
+
+  test("goes on leading when the wall clock is set back or forwards", async () => {
+    const server = new LeaseServer();
+    const clock = new VirtualClock();
+    const a = candidate(server, "a", clock);
+    const b = candidate(server, "b", clock);
+    await clock.advance(5_000);
+    for (const ms of [-86_400_000, 3 * 86_400_000]) {
+      clock.step(ms);
+      await clock.advance(60_000);
+    }
+    expect([a.state.leading, b.state.leading]).toEqual([true, false]);
+  });
+
   test("is told when it has lost", async () => {
     const server = new LeaseServer();
     const clock = new VirtualClock();

@@ -4,6 +4,8 @@ import { join } from "node:path";
 import { afterEach, beforeEach, describe, expect, it } from "vitest";
 import { KubeTransport, type KubeTransportOptions } from "../../../src/kube/transport.ts";
 import { KubeApiError, isConflict, isGone, isNotFound, saysNotFound } from "../../../src/kube/errors.ts";
+import { guardedKube } from "../../../src/kube/guarded.ts";
+import { NotLeaderError } from "../../../src/kube/leader-election.ts";
 import { tokenReview } from "../../../src/kube/reviews.ts";
 import { silentLogger } from "../../../src/telemetry/logger.ts";
 import { systemClock, type Clock } from "../../../src/util/clock.ts";
@@ -200,6 +202,54 @@ describe("reviews", () => {
     expect(await tokenReview(kube, { token: "t" }, live())).toBeUndefined();
     waiting.abort();
     expect(await second).toBe("given up");
+  });
+});
+
+describe("somebody who loses the right to change anything", () => {
+  const refuse = () => {
+    throw new NotLeaderError("this agent does not lead any more");
+  };
+
+  it("sends no change, and reads on", async () => {
+    const server = await serve();
+    const kube = guardedKube(connect(server), refuse);
+    for (const method of ["POST", "PUT", "PATCH", "DELETE"] as const)
+      await expect(kube.request({ ...get(), method, body: {} })).rejects.toBeInstanceOf(NotLeaderError);
+    await kube.request(get());
+    expect(server.received.map(({ method }) => method)).toEqual(["GET"]);
+  });
+
+  it("does not send what had to wait meanwhile", async () => {
+    const server = await serve();
+    let leads = true;
+    const waited = Promise.withResolvers<void>();
+    const clock: Clock = { ...systemClock, sleep: () => waited.promise };
+    const kube = guardedKube(connect(server, { clock, rateLimit: { perSecond: 1, burst: 1 } }), () => {
+      if (!leads) refuse();
+    });
+    await kube.request(get());
+    const patch = kube.request({ ...get(), method: "PATCH", body: {} });
+    leads = false;
+    waited.resolve();
+    await expect(patch).rejects.toBeInstanceOf(NotLeaderError);
+    expect(server.received).toHaveLength(1);
+  });
+});
+
+describe("the server's clock", () => {
+  it("is noted with each reply to a lease", async () => {
+    const server = await serve((_r, reply) => json(reply, 200, {}, { date: "Thu, 01 Jan 2026 00:00:07 GMT" }));
+    const times: number[] = [];
+    const metrics = {
+      onRequest: () => {},
+      onRetry: () => {},
+      onRateLimited: () => {},
+      onServerTime: (ms: number) => void times.push(ms),
+    };
+    const kube = connect(server, { metrics });
+    await kube.request(get());
+    await kube.request({ ...get(), lane: "lease" });
+    expect(times).toEqual([Date.parse("2026-01-01T00:00:07Z")]);
   });
 });
 

@@ -496,6 +496,39 @@ describe("the lease", () => {
     ]);
   });
 
+  it("is renewed with a later time each time, though the clock is set back", async () => {
+    const s = setup();
+    await s.start();
+    const times: number[] = [];
+    for (let i = 0; i < 5; i++) {
+      if (i === 2) s.clock.step(-86_400_000);
+      await s.clock.advance(11_000);
+      times.push(Date.parse(s.api.lease!.spec.renewTime));
+    }
+    expect(times).toEqual(times.toSorted((a, b) => a - b));
+    expect(new Set(times).size).toBe(5);
+  });
+
+  it("goes on from the time that an agent wrote whose clock was ahead", async () => {
+    const s = setup();
+    const renewTime = "2026-01-04T00:00:00.000000Z";
+    s.api.lease = { metadata: {}, spec: { renewTime } };
+    await s.start();
+    expect(s.api.lease.spec.renewTime > renewTime).toBe(true);
+    const first = s.api.lease.spec.renewTime;
+    await s.clock.advance(11_000);
+    expect(s.api.lease.spec.renewTime > first).toBe(true);
+  });
+
+  it("tells that the process makes progress, whether or not it is renewed", async () => {
+    const s = setup();
+    s.api.fault = (r) => (r.path.includes("/leases") ? apiError(0, "Timeout") : undefined);
+    await s.start();
+    await s.clock.advance(120_000);
+    expect(s.clock.monotonic() - s.controller.lease.attemptedAt!).toBeLessThan(20_000);
+    expect(s.controller.lease.renewedAt).toBeUndefined();
+  });
+
   it("is made again when somebody deletes it", async () => {
     const s = setup();
     await s.start();

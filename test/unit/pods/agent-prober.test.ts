@@ -58,6 +58,12 @@ describe("AgentProber", () => {
     expect(changes).toBe(1);
   });
 
+  test("probes nothing any more when it is closed", () => {
+    isReady();
+    prober.close();
+    expect(prober.tallies()).toEqual([]);
+  });
+
   test("counts how its probes came out", async () => {
     isReady();
     await waitFor({ what: "a success" }, () => must(prober.tallies()[0]?.tally.successful === 1, prober.tallies()));
