@@ -17,7 +17,7 @@ import type { ContainerLaunch } from "../../../providers/local/engine.ts";
 import { GuestControl, GuestError, quote } from "../../../providers/local/engines/vm/control.ts";
 import { tscKhz } from "../../../providers/local/engines/vm/frequency.ts";
 import { machineScript } from "../../../providers/local/engines/vm/identity.ts";
-import { attachDisk, probeAccelerator, Qemu } from "../../../providers/local/engines/vm/qemu.ts";
+import { attachDisk, probeAccelerator, PROCESSOR, Qemu } from "../../../providers/local/engines/vm/qemu.ts";
 import { Qmp } from "../../../providers/local/engines/vm/qmp.ts";
 import { parseStats, VmSandbox, vmSize } from "../../../providers/local/engines/vm/sandbox.ts";
 import { Vm, type VmContext } from "../../../providers/local/engines/vm/vm.ts";
@@ -196,6 +196,12 @@ describe("the control channel", () => {
     };
     expect(await control.script("a", signal())).toBe("mine");
   });
+});
+
+test("under KVM a guest has neither the host's virtualisation nor its counters", () => {
+  const [model, ...features] = PROCESSOR.kvm[PROCESSOR.kvm.indexOf("-cpu") + 1]!.split(",");
+  expect(model).toBe("host");
+  expect(features).toEqual(expect.arrayContaining(["-vmx", "-svm", "pmu=off"]));
 });
 
 describe("a guest's identity", () => {
