@@ -33,7 +33,8 @@ import {
   requireContained,
 } from "../../bundle/container-policy.ts";
 import { Cgroup, cgroupVersion } from "./cgroup.ts";
-import { type OciContext, OciSandbox, openSandbox, recoverSandbox } from "./sandbox.ts";
+import type { OciContext } from "./context.ts";
+import { OciSandbox, openSandbox, recoverSandbox } from "./sandbox.ts";
 import { pauseProgram } from "./pause.ts";
 import { OciRuntime } from "./runtime.ts";
 import type { SeccompSource } from "../../bundle/seccomp.ts";

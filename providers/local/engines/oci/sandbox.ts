@@ -3,6 +3,7 @@
  *
  *     sandbox.json        what was made, to find it again
  *     ns/ipc, ns/uts      the namespaces, held by bind mounts: no process need live for them
+ *     ns/pid              the shared process namespace, where there is one, held in the same way
  *     shm/                /dev/shm of all containers, a tmpfs
  *     etc/                hosts, hostname, resolv.conf, and a termination message per container: a small tmpfs, because
  *                         containers write to them, and no limit of storage is measured there
@@ -12,17 +13,14 @@
  */
 import { randomBytes } from "node:crypto";
 import { chmodSync, chownSync, closeSync, existsSync, fstatSync, readFileSync } from "node:fs";
-import { mkdir, readFile, rename, rm, stat, statfs, writeFile } from "node:fs/promises";
+import { mkdir, readFile, rename, rm, statfs, writeFile } from "node:fs/promises";
 import { connect } from "node:net";
 import { totalmem } from "node:os";
 import { join } from "node:path";
 import type { Duplex } from "node:stream";
-import type PQueue from "p-queue";
 import {
-  type Clock,
   type ContainerResources,
   type ContainerSpec,
-  type Logger,
   type Mount,
   type ProcessStreams,
   ProviderError,
@@ -50,40 +48,27 @@ import { bindDescriptor, mountOverlay, mountTmpfs, unmountBelow } from "../../ho
 import { removeTree } from "../../host/remove-tree.ts";
 import { TreeMeter } from "../../host/tree-use.ts";
 import { containerPorts } from "../../network/host-ports.ts";
-import type { Attachment, HostNetwork } from "../../network/network.ts";
-import { allProcesses, isAlive, processStat } from "../../host/proc.ts";
+import type { Attachment } from "../../network/network.ts";
+import { allProcesses, isAlive } from "../../host/proc.ts";
 import { formatOwner } from "../../machine/record.ts";
 import { spawnStreams } from "../../shim/spawn.ts";
 import { bind, capabilitiesInMask, ociConfig, ociResources, type OciMount } from "../../bundle/bundle.ts";
 import { Cgroup, cgroupVersion } from "./cgroup.ts";
 import { kernelHostname } from "../../bundle/host-files.ts";
 import { sharedLimits } from "../../bundle/machine-resources.ts";
+import type { OciContext } from "./context.ts";
 import { etcMounts, makeEtc, readMessage, removeMessage } from "./etc.ts";
-import { pauseProgram } from "./pause.ts";
 import { LoopbackRelay } from "./relay.ts";
 import { openInRoot } from "../../bundle/root-path.ts";
-import { type OciRuntime, readPid } from "./runtime.ts";
-import { seccompProfile, type SeccompSource } from "../../bundle/seccomp.ts";
+import { heldNamespaces, holdPause, holdProcesses, isNamespace, type PauseProcess, startPause } from "./namespaces.ts";
+import { readPid } from "./runtime.ts";
+import { seccompProfile } from "../../bundle/seccomp.ts";
 import { accountFiles, resolveUser, type ResolvedUser } from "../../bundle/users.ts";
-
-/** What every sandbox of this engine works with. */
-export interface OciContext {
-  clock: Clock;
-  logger: Logger;
-  runtime: OciRuntime;
-  network: HostNetwork;
-  cgroupRoot: string;
-  seccomp: () => SeccompSource;
-  pidsLimit: number;
-  /** Bounds how many trees are measured at a time. */
-  diskWalks: PQueue;
-}
 
 interface SandboxRecord {
   attachment: Attachment;
   hostname: string;
-  /** Of the shared process namespace's first process. */
-  pause?: { pid: number; startTime: string };
+  pause?: PauseProcess;
 }
 
 /** containerd's size of a sandbox's /dev/shm. */
@@ -91,7 +76,6 @@ const SHM_BYTES = 64 * 1024 * 1024;
 const LOSS_POLL_MS = 1_000;
 /** containerd's code for a container that could not be started. */
 const START_ERROR_EXIT = 128;
-const PAUSE_PIDS = 1;
 /** Containers may use low ports and ping without capabilities, as under containerd. */
 const DEFAULT_SYSCTLS = [
   { name: "net.ipv4.ip_unprivileged_port_start", value: "0" },
@@ -135,7 +119,12 @@ export async function recoverSandbox(context: OciContext, home: MachineHome): Pr
   // After a boot of the host the files are there, but nothing that they describe.
   if ((await context.network.find(home.id)) === undefined || !(await isNamespace(join(home.dir, "ns/uts"))))
     return undefined;
-  if (record.pause !== undefined && !isAlive(record.pause.pid, record.pause.startTime)) return undefined;
+  if (record.pause !== undefined) {
+    const { pid, startTime } = record.pause;
+    if (!isAlive(pid, startTime)) return undefined;
+    // Earlier versions did not hold it.
+    if (!(await isNamespace(join(home.dir, "ns/pid"))) && !(await holdPause(home.dir, record.pause))) return undefined;
+  }
   await context.network.ensure();
   // They are gone when somebody has flushed this host's rules meanwhile.
   await context.network
@@ -144,19 +133,6 @@ export async function recoverSandbox(context: OciContext, home: MachineHome): Pr
       context.logger.warn({ machine: home.id, error: String(error) }, "cannot open the machine's host ports again"),
     );
   return new OciSandbox(context, home, record);
-}
-
-function heldNamespaces(dir: string, attachment: Attachment) {
-  return [
-    { type: "network", path: attachment.netns! },
-    { type: "ipc", path: join(dir, "ns/ipc") },
-    { type: "uts", path: join(dir, "ns/uts") },
-  ] as const;
-}
-
-async function isNamespace(file: string): Promise<boolean> {
-  const [held, parent] = await Promise.all([stat(file), stat(join(file, ".."))]).catch(() => []);
-  return held !== undefined && parent !== undefined && held.dev !== parent.dev;
 }
 
 async function makeVolume({ dir, spec }: MachineHome, volume: Volume): Promise<void> {
@@ -174,45 +150,6 @@ async function makeVolume({ dir, spec }: MachineHome, volume: Volume): Promise<v
   // As in a kubelet, a tmpfs keeps the sticky bit with which it is mounted, and a folder on disk has none.
   chmodSync(fresh, 0o777 | (inMemory ? 0o1000 : 0) | (group === undefined ? 0 : 0o2000));
   if (!inMemory) await rename(fresh, path);
-}
-
-async function startPause(
-  context: OciContext,
-  home: MachineHome,
-  attachment: Attachment,
-): Promise<{ pid: number; startTime: string }> {
-  const bundle = join(home.dir, "pause");
-  await mkdir(join(bundle, "rootfs"), { recursive: true });
-  for (const folder of ["proc", "dev", "sys"]) await mkdir(join(bundle, "rootfs", folder), { recursive: true });
-  await writeFile(join(bundle, "rootfs/pause"), pauseProgram(process.arch)!, { mode: 0o755 });
-  const config = ociConfig({
-    spec: {
-      name: "pause",
-      image: "",
-      command: ["/pause"],
-      security: { read_only_root: true, capabilities_drop: ["ALL"], allow_privilege_escalation: false },
-    },
-    image: {},
-    user: { uid: 65_535, gid: 65_535, supplementalGroups: [], home: "/" },
-    hostname: "",
-    rootfs: join(bundle, "rootfs"),
-    namespaces: [...heldNamespaces(home.dir, attachment), { type: "pid" }],
-    mounts: [],
-    cgroupsPath: join(context.cgroupRoot, machineHash(home.id), "pause"),
-    cgroupVersion: cgroupVersion(),
-    sysctls: [],
-    seccomp: (capabilities) => seccompProfile(context.seccomp(), capabilities, process.arch),
-    pidsLimit: PAUSE_PIDS,
-  });
-  await writeFile(join(bundle, "config.json"), JSON.stringify(config));
-  await context.runtime.runDetached(
-    `pause-${machineHash(home.id)}`,
-    bundle,
-    join(bundle, "pid"),
-    join(bundle, "runtime.log"),
-  );
-  const pid = (await readPid(join(bundle, "pid")))!;
-  return { pid, startTime: processStat(pid)!.startTime };
 }
 
 export class OciSandbox implements Sandbox {
@@ -251,8 +188,6 @@ export class OciSandbox implements Sandbox {
     const bundle = this.#bundle(launch);
     for (const folder of ["rootfs", "upper", "work"])
       await mkdir(join(bundle, folder), { recursive: true, mode: 0o755 });
-    // Whose process namespace it joins; without one it gets its own.
-    const processes = this.#record.pause?.pid ?? launch.target?.pid;
     const grantable = ownCapabilities();
     try {
       const config = ociConfig({
@@ -263,7 +198,7 @@ export class OciSandbox implements Sandbox {
         rootfs: join(bundle, "rootfs"),
         namespaces: [
           ...heldNamespaces(this.#home.dir, this.#record.attachment),
-          { type: "pid", ...(processes === undefined ? {} : { path: `/proc/${processes}/ns/pid` }) },
+          { type: "pid", ...(await this.#joinedProcesses(launch, bundle)) },
         ],
         mounts: await this.#mounts(launch, bundle),
         cgroupsPath: this.#cgroupPath(launch),
@@ -297,6 +232,21 @@ export class OciSandbox implements Sandbox {
       pidFile,
       user: { uid: user.uid, gid: user.gid, supplemental_groups: user.supplementalGroups },
     };
+  }
+
+  /** Whose process namespace it joins, held in its bundle; without one it gets its own. */
+  async #joinedProcesses({ name, target }: ContainerLaunch, bundle: string): Promise<{ path?: string }> {
+    if (this.#record.pause !== undefined) return { path: join(this.#home.dir, "ns/pid") };
+    if (target?.pid === undefined) return {};
+    const { pid } = target;
+    const path = join(bundle, "processes");
+    const isTheirs = async () => (await this.#cgroup(target).processes()).includes(pid);
+    if (!(await holdProcesses(pid, isTheirs, path)))
+      throw new ContainerError(
+        "CreateContainerError",
+        `container ${name}: container ${target.name}, whose processes it is to see, has ended`,
+      );
+    return { path };
   }
 
   async signal(container: ContainerRef, signal: number): Promise<void> {

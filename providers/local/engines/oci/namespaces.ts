@@ -1,0 +1,111 @@
+/** The namespaces that a machine's containers join: each held by a file, so that nothing depends on the number of a process. */
+import { closeSync, openSync } from "node:fs";
+import { mkdir, stat, writeFile } from "node:fs/promises";
+import { join } from "node:path";
+import { ociConfig } from "../../bundle/bundle.ts";
+import { seccompProfile } from "../../bundle/seccomp.ts";
+import type { MachineHome } from "../../engine.ts";
+import { isMissing } from "../../host/files.ts";
+import { machineHash } from "../../host/machine-hash.ts";
+import { bindDescriptor } from "../../host/mounts.ts";
+import { isAlive, processStat } from "../../host/proc.ts";
+import type { Attachment } from "../../network/network.ts";
+import { cgroupVersion } from "./cgroup.ts";
+import type { OciContext } from "./context.ts";
+import { pauseProgram } from "./pause.ts";
+import { readPid } from "./runtime.ts";
+
+/** The first process of a shared process namespace. */
+export interface PauseProcess {
+  pid: number;
+  startTime: string;
+}
+
+const PAUSE_PIDS = 1;
+
+/** @param dir the machine's folder */
+export function heldNamespaces(dir: string, attachment: Attachment) {
+  return [
+    { type: "network", path: attachment.netns! },
+    { type: "ipc", path: join(dir, "ns/ipc") },
+    { type: "uts", path: join(dir, "ns/uts") },
+  ] as const;
+}
+
+/** Whether a file is one that a namespace was bound to. */
+export async function isNamespace(file: string): Promise<boolean> {
+  const [held, parent] = await Promise.all([stat(file), stat(join(file, ".."))]).catch(() => []);
+  return held !== undefined && parent !== undefined && held.dev !== parent.dev;
+}
+
+/** Starts the first process of a shared process namespace, and holds that. */
+export async function startPause(
+  context: OciContext,
+  home: MachineHome,
+  attachment: Attachment,
+): Promise<PauseProcess> {
+  const bundle = join(home.dir, "pause");
+  await mkdir(join(bundle, "rootfs"), { recursive: true });
+  for (const folder of ["proc", "dev", "sys"]) await mkdir(join(bundle, "rootfs", folder), { recursive: true });
+  await writeFile(join(bundle, "rootfs/pause"), pauseProgram(process.arch)!, { mode: 0o755 });
+  const config = ociConfig({
+    spec: {
+      name: "pause",
+      image: "",
+      command: ["/pause"],
+      security: { read_only_root: true, capabilities_drop: ["ALL"], allow_privilege_escalation: false },
+    },
+    image: {},
+    user: { uid: 65_535, gid: 65_535, supplementalGroups: [], home: "/" },
+    hostname: "",
+    rootfs: join(bundle, "rootfs"),
+    namespaces: [...heldNamespaces(home.dir, attachment), { type: "pid" }],
+    mounts: [],
+    cgroupsPath: join(context.cgroupRoot, machineHash(home.id), "pause"),
+    cgroupVersion: cgroupVersion(),
+    sysctls: [],
+    seccomp: (capabilities) => seccompProfile(context.seccomp(), capabilities, process.arch),
+    pidsLimit: PAUSE_PIDS,
+  });
+  await writeFile(join(bundle, "config.json"), JSON.stringify(config));
+  await context.runtime.runDetached(
+    `pause-${machineHash(home.id)}`,
+    bundle,
+    join(bundle, "pid"),
+    join(bundle, "runtime.log"),
+  );
+  const pid = (await readPid(join(bundle, "pid")))!;
+  const pause = { pid, startTime: processStat(pid)!.startTime };
+  if (!(await holdPause(home.dir, pause)))
+    throw new Error("the first process of the shared process namespace has ended");
+  return pause;
+}
+
+/** @returns false when the process is gone */
+export async function holdPause(dir: string, { pid, startTime }: PauseProcess): Promise<boolean> {
+  return await holdProcesses(pid, () => Promise.resolve(isAlive(pid, startTime)), join(dir, "ns/pid"));
+}
+
+/**
+ * Binds a process's process namespace to a file, which then names no other, whatever becomes of the process and its number.
+ * @param isTheirs whether the number is still that process's: asked when its namespace is held, for only then is the answer
+ * about that one
+ * @returns false when it is not, or the process is gone
+ */
+export async function holdProcesses(pid: number, isTheirs: () => Promise<boolean>, file: string): Promise<boolean> {
+  let fd: number;
+  try {
+    fd = openSync(`/proc/${pid}/ns/pid`, "r");
+  } catch (cause) {
+    if (isMissing(cause)) return false;
+    throw cause;
+  }
+  try {
+    if (!(await isTheirs())) return false;
+    await writeFile(file, "");
+    await bindDescriptor(fd, file);
+    return true;
+  } finally {
+    closeSync(fd);
+  }
+}
