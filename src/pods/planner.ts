@@ -42,6 +42,8 @@ export interface Again {
  * has to survive lives in the API server or in the backend. All times are monotonic milliseconds.
  */
 export interface PodMemory {
+  /** The first look at the pod. */
+  seenAt: number | undefined;
   /** A create was sent, whatever came of it: until a tombstone is confirmed, a machine may appear. */
   created: boolean;
   /** Why the pod must end, decided here: refused at admission, or gone for good. */
@@ -83,6 +85,7 @@ export interface PodMemory {
 }
 
 export const newMemory = (): PodMemory => ({
+  seenAt: undefined,
   created: false,
   verdict: undefined,
   waiting: undefined,
@@ -278,7 +281,7 @@ function planLive(pod: Pod, observed: Observed, memory: PodMemory, context: Plan
         // A list may lack a machine that is there, and a create may still be on its way to the backend.
         if (memory.missedAt.length === 0) return { do: "look" };
         if (!memory.buried) return { do: "bury", force: false, verdict };
-        return endAction(pod, { ...memory, verdict }, context);
+        return statusAction(pod, undefined, { ...memory, verdict }, context, true) ?? { do: "wait" };
       }
       // A create that has to wait, or that failed for now, leaves a pod that says why it is Pending.
       if (memory.waiting !== undefined || memory.created) {

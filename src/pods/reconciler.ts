@@ -8,8 +8,7 @@
 import type { Kube } from "../kube/kube.ts";
 import { isKubeApiError } from "../kube/errors.ts";
 import type { Pod } from "../kube/wire.ts";
-import { isProviderError, ProviderError } from "../provider/errors.ts";
-import { daemonSetHeld, isDaemonSetPod } from "../podspec/admission/admission.ts";
+import { isProviderError } from "../provider/errors.ts";
 import { fieldPathOf } from "../podspec/render/render.ts";
 import {
   isKnownOver,
@@ -24,6 +23,7 @@ import type { PodEvent, ResizeOutlook } from "../podspec/types.ts";
 import type { Logger } from "../telemetry/logger.ts";
 import type { Clock } from "../util/clock.ts";
 import { toError } from "../util/errors.ts";
+import { MachineCreation } from "./creation.ts";
 import type { PodHooks } from "./hooks.ts";
 import type { MachineCache } from "./machines.ts";
 import {
@@ -142,29 +142,11 @@ const STATUS_REFUSED = "FailedStatusUpdate";
 
 /** Actions that one call carries out before it yields to other pods. */
 const MAX_STEPS = 12;
-/** A create that waits for something is tried again when that changes, and after this long, doubling. kubelet: 2 m 2 s at most. */
-const CREATE_RETRY_MS = { first: 5_000, max: 122_000 };
-/** kubelet: podAttachAndMountTimeout. */
-const MOUNT_TIMEOUT_MS = 123_000;
-
 /** A machine that does not go is deleted again after this long, doubling; its user is told when the longest is reached. */
 const BURIAL_RETRY_MS = { first: 200, max: 30_000 };
 
 /** The removal of a pod's object that stays is repeated after this long, doubling: no reply is proof for ever. */
 const FINALIZE_AGAIN_MS = { first: 30_000, max: 600_000 };
-
-/** How often a critical pod looks whether those that make room for it are gone. */
-const PREEMPTION_RETRY_MS = 1_000;
-
-/** What is known of a create that waits. */
-interface Held {
-  /** When kubelet's worker began to wait for volumes that are still away. */
-  mountingSince: number | undefined;
-  /** What was said last, how often, and when it is worth saying again. */
-  said: string;
-  times: number;
-  retryAt: number;
-}
 
 /** A newer copy of a pod than the cache holds, known from a reply. */
 interface Overlay {
@@ -180,17 +162,25 @@ export class PodReconciler {
   readonly #lastSeen = new Map<string, Pod>();
   /** Of each machine, the newest notice that was passed on or is old news. */
   readonly #noticeSeq = new Map<string, number>();
-  /** Creates that wait. All times monotonic. */
-  readonly #held = new Map<string, Held>();
   /** Monotonic time of the first look at a pod that has not run. */
   readonly #firstLook = new Map<string, number>();
   readonly #resize: ResizeTracker;
   readonly #api: PodApi;
+  readonly #creation: MachineCreation;
 
   constructor(options: ReconcilerOptions) {
     this.#o = options;
     this.#resize = new ResizeTracker(options);
     this.#api = new PodApi(options);
+    this.#creation = new MachineCreation({
+      ...options,
+      api: this.#api,
+      memory: { get: (uid) => this.#remember(uid), update: (uid, change) => this.#update(uid, change) },
+      look: (uid, signal) => this.#look(uid, signal),
+      onRead: (uid, pod, cachedBefore) => this.#overlay(uid, pod, cachedBefore),
+      cachedVersion: (uid) => this.#cachedVersion(uid),
+      onPreempt: (victim) => this.#preempt(victim),
+    });
   }
 
   /** UIDs of which this process remembers something. */
@@ -240,6 +230,8 @@ export class PodReconciler {
       if (desired.kind === "pod" && !this.#firstLook.has(uid) && !hasRun(desired.pod) && !isTerminal(desired.pod)) {
         this.#firstLook.set(uid, this.#o.clock.monotonic());
       }
+      if (desired.kind === "pod" && this.#remember(uid).seenAt === undefined)
+        this.#update(uid, { seenAt: this.#o.clock.monotonic() });
       const action = (this.#o.plan ?? plan)(desired, observed, this.#remember(uid), {
         now: this.#o.clock.now(),
         monotonic: this.#o.clock.monotonic(),
@@ -329,7 +321,7 @@ export class PodReconciler {
           await this.#look(uid, signal);
           return undefined;
         case "create":
-          return await this.#create(uid, podOf(desired), signal);
+          return await this.#creation.create(uid, podOf(desired), signal);
         case "stop":
           await this.#stop(uid, action.graceSeconds, signal);
           if (action.verdict !== undefined) this.#announce(podOf(desired), action.verdict);
@@ -337,6 +329,7 @@ export class PodReconciler {
         case "bury":
           if (action.verdict !== undefined) this.#update(uid, { verdict: action.verdict });
           await this.#bury(uid, action.force, signal);
+          if (action.verdict !== undefined) this.#announce(podOf(desired), action.verdict);
           return undefined;
         case "status":
           return await this.#writeStatus(uid, podOf(desired), action, signal);
@@ -348,8 +341,12 @@ export class PodReconciler {
           return await this.#reap(uid, signal);
       }
     } catch (thrown) {
+      // Whoever ends the agent is no failure of anybody's.
+      if (signal.aborted) return { kind: "retry", error: toError(thrown) };
       if (this.#distrust(thrown)) return undefined;
       const error = toError(thrown);
+      if (desired.kind === "pod" && isProviderError(thrown) && isPartOfKilling(desired.pod, action))
+        this.#told(desired.pod, "FailedKillPod", "error killing pod", error);
       const retryAfterMs = isProviderError(thrown) || isKubeApiError(thrown) ? thrown.retryAfterMs : undefined;
       this.#o.logger.debug({ uid, op: action.do, err: error.message }, "Step failed and will be tried again");
       return { kind: "retry", error, ...(retryAfterMs !== undefined && { afterMs: retryAfterMs }) };
@@ -384,126 +381,12 @@ export class PodReconciler {
     return this.#o.machines.observe(thrown.unknownMachine.id).kind === "unknown";
   }
 
-  async #create(uid: string, pod: Pod, signal: AbortSignal): Promise<Outcome | undefined> {
-    const cachedBefore = this.#cachedVersion(uid);
-    const fresh = await this.#api.read(pod, signal);
-    if (fresh === undefined || fresh.metadata!.uid !== uid) return { kind: "after", ms: 1_000 };
-    this.#overlay(uid, fresh, cachedBefore);
-    if (fresh.metadata!.deletionTimestamp !== undefined || isTerminal(fresh) || (hasRun(fresh) && !hasRun(pod)))
-      return undefined;
-    if (fresh.spec?.nodeName !== this.#o.nodeName) return { kind: "settled" };
-
-    const rendered = await this.#o.renderer.render(fresh, signal);
-    if (rendered.kind === "reject") {
-      this.#o.event(fresh, { type: "Warning", reason: rendered.reason, message: rendered.message });
-      this.#o.hooks?.onRejected?.(rendered.reason, rendered.missing ?? []);
-      this.#update(uid, { verdict: { reason: rendered.reason, message: `Pod was rejected: ${rendered.message}` } });
-      return undefined;
-    }
-    if (rendered.kind === "preempt") {
-      for (const victim of rendered.victims) this.#preempt(victim);
-      return { kind: "after", ms: PREEMPTION_RETRY_MS };
-    }
-    if (rendered.kind === "wait") {
-      const before = this.#remember(uid).waiting;
-      this.#update(uid, { waiting: rendered.waiting });
-      // The new reason is written first; the planner then asks for the create again, which is this call's next visit.
-      if (!sameWaiting(before, rendered.waiting)) return undefined;
-      return { kind: "after", ms: this.#hold(uid, fresh, rendered) };
-    }
-    this.#held.delete(uid);
-    this.#update(uid, { waiting: rendered.waiting, created: true });
-    this.#o.guard?.();
-    try {
-      const machine = await this.#o.provider.createPod(this.#o.machineId(uid), rendered.spec, { signal });
-      this.#o.machines.put(machine);
-      // Not the version of now: whatever changed while the create was under way is still to be applied.
-      this.#applied(uid, fresh, rendered.version);
-      this.#update(uid, { resize: {} });
-      // Said when it is done, so that a create that had to be repeated does not say it twice.
-      for (const event of rendered.events ?? []) this.#o.event(fresh, event);
-      this.#o.hooks?.onCreate?.({ ok: true });
-      return undefined;
-    } catch (thrown) {
-      if (!(thrown instanceof ProviderError)) throw thrown;
-      this.#o.hooks?.onCreate?.({ ok: false, code: thrown.code });
-      if (thrown.unknownMachine !== undefined) throw thrown;
-      switch (thrown.code) {
-        case "conflict":
-          // The id is taken by a machine of another spec: ours, made before something it refers to changed.
-          await this.#look(uid, signal);
-          return undefined;
-        case "gone":
-          this.#update(uid, {
-            verdict: { reason: "MachineLost", message: "The machine of this pod was deleted outside of Kubernetes" },
-          });
-          return undefined;
-        case "invalid":
-        case "unsupported":
-          if (isDaemonSetPod(fresh)) {
-            this.#o.event(fresh, daemonSetHeld(thrown.message));
-            return { kind: "after", ms: CREATE_RETRY_MS.max };
-          }
-          this.#o.event(fresh, { type: "Warning", reason: "FailedCreate", message: thrown.message });
-          this.#update(uid, {
-            verdict: {
-              reason: thrown.code === "invalid" ? "InvalidSpec" : "UnsupportedFeature",
-              message: `Pod was rejected: ${thrown.message}`,
-            },
-          });
-          return undefined;
-        case "not_found":
-        case "quota":
-        case "rate_limited":
-        case "unauthorized":
-        case "unavailable":
-          this.#o.event(fresh, {
-            type: "Warning",
-            reason: "FailedCreate",
-            message: `The backend could not create a machine yet: ${thrown.message}`,
-          });
-          throw thrown;
-      }
-    }
-  }
-
-  /**
-   * Says what a create waits for. Volumes that stay away get kubelet's second event as well, each time that its worker
-   * would have given up. Returns the milliseconds until it is worth another try, unless something changes before.
-   */
-  #hold(uid: string, pod: Pod, rendered: Extract<Rendered, { kind: "wait" }>): number {
-    const now = this.#o.clock.monotonic();
-    const volumes = rendered.unmountedVolumes ?? [];
-    const said = JSON.stringify(rendered.events);
-    const known = this.#held.get(uid);
-    const held: Held = {
-      mountingSince: volumes.length > 0 ? (known?.mountingSince ?? now) : undefined,
-      ...(known?.said === said ? known : { said, times: 0, retryAt: now }),
-    };
-    if (now >= held.retryAt) {
-      for (const event of rendered.events) this.#o.event(pod, event);
-      held.retryAt = now + Math.min(CREATE_RETRY_MS.first * 2 ** held.times++, CREATE_RETRY_MS.max);
-    }
-    let untilTimeout = Infinity;
-    if (held.mountingSince !== undefined) {
-      if (now - held.mountingSince >= MOUNT_TIMEOUT_MS) {
-        held.mountingSince = now;
-        this.#o.event(pod, {
-          type: "Warning",
-          reason: "FailedMount",
-          message: `Unable to attach or mount volumes: unmounted volumes=[${volumes.join(" ")}], unattached volumes=[], failed to process volumes=[]: context deadline exceeded`,
-        });
-      }
-      untilTimeout = held.mountingSince + MOUNT_TIMEOUT_MS - now;
-    }
-    this.#held.set(uid, held);
-    return Math.min(held.retryAt - now, untilTimeout);
-  }
-
   /** kubelet tells of a deadline by an event; what else ends a pod was announced by whoever decided it. */
   #announce(pod: Pod, verdict: Verdict): void {
     if (verdict === DEADLINE) this.#o.event(pod, { type: "Normal", reason: verdict.reason, message: verdict.message });
-    if (verdict === LOST) this.#o.hooks?.onLost?.();
+    if (verdict !== LOST) return;
+    this.#creation.lost(pod);
+    this.#o.hooks?.onLost?.();
   }
 
   #preempt(victim: Pod): void {
@@ -732,7 +615,7 @@ export class PodReconciler {
     this.#overlays.delete(uid);
     this.#lastSeen.delete(uid);
     this.#noticeSeq.delete(uid);
-    this.#held.delete(uid);
+    this.#creation.release(uid);
     this.#firstLook.delete(uid);
     this.#o.readiness?.release(uid);
     // Again: a render that was under way when the pod went may have taken hold of what it refers to only afterwards.
@@ -741,6 +624,12 @@ export class PodReconciler {
     const observed = this.#o.machines.observe(id);
     if (observed.kind === "found" && observed.machine.state === "deleted") this.#o.machines.forget(id);
   }
+}
+
+/** kubelet tells of what keeps a pod from ending by event FailedKillPod (`FailedToKillPod`). */
+function isPartOfKilling(pod: Pod, action: Action): boolean {
+  if (action.do === "look") return pod.metadata?.deletionTimestamp !== undefined;
+  return action.do === "stop" || action.do === "bury";
 }
 
 function podOf(desired: Desired): Pod {
@@ -761,12 +650,4 @@ function partsOf({ files, containers, ephemeral_containers, ...rest }: MachinePa
 function noticeEvent(pod: Pod, notice: MachineNotice): PodEvent {
   const { type, reason, message, container } = notice;
   return { type, reason, message, ...(container !== undefined && { fieldPath: fieldPathOf(pod, container) }) };
-}
-
-function sameWaiting(a: PodMemory["waiting"], b: NonNullable<PodMemory["waiting"]>): boolean {
-  return (
-    a !== undefined &&
-    a.size === b.size &&
-    [...b].every(([k, v]) => a.get(k)?.reason === v.reason && a.get(k)?.message === v.message)
-  );
 }

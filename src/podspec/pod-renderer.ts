@@ -71,6 +71,8 @@ type MachineFacts = Pick<Machine, "file_versions" | "registry_auth_version"> & {
 
 export class PodRenderer {
   readonly #o: PodRendererOptions;
+  /** Pods that were taken in by this process and need not wait until others have made room. */
+  readonly #takenIn = new Set<string>();
   /** By pod: of each volume whose files can be changed, the version that was rendered last. */
   readonly #files = new Map<string, ReadonlyMap<string, string>>();
 
@@ -83,17 +85,19 @@ export class PodRenderer {
     const uid = uidOf(pod);
     const tooMany = podShapeProblem(pod, { files: this.#hasFiles() });
     if (tooMany !== undefined) return wait(sandboxFailed(tooMany));
-    let verdict = this.#admit(pod, this.#o.node());
+    // What was taken in once is not asked again, as by a kubelet: it may have a machine, whatever has become of the node since.
+    let verdict = this.#takenIn.has(uid) ? this.#gate(pod) : this.#admit(pod, this.#o.node());
     if (verdict?.kind === "reject" && verdict.reason === "NodeAffinity") {
       // The scheduler may have seen labels that the cached node lacks; as in a kubelet, the API server has the last word.
       verdict = this.#admit(pod, (await this.#liveNode(signal)) ?? this.#o.node());
     }
     if (verdict !== undefined) return verdict;
+    // From here on, at once, the pod counts towards what the node has given away, though something may still be missing.
+    this.#o.allocation.admit(uid);
+    this.#takenIn.add(uid);
 
     const runtimeClass = checkRuntimeClass(pod, await this.#runtimeHandler(pod, signal), this.#o.runtimeHandlers ?? []);
     if (!runtimeClass.ok) return wait(sandboxFailed(runtimeClass.message));
-    // From here on the pod counts towards what the node has given away, though something may still be missing.
-    this.#o.allocation.admit(uid);
     const read = await this.#read(pod, signal);
     if (!read.ok) return wait(sandboxFailed(read.problem));
     const { references, sources } = read;
@@ -246,6 +250,7 @@ export class PodRenderer {
   /** Forgets a pod that is over. */
   release(podUid: string): void {
     this.#o.allocation.release(podUid);
+    this.#takenIn.delete(podUid);
     this.#files.delete(podUid);
     this.#o.references.release(podUid);
     this.#o.tokens.release(podUid);
@@ -253,7 +258,7 @@ export class PodRenderer {
 
   /** Undefined when the pod may run. */
   #admit(pod: Pod, node: Node | undefined): NotReady | undefined {
-    const { daemonSets, allowedUnsafeSysctls, backend, facts, allocation } = this.#o;
+    const { daemonSets, allowedUnsafeSysctls, allocation } = this.#o;
     // The node is registered before pods are taken in; until it is known, nothing is refused for the want of it.
     if (node === undefined)
       return wait({ type: "Warning", reason: "InvalidNodeInfo", message: "The node is not registered yet" });
@@ -264,15 +269,8 @@ export class PodRenderer {
     if (admission.kind === "hold")
       return wait({ type: "Warning", reason: admission.reason, message: admission.message });
 
-    const { name, capabilities, agentProbes = false } = backend();
-    const gate = checkCapabilities(pod, {
-      backend: name,
-      capabilities,
-      allowHostPath: facts().allowHostPath,
-      agentProbes,
-    });
-    if (!gate.ok && isDaemonSetPod(pod)) return wait(daemonSetHeld(gate.message));
-    if (!gate.ok) return { kind: "reject", reason: gate.reason, message: gate.message, missing: gate.missing };
+    const gate = this.#gate(pod);
+    if (gate !== undefined) return gate;
     if (admission.kind === "admit") return undefined;
     // Those that leave already may be enough.
     const next = judge(allocation.others(uidOf(pod), { staying: true }));
@@ -282,6 +280,21 @@ export class PodRenderer {
     // What becomes free is this pod's.
     allocation.admit(uidOf(pod));
     return { kind: "preempt", victims };
+  }
+
+  /** Undefined when the backend can do all that the pod needs. */
+  #gate(pod: Pod): NotReady | undefined {
+    const { backend, facts } = this.#o;
+    const { name, capabilities, agentProbes = false } = backend();
+    const gate = checkCapabilities(pod, {
+      backend: name,
+      capabilities,
+      allowHostPath: facts().allowHostPath,
+      agentProbes,
+    });
+    if (!gate.ok && isDaemonSetPod(pod)) return wait(daemonSetHeld(gate.message));
+    if (!gate.ok) return { kind: "reject", reason: gate.reason, message: gate.message, missing: gate.missing };
+    return undefined;
   }
 
   #pluginCredentials(pod: Pod, signal: AbortSignal): Promise<RegistryAuth[]> | [] {

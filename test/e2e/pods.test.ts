@@ -1,9 +1,10 @@
 import { controllerCases } from "./cases/controller-cases.ts";
 import { podCases } from "./cases/pod-cases.ts";
+import { refusalCases } from "./cases/refusal-cases.ts";
 import { startRealEnvironment } from "./cases/start.ts";
 import { describeCases } from "./cases/suite.ts";
 
-const cases = [...podCases, ...controllerCases];
+const cases = [...podCases, ...controllerCases, ...refusalCases];
 // The control plane may have to be built first.
 const startTimeoutMs = 1_200_000;
 

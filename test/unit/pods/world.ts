@@ -49,6 +49,8 @@ export class World {
   pod: Pod;
   readonly #reconciler: PodReconciler;
   readonly #machines: MachineCache;
+  readonly #ending = new AbortController();
+  #areMachinesHidden = false;
 
   constructor(pod: Pod, options: { startDelayMs?: number; markCheapToDelete?: boolean } = {}) {
     this.pod = pod;
@@ -130,9 +132,9 @@ export class World {
   /** Reconciles until there is nothing more to do now. */
   async settle() {
     for (;;) {
-      for (const machine of this.provider.machines) this.#machines.put(machine);
-      const outcome = await this.#reconciler.reconcile("u1", AbortSignal.timeout(10_000));
-      for (const machine of this.provider.machines) this.#machines.put(machine);
+      if (!this.#areMachinesHidden) for (const machine of this.provider.machines) this.#machines.put(machine);
+      const outcome = await this.#reconciler.reconcile(this.pod.metadata!.uid!, this.#ending.signal);
+      if (!this.#areMachinesHidden) for (const machine of this.provider.machines) this.#machines.put(machine);
       if (outcome.kind !== "after" || outcome.ms > 0) return outcome;
     }
   }
@@ -155,6 +157,37 @@ export class World {
     this.pod = { ...this.pod, metadata };
   }
 
+  /** The agent ends. */
+  end(): void {
+    this.#ending.abort(new Error("the agent ends"));
+  }
+
+  /** The pod's controller makes another in its place, which is bound to this node again. */
+  async replacePod(uid: string): Promise<void> {
+    this.goneFromCache();
+    await this.settle();
+    this.isDeleted = false;
+    await this.clock.advance(1);
+    const { ownerReferences = [], ...metadata } = this.pod.metadata!;
+    this.pod = {
+      ...this.pod,
+      metadata: { ...metadata, ownerReferences, uid, annotations: {} },
+      status: { phase: "Pending", qosClass: "BestEffort" },
+    };
+  }
+
+  /** The backend's lists lack what it has; it does not when it is asked for one machine. */
+  hideMachines(): void {
+    this.#areMachinesHidden = true;
+  }
+
+  /** Nothing has been heard of the backend for long. */
+  distrustLists(): void {
+    this.#machines.forget(`m-${this.pod.metadata!.uid}`);
+    this.#areMachinesHidden = true;
+    this.#machines.observe = () => ({ kind: "unknown" });
+  }
+
   /** The watch says that the pod is gone. */
   goneFromCache(): void {
     this.isDeleted = true;
@@ -164,7 +197,7 @@ export class World {
   /** The backend forgets what it ran. @returns what brings it back */
   loseMachine(): () => void {
     this.provider.getPod = () => Promise.reject(new ProviderError("not_found", "no such machine"));
-    this.#machines.drop("m-u1");
+    this.#machines.drop(`m-${this.pod.metadata!.uid}`);
     Object.defineProperty(this.provider, "machines", { value: [], configurable: true });
     return () => {
       for (const own of ["getPod", "machines"]) Reflect.deleteProperty(this.provider, own);

@@ -136,6 +136,27 @@ describe("PodRenderer", () => {
     expect(await renderer().render(pod, done.signal)).toMatchObject({ kind: "ready" });
   });
 
+  it("does not ask a pod again that it took in, whatever has become of the node since", async () => {
+    let node: Node = registered;
+    const pod = podWith({ containers: [{ name: "app", resources: { requests: { cpu: "600m" } } }] });
+    const subject = renderer({ node: () => node });
+    expect(await subject.render(pod, done.signal)).toMatchObject({ kind: "ready" });
+    node = { ...registered, status: { allocatable: { cpu: "100m", memory: "1Gi", pods: "0" } } };
+    expect(await subject.render(pod, done.signal)).toMatchObject({ kind: "ready" });
+    subject.release("0a1b");
+    expect(await subject.render(pod, done.signal)).toMatchObject({ kind: "reject" });
+  });
+
+  it("gives capacity away once to two pods that are rendered at the same time", async () => {
+    const wanting = (uid: string) =>
+      podWith({ containers: [{ name: "app", resources: { requests: { cpu: "600m" } } }] }, { uid });
+    const pods = [wanting("u1"), wanting("u2")];
+    for (const pod of pods) allocation.put(pod);
+    const subject = renderer();
+    const both = await Promise.all(pods.map((pod) => subject.render(pod, done.signal)));
+    expect(both.map(({ kind }) => kind).toSorted()).toEqual(["ready", "reject"]);
+  });
+
   it("refuses nothing while the node is not registered", async () => {
     expect(await renderer({ node: () => undefined }).render(podWith(), done.signal)).toMatchObject({ kind: "wait" });
   });

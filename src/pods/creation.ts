@@ -1,0 +1,335 @@
+/**
+ * The step from a pod to its machine: a read of the pod that no cache may answer, rendering, the PUT, and what becomes of it when
+ * it must wait or is refused. Called by the reconciler when the planner asks for it; the memory of a pod is the reconciler's.
+ */
+import type { Pod } from "../kube/wire.ts";
+import { daemonSetHeld, isDaemonSetPod } from "../podspec/admission/admission.ts";
+import type { PodEvent } from "../podspec/types.ts";
+import { ProviderError } from "../provider/errors.ts";
+import type { Provider } from "../provider/provider.ts";
+import type { Clock } from "../util/clock.ts";
+import type { PodHooks } from "./hooks.ts";
+import type { MachineCache } from "./machines.ts";
+import type { Observed, PodMemory } from "./planner.ts";
+import type { PodApi } from "./pod-api.ts";
+import type { Outcome, Rendered, Renderer } from "./reconciler.ts";
+import { controllerOf, OwnerBackoff, refusalPolicy } from "./refusals.ts";
+import { hasRun, isTerminal, type Verdict } from "./status.ts";
+
+export interface MachineCreationOptions {
+  api: PodApi;
+  provider: Provider;
+  machines: MachineCache;
+  renderer: Renderer;
+  machineId: (podUid: string) => string;
+  nodeName: string;
+  memory: { get(uid: string): PodMemory; update(uid: string, change: Partial<PodMemory>): void };
+  /** Asks the backend about one machine. */
+  look: (uid: string, signal: AbortSignal) => Promise<Observed>;
+  /** A newer copy of a pod, and the version that the cache held before it was asked for. */
+  onRead: (uid: string, pod: Pod, cachedBefore: string | undefined) => void;
+  cachedVersion: (uid: string) => string | undefined;
+  /** Another pod has to go, so that a critical one finds room. */
+  onPreempt: (victim: Pod) => void;
+  event: (pod: Pod, event: PodEvent) => void;
+  guard?: (() => void) | undefined;
+  hooks?: PodHooks | undefined;
+  clock: Clock;
+}
+
+type Waiting = Extract<Rendered, { kind: "wait" }>;
+interface Refusal {
+  reason: string;
+  message: string;
+}
+
+/** A create that waits for something is tried again when that changes, and after this long, doubling. kubelet: 2 m 2 s at most. */
+const CREATE_RETRY_MS = { first: 5_000, max: 122_000 };
+/** kubelet: podAttachAndMountTimeout. */
+const MOUNT_TIMEOUT_MS = 123_000;
+/** How often a critical pod looks whether those that make room for it are gone. */
+const PREEMPTION_RETRY_MS = 1_000;
+/** As the back-off of a container that crashes. */
+const OWNER_BACKOFF = { firstMs: 10_000, maxMs: 300_000, forgetMs: 600_000 };
+/** A machine that is lost so soon after its pod's start may be lost again. */
+const EARLY_LOSS_MS = 600_000;
+
+export const MACHINE_DELETED: Verdict = {
+  reason: "MachineLost",
+  message: "The machine of this pod was deleted outside of Kubernetes",
+};
+
+/** What is known of a create that waits. All times monotonic. */
+interface Held {
+  /** When kubelet's worker began to wait for volumes that are still away. */
+  mountingSince: number | undefined;
+  /** What was said last, how often, and when it is worth saying again. */
+  said: string;
+  times: number;
+  retryAt: number;
+}
+
+export class MachineCreation {
+  readonly #o: MachineCreationOptions;
+  readonly #held = new Map<string, Held>();
+  /** Pods whose refusal was counted: one that is held is refused again and again. */
+  readonly #counted = new Set<string>();
+  /** Of pods that could not run here just now. */
+  readonly #refusals: OwnerBackoff;
+  /** Of pods that lost their machines soon. */
+  readonly #losses: OwnerBackoff;
+
+  constructor(options: MachineCreationOptions) {
+    this.#o = options;
+    this.#refusals = new OwnerBackoff({ ...OWNER_BACKOFF, clock: options.clock });
+    this.#losses = new OwnerBackoff({ ...OWNER_BACKOFF, clock: options.clock, freeRounds: 1 });
+  }
+
+  /** Undefined means: observe and plan again. @throws what is to be tried again */
+  async create(uid: string, pod: Pod, signal: AbortSignal): Promise<Outcome | undefined> {
+    const waitMs = this.#delay(this.#losses, uid, pod);
+    if (waitMs > 0) return this.#pause(uid, pod, LOST_TOO_OFTEN, waitMs);
+    const cachedBefore = this.#o.cachedVersion(uid);
+    const fresh = await this.#o.api.read(pod, signal);
+    if (fresh === undefined || fresh.metadata!.uid !== uid) return { kind: "after", ms: 1_000 };
+    this.#o.onRead(uid, fresh, cachedBefore);
+    if (fresh.metadata!.deletionTimestamp !== undefined || isTerminal(fresh) || (hasRun(fresh) && !hasRun(pod)))
+      return undefined;
+    if (fresh.spec?.nodeName !== this.#o.nodeName) return { kind: "settled" };
+
+    const rendered = await this.#o.renderer.render(fresh, signal);
+    switch (rendered.kind) {
+      case "reject": {
+        const mayBeMade = this.#o.memory.get(uid).created;
+        return await this.#refuse(uid, fresh, rendered, { missing: rendered.missing, mayBeMade }, signal);
+      }
+      case "preempt":
+        for (const victim of rendered.victims) this.#o.onPreempt(victim);
+        return { kind: "after", ms: PREEMPTION_RETRY_MS };
+      case "wait":
+        return this.#wait(uid, fresh, rendered);
+      case "ready":
+        return await this.#put(uid, fresh, rendered, signal);
+    }
+  }
+
+  /** The pod's machine was there and is gone: its owner's next pods may be waiting for the same. */
+  lost(pod: Pod): void {
+    const owner = controllerOf(pod);
+    if (owner === undefined || refusalPolicy(pod, MACHINE_DELETED.reason) !== "pace") return;
+    const startTime = pod.status?.startTime;
+    const livedMs = startTime === undefined ? 0 : this.#o.clock.now() - Date.parse(startTime);
+    if (livedMs < EARLY_LOSS_MS) this.#losses.failed(owner.uid, this.#seenAt(pod.metadata!.uid!));
+  }
+
+  /** Remembers nothing of the pod any more. */
+  release(uid: string): void {
+    this.#held.delete(uid);
+    this.#counted.delete(uid);
+  }
+
+  #seenAt(uid: string): number {
+    return this.#o.memory.get(uid).seenAt ?? 0;
+  }
+
+  async #put(
+    uid: string,
+    pod: Pod,
+    rendered: Extract<Rendered, { kind: "ready" }>,
+    signal: AbortSignal,
+  ): Promise<Outcome | undefined> {
+    const { provider, machines, machineId, memory, event, hooks } = this.#o;
+    const before = memory.get(uid);
+    memory.update(uid, { waiting: rendered.waiting, created: true });
+    this.#o.guard?.();
+    try {
+      const machine = await provider.createPod(machineId(uid), rendered.spec, { signal });
+      this.#held.delete(uid);
+      machines.put(machine);
+      memory.update(uid, {
+        // Not the version of now: whatever changed while the create was under way is still to be applied.
+        appliedVersion: rendered.version,
+        appliedGeneration: pod.metadata?.generation,
+        resize: {},
+      });
+      // Said when it is done, so that a create that had to be repeated does not say it twice.
+      for (const each of rendered.events ?? []) event(pod, each);
+      const where = machine.host ? ` on ${machine.host}` : "";
+      event(pod, { type: "Normal", reason: "MachineCreated", message: `Created machine ${machine.id}${where}` });
+      hooks?.onCreate?.({ ok: true });
+      return undefined;
+    } catch (thrown) {
+      // Whoever ends the agent is no failure of the backend.
+      signal.throwIfAborted();
+      if (!(thrown instanceof ProviderError)) throw thrown;
+      hooks?.onCreate?.({ ok: false, code: thrown.code });
+      if (thrown.unknownMachine !== undefined) throw thrown;
+      return await this.#failed(uid, pod, thrown, before, signal);
+    }
+  }
+
+  /** `before`: what was remembered before this create. An earlier one may have made a machine, whatever came of this. */
+  async #failed(
+    uid: string,
+    pod: Pod,
+    error: ProviderError,
+    before: PodMemory,
+    signal: AbortSignal,
+  ): Promise<Outcome | undefined> {
+    const { memory, event, machineId } = this.#o;
+    const { message } = error;
+    switch (error.code) {
+      case "conflict": {
+        // The id is taken by a machine of another spec: ours, made before something it refers to changed.
+        const text = `The backend has machine ${machineId(uid)} of this pod with another specification, and it is kept as it is: ${message}`;
+        event(pod, { type: "Warning", reason: "SpecConflict", message: text });
+        await this.#o.look(uid, signal);
+        return undefined;
+      }
+      case "gone":
+        memory.update(uid, { verdict: MACHINE_DELETED });
+        this.lost(pod);
+        return undefined;
+      case "invalid":
+      case "unsupported": {
+        // It says that this create made nothing.
+        memory.update(uid, { created: before.created, waiting: before.waiting });
+        const reason = error.code === "invalid" ? "InvalidSpec" : "UnsupportedFeature";
+        return await this.#refuse(
+          uid,
+          pod,
+          { reason, message },
+          { mayBeMade: before.created, event: "FailedCreate" },
+          signal,
+        );
+      }
+      case "not_found":
+      case "quota":
+      case "rate_limited":
+      case "unauthorized":
+      case "unavailable":
+        event(pod, {
+          type: "Warning",
+          reason: "FailedCreate",
+          message: `The backend could not create a machine yet: ${message}`,
+        });
+        throw error;
+    }
+  }
+
+  /**
+   * The pod cannot run here: it fails, or stays Pending where its failure would only make its controller replace it. One that was
+   * taken in and may have a machine is not refused any more, whatever has changed since.
+   */
+  async #refuse(
+    uid: string,
+    pod: Pod,
+    { reason, message }: Refusal,
+    details: { mayBeMade: boolean; missing?: readonly string[] | undefined; event?: string },
+    signal: AbortSignal,
+  ): Promise<Outcome | undefined> {
+    const seen = await this.#o.look(uid, signal);
+    if (seen.kind === "unknown" || (seen.kind === "found" && seen.machine.state !== "deleted")) return undefined;
+    const said: PodEvent = { type: "Warning", reason: details.event ?? reason, message };
+    const hold = (event: PodEvent) =>
+      this.#wait(uid, pod, { kind: "wait", waiting: allWait(pod, { reason, message }), events: [event] });
+    if (details.mayBeMade)
+      return hold({
+        ...said,
+        message: `${message}. The pod stays Pending: it was taken in before, and its machine may still come`,
+      });
+
+    const policy = refusalPolicy(pod, reason);
+    if (!this.#counted.has(uid)) this.#o.hooks?.onRejected?.(reason, details.missing ?? []);
+    this.#counted.add(uid);
+    if (policy === "hold" && isDaemonSetPod(pod)) return hold(daemonSetHeld(message));
+    const owner = controllerOf(pod);
+    if (policy === "hold")
+      return hold({
+        ...said,
+        message: `${message}. ${STAYS_PENDING(owner!.kind)}: change its template, or keep its pods from this node`,
+      });
+    const waitMs = policy === "pace" ? this.#delay(this.#refusals, uid, pod) : 0;
+    if (waitMs > 0)
+      return this.#pause(uid, pod, { ...said, message: `${message}. ${STAYS_PENDING(owner!.kind)}` }, waitMs);
+    if (policy === "pace") this.#refusals.failed(owner!.uid, this.#seenAt(uid));
+    this.#o.event(pod, said);
+    this.#o.memory.update(uid, { verdict: { reason, message: `Pod was rejected: ${message}` } });
+    return undefined;
+  }
+
+  #delay(backoff: OwnerBackoff, uid: string, pod: Pod): number {
+    const owner = controllerOf(pod);
+    return owner === undefined ? 0 : backoff.delay(owner.uid, this.#seenAt(uid));
+  }
+
+  /** Nothing of it shows in the status: the pod has been given nothing on this node. */
+  #pause(uid: string, pod: Pod, event: PodEvent, waitMs: number): Outcome {
+    const retryMs = this.#hold(uid, pod, { events: [event] });
+    return { kind: "after", ms: Math.min(waitMs, retryMs) };
+  }
+
+  #wait(uid: string, pod: Pod, rendered: Waiting): Outcome | undefined {
+    const before = this.#o.memory.get(uid).waiting;
+    this.#o.memory.update(uid, { waiting: rendered.waiting });
+    // The new reason is written first; the planner then asks for the create again, which is this call's next visit.
+    if (!sameWaiting(before, rendered.waiting)) return undefined;
+    return { kind: "after", ms: this.#hold(uid, pod, rendered) };
+  }
+
+  /**
+   * Says what a create waits for. Volumes that stay away get kubelet's second event as well, each time that its worker
+   * would have given up. Returns the milliseconds until it is worth another try, unless something changes before.
+   */
+  #hold(uid: string, pod: Pod, { events, unmountedVolumes: volumes = [] }: Omit<Waiting, "kind" | "waiting">): number {
+    const now = this.#o.clock.monotonic();
+    const said = JSON.stringify(events);
+    const known = this.#held.get(uid);
+    const held: Held = {
+      mountingSince: volumes.length > 0 ? (known?.mountingSince ?? now) : undefined,
+      ...(known?.said === said ? known : { said, times: 0, retryAt: now }),
+    };
+    if (now >= held.retryAt) {
+      for (const event of events) this.#o.event(pod, event);
+      held.retryAt = now + Math.min(CREATE_RETRY_MS.first * 2 ** held.times++, CREATE_RETRY_MS.max);
+    }
+    let untilTimeout = Infinity;
+    if (held.mountingSince !== undefined) {
+      if (now - held.mountingSince >= MOUNT_TIMEOUT_MS) {
+        held.mountingSince = now;
+        this.#o.event(pod, {
+          type: "Warning",
+          reason: "FailedMount",
+          message: `Unable to attach or mount volumes: unmounted volumes=[${volumes.join(" ")}], unattached volumes=[], failed to process volumes=[]: context deadline exceeded`,
+        });
+      }
+      untilTimeout = held.mountingSince + MOUNT_TIMEOUT_MS - now;
+    }
+    this.#held.set(uid, held);
+    return Math.min(held.retryAt - now, untilTimeout);
+  }
+}
+
+const STAYS_PENDING = (kind: string) => `The pod stays Pending, because its ${kind} would replace a failed one at once`;
+
+const LOST_TOO_OFTEN: PodEvent = {
+  type: "Warning",
+  reason: "BackOff",
+  message:
+    "Pods of the same controller lost their machines soon after their start, one after another: this one's is made later",
+};
+
+/** The status of a pod that is held: its containers say why, as far as a kubelet would have begun with them. */
+function allWait({ spec }: Pod, why: { reason: string; message: string }): Waiting["waiting"] {
+  const [init] = spec?.initContainers ?? [];
+  const first = init === undefined ? (spec?.containers ?? []) : [init];
+  return new Map(first.map(({ name }) => [name, why]));
+}
+
+function sameWaiting(a: PodMemory["waiting"], b: NonNullable<PodMemory["waiting"]>): boolean {
+  return (
+    a !== undefined &&
+    a.size === b.size &&
+    [...b].every(([k, v]) => a.get(k)?.reason === v.reason && a.get(k)?.message === v.message)
+  );
+}

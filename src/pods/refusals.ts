@@ -1,0 +1,117 @@
+/**
+ * What becomes of a pod that cannot run here, so that its controller makes no storm of it. A kubelet fails such a pod. Controllers
+ * that replace a failed pod at once then make another, the scheduler, which knows nothing of the reason, binds it to this node
+ * again, and so on, twenty times a second. Pure but for the memory of `OwnerBackoff`.
+ */
+import type { Pod } from "../kube/wire.ts";
+import { isDaemonSetPod } from "../podspec/admission/admission.ts";
+import type { Clock } from "../util/clock.ts";
+
+/**
+ * - `fail`  as a kubelet does: nobody replaces it at once
+ * - `hold`  it stays Pending: another pod of the same template could not run here either
+ * - `pace`  the first fails, so that whoever made it sees that and the scheduler may choose better; its replacements fail, or are
+ *           lost, later and later
+ */
+export type RefusalPolicy = "fail" | "hold" | "pace";
+
+type Owner = NonNullable<NonNullable<Pod["metadata"]>["ownerReferences"]>[number];
+
+/** The reference to the pod's controller; undefined for a pod that somebody made by hand. */
+export function controllerOf({ metadata }: Pod): Owner | undefined {
+  return metadata?.ownerReferences?.find(({ controller }) => controller === true);
+}
+
+/** Its controller backs off by itself, and gives up at last (backoffLimit). */
+const isJob = (owner: Owner) => owner.kind === "Job" && owner.apiVersion.startsWith("batch/");
+/** Their pods are all alike and never meant to end, so one that stays Pending says best what is wrong. */
+const REPLACES_AT_ONCE = ["apps/ReplicaSet", "apps/StatefulSet", "/ReplicationController"];
+
+/** kubelet's reasons that are about this moment on this node rather than about the pod (lifecycle/predicate.go). */
+const PASSING = new Set([
+  "NodeAffinity",
+  "NodeName",
+  "NodePorts",
+  "TaintToleration",
+  "UnexpectedAdmissionError",
+  "MachineLost",
+]);
+const isPassing = (reason: string) => reason.startsWith("OutOf") || PASSING.has(reason);
+
+/** @param reason why the pod cannot run here, as its status would say */
+export function refusalPolicy(pod: Pod, reason: string): RefusalPolicy {
+  const owner = controllerOf(pod);
+  if (owner === undefined || isJob(owner)) return "fail";
+  // Its controller backs off by itself (failedPodsBackoff), but never gives up.
+  if (isDaemonSetPod(pod)) return isPassing(reason) ? "fail" : "hold";
+  const group = owner.apiVersion.includes("/") ? owner.apiVersion.slice(0, owner.apiVersion.indexOf("/")) : "";
+  return !isPassing(reason) && REPLACES_AT_ONCE.includes(`${group}/${owner.kind}`) ? "hold" : "pace";
+}
+
+interface Rounds {
+  count: number;
+  /** When the present round began: whoever was there by then is of it, and need not wait. Monotonic, as is `until`. */
+  since: number;
+  /** When the next round may begin. */
+  until: number;
+}
+
+/**
+ * How long pods of one owner wait before they may do what its earlier ones failed at. Failures come in rounds: all pods of an owner that
+ * were there when a round began are of it; those that came later, their replacements, wait for the next, twice as long each time.
+ */
+export class OwnerBackoff {
+  readonly #o: { clock: Clock; firstMs: number; maxMs: number; forgetMs: number; freeRounds: number };
+  readonly #rounds = new Map<string, Rounds>();
+
+  /** @param options `freeRounds`: after so many nobody waits; `forgetMs`: a quiet time after which an owner begins anew */
+  constructor(options: {
+    clock: Clock;
+    firstMs: number;
+    maxMs: number;
+    forgetMs: number;
+    freeRounds?: number | undefined;
+  }) {
+    this.#o = { ...options, freeRounds: options.freeRounds ?? 0 };
+  }
+
+  /** Milliseconds that a pod of the owner has to wait; 0: none. `seenAt`: when it was first seen, monotonic. */
+  delay(owner: string, seenAt: number): number {
+    const rounds = this.#present(owner);
+    if (rounds === undefined || seenAt <= rounds.since) return 0;
+    return Math.max(0, rounds.until - this.#o.clock.monotonic());
+  }
+
+  /** A pod of the owner failed: begins the next round unless it is of the present one. */
+  failed(owner: string, seenAt: number): void {
+    const now = this.#o.clock.monotonic();
+    const { firstMs, maxMs, freeRounds } = this.#o;
+    const before = this.#present(owner);
+    if (before !== undefined && seenAt <= before.since) return;
+    const count = (before?.count ?? 0) + 1;
+    const doublings = count - 1 - freeRounds;
+    const pauseMs = doublings < 0 ? 0 : Math.min(firstMs * 2 ** doublings, maxMs);
+    this.#rounds.set(owner, { count, since: now, until: now + pauseMs });
+    if (this.#rounds.size > MANY_OWNERS) this.#forgetQuiet();
+  }
+
+  #present(owner: string): Rounds | undefined {
+    const rounds = this.#rounds.get(owner);
+    return rounds !== undefined && this.#isQuiet(rounds) ? undefined : rounds;
+  }
+
+  #isQuiet({ until }: Rounds): boolean {
+    return this.#o.clock.monotonic() > until + this.#o.forgetMs;
+  }
+
+  /** Owners are somebody else's to make: what is remembered of them is bounded. */
+  #forgetQuiet(): void {
+    for (const [owner, rounds] of this.#rounds) if (this.#isQuiet(rounds)) this.#rounds.delete(owner);
+    for (const owner of this.#rounds.keys()) {
+      if (this.#rounds.size <= MANY_OWNERS) return;
+      this.#rounds.delete(owner);
+    }
+  }
+}
+
+const MANY_OWNERS = 10_000;
