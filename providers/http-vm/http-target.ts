@@ -3,7 +3,10 @@ import { request as httpRequest, type IncomingMessage, type RequestOptions } fro
 import { request as httpsRequest } from "node:https";
 import { type HttpTarget, systemClock } from "../../src/provider/kit/index.ts";
 import { CredentialStore, type Credentials } from "./credentials.ts";
+import { InvalidReplyError } from "./invalid-reply.ts";
 import { parseTarget, type HttpVmOptions, type Target } from "./options.ts";
+
+import { parseReply, plainText } from "./validate.ts";
 
 const TIMEOUT_MS = 90_000;
 const MAX_BYTES = 64 * 1024 * 1024;
@@ -14,6 +17,15 @@ export function httpTarget(options: Pick<HttpVmOptions, "url" | "credentials" | 
   const store = new CredentialStore(options.credentials ?? {}, systemClock);
   return {
     hasCredentials: options.credentials?.tokenFile !== undefined,
+    faultOf(schema, body) {
+      try {
+        parseReply(schema, body);
+        return undefined;
+      } catch (thrown) {
+        if (thrown instanceof InvalidReplyError) return plainText(thrown.message, 1024);
+        throw thrown;
+      }
+    },
     async request(method, path, { headers = {}, body, signal, anonymous = false } = {}) {
       const credentials = await store.read();
       const authorization =

@@ -3,6 +3,8 @@
  * check, of which it must find exactly the rule that is broken.
  */
 import { mkdtemp, rm, writeFile } from "node:fs/promises";
+import { createServer } from "node:http";
+import type { AddressInfo } from "node:net";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { afterAll, beforeAll, describe, expect, test } from "vitest";
@@ -118,6 +120,56 @@ test("there is one broken backend for every check", () => {
   expect(Object.keys(MUTANTS).toSorted()).toEqual(CHECKS.map(({ name }) => name).toSorted());
 });
 
+/** A proxy that changes the bodies of JSON replies to GET. */
+async function rewriting(url: string, change: (body: string, path: string) => string) {
+  const proxy = createServer((request, response) => {
+    void (async () => {
+      const body = Buffer.concat(await Array.fromAsync(request as AsyncIterable<Buffer>));
+      const headers = request.headers as Record<string, string>;
+      const { method = "GET", url: path = "/" } = request;
+      const reply = await fetch(`${url}${path}`, { method, headers, ...(body.length > 0 && { body }) });
+      const text = await reply.text();
+      response.writeHead(reply.status, {
+        "content-type": reply.headers.get("content-type") ?? "",
+        "x-request-id": reply.headers.get("x-request-id") ?? "",
+      });
+      response.end(method === "GET" ? change(text, path) : text);
+    })();
+  });
+  await new Promise<void>((resolve) => proxy.listen(0, "127.0.0.1", resolve));
+  return { url: `http://127.0.0.1:${(proxy.address() as AddressInfo).port}`, close: () => proxy.close() };
+}
+
+describe("a backend that says what an agent would pass over", () => {
+  test.each<[string, string, (body: string, path: string) => string]>([
+    [
+      "of a machine in a list",
+      "list/shows-what-was-just-created",
+      (body, path) => (path.startsWith("/v1/machines?") ? body.replace('"state":"', '"state":"un') : body),
+    ],
+    [
+      "of a machine's addresses",
+      "http/replies-are-valid",
+      (body) => body.replace(/"addresses":\[[^\]]*\]/, '"addresses":[{"ip":"10.0.0.1"},{"ip":"10.0.0.2"}]'),
+    ],
+    [
+      "of its capacity",
+      "http/replies-are-valid",
+      (body, path) => (path === "/v1/capacity" ? body.replace("{", '{"taints":[{}],') : body),
+    ],
+  ])("%s fails", async (_what, only, change) => {
+    await withSubject(CAPABILITIES, async ({ url }) => {
+      const proxy = await rewriting(url, change);
+      const options = { url: proxy.url, credentials: { tokenFile } };
+      const provider = new HttpVmProvider(options);
+      const report = await check(provider, { http: httpTarget(options), only: [only] });
+      await provider.close();
+      proxy.close();
+      expect(report).toMatchObject({ passed: 0, failed: 1 });
+    });
+  });
+});
+
 describe("a backend that breaks", () => {
   test.concurrent.for(Object.entries(MUTANTS))(
     "%s is found, and nothing else",
@@ -133,7 +185,7 @@ describe("a backend that breaks", () => {
           },
         });
         const request = mutant.http?.(http.request.bind(http)) ?? http.request.bind(http);
-        const report = await check(provider, { http: { hasCredentials: true, request } });
+        const report = await check(provider, { http: { ...http, hasCredentials: true, request } });
         const failed = report.results.filter(({ outcome }) => outcome === "failed");
         concurrentExpect(failed.map((result) => result.name)).toEqual([name]);
         concurrentExpect(failed[0]?.message).toMatch(/^Expected .+, but .+\. .+\.$/s);

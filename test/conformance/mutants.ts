@@ -552,6 +552,9 @@ export const MUTANTS: Record<string, Mutant> = {
   "http/info-says-v1": replying(({ body }, _method, path) =>
     path === "/v1/info" ? { body: body.replace('"v1"', '"v2"') } : {},
   ),
+  "http/replies-are-valid": replying(({ body }, _method, path) =>
+    path.startsWith("/v1/stats") ? { body: body.replace(/"cpu_usage_ns_total":\d+/, '"cpu_usage_ns_total":-1') } : {},
+  ),
   "http/absent-has-the-envelope": replying(({ status }, method, path) =>
     method === "GET" && path.startsWith("/v1/machines/") && status === 404 ? { body: "<html>" } : {},
   ),

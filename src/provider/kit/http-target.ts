@@ -1,3 +1,6 @@
+/** Names in openapi.yaml. */
+export type ReplySchema = "Machine" | "MachinePage" | "EventList" | "StatsList" | "ProviderCapacity";
+
 /** One HTTP exchange with the backend, authenticated as it should be unless told otherwise. */
 export interface HttpTarget {
   request(
@@ -5,6 +8,8 @@ export interface HttpTarget {
     path: string,
     options?: { headers?: Record<string, string>; body?: string; signal?: AbortSignal; anonymous?: boolean },
   ): Promise<{ status: number; headers: Record<string, string | undefined>; body: string }>;
+  /** What is wrong with the body of a reply, which should be one of these of the document; undefined when nothing is. */
+  faultOf?(schema: ReplySchema, body: string): string | undefined;
   /** True when `anonymous` leaves a credential out. */
   readonly hasCredentials: boolean;
 }

@@ -51,5 +51,5 @@ export {
   type ConformanceOptions,
   type ConformanceReport,
 } from "./conformance.ts";
-export type { HttpTarget } from "./http-target.ts";
+export type { HttpTarget, ReplySchema } from "./http-target.ts";
 export { OutputLog } from "./output-log.ts";

@@ -2,7 +2,7 @@
 import type { Capability } from "../../capabilities.ts";
 import type { Machine } from "../../machine.ts";
 import type { Check } from "../check.ts";
-import type { HttpTarget } from "../http-target.ts";
+import type { HttpTarget, ReplySchema } from "../http-target.ts";
 import { CHECK_LABEL, Violation, type CheckContext } from "../context.ts";
 
 const FOREVER = "sleep 3600";
@@ -87,6 +87,33 @@ const RULES: readonly Omit<Check, "needsHttp">[] = [
       const { body } = await context.http!.request("GET", "/v1/info");
       const { api } = JSON.parse(body) as { api?: unknown };
       context.expect(api === "v1", '"api":"v1"', `it is ${JSON.stringify(api)}`);
+    },
+  },
+  {
+    name: "http/replies-are-valid",
+    why: "An agent passes over what is not, and then knows nothing of that machine.",
+    skip: (context) => (context.http?.faultOf === undefined ? "nobody is here to judge them" : undefined),
+    async run(context: CheckContext) {
+      const { revision } = await context.list();
+      const { id } = await context.running(FOREVER, { restart_policy: "always" });
+      const labels = labelQuery(context);
+      const routes: { schema: ReplySchema; path: string; needs?: Capability }[] = [
+        { schema: "Machine", path: `/v1/machines/${id}` },
+        { schema: "MachinePage", path: `/v1/machines?${labels}` },
+        { schema: "ProviderCapacity", path: "/v1/capacity", needs: "capacity" },
+        { schema: "StatsList", path: `/v1/stats?${labels}`, needs: "stats" },
+        { schema: "EventList", path: `/v1/events?since=${revision}&timeout=10&${labels}`, needs: "events" },
+      ];
+      for (const { schema, path, needs } of routes) {
+        if (needs !== undefined && !context.has(needs)) continue;
+        const { body } = await context.http!.request("GET", path);
+        const fault = context.http!.faultOf!(schema, body);
+        context.expect(fault === undefined, `GET ${path} to answer a valid ${schema}`, fault ?? "");
+        const { addresses = [] } = JSON.parse(body) as Partial<Machine>;
+        const families = addresses.map(({ ip }) => ip.includes(":"));
+        const came = `there are ${addresses.map(({ ip }) => ip).join(", ")}`;
+        context.expect(new Set(families).size === families.length, "one address of each family at most", came);
+      }
     },
   },
   {
