@@ -84,6 +84,7 @@ export class ContainerRun {
     return {
       addresses: sandbox.addresses,
       dial: (port, signal) => sandbox.dial(port, "address", signal),
+      dialLoopback: (port, signal) => sandbox.dial(port, "loopback", signal),
       exec: (command, options) => sandbox.exec(this.ref, command, options),
     };
   }

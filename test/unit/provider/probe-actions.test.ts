@@ -187,3 +187,39 @@ test("an https hook that meets plain http is repeated as http, and says so", asy
   expect(calls).toBe(1);
   expect(told).toHaveLength(1);
 });
+
+test.each<[string, (port: number, host: string) => Handler]>([
+  ["an http probe", (port, host) => ({ http: { path: "/", port, host } })],
+  ["a tcp probe", (port, host) => ({ tcp: { port, host } })],
+])("%s to another host than the pod is a failure, and nothing is sent there", async (_title, handler) => {
+  let connections = 0;
+  const server = createTcpServer((socket) => {
+    connections++;
+    socket.end();
+  });
+  const port = await listen(server);
+  const elsewhere: Target = { ...target, addresses: ["192.0.2.1"] };
+  for (const host of ["127.0.0.1", "localhost", "::1", "0.0.0.0", "127.1", "example.test"])
+    expect(await runProbe(handler(port, host), elsewhere, 2_000, systemClock)).toMatchObject({
+      outcome: "failure",
+      output: expect.stringContaining("leave its host field out"),
+    });
+  expect(connections).toBe(0);
+});
+
+test("a hook to another host than the pod fails", async () => {
+  const hook = { http: { path: "/", port: await closedPort(), host: "example.test" } };
+  const context = { clock: systemClock, signal: new AbortController().signal, onFallback: () => undefined };
+  await expect(runHook(hook, target, context)).rejects.toThrow("leave its host field out");
+});
+
+test("a probe of the loopback goes to the machine's own, where that can be reached", async () => {
+  const port = await http((_request, response) => response.end("own"));
+  const inside: Target = {
+    ...target,
+    addresses: ["192.0.2.1"],
+    dialLoopback: (asked, signal) => connect("127.0.0.1", asked, signal),
+  };
+  const handler = { http: { path: "/", port, host: "localhost" } };
+  expect(await runProbe(handler, inside, 2_000, systemClock)).toEqual({ outcome: "success", output: "own" });
+});

@@ -37,6 +37,7 @@ import type { OciContext } from "./context.ts";
 import { OciSandbox, openSandbox, recoverSandbox } from "./sandbox.ts";
 import { pauseProgram } from "./pause.ts";
 import { OciRuntime } from "./runtime.ts";
+import { runtimeProblems } from "./runtime-version.ts";
 import type { SeccompSource } from "../../bundle/seccomp.ts";
 
 export interface OciEngineOptions {
@@ -170,6 +171,10 @@ class OciEngine implements Engine {
       ))
     )
       problems.push({ fatal: true, problem: `${path} run has no option --keep`, cure: "install runc 1.1 or newer" });
+    else {
+      const version = await run(path, ["--version"]).catch(() => undefined);
+      problems.push(...runtimeProblems(version?.stdout.toString() ?? ""));
+    }
     if (!existsSync(this.#seccompProfile()))
       problems.push({
         fatal: true,
