@@ -3,6 +3,9 @@ import { defineConfig } from "vitest/config";
 /** Engines that need root and tools of the host; their suites live beside the other integration tests. */
 const ENGINES = ["oci/**/*", "vm/**/*", "*/oci"].map((path) => `test/integration/${path}.test.ts`);
 
+/** A minute of harm to one agent: too long for what is run again and again. */
+const HOSTILE = "test/integration/hostile/hostile.test.ts";
+
 interface Options {
   timeoutMs?: number;
   serial?: boolean;
@@ -30,7 +33,8 @@ export default defineConfig({
   test: {
     projects: [
       suite("unit", { globalSetup: ["test/support/temporary.ts"] }),
-      suite("integration", { timeoutMs: 60_000, exclude: ENGINES }),
+      suite("integration", { timeoutMs: 60_000, exclude: [...ENGINES, HOSTILE] }),
+      suite("hostile", { timeoutMs: 120_000, include: [HOSTILE] }),
       suite("engines", { timeoutMs: 300_000, serial: true, include: ENGINES }),
       suite("simulation", { timeoutMs: 900_000 }),
       suite("conformance", { timeoutMs: 300_000, serial: true }),
