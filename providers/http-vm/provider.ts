@@ -49,11 +49,13 @@ import { decodeLogLine, EVENT_STREAM_TYPE, LOG_TYPE, MAX_LOG_RECORD_BYTES } from
 export interface HttpVmLimits {
   /** Asked for per page. */
   pageItems: number;
-  /** A backend that lists more than this is refused: it would fill the memory. */
+  /** A backend that lists more than this is refused: it would fill the memory, also that of the agent's other nodes. */
   listItems: number;
+  /** The same of all pages of a list together, in characters. */
+  listChars: number;
 }
 
-const DEFAULT_LIMITS: HttpVmLimits = { pageItems: 500, listItems: 100_000 };
+const DEFAULT_LIMITS: HttpVmLimits = { pageItems: 500, listItems: 100_000, listChars: 256 * 1024 * 1024 };
 /** A list that has so many pages without an item goes on for ever. */
 const MAX_EMPTY_PAGES = 100;
 
@@ -108,13 +110,15 @@ export class HttpVmProvider implements Provider {
     const cursors = new Set<string>();
     let revision: number | undefined;
     let emptyPages = 0;
+    let chars = 0;
     for (let cursor: string | undefined; ;) {
       const page = await this.#page(options, cursor);
       // What happened while later pages were fetched is in the events after the first.
       revision = Math.min(revision ?? page.revision, page.revision);
       for (const item of page.items) this.#collect(item, options.labels, judged);
-      if (judged.size > this.#limits.listItems)
-        throw this.#refuse("size", `the list has more than ${this.#limits.listItems} machines`);
+      chars += page.chars;
+      if (judged.size > this.#limits.listItems || chars > this.#limits.listChars)
+        throw this.#refuse("size", `the list has ${judged.size} machines and ${chars} characters, and goes on`);
       cursor = page.next_cursor;
       if (cursor === undefined) break;
       if (page.items.length === 0) emptyPages++;
@@ -132,7 +136,7 @@ export class HttpVmProvider implements Provider {
   async #page(
     options: CallOptions & { labels: Record<string, string>; includeDeleted?: boolean },
     cursor: string | undefined,
-  ): Promise<{ items: Parsed[]; revision: number; next_cursor?: string }> {
+  ): Promise<{ items: Parsed[]; chars: number; revision: number; next_cursor?: string }> {
     const query = labelQuery(options.labels);
     query.set("limit", String(this.#pageItems));
     if (options.includeDeleted === true) query.set("include_deleted", "true");
@@ -224,11 +228,15 @@ export class HttpVmProvider implements Provider {
     });
     try {
       let last = since;
+      const ids = new Set<string>();
       for await (const { event, data } of serverSentEvents(stream.chunks)) {
         if (event === "error") throw errorOf(data ?? "");
         const judged = this.#judgeEvent(data, last, labels);
         if (judged === undefined) continue;
         last = judged.revision;
+        ids.add((judged.machine ?? judged.unknown).id);
+        if (ids.size > this.#limits.listItems)
+          throw new InvalidReplyError("size", `there are events of more than ${this.#limits.listItems} machines`);
         yield judged;
       }
     } catch (thrown) {
@@ -325,11 +333,11 @@ export class HttpVmProvider implements Provider {
   async #list<N extends "MachinePage" | "StatsList">(
     call: Call,
     schema: N,
-  ): Promise<Omit<Schemas[N], "items"> & { items: Parsed[] }> {
+  ): Promise<Omit<Schemas[N], "items"> & { items: Parsed[]; chars: number }> {
     const text = await this.#client.text(call, "list");
     return this.#orRefuse(() => {
       const { envelope, items } = parseItems(text, "items");
-      return { ...believe(schema, envelope), items };
+      return { ...believe(schema, envelope), items, chars: text.length };
     });
   }
 

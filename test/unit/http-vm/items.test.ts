@@ -159,6 +159,19 @@ describe("a list as a whole", () => {
     expect(invalid).toEqual(["cursor_loop"]);
   });
 
+  test.each([
+    ["machines", { listItems: 10 }],
+    ["bytes", { listChars: 2000 }],
+  ])("that has more %s than there is memory for is refused before it is read to its end", async (_what, limits) => {
+    await connect(limits);
+    let pages = 0;
+    reply = (_request, response) =>
+      void response.end(text({ items: [machine(`m-${++pages}`)], revision: 1, next_cursor: `${pages}` }));
+    await expect(provider.getPods({ signal, labels: LABELS })).rejects.toMatchObject({ code: "unavailable" });
+    expect(invalid).toEqual(["size"]);
+    expect(pages).toBeLessThan(20);
+  });
+
   test("is read in smaller pages when a page is too large, until it has been read", async () => {
     const all = Array.from({ length: 20 }, (_, i) => machine(`m-${10 + i}`, { message: "x".repeat(900_000) }));
     const limits: number[] = [];
@@ -239,6 +252,22 @@ describe("in the stream of events,", () => {
       { revision: 2, unknown: { id: "b" } },
       { machine: { id: "c" } },
     ]);
+  });
+
+  test("events of ever new machines end it: a list says which of them are there", async () => {
+    await connect({ listItems: 10 });
+    reply = (_request, response) => {
+      response.setHeader("content-type", "text/event-stream");
+      for (let i = 0; i < 100; i++)
+        response.write(Buffer.concat([event(2, text(machine(`m-${i}`))), Buffer.from("\n\n")]));
+    };
+    let seen = 0;
+    const reading = (async () => {
+      for await (const _ of provider.watchPods(1, { signal, labels: LABELS })) seen++;
+    })();
+    await expect(reading).rejects.toMatchObject({ code: "unavailable" });
+    expect(seen).toBe(10);
+    expect(invalid).toEqual(["size"]);
   });
 
   test("events of another owner's machines are passed over", async () => {

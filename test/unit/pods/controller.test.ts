@@ -17,6 +17,8 @@ let events: string[];
 let logged: { fields: object; message: string }[];
 let outcomes: string[];
 let ignored: number;
+/** Addresses that a prober of the agent has been given. */
+let probed: Set<string>;
 let version: (uid: string) => string;
 let random: () => number;
 let provider: MemoryProvider;
@@ -30,6 +32,7 @@ beforeEach(() => {
   logged = [];
   outcomes = [];
   ignored = 0;
+  probed = new Set();
   version = () => "1";
   random = () => 0;
   provider = new MemoryProvider({ clock });
@@ -65,6 +68,13 @@ beforeEach(() => {
     clock,
     random: () => random(),
     logger: { ...silentLogger, warn: (fields, message) => void logged.push({ fields, message }) },
+    readiness: {
+      apply: (_pod, machine) => {
+        for (const { ip } of machine.addresses) probed.add(ip);
+        return machine;
+      },
+      release: () => undefined,
+    },
     hooks: {
       onReconciled: (_seconds, outcome) => void outcomes.push(outcome),
       onAddressIgnored: (count) => void (ignored += count),
@@ -339,7 +349,7 @@ describe("a machine of which the backend says what makes no sense", () => {
 });
 
 describe("an address of a machine that lies outside of the node's podCIDRs", () => {
-  test("becomes no pod's, is told to its user once and counted", async () => {
+  test("becomes no pod's and is not probed, is told to its user once and counted", async () => {
     controller.store.upsert(podOf(1));
     const acting = controller.act(stop.signal);
     await clock.advance(10);
@@ -355,6 +365,7 @@ describe("an address of a machine that lies outside of the node's podCIDRs", () 
     ]);
     expect(ignored).toBe(1);
     expect(JSON.stringify(requests)).not.toContain("192.168.0.1");
+    expect(probed).not.toContain("192.168.0.1");
     stop.abort();
     await acting;
   });
