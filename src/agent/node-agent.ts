@@ -20,6 +20,7 @@ import {
 } from "../kubelet/certificates/serving.ts";
 import { fixedCapacity, ProviderCapacitySource, type CapacitySource } from "../node/capacity.ts";
 import { NodeController } from "../node/node-controller.ts";
+import type { BackendHealth } from "../node/settings.ts";
 import { nodePlatform } from "../node/platform.ts";
 import { AgentProber } from "../pods/agent-prober.ts";
 import { PodController } from "../pods/controller.ts";
@@ -226,6 +227,7 @@ export class NodeAgent {
     options.readyz.add(`${node.name}-registered`, () =>
       this.#acts && this.#registered() === undefined ? "the node is not registered yet" : undefined,
     );
+    metrics.onScrape(() => metrics.machinesMissing.set({ node: node.name }, this.pods.losses.missing));
     metrics.onScrape(() => observeQueue(metrics, node.name, this.pods.queue));
   }
 
@@ -311,7 +313,7 @@ export class NodeAgent {
         backendOutageGraceMs: parseDuration(node.backendOutageGrace),
       },
       capacity: this.#capacity(),
-      backend: this.pods.observer,
+      backend: this.#backendHealth(),
       metrics: {
         onRegistered: () => metrics.nodeRegistrations.inc(),
         onKubeletVersion: (version) => metrics.kubernetesBuildInfo.set({ git_version: version }, 1),
@@ -321,6 +323,24 @@ export class NodeAgent {
         },
       },
     });
+  }
+
+  #backendHealth(): BackendHealth {
+    const { observer, losses } = this.pods;
+    return {
+      get seen() {
+        return observer.seen;
+      },
+      get failingSince() {
+        return observer.failingSince;
+      },
+      get lastError() {
+        return observer.lastError;
+      },
+      get missing() {
+        return losses.missing;
+      },
+    };
   }
 
   /** The file's capacity; without one the backend's own, where it can tell; else a default. */

@@ -270,6 +270,7 @@ export class NodeController {
       const error = backend.lastError ?? "no reason known";
       return { ...known, backend: { state: "failing", error, graceOver: failingForMs >= graceMs } };
     }
+    if (backend.missing) return { ...known, backend: { state: "doubtful", missing: backend.missing } };
     return { ...known, backend: { state: backend.seen === false ? "not_seen" : "answers" } };
   }
 

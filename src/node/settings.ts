@@ -47,4 +47,6 @@ export interface BackendHealth {
   readonly lastError: string | undefined;
   /** False until it has answered for the first time. Default true. */
   readonly seen?: boolean;
+  /** Machines that it does not have though pods of this node ran on them: so many that it is not believed yet. */
+  readonly missing?: number;
 }

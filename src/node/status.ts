@@ -58,7 +58,10 @@ export interface NodeObservation {
   /** Undefined while nobody could say. */
   capacity: NodeCapacity | undefined;
   /** How the backend has been; `graceOver` once it has not answered for longer than the grace. */
-  backend: { state: "answers" | "not_seen" } | { state: "failing"; error: string; graceOver: boolean };
+  backend:
+    | { state: "answers" | "not_seen" }
+    | { state: "doubtful"; missing: number }
+    | { state: "failing"; error: string; graceOver: boolean };
   /** Extended resources that this process has reported and that are no more: they become zero. */
   retired: readonly string[];
 }
@@ -299,6 +302,12 @@ function backendCondition({ backend }: NodeObservation) {
       return { status: "True", reason: "BackendAnswers", message: "the machine backend answers" };
     case "not_seen":
       return { status: "Unknown", reason: "BackendNotSeen", message: "the machine backend has not answered yet" };
+    case "doubtful":
+      return {
+        status: "False",
+        reason: "MachinesMissing",
+        message: `the machine backend answers, but lacks the machines of ${backend.missing} pods that ran: was it restored, or does its address lead to another? Until they are back, these pods are failed a few a minute; whoever knows that the machines are lost may delete the pods`,
+      };
     case "failing":
       return {
         status: "False",

@@ -21,6 +21,7 @@ import { MachineCache, MachineObserver } from "./machines.ts";
 import type { Observed } from "./planner.ts";
 import type { PodEvent } from "../podspec/types.ts";
 import type { PodHooks } from "./hooks.ts";
+import { LossBrake } from "./loss-brake.ts";
 import { isUrgent } from "./urgency.ts";
 import { PodReconciler, type Outcome, type ReadinessSource, type Renderer } from "./reconciler.ts";
 
@@ -65,6 +66,7 @@ export class PodController {
   readonly store: Store<Pod>;
   readonly machines: MachineCache;
   readonly observer: MachineObserver;
+  readonly losses: LossBrake;
   readonly reflector: Reflector<Pod>;
   readonly queue: KeyedQueue;
   readonly #o: PodControllerOptions;
@@ -120,7 +122,9 @@ export class PodController {
       onSynced: () => this.resyncAll(),
       ...(options.hooks?.onListed && { onListed: options.hooks.onListed }),
     });
+    this.losses = new LossBrake({ clock, pods: () => this.store.size });
     this.#reconciler = new PodReconciler({
+      losses: this.losses,
       kube,
       provider,
       pods: this.store,

@@ -25,6 +25,7 @@ import type { Clock } from "../util/clock.ts";
 import { toError } from "../util/errors.ts";
 import { MachineCreation } from "./creation.ts";
 import type { PodHooks } from "./hooks.ts";
+import type { LossBrake } from "./loss-brake.ts";
 import type { MachineCache } from "./machines.ts";
 import {
   DEADLINE,
@@ -120,6 +121,8 @@ export interface ReconcilerOptions {
   event: (pod: Pod, event: PodEvent) => void;
   /** Orphans of which this process never saw a pod: true when one more may be removed in this sweep. */
   mayReap: () => boolean;
+  /** Doubts the backend when it has lost too much at once. */
+  losses?: LossBrake | undefined;
   /** Throws when this agent may not act any more (lost leadership). Called before each effect that changes something. */
   guard?: () => void;
   /** The decision; a simulation puts a broken one here to see it caught. Default: the planner's. */
@@ -142,6 +145,9 @@ const STATUS_REFUSED = "FailedStatusUpdate";
 
 /** Actions that one call carries out before it yields to other pods. */
 const MAX_STEPS = 12;
+/** How soon a machine is looked for again that is missing with too many others. */
+const DOUBT_MS = 60_000;
+
 /** A machine that does not go is deleted again after this long, doubling; its user is told when the longest is reached. */
 const BURIAL_RETRY_MS = { first: 200, max: 30_000 };
 
@@ -221,6 +227,7 @@ export class PodReconciler {
         const since = this.#remember(uid).orphanSince;
         if (since === undefined) this.#update(uid, { orphanSince: this.#o.clock.monotonic() });
       }
+      if (observed.kind === "found" || !isToRun(desired)) this.#o.losses?.settled(uid);
       // However it was found: only what stays away from one look to the next is lost.
       if (observed.kind === "found" && this.#remember(uid).missedAt.length > 0) this.#update(uid, { missedAt: [] });
       // Buried, and it runs all the same: its backend was restored from a copy of its data.
@@ -332,6 +339,7 @@ export class PodReconciler {
           if (action.verdict !== undefined) this.#announce(podOf(desired), action.verdict);
           return undefined;
         case "status":
+          if (action.verdict === LOST && this.#isDoubtful(uid)) return { kind: "after", ms: DOUBT_MS };
           return await this.#writeStatus(uid, podOf(desired), action, signal);
         case "update":
           return await this.#updateMachine(uid, podOf(desired), signal);
@@ -351,6 +359,13 @@ export class PodReconciler {
       this.#o.logger.debug({ uid, op: action.do, err: error.message }, "Step failed and will be tried again");
       return { kind: "retry", error, ...(retryAfterMs !== undefined && { afterMs: retryAfterMs }) };
     }
+  }
+
+  /** Whether it cannot be believed yet that this machine is lost: then it is looked for again before anybody says so. */
+  #isDoubtful(uid: string): boolean {
+    if (this.#o.losses?.mayLose(uid) !== false) return false;
+    this.#update(uid, { missedAt: this.#remember(uid).missedAt.slice(-1) });
+    return true;
   }
 
   /** Asks the backend directly. "Absent" counts only when the backend itself said so. */
@@ -616,6 +631,7 @@ export class PodReconciler {
     this.#lastSeen.delete(uid);
     this.#noticeSeq.delete(uid);
     this.#creation.release(uid);
+    this.#o.losses?.settled(uid);
     this.#firstLook.delete(uid);
     this.#o.readiness?.release(uid);
     // Again: a render that was under way when the pod went may have taken hold of what it refers to only afterwards.
@@ -630,6 +646,10 @@ export class PodReconciler {
 function isPartOfKilling(pod: Pod, action: Action): boolean {
   if (action.do === "look") return pod.metadata?.deletionTimestamp !== undefined;
   return action.do === "stop" || action.do === "bury";
+}
+
+function isToRun(desired: Desired): boolean {
+  return desired.kind === "pod" && !isTerminal(desired.pod) && desired.pod.metadata?.deletionTimestamp === undefined;
 }
 
 function podOf(desired: Desired): Pod {

@@ -262,6 +262,10 @@ export class PodRenderer {
     // The node is registered before pods are taken in; until it is known, nothing is refused for the want of it.
     if (node === undefined)
       return wait({ type: "Warning", reason: "InvalidNodeInfo", message: "The node is not registered yet" });
+    // Nor for want of room while the node's copy in the API server is still that of a backend that has not said what it has.
+    const amounts = Object.values(node.status?.allocatable ?? {});
+    if (amounts.length > 0 && amounts.every((amount) => amount === "0"))
+      return wait({ type: "Warning", reason: "InvalidNodeInfo", message: "The node's capacity is not known yet" });
     const judge = (others: OtherPods) =>
       admitPod({ pod, node, otherPods: others, daemonSets, ...(allowedUnsafeSysctls && { allowedUnsafeSysctls }) });
     const admission = judge(allocation.others(uidOf(pod)));

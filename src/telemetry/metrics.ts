@@ -326,6 +326,11 @@ export function createMetrics(options: MetricsOptions) {
     machines: gauge("vmlet_machines", "Machines by state.", ["state"]),
     machinesLeaked: counter("vmlet_machines_leaked_total", "Machines found without an owner."),
     machinesLost: counter("vmlet_machines_lost_total", "Machines that vanished while their pod wanted them."),
+    machinesMissing: gauge(
+      "vmlet_machines_missing",
+      "Machines that the backend lacks, too many at once to be believed lost.",
+      ["node"],
+    ),
 
     // Reconciling
     reconciles: counter("vmlet_reconcile_total", "Passes of pod reconcilers.", ["result"]),

@@ -233,6 +233,13 @@ describe("conditions", () => {
     expect(condition(down.status, "Ready").lastTransitionTime).toBe("2026-01-01T00:02:00Z");
   });
 
+  it("doubt a backend that answers and lacks too many machines, which makes the node not unready", () => {
+    const { next } = applied(created, well({ backend: { state: "doubtful", missing: 190 } }), T0 + 60_000);
+    expect(condition(next.status, "BackendReady")).toMatchObject({ status: "False", reason: "MachinesMissing" });
+    expect(condition(next.status, "BackendReady").message).toContain("the machines of 190 pods that ran");
+    expect(condition(next.status, "Ready").status).toBe("True");
+  });
+
   it("of others survive", () => {
     const foreign = { type: "NetworkUnavailable", status: "False", reason: "RouteCreated", message: "x" };
     const node = withStatus(created, { conditions: [...(created.status?.conditions ?? []), foreign] });

@@ -355,6 +355,42 @@ describe("a pod whose machine is gone", () => {
   });
 });
 
+describe("a machine that is missing with many others at once", () => {
+  let world: World;
+  beforeEach(async () => {
+    world = new World(basePod());
+    await world.settle();
+    for (let i = 0; i < 10; i++) world.losses.mayLose(`other-${i}`);
+  });
+
+  test("is looked for again before its pod fails for it", async () => {
+    world.loseMachine();
+    await world.pass(59_000);
+    expect(world.pod.status?.phase).toBe("Running");
+    expect(world.losses.missing).toBe(1);
+    await world.pass(30_000);
+    expect(world.pod.status).toMatchObject({ phase: "Failed", reason: "MachineLost" });
+    expect(world.losses.missing).toBe(0);
+  });
+
+  test("and comes back leaves its pod as it was", async () => {
+    const bringBack = world.loseMachine();
+    await world.pass(30_000);
+    bringBack();
+    await world.pass(600_000);
+    expect(world.pod.status?.phase).toBe("Running");
+    expect(world.losses.missing).toBe(0);
+  });
+
+  test("holds up no deletion", async () => {
+    world.loseMachine();
+    await world.pass(30_000);
+    world.deletePod();
+    await world.settle();
+    expect(world.losses.missing).toBe(0);
+  });
+});
+
 describe("a machine that the backend takes its time to delete", () => {
   const STUCK = "Machine was deleted 51 s ago and is still there: stopped";
   let world: World;

@@ -3,6 +3,7 @@ import type { Kube, KubeRequest } from "../../../src/kube/kube.ts";
 import type { Pod } from "../../../src/kube/wire.ts";
 import type { PodEvent } from "../../../src/podspec/types.ts";
 import type { PodHooks } from "../../../src/pods/hooks.ts";
+import { LossBrake } from "../../../src/pods/loss-brake.ts";
 import { MachineCache } from "../../../src/pods/machines.ts";
 import { PodReconciler, type Difference, type Rendered } from "../../../src/pods/reconciler.ts";
 import { ProviderError } from "../../../src/provider/errors.ts";
@@ -47,6 +48,7 @@ export class World {
   readonly letGo: string[] = [];
   isDeleted = false;
   pod: Pod;
+  readonly losses: LossBrake;
   readonly #reconciler: PodReconciler;
   readonly #machines: MachineCache;
   readonly #ending = new AbortController();
@@ -68,7 +70,9 @@ export class World {
       onRejected: count("rejected"),
       onLost: () => count("lost")(undefined),
     };
+    this.losses = new LossBrake({ clock: this.clock, pods: () => 1 });
     this.#reconciler = new PodReconciler({
+      losses: this.losses,
       kube: { request: async <T>(request: KubeRequest) => Promise.resolve(this.#answer(request) as T) } as Kube,
       provider: this.provider,
       pods: { synced: true, get: () => (this.isDeleted ? undefined : (this.watched ?? this.pod)) },

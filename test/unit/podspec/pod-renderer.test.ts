@@ -157,6 +157,14 @@ describe("PodRenderer", () => {
     expect(both.map(({ kind }) => kind).toSorted()).toEqual(["ready", "reject"]);
   });
 
+  it("refuses nothing for want of room while the node is registered with a capacity that nobody knows yet", async () => {
+    const nothing = { cpu: "0", memory: "0", pods: "0", "ephemeral-storage": "0" };
+    const unknown: Node = { ...registered, status: { allocatable: nothing } };
+    expect(await renderer({ node: () => unknown }).render(podWith(), done.signal)).toMatchObject({ kind: "wait" });
+    const full: Node = { ...registered, status: { allocatable: { ...nothing, cpu: "4" } } };
+    expect(await renderer({ node: () => full }).render(podWith(), done.signal)).toMatchObject({ reason: "OutOfpods" });
+  });
+
   it("refuses nothing while the node is not registered", async () => {
     expect(await renderer({ node: () => undefined }).render(podWith(), done.signal)).toMatchObject({ kind: "wait" });
   });
