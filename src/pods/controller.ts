@@ -53,6 +53,11 @@ export interface PodControllerOptions {
   queueMetrics?: QueueMetrics;
 }
 
+/**
+ * The API server sends a bookmark each minute. What is silent for longer may be a proxy that keeps the connection though its own to the
+ * server is gone: taking the watch up again costs one request, and a pod should not wait for it for long.
+ */
+const WATCH_SILENCE_MS = 75_000;
 /** Every pod is looked at this often even when nothing happens (kubelet: syncFrequency). */
 export const RESYNC_MS = 60_000;
 /** So much time for each pod that is looked at for the first time and runs as it should: most of the API server's rate is left. */
@@ -110,6 +115,7 @@ export class PodController {
       random,
       logger,
       accept: (pod) => pod.spec?.nodeName === nodeName,
+      inactivityMs: WATCH_SILENCE_MS,
     });
     this.observer = new MachineObserver({
       provider,

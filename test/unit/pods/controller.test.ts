@@ -3,7 +3,7 @@ import { MemoryProvider } from "../../../providers/memory/provider.ts";
 import type { EventRecorder } from "../../../src/kube/events.ts";
 import type { Kube, KubeRequest } from "../../../src/kube/kube.ts";
 import { LABEL_UID, machineId, ownerLabels } from "../../../src/podspec/machine-id.ts";
-import { PodController, RESYNC_MS } from "../../../src/pods/controller.ts";
+import { PodController, RESYNC_MS, type PodControllerOptions } from "../../../src/pods/controller.ts";
 import { ORPHAN_GRACE_MS } from "../../../src/pods/planner.ts";
 import { ProviderError } from "../../../src/provider/errors.ts";
 import type { MachineSpec } from "../../../src/provider/machine.ts";
@@ -22,6 +22,7 @@ let probed: Set<string>;
 let version: (uid: string) => string;
 let random: () => number;
 let provider: MemoryProvider;
+let options: PodControllerOptions;
 let controller: PodController;
 let stop: AbortController;
 
@@ -42,7 +43,7 @@ beforeEach(() => {
     const [, , , , , , name] = sent.path.split("/");
     return Promise.resolve(controller.store.list().find(({ metadata }) => metadata!.name === name));
   };
-  controller = new PodController({
+  options = {
     kube: { request } as unknown as Kube,
     provider,
     renderer: {
@@ -79,7 +80,8 @@ beforeEach(() => {
       onReconciled: (_seconds, outcome) => void outcomes.push(outcome),
       onAddressIgnored: (count) => void (ignored += count),
     },
-  });
+  };
+  controller = new PodController(options);
   controller.store.replace([]);
   controller.machines.replace([], 0);
 });
@@ -88,6 +90,24 @@ afterEach(() => stop.abort());
 const uidOf = (i: number) => `u${i}`;
 const podOf = (i: number) => basePod({ metadata: { uid: uidOf(i), name: `web-${i}` } });
 const machineOf = (i: number) => baseMachine({ id: machineId("c", uidOf(i)) });
+
+test("a watch that says nothing, not even the bookmark of each minute, is taken up again", async () => {
+  const opened: number[] = [];
+  const kube = {
+    request: () => Promise.resolve({ metadata: { resourceVersion: "1" }, items: [] }),
+    watch: async function* ({ signal }: { signal: AbortSignal }): AsyncGenerator<never> {
+      opened.push(clock.monotonic());
+      await new Promise((_resolve, reject) => signal.addEventListener("abort", () => reject(signal.reason as Error)));
+      yield* [];
+    },
+  };
+  const silent = new PodController({ ...options, kube: kube as unknown as Kube });
+  const observing = silent.reflector.run(stop.signal);
+  await clock.advance(90_000);
+  expect(opened).toHaveLength(2);
+  stop.abort();
+  await observing;
+});
 
 describe("a standby", () => {
   test("remembers nothing of pods that come and go", () => {
