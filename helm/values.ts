@@ -35,6 +35,7 @@ export const valuesSchema = z.strictObject({
     workloadNamespaces: z.array(dns1123),
   }),
   logLevel: agent.logLevel,
+  audit: agent.audit,
   api: agent.api,
   leaderElection: z.strictObject({
     enabled: election.enabled,

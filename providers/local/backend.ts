@@ -83,6 +83,7 @@ export async function startBackend(config: BackendConfig, surroundings: BackendS
       logger,
       clock,
       auth: authOf(config, logger),
+      auditCommands: config.audit.commands,
       ...(tls === undefined ? {} : { tls: tls.used }),
     });
     const { url } = await server.listen(

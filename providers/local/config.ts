@@ -123,6 +123,16 @@ export const backendConfigSchema = z
         maxFiles: z.int().min(2).max(100).default(5).describe("Log files kept per container."),
       })
       .prefault({}),
+    audit: z
+      .strictObject({
+        commands: z
+          .enum(["first", "full"])
+          .default("first")
+          .describe(
+            "How much of a command a line of the audit says, at level info of the log: its first word, or all of it, with the secrets that may stand there.",
+          ),
+      })
+      .prefault({}),
     logLevel: z
       .enum(["debug", "info", "warn", "error"])
       .default("info")

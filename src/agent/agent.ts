@@ -197,6 +197,7 @@ export class Agent {
           services,
           provider,
           clusterId,
+          auditCommands: config.audit.commands,
           metrics,
           livez,
           readyz,

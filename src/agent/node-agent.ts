@@ -41,6 +41,7 @@ import { instrument } from "../provider/instrument.ts";
 import type { Provider, ProviderInfo } from "../provider/provider.ts";
 import { parseResourceList, type ResourceList } from "../resources/pod-resources.ts";
 import { parseDuration } from "../resources/duration.ts";
+import type { AuditedCommand } from "../telemetry/audit.ts";
 import type { HealthChecks } from "../telemetry/health.ts";
 import type { Logger } from "../telemetry/logger.ts";
 import type { Metrics } from "../telemetry/metrics.ts";
@@ -62,6 +63,8 @@ export interface NodeAgentOptions {
   services: ServiceCache;
   provider: Provider;
   clusterId: string;
+  /** How much of a command the audit says. */
+  auditCommands: AuditedCommand;
   version: string;
   metrics: Metrics;
   livez: HealthChecks;
@@ -191,6 +194,7 @@ export class NodeAgent {
       port: node.kubelet.port,
       nodeName: node.name,
       anonymousMetrics: node.kubelet.anonymousMetrics,
+      auditCommands: options.auditCommands,
       provider,
       pods: {
         get: (namespace, name) => this.#nodePod(this.pods.store.getByName(namespace, name)),

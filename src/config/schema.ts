@@ -331,6 +331,16 @@ export const agentConfigSchema = z
       .enum(["debug", "info", "warn", "error"])
       .default("info")
       .describe("Lowest level of log lines that are written."),
+    audit: z
+      .strictObject({
+        commands: z
+          .enum(["first", "full"])
+          .default("first")
+          .describe(
+            "How much of a command a line of the audit says, at level info of the log: its first word, or all of it, with the secrets that may stand there.",
+          ),
+      })
+      .prefault({}),
     health: z
       .strictObject({
         address: z.string().default("127.0.0.1").describe("Address that health and metrics are served on."),

@@ -7,6 +7,7 @@ import {
   type StreamLimits,
 } from "../streaming/remote-command.ts";
 import type { UpgradeRequest } from "../streaming/upgrade.ts";
+import type { SessionNotes } from "./router.ts";
 
 /** Upgrades the connection and serves `process` on it until one side ends. The process is closed whatever happens. */
 export async function runSession(session: {
@@ -19,15 +20,20 @@ export async function runSession(session: {
   endsWithStdin?: boolean;
   limits: StreamLimits;
   signal: AbortSignal;
+  notes: SessionNotes;
 }): Promise<void> {
-  const { upgrade, process, signal } = session;
+  const { upgrade, process, signal, notes } = session;
+  Object.assign(notes, { begun: true, tty: session.options.tty, stdin: session.options.stdin });
   // It may end while the client still opens its streams; serveRemoteCommand looks at it again.
   process.exit.catch(() => {});
   try {
     const client = await acceptRemoteCommand(upgrade, session.protocol, session.options, session.limits);
     const stop = () => client.destroy("the node is shutting down");
     signal.addEventListener("abort", stop, { once: true });
-    await serveRemoteCommand(client, process, session.kind, session.endsWithStdin ? session.limits : undefined);
+    const endsWithStdin = session.endsWithStdin ? session.limits : undefined;
+    const outcome = await serveRemoteCommand(client, process, session.kind, endsWithStdin);
+    if ("error" in outcome) notes.failure = outcome.error.message;
+    else if (session.kind === "exec") notes.exitCode = outcome.exitCode;
     await client.closed;
     signal.removeEventListener("abort", stop);
   } finally {

@@ -8,6 +8,19 @@ import type { UserInfo } from "../kube/reviews.ts";
 import type { AccessAttributes } from "./auth.ts";
 import { HttpError } from "./http-error.ts";
 
+/** What an endpoint tells of a session, for the audit. */
+export interface SessionNotes {
+  podUid?: string | undefined;
+  tty?: boolean;
+  stdin?: boolean;
+  /** Something was done in the machine: a command was started, a connection opened. */
+  begun?: boolean;
+  exitCode?: number;
+  /** Why it ended otherwise than in good order. */
+  failure?: string;
+  ports?: Set<number>;
+}
+
 export interface RequestContext {
   params: Readonly<Record<string, string>>;
   query: URLSearchParams;
@@ -15,6 +28,7 @@ export interface RequestContext {
   request: IncomingMessage;
   /** Aborts when the client is gone or the server stops. */
   signal: AbortSignal;
+  notes: SessionNotes;
 }
 
 export interface Reply {
@@ -29,6 +43,8 @@ export type Handler =
   | { kind: "stream"; handle(context: RequestContext, response: ServerResponse): Promise<void> }
   | { kind: "upgrade"; handle(context: RequestContext, upgrade: UpgradeRequest): Promise<void> };
 
+export type AuditedAction = "exec" | "attach" | "port-forward" | "run";
+
 export interface Route {
   methods: readonly string[];
   /** Segments; one that begins with `:` matches any text and names it. */
@@ -37,6 +53,8 @@ export interface Route {
   subresources: readonly string[];
   /** Instead of the HTTP method's verb. */
   verb?: "create";
+  /** The action's name in the audit. Absent: it is not audited. */
+  audit?: AuditedAction;
   handler: Handler;
 }
 

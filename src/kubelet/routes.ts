@@ -18,7 +18,7 @@ import { run } from "./endpoints/run.ts";
 import { runningPods } from "./endpoints/running-pods.ts";
 import { statsSummary } from "./endpoints/stats-summary.ts";
 import type { PodLookup } from "./pod-lookup.ts";
-import { SUBRESOURCES_BY_PREFIX, type Handler, type Route } from "./router.ts";
+import { SUBRESOURCES_BY_PREFIX, type AuditedAction, type Handler, type Route } from "./router.ts";
 import type { Sessions } from "./sessions.ts";
 import type { ContainerProbes, StatsSource } from "./metrics/stats.ts";
 
@@ -49,9 +49,14 @@ export function kubeletRoutes(deps: RouteDeps): readonly Route[] {
     handler,
     subresources: SUBRESOURCES_BY_PREFIX[pattern.split("/")[1]!] ?? ["proxy"],
   });
-  /** Both forms of the path; a session is always `create`. */
-  const session = (methods: readonly string[], patterns: readonly string[], handler: Handler): Route[] =>
-    patterns.map((pattern) => ({ methods, pattern, handler, subresources: ["proxy"], verb: "create" }));
+  /** Both forms of the path; a session is always `create`, and audited. */
+  const session = (
+    audit: AuditedAction,
+    methods: readonly string[],
+    patterns: readonly string[],
+    handler: Handler,
+  ): Route[] =>
+    patterns.map((pattern) => ({ audit, methods, pattern, handler, subresources: ["proxy"], verb: "create" }));
   const inContainer = (root: string) => [
     `/${root}/:namespace/:pod/:container`,
     `/${root}/:namespace/:pod/:uid/:container`,
@@ -74,9 +79,14 @@ export function kubeletRoutes(deps: RouteDeps): readonly Route[] {
     read("/metrics/cadvisor", cadvisorMetrics(deps.stats, deps.capacity)),
     read("/metrics/probes", probeMetrics(deps.lookup, deps.stats, deps.ownProbes)),
     read("/containerLogs/:namespace/:pod/:container", containerLogs(deps)),
-    ...session(UPGRADE, inContainer("exec"), exec(deps)),
-    ...session(UPGRADE, inContainer("attach"), attach(deps)),
-    ...session(UPGRADE, ["/portForward/:namespace/:pod", "/portForward/:namespace/:pod/:uid"], portForward(deps)),
-    ...session(["POST"], inContainer("run"), run(deps)),
+    ...session("exec", UPGRADE, inContainer("exec"), exec(deps)),
+    ...session("attach", UPGRADE, inContainer("attach"), attach(deps)),
+    ...session(
+      "port-forward",
+      UPGRADE,
+      ["/portForward/:namespace/:pod", "/portForward/:namespace/:pod/:uid"],
+      portForward(deps),
+    ),
+    ...session("run", ["POST"], inContainer("run"), run(deps)),
   ];
 }

@@ -14,6 +14,7 @@ import type { Kube } from "../kube/kube.ts";
 import type { UserInfo } from "../kube/reviews.ts";
 import type { Provider } from "../provider/provider.ts";
 import type { UpgradeRequest } from "../streaming/upgrade.ts";
+import { AuditLog, type AuditedCommand } from "../telemetry/audit.ts";
 import type { HealthChecks } from "../telemetry/health.ts";
 import type { Logger } from "../telemetry/logger.ts";
 import type { Metrics } from "../telemetry/metrics.ts";
@@ -21,6 +22,7 @@ import { linkAbort } from "../util/abort.ts";
 import type { Clock } from "../util/clock.ts";
 import { toError } from "../util/errors.ts";
 import { TLS_CIPHERS } from "../util/tls-ciphers.ts";
+import { auditRequest, type AuditedRequest } from "./audit.ts";
 import { Authenticator, Authorizer, Reviews, type AuthOptions } from "./auth.ts";
 import type { MachineCapacity } from "./endpoints/metrics-cadvisor.ts";
 import { HttpError, statusBody, toHttpError, TooManyFailures } from "./http-error.ts";
@@ -102,6 +104,8 @@ export interface KubeletServerOptions {
   configuration: () => object;
   /** The tallies of the probes that the agent runs itself. */
   ownProbes?: () => readonly ContainerProbes[];
+  /** How much of a command the audit says. Default: its first word. */
+  auditCommands?: AuditedCommand | undefined;
   auth?: Pick<AuthOptions, "tokenTtlMs" | "allowTtlMs" | "denyTtlMs" | "failuresPerSecond" | "maxReviewsInFlight">;
   limits?: Partial<KubeletLimits>;
   selfUsage?: SelfUsage;
@@ -134,6 +138,7 @@ class Server implements KubeletServer {
   readonly #limits: KubeletLimits;
   readonly #server: HttpsServer;
   readonly #routes: readonly Route[];
+  readonly #audit: AuditLog;
   readonly #authenticator: Authenticator;
   readonly #authorizer: Authorizer;
   readonly #connections: Connections;
@@ -145,6 +150,7 @@ class Server implements KubeletServer {
     this.#options = options;
     this.#limits = { ...DEFAULT_LIMITS, ...options.limits };
     const { clock, logger, metrics, provider, pods } = options;
+    this.#audit = new AuditLog({ logger, clock, commands: options.auditCommands });
     const reviews = new Reviews(options.kube, options.auth?.maxReviewsInFlight ?? 32);
     const auth: AuthOptions = {
       ...options.auth,
@@ -283,9 +289,11 @@ class Server implements KubeletServer {
 
   async #authorize(
     request: IncomingMessage,
+    audited: AuditedRequest | undefined,
   ): Promise<{ user: UserInfo; match: Match; path: string; query: URLSearchParams }> {
     const isOpen = this.#options.anonymousMetrics === true && isMetricsRead(request);
     const user = isOpen ? ANONYMOUS : await this.#authenticator.authenticate(request);
+    if (audited !== undefined) audited.user = user;
     const { path, query } = parseTarget(request.url ?? "");
     const method = request.method ?? "";
     const match = matchRoute(this.#routes, method, path);
@@ -314,12 +322,15 @@ class Server implements KubeletServer {
     response.on("error", () => {});
     const { signal, release } = linkAbort(cancel.signal, this.#stopping.signal);
     let finish = () => {};
+    const audited = auditRequest(this.#audit, this.#routes, request);
+    const notes = audited?.notes ?? {};
+    let error: HttpError | undefined;
     try {
-      const { user, match, query } = await this.#authorize(request);
+      const { user, match, query } = await this.#authorize(request, audited);
       const { handler } = match.route;
       finish = this.#observe(request, match.route);
       await discardBody(request);
-      const context: RequestContext = { params: match.params, query, user, request, signal };
+      const context: RequestContext = { params: match.params, query, user, request, signal, notes };
       if (handler.kind === "upgrade") throw new HttpError(400, "unable to upgrade: missing upgrade headers in request");
       if (handler.kind === "stream") {
         await handler.handle(context, response);
@@ -334,17 +345,19 @@ class Server implements KubeletServer {
       });
       response.end(request.method === "HEAD" ? undefined : body);
     } catch (thrown) {
+      error = this.#errorOf(thrown);
       this.#report(thrown, request, signal);
       if (thrown instanceof TooManyFailures) await this.#holdBack(signal);
       // A reply that has begun can only be broken off, so that the client sees that it is not whole.
       if (response.headersSent) response.destroy();
       else if (!response.destroyed) {
         response.setTimeout(this.#limits.responseIdleMs, () => response.destroy());
-        answerError(response, this.#errorOf(thrown), request);
+        answerError(response, error, request);
       }
     } finally {
       release();
       finish();
+      audited?.end(error);
     }
   }
 
@@ -355,22 +368,27 @@ class Server implements KubeletServer {
     const { signal, release } = linkAbort(cancel.signal, this.#stopping.signal);
     const upgrade: UpgradeRequest = { request, socket, head, answered: false };
     let finish = () => {};
+    const audited = auditRequest(this.#audit, this.#routes, request);
+    const notes = audited?.notes ?? {};
+    let error: HttpError | undefined;
     try {
-      const { user, match, query } = await this.#authorize(request);
+      const { user, match, query } = await this.#authorize(request, audited);
       finish = this.#observe(request, match.route);
       if (match.route.handler.kind !== "upgrade")
         throw new HttpError(400, "this endpoint does not upgrade connections");
-      const context: RequestContext = { params: match.params, query, user, request, signal };
+      const context: RequestContext = { params: match.params, query, user, request, signal, notes };
       await match.route.handler.handle(context, upgrade);
       socket.destroy();
     } catch (thrown) {
+      error = this.#errorOf(thrown);
       this.#report(thrown, request, signal);
       if (thrown instanceof TooManyFailures) await this.#holdBack(signal);
       if (upgrade.answered) socket.destroy();
-      else refuseUpgrade(socket, this.#errorOf(thrown));
+      else refuseUpgrade(socket, error);
     } finally {
       release();
       finish();
+      audited?.end(error);
     }
   }
 

@@ -108,6 +108,8 @@ clusterId: {{ include "vmlet.clusterId" . | quote }}
 identity:
   mode: {{ $mode }}
 logLevel: {{ .Values.logLevel }}
+audit:
+  {{- toYaml .Values.audit | nindent 2 }}
 health:
   {{- toYaml .Values.health | nindent 2 }}
 leaderElection:

@@ -1,5 +1,5 @@
 /** What a Machine API server is made of: the provider that it serves, who may call, and how much a caller may ask for. */
-import type { Clock, Logger, Provider } from "../../../src/provider/kit/index.ts";
+import type { AuditedCommand, Clock, Logger, Provider } from "../../../src/provider/kit/index.ts";
 import type { Scope } from "./scope.ts";
 
 /**
@@ -75,6 +75,8 @@ export interface MachineApiServerOptions {
   clock?: Clock;
   auth?: ServerAuth;
   tls?: ServerTls;
+  /** How much of a command the audit, at level info of the log, says. Default: its first word. */
+  auditCommands?: AuditedCommand | undefined;
   limits?: Partial<ServerLimits>;
 }
 

@@ -17,6 +17,7 @@ import {
 } from "../../../src/provider/kit/index.ts";
 import { violation } from "../document.ts";
 import { encodeLogLine, errorReply, EVENT_STREAM_TYPE, LOG_TYPE } from "../wire.ts";
+import type { AuditedCall } from "./audit.ts";
 import { asProviderError, Query, readBody, sendJson, sendNothing } from "./http.ts";
 import type { ServerLimits } from "./options.ts";
 import { machineJson, statsJson } from "./telling.ts";
@@ -30,6 +31,8 @@ export interface Exchange {
   signal: AbortSignal;
   /** Aborts when the server is at the end of its patience: for what changes something and should be finished. */
   workSignal: AbortSignal;
+  /** Where the call is audited. */
+  audited?: AuditedCall | undefined;
 }
 
 export interface RouteContext {
@@ -148,6 +151,7 @@ async function putMachine({ provider, limits }: RouteContext, exchange: Exchange
   new Query(exchange.params, []);
   const id = machineId(ids);
   const spec = await readBody(exchange.request, "MachineSpec", limits.bodyBytes);
+  if (exchange.audited !== undefined) exchange.audited.labels = spec.labels;
   assertTellable(specExcess(spec));
   const { capabilities } = await provider.getInfo({ signal: exchange.workSignal });
   assertCapable(requiredCapabilities(spec), capabilities);

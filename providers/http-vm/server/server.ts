@@ -11,6 +11,7 @@ import { type AddressInfo, connect, type Socket } from "node:net";
 import type { Duplex } from "node:stream";
 import type { SecureContextOptions } from "node:tls";
 import {
+  AuditLog,
   Connections,
   linkAbort,
   type Logger,
@@ -19,6 +20,7 @@ import {
   systemClock,
   TLS_CIPHERS,
 } from "../../../src/provider/kit/index.ts";
+import { CallAudit } from "./audit.ts";
 import { type Caller, Clients } from "./clients.ts";
 import { asProviderError, renderError, requestIdOf } from "./http.ts";
 import {
@@ -43,6 +45,7 @@ class ProviderServer implements MachineApiServer {
   readonly #logger: Logger;
   readonly #auth: ServerAuth;
   readonly #clients: Clients;
+  readonly #audit: CallAudit;
   #tls: ServerTls | undefined;
   readonly #server: Server;
   readonly #connections: Connections;
@@ -59,8 +62,10 @@ class ProviderServer implements MachineApiServer {
     this.#logger = options.logger;
     this.#auth = options.auth ?? {};
     this.#clients = new Clients(this.#auth, options.provider, this.#context.clock);
+    const audit = new AuditLog({ logger: options.logger, clock: this.#context.clock, commands: options.auditCommands });
+    this.#audit = new CallAudit(audit, options.provider);
     this.#tls = options.tls;
-    this.#streams = new StreamRoutes(options.logger);
+    this.#streams = new StreamRoutes(this.#context.clock, options.logger);
     this.#server = listener(options.tls, limits, (request, response) => void this.#serve(request, response));
     this.#connections = new Connections(this.#server, {
       total: limits.connections,
@@ -140,9 +145,11 @@ class ProviderServer implements MachineApiServer {
       release();
     });
     const startedAt = this.#context.clock.monotonic();
+    const audited = this.#audit.begin(request, requestId);
     let caller: Caller | undefined;
     try {
       caller = this.#authenticate(request);
+      if (audited !== undefined) audited.client = caller.name;
       const url = parseUrl(request);
       const exchange = {
         request,
@@ -151,10 +158,13 @@ class ProviderServer implements MachineApiServer {
         requestId,
         signal,
         workSignal: this.#closed.signal,
+        audited,
       };
       if (this.#closing.signal.aborted) response.setHeader("connection", "close");
       await dispatch({ ...this.#context, provider: caller.provider }, exchange, url.pathname);
+      audited?.end();
     } catch (thrown) {
+      audited?.end(asProviderError(thrown));
       // It may be a connection that can never be accepted, as one with a certificate of a CA that is gone.
       if (caller === undefined && !response.headersSent) response.setHeader("connection", "close");
       this.#fail(request, response, requestId, thrown);
@@ -197,12 +207,15 @@ class ProviderServer implements MachineApiServer {
     socket.on("close", onClose);
     socket.on("error", onClose);
     this.#upgrading.add(socket);
+    const audited = this.#audit.begin(request, requestId);
     try {
-      const { provider } = this.#authenticate(request);
+      const { name, provider } = this.#authenticate(request);
+      if (audited !== undefined) audited.client = name;
       if (this.#closing.signal.aborted) throw this.#closing.signal.reason as Error;
       const url = parseUrl(request);
-      await this.#streams.open({ request, socket, head, url, requestId, signal, provider });
+      await this.#streams.open({ request, socket, head, url, requestId, signal, provider, audited });
     } catch (thrown) {
+      audited?.end(asProviderError(thrown));
       if (!(thrown instanceof ProviderError))
         this.#logger.error({ err: thrown, requestId }, "a stream could not be opened");
       refuseUpgrade(socket, asProviderError(thrown), requestId);

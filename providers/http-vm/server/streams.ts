@@ -5,7 +5,13 @@
 import type { IncomingMessage } from "node:http";
 import type { Duplex, Readable } from "node:stream";
 import { WebSocketServer, type WebSocket } from "ws";
-import { type Logger, type ProcessStreams, type Provider, ProviderError } from "../../../src/provider/kit/index.ts";
+import {
+  type Clock,
+  type Logger,
+  type ProcessStreams,
+  type Provider,
+  ProviderError,
+} from "../../../src/provider/kit/index.ts";
 import {
   CHANNEL,
   channelMessage,
@@ -15,6 +21,7 @@ import {
   statusOfExit,
   statusOfFailure,
 } from "../wire.ts";
+import type { AuditedCall } from "./audit.ts";
 import { asProviderError, Query } from "./http.ts";
 import { checkedId, lacks, matchPath, unsupportedRoute } from "./routes.ts";
 
@@ -31,13 +38,16 @@ export interface Upgrade {
   signal: AbortSignal;
   /** As the caller sees it. */
   provider: Provider;
+  audited: AuditedCall | undefined;
 }
 
 export class StreamRoutes {
+  readonly #clock: Clock;
   readonly #logger: Logger;
   readonly #sockets: WebSocketServer;
 
-  constructor(logger: Logger) {
+  constructor(clock: Clock, logger: Logger) {
+    this.#clock = clock;
     this.#logger = logger;
     this.#sockets = new WebSocketServer({
       noServer: true,
@@ -96,7 +106,7 @@ export class StreamRoutes {
     }
     this.#accept(
       upgrade,
-      (socket) => spliceProcess(socket, streams),
+      (socket) => spliceProcess(socket, streams, this.#clock),
       () => streams.close(),
     );
   }
@@ -113,27 +123,38 @@ export class StreamRoutes {
     const stream = await provider.portForward(id, port, { signal: upgrade.signal });
     this.#accept(
       upgrade,
-      (socket) => splicePort(socket, stream),
+      (socket) => splicePort(socket, stream, this.#clock),
       () => stream.destroy(),
     );
   }
 
-  #accept(upgrade: Upgrade, splice: (socket: WebSocket) => Promise<void>, abandon: () => void): void {
-    if (upgrade.socket.destroyed || upgrade.signal.aborted) {
+  #accept(upgrade: Upgrade, splice: (socket: WebSocket) => Promise<SessionEnd>, abandon: () => void): void {
+    const { request, socket, head, requestId, audited } = upgrade;
+    if (audited !== undefined) audited.opened = true;
+    const left = () => audited?.end(new ProviderError("unavailable", "the caller left"));
+    if (socket.destroyed || upgrade.signal.aborted) {
       abandon();
+      left();
       return;
     }
-    const { request, socket, head, requestId } = upgrade;
     const echo = (headers: string[]) => headers.push(`X-Request-Id: ${requestId}`);
     this.#sockets.once("headers", echo);
     // What is no WebSocket is refused by the library, which tells nobody.
     socket.once("close", abandon);
+    socket.once("close", left);
     this.#sockets.handleUpgrade(request, socket, head, (webSocket) => {
       socket.off("close", abandon);
-      splice(webSocket).catch((thrown: unknown) => {
-        this.#logger.debug({ err: thrown, requestId }, "a stream broke");
-        webSocket.close(1011, "the stream broke");
-      });
+      splice(webSocket).then(
+        ({ exitCode, error }) => {
+          if (audited !== undefined) audited.exitCode = exitCode;
+          audited?.end(error);
+        },
+        (thrown: unknown) => {
+          audited?.end(asProviderError(thrown));
+          this.#logger.debug({ err: thrown, requestId }, "a stream broke");
+          webSocket.close(1011, "the stream broke");
+        },
+      );
     });
     this.#sockets.off("headers", echo);
   }
@@ -152,18 +173,61 @@ function send(socket: WebSocket, data: Buffer): Promise<void> {
   });
 }
 
-/** How long a client may take to answer the closing handshake. */
-async function spliceProcess(socket: WebSocket, streams: ProcessStreams): Promise<void> {
+interface SessionEnd {
+  exitCode?: number;
+  error?: ProviderError;
+}
+
+/** Between two signs of life to a client whose bytes are not read for now. */
+const SIGN_MS = 5_000;
+
+/**
+ * Holds a client back. A connection that is not read shows no close, so something is written to it now and then: what is written to a
+ * client that has gone ends the connection. It is a pong, which asks for no answer: an answer would wait behind what is held back, and
+ * a client counts those that wait. One that is read needs none of it, TCP's own probes find out.
+ */
+class Flow {
+  readonly #socket: WebSocket;
+  readonly #clock: Clock;
+  #cancel: (() => void) | undefined;
+
+  constructor(socket: WebSocket, clock: Clock) {
+    this.#socket = socket;
+    this.#clock = clock;
+    socket.on("close", () => this.#cancel?.());
+  }
+
+  hold(): void {
+    if (this.#cancel !== undefined || this.#socket.readyState !== this.#socket.OPEN) return;
+    this.#socket.pause();
+    const sign = () => {
+      this.#cancel = this.#clock.after(SIGN_MS, sign);
+      // What waits to be written ends it just as well.
+      if (this.#socket.bufferedAmount === 0) this.#socket.pong();
+    };
+    this.#cancel = this.#clock.after(SIGN_MS, sign);
+  }
+
+  release(): void {
+    this.#cancel?.();
+    this.#cancel = undefined;
+    this.#socket.resume();
+  }
+}
+
+async function spliceProcess(socket: WebSocket, streams: ProcessStreams, clock: Clock): Promise<SessionEnd> {
   socket.on("close", () => streams.close());
   socket.on("error", () => streams.close());
+  const flow = new Flow(socket, clock);
   const { stdin } = streams;
-  stdin?.on("error", () => socket.resume());
-  stdin?.on("drain", () => socket.resume());
+  stdin?.on("error", () => flow.release());
+  stdin?.on("drain", () => flow.release());
+  stdin?.on("close", () => flow.release());
   socket.on("message", (data: Buffer) => {
     const payload = data.subarray(1);
     switch (data[0] ?? -1) {
       case CHANNEL.stdin:
-        if (stdin?.writable === true && payload.length > 0 && !stdin.write(payload)) socket.pause();
+        if (stdin?.writable === true && payload.length > 0 && !stdin.write(payload)) flow.hold();
         return;
       case CHANNEL.resize:
         resize(streams, payload);
@@ -178,18 +242,21 @@ async function spliceProcess(socket: WebSocket, streams: ProcessStreams): Promis
     pump(streams.stdout, CHANNEL.stdout, socket),
     pump(streams.stderr, CHANNEL.stderr, socket),
   ]);
-  let status: string;
+  let end: SessionEnd & { status: string };
   try {
     await outputs;
-    status = statusOfExit((await streams.exit).exitCode);
+    const { exitCode } = await streams.exit;
+    end = { exitCode, status: statusOfExit(exitCode) };
   } catch (thrown) {
-    status = statusOfFailure(asProviderError(thrown));
+    const error = asProviderError(thrown);
+    end = { error, status: statusOfFailure(error) };
   }
-  if (socket.readyState !== socket.OPEN) return;
-  await send(socket, channelMessage(CHANNEL.status, status));
-  // A client that still writes may have paused us; the closing handshake has to be read.
-  socket.resume();
+  if (socket.readyState !== socket.OPEN) return end;
+  await send(socket, channelMessage(CHANNEL.status, end.status));
+  // A client that still writes may be held back; the closing handshake has to be read.
+  flow.release();
   socket.close(1000);
+  return end;
 }
 
 async function pump(source: Readable | null, channel: number, socket: WebSocket): Promise<void> {
@@ -214,7 +281,8 @@ function resize(streams: ProcessStreams, payload: Buffer): void {
   if (valid(width) && valid(height)) streams.resize(width, height);
 }
 
-async function splicePort(socket: WebSocket, stream: Duplex): Promise<void> {
+async function splicePort(socket: WebSocket, stream: Duplex, clock: Clock): Promise<SessionEnd> {
+  const flow = new Flow(socket, clock);
   let clientDone = false;
   const whenClientDone = Promise.withResolvers<void>();
   socket.on("close", () => {
@@ -222,22 +290,24 @@ async function splicePort(socket: WebSocket, stream: Duplex): Promise<void> {
     whenClientDone.resolve();
   });
   socket.on("error", () => stream.destroy());
-  stream.on("drain", () => socket.resume());
+  stream.on("drain", () => flow.release());
+  stream.on("close", () => flow.release());
   socket.on("message", (data: Buffer) => {
     if (clientDone) return;
     if (data.length === 0) {
       clientDone = true;
       stream.end();
       whenClientDone.resolve();
-    } else if (stream.writable && !stream.write(data)) socket.pause();
+    } else if (stream.writable && !stream.write(data)) flow.hold();
   });
   const failed = new Promise<never>((_resolve, reject) => stream.on("error", reject));
   failed.catch(() => {});
   for await (const chunk of stream as AsyncIterable<Buffer>) {
     for (let at = 0; at < chunk.length; at += CHUNK_BYTES) await send(socket, chunk.subarray(at, at + CHUNK_BYTES));
   }
-  if (socket.readyState !== socket.OPEN) return;
+  if (socket.readyState !== socket.OPEN) return {};
   await send(socket, Buffer.alloc(0));
   await Promise.race([whenClientDone.promise, failed]);
   if (socket.readyState === socket.OPEN) socket.close(1000);
+  return {};
 }

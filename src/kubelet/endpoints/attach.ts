@@ -10,8 +10,9 @@ export function attach(deps: StreamDeps): Handler {
   return {
     kind: "upgrade",
     async handle(context, upgrade) {
-      const { params, query, user, signal } = context;
+      const { params, query, user, signal, notes } = context;
       const found = findPod(deps.lookup, params as { namespace: string; pod: string; uid?: string });
+      notes.podUid = found.pod.metadata?.uid;
       const container = params["container"]!;
       requireContainer(found.pod, container);
       const options = remoteCommandOptions(query);
@@ -25,7 +26,7 @@ export function attach(deps: StreamDeps): Handler {
         const spec = allContainers(found.pod).find(({ name }) => name === container);
         const endsWithStdin = spec?.stdinOnce !== true || spec.tty === true;
         const limits = deps.streamLimits;
-        await runSession({ upgrade, protocol, options, process, kind: "attach", endsWithStdin, limits, signal });
+        await runSession({ upgrade, protocol, options, process, kind: "attach", endsWithStdin, limits, signal, notes });
       } finally {
         release();
       }

@@ -18,8 +18,9 @@ export function exec(deps: StreamDeps): Handler {
   return {
     kind: "upgrade",
     async handle(context, upgrade) {
-      const { params, query, user, signal } = context;
+      const { params, query, user, signal, notes } = context;
       const found = findPod(deps.lookup, params as { namespace: string; pod: string; uid?: string });
+      notes.podUid = found.pod.metadata?.uid;
       const container = params["container"]!;
       requireContainer(found.pod, container);
       const options = remoteCommandOptions(query);
@@ -31,7 +32,16 @@ export function exec(deps: StreamDeps): Handler {
       const release = deps.sessions.open("exec", found.pod.metadata?.uid ?? "", user.username);
       try {
         const process = await deps.provider.exec(found.machineId, container, command, { ...options, signal });
-        await runSession({ upgrade, protocol, options, process, kind: "exec", limits: deps.streamLimits, signal });
+        await runSession({
+          upgrade,
+          protocol,
+          options,
+          process,
+          kind: "exec",
+          limits: deps.streamLimits,
+          signal,
+          notes,
+        });
       } finally {
         release();
       }

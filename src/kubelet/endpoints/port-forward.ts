@@ -9,19 +9,25 @@ export function portForward(deps: StreamDeps): Handler {
   return {
     kind: "upgrade",
     async handle(context, upgrade) {
-      const { params, query, user, signal } = context;
+      const { params, query, user, signal, notes } = context;
       const { pod, machineId } = findPod(deps.lookup, params as { namespace: string; pod: string; uid?: string });
       const protocol = negotiatePortForward(upgrade.request, query);
       const { provider } = deps;
       const dial = provider.portForward?.bind(provider);
       if (dial === undefined) throw new HttpError(501, `the provider ${provider.name} cannot forward ports`);
       const { name = "", uid = "" } = pod.metadata ?? {};
+      const ports = new Set<number>();
+      Object.assign(notes, { podUid: uid, ports });
       const release = deps.sessions.open("port-forward", uid, user.username);
       try {
         const target = {
           podName: name,
           podUid: uid,
-          dial: (port: number, cancel: AbortSignal) => dial(machineId, port, { signal: cancel }),
+          dial(port: number, cancel: AbortSignal) {
+            notes.begun = true;
+            ports.add(port);
+            return dial(machineId, port, { signal: cancel });
+          },
         };
         await servePortForward(upgrade, protocol, target, deps.streamLimits, signal);
       } finally {

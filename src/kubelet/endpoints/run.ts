@@ -11,8 +11,9 @@ const MAX_OUTPUT_BYTES = 16 * 1024 * 1024;
 export function run(deps: StreamDeps): Handler {
   return {
     kind: "plain",
-    async handle({ params, query, user, signal }) {
+    async handle({ params, query, user, signal, notes }) {
       const found = findPod(deps.lookup, params as { namespace: string; pod: string; uid?: string });
+      notes.podUid = found.pod.metadata?.uid;
       const container = params["container"]!;
       requireContainer(found.pod, container);
       const command = (query.get("cmd") ?? "").split(" ");
@@ -23,6 +24,7 @@ export function run(deps: StreamDeps): Handler {
       try {
         const options = { stdin: false, stdout: true, stderr: true, tty: false, signal };
         const process = await deps.provider.exec(found.machineId, container, command, options);
+        notes.begun = true;
         // Nobody may be left to ask how it ended.
         process.exit.catch(() => {});
         try {
@@ -32,6 +34,7 @@ export function run(deps: StreamDeps): Handler {
           const copied = [output.collect(process.stdout), output.collect(process.stderr)];
           // All at a time: a command of too much output need not end by itself.
           const [{ exitCode }] = await Promise.all([process.exit, ...copied]);
+          notes.exitCode = exitCode;
           const contentType = "text/plain; charset=utf-8";
           if (exitCode === 0) return { status: 200, contentType, body: output.text() };
           return {

@@ -1,0 +1,136 @@
+/**
+ * The audit of the Machine API: one line for each machine that is created, changed, stopped or deleted, and for each exec, attach and
+ * connection to a port, also for one that was refused.
+ */
+import type { IncomingMessage } from "node:http";
+import {
+  AuditLog,
+  LABEL_CLUSTER,
+  LABEL_NODE,
+  type Provider,
+  type ProviderError,
+} from "../../../src/provider/kit/index.ts";
+import { STATUS_OF_CODE } from "../wire.ts";
+
+export type AuditedAction = "create" | "update" | "stop" | "delete" | "exec" | "attach" | "port-forward";
+
+interface AuditedRoute {
+  method: string;
+  path: readonly string[];
+  action: AuditedAction;
+}
+
+const route = (method: string, path: string, action: AuditedAction): AuditedRoute => ({
+  method,
+  path: path.split("/").slice(1),
+  action,
+});
+
+const ROUTES: readonly AuditedRoute[] = [
+  route("PUT", "/v1/machines/*", "create"),
+  route("PATCH", "/v1/machines/*", "update"),
+  route("POST", "/v1/machines/*/stop", "stop"),
+  route("DELETE", "/v1/machines/*", "delete"),
+  route("GET", "/v1/machines/*/containers/*/exec", "exec"),
+  route("GET", "/v1/machines/*/containers/*/attach", "attach"),
+  route("GET", "/v1/machines/*/ports/*", "port-forward"),
+];
+
+type Labels = Readonly<Record<string, string>>;
+
+export interface AuditedCall {
+  /** Who it turned out to be. */
+  client: string | undefined;
+  /** Of the machine that was asked for, when the request says them. */
+  labels: Labels | undefined;
+  /** Of a command. */
+  exitCode: number | undefined;
+  /** The session's channel was opened. */
+  opened: boolean;
+  /** Writes the line, once. @param error that the call was answered or ended with */
+  end(error?: ProviderError): void;
+}
+
+export class CallAudit {
+  readonly #log: AuditLog;
+  readonly #provider: Provider;
+
+  /** @param provider asked for the labels of machines: whose they are */
+  constructor(log: AuditLog, provider: Provider) {
+    this.#log = log;
+    this.#provider = provider;
+  }
+
+  /** @returns undefined for what is not audited */
+  begin(request: IncomingMessage, requestId: string): AuditedCall | undefined {
+    // Read as the routes read it, or another spelling of a path would pass by.
+    const url = URL.parse(request.url ?? "/", "http://backend");
+    if (url === null) return undefined;
+    const segments = url.pathname.split("/").slice(1);
+    const found = ROUTES.find((each) => each.method === request.method && matches(each.path, segments));
+    if (found === undefined) return undefined;
+    const { action } = found;
+    const since = this.#log.now();
+    const [, , id = "", , second] = segments;
+    const { remoteAddress, remotePort } = request.socket;
+    const write = (call: AuditedCall, labels: Labels, error: ProviderError | undefined) => {
+      const wasDone = call.opened || error?.code === "unavailable";
+      this.#log.write(action, since, {
+        result: error === undefined ? "ok" : wasDone ? "failed" : "refused",
+        status: error === undefined || call.opened ? undefined : STATUS_OF_CODE[error.code],
+        reason: error?.message,
+        client: call.client,
+        source: remoteAddress === undefined ? "socket" : `${remoteAddress} ${remotePort}`,
+        machine: decoded(id),
+        cluster: labels[LABEL_CLUSTER],
+        node: labels[LABEL_NODE],
+        ...(action === "exec" || action === "attach" ? { container: decoded(second ?? "") } : {}),
+        ...(action === "exec" ? this.#log.command(url.searchParams.getAll("command")) : {}),
+        ...(action === "port-forward" ? { port: decoded(second ?? "") } : {}),
+        exitCode: call.exitCode,
+        requestId,
+      });
+    };
+    let ended = false;
+    const call: AuditedCall = {
+      client: undefined,
+      labels: undefined,
+      exitCode: undefined,
+      opened: false,
+      end: (error) => {
+        if (!ended) void this.#finish(call, decoded(id), (labels) => write(call, labels, error));
+        ended = true;
+      },
+    };
+    return call;
+  }
+
+  async #finish(call: AuditedCall, id: string, write: (labels: Labels) => void): Promise<void> {
+    // A stranger is not to make the provider work.
+    const isKnown = call.labels !== undefined || call.client === undefined;
+    write(isKnown ? (call.labels ?? {}) : await this.#labelsOf(id));
+  }
+
+  async #labelsOf(id: string): Promise<Labels> {
+    try {
+      return (await this.#provider.getPod(id, { signal: AbortSignal.timeout(LOOKUP_MS) })).labels;
+    } catch {
+      return {};
+    }
+  }
+}
+
+/** A line waits no longer for the machine's labels. */
+const LOOKUP_MS = 5_000;
+
+function matches(pattern: readonly string[], segments: readonly string[]): boolean {
+  return pattern.length === segments.length && pattern.every((each, index) => each === "*" || each === segments[index]);
+}
+
+function decoded(segment: string): string {
+  try {
+    return decodeURIComponent(segment);
+  } catch {
+    return segment;
+  }
+}

@@ -1,0 +1,104 @@
+/** What becomes of a session whose input nobody reads. */
+import { once } from "node:events";
+import { Duplex, PassThrough, Writable } from "node:stream";
+import { afterEach, describe, expect, test } from "vitest";
+import { WebSocket } from "ws";
+import { createMachineApiServer } from "../../../providers/http-vm/index.ts";
+import { MemoryProvider } from "../../../providers/memory/index.ts";
+import { silentLogger } from "../../../src/telemetry/logger.ts";
+import { VirtualClock } from "../../support/virtual-clock.ts";
+
+const cleanups: (() => Promise<unknown>)[] = [];
+afterEach(async () => {
+  for (const cleanup of cleanups.splice(0).toReversed()) await cleanup();
+});
+
+const EXEC = "/v1/machines/m/containers/c/exec?command=sleep&stdin=true&stdout=true";
+const PIECE = 64 * 1024;
+
+/** An exec, or a port, that takes nothing of what is sent; and what it was given until now. */
+async function setup(kind: "exec" | "port") {
+  const clock = new VirtualClock();
+  const memory = new MemoryProvider();
+  let taken = 0;
+  const over = Promise.withResolvers<void>();
+  const write = (chunk: Buffer) => void (taken += chunk.length);
+  const stdin = new Writable({ write });
+  const streams = { stdin, stdout: new PassThrough(), stderr: null, resize() {}, exit: new Promise(() => {}) };
+  const port = new Duplex({ write, read() {} });
+  port.once("close", () => over.resolve());
+  Object.assign(memory, {
+    exec: () => Promise.resolve({ ...streams, close: () => over.resolve() }),
+    portForward: () => Promise.resolve(port),
+  });
+  const server = createMachineApiServer({ provider: memory, logger: silentLogger, clock });
+  const { url } = await server.listen({ host: "127.0.0.1", port: 0 });
+  cleanups.push(
+    () => memory.close(),
+    async () => {
+      const closed = server.close({ graceMs: 0 });
+      await clock.advance(0);
+      await closed;
+    },
+  );
+  const path = kind === "exec" ? EXEC : "/v1/machines/m/ports/80";
+  const socket = new WebSocket(url.replace("http", "ws") + path, kind === "exec" ? ["v5.channel.k8s.io"] : []);
+  cleanups.push(() => Promise.resolve(socket.terminate()));
+  await once(socket, "open");
+  return { clock, socket, over: over.promise, stdin, taken: () => taken };
+}
+
+/** Sends until the other side takes no more for a while. */
+async function fill(socket: WebSocket): Promise<number> {
+  let sent = 0;
+  for (let stuck = 0; stuck < 20 && sent < 256 * 1024 * 1024;) {
+    if (socket.bufferedAmount > 0) {
+      await new Promise((resolve) => setTimeout(resolve, 10));
+      stuck++;
+      continue;
+    }
+    stuck = 0;
+    socket.send(Buffer.alloc(PIECE));
+    sent += PIECE;
+  }
+  return sent;
+}
+
+describe.each(["exec", "port"] as const)("the input of a session (%s) that nobody reads", (kind) => {
+  test("is not taken without end", async () => {
+    const { socket, taken } = await setup(kind);
+    expect(await fill(socket)).toBeLessThan(64 * 1024 * 1024);
+    expect(taken()).toBeLessThan(2 * 1024 * 1024);
+  });
+
+  test.each([
+    ["breaks off", (socket: WebSocket) => socket.terminate()],
+    ["says goodbye", (socket: WebSocket) => socket.close()],
+  ])("keeps nothing open when the client %s", async (_how, leave) => {
+    const { clock, socket, over } = await setup(kind);
+    await fill(socket);
+    leave(socket);
+    socket.terminate();
+    let isOver = false;
+    void over.then(() => (isOver = true));
+    await expect
+      .poll(async () => {
+        await clock.advance(5_000);
+        return isOver;
+      })
+      .toBe(true);
+  });
+});
+
+test("a client that stays is not cut off, however long its input is not read", async () => {
+  const { clock, socket, stdin } = await setup("exec");
+  await fill(socket);
+  for (let minute = 0; minute < 60; minute++) await clock.advance(60_000);
+  const sign = once(socket, "pong");
+  await clock.advance(5_000);
+  await sign;
+  expect(socket.readyState).toBe(WebSocket.OPEN);
+  stdin.destroy();
+  socket.close();
+  await once(socket, "close");
+});
