@@ -131,7 +131,11 @@ const ociSchema = z.strictObject({
     .describe(
       `Capabilities that containers may add besides containerd's default ones. Default ${CONTAINED_CAPABILITIES.map((name) => name.slice("CAP_".length)).join(", ")}.`,
     ),
-  pidsLimit: z.int().min(16).optional().describe("Processes and threads per container. Default 4096."),
+  pidsLimit: z
+    .int()
+    .min(16)
+    .optional()
+    .describe("Processes and threads per pod; all pods together have four fifths of the host's. Default 4096."),
   images: imagesSchema,
   network: networkSchema,
 });

@@ -132,6 +132,26 @@ if (missing.length > 0) {
       expect(existsSync(quota)).toBe(false);
     });
 
+    test("containers of a machine have no more processes together than one may have, and all machines leave some", async () => {
+      const id = await bench().create({
+        containers: [bench().shell("a", "sleep 1000"), bench().shell("b", "sleep 1000")],
+      });
+      await bench().reaches(id, "running");
+      const root = `/vmlet-${machineHash(bench().stateDir)}`;
+      const limit = (group: string) => {
+        const paths = [`/sys/fs/cgroup/pids${group}/pids.max`, `/sys/fs/cgroup${group}/pids.max`];
+        return Number(
+          readFileSync(
+            paths.find((path) => existsSync(path))!,
+            "utf8",
+          ),
+        );
+      };
+      expect(limit(`${root}/${machineHash(id)}`)).toBe(4096);
+      expect(limit(root)).toBeLessThan(Number(readFileSync("/proc/sys/kernel/pid_max", "utf8")));
+      await bench().provider.deletePod(id, { force: true, signal: bench().signal });
+    });
+
     test("what a container writes outside of its layer and its volumes is bounded, and not on the host's disk", async () => {
       const files = "/etc/hosts /etc/hostname /etc/resolv.conf /dev/termination-log";
       const script = `for f in ${files}; do head -c 100000000 /dev/zero >>$f || echo full; done 2>/dev/null; sleep 1000`;

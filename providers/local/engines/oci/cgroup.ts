@@ -2,7 +2,7 @@
  * Control groups of containers, read and emptied directly; the OCI runtime makes them. Works with v1 (one tree per
  * controller), v2 (one tree) and the hybrid of both, in which the controllers are v1's.
  */
-import { existsSync } from "node:fs";
+import { existsSync, readFileSync } from "node:fs";
 import { mkdir, readdir, readFile, rmdir, writeFile } from "node:fs/promises";
 import { join } from "node:path";
 import { type Clock, ProviderError, type ResourceAmounts } from "../../../../src/provider/kit/index.ts";
@@ -15,6 +15,8 @@ const PROCESS_TREE_V1 = "pids";
 const EMPTY_POLL_MS = 5;
 /** A process in uninterruptible sleep may take long; beyond this the caller is told, and tries again. */
 const KILL_ROUNDS = 1000;
+/** Of the host's processes; the rest is its own. */
+const MACHINES_SHARE = 0.8;
 /** v1 reports "no limit" as a number near 2^63. */
 const UNLIMITED = 2 ** 60;
 
@@ -24,6 +26,15 @@ export interface CgroupUsage {
   /** Usage without inactive page cache: what kubelet and the OOM killer go by. */
   workingSet: number;
   rss: number;
+}
+
+/**
+ * Processes and threads that all machines may have together: when they have used up the numbers that this kernel gives out,
+ * nobody on the host can start anything.
+ */
+export function allMachinesPids(): number {
+  const read = (name: string) => Number(readFileSync(`/proc/sys/kernel/${name}`, "latin1"));
+  return Math.floor(Math.min(read("pid_max"), read("threads-max")) * MACHINES_SHARE);
 }
 
 export function cgroupVersion(): 1 | 2 {
@@ -93,8 +104,9 @@ export class Cgroup {
   }
 
   /** Makes the group, and limits all in it and below it together. */
-  async limit({ cpu_millis, memory_bytes }: ResourceAmounts): Promise<void> {
+  async limit({ cpu_millis, memory_bytes, pids }: ResourceAmounts & { pids?: number }): Promise<void> {
     if (this.#version === 2) await this.#makeV2();
+    if (pids !== undefined) await this.#write(PROCESS_TREE_V1, "pids.max", pids);
     if (memory_bytes !== undefined)
       await this.#write("memory", this.#version === 2 ? "memory.max" : "memory.limit_in_bytes", memory_bytes);
     if (cpu_millis === undefined) return;
@@ -158,7 +170,7 @@ export class Cgroup {
   async #makeV2(): Promise<void> {
     let dir = ROOT;
     for (const name of this.#path.split("/").filter((part) => part !== "")) {
-      await writeFile(join(dir, "cgroup.subtree_control"), "+cpu +memory");
+      await writeFile(join(dir, "cgroup.subtree_control"), "+cpu +memory +pids");
       dir = join(dir, name);
       await mkdir(dir, { recursive: true });
     }

@@ -32,7 +32,7 @@ import {
   type ContainerPolicy,
   requireContained,
 } from "../../bundle/container-policy.ts";
-import { Cgroup, cgroupVersion } from "./cgroup.ts";
+import { allMachinesPids, Cgroup, cgroupVersion } from "./cgroup.ts";
 import type { OciContext } from "./context.ts";
 import { OciSandbox, openSandbox, recoverSandbox } from "./sandbox.ts";
 import { pauseProgram } from "./pause.ts";
@@ -57,7 +57,7 @@ export interface OciEngineOptions {
   allowPrivileged?: boolean;
   /** Capabilities that containers may add besides the default ones, while privileged containers are off. */
   allowedCapabilities?: readonly string[];
-  /** Processes and threads per container. */
+  /** Processes and threads of a machine, and of each of its containers. */
   pidsLimit?: number;
 }
 
@@ -225,6 +225,7 @@ class OciEngine implements Engine {
       if (!known.has(id)) await this.#remove(id, dir);
     }
     await this.#context.network.sweep(known);
+    await new Cgroup(this.#context.cgroupRoot).limit({ pids: allMachinesPids() });
   }
 
   async open(home: MachineHome, signal: AbortSignal): Promise<Sandbox> {

@@ -87,7 +87,9 @@ export async function openSandbox(context: OciContext, home: MachineHome, signal
   for (const folder of ["ns", "shm", "etc", "volumes", "containers"])
     await mkdir(join(dir, folder), { recursive: true, mode: 0o755 });
   const limits = sharedLimits(spec);
-  if (Object.keys(limits).length > 0) await new Cgroup(join(context.cgroupRoot, machineHash(home.id))).limit(limits);
+  // Each container has a limit of its own as well, but there may be many.
+  const group = new Cgroup(join(context.cgroupRoot, machineHash(home.id)));
+  await group.limit({ ...limits, pids: context.pidsLimit });
   const hostname = kernelHostname(spec, home.id);
   const attachment = await context.network.attachNamespace(home.id);
   signal.throwIfAborted();
