@@ -283,6 +283,67 @@ describe("a reply that can be used", () => {
     expect(invalid).toEqual(["future_time"]);
   });
 
+  test.each([
+    ["the beginning of Unix time", "1970-01-01T00:00:00Z"],
+    ["Go's zero", "0001-01-01T00:00:00Z"],
+    ["a leap second, which no Date has", "2016-12-31T23:59:60Z"],
+  ])("has no times that are %s: they are left out, or now", async (_what, zero) => {
+    const ended = { exit_code: 0, reason: "Completed", started_at: zero, finished_at: zero };
+    const container = { ...machine().containers[0], state: "terminated", started_at: zero, terminated: ended };
+    answer({ body: machine({ started_at: zero, stopped_at: zero, containers: [container] }) });
+    const read = await provider.getPod("m", { signal });
+    expect([read.started_at, read.stopped_at, read.containers[0]!.started_at]).toEqual([
+      undefined,
+      undefined,
+      undefined,
+    ]);
+    expect(read.containers[0]!.terminated!.started_at).toBeUndefined();
+    expect(Date.parse(read.containers[0]!.terminated!.finished_at)).toBeGreaterThan(Date.UTC(2024));
+    expect(new Set(invalid)).toEqual(new Set(["past_time"]));
+  });
+
+  test.each(["1970-01-01T00:00:00Z", "9999-01-01T00:00:00Z"])(
+    "has the same time of creation in each reply, also where it cannot be %s",
+    async (created_at) => {
+      answer({ body: machine({ created_at }) });
+      answer({ body: machine({ created_at }) });
+      const [first, second] = [await provider.getPod("m", { signal }), await provider.getPod("m", { signal })];
+      expect(first.created_at).toBe(second.created_at);
+    },
+  );
+
+  test("has one address of each family, the first", async () => {
+    const addresses = ["10.0.0.1", "10.0.0.2", "fd00::1", "fd00::2"].map((ip) => ({ ip }));
+    answer({ body: machine({ addresses }) });
+    expect((await provider.getPod("m", { signal })).addresses).toEqual([{ ip: "10.0.0.1" }, { ip: "fd00::1" }]);
+    expect(invalid).toEqual(["extra_address", "extra_address"]);
+  });
+
+  test("has ids, images and reasons of a length that a status can bear, and no half characters", async () => {
+    const long = "x".repeat(20_000);
+    const container = {
+      ...machine().containers[0],
+      id: long,
+      image: long,
+      image_id: `\u001b[31m${long}`,
+      reason: long,
+    };
+    const notice = {
+      at: "2026-01-01T00:00:00Z",
+      type: "Normal",
+      reason: long,
+      message: "\ud800",
+      container: long,
+      seq: 1,
+    };
+    answer({ body: machine({ host: "h", containers: [container], notices: [notice] }) });
+    const read = await provider.getPod("m", { signal });
+    const { id, image, image_id, reason } = read.containers[0]!;
+    expect([id, image, image_id, reason].map((text) => text!.length)).toEqual([1024, 8192, 1024, 128]);
+    expect(image_id).toMatch(/^x+$/);
+    expect(read.notices![0]).toMatchObject({ reason: "x".repeat(128), container: "x".repeat(1024), message: "\ufffd" });
+  });
+
   test("may have a loopback address when the backend itself is on loopback", async () => {
     const local = connect({ url: "http://127.0.0.1:9" });
     nock("http://127.0.0.1:9")
