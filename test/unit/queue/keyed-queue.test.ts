@@ -146,6 +146,23 @@ describe("groups", () => {
   });
 });
 
+describe("a key that fails", () => {
+  it("is tried again for ever: the hundredth time as well as the first", async () => {
+    const { clock, queue, started, finish } = setup();
+    queue.add("a");
+    await settle();
+    for (let failures = 1; failures <= 100; failures++) {
+      await finish("a", new Error("refused"));
+      // No pause is longer than a few minutes.
+      for (let minute = 0; minute < 10 && started.length === failures; minute++) {
+        await clock.advance(60_000);
+        await settle();
+      }
+      expect(started).toHaveLength(failures + 1);
+    }
+  });
+});
+
 describe("urgency", () => {
   it("decides who goes first", async () => {
     const { queue, started, finish } = setup({ concurrency: 1 });

@@ -49,3 +49,27 @@ test("a log that cannot be written does not end the process", async () => {
   await new Promise((resolve) => setImmediate(resolve));
   logger.warn({}, "Nor this");
 });
+
+test("every line is one object with level, time and message, whatever a field holds", () => {
+  const file = join(mkdtempSync(join(tmpdir(), "vmlet-logger-")), "log");
+  const destination = openSync(file, "w");
+  const logger = createLogger({ level: "debug", destination }).child({ node: "n" });
+  const odd = "a\nb\r\u001b[31mred\u0000\u2028end";
+  logger.debug({ pod: odd }, "Seen");
+  logger.info({ nested: { text: odd } }, "Seen");
+  logger.warn({ err: new Error(odd) }, "Seen");
+  logger.error({ err: odd, list: [odd] }, "Seen");
+  closeSync(destination);
+  const lines = readFileSync(file, "utf8").trimEnd().split("\n");
+  expect(lines).toHaveLength(4);
+  for (const line of lines) {
+    // oxlint-disable-next-line no-control-regex
+    expect(line).not.toMatch(/[\u0000-\u001f]/);
+    expect(JSON.parse(line)).toMatchObject({
+      level: expect.stringMatching(/^(debug|info|warn|error)$/),
+      time: expect.stringMatching(/^\d{4}-\d\d-\d\dT[\d:.]+Z$/),
+      msg: "Seen",
+      node: "n",
+    });
+  }
+});
