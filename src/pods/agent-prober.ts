@@ -3,6 +3,7 @@
  * commands. The same prober as in a machine. Liveness and startup probes are refused at admission: what fails one has to be
  * restarted, and no backend offers that from outside.
  */
+import { aboutPod } from "../kube/about-pod.ts";
 import type { Container, Pod } from "../kube/wire.ts";
 import { renderProbe } from "../podspec/render/handlers.ts";
 import type { PodEvent } from "../podspec/types.ts";
@@ -100,7 +101,7 @@ export class AgentProber implements ReadinessSource {
     const rendered = renderProbe(container, container.readinessProbe!);
     if (!rendered.ok) {
       this.#o.logger.warn(
-        { pod: pod.metadata!.name, container: container.name, err: rendered.message },
+        { ...aboutPod(pod), container: container.name, err: rendered.message },
         "Readiness probe cannot be run",
       );
       return false;

@@ -3,6 +3,7 @@
  * and calls the reconciler for every UID that either side says something new about. What is decided lies in `planner.ts`,
  * what is written in `status.ts`, what is done in `reconciler.ts`; here is only the wiring and the clockwork.
  */
+import { aboutPod } from "../kube/about-pod.ts";
 import { isConflict } from "../kube/errors.ts";
 import type { EventRecorder } from "../kube/events.ts";
 import type { Kube } from "../kube/kube.ts";
@@ -16,6 +17,7 @@ import { KeyedQueue, type QueueMetrics, type Urgency } from "../queue/keyed-queu
 import type { Logger } from "../telemetry/logger.ts";
 import type { Clock } from "../util/clock.ts";
 import { toError } from "../util/errors.ts";
+import { cutBytes } from "../util/text.ts";
 import type { Random } from "../util/random.ts";
 import { MachineCache, MachineObserver } from "./machines.ts";
 import type { Observed } from "./planner.ts";
@@ -64,6 +66,8 @@ export const RESYNC_MS = 60_000;
 const FIRST_LOOK_MS = 40;
 /** Whoever says "again at once" must not be asked in a loop. */
 const MIN_RETRY_MS = 1_000;
+/** A backend, a tenant or a webhook may have written some of it. */
+const MAX_EVENT_BYTES = 4096;
 /** With the queue's back-off, two to four minutes of failures. */
 const STUCK_FAILURES = 10;
 
@@ -278,12 +282,17 @@ export class PodController {
         if (signal.aborted) return;
         // Losing a write to somebody else is everyday life; the next visit sees what they wrote.
         this.#o.logger[isConflict(outcome.error) ? "debug" : "warn"](
-          { uid, err: outcome.error },
+          { ...this.#about(uid), err: outcome.error },
           "Pod could not be brought forward and will be tried again",
         );
         if (outcome.afterMs !== undefined) this.queue.addAfter(uid, Math.max(outcome.afterMs, MIN_RETRY_MS), urgency);
         else this.queue.retry(uid, urgency);
     }
+  }
+
+  #about(uid: string): object {
+    const pod = this.store.get(uid);
+    return pod === undefined ? { namespace: this.#namespaceOf(uid), uid } : aboutPod(pod);
   }
 
   /** What no step of the reconciler catches is a mistake, here or in the pod; its user sees it nowhere else. */
@@ -350,7 +359,7 @@ export class PodController {
       },
       event.type,
       event.reason,
-      event.message,
+      cutBytes(event.message, MAX_EVENT_BYTES),
     );
   }
 }

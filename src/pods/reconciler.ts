@@ -5,6 +5,7 @@
  * Everything that it does to the world goes through `kube` and `provider`, each effect once per step, so a simulation can
  * fail, delay or repeat any of them. Losing this object and its memory at any instant loses nothing.
  */
+import { aboutPod } from "../kube/about-pod.ts";
 import type { Kube } from "../kube/kube.ts";
 import { isKubeApiError } from "../kube/errors.ts";
 import type { Pod } from "../kube/wire.ts";
@@ -356,7 +357,10 @@ export class PodReconciler {
       if (desired.kind === "pod" && isProviderError(thrown) && isPartOfKilling(desired.pod, action))
         this.#told(desired.pod, "FailedKillPod", "error killing pod", error);
       const retryAfterMs = isProviderError(thrown) || isKubeApiError(thrown) ? thrown.retryAfterMs : undefined;
-      this.#o.logger.debug({ uid, op: action.do, err: error.message }, "Step failed and will be tried again");
+      this.#o.logger.debug(
+        { ...this.#about(uid), op: action.do, err: error.message },
+        "Step failed and will be tried again",
+      );
       return { kind: "retry", error, ...(retryAfterMs !== undefined && { afterMs: retryAfterMs }) };
     }
   }
@@ -441,7 +445,10 @@ export class PodReconciler {
     if (pauseMs < BURIAL_RETRY_MS.max || burial.pauseMs === pauseMs) return;
     const seconds = Math.round((now - burial.since) / 1000);
     const message = `Machine was deleted ${seconds} s ago and is still there: ${state}`;
-    this.#o.logger.warn({ uid, machine: this.#o.machineId(uid), state }, "Machine does not go and is deleted again");
+    this.#o.logger.warn(
+      { ...this.#about(uid), machine: this.#o.machineId(uid), state },
+      "Machine does not go and is deleted again",
+    );
     const desired = this.#desired(uid);
     if (desired.kind === "pod") this.#o.event(desired.pod, { type: "Warning", reason: "FailedKillPod", message });
   }
@@ -559,7 +566,7 @@ export class PodReconciler {
     const namespace = last?.metadata?.namespace ?? machine?.labels["vmlet.dev/namespace"];
     const name = last?.metadata?.name ?? machine?.labels["vmlet.dev/pod"];
     if (namespace === undefined || name === undefined) {
-      this.#o.logger.warn({ uid, machine: machine?.id }, "Machine names no pod and is left alone");
+      this.#o.logger.warn({ ...this.#about(uid), machine: machine?.id }, "Machine names no pod and is left alone");
       return { kind: "settled" };
     }
     const current = await this.#api.read({ metadata: { namespace, name } }, signal);
@@ -571,7 +578,7 @@ export class PodReconciler {
     const mayRun = observed.kind !== "absent" && observed.machine !== undefined && !isKnownOver(observed.machine);
     if (mayRun && memory.stopDeadline === undefined) {
       this.#o.logger.info(
-        { uid, machine: this.#o.machineId(uid), pod: `${namespace}/${name}` },
+        { namespace, pod: name, uid, machine: this.#o.machineId(uid) },
         "Stopping a machine whose pod is gone",
       );
       this.#o.hooks?.onOrphan?.(memory.podSeenGone);
@@ -614,6 +621,12 @@ export class PodReconciler {
   }
 
   // ----------------------------------------------------------------------------------------------------------- memory
+
+  /** Names the pod in the log. */
+  #about(uid: string): object {
+    const pod = this.#o.pods.get(uid) ?? this.#lastSeen.get(uid);
+    return pod === undefined ? { uid } : aboutPod(pod);
+  }
 
   #remember(uid: string): PodMemory {
     let memory = this.#memory.get(uid);

@@ -9,6 +9,7 @@
 import { Quantity } from "../resources/quantity.ts";
 import { rfc3339 } from "../util/clock.ts";
 import { oneOfEachFamily } from "../util/ip-families.ts";
+import { cutBytes } from "../util/text.ts";
 import type { Container, ContainerStatus, Pod, PodCondition, PodStatus } from "../kube/wire.ts";
 import { isOver, type ContainerState, type ContainerTermination, type Machine } from "../provider/machine.ts";
 
@@ -99,7 +100,7 @@ export function podStatus(input: StatusInput): PodStatus {
     if (input.ended && input.verdict !== undefined) {
       phase = "Failed";
       reason = input.verdict.reason;
-      message = input.verdict.message;
+      message = toldMessage(input.verdict.message);
     } else if (
       input.ended &&
       machine !== undefined &&
@@ -108,9 +109,10 @@ export function podStatus(input: StatusInput): PodStatus {
       (phase !== "Succeeded" || endsFailed(machine.reason))
     ) {
       phase = "Failed";
-      reason = machine.reason ?? (machine.state === "deleted" ? "MachineLost" : "MachineFailed");
+      reason = toldReason(machine.reason) ?? (machine.state === "deleted" ? "MachineLost" : "MachineFailed");
       message =
-        machine.message ?? (machine.state === "deleted" ? "The machine was deleted outside of Kubernetes" : undefined);
+        toldMessage(machine.message) ??
+        (machine.state === "deleted" ? "The machine was deleted outside of Kubernetes" : undefined);
     } else if (input.ended && phase !== "Succeeded") {
       // kubelet: status_manager.TerminatePod; a pod that ended before it could finish has failed.
       phase = "Failed";
@@ -249,7 +251,10 @@ function stateOf(
       };
     case "waiting":
       return {
-        waiting: { reason: seen.reason ?? "ContainerCreating", ...(seen.message && { message: seen.message }) },
+        waiting: {
+          reason: toldReason(seen.reason) ?? "ContainerCreating",
+          ...(seen.message && { message: toldMessage(seen.message)! }),
+        },
       };
   }
 }
@@ -258,8 +263,8 @@ function terminated(t: ContainerTermination, id: string | undefined, messageByte
   return {
     exitCode: t.exit_code,
     ...(t.signal !== undefined && { signal: t.signal }),
-    reason: t.reason,
-    ...(t.message && { message: cut(t.message, messageBytes) }),
+    reason: toldReason(t.reason)!,
+    ...(t.message && { message: cutBytes(t.message, messageBytes) }),
     startedAt: seconds(t.started_at) ?? null!,
     finishedAt: seconds(t.finished_at)!,
     ...(id !== undefined && { containerID: id }),
@@ -320,6 +325,10 @@ function endUnseen(status: ContainerStatus): ContainerStatus {
   };
 }
 
+/** What a backend says is bounded before it is written into a pod: a status has room for all that is in it, or none is written. */
+const toldReason = (reason: string | undefined) => reason && cutBytes(reason, 256);
+const toldMessage = (message: string | undefined) => message && cutBytes(message, 4096);
+
 /** kubelet: MaxPodTerminationMessageLogLength, shared evenly by the pod's containers; one has at most 4096 bytes. */
 const POD_TERMINATION_MESSAGE_BYTES = 12 * 1024;
 const TERMINATION_MESSAGE_BYTES = 4096;
@@ -328,16 +337,6 @@ function terminationMessageBytes({ spec }: Pod): number {
   const containers =
     (spec?.containers.length ?? 0) + (spec?.initContainers?.length ?? 0) + (spec?.ephemeralContainers?.length ?? 0);
   return Math.min(TERMINATION_MESSAGE_BYTES, Math.floor(POD_TERMINATION_MESSAGE_BYTES / Math.max(1, containers)));
-}
-
-/** The first `bytes` bytes of the text, without the character that is cut in two. */
-function cut(text: string, bytes: number): string {
-  const buffer = Buffer.from(text);
-  if (buffer.length <= bytes) return text;
-  let end = bytes;
-  // 10xxxxxx is the inside of a character.
-  while (end > 0 && (buffer[end]! & 0xc0) === 0x80) end--;
-  return buffer.subarray(0, end).toString();
 }
 
 const seconds = (at: string | undefined) => (at === undefined ? undefined : rfc3339(Date.parse(at)));
@@ -529,7 +528,7 @@ function conditions(
           ? before.lastTransitionTime
           : rfc3339(input.now),
       ...(reason && { reason }),
-      ...(message && { message }),
+      ...(message && { message: toldMessage(message)! }),
     });
   };
   const terminal = phase === "Succeeded" || phase === "Failed";

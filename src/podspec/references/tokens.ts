@@ -7,6 +7,7 @@
  * finds that in `version`.
  */
 import { hoursToMilliseconds } from "date-fns/hoursToMilliseconds";
+import { aboutPod } from "../../kube/about-pod.ts";
 import type { Kube } from "../../kube/kube.ts";
 import { requestToken, type IssuedToken } from "../../kube/tokens.ts";
 import type { Pod } from "../../kube/wire.ts";
@@ -162,9 +163,8 @@ export class TokenManager {
     } catch (thrown) {
       const error = toError(thrown);
       if (tokens.gone.signal.aborted) return { kind: "unknown", message: "the pod is gone" };
-      const { name = "", namespace = "", uid = "" } = tokens.pod.metadata ?? {};
       logger.warn(
-        { pod: `${namespace}/${name}`, uid, audience: wish.audience, err: error.message },
+        { ...aboutPod(tokens.pod), audience: wish.audience, err: error.message },
         "Service-account token was not issued",
       );
       this.#schedule(tokens, wish, RETRY_MS * (1 + random() / 2));

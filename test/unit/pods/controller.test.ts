@@ -299,7 +299,7 @@ describe("a pod at whose sight something is thrown", () => {
 
   test("is logged, with the place, and counted", () => {
     expect(logged[0]).toEqual({
-      fields: { uid: "u1", err: error },
+      fields: { namespace: "default", pod: "web-1", uid: "u1", err: error },
       message: "Pod could not be brought forward and will be tried again",
     });
     expect(outcomes.length).toBeGreaterThan(1);

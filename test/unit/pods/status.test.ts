@@ -109,6 +109,28 @@ describe("a pod that is refused", () => {
   });
 });
 
+describe("what the backend says", () => {
+  const long = "x".repeat(100_000);
+
+  test("is cut to what a status has room for", () => {
+    const failed = status(
+      pod(),
+      machine({ state: "failed", reason: long, message: long, containers: [container("app")] }),
+    );
+    expect([failed.reason!.length, failed.message!.length]).toEqual([256, 4096]);
+    const waiting = status(pod(), machine({ containers: [container("app", { reason: long, message: long })] }));
+    const { reason, message } = waiting.containerStatuses![0]!.state!.waiting!;
+    expect([reason!.length, message!.length]).toEqual([256, 4096]);
+    const resize = status(pod(), machine(), { resize: { inProgress: { error: long } } });
+    expect(JSON.stringify(resize.conditions).length).toBeLessThan(10_000);
+  });
+
+  test("is cut in a verdict as well", () => {
+    const s = status(pod(), undefined, { ended: true, verdict: { reason: "InvalidSpec", message: long } });
+    expect(s.message).toHaveLength(4096);
+  });
+});
+
 describe("addresses", () => {
   const of = (machineIPs: string[], hostIPs: string[], before = {}) => {
     const addresses = machineIPs.map((ip) => ({ ip }));
