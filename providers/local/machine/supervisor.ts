@@ -1,5 +1,6 @@
 import { existsSync, mkdirSync, readFileSync } from "node:fs";
 import { randomBytes } from "node:crypto";
+import { once } from "node:events";
 import { constants } from "node:os";
 import { join } from "node:path";
 import { isDeepStrictEqual } from "node:util";
@@ -50,6 +51,7 @@ import { BACKOFF_MAX_MS, type Action, plan } from "./plan.ts";
 import { containersOf, newRecord, type ContainerRecord, type Ending, type MachineRecord } from "./record.ts";
 import type { ShimEvents, ShimWatch } from "../shim/client.ts";
 import type { ShimCommand } from "../shim/shim.ts";
+import { Sessions } from "./sessions.ts";
 import { signalNumber } from "../host/stop-signal.ts";
 import { charged, exceededLimit, hasStorageLimits, type StorageUse } from "./storage-limits.ts";
 import { writeJson, type MachineStore } from "./store.ts";
@@ -101,6 +103,7 @@ export class Supervisor implements MachineHome {
   readonly #logger: Logger;
   readonly #runtimes = new Map<string, ContainerRun>();
   readonly #starting = new Set<string>();
+  readonly #sessions = new Sessions();
   /** Aborts what must not outlive the backend's own end. */
   readonly #closing = new AbortController();
   /** Aborts what is being prepared for containers that are not wanted any more. */
@@ -344,7 +347,8 @@ export class Supervisor implements MachineHome {
 
   async exec(container: string, command: string[], options: StreamOptions): Promise<ProcessStreams> {
     const { runtime, sandbox } = this.#running(container);
-    return await sandbox.exec(runtime.ref, command, options);
+    const start = () => sandbox.exec(runtime.ref, command, options);
+    return await this.#sessions.begin(this.id, start, ({ exit }) => exit);
   }
 
   async attach(container: string, options: StreamOptions): Promise<ProcessStreams> {
@@ -352,15 +356,20 @@ export class Supervisor implements MachineHome {
     const spec = this.#book.findSpec(container);
     if (options.stdin && !spec.stdin)
       throw new ProviderError("invalid", `container "${container}" was not started with stdin`, { field: "stdin" });
-    return await this.#context.shims.attach(this.socketPath(runtime.ref.id), { ...options, tty: spec.tty ?? false });
+    const start = () =>
+      this.#context.shims.attach(this.socketPath(runtime.ref.id), { ...options, tty: spec.tty ?? false });
+    return await this.#sessions.begin(this.id, start, ({ exit }) => exit);
   }
 
   async portForward(port: number, signal: AbortSignal) {
-    if (this.#sandbox === undefined)
+    const sandbox = this.#sandbox;
+    if (sandbox === undefined)
       throw new ProviderError("conflict", `machine ${this.id} is ${this.#book.record.machine.state}`);
     try {
-      return await this.#sandbox.dial(port, "loopback", signal);
+      const start = () => sandbox.dial(port, "loopback", signal);
+      return await this.#sessions.begin(this.id, start, (socket) => once(socket, "close"));
     } catch (cause) {
+      if (cause instanceof ProviderError) throw cause;
       throw new ProviderError(
         "unavailable",
         `cannot connect to port ${port} of machine ${this.id}: ${toError(cause).message}`,
