@@ -1,25 +1,31 @@
+import type { Pod } from "../kube/wire.ts";
 import type { Metrics } from "../telemetry/metrics.ts";
 import { HttpError } from "./http-error.ts";
 
 export type SessionType = "exec" | "attach" | "port-forward" | "logs";
 
 /**
- * How many long-lived sessions there may be. Logs are counted apart: they are many and cheap. There is a bound per user because
- * one script must not take all of them, but it is wide: to us every user of the API server is the API server.
+ * How many long-lived sessions there may be. Logs are counted apart: they are many and cheap. There is a bound per namespace because
+ * one tenant must not take all of them with a few pods, and one per user because one script must not, but that is wide: to us every
+ * user of the API server is the API server.
  */
 export interface SessionLimits {
   perNode: number;
+  perNamespace: number;
   perPod: number;
   perUser: number;
   logsPerNode: number;
+  logsPerNamespace: number;
   logsPerPod: number;
 }
 
 export const DEFAULT_SESSION_LIMITS: SessionLimits = {
   perNode: 256,
+  perNamespace: 160,
   perPod: 128,
   perUser: 256,
   logsPerNode: 256,
+  logsPerNamespace: 160,
   logsPerPod: 64,
 };
 
@@ -38,16 +44,19 @@ export class Sessions {
    *
    * @throws HttpError 429 when there is none
    */
-  open(type: SessionType, podUid: string, user: string): () => void {
+  open(type: SessionType, pod: Pod["metadata"], user: string): () => void {
     const l = this.#limits;
+    const { uid: podUid = "", namespace = "" } = pod ?? {};
     const bounds: [key: string, limit: number, reason: string][] =
       type === "logs"
         ? [
             ["logs", l.logsPerNode, "node"],
+            [`logs/namespace/${namespace}`, l.logsPerNamespace, "namespace"],
             [`logs/pod/${podUid}`, l.logsPerPod, "pod"],
           ]
         : [
             ["streams", l.perNode, "node"],
+            [`streams/namespace/${namespace}`, l.perNamespace, "namespace"],
             [`streams/pod/${podUid}`, l.perPod, "pod"],
             [`streams/user/${user}`, l.perUser, "user"],
           ];

@@ -19,7 +19,7 @@ export function attach(deps: StreamDeps): Handler {
       const protocol = negotiateRemoteCommand(upgrade.request);
       if (deps.provider.attach === undefined)
         throw new HttpError(501, `the provider ${deps.provider.name} cannot attach to a container`);
-      const release = deps.sessions.open("attach", found.pod.metadata?.uid ?? "", user.username);
+      const release = deps.sessions.open("attach", found.pod.metadata, user.username);
       try {
         const process = await deps.provider.attach(found.machineId, container, { ...options, signal });
         // As container runtimes do it: stdin that is open to one client only ends with that client's; any other stays open.

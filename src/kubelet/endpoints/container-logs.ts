@@ -42,7 +42,7 @@ export function containerLogs(deps: {
         throw new HttpError(404, `container ${JSON.stringify(container)} not found in pod ${JSON.stringify(podName)}`);
       }
       const previous = attemptToRead(found.pod, container, options.previous);
-      const release = deps.sessions.open("logs", found.pod.metadata?.uid ?? "", user.username);
+      const release = deps.sessions.open("logs", found.pod.metadata, user.username);
       try {
         const since = sinceMs(options, deps.clock.now());
         const lines = deps.provider.getLogs(

@@ -29,7 +29,7 @@ export function exec(deps: StreamDeps): Handler {
       const protocol = negotiateRemoteCommand(upgrade.request);
       if (deps.provider.exec === undefined)
         throw new HttpError(501, `the provider ${deps.provider.name} cannot run commands in a container`);
-      const release = deps.sessions.open("exec", found.pod.metadata?.uid ?? "", user.username);
+      const release = deps.sessions.open("exec", found.pod.metadata, user.username);
       try {
         const process = await deps.provider.exec(found.machineId, container, command, { ...options, signal });
         await runSession({

@@ -18,7 +18,7 @@ export function portForward(deps: StreamDeps): Handler {
       const { name = "", uid = "" } = pod.metadata ?? {};
       const ports = new Set<number>();
       Object.assign(notes, { podUid: uid, ports });
-      const release = deps.sessions.open("port-forward", uid, user.username);
+      const release = deps.sessions.open("port-forward", pod.metadata, user.username);
       try {
         const target = {
           podName: name,

@@ -20,7 +20,7 @@ export function run(deps: StreamDeps): Handler {
       if (command[0] === "") throw new HttpError(400, 'query parameter "cmd" is required');
       if (deps.provider.exec === undefined)
         throw new HttpError(501, `the provider ${deps.provider.name} cannot run commands in a container`);
-      const release = deps.sessions.open("exec", found.pod.metadata?.uid ?? "", user.username);
+      const release = deps.sessions.open("exec", found.pod.metadata, user.username);
       try {
         const options = { stdin: false, stdout: true, stderr: true, tty: false, signal };
         const process = await deps.provider.exec(found.machineId, container, command, options);

@@ -42,6 +42,36 @@ export const streamCases: readonly HostileCase[] = [
     },
   },
   {
+    name: "takes every session that there is",
+    async begin(tenant) {
+      const names = ["first", "second", "third"];
+      for (const name of names) await tenant.pod("process", name);
+      const sockets: WebSocket[] = [];
+      for (const name of names) {
+        await tenant.untilRunning(name);
+        const opened = await Promise.allSettled(
+          Array.from({ length: 130 }, () =>
+            openExec(tenant.world.api, { namespace: tenant.namespace, name }, ["sleep", "1000"]),
+          ),
+        );
+        for (const each of opened) if (each.status === "fulfilled") sockets.push(keep(each.value));
+      }
+      return { end: () => closeAll(sockets) };
+    },
+  },
+  {
+    name: "follows as many logs as it may",
+    async begin(tenant) {
+      const replies: IncomingMessage[] = [];
+      for (const name of ["first", "second", "third", "fourth", "fifth"]) {
+        await tenant.pod("process", name);
+        await tenant.untilRunning(name);
+        replies.push(...(await followLogs(tenant, name, 66)));
+      }
+      return { end: () => destroyAll(replies) };
+    },
+  },
+  {
     name: "prints a line that does not end",
     async begin(tenant) {
       await tenant.pod("process", "line", {
