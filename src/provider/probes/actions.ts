@@ -165,6 +165,30 @@ async function probeTcp(
   }
 }
 
+/**
+ * They are for one hop, or for one connection: with them a probe would be something else than one GET, an upgrade to a session
+ * for example, or what follows it would be read as another request. `Sec-*` no client but a browser has to send.
+ */
+const FORBIDDEN_HEADERS: ReadonlySet<string> = new Set([
+  "connection",
+  "content-length",
+  "expect",
+  "http2-settings",
+  "keep-alive",
+  "proxy-authenticate",
+  "proxy-authorization",
+  "proxy-connection",
+  "te",
+  "trailer",
+  "transfer-encoding",
+  "upgrade",
+]);
+
+function isForbidden(name: string): boolean {
+  const lower = name.trim().toLowerCase();
+  return FORBIDDEN_HEADERS.has(lower) || lower.startsWith("sec-");
+}
+
 interface HttpReply {
   status: number;
   location: string | undefined;
@@ -177,11 +201,13 @@ async function httpGet(action: HttpAction, agent: string, target: Target, signal
   headers["Host"] = addressOf(host ?? target.addresses[0]!, action.port);
   const own = new Map<string, string[]>();
   for (const { name, value } of action.headers ?? [])
-    own.set(name.toLowerCase(), [...(own.get(name.toLowerCase()) ?? []), value]);
+    if (!isForbidden(name)) own.set(name.toLowerCase(), [...(own.get(name.toLowerCase()) ?? []), value]);
   for (const [name, values] of own) {
     for (const known of Object.keys(headers)) if (known.toLowerCase() === name) delete headers[known];
     // An empty value takes a default header away (kubelet: `Accept: ""`).
-    if (values.some((value) => value !== "")) headers[name] = values.length === 1 ? values[0]! : values;
+    if (values.some((value) => value !== ""))
+      // Of several hosts a kubelet takes the last; two lines could be read in two ways.
+      headers[name] = values.length === 1 || name === "host" ? values.at(-1)! : values;
   }
   const socket = await dial(target, host, action.port, signal);
   const stream = action.scheme === "https" ? connectTls({ socket, rejectUnauthorized: false }) : socket;

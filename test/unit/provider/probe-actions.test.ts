@@ -71,6 +71,62 @@ test("an http probe sends kubelet's headers, and the probe's own over them", asy
   });
 });
 
+test.each([
+  ["Connection", "Upgrade"],
+  ["connection", "keep-alive, Upgrade"],
+  ["Upgrade", "websocket"],
+  ["Sec-WebSocket-Key", "dGhlIHNhbXBsZSBub25jZQ=="],
+  ["sec-websocket-protocol", "v5.channel.k8s.io"],
+  ["Content-Length", "5"],
+  ["Transfer-Encoding", "chunked"],
+  ["Expect", "100-continue"],
+  ["HTTP2-Settings", "AAMAAABkAAQCAAAAAAIAAAAA"],
+  ["TE", "trailers"],
+  ["Keep-Alive", "timeout=600"],
+])("an http probe or hook is one GET, whatever is asked of its headers: %s", async (name, value) => {
+  const seen: string[] = [];
+  const server = createTcpServer((socket) => {
+    socket.on("data", (chunk: Buffer) => {
+      seen.push(chunk.toString("latin1"));
+      socket.end("HTTP/1.1 200 OK\r\nContent-Length: 0\r\nConnection: close\r\n\r\n");
+    });
+  });
+  const port = await listen(server);
+  const headers = [
+    { name, value },
+    { name: "X-Own", value: "1" },
+  ];
+  expect(await probe({ http: { path: "/", port, headers } })).toMatchObject({ outcome: "success" });
+  await runHook({ http: { path: "/", port, headers } }, target, {
+    clock: systemClock,
+    signal: new AbortController().signal,
+    onFallback: () => undefined,
+  });
+  expect(seen).toHaveLength(2);
+  for (const request of seen) {
+    const lines = request.toLowerCase().split("\r\n").slice(1, -2);
+    expect(lines.map((line) => line.split(":")[0]).toSorted()).toEqual(
+      expect.arrayContaining(["accept", "connection", "host", "user-agent", "x-own"]),
+    );
+    expect(lines).toHaveLength(5);
+    expect(lines).toContain("connection: close");
+  }
+});
+
+test("an http probe has one host, the last that was named", async () => {
+  let hosts: string[] = [];
+  const port = await http((request, response) => {
+    hosts = request.rawHeaders.filter((_each, index, all) => index % 2 === 1 && /^host$/i.test(all[index - 1]!));
+    response.end();
+  });
+  const headers = [
+    { name: "Host", value: "a.example" },
+    { name: "host", value: "b.example" },
+  ];
+  await probe({ http: { path: "/", port, headers } });
+  expect(hosts).toEqual(["b.example"]);
+});
+
 test("an http probe to a closed port says so in kubelet's words", async () => {
   const port = await closedPort();
   expect(await probe({ http: { path: "/x", port } })).toEqual({
