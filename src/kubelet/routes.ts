@@ -1,5 +1,6 @@
 import type { Provider } from "../provider/provider.ts";
 import type { StreamLimits } from "../streaming/remote-command.ts";
+import type { UnreadBytes } from "../streaming/unread.ts";
 import type { HealthChecks } from "../telemetry/health.ts";
 import type { Metrics } from "../telemetry/metrics.ts";
 import type { Clock } from "../util/clock.ts";
@@ -29,6 +30,7 @@ export interface RouteDeps {
   metrics: Metrics;
   sessions: Sessions;
   streamLimits: StreamLimits;
+  unread: UnreadBytes;
   stats: StatsSource;
   nodeName: string;
   startedAtMs: number;

@@ -14,6 +14,7 @@ import type { Kube } from "../kube/kube.ts";
 import type { UserInfo } from "../kube/reviews.ts";
 import type { Provider } from "../provider/provider.ts";
 import type { UpgradeRequest } from "../streaming/upgrade.ts";
+import { UnreadBytes } from "../streaming/unread.ts";
 import { AuditLog, type AuditedCommand } from "../telemetry/audit.ts";
 import type { HealthChecks } from "../telemetry/health.ts";
 import type { Logger } from "../telemetry/logger.ts";
@@ -57,6 +58,8 @@ export interface KubeletLimits {
   streamIdleMs: number;
   /** How long a client may take to open its streams. Default 30 s. */
   streamCreationMs: number;
+  /** Bytes of all sessions that are held in memory because nobody has taken them yet. Default 64 MiB. */
+  unreadBytes: number;
   sessions: SessionLimits;
 }
 
@@ -69,6 +72,7 @@ export const DEFAULT_LIMITS: KubeletLimits = {
   keepAliveMs: 90_000,
   streamIdleMs: 4 * 3600_000,
   streamCreationMs: 30_000,
+  unreadBytes: 64 * 1024 * 1024,
   sessions: DEFAULT_SESSION_LIMITS,
 };
 
@@ -174,6 +178,7 @@ class Server implements KubeletServer {
         idleTimeoutMs: this.#limits.streamIdleMs,
         creationTimeoutMs: this.#limits.streamCreationMs,
       },
+      unread: new UnreadBytes(this.#limits.unreadBytes),
       stats: new StatsSource({
         provider,
         pods,

@@ -18,7 +18,7 @@ import {
   upgradeKind,
   type UpgradeRequest,
 } from "./upgrade.ts";
-import { ChannelSocket, acceptWebSocketUpgrade, negotiateWebSocketProtocol } from "./websocket.ts";
+import { ChannelSocket, acceptWebSocketUpgrade, negotiateWebSocketProtocol, shareUnread } from "./websocket.ts";
 
 const SPDY_PROTOCOL = "portforward.k8s.io";
 const TUNNEL_PROTOCOL = "SPDY/3.1+portforward.k8s.io";
@@ -80,7 +80,9 @@ export async function servePortForward(
     return;
   }
   const webSocket = await acceptWebSocketUpgrade(upgrade, protocol.name);
-  await serveSpdy(createWebSocketStream(webSocket), Buffer.alloc(0), target, limits, signal);
+  const tunnel = createWebSocketStream(webSocket);
+  if (limits.unread !== undefined) shareUnread(webSocket, upgrade.socket, limits.unread, () => tunnel.readableLength);
+  await serveSpdy(tunnel, Buffer.alloc(0), target, limits, signal);
   webSocket.terminate();
 }
 
@@ -102,6 +104,7 @@ async function serveSpdy(
   const session = new SpdySession(transport, head, {
     clock: limits.clock,
     maxStreams: 2 * MAX_CONNECTIONS,
+    unread: limits.unread,
     ...(limits.idleTimeoutMs !== undefined && { idleTimeoutMs: limits.idleTimeoutMs }),
     ...(limits.pingIntervalMs !== undefined && { pingIntervalMs: limits.pingIntervalMs }),
     onStream(stream) {
@@ -214,6 +217,7 @@ async function serveChannels(
     clock: limits.clock,
     base64: protocol.name.includes("base64"),
     closableChannels: false,
+    unread: limits.unread && { ...limits.unread, transport: upgrade.socket },
     inbound: protocol.ports.map((_, index) => 2 * index),
     ...(limits.idleTimeoutMs !== undefined && { idleTimeoutMs: limits.idleTimeoutMs }),
     ...(limits.pingIntervalMs !== undefined && { pingIntervalMs: limits.pingIntervalMs }),

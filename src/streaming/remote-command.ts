@@ -10,6 +10,7 @@ import type { ProcessStreams } from "../provider/provider.ts";
 import type { Clock } from "../util/clock.ts";
 import { toError } from "../util/errors.ts";
 import { SpdySession, type SpdyStream } from "./spdy/session.ts";
+import type { UnreadShare } from "./unread.ts";
 import { outcomeStatus, outcomeText, type CommandOutcome } from "./status.ts";
 import {
   UpgradeRefused,
@@ -88,6 +89,8 @@ export interface StreamLimits {
   /** Default 4 h. */
   idleTimeoutMs?: number;
   pingIntervalMs?: number;
+  /** The budget of bytes that nobody has taken, and who is charged. */
+  unread?: UnreadShare | undefined;
 }
 
 /** Answers 101 and waits until the client has opened all its streams. */
@@ -122,6 +125,7 @@ async function acceptSpdy(
     clock: limits.clock,
     // error, stdin, stdout, stderr, resize; unknown types are accepted and ignored, as the kubelet does, but not many.
     maxStreams: 8,
+    unread: limits.unread,
     ...(limits.idleTimeoutMs !== undefined && { idleTimeoutMs: limits.idleTimeoutMs }),
     ...(limits.pingIntervalMs !== undefined && { pingIntervalMs: limits.pingIntervalMs }),
     onStream(stream) {
@@ -179,6 +183,7 @@ async function acceptWebSocket(
     clock: limits.clock,
     base64: protocol.includes("base64"),
     closableChannels: protocol.startsWith("v5."),
+    unread: limits.unread && { ...limits.unread, transport: upgrade.socket },
     inbound,
     ...(limits.idleTimeoutMs !== undefined && { idleTimeoutMs: limits.idleTimeoutMs }),
     ...(limits.pingIntervalMs !== undefined && { pingIntervalMs: limits.pingIntervalMs }),

@@ -3,11 +3,12 @@
  * and its bytes; in the base64 protocols a text message is the number as a character, counted from "0" on, and the bytes in base64.
  */
 import type { IncomingMessage } from "node:http";
-import { Readable, Writable } from "node:stream";
+import { type Duplex, Readable, Writable } from "node:stream";
 import { hoursToMilliseconds } from "date-fns/hoursToMilliseconds";
 import { WebSocketServer, type WebSocket } from "ws";
 import type { Clock } from "../util/clock.ts";
 import { IdleTimer, every } from "./idle-timer.ts";
+import type { UnreadShare } from "./unread.ts";
 import { headerList, UpgradeRefused, type UpgradeRequest } from "./upgrade.ts";
 
 /** In a list of offers, a bearer token in disguise for clients that cannot set headers (browsers). */
@@ -20,6 +21,10 @@ const FIRST_DIGIT = "0".charCodeAt(0);
 
 /** golang.org/x/net/websocket's limit, which is the kubelet's: some clients send a whole file as one message of stdin. */
 const MAX_MESSAGE_BYTES = 32 * 1024 * 1024;
+/** As many pieces of 32 KiB, kubectl's, as make such a message. */
+const MAX_FRAGMENTS = 1024;
+/** Of a piece of a message, besides its bytes. */
+const PIECE_BYTES = 256;
 
 /**
  * The first protocol of the client that the server has; "" when it names none and the server knows "".
@@ -49,6 +54,7 @@ export function acceptWebSocketUpgrade(upgrade: UpgradeRequest, protocol: string
     noServer: true,
     perMessageDeflate: false,
     maxPayload: MAX_MESSAGE_BYTES,
+    maxFragments: MAX_FRAGMENTS,
     clientTracking: false,
   });
   if (protocol !== "") server.on("headers", (headers) => headers.push(`Sec-WebSocket-Protocol: ${protocol}`));
@@ -65,8 +71,44 @@ export function acceptWebSocketUpgrade(upgrade: UpgradeRequest, protocol: string
   });
 }
 
+/**
+ * Has a WebSocket share in the budget of unread bytes.
+ *
+ * @param transport the connection below it
+ * @param buffered bytes of whole messages that nobody has taken yet
+ */
+export function shareUnread(
+  webSocket: WebSocket,
+  transport: Duplex,
+  { budget, tenant }: UnreadShare,
+  buffered: () => number,
+): void {
+  /** Of a message that is not whole; the library does not tell. */
+  let begun = 0;
+  let latest = 0;
+  const account = budget.join({
+    tenant,
+    measure: () => begun + buffered(),
+    cut() {
+      webSocket.close(1009, "too many bytes that nobody reads");
+      webSocket.terminate();
+    },
+  });
+  // Before the library sees them.
+  transport.prependListener("data", (chunk: Buffer) => {
+    latest = chunk.length + PIECE_BYTES;
+    begun += latest;
+    account.add(chunk.length);
+  });
+  // What is left of the chunk may be the beginning of the next one.
+  webSocket.on("message", () => (begun = latest));
+  webSocket.on("close", () => account.leave());
+}
+
 export interface ChannelSocketOptions {
   clock: Clock;
+  /** The connection below the WebSocket, and the budget that it shares in. */
+  unread?: (UnreadShare & { transport: Duplex }) | undefined;
   base64: boolean;
   /** The client may close single channels (`v5`). */
   closableChannels: boolean;
@@ -81,7 +123,7 @@ export interface ChannelSocketOptions {
 
 export class ChannelSocket {
   readonly #webSocket: WebSocket;
-  readonly #options: Required<ChannelSocketOptions>;
+  readonly #options: Required<Omit<ChannelSocketOptions, "unread">>;
   readonly #inbound = new Map<number, Readable>();
   /** Channels whose buffer is full: while there is one, nothing is read from the connection. */
   readonly #full = new Set<number>();
@@ -119,8 +161,15 @@ export class ChannelSocket {
       this.destroy(`idle for ${Math.round(ms / 1000)} s`),
     );
     this.#stopPings = every(options.clock, this.#options.pingIntervalMs, () => {
-      if (webSocket.readyState === webSocket.OPEN && webSocket.bufferedAmount === 0) webSocket.ping();
+      if (webSocket.readyState !== webSocket.OPEN || webSocket.bufferedAmount > 0) return;
+      // An answer would wait behind what is not read, and some clients give up when many do. A pong asks for none.
+      if (this.#full.size > 0) webSocket.pong();
+      else webSocket.ping();
     });
+    if (options.unread !== undefined)
+      shareUnread(webSocket, options.unread.transport, options.unread, () =>
+        [...this.#inbound.values()].reduce((sum, { readableLength }) => sum + readableLength, 0),
+      );
     let fault: Error | undefined;
     webSocket.on("error", (error) => (fault = error));
     webSocket.on("message", (data, isBinary) => this.#receive(data as Buffer, isBinary));

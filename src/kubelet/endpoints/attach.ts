@@ -25,7 +25,7 @@ export function attach(deps: StreamDeps): Handler {
         // As container runtimes do it: stdin that is open to one client only ends with that client's; any other stays open.
         const spec = allContainers(found.pod).find(({ name }) => name === container);
         const endsWithStdin = spec?.stdinOnce !== true || spec.tty === true;
-        const limits = deps.streamLimits;
+        const limits = { ...deps.streamLimits, unread: { budget: deps.unread, tenant: params["namespace"]! } };
         await runSession({ upgrade, protocol, options, process, kind: "attach", endsWithStdin, limits, signal, notes });
       } finally {
         release();

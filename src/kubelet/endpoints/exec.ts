@@ -1,5 +1,6 @@
 import type { Provider } from "../../provider/provider.ts";
 import { negotiateRemoteCommand, remoteCommandOptions, type StreamLimits } from "../../streaming/remote-command.ts";
+import type { UnreadBytes } from "../../streaming/unread.ts";
 import { HttpError } from "../http-error.ts";
 import { findPod, requireContainer, type PodLookup } from "../pod-lookup.ts";
 import { runSession } from "../remote-session.ts";
@@ -11,6 +12,8 @@ export interface StreamDeps {
   provider: Provider;
   sessions: Sessions;
   streamLimits: StreamLimits;
+  /** Shared by all sessions. */
+  unread: UnreadBytes;
 }
 
 /** `/exec/NAMESPACE/POD[/UID]/CONTAINER?command=...`: runs a command in a running container. */
@@ -32,13 +35,14 @@ export function exec(deps: StreamDeps): Handler {
       const release = deps.sessions.open("exec", found.pod.metadata, user.username);
       try {
         const process = await deps.provider.exec(found.machineId, container, command, { ...options, signal });
+        const limits = { ...deps.streamLimits, unread: { budget: deps.unread, tenant: params["namespace"]! } };
         await runSession({
           upgrade,
           protocol,
           options,
           process,
           kind: "exec",
-          limits: deps.streamLimits,
+          limits,
           signal,
           notes,
         });

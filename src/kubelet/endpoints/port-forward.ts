@@ -29,7 +29,8 @@ export function portForward(deps: StreamDeps): Handler {
             return dial(machineId, port, { signal: cancel });
           },
         };
-        await servePortForward(upgrade, protocol, target, deps.streamLimits, signal);
+        const limits = { ...deps.streamLimits, unread: { budget: deps.unread, tenant: params["namespace"]! } };
+        await servePortForward(upgrade, protocol, target, limits, signal);
       } finally {
         release();
       }

@@ -1,4 +1,5 @@
 import type { Readable } from "node:stream";
+import type { UnreadAccount, UnreadBytes } from "../../streaming/unread.ts";
 import { HttpError } from "../http-error.ts";
 import { findPod, requireContainer } from "../pod-lookup.ts";
 import type { Handler } from "../router.ts";
@@ -27,10 +28,12 @@ export function run(deps: StreamDeps): Handler {
         notes.begun = true;
         // Nobody may be left to ask how it ended.
         process.exit.catch(() => {});
+        let held: CappedOutput | undefined;
         try {
           signal.throwIfAborted();
           signal.addEventListener("abort", () => process.close(), { once: true });
-          const output = new CappedOutput();
+          const output = new CappedOutput(deps.unread, params["namespace"]!, () => process.close());
+          held = output;
           const copied = [output.collect(process.stdout), output.collect(process.stderr)];
           // All at a time: a command of too much output need not end by itself.
           const [{ exitCode }] = await Promise.all([process.exit, ...copied]);
@@ -43,6 +46,7 @@ export function run(deps: StreamDeps): Handler {
             body: `command terminated with non-zero exit code: exit code ${exitCode}\n${output.text()}`,
           };
         } finally {
+          held?.leave();
           process.close();
         }
       } finally {
@@ -53,8 +57,26 @@ export function run(deps: StreamDeps): Handler {
 }
 
 class CappedOutput {
-  readonly #chunks: Buffer[] = [];
+  #chunks: Buffer[] = [];
   #size = 0;
+  #isCut = false;
+  readonly #account: UnreadAccount;
+
+  constructor(budget: UnreadBytes, tenant: string, stop: () => void) {
+    this.#account = budget.join({
+      tenant,
+      measure: () => this.#size,
+      cut: () => {
+        this.#isCut = true;
+        this.#chunks = [];
+        stop();
+      },
+    });
+  }
+
+  leave(): void {
+    this.#account.leave();
+  }
 
   async collect(source: Readable | null): Promise<void> {
     if (source === null) return;
@@ -63,10 +85,13 @@ class CappedOutput {
       if (this.#size > MAX_OUTPUT_BYTES)
         throw new HttpError(500, `the command wrote more than ${MAX_OUTPUT_BYTES} bytes; use exec`);
       this.#chunks.push(chunk as Buffer);
+      this.#account.add((chunk as Buffer).length);
     }
   }
 
+  /** @throws HttpError 503 when others need the memory */
   text(): string {
+    if (this.#isCut) throw new HttpError(503, "too much output of commands is held at the moment; use exec");
     return Buffer.concat(this.#chunks).toString("utf8");
   }
 }

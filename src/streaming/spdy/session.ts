@@ -10,6 +10,7 @@ import { hoursToMilliseconds } from "date-fns/hoursToMilliseconds";
 import type { Clock } from "../../util/clock.ts";
 import { toError } from "../../util/errors.ts";
 import { IdleTimer, every } from "../idle-timer.ts";
+import type { UnreadAccount, UnreadShare } from "../unread.ts";
 import {
   RST_STATUS,
   SpdyFrameParser,
@@ -39,6 +40,8 @@ export interface SpdySessionOptions {
   pingIntervalMs?: number;
   /** How long the peer may take to close after we did. Default 10 s. */
   closeGraceMs?: number;
+  /** The budget of bytes that nobody has taken, and who is charged. */
+  unread?: UnreadShare | undefined;
 }
 
 /** spdystream allocates a whole frame before it hands it on, and a stalled stream blocks others: keep frames small. */
@@ -119,7 +122,8 @@ export class SpdyStream extends Duplex {
 
 export class SpdySession {
   readonly #transport: Duplex;
-  readonly #options: Required<SpdySessionOptions>;
+  readonly #options: Required<Omit<SpdySessionOptions, "unread">>;
+  readonly #unread: UnreadAccount | undefined;
   readonly #streams = new Map<number, SpdyStream>();
   readonly #inflater: HeaderInflater;
   readonly #drained: ((error?: Error) => void)[] = [];
@@ -154,6 +158,11 @@ export class SpdySession {
       this.#end(new Error(`idle for ${Math.round(ms / 1000)} s`)),
     );
     this.#stopPings = every(options.clock, this.#options.pingIntervalMs, () => this.#ping());
+    this.#unread = options.unread?.budget.join({
+      tenant: options.unread.tenant,
+      measure: () => [...this.#streams.values()].reduce((sum, { readableLength }) => sum + readableLength, 0),
+      cut: () => this.#end(new Error("too many bytes that nobody reads")),
+    });
     transport.on("drain", () => this.#drain());
     transport.on("error", (error) => this.#end(error));
     transport.on("close", () => this.#end(this.#closing ? undefined : new Error("the client closed the connection")));
@@ -242,7 +251,10 @@ export class SpdySession {
         const stream = this.#streams.get(frame.streamId);
         // Data of a stream that was just reset is on its way still; drop it.
         if (stream === undefined) return;
-        await stream.deliver(frame.payload);
+        this.#unread?.add(frame.payload.length);
+        // A small piece would keep the whole chunk in memory that it came in.
+        const isSmall = frame.payload.length * 2 < frame.payload.buffer.byteLength;
+        await stream.deliver(isSmall ? Buffer.from(frame.payload) : frame.payload);
         if (frame.fin) stream.deliverEnd();
         return;
       }
@@ -301,6 +313,7 @@ export class SpdySession {
     this.#idle.stop();
     this.#stopPings();
     this.#stopCloseTimer();
+    this.#unread?.leave();
     this.#drain(error ?? new Error("the session is closed"));
     for (const stream of this.#streams.values()) stream.deliverReset(error);
     this.#inflater.close();

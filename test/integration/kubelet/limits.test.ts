@@ -5,6 +5,7 @@ import { connect as tlsConnect } from "node:tls";
 import { request as httpsRequest } from "node:https";
 import { Worker } from "node:worker_threads";
 import { afterEach, describe, expect, it, vi } from "vitest";
+import { WebSocket } from "ws";
 import { DEFAULT_SESSION_LIMITS } from "../../../src/kubelet/sessions.ts";
 import { synStreamFrame, dataHeader } from "../../../src/streaming/spdy/frames.ts";
 import { HeaderDeflater } from "../../unit/streaming/spdy-client.ts";
@@ -12,7 +13,7 @@ import { must, waitFor } from "../../e2e/harness/wait.ts";
 import { CBC_CIPHERS, handshake } from "../../support/tls-handshake.ts";
 import { ask, statusOf } from "./client.ts";
 import type { FloodResult } from "./flood.ts";
-import { startKubelet, type TestKubelet } from "./support.ts";
+import { startKubelet, testPod, type TestKubelet } from "./support.ts";
 
 const SPDY = { connection: "Upgrade", upgrade: "SPDY/3.1", "x-stream-protocol-version": "v4.channel.k8s.io" };
 const open: { destroy(): void }[] = [];
@@ -245,6 +246,63 @@ describe("limits of the kubelet API", () => {
       if (sent > 512 * 1024 * 1024) throw new Error("nobody stopped it");
     }
     expect(sent).toBeLessThan(64 * 1024 * 1024);
+  });
+});
+
+describe("the bytes of sessions that nobody takes", () => {
+  const pods = { get: () => ({ pod: testPod(), machineId: "m-1" }), list: () => [] };
+
+  const openIn = async (kubelet: TestKubelet, namespace: string, command: string) => {
+    const url = `${kubelet.url.replace("https", "wss")}/exec/${namespace}/p/main?command=${command}&input=1&output=1`;
+    const socket = new WebSocket(url, ["v5.channel.k8s.io"], { ...kubelet.client, ca: kubelet.authority.cert });
+    socket.on("error", () => {});
+    open.push({ destroy: () => socket.terminate() });
+    await once(socket, "open");
+    return socket;
+  };
+
+  it("are bounded over all: a tenant whose messages are begun and not ended loses sessions, another's goes on", async () => {
+    await using kubelet = await startKubelet({ pods, limits: { unreadBytes: 4 * 1024 * 1024 } });
+    const other = await openIn(kubelet, "polite", "cat");
+    const greedy = await Promise.all(Array.from({ length: 8 }, () => openIn(kubelet, "greedy", "cat")));
+    const cut = greedy.map((socket) => new Promise((resolve) => socket.once("close", resolve)));
+    for (const socket of greedy) socket.send(Buffer.alloc(1024 * 1024), { fin: false });
+    await Promise.race(cut);
+    await waitFor({ what: "half of them to be cut" }, () =>
+      must(greedy.filter(({ readyState }) => readyState !== WebSocket.OPEN).length >= 4, "not yet"),
+    );
+    let text = "";
+    other.on("message", (data: Buffer) => (text += data.toString()));
+    other.send(Buffer.from("\0still here"));
+    await waitFor({ what: "the other's echo" }, () => must(text.includes("still here"), text));
+    expect(greedy.some(({ readyState }) => readyState === WebSocket.OPEN)).toBe(true);
+  });
+
+  it("close a session whose message has too many pieces", async () => {
+    await using kubelet = await startKubelet();
+    const socket = await openIn(kubelet, "default", "cat");
+    const closed = once(socket, "close");
+    for (let piece = 0; piece < 2000; piece++) socket.send(Buffer.alloc(1), { fin: false });
+    expect((await closed)[0]).toBe(1008);
+  });
+
+  it.each([
+    ["1009 of a message that is too large", Buffer.from([0x82, 0xff, 0, 0, 0, 0, 0x40, 0, 0, 0, 0, 0, 0, 0]), 1009],
+    ["1002 of a frame that is not masked", Buffer.from([0x82, 0x01, 0x00]), 1002],
+    ["1002 of an opcode that there is not", Buffer.from([0x83, 0x80, 0, 0, 0, 0]), 1002],
+  ])("say by close code %s", async (_what, bytes, code) => {
+    await using kubelet = await startKubelet();
+    const socket = await openIn(kubelet, "default", "cat");
+    const closed = once(socket, "close");
+    (socket as unknown as { _socket: NodeJS.WritableStream })._socket.write(bytes);
+    expect((await closed)[0]).toBe(code);
+  });
+
+  it("of commands that are run without a session are bounded too", async () => {
+    await using kubelet = await startKubelet({ limits: { unreadBytes: 1024 * 1024 } });
+    const answer = await ask(kubelet, "/run/default/p/main?cmd=head%20-c%208000000%20/dev/zero", { method: "POST" });
+    expect(answer).toMatchObject({ status: 503, body: expect.stringContaining("use exec") });
+    expect((await ask(kubelet, "/run/default/p/main?cmd=echo%20hi", { method: "POST" })).body).toBe("hi\n");
   });
 });
 
