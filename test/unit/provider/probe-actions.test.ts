@@ -105,7 +105,7 @@ test.each([
   expect(seen).toHaveLength(2);
   for (const request of seen) {
     const lines = request.toLowerCase().split("\r\n").slice(1, -2);
-    expect(lines.map((line) => line.split(":")[0]).toSorted()).toEqual(
+    expect(lines.map((line) => line.split(":")[0])).toEqual(
       expect.arrayContaining(["accept", "connection", "host", "user-agent", "x-own"]),
     );
     expect(lines).toHaveLength(5);
