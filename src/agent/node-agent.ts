@@ -30,8 +30,9 @@ import { isTerminal } from "../pods/status.ts";
 import { NodeAllocation } from "../podspec/admission/allocation.ts";
 import { ExecCredentials } from "../podspec/references/credential-provider.ts";
 import type { Backend, NodeFacts } from "../podspec/types.ts";
-import { machineId, ownerLabels } from "../podspec/machine-id.ts";
+import { machineId, ownerLabels, parseMachineId } from "../podspec/machine-id.ts";
 import { PodRenderer } from "../podspec/pod-renderer.ts";
+import { withoutSecrets } from "../podspec/references/pod-secrets.ts";
 import { ReferenceCache } from "../podspec/references/references.ts";
 import type { ServiceCache } from "../podspec/references/services.ts";
 import { TokenManager } from "../podspec/references/tokens.ts";
@@ -129,7 +130,10 @@ export class NodeAgent {
     const { node, events, services, clusterId, clock, random, logger, metrics } = options;
     const kube = (this.#acting = options.guard ? guardedKube(options.kube, options.guard) : options.kube);
     this.name = node.name;
-    const provider = (this.#provider = instrument(options.provider, metrics, clock));
+    const uidOf = (id: string) => parseMachineId(clusterId, id) ?? "";
+    const instrumented = instrument(options.provider, metrics, clock);
+    const redact = (id: string, text: string) => renderer.redact(uidOf(id), text);
+    const provider = (this.#provider = withoutSecrets(instrumented, redact));
     const changed = (podUid: string) => this.pods.poke(podUid);
     this.#references = new ReferenceCache({
       kube,
@@ -187,7 +191,8 @@ export class NodeAgent {
       if (change.type === "delete") allocation.remove(change.object.metadata!.uid!);
       else allocation.put(change.object);
       // A pod that is over changes no more: its objects need not be watched nor its tokens replaced.
-      if (change.type === "delete" || isTerminal(change.object)) renderer.release(change.object.metadata!.uid!);
+      if (change.type === "delete") renderer.release(change.object.metadata!.uid!);
+      else if (isTerminal(change.object)) renderer.rest(change.object.metadata!.uid!);
     });
     this.server = createKubeletServer({
       host: node.kubelet.address,

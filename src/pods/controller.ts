@@ -359,7 +359,7 @@ export class PodController {
       },
       event.type,
       event.reason,
-      cutBytes(event.message, MAX_EVENT_BYTES),
+      cutBytes(this.#o.renderer.redact?.(uid!, event.message) ?? event.message, MAX_EVENT_BYTES),
     );
   }
 }

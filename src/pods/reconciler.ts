@@ -101,6 +101,14 @@ export interface Renderer {
   /** Changes whenever `diff` might find something to do; undefined when not known. */
   version(pod: Pod, machine: Machine): string | undefined;
   diff(pod: Pod, machine: Machine, signal: AbortSignal): Promise<Difference>;
+  /** True when `withoutSecrets` needs `learn` first. */
+  mustLearn?(pod: Pod, machine: Machine): boolean;
+  /** Reads what the pod keeps secret. @throws the signal's reason */
+  learn?(pod: Pod, signal: AbortSignal): Promise<void>;
+  /** The machine, whose texts quote nothing that the pod keeps secret: they go into its status and its events. */
+  withoutSecrets?(pod: Pod, machine: Machine): Machine;
+  /** A text about a pod, likewise. */
+  redact?(podUid: string, text: string): string;
   /** Holds nothing of this pod any more. */
   release?(podUid: string): void;
 }
@@ -222,8 +230,9 @@ export class PodReconciler {
 
   async reconcile(uid: string, signal: AbortSignal): Promise<Outcome> {
     for (let step = 0; step < MAX_STEPS; step++) {
+      await this.#learnSecrets(uid, signal);
       const desired = this.#desired(uid);
-      const observed = this.#withReadiness(desired, this.#observed(uid));
+      const observed = this.#withReadiness(desired, this.#withoutSecrets(desired, this.#observed(uid)));
       if (desired.kind === "none" && observed.kind === "found" && !this.#remember(uid).podSeenGone) {
         const since = this.#remember(uid).orphanSince;
         if (since === undefined) this.#update(uid, { orphanSince: this.#o.clock.monotonic() });
@@ -281,6 +290,20 @@ export class PodReconciler {
 
   #observed(uid: string): Observed {
     return this.#o.machines.observe(this.#o.machineId(uid));
+  }
+
+  /** A process that has just been started does not know yet what the texts of a backend must not quote. */
+  async #learnSecrets(uid: string, signal: AbortSignal): Promise<void> {
+    const [desired, observed] = [this.#desired(uid), this.#observed(uid)];
+    if (desired.kind !== "pod" || observed.kind !== "found") return;
+    if (this.#o.renderer.mustLearn?.(desired.pod, observed.machine))
+      await this.#o.renderer.learn?.(desired.pod, signal);
+  }
+
+  #withoutSecrets(desired: Desired, observed: Observed): Observed {
+    if (desired.kind !== "pod" || observed.kind !== "found") return observed;
+    const { machine } = observed;
+    return { ...observed, machine: this.#o.renderer.withoutSecrets?.(desired.pod, machine) ?? machine };
   }
 
   #withReadiness(desired: Desired, observed: Observed): Observed {

@@ -30,6 +30,7 @@ import type {
   ResizeOutlook,
   WaitingContainer,
 } from "./types.ts";
+import { PodSecrets, saysSomething } from "./references/pod-secrets.ts";
 import { credentialsVersion, registryAuth, wouldLoseCredentials } from "./references/pull-secrets.ts";
 import { podReferences, type ReferenceCache } from "./references/references.ts";
 import { podShapeProblem, renderEphemeralContainers, renderMachineSpec, sandboxFailed } from "./render/render.ts";
@@ -75,6 +76,7 @@ export class PodRenderer {
   readonly #takenIn = new Set<string>();
   /** By pod: of each volume whose files can be changed, the version that was rendered last. */
   readonly #files = new Map<string, ReadonlyMap<string, string>>();
+  readonly #secrets = new PodSecrets();
 
   constructor(options: PodRendererOptions) {
     this.#o = options;
@@ -101,6 +103,7 @@ export class PodRenderer {
     const read = await this.#read(pod, signal);
     if (!read.ok) return wait(sandboxFailed(read.problem));
     const { references, sources } = read;
+    this.#secrets.learn(pod, references, sources);
     const result = renderMachineSpec({ pod, references, node: this.#o.facts(), backend: this.#o.backend() });
     // What is refused only because the pod is new is nothing to tell of: it is looked at again within a second.
     if (result.kind === "wait" && this.#o.references.isEarly(uid)) return wait();
@@ -187,6 +190,7 @@ export class PodRenderer {
       return { patch: undefined, events, resize: { kind: "none" }, version: this.version(pod, machine) };
     }
     const { references, sources } = read;
+    this.#secrets.learn(pod, references, sources);
     const facts = this.#o.facts();
     const backend = this.#o.backend();
     const input = { pod, references, node: facts, backend };
@@ -247,8 +251,42 @@ export class PodRenderer {
     };
   }
 
-  /** Forgets a pod that is over. */
+  /** `text`, which is about a pod, without what the pod keeps secret. */
+  redact(podUid: string, text: string): string {
+    return this.#secrets.redact(podUid, text);
+  }
+
+  /** True when `withoutSecrets` would have to know first what the pod keeps secret: this process has not rendered it. */
+  mustLearn(pod: Pod, machine: Machine): boolean {
+    return !this.#secrets.knows(uidOf(pod)) && saysSomething(machine);
+  }
+
+  /** Reads what the pod keeps secret. What cannot be read now is left out. @throws the signal's reason on abort */
+  async learn(pod: Pod, signal: AbortSignal): Promise<void> {
+    const uid = uidOf(pod);
+    const secrets = podReferences(pod).filter(({ kind }) => kind === "secret");
+    if (secrets.length > 0 && podShapeProblem(pod, { files: false }) === undefined) {
+      this.#o.references.track(pod, secrets);
+      await this.#o.references.read(uid, signal).catch(overBudget);
+    }
+    const sources = `learned ${this.#o.references.version(uid) ?? ""}`;
+    this.#secrets.learn(pod, { ...this.#o.references.references(pod), tokens: new Map() }, sources);
+    if (pod.status?.phase === "Succeeded" || pod.status?.phase === "Failed") this.#o.references.release(uid);
+  }
+
+  /** The machine, whose texts quote nothing that the pod keeps secret. */
+  withoutSecrets(pod: Pod, machine: Machine): Machine {
+    return this.#secrets.clean(uidOf(pod), machine);
+  }
+
+  /** Forgets a pod that is gone. */
   release(podUid: string): void {
+    this.rest(podUid);
+    this.#secrets.release(podUid);
+  }
+
+  /** A pod that is over changes no more: nothing is kept of it but what its backend might still quote. */
+  rest(podUid: string): void {
     this.#o.allocation.release(podUid);
     this.#takenIn.delete(podUid);
     this.#files.delete(podUid);

@@ -55,6 +55,7 @@ beforeEach(() => {
         }),
       version: (pod) => version(pod.metadata!.uid!),
       diff: () => Promise.resolve({ patch: undefined, version: "1" }),
+      redact: (_uid, text) => text.replaceAll("hunter2", "[redacted]"),
     },
     events: {
       event: (_about: unknown, type: string, reason: string, message: string) =>
@@ -107,6 +108,11 @@ test("a watch that says nothing, not even the bookmark of each minute, is taken 
   expect(opened).toHaveLength(2);
   stop.abort();
   await observing;
+});
+
+test("no event quotes what its pod keeps secret", () => {
+  controller.event(podOf(1), { type: "Warning", reason: "FailedCreate", message: "bad password hunter2" });
+  expect(events).toEqual(["Warning FailedCreate: bad password [redacted]"]);
 });
 
 describe("a standby", () => {

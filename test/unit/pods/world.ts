@@ -5,7 +5,7 @@ import type { PodEvent } from "../../../src/podspec/types.ts";
 import type { PodHooks } from "../../../src/pods/hooks.ts";
 import { LossBrake } from "../../../src/pods/loss-brake.ts";
 import { MachineCache } from "../../../src/pods/machines.ts";
-import { PodReconciler, type Difference, type Rendered } from "../../../src/pods/reconciler.ts";
+import { PodReconciler, type Difference, type Rendered, type Renderer } from "../../../src/pods/reconciler.ts";
 import { ProviderError } from "../../../src/provider/errors.ts";
 import type { Machine, MachineSpec } from "../../../src/provider/machine.ts";
 import { silentLogger } from "../../../src/telemetry/logger.ts";
@@ -54,7 +54,15 @@ export class World {
   readonly #ending = new AbortController();
   #areMachinesHidden = false;
 
-  constructor(pod: Pod, options: { startDelayMs?: number; markCheapToDelete?: boolean } = {}) {
+  constructor(
+    pod: Pod,
+    options: {
+      startDelayMs?: number;
+      markCheapToDelete?: boolean;
+      /** What the renderer knows of secrets. */
+      secrets?: Pick<Renderer, "mustLearn" | "learn" | "withoutSecrets">;
+    } = {},
+  ) {
     this.pod = pod;
     this.provider = new MemoryProvider({
       clock: this.clock,
@@ -91,6 +99,7 @@ export class World {
           return Promise.resolve({ ...this.difference, version });
         },
         release: (uid) => void this.letGo.push(uid),
+        ...options.secrets,
       },
       machineId: (uid) => `m-${uid}`,
       ownerLabels: {},

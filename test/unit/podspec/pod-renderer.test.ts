@@ -471,6 +471,49 @@ describe("PodRenderer", () => {
     });
   });
 
+  describe("of what a pod keeps secret", () => {
+    const pod = podWith({ imagePullSecrets: [{ name: "pull" }] });
+    const said = machineWith({ state: "failed", message: "401 for robot:registry-password" });
+
+    beforeEach(() => {
+      const auths = { "r.example": { auth: Buffer.from("robot:registry-password").toString("base64") } };
+      const config = Buffer.from(JSON.stringify({ auths })).toString("base64");
+      kube.put("/api/v1/namespaces/shop/secrets/pull", {
+        type: "kubernetes.io/dockerconfigjson",
+        data: { ".dockerconfigjson": config },
+      });
+    });
+
+    it("knows when it has rendered it", async () => {
+      const subject = renderer();
+      await subject.render(pod, done.signal);
+      expect(subject.mustLearn(pod, said)).toBe(false);
+      expect(subject.withoutSecrets(pod, said).message).toBe("401 for robot:[redacted]");
+      expect(subject.redact("0a1b", "registry-password")).toBe("[redacted]");
+    });
+
+    it("learns when it has not, and watches nothing of a pod that is over", async () => {
+      const subject = renderer();
+      const over: Pod = { ...pod, status: { phase: "Failed" } };
+      expect(subject.mustLearn(over, machineWith({}))).toBe(false);
+      expect(subject.mustLearn(over, said)).toBe(true);
+      await subject.learn(over, done.signal);
+      await settle();
+      expect(subject.mustLearn(over, said)).toBe(false);
+      expect(subject.withoutSecrets(over, said).message).toBe("401 for robot:[redacted]");
+      expect(kube.watches).toBe(1);
+    });
+
+    it("keeps it while the pod is over, and forgets it when it is gone", async () => {
+      const subject = renderer();
+      await subject.render(pod, done.signal);
+      subject.rest("0a1b");
+      expect(subject.withoutSecrets(pod, said).message).toBe("401 for robot:[redacted]");
+      subject.release("0a1b");
+      expect(subject.mustLearn(pod, said)).toBe(true);
+    });
+  });
+
   it("lets go of everything of a pod that is over", async () => {
     kube.put(CONFIG, { data: {} });
     const subject = renderer();
