@@ -59,6 +59,30 @@ export const specificationCases: readonly HostileCase[] = [
     },
   },
   {
+    name: "names containers, volumes, keys and labels as JavaScript names its own properties",
+    async begin(tenant) {
+      const names = ["constructor", "prototype", "tostring", "valueof"];
+      await tenant.configMap("constructor", { __proto__x: "a", constructor: "b", prototype: "c", toString: "d" });
+      await tenant.world.client.create(`/api/v1/namespaces/${tenant.namespace}/configmaps`, {
+        metadata: { name: "proto" },
+        data: JSON.parse('{ "__proto__": "a" }'),
+      });
+      await tenant.pod("memory", "constructor", {
+        metadata: { labels: { constructor: "a", prototype: "b" }, annotations: { constructor: "c", prototype: "d" } },
+        spec: {
+          containers: names.map((name) =>
+            container(name, { volumeMounts: names.map((volume) => ({ name: volume, mountPath: `/${volume}` })) }),
+          ),
+          volumes: names.map((name, index) => ({
+            name,
+            configMap: { name: index === 0 ? "proto" : "constructor", optional: true },
+          })),
+        },
+      });
+      return { deserved: () => tenant.untilRunning("constructor") };
+    },
+  },
+  {
     name: "names pull secrets of 5000 letters, and of dots",
     async begin(tenant) {
       const imagePullSecrets = [{ name: "s".repeat(5000) }, { name: ".." }, { name: "." }, { name: "a/../../b" }];
