@@ -416,6 +416,7 @@ export class NodeAgent {
         },
       },
       allowHostPath: node.allowHostPath,
+      instanceTypes: node.instanceTypes,
       ...(crashLoopBackoff && {
         backoff: { initial_ms: parseDuration(crashLoopBackoff.initial), max_ms: parseDuration(crashLoopBackoff.max) },
       }),

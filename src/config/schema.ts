@@ -7,6 +7,7 @@ import { z } from "zod";
 import { parseDuration } from "../resources/duration.ts";
 import { DNS_1123, isLabelValue, isQualifiedName } from "../resources/names.ts";
 import { Quantity } from "../resources/quantity.ts";
+import { isGlob } from "../util/glob.ts";
 import { GO_NAME } from "../util/platform.ts";
 
 export const API_VERSION = "vmlet.dev/v1";
@@ -88,6 +89,25 @@ function mayLabelItself(key: string): boolean {
   if (!/(^|\.)(kubernetes|k8s)\.io$/.test(prefix)) return true;
   return KUBELET_LABELS.includes(key) || /(^|\.)(kubelet|node)\.kubernetes\.io$/.test(prefix);
 }
+
+const globs = z.array(
+  z
+    .string()
+    .min(1)
+    .max(256)
+    .refine(isGlob, "is no glob: * any characters but '/', ? one, [a-z] one of these, \\ before each taken as it is"),
+);
+
+const instanceTypeSchema = z.strictObject({
+  namespaces: globs
+    .min(1)
+    .default(["*"])
+    .describe("The rule is for pods of these namespaces; a name, or a glob such as team-*. Default: all."),
+  podLabels: labels.describe(
+    "Of these, for pods with all of these labels. Whoever makes pods chooses their labels: a limit only where admission looks after them.",
+  ),
+  allow: globs.describe("Instance types that they may have: a name, or a glob such as gpu-*."),
+});
 
 const port = z.int().min(0).max(65535);
 
@@ -251,6 +271,12 @@ export const nodeSchema = z.strictObject({
     .array(z.string().min(1))
     .default([])
     .describe("RuntimeClass handlers that this node has: what a pod's runtimeClassName may lead to."),
+  instanceTypes: z
+    .array(instanceTypeSchema)
+    .optional()
+    .describe(
+      "Which pods may choose which of the backend's sizes by the annotation vmlet.dev/instance-type: those that a rule allows; others are refused (InstanceTypeForbidden). Pods without the annotation run. Absent: every pod may have any; empty: none.",
+    ),
   imageCredentialProvider: z
     .strictObject({
       config: z

@@ -328,12 +328,8 @@ export class PodRenderer {
   #gate(pod: Pod): NotReady | undefined {
     const { backend, facts } = this.#o;
     const { name, capabilities, agentProbes = false } = backend();
-    const gate = checkCapabilities(pod, {
-      backend: name,
-      capabilities,
-      allowHostPath: facts().allowHostPath,
-      agentProbes,
-    });
+    const { allowHostPath, instanceTypes } = facts();
+    const gate = checkCapabilities(pod, { backend: name, capabilities, allowHostPath, agentProbes, instanceTypes });
     if (!gate.ok && isDaemonSetPod(pod)) return wait(daemonSetHeld(gate.message));
     if (!gate.ok) return { kind: "reject", reason: gate.reason, message: gate.message, missing: gate.missing };
     return undefined;

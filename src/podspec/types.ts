@@ -6,6 +6,7 @@ import type { Capability } from "../provider/capabilities.ts";
 import type { MachineSpec } from "../provider/machine.ts";
 import type { ConfigMap, Pod, Secret, Service } from "../kube/wire.ts";
 import type { ResourceList } from "../resources/pod-resources.ts";
+import type { InstanceTypeRule } from "./admission/instance-types.ts";
 
 /** A read of something named: there, said to be absent by the API server, or not known (anything else). */
 export type Lookup<T> = { kind: "found"; object: T } | { kind: "absent" } | { kind: "unknown"; message: string };
@@ -39,6 +40,8 @@ export interface NodeFacts {
   dns: DnsSettings;
   /** Whether hostPath may mean "a path in the pod's own machine". */
   allowHostPath: boolean;
+  /** Who may choose which of the backend's sizes; undefined: everybody any. */
+  instanceTypes?: readonly InstanceTypeRule[] | undefined;
   /** Restart back-off of containers when it is not the usual 10 s doubling to 300 s. */
   backoff?: NonNullable<MachineSpec["backoff"]>;
 }

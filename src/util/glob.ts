@@ -40,6 +40,11 @@ export function globMatches(pattern: string, text: string): boolean {
   return terms.slice(term).every((rest) => rest === "*");
 }
 
+/** True unless the pattern is malformed (Go: `ErrBadPattern`). */
+export function isGlob(pattern: string): boolean {
+  return parse(Array.from(pattern)) !== undefined;
+}
+
 function parse(pattern: readonly string[]): Term[] | undefined {
   const terms: Term[] = [];
   for (let at = 0; at < pattern.length; at++) {

@@ -8,6 +8,12 @@ import { shortened } from "../budget.ts";
 import type { PodEvent } from "../types.ts";
 import { isSidecar } from "../../resources/pod-resources.ts";
 import { effectiveSecurityContext } from "../security-context.ts";
+import {
+  ANNOTATION_INSTANCE_TYPE,
+  INSTANCE_TYPE_FORBIDDEN,
+  instanceTypeFault,
+  type InstanceTypeRule,
+} from "./instance-types.ts";
 import { isServiceAccountVolume, SUPPORTED_VOLUME_KINDS, usedVolumes, volumeKind } from "../pod-volumes.ts";
 
 /** A feature of pods: how the documentation calls its field, and where this pod uses it. */
@@ -30,9 +36,6 @@ export interface RefusedFeature extends Feature {
   /** The kubelet's own reason for it, where there is one. */
   reason?: string;
 }
-
-/** Names one of the backend's sizes: what `instance_type` of the machine is to be. */
-export const ANNOTATION_INSTANCE_TYPE = "vmlet.dev/instance-type";
 
 /** Reason of a rejected pod for which the kubelet has no word of its own. */
 export const UNSUPPORTED_FEATURE = "UnsupportedFeature";
@@ -257,6 +260,8 @@ export interface GateContext {
   allowHostPath: boolean;
   /** Probes are run by the agent where the backend cannot. */
   agentProbes: boolean;
+  /** Who may choose which size; undefined: everybody any. */
+  instanceTypes?: readonly InstanceTypeRule[] | undefined;
 }
 
 /** `missing`: the capabilities that the backend lacks, of those that the message speaks of. */
@@ -309,6 +314,13 @@ function findProblems(pod: Pod, context: GateContext): Problem[] {
     for (const path of feature.find(pod))
       problems.push(isMissing ? lacks(path, feature.capability, context) : { path, why, reason: UNSUPPORTED_FEATURE });
   }
+  const forbidden = instanceTypeFault(pod, context.instanceTypes);
+  if (forbidden !== undefined)
+    problems.push({
+      path: `metadata.annotations[${ANNOTATION_INSTANCE_TYPE}]`,
+      why: forbidden,
+      reason: INSTANCE_TYPE_FORBIDDEN,
+    });
   return problems;
 }
 

@@ -15,12 +15,12 @@ import type {
 } from "../../provider/machine.ts";
 import { specExcess } from "../../provider/limits.ts";
 import {
-  ANNOTATION_INSTANCE_TYPE,
   capabilityWarnings,
   checkCapabilities,
   checkEphemeralContainer,
   type GateContext,
 } from "../admission/capability-gate.ts";
+import { ANNOTATION_INSTANCE_TYPE } from "../admission/instance-types.ts";
 import { type Budget, OverBudgetError, PodBudget, POD_LIMITS, shapeProblem, shortened, tell } from "../budget.ts";
 import { podDns } from "./dns.ts";
 import { containerEnvironment, podServiceVariables } from "./env.ts";
@@ -191,6 +191,7 @@ function gateContext({ backend, node }: RenderInput): GateContext {
     backend: backend.name,
     capabilities: backend.capabilities,
     allowHostPath: node.allowHostPath,
+    instanceTypes: node.instanceTypes,
     agentProbes: backend.agentProbes ?? false,
   };
 }

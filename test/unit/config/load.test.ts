@@ -200,6 +200,19 @@ describe("a configuration file", () => {
     expect(told).not.toContain("secret");
   });
 
+  test("takes rules of instance types, for all namespaces and labels unless they say otherwise", () => {
+    const config = parseConfig(`${minimal}    instanceTypes: [{ allow: [small] }]\n`, "vmlet.yaml");
+    expect(config.nodes[0]!.instanceTypes).toEqual([{ namespaces: ["*"], podLabels: {}, allow: ["small"] }]);
+    expect(parseConfig(minimal, "vmlet.yaml").nodes[0]!.instanceTypes).toBeUndefined();
+  });
+
+  test("refuses a rule of instance types that can match nothing because it is malformed", () => {
+    expect(faultOf(`${minimal}    instanceTypes: [{ namespaces: ["team-[a"], allow: [] }]\n`)).toContain(
+      "nodes[0].instanceTypes[0].namespaces[0]: is no glob",
+    );
+    expect(faultOf(`${minimal}    instanceTypes: [{ allow: ["gpu-\\\\"] }]\n`)).toContain("is no glob");
+  });
+
   test("refuses a node name that Kubernetes would refuse", () => {
     expect(faultOf(minimal.replace("burst-0", "Burst_0"))).toContain("nodes[0].name: must be a DNS-1123 name");
   });
