@@ -1,0 +1,72 @@
+/** test/FAULTS.md says which tests hold vmlet to what is expected in each case of a fault: it names what there is, and leaves out no case. */
+import { existsSync, readFileSync } from "node:fs";
+import { join } from "node:path";
+import { expect, test } from "vitest";
+
+const folder = join(import.meta.dirname, "..");
+const rows = readFileSync(join(folder, "FAULTS.md"), "utf8")
+  .split("\n")
+  .filter((line) => /^\| [A-Z]{3}-\d\d \|/.test(line))
+  .map((line) => {
+    const [id = "", expected = "", tests = ""] = line.split(" | ").map((cell) => cell.replace(/^\| /, "").trim());
+    return { id, expected, tests };
+  });
+
+const range = (room: string, first: number, last: number) =>
+  Array.from({ length: last - first + 1 }, (_, index) => `${room}-${String(first + index).padStart(2, "0")}`);
+
+const CASES = [
+  ...range("API", 1, 25),
+  ...range("AGT", 1, 20),
+  ...range("BCK", 1, 27),
+  ...range("LIF", 1, 10),
+  ...range("NOD", 1, 5),
+  ...range("CLK", 1, 2),
+  ...range("CRT", 1, 4),
+  ...range("STR", 1, 7),
+  ...range("SEC", 1, 14),
+  ...range("SEC", 20, 34),
+  ...range("OPS", 1, 12),
+];
+
+/** Each test that a cell names: a file, and behind it names of what is in it. */
+function namedTests(cell: string): { file: string; name: string }[] {
+  let inFile = "";
+  return [...cell.matchAll(/`([^`]+\.ts)`|"([^"]+)"/g)].flatMap(([, file, name]) => {
+    if (file !== undefined) inFile = file;
+    return name === undefined ? [] : [{ file: inFile, name }];
+  });
+}
+
+/** A title stands first in a call or in a row of a table, or is the `name` of a case. */
+function isTitleIn(source: string, name: string): boolean {
+  const title = name.replaceAll(/[.*+?^${}()|[\]\\]/g, String.raw`\$&`);
+  return new RegExp(String.raw`(?<!\.(?:skip|todo))(?:[([]\s*|\bname: )(?:"${title}"|` + "`" + title + "`)").test(
+    source,
+  );
+}
+
+test("every case is in the table, once and in order", () => {
+  expect(rows.map(({ id }) => id)).toEqual(CASES);
+  expect(CASES).toHaveLength(141);
+});
+
+test("every case says what is expected, and names a test or why there is none", () => {
+  const silent = rows.filter(
+    ({ expected, tests }) =>
+      expected === "" || (namedTests(tests).length === 0 && !/^(?:no test yet|not applicable: )/.test(tests)),
+  );
+  expect(silent).toEqual([]);
+});
+
+test("every test that the table names is there", () => {
+  const missing = rows.flatMap(({ id, tests }) =>
+    namedTests(tests)
+      .filter(({ file, name }) => {
+        const path = join(folder, file);
+        return !existsSync(path) || !isTitleIn(readFileSync(path, "utf8"), name);
+      })
+      .map(({ file, name }) => `${id}: ${file}: ${name}`),
+  );
+  expect(missing).toEqual([]);
+});
