@@ -113,7 +113,9 @@ export const backendConfigSchema = z
       .min(1)
       .max(256)
       .default(8)
-      .describe("Machines and containers that may be starting at once."),
+      .describe(
+        "Machines and containers of one namespace that may be starting at once; of all together, twice as many.",
+      ),
     logs: z
       .strictObject({
         maxSize: quantity

@@ -233,13 +233,14 @@ export interface ImageStore {
    */
   find(image: string, auth?: readonly RegistryAuth[]): Promise<PreparedImage | undefined>;
   /**
-   * Fetches what is missing. Concurrent pulls of one image share the work. Credentials are used, never stored.
+   * Fetches what is missing. Concurrent pulls of one image share the work. Credentials are used, never stored. One `tenant`'s pulls
+   * leave others room for theirs, however slow its registries are.
    * @throws ContainerError with reason ErrImagePull, InvalidImageName, RegistryUnavailable, SignatureValidationFailed or
    * ImageInspectError.
    */
   pull(
     image: string,
-    options: { auth: readonly RegistryAuth[]; signal: AbortSignal },
+    options: { auth: readonly RegistryAuth[]; tenant: string; signal: AbortSignal },
   ): Promise<PreparedImage & { sizeBytes: number }>;
   /** Tells which images machines still need, by `PreparedImage.location`, so that garbage collection spares them. */
   retain?(locations: ReadonlySet<string>): void;

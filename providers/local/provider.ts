@@ -2,7 +2,6 @@ import { closeSync, mkdirSync } from "node:fs";
 import { join } from "node:path";
 import { isDeepStrictEqual } from "node:util";
 import { PTY_MODULE, attachShim, installShim, shimEverStarted, startShim, watchShim } from "./shim/client.ts";
-import PQueue from "p-queue";
 import {
   assertCapable,
   assertTellable,
@@ -26,6 +25,7 @@ import {
   type Provider,
   type ProviderCapacity,
   ProviderError,
+  SharedPlaces,
   type ProviderInfo,
   requiredCapabilities,
   specExcess,
@@ -101,7 +101,7 @@ export class LocalProvider implements Provider {
       shims: options.shims ?? processShims(options),
       clock: options.clock,
       logger: options.logger,
-      startGate: new PQueue({ concurrency: options.startConcurrency ?? START_CONCURRENCY }),
+      starts: new SharedPlaces(options.startConcurrency ?? START_CONCURRENCY),
       onImagesChanged: () => this.#retainImages(),
       onDeleted: (supervisor) => this.#bury(supervisor),
     };

@@ -49,7 +49,12 @@ const imagesSchema = z
       .describe(
         "Registries (host:port) without TLS, or with a certificate that nobody vouches for. Loopback needs no entry.",
       ),
-    parallelPulls: z.int().min(1).max(32).optional().describe("Pulls at a time. Default 2."),
+    parallelPulls: z
+      .int()
+      .min(1)
+      .max(32)
+      .optional()
+      .describe("Pulls of one namespace at a time; of all together, twice as many. Default 2."),
     maxImageBytes: z.int().min(1).optional().describe("Limit on the compressed layers of an image. Default 20 GiB."),
     maxUnpackedBytes: z.int().min(1).optional().describe("Limit on an unpacked image. Default 50 GiB."),
     maxUnpackedFiles: z.int().min(1).optional().describe("Limit on the files of an unpacked image. Default 2000000."),

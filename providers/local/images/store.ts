@@ -15,12 +15,12 @@ import { randomBytes } from "node:crypto";
 import { existsSync, mkdirSync, readFileSync, renameSync, rmSync, statSync } from "node:fs";
 import { link, lstat, mkdir, mkdtemp, readdir, readFile, rename, rm, stat, utimes } from "node:fs/promises";
 import { basename, dirname, join } from "node:path";
-import PQueue from "p-queue";
 import {
   type Clock,
   goArchitecture,
   type Logger,
   type RegistryAuth,
+  SharedPlaces,
   unlessAborted,
 } from "../../../src/provider/kit/index.ts";
 import { ContainerError, type HostProblem, type ImageConfig, type ImageStore, type PreparedImage } from "../engine.ts";
@@ -40,7 +40,7 @@ export interface HostImagesOptions {
   clock: Clock;
   logger: Logger;
   insecureRegistries?: readonly string[];
-  /** Pulls at a time. */
+  /** Pulls of one tenant at a time; of all, twice as many. */
   parallelPulls?: number;
   /** Limit on the sum of an image's compressed layers. */
   maxImageBytes?: number;
@@ -61,7 +61,7 @@ export interface GcOptions {
   minAgeMs: number;
 }
 
-/** Registries asked at a time what a name means: each question is a process of its own. */
+/** Registries asked at a time, for one tenant, what a name means: each question is a process of its own. */
 const QUESTIONS = 8;
 /** A registry that does not answer must not keep others from being asked. */
 const ANSWER_MS = 60_000;
@@ -84,10 +84,18 @@ interface StoredImage {
   repositories: string[];
 }
 
-interface SharedPull {
-  promise: Promise<StoredImage>;
+interface SharedPull extends PromiseWithResolvers<StoredImage> {
+  /** Aborts when the download has a place: the others need none any more. */
+  begun: AbortController;
+  /** Aborts the download. */
   abort: AbortController;
   waiters: number;
+}
+
+function newPull(): SharedPull {
+  const outcome = Promise.withResolvers<StoredImage>();
+  outcome.promise.catch(() => undefined); // each waiter sees the failure; there may be none left
+  return { ...outcome, begun: new AbortController(), abort: new AbortController(), waiters: 0 };
 }
 
 export class HostImages implements ImageStore {
@@ -96,8 +104,8 @@ export class HostImages implements ImageStore {
   readonly #disk: ImageDisk;
   readonly #gc: GcOptions;
   readonly #registry: Registry;
-  readonly #questions = new PQueue({ concurrency: QUESTIONS });
-  readonly #queue: PQueue;
+  readonly #questions = new SharedPlaces(QUESTIONS);
+  readonly #downloads: SharedPlaces;
   readonly #pulls = new Map<string, SharedPull>();
   /** Changes of image folders, one after the other. */
   #placed: Promise<unknown> = Promise.resolve();
@@ -120,7 +128,7 @@ export class HostImages implements ImageStore {
     };
     this.#disk = new ImageDisk({ dir: options.dir, clock: options.clock, usage: options.diskUsage });
     this.#gc = { highPercent: 85, lowPercent: 80, minAgeMs: 120_000, ...options.gc };
-    this.#queue = new PQueue({ concurrency: options.parallelPulls ?? 2 });
+    this.#downloads = new SharedPlaces(options.parallelPulls ?? 2);
     this.#registry = new Registry({
       insecureRegistries: options.insecureRegistries ?? [],
       platform: { os: "linux", architecture: goArchitecture(process.arch) },
@@ -162,7 +170,7 @@ export class HostImages implements ImageStore {
 
   async pull(
     image: string,
-    options: { auth: readonly RegistryAuth[]; signal: AbortSignal },
+    options: { auth: readonly RegistryAuth[]; tenant: string; signal: AbortSignal },
   ): Promise<PreparedImage & { sizeBytes: number }> {
     const reference = parseReference(image);
     this.#open();
@@ -170,12 +178,14 @@ export class HostImages implements ImageStore {
     const signal = AbortSignal.any([options.signal, timeout]);
     try {
       const ask = () => this.#ask(image, reference, options.auth, signal);
-      const resolved = await this.#questions.add(ask, { signal });
+      const resolved = await this.#questions.run(options.tenant, ask, signal);
       const hex = hexOf(resolved.manifestDigest);
       return await this.#spared(hex, async () => {
         const here = await this.#stored(hex);
         const isTheirs = here?.repositories.includes(repository(reference)) === true;
-        const stored = isTheirs ? here : await this.#pullShared(image, reference, resolved, signal);
+        const stored = isTheirs
+          ? here
+          : await this.#pullShared(image, reference, resolved, { tenant: options.tenant, signal });
         const entry = await this.#open().remember(reference, resolved, hex);
         await this.collect();
         return { ...(await this.#prepared(reference, entry, stored)), sizeBytes: stored.sizeBytes };
@@ -287,33 +297,37 @@ export class HostImages implements ImageStore {
     };
   }
 
-  /** One download per repository and manifest, however many wait for it; it is given up when the last of them is. */
+  /**
+   * One download per repository and manifest, however many wait for it; it is given up when the last of them is. It begins in the
+   * place that any of their tenants gets first: nobody waits for the turn of the one who asked before.
+   */
   async #pullShared(
     image: string,
     reference: ImageReference,
     resolved: ResolvedImage,
-    signal: AbortSignal,
+    { tenant, signal }: { tenant: string; signal: AbortSignal },
   ): Promise<StoredImage> {
     const key = `${repository(reference)}@${resolved.manifestDigest}`;
-    let pull = this.#pulls.get(key);
-    if (pull === undefined || pull.abort.signal.aborted) {
-      const abort = new AbortController();
-      const promise = this.#queue
-        .add(() => this.#download(image, reference, resolved, abort.signal))
-        .finally(() => {
-          if (this.#pulls.get(key)?.promise === promise) this.#pulls.delete(key);
-        });
-      promise.catch(() => undefined); // each waiter sees the failure; there may be none left
-      pull = { promise, abort, waiters: 0 };
-      this.#pulls.set(key, pull);
-    }
+    const known = this.#pulls.get(key);
+    const pull = known === undefined || known.abort.signal.aborted ? newPull() : known;
+    this.#pulls.set(key, pull);
     pull.waiters++;
-    const given = pull;
     try {
-      return await unlessAborted(given.promise, signal);
+      const inPlace = this.#downloads.run(
+        tenant,
+        async () => {
+          if (pull.begun.signal.aborted) return;
+          pull.begun.abort();
+          await this.#download(image, reference, resolved, pull.abort.signal).then(pull.resolve, pull.reject);
+        },
+        AbortSignal.any([signal, pull.begun.signal]),
+      );
+      inPlace.catch(() => undefined); // called off: another's has begun, or this one waits no longer
+      return await unlessAborted(pull.promise, signal);
     } finally {
-      given.waiters--;
-      if (given.waiters === 0) given.abort.abort();
+      pull.waiters--;
+      if (pull.waiters === 0) pull.abort.abort();
+      if (pull.waiters === 0 && this.#pulls.get(key) === pull) this.#pulls.delete(key);
     }
   }
 

@@ -25,7 +25,7 @@ export async function obtainImage(
   images: ImageStore,
   container: Pick<ContainerSpec, "image" | "pull_policy">,
   auth: readonly RegistryAuth[],
-  { clock, notify, signal }: { clock: Clock; notify: Notify; signal: AbortSignal },
+  { clock, notify, tenant, signal }: { clock: Clock; notify: Notify; tenant: string; signal: AbortSignal },
 ): Promise<PreparedImage> {
   const { image } = container;
   const policy = pullPolicy(container);
@@ -48,7 +48,7 @@ export async function obtainImage(
   notify("Normal", "Pulling", `Pulling image "${image}"`);
   const begun = clock.monotonic();
   try {
-    const { sizeBytes, ...pulled } = await images.pull(image, { auth, signal });
+    const { sizeBytes, ...pulled } = await images.pull(image, { auth, tenant, signal });
     const seconds = ((clock.monotonic() - begun) / 1000).toFixed(3);
     notify(
       "Normal",

@@ -2,6 +2,7 @@
 import {
   type ContainerSpec,
   type ContainerState,
+  LABEL_CLUSTER,
   type Machine,
   type MachineSpec,
   specFingerprint,
@@ -94,6 +95,14 @@ export function specHash(spec: MachineSpec): string {
 /** `name_namespace(uid)` of the pod that the machine runs, as kubelet's texts name it; other machines by their id. */
 export function formatOwner(id: string, labels: MachineSpec["labels"]): string {
   return `${labels["vmlet.dev/pod"] ?? id}_${labels["vmlet.dev/namespace"] ?? "default"}(${labels["vmlet.dev/uid"] ?? id})`;
+}
+
+/**
+ * Whose machine it is: what all machines of a host share is shared out among tenants, a namespace of a cluster each. Machines that say
+ * nothing of it are one tenant's.
+ */
+export function tenantOf(labels: MachineSpec["labels"]): string {
+  return `${labels[LABEL_CLUSTER] ?? ""}/${labels["vmlet.dev/namespace"] ?? ""}`;
 }
 
 export function newContainerRecord(kind: ContainerState["kind"]): ContainerRecord {

@@ -4,7 +4,6 @@ import { once } from "node:events";
 import { constants } from "node:os";
 import { join } from "node:path";
 import { isDeepStrictEqual } from "node:util";
-import type PQueue from "p-queue";
 import {
   Pulse,
   type Clock,
@@ -24,6 +23,7 @@ import {
   ProviderError,
   runHook,
   runProbe,
+  type SharedPlaces,
   type StreamOptions,
   toError,
   type Volume,
@@ -48,7 +48,7 @@ import { obtainImage } from "./image-pull.ts";
 import { logBytes, logTail, readLog } from "../shim/log-reader.ts";
 import { instanceId, MachineBook, removeQuietly } from "./machine-book.ts";
 import { BACKOFF_MAX_MS, type Action, plan } from "./plan.ts";
-import { containersOf, newRecord, type ContainerRecord, type Ending, type MachineRecord } from "./record.ts";
+import { containersOf, newRecord, tenantOf, type ContainerRecord, type Ending, type MachineRecord } from "./record.ts";
 import type { ShimEvents, ShimWatch } from "../shim/client.ts";
 import type { ShimCommand } from "../shim/shim.ts";
 import { Sessions } from "./sessions.ts";
@@ -82,8 +82,8 @@ export interface SupervisorContext {
   shims: Shims;
   clock: Clock;
   logger: Logger;
-  /** Bounds how many machines and containers start at once. */
-  startGate: PQueue;
+  /** Bounds how many machines and containers start at once, and shares that out among tenants. */
+  starts: SharedPlaces;
   /** A container has a new image: what images are in use has changed. */
   onImagesChanged(): void;
   /** The machine is deleted and nothing is left of it but its folder. May be called again. */
@@ -98,6 +98,7 @@ export class Supervisor implements MachineHome {
   readonly id: string;
   readonly dir: string;
   readonly #book: MachineBook;
+  readonly #tenant: string;
   readonly #context: SupervisorContext;
   readonly #clock: Clock;
   readonly #logger: Logger;
@@ -126,6 +127,7 @@ export class Supervisor implements MachineHome {
 
   constructor(context: SupervisorContext, spec: MachineSpec, record: MachineRecord) {
     this.id = record.machine.id;
+    this.#tenant = tenantOf(spec.labels);
     this.dir = join(context.store.machineDir(this.id), "engine");
     this.#context = context;
     this.#clock = context.clock;
@@ -512,13 +514,14 @@ export class Supervisor implements MachineHome {
     const opening = new AbortController();
     this.#opening = opening;
     try {
-      await this.#context.startGate.add(async () => {
+      const open = async () => {
         opening.signal.throwIfAborted();
         this.#book.record.sandbox = "opening";
         this.#book.record.machine.state = "creating";
         this.#book.write();
         await this.#inEngine(this.#openSandbox(opening.signal));
-      });
+      };
+      await this.#context.starts.run(this.#tenant, open, opening.signal);
       this.#sandboxRetry = { at: 0, ms: 0 };
       if (this.#book.record.ending === undefined) this.#book.record.machine.state = "starting";
       this.#book.record.machine.sandbox_ready = true;
@@ -744,7 +747,7 @@ export class Supervisor implements MachineHome {
     try {
       if (own.kind === "main") this.#book.record.initialized = true;
       const images = await this.#obtainImages(spec, own);
-      await this.#context.startGate.add(async () => {
+      await this.#context.starts.run(this.#tenant, async () => {
         const sandbox = this.#sandbox;
         if (sandbox === undefined || abandoned() || outdated()) return;
         const attempt = own.attempt + 1;
@@ -908,6 +911,7 @@ export class Supervisor implements MachineHome {
     const auth = this.#book.spec.registry_auth ?? [];
     const surroundings = {
       clock: this.#clock,
+      tenant: this.#tenant,
       signal: AbortSignal.any([this.#closing.signal, this.#starts.signal]),
       notify: (type: "Normal" | "Warning", reason: string, message: string) => {
         this.#book.notice(type, reason, message, spec.name);

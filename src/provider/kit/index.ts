@@ -6,6 +6,7 @@ export { ConfigError, parseFile } from "../../config/load.ts";
 export { Connections, type ConnectionLimits } from "../../http/connections.ts";
 export { sendLastWords } from "../../http/last-words.ts";
 export { TokenBucket } from "../../queue/rate-limit.ts";
+export { SharedPlaces } from "../../queue/shared-places.ts";
 export { Quantity } from "../../resources/quantity.ts";
 export { AuditLog, type AuditedCommand } from "../../telemetry/audit.ts";
 export { silentLogger, type Logger } from "../../telemetry/logger.ts";

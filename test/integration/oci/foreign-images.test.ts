@@ -29,7 +29,7 @@ describe.skipIf(missing !== undefined)("an image that another tenant has pulled"
   let manifestText: Buffer;
   const credentials = () => [{ registry: guarded.host, username: user.name, password: user.password }];
   const pull = (image: string, auth: ReturnType<typeof credentials> = []) =>
-    images.pull(image, { auth, signal: AbortSignal.timeout(30_000) });
+    images.pull(image, { auth, tenant: "a", signal: AbortSignal.timeout(30_000) });
   const refused = { reason: expect.stringMatching(/^(?:ErrImagePull|RegistryUnavailable)$/) };
   const read = async (path: string) => {
     const authorization = `Basic ${Buffer.from(`${user.name}:${user.password}`).toString("base64")}`;

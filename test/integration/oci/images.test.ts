@@ -28,7 +28,7 @@ describe.skipIf(missing !== undefined)("images", () => {
   const open = (options: Partial<HostImagesOptions> = {}): HostImages =>
     new HostImages({ dir, clock: systemClock, logger: silentLogger, ...options });
   const pull = (image: string, auth: { registry: string; username?: string; password?: string }[] = []) =>
-    images.pull(image, { auth, signal: AbortSignal.timeout(30_000) });
+    images.pull(image, { auth, tenant: "a", signal: AbortSignal.timeout(30_000) });
   const user = { name: "ann", password: "s3cret-word" };
   /** What a failed pull must not leave: image folders, names, scratch. */
   const leftovers = async () => [...(await readdir(join(dir, "images"))), ...(await readdir(join(dir, "tmp")))];
@@ -437,7 +437,7 @@ describe.skipIf(missing !== undefined)("images", () => {
   test("a pull that is called off stops and leaves nothing", async () => {
     await registry.push("t/aborted:1", { layers: [[{ path: "big", content: Buffer.alloc(200_000_000, 1) }]] });
     const abort = new AbortController();
-    const pulling = images.pull(`${registry.host}/t/aborted:1`, { auth: [], signal: abort.signal });
+    const pulling = images.pull(`${registry.host}/t/aborted:1`, { auth: [], tenant: "a", signal: abort.signal });
     abort.abort(new Error("called off"));
     await expect(pulling).rejects.toThrow("called off");
     await expect.poll(leftovers).toEqual([]);

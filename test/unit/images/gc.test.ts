@@ -85,7 +85,7 @@ test("a pull on a full disk does not remove the image that it is for", async () 
   store({ name: "r.test/i:1", hex }, B);
   images = new HostImages({ dir, clock, logger: silentLogger, diskUsage, gc: { minAgeMs: 0 } });
   images.retain(new Set());
-  const { location } = await images.pull("r.test/i:1", { auth: [], signal: new AbortController().signal });
+  const { location } = await images.pull("r.test/i:1", { auth: [], tenant: "a", signal: new AbortController().signal });
   expect(location).toBe(join(dir, "images", hex, "rootfs"));
   expect(await images.find("r.test/i:1", [])).toBeDefined();
   expect(await images.find(B.name)).toBeUndefined();

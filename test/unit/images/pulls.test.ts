@@ -2,7 +2,7 @@ import { createHash } from "node:crypto";
 import { chmodSync, existsSync, mkdirSync, mkdtempSync, readFileSync, rmSync, writeFileSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
-import { afterEach, beforeEach, expect, test, vi } from "vitest";
+import { afterEach, beforeEach, describe, expect, test, vi } from "vitest";
 import { HostImages } from "../../../providers/local/images/store.ts";
 import { silentLogger } from "../../../src/telemetry/logger.ts";
 import { systemClock } from "../../../src/util/clock.ts";
@@ -29,7 +29,9 @@ afterEach(() => {
 test("a burst of pulls does not start a process for each at once", async () => {
   const images = new HostImages({ dir: join(dir, "images"), clock: systemClock, logger: silentLogger });
   const { signal } = new AbortController();
-  const pulls = Array.from({ length: 30 }, (_, index) => images.pull(`r.test/i:${index}`, { auth: [], signal }));
+  const pulls = Array.from({ length: 30 }, (_, index) =>
+    images.pull(`r.test/i:${index}`, { auth: [], tenant: "a", signal }),
+  );
   const settled = Promise.allSettled(pulls);
   await vi.waitFor(() => expect(readFileSync(join(dir, "journal"), "utf8")).toHaveLength(8));
   writeFileSync(join(dir, "go"), "");
@@ -47,7 +49,7 @@ test("a pull that is called off while it waits for its turn ends at once", async
   const images = new HostImages({ dir: join(dir, "images"), clock: systemClock, logger: silentLogger });
   const stop = new AbortController();
   const pulls = Array.from({ length: 30 }, (_, index) =>
-    images.pull(`r.test/i:${index}`, { auth: [], signal: stop.signal }),
+    images.pull(`r.test/i:${index}`, { auth: [], tenant: "a", signal: stop.signal }),
   );
   const settled = Promise.allSettled(pulls);
   stop.abort(new Error("called off"));
@@ -58,7 +60,9 @@ test("a registry that does not answer is given up, and others are asked", async 
   const clock = new VirtualClock();
   const images = new HostImages({ dir: join(dir, "images"), clock, logger: silentLogger });
   const { signal } = new AbortController();
-  const pulls = Array.from({ length: 9 }, (_, index) => images.pull(`r.test/i:${index}`, { auth: [], signal }));
+  const pulls = Array.from({ length: 9 }, (_, index) =>
+    images.pull(`r.test/i:${index}`, { auth: [], tenant: "a", signal }),
+  );
   const settled = Promise.allSettled(pulls);
   await vi.waitFor(() => expect(readFileSync(join(dir, "journal"), "utf8")).toHaveLength(8));
   await clock.advance(60_000);
@@ -106,11 +110,103 @@ mkdir "$5" && cat "$layout/blobs/sha256/${base}"
   chmodSync(join(dir, "tools/umoci"), 0o755);
   const images = new HostImages({ dir: join(dir, "images"), clock: systemClock, logger: silentLogger });
   const { signal } = new AbortController();
-  const good = images.pull("r.test/i:good", { auth: [], signal });
+  const good = images.pull("r.test/i:good", { auth: [], tenant: "a", signal });
   await vi.waitFor(() => expect(existsSync(join(dir, "unpacking"))).toBe(true));
-  await expect(images.pull("r.test/i:bad", { auth: [], signal })).rejects.toThrow("failed to unpack");
+  await expect(images.pull("r.test/i:bad", { auth: [], tenant: "a", signal })).rejects.toThrow("failed to unpack");
   writeFileSync(join(dir, "go"), "");
   expect(await good).toMatchObject({ image: "r.test/i:good" });
-  await expect(images.pull("r.test/i:bad", { auth: [], signal })).rejects.toThrow("failed to unpack");
+  await expect(images.pull("r.test/i:bad", { auth: [], tenant: "a", signal })).rejects.toThrow("failed to unpack");
   expect(existsSync(join(dir, "images/blobs/sha256", base))).toBe(false);
+});
+
+test("one tenant's registries that do not answer leave another's to be asked", async () => {
+  writeFileSync(
+    join(dir, "tools/skopeo"),
+    `#!/bin/sh\nprintf '%s\\n' "$*" >>${dir}/asked\nwhile [ -d ${dir} ]; do sleep 0.01; done\n`,
+  );
+  const images = new HostImages({ dir: join(dir, "images"), clock: new VirtualClock(), logger: silentLogger });
+  const stop = new AbortController();
+  const asked = (registry: string) =>
+    readFileSync(join(dir, "asked"), "utf8")
+      .split("\n")
+      .filter((line) => line.includes(registry)).length;
+  const pull = (image: string, tenant: string) => images.pull(image, { auth: [], tenant, signal: stop.signal });
+  const slow = Array.from({ length: 30 }, (_, index) => pull(`slow.test/i:${index}`, "c/slow"));
+  const settled = Promise.allSettled(slow);
+  await vi.waitFor(() => expect(asked("slow.test")).toBe(8));
+  const other = Promise.allSettled([pull("other.test/i:1", "c/other")]);
+  await vi.waitFor(() => expect(asked("other.test")).toBe(1));
+  stop.abort(new Error("enough"));
+  await Promise.all([settled, other]);
+});
+
+describe("downloads that stand still", () => {
+  /** Images of registry slow.test are never sent, others at once. `begun` tells whose copying has begun. */
+  function registries(): { begun: () => string[]; images: HostImages } {
+    const hex = (text: string) => createHash("sha256").update(text).digest("hex");
+    mkdirSync(join(dir, "blobs"));
+    const put = (text: string) => {
+      writeFileSync(join(dir, "blobs", hex(text)), text);
+      return { digest: `sha256:${hex(text)}`, size: text.length };
+    };
+    const [config, layer] = [put("{}"), put("layer")];
+    for (let index = 0; index < 9; index++)
+      writeFileSync(
+        join(dir, "blobs", String(index)),
+        JSON.stringify({ schemaVersion: 2, config, layers: [layer], index }),
+      );
+    writeFileSync(
+      join(dir, "tools/skopeo"),
+      `#!/bin/sh
+for last; do before=$source; source=$last; done
+case "$*" in
+*inspect*) exec cat "${dir}/blobs/\${last##*:}" ;;
+esac
+printf '%s\\n' "$before" >>${dir}/begun
+case "$before" in *slow.test*) while [ -d ${dir} ]; do sleep 0.01; done ;; esac
+layout=\${last#oci:} && layout=\${layout%:image} && cp ${dir}/blobs/* "$layout/blobs/sha256/"
+hex=\${before#*@sha256:}
+for file in ${dir}/blobs/?; do
+  [ "$(sha256sum <"$file" | cut -d' ' -f1)" = "$hex" ] && cp "$file" "$layout/blobs/sha256/$hex"
+done
+printf '{"manifests": [{"digest": "sha256:%s"}]}' "$hex" >"$layout/index.json"
+`,
+    );
+    writeFileSync(join(dir, "tools/umoci"), `#!/bin/sh\nmkdir "$5"\n`);
+    chmodSync(join(dir, "tools/umoci"), 0o755);
+    const images = new HostImages({ dir: join(dir, "images"), clock: new VirtualClock(), logger: silentLogger });
+    const begun = () => (existsSync(join(dir, "begun")) ? readFileSync(join(dir, "begun"), "utf8") : "").split("\n");
+    return { images, begun: () => begun().filter(Boolean) };
+  }
+
+  test("leave another tenant's room", async () => {
+    const { images, begun } = registries();
+    const stop = new AbortController();
+    const slow = [0, 1, 2, 3].map((index) =>
+      images.pull(`slow.test/i:${index}`, { auth: [], tenant: "c/slow", signal: stop.signal }),
+    );
+    const settled = Promise.allSettled(slow);
+    await vi.waitFor(() => expect(begun()).toHaveLength(2));
+    const { signal } = stop;
+    const other = await images.pull("other.test/i:4", { auth: [], tenant: "c/other", signal });
+    expect(other).toMatchObject({ image: "other.test/i:4" });
+    stop.abort(new Error("enough"));
+    await settled;
+  });
+
+  test("do not make others wait for the image that their own tenant has asked for first", async () => {
+    const { images, begun } = registries();
+    const stop = new AbortController();
+    const { signal } = stop;
+    const slow = ["slow.test/i:0", "slow.test/i:1", "other.test/i:4"].map((image) =>
+      images.pull(image, { auth: [], tenant: "c/slow", signal }),
+    );
+    const settled = Promise.allSettled(slow);
+    await vi.waitFor(() => expect(begun()).toHaveLength(2));
+    const wanted = await images.pull("other.test/i:4", { auth: [], tenant: "c/other", signal });
+    expect(await slow[2]).toEqual(wanted);
+    expect(begun().filter((source) => source.includes("other.test"))).toHaveLength(1);
+    stop.abort(new Error("enough"));
+    await settled;
+  });
 });
