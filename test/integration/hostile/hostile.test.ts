@@ -6,7 +6,7 @@ import { specificationCases } from "./specification-cases.ts";
 import { stormCases } from "./storm-cases.ts";
 import { streamCases } from "./stream-cases.ts";
 import { Tenant } from "./tenant.ts";
-import { startWorld, type World } from "./world.ts";
+import { MEMORY_LIMIT, startWorld, type World } from "./world.ts";
 
 const cases = [...specificationCases, ...stormCases, ...streamCases, ...slowCases, ...networkCases];
 
@@ -35,5 +35,9 @@ describe("a neighbour's pods start, log, run commands and go, and the nodes live
       world.proxy.relent();
       await tenant.leave();
     }
+  });
+
+  test("has done all that, and the agent never needed more memory than the chart gives it", async () => {
+    expect(await world.agentPeakMemory()).toBeLessThan(MEMORY_LIMIT);
   });
 });

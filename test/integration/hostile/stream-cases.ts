@@ -1,4 +1,5 @@
 /** Sessions whose bytes nobody takes, and more of them than there may be. */
+import { randomBytes } from "node:crypto";
 import { get, type IncomingMessage } from "node:http";
 import type { Socket } from "node:net";
 import { setTimeout as sleep } from "node:timers/promises";
@@ -18,6 +19,22 @@ export const streamCases: readonly HostileCase[] = [
       const sockets = await openSessions(tenant, "deaf", 20, ["sleep", "1000"]);
       const stdin = (chunk: Buffer) => Buffer.concat([Buffer.from([0]), chunk]);
       await Promise.all(sockets.map((socket) => pour(socket, 32 * MIB, (chunk) => socket.send(stdin(chunk)))));
+      return { end: () => closeAll(sockets) };
+    },
+  },
+  {
+    name: "begins WebSocket messages as large as may be and ends none",
+    async begin(tenant) {
+      await tenant.pod("process", "begun");
+      await tenant.untilRunning("begun");
+      const sockets = await openSessions(tenant, "begun", 40, ["sleep", "1000"]);
+      await Promise.all(
+        sockets.map((socket) => {
+          const raw = rawSocket(socket);
+          raw.write(frameHeader(31 * MIB));
+          return pour(socket, 30 * MIB, (chunk) => raw.write(chunk));
+        }),
+      );
       return { end: () => closeAll(sockets) };
     },
   },
@@ -115,6 +132,15 @@ async function pour(socket: WebSocket, bytes: number, write: (chunk: Buffer) => 
     written += chunk.length;
     stuck = 0;
   }
+}
+
+/** The header of a masked binary frame of which more are to follow (RFC 6455, 5.2). */
+function frameHeader(length: number): Buffer {
+  const header = Buffer.alloc(10);
+  header[0] = 0x02;
+  header[1] = 0x80 | 127;
+  header.writeBigUInt64BE(BigInt(length), 2);
+  return Buffer.concat([header, randomBytes(4)]);
 }
 
 function closeAll(sockets: readonly WebSocket[]): void {

@@ -2,7 +2,7 @@
  * One agent with two nodes, each with a backend of its own, as processes; an API server in this process. Two tenants: one that does
  * its worst, in namespaces of its own for each case, and a neighbour, who notices nothing.
  */
-import { writeFile } from "node:fs/promises";
+import { readFile, writeFile } from "node:fs/promises";
 import { join } from "node:path";
 import { startDevCluster, type DevCluster } from "../../../src/devcluster/index.ts";
 import { silentLogger } from "../../../src/telemetry/logger.ts";
@@ -21,7 +21,9 @@ import { watchPulse, type Pulse } from "./pulse.ts";
 export const NODES = ["memory", "process"] as const;
 export type NodeName = (typeof NODES)[number];
 
-/** What Node.js takes for its heap under the chart's memory limit: half of it. Without a limit it would never be short of memory here. */
+/** What the chart gives the agent (values.yaml, `resources.limits.memory`), in bytes. */
+export const MEMORY_LIMIT = 512 * 2 ** 20;
+/** What Node.js takes for its heap where that is the limit: half of it. Without a limit it would never be short of memory here. */
 const HEAP_MIB = 256;
 
 export interface World extends AsyncDisposable {
@@ -30,6 +32,8 @@ export interface World extends AsyncDisposable {
   readonly proxy: ApiProxy;
   readonly agent: RestartableProcess;
   readonly pulse: Pulse;
+  /** Greatest memory that the agent has ever had, in bytes. */
+  agentPeakMemory(): Promise<number>;
   /** Where somebody without credentials can knock. */
   readonly ports: { kubelets: Record<NodeName, number>; health: number; machineApi: number };
   createNamespace(name: string): Promise<void>;
@@ -95,6 +99,10 @@ async function furnish(sandbox: Sandbox, cluster: DevCluster, proxy: ApiProxy): 
     agent,
     pulse,
     ports: { kubelets, health, machineApi },
+    async agentPeakMemory() {
+      const status = await readFile(`/proc/${agent.pid}/status`, "utf8");
+      return Number(/^VmHWM:\s+(\d+) kB$/m.exec(status)![1]) * 1024;
+    },
     async createNamespace(name) {
       await client.create("/api/v1/namespaces", { metadata: { name } });
       await waitFor({ what: `the default ServiceAccount of ${name}` }, () =>
