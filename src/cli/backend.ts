@@ -8,7 +8,7 @@ import { createLogger, silentLogger } from "../telemetry/logger.ts";
 import { untilAborted } from "../util/abort.ts";
 import { systemClock } from "../util/clock.ts";
 import { toError } from "../util/errors.ts";
-import { signalToStop } from "./exit.ts";
+import { openNoDebugger, signalToStop } from "./exit.ts";
 import { VERSION } from "./version.ts";
 
 export function backendCommand(): Command {
@@ -26,6 +26,7 @@ async function run(path: string): Promise<void> {
   const stop = signalToStop();
   const config = loadBackendConfig(path);
   const logger = createLogger({ level: config.logLevel });
+  openNoDebugger(logger);
   const backend = await startBackend(config, { clock: systemClock, logger, version: VERSION }).catch(
     (thrown: unknown) => {
       // What the operating system refuses, a port or a file, is the file's to change.

@@ -1,4 +1,5 @@
 import { InvalidArgumentError } from "commander";
+import type { Logger } from "../telemetry/logger.ts";
 import { VmletError, toError } from "../util/errors.ts";
 
 /** The user has to change something first: configuration, arguments, permissions. Whatever else fails is 1. */
@@ -36,4 +37,9 @@ export function signalToStop(): AbortSignal {
     });
   }
   return controller.signal;
+}
+
+/** Node.js would open a debugger on SIGUSR1, by which whoever reaches its port can do all that this process can. */
+export function openNoDebugger(logger: Logger): void {
+  process.on("SIGUSR1", () => logger.warn({}, "SIGUSR1 is ignored: it would open a debugger"));
 }

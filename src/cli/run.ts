@@ -5,7 +5,7 @@ import { createLogger, createLogSink } from "../telemetry/logger.ts";
 import { ProcessFaults } from "../telemetry/process-faults.ts";
 import { systemClock } from "../util/clock.ts";
 import { systemRandom } from "../util/random.ts";
-import { failWith, signalToStop } from "./exit.ts";
+import { failWith, openNoDebugger, signalToStop } from "./exit.ts";
 import { createProvider } from "./providers.ts";
 import { VERSION } from "./version.ts";
 
@@ -36,6 +36,7 @@ export function runCommand(): Command {
     const config = loadConfig(path, overrides);
     const sink = createLogSink();
     const logger = createLogger({ level: config.logLevel, sink });
+    openNoDebugger(logger);
     const fatal = new AbortController();
     const faults = new ProcessFaults({
       clock: systemClock,

@@ -101,6 +101,14 @@ test("a promise that a provider module forgot, and what its callbacks throw, are
   expect(await agent.ended).toBe(0);
 });
 
+test("an agent opens no debugger when it is sent the signal at which Node.js would", async () => {
+  const agent = await start("");
+  await agent.port();
+  agent.child.kill("SIGUSR1");
+  await expect.poll(agent.log).toContain("SIGUSR1 is ignored");
+  expect(agent.log()).not.toContain("Debugger listening");
+});
+
 test("an agent whose standard error nobody reads goes on, and says what it had to say when somebody does", async () => {
   const path = join(dir, "stderr");
   execFileSync("mkfifo", [path]);
