@@ -172,6 +172,36 @@ describe("authentication of the kubelet API", () => {
     expect(answer).toMatchObject({ status: 101, headers: { "sec-websocket-protocol": "v4.channel.k8s.io" } });
   });
 
+  it("lets no web page in: neither cookies nor an origin are credentials, and no reply is for other origins", async () => {
+    await using kubelet = await startKubelet();
+    const page = { origin: "https://evil.example", cookie: "token=good; session=good" };
+    const socket = {
+      ...page,
+      connection: "Upgrade",
+      upgrade: "websocket",
+      "sec-websocket-version": "13",
+      "sec-websocket-key": "dGhlIHNhbXBsZSBub25jZQ==",
+      "sec-websocket-protocol": "v4.channel.k8s.io",
+    };
+    const asked = {
+      ...page,
+      "access-control-request-method": "POST",
+      "access-control-request-headers": "authorization",
+    };
+    const EXEC = "/exec/default/p/main?command=true&output=1";
+    const answers = [
+      await ask(kubelet, EXEC, { as: "none", headers: socket }),
+      await ask(kubelet, EXEC, { as: "none", headers: asked, method: "OPTIONS" }),
+      await ask(kubelet, "/pods", { as: "none", headers: page }),
+      await ask(kubelet, "/pods", { headers: page }),
+      await ask(kubelet, "/pods", { headers: asked, method: "OPTIONS" }),
+    ];
+    expect(answers.map(({ status }) => status)).toEqual([401, 401, 401, 200, 405]);
+    const names = answers.flatMap(({ headers }) => Object.keys(headers));
+    expect(names.filter((name) => name.startsWith("access-control-") || name === "set-cookie")).toEqual([]);
+    expect(kubelet.provider.openSessions).toBe(0);
+  });
+
   it("denies with 503 when the API server cannot be asked", async () => {
     await using kubelet = await startKubelet();
     kubelet.reviews.fault = new Error("connection refused");
@@ -273,6 +303,23 @@ describe("authorization of the kubelet API", () => {
     await clock.advance(31_000);
     counts.push(await reviews());
     expect(counts).toEqual([1, 1, 2, 2, 3]);
+  });
+
+  it("has nothing for debuggers: no profile, no flags, no inspector, whoever asks", async () => {
+    await using kubelet = await startKubelet();
+    const paths = [
+      "/debug/pprof/",
+      "/debug/pprof/heap",
+      "/debug/flags/v",
+      "/logs/",
+      "/cri/exec/token",
+      "/json/list",
+      "/json/version",
+      "/checkpoint/default/p/main",
+    ];
+    for (const path of paths)
+      for (const method of ["GET", "PUT", "POST"])
+        expect([path, (await ask(kubelet, path, { method })).status]).toEqual([path, 404]);
   });
 
   it("reads no meaning into paths that two parsers could read differently", async () => {

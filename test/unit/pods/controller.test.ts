@@ -91,6 +91,30 @@ afterEach(() => stop.abort());
 const uidOf = (i: number) => `u${i}`;
 const podOf = (i: number) => basePod({ metadata: { uid: uidOf(i), name: `web-${i}` } });
 const machineOf = (i: number) => baseMachine({ id: machineId("c", uidOf(i)) });
+const runningPod = (i: number) =>
+  basePod({
+    metadata: { uid: uidOf(i), name: `web-${i}` },
+    status: {
+      phase: "Running",
+      containerStatuses: [{ name: "app", ready: true, restartCount: 0, state: { running: {} } }],
+    },
+  });
+/** The last phase that was written of a pod. */
+const phaseOf = (name: string) =>
+  requests
+    .filter(({ method, path }) => method === "PATCH" && path.includes(`/${name}/`))
+    .map(({ body }) => (body as { status: { phase?: string } }).status.phase)
+    .findLast((phase) => phase !== undefined);
+/** A backend makes the machine of a pod of this node. */
+const make = (backend: MemoryProvider, i: number) => {
+  const about = { [LABEL_UID]: uidOf(i), "vmlet.dev/namespace": "default", "vmlet.dev/pod": `web-${i}` };
+  const spec: MachineSpec = {
+    labels: { ...ownerLabels("c", "n"), ...about },
+    containers: [{ name: "app", image: "a" }],
+    restart_policy: "always",
+  };
+  return backend.createPod(machineId("c", uidOf(i)), spec, { signal: stop.signal });
+};
 
 test("a watch that says nothing, not even the bookmark of each minute, is taken up again", async () => {
   const opened: number[] = [];
@@ -182,14 +206,6 @@ describe("a namespace with many pods", () => {
 
 describe("an agent that starts while pods run", () => {
   const RUNNING = 300;
-  const runningPod = (i: number) =>
-    basePod({
-      metadata: { uid: uidOf(i), name: `web-${i}` },
-      status: {
-        phase: "Running",
-        containerStatuses: [{ name: "app", ready: true, restartCount: 0, state: { running: {} } }],
-      },
-    });
   let looked: string[];
   let acting: Promise<void>;
   beforeEach(async () => {
@@ -255,16 +271,7 @@ describe("an agent that starts while pods run", () => {
 describe("machines of unknown pods", () => {
   const ORPHANS = 10;
   beforeEach(async () => {
-    for (let i = 0; i < ORPHANS; i++) {
-      const labels = {
-        ...ownerLabels("c", "n"),
-        [LABEL_UID]: uidOf(i),
-        "vmlet.dev/namespace": "default",
-        "vmlet.dev/pod": `web-${i}`,
-      };
-      const spec: MachineSpec = { labels, containers: [{ name: "app", image: "a" }], restart_policy: "always" };
-      await provider.createPod(machineId("c", uidOf(i)), spec, { signal: stop.signal });
-    }
+    for (let i = 0; i < ORPHANS; i++) await make(provider, i);
   });
   const left = () => provider.machines.filter(({ state }) => state !== "deleted").map(({ id }) => id);
 
@@ -278,6 +285,47 @@ describe("machines of unknown pods", () => {
     const before = requests.length;
     await clock.advance(60_000);
     expect(requests.length - before).toBeLessThan(10);
+    stop.abort();
+    await Promise.all(running);
+  });
+});
+
+describe("a backend whose lists and events are empty", () => {
+  test("and that finds each machine when it is asked for it ends no pod and makes no machine again", async () => {
+    for (let i = 0; i < 20; i++) {
+      controller.store.upsert(runningPod(i));
+      await make(provider, i);
+    }
+    const running = [controller.observer.run(stop.signal), controller.act(stop.signal)];
+    await clock.advance(RESYNC_MS);
+    const before = provider.machines;
+    provider.getPods = () => Promise.resolve({ items: [], revision: before.length + 1 });
+    await clock.advance(15 * RESYNC_MS);
+    expect(Array.from({ length: 20 }, (_, i) => phaseOf(`web-${i}`))).not.toContain("Failed");
+    expect(provider.machines).toEqual(before);
+    stop.abort();
+    await Promise.all(running);
+  });
+});
+
+describe("a backend that was restored from an older backup", () => {
+  test("has lost the machines of later pods and runs those of pods that are gone: the ones fail, the others are swept", async () => {
+    const [kept, lost, gone] = [1, 2, 3];
+    for (const i of [kept, lost]) {
+      controller.store.upsert(runningPod(i));
+      await make(provider, i);
+    }
+    const running = [controller.observer.run(stop.signal), controller.act(stop.signal)];
+    await clock.advance(RESYNC_MS);
+    const backup = new MemoryProvider({ clock });
+    for (const i of [kept, gone]) await make(backup, i);
+    for (const call of ["getPods", "getPod", "watchPods", "createPod", "stopPod", "deletePod"] as const)
+      Object.assign(provider, { [call]: backup[call].bind(backup) });
+    await clock.advance(ORPHAN_GRACE_MS + 3 * RESYNC_MS);
+    expect(backup.machines.filter(({ state }) => state !== "deleted").map(({ id }) => id)).toEqual([
+      machineId("c", uidOf(kept)),
+    ]);
+    expect([phaseOf("web-1"), phaseOf("web-2")]).toEqual([undefined, "Failed"]);
     stop.abort();
     await Promise.all(running);
   });

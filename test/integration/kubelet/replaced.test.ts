@@ -1,0 +1,86 @@
+/** Sessions and logs that are open while the pod behind them, or the agent that serves them, is replaced. */
+import { once } from "node:events";
+import type { IncomingMessage } from "node:http";
+import { afterEach, describe, expect, it } from "vitest";
+import { WebSocket } from "ws";
+import { must, waitFor } from "../../e2e/harness/wait.ts";
+import { ask, statusOf } from "./client.ts";
+import { startKubelet, testPod, type TestKubelet } from "./support.ts";
+
+const opened: WebSocket[] = [];
+afterEach(() => {
+  for (const socket of opened.splice(0)) socket.terminate();
+});
+
+/** An exec of `cat`, and what it has written. */
+async function openCat(kubelet: TestKubelet): Promise<{ socket: WebSocket; closed: Promise<unknown>; said(): string }> {
+  const url = `${kubelet.url.replace("https", "wss")}/exec/default/p/main?command=cat&input=1&output=1`;
+  const socket = new WebSocket(url, ["v5.channel.k8s.io"], { ...kubelet.client, ca: kubelet.authority.cert });
+  opened.push(socket);
+  let output = "";
+  socket.on("message", (data: Buffer) => {
+    if (data[0] === 1) output += data.subarray(1).toString();
+  });
+  const closed = once(socket, "close");
+  await once(socket, "open");
+  return { socket, closed, said: () => output };
+}
+
+const send = (socket: WebSocket, text: string) => socket.send(Buffer.concat([Buffer.of(0), Buffer.from(text)]));
+
+describe("a session in a pod that is made again under the same name", () => {
+  it("is the old pod's, and ends with it; a new one is in the new pod", async () => {
+    await using kubelet = await startKubelet();
+    const machines: string[] = [];
+    const processes: { close(): void }[] = [];
+    const exec = kubelet.provider.exec.bind(kubelet.provider);
+    kubelet.provider.exec = async (id, ...rest) => {
+      const process = await exec(id, ...rest);
+      machines.push(id);
+      processes.push(process);
+      return process;
+    };
+    const old = await openCat(kubelet);
+    kubelet.pods.set("default/p", { pod: testPod({ uid: "uid-2" }), machineId: "m-2" });
+    const next = await openCat(kubelet);
+    expect(machines).toEqual(["m-1", "m-2"]);
+
+    send(old.socket, "to the old one");
+    await waitFor({ what: "the old session to answer" }, () => must(old.said() === "to the old one", old.said()));
+    expect(next.said()).toBe("");
+    processes[0]!.close();
+    await old.closed;
+    send(next.socket, "still here");
+    await waitFor({ what: "the new session to answer" }, () => must(next.said() === "still here", next.said()));
+  });
+
+  it("cannot be opened by the old pod's UID any more", async () => {
+    await using kubelet = await startKubelet();
+    kubelet.pods.set("default/p", { pod: testPod({ uid: "uid-2" }), machineId: "m-2" });
+    const headers = { connection: "Upgrade", upgrade: "SPDY/3.1", "x-stream-protocol-version": "v4.channel.k8s.io" };
+    const path = "/exec/default/p/uid-1/main?command=true&output=1";
+    expect(statusOf(await ask(kubelet, path, { method: "POST", headers })).code).toBe(404);
+  });
+});
+
+describe("a log that is followed while the agent is replaced", () => {
+  const FOLLOW = "/containerLogs/default/p/main?follow=true";
+
+  it("breaks off, for its end would look like the container's; followed again, it has each line once", async () => {
+    await using first = await startKubelet();
+    const { provider } = first;
+    provider.log("one");
+    const begun = Promise.withResolvers<IncomingMessage>();
+    const broken = ask(first, FOLLOW, { onStart: (reply) => begun.resolve(reply) });
+    const reply = await begun.promise;
+    await once(reply, "data");
+    const cut = expect(broken).rejects.toThrow(/aborted|ECONNRESET|cut off/);
+    await first.server.close(0);
+    await cut;
+
+    await using second = await startKubelet({ provider: provider as never });
+    provider.log("two");
+    const whole = await ask(second, FOLLOW, { onStart: () => provider.endLogs() });
+    expect(whole).toMatchObject({ status: 200, body: "one\ntwo\n" });
+  });
+});
