@@ -1,9 +1,9 @@
 /**
- * The composition root: builds the objects of an agent from its configuration, starts them in order and stops them in the
- * reverse order. One process serves all nodes of the file; the nodes share nothing but the process, its health port, and one
- * watch of the Services.
+ * The composition root: builds the objects of an agent from its configuration, starts them in order and stops them in
+ * the reverse order. One process serves all nodes of the file; the nodes share nothing but the process, its health
+ * port, and one watch of the Services.
  *
- * Stopping leaves everything as it is: machines run on, the Node stays, and whoever starts next takes over from what the
+ * Stopping leaves everything as it is: machines run on, the Node stays, and the next process takes over from what the
  * API server and the backend say.
  */
 import { randomUUID } from "node:crypto";
@@ -39,13 +39,13 @@ const MAX_LOOP_STALL_MS = 5_000;
 /** With more pods at once that something is done for, statuses come before events. */
 const BUSY_PODS = 4;
 
-/** What a provider tells beside its replies, as far as it does. */
+/** What a provider reports beside its replies; each part is optional. */
 export interface ProviderEvents {
   /** A reply was refused because it broke the contract. */
   onInvalidReply(reason: string): void;
 }
 
-/** What befell the process itself, counted since it started. */
+/** What happened to the process itself, counted since it started. */
 export interface Vitals {
   readonly droppedLogLines: number;
   readonly unhandledErrors: Readonly<Record<string, number>>;
@@ -63,7 +63,10 @@ export interface AgentOptions {
   vitals?: (() => Vitals) | undefined;
 }
 
-/** A client of the API server as this node, by the identity that the configuration says; without a node as the process itself. */
+/**
+ * A client of the API server as this node, by the identity that the configuration says; without a node as the process
+ * itself.
+ */
 export function connect(options: {
   config: AgentConfig;
   node?: Pick<NodeConfig, "name">;
@@ -156,11 +159,12 @@ export class Agent {
     const self = connect({ config, clock, logger, version, metrics });
     livez.add("event-loop", eventLoopCheck());
     const elector = config.leaderElection.enabled ? createElector(options, self, metrics) : undefined;
-    // Figures of a standby are told apart from those of who acts from the first scrape on.
+    // From the first scrape on, metrics show whether this process is the leader or a standby.
     if (elector !== undefined) metrics.leaderElectionMaster.set({ name: config.leaderElection.name }, 0);
     let isBuilt = false;
     readyz.add("started", () => (isBuilt ? undefined : "still starting"));
-    // First, because a node's certificate may have to wait for somebody's approval: until then the process is alive, not ready.
+    // First, because a node's certificate may have to wait for an administrator's approval: until then the process is
+    // alive, not ready.
     const { address: host, port, probePort } = config.health;
     const health = await configuredBy("health", () =>
       startHealthServer({ host, port, probePort, livez, readyz, metrics, logger }),
@@ -232,7 +236,7 @@ export class Agent {
     const parts = [
       ...this.nodes.map((node) => node.observe(linked)),
       this.#services.run(linked),
-      // Whoever loses the leadership ends: a fresh process stands by with nothing left over from before.
+      // A process that loses the leadership ends: its successor stands by with nothing left over from before.
       this.#elector === undefined
         ? act(linked)
         : this.#elector.run(linked, act).then(() => failed.abort(new NotLeaderError("not leading any more"))),
@@ -266,7 +270,7 @@ function countPods(nodes: readonly NodeAgent[], metrics: Metrics): void {
     metrics.backendUp.set({ node: name }, pods.observer.failingSince === undefined ? 1 : 0);
 }
 
-/** The nodes' own certificates, asked for together: whoever approves them sees them all at once. */
+/** The nodes' own certificates, requested together, so that the person who approves them sees them all at once. */
 async function obtainCertificates(
   options: AgentOptions,
   self: Kube,

@@ -1,4 +1,7 @@
-/** What this node does, in the words of a kubelet's configuration file: for `/configz`. What has no meaning here is left out. */
+/**
+ * What this node does, in the words of a kubelet's configuration file: for `/configz`. What has no meaning here is left
+ * out.
+ */
 import type { NodeConfig } from "../config/schema.ts";
 import { ALLOW_TTL_MS, DENY_TTL_MS, TOKEN_TTL_MS } from "../kubelet/auth.ts";
 import { DEFAULT_LIMITS } from "../kubelet/server.ts";

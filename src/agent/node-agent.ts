@@ -222,7 +222,7 @@ export class NodeAgent {
           maxPods: this.#allocatable().get("pods")?.toNumber(),
         }),
     });
-    // The attempts have limits of their own, so this depends on nobody but the process.
+    // The attempts have limits of their own, so this depends on the process alone.
     options.livez.add(`${node.name}-lease`, () => {
       const attemptedAt = this.#node?.lease.attemptedAt;
       const silentMs = attemptedAt === undefined ? 0 : clock.monotonic() - attemptedAt;
@@ -247,9 +247,10 @@ export class NodeAgent {
   }
 
   /**
-   * Registers the node, keeps its lease and status, and works on its pods. Needs `observe` beside it; may be called once.
+   * Registers the node, keeps its lease and status, and works on its pods. Needs `observe` beside it; may be called
+   * once.
    *
-   * @throws ConfigError when there is a Node of this name that is somebody else's
+   * @throws ConfigError when another kubelet or cluster id answers for the Node of this name
    */
   async act(signal: AbortSignal): Promise<void> {
     const { events } = this.#o;
@@ -261,10 +262,10 @@ export class NodeAgent {
     await Promise.all([
       this.#node!.run(linked).catch((thrown: unknown) => refused.abort(thrown)),
       this.#runCapacity(linked),
-      // The pods of somebody else's Node are his.
+      // The pods of a Node that is not ours belong to its own kubelet.
       this.#node!.claimed(linked).then(() => this.pods.act(linked)),
     ]);
-    // What was reported last tells why; it is worth a moment.
+    // The last events say why the node failed, so they get a short time to be sent.
     await events.flush(AbortSignal.timeout(FLUSH_MS)).catch(() => undefined);
     sending.abort(signal.reason);
     await sender;
@@ -283,7 +284,7 @@ export class NodeAgent {
     this.#tokens.close();
     this.#agentProber?.close();
     await this.server.close(CLOSE_GRACE_MS);
-    // Whatever a provider makes of it, connections must not keep the process.
+    // Even if the provider fails to close, connections must not keep the process alive.
     await this.#o.provider
       .close()
       .catch((thrown: unknown) => this.#o.logger.warn({ err: thrown }, "The provider could not be closed"));

@@ -15,7 +15,10 @@ export interface Permission {
 }
 
 export interface PermissionNeeds {
-  /** Unless direct, it acts as `system:node:<name>`: then the Node authorizer decides by pod, which cannot be asked in advance. */
+  /**
+   * Unless direct, it acts as `system:node:<name>`: then the Node authorizer decides by pod, which cannot be asked in
+   * advance.
+   */
   mode: "direct" | "impersonate" | "certificate";
   /** Asks the cluster to sign the serving certificate. */
   csr: boolean;

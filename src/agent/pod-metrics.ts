@@ -60,7 +60,10 @@ export function observeQueue({ workqueue }: Metrics, name: string, queue: KeyedQ
   workqueue.longestRunning.set({ name }, Math.max(0, ...seconds));
 }
 
-/** The metrics carry no node label, so they count the pod watches of all nodes of a process, and show the most silent one. */
+/**
+ * The metrics carry no node label, so they count the pod watches of all nodes of a process, and show the most silent
+ * one.
+ */
 export function observeWatches(
   metrics: Metrics,
   clock: Clock,

@@ -1,3 +1,4 @@
+/** `vmlet backend`: the reference backend, and what its host lacks for it. */
 import { Command } from "commander";
 import { startBackend } from "../../providers/local/backend.ts";
 import { loadBackendConfig } from "../../providers/local/config.ts";
@@ -29,7 +30,7 @@ async function run(path: string): Promise<void> {
   openNoDebugger(logger);
   const backend = await startBackend(config, { clock: systemClock, logger, version: VERSION }).catch(
     (thrown: unknown) => {
-      // What the operating system refuses, a port or a file, is the file's to change.
+      // When the operating system refuses a port or a file, the user has to change the configuration file.
       const error = toError(thrown);
       throw "syscall" in error ? new ConfigError(`${path}: ${error.message}`, { cause: thrown }) : thrown;
     },

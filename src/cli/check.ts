@@ -1,3 +1,7 @@
+/**
+ * `vmlet check`: tries everything that `vmlet run` will need (configuration, API server, permissions, backend) and says
+ * what is missing and how to get it. It changes nothing.
+ */
 import { constants } from "node:fs";
 import { access } from "node:fs/promises";
 import { join } from "node:path";
@@ -127,7 +131,10 @@ async function checkNode(config: AgentConfig, node: NodeConfig, report: Report):
   }
 }
 
-/** A Node of that name must be this agent's, or there must be none. What may not be read, the permissions have told. */
+/**
+ * A Node of that name must be this agent's, or there must be none. A read that is not allowed was reported with the
+ * permissions.
+ */
 async function checkOwner(
   config: AgentConfig,
   { name }: NodeConfig,
@@ -196,7 +203,7 @@ export async function checkPermissions(
     permissions.filter((permission) => (permission.asProcess ?? false) === asProcess),
   ) as [Permission[], Permission[]];
   const missing = await ask(ofProcess, access.self);
-  // Whoever may not be the node cannot ask what the node may do.
+  // Without the right to act as the node, the agent cannot ask what the node may do.
   const isNode = missing.every(({ attributes }) => attributes.verb !== "impersonate");
   const asked = isNode ? permissions.length : ofProcess.length;
   if (isNode) missing.push(...(await ask(ofNode, access.kube)));

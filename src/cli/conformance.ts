@@ -1,4 +1,7 @@
-/** `vmlet conformance URL`: tells the author of a backend, or of a provider module, which rules of the Machine API it keeps. */
+/**
+ * `vmlet conformance URL`: tells the author of a backend, or of a provider module, which rules of the Machine API it
+ * keeps.
+ */
 import { mkdtemp, rm } from "node:fs/promises";
 import { tmpdir } from "node:os";
 import { join, resolve } from "node:path";
@@ -32,7 +35,10 @@ interface Flags {
   json?: boolean;
 }
 
-/** Exit codes: 0 every check passed or was skipped, 1 a check failed, 2 the backend could not be reached or a flag is wrong. */
+/**
+ * Exit codes: 0 every check passed or was skipped, 1 a check failed, 2 the backend could not be reached or a flag is
+ * wrong.
+ */
 export function conformanceCommand(): Command {
   return new Command("conformance")
     .description(
@@ -92,7 +98,7 @@ function faultOf({ only = [], echoCommand, echoPort }: Flags): string | undefine
   return unknown.length > 0 ? `--only: no check's name begins with ${unknown.join(" or ")}` : undefined;
 }
 
-/** @throws ConfigError when the file is no provider module */
+/** @throws ConfigError when the file is not a provider module */
 async function checkModule(file: string, flags: Flags): Promise<number> {
   const provider = await createModuleProvider(resolve(file), flags.options ?? {});
   const server = createMachineApiServer({ provider, logger: silentLogger });
@@ -153,7 +159,7 @@ function printResult({ name, outcome, message, durationMs }: CheckResult): void 
   );
 }
 
-/** What the run comes to. Capabilities that no check has looked at are named, or they would seem to have passed. */
+/** The summary of the run. Capabilities that no check has looked at are named, or they would seem to have passed. */
 export function closingLines(report: ConformanceReport): string[] {
   const { provider, version, passed, failed, skipped, unknownCapabilities, uncheckedCapabilities } = report;
   return [

@@ -1,4 +1,7 @@
-/** `npm run demo`: the burst of examples/burst.yaml from creation to its end, seen as a client of the API server sees it. */
+/**
+ * `npm run demo`: the burst of examples/burst.yaml from creation to its end, seen as a client of the API server sees
+ * it.
+ */
 import { readFileSync } from "node:fs";
 import { parseAllDocuments } from "yaml";
 import { loadKubeConfig } from "../kube/credentials.ts";

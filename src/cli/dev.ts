@@ -1,6 +1,6 @@
 /**
- * `vmlet dev`: a cluster of one virtual node in one process, to try vmlet without having anything. With `--kubeconfig` the
- * node joins that cluster instead. With `--demo` it runs a burst of pods by itself and ends.
+ * `vmlet dev`: a cluster of one virtual node in one process, to try vmlet without having anything. With `--kubeconfig`
+ * the node joins that cluster instead. With `--demo` it runs a burst of pods by itself and ends.
  */
 import { randomBytes } from "node:crypto";
 import { Command, Option } from "commander";

@@ -5,7 +5,10 @@ import { VmletError, toError } from "../util/errors.ts";
 /** The user has to change something first: configuration, arguments, permissions. Whatever else fails is 1. */
 export const USAGE_ERROR = 2;
 
-/** Codes of the errors that only the user can cure: ConfigError's and KubeConfigError's, whose classes would take a second to load. */
+/**
+ * Codes of the errors that only the user can cure: ConfigError's and KubeConfigError's, whose classes would take a
+ * second to load.
+ */
 const USAGE_CODES: readonly string[] = ["CONFIG", "KUBECONFIG"];
 
 /** Ends the process with the status that says whose turn it is. */
@@ -15,7 +18,7 @@ export function failWith(thrown: unknown): never {
     console.error(error.message);
     process.exit(USAGE_ERROR);
   }
-  // A stack helps nobody who did not write the code; a fault that is not one of ours is a bug, and shows it.
+  // A stack helps only those who know the code. An error that is not one of ours is a bug, and shows its stack.
   console.error(error instanceof VmletError ? `vmlet: ${error.message}` : `vmlet: ${error.stack ?? error.message}`);
   process.exit(1);
 }

@@ -1,7 +1,7 @@
 #!/usr/bin/env node
 /**
- * The command line. Each command lives in a file of its own and is loaded only when it is called, because loading all of
- * them would cost every one of them a second.
+ * The command line. Each command lives in a file of its own and is loaded only when it is called, because loading all
+ * of them would cost every one of them a second.
  */
 import { enableCompileCache } from "node:module";
 import { Command } from "commander";

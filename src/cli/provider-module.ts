@@ -21,8 +21,8 @@ const OWN_EXPORTS: Record<string, string> = {
 let answering = false;
 
 /**
- * From now on whoever imports vmlet by name gets the running one: a module may lie anywhere, and the image has no package
- * of that name above it.
+ * From now on, an import of vmlet by name gives the running one: a module may lie anywhere, and the image has no
+ * package of that name above it.
  */
 function answerToOwnName(): void {
   if (answering) return;
@@ -38,7 +38,7 @@ function answerToOwnName(): void {
 
 /**
  * @param name path or package of the module; a relative path is one from the working directory
- * @throws ConfigError when it cannot be loaded or is no provider module
+ * @throws ConfigError when it cannot be loaded or is not a provider module
  */
 export async function createModuleProvider(name: string, options: Record<string, unknown>): Promise<Provider> {
   answerToOwnName();

@@ -1,3 +1,4 @@
+/** `vmlet run`: the agent, from its configuration file until a signal ends it. */
 import { Command } from "commander";
 import { Agent } from "../agent/agent.ts";
 import { ENVIRONMENT, loadConfig, type ConfigOverrides } from "../config/load.ts";
@@ -43,7 +44,7 @@ export function runCommand(): Command {
       logger,
       onFatal: (error) => {
         fatal.abort(error);
-        // What it left half done may be what has to stop.
+        // A part that it left half done may be among those that have to stop.
         systemClock.after(LONGEST_STOP_MS, () => failWith(error));
       },
     });
@@ -61,7 +62,7 @@ export function runCommand(): Command {
       vitals: () => ({ droppedLogLines: sink.dropped, unhandledErrors: faults.counts }),
     });
     const agent = await creating.catch((thrown: unknown) => {
-      // Whoever stops an agent that waits for its cluster hears of no failure.
+      // Stopping an agent that still waits for its cluster is not a failure.
       if (!signal.aborted) throw thrown;
     });
     await agent?.run(signal);

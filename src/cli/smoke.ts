@@ -1,6 +1,6 @@
 /**
- * `vmlet smoke NODE...`: a pod on each node, from creation to its end, as a user would see it: it must run, its log must be
- * readable through the API server, and it must be gone after it was deleted. `helm test` runs this.
+ * `vmlet smoke NODE...`: a pod on each node, from creation to its end, as a user would see it: it must run, its log
+ * must be readable through the API server, and it must be gone after it was deleted. `helm test` runs this.
  */
 import { Command, InvalidArgumentError, Option } from "commander";
 import { minutesToMilliseconds } from "date-fns/minutesToMilliseconds";
@@ -24,7 +24,7 @@ export class SmokeError extends VmletError {
   readonly code = "SMOKE";
 }
 
-/** What the check needs of the API server: requests, and logs, which are no JSON. */
+/** What the check needs of the API server: requests, and logs, which are not JSON. */
 export type SmokeKube = Pick<Kube, "request"> & Pick<KubeTransport, "requestText">;
 
 export interface SmokeOptions {

@@ -16,8 +16,8 @@ export async function exposedSecrets(config: AgentConfig): Promise<string[]> {
 }
 
 async function isExposed(path: string): Promise<boolean> {
-  // Whoever reads the file tells better what is wrong with it.
+  // The code that reads the file reports better what is wrong with it.
   const entry = await lstat(path).catch(() => undefined);
-  // Kubernetes mounts Secrets as links to files that all may read, where nobody else is.
+  // Kubernetes mounts Secrets as links to files that all users may read, in a container without other users.
   return entry !== undefined && entry.isFile() && (entry.mode & 0o004) !== 0;
 }

@@ -9,12 +9,18 @@ import type { z } from "zod";
 import { VmletError, toError } from "../util/errors.ts";
 import { agentConfigSchema, type AgentConfig } from "./schema.ts";
 
-/** The configuration is wrong: the message lists each fault with file, line and field. The process should end with status 2. */
+/**
+ * The configuration is wrong: the message lists each fault with file, line and field. The process should end with
+ * status 2.
+ */
 export class ConfigError extends VmletError {
   readonly code = "CONFIG";
 }
 
-/** Does what the configuration asks for under `field`, whose owner has to change it if that cannot be done. @throws ConfigError */
+/**
+ * Does what the configuration asks for under `field`, whose owner has to change it if that cannot be done.
+ * @throws ConfigError
+ */
 export async function configuredBy<T>(field: string, work: () => Promise<T>): Promise<T> {
   try {
     return await work();
@@ -106,7 +112,7 @@ function applyOverrides(raw: RawConfig, overrides: ConfigOverrides): RawConfig {
   if (overrides.kubeconfig !== undefined) merged.kubeconfig = overrides.kubeconfig;
   if (overrides.clusterId !== undefined) merged.clusterId = overrides.clusterId;
   if (overrides.logLevel !== undefined) merged.logLevel = overrides.logLevel;
-  // What is no list of nodes is the schema's to refuse.
+  // The schema refuses a value that is not a list of nodes.
   if (!Array.isArray(raw.nodes)) return merged;
   if (overrides.nodeName !== undefined && raw.nodes.length !== 1) {
     throw new ConfigError("a node's name can be overridden only when the file lists exactly one node");

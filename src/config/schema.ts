@@ -1,6 +1,6 @@
 /**
- * The agent's one configuration file: its shape, defaults and meaning. Strict: a key that is not here is an error, because
- * a misspelt key that is ignored is a setting that silently does not apply.
+ * The agent's one configuration file: its shape, defaults and meaning. Strict: a key that is not here is an error,
+ * because a misspelt key that is ignored is a setting that silently does not apply.
  */
 import { isIP } from "node:net";
 import { z } from "zod";
@@ -70,7 +70,9 @@ const labels = z
   })
   .default({});
 
-/** Of the labels that are Kubernetes' own, those that its NodeRestriction lets a kubelet give itself (KubeletLabels). */
+/**
+ * Of the labels that are Kubernetes' own, those that its NodeRestriction lets a kubelet give itself (KubeletLabels).
+ */
 const KUBELET_LABELS = [
   "kubernetes.io/hostname",
   "kubernetes.io/os",
@@ -419,7 +421,7 @@ export const agentConfigSchema = z
   })
   .superRefine(uniquePorts)
   .superRefine(({ identity, nodes }, context) => {
-    // Whoever is the node itself would have its whole registration refused.
+    // The API server would refuse the whole registration of an agent that acts as the node itself.
     if (identity.mode === "direct") return;
     nodes.forEach((node, index) => {
       for (const [key, value] of Object.entries(node.labels)) {

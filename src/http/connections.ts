@@ -1,10 +1,11 @@
 /**
- * Who holds the connections of a server, and who has to go when there is no room, so that nobody can keep others out by holding
- * connections open. All of vmlet's servers stand behind this: the kubelet API, the Machine API and the health port.
+ * Who holds the connections of a server, and who has to go when there is no room, so that no client can keep others out
+ * by holding connections open. All of vmlet's servers stand behind this: the kubelet API, the Machine API and the
+ * health port.
  *
- * A connection is a stranger's until a request on it has shown that it may be here (`trust`). Among strangers the address that has
- * most of them pays, with the one that has been silent for longest. Only when there are no strangers does a trusted connection go, and
- * only one without a request. TLS handshakes that do not come to an end are cut off.
+ * A connection is a stranger's until a request on it was allowed (`trust`). Among strangers the address that has
+ * most of them pays, with the one that has been silent for longest. Only when there are no strangers does a trusted
+ * connection go, and only one without a request. TLS handshakes that do not come to an end are cut off.
  */
 import type { IncomingMessage, Server, ServerResponse } from "node:http";
 import { Server as TlsServer } from "node:https";
@@ -40,7 +41,7 @@ export class Connections {
   readonly #bySocket = new WeakMap<Duplex, Connection>();
   /** By the addresses and ports of both sides, which the two sockets have in common. */
   readonly #byEnds = new Map<string, Connection>();
-  /** By address; what was silent for longest comes first. */
+  /** Strangers' connections by address; the one that was silent for longest comes first. */
   readonly #strangers = new Map<string, Set<Connection>>();
   /** Trusted ones without a request; what was silent for longest comes first. */
   readonly #idle = new Set<Connection>();
@@ -49,7 +50,10 @@ export class Connections {
   readonly #secured = new WeakSet<Duplex>();
   #closed = false;
 
-  /** Watches `server` from now on; its own `maxConnections` must stay unset. TLS is for addresses, not for sockets of a file. */
+  /**
+   * Watches `server` from now on; its own `maxConnections` must stay unset. TLS is for addresses, not for sockets of a
+   * file.
+   */
   constructor(server: Server, limits: ConnectionLimits) {
     this.#total = limits.total;
     this.#strangersPerAddress = limits.strangersPerAddress ?? limits.total;
@@ -100,7 +104,9 @@ export class Connections {
     return true;
   }
 
-  /** Whether an answer in plain words can be sent on `socket`: not while it speaks TLS and the handshake is not over. */
+  /**
+   * Whether an answer in plain words can be sent on `socket`: not while it speaks TLS and the handshake is not over.
+   */
   canAnswer(socket: Duplex): boolean {
     return socket.writable && !socket.destroyed && (!this.#usesTls || this.#secured.has(socket));
   }
@@ -118,7 +124,7 @@ export class Connections {
     for (const { socket, owner } of this.#all) if (owner === undefined) socket.destroy();
   }
 
-  /** @returns false when there is no room, and nobody who must make some */
+  /** @returns false when there is no room and no connection has to make some */
   #add(socket: Socket): boolean {
     if (this.#closed) return false;
     const address = socket.remoteAddress ?? "";

@@ -5,8 +5,9 @@ import type { Duplex } from "node:stream";
 const LINGER_MS = 5_000;
 
 /**
- * Writes one HTTP reply to a connection that no server looks after any more, and closes it: after a failed upgrade or a malformed
- * request it must not be used again (CVE-2018-1002105). Nothing more is read from it, and a peer that takes nothing is cut off.
+ * Writes one HTTP reply to a connection that no server looks after any more, and closes it: after a failed upgrade or a
+ * malformed request it must not be used again (CVE-2018-1002105). Nothing more is read from it, and a peer that takes
+ * nothing is cut off.
  */
 export function sendLastWords(
   socket: Duplex,

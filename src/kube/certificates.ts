@@ -32,7 +32,7 @@ const SIGNING_POLL_MS = 2_000;
 const RETRY_MS = 30_000;
 const POLL_MS = 10_000;
 
-/** @throws CertificateError when the texts are no PEM, the key is not the certificate's, or TLS would refuse them */
+/** @throws CertificateError when the texts are not PEM, the key is not the certificate's, or TLS would refuse them */
 export function checkPair(pair: CertificatePair, source: string): void {
   try {
     if (!new X509Certificate(pair.cert).checkPrivateKey(createPrivateKey(pair.key)))
@@ -45,7 +45,9 @@ export function checkPair(pair: CertificatePair, source: string): void {
   }
 }
 
-/** When to ask for the next certificate, in wall-clock milliseconds: at 70 to 90 % of this one's life, as the kubelet. */
+/**
+ * When to ask for the next certificate, in wall-clock milliseconds: at 70 to 90 % of this one's life, as the kubelet.
+ */
 export function renewalTime(cert: string, random: Random): number {
   const { validFromDate, validToDate } = new X509Certificate(cert);
   const life = validToDate.getTime() - validFromDate.getTime();
@@ -70,7 +72,7 @@ export async function requestCertificate(options: {
   kube: Kube;
   clock: Clock;
   signal: AbortSignal;
-  /** Told the request's name, for whoever has to approve it. */
+  /** Called with the request's name, for the person who has to approve it. */
   onRequested?: (name: string) => void;
 }): Promise<CertificatePair> {
   const { kube, clock, signal, subject, altNames, signerName, usages } = options;
@@ -121,8 +123,9 @@ export interface NodeCertificateOptions {
 }
 
 /**
- * A node's own client certificate, by the signer `kubernetes.io/kube-apiserver-client-kubelet`. The first is asked for by
- * whoever may ask for it, every later one by the node itself, as a kubelet does. The key never leaves the process.
+ * A node's own client certificate, by the signer `kubernetes.io/kube-apiserver-client-kubelet`. The first is requested
+ * with an identity that may request it, every later one with the node's own, as a kubelet does. The key never leaves
+ * the process.
  */
 export class NodeCertificate {
   readonly #o: NodeCertificateOptions;

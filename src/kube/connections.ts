@@ -1,4 +1,4 @@
-/** The connections to the API server: one pool for each kind of traffic, made anew when the TLS credentials change. */
+/** The connections to the API server: one pool for each kind of traffic, replaced when the TLS credentials change. */
 import { Agent, ProxyAgent, type Dispatcher } from "undici";
 import type { Logger } from "../telemetry/logger.ts";
 import { toError } from "../util/errors.ts";
@@ -6,8 +6,8 @@ import type { Credentials } from "./credentials.ts";
 import type { KubeRequest } from "./kube.ts";
 
 /**
- * Traffic that never waits for other traffic: `review` asks who may use the kubelet API, `lease` is the node's heartbeat and
- * the leader's, `event` what people are told, a watch has a connection of its own.
+ * Traffic that never waits for other traffic: `review` asks who may use the kubelet API, `lease` is the node's
+ * heartbeat and the leader's, `event` what people are told, a watch has a connection of its own.
  */
 export type Lane = NonNullable<KubeRequest["lane"]> | "watch";
 
@@ -72,8 +72,9 @@ export class Connections {
       timeout: CONNECT_TIMEOUT_MS,
     };
     const shared = {
-      // A tenth of the connections and a fifth of the CPU time for watches, but not in undici 8.12: after a GOAWAY new streams wait for
-      // those of the old connection to end, and a connection that is lost ends its streams as if the server had ended them.
+      // A tenth of the connections and a fifth of the CPU time for watches, but not in undici 8.12: after a GOAWAY new
+      // streams wait for those of the old connection to end, and a connection that is lost ends its streams as if the
+      // server had ended them.
       allowH2: false,
       pipelining: 1,
       keepAliveTimeout: IDLE_CONNECTION_MS,

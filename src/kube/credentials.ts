@@ -1,3 +1,4 @@
+/** Reads kubeconfigs and service account files, and keeps what they give fresh. */
 import { createHash } from "node:crypto";
 import { readFileSync } from "node:fs";
 import { dirname, resolve } from "node:path";
@@ -30,7 +31,7 @@ export interface Credentials {
     readonly servername?: string;
     readonly rejectUnauthorized?: boolean;
   };
-  /** Changes exactly when connections have to be made anew. */
+  /** Changes exactly when new connections have to be made. */
   readonly tlsKey: string;
 }
 
@@ -49,7 +50,7 @@ const LONGEST_READING_MS = 35_000;
 const FAILED_MS = { first: 1_000, max: 30_000 };
 
 export interface CredentialSourceOptions {
-  /** Replaces whatever the kubeconfig says of who we are, as soon as there is one. */
+  /** As soon as there is one, replaces the identity in the kubeconfig. */
   certificate?: (() => CertificatePair | undefined) | undefined;
   logger?: Logger | undefined;
 }
@@ -89,10 +90,11 @@ export class CredentialSource {
   }
 
   /**
-   * What was read within the last seconds; else it is read again. While that takes long, what was read before is given as long
-   * as the API server has not refused it.
+   * What was read within the last seconds; else it is read again. While that takes long, what was read before is given
+   * as long as the API server has not refused it.
    *
-   * @throws Error when there is no current cluster, a file cannot be read, or a plugin fails; the signal's reason on abort
+   * @throws Error when there is no current cluster, a file cannot be read, or a plugin fails; the signal's reason on
+   *   abort
    */
   async get(signal: AbortSignal = new AbortController().signal): Promise<Credentials> {
     signal.throwIfAborted();
@@ -109,8 +111,8 @@ export class CredentialSource {
   }
 
   /**
-   * The API server does not accept these. The next request reads again, and forgets what client-node's authenticators hold (a
-   * token file's content). What has been replaced meanwhile is no news.
+   * The API server does not accept these. The next request reads again, and forgets what client-node's authenticators
+   * hold (a token file's content). Ignored when these have been replaced already.
    */
   refuse(credentials: Credentials): void {
     if (this.#cached?.credentials !== credentials) return;
@@ -171,7 +173,7 @@ export class CredentialSource {
       startedAt: this.#clock.monotonic(),
       abort: (reason) => limit.abort(reason),
     };
-    // Whoever waits for it hears of a failure; perhaps nobody does any more.
+    // Callers that wait for it get the failure; there may be none left.
     reading.credentials.catch(() => undefined);
     return reading;
   }
@@ -221,7 +223,9 @@ export class CredentialSource {
   }
 }
 
-/** The current user's exec plugin, where nothing in the kubeconfig goes before it (client-go: `UpdateTransportConfig`). */
+/**
+ * The current user's exec plugin, where nothing in the kubeconfig goes before it (client-go: `UpdateTransportConfig`).
+ */
 function execOf(kubeConfig: KubeConfig): ExecConfig | undefined {
   const user = kubeConfig.getCurrentUser();
   if (!user || user.token || user.username || user.certFile || user.certData) return undefined;
@@ -234,7 +238,8 @@ function copyOf(original: KubeConfig): KubeConfig {
   copy.loadFromOptions({
     // client-node refuses http: servers unless TLS verification is off; there is none to verify.
     clusters: original.clusters.map((c) => (c.server.startsWith("http:") ? { ...c, skipTLSVerify: true } : c)),
-    // Exec plugins are ours (`exec-plugin.ts`): client-node's can neither be ended nor be told that what they gave was refused.
+    // Exec plugins are ours (`exec-plugin.ts`): client-node's cannot be ended, nor told that the API server refused
+    // their credentials.
     users: original.users.map((user) => (user.exec || user.authProvider?.config?.exec ? withoutExec(user) : user)),
     contexts: original.contexts,
     currentContext: original.currentContext,
@@ -247,8 +252,8 @@ function withoutExec({ exec: _exec, authProvider: _authProvider, ...user }: User
 }
 
 /**
- * The kubeconfig at `path`; without one, what kubectl would take ($KUBECONFIG, ~/.kube/config), else the service account
- * of the pod that we run in. `context` replaces the file's current one.
+ * The kubeconfig at `path`; without one, what kubectl would take ($KUBECONFIG, ~/.kube/config), else the service
+ * account of the pod that we run in. `context` replaces the file's current one.
  *
  * @throws KubeConfigError that names the file when it cannot be read or parsed, or lacks the context
  */

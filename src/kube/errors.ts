@@ -1,3 +1,6 @@
+/**
+ * Failures of requests to the API server, and what they prove: above all, which of them says that an object is gone.
+ */
 import { VmletError } from "../util/errors.ts";
 
 /** The part of a `metav1.Status` that anybody here reads. */
@@ -71,8 +74,8 @@ export const isForbidden = withStatus(403);
 export const isNotFound = withStatus(404);
 
 /**
- * The API server itself says that there is no object of this name. Any other 404 proves nothing: a proxy, a load balancer or an
- * API server that does not know the path answers so as well, about objects that are there.
+ * The API server itself says that there is no object of this name. Any other 404 proves nothing: a proxy, a load
+ * balancer or an API server that does not know the path answers so as well, about objects that are there.
  *
  * @param what the resource in the plural, as in paths and in a Status' `details.kind`, and the object's name
  */

@@ -1,6 +1,7 @@
 /**
- * Events that wait to be sent. Namespaces take turns, and in each of them warnings go first. When there is no room, the oldest
- * normal event of the namespace that has most of them makes way; a warning only where there are none but warnings.
+ * Events that wait to be sent. Namespaces take turns, and in each of them warnings go first. When there is no room, the
+ * oldest normal event of the namespace with the most normal events is dropped; a warning only when all events are
+ * warnings.
  */
 export interface Queued {
   readonly type: "Normal" | "Warning";

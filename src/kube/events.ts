@@ -1,8 +1,9 @@
 /**
- * Events, without ever holding up whoever reports them: `event` only queues. What is sent is thinned out as client-go's
- * correlator does it: repeated events raise a count, many similar ones become one, an object that goes on and on is cut
- * off. Events are a service to people; losing some is better than delaying a pod. A namespace's events are sent one after
- * another, those of several namespaces at once: one whose events are refused or slow delays only its own.
+ * Events, without ever delaying the code that reports them: `event` only queues. What is sent is thinned out as
+ * client-go's correlator does it: repeated events raise a count, many similar ones become one, an object that goes on
+ * and on is cut off. Events are a service to people; losing some is better than delaying a pod. A namespace's events
+ * are sent one after another, those of several namespaces at once: one whose events are refused or slow delays only its
+ * own.
  */
 import { Backoff } from "../queue/backoff.ts";
 import { TokenBucket } from "../queue/rate-limit.ts";
@@ -45,7 +46,10 @@ export interface EventRecorderOptions {
   /** `source.host`: the node's name. */
   host: string;
   limits?: {
-    /** Events that wait at most; beyond that some are dropped, normal ones first. Default 10,000: client-go's 1000 lose some of a burst of pods. */
+    /**
+     * Events that wait at most; beyond that some are dropped, normal ones first. Default 10,000: client-go's 1000 lose
+     * some of a burst of pods.
+     */
     queue?: number;
     /** Default 50/s, bursts of 100. */
     perSecond?: number;
@@ -175,7 +179,10 @@ export class EventRecorder {
     }
   }
 
-  /** Resolves when everything queued so far and since was sent or dropped; `run` must be running. @throws the signal's reason */
+  /**
+   * Resolves when everything queued so far and since was sent or dropped; `run` must be running.
+   * @throws the signal's reason
+   */
   async flush(signal: AbortSignal): Promise<void> {
     signal.throwIfAborted();
     if (this.#isIdle()) return;
@@ -226,7 +233,8 @@ export class EventRecorder {
         return;
       } catch (error) {
         if (signal.aborted) throw error;
-        // As client-go: what the API server has refused, for whatever reason, it is not asked for again, unless it said when.
+        // As client-go: what the API server has refused, for whatever reason, it is not asked for again, unless it said
+        // when.
         const mayHeal = isKubeApiError(error) && (error.status === 0 || error.retryAfterMs !== undefined);
         if (!mayHeal || attempt === ATTEMPTS) {
           onDropped?.(mayHeal ? "unreachable" : "rejected");

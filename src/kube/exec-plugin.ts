@@ -1,6 +1,7 @@
 /**
- * Credentials from an exec plugin of a kubeconfig (client.authentication.k8s.io), as client-go runs it. A plugin is a foreign
- * program that often asks a cloud: it may hang or fail, and what it gives may be refused. None of it makes it run again and again.
+ * Credentials from an exec plugin of a kubeconfig (client.authentication.k8s.io), as client-go runs it. A plugin is a
+ * foreign program that often asks a cloud: it may hang or fail, and what it gives may be refused. None of it makes it
+ * run again and again.
  */
 import { z } from "zod";
 import { Backoff } from "../queue/backoff.ts";
@@ -45,7 +46,9 @@ export class ExecPluginError extends VmletError {
 
 const TIMEOUT_MS = 30_000;
 const MAX_OUTPUT_BYTES = 1 << 20;
-/** What was refused is asked for again, but less and less often while the next is refused as well. */
+/**
+ * After refused credentials the plugin is asked again, but less and less often while the new ones are refused as well.
+ */
 const REFUSED_MS = { first: 10_000, max: 300_000 };
 
 const reply = z.object({
@@ -84,7 +87,8 @@ export class ExecPlugin {
   /**
    * What the plugin gave, until it expires; then, or when it was refused, what it gives now.
    *
-   * @throws ExecPluginError when it cannot be run, fails, takes longer than 30 s or gives nothing usable; the signal's reason
+   * @throws ExecPluginError when it cannot be run, fails, takes longer than 30 s or gives nothing usable; the signal's
+   *   reason
    */
   async credentials(signal: AbortSignal): Promise<ExecCredentials> {
     if (this.#held === undefined || this.#clock.now() >= this.#held.expiresAt) this.#held = await this.#run(signal);

@@ -1,8 +1,9 @@
 import type { Kube } from "./kube.ts";
 
 /**
- * The API server for somebody who may lose the right to change anything: `guard` is asked before each request that is not a
- * read, when it is made and again right before it is sent, because it may have waited in between, or the whole process was paused.
+ * The API server for a caller that may lose the right to change anything: `guard` is asked before each request that is
+ * not a read, when it is made and again right before it is sent, because it may have waited in between, or the whole
+ * process was paused.
  *
  * @param guard throws when nothing may be changed any more; the request fails with what it throws
  */

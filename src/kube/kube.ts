@@ -1,8 +1,12 @@
+/**
+ * The API server as the rest of vmlet sees it. This folder holds all that speaks to it: transport and credentials,
+ * lists and watches kept in stores, patches, events, leader election. Nothing in it knows of pods on machines.
+ */
 import type { SkippedItem } from "./list-decoder.ts";
 
 /**
- * What the rest of vmlet needs of the API server: single requests and watches, nothing typed per resource. `transport.ts`
- * implements it over HTTP; simulations and tests put their own in its place.
+ * What the rest of vmlet needs of the API server: single requests and watches, nothing typed per resource.
+ * `transport.ts` implements it over HTTP; simulations and tests put their own in its place.
  */
 export interface KubeRequest {
   method: "GET" | "POST" | "PUT" | "PATCH" | "DELETE";
@@ -17,11 +21,14 @@ export interface KubeRequest {
   timeoutMs?: number;
   /** Called right before each time that it is sent; what it throws is what the request fails with. */
   guard?: () => void;
-  /** Each lane has connections and a rate of its own: nothing can delay a `lease`, only other reviews a `review`, and no `event` a call. */
+  /**
+   * Each lane has connections and a rate of its own: nothing can delay a `lease`, only other reviews a `review`, and no
+   * `event` a call.
+   */
   lane?: "default" | "lease" | "review" | "event";
   /**
-   * The reply is a list. Its items are judged one by one: one that is larger than any legal object is left out and told.
-   * `timeoutMs` limits each silence, not the whole reply.
+   * The reply is a list. Its items are judged one by one: one that is larger than any legal object is left out and
+   * told. `timeoutMs` limits each silence, not the whole reply.
    */
   list?: { onSkipped: (item: SkippedItem) => void };
 }
@@ -43,7 +50,10 @@ export type WatchRequest = Omit<
 };
 
 export interface Kube {
-  /** The reply's JSON, `managedFields` dropped. @throws KubeApiError for any status but 2xx and for every transport fault */
+  /**
+   * The reply's JSON, `managedFields` dropped.
+   * @throws KubeApiError for any status but 2xx and for every transport fault
+   */
   request<T>(request: KubeRequest): Promise<T>;
   /** One watch connection: ends when the server ends it, throws KubeApiError when it breaks. */
   watch<T>(request: WatchRequest): AsyncIterable<WatchEvent<T>>;

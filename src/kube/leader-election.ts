@@ -1,6 +1,6 @@
 /**
- * Leader election over a Lease, as client-go does it: whoever holds the lease renews it every `retryPeriod`; the others
- * take it when it has not changed for `leaseDuration` by their own clock. Clocks of different hosts are never compared.
+ * Leader election over a Lease, as client-go does it: the holder renews the lease every `retryPeriod`; the others take
+ * it when it has not changed for `leaseDuration` by their own clock. Clocks of different hosts are never compared.
  *
  * An election alone does not keep a paused process from acting on a leadership that it lost meanwhile. So every effect
  * calls `guard` first, which refuses as soon as the last renewal is older than `renewDeadline`; and the protocol in
@@ -58,11 +58,11 @@ export class LeaderElector {
     return this.#seen?.lease.spec?.holderIdentity || undefined;
   }
 
-  /** @throws NotLeaderError unless the lease was renewed recently enough that nobody else can hold it */
+  /** @throws NotLeaderError unless the lease was renewed recently enough that no other process can hold it */
   readonly guard = (): void => {
     const { clock } = this.#o;
-    // The monotonic clock of a machine that was paused stood still with it; its wall clock is set right soon afterwards. One that
-    // is set forwards for another reason costs no more than the time until the next renewal.
+    // The monotonic clock of a machine that was paused stood still with it; its wall clock is set right soon
+    // afterwards. One that is set forwards for another reason costs no more than the time until the next renewal.
     const agesMs =
       this.#renewed === undefined
         ? [Infinity]

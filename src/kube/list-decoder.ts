@@ -1,3 +1,7 @@
+/**
+ * Reads a list item by item while it arrives, so that one giant item is left out and neither memory nor the whole list
+ * is lost to it.
+ */
 import { KubeApiError, ReplyTooLargeError } from "./errors.ts";
 
 const QUOTE = 0x22;
@@ -5,11 +9,16 @@ const BACKSLASH = 0x5c;
 const [OPEN_BRACE, CLOSE_BRACE, OPEN_BRACKET, CLOSE_BRACKET] = [0x7b, 0x7d, 0x5b, 0x5d];
 /** Of an item that is left out, so much is kept to tell whose it is. */
 const HEAD_BYTES = 1024;
-/** How the API server begins an object: metadata first, and in it the names. Anything else is not quoted: it may be a Secret's. */
+/**
+ * How the API server begins an object: metadata first, and in it the names. Anything else is not quoted: it may be a
+ * Secret's.
+ */
 const NAMES =
   /^\{(?:"kind":"\w+","apiVersion":"[\w./]+",)?"metadata":\{"name":"([\da-z.-]+)"(?:,"generateName":"[\da-z.-]+")?(?:,"namespace":"([\da-z-]+)")?/;
 
-/** An item of a list that was larger than any legal object. Names are absent when they do not stand at its beginning. */
+/**
+ * An item of a list that was larger than any legal object. Names are absent when they do not stand at its beginning.
+ */
 export interface SkippedItem {
   readonly namespace: string | undefined;
   readonly name: string | undefined;
@@ -27,11 +36,12 @@ export interface DecodeListOptions {
 }
 
 /**
- * Parses a list's JSON as it comes, one item at a time: neither the text of the whole list is ever held nor does its parsing
- * hold up everything else, and one item that is too large costs no other its place. `items` are the objects in the reply's
- * field of that name; anything else than objects in it is dropped.
+ * Parses a list's JSON as it comes, one item at a time: neither the text of the whole list is ever held nor does its
+ * parsing hold up everything else, and one item that is too large costs no other its place. `items` are the objects in
+ * the reply's field of that name; anything else than objects in it is dropped.
  *
- * @throws ReplyTooLargeError when more than `maxBytes` would have to be held; KubeApiError `Malformed` for what is not JSON
+ * @throws ReplyTooLargeError when more than `maxBytes` would have to be held; KubeApiError `Malformed` for what is not
+ *   JSON
  */
 export async function decodeList(chunks: AsyncIterable<Buffer>, options: DecodeListOptions): Promise<unknown> {
   const splitter = new ItemSplitter(options);
@@ -60,7 +70,8 @@ class ItemSplitter {
   }
 
   push(chunk: Buffer): void {
-    // Where the part of the chunk begins that is to be kept: for the envelope outside of the items, for an item within one.
+    // Where the part of the chunk begins that is to be kept: for the envelope outside of the items, for an item within
+    // one.
     let from = 0;
     for (let at = 0; at < chunk.length; at++) {
       const byte = chunk[at]!;

@@ -1,4 +1,6 @@
-/** Builders of patches. A patch always says which UID it is for where a name could have been given to another object. */
+/**
+ * Builders of patches. A patch always says which UID it is for where a name could have been given to another object.
+ */
 import type { KubeRequest } from "./kube.ts";
 import { podPath } from "./paths.ts";
 import type { Pod } from "./wire.ts";
@@ -7,7 +9,10 @@ import type { Pod } from "./wire.ts";
 export const PATCH_TYPE = {
   /** RFC 7386: objects merge, lists are replaced, null deletes. */
   merge: "application/merge-patch+json",
-  /** As merge, but lists with a merge key (conditions by type, containers by name) merge by element; built-in kinds only. */
+  /**
+   * As merge, but lists with a merge key (conditions by type, containers by name) merge by element; built-in kinds
+   * only.
+   */
   strategic: "application/strategic-merge-patch+json",
 } as const;
 
@@ -22,8 +27,8 @@ export function strategicPatch(path: string, body: object): PatchRequest {
 }
 
 /**
- * Changes fields of a pod's status, null removes one. The lists in `changes` replace those of the API server, so they have
- * to carry foreign conditions on; a merge patch, because strategic merge never removes an element of a list.
+ * Changes fields of a pod's status, null removes one. The lists in `changes` replace those of the API server, so they
+ * have to carry foreign conditions on; a merge patch, because strategic merge never removes an element of a list.
  *
  * The server answers 409 when the UID or the resourceVersion no longer holds.
  *

@@ -1,10 +1,10 @@
 /**
- * Paths of the resources that the agent touches. Every name comes from somebody else: it is percent-encoded, and what no
- * encoding keeps in its place (`.` and `..`, which URLs resolve) is refused, by client-go's rules.
+ * Paths of the resources that the agent touches. Every name comes from outside: it is percent-encoded, and names that
+ * URLs resolve even so (`.` and `..`) are refused, by client-go's rules.
  */
 import { VmletError } from "../util/errors.ts";
 
-/** A name that is no segment of a path; nothing can have this name. */
+/** A name that cannot be one segment of a path: no object can have this name. */
 export class InvalidNameError extends VmletError {
   readonly code = "INVALID_NAME";
 }
@@ -12,7 +12,7 @@ export class InvalidNameError extends VmletError {
 /** client-go: `IsValidPathSegmentName` (apimachinery, pkg/api/validate/content). @throws InvalidNameError */
 function segment(what: string, name: string): string {
   const refuse = (why: string) => {
-    // Nobody has checked how long the name of a pull secret is.
+    // The length of a pull secret's name has not been checked by the API server.
     throw new InvalidNameError(`invalid ${what} ${JSON.stringify(name.slice(0, 253))}: [${why}]`);
   };
   if (name === "") refuse("may not be empty");

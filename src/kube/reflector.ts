@@ -69,8 +69,8 @@ type Mutable<T> = { -readonly [K in keyof T]: T[K] };
 /** client-go calls this "very short watch": a server that accepts and drops watches at once must not be hammered. */
 const SHORT_WATCH_MS = 1_000;
 /**
- * A watch that held for so long ends a row of broken lists and expired versions. client-go waits for two minutes without any:
- * when an API server restarts a few times within them, its informers see nothing for up to a minute.
+ * A watch that held for so long ends a row of broken lists and expired versions. client-go waits for two minutes
+ * without any: when an API server restarts a few times within them, its informers see nothing for up to a minute.
  */
 const SOUND_WATCH_MS = 10_000;
 
@@ -181,7 +181,9 @@ export class Reflector<T extends KubeObject> {
     throw signal.reason;
   }
 
-  /** One page, or the whole list when a page had expired. Undefined when it is to be asked for with fewer items at once. */
+  /**
+   * One page, or the whole list when a page had expired. Undefined when it is to be asked for with fewer items at once.
+   */
   async #page(token: string | undefined, signal: AbortSignal): Promise<ListReply<T> | undefined> {
     const { kube, path, query } = this.#options;
     const limit = this.#unpaged ? undefined : this.#pageSize;
@@ -226,7 +228,7 @@ export class Reflector<T extends KubeObject> {
     const onAbort = () => connection.abort(signal.reason);
     signal.addEventListener("abort", onAbort, { once: true });
 
-    // One timer that is armed anew only when it fires, not at every event.
+    // One timer, which is set again only when it fires, not at every event.
     let lastEventAt = startedAt;
     let cancelTimer = clock.after(inactivityMs, checkActivity);
     function checkActivity(): void {
@@ -315,7 +317,7 @@ export class Reflector<T extends KubeObject> {
   }
 }
 
-/** Fewer items at once may come where so many did not. */
+/** Whether a smaller page may arrive where this one did not. */
 function isTooMuch(error: unknown): boolean {
   return isKubeApiError(error) && error.status === 0 && (error.reason === "Malformed" || error.reason === "Timeout");
 }
@@ -328,7 +330,7 @@ function relistReason(error: Error): RelistReason | undefined {
   return undefined;
 }
 
-/** Items of a list lack kind and apiVersion, objects of a watch have them; everybody else shall see one shape. */
+/** Items of a list lack kind and apiVersion, objects of a watch have them; all other code sees one shape. */
 function withKind<T extends KubeObject>(item: T, list: ListReply<T>): T {
   const mutable = item as Mutable<T>;
   if (mutable && mutable.kind === undefined && list.kind?.endsWith("List")) {

@@ -54,7 +54,10 @@ export function parseReply(what: string, text: string): unknown {
   return reply;
 }
 
-/** They are 40 % of a pod's bytes and nobody here reads them. Assigning undefined keeps the object's fast shape; delete would not. */
+/**
+ * They are 40 % of a pod's bytes and no code here reads them. Assigning undefined keeps the object's fast shape; delete
+ * would not.
+ */
 export function dropManagedFields(value: unknown): void {
   if (typeof value !== "object" || value === null) return;
   const { metadata, items } = value as { metadata?: { managedFields?: unknown } | null; items?: unknown };

@@ -1,3 +1,6 @@
+/**
+ * The questions that a server asks the API server about its callers: who a token belongs to, and what a user may do.
+ */
 import type { Kube } from "./kube.ts";
 import { resourcePath } from "./paths.ts";
 
@@ -8,7 +11,10 @@ export interface UserInfo {
   extra?: Record<string, string[]>;
 }
 
-/** Who a bearer token belongs to; undefined when the API server does not accept it. @throws KubeApiError when it cannot say */
+/**
+ * Who a bearer token belongs to; undefined when the API server does not accept it.
+ * @throws KubeApiError when it cannot say
+ */
 export async function tokenReview(
   kube: Kube,
   review: { token: string; audiences?: readonly string[] },

@@ -1,3 +1,4 @@
+/** The in-memory copy of a collection of the API server, which a reflector keeps current. */
 import type { Logger } from "../telemetry/logger.ts";
 import { toError } from "../util/errors.ts";
 import type { KubeObject } from "./wire.ts";
@@ -22,7 +23,8 @@ interface Index<T> {
  * and a new UID comes, the old one was deleted, and listeners hear of that first.
  *
  * Listeners are called in turn after the store has changed, also for objects that did not change (a full list repeats
- * everything): compare `resourceVersion` where that matters. A listener that throws is logged and harms nobody.
+ * everything): compare `resourceVersion` where that matters. A listener that throws is logged; the other listeners are
+ * still called.
  */
 export class Store<T extends KubeObject> {
   readonly #logger: Logger;
@@ -122,7 +124,7 @@ export class Store<T extends KubeObject> {
   /**
    * Removes the object with this UID; one with the same name and another UID stays.
    *
-   * @returns false when it was not there (nobody is told)
+   * @returns false when it was not there (listeners are not called)
    * @throws Error when the object has no UID
    */
   remove(object: T): boolean {

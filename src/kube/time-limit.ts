@@ -1,3 +1,4 @@
+/** The time limit of one exchange with the API server, as a signal. */
 import type { Clock } from "../util/clock.ts";
 import { KubeApiError } from "./errors.ts";
 
@@ -13,8 +14,8 @@ export interface TimeLimit {
 }
 
 /**
- * The time that an exchange may take. With `silenceMs` it may take as long as `totalMs` while something comes within each
- * `silenceMs`; else `totalMs` is all there is.
+ * The time that an exchange may take. With `silenceMs` it may take as long as `totalMs` while something comes within
+ * each `silenceMs`; else `totalMs` is all there is.
  *
  * @param what begins the error's message: method and path
  */

@@ -1,3 +1,4 @@
+/** Asks the API server for a service account's token. */
 import { KubeApiError } from "./errors.ts";
 import type { Kube } from "./kube.ts";
 import { resourcePath } from "./paths.ts";

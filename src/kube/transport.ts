@@ -1,11 +1,11 @@
 /**
  * HTTP to the API server. It owns connections, credentials, time limits, the client-side rate limit and the retries
- * that are safe for everybody; it knows nothing of resources. client-node's own HTTP layer is not used because it opens
- * one TLS connection per request.
+ * that are safe for every request; it knows nothing of resources. client-node's own HTTP layer is not used because it
+ * opens one TLS connection per request.
  *
- * Calls, reviews, watches and the node's lease have connections and limits of their own: a watch never takes a call's place,
- * and nothing can delay the lease. Of the calls, those about the objects of one namespace have a share: an admission webhook
- * that is slow for that namespace holds up no other.
+ * Calls, reviews, watches and the node's lease have connections and limits of their own: a watch never takes a call's
+ * place, and nothing can delay the lease. Of the calls, those about the objects of one namespace have a share: an
+ * admission webhook that is slow for that namespace holds up no other.
  */
 import type { KubeConfig } from "@kubernetes/client-node";
 import { request as httpRequest } from "undici";
@@ -45,7 +45,10 @@ export interface KubeTransportOptions {
   impersonate?: { user: string; groups: readonly string[] } | undefined;
   /** Who we are instead of what the kubeconfig says, as soon as there is a value; asked again every few seconds. */
   clientCertificate?: () => CertificatePair | undefined;
-  /** Client-side limit of each lane but the lease's. Default 50/s with bursts of 100, as the kubelet's; `false` for none. */
+  /**
+   * Client-side limit of each lane but the lease's. Default 50/s with bursts of 100, as the kubelet's; `false` for
+   * none.
+   */
   rateLimit?: { perSecond: number; burst: number } | false | undefined;
   /** Limit of one request, retries included. Default 30 s. */
   timeoutMs?: number;
@@ -64,7 +67,9 @@ export interface KubeTransportOptions {
 
 /** client-go's `withRetry` gives up after as many. */
 const MAX_RETRIES = 10;
-/** Between two tries of an overloaded server, whatever it says: a proxy's `Retry-After: 0` must not make it ten at once. */
+/**
+ * Between two tries of an overloaded server, whatever it says: a proxy's `Retry-After: 0` must not make it ten at once.
+ */
 const MIN_RETRY_MS = 1_000;
 const DEFAULT_CONNECTIONS = 64;
 const MAX_EVENT_BYTES = 32 * 1024 * 1024;
@@ -318,7 +323,8 @@ export class KubeTransport implements Kube {
         body: request.body === undefined ? null : JSON.stringify(request.body),
         signal,
         dispatcher,
-        // undici closes the connection after any DELETE that has a body, unless it is told that the server minds no such thing.
+        // undici closes the connection after any DELETE that has a body, unless this option says that the server does
+        // not mind.
         reset: false,
       });
       observe(String(reply.statusCode));
@@ -342,11 +348,14 @@ export class KubeTransport implements Kube {
   }
 }
 
-/** What callers see: the caller's abort as it is, a time-out or an API error as it is, anything else as a transport fault. */
+/**
+ * What callers see: the caller's abort as it is, a time-out or an API error as it is, anything else as a transport
+ * fault.
+ */
 function explain(error: unknown, request: KubeRequest, callers: AbortSignal, limit: AbortSignal): unknown {
   if (callers.aborted) return callers.reason;
   if (limit.aborted) return limit.reason;
-  // An own error says what it means; what a request's guard throws is one.
+  // Our own errors, such as those of a request's guard, say what they mean and pass as they are.
   if (error instanceof VmletError) return error;
   const reason: TransportReason = errorCodes(error).includes("ECONNREFUSED") ? "ConnectionRefused" : "Transport";
   return new KubeApiError(`${what(request)}: ${rootCause(error).message}`, { status: 0, reason, cause: error });

@@ -1,3 +1,4 @@
+/** The bytes of a watch as its events. */
 import { KubeApiError, ReplyTooLargeError } from "./errors.ts";
 
 const NEWLINE = 10;
@@ -6,8 +7,8 @@ const NEWLINE = 10;
  * Splits a watch's bytes into JSON lines and parses them. Bytes are joined before they are decoded, so a UTF-8
  * character may be cut anywhere. Pulls one chunk at a time: a slow consumer holds the server back.
  *
- * @throws ReplyTooLargeError when a line is longer than `maxLineBytes`; KubeApiError `Malformed` when one is not JSON or the
- *   stream ends within one
+ * @throws ReplyTooLargeError when a line is longer than `maxLineBytes`; KubeApiError `Malformed` when one is not JSON
+ *   or the stream ends within one
  */
 export async function* decodeWatch(
   chunks: AsyncIterable<Buffer>,

@@ -1,4 +1,6 @@
-/** The audit of the kubelet API: one line for each exec, attach, port-forward and run, also for one that was refused. */
+/**
+ * The audit of the kubelet API: one line for each exec, attach, port-forward and run, also for one that was refused.
+ */
 import type { IncomingMessage } from "node:http";
 import type { UserInfo } from "../kube/reviews.ts";
 import type { AuditLog } from "../telemetry/audit.ts";
@@ -46,7 +48,7 @@ export function auditRequest(
         userUid: uid,
         groups,
         source,
-        // What the API server says of its own caller; anybody else may say what he likes.
+        // Believed only from the API server, which names its own caller: any other client could send any text here.
         forwardedFor: Array.isArray(forwardedFor) ? forwardedFor.join(", ") : forwardedFor,
         namespace: params["namespace"],
         pod: params["pod"],

@@ -1,7 +1,7 @@
 /**
- * Who asks, and may they? As the kubelet with webhook authentication and authorisation: a client certificate of the cluster's CA,
- * else a bearer token through TokenReview; then SubjectAccessReview on the Node. There is no anonymous access, and whatever cannot
- * be decided is refused.
+ * Who asks, and may they? As the kubelet with webhook authentication and authorisation: a client certificate of the
+ * cluster's CA, else a bearer token through TokenReview; then SubjectAccessReview on the Node. There is no anonymous
+ * access, and a request that cannot be decided is refused.
  */
 import { createHash } from "node:crypto";
 import type { IncomingMessage } from "node:http";
@@ -31,7 +31,10 @@ export interface AuthOptions {
   clock: Clock;
   logger: Logger;
   metrics: Metrics;
-  /** False while there is no client CA, or another than when it connected: then a certificate proves nothing, whatever TLS says. */
+  /**
+   * False while there is no client CA, or another than when it connected: then a certificate proves nothing, whatever
+   * TLS says.
+   */
   acceptCertificates(connection: Socket): boolean;
   tokenTtlMs?: number;
   allowTtlMs?: number;
@@ -86,8 +89,8 @@ export class Authenticator {
     const token = bearerToken(request);
     if (token === undefined || token.length > MAX_TOKEN_LENGTH) throw this.#denied();
     const key = createHash("sha256").update(token).digest("base64");
-    // Known tokens are answered even to an address that others misuse; only unknown ones cost a review. Each is counted as a
-    // failure until it turns out to be none, so that a burst cannot pass before the first answer is back.
+    // Known tokens are answered even to an address that others misuse; only unknown ones cost a review. Each counts as
+    // a failure until its answer is back, so that a burst cannot pass before the first answer.
     const isNew = !this.#tokens.knows(key);
     if (isNew && !this.#failures.count(address)) {
       this.#options.metrics.authnDecisions.inc({ result: "limited" });
@@ -208,7 +211,7 @@ function certificateUser(request: IncomingMessage, now: number): UserInfo | unde
   const organization = subject?.O;
   if (typeof commonName !== "string" || commonName === "") return undefined;
   const groups = organization === undefined ? [] : Array.isArray(organization) ? organization : [organization];
-  // What the API server adds to everybody that it authenticates.
+  // The group that the API server adds to every authenticated user.
   return { username: commonName, groups: [...groups, "system:authenticated"] };
 }
 

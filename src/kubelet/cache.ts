@@ -1,8 +1,9 @@
+/** The cache of authentication and authorization answers, so that not every request asks the API server. */
 import type { Clock } from "../util/clock.ts";
 
 /**
- * Answers that hold for a while, with one question under way per key at a time and a bound on how many are kept. Failures are
- * not kept.
+ * Answers that hold for a while, with one question under way per key at a time and a bound on how many are kept.
+ * Failures are not kept.
  */
 export class AnswerCache<T> {
   readonly #clock: Clock;

@@ -1,3 +1,4 @@
+/** Failures of the kubelet API as HTTP replies: the kubelet's own, and what a provider's error becomes. */
 import { isProviderError, type ProviderErrorCode } from "../provider/errors.ts";
 import { plainText } from "../streaming/plain-text.ts";
 import { UpgradeRefused } from "../streaming/upgrade.ts";
@@ -37,9 +38,9 @@ const PROVIDER_STATUS: Record<ProviderErrorCode, number> = {
 };
 
 /**
- * What to answer to what was thrown; a surprise tells nothing of its inside.
+ * The reply for an error that was thrown; an unexpected one shows nothing of its message.
  *
- * @param nodeName whose backend it is that is unavailable: that is what a user is to tell an administrator
+ * @param nodeName the node whose backend is unavailable: a user has to name it to an administrator
  */
 export function toHttpError(thrown: unknown, nodeName: string): HttpError {
   if (thrown instanceof HttpError) return thrown;
@@ -77,8 +78,8 @@ const REASONS: Readonly<Record<number, string>> = {
 const MAX_STATUS_BYTES = 1024;
 
 /**
- * The error as a `metav1.Status` of at most 1024 bytes. A refused upgrade has to be one: API servers pass it on as it is, and kubectl
- * takes every text with a colon in it for a Status in YAML that says nothing.
+ * The error as a `metav1.Status` of at most 1024 bytes. A refused upgrade has to be one: API servers pass it on as it
+ * is, and kubectl takes every text with a colon in it for a Status in YAML that says nothing.
  */
 export function statusBody({ status: code, message, headers }: HttpError): string {
   const retryAfter = Number(headers.find(([name]) => name.toLowerCase() === "retry-after")?.[1]);

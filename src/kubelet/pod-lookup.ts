@@ -15,8 +15,8 @@ export interface PodLookup {
 }
 
 /**
- * The pod that a path names. A UID in the path must be the pod's: a client that opened its session with another pod of that name
- * must not land in this one.
+ * The pod that a path names. A UID in the path must be the pod's: a client that opened its session with another pod of
+ * that name must not land in this one.
  *
  * @throws HttpError 404
  */

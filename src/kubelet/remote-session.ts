@@ -1,3 +1,4 @@
+/** What exec and attach have in common once the process is open. */
 import type { ProcessStreams } from "../provider/provider.ts";
 import {
   acceptRemoteCommand,

@@ -1,6 +1,6 @@
 /**
- * The one table of the kubelet API: which method and path, who may, and what serves it. What is not in the table is authorised as
- * `proxy`, like the kubelet does, and then not found.
+ * The one table of the kubelet API: which method and path, who may, and what serves it. What is not in the table is
+ * authorised as `proxy`, like the kubelet does, and then not found.
  */
 import type { IncomingMessage, ServerResponse } from "node:http";
 import type { UpgradeRequest } from "../streaming/upgrade.ts";
@@ -94,8 +94,8 @@ function matchPattern(pattern: readonly string[], segments: readonly string[]): 
 }
 
 /**
- * Path and query of a request, or 400 for anything that two parsers could read differently: no encoded slashes, no dot segments,
- * no control characters, no absolute form. Names of Kubernetes objects need none of them.
+ * Path and query of a request, or 400 for anything that two parsers could read differently: no encoded slashes, no dot
+ * segments, no control characters, no absolute form. Names of Kubernetes objects need none of them.
  */
 export function parseTarget(url: string): { path: string; query: URLSearchParams } {
   const mark = url.indexOf("?");
@@ -116,8 +116,8 @@ const VERBS: Readonly<Record<string, string>> = {
 };
 
 /**
- * What to ask of the authoriser. exec, attach, portForward and run are `create` whatever the method: a WebSocket upgrade is a GET,
- * and rights to read must not become rights to run commands.
+ * What to ask of the authoriser. exec, attach, portForward and run are `create` whatever the method: a WebSocket
+ * upgrade is a GET, and rights to read must not become rights to run commands.
  */
 export function accessOf(
   match: Match | "method not allowed" | undefined,
@@ -131,7 +131,7 @@ export function accessOf(
   return { verb: VERBS[method] ?? "", subresources };
 }
 
-/** kubelet.md §5.5: by the first segment of the path. */
+/** By the first segment of the path, as pkg/kubelet/server/auth.go does. */
 export const SUBRESOURCES_BY_PREFIX: Readonly<Record<string, readonly string[]>> = {
   stats: ["stats"],
   metrics: ["metrics"],

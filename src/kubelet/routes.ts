@@ -1,3 +1,6 @@
+/**
+ * The table of the kubelet API: each path with its methods, the right that it needs, and the endpoint that serves it.
+ */
 import type { Provider } from "../provider/provider.ts";
 import type { StreamLimits } from "../streaming/remote-command.ts";
 import type { UnreadBytes } from "../streaming/unread.ts";
@@ -43,7 +46,10 @@ export interface RouteDeps {
 const READ = ["GET", "HEAD"];
 const UPGRADE = ["GET", "POST"];
 
-/** All of the kubelet API that a machine backend can serve (kubelet.md §5.2). */
+/**
+ * All of the kubelet API that a machine backend can serve (pkg/kubelet/server/server.go:
+ * InstallAuthNotRequiredHandlers, InstallAuthRequiredHandlers).
+ */
 export function kubeletRoutes(deps: RouteDeps): readonly Route[] {
   const read = (pattern: string, handler: Handler, methods: readonly string[] = READ): Route => ({
     methods,

@@ -1,6 +1,7 @@
 /**
- * The kubelet API: HTTPS on the node's port, for the API server, metrics-server and Prometheus. Every request is authenticated and
- * authorised before anything else of it is read, and everything a client can hold open is counted and bounded.
+ * The kubelet API, with all that serves it in this folder: HTTPS on the node's port, for the API server, metrics-server
+ * and Prometheus. Every request is authenticated and authorised before anything else of it is read, and everything a
+ * client can hold open is counted and bounded.
  */
 import { createServer, type Server as HttpsServer } from "node:https";
 import type { IncomingMessage, ServerResponse } from "node:http";
@@ -37,13 +38,14 @@ import type { ServingCertificate } from "./certificates/serving.ts";
 
 export interface KubeletLimits {
   /**
-   * Connections in all. Default 1024. A new one beyond takes the place of one on which nothing was allowed yet, while there is such
-   * a one, else of one that is idle.
+   * Connections in all. Default 1024. Beyond that, a new one takes the place of one on which no request has been
+   * allowed yet, or, if there is none, of an idle one.
    */
   connections: number;
   /**
-   * Connections of one address on which nothing was allowed yet; a new one beyond takes the place of the oldest. Default 512: all
-   * users of an API server come from its one address, and a hundred may come at once. Others do not count.
+   * Connections of one address on which nothing was allowed yet; a new one beyond takes the place of the oldest.
+   * Default 512: all users of an API server come from its one address, and a hundred may come at once. Others do not
+   * count.
    */
   unauthenticatedPerAddress: number;
   /** Default 10 s. */
@@ -58,7 +60,7 @@ export interface KubeletLimits {
   streamIdleMs: number;
   /** How long a client may take to open its streams. Default 30 s. */
   streamCreationMs: number;
-  /** Bytes of all sessions that are held in memory because nobody has taken them yet. Default 64 MiB. */
+  /** Unread bytes of all sessions that are held in memory. Default 64 MiB. */
   unreadBytes: number;
   sessions: SessionLimits;
 }
@@ -98,7 +100,10 @@ export interface KubeletServerOptions {
   certificate: Reloadable<ServingCertificate>;
   /** Without one, or while it has no value, only bearer tokens are accepted. */
   clientCa?: Reloadable<string>;
-  /** Answer GET of /metrics/resource and /stats/summary to anybody. For test suites that scrape through pods/proxy. Default false. */
+  /**
+   * Answer GET of /metrics/resource and /stats/summary without credentials. For test suites that scrape through
+   * pods/proxy. Default false.
+   */
   anonymousMetrics?: boolean;
   /** Select this node's machines, for one call of `getStats`. */
   machineLabels: Readonly<Record<string, string>>;
@@ -126,7 +131,7 @@ export interface KubeletServer {
   close(graceMs?: number): Promise<void>;
 }
 
-/** The API server's name for whoever shows no credentials. */
+/** The API server's name for a client without credentials. */
 const ANONYMOUS: UserInfo = { username: "system:anonymous", groups: ["system:unauthenticated"] };
 
 function isMetricsRead({ method, url = "" }: IncomingMessage): boolean {
@@ -200,7 +205,7 @@ class Server implements KubeletServer {
       requestCert: true,
       rejectUnauthorized: false,
       handshakeTimeout: this.#limits.headersTimeoutMs,
-      // Probes find out about a peer that vanished: whoever follows a silent log sends nothing and is sent nothing.
+      // Probes detect a peer that vanished: on a connection that follows a silent log, neither side sends anything.
       keepAlive: true,
       keepAliveInitialDelay: TCP_KEEPALIVE_MS,
       noDelay: true,
@@ -219,7 +224,7 @@ class Server implements KubeletServer {
       const ca = options.clientCa?.current();
       if (ca !== undefined) this.#checkedBy.set(socket, ca);
     });
-    // A connection that could not be accepted, for want of file descriptors for example.
+    // A connection that could not be accepted, for example without a free file descriptor.
     this.#server.on("error", (error) => logger.warn({ err: error.message }, "kubelet API server error"));
     this.#server.on("request", (request, response) => void this.#serve(request, response));
     this.#server.on("upgrade", (request, socket, head) => void this.#upgrade(request, socket, head));
@@ -280,8 +285,8 @@ class Server implements KubeletServer {
   }
 
   /**
-   * New connections see the new certificate and CA; idle ones are closed, so that an old CA does not live on in them. The others
-   * are closed after their response.
+   * New connections see the new certificate and CA; idle ones are closed, so that an old CA does not live on in them.
+   * The others are closed after their response.
    */
   #reload(): void {
     this.#server.setSecureContext(this.#secureContext());
@@ -313,8 +318,8 @@ class Server implements KubeletServer {
   }
 
   async #serve(request: IncomingMessage, response: ServerResponse): Promise<void> {
-    // Whoever tries tokens by the thousand would take all our time with refusals. So what he sent behind the first one that is
-    // refused is not looked at, and what he still sends is not read.
+    // A client that tries thousands of tokens would take all our time with refusals. So requests that it sent behind
+    // the first refused one are not looked at, and what it still sends is not read.
     if (this.#authenticator.hasGivenUp(request.socket)) {
       request.socket.pause();
       return;
@@ -397,7 +402,7 @@ class Server implements KubeletServer {
     }
   }
 
-  /** He has to wait, lest he try the next ones at once on another connection. */
+  /** Makes the client wait, so that it cannot try the next tokens at once on another connection. */
   async #holdBack(signal: AbortSignal): Promise<void> {
     await this.#options.clock.sleep(REFUSAL_DELAY_MS, signal).catch(() => {});
   }
@@ -432,7 +437,7 @@ class Server implements KubeletServer {
       status,
       err: toError(thrown),
     };
-    // Whatever fails because the client left is no fault.
+    // A failure that follows from the client's leaving is not an error.
     if (status === 500 && !(thrown instanceof HttpError) && !signal.aborted)
       this.#options.logger.warn(fields, "kubelet API request failed");
     else this.#options.logger.debug(fields, "kubelet API request refused");
@@ -462,15 +467,15 @@ function errorHeaders(error: HttpError, contentType: string): [string, string][]
 /** In plain text, of which the API server makes a Status, as of a kubelet's. */
 function answerError(response: ServerResponse, error: HttpError, request: IncomingMessage): void {
   for (const [name, value] of errorHeaders(error, TEXT_TYPE)) response.appendHeader(name, value);
-  // Nobody looked at the body; do not let it be taken for the next request.
+  // The body was not read; it must not be taken for the next request.
   if (!request.complete || error instanceof TooManyFailures) response.setHeader("connection", "close");
   response.writeHead(error.status);
   response.end(request.method === "HEAD" ? undefined : error.message);
 }
 
 /**
- * The API server passes this on untouched, and kubectl shows what a Status says. But 401 is about the API server's credentials, and of
- * a Status with it kubectl would say that its user must log in.
+ * The API server passes this on untouched, and kubectl shows what a Status says. But 401 is about the API server's
+ * credentials, and of a Status with it kubectl would say that its user must log in.
  */
 function refuseUpgrade(socket: Duplex, error: HttpError): void {
   const [contentType, body] =

@@ -1,3 +1,7 @@
+/**
+ * Counts the long-lived sessions of the kubelet API (exec, attach, port-forward, followed logs) and refuses those
+ * beyond the limits of a node, namespace, pod or user.
+ */
 import type { Pod } from "../kube/wire.ts";
 import type { Metrics } from "../telemetry/metrics.ts";
 import { HttpError } from "./http-error.ts";
@@ -5,9 +9,9 @@ import { HttpError } from "./http-error.ts";
 export type SessionType = "exec" | "attach" | "port-forward" | "logs";
 
 /**
- * How many long-lived sessions there may be. Logs are counted apart: they are many and cheap. There is a bound per namespace because
- * one tenant must not take all of them with a few pods, and one per user because one script must not, but that is wide: to us every
- * user of the API server is the API server.
+ * How many long-lived sessions there may be. Logs are counted apart: they are many and cheap. There is a bound per
+ * namespace because one tenant must not take all of them with a few pods, and one per user because one script must not,
+ * but that is wide: to us every user of the API server is the API server.
  */
 export interface SessionLimits {
   perNode: number;

@@ -45,8 +45,8 @@ export function fixedCapacity(resources: Readonly<Record<string, string>> = {}):
 }
 
 /**
- * Resources by Kubernetes' names. A size that the provider leaves out is zero, but for pods: 110, the kubelet's default. What the API
- * server would refuse, and the whole Node with it, is left out.
+ * Resources by Kubernetes' names. A size that the provider leaves out is zero; of pods it is 110, the kubelet's
+ * default. A resource for which the API server would refuse the whole Node is left out.
  */
 export function fromProvider(report: ProviderCapacity): NodeCapacity {
   const { cpu_millis = 0, memory_bytes = 0, ephemeral_bytes = 0, extended = [], pods = 110 } = report.allocatable;

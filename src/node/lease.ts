@@ -1,3 +1,7 @@
+/**
+ * The node's Lease, by which the control plane tells whether the agent is alive (pkg/kubelet/... nodelease,
+ * component-helpers apimachinery/lease).
+ */
 import { isNotFound } from "../kube/errors.ts";
 import type { Kube } from "../kube/kube.ts";
 import type { Lease } from "../kube/wire.ts";
@@ -27,17 +31,19 @@ export interface NodeLeaseOptions {
 }
 
 /**
- * The node's heartbeat. It says that the agent is alive and nothing else: it asks nobody, least of all the backend, and
- * has a connection of its own. The control plane takes the node for lost when it stops for about 40 s.
+ * The node's heartbeat. It says that the agent is alive and nothing else: it depends on no other part, least of all on
+ * the backend, and has a connection of its own. The control plane takes the node for lost when it stops for about 40 s.
  *
- * A renewal counts only when its time is later than the one before (node_lifecycle_controller). So the time never falls, whoever
- * sets this host's clock back, or held the lease on a host whose clock was ahead.
+ * A renewal counts only when its time is later than the one before (node_lifecycle_controller). So the time never
+ * falls, even if this host's clock is set back, or the lease's last holder had a clock that was ahead.
  */
 export class NodeLease {
   readonly #options: NodeLeaseOptions;
   #renewedAt: number | undefined;
   #attemptedAt: number | undefined;
-  /** The time of the last renewal that is known, whosever it was; undefined before the first. Wall-clock milliseconds. */
+  /**
+   * The time of the last renewal that is known, whosever it was; undefined before the first. Wall-clock milliseconds.
+   */
   #renewTime: number | undefined;
 
   constructor(options: NodeLeaseOptions) {
@@ -49,7 +55,10 @@ export class NodeLease {
     return this.#renewedAt;
   }
 
-  /** Monotonic time at which the last attempt ended, however it did, in milliseconds: it shows that the process makes progress. */
+  /**
+   * Monotonic time at which the last attempt ended, however it did, in milliseconds: it shows that the process makes
+   * progress.
+   */
   get attemptedAt(): number | undefined {
     return this.#attemptedAt;
   }

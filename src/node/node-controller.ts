@@ -1,6 +1,6 @@
 /**
  * Keeps the virtual Node in the API server: registers it, reports its status, renews its lease, and registers it again
- * when somebody deletes it. What the Node looks like is decided in `status.ts`; here is when and how it is written.
+ * when it is deleted. What the Node looks like is decided in `status.ts`; here is when and how it is written.
  */
 import { ConfigError } from "../config/load.ts";
 import { isAlreadyExists, isForbidden, isNotFound } from "../kube/errors.ts";
@@ -57,7 +57,7 @@ export const STATUS_UPDATE_MS = 10_000;
 export const STATUS_REPORT_MS = 300_000;
 const FAST_MS = 100;
 const FAST_FOR_MS = 120_000;
-/** A backend that misses a call or two is no news. */
+/** A backend that fails a call or two is not worth an event. */
 const BLIP_MS = 10_000;
 const DEFAULT_GRACE_MS = 600_000;
 
@@ -72,7 +72,7 @@ export class NodeController {
   #kubeletVersion: string | undefined;
   #uid: string | undefined;
   #ready: boolean | undefined;
-  /** As it was told of last. */
+  /** Whether the last event said so. */
   #unschedulable = false;
   /** After a failure the cached Node is not trusted: it may be what the failure was about. */
   #readLive = true;
@@ -110,7 +110,8 @@ export class NodeController {
       if (type === "upsert") this.#uid = uid;
       else if (this.#uid === uid) {
         this.#uid = undefined;
-        // A Node that was deleted comes back as long as its agent runs: a cloud's controller may have taken it for lost.
+        // A Node that was deleted comes back as long as its agent runs: a cloud's controller may have taken it for
+        // lost.
         logger.warn({}, "The Node was deleted and will be registered again");
         this.poke();
       }
@@ -143,7 +144,10 @@ export class NodeController {
     await untilAborted(signal, this.#claimed.promise);
   }
 
-  /** Resolves when `signal` aborts. The Node and its lease stay. @throws ConfigError when the Node is somebody else's */
+  /**
+   * Resolves when `signal` aborts. The Node and its lease stay.
+   * @throws ConfigError when the Node belongs to another kubelet or cluster id
+   */
   async run(signal: AbortSignal): Promise<void> {
     await Promise.all([this.#reflector.run(signal), this.lease.run(signal), this.#report(signal)]);
   }
@@ -214,7 +218,9 @@ export class NodeController {
     this.#announce(current, status);
   }
 
-  /** The version to report. Asked for once: it changes when the control plane is upgraded, and the next start follows. */
+  /**
+   * The version to report. Asked for once: it changes when the control plane is upgraded, and the next start follows.
+   */
   async #readVersion(signal: AbortSignal): Promise<string> {
     const { kube, settings, metrics } = this.#options;
     let gitVersion: string | undefined;
@@ -244,7 +250,7 @@ export class NodeController {
     }
   }
 
-  /** Creates the Node; one that somebody else has created meanwhile is taken as it is. */
+  /** Creates the Node; one that was created by another client meanwhile is taken as it is. */
   async #register(version: string, signal: AbortSignal): Promise<Node> {
     const { kube, settings, clock, logger, metrics } = this.#options;
     const body = newNode(settings, this.#observe(version), clock.now());
@@ -302,7 +308,9 @@ export class NodeController {
     }
   }
 
-  /** As the kubelet refers to its Node: by name where a UID is asked for, which is how `kubectl describe node` searches. */
+  /**
+   * As the kubelet refers to its Node: by name where a UID is asked for, which is how `kubectl describe node` searches.
+   */
   #reference() {
     const { name } = this.#options.settings;
     return { apiVersion: "v1", kind: "Node", name, uid: name };

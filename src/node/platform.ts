@@ -1,4 +1,7 @@
-/** What the node's machines are: the backend's word, else the configuration's, else what most backends are, which is like this host. */
+/**
+ * What the node's machines are: the backend's word, else the configuration's, else what most backends are, which is
+ * like this host.
+ */
 import { GO_NAME, goArchitecture } from "../util/platform.ts";
 import type { Platform } from "./settings.ts";
 

@@ -1,7 +1,11 @@
+/**
+ * What the node's parts know of it: settings from the configuration that stay while the agent runs, and what the
+ * backend reports of itself, which may change with each report.
+ */
 import type { Capability } from "../provider/capabilities.ts";
 import type { Taint } from "../resources/labels.ts";
 
-/** What is fixed about a virtual node while the agent runs. */
+/** One virtual node. `runtime`, `capabilities` and `platform` follow the backend's reports; the rest stays. */
 export interface NodeSettings {
   name: string;
   /** Tells clusters apart; part of the providerID and of the node's stable ids. */
@@ -11,8 +15,8 @@ export interface NodeSettings {
   /** InternalIPs, the primary one first. */
   addresses: readonly string[];
   /**
-   * Published as the Hostname address only when set: API servers with default flags dial that address first, so it has to
-   * resolve there. The label kubernetes.io/hostname is this or the node's name.
+   * Published as the Hostname address only when set: API servers with default flags dial that address first, so it has
+   * to resolve there. The label kubernetes.io/hostname is this or the node's name.
    */
   hostname?: string | undefined;
   /** Added to the standard labels, and winning over them. */
@@ -40,13 +44,16 @@ export interface Platform {
   assumed?: boolean;
 }
 
-/** What the machine backend has let us know of itself. */
+/** What is known of the machine backend. */
 export interface BackendHealth {
   /** Monotonic time since which it has not answered, in milliseconds; undefined while it answers. */
   readonly failingSince: number | undefined;
   readonly lastError: string | undefined;
   /** False until it has answered for the first time. Default true. */
   readonly seen?: boolean;
-  /** Machines that it does not have though pods of this node ran on them: so many that it is not believed yet. */
+  /**
+   * Machines that it lacks although pods of this node ran on them; set when there are so many that it is not believed
+   * yet.
+   */
   readonly missing?: number;
 }

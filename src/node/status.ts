@@ -30,8 +30,8 @@ function declaredFeatures({ capabilities }: NodeSettings, existing: Node | undef
 const NEWEST_MINOR = 36;
 
 /**
- * The version that the node reports for its kubelet: of the API server's minor version, because a kubelet must not be newer than
- * its API server, and an older one is told of by an alert.
+ * The version that the node reports for its kubelet: of the API server's minor version, because a kubelet must not be
+ * newer than its API server, and clusters have alerts for older ones.
  *
  * @param gitVersion as the API server has it in /version; undefined when it does not tell
  * @param version vmlet's own
@@ -55,14 +55,14 @@ type ResourceMap = Readonly<Record<string, string>>;
 export interface NodeObservation {
   /** See `kubeletVersion`. */
   kubeletVersion: string;
-  /** Undefined while nobody could say. */
+  /** Undefined while it is unknown. */
   capacity: NodeCapacity | undefined;
   /** How the backend has been; `graceOver` once it has not answered for longer than the grace. */
   backend:
     | { state: "answers" | "not_seen" }
     | { state: "doubtful"; missing: number }
     | { state: "failing"; error: string; graceOver: boolean };
-  /** Extended resources that this process has reported and that are no more: they become zero. */
+  /** Extended resources that this process has reported and that no longer exist: they become zero. */
   retired: readonly string[];
 }
 
@@ -83,9 +83,9 @@ function systemUuid({ clusterId, name }: Pick<NodeSettings, "name" | "clusterId"
 }
 
 /**
- * What tells that somebody else answers for this Node: another kubelet, or an agent of another cluster id, whose pods would all
- * look as if their machines were lost. Undefined when it is ours, or nobody's yet: one that an administrator has made in advance
- * has neither a providerID nor a kubelet that ever reported.
+ * The sign that another kubelet answers for this Node, or an agent of another cluster id, whose pods would all look as
+ * if their machines were lost. Undefined when the Node is ours, or has no owner yet: one that an administrator has made
+ * in advance has neither a providerID nor a kubelet that ever reported.
  */
 export function foreignIdentity(node: Node, settings: Pick<NodeSettings, "name" | "clusterId">): string | undefined {
   const { providerID } = node.spec ?? {};
@@ -96,7 +96,7 @@ export function foreignIdentity(node: Node, settings: Pick<NodeSettings, "name" 
   return `it has no providerID, and a kubelet ${kubeletVersion} reports for it`;
 }
 
-/** What to do about a Node that is somebody else's. */
+/** What to do about a Node that another kubelet or cluster id answers for. */
 export function foreignNodeCure({ name }: Pick<NodeSettings, "name">): string {
   return (
     "give this node another name; a Node that this agent registered under another clusterId needs that clusterId back; " +
@@ -105,8 +105,9 @@ export function foreignNodeCure({ name }: Pick<NodeSettings, "name">): string {
 }
 
 /**
- * Prefix of the labels that name what the backend can do, by which a pod's nodeSelector keeps it away from a node that would refuse
- * it: `capability.vmlet.dev/volumes.empty_dir: "true"`. NodeRestriction leaves prefixes outside kubernetes.io and k8s.io to the node.
+ * Prefix of the labels that name what the backend can do, by which a pod's nodeSelector keeps it away from a node that
+ * would refuse it: `capability.vmlet.dev/volumes.empty_dir: "true"`. NodeRestriction leaves prefixes outside
+ * kubernetes.io and k8s.io to the node.
  */
 export const CAPABILITY_LABEL_PREFIX = "capability.vmlet.dev/";
 
@@ -131,7 +132,8 @@ function platformOf({ platform, labels = {} }: NodeSettings, existing: Node | un
 }
 
 /**
- * Labels that the node keeps true; what others added is left alone, but for capabilities, which are this agent's to name.
+ * Labels that the node keeps true; labels that others added are left alone, except those of capabilities, which only
+ * this agent sets.
  *
  * @param existing the Node as it was read last; it says what a backend that has not answered yet said before
  */
@@ -225,7 +227,7 @@ export function nodeStatus(
   };
 }
 
-/** Our resources, and those that somebody else put there: the scheduler's conformance tests do that. */
+/** Our resources, and those that others put there: the scheduler's conformance tests do that. */
 function resources(existing: Node | undefined, { capacity, retired }: NodeObservation): ResourceMap {
   const before: ResourceMap = existing?.status?.capacity ?? {};
   if (!capacity) {
@@ -387,7 +389,7 @@ export function statusPatch(
     }
   }
 
-  // Rides on whatever is sent, but is no reason to send: API servers before 1.36 drop it, each time.
+  // Sent along with other changes, but not a reason to send: API servers before 1.36 drop it, each time.
   if (JSON.stringify(before.declaredFeatures) !== JSON.stringify(status.declaredFeatures))
     patch["declaredFeatures"] = status.declaredFeatures;
 
@@ -421,7 +423,7 @@ function missingEntries(present: ResourceMap, wanted: ResourceMap): Record<strin
   return missing.length > 0 ? Object.fromEntries(missing) : undefined;
 }
 
-/** Equal in every field that `wanted` has; others belong to somebody else (or to a newer API). */
+/** Equal in every field that `wanted` has; others belong to other writers (or to a newer API). */
 function sameFields(present: unknown, wanted: unknown): boolean {
   if (typeof wanted !== "object" || wanted === null) return present === wanted;
   if (typeof present !== "object" || present === null) return false;

@@ -1,6 +1,7 @@
 /**
  * What a backend says that it can do. A pod that needs a capability which is absent is refused with a reason; it is
- * never run without the thing it asked for. The core of the contract (create, list, get, stop, delete, logs) needs none.
+ * never run without the thing it asked for. The core of the contract (create, list, get, stop, delete, logs) needs
+ * none.
  */
 export const CAPABILITIES = {
   // observation

@@ -1,3 +1,7 @@
+/**
+ * The errors of provider calls. Their codes are the contract: the agent decides by the code alone what becomes of a
+ * pod.
+ */
 import { VmletError } from "../util/errors.ts";
 import type { UnknownMachine } from "./machine.ts";
 
@@ -37,7 +41,7 @@ export class ProviderError extends VmletError {
   /** The spec's field at fault, as a dotted path, for `invalid` and `unsupported`. */
   readonly field: string | undefined;
   readonly requestId: string | undefined;
-  /** Of a call that the backend answered with a machine that cannot be believed: what could be told of it all the same. */
+  /** Set when the backend answered with a machine that cannot be believed: the parts of it that were valid. */
   readonly unknownMachine: UnknownMachine | undefined;
 
   constructor(

@@ -1,7 +1,7 @@
 import { createHash } from "node:crypto";
 
 /**
- * The same text for two specifications that mean the same, whatever the order of their keys: what a provider keeps to tell a
+ * The same text for two specifications that mean the same, in any order of their keys. A provider keeps it to tell a
  * repeated create (the same machine) from a conflicting one. A digest, so that no secret stays behind.
  */
 export function specFingerprint(spec: object): string {

@@ -20,7 +20,7 @@ const CALLS: Readonly<Record<string, string>> = {
   getCapacity: "get_capacity",
   getStats: "get_stats",
 };
-/** Calls that open a session, for as long as whoever asked for it waits. */
+/** Calls that open a session, for as long as the client that asked for it waits. */
 const SESSIONS: Readonly<Record<string, string>> = { exec: "exec", attach: "attach", portForward: "port_forward" };
 
 export function instrument(provider: Provider, metrics: Metrics, clock: Clock): Provider {
@@ -60,10 +60,10 @@ export function instrument(provider: Provider, metrics: Metrics, clock: Clock): 
 }
 
 /**
- * A call that never settles would hold one of the few places for pods for ever, and nobody would hear of it. So it is given up:
- * its signal aborts, and the caller takes it for `unavailable`, as it does where a reply is lost on the way. What the call did or
- * still does is as unknown then as it is there; every call can be repeated, and a create that comes after the delete finds the
- * tombstone.
+ * A call that never settles would hold one of the few places for pods for ever, and nothing would report it. So it is
+ * given up: its signal aborts, and the caller takes it for `unavailable`, as it does where a reply is lost on the way.
+ * What the call did or still does is as unknown then as it is there; every call can be repeated, and a create that
+ * comes after the delete finds the tombstone.
  */
 async function answerInTime(
   clock: Clock,

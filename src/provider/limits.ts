@@ -1,6 +1,6 @@
 /**
- * How large a machine's description may be, on both sides. Most limits stand in openapi.yaml, the same in request and reply; here are
- * those of several fields together, so that whatever a specification admits can also be told.
+ * How large a machine's description may be, on both sides. Most limits stand in openapi.yaml, the same in request and
+ * reply; here are those of several fields together, so that everything a specification allows can also be reported.
  */
 import { ProviderError } from "./errors.ts";
 import type { ContainerSpec, MachinePatch, MachineSpec } from "./machine.ts";

@@ -1,7 +1,7 @@
 /**
  * A machine, as every provider and the Machine API describe it: one shape, in memory and on the wire, so there is no
- * mapping to get wrong. It knows nothing of Kubernetes. Names are snake_case because JSON carries them; sizes are integer
- * bytes, cpu integer millicores, times RFC 3339 UTC with milliseconds, file contents base64.
+ * mapping to get wrong. It knows nothing of Kubernetes. Names are snake_case because JSON carries them; sizes are
+ * integer bytes, cpu integer millicores, times RFC 3339 UTC with milliseconds, file contents base64.
  *
  * providers/http-vm/openapi.yaml says the same in OpenAPI and is what both ends validate against.
  */
@@ -281,8 +281,8 @@ export interface Machine {
 }
 
 /**
- * A machine that its backend named but did not describe in a way that can be believed: it exists, and how it is is unknown. What
- * was valid in the description all the same stands here, so that its owner can still be rid of it.
+ * A machine that its backend named but did not describe in a way that can be believed: it exists, and its state is
+ * unknown. The valid parts of the description are kept, so that its pod can still be deleted.
  */
 export interface UnknownMachine {
   id: string;
@@ -300,8 +300,8 @@ export interface MachinePatch {
   containers?: { name: string; image: string }[];
   ephemeral_containers?: ContainerSpec[];
   /**
-   * With `restart`, a container that runs is stopped and started with them, once: until then the machine shows what it had, and
-   * the same change again does nothing more.
+   * With `restart`, a container that runs is stopped and started with them, once: until then the machine shows what it
+   * had, and the same change again does nothing more.
    */
   resources?: { container: string; resources: ContainerResources; restart?: boolean }[];
   registry_auth?: RegistryAuth[];

@@ -1,4 +1,7 @@
-/** Labels by which a machine is known to be one cluster's and one node's: agents list by them, and a backend may hold a client to them. */
+/**
+ * Labels by which a machine is known to be one cluster's and one node's: agents list by them, and a backend may hold a
+ * client to them.
+ */
 import { createHash } from "node:crypto";
 
 /** Asked for several times a pod, and a process knows few clusters. */

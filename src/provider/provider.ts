@@ -1,6 +1,6 @@
 /**
- * The contract between the agent and whatever runs machines. A provider is dumb on purpose: it creates, lists, stops and
- * deletes machines by id, and says what it sees. Deciding belongs to the agent.
+ * The contract between the agent and a backend that runs machines. A provider is dumb on purpose: it creates, lists,
+ * stops and deletes machines by id, and says what it sees. Deciding belongs to the agent.
  *
  * What every provider must keep (the conformance kit checks it):
  * - createPod with the same id and spec, any number of times and concurrently, makes one machine.
@@ -8,8 +8,8 @@
  * - deletePod of an unknown id succeeds and leaves a tombstone, so that a late create answers `gone`.
  * - A machine that is `stopped` has nothing running. It stays readable until it is deleted.
  * - getPods returns what createPod just made (read your writes).
- * - A call that gives back a value does so within 60 s; what takes longer goes on behind it. After that the agent aborts its
- *   signal, takes the answer for `unavailable` and asks again, maybe while the first call still runs.
+ * - A call that gives back a value does so within 60 s; what takes longer goes on behind it. After that the agent
+ *   aborts its signal, takes the answer for `unavailable` and asks again, maybe while the first call still runs.
  */
 import type { Duplex, Readable } from "node:stream";
 import type { Capability } from "./capabilities.ts";
@@ -24,7 +24,9 @@ export interface ProviderInfo {
   name: string;
   version: string;
   capabilities: readonly Capability[];
-  /** What the machines' programs are built for, in Go's words (GOOS, GOARCH): `linux`, `arm64`. Absent: it does not say. */
+  /**
+   * What the machines' programs are built for, in Go's words (GOOS, GOARCH): `linux`, `arm64`. Absent: it does not say.
+   */
   os?: string;
   architecture?: string;
   /** What it declares besides: names that are misspelt, or newer than this version. Absent: none. */
@@ -33,7 +35,10 @@ export interface ProviderInfo {
 
 export interface MachineList {
   items: Machine[];
-  /** Machines that the backend has and of which it said nothing that can be believed: unknown, each for itself. Absent: none. */
+  /**
+   * Machines that the backend has and of which it said nothing that can be believed: unknown, each for itself. Absent:
+   * none.
+   */
   unknown?: UnknownMachine[];
   /** Revision at which the list was true: watchPods from here misses nothing. */
   revision: number;
@@ -137,25 +142,36 @@ export interface Provider {
   readonly name: string;
   getInfo(options: CallOptions): Promise<ProviderInfo>;
 
-  /** Idempotent. @throws ProviderError invalid, unsupported, conflict, gone, quota, rate_limited, unauthorized, unavailable */
+  /**
+   * Idempotent.
+   * @throws ProviderError invalid, unsupported, conflict, gone, quota, rate_limited, unauthorized, unavailable
+   */
   createPod(id: string, spec: MachineSpec, options: CallOptions): Promise<Machine>;
-  /** A tombstone is found with state `deleted`. @throws ProviderError not_found when absent, unavailable when unknown */
+  /**
+   * A tombstone is found with state `deleted`.
+   * @throws ProviderError not_found when absent, unavailable when unknown
+   */
   getPod(id: string, options: CallOptions): Promise<Machine>;
   /** All machines that carry every one of `labels`; with `includeDeleted`, tombstones too. */
   getPods(options: CallOptions & { labels: Record<string, string>; includeDeleted?: boolean }): Promise<MachineList>;
   /**
-   * Returns at once; the machine goes to `stopping`, then `stopped`. A shorter grace than that of a stop under way shortens
-   * it, a longer one changes nothing: an agent that was restarted says the whole grace again. Undefined when it was accepted
-   * but nothing can be told of the machine: what a reply says is not what makes a stop.
+   * Returns at once; the machine goes to `stopping`, then `stopped`. A shorter grace than that of a stop under way
+   * shortens it, a longer one changes nothing: an agent that was restarted says the whole grace again. Undefined when
+   * the stop was accepted but the reply's machine could not be read: the stop holds all the same.
    */
   stopPod(id: string, options: CallOptions & { graceSeconds: number }): Promise<Machine | undefined>;
   /** Idempotent, leaves a tombstone. `force` kills what still runs; without it, a running machine is stopped first. */
   deletePod(id: string, options: CallOptions & { force: boolean }): Promise<void>;
   getLogs(id: string, container: string, options: LogOptions): AsyncIterable<LogLine>;
 
-  /** Capability patch_files, patch_image, patch_registry_auth, resize or ephemeral_containers, by what the patch holds. */
+  /**
+   * Capability patch_files, patch_image, patch_registry_auth, resize or ephemeral_containers, by what the patch holds.
+   */
   updatePod?(id: string, patch: MachinePatch, options: CallOptions): Promise<Machine>;
-  /** Capability `events`. Ends when the signal aborts. @throws ProviderError gone when `since` is too old: list again */
+  /**
+   * Capability `events`. Ends when the signal aborts.
+   * @throws ProviderError gone when `since` is too old: list again
+   */
   watchPods?(
     since: number,
     options: CallOptions & { labels: Record<string, string> },

@@ -5,10 +5,11 @@ import { globMatches } from "../util/glob.ts";
 export const MAX_REGISTRY_KEY_LENGTH = 512;
 
 /**
- * Whether a registry's host falls under the host of a key: the same port, as many labels, and each label of the host matched by
- * that of the key, where `*` stands for anything within the label (`URLsMatch`). Takes linear time for any key.
+ * Whether a registry's host falls under the host of a key: the same port, as many labels, and each label of the host
+ * matched by that of the key, where `*` stands for anything within the label (`URLsMatch`). Takes linear time for any
+ * key.
  *
- * @param key `host[:port]` of whoever holds credentials; may hold globs
+ * @param key `host[:port]` that credentials are for; may hold globs
  * @param host `host[:port]` of an image's registry
  */
 export function registryHostMatches(key: string, host: string): boolean {

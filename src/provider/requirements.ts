@@ -1,6 +1,6 @@
 /**
- * What a specification needs from a backend, as capabilities. One function for everybody who has to refuse what cannot run: the
- * agent before it calls, the server before it passes on, a provider that is called directly.
+ * What a specification needs from a backend, as capabilities. One function for all parts that refuse what cannot run:
+ * the agent before it calls, the server before it passes on, a provider that is called directly.
  */
 import type { Capability } from "./capabilities.ts";
 import { ProviderError } from "./errors.ts";
@@ -13,8 +13,9 @@ export interface Requirement {
 }
 
 /**
- * Pull policies, resources, host name and DNS need nothing: every pod has them by default, and without them a backend still
- * runs the right thing. Whoever knows that a user asked for one of them expressly checks that capability itself.
+ * Pull policies, resources, host name and DNS need nothing: every pod has them by default, and without them a backend
+ * still runs the right thing. A caller that knows that a user asked for one of them expressly checks that capability
+ * itself.
  */
 export function requiredCapabilities(spec: MachineSpec): Requirement[] {
   const needs: Requirement[] = [];

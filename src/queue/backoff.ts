@@ -1,3 +1,4 @@
+/** Exponential back-off with jitter, for one thing that is tried again. */
 import type { Clock } from "../util/clock.ts";
 import type { Random } from "../util/random.ts";
 
@@ -13,7 +14,7 @@ export interface BackoffOptions {
    * `none` exactly d. Default `full`.
    */
   jitter?: "full" | "up" | "none";
-  /** The sequence starts anew when nothing failed for this long. Default: only `reset` does that. */
+  /** The sequence starts again when nothing has failed for this long. Default: only `reset` does that. */
   resetAfterMs?: number;
   clock: Clock;
   random: Random;

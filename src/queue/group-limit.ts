@@ -1,6 +1,6 @@
 /**
- * Lets only so many of each group through at once; the others of that group wait in the order in which they came. So a group
- * whose work is slow holds up itself and leaves what all groups share to the others.
+ * Lets only so many of each group through at once; the others of that group wait in the order in which they came. So a
+ * group whose work is slow holds up itself and leaves what all groups share to the others.
  */
 export class GroupLimit {
   readonly #limit: number;

@@ -1,3 +1,8 @@
+/**
+ * The work queue of the pods: each key is handled by one worker at a time, failures are tried again after a back-off,
+ * and no group of keys can take all workers. The rest of this folder are its parts, and the limits that others use on
+ * their own.
+ */
 import PQueue from "p-queue";
 import type { Logger } from "../telemetry/logger.ts";
 import { untilAborted } from "../util/abort.ts";
@@ -28,9 +33,9 @@ export interface KeyedQueueOptions {
   /** Keys handled at once. */
   concurrency: number;
   /**
-   * Groups of keys take turns; within one, keys are handled as they came. A group that has workers already gets another only while
-   * it has fewer than are free: alone it gets half of them, the next one half of the rest. So many groups whose work does not
-   * end have to come together before one more finds no worker. Default: no groups.
+   * Groups of keys take turns; within one, keys are handled as they came. A group that has workers already gets another
+   * only while it has fewer than are free: alone it gets half of them, the next one half of the rest. So many groups
+   * whose work does not end have to come together before one more finds no worker. Default: no groups.
    */
   groupOf?: (key: string) => string;
   /** Delay of `retry`: doubles from `initialMs` (default 250) to `maxMs` (default 60 000), plus up to as much again. */
@@ -54,8 +59,8 @@ interface Waiting {
  * missed and a hundred changes cost one run.
  *
  * A key has at most one time at which it is due. `addAfter` and `retry` bring it forward but never push it back, and
- * `add` makes it due now. Of the urgencies with which a key was added since it was handled last, the highest holds. A quarter
- * of the workers is kept for what is of high urgency, and half from what is of low.
+ * `add` makes it due now. Of the urgencies with which a key was added since it was handled last, the highest holds. A
+ * quarter of the workers is kept for what is of high urgency, and half from what is of low.
  */
 export class KeyedQueue {
   readonly #options: KeyedQueueOptions;

@@ -1,8 +1,9 @@
+/** The client-side rate limit. */
 import type { Clock } from "../util/clock.ts";
 
 /**
- * A token bucket: `burst` at once, then `perSecond`. Whoever has to wait has reserved its place, so callers are served
- * in the order in which they came.
+ * A token bucket: `burst` at once, then `perSecond`. A caller that has to wait has reserved its place, so callers are
+ * served in the order in which they came.
  */
 export class TokenBucket {
   readonly #clock: Clock;
@@ -23,7 +24,7 @@ export class TokenBucket {
   /** Takes a token if one is there. */
   tryTake(): boolean {
     this.#refill();
-    // The sum of many refills may lack a trifle of a whole token.
+    // Rounding errors of many refills may add up to slightly less than a whole token.
     if (this.#tokens < 1 - 1e-9) return false;
     this.#tokens -= 1;
     return true;

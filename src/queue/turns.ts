@@ -1,4 +1,6 @@
-/** Keys that wait for their turn: one of each group, round and round, so that a group of many keys holds up no other. */
+/**
+ * Keys that wait for their turn: one of each group, round and round, so that a group of many keys holds up no other.
+ */
 export class Turns {
   /** The groups in the order of their turns, each with its keys as they came. No group is empty. */
   readonly #groups = new Map<string, Set<string>>();

@@ -62,7 +62,7 @@ export class Quantity {
 
   /** Like `parse`, but undefined for what is not a quantity. */
   static tryParse(text: string | number): Quantity | undefined {
-    // The arithmetic on numbers of so many digits takes long, and nobody means them.
+    // Numbers with that many digits are slow to compute with, and no real amount needs them.
     if (String(text).length > MAX_LENGTH) return undefined;
     const match = /^([+-]?)(\d*)(?:\.(\d*))?(?:([a-zA-Z]+)([+-]?\d*))?$/.exec(String(text));
     if (!match) return undefined;

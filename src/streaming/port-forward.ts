@@ -62,7 +62,10 @@ export interface PortForwardTarget {
   dial(port: number, signal: AbortSignal): Promise<Duplex>;
 }
 
-/** Answers 101 and forwards until the client closes or `signal` aborts. @throws UpgradeRefused for a malformed handshake */
+/**
+ * Answers 101 and forwards until the client closes or `signal` aborts.
+ * @throws UpgradeRefused for a malformed handshake
+ */
 export async function servePortForward(
   upgrade: UpgradeRequest,
   protocol: PortForwardProtocol,
@@ -153,9 +156,9 @@ async function serveSpdy(
 }
 
 /**
- * Any byte on an error stream makes kubectl give up the whole session, so only a failure to connect is told there, and none that
- * is the client's own doing. The error stream ends when the port's data has ended: kubectl waits for it before it lets go of the
- * connection, and old ones before they end their own side of it.
+ * Any byte on an error stream makes kubectl give up the whole session, so only a failure to connect is reported there,
+ * and none that the client itself caused. The error stream ends when the port's data has ended: kubectl waits for it
+ * before it closes the connection, and old ones before they end their own side of it.
  */
 async function forwardPair(
   data: SpdyStream,
@@ -239,7 +242,7 @@ async function serveChannels(
       await new Promise<void>((resolve) => pipeline(remote as Readable, toClient, () => resolve()));
       remote.destroy();
     } catch (thrown) {
-      // What the client sends there is dropped: nobody would read it, and the other ports would wait behind it.
+      // Input for this port is dropped: no process would read it, and the other ports would wait behind it.
       socket.readable(2 * index).destroy();
       // Flushed before the connection may be closed.
       errors.end(forwardError(port, target, thrown));

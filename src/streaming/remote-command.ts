@@ -1,8 +1,8 @@
 /**
  * exec and attach: a process's streams over SPDY or WebSocket (Kubernetes' `remotecommand` protocols v1 to v5).
  *
- * The order is: choose the protocol, open the process, then answer 101. So whatever goes wrong before the process runs is a
- * plain HTTP reply that the API server passes on as text.
+ * The order is: choose the protocol, open the process, then answer 101. So whatever goes wrong before the process runs
+ * is a plain HTTP reply that the API server passes on as text.
  */
 import { finished } from "node:stream/promises";
 import { pipeline, type Readable, type Writable } from "node:stream";
@@ -89,7 +89,7 @@ export interface StreamLimits {
   /** Default 4 h. */
   idleTimeoutMs?: number;
   pingIntervalMs?: number;
-  /** The budget of bytes that nobody has taken, and who is charged. */
+  /** The budget of unread bytes, and the tenant that is charged. */
   unread?: UnreadShare | undefined;
 }
 
@@ -208,16 +208,19 @@ async function acceptWebSocket(
 }
 
 /**
- * From the end of stdin to the end of a session that ends with it: nobody confirms that the last input has arrived, and
- * whatever is still on its way when a session is broken off may be lost. What the process answers at once is seen, too.
+ * From the end of stdin to the end of a session that ends with it: no protocol confirms that the last input has
+ * arrived, and data still on its way when a session is broken off may be lost. What the process answers at once is
+ * seen, too.
  */
 const DETACH_AFTER_MS = 1_000;
 
 /**
- * Connects a client with a process until one of them ends. Never rejects: how it ended is told to the client, and returned.
+ * Connects a client with a process until one of them ends. Never rejects: how it ended is told to the client, and
+ * returned.
  *
  * @param kind attaching tells no exit code: a client reads it from the pod's status
- * @param endsWithStdin the end of the client's stdin ends the session, as it does on a container that keeps its own stdin open
+ * @param endsWithStdin the end of the client's stdin ends the session, as it does on a container that keeps its own
+ *   stdin open
  */
 export async function serveRemoteCommand(
   client: RemoteCommandClient,
@@ -266,7 +269,7 @@ export async function serveRemoteCommand(
   try {
     if (gone === undefined) await client.finish(outcome);
   } catch (thrown) {
-    // The client left while it was told.
+    // The client left before it had read how the session ended.
     outcome = { error: toError(thrown) };
     client.destroy("closed");
   }
@@ -287,7 +290,9 @@ function connectOutput(source: Readable | null, target: Writable | null): Promis
   return new Promise((resolve) => pipeline(source, target, () => resolve()));
 }
 
-/** Ends the outputs before the process has; what it handed over until now still arrives. Resolves when it was flushed. */
+/**
+ * Ends the outputs before the process has; what it handed over until now still arrives. Resolves when it was flushed.
+ */
 async function endOutputs(process: ProcessStreams, client: RemoteCommandClient): Promise<void> {
   const end = async (source: Readable | null, target: Writable | null) => {
     source?.unpipe();
@@ -327,8 +332,8 @@ function connectStdin(source: Readable | null, target: NodeJS.WritableStream | n
 const MAX_RESIZE_BYTES = 1024;
 
 /**
- * Calls `resize` for the sizes of the stream, of many at a time for the last one: nothing holds back a client that sends them by
- * the thousand, and the backend must not be flooded with them. Whatever is no size is skipped.
+ * Calls `resize` for the sizes of the stream, of many at a time for the last one: nothing holds back a client that
+ * sends them by the thousand, and the backend must not be flooded with them. Messages that are not a size are skipped.
  */
 export function followResizes(source: Readable, resize: (columns: number, rows: number) => void): void {
   let text = "";

@@ -1,18 +1,19 @@
 /**
- * One budget for what all sessions hold in memory that nobody has taken yet: messages that are begun and not ended, input that a command
- * does not read, output of a command that is collected. Who passes it loses sessions, the tenant that holds most first.
+ * One budget for the unread bytes that all sessions hold in memory: messages that are begun and not ended, input that a
+ * command does not read, output of a command that is collected. When it is exceeded, sessions are ended, first those of
+ * the tenant that holds most.
  */
 export interface UnreadSession {
   /** Who is charged: the namespace. */
   tenant: string;
   /** Bytes that it holds now. */
   measure(): number;
-  /** Ends it; what it holds is let go of. */
+  /** Ends the session, so that its bytes are freed. */
   cut(): void;
 }
 
 export interface UnreadAccount {
-  /** So many bytes have come; what was taken meanwhile is found out when the budget is measured. */
+  /** Adds bytes that have arrived. Those that were read since are subtracted when the budget is measured. */
   add(bytes: number): void;
   leave(): void;
 }

@@ -37,7 +37,10 @@ export function headerList(value: string | string[] | undefined): string[] {
 
 export type UpgradeKind = "spdy" | "websocket";
 
-/** Which protocol the client wants, by its `Connection` and `Upgrade` headers. @throws UpgradeRefused 400 when neither */
+/**
+ * Which protocol the client wants, by its `Connection` and `Upgrade` headers.
+ * @throws UpgradeRefused 400 when neither
+ */
 export function upgradeKind(request: IncomingMessage): UpgradeKind {
   const connection = headerList(request.headers.connection).map((item) => item.toLowerCase());
   const upgrades = headerList(request.headers.upgrade).map((item) => item.toLowerCase());

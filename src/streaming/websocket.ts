@@ -1,6 +1,7 @@
 /**
- * Kubernetes' WebSocket framing: several channels over one connection. A binary message is the channel's number in one byte
- * and its bytes; in the base64 protocols a text message is the number as a character, counted from "0" on, and the bytes in base64.
+ * Kubernetes' WebSocket framing: several channels over one connection. A binary message is the channel's number in one
+ * byte and its bytes; in the base64 protocols a text message is the number as a character, counted from "0" on, and the
+ * bytes in base64.
  */
 import type { IncomingMessage } from "node:http";
 import { type Duplex, Readable, Writable } from "node:stream";
@@ -19,7 +20,9 @@ const CLOSE_CHANNEL = 255;
 
 const FIRST_DIGIT = "0".charCodeAt(0);
 
-/** golang.org/x/net/websocket's limit, which is the kubelet's: some clients send a whole file as one message of stdin. */
+/**
+ * golang.org/x/net/websocket's limit, which is the kubelet's: some clients send a whole file as one message of stdin.
+ */
 const MAX_MESSAGE_BYTES = 32 * 1024 * 1024;
 /** As many pieces of 32 KiB, kubectl's, as make such a message. */
 const MAX_FRAGMENTS = 1024;
@@ -44,11 +47,14 @@ export function negotiateWebSocketProtocol(request: IncomingMessage, supported: 
   );
 }
 
-/** Answers 101 with `protocol` as chosen before. Resolves with the open connection; rejects when the handshake is malformed. */
+/**
+ * Answers 101 with `protocol` as chosen before. Resolves with the open connection; rejects when the handshake is
+ * malformed.
+ */
 export function acceptWebSocketUpgrade(upgrade: UpgradeRequest, protocol: string): Promise<WebSocket> {
   const { request, socket, head } = upgrade;
-  // `SPDY/3.1+portforward.k8s.io` is no token of RFC 6455 and `ws` would answer 400, on which kubectl silently falls back
-  // to SPDY. So ws sees no protocols, and the choice is put into its reply here.
+  // `SPDY/3.1+portforward.k8s.io` is not a token of RFC 6455 and `ws` would answer 400, on which kubectl silently falls
+  // back to SPDY. So ws sees no protocols, and the choice is put into its reply here.
   delete request.headers["sec-websocket-protocol"];
   const server = new WebSocketServer({
     noServer: true,
@@ -61,7 +67,7 @@ export function acceptWebSocketUpgrade(upgrade: UpgradeRequest, protocol: string
   return new Promise((resolve, reject) => {
     server.on("wsClientError", (error) => reject(new UpgradeRefused(400, error.message)));
     const gone = () => reject(new Error("the client closed the connection"));
-    // It may have been closed while the request was looked at: then no event tells, and ws calls nobody.
+    // It may have been closed while the request was looked at: then no event follows, and ws calls no callback.
     if (socket.closed) gone();
     socket.once("close", gone);
     server.handleUpgrade(request, socket, head, (webSocket) => {
@@ -75,7 +81,7 @@ export function acceptWebSocketUpgrade(upgrade: UpgradeRequest, protocol: string
  * Has a WebSocket share in the budget of unread bytes.
  *
  * @param transport the connection below it
- * @param buffered bytes of whole messages that nobody has taken yet
+ * @param buffered bytes of whole messages that have not been read yet
  */
 export function shareUnread(
   webSocket: WebSocket,
@@ -197,7 +203,7 @@ export class ChannelSocket {
       highWaterMark: 32 * 1024,
       write: (chunk: Buffer, _encoding, callback) => this.#send(channel, chunk, callback),
     });
-    // A client that leaves early is no fault of the process; `closed` tells.
+    // A client that leaves early is not an error of this process; `closed` resolves.
     writable.on("error", () => {});
     return writable;
   }

@@ -1,6 +1,6 @@
 /**
- * The audit: who did what to whose machine, one line each, for a person or a program that reads it later. What callers send stands in
- * it, so everything is cut to a length, and nothing can look like another line or steer a terminal.
+ * The audit: who did what to whose machine, one line each, for a person or a program that reads it later. It contains
+ * what callers send, so every text is cut to a length, and none can look like another line or steer a terminal.
  */
 import type { Clock } from "../util/clock.ts";
 import type { Logger } from "./logger.ts";
@@ -23,7 +23,10 @@ export interface AuditFields {
 }
 type AuditValue = string | number | boolean | readonly (string | number)[] | undefined;
 
-/** Of refusals, which cost a caller nothing; the next line tells how many were not written. What was done is always written. */
+/**
+ * Of refusals, which cost a caller nothing; the next line tells how many were not written. What was done is always
+ * written.
+ */
 const REFUSALS_PER_SECOND = 100;
 const MAX_TEXT = 256;
 const MAX_ITEMS = 32;
@@ -61,7 +64,7 @@ export class AuditLog {
     this.#logger.info(line, "Audit");
   }
 
-  /** What is said of a command. */
+  /** How a line describes a command. */
   command(words: readonly string[]): { command?: string | readonly string[]; commandWords?: number } {
     if (words.length === 0) return {};
     return { command: this.#commands === "full" ? words : words[0]!, commandWords: words.length };

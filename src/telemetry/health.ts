@@ -1,8 +1,8 @@
 /**
  * Health of this process, and the plain HTTP port that tells it to the cluster's probes and to Prometheus.
  *
- * `/livez` (and `/healthz`) answer whether the process can make progress. They must never depend on the API server or the
- * backend: an outage there would become a restart loop here. `/readyz` answers whether the agent does its work.
+ * `/livez` (and `/healthz`) answer whether the process can make progress. They must never depend on the API server or
+ * the backend: an outage there would become a restart loop here. `/readyz` answers whether the agent does its work.
  */
 import { createServer, type Server, type ServerResponse } from "node:http";
 import type { AddressInfo } from "node:net";
@@ -80,11 +80,14 @@ export interface HealthServer {
 }
 
 /**
- * Nobody shows credentials here. An attacker's connections take each other's places, not that of an address with fewer, and there
- * are so many that a probe is answered long before it could become the oldest.
+ * There are no credentials on this port. An attacker's connections take each other's places, not that of an address
+ * with fewer, and there are so many that a probe is answered long before it could become the oldest.
  */
 const MAX_CONNECTIONS = 1024;
-/** More than Node's 511: a probe that waits for its turn is answered, one that finds no place waits a second to try again. */
+/**
+ * More than Node's 511: a probe that waits for its turn is answered, one that finds no place waits a second to try
+ * again.
+ */
 const BACKLOG = 4096;
 /** For a request's header, and between two reads of a reply. */
 const PATIENCE_MS = 5_000;
@@ -94,7 +97,7 @@ const MAX_SCRAPES = 32;
 interface HealthServerOptions {
   host: string;
   port: number;
-  /** Another port, without `/metrics`: where nobody but the cluster's probes comes, nobody can come in their way. */
+  /** Another port, without `/metrics`, for the cluster's probes alone: there, no other client can crowd them out. */
   probePort?: number | undefined;
   livez: HealthChecks;
   readyz: HealthChecks;
@@ -189,7 +192,7 @@ async function listenOn(port: number, options: HealthServerOptions, metrics?: Me
   );
   const connections = new Connections(server, { total: MAX_CONNECTIONS });
   await listen(server, port, options.host);
-  // A connection that could not be accepted, for want of file descriptors for example, must not end the process.
+  // A connection that could not be accepted, for example without a free file descriptor, must not end the process.
   server.on("error", (error) => options.logger.warn({ err: error }, "health port: a connection was not accepted"));
   return {
     port: (server.address() as AddressInfo).port,
@@ -201,7 +204,9 @@ async function listenOn(port: number, options: HealthServerOptions, metrics?: Me
   };
 }
 
-/** All who ask in one turn of the event loop get the same answer: however many scrape, a probe is answered in between. */
+/**
+ * All who ask in one turn of the event loop get the same answer: however many scrape, a probe is answered in between.
+ */
 function together(work: () => Promise<string>): () => Promise<string> {
   let pending: Promise<string> | undefined;
   return () => {

@@ -1,7 +1,7 @@
 /**
- * Where log lines go: a file descriptor that may take nothing for now, because nobody reads the pipe, or the disk is full. Writing
- * never waits for it. What cannot be written is kept, up to a limit, and beyond it dropped and counted; when lines are taken
- * again, one of them says how many are missing.
+ * Where log lines go: a file descriptor that may take nothing for now, because nobody reads the pipe, or the disk is
+ * full. Writing never waits for it. What cannot be written is kept, up to a limit, and beyond it dropped and counted;
+ * when lines are taken again, one of them says how many are missing.
  */
 import { closeSync, constants, fstatSync, openSync, writeSync } from "node:fs";
 import { Socket } from "node:net";
@@ -106,7 +106,7 @@ export class LogSink {
     return written === line.length;
   }
 
-  /** Bytes that were taken: none while nobody reads, there is no room, or whatever else is the matter. */
+  /** Bytes that were written: 0 while nobody reads, the disk is full, or writing fails for any other reason. */
   #attempt(bytes: Buffer): number {
     try {
       return writeSync(this.#fd, bytes);
@@ -115,7 +115,7 @@ export class LogSink {
     }
   }
 
-  /** The process ends: what is left gets a moment. */
+  /** The process ends: the remaining lines get a short time to be written. */
   #last(): void {
     const pause = new Int32Array(new SharedArrayBuffer(4));
     for (let waitedMs = 0; !this.#flush() && waitedMs < LAST_MS; waitedMs += LAST_PAUSE_MS)
@@ -125,9 +125,10 @@ export class LogSink {
 }
 
 /**
- * A way to write to what the descriptor stands for without ever waiting. For pipes and terminals that is a descriptor of our own,
- * because the flag would hold for everybody who shares theirs; where it cannot be opened again (a socket, or a pipe of another
- * user's), the flag is set on the one that we have. Neither for files, which never keep anybody waiting.
+ * A way to write to what the descriptor stands for without ever waiting. For pipes and terminals that is a descriptor
+ * of our own, because the flag would hold for every process that shares the original; where it cannot be opened again
+ * (a socket, or a pipe of another user's), the flag is set on the one that we have. Files need neither: writing to them
+ * never waits for a reader.
  */
 function nonBlocking(fd: number): { reopened?: number; socket?: Socket } {
   const stat = fstatSync(fd);
@@ -136,7 +137,7 @@ function nonBlocking(fd: number): { reopened?: number; socket?: Socket } {
     try {
       const flags = constants.O_WRONLY | constants.O_NONBLOCK | constants.O_APPEND | constants.O_NOCTTY;
       const reopened = openSync(`/proc/self/fd/${fd}`, flags);
-      // A pipe is the same one; whatever else hides behind the name is not.
+      // Opening a pipe by this name gives the same pipe; of anything else it would give another.
       const { ino, dev } = fstatSync(reopened);
       if (ino === stat.ino && dev === stat.dev) return { reopened };
       closeSync(reopened);

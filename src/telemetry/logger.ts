@@ -1,3 +1,4 @@
+/** Log lines: their form, and what must never stand in them (credentials, bodies of requests). */
 import { pino } from "pino";
 import { systemClock } from "../util/clock.ts";
 import { VmletError } from "../util/errors.ts";
@@ -22,7 +23,8 @@ export type LogLevel = "debug" | "info" | "warn" | "error" | "silent";
 /**
  * JSON lines, ISO times, credentials redacted.
  *
- * @param options.sink where they go; default a sink of its own for `destination` (a file descriptor; default 2, standard error)
+ * @param options.sink where they go; default a sink of its own for `destination` (a file descriptor; default 2,
+ *   standard error)
  */
 export function createLogger(options: { level: LogLevel; destination?: number; sink?: LogSink }): Logger {
   const destination = options.sink ?? createLogSink(options.destination);
@@ -55,8 +57,8 @@ export function createLogSink(destination = 2): LogSink {
 }
 
 /**
- * An error that vmlet raised on purpose says all in its message; of any other one the place is wanted. Its other properties
- * stay out: a library's error may hold the whole request, with its credentials.
+ * An error that vmlet raised on purpose says all in its message; of any other one the place is wanted. Its other
+ * properties stay out: a library's error may hold the whole request, with its credentials.
  */
 function errorFields(thrown: unknown): unknown {
   if (thrown instanceof VmletError) return thrown.message;

@@ -1,7 +1,7 @@
 /**
  * The agent's own metrics: one registry per agent, every metric named here and nowhere else, so that names, buckets and
- * label sets can be reviewed in one place. Metrics that mean the same as a kubelet's carry the kubelet's name, so that the
- * kubernetes-mixin dashboards and alerts work; the rest begin with `vmlet_`.
+ * label sets can be reviewed in one place. Metrics that mean the same as a kubelet's carry the kubelet's name, so that
+ * the kubernetes-mixin dashboards and alerts work; the rest begin with `vmlet_`.
  *
  * Labels are bounded: no pod, UID, namespace or image labels here. Per-pod figures belong to /metrics/resource and
  * /stats/summary, which are made afresh for every scrape. Units are seconds and bytes.
@@ -95,19 +95,20 @@ export function createMetrics(options: MetricsOptions) {
     registry,
 
     /**
-     * Calls `update` before each rendering: for gauges that are cheaper to compute when asked than to keep current. It is told
-     * whose kubelet is asked, undefined when the process is, and must not wait: another scrape may come meanwhile.
+     * Calls `update` before each rendering: for gauges that are cheaper to compute when asked than to keep current. It
+     * is told whose kubelet is asked, undefined when the process is, and must not wait: another scrape may come
+     * meanwhile.
      */
     onScrape(update: (node: string | undefined) => void): void {
       beforeScrape.push(update);
     },
 
     /**
-     * The exposition text (content type `registry.contentType`): of the process, or as the kubelet of one of its nodes gives it.
-     * Then no series tells of another node, because dashboards take the scraped kubelet for that of the one node that it names, and
-     * none of the process as such, because alerts and dashboards of the process know its target by `vmlet_build_info`: they must
-     * not count it again for each node that is scraped too. Counters and histograms without a node label are those of the
-     * process in either case.
+     * The exposition text (content type `registry.contentType`): of the process, or as the kubelet of one of its nodes
+     * gives it. Then no series tells of another node, because dashboards take the scraped kubelet for that of the one
+     * node that it names, and none of the process as such, because alerts and dashboards of the process know its target
+     * by `vmlet_build_info`: they must not count it again for each node that is scraped too. Counters and histograms
+     * without a node label are those of the process in either case.
      */
     async render(node?: string): Promise<string> {
       for (const update of beforeScrape) update(node);

@@ -1,12 +1,13 @@
 /**
- * Errors that reach the process because nobody caught them. One process serves many nodes, and a provider module is foreign code:
- * a promise that it forgot must not end them all, the less as the same pod would end them again at the next start.
+ * Errors that reach the process because no code caught them. One process serves many nodes, and a provider module is
+ * foreign code: a promise that it forgot must not end them all, the less as the same pod would end them again at the
+ * next start.
  *
- * - A rejected promise that nobody waits for has interrupted nothing: it is logged and counted.
- * - An exception with no function of vmlet's on its stack was thrown in a callback of foreign code, which has interrupted only
- *   that: logged and counted as well.
- * - Any other exception has left something of ours half done. What, nobody knows, so the process stops in order; the next one
- *   finds everything from the API server and the backend.
+ * - A rejected promise that no code waits for has interrupted nothing: it is logged and counted.
+ * - An exception with no function of vmlet's on its stack was thrown in a callback of foreign code, which has
+ *   interrupted only that: logged and counted as well.
+ * - Any other exception has left something of ours half done. What, nobody knows, so the process stops in order; the
+ *   next one finds everything from the API server and the backend.
  */
 import { dirname, sep } from "node:path";
 import type { Clock } from "../util/clock.ts";
@@ -24,7 +25,9 @@ export interface ProcessFaultsOptions {
   ownFolder?: string | undefined;
 }
 
-/** Between two lines: what is thrown once is often thrown for each pod, again and again. Each tells how many there were. */
+/**
+ * Between two lines: what is thrown once is often thrown for each pod, again and again. Each tells how many there were.
+ */
 const LINE_PAUSE_MS = 10_000;
 
 export class ProcessFaults {
@@ -78,7 +81,7 @@ export class ProcessFaults {
     logger.error({ err: thrown, rejections: this.counts.rejection, exceptions: this.counts.exception }, message);
   }
 
-  /** Whether a function of ours was running. What has no stack is not ours: we throw nothing but errors. */
+  /** Whether a function of ours was running. A value without a stack is not ours: we throw nothing but errors. */
   #isOurs(thrown: unknown): boolean {
     if (!(thrown instanceof Error)) return false;
     const frames = (thrown.stack ?? "").split("\n").filter((line) => line.startsWith("    at "));

@@ -1,6 +1,6 @@
 /**
- * Waiting that ends: what an AbortSignal is linked to lets go of it again, because a signal that lives as long as the process
- * would keep every listener that is forgotten there.
+ * Waiting that ends. Each helper removes its listener from the AbortSignal again, because a signal that lives as long
+ * as the process would keep every listener that is forgotten there.
  */
 import type { Clock } from "./clock.ts";
 
@@ -12,9 +12,9 @@ export interface LinkedSignal extends Disposable {
 }
 
 /**
- * A signal that aborts with the first of `sources`, for work that is shorter than they are. AbortSignal.any does the same, but
- * leaves some 600 bytes in each source for every signal that it made (Node 24), which a source that lives as long as the
- * process never gives back.
+ * A signal that aborts with the first of `sources`, for work that is shorter than they are. AbortSignal.any does the
+ * same, but leaves some 600 bytes in each source for every signal that it made (Node 24), which a source that lives as
+ * long as the process never gives back.
  */
 export function linkAbort(...sources: readonly AbortSignal[]): LinkedSignal {
   const controller = new AbortController();
@@ -41,7 +41,7 @@ export function onAbort(signal: AbortSignal | undefined, listener: () => void): 
 }
 
 /**
- * What `work` comes to, unless the signal aborts first. The work itself goes on: its failure is then nobody's.
+ * The result of `work`, unless the signal aborts first. The work itself goes on, and a failure of it is then ignored.
  * @throws the signal's reason
  */
 export async function unlessAborted<T>(work: Promise<T>, signal: AbortSignal): Promise<T> {
@@ -61,7 +61,7 @@ export async function untilAborted(signal: AbortSignal, work?: Promise<unknown>)
   await promise;
 }
 
-/** Waits `ms` milliseconds, or until the signal aborts. Never rejects: whoever goes on looks at the signal. */
+/** Waits `ms` milliseconds, or until the signal aborts. Never rejects: the caller has to look at the signal. */
 export async function pause(clock: Clock, ms: number, signal: AbortSignal): Promise<void> {
   const { promise, resolve } = Promise.withResolvers<void>();
   const cancel = clock.after(ms, resolve);
@@ -70,7 +70,10 @@ export async function pause(clock: Clock, ms: number, signal: AbortSignal): Prom
   cancel();
 }
 
-/** A signal that aborts with `signal`, or with `error()` after `ms` milliseconds. To be given back, as one of `linkAbort`. */
+/**
+ * A signal that aborts with `signal`, or with `error()` after `ms` milliseconds. To be given back, as one of
+ * `linkAbort`.
+ */
 export function deadline(clock: Clock, ms: number, signal: AbortSignal, error: () => Error): LinkedSignal {
   const late = new AbortController();
   const cancel = clock.after(ms, () => late.abort(error()));

@@ -1,7 +1,10 @@
 /** Ranges of addresses. */
 import { BlockList, isIP } from "node:net";
 
-/** Whether an address lies in one of these ranges (`10.0.0.0/8`, `fd00::/8`). @throws TypeError for what is no range */
+/**
+ * Whether an address lies in one of these ranges (`10.0.0.0/8`, `fd00::/8`).
+ * @throws TypeError when a text is not a range
+ */
 export function inRanges(ranges: readonly string[]): (ip: string) => boolean {
   const list = new BlockList();
   for (const range of ranges) {

@@ -9,7 +9,9 @@ export interface Clock {
   monotonic(): number;
   /** Resolves after `ms` milliseconds; rejects with the signal's reason when `signal` aborts first. */
   sleep(ms: number, signal?: AbortSignal): Promise<void>;
-  /** Calls `callback` once after `ms` milliseconds; the returned function cancels it. Does not keep the process alive. */
+  /**
+   * Calls `callback` once after `ms` milliseconds; the returned function cancels it. Does not keep the process alive.
+   */
   after(ms: number, callback: () => void): () => void;
 }
 

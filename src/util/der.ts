@@ -1,4 +1,7 @@
-/** DER, the encoding of X.509 (ITU-T X.690): just what certificates and signing requests need. Each function returns one element. */
+/**
+ * DER, the encoding of X.509 (ITU-T X.690): just what certificates and signing requests need. Each function returns one
+ * element.
+ */
 
 const TAG = {
   integer: 0x02,

@@ -1,6 +1,6 @@
 /**
- * Go's `filepath.Match`, in time that grows with the length of the pattern times that of the text, whatever they are: patterns come from
- * pull secrets, so from anybody.
+ * Go's `filepath.Match`, in time that grows with the length of the pattern times that of the text, whatever they are:
+ * patterns come from pull secrets, so from anybody.
  *
  *   pattern:  { term }
  *   term:     '*'          any number of characters but '/'
@@ -20,8 +20,8 @@ export function globMatches(pattern: string, text: string): boolean {
   const characters = Array.from(text);
   let at = 0;
   let term = 0;
-  // Where to go on when what follows the last `*` does not match: one character further in the text. Earlier ones need no
-  // second try, because what lay between was matched as early as it could be.
+  // Where to go on when what follows the last `*` does not match: one character further in the text. Earlier ones need
+  // no second try, because what lay between was matched as early as it could be.
   let star: { term: number; at: number } | undefined;
   while (at < characters.length) {
     const current = terms[term];
@@ -73,7 +73,10 @@ function parse(pattern: readonly string[]): Term[] | undefined {
   return terms;
 }
 
-/** @returns the class that begins after the bracket at `start - 1`, and where its closing bracket is; undefined when malformed */
+/**
+ * @returns the class that begins after the bracket at `start - 1`, and where its closing bracket is; undefined when
+ *   malformed
+ */
 function parseClass(pattern: readonly string[], start: number): { term: Term; end: number } | undefined {
   let at = start;
   const isNegated = pattern[at] === "^";

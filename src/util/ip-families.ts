@@ -1,8 +1,8 @@
 import { isIPv4, isIPv6 } from "node:net";
 
 /**
- * Of some addresses the first of each family, so at most two: more than that no pod's status may hold. Whatever is no address,
- * or has a zone, is left out.
+ * The first address of each family, so at most two: a pod's status may not hold more. Texts that are not an address, or
+ * that have a zone, are left out.
  *
  * kubelet: `GetNodeHostIPs` for the node; `sortPodIPs` for a pod, where the node's own family comes first.
  *

@@ -1,7 +1,7 @@
 import { onAbort } from "./abort.ts";
 import type { Clock } from "./clock.ts";
 
-/** Wakes all who wait for "something has changed". Nobody is told what, and nothing is remembered. */
+/** Wakes all who wait for "something has changed". It does not say what changed, and it remembers nothing. */
 export class Pulse {
   readonly #waiters = new Set<() => void>();
 

@@ -1,3 +1,4 @@
+/** Running a short-lived program for its output: exec plugins of kubeconfigs and credential providers. */
 import { spawn } from "node:child_process";
 import { onAbort } from "./abort.ts";
 
@@ -5,21 +6,21 @@ export interface Program {
   /** A path, or a name that is looked for in `PATH`. */
   file: string;
   args: readonly string[];
-  /** All that it gets; without it, what this process has, and `addedEnv`. */
+  /** Its whole environment. Without it: this process's environment and `addedEnv`. */
   env?: Readonly<Record<string, string>> | undefined;
   addedEnv?: Readonly<Record<string, string>> | undefined;
 }
 
-/** Of what it complains about, so much is told. */
+/** Characters of its standard error that an error's message quotes. */
 const MAX_COMPLAINT = 500;
 
 /**
- * Runs a program to its end, for what it writes to its standard output. When the signal aborts or time is up it is killed with
- * all that it started, and nothing waits for it any more.
+ * Runs a program to its end, for what it writes to its standard output. When the signal aborts or time is up it is
+ * killed with all that it started, and nothing waits for it any more.
  *
  * @param options.input what it reads from its standard input
- * @throws Error when it cannot be started, is killed, exits with another code than 0 (the message has the beginning of its
- *   standard error), or writes more than `maxOutputBytes`; the signal's reason on abort
+ * @throws Error when it cannot be started, is killed, exits with another code than 0 (the message has the beginning of
+ *   its standard error), or writes more than `maxOutputBytes`; the signal's reason on abort
  */
 export function runProgram(
   program: Program,

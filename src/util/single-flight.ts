@@ -1,4 +1,7 @@
-/** One question under way per key: who asks meanwhile gets the same answer, or the same error. Nothing is kept afterwards. */
+/**
+ * One question under way per key: callers that ask meanwhile get the same answer, or the same error. Nothing is kept
+ * afterwards.
+ */
 export class SingleFlight<K, V> {
   readonly #pending = new Map<K, Promise<V>>();
 
@@ -7,7 +10,7 @@ export class SingleFlight<K, V> {
     return this.#pending.size;
   }
 
-  /** @param ask is called only when nobody asks about `key` already; it must not throw synchronously */
+  /** @param ask is called only when no question about `key` is under way; it must not throw synchronously */
   do(key: K, ask: () => Promise<V>): Promise<V> {
     const pending = this.#pending.get(key);
     if (pending !== undefined) return pending;

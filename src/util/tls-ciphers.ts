@@ -1,6 +1,7 @@
 /**
- * The cipher suites of every TLS server of ours: all of TLS 1.3, and of TLS 1.2 those that encrypt and authenticate at once and
- * keep the past secret. CIS asks a kubelet for these (4.2.12); Node's own list has the older suites with CBC too.
+ * The cipher suites of every TLS server of ours: all of TLS 1.3, and of TLS 1.2 those that encrypt and authenticate at
+ * once and keep the past secret. CIS asks a kubelet for these (4.2.12); Node's own list has the older suites with CBC
+ * too.
  */
 export const TLS_CIPHERS = [
   "TLS_AES_128_GCM_SHA256",

@@ -1,4 +1,6 @@
-/** The CA that client certificates of the kubelet API are checked against: from a file, or as the cluster publishes it. */
+/**
+ * The CA that client certificates of the kubelet API are checked against: from a file, or as the cluster publishes it.
+ */
 import { X509Certificate } from "node:crypto";
 import { readFile } from "node:fs/promises";
 import { createSecureContext } from "node:tls";
@@ -45,8 +47,9 @@ export async function fileClientCa(options: {
 const CA_CONFIG_MAP = { namespace: "kube-system", name: "extension-apiserver-authentication", key: "client-ca-file" };
 
 /**
- * The cluster's own client CA, as the API server publishes it. On kubeadm clusters it signs the API server's kubelet client
- * certificate; where it does not, give a file. Without the map or the right to read it, client certificates are not accepted.
+ * The cluster's own client CA, as the API server publishes it. On kubeadm clusters it signs the API server's kubelet
+ * client certificate; where it does not, give a file. Without the map or the right to read it, client certificates are
+ * not accepted.
  */
 export async function configMapClientCa(options: {
   kube: Kube;
@@ -81,7 +84,7 @@ function warnCa(logger: Logger, thrown: unknown): void {
 
 function checkBundle(bundle: string, source: string): void {
   try {
-    // Throws when there is no certificate in it; further ones are read by TLS itself.
+    // Throws unless the text begins with a certificate; TLS itself reads any others.
     createSecureContext({ ca: bundle });
     new X509Certificate(bundle);
   } catch (thrown) {

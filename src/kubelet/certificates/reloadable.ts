@@ -31,7 +31,10 @@ export class Holder<T> {
   }
 }
 
-/** A `Reloadable` of what `holder` holds; `round` brings it up to date and says how many milliseconds later it is due again. */
+/**
+ * A `Reloadable` of what `holder` holds; `round` brings it up to date and says how many milliseconds later it is due
+ * again.
+ */
 export function reloadable<T>(
   holder: Holder<T>,
   clock: Clock,

@@ -1,6 +1,6 @@
 /**
- * The certificate that the kubelet API serves with: from files, from a signing request, or made here. Each source keeps its
- * last good one through any error.
+ * The certificate that the kubelet API serves with: from files, from a signing request, or made here. Each source keeps
+ * its last good one through any error.
  */
 import { X509Certificate } from "node:crypto";
 import { readFile } from "node:fs/promises";
@@ -30,8 +30,8 @@ const SELF_SIGNED_LIFE_MS = 365 * 86_400_000;
 const HOUR_MS = 3600_000;
 
 /**
- * A certificate and key in files, read again every 10 s: watches do not see the swapped links of projected volumes. A pair
- * that does not match (one file written, the other not yet) is left for the next round.
+ * A certificate and key in files, read again every 10 s: watches do not see the swapped links of projected volumes. A
+ * pair that does not match (one file written, the other not yet) is left for the next round.
  *
  * @throws CertificateError when the first reading gives no usable pair
  */
@@ -72,8 +72,8 @@ export async function fileCertificate(options: {
 }
 
 /**
- * A certificate made here. It encrypts but proves nothing: API servers that verify kubelets refuse it, and metrics-server needs
- * `--kubelet-insecure-tls`. Made anew when the advertised names change or its life is nearly over.
+ * A certificate made here. It encrypts but proves nothing: API servers that verify kubelets refuse it, and
+ * metrics-server needs `--kubelet-insecure-tls`. Replaced when the advertised names change or its life is nearly over.
  */
 export function selfSignedCertificate(options: {
   nodeName: string;
@@ -117,9 +117,9 @@ function createSelfSigned(nodeName: string, altNames: SubjectAltNames, clock: Cl
 }
 
 /**
- * A certificate from the cluster's signer `kubernetes.io/kubelet-serving`, which wants: organization `system:nodes`, common name
- * `system:node:NAME`, a requester of just that name, and somebody's approval. Until it is there, a self-signed one serves. It is
- * renewed at 70 to 90 % of its life, or when the advertised names change.
+ * A certificate from the cluster's signer `kubernetes.io/kubelet-serving`, which wants: organization `system:nodes`,
+ * common name `system:node:NAME`, a requester of just that name, and an approval. Until it is there, a self-signed one
+ * serves. It is renewed at 70 to 90 % of its life, or when the advertised names change.
  */
 export function signedCertificate(options: {
   nodeName: string;

@@ -22,7 +22,8 @@ export function attach(deps: StreamDeps): Handler {
       const release = deps.sessions.open("attach", found.pod.metadata, user.username);
       try {
         const process = await deps.provider.attach(found.machineId, container, { ...options, signal });
-        // As container runtimes do it: stdin that is open to one client only ends with that client's; any other stays open.
+        // As container runtimes do it: stdin that is open to one client only ends with that client's; any other stays
+        // open.
         const spec = allContainers(found.pod).find(({ name }) => name === container);
         const endsWithStdin = spec?.stdinOnce !== true || spec.tty === true;
         const limits = { ...deps.streamLimits, unread: { budget: deps.unread, tenant: params["namespace"]! } };

@@ -1,4 +1,7 @@
-/** `/containerLogs/NAMESPACE/POD/CONTAINER`: the log as `kubectl logs` shows it, with the kubelet's options, codes and words. */
+/**
+ * `/containerLogs/NAMESPACE/POD/CONTAINER`: the log as `kubectl logs` shows it, with the kubelet's options, codes and
+ * words.
+ */
 import type { ServerResponse } from "node:http";
 import type { Pod } from "../../kube/wire.ts";
 import type { LogLine, LogOptions, Provider } from "../../provider/provider.ts";
@@ -21,7 +24,10 @@ export interface ContainerLogOptions {
   stream?: "stdout" | "stderr";
 }
 
-/** How long a follower of a silent container waits for its response's header: a fault of the backend can still be told by then. */
+/**
+ * How long a follower of a silent container waits for its response's header: a fault of the backend can still be told
+ * by then.
+ */
 const FIRST_LINE_WAIT_MS = 250;
 
 export function containerLogs(deps: {
@@ -106,8 +112,9 @@ function parseRfc3339(text: string): number | undefined {
 }
 
 /**
- * Whether to read the instance before the newest one. `previous` means the one that ended last, which is the newest one itself while
- * the container waits to be started again (CrashLoopBackOff); then its log is also what there is without `previous`.
+ * Whether to read the instance before the newest one. `previous` means the one that ended last, which is the newest one
+ * itself while the container waits to be started again (CrashLoopBackOff); then its log is also what there is without
+ * `previous`.
  *
  * @throws HttpError 400 when there is nothing to read
  */
@@ -145,8 +152,8 @@ function sinceMs(options: ContainerLogOptions, now: number): number | undefined 
 }
 
 /**
- * What the backend is asked to leave out already. The tail is found first and the time filter applies to its lines, so with both
- * only the tail is asked for. A limit of bytes of output is one of bytes of log too.
+ * What the backend is asked to leave out already. The tail is found first and the time filter applies to its lines, so
+ * with both only the tail is asked for. A limit of bytes of output is one of bytes of log too.
  */
 function providerOptions(options: ContainerLogOptions, since: number | undefined, signal: AbortSignal): LogOptions {
   return {
@@ -168,7 +175,10 @@ export interface LogFormat {
   since?: number | undefined;
 }
 
-/** Collects the output's bytes: what is wanted of the lines, times if asked for, parts of a line joined, cut at the limit. */
+/**
+ * Collects the output's bytes: what is wanted of the lines, times if asked for, parts of a line joined, cut at the
+ * limit.
+ */
 export class LogOutput {
   readonly #format: LogFormat;
   #left: number;
@@ -264,8 +274,9 @@ async function writeLog(
     }
     flush();
     begin();
-    // The end must not share a TLS record with the last lines: an API server that passes logs on to a WebSocket drops what it
-    // reads together with the end (messageCopy in k8s.io/streaming). The kubelet speaks HTTP/2, where that does not happen.
+    // The end must not share a TLS record with the last lines: an API server that passes logs on to a WebSocket drops
+    // what it reads together with the end (messageCopy in k8s.io/streaming). The kubelet speaks HTTP/2, where that does
+    // not happen.
     await untilAborted(sent, signal);
     response.end();
   } finally {

@@ -1,3 +1,4 @@
+/** `/exec`: a new command in a running container, over SPDY or WebSocket. */
 import type { Provider } from "../../provider/provider.ts";
 import { negotiateRemoteCommand, remoteCommandOptions, type StreamLimits } from "../../streaming/remote-command.ts";
 import type { UnreadBytes } from "../../streaming/unread.ts";

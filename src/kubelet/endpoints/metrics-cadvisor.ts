@@ -1,3 +1,4 @@
+/** Container metrics under cAdvisor's names, which dashboards expect of every kubelet. */
 import { TEXT_FORMAT, family, type Labels, type Sample } from "../metrics/exposition.ts";
 import type { Handler } from "../router.ts";
 import type { NodeSample, StatsSource } from "../metrics/stats.ts";

@@ -1,11 +1,12 @@
+/** The probe metrics of a kubelet (pkg/kubelet/prober/prober_manager.go). */
 import { TEXT_FORMAT, family, type Sample } from "../metrics/exposition.ts";
 import type { PodLookup } from "../pod-lookup.ts";
 import type { Handler } from "../router.ts";
 import type { ContainerProbes, StatsSource } from "../metrics/stats.ts";
 
 /**
- * `/metrics/probes`: how often each probe came out which way. Most backends run the probes in their machines and tell it with
- * the usage; what the agent runs itself comes from `own`.
+ * `/metrics/probes`: how often each probe came out which way. Most backends run the probes in their machines and tell
+ * it with the usage; what the agent runs itself comes from `own`.
  */
 export function probeMetrics(lookup: PodLookup, stats: StatsSource, own: () => readonly ContainerProbes[]): Handler {
   return {

@@ -1,3 +1,4 @@
+/** The resource metrics of a kubelet (pkg/kubelet/metrics/collectors/resource_metrics.go). */
 import { TEXT_FORMAT, family, type Labels, type Sample } from "../metrics/exposition.ts";
 import type { Handler } from "../router.ts";
 import type { NodeSample, StatsSource } from "../metrics/stats.ts";
@@ -11,8 +12,9 @@ export function resourceMetrics(stats: StatsSource): Handler {
 }
 
 /**
- * The kubelet's metrics in its order, but with `pod` as the second label of both kinds: virtual-kubelet's e2e suite looks for it
- * there, and metrics-server finds labels by name. All three series of a container or none, and no zeros (kubelet.md §8.3).
+ * The kubelet's metrics in its order, but with `pod` as the second label of both kinds: virtual-kubelet's e2e suite
+ * looks for it there, and metrics-server finds labels by name. A container has all three series or none, and none is
+ * zero: else metrics-server drops its whole pod (metrics-server: pkg/scraper/client/resource/decode.go).
  */
 export function renderResourceMetrics(node: NodeSample): string {
   const cpu: Sample[] = [];

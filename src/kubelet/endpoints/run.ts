@@ -1,3 +1,4 @@
+/** The kubelet's old `run` route: a command whose output is the reply's body, without a stream. */
 import type { Readable } from "node:stream";
 import type { UnreadAccount, UnreadBytes } from "../../streaming/unread.ts";
 import { HttpError } from "../http-error.ts";
@@ -8,7 +9,10 @@ import type { StreamDeps } from "./exec.ts";
 /** The whole output is held until the command ends: this old route tells failure by the status, which comes first. */
 const MAX_OUTPUT_BYTES = 16 * 1024 * 1024;
 
-/** `POST /run/NAMESPACE/POD[/UID]/CONTAINER?cmd=...`: a command without input; the reply is its output, 500 when it failed. */
+/**
+ * `POST /run/NAMESPACE/POD[/UID]/CONTAINER?cmd=...`: a command without input; the reply is its output, 500 when it
+ * failed.
+ */
 export function run(deps: StreamDeps): Handler {
   return {
     kind: "plain",
@@ -26,7 +30,7 @@ export function run(deps: StreamDeps): Handler {
         const options = { stdin: false, stdout: true, stderr: true, tty: false, signal };
         const process = await deps.provider.exec(found.machineId, container, command, options);
         notes.begun = true;
-        // Nobody may be left to ask how it ended.
+        // This promise may have no other user left; its rejection must not go unhandled.
         process.exit.catch(() => {});
         let held: CappedOutput | undefined;
         try {

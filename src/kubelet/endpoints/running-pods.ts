@@ -1,7 +1,10 @@
 import { allContainers, runningContainers, type PodLookup } from "../pod-lookup.ts";
 import type { Handler } from "../router.ts";
 
-/** `/runningpods/`: pods of which a container runs, with those containers alone. A pod that is being deleted does not count. */
+/**
+ * `/runningpods/`: pods of which a container runs, with those containers alone. A pod that is being deleted does not
+ * count.
+ */
 export function runningPods(lookup: PodLookup): Handler {
   return {
     kind: "plain",

@@ -1,3 +1,4 @@
+/** The summary API: usage per node, pod and container as JSON (k8s.io/kubelet: pkg/apis/stats/v1alpha1). */
 import { rfc3339 } from "../../util/clock.ts";
 import type { Handler } from "../router.ts";
 import type { ContainerSample, NodeSample, PodSample, StatsSource } from "../metrics/stats.ts";

@@ -1,6 +1,6 @@
 /**
- * Usage of the machines, from one provider call for all scrapers within a few seconds. A machine or container without a sample is
- * left out, never shown as zero: metrics-server drops a whole pod in which one container is zero.
+ * Usage of the machines, from one provider call for all scrapers within a few seconds. A machine or container without a
+ * sample is left out, never shown as zero: metrics-server drops a whole pod in which one container is zero.
  */
 import type { MachineStats, ProbeTally, Provider } from "../../provider/provider.ts";
 import type { Logger } from "../../telemetry/logger.ts";

@@ -1,7 +1,7 @@
 /**
- * The conformance kit: named checks of everything that a provider has to keep, each with the reason for its rule. They run against any
- * Provider in the process, and with an HTTP target also look at what only HTTP shows. A check makes its own machines, under
- * labels of its own, and deletes them; nothing else on the backend is touched.
+ * The conformance kit: named checks of everything that a provider has to keep, each with the reason for its rule. They
+ * run against any Provider in the process, and with an HTTP target also look at what only HTTP shows. A check makes its
+ * own machines, under labels of its own, and deletes them; nothing else on the backend is touched.
  */
 import PQueue from "p-queue";
 import { systemClock, type Clock } from "../../util/clock.ts";
@@ -30,7 +30,10 @@ export const CHECKS: readonly Check[] = [
   ...HTTP_CHECKS,
 ];
 
-/** Capabilities without a check: to see them at work takes more of the image, the host or the network than a kit can ask for. */
+/**
+ * Capabilities without a check: to see them at work takes more of the image, the host or the network than a kit can ask
+ * for.
+ */
 export const UNCHECKED: readonly Capability[] = [
   "registry_auth",
   "volumes.empty_dir.size_limit",
@@ -88,7 +91,10 @@ export interface ConformanceReport {
   skipped: number;
 }
 
-/** Runs all checks. @throws ProviderError when the provider does not even say what it is; the signal's reason, tidied up after */
+/**
+ * Runs all checks.
+ * @throws ProviderError when the provider does not even say what it is; the signal's reason, tidied up after
+ */
 export async function runConformance(provider: Provider, options: ConformanceOptions = {}): Promise<ConformanceReport> {
   const clock = options.clock ?? systemClock;
   const random = options.random ?? systemRandom;
@@ -116,7 +122,7 @@ export async function runConformance(provider: Provider, options: ConformanceOpt
     const result = await outcomeOf(check, context);
     await context.cleanUp();
     const finished = { name: check.name, ...result, durationMs: Math.round(clock.monotonic() - startedAt) };
-    // What a stop has broken off says nothing of the backend.
+    // A check that was broken off by a stop says nothing of the backend.
     if (!signal.aborted) options.onResult?.(finished);
     return finished;
   };

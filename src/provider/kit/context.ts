@@ -63,7 +63,7 @@ export class CheckContext {
     return this.info.capabilities.includes(capability);
   }
 
-  /** An id that nobody has used, whose machine is deleted when the check is over. */
+  /** An unused id, whose machine is deleted when the check is over. */
   id(): string {
     const id = `${this.#prefix}-${this.#ids.length}`;
     this.#ids.push(id);

@@ -8,7 +8,9 @@ export interface HttpTarget {
     path: string,
     options?: { headers?: Record<string, string>; body?: string; signal?: AbortSignal; anonymous?: boolean },
   ): Promise<{ status: number; headers: Record<string, string | undefined>; body: string }>;
-  /** What is wrong with the body of a reply, which should be one of these of the document; undefined when nothing is. */
+  /**
+   * What is wrong with the body of a reply, which should be one of these of the document; undefined when nothing is.
+   */
   faultOf?(schema: ReplySchema, body: string): string | undefined;
   /** True when `anonymous` leaves a credential out. */
   readonly hasCredentials: boolean;

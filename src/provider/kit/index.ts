@@ -1,6 +1,6 @@
 /**
- * The provider kit: what somebody needs who writes a provider. The contract and its errors, helpers that every provider wants, and the
- * conformance checks. The providers in this repository import nothing else of `src`.
+ * The provider kit: what the author of a provider needs. The contract and its errors, helpers that every provider
+ * wants, and the conformance checks. The providers in this repository import nothing else of `src`.
  */
 export { ConfigError, parseFile } from "../../config/load.ts";
 export { Connections, type ConnectionLimits } from "../../http/connections.ts";

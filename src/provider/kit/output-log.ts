@@ -1,4 +1,7 @@
-/** What one instance of a container wrote: lines with times, the oldest dropped when they are too many, and readers that wait for more. */
+/**
+ * What one instance of a container wrote: lines with times, the oldest dropped when they are too many, and readers that
+ * wait for more.
+ */
 import type { Clock } from "../../util/clock.ts";
 import { Pulse } from "../../util/pulse.ts";
 import type { LogLine, LogOptions } from "../provider.ts";

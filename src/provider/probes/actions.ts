@@ -1,4 +1,7 @@
-/** Probe and hook actions against a running machine, with kubelet's texts (kubelet.md §3.6, §3.7). */
+/**
+ * Probe and hook actions against a running machine, with kubelet's texts (pkg/kubelet/prober/prober.go,
+ * pkg/kubelet/lifecycle/handlers.go).
+ */
 import { connect as connectHttp2, type IncomingHttpHeaders } from "node:http2";
 import { request as httpRequest, type IncomingMessage } from "node:http";
 import { connect as connectTcp } from "node:net";
@@ -16,7 +19,9 @@ export interface ProbeResult {
   output: string;
 }
 
-/** Where an action goes: one container of a machine, from the machine's host or from wherever its addresses are reached. */
+/**
+ * Where an action goes: one container of a machine, from the machine's host or from wherever its addresses are reached.
+ */
 export interface Target {
   /** The machine's, primary first. */
   readonly addresses: readonly string[];
@@ -65,7 +70,7 @@ class TimeoutError extends Error {
   }
 }
 
-/** Rejects as soon as the signal aborts, whatever `work` does then. */
+/** Rejects as soon as the signal aborts, even if `work` goes on. */
 function within<T>(signal: AbortSignal, work: Promise<T>): Promise<T> {
   return new Promise((resolve, reject) => {
     const onAbort = () => reject(signal.reason as Error);
@@ -130,8 +135,8 @@ function addressOf(host: string, port: number): string {
 const LOOPBACK = /^(?:localhost|127\.\d{1,3}\.\d{1,3}\.\d{1,3}|::1)$/;
 
 /**
- * To the machine itself, by its address or its own loopback. Never to another host: the pod's author names it, and whoever
- * runs this may reach what the pod must not (Pod Security's baseline forbids `host` for that reason).
+ * To the machine itself, by its address or its own loopback. Never to another host: the pod's author names it, and the
+ * process that runs this may reach what the pod must not (Pod Security's baseline forbids `host` for that reason).
  */
 async function dial(target: Target, host: string | undefined, port: number, signal: AbortSignal): Promise<Duplex> {
   if (host === undefined || target.addresses.includes(host)) return await within(signal, target.dial(port, signal));
@@ -166,8 +171,9 @@ async function probeTcp(
 }
 
 /**
- * They are for one hop, or for one connection: with them a probe would be something else than one GET, an upgrade to a session
- * for example, or what follows it would be read as another request. `Sec-*` no client but a browser has to send.
+ * They are for one hop, or for one connection: with them a probe would be something else than one GET, an upgrade to a
+ * session for example, or what follows it would be read as another request. `Sec-*` no client but a browser has to
+ * send.
  */
 const FORBIDDEN_HEADERS: ReadonlySet<string> = new Set([
   "connection",
@@ -398,8 +404,8 @@ export interface HookContext {
 }
 
 /**
- * Runs a post_start or pre_stop hook; rejects when it failed. Any HTTP response is success: kubelet does not look at the
- * status code.
+ * Runs a post_start or pre_stop hook; rejects when it failed. Any HTTP response is success: kubelet does not look at
+ * the status code.
  */
 export async function runHook(
   handler: Handler,

@@ -1,3 +1,7 @@
+/**
+ * When a probe's actions run and what their results mean: delay, period and thresholds, as pkg/kubelet/prober/worker.go
+ * counts them. The actions themselves are in `actions.ts`.
+ */
 import type { Probe } from "../machine.ts";
 import type { Clock } from "../../util/clock.ts";
 import type { ProbeTally } from "../provider.ts";

@@ -1,6 +1,7 @@
 /**
- * The preset dictionary of SPDY/3's header compression (draft-mbelshe-httpbis-spdy-00 §2.6.10.1): header names and values,
- * each with its length in 32 bits before it, then a tail of text without lengths. 1423 bytes, Adler-32 e3c6a7c2.
+ * The preset dictionary of SPDY/3's header compression (draft-mbelshe-httpbis-spdy-00 §2.6.10.1): header names and
+ * values, each with its length in 32 bits before it, then a tail of text without lengths. 1423 bytes, Adler-32
+ * e3c6a7c2.
  */
 const WORDS =
   "options,head,post,put,delete,trace,accept,accept-charset,accept-encoding,accept-language," +

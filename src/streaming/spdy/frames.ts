@@ -22,7 +22,9 @@ export class SpdyProtocolError extends VmletError {
 
 export type SpdyFrame =
   | { type: "syn_stream"; streamId: number; fin: boolean; headerBlock: Buffer }
-  /** SYN_REPLY and HEADERS: of no use to a server, but the block must be inflated because the zlib context is shared. */
+  /**
+   * SYN_REPLY and HEADERS: of no use to a server, but the block must be inflated because the zlib context is shared.
+   */
   | { type: "headers"; streamId: number; fin: boolean; headerBlock: Buffer }
   /** A piece of a DATA frame: payloads are handed on as they come. `fin` is on the last piece only. */
   | { type: "data"; streamId: number; fin: boolean; payload: Buffer }

@@ -1,6 +1,6 @@
 /**
- * SPDY/3 header blocks (draft-mbelshe-httpbis-spdy-00 §2.6.10): one zlib stream per direction and session, primed with the
- * SPDY dictionary, flushed after each block.
+ * SPDY/3 header blocks (draft-mbelshe-httpbis-spdy-00 §2.6.10): one zlib stream per direction and session, primed with
+ * the SPDY dictionary, flushed after each block.
  */
 import { createInflate, type Inflate } from "node:zlib";
 import { SPDY_DICTIONARY } from "./dictionary.ts";
@@ -10,8 +10,9 @@ const MAX_HEADERS = 100;
 
 /**
  * The header block of a reply without headers, `first` of a session or later, as a stored deflate block of four zero
- * bytes. A server that never sends headers therefore needs no compressor, and replies need no waiting. The empty stored block
- * behind it is a sync flush: without one, Go's reader asks for more after the last byte, fails, and fails for ever.
+ * bytes. A server that never sends headers therefore needs no compressor, and replies need no waiting. The empty stored
+ * block behind it is a sync flush: without one, Go's reader asks for more after the last byte, fails, and fails for
+ * ever.
  */
 export function emptyHeaderBlock(first: boolean): Buffer {
   const stored = [0x00, 0x04, 0x00, 0xfb, 0xff, 0x00, 0x00, 0x00, 0x00, 0x00, 0x00, 0x00, 0xff, 0xff];

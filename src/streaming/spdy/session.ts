@@ -1,9 +1,9 @@
 /**
  * The server's side of one SPDY/3.1 session over any duplex stream: an upgraded socket or a WebSocket tunnel.
  *
- * Only the peer opens streams. moby/spdystream implements no flow control, so neither do we: back-pressure is that of the
- * transport. Inbound, a stream whose reader is slow stops the frame loop (as it does in spdystream, whose queues block);
- * outbound, a write is done when the transport took it. Nothing a peer sends can throw past the session.
+ * Only the peer opens streams. moby/spdystream implements no flow control, so neither do we: back-pressure is that of
+ * the transport. Inbound, a stream whose reader is slow stops the frame loop (as it does in spdystream, whose queues
+ * block); outbound, a write is done when the transport took it. Nothing a peer sends can throw past the session.
  */
 import { Duplex } from "node:stream";
 import { hoursToMilliseconds } from "date-fns/hoursToMilliseconds";
@@ -40,7 +40,7 @@ export interface SpdySessionOptions {
   pingIntervalMs?: number;
   /** How long the peer may take to close after we did. Default 10 s. */
   closeGraceMs?: number;
-  /** The budget of bytes that nobody has taken, and who is charged. */
+  /** The budget of unread bytes, and the tenant that is charged. */
   unread?: UnreadShare | undefined;
 }
 
@@ -62,7 +62,7 @@ export class SpdyStream extends Duplex {
     this.#session = session;
     this.id = id;
     this.headers = headers;
-    // Whoever uses the stream learns of its end by `close`; a client that leaves early is no fault of the process.
+    // The stream's user learns of its end by `close`; a client that leaves early is not an error of this process.
     this.on("error", () => {});
   }
 

@@ -17,7 +17,7 @@ function codeOf(reply: Reply, doing: string): string {
   try {
     ({ code, message } = (JSON.parse(reply.body) as { error: { code: unknown; message: unknown } }).error);
   } catch {
-    code = undefined; // Told below: whatever it is, it is no envelope.
+    code = undefined; // Reported below: the body is not an envelope.
   }
   if (typeof code === "string" && typeof message === "string") return code;
   throw new Violation(
@@ -302,7 +302,7 @@ const RULES: readonly Omit<Check, "needsHttp">[] = [
 
 export const HTTP_CHECKS: readonly Check[] = RULES.map((rule) => ({ ...rule, needsHttp: true }));
 
-/** How long a reply takes for which nothing is waited: checks that measure waiting are told apart from slowness by it. */
+/** How long a reply takes that waits for nothing: by it, checks that measure waiting tell it from mere slowness. */
 async function timeOfPlainGet(context: CheckContext, id: string): Promise<number> {
   const startedAt = context.clock.monotonic();
   await context.http!.request("GET", `/v1/machines/${id}`);

@@ -103,7 +103,8 @@ export const LOG_CHECKS: readonly Check[] = [
         backoff: { initial_ms: 100, max_ms: 100 },
       });
       await context.until(id, "a restart", (machine) => mainOf(machine).restart_count > 0);
-      // The instance before the current one changes with every restart: only what was read between two looks at the same one counts.
+      // The instance before the current one changes with every restart: only what was read between two looks at the
+      // same one counts.
       for (;;) {
         const before = mainOf(await context.until(id, "it to run", (machine) => mainOf(machine).state === "running"));
         const lines = await context.logs(id, { previous: true });
