@@ -27,7 +27,7 @@ import { toError } from "../util/errors.ts";
 import type { Random } from "../util/random.ts";
 import { NodeAgent } from "./node-agent.ts";
 import { observeWatches } from "./pod-metrics.ts";
-import { isTerminal } from "../pods/status.ts";
+import { isTerminal } from "../pods/status/facts.ts";
 import { ServiceCache } from "../podspec/references/services.ts";
 import type { ContainerState } from "../provider/machine.ts";
 import type { Provider } from "../provider/provider.ts";

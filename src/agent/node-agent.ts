@@ -26,7 +26,7 @@ import { AgentProber } from "../pods/agent-prober.ts";
 import { PodController } from "../pods/controller.ts";
 import { kubeletConfiguration } from "./kubelet-configuration.ts";
 import { observeQueue, podMetrics, queueMetrics } from "./pod-metrics.ts";
-import { isTerminal } from "../pods/status.ts";
+import { isTerminal } from "../pods/status/facts.ts";
 import { NodeAllocation } from "../podspec/admission/allocation.ts";
 import { ExecCredentials } from "../podspec/references/credential-provider.ts";
 import type { Backend, NodeFacts } from "../podspec/types.ts";

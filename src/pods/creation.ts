@@ -14,7 +14,8 @@ import type { Observed, PodMemory } from "./planner.ts";
 import type { PodApi } from "./pod-api.ts";
 import type { Outcome, Rendered, Renderer } from "./reconciler.ts";
 import { controllerOf, OwnerBackoff, refusalPolicy } from "./refusals.ts";
-import { hasRun, isTerminal, type Verdict } from "./status.ts";
+import { hasRun, isTerminal } from "./status/facts.ts";
+import type { Verdict } from "./status/input.ts";
 
 export interface MachineCreationOptions {
   api: PodApi;

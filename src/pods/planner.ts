@@ -10,7 +10,10 @@ import type { Pod, PodStatus } from "../kube/wire.ts";
 import { isKnownOver, isOver, type Machine, type UnknownMachine } from "../provider/machine.ts";
 import { missingAnnotations } from "./annotations.ts";
 import { ANNOTATIONS } from "./api-reactions.ts";
-import { hasRun, isTerminal, podStatus, statusDiff, type ResizeState, type Verdict } from "./status.ts";
+import { statusDiff } from "./status/diff.ts";
+import { hasRun, isTerminal } from "./status/facts.ts";
+import type { ResizeState, Verdict } from "./status/input.ts";
+import { podStatus } from "./status/status.ts";
 import { splitFields, statusDelay, writable, type Unwritable } from "./status-write.ts";
 
 /** What the API server wants for a UID, by this process's cache. */

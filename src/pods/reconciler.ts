@@ -43,7 +43,8 @@ import { ANNOTATIONS } from "./api-reactions.ts";
 import { PodApi } from "./pod-api.ts";
 import { ResizeTracker } from "./resize-tracker.ts";
 import { payStatus, withUnwritable } from "./status-write.ts";
-import { hasRun, isTerminal, type Verdict } from "./status.ts";
+import { hasRun, isTerminal } from "./status/facts.ts";
+import type { Verdict } from "./status/input.ts";
 
 /** The pods that the API server wants on this node, by UID. */
 export interface PodSource {

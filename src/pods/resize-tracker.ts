@@ -11,7 +11,7 @@ import type { Clock } from "../util/clock.ts";
 import { toError } from "../util/errors.ts";
 import type { MachineCache } from "./machines.ts";
 import type { PodMemory } from "./planner.ts";
-import type { ResizeState } from "./status.ts";
+import type { ResizeState } from "./status/input.ts";
 
 export interface ResizeTrackerOptions {
   provider: Provider;

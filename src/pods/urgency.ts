@@ -1,7 +1,7 @@
 import type { Pod } from "../kube/wire.ts";
 import type { Machine } from "../provider/machine.ts";
 import type { Observed } from "./planner.ts";
-import { isTerminal } from "./status.ts";
+import { isTerminal } from "./status/facts.ts";
 
 /**
  * Whether somebody waits for what is to be done about a pod: its creation, its deletion, a status that does not hold any more.

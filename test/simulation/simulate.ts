@@ -4,7 +4,7 @@
  * land later, or the agent may crash before or after. In between users act, machines live and die, caches lag, lists
  * travel back in time. The world checks the safety invariants at each effect, this file the liveness ones at the end.
  */
-import { hasRun } from "../../src/pods/status.ts";
+import { hasRun } from "../../src/pods/status/facts.ts";
 import { MachineCache } from "../../src/pods/machines.ts";
 import { plan as realPlan } from "../../src/pods/planner.ts";
 import { PodReconciler, type Rendered } from "../../src/pods/reconciler.ts";

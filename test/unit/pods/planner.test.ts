@@ -10,7 +10,7 @@ import {
 } from "../../../src/pods/planner.ts";
 import type { Pod } from "../../../src/kube/wire.ts";
 import type { Machine } from "../../../src/provider/machine.ts";
-import { podStatus } from "../../../src/pods/status.ts";
+import { podStatus } from "../../../src/pods/status/status.ts";
 import { withUnwritable } from "../../../src/pods/status-write.ts";
 import { container, exited, machine, NOW, pod } from "./fixtures.ts";
 

@@ -1,7 +1,9 @@
 import { describe, expect, test } from "vitest";
 import type { Pod } from "../../../src/kube/wire.ts";
 import type { Machine } from "../../../src/provider/machine.ts";
-import { podStatus, statusDiff, type StatusInput } from "../../../src/pods/status.ts";
+import { statusDiff } from "../../../src/pods/status/diff.ts";
+import type { StatusInput } from "../../../src/pods/status/input.ts";
+import { podStatus } from "../../../src/pods/status/status.ts";
 import { container, exited, machine, NOW, pod, running } from "./fixtures.ts";
 
 function status(p: Pod, m: Machine | undefined, more: Partial<StatusInput> = {}) {
