@@ -96,6 +96,14 @@ describe("a list", () => {
     expect(reflector.counters).toMatchObject({ lists: 1, skipped: 0 });
   });
 
+  it("of five thousand pods comes in ten pages, each let go of before the next is asked for", async () => {
+    const pods = Array.from({ length: 5_000 }, (_, i) => pod(`p${i}`, 4_000));
+    const { store, asked, reflector } = await start(pods);
+    expect(store.size).toBe(5_000);
+    expect(asked.map(({ limit, from }) => [limit, from])).toEqual(Array.from({ length: 10 }, (_, i) => [500, i * 500]));
+    expect(reflector.counters).toMatchObject({ lists: 1, skipped: 0 });
+  });
+
   it("whose objects differ in size comes in, however small the pages have to be", async () => {
     const pods = Array.from({ length: 40 }, (_, i) => pod(`p${i}`, i === 20 ? 40_000 : 100));
     const { store } = await start(pods, { transport: { maxReplyBytes: 82_000 } });
