@@ -5,7 +5,18 @@ import { parseConfig } from "../../../src/config/load.ts";
 import { nodePermissions, type Permission } from "../../../src/agent/permissions.ts";
 import type { Json } from "../../e2e/harness/client.ts";
 import { keyOf, rightsOf } from "./rights.ts";
-import { ciValues, find, minimal, named, namespace, podsOf, release, render, renderValues } from "./render.ts";
+import {
+  ciValues,
+  find,
+  laterChart,
+  minimal,
+  named,
+  namespace,
+  podsOf,
+  release,
+  render,
+  renderValues,
+} from "./render.ts";
 
 const ci = await ciValues();
 const rendered = new Map(await Promise.all(ci.map(async ([name, file]) => [name, await render(file)] as const)));
@@ -232,6 +243,41 @@ describe.each(names)("the other objects of %s", (name) => {
     for (const job of objects.filter((each) => each.kind === "Job")) {
       expect(job.spec).toMatchObject({ activeDeadlineSeconds: 300, ttlSecondsAfterFinished: 600 });
     }
+  });
+});
+
+/** What the API server lets nobody change, by kind. */
+const IMMUTABLE: Record<string, (object: Json) => unknown> = {
+  Deployment: ({ spec }) => spec.selector,
+  StatefulSet: ({ spec }) => [spec.selector, spec.serviceName, spec.volumeClaimTemplates],
+  DaemonSet: ({ spec }) => spec.selector,
+  Job: ({ spec }) => [spec.selector, spec.template],
+  Service: ({ spec }) => [spec.clusterIP, spec.type],
+  PersistentVolumeClaim: ({ spec }) => spec,
+  RoleBinding: ({ roleRef }) => roleRef,
+  ClusterRoleBinding: ({ roleRef }) => roleRef,
+};
+
+describe("an upgrade to a later version of the chart", async () => {
+  const later = await laterChart();
+
+  test.each(ci)(
+    "with the values of %s finds every object again and changes nothing that cannot be changed",
+    async (name, file) => {
+      // Hooks are deleted before they are made again.
+      const kept = (objects: readonly Json[]) =>
+        objects.filter(({ metadata }) => metadata.annotations?.["helm.sh/hook"] === undefined);
+      const fixed = (objects: readonly Json[]) =>
+        kept(objects).map((object) => [named(object), IMMUTABLE[object.kind]?.(object)]);
+      const upgraded = await render(file, [], later);
+      expect(upgraded[0]!.metadata.labels["app.kubernetes.io/version"]).toBe("99");
+      expect(fixed(upgraded)).toEqual(fixed(objectsOf(name)));
+    },
+  );
+
+  test.each(ci)("with the values of %s makes no secret, and nothing anew by chance", async (name, file) => {
+    expect(objectsOf(name).filter(({ kind }) => kind === "Secret")).toEqual([]);
+    expect(await render(file)).toEqual(objectsOf(name));
   });
 });
 

@@ -1,5 +1,5 @@
 /** Renders the chart with the real helm. */
-import { mkdtemp, readdir, writeFile } from "node:fs/promises";
+import { cp, mkdtemp, readdir, readFile, writeFile } from "node:fs/promises";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { parseAllDocuments } from "yaml";
@@ -38,11 +38,11 @@ export async function helm(args: readonly string[]): Promise<CommandResult> {
   return tryCommand(await helmBinary(), args, { env: { PATH: process.env["PATH"], HOME: tmpdir() } });
 }
 
-/** Every object of the chart. @throws Error with helm's own message when it does not render */
-export async function render(file: string, args: readonly string[] = []): Promise<Json[]> {
+/** Every object of the chart, or of another version of it. @throws Error with helm's own message when it does not render */
+export async function render(file: string, args: readonly string[] = [], from: string = chart): Promise<Json[]> {
   const { stdout } = await runCommand(
     await helmBinary(),
-    ["template", release, chart, "--namespace", namespace, "--values", file, ...args],
+    ["template", release, from, "--namespace", namespace, "--values", file, ...args],
     {
       env: { PATH: process.env["PATH"], HOME: tmpdir() },
     },
@@ -55,6 +55,19 @@ export async function render(file: string, args: readonly string[] = []): Promis
 
 export async function renderValues(values: Json): Promise<Json[]> {
   return render(await valuesFile(values));
+}
+
+/** The chart as a later release of it: versions of its own, the same templates. @returns its folder */
+export async function laterChart(): Promise<string> {
+  const folder = join(await mkdtemp(join(tmpdir(), "vmlet-chart-")), "vmlet");
+  await cp(chart, folder, { recursive: true });
+  const file = join(folder, "Chart.yaml");
+  const text = await readFile(file, "utf8");
+  await writeFile(
+    file,
+    text.replace(/^version: .*$/m, "version: 99.0.0").replace(/^appVersion: .*$/m, 'appVersion: "99"'),
+  );
+  return folder;
 }
 
 /** Why helm refuses these values. @throws Error when it takes them */
