@@ -20,7 +20,7 @@ import { toError } from "../util/errors.ts";
 import { cutBytes } from "../util/text.ts";
 import type { Random } from "../util/random.ts";
 import { MachineCache, MachineObserver } from "./machines.ts";
-import type { Observed } from "./planner.ts";
+import type { Observed, plan } from "./planner.ts";
 import type { PodEvent } from "../podspec/types.ts";
 import type { PodHooks } from "./hooks.ts";
 import { LossBrake } from "./loss-brake.ts";
@@ -50,6 +50,9 @@ export interface PodControllerOptions {
   /** Told what the backend is and can do, at the start and each time that it is asked again. */
   onInfo?: (info: ProviderInfo) => void;
   readiness?: ReadinessSource;
+  /** How a machine's id is made of a pod's UID, and what is decided: a simulation puts broken ones here to see them caught. */
+  machineId?: (podUid: string) => string;
+  plan?: typeof plan;
   /** For metrics. */
   hooks?: PodHooks;
   queueMetrics?: QueueMetrics;
@@ -79,6 +82,7 @@ export class PodController {
   readonly reflector: Reflector<Pod>;
   readonly queue: KeyedQueue;
   readonly #o: PodControllerOptions;
+  readonly #machineId: (podUid: string) => string;
   readonly #reconciler: PodReconciler;
   /** Monotonic time at which a pod was first heard of, until it is looked at. */
   readonly #newAt = new Map<string, number>();
@@ -92,6 +96,7 @@ export class PodController {
 
   constructor(options: PodControllerOptions) {
     this.#o = options;
+    this.#machineId = options.machineId ?? ((uid) => machineId(options.clusterId, uid));
     const { clock, random, logger, kube, provider, clusterId, nodeName } = options;
     const owner = ownerLabels(clusterId, nodeName);
     this.#reapBudget = options.sweep.maxPerMinute;
@@ -140,7 +145,7 @@ export class PodController {
       pods: this.store,
       machines: this.machines,
       renderer: options.renderer,
-      machineId: (uid) => machineId(clusterId, uid),
+      machineId: this.#machineId,
       ownerLabels: owner,
       nodeName,
       hostIPs: options.hostIPs,
@@ -149,6 +154,7 @@ export class PodController {
       markCheapToDelete: options.markCheapToDelete ?? false,
       mayReap: () => options.sweep.enabled && this.#reapBudget-- > 0,
       ...(options.guard && { guard: options.guard }),
+      ...(options.plan && { plan: options.plan }),
       ...(options.readiness && { readiness: options.readiness }),
       ...(options.hooks && { hooks: options.hooks }),
       clock,
@@ -158,7 +164,7 @@ export class PodController {
       const uid = change.object.metadata!.uid!;
       if (change.type === "delete") {
         this.#doubts.delete(uid);
-        if (this.#acts || this.machines.has(machineId(clusterId, uid))) this.#reconciler.podGone(change.object);
+        if (this.#acts || this.machines.has(this.#machineId(uid))) this.#reconciler.podGone(change.object);
       } else if (this.#acts && !this.#newAt.has(uid) && change.previous === undefined)
         this.#newAt.set(uid, clock.monotonic());
       // A full list repeats everything.
@@ -208,7 +214,7 @@ export class PodController {
   #namespaceOf(uid: string): string {
     const pod = this.store.get(uid);
     if (pod !== undefined) return pod.metadata!.namespace!;
-    const observed = this.machines.observe(machineId(this.#o.clusterId, uid));
+    const observed = this.machines.observe(this.#machineId(uid));
     return (observed.kind === "found" && observed.machine.labels[LABEL_NAMESPACE]) || "";
   }
 

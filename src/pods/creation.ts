@@ -12,7 +12,7 @@ import type { PodHooks } from "./hooks.ts";
 import type { MachineCache } from "./machines.ts";
 import type { Observed, PodMemory } from "./planner.ts";
 import type { PodApi } from "./pod-api.ts";
-import type { Outcome, Rendered, Renderer } from "./reconciler.ts";
+import type { Outcome, PodSource, Rendered, Renderer } from "./reconciler.ts";
 import { controllerOf, OwnerBackoff, refusalPolicy } from "./refusals.ts";
 import { hasRun, isTerminal } from "./status/facts.ts";
 import type { Verdict } from "./status/input.ts";
@@ -29,7 +29,7 @@ export interface MachineCreationOptions {
   look: (uid: string, signal: AbortSignal) => Promise<Observed>;
   /** A newer copy of a pod, and the version that the cache held before it was asked for. */
   onRead: (uid: string, pod: Pod, cachedBefore: string | undefined) => void;
-  cachedVersion: (uid: string) => string | undefined;
+  pods: Pick<PodSource, "get">;
   /** Another pod has to go, so that a critical one finds room. */
   onPreempt: (victim: Pod) => void;
   event: (pod: Pod, event: PodEvent) => void;
@@ -58,6 +58,7 @@ const EARLY_LOSS_MS = 600_000;
 export const MACHINE_DELETED: Verdict = {
   reason: "MachineLost",
   message: "The machine of this pod was deleted outside of Kubernetes",
+  ofNoMachine: true,
 };
 
 /** What is known of a create that waits. All times monotonic. */
@@ -90,15 +91,17 @@ export class MachineCreation {
   async create(uid: string, pod: Pod, signal: AbortSignal): Promise<Outcome | undefined> {
     const waitMs = this.#delay(this.#losses, uid, pod);
     if (waitMs > 0) return this.#pause(uid, pod, LOST_TOO_OFTEN, waitMs);
-    const cachedBefore = this.#o.cachedVersion(uid);
+    const cachedBefore = this.#o.pods.get(uid)?.metadata!.resourceVersion;
     const fresh = await this.#o.api.read(pod, signal);
     if (fresh === undefined || fresh.metadata!.uid !== uid) return { kind: "after", ms: 1_000 };
     this.#o.onRead(uid, fresh, cachedBefore);
-    if (fresh.metadata!.deletionTimestamp !== undefined || isTerminal(fresh) || (hasRun(fresh) && !hasRun(pod)))
-      return undefined;
+    if (!mayStillBeMade(fresh, pod)) return undefined;
     if (fresh.spec?.nodeName !== this.#o.nodeName) return { kind: "settled" };
 
     const rendered = await this.#o.renderer.render(fresh, signal);
+    // All this took its time, in which the watch may have brought something newer.
+    const cached = this.#o.pods.get(uid);
+    if (cached === undefined || !mayStillBeMade(cached, pod)) return undefined;
     switch (rendered.kind) {
       case "reject": {
         const mayBeMade = this.#o.memory.get(uid).created;
@@ -255,7 +258,7 @@ export class MachineCreation {
       return this.#pause(uid, pod, { ...said, message: `${message}. ${STAYS_PENDING(owner!.kind)}` }, waitMs);
     if (policy === "pace") this.#refusals.failed(owner!.uid, this.#seenAt(uid));
     this.#o.event(pod, said);
-    this.#o.memory.update(uid, { verdict: { reason, message: `Pod was rejected: ${message}` } });
+    this.#o.memory.update(uid, { verdict: { reason, message: `Pod was rejected: ${message}`, ofNoMachine: true } });
     return undefined;
   }
 
@@ -321,6 +324,12 @@ const LOST_TOO_OFTEN: PodEvent = {
 };
 
 /** The status of a pod that is held: its containers say why, as far as a kubelet would have begun with them. */
+/** `decidedOn`: the copy by which a create was decided on. A pod that has run since then is no longer to be given a machine. */
+function mayStillBeMade(now: Pod, decidedOn: Pod): boolean {
+  const hasBegun = hasRun(now) && !hasRun(decidedOn);
+  return now.metadata!.deletionTimestamp === undefined && !isTerminal(now) && !hasBegun;
+}
+
 function allWait({ spec }: Pod, why: { reason: string; message: string }): Waiting["waiting"] {
   const [init] = spec?.initContainers ?? [];
   const first = init === undefined ? (spec?.containers ?? []) : [init];

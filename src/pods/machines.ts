@@ -24,6 +24,9 @@ export interface MachineCacheOptions {
   staleMs?: number;
 }
 
+/** How long a direct answer "not found" stands. */
+const DENIAL_MS = 5_000;
+
 export class MachineCache {
   readonly #clock: Clock;
   readonly #onChange: (id: string) => void;
@@ -34,6 +37,8 @@ export class MachineCache {
   readonly #unknown = new Map<string, UnknownMachine>();
   /** By machine, what the backend says of its addresses and nobody accepts. */
   readonly #strayAddresses = new Map<string, readonly string[]>();
+  /** Monotonic times of the backend's word, in answer to a direct question, that there is no such machine: while no list says so. */
+  readonly #absentAt = new Map<string, number>();
   #revision = 0;
   /** Monotonic time of the last complete list or live event; undefined before the first list. */
   #heardAt: number | undefined;
@@ -78,19 +83,31 @@ export class MachineCache {
     if (unknown !== undefined) return { kind: "unknown", machine: unknown };
     const machine = this.#machines.get(id);
     if (machine !== undefined) return { kind: "found", machine };
-    if (this.#heardAt === undefined || this.#clock.monotonic() - this.#heardAt > this.#staleMs)
-      return { kind: "unknown" };
-    return { kind: "absent" };
+    return this.#isBelieved || this.#wasDenied(id) ? { kind: "absent" } : { kind: "unknown" };
   }
 
-  /** Takes a machine from a reply or an event, unless a newer state of it is known. */
-  put(machine: Machine): void {
+  /** What a list lacks is not there. */
+  get #isBelieved(): boolean {
+    return this.#heardAt !== undefined && this.#clock.monotonic() - this.#heardAt <= this.#staleMs;
+  }
+
+  #wasDenied(id: string): boolean {
+    const at = this.#absentAt.get(id);
+    return at !== undefined && this.#clock.monotonic() - at <= DENIAL_MS;
+  }
+
+  /**
+   * Takes a machine from a reply or an event, unless a newer state of it is known. Of an answer, `knownBefore` is the cache's
+   * revision when the question was asked: another machine of the same id that was known by then is older than the answer.
+   */
+  put(machine: Machine, knownBefore = -1): void {
     const { id, version } = machine;
     const doubt = this.#unknown.get(id);
     if (doubt?.version !== undefined && doubt.version > version) return;
     const wasUnknown = this.#unknown.delete(id);
     const known = this.#machines.get(id);
-    const isNews = known === undefined || known.version < version || known.created_at !== machine.created_at;
+    const isNews = known === undefined || isNewer(machine, known, knownBefore);
+    this.#absentAt.delete(id);
     if (isNews) this.#set(machine);
     this.#revision = Math.max(this.#revision, machine.revision);
     if (isNews || wasUnknown) this.#onChange(id);
@@ -114,8 +131,22 @@ export class MachineCache {
     return true;
   }
 
-  /** The backend itself said, in answer to a direct question, that this machine does not exist. */
-  drop(id: string): void {
+  /**
+   * The backend itself said, in answer to a direct question, that this machine does not exist. That is worth as much as a list for
+   * as long as it takes to act on it: whoever asks because no list can be had would otherwise ask again and again.
+   *
+   * @param knownBefore the cache's revision when the question was asked
+   * @returns false when the machine was heard of since, which is newer than the answer
+   */
+  drop(id: string, knownBefore: number): boolean {
+    const known = this.#machines.get(id);
+    if (known !== undefined && known.revision > knownBefore) return false;
+    if (!this.#isBelieved) this.#absentAt.set(id, this.#clock.monotonic());
+    this.#remove(id);
+    return true;
+  }
+
+  #remove(id: string): void {
     const wasUnknown = this.#unknown.delete(id);
     this.#strayAddresses.delete(id);
     if (this.#machines.delete(id) || wasUnknown) this.#onChange(id);
@@ -138,6 +169,7 @@ export class MachineCache {
     const restarted = revision < knownBefore && items.every((m) => m.revision <= revision);
     const first = !this.synced;
     this.#heardAt = this.#clock.monotonic();
+    this.#absentAt.clear();
     const doubtful = new Set(unknown.map((m) => m.id));
     const settled = [...this.#unknown.values()].filter(
       ({ id, revision: doubtedAt = 0 }) => !doubtful.has(id) && (restarted || doubtedAt <= revision),
@@ -145,7 +177,7 @@ export class MachineCache {
     for (const { id } of settled) this.#unknown.delete(id);
     const listed = new Set(items.map((m) => m.id));
     if (restarted) {
-      for (const id of this.#machines.keys()) if (!listed.has(id) && !doubtful.has(id)) this.drop(id);
+      for (const id of this.#machines.keys()) if (!listed.has(id) && !doubtful.has(id)) this.#remove(id);
       this.#machines.clear();
       this.#strayAddresses.clear();
       this.#revision = revision;
@@ -154,9 +186,9 @@ export class MachineCache {
         this.#onChange(machine.id);
       }
     } else {
-      for (const machine of items) this.put(machine);
+      for (const machine of items) this.#takeListed(machine, revision);
       for (const [id, machine] of this.#machines) {
-        if (!listed.has(id) && !doubtful.has(id) && machine.revision <= revision) this.drop(id);
+        if (!listed.has(id) && !doubtful.has(id) && machine.revision <= revision) this.#remove(id);
       }
       this.#revision = Math.max(this.#revision, revision);
     }
@@ -182,6 +214,19 @@ export class MachineCache {
     );
   }
 
+  /**
+   * What is known of a machine from a time up to the list's can be no newer than the list: a backend that was put back to an older
+   * state has gone on counting from there, and gives out the same numbers for other states.
+   */
+  #takeListed(machine: Machine, revision: number): void {
+    const known = this.#machines.get(machine.id);
+    const goesBack = known !== undefined && known.revision <= revision && !isNewer(machine, known);
+    if (goesBack) this.#set(machine);
+    this.put(machine);
+    // One that only looks the same is seen at the next look at its pod, which is within the minute.
+    if (goesBack && known.version !== machine.version) this.#onChange(machine.id);
+  }
+
   /** The watch is alive and has nothing new. */
   heard(): void {
     if (this.#heardAt !== undefined) this.#heardAt = this.#clock.monotonic();
@@ -191,7 +236,17 @@ export class MachineCache {
     this.#machines.delete(id);
     this.#unknown.delete(id);
     this.#strayAddresses.delete(id);
+    this.#absentAt.delete(id);
   }
+}
+
+/**
+ * An id that was vacated may be taken again, by a tombstone as well: then only the backend's own order tells what came later, or
+ * that a question was asked after the other machine was known.
+ */
+function isNewer(machine: Machine, known: Machine, knownBefore = -1): boolean {
+  if (machine.created_at === known.created_at) return machine.version > known.version;
+  return machine.revision >= known.revision || known.revision <= knownBefore;
 }
 
 export interface BackendHealth {

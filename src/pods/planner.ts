@@ -10,6 +10,7 @@ import type { Pod, PodStatus } from "../kube/wire.ts";
 import { isKnownOver, isOver, type Machine, type UnknownMachine } from "../provider/machine.ts";
 import { missingAnnotations } from "./annotations.ts";
 import { ANNOTATIONS } from "./api-reactions.ts";
+import { containerId } from "./status/container.ts";
 import { statusDiff } from "./status/diff.ts";
 import { hasRun, isTerminal } from "./status/facts.ts";
 import type { ResizeState, Verdict } from "./status/input.ts";
@@ -57,6 +58,8 @@ export interface PodMemory {
   missedAt: readonly number[];
   /** Version of the machine at the last direct read: what contradicts it is not the cache's lag. */
   confirmedVersion: number | undefined;
+  /** The pod's resourceVersion at that read: what is written to it later may come from somebody who has seen more. */
+  confirmedFor: string | undefined;
   /** When the machine must have ended by the last stop that was accepted; grace included. */
   stopDeadline: number | undefined;
   /** The backend accepted a DELETE while the machine stayed: since when, and when, after how long a pause, it is due again. */
@@ -94,6 +97,7 @@ export const newMemory = (): PodMemory => ({
   waiting: undefined,
   missedAt: [],
   confirmedVersion: undefined,
+  confirmedFor: undefined,
   stopDeadline: undefined,
   burial: undefined,
   buried: false,
@@ -149,6 +153,8 @@ export interface PlanContext {
 }
 
 export const LOST_DEBOUNCE_MS = 10_000;
+/** Whoever acts on an absence asks for it just before. */
+const MISSED_HOLDS_MS = 1_000;
 export const ORPHAN_GRACE_MS = 60_000;
 /** How long after its deadline a stop may take before it is turned into a kill. */
 const STOP_SLACK_MS = 10_000;
@@ -158,8 +164,10 @@ export const DENIED_PATIENCE_MS = 60_000;
 export function plan(desired: Desired, observed: Observed, memory: PodMemory, context: PlanContext): Action {
   const action = decide(desired, observed, memory, context);
   if (action.do !== "bury" && action.do !== "reap") return action;
-  // A machine that is seen to be gone needs no patience.
-  const isThere = observed.kind !== "absent" && observed.machine !== undefined && observed.machine.state !== "deleted";
+  // A machine that is seen to be gone needs no patience, unless the backend has said since that it is still there.
+  const machine = observed.kind === "absent" ? undefined : observed.machine;
+  const isGone = machine?.state === "deleted" && machine.version !== memory.confirmedVersion;
+  const isThere = machine !== undefined && !isGone;
   const afterMs = (memory.burial?.retryAt ?? 0) - context.monotonic;
   return isThere && afterMs > 0 ? { do: "wait", afterMs } : action;
 }
@@ -183,7 +191,9 @@ function planWithoutPod(observed: Observed, memory: PodMemory, { monotonic }: Pl
   if (memory.buried) return { do: "forget" };
   switch (observed.kind) {
     case "unknown":
-      return observed.machine === undefined ? { do: "look" } : planUnknownOrphan(observed.machine, memory, monotonic);
+      if (observed.machine !== undefined) return planUnknownOrphan(observed.machine, memory, monotonic);
+      // Of what this process never had to do with, the next list tells.
+      return memory.podSeenGone || memory.created ? { do: "look" } : { do: "wait" };
     case "absent":
       // A create of ours may still be in flight; only a tombstone keeps it from reviving the machine.
       return memory.created ? { do: "reap" } : { do: "forget" };
@@ -234,14 +244,17 @@ function planDeletion(pod: Pod, observed: Observed, memory: PodMemory, context: 
         return { do: "stop", graceSeconds };
       if (monotonic >= memory.stopDeadline + STOP_SLACK_MS) return { do: "bury", force: true };
       const wait: Action = { do: "wait", afterMs: memory.stopDeadline + STOP_SLACK_MS - monotonic };
+      if (observed.kind !== "found" || memory.finalized !== undefined) return wait;
+      // Another agent saw more, and has written exit codes: whoever has yet to see the end must not overwrite them.
+      if (isBehind(observed, pod, memory)) return { do: "look" };
       // While it stops, the pod says truthfully what still runs.
-      const isTold = observed.kind === "found" && memory.finalized === undefined;
-      return (isTold && statusAction(pod, observed.machine, memory, context, false)) || wait;
+      return statusAction(pod, observed.machine, memory, context, false) ?? wait;
     }
   }
   const machine = observed.kind === "found" ? observed.machine : undefined;
   // A machine that is over still tells exit codes; they are written before it is buried.
   const isToldNow = memory.finalized === undefined && (machine !== undefined || memory.buried);
+  if (isToldNow && isBehind(observed, pod, memory)) return { do: "look" };
   const write = isToldNow ? finalStatus(pod, machine, memory, context) : undefined;
   if (write !== undefined) return write;
   if (!memory.buried) return { do: "bury", force: false };
@@ -281,9 +294,10 @@ function planLive(pod: Pod, observed: Observed, memory: PodMemory, context: Plan
       }
       const verdict = memory.verdict ?? (deadline(pod, now).passed ? DEADLINE : undefined);
       if (verdict !== undefined) {
-        // A list may lack a machine that is there, and a create may still be on its way to the backend.
-        if (memory.missedAt.length === 0) return { do: "look" };
-        if (!memory.buried) return { do: "bury", force: false, verdict };
+        // A list may lack a machine that is there, and a create may still be on its way to the backend: another agent's as well.
+        const missedAt = memory.missedAt.at(-1) ?? -Infinity;
+        if (!memory.buried)
+          return monotonic - missedAt > MISSED_HOLDS_MS ? { do: "look" } : { do: "bury", force: false, verdict };
         return statusAction(pod, undefined, { ...memory, verdict }, context, true) ?? { do: "wait" };
       }
       // A create that has to wait, or that failed for now, leaves a pod that says why it is Pending.
@@ -295,23 +309,26 @@ function planLive(pod: Pod, observed: Observed, memory: PodMemory, context: Plan
     }
     case "found": {
       const { machine } = observed;
-      if (isOlderThan(machine, pod) && memory.confirmedVersion !== machine.version) return { do: "look" };
+      if (isBehind(observed, pod, memory)) return { do: "look" };
       if (isOver(machine)) {
         // Nobody made it: this is what keeps a create from making it, left by an agent that did not live to say why. Whoever
         // tries again hears it.
         const wasNeverMade = machine.state === "deleted" && machine.containers.length === 0;
         if (wasNeverMade && memory.verdict === undefined && !hasRun(pod)) return { do: "create" };
-        const verdict = memory.verdict ?? (endedByDeadline(pod, machine, now) ? DEADLINE : undefined);
+        const decided = wasNeverMade ? memory.verdict : ofMachine(memory.verdict);
+        const verdict = decided ?? (endedByDeadline(pod, machine, now) ? DEADLINE : undefined);
         const made = wasNeverMade ? undefined : machine;
         return statusAction(pod, made, { ...memory, verdict }, context, true) ?? { do: "wait" };
       }
       const late = deadline(pod, now);
-      if (memory.verdict !== undefined || late.passed) {
+      const verdict = ofMachine(memory.verdict);
+      // A stop that was begun goes on, though the wall clock has jumped and the deadline is to come again.
+      if (verdict !== undefined || late.passed || memory.stopDeadline !== undefined) {
         if (memory.stopDeadline === undefined) {
           return {
             do: "stop",
             graceSeconds: graceOf(pod),
-            verdict: memory.verdict ?? DEADLINE,
+            verdict: verdict ?? DEADLINE,
           };
         }
         if (monotonic >= memory.stopDeadline + STOP_SLACK_MS) return { do: "bury", force: true };
@@ -335,13 +352,29 @@ function planLive(pod: Pod, observed: Observed, memory: PodMemory, context: Plan
   }
 }
 
+/** What was decided, as far as it holds for a pod that has a machine. */
+const ofMachine = (verdict: Verdict | undefined) => (verdict?.ofNoMachine ? undefined : verdict);
+
+/** True when the pod's status is ahead of this view of the machine, and the backend was not asked whether it still holds. */
+function isBehind(observed: Observed, pod: Pod, { confirmedVersion, confirmedFor }: PodMemory): boolean {
+  if (observed.kind !== "found") return false;
+  const { machine } = observed;
+  const isConfirmed = machine.version === confirmedVersion && pod.metadata?.resourceVersion === confirmedFor;
+  return !isConfirmed && isOlderThan(machine, pod);
+}
+
 /** True when the pod's status, written by somebody who saw more, is ahead of this view of the machine. */
 function isOlderThan(machine: Machine, pod: Pod): boolean {
   const statuses = [...(pod.status?.initContainerStatuses ?? []), ...(pod.status?.containerStatuses ?? [])];
   return statuses.some((s) => {
     const seen = machine.containers.find((c) => c.name === s.name);
     if (seen === undefined) return false;
-    return seen.restart_count < s.restartCount || (seen.id === undefined && s.containerID !== undefined);
+    const hasEnded = s.state?.terminated !== undefined && s.containerID === containerId(seen.id);
+    return (
+      seen.restart_count < s.restartCount ||
+      (seen.id === undefined && s.containerID !== undefined) ||
+      (hasEnded && seen.state === "running")
+    );
   });
 }
 

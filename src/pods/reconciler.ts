@@ -194,7 +194,6 @@ export class PodReconciler {
       memory: { get: (uid) => this.#remember(uid), update: (uid, change) => this.#update(uid, change) },
       look: (uid, signal) => this.#look(uid, signal),
       onRead: (uid, pod, cachedBefore) => this.#overlay(uid, pod, cachedBefore),
-      cachedVersion: (uid) => this.#cachedVersion(uid),
       onPreempt: (victim) => this.#preempt(victim),
     });
   }
@@ -244,6 +243,9 @@ export class PodReconciler {
       // Buried, and it runs all the same: its backend was restored from a copy of its data.
       const state = observed.kind === "absent" ? undefined : observed.machine?.state;
       if (state !== undefined && !isOver({ state }) && this.#remember(uid).buried) this.#update(uid, { buried: false });
+      // A stop is of one life of the machine: one that runs again is given its grace again.
+      if (state !== undefined && isOver({ state }) && this.#remember(uid).stopDeadline !== undefined)
+        this.#update(uid, { stopDeadline: undefined });
       if (desired.kind === "pod" && observed.kind === "found") this.#forwardNotices(desired.pod, observed.machine);
       if (desired.kind === "pod" && !this.#firstLook.has(uid) && !hasRun(desired.pod) && !isTerminal(desired.pod)) {
         this.#firstLook.set(uid, this.#o.clock.monotonic());
@@ -399,16 +401,24 @@ export class PodReconciler {
   /** Asks the backend directly. "Absent" counts only when the backend itself said so. */
   async #look(uid: string, signal: AbortSignal): Promise<Observed> {
     const id = this.#o.machineId(uid);
+    const { machines } = this.#o;
+    const knownBefore = machines.revision;
     try {
       const machine = await this.#o.provider.getPod(id, { signal });
-      this.#o.machines.put(machine);
-      this.#update(uid, { missedAt: [], confirmedVersion: machine.version });
+      machines.put(machine, knownBefore);
+      // The cache may have something newer yet: then that is what the answer has not contradicted.
+      const known = machines.observe(id);
+      const confirmedVersion = known.kind === "found" ? known.machine.version : machine.version;
+      const desired = this.#desired(uid);
+      const confirmedFor = desired.kind === "pod" ? desired.pod.metadata!.resourceVersion : undefined;
+      this.#update(uid, { missedAt: [], confirmedVersion, confirmedFor });
       return { kind: "found", machine };
     } catch (thrown) {
       if (isProviderError(thrown) && this.#distrust(thrown))
         return { kind: "unknown", machine: thrown.unknownMachine! };
       if (!isProviderError(thrown, "not_found")) throw thrown;
-      this.#o.machines.drop(id);
+      // It has been made, or been seen, while the answer was on its way.
+      if (!machines.drop(id, knownBefore)) return machines.observe(id);
       this.#update(uid, { missedAt: [...this.#remember(uid).missedAt, this.#o.clock.monotonic()].slice(-2) });
       return { kind: "absent" };
     }
@@ -441,13 +451,16 @@ export class PodReconciler {
 
   async #stop(uid: string, graceSeconds: number, signal: AbortSignal): Promise<void> {
     this.#o.guard?.();
+    const id = this.#o.machineId(uid);
+    const { machines } = this.#o;
+    const knownBefore = machines.revision;
     try {
-      const machine = await this.#o.provider.stopPod(this.#o.machineId(uid), { graceSeconds, signal });
+      const machine = await this.#o.provider.stopPod(id, { graceSeconds, signal });
       this.#update(uid, { stopDeadline: this.#o.clock.monotonic() + graceSeconds * 1000 });
-      if (machine !== undefined) this.#o.machines.put(machine);
+      if (machine !== undefined) machines.put(machine, knownBefore);
     } catch (thrown) {
       if (!isProviderError(thrown, "not_found")) throw thrown;
-      this.#o.machines.drop(this.#o.machineId(uid));
+      machines.drop(id, knownBefore);
     }
   }
 

@@ -20,6 +20,7 @@ import { OverBudgetError, PodBudget, tell } from "./budget.ts";
 import type { NodeAllocation, OtherPods } from "./admission/allocation.ts";
 import { checkCapabilities } from "./admission/capability-gate.ts";
 import { diffMachine } from "./render/diff.ts";
+import { isSameImage } from "./image-name.ts";
 import { containerResources } from "./render/machine-resources.ts";
 import type {
   Backend,
@@ -144,7 +145,18 @@ export class PodRenderer {
 
   /** What of a machine says that it is not as it was told to be, or may not be soon; of a specification, how it begins. */
   #machineState(pod: Pod, machine: MachineFacts): string {
-    return [this.#credentialsState(pod, machine), ...this.#staleFiles(uidOf(pod), machine)].join("|");
+    const stale = [...this.#staleFiles(uidOf(pod), machine), ...this.#staleImages(pod, machine)];
+    return [this.#credentialsState(pod, machine), ...stale].join("|");
+  }
+
+  /** Images that are not the pod's: a change that was given up on may arrive after a later one, and put an older image back. */
+  #staleImages({ spec }: Pod, { containers }: MachineFacts): string[] {
+    if (!this.#o.backend().capabilities.has("patch_image")) return [];
+    const wanted = [...(spec?.initContainers ?? []), ...(spec?.containers ?? [])];
+    return containers.flatMap(({ name, image }) => {
+      const container = wanted.find((each) => each.name === name);
+      return container === undefined || isSameImage(container.image ?? "", image) ? [] : [`${name}@${image}`];
+    });
   }
 
   /**

@@ -135,7 +135,7 @@ function isReady(spec: SpecContainer, seen: ContainerState): boolean {
 }
 
 /** `vmlet://INSTANCE`: tools split on `://`, and the id must change with every restart, as an instance's does. */
-function containerId(instance: string | undefined): string | undefined {
+export function containerId(instance: string | undefined): string | undefined {
   return instance === undefined ? undefined : `vmlet://${instance}`;
 }
 

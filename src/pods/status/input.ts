@@ -17,6 +17,8 @@ export interface ResizeState {
 export interface Verdict {
   reason: string;
   message: string;
+  /** It is about a pod without a machine: one that has one all the same, because another agent took it in, runs on. */
+  ofNoMachine?: true;
 }
 
 export interface StatusInput {

@@ -201,6 +201,24 @@ describe("a pod that is deleted before it started", () => {
   });
 });
 
+describe("a pod of which something is heard while it is read and rendered", () => {
+  test.each([
+    ["that it is deleted", (world: World) => world.deletePod()],
+    ["that it is gone", (world: World) => world.goneFromCache()],
+    ["that it has run", (world: World) => world.change({ status: { ...world.pod.status, phase: "Running" } })],
+  ])("is given no machine when it is heard %s", async (_what, hear) => {
+    const world = worldOf();
+    let created = 0;
+    world.provider.createPod = () => {
+      created++;
+      return Promise.reject(new ProviderError("unavailable", "no"));
+    };
+    world.onRender = () => hear(world);
+    await world.settle();
+    expect(created).toBe(0);
+  });
+});
+
 describe("a backend that has a machine of another specification under the pod's id", () => {
   test("keeps it, and the pod is told", async () => {
     const world = worldOf();

@@ -40,6 +40,78 @@ test("a backend that counts anew is believed", () => {
   expect([...cache.ids()]).toEqual(["b"]);
 });
 
+test("a backend that was put back to an older state is believed, though it has counted on since", () => {
+  const cache = cacheOf();
+  cache.replace([{ ...machine("a", 10), version: 5, state: "stopped" }], 10);
+  cache.replace([{ ...machine("a", 7), version: 3 }, machine("b", 11)], 11);
+  expect(cache.observe("a")).toMatchObject({ machine: { state: "running", version: 3 } });
+});
+
+test("what changed while a list was on its way is not taken back by it", () => {
+  const cache = cacheOf();
+  cache.replace([machine("a", 9)], 10);
+  cache.put({ ...machine("a", 12), version: 3, state: "stopped" });
+  cache.replace([{ ...machine("a", 11), version: 2 }], 11, 10);
+  expect(cache.observe("a")).toMatchObject({ machine: { state: "stopped" } });
+});
+
+test("a tombstone is not replaced by what was said before of a machine of the same id", () => {
+  const cache = cacheOf();
+  const tombstone = { ...machine("a", 12), state: "deleted" as const, created_at: "2026-01-01T00:01:00.000Z" };
+  cache.replace([], 9);
+  cache.put(tombstone);
+  cache.put({ ...machine("a", 10), version: 4 });
+  expect(cache.observe("a")).toEqual({ kind: "found", machine: tombstone });
+});
+
+test("a machine that was heard of while the answer that there is none was on its way is still there", () => {
+  const cache = cacheOf();
+  cache.replace([], 10);
+  const knownBefore = cache.revision;
+  cache.put(machine("a", 11));
+  expect(cache.drop("a", knownBefore)).toBe(false);
+  expect(cache.observe("a").kind).toBe("found");
+  expect(cache.drop("a", cache.revision)).toBe(true);
+  expect(cache.observe("a").kind).toBe("absent");
+});
+
+test("an answer about another machine of the same id is believed by one who knew the first when asking", () => {
+  const cache = cacheOf();
+  cache.replace([{ ...machine("a", 13), version: 6 }], 13);
+  const lost = { ...machine("a", 1), state: "deleted" as const, created_at: "2026-01-01T00:09:00.000Z" };
+  cache.put(lost, 12);
+  expect(cache.observe("a")).toMatchObject({ machine: { state: "running" } });
+  cache.put(lost, cache.revision);
+  expect(cache.observe("a")).toMatchObject({ machine: { state: "deleted" } });
+});
+
+describe("before the first list", () => {
+  test("a machine that the backend itself said is not there is absent, for as long as it takes to act on it", () => {
+    const clock = new VirtualClock();
+    const cache = new MachineCache({ clock, onChange: () => {} });
+    expect(cache.observe("a").kind).toBe("unknown");
+    cache.drop("a", cache.revision);
+    expect(cache.observe("a").kind).toBe("absent");
+    expect(cache.observe("b").kind).toBe("unknown");
+  });
+
+  test("that is no longer believed after a while", async () => {
+    const clock = new VirtualClock();
+    const cache = new MachineCache({ clock, onChange: () => {} });
+    cache.drop("a", cache.revision);
+    await clock.advance(6_000);
+    expect(cache.observe("a").kind).toBe("unknown");
+  });
+
+  test("nor when the backend has said otherwise since", () => {
+    const cache = cacheOf();
+    cache.drop("a", cache.revision);
+    cache.put(machine("a", 1));
+    cache.forget("a");
+    expect(cache.observe("a").kind).toBe("unknown");
+  });
+});
+
 test("a change between the list and the reply to a create is seen at once", async () => {
   const clock = new VirtualClock();
   const cache = new MachineCache({ clock, onChange: () => {} });
@@ -171,7 +243,7 @@ describe("a machine of which the backend says what makes no sense", () => {
   test("is absent when the backend says so in answer to a question", () => {
     const cache = cacheOf();
     cache.replace([], 10, cache.revision, [doubt("a")]);
-    cache.drop("a");
+    cache.drop("a", cache.revision);
     expect(cache.observe("a").kind).toBe("absent");
   });
 
@@ -242,7 +314,7 @@ describe("an address that no machine can have here", () => {
     known.put({ ...within("10.9.0.1"), version: 2 });
     expect(known.strayAddresses("a")).toEqual([]);
     known.put({ ...within("192.168.0.1"), version: 3 });
-    known.drop("a");
+    known.drop("a", known.revision);
     expect(known.strayAddresses("a")).toEqual([]);
   });
 });

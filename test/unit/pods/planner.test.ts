@@ -12,7 +12,7 @@ import type { Pod } from "../../../src/kube/wire.ts";
 import type { Machine } from "../../../src/provider/machine.ts";
 import { podStatus } from "../../../src/pods/status/status.ts";
 import { withUnwritable } from "../../../src/pods/status-write.ts";
-import { container, exited, machine, NOW, pod } from "./fixtures.ts";
+import { container, exited, machine, NOW, pod, running as runs } from "./fixtures.ts";
 
 const context = { now: NOW, monotonic: NOW, hostIPs: ["10.1.0.1"], version: undefined };
 const found = (m: Machine): Observed => ({ kind: "found", machine: m });
@@ -79,6 +79,22 @@ describe("a pod that should run", () => {
     const stale = machine({ containers: [container("app")] });
     expect(next(settled(pod(), machine()), found(stale))).toEqual({ do: "look" });
   });
+
+  test("asks the backend when the status tells the end of what was last seen to run", () => {
+    const ended = machine({ containers: [exited("app", 1)] });
+    expect(next(settled(pod(), ended), found(machine({ containers: [runs("app")] })))).toEqual({ do: "look" });
+  });
+
+  test("asks once: what the backend says again is how it is", () => {
+    const ended = machine({ containers: [exited("app", 1)] });
+    const again = machine({ containers: [runs("app")] });
+    const p = settled(pod(), ended);
+    const m = memory({ confirmedVersion: again.version, confirmedFor: p.metadata!.resourceVersion });
+    expect(next(p, found(again), m)).not.toEqual({ do: "look" });
+    // Since then somebody has written what he saw.
+    const written = { ...p, metadata: { ...p.metadata, resourceVersion: "11" } } as Pod;
+    expect(next(written, found(again), m)).toEqual({ do: "look" });
+  });
 });
 
 describe("a pod whose machine is gone", () => {
@@ -119,6 +135,19 @@ describe("a pod whose machine is gone", () => {
   });
 });
 
+describe("a pod that was refused and that another agent has taken in", () => {
+  const refused = memory({ verdict: { reason: "OutOfcpu", message: "no room", ofNoMachine: true } });
+
+  test("keeps its machine", () => {
+    expect(next(settled(pod(), machine()), found(machine()), refused)).toEqual({ do: "wait" });
+  });
+
+  test("ends as its machine does", () => {
+    const over = machine({ state: "stopped", containers: [exited("app", 0)] });
+    expect(next(pod(), found(over), refused)).toMatchObject({ do: "status", patch: { phase: "Succeeded" } });
+  });
+});
+
 describe("a pod that is to fail and has reported no start", () => {
   const refused = memory({ verdict: { reason: "OutOfcpu", message: "no room" } });
   const late = pod({ spec: { activeDeadlineSeconds: 60 }, status: { startTime: "2026-06-01T11:58:00Z" } });
@@ -129,6 +158,7 @@ describe("a pod that is to fail and has reported no start", () => {
     ["is past its deadline", late, memory(), "DeadlineExceeded"],
   ])("because it %s fails only after the backend was asked and can make no machine of it", (_why, p, m, reason) => {
     expect(next(p, absent, m)).toEqual({ do: "look" });
+    expect(next(p, absent, { ...m, missedAt: [NOW - 5_000] })).toEqual({ do: "look" });
     const bury = next(p, absent, { ...m, ...asked });
     expect(bury).toMatchObject({ do: "bury", force: false, verdict: { reason } });
     const verdict = "verdict" in bury ? bury.verdict : undefined;
@@ -201,6 +231,8 @@ describe("the machine that a pod is on", () => {
   });
 });
 
+const finalized = { since: NOW, pauseMs: 30_000, retryAt: NOW + 30_000 };
+
 describe("deletion", () => {
   const running = settled(pod(), machine());
   const dying = (change = {}) =>
@@ -241,6 +273,14 @@ describe("deletion", () => {
     expect(next(dying(), found(over))).toMatchObject({ do: "status", patch: { phase: "Failed" } });
   });
 
+  test("does not overwrite exit codes that another agent has written by what was seen before the end", () => {
+    const told = settled(dying(), machine({ state: "stopped", containers: [exited("app", 143)] }));
+    const m = memory({ stopDeadline: NOW + 30_000 });
+    const stopping = machine({ state: "stopping", containers: [runs("app")] });
+    expect(next(told, found(stopping), m)).toEqual({ do: "look" });
+    expect(next(told, found(stopping), { ...m, finalized })).toMatchObject({ do: "wait" });
+  });
+
   test("buries a machine that is over, then removes the object", () => {
     const over = machine({ state: "stopped", containers: [exited("app", 0)] });
     const told = settled(dying(), over);
@@ -268,10 +308,29 @@ describe("deletion", () => {
   });
 
   test("is sent now and then while a finalizer holds the object, and not more often", () => {
-    const finalized = { since: NOW, pauseMs: 30_000, retryAt: NOW + 30_000 };
     const m = memory({ finalized, buried: true });
     expect(next(dying(), absent, m)).toEqual({ do: "wait", afterMs: 30_000 });
     expect(next(dying(), absent, m, NOW + 30_000)).toEqual({ do: "finalize" });
+  });
+});
+
+describe("a machine that is deleted again because it stayed", () => {
+  const dying = { ...pod(), metadata: { ...pod().metadata, ...deleted() } } as Pod;
+  const waiting = { burial: { since: NOW, pauseMs: 200, retryAt: NOW + 200 } };
+  const gone = found(machine({ state: "deleted", version: 7, containers: [] }));
+
+  test("is looked at as soon as it is seen to be gone", () => {
+    expect(next(settled(dying, machine({ state: "deleted", containers: [] })), gone, memory(waiting))).toMatchObject({
+      do: "bury",
+    });
+  });
+
+  test("is not asked for in a loop by one who has seen it go when the backend says that it is there", () => {
+    const m = memory({ ...waiting, confirmedVersion: 7 });
+    expect(next(settled(dying, machine({ state: "deleted", containers: [] })), gone, m)).toEqual({
+      do: "wait",
+      afterMs: 200,
+    });
   });
 });
 
@@ -305,7 +364,6 @@ describe("a deletion whose last status the API server does not take", () => {
 describe("a machine that runs again although it was buried", () => {
   const over = settled(pod({ status: { phase: "Failed" } }), machine({ state: "stopped" }));
   const held = { ...over, metadata: { ...over.metadata, ...deleted() } } as Pod;
-  const finalized = { since: NOW, pauseMs: 30_000, retryAt: NOW + 30_000 };
 
   test("is stopped and buried again, though a finalizer holds its pod and all was done", () => {
     const m = memory({ finalized });
@@ -324,6 +382,17 @@ describe("the active deadline", () => {
 
   test("stops the machine", () => {
     expect(next(late, found(machine()))).toMatchObject({ do: "stop", graceSeconds: 30 });
+  });
+
+  test("kills a machine that does not stop, also when the wall clock has jumped back meanwhile", () => {
+    const early = settled(
+      pod({ spec: { activeDeadlineSeconds: 600 }, status: { startTime: "2026-06-01T11:58:00Z" } }),
+      machine(),
+    );
+    const stopping = found(machine({ state: "stopping" }));
+    const m = memory({ stopDeadline: NOW + 30_000 });
+    expect(next(settled(early, machine({ state: "stopping" })), stopping, m)).toEqual({ do: "wait", afterMs: 40_000 });
+    expect(next(early, stopping, m, NOW + 40_000)).toEqual({ do: "bury", force: true });
   });
 
   test("fails the pod when the machine has stopped", () => {
@@ -403,6 +472,15 @@ describe("a machine without a pod", () => {
 
   test("is forgotten when it left a tombstone", () => {
     expect(orphan(found(machine({ state: "deleted" })), memory({ podSeenGone: true }))).toEqual({ do: "forget" });
+  });
+
+  test("is asked about when its pod was seen to go, or was to have a machine, and no list can be had", () => {
+    expect(orphan(unknown, memory({ podSeenGone: true }))).toEqual({ do: "look" });
+    expect(orphan(unknown, memory({ created: true }))).toEqual({ do: "look" });
+  });
+
+  test("is not asked about again and again when this process never had to do with it", () => {
+    expect(orphan(unknown, memory())).toEqual({ do: "wait" });
   });
 
   test("gets a tombstone when a create of ours may still arrive", () => {

@@ -210,7 +210,7 @@ export class World {
   /** The backend forgets what it ran. @returns what brings it back */
   loseMachine(): () => void {
     this.provider.getPod = () => Promise.reject(new ProviderError("not_found", "no such machine"));
-    this.#machines.drop(`m-${this.pod.metadata!.uid}`);
+    this.#machines.drop(`m-${this.pod.metadata!.uid}`, this.#machines.revision);
     Object.defineProperty(this.provider, "machines", { value: [], configurable: true });
     return () => {
       for (const own of ["getPod", "machines"]) Reflect.deleteProperty(this.provider, own);

@@ -334,6 +334,24 @@ describe("PodRenderer", () => {
       );
     });
 
+    it.each([
+      ["is not that of a machine into which an older image came back", [], false],
+      ["is that of a machine with another image where the backend cannot change it", ["patch_image"], true],
+    ] as const)("%s", async (_what, lacking, isSame) => {
+      kube.put(CONFIG, { data: { k: "v" } });
+      const subject = renderer({}, [...lacking]);
+      const { version } = await renderedBy(subject);
+      const { name } = mounting().spec!.containers[0]!;
+      const withImage = (image: string) =>
+        machineWith({
+          containers: [
+            { name, kind: "main", state: "running", ready: true, started: true, restart_count: 0, image, image_id: "" },
+          ],
+        });
+      expect(subject.version(mounting(), withImage("older:1")) === version).toBe(isSame);
+      expect(subject.version(mounting(), withImage(mounting().spec!.containers[0]!.image ?? ""))).toBe(version);
+    });
+
     it("is not that of a machine that has other credentials than it was to be given", async () => {
       const pod = podWith({ imagePullSecrets: [{ name: "pull" }] });
       const auths = { r: { username: "u", password: "p" } };
