@@ -1,15 +1,19 @@
 import { expect, test } from "vitest";
-import { MUTANTS } from "./mutants.ts";
+import { MUTANTS } from "./mutants/all.ts";
+import { scenarioNamed } from "./scenarios.ts";
 import { simulate } from "./simulate.ts";
 
-const LIMIT = 20_000;
+const LIMIT = 10_000;
 
 for (const mutant of MUTANTS) {
-  test(`catches: ${mutant.name}`, async () => {
+  const scenario = scenarioNamed(mutant.scenario ?? "everyday");
+  test(`rule ${mutant.rule} is guarded: ${mutant.name}`, async () => {
     let caught: string | undefined;
     let seed = 0;
-    while (caught === undefined && seed < LIMIT) caught = await simulate(++seed, mutant);
-    console.log(`${mutant.name}: ${caught === undefined ? "NOT CAUGHT" : `schedule ${seed}: ${caught}`}`);
-    expect(caught, `rule ${mutant.rule} is not guarded: ${LIMIT} schedules found nothing`).toBeDefined();
+    while (caught === undefined && seed < LIMIT) {
+      const violation = await simulate({ seed: ++seed, scenario, mutant });
+      if (violation?.message.startsWith(mutant.caughtAs)) caught = violation.message;
+    }
+    expect(caught, `${LIMIT} schedules of ${scenario.name} did not find "${mutant.caughtAs}"`).toBeDefined();
   });
 }

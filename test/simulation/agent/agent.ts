@@ -1,0 +1,403 @@
+/**
+ * One process of the agent: the real controller of pods, with its reflector, store, queue, observer and reconciler, between an API
+ * server and a backend that answer when and how the schedule likes. A mutant breaks it at these seams.
+ */
+import type { EventRecorder } from "../../../src/kube/events.ts";
+import { KubeApiError } from "../../../src/kube/errors.ts";
+import type { Kube, KubeRequest, WatchEvent } from "../../../src/kube/kube.ts";
+import type { ConfigMap, Pod } from "../../../src/kube/wire.ts";
+import { NodeAllocation } from "../../../src/podspec/admission/allocation.ts";
+import { parseMachineId } from "../../../src/podspec/machine-id.ts";
+import { PodController } from "../../../src/pods/controller.ts";
+import { plan as realPlan } from "../../../src/pods/planner.ts";
+import { ProviderError } from "../../../src/provider/errors.ts";
+import type { Machine } from "../../../src/provider/machine.ts";
+import type { MachineEvent, MachineList, Provider } from "../../../src/provider/provider.ts";
+import { silentLogger } from "../../../src/telemetry/logger.ts";
+import { judgeLead, Sweeps } from "../invariants/agent-conduct.ts";
+import type { Sender } from "../invariants/sender.ts";
+import type { Mutant } from "../mutants/mutant.ts";
+import type { Fault, Network } from "../network.ts";
+import { seeded } from "../seeded.ts";
+import { Violation } from "../violation.ts";
+import { CLUSTER, NODE, OWNER, uidOf } from "../world/names.ts";
+import type { World } from "../world/world.ts";
+import { AgentClock } from "./clock.ts";
+import { BACKEND, rendererOf } from "./renderer.ts";
+import { Stream } from "./stream.ts";
+
+export class Agent {
+  readonly name: string;
+  readonly clock: AgentClock;
+  readonly controller: PodController;
+  readonly world: World;
+  readonly network: Network;
+  readonly mutant: Mutant | undefined;
+  isLeader = true;
+  pods: Stream<WatchEvent<Pod>> | undefined;
+  machines: Stream<MachineEvent> | undefined;
+  /** The newest state of each pod's machine that it was told of. */
+  readonly #read = new Map<string, Machine>();
+  readonly #told: Machine[] = [];
+  readonly #sweeps: Sweeps;
+  readonly #stop = new AbortController();
+
+  constructor(options: { world: World; network: Network; mutant: Mutant | undefined; serial: number }) {
+    const { world, network, mutant, serial } = options;
+    this.name = `agent ${serial}`;
+    this.world = world;
+    this.network = network;
+    this.mutant = mutant;
+    this.clock = new AgentClock(world);
+    this.#sweeps = new Sweeps(this.clock);
+    const random = seeded(Math.floor(world.random() * 2 ** 32));
+    const kube = this.#kube();
+    const allocation = new NodeAllocation();
+    const renderer = rendererOf({
+      world,
+      kube,
+      clock: this.clock,
+      random,
+      allocation,
+      poke: (uid) => this.controller.poke(uid),
+    });
+    this.controller = new PodController({
+      kube,
+      provider: this.#provider(),
+      renderer: mutant?.renderer?.(renderer) ?? renderer,
+      events: this.#events(),
+      nodeName: NODE,
+      clusterId: CLUSTER,
+      hostIPs: () => ["10.1.1.1"],
+      concurrency: 1 + Math.floor(world.random() * 3),
+      sweep: { enabled: true, maxPerMinute: mutant?.reapsPerMinute ?? 1 },
+      guard: () => {
+        if (!this.isLeader && mutant?.ignoresLead !== true) throw new Error("this agent is not the leader");
+      },
+      ...(mutant?.plan && { plan: mutant.plan(realPlan) }),
+      ...(mutant?.machineId && { machineId: (uid: string) => world.idOf(uid) }),
+      clock: this.clock,
+      random,
+      logger: silentLogger,
+    });
+    this.#keepAccounts(allocation);
+  }
+
+  /** As the agent's own wiring does. */
+  #keepAccounts(allocation: NodeAllocation): void {
+    this.controller.store.onChange(({ type, object }) => {
+      if (type === "delete") allocation.remove(object.metadata!.uid!);
+      else allocation.put(object);
+    });
+  }
+
+  run(): void {
+    void this.controller.observe(this.#stop.signal);
+    void this.controller.act(this.#stop.signal);
+  }
+
+  /** The process is gone from one instruction to the next. */
+  kill(): void {
+    this.world.trace?.(`${this.name} is killed`);
+    this.clock.stop();
+    this.network.kill(this);
+    this.pods = this.machines = undefined;
+  }
+
+  #events(): EventRecorder {
+    const event = ({ uid }: { uid: string }, _type: string, reason: string, message: string) => {
+      // A throw that no step of the reconciler expects.
+      if (reason === "FailedSync") this.network.violation ??= new Violation("A1", `reconciling threw: ${message}`);
+      if (reason === "Preempting") this.world.history.of(uid).preempted = true;
+    };
+    return { event } as unknown as EventRecorder;
+  }
+
+  /** What this agent knows of a pod at this moment. */
+  knows(uid: string): Sender {
+    return {
+      read: this.#read.get(uid),
+      observed: this.controller.machines.observe(this.world.idOf(uid)),
+      pod: this.controller.store.get(uid),
+      sentAt: this.world.now,
+    };
+  }
+
+  // -------------------------------------------------------------------------------------------------------- API server
+
+  #kube(): Kube {
+    const { world, mutant, network } = this;
+    return {
+      request: async <T>(request: KubeRequest): Promise<T> => {
+        if (request.path === "/api/v1/pods") return this.#listPods() as Promise<T>;
+        if (request.path.includes("/configmaps")) return this.#readConfig(request) as Promise<T>;
+        const uid = uidOfRequest(request) ?? this.#uidByPath(request.path);
+        const sender = this.knows(uid);
+        const cached = (path: string) => this.#cached(path);
+        const mutated = mutant?.kube?.(request, cached) ?? request;
+        if ("reply" in mutated) return mutated.reply as T;
+        const changes = request.method !== "GET";
+        if (changes) judgeLead(this, network);
+        try {
+          return await network.send<T>({
+            agent: this,
+            name: `api.${request.method}`,
+            uid,
+            changes,
+            exec: () => world.api.request(mutated, sender),
+            fault: kubeFault(world),
+          });
+        } catch (thrown) {
+          throw thrown instanceof KubeApiError && mutant?.kubeError ? mutant.kubeError(thrown, mutated) : thrown;
+        }
+      },
+      watch: <T>({ path, query, signal, onOpen }: Parameters<Kube["watch"]>[0]) => {
+        const version = Number(query!["resourceVersion"]);
+        onOpen?.();
+        if (path === "/api/v1/pods") {
+          this.pods = new Stream<WatchEvent<Pod>>(world.api.positionAfter(version), signal);
+          return this.pods as unknown as AsyncIterable<WatchEvent<T>>;
+        }
+        const { log } = world.configMaps;
+        const first = log.findIndex((entry) => entry.version > version);
+        const stream = new Stream<WatchEvent<ConfigMap>>(first === -1 ? log.length : first, signal);
+        this.#configs = [
+          ...this.#configs.filter(({ stream }) => stream.isOpen),
+          { namespace: namespaceIn(path), stream },
+        ];
+        return stream as unknown as AsyncIterable<WatchEvent<T>>;
+      },
+    };
+  }
+
+  #configs: { namespace: string; stream: Stream<WatchEvent<ConfigMap>> }[] = [];
+
+  #readConfig({ path }: KubeRequest): Promise<unknown> {
+    const { world, network } = this;
+    const namespace = namespaceIn(path);
+    const exec = () =>
+      path.endsWith("/configmaps") ? world.configMaps.list(namespace) : world.configMaps.get(namespace);
+    return network.send({
+      agent: this,
+      name: "ref.GET",
+      uid: undefined,
+      changes: false,
+      exec,
+      fault: kubeFault(world),
+    });
+  }
+
+  deliverConfigs(count: number): void {
+    const { log } = this.world.configMaps;
+    for (const { namespace, stream } of this.#configs) {
+      for (let left = count; left > 0 && stream.position < log.length; left--, stream.position++) {
+        const { type, object } = log[stream.position]!;
+        if (object.metadata!.namespace === namespace) stream.push({ type, object });
+      }
+    }
+  }
+
+  #cached(path: string): Pod | undefined {
+    return this.controller.store
+      .list()
+      .find(({ metadata }) => path.startsWith(`/api/v1/namespaces/${metadata!.namespace}/pods/${metadata!.name}`));
+  }
+
+  #uidByPath(path: string): string {
+    return this.#cached(path)?.metadata?.uid ?? "";
+  }
+
+  /** Mostly how things are; now and then what an API server that lags behind has to say. */
+  async #listPods(): Promise<unknown> {
+    const { world, network } = this;
+    const { api, random } = world;
+    const least = this.pods?.position ?? 0;
+    const exec = () => {
+      const length =
+        network.isFair || random() < 0.7
+          ? api.log.length
+          : Math.max(least, Math.floor(random() * (api.log.length + 1)));
+      const { items, version } = api.listAt(length, NODE);
+      return { kind: "PodList", apiVersion: "v1", metadata: { resourceVersion: String(version) }, items };
+    };
+    const fault = kubeFault(world);
+    const list = await network.send<{ items: Pod[] }>({
+      agent: this,
+      name: "api.LIST",
+      uid: undefined,
+      changes: false,
+      exec,
+      fault,
+    });
+    for (const { metadata } of list.items) this.#sweeps.met(metadata!.uid!);
+    return list;
+  }
+
+  /** The next few events of the watch, in order. */
+  deliverPods(count: number): void {
+    const stream = this.pods;
+    const { log } = this.world.api;
+    if (stream === undefined || !stream.isOpen) return;
+    for (; count > 0 && stream.position < log.length; count--, stream.position++) {
+      const { type, pod } = log[stream.position]!;
+      if (pod.spec!.nodeName !== NODE) continue;
+      // A deletion directly followed by a creation under the same name may arrive as one.
+      const next = log[stream.position + 1];
+      const isSameName = next?.pod.metadata!.name === pod.metadata!.name && next?.pod.spec!.nodeName === NODE;
+      if (type === "DELETED" && next?.type === "ADDED" && isSameName && this.world.random() < 0.5) continue;
+      this.#sweeps.met(pod.metadata!.uid!);
+      stream.push({ type, object: pod });
+    }
+  }
+
+  // ----------------------------------------------------------------------------------------------------------- backend
+
+  #provider(): Provider {
+    const { world } = this;
+    const { backend } = world;
+    const call = <T>(name: string, id: string, changes: boolean, exec: (sender: Sender) => T): Promise<T> =>
+      this.#call(name, this.#uidOf(id), changes, exec);
+    return {
+      name: "toy",
+      getInfo: () => Promise.resolve({ name: BACKEND.name, version: "0", capabilities: [...BACKEND.capabilities] }),
+      createPod: (id, spec) => call("be.create", id, true, (sender) => backend.put(id, spec, sender)),
+      getPod: (id) => call("be.get", id, false, () => backend.get(id)),
+      getPods: ({ labels }) => this.#listMachines(labels),
+      stopPod: (id, { graceSeconds }) => call("be.stop", id, true, (sender) => backend.stop(id, graceSeconds, sender)),
+      deletePod: (id, { force }) => call("be.delete", id, true, (sender) => backend.delete(id, force, sender)),
+      updatePod: (id, patch) => call("be.update", id, true, () => backend.update(id, patch)),
+      watchPods: (since, { signal, labels }) => this.#watchMachines(since, signal, labels),
+      getLogs: () => {
+        throw new Error("not simulated");
+      },
+      close: () => Promise.resolve(),
+    };
+  }
+
+  /** A mutant's ids tell no UID; the pod is then whichever of its cache has this one. */
+  #uidOf(id: string): string {
+    const parsed = parseMachineId(CLUSTER, id);
+    if (parsed !== undefined) return parsed;
+    const uids = [...this.#sweeps.metPods()];
+    return uids.findLast((uid) => this.world.idOf(uid) === id) ?? id;
+  }
+
+  async #call<T>(name: string, uid: string, changes: boolean, exec: (sender: Sender) => T): Promise<T> {
+    const { network, world, mutant } = this;
+    const sender = this.knows(uid);
+    if (changes) {
+      judgeLead(this, network);
+      if (name === "be.stop" || name === "be.delete") this.#sweeps.judge(uid, network);
+    }
+    const fault = backendFault(world);
+    const guarded = () => {
+      if (world.isBackendAway) throw fault("unavailable");
+      return exec(sender);
+    };
+    try {
+      const value = await network.send<T>({ agent: this, name, uid, changes, exec: guarded, fault });
+      this.#tell(value as unknown as Machine | undefined);
+      return this.#seen(value as unknown as Machine) as T;
+    } catch (thrown) {
+      throw thrown instanceof ProviderError && mutant?.provider ? mutant.provider(thrown, name) : thrown;
+    }
+  }
+
+  async #listMachines(labels: Record<string, string>): Promise<MachineList> {
+    const { network, world } = this;
+    const fault = backendFault(world);
+    const exec = (): MachineList => {
+      if (world.isBackendAway) throw fault("unavailable");
+      const all = world.backend.list(this.mutant?.seesForeign === true ? {} : labels);
+      const isShort = world.scenario.shortLists && !network.isFair && world.random() < 0.3;
+      const half = world.random() < 0.5;
+      const items = isShort ? all.filter(() => !half && world.random() < 0.5) : all;
+      return { items, revision: world.backend.revision };
+    };
+    const list = await network.send<MachineList>({
+      agent: this,
+      name: "be.list",
+      uid: undefined,
+      changes: false,
+      exec,
+      fault,
+    });
+    for (const machine of list.items) this.#tell(machine);
+    return { ...list, items: list.items.map((machine) => this.#seen(machine)) };
+  }
+
+  #watchMachines(since: number, signal: AbortSignal, labels: Record<string, string>): AsyncIterable<MachineEvent> {
+    const { backend } = this.world;
+    if (since > backend.revision) throw new ProviderError("gone", "revision is not known");
+    const { log } = backend;
+    const first = log.findIndex(({ revision }) => revision > since);
+    const stream = new Stream<MachineEvent>(first === -1 ? log.length : first, signal);
+    this.machines = stream;
+    this.#labels = labels;
+    this.#epoch = backend.epoch;
+    return stream;
+  }
+
+  #labels: Record<string, string> = {};
+  #epoch = 0;
+
+  deliverMachines(count: number): void {
+    const stream = this.machines;
+    const { backend, isBackendAway } = this.world;
+    if (stream === undefined || !stream.isOpen) return;
+    if (isBackendAway || this.#epoch !== backend.epoch) {
+      stream.fail(new ProviderError("unavailable", "the stream broke"));
+      return;
+    }
+    for (; count > 0 && stream.position < backend.log.length; count--, stream.position++) {
+      const machine = backend.log[stream.position]!;
+      const mine = Object.entries(this.#labels).every(([k, v]) => machine.labels[k] === v);
+      if (!mine && this.mutant?.seesForeign !== true) continue;
+      this.#tell(machine);
+      stream.push({ revision: machine.revision, machine: this.#seen(machine) });
+    }
+  }
+
+  /** The agent is being told of this machine: it knows of it when everything that can run has run. */
+  #tell(machine: Machine | undefined): void {
+    if (machine?.labels !== undefined) this.#told.push(machine);
+  }
+
+  /** To be called when everything that can run has run. */
+  takeIn(): void {
+    for (const machine of this.#told.splice(0)) {
+      // A tombstone of what never was has no labels.
+      const uid = uidOf(machine) || (parseMachineId(CLUSTER, machine.id) ?? "");
+      this.#sweeps.sighted(uid);
+      const known = this.#read.get(uid);
+      if (known === undefined || known.revision < machine.revision) this.#read.set(uid, machine);
+    }
+  }
+
+  #seen(machine: Machine): Machine {
+    return this.mutant?.seesForeign === true && machine?.labels !== undefined
+      ? { ...machine, labels: { ...machine.labels, ...OWNER } }
+      : machine;
+  }
+}
+
+function uidOfRequest({ body }: KubeRequest): string | undefined {
+  const { metadata, preconditions } = (body ?? {}) as { metadata?: { uid?: string }; preconditions?: { uid?: string } };
+  return metadata?.uid ?? preconditions?.uid;
+}
+
+const namespaceIn = (path: string): string => /namespaces\/([^/]+)/.exec(path)![1]!;
+
+const kubeFault = (world: World) => (kind: Fault) => {
+  if (kind === "unavailable") return new KubeApiError("simulated", { status: 503, reason: "ServiceUnavailable" });
+  const x = world.random();
+  if (x < 0.5) return new KubeApiError("a proxy's page", { status: 404, reason: "HTTP404" });
+  if (x < 0.75) return new KubeApiError("too many", { status: 429, reason: "HTTP429", retryAfterMs: 3_000 });
+  return new KubeApiError("no answer", { status: 0, reason: "Timeout" });
+};
+
+/** The client of the Machine API takes a 404 without the envelope for no answer (unit/http-vm/client.test.ts). */
+const backendFault = (world: World) => (kind: Fault) =>
+  kind === "proxied" && world.random() < 0.3
+    ? new ProviderError("rate_limited", "too many", { retryAfterMs: 3_000 })
+    : new ProviderError("unavailable", "simulated");

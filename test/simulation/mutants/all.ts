@@ -1,0 +1,5 @@
+import { DECISIONS } from "./decisions.ts";
+import type { Mutant } from "./mutant.ts";
+import { REQUESTS } from "./requests.ts";
+
+export const MUTANTS: readonly Mutant[] = [...REQUESTS, ...DECISIONS].sort((a, b) => a.rule - b.rule);

@@ -1,0 +1,52 @@
+import type { KubeApiError } from "../../../src/kube/errors.ts";
+import type { KubeRequest } from "../../../src/kube/kube.ts";
+import type { Pod } from "../../../src/kube/wire.ts";
+import type { Action, plan as realPlan, PodMemory } from "../../../src/pods/planner.ts";
+import type { Renderer } from "../../../src/pods/reconciler.ts";
+import type { ProviderError } from "../../../src/provider/errors.ts";
+import type { PodHistory } from "../world/history.ts";
+import type { WorldFlaws } from "../world/world.ts";
+
+export type Plan = typeof realPlan;
+
+/** A planted bug: what to break in the agent, or in its servers, and what must be found broken then. */
+export interface Mutant {
+  name: string;
+  /** Number of the rule in ARCHITECTURE.md, "The protocol". */
+  rule: number;
+  /** The invariant that must be violated, for this and no other reason: a rule's name and the beginning of its text. */
+  caughtAs: string;
+  /** In which scenario. Default: everyday. */
+  scenario?: string;
+  world?: WorldFlaws;
+  /** How a machine's id is made. */
+  machineId?: (uid: string, pod: Pick<PodHistory, "namespace" | "name">) => string;
+  plan?: (real: Plan) => Plan;
+  renderer?: (real: Renderer) => Renderer;
+  /** Rewrites an agent's request to the API server; `cached` is what its lagging cache holds under that path. */
+  kube?: (request: KubeRequest, cached: (path: string) => Pod | undefined) => KubeRequest | { reply: unknown };
+  /** What the agent makes of an error of the API server. */
+  kubeError?: (error: KubeApiError, request: KubeRequest) => KubeApiError;
+  /** What it makes of an error of the backend. */
+  provider?: (error: ProviderError, operation: string) => ProviderError;
+  /** Takes machines of other nodes for its own. */
+  seesForeign?: boolean;
+  /** Goes on without the lead. */
+  ignoresLead?: boolean;
+  /** How many strangers' machines it removes a minute. */
+  reapsPerMinute?: number;
+}
+
+/** The real decision, changed afterwards. */
+export const replan =
+  (change: (action: Action, ...args: Parameters<Plan>) => Action) =>
+  (real: Plan): Plan =>
+  (...args) =>
+    change(real(...args), ...args);
+
+/** The real decision, made with another memory. */
+export const misremember =
+  (change: (...args: Parameters<Plan>) => Partial<PodMemory>) =>
+  (real: Plan): Plan =>
+  (desired, observed, memory, context) =>
+    real(desired, observed, { ...memory, ...change(desired, observed, memory, context) }, context);

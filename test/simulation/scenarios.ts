@@ -1,0 +1,79 @@
+/**
+ * What a world plays besides the everyday. Each scenario is run by itself, with its share of CI's schedules, and most of them
+ * once more all together. `everyday` is always there: requests that fail, land late or lose their reply, agents that are killed
+ * or doubled, lags, users, machines that end, vanish or do not stop.
+ */
+export interface Switches {
+  /** Files of a ConfigMap and images of containers change while machines are made and run. */
+  updates?: boolean;
+  /** Pods with activeDeadlineSeconds. */
+  deadlines?: boolean;
+  /** Rendering has to wait, refuses a pod, or asks others to make room. */
+  admission?: boolean;
+  /** Something between agent and servers answers 404, 429 or times out by itself. */
+  proxies?: boolean;
+  /** Lists of machines lack half of them, or all. */
+  shortLists?: boolean;
+  /** The backend loses everything. */
+  dataLoss?: boolean;
+  /** The backend is put back to how it was some time ago. */
+  restore?: boolean;
+  /** Tombstones stay for ten minutes only, the least that the contract allows. */
+  tombstonesExpire?: boolean;
+  /** A machine that was over runs again. */
+  revival?: boolean;
+  /** Wall clocks of agents and backend are up to a day apart, and jump. */
+  clocks?: boolean;
+  /** The backend is silent for minutes. */
+  outages?: boolean;
+  /** Agents lose their lead and get it back. */
+  leadership?: boolean;
+  /** Containers become ready and unready all the time. */
+  flapping?: boolean;
+}
+
+export interface Scenario {
+  name: string;
+  switches: Switches;
+  /** Of a hundred schedules that CI plays. */
+  share: number;
+}
+
+const ALL: Switches = {
+  updates: true,
+  deadlines: true,
+  admission: true,
+  proxies: true,
+  shortLists: true,
+  dataLoss: true,
+  tombstonesExpire: true,
+  clocks: true,
+  outages: true,
+  leadership: true,
+  flapping: true,
+};
+
+export const SCENARIOS: readonly Scenario[] = [
+  { name: "everyday", switches: {}, share: 20 },
+  { name: "updates", switches: { updates: true }, share: 8 },
+  { name: "deadlines", switches: { deadlines: true }, share: 8 },
+  { name: "admission", switches: { admission: true }, share: 8 },
+  { name: "proxies", switches: { proxies: true }, share: 6 },
+  { name: "short-lists", switches: { shortLists: true, deadlines: true }, share: 6 },
+  { name: "data-loss", switches: { dataLoss: true }, share: 4 },
+  { name: "restore", switches: { restore: true }, share: 6 },
+  { name: "tombstones-expire", switches: { tombstonesExpire: true }, share: 4 },
+  { name: "revival", switches: { revival: true }, share: 4 },
+  { name: "clocks", switches: { clocks: true, deadlines: true }, share: 4 },
+  { name: "outages", switches: { outages: true }, share: 4 },
+  { name: "leadership", switches: { leadership: true }, share: 3 },
+  { name: "flapping", switches: { flapping: true }, share: 3 },
+  { name: "all", switches: ALL, share: 12 },
+];
+
+export function scenarioNamed(name: string): Scenario {
+  const found = SCENARIOS.find((each) => each.name === name);
+  if (found === undefined)
+    throw new Error(`There is no scenario "${name}"; take one of ${SCENARIOS.map((s) => s.name).join(", ")}`);
+  return found;
+}
