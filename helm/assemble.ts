@@ -1,6 +1,6 @@
 /**
- * Assembles the image's run-time tree: `npm run assemble -- FOLDER`. The Dockerfile copies it onto a base without a shell;
- * a test runs it without any engine. In FOLDER:
+ * Assembles the image's run-time tree: `npm run assemble -- FOLDER`. The Dockerfile copies it onto a base without a
+ * shell; a test runs it without any engine. In FOLDER:
  *
  *     app/bin/node            the Node that package-lock.json pins
  *     app/dist/               the compiled program
@@ -28,10 +28,10 @@ interface LockedPackage {
 const IDLE =
   /(\.d\.[mc]?ts|\.map|\.md|\.markdown|\.flow|\.tsbuildinfo|\.proto\.bak)$|(^|\/)(test|tests|docs|example|examples|benchmark|benchmarks|\.github)\//i;
 
-/** What tries vmlet out without a cluster: an image runs in one. */
+/** Not in the image: it is for trying vmlet without a cluster, and an image runs in one. */
 const FOR_A_DESK = ["devcluster", "cli/dev.js", "cli/demo.js"];
 
-/** @param folder made anew. @throws Error that names a package of the lock file that is not installed */
+/** @param folder is replaced. @throws Error that names a package of the lock file that is not installed */
 export async function assemble(folder: string): Promise<void> {
   const app = join(folder, "app");
   await rm(folder, { recursive: true, force: true });
@@ -82,7 +82,7 @@ async function copyPackage(place: string, app: string): Promise<void> {
   }
 }
 
-/** Without scripts and development dependencies: nobody installs anything there. */
+/** Without scripts and development dependencies: nothing is installed there. */
 async function copyPackageJson(app: string): Promise<void> {
   const { name, version, license, type, dependencies } = JSON.parse(
     await readFile(join(repository, "package.json"), "utf8"),

@@ -22,8 +22,8 @@ export interface ValueDoc {
 }
 
 /**
- * The values with their comments. A comment that begins with `-- ` describes the key below it, and all that is below that;
- * a mapping without one is described key by key.
+ * The values with their comments. A comment that begins with `-- ` describes the key below it, and all that is below
+ * that; a mapping without one is described key by key.
  *
  * @throws Error that names a key which no comment describes
  */

@@ -1,6 +1,6 @@
 /**
- * The chart's values as a schema. What the agent's configuration file has too is the agent's own schema, so the two cannot
- * come apart; `generate.ts` writes it to vmlet/values.schema.json, by which Helm refuses wrong values.
+ * The chart's values as a schema. What the agent's configuration file has too is the agent's own schema, so the two
+ * cannot come apart; `generate.ts` writes it to vmlet/values.schema.json, by which Helm refuses wrong values.
  */
 import { z } from "zod";
 import { agentConfigSchema, nodeSchema, providerSchema } from "../src/config/schema.ts";

@@ -12,13 +12,13 @@ export interface Agents {
 }
 
 /**
- * A kept connection is not used for longer than this, so that calls follow a name to another address while the old one still
- * answers (a backend that moves, a load balancer that is replaced).
+ * A kept connection is not used for longer than this, so that calls follow a name to another address while the old one
+ * still answers (a backend that moves, a load balancer that is replaced).
  */
 const MAX_AGE_MS = 5 * 60_000;
 /**
- * A host that vanishes sends nothing, and a command or a followed log may be silent for hours: after so much silence the kernel asks
- * whether anybody is there, and ends the connection ten seconds later.
+ * A host that vanishes sends nothing, and a command or a followed log may be silent for hours: after this much silence
+ * the kernel probes the peer, and ends the connection ten seconds later.
  */
 const KEEP_ALIVE_MS = 15_000;
 /** Kept open at most, when they are idle. */

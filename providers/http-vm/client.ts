@@ -1,7 +1,8 @@
 /**
- * One backend's HTTP: a request goes out paced and authenticated, and comes back as a validated reply or as a ProviderError. What
- * cannot be understood is `unavailable`, which means "unknown". Retrying is for the caller, but for one case: a kept connection
- * that the backend had closed already, where every call of this API is safe to repeat.
+ * One backend's HTTP: a request goes out paced and authenticated, and comes back as a validated reply or as a
+ * ProviderError. What cannot be understood is `unavailable`, which means "unknown". Retrying is left to the caller,
+ * with one exception: a kept connection that the backend had closed already, because every call of this API is safe to
+ * repeat.
  */
 import { randomBytes } from "node:crypto";
 import type { Agent as HttpAgent, IncomingMessage } from "node:http";
@@ -112,8 +113,9 @@ export class MachineApiClient {
   }
 
   /**
-   * The text of one JSON reply, which the caller judges. What is no UTF-8 in a list is replaced: one item's text must not keep the
-   * others from being read. @throws ProviderError, whose cause is an InvalidReplyError of reason `size` when it is too long
+   * The text of one JSON reply, which the caller judges. In a list, bytes that are not UTF-8 are replaced: one item's
+   * text must not keep the others from being read. @throws ProviderError, whose cause is an InvalidReplyError of reason
+   * `size` when it is too long
    */
   text(call: Call, kind: "single" | "list"): Promise<string> {
     return this.#paced(call, (response, requestId) =>
@@ -122,8 +124,8 @@ export class MachineApiClient {
   }
 
   /**
-   * A call that is done when the backend says so, whatever else its reply has. @returns the reply's text, if there is one that can
-   * be read. @throws ProviderError
+   * A call that is done when the backend's status says so; the rest of its reply does not matter. @returns the reply's
+   * text, if there is one that can be read. @throws ProviderError
    */
   accepted(call: Call): Promise<string | undefined> {
     return this.#paced(call, async (response, requestId) => {
@@ -133,8 +135,8 @@ export class MachineApiClient {
   }
 
   /**
-   * A reply that goes on for as long as it likes, outside the pacing once it has begun. It breaks when it is silent for too long, if `silenceMs`
-   * is given. @throws ProviderError
+   * A reply that goes on for as long as it likes, outside the pacing once it has begun. It breaks when it is silent for
+   * too long, if `silenceMs` is given. @throws ProviderError
    */
   async stream(
     call: Call,
@@ -291,14 +293,17 @@ export class MachineApiClient {
     return agents;
   }
 
-  /** @throws ProviderError for whatever is not 2xx */
+  /** @throws ProviderError for any status but 2xx */
   async #throwRefusal(response: AxiosResponse, requestId: string, call: Call): Promise<void> {
     if (response.status >= 200 && response.status < 300) return;
     const text = await this.#readBody(response, REPLY_BYTES.single, call.signal);
     throw this.#refusal(response.status, response.headers, text, requestId);
   }
 
-  /** Without a valid envelope, a reply to this very request, nothing that a backend "says" is believed: it may be a proxy's. */
+  /**
+   * Without a valid envelope, a reply to this very request, nothing that a backend "says" is believed: it may be a
+   * proxy's.
+   */
   #refusal(status: number, headers: Record<string, unknown>, text: string, requestId: string): ProviderError {
     const retryAfterMs = retryAfter(headers["retry-after"], this.clock.now());
     if (status >= 300 && status < 400) {
@@ -447,7 +452,10 @@ function kindOf({ method, path }: Call): CallKind {
   }
 }
 
-/** Passes chunks on; breaks the stream when the next one is waited for too long. A reader that takes its time does not count. */
+/**
+ * Passes chunks on; breaks the stream when the next one is waited for too long. A reader that takes its time does not
+ * count.
+ */
 async function* whileAlive(body: Readable, silenceMs: number, clock: Clock): AsyncGenerator<Buffer> {
   const chunks = (body as AsyncIterable<Buffer>)[Symbol.asyncIterator]();
   for (;;) {
@@ -470,7 +478,7 @@ function codeWithoutEnvelope(status: number): ProviderErrorCode {
   return "unavailable";
 }
 
-/** A code that its status contradicts is nobody's word: `not_found` with 500, `invalid` with 502. */
+/** A code that contradicts its status is not believed: `not_found` with 500, `invalid` with 502. */
 function agrees(code: ProviderErrorCode, status: number): boolean {
   switch (code) {
     case "not_found":

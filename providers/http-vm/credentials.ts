@@ -1,6 +1,6 @@
 /**
- * The token, certificates and CA of a backend, read from files and read again when a file changes, so that rotation needs no
- * restart. Values never come from the command line or the environment, where others can see them.
+ * The token, certificates and CA of a backend, read from files and read again when a file changes, so that rotation
+ * needs no restart. Values never come from the command line or the environment, where others can see them.
  */
 import { readFile, stat } from "node:fs/promises";
 import { type Clock, ProviderError } from "../../src/provider/kit/index.ts";

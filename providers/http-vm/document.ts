@@ -31,7 +31,10 @@ export function openApiDocument(): OpenApiDocument {
   return loaded;
 }
 
-/** Beside this module in the sources; the build leaves it where the sources are, three folders up from dist/providers/http-vm. */
+/**
+ * Beside this module in the sources; the build leaves it where the sources are, three folders up from
+ * dist/providers/http-vm.
+ */
 function documentPath(): URL {
   const here = new URL("./openapi.yaml", import.meta.url);
   return existsSync(here) ? here : new URL("../../../providers/http-vm/openapi.yaml", import.meta.url);

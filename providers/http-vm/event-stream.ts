@@ -3,8 +3,8 @@ import { InvalidReplyError } from "./invalid-reply.ts";
 import { REPLY_BYTES } from "./options.ts";
 
 /**
- * The lines of a byte stream, without their newlines, as many at a time as came together. Undefined stands for one that is too
- * long, and comes as soon as it is known to be.
+ * The lines of a byte stream, without their newlines, as many at a time as came together. Undefined stands for one that
+ * is too long, and comes as soon as it is known to be.
  *
  * @throws InvalidReplyError when the last line is cut off
  */
@@ -40,7 +40,10 @@ export interface StreamEvent {
   data: string | undefined;
 }
 
-/** The part of the WHATWG format that the Machine API uses. An event that is too long comes without its data, and the next ones as they are. */
+/**
+ * The part of the WHATWG format that the Machine API uses. An event that is too long comes without its data, and the
+ * next ones as they are.
+ */
 export async function* serverSentEvents(source: AsyncIterable<Buffer>): AsyncGenerator<StreamEvent> {
   let event = "";
   let data: string | undefined;

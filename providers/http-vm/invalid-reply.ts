@@ -1,4 +1,6 @@
-/** Why a reply, or a part of one, was refused or changed; counted by `vmlet_backend_invalid_responses_total{reason}`. */
+/**
+ * Why a reply, or a part of one, was refused or changed; counted by `vmlet_backend_invalid_responses_total{reason}`.
+ */
 export type InvalidReason =
   | "json"
   | "schema"

@@ -1,6 +1,7 @@
 /**
- * JSON of the other side, read so that nothing in it can do harm: no deeper than need be, no member twice, no name that could reach
- * an object's prototype. A list is read item by item: what is wrong with one, a syntax error included, is no fault of the others.
+ * JSON of the other side, read so that nothing in it can do harm: nesting is bounded, no member comes twice, no name
+ * reaches an object's prototype. A list is read item by item: a fault of one item, a syntax error included, does not
+ * spoil the others.
  */
 import { InvalidReplyError } from "./invalid-reply.ts";
 
@@ -70,7 +71,8 @@ function faultOf(root: unknown, text: string): InvalidReplyError | undefined {
     }
   }
   if (members === membersIn(text)) return undefined;
-  // One reader takes the first of them, another the last: whoever can write one of the two says what the other reader believes.
+  // One reader takes the first of them, another the last: an author of either one would decide what the other reader
+  // believes.
   return new InvalidReplyError("duplicate_key", "the body has an object with one field twice");
 }
 
@@ -103,7 +105,10 @@ function endOfString(text: string, start: number): number {
 const isOpening = (code: number): boolean => code === 0x7b || code === 0x5b;
 const isClosing = (code: number): boolean => code === 0x7d || code === 0x5d;
 
-/** The items of the list that is the object's field, each as its own text, and the object without them. Undefined when there is no such list. */
+/**
+ * The items of the list that is the object's field, each as its own text, and the object without them. Undefined when
+ * there is no such list.
+ */
 function cutList(text: string, field: string): { rest: string; items: string[] } | undefined {
   const begin = startOfList(text, field);
   if (begin === undefined) return undefined;

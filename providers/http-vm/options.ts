@@ -27,7 +27,7 @@ export interface HttpVmOptions {
   deadlines?: Partial<Deadlines>;
   clock?: Clock;
   logger?: Logger;
-  /** Told of every reply that was refused or corrected, for a counter. */
+  /** Called for every reply that was refused or corrected, for a counter. */
   onInvalidReply?: (reason: InvalidReason) => void;
 }
 

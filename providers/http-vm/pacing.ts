@@ -1,7 +1,8 @@
 /**
- * How fast a client may talk to its backend: so many calls at once and per second in all. What the backend says of one kind of call,
- * that it has too much to do or when to come back, holds for calls of that kind: figures that it has no time for must not keep a
- * machine from being stopped. What ends machines comes before what makes them, and both before what only looks.
+ * How fast a client may talk to its backend: so many calls at once and per second in all. When the backend says that it
+ * is overloaded, or when to come back, this holds for calls of that kind alone: figures that it has no time for must
+ * not keep a machine from being stopped. Calls that end machines go before those that make them, and both before those
+ * that only read.
  */
 import PQueue from "p-queue";
 import { type Clock, ProviderError, TokenBucket } from "../../src/provider/kit/index.ts";
@@ -23,7 +24,7 @@ const LONGEST_PAUSE_MS = 60_000;
 export class Pacing {
   /** All calls but those that have room of their own. */
   readonly #room: PQueue;
-  /** What ends machines never waits for calls that are slow to make some. */
+  /** Calls that end machines never wait for slow calls that make some. */
   readonly #roomForStops: PQueue;
   readonly #bucket: TokenBucket;
   readonly #clock: Clock;
@@ -44,8 +45,8 @@ export class Pacing {
   }
 
   /**
-   * Runs `call` when its turn comes. The call's own signal is inside it: p-queue frees a slot when a signal that was given to the
-   * queue aborts although the call still runs, so it gets none.
+   * Runs `call` when its turn comes. The call's own signal is inside it: p-queue frees a slot when a signal that was
+   * given to the queue aborts although the call still runs, so it gets none.
    */
   run<T>(kind: CallKind, call: () => Promise<T>, signal: AbortSignal): Promise<T> {
     const lane = this.#lanes.get(kind)!;

@@ -1,7 +1,7 @@
 /**
- * Any backend that serves the Machine API, as a Provider. Its methods are the API's routes; the rules of trust are that a reply must
- * be valid, must answer this request and must be about this machine. Anything else is `unavailable`. What is wrong with one machine
- * of many is no fault of the others: that one is unknown, and the reply stands.
+ * Any backend that serves the Machine API, as a Provider. Its methods are the API's routes; the rules of trust are that
+ * a reply must be valid, must answer this request and must be about this machine. Anything else is `unavailable`. A
+ * fault of one machine does not spoil the others: that one is unknown, and the reply stands.
  */
 import type { Duplex } from "node:stream";
 import {
@@ -56,7 +56,7 @@ export interface HttpVmLimits {
 }
 
 const DEFAULT_LIMITS: HttpVmLimits = { pageItems: 500, listItems: 100_000, listChars: 256 * 1024 * 1024 };
-/** A list that has so many pages without an item goes on for ever. */
+/** A list with this many pages without an item is taken to be endless. */
 const MAX_EMPTY_PAGES = 100;
 
 const TOO_LARGE = new InvalidReplyError("size", "the event is too large");
@@ -93,7 +93,10 @@ export class HttpVmProvider implements Provider {
     };
   }
 
-  /** What the document forbids is not sent: a backend that took it might not be able to tell of it. */
+  /**
+   * A specification that the document forbids is not sent: a backend that took it might not be able to report the
+   * machine.
+   */
   async createPod(id: string, spec: MachineSpec, { signal }: CallOptions): Promise<Machine> {
     requireValid(violation("request", "MachineSpec", spec) ?? specExcess(spec));
     return await this.#machine(id, { method: "PUT", path: machinePath(id), body: spec, signal });
@@ -150,7 +153,7 @@ export class HttpVmProvider implements Provider {
     }
   }
 
-  /** Of a machine that is listed twice, nobody can say which of the two it is. */
+  /** When a machine is listed twice, neither of the two can be believed. */
   #collect(item: Parsed, labels: Record<string, string>, into: Map<string, Judged>): void {
     const judged = this.#judge(item, labels);
     if (judged === undefined) return;
@@ -198,7 +201,7 @@ export class HttpVmProvider implements Provider {
     if (options.stream !== undefined) query.set("stream", options.stream);
     if (options.limitBytes !== undefined) query.set("limit_bytes", String(options.limitBytes));
     const call: Call = { method: "GET", path: `${containerPath(id, container)}/logs`, query, signal: options.signal };
-    // A quiet container is no dead stream: a followed log may be silent for as long as it likes.
+    // A quiet container does not mean a dead stream: a followed log may be silent for as long as it likes.
     const stream = await this.#client.stream(call, LOG_TYPE, {
       accept: LOG_TYPE,
       ...(options.follow === true ? {} : { silenceMs: this.#client.deadlines.silenceMs }),
@@ -321,7 +324,7 @@ export class HttpVmProvider implements Provider {
       if (!isTooLarge(thrown)) throw thrown;
       throw new ProviderError("unavailable", thrown.message, { unknownMachine: { id, reason: thrown.message } });
     }
-    const { machine, unknown = { id, reason: parsed.fault?.message ?? "the reply is no machine" } } =
+    const { machine, unknown = { id, reason: parsed.fault?.message ?? "the reply is not a machine" } } =
       this.#judge(parsed, {}) ?? {};
     const named = machine?.id ?? unknown.id;
     if (named !== id) throw this.#refuse("machine_id", `the reply is about machine ${named}, not ${id}`);
@@ -329,7 +332,10 @@ export class HttpVmProvider implements Provider {
     throw new ProviderError("unavailable", `invalid reply: ${unknown.reason}`, { unknownMachine: unknown });
   }
 
-  /** Items of a reply that is a list, and what stands beside them. @throws ProviderError when what stands beside them is invalid */
+  /**
+   * Items of a reply that is a list, and what stands beside them.
+   * @throws ProviderError when what stands beside them is invalid
+   */
   async #list<N extends "MachinePage" | "StatsList">(
     call: Call,
     schema: N,
@@ -341,7 +347,10 @@ export class HttpVmProvider implements Provider {
     });
   }
 
-  /** An item, counted if it is invalid. Undefined for what is no machine of these labels, or cannot be told to be any. */
+  /**
+   * An item, counted if it is invalid. Undefined for one that is not a machine with these labels, or not known to be
+   * one.
+   */
   #judge({ value, fault }: Parsed, labels: Record<string, string>): Judged | undefined {
     try {
       if (fault !== undefined) throw fault;
@@ -357,7 +366,10 @@ export class HttpVmProvider implements Provider {
     }
   }
 
-  /** Undefined for an event of no machine of these labels, or that cannot be told to be of any: the next list has what it said. */
+  /**
+   * Undefined for an event that is not about a machine with these labels, or not known to be: the next list has what it
+   * said.
+   */
   #judgeEvent(
     data: string | undefined,
     last: number,

@@ -92,7 +92,7 @@ class SocketProcess implements ProcessStreams {
     this.stderr = options.stderr && !options.tty ? this.#newOutput() : null;
     const { promise, resolve, reject } = Promise.withResolvers<{ exitCode: number }>();
     this.exit = promise;
-    // Whoever does not care how it ended must not crash the process.
+    // A caller that does not ask how it ended must not crash the process.
     promise.catch(() => {});
     socket.on("message", (data: Buffer) => {
       const payload = data.subarray(1);
@@ -160,7 +160,7 @@ class SocketProcess implements ProcessStreams {
         else done();
       },
     });
-    // A command that ends before it has read everything is no fault of its writer; `exit` tells how it went.
+    // A command that ends before it has read everything is not an error of its writer; `exit` tells how it went.
     input.on("error", () => {});
     return input;
   }

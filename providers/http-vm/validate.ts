@@ -65,7 +65,7 @@ export function tameMachine(machine: Machine, rules: MachineRules): Machine {
   tameAddresses(machine, rules);
   tameTexts(machine);
   tameNames(machine, ["instance_type", "host"], NAME_BYTES);
-  // It tells one life of an id from the next, so that it must be the same in each reply: not now, which never is.
+  // It tells one life of an id from the next, so it must be the same in each reply: the current time never would be.
   if (isOutOfTime(machine.created_at, rules)) machine.created_at = new Date(EARLIEST_MS).toISOString();
   tameTimes(machine, ["started_at", "stopped_at", "deleted_at"], rules);
   for (const container of machine.containers) {
@@ -128,7 +128,7 @@ function tameNames<K extends string>(holder: { [key in K]?: string }, fields: re
 }
 
 const CLOCK_SKEW_MS = 5 * 60_000;
-/** A time before it is none: the zero of some clock or language. */
+/** A time before it is taken for absent: it is the zero of some clock or language. */
 const EARLIEST_MS = Date.UTC(2000, 0, 1);
 
 /** Ages that are negative make back-offs endless, and ages of decades end them. Counted. */
@@ -162,8 +162,8 @@ function requireTimes<K extends string>(
   }
 }
 
-// Everything that a terminal or a browser would obey rather than show: ANSI sequences, C0 and C1 controls but tab and newline, and
-// the characters that reverse the direction of text.
+// Everything that a terminal or a browser would obey rather than show: ANSI sequences, C0 and C1 controls but tab and
+// newline, and the characters that reverse the direction of text.
 // eslint-disable-next-line no-control-regex
 const ANSI = /\u001b(?:\[[0-?]*[ -/]*[@-~]|\][^\u0007\u001b]*(?:\u0007|\u001b\\)|[@-Z\\-_])/g;
 // eslint-disable-next-line no-control-regex
@@ -173,7 +173,7 @@ const CONTROLS = /[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u200e\u200f\u202a-\u2
 
 /** `text` without control characters and no longer than `maxBytes` in UTF-8, cut between characters. */
 export function plainText(text: string, maxBytes: number): string {
-  // A megabyte of escapes need not be searched to keep a kibibyte. Half a pair of surrogates is no character.
+  // A megabyte of escapes need not be searched to keep a kibibyte. Half a pair of surrogates is not a character.
   const head = (text.length > maxBytes * 4 ? text.slice(0, maxBytes * 4) : text).toWellFormed();
   const plain = CONTROL.test(head) ? head.replace(ANSI, "").replace(CONTROLS, "") : head;
   if (plain.length * 3 <= maxBytes || Buffer.byteLength(plain) <= maxBytes) return plain;

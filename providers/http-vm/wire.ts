@@ -123,7 +123,7 @@ const TAGS = {
 const TAG_BYTES = TAGS.stdout.whole.length;
 const NEWLINE = 10;
 
-/** These two run for every line of every log that is read, hence with few strings. */
+/** These two run for every line of every log that is read, so they make few strings. */
 export function encodeLogLine({ at, stream, partial, content }: LogLine): Buffer {
   const record = Buffer.allocUnsafe(at.length + TAG_BYTES + content.length + 1);
   record.write(at, "latin1");
@@ -136,7 +136,7 @@ export function encodeLogLine({ at, stream, partial, content }: LogLine): Buffer
 const TIME = /^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d{1,9})?Z$/;
 const MAX_TIME_BYTES = 30;
 
-/** `2016-10-06T00:17:09.669794202Z stdout F text`, without a newline. @returns undefined when it is no log line */
+/** `2016-10-06T00:17:09.669794202Z stdout F text`, without a newline. @returns undefined when it is not a log line */
 export function decodeLogLine(record: Buffer): LogLine | undefined {
   const end = record.indexOf(32);
   const begin = end + TAG_BYTES;

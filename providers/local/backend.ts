@@ -1,3 +1,6 @@
+/**
+ * Starts and stops the reference backend: this host's machines, by the configured engine, served by the Machine API.
+ */
 import { mkdirSync, readFileSync, realpathSync, statSync } from "node:fs";
 import { networkInterfaces } from "node:os";
 import { createSecureContext } from "node:tls";
@@ -39,7 +42,7 @@ export class HostProblemError extends ConfigError {
 /** Opens the state directory, finds what runs already, and serves the Machine API. */
 export async function startBackend(config: BackendConfig, surroundings: BackendSurroundings): Promise<RunningBackend> {
   const { clock, logger, version } = surroundings;
-  // Containers of any user reach what is made for them; what is secret gets its mode where it is written.
+  // Containers of any user must reach the files made for them; secrets get their mode where they are written.
   process.umask(0o022);
   mkdirSync(config.stateDir, { recursive: true, mode: 0o700 });
   // As the kernel spells it in its list of mounts.
@@ -131,7 +134,7 @@ function readTls(files: TlsFiles): ServerTls {
     createSecureContext(pair);
   } catch (cause) {
     const message = toError(cause).message;
-    throw new ConfigError(`tls: ${files.certFile} and ${files.keyFile} are no certificate and its key: ${message}`, {
+    throw new ConfigError(`tls: ${files.certFile} and ${files.keyFile} are not a certificate and its key: ${message}`, {
       cause,
     });
   }
@@ -172,12 +175,15 @@ function authOf({ tokenFile, clients = [] }: BackendConfig, logger: Logger): Ser
   };
 }
 
-/** The file's lines, read again when the file has changed. A file that cannot be read lets nobody in, and is told once. */
+/**
+ * The file's lines, read again when the file has changed. A file that cannot be read lets no client in, and is logged
+ * once.
+ */
 function tokensOf(path: string, logger: Logger): () => readonly string[] {
   let seen: string | undefined;
   let tokens: readonly string[] = [];
   const tell = (key: string, fault: string) => {
-    if (seen !== key) logger.warn({ path, fault }, "This file holds no bearer token: nobody gets in by it");
+    if (seen !== key) logger.warn({ path, fault }, "This file holds no bearer token, so it lets no client in");
     seen = key;
   };
   const read = () => {

@@ -143,8 +143,9 @@ export const backendConfigSchema = z
   .superRefine(({ listen, tokenFile, clients = [], tls }, context) => {
     const fault = (path: (string | number)[], message: string) => context.addIssue({ code: "custom", path, message });
     if ("socket" in listen && tls !== undefined)
-      fault(["tls"], "is for an address and port: nobody listens on a socket");
-    // Not even on loopback: what gets a program of this host to send a request, as a probe may, would run commands in any machine.
+      fault(["tls"], "is for an address and port: a socket cannot be overheard");
+    // Not even on loopback: whoever makes a program of this host send a request, as a probe may, would run commands in
+    // any machine.
     if ("port" in listen && tokenFile === undefined && clients.length === 0 && tls?.clientCaFile === undefined)
       fault(
         ["listen"],
@@ -155,7 +156,10 @@ export const backendConfigSchema = z
       if (clients.findIndex(({ name }) => name === client.name) < index)
         fault(["clients", index, "name"], `${client.name} is another client's name`);
       if (client.tokenFile === undefined && client.certificateNames === undefined)
-        fault(["clients", index], "needs a tokenFile or certificateNames, or nobody could be this client");
+        fault(
+          ["clients", index],
+          "needs a tokenFile or certificateNames: without either, no caller could be this client",
+        );
       if (client.certificateNames !== undefined && tls?.clientCaFile === undefined)
         fault(["clients", index, "certificateNames"], "needs tls.clientCaFile: without it no certificate is asked for");
     });
@@ -203,7 +207,7 @@ export function logBytesOf(config: BackendConfig): number {
   return bytesOf(config.logs.maxSize);
 }
 
-/** Whole bytes of a quantity, rounded down; 0 for what is none. */
+/** Whole bytes of a quantity, rounded down; 0 for a text that is not one. */
 function bytesOf(text: string): number {
   return Number((Quantity.tryParse(text)?.nano ?? 0n) / NANO);
 }

@@ -1,7 +1,7 @@
 /**
  * What an engine must supply, and nothing else: a place (sandbox) per machine, and a way to run, reach and end commands
- * in it. Order, restarts, back-off, probes, hooks, image policy, logs, exit codes and status are the supervisor's and are
- * written once.
+ * in it. Order, restarts, back-off, probes, hooks, image policy, logs, exit codes and status are the supervisor's and
+ * are written once.
  *
  * How a container runs, in every engine: the supervisor asks the sandbox for a launch plan; a *shim* (shim.ts, a small
  * detached process on this host) runs the plan's argv as its child, writes its stdout and stderr to the log, serves
@@ -54,7 +54,7 @@ export interface Engine {
   /** Throws ProviderError invalid or unsupported, with the field, for a spec that can never run here. */
   validate?(spec: MachineSpec): void;
   /**
-   * Called once, before anything else, with the ids of all machines that exist: whatever the engine finds on the host
+   * Called once, before anything else, with the ids of all machines that exist: everything of the engine on this host
    * that belongs to none of them (processes, taps, mounts, cgroups, files) is removed.
    */
   sweep(known: ReadonlySet<string>): Promise<void>;
@@ -76,7 +76,7 @@ export interface Engine {
 /** A machine as an engine sees it. */
 export interface MachineHome {
   readonly id: string;
-  /** The spec with all patches so far; read it anew at each use. */
+  /** The spec with all patches so far; read it again at each use. */
   readonly spec: MachineSpec;
   /** A folder for the engine alone. It exists, survives restarts, and is removed after `destroy`. */
   readonly dir: string;
@@ -88,7 +88,9 @@ export interface MachineHome {
 export interface Sandbox {
   /** IPv4 and IPv6 addresses, first the main one. Fixed for the sandbox's life. */
   readonly addresses: readonly string[];
-  /** Resolves when the sandbox has died by itself (VM gone, guest panic). Never rejects. Not after `close` or `destroy`. */
+  /**
+   * Resolves when the sandbox has died by itself (VM gone, guest panic). Never rejects. Not after `close` or `destroy`.
+   */
   readonly lost: Promise<SandboxLoss>;
 
   /** Prepares one start of a container (bundle, rootfs, mounts) and says what the shim has to run. */
@@ -101,12 +103,15 @@ export interface Sandbox {
    */
   kill(container: ContainerRef): Promise<void>;
   /**
-   * After the main process ended and `kill`: what only the engine knows. Then removes what `launch` prepared, except the
-   * container's log.
+   * After the main process ended and `kill`: what only the engine knows. Then removes what `launch` prepared, except
+   * the container's log.
    */
   conclude(container: ContainerRef, exit: ShimExit): Promise<ContainerConclusion>;
 
-  /** Runs a command beside the container's main process. It ends at `close()` of the streams and may die with the backend. */
+  /**
+   * Runs a command beside the container's main process. It ends at `close()` of the streams and may die with the
+   * backend.
+   */
   exec(container: ContainerRef, command: string[], options: StreamOptions): Promise<ProcessStreams>;
   /**
    * A TCP connection to a port of the machine. `address`: as a client from outside would reach it (probes, hooks);
@@ -117,8 +122,8 @@ export interface Sandbox {
   stats(containers: readonly ContainerRef[]): Promise<SandboxStats>;
 
   /**
-   * For limits of local storage: how many files, folders and links there are where `stats` counts bytes of this host's disk.
-   * Each takes something of it that bytes do not show. Absent where a machine's disk is its own.
+   * For limits of local storage: how many files, folders and links there are where `stats` counts bytes of this host's
+   * disk. Each takes something of it that bytes do not show. Absent where a machine's disk is its own.
    */
   inodes?(containers: readonly ContainerRef[]): Promise<SandboxInodes>;
 
@@ -159,7 +164,10 @@ export interface ContainerRef {
   readonly id: string;
   /** Folder of this instance: the shim's files are in it (`shim-*`), the engine may put its own beside them. */
   readonly dir: string;
-  /** Process id, on this host, of the command that the shim runs, or the one that `pidFile` of the plan named; once started. */
+  /**
+   * Process id, on this host, of the command that the shim runs, or the one that `pidFile` of the plan named; once
+   * started.
+   */
   readonly pid?: number;
 }
 
@@ -228,15 +236,16 @@ export interface ContainerConclusion {
 /** Images of one host. Pull policy, back-off and events are the supervisor's. */
 export interface ImageStore {
   /**
-   * The image when it is complete on this host, for use by a container that is about to start. With `auth`, only when the
-   * registry gave it out without credentials or for one of these: an image is not for a machine that could not pull it.
+   * The image when it is complete on this host, for use by a container that is about to start. With `auth`, only when
+   * the registry gave it out without credentials or for one of these: an image is not for a machine that could not pull
+   * it.
    */
   find(image: string, auth?: readonly RegistryAuth[]): Promise<PreparedImage | undefined>;
   /**
-   * Fetches what is missing. Concurrent pulls of one image share the work. Credentials are used, never stored. One `tenant`'s pulls
-   * leave others room for theirs, however slow its registries are.
-   * @throws ContainerError with reason ErrImagePull, InvalidImageName, RegistryUnavailable, SignatureValidationFailed or
-   * ImageInspectError.
+   * Fetches what is missing. Concurrent pulls of one image share the work. Credentials are used, never stored. One
+   * `tenant`'s pulls leave others room for theirs, however slow its registries are.
+   * @throws ContainerError with reason ErrImagePull, InvalidImageName, RegistryUnavailable, SignatureValidationFailed
+   * or ImageInspectError.
    */
   pull(
     image: string,
@@ -266,7 +275,9 @@ export interface ImageConfig {
   stopSignal?: string;
 }
 
-/** Why a container cannot start (yet): `reason` is one of kubelet's waiting reasons, `message` is for the pod's author. */
+/**
+ * Why a container cannot start (yet): `reason` is one of kubelet's waiting reasons, `message` is for the pod's author.
+ */
 export class ContainerError extends Error {
   readonly reason: ContainerErrorReason;
 

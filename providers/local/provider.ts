@@ -1,3 +1,7 @@
+/**
+ * The machines of this host as a Provider: one supervisor per machine, their list, their events and tombstones. What a
+ * machine does next is decided in machine/, and how it is done in engines/.
+ */
 import { closeSync, mkdirSync } from "node:fs";
 import { join } from "node:path";
 import { isDeepStrictEqual } from "node:util";
@@ -73,8 +77,8 @@ const ID_PATTERN = /^[a-zA-Z0-9][a-zA-Z0-9_.-]{0,199}$/;
 const NAME_PATTERN = /^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$/;
 
 /**
- * One host's machines: a Provider over an engine, with its state in a folder. Created by `openLocalProvider`, which finds
- * what a former one left running.
+ * One host's machines: a Provider over an engine, with its state in a folder. Created by `openLocalProvider`, which
+ * finds what a former one left running.
  */
 export class LocalProvider implements Provider {
   readonly name: string;
@@ -134,7 +138,7 @@ export class LocalProvider implements Provider {
     this.#prune();
   }
 
-  /** Tries until it succeeds: a machine that nobody supervises could not even be stopped. */
+  /** Tries until it succeeds: a machine without a supervisor could not even be stopped. */
   async #takeOver(supervisor: Supervisor): Promise<void> {
     try {
       await supervisor.recover();
@@ -173,7 +177,7 @@ export class LocalProvider implements Provider {
     this.#cancelPrune = this.#options.clock.after(PRUNE_EVERY_MS, () => this.#prune());
   }
 
-  /** Until its tombstone is written, a machine is there: what is not known at all could be created again. */
+  /** Until its tombstone is written, the machine stays listed: an id that is unknown could be created again. */
   #bury(supervisor: Supervisor): void {
     const { id } = supervisor;
     if (this.#closed.signal.aborted || this.#supervisors.get(id) !== supervisor) return;
@@ -356,7 +360,7 @@ export class LocalProvider implements Provider {
     return await this.#find(id).portForward(port, options.signal);
   }
 
-  /** Lets go of the machines; they run on, and the next `open` finds them. */
+  /** Stops supervising the machines; they run on, and the next `open` finds them. */
   async close(): Promise<void> {
     if (this.#closed.signal.aborted) return;
     this.#closed.abort(new Error("the backend is stopping"));
@@ -379,7 +383,7 @@ export class LocalProvider implements Provider {
     try {
       return work();
     } catch (error) {
-      // What is no ProviderError is the disk's: whether the call has had an effect is not known.
+      // An error that is not a ProviderError comes from the disk: whether the call has had an effect is not known.
       if (error instanceof ProviderError) throw error;
       throw new ProviderError("unavailable", `the backend's state cannot be written: ${toError(error).message}`, {
         cause: error,

@@ -1,4 +1,7 @@
-/** Faults that the memory provider can be told to have, one per call. They are the ones that a network and a backend have. */
+/**
+ * Faults that the memory provider can be told to have, one per call. They are the ones that a network and a backend
+ * have.
+ */
 import { type Clock, ProviderError, type ProviderErrorCode, type Random } from "../../src/provider/kit/index.ts";
 
 export type Operation =
@@ -84,7 +87,7 @@ export async function underFault<T>(
   }
 }
 
-/** The caller has long been told that the call failed; how it really ended is for nobody. */
+/** The caller has already seen the call fail; how it really ended is ignored. */
 async function settle(effect: () => unknown): Promise<void> {
   await Promise.resolve()
     .then(effect)

@@ -1,6 +1,6 @@
 /**
- * One machine of the memory provider: the life of its containers, without any I/O. Every change is handed out as a new, whole
- * and immutable Machine.
+ * One machine of the memory provider: the life of its containers, without any I/O. Every change is handed out as a new,
+ * whole and immutable Machine.
  */
 import { PassThrough } from "node:stream";
 import {
@@ -44,7 +44,7 @@ export interface MachineContext {
   behaviour: Behaviour;
   images: ImagePolicy;
   address: string | undefined;
-  /** Called with every new snapshot but for its revision, which the receiver adds. */
+  /** Called with every new snapshot; the receiver adds its revision. */
   commit: (machine: MemoryMachine, snapshot: Omit<Machine, "revision">) => void;
 }
 
@@ -53,7 +53,7 @@ export interface Instance {
   startedAt: string;
   log: OutputLog;
   run: RunningProgram;
-  /** Made when somebody attaches or the program reads. */
+  /** Made when a client attaches or the program reads. */
   stdin: PassThrough;
   /** Attached readers. */
   taps: Set<(stream: "stdout" | "stderr", bytes: Buffer) => Promise<void>>;

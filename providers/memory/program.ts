@@ -1,6 +1,6 @@
 /**
- * What runs "inside" a machine of the memory provider: a function instead of a process. It gets argv, streams and signals, and
- * returns an exit code. All time passes on the injected clock.
+ * What runs "inside" a machine of the memory provider: a function instead of a process. It gets argv, streams and
+ * signals, and returns an exit code. All time passes on the injected clock.
  */
 import type { Clock } from "../../src/provider/kit/index.ts";
 
@@ -25,7 +25,7 @@ export interface ProgramIo {
   write(stream: "stdout" | "stderr", bytes: Buffer): Promise<void>;
   /** Calls `handler` when the stop signal comes. Without a handler the program ends with 143 at once. */
   onStop(handler: () => void): void;
-  /** Calls `handler` when the program is killed and nobody listens to it any more. */
+  /** Calls `handler` when the program is killed and its result no longer counts. */
   onKill(handler: () => void): void;
   /** The terminal's size. */
   size(): { columns: number; rows: number };

@@ -1,6 +1,7 @@
 /**
- * A provider whose machines are objects of this process: for tests, demos and scale. It keeps every rule of the contract, runs a
- * little sh (shell.ts), and can be told to be slow, to fail, to lose replies and to lose machines (faults.ts).
+ * A provider whose machines are objects of this process: for tests, demos and scale. It keeps every rule of the
+ * contract, runs a little sh (shell.ts), and can be told to be slow, to fail, to lose replies and to lose machines
+ * (faults.ts).
  */
 import { PassThrough, type Duplex } from "node:stream";
 import {
@@ -356,7 +357,7 @@ export class MemoryProvider implements Provider {
     return [...this.#machines.values()].map(({ snapshot }) => snapshot);
   }
 
-  /** A machine that nobody asked for: the leftover of another agent. */
+  /** A machine that no pod asked for: the leftover of another agent. */
   insert(id: string, spec: MachineSpec): Machine {
     return this.#create(id, spec);
   }
@@ -533,7 +534,7 @@ function sample(machine: Machine, now: number): MachineStats {
   };
 }
 
-/** Two pipes, or with a terminal one, that hold a writer back while nobody reads. */
+/** Two pipes, or with a terminal one, that hold a writer back until its output is read. */
 function openOutputs(options: StreamOptions) {
   const stdout = options.stdout ? new PassThrough() : null;
   const stderr = options.stderr && !options.tty ? new PassThrough() : null;

@@ -1,10 +1,10 @@
 /**
- * Just enough of sh that demos, examples and the conformance kit behave as in a real machine: `;`, `&&`, quotes, variables, `>`,
- * `trap`, `while true`, and the commands below. It is no shell: what it does not know answers 127.
+ * Just enough of sh that demos, examples and the conformance kit behave as in a real machine: `;`, `&&`, quotes,
+ * variables, `>`, `trap`, `while true`, and the commands below. It is not a shell: an unknown command answers 127.
  */
 import { OutOfMemory, type Program, type ProgramIo } from "./program.ts";
 
-/** The program for a command line, or undefined when it is none that is known. */
+/** The program for a command line, or undefined for an unknown command. */
 export function shellProgram(argv: readonly string[]): Program | undefined {
   const name = argv[0]?.split("/").at(-1) ?? "";
   if ((name === "sh" || name === "bash" || name === "ash") && argv[1] === "-c") {

@@ -140,7 +140,7 @@ export function nodePermissions(nodeName: string, needs: PermissionNeeds): Permi
         resource: "certificatesigningrequests",
         subresource: "nodeclient",
       },
-      purpose: "somebody has to approve the node's client certificate after each start",
+      purpose: "an administrator has to approve the node's client certificate after each start",
       optional: true,
       asProcess: true,
     });

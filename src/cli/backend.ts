@@ -54,7 +54,7 @@ async function check(path: string): Promise<void> {
   console.log(
     faults === 0
       ? `engine ${engine.name} can run here; capabilities: ${engine.capabilities.join(", ")}`
-      : `${faults} to cure.`,
+      : `Faults to fix: ${faults}.`,
   );
   await engine.close();
   process.exitCode = faults === 0 ? 0 : 2;

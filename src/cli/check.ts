@@ -67,7 +67,7 @@ export function checkCommand(): Command {
       await checkNode(config, node, report);
       await checkCredentialProviders(node, report);
     }
-    console.log(report.faults === 0 ? "\nNothing is missing." : `\n${report.faults} to cure.`);
+    console.log(report.faults === 0 ? "\nNothing is missing." : `\nFaults to fix: ${report.faults}.`);
     if (report.faults > 0) process.exit(2);
   });
 }
@@ -152,7 +152,7 @@ async function checkOwner(
   const clusterId = config.clusterId ?? (await readClusterId(self, signal));
   const foreign = foreignIdentity(existing, { name, clusterId });
   if (foreign === undefined) report.ok(`the Node ${name} is there, and is this agent's`);
-  else report.fault(`there is a Node ${name} that is somebody else's: ${foreign}`, foreignNodeCure({ name }));
+  else report.fault(`a Node ${name} exists and is not this agent's: ${foreign}`, foreignNodeCure({ name }));
 }
 
 /** The plugins are run when a pod's image asks for them, too late to notice that one is missing. */

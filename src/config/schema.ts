@@ -56,8 +56,8 @@ function pairUp(
 }
 
 const LABEL_KEY_FAULT =
-  "is no label key: at most 63 letters, digits, '-', '_' and '.', after a DNS prefix and '/' if need be";
-const LABEL_VALUE_FAULT = "is no label value: at most 63 letters, digits, '-', '_' and '.'";
+  "is not a label key: at most 63 letters, digits, '-', '_' and '.', after a DNS prefix and '/' if need be";
+const LABEL_VALUE_FAULT = "is not a label value: at most 63 letters, digits, '-', '_' and '.'";
 
 const labels = z
   .record(z.string(), z.string())
@@ -97,7 +97,10 @@ const globs = z.array(
     .string()
     .min(1)
     .max(256)
-    .refine(isGlob, "is no glob: * any characters but '/', ? one, [a-z] one of these, \\ before each taken as it is"),
+    .refine(
+      isGlob,
+      "is not a glob: * any characters but '/', ? one, [a-z] one of these, \\ before each taken as it is",
+    ),
 );
 
 const instanceTypeSchema = z.strictObject({
@@ -106,7 +109,7 @@ const instanceTypeSchema = z.strictObject({
     .default(["*"])
     .describe("The rule is for pods of these namespaces; a name, or a glob such as team-*. Default: all."),
   podLabels: labels.describe(
-    "Of these, for pods with all of these labels. Whoever makes pods chooses their labels: a limit only where admission looks after them.",
+    "Of these, for pods with all of these labels. Users choose the labels of their pods: this is a limit only where admission checks them.",
   ),
   allow: globs.describe("Instance types that they may have: a name, or a glob such as gpu-*."),
 });

@@ -145,7 +145,7 @@ function parseReply(output: string, apiVersion: string | undefined): Held {
   const parsed = reply.safeParse(json);
   if (!parsed.success) {
     const [issue] = parsed.error.issues;
-    throw new Error(`its answer is no ExecCredential: ${issue?.path.join(".")}: ${issue?.message}`);
+    throw new Error(`its answer is not an ExecCredential: ${issue?.path.join(".")}: ${issue?.message}`);
   }
   const { status, apiVersion: given } = parsed.data;
   if (given !== undefined && apiVersion !== undefined && given !== apiVersion)
@@ -154,7 +154,7 @@ function parseReply(output: string, apiVersion: string | undefined): Held {
   if (!token && !cert && !key) throw new Error("it gave neither a token nor a certificate");
   if (!cert !== !key) throw new Error("it gave only one of certificate and key");
   const expiresAt = expirationTimestamp ? Date.parse(expirationTimestamp) : Infinity;
-  if (Number.isNaN(expiresAt)) throw new Error("its expirationTimestamp is no time");
+  if (Number.isNaN(expiresAt)) throw new Error("its expirationTimestamp is not a time");
   return { credentials: { token: token || undefined, cert: cert || undefined, key: key || undefined }, expiresAt };
 }
 

@@ -195,7 +195,7 @@ export class NodeController {
     const foreign = foreignIdentity(current, settings);
     if (foreign !== undefined) {
       throw new ConfigError(
-        `nodes[${settings.name}].name: there is a Node of this name that is somebody else's: ${foreign}; ${foreignNodeCure(settings)}`,
+        `nodes[${settings.name}].name: a Node of this name exists and is not this agent's: ${foreign}; ${foreignNodeCure(settings)}`,
       );
     }
     this.#uid = current.metadata?.uid;

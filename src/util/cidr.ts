@@ -9,7 +9,7 @@ export function inRanges(ranges: readonly string[]): (ip: string) => boolean {
   const list = new BlockList();
   for (const range of ranges) {
     const [network = "", prefix = ""] = range.split("/");
-    if (isIP(network) === 0 || !/^\d{1,3}$/.test(prefix)) throw new TypeError(`${range} is no range of addresses`);
+    if (isIP(network) === 0 || !/^\d{1,3}$/.test(prefix)) throw new TypeError(`${range} is not a range of addresses`);
     list.addSubnet(network, Number(prefix), familyOf(network));
   }
   return (ip) => isIP(ip) !== 0 && list.check(ip, familyOf(ip));

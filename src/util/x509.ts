@@ -137,7 +137,8 @@ function altNameExtension(names: SubjectAltNames): Buffer {
 /** 4 or 16 bytes. @throws RangeError when `address` is not an IP address */
 export function ipBytes(address: string): Buffer {
   if (isIPv4(address)) return Buffer.from(address.split(".").map(Number));
-  if (!isIPv6(address) || address.includes("%")) throw new RangeError(`${JSON.stringify(address)} is no IP address`);
+  if (!isIPv6(address) || address.includes("%"))
+    throw new RangeError(`${JSON.stringify(address)} is not an IP address`);
   // The URL parser writes the last 32 bits in hexadecimal and compresses zeros in one way.
   const [head = "", tail] = new URL(`http://[${address}]`).hostname.slice(1, -1).split("::");
   const groups = (text: string | undefined) => (text ? text.split(":").map((group) => Number.parseInt(group, 16)) : []);

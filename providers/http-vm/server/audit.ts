@@ -1,6 +1,6 @@
 /**
- * The audit of the Machine API: one line for each machine that is created, changed, stopped or deleted, and for each exec, attach and
- * connection to a port, also for one that was refused.
+ * The audit of the Machine API: one line for each machine that is created, changed, stopped or deleted, and for each
+ * exec, attach and connection to a port, also for one that was refused.
  */
 import type { IncomingMessage } from "node:http";
 import {

@@ -1,4 +1,7 @@
-/** Who calls the Machine API: the client that a bearer token or a certificate belongs to, and the provider as that client sees it. */
+/**
+ * Who calls the Machine API: the client that a bearer token or a certificate belongs to, and the provider as that
+ * client sees it.
+ */
 import { createHash, timingSafeEqual } from "node:crypto";
 import type { IncomingMessage } from "node:http";
 import type { Socket } from "node:net";
@@ -41,7 +44,7 @@ export class Clients {
     this.#checked.add(socket);
   }
 
-  /** There is another client CA: what the old one vouched for counts no more. */
+  /** The client CA has changed: certificates of the old one no longer count. */
   forgetCertificates(): void {
     this.#checked = new WeakSet();
   }
@@ -50,7 +53,7 @@ export class Clients {
   authenticate(request: IncomingMessage): Caller {
     const token = /^Bearer ([\x21-\x7e]+)$/i.exec(request.headers.authorization ?? "")?.[1];
     const names = this.#certificateNames(request.socket);
-    // All of them are looked at, so that the time tells nothing of which one a token is like.
+    // All of them are compared, so that the time does not show which one a token resembles.
     const found = this.#clients.filter((client) => isClient(client, token, names))[0];
     if (found !== undefined) return found;
     throw new ProviderError("unauthorized", this.#whyNot(token, names));
@@ -113,8 +116,8 @@ function commonNames(socket: TLSSocket): readonly string[] {
 }
 
 /**
- * DNS and URI names of `DNS:a.example, URI:"spiffe://x/a,b"`: Node writes a name that holds a comma, a quote or worse as JSON
- * (CVE-2021-44532).
+ * DNS and URI names of `DNS:a.example, URI:"spiffe://x/a,b"`: Node writes a name that holds a comma, a quote or worse
+ * as JSON (CVE-2021-44532).
  */
 function alternativeNames(text: string): string[] {
   const names: string[] = [];

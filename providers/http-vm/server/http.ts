@@ -1,4 +1,7 @@
-/** Requests and replies of the Machine API server: ids, queries, bodies, error envelopes. No route knows of node:http but through this. */
+/**
+ * Requests and replies of the Machine API server: ids, queries, bodies, error envelopes. No route knows of node:http
+ * but through this.
+ */
 import { randomBytes } from "node:crypto";
 import type { IncomingMessage, ServerResponse } from "node:http";
 import { ProviderError } from "../../../src/provider/kit/index.ts";
@@ -27,7 +30,7 @@ export function sendNothing(response: ServerResponse): void {
   response.end();
 }
 
-/** Head, but for its length, and body of an error reply: for a response, and for an upgrade that is refused. */
+/** Head (without the length) and body of an error reply: for a response, and for an upgrade that is refused. */
 export function renderError(
   error: ProviderError,
   requestId: string,
@@ -93,7 +96,7 @@ function readText(request: IncomingMessage, maxBytes: number): Promise<string> {
   });
 }
 
-/** A request's query, read parameter by parameter; what nobody asked for is refused. */
+/** A request's query, read parameter by parameter; unknown parameters are refused. */
 export class Query {
   readonly #params: URLSearchParams;
 
@@ -161,7 +164,10 @@ export class Query {
   }
 }
 
-/** Anything thrown, as the error that the caller sees. What is no ProviderError is a fault of the server, and stays inside it. */
+/**
+ * Anything thrown, as the error that the caller sees. An error that is not a ProviderError is a fault of the server,
+ * and its message is not sent.
+ */
 export function asProviderError(thrown: unknown): ProviderError {
   if (thrown instanceof ProviderError) return thrown;
   return new ProviderError("unavailable", "the backend failed; its log has the reason", { cause: thrown });

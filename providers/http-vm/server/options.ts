@@ -1,15 +1,17 @@
-/** What a Machine API server is made of: the provider that it serves, who may call, and how much a caller may ask for. */
+/**
+ * What a Machine API server is made of: the provider that it serves, who may call, and how much a caller may ask for.
+ */
 import type { AuditedCommand, Clock, Logger, Provider } from "../../../src/provider/kit/index.ts";
 import type { Scope } from "./scope.ts";
 
 /**
- * Who may call. Without any of this, all who can connect may do everything: no more than a unix socket is for. Beyond it, the server listens only on
- * loopback then.
+ * Who may call. Without any of this, all who can connect may do everything: no more than a unix socket is for. Beyond
+ * it, the server listens only on loopback then.
  */
 export interface ServerAuth {
   /**
-   * Accepted bearer tokens of a client that may do everything, `default`; asked for again with every request, so that a token can be
-   * replaced while the server runs. With `ServerTls.clientCa` a certificate is asked for besides.
+   * Accepted bearer tokens of a client that may do everything, `default`; asked for again with every request, so that a
+   * token can be replaced while the server runs. With `ServerTls.clientCa` a certificate is asked for besides.
    */
   bearerTokens?: (() => readonly string[]) | undefined;
   /** Clients that may do some of it. With them, a certificate alone is not enough: its names must be a client's. */
@@ -41,13 +43,16 @@ export interface ServerLimits {
   /** A page ends early rather than grow beyond this many bytes. */
   pageBytes: number;
   /**
-   * Open connections in all. A new one beyond takes the place of one on which no credentials were accepted yet, while there is such
-   * a one, else of one that is idle.
+   * Open connections in all. Beyond that, a new one takes the place of one on which no credentials have been accepted
+   * yet, or, if there is none, of an idle one.
    */
   connections: number;
   /** Connections of one client, where there are several: none can take them all. */
   connectionsPerClient: number;
-  /** Connections of one address on which no credentials were accepted yet; a new one beyond takes the place of the oldest. */
+  /**
+   * Connections of one address on which no credentials were accepted yet; a new one beyond takes the place of the
+   * oldest.
+   */
   strangersPerAddress: number;
   /** How long a caller may take for the TLS handshake, and for the header of a request, in milliseconds. */
   headersMs: number;
@@ -86,14 +91,18 @@ export interface MachineApiServer {
   /**
    * Port 0 picks a free one. Resolves to what a client's `url` has to be: http(s)://host:port or unix:///path.
    *
-   * @throws Error when the address cannot be bound, or other hosts can reach it and nobody has to show who he is
+   * @throws Error when the address cannot be bound, or other hosts can reach it and no client has to authenticate
    */
   listen(address: ListenAddress): Promise<{ url: string; port: number }>;
   /**
    * Other certificates for new connections; idle ones are closed. Whether clients need certificates stays as it was.
-   * @throws Error when certificate and key do not belong together, or the server was made without TLS; then all stays as it was
+   * @throws Error when certificate and key do not belong together, or the server was made without TLS; then all stays
+   *   as it was
    */
   setTls(tls: ServerTls): void;
-  /** Takes no new requests, ends long polls and streams, waits up to `graceMs` (default 5000) for the rest. The provider stays open. */
+  /**
+   * Takes no new requests, ends long polls and streams, waits up to `graceMs` (default 5000) for the rest. The provider
+   * stays open.
+   */
   close(options?: { graceMs?: number }): Promise<void>;
 }

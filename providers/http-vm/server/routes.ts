@@ -100,7 +100,7 @@ export function matchPath(pattern: readonly string[], segments: readonly string[
 }
 
 export function unsupportedRoute(method: string | undefined, pathname: string): ProviderError {
-  return new ProviderError("unsupported", `${method ?? "?"} ${pathname.slice(0, 200)} is no route of this backend`);
+  return new ProviderError("unsupported", `${method ?? "?"} ${pathname.slice(0, 200)} is not a route of this backend`);
 }
 
 /** @throws ProviderError invalid */
@@ -352,7 +352,7 @@ async function getLogs({ provider, clock }: RouteContext, exchange: Exchange, id
       pending = iterator.next();
     }
     output.flush();
-    // What was called off is not whole: the reply must not look as if it were.
+    // A reply that was called off is not complete, and must not look complete.
     exchange.signal.throwIfAborted();
     exchange.response.end();
   } finally {
@@ -366,7 +366,7 @@ async function settledSoon(promise: Promise<unknown>, clock: Clock): Promise<voi
   const moment = new Promise<void>((resolve) => {
     cancel = clock.after(FIRST_RESULT_MS, resolve);
   });
-  // The race may leave the promise behind; whoever awaits it next sees its rejection.
+  // The race may leave the promise behind; the next `await` of it sees its rejection.
   promise.catch(() => {});
   try {
     await Promise.race([promise, moment]);
@@ -409,7 +409,9 @@ class BatchedOutput {
 
 type AnyEvent = MachineEvent | UnknownMachineEvent;
 
-/** Of a machine that the provider itself makes no sense of, the caller is told what is sure, and will make no sense of it either. */
+/**
+ * When the provider itself cannot believe a machine, the caller gets what is certain, and will not believe it either.
+ */
 function eventJson(event: AnyEvent): string {
   const machine = event.machine === undefined ? JSON.stringify(sureOf(event.unknown)) : machineJson(event.machine);
   return `{"revision":${event.revision},"machine":${machine}}`;

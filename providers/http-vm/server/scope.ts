@@ -1,9 +1,10 @@
 /**
- * What a client of the Machine API reaches: its own clusters' and nodes' machines, by the verbs that it was given. Each call of a
- * route goes through here, so that no route can forget to ask.
+ * What a client of the Machine API reaches: its own clusters' and nodes' machines, by the verbs that it was given. Each
+ * call of a route goes through here, so that no route can forget to ask.
  *
- * Whose a machine is, its labels say. What is not the client's is answered `unauthorized`, never `not_found`: if the scope is a mistake,
- * and the machine is the client's after all, it must not take a machine that runs for one that is gone.
+ * Whose a machine is, its labels say. What is not the client's is answered `unauthorized`, never `not_found`: if the
+ * scope is a mistake, and the machine is the client's after all, it must not take a machine that runs for one that is
+ * gone.
  */
 import {
   type CallOptions,
@@ -24,8 +25,8 @@ import {
 
 export const VERBS = ["read", "logs", "write", "exec", "port_forward"] as const;
 /**
- * read: machines, events, stats, capacity. logs: what containers wrote. write: create, change, stop and delete machines. exec: run
- * commands and attach. port_forward: connect to ports.
+ * read: machines, events, stats, capacity. logs: what containers wrote. write: create, change, stop and delete
+ * machines. exec: run commands and attach. port_forward: connect to ports.
  */
 export type Verb = (typeof VERBS)[number];
 
@@ -202,8 +203,8 @@ class ScopedProvider implements Provider {
   }
 
   /**
-   * What to ask the provider for. @throws ProviderError unauthorized for labels outside the scope: an empty list would say that those
-   * machines are gone
+   * What to ask the provider for. @throws ProviderError unauthorized for labels outside the scope: an empty list would
+   * say that those machines are gone
    */
   #select(labels: Labels): Labels {
     const selected = { ...labels };

@@ -1,6 +1,7 @@
 /**
- * Serves any Provider as the Machine API (providers/http-vm/openapi.yaml): who may call, request ids, limits, the error envelope
- * and an orderly end are here; routes.ts and streams.ts translate single requests. It keeps no state of its own.
+ * Serves any Provider as the Machine API (providers/http-vm/openapi.yaml): who may call, request ids, limits, the error
+ * envelope and an orderly end are here; routes.ts and streams.ts translate single requests. It keeps no state of its
+ * own.
  */
 import { constants } from "node:crypto";
 import { once } from "node:events";
@@ -53,7 +54,7 @@ class ProviderServer implements MachineApiServer {
   /** Ends what only waits; then, after the grace, everything. */
   readonly #closing = new AbortController();
   readonly #closed = new AbortController();
-  /** Connections that the provider has yet to open a stream for. Node has let go of them. */
+  /** Connections for which the provider has yet to open a stream. Node no longer looks after them. */
   readonly #upgrading = new Set<Duplex>();
 
   constructor(options: MachineApiServerOptions) {
@@ -89,7 +90,7 @@ class ProviderServer implements MachineApiServer {
         throw new Error(`${address.host} is reached by other hosts: give auth or tls.clientCa, or listen on a socket`);
       this.#logger.warn(
         { host: address.host },
-        "the Machine API asks nobody for credentials: every program of this host may use it",
+        "the Machine API asks for no credentials: every program of this host may use it",
       );
     }
     const { promise, resolve, reject } = Promise.withResolvers<void>();
@@ -98,7 +99,7 @@ class ProviderServer implements MachineApiServer {
     await promise;
     this.#server.off("error", reject);
     if ("socketPath" in address) {
-      // Whoever may write to the socket may run anything.
+      // A program that may write to the socket may run anything.
       chmodSync(address.socketPath, 0o600);
       return { url: `unix://${address.socketPath}`, port: 0 };
     }
@@ -278,7 +279,7 @@ function refuseUpgrade(socket: Duplex, error: ProviderError, requestId: string):
   sendLastWords(socket, { status, headers: Object.entries(headers), body });
 }
 
-/** Bytes that are no HTTP still get the envelope, as the document promises for every reply. */
+/** Bytes that are not HTTP still get the envelope, as the document promises for every reply. */
 function refuseGarbage(socket: Duplex): void {
   refuseUpgrade(socket, new ProviderError("invalid", "the request is not HTTP"), "none");
 }

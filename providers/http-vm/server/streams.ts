@@ -1,6 +1,6 @@
 /**
- * The WebSocket routes: exec, attach and ports. Bytes are spliced with flow control in both directions: what a slow side has
- * not taken is not read from the fast one.
+ * The WebSocket routes: exec, attach and ports. Bytes are spliced with flow control in both directions: what a slow
+ * side has not taken is not read from the fast one.
  */
 import type { IncomingMessage } from "node:http";
 import type { Duplex, Readable } from "node:stream";
@@ -57,7 +57,10 @@ export class StreamRoutes {
     });
   }
 
-  /** Opens the session with the provider first, so that a refusal is an HTTP reply. @throws ProviderError to refuse with */
+  /**
+   * Opens the session with the provider first, so that a refusal is an HTTP reply.
+   * @throws ProviderError to refuse with
+   */
   async open(upgrade: Upgrade): Promise<void> {
     const segments = upgrade.url.pathname.split("/").slice(1);
     const exec = matchPath(EXEC, segments);
@@ -139,7 +142,7 @@ export class StreamRoutes {
     }
     const echo = (headers: string[]) => headers.push(`X-Request-Id: ${requestId}`);
     this.#sockets.once("headers", echo);
-    // What is no WebSocket is refused by the library, which tells nobody.
+    // The library refuses a request that is not a WebSocket, without calling anything of ours.
     socket.once("close", abandon);
     socket.once("close", left);
     this.#sockets.handleUpgrade(request, socket, head, (webSocket) => {
@@ -182,9 +185,10 @@ interface SessionEnd {
 const SIGN_MS = 5_000;
 
 /**
- * Holds a client back. A connection that is not read shows no close, so something is written to it now and then: what is written to a
- * client that has gone ends the connection. It is a pong, which asks for no answer: an answer would wait behind what is held back, and
- * a client counts those that wait. One that is read needs none of it, TCP's own probes find out.
+ * Holds a client back. A connection that is not read shows no close, so something is written to it now and then: what
+ * is written to a client that has gone ends the connection. It is a pong, which asks for no answer: an answer would
+ * wait behind what is held back, and a client counts those that wait. One that is read needs none of it, TCP's own
+ * probes find out.
  */
 class Flow {
   readonly #socket: WebSocket;

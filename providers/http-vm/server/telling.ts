@@ -1,7 +1,7 @@
 /**
- * What the server says of machines: nothing that a client would have to refuse, whatever guests, images or the provider behind it
- * have put into it. Texts and figures are cut to what the document allows; a machine that is still too large loses what can be
- * done without.
+ * What the server says of machines: nothing that a client would have to refuse, no matter what guests, images or the
+ * provider behind it put into it. Texts and figures are cut to what the document allows; a machine that is still too
+ * large loses what can be done without.
  */
 import { isIP } from "node:net";
 import {

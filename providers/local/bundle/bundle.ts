@@ -1,6 +1,6 @@
 /**
- * The OCI configuration (config.json) of a container: a pure function of the container's spec, its image and where things
- * are. The defaults are containerd's, so that a pod behaves as on any other node.
+ * The OCI configuration (config.json) of a container: a pure function of the container's spec, its image and where
+ * things are. The defaults are containerd's, so that a pod behaves as on any other node.
  */
 import type {
   ContainerResources,
@@ -26,7 +26,9 @@ export interface BundleInput {
   user: ResolvedUser;
   hostname: string;
   rootfs: string;
-  /** Besides the mount namespace: those with a path are joined, others made new; those left out are the runtime's own. */
+  /**
+   * Besides the mount namespace: those with a path are joined, others made new; those left out are the runtime's own.
+   */
   namespaces: readonly { type: "network" | "ipc" | "uts" | "pid"; path?: string }[];
   /** Binds of volumes, hosts, resolv.conf...; after the system's own mounts, shorter paths first. */
   mounts: readonly OciMount[];
@@ -36,7 +38,10 @@ export interface BundleInput {
   /** For these capabilities; undefined when the container is unconfined. */
   seccomp: ((capabilities: readonly string[]) => object) | undefined;
   pidsLimit: number;
-  /** Whose container it is. `memoryBytes` is the host's, or the VM's; its processes' `oom_score_adj` is not below the lowest. */
+  /**
+   * Whose container it is. `memoryBytes` is the host's, or the VM's; its processes' `oom_score_adj` is not below the
+   * lowest.
+   */
   machine?: { spec: MachineSpec; memoryBytes: number; lowestOomScoreAdj: number };
   /** A command of the runtime's side, run when the container has started. */
   poststart?: readonly [string, ...string[]];
@@ -107,7 +112,9 @@ const READONLY_PATHS = ["/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/pro
 const DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 export const CPU_PERIOD_US = 100_000;
 const MIN_CPU_QUOTA_US = 1_000;
-/** As kubelet does where it can: a container that has lost one of its processes to the kernel is not left half alive. */
+/**
+ * As kubelet does where it can: a container that has lost one of its processes to the kernel is not left half alive.
+ */
 const KILL_TOGETHER = { unified: { "memory.oom.group": "1" } };
 
 /** @throws ContainerError when there is no command, or a capability or path cannot be */
@@ -159,8 +166,8 @@ export function ociConfig(input: BundleInput): object {
 }
 
 /**
- * Cgroup settings for a container's resources, as kubelet makes them: shares from requests, quota and memory from limits.
- * Where the container has no limit, the machine's is its own.
+ * Cgroup settings for a container's resources, as kubelet makes them: shares from requests, quota and memory from
+ * limits. Where the container has no limit, the machine's is its own.
  */
 export function ociResources(
   { requests, limits }: ContainerResources = {},

@@ -1,6 +1,7 @@
 /**
  * What a container may ask for when it shares this host's kernel: nothing whose effect reaches beyond its machine's own
- * namespaces. A pod that needs more runs on an engine whose machines have a kernel of their own, or the host's owner says so.
+ * namespaces. A pod that needs more runs on an engine whose machines have a kernel of their own, or the host's owner
+ * says so.
  */
 import { type ContainerSpec, type MachineSpec, ProviderError } from "../../../src/provider/kit/index.ts";
 import { containersOf } from "../machine/record.ts";

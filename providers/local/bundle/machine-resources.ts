@@ -1,4 +1,7 @@
-/** What a machine's containers share, as in a kubelet: the machine's own limits, and who goes first when memory runs out. */
+/**
+ * What a machine's containers share, as in a kubelet: the machine's own limits, and who goes first when memory runs
+ * out.
+ */
 import type { ContainerResources, MachineSpec, ResourceAmounts } from "../../../src/provider/kit/index.ts";
 import { containersOf, isSidecar, type NamedContainer } from "../machine/record.ts";
 
@@ -8,8 +11,8 @@ const GUARANTEED = -997;
 const BEST_EFFORT = 1000;
 
 /**
- * The limits that the machine as a whole needs: those that its containers' own do not keep already. Where they do, there
- * is none, so that a container may grow.
+ * The limits that the machine as a whole needs: those that its containers' own do not keep already. Where they do,
+ * there is none, so that a container may grow.
  */
 export function sharedLimits(spec: MachineSpec): ResourceAmounts {
   const limits: ResourceAmounts = {};

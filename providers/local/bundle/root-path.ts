@@ -1,5 +1,5 @@
 /**
- * Paths inside a folder that somebody else may write: an image's root, a volume. Each step is opened relative to the one
+ * Paths inside a folder that others may write to: an image's root, a volume. Each step is opened relative to the one
  * before and never through a symbolic link that the kernel follows, so neither a link nor a link that is put in place
  * just now leads outside. Links are followed here, with the folder as `/`.
  */
@@ -17,15 +17,18 @@ import {
 import { isMissing } from "../host/files.ts";
 
 const MAX_LINKS = 40;
-/** Steps to a place, those through links included: as many as a path can have that the kernel takes. Each costs a descriptor. */
+/**
+ * Steps to a place, those through links included: as many as a path can have that the kernel takes. Each costs a
+ * descriptor.
+ */
 const MAX_STEPS = 2048;
 /** O_PATH, which Node does not name: a handle on the thing itself, no right to read needed. The same on all Linux. */
 const O_PATH = 0o10000000;
 
 /**
  * Opens `path` inside `root` with O_PATH; with `create`, missing folders are made, with the mode of `root` itself, as
- * kubelet makes a subPath (pkg/volume/util/subpath, doSafeMakeDir): whoever may write to the volume may write there.
- * The caller closes the descriptor, and reaches the thing as `/proc/self/fd/N`.
+ * kubelet makes a subPath (pkg/volume/util/subpath, doSafeMakeDir): a process that may write to the volume may write
+ * there. The caller closes the descriptor, and reaches the thing as `/proc/self/fd/N`.
  * @throws NodeJS.ErrnoException ENOENT, ENOTDIR, ELOOP, ENAMETOOLONG
  */
 export function openInRoot(root: string, path: string, options: { create?: boolean } = {}): number {
@@ -79,7 +82,10 @@ export function readTextInRoot(
   return readInRoot(root, path, maxBytes, part).toString("utf8");
 }
 
-/** As `readTextInRoot`, for a file that means something only as a whole. @throws Error when it has more than `maxBytes` */
+/**
+ * As `readTextInRoot`, for a file that means something only as a whole.
+ * @throws Error when it has more than `maxBytes`
+ */
 export function readWholeInRoot(root: string, path: string, maxBytes: number): string {
   const bytes = readInRoot(root, path, maxBytes + 1, "first");
   if (bytes.length > maxBytes) throw new Error(`${path} has more than ${maxBytes} bytes`);

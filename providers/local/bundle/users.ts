@@ -39,7 +39,9 @@ interface PasswdEntry {
   home: string;
 }
 
-/** @throws ContainerError CreateContainerConfigError for what kubelet refuses, CreateContainerError for an unknown name */
+/**
+ * @throws ContainerError CreateContainerConfigError for what kubelet refuses, CreateContainerError for an unknown name
+ */
 export function resolveUser(query: UserQuery): ResolvedUser {
   const passwd = parsePasswd(query.passwdFile);
   const groups = parseGroups(query.groupFile);

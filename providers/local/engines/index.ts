@@ -11,7 +11,7 @@ import { BRIDGE_NAME } from "../network/network.ts";
 import { AddressPool, createProcessEngine } from "./process/process.ts";
 import { createVmEngine } from "./vm/engine.ts";
 
-/** Whether `parse` takes the text: what cannot be parsed is told with its place in the file, before anything starts. */
+/** Whether `parse` takes the text: a fault is reported with its place in the file, before anything starts. */
 const parsedBy = (parse: (text: string) => unknown) => (text: string) => {
   try {
     parse(text);
@@ -47,7 +47,7 @@ const imagesSchema = z
       .array(z.string())
       .optional()
       .describe(
-        "Registries (host:port) without TLS, or with a certificate that nobody vouches for. Loopback needs no entry.",
+        "Registries (host:port) without TLS, or with a certificate that no CA of this host vouches for. Loopback needs no entry.",
       ),
     parallelPulls: z
       .int()
@@ -111,7 +111,7 @@ const networkSchema = z
       )
       .optional()
       .describe(
-        `Ports of this host, and ranges of them, that pods may have as hostPort, as long as nobody on this host uses them. Default ${DEFAULT_HOST_PORTS.join(", ")}.`,
+        `Ports of this host, and ranges of them, that pods may have as hostPort, as long as no other program of this host uses them. Default ${DEFAULT_HOST_PORTS.join(", ")}.`,
       ),
   })
   .optional()

@@ -1,6 +1,6 @@
 /**
- * Runs the host's own tools (skopeo, ip, runc...) and says whether they are there. A tool is given arguments as an array,
- * never through a shell; its output is bounded; it dies with the signal.
+ * Runs the host's own tools (skopeo, ip, runc...) and says whether they are there. A tool is given arguments as an
+ * array, never through a shell; its output is bounded; it dies with the signal.
  */
 import { spawn } from "node:child_process";
 import { accessSync, constants, statSync } from "node:fs";
@@ -29,7 +29,7 @@ export interface CommandResult {
 const MAX_OUTPUT_BYTES = 16 * 1024 * 1024;
 const MAX_ERROR_CHARS = 8192;
 
-/** A tool ended with a code that is no success, by a signal, or could not be started. */
+/** A tool ended with another code than success, was ended by a signal, or could not be started. */
 export class CommandError extends Error {
   readonly command: string;
   readonly exitCode: number | undefined;
@@ -83,7 +83,7 @@ export function run(command: string, args: readonly string[], options: CommandOp
     child.stderr!.setEncoding("utf8").on("data", (text: string) => {
       stderr = (stderr + text).slice(-MAX_ERROR_CHARS);
     });
-    // A tool that does not read its input closes the pipe: that is no failure of ours, its exit code decides.
+    // A tool that does not read its input closes the pipe: that is not an error of ours, its exit code decides.
     child.stdin!.on("error", () => child.stdin!.destroy());
     child.stdin!.end(options.input ?? "");
 

@@ -35,7 +35,9 @@ export async function readFileIfExists(path: string): Promise<string | undefined
   }
 }
 
-/** Names of the files that `writeFileAtomic` has put into a folder. What a kill has left of one half-written is removed. */
+/**
+ * Names of the files that `writeFileAtomic` has put into a folder. What a kill has left of one half-written is removed.
+ */
 export async function readdirAtomic(dir: string): Promise<string[]> {
   const names = await readdir(dir);
   const unfinished = names.filter((name) => /\.[0-9a-f]{8}\.tmp$/.test(name));

@@ -3,10 +3,11 @@ import { toError } from "../../../src/provider/kit/index.ts";
 import { CommandError, findTool, run } from "./command.ts";
 
 /**
- * Takes the lock of a file, which is made when it is absent. It holds in whatever namespaces others run, and the kernel
- * gives it back however the holder ends. Node cannot ask for it, but it belongs to the open file, not to who asked.
+ * Takes the lock of a file, which is made when it is absent. It holds against processes in any namespace, and the
+ * kernel gives it back when the holder ends in any way. Node cannot ask for it, but it belongs to the open file, not to
+ * who asked.
  * @returns the descriptor that holds the lock; closing it gives the lock back
- * @throws Error `inUse` when somebody else has the lock
+ * @throws Error `inUse` when another process has the lock
  */
 export async function lockFile(path: string, inUse: string): Promise<number> {
   const file = openSync(path, "a", 0o600);

@@ -33,7 +33,7 @@ export async function mountTmpfs(
   await run(findTool("mount")!, ["-t", "tmpfs", "tmpfs", "-o", `mode=${options.mode}${size},nosuid,nodev`, target]);
 }
 
-/** Binds what the open descriptor is, whatever its path has become meanwhile. */
+/** Binds the file of the open descriptor, even if its path now leads to another. */
 export async function bindDescriptor(fd: number, target: string): Promise<void> {
   // Without canonicalising: mount(8) would otherwise resolve the magic link to a path and walk that one.
   await run(findTool("mount")!, ["--no-canonicalize", "--bind", "/proc/self/fd/3", target], { fd3: fd });
@@ -59,7 +59,7 @@ export async function unmountBelow(dir: string): Promise<void> {
   try {
     await run(findTool("umount")!, ["--lazy", "--no-canonicalize", ...points]);
   } catch (cause) {
-    // Somebody else may have removed one of them in this instant: what counts is what is left.
+    // Another process may have removed one of them in this instant: only what is left counts.
     if ((await mountsBelow(dir)).length > 0) throw cause;
   }
 }

@@ -1,4 +1,7 @@
-/** What trees that containers write take of a disk, by du: it goes as deep as they can, and counts a file with several names once. */
+/**
+ * How much of a disk the trees take that containers write, by du: it follows any depth, and counts a file with several
+ * names once.
+ */
 import type PQueue from "p-queue";
 import type { Clock } from "../../../src/provider/kit/index.ts";
 import { findTool, run } from "./command.ts";
@@ -24,7 +27,10 @@ async function measure(unit: string, path: string): Promise<number> {
 /** A figure serves for so long. */
 const PERIOD_MS = 30_000;
 
-/** Measures one machine's trees now and then. Walking a tree is dear: few of all machines' are walked at a time. */
+/**
+ * Measures one machine's trees now and then. Walking a tree is expensive: only a few machines' trees are walked at a
+ * time.
+ */
 export class TreeMeter {
   readonly #clock: Clock;
   readonly #walks: PQueue;

@@ -1,7 +1,8 @@
 /**
- * Ports of this host that lead to machines. A machine asks for any number it likes, so: only what the host's owner allows
- * (`requireHostPorts`, before there is a machine), and only what nobody on this host uses, held with a socket of our own
- * for as long as the machine has it (`PortHolders`): who comes later finds the port in use instead of being cut off from it.
+ * Ports of this host that lead to machines. A machine asks for any number it likes, so: only what the host's owner
+ * allows (`requireHostPorts`, before there is a machine), and only ports that no other program of this host uses, held
+ * with a socket of our own for as long as the machine has them (`PortHolders`): a program that comes later finds the
+ * port in use instead of being cut off from it.
  */
 import { createSocket } from "node:dgram";
 import { readFileSync } from "node:fs";
@@ -81,7 +82,7 @@ export class PortHolders {
 
   /**
    * Takes all of them, or none. What the owner has already it keeps.
-   * @throws ProviderError conflict when another machine, or anybody else on this host, has one
+   * @throws ProviderError conflict when another machine or program of this host has one
    */
   async take(owner: string, ports: readonly HostPort[]): Promise<void> {
     const fresh: string[] = [];
@@ -115,7 +116,7 @@ export class PortHolders {
     }
   }
 
-  /** Lets go of all that a machine has. */
+  /** Gives back all ports of a machine. */
   release(owner: string): void {
     for (const [key, holder] of this.#held) if (holder.owner === owner) this.#release(key);
   }

@@ -1,6 +1,6 @@
 /**
  * Addresses for machines: one file per lease, named by the address and holding the machine's id. A file that is made
- * with O_EXCL is the lock, so no address is ever given twice, whatever is killed when.
+ * with O_EXCL is the lock, so no address is ever given twice, even if the backend is killed at any moment.
  */
 import { mkdir, readdir, readFile, rm, writeFile } from "node:fs/promises";
 import { join } from "node:path";
@@ -80,7 +80,7 @@ export class Ipam {
       if (id === machineId) await rm(join(this.#dir, address), { force: true });
   }
 
-  /** Address -> machine id. A lease whose machine was not written yet (killed in between) belongs to nobody: "". */
+  /** Address -> machine id. A lease whose machine was not written yet (killed in between) has no owner: "". */
   async leases(): Promise<Map<string, string>> {
     await mkdir(this.#dir, { recursive: true });
     const leases = new Map<string, string>();

@@ -2,7 +2,7 @@
  * The machines' network on this host: one bridge with an address range; per machine an address and, on the bridge, one
  * end of a veth pair (other end: eth0 of a network namespace) or a tap (for a VM). Done with `ip` and `nft`.
  *
- * What holds, by nft tables of our own that nobody else's rules are touched for:
+ * What holds, by nft tables of our own, without touching any other rules:
  * - machines reach each other and are reached from this host by their addresses;
  * - machines do not reach this host itself (backend, agent, anything that listens here), except `openHostPorts`;
  * - machines reach the outside, masqueraded, only with `outbound: "allow"`, and never `denyCidrs`;
@@ -32,7 +32,10 @@ export interface NetworkOptions {
   /** Range of the machines' addresses, and of nothing else on this host. */
   cidr?: string;
   outbound?: "allow" | "deny";
-  /** Never reached from machines, whatever `outbound` says. Default: link-local addresses, where clouds serve credentials. */
+  /**
+   * Never reached from machines, whatever `outbound` says. Default: link-local addresses, where clouds serve
+   * credentials.
+   */
   denyCidrs?: readonly string[];
   /** TCP and UDP ports of this host that machines may reach: a DNS server, say. */
   openHostPorts?: readonly number[];
@@ -169,7 +172,8 @@ export class HostNetwork {
     if (asked.length === 0) return;
     const { address } = this.#describe(machineId, (await this.#ipam.find(machineId))!, false);
     const current = await this.#hostPorts();
-    // A former backend's machine may not have been found again yet: its ports are in the rules, and nobody holds them.
+    // A former backend's machine may not have been found again yet: its ports are in the rules, and no socket of ours
+    // holds them.
     const foreign = asked.find(({ protocol, host_port }) => {
       const target = current.get(`${protocol} . ${host_port}`);
       return target !== undefined && !target.startsWith(`${address} . `);
@@ -178,7 +182,8 @@ export class HostNetwork {
     try {
       await this.#holders.take(machineId, asked);
     } catch (cause) {
-      // Whoever has one now may have come while no backend held it: what was forwarded before is theirs.
+      // A program that has one now may have taken it while no backend held it: then it keeps the port, and the machine
+      // loses it.
       await this.#closeHostPorts(machineId);
       throw cause;
     }
@@ -216,8 +221,8 @@ export class HostNetwork {
   }
 
   /**
-   * Makes this the only backend that looks after the bridge, until `close` or the end of the process. To be called before
-   * `sweep`, which removes another backend's machines from the bridge as it removes leftovers.
+   * Makes this the only backend that looks after the bridge, until `close` or the end of the process. To be called
+   * before `sweep`, which removes another backend's machines from the bridge as it removes leftovers.
    * @throws Error when another backend has the bridge, or this host has an address of the range elsewhere
    */
   async claim(): Promise<void> {
@@ -233,7 +238,7 @@ export class HostNetwork {
     }
   }
 
-  /** Lets go of the bridge; the machines keep their network. */
+  /** Closes what this process holds of the bridge; the machines keep their network. */
   close(): void {
     this.#holders.close();
     if (this.#lock !== undefined) closeSync(this.#lock);
@@ -299,7 +304,8 @@ export class HostNetwork {
       `address replace ${gateway}/${prefix} dev ${this.#bridge}`,
     ]);
     await writeFile("/proc/sys/net/ipv4/ip_forward", "1");
-    // Somebody may have flushed this host's rules while machines run: without their entries they would be cut off.
+    // Another program may have flushed this host's rules while machines run: without their entries they would be cut
+    // off.
     const attachments = [...(await this.#ipam.leases())].map(([address, id]) => this.#describe(id, address, false));
     const senders = attachments
       .filter(({ link }) => existsSync(`/sys/class/net/${link}`))
@@ -318,7 +324,7 @@ export class HostNetwork {
     if (before !== this.#subnet.cidr) await writeFileAtomic(file, this.#subnet.cidr);
   }
 
-  /** What has a machine's address and is no machine would not be reached, or the machine would not. */
+  /** If something else has a machine's address, either it or the machine would not be reached. */
   async #assertOwnRange(): Promise<void> {
     // A backend whose machines have addresses already has to look after them.
     if ((await this.#ipam.leases()).size > 0) return;
@@ -408,7 +414,7 @@ export class HostNetwork {
     await this.#onRules(nft(holdSender(this.#table, attachment)));
   }
 
-  /** What needs the rules. When they are gone, the next attempt makes them anew. */
+  /** For work that needs the rules. When they are gone, the next attempt makes them again. */
   async #onRules<T>(work: Promise<T>): Promise<T> {
     try {
       return await work;
@@ -472,7 +478,10 @@ function macOf(address: string): string {
   return ["02", "fc", ...address.split(".").map((octet) => Number(octet).toString(16).padStart(2, "0"))].join(":");
 }
 
-/** The kernel removes links by itself, with their namespace, and not at once: a failure counts only while the thing is there. */
+/**
+ * The kernel removes links by itself, with their namespace, and not at once: a failure counts only while the thing is
+ * there.
+ */
 async function removeUnlessGone(path: string, command: string): Promise<void> {
   if (!existsSync(path)) return;
   try {

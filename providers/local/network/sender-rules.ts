@@ -1,7 +1,8 @@
 /**
- * What a machine may put on its link, as text for nft: IPv4 and ARP from its own two addresses, and nothing else. The rules
- * stand where a frame enters this host (netdev, ingress), before the bridge learns from it, before a group address that
- * bridges keep for themselves hands it past all other rules to the host's own stack, and for whatever shape it has.
+ * What a machine may put on its link, as text for nft: IPv4 and ARP from its own two addresses, and nothing else. The
+ * rules stand where a frame enters this host (netdev, ingress), before the bridge learns from it, before a group
+ * address that bridges keep for themselves hands it past all other rules to the host's own stack, and for whatever
+ * shape it has.
  */
 
 export interface SenderLink {
@@ -20,10 +21,13 @@ export function senderTable(table: string): string {
   return `add table netdev ${table}\n`;
 }
 
-/** Holds the link to the machine's own addresses; what is there already is replaced in one step. The link must exist. */
+/**
+ * Holds the link to the machine's own addresses; what is there already is replaced in one step. The link must exist.
+ */
 export function holdSender(table: string, { link, address, mac }: SenderLink): string {
   const rules = [
-    // By a look at the type alone: where a tag stands before it, only such a look sees the tag on all kernels (CVE-2021-27853).
+    // By a look at the type alone: where a tag stands before it, only such a look sees the tag on all kernels
+    // (CVE-2021-27853).
     "ether type != { ip, arp } drop",
     `ether saddr != ${mac} drop`,
     `ether daddr & ${LINK_LOCAL_MASK} == ${LINK_LOCAL_GROUPS} drop`,

@@ -126,7 +126,7 @@ export class CheckContext {
 
   async stop(id: string, graceSeconds: number): Promise<Machine> {
     const machine = await this.provider.stopPod(id, { signal: this.signal, graceSeconds });
-    if (machine === undefined) throw new Violation("a stop to answer the machine", "what came is no valid machine");
+    if (machine === undefined) throw new Violation("a stop to answer the machine", "the reply is not a valid machine");
     return machine;
   }
 

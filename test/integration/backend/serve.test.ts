@@ -80,7 +80,7 @@ describe("the certificate that is served", () => {
 
   test.each([
     ["is not there", () => rmSync(join(dir, "tls.key")), /^tls\.keyFile: ENOENT/],
-    ["does not belong to its key", () => write(serverCert, clientKey), /^tls: .* are no certificate and its key: /],
+    ["does not belong to its key", () => write(serverCert, clientKey), /^tls: .* are not a certificate and its key: /],
   ])("names its field when it %s", async (_what, spoil, message) => {
     write(serverCert, serverKey);
     spoil();

@@ -127,7 +127,7 @@ test("a backend and an API server that do not answer are told with the field to 
   );
   expect(stdout).toContain("Cannot load the kubeconfig none.kubeconfig");
   expect(stdout).toContain("check nodes[].provider.url (http://127.0.0.1:1), tokenFile and caFile");
-  expect(stdout).toContain("2 to cure.");
+  expect(stdout).toContain("Faults to fix: 2.");
   expect(status).toBe(2);
 });
 

@@ -121,11 +121,11 @@ describe("a configuration file", () => {
       "nodes:\n  - name: a\n    provider: { url: https://vms }\n",
     ],
     [
-      "nodes[0].taints[0].key: is no label key",
+      "nodes[0].taints[0].key: is not a label key",
       "nodes:\n  - name: a\n    provider: { type: memory }\n    taints: [{ key: a b, effect: NoSchedule }]\n",
     ],
     [
-      "nodes[0].taints[0].value: is no label value",
+      "nodes[0].taints[0].value: is not a label value",
       "nodes:\n  - name: a\n    provider: { type: memory }\n    taints: [{ key: a, value: b c, effect: NoSchedule }]\n",
     ],
     [
@@ -182,11 +182,11 @@ describe("a configuration file", () => {
     ],
     ["Unresolved alias", "nodes: *unknown\n"],
     [
-      "nodes[0].labels.two words: is no label key: at most 63 letters, digits, '-', '_' and '.', after a DNS prefix and '/' if need be",
+      "nodes[0].labels.two words: is not a label key: at most 63 letters, digits, '-', '_' and '.', after a DNS prefix and '/' if need be",
       "nodes:\n  - name: a\n    provider: { type: memory }\n    labels: { two words: x }\n",
     ],
     [
-      "nodes[0].labels.pool: is no label value: at most 63 letters, digits, '-', '_' and '.'",
+      "nodes[0].labels.pool: is not a label value: at most 63 letters, digits, '-', '_' and '.'",
       "nodes:\n  - name: a\n    provider: { type: memory }\n    labels: { pool: a b }\n",
     ],
     [
@@ -208,9 +208,9 @@ describe("a configuration file", () => {
 
   test("refuses a rule of instance types that can match nothing because it is malformed", () => {
     expect(faultOf(`${minimal}    instanceTypes: [{ namespaces: ["team-[a"], allow: [] }]\n`)).toContain(
-      "nodes[0].instanceTypes[0].namespaces[0]: is no glob",
+      "nodes[0].instanceTypes[0].namespaces[0]: is not a glob",
     );
-    expect(faultOf(`${minimal}    instanceTypes: [{ allow: ["gpu-\\\\"] }]\n`)).toContain("is no glob");
+    expect(faultOf(`${minimal}    instanceTypes: [{ allow: ["gpu-\\\\"] }]\n`)).toContain("is not a glob");
   });
 
   test("refuses a node name that Kubernetes would refuse", () => {

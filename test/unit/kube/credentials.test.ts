@@ -132,7 +132,7 @@ describe("an exec plugin", () => {
     ["says nothing", "true", /did not answer with JSON/],
     ["gives nothing", print('{"kind":"ExecCredential","status":{}}'), /neither a token nor a certificate/],
     ["gives half a certificate", print('{"status":{"clientKeyData":"k"}}'), /only one of certificate and key/],
-    ["answers something else", print('{"kind":"Secret","status":{"token":"canary"}}'), /no ExecCredential: kind/],
+    ["answers something else", print('{"kind":"Secret","status":{"token":"canary"}}'), /not an ExecCredential: kind/],
     ["speaks another version", print('{"apiVersion":"v0","status":{"token":"t"}}'), /answered with v0/],
   ])("that %s is named with the reason", async (_name, script, message) => {
     const failed = source(plugin(script).user).get();

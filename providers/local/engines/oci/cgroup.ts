@@ -29,8 +29,8 @@ export interface CgroupUsage {
 }
 
 /**
- * Processes and threads that all machines may have together: when they have used up the numbers that this kernel gives out,
- * nobody on the host can start anything.
+ * Processes and threads that all machines may have together: when they have used up the process numbers of this kernel,
+ * nothing on the host can be started.
  */
 export function allMachinesPids(): number {
   const read = (name: string) => Number(readFileSync(`/proc/sys/kernel/${name}`, "latin1"));
@@ -78,7 +78,7 @@ export class Cgroup {
     }
   }
 
-  /** How often the kernel killed something in this group for want of memory. */
+  /** How often the kernel killed a process of this group because memory ran out. */
   async oomKills(): Promise<number> {
     try {
       const text =

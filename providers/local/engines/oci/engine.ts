@@ -1,6 +1,6 @@
 /**
- * Engine `oci`: containers by the OCI runtime on the PATH, in namespaces and control groups of this host. A machine is a
- * network namespace on the bridge, an IPC and a UTS namespace, and its volumes; the containers join them.
+ * Engine `oci`: containers by the OCI runtime on the PATH, in namespaces and control groups of this host. A machine is
+ * a network namespace on the bridge, an IPC and a UTS namespace, and its volumes; the containers join them.
  *
  * Isolation is that of containers: one kernel for all. The engine `vm` runs the same containers in a VM per machine.
  */

@@ -1,7 +1,7 @@
 /**
  * The small files of a machine that its containers write to: /etc/hosts, hostname and resolv.conf, which all share, and
- * a termination message per container. They lie on a small tmpfs: no limit of storage is measured there, and the memory that
- * somebody fills it with counts as that container's own (CVE-2020-8557).
+ * a termination message per container. They lie on a small tmpfs: no limit of storage is measured there, and memory
+ * that a container fills it with counts as that container's own (CVE-2020-8557).
  */
 import { chmod, rm, writeFile } from "node:fs/promises";
 import { join } from "node:path";

@@ -1,4 +1,7 @@
-/** The namespaces that a machine's containers join: each held by a file, so that nothing depends on the number of a process. */
+/**
+ * The namespaces that a machine's containers join: each held by a file, so that nothing depends on the number of a
+ * process.
+ */
 import { closeSync, openSync } from "node:fs";
 import { mkdir, stat, writeFile } from "node:fs/promises";
 import { join } from "node:path";
@@ -87,9 +90,10 @@ export async function holdPause(dir: string, { pid, startTime }: PauseProcess): 
 }
 
 /**
- * Binds a process's process namespace to a file, which then names no other, whatever becomes of the process and its number.
- * @param isTheirs whether the number is still that process's: asked when its namespace is held, for only then is the answer
- * about that one
+ * Binds a process's process namespace to a file, which goes on naming that namespace when the process has ended and its
+ * number is used again.
+ * @param isTheirs whether the number is still that process's: asked when its namespace is held, for only then is the
+ * answer about that one
  * @returns false when it is not, or the process is gone
  */
 export async function holdProcesses(pid: number, isTheirs: () => Promise<boolean>, file: string): Promise<boolean> {

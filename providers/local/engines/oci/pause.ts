@@ -1,7 +1,7 @@
 /**
- * The first process of a shared process namespace: it must outlive the containers and reap what they leave. A program of
- * a few instructions, made here, because a host need not have a static one: ignore SIGCHLD (then the kernel reaps), and
- * wait for ever.
+ * The first process of a shared process namespace: it must outlive the containers and reap what they leave. A program
+ * of a few instructions, made here, because a host need not have a static one: ignore SIGCHLD (then the kernel reaps),
+ * and wait for ever.
  */
 
 const BASE_ADDRESS = 0x400000n;

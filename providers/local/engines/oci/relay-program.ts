@@ -1,7 +1,7 @@
 /**
  * Runs inside a machine's network namespace and connects to its loopback for port-forward: `relay-program SOCKET`. Each
- * connection to the unix socket begins with the port and a newline, is answered with a newline, or with the error's code
- * and a newline, and is then the TCP stream. Ends by itself when standard input closes, that is with the backend.
+ * connection to the unix socket begins with the port and a newline, is answered with a newline, or with the error's
+ * code and a newline, and is then the TCP stream. Ends by itself when standard input closes, that is with the backend.
  */
 import { connect, createServer, type Socket } from "node:net";
 

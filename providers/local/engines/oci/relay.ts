@@ -1,3 +1,4 @@
+/** The host's side of relay-program.ts: port-forward to ports that listen on a machine's loopback alone. */
 import { spawn, type ChildProcess } from "node:child_process";
 import { rm } from "node:fs/promises";
 import { connect, type Socket } from "node:net";
@@ -12,8 +13,8 @@ const EXTENSION = import.meta.url.endsWith(".ts") ? "ts" : "js";
 const PROGRAM = fileURLToPath(new URL(`./relay-program.${EXTENSION}`, import.meta.url));
 
 /**
- * Connections to the loopback of a network namespace. A process cannot change its own: a helper in the namespace connects,
- * and is kept for the next connection for a while.
+ * Connections to the loopback of a network namespace. A process cannot change its own: a helper in the namespace
+ * connects, and is kept for the next connection for a while.
  */
 export class LoopbackRelay {
   readonly #netns: string;

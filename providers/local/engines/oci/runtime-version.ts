@@ -1,7 +1,10 @@
 /** Known ways out of a container, by the runtime that had them. */
 import type { HostProblem } from "../../engine.ts";
 
-/** runc: first versions of each line without CVE-2024-21626 (Leaky Vessels), and without CVE-2025-31133, -52565 and -52881. */
+/**
+ * runc: first versions of each line without CVE-2024-21626 (Leaky Vessels), and without CVE-2025-31133, -52565 and
+ * -52881.
+ */
 const FIXED: { since: readonly (readonly [number, number, number])[]; escape: string }[] = [
   { since: [[1, 1, 12]], escape: "CVE-2024-21626" },
   {
@@ -15,8 +18,8 @@ const FIXED: { since: readonly (readonly [number, number, number])[]; escape: st
 ];
 
 /**
- * What is known of the version that `runc --version` prints. A warning, no more: distributions mend old versions without a new
- * number. Other runtimes are not known.
+ * What is known of the version that `runc --version` prints. A warning, no more: distributions mend old versions
+ * without a new number. Other runtimes are not known.
  */
 export function runtimeProblems(versionText: string): HostProblem[] {
   const match = /^runc version (\d+)\.(\d+)\.(\d+)/.exec(versionText);

@@ -24,7 +24,10 @@ export class OciRuntime {
     return [...this.#base(log), "exec", "--process", processFile, "--pid-file", pidFile, id];
   }
 
-  /** Starts a container that nobody waits for. It has no streams: it would keep those of the runtime open for its life. */
+  /**
+   * Starts a container and does not wait for its end. It has no streams: it would keep those of the runtime open for
+   * its life.
+   */
   async runDetached(id: string, bundle: string, pidFile: string, log: string): Promise<void> {
     const [command, ...args] = [...this.#base(log), "run", "--detach", "--bundle", bundle, "--pid-file", pidFile, id];
     const child = spawn(command, args, { stdio: "ignore" });
@@ -39,7 +42,7 @@ export class OciRuntime {
     });
   }
 
-  /** Removes the container's state and cgroup, killing what runs; an unknown id is no error. */
+  /** Removes the container's state and cgroup, killing what runs; an unknown id is not an error. */
   async delete(id: string): Promise<void> {
     try {
       await run(this.#path, ["--root", this.#root, "delete", "--force", id]);

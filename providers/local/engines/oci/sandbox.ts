@@ -128,7 +128,7 @@ export async function recoverSandbox(context: OciContext, home: MachineHome): Pr
     if (!(await isNamespace(join(home.dir, "ns/pid"))) && !(await holdPause(home.dir, record.pause))) return undefined;
   }
   await context.network.ensure();
-  // They are gone when somebody has flushed this host's rules meanwhile.
+  // They are gone when another program has flushed this host's rules meanwhile.
   await context.network
     .openHostPorts(home.id, containerPorts(home.spec))
     .catch((error: unknown) =>

@@ -1,3 +1,6 @@
+/**
+ * Finds the processes that containers have left on this host, where no control group or namespace holds them together.
+ */
 import { resolve } from "node:path";
 import { allProcesses, processEnv, type ProcessStat } from "../../host/proc.ts";
 
@@ -10,10 +13,10 @@ export interface OwnedProcess {
 const MARK = "VMLET_OWNER";
 
 /**
- * The processes of this host that belong to a backend's containers, daemonised ones included: each carries a mark in its
- * environment, which children inherit; a child that cleared its environment is known by its parent or its session. A child
- * that has cleared its environment, left its session and lost its parent is beyond recognition: without isolation, a
- * program that sets out to hide can.
+ * The processes of this host that belong to a backend's containers, daemonised ones included: each carries a mark in
+ * its environment, which children inherit; a child that cleared its environment is known by its parent or its session.
+ * A child that has cleared its environment, left its session and lost its parent is beyond recognition: without
+ * isolation, a program that sets out to hide can.
  */
 export class OwnedProcesses {
   readonly #stateDir: string;

@@ -3,8 +3,9 @@
  * whatever: for development and tests. A container's command is its own, or comes from the configured map of images.
  *
  * A machine gets an address of its own out of a pool in 127.0.0.0/8. All of that is local on Linux, so a process that
- * binds 0.0.0.0 or that address is reached by probes and port-forward; nothing outside this host reaches it, which is why
- * the engine does not declare `pod_ip`. A backend that serves other hosts gives every machine the host's address instead.
+ * binds 0.0.0.0 or that address is reached by probes and port-forward; nothing outside this host reaches it, which is
+ * why the engine does not declare `pod_ip`. A backend that serves other hosts gives every machine the host's address
+ * instead.
  */
 import { createHash } from "node:crypto";
 import { mkdirSync, readFileSync } from "node:fs";
@@ -286,8 +287,8 @@ class ProcessSandbox implements Sandbox {
 }
 
 /**
- * The whole process in ticks of 10 ms, or its first thread in nanoseconds, whichever is more: a program that has just started
- * has used something, and a container with no CPU time at all would be left out of the metrics.
+ * The whole process in ticks of 10 ms, or its first thread in nanoseconds, whichever is more: a program that has just
+ * started has used something, and a container with no CPU time at all would be left out of the metrics.
  */
 function cpuNanoseconds({ pid, cpuTicks }: ProcessStat): number {
   const ticks = cpuTicks * NANOSECONDS_PER_TICK;
@@ -341,7 +342,7 @@ export class AddressPool {
     const start = createHash("sha256").update(machine).digest().readUInt32BE(0);
     for (let step = 0; step < this.#size; step++) {
       const offset = (start + step) % this.#size;
-      // The range's ends are not host addresses, and 127.0.0.1 belongs to everybody.
+      // The range's ends are not host addresses, and 127.0.0.1 is shared by all programs.
       if (offset <= 1 || offset === this.#size - 1) continue;
       const number = this.#base + offset;
       const address = [24, 16, 8, 0].map((shift) => (number >>> shift) & 255).join(".");

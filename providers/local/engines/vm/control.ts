@@ -1,8 +1,8 @@
 /**
- * The host's control channel into a guest: a shell behind the virtio port `ctl` (guest/init), to which commands are sent as
- * text and which answers each by its number. No program is started and nothing is encrypted for it, which in an emulated
- * processor is most of a command's time. Commands run side by side. The guest is not trusted: what it sends is bounded, and
- * an answer that nobody waits for is dropped.
+ * The host's control channel into a guest: a shell behind the virtio port `ctl` (guest/init), to which commands are
+ * sent as text and which answers each by its number. No program is started and nothing is encrypted for it, which in an
+ * emulated processor is most of a command's time. Commands run side by side. The guest is not trusted: what it sends is
+ * bounded, and an answer to no open call is dropped.
  */
 import { randomBytes } from "node:crypto";
 import { connect, type Socket } from "node:net";
@@ -14,12 +14,15 @@ export type GuestCommand = readonly string[];
 const MAX_ANSWER_CHARS = 1 << 20;
 /** What may come for the sake of one call, all told: its answer in parts. */
 const CALL_CHARS = MAX_ANSWER_CHARS * 1.25;
-/** What may come that nobody waits for, such as late answers, until the next call. */
+/** Characters that may come while no call is open, such as late answers, until the next call. */
 const SPARE_CHARS = 1 << 20;
 /** For so much counts the shortest message: it is work, however short. */
 const MESSAGE_CHARS = 1024;
 const MAX_ERROR_CHARS = 1000;
-/** A guest that does not say hello by then is greeted again, over a new connection: the last one may have been cut short. */
+/**
+ * A guest that does not say hello by then is greeted again, over a new connection: the last one may have been cut
+ * short.
+ */
 const HELLO_MS = 15_000;
 const RETRY_MS = 50;
 const START = "\u0001";
@@ -47,7 +50,7 @@ export class GuestControl {
   readonly #prefix = randomBytes(6).toString("hex");
   #count = 0;
   #received = "";
-  /** Characters that may yet come. A guest that sends more is cut off, whatever it sends and whoever waits. */
+  /** Characters that may yet come. A guest that sends more is cut off, whatever it sends and even if calls are open. */
   #allowed = 0;
   #socket: Socket | undefined;
   #greeted = false;
@@ -60,8 +63,8 @@ export class GuestControl {
   }
 
   /**
-   * Opens the connection without waiting for the guest. A VM that is about to be resumed must find somebody at the other
-   * end of its port: otherwise its shell ends, and begins anew a second later.
+   * Opens the connection without waiting for the guest. A VM that is about to be resumed must find its port connected:
+   * otherwise its shell ends, and begins again a second later.
    */
   async open(): Promise<void> {
     await new Promise<void>((resolve, reject) => {

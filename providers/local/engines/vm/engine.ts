@@ -1,6 +1,6 @@
 /**
- * Engine `vm`: a QEMU microVM per machine, KVM where a guest really boots under it, emulation otherwise. Inside it the same
- * OCI bundles as the engine oci makes, run by crun. The supervisor stays on the host and reaches the guest over
+ * Engine `vm`: a QEMU microVM per machine, KVM where a guest really boots under it, emulation otherwise. Inside it the
+ * same OCI bundles as the engine oci makes, run by crun. The supervisor stays on the host and reaches the guest over
  * virtio ports; the guest is not trusted.
  */
 import { existsSync, readFileSync } from "node:fs";
@@ -192,7 +192,7 @@ class VmEngine implements Engine {
     }
     for (const { name } of spec.security?.sysctls ?? []) {
       if (!/^[a-z0-9_]+(?:[./][a-z0-9_-]+)+$/i.test(name) || name.includes(".."))
-        throw new ProviderError("invalid", `${JSON.stringify(name)} is no sysctl`, { field: "security.sysctls" });
+        throw new ProviderError("invalid", `${JSON.stringify(name)} is not a sysctl`, { field: "security.sysctls" });
     }
     const { network, reservedPorts } = this.#options;
     requireHostPorts(spec, { allowed: network?.hostPorts ?? DEFAULT_HOST_PORTS, reserved: reservedPorts ?? [] });
@@ -208,7 +208,7 @@ class VmEngine implements Engine {
       if (known.has(id)) keys.add(key);
       else await rm(join(this.#records, hash), { force: true });
     }
-    // Also those that a former backend kept ready: they are made anew sooner than it is told what became of them.
+    // Also those that a former backend kept ready: making new ones is faster than finding out what became of these.
     for (const key of await vmKeys(context)) if (!keys.has(key)) await destroyVm(context, key);
     await context.qemu.sweep();
     await this.#network.sweep(keys);
@@ -229,7 +229,7 @@ class VmEngine implements Engine {
     try {
       await writeFileAtomic(this.#recordFile(home), JSON.stringify({ id: home.id, key } satisfies MachineVm));
     } catch (cause) {
-      // Nobody would know whose it is.
+      // Otherwise nothing would say whose it is.
       waiting?.control.close();
       if (waiting !== undefined) await destroyVm(context, key);
       throw cause;
@@ -254,7 +254,7 @@ class VmEngine implements Engine {
     const vm = key === undefined ? undefined : await Vm.find(context, key);
     if (vm === undefined) return undefined;
     await context.network.ensure();
-    // They are gone when somebody has flushed this host's rules meanwhile.
+    // They are gone when another program has flushed this host's rules meanwhile.
     await context.network
       .openHostPorts(vm.key, containerPorts(home.spec))
       .catch((error: unknown) =>

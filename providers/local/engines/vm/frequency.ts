@@ -1,4 +1,6 @@
-/** The frequency of this host's time-stamp counter: an emulated guest has the same counter, and its clock runs by it. */
+/**
+ * The frequency of this host's time-stamp counter: an emulated guest has the same counter, and its clock runs by it.
+ */
 import { readFileSync } from "node:fs";
 import { join } from "node:path";
 import { run } from "../../host/command.ts";
@@ -7,8 +9,8 @@ import { readFileIfExists, writeFileAtomic } from "../../host/files.ts";
 const MEASURE_MS = 10_000;
 
 /**
- * kHz, measured once per boot of the host and kept in `file`: two measurements differ by a few millionths, and a template is
- * of use only with the very value that it was made with. Undefined when it cannot be measured.
+ * kHz, measured once per boot of the host and kept in `file`: two measurements differ by a few millionths, and a
+ * template is of use only with the very value that it was made with. Undefined when it cannot be measured.
  */
 export async function tscKhz(guestDir: string, file: string): Promise<number | undefined> {
   const boot = bootId();

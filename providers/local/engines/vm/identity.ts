@@ -20,8 +20,8 @@ export interface MachineIdentity {
 }
 
 /**
- * What a VM has of its own before a machine moves in: two copies of one template would otherwise draw the same random
- * numbers, and answer to one address.
+ * What a VM gets of its own before a machine is put into it: two copies of one template would otherwise draw the same
+ * random numbers, and answer to one address.
  */
 export function vmScript({ address, prefix, gateway, mac }: Attachment): string {
   const mask = (0xffffffff << (32 - prefix)) >>> 0;

@@ -11,7 +11,7 @@ export interface PoolOptions {
 
 /** After a VM could not be started. */
 const RETRY_MS = 10_000;
-/** A machine may get a larger VM than it asked for, up to so many times its memory. */
+/** A machine may get a larger VM than it asked for, up to this many times its memory. */
 const MAX_EXCESS = 2;
 /** Behind what machines wait for. */
 const PRIORITY = -1;

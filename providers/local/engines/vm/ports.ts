@@ -1,7 +1,8 @@
 /**
- * Virtio ports of a VM, one for each command whose streams the host carries: a socket on this host, a device in the guest.
- * They are plugged in as they are needed, because each costs the guest half a megabyte, and used again. Which ones are in
- * use is asked of QEMU: the guest's end is open until the command's session is over, also that of a former backend.
+ * Virtio ports of a VM, one for each command whose streams the host carries: a socket on this host, a device in the
+ * guest. They are plugged in as they are needed, because each costs the guest half a megabyte, and used again. Which
+ * ones are in use is asked of QEMU: the guest's end is open until the command's session is over, also that of a former
+ * backend.
  */
 import { randomBytes } from "node:crypto";
 import { join } from "node:path";
@@ -12,8 +13,8 @@ import { Qmp } from "./qmp.ts";
 /** The control channel has number 1; QEMU keeps 0 for a console. */
 const FIRST_PORT = 2;
 /**
- * For `max_ports` of the VM's serial device: commands, forwarded ports and containers at a time. All of them together need less
- * than what a guest has left of its own share of memory (sandbox.ts), or it would die of them.
+ * For `max_ports` of the VM's serial device: commands, forwarded ports and containers at a time. All of them together
+ * need less than what a guest has left of its own share of memory (sandbox.ts), or it would die of them.
  */
 export const MAX_PORTS = 64;
 /** QEMU does it in milliseconds. */

@@ -1,7 +1,7 @@
 /**
- * QEMU processes: a VM is booted from the guest image (seconds), or cloned from a template of its size: memory and device
- * state of a VM that has booted and waits for its identity (tenths of a second; the memory is shared with the template
- * until it is written).
+ * QEMU processes: a VM is booted from the guest image (seconds), or cloned from a template of its size: memory and
+ * device state of a VM that has booted and waits for its identity (tenths of a second; the memory is shared with the
+ * template until it is written).
  */
 import { createHash } from "node:crypto";
 import { spawn } from "node:child_process";
@@ -59,14 +59,17 @@ export interface QemuOptions {
   /** Size of the machines' own disks. */
   diskBytes: number;
   clock: Clock;
-  /** kHz of the host's time-stamp counter, which is an emulated guest's: measuring it fails on a busy host, and the boot hangs. */
+  /**
+   * kHz of the host's time-stamp counter, which is an emulated guest's: measuring it fails on a busy host, and the boot
+   * hangs.
+   */
   tscKhz?: number;
   /** What a template has done before it waits. */
   prepare?: readonly GuestCommand[];
 }
 
 /**
- * Measured (reference microvm.md §1): what shortens a boot and keeps it from hanging on a busy host. On ramfs, unlike on
+ * Measured: what shortens a boot and keeps it from hanging on a busy host. On ramfs, unlike on
  * tmpfs, crun believes that it cannot be overwritten where it is (guest/init), and does not run from a copy of itself.
  */
 const KERNEL_ARGS =
@@ -74,13 +77,13 @@ const KERNEL_ARGS =
 /** Translated code; more costs memory and gains nothing measurable. */
 const TRANSLATION_CACHE_MIB = 32;
 /**
- * Devices are on PCI, although microvm's own place for them is simpler: there each queue of a device has 1024 places, and the
- * guest fills those of each port with 4 MiB of buffers, on PCI with half a megabyte.
+ * Devices are on PCI, although microvm's own place for them is simpler: there each queue of a device has 1024 places,
+ * and the guest fills those of each port with 4 MiB of buffers, on PCI with half a megabyte.
  */
 const MACHINE = "microvm,pcie=on";
 /**
- * Under KVM a guest has the host's processor, but not its virtualisation nor its performance counters: serving a guest's own
- * guests is much of what KVM has had holes in, and counters tell of what else runs there.
+ * Under KVM a guest has the host's processor, but not its virtualisation nor its performance counters: serving a
+ * guest's own guests is much of what KVM has had holes in, and counters tell of what else runs there.
  */
 export const PROCESSOR: Readonly<Record<Accelerator, readonly string[]>> = {
   kvm: ["-accel", "kvm", "-cpu", "host,-vmx,-svm,pmu=off"],
@@ -114,8 +117,8 @@ export class Qemu {
   }
 
   /**
-   * Starts a copy of the template of this size. When that leads to no guest that answers, the template is removed, for the
-   * next start to make it anew, and the VM is booted.
+   * Starts a copy of the template of this size. When that leads to no guest that answers, the template is removed, so
+   * that the next start makes another, and the VM is booted.
    */
   async clone(size: VmSize, place: VmPlace, signal: AbortSignal): Promise<StartedVm> {
     const template = await this.template(size, signal);
@@ -180,7 +183,9 @@ export class Qemu {
     return await unlessAborted(making, signal);
   }
 
-  /** Ends what a former backend was making when it was killed, and removes the templates that can never be used again. */
+  /**
+   * Ends what a former backend was making when it was killed, and removes the templates that can never be used again.
+   */
   async sweep(): Promise<void> {
     const { templatesDir, clock } = this.#options;
     for (const vm of await findVms((args) => args.includes(`\0unix:${templatesDir}/`))) await killVm(vm, clock);
@@ -364,8 +369,8 @@ function fileBlock(id: string, filename: string, readOnly: boolean): object {
 }
 
 /**
- * Plugs a read-only disk in; the guest finds it by its serial. Repeating it is safe, also when only the first step had been
- * taken.
+ * Plugs a read-only disk in; the guest finds it by its serial. Repeating it is safe, also when only the first step had
+ * been taken.
  */
 export async function attachDisk(
   qmpSocket: string,
@@ -415,8 +420,8 @@ async function findVms(matches: (args: string) => boolean): Promise<VmProcess[]>
 }
 
 /**
- * Whether a guest really boots under KVM: a device node that opens proves nothing. The verdict is kept in a file, for this
- * boot of the host and this device.
+ * Whether a guest really boots under KVM: a device node that opens proves nothing. The verdict is kept in a file, for
+ * this boot of the host and this device.
  */
 export async function probeAccelerator(
   options: Omit<QemuOptions, "accelerator">,
@@ -454,7 +459,7 @@ async function bootsUnderKvm(options: Omit<QemuOptions, "accelerator">): Promise
   }
 }
 
-/** For a VM that is no machine: it ends before its folder is removed. */
+/** For a VM without a machine: it ends before its folder is removed. */
 function scratchPlace(dir: string): VmPlace {
   const at = (name: string) => join(dir, name);
   return { qmp: at("qmp"), ctl: at("ctl"), tap: undefined, disk: at("disk.img"), log: at("log") };
@@ -468,7 +473,7 @@ async function makeBlankDisk(dir: string, bytes: number): Promise<string> {
   const temporary = `${file}.${process.pid}`;
   writeFileSync(temporary, "", { mode: 0o600 });
   truncateSync(temporary, bytes);
-  // No journal: what a machine wrote is worth nothing without the machine.
+  // No journal: without the machine, its disk is useless anyway.
   const features = "^has_journal,^resize_inode,^metadata_csum";
   const extended = "lazy_itable_init=1,nodiscard";
   await run(findTool("mke2fs")!, ["-q", "-F", "-t", "ext4", "-O", features, "-m", "0", "-E", extended, temporary]);

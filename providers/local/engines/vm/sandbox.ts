@@ -248,7 +248,7 @@ export class VmSandbox implements Sandbox {
 
   async kill(container: ContainerRef): Promise<void> {
     if (!this.#vm.alive) {
-      // Before anybody takes the end of its containers for one of their own.
+      // Before the end of its containers is taken for one of their own.
       this.#lose();
       return;
     }
@@ -264,8 +264,8 @@ export class VmSandbox implements Sandbox {
       this.#failedKills++;
       if (!late.aborted && this.#failedKills < MAX_FAILED_KILLS) throw cause;
     }
-    // A guest that hangs, that will not, that answers no sense, or that says so and tells of no end would keep its machine for
-    // ever: it takes all containers with it, and is told as lost.
+    // A guest that hangs, refuses, answers nonsense, or agrees and then reports no end would keep its machine for ever:
+    // it takes all containers with it, and is told as lost.
     await this.#vm.kill();
   }
 
@@ -317,7 +317,7 @@ export class VmSandbox implements Sandbox {
     try {
       return await dialAddress(this.addresses[0]!, port, signal);
     } catch (cause) {
-      // What listens on the loopback alone is reached from inside.
+      // A program that listens on the loopback alone is reached from inside.
       if (target === "address" || (cause as NodeJS.ErrnoException).code !== "ECONNREFUSED") throw cause;
       const options = { stdin: true, stdout: true, stderr: false, tty: false, signal };
       const { streams } = await this.#open(options, {

@@ -10,8 +10,8 @@ export interface GuestStreams extends ProcessStreams {
 }
 
 /**
- * Connects to a command that is about to be started. `exit` resolves once its output is over too, after `close()` as of a
- * command that was killed. It rejects with ProviderError `unavailable` when the session breaks off.
+ * Connects to a command that is about to be started. `exit` resolves once its output is over too, after `close()` as of
+ * a command that was killed. It rejects with ProviderError `unavailable` when the session breaks off.
  */
 export function openStreams(place: GuestCommandPlace, options: StreamOptions): GuestStreams {
   const stdout = options.stdout ? new PassThrough() : null;

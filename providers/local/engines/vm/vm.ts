@@ -1,6 +1,6 @@
 /**
- * One VM: a QEMU process, its tap, its disk, and the two ways into it, control.ts and ports.ts. It has no machine yet, or
- * one that moved in: its folder and its network are named by a key of its own. The folder:
+ * One VM: a QEMU process, its tap, its disk, and the two ways into it, control.ts and ports.ts. It has no machine yet,
+ * or has been given one: its folder and its network are named by a key of its own. The folder:
  *
  *     qmp, ctl    sockets: QEMU, the control channel
  *     p2, p3...   sockets of commands' streams

@@ -1,7 +1,7 @@
 /**
  * The container that runs once in each template: what a container's start loads is then in memory, and the runtime has
- * compiled the usual seccomp profile, which takes it a fifth of a second in an emulated processor. No container of anybody
- * has run there, so the filter can be trusted.
+ * compiled the usual seccomp profile, which takes it a fifth of a second in an emulated processor. No container of a
+ * pod has run there, so the filter can be trusted.
  */
 import { randomUUID } from "node:crypto";
 import { bind, ociConfig } from "../../bundle/bundle.ts";
@@ -18,7 +18,7 @@ export interface Warming {
 const DIR = "/run/warm";
 /** crun: the filter itself, in base64, in place of a profile. */
 const FILTER = "run.oci.seccomp_bpf_data";
-/** Nobody else's text has it. */
+/** No other program's text contains it. */
 const HERE = randomUUID();
 
 export function warming(source: SeccompSource, pidsLimit: number): Warming {
@@ -49,8 +49,8 @@ interface OciConfig {
 }
 
 /**
- * A container's configuration as the arguments of the guest's `launch`: one, or what comes before the compiled filter and
- * what comes after it, when the container has the usual profile.
+ * A container's configuration as the arguments of the guest's `launch`: one, or what comes before the compiled filter
+ * and what comes after it, when the container has the usual profile.
  */
 export function configParts(config: OciConfig, warm: Warming | undefined): string[] {
   const { seccomp, ...linux } = config.linux;

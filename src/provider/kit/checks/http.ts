@@ -92,7 +92,7 @@ const RULES: readonly Omit<Check, "needsHttp">[] = [
   {
     name: "http/replies-are-valid",
     why: "An agent passes over what is not, and then knows nothing of that machine.",
-    skip: (context) => (context.http?.faultOf === undefined ? "nobody is here to judge them" : undefined),
+    skip: (context) => (context.http?.faultOf === undefined ? "this run cannot validate replies" : undefined),
     async run(context: CheckContext) {
       const { revision } = await context.list();
       const { id } = await context.running(FOREVER, { restart_policy: "always" });
@@ -177,7 +177,7 @@ const RULES: readonly Omit<Check, "needsHttp">[] = [
     name: "http/malformed-json-is-refused",
     why: "It is the client's fault, and repeating it would not help.",
     async run(context: CheckContext) {
-      expectRefusal(context, await put(context, '{"labels":'), "a body that is no JSON", [400], "invalid");
+      expectRefusal(context, await put(context, '{"labels":'), "a body that is not JSON", [400], "invalid");
     },
   },
   {

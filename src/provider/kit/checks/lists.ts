@@ -33,7 +33,7 @@ export const LIST_CHECKS: readonly Check[] = [
   },
   {
     name: "list/has-tombstones-only-when-asked",
-    why: "They say how a machine ended, to whoever asks; to others they would look alive.",
+    why: "They say how a machine ended, to callers that ask for them; in any other list the machine would look alive.",
     async run(context: CheckContext) {
       const { id } = await context.running(FOREVER);
       await context.delete(id);

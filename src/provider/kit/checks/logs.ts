@@ -77,7 +77,7 @@ export const LOG_CHECKS: readonly Check[] = [
   },
   {
     name: "logs/limit",
-    why: "`--limit-bytes` protects whoever asks from a log of gigabytes.",
+    why: "`--limit-bytes` protects the caller from a log of gigabytes.",
     async run(context: CheckContext) {
       const { id } = await threeLines(context);
       const bytes = (await context.logs(id, { limitBytes: 5 })).reduce((sum, { content }) => sum + content.length, 0);
