@@ -5,7 +5,15 @@
 import { closeSync, mkdirSync } from "node:fs";
 import { join } from "node:path";
 import { isDeepStrictEqual } from "node:util";
-import { PTY_MODULE, attachShim, installShim, shimEverStarted, startShim, watchShim } from "./shim/client.ts";
+import {
+  PTY_MODULE,
+  attachShim,
+  installShim,
+  shimEverStarted,
+  type Shims,
+  startShim,
+  watchShim,
+} from "./shim/client.ts";
 import {
   assertCapable,
   assertTellable,
@@ -41,7 +49,7 @@ import { findTool } from "./host/command.ts";
 import { lockFile } from "./host/lock.ts";
 import { containersOf, specHash } from "./machine/record.ts";
 import { MachineStore } from "./machine/store.ts";
-import { Supervisor, type Shims, type SupervisorContext } from "./machine/supervisor.ts";
+import { Supervisor, type SupervisorContext } from "./machine/supervisor.ts";
 
 export interface LocalProviderOptions {
   engine: Engine;

@@ -125,12 +125,14 @@ export function newContainerState(container: NamedContainer, hasInit: boolean): 
   };
 }
 
-export function newRecord(id: string, spec: MachineSpec, now: number): MachineRecord {
+/** @param host of the machine, for its status; @param now wall-clock milliseconds */
+export function newRecord(id: string, spec: MachineSpec, host: string, now: number): MachineRecord {
   const containers = containersOf(spec);
   const hasInit = (spec.init_containers?.length ?? 0) > 0;
   return {
     machine: {
       id,
+      host,
       version: 0,
       revision: 0,
       labels: spec.labels,

@@ -22,7 +22,7 @@ import { type Clock, type ProcessStreams, ProviderError, type StreamOptions } fr
 import { ContainerError, KILLED_EXIT, type ShimExit } from "../engine.ts";
 import { encodeFrame, FRAME, FrameReader, MAX_FRAME_BYTES, type ShimHello, type ShimStatus } from "./frames.ts";
 import { isAlive } from "../host/proc.ts";
-import type { ShimLaunch } from "./shim.ts";
+import type { ShimCommand, ShimLaunch } from "./shim.ts";
 
 /** Keeps a shim small: it handles bytes, it never needs a heap of its own. */
 const NODE_FLAGS = ["--max-old-space-size=32", "--max-semi-space-size=1", "--no-warnings"];
@@ -108,6 +108,14 @@ export interface ShimEvents {
 
 export interface ShimWatch {
   close(): void;
+}
+
+/** How containers' shims are started and followed; a test puts its own in place of processes. */
+export interface Shims {
+  start(dir: string, launch: ShimCommand): Promise<void>;
+  watch(dir: string, socket: string, events: ShimEvents): ShimWatch;
+  everStarted(dir: string): boolean;
+  attach(socket: string, options: StreamOptions): Promise<ProcessStreams>;
 }
 
 function readStatus(dir: string, file: string): ShimStatus | undefined {

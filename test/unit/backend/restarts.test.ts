@@ -1,7 +1,7 @@
 import { describe, expect, test } from "vitest";
 import type { RestartPolicy } from "../../../src/provider/machine.ts";
 import { nextRestart, restartDecision } from "../../../providers/local/machine/plan.ts";
-import { duration } from "../../../providers/local/machine/machine-book.ts";
+import { duration } from "../../../providers/local/machine/container-status.ts";
 import { main, World } from "./world.ts";
 
 test("restarts wait 0, 10, 20, 40, 80, 160, 300, 300 seconds after each end", async () => {

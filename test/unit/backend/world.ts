@@ -17,8 +17,7 @@ import type {
   SandboxLoss,
 } from "../../../providers/local/engine.ts";
 import { LocalProvider } from "../../../providers/local/provider.ts";
-import type { ShimEvents } from "../../../providers/local/shim/client.ts";
-import type { Shims } from "../../../providers/local/machine/supervisor.ts";
+import type { ShimEvents, Shims } from "../../../providers/local/shim/client.ts";
 import { settle, VirtualClock } from "../../support/virtual-clock.ts";
 
 export interface Instance {

@@ -1,0 +1,273 @@
+/**
+ * Starts containers: images, what the engine prepares, the record, the shim, post_start; and shows why a container does not start.
+ * When to start which is the plan's.
+ */
+import { type ContainerSpec, isOver, linkAbort, toError } from "../../../src/provider/kit/index.ts";
+import {
+  ContainerError,
+  type ContainerLaunch,
+  type ContainerRef,
+  type LaunchPlan,
+  type PreparedImage,
+  type Sandbox,
+} from "../engine.ts";
+import type { ShimCommand } from "../shim/shim.ts";
+import { type ContainerInstance, START_ERROR_EXIT } from "./container-instance.ts";
+import type { ContainerStatus } from "./container-status.ts";
+import { obtainImage } from "./image-pull.ts";
+import { removeQuietly } from "./instance-folders.ts";
+import type { Instances } from "./instances.ts";
+import type { MachineContext } from "./machine-context.ts";
+import type { ContainerRecord } from "./record.ts";
+
+const CONFIG_RETRY_MS = 10_000;
+/** After this long, ErrImagePull becomes ImagePullBackOff: kubelet shows the first until its next turn. */
+const PULL_BACKOFF_SHOWN_MS = 2_000;
+const PULL_ERRORS: readonly string[] = ["ErrImagePull", "RegistryUnavailable", "SignatureValidationFailed"];
+
+type Images = Pick<ContainerLaunch, "image" | "imageVolumes">;
+
+export class ContainerStarter {
+  readonly #context: MachineContext;
+  readonly #instances: Instances;
+  readonly #starting = new Set<string>();
+  /** Aborts what is being prepared for containers that are not wanted any more. */
+  #wanted = new AbortController();
+
+  constructor(context: MachineContext, instances: Instances) {
+    this.#context = context;
+    this.#instances = instances;
+  }
+
+  /** Names of the containers whose start is under way, up to the end of post_start. */
+  get starting(): ReadonlySet<string> {
+    return this.#starting;
+  }
+
+  /** @param backoff what the container's record becomes with the start; undefined leaves it */
+  start(name: string, backoff: ContainerRecord["backoff"]): void {
+    this.#starting.add(name);
+    this.#context.work.background(this.#start(this.#context.state.findSpec(name), backoff));
+  }
+
+  /** Goes on with an instance that a former backend has begun. */
+  resume(instance: ContainerInstance): void {
+    this.#starting.add(instance.spec.name);
+    this.#context.work.background(this.#finish(instance));
+  }
+
+  /** Gives up what is being prepared: the machine ends, or all containers begin again. */
+  abandon(reason: string): void {
+    this.#wanted.abort(new Error(reason));
+  }
+
+  /** Containers are wanted again. */
+  beginAgain(): void {
+    this.#wanted = new AbortController();
+  }
+
+  /** Removes what was prepared for an instance that is never begun. */
+  async giveUp(sandbox: Sandbox, ref: ContainerRef, startError: string): Promise<void> {
+    await this.#context.work.inEngine(sandbox.conclude(ref, { exitCode: START_ERROR_EXIT, startError }));
+    removeQuietly(ref.dir);
+  }
+
+  // --- one start ---
+
+  async #start(spec: ContainerSpec, backoff: ContainerRecord["backoff"]): Promise<void> {
+    const { state, starts, tenant } = this.#context;
+    const container = state.container(spec.name);
+    let instance: ContainerInstance | undefined;
+    try {
+      if (container.own.kind === "main") state.initPassed();
+      const images = await this.#obtainImages(spec, container);
+      await starts.run(tenant, async () => {
+        const begun = await this.#begin(spec, images, backoff);
+        instance = begun?.instance;
+        if (begun !== undefined) await this.#startShim(begun.instance, begun.command);
+      });
+    } catch (thrown) {
+      if (!this.#isOutdated(spec)) this.#failed(spec, container, toError(thrown));
+    }
+    if (instance !== undefined) await this.#finish(instance);
+    this.#starting.delete(spec.name);
+    this.#context.replan();
+  }
+
+  /** Nothing is begun that is not wanted, or that a patch has changed meanwhile: the next plan starts it as it is to be now. */
+  #isOutdated(spec: ContainerSpec): boolean {
+    const { work, state } = this.#context;
+    return work.isClosing || state.isStopping || state.findSpec(spec.name) !== spec;
+  }
+
+  /** Prepares an instance and writes it down. Undefined when it is not wanted any more. @throws when it cannot be begun */
+  async #begin(
+    spec: ContainerSpec,
+    images: Images,
+    backoff: ContainerRecord["backoff"],
+  ): Promise<{ instance: ContainerInstance; command: ShimCommand } | undefined> {
+    const { folders, state } = this.#context;
+    const sandbox = this.#context.sandbox();
+    if (sandbox === undefined || this.#isOutdated(spec)) return undefined;
+    const { name } = spec;
+    const container = state.container(name);
+    const { folder, ...ref } = folders.make(name, container.own.attempt + 1);
+    let launched: LaunchPlan;
+    try {
+      launched = await sandbox.launch({
+        ...ref,
+        kind: container.own.kind,
+        spec: this.#withAddresses(spec, sandbox),
+        ...images,
+        target: this.#instances.get(spec.target ?? "")?.ref,
+      });
+    } catch (thrown) {
+      // It is tried again, perhaps for days: no try may leave a folder behind.
+      removeQuietly(ref.dir);
+      throw thrown;
+    }
+    if (this.#isOutdated(spec)) {
+      await this.giveUp(sandbox, ref, "the start was given up");
+      return undefined;
+    }
+    const { user, ...plan } = launched;
+    const command = {
+      ...plan,
+      tty: spec.tty ?? false,
+      stdin: spec.stdin ?? false,
+      stdinOnce: spec.stdin_once ?? false,
+      socket: this.#context.home.socketPath(ref.id),
+    };
+    try {
+      container.beginInstance({ attempt: ref.attempt, id: ref.id, folder, user, backoff });
+    } catch (thrown) {
+      await this.giveUp(sandbox, ref, "the machine's state cannot be written");
+      throw thrown;
+    }
+    folders.forgetOld(name, container.own);
+    return { instance: this.#instances.add(spec, ref), command };
+  }
+
+  async #startShim(instance: ContainerInstance, command: ShimCommand): Promise<void> {
+    try {
+      await this.#context.shims.start(instance.ref.dir, command);
+    } catch (thrown) {
+      await instance.conclude({
+        exitCode: START_ERROR_EXIT,
+        startError: toError(thrown).message,
+        finishedAt: this.#context.clock.now(),
+      });
+      return;
+    }
+    instance.watch();
+  }
+
+  /** From the shim's start to the end of post_start. */
+  async #finish(instance: ContainerInstance): Promise<void> {
+    try {
+      const started = await instance.started;
+      if (!started || !instance.isCurrent) return;
+      if ((await this.#postStart(instance)) && instance.isRunning) instance.showRunning();
+    } finally {
+      this.#starting.delete(instance.spec.name);
+      this.#context.replan();
+    }
+  }
+
+  /** False when the hook has failed: then the instance is stopped, and that shown. */
+  async #postStart(instance: ContainerInstance): Promise<boolean> {
+    const { state, logger } = this.#context;
+    const container = state.container(instance.spec.name);
+    const hook = instance.spec.hooks?.post_start;
+    if (hook === undefined || container.own.postStartDone) return true;
+    try {
+      await instance.hook(hook);
+      return true;
+    } catch (thrown) {
+      if (instance.ended.aborted) return false;
+      container.notice("Warning", "FailedPostStartHook", "PostStartHook failed");
+      logger.info({ container: container.name, err: thrown }, "post_start hook failed");
+      instance.stopWithGrace("FailedPostStartHook");
+      await instance.over;
+      container.showFailedStart("PostStartHookError", toError(thrown).message);
+      return false;
+    }
+  }
+
+  // --- why it does not start ---
+
+  /** There is no instance: the image or the configuration does not allow one yet. */
+  #failed(spec: ContainerSpec, container: ContainerStatus, error: Error): void {
+    const { state, clock } = this.#context;
+    const reason = error instanceof ContainerError ? error.reason : "CreateContainerError";
+    const isPull = PULL_ERRORS.includes(reason);
+    const { initialMs, maxMs } = state.backoff;
+    const ms = isPull ? Math.min((container.own.retry?.ms ?? 0) * 2 || initialMs, maxMs) : CONFIG_RETRY_MS;
+    container.retryAt(clock.now() + ms, ms);
+    container.wait(reason, error.message);
+    container.notice("Warning", "Failed", `Error: ${isPull ? reason : error.message}`);
+    state.commit();
+    if (isPull)
+      clock.after(Math.min(PULL_BACKOFF_SHOWN_MS, ms / 2), () =>
+        this.#showPullBackOff(spec.image, container, reason, error.message),
+      );
+  }
+
+  #showPullBackOff(image: string, container: ContainerStatus, reason: string, message: string): void {
+    const { state, work } = this.#context;
+    const { shown } = container;
+    if (work.isClosing || isOver(state.record.machine) || shown.state !== "waiting" || shown.reason !== reason) return;
+    container.wait("ImagePullBackOff", `Back-off pulling image "${image}": ${reason}: ${message}`);
+    container.notice("Normal", "BackOff", `Back-off pulling image "${image}"`);
+    container.notice("Warning", "Failed", "Error: ImagePullBackOff");
+    state.commit();
+  }
+
+  // --- what it is made of ---
+
+  async #obtainImages(spec: ContainerSpec, container: ContainerStatus): Promise<Images> {
+    const { engine, state, clock, tenant, work } = this.#context;
+    const { images } = engine;
+    if (images === undefined) return { image: undefined, imageVolumes: {} };
+    const auth = state.spec.registry_auth ?? [];
+    using wanted = linkAbort(work.closing, this.#wanted.signal);
+    const surroundings = {
+      clock,
+      tenant,
+      signal: wanted.signal,
+      notify: (type: "Normal" | "Warning", reason: string, message: string) => {
+        container.notice(type, reason, message);
+        state.commit();
+      },
+    };
+    const image = await obtainImage(images, spec, auth, surroundings);
+    container.keepImage(image);
+    // At once: the pull of the next one may take long, and may need room.
+    this.#context.onImagesChanged();
+    const mounted = new Set((spec.mounts ?? []).map((mount) => mount.volume));
+    const imageVolumes: Record<string, PreparedImage> = {};
+    for (const volume of state.spec.volumes ?? []) {
+      if (volume.type !== "image" || !mounted.has(volume.name)) continue;
+      const obtained = await obtainImage(images, volume, auth, surroundings);
+      imageVolumes[volume.name] = obtained;
+      container.keepImageVolume(volume.name, obtained);
+      this.#context.onImagesChanged();
+    }
+    return { image, imageVolumes };
+  }
+
+  #withAddresses(spec: ContainerSpec, sandbox: Sandbox): ContainerSpec {
+    const tokens = this.#context.state.spec.address_tokens;
+    if (tokens === undefined) return spec;
+    const fill = (text: string) =>
+      text
+        .replaceAll(tokens.pod_ips, sandbox.addresses.join(","))
+        .replaceAll(tokens.pod_ip, sandbox.addresses[0] ?? "");
+    return {
+      ...spec,
+      ...(spec.env === undefined ? {} : { env: spec.env.map(({ name, value }) => ({ name, value: fill(value) })) }),
+      ...(spec.command === undefined ? {} : { command: spec.command.map(fill) }),
+      ...(spec.args === undefined ? {} : { args: spec.args.map(fill) }),
+    };
+  }
+}

@@ -1,0 +1,243 @@
+/**
+ * Keeps the sandbox of one machine: makes it, finds a former backend's again, notices when it is lost or its containers use
+ * more of the disk than they may, and removes it for sure.
+ */
+import { isProviderError, pause, ProviderError, toError, type Volume } from "../../../src/provider/kit/index.ts";
+import type { ContainerRef, Sandbox, SandboxLoss } from "../engine.ts";
+import { logBytes } from "../shim/log-reader.ts";
+import type { MachineContext } from "./machine-context.ts";
+import type { FilesVolume } from "./machine-state.ts";
+import { charged, exceededLimit, hasStorageLimits, type StorageUse } from "./storage-limits.ts";
+
+const RETRY_MS = { first: 1_000, max: 30_000 };
+/** kubelet's eviction manager looks this often. */
+const STORAGE_CHECK_MS = 10_000;
+
+export interface SandboxEvents {
+  /** It is gone, and the containers in it. */
+  onLost(loss: SandboxLoss): void;
+  /** The engine says that this machine can never be made. */
+  onInvalid(error: Error): void;
+  /** The machine uses more of the disk than it may, as `message` says. */
+  onOverLimit(message: string): void;
+}
+
+export class SandboxKeeper {
+  readonly #context: MachineContext;
+  readonly #events: SandboxEvents;
+  /** The containers that run. */
+  readonly #running: () => ContainerRef[];
+  #sandbox: Sandbox | undefined;
+  #opening: AbortController | undefined;
+  /** On the monotonic clock, in milliseconds. */
+  #retry = { at: 0, ms: 0 };
+  #cancelStorage: (() => void) | undefined;
+
+  constructor(context: MachineContext, running: () => ContainerRef[], events: SandboxEvents) {
+    this.#context = context;
+    this.#running = running;
+    this.#events = events;
+  }
+
+  /** Undefined while there is none: not made yet, lost, or destroyed. */
+  get sandbox(): Sandbox | undefined {
+    return this.#sandbox;
+  }
+
+  get isOpening(): boolean {
+    return this.#opening !== undefined;
+  }
+
+  /** How long the next try to open it has to wait, in milliseconds; not above 0 when it need not. */
+  get retryInMs(): number {
+    return this.#retry.at - this.#context.clock.monotonic();
+  }
+
+  // --- open ---
+
+  /** Makes the sandbox. A failure is shown, and tried again by a later plan. Never rejects for what an engine does. */
+  async open(): Promise<void> {
+    const { starts, tenant, state, work } = this.#context;
+    const opening = new AbortController();
+    this.#opening = opening;
+    try {
+      const open = async () => {
+        opening.signal.throwIfAborted();
+        state.beginOpening();
+        await work.inEngine(this.#open(opening.signal));
+      };
+      await starts.run(tenant, open, opening.signal);
+      this.#retry = { at: 0, ms: 0 };
+    } catch (thrown) {
+      await this.#openFailed(toError(thrown));
+    } finally {
+      this.#opening = undefined;
+      this.#context.replan();
+    }
+  }
+
+  async #open(signal: AbortSignal): Promise<void> {
+    const { engine, home, state, work } = this.#context;
+    const sandbox = await engine.open(home, signal);
+    try {
+      // A patch may replace files meanwhile, and leaves it to this to put them in place.
+      const applied = new Set<Volume>();
+      for (;;) {
+        const volume = state.filesVolumes.find((each) => !applied.has(each));
+        if (volume === undefined) break;
+        applied.add(volume);
+        await this.applyFiles(sandbox, volume);
+      }
+      // What was opened for a backend that is ending is for the next one to clear away.
+      work.closing.throwIfAborted();
+    } catch (thrown) {
+      await sandbox.close().catch(() => {});
+      throw thrown;
+    }
+    state.showOpen(sandbox.addresses);
+    this.#adopt(sandbox);
+  }
+
+  async #openFailed(error: Error): Promise<void> {
+    const { state, logger, clock } = this.#context;
+    if (!(await this.destroy({ keepVolumes: true })) || state.record.ending !== undefined) return;
+    logger.warn({ err: error }, "cannot make the machine's sandbox");
+    const message = `Failed to create pod sandbox: ${error.message}`;
+    state.notice("Warning", "FailedCreatePodSandBox", message);
+    if (isProviderError(error, "invalid") || isProviderError(error, "unsupported"))
+      return this.#events.onInvalid(error);
+    const ms = Math.min(this.#retry.ms * 2 || RETRY_MS.first, RETRY_MS.max);
+    this.#retry = { at: clock.monotonic() + ms, ms };
+    state.showMessage(message);
+  }
+
+  /** The sandbox is not wanted any more: what is being opened is given up. */
+  abandon(reason: unknown): void {
+    this.#opening?.abort(reason);
+  }
+
+  /** Puts a volume's files in place. @throws ProviderError unsupported, or what the engine throws */
+  async applyFiles(sandbox: Sandbox, volume: FilesVolume): Promise<void> {
+    const { engine, state } = this.#context;
+    if (sandbox.applyFiles === undefined)
+      throw new ProviderError("unsupported", `engine ${engine.name} has no file volumes`, { field: "volumes" });
+    await sandbox.applyFiles(volume);
+    state.showFiles(volume);
+  }
+
+  // --- after a restart of the backend ---
+
+  /**
+   * Finds the sandbox of a former backend again, or shows that it is lost. False when this backend ends meanwhile.
+   * @throws what the engine throws: called again, it tries again
+   */
+  async recover(): Promise<boolean> {
+    const { engine, home, state, work } = this.#context;
+    if (this.#sandbox !== undefined || state.record.sandbox === "none") return true;
+    if (state.record.sandbox === "opening") {
+      // The former backend ended while it made the sandbox: that begins again.
+      if (!work.isClosing) await work.inEngine(this.#destroy({ keepVolumes: true }));
+      return !work.isClosing;
+    }
+    const sandbox = await work.inEngine(engine.recover(home));
+    if (work.isClosing) {
+      await sandbox?.close();
+      return false;
+    }
+    if (sandbox !== undefined) this.#adopt(sandbox);
+    else this.#lose({ reason: "SandboxLost", message: "the machine's sandbox was gone when the backend started" });
+    return true;
+  }
+
+  #adopt(sandbox: Sandbox): void {
+    this.#sandbox = sandbox;
+    this.#watchStorage();
+    void sandbox.lost.then((loss) => {
+      if (this.#sandbox === sandbox && !this.#context.work.isClosing) this.#lose(loss);
+    });
+  }
+
+  #lose(loss: SandboxLoss): void {
+    const sandbox = this.#sandbox;
+    this.#sandbox = undefined;
+    void sandbox?.close().catch(() => {});
+    this.#context.logger.warn(loss, "the machine's sandbox is lost");
+    this.#events.onLost(loss);
+  }
+
+  // --- end ---
+
+  /** Removes all that the engine has of the machine. Repeats until it confirms; false when the backend ends before that. */
+  async destroy(options: { keepVolumes: boolean }): Promise<boolean> {
+    const { work, clock, logger } = this.#context;
+    while (!work.isClosing) {
+      try {
+        await work.inEngine(this.#destroy(options));
+        return true;
+      } catch (thrown) {
+        logger.warn({ err: thrown }, "cannot remove the machine's sandbox yet");
+        await pause(clock, RETRY_MS.first, work.closing);
+      }
+    }
+    return false;
+  }
+
+  async #destroy(options: { keepVolumes: boolean }): Promise<void> {
+    const { engine, home, state } = this.#context;
+    const sandbox = this.#sandbox;
+    this.#sandbox = undefined;
+    await sandbox?.close().catch(() => {});
+    await engine.destroy(home, options);
+    state.sandboxDestroyed();
+  }
+
+  /** The backend ends: the sandbox lives on. Then, when nobody calls the engine any more, `close`. */
+  release(reason: unknown): void {
+    this.abandon(reason);
+    this.#cancelStorage?.();
+  }
+
+  async close(): Promise<void> {
+    await this.#sandbox?.close();
+  }
+
+  // --- local storage limits (kubelet.md §3.8) ---
+
+  /** Measures now and then, while there is a limit and an engine that can. */
+  #watchStorage(): void {
+    const { engine, state, clock, work } = this.#context;
+    if (!hasStorageLimits(state.spec, engine.capabilities)) return;
+    this.#cancelStorage?.();
+    this.#cancelStorage = clock.after(STORAGE_CHECK_MS, () => work.background(this.#checkStorage()));
+  }
+
+  async #checkStorage(): Promise<void> {
+    const { state, work } = this.#context;
+    const sandbox = this.#sandbox;
+    if (sandbox === undefined || work.isClosing || state.record.ending !== undefined) return;
+    const message = exceededLimit(state.spec, await this.#storageUse(sandbox));
+    if (message === undefined || state.record.ending !== undefined) this.#watchStorage();
+    else this.#events.onOverLimit(message);
+  }
+
+  async #storageUse(sandbox: Sandbox): Promise<StorageUse> {
+    const running = this.#running();
+    const { volumes = [], containers } = await sandbox.stats(running).catch(() => ({ volumes: [], containers: [] }));
+    const inodes = await sandbox.inodes?.(running).catch(() => undefined);
+    const layers = new Map(
+      containers.map(({ name, fs_used_bytes = 0 }) => [
+        name,
+        charged(fs_used_bytes, inodes?.containers.get(name) ?? 0),
+      ]),
+    );
+    const used = running.map(
+      async ({ name, dir }) => [name, (layers.get(name) ?? 0) + (await logBytes(dir).catch(() => 0))] as const,
+    );
+    return {
+      volumes: new Map(
+        volumes.map(({ name, used_bytes }) => [name, charged(used_bytes, inodes?.volumes.get(name) ?? 0)]),
+      ),
+      containers: new Map(await Promise.all(used)),
+    };
+  }
+}
