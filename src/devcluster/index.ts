@@ -1,7 +1,7 @@
 /**
  * devcluster: a small in-memory Kubernetes API server, for `vmlet dev` and the fast tests. It keeps the kinds that a node
- * agent and its pods meet, answers as kube-apiserver 1.36 does (test/e2e/fidelity holds it to that), and binds pods to
- * nodes. It runs no other controllers: no Deployments, no garbage collection, no node lifecycle. Nothing outlives it.
+ * agent, its pods and their controllers meet, answers as kube-apiserver 1.36 does (test/e2e/fidelity holds it to that), binds
+ * pods to nodes, and runs the controllers of workloads. Nothing outlives it.
  *
  * It has no kind, verb or column that neither a test nor `vmlet dev` needs, and is no part of the agent: only `cli/dev.ts`
  * and tests import it.
@@ -18,6 +18,7 @@ import { systemRandom, type Random } from "../util/random.ts";
 import { createCertificate, generateKeyPair, privateKeyPem } from "../util/x509.ts";
 import { Auth, type Allow } from "./auth/auth.ts";
 import { Binder } from "./controllers/binder.ts";
+import { ControllerManager } from "./controllers/index.ts";
 import { createSystemObjects, NamespaceLifecycle } from "./controllers/namespaces.ts";
 import type { Json } from "./objects/object.ts";
 import { ObjectApi } from "./kinds/object-api.ts";
@@ -52,6 +53,8 @@ export interface DevClusterOptions {
   kubeletCredential?: KubeletTarget["credential"];
   /** Bind pods to nodes; default true. */
   binder?: boolean;
+  /** Run the controllers of workloads, Services and nodes, and collect garbage; default true. */
+  controllers?: boolean;
   /** How many changes watches can resume across; older ones get 410. Default 20,000. */
   logSize?: number;
   /** How often idle watches get a bookmark; default a minute, as kube-apiserver's. */
@@ -119,6 +122,8 @@ export async function startDevCluster(options: DevClusterOptions): Promise<DevCl
   createSystemObjects(objects, { port, caBundle: certificate?.cert ?? "" });
   const binder = new Binder({ objects, clock, logger });
   if (options.binder !== false) binder.start();
+  const controllers = new ControllerManager({ objects, clock, logger });
+  if (options.controllers !== false) controllers.start();
 
   const kubeconfig = makeKubeconfig({ url, token, caBundle: certificate?.cert });
   return {
@@ -131,6 +136,7 @@ export async function startDevCluster(options: DevClusterOptions): Promise<DevCl
     objects,
     bindNow: () => binder.runOnce(),
     async close() {
+      controllers.stop();
       binder.stop();
       namespaces.stop();
       api.closeWatches();

@@ -1,6 +1,7 @@
 /** devcluster's objects without HTTP: an API server in this process, whose time a test moves and whose answers it can lose. */
 import { NamespaceLifecycle } from "../../src/devcluster/controllers/namespaces.ts";
-import { findKind, storageName, type Kind } from "../../src/devcluster/kinds/kinds.ts";
+import { storageName, type Kind } from "../../src/devcluster/kinds/kind.ts";
+import { findKind } from "../../src/devcluster/kinds/kinds.ts";
 import { ObjectApi, type PatchType, type WriteContext } from "../../src/devcluster/kinds/object-api.ts";
 import { ApiStatusError } from "../../src/devcluster/objects/errors.ts";
 import type { Json, StoredObject } from "../../src/devcluster/objects/object.ts";

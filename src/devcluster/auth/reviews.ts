@@ -1,7 +1,8 @@
 /** The kinds that are questions, not objects: they are created, answered and never stored. */
 import { rfc3339 } from "../../util/clock.ts";
 import { attributesOfReview, type Auth } from "./auth.ts";
-import { apiVersionOf, kinds } from "../kinds/kinds.ts";
+import { apiVersionOf } from "../kinds/kind.ts";
+import { kinds } from "../kinds/kinds.ts";
 import type { Json, StoredObject } from "../objects/object.ts";
 import type { User } from "../kinds/object-api.ts";
 import { badRequest, invalid, invalidValue, notFound, conflict } from "../objects/errors.ts";

@@ -3,7 +3,8 @@
  * account and the CA's ConfigMap when it appears; its emptying when it is deleted. Level-triggered: any change in a
  * namespace that is being deleted makes it look again.
  */
-import { apiVersionOf, kinds, objectKey, storageName, type Kind } from "../kinds/kinds.ts";
+import { apiVersionOf, objectKey, storageName, type Kind } from "../kinds/kind.ts";
+import { kinds } from "../kinds/kinds.ts";
 import type { ObjectApi, WriteContext } from "../kinds/object-api.ts";
 import type { Change } from "../objects/storage.ts";
 

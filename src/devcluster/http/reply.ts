@@ -1,6 +1,6 @@
 /** Answers: objects, lists and Statuses in the form that the client asked for. */
 import { gzipSync } from "node:zlib";
-import { apiVersionOf, type Kind } from "../kinds/kinds.ts";
+import { apiVersionOf, type Kind } from "../kinds/kind.ts";
 import type { ListResult } from "../kinds/listing.ts";
 import { partialMetadata, renderTable, type IncludeObject } from "../kubectl/table.ts";
 import { badRequest, notAcceptable, type StatusBody } from "../objects/errors.ts";

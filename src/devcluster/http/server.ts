@@ -7,9 +7,11 @@ import type { Clock } from "../../util/clock.ts";
 import type { Random } from "../../util/random.ts";
 import type { Attributes, Auth } from "../auth/auth.ts";
 import { answerReview, requestToken, reviewKinds } from "../auth/reviews.ts";
-import { findKind, type Kind } from "../kinds/kinds.ts";
+import type { Kind } from "../kinds/kind.ts";
+import { findKind } from "../kinds/kinds.ts";
 import type { ListResult } from "../kinds/listing.ts";
 import type { ObjectApi, User, WriteContext } from "../kinds/object-api.ts";
+import { scaleOf, writeScale } from "../kinds/scale.ts";
 import { Usage, USAGE_GROUP, USAGE_VERSION, usageKinds } from "../kubectl/usage.ts";
 import {
   ApiStatusError,
@@ -175,6 +177,10 @@ export class ApiServer {
   async #serveKind(kind: Kind, request: ApiRequest): Promise<void> {
     const { route, verb } = request;
     const subresource = route.tail[0];
+    if (subresource === "scale" && kind.scale && route.tail.length === 1) {
+      await this.#serveScale(kind, request);
+      return;
+    }
     if (subresource !== undefined && kind.subresources[subresource] === undefined) {
       await this.#serveAction(kind, request);
       return;
@@ -245,6 +251,7 @@ export class ApiServer {
           return;
         }
         const { uid } = object.metadata;
+        sendWarnings(request, context);
         const details = { name, ...(kind.group && { group: kind.group }), kind: kind.resource, uid };
         sendStatus(request, { ...success(), details });
         return;
@@ -252,6 +259,20 @@ export class ApiServer {
       default:
         throw methodNotAllowed();
     }
+  }
+
+  async #serveScale(kind: Kind, request: ApiRequest): Promise<void> {
+    const { objects } = this.#options;
+    const { route, verb, message } = request;
+    const at = { namespace: route.namespace!, name: route.name! };
+    if (verb === "get") {
+      send(request, 200, scaleOf(kind, objects.get(kind, at.namespace, at.name)));
+      return;
+    }
+    if (verb !== "update" && verb !== "patch") throw methodNotAllowed();
+    const context = writeContext(request.user, request.query);
+    const type = verb === "patch" ? patchTypeOf(message) : undefined;
+    send(request, 200, writeScale(objects, kind, at, await readBody(message, verb === "patch"), type, context));
   }
 
   /** Subresources that do something instead of writing the object. */
@@ -286,16 +307,19 @@ export class ApiServer {
   }
 
   #sendObject(kind: Kind, request: ApiRequest, status: number, object: StoredObject, context?: WriteContext): void {
-    if (context !== undefined && context.warnings.length > 0) {
-      request.response.setHeader(
-        "warning",
-        context.warnings.map((warning) => `299 - ${JSON.stringify(warning)}`),
-      );
-    }
+    if (context) sendWarnings(request, context);
     send(request, status, renderObject(kind, object, renderingOf(request), this.#options.clock.now()));
   }
 
   #sendList(kind: Kind, request: ApiRequest, list: ListResult): void {
     send(request, 200, renderList(kind, list, renderingOf(request), this.#options.clock.now()));
   }
+}
+
+function sendWarnings({ response }: ApiRequest, { warnings }: WriteContext): void {
+  if (warnings.length > 0)
+    response.setHeader(
+      "warning",
+      warnings.map((warning) => `299 - ${JSON.stringify(warning)}`),
+    );
 }

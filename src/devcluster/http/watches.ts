@@ -2,7 +2,7 @@
 import { minutesToMilliseconds } from "date-fns/minutesToMilliseconds";
 import type { Clock } from "../../util/clock.ts";
 import type { Random } from "../../util/random.ts";
-import { apiVersionOf, storageName, type Kind } from "../kinds/kinds.ts";
+import { apiVersionOf, storageName, type Kind } from "../kinds/kind.ts";
 import type { ListOptions } from "../kinds/listing.ts";
 import type { ObjectApi } from "../kinds/object-api.ts";
 import { ApiStatusError, badRequest, forbiddenField, invalid } from "../objects/errors.ts";

@@ -1,6 +1,6 @@
 /**
  * The kinds that this server stores, and what is particular to each: defaults, admission, validation, update rules of the
- * object and its subresources. Everything else about an object is the same for all kinds and lives in `rest.ts`.
+ * object and its subresources. Everything else about an object is the same for all kinds and lives in `object-api.ts`.
  */
 import { jsonEqual, type Json, type StoredObject } from "../objects/object.ts";
 import {
@@ -16,118 +16,12 @@ import {
   validatePodUpdate,
   validateResize,
 } from "./pod-rules.ts";
-import {
-  forbiddenField,
-  invalidValue,
-  notSupported,
-  required,
-  type FieldCause,
-  type Subject,
-} from "../objects/errors.ts";
-import type { NameRule } from "../objects/validation.ts";
-
-/** What admission may look up while an object is created. */
-export interface AdmissionContext {
-  namespace: string;
-  find(resource: string, namespace: string | undefined, name: string): StoredObject | undefined;
-  list(resource: string): StoredObject[];
-  randomSuffix(): string;
-  /** Who asks. */
-  user: { username: string; groups: string[]; uid?: string };
-}
-
-/** How an update through one endpoint treats the object: `prepare` changes `next`, which it owns. */
-export interface UpdateRule {
-  prepare(next: StoredObject, old: StoredObject): void;
-  validate?(next: StoredObject, old: StoredObject): FieldCause[];
-}
-
-export interface Kind extends Subject {
-  version: string;
-  singular: string;
-  /** client-node's class with the fields of this kind. */
-  model: string;
-  namespaced: boolean;
-  shortNames: readonly string[];
-  categories: readonly string[];
-  verbs: readonly string[];
-  nameRule: NameRule;
-  /** PUT to a name that does not exist creates it. */
-  createOnUpdate: boolean;
-  /** PUT without resourceVersion overwrites. */
-  unconditionalUpdate: boolean;
-  /** DELETE answers with the object instead of a Status. */
-  returnsDeleted: boolean;
-  /** Fields that a field selector may name, beside metadata.name and metadata.namespace. */
-  fields: Readonly<Record<string, (object: StoredObject) => string>>;
-  /** Objects that DELETE ends gracefully: the grace in seconds that applies, given what the client asked for. */
-  gracePeriod?: (object: StoredObject, requested: number | undefined) => number;
-  setDefaults(object: Json): void;
-  /** @returns why the object is forbidden, or undefined. Runs before validation and may change the object */
-  admit?(object: Json, context: AdmissionContext): string | undefined;
-  prepareCreate(object: StoredObject, context: AdmissionContext): void;
-  validate(object: StoredObject): FieldCause[];
-  update: UpdateRule;
-  /** Subresources that read and write the object itself, such as `status`. */
-  subresources: Readonly<Record<string, UpdateRule>>;
-}
-
-/** `group/resource`: the name of a kind in storage. */
-export const storageName = (kind: Pick<Kind, "group" | "resource">): string => `${kind.group}/${kind.resource}`;
-export const apiVersionOf = (kind: Pick<Kind, "group" | "version">): string =>
-  kind.group === "" ? kind.version : `${kind.group}/${kind.version}`;
-export const objectKey = (namespace: string | undefined, name: string): string =>
-  namespace === undefined ? name : `${namespace}/${name}`;
-
-const allVerbs = ["create", "delete", "deletecollection", "get", "list", "patch", "update", "watch"] as const;
-
-const keepStatus = (next: StoredObject, old: StoredObject): void => {
-  if (old.status === undefined) delete next.status;
-  else next.status = old.status;
-};
-
-/** `/status`: the spec stays as it is. */
-const statusOnly: UpdateRule = {
-  prepare(next, old) {
-    if (old.spec === undefined) delete next.spec;
-    else next.spec = old.spec;
-  },
-};
-
-type Particulars = Pick<Kind, "kind" | "resource"> & Partial<Kind>;
-
-function defineKind(p: Particulars): Kind {
-  const hasStatus = p.subresources?.["status"] !== undefined;
-  return {
-    group: "",
-    version: "v1",
-    singular: p.kind.toLowerCase(),
-    model: `V1${p.kind}`,
-    namespaced: true,
-    shortNames: [],
-    categories: [],
-    verbs: allVerbs,
-    nameRule: "subdomain",
-    createOnUpdate: false,
-    unconditionalUpdate: true,
-    returnsDeleted: false,
-    fields: {},
-    setDefaults: () => {},
-    prepareCreate(object) {
-      if (hasStatus) delete object.status;
-    },
-    validate: () => [],
-    update: { prepare: (next, old) => hasStatus && keepStatus(next, old) },
-    subresources: {},
-    ...p,
-  };
-}
-
-const text = (value: Json): string => String(value ?? "");
-
-const bumpGeneration = (next: StoredObject, old: StoredObject): void => {
-  if (!jsonEqual(next.spec, old.spec)) next.metadata.generation = (old.metadata.generation ?? 0) + 1;
-};
+import { forbiddenField, invalidValue, notSupported, required, type FieldCause } from "../objects/errors.ts";
+import { jobKinds } from "./jobs.ts";
+import { policyKinds } from "./policies.ts";
+import { endpoints, services } from "./services.ts";
+import { workloadKinds } from "./workloads.ts";
+import { allVerbs, apiVersionOf, bumpGeneration, defineKind, keepStatus, statusOnly, text, type Kind } from "./kind.ts";
 
 const pods = defineKind({
   kind: "Pod",
@@ -415,79 +309,6 @@ function immutableData(next: StoredObject, old: StoredObject): FieldCause[] {
   return causes;
 }
 
-/** The addresses that `spec.clusterIP` is taken from: kubeadm's default range. */
-export const SERVICE_NETWORK = "10.96";
-
-function admitService(service: Json, context: AdmissionContext): undefined {
-  const spec = service.spec;
-  if (spec.type === "ExternalName") return;
-  spec.ipFamilies ??= ["IPv4"];
-  spec.ipFamilyPolicy ??= "SingleStack";
-  if (!spec.clusterIP) {
-    const taken = new Set(context.list("/services").map((s) => s.spec?.clusterIP as string));
-    for (let host = 10; host < 65_000 && !spec.clusterIP; host++) {
-      const candidate = `${SERVICE_NETWORK}.${host >> 8}.${host & 255}`;
-      if (!taken.has(candidate)) spec.clusterIP = candidate;
-    }
-  }
-  spec.clusterIPs = [spec.clusterIP];
-  if (spec.type === "NodePort" || spec.type === "LoadBalancer") {
-    const taken = new Set(
-      context.list("/services").flatMap((s) => (s.spec?.ports ?? []).map((p: Json) => p.nodePort as number)),
-    );
-    for (const port of spec.ports ?? []) {
-      for (let candidate = 30_000; !port.nodePort && candidate <= 32_767; candidate++)
-        if (!taken.has(candidate)) port.nodePort = candidate;
-      taken.add(port.nodePort);
-    }
-  }
-}
-
-const services = defineKind({
-  kind: "Service",
-  resource: "services",
-  shortNames: ["svc"],
-  categories: ["all"],
-  nameRule: "label",
-  createOnUpdate: true,
-  returnsDeleted: true,
-  fields: { "spec.clusterIP": (o) => text(o.spec?.clusterIP), "spec.type": (o) => text(o.spec?.type) },
-  setDefaults(service) {
-    const spec = (service.spec ??= {});
-    spec.sessionAffinity ||= "None";
-    spec.type ||= "ClusterIP";
-    for (const port of spec.ports ?? []) {
-      port.protocol ||= "TCP";
-      port.targetPort ||= port.port;
-    }
-    if (spec.type === "NodePort" || spec.type === "LoadBalancer") spec.externalTrafficPolicy ??= "Cluster";
-    if (spec.type !== "ExternalName") spec.internalTrafficPolicy ??= "Cluster";
-    service.status ??= { loadBalancer: {} };
-  },
-  admit: admitService,
-  prepareCreate(service) {
-    service.status = { loadBalancer: {} };
-  },
-  validate(service) {
-    const { ports = [], clusterIP, type } = service.spec;
-    if (ports.length === 0) return clusterIP === "None" || type === "ExternalName" ? [] : [required("spec.ports")];
-    const unnamed = ports.length > 1 ? [...ports.keys()].filter((i) => !ports[i].name) : [];
-    return unnamed.map((i) => required(`spec.ports[${i}].name`));
-  },
-  update: {
-    prepare(next, old) {
-      keepStatus(next, old);
-      for (const field of ["clusterIP", "clusterIPs", "ipFamilies", "ipFamilyPolicy"])
-        next.spec[field] ??= old.spec[field];
-    },
-    validate: (next, old) =>
-      old.spec.clusterIP && next.spec.clusterIP !== old.spec.clusterIP && next.spec.type !== "ExternalName"
-        ? [invalidValue("spec.clusterIPs[0]", next.spec.clusterIP, "may not change once set")]
-        : [],
-  },
-  subresources: { status: statusOnly },
-});
-
 const leases = defineKind({
   group: "coordination.k8s.io",
   kind: "Lease",
@@ -579,17 +400,6 @@ const serviceAccounts = defineKind({
   returnsDeleted: true,
 });
 
-const endpoints = defineKind({
-  kind: "Endpoints",
-  resource: "endpoints",
-  singular: "endpoints",
-  shortNames: ["ep"],
-  createOnUpdate: true,
-  setDefaults(endpoints) {
-    for (const subset of endpoints.subsets ?? []) for (const port of subset.ports ?? []) port.protocol ??= "TCP";
-  },
-});
-
 const csiNodes = defineKind({
   group: "storage.k8s.io",
   kind: "CSINode",
@@ -674,9 +484,14 @@ export const kinds: readonly Kind[] = [
   secrets,
   serviceAccounts,
   services,
+  ...workloadKinds,
+  ...policyKinds.filter(({ group }) => group === "autoscaling"),
+  ...jobKinds,
   certificateSigningRequests,
   leases,
+  ...policyKinds.filter(({ group }) => group === "discovery.k8s.io"),
   runtimeClasses,
+  ...policyKinds.filter(({ group }) => group === "policy"),
   priorityClasses,
   csiNodes,
 ];
@@ -685,3 +500,16 @@ const byName = new Map(kinds.map((kind) => [`${kind.group}/${kind.version}/${kin
 
 export const findKind = (group: string, version: string, resource: string): Kind | undefined =>
   byName.get(`${group}/${version}/${resource}`);
+
+const byApiVersion = new Map(kinds.map((kind) => [`${apiVersionOf(kind)}/${kind.kind}`, kind]));
+
+/** The kind that an object or a reference names. */
+export const kindOf = (reference: { apiVersion: string; kind: string }): Kind | undefined =>
+  byApiVersion.get(`${reference.apiVersion}/${reference.kind}`);
+
+/** A kind that this server has for certain. @throws Error when it has not */
+export function mustFindKind(group: string, version: string, resource: string): Kind {
+  const kind = findKind(group, version, resource);
+  if (!kind) throw new Error(`devcluster has no ${group}/${version} ${resource}`);
+  return kind;
+}

@@ -3,7 +3,7 @@ import { labelPredicate, parseFieldSelector } from "../objects/selectors.ts";
 import { badRequest, expired, forbiddenField, invalid, notSupported, type FieldCause } from "../objects/errors.ts";
 import type { Filter, StoredObject } from "../objects/object.ts";
 import type { Storage } from "../objects/storage.ts";
-import { apiVersionOf, objectKey, storageName, type Kind } from "./kinds.ts";
+import { apiVersionOf, objectKey, storageName, type Kind } from "./kind.ts";
 
 export interface ListOptions {
   labelSelector?: string;

@@ -5,15 +5,8 @@
 import { randomUUID } from "node:crypto";
 import type { Random } from "../../util/random.ts";
 import { rfc3339, type Clock } from "../../util/clock.ts";
-import {
-  apiVersionOf,
-  findKind,
-  objectKey,
-  storageName,
-  type AdmissionContext,
-  type Kind,
-  type UpdateRule,
-} from "./kinds.ts";
+import { apiVersionOf, objectKey, storageName, type AdmissionContext, type Kind, type UpdateRule } from "./kind.ts";
+import { findKind } from "./kinds.ts";
 import {
   isRecord,
   jsonEqual,
@@ -40,7 +33,7 @@ import {
   type FieldCause,
 } from "../objects/errors.ts";
 import type { Storage } from "../objects/storage.ts";
-import { markForFinalizers, markGraceful } from "./deletion.ts";
+import { markForFinalizers, markGraceful, propagationOf, withPropagation } from "./deletion.ts";
 import { filterOf, listObjects, type ListOptions, type ListResult } from "./listing.ts";
 import { validateLabelsAndAnnotations, validateMeta } from "../objects/validation.ts";
 
@@ -64,6 +57,7 @@ export interface DeleteOptions {
   preconditions?: { uid?: string; resourceVersion?: string };
   dryRun?: string[];
   propagationPolicy?: string;
+  orphanDependents?: boolean;
 }
 
 /** One object, or a part of it, that a write is for. */
@@ -304,9 +298,11 @@ export class ObjectApi {
     const asked =
       options.gracePeriodSeconds !== undefined && options.gracePeriodSeconds < 0 ? 1 : options.gracePeriodSeconds;
     if (kind.resource === "namespaces" && kind.group === "") return this.#deleteNamespace(kind, old, context);
-    const marked = kind.gracePeriod
-      ? markGraceful(kind, old, asked, this.#clock.now())
-      : markForFinalizers(old, this.#clock.now());
+    const target = withPropagation(old, propagationOf(kind, old, options, context));
+    let marked = kind.gracePeriod
+      ? markGraceful(kind, target, asked, this.#clock.now())
+      : markForFinalizers(target, this.#clock.now());
+    if (marked === "pending" && target !== old) marked = target;
     if (marked === "pending" || context.dryRun)
       return { object: marked === "pending" || marked === "now" ? old : marked, gone: false };
     const key = objectKey(namespace, name);

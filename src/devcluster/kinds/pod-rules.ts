@@ -32,20 +32,25 @@ export function imageTag(image: string): string {
 /** Fills the defaults into `pod`, which the caller owns. Applied at every write, as the decoder of kube-apiserver does. */
 export function defaultPod(pod: Json): void {
   const spec = (pod.spec ??= {});
+  defaultPodSpec(spec);
+  byDefault(spec, "enableServiceLinks", true);
+  if (pod.status) defaultAddresses(pod.status);
+  for (const container of [...(spec.containers ?? []), ...(spec.initContainers ?? [])]) {
+    const limits = container.resources?.limits;
+    if (limits) container.resources.requests = { ...limits, ...container.resources.requests };
+  }
+}
+
+/** What the template of a controller gets of it (`SetDefaults_PodSpec`): the rest comes when a pod is made of it. */
+export function defaultPodSpec(spec: Json): void {
   byDefault(spec, "dnsPolicy", "ClusterFirst");
   byDefault(spec, "restartPolicy", "Always");
   byDefault(spec, "securityContext", {});
   byDefault(spec, "terminationGracePeriodSeconds", 30);
   byDefault(spec, "schedulerName", "default-scheduler");
-  byDefault(spec, "enableServiceLinks", true);
   if (spec.serviceAccountName) spec.serviceAccount = spec.serviceAccountName;
   else if (spec.serviceAccount) spec.serviceAccountName = spec.serviceAccount;
-  if (pod.status) defaultAddresses(pod.status);
   for (const container of allContainers(spec)) defaultContainer(container, spec.hostNetwork === true);
-  for (const container of [...(spec.containers ?? []), ...(spec.initContainers ?? [])]) {
-    const limits = container.resources?.limits;
-    if (limits) container.resources.requests = { ...limits, ...container.resources.requests };
-  }
   for (const volume of spec.volumes ?? []) defaultVolume(volume);
 }
 

@@ -1,5 +1,6 @@
 /** What this server says about itself: groups, resources, version and OpenAPI documents. */
-import { apiVersionOf, kinds, type Kind } from "../kinds/kinds.ts";
+import { apiVersionOf, type Kind } from "../kinds/kind.ts";
+import { kinds } from "../kinds/kinds.ts";
 import type { Json } from "../objects/object.ts";
 import { reviewKinds } from "../auth/reviews.ts";
 import { fieldsOf, type FieldType } from "../objects/schema.ts";
@@ -68,6 +69,9 @@ function resourcesOf(kind: Kind): ApiResource[] {
       kind: kind.kind,
       verbs: name === "finalize" ? ["update"] : ["get", "patch", "update"],
     })),
+    ...(kind.scale
+      ? [{ name: "scale", group: "autoscaling", version: "v1", kind: "Scale", verbs: ["get", "patch", "update"] }]
+      : []),
     ...(actions[`${kind.group}/${kind.resource}`] ?? []),
   ].map((s): ApiResource => ({
     ...s,

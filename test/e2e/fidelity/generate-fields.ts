@@ -20,9 +20,21 @@ const meta = join(moduleDir("k8s.io/apimachinery"), "pkg/apis/meta/v1");
 const packages = [
   join(api, "core/v1"),
   meta,
-  ...["coordination", "storage", "certificates", "node", "scheduling", "authentication", "authorization", "policy"].map(
-    (group) => join(api, group, "v1"),
-  ),
+  ...[
+    "coordination/v1",
+    "storage/v1",
+    "certificates/v1",
+    "node/v1",
+    "scheduling/v1",
+    "authentication/v1",
+    "authorization/v1",
+    "policy/v1",
+    "apps/v1",
+    "batch/v1",
+    "autoscaling/v2",
+    "autoscaling/v1",
+    "discovery/v1",
+  ].map((path) => join(api, path)),
 ];
 
 interface GoField {
@@ -36,13 +48,16 @@ interface GoField {
 }
 
 const structs = new Map<string, GoField[]>();
+/** client-node's prefix of the names that another package has had before: `DiscoveryV1EndpointPort`. */
+const prefixes: Readonly<Record<string, string>> = { [join(api, "discovery/v1")]: "DiscoveryV1" };
 /** `type PodPhase string`: named scalars, slices and maps. */
 const named = new Map<string, string>();
 
 for (const dir of packages) {
   const source = readFileSync(join(dir, "types.go"), "utf8");
   for (const [, name, body] of source.matchAll(/^type (\w+) struct \{\n([\s\S]*?)^\}/gm)) {
-    if (!structs.has(name!)) structs.set(name!, [...fieldsOf(body!)]);
+    const own = structs.has(name!) ? (prefixes[dir] ?? "") + name! : name!;
+    if (!structs.has(own)) structs.set(own, [...fieldsOf(body!)]);
   }
   for (const [, name, type] of source.matchAll(/^type (\w+) ((?:\[\]|map\[\w+\])?[\w.*]+)$/gm)) named.set(name!, type!);
 }
@@ -115,18 +130,20 @@ function describe(name: string, prefix: string): string[] {
 }
 
 const classes = models as unknown as Record<string, { getAttributeTypeMap?: () => { type: string }[] } | undefined>;
-const goName = (model: string) => model.replace(/^(CoreV1|AuthenticationV1|V1)/, "");
+const goName = (model: string) => model.replace(/^(CoreV1|AuthenticationV1|V[12])/, "");
 
 const roots =
   "V1Pod V1Node V1Namespace V1ConfigMap V1Secret V1Service V1Endpoints V1ServiceAccount CoreV1Event V1PersistentVolumeClaim V1Lease V1CSINode " +
   "V1RuntimeClass V1PriorityClass V1CertificateSigningRequest V1TokenReview AuthenticationV1TokenRequest V1SelfSubjectReview V1SubjectAccessReview " +
-  "V1SelfSubjectAccessReview V1LocalSubjectAccessReview V1SelfSubjectRulesReview V1Eviction V1Binding V1DeleteOptions";
+  "V1SelfSubjectAccessReview V1LocalSubjectAccessReview V1SelfSubjectRulesReview V1Eviction V1Binding V1DeleteOptions " +
+  "V1Deployment V1ReplicaSet V1StatefulSet V1DaemonSet V1ControllerRevision V1Job V1CronJob V2HorizontalPodAutoscaler V1Scale V1EndpointSlice " +
+  "V1PodDisruptionBudget";
 const reachable = new Set(roots.split(" "));
 const lines: string[] = [];
 for (const model of reachable) {
   const attributes = classes[model]?.getAttributeTypeMap?.() ?? [];
   for (const { type } of attributes)
-    for (const [used] of type.matchAll(/\b\w*V1\w+\b/g)) if (classes[used]) reachable.add(used);
+    for (const [used] of type.matchAll(/\b\w*V[12]\w+\b/g)) if (classes[used]) reachable.add(used);
   const described = describe(goName(model), "");
   // A MicroTime is a scalar on the wire; an empty struct has nothing to say.
   if (model === "V1MicroTime") continue;

@@ -1,0 +1,29 @@
+/** All controllers of the cluster but the binder and those of namespaces, which no cluster can do without. */
+import type { Controller, ControllerOptions } from "./controller.ts";
+import { Deployments } from "./deployments.ts";
+import { GarbageCollector } from "./garbage-collector.ts";
+import { Jobs } from "./jobs.ts";
+import { ObjectIndex } from "./object-index.ts";
+import { ReplicaSets } from "./replica-sets.ts";
+
+export class ControllerManager {
+  readonly #index: ObjectIndex;
+  readonly #controllers: readonly Controller[];
+
+  constructor(options: Omit<ControllerOptions, "index">) {
+    this.#index = new ObjectIndex(options.objects.storage);
+    const all = { ...options, index: this.#index };
+    this.#controllers = [new GarbageCollector(all), new ReplicaSets(all), new Deployments(all), new Jobs(all)];
+  }
+
+  start(): void {
+    // First of all: the others ask it.
+    this.#index.start();
+    for (const controller of this.#controllers) controller.start();
+  }
+
+  stop(): void {
+    for (const controller of this.#controllers) controller.stop();
+    this.#index.stop();
+  }
+}
