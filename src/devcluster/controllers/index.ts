@@ -1,10 +1,13 @@
 /** All controllers of the cluster but the binder and those of namespaces, which no cluster can do without. */
 import type { Controller, ControllerOptions } from "./controller.ts";
+import { CronJobs } from "./cron-jobs.ts";
+import { DaemonSets } from "./daemon-sets.ts";
 import { Deployments } from "./deployments.ts";
 import { GarbageCollector } from "./garbage-collector.ts";
 import { Jobs } from "./jobs.ts";
 import { ObjectIndex } from "./object-index.ts";
 import { ReplicaSets } from "./replica-sets.ts";
+import { StatefulSets } from "./stateful-sets.ts";
 
 export class ControllerManager {
   readonly #index: ObjectIndex;
@@ -13,7 +16,15 @@ export class ControllerManager {
   constructor(options: Omit<ControllerOptions, "index">) {
     this.#index = new ObjectIndex(options.objects.storage);
     const all = { ...options, index: this.#index };
-    this.#controllers = [new GarbageCollector(all), new ReplicaSets(all), new Deployments(all), new Jobs(all)];
+    this.#controllers = [
+      new GarbageCollector(all),
+      new ReplicaSets(all),
+      new Deployments(all),
+      new Jobs(all),
+      new CronJobs(all),
+      new StatefulSets(all),
+      new DaemonSets(all),
+    ];
   }
 
   start(): void {
