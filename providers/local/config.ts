@@ -144,8 +144,8 @@ export const backendConfigSchema = z
     const fault = (path: (string | number)[], message: string) => context.addIssue({ code: "custom", path, message });
     if ("socket" in listen && tls !== undefined)
       fault(["tls"], "is for an address and port: a socket cannot be overheard");
-    // Not even on loopback: whoever makes a program of this host send a request, as a probe may, would run commands in
-    // any machine.
+    // Not even on loopback: a caller that makes a program of this host send a request, as a probe may, would run
+    // commands in any machine.
     if ("port" in listen && tokenFile === undefined && clients.length === 0 && tls?.clientCaFile === undefined)
       fault(
         ["listen"],

@@ -42,7 +42,7 @@ export function signalToStop(): AbortSignal {
   return controller.signal;
 }
 
-/** Node.js would open a debugger on SIGUSR1, by which whoever reaches its port can do all that this process can. */
+/** Node.js would open a debugger on SIGUSR1, and a program that reaches its port could do all that this process can. */
 export function openNoDebugger(logger: Logger): void {
   process.on("SIGUSR1", () => logger.warn({}, "SIGUSR1 is ignored: it would open a debugger"));
 }

@@ -1,7 +1,8 @@
 /**
- * What one pod may cost. Its spec, configMaps and secrets are a few MiB at most, but a few bytes of them can stand for many more: `$(A)`
- * for a long value, an item for a whole key, each container for all Services. Wherever that happens a budget is asked first, so that
- * nothing large is ever built. A pod that passes one is held, with the reason that a kubelet would give.
+ * What one pod may cost. Its spec, configMaps and secrets are a few MiB at most, but a few bytes of them can stand for
+ * many more: `$(A)` for a long value, an item for a whole key, each container for all Services. Wherever that happens a
+ * budget is asked first, so that nothing large is ever built. A pod that passes one is held, with the reason that a
+ * kubelet would give.
  *
  * The numbers are far above what pods have, and where Linux has a limit, they are Linux'.
  */
@@ -40,7 +41,7 @@ export const POD_LIMITS = {
   specBytes: 15 * MIB,
   /** Registry and path 255, tag 128, digest 136. */
   imageLength: 1024,
-  /** What one rendering says to the user. */
+  /** The events of one rendering. */
   events: 25,
   messageLength: 1024,
 } as const;
@@ -50,7 +51,7 @@ export class OverBudgetError extends VmletError {
   readonly code = "OVER_BUDGET";
 }
 
-/** So many bytes of something; what is taken from a part is taken from the whole too. */
+/** A number of bytes that may be taken. Bytes taken from a part are taken from the whole too. */
 export class Budget {
   readonly #what: string;
   readonly #limit: number;
@@ -107,13 +108,15 @@ export function shapeProblem(pod: Pod, counts: { references: number; tokens: num
   return what && `the pod has ${count} ${what}, this node takes at most ${limit}`;
 }
 
-/** The text, or its beginning where it is longer than anybody reads. */
+/** The text, cut to a length that people read. */
 export function shortened(text: string): string {
   const { messageLength } = POD_LIMITS;
   return text.length <= messageLength ? text : `${text.slice(0, messageLength - 3)}...`;
 }
 
-/** Adds an event unless there are enough already: a pod with a thousand things missing must not drown out the others. */
+/**
+ * Adds an event unless there are enough already: a pod with a thousand things missing must not drown out the others.
+ */
 export function tell(events: PodEvent[], event: PodEvent): void {
   if (events.length < POD_LIMITS.events) events.push({ ...event, message: shortened(event.message) });
 }

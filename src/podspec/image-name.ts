@@ -5,7 +5,10 @@ export function isSameImage(a: string, b: string): boolean {
   return a === b || normalizeImage(a) === normalizeImage(b);
 }
 
-/** The full form of an image reference: registry, `library/` on Docker Hub, tag `latest` when neither tag nor digest is given. */
+/**
+ * The full form of an image reference: registry, `library/` on Docker Hub, tag `latest` when neither tag nor digest is
+ * given.
+ */
 export function normalizeImage(image: string): string {
   const slash = image.indexOf("/");
   const first = slash === -1 ? "" : image.slice(0, slash);

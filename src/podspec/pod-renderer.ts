@@ -1,6 +1,6 @@
 /**
- * Everything between a pod and its machine's spec, put together: admission, capabilities, references, tokens, rendering,
- * and later changes. The reconciler asks it; it decides nothing about when.
+ * Everything between a pod and its machine's spec, put together: admission, capabilities, references, tokens,
+ * rendering, and later changes. The reconciler asks it; it decides nothing about when.
  */
 import { saysNotFound } from "../kube/errors.ts";
 import type { Kube } from "../kube/kube.ts";
@@ -50,7 +50,7 @@ export interface PodRendererOptions {
   node: () => Node | undefined;
   facts: () => NodeFacts;
   backend: () => Backend;
-  /** What the pods of this node have been given; told of each that comes, changes and goes. */
+  /** The resources that this node's pods have been given; it is called for each pod that comes, changes or goes. */
   allocation: NodeAllocation;
   daemonSets: "run" | "ignore";
   allowedUnsafeSysctls?: readonly string[];
@@ -59,14 +59,17 @@ export interface PodRendererOptions {
   imageCredentials?: ImageCredentials;
 }
 
-/** After so many readings of which each found something newer, the version is let be older than what was read. */
+/** After this many readings that each found something newer, the version may be older than what was read. */
 const READ_ROUNDS = 3;
 
 type NotReady = Exclude<RenderResult, { kind: "ready" }>;
 /** `version`: what `PodRenderer.version` was when everything had been read that the specification is made from. */
 type Rendering = NotReady | (Extract<RenderResult, { kind: "ready" }> & { version: string });
 
-/** What a machine and a specification have in common: of the latter, what the machine will begin with. */
+/**
+ * The fields that decide whether a machine has to change, read from a machine or from the specification that it begins
+ * with.
+ */
 type MachineFacts = Pick<Machine, "file_versions" | "registry_auth_version"> & {
   readonly containers: readonly (Machine["containers"][number] | MachineSpec["containers"][number])[];
 };
@@ -88,14 +91,17 @@ export class PodRenderer {
     const uid = uidOf(pod);
     const tooMany = podShapeProblem(pod, { files: this.#hasFiles() });
     if (tooMany !== undefined) return wait(sandboxFailed(tooMany));
-    // What was taken in once is not asked again, as by a kubelet: it may have a machine, whatever has become of the node since.
+    // A pod that was admitted once is not judged again, as in a kubelet: it may have a machine, even if the node has
+    // changed since.
     let verdict = this.#takenIn.has(uid) ? this.#gate(pod) : this.#admit(pod, this.#o.node());
     if (verdict?.kind === "reject" && verdict.reason === "NodeAffinity") {
-      // The scheduler may have seen labels that the cached node lacks; as in a kubelet, the API server has the last word.
+      // The scheduler may have seen labels that the cached node lacks; as in a kubelet, the API server has the last
+      // word.
       verdict = this.#admit(pod, (await this.#liveNode(signal)) ?? this.#o.node());
     }
     if (verdict !== undefined) return verdict;
-    // From here on, at once, the pod counts towards what the node has given away, though something may still be missing.
+    // From here on, at once, the pod counts towards what the node has given away, though something may still be
+    // missing.
     this.#o.allocation.admit(uid);
     this.#takenIn.add(uid);
 
@@ -106,7 +112,7 @@ export class PodRenderer {
     const { references, sources } = read;
     this.#secrets.learn(pod, references, sources);
     const result = renderMachineSpec({ pod, references, node: this.#o.facts(), backend: this.#o.backend() });
-    // What is refused only because the pod is new is nothing to tell of: it is looked at again within a second.
+    // A refusal only because the pod is new makes no event: the pod is looked at again within a second.
     if (result.kind === "wait" && this.#o.references.isEarly(uid)) return wait();
     if (result.kind !== "ready") return result;
     this.#rendered(uid, result.spec.volumes ?? []);
@@ -123,8 +129,8 @@ export class PodRenderer {
   }
 
   /**
-   * Changes whenever a machine of this pod might have to change. What `render` and `diff` return carries the version that it
-   * was made from: whatever has changed since is not in it, however long the backend takes.
+   * Changes whenever a machine of this pod might have to change. What `render` and `diff` return carries the version
+   * that it was made from: changes since then are not in it, however long the backend takes.
    */
   version(pod: Pod, machine: Machine): string {
     return `${this.#sources(pod)}|${this.#machineState(pod, machine)}`;
@@ -143,13 +149,19 @@ export class PodRenderer {
     return [generation, known ?? "unread", tokens, metadata].join("|");
   }
 
-  /** What of a machine says that it is not as it was told to be, or may not be soon; of a specification, how it begins. */
+  /**
+   * The part of a machine that shows whether it differs from its specification, or may soon; of a specification, how it
+   * begins.
+   */
   #machineState(pod: Pod, machine: MachineFacts): string {
     const stale = [...this.#staleFiles(uidOf(pod), machine), ...this.#staleImages(pod, machine)];
     return [this.#credentialsState(pod, machine), ...stale].join("|");
   }
 
-  /** Images that are not the pod's: a change that was given up on may arrive after a later one, and put an older image back. */
+  /**
+   * Images that are not the pod's: a change that was given up on may arrive after a later one, and put an older image
+   * back.
+   */
   #staleImages({ spec }: Pod, { containers }: MachineFacts): string[] {
     if (!this.#o.backend().capabilities.has("patch_image")) return [];
     const wanted = [...(spec?.initContainers ?? []), ...(spec?.containers ?? [])];
@@ -160,8 +172,8 @@ export class PodRenderer {
   }
 
   /**
-   * Files that the machine says it has and that are not those of the last rendering: it was made by an earlier create whose reply
-   * was lost, for a repeated create changes no files, or its backend lost what it was told since.
+   * Files that the machine says it has and that are not those of the last rendering: it was made by an earlier create
+   * whose reply was lost, for a repeated create changes no files, or its backend lost what it was told since.
    */
   #staleFiles(uid: string, machine: MachineFacts): string[] {
     return [...(this.#files.get(uid) ?? [])].flatMap(([name, version]) => {
@@ -178,7 +190,7 @@ export class PodRenderer {
     this.#files.set(uid, new Map(files));
   }
 
-  /** What must change on a machine that runs. @throws the signal's reason on abort */
+  /** What must change on a running machine. @throws the signal's reason on abort */
   async diff(
     pod: Pod,
     machine: Machine,
@@ -196,7 +208,7 @@ export class PodRenderer {
     const tooMany = podShapeProblem(pod, { files: this.#hasFiles() });
     const read = tooMany === undefined ? await this.#read(pod, signal) : { ok: false as const, problem: tooMany };
     if (!read.ok) {
-      // What a pod that runs refers to can grow, and ephemeral containers can make it refer to more and more.
+      // The objects that a running pod refers to can grow, and ephemeral containers can make it refer to more and more.
       const message = `The machine is left as it is: ${read.problem}`;
       const events: PodEvent[] = [{ type: "Warning", reason: "FailedUpdate", message }];
       return { patch: undefined, events, resize: { kind: "none" }, version: this.version(pod, machine) };
@@ -268,12 +280,14 @@ export class PodRenderer {
     return this.#secrets.redact(podUid, text);
   }
 
-  /** True when `withoutSecrets` would have to know first what the pod keeps secret: this process has not rendered it. */
+  /**
+   * True when `withoutSecrets` would have to know first what the pod keeps secret: this process has not rendered it.
+   */
   mustLearn(pod: Pod, machine: Machine): boolean {
     return !this.#secrets.knows(uidOf(pod)) && saysSomething(machine);
   }
 
-  /** Reads what the pod keeps secret. What cannot be read now is left out. @throws the signal's reason on abort */
+  /** Reads the pod's secrets. Those that cannot be read now are left out. @throws the signal's reason on abort */
   async learn(pod: Pod, signal: AbortSignal): Promise<void> {
     const uid = uidOf(pod);
     const secrets = podReferences(pod).filter(({ kind }) => kind === "secret");
@@ -309,10 +323,10 @@ export class PodRenderer {
   /** Undefined when the pod may run. */
   #admit(pod: Pod, node: Node | undefined): NotReady | undefined {
     const { daemonSets, allowedUnsafeSysctls, allocation } = this.#o;
-    // The node is registered before pods are taken in; until it is known, nothing is refused for the want of it.
+    // The node is registered before pods are taken in; until it is known, no pod is refused because of it.
     if (node === undefined)
       return wait({ type: "Warning", reason: "InvalidNodeInfo", message: "The node is not registered yet" });
-    // Nor for want of room while the node's copy in the API server is still that of a backend that has not said what it has.
+    // Nor for lack of room while the Node in the API server still shows a backend that has not reported its capacity.
     const amounts = Object.values(node.status?.allocatable ?? {});
     if (amounts.length > 0 && amounts.every((amount) => amount === "0"))
       return wait({ type: "Warning", reason: "InvalidNodeInfo", message: "The node's capacity is not known yet" });
@@ -331,7 +345,7 @@ export class PodRenderer {
     if (next.kind === "reject") return next;
     const victims = next.kind === "preempt" ? next.victims : [];
     for (const victim of victims) allocation.leave(uidOf(victim));
-    // What becomes free is this pod's.
+    // Resources that become free go to this pod.
     allocation.admit(uidOf(pod));
     return { kind: "preempt", victims };
   }
@@ -358,7 +372,7 @@ export class PodRenderer {
     return credentialsVersion(pod, references, { plugins: this.#o.imageCredentials?.concerns(pod) ?? false });
   }
 
-  /** What of a machine says that its credentials are to be looked at again. */
+  /** The part of a machine that shows whether its credentials must be looked at again. */
   #credentialsState(pod: Pod, machine: MachineFacts): string {
     const hasSecrets = (pod.spec?.imagePullSecrets ?? []).length > 0;
     const hasPlugins = this.#o.imageCredentials?.concerns(pod) ?? false;
@@ -366,7 +380,10 @@ export class PodRenderer {
     return `${machine.registry_auth_version ?? "none"}${hasPlugins && failsToPull(machine) ? " fails" : ""}`;
   }
 
-  /** A backend that has restarted has no credentials; secrets change; and those of plugins expire, which a failed pull tells. */
+  /**
+   * A backend that has restarted has no credentials; secrets change; and those of plugins expire, which a failed pull
+   * tells.
+   */
   async #renewedCredentials(
     pod: Pod,
     machine: Machine,
@@ -376,7 +393,7 @@ export class PodRenderer {
     const version = this.#credentialsVersion(pod, references);
     if (version === undefined) return {};
     const known = machine.registry_auth_version;
-    // Whoever changes them replaces them all.
+    // A change replaces all of them.
     if (known !== undefined && wouldLoseCredentials(pod, references, known)) return {};
     const hasExpired = (this.#o.imageCredentials?.concerns(pod) ?? false) && failsToPull(machine);
     if (version === known && !hasExpired) return {};
@@ -398,8 +415,8 @@ export class PodRenderer {
   }
 
   /**
-   * Reads what the pod refers to and gets its tokens. `sources` is the version of exactly what is returned. Not `ok` when that is
-   * more than one pod may have.
+   * Reads what the pod refers to and gets its tokens. `sources` is the version of exactly what is returned. Not `ok`
+   * when that is more than one pod may have.
    */
   async #read(
     pod: Pod,
@@ -409,8 +426,8 @@ export class PodRenderer {
     const files = this.#hasFiles();
     this.#o.references.track(pod, podReferences(pod, { files }));
     const wishes = files ? tokenWishes(pod) : [];
-    // While it waits for one thing, another that was read already may change. What is held is read again without waiting; and a
-    // version from before the read is never too new.
+    // While it waits for one object, another that was read already may change. Objects in the cache are read again
+    // without waiting, and a version from before the read is never too new.
     for (let round = 1; ; round++) {
       const sources = this.#sources(pod);
       const [problem, tokens] = await Promise.all([
@@ -439,7 +456,7 @@ export class PodRenderer {
   }
 }
 
-/** Once per failed pull: what follows is the back-off. */
+/** Once per failed pull; the waits that follow are its back-off. */
 function failsToPull({ containers }: MachineFacts): boolean {
   return containers.some((each) => "state" in each && each.state === "waiting" && each.reason === "ErrImagePull");
 }

@@ -1,6 +1,6 @@
 /**
  * What turning a pod into a machine's spec needs besides the pod, and what comes out. Rendering is a pure function of
- * these; whoever reads objects, asks for tokens or knows the node fills them in.
+ * these; other modules read the objects, ask for the tokens and know the node.
  */
 import type { Capability } from "../provider/capabilities.ts";
 import type { MachineSpec } from "../provider/machine.ts";
@@ -40,7 +40,7 @@ export interface NodeFacts {
   dns: DnsSettings;
   /** Whether hostPath may mean "a path in the pod's own machine". */
   allowHostPath: boolean;
-  /** Who may choose which of the backend's sizes; undefined: everybody any. */
+  /** Which pods may choose which of the backend's sizes; undefined: any pod any size. */
   instanceTypes?: readonly InstanceTypeRule[] | undefined;
   /** Restart back-off of containers when it is not the usual 10 s doubling to 300 s. */
   backoff?: NonNullable<MachineSpec["backoff"]>;
@@ -84,7 +84,8 @@ export type RenderResult =
   | { kind: "ready"; spec: MachineSpec; events: PodEvent[]; waiting?: ReadonlyMap<string, WaitingContainer> }
   /**
    * Something that the pod refers to is missing or could not be read: try again when it changes. `waiting` holds the
-   * containers at fault by name; when a volume is at fault it is empty, as with a kubelet, and `unmountedVolumes` is not.
+   * containers at fault by name; when a volume is at fault it is empty, as with a kubelet, and `unmountedVolumes` is
+   * not.
    */
   | { kind: "wait"; waiting: ReadonlyMap<string, WaitingContainer>; unmountedVolumes: string[]; events: PodEvent[] }
   /** There is room once these pods are gone: they are to fail, and the create to be tried again. */

@@ -1,4 +1,7 @@
-/** Two replicas, as the chart runs them: whatever becomes of the leader, the node stays Ready and every pod has one machine. */
+/**
+ * Two replicas, as the chart runs them: whatever becomes of the leader, the node stays Ready and every pod has one
+ * machine.
+ */
 import { setTimeout as sleep } from "node:timers/promises";
 import { afterAll, beforeAll, describe, expect, test } from "vitest";
 import { recordHistory, type History } from "./cases/history.ts";
@@ -80,7 +83,7 @@ async function watchNode(): Promise<void> {
   }
 }
 
-/** The replica that the Node's status names; it is written by whoever leads. */
+/** The replica that the Node's status names; the leader writes it. */
 async function leader(): Promise<AgentProcess | undefined> {
   const { status } = await getNode();
   return replicas.find((replica) => replica.kubeletPort === status.daemonEndpoints?.kubeletEndpoint?.Port);

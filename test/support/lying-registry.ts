@@ -11,7 +11,7 @@ export interface LyingRegistry {
   readonly host: string;
   /** `METHOD PATH` of each request. */
   readonly requests: string[];
-  /** Says this to whoever asks for `/v2/REPOSITORY/manifests/REFERENCE`. @returns its real digest */
+  /** Says this to clients that ask for `/v2/REPOSITORY/manifests/REFERENCE`. @returns its real digest */
   manifest(repository: string, reference: string, document: object | Buffer, type?: string): string;
   /** Gives this out as the blob of its real digest. */
   blob(repository: string, content: Buffer): { digest: string; size: number };

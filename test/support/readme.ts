@@ -1,4 +1,4 @@
-/** What documents say that is written from the code: `npm run docs` writes it anew. */
+/** What documents say that is written from the code: `npm run docs` writes it again. */
 import { readFileSync, writeFileSync } from "node:fs";
 import { join } from "node:path";
 import { supportTable } from "../../src/podspec/admission/capability-gate.ts";

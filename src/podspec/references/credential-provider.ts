@@ -22,7 +22,7 @@ import { normalizeRegistry } from "./pull-secrets.ts";
 export interface ImageCredentials {
   /** True when there may be credentials for an image of this pod. */
   concerns(pod: Pod): boolean;
-  /** Never fails: what cannot be had is logged and left out. */
+  /** Never fails: credentials that cannot be had are logged and left out. */
   forPod(pod: Pod, signal: AbortSignal): Promise<RegistryAuth[]>;
 }
 
@@ -113,7 +113,7 @@ interface Flight {
 
 /** A pod's identity, for plugins that want it. */
 interface Identity {
-  /** What credentials that were given to it may be used for again. */
+  /** For which images the credentials that it gave may be used again. */
   scope: string;
   token: string | undefined;
 }
@@ -193,8 +193,8 @@ export class ExecCredentials implements ImageCredentials {
   }
 
   /**
-   * Who the pod is. The account is known by its UID, which the token names, so that one that is made again under the same name
-   * inherits nothing.
+   * Who the pod is. The account is known by its UID, which the token names, so that one that is made again under the
+   * same name inherits nothing.
    */
   async #identity({ tokenAttributes }: ProviderConfig, pod: Pod, signal: AbortSignal): Promise<Identity> {
     if (tokenAttributes === undefined) return { scope: "", token: undefined };
@@ -262,7 +262,10 @@ function registryOf(image: string): string {
   return image.slice(0, image.indexOf("/"));
 }
 
-/** The UID in a service-account token's claims; undefined for a token of another make. The API server itself issued it a moment ago. */
+/**
+ * The UID in a service-account token's claims; undefined for a token of another make. The API server itself issued it a
+ * moment ago.
+ */
 function serviceAccountUid(token: string): string | undefined {
   try {
     const claims: unknown = JSON.parse(Buffer.from(token.split(".")[1] ?? "", "base64url").toString("utf8"));
@@ -291,8 +294,8 @@ function parseReply(output: string): z.infer<typeof pluginReply> {
 }
 
 /**
- * Whether an image, in its full form, falls under a `matchImages` entry (pkg/credentialprovider `URLsMatch`): as many parts
- * of the host, `*` within a part, the same port, and the path as a prefix.
+ * Whether an image, in its full form, falls under a `matchImages` entry (pkg/credentialprovider `URLsMatch`): as many
+ * parts of the host, `*` within a part, the same port, and the path as a prefix.
  */
 export function matchesImage(glob: string, image: string): boolean {
   const pattern = splitLocation(glob.replace(/^https?:\/\//, ""));

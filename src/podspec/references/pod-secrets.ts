@@ -1,6 +1,7 @@
 /**
- * What each pod of the node was given that is secret: the values of its Secrets, its tokens and its registry credentials. Learned when it
- * is rendered, and kept in memory for as long as its backend may have something to say of it.
+ * What each pod of the node was given that is secret: the values of its Secrets, its tokens and its registry
+ * credentials. Learned when it is rendered, and kept in memory for as long as its backend may have something to say of
+ * it.
  */
 import type { Pod } from "../../kube/wire.ts";
 import { isProviderError } from "../../provider/errors.ts";
@@ -18,7 +19,7 @@ interface Known {
   cleaned: WeakMap<Machine, Machine>;
 }
 
-/** Of all texts of a machine only so many characters are looked at; what is beyond is not passed on. */
+/** Only this many characters of all texts of a machine are searched; the rest is not passed on. */
 const MAX_TEXT = 64 * 1024;
 /** Of a larger value only this much is looked at, in base64. */
 const MAX_ENCODED = 96 * 1024;
@@ -92,7 +93,8 @@ export function saysSomething(machine: Machine): boolean {
 }
 
 /**
- * The provider, whose errors about a machine quote nothing that its pod keeps secret: they end up in events, statuses and the log.
+ * The provider, whose errors about a machine quote nothing that its pod keeps secret: they end up in events, statuses
+ * and the log.
  *
  * @param redact by the machine's id
  */

@@ -9,8 +9,8 @@ import type { PodEvent, References } from "../types.ts";
 
 /**
  * All credentials of the pod's pull secrets, the most specific registry path first. `registry` is `host[:port][/path]`,
- * where a part of the host may be a `*` glob; Docker Hub is `docker.io`. A secret that is missing, makes no sense or holds more
- * than a pod may have only costs an event: the image may be public.
+ * where a part of the host may be a `*` glob; Docker Hub is `docker.io`. A secret that is missing, makes no sense or
+ * holds more than a pod may have only costs an event: the image may be public.
  */
 export function registryAuth(pod: Pod, references: References, events: PodEvent[]): RegistryAuth[] {
   const auth: RegistryAuth[] = [];
@@ -67,7 +67,10 @@ function pullSecretNames(pod: Pod): string[] {
   return (pod.spec?.imagePullSecrets ?? []).flatMap(({ name }) => (name ? [name] : []));
 }
 
-/** Nobody has checked how long the name of a pull secret is, and a version has to stay short: what is long becomes a hash. */
+/**
+ * The length of a pull secret's name is not checked by the API server, and a version has to stay short: a long one
+ * becomes a hash.
+ */
 function short(text: string): string {
   return text.length <= 63 ? text : createHash("sha256").update(text).digest("base64url");
 }

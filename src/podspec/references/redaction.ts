@@ -1,6 +1,6 @@
 /**
- * Keeps texts of a backend from quoting what a pod keeps secret: a backend's error often repeats what it was given, and whoever may read
- * pods and events need not be allowed to read Secrets. Pure.
+ * Keeps texts of a backend from quoting what a pod keeps secret: a backend's error often repeats what it was given, and
+ * users who may read pods and events need not be allowed to read Secrets. Pure.
  */
 
 export const REDACTED = "[redacted]";
@@ -11,10 +11,10 @@ const MIN_LENGTH = 8;
 const PIECE_LENGTH = 128;
 /** Of several lines each counts: no message quotes all of them. */
 const MIN_LINE_LENGTH = 16;
-/** What is remembered of one pod; what was added first is forgotten first. */
+/** The values that are remembered of one pod; the oldest are forgotten first. */
 const MAX_VALUES = 512;
 const MAX_CHARACTERS = 64 * 1024;
-/** Of the text in which a value is no secret. */
+/** How much is searched of the text in which values are public. */
 const MAX_PUBLIC = 64 * 1024;
 
 export class Redactor {
@@ -24,7 +24,7 @@ export class Redactor {
   /** What stands for a value; undefined until it is asked for. */
   #forms: Forms | undefined;
 
-  /** @param publicText what everybody may read who may read the pod: what is said there is no secret */
+  /** @param publicText what every reader of the pod may read: a value that appears there is not secret */
   add(values: Iterable<string>, publicText: string): void {
     const known = publicText.slice(0, MAX_PUBLIC);
     for (const value of values) {
@@ -63,7 +63,7 @@ export class Redactor {
   }
 }
 
-/** What of a value is looked for: all of it, in pieces where it is long, and each longer line of several. */
+/** Which parts of a value are looked for: all of it, in pieces where it is long, and each longer line of several. */
 function* partsOf(value: string): Iterable<string> {
   const whole = value.slice(0, MAX_CHARACTERS).trim();
   if (!whole.includes("\n")) yield* piecesOf(whole);
@@ -79,7 +79,10 @@ function* piecesOf(text: string): Iterable<string> {
 
 /** Texts of which the longest that begins at a place is found without trying them all, however alike they are. */
 class Forms {
-  /** By their first `MIN_LENGTH` characters: sorted, each with the place of the longest other one that it begins with, or -1. */
+  /**
+   * By their first `MIN_LENGTH` characters: sorted, each with the place of the longest other one that it begins with,
+   * or -1.
+   */
   readonly #groups = new Map<string, { sorted: string[]; within: number[] }>();
 
   constructor(values: Iterable<string>) {
@@ -102,7 +105,7 @@ class Forms {
     if (group === undefined) return 0;
     const { sorted, within } = group;
     const rest = text.slice(at, at + LONGEST_FORM);
-    // The last that does not come after it: whatever the text begins with, this one begins with, too.
+    // The last that does not come after it: any word that the text begins with, this one begins with, too.
     let [low, high] = [0, sorted.length];
     while (low < high) {
       const middle = (low + high) >> 1;
@@ -127,7 +130,8 @@ function commonLength(a: string, b: string): number {
 }
 
 function encodingsOf(value: string): string[] {
-  // What begins within something else is encoded in one of three ways; the characters at its ends depend on what is around it.
+  // What begins within something else is encoded in one of three ways; the characters at its ends depend on what is
+  // around it.
   const inBase64 = [0, 1, 2].map((offset) => {
     const encoded = Buffer.concat([Buffer.alloc(offset), Buffer.from(value)]).toString("base64url");
     const bytes = offset + Buffer.byteLength(value);
@@ -135,7 +139,7 @@ function encodingsOf(value: string): string[] {
   });
   return [
     JSON.stringify(value).slice(1, -1),
-    // A lone surrogate is no character, and nothing that encodes text lets it through.
+    // A lone surrogate is not a character, and nothing that encodes text lets it through.
     encodeURIComponent(value.toWellFormed()),
     ...inBase64,
     ...inBase64.map((text) => text.replaceAll("-", "+").replaceAll("_", "/")),

@@ -1,10 +1,11 @@
 /**
- * One configMap or secret, kept up to date by its name: listed and watched by that name alone, which the Node authorizer allows for what
- * the node's pods refer to. Where listing is not allowed but reading is, it is read every minute.
+ * One configMap or secret, kept up to date by its name: listed and watched by that name alone, which the Node
+ * authorizer allows for what the node's pods refer to. Where listing is not allowed but reading is, it is read every
+ * minute.
  *
- * Only the API server's own word makes it absent: a list without it, or a 404 that says so. Every other failure is "unknown", and
- * takes nothing away that was known before. What is refused is asked for less and less often: at first soon, because the
- * authorizer learns of a pod a moment after the node does, and in the end once a minute.
+ * Only the API server's own word makes it absent: a list without it, or a 404 that says so. Every other failure is
+ * "unknown", and takes nothing away that was known before. After refusals it is asked for less and less often: at first
+ * soon, because the authorizer learns of a pod a moment after the node does, and in the end once a minute.
  */
 import { isForbidden, saysNotFound } from "../../kube/errors.ts";
 import type { Kube } from "../../kube/kube.ts";
@@ -35,9 +36,9 @@ export interface ReferencedObjectOptions {
   clock: Clock;
   random: Random;
   logger: Logger;
-  /** Shared by all objects: where it is no use to ask for lists. */
+  /** Shared by all objects: where lists are refused. */
   lists: ListPermissions;
-  /** What is known has changed, after the first answer. */
+  /** Called when the object has changed, after the first answer. */
   onChange: () => void;
   /** Reading it was refused. */
   onDenied?: (() => void) | undefined;
@@ -46,15 +47,18 @@ export interface ReferencedObjectOptions {
 /** Without permission to list and watch, an object is read again this often. */
 const POLL_MS = 60_000;
 const REFUSED_MS = { first: 100, max: 60_000 };
-/** So often in a row, within 0.7 s, a refusal may be for no other reason than that the authorizer does not know of the pod yet. */
+/**
+ * So often in a row, within 0.7 s, a refusal may be for no other reason than that the authorizer does not know of the
+ * pod yet.
+ */
 const EARLY_REFUSALS = 4;
 /** A watch that held for so long was allowed. */
 const SOUND_MS = 10_000;
 const LISTS_AGAIN_MS = 10 * 60_000;
 
 /**
- * Namespaces in which reading is allowed and listing is not, as with the least role that a service account can be given: there, no
- * list is asked for before each read. Looked at again after ten minutes.
+ * Namespaces in which reading is allowed and listing is not, as with the least role that a service account can be
+ * given: there, no list is asked for before each read. Looked at again after ten minutes.
  */
 export class ListPermissions {
   readonly #clock: Clock;
@@ -123,7 +127,7 @@ export class ReferencedObject {
     await unlessAborted(this.#answered.promise, signal);
   }
 
-  /** Nobody wants it any more: whoever still waits for an answer gets none. */
+  /** It is not needed any more: callers that still wait for an answer get none. */
   stop(): void {
     this.#stopped.abort();
     this.#answered.resolve();
@@ -166,7 +170,7 @@ export class ReferencedObject {
   }
 
   /**
-   * Lists and watches until that is refused, the object can change no more, or nobody wants it.
+   * Lists and watches until that is refused, the object can no longer change, or it is not needed.
    *
    * @returns whether it was listed
    */
@@ -235,11 +239,11 @@ export class ReferencedObject {
 
   #learn(lookup: Lookup<Referenced>): void {
     if (lookup.kind !== "unknown") this.#refusals = 0;
-    // What was once known is not lost because a later read failed.
+    // An object that was known once is not lost because a later read failed.
     else if (this.#lookup !== undefined && this.#lookup.kind !== "unknown") return;
     const [isFirst, before] = [this.#lookup === undefined, this.version];
     this.#lookup = lookup;
-    // Whoever asked for the first answer gets it.
+    // Callers that wait for the first answer get it.
     if (isFirst) this.#answered.resolve();
     else if (before !== this.version) this.#o.onChange();
   }
@@ -263,7 +267,7 @@ function nameProblem(what: ObjectName): string | undefined {
   }
 }
 
-/** With as many watches as objects, what each of them says of a fault is for whoever looks closely. */
+/** There are as many watches as objects, so the faults of each are logged at level debug alone. */
 function quiet(logger: Logger): Logger {
   return {
     debug: (fields, message) => logger.debug(fields, message),

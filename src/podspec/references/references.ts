@@ -1,6 +1,7 @@
 /**
- * The configMaps and secrets that this node's pods refer to. Nothing else is ever read: each object is followed by its name for as
- * long as a pod refers to it, so that changes reach running machines in seconds. Immutable objects are read once.
+ * The configMaps and secrets that this node's pods refer to. Nothing else is ever read: each object is followed by its
+ * name for as long as a pod refers to it, so that changes reach running machines in seconds. Immutable objects are read
+ * once.
  */
 import type { Kube } from "../../kube/kube.ts";
 import type { ConfigMap, Pod, Secret } from "../../kube/wire.ts";
@@ -72,7 +73,7 @@ export interface ReferenceCacheOptions {
   onDenied?: () => void;
 }
 
-/** So many of a pod's objects are asked for at once. */
+/** This many of a pod's objects are asked for at once. */
 const AT_ONCE = 8;
 
 /** One object that some pod refers to. */
@@ -105,7 +106,7 @@ export class ReferenceCache {
     for (const { object } of this.#entries.values()) object.stop();
   }
 
-  /** Names what a pod refers to; what it referred to before and does no more is let go of. */
+  /** Names what a pod refers to; objects that it no longer refers to are released. */
   track(pod: Pod, references: readonly Reference[]): void {
     const uid = pod.metadata?.uid ?? "";
     const namespace = pod.metadata?.namespace ?? "";
@@ -130,7 +131,8 @@ export class ReferenceCache {
   }
 
   /**
-   * Waits until there is an answer for everything tracked, were it that something cannot be read: what is followed already has one.
+   * Waits until there is an answer for everything tracked, even if the answer is that it cannot be read. Objects that
+   * are followed already have one.
    *
    * @throws OverBudgetError when it is more than one pod may have; then the pod is released
    */
@@ -152,8 +154,8 @@ export class ReferenceCache {
   }
 
   /**
-   * Changes when anything that the pod refers to changes, or can be read where it could not; undefined for a pod that is not tracked.
-   * What cannot be read holds nothing else up.
+   * Changes when anything that the pod refers to changes, or can be read where it could not; undefined for a pod that
+   * is not tracked. An object that cannot be read delays no other.
    */
   version(podUid: string): string | undefined {
     const keys = this.#byPod.get(podUid);
@@ -162,7 +164,10 @@ export class ReferenceCache {
     return parts.sort().join(",");
   }
 
-  /** True while something is refused that may be allowed in a moment: the pod may be newer than the authorizer's view of it. */
+  /**
+   * True while something is refused that may be allowed in a moment: the pod may be newer than the authorizer's view of
+   * it.
+   */
   isEarly(podUid: string): boolean {
     return this.#entriesOf(podUid).some(({ object }) => object.isEarly);
   }

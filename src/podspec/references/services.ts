@@ -1,6 +1,6 @@
 /**
- * The cluster's Services, for the variables that pods get of them. One watch serves every node of a process: the Node authorizer lets
- * any node read them all, while pods, configMaps and secrets are only for the node that they belong to.
+ * The cluster's Services, for the variables that pods get of them. One watch serves every node of a process: the Node
+ * authorizer lets any node read them all, while pods, configMaps and secrets are only for the node that they belong to.
  */
 import type { Kube } from "../../kube/kube.ts";
 import { resourcePath } from "../../kube/paths.ts";

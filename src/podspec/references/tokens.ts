@@ -2,9 +2,9 @@
  * Service-account tokens of pods (pkg/kubelet/token): bound to the pod's UID, kept in memory only, never logged, and
  * replaced before they end. A refresh that fails leaves the old token in use while it is valid.
  *
- * Each token has a timer, whose firing is what makes the refresh: it may be early, and asks no clock whether it is right. What a
- * timer cannot see (the host slept, the wall clock was set forwards) makes a token due as well, and the next look at the pod
- * finds that in `version`.
+ * Each token has a timer, whose firing is what makes the refresh: it may be early, and asks no clock whether it is
+ * right. A token can also become due without a timer (the host slept, the wall clock was set forwards): the next look
+ * at the pod finds that in `version`.
  */
 import { hoursToMilliseconds } from "date-fns/hoursToMilliseconds";
 import { aboutPod } from "../../kube/about-pod.ts";
@@ -33,7 +33,10 @@ export interface TokenManagerOptions {
   onChange: (podUid: string) => void;
 }
 
-/** A moment that has come when either clock has reached it: one may be set, the other stands still while the host sleeps. */
+/**
+ * A moment that has come when either clock has reached it: one may be set, the other stands still while the host
+ * sleeps.
+ */
 interface Moment {
   wall: number;
   monotonic: number;
@@ -64,7 +67,7 @@ export class TokenManager {
     this.#o = options;
   }
 
-  /** The tokens that are wished for, asked of the API server where there is none or one that is due; by `tokenKey`. */
+  /** The wanted tokens by `tokenKey`, requested from the API server where there is none or one that is due. */
   async get(pod: Pod, wishes: readonly TokenWish[], signal: AbortSignal): Promise<Map<string, Lookup<string>>> {
     return this.#all(wishes, (wish) => this.#getOne(pod, wish), signal);
   }
@@ -82,7 +85,9 @@ export class TokenManager {
     return this.#all(wishes, one, signal);
   }
 
-  /** Changes when a token of the pod was replaced or is due; undefined while one of those wished for was never fetched. */
+  /**
+   * Changes when a token of the pod was replaced or is due; undefined while one of those wished for was never fetched.
+   */
   version(podUid: string, wishes: readonly TokenWish[]): string | undefined {
     const held = this.#pods.get(podUid)?.held;
     const parts: string[] = [];
@@ -103,7 +108,7 @@ export class TokenManager {
     this.#pods.delete(podUid);
   }
 
-  /** Ends every request and every timer; whoever asks from now on is told that there is nothing to be had. */
+  /** Ends every request and every timer; from now on, callers are told that the agent is shutting down. */
   close(): void {
     this.#closed.abort();
     for (const uid of this.#pods.keys()) this.release(uid);
@@ -191,9 +196,9 @@ export class TokenManager {
   }
 
   /**
-   * Milliseconds that a token has to live. The server may have shortened it (`--service-account-max-token-expiration`); one that it
-   * extended is replaced by the life that the pod asked for all the same. The own clock is asked only where the server does
-   * not say when it issued the token, and not believed when by it the token were over already.
+   * Milliseconds that a token has to live. The server may have shortened it (`--service-account-max-token-expiration`);
+   * one that it extended is replaced by the life that the pod asked for all the same. The own clock is asked only where
+   * the server does not say when it issued the token, and not believed when by it the token were over already.
    */
   #lifeMs(wish: TokenWish, issued: IssuedToken): number {
     const askedMs = wish.expirationSeconds * 1000;
@@ -214,7 +219,7 @@ export class TokenManager {
     );
   }
 
-  /** Fetches whatever the clocks say: it is called by the timer that was set for it, and no other comes after. */
+  /** Fetches without looking at a clock: it is called by the timer that was set for it, and no other timer follows. */
   async #renew(tokens: PodTokens, wish: TokenWish): Promise<void> {
     const serial = () => tokens.held.get(tokenKey(wish))?.serial;
     const before = serial();

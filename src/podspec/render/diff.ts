@@ -1,6 +1,6 @@
 /**
- * What must change on a machine that runs for it to match its pod again: files, images, ephemeral containers, resources.
- * The machine itself says what it has, so nothing needs to be remembered over a restart of the agent.
+ * What must change on a machine that runs for it to match its pod again: files, images, ephemeral containers,
+ * resources. The machine itself says what it has, so nothing needs to be remembered over a restart of the agent.
  */
 import type { Capability } from "../../provider/capabilities.ts";
 import {
@@ -32,7 +32,9 @@ export interface DesiredMachine {
 export interface MachineDiff {
   /** Undefined when the machine matches, or differs only in what the backend cannot change. */
   patch: MachinePatch | undefined;
-  /** Containers whose cpu or memory is not what the pod says, with what it says. Not part of `patch`: it may not fit. */
+  /**
+   * Containers whose cpu or memory is not what the pod says, with what it says. Not part of `patch`: it may not fit.
+   */
   resized: NonNullable<MachinePatch["resources"]>;
   events: PodEvent[];
 }

@@ -20,7 +20,10 @@ export interface EnvironmentInput {
   tokens: AddressTokens;
   /** Gets what is worth telling the user besides the result. */
   events: PodEvent[];
-  /** The variables of the Services that the pod sees, where they are known already: they are the same for all its containers. */
+  /**
+   * The variables of the Services that the pod sees, where they are known already: they are the same for all its
+   * containers.
+   */
   services?: ReadonlyMap<string, string> | undefined;
   /** What the container's environment and arguments may take; by default what a process may be given. */
   budget?: Budget | undefined;
@@ -48,7 +51,7 @@ function resolveEnvironment(container: EnvContainer, input: EnvironmentInput): E
   const { budget = new Budget(`the environment of container "${container.name}"`, POD_LIMITS.processBytes) } = input;
   const services = input.services ?? podServiceVariables(pod, references.services);
   const variables = new Map<string, string>();
-  // What is set again is counted again: it is work all the same.
+  // A variable that is set again is counted again, because it costs the same work.
   const set = (name: string, value: string) => {
     const bytes = Buffer.byteLength(value);
     if (bytes > POD_LIMITS.wordBytes)

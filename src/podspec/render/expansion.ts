@@ -1,13 +1,13 @@
 /**
  * `$(NAME)` references, as Kubernetes expands them in env values, command, args and subPathExpr
- * (third_party/forked/golang/expansion): `$$` is a literal `$`, an unknown name stays as it is written, a lone `$` and an
- * unterminated `$(` are literal. There is no nesting.
+ * (third_party/forked/golang/expansion): `$$` is a literal `$`, an unknown name stays as it is written, a lone `$` and
+ * an unterminated `$(` are literal. There is no nesting.
  */
 import { OverBudgetError, POD_LIMITS, type Budget } from "../budget.ts";
 
 /**
- * Expands every reference with `lookUp`; where that gives undefined, the reference stays. Takes time in proportion to what goes in
- * and what comes out.
+ * Expands every reference with `lookUp`; where that gives undefined, the reference stays. Takes time in proportion to
+ * what goes in and what comes out.
  *
  * @throws OverBudgetError as soon as the output has more than `maxLength` characters
  */

@@ -84,8 +84,8 @@ export function fieldValue(pod: Pod, fieldPath: string): Value {
 }
 
 /**
- * A `resourceFieldRef`: the amount divided by the divisor, rounded up. A missing limit is what the container could use at
- * most: the pod's limit, else what the node has; a missing request is 0.
+ * A `resourceFieldRef`: the amount divided by the divisor, rounded up. A missing limit is what the container could use
+ * at most: the pod's limit, else what the node has; a missing request is 0.
  */
 export function resourceValue(
   pod: Pod,

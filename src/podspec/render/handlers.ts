@@ -1,4 +1,7 @@
-/** Probes and hooks with their ports resolved. Commands of probes expand the container's literal env only, as in a kubelet. */
+/**
+ * Probes and hooks with their ports resolved. Commands of probes expand the container's literal env only, as in a
+ * kubelet.
+ */
 import type { Container } from "../../kube/wire.ts";
 import type { Handler, HttpAction, Probe } from "../../provider/machine.ts";
 import { Budget, OverBudgetError, POD_LIMITS } from "../budget.ts";
@@ -10,7 +13,10 @@ type HandlerContainer = Pick<Container, "env" | "ports">;
 
 export type HandlerResult<T> = { ok: true; value: T } | { ok: false; message: string };
 
-/** A probe as the machine runs it. Fails when it names a port that the container does not have, or its command passes the budget. */
+/**
+ * A probe as the machine runs it. Fails when it names a port that the container does not have, or its command passes
+ * the budget.
+ */
 export function renderProbe(
   container: HandlerContainer,
   probe: V1Probe,

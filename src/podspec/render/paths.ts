@@ -1,12 +1,14 @@
 /**
- * Paths inside volumes. Whatever comes from a pod is untrusted: a path that leaves its volume is refused here, before any
+ * Paths inside volumes. A pod's texts are untrusted: a path that leaves its volume is refused here, before any
  * backend sees it.
  */
 
 export const MAX_PATH_LENGTH = 4096;
 const MAX_NAME_LENGTH = 255;
 
-/** What is wrong with a file's path in a volume, in the words of the kubelet's atomic writer; undefined when nothing is. */
+/**
+ * What is wrong with a file's path in a volume, in the words of the kubelet's atomic writer; undefined when nothing is.
+ */
 export function filePathProblem(path: string): string | undefined {
   if (path === "") return `invalid path: must not be empty: ""`;
   if (path.startsWith("/")) return `invalid path: must be relative path: ${path}`;
@@ -35,7 +37,10 @@ export function subPathProblem(path: string): string | undefined {
   return undefined;
 }
 
-/** Drops empty and `.` segments, as Go's `filepath.Clean` does for a relative path without `..`; `.` when nothing is left. */
+/**
+ * Drops empty and `.` segments, as Go's `filepath.Clean` does for a relative path without `..`; `.` when nothing is
+ * left.
+ */
 export function cleanPath(path: string): string {
   const segments = path.split("/").filter((segment) => segment !== "" && segment !== ".");
   return segments.length === 0 ? "." : segments.join("/");

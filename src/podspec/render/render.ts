@@ -1,7 +1,7 @@
 /**
- * A pod as a machine's spec. `renderMachineSpec` is pure: the same pod, references, node and backend give the same answer,
- * and nothing is read, written or remembered here. It either yields a complete spec, or says what the pod waits for, or
- * why it can never run on this backend. A field is never dropped silently.
+ * A pod as a machine's spec. `renderMachineSpec` is pure: the same pod, references, node and backend give the same
+ * answer, and nothing is read, written or remembered here. It either yields a complete spec, or says what the pod waits
+ * for, or why it can never run on this backend. A field is never dropped silently.
  */
 import type { Container, Pod } from "../../kube/wire.ts";
 import type {
@@ -171,7 +171,10 @@ export function renderMachineSpec(input: RenderInput): RenderResult {
   return { kind: "ready", spec, events, ...(ephemeral.waiting.size > 0 && { waiting: ephemeral.waiting }) };
 }
 
-/** What is wrong with how many things the pod has; undefined when nothing is. Without `files`, as `podReferences` has it. */
+/**
+ * What is wrong with how many things the pod has; undefined when nothing is. Without `files`, as `podReferences` has
+ * it.
+ */
 export function podShapeProblem(pod: Pod, options: { files: boolean }): string | undefined {
   const tokens = options.files ? tokenWishes(pod).length : 0;
   return shapeProblem(pod, { references: podReferences(pod, options).length, tokens });

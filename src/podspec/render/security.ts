@@ -1,4 +1,7 @@
-/** Security contexts: the pod's and the container's merged (pkg/securitycontext), and what a machine is told of them. */
+/**
+ * Security contexts: the pod's and the container's merged (pkg/securitycontext), and how they are written into a
+ * machine's specification.
+ */
 import type { ContainerSecurity, MachineSpec } from "../../provider/machine.ts";
 import type { Container, Pod } from "../../kube/wire.ts";
 import { effectiveSecurityContext, pickDefined } from "../security-context.ts";

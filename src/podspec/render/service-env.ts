@@ -6,7 +6,7 @@ import { Budget, POD_LIMITS } from "../budget.ts";
  * Variables of the services that a pod sees: `default/kubernetes` always, the others of its namespace when
  * `enableServiceLinks` is on. Headless services and those without an address have none.
  *
- * @throws OverBudgetError when they are more than any process can be given
+ * @throws OverBudgetError when they are more than a process can be given
  */
 export function serviceVariables(
   services: readonly Service[],

@@ -1,6 +1,6 @@
 /**
- * A pod's volumes as a machine's volumes. Files come with their contents; the machine writes them in the atomic `..data`
- * layout. As in a kubelet, only volumes that some container mounts are looked at.
+ * A pod's volumes as a machine's volumes. Files come with their contents; the machine writes them in the atomic
+ * `..data` layout. As in a kubelet, only volumes that some container mounts are looked at.
  */
 import { createHash } from "node:crypto";
 import type { ConfigMap, Pod, Secret } from "../../kube/wire.ts";
@@ -207,7 +207,9 @@ function putKeys(
   return problems;
 }
 
-/** What an object holds, base64 by key. Any number of items may name one large object: only what they name is encoded. */
+/**
+ * What an object holds, base64 by key. Any number of items may name one large object: only what they name is encoded.
+ */
 function contentsOf(kind: "configmap" | "secret", object: ConfigMap | Secret) {
   const data: Readonly<Record<string, string>> = object.data ?? {};
   const binary: Readonly<Record<string, string>> = (kind === "configmap" && (object as ConfigMap).binaryData) || {};

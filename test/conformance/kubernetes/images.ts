@@ -55,8 +55,9 @@ const networkPrograms = ["dig", "nc"].filter((name) => findTool(name) !== undefi
 
 const RECIPES: Readonly<Record<string, () => Promise<TestImage>>> = {
   agnhost: async () => agnhostImage({ Entrypoint: ["/agnhost"], Cmd: ["pause"] }),
-  // Debian's busybox drops variables whose names are no identifiers; the image's own hands them on, as bash does. So whoever
-  // runs `sh` gets bash, and whoever runs `/bin/sh`, the original's only one, gets busybox, whose messages tests look for.
+  // Debian's busybox drops variables whose names are not identifiers; the image's own hands them on, as bash does. So a
+  // pod that runs `sh` gets bash, and one that runs `/bin/sh`, the original's only one, gets busybox, whose messages
+  // tests look for.
   busybox: async () =>
     busyboxImage(
       [...users([]), ...(await hostPrograms(["bash"])), { path: "usr/bin/sh", type: "symlink", link: "/usr/bin/bash" }],

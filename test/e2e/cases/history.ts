@@ -72,8 +72,8 @@ export function workloadProcesses(): WorkloadProcess[] {
 }
 
 /**
- * Containers of which more than one copy is in the list. What init has adopted was left behind by a copy that ended and is
- * about to be killed; a second copy is the child of whoever started it.
+ * Containers of which more than one copy is in the list. What init has adopted was left behind by a copy that ended and
+ * is about to be killed; a second copy is the child of the process that started it.
  */
 export function doubles(processes: readonly WorkloadProcess[]): WorkloadProcess[][] {
   const started = processes.filter(({ parent }) => parent !== 1);

@@ -1,6 +1,7 @@
 /**
- * A folder outside the checkout for what is dear to make: the control plane's binary, kubectl, helm, the peers. Every entry
- * is named after a hash of what it was made from, so it is never stale and never needs to be cleared.
+ * A folder outside the checkout for things that are expensive to make: the control plane's binary, kubectl, helm, the
+ * peers. Every entry is named after a hash of what it was made from, so it is never stale and never needs to be
+ * cleared.
  */
 import { createHash, randomUUID } from "node:crypto";
 import { mkdir, rename, rm, stat } from "node:fs/promises";
@@ -20,8 +21,8 @@ export function cacheKey(parts: readonly (string | Buffer)[]): string {
 }
 
 /**
- * The path of the cached file `name`; `make` writes it first when it is absent. It is written under a temporary name and
- * renamed, so that a run that is killed, or two runs at once, never leave half a file.
+ * The path of the cached file `name`; `make` writes it first when it is absent. It is written under a temporary name
+ * and renamed, so that a run that is killed, or two runs at once, never leave half a file.
  */
 export async function cached(name: string, make: (temporaryPath: string) => Promise<void>): Promise<string> {
   const path = join(cacheDir(), name);

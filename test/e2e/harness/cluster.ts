@@ -1,7 +1,7 @@
 /**
- * A real Kubernetes control plane on loopback: etcd, kube-apiserver, kube-controller-manager, kube-scheduler. Ready in about
- * ten seconds. Nodes are authorized as in a production cluster (Node authorizer, NodeRestriction), so an agent that asks
- * for more than a kubelet may is found out here.
+ * A real Kubernetes control plane on loopback: etcd, kube-apiserver, kube-controller-manager, kube-scheduler. Ready in
+ * about ten seconds. Nodes are authorized as in a production cluster (Node authorizer, NodeRestriction), so an agent
+ * that asks for more than a kubelet may is found out here.
  */
 import { mkdir } from "node:fs/promises";
 import { join } from "node:path";
@@ -40,8 +40,9 @@ export interface Cluster extends AsyncDisposable {
   /** A client certificate of this user. */
   clientCertificate(name: string, groups?: readonly string[]): Promise<KeyPair>;
   /**
-   * Ends the API server with the signal (default SIGKILL), starts it again on the same port and the same data. Scheduler
-   * and controller-manager are started anew too: they would back off for minutes when it happens again and again.
+   * Ends the API server with the signal (default SIGKILL), starts it again on the same port and the same data.
+   * Scheduler and controller-manager are started again too: they would back off for minutes when it happens again and
+   * again.
    */
   restartApiServer(signal?: NodeJS.Signals): Promise<void>;
   processes(): Record<string, ManagedProcess>;

@@ -1,9 +1,10 @@
 /**
- * Long-lived child processes of a test: they log to files, are killed by their own pid, and never outlive the test process.
+ * Long-lived child processes of a test: they log to files, are killed by their own pid, and never outlive the test
+ * process.
  *
- * Every child carries `VMLET_TEST_DIR=<dir>` in its environment. When the test process ends, however it ends, the pipe to
- * the watchdog closes, and the watchdog kills whatever still carries that mark, with its descendants: also the shims that
- * the reference backend leaves behind on purpose.
+ * Every child carries `VMLET_TEST_DIR=<dir>` in its environment. When the test process ends, however it ends, the pipe
+ * to the watchdog closes, and the watchdog kills whatever still carries that mark, with its descendants: also the shims
+ * that the reference backend leaves behind on purpose.
  */
 import { spawn, type ChildProcess } from "node:child_process";
 import { closeSync, openSync, readFileSync, readdirSync, statSync } from "node:fs";
@@ -42,7 +43,10 @@ export interface Sandbox extends AsyncDisposable {
   close(): Promise<void>;
 }
 
-/** @param prefix names the folder under the system's temporary folder; `VMLET_TEST_KEEP=1` keeps it for a look at the logs */
+/**
+ * @param prefix names the folder under the system's temporary folder; `VMLET_TEST_KEEP=1` keeps it for a look at the
+ *   logs
+ */
 export async function createSandbox(prefix: string): Promise<Sandbox> {
   const dir = await mkdtemp(join(tmpdir(), `vmlet-${prefix}-`));
   const keep = process.env["VMLET_TEST_KEEP"] === "1";
@@ -94,7 +98,7 @@ function spawnManaged(
     child.once("exit", (code, signal) => resolve({ code, signal }));
     child.once("error", reject);
   });
-  // Whoever awaits `exited` gets the error; without this a command that is not there would end the test process instead.
+  // An `await` of `exited` gets the error; without this a command that is not there would end the test process instead.
   exited.catch(() => undefined);
   if (child.pid === undefined) throw new Error(`${name}: cannot start ${command}`);
   const running = () => child.exitCode === null && child.signalCode === null;

@@ -172,7 +172,7 @@ describe("limits of the kubelet API", () => {
   it("do not fall with a connection that the system cannot give us", async () => {
     using listen = vi.spyOn(Server.prototype, "listen");
     await using kubelet = await startKubelet();
-    // As Node does when accept fails, for want of file descriptors for example.
+    // As Node does when accept fails, for example without a free file descriptor.
     (listen.mock.contexts[0] as Server).emit("error", new Error("accept ENFILE"));
     expect((await ask(kubelet, "/pods")).status).toBe(200);
   });

@@ -59,7 +59,7 @@ export class World {
   /** Containers whose shim cannot be started, with the error. */
   readonly shimErrors = new Map<string, Error>();
   readonly conclusions = new Map<string, ContainerConclusion>();
-  /** Set: the engine takes so long to conclude, and has no answer for whoever asks again. */
+  /** Set: the engine takes so long to conclude, and has no answer for a second question. */
   concluding: Promise<void> | undefined;
   /** Containers of which the engine has something in place, by id. */
   readonly prepared = new Set<string>();

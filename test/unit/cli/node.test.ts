@@ -4,7 +4,7 @@ import { KubeApiError } from "../../../src/kube/errors.ts";
 import type { Kube } from "../../../src/kube/kube.ts";
 import { VirtualClock } from "../../support/virtual-clock.ts";
 
-/** Deletes as the API server does, where an agent registers the node anew until `registered` runs out. */
+/** Deletes as the API server does, where an agent registers the node again until `registered` runs out. */
 function kubeWith(registered: number): Kube & { deleted: number } {
   const kube = {
     deleted: 0,

@@ -400,7 +400,10 @@ function seriesOf(alertCase: AlertCase, release: Release = own): Record<string, 
   }));
 }
 
-/** The same names from the kubelets of real nodes. Their instance may be what an agent's is, for example where it is relabelled. */
+/**
+ * The same names from the kubelets of real nodes. Their instance may be what an agent's is, for example where it is
+ * relabelled.
+ */
 function ofKubelets({ series }: AlertCase): Record<string, string> {
   return relabelled(series, (name, labels) =>
     /^(vmlet|up)/.test(name)
@@ -414,7 +417,10 @@ function ofKubelets({ series }: AlertCase): Record<string, string> {
   );
 }
 
-/** The kubelet API of the release's nodes, scraped as the kubelets are: all that the health port has but vmlet_build_info. */
+/**
+ * The kubelet API of the release's nodes, scraped as the kubelets are: all that the health port has but
+ * vmlet_build_info.
+ */
 function ofNodes(alertCase: AlertCase): Record<string, string> {
   const all = { ...(alertCase.agents ?? agents), ...alertCase.series };
   return relabelled(all, (name, { instance, ...labels }) =>
@@ -424,7 +430,7 @@ function ofNodes(alertCase: AlertCase): Record<string, string> {
   );
 }
 
-/** Metrics of kube-state-metrics are about nodes and pods, whoever scrapes them. */
+/** Metrics of kube-state-metrics are about nodes and pods, not about the process that is scraped. */
 const isOfObjects = (name: string) => name.startsWith("kube_");
 
 type Labels = Record<string, string>;

@@ -9,7 +9,7 @@ afterEach(() => {
   for (const each of open.splice(0)) each.destroy();
 });
 
-/** A server that trusts whoever asks for /let-me-in or /OWNER, and answers at once unless it is asked for /.../slow. */
+/** A server that trusts clients that ask for /let-me-in or /OWNER, and answers at once, except for /.../slow. */
 async function serve(limits: ConnectionLimits) {
   const answer: RequestListener = (request, response) => {
     const [, owner = ""] = request.url!.split("/");
@@ -46,7 +46,7 @@ async function ask(socket: Socket, path: string, headers = ""): Promise<string> 
 
 const gone = (socket: Socket) => (socket.resume(), once(socket, "close"));
 
-/** Once another connection has come in and been answered, whoever was to be dropped has been. */
+/** Once another connection has come in and been answered, the connections that had to be dropped have been. */
 async function stays(socket: Socket): Promise<boolean> {
   return (await ask(socket, "/stranger")).startsWith("HTTP/1.1 200");
 }

@@ -91,7 +91,7 @@ describe("a pod that should run", () => {
     const p = settled(pod(), ended);
     const m = memory({ confirmedVersion: again.version, confirmedFor: p.metadata!.resourceVersion });
     expect(next(p, found(again), m)).not.toEqual({ do: "look" });
-    // Since then somebody has written what he saw.
+    // Since then another agent has written what it saw.
     const written = { ...p, metadata: { ...p.metadata, resourceVersion: "11" } } as Pod;
     expect(next(written, found(again), m)).toEqual({ do: "look" });
   });

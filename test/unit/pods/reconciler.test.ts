@@ -457,7 +457,7 @@ describe("a pod that is deleted while it is rendered", () => {
     const events: PodEvent[] = [{ type: "Warning", reason: "FailedMount", message: 'secret "x" not found' }];
     world.rendered = { kind: "wait", waiting: new Map(), unmountedVolumes: ["v"], events };
     world.onRender = () => {
-      // Whoever hears of the deletion lets go of the pod at once; what is read afterwards is read all the same.
+      // The release of the pod comes at once with its deletion; a read afterwards is made all the same.
       world.isDeleted = true;
     };
     await world.settle();
