@@ -29,6 +29,7 @@ import { delimiter, join } from "node:path";
 import type { GuestPlan, HostPlan } from "../engine.ts";
 import { encodeFrame, FRAME, FrameReader, type ShimHello, type ShimStatus } from "./frames.ts";
 import { GuestSession } from "./guest-session.ts";
+import { terminalInput } from "./terminal-input.ts";
 
 /** What the backend writes to `shim-launch.json` before it starts the shim. */
 export type ShimLaunch = ShimCommand & ShimLimits;
@@ -358,6 +359,8 @@ class Shim {
       ...(gid === undefined ? {} : { gid }),
       encoding: null,
     });
+    const input = terminalInput(terminal);
+    input.on("drain", () => this.#resumeClients());
     this.#streamsOpen = 1;
     terminal.onData((data) => this.#output("stdout", data as unknown as Buffer));
     terminal.onExit(({ exitCode, signal }) => {
@@ -372,19 +375,17 @@ class Shim {
       ...(launch.pidFile === undefined ? {} : { pidFile: launch.pidFile }),
       pause: () => terminal.pause(),
       resume: () => terminal.resume(),
-      writeStdin: (data) => {
-        terminal.write(data as unknown as string);
-        return true;
-      },
+      writeStdin: (data) => input.write(data),
       // End of file on a terminal is a character.
-      endStdin: () => terminal.write("\u0004"),
+      endStdin: () => input.write("\u0004"),
       resize: (columns, rows) => terminal.resize(columns, rows),
     });
   }
 
   #begin(running: Running): void {
     this.#running = running;
-    for (const data of this.#stdinHeld.splice(0)) running.writeStdin(data);
+    const isWritten = this.#stdinHeld.splice(0).map((data) => running.writeStdin(data));
+    if (isWritten.every(Boolean)) this.#resumeClients();
     if (running.pidFile !== undefined) this.#pidPoll = setInterval(() => this.#readPidFile(), PID_FILE_POLL_MS);
     else if (running.pid !== undefined) this.#started(running.pid);
   }
@@ -519,7 +520,7 @@ class Shim {
       client.socket.write(encodeFrame(FRAME.status, JSON.stringify(this.#status)));
     } else if (type === FRAME.stdin) {
       if (this.#running === undefined) this.#stdinHeld.push(Buffer.from(payload));
-      else if (!this.#running.writeStdin(Buffer.from(payload))) client.socket.pause();
+      if (this.#running?.writeStdin(Buffer.from(payload)) !== true) client.socket.pause();
     } else if (type === FRAME.stdinEnd) {
       if (this.#launch.stdinOnce) this.#running?.endStdin();
     } else if (type === FRAME.resize) {

@@ -1,7 +1,8 @@
 import { spawn } from "node:child_process";
 import { constants } from "node:os";
-import { PassThrough, Writable } from "node:stream";
+import { PassThrough } from "node:stream";
 import { type ProcessStreams, ProviderError, type StreamOptions } from "../../../src/provider/kit/index.ts";
+import { terminalInput } from "./terminal-input.ts";
 
 export interface SpawnPlan {
   argv: string[];
@@ -104,20 +105,8 @@ async function spawnOnTerminal(plan: SpawnPlan, options: StreamOptions): Promise
       resolve({ exitCode: signal === undefined || signal === 0 ? exitCode : 128 + signal });
     });
   });
-  const stdin = options.stdin
-    ? new Writable({
-        write(chunk: Buffer, _encoding, callback) {
-          if (!over) terminal.write(chunk as unknown as string);
-          callback();
-        },
-        final(callback) {
-          if (!over) terminal.write("\u0004");
-          callback();
-        },
-      })
-    : null;
   return {
-    stdin,
+    stdin: options.stdin ? terminalInput(terminal) : null,
     stdout,
     stderr: null,
     exit,
