@@ -22,6 +22,8 @@ export interface RestartableProcess {
   stop(graceMs?: number): Promise<void>;
   /** Rejects when the process that was started last ends; never resolves. */
   failed(): Promise<never>;
+  /** How the process that was started last has ended, or will. */
+  ended(): Promise<{ code: number | null; signal: NodeJS.Signals | null }>;
   logTail(lines?: number): Promise<string>;
 }
 
@@ -102,6 +104,8 @@ export interface AgentOptions {
   config?: Json;
   /** The program's main file. Default: the sources. */
   main?: string;
+  /** Its environment, beside this process's own. */
+  env?: NodeJS.ProcessEnv;
 }
 
 export async function startAgent(options: AgentOptions): Promise<AgentProcess> {
@@ -140,7 +144,8 @@ export async function startAgent(options: AgentOptions): Promise<AgentProcess> {
   const healthUrl = `http://127.0.0.1:${healthPort}`;
   const health = clientOf(healthUrl);
   const args = ["run", "--config", config];
-  const agent = restartable(sandbox, `agent-${nodeName}`, args, () => health.text("/readyz"), undefined, options.main);
+  const env = options.env && { ...process.env, ...options.env };
+  const agent = restartable(sandbox, `agent-${nodeName}`, args, () => health.text("/readyz"), env, options.main);
   await agent.start();
   return Object.assign(agent, { healthUrl, kubeletPort });
 }
@@ -207,6 +212,7 @@ export function restartable(
     },
     stop: (graceMs) => current().stop(graceMs),
     failed: () => failWhenExited(current()),
+    ended: () => current().exited,
     logTail: (lines) => current().logTail(lines),
   };
 }

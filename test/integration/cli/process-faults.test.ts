@@ -83,7 +83,7 @@ async function start(source: string, options: { port?: number; stderr?: number }
         ?.split(" ")[1] ?? 0,
     );
   };
-  return { child, ended, port, metric, log: () => log };
+  return { child, ended, port, metric, api: dev.api, log: () => log };
 }
 
 test("a promise that a provider module forgot, and what its callbacks throw, are counted and logged; the agent goes on", async () => {
@@ -107,6 +107,33 @@ test("an agent opens no debugger when it is sent the signal at which Node.js wou
   agent.child.kill("SIGUSR1");
   await expect.poll(agent.log).toContain("SIGUSR1 is ignored");
   expect(agent.log()).not.toContain("Debugger listening");
+});
+
+test("an agent whose event loop stood still says so to the probe that waited, and is alive for the next; its lease goes on", async () => {
+  const agent = await start(`
+    process.on("SIGUSR2", () => { for (const end = performance.now() + 5_500; performance.now() < end; ); });`);
+  const health = `http://127.0.0.1:${await agent.port()}`;
+  const probe = async () => {
+    const response = await fetch(`${health}/livez`);
+    return { status: response.status, text: await response.text() };
+  };
+  const renewTime = async () => {
+    const path = "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases/burst-0";
+    const { body } = await agent.api.request("GET", path);
+    return (body.spec?.renewTime ?? "") as string;
+  };
+  await expect.poll(async () => (await fetch(`${health}/readyz`)).status, { timeout: 30_000 }).toBe(200);
+  await expect.poll(renewTime, { timeout: 30_000 }).not.toBe("");
+  const before = await renewTime();
+  agent.child.kill("SIGUSR2");
+  let stalled = await probe();
+  await expect
+    .poll(async () => (stalled.status === 500 ? 500 : (stalled = await probe()).status), { timeout: 30_000 })
+    .toBe(500);
+  expect(stalled.text).toMatch(/event-loop failed: the event loop stood still for \d{4} ms/);
+  expect(await agent.metric("nodejs_eventloop_lag_max_seconds")).toBeGreaterThan(5);
+  expect(await probe()).toEqual({ status: 200, text: "ok" });
+  await expect.poll(renewTime, { timeout: 30_000 }).not.toBe(before);
 });
 
 test("an agent whose standard error nobody reads goes on, and says what it had to say when somebody does", async () => {

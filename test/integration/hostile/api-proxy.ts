@@ -11,21 +11,27 @@ export interface ApiProxy {
   delayWrites(namespace: string, ms: number, pattern?: string): void;
   /** Writes of objects in the namespace whose path holds `pattern` are answered with this Status. */
   failWrites(namespace: string, pattern: string, status: { code: number; reason: string }): void;
+  /** So are reads. */
+  failReads(namespace: string, pattern: string, status: { code: number; reason: string }): void;
   /** All is well again, also for what waits. */
   relent(): void;
   close(): Promise<void>;
 }
 
-type Rule = { namespace: string; pattern: string } & ({ delayMs: number } | { code: number; reason: string });
+type Rule = { reads?: boolean; namespace: string; pattern: string } & (
+  | { delayMs: number }
+  | { code: number; reason: string }
+);
 
 /** @param target base address of the API server, plain HTTP */
 export async function startApiProxy(target: string): Promise<ApiProxy> {
   const rules: Rule[] = [];
   const waiting = new Set<() => void>();
   const ruleOf = ({ method = "GET", url = "" }: IncomingMessage) =>
-    method === "GET"
-      ? undefined
-      : rules.find(({ namespace, pattern }) => url.includes(`/namespaces/${namespace}/`) && url.includes(pattern));
+    rules.find(
+      ({ reads = false, namespace, pattern }) =>
+        reads === (method === "GET") && url.includes(`/namespaces/${namespace}/`) && url.includes(pattern),
+    );
   const forward = (incoming: IncomingMessage, reply: ServerResponse) => {
     const outgoing = request(
       new URL(incoming.url ?? "/", target),
@@ -63,6 +69,7 @@ export async function startApiProxy(target: string): Promise<ApiProxy> {
     url: `http://127.0.0.1:${(server.address() as AddressInfo).port}`,
     delayWrites: (namespace, delayMs, pattern = "") => void rules.push({ namespace, pattern, delayMs }),
     failWrites: (namespace, pattern, status) => void rules.push({ namespace, pattern, ...status }),
+    failReads: (namespace, pattern, status) => void rules.push({ reads: true, namespace, pattern, ...status }),
     relent() {
       rules.length = 0;
       for (const goOn of waiting) goOn();
