@@ -139,7 +139,7 @@ async function start(rest: object = {}): Promise<void> {
 }
 
 /** Status and failing checks of each endpoint. */
-async function health(): Promise<Record<string, unknown[]>> {
+async function health(): Promise<Record<string, readonly unknown[]>> {
   const endpoints = ["livez", "readyz"].map(async (endpoint) => {
     const reply = await fetch(`http://127.0.0.1:${port}/${endpoint}`);
     const failing = [...(await reply.text()).matchAll(/^\[-\](\S+) /gm)].map(([, name]) => name);
@@ -147,7 +147,7 @@ async function health(): Promise<Record<string, unknown[]>> {
   });
   return Object.fromEntries(await Promise.all(endpoints));
 }
-const becomes = (expected: Record<string, unknown[]>) =>
+const becomes = (expected: Record<string, readonly unknown[]>) =>
   expect.poll(() => health().catch(() => undefined), { timeout: 30_000 }).toEqual(expected);
 
 const WELL = { livez: [200], readyz: [200] };
