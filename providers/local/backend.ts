@@ -157,9 +157,9 @@ function followTls(
         current = next;
         logger.info({ certFile: files.certFile }, "serving certificate loaded");
       }
-    } catch (error) {
+    } catch (thrown) {
       // One file may be written and the other not yet.
-      logger.warn({ error: toError(error).message }, "serving certificate not reloaded, the old one stays");
+      logger.warn({ err: thrown }, "serving certificate not reloaded, the old one stays");
     }
     cancel = clock.after(TLS_POLL_MS, look);
   };

@@ -150,10 +150,10 @@ export class LocalProvider implements Provider {
   async #takeOver(supervisor: Supervisor): Promise<void> {
     try {
       await supervisor.recover();
-    } catch (error) {
+    } catch (thrown) {
       if (this.#closed.signal.aborted) return;
       this.#options.logger.error(
-        { machine: supervisor.id, error: toError(error).message },
+        { machine: supervisor.id, err: thrown },
         "cannot take a machine over from the former backend yet",
       );
       supervisor.outOfSight();
@@ -179,8 +179,8 @@ export class LocalProvider implements Provider {
   #prune(): void {
     try {
       this.#store.pruneTombstones(TOMBSTONE_MS);
-    } catch (error) {
-      this.#options.logger.error({ error: toError(error).message }, "cannot remove old tombstones yet");
+    } catch (thrown) {
+      this.#options.logger.error({ err: thrown }, "cannot remove old tombstones yet");
     }
     this.#cancelPrune = this.#options.clock.after(PRUNE_EVERY_MS, () => this.#prune());
   }
@@ -193,8 +193,8 @@ export class LocalProvider implements Provider {
       const { machine } = supervisor.record;
       const notices = machine.notices?.slice(-TOMBSTONE_NOTICES);
       this.#store.bury(structuredClone({ ...machine, ...(notices && { notices }) }));
-    } catch (error) {
-      this.#options.logger.error({ machine: id, error: toError(error).message }, "cannot write a tombstone yet");
+    } catch (thrown) {
+      this.#options.logger.error({ machine: id, err: thrown }, "cannot write a tombstone yet");
       this.#later(() => this.#bury(supervisor));
       return;
     }
@@ -207,11 +207,8 @@ export class LocalProvider implements Provider {
   #remove(id: string): void {
     try {
       this.#store.remove(id);
-    } catch (error) {
-      this.#options.logger.error(
-        { machine: id, error: toError(error).message },
-        "cannot remove a machine's folder yet",
-      );
+    } catch (thrown) {
+      this.#options.logger.error({ machine: id, err: thrown }, "cannot remove a machine's folder yet");
       this.#later(() => this.#remove(id));
     }
   }

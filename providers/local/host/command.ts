@@ -5,6 +5,7 @@
 import { spawn } from "node:child_process";
 import { accessSync, constants, statSync } from "node:fs";
 import { delimiter, isAbsolute, join } from "node:path";
+import { onAbort } from "../../../src/provider/kit/index.ts";
 
 export interface CommandOptions {
   signal?: AbortSignal;
@@ -66,8 +67,7 @@ export function run(command: string, args: readonly string[], options: CommandOp
       ...(options.cwd === undefined ? {} : { cwd: options.cwd }),
       env: options.env === undefined ? process.env : { ...process.env, ...options.env },
     });
-    const abort = () => child.kill("SIGKILL");
-    options.signal?.addEventListener("abort", abort, { once: true });
+    const listening = onAbort(options.signal, () => child.kill("SIGKILL"));
 
     const chunks: Buffer[] = [];
     let bytes = 0;
@@ -88,11 +88,11 @@ export function run(command: string, args: readonly string[], options: CommandOp
     child.stdin!.end(options.input ?? "");
 
     child.once("error", (cause) => {
-      options.signal?.removeEventListener("abort", abort);
+      listening[Symbol.dispose]();
       reject(new CommandError(command, undefined, "", cause.message, { cause }));
     });
     child.once("close", (code, signal) => {
-      options.signal?.removeEventListener("abort", abort);
+      listening[Symbol.dispose]();
       if (options.signal?.aborted) reject(options.signal.reason as Error);
       else if (overflow) reject(new CommandError(command, undefined, "", `printed more than ${limit} bytes`));
       else if ((options.exitCodes ?? [0]).includes(code ?? -1)) resolve({ stdout: Buffer.concat(chunks), stderr });

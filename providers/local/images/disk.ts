@@ -1,6 +1,6 @@
 /** The disk that images are on: how much of it is left, and a watch over work that writes to it. */
 import { mkdir, statfs } from "node:fs/promises";
-import type { Clock } from "../../../src/provider/kit/index.ts";
+import { type Clock, pause } from "../../../src/provider/kit/index.ts";
 import { ContainerError } from "../engine.ts";
 import { treeBytes, treeInodes } from "../host/tree-use.ts";
 
@@ -100,11 +100,8 @@ export class ImageDisk {
     guard: AbortController,
   ): Promise<void> {
     for (;;) {
-      try {
-        await this.#options.clock.sleep(CHECK_MS, guard.signal);
-      } catch {
-        return;
-      }
+      await pause(this.#options.clock, CHECK_MS, guard.signal);
+      if (guard.signal.aborted) return;
       const use = await this.use();
       const why = isFull(use) ? "no space left on this host's image disk" : await excess(use);
       if (why !== undefined) guard.abort(new ContainerError("ErrImagePull", `${image}: ${why}`));

@@ -18,7 +18,13 @@ import { connect, type Socket } from "node:net";
 import { join } from "node:path";
 import { PassThrough, Writable } from "node:stream";
 import { fileURLToPath } from "node:url";
-import { type Clock, type ProcessStreams, ProviderError, type StreamOptions } from "../../../src/provider/kit/index.ts";
+import {
+  type Clock,
+  onAbort,
+  type ProcessStreams,
+  ProviderError,
+  type StreamOptions,
+} from "../../../src/provider/kit/index.ts";
 import { ContainerError, KILLED_EXIT, type ShimExit } from "../engine.ts";
 import { encodeFrame, FRAME, FrameReader, MAX_FRAME_BYTES, type ShimHello, type ShimStatus } from "./frames.ts";
 import { isAlive } from "../host/proc.ts";
@@ -261,7 +267,7 @@ export async function attachShim(socketPath: string, options: StreamOptions): Pr
     socket.once("close", () => {
       stdout?.end();
       stderr?.end();
-      options.signal.removeEventListener("abort", close);
+      listening[Symbol.dispose]();
       if (exitCode === undefined)
         reject(new ProviderError("unavailable", "the attach session ended before the container did"));
       else resolve({ exitCode });
@@ -270,7 +276,7 @@ export async function attachShim(socketPath: string, options: StreamOptions): Pr
   // A caller that only closes the session need not look at it.
   exit.catch(() => {});
   const close = () => socket.destroy();
-  options.signal.addEventListener("abort", close);
+  const listening = onAbort(options.signal, close);
   return {
     stdin,
     stdout,

@@ -2,7 +2,7 @@
 import { watch } from "node:fs";
 import { open, readdir, stat, type FileHandle } from "node:fs/promises";
 import { join } from "node:path";
-import { type Clock, linkAbort, type LogLine } from "../../../src/provider/kit/index.ts";
+import { type Clock, linkAbort, type LogLine, untilAborted } from "../../../src/provider/kit/index.ts";
 import { decodeLogLine } from "../../http-vm/wire.ts";
 
 const CHUNK_BYTES = 64 * 1024;
@@ -197,30 +197,27 @@ async function* allLines(
 /** Resolves when something may have been written, or the container has ended. */
 async function nextWrite(dir: string, offset: number, segment: number, options: ReadLogOptions): Promise<void> {
   const stop = new AbortController();
-  const { signal, release } = linkAbort(stop.signal, options.signal);
-  await new Promise<void>((resolve) => {
-    try {
-      const watcher = watch(dir, { signal, persistent: false }, () => resolve());
-      watcher.on("error", () => resolve());
-    } catch {
-      // The host's inotify watches are used up, or the folder is going: the poll goes on.
-    }
-    const cancel = options.clock.after(POLL_MS, resolve);
-    signal.addEventListener("abort", () => {
-      cancel();
-      resolve();
-    });
-    void options.changed(signal).then(resolve, () => resolve());
-    // A write between the last look and the watch.
-    void stat(join(dir, `log.${segment}`)).then(
-      ({ size }) => {
-        if (size > offset || options.complete()) resolve();
-      },
-      () => resolve(),
-    );
-  });
+  using linked = linkAbort(stop.signal, options.signal);
+  const { signal } = linked;
+  const { promise, resolve } = Promise.withResolvers<void>();
+  try {
+    const watcher = watch(dir, { signal, persistent: false }, () => resolve());
+    watcher.on("error", () => resolve());
+  } catch {
+    // The host's inotify watches are used up, or the folder is going: the poll goes on.
+  }
+  void options.changed(signal).then(resolve, () => resolve());
+  // A write between the last look and the watch.
+  void stat(join(dir, `log.${segment}`)).then(
+    ({ size }) => {
+      if (size > offset || options.complete()) resolve();
+    },
+    () => resolve(),
+  );
+  const cancel = options.clock.after(POLL_MS, resolve);
+  await untilAborted(signal, promise);
+  cancel();
   stop.abort();
-  release();
 }
 
 /** The last lines of a log: kubelet's fallback for a termination message is 80 lines, 2048 bytes. */

@@ -1,7 +1,7 @@
 import { spawn } from "node:child_process";
 import { constants } from "node:os";
 import { PassThrough } from "node:stream";
-import { type ProcessStreams, ProviderError, type StreamOptions } from "../../../src/provider/kit/index.ts";
+import { onAbort, type ProcessStreams, ProviderError, type StreamOptions } from "../../../src/provider/kit/index.ts";
 import { terminalInput } from "./terminal-input.ts";
 
 export interface SpawnPlan {
@@ -21,9 +21,8 @@ export interface SpawnPlan {
 export async function spawnStreams(plan: SpawnPlan, options: StreamOptions): Promise<ProcessStreams> {
   const streams = options.tty ? await spawnOnTerminal(plan, options) : spawnOnPipes(plan, options);
   const close = () => streams.close();
-  if (options.signal.aborted) close();
-  options.signal.addEventListener("abort", close);
-  const forget = () => options.signal.removeEventListener("abort", close);
+  const listening = onAbort(options.signal, close);
+  const forget = () => listening[Symbol.dispose]();
   streams.exit.then(forget, forget);
   return streams;
 }

@@ -282,9 +282,7 @@ class OciEngine implements Engine {
     this.#cancelCollect = this.#options.clock.after(COLLECT_PERIOD_MS, () => {
       this.images
         .collect()
-        .catch((error: unknown) =>
-          this.#options.logger.warn({ error: String(error) }, "image garbage collection failed"),
-        );
+        .catch((thrown: unknown) => this.#options.logger.warn({ err: thrown }, "image garbage collection failed"));
       this.#collectLater();
     });
   }

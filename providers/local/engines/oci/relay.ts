@@ -4,7 +4,7 @@ import { rm } from "node:fs/promises";
 import { connect, type Socket } from "node:net";
 import type { Duplex } from "node:stream";
 import { fileURLToPath } from "node:url";
-import type { Clock } from "../../../../src/provider/kit/index.ts";
+import { type Clock, onAbort } from "../../../../src/provider/kit/index.ts";
 import { findTool } from "../../host/command.ts";
 
 /** How long the program stays after its last connection. */
@@ -86,36 +86,38 @@ export class LoopbackRelay {
     });
   }
 
-  #connect(port: number, signal: AbortSignal): Promise<Socket> {
-    return new Promise((resolve, reject) => {
-      const socket = connect({ path: this.#socketPath, allowHalfOpen: true });
-      const fail = (error: Error) => {
-        signal.removeEventListener("abort", abort);
-        socket.destroy();
-        reject(error);
-      };
-      const abort = () => fail(signal.reason as Error);
-      if (signal.aborted) return abort();
-      signal.addEventListener("abort", abort, { once: true });
-      socket.once("error", fail);
-      socket.once("close", () => fail(new Error("the connection into the machine was closed")));
-      socket.write(`${port}\n`);
-      let answer = Buffer.alloc(0);
-      const read = (chunk: Buffer) => {
-        answer = Buffer.concat([answer, chunk]);
-        const newline = answer.indexOf(10);
-        if (newline < 0) return;
-        socket.off("data", read);
-        socket.pause();
-        const code = answer.subarray(0, newline).toString();
-        if (code !== "") return fail(Object.assign(new Error(`connect ${code} 127.0.0.1:${port}`), { code, port }));
-        signal.removeEventListener("abort", abort);
-        socket.removeAllListeners("close").off("error", fail);
-        const rest = answer.subarray(newline + 1);
-        if (rest.length > 0) socket.unshift(rest);
-        resolve(socket);
-      };
-      socket.on("data", read);
-    });
+  async #connect(port: number, signal: AbortSignal): Promise<Socket> {
+    signal.throwIfAborted();
+    const socket = connect({ path: this.#socketPath, allowHalfOpen: true });
+    using _ = onAbort(signal, () => socket.destroy(signal.reason as Error));
+    return await connected(socket, port);
   }
+}
+
+/** Asks the helper for a port; resolves with the socket once it stands for a connection to that. @throws as `connect` does */
+function connected(socket: Socket, port: number): Promise<Socket> {
+  return new Promise((resolve, reject) => {
+    const fail = (error: Error) => {
+      socket.destroy();
+      reject(error);
+    };
+    socket.once("error", fail);
+    socket.once("close", () => fail(new Error("the connection into the machine was closed")));
+    socket.write(`${port}\n`);
+    let answer = Buffer.alloc(0);
+    const read = (chunk: Buffer) => {
+      answer = Buffer.concat([answer, chunk]);
+      const newline = answer.indexOf(10);
+      if (newline < 0) return;
+      socket.off("data", read);
+      socket.pause();
+      const code = answer.subarray(0, newline).toString();
+      if (code !== "") return fail(Object.assign(new Error(`connect ${code} 127.0.0.1:${port}`), { code, port }));
+      socket.removeAllListeners("close").off("error", fail);
+      const rest = answer.subarray(newline + 1);
+      if (rest.length > 0) socket.unshift(rest);
+      resolve(socket);
+    };
+    socket.on("data", read);
+  });
 }

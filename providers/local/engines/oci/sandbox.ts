@@ -131,8 +131,8 @@ export async function recoverSandbox(context: OciContext, home: MachineHome): Pr
   // They are gone when another program has flushed this host's rules meanwhile.
   await context.network
     .openHostPorts(home.id, containerPorts(home.spec))
-    .catch((error: unknown) =>
-      context.logger.warn({ machine: home.id, error: String(error) }, "cannot open the machine's host ports again"),
+    .catch((thrown: unknown) =>
+      context.logger.warn({ machine: home.id, err: thrown }, "cannot open the machine's host ports again"),
     );
   return new OciSandbox(context, home, record);
 }

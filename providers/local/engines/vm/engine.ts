@@ -257,11 +257,8 @@ class VmEngine implements Engine {
     // They are gone when another program has flushed this host's rules meanwhile.
     await context.network
       .openHostPorts(vm.key, containerPorts(home.spec))
-      .catch((error: unknown) =>
-        this.#options.logger.warn(
-          { machine: home.id, error: String(error) },
-          "cannot open the machine's host ports again",
-        ),
+      .catch((thrown: unknown) =>
+        this.#options.logger.warn({ machine: home.id, err: thrown }, "cannot open the machine's host ports again"),
       );
     const sandbox = new VmSandbox(context, home, vm);
     await sandbox.resume();
@@ -358,9 +355,7 @@ class VmEngine implements Engine {
     this.#cancelCollect = this.#options.clock.after(COLLECT_PERIOD_MS, () => {
       this.images
         .collect()
-        .catch((error: unknown) =>
-          this.#options.logger.warn({ error: String(error) }, "image garbage collection failed"),
-        );
+        .catch((thrown: unknown) => this.#options.logger.warn({ err: thrown }, "image garbage collection failed"));
       this.#collectLater();
     });
   }

@@ -1,5 +1,5 @@
 /** VMs that wait for machines: started ahead, connected, and replaced in the background as they are taken. */
-import type { Logger } from "../../../../src/provider/kit/index.ts";
+import { type Logger, pause } from "../../../../src/provider/kit/index.ts";
 import type { VmSize } from "./qemu.ts";
 import { destroyVm, Vm, type VmContext } from "./vm.ts";
 
@@ -91,13 +91,13 @@ export class VmPool {
       this.#idle.push(vm);
       this.#starting--;
       this.#logger.debug({ waiting: this.#idle.length }, WAITING);
-    } catch (error) {
-      await destroyVm(this.#context, key).catch((cause: unknown) =>
-        this.#logger.warn({ error: String(cause) }, "what is left of a VM could not be removed"),
+    } catch (thrown) {
+      await destroyVm(this.#context, key).catch((remnant: unknown) =>
+        this.#logger.warn({ err: remnant }, "what is left of a VM could not be removed"),
       );
       if (!this.#closing.signal.aborted) {
-        this.#logger.warn({ error: String(error) }, "a VM for the warm pool could not be started");
-        await clock.sleep(RETRY_MS, this.#closing.signal).catch(() => undefined);
+        this.#logger.warn({ err: thrown }, "a VM for the warm pool could not be started");
+        await pause(clock, RETRY_MS, this.#closing.signal);
       }
       this.#starting--;
       this.fill();
@@ -106,7 +106,7 @@ export class VmPool {
 
   #background(work: Promise<void>): void {
     const done = work
-      .catch((error: unknown) => this.#logger.warn({ error: String(error) }, "the warm pool met an error"))
+      .catch((thrown: unknown) => this.#logger.warn({ err: thrown }, "the warm pool met an error"))
       .finally(() => this.#work.delete(done));
     this.#work.add(done);
   }
