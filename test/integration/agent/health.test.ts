@@ -8,15 +8,15 @@ import type { AddressInfo } from "node:net";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { afterEach, beforeEach, expect, test, vi } from "vitest";
-import { MemoryProvider } from "../../providers/memory/index.ts";
-import { Agent } from "../../src/agent/agent.ts";
-import { loadConfig } from "../../src/config/load.ts";
-import { ProviderError } from "../../src/provider/errors.ts";
-import type { Provider } from "../../src/provider/provider.ts";
-import { silentLogger } from "../../src/telemetry/logger.ts";
-import { rfc3339Micro, systemClock } from "../../src/util/clock.ts";
-import { freePorts } from "../e2e/harness/ports.ts";
-import { create, runDevCluster, type Running } from "./devcluster/support.ts";
+import { MemoryProvider } from "../../../providers/memory/index.ts";
+import { Agent } from "../../../src/agent/agent.ts";
+import { loadConfig } from "../../../src/config/load.ts";
+import { ProviderError } from "../../../src/provider/errors.ts";
+import type { Provider } from "../../../src/provider/provider.ts";
+import { silentLogger } from "../../../src/telemetry/logger.ts";
+import { rfc3339Micro, systemClock } from "../../../src/util/clock.ts";
+import { freePorts } from "../../e2e/harness/ports.ts";
+import { create, runDevCluster, type Running } from "../devcluster/support.ts";
 
 const loop = vi.hoisted(() => ({ stallMs: 0 }));
 vi.mock(import("node:perf_hooks"), async (original) => ({
