@@ -8,8 +8,8 @@
  * attach, and records start and exit in files. So `argv` is
  *   process  the container's command itself
  *   oci      `runc run --bundle B --pid-file P ID`
- *   vm       nothing on this host: the plan is a `guest` session, whose other end runs the command in the guest. When the
- *            guest cannot be reached any more, `lost` tells; the shim's exit code then does not count.
+ *   vm       nothing on this host: the plan is a `guest` session, whose other end runs the command in the guest. When
+ *            the guest cannot be reached any more, `lost` tells; the shim's exit code then does not count.
  * The backend may be killed at any instant. Shim and sandbox live on; `Engine.recover` finds the sandbox again.
  *
  * Rules for all methods: they reject with ContainerError (a reason that the container's status shows) or ProviderError

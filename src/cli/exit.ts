@@ -1,3 +1,4 @@
+/** How the process ends: its exit status, what the user reads, and the signals that stop it. */
 import { InvalidArgumentError } from "commander";
 import type { Logger } from "../telemetry/logger.ts";
 import { VmletError, toError } from "../util/errors.ts";

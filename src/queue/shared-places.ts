@@ -1,12 +1,14 @@
+/** Fair shares of a fixed number of places, for work that cannot be interrupted. */
 import { Turns } from "./turns.ts";
 
 /**
- * Places for work that takes nobody knows how long, shared by groups whose work must not hold up each other's. What waits for a place
- * gets it by turns of the groups, each in the order in which it came.
+ * Places for work of unknown length, shared by groups whose work must not hold up each other's. What
+ * waits for a place gets it by turns of the groups, each in the order in which it came.
  *
- * Work under way cannot be made to leave, so some places must be free when another group comes: there are twice as many as one
- * group gets that is alone. A group gets another place only while it has fewer than are free: after one that has taken all of its
- * half, the next gets half of the rest. So several groups whose work does not end have to come together before one more waits.
+ * Work under way cannot be made to leave, so some places must be free when another group comes: there are twice as many
+ * as one group gets that is alone. A group gets another place only while it has fewer than are free: after one that has
+ * taken all of its half, the next gets half of the rest. So several groups whose work does not end have to come
+ * together before one more waits.
  */
 export class SharedPlaces {
   readonly #places: number;
@@ -22,7 +24,10 @@ export class SharedPlaces {
     this.#places = perGroup * 2;
   }
 
-  /** Does `work` in a place of the group. @throws what `work` throws; the signal's reason when it aborts before there is a place */
+  /**
+   * Does `work` in a place of the group.
+   * @throws what `work` throws; the signal's reason when it aborts before there is a place
+   */
   async run<T>(group: string, work: () => Promise<T>, signal?: AbortSignal): Promise<T> {
     const leave = await this.enter(group, signal);
     try {
@@ -32,7 +37,10 @@ export class SharedPlaces {
     }
   }
 
-  /** Waits for a place. Returns the function that gives it back, to be called once. @throws the signal's reason on abort */
+  /**
+   * Waits for a place. Returns the function that gives it back, to be called once.
+   * @throws the signal's reason on abort
+   */
   async enter(group: string, signal?: AbortSignal): Promise<() => void> {
     signal?.throwIfAborted();
     const key = String(++this.#lastKey);

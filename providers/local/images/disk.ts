@@ -13,7 +13,7 @@ export interface DiskUse {
 
 /** Work that leaves less than this is stopped: a full disk would hurt every machine of the host. */
 export const MIN_FREE_BYTES = 256 * 1024 * 1024;
-/** Of the inodes, as kubelet's imagefs.inodesFree; no more than so many, for large disks. */
+/** Share of the inodes, as kubelet's imagefs.inodesFree; on large disks no more than this many. */
 const MIN_FREE_INODES = { share: 0.05, most: 100_000 };
 const CHECK_MS = 250;
 
@@ -66,9 +66,9 @@ export class ImageDisk {
   }
 
   /**
-   * `guard`, for work that fills `tree`. A small layer can hold a huge one, or a million files: others write to this disk as
-   * well, so what is left on it is only the cheap hint, and the tree is measured when that says so. At the end it is
-   * measured in any case.
+   * `guard`, for work that fills `tree`. A small layer can hold a huge one, or a million files: others write to this
+   * disk as well, so what is left on it is only the cheap hint, and the tree is measured when that says so. At the end
+   * it is measured in any case.
    */
   async guardTree(
     image: string,

@@ -12,7 +12,8 @@ const MAX_NAME_BYTES = 4096;
 /**
  * Wrong types count as absent.
  * @param image names it in messages
- * @throws ContainerError ErrImagePull for one that no container could be started with, or only at everybody's cost
+ * @throws ContainerError ErrImagePull for one that no container could be started with, or only at the cost of other
+ *   pods
  */
 export function imageConfig(image: string, document: unknown): ImageConfig {
   const raw = ((document as Record<string, unknown> | null)?.["config"] ?? {}) as Record<string, unknown>;

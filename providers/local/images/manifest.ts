@@ -1,4 +1,4 @@
-/** What registries say an image is made of, read as the words of a stranger: bounded, and nothing of it believed by its look. */
+/** What registries say an image is made of, read as untrusted text: bounded, and none of it is believed unchecked. */
 import { createHash } from "node:crypto";
 import { ContainerError } from "../engine.ts";
 
@@ -78,7 +78,7 @@ export function choosePlatform(
   return digest;
 }
 
-/** @throws ContainerError ErrImagePull for what is no manifest of an image that this host takes */
+/** @throws ContainerError ErrImagePull for a text that is not a manifest of an image that this host takes */
 export function readManifest(image: string, document: Record<string, unknown>): Manifest {
   const refuse = (why: string) => new ContainerError("ErrImagePull", `${image}: ${why}`);
   const { schemaVersion, layers, config } = document;

@@ -1,4 +1,6 @@
-/** Which names mean which image of this host, and for whom: names.json, and the salt of what it knows of credentials. */
+/**
+ * Which names mean which image of this host, and for whom: names.json, and the salt of what it knows of credentials.
+ */
 import { createHash, randomBytes } from "node:crypto";
 import { existsSync, readFileSync, writeFileSync } from "node:fs";
 import { join } from "node:path";
@@ -38,8 +40,8 @@ export class ImageNames {
   }
 
   /**
-   * What the name meant when it was last asked for. With `auth`, only what the registry gave out without credentials or for
-   * one of these: an image that somebody showed a credential for is not for machines that cannot.
+   * What the name meant when it was last asked for. With `auth`, only what the registry gave out without credentials or
+   * for one of these: an image that needed a credential is not for machines without one.
    */
   find(reference: ImageReference, auth: readonly RegistryAuth[] | undefined): NameEntry | undefined {
     const isTheirs = ({ seenBy }: NameEntry) =>

@@ -24,7 +24,10 @@ import { redact } from "./redact.ts";
 import { matchingCredentials, repository, type ImageReference } from "./reference.ts";
 
 export interface RegistryOptions {
-  /** Hosts (with port) that may be spoken to without TLS or with a certificate that nobody vouches for. Loopback may always. */
+  /**
+   * Hosts (with port) that may be spoken to without TLS or with a certificate that no CA of this host vouches for.
+   * Loopback may always.
+   */
   insecureRegistries: readonly string[];
   /** OCI names: `linux`, `amd64`. */
   platform: { os: string; architecture: string };
@@ -193,7 +196,7 @@ function isDenied(stderr: string): boolean {
   );
 }
 
-/** What a person can do something with, from what skopeo printed. Aborts pass through unchanged. */
+/** The part of skopeo's output that helps a person. Aborts pass through unchanged. */
 function pullError(image: string, cause: unknown, signal: AbortSignal): Error {
   if (signal.aborted) return signal.reason as Error;
   if (cause instanceof ContainerError) return cause;

@@ -1,15 +1,16 @@
 /**
  * The images of this host, for every engine that has images. A folder:
  *
- *     blobs/sha256/HEX     layers, configs and manifests as registries sent them; one file, whatever images have it
- *     images/HEX/          one image, named by its manifest's digest: rootfs/, image.json, and what engines derive from it
+ *     blobs/sha256/HEX     layers, configs, manifests as registries sent them; images share them
+ *     images/HEX/          one image, named by its manifest's digest: rootfs/, image.json, and what engines make of it
  *     names.json           which names mean which image
  *     tmp/                 pulls under way; emptied at start
  *
  * An image folder appears by one rename when everything in it is complete, so nothing half-made is ever found.
  *
- * A digest is no right to what it names. What is here is given out only to names of a repository that has sent all of it:
- * any other one is asked for every blob first, although the bytes turn out to be the same and are kept once.
+ * Knowing a digest gives no right to what it names. What is here is given out only to names of a repository that has
+ * sent all of it: any other one is asked for every blob first, although the bytes turn out to be the same and are kept
+ * once.
  */
 import { randomBytes } from "node:crypto";
 import { existsSync, mkdirSync, readFileSync, renameSync, rmSync, statSync } from "node:fs";
@@ -67,7 +68,10 @@ const QUESTIONS = 8;
 const ANSWER_MS = 60_000;
 /** containerd's image_pull_progress_timeout: a pull that stands still must not keep others waiting. */
 const STALL_MS = 5 * 60_000;
-/** What skopeo may write beside blobs of the announced sizes: manifest, index, a little more where it compresses by itself. */
+/**
+ * What skopeo may write beside blobs of the announced sizes: manifest, index, a little more where it compresses by
+ * itself.
+ */
 const COPY_SLACK = { bytes: 1024 * 1024, ratio: 1.01, manifests: 2 };
 /** Of each image, the newest: a forgotten one is only asked for again. */
 const REPOSITORIES_KEPT = 100;
@@ -113,7 +117,7 @@ export class HostImages implements ImageStore {
   #names: ImageNames | undefined;
   /** Folders of images that machines need. Not by name: what a name means can change while a machine runs. */
   #retained: ReadonlySet<string> | undefined;
-  /** Folders of images that callers are being given just now, and to how many: nobody has said yet that they are needed. */
+  /** Folders of images that are being given to callers just now, and to how many: they are not yet listed as needed. */
   readonly #givenOut = new Map<string, number>();
 
   constructor(options: HostImagesOptions) {
@@ -201,7 +205,7 @@ export class HostImages implements ImageStore {
     }
   }
 
-  /** Does `work` for somebody who is given the image in this folder: it is not removed meanwhile. */
+  /** Does `work` for a caller that is given the image in this folder: it is not removed meanwhile. */
   async #spared<T>(hex: string, work: () => Promise<T>): Promise<T> {
     this.#givenOut.set(hex, (this.#givenOut.get(hex) ?? 0) + 1);
     try {
@@ -277,11 +281,11 @@ export class HostImages implements ImageStore {
   #isUnused(hex: string): boolean {
     if (this.#givenOut.has(hex) || this.#retained!.has(hex)) return false;
     if (this.#options.clock.now() - this.#usedAt(hex) < this.#gc.minAgeMs) return false;
-    // Whatever anybody has said: the ground of a running container stays.
+    // Even if it is not listed as needed: the image of a running container stays.
     return !readFileSync("/proc/self/mountinfo", "latin1").includes(hex);
   }
 
-  /** When it was last given to somebody, in ms since the epoch. */
+  /** When it was last given to a caller, in ms since the epoch. */
   #usedAt(hex: string): number {
     return statSync(join(this.#imageDir(hex), "image.json")).mtimeMs;
   }
@@ -298,8 +302,8 @@ export class HostImages implements ImageStore {
   }
 
   /**
-   * One download per repository and manifest, however many wait for it; it is given up when the last of them is. It begins in the
-   * place that any of their tenants gets first: nobody waits for the turn of the one who asked before.
+   * One download per repository and manifest, however many wait for it; it is given up when the last of them is. It
+   * begins in the place that any of their tenants gets first: no caller waits for the turn of an earlier one.
    */
   async #pullShared(
     image: string,
@@ -365,7 +369,10 @@ export class HostImages implements ImageStore {
     }
   }
 
-  /** Puts into the layout what this repository has sent before, for this image or for another one. @returns what that is */
+  /**
+   * Puts into the layout what this repository has sent before, for this image or for another one.
+   * @returns what that is
+   */
   async #sentBy(repository: string, { config, layers }: ResolvedImage, layout: string): Promise<Set<string>> {
     const wanted = new Set([config, ...layers].map(({ digest }) => digest));
     const sent = new Set<string>();
@@ -391,7 +398,10 @@ export class HostImages implements ImageStore {
     });
   }
 
-  /** Puts a complete image in its place, unless another repository's pull was faster. Its blobs are kept for images to come. */
+  /**
+   * Puts a complete image in its place, unless another repository's pull was faster. Its blobs are kept for images to
+   * come.
+   */
   async #place(folder: string, layout: string, stored: StoredImage): Promise<StoredImage> {
     const known = await this.#addRepository(stored);
     if (known !== undefined) return known;
@@ -476,7 +486,7 @@ export class HostImages implements ImageStore {
     signal: AbortSignal,
   ): Promise<void> {
     const announced = [resolved.config, ...resolved.layers].reduce((sum, { size }) => sum + size, 0);
-    // What is compressed otherwise, skopeo compresses anew: its size is not announced.
+    // Layers with another compression are compressed again by skopeo: their size is not announced.
     const limit = resolved.layers.every(({ keepsSize }) => keepsSize)
       ? announced * COPY_SLACK.ratio + resolved.manifestBytes * COPY_SLACK.manifests + COPY_SLACK.bytes
       : this.#limits.maxImageBytes;
@@ -509,7 +519,7 @@ export class HostImages implements ImageStore {
         });
       } catch (cause) {
         if (guarded.aborted) throw guarded.reason;
-        // Layers on this disk that no longer match their digest would fail every later pull as well: fetch them anew.
+        // Layers on this disk that no longer match their digest would fail every later pull as well: fetch them again.
         for (const digest of here) rmSync(this.#blob(digest), { force: true });
         const text = cause instanceof CommandError ? umociMessage(cause.stderr) : String(cause);
         throw new ContainerError("ErrImagePull", `${image}: failed to unpack: ${text}`, { cause });
@@ -528,7 +538,7 @@ export class HostImages implements ImageStore {
 
   async #remove(hex: string): Promise<void> {
     const doomed = join(this.#options.dir, "tmp", `gone-${hex}-${randomBytes(4).toString("hex")}`);
-    // Before anybody else has a turn, who might be given it.
+    // Before another caller has a turn, and might be given it.
     renameSync(this.#imageDir(hex), doomed);
     await this.#open().forget(hex);
     await removeTree(doomed);
@@ -593,7 +603,7 @@ async function giveName(file: string, name: string): Promise<boolean> {
   }
 }
 
-/** Of the files in a folder, but for those of these names. */
+/** Of the files in a folder, without those of these names. */
 async function fileBytes(folder: string, except: ReadonlySet<string> = new Set()): Promise<number> {
   const entries = await readdir(folder, { withFileTypes: true });
   const files = entries.filter((entry) => entry.isFile() && !except.has(entry.name));

@@ -1,4 +1,4 @@
-/** What clients reach of a machine that runs: logs, commands, streams, ports, samples. */
+/** What clients reach of a running machine: logs, commands, streams, ports, samples. */
 import { once } from "node:events";
 import type { Duplex } from "node:stream";
 import {
@@ -76,7 +76,7 @@ export class MachineAccess {
     return await this.#sessions.begin(state.id, start, ({ exit }) => exit);
   }
 
-  /** @throws ProviderError conflict when the machine has no sandbox, unavailable when nobody listens */
+  /** @throws ProviderError conflict when the machine has no sandbox, unavailable when no program listens */
   async portForward(port: number, signal: AbortSignal): Promise<Duplex> {
     const { id, record } = this.#context.state;
     const sandbox = this.#context.sandbox();

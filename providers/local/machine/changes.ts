@@ -19,8 +19,9 @@ export class MachineChanges {
   }
 
   /**
-   * One after the other: a caller whose patience is shorter than the engine's asks again meanwhile.
-   * @throws ProviderError conflict when the machine is at its end, unavailable when it is out of sight, or what the engine throws
+   * One after the other: a caller that gives up before the engine does asks again meanwhile.
+   * @throws ProviderError conflict when the machine is at its end, unavailable when it is out of sight, or what the
+   *   engine throws
    */
   async apply(patch: MachinePatch): Promise<void> {
     const turn = this.#turn.then(() => this.#apply(patch));
@@ -82,7 +83,8 @@ export class MachineChanges {
     if (instance !== undefined && sandbox !== undefined) {
       if (sandbox.resize === undefined)
         throw new ProviderError("unsupported", `engine ${engine.name} cannot resize`, { field: "resources" });
-      // What does not fit is refused before the container is stopped; a restart is what makes room for less memory.
+      // A change that does not fit is refused before the container is stopped; only a restart can make room for less
+      // memory.
       if (!restarts || memoryLimit(resources) >= memoryLimit(before)) await sandbox.resize(instance.ref, resources);
     }
     state.changeContainer(name, { resources });

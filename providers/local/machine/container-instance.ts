@@ -1,6 +1,7 @@
 /**
- * One running instance of a container, from the start of its shim to its end: who watches it, its probes and hooks, how it is
- * stopped, and what is told of its end. A restart makes another instance; what comes late for this one is then nobody's.
+ * One running instance of a container, from the start of its shim to its end: who watches it, its probes and hooks, how
+ * it is stopped, and what is told of its end. A restart makes another instance; what comes late for this one is then
+ * ignored.
  */
 import { existsSync, readFileSync } from "node:fs";
 import { constants } from "node:os";
@@ -117,7 +118,7 @@ export class ContainerInstance implements Stoppable {
     this.#end(reason);
   }
 
-  /** Lets go of everything: the instance has ended, or what it ran in is gone. */
+  /** Stops watching and releases everything: the instance has ended, or its sandbox is gone. */
   drop(): void {
     if (!this.#isCurrent) return;
     this.#isCurrent = false;
@@ -268,12 +269,14 @@ export class ContainerInstance implements Stoppable {
 
   // --- end ---
 
-  /** Its command has ended, or could not be begun: kills what is left of it, learns all about its end and shows that. */
+  /**
+   * Its command has ended, or could not be begun: kills what is left of it, learns all about its end and shows that.
+   */
   async conclude(exit: InstanceExit): Promise<void> {
     const { state, work } = this.#context;
     this.#end(new Error("the container has ended"));
     const conclusion = await this.#learn(exit);
-    // What a next backend can ask for, it had better ask for itself.
+    // While this backend ends, the next one asks for this itself.
     if (!this.#isCurrent || work.isClosing) return;
     const termination = await this.#termination(exit, conclusion);
     // While the log was read, the sandbox may have been lost: the end is told, and another instance may run.
@@ -293,7 +296,7 @@ export class ContainerInstance implements Stoppable {
     const sandbox = this.#context.sandbox();
     if (sandbox === undefined) return {};
     await this.#killAll(sandbox);
-    // The shim writes the last of the log when nobody holds the container's output any more.
+    // The shim writes the last of the log when no process holds the container's output any more.
     if (!exit.lost && this.#watch !== undefined) await this.#drained();
     if (work.isClosing) return {};
     return await work.inEngine(this.#askEngine(sandbox, exit)).catch((thrown: unknown) => {
@@ -323,7 +326,9 @@ export class ContainerInstance implements Stoppable {
     cancel();
   }
 
-  /** The engine tells once how a container ended: its answer is kept for a next backend, which may have to ask again. */
+  /**
+   * The engine tells once how a container ended: its answer is kept for a next backend, which may have to ask again.
+   */
   async #askEngine(sandbox: Sandbox, exit: ShimExit): Promise<ContainerConclusion> {
     const file = join(this.#ref.dir, "conclusion.json");
     if (existsSync(file)) return JSON.parse(readFileSync(file, "utf8")) as ContainerConclusion;

@@ -1,6 +1,6 @@
 /**
- * Starts containers: images, what the engine prepares, the record, the shim, post_start; and shows why a container does not start.
- * When to start which is the plan's.
+ * Starts containers: images, what the engine prepares, the record, the shim, post_start; and shows why a container does
+ * not start. When to start which is the plan's.
  */
 import { type ContainerSpec, isOver, linkAbort, toError } from "../../../src/provider/kit/index.ts";
 import {
@@ -94,13 +94,19 @@ export class ContainerStarter {
     this.#context.replan();
   }
 
-  /** Nothing is begun that is not wanted, or that a patch has changed meanwhile: the next plan starts it as it is to be now. */
+  /**
+   * Nothing is begun that is not wanted, or that a patch has changed meanwhile: the next plan starts it as it is to be
+   * now.
+   */
   #isOutdated(spec: ContainerSpec): boolean {
     const { work, state } = this.#context;
     return work.isClosing || state.isStopping || state.findSpec(spec.name) !== spec;
   }
 
-  /** Prepares an instance and writes it down. Undefined when it is not wanted any more. @throws when it cannot be begun */
+  /**
+   * Prepares an instance and writes it down. Undefined when it is not wanted any more.
+   * @throws when it cannot be begun
+   */
   async #begin(
     spec: ContainerSpec,
     images: Images,

@@ -1,6 +1,6 @@
 /**
- * One container of a machine: what the backend remembers of it and what clients see, and the verbs that change the two together.
- * Nothing reaches the disk or a client before the next commit; a verb that commits says so.
+ * One container of a machine: what the backend remembers of it and what clients see, and the verbs that change the two
+ * together. Nothing reaches the disk or a client before the next commit; a verb that commits says so.
  */
 import type {
   ContainerSpec,
@@ -91,7 +91,7 @@ export class ContainerStatus {
     return restartDecision(spec, policy, this.lastExitCode) !== "no";
   }
 
-  /** An init container that is no sidecar. */
+  /** An init container that is not a sidecar. */
   get #isPlainInit(): boolean {
     return this.own.kind === "init" && this.spec.restart_policy !== "always";
   }
@@ -125,7 +125,10 @@ export class ContainerStatus {
     this.#machine.commit();
   }
 
-  /** Commits. Until the next start or back-off, a container that failed to start waits for that reason (kubelet.md §2.5). */
+  /**
+   * Commits. Until the next start or back-off, a container that failed to start waits for that reason
+   * (pkg/kubelet/kuberuntime/kuberuntime_container.go: startContainer).
+   */
   showFailedStart(reason: string, message: string): void {
     const isAtEnd = this.#record.ending !== undefined || this.#record.restarting !== undefined;
     if (this.shown.terminated === undefined || this.own.kind === "ephemeral" || isAtEnd || !this.mayRestart) return;
@@ -133,7 +136,9 @@ export class ContainerStatus {
     this.#machine.commit();
   }
 
-  /** As a kubelet shows each container that a rule of another, or its own, has ended (convertToAPIContainerStatuses). */
+  /**
+   * As a kubelet shows each container that a rule of another, or its own, has ended (convertToAPIContainerStatuses).
+   */
   showRestartOfAll(): void {
     const reason = "RestartingAllContainers";
     const message = "The container is removed because RestartAllContainers in place";
@@ -147,12 +152,15 @@ export class ContainerStatus {
     this.#own.phase = "new";
   }
 
-  /** A start without an instance (image, configuration) is tried again in `ms` milliseconds, not before the wall clock says `at`. */
+  /**
+   * A start without an instance (image, configuration) is tried again in `ms` milliseconds, not before the wall clock
+   * says `at`.
+   */
   retryAt(at: number, ms: number): void {
     this.#own.retry = { at, ms };
   }
 
-  /** It has another definition now: what the former one has failed at does not make it wait. */
+  /** It has another definition now: failures of the former one do not make it wait. */
   forgetBackoff(): void {
     delete this.#own.retry;
     delete this.#own.backoff;
@@ -165,7 +173,10 @@ export class ContainerStatus {
 
   // --- an instance begins ---
 
-  /** The record has of images what outlives the start: it is written at every change, their configurations are not small. */
+  /**
+   * The record has of images what outlives the start: it is written at every change, their configurations are not
+   * small.
+   */
   keepImage(image: PreparedImage): void {
     const { stopSignal } = image.config;
     this.#own.image = { ...image, config: stopSignal === undefined ? {} : { stopSignal } };
@@ -178,7 +189,8 @@ export class ContainerStatus {
 
   /**
    * Writes down that an instance is being begun.
-   * @throws when that cannot be written: then it is not, and must not be begun, for the next backend would not know of it
+   * @throws when that cannot be written: then it is not, and must not be begun, for the next backend would not know of
+   *   it
    */
   beginInstance(next: NextInstance): void {
     const own = this.#own;
@@ -286,7 +298,8 @@ export class ContainerStatus {
       own.phase = "new";
       delete own.definitionChanged;
       delete own.backoff;
-      // A container that was shown to have ended may never be shown to run, under some policies (API: validatePodStatus).
+      // A container that was shown to have ended may never be shown to run, under some policies (API:
+      // validatePodStatus).
       if (this.#record.ending === undefined) this.wait("ContainerCreating");
     }
   }

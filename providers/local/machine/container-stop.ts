@@ -67,7 +67,7 @@ export async function stopContainer(instance: Stoppable, task: StopTask, options
   });
   while (!begun && hasTime(instance, task, clock)) await wait(task.deadline);
   if (!ended.aborted && !task.force && sandbox() !== undefined) await preStop(instance, task, options, wait);
-  // As in a kubelet, nobody's turn is waited for longer: then all have their last seconds together.
+  // As in a kubelet, no container waits longer for its turn: then all have their last seconds together.
   while (task.holdSignal && hasTime(instance, task, clock)) await wait(task.deadline);
   if (!ended.aborted && !task.force) {
     const signalled = clock.monotonic();

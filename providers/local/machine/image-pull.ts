@@ -1,3 +1,4 @@
+/** From a container's image to files on this host, by its pull policy. */
 import {
   type Clock,
   type ContainerSpec,
@@ -18,7 +19,8 @@ export function pullPolicy(container: Pick<ContainerSpec, "image" | "pull_policy
 }
 
 /**
- * An image ready for use, by the container's pull policy and with kubelet's events (kubelet.md §3.9).
+ * An image ready for use, by the container's pull policy and with kubelet's events
+ * (pkg/kubelet/images/image_manager.go).
  * @throws ContainerError ErrImagePull, ErrImageNeverPull or the store's own reason.
  */
 export async function obtainImage(

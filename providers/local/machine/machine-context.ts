@@ -19,7 +19,9 @@ export interface MachineContext {
   readonly state: MachineState;
   readonly folders: InstanceFolders;
   readonly work: MachineWork;
-  /** False while a former backend's sandbox has yet to be found again: until then nothing is begun, changed or ended. */
+  /**
+   * False while a former backend's sandbox has yet to be found again: until then nothing is begun, changed or ended.
+   */
   isReady(): boolean;
   /** Undefined while there is none: not made yet, lost, or destroyed. */
   sandbox(): Sandbox | undefined;

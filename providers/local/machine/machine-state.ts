@@ -1,6 +1,6 @@
 /**
- * What one machine was told to be and what has become of it: its spec and its record, and the verbs that change them. All of it
- * is written down before clients see it. Decides nothing and starts nothing: that is the supervisor's.
+ * What one machine was told to be and what has become of it: its spec and its record, and the verbs that change them.
+ * All of it is written down before clients see it. Decides nothing and starts nothing: that is the supervisor's.
  */
 import { isDeepStrictEqual } from "node:util";
 import {
@@ -223,7 +223,10 @@ export class MachineState implements ContainerHolder {
     this.#record.machine.sandbox_ready = false;
   }
 
-  /** Commits. The sandbox is gone, its containers with it: they begin again, or what may not ends (kubelet.md §3.4, sandbox change). */
+  /**
+   * Commits. The sandbox is gone, its containers with it: they begin again, or what may not ends (kubelet:
+   * computePodActions, `KillPod`).
+   */
   showLost(loss: SandboxLoss): void {
     const containers = this.containers();
     const hasRun = containers.some(({ own }) => own.attempt >= 0);
@@ -292,7 +295,7 @@ export class MachineState implements ContainerHolder {
     this.commit();
   }
 
-  /** Gone for its owner. Not committed: that goes with its end, where it has not come to that yet. */
+  /** Deleted for its owner. Not committed: if the machine has not ended yet, its end will write this down. */
   markDeleted(): void {
     this.#record.deleted = true;
   }
@@ -333,7 +336,8 @@ export class MachineState implements ContainerHolder {
 
   /** Registry credentials live in memory only. */
   replaceCredentials(auth: RegistryAuth[], version: string | undefined): void {
-    // What failed because there were none is not to wait longer; what failed with others keeps its back-off, as in a kubelet.
+    // A pull that failed because there were none must not wait longer; one that failed with others keeps its back-off,
+    // as in a kubelet.
     if (this.#spec.registry_auth === undefined) {
       for (const own of Object.values(this.#record.containers)) delete own.retry;
     }
@@ -345,8 +349,8 @@ export class MachineState implements ContainerHolder {
   }
 
   /**
-   * Does nothing when it is there already: a patch may be repeated. Written first, for a container of which only the record
-   * knows could not be supervised by a next backend.
+   * Does nothing when it is there already: a patch may be repeated. Written first, for a container of which only the
+   * record knows could not be supervised by a next backend.
    * @throws ProviderError conflict when there is another container of this name
    */
   addEphemeral(spec: ContainerSpec): void {

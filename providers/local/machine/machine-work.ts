@@ -20,7 +20,7 @@ export class MachineWork {
     return this.#closing.signal.aborted;
   }
 
-  /** Work that nobody waits for. It handles what can go wrong; a fault of its own must not end the whole backend. */
+  /** Work that no caller waits for. It handles what can go wrong; a fault of its own must not end the whole backend. */
   background(work: Promise<void>): void {
     work.catch((thrown: unknown) => this.#logger.error({ err: thrown }, "a step of the machine failed"));
   }

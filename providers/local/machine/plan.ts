@@ -1,5 +1,6 @@
 /**
- * What a machine's supervisor has to do next: pure functions of the spec, the record and the time (kubelet.md §3.3-3.5).
+ * What a machine's supervisor has to do next: pure functions of the spec, the record and the time
+ * (pkg/kubelet/kuberuntime/kuberuntime_manager.go: computePodActions).
  */
 import type { ContainerSpec, MachineSpec, RestartPolicy } from "../../../src/provider/kit/index.ts";
 import { containersOf, isSidecar, type ContainerRecord, type MachineRecord } from "./record.ts";
@@ -46,7 +47,10 @@ function runs(record: ContainerRecord): boolean {
   return record.phase === "running" || record.phase === "starting";
 }
 
-/** All at once, sidecars' signals after the main containers' end and in reverse order (kubelet.md §3.5). */
+/**
+ * All at once, sidecars' signals after the main containers' end and in reverse order
+ * (pkg/kubelet/kuberuntime/kuberuntime_termination_order.go).
+ */
 function planStop(spec: MachineSpec, record: MachineRecord, busy: Busy): Plan {
   const all = containersOf(spec);
   const running = all.filter(({ spec: container }) => runs(record.containers[container.name]!));
@@ -197,7 +201,7 @@ class Steps {
   }
 }
 
-/** Rules first, in order; then the policy (kubelet.md §3.3). */
+/** Rules first, in order; then the policy (pkg/kubelet/container/helpers.go: ShouldContainerBeRestarted). */
 export function restartDecision(
   container: ContainerSpec,
   policy: RestartPolicy,
@@ -211,7 +215,10 @@ export function restartDecision(
   return "restart";
 }
 
-/** Whether a wait of that length is not over yet. One that would take longer than it is was begun before the clock was set back. */
+/**
+ * Whether a wait of that length is not over yet. One that would take longer than it is was begun before the clock was
+ * set back.
+ */
 function isAhead(until: number, ms: number, now: number): boolean {
   return now < until && until - now <= ms;
 }

@@ -20,9 +20,9 @@ export interface MachineRecord {
   initialized: boolean;
   /** The machine is being ended: `deadline` is wall-clock milliseconds. It only ever comes nearer. */
   ending?: Ending;
-  /** Everything is stopped and then starts anew, init containers included. */
+  /** Everything is stopped and then starts again, init containers included. */
   restarting?: { reason: "RestartAllContainers" | "SandboxChanged" };
-  /** Gone for its owner; what is left of it is removed as soon as nothing runs. */
+  /** Deleted for its owner; the rest of it is removed as soon as nothing runs. */
   deleted: boolean;
   containers: Record<string, ContainerRecord>;
   noticeSeq: number;
@@ -98,8 +98,8 @@ export function formatOwner(id: string, labels: MachineSpec["labels"]): string {
 }
 
 /**
- * Whose machine it is: what all machines of a host share is shared out among tenants, a namespace of a cluster each. Machines that say
- * nothing of it are one tenant's.
+ * The tenant that a machine belongs to: a namespace of a cluster. Resources that all machines of a host share are
+ * divided among tenants. Machines that say nothing of it are one tenant's.
  */
 export function tenantOf(labels: MachineSpec["labels"]): string {
   return `${labels[LABEL_CLUSTER] ?? ""}/${labels["vmlet.dev/namespace"] ?? ""}`;
@@ -109,7 +109,10 @@ export function newContainerRecord(kind: ContainerState["kind"]): ContainerRecor
   return { kind, phase: "new", attempt: -1, postStartDone: false, preStopDone: false };
 }
 
-/** First status: kubelet says PodInitializing while init containers come first (kubelet.md §2.4). */
+/**
+ * First status: kubelet says PodInitializing while init containers come first (pkg/kubelet/kubelet_pods.go:
+ * convertToAPIContainerStatuses).
+ */
 export function newContainerState(container: NamedContainer, hasInit: boolean): ContainerState {
   return {
     name: container.spec.name,

@@ -1,6 +1,6 @@
 /**
- * Keeps the sandbox of one machine: makes it, finds a former backend's again, notices when it is lost or its containers use
- * more of the disk than they may, and removes it for sure.
+ * Keeps the sandbox of one machine: makes it, finds a former backend's again, notices when it is lost or its containers
+ * use more of the disk than they may, and removes it for sure.
  */
 import { isProviderError, pause, ProviderError, toError, type Volume } from "../../../src/provider/kit/index.ts";
 import type { ContainerRef, Sandbox, SandboxLoss } from "../engine.ts";
@@ -80,7 +80,7 @@ export class SandboxKeeper {
     const { engine, home, state, work } = this.#context;
     const sandbox = await engine.open(home, signal);
     try {
-      // A patch may replace files meanwhile, and leaves it to this to put them in place.
+      // A patch may replace files meanwhile; then it is done here that they are put in place.
       const applied = new Set<Volume>();
       for (;;) {
         const volume = state.filesVolumes.find((each) => !applied.has(each));
@@ -88,7 +88,7 @@ export class SandboxKeeper {
         applied.add(volume);
         await this.applyFiles(sandbox, volume);
       }
-      // What was opened for a backend that is ending is for the next one to clear away.
+      // A sandbox that was opened while the backend ends is cleared away by the next one.
       work.closing.throwIfAborted();
     } catch (thrown) {
       await sandbox.close().catch(() => {});
@@ -167,7 +167,9 @@ export class SandboxKeeper {
 
   // --- end ---
 
-  /** Removes all that the engine has of the machine. Repeats until it confirms; false when the backend ends before that. */
+  /**
+   * Removes all that the engine has of the machine. Repeats until it confirms; false when the backend ends before that.
+   */
   async destroy(options: { keepVolumes: boolean }): Promise<boolean> {
     const { work, clock, logger } = this.#context;
     while (!work.isClosing) {
@@ -191,7 +193,7 @@ export class SandboxKeeper {
     state.sandboxDestroyed();
   }
 
-  /** The backend ends: the sandbox lives on. Then, when nobody calls the engine any more, `close`. */
+  /** The backend ends: the sandbox lives on. Call `close` afterwards, when no call of the engine is open. */
   release(reason: unknown): void {
     this.abandon(reason);
     this.#cancelStorage?.();
@@ -201,7 +203,7 @@ export class SandboxKeeper {
     await this.#sandbox?.close();
   }
 
-  // --- local storage limits (kubelet.md §3.8) ---
+  // --- local storage limits (pkg/kubelet/eviction) ---
 
   /** Measures now and then, while there is a limit and an engine that can. */
   #watchStorage(): void {

@@ -1,11 +1,11 @@
 import { ProviderError } from "../../../src/provider/kit/index.ts";
 
-/** Far more than people open; what runs away with them is stopped here. */
+/** Far more than people open: it stops programs that open sessions without end. */
 export const MAX_SESSIONS = 128;
 
 /**
- * Commands, attached clients and forwarded ports of one machine: each is a process or a connection of this host's, for as long
- * as somebody outside likes.
+ * Commands, attached clients and forwarded ports of one machine: each is a process or a connection of this host, for as
+ * long as a client likes.
  */
 export class Sessions {
   #open = 0;

@@ -8,10 +8,13 @@ export interface StorageUse {
   containers: ReadonlyMap<string, number>;
 }
 
-/** A block: what the smallest file with something in it takes. One without takes an inode, of which a disk has only so many. */
+/**
+ * A block: what the smallest file with something in it takes. One without takes an inode, of which a disk has only so
+ * many.
+ */
 const INODE_BYTES = 4096;
 
-/** What so many bytes in so many files, folders and links count for. */
+/** What a number of bytes in a number of files, folders and links counts for. */
 export function charged(bytes: number, inodes: number): number {
   return Math.max(bytes, inodes * INODE_BYTES);
 }

@@ -1,3 +1,7 @@
+/**
+ * The machines of this host on disk: a folder each, with its spec and its record; and the events of their changes, by
+ * which clients follow them.
+ */
 import { chmodSync, mkdirSync, readdirSync, readFileSync, renameSync, rmSync, writeFileSync } from "node:fs";
 import { createHash } from "node:crypto";
 import { join } from "node:path";
@@ -114,8 +118,8 @@ export class MachineStore {
   }
 
   /**
-   * Every machine that was created and not removed. `remnants` are the ids of the other folders: a create that never was
-   * answered, a machine with a tombstone already. They may be removed once nothing of them runs or is mounted.
+   * Every machine that was created and not removed. `remnants` are the ids of the other folders: a create that never
+   * was answered, a machine with a tombstone already. They may be removed once nothing of them runs or is mounted.
    */
   load(): { machines: { spec: MachineSpec; record: MachineRecord }[]; remnants: string[] } {
     for (const name of readdirSync(join(this.stateDir, "tombstones"))) {
@@ -142,7 +146,8 @@ export class MachineStore {
 
   /**
    * Writes the record under a new version and revision, and tells the watchers.
-   * @returns what was written; nobody may change it. @throws when it cannot be written: then nobody has been told.
+   * @returns what was written; it must not be changed. @throws when it cannot be written: then the watchers are not
+   *   told.
    */
   commit(record: MachineRecord): Machine {
     this.#stamp(record.machine);

@@ -1,9 +1,9 @@
 /**
- * Runs one machine, on any engine: start and stop order, restarts, probes, hooks, image policy, status. What it must remember is in
- * its state, written before each effect that depends on it; a supervisor made from a record carries on.
+ * Runs one machine, on any engine: start and stop order, restarts, probes, hooks, image policy, status. What it must
+ * remember is in its state, written before each effect that depends on it; a supervisor made from a record carries on.
  *
- * Here is the loop: plan, act, plan again. What an action does is in the files beside it: sandbox-keeper.ts, container-start.ts,
- * container-instance.ts; what clients ask of a machine in changes.ts and access.ts.
+ * Here is the loop: plan, act, plan again. What an action does is in the files beside it: sandbox-keeper.ts,
+ * container-start.ts, container-instance.ts; what clients ask of a machine in changes.ts and access.ts.
  */
 import { join } from "node:path";
 import {
@@ -181,7 +181,7 @@ export class Supervisor implements MachineHome {
     instance.watch();
     if (own.postStartDone) instance.startProbes();
     else this.#starter.resume(instance);
-    // The former backend ended before the container did: nobody would ask for its end again.
+    // The former backend ended before the container did: without this, nothing would ask for its end again.
     if (own.definitionChanged) instance.stopToStartAgain(definitionChanged(name));
   }
 
@@ -217,7 +217,10 @@ export class Supervisor implements MachineHome {
     if (isOver(this.record.machine)) this.#context.onDeleted(this);
   }
 
-  /** @throws ProviderError conflict when the machine is at its end, unavailable when it is out of sight, or what the engine throws */
+  /**
+   * @throws ProviderError conflict when the machine is at its end, unavailable when it is out of sight, or what the
+   *   engine throws
+   */
   async patch(patch: MachinePatch): Promise<void> {
     await this.#changes.apply(patch);
   }
@@ -242,7 +245,7 @@ export class Supervisor implements MachineHome {
     return this.#access.stats();
   }
 
-  /** Lets go of everything; machine and containers live on. */
+  /** Stops watching everything; machine and containers live on. */
   async close(): Promise<void> {
     this.#work.close();
     const { reason } = this.#work.closing;

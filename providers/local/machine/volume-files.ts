@@ -1,3 +1,7 @@
+/**
+ * Files in a machine's volumes (configMaps, secrets, tokens), replaced so that a program sees all of the old ones or
+ * all of the new ones.
+ */
 import {
   chmodSync,
   chownSync,
@@ -22,9 +26,9 @@ export interface FilesVolumeOptions {
 }
 
 /**
- * Puts files into `dir` as kubelet's AtomicWriter does: the content in a fresh hidden folder, `..data` a link to it, and
- * one link per first path segment into `..data`. Whoever reads through `..data` sees all of the old files or all of the new
- * ones; the links in `dir` stay the same inode over an update of the same names.
+ * Puts files into `dir` as kubelet's AtomicWriter does: the content in a fresh hidden folder, `..data` a link to it,
+ * and one link per first path segment into `..data`. A program that reads through `..data` sees all of the old files or
+ * all of the new ones; the links in `dir` stay the same inode over an update of the same names.
  *
  * @throws ProviderError invalid for a path that would leave the volume.
  */
@@ -54,7 +58,7 @@ export function writeFilesVolume(dir: string, files: readonly FileEntry[], optio
     if (!name.startsWith("..") && !wanted.has(name)) rmSync(join(dir, name), { recursive: true, force: true });
   }
   for (const name of readdirSync(dir)) {
-    // What a write that was cut short has left goes too.
+    // What an interrupted write has left is removed too.
     if (name.startsWith("..") && name !== "..data" && name !== payload)
       rmSync(join(dir, name), { recursive: true, force: true });
   }

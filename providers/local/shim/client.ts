@@ -35,9 +35,9 @@ const NODE_FLAGS = ["--max-old-space-size=32", "--max-semi-space-size=1", "--no-
 const RECONNECT_MS = 20;
 
 /**
- * Copies the shim, as plain JavaScript, to a folder of the state directory that is named by its content, and returns the
- * program's path. A shim thus starts without a type stripper, and an upgrade of the package does not pull the program
- * from under shims that are about to start.
+ * Copies the shim, as plain JavaScript, to a folder of the state directory that is named by its content, and returns
+ * the program's path. A shim thus starts without a type stripper, and an upgrade of the package does not pull the
+ * program from under shims that are about to start.
  */
 export function installShim(stateDir: string): string {
   const own = fileURLToPath(import.meta.url);

@@ -1,9 +1,9 @@
 /**
  * The host's end of a command in a guest: its streams over a socket that leads to a port of the VM. The other end is
- * engines/vm/guest/session.c. Both sides first say the session's token: what came before it is left from the port's last
- * user. Then frames (frames.ts), of the types below. Each side sends at most WINDOW_BYTES of the command's bytes before it is
- * told what of them was taken, so that a new size of the terminal never waits behind input that nobody reads, nor the
- * command's end behind output that nobody reads.
+ * engines/vm/guest/session.c. Both sides first say the session's token: what came before it is left from the port's
+ * last user. Then frames (frames.ts), of the types below. Each side sends at most WINDOW_BYTES of the command's bytes
+ * before it is told what of them was taken, so that a new size of the terminal never waits behind input that nobody
+ * reads, nor the command's end behind output that nobody reads.
  *
  * The guest is not trusted: frames are bounded, an unknown one or more than there is room for ends the session.
  * Imports next to nothing: each shim has it.
@@ -33,7 +33,7 @@ const FROM_GUEST = {
 const WINDOW_BYTES = 64 * 1024;
 const PIECE_BYTES = 16 * 1024;
 const TOKEN_CHARS = 32;
-/** What a port's last user can have left in it, and much more. */
+/** More than a port's last user can have left in it. */
 const MAX_NOISE_BYTES = 1 << 20;
 /** Frames cost time however short they are: a guest whose frames come faster than so many a millisecond waits. */
 const FRAMES_PER_MS = 20;
@@ -44,7 +44,7 @@ const GREETING_MS = 120_000;
 export interface GuestCommandPlace {
   /** Unix socket of the port. */
   socket: string;
-  /** 32 characters that nobody can guess. */
+  /** 32 characters that cannot be guessed. */
   token: string;
 }
 

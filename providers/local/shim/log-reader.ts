@@ -6,7 +6,7 @@ import { type Clock, linkAbort, type LogLine, untilAborted } from "../../../src/
 import { decodeLogLine } from "../../http-vm/wire.ts";
 
 const CHUNK_BYTES = 64 * 1024;
-/** inotify tells of every write; this is for file systems where it does not. */
+/** inotify reports every write; this is for file systems where it does not. */
 const POLL_MS = 1_000;
 
 export interface ReadLogOptions {
@@ -55,10 +55,10 @@ async function endPosition(dir: string): Promise<Position> {
 }
 
 /**
- * The lines of one container instance, past and, with `follow`, to come. Without it the log ends where it did when it was asked
- * for: of one that grows, `tail` gives no line too many, and the reader of one that grows fast comes to an end. In batches, as
- * they are read: a log has hundreds of thousands of lines, and a wait for each of them costs more than all else that is done
- * to it.
+ * The lines of one container instance, past and, with `follow`, to come. Without it the log ends where it did when it
+ * was asked for: of one that grows, `tail` gives no line too many, and the reader of one that grows fast comes to an
+ * end. In batches, as they are read: a log has hundreds of thousands of lines, and a wait for each of them costs more
+ * than all else that is done to it.
  */
 export async function* readLog(dir: string, options: ReadLogOptions): AsyncGenerator<LogLine[]> {
   let left = options.limitBytes ?? Infinity;

@@ -2,13 +2,13 @@
  * The shim: one small process per running container, in a session of its own, so that it outlives the backend. It runs
  * one command, writes its output to log segments in the CRI format, serves attach on a unix socket, and leaves in its
  * folder (argv[2]):
- *   shim-claim         `pid starttime` of the shim, made by link(2): whoever makes it owns the instance (see client.ts)
+ *   shim-claim         `pid starttime` of the shim, made by link(2): its maker owns the instance (see client.ts)
  *   shim-started.json  ShimStatus, once the command runs
  *   shim-exit.json     ShimStatus, once it has ended
  *   log.0, log.1, ...  log segments, the highest is the current one
  *
- * It imports next to nothing: a few hundred of these may run at once (9 MB private memory each, 40 ms to start). That is
- * also why it reads the clock itself: it is a program of its own, not a part that a simulation could drive.
+ * It imports next to nothing: a few hundred of these may run at once (9 MB private memory each, 40 ms to start). That
+ * is also why it reads the clock itself: it is a program of its own, not a part that a simulation could drive.
  */
 import { spawn, type ChildProcess } from "node:child_process";
 import {
@@ -63,7 +63,7 @@ const WRITE_RETRY_MS = 1_000;
 const START_ERROR_BYTES = 2048;
 const SIGNAL_EXIT_BASE = 128;
 const START_ERROR_EXIT = 128;
-/** The VM is gone: what became of the command nobody knows. */
+/** The VM is gone: the command's end is unknown. */
 const GUEST_LOST_EXIT = 255;
 
 const NEWLINE = Buffer.from("\n");
@@ -198,7 +198,7 @@ interface Client {
 
 /** The running command, at the end of pipes, of a terminal or of a guest's port alike. */
 interface Running {
-  /** Absent: it is no process of this host, and will be told to run. */
+  /** Absent: it is not a process of this host, and will be told to run. */
   pid?: number;
   /** Where the container's own process id will be, once it runs. */
   pidFile?: string;
@@ -443,7 +443,7 @@ class Shim {
     try {
       writeAtomically(file, status);
     } catch (error) {
-      // The machine was deleted: nobody asks any more.
+      // The machine was deleted: its folder is not read any more.
       if ((error as NodeJS.ErrnoException).code === "ENOENT") return;
       process.stderr.write(`${file}: ${String(error)}\n`);
       this.#unwritten.add(file);
@@ -465,7 +465,7 @@ class Shim {
     }
   }
 
-  /** The command's output waits until this client has read; a client that goes away holds nobody up. */
+  /** The command's output waits until this client has read; a client that goes away delays no other. */
   #waitFor(socket: Socket): void {
     if (this.#isContainerGone()) return;
     this.#running?.pause();
@@ -534,7 +534,10 @@ class Shim {
     for (const { socket } of this.#clients) socket.resume();
   }
 
-  /** The shim's own end: the command is over, its streams are closed (or nobody holds them any more), clients have it all. */
+  /**
+   * The shim's own end: the command is over, its streams are closed (or no process holds them any more), clients have
+   * it all.
+   */
   #finishWhenDrained(): void {
     if (this.#status.state !== "exited" || this.#streamsOpen > 0 || this.#unwritten.size > 0) return;
     this.#server.close();

@@ -1,3 +1,4 @@
+/** Commands of this host as the streams of an exec session. */
 import { spawn } from "node:child_process";
 import { constants } from "node:os";
 import { PassThrough } from "node:stream";
@@ -16,7 +17,8 @@ export interface SpawnPlan {
  * Runs a command of this host with the streams of an exec session, in a session of its own, on a terminal when `tty`.
  * `close()` and the abort signal kill its process group. Streams push back both ways.
  *
- * `streams.exit` resolves with 128 + signal when a signal ended the command; it rejects with ProviderError `invalid` when it does not exist.
+ * `streams.exit` resolves with 128 + signal when a signal ended the command; it rejects with ProviderError `invalid`
+ * when it does not exist.
  */
 export async function spawnStreams(plan: SpawnPlan, options: StreamOptions): Promise<ProcessStreams> {
   const streams = options.tty ? await spawnOnTerminal(plan, options) : spawnOnPipes(plan, options);

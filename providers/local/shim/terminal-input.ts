@@ -1,3 +1,4 @@
+/** The input of a command on a terminal, without waiting for a command that does not read. */
 import { writeSync } from "node:fs";
 import type { Socket } from "node:net";
 import { Writable } from "node:stream";
@@ -10,11 +11,12 @@ const PIECE_BYTES = 16 * 1024;
 const END_OF_FILE = Buffer.from("\u0004");
 
 /**
- * What a terminal's command is to read. It takes no more than the terminal does and a buffer's worth (`writableHighWaterMark`); what
- * is left when the command is over is dropped.
+ * What a terminal's command is to read. It takes no more than the terminal does and a buffer's worth
+ * (`writableHighWaterMark`); what is left when the command is over is dropped.
  *
- * Not node-pty's `write`: that has libuv write to the terminal's master and, as libuv cannot have such a file wait without the
- * process, stops this whole process while the command does not read. The file does not block (node-pty: pty_nonblock).
+ * Not node-pty's `write`: that has libuv write to the terminal's master and, as libuv cannot have such a file wait
+ * without the process, stops this whole process while the command does not read. The file does not block (node-pty:
+ * pty_nonblock).
  *
  * @throws Error when this version of node-pty keeps its socket or file elsewhere
  */

@@ -1,7 +1,7 @@
 /**
  * Whether this node takes a pod that is bound to it: the kubelet's own checks, in its order and with its words
  * (pkg/kubelet/lifecycle/predicate.go, sysctl/allowlist.go, scheduler `AdmissionCheck`). Pure. A pod that already has a
- * machine is never asked again: what runs is not rejected because the node changed.
+ * machine is never asked again: a running pod is not rejected because the node changed.
  */
 import type { Node, Pod } from "../../kube/wire.ts";
 import { findUntoleratedTaint, isSubset, matchesNodeSelectorTerms } from "../../resources/labels.ts";
@@ -11,7 +11,7 @@ import { allocatedUnits, hostPorts, unitsOf, type OtherPods } from "./allocation
 import type { PodEvent } from "../types.ts";
 import { choosePodsToPreempt, isCriticalPod, type Shortage } from "./preemption.ts";
 
-/** Sysctls that concern nobody but the pod (pkg/kubelet/sysctl/safe_sysctls.go, with those that 1.37 adds). */
+/** Sysctls that concern only the pod (pkg/kubelet/sysctl/safe_sysctls.go, with those that 1.37 adds). */
 export const SAFE_SYSCTLS: readonly string[] = [
   "kernel.shm_rmid_forced",
   "net.ipv4.ip_local_port_range",
@@ -117,8 +117,8 @@ export function admitPod(input: AdmissionInput): Admission {
 }
 
 /**
- * Why a DaemonSet's pod stays Pending. Its controller would replace a pod that fails at once, and so for ever: DaemonSets of
- * node agents tolerate every taint, and need what no machine has.
+ * Why a DaemonSet's pod stays Pending. Its controller would replace a pod that fails at once, and so for ever:
+ * DaemonSets of node agents tolerate every taint, and need what no machine has.
  */
 export function daemonSetHeld(message: string): PodEvent {
   return {
@@ -161,7 +161,7 @@ function forbiddenSysctl(pod: Pod, allowed: readonly string[]): string | undefin
 
 /**
  * Pods, cpu, memory, local storage, then the rest by name. Extended resources that the node does not have are left to
- * whoever else provides them (cluster-level resources), as in a kubelet.
+ * the others that provide them (cluster-level resources), as in a kubelet.
  */
 export function checkResources(pod: Pod, allocatable: ResourceList, otherPods: OtherPods): Rejection | undefined {
   const [first] = findShortages(pod, allocatable, otherPods);

@@ -1,6 +1,6 @@
 /**
- * What a node has given to its pods: cpu, memory and the like, host ports, and their number. Kept as pods come, change and go, so that
- * judging one more costs what that one asks for, however many there are.
+ * What a node has given to its pods: cpu, memory and the like, host ports, and their number. Kept as pods come, change
+ * and go, so that judging one more costs what that one asks for, however many there are.
  */
 import type { Container, Pod } from "../../kube/wire.ts";
 import { podRequests } from "../../resources/pod-resources.ts";
@@ -32,7 +32,9 @@ interface Entry {
 
 export class NodeAllocation {
   readonly #pods = new Map<string, Pod>();
-  /** Pods that were admitted by this process. Others count as admitted once their status says that they were started. */
+  /**
+   * Pods that were admitted by this process. Others count as admitted once their status says that they were started.
+   */
   readonly #admitted = new Set<string>();
   /** Pods that have to make room for a critical one. */
   readonly #leaving = new Set<string>();
@@ -147,7 +149,7 @@ function computeUnits(pod: Pod): ReadonlyMap<string, bigint> {
   try {
     return new Map([...podRequests(allocatedSpec(pod))].map(([name, quantity]) => [name, unitsOf(name, quantity)]));
   } catch (thrown) {
-    // What makes no sense is not admitted; that it is there must not keep others away.
+    // A pod whose amounts make no sense is not admitted, and must not keep others away.
     if (thrown instanceof QuantityError) return new Map();
     throw thrown;
   }
@@ -172,8 +174,8 @@ export function hostPorts(pod: Pod): HostPort[] {
 }
 
 /**
- * The spec with what the pod was given: a change of resources that is pending takes nothing from others yet. A pod that is
- * judged itself is judged by what it asks for.
+ * The spec with what the pod was given: a change of resources that is pending takes nothing from others yet. A pod that
+ * is judged itself is judged by what it asks for.
  */
 function allocatedSpec(pod: Pod): NonNullable<Pod["spec"]> {
   const spec = pod.spec ?? { containers: [] };

@@ -1,6 +1,7 @@
 /**
- * What a pod may ask for, and which capability of the backend it needs. One table: the gate refuses by it and the README's
- * support table is generated from it. What is not in these tables needs nothing beyond the core of the Machine API.
+ * What a pod may ask for, and which capability of the backend it needs. One table: the gate refuses by it and the
+ * README's support table is generated from it. What is not in these tables needs nothing beyond the core of the Machine
+ * API.
  */
 import type { Capability } from "../../provider/capabilities.ts";
 import type { Container, Pod } from "../../kube/wire.ts";
@@ -168,10 +169,13 @@ export const GATED_FEATURES: readonly GatedFeature[] = [
   },
 ];
 
-/** Added to a pod that runs, so its want refuses no pod. What else they ask for is judged by the tables, as for any container. */
+/**
+ * Added to a pod that runs, so its want refuses no pod. What else they ask for is judged by the tables, as for any
+ * container.
+ */
 const EPHEMERAL = { capability: "ephemeral_containers", field: "spec.ephemeralContainers" } as const;
 
-/** What a machine of its own cannot have, whatever the backend. */
+/** What a machine of its own cannot have, on any backend. */
 export const REFUSED_FEATURES: readonly RefusedFeature[] = [
   {
     field: "spec.hostNetwork",
@@ -260,7 +264,7 @@ export interface GateContext {
   allowHostPath: boolean;
   /** Probes are run by the agent where the backend cannot. */
   agentProbes: boolean;
-  /** Who may choose which size; undefined: everybody any. */
+  /** Which pods may choose which size; undefined: any pod any size. */
   instanceTypes?: readonly InstanceTypeRule[] | undefined;
 }
 
@@ -456,9 +460,9 @@ function findEffective(
 }
 
 /**
- * The StatefulSet controller writes the pod's own name as `hostname`, and its Service as `subdomain`, into each of its pods;
- * the Job controller writes JOB-INDEX into each of an Indexed Job's. No user has asked for that, so a backend that cannot
- * name machines still runs them.
+ * The StatefulSet controller writes the pod's own name as `hostname`, and its Service as `subdomain`, into each of its
+ * pods; the Job controller writes JOB-INDEX into each of an Indexed Job's. No user has asked for that, so a backend
+ * that cannot name machines still runs them.
  */
 function findHostname(pod: Pod): string[] {
   const { name, annotations, ownerReferences } = pod.metadata ?? {};

@@ -1,6 +1,6 @@
 /**
- * Which pods may choose which of the backend's sizes. A size is a cost, and an annotation is every tenant's to write: where the node's
- * configuration has rules, what none of them allows is refused.
+ * Which pods may choose which of the backend's sizes. A size is a cost, and an annotation is every tenant's to write:
+ * where the node's configuration has rules, what none of them allows is refused.
  */
 import type { Pod } from "../../kube/wire.ts";
 import { globMatches } from "../../util/glob.ts";
@@ -18,13 +18,14 @@ export interface InstanceTypeRule {
   readonly allow: readonly string[];
 }
 
-/** No backend calls a size by a longer name; what is longer is matched against nothing. In characters. */
+/** No backend calls a size by a longer name, so a longer one matches nothing. In characters. */
 const LONGEST_NAME = 256;
-/** What of a value and of a list of patterns a message quotes. */
+/** How much of a value and of a list of patterns a message quotes. */
 const QUOTED = { value: 64, patterns: 10 };
 
 /**
- * Why the pod may not have the instance type that it asks for, as a kubelet would tell it; undefined when it may, or asks for none.
+ * Why the pod may not have the instance type that it asks for, as a kubelet would tell it; undefined when it may, or
+ * asks for none.
  *
  * @param rules undefined: every pod may have any
  */

@@ -1,8 +1,8 @@
 /**
  * Which pods must go so that a critical pod has room: the kubelet's own choice (pkg/kubelet/preemption). Pure.
  *
- * The scheduler preempts too, and before a pod is bound; this is for pods that are bound to a full node all the same, as those
- * of a DaemonSet's or of two schedulers may be.
+ * The scheduler preempts too, and before a pod is bound; this is for pods that are bound to a full node all the same,
+ * as those of a DaemonSet's or of two schedulers may be.
  */
 import type { Pod } from "../../kube/wire.ts";
 import { computeQosClass } from "../../resources/pod-resources.ts";
@@ -25,7 +25,10 @@ export function isCriticalPod(pod: Pod): boolean {
   return (pod.spec?.priority ?? 0) >= CRITICAL_PRIORITY;
 }
 
-/** Fewest and cheapest first: BestEffort before Burstable before Guaranteed, and of those whoever comes nearest to the need. */
+/**
+ * Fewest and cheapest first: BestEffort before Burstable before Guaranteed, and of those the pod that comes nearest to
+ * the need.
+ */
 export function choosePodsToPreempt(
   pod: Pod,
   shortages: readonly Shortage[],
@@ -73,7 +76,7 @@ function subtract(needs: Needs, pods: readonly Pod[], unitsOf: UnitsOf): Needs {
   return new Map(left.filter(([, need]) => need > 0n));
 }
 
-/** Takes whoever covers most of what is still needed, until nothing is. */
+/** Takes the pod that covers most of what is still needed, until nothing is. */
 function nearest(pods: readonly Pod[], needs: Needs, unitsOf: UnitsOf): Pod[] {
   const chosen: Pod[] = [];
   let candidates = [...pods];
@@ -90,7 +93,7 @@ function nearest(pods: readonly Pod[], needs: Needs, unitsOf: UnitsOf): Pod[] {
   return chosen;
 }
 
-/** By how much the pod falls short of the needs: each counts the same, whatever its unit. */
+/** By how much the pod falls short of the needs: each counts the same, in any unit. */
 function distance(needs: Needs, pod: Pod, unitsOf: UnitsOf): number {
   return [...needs].reduce((sum, [name, need]) => {
     const missing = Number(need - given(pod, name, unitsOf));

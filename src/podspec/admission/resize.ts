@@ -1,6 +1,6 @@
 /**
- * Whether a running pod can have the cpu and memory that it now asks for (pkg/kubelet/allocation: canResizePod): never on
- * this node or backend, not now, or yes. Pure.
+ * Whether a running pod can have the cpu and memory that it now asks for (pkg/kubelet/allocation: canResizePod): never
+ * on this node or backend, not now, or yes. Pure.
  */
 import type { Node, Pod } from "../../kube/wire.ts";
 import { parseResourceList, podRequests } from "../../resources/pod-resources.ts";

@@ -94,7 +94,10 @@ export class LoopbackRelay {
   }
 }
 
-/** Asks the helper for a port; resolves with the socket once it stands for a connection to that. @throws as `connect` does */
+/**
+ * Asks the helper for a port; resolves with the socket once it stands for a connection to that.
+ * @throws as `connect` does
+ */
 function connected(socket: Socket, port: number): Promise<Socket> {
   return new Promise((resolve, reject) => {
     const fail = (error: Error) => {
