@@ -90,11 +90,11 @@ function volumeFiles(pod: Pod, volume: PodVolume, references: References, node: 
 function collectFiles(pod: Pod, volume: PodVolume, references: References, node: NodeFacts, budget: Budget): Files {
   const tree = new Map<string, FileEntry>();
   const problems: string[] = [];
-  const put = (path: string, entry: Omit<FileEntry, "path">) => {
-    budget.take(path.length + entry.content_b64.length + FILE_OVERHEAD);
+  const put = (path: string, content: Content, entry: { mode: number; uid?: number }) => {
+    budget.take(path.length + content.length + FILE_OVERHEAD);
     const problem = filePathProblem(path);
     if (problem !== undefined) problems.push(problem);
-    else tree.set(cleanPath(path), { path: cleanPath(path), ...entry });
+    else tree.set(cleanPath(path), { path: cleanPath(path), ...entry, content_b64: content.encode() });
   };
   const sources: readonly Source[] = volume.projected
     ? (volume.projected.sources ?? [])
@@ -120,8 +120,7 @@ function collectFiles(pod: Pod, volume: PodVolume, references: References, node:
           : item.resourceFieldRef
             ? resourceValue(pod, undefined, item.resourceFieldRef, node.allocatable)
             : { ok: true as const, value: "" };
-        if (value.ok)
-          put(item.path, { mode: item.mode ?? defaultMode, content_b64: Buffer.from(value.value).toString("base64") });
+        if (value.ok) put(item.path, contentOf(value.value), { mode: item.mode ?? defaultMode });
         else problems.push(value.message);
       }
     } else if (source.serviceAccountToken) {
@@ -135,10 +134,9 @@ function collectFiles(pod: Pod, volume: PodVolume, references: References, node:
       // With fsGroup the ownership pass of the volume widens 0600 to 0640.
       const user = sharedUser(pod);
       const isPrivate = user !== undefined || pod.spec?.securityContext?.fsGroup !== undefined;
-      put(source.serviceAccountToken.path, {
+      put(source.serviceAccountToken.path, contentOf(token.object), {
         mode: isPrivate ? 0o600 : defaultMode,
         ...(user !== undefined && { uid: user }),
-        content_b64: Buffer.from(token.object).toString("base64"),
       });
     }
   }
@@ -178,7 +176,7 @@ function putKeys(
   source: KeySource,
   objects: ReadonlyMap<string, Lookup<ConfigMap | Secret>>,
   defaultMode: number,
-  put: (path: string, entry: Omit<FileEntry, "path">) => void,
+  put: (path: string, content: Content, entry: { mode: number }) => void,
 ): string[] {
   const name = source.name ?? "";
   const optional = source.optional ?? false;
@@ -189,13 +187,13 @@ function putKeys(
   const contents = contentsOf(kind, found.object);
   const items = source.items ?? [];
   if (items.length === 0) {
-    for (const key of contents.keys) put(key, { mode: defaultMode, content_b64: contents.get(key) ?? "" });
+    for (const key of contents.keys) put(key, contents.get(key) ?? contentOf(""), { mode: defaultMode });
     return [];
   }
   const problems: string[] = [];
   for (const item of items) {
     const content = contents.get(item.key);
-    if (content !== undefined) put(item.path, { mode: item.mode ?? defaultMode, content_b64: content });
+    if (content !== undefined) put(item.path, content, { mode: item.mode ?? defaultMode });
     else if (!optional) {
       problems.push(
         kind === "configmap"
@@ -207,17 +205,30 @@ function putKeys(
   return problems;
 }
 
-/**
- * What an object holds, base64 by key. Any number of items may name one large object: only what they name is encoded.
- */
+/** What a file is to hold. It is encoded when there is room for it: a large object may be named any number of times. */
+interface Content {
+  /** Of the encoded text. */
+  readonly length: number;
+  encode(): string;
+}
+
+const contentOf = (text: string): Content => ({
+  length: 4 * Math.ceil(Buffer.byteLength(text) / 3),
+  encode: () => Buffer.from(text).toString("base64"),
+});
+const encodedContent = (base64: string): Content => ({ length: base64.length, encode: () => base64 });
+
+/** What an object holds, by key. */
 function contentsOf(kind: "configmap" | "secret", object: ConfigMap | Secret) {
   const data: Readonly<Record<string, string>> = object.data ?? {};
   const binary: Readonly<Record<string, string>> = (kind === "configmap" && (object as ConfigMap).binaryData) || {};
-  const encode = (text: string) => (kind === "configmap" ? Buffer.from(text).toString("base64") : text);
+  const content = kind === "configmap" ? contentOf : encodedContent;
   return {
     keys: [...new Set([...Object.keys(data), ...Object.keys(binary)])],
-    get: (key: string): string | undefined =>
-      Object.hasOwn(data, key) ? encode(data[key] ?? "") : Object.hasOwn(binary, key) ? binary[key] : undefined,
+    get(key: string): Content | undefined {
+      if (Object.hasOwn(data, key)) return content(data[key] ?? "");
+      return Object.hasOwn(binary, key) ? encodedContent(binary[key] ?? "") : undefined;
+    },
   };
 }
 

@@ -1,4 +1,4 @@
-import { describe, expect, it, test } from "vitest";
+import { describe, expect, it, test, vi } from "vitest";
 import type { Container, Service } from "../../../src/kube/wire.ts";
 import { POD_LIMITS } from "../../../src/podspec/budget.ts";
 import { expand } from "../../../src/podspec/render/expansion.ts";
@@ -153,6 +153,15 @@ describe("files", () => {
     const said = held(render(container, { spec, references: large }));
     expect(said).toContain(refused);
     expect(said).toContain("the files of the pod's volumes would take more than 12582912 bytes");
+  });
+
+  it("for which there is no room are not even encoded", () => {
+    const { container, spec } = mount(times(500, (i) => ({ name: `v${i}`, configMap: { name: "c" } })));
+    const encoding = vi.spyOn(Buffer, "from");
+    held(render(container, { spec, references: large }));
+    const encoded = encoding.mock.calls.filter(([text]) => (text as unknown) === "x".repeat(900 * KIB));
+    encoding.mockRestore();
+    expect(encoded).toHaveLength(Math.floor(POD_LIMITS.fileBytes / (1200 * KIB)));
   });
 
   it("of the downward API are, too", () => {
