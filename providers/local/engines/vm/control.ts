@@ -6,7 +6,7 @@
  */
 import { randomBytes } from "node:crypto";
 import { connect, type Socket } from "node:net";
-import type { Clock } from "../../../../src/provider/kit/index.ts";
+import { type Clock, onAbort } from "../../../../src/provider/kit/index.ts";
 
 /** A command of the guest's vmlet (guest/vmlet): verb and arguments. */
 export type GuestCommand = readonly string[];
@@ -148,15 +148,13 @@ export class GuestControl {
     const { promise, resolve, reject } = Promise.withResolvers<string>();
     this.#calls.set(id, { output: "", resolve, reject });
     this.#allow(CALL_CHARS + SPARE_CHARS);
-    const abort = () => reject(signal.reason as Error);
-    signal.addEventListener("abort", abort, { once: true });
+    using _ = onAbort(signal, () => reject(signal.reason as Error));
     try {
       this.#socket?.write(
         `${before}\n{ out=$(exec 2>&1 </dev/null; set -e\n${text}\n); vm_answer ${id} $?; } </dev/null &\n`,
       );
       return await promise;
     } finally {
-      signal.removeEventListener("abort", abort);
       this.#calls.delete(id);
       this.#allow(0);
     }

@@ -1,5 +1,6 @@
 /** QEMU's control socket (QMP): one connection per use, one command at a time. */
 import { connect, type Socket } from "node:net";
+import { onAbort } from "../../../../src/provider/kit/index.ts";
 
 const MAX_LINE_BYTES = 1 << 20;
 
@@ -22,10 +23,8 @@ export class Qmp {
   static async open(path: string, signal: AbortSignal): Promise<Qmp> {
     const socket = connect(path);
     const qmp = new Qmp(socket);
-    const abort = () => socket.destroy(signal.reason as Error);
-    if (signal.aborted) abort();
-    signal.addEventListener("abort", abort, { once: true });
-    socket.once("close", () => signal.removeEventListener("abort", abort));
+    const listening = onAbort(signal, () => socket.destroy(signal.reason as Error));
+    socket.once("close", () => listening[Symbol.dispose]());
     await qmp.execute("qmp_capabilities");
     return qmp;
   }
