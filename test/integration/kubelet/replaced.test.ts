@@ -5,7 +5,7 @@ import { afterEach, describe, expect, it } from "vitest";
 import { WebSocket } from "ws";
 import { must, waitFor } from "../../e2e/harness/wait.ts";
 import { ask, statusOf } from "./client.ts";
-import { startKubelet, testPod, type TestKubelet } from "./support.ts";
+import { startKubelet, TestAuthority, testPod, type TestKubelet } from "./support.ts";
 
 const opened: WebSocket[] = [];
 afterEach(() => {
@@ -60,6 +60,17 @@ describe("a session in a pod that is made again under the same name", () => {
     const headers = { connection: "Upgrade", upgrade: "SPDY/3.1", "x-stream-protocol-version": "v4.channel.k8s.io" };
     const path = "/exec/default/p/uid-1/main?command=true&output=1";
     expect(statusOf(await ask(kubelet, path, { method: "POST", headers })).code).toBe(404);
+  });
+});
+
+describe("a session that is open while the serving certificate is replaced", () => {
+  it("goes on, and who comes next is shown the new one", async () => {
+    await using kubelet = await startKubelet();
+    const session = await openCat(kubelet);
+    kubelet.certificate.set(new TestAuthority("other").issue({ commonName: "vm-1" }, "serverAuth"));
+    await expect(ask(kubelet, "/pods")).rejects.toThrow(/certificate/);
+    send(session.socket, "still here");
+    await waitFor({ what: "the session to answer" }, () => must(session.said() === "still here", session.said()));
   });
 });
 

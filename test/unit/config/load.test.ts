@@ -36,6 +36,13 @@ describe("a configuration file", () => {
     expect(faultOf(minimal + "logLvl: debug\n")).toBe("vmlet.yaml:6:1: logLvl: unknown key");
   });
 
+  test.each(["__proto__", "constructor", "toString"])("has no meaning for %s, and pollutes nothing", (key) => {
+    const inside = "{ polluted: yes, prototype: { polluted: yes } }";
+    expect(faultOf(`${minimal}${key}: ${inside}\n`)).toContain(`${key}: unknown key`);
+    expect(faultOf(`${minimal}    ${key}: ${inside}\n`)).toContain(`nodes[0].${key}: unknown key`);
+    expect(({} as Record<string, unknown>)["polluted"]).toBeUndefined();
+  });
+
   test("names a misspelt key inside a node", () => {
     expect(faultOf(minimal + "    capacty: { cpu: 4 }\n")).toBe("vmlet.yaml:6:5: nodes[0].capacty: unknown key");
   });

@@ -7,6 +7,7 @@ import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { afterEach, describe, expect, test } from "vitest";
 import { WebSocketServer } from "ws";
+import { writeFilesVolume } from "../../../providers/local/machine/volume-files.ts";
 import { HttpVmProvider, type HttpVmOptions, type InvalidReason } from "../../../providers/http-vm/index.ts";
 import { VirtualClock } from "../../support/virtual-clock.ts";
 
@@ -389,6 +390,31 @@ describe("credentials", () => {
     await expect(provider.getInfo({ signal })).rejects.toMatchObject({ code: "unauthorized" });
     await writeFile(tokenFile, "new\n");
     await provider.getInfo({ signal });
+  });
+
+  test("a token is read again when a mounted Secret was replaced: one request is refused, and no more", async () => {
+    const mount = await mkdtemp(join(tmpdir(), "vmlet-token-"));
+    cleanups.push(() => rm(mount, { recursive: true }));
+    const mountToken = (token: string) =>
+      writeFilesVolume(mount, [{ path: "token", mode: 0o600, content_b64: Buffer.from(token).toString("base64") }]);
+    mountToken("old");
+    let accepted = "old";
+    let refused = 0;
+    const server = http((request, response) => {
+      const isKnown = request.headers.authorization === `Bearer ${accepted}`;
+      if (!isKnown) refused++;
+      response.writeHead(isKnown ? 200 : 401, {
+        "content-type": "application/json",
+        "x-request-id": request.headers["x-request-id"]!,
+      });
+      response.end(isKnown ? INFO : JSON.stringify({ error: { code: "unauthorized", message: "no" } }));
+    });
+    const { provider } = await connect(server, { credentials: { tokenFile: join(mount, "token") } });
+    await provider.getInfo({ signal });
+    mountToken("new");
+    accepted = "new";
+    for (let i = 0; i < 3; i++) await provider.getInfo({ signal });
+    expect(refused).toBeLessThanOrEqual(1);
   });
 
   test("a token file that is missing says which", async () => {

@@ -135,6 +135,16 @@ describe("a kubeconfig", () => {
     expect((await source.get()).headers).toEqual({ authorization: "Bearer from-file" });
   });
 
+  it("may hold names of JavaScript's own properties, which pollute nothing", async () => {
+    const text = config({ token: "t" }).replaceAll(
+      "{",
+      '{"__proto__":{"polluted":1,"token":"p"},"constructor":{"prototype":{"polluted":1}},',
+    );
+    const source = new CredentialSource(loadKubeConfig({ path: file(text) }), systemClock);
+    expect((await source.get()).headers).toEqual({ authorization: "Bearer t" });
+    expect(({} as Record<string, unknown>)["polluted"]).toBeUndefined();
+  });
+
   it("that cannot be read is named", () => {
     expect(() => loadKubeConfig({ path: "/nowhere/config" })).toThrow(
       /Cannot load the kubeconfig \/nowhere\/config: ENOENT/,

@@ -2,6 +2,7 @@ import { mkdtempSync, rmSync, writeFileSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { afterEach, beforeEach, describe, expect, it } from "vitest";
+import { writeFilesVolume } from "../../../providers/local/machine/volume-files.ts";
 import { KubeTransport, type KubeTransportOptions } from "../../../src/kube/transport.ts";
 import { KubeApiError, isConflict, isGone, isNotFound, saysNotFound } from "../../../src/kube/errors.ts";
 import { guardedKube } from "../../../src/kube/guarded.ts";
@@ -443,6 +444,27 @@ describe("credentials", () => {
     expect((await failureOf(kube.request(get()))).status).toBe(401);
     writeFileSync(tokenFile, "new\n");
     expect(await kube.request(get())).toEqual({ ok: true });
+  });
+
+  it("are read again once when a mounted Secret was replaced: one request is refused, and no more", async () => {
+    const mount = mkdtempSync(join(folder, "secret-"));
+    const mountToken = (token: string) =>
+      writeFilesVolume(mount, [{ path: "token", mode: 0o600, content_b64: b64(token) }]);
+    mountToken("old");
+    let accepted = "old";
+    let refused = 0;
+    const server = await serve((request, reply) => {
+      if (request.headers.authorization === `Bearer ${accepted}`) return json(reply, 200, {});
+      refused++;
+      return json(reply, 401, failure(401, "Unauthorized"));
+    });
+    const config = { tokenFile: join(mount, "token") };
+    const kube = connect(server, { user: { authProvider: { name: "tokenFile", config } } });
+    await kube.request(get());
+    mountToken("new");
+    accepted = "new";
+    for (let i = 0; i < 3; i++) await kube.request(get());
+    expect(refused).toBeLessThanOrEqual(1);
   });
 
   it("that cannot be read are reported as such, without a request", async () => {
