@@ -1,7 +1,7 @@
 import { defineConfig } from "vitest/config";
 
-/** Engines that need root and tools of the host; their suites live beside the other integration tests. */
-const ENGINES = ["oci/**/*", "vm/**/*", "*/oci"].map((path) => `test/integration/${path}.test.ts`);
+/** What needs root and tools of the host, engines above all; these suites live beside the other integration tests. */
+const ENGINES = ["oci/**/*", "vm/**/*", "*/oci", "kube/dead-line"].map((path) => `test/integration/${path}.test.ts`);
 
 /** A minute of harm to one agent: too long for what is run again and again. */
 const HOSTILE = "test/integration/hostile/hostile.test.ts";
