@@ -760,7 +760,7 @@ export interface components {
       env?: components["schemas"]["EnvVar"][];
       /** @description The process gets a terminal. Capability `tty`. */
       tty?: boolean;
-      /** @description The process's input stays open for whoever attaches. Otherwise it is empty. */
+      /** @description The process's input stays open for clients that attach. Otherwise it is empty. */
       stdin?: boolean;
       /** @description The input ends with the first attached client's. */
       stdin_once?: boolean;

@@ -73,7 +73,7 @@ nearest wins.
 {{- $kubelet := default dict $node.kubelet -}}
 {{- if not (hasKey $kubelet "port") -}}{{- $_ := set $kubelet "port" (add 10250 $index) -}}{{- end -}}
 {{- $port := toString (int $kubelet.port) -}}
-{{- if eq $port "0" -}}{{- fail (printf "nodes[%d].kubelet.port: 0 is no port that the network policy could let through" $index) -}}{{- end -}}
+{{- if eq $port "0" -}}{{- fail (printf "nodes[%d].kubelet.port: 0 is not a port that the network policy could let through" $index) -}}{{- end -}}
 {{- if hasKey $ports $port -}}
 {{- fail (printf "nodes[%d].kubelet.port: %s is taken by %s" $index $port (get $ports $port)) -}}
 {{- end -}}
