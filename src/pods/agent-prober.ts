@@ -15,7 +15,7 @@ import { Prober } from "../provider/probes/prober.ts";
 import type { ProbeTally, Provider } from "../provider/provider.ts";
 import type { Logger } from "../telemetry/logger.ts";
 import type { Clock } from "../util/clock.ts";
-import type { ReadinessSource } from "./reconciler.ts";
+import type { ReadinessSource } from "./reconciler-options.ts";
 
 export interface AgentProberOptions {
   provider: Provider;

@@ -25,7 +25,8 @@ import type { PodEvent } from "../podspec/types.ts";
 import type { PodHooks } from "./hooks.ts";
 import { LossBrake } from "./loss-brake.ts";
 import { isUrgent } from "./urgency.ts";
-import { PodReconciler, type Outcome, type ReadinessSource, type Renderer } from "./reconciler.ts";
+import type { Outcome, ReadinessSource, Renderer } from "./reconciler-options.ts";
+import { PodReconciler } from "./reconciler.ts";
 
 export interface PodControllerOptions {
   kube: Kube;

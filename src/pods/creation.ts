@@ -4,39 +4,15 @@
  */
 import type { Pod } from "../kube/wire.ts";
 import { daemonSetHeld, isDaemonSetPod } from "../podspec/admission/admission.ts";
-import type { PodEvent } from "../podspec/types.ts";
+import type { PodEvent, Rendered } from "../podspec/types.ts";
 import { ProviderError } from "../provider/errors.ts";
-import type { Provider } from "../provider/provider.ts";
-import type { Clock } from "../util/clock.ts";
-import type { PodHooks } from "./hooks.ts";
-import type { MachineCache } from "./machines.ts";
-import type { Observed, PodMemory } from "./planner.ts";
-import type { PodApi } from "./pod-api.ts";
-import type { Outcome, PodSource, Rendered, Renderer } from "./reconciler.ts";
+import type { PodMemory } from "./planner.ts";
+import type { HeldCreate } from "./pod-record.ts";
+import type { Outcome } from "./reconciler-options.ts";
 import { controllerOf, OwnerBackoff, refusalPolicy } from "./refusals.ts";
 import { hasRun, isTerminal } from "./status/facts.ts";
 import type { Verdict } from "./status/input.ts";
-
-export interface MachineCreationOptions {
-  api: PodApi;
-  provider: Provider;
-  machines: MachineCache;
-  renderer: Renderer;
-  machineId: (podUid: string) => string;
-  nodeName: string;
-  memory: { get(uid: string): PodMemory; update(uid: string, change: Partial<PodMemory>): void };
-  /** Asks the backend about one machine. */
-  look: (uid: string, signal: AbortSignal) => Promise<Observed>;
-  /** A newer copy of a pod, and the version that the cache held before it was asked for. */
-  onRead: (uid: string, pod: Pod, cachedBefore: string | undefined) => void;
-  pods: Pick<PodSource, "get">;
-  /** Another pod has to go, so that a critical one finds room. */
-  onPreempt: (victim: Pod) => void;
-  event: (pod: Pod, event: PodEvent) => void;
-  guard?: (() => void) | undefined;
-  hooks?: PodHooks | undefined;
-  clock: Clock;
-}
+import type { StepContext } from "./step-context.ts";
 
 type Waiting = Extract<Rendered, { kind: "wait" }>;
 interface Refusal {
@@ -61,40 +37,30 @@ export const MACHINE_DELETED: Verdict = {
   ofNoMachine: true,
 };
 
-/** What is known of a create that waits. All times monotonic. */
-interface Held {
-  /** When kubelet's worker began to wait for volumes that are still away. */
-  mountingSince: number | undefined;
-  /** What was said last, how often, and when it is worth saying again. */
-  said: string;
-  times: number;
-  retryAt: number;
-}
-
 export class MachineCreation {
-  readonly #o: MachineCreationOptions;
-  readonly #held = new Map<string, Held>();
-  /** Pods whose refusal was counted: one that is held is refused again and again. */
-  readonly #counted = new Set<string>();
+  readonly #o: StepContext;
+  readonly #onPreempt: (victim: Pod) => void;
   /** Of pods that could not run here just now. */
   readonly #refusals: OwnerBackoff;
   /** Of pods that lost their machines soon. */
   readonly #losses: OwnerBackoff;
 
-  constructor(options: MachineCreationOptions) {
-    this.#o = options;
-    this.#refusals = new OwnerBackoff({ ...OWNER_BACKOFF, clock: options.clock });
-    this.#losses = new OwnerBackoff({ ...OWNER_BACKOFF, clock: options.clock, freeRounds: 1 });
+  /** @param onPreempt called for each pod that has to go, so that a critical one finds room */
+  constructor(context: StepContext, onPreempt: (victim: Pod) => void) {
+    this.#o = context;
+    this.#onPreempt = onPreempt;
+    this.#refusals = new OwnerBackoff({ ...OWNER_BACKOFF, clock: context.clock });
+    this.#losses = new OwnerBackoff({ ...OWNER_BACKOFF, clock: context.clock, freeRounds: 1 });
   }
 
   /** Undefined means: observe and plan again. @throws what is to be tried again */
   async create(uid: string, pod: Pod, signal: AbortSignal): Promise<Outcome | undefined> {
     const waitMs = this.#delay(this.#losses, uid, pod);
     if (waitMs > 0) return this.#pause(uid, pod, LOST_TOO_OFTEN, waitMs);
-    const cachedBefore = this.#o.pods.get(uid)?.metadata!.resourceVersion;
+    const cachedBefore = this.#o.copies.cachedVersion(uid);
     const fresh = await this.#o.api.read(pod, signal);
     if (fresh === undefined || fresh.metadata!.uid !== uid) return { kind: "after", ms: 1_000 };
-    this.#o.onRead(uid, fresh, cachedBefore);
+    this.#o.copies.learn(uid, fresh, cachedBefore);
     if (!mayStillBeMade(fresh, pod)) return undefined;
     if (fresh.spec?.nodeName !== this.#o.nodeName) return { kind: "settled" };
 
@@ -104,11 +70,11 @@ export class MachineCreation {
     if (cached === undefined || !mayStillBeMade(cached, pod)) return undefined;
     switch (rendered.kind) {
       case "reject": {
-        const mayBeMade = this.#o.memory.get(uid).created;
+        const mayBeMade = this.#o.records.memory(uid).created;
         return await this.#refuse(uid, fresh, rendered, { missing: rendered.missing, mayBeMade }, signal);
       }
       case "preempt":
-        for (const victim of rendered.victims) this.#o.onPreempt(victim);
+        for (const victim of rendered.victims) this.#onPreempt(victim);
         return { kind: "after", ms: PREEMPTION_RETRY_MS };
       case "wait":
         return this.#wait(uid, fresh, rendered);
@@ -126,14 +92,8 @@ export class MachineCreation {
     if (livedMs < EARLY_LOSS_MS) this.#losses.failed(owner.uid, this.#seenAt(pod.metadata!.uid!));
   }
 
-  /** Remembers nothing of the pod any more. */
-  release(uid: string): void {
-    this.#held.delete(uid);
-    this.#counted.delete(uid);
-  }
-
   #seenAt(uid: string): number {
-    return this.#o.memory.get(uid).seenAt ?? 0;
+    return this.#o.records.memory(uid).seenAt ?? 0;
   }
 
   async #put(
@@ -142,22 +102,22 @@ export class MachineCreation {
     rendered: Extract<Rendered, { kind: "ready" }>,
     signal: AbortSignal,
   ): Promise<Outcome | undefined> {
-    const { provider, machines, machineId, memory, event, hooks } = this.#o;
-    const before = memory.get(uid);
-    memory.update(uid, { waiting: rendered.waiting, created: true });
+    const { provider, machines, machineId, records, event, hooks } = this.#o;
+    const before = records.memory(uid);
+    records.update(uid, { waiting: rendered.waiting, created: true });
     this.#o.guard?.();
     try {
       const machine = await provider.createPod(machineId(uid), rendered.spec, { signal });
-      this.#held.delete(uid);
+      records.of(uid).held = undefined;
       machines.put(machine);
-      memory.update(uid, {
+      records.update(uid, {
         // Not the version of now: whatever changed while the create was under way is still to be applied.
         appliedVersion: rendered.version,
         appliedGeneration: pod.metadata?.generation,
         resize: {},
       });
       // Said when it is done, so that a create that had to be repeated does not say it twice.
-      for (const each of rendered.events ?? []) event(pod, each);
+      for (const each of rendered.events) event(pod, each);
       const where = machine.host ? ` on ${machine.host}` : "";
       event(pod, { type: "Normal", reason: "MachineCreated", message: `Created machine ${machine.id}${where}` });
       hooks?.onCreate?.({ ok: true });
@@ -180,7 +140,7 @@ export class MachineCreation {
     before: PodMemory,
     signal: AbortSignal,
   ): Promise<Outcome | undefined> {
-    const { memory, event, machineId } = this.#o;
+    const { records, event, machineId } = this.#o;
     const { message } = error;
     switch (error.code) {
       case "conflict": {
@@ -191,13 +151,13 @@ export class MachineCreation {
         return undefined;
       }
       case "gone":
-        memory.update(uid, { verdict: MACHINE_DELETED });
+        records.update(uid, { verdict: MACHINE_DELETED });
         this.lost(pod);
         return undefined;
       case "invalid":
       case "unsupported": {
         // It says that this create made nothing.
-        memory.update(uid, { created: before.created, waiting: before.waiting });
+        records.update(uid, { created: before.created, waiting: before.waiting });
         const reason = error.code === "invalid" ? "InvalidSpec" : "UnsupportedFeature";
         return await this.#refuse(
           uid,
@@ -236,7 +196,12 @@ export class MachineCreation {
     if (seen.kind === "unknown" || (seen.kind === "found" && seen.machine.state !== "deleted")) return undefined;
     const said: PodEvent = { type: "Warning", reason: details.event ?? reason, message };
     const hold = (event: PodEvent) =>
-      this.#wait(uid, pod, { kind: "wait", waiting: allWait(pod, { reason, message }), events: [event] });
+      this.#wait(uid, pod, {
+        kind: "wait",
+        waiting: allWait(pod, { reason, message }),
+        unmountedVolumes: [],
+        events: [event],
+      });
     if (details.mayBeMade)
       return hold({
         ...said,
@@ -244,8 +209,9 @@ export class MachineCreation {
       });
 
     const policy = refusalPolicy(pod, reason);
-    if (!this.#counted.has(uid)) this.#o.hooks?.onRejected?.(reason, details.missing ?? []);
-    this.#counted.add(uid);
+    const record = this.#o.records.of(uid);
+    if (!record.isRefusalCounted) this.#o.hooks?.onRejected?.(reason, details.missing ?? []);
+    record.isRefusalCounted = true;
     if (policy === "hold" && isDaemonSetPod(pod)) return hold(daemonSetHeld(message));
     const owner = controllerOf(pod);
     if (policy === "hold")
@@ -258,7 +224,7 @@ export class MachineCreation {
       return this.#pause(uid, pod, { ...said, message: `${message}. ${STAYS_PENDING(owner!.kind)}` }, waitMs);
     if (policy === "pace") this.#refusals.failed(owner!.uid, this.#seenAt(uid));
     this.#o.event(pod, said);
-    this.#o.memory.update(uid, { verdict: { reason, message: `Pod was rejected: ${message}`, ofNoMachine: true } });
+    this.#o.records.update(uid, { verdict: { reason, message: `Pod was rejected: ${message}`, ofNoMachine: true } });
     return undefined;
   }
 
@@ -274,8 +240,8 @@ export class MachineCreation {
   }
 
   #wait(uid: string, pod: Pod, rendered: Waiting): Outcome | undefined {
-    const before = this.#o.memory.get(uid).waiting;
-    this.#o.memory.update(uid, { waiting: rendered.waiting });
+    const before = this.#o.records.memory(uid).waiting;
+    this.#o.records.update(uid, { waiting: rendered.waiting });
     // The new reason is written first; the planner then asks for the create again, which is this call's next visit.
     if (!sameWaiting(before, rendered.waiting)) return undefined;
     return { kind: "after", ms: this.#hold(uid, pod, rendered) };
@@ -285,11 +251,16 @@ export class MachineCreation {
    * Says what a create waits for. Volumes that stay away get kubelet's second event as well, each time that its worker
    * would have given up. Returns the milliseconds until it is worth another try, unless something changes before.
    */
-  #hold(uid: string, pod: Pod, { events, unmountedVolumes: volumes = [] }: Omit<Waiting, "kind" | "waiting">): number {
+  #hold(
+    uid: string,
+    pod: Pod,
+    { events, unmountedVolumes: volumes = [] }: Pick<Waiting, "events"> & Partial<Waiting>,
+  ): number {
     const now = this.#o.clock.monotonic();
     const said = JSON.stringify(events);
-    const known = this.#held.get(uid);
-    const held: Held = {
+    const record = this.#o.records.of(uid);
+    const known = record.held;
+    const held: HeldCreate = {
       mountingSince: volumes.length > 0 ? (known?.mountingSince ?? now) : undefined,
       ...(known?.said === said ? known : { said, times: 0, retryAt: now }),
     };
@@ -309,7 +280,7 @@ export class MachineCreation {
       }
       untilTimeout = held.mountingSince + MOUNT_TIMEOUT_MS - now;
     }
-    this.#held.set(uid, held);
+    record.held = held;
     return Math.min(held.retryAt - now, untilTimeout);
   }
 }
@@ -323,13 +294,13 @@ const LOST_TOO_OFTEN: PodEvent = {
     "Pods of the same controller lost their machines soon after their start, one after another: this one's is made later",
 };
 
-/** The status of a pod that is held: its containers say why, as far as a kubelet would have begun with them. */
 /** `decidedOn`: the copy by which a create was decided on. A pod that has run since then is no longer to be given a machine. */
 function mayStillBeMade(now: Pod, decidedOn: Pod): boolean {
   const hasBegun = hasRun(now) && !hasRun(decidedOn);
   return now.metadata!.deletionTimestamp === undefined && !isTerminal(now) && !hasBegun;
 }
 
+/** The status of a pod that is held: its containers say why, as far as a kubelet would have begun with them. */
 function allWait({ spec }: Pod, why: { reason: string; message: string }): Waiting["waiting"] {
   const [init] = spec?.initContainers ?? [];
   const first = init === undefined ? (spec?.containers ?? []) : [init];

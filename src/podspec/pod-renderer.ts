@@ -22,15 +22,7 @@ import { checkCapabilities } from "./admission/capability-gate.ts";
 import { diffMachine } from "./render/diff.ts";
 import { isSameImage } from "./image-name.ts";
 import { containerResources } from "./render/machine-resources.ts";
-import type {
-  Backend,
-  NodeFacts,
-  PodEvent,
-  References,
-  RenderResult,
-  ResizeOutlook,
-  WaitingContainer,
-} from "./types.ts";
+import type { Backend, NodeFacts, PodEvent, References, MachineChange, Rendered } from "./types.ts";
 import { PodSecrets, saysSomething } from "./references/pod-secrets.ts";
 import { credentialsVersion, registryAuth, wouldLoseCredentials } from "./references/pull-secrets.ts";
 import { podReferences, type ReferenceCache } from "./references/references.ts";
@@ -62,9 +54,7 @@ export interface PodRendererOptions {
 /** After this many readings that each found something newer, the version may be older than what was read. */
 const READ_ROUNDS = 3;
 
-type NotReady = Exclude<RenderResult, { kind: "ready" }>;
-/** `version`: what `PodRenderer.version` was when everything had been read that the specification is made from. */
-type Rendering = NotReady | (Extract<RenderResult, { kind: "ready" }> & { version: string });
+type NotReady = Exclude<Rendered, { kind: "ready" }>;
 
 /**
  * The fields that decide whether a machine has to change, read from a machine or from the specification that it begins
@@ -87,7 +77,7 @@ export class PodRenderer {
   }
 
   /** Renders a pod that has no machine yet. @throws the signal's reason on abort */
-  async render(pod: Pod, signal: AbortSignal): Promise<Rendering> {
+  async render(pod: Pod, signal: AbortSignal): Promise<Rendered> {
     const uid = uidOf(pod);
     const tooMany = podShapeProblem(pod, { files: this.#hasFiles() });
     if (tooMany !== undefined) return wait(sandboxFailed(tooMany));
@@ -191,19 +181,7 @@ export class PodRenderer {
   }
 
   /** What must change on a running machine. @throws the signal's reason on abort */
-  async diff(
-    pod: Pod,
-    machine: Machine,
-    signal: AbortSignal,
-  ): Promise<{
-    patch: MachinePatch | undefined;
-    events: PodEvent[];
-    resize: ResizeOutlook;
-    /** Ephemeral containers that cannot be started. */
-    waiting?: ReadonlyMap<string, WaitingContainer>;
-    /** What `version` was when everything had been read. */
-    version: string;
-  }> {
+  async diff(pod: Pod, machine: Machine, signal: AbortSignal): Promise<MachineChange> {
     this.#o.allocation.admit(uidOf(pod));
     const tooMany = podShapeProblem(pod, { files: this.#hasFiles() });
     const read = tooMany === undefined ? await this.#read(pod, signal) : { ok: false as const, problem: tooMany };

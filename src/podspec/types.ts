@@ -3,7 +3,7 @@
  * these; other modules read the objects, ask for the tokens and know the node.
  */
 import type { Capability } from "../provider/capabilities.ts";
-import type { MachineSpec } from "../provider/machine.ts";
+import type { MachinePatch, MachineSpec } from "../provider/machine.ts";
 import type { ConfigMap, Pod, Secret, Service } from "../kube/wire.ts";
 import type { ResourceList } from "../resources/pod-resources.ts";
 import type { InstanceTypeRule } from "./admission/instance-types.ts";
@@ -92,6 +92,24 @@ export type RenderResult =
   | { kind: "preempt"; victims: readonly Pod[] }
   /** The pod can never run here. The message names the fields. */
   | { kind: "reject"; reason: string; message: string; missing?: readonly string[] };
+
+/** As `RenderResult`, with the `version` of everything that it was made from, as that was when it had been read. */
+export type Rendered =
+  | Exclude<RenderResult, { kind: "ready" }>
+  | (Extract<RenderResult, { kind: "ready" }> & { version: string | undefined });
+
+/** What must change on a machine that runs. */
+export interface MachineChange {
+  /** Undefined when nothing must. */
+  patch: MachinePatch | undefined;
+  events: PodEvent[];
+  /** What becomes of the resources that it asks for. */
+  resize: ResizeOutlook;
+  /** Ephemeral containers that cannot be started. */
+  waiting?: ReadonlyMap<string, WaitingContainer>;
+  /** As of `Rendered`. */
+  version: string | undefined;
+}
 
 /** What is to become of a change of cpu or memory that a running pod asks for. */
 export type ResizeOutlook =

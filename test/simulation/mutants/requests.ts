@@ -1,6 +1,6 @@
 /** Planted bugs around the decision: identity, preconditions, which answers are believed, what is rendered. */
 import { KubeApiError } from "../../../src/kube/errors.ts";
-import type { Renderer } from "../../../src/pods/reconciler.ts";
+import type { Renderer } from "../../../src/pods/reconciler-options.ts";
 import type { Pod } from "../../../src/kube/wire.ts";
 import { ProviderError } from "../../../src/provider/errors.ts";
 import type { FileVersion, Machine } from "../../../src/provider/machine.ts";

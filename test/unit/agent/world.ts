@@ -124,6 +124,7 @@ export class Agent {
         render: (pod) =>
           Promise.resolve({
             kind: "ready",
+            events: [],
             version: "1",
             spec: {
               labels: machineLabels(CLUSTER, NODE, pod),
@@ -132,7 +133,7 @@ export class Agent {
             },
           }),
         version: () => "1",
-        diff: () => Promise.resolve({ patch: undefined, version: "1" }),
+        diff: () => Promise.resolve({ patch: undefined, events: [], resize: { kind: "none" }, version: "1" }),
       },
       nodeName: NODE,
       clusterId: CLUSTER,

@@ -50,11 +50,12 @@ beforeEach(() => {
       render: () =>
         Promise.resolve({
           kind: "ready",
+          events: [],
           version: "1",
           spec: { labels: {}, containers: [{ name: "app", image: "a" }], restart_policy: "always" },
         }),
       version: (pod) => version(pod.metadata!.uid!),
-      diff: () => Promise.resolve({ patch: undefined, version: "1" }),
+      diff: () => Promise.resolve({ patch: undefined, events: [], resize: { kind: "none" }, version: "1" }),
       redact: (_uid, text) => text.replaceAll("hunter2", "[redacted]"),
     },
     events: {

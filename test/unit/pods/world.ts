@@ -5,7 +5,9 @@ import type { PodEvent } from "../../../src/podspec/types.ts";
 import type { PodHooks } from "../../../src/pods/hooks.ts";
 import { LossBrake } from "../../../src/pods/loss-brake.ts";
 import { MachineCache } from "../../../src/pods/machines.ts";
-import { PodReconciler, type Difference, type Rendered, type Renderer } from "../../../src/pods/reconciler.ts";
+import type { Renderer } from "../../../src/pods/reconciler-options.ts";
+import { PodReconciler } from "../../../src/pods/reconciler.ts";
+import type { MachineChange, Rendered } from "../../../src/podspec/types.ts";
 import { ProviderError } from "../../../src/provider/errors.ts";
 import type { Machine, MachineSpec } from "../../../src/provider/machine.ts";
 import { silentLogger } from "../../../src/telemetry/logger.ts";
@@ -20,7 +22,12 @@ export const SPEC: MachineSpec = {
 /** After so long the queue tries again. */
 const RETRY_MS = 10_000;
 
-type Unversioned<T> = T extends unknown ? Omit<T, "version"> : never;
+const NOTHING_MORE = { events: [], unmountedVolumes: [] };
+type Optional = "events" | "unmountedVolumes" | "resize";
+/** What a test says of a rendering; the rest is nothing to speak of. */
+type Short<T> = T extends unknown
+  ? Omit<T, "version" | Optional> & Partial<Pick<T, Extract<keyof T, Optional>>>
+  : never;
 
 /** One pod, the reconciler, a backend in memory and time that stands still. What the renderer says is the test's to choose. */
 export class World {
@@ -28,8 +35,8 @@ export class World {
   readonly provider: MemoryProvider;
   readonly events: PodEvent[] = [];
   readonly counted: [string, unknown][] = [];
-  rendered: Unversioned<Rendered> = { kind: "ready", spec: SPEC };
-  difference: Unversioned<Difference> = { patch: undefined };
+  rendered: Short<Rendered> = { kind: "ready", spec: SPEC };
+  difference: Short<MachineChange> = { patch: undefined };
   /** Of what the renderer reads: it is asked for it before and after. */
   version = "1";
   onRender: () => void = () => undefined;
@@ -89,14 +96,14 @@ export class World {
         render: () => {
           const { version } = this;
           this.onRender();
-          return Promise.resolve({ ...this.rendered, version } as Rendered);
+          return Promise.resolve({ ...NOTHING_MORE, ...this.rendered, version } as Rendered);
         },
         version: () => this.version,
         diff: () => {
           const { version } = this;
           this.diffs++;
           this.onDiff();
-          return Promise.resolve({ ...this.difference, version });
+          return Promise.resolve({ events: [], resize: { kind: "none" }, ...this.difference, version });
         },
         release: (uid) => void this.letGo.push(uid),
         ...options.secrets,
