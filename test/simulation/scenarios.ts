@@ -34,6 +34,8 @@ export interface Switches {
 
 export interface Scenario {
   name: string;
+  /** What is played, for test/SIMULATION.md. */
+  what: string;
   switches: Switches;
   /** Of a hundred schedules that CI plays. */
   share: number;
@@ -54,21 +56,96 @@ const ALL: Switches = {
 };
 
 export const SCENARIOS: readonly Scenario[] = [
-  { name: "everyday", switches: {}, share: 20 },
-  { name: "updates", switches: { updates: true }, share: 8 },
-  { name: "deadlines", switches: { deadlines: true }, share: 8 },
-  { name: "admission", switches: { admission: true }, share: 8 },
-  { name: "proxies", switches: { proxies: true }, share: 6 },
-  { name: "short-lists", switches: { shortLists: true, deadlines: true }, share: 6 },
-  { name: "data-loss", switches: { dataLoss: true }, share: 4 },
-  { name: "restore", switches: { restore: true }, share: 6 },
-  { name: "tombstones-expire", switches: { tombstonesExpire: true }, share: 4 },
-  { name: "revival", switches: { revival: true }, share: 4 },
-  { name: "clocks", switches: { clocks: true, deadlines: true }, share: 4 },
-  { name: "outages", switches: { outages: true }, share: 4 },
-  { name: "leadership", switches: { leadership: true }, share: 3 },
-  { name: "flapping", switches: { flapping: true }, share: 3 },
-  { name: "all", switches: ALL, share: 12 },
+  {
+    name: "everyday",
+    what: "Requests fail, lose their reply, arrive late or after their sender died; agents are killed, doubled, lag; users; machines that end, vanish, do not stop; other nodes' pods and machines; leaks",
+    switches: {},
+    share: 20,
+  },
+  {
+    name: "updates",
+    what: "Files of ConfigMaps and images change while machines are made and run",
+    switches: { updates: true },
+    share: 8,
+  },
+  {
+    name: "deadlines",
+    what: "Pods with activeDeadlineSeconds",
+    switches: { deadlines: true },
+    share: 8,
+  },
+  {
+    name: "admission",
+    what: "ConfigMaps that come and go, a node that has no room, critical pods",
+    switches: { admission: true },
+    share: 8,
+  },
+  {
+    name: "proxies",
+    what: "Something in between answers 404, 429 or not at all",
+    switches: { proxies: true },
+    share: 6,
+  },
+  {
+    name: "short-lists",
+    what: "Lists of machines lack half of them, or all; with deadlines",
+    switches: { shortLists: true, deadlines: true },
+    share: 6,
+  },
+  {
+    name: "data-loss",
+    what: "The backend loses everything and counts anew",
+    switches: { dataLoss: true },
+    share: 4,
+  },
+  {
+    name: "restore",
+    what: "The backend is put back to how it was some time ago, and goes on from there",
+    switches: { restore: true },
+    share: 6,
+  },
+  {
+    name: "tombstones-expire",
+    what: "Tombstones stay for ten minutes only",
+    switches: { tombstonesExpire: true },
+    share: 4,
+  },
+  {
+    name: "revival",
+    what: "A machine that was over runs again",
+    switches: { revival: true },
+    share: 4,
+  },
+  {
+    name: "clocks",
+    what: "Wall clocks are up to a day apart and jump; with deadlines",
+    switches: { clocks: true, deadlines: true },
+    share: 4,
+  },
+  {
+    name: "outages",
+    what: "The backend is silent for minutes",
+    switches: { outages: true },
+    share: 4,
+  },
+  {
+    name: "leadership",
+    what: "Agents lose their lead and get it back",
+    switches: { leadership: true },
+    share: 3,
+  },
+  {
+    name: "flapping",
+    what: "Containers become ready and unready all the time",
+    switches: { flapping: true },
+    share: 3,
+  },
+  {
+    name: "all",
+    what: "All of these together, but for restore and revival",
+    switches: ALL,
+    share: 12,
+  },
 ];
 
 export function scenarioNamed(name: string): Scenario {

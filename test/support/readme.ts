@@ -2,6 +2,9 @@
 import { readFileSync, writeFileSync } from "node:fs";
 import { join } from "node:path";
 import { supportTable } from "../../src/podspec/admission/capability-gate.ts";
+import { MUTANTS } from "../simulation/mutants/all.ts";
+import { HELD_BY_UNITS } from "../simulation/mutants/held-by-units.ts";
+import { SCENARIOS } from "../simulation/scenarios.ts";
 import { CAPABILITIES } from "../../src/provider/capabilities.ts";
 
 const root = join(import.meta.dirname, "../..");
@@ -27,6 +30,22 @@ export const WRITTEN_PARTS: readonly WrittenPart[] = [
     end: "# capabilities:end",
     content: () => `\n${indented(capabilitiesSchema(), 10)}\n${" ".repeat(10)}`,
   },
+  {
+    path: join(root, "test/SIMULATION.md"),
+    begin: "<!-- scenarios:begin (npm run docs) -->",
+    end: "<!-- scenarios:end -->",
+    content: () =>
+      table(
+        ["Scenario", "What is played", "Of 100 schedules"],
+        SCENARIOS.map(({ name, what, share }) => [`\`${name}\``, what, String(share)]),
+      ),
+  },
+  {
+    path: join(root, "test/SIMULATION.md"),
+    begin: "<!-- mutants:begin (npm run docs) -->",
+    end: "<!-- mutants:end -->",
+    content: () => table(["Rule", "Planted bug", "Caught by"], mutants()),
+  },
 ];
 
 /** The text with the part as of now between its marks. @throws Error when a mark is missing */
@@ -36,6 +55,28 @@ export function withPart(text: string, { path, begin, end, content }: WrittenPar
   if (before === undefined || after === undefined)
     throw new Error(`${path}: the marks ${begin} and ${end} must be there, in this order`);
   return `${before}${begin}${content()}${end}${after}`;
+}
+
+/** Every planted bug by the rule that it breaks, with the invariant or the unit test that must find it. */
+function mutants(): string[][] {
+  const simulated = MUTANTS.map(({ rule, name, caughtAs, scenario = "everyday" }) => ({
+    rule,
+    row: [String(rule), name, `"${caughtAs}" in \`${scenario}\``],
+  }));
+  const held = HELD_BY_UNITS.map(({ rule, name, caughtBy: { file, test } }) => ({
+    rule,
+    row: [String(rule), name, `\`unit/${file}\` "${test}"`],
+  }));
+  return [...simulated, ...held].toSorted((a, b) => a.rule - b.rule).map(({ row }) => row);
+}
+
+/** As the formatter would have it. */
+function table(head: readonly string[], rows: readonly (readonly string[])[]): string {
+  const widths = head.map((title, column) => Math.max(title.length, ...rows.map((row) => row[column]!.length)));
+  const line = (cells: readonly string[]) =>
+    `| ${cells.map((cell, column) => cell.padEnd(widths[column]!)).join(" | ")} |`;
+  const rule = `| ${widths.map((width) => "-".repeat(width)).join(" | ")} |`;
+  return `\n\n${[line(head), rule, ...rows.map(line)].join("\n")}\n\n`;
 }
 
 function capabilitiesSchema(): string {

@@ -1,0 +1,106 @@
+/**
+ * Planted bugs that this world cannot show, because they are about the node, or cost no more than time. Each is a change of one
+ * place in the sources, and is caught by a unit test of the name that is given here, which is run with the change.
+ */
+export interface HeldMutant {
+  name: string;
+  /** Number of the rule in ARCHITECTURE.md, "The protocol". */
+  rule: number;
+  /** The source, from the top of the repository, and what is replaced in it, which stands there once. */
+  file: string;
+  find: string;
+  replace: string;
+  /** The test that must fail, and its file below test/unit. */
+  caughtBy: { file: string; test: string };
+}
+
+const PLANNER = "src/pods/planner.ts";
+const NODE = "src/node/node-controller.ts";
+
+export const HELD_BY_UNITS: readonly HeldMutant[] = [
+  {
+    name: "one look that finds no machine fails a pod that has run",
+    rule: 2,
+    file: PLANNER,
+    find: 'if (memory.missedAt.length < 2) return { do: "look" };',
+    replace: "",
+    caughtBy: { file: "pods/planner.test.ts", test: "is looked for a second time after the debounce" },
+  },
+  {
+    name: "a machine is lost without ten seconds of patience",
+    rule: 2,
+    file: PLANNER,
+    find: "monotonic - first < LOST_DEBOUNCE_MS",
+    replace: "monotonic < first",
+    caughtBy: { file: "pods/planner.test.ts", test: "is not failed by one absence" },
+  },
+  {
+    name: "a pod that is gone is forgotten while the backend does not answer",
+    rule: 2,
+    file: PLANNER,
+    find: 'return memory.podSeenGone || memory.created ? { do: "look" } : { do: "wait" };',
+    replace: 'return { do: "forget" };',
+    caughtBy: {
+      file: "pods/planner.test.ts",
+      test: "is asked about when its pod was seen to go, or was to have a machine, and no list can be had",
+    },
+  },
+  {
+    name: "a grace period that was shortened is not told to the backend",
+    rule: 5,
+    file: PLANNER,
+    find: "memory.stopDeadline === undefined || monotonic + graceSeconds * 1000 < memory.stopDeadline - 1000",
+    replace: "memory.stopDeadline === undefined",
+    caughtBy: { file: "pods/planner.test.ts", test: "stops again when the grace period was shortened" },
+  },
+  {
+    name: "the node turns NotReady as soon as the backend is silent",
+    rule: 8,
+    file: NODE,
+    find: "graceOver: failingForMs >= graceMs",
+    replace: "graceOver: true",
+    caughtBy: {
+      file: "node/node-controller.test.ts",
+      test: "is told of, leaves the node ready for the grace, then turns it not ready, and back",
+    },
+  },
+  {
+    name: "the lease is renewed only while the backend answers",
+    rule: 8,
+    file: NODE,
+    find: "this.lease = new NodeLease({\n      kube,",
+    replace:
+      "this.lease = new NodeLease({\n      kube: { ...kube, request: (r: never) => (options.backend.failingSince === undefined ? kube.request(r) : Promise.reject(new Error())) } as never,",
+    caughtBy: { file: "node/node-controller.test.ts", test: "never touches the lease" },
+  },
+  {
+    name: "all pods of a backend that lacks their machines fail at once",
+    rule: 8,
+    file: "src/pods/loss-brake.ts",
+    find: "  mayLose(podUid: string): boolean {",
+    replace: "  mayLose(podUid: string): boolean {\n    if (podUid !== undefined) return true;",
+    caughtBy: {
+      file: "pods/loss-brake.test.ts",
+      test: "everything is believed a twentieth of it, and ten at the least, in the first minute",
+    },
+  },
+  {
+    name: "a Node that is somebody else's is taken over",
+    rule: 10,
+    file: NODE,
+    find: "if (foreign !== undefined) {",
+    replace: "if (foreign === null) {",
+    caughtBy: {
+      file: "node/node-controller.test.ts",
+      test: "refuses a Node that somebody else has made in place of its own",
+    },
+  },
+  {
+    name: "a machine of which nothing can be believed is swept",
+    rule: 11,
+    file: PLANNER,
+    find: '  if (!memory.podSeenGone) return { do: "wait" };\n',
+    replace: "",
+    caughtBy: { file: "pods/planner.test.ts", test: "is never swept" },
+  },
+];
