@@ -1,7 +1,7 @@
 /**
  * Readiness probes, run from here, for backends that run none themselves but whose machines can be reached and take
- * commands. The same prober as in a machine. Liveness and startup probes are refused at admission: what fails one has to be
- * restarted, and no backend offers that from outside.
+ * commands. The same prober as in a machine. Liveness and startup probes are refused at admission: what fails one has
+ * to be restarted, and no backend offers that from outside.
  */
 import { aboutPod } from "../kube/about-pod.ts";
 import type { Container, Pod } from "../kube/wire.ts";

@@ -7,7 +7,9 @@ export const MACHINE = "vmlet.dev/machine";
 /** The host that carries the machine, where the backend tells. */
 export const HOST = "vmlet.dev/host";
 const DELETION_COST = "controller.kubernetes.io/pod-deletion-cost";
-/** Pods without the annotation count as 0; users' own small numbers still order the virtual node's pods among others. */
+/**
+ * Pods without the annotation count as 0; users' own small numbers still order the virtual node's pods among others.
+ */
 const CHEAP = "-1000000";
 
 /**
@@ -28,7 +30,7 @@ export function missingAnnotations(
     if (machine.host) wanted[HOST] = machine.host;
   }
   const isReplica = metadata?.ownerReferences?.some((owner) => owner.kind === "ReplicaSet" && owner.controller);
-  // Where the user has said so already, his word stands.
+  // A value that the user has set stays.
   if (options.markCheapToDelete && isReplica && present[DELETION_COST] === undefined) wanted[DELETION_COST] = CHEAP;
   const missing = Object.entries(wanted).filter(([name, value]) => present[name] !== value);
   return missing.length > 0 ? Object.fromEntries(missing) : undefined;

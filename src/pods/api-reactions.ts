@@ -1,6 +1,6 @@
 /**
- * What the API server's refusal of a call about a pod means: the table from status code to reaction, as a pure function. Whatever
- * the reconciler asks or writes, a failure goes through here.
+ * What the API server's refusal of a call about a pod means: the table from status code to reaction, as a pure
+ * function. Whatever the reconciler asks or writes, a failure goes through here.
  *
  * | Status                | read    | status of the pod                     | removal          |
  * | --------------------- | ------- | ------------------------------------- | ---------------- |
@@ -23,12 +23,12 @@ export interface Reaction {
   /**
    * - `retry`    nothing follows from it: the same again, later and later
    * - `go_on`    the pod is gone: there is nothing more to be done to it
-   * - `read`     it was decided on an old copy: read the pod again and decide anew
+   * - `read`     it was decided on an old copy: read the pod again and decide again
    * - `list`     look for the pod in a list
    * - `without`  as it is, this is never taken: send it without what is refused (see `refusedFields`)
    */
   next: "retry" | "go_on" | "read" | "list" | "without";
-  /** Somebody has to do something about it, so the pod gets an event. */
+  /** A person has to do something about it, so the pod gets an event. */
   tell: boolean;
 }
 
@@ -52,18 +52,19 @@ export function reactionTo(call: PodCall, thrown: unknown, name: string): Reacti
 
 /** Stands for the metadata that is written along with a status. */
 export const ANNOTATIONS = "annotations";
-/** Without these, whoever waits for the pod waits for ever. */
+/** Without these, users and controllers would wait for the pod for ever. */
 const ESSENTIAL = ["phase", "conditions"];
 
 /**
- * Which of the fields of a status that was refused are to be left out from now on: those that the API server names; if it names
- * none, all but phase and conditions; at last those as well. Empty when leaving something out will not help.
+ * Which of the fields of a status that was refused are to be left out from now on: those that the API server names; if
+ * it names none, all but phase and conditions; at last those as well. Empty when leaving something out will not help.
  *
  * @param sent names of the status' fields that were sent, and `ANNOTATIONS`
  */
 export function refusedFields(thrown: unknown, sent: readonly string[]): string[] {
   if (!isKubeApiError(thrown)) return [];
-  // Whoever may not write the status at all may not write it with fewer fields; annotations are a right of their own.
+  // An agent that may not write the status at all may not write it with fewer fields either; annotations are a right of
+  // their own.
   if (!CONTENT.includes(thrown.status)) return sent.filter((field) => field === ANNOTATIONS);
   const causes = (thrown.details?.causes ?? []).map(({ field }) => fieldOf(field ?? ""));
   const named = sent.filter((field) => causes.includes(field));

@@ -1,7 +1,8 @@
 /**
  * The pods of one node: keeps the list of pods that are bound to it, the list of machines that the backend runs for it,
- * and calls the reconciler for every UID that either side says something new about. What is decided lies in `planner.ts`,
- * what is written in `status.ts`, what is done in `reconciler.ts`; here is only the wiring and the clockwork.
+ * and calls the reconciler for every UID that either side says something new about. What is decided lies in
+ * `planner.ts`, what is written in `status.ts`, what is done in `reconciler.ts`; here is only the wiring and the
+ * clockwork.
  */
 import { aboutPod } from "../kube/about-pod.ts";
 import { isConflict } from "../kube/errors.ts";
@@ -51,7 +52,10 @@ export interface PodControllerOptions {
   /** Told what the backend is and can do, at the start and each time that it is asked again. */
   onInfo?: (info: ProviderInfo) => void;
   readiness?: ReadinessSource;
-  /** How a machine's id is made of a pod's UID, and what is decided: a simulation puts broken ones here to see them caught. */
+  /**
+   * How a machine's id is made of a pod's UID, and what is decided: a simulation puts broken ones here to see them
+   * caught.
+   */
   machineId?: (podUid: string) => string;
   plan?: typeof plan;
   /** For metrics. */
@@ -60,15 +64,19 @@ export interface PodControllerOptions {
 }
 
 /**
- * The API server sends a bookmark each minute. What is silent for longer may be a proxy that keeps the connection though its own to the
- * server is gone: taking the watch up again costs one request, and a pod should not wait for it for long.
+ * The API server sends a bookmark each minute. What is silent for longer may be a proxy that keeps the connection
+ * though its own to the server is gone: taking the watch up again costs one request, and a pod should not wait for it
+ * for long.
  */
 const WATCH_SILENCE_MS = 75_000;
 /** Every pod is looked at this often even when nothing happens (kubelet: syncFrequency). */
 export const RESYNC_MS = 60_000;
-/** So much time for each pod that is looked at for the first time and runs as it should: most of the API server's rate is left. */
+/**
+ * So much time for each pod that is looked at for the first time and runs as it should: most of the API server's rate
+ * is left.
+ */
 const FIRST_LOOK_MS = 40;
-/** Whoever says "again at once" must not be asked in a loop. */
+/** A backend that says "again at once" must not be asked in a loop. */
 const MIN_RETRY_MS = 1_000;
 /** A backend, a tenant or a webhook may have written some of it. */
 const MAX_EVENT_BYTES = 4096;
@@ -220,8 +228,8 @@ export class PodController {
   }
 
   /**
-   * @param mayWait nothing new is known. So it is with pods that ran when this process started and still do: looking at each for
-   *   the first time costs requests, which must not stand in the way of those for whom somebody waits.
+   * @param mayWait nothing new is known. So it is with pods that ran when this process started and still do: looking at
+   *   each for the first time costs requests, which must not stand in the way of those for whom somebody waits.
    */
   #add(uid: string, mayWait = !this.#reconciler.knows(uid)): void {
     if (!this.#acts) return;
@@ -251,7 +259,10 @@ export class PodController {
     await Promise.all([this.queue.run(signal), this.#tick(signal)]);
   }
 
-  /** The periodic part: everything is looked at again, one after another over the period, and the sweep may remove a few more orphans. */
+  /**
+   * The periodic part: everything is looked at again, one after another over the period, and the sweep may remove a few
+   * more orphans.
+   */
   async #tick(signal: AbortSignal): Promise<void> {
     await this.store.hasSynced(signal).catch(() => undefined);
     this.resyncAll();
@@ -287,7 +298,7 @@ export class PodController {
         return;
       case "retry":
         if (signal.aborted) return;
-        // Losing a write to somebody else is everyday life; the next visit sees what they wrote.
+        // Losing a write to another writer is normal; the next visit sees what it wrote.
         this.#o.logger[isConflict(outcome.error) ? "debug" : "warn"](
           { ...this.#about(uid), err: outcome.error },
           "Pod could not be brought forward and will be tried again",

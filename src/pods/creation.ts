@@ -1,6 +1,7 @@
 /**
- * The step from a pod to its machine: a read of the pod that no cache may answer, rendering, the PUT, and what becomes of it when
- * it must wait or is refused. Called by the reconciler when the planner asks for it; the memory of a pod is the reconciler's.
+ * The step from a pod to its machine: a read of the pod that no cache may answer, rendering, the PUT, and what becomes
+ * of it when it must wait or is refused. Called by the reconciler when the planner asks for it; the memory of a pod is
+ * the reconciler's.
  */
 import type { Pod } from "../kube/wire.ts";
 import { daemonSetHeld, isDaemonSetPod } from "../podspec/admission/admission.ts";
@@ -20,7 +21,10 @@ interface Refusal {
   message: string;
 }
 
-/** A create that waits for something is tried again when that changes, and after this long, doubling. kubelet: 2 m 2 s at most. */
+/**
+ * A create that waits for something is tried again when that changes, and after this long, doubling. kubelet: 2 m 2 s
+ * at most.
+ */
 const CREATE_RETRY_MS = { first: 5_000, max: 122_000 };
 /** kubelet: podAttachAndMountTimeout. */
 const MOUNT_TIMEOUT_MS = 123_000;
@@ -123,7 +127,7 @@ export class MachineCreation {
       hooks?.onCreate?.({ ok: true });
       return undefined;
     } catch (thrown) {
-      // Whoever ends the agent is no failure of the backend.
+      // That the agent is being stopped is not a failure of the backend.
       signal.throwIfAborted();
       if (!(thrown instanceof ProviderError)) throw thrown;
       hooks?.onCreate?.({ ok: false, code: thrown.code });
@@ -132,7 +136,9 @@ export class MachineCreation {
     }
   }
 
-  /** `before`: what was remembered before this create. An earlier one may have made a machine, whatever came of this. */
+  /**
+   * `before`: what was remembered before this create. An earlier one may have made a machine, whatever came of this.
+   */
   async #failed(
     uid: string,
     pod: Pod,
@@ -182,8 +188,8 @@ export class MachineCreation {
   }
 
   /**
-   * The pod cannot run here: it fails, or stays Pending where its failure would only make its controller replace it. One that was
-   * taken in and may have a machine is not refused any more, whatever has changed since.
+   * The pod cannot run here: it fails, or stays Pending where its failure would only make its controller replace it.
+   * One that was taken in and may have a machine is not refused any more, whatever has changed since.
    */
   async #refuse(
     uid: string,
@@ -294,7 +300,10 @@ const LOST_TOO_OFTEN: PodEvent = {
     "Pods of the same controller lost their machines soon after their start, one after another: this one's is made later",
 };
 
-/** `decidedOn`: the copy by which a create was decided on. A pod that has run since then is no longer to be given a machine. */
+/**
+ * `decidedOn`: the copy by which a create was decided on. A pod that has run since then is no longer to be given a
+ * machine.
+ */
 function mayStillBeMade(now: Pod, decidedOn: Pod): boolean {
   const hasBegun = hasRun(now) && !hasRun(decidedOn);
   return now.metadata!.deletionTimestamp === undefined && !isTerminal(now) && !hasBegun;

@@ -1,4 +1,4 @@
-/** What happens to pods, for whoever counts it. Nothing is decided by it, and nothing waits for it. All times in seconds. */
+/** What happens to pods, for metrics. Nothing is decided by it, and nothing waits for it. All times in seconds. */
 export interface PodHooks {
   /** The backend was asked to create a machine; `code` says why it did not. */
   onCreate?(result: { ok: true } | { ok: false; code: string }): void;
@@ -12,7 +12,7 @@ export interface PodHooks {
   onOrphan?(seen: boolean): void;
   /** A machine vanished while its pod wanted it. */
   onLost?(): void;
-  /** So many addresses of a machine were not believed. */
+  /** This many addresses of a machine were not believed. */
   onAddressIgnored?(count: number): void;
   /** The first look at a pod, after it waited for its turn. */
   onFirstLook?(waitedSeconds: number): void;

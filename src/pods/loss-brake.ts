@@ -1,15 +1,22 @@
+/**
+ * Believes a few lost machines at once and many only little by little: the brake on failing pods when a backend
+ * forgets.
+ */
 import type { Clock } from "../util/clock.ts";
 
-/** So many machines may be lost in a minute without anybody doubting it, as a share of the node's pods and at the least. */
+/**
+ * This many machines may be lost in a minute without doubt: a share of the node's pods, and never fewer than `least`.
+ */
 const UNDOUBTED = { share: 0.05, least: 10 };
 const MINUTE_MS = 60_000;
 /** For as long as machines are missing, twice as many are believed to be lost in each minute after every such time. */
 const DOUBLING_MS = 300_000;
 
 /**
- * Doubts a backend that answers and has lost nearly everything at once: it was restored, or its address leads somewhere else, and
- * failing all pods would end what runs well. A few losses are believed at once; of many, so many in a minute, more and more while
- * nothing comes back. So a real loss of everything is over after some ten minutes at most, and in the meantime whoever is told by the node's condition BackendReady can mend the backend, or delete the pods.
+ * Doubts a backend that answers and has lost nearly everything at once: it was restored, or its address leads somewhere
+ * else, and failing all pods would end what runs well. A few losses are believed at once; of many, so many in a minute,
+ * more and more while nothing comes back. So a real loss of everything is over after some ten minutes at most, and in
+ * the meantime the node's condition BackendReady tells operators, who can mend the backend or delete the pods.
  */
 export class LossBrake {
   readonly #clock: Clock;
@@ -32,7 +39,10 @@ export class LossBrake {
     return this.#missing.size;
   }
 
-  /** Whether the machine of this pod, which the backend says it does not have, may be called lost now; if not, ask again later. */
+  /**
+   * Whether the machine of this pod, which the backend says it does not have, may be called lost now; if not, ask again
+   * later.
+   */
   mayLose(podUid: string): boolean {
     const now = this.#clock.monotonic();
     if (now - this.#minute.since >= MINUTE_MS) this.#minute = { since: now, believed: 0 };

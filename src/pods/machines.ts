@@ -1,8 +1,8 @@
 /**
  * What the backend was last seen to run: all machines of this node, kept by one watch and a periodic list, so that no
- * pod costs a call of its own. It never concludes more than it saw: before the first complete list, and when the backend
- * has not been heard of for a while, a machine that is not known is `unknown`, not `absent`. So is one that the backend has
- * described in a way that makes no sense, and nobody else with it.
+ * pod costs a call of its own. It never concludes more than it saw: before the first complete list, and when the
+ * backend has not been heard of for a while, a machine that is not known is `unknown`, not `absent`. So is one that the
+ * backend has described in a way that makes no sense; the others are not affected.
  */
 import type { Logger } from "../telemetry/logger.ts";
 import type { Clock } from "../util/clock.ts";
@@ -16,7 +16,10 @@ import type { Observed } from "./planner.ts";
 
 export interface MachineCacheOptions {
   clock: Clock;
-  /** Called with the id of every machine that changed or became unknown, and with every known id after the cache became complete. */
+  /**
+   * Called with the id of every machine that changed or became unknown, and with every known id after the cache became
+   * complete.
+   */
   onChange: (id: string) => void;
   /** Whether a machine can have this address. Others are left out of what is known of it. Default: any. */
   acceptsAddress?: ((ip: string) => boolean) | undefined;
@@ -35,9 +38,12 @@ export class MachineCache {
   readonly #machines = new Map<string, Machine>();
   /** Whatever was known of these before does not hold any more. */
   readonly #unknown = new Map<string, UnknownMachine>();
-  /** By machine, what the backend says of its addresses and nobody accepts. */
+  /** By machine, what is not accepted of the addresses that the backend names. */
   readonly #strayAddresses = new Map<string, readonly string[]>();
-  /** Monotonic times of the backend's word, in answer to a direct question, that there is no such machine: while no list says so. */
+  /**
+   * Monotonic times of the backend's word, in answer to a direct question, that there is no such machine: while no list
+   * says so.
+   */
   readonly #absentAt = new Map<string, number>();
   #revision = 0;
   /** Monotonic time of the last complete list or live event; undefined before the first list. */
@@ -73,7 +79,7 @@ export class MachineCache {
     for (const machine of this.#machines.values()) if (!this.#unknown.has(machine.id)) yield machine;
   }
 
-  /** Machines that the backend has and that nobody can make sense of. */
+  /** Machines that the backend has and whose descriptions make no sense. */
   unknown(): IterableIterator<UnknownMachine> {
     return this.#unknown.values();
   }
@@ -97,8 +103,9 @@ export class MachineCache {
   }
 
   /**
-   * Takes a machine from a reply or an event, unless a newer state of it is known. Of an answer, `knownBefore` is the cache's
-   * revision when the question was asked: another machine of the same id that was known by then is older than the answer.
+   * Takes a machine from a reply or an event, unless a newer state of it is known. Of an answer, `knownBefore` is the
+   * cache's revision when the question was asked: another machine of the same id that was known by then is older than
+   * the answer.
    */
   put(machine: Machine, knownBefore = -1): void {
     const { id, version } = machine;
@@ -114,8 +121,8 @@ export class MachineCache {
   }
 
   /**
-   * The backend has this machine and said nothing of it that can be believed: it is unknown until the backend makes sense again,
-   * or a list that is newer does not name it.
+   * The backend has this machine and said nothing of it that can be believed: it is unknown until the backend makes
+   * sense again, or a list that is newer does not name it.
    *
    * @returns false when that was known, or something newer is
    */
@@ -132,8 +139,9 @@ export class MachineCache {
   }
 
   /**
-   * The backend itself said, in answer to a direct question, that this machine does not exist. That is worth as much as a list for
-   * as long as it takes to act on it: whoever asks because no list can be had would otherwise ask again and again.
+   * The backend itself said, in answer to a direct question, that this machine does not exist. That is worth as much as
+   * a list for as long as it takes to act on it: a step that asks because no list can be had would otherwise ask again
+   * and again.
    *
    * @param knownBefore the cache's revision when the question was asked
    * @returns false when the machine was heard of since, which is newer than the answer
@@ -154,9 +162,10 @@ export class MachineCache {
 
   /**
    * Takes a complete list. A machine that it lacks is dropped, unless it changed after the list's revision: then the
-   * list is the older knowledge. A revision that went backwards means that the backend lost its state and counts anew:
-   * `knownBefore` is the cache's revision when the list was asked for. What was learnt while the list was on its way, such
-   * as the reply to a create, may well be newer than it. `unknown` are those of which the list made no sense.
+   * list is the older knowledge. A revision that went backwards means that the backend lost its state and counts from
+   * the beginning: `knownBefore` is the cache's revision when the list was asked for. What was learnt while the list
+   * was on its way, such as the reply to a create, may well be newer than it. `unknown` are those of which the list
+   * made no sense.
    *
    * @returns those of `unknown` that were not known to be so
    */
@@ -215,8 +224,8 @@ export class MachineCache {
   }
 
   /**
-   * What is known of a machine from a time up to the list's can be no newer than the list: a backend that was put back to an older
-   * state has gone on counting from there, and gives out the same numbers for other states.
+   * What is known of a machine from a time up to the list's can be no newer than the list: a backend that was put back
+   * to an older state has gone on counting from there, and gives out the same numbers for other states.
    */
   #takeListed(machine: Machine, revision: number): void {
     const known = this.#machines.get(machine.id);
@@ -241,8 +250,8 @@ export class MachineCache {
 }
 
 /**
- * An id that was vacated may be taken again, by a tombstone as well: then only the backend's own order tells what came later, or
- * that a question was asked after the other machine was known.
+ * An id that was vacated may be taken again, by a tombstone as well: then only the backend's own order tells what came
+ * later, or that a question was asked after the other machine was known.
  */
 function isNewer(machine: Machine, known: Machine, knownBefore = -1): boolean {
   if (machine.created_at === known.created_at) return machine.version > known.version;
@@ -278,10 +287,13 @@ const FIRST_PAUSE_MS = 500;
 const LONGEST_PAUSE_MS = 15_000;
 /** Between two log lines about machines that make no sense. */
 const WARN_PAUSE_MS = 10_000;
-/** Whatever went well for so long begins anew with the first pause. */
+/** After going well for this long, the next failure begins with the first pause again. */
 const HELD_MS = 4_000;
 
-/** Keeps the cache: lists, watches from the list's revision where the backend can, lists again on a timer and on any doubt. */
+/**
+ * Keeps the cache: lists, watches from the list's revision where the backend can, lists again on a timer and on any
+ * doubt.
+ */
 export class MachineObserver implements BackendHealth {
   readonly #o: MachineObserverOptions;
   failingSince: number | undefined;
@@ -324,7 +336,10 @@ export class MachineObserver implements BackendHealth {
     }
   }
 
-  /** @returns the list's revision, from where a watch misses nothing. A reply to a create may have made the cache's higher. */
+  /**
+   * @returns the list's revision, from where a watch misses nothing. A reply to a create may have made the cache's
+   *   higher.
+   */
   async #list(signal: AbortSignal): Promise<number> {
     const knownBefore = this.#o.cache.revision;
     const begun = this.#o.clock.monotonic();

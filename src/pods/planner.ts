@@ -1,6 +1,7 @@
 /**
  * The decision: what is the one next thing to do for a pod UID, given what Kubernetes wants, what the backend was last
- * seen to do and what this process remembers. Pure; the reconciler carries the action out, observes again and asks again.
+ * seen to do and what this process remembers. Pure; the reconciler carries the action out, observes again and asks
+ * again.
  *
  * The order of the cases is the protocol (ARCHITECTURE.md, "The protocol"): an uncertain read never creates, deletes or
  * fails anything; a pod object goes only after its machine is known to be over and has left a tombstone; a machine
@@ -58,15 +59,21 @@ export interface PodMemory {
   missedAt: readonly number[];
   /** Version of the machine at the last direct read: what contradicts it is not the cache's lag. */
   confirmedVersion: number | undefined;
-  /** The pod's resourceVersion at that read: what is written to it later may come from somebody who has seen more. */
+  /** The pod's resourceVersion at that read: what is written to it later may come from an agent that has seen more. */
   confirmedFor: string | undefined;
   /** When the machine must have ended by the last stop that was accepted; grace included. */
   stopDeadline: number | undefined;
-  /** The backend accepted a DELETE while the machine stayed: since when, and when, after how long a pause, it is due again. */
+  /**
+   * The backend accepted a DELETE while the machine stayed: since when, and when, after how long a pause, it is due
+   * again.
+   */
   burial: Again | undefined;
   /** The backend confirmed: nothing runs, and a tombstone keeps it so. */
   buried: boolean;
-  /** The final DELETE of the pod object was accepted; if the object stays, for a finalizer or another's fault, it is sent again. */
+  /**
+   * The final DELETE of the pod object was accepted; if the object stays, for a finalizer or another's fault, it is
+   * sent again.
+   */
   finalized: Again | undefined;
   /** The pod object was seen to go (a DELETED event, or missing from a complete list). */
   podSeenGone: boolean;
@@ -74,7 +81,9 @@ export interface PodMemory {
   orphanSince: number | undefined;
   /** The sweep's budget has paid for this one, however many steps and tries it takes. */
   mayBeReaped: boolean;
-  /** The version of what the running machine was last brought to, as it was when that was read: pod, references, tokens. */
+  /**
+   * The version of what the running machine was last brought to, as it was when that was read: pod, references, tokens.
+   */
   appliedVersion: string | undefined;
   /** The pod's generation in it. */
   appliedGeneration: number | undefined;
@@ -153,12 +162,15 @@ export interface PlanContext {
 }
 
 export const LOST_DEBOUNCE_MS = 10_000;
-/** Whoever acts on an absence asks for it just before. */
+/** A step that acts on an absence asks the backend just before. */
 const MISSED_HOLDS_MS = 1_000;
 export const ORPHAN_GRACE_MS = 60_000;
 /** How long after its deadline a stop may take before it is turned into a kill. */
 const STOP_SLACK_MS = 10_000;
-/** A status that is forbidden, and not for what it says, may be allowed again soon. A deletion waits no longer than this for it. */
+/**
+ * A status that is forbidden, and not for what it says, may be allowed again soon. A deletion waits no longer than this
+ * for it.
+ */
 export const DENIED_PATIENCE_MS = 60_000;
 
 export function plan(desired: Desired, observed: Observed, memory: PodMemory, context: PlanContext): Action {
@@ -220,8 +232,8 @@ function planWithoutPod(observed: Observed, memory: PodMemory, { monotonic }: Pl
 }
 
 /**
- * Of a machine that nobody can make sense of, the id alone is sure. It is never swept: only one whose pod this process has seen
- * go is ended, as that pod's deletion would have.
+ * Of a machine whose description makes no sense, only the id is certain. It is never swept: only one whose pod this
+ * process has seen go is ended, as that pod's deletion would have.
  */
 function planUnknownOrphan(machine: UnknownMachine, memory: PodMemory, monotonic: number): Action {
   if (machine.state === "deleted") return { do: "forget" };
@@ -232,20 +244,25 @@ function planUnknownOrphan(machine: UnknownMachine, memory: PodMemory, monotonic
   return { do: "reap" };
 }
 
-/** deletionTimestamp is set: stop, confirm, write the final status, bury, remove the object. In this order, each confirmed. */
+/**
+ * deletionTimestamp is set: stop, confirm, write the final status, bury, remove the object. In this order, each
+ * confirmed.
+ */
 function planDeletion(pod: Pod, observed: Observed, memory: PodMemory, context: PlanContext): Action {
   const { monotonic } = context;
   if (!memory.buried) {
     if (observed.kind === "unknown" && observed.machine === undefined) return { do: "look" };
     if (observed.kind !== "absent" && !isKnownOver(observed.machine!)) {
-      // The whole grace, as a kubelet: deletionTimestamp is by another clock. Said again, it lengthens no stop under way.
+      // The whole grace, as a kubelet: deletionTimestamp is by another clock. Said again, it lengthens no stop under
+      // way.
       const graceSeconds = Math.max(1, pod.metadata?.deletionGracePeriodSeconds ?? graceOf(pod));
       if (memory.stopDeadline === undefined || monotonic + graceSeconds * 1000 < memory.stopDeadline - 1000)
         return { do: "stop", graceSeconds };
       if (monotonic >= memory.stopDeadline + STOP_SLACK_MS) return { do: "bury", force: true };
       const wait: Action = { do: "wait", afterMs: memory.stopDeadline + STOP_SLACK_MS - monotonic };
       if (observed.kind !== "found" || memory.finalized !== undefined) return wait;
-      // Another agent saw more, and has written exit codes: whoever has yet to see the end must not overwrite them.
+      // Another agent saw more, and has written exit codes: this one, which has yet to see the end, must not overwrite
+      // them.
       if (isBehind(observed, pod, memory)) return { do: "look" };
       // While it stops, the pod says truthfully what still runs.
       return statusAction(pod, observed.machine, memory, context, false) ?? wait;
@@ -262,7 +279,10 @@ function planDeletion(pod: Pod, observed: Observed, memory: PodMemory, context: 
   return afterMs > 0 ? { do: "wait", afterMs } : { do: "finalize" };
 }
 
-/** The status that goes before the object does. One that may never be written keeps no pod for ever: its author was told. */
+/**
+ * The status that goes before the object does. One that may never be written keeps no pod for ever: its author was
+ * told.
+ */
 function finalStatus(pod: Pod, machine: Machine | undefined, memory: PodMemory, context: PlanContext) {
   const { statusDeniedSince } = memory;
   if (statusDeniedSince !== undefined && context.monotonic - statusDeniedSince >= DENIED_PATIENCE_MS) return undefined;
@@ -294,7 +314,8 @@ function planLive(pod: Pod, observed: Observed, memory: PodMemory, context: Plan
       }
       const verdict = memory.verdict ?? (deadline(pod, now).passed ? DEADLINE : undefined);
       if (verdict !== undefined) {
-        // A list may lack a machine that is there, and a create may still be on its way to the backend: another agent's as well.
+        // A list may lack a machine that is there, and a create may still be on its way to the backend: another agent's
+        // as well.
         const missedAt = memory.missedAt.at(-1) ?? -Infinity;
         if (!memory.buried)
           return monotonic - missedAt > MISSED_HOLDS_MS ? { do: "look" } : { do: "bury", force: false, verdict };
@@ -311,8 +332,8 @@ function planLive(pod: Pod, observed: Observed, memory: PodMemory, context: Plan
       const { machine } = observed;
       if (isBehind(observed, pod, memory)) return { do: "look" };
       if (isOver(machine)) {
-        // Nobody made it: this is what keeps a create from making it, left by an agent that did not live to say why. Whoever
-        // tries again hears it.
+        // The machine was never made: this tombstone keeps a create from making it, left by an agent that was killed
+        // before it said why. The next create gets the reason.
         const wasNeverMade = machine.state === "deleted" && machine.containers.length === 0;
         if (wasNeverMade && memory.verdict === undefined && !hasRun(pod)) return { do: "create" };
         const decided = wasNeverMade ? memory.verdict : ofMachine(memory.verdict);
@@ -355,7 +376,10 @@ function planLive(pod: Pod, observed: Observed, memory: PodMemory, context: Plan
 /** What was decided, as far as it holds for a pod that has a machine. */
 const ofMachine = (verdict: Verdict | undefined) => (verdict?.ofNoMachine ? undefined : verdict);
 
-/** True when the pod's status is ahead of this view of the machine, and the backend was not asked whether it still holds. */
+/**
+ * True when the pod's status is ahead of this view of the machine, and the backend was not asked whether it still
+ * holds.
+ */
 function isBehind(observed: Observed, pod: Pod, { confirmedVersion, confirmedFor }: PodMemory): boolean {
   if (observed.kind !== "found") return false;
   const { machine } = observed;
@@ -363,7 +387,7 @@ function isBehind(observed: Observed, pod: Pod, { confirmedVersion, confirmedFor
   return !isConfirmed && isOlderThan(machine, pod);
 }
 
-/** True when the pod's status, written by somebody who saw more, is ahead of this view of the machine. */
+/** True when the pod's status, written by an agent that saw more, is ahead of this view of the machine. */
 function isOlderThan(machine: Machine, pod: Pod): boolean {
   const statuses = [...(pod.status?.initContainerStatuses ?? []), ...(pod.status?.containerStatuses ?? [])];
   return statuses.some((s) => {
@@ -402,8 +426,8 @@ function deadline(pod: Pod, now: number): { passed: boolean; afterMs?: number } 
 }
 
 /**
- * A machine that ended after the deadline was ended because of it; one that finished before it was not. `now` counts as well:
- * the end is by the backend's clock, which may be ahead.
+ * A machine that ended after the deadline was ended because of it; one that finished before it was not. `now` counts as
+ * well: the end is by the backend's clock, which may be ahead.
  */
 function endedByDeadline(pod: Pod, machine: Machine, now: number): boolean {
   const end = Date.parse(machine.stopped_at ?? machine.deleted_at ?? "");

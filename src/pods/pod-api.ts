@@ -1,6 +1,7 @@
 /**
- * What the reconciler asks of the API server about one pod, and writes to it. A failure means what the table in `api-reactions.ts`
- * says; what is thrown here is to be tried again. The caller sees to it that only who may act writes.
+ * What the reconciler asks of the API server about one pod, and writes to it. A failure means what the table in
+ * `api-reactions.ts` says; what is thrown here is to be tried again. The caller sees to it that only who may act
+ * writes.
  */
 import type { Kube } from "../kube/kube.ts";
 import { podStatusPatch } from "../kube/patch.ts";
@@ -20,7 +21,7 @@ export type StatusWritten =
   | { kind: "gone" }
   /** Nothing was written, nor will it ever be with these fields as they are. */
   | { kind: "refused"; fields: readonly string[]; message: string }
-  /** Nothing was written, and somebody has to do something about it, but another try may do. */
+  /** Nothing was written. A person has to do something about it, but another try may succeed. */
   | { kind: "denied"; error: Error };
 
 export class PodApi {
@@ -32,7 +33,10 @@ export class PodApi {
     this.#nodeName = options.nodeName;
   }
 
-  /** A read that no cache may answer. Undefined when there is no pod of this name on this node. @throws to be tried again */
+  /**
+   * A read that no cache may answer. Undefined when there is no pod of this name on this node.
+   * @throws to be tried again
+   */
   async read(pod: Pod, signal: AbortSignal): Promise<Pod | undefined> {
     const { namespace = "", name = "" } = pod.metadata ?? {};
     try {
@@ -46,9 +50,9 @@ export class PodApi {
   }
 
   /**
-   * The Node authorizer forbids a node the GET of a pod that it does not know to be bound to this node: one that is gone (it
-   * never says 404 then), or one that was bound a moment ago. A list of this node's pods is always allowed; without a
-   * resourceVersion it is as fresh as the GET.
+   * The Node authorizer forbids a node the GET of a pod that it does not know to be bound to this node: one that is
+   * gone (it never says 404 then), or one that was bound a moment ago. A list of this node's pods is always allowed;
+   * without a resourceVersion it is as fresh as the GET.
    */
   async #readFromList(namespace: string, name: string, signal: AbortSignal): Promise<Pod | undefined> {
     const { items } = await this.#kube.request<{ items: Pod[] }>({
@@ -60,7 +64,10 @@ export class PodApi {
     return items[0];
   }
 
-  /** Writes fields of the status, and annotations with them, onto exactly this copy of the pod. @throws to be tried again */
+  /**
+   * Writes fields of the status, and annotations with them, onto exactly this copy of the pod.
+   * @throws to be tried again
+   */
   async writeStatus(
     pod: Pod,
     status: Fields,
@@ -82,7 +89,10 @@ export class PodApi {
     }
   }
 
-  /** Not by way of the watch: it may be dead for minutes before anybody notices, and each write would lose again until then. */
+  /**
+   * Not by way of the watch: it may be dead for minutes before that is noticed, and each write would lose again until
+   * then.
+   */
   async #stale(pod: Pod, error: Error, signal: AbortSignal): Promise<StatusWritten> {
     const now = await this.read(pod, signal);
     if (now?.metadata!.uid !== pod.metadata!.uid) return { kind: "gone" };
@@ -107,7 +117,7 @@ export class PodApi {
     } catch (thrown) {
       const reaction = this.#react("remove", pod, thrown, signal);
       if (reaction.tell) return { kind: "denied", error: toError(thrown) };
-      // Another pod may have the name by now; else somebody was faster, and this is to be done again.
+      // Another pod may have the name by now; else another writer was faster, and this is to be done again.
       const isGone =
         reaction.next === "go_on" ||
         (reaction.next === "read" && (await this.read(pod, signal))?.metadata!.uid !== uid);

@@ -28,7 +28,10 @@ export class PodRecord {
   lastSeen: Pod | undefined;
   /** The newest notice of its machine that was passed on or is old news. */
   noticeSeq: number | undefined;
-  /** Monotonic time of the first look at the pod, until it has been measured how soon it ran; undefined when it had run before. */
+  /**
+   * Monotonic time of the first look at the pod, until it has been measured how soon it ran; undefined when it had run
+   * before.
+   */
   firstLook: number | undefined;
   held: HeldCreate | undefined;
   /** Its refusal was counted: a pod that is held is refused again and again. */
@@ -59,7 +62,7 @@ export class PodRecords {
   readonly #records = new Map<string, PodRecord>();
   readonly #onOpen: (uid: string, record: PodRecord) => void;
 
-  /** @param onOpen called with each new record; what it hangs on the record's signal is let go with it */
+  /** @param onOpen called with each new record; what it hangs on the record's signal is released with it */
   constructor(onOpen: (uid: string, record: PodRecord) => void) {
     this.#onOpen = onOpen;
   }

@@ -63,7 +63,9 @@ export interface ReconcilerOptions {
   mayReap: () => boolean;
   /** Doubts the backend when it has lost too much at once. */
   losses?: LossBrake | undefined;
-  /** Throws when this agent may not act any more (lost leadership). Called before each effect that changes something. */
+  /**
+   * Throws when this agent may not act any more (lost leadership). Called before each effect that changes something.
+   */
   guard?: () => void;
   /** The decision; a simulation puts a broken one here to see it caught. Default: the planner's. */
   plan?: typeof plan;
@@ -75,7 +77,10 @@ export interface ReconcilerOptions {
   logger: Logger;
 }
 
-/** What is to be done with a UID after a call: nothing until something changes, another look after a while, or another try. */
+/**
+ * What is to be done with a UID after a call: nothing until something changes, another look after a while, or another
+ * try.
+ */
 export type Outcome =
   | { kind: "settled" }
   | { kind: "after"; ms: number }

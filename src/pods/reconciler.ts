@@ -2,8 +2,8 @@
  * The loop around the planner: observe, plan, do one action, observe again, for one pod UID at a time. Level-triggered:
  * it may be called for any UID at any moment, any number of times, and does only what is still to be done.
  *
- * Everything that it does to the world goes through `kube` and `provider`, each effect once per step, so a simulation can
- * fail, delay or repeat any of them. Losing this object and its memory at any instant loses nothing.
+ * Everything that it does to the world goes through `kube` and `provider`, each effect once per step, so a simulation
+ * can fail, delay or repeat any of them. Losing this object and its memory at any instant loses nothing.
  */
 import { aboutPod } from "../kube/about-pod.ts";
 import { isKubeApiError } from "../kube/errors.ts";
@@ -231,7 +231,7 @@ export class PodReconciler {
   }
 
   #failed(uid: string, action: Action, desired: Desired, thrown: unknown, signal: AbortSignal): Outcome | undefined {
-    // Whoever ends the agent is no failure of anybody's.
+    // That the agent is being stopped is not a failure.
     if (signal.aborted) return { kind: "retry", error: toError(thrown) };
     if (this.#distrust(thrown)) return undefined;
     const error = toError(thrown);
@@ -246,7 +246,9 @@ export class PodReconciler {
     return { kind: "retry", error, ...(retryAfterMs !== undefined && { afterMs: retryAfterMs }) };
   }
 
-  /** Whether it cannot be believed yet that this machine is lost: then it is looked for again before anybody says so. */
+  /**
+   * Whether it cannot be believed yet that this machine is lost: then it is looked for again before its pod is failed.
+   */
   #isDoubtful(uid: string): boolean {
     if (this.#o.losses?.mayLose(uid) !== false) return false;
     this.#records.update(uid, { missedAt: this.#records.memory(uid).missedAt.slice(-1) });
@@ -282,8 +284,8 @@ export class PodReconciler {
   }
 
   /**
-   * The backend answered, and what it said of the machine cannot be believed: that is known then, and asking again would not
-   * help. False for any other failure.
+   * The backend answered, and what it said of the machine cannot be believed: that is known then, and asking again
+   * would not help. False for any other failure.
    */
   #distrust(thrown: unknown): boolean {
     if (!isProviderError(thrown) || thrown.unknownMachine === undefined) return false;
@@ -291,7 +293,7 @@ export class PodReconciler {
     return this.#o.machines.observe(thrown.unknownMachine.id).kind === "unknown";
   }
 
-  /** kubelet tells of a deadline by an event; what else ends a pod was announced by whoever decided it. */
+  /** kubelet tells of a deadline by an event; other ends of a pod were announced where they were decided. */
   #announce(pod: Pod, verdict: Verdict): void {
     if (verdict === DEADLINE) this.#o.event(pod, { type: "Normal", reason: verdict.reason, message: verdict.message });
     if (verdict !== LOST) return;
@@ -307,8 +309,9 @@ export class PodReconciler {
   }
 
   /**
-   * Passes on what the backend has to say about a machine, once per process. What a machine that this process did not make
-   * had to say at the first sight of it is old news. The times of the notices are by the backend's clock and decide nothing.
+   * Passes on what the backend has to say about a machine, once per process. What a machine that this process did not
+   * make had to say at the first sight of it is old news. The times of the notices are by the backend's clock and
+   * decide nothing.
    */
   #forwardNotices(pod: Pod, machine: Machine): void {
     const record = this.#records.of(pod.metadata!.uid!);
@@ -329,7 +332,7 @@ export class PodReconciler {
     if (observed.kind === "found" && observed.machine.state === "deleted") this.#o.machines.forget(id);
   }
 
-  /** Lets go what others hold on the pod's account. */
+  /** Releases what others hold for the pod. */
   #release(uid: string): void {
     this.#o.losses?.settled(uid);
     this.#o.readiness?.release(uid);

@@ -1,23 +1,24 @@
 /**
- * What becomes of a pod that cannot run here, so that its controller makes no storm of it. A kubelet fails such a pod. Controllers
- * that replace a failed pod at once then make another, the scheduler, which knows nothing of the reason, binds it to this node
- * again, and so on, twenty times a second. Pure but for the memory of `OwnerBackoff`.
+ * What becomes of a pod that cannot run here, so that its controller makes no storm of it. A kubelet fails such a pod.
+ * Controllers that replace a failed pod at once then make another, the scheduler, which knows nothing of the reason,
+ * binds it to this node again, and so on, twenty times a second. Pure but for the memory of `OwnerBackoff`.
  */
 import type { Pod } from "../kube/wire.ts";
 import { isDaemonSetPod } from "../podspec/admission/admission.ts";
 import type { Clock } from "../util/clock.ts";
 
 /**
- * - `fail`  as a kubelet does: nobody replaces it at once
+ * - `fail`  as a kubelet does: no controller replaces it at once
  * - `hold`  it stays Pending: another pod of the same template could not run here either
- * - `pace`  the first fails, so that whoever made it sees that and the scheduler may choose better; its replacements fail, or are
+ * - `pace`  the first fails, so that its controller sees that and the scheduler may choose better; its replacements
+ *   fail, or are
  *           lost, later and later
  */
 export type RefusalPolicy = "fail" | "hold" | "pace";
 
 type Owner = NonNullable<NonNullable<Pod["metadata"]>["ownerReferences"]>[number];
 
-/** The reference to the pod's controller; undefined for a pod that somebody made by hand. */
+/** The reference to the pod's controller; undefined for a pod that was made by hand. */
 export function controllerOf({ metadata }: Pod): Owner | undefined {
   return metadata?.ownerReferences?.find(({ controller }) => controller === true);
 }
@@ -50,21 +51,28 @@ export function refusalPolicy(pod: Pod, reason: string): RefusalPolicy {
 
 interface Rounds {
   count: number;
-  /** When the present round began: whoever was there by then is of it, and need not wait. Monotonic, as is `until`. */
+  /**
+   * When the present round began: pods that were there by then belong to it, and need not wait. Monotonic, as is
+   * `until`.
+   */
   since: number;
   /** When the next round may begin. */
   until: number;
 }
 
 /**
- * How long pods of one owner wait before they may do what its earlier ones failed at. Failures come in rounds: all pods of an owner that
- * were there when a round began are of it; those that came later, their replacements, wait for the next, twice as long each time.
+ * How long pods of one owner wait before they may do what its earlier ones failed at. Failures come in rounds: all pods
+ * of an owner that were there when a round began are of it; those that came later, their replacements, wait for the
+ * next, twice as long each time.
  */
 export class OwnerBackoff {
   readonly #o: { clock: Clock; firstMs: number; maxMs: number; forgetMs: number; freeRounds: number };
   readonly #rounds = new Map<string, Rounds>();
 
-  /** @param options `freeRounds`: after so many nobody waits; `forgetMs`: a quiet time after which an owner begins anew */
+  /**
+   * @param options `freeRounds`: rounds in which no pod waits; `forgetMs`: a quiet time after which an owner begins
+   *   again
+   */
   constructor(options: {
     clock: Clock;
     firstMs: number;
@@ -104,7 +112,7 @@ export class OwnerBackoff {
     return this.#o.clock.monotonic() > until + this.#o.forgetMs;
   }
 
-  /** Owners are somebody else's to make: what is remembered of them is bounded. */
+  /** Tenants can make any number of owners: what is remembered of them is bounded. */
   #forgetQuiet(): void {
     for (const [owner, rounds] of this.#rounds) if (this.#isQuiet(rounds)) this.#rounds.delete(owner);
     for (const owner of this.#rounds.keys()) {

@@ -1,6 +1,6 @@
 /**
- * The steps from a machine to nothing: stop it, bury it under a tombstone, remove the pod's object, and take away machines whose
- * pods are gone. Called by the reconciler when the planner asks for it.
+ * The steps from a machine to nothing: stop it, bury it under a tombstone, remove the pod's object, and take away
+ * machines whose pods are gone. Called by the reconciler when the planner asks for it.
  */
 import { aboutPod } from "../kube/about-pod.ts";
 import type { Pod } from "../kube/wire.ts";
@@ -11,7 +11,9 @@ import type { Observed } from "./planner.ts";
 import type { Outcome } from "./reconciler-options.ts";
 import { told, type StepContext } from "./step-context.ts";
 
-/** A machine that does not go is deleted again after this long, doubling; its user is told when the longest is reached. */
+/**
+ * A machine that does not go is deleted again after this long, doubling; its user is told when the longest is reached.
+ */
 const BURIAL_RETRY_MS = { first: 200, max: 30_000 };
 
 /** The removal of a pod's object that stays is repeated after this long, doubling: no reply is proof for ever. */

@@ -1,6 +1,7 @@
 /**
- * A change of cpu and memory on a machine that runs, from the wish to its end: asks the backend, tells the pod's author by
- * kubelet's events, and says what the status must show. What it says is remembered by the caller; nothing is kept here.
+ * A change of cpu and memory on a machine that runs, from the wish to its end: asks the backend, tells the pod's author
+ * by kubelet's events, and says what the status must show. What it says is remembered by the caller; nothing is kept
+ * here.
  */
 import type { Pod } from "../kube/wire.ts";
 import type { PodEvent, ResizeOutlook } from "../podspec/types.ts";
@@ -36,7 +37,8 @@ export class ResizeTracker {
   }
 
   /**
-   * Does what is to be done next, and returns what to remember. `before` is what was remembered; undefined after a restart.
+   * Does what is to be done next, and returns what to remember. `before` is what was remembered; undefined after a
+   * restart.
    * @throws ProviderError when the backend could not say: to be tried again
    */
   async follow(
@@ -64,7 +66,7 @@ export class ResizeTracker {
       this.#say(pod, "Normal", "ResizeCompleted", `Pod resize completed: ${outlook.text}`);
       return { resize: {}, retryUpdateAt: undefined };
     } catch (thrown) {
-      // Whether it was done cannot be told of a machine that nobody can make sense of.
+      // Whether it was done cannot be told of a machine whose description makes no sense.
       if (!isProviderError(thrown) || thrown.unknownMachine !== undefined) throw thrown;
       const { message } = toError(thrown);
       const withError = { ...outlook, message, text: withErrorText(outlook.text, message) };

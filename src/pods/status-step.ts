@@ -1,5 +1,6 @@
 /**
- * The step that writes a pod's status: what became of it, what of it the API server does not take, and what follows from it.
+ * The step that writes a pod's status: what became of it, what of it the API server does not take, and what follows
+ * from it.
  */
 import type { Pod } from "../kube/wire.ts";
 import { ANNOTATIONS } from "./api-reactions.ts";

@@ -1,6 +1,6 @@
 /**
- * What of a wanted status is written, and when: a node writes no more of one pod than it has to, and does not say again what the
- * API server does not take. Pure; the memory is the planner's.
+ * What of a wanted status is written, and when: a node writes no more of one pod than it has to, and does not say again
+ * what the API server does not take. Pure; the memory is the planner's.
  */
 import { createHash } from "node:crypto";
 import { ANNOTATIONS } from "./api-reactions.ts";
@@ -9,8 +9,8 @@ import { ANNOTATIONS } from "./api-reactions.ts";
 export type Fields = Readonly<Record<string, unknown>>;
 
 /**
- * By field, the content that the API server refused for good, or took and did not keep, as an older one does with fields that it
- * does not know. Sent again it would change nothing, so it must not keep anything else from being done.
+ * By field, the content that the API server refused for good, or took and did not keep, as an older one does with
+ * fields that it does not know. Sent again it would change nothing, so it must not keep anything else from being done.
  */
 export type Unwritable = ReadonlyMap<string, string>;
 
@@ -47,10 +47,13 @@ export function splitFields(fields: Fields): {
 
 /** One pod may write a status this often in the long run (kubelet: a sync of the pod each 10 s) ... */
 const STATUS_EVERY_MS = 12_000;
-/** ... and so many in a row before that: a start or an end takes a few. */
+/** ... and this many in a row before that: a start or an end takes a few. */
 const STATUS_BURST = 8;
 
-/** Milliseconds until this pod may write its next status; 0 or less: now. A leaky bucket (GCRA), of which one moment is remembered. */
+/**
+ * Milliseconds until this pod may write its next status; 0 or less: now. A leaky bucket (GCRA), of which one moment is
+ * remembered.
+ */
 export function statusDelay(paidUntil: number, monotonic: number): number {
   return paidUntil - (STATUS_BURST - 1) * STATUS_EVERY_MS - monotonic;
 }

@@ -4,8 +4,8 @@ import type { Observed } from "./planner.ts";
 import { isTerminal } from "./status/facts.ts";
 
 /**
- * Whether somebody waits for what is to be done about a pod: its creation, its deletion, a status that does not hold any more.
- * What is left, refreshing a pod that runs as it should, may come later.
+ * Whether users wait for what is to be done about a pod: its creation, its deletion, a status that no longer holds. The
+ * rest, refreshing a pod that runs as it should, may come later.
  */
 export function isUrgent(pod: Pod, observed: Observed): boolean {
   if (pod.metadata?.deletionTimestamp !== undefined) return true;

@@ -1,6 +1,6 @@
 /**
- * The conditions that a kubelet owns, in its words; those of others (readiness gates and all that it does not know) are kept.
- * Source of the rules: kubelet's `status.GenerateXCondition`.
+ * The conditions that a kubelet owns, in its words; those of others (readiness gates and all that it does not know) are
+ * kept. Source of the rules: kubelet's `status.GenerateXCondition`.
  */
 import { isSidecar } from "../../resources/pod-resources.ts";
 import { rfc3339 } from "../../util/clock.ts";
@@ -94,7 +94,8 @@ function resizing({ pending, inProgress }: ResizeState, phase: string): Decided[
 const hasSandbox = (machine: Machine | undefined) => machine !== undefined && machine.sandbox_ready && !isOver(machine);
 
 /**
- * kubelet: GeneratePodInitializedCondition. Once initialised, always initialised, although init containers may run again.
+ * kubelet: GeneratePodInitializedCondition. Once initialised, always initialised, although init containers may run
+ * again.
  */
 function initialized(pod: Pod, { init, main }: ContainerStatuses, phase: string): Decided {
   const type = "Initialized";

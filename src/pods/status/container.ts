@@ -1,6 +1,7 @@
 /**
  * The status of each container, as the machine says, with what its spec and its last status add.
- * Source of the rules: kubelet's `convertToAPIContainerStatuses` and, for ends that nobody saw, the status manager's `TerminatePod`.
+ * Source of the rules: kubelet's `convertToAPIContainerStatuses` and, for ends that were not seen, the status manager's
+ * `TerminatePod`.
  */
 import { isSidecar } from "../../resources/pod-resources.ts";
 import { rfc3339 } from "../../util/clock.ts";
@@ -48,8 +49,9 @@ export function containerStatuses(input: StatusInput): ContainerStatuses {
 }
 
 /**
- * The statuses of a pod that is over. kubelet: TerminatePod. Once a pod has initialised, a container whose end nobody saw counts as
- * failed, though it may never have begun; of the init containers those up to the last that has begun, and the first in any case.
+ * The statuses of a pod that is over. kubelet: TerminatePod. Once a pod has initialised, a container whose end was not
+ * seen counts as failed, though it may never have begun; of the init containers those up to the last that has begun,
+ * and the first in any case.
  */
 export function withUnseenEnds(pod: Pod, seen: ContainerStatuses): ContainerStatuses {
   const initialised = pod.status?.phase === "Running" || hasInitialised(pod, seen);
@@ -128,7 +130,9 @@ function seenStatus(
   return status;
 }
 
-/** An init container is ready when it has done its work, any other while it runs and says so; an ephemeral one never is. */
+/**
+ * An init container is ready when it has done its work, any other while it runs and says so; an ephemeral one never is.
+ */
 function isReady(spec: SpecContainer, seen: ContainerState): boolean {
   if (seen.kind === "init" && !isSidecar(spec)) return seen.terminated?.exit_code === 0;
   return seen.state === "running" && seen.ready && seen.kind !== "ephemeral";

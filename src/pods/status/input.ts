@@ -35,7 +35,10 @@ export interface StatusInput {
   waiting?: ReadonlyMap<string, { reason: string; message: string }> | undefined;
   /** Undefined while it has not been looked at: what the status says already then stands. */
   resize?: ResizeState | undefined;
-  /** The machine has not been brought to this generation yet: whoever waits for `observedGeneration` must go on waiting. */
+  /**
+   * The machine has not been brought to this generation yet: clients that wait for `observedGeneration` must go on
+   * waiting.
+   */
   behind?: boolean;
 }
 
@@ -53,6 +56,9 @@ export interface ContainerStatuses {
   readonly ephemeral: readonly ContainerStatus[];
 }
 
-/** What a backend says is bounded before it is written into a pod: a status has room for all that is in it, or none is written. */
+/**
+ * What a backend says is bounded before it is written into a pod: a status has room for all that is in it, or none is
+ * written.
+ */
 export const toldReason = (reason: string | undefined) => reason && cutBytes(reason, 256);
 export const toldMessage = (message: string | undefined) => message && cutBytes(message, 4096);

@@ -1,6 +1,7 @@
 /**
  * The outcome of a pod: its phase, and the reason and message that go with it. `podOutcome` alone decides it.
- * Source of the rules: kubelet's `getPhase`, its status manager's `TerminatePod`, and KEP 3329 for ends that are the node's doing.
+ * Source of the rules: kubelet's `getPhase`, its status manager's `TerminatePod`, and KEP 3329 for ends that are the
+ * node's doing.
  */
 import { isSidecar } from "../../resources/pod-resources.ts";
 import type { ContainerStatus, Pod } from "../../kube/wire.ts";
@@ -16,8 +17,8 @@ export interface PodOutcome {
 }
 
 /**
- * Ends of a pod that are the node's doing, not its own (KEP 3329), in a kubelet's words. A pod that outgrew its own limits of
- * local storage is evicted without: its owner may count that as a failure, since it would happen again.
+ * Ends of a pod that are the node's doing, not its own (KEP 3329), in a kubelet's words. A pod that outgrew its own
+ * limits of local storage is evicted without: its owner may count that as a failure, since it would happen again.
  */
 const DISRUPTIONS = new Map([
   ["Preempting", "Pod was preempted by Kubelet to accommodate a critical pod."],
@@ -25,8 +26,8 @@ const DISRUPTIONS = new Map([
 ]);
 
 /**
- * What has become of the pod, from the statuses of its containers and from why it ended. A terminal phase is final, and appears only
- * when nothing of the machine runs any more; a pod that has been Running does not fall back to Pending.
+ * What has become of the pod, from the statuses of its containers and from why it ended. A terminal phase is final, and
+ * appears only when nothing of the machine runs any more; a pod that has been Running does not fall back to Pending.
  */
 export function podOutcome(input: StatusInput, containers: ContainerStatuses): PodOutcome {
   const { pod, machine, ended, verdict } = input;
@@ -45,7 +46,9 @@ export function podOutcome(input: StatusInput, containers: ContainerStatuses): P
   return { ...said, phase: computed === "Succeeded" ? "Succeeded" : "Failed" };
 }
 
-/** The condition DisruptionTarget's message, when the node's doing ended the pod; undefined when it was something else. */
+/**
+ * The condition DisruptionTarget's message, when the node's doing ended the pod; undefined when it was something else.
+ */
 export function disruptionOf({ phase, reason = "", message = "" }: PodOutcome): { message: string } | undefined {
   const isNodes = DISRUPTIONS.has(reason) || (reason === "Evicted" && message.startsWith("The node "));
   if (phase !== "Failed" || !isNodes) return undefined;
@@ -61,7 +64,7 @@ function hasFailed(pod: Pod, machine: Machine, computed: string): boolean {
   return computed !== "Succeeded" || machine.reason === "Evicted" || DISRUPTIONS.has(machine.reason ?? "");
 }
 
-/** What is left of a machine that the agent deleted because its pod is: nobody has lost it. */
+/** What is left of a machine that the agent deleted because its pod is: it was not lost. */
 function isOwnTombstone(pod: Pod, machine: Machine): boolean {
   return machine.state === "deleted" && machine.reason === undefined && pod.metadata?.deletionTimestamp !== undefined;
 }
@@ -93,7 +96,7 @@ function phaseOf(pod: Pod, { init, main }: ContainerStatuses, over: boolean): st
   return mains.stopped === mains.succeeded ? "Succeeded" : "Failed";
 }
 
-/** Counts init containers that are no sidecars. */
+/** Counts init containers that are not sidecars. */
 function countInits(pod: Pod, init: readonly ContainerStatus[]) {
   const count = { pending: 0, failedForGood: 0 };
   for (const [i, spec] of (pod.spec?.initContainers ?? []).entries()) {

@@ -10,8 +10,8 @@ type Resources = NonNullable<ContainerStatus["resources"]>;
 type Amounts = NonNullable<Resources["requests"]>;
 
 /**
- * What the container has: the spec's own words, but cpu and memory as the machine says, because a change of those may not
- * have been made. An amount keeps the text that the spec, or else the status, has for it.
+ * What the container has: the spec's own words, but cpu and memory as the machine says, because a change of those may
+ * not have been made. An amount keeps the text that the spec, or else the status, has for it.
  */
 export function effectiveResources(
   spec: SpecContainer,

@@ -1,10 +1,12 @@
 /**
- * From a pod and what its machine last said to the status that a kubelet would write: a pure function, no I/O, no clock.
+ * From a pod and what its machine last said to the status that a kubelet would write: a pure function, no I/O, no
+ * clock.
  *
  * It owns phase, the kubelet's conditions and all container statuses; it keeps what belongs to others (readiness gates,
- * claim statuses, the QoS class). Its promises: a terminal phase is final, `startTime` never changes, restart counts never
- * fall, and a terminal phase appears only when nothing of the machine runs any more. Source of the rules: kubelet's
- * `getPhase`, `convertToAPIContainerStatuses`, `status.GenerateXCondition` and the status manager's `mergePodStatus`.
+ * claim statuses, the QoS class). Its promises: a terminal phase is final, `startTime` never changes, restart counts
+ * never fall, and a terminal phase appears only when nothing of the machine runs any more. Source of the rules:
+ * kubelet's `getPhase`, `convertToAPIContainerStatuses`, `status.GenerateXCondition` and the status manager's
+ * `mergePodStatus`.
  *
  * The containers' statuses come first (container.ts), the pod's outcome from them (phase.ts), the conditions from both
  * (conditions.ts). What of it is written, diff.ts says.
