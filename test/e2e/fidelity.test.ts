@@ -2,6 +2,7 @@
 import { readFile } from "node:fs/promises";
 import { afterAll, beforeAll, describe, test } from "vitest";
 import { connect, type Api } from "./fidelity/api.ts";
+import { controllerFidelityCases } from "./fidelity/controllers.ts";
 import { fidelityCases, prepareNamespace } from "./fidelity/suite.ts";
 import { startCluster, type Cluster } from "./harness/cluster.ts";
 
@@ -21,6 +22,24 @@ describe("kube-apiserver", () => {
   });
 
   test.for(fidelityCases)("$name", async ({ run }) => {
+    await run(api, await prepareNamespace(api));
+  });
+});
+
+describe("kube-controller-manager", () => {
+  let cluster: Cluster;
+  let api: Api;
+  beforeAll(async () => {
+    // Without a scheduler: the cases name the nodes of their pods themselves.
+    cluster = await startCluster({ scheduler: false });
+    api = connect({ url: cluster.url, token: await adminToken(cluster), ca: await readFile(cluster.caFile, "utf8") });
+  });
+  afterAll(async () => {
+    api?.close();
+    await cluster?.stop();
+  });
+
+  test.concurrent.for(controllerFidelityCases)("$name", { timeout: 60_000 }, async ({ run }) => {
     await run(api, await prepareNamespace(api));
   });
 });

@@ -3,11 +3,16 @@ import type { Controller, ControllerOptions } from "./controller.ts";
 import { CronJobs } from "./cron-jobs.ts";
 import { DaemonSets } from "./daemon-sets.ts";
 import { Deployments } from "./deployments.ts";
+import { DisruptionBudgets } from "./disruption.ts";
+import { ServiceEndpoints } from "./endpoints.ts";
 import { GarbageCollector } from "./garbage-collector.ts";
 import { Jobs } from "./jobs.ts";
+import { NodeLifecycle } from "./node-lifecycle.ts";
 import { ObjectIndex } from "./object-index.ts";
+import { PodGarbageCollector } from "./pod-gc.ts";
 import { ReplicaSets } from "./replica-sets.ts";
 import { StatefulSets } from "./stateful-sets.ts";
+import { TaintEviction } from "./taint-eviction.ts";
 
 export class ControllerManager {
   readonly #index: ObjectIndex;
@@ -20,10 +25,15 @@ export class ControllerManager {
       new GarbageCollector(all),
       new ReplicaSets(all),
       new Deployments(all),
-      new Jobs(all),
-      new CronJobs(all),
       new StatefulSets(all),
       new DaemonSets(all),
+      new Jobs(all),
+      new CronJobs(all),
+      new ServiceEndpoints(all),
+      new DisruptionBudgets(all),
+      new NodeLifecycle(all),
+      new TaintEviction(all),
+      new PodGarbageCollector(all),
     ];
   }
 

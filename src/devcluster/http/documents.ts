@@ -1,6 +1,7 @@
 /** What the server says of itself: health, version, discovery, OpenAPI and its signing keys. */
 import { ISSUER, type Auth } from "../auth/auth.ts";
 import { discoveryDocument, openApiV2, openApiV3, versionInfo } from "../kubectl/discovery.ts";
+import { OPENAPI_V2_PROTOBUF, openApiV2Protobuf } from "../kubectl/openapi-v2.ts";
 import { methodNotAllowed, notAcceptable, resourceNotFound } from "../objects/errors.ts";
 import type { Json } from "../objects/object.ts";
 import { send } from "./reply.ts";
@@ -18,6 +19,10 @@ export function serveDocument(
   if (message.method !== "GET" && message.method !== "HEAD") throw methodNotAllowed();
   if (/^\/(healthz|livez|readyz)(\/|$)/.test(path)) {
     response.writeHead(200, { "content-type": "text/plain; charset=utf-8" }).end("ok");
+    return;
+  }
+  if (path === "/openapi/v2" && /proto-openapi\.spec\.v2/.test(accept)) {
+    response.writeHead(200, { "content-type": OPENAPI_V2_PROTOBUF }).end(openApiV2Protobuf());
     return;
   }
   if (path === "/openapi/v2" && accept !== "" && !/application\/json|\*\/\*/.test(accept))

@@ -28,10 +28,9 @@ function generateSelector({ spec, metadata }: StoredObject): void {
   if (spec.manualSelector) return;
   const names = Object.fromEntries(JOB_NAMES.map((label) => [label, metadata.name]));
   const uids = Object.fromEntries(CONTROLLER_UIDS.map((label) => [label, metadata.uid]));
-  spec.template.metadata = {
-    ...spec.template.metadata,
-    labels: { ...names, ...uids, ...spec.template.metadata?.labels },
-  };
+  const labels = { ...names, ...uids, ...spec.template.metadata?.labels };
+  if (metadata.labels !== undefined && metadata.labels === spec.template.metadata?.labels) metadata.labels = labels;
+  spec.template.metadata = { ...spec.template.metadata, labels };
   spec.selector = {
     ...spec.selector,
     matchLabels: { "batch.kubernetes.io/controller-uid": metadata.uid, ...spec.selector?.matchLabels },
@@ -137,7 +136,8 @@ const jobs = defineKind({
   setDefaults(job) {
     defaultJobSpec((job.spec ??= {}));
     const { labels } = job.spec.template.metadata ?? {};
-    if (labels && Object.keys(job.metadata.labels ?? {}).length === 0) job.metadata.labels = { ...labels };
+    // The very same, not a copy: what is generated for the template is then the Job's too.
+    if (labels && Object.keys(job.metadata.labels ?? {}).length === 0) job.metadata.labels = labels;
   },
   prepareCreate(job) {
     generateSelector(job);

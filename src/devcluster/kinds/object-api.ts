@@ -17,6 +17,7 @@ import {
   type StoredObject,
 } from "../objects/object.ts";
 import { applyPatch, jsonPatch, mergePatch, strategicMergePatch } from "../objects/patch.ts";
+import { spendBudget } from "./budgets.ts";
 import { withPodCondition } from "./pod-rules.ts";
 import { decode } from "../objects/schema.ts";
 import {
@@ -368,13 +369,14 @@ export class ObjectApi {
     return context.dryRun ? bound : this.storage.put(storageName(pods), objectKey(namespace, name), bound);
   }
 
-  /** The eviction API without budgets: marks the pod as disrupted and deletes it. */
+  /** The eviction API: asks the pod's budget, marks the pod as disrupted and deletes it. @throws ApiStatusError 429 when its budget refuses */
   evict(namespace: string, name: string, eviction: Json, context: WriteContext): void {
     const pods = findKind("", "v1", "pods")!;
     const given = eviction?.metadata?.name as string | undefined;
     if (given !== undefined && given !== name) throw badRequest("name in URL does not match name in Eviction object");
     const pod = this.get(pods, namespace, name);
     const options = (eviction?.deleteOptions ?? {}) as DeleteOptions;
+    spendBudget(this.storage, pod, this.now(), context.dryRun);
     if (!context.dryRun && (options.preconditions?.uid ?? pod.metadata.uid) === pod.metadata.uid) {
       const status = withPodCondition(
         pod.status,

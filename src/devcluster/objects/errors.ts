@@ -144,6 +144,13 @@ export const tooLargeResourceVersion = (asked: number, current: number) =>
     retryAfterSeconds: 1,
   });
 
+/** 429 for an eviction that would take too many. @param why what the budget says @param seconds when to ask again */
+export const disruptionBudgetExceeded = (why: string, seconds = 0) =>
+  new ApiStatusError(429, "TooManyRequests", "Cannot evict pod as it would violate the pod's disruption budget.", {
+    causes: [{ reason: "DisruptionBudget", message: why }],
+    ...(seconds > 0 && { retryAfterSeconds: seconds }),
+  });
+
 /** Constructors of field causes, in the words of `field.Error`. Values are printed as Go's JSON encoder would. */
 const shown = (value: unknown) => (typeof value === "string" ? JSON.stringify(value) : JSON.stringify(value ?? null));
 export const required = (field: string, detail = ""): FieldCause => ({
