@@ -195,6 +195,7 @@ In another terminal:
   kubectl apply -f examples/burst.yaml
   kubectl get pods --watch
   kubectl logs burst-00
+  kubectl apply -f examples/hard.yaml && kubectl rollout status deployment/hard
 
 Ctrl-C stops ${options.kubeconfig === undefined ? "everything" : "the agent"}.`);
 }

@@ -104,7 +104,7 @@ export class ServiceEndpoints extends KeyedController {
       if (jsonEqual(before["subsets"] ?? [], subsets) && jsonEqual(before.metadata.labels, labels)) return;
       const { subsets: _, ...rest } = before;
       this.#endpoints.update({
-        ...withMeta(rest as StoredObject, { labels }),
+        ...withMeta(rest, { labels }),
         ...(subsets.length > 0 && { subsets }),
       });
     } else {

@@ -52,11 +52,11 @@ export const jobCases: readonly FidelityCase[] = [
     async run(api, ns) {
       await create(api, ns, job("j", { completions: 2, parallelism: 1 }));
       const [first] = await pods(api, ns, "j", 1);
-      await end(api, first!);
+      await end(api, first);
       const both = await pods(api, ns, "j", 2);
       await end(
         api,
-        both.find(({ metadata }) => metadata.uid !== first!.metadata.uid)!,
+        both.find(({ metadata }) => metadata.uid !== first!.metadata.uid),
       );
       const done = await untilCondition(api, ns, "j", "Complete");
       expect(done.status).toMatchObject({ succeeded: 2, ready: 0, terminating: 0, uncountedTerminatedPods: {} });
@@ -74,7 +74,7 @@ export const jobCases: readonly FidelityCase[] = [
     async run(api, ns) {
       await create(api, ns, job("j", { backoffLimit: 0, parallelism: 2, completions: 2 }));
       const [first] = await pods(api, ns, "j", 2);
-      await end(api, first!, 1);
+      await end(api, first, 1);
       const failed = await untilCondition(api, ns, "j", "Failed");
       expect(conditionOf(failed, "Failed")).toMatchObject({
         reason: "BackoffLimitExceeded",
@@ -90,7 +90,7 @@ export const jobCases: readonly FidelityCase[] = [
     async run(api, ns) {
       await create(api, ns, job("j"));
       const [first] = await pods(api, ns, "j", 1);
-      await end(api, first!, 1);
+      await end(api, first, 1);
       await until(api, jobsIn(ns, "j"), "to have counted it", ({ status }) => status.failed === 1);
       await pods(api, ns, "j", 1);
       const all = await pods(api, ns, "j", 2);
@@ -116,10 +116,10 @@ export const jobCases: readonly FidelityCase[] = [
           valueFrom: { fieldRef: { apiVersion: "v1", fieldPath: `metadata.labels['${INDEX}']` } },
         },
       ]);
-      await end(api, made[0]!);
-      await end(api, made[2]!);
+      await end(api, made[0]);
+      await end(api, made[2]);
       await until(api, jobsIn(ns, "j"), "to remember", ({ status }) => status.completedIndexes === "0,2");
-      await end(api, made[1]!);
+      await end(api, made[1]);
       const done = await untilCondition(api, ns, "j", "Complete");
       expect(done.status).toMatchObject({ completedIndexes: "0-2", succeeded: 3 });
     },
@@ -136,7 +136,7 @@ export const jobCases: readonly FidelityCase[] = [
       const created = await create(api, ns, job("j", { podFailurePolicy }));
       expect(created.spec.podReplacementPolicy).toBe("Failed");
       const [first] = await pods(api, ns, "j", 1);
-      await end(api, first!, 42);
+      await end(api, first, 42);
       const failed = await untilCondition(api, ns, "j", "Failed");
       expect(conditionOf(failed, "Failed")).toMatchObject({
         reason: "PodFailurePolicy",
@@ -152,9 +152,9 @@ export const jobCases: readonly FidelityCase[] = [
       await create(api, ns, job("j", spec));
       const [zero, one] = await pods(api, ns, "j", 2);
       expect(zero!.metadata.annotations["batch.kubernetes.io/job-index-failure-count"]).toBe("0");
-      await end(api, zero!, 1);
+      await end(api, zero, 1);
       await until(api, jobsIn(ns, "j"), "to have a failed index", ({ status }) => status.failedIndexes === "0");
-      await end(api, one!);
+      await end(api, one);
       const failed = await untilCondition(api, ns, "j", "Failed");
       expect(conditionOf(failed, "Failed")).toMatchObject({
         reason: "FailedIndexes",
@@ -181,7 +181,7 @@ export const jobCases: readonly FidelityCase[] = [
     async run(api, ns) {
       await create(api, ns, job("j", { ttlSecondsAfterFinished: 0 }));
       const [pod] = await pods(api, ns, "j", 1);
-      await end(api, pod!);
+      await end(api, pod);
       await until(api, jobsIn(ns, "j"), "to be gone", ({ code }) => code === 404);
       await pods(api, ns, "j", 0);
     },

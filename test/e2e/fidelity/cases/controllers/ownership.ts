@@ -12,9 +12,9 @@ export const ownershipCases: readonly FidelityCase[] = [
     async run(api, ns) {
       await must(api.request("POST", appsIn(ns, "replicasets"), workload("ReplicaSet", "rs", { replicas: 1 })), 201);
       const [first] = await pods(api, ns, "rs", 1);
-      await end(api, first!, 1);
+      await end(api, first, 1);
       const both = await pods(api, ns, "rs", 2);
-      expect(both.map(({ status }) => status.phase).toSorted()).toEqual(["Failed", "Pending"]);
+      expect(both.map(({ status }) => status.phase as string)).toEqual(expect.arrayContaining(["Failed", "Pending"]));
     },
   },
   {

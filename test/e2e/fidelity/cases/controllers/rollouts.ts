@@ -59,7 +59,7 @@ export const rolloutCases: readonly FidelityCase[] = [
       for (const pod of made) {
         expect(pod.metadata.generateName).toBe(`web-${hash}-`);
         expect(pod.metadata.labels).toEqual({ app: "web", "pod-template-hash": hash });
-        expect(pod.metadata.ownerReferences).toEqual(owner("ReplicaSet", set!));
+        expect(pod.metadata.ownerReferences).toEqual(owner("ReplicaSet", set));
       }
     },
   },
@@ -318,7 +318,7 @@ export const rolloutCases: readonly FidelityCase[] = [
         const { name } = pod!.metadata;
         const binding = { apiVersion: "v1", kind: "Binding", metadata: { name }, target: { kind: "Node", name: node } };
         await must(api.request("POST", `${podsIn(ns, name)}/binding`, binding), 201);
-        await becomeReady(api, pod!);
+        await becomeReady(api, pod);
         const path = appsIn(ns, "daemonsets", "agent");
         const ready = await until(api, path, "to be ready", ({ status }) => status.numberAvailable === 1);
         expect(ready.status).toMatchObject({
