@@ -137,7 +137,9 @@ function judgeEnd(world: World, { pod, after, sender }: StatusWrite): void {
   const history = world.history.of(pod.metadata.uid);
   if (statusesOf(after).some(({ state }) => state?.running))
     throw new Violation("S6", "terminal phase with a container that runs");
-  if (world.backend.alive(pod.metadata.uid).length > 0 && !wasRevivedSince(history, sender))
+  // What the backend lost without a tombstone, a create that was under way may make again while the status is.
+  const isBornSince = history.lost && (world.backend.bornAt(pod.metadata.uid) ?? 0) >= sender.sentAt;
+  if (world.backend.alive(pod.metadata.uid).length > 0 && !isBornSince && !wasRevivedSince(history, sender))
     throw new Violation("S6", "terminal phase while the machine runs");
 
   const over =

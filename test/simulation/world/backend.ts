@@ -69,6 +69,11 @@ export class Backend {
       .map(({ machine }) => machine);
   }
 
+  /** True time at which the pod's machine was made; undefined when there is none. */
+  bornAt(uid: string): number | undefined {
+    return this.machines.get(this.#world.idOf(uid))?.bornAt;
+  }
+
   hasTombstone(uid: string): boolean {
     return this.machines.get(this.#world.idOf(uid))?.machine.state === "deleted";
   }
