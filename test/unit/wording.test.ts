@@ -32,7 +32,7 @@ interface Source {
 }
 
 /** Rooms that have not been reworded yet. This list only shrinks. */
-const LATER = ["src/pods/", "src/devcluster/"];
+const LATER = ["src/devcluster/"];
 
 const sources: readonly Source[] = globSync("{src,providers,helm}/**/*.ts", { cwd: ROOT })
   .filter((file) => !file.endsWith(".gen.ts") && !LATER.some((room) => file.startsWith(room)))
@@ -68,7 +68,7 @@ describe("what is read of a source", () => {
   });
 
   test("is all of it", () => {
-    expect(sources.length).toBeGreaterThan(250);
+    expect(sources.length).toBeGreaterThan(300);
   });
 });
 

@@ -77,7 +77,10 @@ export class Auth {
     this.#publicKey = createPublicKey(privateKey);
   }
 
-  /** The user of a request, after impersonation. @throws ApiStatusError 401 for a bad token, 403 for impersonating without right */
+  /**
+   * The user of a request, after impersonation.
+   * @throws ApiStatusError 401 for a bad token, 403 for impersonating without right
+   */
   authenticate(headers: IncomingHttpHeaders): User {
     const bearer = /^Bearer (.+)$/i.exec(headers.authorization ?? "")?.[1];
     const user = bearer === undefined ? anonymous : this.#userOfToken(bearer);
@@ -98,7 +101,7 @@ export class Auth {
     if (sameSecret(token, this.#adminToken))
       return { username: "kubernetes-admin", groups: ["system:masters", "system:authenticated"] };
     const found = this.verify(token);
-    // One that was made for somebody else says nothing here.
+    // A token for another audience says nothing here.
     return found?.audiences.includes(ISSUER) ? found.user : undefined;
   }
 

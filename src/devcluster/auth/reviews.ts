@@ -125,7 +125,10 @@ const userInfo = (user: User): Json => ({
   ...(user.extra && { extra: user.extra }),
 });
 
-/** `POST serviceaccounts/NAME/token`. @throws ApiStatusError 404 or 409 when the bound object is missing or another one */
+/**
+ * `POST serviceaccounts/NAME/token`.
+ * @throws ApiStatusError 404 or 409 when the bound object is missing or another one
+ */
 export function requestToken(
   account: StoredObject,
   body: Json,

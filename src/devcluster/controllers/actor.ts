@@ -6,7 +6,10 @@ import type { DeleteOptions, ObjectApi, WriteContext } from "../kinds/object-api
 import { ApiStatusError } from "../objects/errors.ts";
 import type { Json, StoredObject } from "../objects/object.ts";
 
-/** As client-go's event correlator: how many different messages of one reason an object may have before they become one, and for how long. */
+/**
+ * As client-go's event correlator: how many different messages of one reason an object may have before they become one,
+ * and for how long.
+ */
 const SIMILAR_EVENTS = 10;
 const SIMILAR_WINDOW_MS = 600_000;
 /** Events that are remembered, to count them instead of making new ones. */

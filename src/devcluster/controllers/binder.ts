@@ -1,7 +1,7 @@
 /**
- * Binds pending pods to nodes, as far as one virtual node needs a scheduler: node selector and required affinity, taints,
- * `unschedulable`, free resources. It does not score, spread, preempt or look at volumes. Level-triggered: every change of
- * a pod or a node makes it look at all unbound pods again.
+ * Binds pending pods to nodes, as far as one virtual node needs a scheduler: node selector and required affinity,
+ * taints, `unschedulable`, free resources. It does not score, spread, preempt or look at volumes. Level-triggered:
+ * every change of a pod or a node makes it look at all unbound pods again.
  */
 import { findUntoleratedTaint, isSubset, matchesNodeSelectorTerms } from "../../resources/labels.ts";
 import { addResources, parseResourceList, podRequests } from "../../resources/pod-resources.ts";

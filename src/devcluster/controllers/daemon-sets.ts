@@ -1,4 +1,7 @@
-/** DaemonSets (`pkg/controller/daemon`): one pod on each node that they fit. Failed ones are replaced after a growing pause. */
+/**
+ * DaemonSets (`pkg/controller/daemon`): one pod on each node that they fit. Failed ones are replaced after a growing
+ * pause.
+ */
 import { findUntoleratedTaint, isSubset, matchesNodeSelectorTerms } from "../../resources/labels.ts";
 import { mustFindKind } from "../kinds/kinds.ts";
 import { resolveIntOrPercent } from "../kinds/pod-template.ts";

@@ -1,4 +1,7 @@
-/** Deployments (`pkg/controller/deployment`): one ReplicaSet for each template they have had, and the way from one to the next. */
+/**
+ * Deployments (`pkg/controller/deployment`): one ReplicaSet for each template they have had, and the way from one to
+ * the next.
+ */
 import { mustFindKind } from "../kinds/kinds.ts";
 import { toError } from "../../util/errors.ts";
 import { resolveIntOrPercent } from "../kinds/pod-template.ts";
@@ -224,7 +227,10 @@ class Rollout {
     );
   }
 
-  /** Annotations of the new ReplicaSet: those of the Deployment, its revision, and the revisions that it has been before. */
+  /**
+   * Annotations of the new ReplicaSet: those of the Deployment, its revision, and the revisions that it has been
+   * before.
+   */
   #annotations(set: StoredObject, revision: number): Record<string, string> {
     const copied = Object.entries(this.#deployment.metadata.annotations ?? {}).filter(
       ([key]) => !OWN_ANNOTATIONS.has(key),
@@ -296,7 +302,10 @@ class Rollout {
     return total > 0;
   }
 
-  /** Another size of the Deployment in the middle of a rollout, or while it is paused: its ReplicaSets share it in proportion. */
+  /**
+   * Another size of the Deployment in the middle of a rollout, or while it is paused: its ReplicaSets share it in
+   * proportion.
+   */
   #scale(): void {
     const wanted = replicasOf(this.#deployment);
     const living = active(this.#all);

@@ -1,4 +1,7 @@
-/** Dependents of what is gone (`pkg/controller/garbagecollector`): deleted with their owners, before them, or left without. */
+/**
+ * Dependents of what is gone (`pkg/controller/garbagecollector`): deleted with their owners, before them, or left
+ * without.
+ */
 import { kindOf } from "../kinds/kinds.ts";
 import { kinds } from "../kinds/kinds.ts";
 import { objectKey, storageName } from "../kinds/kind.ts";

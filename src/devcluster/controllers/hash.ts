@@ -4,8 +4,8 @@ import { isRecord, type Json } from "../objects/object.ts";
 const ALPHABET = "bcdfghjklmnpqrstvwxz2456789";
 
 /**
- * FNV-1a over the JSON with sorted keys, in kube-apiserver's safe alphabet. The real controllers hash Go's printed structs, so the values
- * differ from theirs; nothing may depend on them.
+ * FNV-1a over the JSON with sorted keys, in kube-apiserver's safe alphabet. The real controllers hash Go's printed
+ * structs, so the values differ from theirs; nothing may depend on them.
  */
 export function hashOf(value: Json, collisionCount?: number): string {
   let hash = 0x811c9dc5;

@@ -1,6 +1,6 @@
 /**
- * Jobs (`pkg/controller/job`): pods until enough have succeeded, or too many failed. Each pod that ends is counted exactly once: it keeps
- * its finalizer until its end is in the Job's status.
+ * Jobs (`pkg/controller/job`): pods until enough have succeeded, or too many failed. Each pod that ends is counted
+ * exactly once: it keeps its finalizer until its end is in the Job's status.
  */
 import { mustFindKind } from "../kinds/kinds.ts";
 import { JOB_TRACKING_FINALIZER } from "../kinds/jobs.ts";

@@ -1,7 +1,7 @@
 /**
- * What a real cluster's controllers do for every namespace, and without which no pod can be created: its `default` service
- * account and the CA's ConfigMap when it appears; its emptying when it is deleted. Level-triggered: any change in a
- * namespace that is being deleted makes it look again.
+ * What a real cluster's controllers do for every namespace, and without which no pod can be created: its `default`
+ * service account and the CA's ConfigMap when it appears; its emptying when it is deleted. Level-triggered: any change
+ * in a namespace that is being deleted makes it look again.
  */
 import { apiVersionOf, objectKey, storageName, type Kind } from "../kinds/kind.ts";
 import { kinds } from "../kinds/kinds.ts";

@@ -1,4 +1,7 @@
-/** Where controllers find what concerns them without looking at everything: dependents by owner, pods by node and namespace. */
+/**
+ * Where controllers find what concerns them without looking at everything: dependents by owner, pods by node and
+ * namespace.
+ */
 import { kinds } from "../kinds/kinds.ts";
 import { objectKey, storageName } from "../kinds/kind.ts";
 import type { StoredObject } from "../objects/object.ts";

@@ -1,4 +1,7 @@
-/** What controllers ask about pods, and how they make, claim, count and choose them (`pkg/controller/controller_utils.go`). */
+/**
+ * What controllers ask about pods, and how they make, claim, count and choose them
+ * (`pkg/controller/controller_utils.go`).
+ */
 import { parseRfc3339Ms } from "./times.ts";
 import { mustFindKind } from "../kinds/kinds.ts";
 import { selects } from "../kinds/pod-template.ts";
@@ -77,8 +80,8 @@ export function deletePod(actor: Actor, owner: StoredObject, pod: StoredObject):
 }
 
 /**
- * The objects of a resource that are this owner's: orphans that it selects are adopted, its own that it selects no more are let go
- * (`controller_ref_manager.go`).
+ * The objects of a resource that are this owner's: orphans that it selects are adopted, its own that it selects no more
+ * are let go (`controller_ref_manager.go`).
  */
 export function claim(
   actor: Actor,

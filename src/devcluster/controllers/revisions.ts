@@ -64,7 +64,10 @@ function create(actor: Actor, set: StoredObject, data: Json, revision: number): 
   }
 }
 
-/** Deletes the oldest revisions that nobody uses, beyond the limit. @param isLive whether a pod, or the set itself, is of this revision */
+/**
+ * Deletes the oldest revisions that nobody uses, beyond the limit.
+ * @param isLive whether a pod, or the set itself, is of this revision
+ */
 export function truncateHistory(
   actor: Actor,
   history: History,

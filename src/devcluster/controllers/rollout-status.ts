@@ -15,7 +15,9 @@ export const withoutCondition = (status: DeploymentStatus, type: string): Deploy
   conditions: status.conditions.filter((c) => c.type !== type),
 });
 
-/** A condition that says the same as before stays as it was; one of the same status keeps the time since when it has it. */
+/**
+ * A condition that says the same as before stays as it was; one of the same status keeps the time since when it has it.
+ */
 function setCondition(status: DeploymentStatus, next: Json, now: string): DeploymentStatus {
   const before = status.conditions.find(({ type }) => type === next.type);
   if (before?.status === next.status && before.reason === next.reason) return status;

@@ -1,4 +1,7 @@
-/** Keys of objects that a controller has to look at: each once for all changes of the moment, and again later when that failed. */
+/**
+ * Keys of objects that a controller has to look at: each once for all changes of the moment, and again later when that
+ * failed.
+ */
 import type { Logger } from "../../telemetry/logger.ts";
 import type { Clock } from "../../util/clock.ts";
 import { toError } from "../../util/errors.ts";

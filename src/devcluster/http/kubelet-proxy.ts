@@ -1,6 +1,7 @@
 /**
- * What an API server forwards to kubelets: a pod's log, exec, attach, portforward, and a node's proxy. Paths and queries are changed
- * as kube-apiserver changes them; bytes and upgrades pass through untouched, since our kubelet speaks SPDY and every WebSocket form.
+ * What an API server forwards to kubelets: a pod's log, exec, attach, portforward, and a node's proxy. Paths and
+ * queries are changed as kube-apiserver changes them; bytes and upgrades pass through untouched, since our kubelet
+ * speaks SPDY and every WebSocket form.
  */
 import { request as httpsRequest, type RequestOptions } from "node:https";
 import type { IncomingHttpHeaders, IncomingMessage, ServerResponse } from "node:http";
@@ -10,7 +11,10 @@ import { toError } from "../../util/errors.ts";
 export interface KubeletTarget {
   /** `https://ADDRESS:PORT` */
   url: string;
-  /** PEM. Without one the serving certificate is not verified, as by an API server without --kubelet-certificate-authority. */
+  /**
+   * PEM. Without one the serving certificate is not verified, as by an API server without
+   * --kubelet-certificate-authority.
+   */
   ca?: string;
   /** How we prove who we are: a bearer token, or a client certificate in PEM. */
   credential: { token: string } | { cert: string; key: string };

@@ -1,4 +1,6 @@
-/** The HTTP face: finds out what a request asks for, asks the object API, answers. Knows nothing of particular kinds. */
+/**
+ * The HTTP face: finds out what a request asks for, asks the object API, answers. Knows nothing of particular kinds.
+ */
 import type { IncomingMessage, ServerResponse } from "node:http";
 import type { Duplex } from "node:stream";
 import type { Logger } from "../../telemetry/logger.ts";

@@ -1,4 +1,7 @@
-/** Schedules of CronJobs, as `robfig/cron`'s standard parser reads them: five fields, `@daily` and its like, `@every 5m`. */
+/**
+ * Schedules of CronJobs, as `robfig/cron`'s standard parser reads them: five fields, `@daily` and its like, `@every
+ * 5m`.
+ */
 import { toError, VmletError } from "../../util/errors.ts";
 import { parseDuration } from "../../resources/duration.ts";
 
@@ -7,7 +10,9 @@ export class ScheduleError extends VmletError {
 }
 
 export interface Schedule {
-  /** The first time after `afterMs` (milliseconds since the epoch), or undefined when there is none within five years. */
+  /**
+   * The first time after `afterMs` (milliseconds since the epoch), or undefined when there is none within five years.
+   */
   next(afterMs: number): number | undefined;
 }
 

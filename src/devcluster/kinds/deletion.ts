@@ -10,7 +10,10 @@ export type Propagation = "Background" | "Foreground" | "Orphan";
 const ORPHAN_WARNING =
   "child pods are preserved by default when jobs are deleted; set propagationPolicy=Background to remove them or set propagationPolicy=Orphan to suppress this warning";
 
-/** What a deletion says about the dependents, or, where it says nothing, what is the way of the kind. @throws ApiStatusError 422 */
+/**
+ * What a deletion says about the dependents, or, where it says nothing, what is the way of the kind.
+ * @throws ApiStatusError 422
+ */
 export function propagationOf(
   kind: Kind,
   old: StoredObject,
@@ -32,7 +35,8 @@ export function propagationOf(
 }
 
 /**
- * What becomes of the dependents is kept in finalizers, which the garbage collector acts on (`deletionFinalizersForGarbageCollection`).
+ * What becomes of the dependents is kept in finalizers, which the garbage collector acts on
+ * (`deletionFinalizersForGarbageCollection`).
  * @param policy undefined: what the finalizers that are there say, or the kind's own way
  */
 export function withPropagation(old: StoredObject, policy: Propagation | undefined): StoredObject {

@@ -1,6 +1,7 @@
 /**
- * The kinds that this server stores, and what is particular to each: defaults, admission, validation, update rules of the
- * object and its subresources. Everything else about an object is the same for all kinds and lives in `object-api.ts`.
+ * The kinds that this server stores, and what is particular to each: defaults, admission, validation, update rules of
+ * the object and its subresources. Everything else about an object is the same for all kinds and lives in
+ * `object-api.ts`.
  */
 import { jsonEqual, type Json, type StoredObject } from "../objects/object.ts";
 import {

@@ -102,7 +102,10 @@ export class ObjectApi {
     return object;
   }
 
-  /** Which objects a list or a watch selects. @throws ApiStatusError 400 for a selector that cannot be read or served */
+  /**
+   * Which objects a list or a watch selects.
+   * @throws ApiStatusError 400 for a selector that cannot be read or served
+   */
   filter(
     kind: Kind,
     namespace: string | undefined,

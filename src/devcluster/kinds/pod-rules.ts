@@ -1,6 +1,7 @@
 /**
  * What kube-apiserver does to a Pod on its way into storage: defaulting (`pkg/apis/core/v1/defaults.go`), the mutating
- * admission plugins that are on by default, validation, and the update rules of each subresource. Pure functions over JSON.
+ * admission plugins that are on by default, validation, and the update rules of each subresource. Pure functions over
+ * JSON.
  */
 import { isIP } from "node:net";
 import { Quantity } from "../../resources/quantity.ts";
@@ -29,7 +30,9 @@ export function imageTag(image: string): string {
   return name.includes(":") ? name.slice(name.indexOf(":") + 1) : "latest";
 }
 
-/** Fills the defaults into `pod`, which the caller owns. Applied at every write, as the decoder of kube-apiserver does. */
+/**
+ * Fills the defaults into `pod`, which the caller owns. Applied at every write, as the decoder of kube-apiserver does.
+ */
 export function defaultPod(pod: Json): void {
   const spec = (pod.spec ??= {});
   defaultPodSpec(spec);
@@ -54,7 +57,10 @@ export function defaultPodSpec(spec: Json): void {
   for (const volume of spec.volumes ?? []) defaultVolume(volume);
 }
 
-/** `podIP` and `podIPs[0]` are one: where they differ, the single one is meant (`Convert_v1_PodStatus_To_core_PodStatus`). */
+/**
+ * `podIP` and `podIPs[0]` are one: where they differ, the single one is meant
+ * (`Convert_v1_PodStatus_To_core_PodStatus`).
+ */
 function defaultAddresses(status: Json): void {
   if (status.podIP && status.podIPs?.[0]?.ip !== status.podIP) status.podIPs = [{ ip: status.podIP }];
   if (!status.podIP && status.podIPs?.length) status.podIP = status.podIPs[0].ip;

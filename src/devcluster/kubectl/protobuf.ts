@@ -1,6 +1,6 @@
 /**
- * Reads the protobuf form of API objects, which `kubectl create` and other clients built on client-go's typed clientsets
- * send whatever the server would prefer. Only reading: answers are JSON, which every client accepts.
+ * Reads the protobuf form of API objects, which `kubectl create` and other clients built on client-go's typed
+ * clientsets send whatever the server would prefer. Only reading: answers are JSON, which every client accepts.
  */
 import { rfc3339 } from "../../util/clock.ts";
 import type { Json } from "../objects/object.ts";
@@ -13,7 +13,7 @@ const MAGIC = Buffer.from("k8s\0");
 type WireValue = { bytes: Buffer } | { number: bigint };
 type Message = Map<number, WireValue[]>;
 
-/** @throws ApiStatusError 400 for bytes that are no such object */
+/** @throws ApiStatusError 400 for bytes that are not such an object */
 export function readProtobuf(body: Buffer, modelOf: (apiVersion: string, kind: string) => string | undefined): Json {
   if (!body.subarray(0, 4).equals(MAGIC))
     throw badRequest("provided data does not appear to be a protobuf message, expected prefix [107 56 115 0]");

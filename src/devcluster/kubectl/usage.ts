@@ -1,6 +1,6 @@
 /**
- * `metrics.k8s.io`, what metrics-server adds to a cluster: for `kubectl top`. It asks the kubelets when it is asked itself, so that
- * a cluster where nobody looks does nothing.
+ * `metrics.k8s.io`, what metrics-server adds to a cluster: for `kubectl top`. It asks the kubelets when it is asked
+ * itself, so that a cluster where nobody looks does nothing.
  */
 import type { Logger } from "../../telemetry/logger.ts";
 import type { Clock } from "../../util/clock.ts";
@@ -34,7 +34,7 @@ interface Reading {
 /** What a kubelet said: its node, and its containers by `POD_UID/NAME`. */
 interface Look {
   at: number;
-  /** The same by the clock that nobody sets, for the time between two looks. */
+  /** The same by the monotonic clock, for the time between two looks. */
   monotonicAt: number;
   node: Reading;
   containers: Map<string, Reading>;

@@ -1,3 +1,4 @@
+/** What an object is to this server: JSON with metadata that the server has filled in. */
 import type { V1ObjectMeta } from "@kubernetes/client-node";
 import type { Wire } from "../../kube/wire.ts";
 

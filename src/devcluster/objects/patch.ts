@@ -6,7 +6,7 @@ import { fieldsOf, type Field } from "./schema.ts";
 import { isRecord, jsonEqual, type Json } from "./object.ts";
 import { badRequest, ApiStatusError } from "./errors.ts";
 
-/** @throws ApiStatusError 422 when an operation cannot be done, 400 when it is no operation at all */
+/** @throws ApiStatusError 422 when an operation cannot be done, 400 when it is not an operation at all */
 export function jsonPatch(document: Json, operations: Json): Json {
   if (!Array.isArray(operations))
     throw badRequest("error decoding patch: json: cannot unmarshal object into Go value of type jsonpatch.Patch");
@@ -114,8 +114,8 @@ const ORDER = "$setElementOrder/";
 const DELETE_PRIMITIVE = "$deleteFromPrimitiveList/";
 
 /**
- * Strategic merge patch (`apimachinery/pkg/util/strategicpatch`): lists with a merge key are merged item by item, in the
- * order of `$setElementOrder` when it is given.
+ * Strategic merge patch (`apimachinery/pkg/util/strategicpatch`): lists with a merge key are merged item by item, in
+ * the order of `$setElementOrder` when it is given.
  * @param model client-node's name of the document's type, such as `V1Pod`
  */
 export function strategicMergePatch(model: string, document: Json, patch: Json): Json {
@@ -237,8 +237,8 @@ function withoutDirectives(value: Json): Json {
 }
 
 /**
- * Server-side apply without ownership: what the configuration names is set, lists with a key are merged by it, and nothing
- * is removed because nothing records who set it. Honest for single appliers; conflicts are not detected.
+ * Server-side apply without ownership: what the configuration names is set, lists with a key are merged by it, and
+ * nothing is removed because nothing records who set it. Honest for single appliers; conflicts are not detected.
  */
 export function applyPatch(model: string, document: Json, configuration: Json): Json {
   const fields = fieldsOf(model);

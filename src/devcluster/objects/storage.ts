@@ -1,6 +1,6 @@
 /**
- * The store behind the API: objects by resource and key, one revision counter for everything (as etcd has), and a bounded
- * log of changes from which watches resume and older revisions are read back.
+ * The store behind the API: objects by resource and key, one revision counter for everything (as etcd has), and a
+ * bounded log of changes from which watches resume and older revisions are read back.
  *
  * Objects are never changed in place. Everything is synchronous, so a read followed by a write is atomic.
  */
@@ -95,7 +95,8 @@ export class Storage {
   }
 
   /**
-   * Calls `listener` for every change of `resource` after `revision`: those in the log at once, later ones as they happen.
+   * Calls `listener` for every change of `resource` after `revision`: those in the log at once, later ones as they
+   * happen.
    * @returns a function that stops it
    * A revision in the future is waited for in silence, as kube-apiserver does.
    * @throws ApiStatusError 410 when the log no longer reaches back to `revision`
@@ -132,7 +133,7 @@ export class Storage {
       this.#log = this.#log.slice(dropped);
     }
     this.#undelivered.push(change);
-    // A listener may write in its turn; its change waits here, so that everybody sees changes in their order.
+    // A listener may write in its turn; its change waits here, so that all listeners see changes in their order.
     if (this.#undelivered.length > 1) return;
     while (this.#undelivered.length > 0) {
       const next = this.#undelivered[0]!;
