@@ -1,10 +1,10 @@
 /**
- * devcluster: a small in-memory Kubernetes API server, for `vmlet dev` and the fast tests. It keeps the kinds that a node
- * agent, its pods and their controllers meet, answers as kube-apiserver 1.36 does (test/e2e/fidelity holds it to that), binds
- * pods to nodes, and runs the controllers of workloads, Services and nodes. Nothing outlives it.
+ * devcluster: a small in-memory Kubernetes API server, for `vmlet dev` and the fast tests. It keeps the kinds that a
+ * node agent, its pods and their controllers meet, answers as kube-apiserver 1.36 does (test/e2e/fidelity holds it to
+ * that), binds pods to nodes, and runs the controllers of workloads, Services and nodes. Nothing outlives it.
  *
- * It has no kind, verb or column that neither a test nor `vmlet dev` needs, and is no part of the agent: only `cli/dev.ts`
- * and tests import it.
+ * It has no kind, verb or column that neither a test nor `vmlet dev` needs, and is no part of the agent: only
+ * `cli/dev.ts` and tests import it.
  */
 import { randomBytes } from "node:crypto";
 import { createServer as createHttpServer, type Server } from "node:http";
@@ -47,8 +47,8 @@ export interface DevClusterOptions {
   /** What others than administrators and nodes may do, beyond asking about themselves. */
   allow?: Allow;
   /**
-   * How kubelets know this server when it forwards logs, exec, attach, port-forward and node proxies to them. By default the
-   * administrator's token, which a kubelet has reviewed by this very server.
+   * How kubelets know this server when it forwards logs, exec, attach, port-forward and node proxies to them. By
+   * default the administrator's token, which a kubelet has reviewed by this very server.
    */
   kubeletCredential?: KubeletTarget["credential"];
   /** Bind pods to nodes; default true. */

@@ -1,6 +1,6 @@
 /**
- * Where a Service's pods are: its Endpoints and EndpointSlices (`pkg/controller/{endpoint,endpointslice}`). A slice holds a hundred
- * endpoints, as the real ones do.
+ * Where a Service's pods are: its Endpoints and EndpointSlices (`pkg/controller/{endpoint,endpointslice}`). A slice
+ * holds a hundred endpoints, as the real ones do.
  */
 import { isIPv6 } from "node:net";
 import { mustFindKind } from "../kinds/kinds.ts";

@@ -1,6 +1,6 @@
 /**
- * Nodes that are heard of no more (`pkg/controller/nodelifecycle`): their conditions become Unknown, their pods unready, and taints say
- * so to the scheduler and to the eviction.
+ * Nodes that are heard of no more (`pkg/controller/nodelifecycle`): their conditions become Unknown, their pods
+ * unready, and taints say so to the scheduler and to the eviction.
  */
 import { mustFindKind } from "../kinds/kinds.ts";
 import { withPodCondition } from "../kinds/pod-rules.ts";
@@ -136,7 +136,8 @@ export class NodeLifecycle extends KeyedController {
       return key === undefined ? [] : [{ key, effect: "NoSchedule" }];
     });
     if (node.spec?.unschedulable) wanted.push({ key: UNSCHEDULABLE, effect: "NoSchedule" });
-    // When no node is ready at all, it is the network here that is gone: nothing would be gained by evicting everything.
+    // When no node is ready at all, it is the network here that is gone: nothing would be gained by evicting
+    // everything.
     const isAlone = this.#ready.size === 0;
     const noExecute = isAlone
       ? undefined

@@ -1,4 +1,7 @@
-/** Pods that nobody will end (`pkg/controller/podgc`): those of nodes that are gone, and finished ones beyond a large number. */
+/**
+ * Pods that nobody will end (`pkg/controller/podgc`): those of nodes that are gone, and finished ones beyond a large
+ * number.
+ */
 import { withPodCondition } from "../kinds/pod-rules.ts";
 import { isPodTerminal } from "../kinds/pod-rules.ts";
 import type { StoredObject } from "../objects/object.ts";

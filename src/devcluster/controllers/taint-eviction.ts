@@ -1,4 +1,7 @@
-/** Pods that do not tolerate a NoExecute taint of their node leave it, at once or when their time is over (`pkg/controller/tainteviction`). */
+/**
+ * Pods that do not tolerate a NoExecute taint of their node leave it, at once or when their time is over
+ * (`pkg/controller/tainteviction`).
+ */
 import { findUntoleratedTaint, toleratesTaint, type Taint, type Toleration } from "../../resources/labels.ts";
 import { withPodCondition } from "../kinds/pod-rules.ts";
 import { jsonEqual, type Json, type StoredObject } from "../objects/object.ts";

@@ -372,7 +372,10 @@ export class ObjectApi {
     return context.dryRun ? bound : this.storage.put(storageName(pods), objectKey(namespace, name), bound);
   }
 
-  /** The eviction API: asks the pod's budget, marks the pod as disrupted and deletes it. @throws ApiStatusError 429 when its budget refuses */
+  /**
+   * The eviction API: asks the pod's budget, marks the pod as disrupted and deletes it.
+   * @throws ApiStatusError 429 when its budget refuses
+   */
   evict(namespace: string, name: string, eviction: Json, context: WriteContext): void {
     const pods = findKind("", "v1", "pods")!;
     const given = eviction?.metadata?.name as string | undefined;

@@ -1,6 +1,7 @@
 /**
- * OpenAPI v2 in protobuf, where kubectl looks for a kind that OpenAPI v3 does not have. All kinds of this server are in v3, so what it is
- * to find here is that there is nothing: without the document it would speak of content types instead of the kind that is missing.
+ * OpenAPI v2 in protobuf, where kubectl looks for a kind that OpenAPI v3 does not have. All kinds of this server are in
+ * v3, so what it is to find here is that there is nothing: without the document it would speak of content types instead
+ * of the kind that is missing.
  */
 import { KUBERNETES_VERSION } from "./discovery.ts";
 
