@@ -166,43 +166,49 @@ async function everythingTold(): Promise<Map<string, string>> {
   return told;
 }
 
-test("no secret that passed through an agent stands in its log, an event, a status or a metric, whatever went wrong", async () => {
-  await makeSecrets();
-  await makePods();
-  await Promise.all([pods.process.untilReady("works"), pods.memory.untilReady("mounts")]);
-  await type();
-  await backend.restart("SIGKILL");
-  for (const agent of Object.values(agents)) await agent.restart("SIGKILL");
-  await pods.process.until("missing", "to wait", (pod) => containerStatus(pod, "main")?.state.waiting !== undefined);
-  await pods.process.untilPhase("no-program", "Failed");
-  const heard = async (name: string, reason: RegExp) =>
-    waitFor({ what: `an event of ${name}` }, async () => {
-      const { items } = await client.get(`/api/v1/namespaces/${NAMESPACE}/events`);
-      const reasons = items.filter((each: Json) => each.involvedObject.name === name).map(({ reason }: Json) => reason);
-      must(
-        reasons.some((each: string) => reason.test(each)),
-        reasons,
-      );
-    });
-  await heard("probed", /Unhealthy/);
-  await heard("unpulled", /Failed/);
-  await heard("broken", /./);
-  await heard("refused", /./);
-  await pods.process.delete("works");
+test(
+  "no secret that passed through an agent stands in its log, an event, a status or a metric, whatever went wrong",
+  { timeout: 120_000 },
+  async () => {
+    await makeSecrets();
+    await makePods();
+    await Promise.all([pods.process.untilReady("works"), pods.memory.untilReady("mounts")]);
+    await type();
+    await backend.restart("SIGKILL");
+    for (const agent of Object.values(agents)) await agent.restart("SIGKILL");
+    await pods.process.until("missing", "to wait", (pod) => containerStatus(pod, "main")?.state.waiting !== undefined);
+    await pods.process.untilPhase("no-program", "Failed");
+    const heard = async (name: string, reason: RegExp) =>
+      waitFor({ what: `an event of ${name}` }, async () => {
+        const { items } = await client.get(`/api/v1/namespaces/${NAMESPACE}/events`);
+        const reasons = items
+          .filter((each: Json) => each.involvedObject.name === name)
+          .map(({ reason }: Json) => reason);
+        must(
+          reasons.some((each: string) => reason.test(each)),
+          reasons,
+        );
+      });
+    await heard("probed", /Unhealthy/);
+    await heard("unpulled", /Failed/);
+    await heard("broken", /./);
+    await heard("refused", /./);
+    await pods.process.delete("works");
 
-  const backendToken = (await readFile(backend.provider.tokenFile, "utf8")).trim();
-  const canaries = { ...SECRETS, registry: REGISTRY, stdin: STDIN, bearer: cluster.token, backend: backendToken };
-  const told = await everythingTold();
-  // The backend and the probe did repeat what they were given.
-  for (const place of ["pod no-program", "events"]) expect(told.get(place)).toContain("[redacted]");
-  const found: string[] = [];
-  for (const [place, text] of told) {
-    for (const [what, value] of Object.entries(canaries))
-      for (const form of [value, base64(value), encodeURIComponent(value), Buffer.from(value).toString("hex")])
-        if (text.includes(form)) found.push(`${what} in ${place}: ${excerpt(text, form)}`);
-  }
-  expect(found).toEqual([]);
-});
+    const backendToken = (await readFile(backend.provider.tokenFile, "utf8")).trim();
+    const canaries = { ...SECRETS, registry: REGISTRY, stdin: STDIN, bearer: cluster.token, backend: backendToken };
+    const told = await everythingTold();
+    // The backend and the probe did repeat what they were given.
+    for (const place of ["pod no-program", "events"]) expect(told.get(place)).toContain("[redacted]");
+    const found: string[] = [];
+    for (const [place, text] of told) {
+      for (const [what, value] of Object.entries(canaries))
+        for (const form of [value, base64(value), encodeURIComponent(value), Buffer.from(value).toString("hex")])
+          if (text.includes(form)) found.push(`${what} in ${place}: ${excerpt(text, form)}`);
+    }
+    expect(found).toEqual([]);
+  },
+);
 
 const excerpt = (text: string, form: string) =>
   text.slice(Math.max(0, text.indexOf(form) - 300), text.indexOf(form) + 20);
