@@ -10,6 +10,7 @@ import { untilAborted } from "../util/abort.ts";
 import { systemClock } from "../util/clock.ts";
 import { toError } from "../util/errors.ts";
 import { openNoDebugger, signalToStop } from "./exit.ts";
+import { outliveFaults, PROGRAM_FOLDER } from "./faults.ts";
 import { VERSION } from "./version.ts";
 
 export function backendCommand(): Command {
@@ -28,6 +29,7 @@ async function run(path: string): Promise<void> {
   const config = loadBackendConfig(path);
   const logger = createLogger({ level: config.logLevel });
   openNoDebugger(logger);
+  const { fatal } = outliveFaults(logger, { ownFolder: PROGRAM_FOLDER });
   const backend = await startBackend(config, { clock: systemClock, logger, version: VERSION }).catch(
     (thrown: unknown) => {
       // When the operating system refuses a port or a file, the user has to change the configuration file.
@@ -39,9 +41,10 @@ async function run(path: string): Promise<void> {
     { url: backend.url, engine: config.engine.type, stateDir: config.stateDir },
     "the backend serves the Machine API",
   );
-  await untilAborted(stop);
+  await untilAborted(AbortSignal.any([stop, fatal]));
   logger.info({}, "stopping; machines run on and are found again at the next start");
   await backend.close();
+  fatal.throwIfAborted();
 }
 
 async function check(path: string): Promise<void> {

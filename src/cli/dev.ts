@@ -16,6 +16,7 @@ import { systemClock } from "../util/clock.ts";
 import { systemRandom } from "../util/random.ts";
 import { runDemo } from "./demo.ts";
 import { portNumber, signalToStop } from "./exit.ts";
+import { outliveFaults, PROGRAM_FOLDER } from "./faults.ts";
 import { createProvider } from "./providers.ts";
 import { VERSION } from "./version.ts";
 
@@ -45,13 +46,14 @@ export function devCommand(): Command {
     )
     .option("--demo", "create a burst of pods, show what becomes of them, clean up and end")
     .action(async (options: DevOptions) => {
-      process.exitCode = await dev(options);
+      const logger = createLogger({ level: options.logLevel });
+      const { fatal } = outliveFaults(logger, { ownFolder: PROGRAM_FOLDER });
+      process.exitCode = await dev(options, logger, AbortSignal.any([signalToStop(), fatal]));
+      fatal.throwIfAborted();
     });
 }
 
-async function dev(options: DevOptions): Promise<number> {
-  const stop = signalToStop();
-  const logger = createLogger({ level: options.logLevel });
+async function dev(options: DevOptions, logger: Logger, stop: AbortSignal): Promise<number> {
   const stateDir = resolve(options.stateDir);
   await configuredBy("--state-dir", () => mkdir(stateDir, { recursive: true }));
   const backend = await openBackend(options, stateDir, logger);

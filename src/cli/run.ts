@@ -3,15 +3,12 @@ import { Command } from "commander";
 import { Agent } from "../agent/agent.ts";
 import { ENVIRONMENT, loadConfig, type ConfigOverrides } from "../config/load.ts";
 import { createLogger, createLogSink } from "../telemetry/logger.ts";
-import { ProcessFaults } from "../telemetry/process-faults.ts";
 import { systemClock } from "../util/clock.ts";
 import { systemRandom } from "../util/random.ts";
-import { failWith, openNoDebugger, signalToStop } from "./exit.ts";
+import { openNoDebugger, signalToStop } from "./exit.ts";
+import { outliveFaults } from "./faults.ts";
 import { createProvider } from "./providers.ts";
 import { VERSION } from "./version.ts";
-
-/** Longer than any part of an agent takes to stop. */
-const LONGEST_STOP_MS = 20_000;
 
 /** Flags that override the configuration file; `run` and `check` share them. */
 export function withConfigOptions(command: Command): Command {
@@ -38,18 +35,8 @@ export function runCommand(): Command {
     const sink = createLogSink();
     const logger = createLogger({ level: config.logLevel, sink });
     openNoDebugger(logger);
-    const fatal = new AbortController();
-    const faults = new ProcessFaults({
-      clock: systemClock,
-      logger,
-      onFatal: (error) => {
-        fatal.abort(error);
-        // A part that it left half done may be among those that have to stop.
-        systemClock.after(LONGEST_STOP_MS, () => failWith(error));
-      },
-    });
-    faults.install();
-    const signal = AbortSignal.any([signalToStop(), fatal.signal]);
+    const { fatal, counts } = outliveFaults(logger);
+    const signal = AbortSignal.any([signalToStop(), fatal]);
     const creating = Agent.create({
       config,
       createProvider: (provider, events) =>
@@ -59,14 +46,14 @@ export function runCommand(): Command {
       logger,
       version: VERSION,
       signal,
-      vitals: () => ({ droppedLogLines: sink.dropped, unhandledErrors: faults.counts }),
+      vitals: () => ({ droppedLogLines: sink.dropped, unhandledErrors: counts }),
     });
     const agent = await creating.catch((thrown: unknown) => {
       // Stopping an agent that still waits for its cluster is not a failure.
       if (!signal.aborted) throw thrown;
     });
     await agent?.run(signal);
-    fatal.signal.throwIfAborted();
+    fatal.throwIfAborted();
     // A provider module may have left timers or connections behind.
     process.exit();
   });

@@ -267,6 +267,44 @@ const cases: Record<string, [fires: AlertCase, silent: AlertCase]> = {
     { series: { 'vmlet_machines_lost_total{instance="a"}': "0+0x30 1+0x60" }, at: "60m", fires: { instance: "a" } },
     { series: { 'vmlet_machines_lost_total{instance="a"}': "1+0x90" }, at: "60m" },
   ],
+  VmletMachinesMissing: [
+    {
+      series: {
+        'vmlet_machines_missing{node="n",instance="a"}': "12+0x20",
+        // The standby has not asked.
+        'vmlet_machines_missing{node="n",instance="b"}': "0+0x20",
+      },
+      at: "3m",
+      fires: { node: "n" },
+    },
+    {
+      series: {
+        'vmlet_machines_missing{node="n",instance="a"}': "12+0x1 0+0x20",
+        'vmlet_machines_missing{node="n",instance="b"}': "12+0x20",
+      },
+      at: "6m",
+    },
+  ],
+  VmletObjectsSkipped: [
+    {
+      series: { 'vmlet_informer_skipped_total{instance="a",resource="pods"}': "0+0x30 1+0x60" },
+      at: "60m",
+      fires: { instance: "a", resource: "pods" },
+    },
+    { series: { 'vmlet_informer_skipped_total{instance="a",resource="pods"}': "1+0x90" }, at: "60m" },
+  ],
+  VmletClockSkew: [
+    { series: { 'vmlet_clock_skew_seconds{instance="a"}': "-11+0x20" }, at: "6m", fires: { instance: "a" } },
+    { series: { 'vmlet_clock_skew_seconds{instance="a"}': "10+0x20" }, at: "6m" },
+  ],
+  VmletUnhandledErrors: [
+    {
+      series: { 'vmlet_unhandled_errors_total{instance="a",kind="rejection"}': "0+0x30 1+0x60" },
+      at: "60m",
+      fires: { instance: "a", kind: "rejection" },
+    },
+    { series: { 'vmlet_unhandled_errors_total{instance="a",kind="rejection"}': "1+0x90" }, at: "60m" },
+  ],
   VmletPodStartSlow: [
     {
       series: {
