@@ -13,7 +13,8 @@ export const PROGRAM_FOLDER = join(import.meta.dirname, "../..");
 /**
  * Has this process outlive what foreign code leaves to nobody (see ProcessFaults).
  *
- * @param options `ownFolder`: where the code lies whose exceptions end the process. Default: vmlet's without its providers
+ * @param options `ownFolder`: where the code lies whose exceptions end the process. Default: vmlet's without its
+ *   providers
  * @returns `fatal` aborts, with the error, when the process is to stop; when it has not within 20 s, it is ended
  */
 export function outliveFaults(
