@@ -157,7 +157,9 @@ function judgeEnd(world: World, { pod, after, sender }: StatusWrite): void {
   );
   const wasEnded = ["DeadlineExceeded", "Preempting"].includes(after.reason);
   const expected =
-    !wasEnded && ends.every((end, i) => (end?.exit_code ?? told[i]?.exitCode) === 0) ? "Succeeded" : "Failed";
+    !wasEnded && !hasFailedInit(pod, over) && ends.every((end, i) => (end?.exit_code ?? told[i]?.exitCode) === 0)
+      ? "Succeeded"
+      : "Failed";
   // A backend that was put back may tell another end than it told before.
   if (after.phase !== expected && !world.scenario.restore)
     throw new Violation("S6", `the phase is ${after.phase}, not ${expected}`);
@@ -166,6 +168,15 @@ function judgeEnd(world: World, { pod, after, sender }: StatusWrite): void {
     if (ends[i] !== undefined && said !== ends[i].exit_code)
       throw new Violation("S6", "the exit code of a container that ended is not told");
   }
+}
+
+/** kubelet: getPhase. Whatever became of the others: a machine that runs again after that may end well. */
+function hasFailedInit(pod: Json, machine: Machine): boolean {
+  if (pod.spec.restartPolicy !== "Never") return false;
+  return (pod.spec.initContainers ?? []).some(({ name, restartPolicy }: Json) => {
+    const exitCode = machine.containers.find((c) => c.name === name)?.terminated?.exit_code;
+    return restartPolicy !== "Always" && exitCode !== undefined && exitCode !== 0;
+  });
 }
 
 function isReasonTrue(world: World, pod: Json, after: Json, sender: Sender, over: Machine | undefined): boolean {
