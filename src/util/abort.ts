@@ -69,18 +69,3 @@ export async function pause(clock: Clock, ms: number, signal: AbortSignal): Prom
   await promise;
   cancel();
 }
-
-/**
- * A signal that aborts with `signal`, or with `error()` after `ms` milliseconds. To be given back, as one of
- * `linkAbort`.
- */
-export function deadline(clock: Clock, ms: number, signal: AbortSignal, error: () => Error): LinkedSignal {
-  const late = new AbortController();
-  const cancel = clock.after(ms, () => late.abort(error()));
-  const linked = linkAbort(signal, late.signal);
-  const release = () => {
-    cancel();
-    linked.release();
-  };
-  return { signal: linked.signal, release, [Symbol.dispose]: release };
-}

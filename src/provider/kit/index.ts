@@ -10,22 +10,13 @@ export { SharedPlaces } from "../../queue/shared-places.ts";
 export { Quantity } from "../../resources/quantity.ts";
 export { AuditLog, type AuditedCommand } from "../../telemetry/audit.ts";
 export { silentLogger, type Logger } from "../../telemetry/logger.ts";
-export {
-  deadline,
-  linkAbort,
-  onAbort,
-  pause,
-  unlessAborted,
-  untilAborted,
-  type LinkedSignal,
-} from "../../util/abort.ts";
+export { linkAbort, onAbort, pause, unlessAborted, untilAborted, type LinkedSignal } from "../../util/abort.ts";
 export { systemClock, type Clock } from "../../util/clock.ts";
 export { toError } from "../../util/errors.ts";
 export { goArchitecture } from "../../util/platform.ts";
 export { Pulse } from "../../util/pulse.ts";
 export { systemRandom, type Random } from "../../util/random.ts";
 export { trimEnd } from "../../util/text.ts";
-export { SingleFlight } from "../../util/single-flight.ts";
 export { TLS_CIPHERS } from "../../util/tls-ciphers.ts";
 export { ALL_CAPABILITIES, CAPABILITIES, type Capability } from "../capabilities.ts";
 export { isProviderError, ProviderError, type ProviderErrorCode } from "../errors.ts";

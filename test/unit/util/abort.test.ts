@@ -1,6 +1,6 @@
 import { getEventListeners } from "node:events";
 import { describe, expect, test } from "vitest";
-import { deadline, linkAbort, onAbort, pause, unlessAborted, untilAborted } from "../../../src/util/abort.ts";
+import { linkAbort, onAbort, pause, unlessAborted, untilAborted } from "../../../src/util/abort.ts";
 import { VirtualClock } from "../../support/virtual-clock.ts";
 
 const listeners = (signal: AbortSignal) => getEventListeners(signal, "abort").length;
@@ -80,24 +80,4 @@ test("a pause ends early, without an error, when the signal aborts", async () =>
   source.abort();
   await waiting;
   expect(listeners(source.signal)).toBe(0);
-});
-
-describe("a deadline", () => {
-  test("aborts with its own error when the time is over", async () => {
-    const clock = new VirtualClock();
-    const { signal } = deadline(clock, 1_000, new AbortController().signal, () => new Error("late"));
-    await clock.advance(999);
-    expect(signal.aborted).toBe(false);
-    await clock.advance(1);
-    expect(signal.reason).toEqual(new Error("late"));
-  });
-
-  test("that was released leaves neither timer nor listener", async () => {
-    const clock = new VirtualClock();
-    const source = new AbortController();
-    const { signal, release } = deadline(clock, 1_000, source.signal, () => new Error("late"));
-    release();
-    await clock.advance(2_000);
-    expect([signal.aborted, listeners(source.signal)]).toEqual([false, 0]);
-  });
 });
