@@ -22,8 +22,8 @@ beforeEach(() => {
     join(dir, "slow"),
     `#!/bin/sh
 stty raw -echo
-echo reads-nothing
-while [ -d ${dir} -a ! -e ${dir}/go ]; do sleep 0.01; done
+# Again and again: who attaches sees only what comes from then on.
+while [ -d ${dir} -a ! -e ${dir}/go ]; do echo reads-nothing; sleep 0.01; done
 [ -d ${dir} ] || exit 1
 echo "read $(head -c ${TOTAL} | wc -c)"
 `,
