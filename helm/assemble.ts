@@ -5,7 +5,7 @@
  *     app/bin/node            the Node that package-lock.json pins
  *     app/dist/               the compiled program
  *     app/node_modules/       what it needs at run time, nothing else
- *     app/package.json, app/providers/http-vm/openapi.yaml, app/LICENSE
+ *     app/package.json, app/src/provider/contract/openapi.yaml, app/LICENSE
  *
  * Reproducible: the same checkout and lock file give the same bytes, modes and times ($SOURCE_DATE_EPOCH, default 0).
  */
@@ -44,7 +44,8 @@ export async function assemble(folder: string): Promise<void> {
       stdio: ["ignore", "inherit", "inherit"],
     },
   );
-  for (const file of ["LICENSE", "providers/http-vm/openapi.yaml"]) await copy(join(repository, file), join(app, file));
+  for (const file of ["LICENSE", "src/provider/contract/openapi.yaml"])
+    await copy(join(repository, file), join(app, file));
   for (const name of await runtimePackages()) await copyPackage(name, app);
   await copy(join(repository, `node_modules/node-linux-${process.arch}/bin/node`), join(app, "bin/node"));
   await copyPackageJson(app);

@@ -19,7 +19,7 @@ import {
 } from "../../src/provider/kit/index.ts";
 import { createAgents, type Agents } from "./agents.ts";
 import { CredentialStore, type Credentials } from "./credentials.ts";
-import type { SchemaName, Schemas } from "./document.ts";
+import type { SchemaName, Schemas } from "../../src/provider/contract/document.ts";
 import {
   DEFAULT_DEADLINES,
   DEFAULT_PACING,

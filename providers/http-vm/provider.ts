@@ -28,7 +28,7 @@ import {
   type UnknownMachineEvent,
 } from "../../src/provider/kit/index.ts";
 import { asProviderError, MachineApiClient, type Call } from "./client.ts";
-import { partViolation, violation, type Schemas, type Violation } from "./document.ts";
+import { partViolation, violation, type Schemas, type Violation } from "../../src/provider/contract/document.ts";
 import { recordBatches, serverSentEvents } from "./event-stream.ts";
 import { InvalidReplyError, type InvalidReason } from "./invalid-reply.ts";
 import { isRecord, parseItems, tryParse, type Parsed } from "./json.ts";

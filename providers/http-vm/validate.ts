@@ -5,7 +5,7 @@
  */
 import { isIP } from "node:net";
 import type { ContainerTermination, Machine, MachineStats, UnknownMachine } from "../../src/provider/kit/index.ts";
-import { violation, type SchemaName, type Schemas } from "./document.ts";
+import { violation, type SchemaName, type Schemas } from "../../src/provider/contract/document.ts";
 import { InvalidReplyError, type InvalidReason } from "./invalid-reply.ts";
 import { isRecord, parseJson } from "./json.ts";
 

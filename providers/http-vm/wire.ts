@@ -1,6 +1,6 @@
 /** What both ends of the Machine API have to agree on beyond the schemas: status codes, channels, log framing. */
 import { type LogLine, ProviderError, type ProviderErrorCode } from "../../src/provider/kit/index.ts";
-import type { Schemas } from "./document.ts";
+import type { Schemas } from "../../src/provider/contract/document.ts";
 import { plainText } from "./validate.ts";
 
 export const STATUS_OF_CODE: Readonly<Record<ProviderErrorCode, number>> = {

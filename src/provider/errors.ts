@@ -3,6 +3,7 @@
  * pod.
  */
 import { VmletError } from "../util/errors.ts";
+import type { Schemas } from "./contract/document.ts";
 import type { UnknownMachine } from "./machine.ts";
 
 /**
@@ -18,16 +19,7 @@ import type { UnknownMachine } from "./machine.ts";
  * - `unauthorized`  credentials are wrong; the node says so, pods stay as they are
  * - `unavailable`   anything else, above all "I do not know": time-outs, 5xx, malformed replies
  */
-export type ProviderErrorCode =
-  | "not_found"
-  | "invalid"
-  | "unsupported"
-  | "conflict"
-  | "gone"
-  | "quota"
-  | "rate_limited"
-  | "unauthorized"
-  | "unavailable";
+export type ProviderErrorCode = Schemas["Code"];
 
 const RETRYABLE: readonly ProviderErrorCode[] = ["conflict", "quota", "rate_limited", "unauthorized", "unavailable"];
 

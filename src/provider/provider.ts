@@ -13,7 +13,8 @@
  */
 import type { Duplex, Readable } from "node:stream";
 import type { Capability } from "./capabilities.ts";
-import type { Machine, MachinePatch, MachineSpec, ResourceAmounts, UnknownMachine } from "./machine.ts";
+import type { Schemas } from "./contract/document.ts";
+import type { Machine, MachinePatch, MachineSpec, UnknownMachine } from "./machine.ts";
 
 /** Every call takes a signal; when it aborts, the call rejects soon and whatever it held is released. */
 export interface CallOptions {
@@ -44,11 +45,8 @@ export interface MachineList {
   revision: number;
 }
 
-export interface MachineEvent {
-  revision: number;
-  /** The whole machine after the change. `deleted` machines come once, as their tombstone. */
-  machine: Machine;
-}
+/** With the whole machine after the change. `deleted` machines come once, as their tombstone. */
+export type MachineEvent = Schemas["MachineEvent"];
 
 /** An event that says no more than that this machine changed into something that cannot be understood. */
 export interface UnknownMachineEvent {
@@ -57,43 +55,10 @@ export interface UnknownMachineEvent {
   unknown: UnknownMachine;
 }
 
-export interface ProviderCapacity {
-  /** What machines may use in all. */
-  allocatable: ResourceAmounts & { pods?: number };
-  conditions?: { type: string; status: "True" | "False" | "Unknown"; reason: string; message: string }[];
-  taints?: { key: string; value?: string; effect: "NoSchedule" | "PreferNoSchedule" | "NoExecute" }[];
-}
-
-/** How often a probe of a container came out which way, since the container started. */
-export interface ProbeTally {
-  probe: "startup" | "readiness" | "liveness";
-  successful: number;
-  failed: number;
-  /** The probe itself could not be run: says nothing about the container. */
-  unknown: number;
-}
-
-export interface ContainerStats {
-  name: string;
-  started_at: string;
-  cpu_usage_ns_total: number;
-  memory_working_set_bytes: number;
-  memory_usage_bytes?: number;
-  memory_rss_bytes?: number;
-  fs_used_bytes?: number;
-  logs_used_bytes?: number;
-  /** Of a backend that runs the probes, one for each that was run. */
-  probes?: ProbeTally[];
-}
-
-export interface MachineStats {
-  id: string;
-  /** When the sample was taken, RFC 3339. */
-  at: string;
-  containers: ContainerStats[];
-  network?: { rx_bytes: number; tx_bytes: number };
-  volumes?: { name: string; used_bytes: number; capacity_bytes?: number }[];
-}
+export type ProviderCapacity = Schemas["ProviderCapacity"];
+export type ProbeTally = Schemas["ProbeTally"];
+export type ContainerStats = Schemas["ContainerStats"];
+export type MachineStats = Schemas["MachineStats"];
 
 export interface LogOptions extends CallOptions {
   follow?: boolean;

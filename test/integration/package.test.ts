@@ -45,7 +45,7 @@ test("has everything that its own manifest and its guest need", () => {
       "dist/src/provider/kit/index.d.ts",
       "dist/providers/http-vm/index.js",
       "dist/providers/local/engines/vm/guest-image.sh",
-      "providers/http-vm/openapi.yaml",
+      "src/provider/contract/openapi.yaml",
     ]),
   );
 });

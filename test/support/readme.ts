@@ -25,7 +25,7 @@ export const WRITTEN_PARTS: readonly WrittenPart[] = [
     content: () => `\n\n${supportTable()}\n\n`,
   },
   {
-    path: join(root, "providers/http-vm/openapi.yaml"),
+    path: join(root, "src/provider/contract/openapi.yaml"),
     begin: "# capabilities:begin (npm run docs)",
     end: "# capabilities:end",
     content: () => `\n${indented(capabilitiesSchema(), 10)}\n${" ".repeat(10)}`,

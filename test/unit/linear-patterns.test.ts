@@ -31,7 +31,7 @@ test("what may be a pattern is a literal", () => {
 });
 
 test("each pattern of the Machine API's schemas is linear", () => {
-  const document: unknown = parse(readFileSync(join(ROOT, "providers/http-vm/openapi.yaml"), "utf8"));
+  const document: unknown = parse(readFileSync(join(ROOT, "src/provider/contract/openapi.yaml"), "utf8"));
   const patterns = patternsOf(document);
   expect(patterns.length).toBeGreaterThan(3);
   expect(

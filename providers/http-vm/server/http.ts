@@ -5,7 +5,7 @@
 import { randomBytes } from "node:crypto";
 import type { IncomingMessage, ServerResponse } from "node:http";
 import { ProviderError } from "../../../src/provider/kit/index.ts";
-import { violation, type SchemaName, type Schemas } from "../document.ts";
+import { violation, type SchemaName, type Schemas } from "../../../src/provider/contract/document.ts";
 import { InvalidReplyError } from "../invalid-reply.ts";
 import { parseJson } from "../json.ts";
 import { errorReply, JSON_TYPE, STATUS_OF_CODE } from "../wire.ts";

@@ -15,7 +15,7 @@ import {
   type UnknownMachine,
   type UnknownMachineEvent,
 } from "../../../src/provider/kit/index.ts";
-import { violation } from "../document.ts";
+import { violation } from "../../../src/provider/contract/document.ts";
 import { encodeLogLine, errorReply, EVENT_STREAM_TYPE, LOG_TYPE } from "../wire.ts";
 import type { AuditedCall } from "./audit.ts";
 import { asProviderError, Query, readBody, sendJson, sendNothing } from "./http.ts";

@@ -1,5 +1,5 @@
 /**
- * Serves any Provider as the Machine API (providers/http-vm/openapi.yaml): who may call, request ids, limits, the error
+ * Serves any Provider as the Machine API (src/provider/contract/openapi.yaml): who may call, request ids, limits, the error
  * envelope and an orderly end are here; routes.ts and streams.ts translate single requests. It keeps no state of its
  * own.
  */

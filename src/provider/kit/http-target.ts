@@ -1,5 +1,10 @@
-/** Names in openapi.yaml. */
-export type ReplySchema = "Machine" | "MachinePage" | "EventList" | "StatsList" | "ProviderCapacity";
+import type { SchemaName } from "../contract/document.ts";
+
+/** What a reply's body may be. */
+export type ReplySchema = Extract<
+  SchemaName,
+  "Machine" | "MachinePage" | "EventList" | "StatsList" | "ProviderCapacity"
+>;
 
 /** One HTTP exchange with the backend, authenticated as it should be unless told otherwise. */
 export interface HttpTarget {

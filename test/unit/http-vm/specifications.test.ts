@@ -4,7 +4,7 @@
  */
 import fc from "fast-check";
 import { afterEach, beforeEach, describe, expect, test } from "vitest";
-import { openApiDocument, violation } from "../../../providers/http-vm/document.ts";
+import { openApiDocument, violation } from "../../../src/provider/contract/document.ts";
 import {
   createMachineApiServer,
   HttpVmProvider,

@@ -1,6 +1,6 @@
 import * as fc from "fast-check";
 import { describe, expect, it } from "vitest";
-import { violation } from "../../../providers/http-vm/document.ts";
+import { violation } from "../../../src/provider/contract/document.ts";
 import { renderMachineSpec } from "../../../src/podspec/render/render.ts";
 import { configMap, found, inputFor, podWith, referencesWith, secret, service } from "./fixtures.ts";
 

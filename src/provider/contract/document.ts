@@ -1,6 +1,6 @@
 /**
- * openapi.yaml, read once when it is first needed, and the validators made from it. The document is the only place that
- * says what is valid; server and client both ask here.
+ * The Machine API's document, openapi.yaml: its types, and the validators made from it. It is read once, when it is first
+ * needed. Nothing else says what a machine is and what is valid; server and client both ask here.
  *
  * `request` validators refuse fields that the document does not name (but `x-…`), `reply` validators remove them: see
  * "Unknown fields" in the document.
@@ -32,12 +32,12 @@ export function openApiDocument(): OpenApiDocument {
 }
 
 /**
- * Beside this module in the sources; the build leaves it where the sources are, three folders up from
- * dist/providers/http-vm.
+ * Beside this module in the sources; the build leaves it where the sources are, four folders up from
+ * dist/src/provider/contract.
  */
 function documentPath(): URL {
   const here = new URL("./openapi.yaml", import.meta.url);
-  return existsSync(here) ? here : new URL("../../../providers/http-vm/openapi.yaml", import.meta.url);
+  return existsSync(here) ? here : new URL("../../../../src/provider/contract/openapi.yaml", import.meta.url);
 }
 
 const UTC_TIME = /^\d{4}-(0[1-9]|1[0-2])-(0[1-9]|[12]\d|3[01])T([01]\d|2[0-3]):[0-5]\d:([0-5]\d|60)(\.\d{1,9})?Z$/;

@@ -1,6 +1,14 @@
+import { createHash } from "node:crypto";
+import { readFileSync } from "node:fs";
+import { join } from "node:path";
 import { Ajv2020 } from "ajv/dist/2020.js";
 import { describe, expect, test } from "vitest";
-import { isUnicastIp, openApiDocument, violation, type SchemaName } from "../../../providers/http-vm/document.ts";
+import {
+  isUnicastIp,
+  openApiDocument,
+  violation,
+  type SchemaName,
+} from "../../../../src/provider/contract/document.ts";
 
 interface Node {
   $ref?: string;
@@ -19,6 +27,14 @@ describe("openapi.yaml", () => {
       expect(() => violation("request", name as SchemaName, {}), name).not.toThrow();
       expect(() => violation("reply", name as SchemaName, {}), name).not.toThrow();
     }
+  });
+
+  test("is what types.gen.ts was written from: run src/provider/contract/generate.sh after a change", () => {
+    const folder = join(import.meta.dirname, "../../../../src/provider/contract");
+    const digest = createHash("sha256")
+      .update(readFileSync(join(folder, "openapi.yaml")))
+      .digest("hex");
+    expect(readFileSync(join(folder, "types.gen.ts"), "utf8")).toContain(`// sha256 of openapi.yaml: ${digest}`);
   });
 
   test("every schema is valid against the meta-schema", () => {

@@ -1693,3 +1693,4 @@ export interface operations {
     };
   };
 }
+// sha256 of openapi.yaml: 8dfab39d9594aed8339b1896ba287f3c33824020a23615942cd7f06ecafb290f
