@@ -55,3 +55,42 @@ export const CAPABILITIES = {
 export type Capability = keyof typeof CAPABILITIES;
 
 export const ALL_CAPABILITIES = Object.keys(CAPABILITIES) as readonly Capability[];
+
+/**
+ * What a provider has that runs the whole life of a machine on its own: order, restarts, probes, hooks and streams, whatever
+ * its containers are. Providers declare by these sets, and by name what else they have.
+ */
+export const SUPERVISION_CAPABILITIES = [
+  "events",
+  "stats",
+  "exec",
+  "attach",
+  "port_forward",
+  "multi_container",
+  "init_containers",
+  "sidecars",
+  "ephemeral_containers",
+  "probes",
+  "hooks",
+  "patch_image",
+  "tty",
+] as const satisfies readonly Capability[];
+
+/** What containers of images bring besides, each machine with an address, files and limits of its own. */
+export const CONTAINER_CAPABILITIES = [
+  "capacity",
+  "images",
+  "registry_auth",
+  "patch_registry_auth",
+  "termination_message",
+  "volumes.empty_dir",
+  "volumes.files",
+  "patch_files",
+  "resize",
+  "pod_ip",
+  "hostname",
+  "hosts",
+  "dns",
+  "security_context",
+  "resource_limits",
+] as const satisfies readonly Capability[];

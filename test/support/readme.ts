@@ -5,7 +5,9 @@ import { supportTable } from "../../src/podspec/admission/capability-gate.ts";
 import { MUTANTS } from "../simulation/mutants/all.ts";
 import { HELD_BY_UNITS } from "../simulation/mutants/held-by-units.ts";
 import { SCENARIOS } from "../simulation/scenarios.ts";
-import { CAPABILITIES } from "../../src/provider/capabilities.ts";
+import { OCI_CAPABILITIES, PROCESS_CAPABILITIES, VM_CAPABILITIES } from "../../providers/local/engines/capabilities.ts";
+import { MEMORY_CAPABILITIES } from "../../providers/memory/provider.ts";
+import { ALL_CAPABILITIES, CAPABILITIES } from "../../src/provider/capabilities.ts";
 
 const root = join(import.meta.dirname, "../..");
 
@@ -31,6 +33,19 @@ export const WRITTEN_PARTS: readonly WrittenPart[] = [
     content: () => `\n${indented(capabilitiesSchema(), 10)}\n${" ".repeat(10)}`,
   },
   {
+    path: join(root, "providers/README.md"),
+    begin: "<!-- capabilities:begin (npm run docs) -->",
+    end: "<!-- capabilities:end -->",
+    content: () =>
+      table(
+        ["Capability", ...Object.keys(DECLARED)],
+        ALL_CAPABILITIES.map((name) => [
+          `\`${name}\``,
+          ...Object.values(DECLARED).map((declared) => (declared.includes(name) ? "yes" : "")),
+        ]),
+      ),
+  },
+  {
     path: join(root, "test/SIMULATION.md"),
     begin: "<!-- scenarios:begin (npm run docs) -->",
     end: "<!-- scenarios:end -->",
@@ -47,6 +62,13 @@ export const WRITTEN_PARTS: readonly WrittenPart[] = [
     content: () => table(["Rule", "Planted bug", "Caught by"], mutants()),
   },
 ];
+
+const DECLARED = {
+  "`process`": PROCESS_CAPABILITIES,
+  "`oci`": OCI_CAPABILITIES,
+  "`vm`": VM_CAPABILITIES,
+  "`memory`": MEMORY_CAPABILITIES,
+};
 
 /** The text with the part as of now between its marks. @throws Error when a mark is missing */
 export function withPart(text: string, { path, begin, end, content }: WrittenPart): string {

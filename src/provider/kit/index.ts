@@ -18,7 +18,13 @@ export { Pulse } from "../../util/pulse.ts";
 export { systemRandom, type Random } from "../../util/random.ts";
 export { trimEnd } from "../../util/text.ts";
 export { TLS_CIPHERS } from "../../util/tls-ciphers.ts";
-export { ALL_CAPABILITIES, CAPABILITIES, type Capability } from "../capabilities.ts";
+export {
+  ALL_CAPABILITIES,
+  CAPABILITIES,
+  type Capability,
+  CONTAINER_CAPABILITIES,
+  SUPERVISION_CAPABILITIES,
+} from "../capabilities.ts";
 export { isProviderError, ProviderError, type ProviderErrorCode } from "../errors.ts";
 export { specFingerprint } from "../fingerprint.ts";
 export { assertTellable, MACHINE_BYTES, MACHINE_GROUPS, MAX_GROUPS, patchExcess, specExcess } from "../limits.ts";

@@ -32,6 +32,7 @@ import {
   type ContainerPolicy,
   requireContained,
 } from "../../bundle/container-policy.ts";
+import { OCI_CAPABILITIES } from "../capabilities.ts";
 import { allMachinesPids, Cgroup, cgroupVersion } from "./cgroup.ts";
 import type { OciContext } from "./context.ts";
 import { OciSandbox, openSandbox, recoverSandbox } from "./sandbox.ts";
@@ -66,43 +67,6 @@ const DEFAULT_SECCOMP_PROFILE = "/usr/share/containers/seccomp.json";
 const DEFAULT_PIDS_LIMIT = 4096;
 const DISK_WALKS = 4;
 const COLLECT_PERIOD_MS = 5 * 60_000;
-
-const CAPABILITIES: readonly Capability[] = [
-  "events",
-  "stats",
-  "capacity",
-  "exec",
-  "attach",
-  "port_forward",
-  "images",
-  "registry_auth",
-  "multi_container",
-  "init_containers",
-  "sidecars",
-  "ephemeral_containers",
-  "probes",
-  "hooks",
-  "restart_rules",
-  "termination_message",
-  "volumes.empty_dir",
-  "volumes.empty_dir.size_limit",
-  "volumes.files",
-  "volumes.image",
-  "patch_files",
-  "patch_registry_auth",
-  "patch_image",
-  "resize",
-  "pod_ip",
-  "host_ports",
-  "hostname",
-  "hosts",
-  "dns",
-  "security_context",
-  "sysctls",
-  "resource_limits",
-  "ephemeral_storage_limits",
-  "tty",
-];
 
 export function createOciEngine(options: OciEngineOptions): Engine {
   return new OciEngine(options);
@@ -140,7 +104,7 @@ class OciEngine implements Engine {
       diskWalks: new PQueue({ concurrency: DISK_WALKS }),
     };
     this.capabilities = [
-      ...CAPABILITIES,
+      ...OCI_CAPABILITIES,
       ...(pauseProgram(process.arch) === undefined ? [] : (["share_process_namespace"] as const)),
       ...(this.#policy.allowPrivileged ? (["privileged"] as const) : []),
     ];

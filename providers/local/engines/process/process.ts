@@ -13,7 +13,6 @@ import { connect } from "node:net";
 import { join } from "node:path";
 import type { Duplex } from "node:stream";
 import {
-  type Capability,
   type Clock,
   type ContainerSpec,
   type MachineSpec,
@@ -37,6 +36,7 @@ import {
 import { isAlive, TICKS_PER_SECOND, type ProcessStat } from "../../host/proc.ts";
 import { spawnStreams } from "../../shim/spawn.ts";
 import { writeJson } from "../../machine/store.ts";
+import { PROCESS_CAPABILITIES } from "../capabilities.ts";
 import { OwnedProcesses } from "./owned.ts";
 
 export interface ProcessEngineOptions {
@@ -51,23 +51,6 @@ export interface ProcessEngineOptions {
   clock: Clock;
 }
 
-const CAPABILITIES: readonly Capability[] = [
-  "events",
-  "stats",
-  "exec",
-  "attach",
-  "port_forward",
-  "multi_container",
-  "init_containers",
-  "sidecars",
-  "ephemeral_containers",
-  "probes",
-  "hooks",
-  "restart_rules",
-  "patch_image",
-  "tty",
-];
-
 const PAGE_BYTES = 4096;
 const NANOSECONDS_PER_TICK = 1_000_000_000 / TICKS_PER_SECOND;
 const DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
@@ -80,7 +63,7 @@ export function createProcessEngine(options: ProcessEngineOptions): Engine {
   const addresses = new AddressPool(options.addressPool);
   return {
     name: "process",
-    capabilities: CAPABILITIES,
+    capabilities: PROCESS_CAPABILITIES,
     check: () => Promise.resolve(checkHost()),
     validate: (spec) => validate(spec, options.images),
     async sweep(known) {

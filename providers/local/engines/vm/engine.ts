@@ -9,7 +9,6 @@ import { availableParallelism, totalmem } from "node:os";
 import { join } from "node:path";
 import PQueue from "p-queue";
 import {
-  type Capability,
   type Clock,
   type Logger,
   type MachineSpec,
@@ -24,6 +23,7 @@ import { HostImages, type HostImagesOptions } from "../../images/store.ts";
 import { containerPorts, DEFAULT_HOST_PORTS, requireHostPorts } from "../../network/host-ports.ts";
 import { HostNetwork, type NetworkOptions } from "../../network/network.ts";
 import type { SeccompSource } from "../../bundle/seccomp.ts";
+import { VM_CAPABILITIES } from "../capabilities.ts";
 import { tscKhz } from "./frequency.ts";
 import { checkGuest, defaultGuestDir, hasGuest, makeGuest } from "./guest.ts";
 import { VmPool } from "./pool.ts";
@@ -67,46 +67,6 @@ const DEFAULT_PIDS_LIMIT = 4096;
 const CALL_MS = 60_000;
 const COLLECT_PERIOD_MS = 5 * 60_000;
 
-const CAPABILITIES: readonly Capability[] = [
-  "events",
-  "stats",
-  "capacity",
-  "exec",
-  "attach",
-  "port_forward",
-  "images",
-  "registry_auth",
-  "multi_container",
-  "init_containers",
-  "sidecars",
-  "ephemeral_containers",
-  "probes",
-  "hooks",
-  "restart_rules",
-  "termination_message",
-  "volumes.empty_dir",
-  "volumes.empty_dir.size_limit",
-  "ephemeral_storage_limits",
-  "volumes.files",
-  "volumes.image",
-  "patch_files",
-  "patch_registry_auth",
-  "patch_image",
-  "resize",
-  "pod_ip",
-  "host_ports",
-  "hostname",
-  "hosts",
-  "dns",
-  "security_context",
-  "privileged",
-  "user_namespace",
-  "share_process_namespace",
-  "sysctls",
-  "resource_limits",
-  "tty",
-];
-
 const TOOLS = [
   [QEMU, "qemu-system-x86"],
   ["mksquashfs", "squashfs-tools"],
@@ -127,7 +87,7 @@ interface MachineVm {
 
 class VmEngine implements Engine {
   readonly name = "vm";
-  readonly capabilities = CAPABILITIES;
+  readonly capabilities = VM_CAPABILITIES;
   readonly images: HostImages;
   readonly #options: VmEngineOptions;
   readonly #network: HostNetwork;

@@ -1,0 +1,27 @@
+/**
+ * What each engine can do, by what it has beyond the one before it. What the names mean is in CAPABILITIES of the
+ * provider kit; providers/README.md has the table.
+ */
+import { type Capability, CONTAINER_CAPABILITIES, SUPERVISION_CAPABILITIES } from "../../../src/provider/kit/index.ts";
+
+/** The supervisor brings them to every engine. */
+export const PROCESS_CAPABILITIES: readonly Capability[] = [...SUPERVISION_CAPABILITIES, "restart_rules"];
+
+/** Containers by an OCI runtime, on this host or in a guest. */
+export const OCI_CAPABILITIES: readonly Capability[] = [
+  ...PROCESS_CAPABILITIES,
+  ...CONTAINER_CAPABILITIES,
+  "volumes.empty_dir.size_limit",
+  "volumes.image",
+  "host_ports",
+  "sysctls",
+  "ephemeral_storage_limits",
+];
+
+/** A machine with a kernel of its own can be handed over whole. */
+export const VM_CAPABILITIES: readonly Capability[] = [
+  ...OCI_CAPABILITIES,
+  "privileged",
+  "user_namespace",
+  "share_process_namespace",
+];
