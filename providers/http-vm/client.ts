@@ -43,13 +43,13 @@ export interface Call {
   signal: AbortSignal;
 }
 
-export interface StreamReply {
+interface StreamReply {
   chunks: AsyncIterable<Buffer>;
   close(): void;
 }
 
 /** What a WebSocket needs to reach the same backend in the same way. */
-export interface Dialing {
+interface Dialing {
   url: string;
   agent: HttpAgent;
   headers: Record<string, string>;

@@ -34,7 +34,7 @@ export async function* recordBatches(
   if (rest.length > 0) throw new InvalidReplyError("log_line", "the last line is cut off");
 }
 
-export interface StreamEvent {
+interface StreamEvent {
   event: string;
   /** Undefined when it was too long to be kept. */
   data: string | undefined;

@@ -16,7 +16,7 @@ import { checkHost, LocalProvider } from "./provider.ts";
 /** Watches do not see the swapped links of mounted Secrets. */
 const TLS_POLL_MS = 10_000;
 
-export interface BackendSurroundings {
+interface BackendSurroundings {
   clock: Clock;
   logger: Logger;
   version: string;
@@ -31,7 +31,7 @@ export interface RunningBackend {
 }
 
 /** The host lacks something without which the engine cannot work. */
-export class HostProblemError extends ConfigError {
+class HostProblemError extends ConfigError {
   constructor(engine: string, problems: readonly HostProblem[]) {
     super(
       `this host cannot run engine ${engine}:\n${problems.map(({ problem, cure }) => `  ${problem}\n    cure: ${cure}`).join("\n")}`,

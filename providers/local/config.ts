@@ -6,7 +6,7 @@ import { ConfigError, parseFile, type ProviderCapacity, Quantity, toError } from
 import { VERBS } from "../http-vm/server/scope.ts";
 import { engineSchema } from "./engines/index.ts";
 
-export const BACKEND_KIND = "BackendConfig";
+const BACKEND_KIND = "BackendConfig";
 
 const QUANTITY_FAULT = "must be a Kubernetes quantity such as 500m, 4, 512Mi or 64Gi";
 

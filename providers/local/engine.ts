@@ -34,7 +34,7 @@ import type {
 } from "../../src/provider/kit/index.ts";
 import type { GuestCommandPlace } from "./shim/guest-session.ts";
 
-export type EngineName = "process" | "oci" | "vm";
+type EngineName = "process" | "oci" | "vm";
 
 /** Something that the host lacks. `vmlet backend check` prints it; `fatal` keeps the backend from starting. */
 export interface HostProblem {
@@ -288,7 +288,7 @@ export class ContainerError extends Error {
   }
 }
 
-export type ContainerErrorReason =
+type ContainerErrorReason =
   | "ErrImagePull"
   | "ErrImageNeverPull"
   | "InvalidImageName"

@@ -51,7 +51,7 @@ import { containersOf, specHash } from "./machine/record.ts";
 import { MachineStore } from "./machine/store.ts";
 import { Supervisor, type SupervisorContext } from "./machine/supervisor.ts";
 
-export interface LocalProviderOptions {
+interface LocalProviderOptions {
   engine: Engine;
   stateDir: string;
   clock: Clock;

@@ -38,7 +38,7 @@ export type Behaviour = (
 /** Why an image cannot be pulled, or undefined when it can. */
 export type ImagePolicy = (image: string) => { reason: string; message: string } | undefined;
 
-export interface MachineContext {
+interface MachineContext {
   clock: Clock;
   stages: Stages;
   behaviour: Behaviour;
@@ -48,7 +48,7 @@ export interface MachineContext {
   commit: (machine: MemoryMachine, snapshot: Omit<Machine, "revision">) => void;
 }
 
-export interface Instance {
+interface Instance {
   id: string;
   startedAt: string;
   log: OutputLog;

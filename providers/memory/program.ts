@@ -37,10 +37,10 @@ export type Program = (io: ProgramIo) => Promise<number>;
 /** Thrown by a program that used more memory than its container has. */
 export class OutOfMemory extends Error {}
 
-export const SIGTERM_EXIT = 143;
-export const SIGKILL_EXIT = 137;
+const SIGTERM_EXIT = 143;
+const SIGKILL_EXIT = 137;
 
-export interface ProgramStreams {
+interface ProgramStreams {
   stdin: AsyncIterable<Buffer>;
   write(stream: "stdout" | "stderr", bytes: Buffer): Promise<void>;
 }

@@ -46,7 +46,7 @@ export interface ProviderEvents {
 }
 
 /** What happened to the process itself, counted since it started. */
-export interface Vitals {
+interface Vitals {
   readonly droppedLogLines: number;
   readonly unhandledErrors: Readonly<Record<string, number>>;
 }

@@ -53,7 +53,7 @@ import type { Random } from "../util/random.ts";
 import { oneOfEachFamily } from "../util/ip-families.ts";
 import { hostResolvConf } from "../util/resolv-conf.ts";
 
-export interface NodeAgentOptions {
+interface NodeAgentOptions {
   node: NodeConfig;
   /** The API server as this node. */
   kube: KubeTransport;

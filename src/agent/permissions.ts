@@ -14,7 +14,7 @@ export interface Permission {
   asProcess?: boolean;
 }
 
-export interface PermissionNeeds {
+interface PermissionNeeds {
   /**
    * Unless direct, it acts as `system:node:<name>`: then the Node authorizer decides by pod, which cannot be asked in
    * advance.

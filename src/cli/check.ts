@@ -31,7 +31,10 @@ import { VERSION } from "./version.ts";
 
 const TIMEOUT_MS = 10_000;
 
-/** Prints findings as it goes; remembers whether any of them has to be cured. */
+/**
+ * Prints findings as it goes; remembers whether any of them has to be cured.
+ * @internal
+ */
 export class Report {
   faults = 0;
   readonly #print: (text: string) => void;
@@ -170,7 +173,10 @@ async function checkCredentialProviders(node: NodeConfig, report: Report): Promi
   }
 }
 
-/** Reports every permission that is missing, of the process and of the node that it acts as. @throws KubeApiError */
+/**
+ * Reports every permission that is missing, of the process and of the node that it acts as. @throws KubeApiError
+ * @internal
+ */
 export async function checkPermissions(
   config: AgentConfig,
   node: NodeConfig,

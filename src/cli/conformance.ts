@@ -159,7 +159,10 @@ function printResult({ name, outcome, message, durationMs }: CheckResult): void 
   );
 }
 
-/** The summary of the run. Capabilities that no check has looked at are named, or they would seem to have passed. */
+/**
+ * The summary of the run. Capabilities that no check has looked at are named, or they would seem to have passed.
+ * @internal
+ */
 export function closingLines(report: ConformanceReport): string[] {
   const { provider, version, passed, failed, skipped, unknownCapabilities, uncheckedCapabilities } = report;
   return [

@@ -16,11 +16,11 @@ const SETTLE_MS = 10_000;
 const POLL_MS = 1_000;
 const TIMEOUT_MS = 240_000;
 
-export class NotDrainedError extends VmletError {
+class NotDrainedError extends VmletError {
   readonly code = "NOT_DRAINED";
 }
 
-export class NodeStaysError extends VmletError {
+class NodeStaysError extends VmletError {
   readonly code = "NODE_STAYS";
 }
 
@@ -51,7 +51,7 @@ export function nodeCommand(): Command {
 }
 
 /** DaemonSet pods do not count: nothing can drain them. @throws NotDrainedError naming the pods */
-export async function requireDrained(kube: Kube, node: string): Promise<void> {
+async function requireDrained(kube: Kube, node: string): Promise<void> {
   const { items } = await kube.request<{ items: Pod[] }>({
     method: "GET",
     path: podsPath(),
@@ -67,7 +67,10 @@ export async function requireDrained(kube: Kube, node: string): Promise<void> {
   );
 }
 
-/** Deletes the Node and resolves when it has stayed away for a while. @throws NodeStaysError when it never does */
+/**
+ * Deletes the Node and resolves when it has stayed away for a while. @throws NodeStaysError when it never does
+ * @internal
+ */
 export async function removeNode(kube: Kube, node: string, clock: Clock): Promise<void> {
   const { signal } = new AbortController();
   const deadline = clock.monotonic() + TIMEOUT_MS;

@@ -20,14 +20,14 @@ import { VERSION } from "./version.ts";
 const POLL_MS = 500;
 const DEFAULT_TIMEOUT_MS = minutesToMilliseconds(3);
 
-export class SmokeError extends VmletError {
+class SmokeError extends VmletError {
   readonly code = "SMOKE";
 }
 
 /** What the check needs of the API server: requests, and logs, which are not JSON. */
 export type SmokeKube = Pick<Kube, "request"> & Pick<KubeTransport, "requestText">;
 
-export interface SmokeOptions {
+interface SmokeOptions {
   kube: SmokeKube;
   clock: Clock;
   node: string;

@@ -5,7 +5,7 @@ import { credentialProviderConfig, type CredentialProviderConfig } from "../pods
 import { toError } from "../util/errors.ts";
 import { ConfigError, parseFile } from "./load.ts";
 
-export interface CredentialProviders {
+interface CredentialProviders {
   config: CredentialProviderConfig;
   /** What plugins inherit, as those of a kubelet do. */
   environment: Record<string, string>;

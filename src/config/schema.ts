@@ -10,8 +10,8 @@ import { Quantity } from "../resources/quantity.ts";
 import { isGlob } from "../util/glob.ts";
 import { GO_NAME } from "../util/platform.ts";
 
-export const API_VERSION = "vmlet.dev/v1";
-export const KIND = "AgentConfig";
+const API_VERSION = "vmlet.dev/v1";
+const KIND = "AgentConfig";
 
 /** What a JSON schema can say of durations and quantities; the checks below are the rule. */
 const DURATION_PATTERN = "^([0-9]+(\\.[0-9]+)?(ns|us|µs|ms|s|m|h))+$|^0$";
@@ -116,7 +116,7 @@ const instanceTypeSchema = z.strictObject({
 
 const port = z.int().min(0).max(65535);
 
-export const httpVmSchema = z
+const httpVmSchema = z
   .strictObject({
     type: z.literal("http-vm"),
     url: z
@@ -140,12 +140,12 @@ export const httpVmSchema = z
   })
   .superRefine(pairUp);
 
-export const memorySchema = z.strictObject({
+const memorySchema = z.strictObject({
   type: z.literal("memory"),
   startDelay: duration("0s").describe("How long a machine takes to run."),
 });
 
-export const moduleSchema = z.strictObject({
+const moduleSchema = z.strictObject({
   type: z.literal("module"),
   module: z
     .string()
@@ -158,7 +158,7 @@ export const moduleSchema = z.strictObject({
 
 export const providerSchema = z.discriminatedUnion("type", [httpVmSchema, memorySchema, moduleSchema]);
 
-export const taintSchema = z.strictObject({
+const taintSchema = z.strictObject({
   key: z.string().min(1).refine(isQualifiedName, LABEL_KEY_FAULT).describe("Key, in the form of a label's."),
   value: z.string().refine(isLabelValue, LABEL_VALUE_FAULT).default("").describe("Value, in the form of a label's."),
   effect: z

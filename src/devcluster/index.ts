@@ -26,10 +26,6 @@ import { createKubeletProxy, type KubeletProxy, type KubeletTarget } from "./htt
 import { ApiServer } from "./http/server.ts";
 import { Storage } from "./objects/storage.ts";
 
-export type { Allow } from "./auth/auth.ts";
-export type { KubeletTarget } from "./http/kubelet-proxy.ts";
-export type { ObjectApi } from "./kinds/object-api.ts";
-export type { Storage } from "./objects/storage.ts";
 export type { StoredObject } from "./objects/object.ts";
 
 export interface DevClusterOptions {

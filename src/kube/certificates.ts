@@ -114,7 +114,7 @@ export async function requestCertificate(options: {
   throw new CertificateError(`signing request ${name} was not approved and signed within 15 minutes`);
 }
 
-export interface NodeCertificateOptions {
+interface NodeCertificateOptions {
   nodeName: string;
   clock: Clock;
   random: Random;

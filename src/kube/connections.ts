@@ -21,7 +21,7 @@ const EVENT_CONNECTIONS = 32;
 /** More reviews than that at once wait for each other; what they answer is kept for minutes. */
 const REVIEW_CONNECTIONS = 8;
 
-export interface ConnectionsOptions {
+interface ConnectionsOptions {
   /** Of lane `default`. */
   connections: number;
   logger: Logger;

@@ -36,7 +36,7 @@ export interface Credentials {
 }
 
 /** The kubeconfig cannot be used: its owner has to change something. */
-export class KubeConfigError extends VmletError {
+class KubeConfigError extends VmletError {
   readonly code = "KUBECONFIG";
 }
 
@@ -49,7 +49,7 @@ const LONGEST_READING_MS = 35_000;
 /** After a reading that failed, the next begins so much later: a plugin may fail fast, and there are many requests. */
 const FAILED_MS = { first: 1_000, max: 30_000 };
 
-export interface CredentialSourceOptions {
+interface CredentialSourceOptions {
   /** As soon as there is one, replaces the identity in the kubeconfig. */
   certificate?: (() => CertificatePair | undefined) | undefined;
   logger?: Logger | undefined;

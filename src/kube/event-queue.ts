@@ -3,7 +3,7 @@
  * oldest normal event of the namespace with the most normal events is dropped; a warning only when all events are
  * warnings.
  */
-export interface Queued {
+interface Queued {
   readonly type: "Normal" | "Warning";
   readonly namespace: string;
 }

@@ -20,10 +20,10 @@ import { mergePatch } from "./patch.ts";
 import { eventsPath } from "./paths.ts";
 import type { KubeObject } from "./wire.ts";
 
-export type EventType = "Normal" | "Warning";
+type EventType = "Normal" | "Warning";
 
 /** The object that an event is about, as `involvedObject`. */
-export interface ObjectReference {
+interface ObjectReference {
   readonly apiVersion: string;
   readonly kind: string;
   /** Absent for objects of the cluster; their events are kept in `default`. */

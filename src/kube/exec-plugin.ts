@@ -20,7 +20,7 @@ export interface ExecConfig {
 }
 
 /** The part of a cluster that a plugin may be told. */
-export interface ExecCluster {
+interface ExecCluster {
   readonly server: string;
   readonly caData?: string;
   readonly skipTLSVerify?: boolean;
@@ -28,7 +28,7 @@ export interface ExecCluster {
   readonly proxyUrl?: string;
 }
 
-export interface ExecCredentials {
+interface ExecCredentials {
   token: string | undefined;
   cert: string | undefined;
   key: string | undefined;
@@ -40,7 +40,7 @@ interface Held {
   expiresAt: number;
 }
 
-export class ExecPluginError extends VmletError {
+class ExecPluginError extends VmletError {
   readonly code = "EXEC_PLUGIN";
 }
 

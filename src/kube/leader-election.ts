@@ -19,7 +19,7 @@ export class NotLeaderError extends VmletError {
   readonly code = "NOT_LEADER";
 }
 
-export interface LeaderElectionOptions {
+interface LeaderElectionOptions {
   kube: Kube;
   clock: Clock;
   random: Random;

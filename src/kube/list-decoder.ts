@@ -25,7 +25,7 @@ export interface SkippedItem {
   readonly bytes: number;
 }
 
-export interface DecodeListOptions {
+interface DecodeListOptions {
   /** Longest item taken; a longer one is left out and told. */
   maxItemBytes: number;
   /** What is taken of the whole reply, without what is left out. */

@@ -6,7 +6,7 @@ import { podPath } from "./paths.ts";
 import type { Pod } from "./wire.ts";
 
 /** The API server has no default that fits everything, so each PATCH names its kind. */
-export const PATCH_TYPE = {
+const PATCH_TYPE = {
   /** RFC 7386: objects merge, lists are replaced, null deletes. */
   merge: "application/merge-patch+json",
   /**

@@ -22,7 +22,7 @@ function segment(what: string, name: string): string {
 }
 
 /** `/api/v1` for the core group "", else `/apis/GROUP/VERSION`. */
-export function groupPath(group: string, version: string): string {
+function groupPath(group: string, version: string): string {
   return group === "" ? `/api/${version}` : `/apis/${group}/${version}`;
 }
 

@@ -20,7 +20,7 @@ import type { SkippedItem } from "./list-decoder.ts";
 import type { Store } from "./store.ts";
 import type { KubeObject } from "./wire.ts";
 
-export type RelistReason =
+type RelistReason =
   | "expired"
   | "too_large_resource_version"
   | "invalid_resource_version"

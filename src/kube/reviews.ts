@@ -44,7 +44,7 @@ export interface ResourceAttributes {
   };
 }
 
-export interface AccessAnswer {
+interface AccessAnswer {
   allowed: boolean;
   reason: string;
 }

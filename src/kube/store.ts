@@ -11,7 +11,7 @@ export interface StoreChange<T> {
 }
 
 /** Values under which an object is found with `byIndex`; none for an object that the index does not concern. */
-export type Indexer<T> = (object: T) => readonly string[];
+type Indexer<T> = (object: T) => readonly string[];
 
 interface Index<T> {
   valuesOf: Indexer<T>;

@@ -3,7 +3,7 @@ import { KubeApiError } from "./errors.ts";
 import type { Kube } from "./kube.ts";
 import { resourcePath } from "./paths.ts";
 
-export interface TokenRequest {
+interface TokenRequest {
   namespace: string;
   serviceAccount: string;
   /** Empty: the API server's own. */

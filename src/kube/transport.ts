@@ -25,7 +25,7 @@ import { dropManagedFields, parseReply, pieces, readBeginning, readText, statusE
 import { timeLimit, type TimeLimit } from "./time-limit.ts";
 import { decodeWatch } from "./watch-decoder.ts";
 
-export interface TransportMetrics {
+interface TransportMetrics {
   /** After every reply or fault. `code` is the HTTP status, or `<error>` as client-go has it. */
   onRequest(request: { verb: string; host: string; code: string; seconds: number }): void;
   onRetry(request: { verb: string; host: string; code: string }): void;

@@ -14,7 +14,6 @@ import type {
   V1PodStatus,
   V1Secret,
   V1Service,
-  CoreV1Event,
 } from "@kubernetes/client-node";
 
 export type Wire<T> = T extends Date
@@ -25,13 +24,13 @@ export type Wire<T> = T extends Date
       ? { [K in keyof T]: Wire<T[K]> }
       : T;
 
-export type DeepReadonly<T> = T extends (infer U)[]
+type DeepReadonly<T> = T extends (infer U)[]
   ? readonly DeepReadonly<U>[]
   : T extends object
     ? { readonly [K in keyof T]: DeepReadonly<T[K]> }
     : T;
 
-export type ObjectMeta = DeepReadonly<Wire<V1ObjectMeta>>;
+type ObjectMeta = DeepReadonly<Wire<V1ObjectMeta>>;
 export type Pod = DeepReadonly<Wire<V1Pod>>;
 export type PodStatus = DeepReadonly<Wire<V1PodStatus>>;
 export type PodCondition = DeepReadonly<Wire<V1PodCondition>>;
@@ -42,7 +41,6 @@ export type Lease = DeepReadonly<Wire<V1Lease>>;
 export type ConfigMap = DeepReadonly<Wire<V1ConfigMap>>;
 export type Secret = DeepReadonly<Wire<V1Secret>>;
 export type Service = DeepReadonly<Wire<V1Service>>;
-export type Event = DeepReadonly<Wire<CoreV1Event>>;
 
 /** Anything that the API server stores. */
 export interface KubeObject {

@@ -31,7 +31,7 @@ export interface RequestContext {
   notes: SessionNotes;
 }
 
-export interface Reply {
+interface Reply {
   status: number;
   contentType: string;
   body: string;

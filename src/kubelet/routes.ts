@@ -26,7 +26,7 @@ import { SUBRESOURCES_BY_PREFIX, type AuditedAction, type Handler, type Route } 
 import type { Sessions } from "./sessions.ts";
 import type { ContainerProbes, StatsSource } from "./metrics/stats.ts";
 
-export interface RouteDeps {
+interface RouteDeps {
   lookup: PodLookup;
   provider: Provider;
   clock: Clock;

@@ -36,7 +36,7 @@ import { StatsSource, processUsage, type ContainerProbes, type SelfUsage } from 
 import type { Reloadable } from "./certificates/reloadable.ts";
 import type { ServingCertificate } from "./certificates/serving.ts";
 
-export interface KubeletLimits {
+interface KubeletLimits {
   /**
    * Connections in all. Default 1024. Beyond that, a new one takes the place of one on which no request has been
    * allowed yet, or, if there is none, of an idle one.

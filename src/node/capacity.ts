@@ -21,7 +21,7 @@ export interface CapacitySource {
 }
 
 /** For a provider that reports nothing and a configuration that says nothing. */
-export const DEFAULT_RESOURCES: Readonly<Record<string, string>> = {
+const DEFAULT_RESOURCES: Readonly<Record<string, string>> = {
   cpu: "16",
   memory: "64Gi",
   pods: "110",
@@ -47,6 +47,7 @@ export function fixedCapacity(resources: Readonly<Record<string, string>> = {}):
 /**
  * Resources by Kubernetes' names. A size that the provider leaves out is zero; of pods it is 110, the kubelet's
  * default. A resource for which the API server would refuse the whole Node is left out.
+ * @internal
  */
 export function fromProvider(report: ProviderCapacity): NodeCapacity {
   const { cpu_millis = 0, memory_bytes = 0, ephemeral_bytes = 0, extended = [], pods = 110 } = report.allocatable;
@@ -66,7 +67,7 @@ export function fromProvider(report: ProviderCapacity): NodeCapacity {
   };
 }
 
-export interface ProviderCapacitySourceOptions {
+interface ProviderCapacitySourceOptions {
   provider: Provider;
   clock: Clock;
   random: Random;

@@ -19,7 +19,7 @@ const RENEW_MS = 10_000;
 /** So that three attempts fit into the lease's duration. */
 const TIMEOUT_MS = 10_000;
 
-export interface NodeLeaseOptions {
+interface NodeLeaseOptions {
   kube: Kube;
   clock: Clock;
   random: Random;

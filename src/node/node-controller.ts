@@ -35,7 +35,7 @@ import {
   type NodeObservation,
 } from "./status.ts";
 
-export interface NodeControllerOptions {
+interface NodeControllerOptions {
   kube: Kube;
   clock: Clock;
   random: Random;

@@ -11,7 +11,7 @@ import type { NodeCapacity } from "./capacity.ts";
 import type { NodeSettings, Platform } from "./settings.ts";
 
 /** Names the extended resources that we wrote into the status, so that we can tell them from other people's. */
-export const OWNED_RESOURCES_ANNOTATION = "vmlet.dev/extended-resources";
+const OWNED_RESOURCES_ANNOTATION = "vmlet.dev/extended-resources";
 
 /** The kubelet's features that a control plane asks for by name (1.36), sorted as its validation wants them. */
 function declaredFeatures({ capabilities }: NodeSettings, existing: Node | undefined): string[] {
@@ -108,6 +108,7 @@ export function foreignNodeCure({ name }: Pick<NodeSettings, "name">): string {
  * Prefix of the labels that name what the backend can do, by which a pod's nodeSelector keeps it away from a node that
  * would refuse it: `capability.vmlet.dev/volumes.empty_dir: "true"`. NodeRestriction leaves prefixes outside
  * kubernetes.io and k8s.io to the node.
+ * @internal
  */
 export const CAPABILITY_LABEL_PREFIX = "capability.vmlet.dev/";
 
@@ -429,5 +430,3 @@ function sameFields(present: unknown, wanted: unknown): boolean {
   if (typeof present !== "object" || present === null) return false;
   return Object.entries(wanted).every(([key, value]) => sameFields((present as Record<string, unknown>)[key], value));
 }
-
-export type { Status as NodeStatus };

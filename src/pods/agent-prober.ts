@@ -17,7 +17,7 @@ import type { Logger } from "../telemetry/logger.ts";
 import type { Clock } from "../util/clock.ts";
 import type { ReadinessSource } from "./reconciler-options.ts";
 
-export interface AgentProberOptions {
+interface AgentProberOptions {
   provider: Provider;
   /** False while the backend runs the probes. */
   isActive: () => boolean;

@@ -35,7 +35,7 @@ const OWNER_BACKOFF = { firstMs: 10_000, maxMs: 300_000, forgetMs: 600_000 };
 /** A machine that is lost so soon after its pod's start may be lost again. */
 const EARLY_LOSS_MS = 600_000;
 
-export const MACHINE_DELETED: Verdict = {
+const MACHINE_DELETED: Verdict = {
   reason: "MachineLost",
   message: "The machine of this pod was deleted outside of Kubernetes",
   ofNoMachine: true,

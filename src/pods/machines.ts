@@ -14,7 +14,7 @@ import type { Machine, UnknownMachine } from "../provider/machine.ts";
 import type { Provider, ProviderInfo } from "../provider/provider.ts";
 import type { Observed } from "./planner.ts";
 
-export interface MachineCacheOptions {
+interface MachineCacheOptions {
   clock: Clock;
   /**
    * Called with the id of every machine that changed or became unknown, and with every known id after the cache became
@@ -258,7 +258,7 @@ function isNewer(machine: Machine, known: Machine, knownBefore = -1): boolean {
   return machine.revision >= known.revision || known.revision <= knownBefore;
 }
 
-export interface BackendHealth {
+interface BackendHealth {
   /** It has answered at least once. */
   readonly seen: boolean;
   /** Monotonic time since which the backend has been failing; undefined while it answers. */
@@ -266,7 +266,7 @@ export interface BackendHealth {
   readonly lastError: string | undefined;
 }
 
-export interface MachineObserverOptions {
+interface MachineObserverOptions {
   provider: Provider;
   cache: MachineCache;
   /** Labels that every machine of this node carries. */

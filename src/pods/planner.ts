@@ -35,7 +35,7 @@ export type Observed =
   | { kind: "unknown"; machine?: UnknownMachine };
 
 /** Something that is done again, later and later, until it is seen to have worked. */
-export interface Again {
+interface Again {
   since: number;
   /** The last pause. */
   pauseMs: number;
@@ -149,7 +149,7 @@ export type Action =
   /** Quorum GET of the pod; only if it is gone, stop and bury the machine. */
   | { do: "reap" };
 
-export interface PlanContext {
+interface PlanContext {
   /** Wall clock, for what is compared with the API server's times. */
   now: number;
   /** For spans: everything that `PodMemory` holds. */
@@ -161,9 +161,11 @@ export interface PlanContext {
   markCheapToDelete?: boolean | undefined;
 }
 
+/** @internal */
 export const LOST_DEBOUNCE_MS = 10_000;
 /** A step that acts on an absence asks the backend just before. */
 const MISSED_HOLDS_MS = 1_000;
+/** @internal */
 export const ORPHAN_GRACE_MS = 60_000;
 /** How long after its deadline a stop may take before it is turned into a kill. */
 const STOP_SLACK_MS = 10_000;
@@ -171,7 +173,7 @@ const STOP_SLACK_MS = 10_000;
  * A status that is forbidden, and not for what it says, may be allowed again soon. A deletion waits no longer than this
  * for it.
  */
-export const DENIED_PATIENCE_MS = 60_000;
+const DENIED_PATIENCE_MS = 60_000;
 
 export function plan(desired: Desired, observed: Observed, memory: PodMemory, context: PlanContext): Action {
   const action = decide(desired, observed, memory, context);

@@ -12,7 +12,7 @@ import { ANNOTATIONS, reactionTo, refusedFields, type Reaction } from "./api-rea
 import type { Fields } from "./status-write.ts";
 
 /** What became of writing a pod's status. */
-export type StatusWritten =
+type StatusWritten =
   /** `pod` is the API server's newest copy. */
   | { kind: "written"; pod: Pod }
   /** The pod has changed since it was decided on; `pod` is as it is now. */

@@ -5,7 +5,7 @@ import type { Pod } from "../kube/wire.ts";
 import { newMemory, type PodMemory } from "./planner.ts";
 
 /** A newer copy of a pod than the cache holds, known from a reply. */
-export interface Overlay {
+interface Overlay {
   /** What the cache held when the newer object became known, and versions in between. */
   olderVersions: Set<string>;
   pod: Pod;
@@ -21,7 +21,7 @@ export interface HeldCreate {
   retryAt: number;
 }
 
-export class PodRecord {
+class PodRecord {
   #memory: PodMemory = newMemory();
   overlay: Overlay | undefined;
   /** The pod as it was when it went. */

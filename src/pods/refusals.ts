@@ -14,7 +14,7 @@ import type { Clock } from "../util/clock.ts";
  *   fail, or are
  *           lost, later and later
  */
-export type RefusalPolicy = "fail" | "hold" | "pace";
+type RefusalPolicy = "fail" | "hold" | "pace";
 
 type Owner = NonNullable<NonNullable<Pod["metadata"]>["ownerReferences"]>[number];
 

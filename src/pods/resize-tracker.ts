@@ -14,7 +14,7 @@ import type { MachineCache } from "./machines.ts";
 import type { PodMemory } from "./planner.ts";
 import type { ResizeState } from "./status/input.ts";
 
-export interface ResizeTrackerOptions {
+interface ResizeTrackerOptions {
   provider: Provider;
   machines: MachineCache;
   event: (pod: Pod, event: PodEvent) => void;

@@ -8,7 +8,7 @@ import type { ContainerSpec, MachinePatch, MachineSpec } from "./machine.ts";
 /** Of one machine as JSON; a client takes no more. */
 export const MACHINE_BYTES = 1024 * 1024;
 /** Init, main and ephemeral containers together. */
-export const MACHINE_CONTAINERS = 1000;
+const MACHINE_CONTAINERS = 1000;
 /** Linux' NGROUPS_MAX. */
 export const MAX_GROUPS = 65_536;
 

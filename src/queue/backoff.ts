@@ -2,7 +2,7 @@
 import type { Clock } from "../util/clock.ts";
 import type { Random } from "../util/random.ts";
 
-export interface BackoffOptions {
+interface BackoffOptions {
   initialMs: number;
   maxMs: number;
   /** Default 2. */

@@ -25,6 +25,7 @@ const UNIT_MS: Readonly<Record<string, number>> = {
 /** One number with its unit, where the one before it ended. */
 const AMOUNT = /(\d+(?:\.\d*)?|\.\d+)(ns|us|µs|μs|ms|s|m|h)/gy;
 
+/** @internal */
 export class DurationError extends VmletError {
   readonly code = "invalid_duration";
 }

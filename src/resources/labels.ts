@@ -4,9 +4,9 @@
  */
 import { VmletError } from "../util/errors.ts";
 
-export type Labels = Readonly<Record<string, string>>;
+type Labels = Readonly<Record<string, string>>;
 
-export type Operator = "In" | "NotIn" | "Exists" | "DoesNotExist" | "Gt" | "Lt";
+type Operator = "In" | "NotIn" | "Exists" | "DoesNotExist" | "Gt" | "Lt";
 
 export interface Requirement {
   readonly key: string;
@@ -15,13 +15,13 @@ export interface Requirement {
 }
 
 /** Operators are strings, as on the wire. */
-export interface WireRequirement {
+interface WireRequirement {
   readonly key: string;
   readonly operator: string;
   readonly values?: readonly string[] | undefined;
 }
 
-export interface NodeSelectorTerm {
+interface NodeSelectorTerm {
   readonly matchExpressions?: readonly WireRequirement[] | undefined;
   readonly matchFields?: readonly WireRequirement[] | undefined;
 }
@@ -39,6 +39,7 @@ export interface Toleration {
   readonly effect?: string | undefined;
 }
 
+/** @internal */
 export class SelectorError extends VmletError {
   readonly code = "invalid_selector";
 }

@@ -8,7 +8,7 @@ import { Quantity } from "./quantity.ts";
 /** Amounts by resource name: `cpu`, `memory`, `ephemeral-storage`, `nvidia.com/gpu`. */
 export type ResourceList = ReadonlyMap<string, Quantity>;
 
-export type WireResourceList = Readonly<Record<string, string>>;
+type WireResourceList = Readonly<Record<string, string>>;
 
 interface WireResources {
   readonly requests?: WireResourceList | undefined;
@@ -29,7 +29,7 @@ export interface PodSpecWithResources {
   readonly resources?: WireResources | undefined;
 }
 
-export type QosClass = "Guaranteed" | "Burstable" | "BestEffort";
+type QosClass = "Guaranteed" | "Burstable" | "BestEffort";
 
 /** @throws QuantityError for a value that is not a quantity */
 export function parseResourceList(list: WireResourceList | undefined): Map<string, Quantity> {
@@ -44,7 +44,7 @@ export function addResources(a: ResourceList, b: ResourceList): Map<string, Quan
 }
 
 /** The greater of both, by name. */
-export function maxResources(a: ResourceList, b: ResourceList): Map<string, Quantity> {
+function maxResources(a: ResourceList, b: ResourceList): Map<string, Quantity> {
   const greater = new Map(a);
   for (const [name, quantity] of b) {
     const current = greater.get(name);

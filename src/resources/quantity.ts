@@ -6,7 +6,7 @@
  */
 import { VmletError } from "../util/errors.ts";
 
-export type QuantityFormat = "DecimalSI" | "BinarySI" | "DecimalExponent";
+type QuantityFormat = "DecimalSI" | "BinarySI" | "DecimalExponent";
 
 const NANO = 1_000_000_000n;
 const MILLI = 1_000_000n;

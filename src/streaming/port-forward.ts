@@ -28,7 +28,7 @@ const MAX_CHANNEL_PORTS = 127;
 /** Two streams each. */
 const MAX_CONNECTIONS = 256;
 
-export type PortForwardProtocol =
+type PortForwardProtocol =
   | { kind: "spdy"; name: string }
   | { kind: "tunnel"; name: string }
   | { kind: "channels"; name: string; ports: number[] };
@@ -54,7 +54,7 @@ export function negotiatePortForward(request: UpgradeRequest["request"], query: 
   return { kind: "channels", name, ports };
 }
 
-export interface PortForwardTarget {
+interface PortForwardTarget {
   /** For error texts: `error forwarding port 80 to pod NAME, uid UID: ...`. */
   podName: string;
   podUid: string;

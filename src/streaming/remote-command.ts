@@ -69,7 +69,7 @@ export function negotiateRemoteCommand(request: UpgradeRequest["request"]): Remo
 }
 
 /** The client's ends of the streams, whatever the transport. Those that it did not ask for are null. */
-export interface RemoteCommandClient {
+interface RemoteCommandClient {
   stdin: Readable | null;
   stdout: Writable | null;
   stderr: Writable | null;
@@ -334,6 +334,7 @@ const MAX_RESIZE_BYTES = 1024;
 /**
  * Calls `resize` for the sizes of the stream, of many at a time for the last one: nothing holds back a client that
  * sends them by the thousand, and the backend must not be flooded with them. Messages that are not a size are skipped.
+ * @internal
  */
 export function followResizes(source: Readable, resize: (columns: number, rows: number) => void): void {
   let text = "";

@@ -3,7 +3,7 @@
  * command does not read, output of a command that is collected. When it is exceeded, sessions are ended, first those of
  * the tenant that holds most.
  */
-export interface UnreadSession {
+interface UnreadSession {
   /** Who is charged: the namespace. */
   tenant: string;
   /** Bytes that it holds now. */

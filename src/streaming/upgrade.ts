@@ -35,7 +35,7 @@ export function headerList(value: string | string[] | undefined): string[] {
     .filter((item) => item !== "");
 }
 
-export type UpgradeKind = "spdy" | "websocket";
+type UpgradeKind = "spdy" | "websocket";
 
 /**
  * Which protocol the client wants, by its `Connection` and `Upgrade` headers.

@@ -111,7 +111,7 @@ export function shareUnread(
   webSocket.on("close", () => account.leave());
 }
 
-export interface ChannelSocketOptions {
+interface ChannelSocketOptions {
   clock: Clock;
   /** The connection below the WebSocket, and the budget that it shares in. */
   unread?: (UnreadShare & { transport: Duplex }) | undefined;

@@ -8,7 +8,7 @@ import type { Logger } from "./logger.ts";
 /** How much of a command is written: arguments may hold secrets. `first` is its first word, and the number of words. */
 export type AuditedCommand = "first" | "full";
 
-export interface AuditOptions {
+interface AuditOptions {
   logger: Logger;
   clock: Clock;
   /** Default `first`. */
@@ -16,7 +16,7 @@ export interface AuditOptions {
 }
 
 /** What a line says beside `audit`, the action's name. Fields that are undefined are left out. */
-export interface AuditFields {
+interface AuditFields {
   /** `ok`, `refused` (nothing was done) or `failed` (something was, and went wrong). */
   result: "ok" | "refused" | "failed";
   [field: string]: AuditValue;

@@ -14,7 +14,7 @@ import type { Metrics } from "./metrics.ts";
 /** Returns undefined when healthy, else what is wrong in a few words. */
 export type HealthCheck = () => string | undefined | Promise<string | undefined>;
 
-export interface HealthReport {
+interface HealthReport {
   healthy: boolean;
   /** `ok`, or with `verbose` or on failure one line per check. */
   text: string;

@@ -17,7 +17,7 @@ const RETRY_MS = { first: 1, max: 50 };
 const LAST_MS = 300;
 const LAST_PAUSE_MS = 2;
 
-export interface LogSinkOptions {
+interface LogSinkOptions {
   /** Default 2, standard error. */
   destination?: number | undefined;
   clock?: Clock | undefined;

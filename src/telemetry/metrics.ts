@@ -8,7 +8,7 @@
  */
 import { Counter, Gauge, Histogram, Registry, collectDefaultMetrics } from "prom-client";
 
-export interface MetricsOptions {
+interface MetricsOptions {
   /** The nodes of this process. */
   nodeNames: readonly string[];
   /** Version of this program, for `vmlet_build_info`. */
@@ -364,7 +364,10 @@ export function createMetrics(options: MetricsOptions) {
 
 export type Metrics = ReturnType<typeof createMetrics>;
 
-/** A fresh registry without process figures: for tests and tools that need a `Metrics` but read none. */
+/**
+ * A fresh registry without process figures: for tests and tools that need a `Metrics` but read none.
+ * @internal
+ */
 export function unusedMetrics(): Metrics {
   return createMetrics({ nodeNames: [], version: "", process: false });
 }

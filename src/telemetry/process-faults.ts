@@ -14,9 +14,9 @@ import type { Clock } from "../util/clock.ts";
 import { toError } from "../util/errors.ts";
 import type { Logger } from "./logger.ts";
 
-export type FaultKind = "rejection" | "exception";
+type FaultKind = "rejection" | "exception";
 
-export interface ProcessFaultsOptions {
+interface ProcessFaultsOptions {
   clock: Clock;
   logger: Logger;
   /** An exception that vmlet itself did not survive in a known state: the process is to stop. Called once. */

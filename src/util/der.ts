@@ -15,7 +15,7 @@ const TAG = {
   set: 0x31,
 } as const;
 
-export function element(tag: number, content: Buffer): Buffer {
+function element(tag: number, content: Buffer): Buffer {
   return Buffer.concat([Buffer.from([tag]), encodeLength(content.length), content]);
 }
 

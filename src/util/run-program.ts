@@ -2,7 +2,7 @@
 import { spawn } from "node:child_process";
 import { onAbort } from "./abort.ts";
 
-export interface Program {
+interface Program {
   /** A path, or a name that is looked for in `PATH`. */
   file: string;
   args: readonly string[];

@@ -134,7 +134,10 @@ function altNameExtension(names: SubjectAltNames): Buffer {
   );
 }
 
-/** 4 or 16 bytes. @throws RangeError when `address` is not an IP address */
+/**
+ * 4 or 16 bytes. @throws RangeError when `address` is not an IP address
+ * @internal
+ */
 export function ipBytes(address: string): Buffer {
   if (isIPv4(address)) return Buffer.from(address.split(".").map(Number));
   if (!isIPv6(address) || address.includes("%"))

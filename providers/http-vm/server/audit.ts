@@ -12,7 +12,7 @@ import {
 } from "../../../src/provider/kit/index.ts";
 import { STATUS_OF_CODE } from "../wire.ts";
 
-export type AuditedAction = "create" | "update" | "stop" | "delete" | "exec" | "attach" | "port-forward";
+type AuditedAction = "create" | "update" | "stop" | "delete" | "exec" | "attach" | "port-forward";
 
 interface AuditedRoute {
   method: string;

@@ -21,7 +21,7 @@ interface Known extends ApiClient {
 }
 
 /** The name of those who need not show which of the clients they are. */
-export const DEFAULT_CLIENT = "default";
+const DEFAULT_CLIENT = "default";
 
 export class Clients {
   readonly #clients: readonly Known[];

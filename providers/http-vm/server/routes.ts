@@ -22,7 +22,7 @@ import { asProviderError, Query, readBody, sendJson, sendNothing } from "./http.
 import type { ServerLimits } from "./options.ts";
 import { machineJson, statsJson } from "./telling.ts";
 
-export interface Exchange {
+interface Exchange {
   request: IncomingMessage;
   response: ServerResponse;
   params: URLSearchParams;

@@ -1,7 +1,7 @@
 /**
- * Serves any Provider as the Machine API (src/provider/contract/openapi.yaml): who may call, request ids, limits, the error
- * envelope and an orderly end are here; routes.ts and streams.ts translate single requests. It keeps no state of its
- * own.
+ * Serves any Provider as the Machine API (src/provider/contract/openapi.yaml): who may call, request ids, limits, the
+ * error envelope and an orderly end are here; routes.ts and streams.ts translate single requests. It keeps no state of
+ * its own.
  */
 import { constants } from "node:crypto";
 import { once } from "node:events";

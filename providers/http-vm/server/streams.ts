@@ -29,7 +29,7 @@ const EXEC = "/v1/machines/*/containers/*/exec".split("/").slice(1);
 const ATTACH = "/v1/machines/*/containers/*/attach".split("/").slice(1);
 const PORT = "/v1/machines/*/ports/*".split("/").slice(1);
 
-export interface Upgrade {
+interface Upgrade {
   request: IncomingMessage;
   socket: Duplex;
   head: Buffer;

@@ -192,7 +192,10 @@ export function cpuQuotaUs(millis: number): number {
   return Math.max(MIN_CPU_QUOTA_US, Math.floor((millis * CPU_PERIOD_US) / 1000));
 }
 
-/** Kubernetes' rules: `command` replaces the entrypoint and drops the image's cmd, `args` replaces the cmd. */
+/**
+ * Kubernetes' rules: `command` replaces the entrypoint and drops the image's cmd, `args` replaces the cmd.
+ * @internal
+ */
 export function commandOf(
   spec: Pick<ContainerSpec, "name" | "image" | "command" | "args">,
   image: ImageConfig,
@@ -208,7 +211,10 @@ export function commandOf(
   return command;
 }
 
-/** Later ones win: defaults, the image's, the container's own. */
+/**
+ * Later ones win: defaults, the image's, the container's own.
+ * @internal
+ */
 export function envOf(
   spec: Pick<ContainerSpec, "env" | "tty">,
   image: ImageConfig,
@@ -234,7 +240,10 @@ function cwdOf(spec: ContainerSpec, image: ImageConfig): string {
   return cwd.startsWith("/") ? cwd : `/${cwd}`;
 }
 
-/** @throws ContainerError for a capability that Linux does not have */
+/**
+ * @throws ContainerError for a capability that Linux does not have
+ * @internal
+ */
 export function capabilitiesOf(
   container: string,
   security: ContainerSecurity,

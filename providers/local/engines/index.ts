@@ -181,9 +181,9 @@ const vmSchema = z.strictObject({
 
 export const engineSchema = z.discriminatedUnion("type", [processSchema, ociSchema, vmSchema]);
 
-export type EngineConfig = z.infer<typeof engineSchema>;
+type EngineConfig = z.infer<typeof engineSchema>;
 
-export interface EngineSurroundings {
+interface EngineSurroundings {
   stateDir: string;
   clock: Clock;
   logger: Logger;

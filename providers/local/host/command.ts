@@ -7,7 +7,7 @@ import { accessSync, constants, statSync } from "node:fs";
 import { delimiter, isAbsolute, join } from "node:path";
 import { onAbort } from "../../../src/provider/kit/index.ts";
 
-export interface CommandOptions {
+interface CommandOptions {
   signal?: AbortSignal;
   /** Written to standard input, then closed. Absent: no input. */
   input?: string | Buffer;

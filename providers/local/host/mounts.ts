@@ -39,7 +39,10 @@ export async function bindDescriptor(fd: number, target: string): Promise<void> 
   await run(findTool("mount")!, ["--no-canonicalize", "--bind", "/proc/self/fd/3", target], { fd3: fd });
 }
 
-/** Mount points at and below `dir`, the innermost and latest first. */
+/**
+ * Mount points at and below `dir`, the innermost and latest first.
+ * @internal
+ */
 export async function mountsBelow(dir: string): Promise<string[]> {
   const text = await readFile("/proc/self/mountinfo", "utf8");
   return text

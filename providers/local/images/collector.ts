@@ -14,7 +14,7 @@ export interface GcOptions {
   minAgeMs: number;
 }
 
-export interface ImageCollectorOptions {
+interface ImageCollectorOptions {
   folders: ImageFolders;
   disk: ImageDisk;
   clock: Clock;

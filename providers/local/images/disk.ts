@@ -17,7 +17,7 @@ export const MIN_FREE_BYTES = 256 * 1024 * 1024;
 const MIN_FREE_INODES = { share: 0.05, most: 100_000 };
 const CHECK_MS = 250;
 
-export interface ImageDiskOptions {
+interface ImageDiskOptions {
   /** Made when absent. */
   dir: string;
   clock: Clock;

@@ -21,14 +21,14 @@ const STALL_MS = 5 * 60_000;
  */
 const COPY_SLACK = { bytes: 1024 * 1024, ratio: 1.01, manifests: 2 };
 
-export interface DownloadLimits {
+interface DownloadLimits {
   /** Of the sum of an image's compressed layers. */
   maxImageBytes: number;
   /** Of what an image may take when unpacked. */
   unpacked: { bytes: number; inodes: number };
 }
 
-export interface ImageDownloadOptions {
+interface ImageDownloadOptions {
   registry: Registry;
   folders: ImageFolders;
   disk: ImageDisk;

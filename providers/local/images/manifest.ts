@@ -2,7 +2,7 @@
 import { createHash } from "node:crypto";
 import { ContainerError } from "../engine.ts";
 
-export interface Descriptor {
+interface Descriptor {
   digest: string;
   size: number;
   /** It is stored here as it is sent. */

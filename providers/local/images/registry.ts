@@ -23,7 +23,7 @@ import {
 import { redact } from "./redact.ts";
 import { matchingCredentials, repository, type ImageReference } from "./reference.ts";
 
-export interface RegistryOptions {
+interface RegistryOptions {
   /**
    * Hosts (with port) that may be spoken to without TLS or with a certificate that no CA of this host vouches for.
    * Loopback may always.

@@ -31,7 +31,7 @@ export interface ContainerHolder {
 }
 
 /** An instance that is about to be begun. */
-export interface NextInstance {
+interface NextInstance {
   attempt: number;
   id: string;
   folder: string;
@@ -321,7 +321,10 @@ export class ContainerStatus {
   }
 }
 
-/** As Go prints a time.Duration of whole seconds: `20s`, `2m40s`, `5m0s`; below a second `500ms`. */
+/**
+ * As Go prints a time.Duration of whole seconds: `20s`, `2m40s`, `5m0s`; below a second `500ms`.
+ * @internal
+ */
 export function duration(ms: number): string {
   if (ms < 1000) return `${ms}ms`;
   const seconds = ms / 1000;

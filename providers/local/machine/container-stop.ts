@@ -37,7 +37,7 @@ export interface Stoppable {
   readonly ended: AbortSignal;
 }
 
-export interface StopOptions {
+interface StopOptions {
   clock: Clock;
   logger: Logger;
   /** Undefined when it is lost: the containers in it are gone then. */

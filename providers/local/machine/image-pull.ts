@@ -8,9 +8,12 @@ import {
 } from "../../../src/provider/kit/index.ts";
 import { ContainerError, type ImageStore, type PreparedImage } from "../engine.ts";
 
-export type Notify = (type: "Normal" | "Warning", reason: string, message: string) => void;
+type Notify = (type: "Normal" | "Warning", reason: string, message: string) => void;
 
-/** Kubernetes' default: a moving tag is asked for each time. */
+/**
+ * Kubernetes' default: a moving tag is asked for each time.
+ * @internal
+ */
 export function pullPolicy(container: Pick<ContainerSpec, "image" | "pull_policy">): PullPolicy {
   if (container.pull_policy !== undefined) return container.pull_policy;
   const name = container.image.slice(container.image.lastIndexOf("/") + 1);

@@ -40,7 +40,7 @@ export type FilesVolume = Extract<Volume, { type: "files" }>;
 /** A record as others see it: only the verbs here change it. */
 type ReadOnlyRecord = { readonly [Key in keyof MachineRecord]: Readonly<MachineRecord[Key]> };
 
-export interface MachineStateOptions {
+interface MachineStateOptions {
   store: MachineStore;
   clock: Clock;
   logger: Logger;

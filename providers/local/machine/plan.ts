@@ -24,13 +24,13 @@ export type Action =
   | { do: "finish" };
 
 /** What is under way already, so that it is not begun twice. */
-export interface Busy {
+interface Busy {
   opening: boolean;
   /** Containers whose start is under way, up to the end of post_start. */
   starting: ReadonlySet<string>;
 }
 
-export interface Plan {
+interface Plan {
   actions: Action[];
   /** When to plan again though nothing has changed, wall-clock milliseconds. */
   wakeAt?: number;
@@ -223,7 +223,7 @@ function isAhead(until: number, ms: number, now: number): boolean {
   return now < until && until - now <= ms;
 }
 
-export interface BackoffLimits {
+interface BackoffLimits {
   initialMs: number;
   maxMs: number;
 }
@@ -231,6 +231,7 @@ export interface BackoffLimits {
 /**
  * kubelet's doBackOff on client-go's Backoff: the first restart is immediate, then 10 s doubling to 300 s after the end
  * of the last instance; an instance that ended more than twice the maximum after the last update resets it.
+ * @internal
  */
 export function nextRestart(
   container: Pick<ContainerRecord, "backoff" | "finishedAt">,

@@ -13,7 +13,7 @@ const RETRY_MS = { first: 1_000, max: 30_000 };
 /** kubelet's eviction manager looks this often. */
 const STORAGE_CHECK_MS = 10_000;
 
-export interface SandboxEvents {
+interface SandboxEvents {
   /** It is gone, and the containers in it. */
   onLost(loss: SandboxLoss): void;
   /** The engine says that this machine can never be made. */

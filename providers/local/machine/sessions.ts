@@ -1,6 +1,9 @@
 import { ProviderError } from "../../../src/provider/kit/index.ts";
 
-/** Far more than people open: it stops programs that open sessions without end. */
+/**
+ * Far more than people open: it stops programs that open sessions without end.
+ * @internal
+ */
 export const MAX_SESSIONS = 128;
 
 /**

@@ -18,7 +18,7 @@ import { randomBytes } from "node:crypto";
 import { dirname, join } from "node:path";
 import { type FileEntry, ProviderError } from "../../../src/provider/kit/index.ts";
 
-export interface FilesVolumeOptions {
+interface FilesVolumeOptions {
   /** Group of every file and folder (fsGroup); files become readable for it, as kubelet does. */
   group?: number;
   /** Added to each owner and group: the host's first id when the container's are mapped. Default 0. */

@@ -9,7 +9,7 @@ import { readFileSync } from "node:fs";
 import { createServer } from "node:net";
 import { type ContainerPort, type MachineSpec, ProviderError } from "../../../src/provider/kit/index.ts";
 
-export interface HostPortPolicy {
+interface HostPortPolicy {
   /** `80`, `30000-32767`. */
   allowed: readonly string[];
   /** Of this backend's own: never a machine's. */

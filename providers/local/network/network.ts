@@ -55,8 +55,8 @@ export interface Attachment {
   netns?: string;
 }
 
-export const DEFAULT_BRIDGE = "vmlet0";
-export const DEFAULT_CIDR = "10.99.0.0/16";
+const DEFAULT_BRIDGE = "vmlet0";
+const DEFAULT_CIDR = "10.99.0.0/16";
 /** Plain enough to stand in nftables' rules and in patterns. */
 export const BRIDGE_NAME = /^[a-z][a-z0-9]{0,9}$/;
 const NETNS_DIR = "/run/netns";

@@ -5,7 +5,7 @@
  * shape it has.
  */
 
-export interface SenderLink {
+interface SenderLink {
   /** Name of the interface on this host's side. */
   link: string;
   address: string;

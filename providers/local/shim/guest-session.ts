@@ -48,7 +48,7 @@ export interface GuestCommandPlace {
   token: string;
 }
 
-export interface GuestSessionEvents {
+interface GuestSessionEvents {
   /** The container runs (its runtime says so), or the connection stands. */
   started?(): void;
   output(stream: "stdout" | "stderr", chunk: Buffer): void;

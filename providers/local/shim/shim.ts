@@ -36,14 +36,14 @@ export type ShimLaunch = ShimCommand & ShimLimits;
 
 export type ShimCommand = (HostPlan | GuestPlan) & ShimStreams;
 
-export interface ShimStreams {
+interface ShimStreams {
   tty: boolean;
   stdin: boolean;
   stdinOnce: boolean;
   socket: string;
 }
 
-export interface ShimLimits {
+interface ShimLimits {
   logMaxBytes: number;
   logMaxFiles: number;
   /** Module path of node-pty, loaded only with `tty`. */

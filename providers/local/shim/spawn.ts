@@ -5,7 +5,7 @@ import { PassThrough } from "node:stream";
 import { onAbort, type ProcessStreams, ProviderError, type StreamOptions } from "../../../src/provider/kit/index.ts";
 import { terminalInput } from "./terminal-input.ts";
 
-export interface SpawnPlan {
+interface SpawnPlan {
   argv: string[];
   env: Record<string, string>;
   cwd: string;

@@ -7,7 +7,7 @@ import type { Json, StoredObject } from "../objects/object.ts";
 import type { User } from "../kinds/object-api.ts";
 import { badRequest, invalid, invalidValue, notFound, conflict } from "../objects/errors.ts";
 
-export interface ReviewKind {
+interface ReviewKind {
   group: string;
   version: string;
   resource: string;

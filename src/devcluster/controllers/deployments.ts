@@ -45,7 +45,7 @@ const oldestFirst = (sets: readonly StoredObject[]): StoredObject[] =>
 const active = (sets: readonly StoredObject[]): StoredObject[] => sets.filter((set) => replicasOf(set) > 0);
 
 /** How many pods there may be beside those that are wished for, and how many may be missing. */
-export function bounds(deployment: StoredObject): { surge: number; unavailable: number } {
+function bounds(deployment: StoredObject): { surge: number; unavailable: number } {
   const { replicas, strategy } = deployment.spec;
   if (strategy.type !== "RollingUpdate") return { surge: 0, unavailable: 0 };
   const surge = resolveIntOrPercent(strategy.rollingUpdate.maxSurge, replicas, "up");

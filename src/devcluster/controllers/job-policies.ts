@@ -2,7 +2,7 @@
 import type { Json, StoredObject } from "../objects/object.ts";
 import { parseIndexes } from "./indexes.ts";
 
-export interface Verdict {
+interface Verdict {
   /** Why the whole Job fails, if it does. */
   failsJob?: string;
   /** Whether the failure counts towards `backoffLimit`. */

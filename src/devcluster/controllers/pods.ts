@@ -23,11 +23,11 @@ const readyCondition = (pod: StoredObject): Json => pod.status?.conditions?.find
 export const isReady = (pod: StoredObject): boolean => readyCondition(pod)?.status === "True";
 
 /** Since when it is ready, in milliseconds since the epoch; 0 when it is not. */
-export const readySince = (pod: StoredObject): number =>
+const readySince = (pod: StoredObject): number =>
   isReady(pod) ? parseRfc3339Ms(readyCondition(pod).lastTransitionTime) : 0;
 
 /** Milliseconds until it has been ready for so long; 0 when it has, undefined when it is not ready. */
-export function untilAvailable(pod: StoredObject, minReadySeconds: number, now: number): number | undefined {
+function untilAvailable(pod: StoredObject, minReadySeconds: number, now: number): number | undefined {
   if (!isReady(pod)) return undefined;
   if (minReadySeconds <= 0) return 0;
   return Math.max(0, readySince(pod) + minReadySeconds * 1000 - now);

@@ -11,7 +11,7 @@ const controllerRevisions = mustFindKind("apps", "v1", "controllerrevisions");
 
 export const REVISION_HASH = "controller-revision-hash";
 
-export interface History {
+interface History {
   /** The revision of today's template. */
   current: StoredObject;
   /** All of them, oldest first. */
@@ -21,7 +21,7 @@ export interface History {
 const number = (revision: StoredObject): number => revision["revision"] as number;
 
 /** What `kubectl rollout undo` applies to go back: the template, whole. */
-export const templatePatch = (set: StoredObject): Json => ({
+const templatePatch = (set: StoredObject): Json => ({
   spec: { template: { ...set.spec.template, $patch: "replace" } },
 });
 

@@ -11,7 +11,7 @@ import { ApiStatusError } from "../objects/errors.ts";
 const FIRST_RETRY_MS = 5;
 const LAST_RETRY_MS = 1_000_000;
 
-export interface WorkQueueOptions {
+interface WorkQueueOptions {
   clock: Clock;
   logger: Logger;
   /** The controller's name, for the log. */

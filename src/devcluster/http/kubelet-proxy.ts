@@ -21,7 +21,7 @@ export interface KubeletTarget {
 }
 
 /** What is read of a pod. */
-export interface ProxiedPod {
+interface ProxiedPod {
   nodeName: string | undefined;
   phase: string | undefined;
   /** Names of the main containers. */
@@ -30,7 +30,7 @@ export interface ProxiedPod {
   ephemeralContainers: readonly string[];
 }
 
-export interface KubeletProxyOptions {
+interface KubeletProxyOptions {
   getPod(namespace: string, name: string): ProxiedPod | undefined;
   /** undefined when there is no such node, or it has no address. */
   resolveKubelet(nodeName: string): KubeletTarget | undefined | Promise<KubeletTarget | undefined>;

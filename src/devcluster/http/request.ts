@@ -16,7 +16,7 @@ const BODY_LIMIT = 3 * 1024 * 1024;
 const PROTOBUF = "application/vnd.kubernetes.protobuf";
 
 /** The resource that a path names. */
-export interface Route {
+interface Route {
   group: string;
   version: string;
   resource: string;

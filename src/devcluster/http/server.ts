@@ -41,7 +41,7 @@ import {
 } from "./request.ts";
 import { Watches } from "./watches.ts";
 
-export interface ApiServerOptions {
+interface ApiServerOptions {
   objects: ObjectApi;
   auth: Auth;
   clock: Clock;

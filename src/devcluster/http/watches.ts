@@ -15,7 +15,7 @@ import { listOptions, type ApiRequest } from "./request.ts";
 const WATCH_BACKLOG = 32 * 1024 * 1024;
 const DEFAULT_WATCH_MS = minutesToMilliseconds(30);
 
-export interface WatchesOptions {
+interface WatchesOptions {
   objects: ObjectApi;
   clock: Clock;
   random: Random;

@@ -5,7 +5,7 @@
 import { toError, VmletError } from "../../util/errors.ts";
 import { parseDuration } from "../../resources/duration.ts";
 
-export class ScheduleError extends VmletError {
+class ScheduleError extends VmletError {
   readonly code = "DEVCLUSTER_CRON_SCHEDULE";
 }
 

@@ -62,7 +62,7 @@ export interface DeleteOptions {
 }
 
 /** One object, or a part of it, that a write is for. */
-export interface Target {
+interface Target {
   kind: Kind;
   namespace: string | undefined;
   name: string;

@@ -24,7 +24,7 @@ const byDefault = (object: Json, field: string, value: Json): void => {
 };
 
 /** `latest` when the image names neither tag nor digest. */
-export function imageTag(image: string): string {
+function imageTag(image: string): string {
   const name = image.slice(image.lastIndexOf("/") + 1);
   if (name.includes("@")) return "";
   return name.includes(":") ? name.slice(name.indexOf(":") + 1) : "latest";
@@ -110,7 +110,7 @@ function defaultVolume(volume: Json): void {
 }
 
 /** What admission looks up; `undefined` when there is none. */
-export interface AdmissionLookups {
+interface AdmissionLookups {
   serviceAccount(name: string): StoredObject | undefined;
   priorityClass(name: string): StoredObject | undefined;
   defaultPriorityClass(): StoredObject | undefined;

@@ -5,7 +5,7 @@ import { jsonEqual, type Json } from "../objects/object.ts";
 import { validateLabelsAndAnnotations } from "../objects/validation.ts";
 import { defaultPodSpec, validatePodSpec } from "./pod-rules.ts";
 
-export type Labels = Readonly<Record<string, string>>;
+type Labels = Readonly<Record<string, string>>;
 
 /** A `metav1.LabelSelector`: an empty one selects everything, an absent one nothing. */
 export function selects(selector: Json, labels: Labels | undefined): boolean {
@@ -41,7 +41,7 @@ export function selectorText(selector: Json): string {
     .join(",");
 }
 
-export const isEmptySelector = (selector: Json): boolean =>
+const isEmptySelector = (selector: Json): boolean =>
   Object.keys(selector?.matchLabels ?? {}).length === 0 && (selector?.matchExpressions ?? []).length === 0;
 
 /** Fills the defaults into `spec.template`. */

@@ -4,7 +4,7 @@ import { minutesToHours } from "date-fns/minutesToHours";
 import { secondsToMinutes } from "date-fns/secondsToMinutes";
 import type { Json } from "../objects/object.ts";
 
-export interface Column {
+interface Column {
   name: string;
   type: "string" | "integer" | "boolean";
   format: string;

@@ -3,7 +3,10 @@ import { age, column, humanDuration, nameColumn, orNone, pairs, simple, since, w
 import { workloadPrinters } from "./workload-columns.ts";
 import type { Json, StoredObject } from "../objects/object.ts";
 
-/** READY, STATUS and RESTARTS of `kubectl get pods`. */
+/**
+ * READY, STATUS and RESTARTS of `kubectl get pods`.
+ * @internal
+ */
 export function podSummary(pod: Json, now: number): { ready: string; status: string; restarts: string } {
   const { spec, status = {} } = pod;
   const isSidecar = (name: string) =>

@@ -47,7 +47,7 @@ export interface UsageQuery {
   labelSelector: string | undefined;
 }
 
-export interface UsageOptions {
+interface UsageOptions {
   objects: Pick<ObjectApi, "get" | "list">;
   kubelets: Pick<KubeletProxy, "read">;
   clock: Clock;

@@ -99,7 +99,7 @@ function readField(attribute: Attribute, described: string): Field {
 const MICRO_TIME = /\.\d{6}(?=Z|[+-])/;
 const BASE64 = /^(?:[A-Za-z0-9+/]{4})*(?:[A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?$/;
 
-export interface Decoded<T> {
+interface Decoded<T> {
   value: T;
   /** Paths of the fields that the kind does not have; they are not in `value`. */
   unknownFields: string[];

@@ -3,7 +3,7 @@ import { matchesRequirements, parseSelector, type Requirement } from "../../reso
 import { toError } from "../../util/errors.ts";
 import { badRequest } from "./errors.ts";
 
-export type LabelPredicate = (labels: Readonly<Record<string, string>> | undefined) => boolean;
+type LabelPredicate = (labels: Readonly<Record<string, string>> | undefined) => boolean;
 
 /** `a=b,c!=d,e in (f,g),!h`. @throws ApiStatusError 400 when it cannot be read */
 export function labelPredicate(text: string): LabelPredicate {
@@ -16,7 +16,7 @@ export function labelPredicate(text: string): LabelPredicate {
   return (labels) => matchesRequirements(labels ?? {}, requirements);
 }
 
-export interface FieldRequirement {
+interface FieldRequirement {
   field: string;
   equal: boolean;
   value: string;

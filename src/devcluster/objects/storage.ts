@@ -19,7 +19,7 @@ export interface Change {
   deleted: boolean;
 }
 
-export interface StorageOptions {
+interface StorageOptions {
   /** How many changes stay readable; a watch from before them gets 410. */
   logSize?: number;
 }

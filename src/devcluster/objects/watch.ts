@@ -8,7 +8,7 @@ export type EventType = "ADDED" | "MODIFIED" | "DELETED";
  * What a watcher with `filter` sees of a change. An object that stops matching is DELETED for that watcher: its last
  * matching state, under the revision of the change, as kube-apiserver's watch cache sends it.
  */
-export function eventOf(change: Change, filter: Filter): { type: EventType; object: StoredObject } | undefined {
+function eventOf(change: Change, filter: Filter): { type: EventType; object: StoredObject } | undefined {
   const matched = change.previous !== undefined && filter(change.previous);
   const matches = !change.deleted && filter(change.object);
   if (matches) return { type: matched ? "MODIFIED" : "ADDED", object: change.object };

@@ -172,7 +172,10 @@ export function signedCertificate(options: {
   });
 }
 
-/** True when the certificate names every address and DNS name. */
+/**
+ * True when the certificate names every address and DNS name.
+ * @internal
+ */
 export function coversNames(cert: string, names: SubjectAltNames): boolean {
   const certificate = new X509Certificate(cert);
   return (

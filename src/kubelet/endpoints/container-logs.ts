@@ -12,7 +12,7 @@ import type { Handler } from "../router.ts";
 import type { Sessions } from "../sessions.ts";
 
 /** `PodLogOptions`, as far as a node serves them. */
-export interface ContainerLogOptions {
+interface ContainerLogOptions {
   follow: boolean;
   previous: boolean;
   timestamps: boolean;
@@ -66,6 +66,7 @@ export function containerLogs(deps: {
 
 /**
  * @throws HttpError 400 for what cannot be decoded, 422 for what contradicts itself
+ * @internal
  */
 export function parseLogOptions(query: URLSearchParams): ContainerLogOptions {
   const undecodable = () => new HttpError(400, '{"message": "Unable to decode query."}');
@@ -117,6 +118,7 @@ function parseRfc3339(text: string): number | undefined {
  * `previous`.
  *
  * @throws HttpError 400 when there is nothing to read
+ * @internal
  */
 export function attemptToRead(pod: Pod, container: string, previous: boolean): boolean {
   const where = `container ${JSON.stringify(container)} in pod ${JSON.stringify(pod.metadata?.name ?? "")}`;
@@ -178,6 +180,7 @@ export interface LogFormat {
 /**
  * Collects the output's bytes: what is wanted of the lines, times if asked for, parts of a line joined, cut at the
  * limit.
+ * @internal
  */
 export class LogOutput {
   readonly #format: LogFormat;
@@ -230,7 +233,10 @@ export class LogOutput {
 
 const NEWLINE = Buffer.from("\n");
 
-/** kubelet's RFC3339Nano with fixed width. */
+/**
+ * kubelet's RFC3339Nano with fixed width.
+ * @internal
+ */
 export function nineDigits(at: string): string {
   const match = /^([\d-]*T\d{2}:\d{2}:\d{2})(?:\.(\d*))?(\D.*)?$/.exec(at);
   if (match === null) return at;

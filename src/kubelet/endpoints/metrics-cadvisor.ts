@@ -21,6 +21,7 @@ export function cadvisorMetrics(stats: StatsSource, capacity: () => MachineCapac
   };
 }
 
+/** @internal */
 export function renderCadvisorMetrics(node: NodeSample, capacity: MachineCapacity): string {
   const cpu: Sample[] = [];
   const workingSet: Sample[] = [];

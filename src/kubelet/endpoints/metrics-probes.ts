@@ -20,6 +20,7 @@ export function probeMetrics(lookup: PodLookup, stats: StatsSource, own: () => r
 
 const TITLES = { startup: "Startup", readiness: "Readiness", liveness: "Liveness" } as const;
 
+/** @internal */
 export function renderProbeMetrics(lookup: PodLookup, probes: readonly ContainerProbes[]): string {
   const pods = new Map(lookup.list().map(({ pod }) => [pod.metadata?.uid, pod.metadata]));
   const samples = probes.flatMap(({ podUid, container, tally }): Sample[] => {

@@ -15,6 +15,7 @@ export function resourceMetrics(stats: StatsSource): Handler {
  * The kubelet's metrics in its order, but with `pod` as the second label of both kinds: virtual-kubelet's e2e suite
  * looks for it there, and metrics-server finds labels by name. A container has all three series or none, and none is
  * zero: else metrics-server drops its whole pod (metrics-server: pkg/scraper/client/resource/decode.go).
+ * @internal
  */
 export function renderResourceMetrics(node: NodeSample): string {
   const cpu: Sample[] = [];

@@ -18,6 +18,7 @@ export function statsSummary(stats: StatsSource, options: { nodeName: string; st
   };
 }
 
+/** @internal */
 export function renderSummary(
   node: NodeSample,
   options: { nodeName: string; startedAtMs: number; brief: boolean },

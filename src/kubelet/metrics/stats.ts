@@ -67,7 +67,7 @@ export const processUsage: SelfUsage = () => {
 const CACHE_MS = 3_000;
 const TIMEOUT_MS = 10_000;
 
-export interface StatsSourceOptions {
+interface StatsSourceOptions {
   provider: Pick<Provider, "getStats">;
   pods: PodLookup;
   /** Select this node's machines. */

@@ -12,7 +12,7 @@ import type { PodEvent } from "../types.ts";
 import { choosePodsToPreempt, isCriticalPod, type Shortage } from "./preemption.ts";
 
 /** Sysctls that concern only the pod (pkg/kubelet/sysctl/safe_sysctls.go, with those that 1.37 adds). */
-export const SAFE_SYSCTLS: readonly string[] = [
+const SAFE_SYSCTLS: readonly string[] = [
   "kernel.shm_rmid_forced",
   "net.ipv4.ip_local_port_range",
   "net.ipv4.ip_local_reserved_ports",
@@ -41,13 +41,13 @@ export interface AdmissionInput {
 }
 
 /** Terminal: the pod fails with this reason and `Pod was rejected: ` before the message. */
-export interface Rejection {
+interface Rejection {
   kind: "reject";
   reason: string;
   message: string;
 }
 
-export type Admission =
+type Admission =
   | { kind: "admit" }
   | Rejection
   /** The pod stays Pending, and a warning event says why. */
@@ -136,7 +136,7 @@ export function isDaemonSetPod(pod: Pod): boolean {
 }
 
 /** nodeSelector and the required node affinity together. */
-export function matchesNodeAffinity(pod: Pod, node: Node): boolean {
+function matchesNodeAffinity(pod: Pod, node: Node): boolean {
   const labels = node.metadata?.labels ?? {};
   if (!isSubset(pod.spec?.nodeSelector ?? {}, labels)) return false;
   const required = pod.spec?.affinity?.nodeAffinity?.requiredDuringSchedulingIgnoredDuringExecution;

@@ -18,20 +18,20 @@ import {
 import { isServiceAccountVolume, SUPPORTED_VOLUME_KINDS, usedVolumes, volumeKind } from "../pod-volumes.ts";
 
 /** A feature of pods: how the documentation calls its field, and where this pod uses it. */
-export interface Feature {
+interface Feature {
   /** Field path for people, without indexes. */
   field: string;
   /** Field paths, with indexes, at which the pod asks for it; empty when it does not. */
   find: (pod: Pod) => string[];
 }
 
-export interface GatedFeature extends Feature {
+interface GatedFeature extends Feature {
   capability: Capability;
   /** Without the capability the pod still runs; its author is told by a Warning event. */
   warning?: { reason: string; effect: string };
 }
 
-export interface RefusedFeature extends Feature {
+interface RefusedFeature extends Feature {
   /** Why no backend can have it. */
   why: string;
   /** The kubelet's own reason for it, where there is one. */
@@ -39,11 +39,14 @@ export interface RefusedFeature extends Feature {
 }
 
 /** Reason of a rejected pod for which the kubelet has no word of its own. */
-export const UNSUPPORTED_FEATURE = "UnsupportedFeature";
+const UNSUPPORTED_FEATURE = "UnsupportedFeature";
 
 const PATH_TERMINATION_DEFAULT = "/dev/termination-log";
 
-/** Pod field -> capability that the backend must declare. */
+/**
+ * Pod field -> capability that the backend must declare.
+ * @internal
+ */
 export const GATED_FEATURES: readonly GatedFeature[] = [
   {
     capability: "multi_container",
@@ -175,7 +178,10 @@ export const GATED_FEATURES: readonly GatedFeature[] = [
  */
 const EPHEMERAL = { capability: "ephemeral_containers", field: "spec.ephemeralContainers" } as const;
 
-/** What a machine of its own cannot have, on any backend. */
+/**
+ * What a machine of its own cannot have, on any backend.
+ * @internal
+ */
 export const REFUSED_FEATURES: readonly RefusedFeature[] = [
   {
     field: "spec.hostNetwork",
@@ -269,7 +275,7 @@ export interface GateContext {
 }
 
 /** `missing`: the capabilities that the backend lacks, of those that the message speaks of. */
-export type GateResult = { ok: true } | { ok: false; reason: string; message: string; missing: Capability[] };
+type GateResult = { ok: true } | { ok: false; reason: string; message: string; missing: Capability[] };
 
 /** Whether a backend with these capabilities can run the pod as it is written; if not, every field at fault. */
 export function checkCapabilities(pod: Pod, context: GateContext): GateResult {
@@ -355,7 +361,10 @@ export function capabilityWarnings(pod: Pod, context: Pick<GateContext, "backend
   });
 }
 
-/** Both tables as one in Markdown, for the README: what a pod may ask for, and what that needs. */
+/**
+ * Both tables as one in Markdown, for the README: what a pod may ask for, and what that needs.
+ * @internal
+ */
 export function supportTable(): string {
   const rows = [
     ...GATED_FEATURES.map(

@@ -19,7 +19,7 @@ export interface Shortage {
 }
 
 /** What a pod has been given, by resource name, in the units of a shortage. */
-export type UnitsOf = (pod: Pod) => ReadonlyMap<string, bigint>;
+type UnitsOf = (pod: Pod) => ReadonlyMap<string, bigint>;
 
 export function isCriticalPod(pod: Pod): boolean {
   return (pod.spec?.priority ?? 0) >= CRITICAL_PRIORITY;

@@ -8,7 +8,7 @@ import { checkResources } from "./admission.ts";
 import type { OtherPods } from "./allocation.ts";
 import type { Backend, ResizeOutlook } from "../types.ts";
 
-export interface ResizeInput {
+interface ResizeInput {
   pod: Pod;
   /** Containers whose machine has other resources than the pod says. */
   containers: readonly string[];

@@ -6,7 +6,7 @@ export type HandlerLookup =
   | { kind: "absent" }
   | { kind: "unknown"; message: string };
 
-export type RuntimeClassResult = { ok: true } | { ok: false; message: string };
+type RuntimeClassResult = { ok: true } | { ok: false; message: string };
 
 /**
  * Whether the pod's runtime class names a handler that this node has. A failure keeps the pod Pending with the event

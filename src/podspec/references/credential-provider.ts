@@ -84,7 +84,7 @@ export type RunPlugin = (
   signal: AbortSignal,
 ) => Promise<string>;
 
-export interface ExecCredentialsOptions {
+interface ExecCredentialsOptions {
   config: CredentialProviderConfig;
   /** The folder that holds the plugins. */
   binDir: string;
@@ -296,6 +296,7 @@ function parseReply(output: string): z.infer<typeof pluginReply> {
 /**
  * Whether an image, in its full form, falls under a `matchImages` entry (pkg/credentialprovider `URLsMatch`): as many
  * parts of the host, `*` within a part, the same port, and the path as a prefix.
+ * @internal
  */
 export function matchesImage(glob: string, image: string): boolean {
   const pattern = splitLocation(glob.replace(/^https?:\/\//, ""));
@@ -308,6 +309,9 @@ function splitLocation(location: string): { host: string; path: string } {
   return slash === -1 ? { host: location, path: "" } : { host: location.slice(0, slash), path: location.slice(slash) };
 }
 
-/** Runs the plugin as a child process; kills it after a minute or when the signal aborts. */
+/**
+ * Runs the plugin as a child process; kills it after a minute or when the signal aborts.
+ * @internal
+ */
 export const runPlugin: RunPlugin = (plugin, input, signal) =>
   runProgram(plugin, { input, signal, timeoutMs: PLUGIN_TIMEOUT_MS, maxOutputBytes: MAX_OUTPUT_BYTES });

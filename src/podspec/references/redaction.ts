@@ -3,6 +3,7 @@
  * users who may read pods and events need not be allowed to read Secrets. Pure.
  */
 
+/** @internal */
 export const REDACTED = "[redacted]";
 
 /** Shorter ones are words of everyday texts: `true`, `admin`, `eu-west`. */

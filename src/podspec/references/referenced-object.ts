@@ -22,16 +22,16 @@ import type { Random } from "../../util/random.ts";
 import { POD_LIMITS } from "../budget.ts";
 import type { Lookup } from "../types.ts";
 
-export type Referenced = ConfigMap | Secret;
+type Referenced = ConfigMap | Secret;
 
 /** Which object: `resource` is `configmaps` or `secrets`. */
-export interface ObjectName {
+interface ObjectName {
   resource: "configmaps" | "secrets";
   namespace: string;
   name: string;
 }
 
-export interface ReferencedObjectOptions {
+interface ReferencedObjectOptions {
   kube: Kube;
   clock: Clock;
   random: Random;

@@ -15,7 +15,7 @@ import { ListPermissions, ReferencedObject } from "./referenced-object.ts";
 import type { ServiceCache } from "./services.ts";
 import { isServiceAccountVolume, usedVolumes } from "../pod-volumes.ts";
 
-export interface Reference {
+interface Reference {
   kind: "configmap" | "secret";
   name: string;
   /** True when the pod can do without: every use of it is optional. */
@@ -61,7 +61,7 @@ export function podReferences(pod: Pod, options: { files: boolean } = { files: t
   return [...found.values()];
 }
 
-export interface ReferenceCacheOptions {
+interface ReferenceCacheOptions {
   kube: Kube;
   services: ServiceCache;
   clock: Clock;

@@ -24,7 +24,7 @@ const RETRY_MS = 30_000;
 /** However short the life that a server names, no token is asked for more often. */
 const MIN_REFRESH_MS = 10_000;
 
-export interface TokenManagerOptions {
+interface TokenManagerOptions {
   kube: Kube;
   clock: Clock;
   random: Random;

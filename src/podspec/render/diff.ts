@@ -29,7 +29,7 @@ export interface DesiredMachine {
   volumes: readonly Volume[];
 }
 
-export interface MachineDiff {
+interface MachineDiff {
   /** Undefined when the machine matches, or differs only in what the backend cannot change. */
   patch: MachinePatch | undefined;
   /**

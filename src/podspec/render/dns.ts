@@ -7,7 +7,7 @@ const MAX_SEARCHES = 32;
 const MAX_SEARCH_LENGTH = 255;
 const MAX_SEARCH_LINE = 2048;
 
-export interface ResolvConf {
+interface ResolvConf {
   nameservers: string[];
   searches: string[];
   options: string[];

@@ -10,10 +10,10 @@ import { fieldValueForEnv, resourceValue, type AddressTokens } from "./field-ref
 import type { Lookup, NodeFacts, PodEvent, References } from "../types.ts";
 import { serviceVariables } from "./service-env.ts";
 
-export type Environment = { ok: true; variables: Map<string, string> } | { ok: false; message: string };
+type Environment = { ok: true; variables: Map<string, string> } | { ok: false; message: string };
 
 /** What resolving one container's environment needs. */
-export interface EnvironmentInput {
+interface EnvironmentInput {
   pod: Pod;
   references: References;
   node: NodeFacts;

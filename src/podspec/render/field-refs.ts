@@ -7,7 +7,7 @@ import { Quantity } from "../../resources/quantity.ts";
 import { isPodLevelResource, type ResourceList } from "../../resources/pod-resources.ts";
 
 /** A value, or why there is none. */
-export type Value = { ok: true; value: string } | { ok: false; message: string };
+type Value = { ok: true; value: string } | { ok: false; message: string };
 
 const ok = (value: string): Value => ({ ok: true, value });
 const fail = (message: string): Value => ({ ok: false, message });
@@ -122,7 +122,10 @@ export function resourceValue(
 /** Any number of files may show the same map. */
 const formatted = new WeakMap<Readonly<Record<string, string>>, string>();
 
-/** Sorted `key="value"` lines with Go's quoting, as the downward API writes whole label and annotation maps. */
+/**
+ * Sorted `key="value"` lines with Go's quoting, as the downward API writes whole label and annotation maps.
+ * @internal
+ */
 export function formatMap(map: Readonly<Record<string, string>>): string {
   let text = formatted.get(map);
   if (text === undefined) {
@@ -147,7 +150,10 @@ const GO_ESCAPES: Readonly<Record<string, string>> = {
   '"': '\\"',
 };
 
-/** Go's `strconv.Quote`: double quotes, escapes for control and unprintable characters, everything else as it is. */
+/**
+ * Go's `strconv.Quote`: double quotes, escapes for control and unprintable characters, everything else as it is.
+ * @internal
+ */
 export function quoteGo(text: string): string {
   let quoted = '"';
   for (const character of text) {

@@ -11,7 +11,7 @@ type V1Probe = NonNullable<Container["livenessProbe"]>;
 type V1Handler = NonNullable<NonNullable<Container["lifecycle"]>["postStart"]>;
 type HandlerContainer = Pick<Container, "env" | "ports">;
 
-export type HandlerResult<T> = { ok: true; value: T } | { ok: false; message: string };
+type HandlerResult<T> = { ok: true; value: T } | { ok: false; message: string };
 
 /**
  * A probe as the machine runs it. Fails when it names a port that the container does not have, or its command passes
@@ -90,7 +90,10 @@ function renderHttp(container: HandlerContainer, action: NonNullable<V1Probe["ht
   };
 }
 
-/** A port number, the name of one of the container's ports, or a number as text (pkg/probe `ResolveContainerPort`). */
+/**
+ * A port number, the name of one of the container's ports, or a number as text (pkg/probe `ResolveContainerPort`).
+ * @internal
+ */
 export function resolvePort(container: Pick<Container, "ports">, port: unknown): HandlerResult<number> {
   const named = typeof port === "string" ? container.ports?.find((candidate) => candidate.name === port) : undefined;
   const number =

@@ -5,7 +5,7 @@ import { trimEnd } from "../../util/text.ts";
 const MAX_HOSTNAME = 63;
 const MAX_FQDN = 64;
 
-export type Hostname =
+type Hostname =
   | { ok: true; hostname: string; domain: string | undefined; asFqdn: boolean }
   /** The sandbox cannot be created; the pod stays Pending. */
   | { ok: false; message: string };

@@ -10,7 +10,7 @@ import {
 } from "../../resources/pod-resources.ts";
 
 /** Cpu in millicores, memory and local storage in bytes, everything else in whole numbers by name; rounded up. */
-export function resourceAmounts(list: ResourceList): ResourceAmounts | undefined {
+function resourceAmounts(list: ResourceList): ResourceAmounts | undefined {
   const amounts: ResourceAmounts = {};
   const extended: NonNullable<ResourceAmounts["extended"]> = [];
   for (const [name, quantity] of list) {

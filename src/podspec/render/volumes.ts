@@ -17,7 +17,7 @@ import { type PodVolume, tokenWish, type VolumeKind, volumeKind } from "../pod-v
 
 const DEFAULT_MODE = 0o644;
 
-export type VolumeResult = { ok: true; volume: Volume } | { ok: false; message: string };
+type VolumeResult = { ok: true; volume: Volume } | { ok: false; message: string };
 
 /**
  * Renders one volume of a supported kind. The message of a failure is the kubelet's, where it has one.
@@ -61,7 +61,10 @@ export function renderVolume(
   }
 }
 
-/** Short hash of everything that a program in the machine could tell apart. */
+/**
+ * Short hash of everything that a program in the machine could tell apart.
+ * @internal
+ */
 export function filesVersion(files: readonly FileEntry[]): string {
   const hash = createHash("sha256");
   for (const file of files) hash.update(JSON.stringify([file.path, file.mode, file.uid ?? null, file.content_b64]));

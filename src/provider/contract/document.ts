@@ -1,6 +1,6 @@
 /**
- * The Machine API's document, openapi.yaml: its types, and the validators made from it. It is read once, when it is first
- * needed. Nothing else says what a machine is and what is valid; server and client both ask here.
+ * The Machine API's document, openapi.yaml: its types, and the validators made from it. It is read once, when it is
+ * first needed. Nothing else says what a machine is and what is valid; server and client both ask here.
  *
  * `request` validators refuse fields that the document does not name (but `x-…`), `reply` validators remove them: see
  * "Unknown fields" in the document.
@@ -13,12 +13,12 @@ import type { components } from "./types.gen.ts";
 
 export type Schemas = components["schemas"];
 export type SchemaName = keyof Schemas;
-export type Direction = "request" | "reply";
+type Direction = "request" | "reply";
 
 /** A JSON Schema or a part of one. */
 type SchemaNode = { [key: string]: unknown };
 
-export interface OpenApiDocument {
+interface OpenApiDocument {
   openapi: string;
   paths: Record<string, Record<string, unknown>>;
   components: { schemas: Record<string, SchemaNode> };
@@ -26,6 +26,7 @@ export interface OpenApiDocument {
 
 let loaded: OpenApiDocument | undefined;
 
+/** @internal */
 export function openApiDocument(): OpenApiDocument {
   loaded ??= parse(readFileSync(documentPath(), "utf8")) as OpenApiDocument;
   return loaded;
@@ -46,7 +47,10 @@ const BASE64_CHARACTERS = /^[A-Za-z0-9+/]*={0,2}$/;
 /** One expression for all of it would overflow the stack on files of some megabytes. */
 const isBase64 = (text: string): boolean => text.length % 4 === 0 && BASE64_CHARACTERS.test(text);
 
-/** True for an address that one host can have: neither unspecified, nor multicast, broadcast or link-local. */
+/**
+ * True for an address that one host can have: neither unspecified, nor multicast, broadcast or link-local.
+ * @internal
+ */
 export function isUnicastIp(ip: string): boolean {
   const family = isIP(ip);
   if (family === 4) {

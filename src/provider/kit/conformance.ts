@@ -33,6 +33,7 @@ export const CHECKS: readonly Check[] = [
 /**
  * Capabilities without a check: to see them at work takes more of the image, the host or the network than a kit can ask
  * for.
+ * @internal
  */
 export const UNCHECKED: readonly Capability[] = [
   "registry_auth",

@@ -81,7 +81,7 @@ function within<T>(signal: AbortSignal, work: Promise<T>): Promise<T> {
 }
 
 /** Runs a command to its end; stdout and stderr together, cut at 10 KiB. */
-export async function runCommand(
+async function runCommand(
   command: string[],
   target: Target,
   signal: AbortSignal,

@@ -5,7 +5,7 @@
  */
 import { VmletError } from "../../util/errors.ts";
 
-export const FLAG_FIN = 0x01;
+const FLAG_FIN = 0x01;
 
 export const RST_STATUS = {
   protocolError: 1,
@@ -167,6 +167,7 @@ export function dataHeader(streamId: number, length: number, fin: boolean): Buff
   return header;
 }
 
+/** @internal */
 export function synStreamFrame(streamId: number, headerBlock: Buffer, fin = false): Buffer {
   return control(
     CONTROL_TYPES.synStream,

@@ -24,7 +24,7 @@ import {
 } from "./frames.ts";
 import { HeaderInflater, emptyHeaderBlock } from "./headers.ts";
 
-export interface SpdySessionOptions {
+interface SpdySessionOptions {
   clock: Clock;
   /** Called for every stream the peer opens, after the reply was sent. Must not throw. */
   onStream(stream: SpdyStream): void;

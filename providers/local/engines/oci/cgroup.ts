@@ -20,7 +20,7 @@ const MACHINES_SHARE = 0.8;
 /** v1 reports "no limit" as a number near 2^63. */
 const UNLIMITED = 2 ** 60;
 
-export interface CgroupUsage {
+interface CgroupUsage {
   cpuNs: number;
   memoryUsage: number;
   /** Usage without inactive page cache: what kubelet and the OOM killer go by. */

@@ -41,7 +41,7 @@ import { OciRuntime } from "./runtime.ts";
 import { runtimeProblems } from "./runtime-version.ts";
 import type { SeccompSource } from "../../bundle/seccomp.ts";
 
-export interface OciEngineOptions {
+interface OciEngineOptions {
   /** The backend's state directory. */
   stateDir: string;
   clock: Clock;

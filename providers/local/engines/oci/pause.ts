@@ -34,7 +34,7 @@ export function pauseProgram(nodeArch: string): Buffer | undefined {
 }
 
 /** An ELF executable for x86-64 of position-independent code. */
-export function tinyProgram(code: Buffer): Buffer {
+function tinyProgram(code: Buffer): Buffer {
   const size = BigInt(HEADERS_SIZE + code.length);
   const headers = Buffer.alloc(HEADERS_SIZE);
   headers.write("\x7fELF\x02\x01\x01", 0, "latin1");

@@ -4,7 +4,7 @@
 import { resolve } from "node:path";
 import { allProcesses, processEnv, type ProcessStat } from "../../host/proc.ts";
 
-export interface OwnedProcess {
+interface OwnedProcess {
   stat: ProcessStat;
   machine: string;
   container: string;

@@ -39,7 +39,7 @@ import { writeJson } from "../../machine/store.ts";
 import { PROCESS_CAPABILITIES } from "../capabilities.ts";
 import { OwnedProcesses } from "./owned.ts";
 
-export interface ProcessEngineOptions {
+interface ProcessEngineOptions {
   /** The backend's state directory: processes that carry it in their environment are this backend's. */
   stateDir: string;
   /** What to run for an image when a container has no command. `*` stands for every other image. */

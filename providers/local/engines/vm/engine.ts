@@ -32,7 +32,7 @@ import { moveIn, VmSandbox, vmSize } from "./sandbox.ts";
 import { destroyVm, Vm, type VmContext, vmKeys } from "./vm.ts";
 import { warming } from "./warm.ts";
 
-export interface VmEngineOptions {
+interface VmEngineOptions {
   /** The backend's state directory. */
   stateDir: string;
   clock: Clock;

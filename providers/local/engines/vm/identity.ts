@@ -9,7 +9,7 @@ import { commandLine, quote, type GuestCommand } from "./control.ts";
 const SEED_BYTES = 64;
 
 /** What makes it this machine. */
-export interface MachineIdentity {
+interface MachineIdentity {
   machineId: string;
   spec: MachineSpec;
   address: string;

@@ -3,7 +3,7 @@ import { type Logger, pause } from "../../../../src/provider/kit/index.ts";
 import type { VmSize } from "./qemu.ts";
 import { destroyVm, Vm, type VmContext } from "./vm.ts";
 
-export interface PoolOptions {
+interface PoolOptions {
   /** How many wait. */
   machines: number;
   size: VmSize;
@@ -16,7 +16,10 @@ const MAX_EXCESS = 2;
 /** Behind what machines wait for. */
 const PRIORITY = -1;
 
-/** What the log says of each VM that is ready. */
+/**
+ * What the log says of each VM that is ready.
+ * @internal
+ */
 export const WAITING = "A VM waits in the warm pool";
 
 export class VmPool {

@@ -20,7 +20,7 @@ import { bootId } from "./frequency.ts";
 import { MAX_PORTS } from "./ports.ts";
 import { Qmp } from "./qmp.ts";
 
-export type Accelerator = "kvm" | "tcg";
+type Accelerator = "kvm" | "tcg";
 
 export interface VmSize {
   memoryMib: number;
@@ -50,7 +50,7 @@ export interface VmProcess {
   startTime: string;
 }
 
-export interface QemuOptions {
+interface QemuOptions {
   /** Guest image: vmlinux, base.cpio, version. */
   guestDir: string;
   /** Templates are kept here. */
@@ -84,6 +84,7 @@ const MACHINE = "microvm,pcie=on";
 /**
  * Under KVM a guest has the host's processor, but not its virtualisation nor its performance counters: serving a
  * guest's own guests is much of what KVM has had holes in, and counters tell of what else runs there.
+ * @internal
  */
 export const PROCESSOR: Readonly<Record<Accelerator, readonly string[]>> = {
   kvm: ["-accel", "kvm", "-cpu", "host,-vmx,-svm,pmu=off"],

@@ -4,7 +4,7 @@ import { onAbort } from "../../../../src/provider/kit/index.ts";
 
 const MAX_LINE_BYTES = 1 << 20;
 
-export class QmpError extends Error {}
+class QmpError extends Error {}
 
 export class Qmp {
   readonly #socket: Socket;

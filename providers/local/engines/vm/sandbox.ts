@@ -553,7 +553,10 @@ function dialAddress(host: string, port: number, signal: AbortSignal): Promise<D
   });
 }
 
-/** Output of `vmlet stats`: the guest may print anything, only numbers count. */
+/**
+ * Output of `vmlet stats`: the guest may print anything, only numbers count.
+ * @internal
+ */
 export function parseStats(text: string): {
   containers: Map<string, Map<string, number>>;
   volumes: Map<string, number>;
