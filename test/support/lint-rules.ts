@@ -1,6 +1,8 @@
 /**
- * Lint rules of our own, as a plugin of oxlint. Whatever is matched here was written by a tenant, a guest or a backend, so every
- * regular expression has to be done in linear time: it is written down as a literal, and none of these blow up.
+ * Lint rules of our own, as a plugin of oxlint.
+ *
+ * What the sources match was written by a tenant, a guest or a backend, so every regular expression has to be done in
+ * linear time: it is written down as a literal, and none of these takes longer. And a class is short enough to be read.
  */
 import { analyse } from "scslre";
 
@@ -13,9 +15,11 @@ interface Node {
   callee?: Node;
   property?: Node;
   arguments?: readonly Node[];
+  loc?: { start: { line: number }; end: { line: number } };
 }
 
 interface Context {
+  options?: readonly unknown[];
   report(problem: { node: Node; message: string }): void;
 }
 
@@ -60,7 +64,24 @@ const noVariableRegexp = {
   },
 };
 
+/** A class of more lines than `max` has more than one trade. */
+const maxClassLines = {
+  meta: { schema: [{ type: "object" }] },
+  create: (context: Context) => {
+    const { max } = context.options![0] as { max: number };
+    const check = (node: Node): void => {
+      const lines = node.loc!.end.line - node.loc!.start.line + 1;
+      if (lines > max) context.report({ node, message: `has ${lines} lines, more than ${max}: give it fewer trades` });
+    };
+    return { ClassDeclaration: check, ClassExpression: check };
+  },
+};
+
 export default {
   meta: { name: "vmlet" },
-  rules: { "linear-regexp": linearRegexp, "no-variable-regexp": noVariableRegexp },
+  rules: {
+    "linear-regexp": linearRegexp,
+    "no-variable-regexp": noVariableRegexp,
+    "max-class-lines": maxClassLines,
+  },
 };
