@@ -7,11 +7,11 @@ const ENGINES = ["oci/**/*", "vm/**/*", "*/oci", "kube/dead-line"].map((path) =>
 const HOSTILE = "test/integration/hostile/hostile.test.ts";
 
 interface Options {
-  timeoutMs?: number;
-  serial?: boolean;
-  include?: string[];
-  exclude?: string[];
-  globalSetup?: string[];
+  timeoutMs?: number | undefined;
+  serial?: boolean | undefined;
+  include?: string[] | undefined;
+  exclude?: string[] | undefined;
+  globalSetup?: string[] | undefined;
 }
 
 const suite = (name: string, options: Options = {}) => ({

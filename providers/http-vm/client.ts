@@ -38,8 +38,8 @@ export interface Call {
   method: "GET" | "PUT" | "POST" | "PATCH" | "DELETE";
   /** From `/v1` on, ids already encoded. */
   path: string;
-  query?: URLSearchParams;
-  body?: object;
+  query?: URLSearchParams | undefined;
+  body?: object | undefined;
   signal: AbortSignal;
 }
 
@@ -141,7 +141,7 @@ export class MachineApiClient {
   async stream(
     call: Call,
     contentType: string,
-    options: { accept?: string; silenceMs?: number } = {},
+    options: { accept?: string | undefined; silenceMs?: number | undefined } = {},
   ): Promise<StreamReply> {
     const response = await this.#repeatable(call, async () => {
       const { response, requestId } = await this.#send(call, "streams", options.accept);

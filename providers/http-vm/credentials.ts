@@ -9,10 +9,10 @@ import { type Clock, ProviderError } from "../../src/provider/kit/index.ts";
 const CHECK_MS = 1000;
 
 export interface CredentialFiles {
-  tokenFile?: string;
-  caFile?: string;
-  certFile?: string;
-  keyFile?: string;
+  tokenFile?: string | undefined;
+  caFile?: string | undefined;
+  certFile?: string | undefined;
+  keyFile?: string | undefined;
 }
 
 export interface Credentials {

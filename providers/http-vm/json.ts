@@ -11,7 +11,7 @@ const FORBIDDEN_KEYS: readonly string[] = ["__proto__", "constructor", "prototyp
 /** One value, or why it cannot be used; `value` is then what could be read of it all the same. */
 export interface Parsed {
   value?: unknown;
-  fault?: InvalidReplyError;
+  fault?: InvalidReplyError | undefined;
 }
 
 /** @throws InvalidReplyError json, depth, keys or duplicate_key */

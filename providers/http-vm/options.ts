@@ -19,16 +19,16 @@ export interface Deadlines {
 export interface HttpVmOptions {
   /** `https://host:port/prefix`, `http://` on loopback, or `unix:///path`. */
   url: string;
-  name?: string;
-  credentials?: CredentialFiles;
+  name?: string | undefined;
+  credentials?: CredentialFiles | undefined;
   /** Plain HTTP beyond loopback shows every secret of every pod to the network. For experiments. */
-  allowPlainHttp?: boolean;
-  pacing?: Partial<PacingOptions>;
-  deadlines?: Partial<Deadlines>;
-  clock?: Clock;
-  logger?: Logger;
+  allowPlainHttp?: boolean | undefined;
+  pacing?: Partial<PacingOptions> | undefined;
+  deadlines?: Partial<Deadlines> | undefined;
+  clock?: Clock | undefined;
+  logger?: Logger | undefined;
   /** Called for every reply that was refused or corrected, for a counter. */
-  onInvalidReply?: (reason: InvalidReason) => void;
+  onInvalidReply?: ((reason: InvalidReason) => void) | undefined;
 }
 
 /** reliability.md §2.8. */

@@ -72,7 +72,7 @@ export class HttpVmProvider implements Provider {
   #pageItems: number;
 
   /** @throws TypeError when the url cannot be used */
-  constructor(options: HttpVmOptions & { limits?: Partial<HttpVmLimits> }) {
+  constructor(options: HttpVmOptions & { limits?: Partial<HttpVmLimits> | undefined }) {
     this.name = options.name ?? "http-vm";
     this.#client = new MachineApiClient(options);
     this.#limits = { ...DEFAULT_LIMITS, ...options.limits };
@@ -107,7 +107,7 @@ export class HttpVmProvider implements Provider {
   }
 
   async getPods(
-    options: CallOptions & { labels: Record<string, string>; includeDeleted?: boolean },
+    options: CallOptions & { labels: Record<string, string>; includeDeleted?: boolean | undefined },
   ): Promise<MachineList> {
     const judged = new Map<string, Judged>();
     const cursors = new Set<string>();
@@ -137,7 +137,7 @@ export class HttpVmProvider implements Provider {
 
   /** A page that is too large is asked for again with fewer machines on it: each of them may be of any legal size. */
   async #page(
-    options: CallOptions & { labels: Record<string, string>; includeDeleted?: boolean },
+    options: CallOptions & { labels: Record<string, string>; includeDeleted?: boolean | undefined },
     cursor: string | undefined,
   ): Promise<{ items: Parsed[]; chars: number; revision: number; next_cursor?: string }> {
     const query = labelQuery(options.labels);
@@ -183,7 +183,7 @@ export class HttpVmProvider implements Provider {
       method: "DELETE",
       path: machinePath(id),
       signal,
-      ...(query === undefined ? {} : { query }),
+      query,
     });
   }
 
@@ -204,7 +204,7 @@ export class HttpVmProvider implements Provider {
     // A quiet container does not mean a dead stream: a followed log may be silent for as long as it likes.
     const stream = await this.#client.stream(call, LOG_TYPE, {
       accept: LOG_TYPE,
-      ...(options.follow === true ? {} : { silenceMs: this.#client.deadlines.silenceMs }),
+      silenceMs: options.follow === true ? undefined : this.#client.deadlines.silenceMs,
     });
     try {
       for await (const records of recordBatches(stream.chunks, MAX_LOG_RECORD_BYTES)) {
@@ -382,7 +382,7 @@ export class HttpVmProvider implements Provider {
     }
     const { revision, machine } = value;
     const wrong = fault ?? revisionFault(revision, last);
-    const judged = this.#judge({ value: machine, ...(wrong !== undefined && { fault: wrong }) }, labels);
+    const judged = this.#judge({ value: machine, fault: wrong }, labels);
     return judged && { revision: wrong === undefined ? (revision as number) : last, ...judged };
   }
 

@@ -52,7 +52,7 @@ export async function startBackend(config: BackendConfig, surroundings: BackendS
     stateDir,
     clock,
     logger,
-    ...(hostAddress !== undefined && { hostAddress }),
+    hostAddress,
     reservedPorts: "port" in config.listen ? [config.listen.port] : [],
   });
   const problems = [...checkHost(), ...(await engine.check())];
@@ -76,7 +76,7 @@ export async function startBackend(config: BackendConfig, surroundings: BackendS
     startConcurrency: config.startConcurrency,
     logMaxBytes: logBytesOf(config),
     logMaxFiles: config.logs.maxFiles,
-    ...(capacity === undefined ? {} : { capacity }),
+    capacity,
   });
   try {
     const { listen } = config;
@@ -87,7 +87,7 @@ export async function startBackend(config: BackendConfig, surroundings: BackendS
       clock,
       auth: authOf(config, logger),
       auditCommands: config.audit.commands,
-      ...(tls === undefined ? {} : { tls: tls.used }),
+      tls: tls?.used,
     });
     const { url } = await server.listen(
       "socket" in listen ? { socketPath: listen.socket } : { host: listen.address, port: listen.port },
@@ -138,7 +138,7 @@ function readTls(files: TlsFiles): ServerTls {
       cause,
     });
   }
-  return { ...pair, ...(files.clientCaFile === undefined ? {} : { clientCa: read("clientCaFile") }) };
+  return { ...pair, clientCa: files.clientCaFile === undefined ? undefined : read("clientCaFile") };
 }
 
 /** Serves with what the files hold from then on, when they have changed. @returns what ends that */

@@ -59,13 +59,13 @@ interface LocalProviderOptions {
   /** Shown in the machine's status. */
   host: string;
   version: string;
-  capacity?: ProviderCapacity;
+  capacity?: ProviderCapacity | undefined;
   /** Sandboxes and containers that may be starting at once. */
-  startConcurrency?: number;
-  logMaxBytes?: number;
-  logMaxFiles?: number;
+  startConcurrency?: number | undefined;
+  logMaxBytes?: number | undefined;
+  logMaxFiles?: number | undefined;
   /** For tests; default: shim processes. */
-  shims?: Shims;
+  shims?: Shims | undefined;
 }
 
 const START_CONCURRENCY = 8;
@@ -255,7 +255,9 @@ export class LocalProvider implements Provider {
     });
   }
 
-  getPods(options: CallOptions & { labels: Record<string, string>; includeDeleted?: boolean }): Promise<MachineList> {
+  getPods(
+    options: CallOptions & { labels: Record<string, string>; includeDeleted?: boolean | undefined },
+  ): Promise<MachineList> {
     return this.#call(options, () => {
       const all = [...this.#supervisors.values()]
         .filter(({ spec }) => carries(spec.labels, options.labels))

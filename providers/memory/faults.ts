@@ -49,7 +49,7 @@ export function randomFaults(options: {
   random: Random;
   probability: number;
   faults: readonly Fault[];
-  operations?: readonly Operation[];
+  operations?: readonly Operation[] | undefined;
 }): FaultPlan {
   return (operation) => {
     if (options.operations?.includes(operation) === false || options.random() >= options.probability) return undefined;

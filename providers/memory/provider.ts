@@ -46,27 +46,27 @@ export const MEMORY_CAPABILITIES: readonly Capability[] = [
 ];
 
 export interface MemoryProviderOptions {
-  name?: string;
-  clock?: Clock;
-  capabilities?: readonly Capability[];
+  name?: string | undefined;
+  clock?: Clock | undefined;
+  capabilities?: readonly Capability[] | undefined;
   /** What it says that its machines are (GOARCH). Default: this host's. */
-  architecture?: string;
+  architecture?: string | undefined;
   /** Time in each state before a machine runs. Default: none, it runs when createPod returns. */
-  stages?: Partial<Stages>;
+  stages?: Partial<Stages> | undefined;
   /** Default: what its command says, as far as shell.ts knows it; any other command runs until it is stopped. */
-  behaviour?: Behaviour;
+  behaviour?: Behaviour | undefined;
   /** Default: images of a registry in `.invalid` cannot be pulled. */
-  images?: ImagePolicy;
-  faults?: FaultPlan;
+  images?: ImagePolicy | undefined;
+  faults?: FaultPlan | undefined;
   /** getPods hides machines that are younger than this: a backend that breaks "read your writes". */
-  listLagMs?: number;
+  listLagMs?: number | undefined;
   /** Events that are remembered; a watch from before them is `gone`. Default 10,000. */
-  historyLimit?: number;
+  historyLimit?: number | undefined;
   /** Default one hour. */
-  tombstoneMs?: number;
-  capacity?: ProviderCapacity;
+  tombstoneMs?: number | undefined;
+  capacity?: ProviderCapacity | undefined;
   /** More machines than this are refused with `quota`. */
-  maxMachines?: number;
+  maxMachines?: number | undefined;
 }
 
 const DEFAULT_CAPACITY: ProviderCapacity = {
@@ -120,7 +120,9 @@ export class MemoryProvider implements Provider {
     return this.#call("getPod", id, signal, () => this.#find(id));
   }
 
-  getPods(options: CallOptions & { labels: Record<string, string>; includeDeleted?: boolean }): Promise<MachineList> {
+  getPods(
+    options: CallOptions & { labels: Record<string, string>; includeDeleted?: boolean | undefined },
+  ): Promise<MachineList> {
     return this.#call("getPods", undefined, options.signal, () => {
       const wanted = Object.entries(options.labels);
       const visibleUntil = this.#clock.now() - (this.#options.listLagMs ?? 0);

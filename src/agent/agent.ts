@@ -69,13 +69,13 @@ export interface AgentOptions {
  */
 export function connect(options: {
   config: AgentConfig;
-  node?: Pick<NodeConfig, "name">;
+  node?: Pick<NodeConfig, "name"> | undefined;
   clock: Clock;
   logger: Logger;
   version: string;
-  metrics?: Metrics;
+  metrics?: Metrics | undefined;
   /** identity.mode certificate: the node's own. */
-  certificate?: NodeCertificate;
+  certificate?: NodeCertificate | undefined;
 }): KubeTransport {
   const { config, node, metrics, certificate } = options;
   let kubeConfig;
@@ -90,23 +90,21 @@ export function connect(options: {
     logger: options.logger,
     version: options.version,
     rateLimit: { perSecond: config.api.qps, burst: config.api.burst },
-    ...(node !== undefined &&
-      config.identity.mode === "impersonate" && {
-        impersonate: { user: `system:node:${node.name}`, groups: ["system:nodes"] },
-      }),
-    ...(certificate && { clientCertificate: certificate.current }),
-    ...(metrics && {
-      metrics: {
-        onRequest: ({ verb, host, code, seconds }) => {
-          metrics.restClientRequests.inc({ code, method: verb, host });
-          metrics.restClientDuration.observe({ verb, host }, seconds);
-        },
-        onRetry: ({ verb, host, code }) => metrics.restClientRetries.inc({ code, verb, host }),
-        onRateLimited: ({ verb, host, seconds }) =>
-          metrics.restClientRateLimiterDuration.observe({ verb, host }, seconds),
-        onServerTime: (ms) => metrics.clockSkew.set(Math.trunc((options.clock.now() - ms) / 1000)),
+    impersonate:
+      node !== undefined && config.identity.mode === "impersonate"
+        ? { user: `system:node:${node.name}`, groups: ["system:nodes"] }
+        : undefined,
+    clientCertificate: certificate?.current,
+    metrics: metrics && {
+      onRequest: ({ verb, host, code, seconds }) => {
+        metrics.restClientRequests.inc({ code, method: verb, host });
+        metrics.restClientDuration.observe({ verb, host }, seconds);
       },
-    }),
+      onRetry: ({ verb, host, code }) => metrics.restClientRetries.inc({ code, verb, host }),
+      onRateLimited: ({ verb, host, seconds }) =>
+        metrics.restClientRateLimiterDuration.observe({ verb, host }, seconds),
+      onServerTime: (ms) => metrics.clockSkew.set(Math.trunc((options.clock.now() - ms) / 1000)),
+    },
   });
 }
 
@@ -175,7 +173,7 @@ export class Agent {
       for (const node of config.nodes) {
         const nodeLogger = logger.child({ node: node.name });
         const certificate = certificates.get(node.name);
-        const kube = connect({ config, node, clock, logger, version, metrics, ...(certificate && { certificate }) });
+        const kube = connect({ config, node, clock, logger, version, metrics, certificate });
         let agent: NodeAgent | undefined;
         const events = new EventRecorder({
           kube: elector === undefined ? kube : guardedKube(kube, elector.guard),
@@ -205,8 +203,8 @@ export class Agent {
           metrics,
           livez,
           readyz,
-          ...(certificate && { certificate }),
-          ...(elector && { guard: elector.guard }),
+          certificate,
+          guard: elector?.guard,
         });
         nodes.push(agent);
       }

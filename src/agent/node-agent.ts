@@ -75,9 +75,9 @@ interface NodeAgentOptions {
   logger: Logger;
   signal: AbortSignal;
   /** Throws when this agent has lost its leadership. */
-  guard?: () => void;
+  guard?: (() => void) | undefined;
   /** The client certificate that `kube` acts by, when it has to be kept fresh. */
-  certificate?: NodeCertificate;
+  certificate?: NodeCertificate | undefined;
 }
 
 /** Requests are served only after this much of the shutdown grace; streams get what is left. */
@@ -157,9 +157,7 @@ export class NodeAgent {
       daemonSets: node.daemonSets,
       allowedUnsafeSysctls: node.allowedUnsafeSysctls,
       runtimeHandlers: node.runtimeHandlers,
-      ...(node.imageCredentialProvider && {
-        imageCredentials: credentials(node.imageCredentialProvider, tokens, options),
-      }),
+      imageCredentials: node.imageCredentialProvider && credentials(node.imageCredentialProvider, tokens, options),
     });
     const prober = (this.#agentProber = node.agentProbes ? this.#prober(provider) : undefined);
     this.pods = new PodController({
@@ -174,7 +172,7 @@ export class NodeAgent {
       concurrency: node.podConcurrency,
       sweep: node.sweep,
       markCheapToDelete: node.podDeletionCost,
-      ...(options.guard && { guard: options.guard }),
+      guard: options.guard,
       clock,
       random,
       logger,
@@ -183,7 +181,7 @@ export class NodeAgent {
         this.#capabilities = new Set(info.capabilities);
         this.#informed.resolve();
       },
-      ...(prober && { readiness: prober }),
+      readiness: prober,
       hooks: podMetrics(metrics, clock),
       queueMetrics: queueMetrics(metrics, node.name),
     });
@@ -418,9 +416,10 @@ export class NodeAgent {
       },
       allowHostPath: node.allowHostPath,
       instanceTypes: node.instanceTypes,
-      ...(crashLoopBackoff && {
-        backoff: { initial_ms: parseDuration(crashLoopBackoff.initial), max_ms: parseDuration(crashLoopBackoff.max) },
-      }),
+      backoff: crashLoopBackoff && {
+        initial_ms: parseDuration(crashLoopBackoff.initial),
+        max_ms: parseDuration(crashLoopBackoff.max),
+      },
     };
   }
 

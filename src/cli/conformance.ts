@@ -19,20 +19,20 @@ import { signalToStop } from "./exit.ts";
 import { createModuleProvider } from "./provider-module.ts";
 
 interface Flags {
-  module?: string;
-  options?: Record<string, unknown>;
-  tokenFile?: string;
-  caFile?: string;
-  certFile?: string;
-  keyFile?: string;
-  allowPlainHttp?: boolean;
-  image?: string;
-  echoCommand?: string;
-  echoPort?: number;
-  only?: string[];
+  module?: string | undefined;
+  options?: Record<string, unknown> | undefined;
+  tokenFile?: string | undefined;
+  caFile?: string | undefined;
+  certFile?: string | undefined;
+  keyFile?: string | undefined;
+  allowPlainHttp?: boolean | undefined;
+  image?: string | undefined;
+  echoCommand?: string | undefined;
+  echoPort?: number | undefined;
+  only?: string[] | undefined;
   patience: number;
   concurrency: number;
-  json?: boolean;
+  json?: boolean | undefined;
 }
 
 /**
@@ -120,10 +120,10 @@ async function check(url: string, flags: Flags): Promise<number> {
     return 2;
   }
   const credentials: CredentialFiles = {
-    ...(flags.tokenFile === undefined ? {} : { tokenFile: flags.tokenFile }),
-    ...(flags.caFile === undefined ? {} : { caFile: flags.caFile }),
-    ...(flags.certFile === undefined ? {} : { certFile: flags.certFile }),
-    ...(flags.keyFile === undefined ? {} : { keyFile: flags.keyFile }),
+    tokenFile: flags.tokenFile,
+    caFile: flags.caFile,
+    certFile: flags.certFile,
+    keyFile: flags.keyFile,
   };
   const target = { url, credentials, ...(flags.allowPlainHttp === true ? { allowPlainHttp: true } : {}) };
   let provider: HttpVmProvider | undefined;
@@ -134,12 +134,13 @@ async function check(url: string, flags: Flags): Promise<number> {
       signal: signalToStop(),
       patienceMs: flags.patience * 1000,
       concurrency: flags.concurrency,
-      ...(flags.image === undefined ? {} : { image: flags.image }),
-      ...(flags.only === undefined ? {} : { only: flags.only }),
-      ...(flags.echoCommand === undefined || flags.echoPort === undefined
-        ? {}
-        : { echo: { command: ["sh", "-c", flags.echoCommand], port: flags.echoPort } }),
-      ...(flags.json === true ? {} : { onResult: printResult }),
+      image: flags.image,
+      only: flags.only,
+      echo:
+        flags.echoCommand === undefined || flags.echoPort === undefined
+          ? undefined
+          : { command: ["sh", "-c", flags.echoCommand], port: flags.echoPort },
+      onResult: flags.json === true ? undefined : printResult,
     });
     print(flags.json === true ? JSON.stringify(report, null, 2) : closingLines(report).join("\n"));
     return report.failed === 0 ? 0 : 1;

@@ -23,12 +23,12 @@ import { VERSION } from "./version.ts";
 const NODE = "vmlet-dev";
 
 interface DevOptions {
-  kubeconfig?: string;
+  kubeconfig?: string | undefined;
   engine: "process" | "oci" | "vm";
   stateDir: string;
   port: number;
-  nodeAddress?: string;
-  demo?: boolean;
+  nodeAddress?: string | undefined;
+  demo?: boolean | undefined;
   logLevel: LogLevel;
 }
 

@@ -35,7 +35,7 @@ export function nodeCommand(): Command {
         "--kubeconfig <file>",
         "kubeconfig of the cluster (default: KUBECONFIG, ~/.kube/config, or the service account)",
       )
-      .action(async (nodes: string[], options: { kubeconfig?: string }) => {
+      .action(async (nodes: string[], options: { kubeconfig?: string | undefined }) => {
         const kubeConfig = loadKubeConfig({ path: options.kubeconfig });
         const kube = new KubeTransport({ kubeConfig, clock: systemClock, logger: silentLogger, version: VERSION });
         try {

@@ -43,10 +43,10 @@ interface SmokeOptions {
 }
 
 interface SmokeFlags {
-  kubeconfig?: string;
+  kubeconfig?: string | undefined;
   namespace: string;
   image: string;
-  restricted?: boolean;
+  restricted?: boolean | undefined;
   timeout: number;
 }
 

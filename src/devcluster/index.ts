@@ -31,30 +31,30 @@ export type { StoredObject } from "./objects/object.ts";
 export interface DevClusterOptions {
   clock: Clock;
   logger: Logger;
-  random?: Random;
+  random?: Random | undefined;
   /** Default 127.0.0.1: nobody but this machine. */
-  host?: string;
+  host?: string | undefined;
   /** Default 0, any free port. */
-  port?: number;
+  port?: number | undefined;
   /** Serve HTTPS with a certificate made for the occasion. Default true: kubectl sends its token to nothing else. */
-  tls?: boolean;
+  tls?: boolean | undefined;
   /** The administrator's bearer token; by default a random one. */
-  token?: string;
+  token?: string | undefined;
   /** What others than administrators and nodes may do, beyond asking about themselves. */
-  allow?: Allow;
+  allow?: Allow | undefined;
   /**
    * How kubelets know this server when it forwards logs, exec, attach, port-forward and node proxies to them. By
    * default the administrator's token, which a kubelet has reviewed by this very server.
    */
-  kubeletCredential?: KubeletTarget["credential"];
+  kubeletCredential?: KubeletTarget["credential"] | undefined;
   /** Bind pods to nodes; default true. */
-  binder?: boolean;
+  binder?: boolean | undefined;
   /** Run the controllers of workloads, Services and nodes, and collect garbage; default true. */
-  controllers?: boolean;
+  controllers?: boolean | undefined;
   /** How many changes watches can resume across; older ones get 410. Default 20,000. */
-  logSize?: number;
+  logSize?: number | undefined;
   /** How often idle watches get a bookmark; default a minute, as kube-apiserver's. */
-  bookmarkIntervalMs?: number;
+  bookmarkIntervalMs?: number | undefined;
 }
 
 export interface DevCluster {
@@ -81,13 +81,13 @@ export async function startDevCluster(options: DevClusterOptions): Promise<DevCl
   const random = options.random ?? systemRandom;
   const host = options.host ?? "127.0.0.1";
   const token = options.token ?? randomBytes(24).toString("base64url");
-  const storage = new Storage({ ...(options.logSize !== undefined && { logSize: options.logSize }) });
+  const storage = new Storage({ logSize: options.logSize });
   const objects = new ObjectApi({ storage, clock, random });
   const auth = new Auth({
     adminToken: token,
     clock,
     find: (resource, key) => storage.get(resource, key),
-    ...(options.allow && { allow: options.allow }),
+    allow: options.allow,
   });
   const api = new ApiServer({
     objects,

@@ -68,21 +68,21 @@ export async function requestCertificate(options: {
   signerName: string;
   usages: readonly string[];
   subject: Subject;
-  altNames?: SubjectAltNames;
+  altNames?: SubjectAltNames | undefined;
   kube: Kube;
   clock: Clock;
   signal: AbortSignal;
   /** Called with the request's name, for the person who has to approve it. */
-  onRequested?: (name: string) => void;
+  onRequested?: ((name: string) => void) | undefined;
 }): Promise<CertificatePair> {
   const { kube, clock, signal, subject, altNames, signerName, usages } = options;
   const keys = generateKeyPair();
-  const request = createSigningRequest({ subject, keys, ...(altNames && { altNames }) });
+  const request = createSigningRequest({ subject, keys, altNames });
   const csrPath = (name?: string) =>
     resourcePath({
       group: "certificates.k8s.io",
       resource: "certificatesigningrequests",
-      ...(name !== undefined && { name }),
+      name,
     });
   const created = await kube.request<SigningRequest>({
     method: "POST",

@@ -40,24 +40,26 @@ export interface EventRecorderOptions {
   clock: Clock;
   logger: Logger;
   /** Spreads the retries of several agents; without it they are not spread. */
-  random?: Random;
+  random?: Random | undefined;
   /** `source.component`: "kubelet", which is what tools look for. */
   component: string;
   /** `source.host`: the node's name. */
   host: string;
-  limits?: {
-    /**
-     * Events that wait at most; beyond that some are dropped, normal ones first. Default 10,000: client-go's 1000 lose
-     * some of a burst of pods.
-     */
-    queue?: number;
-    /** Default 50/s, bursts of 100. */
-    perSecond?: number;
-    burst?: number;
-  };
+  limits?:
+    | {
+        /**
+         * Events that wait at most; beyond that some are dropped, normal ones first. Default 10,000: client-go's 1000 lose
+         * some of a burst of pods.
+         */
+        queue?: number;
+        /** Default 50/s, bursts of 100. */
+        perSecond?: number;
+        burst?: number;
+      }
+    | undefined;
   /** Whether there is more urgent work: an event then waits for a quieter moment, but not for long. */
-  isBusy?: () => boolean;
-  onDropped?: (reason: DropReason) => void;
+  isBusy?: (() => boolean) | undefined;
+  onDropped?: ((reason: DropReason) => void) | undefined;
 }
 
 export type DropReason = "queue_full" | "spam" | "rejected" | "unreachable";

@@ -29,12 +29,12 @@ interface LeaderElectionOptions {
   /** Unique to this process. */
   identity: string;
   /** Others wait this long, from the last change that they saw. Default 15 s. */
-  leaseDurationMs?: number;
+  leaseDurationMs?: number | undefined;
   /** A leader that could not renew for this long stops leading. Default 10 s. */
-  renewDeadlineMs?: number;
+  renewDeadlineMs?: number | undefined;
   /** Default 2 s. */
-  retryPeriodMs?: number;
-  onLeading?: (leading: boolean) => void;
+  retryPeriodMs?: number | undefined;
+  onLeading?: ((leading: boolean) => void) | undefined;
 }
 
 export class LeaderElector {

@@ -32,8 +32,8 @@ export function resourcePath(r: {
   version?: string;
   resource: string;
   namespace?: string;
-  name?: string;
-  subresource?: string;
+  name?: string | undefined;
+  subresource?: string | undefined;
 }): string {
   let path = groupPath(r.group ?? "", r.version ?? "v1");
   if (r.namespace !== undefined) path += `/namespaces/${segment("namespace", r.namespace)}`;
@@ -45,10 +45,10 @@ export function resourcePath(r: {
 
 export const podsPath = () => resourcePath({ resource: "pods" });
 export const podPath = (namespace: string, name: string, subresource?: "status" | "binding") =>
-  resourcePath({ resource: "pods", namespace, name, ...(subresource && { subresource }) });
+  resourcePath({ resource: "pods", namespace, name, subresource });
 export const nodesPath = () => resourcePath({ resource: "nodes" });
 export const nodePath = (name: string, subresource?: "status") =>
-  resourcePath({ resource: "nodes", name, ...(subresource && { subresource }) });
+  resourcePath({ resource: "nodes", name, subresource });
 export const leasesPath = (namespace: string) =>
   resourcePath({ group: "coordination.k8s.io", resource: "leases", namespace });
 export const leasePath = (namespace: string, name: string) =>

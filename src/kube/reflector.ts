@@ -31,18 +31,18 @@ export interface ReflectorOptions<T extends KubeObject> {
   kube: Kube;
   /** The collection: see `paths.ts`. */
   path: string;
-  query?: { fieldSelector?: string; labelSelector?: string };
+  query?: { fieldSelector?: string; labelSelector?: string } | undefined;
   store: Store<T>;
   clock: Clock;
   random: Random;
   logger: Logger;
   /** Objects that this refuses are skipped and counted: a server that sends another node's pods is not believed. */
-  accept?: (object: T) => boolean;
-  onError?: (error: Error) => void;
+  accept?: ((object: T) => boolean) | undefined;
+  onError?: ((error: Error) => void) | undefined;
   /** Reconnect after this long without any event. Default 180 s. */
-  inactivityMs?: number;
+  inactivityMs?: number | undefined;
   /** Default 500. */
-  pageSize?: number;
+  pageSize?: number | undefined;
 }
 
 /** What has happened so far, for metrics. */

@@ -35,7 +35,7 @@ export class Store<T extends KubeObject> {
   #synced = false;
   readonly #syncWaiters = new Set<() => void>();
 
-  constructor(options: { logger: Logger; indexers?: Record<string, Indexer<T>> }) {
+  constructor(options: { logger: Logger; indexers?: Record<string, Indexer<T>> | undefined }) {
     this.#logger = options.logger;
     for (const [name, valuesOf] of Object.entries(options.indexers ?? {})) {
       this.#indexes.set(name, { valuesOf, uids: new Map() });

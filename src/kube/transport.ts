@@ -38,31 +38,31 @@ export interface KubeTransportOptions {
   kubeConfig: KubeConfig;
   clock: Clock;
   logger: Logger;
-  metrics?: TransportMetrics;
+  metrics?: TransportMetrics | undefined;
   /** Sent as `User-Agent: vmlet/<version>`. */
-  version?: string;
+  version?: string | undefined;
   /** Every request is made as this user: the agent acts as `system:node:<name>`. */
   impersonate?: { user: string; groups: readonly string[] } | undefined;
   /** Who we are instead of what the kubeconfig says, as soon as there is a value; asked again every few seconds. */
-  clientCertificate?: () => CertificatePair | undefined;
+  clientCertificate?: (() => CertificatePair | undefined) | undefined;
   /**
    * Client-side limit of each lane but the lease's. Default 50/s with bursts of 100, as the kubelet's; `false` for
    * none.
    */
   rateLimit?: { perSecond: number; burst: number } | false | undefined;
   /** Limit of one request, retries included. Default 30 s. */
-  timeoutMs?: number;
+  timeoutMs?: number | undefined;
   /** Connections for calls. Default 64. */
-  connections?: number;
+  connections?: number | undefined;
   /** Calls about the objects of one namespace that may be under way at once. Default a quarter of `connections`. */
-  perNamespace?: number;
+  perNamespace?: number | undefined;
   /**
    * Longest watch event and longest item of a list taken. Default 32 MiB: the largest request that the API server takes
    * (3 MiB), every character of it escaped (a `<` comes back as six), and as much again.
    */
-  maxEventBytes?: number;
+  maxEventBytes?: number | undefined;
   /** Longest reply taken. Default 64 MiB. */
-  maxReplyBytes?: number;
+  maxReplyBytes?: number | undefined;
 }
 
 /** client-go's `withRetry` gives up after as many. */

@@ -36,12 +36,12 @@ export interface AuthOptions {
    * TLS says.
    */
   acceptCertificates(connection: Socket): boolean;
-  tokenTtlMs?: number;
-  allowTtlMs?: number;
-  denyTtlMs?: number;
+  tokenTtlMs?: number | undefined;
+  allowTtlMs?: number | undefined;
+  denyTtlMs?: number | undefined;
   /** Failures per second from one address before further tokens are not even looked at. */
-  failuresPerSecond?: number;
-  maxReviewsInFlight?: number;
+  failuresPerSecond?: number | undefined;
+  maxReviewsInFlight?: number | undefined;
 }
 
 export const TOKEN_TTL_MS = 2 * 60_000;

@@ -99,12 +99,12 @@ export interface KubeletServerOptions {
   metrics: Metrics;
   certificate: Reloadable<ServingCertificate>;
   /** Without one, or while it has no value, only bearer tokens are accepted. */
-  clientCa?: Reloadable<string>;
+  clientCa?: Reloadable<string> | undefined;
   /**
    * Answer GET of /metrics/resource and /stats/summary without credentials. For test suites that scrape through
    * pods/proxy. Default false.
    */
-  anonymousMetrics?: boolean;
+  anonymousMetrics?: boolean | undefined;
   /** Select this node's machines, for one call of `getStats`. */
   machineLabels: Readonly<Record<string, string>>;
   capacity: () => MachineCapacity;
@@ -112,12 +112,14 @@ export interface KubeletServerOptions {
   /** The effective KubeletConfiguration, without kind and apiVersion. */
   configuration: () => object;
   /** The tallies of the probes that the agent runs itself. */
-  ownProbes?: () => readonly ContainerProbes[];
+  ownProbes?: (() => readonly ContainerProbes[]) | undefined;
   /** How much of a command the audit says. Default: its first word. */
   auditCommands?: AuditedCommand | undefined;
-  auth?: Pick<AuthOptions, "tokenTtlMs" | "allowTtlMs" | "denyTtlMs" | "failuresPerSecond" | "maxReviewsInFlight">;
-  limits?: Partial<KubeletLimits>;
-  selfUsage?: SelfUsage;
+  auth?:
+    | Pick<AuthOptions, "tokenTtlMs" | "allowTtlMs" | "denyTtlMs" | "failuresPerSecond" | "maxReviewsInFlight">
+    | undefined;
+  limits?: Partial<KubeletLimits> | undefined;
+  selfUsage?: SelfUsage | undefined;
 }
 
 export interface KubeletServer {

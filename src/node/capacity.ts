@@ -73,9 +73,9 @@ interface ProviderCapacitySourceOptions {
   random: Random;
   logger: Logger;
   /** Called when the report differs from the one before. */
-  onChange?: () => void;
+  onChange?: (() => void) | undefined;
   /** Default 30 s. */
-  everyMs?: number;
+  everyMs?: number | undefined;
 }
 
 /** Asks the provider every so often. Its last report stands while it does not answer. */

@@ -27,7 +27,7 @@ interface NodeLeaseOptions {
   nodeName: string;
   /** The Node's UID, once it is known: the lease goes when the Node goes. */
   nodeUid: () => string | undefined;
-  onRenewed?: (seconds: number) => void;
+  onRenewed?: ((seconds: number) => void) | undefined;
 }
 
 /**

@@ -44,12 +44,14 @@ interface NodeControllerOptions {
   settings: NodeSettings;
   capacity: CapacitySource;
   backend: BackendHealth;
-  metrics?: {
-    onRegistered(): void;
-    /** Which version the node reports, as soon as the API server has told its own. */
-    onKubeletVersion(version: string): void;
-    onLeaseRenewed(seconds: number): void;
-  };
+  metrics?:
+    | {
+        onRegistered(): void;
+        /** Which version the node reports, as soon as the API server has told its own. */
+        onKubeletVersion(version: string): void;
+        onLeaseRenewed(seconds: number): void;
+      }
+    | undefined;
 }
 
 // The kubelet's frequencies (nodeStatusUpdateFrequency, nodeStatusReportFrequency, fast status update).
@@ -103,7 +105,7 @@ export class NodeController {
       logger,
       nodeName: settings.name,
       nodeUid: () => this.#uid,
-      ...(metrics && { onRenewed: (seconds: number) => metrics.onLeaseRenewed(seconds) }),
+      onRenewed: metrics && ((seconds: number) => metrics.onLeaseRenewed(seconds)),
     });
     this.store.onChange(({ type, object }) => {
       const { uid } = object.metadata!;

@@ -20,10 +20,10 @@ export interface NodeSettings {
    */
   hostname?: string | undefined;
   /** Added to the standard labels, and winning over them. */
-  labels?: Readonly<Record<string, string>>;
-  annotations?: Readonly<Record<string, string>>;
+  labels?: Readonly<Record<string, string>> | undefined;
+  annotations?: Readonly<Record<string, string>> | undefined;
   /** Only a new Node gets them: NodeRestriction forbids a node to change its taints later. */
-  taints?: readonly Taint[];
+  taints?: readonly Taint[] | undefined;
   /** Port of the kubelet API that the API server dials. */
   kubeletPort: number;
   /** The provider's name, and its version once it has told it: the container runtime of the node. */
@@ -31,9 +31,9 @@ export interface NodeSettings {
   /** What the backend says that it can do, once it has; decides which features the node declares, and labels. */
   capabilities?: readonly Capability[] | undefined;
   /** Default linux/amd64. */
-  platform?: Platform;
+  platform?: Platform | undefined;
   /** How long the node stays Ready while its backend does not answer. Default 10 minutes. */
-  backendOutageGraceMs?: number;
+  backendOutageGraceMs?: number | undefined;
 }
 
 /** What the machines' programs are built for, in Go's words. */

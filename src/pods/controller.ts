@@ -43,24 +43,24 @@ export interface PodControllerOptions {
   concurrency: number;
   sweep: { enabled: boolean; maxPerMinute: number };
   /** Annotate pods of ReplicaSets so that scale-in removes them first. */
-  markCheapToDelete?: boolean;
+  markCheapToDelete?: boolean | undefined;
   /** Throws when this agent has lost its leadership. */
-  guard?: () => void;
+  guard?: (() => void) | undefined;
   clock: Clock;
   random: Random;
   logger: Logger;
   /** Told what the backend is and can do, at the start and each time that it is asked again. */
-  onInfo?: (info: ProviderInfo) => void;
-  readiness?: ReadinessSource;
+  onInfo?: ((info: ProviderInfo) => void) | undefined;
+  readiness?: ReadinessSource | undefined;
   /**
    * How a machine's id is made of a pod's UID, and what is decided: a simulation puts broken ones here to see them
    * caught.
    */
-  machineId?: (podUid: string) => string;
-  plan?: typeof plan;
+  machineId?: ((podUid: string) => string) | undefined;
+  plan?: typeof plan | undefined;
   /** For metrics. */
-  hooks?: PodHooks;
-  queueMetrics?: QueueMetrics;
+  hooks?: PodHooks | undefined;
+  queueMetrics?: QueueMetrics | undefined;
 }
 
 /**
@@ -120,7 +120,7 @@ export class PodController {
       random,
       concurrency: options.concurrency,
       groupOf: (uid) => this.#namespaceOf(uid),
-      ...(options.queueMetrics && { metrics: options.queueMetrics }),
+      metrics: options.queueMetrics,
       handle: (uid, signal) => this.#reconcile(uid, signal),
       logger,
     });
@@ -142,9 +142,9 @@ export class PodController {
       clock,
       random,
       logger,
-      ...(options.onInfo && { onInfo: options.onInfo }),
+      onInfo: options.onInfo,
       onSynced: () => this.resyncAll(),
-      ...(options.hooks?.onListed && { onListed: options.hooks.onListed }),
+      onListed: options.hooks?.onListed,
     });
     this.losses = new LossBrake({ clock, pods: () => this.store.size });
     this.#reconciler = new PodReconciler({
@@ -162,10 +162,10 @@ export class PodController {
       poke: (uid) => this.poke(uid),
       markCheapToDelete: options.markCheapToDelete ?? false,
       mayReap: () => options.sweep.enabled && this.#reapBudget-- > 0,
-      ...(options.guard && { guard: options.guard }),
-      ...(options.plan && { plan: options.plan }),
-      ...(options.readiness && { readiness: options.readiness }),
-      ...(options.hooks && { hooks: options.hooks }),
+      guard: options.guard,
+      plan: options.plan,
+      readiness: options.readiness,
+      hooks: options.hooks,
       clock,
       logger,
     });

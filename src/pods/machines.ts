@@ -24,7 +24,7 @@ interface MachineCacheOptions {
   /** Whether a machine can have this address. Others are left out of what is known of it. Default: any. */
   acceptsAddress?: ((ip: string) => boolean) | undefined;
   /** After this long without an answer of the backend, absence is no longer believed. Default 150 s. */
-  staleMs?: number;
+  staleMs?: number | undefined;
 }
 
 /** How long a direct answer "not found" stands. */
@@ -275,11 +275,11 @@ interface MachineObserverOptions {
   random: Random;
   logger: Logger;
   /** Time between complete lists. Default 60 s with a watch, 5 s without. */
-  listEveryMs?: number;
-  onInfo?: (info: ProviderInfo) => void;
-  onSynced?: () => void;
+  listEveryMs?: number | undefined;
+  onInfo?: ((info: ProviderInfo) => void) | undefined;
+  onSynced?: (() => void) | undefined;
   /** After each complete list: how long it took, and the time since the one before, in seconds. */
-  onListed?: (seconds: number, interval: number | undefined) => void;
+  onListed?: ((seconds: number, interval: number | undefined) => void) | undefined;
 }
 
 /** After a failure; doubles up to the longest. */

@@ -56,7 +56,7 @@ export interface ReconcilerOptions {
   nodeName: string;
   hostIPs: () => readonly string[];
   /** Looks at another pod soon, because something was decided about it. */
-  poke?: (uid: string) => void;
+  poke?: ((uid: string) => void) | undefined;
   /** Says something about a pod to its user. Must not block. */
   event: (pod: Pod, event: PodEvent) => void;
   /** Orphans of which this process never saw a pod: true when one more may be removed in this sweep. */
@@ -66,13 +66,13 @@ export interface ReconcilerOptions {
   /**
    * Throws when this agent may not act any more (lost leadership). Called before each effect that changes something.
    */
-  guard?: () => void;
+  guard?: (() => void) | undefined;
   /** The decision; a simulation puts a broken one here to see it caught. Default: the planner's. */
-  plan?: typeof plan;
-  readiness?: ReadinessSource;
+  plan?: typeof plan | undefined;
+  readiness?: ReadinessSource | undefined;
   /** Annotate pods of ReplicaSets so that scale-in removes them before pods of other nodes. */
-  markCheapToDelete?: boolean;
-  hooks?: PodHooks;
+  markCheapToDelete?: boolean | undefined;
+  hooks?: PodHooks | undefined;
   clock: Clock;
   logger: Logger;
 }

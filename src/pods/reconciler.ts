@@ -358,5 +358,5 @@ function podOf(desired: Desired): Pod {
 
 function noticeEvent(pod: Pod, notice: MachineNotice): PodEvent {
   const { type, reason, message, container } = notice;
-  return { type, reason, message, ...(container !== undefined && { fieldPath: fieldPathOf(pod, container) }) };
+  return { type, reason, message, fieldPath: container === undefined ? undefined : fieldPathOf(pod, container) };
 }

@@ -18,7 +18,7 @@ interface ResizeTrackerOptions {
   provider: Provider;
   machines: MachineCache;
   event: (pod: Pod, event: PodEvent) => void;
-  guard?: () => void;
+  guard?: (() => void) | undefined;
   clock: Clock;
 }
 
@@ -106,10 +106,11 @@ function resizeStateOf(pod: Pod): ResizeState {
   const pending = find("PodResizePending");
   const inProgress = find("PodResizeInProgress");
   return {
-    ...(pending && {
-      pending: { reason: pending.reason === "Deferred" ? "Deferred" : "Infeasible", message: pending.message ?? "" },
-    }),
-    ...(inProgress && { inProgress: inProgress.message ? { error: inProgress.message } : {} }),
+    pending: pending && {
+      reason: pending.reason === "Deferred" ? "Deferred" : "Infeasible",
+      message: pending.message ?? "",
+    },
+    inProgress: inProgress && (inProgress.message ? { error: inProgress.message } : {}),
   };
 }
 

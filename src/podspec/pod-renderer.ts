@@ -45,10 +45,10 @@ export interface PodRendererOptions {
   /** The resources that this node's pods have been given; it is called for each pod that comes, changes or goes. */
   allocation: NodeAllocation;
   daemonSets: "run" | "ignore";
-  allowedUnsafeSysctls?: readonly string[];
+  allowedUnsafeSysctls?: readonly string[] | undefined;
   /** RuntimeClass handlers that this node has. */
-  runtimeHandlers?: readonly string[];
-  imageCredentials?: ImageCredentials;
+  runtimeHandlers?: readonly string[] | undefined;
+  imageCredentials?: ImageCredentials | undefined;
 }
 
 /** After this many readings that each found something newer, the version may be older than what was read. */
@@ -308,8 +308,7 @@ export class PodRenderer {
     const amounts = Object.values(node.status?.allocatable ?? {});
     if (amounts.length > 0 && amounts.every((amount) => amount === "0"))
       return wait({ type: "Warning", reason: "InvalidNodeInfo", message: "The node's capacity is not known yet" });
-    const judge = (others: OtherPods) =>
-      admitPod({ pod, node, otherPods: others, daemonSets, ...(allowedUnsafeSysctls && { allowedUnsafeSysctls }) });
+    const judge = (others: OtherPods) => admitPod({ pod, node, otherPods: others, daemonSets, allowedUnsafeSysctls });
     const admission = judge(allocation.others(uidOf(pod)));
     if (admission.kind === "reject") return admission;
     if (admission.kind === "hold")

@@ -43,7 +43,7 @@ export interface NodeFacts {
   /** Which pods may choose which of the backend's sizes; undefined: any pod any size. */
   instanceTypes?: readonly InstanceTypeRule[] | undefined;
   /** Restart back-off of containers when it is not the usual 10 s doubling to 300 s. */
-  backoff?: NonNullable<MachineSpec["backoff"]>;
+  backoff?: NonNullable<MachineSpec["backoff"]> | undefined;
 }
 
 export interface Backend {
@@ -70,7 +70,7 @@ export interface PodEvent {
   reason: string;
   message: string;
   /** `spec.containers{name}`, when it is about one container. */
-  fieldPath?: string;
+  fieldPath?: string | undefined;
 }
 
 /** Why a container cannot be started yet. */

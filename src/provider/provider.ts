@@ -61,14 +61,14 @@ export type ContainerStats = Schemas["ContainerStats"];
 export type MachineStats = Schemas["MachineStats"];
 
 export interface LogOptions extends CallOptions {
-  follow?: boolean;
-  previous?: boolean;
+  follow?: boolean | undefined;
+  previous?: boolean | undefined;
   /** Lines from the end; 0 gives none of the past. */
-  tail?: number;
+  tail?: number | undefined;
   /** RFC 3339. */
-  since?: string;
-  stream?: "stdout" | "stderr";
-  limitBytes?: number;
+  since?: string | undefined;
+  stream?: "stdout" | "stderr" | undefined;
+  limitBytes?: number | undefined;
 }
 
 /**
@@ -118,7 +118,9 @@ export interface Provider {
    */
   getPod(id: string, options: CallOptions): Promise<Machine>;
   /** All machines that carry every one of `labels`; with `includeDeleted`, tombstones too. */
-  getPods(options: CallOptions & { labels: Record<string, string>; includeDeleted?: boolean }): Promise<MachineList>;
+  getPods(
+    options: CallOptions & { labels: Record<string, string>; includeDeleted?: boolean | undefined },
+  ): Promise<MachineList>;
   /**
    * Returns at once; the machine goes to `stopping`, then `stopped`. A shorter grace than that of a stop under way
    * shortens it, a longer one changes nothing: an agent that was restarted says the whole grace again. Undefined when

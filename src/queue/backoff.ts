@@ -6,16 +6,16 @@ interface BackoffOptions {
   initialMs: number;
   maxMs: number;
   /** Default 2. */
-  factor?: number;
+  factor?: number | undefined;
   /**
    * How the exponential delay d is spread:
    * `full` uniform in [0, d): for many clients that failed together;
    * `up` uniform in [d, 2d), at most `maxMs`: client-go's, when a least delay matters;
    * `none` exactly d. Default `full`.
    */
-  jitter?: "full" | "up" | "none";
+  jitter?: "full" | "up" | "none" | undefined;
   /** The sequence starts again when nothing has failed for this long. Default: only `reset` does that. */
-  resetAfterMs?: number;
+  resetAfterMs?: number | undefined;
   clock: Clock;
   random: Random;
 }

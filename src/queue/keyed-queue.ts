@@ -37,11 +37,11 @@ export interface KeyedQueueOptions {
    * only while it has fewer than are free: alone it gets half of them, the next one half of the rest. So many groups
    * whose work does not end have to come together before one more finds no worker. Default: no groups.
    */
-  groupOf?: (key: string) => string;
+  groupOf?: ((key: string) => string) | undefined;
   /** Delay of `retry`: doubles from `initialMs` (default 250) to `maxMs` (default 60 000), plus up to as much again. */
-  backoff?: { initialMs: number; maxMs: number };
-  logger?: Logger;
-  metrics?: QueueMetrics;
+  backoff?: { initialMs: number; maxMs: number } | undefined;
+  logger?: Logger | undefined;
+  metrics?: QueueMetrics | undefined;
 }
 
 const URGENCIES: readonly Urgency[] = ["high", "normal", "low"];

@@ -66,7 +66,7 @@ export function isPodLevelResource(name: string): boolean {
 /** What the pod asks for, overhead included. `excludeOverhead` leaves that out. */
 export function podRequests(
   spec: PodSpecWithResources,
-  options: { excludeOverhead?: boolean } = {},
+  options: { excludeOverhead?: boolean | undefined } = {},
 ): Map<string, Quantity> {
   let requests = aggregate(spec, "requests");
   for (const [name, quantity] of parseResourceList(spec.resources?.requests)) {
@@ -82,7 +82,7 @@ export function podRequests(
  */
 export function podLimits(
   spec: PodSpecWithResources,
-  options: { excludeOverhead?: boolean } = {},
+  options: { excludeOverhead?: boolean | undefined } = {},
 ): Map<string, Quantity> {
   const limits = aggregate(spec, "limits");
   for (const [name, quantity] of parseResourceList(spec.resources?.limits)) {

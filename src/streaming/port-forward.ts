@@ -108,8 +108,8 @@ async function serveSpdy(
     clock: limits.clock,
     maxStreams: 2 * MAX_CONNECTIONS,
     unread: limits.unread,
-    ...(limits.idleTimeoutMs !== undefined && { idleTimeoutMs: limits.idleTimeoutMs }),
-    ...(limits.pingIntervalMs !== undefined && { pingIntervalMs: limits.pingIntervalMs }),
+    idleTimeoutMs: limits.idleTimeoutMs,
+    pingIntervalMs: limits.pingIntervalMs,
     onStream(stream) {
       const type = stream.headers.get("streamtype");
       const port = parsePort(stream.headers.get("port") ?? "");
@@ -222,8 +222,8 @@ async function serveChannels(
     closableChannels: false,
     unread: limits.unread && { ...limits.unread, transport: upgrade.socket },
     inbound: protocol.ports.map((_, index) => 2 * index),
-    ...(limits.idleTimeoutMs !== undefined && { idleTimeoutMs: limits.idleTimeoutMs }),
-    ...(limits.pingIntervalMs !== undefined && { pingIntervalMs: limits.pingIntervalMs }),
+    idleTimeoutMs: limits.idleTimeoutMs,
+    pingIntervalMs: limits.pingIntervalMs,
   });
   const gone = new AbortController();
   const connections = protocol.ports.map(async (port, index) => {

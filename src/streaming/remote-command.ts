@@ -85,10 +85,10 @@ interface RemoteCommandClient {
 export interface StreamLimits {
   clock: Clock;
   /** How long the client may take to open its streams. Default 30 s. */
-  creationTimeoutMs?: number;
+  creationTimeoutMs?: number | undefined;
   /** Default 4 h. */
-  idleTimeoutMs?: number;
-  pingIntervalMs?: number;
+  idleTimeoutMs?: number | undefined;
+  pingIntervalMs?: number | undefined;
   /** The budget of unread bytes, and the tenant that is charged. */
   unread?: UnreadShare | undefined;
 }
@@ -126,8 +126,8 @@ async function acceptSpdy(
     // error, stdin, stdout, stderr, resize; unknown types are accepted and ignored, as the kubelet does, but not many.
     maxStreams: 8,
     unread: limits.unread,
-    ...(limits.idleTimeoutMs !== undefined && { idleTimeoutMs: limits.idleTimeoutMs }),
-    ...(limits.pingIntervalMs !== undefined && { pingIntervalMs: limits.pingIntervalMs }),
+    idleTimeoutMs: limits.idleTimeoutMs,
+    pingIntervalMs: limits.pingIntervalMs,
     onStream(stream) {
       const type = stream.headers.get("streamtype") ?? "";
       if (!expected.has(type) || streams.has(type)) {
@@ -185,8 +185,8 @@ async function acceptWebSocket(
     closableChannels: protocol.startsWith("v5."),
     unread: limits.unread && { ...limits.unread, transport: upgrade.socket },
     inbound,
-    ...(limits.idleTimeoutMs !== undefined && { idleTimeoutMs: limits.idleTimeoutMs }),
-    ...(limits.pingIntervalMs !== undefined && { pingIntervalMs: limits.pingIntervalMs }),
+    idleTimeoutMs: limits.idleTimeoutMs,
+    pingIntervalMs: limits.pingIntervalMs,
   });
   socket.announce(options.stdout ? CHANNEL.stdout : options.stderr ? CHANNEL.stderr : CHANNEL.error);
   const asJson = protocol.startsWith("v4.") || protocol.startsWith("v5.");

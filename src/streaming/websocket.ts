@@ -9,6 +9,7 @@ import { hoursToMilliseconds } from "date-fns/hoursToMilliseconds";
 import { WebSocketServer, type WebSocket } from "ws";
 import type { Clock } from "../util/clock.ts";
 import { IdleTimer, every } from "./idle-timer.ts";
+import type { WithDefaults } from "../util/options.ts";
 import type { UnreadShare } from "./unread.ts";
 import { headerList, UpgradeRefused, type UpgradeRequest } from "./upgrade.ts";
 
@@ -121,15 +122,15 @@ interface ChannelSocketOptions {
   /** Channels that the client sends on; messages on others are dropped. */
   inbound: readonly number[];
   /** Bytes buffered per channel before the connection is read no further. Default 256 KiB. */
-  channelBufferBytes?: number;
-  idleTimeoutMs?: number;
-  pingIntervalMs?: number;
-  closeGraceMs?: number;
+  channelBufferBytes?: number | undefined;
+  idleTimeoutMs?: number | undefined;
+  pingIntervalMs?: number | undefined;
+  closeGraceMs?: number | undefined;
 }
 
 export class ChannelSocket {
   readonly #webSocket: WebSocket;
-  readonly #options: Required<Omit<ChannelSocketOptions, "unread">>;
+  readonly #options: WithDefaults<Omit<ChannelSocketOptions, "unread">>;
   readonly #inbound = new Map<number, Readable>();
   /** Channels whose buffer is full: while there is one, nothing is read from the connection. */
   readonly #full = new Set<number>();
@@ -144,13 +145,14 @@ export class ChannelSocket {
 
   constructor(webSocket: WebSocket, options: ChannelSocketOptions) {
     this.#webSocket = webSocket;
-    this.#options = {
-      channelBufferBytes: 256 * 1024,
-      idleTimeoutMs: hoursToMilliseconds(4),
-      pingIntervalMs: 30_000,
-      closeGraceMs: 10_000,
-      ...options,
-    };
+    // Defaults in destructuring also hold for an option that is passed on as undefined.
+    const {
+      channelBufferBytes = 256 * 1024,
+      idleTimeoutMs = hoursToMilliseconds(4),
+      pingIntervalMs = 30_000,
+      closeGraceMs = 10_000,
+    } = options;
+    this.#options = { ...options, channelBufferBytes, idleTimeoutMs, pingIntervalMs, closeGraceMs };
     for (const channel of options.inbound) {
       const readable = new Readable({
         highWaterMark: this.#options.channelBufferBytes,

@@ -40,7 +40,9 @@ export class HealthChecks {
   }
 
   /** Runs the checks but those in `exclude`; in the words and marks of Kubernetes' health endpoints. */
-  async report(options: { verbose?: boolean; exclude?: readonly string[]; only?: string } = {}): Promise<HealthReport> {
+  async report(
+    options: { verbose?: boolean | undefined; exclude?: readonly string[] | undefined; only?: string | undefined } = {},
+  ): Promise<HealthReport> {
     const lines: string[] = [];
     let healthy = true;
     for (const [name, check] of this.#checks) {
@@ -159,7 +161,7 @@ async function listenOn(port: number, options: HealthServerOptions, metrics?: Me
     ) {
       return { status: 404, type: "text/plain; charset=utf-8", body: "404 page not found\n" };
     }
-    const report = await checks.report({ ...healthQuery(query), ...(only && { only }) });
+    const report = await checks.report({ ...healthQuery(query), only: only || undefined });
     return { status: report.healthy ? 200 : 500, type: "text/plain; charset=utf-8", body: report.text };
   };
 

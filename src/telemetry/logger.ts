@@ -26,7 +26,11 @@ export type LogLevel = "debug" | "info" | "warn" | "error" | "silent";
  * @param options.sink where they go; default a sink of its own for `destination` (a file descriptor; default 2,
  *   standard error)
  */
-export function createLogger(options: { level: LogLevel; destination?: number; sink?: LogSink }): Logger {
+export function createLogger(options: {
+  level: LogLevel;
+  destination?: number | undefined;
+  sink?: LogSink | undefined;
+}): Logger {
   const destination = options.sink ?? createLogSink(options.destination);
   return pino(
     {

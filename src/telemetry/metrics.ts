@@ -14,7 +14,7 @@ interface MetricsOptions {
   /** Version of this program, for `vmlet_build_info`. */
   version: string;
   /** Include figures of this process (CPU, memory, event loop). Default true. */
-  process?: boolean;
+  process?: boolean | undefined;
 }
 
 /** kubelet's buckets of the pod start latencies. */

@@ -12,7 +12,7 @@ export abstract class VmletError extends Error {
 
   constructor(
     message: string,
-    options: { cause?: unknown; retryable?: boolean; retryAfterMs?: number | undefined } = {},
+    options: { cause?: unknown; retryable?: boolean | undefined; retryAfterMs?: number | undefined } = {},
   ) {
     super(message, options.cause === undefined ? undefined : { cause: options.cause });
     this.name = new.target.name;

@@ -53,10 +53,10 @@ export function createCertificate(options: {
   keys: KeyPair;
   notBeforeMs: number;
   notAfterMs: number;
-  altNames?: SubjectAltNames;
-  isCa?: boolean;
-  usages?: readonly ("serverAuth" | "clientAuth")[];
-  issuer?: { subject: Subject; privateKey: KeyObject };
+  altNames?: SubjectAltNames | undefined;
+  isCa?: boolean | undefined;
+  usages?: readonly ("serverAuth" | "clientAuth")[] | undefined;
+  issuer?: { subject: Subject; privateKey: KeyObject } | undefined;
 }): string {
   const { subject, keys, issuer } = options;
   const extensions = [
@@ -89,7 +89,11 @@ export function createCertificate(options: {
 }
 
 /** A PKCS #10 request in PEM. @throws RangeError for an IP address that is none */
-export function createSigningRequest(options: { subject: Subject; keys: KeyPair; altNames?: SubjectAltNames }): string {
+export function createSigningRequest(options: {
+  subject: Subject;
+  keys: KeyPair;
+  altNames?: SubjectAltNames | undefined;
+}): string {
   const attributes = options.altNames
     ? [der.sequence(der.oid(OID.extensionRequest), der.setOf(der.sequence(altNameExtension(options.altNames))))]
     : [];

@@ -180,7 +180,7 @@ async function plainQemu(guestDir: string, stateDir: string): Promise<{ boot: nu
   const size = { memoryMib: 256, cpus: 1 };
   const khz = await tscKhz(guestDir, join(stateDir, "frequency"));
   const qemu = new Qemu({
-    ...(khz === undefined ? {} : { tscKhz: khz }),
+    tscKhz: khz,
     guestDir,
     templatesDir: join(stateDir, "bare"),
     accelerator: "tcg",
@@ -226,7 +226,7 @@ async function bench(
       ? createProcessEngine({ stateDir, images: {}, addressPool: "127.64.0.0/10", clock: systemClock })
       : name === "oci"
         ? createOciEngine(common)
-        : createVmEngine({ ...common, logger, warmPool, ...(guestDir === undefined ? {} : { guestDir }) });
+        : createVmEngine({ ...common, logger, warmPool, guestDir });
   const problems = (await engine.check()).filter(({ fatal }) => fatal);
   if (problems.length > 0) {
     console.log(`${name}: left out: ${problems.map(({ problem, cure }) => `${problem} (${cure})`).join("; ")}`);

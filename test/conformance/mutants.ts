@@ -83,7 +83,7 @@ const requesting = (
   change: (
     method: string,
     path: string,
-    options: { headers?: Record<string, string>; body?: string; anonymous?: boolean },
+    options: NonNullable<Parameters<HttpTarget["request"]>[2]>,
   ) => [string, typeof options],
 ): Mutant => ({
   http:

@@ -61,7 +61,7 @@ export class KubeServer {
     return `${this.#scheme}://127.0.0.1:${(this.#server.address() as AddressInfo).port}`;
   }
 
-  kubeConfig(options: { user?: object; cluster?: object } = {}): KubeConfig {
+  kubeConfig(options: { user?: object | undefined; cluster?: object | undefined } = {}): KubeConfig {
     const kubeConfig = new KubeConfig();
     kubeConfig.loadFromClusterAndUser(
       { name: "test", server: this.url, skipTLSVerify: false, ...options.cluster },

@@ -51,7 +51,7 @@ export interface TestRegistry {
 
 export interface PushOptions {
   /** Of the manifest's layer entries; the blobs stay as they are. */
-  declaredLayerSize?: number;
+  declaredLayerSize?: number | undefined;
 }
 
 /** A TCP port of loopback that was free a moment ago. */

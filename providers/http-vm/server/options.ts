@@ -32,7 +32,7 @@ export interface ServerTls {
   cert: string | Buffer;
   key: string | Buffer;
   /** With it, a client must show a certificate that this CA signed. */
-  clientCa?: string | Buffer;
+  clientCa?: string | Buffer | undefined;
 }
 
 export interface ServerLimits {
@@ -77,12 +77,12 @@ export const DEFAULT_SERVER_LIMITS: ServerLimits = {
 export interface MachineApiServerOptions {
   provider: Provider;
   logger: Logger;
-  clock?: Clock;
-  auth?: ServerAuth;
-  tls?: ServerTls;
+  clock?: Clock | undefined;
+  auth?: ServerAuth | undefined;
+  tls?: ServerTls | undefined;
   /** How much of a command the audit, at level info of the log, says. Default: its first word. */
   auditCommands?: AuditedCommand | undefined;
-  limits?: Partial<ServerLimits>;
+  limits?: Partial<ServerLimits> | undefined;
 }
 
 export type ListenAddress = { host: string; port: number } | { socketPath: string };
@@ -104,5 +104,5 @@ export interface MachineApiServer {
    * Takes no new requests, ends long polls and streams, waits up to `graceMs` (default 5000) for the rest. The provider
    * stays open.
    */
-  close(options?: { graceMs?: number }): Promise<void>;
+  close(options?: { graceMs?: number | undefined }): Promise<void>;
 }

@@ -334,10 +334,10 @@ async function getLogs({ provider, clock }: RouteContext, exchange: Exchange, id
     signal: exchange.signal,
     follow: query.flag("follow"),
     previous: query.flag("previous"),
-    ...(tail === undefined ? {} : { tail }),
-    ...(since === undefined ? {} : { since }),
-    ...(stream === undefined ? {} : { stream }),
-    ...(limitBytes === undefined ? {} : { limitBytes }),
+    tail,
+    since,
+    stream,
+    limitBytes,
   });
   const iterator = lines[Symbol.asyncIterator]();
   try {

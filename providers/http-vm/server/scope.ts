@@ -126,7 +126,7 @@ class ScopedProvider implements Provider {
     return await this.#own(id, options);
   }
 
-  async getPods(options: CallOptions & { labels: Labels; includeDeleted?: boolean }): Promise<MachineList> {
+  async getPods(options: CallOptions & { labels: Labels; includeDeleted?: boolean | undefined }): Promise<MachineList> {
     this.#require("read");
     const labels = this.#select(options.labels);
     const { items, unknown = [], revision } = await this.#provider.getPods({ ...options, labels });

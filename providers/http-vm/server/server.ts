@@ -121,7 +121,7 @@ class ProviderServer implements MachineApiServer {
     this.#server.closeIdleConnections();
   }
 
-  async close(options: { graceMs?: number } = {}): Promise<void> {
+  async close(options: { graceMs?: number | undefined } = {}): Promise<void> {
     const over = new Promise<void>((resolve) => this.#server.close(() => resolve()));
     this.#closing.abort(new ProviderError("unavailable", "the backend is closing"));
     this.#streams.close();

@@ -31,7 +31,7 @@ const O_PATH = 0o10000000;
  * there. The caller closes the descriptor, and reaches the thing as `/proc/self/fd/N`.
  * @throws NodeJS.ErrnoException ENOENT, ENOTDIR, ELOOP, ENAMETOOLONG
  */
-export function openInRoot(root: string, path: string, options: { create?: boolean } = {}): number {
+export function openInRoot(root: string, path: string, options: { create?: boolean | undefined } = {}): number {
   // The next one last.
   const pending = partsOf(path).toReversed();
   const trail: number[] = [openSync(root, O_PATH | constants.O_DIRECTORY)];

@@ -188,9 +188,9 @@ interface EngineSurroundings {
   clock: Clock;
   logger: Logger;
   /** By which other hosts reach this one, when the API is served to them. */
-  hostAddress?: string;
+  hostAddress?: string | undefined;
   /** Ports of this host that the backend itself serves on. */
-  reservedPorts?: readonly number[];
+  reservedPorts?: readonly number[] | undefined;
 }
 
 export function createEngine(config: EngineConfig, surroundings: EngineSurroundings): Engine {
@@ -203,7 +203,7 @@ export function createEngine(config: EngineConfig, surroundings: EngineSurroundi
         addressPool: config.addressPool,
         stateDir,
         clock,
-        ...(hostAddress !== undefined && { hostAddress }),
+        hostAddress,
       });
     case "oci":
       return createOciEngine({ ...definedOnly(config), stateDir, clock, logger, reservedPorts });

@@ -8,18 +8,18 @@ import { delimiter, isAbsolute, join } from "node:path";
 import { onAbort } from "../../../src/provider/kit/index.ts";
 
 interface CommandOptions {
-  signal?: AbortSignal;
+  signal?: AbortSignal | undefined;
   /** Written to standard input, then closed. Absent: no input. */
-  input?: string | Buffer;
+  input?: string | Buffer | undefined;
   /** Added to the environment of this process. */
-  env?: Record<string, string>;
-  cwd?: string;
+  env?: Record<string, string> | undefined;
+  cwd?: string | undefined;
   /** Passed to the tool as file descriptor 3. */
-  fd3?: number;
+  fd3?: number | undefined;
   /** Exit codes that count as success. Default: 0 alone. */
-  exitCodes?: readonly number[];
+  exitCodes?: readonly number[] | undefined;
   /** Bytes of standard output that are accepted; more is an error. */
-  maxOutputBytes?: number;
+  maxOutputBytes?: number | undefined;
 }
 
 export interface CommandResult {

@@ -30,19 +30,19 @@ export interface HostImagesOptions {
   dir: string;
   clock: Clock;
   logger: Logger;
-  insecureRegistries?: readonly string[];
+  insecureRegistries?: readonly string[] | undefined;
   /** Pulls of one tenant at a time; of all, twice as many. */
-  parallelPulls?: number;
+  parallelPulls?: number | undefined;
   /** Limit on the sum of an image's compressed layers. */
-  maxImageBytes?: number;
+  maxImageBytes?: number | undefined;
   /** Limit on what an image may take when unpacked. */
-  maxUnpackedBytes?: number;
+  maxUnpackedBytes?: number | undefined;
   /** Limit on the files of an unpacked image. */
-  maxUnpackedFiles?: number;
-  pullTimeoutMs?: number;
-  gc?: Partial<GcOptions>;
+  maxUnpackedFiles?: number | undefined;
+  pullTimeoutMs?: number | undefined;
+  gc?: Partial<GcOptions> | undefined;
   /** Of the file system that the store is on. */
-  diskUsage?: () => Promise<DiskUse>;
+  diskUsage?: (() => Promise<DiskUse>) | undefined;
 }
 
 /** Registries asked at a time, for one tenant, what a name means: each question is a process of its own. */

@@ -34,7 +34,7 @@ const FALLBACK_LOG = { lines: 80, bytes: 2048 };
 export const START_ERROR_EXIT = 128;
 
 /** What is known of the end; times are wall-clock milliseconds. */
-type InstanceExit = ShimExit & { startedAt?: number; finishedAt: number };
+type InstanceExit = ShimExit & { startedAt?: number | undefined; finishedAt: number };
 
 export class ContainerInstance implements Stoppable {
   /** As it was when the instance was made. */

@@ -20,9 +20,9 @@ import { type FileEntry, ProviderError } from "../../../src/provider/kit/index.t
 
 interface FilesVolumeOptions {
   /** Group of every file and folder (fsGroup); files become readable for it, as kubelet does. */
-  group?: number;
+  group?: number | undefined;
   /** Added to each owner and group: the host's first id when the container's are mapped. Default 0. */
-  idOffset?: number;
+  idOffset?: number | undefined;
 }
 
 /**

@@ -28,19 +28,19 @@ export interface NetworkOptions {
   /** Leases are kept here. */
   dir: string;
   /** Interface name, at most 10 characters; one backend per bridge. */
-  bridge?: string;
+  bridge?: string | undefined;
   /** Range of the machines' addresses, and of nothing else on this host. */
-  cidr?: string;
-  outbound?: "allow" | "deny";
+  cidr?: string | undefined;
+  outbound?: "allow" | "deny" | undefined;
   /**
    * Never reached from machines, whatever `outbound` says. Default: link-local addresses, where clouds serve
    * credentials.
    */
-  denyCidrs?: readonly string[];
+  denyCidrs?: readonly string[] | undefined;
   /** TCP and UDP ports of this host that machines may reach: a DNS server, say. */
-  openHostPorts?: readonly number[];
+  openHostPorts?: readonly number[] | undefined;
   /** Ports of this host, and ranges of them, that machines may ask to lead to them. */
-  hostPorts?: readonly string[];
+  hostPorts?: readonly string[] | undefined;
 }
 
 export interface Attachment {
@@ -52,7 +52,7 @@ export interface Attachment {
   /** Of the machine's own interface: derived from the address, so no two machines have the same. */
   mac: string;
   /** Path of the network namespace, for attachments by namespace. */
-  netns?: string;
+  netns?: string | undefined;
 }
 
 const DEFAULT_BRIDGE = "vmlet0";
@@ -452,7 +452,7 @@ export class HostNetwork {
       gateway: this.#subnet.gateway,
       link: this.#linkName(machineId),
       mac: macOf(address),
-      ...(namespace ? { netns: join(NETNS_DIR, this.#netnsName(machineId)) } : {}),
+      netns: namespace ? join(NETNS_DIR, this.#netnsName(machineId)) : undefined,
     };
   }
 

@@ -107,7 +107,7 @@ export interface ShimEvents {
   /** At most once. */
   started(status: ShimStatus): void;
   /** Exactly once, unless `close` came first: the command's end; its streams may still be open. */
-  exited(exit: ShimExit & { startedAt?: number; finishedAt: number }): void;
+  exited(exit: ShimExit & { startedAt?: number | undefined; finishedAt: number }): void;
   /** Exactly once, unless `close` came first, after `exited`: the log is complete. */
   gone(): void;
 }
@@ -184,7 +184,7 @@ export function watchShim(dir: string, socketPath: string, clock: Clock, events:
       events.exited({
         ...status.exit,
         finishedAt: status.finishedAt!,
-        ...(status.startedAt === undefined ? {} : { startedAt: status.startedAt }),
+        startedAt: status.startedAt,
       });
     }
   };

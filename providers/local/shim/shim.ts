@@ -199,9 +199,9 @@ interface Client {
 /** The running command, at the end of pipes, of a terminal or of a guest's port alike. */
 interface Running {
   /** Absent: it is not a process of this host, and will be told to run. */
-  pid?: number;
+  pid?: number | undefined;
   /** Where the container's own process id will be, once it runs. */
-  pidFile?: string;
+  pidFile?: string | undefined;
   pause(): void;
   resume(): void;
   /** False when the caller should wait for `onDrain`. */
@@ -331,7 +331,7 @@ class Shim {
     if (child.pid === undefined) return;
     this.#begin({
       pid: child.pid,
-      ...(launch.pidFile === undefined ? {} : { pidFile: launch.pidFile }),
+      pidFile: launch.pidFile,
       pause: () => {
         child.stdout!.pause();
         child.stderr!.pause();
@@ -372,7 +372,7 @@ class Shim {
     });
     this.#begin({
       pid: terminal.pid,
-      ...(launch.pidFile === undefined ? {} : { pidFile: launch.pidFile }),
+      pidFile: launch.pidFile,
       pause: () => terminal.pause(),
       resume: () => terminal.resume(),
       writeStdin: (data) => input.write(data),

@@ -65,7 +65,7 @@ export class Auth {
   constructor(options: {
     adminToken: string;
     clock: Clock;
-    allow?: Allow;
+    allow?: Allow | undefined;
     find: (resource: string, key: string) => StoredObject | undefined;
   }) {
     this.#adminToken = options.adminToken;

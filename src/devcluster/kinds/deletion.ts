@@ -17,7 +17,7 @@ const ORPHAN_WARNING =
 export function propagationOf(
   kind: Kind,
   old: StoredObject,
-  options: { propagationPolicy?: string; orphanDependents?: boolean },
+  options: { propagationPolicy?: string | undefined; orphanDependents?: boolean | undefined },
   context: { warnings: string[] },
 ): Propagation | undefined {
   const { propagationPolicy: policy, orphanDependents } = options;

@@ -6,12 +6,12 @@ import type { Storage } from "../objects/storage.ts";
 import { apiVersionOf, objectKey, storageName, type Kind } from "./kind.ts";
 
 export interface ListOptions {
-  labelSelector?: string;
-  fieldSelector?: string;
-  limit?: number;
-  continue?: string;
-  resourceVersion?: string;
-  resourceVersionMatch?: string;
+  labelSelector?: string | undefined;
+  fieldSelector?: string | undefined;
+  limit?: number | undefined;
+  continue?: string | undefined;
+  resourceVersion?: string | undefined;
+  resourceVersionMatch?: string | undefined;
 }
 
 export interface ListResult {

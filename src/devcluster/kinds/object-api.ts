@@ -54,11 +54,11 @@ export interface WriteContext {
 }
 
 export interface DeleteOptions {
-  gracePeriodSeconds?: number;
-  preconditions?: { uid?: string; resourceVersion?: string };
-  dryRun?: string[];
-  propagationPolicy?: string;
-  orphanDependents?: boolean;
+  gracePeriodSeconds?: number | undefined;
+  preconditions?: { uid?: string; resourceVersion?: string } | undefined;
+  dryRun?: string[] | undefined;
+  propagationPolicy?: string | undefined;
+  orphanDependents?: boolean | undefined;
 }
 
 /** One object, or a part of it, that a write is for. */

@@ -20,7 +20,12 @@ export interface Printer {
 
 export const column = (
   name: string,
-  options: { wide?: boolean; integer?: boolean; boolean?: boolean; format?: string } = {},
+  options: {
+    wide?: boolean | undefined;
+    integer?: boolean | undefined;
+    boolean?: boolean | undefined;
+    format?: string | undefined;
+  } = {},
 ): Column => ({
   name,
   type: options.integer ? "integer" : options.boolean ? "boolean" : "string",

@@ -108,7 +108,7 @@ export class Usage {
   #select({ resource, namespace, name, labelSelector }: UsageQuery): Json[] {
     const kind = findKind("", "v1", resource)!;
     if (name !== undefined) return [this.#objects.get(kind, namespace, name)];
-    return [...this.#objects.list(kind, namespace, { ...(labelSelector !== undefined && { labelSelector }) }).items];
+    return [...this.#objects.list(kind, namespace, { labelSelector }).items];
   }
 
   async #windows(nodeNames: readonly string[]): Promise<Map<string, { earlier: Look; later: Look }>> {

@@ -21,7 +21,7 @@ export interface Change {
 
 interface StorageOptions {
   /** How many changes stay readable; a watch from before them gets 410. */
-  logSize?: number;
+  logSize?: number | undefined;
 }
 
 export class Storage {

@@ -16,12 +16,12 @@ interface ContainerLogOptions {
   follow: boolean;
   previous: boolean;
   timestamps: boolean;
-  tailLines?: number;
-  limitBytes?: number;
-  sinceSeconds?: number;
+  tailLines?: number | undefined;
+  limitBytes?: number | undefined;
+  sinceSeconds?: number | undefined;
   /** Milliseconds since the epoch. */
-  sinceTime?: number;
-  stream?: "stdout" | "stderr";
+  sinceTime?: number | undefined;
+  stream?: "stdout" | "stderr" | undefined;
 }
 
 /**
@@ -98,11 +98,11 @@ export function parseLogOptions(query: URLSearchParams): ContainerLogOptions {
     follow: flag("follow"),
     previous: flag("previous"),
     timestamps: flag("timestamps"),
-    ...(tailLines !== undefined && { tailLines }),
-    ...(limitBytes !== undefined && { limitBytes }),
-    ...(sinceSeconds !== undefined && { sinceSeconds }),
-    ...(sinceTime !== undefined && { sinceTime }),
-    ...(stream !== undefined && { stream }),
+    tailLines,
+    limitBytes,
+    sinceSeconds,
+    sinceTime,
+    stream,
   };
 }
 
@@ -162,18 +162,18 @@ function providerOptions(options: ContainerLogOptions, since: number | undefined
     signal,
     follow: options.follow,
     previous: options.previous,
-    ...(options.tailLines !== undefined && { tail: options.tailLines }),
-    ...(since !== undefined && options.tailLines === undefined && { since: new Date(since).toISOString() }),
-    ...(options.stream !== undefined && { stream: options.stream }),
-    ...(options.limitBytes !== undefined && since === undefined && { limitBytes: options.limitBytes }),
+    tail: options.tailLines,
+    since: since !== undefined && options.tailLines === undefined ? new Date(since).toISOString() : undefined,
+    stream: options.stream,
+    limitBytes: options.limitBytes !== undefined && since === undefined ? options.limitBytes : undefined,
   };
 }
 
 /** What of the log is output, and how. `since` in milliseconds since the epoch. */
 export interface LogFormat {
   timestamps: boolean;
-  limitBytes?: number;
-  stream?: "stdout" | "stderr";
+  limitBytes?: number | undefined;
+  stream?: "stdout" | "stderr" | undefined;
   since?: number | undefined;
 }
 

@@ -9,7 +9,7 @@ export function healthz(checks: HealthChecks): Handler {
     async handle({ params, query }) {
       const only = params["check"];
       if (only !== undefined && !checks.names().includes(only)) throw new HttpError(404, "404 page not found");
-      const { healthy, text } = await checks.report({ ...healthQuery(query), ...(only !== undefined && { only }) });
+      const { healthy, text } = await checks.report({ ...healthQuery(query), only });
       return { status: healthy ? 200 : 500, contentType: "text/plain; charset=utf-8", body: text };
     },
   };

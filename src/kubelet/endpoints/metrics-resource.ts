@@ -42,9 +42,7 @@ export function renderResourceMetrics(node: NodeSample): string {
     podCpu.push({ labels, value: sum(containers.map((container) => container.cpuNanoseconds)) / 1e9, timestampMs: at });
     podMemory.push({ labels, value: sum(containers.map((container) => container.workingSetBytes)), timestampMs: at });
   }
-  const one = (value: number, timestampMs?: number): Sample[] => [
-    { labels: [], value, ...(timestampMs !== undefined && { timestampMs }) },
-  ];
+  const one = (value: number, timestampMs?: number): Sample[] => [{ labels: [], value, timestampMs }];
   return [
     family(
       "container_cpu_usage_seconds_total",

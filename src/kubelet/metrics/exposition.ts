@@ -8,7 +8,7 @@ export interface Sample {
   labels: Labels;
   value: number;
   /** Milliseconds since the epoch; without it the sample is of the scrape's time. */
-  timestampMs?: number;
+  timestampMs?: number | undefined;
 }
 
 /** One metric with its samples; nothing at all when there are none. */

@@ -17,12 +17,12 @@ export interface ContainerSample {
   startedAt: number;
   cpuNanoseconds: number;
   /** Over the last two samples; absent with one. */
-  cpuNanocores?: number;
+  cpuNanocores?: number | undefined;
   workingSetBytes: number;
-  usageBytes?: number;
-  rssBytes?: number;
-  fsUsedBytes?: number;
-  logsUsedBytes?: number;
+  usageBytes?: number | undefined;
+  rssBytes?: number | undefined;
+  fsUsedBytes?: number | undefined;
+  logsUsedBytes?: number | undefined;
 }
 
 export interface PodSample {
@@ -38,7 +38,7 @@ export interface NodeSample {
   at: number;
   /** Never falls: it goes on counting what machines used that are gone. */
   cpuNanoseconds: number;
-  cpuNanocores?: number;
+  cpuNanocores?: number | undefined;
   workingSetBytes: number;
   /** This process alone, which is part of the node's usage like a kubelet is. */
   agent: { cpuNanoseconds: number; memoryBytes: number };
@@ -152,7 +152,7 @@ export class StatsSource {
       workingSetBytes: memory,
       agent,
       pods,
-      ...(previous !== undefined && at > previous.at && { cpuNanocores: rate(cpu - previous.cpu, at - previous.at) }),
+      cpuNanocores: previous !== undefined && at > previous.at ? rate(cpu - previous.cpu, at - previous.at) : undefined,
     };
   }
 
@@ -184,11 +184,11 @@ export class StatsSource {
         startedAt,
         cpuNanoseconds: stats.cpu_usage_ns_total,
         workingSetBytes: stats.memory_working_set_bytes,
-        ...(nanocores !== undefined && { cpuNanocores: nanocores }),
-        ...(stats.memory_usage_bytes !== undefined && { usageBytes: stats.memory_usage_bytes }),
-        ...(stats.memory_rss_bytes !== undefined && { rssBytes: stats.memory_rss_bytes }),
-        ...(stats.fs_used_bytes !== undefined && { fsUsedBytes: stats.fs_used_bytes }),
-        ...(stats.logs_used_bytes !== undefined && { logsUsedBytes: stats.logs_used_bytes }),
+        cpuNanocores: nanocores,
+        usageBytes: stats.memory_usage_bytes,
+        rssBytes: stats.memory_rss_bytes,
+        fsUsedBytes: stats.fs_used_bytes,
+        logsUsedBytes: stats.logs_used_bytes,
       });
     }
     if (machine.network) sample.network = { rxBytes: machine.network.rx_bytes, txBytes: machine.network.tx_bytes };

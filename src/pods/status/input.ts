@@ -8,9 +8,9 @@ import type { ContainerState, Machine } from "../../provider/machine.ts";
 /** What became of a change of resources that a running pod asked for; both absent when there is none under way. */
 export interface ResizeState {
   /** It was not begun: it can never fit here, or it does not fit now. */
-  pending?: { reason: "Infeasible" | "Deferred"; message: string };
+  pending?: { reason: "Infeasible" | "Deferred"; message: string } | undefined;
   /** It was asked of the backend and is not in effect yet. */
-  inProgress?: { error?: string };
+  inProgress?: { error?: string } | undefined;
 }
 
 /** Why a pod ends that its machine did not end by itself: becomes phase Failed with this reason and message. */

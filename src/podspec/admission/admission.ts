@@ -35,7 +35,7 @@ export interface AdmissionInput {
   node: Node | undefined;
   otherPods: OtherPods;
   /** Names, or prefixes that end in `*`, beyond the safe ones. */
-  allowedUnsafeSysctls?: readonly string[];
+  allowedUnsafeSysctls?: readonly string[] | undefined;
   /** `ignore`: DaemonSet pods stay Pending without a machine. Failing them would have them recreated for ever. */
   daemonSets: "run" | "ignore";
 }

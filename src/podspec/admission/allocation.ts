@@ -79,7 +79,7 @@ export class NodeAllocation {
   }
 
   /** @param options.staying leave out those that have to make room, too */
-  others(uid: string, options: { staying?: boolean } = {}): OtherPods {
+  others(uid: string, options: { staying?: boolean | undefined } = {}): OtherPods {
     this.#refresh();
     const without = new Set([uid, ...(options.staying ? this.#leaving : [])].filter((each) => this.#counted.has(each)));
     return {

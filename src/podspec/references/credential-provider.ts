@@ -96,7 +96,7 @@ interface ExecCredentialsOptions {
   };
   clock: Clock;
   logger: Logger;
-  run?: RunPlugin;
+  run?: RunPlugin | undefined;
 }
 
 interface Cached {

@@ -70,7 +70,7 @@ interface ReferenceCacheOptions {
   /** Something that the pod with this UID refers to changed, appeared or went. */
   onChange: (podUid: string) => void;
   /** A read was forbidden: for metrics. */
-  onDenied?: () => void;
+  onDenied?: (() => void) | undefined;
 }
 
 /** This many of a pod's objects are asked for at once. */

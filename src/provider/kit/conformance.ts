@@ -54,20 +54,20 @@ export const UNCHECKED: readonly Capability[] = [
 
 export interface ConformanceOptions {
   /** Has `sh` with echo, sleep, cat, head, trap, read. Backends without images ignore it. */
-  image?: string;
+  image?: string | undefined;
   /** A container that answers on a TCP port with what it gets; without it that check is left out. */
-  echo?: { command: string[]; port: number };
-  http?: HttpTarget;
+  echo?: { command: string[]; port: number } | undefined;
+  http?: HttpTarget | undefined;
   /** Only checks whose name begins with one of these. */
-  only?: readonly string[];
+  only?: readonly string[] | undefined;
   /** How long a machine may take to get somewhere, in milliseconds. Default 60,000. */
-  patienceMs?: number;
+  patienceMs?: number | undefined;
   /** Checks at a time. Default 4. */
-  concurrency?: number;
-  clock?: Clock;
-  random?: Random;
-  signal?: AbortSignal;
-  onResult?: (result: CheckResult) => void;
+  concurrency?: number | undefined;
+  clock?: Clock | undefined;
+  random?: Random | undefined;
+  signal?: AbortSignal | undefined;
+  onResult?: ((result: CheckResult) => void) | undefined;
 }
 
 export interface CheckResult {

@@ -116,8 +116,11 @@ export class CheckContext {
   }
 
   /** An agent can live with a machine in the list that makes no sense; a backend must not have any. */
-  async list(options: { labels?: Record<string, string>; includeDeleted?: boolean } = {}): Promise<MachineList> {
-    const list = await this.provider.getPods({ signal: this.signal, labels: this.labels, ...options });
+  async list({
+    labels = this.labels,
+    includeDeleted,
+  }: { labels?: Record<string, string> | undefined; includeDeleted?: boolean | undefined } = {}): Promise<MachineList> {
+    const list = await this.provider.getPods({ signal: this.signal, labels, includeDeleted });
     const [unknown] = list.unknown ?? [];
     if (unknown !== undefined)
       throw new Violation(`a list of valid machines`, `machine ${unknown.id} is not valid: ${unknown.reason}`);

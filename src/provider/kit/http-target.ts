@@ -11,7 +11,12 @@ export interface HttpTarget {
   request(
     method: string,
     path: string,
-    options?: { headers?: Record<string, string>; body?: string; signal?: AbortSignal; anonymous?: boolean },
+    options?: {
+      headers?: Record<string, string> | undefined;
+      body?: string | undefined;
+      signal?: AbortSignal | undefined;
+      anonymous?: boolean | undefined;
+    },
   ): Promise<{ status: number; headers: Record<string, string | undefined>; body: string }>;
   /**
    * What is wrong with the body of a reply, which should be one of these of the document; undefined when nothing is.

@@ -9,6 +9,7 @@ import { Duplex } from "node:stream";
 import { hoursToMilliseconds } from "date-fns/hoursToMilliseconds";
 import type { Clock } from "../../util/clock.ts";
 import { toError } from "../../util/errors.ts";
+import type { WithDefaults } from "../../util/options.ts";
 import { IdleTimer, every } from "../idle-timer.ts";
 import type { UnreadAccount, UnreadShare } from "../unread.ts";
 import {
@@ -29,17 +30,17 @@ interface SpdySessionOptions {
   /** Called for every stream the peer opens, after the reply was sent. Must not throw. */
   onStream(stream: SpdyStream): void;
   /** Open streams at a time; further ones are refused with RST_STREAM. Default 256. */
-  maxStreams?: number;
+  maxStreams?: number | undefined;
   /** Largest header block, before and after inflation. Default 64 KiB. */
-  maxHeaderBytes?: number;
+  maxHeaderBytes?: number | undefined;
   /** Bytes buffered per stream before the session stops reading. Default 256 KiB. */
-  streamBufferBytes?: number;
+  streamBufferBytes?: number | undefined;
   /** The session ends when neither side sent anything but pings for so long. Default 4 h. */
-  idleTimeoutMs?: number;
+  idleTimeoutMs?: number | undefined;
   /** A ping is sent so often: it keeps middleboxes awake and finds out that a silent peer is gone. Default 30 s. */
-  pingIntervalMs?: number;
+  pingIntervalMs?: number | undefined;
   /** How long the peer may take to close after we did. Default 10 s. */
-  closeGraceMs?: number;
+  closeGraceMs?: number | undefined;
   /** The budget of unread bytes, and the tenant that is charged. */
   unread?: UnreadShare | undefined;
 }
@@ -122,7 +123,7 @@ export class SpdyStream extends Duplex {
 
 export class SpdySession {
   readonly #transport: Duplex;
-  readonly #options: Required<Omit<SpdySessionOptions, "unread">>;
+  readonly #options: WithDefaults<Omit<SpdySessionOptions, "unread">>;
   readonly #unread: UnreadAccount | undefined;
   readonly #streams = new Map<number, SpdyStream>();
   readonly #inflater: HeaderInflater;
@@ -143,14 +144,23 @@ export class SpdySession {
   /** @param head bytes that arrived behind the request, already read from the socket */
   constructor(transport: Duplex, head: Buffer, options: SpdySessionOptions) {
     this.#transport = transport;
+    // Defaults in destructuring also hold for an option that is passed on as undefined.
+    const {
+      maxStreams = 256,
+      maxHeaderBytes = 64 * 1024,
+      streamBufferBytes = 256 * 1024,
+      idleTimeoutMs = hoursToMilliseconds(4),
+      pingIntervalMs = 30_000,
+      closeGraceMs = 10_000,
+    } = options;
     this.#options = {
-      maxStreams: 256,
-      maxHeaderBytes: 64 * 1024,
-      streamBufferBytes: 256 * 1024,
-      idleTimeoutMs: hoursToMilliseconds(4),
-      pingIntervalMs: 30_000,
-      closeGraceMs: 10_000,
       ...options,
+      maxStreams,
+      maxHeaderBytes,
+      streamBufferBytes,
+      idleTimeoutMs,
+      pingIntervalMs,
+      closeGraceMs,
     };
     this.#inflater = new HeaderInflater({ maxBytes: this.#options.maxHeaderBytes });
     this.closed = new Promise((resolve) => (this.#resolveClosed = resolve));

@@ -30,7 +30,7 @@ export type EngineName = "oci" | "vm";
 
 export interface EnvironmentOptions {
   /** Default `oci`. */
-  engine?: EngineName;
+  engine?: EngineName | undefined;
   /** Merged over each node's entry of the agent's configuration. */
   node?: Json;
 }

@@ -12,16 +12,18 @@ import type { Environment } from "./environment.ts";
 import { recordHistory } from "./history.ts";
 
 export interface StartOptions {
-  nodeName?: string;
+  nodeName?: string | undefined;
   /** What the backend runs for an image when a container names no command. */
-  images?: Record<string, string[]>;
+  images?: Record<string, string[]> | undefined;
   /** The backend's `engine`. Default: engine `process`. */
-  engine?: object;
+  engine?: object | undefined;
   /** Merged over the node's entry of the agent's configuration. */
-  node?: object;
-  cluster?: ClusterOptions;
+  node?: object | undefined;
+  cluster?: ClusterOptions | undefined;
   /** Default: an agent whose credentials may do nothing but impersonate its node, and read the client CA. */
-  startAgent?: (at: { cluster: Cluster; backend: BackendProcess; nodeName: string }) => Promise<AgentProcess>;
+  startAgent?:
+    | ((at: { cluster: Cluster; backend: BackendProcess; nodeName: string }) => Promise<AgentProcess>)
+    | undefined;
 }
 
 /** The real control plane. */
@@ -31,8 +33,8 @@ export async function startRealEnvironment(options: StartOptions = {}): Promise<
     const nodeName = options.nodeName ?? "vmlet-e2e";
     const backend = await startBackend({
       sandbox: cluster.sandbox,
-      ...(options.images && { images: options.images }),
-      ...(options.engine && { engine: options.engine }),
+      images: options.images,
+      engine: options.engine,
     });
     const start = options.startAgent ?? ((at) => startImpersonating(at, options.node));
     const agent = await start({ cluster, backend, nodeName });
@@ -73,8 +75,8 @@ export async function startDevEnvironment(options: StartOptions = {}): Promise<E
     const client = await createClient(kubeconfig);
     const backend = await startBackend({
       sandbox,
-      ...(options.images && { images: options.images }),
-      ...(options.engine && { engine: options.engine }),
+      images: options.images,
+      engine: options.engine,
     });
     const agent = await startAgent({
       sandbox,

@@ -17,7 +17,7 @@ export interface SuiteOptions {
    * Run the cases of one fault at the same time. Faster, and harsher: what is killed for one case is killed in the middle
    * of the others as well. Not for the API server, whose restart a case must be able to tell from a failure of its own.
    */
-  concurrent?: boolean;
+  concurrent?: boolean | undefined;
 }
 
 export function describeCases(title: string, options: SuiteOptions): void {

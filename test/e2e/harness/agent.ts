@@ -46,7 +46,7 @@ export interface BackendProcess extends RestartableProcess {
 export interface BackendOptions {
   sandbox: Sandbox;
   /** What to run for an image when a container names no command. */
-  images?: Record<string, string[]>;
+  images?: Record<string, string[]> | undefined;
   /** The configuration's `engine`. Default: engine `process`. */
   engine?: Json;
 }
@@ -97,15 +97,15 @@ export interface AgentOptions {
   nodeName: string;
   provider: Json;
   /** Default impersonate: the credentials may do nothing but be this node. */
-  identity?: "direct" | "impersonate";
+  identity?: "direct" | "impersonate" | undefined;
   /** Merged over the node's entry of the configuration. */
   node?: Json;
   /** Merged over the configuration. */
   config?: Json;
   /** The program's main file. Default: the sources. */
-  main?: string;
+  main?: string | undefined;
   /** Its environment, beside this process's own. */
-  env?: NodeJS.ProcessEnv;
+  env?: NodeJS.ProcessEnv | undefined;
 }
 
 export async function startAgent(options: AgentOptions): Promise<AgentProcess> {

@@ -75,14 +75,19 @@ export async function createClient(kubeconfig: string): Promise<Client> {
     ca: pem(cluster["certificate-authority"], cluster["certificate-authority-data"]),
     cert: pem(user?.["client-certificate"], user?.["client-certificate-data"]),
     key: pem(user?.["client-key"], user?.["client-key-data"]),
-    ...(token !== undefined && { token }),
+    token,
   });
 }
 
 /** A client of any HTTP server that speaks JSON: also the reference backend's. */
 export function clientOf(
   baseUrl: string,
-  options: { ca?: Buffer | undefined; cert?: Buffer | undefined; key?: Buffer | undefined; token?: string } = {},
+  options: {
+    ca?: Buffer | undefined;
+    cert?: Buffer | undefined;
+    key?: Buffer | undefined;
+    token?: string | undefined;
+  } = {},
 ): Client {
   const secure = baseUrl.startsWith("https:");
   const { ca, cert, key, token } = options;

@@ -15,15 +15,15 @@ import { must, waitFor } from "./wait.ts";
 
 export interface ClusterOptions {
   /** Appended to the flags of the API server; the last one of a name wins. */
-  apiServerFlags?: readonly string[];
+  apiServerFlags?: readonly string[] | undefined;
   /** Appended to those of the controller-manager. */
-  controllerManagerFlags?: readonly string[];
+  controllerManagerFlags?: readonly string[] | undefined;
   /** Default true. */
-  controllerManager?: boolean;
+  controllerManager?: boolean | undefined;
   /** Default true. */
-  scheduler?: boolean;
+  scheduler?: boolean | undefined;
   /** Fast commits; only a test of etcd's own durability wants it false. Default true. */
-  unsafeNoFsync?: boolean;
+  unsafeNoFsync?: boolean | undefined;
 }
 
 export interface Cluster extends AsyncDisposable {

@@ -8,10 +8,10 @@ export interface CommandResult {
 }
 
 export interface CommandOptions {
-  cwd?: string;
-  env?: NodeJS.ProcessEnv;
-  input?: string;
-  signal?: AbortSignal;
+  cwd?: string | undefined;
+  env?: NodeJS.ProcessEnv | undefined;
+  input?: string | undefined;
+  signal?: AbortSignal | undefined;
 }
 
 /** Runs a command to its end, whatever its exit code. A command that a signal ended has code 128 + that signal's place. */

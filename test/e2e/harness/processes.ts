@@ -15,8 +15,8 @@ import { join } from "node:path";
 export const markVariable = "VMLET_TEST_DIR";
 
 export interface SpawnOptions {
-  env?: NodeJS.ProcessEnv;
-  cwd?: string;
+  env?: NodeJS.ProcessEnv | undefined;
+  cwd?: string | undefined;
 }
 
 export interface ManagedProcess {

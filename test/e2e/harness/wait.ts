@@ -4,9 +4,9 @@ import { setTimeout as sleep } from "node:timers/promises";
 export interface WaitOptions {
   /** Completes the sentence "timed out waiting for ...". */
   what: string;
-  timeoutMs?: number;
-  intervalMs?: number;
-  signal?: AbortSignal;
+  timeoutMs?: number | undefined;
+  intervalMs?: number | undefined;
+  signal?: AbortSignal | undefined;
 }
 
 /** A condition that does not hold yet. The description is printed when it never does. */

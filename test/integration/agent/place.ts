@@ -88,7 +88,7 @@ async function furnish(sandbox: Sandbox, cluster: DevCluster, proxy: ApiProxy): 
         provider: { type: "http-vm", url },
         identity: "direct",
         config: { logLevel: "info", ...config },
-        ...(env && { env }),
+        env,
       }),
     async createNamespace(name) {
       await client.create("/api/v1/namespaces", { metadata: { name } });

@@ -24,9 +24,9 @@ export interface SuiteOptions {
   /** An image with a POSIX shell, cat, sleep and seq. */
   image: string;
   /** Containers have process namespaces of their own. */
-  ownProcesses?: boolean;
+  ownProcesses?: boolean | undefined;
   /** Longest wait for anything. */
-  patienceMs?: number;
+  patienceMs?: number | undefined;
 }
 
 const LOG_MAX_BYTES = 64 * 1024;

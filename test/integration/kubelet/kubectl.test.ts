@@ -55,8 +55,7 @@ describe.skipIf(process.arch !== "x64" || process.platform !== "linux").each(CAS
       await rm(dir, { recursive: true });
     });
 
-    const kubectl = (args: string[], input?: string) =>
-      tryCommand(binary, args, { env, ...(input !== undefined && { input }) });
+    const kubectl = (args: string[], input?: string) => tryCommand(binary, args, { env, input });
 
     it("keeps stdout, stderr and the exit code of a command apart", async () => {
       const result = await kubectl(["exec", "p", "--", "sh", "-c", "echo out; echo err >&2; exit 3"]);

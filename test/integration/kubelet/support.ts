@@ -46,7 +46,7 @@ export class TestAuthority {
       keys,
       usages: [usage],
       issuer: { subject: this.#subject, privateKey: this.#keys.privateKey },
-      ...(usage === "serverAuth" && { altNames: { dnsNames: ["localhost"], ipAddresses: ["127.0.0.1"] } }),
+      altNames: usage === "serverAuth" ? { dnsNames: ["localhost"], ipAddresses: ["127.0.0.1"] } : undefined,
     });
     return { cert, key: privateKeyPem(keys.privateKey) };
   }

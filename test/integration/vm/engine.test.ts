@@ -22,7 +22,7 @@ const createEngine = (stateDir: string) =>
     clock: systemClock,
     logger: silentLogger,
     network,
-    ...(guestDir === undefined ? {} : { guestDir }),
+    guestDir,
   });
 const { dir: _dir, ...network } = testNetwork("");
 const problems = (await createEngine("/nonexistent").check())

@@ -35,7 +35,7 @@ else {
     const khz = await tscKhz(guestDir, at("frequency"));
     const qemu = new Qemu({
       guestDir,
-      ...(khz === undefined ? {} : { tscKhz: khz }),
+      tscKhz: khz,
       templatesDir: dir,
       accelerator: "tcg",
       diskBytes: 64 << 20,

@@ -74,8 +74,8 @@ export class Agent {
       guard: () => {
         if (!this.isLeader && mutant?.ignoresLead !== true) throw new Error("this agent is not the leader");
       },
-      ...(mutant?.plan && { plan: mutant.plan(realPlan) }),
-      ...(mutant?.machineId && { machineId: (uid: string) => world.idOf(uid) }),
+      plan: mutant?.plan && mutant.plan(realPlan),
+      machineId: mutant?.machineId && ((uid: string) => world.idOf(uid)),
       clock: this.clock,
       random,
       logger: silentLogger,

@@ -23,7 +23,7 @@ const nameOf = ({ object }: WatchEvent<unknown>) => (object as { metadata: { nam
 /** What an agent makes of twenty pods of which some end, some are deleted and some come again. @returns end and effects */
 async function play(deliver?: (events: WatchEvent<unknown>[]) => WatchEvent<unknown>[]) {
   const world = new World();
-  const agent = world.agent({ ...(deliver && { deliver }) }).start();
+  const agent = world.agent({ deliver }).start();
   await world.clock.advance(1_000);
   const uids = new Map<string, string>();
   const create = (name: string, incarnation = 0) => {

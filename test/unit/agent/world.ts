@@ -24,10 +24,10 @@ const CHANGES_OF_BACKEND = ["createPod", "updatePod", "stopPod", "deletePod"] as
 
 export interface AgentOptions {
   /** The process dies around its n-th effect among those that match, counted from 1. */
-  dies?: { at: number; when: "before" | "after"; among: RegExp };
-  deliver?: Line["deliver"];
+  dies?: { at: number; when: "before" | "after"; among: RegExp } | undefined;
+  deliver?: Line["deliver"] | undefined;
   /** Throws while this agent does not lead. */
-  guard?: () => void;
+  guard?: (() => void) | undefined;
 }
 
 export class World {
@@ -140,7 +140,7 @@ export class Agent {
       hostIPs: () => ["10.1.0.1"],
       concurrency: 8,
       sweep: { enabled: true, maxPerMinute: 10 },
-      ...(options.guard && { guard: options.guard }),
+      guard: options.guard,
     });
     this.node = new NodeController({
       ...shared,

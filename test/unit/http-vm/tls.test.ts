@@ -55,7 +55,7 @@ async function ask(tls: ServerOptions, trusted: string | undefined) {
   await writeFile(caFile, trusted ?? "");
   const provider = new HttpVmProvider({
     url: `https://127.0.0.1:${port}`,
-    ...(trusted && { credentials: { caFile } }),
+    credentials: trusted ? { caFile } : undefined,
   });
   cleanups.push(() => {
     server.closeAllConnections();

@@ -50,7 +50,7 @@ function connect(
 ) {
   const { user, cluster, ...rest } = options;
   const kube = new KubeTransport({
-    kubeConfig: server.kubeConfig({ ...(user && { user }), ...(cluster && { cluster }) }),
+    kubeConfig: server.kubeConfig({ user, cluster }),
     clock: systemClock,
     logger: silentLogger,
     ...rest,

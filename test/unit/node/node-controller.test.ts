@@ -123,7 +123,7 @@ function setup(options: { node?: Node; capacity?: CapacitySource; backend?: Back
       addresses: ["10.0.0.5"],
       kubeletPort: 10250,
       runtime: { name: "memory", version: "1" },
-      ...(options.graceMs !== undefined && { backendOutageGraceMs: options.graceMs }),
+      backendOutageGraceMs: options.graceMs,
     },
     capacity: options.capacity ?? fixedCapacity(),
     backend,

@@ -114,7 +114,7 @@ export class World {
       hostIPs: () => ["10.1.0.1"],
       event: (_pod, event) => this.events.push(event),
       mayReap: () => true,
-      ...(options.markCheapToDelete !== undefined && { markCheapToDelete: options.markCheapToDelete }),
+      markCheapToDelete: options.markCheapToDelete,
       readiness: { apply: (_pod, machine) => machine, release: (uid) => void this.released.push(uid) },
       hooks,
       clock: this.clock,
@@ -134,12 +134,12 @@ export class World {
     if (metadata.resourceVersion !== this.pod.metadata!.resourceVersion) throw apiError(409, "Conflict");
     const status = this.keep({ ...this.pod.status, ...change });
     if (!metadata.annotations && JSON.stringify(status) === JSON.stringify(this.pod.status)) return this.pod;
-    this.change({ status, ...(metadata.annotations && { annotations: metadata.annotations }) });
+    this.change({ status, annotations: metadata.annotations });
     return this.pod;
   }
 
   /** The pod has a new version in the API server. */
-  change({ status, annotations }: { status?: Pod["status"]; annotations?: Record<string, string> }): void {
+  change({ status, annotations }: { status?: Pod["status"]; annotations?: Record<string, string> | undefined }): void {
     const { metadata } = this.pod;
     const resourceVersion = String(Number(metadata!.resourceVersion) + 1);
     this.pod = {

@@ -47,19 +47,19 @@ interface OciEngineOptions {
   clock: Clock;
   logger: Logger;
   /** Name or path of the OCI runtime. */
-  runtime?: string;
-  images?: Omit<HostImagesOptions, "dir" | "clock" | "logger">;
-  network?: Omit<NetworkOptions, "dir">;
+  runtime?: string | undefined;
+  images?: Omit<HostImagesOptions, "dir" | "clock" | "logger"> | undefined;
+  network?: Omit<NetworkOptions, "dir"> | undefined;
   /** Ports of this host that the backend itself serves on. */
-  reservedPorts?: readonly number[];
+  reservedPorts?: readonly number[] | undefined;
   /** containers-common's profile for `runtime_default`. */
-  seccompProfile?: string;
+  seccompProfile?: string | undefined;
   /** Privileged containers own this host: off unless said otherwise. */
-  allowPrivileged?: boolean;
+  allowPrivileged?: boolean | undefined;
   /** Capabilities that containers may add besides the default ones, while privileged containers are off. */
-  allowedCapabilities?: readonly string[];
+  allowedCapabilities?: readonly string[] | undefined;
   /** Processes and threads of a machine, and of each of its containers. */
-  pidsLimit?: number;
+  pidsLimit?: number | undefined;
 }
 
 const DEFAULT_RUNTIME = "runc";

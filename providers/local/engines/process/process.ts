@@ -47,7 +47,7 @@ interface ProcessEngineOptions {
   /** IPv4 range in CIDR notation, within 127.0.0.0/8. */
   addressPool: string;
   /** The address of every machine instead: to other hosts a loopback address means nothing. */
-  hostAddress?: string;
+  hostAddress?: string | undefined;
   clock: Clock;
 }
 

@@ -38,24 +38,24 @@ interface VmEngineOptions {
   clock: Clock;
   logger: Logger;
   /** Folder of the guest image, made when it is not there. Default: in the user's cache. */
-  guestDir?: string;
+  guestDir?: string | undefined;
   /** `auto` boots a guest under KVM to see. */
-  accelerator?: "auto" | "kvm" | "tcg";
+  accelerator?: "auto" | "kvm" | "tcg" | undefined;
   /** Start machines as copies of a booted one. Default true. */
-  clones?: boolean;
+  clones?: boolean | undefined;
   /** VMs of the size of a machine without limits that are kept ready. Default 0. */
-  warmPool?: number;
+  warmPool?: number | undefined;
   /** Memory for containers without a limit, MiB. */
-  defaultMemoryMib?: number;
+  defaultMemoryMib?: number | undefined;
   /** Size of a machine's own disk, bytes; sparse. */
-  scratchBytes?: number;
-  bootTimeoutMs?: number;
-  images?: Omit<HostImagesOptions, "dir" | "clock" | "logger">;
-  network?: Omit<NetworkOptions, "dir">;
+  scratchBytes?: number | undefined;
+  bootTimeoutMs?: number | undefined;
+  images?: Omit<HostImagesOptions, "dir" | "clock" | "logger"> | undefined;
+  network?: Omit<NetworkOptions, "dir"> | undefined;
   /** Ports of this host that the backend itself serves on. */
-  reservedPorts?: readonly number[];
-  seccompProfile?: string;
-  pidsLimit?: number;
+  reservedPorts?: readonly number[] | undefined;
+  seccompProfile?: string | undefined;
+  pidsLimit?: number | undefined;
 }
 
 const DEFAULT_SECCOMP_PROFILE = "/usr/share/containers/seccomp.json";
@@ -297,8 +297,8 @@ class VmEngine implements Engine {
       qemu: new Qemu({
         ...qemu,
         accelerator: chosen,
-        ...(khz === undefined ? {} : { tscKhz: khz }),
-        ...(warm === undefined ? {} : { prepare: [warm.command] }),
+        tscKhz: khz,
+        prepare: warm && [warm.command],
       }),
       boots: new PQueue({ concurrency: Math.max(2, processors) }),
       clones,

@@ -63,9 +63,9 @@ interface QemuOptions {
    * kHz of the host's time-stamp counter, which is an emulated guest's: measuring it fails on a busy host, and the boot
    * hangs.
    */
-  tscKhz?: number;
+  tscKhz?: number | undefined;
   /** What a template has done before it waits. */
-  prepare?: readonly GuestCommand[];
+  prepare?: readonly GuestCommand[] | undefined;
 }
 
 /**

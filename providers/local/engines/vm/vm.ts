@@ -37,7 +37,7 @@ export interface VmContext {
   boots: PQueue;
   clones: boolean;
   /** Of each template. Absent without clones. */
-  warming?: Warming;
+  warming?: Warming | undefined;
   sizing: { memoryMib: number; maxCpus: number };
   bootTimeoutMs: number;
   /** A guest that takes longer for what the host asks of it hangs. */

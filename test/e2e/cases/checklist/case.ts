@@ -16,7 +16,7 @@ export interface Surroundings {
   /** An image with busybox's commands under /bin. Engine `process` takes any name for it. */
   image: string;
   /** An image like `image` that only this user may pull; undefined where there are no images. */
-  privateImage?: { image: string; user: { name: string; password: string } };
+  privateImage?: { image: string; user: { name: string; password: string } } | undefined;
   /** A folder of this host that containers see under the same path; undefined where they get a volume instead. */
   hostFolder: ((context: CaseContext) => string) | undefined;
   /** A command line that serves the files of a folder over HTTP. */
