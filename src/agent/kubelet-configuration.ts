@@ -4,7 +4,7 @@
  */
 import type { NodeConfig } from "../config/schema.ts";
 import { ALLOW_TTL_MS, DENY_TTL_MS, TOKEN_TTL_MS } from "../kubelet/auth.ts";
-import { DEFAULT_LIMITS } from "../kubelet/server.ts";
+import { DEFAULT_LIMITS } from "../kubelet/options.ts";
 import { LEASE_DURATION_SECONDS } from "../node/lease.ts";
 import { STATUS_REPORT_MS, STATUS_UPDATE_MS } from "../node/node-controller.ts";
 import { RESYNC_MS } from "../pods/controller.ts";

@@ -8,7 +8,8 @@ import { guardedKube } from "../kube/guarded.ts";
 import type { Kube } from "../kube/kube.ts";
 import type { KubeTransport } from "../kube/transport.ts";
 import type { Node, Pod } from "../kube/wire.ts";
-import { createKubeletServer, type KubeletServer } from "../kubelet/server.ts";
+import type { KubeletServer } from "../kubelet/options.ts";
+import { createKubeletServer } from "../kubelet/server.ts";
 import { configMapClientCa, fileClientCa } from "../kubelet/certificates/client-ca.ts";
 import type { Reloadable } from "../kubelet/certificates/reloadable.ts";
 import {

@@ -9,9 +9,9 @@
 import { randomBytes } from "node:crypto";
 import { createServer as createHttpServer, type Server } from "node:http";
 import { createServer as createHttpsServer } from "node:https";
-import type { AddressInfo } from "node:net";
 import { millisecondsInDay, millisecondsInHour } from "date-fns/constants";
 import { stringify } from "yaml";
+import { closeNow, listen, urlOf } from "../http/listen.ts";
 import type { Logger } from "../telemetry/logger.ts";
 import type { Clock } from "../util/clock.ts";
 import { systemRandom, type Random } from "../util/random.ts";
@@ -103,15 +103,10 @@ export async function startDevCluster(options: DevClusterOptions): Promise<DevCl
   const server: Server = certificate ? createHttpsServer(certificate) : createHttpServer();
   server.on("request", (request, response) => void api.handle(request, response));
   server.on("upgrade", (request, socket, head) => void api.handleUpgrade(request, socket, head));
-  await new Promise<void>((resolve, reject) => {
-    server.once("error", reject);
-    server.listen(options.port ?? 0, host, () => {
-      server.off("error", reject);
-      resolve();
-    });
-  });
-  const { port } = server.address() as AddressInfo;
-  const url = `${certificate ? "https" : "http"}://${host.includes(":") ? `[${host}]` : host}:${port}`;
+  const port = await listen(server, { host, port: options.port ?? 0 }, (thrown) =>
+    logger.warn({ err: thrown }, "devcluster: a connection was not accepted"),
+  );
+  const url = urlOf(certificate ? "https" : "http", host, port);
 
   const namespaces = new NamespaceLifecycle({ objects, caBundle: certificate?.cert ?? "" });
   namespaces.start();
@@ -136,10 +131,7 @@ export async function startDevCluster(options: DevClusterOptions): Promise<DevCl
       binder.stop();
       namespaces.stop();
       api.closeWatches();
-      await new Promise<void>((resolve) => {
-        server.close(() => resolve());
-        server.closeAllConnections();
-      });
+      await closeNow(server);
     },
   };
 }
@@ -168,8 +160,8 @@ function kubeletProxyOf(storage: Storage, credential: KubeletTarget["credential"
         status?.addresses?.find((a: Json) => a.type === type)?.address;
       const host = addressOf("InternalIP") ?? addressOf("Hostname");
       if (host === undefined) return undefined;
-      const port = status.daemonEndpoints?.kubeletEndpoint?.Port || KUBELET_PORT;
-      return { url: `https://${host.includes(":") ? `[${host}]` : host}:${port}`, credential };
+      const port: number = status.daemonEndpoints?.kubeletEndpoint?.Port || KUBELET_PORT;
+      return { url: urlOf("https", host, port), credential };
     },
   });
 }

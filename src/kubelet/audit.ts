@@ -2,10 +2,11 @@
  * The audit of the kubelet API: one line for each exec, attach, port-forward and run, also for one that was refused.
  */
 import type { IncomingMessage } from "node:http";
+import type { HttpError } from "../http/http-error.ts";
+import { matchRoute } from "../http/routes.ts";
 import type { UserInfo } from "../kube/reviews.ts";
 import type { AuditLog } from "../telemetry/audit.ts";
-import type { HttpError } from "./http-error.ts";
-import { matchRoute, parseTarget, type Route, type SessionNotes } from "./router.ts";
+import { parseTarget, type Route, type SessionNotes } from "./router.ts";
 
 export interface AuditedRequest {
   /** What the endpoint adds. */

@@ -17,7 +17,8 @@ import type { Metrics } from "../telemetry/metrics.ts";
 import type { Clock } from "../util/clock.ts";
 import { toError } from "../util/errors.ts";
 import { AnswerCache } from "./cache.ts";
-import { HttpError, TooManyFailures } from "./http-error.ts";
+import { HttpError } from "../http/http-error.ts";
+import { TooManyFailures } from "./refusals.ts";
 
 /** What is asked of the authoriser: `verb` on `nodes/SUBRESOURCE`, of which any one that is allowed suffices. */
 export interface AccessAttributes {

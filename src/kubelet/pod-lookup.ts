@@ -1,6 +1,6 @@
 /** The pods of this node, as far as the kubelet API needs them. The agent's pod store implements it. */
 import type { Container, ContainerStatus, Pod } from "../kube/wire.ts";
-import { HttpError } from "./http-error.ts";
+import { HttpError } from "../http/http-error.ts";
 
 export interface NodePod {
   /** Spec from the API server, status as the agent knows it now. */

@@ -3,10 +3,11 @@
  * authorised as `proxy`, like the kubelet does, and then not found.
  */
 import type { IncomingMessage, ServerResponse } from "node:http";
+import { HttpError } from "../http/http-error.ts";
+import type { RouteMatch, RoutePattern } from "../http/routes.ts";
 import type { UpgradeRequest } from "../streaming/upgrade.ts";
 import type { UserInfo } from "../kube/reviews.ts";
 import type { AccessAttributes } from "./auth.ts";
-import { HttpError } from "./http-error.ts";
 
 /** What an endpoint tells of a session, for the audit. */
 export interface SessionNotes {
@@ -45,10 +46,7 @@ export type Handler =
 
 export type AuditedAction = "exec" | "attach" | "port-forward" | "run";
 
-export interface Route {
-  methods: readonly string[];
-  /** Segments; one that begins with `:` matches any text and names it. */
-  pattern: string;
+export interface Route extends RoutePattern {
   /** Any one of them suffices, asked in this order. */
   subresources: readonly string[];
   /** Instead of the HTTP method's verb. */
@@ -58,40 +56,7 @@ export interface Route {
   handler: Handler;
 }
 
-export interface Match {
-  route: Route;
-  params: Record<string, string>;
-}
-
-/** The first route for the path; several may share a path with different methods. */
-export function matchRoute(
-  routes: readonly Route[],
-  method: string,
-  path: string,
-): Match | "method not allowed" | undefined {
-  const segments = path.split("/");
-  let pathKnown = false;
-  for (const route of routes) {
-    const params = matchPattern(route.pattern.split("/"), segments);
-    if (params === undefined) continue;
-    if (route.methods.includes(method)) return { route, params };
-    pathKnown = true;
-  }
-  return pathKnown ? "method not allowed" : undefined;
-}
-
-function matchPattern(pattern: readonly string[], segments: readonly string[]): Record<string, string> | undefined {
-  if (pattern.length !== segments.length) return undefined;
-  const params: Record<string, string> = Object.create(null) as Record<string, string>;
-  for (const [index, expected] of pattern.entries()) {
-    const segment = segments[index]!;
-    if (expected.startsWith(":")) {
-      if (segment === "") return undefined;
-      params[expected.slice(1)] = segment;
-    } else if (expected !== segment) return undefined;
-  }
-  return params;
-}
+export type Match = RouteMatch<Route>;
 
 /**
  * Path and query of a request, or 400 for anything that two parsers could read differently: no encoded slashes, no dot

@@ -4,7 +4,7 @@
  */
 import type { Pod } from "../kube/wire.ts";
 import type { Metrics } from "../telemetry/metrics.ts";
-import { HttpError } from "./http-error.ts";
+import { HttpError } from "../http/http-error.ts";
 
 export type SessionType = "exec" | "attach" | "port-forward" | "logs";
 

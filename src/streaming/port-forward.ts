@@ -5,6 +5,7 @@
 import { pipeline, type Duplex, type Readable, type Writable } from "node:stream";
 import { finished } from "node:stream/promises";
 import { createWebSocketStream } from "ws";
+import { HttpError } from "../http/http-error.ts";
 import { linkAbort } from "../util/abort.ts";
 import { toError } from "../util/errors.ts";
 import { plainText } from "./plain-text.ts";
@@ -12,7 +13,6 @@ import { RST_STATUS } from "./spdy/frames.ts";
 import { SpdySession, type SpdyStream } from "./spdy/session.ts";
 import type { StreamLimits } from "./remote-command.ts";
 import {
-  UpgradeRefused,
   acceptSpdyUpgrade,
   negotiateSpdyProtocol,
   upgradeKind,
@@ -35,22 +35,22 @@ type PortForwardProtocol =
 
 /**
  * @param query `port` (repeated, comma separated) says the ports of the channel form
- * @throws UpgradeRefused 400 or 403
+ * @throws HttpError 400 or 403
  */
 export function negotiatePortForward(request: UpgradeRequest["request"], query: URLSearchParams): PortForwardProtocol {
   if (upgradeKind(request) === "spdy") return { kind: "spdy", name: negotiateSpdyProtocol(request, [SPDY_PROTOCOL]) };
   const name = negotiateWebSocketProtocol(request, [TUNNEL_PROTOCOL, ...CHANNEL_PROTOCOLS]);
   if (name === TUNNEL_PROTOCOL) return { kind: "tunnel", name };
   const values = query.getAll("port").flatMap((value) => value.split(","));
-  if (values.length === 0) throw new UpgradeRefused(400, 'query parameter "port" is required');
+  if (values.length === 0) throw new HttpError(400, 'query parameter "port" is required');
   const ports = values.map((value) => {
     const port = parsePort(value);
     if (port === undefined)
-      throw new UpgradeRefused(400, `invalid port ${JSON.stringify(value)} in query parameter "port"`);
+      throw new HttpError(400, `invalid port ${JSON.stringify(value)} in query parameter "port"`);
     return port;
   });
   if (ports.length > MAX_CHANNEL_PORTS)
-    throw new UpgradeRefused(400, `${ports.length} ports are more than the limit of ${MAX_CHANNEL_PORTS}`);
+    throw new HttpError(400, `${ports.length} ports are more than the limit of ${MAX_CHANNEL_PORTS}`);
   return { kind: "channels", name, ports };
 }
 
@@ -64,7 +64,7 @@ interface PortForwardTarget {
 
 /**
  * Answers 101 and forwards until the client closes or `signal` aborts.
- * @throws UpgradeRefused for a malformed handshake
+ * @throws HttpError for a malformed handshake
  */
 export async function servePortForward(
   upgrade: UpgradeRequest,

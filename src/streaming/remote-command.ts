@@ -6,6 +6,7 @@
  */
 import { finished } from "node:stream/promises";
 import { pipeline, type Readable, type Writable } from "node:stream";
+import { HttpError } from "../http/http-error.ts";
 import type { ProcessStreams } from "../provider/provider.ts";
 import type { Clock } from "../util/clock.ts";
 import { toError } from "../util/errors.ts";
@@ -13,7 +14,6 @@ import { SpdySession, type SpdyStream } from "./spdy/session.ts";
 import type { UnreadShare } from "./unread.ts";
 import { outcomeStatus, outcomeText, type CommandOutcome } from "./status.ts";
 import {
-  UpgradeRefused,
   acceptSpdyUpgrade,
   negotiateSpdyProtocol,
   upgradeKind,
@@ -44,21 +44,21 @@ export interface RemoteCommandOptions {
 /**
  * The kubelet's query parameters `input`, `output`, `error`, `tty`, of which only the literal `1` counts.
  *
- * @throws UpgradeRefused 400 when no stream is asked for
+ * @throws HttpError 400 when no stream is asked for
  */
 export function remoteCommandOptions(query: URLSearchParams): RemoteCommandOptions {
   const on = (name: string) => query.get(name) === "1";
   const tty = on("tty");
   const options = { stdin: on("input"), stdout: on("output"), stderr: on("error") && !tty, tty };
   if (!options.stdin && !options.stdout && !options.stderr) {
-    throw new UpgradeRefused(400, "you must specify at least 1 of stdin, stdout, stderr");
+    throw new HttpError(400, "you must specify at least 1 of stdin, stdout, stderr");
   }
   return options;
 }
 
 export type RemoteCommandProtocol = { kind: "spdy" | "websocket"; name: string };
 
-/** @throws UpgradeRefused 400 or 403 */
+/** @throws HttpError 400 or 403 */
 export function negotiateRemoteCommand(request: UpgradeRequest["request"]): RemoteCommandProtocol {
   const kind = upgradeKind(request);
   const name =

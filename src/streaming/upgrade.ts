@@ -1,7 +1,7 @@
 /** What the streaming protocols share of HTTP: the request to upgrade, its refusal, and the choice of a subprotocol. */
 import type { IncomingMessage } from "node:http";
 import type { Duplex } from "node:stream";
-import { VmletError } from "../util/errors.ts";
+import { HttpError } from "../http/http-error.ts";
 
 /** What node's `upgrade` event hands over. */
 export interface UpgradeRequest {
@@ -11,19 +11,6 @@ export interface UpgradeRequest {
   head: Buffer;
   /** Set once 101 was written: from then on a failure can only close the connection. */
   answered: boolean;
-}
-
-/** The upgrade is refused with an HTTP reply; API servers and clients show the message. */
-export class UpgradeRefused extends VmletError {
-  readonly code = "UPGRADE_REFUSED";
-  readonly status: number;
-  readonly headers: readonly (readonly [string, string])[];
-
-  constructor(status: number, message: string, headers: readonly (readonly [string, string])[] = []) {
-    super(message);
-    this.status = status;
-    this.headers = headers;
-  }
 }
 
 /** The comma-separated, possibly repeated values of a header. */
@@ -39,7 +26,7 @@ type UpgradeKind = "spdy" | "websocket";
 
 /**
  * Which protocol the client wants, by its `Connection` and `Upgrade` headers.
- * @throws UpgradeRefused 400 when neither
+ * @throws HttpError 400 when neither
  */
 export function upgradeKind(request: IncomingMessage): UpgradeKind {
   const connection = headerList(request.headers.connection).map((item) => item.toLowerCase());
@@ -48,7 +35,7 @@ export function upgradeKind(request: IncomingMessage): UpgradeKind {
     if (upgrades.includes("websocket")) return "websocket";
     if (upgrades.includes("spdy/3.1")) return "spdy";
   }
-  throw new UpgradeRefused(
+  throw new HttpError(
     400,
     "unable to upgrade: missing upgrade headers in request: Upgrade must be SPDY/3.1 or websocket",
   );
@@ -57,20 +44,20 @@ export function upgradeKind(request: IncomingMessage): UpgradeKind {
 /**
  * The first protocol of the client that the server has.
  *
- * @throws UpgradeRefused 400 when the client names none, 403 when there is none in common
+ * @throws HttpError 400 when the client names none, 403 when there is none in common
  */
 export function negotiateSpdyProtocol(request: IncomingMessage, supported: readonly string[]): string {
   const offered = headerList(request.headers["x-stream-protocol-version"]);
   if (offered.length === 0) {
     const count = Object.keys(request.headers).length;
-    throw new UpgradeRefused(
+    throw new HttpError(
       400,
       `unable to upgrade: header X-Stream-Protocol-Version does not exist in request with ${count} headers`,
     );
   }
   const chosen = offered.find((protocol) => supported.includes(protocol));
   if (chosen !== undefined) return chosen;
-  throw new UpgradeRefused(
+  throw new HttpError(
     403,
     `unable to upgrade: unable to negotiate protocol: client supports [${offered.join(" ")}], server accepts [${supported.join(" ")}]`,
     supported.map((protocol) => ["X-Accepted-Stream-Protocol-Versions", protocol] as const),

@@ -7,11 +7,12 @@ import type { IncomingMessage } from "node:http";
 import { type Duplex, Readable, Writable } from "node:stream";
 import { hoursToMilliseconds } from "date-fns/hoursToMilliseconds";
 import { WebSocketServer, type WebSocket } from "ws";
+import { HttpError } from "../http/http-error.ts";
 import type { Clock } from "../util/clock.ts";
 import { IdleTimer, every } from "./idle-timer.ts";
 import type { WithDefaults } from "../util/options.ts";
 import type { UnreadShare } from "./unread.ts";
-import { headerList, UpgradeRefused, type UpgradeRequest } from "./upgrade.ts";
+import { headerList, type UpgradeRequest } from "./upgrade.ts";
 
 /** In a list of offers, a bearer token in disguise for clients that cannot set headers (browsers). */
 export const BEARER_PROTOCOL_PREFIX = "base64url.bearer.authorization.k8s.io.";
@@ -33,7 +34,7 @@ const PIECE_BYTES = 256;
 /**
  * The first protocol of the client that the server has; "" when it names none and the server knows "".
  *
- * @throws UpgradeRefused 403 when there is none in common
+ * @throws HttpError 403 when there is none in common
  */
 export function negotiateWebSocketProtocol(request: IncomingMessage, supported: readonly string[]): string {
   const offered = headerList(request.headers["sec-websocket-protocol"]).filter(
@@ -42,7 +43,7 @@ export function negotiateWebSocketProtocol(request: IncomingMessage, supported: 
   if (offered.length === 0) offered.push("");
   const chosen = offered.find((protocol) => supported.includes(protocol));
   if (chosen !== undefined) return chosen;
-  throw new UpgradeRefused(
+  throw new HttpError(
     403,
     `unable to upgrade: requested protocol(s) are not supported: [${offered.join(" ")}]; supports [${supported.join(" ")}]`,
   );
@@ -66,7 +67,7 @@ export function acceptWebSocketUpgrade(upgrade: UpgradeRequest, protocol: string
   });
   if (protocol !== "") server.on("headers", (headers) => headers.push(`Sec-WebSocket-Protocol: ${protocol}`));
   return new Promise((resolve, reject) => {
-    server.on("wsClientError", (error) => reject(new UpgradeRefused(400, error.message)));
+    server.on("wsClientError", (error) => reject(new HttpError(400, error.message)));
     const gone = () => reject(new Error("the client closed the connection"));
     // It may have been closed while the request was looked at: then no event follows, and ws calls no callback.
     if (socket.closed) gone();

@@ -4,10 +4,11 @@
  * `/livez` (and `/healthz`) answer whether the process can make progress. They must never depend on the API server or
  * the backend: an outage there would become a restart loop here. `/readyz` answers whether the agent does its work.
  */
-import { createServer, type Server, type ServerResponse } from "node:http";
-import type { AddressInfo } from "node:net";
+import { createServer, type ServerResponse } from "node:http";
 import { setImmediate as nextTurn } from "node:timers/promises";
 import { Connections } from "../http/connections.ts";
+import { sendReply } from "../http/exchange.ts";
+import { closeNow, listen } from "../http/listen.ts";
 import type { Logger } from "./logger.ts";
 import type { Metrics } from "./metrics.ts";
 
@@ -177,13 +178,8 @@ async function listenOn(port: number, options: HealthServerOptions, metrics?: Me
       answer(path, new URLSearchParams(query), response).then(
         ({ status, type, body }) => {
           if (response.destroyed) return;
-          response
-            .writeHead(status, {
-              "content-type": type,
-              "x-content-type-options": "nosniff",
-              "cache-control": "no-cache",
-            })
-            .end(body);
+          const headers = { "content-type": type, "x-content-type-options": "nosniff", "cache-control": "no-cache" };
+          sendReply(response, status, headers, body);
         },
         (error: unknown) => {
           options.logger.error({ err: error, path }, "health endpoint failed");
@@ -193,16 +189,15 @@ async function listenOn(port: number, options: HealthServerOptions, metrics?: Me
     },
   );
   const connections = new Connections(server, { total: MAX_CONNECTIONS });
-  await listen(server, port, options.host);
-  // A connection that could not be accepted, for example without a free file descriptor, must not end the process.
-  server.on("error", (error) => options.logger.warn({ err: error }, "health port: a connection was not accepted"));
+  const bound = await listen(server, { port, host: options.host, backlog: BACKLOG }, (error) =>
+    options.logger.warn({ err: error }, "health port: a connection was not accepted"),
+  );
   return {
-    port: (server.address() as AddressInfo).port,
-    close: () =>
-      new Promise((resolve) => {
-        server.close(() => resolve());
-        connections.destroyAll();
-      }),
+    port: bound,
+    close: async () => {
+      connections.close();
+      await closeNow(server);
+    },
   };
 }
 
@@ -218,14 +213,4 @@ function together(work: () => Promise<string>): () => Promise<string> {
     });
     return pending;
   };
-}
-
-function listen(server: Server, port: number, host: string): Promise<void> {
-  return new Promise((resolve, reject) => {
-    server.once("error", reject);
-    server.listen({ port, host, backlog: BACKLOG }, () => {
-      server.off("error", reject);
-      resolve();
-    });
-  });
 }

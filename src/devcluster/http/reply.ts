@@ -1,5 +1,6 @@
 /** Answers: objects, lists and Statuses in the form that the client asked for. */
 import { gzipSync } from "node:zlib";
+import { sendReply } from "../../http/exchange.ts";
 import { apiVersionOf, type Kind } from "../kinds/kind.ts";
 import type { ListResult } from "../kinds/listing.ts";
 import { partialMetadata, renderTable, type IncludeObject } from "../kubectl/table.ts";
@@ -96,7 +97,7 @@ export function send(
   contentType = "application/json",
 ): void {
   const text = `${JSON.stringify(body)}\n`;
-  const headers: Record<string, string | number> = {
+  const headers: Record<string, string> = {
     "content-type": contentType,
     "cache-control": "no-cache, private",
     vary: "Accept, Accept-Encoding",
@@ -104,6 +105,5 @@ export function send(
   const compress = text.length > GZIP_FROM && /\bgzip\b/.test(message.headers["accept-encoding"] ?? "");
   const bytes = compress ? gzipSync(text, { level: 1 }) : Buffer.from(text);
   if (compress) headers["content-encoding"] = "gzip";
-  response.writeHead(status, { ...headers, "content-length": bytes.length });
-  response.end(message.method === "HEAD" ? undefined : bytes);
+  sendReply(response, status, headers, bytes);
 }

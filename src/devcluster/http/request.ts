@@ -2,6 +2,8 @@
 import type { IncomingMessage, ServerResponse } from "node:http";
 import { gunzipSync } from "node:zlib";
 import { parse as parseYaml } from "yaml";
+import { readBody as readBytes } from "../../http/body.ts";
+import { HttpError } from "../../http/http-error.ts";
 import { toError } from "../../util/errors.ts";
 import type { Attributes } from "../auth/auth.ts";
 import { requestModel } from "../auth/reviews.ts";
@@ -168,14 +170,9 @@ export function patchTypeOf(request: IncomingMessage): PatchType {
 export async function readBody(request: IncomingMessage, isPatch = false, optional = false): Promise<Json> {
   const type = mediaType(request);
   const isYaml = type === "application/yaml" || type === "application/apply-patch+yaml";
-  const chunks: Buffer[] = [];
-  let size = 0;
-  for await (const chunk of request as AsyncIterable<Buffer>) {
-    size += chunk.length;
-    if (size > BODY_LIMIT) throw entityTooLarge(BODY_LIMIT);
-    chunks.push(chunk);
-  }
-  const raw = Buffer.concat(chunks);
+  const raw = await readBytes(request, BODY_LIMIT).catch((thrown: unknown) => {
+    throw thrown instanceof HttpError && thrown.status === 413 ? entityTooLarge(BODY_LIMIT) : thrown;
+  });
   if (raw.length === 0) {
     if (optional) return undefined;
     throw badRequest("the body of the request is empty");

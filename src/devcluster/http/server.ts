@@ -3,6 +3,7 @@
  */
 import type { IncomingMessage, ServerResponse } from "node:http";
 import type { Duplex } from "node:stream";
+import { sendLastWords } from "../../http/last-words.ts";
 import type { Logger } from "../../telemetry/logger.ts";
 import { toError } from "../../util/errors.ts";
 import type { Clock } from "../../util/clock.ts";
@@ -90,10 +91,8 @@ export class ApiServer {
         throw badRequest("this resource cannot be upgraded");
     } catch (thrown) {
       const { body } = thrown instanceof ApiStatusError ? thrown : internalError(toError(thrown).message);
-      const text = JSON.stringify(body);
-      socket.end(
-        `HTTP/1.1 ${body.code} ${body.reason ?? "Error"}\r\nContent-Type: application/json\r\nContent-Length: ${Buffer.byteLength(text)}\r\nConnection: close\r\n\r\n${text}`,
-      );
+      const headers = [["Content-Type", "application/json"]] as const;
+      sendLastWords(socket, { status: body.code ?? 500, headers, body: JSON.stringify(body) });
     }
   }
 

@@ -1,5 +1,5 @@
 import { negotiateRemoteCommand, remoteCommandOptions } from "../../streaming/remote-command.ts";
-import { HttpError } from "../http-error.ts";
+import { HttpError } from "../../http/http-error.ts";
 import { allContainers, findPod, requireContainer } from "../pod-lookup.ts";
 import { runSession } from "../remote-session.ts";
 import type { Handler } from "../router.ts";

@@ -6,7 +6,7 @@ import type { ServerResponse } from "node:http";
 import type { Pod } from "../../kube/wire.ts";
 import type { LogLine, LogOptions, Provider } from "../../provider/provider.ts";
 import type { Clock } from "../../util/clock.ts";
-import { HttpError } from "../http-error.ts";
+import { HttpError } from "../../http/http-error.ts";
 import { containerStatus, hasContainer, type PodLookup } from "../pod-lookup.ts";
 import type { Handler } from "../router.ts";
 import type { Sessions } from "../sessions.ts";

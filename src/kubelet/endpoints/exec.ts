@@ -2,7 +2,7 @@
 import type { Provider } from "../../provider/provider.ts";
 import { negotiateRemoteCommand, remoteCommandOptions, type StreamLimits } from "../../streaming/remote-command.ts";
 import type { UnreadBytes } from "../../streaming/unread.ts";
-import { HttpError } from "../http-error.ts";
+import { HttpError } from "../../http/http-error.ts";
 import { findPod, requireContainer, type PodLookup } from "../pod-lookup.ts";
 import { runSession } from "../remote-session.ts";
 import type { Handler } from "../router.ts";

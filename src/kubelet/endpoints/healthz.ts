@@ -1,5 +1,5 @@
 import { healthQuery, type HealthChecks } from "../../telemetry/health.ts";
-import { HttpError } from "../http-error.ts";
+import { HttpError } from "../../http/http-error.ts";
 import type { Handler } from "../router.ts";
 
 /** `/healthz` and `/healthz/NAME`: the agent's liveness checks under the kubelet's endpoint. */

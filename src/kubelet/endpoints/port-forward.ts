@@ -1,5 +1,5 @@
 import { negotiatePortForward, servePortForward } from "../../streaming/port-forward.ts";
-import { HttpError } from "../http-error.ts";
+import { HttpError } from "../../http/http-error.ts";
 import { findPod } from "../pod-lookup.ts";
 import type { Handler } from "../router.ts";
 import type { StreamDeps } from "./exec.ts";

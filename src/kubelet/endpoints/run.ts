@@ -1,7 +1,7 @@
 /** The kubelet's old `run` route: a command whose output is the reply's body, without a stream. */
 import type { Readable } from "node:stream";
 import type { UnreadAccount, UnreadBytes } from "../../streaming/unread.ts";
-import { HttpError } from "../http-error.ts";
+import { HttpError } from "../../http/http-error.ts";
 import { findPod, requireContainer } from "../pod-lookup.ts";
 import type { Handler } from "../router.ts";
 import type { StreamDeps } from "./exec.ts";

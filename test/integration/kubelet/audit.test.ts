@@ -3,7 +3,7 @@ import { once } from "node:events";
 import { createServer, type AddressInfo } from "node:net";
 import { describe, expect, it } from "vitest";
 import { WebSocket } from "ws";
-import type { KubeletServerOptions } from "../../../src/kubelet/server.ts";
+import type { KubeletServerOptions } from "../../../src/kubelet/options.ts";
 import { ProviderError } from "../../../src/provider/errors.ts";
 import { silentLogger } from "../../../src/telemetry/logger.ts";
 import { must, waitFor } from "../../e2e/harness/wait.ts";

@@ -5,9 +5,10 @@ import type { Duplex } from "node:stream";
 import { PassThrough } from "node:stream";
 import { text } from "node:stream/consumers";
 import { WebSocket } from "ws";
+import { HttpError } from "../../../src/http/http-error.ts";
 import type { ProcessStreams } from "../../../src/provider/provider.ts";
 import { sendLastWords } from "../../../src/http/last-words.ts";
-import { UpgradeRefused, type UpgradeRequest } from "../../../src/streaming/upgrade.ts";
+import type { UpgradeRequest } from "../../../src/streaming/upgrade.ts";
 import { SpdyClient } from "./spdy-client.ts";
 
 export interface UpgradeServer extends AsyncDisposable {
@@ -28,7 +29,7 @@ export async function startUpgradeServer(handle: (upgrade: UpgradeRequest) => Pr
     socket.on("error", () => {});
     const upgrade: UpgradeRequest = { request, socket, head, answered: false };
     handle(upgrade).catch((error: unknown) => {
-      if (error instanceof UpgradeRefused && !upgrade.answered)
+      if (error instanceof HttpError && !upgrade.answered)
         sendLastWords(socket, { status: error.status, headers: error.headers, body: error.message });
       else socket.destroy();
     });

@@ -1,21 +1,14 @@
-/** Failures of the kubelet API as HTTP replies: the kubelet's own, and what a provider's error becomes. */
+/**
+ * Failures of the kubelet API as HTTP replies: the kubelet's own, what a provider's error becomes, and the form that
+ * each client understands.
+ */
+import type { IncomingMessage, ServerResponse } from "node:http";
+import type { Duplex } from "node:stream";
+import { HttpError } from "../http/http-error.ts";
+import { sendLastWords } from "../http/last-words.ts";
 import { isProviderError, type ProviderErrorCode } from "../provider/errors.ts";
 import { plainText } from "../streaming/plain-text.ts";
-import { UpgradeRefused } from "../streaming/upgrade.ts";
-import { toError, VmletError } from "../util/errors.ts";
-
-/** A reply other than 200: what the kubelet says, word for word, since clients show it. */
-export class HttpError extends VmletError {
-  readonly code = "HTTP";
-  readonly status: number;
-  readonly headers: readonly (readonly [string, string])[];
-
-  constructor(status: number, message: string, headers: readonly (readonly [string, string])[] = []) {
-    super(message);
-    this.status = status;
-    this.headers = headers;
-  }
-}
+import { toError } from "../util/errors.ts";
 
 /** Of an address that tries too many credentials: its connection is to be held back and closed. */
 export class TooManyFailures extends HttpError {
@@ -44,7 +37,6 @@ const PROVIDER_STATUS: Record<ProviderErrorCode, number> = {
  */
 export function toHttpError(thrown: unknown, nodeName: string): HttpError {
   if (thrown instanceof HttpError) return thrown;
-  if (thrown instanceof UpgradeRefused) return new HttpError(thrown.status, thrown.message, thrown.headers);
   if (isProviderError(thrown)) {
     const where = `the backend of node ${nodeName}`;
     if (thrown.code === "unauthorized") return new HttpError(502, `${where} refused the agent's credentials`);
@@ -81,7 +73,7 @@ const MAX_STATUS_BYTES = 1024;
  * The error as a `metav1.Status` of at most 1024 bytes. A refused upgrade has to be one: API servers pass it on as it
  * is, and kubectl takes every text with a colon in it for a Status in YAML that says nothing.
  */
-export function statusBody({ status: code, message, headers }: HttpError): string {
+function statusBody({ status: code, message, headers }: HttpError): string {
   const retryAfter = Number(headers.find(([name]) => name.toLowerCase() === "retry-after")?.[1]);
   const body = (text: string) =>
     JSON.stringify({
@@ -102,4 +94,40 @@ export function statusBody({ status: code, message, headers }: HttpError): strin
     text = `${kept}…`;
   }
   return body(text);
+}
+
+const TEXT_TYPE = "text/plain; charset=utf-8";
+
+function errorHeaders(error: HttpError, contentType: string): [string, string][] {
+  return [
+    ...error.headers.map(([name, value]): [string, string] => [name, value]),
+    ...(error.status === 401 ? [["WWW-Authenticate", "Bearer"] as [string, string]] : []),
+    ["Content-Type", contentType],
+    ["X-Content-Type-Options", "nosniff"],
+  ];
+}
+
+/** In plain text, of which the API server makes a Status, as of a kubelet's. */
+export function answerError(response: ServerResponse, error: HttpError, request: IncomingMessage): void {
+  for (const [name, value] of errorHeaders(error, TEXT_TYPE)) response.appendHeader(name, value);
+  // The body was not read; it must not be taken for the next request.
+  if (!request.complete || error instanceof TooManyFailures) response.setHeader("connection", "close");
+  response.writeHead(error.status);
+  response.end(request.method === "HEAD" ? undefined : error.message);
+}
+
+/**
+ * The API server passes this on untouched, and kubectl shows what a Status says. But 401 is about the API server's
+ * credentials, and of a Status with it kubectl would say that its user must log in.
+ */
+export function refuseUpgrade(socket: Duplex, error: HttpError): void {
+  const [contentType, body] =
+    error.status === 401 ? [TEXT_TYPE, error.message] : ["application/json", statusBody(error)];
+  sendLastWords(socket, { status: error.status, headers: errorHeaders(error, contentType), body });
+}
+
+/** What Node's parser refused, answered without a word about why. */
+export function answerClientError(error: NodeJS.ErrnoException, socket: Duplex): void {
+  const status = error.code === "HPE_HEADER_OVERFLOW" ? 431 : error.code === "ERR_HTTP_REQUEST_TIMEOUT" ? 408 : 400;
+  sendLastWords(socket, { status, headers: [["Content-Type", TEXT_TYPE]], body: "" });
 }

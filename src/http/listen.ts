@@ -1,0 +1,54 @@
+/** How a server begins to listen and comes to an end. */
+import type { Server } from "node:http";
+import type { AddressInfo, ListenOptions } from "node:net";
+import type { Clock } from "../util/clock.ts";
+
+/**
+ * Listens on `address`; port 0 takes a free one.
+ *
+ * @param onError told of a connection that could not be accepted later, for example without a free file descriptor:
+ *   unheard, it would end the process
+ * @returns the port, 0 for a socket in the file system
+ * @throws Error when the address cannot be bound
+ */
+export async function listen(
+  server: Server,
+  address: ListenOptions,
+  onError: (error: Error) => void,
+): Promise<number> {
+  const { promise, resolve, reject } = Promise.withResolvers<void>();
+  server.once("error", reject);
+  server.listen(address, resolve);
+  await promise;
+  server.off("error", reject);
+  server.on("error", onError);
+  const bound = server.address() as AddressInfo | string;
+  return typeof bound === "string" ? 0 : bound.port;
+}
+
+/**
+ * Takes no new connections, closes idle ones, and waits for the others; after `graceMs` milliseconds `cut` has to end
+ * those that are left.
+ */
+export async function closeWithin(server: Server, graceMs: number, clock: Clock, cut: () => void): Promise<void> {
+  const closed = ended(server);
+  const cancel = clock.after(graceMs, cut);
+  await closed;
+  cancel();
+}
+
+/** Ends all connections, however busy; upgraded ones are no longer the server's. */
+export async function closeNow(server: Server): Promise<void> {
+  const closed = ended(server);
+  server.closeAllConnections();
+  await closed;
+}
+
+function ended(server: Server): Promise<void> {
+  return new Promise((resolve) => server.close(() => resolve()));
+}
+
+/** `https://127.0.0.1:8443`, with the brackets that an IPv6 address needs in a URL. */
+export function urlOf(scheme: "http" | "https", host: string, port: number): string {
+  return `${scheme}://${host.includes(":") ? `[${host}]` : host}:${port}`;
+}
