@@ -27,11 +27,14 @@ interface Connection {
   readonly ends: string;
   /** Undefined while it is a stranger's. */
   owner: string | undefined;
+  /** The last request on it, and its answer. */
+  last: { request: IncomingMessage; response: ServerResponse } | undefined;
   /** Requests that are not answered in whole. An upgraded connection has one until it ends. */
   requests: number;
 }
 
 export class Connections {
+  readonly #server: Server;
   readonly #total: number;
   readonly #strangersPerAddress: number;
   readonly #trustedPerOwner: number;
@@ -55,6 +58,7 @@ export class Connections {
    * file.
    */
   constructor(server: Server, limits: ConnectionLimits) {
+    this.#server = server;
     this.#total = limits.total;
     this.#strangersPerAddress = limits.strangersPerAddress ?? limits.total;
     this.#trustedPerOwner = limits.trustedPerOwner ?? limits.total;
@@ -72,6 +76,7 @@ export class Connections {
     server.prependListener("request", (request: IncomingMessage, response: ServerResponse) => {
       const connection = this.#bySocket.get(request.socket);
       if (connection === undefined) return;
+      connection.last = { request, response };
       this.#begin(connection);
       response.once("close", () => this.#end(connection));
     });
@@ -105,9 +110,20 @@ export class Connections {
   }
 
   /**
-   * Whether an answer in plain words can be sent on `socket`: not while it speaks TLS and the handshake is not over.
+   * Has `answer` tell a client that what it sent is not HTTP, or came too late, where that can be told. It gets the
+   * connection, for which nothing else cares any more.
    */
-  canAnswer(socket: Duplex): boolean {
+  answerGarbage(answer: (error: NodeJS.ErrnoException, socket: Duplex) => void): void {
+    this.#server.on("clientError", (error, socket) => {
+      if (!this.#canAnswer(socket)) socket.destroy();
+      // A second answer to one request would be taken for that to the next, or for more of the first.
+      else if (isBeingAnswered(this.#bySocket.get(socket)?.last)) (socket as Socket).destroySoon();
+      else answer(error, socket);
+    });
+  }
+
+  /** Not while it speaks TLS and the handshake is not over. */
+  #canAnswer(socket: Duplex): boolean {
     return socket.writable && !socket.destroyed && (!this.#usesTls || this.#secured.has(socket));
   }
 
@@ -135,7 +151,14 @@ export class Connections {
       if (victim === undefined) return false;
       this.#drop(victim);
     }
-    const connection: Connection = { socket, address, ends: endsOf(socket), owner: undefined, requests: 0 };
+    const connection: Connection = {
+      socket,
+      address,
+      ends: endsOf(socket),
+      last: undefined,
+      owner: undefined,
+      requests: 0,
+    };
     this.#all.add(connection);
     this.#bySocket.set(socket, connection);
     if (address !== "") this.#byEnds.set(connection.ends, connection);
@@ -195,6 +218,11 @@ export class Connections {
     // A newer one may have the same ends already, when this one was dropped before it closed.
     if (this.#byEnds.get(connection.ends) === connection) this.#byEnds.delete(connection.ends);
   }
+}
+
+function isBeingAnswered(exchange: Connection["last"]): boolean {
+  if (exchange === undefined || !exchange.response.headersSent) return false;
+  return !exchange.request.complete || !exchange.response.writableFinished;
 }
 
 function endsOf(socket: Socket): string {

@@ -4,19 +4,23 @@ import type { Duplex } from "node:stream";
 import { linkAbort, type LinkedSignal } from "../util/abort.ts";
 
 /**
- * A signal that aborts when the client is gone before it has its whole answer, or with the server's own. Errors of the
- * stream are heard and mean no more than that.
+ * A signal that aborts when the client is gone before it has its whole answer, or with the server's own, until the
+ * stream closes or it is given back. Errors of the stream are heard and mean no more than that.
  *
  * @param stream the response, or the connection of a request to upgrade
- * @param gone the reason to abort with when the client is gone
+ * @param gone makes the reason to abort with when the client is gone
  * @param stopping aborts when the server takes no more time for requests
  */
-export function whileConnected(stream: ServerResponse | Duplex, gone: Error, stopping: AbortSignal): LinkedSignal {
+export function whileConnected(
+  stream: ServerResponse | Duplex,
+  gone: () => Error,
+  stopping: AbortSignal,
+): LinkedSignal {
   const left = new AbortController();
   const linked = linkAbort(left.signal, stopping);
   stream.on("error", () => {});
   stream.once("close", () => {
-    if (!(stream instanceof ServerResponse && stream.writableFinished)) left.abort(gone);
+    if (!(stream instanceof ServerResponse && stream.writableFinished)) left.abort(gone());
     linked.release();
   });
   return linked;

@@ -11,11 +11,7 @@ import type { Clock } from "../util/clock.ts";
  * @returns the port, 0 for a socket in the file system
  * @throws Error when the address cannot be bound
  */
-export async function listen(
-  server: Server,
-  address: ListenOptions,
-  onError: (error: Error) => void,
-): Promise<number> {
+export async function listen(server: Server, address: ListenOptions, onError: (error: Error) => void): Promise<number> {
   const { promise, resolve, reject } = Promise.withResolvers<void>();
   server.once("error", reject);
   server.listen(address, resolve);

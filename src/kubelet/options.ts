@@ -103,4 +103,3 @@ export interface KubeletServer {
   /** Refuses new connections, ends streams, and after `graceMs` (default 5 s) cuts what is left. */
   close(graceMs?: number): Promise<void>;
 }
-

@@ -135,10 +135,7 @@ class Server implements KubeletServer {
     this.#server.on("request", (request, response) => void this.#serve(request, response));
     this.#server.on("upgrade", (request, socket, head) => void this.#upgrade(request, socket, head));
     this.#server.on("tlsClientError", (error) => logger.debug({ err: error.message }, "TLS handshake failed"));
-    this.#server.on("clientError", (error, socket) => {
-      if (this.#connections.canAnswer(socket)) answerClientError(error, socket);
-      else socket.destroy();
-    });
+    this.#connections.answerGarbage(answerClientError);
   }
 
   #tlsContext(): SecureContextOptions {
@@ -233,7 +230,7 @@ class Server implements KubeletServer {
       refuse(error: HttpError): void;
     },
   ): Promise<void> {
-    const gone = new Error("the client closed the connection");
+    const gone = () => new Error("the client closed the connection");
     using exchange = whileConnected(stream, gone, this.#stopping.signal);
     const { signal } = exchange;
     const audited = auditRequest(this.#audit, this.#routes, request);

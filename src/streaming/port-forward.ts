@@ -12,12 +12,7 @@ import { plainText } from "./plain-text.ts";
 import { RST_STATUS } from "./spdy/frames.ts";
 import { SpdySession, type SpdyStream } from "./spdy/session.ts";
 import type { StreamLimits } from "./remote-command.ts";
-import {
-  acceptSpdyUpgrade,
-  negotiateSpdyProtocol,
-  upgradeKind,
-  type UpgradeRequest,
-} from "./upgrade.ts";
+import { acceptSpdyUpgrade, negotiateSpdyProtocol, upgradeKind, type UpgradeRequest } from "./upgrade.ts";
 import { ChannelSocket, acceptWebSocketUpgrade, negotiateWebSocketProtocol, shareUnread } from "./websocket.ts";
 
 const SPDY_PROTOCOL = "portforward.k8s.io";
@@ -45,8 +40,7 @@ export function negotiatePortForward(request: UpgradeRequest["request"], query: 
   if (values.length === 0) throw new HttpError(400, 'query parameter "port" is required');
   const ports = values.map((value) => {
     const port = parsePort(value);
-    if (port === undefined)
-      throw new HttpError(400, `invalid port ${JSON.stringify(value)} in query parameter "port"`);
+    if (port === undefined) throw new HttpError(400, `invalid port ${JSON.stringify(value)} in query parameter "port"`);
     return port;
   });
   if (ports.length > MAX_CHANNEL_PORTS)

@@ -13,12 +13,7 @@ import { toError } from "../util/errors.ts";
 import { SpdySession, type SpdyStream } from "./spdy/session.ts";
 import type { UnreadShare } from "./unread.ts";
 import { outcomeStatus, outcomeText, type CommandOutcome } from "./status.ts";
-import {
-  acceptSpdyUpgrade,
-  negotiateSpdyProtocol,
-  upgradeKind,
-  type UpgradeRequest,
-} from "./upgrade.ts";
+import { acceptSpdyUpgrade, negotiateSpdyProtocol, upgradeKind, type UpgradeRequest } from "./upgrade.ts";
 import { ChannelSocket, acceptWebSocketUpgrade, negotiateWebSocketProtocol } from "./websocket.ts";
 
 const SPDY_PROTOCOLS = ["v4.channel.k8s.io", "v3.channel.k8s.io", "v2.channel.k8s.io", "channel.k8s.io"];

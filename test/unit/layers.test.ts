@@ -12,7 +12,7 @@ const root = join(import.meta.dirname, "../..");
 const LAYERS: Record<string, readonly string[]> = {
   "src/util": [],
   "src/resources": ["src/util"],
-  "src/http": [],
+  "src/http": ["src/util"],
   "src/telemetry": ["src/util", "src/http"],
   "src/queue": ["src/util", "src/telemetry"],
   "src/kube": ["src/util", "src/telemetry", "src/queue"],
@@ -21,11 +21,11 @@ const LAYERS: Record<string, readonly string[]> = {
   // The plugin's file is described where it is used.
   "src/config": ["src/util", "src/resources", "src/podspec"],
   "src/podspec": ["src/util", "src/resources", "src/telemetry", "src/queue", "src/kube", "src/provider"],
-  "src/streaming": ["src/util", "src/provider"],
+  "src/streaming": ["src/util", "src/http", "src/provider"],
   "src/node": ["src/util", "src/resources", "src/telemetry", "src/queue", "src/kube", "src/provider", "src/config"],
   "src/pods": ["src/util", "src/resources", "src/telemetry", "src/queue", "src/kube", "src/provider", "src/podspec"],
   "src/kubelet": ["src/util", "src/http", "src/telemetry", "src/kube", "src/provider", "src/streaming"],
-  "src/devcluster": ["src/util", "src/resources", "src/telemetry", "src/kube"],
+  "src/devcluster": ["src/util", "src/http", "src/resources", "src/telemetry", "src/kube"],
   "src/agent": [
     ...["src/util", "src/resources", "src/telemetry", "src/queue", "src/kube", "src/provider", "src/config"],
     ...["src/podspec", "src/node", "src/pods", "src/kubelet"],

@@ -7,34 +7,20 @@ import {
   AuditLog,
   LABEL_CLUSTER,
   LABEL_NODE,
+  matchRoute,
   type Provider,
   type ProviderError,
+  type RoutePattern,
 } from "../../../src/provider/kit/index.ts";
 import { STATUS_OF_CODE } from "../wire.ts";
 
-type AuditedAction = "create" | "update" | "stop" | "delete" | "exec" | "attach" | "port-forward";
+export type AuditedAction = "create" | "update" | "stop" | "delete" | "exec" | "attach" | "port-forward";
 
-interface AuditedRoute {
-  method: string;
-  path: readonly string[];
-  action: AuditedAction;
+/** A route that may be audited. */
+export interface AuditedRoute extends RoutePattern {
+  /** Absent: it is not. */
+  audit?: AuditedAction | undefined;
 }
-
-const route = (method: string, path: string, action: AuditedAction): AuditedRoute => ({
-  method,
-  path: path.split("/").slice(1),
-  action,
-});
-
-const ROUTES: readonly AuditedRoute[] = [
-  route("PUT", "/v1/machines/*", "create"),
-  route("PATCH", "/v1/machines/*", "update"),
-  route("POST", "/v1/machines/*/stop", "stop"),
-  route("DELETE", "/v1/machines/*", "delete"),
-  route("GET", "/v1/machines/*/containers/*/exec", "exec"),
-  route("GET", "/v1/machines/*/containers/*/attach", "attach"),
-  route("GET", "/v1/machines/*/ports/*", "port-forward"),
-];
 
 type Labels = Readonly<Record<string, string>>;
 
@@ -53,11 +39,13 @@ export interface AuditedCall {
 
 export class CallAudit {
   readonly #log: AuditLog;
+  readonly #routes: readonly AuditedRoute[];
   readonly #provider: Provider;
 
   /** @param provider asked for the labels of machines: whose they are */
-  constructor(log: AuditLog, provider: Provider) {
+  constructor(log: AuditLog, routes: readonly AuditedRoute[], provider: Provider) {
     this.#log = log;
+    this.#routes = routes;
     this.#provider = provider;
   }
 
@@ -66,12 +54,11 @@ export class CallAudit {
     // Read as the routes read it, or another spelling of a path would pass by.
     const url = URL.parse(request.url ?? "/", "http://backend");
     if (url === null) return undefined;
-    const segments = url.pathname.split("/").slice(1);
-    const found = ROUTES.find((each) => each.method === request.method && matches(each.path, segments));
-    if (found === undefined) return undefined;
-    const { action } = found;
+    const match = matchRoute(this.#routes, request.method ?? "", url.pathname);
+    if (typeof match !== "object" || match.route.audit === undefined) return undefined;
+    const action = match.route.audit;
+    const { id = "", container, port } = match.params;
     const since = this.#log.now();
-    const [, , id = "", , second] = segments;
     const { remoteAddress, remotePort } = request.socket;
     const write = (call: AuditedCall, labels: Labels, error: ProviderError | undefined) => {
       const wasDone = call.opened || error?.code === "unavailable";
@@ -84,9 +71,9 @@ export class CallAudit {
         machine: decoded(id),
         cluster: labels[LABEL_CLUSTER],
         node: labels[LABEL_NODE],
-        ...(action === "exec" || action === "attach" ? { container: decoded(second ?? "") } : {}),
+        ...(container === undefined ? {} : { container: decoded(container) }),
         ...(action === "exec" ? this.#log.command(url.searchParams.getAll("command")) : {}),
-        ...(action === "port-forward" ? { port: decoded(second ?? "") } : {}),
+        ...(port === undefined ? {} : { port: decoded(port) }),
         exitCode: call.exitCode,
         requestId,
       });
@@ -122,10 +109,6 @@ export class CallAudit {
 
 /** A line waits no longer for the machine's labels. */
 const LOOKUP_MS = 5_000;
-
-function matches(pattern: readonly string[], segments: readonly string[]): boolean {
-  return pattern.length === segments.length && pattern.every((each, index) => each === "*" || each === segments[index]);
-}
 
 function decoded(segment: string): string {
   try {

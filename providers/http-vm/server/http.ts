@@ -4,7 +4,7 @@
  */
 import { randomBytes } from "node:crypto";
 import type { IncomingMessage, ServerResponse } from "node:http";
-import { ProviderError } from "../../../src/provider/kit/index.ts";
+import { HttpError, ProviderError, readBody, sendReply } from "../../../src/provider/kit/index.ts";
 import { violation, type SchemaName, type Schemas } from "../../../src/provider/contract/document.ts";
 import { InvalidReplyError } from "../invalid-reply.ts";
 import { parseJson } from "../json.ts";
@@ -21,8 +21,7 @@ export function requestIdOf(request: IncomingMessage): string {
 }
 
 export function sendJson(response: ServerResponse, status: number, body: string): void {
-  response.writeHead(status, { "content-type": JSON_TYPE, "content-length": Buffer.byteLength(body) });
-  response.end(body);
+  sendReply(response, status, { "content-type": JSON_TYPE }, body);
 }
 
 export function sendNothing(response: ServerResponse): void {
@@ -46,7 +45,7 @@ export function renderError(
 }
 
 /** Reads the body as JSON and checks it against the document. @throws ProviderError invalid */
-export async function readBody<N extends SchemaName>(
+export async function readJson<N extends SchemaName>(
   request: IncomingMessage,
   name: N,
   maxBytes: number,
@@ -71,29 +70,14 @@ export async function readBody<N extends SchemaName>(
   return value as Schemas[N];
 }
 
-function readText(request: IncomingMessage, maxBytes: number): Promise<string> {
-  return new Promise((resolve, reject) => {
-    const chunks: Buffer[] = [];
-    let size = 0;
-    request.on("data", (chunk: Buffer) => {
-      size += chunk.length;
-      if (size <= maxBytes) chunks.push(chunk);
-      else {
-        chunks.length = 0;
-        reject(new ProviderError("invalid", `the body is larger than ${maxBytes} bytes`));
-      }
-    });
-    request.on("end", () => {
-      const bytes = Buffer.concat(chunks);
-      try {
-        resolve(new TextDecoder("utf-8", { fatal: true }).decode(bytes));
-      } catch (thrown) {
-        reject(new ProviderError("invalid", "the body is not UTF-8", { cause: thrown }));
-      }
-    });
-    request.on("error", reject);
-    request.on("close", () => reject(new ProviderError("invalid", "the request broke off")));
-  });
+async function readText(request: IncomingMessage, maxBytes: number): Promise<string> {
+  try {
+    return new TextDecoder("utf-8", { fatal: true }).decode(await readBody(request, maxBytes));
+  } catch (thrown) {
+    if (thrown instanceof HttpError) throw new ProviderError("invalid", thrown.message, { cause: thrown });
+    if (thrown instanceof TypeError) throw new ProviderError("invalid", "the body is not UTF-8", { cause: thrown });
+    throw thrown;
+  }
 }
 
 /** A request's query, read parameter by parameter; unknown parameters are refused. */

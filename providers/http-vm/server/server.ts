@@ -3,23 +3,27 @@
  * error envelope and an orderly end are here; routes.ts and streams.ts translate single requests. It keeps no state of
  * its own.
  */
-import { constants } from "node:crypto";
 import { once } from "node:events";
 import { chmodSync, existsSync, lstatSync, unlinkSync } from "node:fs";
 import { createServer, type IncomingMessage, type RequestListener, type Server, type ServerResponse } from "node:http";
 import { createServer as createTlsServer, Server as TlsServer } from "node:https";
-import { type AddressInfo, connect, type Socket } from "node:net";
+import { connect, type Socket } from "node:net";
 import type { Duplex } from "node:stream";
-import type { SecureContextOptions } from "node:tls";
 import {
   AuditLog,
+  closeWithin,
   Connections,
-  linkAbort,
+  listen,
   type Logger,
+  loggedPath,
   ProviderError,
   sendLastWords,
+  sendReply,
+  serverOptions,
   systemClock,
-  TLS_CIPHERS,
+  tlsContext,
+  urlOf,
+  whileConnected,
 } from "../../../src/provider/kit/index.ts";
 import { CallAudit } from "./audit.ts";
 import { type Caller, Clients } from "./clients.ts";
@@ -33,8 +37,9 @@ import {
   type ServerLimits,
   type ServerTls,
 } from "./options.ts";
-import { dispatch, type RouteContext } from "./routes.ts";
-import { StreamRoutes } from "./streams.ts";
+import { type Exchange, findRoute, type RouteContext } from "./router.ts";
+import { ROUTES } from "./routes.ts";
+import { STREAM_ROUTES, StreamRoutes } from "./streams.ts";
 
 /** @see MachineApiServerOptions */
 export function createMachineApiServer(options: MachineApiServerOptions): MachineApiServer {
@@ -64,7 +69,7 @@ class ProviderServer implements MachineApiServer {
     this.#auth = options.auth ?? {};
     this.#clients = new Clients(this.#auth, options.provider, this.#context.clock);
     const audit = new AuditLog({ logger: options.logger, clock: this.#context.clock, commands: options.auditCommands });
-    this.#audit = new CallAudit(audit, options.provider);
+    this.#audit = new CallAudit(audit, [...ROUTES, ...STREAM_ROUTES], options.provider);
     this.#tls = options.tls;
     this.#streams = new StreamRoutes(this.#context.clock, options.logger);
     this.#server = listener(options.tls, limits, (request, response) => void this.#serve(request, response));
@@ -76,10 +81,7 @@ class ProviderServer implements MachineApiServer {
     this.#server.maxRequestsPerSocket = 0;
     this.#server.on("secureConnection", (socket: Socket) => this.#clients.connected(socket));
     this.#server.on("upgrade", (request, socket, head) => void this.#upgrade(request, socket, head));
-    this.#server.on("clientError", (_error, socket) => {
-      if (this.#connections.canAnswer(socket)) refuseGarbage(socket);
-      else socket.destroy();
-    });
+    this.#connections.answerGarbage((_error, socket) => refuseGarbage(socket));
   }
 
   async listen(address: ListenAddress): Promise<{ url: string; port: number }> {
@@ -93,19 +95,15 @@ class ProviderServer implements MachineApiServer {
         "the Machine API asks for no credentials: every program of this host may use it",
       );
     }
-    const { promise, resolve, reject } = Promise.withResolvers<void>();
-    this.#server.once("error", reject);
-    this.#server.listen("socketPath" in address ? { path: address.socketPath } : address, resolve);
-    await promise;
-    this.#server.off("error", reject);
-    if ("socketPath" in address) {
-      // A program that may write to the socket may run anything.
-      chmodSync(address.socketPath, 0o600);
-      return { url: `unix://${address.socketPath}`, port: 0 };
-    }
-    const { port } = this.#server.address() as AddressInfo;
-    const host = address.host.includes(":") ? `[${address.host}]` : address.host;
-    return { url: `${this.#tls === undefined ? "http" : "https"}://${host}:${port}`, port };
+    const where = "socketPath" in address ? { path: address.socketPath } : address;
+    const port = await listen(this.#server, where, (thrown) =>
+      this.#logger.warn({ err: thrown }, "a connection was not accepted"),
+    );
+    if (!("socketPath" in address))
+      return { url: urlOf(this.#tls === undefined ? "http" : "https", address.host, port), port };
+    // A program that may write to the socket may run anything.
+    chmodSync(address.socketPath, 0o600);
+    return { url: `unix://${address.socketPath}`, port };
   }
 
   #asksForCredentials(): boolean {
@@ -115,54 +113,38 @@ class ProviderServer implements MachineApiServer {
 
   setTls(tls: ServerTls): void {
     if (!(this.#server instanceof TlsServer)) throw new Error("the server was made without TLS");
-    this.#server.setSecureContext(secureContext(tls));
-    if (String(tls.clientCa) !== String(this.#tls?.clientCa)) this.#clients.forgetCertificates();
+    this.#server.setSecureContext(tlsContext(tls, tls.clientCa));
+    if (String(tls.clientCa) !== String(this.#tls?.clientCa)) {
+      this.#clients.forgetCertificates();
+      // Their handshakes may be under way, with the CA before.
+      this.#connections.destroyStrangers();
+    }
     this.#tls = tls;
     this.#server.closeIdleConnections();
   }
 
   async close(options: { graceMs?: number | undefined } = {}): Promise<void> {
-    const over = new Promise<void>((resolve) => this.#server.close(() => resolve()));
     this.#closing.abort(new ProviderError("unavailable", "the backend is closing"));
     this.#streams.close();
-    this.#server.closeIdleConnections();
-    const cancel = this.#context.clock.after(options.graceMs ?? 5000, () => {
+    await closeWithin(this.#server, options.graceMs ?? 5000, this.#context.clock, () => {
       this.#closed.abort(new ProviderError("unavailable", "the backend is closing"));
       this.#streams.terminate();
       for (const socket of this.#upgrading) socket.destroy();
       this.#server.closeAllConnections();
     });
-    await over;
-    cancel();
   }
 
   async #serve(request: IncomingMessage, response: ServerResponse): Promise<void> {
     const requestId = requestIdOf(request);
     response.setHeader("x-request-id", requestId);
-    const hungUp = new AbortController();
-    const { signal, release } = linkAbort(hungUp.signal, this.#closing.signal);
-    response.on("close", () => {
-      if (!response.writableFinished) hungUp.abort(new ProviderError("unavailable", "the caller hung up"));
-      release();
-    });
+    const { signal } = whileConnected(response, hungUp, this.#closing.signal);
     const startedAt = this.#context.clock.monotonic();
     const audited = this.#audit.begin(request, requestId);
     let caller: Caller | undefined;
     try {
       caller = this.#authenticate(request);
       if (audited !== undefined) audited.client = caller.name;
-      const url = parseUrl(request);
-      const exchange = {
-        request,
-        response,
-        params: url.searchParams,
-        requestId,
-        signal,
-        workSignal: this.#closed.signal,
-        audited,
-      };
-      if (this.#closing.signal.aborted) response.setHeader("connection", "close");
-      await dispatch({ ...this.#context, provider: caller.provider }, exchange, url.pathname);
+      await this.#dispatch(caller, { request, response, requestId, signal, audited });
       audited?.end();
     } catch (thrown) {
       audited?.end(asProviderError(thrown));
@@ -173,15 +155,31 @@ class ProviderServer implements MachineApiServer {
     if (!request.complete) request.resume();
     const durationMs = Math.round(this.#context.clock.monotonic() - startedAt);
     this.#logger.debug(
-      { requestId, method: request.method, path: request.url?.split("?")[0], status: response.statusCode, durationMs },
+      { requestId, method: request.method, path: loggedPath(request), status: response.statusCode, durationMs },
       "request served",
     );
+  }
+
+  /**
+   * Asynchronous also where nothing is waited for, so that bytes behind the head that are not HTTP are refused first.
+   * @throws ProviderError to answer with
+   */
+  async #dispatch(
+    { provider }: Caller,
+    exchange: Pick<Exchange, "request" | "response" | "requestId" | "signal" | "audited">,
+  ): Promise<void> {
+    const { request, response } = exchange;
+    const url = parseUrl(request);
+    const { route, params } = findRoute(ROUTES, request.method, url.pathname);
+    if (this.#closing.signal.aborted) response.setHeader("connection", "close");
+    const workSignal = this.#closed.signal;
+    await route.handle({ ...this.#context, provider }, { ...exchange, params, query: url.searchParams, workSignal });
   }
 
   #fail(request: IncomingMessage, response: ServerResponse, requestId: string, thrown: unknown): void {
     if (!(thrown instanceof ProviderError) && !response.destroyed) {
       this.#logger.error(
-        { err: thrown, requestId, method: request.method, path: request.url?.split("?")[0] },
+        { err: thrown, requestId, method: request.method, path: loggedPath(request) },
         "a request failed",
       );
     }
@@ -193,20 +191,12 @@ class ProviderServer implements MachineApiServer {
     const { status, headers, body } = renderError(asProviderError(thrown), requestId);
     // The rest of a body that was refused is not worth reading.
     if (!request.complete) headers["connection"] = "close";
-    response.writeHead(status, { ...headers, "content-length": Buffer.byteLength(body) });
-    response.end(body);
+    sendReply(response, status, headers, body);
   }
 
   async #upgrade(request: IncomingMessage, socket: Duplex, head: Buffer): Promise<void> {
     const requestId = requestIdOf(request);
-    const hungUp = new AbortController();
-    const { signal, release } = linkAbort(hungUp.signal, this.#closed.signal);
-    const onClose = () => {
-      hungUp.abort(new ProviderError("unavailable", "the caller hung up"));
-      release();
-    };
-    socket.on("close", onClose);
-    socket.on("error", onClose);
+    const { signal } = whileConnected(socket, hungUp, this.#closed.signal);
     this.#upgrading.add(socket);
     const audited = this.#audit.begin(request, requestId);
     try {
@@ -238,33 +228,13 @@ class ProviderServer implements MachineApiServer {
 }
 
 function listener(tls: MachineApiServerOptions["tls"], limits: ServerLimits, serve: RequestListener): Server {
-  const http = {
-    headersTimeout: limits.headersMs,
-    requestTimeout: 60_000,
-    connectionsCheckingInterval: Math.min(5_000, limits.headersMs),
-    keepAliveTimeout: 60_000,
-    maxHeaderSize: 64 * 1024,
-    // A quiet session of a caller whose host is gone would otherwise be kept for ever, and its process with it.
-    keepAlive: true,
-    keepAliveInitialDelay: 30_000,
-  };
+  const http = serverOptions({ headersMs: limits.headersMs, requestMs: 60_000, keepAliveMs: 60_000 });
   if (tls === undefined) return createServer(http, serve);
   const mutual = tls.clientCa === undefined ? {} : { requestCert: true, rejectUnauthorized: true };
-  return createTlsServer({ ...http, handshakeTimeout: limits.headersMs, ...secureContext(tls), ...mutual }, serve);
+  return createTlsServer({ ...http, ...tlsContext(tls, tls.clientCa), ...mutual }, serve);
 }
 
-/** All of it, since a new context takes nothing over from the one before. */
-function secureContext({ cert, key, clientCa }: ServerTls): SecureContextOptions {
-  return {
-    cert,
-    key,
-    minVersion: "TLSv1.2",
-    ciphers: TLS_CIPHERS,
-    // No tickets: a resumed session would carry a client certificate past a change of the CA.
-    secureOptions: constants.SSL_OP_NO_TICKET,
-    ...(clientCa !== undefined && { ca: clientCa }),
-  };
-}
+const hungUp = (): ProviderError => new ProviderError("unavailable", "the caller hung up");
 
 function parseUrl(request: IncomingMessage): URL {
   try {

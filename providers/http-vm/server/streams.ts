@@ -21,13 +21,20 @@ import {
   statusOfExit,
   statusOfFailure,
 } from "../wire.ts";
-import type { AuditedCall } from "./audit.ts";
+import type { AuditedAction, AuditedCall } from "./audit.ts";
 import { asProviderError, Query } from "./http.ts";
-import { checkedId, lacks, matchPath, unsupportedRoute } from "./routes.ts";
+import { checkedId, findRoute, lacks } from "./router.ts";
 
-const EXEC = "/v1/machines/*/containers/*/exec".split("/").slice(1);
-const ATTACH = "/v1/machines/*/containers/*/attach".split("/").slice(1);
-const PORT = "/v1/machines/*/ports/*".split("/").slice(1);
+type Params = Readonly<Record<string, string>>;
+
+const stream = (audit: AuditedAction, pattern: string) => ({ methods: ["GET"], pattern, audit });
+
+/** What is asked for by an upgrade to WebSocket. */
+export const STREAM_ROUTES = [
+  stream("exec", "/v1/machines/:id/containers/:container/exec"),
+  stream("attach", "/v1/machines/:id/containers/:container/attach"),
+  stream("port-forward", "/v1/machines/:id/ports/:port"),
+];
 
 interface Upgrade {
   request: IncomingMessage;
@@ -62,15 +69,9 @@ export class StreamRoutes {
    * @throws ProviderError to refuse with
    */
   async open(upgrade: Upgrade): Promise<void> {
-    const segments = upgrade.url.pathname.split("/").slice(1);
-    const exec = matchPath(EXEC, segments);
-    const attach = matchPath(ATTACH, segments);
-    const port = matchPath(PORT, segments);
-    if (upgrade.request.method !== "GET" || (exec ?? attach ?? port) === undefined) {
-      throw unsupportedRoute(upgrade.request.method, upgrade.url.pathname);
-    }
-    if (port !== undefined) return this.#openPort(upgrade, port);
-    return this.#openProcess(upgrade, (exec ?? attach)!, exec !== undefined);
+    const { route, params } = findRoute(STREAM_ROUTES, upgrade.request.method, upgrade.url.pathname);
+    if (route.audit === "port-forward") return this.#openPort(upgrade, params);
+    return this.#openProcess(upgrade, params, route.audit === "exec");
   }
 
   /** Ends all sessions, as a server that goes away. */
@@ -82,10 +83,10 @@ export class StreamRoutes {
     for (const socket of this.#sockets.clients) socket.terminate();
   }
 
-  async #openProcess(upgrade: Upgrade, ids: string[], isExec: boolean): Promise<void> {
+  async #openProcess(upgrade: Upgrade, params: Params, isExec: boolean): Promise<void> {
     const { provider } = upgrade;
-    const id = checkedId(ids[0], "MachineId", "id");
-    const container = checkedId(ids[1], "Name", "container");
+    const id = checkedId(params["id"], "MachineId", "id");
+    const container = checkedId(params["container"], "Name", "container");
     const known = ["stdin", "stdout", "stderr", "tty"];
     const query = new Query(upgrade.url.searchParams, isExec ? ["command", ...known] : known);
     const options = {
@@ -114,12 +115,12 @@ export class StreamRoutes {
     );
   }
 
-  async #openPort(upgrade: Upgrade, ids: string[]): Promise<void> {
+  async #openPort(upgrade: Upgrade, params: Params): Promise<void> {
     new Query(upgrade.url.searchParams, []);
     const { provider } = upgrade;
-    const id = checkedId(ids[0], "MachineId", "id");
-    const port = Number(ids[1]);
-    if (!/^\d{1,5}$/.test(ids[1] ?? "") || port < 1 || port > 65_535) {
+    const id = checkedId(params["id"], "MachineId", "id");
+    const port = Number(params["port"]);
+    if (!/^\d{1,5}$/.test(params["port"] ?? "") || port < 1 || port > 65_535) {
       throw new ProviderError("invalid", "port must be a number from 1 to 65535", { field: "port" });
     }
     if (provider.portForward === undefined) throw lacks("port_forward");

@@ -13,6 +13,7 @@ import {
   MACHINE_GROUPS,
   type MachineStats,
   MAX_GROUPS,
+  type UnknownMachine,
 } from "../../../src/provider/kit/index.ts";
 
 /** As much as a client keeps (validate.ts). */
@@ -211,3 +212,6 @@ function figuresWithinLimits(container: ContainerStats): ContainerStats {
   }
   return shown;
 }
+
+/** What is certain of a machine that cannot be told in whole. */
+export const sureOf = ({ id, state, version }: UnknownMachine): object => ({ id, state, version });

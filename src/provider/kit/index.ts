@@ -3,8 +3,14 @@
  * wants, and the conformance checks. The providers in this repository import nothing else of `src`.
  */
 export { ConfigError, parseFile } from "../../config/load.ts";
+export { readBody } from "../../http/body.ts";
 export { Connections, type ConnectionLimits } from "../../http/connections.ts";
+export { loggedPath, sendReply, whileConnected } from "../../http/exchange.ts";
+export { HttpError } from "../../http/http-error.ts";
 export { sendLastWords } from "../../http/last-words.ts";
+export { closeWithin, listen, urlOf } from "../../http/listen.ts";
+export { matchRoute, type RouteMatch, type RoutePattern } from "../../http/routes.ts";
+export { serverOptions, tlsContext } from "../../http/server-options.ts";
 export { TokenBucket } from "../../queue/rate-limit.ts";
 export { SharedPlaces } from "../../queue/shared-places.ts";
 export { Quantity } from "../../resources/quantity.ts";

@@ -143,6 +143,35 @@ describe("bounds", () => {
   });
 });
 
+describe("bytes that are not HTTP", () => {
+  async function withWords(limits: ConnectionLimits) {
+    const { join, connections } = await serve(limits);
+    connections.answerGarbage((_error, socket) => {
+      socket.end("HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\nConnection: close\r\n\r\n");
+    });
+    return join;
+  }
+
+  it("are refused in words, also behind a request that was answered in whole", async () => {
+    const join = await withWords({ total: 10 });
+    const socket = await join();
+    await ask(socket, "/stranger");
+    socket.write("garbage\r\n\r\n");
+    expect((await socket.toArray()).join("")).toContain("400 Bad Request");
+  });
+
+  it.each([
+    ["an answer that goes on", "/stranger/slow", ""],
+    ["a request that was answered before its end", "/stranger", "Transfer-Encoding: chunked\r\n"],
+  ])("get no second answer after %s, which could be taken for that to the next request", async (_what, path, head) => {
+    const join = await withWords({ total: 10 });
+    const socket = await join();
+    await ask(socket, path, head);
+    socket.write("garbage\r\n\r\n");
+    expect((await socket.toArray()).join("")).not.toContain("400 Bad Request");
+  });
+});
+
 it("a server that is closing cuts newcomers off", async () => {
   const { join, connections } = await serve({ total: 10 });
   connections.close();

@@ -1,0 +1,38 @@
+/** What the backend says of itself: /v1/info, /v1/capacity and /v1/stats. */
+import { Query, sendJson } from "../http.ts";
+import { lacks, type Exchange, type RouteContext } from "../router.ts";
+import { statsJson } from "../telling.ts";
+
+export async function getInfo(
+  { provider, limits }: RouteContext,
+  { response, query, signal }: Exchange,
+): Promise<void> {
+  new Query(query, []);
+  const { name, version, capabilities, os, architecture } = await provider.getInfo({ signal });
+  sendJson(
+    response,
+    200,
+    JSON.stringify({
+      name,
+      version,
+      capabilities,
+      os,
+      architecture,
+      api: "v1",
+      limits: { body_bytes: limits.bodyBytes, page_items: limits.pageItems },
+    }),
+  );
+}
+
+export async function getCapacity({ provider }: RouteContext, { response, query, signal }: Exchange): Promise<void> {
+  new Query(query, []);
+  if (provider.getCapacity === undefined) throw lacks("capacity");
+  sendJson(response, 200, JSON.stringify(await provider.getCapacity({ signal })));
+}
+
+export async function getStats({ provider }: RouteContext, { response, query, signal }: Exchange): Promise<void> {
+  const asked = new Query(query, ["label"]);
+  if (provider.getStats === undefined) throw lacks("stats");
+  const items = await provider.getStats({ signal, labels: asked.labels() });
+  sendJson(response, 200, statsJson(items));
+}
