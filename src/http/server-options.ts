@@ -9,7 +9,7 @@ const MAX_HEAD_BYTES = 64 * 1024;
 /** Without probes, the session of a client whose host is gone would be kept for ever, and its process with it. */
 const TCP_KEEPALIVE_MS = 30_000;
 
-export interface TimeLimits {
+interface TimeLimits {
   /** For the TLS handshake, and for the head of a request, in milliseconds. */
   headersMs: number;
   /** Until a request is read in whole. */
