@@ -9,6 +9,7 @@ import {
   CAPABILITIES,
   type Capability,
   isProviderError,
+  isSubset,
   type LogLine,
   type LogOptions,
   type Machine,
@@ -396,12 +397,9 @@ export class HttpVmProvider implements Provider {
 
   /** Another tenant's machine must never be touched; leaving it out does that, and the count tells that it came. */
   #carries(own: Record<string, string>, labels: Record<string, string>): boolean {
-    for (const [key, value] of Object.entries(labels)) {
-      if (Object.hasOwn(own, key) && own[key] === value) continue;
-      this.#client.countInvalid("labels");
-      return false;
-    }
-    return true;
+    const carries = isSubset(labels, own);
+    if (!carries) this.#client.countInvalid("labels");
+    return carries;
   }
 
   #orRefuse<T>(work: () => T): T {

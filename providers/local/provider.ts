@@ -20,7 +20,9 @@ import {
   type CallOptions,
   type Capability,
   type Clock,
+  containersOf,
   goArchitecture,
+  isSubset,
   linkAbort,
   type Logger,
   type LogLine,
@@ -31,23 +33,25 @@ import {
   type MachinePatch,
   type MachineSpec,
   type MachineStats,
+  noSuchMachine,
   patchCapabilities,
   patchExcess,
   type ProcessStreams,
   type Provider,
   type ProviderCapacity,
   ProviderError,
-  SharedPlaces,
   type ProviderInfo,
   requiredCapabilities,
+  SharedPlaces,
   specExcess,
   type StreamOptions,
   toError,
+  unseenMachine,
 } from "../../src/provider/kit/index.ts";
 import type { Engine, HostProblem } from "./engine.ts";
 import { findTool } from "./host/command.ts";
 import { lockFile } from "./host/lock.ts";
-import { containersOf, specHash } from "./machine/record.ts";
+import { specHash } from "./machine/record.ts";
 import { MachineStore } from "./machine/store.ts";
 import { Supervisor, type SupervisorContext } from "./machine/supervisor.ts";
 
@@ -72,9 +76,9 @@ const START_CONCURRENCY = 8;
 /** kubelet's containerLogMaxSize and containerLogMaxFiles. */
 const LOG_MAX_BYTES = 10 * 1024 * 1024;
 const LOG_MAX_FILES = 5;
-/** Long enough for any create that is still in flight somewhere. */
 /** Enough to tell how it was stopped; there may be tens of thousands of tombstones. */
 const TOMBSTONE_NOTICES = 5;
+/** Long enough for any create that is still in flight somewhere. */
 const TOMBSTONE_MS = 24 * 60 * 60 * 1000;
 const PRUNE_EVERY_MS = 10 * 60 * 1000;
 /** How often what the disk or the engine did not allow is tried again. */
@@ -250,7 +254,7 @@ export class LocalProvider implements Provider {
   getPod(id: string, options: CallOptions): Promise<Machine> {
     return this.#call(options, () => {
       const machine = this.#supervisors.get(id)?.snapshot() ?? this.#store.tombstone(id);
-      if (machine === undefined) throw notFound(id);
+      if (machine === undefined) throw noSuchMachine(id);
       return machine;
     });
   }
@@ -260,10 +264,10 @@ export class LocalProvider implements Provider {
   ): Promise<MachineList> {
     return this.#call(options, () => {
       const all = [...this.#supervisors.values()]
-        .filter(({ spec }) => carries(spec.labels, options.labels))
+        .filter(({ spec }) => isSubset(options.labels, spec.labels))
         .map((supervisor) => supervisor.snapshot());
       if (options.includeDeleted)
-        all.push(...this.#store.tombstones().filter(({ labels }) => carries(labels, options.labels)));
+        all.push(...this.#store.tombstones().filter(({ labels }) => isSubset(options.labels, labels)));
       return { items: all, revision: this.#store.revision };
     });
   }
@@ -273,7 +277,7 @@ export class LocalProvider implements Provider {
       const supervisor = this.#supervisors.get(id);
       if (supervisor === undefined) {
         const tombstone = this.#store.tombstone(id);
-        if (tombstone === undefined) throw notFound(id);
+        if (tombstone === undefined) throw noSuchMachine(id);
         return tombstone;
       }
       supervisor.stop(options.graceSeconds);
@@ -286,7 +290,7 @@ export class LocalProvider implements Provider {
       assertId(id);
       const supervisor = this.#supervisors.get(id);
       if (supervisor !== undefined) supervisor.delete(options.force);
-      else if (this.#store.tombstone(id) === undefined) this.#store.bury(unseen(id, this.#options.clock.now()));
+      else if (this.#store.tombstone(id) === undefined) this.#store.bury(unseenMachine(id, this.#options.clock.now()));
     });
   }
 
@@ -326,7 +330,7 @@ export class LocalProvider implements Provider {
     const { signal, release } = linkAbort(options.signal, this.#closed.signal);
     try {
       for await (const event of this.#store.watch(since, signal))
-        if (carries(event.machine.labels, options.labels)) yield event;
+        if (isSubset(options.labels, event.machine.labels)) yield event;
     } finally {
       release();
     }
@@ -339,7 +343,7 @@ export class LocalProvider implements Provider {
   }
 
   async getStats(options: CallOptions & { labels: Record<string, string> }): Promise<MachineStats[]> {
-    const wanted = [...this.#supervisors.values()].filter(({ spec }) => carries(spec.labels, options.labels));
+    const wanted = [...this.#supervisors.values()].filter(({ spec }) => isSubset(options.labels, spec.labels));
     // A machine whose sample cannot be had is left out, not shown as zero.
     const samples = await Promise.all(wanted.map((supervisor) => this.#sample(supervisor)));
     options.signal.throwIfAborted();
@@ -380,7 +384,7 @@ export class LocalProvider implements Provider {
 
   #find(id: string): Supervisor {
     const supervisor = this.#supervisors.get(id);
-    if (supervisor === undefined) throw notFound(id);
+    if (supervisor === undefined) throw noSuchMachine(id);
     return supervisor;
   }
 
@@ -422,30 +426,6 @@ function processShims(options: LocalProviderOptions): Shims {
 function assertId(id: string): void {
   if (!ID_PATTERN.test(id))
     throw new ProviderError("invalid", `machine id "${id}" must match ${ID_PATTERN.source}`, { field: "id" });
-}
-
-function notFound(id: string): ProviderError {
-  return new ProviderError("not_found", `there is no machine ${id}`);
-}
-
-function carries(labels: Record<string, string>, wanted: Record<string, string>): boolean {
-  return Object.entries(wanted).every(([key, value]) => labels[key] === value);
-}
-
-/** The tombstone of a machine that was deleted before it was ever created: a create that comes late finds it. */
-function unseen(id: string, now: number): Machine {
-  return {
-    id,
-    version: 0,
-    revision: 0,
-    labels: {},
-    state: "deleted",
-    reachability: "ok",
-    sandbox_ready: false,
-    created_at: new Date(now).toISOString(),
-    addresses: [],
-    containers: [],
-  };
 }
 
 /** Rules of the model itself, for every engine. */

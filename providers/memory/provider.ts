@@ -12,14 +12,19 @@ import {
   type Clock,
   CONTAINER_CAPABILITIES,
   goArchitecture,
+  isSubset,
+  linkAbort,
   type LogLine,
   type LogOptions,
   type Machine,
   type MachineEvent,
+  MachineEvents,
   type MachineList,
   type MachinePatch,
   type MachineSpec,
   type MachineStats,
+  noSuchContainer,
+  noSuchMachine,
   patchCapabilities,
   patchExcess,
   type ProcessStreams,
@@ -29,10 +34,11 @@ import {
   type ProviderInfo,
   requiredCapabilities,
   specFingerprint,
-  SUPERVISION_CAPABILITIES,
   type StreamOptions,
+  SUPERVISION_CAPABILITIES,
   systemClock,
-  Pulse,
+  tombstoneOf,
+  unseenMachine,
 } from "../../src/provider/kit/index.ts";
 import { underFault, type Fault, type FaultPlan, type Operation } from "./faults.ts";
 import { MemoryMachine, type Behaviour, type ImagePolicy, type Stages } from "./machine.ts";
@@ -85,21 +91,16 @@ export class MemoryProvider implements Provider {
   readonly #options: MemoryProviderOptions;
   readonly #machines = new Map<string, { machine: MemoryMachine; snapshot: Machine }>();
   readonly #tombstones = new Map<string, Tombstone>();
-  readonly #historyLimit: number;
-  /** Events of revisions #historyStart+1 ... #revision, without a gap. */
-  #history: MachineEvent[] = [];
-  #historyStart = 0;
-  #revision = 0;
-  readonly #changed = new Pulse();
+  readonly #events: MachineEvents;
+  readonly #closed = new AbortController();
   #addresses = 0;
-  #closed = false;
 
   constructor(options: MemoryProviderOptions = {}) {
     this.name = options.name ?? "memory";
     this.#clock = options.clock ?? systemClock;
     this.#capabilities = options.capabilities ?? MEMORY_CAPABILITIES;
     this.#options = options;
-    this.#historyLimit = options.historyLimit ?? 10_000;
+    this.#events = new MachineEvents({ limit: options.historyLimit ?? 10_000 });
   }
 
   getInfo({ signal }: CallOptions): Promise<ProviderInfo> {
@@ -124,18 +125,18 @@ export class MemoryProvider implements Provider {
     options: CallOptions & { labels: Record<string, string>; includeDeleted?: boolean | undefined },
   ): Promise<MachineList> {
     return this.#call("getPods", undefined, options.signal, () => {
-      const wanted = Object.entries(options.labels);
       const visibleUntil = this.#clock.now() - (this.#options.listLagMs ?? 0);
       const items: Machine[] = [];
       for (const { snapshot } of this.#machines.values()) {
         const isVisible = this.#options.listLagMs === undefined || Date.parse(snapshot.created_at) <= visibleUntil;
-        if (isVisible && carries(snapshot, wanted)) items.push(snapshot);
+        if (isVisible && isSubset(options.labels, snapshot.labels)) items.push(snapshot);
       }
       if (options.includeDeleted === true) {
         this.#dropOldTombstones();
-        for (const { machine } of this.#tombstones.values()) if (carries(machine, wanted)) items.push(machine);
+        for (const { machine } of this.#tombstones.values())
+          if (isSubset(options.labels, machine.labels)) items.push(machine);
       }
-      return { items, revision: this.#revision };
+      return { items, revision: this.#events.revision };
     });
   }
 
@@ -159,7 +160,7 @@ export class MemoryProvider implements Provider {
     const log = await this.#call("getLogs", id, options.signal, () => {
       const machine = this.#machineOf(id);
       const found = machine.logOf(container, options.previous === true);
-      if (!found.container) throw noContainer(id, container);
+      if (!found.container) throw noSuchContainer(id, container);
       if (found.log === undefined && options.previous === true) {
         throw new ProviderError("not_found", `container ${container} of machine ${id} has no previous instance`, {
           field: "previous",
@@ -185,19 +186,9 @@ export class MemoryProvider implements Provider {
   ): AsyncGenerator<MachineEvent> {
     this.#assertCapable("events");
     await this.#call("watchPods", undefined, signal, () => {});
-    const wanted = Object.entries(labels);
-    for (let seen = since; !signal.aborted && !this.#closed;) {
-      if (seen < this.#historyStart || seen > this.#revision) {
-        throw new ProviderError("gone", `revision ${seen} is not remembered; ${this.#historyStart} is the oldest`);
-      }
-      const event = this.#history[seen - this.#historyStart];
-      if (event === undefined) {
-        await this.#changed.wait(signal);
-        continue;
-      }
-      seen = event.revision;
-      if (carries(event.machine, wanted)) yield event;
-    }
+    using watched = linkAbort(signal, this.#closed.signal);
+    for await (const event of this.#events.watch(since, watched.signal))
+      if (isSubset(labels, event.machine.labels)) yield event;
   }
 
   getCapacity({ signal }: CallOptions): Promise<ProviderCapacity> {
@@ -211,10 +202,9 @@ export class MemoryProvider implements Provider {
     return this.#call("getStats", undefined, signal, () => {
       this.#assertCapable("stats");
       const now = this.#clock.now();
-      const wanted = Object.entries(labels);
       const stats: MachineStats[] = [];
       for (const { snapshot } of this.#machines.values()) {
-        if (snapshot.state !== "running" || !carries(snapshot, wanted)) continue;
+        if (snapshot.state !== "running" || !isSubset(labels, snapshot.labels)) continue;
         stats.push(sample(snapshot, now));
       }
       return stats;
@@ -307,10 +297,9 @@ export class MemoryProvider implements Provider {
 
   /** Its machines are this process's own: they end with it. */
   async close(): Promise<void> {
-    this.#closed = true;
+    this.#closed.abort(new Error("the provider is closed"));
     for (const { machine } of this.#machines.values()) machine.discard();
     this.#machines.clear();
-    this.#changed.fire();
   }
 
   // ---- for tests and demos
@@ -349,7 +338,7 @@ export class MemoryProvider implements Provider {
     return new Promise((resolve) => {
       if (signal.aborted) throw new ProviderError("unavailable", "the call was aborted", { cause: signal.reason });
       // Its machines went with it, but that they are absent is nothing that it may say.
-      if (this.#closed) throw new ProviderError("unavailable", "the provider is closed");
+      if (this.#closed.signal.aborted) throw new ProviderError("unavailable", "the provider is closed");
       resolve(effect());
     });
   }
@@ -383,41 +372,19 @@ export class MemoryProvider implements Provider {
   }
 
   #commit(machine: MemoryMachine, partial: Omit<Machine, "revision">): void {
-    const snapshot: Machine = { ...partial, revision: this.#revision + 1 };
+    const snapshot: Machine = { ...partial, revision: this.#events.revision + 1 };
     if (snapshot.state === "deleted") {
       this.#machines.delete(machine.id);
       this.#addTombstone(snapshot);
     } else this.#machines.set(machine.id, { machine, snapshot });
-    this.#publish(snapshot);
-  }
-
-  #publish(snapshot: Machine): void {
-    this.#revision++;
-    this.#history.push({ revision: this.#revision, machine: snapshot });
-    if (this.#history.length >= 2 * this.#historyLimit) {
-      this.#history = this.#history.slice(-this.#historyLimit);
-      this.#historyStart = this.#revision - this.#history.length;
-    }
-    this.#changed.fire();
+    this.#events.publish(snapshot);
   }
 
   #buryUnknown(id: string): void {
-    const now = new Date(this.#clock.now()).toISOString();
-    const machine: Machine = {
-      id,
-      version: 1,
-      revision: this.#revision + 1,
-      labels: {},
-      state: "deleted",
-      reachability: "ok",
-      sandbox_ready: false,
-      created_at: now,
-      deleted_at: now,
-      addresses: [],
-      containers: [],
-    };
+    const now = this.#clock.now();
+    const machine = { ...tombstoneOf(unseenMachine(id, now), now), version: 1, revision: this.#events.revision + 1 };
     this.#addTombstone(machine);
-    this.#publish(machine);
+    this.#events.publish(machine);
   }
 
   #addTombstone(machine: Machine): void {
@@ -439,19 +406,19 @@ export class MemoryProvider implements Provider {
   #find(id: string): Machine {
     this.#dropOldTombstones();
     const machine = this.#machines.get(id)?.snapshot ?? this.#tombstones.get(id)?.machine;
-    if (machine === undefined) throw noMachine(id);
+    if (machine === undefined) throw noSuchMachine(id);
     return machine;
   }
 
   #machineOf(id: string): MemoryMachine {
     const found = this.#machines.get(id);
-    if (found === undefined) throw noMachine(id);
+    if (found === undefined) throw noSuchMachine(id);
     return found.machine;
   }
 
   #instanceOf(id: string, container: string) {
     const machine = this.#machineOf(id);
-    if (machine.slot(container) === undefined) throw noContainer(id, container);
+    if (machine.slot(container) === undefined) throw noSuchContainer(id, container);
     const instance = machine.runningInstance(container);
     if (instance === undefined)
       throw new ProviderError("conflict", `container ${container} of machine ${id} is not running`);
@@ -462,19 +429,6 @@ export class MemoryProvider implements Provider {
     if (!this.#capabilities.includes(capability))
       throw new ProviderError("unsupported", `this provider lacks the capability ${capability}`);
   }
-}
-
-function noMachine(id: string): ProviderError {
-  return new ProviderError("not_found", `there is no machine ${id}`);
-}
-
-function noContainer(id: string, container: string): ProviderError {
-  return new ProviderError("not_found", `machine ${id} has no container ${container}`, { field: "container" });
-}
-
-function carries(machine: Machine, wanted: readonly [string, string][]): boolean {
-  for (const [key, value] of wanted) if (machine.labels[key] !== value) return false;
-  return true;
 }
 
 const defaultBehaviour: Behaviour = ({ command, args }) => shellProgram([...(command ?? []), ...(args ?? [])]);

@@ -1,8 +1,8 @@
 /** How a pod's machine is named and marked: the id comes from the pod's UID, so creating it twice makes one machine. */
 import type { Pod } from "../kube/wire.ts";
-import { clusterPrefix, ownerLabels } from "../provider/owner.ts";
+import { clusterPrefix, LABEL_NAMESPACE, LABEL_POD, LABEL_UID, ownerLabels } from "../provider/owner.ts";
 
-export { ownerLabels } from "../provider/owner.ts";
+export { LABEL_NAMESPACE, LABEL_POD, LABEL_UID, ownerLabels } from "../provider/owner.ts";
 
 export function machineId(clusterId: string, podUid: string): string {
   return `${clusterPrefix(clusterId)}-${podUid}`;
@@ -13,10 +13,6 @@ export function parseMachineId(clusterId: string, id: string): string | undefine
   const prefix = `${clusterPrefix(clusterId)}-`;
   return id.startsWith(prefix) && id.length > prefix.length ? id.slice(prefix.length) : undefined;
 }
-
-export const LABEL_NAMESPACE = "vmlet.dev/namespace";
-export const LABEL_POD = "vmlet.dev/pod";
-export const LABEL_UID = "vmlet.dev/uid";
 
 export function machineLabels(clusterId: string, nodeName: string, pod: Pod): Record<string, string> {
   return {

@@ -62,3 +62,12 @@ export class ProviderError extends VmletError {
 export function isProviderError(thrown: unknown, code?: ProviderErrorCode): thrown is ProviderError {
   return thrown instanceof ProviderError && (code === undefined || thrown.code === code);
 }
+
+/** Says that there certainly is no such machine. */
+export function noSuchMachine(id: string): ProviderError {
+  return new ProviderError("not_found", `there is no machine ${id}`);
+}
+
+export function noSuchContainer(machine: string, name: string): ProviderError {
+  return new ProviderError("not_found", `machine ${machine} has no container "${name}"`, { field: "container" });
+}

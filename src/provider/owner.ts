@@ -18,8 +18,25 @@ export function clusterPrefix(clusterId: string): string {
 /** Its value is the cluster's prefix. */
 export const LABEL_CLUSTER = "vmlet.dev/cluster";
 export const LABEL_NODE = "vmlet.dev/node";
+/** Whose pod it runs: namespace, name and UID. */
+export const LABEL_NAMESPACE = "vmlet.dev/namespace";
+export const LABEL_POD = "vmlet.dev/pod";
+export const LABEL_UID = "vmlet.dev/uid";
 
 /** Labels that say whose machine it is: those of this cluster and node are listed by them. */
 export function ownerLabels(clusterId: string, nodeName: string): Record<string, string> {
   return { [LABEL_CLUSTER]: clusterPrefix(clusterId), [LABEL_NODE]: nodeName };
+}
+
+/** `name_namespace(uid)` of the pod that the machine runs, as kubelet's texts name it; other machines by their id. */
+export function formatOwner(id: string, labels: Readonly<Record<string, string>>): string {
+  return `${labels[LABEL_POD] ?? id}_${labels[LABEL_NAMESPACE] ?? "default"}(${labels[LABEL_UID] ?? id})`;
+}
+
+/**
+ * The tenant that a machine belongs to: a namespace of a cluster. Resources that all machines of a host share are
+ * divided among tenants. Machines that say nothing of it are one tenant's.
+ */
+export function tenantOf(labels: Readonly<Record<string, string>>): string {
+  return `${labels[LABEL_CLUSTER] ?? ""}/${labels[LABEL_NAMESPACE] ?? ""}`;
 }

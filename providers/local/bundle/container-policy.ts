@@ -3,8 +3,7 @@
  * namespaces. A pod that needs more runs on an engine whose machines have a kernel of their own, or the host's owner
  * says so.
  */
-import { type ContainerSpec, type MachineSpec, ProviderError } from "../../../src/provider/kit/index.ts";
-import { containersOf } from "../machine/record.ts";
+import { containersOf, type ContainerSpec, type MachineSpec, ProviderError } from "../../../src/provider/kit/index.ts";
 
 /** What containerd gives to a container that asks for nothing. */
 export const DEFAULT_CAPABILITIES = [

@@ -2,8 +2,14 @@
  * What a machine's containers share, as in a kubelet: the machine's own limits, and who goes first when memory runs
  * out.
  */
-import type { ContainerResources, MachineSpec, ResourceAmounts } from "../../../src/provider/kit/index.ts";
-import { containersOf, isSidecar, type NamedContainer } from "../machine/record.ts";
+import {
+  type ContainerResources,
+  containersOf,
+  isSidecar,
+  type MachineSpec,
+  type NamedContainer,
+  type ResourceAmounts,
+} from "../../../src/provider/kit/index.ts";
 
 /** Of containers whose limits are their requests (kubelet: pkg/kubelet/qos/policy.go). */
 const GUARANTEED = -997;

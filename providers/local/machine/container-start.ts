@@ -2,7 +2,14 @@
  * Starts containers: images, what the engine prepares, the record, the shim, post_start; and shows why a container does
  * not start. When to start which is the plan's.
  */
-import { type ContainerSpec, isOver, linkAbort, toError } from "../../../src/provider/kit/index.ts";
+import {
+  backoffLimits,
+  type ContainerSpec,
+  isOver,
+  linkAbort,
+  toError,
+  withAddresses,
+} from "../../../src/provider/kit/index.ts";
 import {
   ContainerError,
   type ContainerLaunch,
@@ -123,7 +130,7 @@ export class ContainerStarter {
       launched = await sandbox.launch({
         ...ref,
         kind: container.own.kind,
-        spec: this.#withAddresses(spec, sandbox),
+        spec: withAddresses(spec, state.spec.address_tokens, sandbox.addresses),
         ...images,
         target: this.#instances.get(spec.target ?? "")?.ref,
       });
@@ -207,7 +214,7 @@ export class ContainerStarter {
     const { state, clock } = this.#context;
     const reason = error instanceof ContainerError ? error.reason : "CreateContainerError";
     const isPull = PULL_ERRORS.includes(reason);
-    const { initialMs, maxMs } = state.backoff;
+    const { initialMs, maxMs } = backoffLimits(state.spec);
     const ms = isPull ? Math.min((container.own.retry?.ms ?? 0) * 2 || initialMs, maxMs) : CONFIG_RETRY_MS;
     container.retryAt(clock.now() + ms, ms);
     container.wait(reason, error.message);
@@ -260,20 +267,5 @@ export class ContainerStarter {
       this.#context.onImagesChanged();
     }
     return { image, imageVolumes };
-  }
-
-  #withAddresses(spec: ContainerSpec, sandbox: Sandbox): ContainerSpec {
-    const tokens = this.#context.state.spec.address_tokens;
-    if (tokens === undefined) return spec;
-    const fill = (text: string) =>
-      text
-        .replaceAll(tokens.pod_ips, sandbox.addresses.join(","))
-        .replaceAll(tokens.pod_ip, sandbox.addresses[0] ?? "");
-    return {
-      ...spec,
-      ...(spec.env === undefined ? {} : { env: spec.env.map(({ name, value }) => ({ name, value: fill(value) })) }),
-      ...(spec.command === undefined ? {} : { command: spec.command.map(fill) }),
-      ...(spec.args === undefined ? {} : { args: spec.args.map(fill) }),
-    };
   }
 }

@@ -2,16 +2,17 @@
  * One container of a machine: what the backend remembers of it and what clients see, and the verbs that change the two
  * together. Nothing reaches the disk or a client before the next commit; a verb that commits says so.
  */
-import type {
-  ContainerSpec,
-  ContainerState,
-  ContainerTermination,
-  MachineNotice,
-  MachineSpec,
+import {
+  backOffTexts,
+  type ContainerSpec,
+  type ContainerState,
+  type ContainerTermination,
+  type MachineNotice,
+  type MachineSpec,
+  restartDecision,
 } from "../../../src/provider/kit/index.ts";
 import { KILLED_EXIT, type PreparedImage } from "../engine.ts";
-import { restartDecision } from "./plan.ts";
-import { formatOwner, type ContainerRecord, type MachineRecord } from "./record.ts";
+import type { ContainerRecord, MachineRecord } from "./record.ts";
 
 /** Some of it is what a container has printed; a client takes no more (validate.ts). */
 export const MAX_MESSAGE_CHARS = 1024;
@@ -117,11 +118,10 @@ export class ContainerStatus {
 
   /** Commits, unless that is what is shown already. */
   showBackOff(ms: number): void {
-    const pod = formatOwner(this.#machine.id, this.#record.machine.labels);
-    const message = `back-off ${duration(ms)} restarting failed container=${this.name} pod=${pod}`;
+    const { message, event } = backOffTexts(this.#record.machine, this.name, ms);
     if (this.shown.reason === "CrashLoopBackOff" && this.shown.message === message) return;
     this.wait("CrashLoopBackOff", message);
-    this.notice("Warning", "BackOff", `Back-off restarting failed container ${this.name} in pod ${pod}`);
+    this.notice("Warning", "BackOff", event);
     this.#machine.commit();
   }
 
@@ -319,14 +319,4 @@ export class ContainerStatus {
     if (user !== undefined) shown.user = user;
     if (spec.resources !== undefined) shown.resources = spec.resources;
   }
-}
-
-/**
- * As Go prints a time.Duration of whole seconds: `20s`, `2m40s`, `5m0s`; below a second `500ms`.
- * @internal
- */
-export function duration(ms: number): string {
-  if (ms < 1000) return `${ms}ms`;
-  const seconds = ms / 1000;
-  return seconds < 60 ? `${seconds}s` : `${Math.floor(seconds / 60)}m${seconds % 60}s`;
 }

@@ -4,33 +4,29 @@
  */
 import { isDeepStrictEqual } from "node:util";
 import {
-  Pulse,
   type Clock,
   type ContainerSpec,
+  containersOf,
+  firstWaitingReason,
+  graceMs,
   type Logger,
   type Machine,
   type MachineNotice,
   type MachinePatch,
   type MachineSpec,
+  type NamedContainer,
+  noSuchContainer,
   ProviderError,
+  Pulse,
   type RegistryAuth,
   type Volume,
   withFileVersion,
 } from "../../../src/provider/kit/index.ts";
 import { KILLED_EXIT, type SandboxLoss } from "../engine.ts";
 import { type ContainerHolder, ContainerStatus, MAX_MESSAGE_CHARS } from "./container-status.ts";
-import { BACKOFF_INITIAL_MS, BACKOFF_MAX_MS } from "./plan.ts";
-import {
-  containersOf,
-  newContainerRecord,
-  newContainerState,
-  type Ending,
-  type MachineRecord,
-  type NamedContainer,
-} from "./record.ts";
+import { newContainerRecord, newContainerState, type Ending, type MachineRecord } from "./record.ts";
 import type { MachineStore } from "./store.ts";
 
-const DEFAULT_GRACE_S = 30;
 /** How often a record that could not be written (a full disk) is tried again. */
 const COMMIT_RETRY_MS = 1_000;
 const NOTICES_KEPT = 30;
@@ -91,8 +87,7 @@ export class MachineState implements ContainerHolder {
   /** @throws ProviderError not_found */
   findSpec(name: string): ContainerSpec {
     const found = containersOf(this.#spec).find(({ spec }) => spec.name === name);
-    if (found === undefined)
-      throw new ProviderError("not_found", `machine ${this.id} has no container "${name}"`, { field: "container" });
+    if (found === undefined) throw noSuchContainer(this.id, name);
     return found.spec;
   }
 
@@ -112,12 +107,7 @@ export class MachineState implements ContainerHolder {
   }
 
   get graceMs(): number {
-    return (this.#spec.termination_grace_s ?? DEFAULT_GRACE_S) * 1000;
-  }
-
-  get backoff(): { initialMs: number; maxMs: number } {
-    const { backoff } = this.#spec;
-    return { initialMs: backoff?.initial_ms ?? BACKOFF_INITIAL_MS, maxMs: backoff?.max_ms ?? BACKOFF_MAX_MS };
+    return graceMs(this.#spec);
   }
 
   get filesVolumes(): FilesVolume[] {
@@ -280,7 +270,6 @@ export class MachineState implements ContainerHolder {
     const all = this.#record.restarting!.reason === "RestartAllContainers";
     delete this.#record.restarting;
     this.#record.initialized = false;
-    const hasInit = (this.#spec.init_containers?.length ?? 0) > 0;
     for (const container of this.containers()) {
       const { kind, phase } = container.own;
       if (kind === "ephemeral") continue;
@@ -288,7 +277,7 @@ export class MachineState implements ContainerHolder {
       const hasSucceeded = phase === "exited" && container.lastExitCode === 0;
       if (newSandbox && !all && kind === "main" && hasSucceeded && !container.mayRestart) continue;
       if (all && phase === "exited") container.showRestartOfAll();
-      else container.wait(hasInit ? "PodInitializing" : "ContainerCreating");
+      else container.wait(firstWaitingReason(kind, this.#spec));
       container.beginAgain();
     }
     this.#record.machine.state = newSandbox ? "creating" : "starting";
@@ -398,6 +387,6 @@ export class MachineState implements ContainerHolder {
   /** Begins to remember a container. */
   #addRecord(container: NamedContainer): void {
     this.#record.containers[container.spec.name] = newContainerRecord(container.kind);
-    this.#record.machine.containers.push(newContainerState(container, false));
+    this.#record.machine.containers.push(newContainerState(container, this.#spec));
   }
 }

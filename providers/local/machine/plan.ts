@@ -2,11 +2,18 @@
  * What a machine's supervisor has to do next: pure functions of the spec, the record and the time
  * (pkg/kubelet/kuberuntime/kuberuntime_manager.go: computePodActions).
  */
-import type { ContainerSpec, MachineSpec, RestartPolicy } from "../../../src/provider/kit/index.ts";
-import { containersOf, isSidecar, type ContainerRecord, type MachineRecord } from "./record.ts";
-
-export const BACKOFF_INITIAL_MS = 10_000;
-export const BACKOFF_MAX_MS = 300_000;
+import {
+  backoffLimits,
+  type ContainerSpec,
+  containersOf,
+  isAhead,
+  isSidecar,
+  type MachineSpec,
+  nextRestart,
+  restartDecision,
+  type RestartPolicy,
+} from "../../../src/provider/kit/index.ts";
+import type { ContainerRecord, MachineRecord } from "./record.ts";
 
 export type Action =
   | { do: "open" }
@@ -157,7 +164,7 @@ class Steps {
 
   #startAfterBackoff(container: ContainerSpec): void {
     if (this.#busy.starting.has(container.name)) return;
-    const next = nextRestart(this.#record.containers[container.name]!, this.#limits(), this.#now);
+    const next = nextRestart(this.#record.containers[container.name]!, backoffLimits(this.#spec), this.#now);
     if ("until" in next) {
       this.#actions.push({ do: "back_off", container: container.name, ms: next.ms, until: next.until });
       this.#wake(next.until);
@@ -180,13 +187,6 @@ class Steps {
     return this.#actions.some((action) => action.do === "start" && action.container === name);
   }
 
-  #limits(): BackoffLimits {
-    return {
-      initialMs: this.#spec.backoff?.initial_ms ?? BACKOFF_INITIAL_MS,
-      maxMs: this.#spec.backoff?.max_ms ?? BACKOFF_MAX_MS,
-    };
-  }
-
   #wake(at: number): void {
     this.#wakeAt = Math.min(this.#wakeAt ?? Infinity, at);
   }
@@ -199,49 +199,4 @@ class Steps {
     const state = this.#state(name);
     return (state.terminated ?? state.last)?.exit_code ?? 0;
   }
-}
-
-/** Rules first, in order; then the policy (pkg/kubelet/container/helpers.go: ShouldContainerBeRestarted). */
-export function restartDecision(
-  container: ContainerSpec,
-  policy: RestartPolicy,
-  exitCode: number,
-): "no" | "restart" | "restart_all" {
-  for (const rule of container.restart_rules ?? []) {
-    const listed = rule.exit_codes.values.includes(exitCode);
-    if (listed === (rule.exit_codes.operator === "in")) return rule.action;
-  }
-  if (policy === "never" || (policy === "on_failure" && exitCode === 0)) return "no";
-  return "restart";
-}
-
-/**
- * Whether a wait of that length is not over yet. One that would take longer than it is was begun before the clock was
- * set back.
- */
-function isAhead(until: number, ms: number, now: number): boolean {
-  return now < until && until - now <= ms;
-}
-
-interface BackoffLimits {
-  initialMs: number;
-  maxMs: number;
-}
-
-/**
- * kubelet's doBackOff on client-go's Backoff: the first restart is immediate, then 10 s doubling to 300 s after the end
- * of the last instance; an instance that ended more than twice the maximum after the last update resets it.
- * @internal
- */
-export function nextRestart(
-  container: Pick<ContainerRecord, "backoff" | "finishedAt">,
-  limits: BackoffLimits,
-  now: number,
-): { ms: number; until: number } | { backoff: { ms: number; updatedAt: number } } {
-  const { backoff, finishedAt = now } = container;
-  if (backoff === undefined || finishedAt - backoff.updatedAt > 2 * limits.maxMs)
-    return { backoff: { ms: limits.initialMs, updatedAt: now } };
-  const until = finishedAt + backoff.ms;
-  if (isAhead(until, backoff.ms, now)) return { ms: backoff.ms, until };
-  return { backoff: { ms: Math.min(backoff.ms * 2, limits.maxMs), updatedAt: now } };
 }

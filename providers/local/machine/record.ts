@@ -1,10 +1,12 @@
 /** What the backend keeps of a machine on disk, besides its spec. */
 import {
-  type ContainerSpec,
   type ContainerState,
-  LABEL_CLUSTER,
+  containersOf,
+  firstWaitingReason,
   type Machine,
   type MachineSpec,
+  type NamedContainer,
+  type RestartBackoff,
   specFingerprint,
 } from "../../../src/provider/kit/index.ts";
 import type { PreparedImage } from "../engine.ts";
@@ -52,32 +54,12 @@ export interface ContainerRecord {
   user?: NonNullable<ContainerState["user"]>;
   postStartDone: boolean;
   preStopDone: boolean;
-  /** Restart back-off as client-go's Backoff keeps it. Times are wall-clock milliseconds. */
-  backoff?: { ms: number; updatedAt: number };
+  backoff?: RestartBackoff;
   /** The image was changed while it ran: the next instance does not ask the restart policy. */
   definitionChanged?: boolean;
   /** Back-off of a start that failed before there was an instance (image, config). */
   retry?: { at: number; ms: number };
   finishedAt?: number;
-}
-
-/** A sidecar is an init container that stays. */
-export function isSidecar(spec: ContainerSpec, kind: ContainerState["kind"]): boolean {
-  return kind === "init" && spec.restart_policy === "always";
-}
-
-export interface NamedContainer {
-  spec: ContainerSpec;
-  kind: ContainerState["kind"];
-}
-
-/** All containers in start order: init, main, ephemeral. */
-export function containersOf(spec: MachineSpec): NamedContainer[] {
-  return [
-    ...(spec.init_containers ?? []).map((container) => ({ spec: container, kind: "init" as const })),
-    ...spec.containers.map((container) => ({ spec: container, kind: "main" as const })),
-    ...(spec.ephemeral_containers ?? []).map((container) => ({ spec: container, kind: "ephemeral" as const })),
-  ];
 }
 
 /**
@@ -92,33 +74,17 @@ export function specHash(spec: MachineSpec): string {
   return specFingerprint({ ...rest, volumes: shapes });
 }
 
-/** `name_namespace(uid)` of the pod that the machine runs, as kubelet's texts name it; other machines by their id. */
-export function formatOwner(id: string, labels: MachineSpec["labels"]): string {
-  return `${labels["vmlet.dev/pod"] ?? id}_${labels["vmlet.dev/namespace"] ?? "default"}(${labels["vmlet.dev/uid"] ?? id})`;
-}
-
-/**
- * The tenant that a machine belongs to: a namespace of a cluster. Resources that all machines of a host share are
- * divided among tenants. Machines that say nothing of it are one tenant's.
- */
-export function tenantOf(labels: MachineSpec["labels"]): string {
-  return `${labels[LABEL_CLUSTER] ?? ""}/${labels["vmlet.dev/namespace"] ?? ""}`;
-}
-
 export function newContainerRecord(kind: ContainerState["kind"]): ContainerRecord {
   return { kind, phase: "new", attempt: -1, postStartDone: false, preStopDone: false };
 }
 
-/**
- * First status: kubelet says PodInitializing while init containers come first (pkg/kubelet/kubelet_pods.go:
- * convertToAPIContainerStatuses).
- */
-export function newContainerState(container: NamedContainer, hasInit: boolean): ContainerState {
+/** Its first status. */
+export function newContainerState(container: NamedContainer, machine: MachineSpec): ContainerState {
   return {
     name: container.spec.name,
     kind: container.kind,
     state: "waiting",
-    reason: hasInit && container.kind !== "ephemeral" ? "PodInitializing" : "ContainerCreating",
+    reason: firstWaitingReason(container.kind, machine),
     ready: false,
     started: false,
     restart_count: 0,
@@ -131,7 +97,6 @@ export function newContainerState(container: NamedContainer, hasInit: boolean): 
 /** @param host of the machine, for its status; @param now wall-clock milliseconds */
 export function newRecord(id: string, spec: MachineSpec, host: string, now: number): MachineRecord {
   const containers = containersOf(spec);
-  const hasInit = (spec.init_containers?.length ?? 0) > 0;
   return {
     machine: {
       id,
@@ -145,7 +110,7 @@ export function newRecord(id: string, spec: MachineSpec, host: string, now: numb
       created_at: new Date(now).toISOString(),
       addresses: [],
       ...(spec.instance_type === undefined ? {} : { instance_type: spec.instance_type }),
-      containers: containers.map((container) => newContainerState(container, hasInit)),
+      containers: containers.map((container) => newContainerState(container, spec)),
       ...(spec.registry_auth_version === undefined ? {} : { registry_auth_version: spec.registry_auth_version }),
     },
     specHash: specHash(spec),

@@ -1,5 +1,11 @@
 /** Limits of local storage, with kubelet's order and words (pkg/kubelet/eviction, localStorageEviction). Pure. */
-import { type Capability, type ContainerSpec, type MachineSpec, Quantity } from "../../../src/provider/kit/index.ts";
+import {
+  type Capability,
+  type ContainerSpec,
+  isSidecar,
+  type MachineSpec,
+  Quantity,
+} from "../../../src/provider/kit/index.ts";
 
 /** Bytes in use, by name. What was not measured counts as empty. */
 export interface StorageUse {
@@ -59,9 +65,9 @@ function limitOf(container: ContainerSpec): number | undefined {
 /** What all that runs at one time may use: main containers and sidecars together, or one init container. */
 function machineLimit(spec: MachineSpec): number | undefined {
   const init = spec.init_containers ?? [];
-  const isSidecar = (container: ContainerSpec) => container.restart_policy === "always";
-  const together = [...spec.containers, ...init.filter(isSidecar)].flatMap((container) => limitOf(container) ?? []);
-  const alone = init.filter((container) => !isSidecar(container)).flatMap((container) => limitOf(container) ?? []);
+  const stays = (container: ContainerSpec) => isSidecar(container, "init");
+  const together = [...spec.containers, ...init.filter(stays)].flatMap((container) => limitOf(container) ?? []);
+  const alone = init.filter((container) => !stays(container)).flatMap((container) => limitOf(container) ?? []);
   if (together.length + alone.length === 0) return undefined;
   return Math.max(
     together.reduce((total, bytes) => total + bytes, 0),

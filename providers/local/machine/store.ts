@@ -9,9 +9,9 @@ import {
   type Clock,
   type Machine,
   type MachineEvent,
+  MachineEvents,
   type MachineSpec,
-  ProviderError,
-  Pulse,
+  tombstoneOf,
 } from "../../../src/provider/kit/index.ts";
 import type { MachineRecord } from "./record.ts";
 
@@ -78,9 +78,7 @@ export class MachineStore {
   readonly #clock: Clock;
   #revision: number;
   #reserved: number;
-  readonly #firstRevision: number;
-  readonly #events: MachineEvent[] = [];
-  readonly #changed = new Pulse();
+  readonly #events: MachineEvents;
   readonly #tombstones = new Map<string, Machine>();
 
   constructor(stateDir: string, clock: Clock) {
@@ -97,11 +95,12 @@ export class MachineStore {
     chmodSync(stateDir, 0o700);
     this.#reserved = (readJson(join(stateDir, "revision.json")) as { next: number } | undefined)?.next ?? 1;
     this.#revision = this.#reserved;
-    this.#firstRevision = this.#revision;
+    this.#events = new MachineEvents({ limit: EVENTS_KEPT, revision: this.#revision });
   }
 
+  /** Of the last change that was written. */
   get revision(): number {
-    return this.#revision;
+    return this.#events.revision;
   }
 
   machineDir(id: string): string {
@@ -157,12 +156,7 @@ export class MachineStore {
 
   /** Writes a machine's tombstone. Its folder stays, see `remove`. @throws when it cannot be written */
   bury(machine: Machine): void {
-    const tombstone: Machine = {
-      ...machine,
-      state: "deleted",
-      sandbox_ready: false,
-      deleted_at: new Date(this.#clock.now()).toISOString(),
-    };
+    const tombstone = tombstoneOf(machine, this.#clock.now());
     this.#stamp(tombstone);
     writeJson(this.#tombstonePath(machine.id), tombstone);
     this.#tombstones.set(machine.id, tombstone);
@@ -198,37 +192,9 @@ export class MachineStore {
     }
   }
 
-  /**
-   * Changes after `since`, in order, until the signal aborts.
-   * @throws ProviderError gone when `since` is older than what is kept, or of another life of this state directory.
-   */
-  async *watch(since: number, signal: AbortSignal): AsyncGenerator<MachineEvent> {
-    let position = since;
-    while (!signal.aborted) {
-      const oldest = (this.#events[0]?.revision ?? this.#revision + 1) - 1;
-      const complete = this.#events.length < EVENTS_KEPT ? this.#firstRevision : oldest;
-      if (position < complete || position > this.#revision)
-        throw new ProviderError("gone", `revision ${position} is too old: list again`);
-      const next = this.#events.slice(this.#indexAfter(position));
-      for (const event of next) {
-        if (signal.aborted) return;
-        position = event.revision;
-        yield event;
-      }
-      if (next.length === 0) await this.#changed.wait(signal);
-    }
-  }
-
-  /** Index of the first event after `revision`. */
-  #indexAfter(revision: number): number {
-    let low = 0;
-    let high = this.#events.length;
-    while (low < high) {
-      const middle = (low + high) >> 1;
-      if (this.#events[middle]!.revision <= revision) low = middle + 1;
-      else high = middle;
-    }
-    return low;
+  /** @throws ProviderError gone */
+  watch(since: number, signal: AbortSignal): AsyncIterable<MachineEvent> {
+    return this.#events.watch(since, signal);
   }
 
   #stamp(machine: Machine): void {
@@ -245,9 +211,7 @@ export class MachineStore {
 
   #publish(machine: Machine): Machine {
     const copy = structuredClone(machine);
-    this.#events.push({ revision: copy.revision, machine: copy });
-    if (this.#events.length > EVENTS_KEPT) this.#events.shift();
-    this.#changed.fire();
+    this.#events.publish(copy);
     return copy;
   }
 }

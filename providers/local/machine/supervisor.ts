@@ -19,6 +19,7 @@ import {
   type ProcessStreams,
   type SharedPlaces,
   type StreamOptions,
+  tenantOf,
 } from "../../../src/provider/kit/index.ts";
 import type { Engine, MachineHome, SandboxLoss } from "../engine.ts";
 import type { Shims } from "../shim/client.ts";
@@ -32,7 +33,7 @@ import type { MachineContext } from "./machine-context.ts";
 import { MachineState } from "./machine-state.ts";
 import { MachineWork } from "./machine-work.ts";
 import { type Action, plan } from "./plan.ts";
-import { type Ending, type MachineRecord, newRecord, tenantOf } from "./record.ts";
+import { type Ending, type MachineRecord, newRecord } from "./record.ts";
 import { SandboxKeeper } from "./sandbox-keeper.ts";
 import type { MachineStore } from "./store.ts";
 

@@ -13,6 +13,7 @@ export { matchRoute, type RouteMatch, type RoutePattern } from "../../http/route
 export { serverOptions, tlsContext } from "../../http/server-options.ts";
 export { TokenBucket } from "../../queue/rate-limit.ts";
 export { SharedPlaces } from "../../queue/shared-places.ts";
+export { isSubset } from "../../resources/labels.ts";
 export { Quantity } from "../../resources/quantity.ts";
 export { AuditLog, type AuditedCommand } from "../../telemetry/audit.ts";
 export { silentLogger, type Logger } from "../../telemetry/logger.ts";
@@ -31,11 +32,26 @@ export {
   CONTAINER_CAPABILITIES,
   SUPERVISION_CAPABILITIES,
 } from "../capabilities.ts";
-export { isProviderError, ProviderError, type ProviderErrorCode } from "../errors.ts";
+export {
+  backoffLimits,
+  backOffTexts,
+  containersOf,
+  firstWaitingReason,
+  graceMs,
+  isAhead,
+  isSidecar,
+  type NamedContainer,
+  nextRestart,
+  type RestartBackoff,
+  restartDecision,
+  withAddresses,
+} from "../container-rules.ts";
+export { isProviderError, noSuchContainer, noSuchMachine, ProviderError, type ProviderErrorCode } from "../errors.ts";
 export { specFingerprint } from "../fingerprint.ts";
 export { assertTellable, MACHINE_BYTES, MACHINE_GROUPS, MAX_GROUPS, patchExcess, specExcess } from "../limits.ts";
 export * from "../machine.ts";
-export { clusterPrefix, LABEL_CLUSTER, LABEL_NODE, ownerLabels } from "../owner.ts";
+export { MachineEvents } from "../machine-events.ts";
+export { clusterPrefix, formatOwner, LABEL_CLUSTER, LABEL_NODE, ownerLabels, tenantOf } from "../owner.ts";
 export {
   runHook,
   runProbe,
@@ -48,6 +64,7 @@ export { Prober, type ProbeKind, type ProberEvents } from "../probes/prober.ts";
 export type * from "../provider.ts";
 export { MAX_REGISTRY_KEY_LENGTH, registryHostMatches } from "../registry-hosts.ts";
 export { assertCapable, patchCapabilities, requiredCapabilities, type Requirement } from "../requirements.ts";
+export { tombstoneOf, unseenMachine } from "../tombstone.ts";
 export type { Check } from "./check.ts";
 export {
   CHECKS,

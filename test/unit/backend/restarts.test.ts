@@ -1,7 +1,6 @@
 import { describe, expect, test } from "vitest";
+import { backOffTexts, nextRestart, restartDecision } from "../../../src/provider/container-rules.ts";
 import type { RestartPolicy } from "../../../src/provider/machine.ts";
-import { nextRestart, restartDecision } from "../../../providers/local/machine/plan.ts";
-import { duration } from "../../../providers/local/machine/container-status.ts";
 import { main, World } from "./world.ts";
 
 test("restarts wait 0, 10, 20, 40, 80, 160, 300, 300 seconds after each end", async () => {
@@ -138,7 +137,7 @@ test.each([
   [300_000, "5m0s"],
   [500, "500ms"],
 ])("%i ms is printed as Go prints it: %s", (ms, text) => {
-  expect(duration(ms)).toBe(text);
+  expect(backOffTexts({ id: "m1", labels: {} }, "a", ms).message).toMatch(`back-off ${text} restarting`);
 });
 
 test("a new image restarts the container at once, whatever its policy, and says why", async () => {

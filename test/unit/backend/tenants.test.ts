@@ -1,6 +1,6 @@
 /** What all machines of a host share: no tenant takes so much of it that another's machines do not start. */
 import { expect, test } from "vitest";
-import { tenantOf } from "../../../providers/local/machine/record.ts";
+import { tenantOf } from "../../../src/provider/owner.ts";
 import { ownerLabels } from "../../../src/provider/owner.ts";
 import { main, World } from "./world.ts";
 

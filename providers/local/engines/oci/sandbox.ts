@@ -21,6 +21,7 @@ import type { Duplex } from "node:stream";
 import {
   type ContainerResources,
   type ContainerSpec,
+  formatOwner,
   type Mount,
   type ProcessStreams,
   ProviderError,
@@ -50,7 +51,6 @@ import { TreeMeter } from "../../host/tree-use.ts";
 import { containerPorts } from "../../network/host-ports.ts";
 import type { Attachment } from "../../network/network.ts";
 import { allProcesses, isAlive } from "../../host/proc.ts";
-import { formatOwner } from "../../machine/record.ts";
 import { spawnStreams } from "../../shim/spawn.ts";
 import { bind, capabilitiesInMask, ociConfig, ociResources, type OciMount } from "../../bundle/bundle.ts";
 import { Cgroup, cgroupVersion } from "./cgroup.ts";

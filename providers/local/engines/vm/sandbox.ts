@@ -12,12 +12,14 @@ import { Duplex } from "node:stream";
 import {
   type ContainerResources,
   type ContainerSpec,
-  ProviderError,
+  formatOwner,
+  isSidecar,
   type Mount,
   type ProcessStreams,
+  ProviderError,
   type StreamOptions,
-  type Volume,
   unlessAborted,
+  type Volume,
 } from "../../../../src/provider/kit/index.ts";
 import {
   ContainerError,
@@ -32,7 +34,6 @@ import {
   type ShimExit,
 } from "../../engine.ts";
 import { writeFilesVolume } from "../../machine/volume-files.ts";
-import { formatOwner, isSidecar } from "../../machine/record.ts";
 import { findTool, run } from "../../host/command.ts";
 import { readdirAtomic, readFileIfExists, writeFileAtomic } from "../../host/files.ts";
 import { containerPorts } from "../../network/host-ports.ts";
