@@ -1,9 +1,54 @@
-/** Reads the kubelet's `CredentialProviderConfig`: one file, or a folder of them in the order of their names. */
+/** The kubelet's `CredentialProviderConfig`: one file, or a folder of them that is read in the order of their names. */
 import { readdirSync, readFileSync, statSync } from "node:fs";
 import { join } from "node:path";
-import { credentialProviderConfig, type CredentialProviderConfig } from "../podspec/references/credential-provider.ts";
+import { z } from "zod";
+import { parseDuration } from "../resources/duration.ts";
 import { toError } from "../util/errors.ts";
 import { ConfigError, parseFile } from "./load.ts";
+
+/** What is spoken with plugins. */
+export const PLUGIN_PROTOCOL = "credentialprovider.kubelet.k8s.io/v1";
+
+/** A Go duration, as milliseconds. */
+export const durationMs = z.string().transform((text, context) => {
+  try {
+    return parseDuration(text);
+  } catch (thrown) {
+    context.addIssue({ code: "custom", message: toError(thrown).message });
+    return z.NEVER;
+  }
+});
+
+/**
+ * The fields of kubelet's configuration file. Plugins are found in one folder by their name.
+ * @internal
+ */
+export const credentialProviderConfig = z.object({
+  apiVersion: z.string().startsWith("kubelet.config.k8s.io/"),
+  kind: z.literal("CredentialProviderConfig"),
+  providers: z.array(
+    z.object({
+      name: z
+        .string()
+        .regex(/^[^/\\ ]+$/, "must be the file name of a plugin")
+        .refine((name) => name !== "." && name !== "..", "must be the file name of a plugin"),
+      matchImages: z.array(z.string().min(1)).min(1),
+      defaultCacheDuration: durationMs,
+      apiVersion: z.literal(PLUGIN_PROTOCOL),
+      args: z.array(z.string()).default([]),
+      env: z.array(z.object({ name: z.string(), value: z.string() })).default([]),
+      tokenAttributes: z
+        .object({
+          serviceAccountTokenAudience: z.string().min(1),
+          cacheType: z.enum(["Token", "ServiceAccount"]),
+          requireServiceAccount: z.boolean().default(false),
+        })
+        .optional(),
+    }),
+  ),
+});
+
+export type CredentialProviderConfig = z.infer<typeof credentialProviderConfig>;
 
 interface CredentialProviders {
   config: CredentialProviderConfig;

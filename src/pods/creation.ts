@@ -7,7 +7,7 @@ import type { Pod } from "../kube/wire.ts";
 import { daemonSetHeld, isDaemonSetPod } from "../podspec/admission/admission.ts";
 import type { PodEvent, Rendered } from "../podspec/types.ts";
 import { ProviderError } from "../provider/errors.ts";
-import type { PodMemory } from "./planner.ts";
+import type { PodMemory } from "./pod-memory.ts";
 import type { HeldCreate } from "./pod-record.ts";
 import type { Outcome } from "./reconciler-options.ts";
 import { controllerOf, OwnerBackoff, refusalPolicy } from "./refusals.ts";

@@ -12,7 +12,7 @@ import type { Random } from "../util/random.ts";
 import { isProviderError } from "../provider/errors.ts";
 import type { Machine, UnknownMachine } from "../provider/machine.ts";
 import type { Provider, ProviderInfo } from "../provider/provider.ts";
-import type { Observed } from "./planner.ts";
+import type { Observed } from "./decision.ts";
 
 interface MachineCacheOptions {
   clock: Clock;

@@ -2,7 +2,7 @@
  * The newest known copy of each pod: the cache's, or that of a reply which the cache has not caught up with.
  */
 import type { Pod } from "../kube/wire.ts";
-import type { Desired } from "./planner.ts";
+import type { Desired } from "./decision.ts";
 import type { PodRecords } from "./pod-record.ts";
 import type { PodSource } from "./reconciler-options.ts";
 

@@ -2,7 +2,7 @@
  * All that this process holds of a pod, in one record that is dropped in one place.
  */
 import type { Pod } from "../kube/wire.ts";
-import { newMemory, type PodMemory } from "./planner.ts";
+import { newMemory, type PodMemory } from "./pod-memory.ts";
 
 /** A newer copy of a pod than the cache holds, known from a reply. */
 interface Overlay {

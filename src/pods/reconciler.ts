@@ -15,16 +15,10 @@ import type { PodEvent } from "../podspec/types.ts";
 import { onAbort } from "../util/abort.ts";
 import { toError } from "../util/errors.ts";
 import { MachineCreation } from "./creation.ts";
-import {
-  DEADLINE,
-  LOST,
-  plan,
-  PREEMPTED,
-  type Action,
-  type Desired,
-  type Observed,
-  type PodMemory,
-} from "./planner.ts";
+import { DEADLINE, LOST, PREEMPTED } from "./verdicts.ts";
+import { plan } from "./planner.ts";
+import type { Action, Desired, Observed } from "./decision.ts";
+import type { PodMemory } from "./pod-memory.ts";
 import { PodApi } from "./pod-api.ts";
 import { PodCopies } from "./pod-copies.ts";
 import { PodRecords } from "./pod-record.ts";

@@ -7,7 +7,7 @@ import type { Pod } from "../kube/wire.ts";
 import { LABEL_NAMESPACE, LABEL_POD } from "../podspec/machine-id.ts";
 import { isProviderError } from "../provider/errors.ts";
 import { isKnownOver, type Machine } from "../provider/machine.ts";
-import type { Observed } from "./planner.ts";
+import type { Observed } from "./decision.ts";
 import type { Outcome } from "./reconciler-options.ts";
 import { told, type StepContext } from "./step-context.ts";
 

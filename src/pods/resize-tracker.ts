@@ -11,7 +11,7 @@ import type { Provider } from "../provider/provider.ts";
 import type { Clock } from "../util/clock.ts";
 import { toError } from "../util/errors.ts";
 import type { MachineCache } from "./machines.ts";
-import type { PodMemory } from "./planner.ts";
+import type { PodMemory } from "./pod-memory.ts";
 import type { ResizeState } from "./status/input.ts";
 
 interface ResizeTrackerOptions {

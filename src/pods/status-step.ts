@@ -4,7 +4,7 @@
  */
 import type { Pod } from "../kube/wire.ts";
 import { ANNOTATIONS } from "./api-reactions.ts";
-import type { Action } from "./planner.ts";
+import type { Action } from "./decision.ts";
 import type { Outcome } from "./reconciler-options.ts";
 import { payStatus, withUnwritable } from "./status-write.ts";
 import type { Verdict } from "./status/input.ts";

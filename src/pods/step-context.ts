@@ -3,7 +3,7 @@
  */
 import type { Pod } from "../kube/wire.ts";
 import type { PodApi } from "./pod-api.ts";
-import type { Observed } from "./planner.ts";
+import type { Observed } from "./decision.ts";
 import type { PodCopies } from "./pod-copies.ts";
 import type { PodRecords } from "./pod-record.ts";
 import type { ReconcilerOptions } from "./reconciler-options.ts";

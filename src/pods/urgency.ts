@@ -1,6 +1,6 @@
 import type { Pod } from "../kube/wire.ts";
 import type { Machine } from "../provider/machine.ts";
-import type { Observed } from "./planner.ts";
+import type { Observed } from "./decision.ts";
 import { isTerminal } from "./status/facts.ts";
 
 /**

@@ -57,8 +57,8 @@ export type Capability = keyof typeof CAPABILITIES;
 export const ALL_CAPABILITIES = Object.keys(CAPABILITIES) as readonly Capability[];
 
 /**
- * What a provider has that runs the whole life of a machine on its own: order, restarts, probes, hooks and streams, whatever
- * its containers are. Providers declare by these sets, and by name what else they have.
+ * What a provider has that runs the whole life of a machine on its own: order, restarts, probes, hooks and streams,
+ * whatever its containers are. Providers declare by these sets, and by name what else they have.
  */
 export const SUPERVISION_CAPABILITIES = [
   "events",

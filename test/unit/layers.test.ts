@@ -18,9 +18,8 @@ const LAYERS: Record<string, readonly string[]> = {
   "src/kube": ["src/util", "src/telemetry", "src/queue"],
   // The kit gives authors of provider modules the one error that ends the program with the user's exit code.
   "src/provider": ["src/util", "src/resources", "src/http", "src/telemetry", "src/queue", "src/config"],
-  // The plugin's file is described where it is used.
-  "src/config": ["src/util", "src/resources", "src/podspec"],
-  "src/podspec": ["src/util", "src/resources", "src/telemetry", "src/queue", "src/kube", "src/provider"],
+  "src/config": ["src/util", "src/resources"],
+  "src/podspec": ["src/util", "src/resources", "src/telemetry", "src/queue", "src/kube", "src/provider", "src/config"],
   "src/streaming": ["src/util", "src/http", "src/provider"],
   "src/node": ["src/util", "src/resources", "src/telemetry", "src/queue", "src/kube", "src/provider", "src/config"],
   "src/pods": ["src/util", "src/resources", "src/telemetry", "src/queue", "src/kube", "src/provider", "src/podspec"],

@@ -5,10 +5,10 @@
  */
 import { join } from "node:path";
 import { z } from "zod";
+import { type CredentialProviderConfig, durationMs, PLUGIN_PROTOCOL } from "../../config/credential-providers.ts";
 import type { Pod } from "../../kube/wire.ts";
 import type { RegistryAuth } from "../../provider/machine.ts";
 import { registryHostMatches } from "../../provider/registry-hosts.ts";
-import { parseDuration } from "../../resources/duration.ts";
 import type { Logger } from "../../telemetry/logger.ts";
 import { unlessAborted } from "../../util/abort.ts";
 import type { Clock } from "../../util/clock.ts";
@@ -26,52 +26,15 @@ export interface ImageCredentials {
   forPod(pod: Pod, signal: AbortSignal): Promise<RegistryAuth[]>;
 }
 
-const PROTOCOL = "credentialprovider.kubelet.k8s.io/v1";
 const PLUGIN_TIMEOUT_MS = 60_000;
 const MAX_OUTPUT_BYTES = 1 << 20;
 const TOKEN_SECONDS = 600;
 
-const durationMs = z.string().transform((text, context) => {
-  try {
-    return parseDuration(text);
-  } catch (thrown) {
-    context.addIssue({ code: "custom", message: toError(thrown).message });
-    return z.NEVER;
-  }
-});
-
-/** The fields of kubelet's configuration file. Plugins are found in one folder by their name. */
-export const credentialProviderConfig = z.object({
-  apiVersion: z.string().startsWith("kubelet.config.k8s.io/"),
-  kind: z.literal("CredentialProviderConfig"),
-  providers: z.array(
-    z.object({
-      name: z
-        .string()
-        .regex(/^[^/\\ ]+$/, "must be the file name of a plugin")
-        .refine((name) => name !== "." && name !== "..", "must be the file name of a plugin"),
-      matchImages: z.array(z.string().min(1)).min(1),
-      defaultCacheDuration: durationMs,
-      apiVersion: z.literal(PROTOCOL),
-      args: z.array(z.string()).default([]),
-      env: z.array(z.object({ name: z.string(), value: z.string() })).default([]),
-      tokenAttributes: z
-        .object({
-          serviceAccountTokenAudience: z.string().min(1),
-          cacheType: z.enum(["Token", "ServiceAccount"]),
-          requireServiceAccount: z.boolean().default(false),
-        })
-        .optional(),
-    }),
-  ),
-});
-
-export type CredentialProviderConfig = z.infer<typeof credentialProviderConfig>;
 type ProviderConfig = CredentialProviderConfig["providers"][number];
 
 const pluginReply = z.object({
   kind: z.literal("CredentialProviderResponse"),
-  apiVersion: z.literal(PROTOCOL),
+  apiVersion: z.literal(PLUGIN_PROTOCOL),
   cacheKeyType: z.enum(["Image", "Registry", "Global"]),
   cacheDuration: durationMs.optional(),
   auth: z.record(z.string(), z.object({ username: z.string(), password: z.string() })).nullish(),
@@ -217,7 +180,7 @@ export class ExecCredentials implements ImageCredentials {
     signal: AbortSignal,
   ): Promise<RegistryAuth[]> {
     const { clock, binDir, environment, run = runPlugin } = this.#o;
-    const request: Record<string, unknown> = { kind: "CredentialProviderRequest", apiVersion: PROTOCOL, image };
+    const request: Record<string, unknown> = { kind: "CredentialProviderRequest", apiVersion: PLUGIN_PROTOCOL, image };
     if (token !== undefined) {
       request["serviceAccountToken"] = token;
       request["serviceAccountAnnotations"] = {};

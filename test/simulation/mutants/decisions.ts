@@ -1,5 +1,5 @@
 /** Planted bugs of the planner: wrong conclusions, steps left out, steps in the wrong order. */
-import type { Action, Observed } from "../../../src/pods/planner.ts";
+import type { Action, Observed } from "../../../src/pods/decision.ts";
 import type { Pod } from "../../../src/kube/wire.ts";
 import { hasRun } from "../../../src/pods/status/facts.ts";
 import { isOver } from "../../../src/provider/machine.ts";

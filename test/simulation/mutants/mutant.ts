@@ -1,7 +1,9 @@
 import type { KubeApiError } from "../../../src/kube/errors.ts";
 import type { KubeRequest } from "../../../src/kube/kube.ts";
 import type { Pod } from "../../../src/kube/wire.ts";
-import type { Action, plan as realPlan, PodMemory } from "../../../src/pods/planner.ts";
+import type { Action } from "../../../src/pods/decision.ts";
+import type { plan as realPlan } from "../../../src/pods/planner.ts";
+import type { PodMemory } from "../../../src/pods/pod-memory.ts";
 import type { Renderer } from "../../../src/pods/reconciler-options.ts";
 import type { ProviderError } from "../../../src/provider/errors.ts";
 import type { PodHistory } from "../world/history.ts";

@@ -1,13 +1,8 @@
 import { describe, expect, test } from "vitest";
-import {
-  LOST_DEBOUNCE_MS,
-  newMemory,
-  ORPHAN_GRACE_MS,
-  plan,
-  PREEMPTED,
-  type Observed,
-  type PodMemory,
-} from "../../../src/pods/planner.ts";
+import { LOST_DEBOUNCE_MS, ORPHAN_GRACE_MS, plan } from "../../../src/pods/planner.ts";
+import { newMemory, type PodMemory } from "../../../src/pods/pod-memory.ts";
+import { PREEMPTED } from "../../../src/pods/verdicts.ts";
+import type { Observed } from "../../../src/pods/decision.ts";
 import type { Pod } from "../../../src/kube/wire.ts";
 import type { Machine } from "../../../src/provider/machine.ts";
 import { podStatus } from "../../../src/pods/status/status.ts";

@@ -2,8 +2,8 @@ import { chmod, mkdtemp, rm, writeFile } from "node:fs/promises";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { afterAll, beforeAll, describe, expect, it } from "vitest";
+import { credentialProviderConfig } from "../../../src/config/credential-providers.ts";
 import {
-  credentialProviderConfig,
   ExecCredentials,
   matchesImage,
   runPlugin,
