@@ -1,7 +1,7 @@
 import { defineConfig } from "vitest/config";
 
 /** What needs root and tools of the host, engines above all; these suites live beside the other integration tests. */
-const ENGINES = ["oci/**/*", "vm/**/*", "*/oci", "kube/dead-line"].map((path) => `test/integration/${path}.test.ts`);
+const ENGINES = ["oci/**/*", "cri/**/*", "vm/**/*", "*/oci", "kube/dead-line"].map((path) => `test/integration/${path}.test.ts`);
 
 /** A minute of harm to one agent: too long for what is run again and again. */
 const HOSTILE = "test/integration/hostile/hostile.test.ts";

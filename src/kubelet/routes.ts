@@ -3,7 +3,7 @@
  */
 import type { Provider } from "../provider/provider.ts";
 import type { StreamLimits } from "../streaming/remote-command.ts";
-import type { UnreadBytes } from "../streaming/unread.ts";
+import type { UnreadBytes } from "../util/unread.ts";
 import type { HealthChecks } from "../telemetry/health.ts";
 import type { Metrics } from "../telemetry/metrics.ts";
 import type { Clock } from "../util/clock.ts";

@@ -17,7 +17,7 @@ import { matchRoute } from "../http/routes.ts";
 import { serverOptions, tlsContext } from "../http/server-options.ts";
 import type { UserInfo } from "../kube/reviews.ts";
 import type { UpgradeRequest } from "../streaming/upgrade.ts";
-import { UnreadBytes } from "../streaming/unread.ts";
+import { UnreadBytes } from "../util/unread.ts";
 import { AuditLog } from "../telemetry/audit.ts";
 import { toError } from "../util/errors.ts";
 import { auditRequest, type AuditedRequest } from "./audit.ts";

@@ -9,9 +9,9 @@ import { hoursToMilliseconds } from "date-fns/hoursToMilliseconds";
 import { WebSocketServer, type WebSocket } from "ws";
 import { HttpError } from "../http/http-error.ts";
 import type { Clock } from "../util/clock.ts";
-import { IdleTimer, every } from "./idle-timer.ts";
+import { IdleTimer, every } from "../util/idle-timer.ts";
 import type { WithDefaults } from "../util/options.ts";
-import type { UnreadShare } from "./unread.ts";
+import type { UnreadShare } from "../util/unread.ts";
 import { headerList, type UpgradeRequest } from "./upgrade.ts";
 
 /** In a list of offers, a bearer token in disguise for clients that cannot set headers (browsers). */

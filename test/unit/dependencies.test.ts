@@ -30,13 +30,14 @@ const LICENCES = [
   "ISC",
   "BSD-2-Clause",
   "BSD-3-Clause",
+  "(Apache-2.0 AND BSD-3-Clause)",
   "0BSD",
   "Unlicense",
   "PSF-2.0",
   "BlueOak-1.0.0",
 ];
 /** Raised on purpose only, with a reason in the commit. */
-const MOST_AT_RUN_TIME = 115;
+const MOST_AT_RUN_TIME = 118;
 
 test("every package is pinned by the hash of its content", () => {
   expect(named(installed.filter(([, { integrity }]) => integrity?.startsWith("sha512-") !== true))).toEqual([]);

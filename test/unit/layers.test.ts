@@ -17,10 +17,11 @@ const LAYERS: Record<string, readonly string[]> = {
   "src/queue": ["src/util", "src/telemetry"],
   "src/kube": ["src/util", "src/telemetry", "src/queue"],
   // The kit gives authors of provider modules the one error that ends the program with the user's exit code.
-  "src/provider": ["src/util", "src/resources", "src/http", "src/telemetry", "src/queue", "src/config"],
+  "src/provider": ["src/util", "src/resources", "src/http", "src/telemetry", "src/queue", "src/config", "src/spdy"],
   "src/config": ["src/util", "src/resources"],
   "src/podspec": ["src/util", "src/resources", "src/telemetry", "src/queue", "src/kube", "src/provider", "src/config"],
-  "src/streaming": ["src/util", "src/http", "src/provider"],
+  "src/spdy": ["src/util"],
+  "src/streaming": ["src/util", "src/http", "src/provider", "src/spdy"],
   "src/node": ["src/util", "src/resources", "src/telemetry", "src/queue", "src/kube", "src/provider", "src/config"],
   "src/pods": ["src/util", "src/resources", "src/telemetry", "src/queue", "src/kube", "src/provider", "src/podspec"],
   "src/kubelet": ["src/util", "src/http", "src/telemetry", "src/kube", "src/provider", "src/streaming"],

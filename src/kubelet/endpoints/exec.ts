@@ -1,7 +1,7 @@
 /** `/exec`: a new command in a running container, over SPDY or WebSocket. */
 import type { Provider } from "../../provider/provider.ts";
 import { negotiateRemoteCommand, remoteCommandOptions, type StreamLimits } from "../../streaming/remote-command.ts";
-import type { UnreadBytes } from "../../streaming/unread.ts";
+import type { UnreadBytes } from "../../util/unread.ts";
 import { HttpError } from "../../http/http-error.ts";
 import { findPod, requireContainer, type PodLookup } from "../pod-lookup.ts";
 import { runSession } from "../remote-session.ts";

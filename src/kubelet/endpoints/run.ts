@@ -1,6 +1,6 @@
 /** The kubelet's old `run` route: a command whose output is the reply's body, without a stream. */
 import type { Readable } from "node:stream";
-import type { UnreadAccount, UnreadBytes } from "../../streaming/unread.ts";
+import type { UnreadAccount, UnreadBytes } from "../../util/unread.ts";
 import { HttpError } from "../../http/http-error.ts";
 import { findPod, requireContainer } from "../pod-lookup.ts";
 import type { Handler } from "../router.ts";

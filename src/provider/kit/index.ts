@@ -15,6 +15,7 @@ export { TokenBucket } from "../../queue/rate-limit.ts";
 export { SharedPlaces } from "../../queue/shared-places.ts";
 export { isSubset } from "../../resources/labels.ts";
 export { Quantity } from "../../resources/quantity.ts";
+export { SpdySession, type SpdyStream } from "../../spdy/session.ts";
 export { AuditLog, type AuditedCommand } from "../../telemetry/audit.ts";
 export { silentLogger, type Logger } from "../../telemetry/logger.ts";
 export { linkAbort, onAbort, pause, unlessAborted, untilAborted, type LinkedSignal } from "../../util/abort.ts";

@@ -10,6 +10,7 @@ export const controlPlaneModule = join(import.meta.dirname, "../controlplane");
 export const virtualKubeletModule = join(import.meta.dirname, "../virtual-kubelet");
 export const kubernetesModule = join(import.meta.dirname, "../kubernetes");
 export const corednsModule = join(import.meta.dirname, "../coredns");
+export const containerdModule = join(import.meta.dirname, "../containerd");
 
 /**
  * One binary that is etcd, kube-apiserver, kube-controller-manager or kube-scheduler, by its first argument. About seven
@@ -122,6 +123,27 @@ export function buildCoreDns(): Promise<string> {
   });
 }
 
+/** containerd, the runtime of engine cri's tests, without what needs C libraries. */
+export function buildContainerd(): Promise<string> {
+  return buildContainerdProgram("containerd");
+}
+
+/** Its shim, which it finds on the PATH by this name only. */
+export function buildContainerdShim(): Promise<string> {
+  return buildContainerdProgram("containerd-shim-runc-v2");
+}
+
+function buildContainerdProgram(name: string): Promise<string> {
+  const version = "github.com/containerd/containerd/v2/version.Version=v2.2.0";
+  return buildGo({
+    name,
+    module: containerdModule,
+    sources: [],
+    args: ["build", "-trimpath", "-tags", "no_btrfs no_devmapper no_zfs", "-ldflags", `-s -w -X ${version}`],
+    target: `github.com/containerd/containerd/v2/cmd/${name}`,
+  });
+}
+
 /** A file of the source of Kubernetes, which is in the module cache once anything of it was built. */
 export async function kubernetesSource(path: string): Promise<string> {
   const { stdout } = await runCommand("go", ["list", "-m", "-f", "{{.Dir}}", "k8s.io/kubernetes"], {
@@ -183,6 +205,8 @@ if (process.argv[1] !== undefined && basename(process.argv[1]) === "build.ts") {
     nonewprivs: buildNonewprivs,
     "kube-proxy": buildKubeProxy,
     coredns: buildCoreDns,
+    containerd: buildContainerd,
+    "containerd-shim": buildContainerdShim,
   };
   for (const name of process.argv.slice(2)) {
     const build = builds[name];

@@ -1,7 +1,7 @@
 /** What every engine that runs images in isolation must do, besides the suite for all engines. */
 import { readFileSync } from "node:fs";
 import { expect, test } from "vitest";
-import { cgroupVersion } from "../../../providers/local/engines/oci/cgroup.ts";
+import { cgroupVersion } from "../../../providers/local/bundle/cgroup.ts";
 import { busyboxImage, startRegistry, type TestRegistry } from "../../support/registry.ts";
 import { text, type Bench } from "./suite.ts";
 

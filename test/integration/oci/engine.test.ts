@@ -3,7 +3,7 @@ import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { afterAll, expect, test } from "vitest";
 import { createOciEngine } from "../../../providers/local/engines/oci/engine.ts";
-import { Cgroup } from "../../../providers/local/engines/oci/cgroup.ts";
+import { Cgroup } from "../../../providers/local/bundle/cgroup.ts";
 import { machineHash } from "../../../providers/local/host/machine-hash.ts";
 import { run } from "../../../providers/local/host/command.ts";
 import { HostNetwork } from "../../../providers/local/network/network.ts";

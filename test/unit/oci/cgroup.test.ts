@@ -1,5 +1,5 @@
 import { afterEach, beforeEach, expect, test, vi } from "vitest";
-import { Cgroup } from "../../../providers/local/engines/oci/cgroup.ts";
+import { Cgroup } from "../../../providers/local/bundle/cgroup.ts";
 import { VirtualClock } from "../../support/virtual-clock.ts";
 
 /** Above any process id that Linux gives. */

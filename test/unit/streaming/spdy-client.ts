@@ -1,7 +1,7 @@
 /** The client's side of SPDY/3.1, as moby/spdystream plays it: enough to drive a session in tests. */
 import { Duplex, PassThrough } from "node:stream";
-import { constants, createDeflate, deflateSync } from "node:zlib";
-import { SPDY_DICTIONARY } from "../../../src/streaming/spdy/dictionary.ts";
+import { constants, deflateSync } from "node:zlib";
+import { SPDY_DICTIONARY } from "../../../src/spdy/dictionary.ts";
 import {
   SpdyFrameParser,
   dataHeader,
@@ -9,7 +9,8 @@ import {
   rstStreamFrame,
   synStreamFrame,
   type SpdyFrame,
-} from "../../../src/streaming/spdy/frames.ts";
+} from "../../../src/spdy/frames.ts";
+import { HeaderDeflater } from "../../../src/spdy/headers.ts";
 
 /** Two ends of a connection in memory, with back-pressure. */
 export function duplexPair(): [Duplex, Duplex] {
@@ -40,41 +41,6 @@ export function duplexPair(): [Duplex, Duplex] {
     return duplex;
   };
   return [end(a, b), end(b, a)];
-}
-
-export function rawHeaders(headers: Record<string, string>): Buffer {
-  const parts: Buffer[] = [];
-  const length = (value: number) => {
-    const bytes = Buffer.alloc(4);
-    bytes.writeUInt32BE(value);
-    parts.push(bytes);
-  };
-  const entries = Object.entries(headers);
-  length(entries.length);
-  for (const text of entries.flat()) {
-    const bytes = Buffer.from(text);
-    length(bytes.length);
-    parts.push(bytes);
-  }
-  return Buffer.concat(parts);
-}
-
-/** Compresses the header blocks of one session. */
-export class HeaderDeflater {
-  readonly #deflate = createDeflate({ dictionary: SPDY_DICTIONARY });
-
-  next(headers: Record<string, string> | Buffer): Promise<Buffer> {
-    return new Promise((resolve) => {
-      const chunks: Buffer[] = [];
-      const collect = (chunk: Buffer) => void chunks.push(chunk);
-      this.#deflate.on("data", collect);
-      this.#deflate.write(Buffer.isBuffer(headers) ? headers : rawHeaders(headers));
-      this.#deflate.flush(constants.Z_SYNC_FLUSH, () => {
-        this.#deflate.off("data", collect);
-        resolve(Buffer.concat(chunks));
-      });
-    });
-  }
 }
 
 /** A block of which a small one inflates to `bytes` zeros. */

@@ -2,7 +2,7 @@ import fc from "fast-check";
 import { once } from "node:events";
 import { createInflate } from "node:zlib";
 import { describe, expect, it } from "vitest";
-import { SPDY_DICTIONARY } from "../../../src/streaming/spdy/dictionary.ts";
+import { SPDY_DICTIONARY } from "../../../src/spdy/dictionary.ts";
 import {
   SpdyFrameParser,
   dataHeader,
@@ -11,12 +11,12 @@ import {
   rstStreamFrame,
   synStreamFrame,
   type SpdyFrame,
-} from "../../../src/streaming/spdy/frames.ts";
-import { HeaderInflater, emptyHeaderBlock } from "../../../src/streaming/spdy/headers.ts";
-import { SpdySession, type SpdyStream } from "../../../src/streaming/spdy/session.ts";
+} from "../../../src/spdy/frames.ts";
+import { HeaderDeflater, HeaderInflater, emptyHeaderBlock, rawHeaders } from "../../../src/spdy/headers.ts";
+import { SpdySession, type SpdyStream } from "../../../src/spdy/session.ts";
 import { systemClock } from "../../../src/util/clock.ts";
 import { VirtualClock, settle } from "../../support/virtual-clock.ts";
-import { HeaderDeflater, SpdyClient, duplexPair, headerBomb, rawHeaders } from "./spdy-client.ts";
+import { SpdyClient, duplexPair, headerBomb } from "./spdy-client.ts";
 
 function setUp(options: Partial<ConstructorParameters<typeof SpdySession>[2]> = {}) {
   const [near, far] = duplexPair();

@@ -33,10 +33,10 @@ import {
   requireContained,
 } from "../../bundle/container-policy.ts";
 import { OCI_CAPABILITIES } from "../capabilities.ts";
-import { allMachinesPids, Cgroup, cgroupVersion } from "./cgroup.ts";
+import { allMachinesPids, Cgroup, cgroupVersion } from "../../bundle/cgroup.ts";
 import type { OciContext } from "./context.ts";
 import { OciSandbox, openSandbox, recoverSandbox } from "./sandbox.ts";
-import { pauseProgram } from "./pause.ts";
+import { pauseProgram } from "../../bundle/pause.ts";
 import { OciRuntime } from "./runtime.ts";
 import { runtimeProblems } from "./runtime-version.ts";
 import type { SeccompSource } from "../../bundle/seccomp.ts";

@@ -13,9 +13,9 @@ import { machineHash } from "../../host/machine-hash.ts";
 import { bindDescriptor } from "../../host/mounts.ts";
 import { isAlive, processStat } from "../../host/proc.ts";
 import type { Attachment } from "../../network/network.ts";
-import { cgroupVersion } from "./cgroup.ts";
+import { cgroupVersion } from "../../bundle/cgroup.ts";
 import type { OciContext } from "./context.ts";
-import { pauseProgram } from "./pause.ts";
+import { pauseProgram } from "../../bundle/pause.ts";
 import { readPid } from "./runtime.ts";
 
 /** The first process of a shared process namespace. */

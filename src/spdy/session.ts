@@ -1,17 +1,18 @@
 /**
- * The server's side of one SPDY/3.1 session over any duplex stream: an upgraded socket or a WebSocket tunnel.
+ * One SPDY/3.1 session over any duplex stream: an upgraded socket or a WebSocket tunnel.
  *
- * Only the peer opens streams. moby/spdystream implements no flow control, so neither do we: back-pressure is that of
- * the transport. Inbound, a stream whose reader is slow stops the frame loop (as it does in spdystream, whose queues
- * block); outbound, a write is done when the transport took it. Nothing a peer sends can throw past the session.
+ * Only one side opens streams: on the server's the peer, on the client's we (`open`). moby/spdystream implements no
+ * flow control, so neither do we: back-pressure is that of the transport. Inbound, a stream whose reader is slow stops
+ * the frame loop (as it does in spdystream, whose queues block); outbound, a write is done when the transport took it.
+ * Nothing a peer sends can throw past the session.
  */
 import { Duplex } from "node:stream";
 import { hoursToMilliseconds } from "date-fns/hoursToMilliseconds";
-import type { Clock } from "../../util/clock.ts";
-import { toError } from "../../util/errors.ts";
-import type { WithDefaults } from "../../util/options.ts";
-import { IdleTimer, every } from "../idle-timer.ts";
-import type { UnreadAccount, UnreadShare } from "../unread.ts";
+import type { Clock } from "../util/clock.ts";
+import { toError } from "../util/errors.ts";
+import type { WithDefaults } from "../util/options.ts";
+import { IdleTimer, every } from "../util/idle-timer.ts";
+import type { UnreadAccount, UnreadShare } from "../util/unread.ts";
 import {
   RST_STATUS,
   SpdyFrameParser,
@@ -21,14 +22,17 @@ import {
   pingFrame,
   rstStreamFrame,
   synReplyFrame,
+  synStreamFrame,
   type SpdyFrame,
 } from "./frames.ts";
-import { HeaderInflater, emptyHeaderBlock } from "./headers.ts";
+import { HeaderDeflater, HeaderInflater, emptyHeaderBlock } from "./headers.ts";
 
 interface SpdySessionOptions {
   clock: Clock;
-  /** Called for every stream the peer opens, after the reply was sent. Must not throw. */
-  onStream(stream: SpdyStream): void;
+  /** Default: the server's. */
+  side?: "server" | "client" | undefined;
+  /** Called for every stream the peer opens, after the reply was sent. Must not throw. On the server's side only. */
+  onStream?: ((stream: SpdyStream) => void) | undefined;
   /** Open streams at a time; further ones are refused with RST_STREAM. Default 256. */
   maxStreams?: number | undefined;
   /** Largest header block, before and after inflation. Default 64 KiB. */
@@ -128,6 +132,11 @@ export class SpdySession {
   readonly #streams = new Map<number, SpdyStream>();
   readonly #inflater: HeaderInflater;
   readonly #drained: ((error?: Error) => void)[] = [];
+  /** On the client's side: who waits for the reply to a stream that was opened. */
+  readonly #opening = new Map<number, PromiseWithResolvers<void>>();
+  readonly #deflater: HeaderDeflater | undefined;
+  #openedLast: Promise<unknown> = Promise.resolve();
+  #nextStreamId = 1;
   #lastStreamId = 0;
   #replied = false;
   #closing = false;
@@ -135,7 +144,7 @@ export class SpdySession {
   readonly #idle: IdleTimer;
   readonly #stopPings: () => void;
   #stopCloseTimer: () => void = () => {};
-  #pingId = 2;
+  #pingId: number;
   #resolveClosed!: (cause: Error | undefined) => void;
 
   /** Resolves, never rejects, when the session is over; with an error unless both sides ended in good order. */
@@ -152,6 +161,8 @@ export class SpdySession {
       idleTimeoutMs = hoursToMilliseconds(4),
       pingIntervalMs = 30_000,
       closeGraceMs = 10_000,
+      side = "server",
+      onStream = () => {},
     } = options;
     this.#options = {
       ...options,
@@ -161,7 +172,12 @@ export class SpdySession {
       idleTimeoutMs,
       pingIntervalMs,
       closeGraceMs,
+      side,
+      onStream,
     };
+    this.#deflater = this.#isClient ? new HeaderDeflater() : undefined;
+    // Odd ids are the client's questions, even ones the server's.
+    this.#pingId = this.#isClient ? 1 : 2;
     this.#inflater = new HeaderInflater({ maxBytes: this.#options.maxHeaderBytes });
     this.closed = new Promise((resolve) => (this.#resolveClosed = resolve));
     this.#idle = new IdleTimer(options.clock, this.#options.idleTimeoutMs, (ms) =>
@@ -175,7 +191,7 @@ export class SpdySession {
     });
     transport.on("drain", () => this.#drain());
     transport.on("error", (error) => this.#end(error));
-    transport.on("close", () => this.#end(this.#closing ? undefined : new Error("the client closed the connection")));
+    transport.on("close", () => this.#end(this.#closing ? undefined : new Error(this.#leftByPeer)));
     void this.#readFrames(head);
   }
 
@@ -196,6 +212,44 @@ export class SpdySession {
   /** Ends at once; open streams are destroyed with `error`. */
   destroy(error?: Error): void {
     this.#end(error);
+  }
+
+  get #isClient(): boolean {
+    return this.#options.side === "client";
+  }
+
+  get #leftByPeer(): string {
+    return `the ${this.#isClient ? "server" : "client"} closed the connection`;
+  }
+
+  /**
+   * Opens a stream, on the client's side; fulfilled when the server has replied, as the Go client has it: servers want
+   * streams one after the other.
+   * @throws Error when the server refuses it or the session ends
+   */
+  open(headers: Readonly<Record<string, string>>): Promise<SpdyStream> {
+    const opened = this.#openedLast.then(() => this.#openOwn(headers));
+    this.#openedLast = opened.catch(() => undefined);
+    return opened;
+  }
+
+  async #openOwn(headers: Readonly<Record<string, string>>): Promise<SpdyStream> {
+    if (this.#deflater === undefined) throw new Error("only the client opens streams");
+    const block = await this.#deflater.next(headers);
+    if (this.#ended || this.#closing) throw new Error("the session is closed");
+    const id = this.#nextStreamId;
+    this.#nextStreamId += 2;
+    const stream = new SpdyStream(this, id, new Map(Object.entries(headers)), this.#options.streamBufferBytes);
+    this.#streams.set(id, stream);
+    const reply = Promise.withResolvers<void>();
+    this.#opening.set(id, reply);
+    this.#transport.write(synStreamFrame(id, block));
+    try {
+      await reply.promise;
+    } finally {
+      this.#opening.delete(id);
+    }
+    return stream;
   }
 
   /** For the streams. */
@@ -225,6 +279,7 @@ export class SpdySession {
   /** For the streams: `streamId` is closed. */
   forget(streamId: number): void {
     this.#streams.delete(streamId);
+    this.#opening.get(streamId)?.reject(new Error("the server refused the stream"));
   }
 
   async #readFrames(head: Buffer): Promise<void> {
@@ -237,7 +292,7 @@ export class SpdySession {
         if (this.#ended) return;
         for (const frame of parser.push(chunk as Buffer)) await this.#handle(frame);
       }
-      this.#end(this.#closing ? undefined : new Error("the client closed the connection"));
+      this.#end(this.#closing ? undefined : new Error(this.#leftByPeer));
     } catch (thrown) {
       this.#end(toError(thrown));
     }
@@ -255,6 +310,7 @@ export class SpdySession {
       }
       case "headers":
         await this.#inflater.next(frame.headerBlock);
+        this.#opening.get(frame.streamId)?.resolve();
         if (frame.fin) this.#streams.get(frame.streamId)?.deliverEnd();
         return;
       case "data": {
@@ -272,8 +328,9 @@ export class SpdySession {
         this.#streams.get(frame.streamId)?.deliverReset();
         return;
       case "ping":
-        // Odd ids are the peer's questions, even ones its answers to ours.
-        if (frame.id % 2 === 1 && !this.#ended && !this.#closing) this.#transport.write(pingFrame(frame.id));
+        // What is not of our kind is the peer's question, the others are its answers to ours.
+        if (frame.id % 2 !== this.#pingId % 2 && !this.#ended && !this.#closing)
+          this.#transport.write(pingFrame(frame.id));
         await this.#roomToAnswer();
         return;
       case "goaway":
@@ -282,6 +339,7 @@ export class SpdySession {
   }
 
   #open(streamId: number, headers: ReadonlyMap<string, string>, fin: boolean): void {
+    if (this.#isClient) throw new SpdyProtocolError(`the server has opened stream ${streamId}`);
     if (streamId % 2 === 0 || streamId <= this.#lastStreamId) {
       throw new SpdyProtocolError(`stream id ${streamId} after ${this.#lastStreamId} is not odd and rising`);
     }
@@ -327,6 +385,7 @@ export class SpdySession {
     this.#drain(error ?? new Error("the session is closed"));
     for (const stream of this.#streams.values()) stream.deliverReset(error);
     this.#inflater.close();
+    this.#deflater?.close();
     this.#transport.destroy();
     this.#resolveClosed(error);
   }

@@ -2,7 +2,7 @@
  * SPDY/3 header blocks (draft-mbelshe-httpbis-spdy-00 §2.6.10): one zlib stream per direction and session, primed with
  * the SPDY dictionary, flushed after each block.
  */
-import { createInflate, type Inflate } from "node:zlib";
+import { constants, createDeflate, createInflate, type Inflate } from "node:zlib";
 import { SPDY_DICTIONARY } from "./dictionary.ts";
 import { SpdyProtocolError } from "./frames.ts";
 
@@ -74,6 +74,41 @@ export class HeaderInflater {
     this.#fail = undefined;
     this.#inflate.destroy();
   }
+}
+
+/** Compresses the header blocks of one session, on the client's side; one at a time. */
+export class HeaderDeflater {
+  readonly #deflate = createDeflate({ dictionary: SPDY_DICTIONARY });
+
+  /** Never settles once it is closed. */
+  next(headers: Readonly<Record<string, string>> | Buffer): Promise<Buffer> {
+    return new Promise((resolve) => {
+      const chunks: Buffer[] = [];
+      const collect = (chunk: Buffer) => void chunks.push(chunk);
+      this.#deflate.on("data", collect);
+      this.#deflate.write(Buffer.isBuffer(headers) ? headers : rawHeaders(headers));
+      this.#deflate.flush(constants.Z_SYNC_FLUSH, () => {
+        this.#deflate.off("data", collect);
+        resolve(Buffer.concat(chunks));
+      });
+    });
+  }
+
+  close(): void {
+    this.#deflate.destroy();
+  }
+}
+
+/** A block before it is compressed: how many, then the length and text of each name and each value. */
+export function rawHeaders(headers: Readonly<Record<string, string>>): Buffer {
+  const length = (value: number) => {
+    const bytes = Buffer.alloc(4);
+    bytes.writeUInt32BE(value);
+    return bytes;
+  };
+  const entries = Object.entries(headers);
+  const texts = entries.flatMap(([name, value]) => [Buffer.from(name.toLowerCase()), Buffer.from(value)]);
+  return Buffer.concat([length(entries.length), ...texts.flatMap((text) => [length(text.length), text])]);
 }
 
 /** Names are lower case on the wire; several values of a name are joined by NUL and kept so. */

@@ -3,7 +3,7 @@
  *
  * Only what moby/spdystream, the SPDY peer of every Kubernetes client, needs of a server.
  */
-import { VmletError } from "../../util/errors.ts";
+import { VmletError } from "../util/errors.ts";
 
 const FLAG_FIN = 0x01;
 

@@ -5,13 +5,13 @@
  */
 import { chmod, rm, writeFile } from "node:fs/promises";
 import { join } from "node:path";
-import type { ContainerSpec, MachineSpec } from "../../../../src/provider/kit/index.ts";
-import { bind, type OciMount } from "../../bundle/bundle.ts";
-import { hostsFile, resolvConf } from "../../bundle/host-files.ts";
-import { readTextInRoot } from "../../bundle/root-path.ts";
-import type { ContainerRef } from "../../engine.ts";
-import { readFileIfExists } from "../../host/files.ts";
-import { mountTmpfs } from "../../host/mounts.ts";
+import type { ContainerSpec, MachineSpec } from "../../../src/provider/kit/index.ts";
+import { bind, type OciMount } from "./bundle.ts";
+import { hostsFile, resolvConf } from "./host-files.ts";
+import { readTextInRoot } from "./root-path.ts";
+import type { ContainerRef } from "../engine.ts";
+import { readFileIfExists } from "../host/files.ts";
+import { mountTmpfs } from "../host/mounts.ts";
 
 /** Besides what is in the files when they are made. */
 const SPARE_BYTES = 8 * 1024 * 1024;

@@ -5,9 +5,9 @@
 import { existsSync, readFileSync } from "node:fs";
 import { mkdir, readdir, readFile, rmdir, writeFile } from "node:fs/promises";
 import { join } from "node:path";
-import { type Clock, ProviderError, type ResourceAmounts } from "../../../../src/provider/kit/index.ts";
-import { isMissing } from "../../host/files.ts";
-import { CPU_PERIOD_US, cpuQuotaUs } from "../../bundle/bundle.ts";
+import { type Clock, ProviderError, type ResourceAmounts } from "../../../src/provider/kit/index.ts";
+import { isMissing } from "../host/files.ts";
+import { CPU_PERIOD_US, cpuQuotaUs } from "./bundle.ts";
 
 const ROOT = "/sys/fs/cgroup";
 /** v1: a controller that is in every such tree and has no internal-process rule. */

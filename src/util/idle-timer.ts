@@ -1,5 +1,5 @@
 /** The time limit of sessions on which nothing moves (the kubelet's streamingConnectionIdleTimeout). */
-import type { Clock } from "../util/clock.ts";
+import type { Clock } from "./clock.ts";
 
 /** Calls `onIdle` once when `touch` was not called for `timeoutMs`. Cheap to touch: no timer is restarted. */
 export class IdleTimer {

@@ -1,0 +1,88 @@
+/** A container runtime by CRI v1, on its unix socket. Every call has a deadline, and ends with its caller's signal. */
+import { connect } from "node:net";
+import { type CallOptions, type Client, Code, ConnectError, createClient } from "@connectrpc/connect";
+import { createGrpcTransport, Http2SessionManager } from "@connectrpc/connect-node";
+import { ProviderError } from "../../../../src/provider/kit/index.ts";
+import { ImageService, RuntimeService } from "./api.gen.js";
+
+/** kubelet's runtimeRequestTimeout. */
+const CALL_MS = 120_000;
+/** No reply that is asked for is longer: a list of all containers of a host. */
+const MAX_REPLY_BYTES = 64 * 1024 * 1024;
+/** A runtime that was killed is back within seconds: it is not to be waited for longer than that. */
+const RECONNECT = { pingIntervalMs: 30_000, pingTimeoutMs: 10_000, pingIdleConnection: false };
+
+export class CriClient {
+  readonly runtime: Client<typeof RuntimeService>;
+  readonly images: Client<typeof ImageService>;
+  readonly socket: string;
+  readonly #sessions: Http2SessionManager;
+  readonly #closed = new AbortController();
+
+  /** @param socket path of the runtime's unix socket */
+  constructor(socket: string) {
+    this.socket = socket;
+    const baseUrl = "http://localhost";
+    this.#sessions = new Http2SessionManager(baseUrl, RECONNECT, { createConnection: () => connect(socket) });
+    const transport = createGrpcTransport({
+      baseUrl,
+      sessionManager: this.#sessions,
+      readMaxBytes: MAX_REPLY_BYTES,
+      defaultTimeoutMs: CALL_MS,
+    });
+    this.runtime = createClient(RuntimeService, transport);
+    this.images = createClient(ImageService, transport);
+  }
+
+  /** Options of a call: it ends with the signal, with this client, and when its time is over. */
+  within(ms = CALL_MS, signal?: AbortSignal): CallOptions {
+    const { signal: closed } = this.#closed;
+    return { timeoutMs: ms, signal: signal === undefined ? closed : AbortSignal.any([closed, signal]) };
+  }
+
+  /** Options of a stream that goes on until its signal, or this client's end. */
+  endless(signal: AbortSignal): CallOptions {
+    return { timeoutMs: 0, signal: AbortSignal.any([this.#closed.signal, signal]) };
+  }
+
+  /** Ends all calls that are under way. */
+  close(): void {
+    this.#closed.abort(new Error("the backend is stopping"));
+    this.#sessions.abort();
+  }
+}
+
+/** True when the runtime says that there is no such thing; any other failure proves nothing. */
+export function isNotFound(thrown: unknown): boolean {
+  return thrown instanceof ConnectError && thrown.code === Code.NotFound;
+}
+
+/** The runtime has no such call. */
+export function isUnimplemented(thrown: unknown): boolean {
+  return thrown instanceof ConnectError && thrown.code === Code.Unimplemented;
+}
+
+/** True when the call's time was over: it may have had its effect, or have it yet. */
+export function isLate(thrown: unknown): boolean {
+  return thrown instanceof ConnectError && thrown.code === Code.DeadlineExceeded;
+}
+
+/** What the runtime says, without the code before it. */
+export function runtimeMessage(thrown: unknown): string {
+  if (thrown instanceof ConnectError) return thrown.rawMessage;
+  return thrown instanceof Error ? thrown.message : String(thrown);
+}
+
+/** For callers of the Machine API: what they asked for could not be done now. */
+export function unavailable(what: string, cause: unknown): ProviderError {
+  return new ProviderError("unavailable", `${what}: ${runtimeMessage(cause)}`, { cause });
+}
+
+/** Does what is to remove something: that it is gone is as good. */
+export async function unlessGone(call: Promise<unknown>): Promise<void> {
+  try {
+    await call;
+  } catch (thrown) {
+    if (!isNotFound(thrown)) throw thrown;
+  }
+}

@@ -1,0 +1,272 @@
+/**
+ * A containerd of our own: its socket, root, state, CNI configuration and certificates lie in folders of ours, and no
+ * other program's containers are seen or touched. It outlives the backend, as shims do, so that machines run on; the
+ * next backend finds it by its socket. `remove` takes it away whole.
+ *
+ *     DIR/root/             images, snapshots, metadata
+ *     DIR/config.toml       written at each start
+ *     DIR/cni/10-vmlet.conflist, DIR/cni-leases/
+ *     DIR/registries/HOST/hosts.toml
+ *     DIR/pid               `PID STARTTIME`
+ *     DIR/containerd.log
+ *     /run/vmlet-cri-HASH/  sockets and what lives no longer than the host: unix sockets need a short path
+ */
+import { type ChildProcess, spawn } from "node:child_process";
+import { closeSync, existsSync, openSync } from "node:fs";
+import { mkdir, readFile, rm, writeFile } from "node:fs/promises";
+import { dirname, join } from "node:path";
+import { type Clock, toError } from "../../../../src/provider/kit/index.ts";
+import type { HostProblem } from "../../engine.ts";
+import { findTool } from "../../host/command.ts";
+import { readFileIfExists, writeFileAtomic } from "../../host/files.ts";
+import { machineHash } from "../../host/machine-hash.ts";
+import { unmountBelow } from "../../host/mounts.ts";
+import { isAlive, processStat } from "../../host/proc.ts";
+import { removeTree } from "../../host/remove-tree.ts";
+import { CriClient } from "./client.ts";
+import { sandboxImage } from "./sandbox-image.ts";
+
+export interface OwnContainerdOptions {
+  /** Made when absent. */
+  dir: string;
+  clock: Clock;
+  /** The bridge that machines are on, made before the first of them, and its range. */
+  bridge: string;
+  cidr: string;
+  gateway: string;
+  /** Registries (host:port) without TLS, or with a certificate that no CA of this host vouches for. */
+  insecureRegistries?: readonly string[] | undefined;
+}
+
+const PROGRAM = "containerd";
+const SHIM = "containerd-shim-runc-v2";
+/** Debian's, then everyone else's. */
+const PLUGIN_DIRS = ["/usr/lib/cni", "/opt/cni/bin", "/usr/libexec/cni"];
+const PLUGINS = ["bridge", "host-local"];
+const START_MS = 30_000;
+const POLL_MS = 20;
+const STOP_MS = 10_000;
+const PULL_MS = 30_000;
+
+export class OwnContainerd {
+  readonly socket: string;
+  readonly #options: OwnContainerdOptions;
+  readonly #runDir: string;
+
+  constructor(options: OwnContainerdOptions) {
+    this.#options = options;
+    this.#runDir = `/run/vmlet-cri-${machineHash(options.dir)}`;
+    this.socket = join(this.#runDir, "containerd.sock");
+  }
+
+  /** What the host lacks. */
+  static check(): HostProblem[] {
+    const problems: HostProblem[] = [];
+    const lacks = (problem: string, cure: string) => problems.push({ fatal: true, problem, cure });
+    if (findTool(PROGRAM) === undefined)
+      lacks(
+        `${PROGRAM} is not on the PATH`,
+        "install containerd 2.0 or newer, or set engine.socket to a runtime's socket",
+      );
+    if (findTool(SHIM) === undefined)
+      lacks(`${SHIM} is not on the PATH`, "install it beside containerd: it is part of the same release");
+    if (findTool("runc") === undefined)
+      lacks("runc is not on the PATH", "install the package runc (Debian: apt-get install runc)");
+    for (const plugin of PLUGINS)
+      if (!PLUGIN_DIRS.some((dir) => existsSync(join(dir, plugin))))
+        lacks(
+          `the CNI plugin ${plugin} is in none of ${PLUGIN_DIRS.join(", ")}`,
+          "install the package containernetworking-plugins (Debian: apt-get install containernetworking-plugins)",
+        );
+    if (sandboxImage(process.arch) === undefined)
+      lacks(
+        `there is no sandbox program for the processor ${process.arch}`,
+        "set engine.socket to the socket of a runtime with a sandbox image of its own",
+      );
+    if (process.getuid?.() !== 0) lacks("containers need root", "run the backend as root, or use the process engine");
+    return problems;
+  }
+
+  /** Starts it, unless it runs; fulfilled when it answers. @throws Error with the end of its log when it does not */
+  async start(signal: AbortSignal): Promise<void> {
+    if ((await this.#alive()) === undefined || !(await this.#answers(signal))) await this.#begin(signal);
+    await this.#provideSandboxImage(signal);
+  }
+
+  async #begin(signal: AbortSignal): Promise<void> {
+    await this.#stop();
+    await this.#configure();
+    const { dir } = this.#options;
+    const log = openSync(join(dir, "containerd.log"), "w", 0o600);
+    const path = [dirname(findTool(SHIM) ?? ""), process.env["PATH"] ?? ""].join(":");
+    const child = spawn(findTool(PROGRAM)!, ["--config", join(dir, "config.toml")], {
+      detached: true,
+      cwd: "/",
+      env: { PATH: path },
+      stdio: ["ignore", log, log],
+    });
+    closeSync(log);
+    child.on("error", () => {});
+    child.unref();
+    const stat = child.pid === undefined ? undefined : processStat(child.pid);
+    if (stat !== undefined) await writeFileAtomic(join(dir, "pid"), `${child.pid} ${stat.startTime}`);
+    await this.#untilReady(child, signal);
+  }
+
+  async #untilReady(child: ChildProcess, signal: AbortSignal): Promise<void> {
+    const { clock } = this.#options;
+    const deadline = clock.monotonic() + START_MS;
+    while (!(await this.#answers(signal))) {
+      signal.throwIfAborted();
+      if (child.exitCode !== null || child.pid === undefined || clock.monotonic() > deadline)
+        throw new Error(`containerd does not start: ${await this.#lastWords()}`);
+      await clock.sleep(POLL_MS, signal);
+    }
+  }
+
+  async #provideSandboxImage(signal: AbortSignal): Promise<void> {
+    const { name, registry, serve } = sandboxImage(process.arch)!;
+    const client = new CriClient(this.socket);
+    try {
+      const image = { image: name };
+      if ((await client.images.imageStatus({ image }, client.within(PULL_MS, signal))).image !== undefined) return;
+      await serve(async (url) => {
+        await this.#writeRegistry(registry, `server = ${JSON.stringify(url)}\n`);
+        await client.images.pullImage({ image }, client.within(PULL_MS, signal));
+      });
+    } finally {
+      client.close();
+    }
+  }
+
+  async #writeRegistry(host: string, text: string): Promise<void> {
+    const folder = join(this.#options.dir, "registries", host);
+    await mkdir(folder, { recursive: true });
+    await writeFile(join(folder, "hosts.toml"), text);
+  }
+
+  /** Ends it and removes everything of it. Its sandboxes must be gone. */
+  async remove(): Promise<void> {
+    await this.#stop();
+    const { dir } = this.#options;
+    for (const folder of [dir, this.#runDir]) {
+      await unmountBelow(folder);
+      await removeTree(folder);
+    }
+  }
+
+  async #answers(signal: AbortSignal): Promise<boolean> {
+    if (!existsSync(this.socket)) return false;
+    const client = new CriClient(this.socket);
+    try {
+      const { status } = await client.runtime.status({}, client.within(2_000, signal));
+      return ["RuntimeReady", "NetworkReady"].every(
+        (type) => status?.conditions.find((each) => each.type === type)?.status,
+      );
+    } catch {
+      return false;
+    } finally {
+      client.close();
+    }
+  }
+
+  async #lastWords(): Promise<string> {
+    const log = await readFile(join(this.#options.dir, "containerd.log"), "utf8").catch((thrown: unknown) =>
+      String(toError(thrown)),
+    );
+    return log.slice(-1000).trim();
+  }
+
+  /** Its process id, if it runs. */
+  async #alive(): Promise<number | undefined> {
+    const [pid = "", startTime = ""] = ((await readFileIfExists(join(this.#options.dir, "pid"))) ?? "").split(" ");
+    return pid !== "" && isAlive(Number(pid), startTime) ? Number(pid) : undefined;
+  }
+
+  async #stop(): Promise<void> {
+    const { clock } = this.#options;
+    const deadline = clock.monotonic() + STOP_MS;
+    for (let pid = await this.#alive(); pid !== undefined; pid = await this.#alive()) {
+      try {
+        process.kill(pid, clock.monotonic() < deadline ? "SIGTERM" : "SIGKILL");
+      } catch {
+        // It has ended by itself.
+      }
+      await clock.sleep(POLL_MS);
+    }
+  }
+
+  async #configure(): Promise<void> {
+    const { dir, bridge, cidr, gateway, insecureRegistries = [] } = this.#options;
+    for (const folder of ["cni", "cni-leases", "registries"]) {
+      await mkdir(join(dir, folder), { recursive: true, mode: 0o700 });
+    }
+    await mkdir(this.#runDir, { recursive: true, mode: 0o700 });
+    await rm(join(dir, "registries"), { recursive: true, force: true });
+    for (const host of insecureRegistries)
+      await this.#writeRegistry(
+        host,
+        `server = "http://${host}"\n[host."https://${host}"]\ncapabilities = ["pull", "resolve"]\nskip_verify = true\n`,
+      );
+    const network = {
+      cniVersion: "1.0.0",
+      name: `vmlet-${bridge}`,
+      plugins: [
+        {
+          type: "bridge",
+          bridge,
+          ipam: {
+            type: "host-local",
+            dataDir: join(dir, "cni-leases"),
+            ranges: [[{ subnet: cidr, gateway }]],
+            routes: [{ dst: "0.0.0.0/0" }],
+          },
+        },
+      ],
+    };
+    await writeFile(join(dir, "cni/10-vmlet.conflist"), JSON.stringify(network));
+    await writeFile(join(dir, "config.toml"), this.#config(), { mode: 0o600 });
+  }
+
+  #config(): string {
+    const { dir } = this.#options;
+    const text = (value: string) => JSON.stringify(value);
+    const pluginDirs = PLUGIN_DIRS.filter((folder) => existsSync(folder));
+    return `version = 3
+root = ${text(join(dir, "root"))}
+state = ${text(join(this.#runDir, "state"))}
+disabled_plugins = ["io.containerd.nri.v1.nri", "io.containerd.internal.v1.tracing", "io.containerd.tracing.processor.v1.otlp", "io.containerd.snapshotter.v1.erofs", "io.containerd.snapshotter.v1.blockfile", "io.containerd.snapshotter.v1.devmapper", "io.containerd.snapshotter.v1.zfs", "io.containerd.snapshotter.v1.btrfs"]
+
+[debug]
+level = "warn"
+[grpc]
+address = ${text(this.socket)}
+[ttrpc]
+address = ${text(`${this.socket}.ttrpc`)}
+
+[plugins."io.containerd.cri.v1.images"]
+# What a loss of power has left half written would be taken for whole.
+image_pull_with_sync_fs = true
+[plugins."io.containerd.cri.v1.images".pinned_images]
+sandbox = ${text(sandboxImage(process.arch)!.name)}
+[plugins."io.containerd.cri.v1.images".registry]
+config_path = ${text(join(dir, "registries"))}
+
+[plugins."io.containerd.cri.v1.runtime"]
+# A host that may not lower it itself would refuse every container.
+restrict_oom_score_adj = true
+tolerate_missing_hugetlb_controller = true
+netns_mounts_under_state_dir = true
+enable_unprivileged_ports = true
+enable_unprivileged_icmp = true
+[plugins."io.containerd.cri.v1.runtime".cni]
+bin_dirs = [${pluginDirs.map(text).join(", ")}]
+conf_dir = ${text(join(dir, "cni"))}
+use_internal_loopback = true
+[plugins."io.containerd.cri.v1.runtime".containerd.runtimes.runc]
+runtime_type = "io.containerd.runc.v2"
+[plugins."io.containerd.cri.v1.runtime".containerd.runtimes.runc.options]
+SystemdCgroup = false
+`;
+  }
+}

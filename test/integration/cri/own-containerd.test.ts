@@ -1,0 +1,66 @@
+/** The containerd that a backend starts for itself, and takes away again. */
+import { existsSync, mkdtempSync, readFileSync, rmSync } from "node:fs";
+import { tmpdir } from "node:os";
+import { join } from "node:path";
+import { expect, onTestFinished, test } from "vitest";
+import { CriClient } from "../../../providers/local/engines/cri/client.ts";
+import { OwnContainerd } from "../../../providers/local/engines/cri/own-containerd.ts";
+import { mountsBelow } from "../../../providers/local/host/mounts.ts";
+import { systemClock } from "../../../src/util/clock.ts";
+import { missingForContainerd } from "../../support/containerd.ts";
+import { testNetwork } from "../../support/host.ts";
+import { leaveOut } from "../../support/left-out.ts";
+
+const missing = await missingForContainerd();
+const { signal } = new AbortController();
+
+function make(): { own: OwnContainerd; dir: string } {
+  const dir = join(mkdtempSync(join(tmpdir(), "vmlet-cri-")), "cri");
+  const { bridge, cidr } = testNetwork("");
+  const gateway = cidr!.replace("0/24", "1");
+  const own = new OwnContainerd({ dir, clock: systemClock, bridge: bridge!, cidr: cidr!, gateway });
+  onTestFinished(async () => {
+    await own.remove();
+    rmSync(join(dir, ".."), { recursive: true, force: true });
+  });
+  return { own, dir };
+}
+
+async function imageNames(socket: string): Promise<string[]> {
+  const client = new CriClient(socket);
+  const { images } = await client.images.listImages({}, client.within());
+  client.close();
+  return images.flatMap(({ repoTags }) => repoTags);
+}
+
+const pidOf = (dir: string): number => Number(readFileSync(join(dir, "pid"), "latin1").split(" ")[0]);
+
+if (missing !== undefined) leaveOut("a containerd of our own", [missing]);
+else {
+  test("it has its sandbox image without any registry, and is found again by the next backend", async () => {
+    const { own, dir } = make();
+    await own.start(signal);
+    expect(await imageNames(own.socket)).toEqual([expect.stringMatching(/^sandbox\.vmlet\.dev\/pause:/)]);
+    const pid = pidOf(dir);
+    await own.start(signal);
+    expect(pidOf(dir)).toBe(pid);
+  });
+
+  test("one that was killed is started again with what it had", async () => {
+    const { own, dir } = make();
+    await own.start(signal);
+    const before = await imageNames(own.socket);
+    process.kill(pidOf(dir), "SIGKILL");
+    await own.start(signal);
+    expect(await imageNames(own.socket)).toEqual(before);
+  });
+
+  test("nothing of it is left when it is removed", async () => {
+    const { own, dir } = make();
+    await own.start(signal);
+    const pid = pidOf(dir);
+    await own.remove();
+    expect(() => process.kill(pid, 0)).toThrow("ESRCH");
+    expect([existsSync(dir), existsSync(own.socket), await mountsBelow(dir)]).toEqual([false, false, []]);
+  });
+}
