@@ -27,7 +27,7 @@ RUN SOURCE_DATE_EPOCH=$SOURCE_DATE_EPOCH npm run assemble -- /image
 FROM ${BACKEND_IMAGE} AS backend
 RUN apt-get update \
  && apt-get install --yes --no-install-recommends \
-      ca-certificates golang-github-containers-common iproute2 nftables procps runc skopeo umoci util-linux \
+      ca-certificates golang-github-containers-common iproute2 nftables procps runc umoci util-linux \
  && rm -rf /var/lib/apt/lists/*
 COPY --from=build /image/app /app
 # The engine oci makes networks, mounts and cgroups.

@@ -288,7 +288,7 @@ export class ContainerError extends Error {
   }
 }
 
-type ContainerErrorReason =
+export type ContainerErrorReason =
   | "ErrImagePull"
   | "ErrImageNeverPull"
   | "InvalidImageName"

@@ -213,7 +213,8 @@ async function bench(
 ): Promise<void> {
   const stateDir = mkdtempSync(join(tmpdir(), "vmlet-bench-"));
   const { dir: _dir, ...network } = testNetwork("");
-  const common = { stateDir, clock: systemClock, logger: silentLogger, network };
+  const images = { insecureRegistries: [registry.host] };
+  const common = { stateDir, clock: systemClock, logger: silentLogger, network, images };
   const warm: WarmPool = { size: name === "vm" ? warmPool : 0, waiting: 0 };
   const logger = {
     ...silentLogger,

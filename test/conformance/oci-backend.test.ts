@@ -33,7 +33,7 @@ if (missing.length > 0) {
       kind: "BackendConfig",
       stateDir: join(folder, "state"),
       listen: { socket: join(folder, "api.sock") },
-      engine: { type: "oci", network },
+      engine: { type: "oci", network, images: { insecureRegistries: [registry.host] } },
     };
     const backend = await startBackend(parseBackendConfig(JSON.stringify(config), "test"), {
       clock: systemClock,

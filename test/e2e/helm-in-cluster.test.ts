@@ -2,6 +2,7 @@ import { readFile } from "node:fs/promises";
 import { join } from "node:path";
 import { beforeAll, describe, expect, test } from "vitest";
 import { createOciEngine } from "../../providers/local/engines/oci/engine.ts";
+import { findTool } from "../../providers/local/host/command.ts";
 import { silentLogger } from "../../src/telemetry/logger.ts";
 import { systemClock } from "../../src/util/clock.ts";
 import { missingForImages } from "../support/registry.ts";
@@ -10,7 +11,8 @@ import { stepNames, type StepResult } from "./helm-in-cluster.ts";
 
 const engine = createOciEngine({ stateDir: "/nonexistent", clock: systemClock, logger: silentLogger });
 const problems = (await engine.check()).filter(({ fatal }) => fatal).map(({ problem }) => problem);
-const missing = [...problems, ...[missingForImages() ?? []].flat()];
+const noSkopeo = findTool("skopeo") === undefined ? ["not on the PATH: skopeo"] : [];
+const missing = [...problems, ...[missingForImages() ?? []].flat(), ...noSkopeo];
 const title = "the chart in a cluster that runs its pods";
 
 describe.runIf(missing.length === 0)(missing.length === 0 ? title : `${title} (skipped: ${missing.join(", ")})`, () => {

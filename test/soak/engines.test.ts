@@ -23,7 +23,11 @@ interface Subject {
   name: string;
   machines: number;
   burst: number;
-  create(stateDir: string, network: Omit<ReturnType<typeof testNetwork>, "dir">): Engine;
+  create(
+    stateDir: string,
+    network: Omit<ReturnType<typeof testNetwork>, "dir">,
+    images?: { insecureRegistries: string[] },
+  ): Engine;
 }
 
 const subjects: Subject[] = [
@@ -38,13 +42,15 @@ const subjects: Subject[] = [
     name: "oci",
     machines: Number(process.env["SOAK_OCI"] ?? 200),
     burst: 10,
-    create: (stateDir, network) => createOciEngine({ stateDir, clock: systemClock, logger: silentLogger, network }),
+    create: (stateDir, network, images = { insecureRegistries: [] }) =>
+      createOciEngine({ stateDir, clock: systemClock, logger: silentLogger, network, images }),
   },
   {
     name: "vm",
     machines: Number(process.env["SOAK_VM"] ?? 200),
     burst: 2,
-    create: (stateDir, network) => createVmEngine({ stateDir, clock: systemClock, logger: silentLogger, network }),
+    create: (stateDir, network, images = { insecureRegistries: [] }) =>
+      createVmEngine({ stateDir, clock: systemClock, logger: silentLogger, network, images }),
   },
 ];
 
@@ -101,7 +107,7 @@ for (const subject of subjects) {
         {
           name: subject.name,
           image: `${registry.host}/t/busybox:1`,
-          createEngine: (dir) => subject.create(dir, network),
+          createEngine: (dir) => subject.create(dir, network, { insecureRegistries: [registry.host] }),
           patienceMs: 300_000,
         },
         stateDir,

@@ -8,7 +8,7 @@ import { mkdtemp, readFile, rm, writeFile } from "node:fs/promises";
 import { createServer } from "node:net";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
-import { gzipSync } from "node:zlib";
+import { gzipSync, zstdCompressSync } from "node:zlib";
 import { findTool } from "../../providers/local/host/command.ts";
 
 export interface TarEntry {
@@ -52,7 +52,19 @@ export interface TestRegistry {
 export interface PushOptions {
   /** Of the manifest's layer entries; the blobs stay as they are. */
   declaredLayerSize?: number | undefined;
+  /** How each layer is packed. Default: by gzip. */
+  packings?: readonly Packing[] | undefined;
+  /** With the media types of Docker's schema 2. */
+  isDockers?: boolean | undefined;
 }
+
+export type Packing = "gzip" | "zstd" | "none";
+
+const PACKINGS: Record<Packing, { pack: (tar: Buffer) => Buffer; suffix: string }> = {
+  gzip: { pack: (tar) => gzipSync(tar, { level: 1 }), suffix: "+gzip" },
+  zstd: { pack: (tar) => zstdCompressSync(tar), suffix: "+zstd" },
+  none: { pack: (tar) => tar, suffix: "" },
+};
 
 /** A TCP port of loopback that was free a moment ago. */
 export async function freePort(): Promise<number> {
@@ -115,12 +127,16 @@ export async function startRegistry(
       const { repository, tag } = splitName(name);
       const layers = [];
       const diffIds = [];
-      for (const entries of image.layers) {
+      const docker = pushOptions.isDockers === true;
+      for (const [index, entries] of image.layers.entries()) {
         const tar = makeTar(entries);
+        const { pack, suffix } = PACKINGS[pushOptions.packings?.[index] ?? "gzip"];
         diffIds.push(sha256(tar));
-        const blob = await pushBlob(repository, gzipSync(tar, { level: 1 }));
+        const blob = await pushBlob(repository, pack(tar));
         layers.push({
-          mediaType: "application/vnd.oci.image.layer.v1.tar+gzip",
+          mediaType: docker
+            ? "application/vnd.docker.image.rootfs.diff.tar.gzip"
+            : `application/vnd.oci.image.layer.v1.tar${suffix}`,
           digest: blob.digest,
           size: pushOptions.declaredLayerSize ?? blob.size,
         });
@@ -138,8 +154,15 @@ export async function startRegistry(
       );
       return await pushManifest(repository, tag, {
         schemaVersion: 2,
-        mediaType: "application/vnd.oci.image.manifest.v1+json",
-        config: { mediaType: "application/vnd.oci.image.config.v1+json", ...config },
+        mediaType: docker
+          ? "application/vnd.docker.distribution.manifest.v2+json"
+          : "application/vnd.oci.image.manifest.v1+json",
+        config: {
+          mediaType: docker
+            ? "application/vnd.docker.container.image.v1+json"
+            : "application/vnd.oci.image.config.v1+json",
+          ...config,
+        },
         layers,
       } as { mediaType: string });
     },
@@ -176,7 +199,7 @@ export async function startRegistry(
 
 /** Why tests that need images cannot run here; undefined when they can. */
 export function missingForImages(): string | undefined {
-  const missing = ["docker-registry", "htpasswd", "skopeo", "umoci"].filter((tool) => findTool(tool) === undefined);
+  const missing = ["docker-registry", "htpasswd", "umoci"].filter((tool) => findTool(tool) === undefined);
   return missing.length === 0 ? undefined : `not on the PATH: ${missing.join(", ")}`;
 }
 

@@ -47,7 +47,13 @@ const imagesSchema = z
       .array(z.string())
       .optional()
       .describe(
-        "Registries (host:port) without TLS, or with a certificate that no CA of this host vouches for. Loopback needs no entry.",
+        "Registries (host:port) without TLS, or with a certificate that no CA of this host vouches for, wherever they are.",
+      ),
+    localRegistries: z
+      .array(z.string())
+      .optional()
+      .describe(
+        "Registries (host:port) with TLS at addresses that images are otherwise not pulled from: this host's own, loopback, link-local, those of machines and denyCidrs. What a registry leads to, for tokens or layers, is named for itself.",
       ),
     parallelPulls: z
       .int()

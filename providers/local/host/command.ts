@@ -1,5 +1,5 @@
 /**
- * Runs the host's own tools (skopeo, ip, runc...) and says whether they are there. A tool is given arguments as an
+ * Runs the host's own tools (umoci, ip, runc...) and says whether they are there. A tool is given arguments as an
  * array, never through a shell; its output is bounded; it dies with the signal.
  */
 import { spawn } from "node:child_process";
@@ -22,7 +22,7 @@ interface CommandOptions {
   maxOutputBytes?: number | undefined;
 }
 
-export interface CommandResult {
+interface CommandResult {
   stdout: Buffer;
   stderr: string;
 }

@@ -1,5 +1,5 @@
 /** One download: an image from its registry to its folder on this disk, held to what this host accepts. */
-import { lstat, mkdir, readdir, readFile, stat } from "node:fs/promises";
+import { mkdir, readFile, stat } from "node:fs/promises";
 import { join } from "node:path";
 import type { Clock } from "../../../src/provider/kit/index.ts";
 import { ContainerError, type ImageConfig } from "../engine.ts";
@@ -7,7 +7,7 @@ import { CommandError, findTool, run } from "../host/command.ts";
 import { writeFileAtomic } from "../host/files.ts";
 import { removeTree } from "../host/remove-tree.ts";
 import { type ImageDisk, MIN_FREE_BYTES } from "./disk.ts";
-import { blobIn, hexOf, type ImageFolders, type StoredImage } from "./folders.ts";
+import { blobIn, type ImageFolders, type StoredImage } from "./folders.ts";
 import { imageConfig } from "./image-config.ts";
 import { MAX_CONFIG_BYTES } from "./manifest.ts";
 import { repository, type ImageReference } from "./reference.ts";
@@ -15,12 +15,6 @@ import type { Registry, ResolvedImage } from "./registry.ts";
 
 /** containerd's image_pull_progress_timeout: a pull that stands still must not keep others waiting. */
 const STALL_MS = 5 * 60_000;
-/**
- * What skopeo may write beside blobs of the announced sizes: manifest, index, a little more where it compresses by
- * itself.
- */
-const COPY_SLACK = { bytes: 1024 * 1024, ratio: 1.01, manifests: 2 };
-
 interface DownloadLimits {
   /** Of the sum of an image's compressed layers. */
   maxImageBytes: number;
@@ -70,12 +64,16 @@ export class ImageDownload {
     try {
       const layout = join(work, "layout");
       await mkdir(join(layout, "blobs/sha256"), { recursive: true });
-      // skopeo does not ask for what is in the layout already.
       const here = await folders.linkSent(repository(reference), resolved, layout);
       await this.#assertRoom(image, resolved, here);
-      await this.#copy(image, reference, { resolved, here }, layout, signal);
-      const described = await this.#describe(image, layout, resolved, sizeBytes);
-      const stored = { ...described, repositories: [repository(reference)] };
+      const blobs = await this.#copy(image, reference, resolved, layout, signal);
+      const stored: StoredImage = {
+        manifestDigest: resolved.manifestDigest,
+        config: await this.#readConfig(image, blobIn(layout, resolved.config.digest)),
+        blobs,
+        sizeBytes,
+        repositories: [repository(reference)],
+      };
       const known = await folders.addRepository(stored);
       if (known !== undefined) return known;
       await mkdir(join(work, "image"));
@@ -85,27 +83,6 @@ export class ImageDownload {
     } finally {
       await removeTree(work);
     }
-  }
-
-  /** Reads what skopeo wrote: its manifest can differ from the registry's (schema conversion, recompression). */
-  async #describe(
-    image: string,
-    layout: string,
-    resolved: ResolvedImage,
-    sizeBytes: number,
-  ): Promise<Omit<StoredImage, "repositories">> {
-    const index = JSON.parse(await readFile(join(layout, "index.json"), "utf8")) as { manifests: { digest: string }[] };
-    const manifestDigest = index.manifests[0]!.digest;
-    const manifest = JSON.parse(await readFile(blobIn(layout, manifestDigest), "utf8")) as {
-      config: { digest: string };
-      layers: { digest: string }[];
-    };
-    return {
-      manifestDigest: resolved.manifestDigest,
-      config: await this.#readConfig(image, blobIn(layout, manifest.config.digest)),
-      blobs: [manifestDigest, manifest.config.digest, ...manifest.layers.map((layer) => layer.digest)],
-      sizeBytes,
-    };
   }
 
   async #readConfig(image: string, file: string): Promise<ImageConfig> {
@@ -142,32 +119,26 @@ export class ImageDownload {
       );
   }
 
-  /** A registry may send more than it has announced: skopeo would find that out only at the end of what it is sent. */
+  /** Fetches what is not in the layout yet. @returns the digests of what the image is made of there */
   async #copy(
     image: string,
     reference: ImageReference,
-    { resolved, here }: { resolved: ResolvedImage; here: ReadonlySet<string> },
+    resolved: ResolvedImage,
     layout: string,
     signal: AbortSignal,
-  ): Promise<void> {
-    const announced = [resolved.config, ...resolved.layers].reduce((sum, { size }) => sum + size, 0);
-    // Layers with another compression are compressed again by skopeo: their size is not announced.
-    const limit = resolved.layers.every(({ keepsSize }) => keepsSize)
-      ? announced * COPY_SLACK.ratio + resolved.manifestBytes * COPY_SLACK.manifests + COPY_SLACK.bytes
-      : this.#options.limits.maxImageBytes;
-    const known = new Set([...here].map(hexOf));
-    let last = { bytes: -1, at: 0 };
-    const excess = async () => {
-      // Blobs are written in the first folder, and moved to the second when they are complete.
-      const bytes = (await fileBytes(layout)) + (await fileBytes(join(layout, "blobs/sha256"), known));
-      const now = this.#options.clock.monotonic();
-      if (bytes !== last.bytes) last = { bytes, at: now };
-      if (now - last.at >= STALL_MS) return `the registry has sent nothing for ${STALL_MS / 60_000} minutes`;
-      return bytes > limit ? `the registry sends more than the ${announced} bytes that it has announced` : undefined;
+  ): Promise<string[]> {
+    const { clock, disk, registry } = this.#options;
+    let arrivedAt = clock.monotonic();
+    const onBytes = () => (arrivedAt = clock.monotonic());
+    const excess = () => {
+      const isSilent = clock.monotonic() - arrivedAt >= STALL_MS;
+      return Promise.resolve(isSilent ? `the registry has sent nothing for ${STALL_MS / 60_000} minutes` : undefined);
     };
-    await this.#options.disk.guard(image, excess, signal, (guarded) =>
-      this.#options.registry.copy(image, reference, resolved, layout, guarded),
-    );
+    let blobs: string[] = [];
+    await disk.guard(image, excess, signal, async (guarded) => {
+      blobs = await registry.copy(image, reference, resolved, layout, { onBytes, signal: guarded });
+    });
+    return blobs;
   }
 
   async #unpack(
@@ -201,12 +172,4 @@ function umociMessage(stderr: string): string {
     .split("\n")
     .at(-1)!
     .trim();
-}
-
-/** Of the files in a folder, without those of these names. */
-async function fileBytes(folder: string, except: ReadonlySet<string> = new Set()): Promise<number> {
-  const entries = await readdir(folder, { withFileTypes: true });
-  const files = entries.filter((entry) => entry.isFile() && !except.has(entry.name));
-  const sizes = files.map(async ({ name }) => (await lstat(join(folder, name)).catch(() => undefined))?.size ?? 0);
-  return (await Promise.all(sizes)).reduce((sum, size) => sum + size, 0);
 }

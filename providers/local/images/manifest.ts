@@ -2,11 +2,9 @@
 import { createHash } from "node:crypto";
 import { ContainerError } from "../engine.ts";
 
-interface Descriptor {
+export interface Descriptor {
   digest: string;
   size: number;
-  /** It is stored here as it is sent. */
-  keepsSize: boolean;
 }
 
 /** An image for one platform. */
@@ -15,7 +13,11 @@ export interface Manifest {
   layers: Descriptor[];
 }
 
-const INDEX_TYPES = [
+export const MANIFEST_TYPES = [
+  "application/vnd.oci.image.manifest.v1+json",
+  "application/vnd.docker.distribution.manifest.v2+json",
+];
+export const INDEX_TYPES = [
   "application/vnd.oci.image.index.v1+json",
   "application/vnd.docker.distribution.manifest.list.v2+json",
 ];
@@ -90,11 +92,11 @@ export function readManifest(image: string, document: Record<string, unknown>): 
   if (layers.length > MAX_LAYERS)
     throw refuse(`it has ${layers.length} layers, more than the ${MAX_LAYERS} that this host accepts`);
   const read = (value: unknown): Descriptor => {
-    const { digest, size, mediaType } = (value ?? {}) as Record<string, unknown>;
+    const { digest, size } = (value ?? {}) as Record<string, unknown>;
     const isSize = typeof size === "number" && Number.isSafeInteger(size) && size >= 0;
     if (typeof digest !== "string" || !DIGEST.test(digest) || !isSize)
       throw refuse("the manifest has an entry without a sha256 digest or size");
-    return { digest, size, keepsSize: typeof mediaType !== "string" || !mediaType.endsWith("zstd") };
+    return { digest, size };
   };
   const described = read(config);
   if (described.size > MAX_CONFIG_BYTES)

@@ -6,7 +6,7 @@
  * sent all of it: any other one is asked for every blob first, although the bytes turn out to be the same and are kept
  * once.
  */
-import { basename, dirname, join } from "node:path";
+import { basename, dirname } from "node:path";
 import {
   type Clock,
   goArchitecture,
@@ -17,6 +17,7 @@ import {
 import { ContainerError, type HostProblem, type ImageStore, type PreparedImage } from "../engine.ts";
 import { findTool } from "../host/command.ts";
 import { type GcOptions, ImageCollector } from "./collector.ts";
+import { Destinations } from "./destinations.ts";
 import { type DiskUse, ImageDisk } from "./disk.ts";
 import { ImageDownload } from "./download.ts";
 import { hexOf, ImageFolders, type StoredImage } from "./folders.ts";
@@ -30,7 +31,12 @@ export interface HostImagesOptions {
   dir: string;
   clock: Clock;
   logger: Logger;
+  /** Registries (`host:port`) without TLS, or with a certificate that no CA of this host vouches for. */
   insecureRegistries?: readonly string[] | undefined;
+  /** Registries at addresses that images are otherwise not pulled from. */
+  localRegistries?: readonly string[] | undefined;
+  /** Ranges of addresses that images are not pulled from, beside those of `Destinations`. */
+  refusedRanges?: readonly string[] | undefined;
   /** Pulls of one tenant at a time; of all, twice as many. */
   parallelPulls?: number | undefined;
   /** Limit on the sum of an image's compressed layers. */
@@ -45,7 +51,7 @@ export interface HostImagesOptions {
   diskUsage?: (() => Promise<DiskUse>) | undefined;
 }
 
-/** Registries asked at a time, for one tenant, what a name means: each question is a process of its own. */
+/** Registries asked at a time, for one tenant, what a name means. */
 const QUESTIONS = 8;
 /** A registry that does not answer must not keep others from being asked. */
 const ANSWER_MS = 60_000;
@@ -63,14 +69,19 @@ export class HostImages implements ImageStore {
 
   constructor(options: HostImagesOptions) {
     const { dir, clock, logger } = options;
+    const maxImageBytes = options.maxImageBytes ?? 20 * 1024 ** 3;
     this.#options = options;
     this.#pullTimeoutMs = options.pullTimeoutMs ?? 30 * 60_000;
     this.#disk = new ImageDisk({ dir, clock, usage: options.diskUsage });
     this.#folders = new ImageFolders(dir);
     this.#registry = new Registry({
-      insecureRegistries: options.insecureRegistries ?? [],
+      destinations: new Destinations({
+        named: options.localRegistries ?? [],
+        plain: options.insecureRegistries ?? [],
+        refused: options.refusedRanges ?? [],
+      }),
       platform: { os: "linux", architecture: goArchitecture(process.arch) },
-      tmpDir: join(dir, "tmp"),
+      maxLayerBytes: maxImageBytes,
     });
     const shared = { folders: this.#folders, disk: this.#disk, clock };
     this.#collector = new ImageCollector({
@@ -83,7 +94,7 @@ export class HostImages implements ImageStore {
       ...shared,
       registry: this.#registry,
       limits: {
-        maxImageBytes: options.maxImageBytes ?? 20 * 1024 ** 3,
+        maxImageBytes,
         unpacked: {
           bytes: options.maxUnpackedBytes ?? 50 * 1024 ** 3,
           inodes: options.maxUnpackedFiles ?? 2_000_000,
@@ -104,7 +115,7 @@ export class HostImages implements ImageStore {
 
   /** What the host lacks for images. */
   static check(): HostProblem[] {
-    return ["skopeo", "umoci"]
+    return ["umoci"]
       .filter((tool) => findTool(tool) === undefined)
       .map((tool) => ({
         fatal: true,

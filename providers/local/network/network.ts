@@ -57,10 +57,16 @@ export interface Attachment {
 
 const DEFAULT_BRIDGE = "vmlet0";
 const DEFAULT_CIDR = "10.99.0.0/16";
+const DEFAULT_DENIED = ["169.254.0.0/16"];
 /** Plain enough to stand in nftables' rules and in patterns. */
 export const BRIDGE_NAME = /^[a-z][a-z0-9]{0,9}$/;
 const NETNS_DIR = "/run/netns";
 const HASH_LENGTH = 10;
+
+/** Ranges that the backend itself does not connect to for a machine: that of machines, and what they may not reach. */
+export function refusedRanges({ cidr, denyCidrs }: Pick<NetworkOptions, "cidr" | "denyCidrs"> = {}): string[] {
+  return [cidr ?? DEFAULT_CIDR, ...(denyCidrs ?? DEFAULT_DENIED)];
+}
 
 export class HostNetwork {
   readonly #options: NetworkOptions;
@@ -352,7 +358,7 @@ export class HostNetwork {
   /** Replaces the rules in one transaction; sets and maps keep their elements. */
   #rules(cidr: string): string {
     const bridge = `"${this.#bridge}"`;
-    const { outbound = "allow", denyCidrs = ["169.254.0.0/16"], openHostPorts = [] } = this.#options;
+    const { outbound = "allow", denyCidrs = DEFAULT_DENIED, openHostPorts = [] } = this.#options;
     const ports = `{ ${openHostPorts.join(", ")} }`;
     const denied = denyCidrs.map((denyCidr) => `iifname ${bridge} ip daddr ${denyCidr} drop`);
     const open =

@@ -65,7 +65,7 @@ export async function startEnvironment({ engine = "oci", node = {} }: Environmen
         // Every container of a VM is alone with its kernel: there is nothing to allow.
         ...(engine === "oci" ? { allowPrivileged: true } : {}),
         network: { cidr: machineCidr, openHostPorts: [apiPort, 53] },
-        images: { parallelPulls: 4 },
+        images: { parallelPulls: 4, insecureRegistries: [registry.host] },
       },
     });
     for (const nodeName of nodeNames) {

@@ -6,7 +6,7 @@
  * `--engine vm` has a table of its own, RESULTS-vm.md, with what was run of it. `--attempts 2` tries what fails once more, and
  * says so: some tests race with any node ("lifecycle of Pods and PodStatus" wants a pod Ready just when its image changes).
  *
- * Needs root on Linux, Go, and the Debian packages runc, skopeo, umoci, nftables, iproute2, docker-registry, busybox-static
+ * Needs root on Linux, Go, and the Debian packages runc, umoci, nftables, iproute2, docker-registry, busybox-static
  * and gcc; for the group `network` also bind9-dnsutils and netcat-openbsd. Logs and ginkgo's reports stay in the folder
  * that is printed at the start.
  */

@@ -31,7 +31,7 @@ async function serve(stateDir: string): Promise<void> {
     kind: "BackendConfig",
     stateDir,
     listen: { socket: join(dir, "api.sock") },
-    engine: { type: "oci", network },
+    engine: { type: "oci", network, images: { insecureRegistries: [registry.host] } },
   };
   const surroundings = { clock: systemClock, logger: silentLogger, version: "0" };
   backend = await startBackend(parseBackendConfig(JSON.stringify(config), "test"), surroundings);

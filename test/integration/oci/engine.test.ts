@@ -15,8 +15,15 @@ import { missingForImages } from "../../support/registry.ts";
 import { containerTests, pushImages } from "../backend/containers.ts";
 import { backendSuite, text } from "../backend/suite.ts";
 
-const createEngine = (stateDir: string) =>
-  createOciEngine({ stateDir, clock: systemClock, logger: silentLogger, network, allowPrivileged: true });
+const createEngine = (stateDir: string, insecureRegistries: string[] = []) =>
+  createOciEngine({
+    stateDir,
+    clock: systemClock,
+    logger: silentLogger,
+    network,
+    allowPrivileged: true,
+    images: { insecureRegistries },
+  });
 const { dir: _dir, ...network } = testNetwork("");
 const problems = (await createEngine("/nonexistent").check())
   .filter(({ fatal }) => fatal)
@@ -32,7 +39,8 @@ if (missing.length > 0) {
     await new HostNetwork({ dir: "/nonexistent/network", ...network }).remove();
   });
 
-  backendSuite({ name: "oci", image: images.image, createEngine, ownProcesses: true }, (bench) => {
+  const create = (stateDir: string) => createEngine(stateDir, [images.registry.host]);
+  backendSuite({ name: "oci", image: images.image, createEngine: create, ownProcesses: true }, (bench) => {
     containerTests(bench, images);
 
     const output = async (script: string, machine: object) => {

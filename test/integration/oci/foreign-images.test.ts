@@ -152,7 +152,14 @@ describe.skipIf(missing !== undefined)("an image that another tenant has pulled"
 
   test("a signed address that a registry leads to is in no message", async () => {
     liar.manifest("t/signed", "1", manifestText);
-    const nowhere = `http://127.0.0.1:${await freePort()}/blob`;
+    const port = await freePort();
+    const nowhere = `http://127.0.0.1:${port}/blob`;
+    images = new HostImages({
+      dir,
+      clock: systemClock,
+      logger: silentLogger,
+      insecureRegistries: [liar.host, `127.0.0.1:${port}`],
+    });
     for (const { digest: blob } of [manifest.config, ...manifest.layers])
       liar.answer(`/v2/t/signed/blobs/${blob}`, (_request, response) =>
         response.writeHead(307, { location: `${nowhere}?sig=s1gnature&se=2099` }).end(),

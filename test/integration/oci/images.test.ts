@@ -8,11 +8,20 @@ import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { gzipSync } from "node:zlib";
 import { afterAll, afterEach, beforeAll, beforeEach, describe, expect, test } from "vitest";
+import { run } from "../../../providers/local/host/command.ts";
+import { Destinations } from "../../../providers/local/images/destinations.ts";
 import { HostImages, type HostImagesOptions } from "../../../providers/local/images/store.ts";
 import { silentLogger } from "../../../src/telemetry/logger.ts";
 import { systemClock } from "../../../src/util/clock.ts";
 import { VirtualClock } from "../../support/virtual-clock.ts";
-import { freePort, missingForImages, startRegistry, type TarEntry, type TestRegistry } from "../../support/registry.ts";
+import {
+  freePort,
+  missingForImages,
+  type Packing,
+  startRegistry,
+  type TarEntry,
+  type TestRegistry,
+} from "../../support/registry.ts";
 
 const missing = missingForImages();
 if (missing !== undefined) console.warn(`images: left out, ${missing}`);
@@ -26,7 +35,13 @@ describe.skipIf(missing !== undefined)("images", () => {
   let dir: string;
   let images: HostImages;
   const open = (options: Partial<HostImagesOptions> = {}): HostImages =>
-    new HostImages({ dir, clock: systemClock, logger: silentLogger, ...options });
+    new HostImages({
+      dir,
+      clock: systemClock,
+      logger: silentLogger,
+      ...options,
+      insecureRegistries: [registry.host, guarded.host, ...(options.insecureRegistries ?? [])],
+    });
   const pull = (image: string, auth: { registry: string; username?: string; password?: string }[] = []) =>
     images.pull(image, { auth, tenant: "a", signal: AbortSignal.timeout(30_000) });
   const user = { name: "ann", password: "s3cret-word" };
@@ -206,6 +221,7 @@ describe.skipIf(missing !== undefined)("images", () => {
   test("a registry that is down is unavailable, and works again later", async () => {
     const port = await freePort();
     const image = `127.0.0.1:${port}/t/late:1`;
+    images = open({ insecureRegistries: [`127.0.0.1:${port}`] });
     await expect(pull(image)).rejects.toMatchObject({ reason: "RegistryUnavailable" });
     const late = await startRegistry({ port });
     try {
@@ -299,6 +315,7 @@ describe.skipIf(missing !== undefined)("images", () => {
     let wasAsked: boolean;
     let endless: Server;
     let image: string;
+    let insecureRegistries: string[];
     beforeEach(async () => {
       wasAsked = false;
       const config = JSON.stringify({ architecture: "amd64", os: "linux", rootfs: { type: "layers", diff_ids: [] } });
@@ -324,7 +341,9 @@ describe.skipIf(missing !== undefined)("images", () => {
         } else response.end();
       }).listen(0, "127.0.0.1");
       await once(endless, "listening");
-      image = `127.0.0.1:${(endless.address() as AddressInfo).port}/t/endless:1`;
+      insecureRegistries = [`127.0.0.1:${(endless.address() as AddressInfo).port}`];
+      image = `${insecureRegistries[0]}/t/endless:1`;
+      images = open({ insecureRegistries });
     });
     afterEach(() => {
       endless.closeAllConnections();
@@ -343,7 +362,7 @@ describe.skipIf(missing !== undefined)("images", () => {
     test("a copy that stands still is given up, nothing left", async () => {
       sent = 1_000_000;
       const clock = new VirtualClock();
-      images = open({ clock });
+      images = open({ clock, insecureRegistries });
       let isOver = false;
       const pulled = pull(image).finally(() => (isOver = true));
       const failed = expect(pulled).rejects.toMatchObject({
@@ -358,7 +377,10 @@ describe.skipIf(missing !== undefined)("images", () => {
 
     test("a copy that leaves too little room is stopped, nothing left", async () => {
       sent = 1_000_000;
-      images = open({ diskUsage: async () => ({ totalBytes: 100e9, freeBytes: wasAsked ? 200e6 : 1e9 }) });
+      images = open({
+        insecureRegistries,
+        diskUsage: async () => ({ totalBytes: 100e9, freeBytes: wasAsked ? 200e6 : 1e9 }),
+      });
       await expect(pull(image)).rejects.toMatchObject({
         reason: "ErrImagePull",
         message: expect.stringContaining("no space left on this host's image disk"),
@@ -406,6 +428,38 @@ describe.skipIf(missing !== undefined)("images", () => {
       message: expect.stringContaining("no space left on this host's image disk"),
     });
     expect(await leftovers()).toEqual([]);
+  });
+
+  test("an address of this host is no registry's, unless the owner says so", async () => {
+    const [link, first, second] = [`vt${randomBytes(4).toString("hex")}`, "198.18.77.1", "198.18.77.2"];
+    const ip = (...args: string[]) => run("ip", args);
+    await ip("link", "add", link, "type", "bridge");
+    try {
+      for (const address of [first, second]) await ip("address", "add", `${address}/29`, "dev", link);
+      await ip("link", "set", link, "up");
+      const options = { named: [], plain: [], refused: [] };
+      expect(await new Destinations(options).mayConnect(first)).toBe(false);
+      expect(await new Destinations(options).mayConnect(second)).toBe(false);
+      expect(await new Destinations(options).mayConnect("198.18.77.3")).toBe(true);
+      const named = new Destinations({ ...options, named: [`${second}:5000`] });
+      await named.assertAllowed(new URL(`https://${second}:5000/`));
+    } finally {
+      await ip("link", "delete", link);
+    }
+  });
+
+  test("a layer that is packed in zstd, and one that is not packed, are unpacked, even if they are there twice", async () => {
+    const layers = [[file("a", "1")], [file("b", "2")], [file("a", "1")]];
+    const packings: Packing[] = ["zstd", "none", "zstd"];
+    await registry.push("t/packings:1", { layers }, { packings });
+    const { location } = await pull(`${registry.host}/t/packings:1`);
+    expect((await readdir(location)).toSorted()).toEqual(["a", "b"]);
+  });
+
+  test("an image of Docker's own media types is unpacked", async () => {
+    await registry.push("t/docker:1", { layers: [[file("a", "1")]] }, { isDockers: true });
+    const { location } = await pull(`${registry.host}/t/docker:1`);
+    expect(await readdir(location)).toEqual(["a"]);
   });
 
   test.each<[string, TarEntry[]]>([

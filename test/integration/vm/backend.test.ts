@@ -57,7 +57,10 @@ else {
     registry = await startRegistry();
     await registry.push("t/busybox:1", await busyboxImage());
     sandbox = await createSandbox("vm-kill");
-    backend = await startBackend({ sandbox, engine: { type: "vm", network, warmPool: 1 } });
+    backend = await startBackend({
+      sandbox,
+      engine: { type: "vm", network, warmPool: 1, images: { insecureRegistries: [registry.host] } },
+    });
   });
   afterAll(async () => {
     await sandbox.close();

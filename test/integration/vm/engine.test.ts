@@ -16,12 +16,13 @@ import { backendSuite, text } from "../backend/suite.ts";
 
 /** Default: made from Debian packages at the first run, and kept in the cache. */
 const guestDir = process.env["VMLET_GUEST_DIR"];
-const createEngine = (stateDir: string) =>
+const createEngine = (stateDir: string, insecureRegistries: string[] = []) =>
   createVmEngine({
     stateDir,
     clock: systemClock,
     logger: silentLogger,
     network,
+    images: { insecureRegistries },
     guestDir,
   });
 const { dir: _dir, ...network } = testNetwork("");
@@ -39,7 +40,9 @@ if (missing.length > 0) {
     await new HostNetwork({ dir: "/nonexistent/network", ...network }).remove();
   });
 
-  backendSuite({ name: "vm", image: images.image, createEngine, ownProcesses: true, patienceMs: 150_000 }, (bench) => {
+  const create = (stateDir: string) => createEngine(stateDir, [images.registry.host]);
+  const subject = { name: "vm", image: images.image, createEngine: create, ownProcesses: true, patienceMs: 150_000 };
+  backendSuite(subject, (bench) => {
     containerTests(bench, images);
 
     const keyOf = (id: string) => {

@@ -1,11 +1,11 @@
 /** Which images garbage collection spares, above all those that somebody comes to need while it runs. */
 import { execFileSync } from "node:child_process";
-import { createHash } from "node:crypto";
-import { chmodSync, mkdirSync, mkdtempSync, readdirSync, rmSync, utimesSync, writeFileSync } from "node:fs";
+import { mkdirSync, mkdtempSync, readdirSync, rmSync, utimesSync, writeFileSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
-import { afterEach, beforeEach, expect, test, vi } from "vitest";
+import { afterEach, beforeEach, expect, test } from "vitest";
 import { HostImages } from "../../../providers/local/images/store.ts";
+import { startLyingRegistry } from "../../support/lying-registry.ts";
 import { silentLogger } from "../../../src/telemetry/logger.ts";
 import { VirtualClock } from "../../support/virtual-clock.ts";
 
@@ -26,7 +26,6 @@ beforeEach(() => {
 });
 
 afterEach(() => {
-  vi.unstubAllEnvs();
   rmSync(dir, { recursive: true, force: true });
 });
 
@@ -72,23 +71,23 @@ test("an image that a machine says it needs while others are removed stays", asy
 });
 
 test("a pull on a full disk does not remove the image that it is for", async () => {
-  const manifest = JSON.stringify({
-    schemaVersion: 2,
-    config: { digest: `sha256:${"c".repeat(64)}`, size: 1 },
-    layers: [],
-  });
-  mkdirSync(join(dir, "tools"));
-  writeFileSync(join(dir, "tools/skopeo"), `#!/bin/sh\nprintf %s '${manifest}'\n`);
-  chmodSync(join(dir, "tools/skopeo"), 0o755);
-  vi.stubEnv("PATH", `${dir}/tools:${process.env["PATH"]}`);
-  const hex = createHash("sha256").update(manifest).digest("hex");
-  store({ name: "r.test/i:1", hex }, B);
-  images = new HostImages({ dir, clock, logger: silentLogger, diskUsage, gc: { minAgeMs: 0 } });
-  images.retain(new Set());
-  const { location } = await images.pull("r.test/i:1", { auth: [], tenant: "a", signal: new AbortController().signal });
-  expect(location).toBe(join(dir, "images", hex, "rootfs"));
-  expect(await images.find("r.test/i:1", [])).toBeDefined();
-  expect(await images.find(B.name)).toBeUndefined();
+  const registry = await startLyingRegistry();
+  try {
+    const config = { digest: `sha256:${"c".repeat(64)}`, size: 1 };
+    const digest = registry.manifest("i", "1", { schemaVersion: 2, config, layers: [] });
+    const hex = digest.slice("sha256:".length);
+    const image = `${registry.host}/i:1`;
+    store({ name: image, hex }, B);
+    const insecureRegistries = [registry.host];
+    images = new HostImages({ dir, clock, logger: silentLogger, diskUsage, gc: { minAgeMs: 0 }, insecureRegistries });
+    images.retain(new Set());
+    const { location } = await images.pull(image, { auth: [], tenant: "a", signal: new AbortController().signal });
+    expect(location).toBe(join(dir, "images", hex, "rootfs"));
+    expect(await images.find(image, [])).toBeDefined();
+    expect(await images.find(B.name)).toBeUndefined();
+  } finally {
+    await registry.stop();
+  }
 });
 
 test("an image that a machine needs stays though its name has come to mean another one", async () => {

@@ -36,7 +36,6 @@ test("the backend's image has every package that engine oci would ask for, and r
     "iproute2",
     "nftables",
     "runc",
-    "skopeo",
     "umoci",
     "util-linux",
   ]);

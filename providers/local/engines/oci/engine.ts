@@ -25,7 +25,7 @@ import { unmountBelow } from "../../host/mounts.ts";
 import { removeTree } from "../../host/remove-tree.ts";
 import { HostImages, type HostImagesOptions } from "../../images/store.ts";
 import { DEFAULT_HOST_PORTS, requireHostPorts } from "../../network/host-ports.ts";
-import { HostNetwork, type NetworkOptions } from "../../network/network.ts";
+import { HostNetwork, type NetworkOptions, refusedRanges } from "../../network/network.ts";
 import {
   capabilityName,
   CONTAINED_CAPABILITIES,
@@ -90,7 +90,13 @@ class OciEngine implements Engine {
       allowPrivileged: options.allowPrivileged === true,
       allowedCapabilities: (options.allowedCapabilities ?? CONTAINED_CAPABILITIES).map(capabilityName),
     };
-    this.images = new HostImages({ dir: join(stateDir, "images"), clock, logger, ...options.images });
+    this.images = new HostImages({
+      dir: join(stateDir, "images"),
+      clock,
+      logger,
+      refusedRanges: refusedRanges(options.network),
+      ...options.images,
+    });
     this.#records = join(stateDir, "oci/machines");
     const network = new HostNetwork({ dir: join(stateDir, "network"), ...options.network });
     this.#context = {

@@ -21,7 +21,7 @@ import { machineHash } from "../../host/machine-hash.ts";
 import { readdirAtomic, readFileIfExists, writeFileAtomic } from "../../host/files.ts";
 import { HostImages, type HostImagesOptions } from "../../images/store.ts";
 import { containerPorts, DEFAULT_HOST_PORTS, requireHostPorts } from "../../network/host-ports.ts";
-import { HostNetwork, type NetworkOptions } from "../../network/network.ts";
+import { HostNetwork, type NetworkOptions, refusedRanges } from "../../network/network.ts";
 import type { SeccompSource } from "../../bundle/seccomp.ts";
 import { VM_CAPABILITIES } from "../capabilities.ts";
 import { tscKhz } from "./frequency.ts";
@@ -101,7 +101,13 @@ class VmEngine implements Engine {
   constructor(options: VmEngineOptions) {
     const { stateDir, clock, logger } = options;
     this.#options = options;
-    this.images = new HostImages({ dir: join(stateDir, "images"), clock, logger, ...options.images });
+    this.images = new HostImages({
+      dir: join(stateDir, "images"),
+      clock,
+      logger,
+      refusedRanges: refusedRanges(options.network),
+      ...options.images,
+    });
     this.#network = new HostNetwork({ dir: join(stateDir, "network"), ...options.network });
     this.#records = join(stateDir, "vm/machines");
     this.#guestDir = options.guestDir ?? defaultGuestDir();

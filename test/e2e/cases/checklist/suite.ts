@@ -63,7 +63,10 @@ export async function ociPlace(
     privateImage: { image: `${closed.host}/t/busybox:1`, user },
     hostFolder: undefined,
     httpd: (port, dir) => `httpd -f -p ${port} -h ${dir}`,
-    options: { node: NODE, engine: { type: engine, network } },
+    options: {
+      node: NODE,
+      engine: { type: engine, network, images: { insecureRegistries: [registry.host, closed.host] } },
+    },
     async stop() {
       await registry.stop();
       await closed.stop();
