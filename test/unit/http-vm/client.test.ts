@@ -2,7 +2,7 @@
 import { createServer } from "node:http";
 import type { AddressInfo, Socket } from "node:net";
 import nock from "nock";
-import { afterEach, beforeEach, describe, expect, test } from "vitest";
+import { afterAll, afterEach, beforeAll, beforeEach, describe, expect, test } from "vitest";
 import { HttpVmProvider, type HttpVmOptions, type InvalidReason } from "../../../providers/http-vm/index.ts";
 import { MachineApiClient } from "../../../providers/http-vm/client.ts";
 import { LOG_TYPE } from "../../../providers/http-vm/wire.ts";
@@ -44,6 +44,10 @@ let invalid: InvalidReason[];
 function connect(options: Partial<HttpVmOptions> = {}): HttpVmProvider {
   return new HttpVmProvider({ url: BACKEND, onInvalidReply: (reason) => invalid.push(reason), ...options });
 }
+
+// nock stands between every socket of the process and the network, those of the test files that come after this one too.
+beforeAll(() => void (nock.isActive() || nock.activate()));
+afterAll(() => nock.restore());
 
 beforeEach(() => {
   nock.disableNetConnect();

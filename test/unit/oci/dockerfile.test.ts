@@ -3,18 +3,16 @@ import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { afterEach, expect, test, vi } from "vitest";
 import { createOciEngine } from "../../../providers/local/engines/oci/engine.ts";
+import * as command from "../../../providers/local/host/command.ts";
 import { checkHost } from "../../../providers/local/provider.ts";
 import { silentLogger } from "../../../src/telemetry/logger.ts";
 import { systemClock } from "../../../src/util/clock.ts";
 
-// A host without a single tool is asked for all of them.
-vi.mock(import("../../../providers/local/host/command.ts"), async (original) => ({
-  ...(await original()),
-  findTool: () => undefined,
-}));
-
 let dir: string;
-afterEach(() => rmSync(dir, { recursive: true }));
+afterEach(() => {
+  vi.restoreAllMocks();
+  rmSync(dir, { recursive: true });
+});
 
 const backendStage = (): string => {
   const text = readFileSync(join(import.meta.dirname, "../../../Dockerfile"), "utf8");
@@ -23,6 +21,8 @@ const backendStage = (): string => {
 
 test("the backend's image has every package that engine oci would ask for, and runs as root, which it needs", async () => {
   dir = mkdtempSync(join(tmpdir(), "vmlet-dockerfile-"));
+  // A host without a single tool is asked for all of them.
+  vi.spyOn(command, "findTool").mockReturnValue(undefined);
   const options = { stateDir: dir, clock: systemClock, logger: silentLogger, seccompProfile: join(dir, "none") };
   const engine = createOciEngine(options);
   const cures = [...checkHost(), ...(await engine.check())].map(({ cure }) => cure);
