@@ -1,7 +1,7 @@
 /** Each exec, attach, port-forward and run leaves one line, whatever becomes of it. */
 import { once } from "node:events";
 import { createServer, type AddressInfo } from "node:net";
-import { describe, expect, it } from "vitest";
+import { describe, expect, test } from "vitest";
 import { WebSocket } from "ws";
 import type { KubeletServerOptions } from "../../../src/kubelet/options.ts";
 import { ProviderError } from "../../../src/provider/errors.ts";
@@ -50,7 +50,7 @@ async function session(kubelet: TestKubelet, path: string): Promise<void> {
 }
 
 describe("the audit of the kubelet API says", () => {
-  it("of an exec who ran what where from which address, how it ended and how long it took", async () => {
+  test("of an exec who ran what where from which address, how it ended and how long it took", async () => {
     await using kubelet = await startAudited();
     await session(kubelet, "/exec/default/p/main?command=sh&command=-c&command=exit%203&output=1");
     expect(await theLine(kubelet)).toEqual({
@@ -72,13 +72,13 @@ describe("the audit of the kubelet API says", () => {
     });
   });
 
-  it("all words of a command when that is wanted", async () => {
+  test("all words of a command when that is wanted", async () => {
     await using kubelet = await startAudited({ auditCommands: "full" });
     await session(kubelet, "/exec/default/p/main?command=echo&command=two%20words&output=1");
     expect(await theLine(kubelet)).toMatchObject({ command: ["echo", "two words"] });
   });
 
-  it("of a run its exit code, and whom the API server ran it for", async () => {
+  test("of a run its exit code, and whom the API server ran it for", async () => {
     await using kubelet = await startAudited();
     const headers = { "x-forwarded-for": "10.1.2.3" };
     await ask(kubelet, "/run/default/p/main?cmd=false", { method: "POST", headers });
@@ -87,7 +87,7 @@ describe("the audit of the kubelet API says", () => {
     });
   });
 
-  it("of a port-forward its ports", async () => {
+  test("of a port-forward its ports", async () => {
     await using kubelet = await startAudited();
     const server = createServer((socket) => void socket.end("x"));
     await new Promise<void>((resolve) => server.listen(0, "127.0.0.1", resolve));
@@ -106,7 +106,7 @@ describe("the audit of the kubelet API says", () => {
     });
   });
 
-  it("of a client that left that it did", async () => {
+  test("of a client that left that it did", async () => {
     await using kubelet = await startAudited();
     const socket = new WebSocket(
       `${kubelet.url.replace("https", "wss")}/exec/default/p/main?command=sleep&command=1000&output=1`,
@@ -118,7 +118,7 @@ describe("the audit of the kubelet API says", () => {
     expect(await theLine(kubelet)).toMatchObject({ result: "failed", reason: "the client closed the connection" });
   });
 
-  it.each([
+  test.each([
     ["/pods", "GET"],
     ["/containerLogs/default/p/main", "GET"],
     ["/exec/default/p", "POST"],
@@ -139,21 +139,21 @@ describe.each(SESSIONS)("of a refused %s (%s %s) there is one line", (action, me
   };
   const common = { audit: action, namespace: "default", pod: "p", durationMs: expect.any(Number) };
 
-  it("for who shows no credentials", async () => {
+  test("for who shows no credentials", async () => {
     await using kubelet = await startAudited();
     const line = await refuse(kubelet, "none");
     expect(line).toMatchObject({ ...common, result: "refused", status: 401, reason: "Unauthorized" });
     expect(line).not.toHaveProperty("user");
   });
 
-  it("for who may not, with the name", async () => {
+  test("for who may not, with the name", async () => {
     await using kubelet = await startAudited();
     kubelet.reviews.allows = () => false;
     expect(await refuse(kubelet)).toMatchObject({ ...common, result: "refused", status: 403, user: "tester" });
   });
 
   // A port-forward is granted before anything is asked of the backend.
-  it.runIf(action !== "port-forward")("for what the backend refuses", async () => {
+  test.runIf(action !== "port-forward")("for what the backend refuses", async () => {
     await using kubelet = await startAudited();
     const down = () => Promise.reject(new ProviderError("unavailable", "down\n\u001b[31m"));
     Object.assign(kubelet.provider, { exec: down, attach: down });
@@ -165,7 +165,7 @@ describe.each(SESSIONS)("of a refused %s (%s %s) there is one line", (action, me
     });
   });
 
-  it("for a pod that there is not", async () => {
+  test("for a pod that there is not", async () => {
     await using kubelet = await startAudited();
     kubelet.pods.clear();
     expect(await refuse(kubelet)).toMatchObject({ ...common, result: "refused", status: 404, user: "tester" });

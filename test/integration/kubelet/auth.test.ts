@@ -1,7 +1,7 @@
 import { once } from "node:events";
 import { connect as connectTcp } from "node:net";
 import { connect } from "node:tls";
-import { describe, expect, it } from "vitest";
+import { describe, expect, test } from "vitest";
 import { unusedMetrics } from "../../../src/telemetry/metrics.ts";
 import { must, waitFor } from "../../e2e/harness/wait.ts";
 import { VirtualClock } from "../../support/virtual-clock.ts";
@@ -29,7 +29,7 @@ const PATHS = [
 const UPGRADE = { connection: "Upgrade", upgrade: "SPDY/3.1", "x-stream-protocol-version": "v4.channel.k8s.io" };
 
 describe("authentication of the kubelet API", () => {
-  it("answers 401 with the same text on every path without credentials, and asks the API server nothing", async () => {
+  test("answers 401 with the same text on every path without credentials, and asks the API server nothing", async () => {
     await using kubelet = await startKubelet();
     for (const path of PATHS) {
       expect(await ask(kubelet, path, { as: "none" })).toMatchObject({ status: 401, body: "Unauthorized" });
@@ -37,7 +37,7 @@ describe("authentication of the kubelet API", () => {
     expect(kubelet.reviews.reviews).toEqual([]);
   });
 
-  it("with anonymousMetrics, serves the two paths that metrics are scraped from to anybody, and nothing else", async () => {
+  test("with anonymousMetrics, serves the two paths that metrics are scraped from to anybody, and nothing else", async () => {
     await using kubelet = await startKubelet({ anonymousMetrics: true });
     const open = ["/metrics/resource", "/stats/summary"];
     for (const path of open) expect((await ask(kubelet, path, { as: "none" })).status).toBe(200);
@@ -47,7 +47,7 @@ describe("authentication of the kubelet API", () => {
     expect((await ask(kubelet, "/stats/summary", { as: "none", method: "POST" })).status).toBe(401);
   });
 
-  it("answers 401 to an upgrade without credentials and closes the connection", async () => {
+  test("answers 401 to an upgrade without credentials and closes the connection", async () => {
     await using kubelet = await startKubelet();
     const answer = await ask(kubelet, "/exec/default/p/main?command=ls&output=1", {
       as: "none",
@@ -57,7 +57,7 @@ describe("authentication of the kubelet API", () => {
     expect(answer).toMatchObject({ status: 401, body: "Unauthorized", headers: { connection: "close" } });
   });
 
-  it("takes user and groups from a client certificate of the cluster's CA", async () => {
+  test("takes user and groups from a client certificate of the cluster's CA", async () => {
     await using kubelet = await startKubelet();
     await ask(kubelet, "/pods");
     expect(kubelet.reviews.reviews[0]!.spec).toMatchObject({
@@ -66,20 +66,20 @@ describe("authentication of the kubelet API", () => {
     });
   });
 
-  it("refuses certificates of another CA, of its own making, and without a client's usage", async () => {
+  test("refuses certificates of another CA, of its own making, and without a client's usage", async () => {
     await using kubelet = await startKubelet();
     const other = new TestAuthority("test-ca").issue(TESTER, "clientAuth");
     const server = kubelet.authority.issue(TESTER, "serverAuth");
     for (const as of [other, server]) expect((await ask(kubelet, "/pods", { as })).status).toBe(401);
   });
 
-  it("refuses certificates without a common name", async () => {
+  test("refuses certificates without a common name", async () => {
     await using kubelet = await startKubelet();
     const as = kubelet.authority.issue({ commonName: "" }, "clientAuth");
     expect((await ask(kubelet, "/pods", { as })).status).toBe(401);
   });
 
-  it("refuses a certificate from the moment on that it ends, on connections from before, too", async () => {
+  test("refuses a certificate from the moment on that it ends, on connections from before, too", async () => {
     const clock = new VirtualClock(Date.now());
     await using kubelet = await startKubelet({ clock });
     const before = await ask(kubelet, "/pods");
@@ -87,7 +87,7 @@ describe("authentication of the kubelet API", () => {
     expect([before.status, (await ask(kubelet, "/pods")).status]).toEqual([200, 401]);
   });
 
-  it("follows a change of the client CA without a restart", async () => {
+  test("follows a change of the client CA without a restart", async () => {
     await using kubelet = await startKubelet();
     const next = new TestAuthority("next-ca");
     kubelet.clientCa.set(next.cert);
@@ -95,7 +95,7 @@ describe("authentication of the kubelet API", () => {
     expect((await ask(kubelet, "/pods", { as: next.issue(TESTER, "clientAuth") })).status).toBe(200);
   });
 
-  it("ends a handshake that began under the CA before", async () => {
+  test("ends a handshake that began under the CA before", async () => {
     await using kubelet = await startKubelet();
     const socket = connectTcp(kubelet.server.port, "127.0.0.1").on("error", () => {});
     // The other side has it, too.
@@ -104,7 +104,7 @@ describe("authentication of the kubelet API", () => {
     await once(socket, "close");
   });
 
-  it("ends with its response a connection that the CA before has let in", async () => {
+  test("ends with its response a connection that the CA before has let in", async () => {
     await using kubelet = await startKubelet();
     const socket = connect({
       port: kubelet.server.port,
@@ -119,21 +119,21 @@ describe("authentication of the kubelet API", () => {
     await once(socket, "close");
   });
 
-  it("accepts no certificate at all while it has no client CA", async () => {
+  test("accepts no certificate at all while it has no client CA", async () => {
     await using kubelet = await startKubelet({
       clientCa: { current: () => undefined, onChange() {}, run: async () => {} },
     });
     expect((await ask(kubelet, "/pods")).status).toBe(401);
   });
 
-  it("serves a new certificate without a restart", async () => {
+  test("serves a new certificate without a restart", async () => {
     await using kubelet = await startKubelet();
     const next = new TestAuthority("other");
     kubelet.certificate.set(next.issue({ commonName: "vm-1" }, "serverAuth"));
     await expect(ask(kubelet, "/pods")).rejects.toThrow(/certificate/);
   });
 
-  it("lets no session be resumed, in which a certificate would outlive its CA, before and after a new certificate", async () => {
+  test("lets no session be resumed, in which a certificate would outlive its CA, before and after a new certificate", async () => {
     await using kubelet = await startKubelet();
     const ticket = async () => {
       const options = { port: kubelet.server.port, host: "127.0.0.1", ...kubelet.client, rejectUnauthorized: false };
@@ -148,7 +148,7 @@ describe("authentication of the kubelet API", () => {
     expect([before, await ticket()]).toEqual([undefined, undefined]);
   });
 
-  it("asks the API server about a token once in two minutes", async () => {
+  test("asks the API server about a token once in two minutes", async () => {
     const clock = new VirtualClock();
     await using kubelet = await startKubelet({ clock });
     const tokenReviews = () => kubelet.reviews.reviews.filter(({ kind }) => kind === "TokenReview").length;
@@ -159,7 +159,7 @@ describe("authentication of the kubelet API", () => {
     expect([before, tokenReviews()]).toEqual([1, 2]);
   });
 
-  it("takes a token from a WebSocket subprotocol, for browsers", async () => {
+  test("takes a token from a WebSocket subprotocol, for browsers", async () => {
     await using kubelet = await startKubelet();
     const headers = {
       connection: "Upgrade",
@@ -172,7 +172,7 @@ describe("authentication of the kubelet API", () => {
     expect(answer).toMatchObject({ status: 101, headers: { "sec-websocket-protocol": "v4.channel.k8s.io" } });
   });
 
-  it("lets no web page in: neither cookies nor an origin are credentials, and no reply is for other origins", async () => {
+  test("lets no web page in: neither cookies nor an origin are credentials, and no reply is for other origins", async () => {
     await using kubelet = await startKubelet();
     const page = { origin: "https://evil.example", cookie: "token=good; session=good" };
     const socket = {
@@ -202,14 +202,14 @@ describe("authentication of the kubelet API", () => {
     expect(kubelet.provider.openSessions).toBe(0);
   });
 
-  it("denies with 503 when the API server cannot be asked", async () => {
+  test("denies with 503 when the API server cannot be asked", async () => {
     await using kubelet = await startKubelet();
     kubelet.reviews.fault = new Error("connection refused");
     expect((await ask(kubelet, "/pods", { as: { token: "good" } })).status).toBe(503);
     expect((await ask(kubelet, "/pods")).status).toBe(503);
   });
 
-  it("asks the API server about no more than ten bad tokens a second of one address", async () => {
+  test("asks the API server about no more than ten bad tokens a second of one address", async () => {
     const clock = new VirtualClock();
     const metrics = unusedMetrics();
     await using kubelet = await startKubelet({ clock, metrics });
@@ -227,7 +227,7 @@ describe("authentication of the kubelet API", () => {
 });
 
 describe("authorization of the kubelet API", () => {
-  it.each([
+  test.each([
     ["GET", "/healthz", "get", ["healthz", "proxy"]],
     ["GET", "/healthz/ping", "get", ["healthz", "proxy"]],
     ["GET", "/pods", "get", ["pods", "proxy"]],
@@ -264,7 +264,7 @@ describe("authorization of the kubelet API", () => {
     });
   });
 
-  it("refuses a WebSocket exec to whoever may only read nodes/proxy", async () => {
+  test("refuses a WebSocket exec to whoever may only read nodes/proxy", async () => {
     await using kubelet = await startKubelet();
     kubelet.reviews.allows = ({ resourceAttributes }) => resourceAttributes["verb"] === "get";
     const headers = {
@@ -277,19 +277,19 @@ describe("authorization of the kubelet API", () => {
     expect([answer.status, kubelet.provider.openSessions]).toEqual([403, 0]);
   });
 
-  it("is satisfied by any one of the subresources", async () => {
+  test("is satisfied by any one of the subresources", async () => {
     await using kubelet = await startKubelet();
     kubelet.reviews.allows = ({ resourceAttributes }) => resourceAttributes["subresource"] === "proxy";
     expect((await ask(kubelet, "/pods")).status).toBe(200);
   });
 
-  it("forbids before it looks at anything else of the request", async () => {
+  test("forbids before it looks at anything else of the request", async () => {
     await using kubelet = await startKubelet();
     kubelet.reviews.allows = () => false;
     expect((await ask(kubelet, "/containerLogs/default/missing/main?tailLines=nonsense")).status).toBe(403);
   });
 
-  it("keeps a permission for five minutes and a refusal for thirty seconds", async () => {
+  test("keeps a permission for five minutes and a refusal for thirty seconds", async () => {
     const clock = new VirtualClock();
     await using kubelet = await startKubelet({ clock });
     const reviews = async () => {
@@ -305,7 +305,7 @@ describe("authorization of the kubelet API", () => {
     expect(counts).toEqual([1, 1, 2, 2, 3]);
   });
 
-  it("has nothing for debuggers: no profile, no flags, no inspector, whoever asks", async () => {
+  test("has nothing for debuggers: no profile, no flags, no inspector, whoever asks", async () => {
     await using kubelet = await startKubelet();
     const paths = [
       "/debug/pprof/",
@@ -322,7 +322,7 @@ describe("authorization of the kubelet API", () => {
         expect([path, (await ask(kubelet, path, { method })).status]).toEqual([path, 404]);
   });
 
-  it("reads no meaning into paths that two parsers could read differently", async () => {
+  test("reads no meaning into paths that two parsers could read differently", async () => {
     await using kubelet = await startKubelet();
     const paths = [
       "//pods",

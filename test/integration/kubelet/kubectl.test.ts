@@ -6,7 +6,7 @@ import { spawn, type ChildProcess } from "node:child_process";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { spawn as spawnPty } from "@lydell/node-pty";
-import { afterAll, beforeAll, describe, expect, it } from "vitest";
+import { afterAll, beforeAll, describe, expect, test } from "vitest";
 import { ProviderError } from "../../../src/provider/errors.ts";
 import { kubectlBinary } from "../../e2e/harness/binaries.ts";
 import { tryCommand } from "../../e2e/harness/exec.ts";
@@ -57,25 +57,25 @@ describe.skipIf(process.arch !== "x64" || process.platform !== "linux").each(CAS
 
     const kubectl = (args: string[], input?: string) => tryCommand(binary, args, { env, input });
 
-    it("keeps stdout, stderr and the exit code of a command apart", async () => {
+    test("keeps stdout, stderr and the exit code of a command apart", async () => {
       const result = await kubectl(["exec", "p", "--", "sh", "-c", "echo out; echo err >&2; exit 3"]);
       expect(result).toMatchObject({ code: 3, stdout: "out\n" });
       expect(result.stderr).toContain("err\n");
     });
 
-    it("ends a command by the end of its input", async () => {
+    test("ends a command by the end of its input", async () => {
       const input = "line\n".repeat(60_000);
       const { code, stdout } = await kubectl(["exec", "-i", "p", "--", "cat"], input);
       expect([code, stdout === input]).toEqual([0, true]);
     });
 
-    it("loses nothing of a large output", async () => {
+    test("loses nothing of a large output", async () => {
       const { stdout } = await kubectl(["exec", "p", "--", "sh", "-c", "seq 1 2000000 | sha256sum; seq 1 2000000"]);
       const [sum = "", ...lines] = stdout.split("\n");
       expect(createHash("sha256").update(lines.join("\n")).digest("hex")).toBe(sum.split(" ")[0]);
     });
 
-    it("gives a terminal its size, at the start and when it changes", async () => {
+    test("gives a terminal its size, at the start and when it changes", async () => {
       const pty = spawnPty(binary, ["exec", "-it", "p", "--", "sh", "-c", "read _; stty size"], {
         cols: 91,
         rows: 17,
@@ -102,12 +102,12 @@ describe.skipIf(process.arch !== "x64" || process.platform !== "linux").each(CAS
       expect(output).toContain("18 92");
     });
 
-    it("says before anything runs that a container does not exist", async () => {
+    test("says before anything runs that a container does not exist", async () => {
       const { code, stderr } = await kubectl(["exec", "p", "-c", "missing", "--", "ls"]);
       expect([code, stderr]).toEqual([1, expect.stringContaining("missing")]);
     });
 
-    it.each(["exec p -- true", "attach p", "cp /etc/hostname p:/tmp/x"])(
+    test.each(["exec p -- true", "attach p", "cp /etc/hostname p:/tmp/x"])(
       "says why %s was refused, although the reason has a colon in it",
       async (args) => {
         const { exec, attach } = kubelet.provider;
@@ -125,7 +125,7 @@ describe.skipIf(process.arch !== "x64" || process.platform !== "linux").each(CAS
       },
     );
 
-    it("says why a port-forward was refused", async () => {
+    test("says why a port-forward was refused", async () => {
       const { portForward } = kubelet.provider;
       Object.assign(kubelet.provider, { portForward: undefined });
       try {
@@ -136,19 +136,19 @@ describe.skipIf(process.arch !== "x64" || process.platform !== "linux").each(CAS
       }
     });
 
-    it("ends the command in the machine when it is killed", async () => {
+    test("ends the command in the machine when it is killed", async () => {
       const child = spawn(binary, ["exec", "p", "--", "sleep", "1000"], { env, stdio: "ignore" });
       await waitFor({ what: "the session is open" }, () => must(kubelet.provider.openSessions === 1, "not yet"));
       child.kill("SIGKILL");
       await waitFor({ what: "the session is over" }, () => must(kubelet.provider.openSessions === 0, "not yet"));
     });
 
-    it("attaches to a running process", async () => {
+    test("attaches to a running process", async () => {
       const { code, stdout } = await kubectl(["attach", "-i", "-q", "p"], "typed\n");
       expect([code, stdout]).toEqual([0, "attached\ntyped\n"]);
     });
 
-    it("copies files both ways", async () => {
+    test("copies files both ways", async () => {
       const bytes = Buffer.alloc(10_000_000, "0123456789abcdef");
       await writeFile(join(dir, "here"), bytes);
       await kubectl(["cp", join(dir, "here"), `p:${join(dir, "there")}`]);
@@ -156,14 +156,14 @@ describe.skipIf(process.arch !== "x64" || process.platform !== "linux").each(CAS
       expect((await readFile(join(dir, "back"))).equals(bytes)).toBe(true);
     });
 
-    it("serves twenty sessions at a time", async () => {
+    test("serves twenty sessions at a time", async () => {
       const results = await Promise.all(
         Array.from({ length: 20 }, (_, i) => kubectl(["exec", "p", "--", "echo", String(i)])),
       );
       expect(results.map(({ stdout }) => stdout.trim())).toEqual(Array.from({ length: 20 }, (_, i) => String(i)));
     });
 
-    it("forwards connections in parallel, each with its half-close", async () => {
+    test("forwards connections in parallel, each with its half-close", async () => {
       const echo = createServer({ allowHalfOpen: true }, (socket) => socket.on("error", () => {}).pipe(socket));
       await new Promise<void>((resolve) => echo.listen(0, "127.0.0.1", resolve));
       const forward = await startForward(binary, env, (echo.address() as AddressInfo).port);
@@ -174,7 +174,7 @@ describe.skipIf(process.arch !== "x64" || process.platform !== "linux").each(CAS
       expect(echoed).toEqual(sizes);
     });
 
-    it("says that nobody listens on a forwarded port", async () => {
+    test("says that nobody listens on a forwarded port", async () => {
       const forward = await startForward(binary, env, 1);
       const socket = connect(forward.port, "127.0.0.1");
       socket.on("error", () => {}).resume();
@@ -185,7 +185,7 @@ describe.skipIf(process.arch !== "x64" || process.platform !== "linux").each(CAS
       forward.child.kill();
     });
 
-    it("shows logs with kubectl's options", async () => {
+    test("shows logs with kubectl's options", async () => {
       kubelet.provider.lines.length = 0;
       for (let i = 1; i <= 5; i++) kubelet.provider.log(`line ${i}`, { at: `2026-01-01T00:00:0${i}.5Z` });
       const outputs = await Promise.all([

@@ -4,7 +4,7 @@ import { connect, Server } from "node:net";
 import { connect as tlsConnect } from "node:tls";
 import { request as httpsRequest } from "node:https";
 import { Worker } from "node:worker_threads";
-import { afterEach, describe, expect, it, vi } from "vitest";
+import { afterEach, describe, expect, test, vi } from "vitest";
 import { WebSocket } from "ws";
 import { DEFAULT_SESSION_LIMITS } from "../../../src/kubelet/sessions.ts";
 import { synStreamFrame, dataHeader } from "../../../src/spdy/frames.ts";
@@ -46,7 +46,7 @@ async function openExec(kubelet: TestKubelet, command: string[]): Promise<import
 }
 
 describe("TLS of the kubelet API", () => {
-  it("has no CBC suites", async () => {
+  test("has no CBC suites", async () => {
     await using kubelet = await startKubelet();
     const { port } = kubelet.server;
     const suites = [
@@ -61,7 +61,7 @@ describe("TLS of the kubelet API", () => {
 });
 
 describe("limits of the kubelet API", () => {
-  it.each([
+  test.each([
     ["one address, the client's own", () => "127.0.0.1"],
     ["a hundred addresses", (index: number) => `127.0.0.${2 + (index % 100)}`],
   ])("answer a good request while a thousand slow connections of %s wait", async (_of, address) => {
@@ -80,13 +80,13 @@ describe("limits of the kubelet API", () => {
     expect((await ask(kubelet, "/pods")).status).toBe(200);
   });
 
-  it("answer a hundred clients that connect at the same moment from one address, with credentials of their own", async () => {
+  test("answer a hundred clients that connect at the same moment from one address, with credentials of their own", async () => {
     await using kubelet = await startKubelet();
     const answers = await Promise.all(Array.from({ length: 100 }, () => ask(kubelet, "/pods")));
     expect(answers.map(({ status }) => status)).toEqual(answers.map(() => 200));
   });
 
-  it("give the place of a silent connection to a newcomer when all are taken, never that of one with credentials", async () => {
+  test("give the place of a silent connection to a newcomer when all are taken, never that of one with credentials", async () => {
     await using kubelet = await startKubelet({ limits: { connections: 3 } });
     const session = await openExec(kubelet, ["cat"]);
     const silent = Array.from({ length: 5 }, () => {
@@ -99,7 +99,7 @@ describe("limits of the kubelet API", () => {
     expect(session.destroyed).toBe(false);
   });
 
-  it("cap the connections of one address that show no credentials", async () => {
+  test("cap the connections of one address that show no credentials", async () => {
     await using kubelet = await startKubelet({ limits: { unauthenticatedPerAddress: 4 } });
     let cut = 0;
     for (let i = 0; i < 10; i++) {
@@ -112,13 +112,13 @@ describe("limits of the kubelet API", () => {
     expect((await ask(kubelet, "/pods")).status).toBe(200);
   });
 
-  it("do not count connections that have authenticated", async () => {
+  test("do not count connections that have authenticated", async () => {
     await using kubelet = await startKubelet({ limits: { unauthenticatedPerAddress: 2 } });
     for (let i = 0; i < 5; i++) await openExec(kubelet, ["cat"]);
     expect((await ask(kubelet, "/pods")).status).toBe(200);
   });
 
-  it("take the place of those whose credentials are good and who may do nothing: every pod has such", async () => {
+  test("take the place of those whose credentials are good and who may do nothing: every pod has such", async () => {
     await using kubelet = await startKubelet({ limits: { connections: 4 } });
     kubelet.reviews.allows = ({ user }) => user !== "robot";
     const forbidden = Array.from({ length: 4 }, async () => {
@@ -132,7 +132,7 @@ describe("limits of the kubelet API", () => {
     expect((await ask(kubelet, "/pods")).status).toBe(200);
   });
 
-  it.each([
+  test.each([
     ["says nothing at all", ""],
     ["begins a handshake and stops", "\x16\x03\x01\x02\x00\x01"],
   ])("cut a connection that %s", async (_what, bytes) => {
@@ -143,14 +143,14 @@ describe("limits of the kubelet API", () => {
     await once(socket.resume(), "close");
   });
 
-  it("cut a connection that says nothing after the handshake", async () => {
+  test("cut a connection that says nothing after the handshake", async () => {
     await using kubelet = await startKubelet({ limits: { headersTimeoutMs: 200 } });
     const socket = tlsConnect({ port: kubelet.server.port, host: "127.0.0.1", rejectUnauthorized: false });
     open.push(socket.on("error", () => {}));
     await once(socket.resume(), "close");
   });
 
-  it("find out that the client of a silent log is gone: the connection is probed", async () => {
+  test("find out that the client of a silent log is gone: the connection is probed", async () => {
     await using kubelet = await startKubelet();
     const socket = tlsConnect({
       port: kubelet.server.port,
@@ -169,7 +169,7 @@ describe("limits of the kubelet API", () => {
     });
   });
 
-  it("do not fall with a connection that the system cannot give us", async () => {
+  test("do not fall with a connection that the system cannot give us", async () => {
     using listen = vi.spyOn(Server.prototype, "listen");
     await using kubelet = await startKubelet();
     // As Node does when accept fails, for example without a free file descriptor.
@@ -177,7 +177,7 @@ describe("limits of the kubelet API", () => {
     expect((await ask(kubelet, "/pods")).status).toBe(200);
   });
 
-  it("cut a request whose header does not come to an end", async () => {
+  test("cut a request whose header does not come to an end", async () => {
     await using kubelet = await startKubelet({ limits: { headersTimeoutMs: 200 } });
     const socket = tlsConnect({ port: kubelet.server.port, host: "127.0.0.1", rejectUnauthorized: false });
     socket.on("error", () => {});
@@ -187,12 +187,12 @@ describe("limits of the kubelet API", () => {
     await once(socket, "close");
   });
 
-  it("refuse a header of more than 16 KiB", async () => {
+  test("refuse a header of more than 16 KiB", async () => {
     await using kubelet = await startKubelet();
     expect((await ask(kubelet, `/pods?${"x".repeat(66_000)}`)).status).toBe(431);
   });
 
-  it("refuse sessions beyond the limit of a pod with 429, and take one again when another has ended", async () => {
+  test("refuse sessions beyond the limit of a pod with 429, and take one again when another has ended", async () => {
     await using kubelet = await startKubelet({ limits: { sessions: { ...DEFAULT_SESSION_LIMITS, perPod: 2 } } });
     const first = await openExec(kubelet, ["cat"]);
     await openExec(kubelet, ["cat"]);
@@ -204,7 +204,7 @@ describe("limits of the kubelet API", () => {
     expect((await another()).status).toBe(101);
   });
 
-  it("end every session when the node shuts down", async () => {
+  test("end every session when the node shuts down", async () => {
     const kubelet = await startKubelet();
     const socket = await openExec(kubelet, ["sleep", "1000"]);
     await waitFor({ what: "the session is open" }, () => must(kubelet.provider.openSessions === 1, "not yet"));
@@ -214,7 +214,7 @@ describe("limits of the kubelet API", () => {
     await waitFor({ what: "the process is gone" }, () => must(kubelet.provider.openSessions === 0, "not yet"));
   });
 
-  it("keep memory flat while a slow client reads 256 MiB", async () => {
+  test("keep memory flat while a slow client reads 256 MiB", async () => {
     await using kubelet = await startKubelet();
     const socket = await openExec(kubelet, ["sh", "-c", "head -c 268435456 /dev/zero"]);
     let received = 0;
@@ -232,7 +232,7 @@ describe("limits of the kubelet API", () => {
     expect(peak - before).toBeLessThan(128 * 1024 * 1024);
   });
 
-  it("stop reading a client whose process reads nothing", async () => {
+  test("stop reading a client whose process reads nothing", async () => {
     await using kubelet = await startKubelet();
     const socket = await openExec(kubelet, ["sleep", "1000"]);
     socket.resume();
@@ -261,7 +261,7 @@ describe("the bytes of sessions that nobody takes", () => {
     return socket;
   };
 
-  it("are bounded over all: a tenant whose messages are begun and not ended loses sessions, another's goes on", async () => {
+  test("are bounded over all: a tenant whose messages are begun and not ended loses sessions, another's goes on", async () => {
     await using kubelet = await startKubelet({ pods, limits: { unreadBytes: 4 * 1024 * 1024 } });
     const other = await openIn(kubelet, "polite", "cat");
     const greedy = await Promise.all(Array.from({ length: 8 }, () => openIn(kubelet, "greedy", "cat")));
@@ -278,7 +278,7 @@ describe("the bytes of sessions that nobody takes", () => {
     expect(greedy.some(({ readyState }) => readyState === WebSocket.OPEN)).toBe(true);
   });
 
-  it("close a session whose message has too many pieces", async () => {
+  test("close a session whose message has too many pieces", async () => {
     await using kubelet = await startKubelet();
     const socket = await openIn(kubelet, "default", "cat");
     const closed = once(socket, "close");
@@ -286,7 +286,7 @@ describe("the bytes of sessions that nobody takes", () => {
     expect((await closed)[0]).toBe(1008);
   });
 
-  it.each([
+  test.each([
     ["1009 of a message that is too large", Buffer.from([0x82, 0xff, 0, 0, 0, 0, 0x40, 0, 0, 0, 0, 0, 0, 0]), 1009],
     ["1002 of a frame that is not masked", Buffer.from([0x82, 0x01, 0x00]), 1002],
     ["1002 of an opcode that there is not", Buffer.from([0x83, 0x80, 0, 0, 0, 0]), 1002],
@@ -298,7 +298,7 @@ describe("the bytes of sessions that nobody takes", () => {
     expect((await closed)[0]).toBe(code);
   });
 
-  it("of commands that are run without a session are bounded too", async () => {
+  test("of commands that are run without a session are bounded too", async () => {
     await using kubelet = await startKubelet({ limits: { unreadBytes: 1024 * 1024 } });
     const answer = await ask(kubelet, "/run/default/p/main?cmd=head%20-c%208000000%20/dev/zero", { method: "POST" });
     expect(answer).toMatchObject({ status: 503, body: expect.stringContaining("use exec") });
@@ -307,7 +307,7 @@ describe("the bytes of sessions that nobody takes", () => {
 });
 
 describe("a flood of bad tokens", () => {
-  it("of ten thousand a second is not passed on to the API server, and good clients are answered throughout", async () => {
+  test("of ten thousand a second is not passed on to the API server, and good clients are answered throughout", async () => {
     await using kubelet = await startKubelet();
     // They are known already, from the address that is about to be misused.
     for (const as of ["certificate", { token: "good" }] as const)

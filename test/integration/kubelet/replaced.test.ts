@@ -1,7 +1,7 @@
 /** Sessions and logs that are open while the pod behind them, or the agent that serves them, is replaced. */
 import { once } from "node:events";
 import type { IncomingMessage } from "node:http";
-import { afterEach, describe, expect, it } from "vitest";
+import { afterEach, describe, expect, test } from "vitest";
 import { WebSocket } from "ws";
 import { must, waitFor } from "../../e2e/harness/wait.ts";
 import { ask, statusOf } from "./client.ts";
@@ -29,7 +29,7 @@ async function openCat(kubelet: TestKubelet): Promise<{ socket: WebSocket; close
 const send = (socket: WebSocket, text: string) => socket.send(Buffer.concat([Buffer.of(0), Buffer.from(text)]));
 
 describe("a session in a pod that is made again under the same name", () => {
-  it("is the old pod's, and ends with it; a new one is in the new pod", async () => {
+  test("is the old pod's, and ends with it; a new one is in the new pod", async () => {
     await using kubelet = await startKubelet();
     const machines: string[] = [];
     const processes: { close(): void }[] = [];
@@ -54,7 +54,7 @@ describe("a session in a pod that is made again under the same name", () => {
     await waitFor({ what: "the new session to answer" }, () => must(next.said() === "still here", next.said()));
   });
 
-  it("cannot be opened by the old pod's UID any more", async () => {
+  test("cannot be opened by the old pod's UID any more", async () => {
     await using kubelet = await startKubelet();
     kubelet.pods.set("default/p", { pod: testPod({ uid: "uid-2" }), machineId: "m-2" });
     const headers = { connection: "Upgrade", upgrade: "SPDY/3.1", "x-stream-protocol-version": "v4.channel.k8s.io" };
@@ -64,7 +64,7 @@ describe("a session in a pod that is made again under the same name", () => {
 });
 
 describe("a session that is open while the serving certificate is replaced", () => {
-  it("goes on, and who comes next is shown the new one", async () => {
+  test("goes on, and who comes next is shown the new one", async () => {
     await using kubelet = await startKubelet();
     const session = await openCat(kubelet);
     kubelet.certificate.set(new TestAuthority("other").issue({ commonName: "vm-1" }, "serverAuth"));
@@ -77,7 +77,7 @@ describe("a session that is open while the serving certificate is replaced", () 
 describe("a log that is followed while the agent is replaced", () => {
   const FOLLOW = "/containerLogs/default/p/main?follow=true";
 
-  it("breaks off, for its end would look like the container's; followed again, it has each line once", async () => {
+  test("breaks off, for its end would look like the container's; followed again, it has each line once", async () => {
     await using first = await startKubelet();
     const { provider } = first;
     provider.log("one");

@@ -1,7 +1,7 @@
 import { once } from "node:events";
 import type { IncomingMessage } from "node:http";
 import { connect as connectTls } from "node:tls";
-import { describe, expect, it } from "vitest";
+import { describe, expect, test } from "vitest";
 import { DEFAULT_SESSION_LIMITS } from "../../../src/kubelet/sessions.ts";
 import { ProviderError } from "../../../src/provider/errors.ts";
 import type { Provider } from "../../../src/provider/provider.ts";
@@ -14,7 +14,7 @@ const SPDY = { connection: "Upgrade", upgrade: "SPDY/3.1", "x-stream-protocol-ve
 const EXEC = "/exec/default/p/main?command=true&output=1";
 
 describe("the kubelet API", () => {
-  it("lists the node's pods as they are known now", async () => {
+  test("lists the node's pods as they are known now", async () => {
     await using kubelet = await startKubelet();
     const { headers, body } = await ask(kubelet, "/pods");
     const list = JSON.parse(body) as { items: { metadata: { name: string }; status: { phase: string } }[] };
@@ -24,7 +24,7 @@ describe("the kubelet API", () => {
     ]);
   });
 
-  it("lists as running pods only those of which a container runs and that stay", async () => {
+  test("lists as running pods only those of which a container runs and that stay", async () => {
     await using kubelet = await startKubelet();
     const waiting = { phase: "Pending", containerStatuses: [] } as never;
     kubelet.pods.set("default/waiting", { pod: testPod({ name: "waiting", status: waiting }), machineId: "m-2" });
@@ -39,14 +39,14 @@ describe("the kubelet API", () => {
     expect(list.items.map((pod) => pod.metadata.name)).toEqual(["p"]);
   });
 
-  it("shows its settings as a KubeletConfiguration", async () => {
+  test("shows its settings as a KubeletConfiguration", async () => {
     await using kubelet = await startKubelet();
     expect(JSON.parse((await ask(kubelet, "/configz")).body)).toEqual({
       kubeletconfig: { kind: "KubeletConfiguration", apiVersion: "kubelet.config.k8s.io/v1beta1", port: 10250 },
     });
   });
 
-  it("answers health checks in the words of Kubernetes", async () => {
+  test("answers health checks in the words of Kubernetes", async () => {
     await using kubelet = await startKubelet();
     expect((await ask(kubelet, "/healthz")).body).toBe("ok");
     expect((await ask(kubelet, "/healthz/ping")).body).toBe("ok");
@@ -54,13 +54,13 @@ describe("the kubelet API", () => {
     expect((await ask(kubelet, "/healthz/missing")).status).toBe(404);
   });
 
-  it("answers 404 to unknown paths and 405 to known ones with another method", async () => {
+  test("answers 404 to unknown paths and 405 to known ones with another method", async () => {
     await using kubelet = await startKubelet();
     expect((await ask(kubelet, "/nothing")).status).toBe(404);
     expect((await ask(kubelet, "/pods", { method: "DELETE" })).status).toBe(405);
   });
 
-  it("runs a command and answers its output, 500 when it fails", async () => {
+  test("runs a command and answers its output, 500 when it fails", async () => {
     await using kubelet = await startKubelet();
     expect(await ask(kubelet, "/run/default/p/main?cmd=echo%20hi", { method: "POST" })).toMatchObject({
       status: 200,
@@ -69,7 +69,7 @@ describe("the kubelet API", () => {
     expect((await ask(kubelet, "/run/default/p/uid-1/main?cmd=false", { method: "POST" })).status).toBe(500);
   });
 
-  it("ends a command that it was asked to run when it writes without end, or when the client leaves", async () => {
+  test("ends a command that it was asked to run when it writes without end, or when the client leaves", async () => {
     await using kubelet = await startKubelet();
     expect(await ask(kubelet, "/run/default/p/main?cmd=yes", { method: "POST" })).toMatchObject({
       status: 500,
@@ -85,12 +85,12 @@ describe("the kubelet API", () => {
     await waitFor({ what: "the second command is over" }, over);
   });
 
-  it("waits for a command that it was asked to run longer than for a client that does not read", async () => {
+  test("waits for a command that it was asked to run longer than for a client that does not read", async () => {
     await using kubelet = await startKubelet({ limits: { responseIdleMs: 50 } });
     expect((await ask(kubelet, "/run/default/p/main?cmd=sleep%200.3", { method: "POST" })).status).toBe(200);
   });
 
-  it.each([
+  test.each([
     ["/exec/default/missing/main?command=ls&output=1", 404, "pod does not exist"],
     ["/exec/default/p/another-uid/main?command=ls&output=1", 404, "pod does not exist"],
     ["/exec/default/p/missing?command=ls&output=1", 500, 'container not found ("missing")'],
@@ -106,19 +106,19 @@ describe("the kubelet API", () => {
     });
   });
 
-  it("refuses an exec that is no upgrade", async () => {
+  test("refuses an exec that is no upgrade", async () => {
     await using kubelet = await startKubelet();
     expect((await ask(kubelet, EXEC, { method: "POST" })).status).toBe(400);
   });
 
-  it("accepts both forms of the path, with and without the pod's UID", async () => {
+  test("accepts both forms of the path, with and without the pod's UID", async () => {
     await using kubelet = await startKubelet();
     for (const path of [EXEC, "/exec/default/p/uid-1/main?command=true&output=1"]) {
       expect((await ask(kubelet, path, { method: "POST", headers: SPDY })).status).toBe(101);
     }
   });
 
-  it("says in a sentence what the provider cannot do", async () => {
+  test("says in a sentence what the provider cannot do", async () => {
     const provider = { name: "small", getLogs: () => [] } as unknown as Provider;
     await using kubelet = await startKubelet({ provider });
     for (const [path, what] of [
@@ -135,7 +135,7 @@ describe("the kubelet API", () => {
     }
   });
 
-  it.each([
+  test.each([
     ["unsupported", 501, "NotImplemented", "cannot: red"],
     ["not_found", 404, "NotFound", "cannot: red"],
     ["unavailable", 503, "ServiceUnavailable", "the backend of node vm-1 is unavailable: cannot: red"],
@@ -156,7 +156,7 @@ describe("the kubelet API", () => {
     },
   );
 
-  it.each(["long", "\u20ac\ud83d\ude00", '"\\'])(
+  test.each(["long", "\u20ac\ud83d\ude00", '"\\'])(
     "cuts a text of many %j, since kubectl reads no more than 1024 bytes of a refusal",
     async (text) => {
       await using kubelet = await startKubelet();
@@ -171,7 +171,7 @@ describe("the kubelet API", () => {
     },
   );
 
-  it("tells in a Status who may not open a session, and who is too many", async () => {
+  test("tells in a Status who may not open a session, and who is too many", async () => {
     await using kubelet = await startKubelet({ limits: { sessions: { ...DEFAULT_SESSION_LIMITS, perNode: 0 } } });
     const open = async (as: Credential) => statusOf(await ask(kubelet, EXEC, { method: "POST", headers: SPDY, as }));
     expect(await open("certificate")).toMatchObject({ code: 429, details: { retryAfterSeconds: 5 } });
@@ -183,7 +183,7 @@ describe("the kubelet API", () => {
     });
   });
 
-  it("tells nothing of the inside of a surprise", async () => {
+  test("tells nothing of the inside of a surprise", async () => {
     await using kubelet = await startKubelet();
     kubelet.provider.exec = () => Promise.reject(new TypeError("secret is undefined"));
     expect(statusOf(await ask(kubelet, EXEC, { method: "POST", headers: SPDY }))).toMatchObject({
@@ -192,7 +192,7 @@ describe("the kubelet API", () => {
     });
   });
 
-  it("asks the provider for statistics once for all scrapers of a moment", async () => {
+  test("asks the provider for statistics once for all scrapers of a moment", async () => {
     await using kubelet = await startKubelet();
     for (const path of ["/metrics/resource", "/metrics/cadvisor", "/stats/summary"])
       expect((await ask(kubelet, path)).status).toBe(200);
@@ -203,18 +203,18 @@ describe("the kubelet API", () => {
 describe("container logs", () => {
   const LOGS = "/containerLogs/default/p/main";
 
-  it("come as they were written", async () => {
+  test("come as they were written", async () => {
     await using kubelet = await startKubelet();
     for (const line of ["one", "", "three"]) kubelet.provider.log(line);
     expect(await ask(kubelet, LOGS)).toMatchObject({ status: 200, body: "one\n\nthree\n" });
   });
 
-  it("are 200 and empty for a container that wrote nothing", async () => {
+  test("are 200 and empty for a container that wrote nothing", async () => {
     await using kubelet = await startKubelet();
     expect(await ask(kubelet, LOGS)).toMatchObject({ status: 200, body: "" });
   });
 
-  it.each([
+  test.each([
     ["/containerLogs/default/missing/main", 404, 'pod "missing" does not exist'],
     ["/containerLogs/default/p/missing", 404, 'container "missing" not found in pod "p"'],
     [`${LOGS}?previous=true`, 400, 'previous terminated container "main" in pod "p" not found'],
@@ -225,7 +225,7 @@ describe("container logs", () => {
     expect(await ask(kubelet, path)).toMatchObject({ status, body });
   });
 
-  it("are whole for a time before time began, and for numbers as large as Kubernetes takes", async () => {
+  test("are whole for a time before time began, and for numbers as large as Kubernetes takes", async () => {
     await using kubelet = await startKubelet();
     kubelet.provider.log("all");
     const largest = "9223372036854775807";
@@ -234,7 +234,7 @@ describe("container logs", () => {
     expect((await ask(kubelet, `${LOGS}?limitBytes=9223372036854775808`)).status).toBe(400);
   });
 
-  it("begin at once when a silent container is followed, and end with the container", async () => {
+  test("begin at once when a silent container is followed, and end with the container", async () => {
     await using kubelet = await startKubelet();
     const answer = await ask(kubelet, `${LOGS}?follow=true`, {
       onStart: () => {
@@ -245,7 +245,7 @@ describe("container logs", () => {
     expect(answer).toMatchObject({ status: 200, body: "late\n" });
   });
 
-  it("end in a TLS record of their own: API servers lose what they read together with the end of a log", async () => {
+  test("end in a TLS record of their own: API servers lose what they read together with the end of a log", async () => {
     await using kubelet = await startKubelet();
     kubelet.provider.log("all");
     const records: string[] = [];
@@ -261,7 +261,7 @@ describe("container logs", () => {
     expect(records.at(-1)).toBe("0\r\n\r\n");
   });
 
-  it("stop at the provider when the follower leaves", async () => {
+  test("stop at the provider when the follower leaves", async () => {
     await using kubelet = await startKubelet();
     const cancelled = Promise.withResolvers<void>();
     kubelet.provider.getLogs = async function* (_id, _container, options) {
@@ -273,7 +273,7 @@ describe("container logs", () => {
     await cancelled.promise;
   });
 
-  it("are no fault of ours when the follower leaves while they wait for him", async () => {
+  test("are no fault of ours when the follower leaves while they wait for him", async () => {
     const warnings: string[] = [];
     const logger = { ...silentLogger, warn: (_fields: object, message: string) => void warnings.push(message) };
     await using kubelet = await startKubelet({ logger });
@@ -293,7 +293,7 @@ describe("container logs", () => {
     expect(warnings).toEqual([]);
   });
 
-  it("tell a fault of the backend before the first line as an error", async () => {
+  test("tell a fault of the backend before the first line as an error", async () => {
     await using kubelet = await startKubelet();
     kubelet.provider.getLogs = () => {
       throw new ProviderError("unavailable", "backend is down");
@@ -304,7 +304,7 @@ describe("container logs", () => {
     });
   });
 
-  it("break off when the backend fails in their middle", async () => {
+  test("break off when the backend fails in their middle", async () => {
     await using kubelet = await startKubelet();
     const begun = Promise.withResolvers<void>();
     kubelet.provider.getLogs = async function* () {

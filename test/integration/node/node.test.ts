@@ -1,5 +1,5 @@
 import { KubeConfig } from "@kubernetes/client-node";
-import { afterEach, beforeEach, describe, expect, it } from "vitest";
+import { afterEach, beforeEach, describe, expect, test } from "vitest";
 import { startDevCluster, type DevCluster } from "../../../src/devcluster/index.ts";
 import { EventRecorder } from "../../../src/kube/events.ts";
 import { nodePath, podPath, podsPath } from "../../../src/kube/paths.ts";
@@ -58,7 +58,7 @@ describe("the Node controller, against an API server over HTTPS", () => {
     return controller;
   }
 
-  it("brings up a ready Node with a lease, and an event", async () => {
+  test("brings up a ready Node with a lease, and an event", async () => {
     const controller = start();
     await expect.poll(() => controller.ready).toBe(true);
     const node = await get<Node>(nodePath("burst-1"));
@@ -79,7 +79,7 @@ describe("the Node controller, against an API server over HTTPS", () => {
     await expect.poll(events).toContain("Starting");
   });
 
-  it("comes back when it is deleted", async () => {
+  test("comes back when it is deleted", async () => {
     const controller = start();
     await expect.poll(() => controller.ready).toBe(true);
     await expect.poll(() => controller.store.size).toBe(1);
@@ -95,7 +95,7 @@ describe("the Node controller, against an API server over HTTPS", () => {
       .not.toBe(before);
   });
 
-  it("keeps what others write into its status", async () => {
+  test("keeps what others write into its status", async () => {
     const controller = start();
     await expect.poll(() => controller.ready).toBe(true);
     await kube.request({
@@ -121,7 +121,7 @@ describe("the Node controller, against an API server over HTTPS", () => {
 });
 
 describe("the reflector, against an API server over HTTPS", () => {
-  it("follows creations and deletions of the pods that its selector names", async () => {
+  test("follows creations and deletions of the pods that its selector names", async () => {
     const store = new Store<Pod>({ logger: silentLogger });
     const query = { fieldSelector: "spec.nodeName=burst-1" };
     const reflector = new Reflector<Pod>({ kube, ...collaborators, path: podsPath(), query, store, pageSize: 2 });

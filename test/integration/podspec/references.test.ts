@@ -1,5 +1,5 @@
 import { KubeConfig } from "@kubernetes/client-node";
-import { afterAll, beforeAll, describe, expect, it } from "vitest";
+import { afterAll, beforeAll, describe, expect, test } from "vitest";
 import { startDevCluster, type DevCluster } from "../../../src/devcluster/index.ts";
 import { resourcePath } from "../../../src/kube/paths.ts";
 import { KubeTransport } from "../../../src/kube/transport.ts";
@@ -123,7 +123,7 @@ describe("rendering against an API server", () => {
     return file && Buffer.from(file.content_b64, "base64").toString();
   }
 
-  it("resolves env, files, service variables and the service account's token", async () => {
+  test("resolves env, files, service variables and the service account's token", async () => {
     const spec = await render(pod);
     const env = Object.fromEntries((spec.containers[0]?.env ?? []).map(({ name, value }) => [name, value]));
     expect(env["COLOR"]).toBe("red");
@@ -134,7 +134,7 @@ describe("rendering against an API server", () => {
     expect(fileIn(spec, isAccount, "token")?.split(".")).toHaveLength(3);
   });
 
-  it("hears of a change and renders it", async () => {
+  test("hears of a change and renders it", async () => {
     const machine = { containers: [] as Machine["containers"] } as Machine;
     await render(pod);
     const before = renderer.version(pod, machine);
@@ -151,7 +151,7 @@ describe("rendering against an API server", () => {
     expect(fileIn(await render(pod), (name) => name === "conf", "color")).toBe("blue");
   });
 
-  it("waits for a secret that does not exist, and goes on when it does", async () => {
+  test("waits for a secret that does not exist, and goes on when it does", async () => {
     const waiting = await create<Pod>(resourcePath({ resource: "pods", namespace: "default" }), {
       apiVersion: "v1",
       kind: "Pod",

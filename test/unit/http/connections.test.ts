@@ -1,7 +1,7 @@
 import { once } from "node:events";
 import { createServer, type RequestListener } from "node:http";
 import { connect, type AddressInfo, type Socket } from "node:net";
-import { afterEach, describe, expect, it } from "vitest";
+import { afterEach, describe, expect, test } from "vitest";
 import { Connections, type ConnectionLimits } from "../../../src/http/connections.ts";
 
 const open: { destroy(): void }[] = [];
@@ -52,7 +52,7 @@ async function stays(socket: Socket): Promise<boolean> {
 }
 
 describe("where there is no room", () => {
-  it("a newcomer takes the place of the stranger that has been silent for longest", async () => {
+  test("a newcomer takes the place of the stranger that has been silent for longest", async () => {
     const { join } = await serve({ total: 3 });
     const [first, second, third] = [await join(), await join(), await join()];
     await ask(first, "/stranger");
@@ -61,7 +61,7 @@ describe("where there is no room", () => {
     expect([await stays(first), await stays(third), await stays(newcomer)]).toEqual([true, true, true]);
   });
 
-  it("the address with most strangers pays, not one that has a single connection", async () => {
+  test("the address with most strangers pays, not one that has a single connection", async () => {
     const { join } = await serve({ total: 4 });
     const single = await join("127.0.0.2");
     const many = [await join("127.0.0.3"), await join("127.0.0.3"), await join("127.0.0.3")];
@@ -70,7 +70,7 @@ describe("where there is no room", () => {
     expect(await stays(single)).toBe(true);
   });
 
-  it("a trusted connection stays while there are strangers", async () => {
+  test("a trusted connection stays while there are strangers", async () => {
     const { join } = await serve({ total: 2 });
     const trusted = await join();
     await ask(trusted, "/me");
@@ -80,7 +80,7 @@ describe("where there is no room", () => {
     expect(await stays(trusted)).toBe(true);
   });
 
-  it("a trusted one that is idle goes for a newcomer when there are no strangers, the longest idle first", async () => {
+  test("a trusted one that is idle goes for a newcomer when there are no strangers, the longest idle first", async () => {
     const { join } = await serve({ total: 2 });
     const [first, second] = [await join(), await join()];
     await ask(first, "/me");
@@ -91,7 +91,7 @@ describe("where there is no room", () => {
     expect([await stays(first), await stays(newcomer)]).toEqual([true, true]);
   });
 
-  it("nobody goes whose request is under way: the newcomer does", async () => {
+  test("nobody goes whose request is under way: the newcomer does", async () => {
     const { join } = await serve({ total: 2 });
     const [first, second] = [await join(), await join()];
     await ask(first, "/me/slow");
@@ -100,7 +100,7 @@ describe("where there is no room", () => {
     expect([first.destroyed, second.destroyed]).toEqual([false, false]);
   });
 
-  it("a stranger goes although its request is under way, or who reads slowly would keep the place", async () => {
+  test("a stranger goes although its request is under way, or who reads slowly would keep the place", async () => {
     const { join } = await serve({ total: 1 });
     const slow = await join();
     await ask(slow, "/stranger/slow");
@@ -110,7 +110,7 @@ describe("where there is no room", () => {
 });
 
 describe("bounds", () => {
-  it("of one address hold for its strangers alone", async () => {
+  test("of one address hold for its strangers alone", async () => {
     const { join } = await serve({ total: 10, strangersPerAddress: 1 });
     const trusted = await join();
     await ask(trusted, "/me");
@@ -120,7 +120,7 @@ describe("bounds", () => {
     expect([await stays(trusted), await stays(second)]).toEqual([true, true]);
   });
 
-  it("of one owner are told to the server, once all of the owner's connections are in use", async () => {
+  test("of one owner are told to the server, once all of the owner's connections are in use", async () => {
     const { join } = await serve({ total: 10, trustedPerOwner: 2 });
     const [idle, busy, next, last] = [await join(), await join(), await join(), await join()];
     await ask(idle, "/a");
@@ -131,7 +131,7 @@ describe("bounds", () => {
     expect(await ask(last, "/b")).toContain("trusted: true");
   });
 
-  it("count nobody who has left", async () => {
+  test("count nobody who has left", async () => {
     const { join } = await serve({ total: 10, trustedPerOwner: 1 });
     const first = await join();
     await ask(first, "/a/slow");
@@ -152,7 +152,7 @@ describe("bytes that are not HTTP", () => {
     return join;
   }
 
-  it("are refused in words, also behind a request that was answered in whole", async () => {
+  test("are refused in words, also behind a request that was answered in whole", async () => {
     const join = await withWords({ total: 10 });
     const socket = await join();
     await ask(socket, "/stranger");
@@ -160,7 +160,7 @@ describe("bytes that are not HTTP", () => {
     expect((await socket.toArray()).join("")).toContain("400 Bad Request");
   });
 
-  it.each([
+  test.each([
     ["an answer that goes on", "/stranger/slow", ""],
     ["a request that was answered before its end", "/stranger", "Transfer-Encoding: chunked\r\n"],
   ])("get no second answer after %s, which could be taken for that to the next request", async (_what, path, head) => {
@@ -172,7 +172,7 @@ describe("bytes that are not HTTP", () => {
   });
 });
 
-it("a server that is closing cuts newcomers off", async () => {
+test("a server that is closing cuts newcomers off", async () => {
   const { join, connections } = await serve({ total: 10 });
   connections.close();
   await gone(await join());

@@ -2,7 +2,7 @@ import { existsSync, mkdtempSync, readFileSync, rmSync, writeFileSync } from "no
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { KubeConfig } from "@kubernetes/client-node";
-import { afterEach, beforeEach, describe, expect, it } from "vitest";
+import { afterEach, beforeEach, describe, expect, test } from "vitest";
 import { CredentialSource } from "../../../src/kube/credentials.ts";
 import { KubeTransport } from "../../../src/kube/transport.ts";
 import { silentLogger } from "../../../src/telemetry/logger.ts";
@@ -81,18 +81,18 @@ const get = (extra: object = {}) => ({
 });
 
 describe("an exec plugin", () => {
-  it("gives the token", async () => {
+  test("gives the token", async () => {
     const { user } = plugin(print(granted("t")));
     expect((await source(user).get()).headers).toEqual({ authorization: "Bearer t" });
   });
 
-  it("gives a client certificate", async () => {
+  test("gives a client certificate", async () => {
     const status = { clientCertificateData: "cert", clientKeyData: "key" };
     const { user } = plugin(print(granted("", status)));
     expect(await source(user).get()).toMatchObject({ headers: {}, tls: { cert: "cert", key: "key" } });
   });
 
-  it("is told what asks for it, and of which cluster", async () => {
+  test("is told what asks for it, and of which cluster", async () => {
     const { user } = plugin(
       `${print('{"status":{"token":"')}; printf '%s' "$KUBERNETES_EXEC_INFO$E" | tr -d '"\\n'; ${print('"}}')}`,
       {
@@ -107,7 +107,7 @@ describe("an exec plugin", () => {
     expect(authorization).toMatch(/own$/);
   });
 
-  it("is run again only when what it gave has expired", async () => {
+  test("is run again only when what it gave has expired", async () => {
     const clock = pushedClock();
     const expirationTimestamp = new Date(clock.now() + 3_600_000).toISOString();
     const { user, runs } = plugin(print(granted("t", { expirationTimestamp })));
@@ -121,13 +121,13 @@ describe("an exec plugin", () => {
     expect(runs()).toBe(2);
   });
 
-  it("is left alone when the kubeconfig has a token", async () => {
+  test("is left alone when the kubeconfig has a token", async () => {
     const { user, runs } = plugin(print(granted("t")));
     expect((await source({ ...user, token: "static" }).get()).headers).toEqual({ authorization: "Bearer static" });
     expect(runs()).toBe(0);
   });
 
-  it.each([
+  test.each([
     ["exits with a code", "echo no login >&2; exit 3", /exec plugin \/bin\/sh failed: it exited with code 3: no login/],
     ["says nothing", "true", /did not answer with JSON/],
     ["gives nothing", print('{"kind":"ExecCredential","status":{}}'), /neither a token nor a certificate/],
@@ -140,12 +140,12 @@ describe("an exec plugin", () => {
     await expect(failed).rejects.not.toThrow(/canary/);
   });
 
-  it("that is not there is named with its install hint", async () => {
+  test("that is not there is named with its install hint", async () => {
     const { user } = plugin("", { command: "/nowhere/login", installHint: "ask the cloud team" });
     await expect(source(user).get()).rejects.toThrow(/\/nowhere\/login failed: .*ENOENT; ask the cloud team/);
   });
 
-  it("that fails is not run for each request", async () => {
+  test("that fails is not run for each request", async () => {
     const { user, runs } = plugin("exit 1");
     const credentials = source(user);
     for (let i = 0; i < 5; i++) await expect(credentials.get()).rejects.toThrow("code 1");
@@ -156,12 +156,12 @@ describe("an exec plugin", () => {
 describe("an exec plugin that hangs", () => {
   const hanging = () => plugin("sleep 60");
 
-  it("ends a request when its time is up", async () => {
+  test("ends a request when its time is up", async () => {
     const { kube } = await transport(hanging().user, () => {});
     await expect(kube.request(get({ timeoutMs: 100 }))).rejects.toMatchObject({ reason: "Timeout" });
   });
 
-  it("lets go of a request that is aborted", async () => {
+  test("lets go of a request that is aborted", async () => {
     const { kube } = await transport(hanging().user, () => {});
     const abort = new AbortController();
     const call = kube.request(get({ signal: abort.signal }));
@@ -169,7 +169,7 @@ describe("an exec plugin that hangs", () => {
     await expect(call).rejects.toThrow("shutting down");
   });
 
-  it("lets a watch end when it is aborted", async () => {
+  test("lets a watch end when it is aborted", async () => {
     const { kube } = await transport(hanging().user, () => {});
     const abort = new AbortController();
     const watching = kube.watch({ path: "/api/v1/pods", signal: abort.signal }).next();
@@ -177,7 +177,7 @@ describe("an exec plugin that hangs", () => {
     await expect(watching).rejects.toThrow("shutting down");
   });
 
-  it("is ended when the transport is closed", async () => {
+  test("is ended when the transport is closed", async () => {
     const pidFile = join(folder, "pid");
     const { kube } = await transport(plugin(`echo $$ > ${pidFile}; exec sleep 60`).user, () => {});
     const call = kube.request(get());
@@ -186,7 +186,7 @@ describe("an exec plugin that hangs", () => {
     await expect.poll(() => existsSync(`/proc/${readFileSync(pidFile, "utf8").trim()}`)).toBe(false);
   });
 
-  it("stops nothing while what it gave before is not refused", async () => {
+  test("stops nothing while what it gave before is not refused", async () => {
     const clock = pushedClock();
     const expirationTimestamp = new Date(clock.now() + 60_000).toISOString();
     const once = join(folder, "once");
@@ -207,7 +207,7 @@ describe("an exec plugin that hangs", () => {
 describe("credentials that the API server refuses", () => {
   const refusing: Handler = (_request, reply) => json(reply, 401, failure(401, "Unauthorized"));
 
-  it("do not make an exec plugin run again and again", async () => {
+  test("do not make an exec plugin run again and again", async () => {
     const clock = pushedClock();
     const { user, runs } = plugin(print(granted("t")));
     const { kube } = await transport(user, refusing, clock);
@@ -218,7 +218,7 @@ describe("credentials that the API server refuses", () => {
     expect(runs()).toBe(3);
   });
 
-  it("are replaced by what the plugin gives next", async () => {
+  test("are replaced by what the plugin gives next", async () => {
     const { user } = plugin(
       `[ -e ${join(folder, "once")} ] && n=2; touch ${join(folder, "once")}; printf '{"status":{"token":"t%s"}}' "$n"`,
     );
@@ -228,7 +228,7 @@ describe("credentials that the API server refuses", () => {
     expect(await kube.request(get())).toEqual({ ok: true });
   });
 
-  it("are not read again because of a request that was sent with older ones", async () => {
+  test("are not read again because of a request that was sent with older ones", async () => {
     const { user, runs } = plugin(print(granted("t")));
     const credentials = source(user);
     const first = await credentials.get();

@@ -1,4 +1,4 @@
-import { afterEach, describe, expect, it } from "vitest";
+import { afterEach, describe, expect, test } from "vitest";
 import { EventRecorder, type DropReason, type EventRecorderOptions } from "../../../src/kube/events.ts";
 import type { KubeRequest } from "../../../src/kube/kube.ts";
 import { silentLogger } from "../../../src/telemetry/logger.ts";
@@ -40,7 +40,7 @@ function setup(options: Partial<EventRecorderOptions> & { start?: boolean } = {}
 }
 
 describe("EventRecorder", () => {
-  it("waits for a quieter moment while there is more urgent work, but not for long", async () => {
+  test("waits for a quieter moment while there is more urgent work, but not for long", async () => {
     let isBusy = true;
     const { recorder, clock, writes } = setup({ isBusy: () => isBusy });
     recorder.event(pod, "Normal", "Started", "Container started");
@@ -54,7 +54,7 @@ describe("EventRecorder", () => {
     expect([early, inTheEnd, writes().length]).toEqual([0, 1, 2]);
   });
 
-  it("creates an event as a kubelet does", async () => {
+  test("creates an event as a kubelet does", async () => {
     const { recorder, kube } = setup();
     recorder.event(pod, "Normal", "Started", "Container started");
     await settle();
@@ -76,7 +76,7 @@ describe("EventRecorder", () => {
     });
   });
 
-  it("names the event of an object with the longest of names so that the API server takes it", async () => {
+  test("names the event of an object with the longest of names so that the API server takes it", async () => {
     const { recorder, bodies } = setup();
     recorder.event(
       { ...pod, metadata: { ...pod.metadata, name: `${"a".repeat(235)}.${"b".repeat(17)}` } },
@@ -91,14 +91,14 @@ describe("EventRecorder", () => {
     expect(bodies()[0]!["involvedObject"]).toMatchObject({ name: expect.stringMatching(/b{17}$/) });
   });
 
-  it("keeps events of objects without a namespace in the default namespace", async () => {
+  test("keeps events of objects without a namespace in the default namespace", async () => {
     const { recorder, kube } = setup();
     recorder.event({ apiVersion: "v1", kind: "Node", name: "node-1", uid: "node-1" }, "Normal", "Starting", "x");
     await settle();
     expect(kube.requests[0]?.path).toBe("/api/v1/namespaces/default/events");
   });
 
-  it("counts a repeated event up instead of creating it again", async () => {
+  test("counts a repeated event up instead of creating it again", async () => {
     const { recorder, kube, clock, writes } = setup();
     for (let i = 0; i < 3; i++) {
       recorder.event(pod, "Warning", "BackOff", "Back-off restarting");
@@ -112,7 +112,7 @@ describe("EventRecorder", () => {
     });
   });
 
-  it("creates the event anew when the one to count up has expired", async () => {
+  test("creates the event anew when the one to count up has expired", async () => {
     const { recorder, kube, writes } = setup();
     recorder.event(pod, "Normal", "Pulled", "x");
     await settle();
@@ -125,7 +125,7 @@ describe("EventRecorder", () => {
     expect(writes()).toEqual(["POST", "PATCH", "POST"]);
   });
 
-  it("combines many similar events into one", async () => {
+  test("combines many similar events into one", async () => {
     const { recorder, bodies, writes } = setup();
     for (let i = 0; i < 12; i++) recorder.event(pod, "Warning", "Failed", `attempt ${i}`);
     await settle(20);
@@ -135,7 +135,7 @@ describe("EventRecorder", () => {
     expect(bodies()[11]).toMatchObject({ count: 3, message: "(combined from similar events): attempt 11" });
   });
 
-  it("cuts an object off after 25 events and lets one through every five minutes", async () => {
+  test("cuts an object off after 25 events and lets one through every five minutes", async () => {
     const { recorder, kube, clock, dropped } = setup();
     for (let i = 0; i < 30; i++) recorder.event(pod, "Normal", "Same", "x");
     await settle(40);
@@ -148,14 +148,14 @@ describe("EventRecorder", () => {
     expect(kube.requests).toHaveLength(27);
   });
 
-  it("drops events beyond the queue's limit instead of making anybody wait", () => {
+  test("drops events beyond the queue's limit instead of making anybody wait", () => {
     const { recorder, dropped } = setup({ start: false, limits: { queue: 2 } });
     for (let i = 0; i < 3; i++) recorder.event(pod, "Normal", "R", `m${i}`);
     expect(recorder.depth).toBe(2);
     expect(dropped).toEqual(["queue_full"]);
   });
 
-  it("sends no more than its rate allows", async () => {
+  test("sends no more than its rate allows", async () => {
     const { recorder, kube, clock } = setup({ limits: { perSecond: 10, burst: 2 } });
     for (let i = 0; i < 5; i++) recorder.event(pod, "Normal", `R${i}`, "m");
     await settle(20);
@@ -164,7 +164,7 @@ describe("EventRecorder", () => {
     expect(kube.requests).toHaveLength(4);
   });
 
-  it("gives up at once on an event that the server refuses", async () => {
+  test("gives up at once on an event that the server refuses", async () => {
     const { recorder, kube, dropped } = setup();
     kube.answer = () => {
       throw apiError(403, "Forbidden", { details: { causes: [{ reason: "NamespaceTerminating" }] } });
@@ -175,7 +175,7 @@ describe("EventRecorder", () => {
     expect(dropped).toEqual(["rejected"]);
   });
 
-  it("does not repeat an event at which a namespace's webhook fails, nor lets others wait for it", async () => {
+  test("does not repeat an event at which a namespace's webhook fails, nor lets others wait for it", async () => {
     const { recorder, kube, dropped, clock } = setup();
     kube.answer = ({ path }: KubeRequest) => {
       if (path.includes("/broken/")) throw apiError(500, "InternalError");
@@ -188,7 +188,7 @@ describe("EventRecorder", () => {
     expect(dropped).toEqual(Array(10).fill("rejected"));
   });
 
-  it("does not let a namespace wait for another whose webhook is slow", async () => {
+  test("does not let a namespace wait for another whose webhook is slow", async () => {
     const { recorder, kube } = setup();
     kube.answer = ({ path }: KubeRequest) => (path.includes("/slow/") ? new Promise(() => {}) : {});
     for (let i = 0; i < 10; i++) recorder.event(about("slow", `p${i}`), "Normal", "R", "m");
@@ -198,7 +198,7 @@ describe("EventRecorder", () => {
     expect(asked).toEqual(["slow", "ns"]);
   });
 
-  it("repeats what the server asks to be repeated later, and when it says", async () => {
+  test("repeats what the server asks to be repeated later, and when it says", async () => {
     const { recorder, kube, clock, dropped } = setup();
     kube.answer = () => {
       throw apiError(503, "ServiceUnavailable", { retryAfterMs: 7_000 });
@@ -212,7 +212,7 @@ describe("EventRecorder", () => {
     expect(dropped).toEqual([]);
   });
 
-  it("sends warnings before what is normal", async () => {
+  test("sends warnings before what is normal", async () => {
     const { recorder, bodies, abort } = setup({ start: false });
     recorder.event(pod, "Normal", "Pulled", "m");
     recorder.event(pod, "Warning", "Failed", "m");
@@ -222,7 +222,7 @@ describe("EventRecorder", () => {
     expect(bodies().map((body) => body["reason"])).toEqual(["Failed", "Pulled", "Created"]);
   });
 
-  it("drops normal events of the namespace that has most of them when there is no room, and no warning", async () => {
+  test("drops normal events of the namespace that has most of them when there is no room, and no warning", async () => {
     const { recorder, bodies, abort, dropped } = setup({ start: false, limits: { queue: 5 } });
     recorder.event(pod, "Normal", "Quiet", "m");
     for (let i = 0; i < 8; i++) recorder.event(about("loud", `p${i}`), "Normal", "Loud", "m");
@@ -237,14 +237,14 @@ describe("EventRecorder", () => {
     ).toEqual(["Failed", "Failed", "Failed", "Loud", "Quiet"]);
   });
 
-  it("looks for a quieter moment once for all that waits, however long others are busy", async () => {
+  test("looks for a quieter moment once for all that waits, however long others are busy", async () => {
     const { recorder, kube, clock } = setup({ isBusy: () => true });
     for (let i = 0; i < 20; i++) recorder.event(pod, "Normal", `R${i}`, "m");
     await clock.advance(210);
     expect(kube.requests).toHaveLength(20);
   });
 
-  it("uses connections of its own", async () => {
+  test("uses connections of its own", async () => {
     const { recorder, kube } = setup();
     for (let i = 0; i < 2; i++) recorder.event(pod, "Normal", "R", "m");
     await settle();
@@ -254,7 +254,7 @@ describe("EventRecorder", () => {
     ]);
   });
 
-  it("holds events back while the API server is away and sends them when it is back", async () => {
+  test("holds events back while the API server is away and sends them when it is back", async () => {
     const { recorder, kube, clock, dropped } = setup();
     kube.answer = () => {
       throw apiError(0, "ConnectionRefused");
@@ -270,7 +270,7 @@ describe("EventRecorder", () => {
     expect(kube.requests).toHaveLength(sent);
   });
 
-  it("flushes what is queued", async () => {
+  test("flushes what is queued", async () => {
     const { recorder, kube } = setup();
     recorder.event(pod, "Normal", "A", "m");
     recorder.event(pod, "Normal", "B", "m");
@@ -279,7 +279,7 @@ describe("EventRecorder", () => {
     await recorder.flush(new AbortController().signal);
   });
 
-  it("stops flushing when told to", async () => {
+  test("stops flushing when told to", async () => {
     const { recorder } = setup({ start: false });
     recorder.event(pod, "Normal", "A", "m");
     const abort = new AbortController();

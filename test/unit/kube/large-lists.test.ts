@@ -1,4 +1,4 @@
-import { afterEach, describe, expect, it } from "vitest";
+import { afterEach, describe, expect, test } from "vitest";
 import { Reflector } from "../../../src/kube/reflector.ts";
 import { Store } from "../../../src/kube/store.ts";
 import { KubeTransport, type KubeTransportOptions } from "../../../src/kube/transport.ts";
@@ -82,7 +82,7 @@ async function start(
 }
 
 describe("a list", () => {
-  it("of more than a reply may have comes in smaller pages, without beginning again", async () => {
+  test("of more than a reply may have comes in smaller pages, without beginning again", async () => {
     const pods = Array.from({ length: 60 }, (_, i) => pod(`p${i}`, 12_000));
     const { store, asked, reflector } = await start(pods, { transport: { maxReplyBytes: 100_000 } });
     expect(store.size).toBe(60);
@@ -96,7 +96,7 @@ describe("a list", () => {
     expect(reflector.counters).toMatchObject({ lists: 1, skipped: 0 });
   });
 
-  it("of five thousand pods comes in ten pages, each let go of before the next is asked for", async () => {
+  test("of five thousand pods comes in ten pages, each let go of before the next is asked for", async () => {
     const pods = Array.from({ length: 5_000 }, (_, i) => pod(`p${i}`, 4_000));
     const { store, asked, reflector } = await start(pods);
     expect(store.size).toBe(5_000);
@@ -104,13 +104,13 @@ describe("a list", () => {
     expect(reflector.counters).toMatchObject({ lists: 1, skipped: 0 });
   });
 
-  it("whose objects differ in size comes in, however small the pages have to be", async () => {
+  test("whose objects differ in size comes in, however small the pages have to be", async () => {
     const pods = Array.from({ length: 40 }, (_, i) => pod(`p${i}`, i === 20 ? 40_000 : 100));
     const { store } = await start(pods, { transport: { maxReplyBytes: 82_000 } });
     expect(store.size).toBe(40);
   });
 
-  it("comes in without the one object that is larger than any legal one, which is told", async () => {
+  test("comes in without the one object that is larger than any legal one, which is told", async () => {
     const told: object[] = [];
     const logger = { ...silentLogger, error: (fields: object) => told.push(fields) };
     const { store, reflector } = await start([pod("a", 10), pod("huge", 200_000), pod("b", 10)], {
@@ -122,7 +122,7 @@ describe("a list", () => {
     expect(told).toEqual([{ path: "/api/v1/pods", namespace: "team-a", name: "huge", bytes: expect.any(Number) }]);
   });
 
-  it("that is too large at once comes in pages again, though a page had expired before", async () => {
+  test("that is too large at once comes in pages again, though a page had expired before", async () => {
     const pods = Array.from({ length: 30 }, (_, i) => pod(`p${i}`, 9_000));
     let expired = false;
     const { store, asked } = await start(pods, {
@@ -138,7 +138,7 @@ describe("a list", () => {
     expect(asked.filter(({ limit }) => limit === undefined)).toEqual([{ limit: undefined, from: 0 }]);
   });
 
-  it("may take longer than a request may, as long as it goes on coming", async () => {
+  test("may take longer than a request may, as long as it goes on coming", async () => {
     const text = JSON.stringify({ metadata: { resourceVersion: "1" }, items: [pod("a", 100)] });
     const { store, reflector } = await start([], {
       transport: { timeoutMs: 500 },
@@ -158,7 +158,7 @@ describe("a list", () => {
     expect(reflector.counters.lists).toBe(1);
   });
 
-  it("that is silent for too long is asked for again with fewer objects", async () => {
+  test("that is silent for too long is asked for again with fewer objects", async () => {
     const pods = Array.from({ length: 200 }, (_, i) => pod(`p${i}`, 10));
     const { store } = await start(pods, {
       transport: { timeoutMs: 100 },

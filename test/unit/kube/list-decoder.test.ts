@@ -1,5 +1,5 @@
 import fc from "fast-check";
-import { describe, expect, it } from "vitest";
+import { describe, expect, test } from "vitest";
 import { ReplyTooLargeError } from "../../../src/kube/errors.ts";
 import { decodeList, type SkippedItem } from "../../../src/kube/list-decoder.ts";
 
@@ -27,7 +27,7 @@ async function decode(
 const pod = (name: string, payload = "") => ({ metadata: { name, namespace: "team-a" }, spec: { payload } });
 
 describe("a list", () => {
-  it("is what JSON.parse makes of it, wherever its bytes are cut and whatever its objects hold", async () => {
+  test("is what JSON.parse makes of it, wherever its bytes are cut and whatever its objects hold", async () => {
     // Texts that look like the list's own marks, and values in which they are escaped.
     const text = fc.oneof(
       fc.string({ unit: "binary" }),
@@ -47,14 +47,14 @@ describe("a list", () => {
     );
   });
 
-  it.each(['{"items":null,"metadata":{}}', '{"metadata":{"items":[{"a":1}]},"items":[]}', "{}", '"text"', "[1]"])(
+  test.each(['{"items":null,"metadata":{}}', '{"metadata":{"items":[{"a":1}]},"items":[]}', "{}", '"text"', "[1]"])(
     "without objects stays as it is: %s",
     async (json) => expect((await decode(json)).list).toEqual(JSON.parse(json)),
   );
 
-  it("that is empty is undefined, as any empty reply", async () => expect((await decode("")).list).toBeUndefined());
+  test("that is empty is undefined, as any empty reply", async () => expect((await decode("")).list).toBeUndefined());
 
-  it.each(['{"items":[{"a":}]}', '{"items":[{"a":1}', "<html>"])("that is not JSON is refused: %s", (json) =>
+  test.each(['{"items":[{"a":}]}', '{"items":[{"a":1}', "<html>"])("that is not JSON is refused: %s", (json) =>
     expect(decode(json)).rejects.toMatchObject({ status: 0, reason: "Malformed" }),
   );
 });
@@ -62,27 +62,27 @@ describe("a list", () => {
 describe("an item that is too large", () => {
   const large = pod("large", "x".repeat(5000));
 
-  it("is left out and told by name, and all others are taken", async () => {
+  test("is left out and told by name, and all others are taken", async () => {
     const json = JSON.stringify({ metadata: { resourceVersion: "7" }, items: [pod("a"), large, pod("b")] });
     const { list, skipped } = await decode(json, { maxItemBytes: 1000, cuts: [90, 300, 2000, 4000] });
     expect(list).toEqual({ metadata: { resourceVersion: "7" }, items: [pod("a"), pod("b")] });
     expect(skipped).toEqual([{ namespace: "team-a", name: "large", bytes: JSON.stringify(large).length }]);
   });
 
-  it("does not count for the size of the whole", async () => {
+  test("does not count for the size of the whole", async () => {
     const json = JSON.stringify({ items: [pod("a"), large, large, large, pod("b")] });
     const { list } = await decode(json, { maxItemBytes: 1000, maxBytes: 2000, cuts: [1500, 3000, 4500, 6000, 7500] });
     expect(list).toEqual({ items: [pod("a"), pod("b")] });
   });
 
-  it("is not quoted", async () => {
+  test("is not quoted", async () => {
     const secret = { data: { name: "secret", key: "x".repeat(5000) } };
     const { skipped } = await decode(JSON.stringify({ items: [secret] }), { maxItemBytes: 1000 });
     expect(skipped).toEqual([{ namespace: undefined, name: undefined, bytes: JSON.stringify(secret).length }]);
   });
 });
 
-it("a list whose items are too many to hold is refused as too large", () => {
+test("a list whose items are too many to hold is refused as too large", () => {
   const json = JSON.stringify({ items: Array.from({ length: 100 }, (_, i) => pod(`p${i}`, "x".repeat(100))) });
   return expect(decode(json, { maxBytes: 5000 })).rejects.toBeInstanceOf(ReplyTooLargeError);
 });

@@ -1,4 +1,4 @@
-import { afterEach, describe, expect, it } from "vitest";
+import { afterEach, describe, expect, test } from "vitest";
 import { Reflector, type ReflectorOptions } from "../../../src/kube/reflector.ts";
 import { Store } from "../../../src/kube/store.ts";
 import { ReplyTooLargeError } from "../../../src/kube/errors.ts";
@@ -64,7 +64,7 @@ const begin = (s: ReturnType<typeof setup>) => {
 };
 
 describe("listing", () => {
-  it("fills the store from every page and only then says that it is in sync", async () => {
+  test("fills the store from every page and only then says that it is in sync", async () => {
     const s = setup();
     const synced: boolean[] = [];
     s.kube.answer = (request: KubeRequest) => {
@@ -77,13 +77,13 @@ describe("listing", () => {
     expect(s.kube.requests[0]?.query).toMatchObject({ fieldSelector: "spec.nodeName=n", limit: 500 });
   });
 
-  it("gives list items the kind that watched objects have", async () => {
+  test("gives list items the kind that watched objects have", async () => {
     const s = setup();
     await begin(s);
     expect(s.store.list()[0]).toMatchObject({ kind: "Pod", apiVersion: "v1" });
   });
 
-  it("starts again without pages when a page has expired", async () => {
+  test("starts again without pages when a page has expired", async () => {
     const s = setup();
     s.kube.answer = (request: KubeRequest) => {
       if (request.query?.["continue"]) throw apiError(410, "Expired");
@@ -98,7 +98,7 @@ describe("listing", () => {
     expect(s.kube.current.request.query).toMatchObject({ resourceVersion: "12" });
   });
 
-  it("is tried again for ever, with pauses from 0.8 s that double up to 30 s", async () => {
+  test("is tried again for ever, with pauses from 0.8 s that double up to 30 s", async () => {
     const s = setup({ random: () => 0 });
     s.kube.answer = () => {
       throw apiError(503, "ServiceUnavailable");
@@ -114,7 +114,7 @@ describe("listing", () => {
     expect(pauses).toEqual([800, 1600, 3200, 6400, 12_800, 25_600, 30_000, 30_000]);
   });
 
-  it("skips items without UID and items that are not accepted, and counts them", async () => {
+  test("skips items without UID and items that are not accepted, and counts them", async () => {
     const s = setup({ accept: (o) => o.metadata?.name !== "foreign" });
     s.kube.answer = () => list("10", [obj("a", "1"), obj("foreign", "2"), { metadata: { name: "none" } }]);
     await begin(s);
@@ -124,7 +124,7 @@ describe("listing", () => {
 });
 
 describe("watching", () => {
-  it("begins at the list's version, asks for bookmarks and an end in 5 to 10 minutes", async () => {
+  test("begins at the list's version, asks for bookmarks and an end in 5 to 10 minutes", async () => {
     const s = setup();
     await begin(s);
     expect(s.kube.current.request.query).toEqual({
@@ -135,7 +135,7 @@ describe("watching", () => {
     });
   });
 
-  it("applies what comes", async () => {
+  test("applies what comes", async () => {
     const s = setup();
     await begin(s);
     s.kube.current.send(
@@ -148,7 +148,7 @@ describe("watching", () => {
     expect(s.store.get("uid-a")?.metadata?.resourceVersion).toBe("12");
   });
 
-  it("goes on at once from the last version when the server ends it", async () => {
+  test("goes on at once from the last version when the server ends it", async () => {
     const s = setup();
     await begin(s);
     s.kube.current.send(event("ADDED", obj("b", "11")));
@@ -159,7 +159,7 @@ describe("watching", () => {
     expect(s.kube.current.request.query).toMatchObject({ resourceVersion: "11" });
   });
 
-  it("goes on from a bookmark", async () => {
+  test("goes on from a bookmark", async () => {
     const s = setup();
     await begin(s);
     s.kube.current.send(bookmark("99"));
@@ -170,7 +170,7 @@ describe("watching", () => {
     expect(s.reflector.counters.bookmarks).toBe(1);
   });
 
-  it.each([
+  test.each([
     ["the connection breaks", apiError(0, "Transport")],
     ["the server refuses connections", apiError(0, "ConnectionRefused")],
     ["the server answers 500", apiError(500, "InternalError")],
@@ -186,7 +186,7 @@ describe("watching", () => {
     expect(s.errors).toEqual([fault]);
   });
 
-  it("resumes without a new list after an in-stream error other than expired", async () => {
+  test("resumes without a new list after an in-stream error other than expired", async () => {
     const s = setup();
     await begin(s);
     s.kube.current.send({
@@ -199,7 +199,7 @@ describe("watching", () => {
     expect(s.errors[0]?.message).toContain("etcd leader changed");
   });
 
-  it.each([
+  test.each([
     [
       "in the stream",
       (s: ReturnType<typeof setup>) => s.kube.current.send({ type: "ERROR", object: { code: 410, reason: "Expired" } }),
@@ -216,7 +216,7 @@ describe("watching", () => {
     expect(s.reflector.counters.relists.expired).toBe(1);
   });
 
-  it("lists again after an event that is too large to take, which it would meet for ever otherwise", async () => {
+  test("lists again after an event that is too large to take, which it would meet for ever otherwise", async () => {
     const s = setup();
     await begin(s);
     s.kube.answer = () => list("50", [obj("a", "3"), obj("b", "40")]);
@@ -227,7 +227,7 @@ describe("watching", () => {
     expect(s.reflector.counters.relists.too_large_event).toBe(1);
   });
 
-  it("lists again when the server is behind its version, after Retry-After", async () => {
+  test("lists again when the server is behind its version, after Retry-After", async () => {
     const s = setup();
     await begin(s);
     const details = { causes: [{ reason: "ResourceVersionTooLarge" }] };
@@ -238,7 +238,7 @@ describe("watching", () => {
     expect(s.kube.requests).toHaveLength(2);
   });
 
-  it("honours Retry-After when the server is overloaded", async () => {
+  test("honours Retry-After when the server is overloaded", async () => {
     const s = setup();
     await begin(s);
     s.kube.current.break(apiError(429, "TooManyRequests", { retryAfterMs: 7_000 }));
@@ -248,7 +248,7 @@ describe("watching", () => {
     expect(s.kube.watches).toHaveLength(2);
   });
 
-  it("is back within a minute, whatever a proxy's maintenance page says", async () => {
+  test("is back within a minute, whatever a proxy's maintenance page says", async () => {
     const s = setup();
     await begin(s);
     s.kube.current.break(apiError(503, "HTTP503", { retryAfterMs: 3_600_000 }));
@@ -256,7 +256,7 @@ describe("watching", () => {
     expect(s.kube.watches).toHaveLength(2);
   });
 
-  it("does not hammer a server that ends watches at once", async () => {
+  test("does not hammer a server that ends watches at once", async () => {
     const s = setup({ random: () => 0 });
     s.kube.onWatch = (watch) => watch.end();
     await begin(s);
@@ -264,7 +264,7 @@ describe("watching", () => {
     expect(s.kube.watches.length).toBeLessThanOrEqual(5);
   });
 
-  it("reconnects from the last version after three minutes of silence", async () => {
+  test("reconnects from the last version after three minutes of silence", async () => {
     const s = setup();
     await begin(s);
     await s.clock.advance(100_000);
@@ -278,7 +278,7 @@ describe("watching", () => {
     expect(s.kube.requests).toHaveLength(1);
   });
 
-  it("pauses longer and longer while watches break at once, and shortly again after one that held for a second", async () => {
+  test("pauses longer and longer while watches break at once, and shortly again after one that held for a second", async () => {
     const s = setup({ random: () => 0 });
     await begin(s);
     const pauses: number[] = [];
@@ -293,7 +293,7 @@ describe("watching", () => {
     expect(pauses).toEqual([800, 1600, 3200, 6400, 800]);
   });
 
-  it("does not take a connection that is long refused for a watch that held", async () => {
+  test("does not take a connection that is long refused for a watch that held", async () => {
     const s = setup({ random: () => 0 });
     await begin(s);
     s.kube.onWatch = () => {
@@ -304,7 +304,7 @@ describe("watching", () => {
     expect(s.kube.watches.length).toBeLessThan(9);
   });
 
-  it("lists soon when a version has expired, however often the connection broke before", async () => {
+  test("lists soon when a version has expired, however often the connection broke before", async () => {
     const s = setup({ random: () => 0 });
     await begin(s);
     for (const pauseMs of [800, 1600, 3200, 6400]) {
@@ -316,7 +316,7 @@ describe("watching", () => {
     expect(s.kube.requests).toHaveLength(2);
   });
 
-  it("lists more and more seldom while each new version has expired at once", async () => {
+  test("lists more and more seldom while each new version has expired at once", async () => {
     const s = setup({ random: () => 0 });
     s.kube.onWatch = () => {
       throw apiError(410, "Expired");
@@ -326,7 +326,7 @@ describe("watching", () => {
     expect(s.kube.requests).toHaveLength(5);
   });
 
-  it("survives a listener that throws", async () => {
+  test("survives a listener that throws", async () => {
     const s = setup();
     s.store.onChange(() => {
       throw new Error("boom");
@@ -338,7 +338,7 @@ describe("watching", () => {
     expect(s.kube.watches).toHaveLength(1);
   });
 
-  it("skips events that it does not understand", async () => {
+  test("skips events that it does not understand", async () => {
     const s = setup();
     await begin(s);
     s.kube.current.send({ type: "FUTURE", object: {} } as unknown as WatchEvent<unknown>);
@@ -349,7 +349,7 @@ describe("watching", () => {
     expect(s.reflector.counters.skipped).toBe(2);
   });
 
-  it("tells apart a deletion and a creation that were merged into one event", async () => {
+  test("tells apart a deletion and a creation that were merged into one event", async () => {
     const s = setup();
     await begin(s);
     const heard: string[] = [];
@@ -361,7 +361,7 @@ describe("watching", () => {
 });
 
 describe("stopping", () => {
-  it("ends the watch and resolves", async () => {
+  test("ends the watch and resolves", async () => {
     const s = setup();
     const { done } = await begin(s);
     s.abort.abort();
@@ -370,7 +370,7 @@ describe("stopping", () => {
     expect(s.clock.pending).toBe(0);
   });
 
-  it("resolves while it waits to try again", async () => {
+  test("resolves while it waits to try again", async () => {
     const s = setup();
     s.kube.answer = () => {
       throw apiError(503, "ServiceUnavailable");

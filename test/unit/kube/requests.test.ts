@@ -1,7 +1,7 @@
 import { mkdtempSync, rmSync, writeFileSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
-import { describe, expect, it, onTestFinished } from "vitest";
+import { describe, expect, onTestFinished, test } from "vitest";
 import { CredentialSource, loadKubeConfig } from "../../../src/kube/credentials.ts";
 import { podStatusPatch, strategicPatch } from "../../../src/kube/patch.ts";
 import { selfSubjectAccessReview, subjectAccessReview, tokenReview } from "../../../src/kube/reviews.ts";
@@ -18,7 +18,7 @@ describe("a pod status patch", () => {
     status: { phase: "Running", message: "old", qosClass: "Burstable", nominatedNodeName: "n" },
   };
 
-  it("is for exactly this UID and resourceVersion", () => {
+  test("is for exactly this UID and resourceVersion", () => {
     const patch = podStatusPatch(pod, { phase: "Running" });
     expect(patch).toMatchObject({
       method: "PATCH",
@@ -28,20 +28,20 @@ describe("a pod status patch", () => {
     });
   });
 
-  it("changes the named fields only", () => {
+  test("changes the named fields only", () => {
     const { status } = podStatusPatch(pod, { phase: "Failed", message: null }).body as { status: object };
     expect(status).toEqual({ phase: "Failed", message: null });
   });
 });
 
 describe("patches", () => {
-  it("name their kind", () => {
+  test("name their kind", () => {
     expect(strategicPatch("/p", {}).contentType).toBe("application/strategic-merge-patch+json");
   });
 });
 
 describe("tokens and reviews", () => {
-  it("ask for a token that dies with its pod", async () => {
+  test("ask for a token that dies with its pod", async () => {
     const kube = new ScriptedKube();
     kube.answer = () => ({ status: { token: "t", expirationTimestamp: "2026-01-01T01:00:00Z" } });
     const request = {
@@ -64,7 +64,7 @@ describe("tokens and reviews", () => {
     });
   });
 
-  it("take no reply for a token that holds none", async () => {
+  test("take no reply for a token that holds none", async () => {
     const kube = new ScriptedKube();
     kube.answer = () => ({ kind: "Status" });
     const request = {
@@ -77,7 +77,7 @@ describe("tokens and reviews", () => {
     await expect(requestToken(kube, request, live())).rejects.toMatchObject({ reason: "Malformed" });
   });
 
-  it("tell who a token belongs to, and nothing for a token that is not accepted", async () => {
+  test("tell who a token belongs to, and nothing for a token that is not accepted", async () => {
     const kube = new ScriptedKube();
     kube.answer = () => ({ status: { authenticated: true, user: { username: "jo", groups: ["g"] } } });
     expect(await tokenReview(kube, { token: "t" }, live())).toEqual({ username: "jo", groups: ["g"] });
@@ -85,7 +85,7 @@ describe("tokens and reviews", () => {
     expect(await tokenReview(kube, { token: "t" }, live())).toBeUndefined();
   });
 
-  it("ask for resource and for path access of a user", async () => {
+  test("ask for resource and for path access of a user", async () => {
     const kube = new ScriptedKube();
     kube.answer = () => ({ status: { allowed: true, reason: "rbac" } });
     const user = { username: "jo", groups: ["g"] };
@@ -98,7 +98,7 @@ describe("tokens and reviews", () => {
     ]);
   });
 
-  it("take anything but a clear yes for a no", async () => {
+  test("take anything but a clear yes for a no", async () => {
     const kube = new ScriptedKube();
     for (const status of [undefined, {}, { allowed: false }, { allowed: true, denied: true }]) {
       kube.answer = () => ({ status });
@@ -123,19 +123,19 @@ describe("a kubeconfig", () => {
       contexts: [{ name: "c", context: { cluster: "k", user: "u" } }],
     });
 
-  it("gives the server and the token", async () => {
+  test("gives the server and the token", async () => {
     const source = new CredentialSource(loadKubeConfig({ path: file(config({ token: "t" })) }), systemClock);
     expect(await source.get()).toMatchObject({ server: "http://127.0.0.1:1", headers: { authorization: "Bearer t" } });
   });
 
-  it("may name a token file beside it, as client-go's tokenFile", async () => {
+  test("may name a token file beside it, as client-go's tokenFile", async () => {
     const path = file(config({ tokenFile: "token" }));
     writeFileSync(join(path, "..", "token"), "from-file\n");
     const source = new CredentialSource(loadKubeConfig({ path }), systemClock);
     expect((await source.get()).headers).toEqual({ authorization: "Bearer from-file" });
   });
 
-  it("may hold names of JavaScript's own properties, which pollute nothing", async () => {
+  test("may hold names of JavaScript's own properties, which pollute nothing", async () => {
     const text = config({ token: "t" }).replaceAll(
       "{",
       '{"__proto__":{"polluted":1,"token":"p"},"constructor":{"prototype":{"polluted":1}},',
@@ -145,13 +145,13 @@ describe("a kubeconfig", () => {
     expect(({} as Record<string, unknown>)["polluted"]).toBeUndefined();
   });
 
-  it("that cannot be read is named", () => {
+  test("that cannot be read is named", () => {
     expect(() => loadKubeConfig({ path: "/nowhere/config" })).toThrow(
       /Cannot load the kubeconfig \/nowhere\/config: ENOENT/,
     );
   });
 
-  it("without the wanted context says which there are", () => {
+  test("without the wanted context says which there are", () => {
     const path = file(config({}));
     expect(() => loadKubeConfig({ path, context: "prod" })).toThrow(/no usable context "prod" \(contexts: c\)/);
   });

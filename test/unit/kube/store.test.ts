@@ -1,5 +1,5 @@
 import fc from "fast-check";
-import { describe, expect, it } from "vitest";
+import { describe, expect, test } from "vitest";
 import { Store, type StoreChange } from "../../../src/kube/store.ts";
 import type { KubeObject } from "../../../src/kube/wire.ts";
 import { silentLogger, type Logger } from "../../../src/telemetry/logger.ts";
@@ -22,14 +22,14 @@ const uids = (objects: readonly KubeObject[]) =>
   objects.map((o) => o.metadata?.uid ?? "").toSorted((a, b) => a.localeCompare(b));
 
 describe("Store", () => {
-  it("finds objects by UID and by name", () => {
+  test("finds objects by UID and by name", () => {
     const { store } = create();
     store.upsert(obj("a", "1"));
     expect(store.get("1")).toBe(store.getByName("ns", "a"));
     expect(store.getByName("other", "a")).toBeUndefined();
   });
 
-  it("tells what an update replaced", () => {
+  test("tells what an update replaced", () => {
     const { store } = create();
     const changes: StoreChange<KubeObject>[] = [];
     const [before, after] = [obj("a", "1", "1"), obj("a", "1", "2")];
@@ -39,7 +39,7 @@ describe("Store", () => {
     expect(changes).toEqual([{ type: "upsert", object: after, previous: before }]);
   });
 
-  it("deletes what a full list lacks, before it takes in what is new", () => {
+  test("deletes what a full list lacks, before it takes in what is new", () => {
     const { store, heard } = create();
     store.replace([obj("a", "1"), obj("b", "2")]);
     heard.length = 0;
@@ -47,7 +47,7 @@ describe("Store", () => {
     expect(heard).toEqual(["delete a 1", "upsert b 2", "upsert c 3"]);
   });
 
-  it("shows listeners the whole new state from the first notification on", () => {
+  test("shows listeners the whole new state from the first notification on", () => {
     const { store } = create();
     const sizes: number[] = [];
     store.onChange(() => sizes.push(store.size));
@@ -55,7 +55,7 @@ describe("Store", () => {
     expect(sizes).toEqual([2, 2]);
   });
 
-  it("deletes the old object first when its name comes back with a new UID", () => {
+  test("deletes the old object first when its name comes back with a new UID", () => {
     const { store, heard } = create();
     store.upsert(obj("a", "1"));
     store.upsert(obj("a", "2"));
@@ -64,7 +64,7 @@ describe("Store", () => {
     expect(store.size).toBe(1);
   });
 
-  it("keeps the new object when the deletion of its predecessor comes late", () => {
+  test("keeps the new object when the deletion of its predecessor comes late", () => {
     const { store } = create();
     store.upsert(obj("a", "1"));
     store.upsert(obj("a", "2"));
@@ -72,7 +72,7 @@ describe("Store", () => {
     expect(store.getByName("ns", "a")?.metadata?.uid).toBe("2");
   });
 
-  it("hands listeners the final state of a deleted object", () => {
+  test("hands listeners the final state of a deleted object", () => {
     const { store } = create();
     store.upsert(obj("a", "1", "1"));
     const changes: StoreChange<KubeObject>[] = [];
@@ -81,7 +81,7 @@ describe("Store", () => {
     expect(changes[0]).toMatchObject({ type: "delete", object: { metadata: { resourceVersion: "9" } } });
   });
 
-  it("follows an index value that changes", () => {
+  test("follows an index value that changes", () => {
     const { store } = create();
     store.upsert(obj("a", "1", "1", { color: "red" }));
     store.upsert(obj("a", "1", "2", { color: "blue" }));
@@ -89,17 +89,17 @@ describe("Store", () => {
     expect(uids(store.byIndex("color", "blue"))).toEqual(["1"]);
   });
 
-  it("refuses an index that it does not have", () => {
+  test("refuses an index that it does not have", () => {
     expect(() => create().store.byIndex("size", "x")).toThrow('no index "size"');
   });
 
-  it("refuses an object without UID and names it", () => {
+  test("refuses an object without UID and names it", () => {
     expect(() => create().store.upsert({ kind: "Pod", metadata: { namespace: "ns", name: "a" } })).toThrow(
       "Pod ns/a has no metadata.uid",
     );
   });
 
-  it("logs a listener that throws and tells the others", () => {
+  test("logs a listener that throws and tells the others", () => {
     const errors: object[] = [];
     const logger: Logger = { ...silentLogger, error: (fields) => void errors.push(fields) };
     const store = new Store<KubeObject>({ logger });
@@ -113,7 +113,7 @@ describe("Store", () => {
     expect(errors).toMatchObject([{ err: { message: "boom" }, name: "a" }]);
   });
 
-  it("wakes those who wait for the first full list", async () => {
+  test("wakes those who wait for the first full list", async () => {
     const { store } = create();
     const waiting = store.hasSynced(new AbortController().signal);
     expect(store.synced).toBe(false);
@@ -122,14 +122,14 @@ describe("Store", () => {
     expect(store.synced).toBe(true);
   });
 
-  it("lets go of a waiter whose signal aborts", async () => {
+  test("lets go of a waiter whose signal aborts", async () => {
     const abort = new AbortController();
     const waiting = create().store.hasSynced(abort.signal);
     abort.abort(new Error("stop"));
     await expect(waiting).rejects.toThrow("stop");
   });
 
-  it("agrees with a plain model of the collection after any history, and its notifications replay to the same state", () => {
+  test("agrees with a plain model of the collection after any history, and its notifications replay to the same state", () => {
     const object = fc
       .record({
         n: fc.integer({ min: 0, max: 3 }),

@@ -1,7 +1,7 @@
 import { mkdtempSync, rmSync, writeFileSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
-import { afterEach, beforeEach, describe, expect, it } from "vitest";
+import { afterEach, beforeEach, describe, expect, test } from "vitest";
 import { writeFilesVolume } from "../../../providers/local/machine/volume-files.ts";
 import { KubeTransport, type KubeTransportOptions } from "../../../src/kube/transport.ts";
 import { KubeApiError, isConflict, isGone, isNotFound, saysNotFound } from "../../../src/kube/errors.ts";
@@ -71,7 +71,7 @@ const failureOf = async (promise: Promise<unknown>): Promise<KubeApiError> => {
 const get = (path = "/api/v1/pods") => ({ method: "GET" as const, path, signal: live() });
 
 describe("a request", () => {
-  it("carries query, body, content type, version and credentials", async () => {
+  test("carries query, body, content type, version and credentials", async () => {
     const server = await serve();
     const kube = connect(server, { user: { token: "secret" }, version: "9.9.9" });
     await kube.request({
@@ -91,7 +91,7 @@ describe("a request", () => {
     });
   });
 
-  it("impersonates the user and every group when told to", async () => {
+  test("impersonates the user and every group when told to", async () => {
     const server = await serve();
     await connect(server, { impersonate: { user: "system:node:n", groups: ["system:nodes", "other"] } }).request(get());
     expect(server.received[0]?.headers).toMatchObject({
@@ -100,7 +100,7 @@ describe("a request", () => {
     });
   });
 
-  it("drops managedFields of objects and of list items", async () => {
+  test("drops managedFields of objects and of list items", async () => {
     const managedFields = [{ manager: "x" }];
     const server = await serve((_r, reply) =>
       json(reply, 200, { metadata: { managedFields }, items: [{ metadata: { name: "a", managedFields } }] }),
@@ -109,7 +109,7 @@ describe("a request", () => {
     expect(reply).toEqual({ metadata: {}, items: [{ metadata: { name: "a" } }] });
   });
 
-  it("reuses its connections", async () => {
+  test("reuses its connections", async () => {
     const server = await serve();
     const kube = connect(server);
     for (let i = 0; i < 20; i++) await kube.request(get());
@@ -117,7 +117,7 @@ describe("a request", () => {
     expect(server.connections).toBeLessThanOrEqual(2);
   });
 
-  it("reuses its connections after deletes with preconditions", async () => {
+  test("reuses its connections after deletes with preconditions", async () => {
     const server = await serve();
     const kube = connect(server);
     const body = { preconditions: { uid: "u" } };
@@ -125,7 +125,7 @@ describe("a request", () => {
     expect(server.connections).toBeLessThanOrEqual(2);
   });
 
-  it("has a connection for the lease that calls cannot occupy", async () => {
+  test("has a connection for the lease that calls cannot occupy", async () => {
     const waiting: (() => void)[] = [];
     const server = await serve((request, reply) => {
       if (request.url === "/lease") json(reply, 200, { ok: true });
@@ -167,14 +167,14 @@ describe("calls about the objects of one namespace", () => {
     return { kube, recover };
   }
 
-  it("leave connections to the others, however slow an admission webhook of theirs is", async () => {
+  test("leave connections to the others, however slow an admission webhook of theirs is", async () => {
     const { kube, recover } = await slowNamespace(8);
     const paths = ["/api/v1/namespaces/other/pods/a", "/apis/apps/v1/namespaces/other/x/y", "/api/v1/nodes/n"];
     for (const path of paths) expect(await kube.request(get(path))).toEqual({ url: path });
     expect(await recover()).toHaveLength(40);
   });
 
-  it("do not delay reviews, the lease or a watch", async () => {
+  test("do not delay reviews, the lease or a watch", async () => {
     const { kube, recover } = await slowNamespace(8);
     const review = { token: "t" };
     expect(await tokenReview(kube, review, live())).toBeUndefined();
@@ -183,7 +183,7 @@ describe("calls about the objects of one namespace", () => {
     await recover();
   });
 
-  it("wait for their turn no longer than for a reply", async () => {
+  test("wait for their turn no longer than for a reply", async () => {
     const server = await serve(() => {});
     const kube = connect(server, { connections: 4 });
     const calls = [1, 2].map((i) =>
@@ -195,7 +195,7 @@ describe("calls about the objects of one namespace", () => {
 });
 
 describe("reviews", () => {
-  it("wait for no rate limit of other calls", async () => {
+  test("wait for no rate limit of other calls", async () => {
     const kube = connect(await serve(), { rateLimit: { perSecond: 0.001, burst: 1 } });
     await kube.request(get());
     const waiting = new AbortController();
@@ -211,7 +211,7 @@ describe("somebody who loses the right to change anything", () => {
     throw new NotLeaderError("this agent does not lead any more");
   };
 
-  it("sends no change, and reads on", async () => {
+  test("sends no change, and reads on", async () => {
     const server = await serve();
     const kube = guardedKube(connect(server), refuse);
     for (const method of ["POST", "PUT", "PATCH", "DELETE"] as const)
@@ -220,7 +220,7 @@ describe("somebody who loses the right to change anything", () => {
     expect(server.received.map(({ method }) => method)).toEqual(["GET"]);
   });
 
-  it("does not send what had to wait meanwhile", async () => {
+  test("does not send what had to wait meanwhile", async () => {
     const server = await serve();
     let leads = true;
     const waited = Promise.withResolvers<void>();
@@ -238,7 +238,7 @@ describe("somebody who loses the right to change anything", () => {
 });
 
 describe("the server's clock", () => {
-  it("is noted with each reply to a lease", async () => {
+  test("is noted with each reply to a lease", async () => {
     const server = await serve((_r, reply) => json(reply, 200, {}, { date: "Thu, 01 Jan 2026 00:00:07 GMT" }));
     const times: number[] = [];
     const metrics = {
@@ -255,7 +255,7 @@ describe("the server's clock", () => {
 });
 
 describe("closing", () => {
-  it("lets requests under way finish", async () => {
+  test("lets requests under way finish", async () => {
     let answer = () => {};
     const server = await serve((_r, reply) => (answer = () => json(reply, 200, { ok: true })));
     const kube = connect(server);
@@ -267,7 +267,7 @@ describe("closing", () => {
     await closing;
   });
 
-  it("does not wait for a server that does not answer", async () => {
+  test("does not wait for a server that does not answer", async () => {
     const server = await serve(() => {});
     const kube = connect(server, { clock: noWait() });
     const call = failureOf(kube.request(get()));
@@ -278,7 +278,7 @@ describe("closing", () => {
 });
 
 describe("a failure", () => {
-  it("is an error with the status, the reason and the server's words", async () => {
+  test("is an error with the status, the reason and the server's words", async () => {
     const server = await serve((_r, reply) => json(reply, 404, failure(404, "NotFound", 'pods "x" not found')));
     const error = await failureOf(connect(server, { user: { token: "secret" } }).request(get()));
     expect(error).toMatchObject({ code: "KUBE_API", status: 404, reason: "NotFound", retryable: false });
@@ -287,7 +287,7 @@ describe("a failure", () => {
     expect(JSON.stringify(error) + error.stack).not.toContain("secret");
   });
 
-  it.each([
+  test.each([
     [
       "the API server about this pod",
       failure(404, "NotFound", 'pods "x" not found', { kind: "pods", name: "x" }),
@@ -304,7 +304,7 @@ describe("a failure", () => {
     expect(saysNotFound(error, { resource: "pods", name: "x" })).toBe(expected);
   });
 
-  it.each([
+  test.each([
     [409, "Conflict", isConflict, true],
     [409, "AlreadyExists", isConflict, false],
     [410, "Expired", isGone, true],
@@ -314,13 +314,13 @@ describe("a failure", () => {
     expect(guard(await failureOf(connect(server).request(get())))).toBe(expected);
   });
 
-  it("keeps plain text of a proxy as the message", async () => {
+  test("keeps plain text of a proxy as the message", async () => {
     const server = await serve((_r, reply) => reply.writeHead(502).end("bad gateway\n"));
     const error = await failureOf(connect(server).request(get()));
     expect(error).toMatchObject({ status: 502, retryable: true, message: "GET /api/v1/pods: 502 bad gateway" });
   });
 
-  it("says that nobody listens", async () => {
+  test("says that nobody listens", async () => {
     const server = await serve();
     const kube = connect(server);
     await server.stop();
@@ -329,30 +329,30 @@ describe("a failure", () => {
     expect(error.message).toMatch(/^GET \/api\/v1\/pods: connect ECONNREFUSED 127/);
   });
 
-  it("refuses a reply that is not JSON", async () => {
+  test("refuses a reply that is not JSON", async () => {
     const server = await serve((_r, reply) => reply.end("<html>"));
     expect(await failureOf(connect(server).request(get()))).toMatchObject({ status: 0, reason: "Malformed" });
   });
 
-  it("refuses a reply beyond the byte limit", async () => {
+  test("refuses a reply beyond the byte limit", async () => {
     const server = await serve((_r, reply) => json(reply, 200, { text: "x".repeat(2000) }));
     const error = await failureOf(connect(server, { maxReplyBytes: 1000 }).request(get()));
     expect(error).toMatchObject({ status: 0, reason: "Malformed" });
   });
 
-  it("ends a request that is not answered in time", async () => {
+  test("ends a request that is not answered in time", async () => {
     const server = await serve(() => {});
     const error = await failureOf(connect(server).request({ ...get(), timeoutMs: 50 }));
     expect(error).toMatchObject({ status: 0, reason: "Timeout" });
   });
 
-  it("ends a request whose reply stalls half-way", async () => {
+  test("ends a request whose reply stalls half-way", async () => {
     const server = await serve((_r, reply) => void reply.writeHead(200, { "content-length": "100" }).write("{"));
     const error = await failureOf(connect(server).request({ ...get(), timeoutMs: 50 }));
     expect(error).toMatchObject({ status: 0, reason: "Timeout" });
   });
 
-  it("gives the caller's own reason when the caller aborts", async () => {
+  test("gives the caller's own reason when the caller aborts", async () => {
     const caller = new AbortController();
     const server = await serve(() => caller.abort(new Error("shutting down")));
     await expect(connect(server).request({ ...get(), signal: caller.signal })).rejects.toThrow("shutting down");
@@ -366,41 +366,41 @@ describe("repeating", () => {
       left-- > 0 ? json(reply, status, failure(status, "Busy"), headers) : json(reply, 200, { ok: true });
   };
 
-  it("waits as long as Retry-After says", async () => {
+  test("waits as long as Retry-After says", async () => {
     const clock = noWait();
     const kube = connect(await serve(failing(2, 429, { "retry-after": "7" })), { clock });
     expect(await kube.request(get())).toEqual({ ok: true });
     expect(clock.slept).toEqual([7000, 7000]);
   });
 
-  it.each([429, 503])("waits a second after %i with Retry-After: 0, as without any", async (status) => {
+  test.each([429, 503])("waits a second after %i with Retry-After: 0, as without any", async (status) => {
     const clock = noWait();
     const kube = connect(await serve(failing(2, status, { "retry-after": "0" })), { clock });
     expect(await kube.request(get())).toEqual({ ok: true });
     expect(clock.slept).toEqual([1000, 1000]);
   });
 
-  it("gives up after ten times and tells when to come again", async () => {
+  test("gives up after ten times and tells when to come again", async () => {
     const server = await serve(failing(100, 429, { "retry-after": "1" }));
     const error = await failureOf(connect(server, { clock: noWait() }).request(get()));
     expect(error).toMatchObject({ status: 429, retryAfterMs: 1000 });
     expect(server.received).toHaveLength(11);
   });
 
-  it("reports 429 at once when Retry-After lies beyond the time limit", async () => {
+  test("reports 429 at once when Retry-After lies beyond the time limit", async () => {
     const server = await serve(failing(100, 429, { "retry-after": "60" }));
     const error = await failureOf(connect(server).request(get()));
     expect(error).toMatchObject({ status: 429, retryAfterMs: 60_000 });
   });
 
-  it("never repeats a POST after 503", async () => {
+  test("never repeats a POST after 503", async () => {
     const server = await serve(failing(1, 503, { "retry-after": "1" }));
     const error = await failureOf(connect(server, { clock: noWait() }).request({ ...get(), method: "POST", body: {} }));
     expect(error.status).toBe(503);
     expect(server.received).toHaveLength(1);
   });
 
-  it("repeats a GET once when the server closed a kept-alive connection", async () => {
+  test("repeats a GET once when the server closed a kept-alive connection", async () => {
     const server = await serve((request, reply) => {
       if (server.received.length === 2) request.socket.destroy();
       else json(reply, 200, { ok: true });
@@ -411,7 +411,7 @@ describe("repeating", () => {
     expect(server.received).toHaveLength(3);
   });
 
-  it("does not repeat a POST whose connection was closed", async () => {
+  test("does not repeat a POST whose connection was closed", async () => {
     const server = await serve((request) => request.socket.destroy());
     const error = await failureOf(connect(server).request({ ...get(), method: "POST", body: {} }));
     expect(error).toMatchObject({ status: 0, reason: "Transport" });
@@ -420,7 +420,7 @@ describe("repeating", () => {
 });
 
 describe("the client-side rate limit", () => {
-  it("holds calls back beyond the burst", async () => {
+  test("holds calls back beyond the burst", async () => {
     // However long the requests themselves take.
     const clock = { ...noWait(), monotonic: () => 0 };
     const kube = connect(await serve(), { clock, rateLimit: { perSecond: 10, burst: 2 } });
@@ -432,7 +432,7 @@ describe("the client-side rate limit", () => {
 });
 
 describe("credentials", () => {
-  it("are read again after 401, and the request repeated", async () => {
+  test("are read again after 401, and the request repeated", async () => {
     const tokenFile = join(folder, "token");
     writeFileSync(tokenFile, "old\n");
     const server = await serve((request, reply) =>
@@ -446,7 +446,7 @@ describe("credentials", () => {
     expect(await kube.request(get())).toEqual({ ok: true });
   });
 
-  it("are read again once when a mounted Secret was replaced: one request is refused, and no more", async () => {
+  test("are read again once when a mounted Secret was replaced: one request is refused, and no more", async () => {
     const mount = mkdtempSync(join(folder, "secret-"));
     const mountToken = (token: string) =>
       writeFilesVolume(mount, [{ path: "token", mode: 0o600, content_b64: b64(token) }]);
@@ -467,7 +467,7 @@ describe("credentials", () => {
     expect(refused).toBeLessThanOrEqual(1);
   });
 
-  it("that cannot be read are reported as such, without a request", async () => {
+  test("that cannot be read are reported as such, without a request", async () => {
     const server = await serve();
     const tokenFile = join(folder, "missing");
     const kube = connect(server, { user: { authProvider: { name: "tokenFile", config: { tokenFile } } } });
@@ -476,13 +476,13 @@ describe("credentials", () => {
     expect(server.received).toHaveLength(0);
   });
 
-  it("can be a user name and password", async () => {
+  test("can be a user name and password", async () => {
     const server = await serve();
     await connect(server, { user: { username: "u", password: "p" } }).request(get());
     expect(server.received[0]?.headers.authorization).toBe(`Basic ${b64("u:p")}`);
   });
 
-  it("can be a client certificate, replaced on disk without a restart", async () => {
+  test("can be a client certificate, replaced on disk without a restart", async () => {
     const tls = { cert: serverCert, key: serverKey, ca: caCert, requestCert: true, rejectUnauthorized: true };
     const server = await serve(undefined, tls);
     const [certFile, keyFile] = [join(folder, "crt"), join(folder, "key")];
@@ -503,13 +503,13 @@ describe("credentials", () => {
 describe("TLS", () => {
   const tls = { cert: serverCert, key: serverKey };
 
-  it("accepts a server that the configured CA vouches for", async () => {
+  test("accepts a server that the configured CA vouches for", async () => {
     const server = await serve(undefined, tls);
     await connect(server, { cluster: { caData: b64(caCert) } }).request(get());
     expect(server.received).toHaveLength(1);
   });
 
-  it("refuses a server of an unknown CA", async () => {
+  test("refuses a server of an unknown CA", async () => {
     const server = await serve(undefined, tls);
     const error = await failureOf(connect(server).request(get()));
     expect(error).toMatchObject({ status: 0, reason: "Transport" });
@@ -517,7 +517,7 @@ describe("TLS", () => {
     expect(server.received).toHaveLength(0);
   });
 
-  it("checks the name that tls-server-name gives", async () => {
+  test("checks the name that tls-server-name gives", async () => {
     const server = await serve(undefined, tls);
     const wrong = connect(server, { cluster: { caData: b64(caCert), tlsServerName: "kubernetes.default" } });
     await failureOf(wrong.request(get()));
@@ -538,7 +538,7 @@ describe("a watch", () => {
     return all;
   };
 
-  it("yields events until the server ends it", async () => {
+  test("yields events until the server ends it", async () => {
     const server = await serve(
       (_r, reply) => void reply.end(event("ADDED", "a", { managedFields: [] }) + event("DELETED", "b")),
     );
@@ -549,7 +549,7 @@ describe("a watch", () => {
     expect(server.received[0]?.url).toBe("/api/v1/pods?resourceVersion=5&watch=true");
   });
 
-  it("joins events that are cut anywhere, even within a character", async () => {
+  test("joins events that are cut anywhere, even within a character", async () => {
     const bytes = Buffer.from(event("ADDED", "nœud-🚀"));
     const server = await serve(async (_r, reply) => {
       for (const byte of bytes) {
@@ -563,7 +563,7 @@ describe("a watch", () => {
     ]);
   });
 
-  it.each([
+  test.each([
     ["ends within an event", `${event("ADDED", "a")}{"type":"ADD`],
     ["sends a line that is not JSON", `${event("ADDED", "a")}oops\n`],
     ["sends an event beyond the limit", event("ADDED", "a") + event("ADDED", "x".repeat(2000))],
@@ -579,7 +579,7 @@ describe("a watch", () => {
     expect(seen).toHaveLength(1);
   });
 
-  it("takes the largest object that the API server does, though it comes with every character escaped", async () => {
+  test("takes the largest object that the API server does, though it comes with every character escaped", async () => {
     const value = "<".repeat(3 * 1024 * 1024);
     const escaped = event("ADDED", "a", { value }).replaceAll("<", "\\u003c");
     const server = await serve((_r, reply) => void reply.end(escaped));
@@ -587,7 +587,7 @@ describe("a watch", () => {
     expect(received!.object.metadata.value).toHaveLength(value.length);
   });
 
-  it("breaks with a transport fault when the connection is reset", async () => {
+  test("breaks with a transport fault when the connection is reset", async () => {
     const server = await serve((request, reply) => {
       reply.write(event("ADDED", "a"));
       setImmediate(() => request.socket.resetAndDestroy());
@@ -595,18 +595,18 @@ describe("a watch", () => {
     expect(await failureOf(collect(watch(connect(server))))).toMatchObject({ status: 0, reason: "Transport" });
   });
 
-  it("fails to open with the server's status", async () => {
+  test("fails to open with the server's status", async () => {
     const server = await serve((_r, reply) => json(reply, 410, failure(410, "Expired")));
     expect(isGone(await failureOf(collect(watch(connect(server)))))).toBe(true);
   });
 
-  it("fails when the server does not open it in time", async () => {
+  test("fails when the server does not open it in time", async () => {
     const server = await serve(() => {});
     const error = await failureOf(collect(watch(connect(server, { timeoutMs: 50 }))));
     expect(error).toMatchObject({ status: 0, reason: "Timeout" });
   });
 
-  it("may be silent for longer than a request may take", async () => {
+  test("may be silent for longer than a request may take", async () => {
     let finish = () => {};
     const server = await serve((_r, reply) => {
       reply.write(event("ADDED", "a"));
@@ -624,7 +624,7 @@ describe("a watch", () => {
     expect(seen).toHaveLength(2);
   });
 
-  it("closes its connection when the consumer stops", async () => {
+  test("closes its connection when the consumer stops", async () => {
     let closed = false;
     const server = await serve((request, reply) => {
       request.socket.on("close", () => {
@@ -636,7 +636,7 @@ describe("a watch", () => {
     await expect.poll(() => closed).toBe(true);
   });
 
-  it("ends with the caller's reason on abort", async () => {
+  test("ends with the caller's reason on abort", async () => {
     const caller = new AbortController();
     const server = await serve((_r, reply) => void reply.write(event("ADDED", "a")));
     const consume = async () => {
@@ -645,7 +645,7 @@ describe("a watch", () => {
     await expect(consume()).rejects.toThrow("enough");
   });
 
-  it("holds the server back while the consumer is slow", async () => {
+  test("holds the server back while the consumer is slow", async () => {
     let written = 0;
     const line = event("ADDED", "x".repeat(64 * 1024));
     const server = await serve((_r, reply) => {

@@ -2,7 +2,7 @@ import { X509Certificate } from "node:crypto";
 import { mkdtemp, writeFile } from "node:fs/promises";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
-import { beforeEach, describe, expect, it, vi } from "vitest";
+import { beforeEach, describe, expect, test, vi } from "vitest";
 import type { Kube, KubeRequest } from "../../../src/kube/kube.ts";
 import { configMapClientCa } from "../../../src/kubelet/certificates/client-ca.ts";
 import {
@@ -44,7 +44,7 @@ describe("a certificate from files", () => {
     files = { certFile: join(dir, "tls.crt"), keyFile: join(dir, "tls.key") };
   });
 
-  it("is read again when it changes", async () => {
+  test("is read again when it changes", async () => {
     const clock = new VirtualClock();
     await write(pair(generateKeyPair(), "first"));
     const source = await fileCertificate({ ...files, clock, logger, metrics: unusedMetrics() });
@@ -67,7 +67,7 @@ describe("a certificate from files", () => {
     expect(seen).toEqual(["CN=second"]);
   });
 
-  it("is kept while only one of the files is new", async () => {
+  test("is kept while only one of the files is new", async () => {
     const clock = new VirtualClock();
     const metrics = unusedMetrics();
     const first = pair(generateKeyPair(), "first");
@@ -88,7 +88,7 @@ describe("a certificate from files", () => {
     expect(source.current()).toEqual(first);
   });
 
-  it("must be usable at the start", async () => {
+  test("must be usable at the start", async () => {
     await write({ cert: pair(generateKeyPair()).cert, key: pair(generateKeyPair()).key });
     const loading = fileCertificate({ ...files, clock: new VirtualClock(), logger, metrics: unusedMetrics() });
     await expect(loading).rejects.toThrow(/tls\.crt: certificate and key cannot be used together/);
@@ -96,7 +96,7 @@ describe("a certificate from files", () => {
 });
 
 describe("a self-signed certificate", () => {
-  it("covers every advertised name, and is made anew when they change", async () => {
+  test("covers every advertised name, and is made anew when they change", async () => {
     const clock = new VirtualClock(Date.now());
     let names = NAMES;
     const source = selfSignedCertificate({
@@ -137,7 +137,7 @@ class FakeSigner implements Kube {
 }
 
 describe("a certificate signed by the cluster", () => {
-  it("is asked for as kubelets do", async () => {
+  test("is asked for as kubelets do", async () => {
     const clock = new VirtualClock(Date.now());
     const kube = new FakeSigner();
     const source = signedCertificate({
@@ -160,7 +160,7 @@ describe("a certificate signed by the cluster", () => {
     });
   });
 
-  it("has a self-signed one in its place until then", () => {
+  test("has a self-signed one in its place until then", () => {
     const clock = new VirtualClock(Date.now());
     const kube = new FakeSigner();
     const source = signedCertificate({
@@ -175,7 +175,7 @@ describe("a certificate signed by the cluster", () => {
     expect(coversNames(source.current()!.cert, NAMES)).toBe(true);
   });
 
-  it("is asked for again after a refusal, and the refusal is counted", async () => {
+  test("is asked for again after a refusal, and the refusal is counted", async () => {
     const clock = new VirtualClock(Date.now());
     const kube = new FakeSigner();
     kube.condition = { type: "Denied", message: "no" };
@@ -203,7 +203,7 @@ describe("a certificate signed by the cluster", () => {
 describe("the cluster's client CA", () => {
   const ca = () => pair(generateKeyPair()).cert;
 
-  it("is read from the ConfigMap, read again, and kept when it vanishes", async () => {
+  test("is read from the ConfigMap, read again, and kept when it vanishes", async () => {
     const clock = new VirtualClock();
     let data: Record<string, string> | undefined = { "client-ca-file": ca() };
     const kube: Kube = {
@@ -226,7 +226,7 @@ describe("the cluster's client CA", () => {
     expect([first === second, source.current() === second, second === undefined]).toEqual([false, true, false]);
   });
 
-  it("may be missing: then there is none", async () => {
+  test("may be missing: then there is none", async () => {
     const kube: Kube = {
       request: () => Promise.reject(new Error("forbidden")),
       watch: () => {

@@ -1,5 +1,5 @@
 import fc from "fast-check";
-import { describe, expect, it } from "vitest";
+import { describe, expect, test } from "vitest";
 import type { Pod } from "../../../src/kube/wire.ts";
 import {
   attemptToRead,
@@ -25,18 +25,18 @@ function output(lines: LogLine[], format: LogFormat): string {
 }
 
 describe("the log's output", () => {
-  it("joins the parts of a line, and has the time once at its beginning", () => {
+  test("joins the parts of a line, and has the time once at its beginning", () => {
     const lines = [line("a", { partial: true }), line("b", { partial: true }), line("c"), line("d")];
     expect(output(lines, { timestamps: true })).toBe(
       "2026-01-01T00:00:01.500000000Z abc\n2026-01-01T00:00:01.500000000Z d\n",
     );
   });
 
-  it("invents no newline at the end of an unfinished line", () => {
+  test("invents no newline at the end of an unfinished line", () => {
     expect(output([line("unfinished", { partial: true })], { timestamps: false })).toBe("unfinished");
   });
 
-  it("is cut to the byte, times included", () => {
+  test("is cut to the byte, times included", () => {
     fc.assert(
       fc.property(
         fc.array(fc.string({ maxLength: 20 })),
@@ -55,7 +55,7 @@ describe("the log's output", () => {
 });
 
 describe("log times", () => {
-  it.each([
+  test.each([
     ["2026-01-01T00:00:01Z", "2026-01-01T00:00:01.000000000Z"],
     ["2026-01-01T00:00:01.5Z", "2026-01-01T00:00:01.500000000Z"],
     ["2026-01-01T00:00:01.123456789Z", "2026-01-01T00:00:01.123456789Z"],
@@ -67,7 +67,7 @@ describe("log times", () => {
 });
 
 describe("log options", () => {
-  it("are read as kube-apiserver sends them", () => {
+  test("are read as kube-apiserver sends them", () => {
     const query = "follow=true&previous=false&timestamps=1&tailLines=0&limitBytes=5&sinceTime=2026-01-01T00:00:00Z";
     expect(parseLogOptions(new URLSearchParams(query))).toEqual({
       follow: true,
@@ -79,7 +79,7 @@ describe("log options", () => {
     });
   });
 
-  it.each([
+  test.each([
     ["tail=3", { tailLines: 3 }],
     ["tail=all", {}],
     ["stream=Stderr", { stream: "stderr" }],
@@ -93,14 +93,14 @@ describe("log options", () => {
     });
   });
 
-  it.each(["tailLines=x", "limitBytes=1.5", "sinceSeconds=", "sinceTime=yesterday"])(
+  test.each(["tailLines=x", "limitBytes=1.5", "sinceSeconds=", "sinceTime=yesterday"])(
     "that cannot be decoded are 400: %s",
     (query) => {
       expect(() => parseLogOptions(new URLSearchParams(query))).toThrow(expect.objectContaining({ status: 400 }));
     },
   );
 
-  it.each([
+  test.each([
     "tailLines=-1",
     "limitBytes=0",
     "sinceSeconds=0",
@@ -122,7 +122,7 @@ describe("which instance's log is read", () => {
     }) as unknown as Pod;
   const ended = { terminated: { containerID: "x://1", exitCode: 1 } };
 
-  it.each([
+  test.each([
     ["running", { state: { running: {} } }, false, false],
     ["ended", { state: ended }, false, false],
     ["waiting to be restarted", { state: { waiting: { reason: "CrashLoopBackOff" } }, lastState: ended }, false, false],
@@ -133,7 +133,7 @@ describe("which instance's log is read", () => {
     expect(attemptToRead(podWith(status), "c", previous)).toBe(expected);
   });
 
-  it.each([
+  test.each([
     [undefined, false, 'container "c" in pod "p" is not available'],
     [
       { state: { waiting: { reason: "ContainerCreating" } } },

@@ -1,4 +1,4 @@
-import { describe, expect, it } from "vitest";
+import { describe, expect, test } from "vitest";
 import { DEFAULT_SESSION_LIMITS, Sessions, type SessionType } from "../../../src/kubelet/sessions.ts";
 import { unusedMetrics } from "../../../src/telemetry/metrics.ts";
 
@@ -14,7 +14,7 @@ describe("the sessions of a node", () => {
     }
   }
 
-  it.each(["exec", "logs"] as const)(
+  test.each(["exec", "logs"] as const)(
     "leave some to others when one namespace opens %s sessions without end",
     (type) => {
       const sessions = new Sessions(DEFAULT_SESSION_LIMITS, unusedMetrics());
@@ -25,7 +25,7 @@ describe("the sessions of a node", () => {
     },
   );
 
-  it("are given back to the namespace when they end", () => {
+  test("are given back to the namespace when they end", () => {
     const sessions = new Sessions({ ...DEFAULT_SESSION_LIMITS, perNamespace: 1 }, unusedMetrics());
     const pod = { namespace: "a", uid: "1" };
     sessions.open("exec", pod, "u")();

@@ -1,4 +1,4 @@
-import { describe, expect, it } from "vitest";
+import { describe, expect, test } from "vitest";
 import type { Pod } from "../../../src/kube/wire.ts";
 import { renderCadvisorMetrics } from "../../../src/kubelet/endpoints/metrics-cadvisor.ts";
 import { renderResourceMetrics } from "../../../src/kubelet/endpoints/metrics-resource.ts";
@@ -74,14 +74,14 @@ function setUp(pods: Record<string, string[]>) {
 }
 
 describe("usage of the machines", () => {
-  it("comes with what the backend's probes came to, even of a container that has no usage yet", async () => {
+  test("comes with what the backend's probes came to, even of a container that has no usage yet", async () => {
     const { next } = setUp({ web: ["main"] });
     const tally = { probe: "readiness" as const, successful: 3, failed: 1, unknown: 0 };
     const { pods, probes } = await next({ web: { containers: [container("main", 0, { probes: [tally] })] } });
     expect({ pods, probes }).toEqual({ pods: [], probes: [{ podUid: "uid-web", container: "main", tally }] });
   });
 
-  it("is asked for at once when a container has started since", async () => {
+  test("is asked for at once when a container has started since", async () => {
     const { source, list, calls } = setUp({ old: ["main"] });
     await source.sample();
     list.push({ pod: pod("young", ["main"]), machineId: "m-young" });
@@ -89,7 +89,7 @@ describe("usage of the machines", () => {
     expect(calls()).toBe(2);
   });
 
-  it("is asked for once in three seconds", async () => {
+  test("is asked for once in three seconds", async () => {
     const it = setUp({});
     await Promise.all([it.source.sample(), it.source.sample()]);
     await it.clock.advance(2_900);
@@ -100,7 +100,7 @@ describe("usage of the machines", () => {
     expect([before, it.calls()]).toEqual([1, 2]);
   });
 
-  it("leaves out machines without a sample and containers with nothing to show", async () => {
+  test("leaves out machines without a sample and containers with nothing to show", async () => {
     const it = setUp({ a: ["c", "idle", "silent"], b: ["c"] });
     const node = await it.next({
       a: { containers: [container("c", 1), container("idle", 0), container("stranger", 1)] },
@@ -110,7 +110,7 @@ describe("usage of the machines", () => {
     ]);
   });
 
-  it("has a rate from the second sample on", async () => {
+  test("has a rate from the second sample on", async () => {
     const it = setUp({ a: ["c"] });
     const first = await it.next({ a: { containers: [container("c", 10)] } });
     const second = await it.next({ a: { containers: [container("c", 15)] } });
@@ -118,14 +118,14 @@ describe("usage of the machines", () => {
     expect(nanocores).toEqual([undefined, 5e8]);
   });
 
-  it("starts its rate anew when the container was restarted", async () => {
+  test("starts its rate anew when the container was restarted", async () => {
     const it = setUp({ a: ["c"] });
     await it.next({ a: { containers: [container("c", 10)] } });
     const node = await it.next({ a: { containers: [container("c", 1, { started_at: "2026-01-01T00:00:05.000Z" })] } });
     expect(node.pods[0]!.containers[0]!.cpuNanocores).toBeUndefined();
   });
 
-  it("of the node never falls: gone and restarted containers keep counting, missed samples count once", async () => {
+  test("of the node never falls: gone and restarted containers keep counting, missed samples count once", async () => {
     const it = setUp({ a: ["c"], b: ["c"] });
     const seconds: number[] = [];
     const step = async (machines: Parameters<typeof it.next>[0]) =>
@@ -140,7 +140,7 @@ describe("usage of the machines", () => {
     expect(seconds).toEqual([16, 17, 18, 20, 20]);
   });
 
-  it("is the agent's alone, and says so, when the provider cannot be asked", async () => {
+  test("is the agent's alone, and says so, when the provider cannot be asked", async () => {
     const it = setUp({ a: ["c"] });
     const node = await it.next(new Error("down"));
     expect(node).toMatchObject({ failed: true, pods: [], workingSetBytes: 500 });
@@ -148,7 +148,7 @@ describe("usage of the machines", () => {
 });
 
 describe("/metrics/resource", () => {
-  it("is what metrics-server and virtual-kubelet's suite read: three series a container, pod as the second label", async () => {
+  test("is what metrics-server and virtual-kubelet's suite read: three series a container, pod as the second label", async () => {
     const it = setUp({ a: ["c"] });
     const node = await it.next({ a: { containers: [container("c", 4.710169)] } });
     const lines = renderResourceMetrics(node)
@@ -167,7 +167,7 @@ describe("/metrics/resource", () => {
     ]);
   });
 
-  it("has no zero in it, not even on an empty node", async () => {
+  test("has no zero in it, not even on an empty node", async () => {
     const it = setUp({});
     const values = renderResourceMetrics(await it.next({})).matchAll(/^node_\w+ (\S+) \d+$/gm);
     expect([...values].map(([, value]) => Number(value))).toEqual([1, 500]);
@@ -175,7 +175,7 @@ describe("/metrics/resource", () => {
 });
 
 describe("/metrics/cadvisor", () => {
-  it("shows a pod's network where dashboards look for it: without container, on eth0", async () => {
+  test("shows a pod's network where dashboards look for it: without container, on eth0", async () => {
     const it = setUp({ a: ["c"] });
     const node = await it.next({ a: { containers: [container("c", 1)], network: { rx_bytes: 7, tx_bytes: 8 } } });
     expect(renderCadvisorMetrics(node, { cpuMillis: 4000, memoryBytes: 1 })).toMatch(
@@ -183,7 +183,7 @@ describe("/metrics/cadvisor", () => {
     );
   });
 
-  it("escapes what label values may hold", async () => {
+  test("escapes what label values may hold", async () => {
     const it = setUp({ 'q"\\\n': ["c"] });
     const node = await it.next({ 'q"\\\n': { containers: [container("c", 1)] } });
     expect(renderCadvisorMetrics(node, { cpuMillis: 1, memoryBytes: 1 })).toContain('pod="q\\"\\\\\\n"');
@@ -191,7 +191,7 @@ describe("/metrics/cadvisor", () => {
 });
 
 describe("/stats/summary", () => {
-  it("sums a pod's containers, and leaves out what is not known of all of them", async () => {
+  test("sums a pod's containers, and leaves out what is not known of all of them", async () => {
     const it = setUp({ a: ["c", "d"] });
     const node = await it.next({ a: { containers: [container("c", 1, { memory_rss_bytes: 3 }), container("d", 2)] } });
     const summary = renderSummary(node, { nodeName: "n", startedAtMs: 0, brief: false }) as {
@@ -206,7 +206,7 @@ describe("/stats/summary", () => {
     expect(summary.pods[0]!["memory"]).not.toHaveProperty("rssBytes");
   });
 
-  it("has only cpu and memory when that is asked for", async () => {
+  test("has only cpu and memory when that is asked for", async () => {
     const it = setUp({ a: ["c"] });
     const volumes = [{ name: "v", used_bytes: 1 }];
     const node = await it.next({

@@ -2,13 +2,13 @@ import { execFile } from "node:child_process";
 import { X509Certificate } from "node:crypto";
 import { isIPv6 } from "node:net";
 import fc from "fast-check";
-import { describe, expect, it } from "vitest";
+import { describe, expect, test } from "vitest";
 import { createCertificate, createSigningRequest, generateKeyPair, ipBytes } from "../../../src/util/x509.ts";
 
 const NAMES = { dnsNames: ["vm-1", "vm-1.example.com"], ipAddresses: ["10.0.0.5", "fd00::5"] };
 
 describe("certificates", () => {
-  it("say who, for what and how long", () => {
+  test("say who, for what and how long", () => {
     const keys = generateKeyPair();
     const certificate = new X509Certificate(
       createCertificate({
@@ -32,7 +32,7 @@ describe("certificates", () => {
     expect(certificate.verify(keys.publicKey)).toBe(true);
   });
 
-  it("of a CA verify by its key and name", () => {
+  test("of a CA verify by its key and name", () => {
     const [caKeys, keys] = [generateKeyPair(), generateKeyPair()];
     const life = { notBeforeMs: Date.now() - 1000, notAfterMs: Date.now() + 1000_000 };
     const subject = { commonName: "ca" };
@@ -44,7 +44,7 @@ describe("certificates", () => {
 });
 
 describe("signing requests", () => {
-  it("are read and verified by openssl", async ({ skip }) => {
+  test("are read and verified by openssl", async ({ skip }) => {
     const request = createSigningRequest({
       subject: { commonName: "system:node:vm-1", organizations: ["system:nodes"] },
       keys: generateKeyPair(),
@@ -58,7 +58,7 @@ describe("signing requests", () => {
 });
 
 describe("ipBytes", () => {
-  it.each([
+  test.each([
     ["10.0.0.255", "0a0000ff"],
     ["::1", "00000000000000000000000000000001"],
     ["fd00::", "fd000000000000000000000000000000"],
@@ -68,7 +68,7 @@ describe("ipBytes", () => {
     expect(ipBytes(address).toString("hex")).toBe(hex);
   });
 
-  it("of any IPv6 address are its groups", () => {
+  test("of any IPv6 address are its groups", () => {
     fc.assert(
       fc.property(
         fc.ipV6().filter((address) => isIPv6(address)),
@@ -79,7 +79,7 @@ describe("ipBytes", () => {
     );
   });
 
-  it.each(["", "vm-1", "1.2.3", "fe80::1%eth0"])("of %j do not exist", (address) => {
+  test.each(["", "vm-1", "1.2.3", "fe80::1%eth0"])("of %j do not exist", (address) => {
     expect(() => ipBytes(address)).toThrow(RangeError);
   });
 });

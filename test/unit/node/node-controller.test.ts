@@ -1,4 +1,4 @@
-import { afterEach, describe, expect, it, vi } from "vitest";
+import { afterEach, describe, expect, test, vi } from "vitest";
 import { ConfigError } from "../../../src/config/load.ts";
 import type { KubeRequest } from "../../../src/kube/kube.ts";
 import type { Node } from "../../../src/kube/wire.ts";
@@ -155,7 +155,7 @@ function setup(options: { node?: Node; capacity?: CapacitySource; backend?: Back
 }
 
 describe("registration", () => {
-  it("creates the Node, ready from the start", async () => {
+  test("creates the Node, ready from the start", async () => {
     const s = setup();
     await s.start();
     expect(s.api.ready()).toMatchObject({ status: "True", reason: "KubeletReady" });
@@ -164,7 +164,7 @@ describe("registration", () => {
     expect(s.registrations()).toBe(1);
   });
 
-  it("is tried for ever: after 100 ms, doubling to 7 s", async () => {
+  test("is tried for ever: after 100 ms, doubling to 7 s", async () => {
     const s = setup();
     s.api.fault = (r) =>
       r.method === "POST" && r.path === "/api/v1/nodes" ? apiError(503, "ServiceUnavailable") : undefined;
@@ -184,7 +184,7 @@ describe("registration", () => {
     expect(s.api.ready()?.status).toBe("True");
   });
 
-  it("adopts a Node that exists, with its taints, its labels and its UID", async () => {
+  test("adopts a Node that exists, with its taints, its labels and its UID", async () => {
     const node: Node = {
       metadata: { name: "burst-1", uid: "old", labels: { zone: "z" } },
       spec: { taints: [{ key: "mine", effect: "NoSchedule" }] },
@@ -197,7 +197,7 @@ describe("registration", () => {
     expect(s.api.ready()?.status).toBe("True");
   });
 
-  it("adopts a Node that somebody creates at the same moment", async () => {
+  test("adopts a Node that somebody creates at the same moment", async () => {
     const s = setup();
     s.api.fault = (r) => {
       if (r.method === "POST" && r.path === "/api/v1/nodes" && !s.api.node) {
@@ -221,7 +221,7 @@ describe("registration", () => {
       { status: { nodeInfo: { kubeletVersion: "v1.35.1", systemUUID: "1" } as never } },
     ],
   ];
-  it.each(foreign)("refuses the Node %s, for good and untouched", async (_whose, node) => {
+  test.each(foreign)("refuses the Node %s, for good and untouched", async (_whose, node) => {
     const s = setup({ node: { metadata: { name: "burst-1", uid: "theirs" }, ...node } });
     const claimed = vi.fn<() => void>();
     void s.controller.claimed(s.abort.signal).then(claimed);
@@ -230,7 +230,7 @@ describe("registration", () => {
     expect(claimed).not.toHaveBeenCalled();
   });
 
-  it("refuses a Node that somebody else has made in place of its own", async () => {
+  test("refuses a Node that somebody else has made in place of its own", async () => {
     const s = setup();
     const { done } = await s.start();
     const refused = expect(done).rejects.toThrow(/providerID is aws:.*not vmlet:.*kubectl delete node burst-1/s);
@@ -239,7 +239,7 @@ describe("registration", () => {
     await refused;
   });
 
-  it("goes on with its own Node that was made before it without a providerID", async () => {
+  test("goes on with its own Node that was made before it without a providerID", async () => {
     const first = setup({ node: { metadata: { name: "burst-1", uid: "old" } } });
     await first.start();
     const second = setup({ node: first.api.node! });
@@ -247,7 +247,7 @@ describe("registration", () => {
     expect(second.api.ready()?.status).toBe("True");
   });
 
-  it("says when the Node is known to be its own", async () => {
+  test("says when the Node is known to be its own", async () => {
     const s = setup();
     s.api.fault = (r) => (r.path.startsWith("/api/v1/nodes") ? apiError(500, "InternalError") : undefined);
     const claimed = vi.fn<() => void>();
@@ -260,7 +260,7 @@ describe("registration", () => {
     expect(claimed).toHaveBeenCalled();
   });
 
-  it("registers again when the Node is deleted, and gives the lease its new owner", async () => {
+  test("registers again when the Node is deleted, and gives the lease its new owner", async () => {
     const s = setup();
     await s.start();
     await s.clock.advance(11_000);
@@ -276,7 +276,7 @@ describe("registration", () => {
     expect(s.registrations()).toBe(2);
   });
 
-  it("registers again when the deletion itself went unnoticed", async () => {
+  test("registers again when the deletion itself went unnoticed", async () => {
     const s = setup();
     await s.start();
     s.api.node = undefined;
@@ -288,7 +288,7 @@ describe("registration", () => {
 describe("reporting", () => {
   const patches = (s: ReturnType<typeof setup>) => s.api.sent("PATCH", `${NODE}/status`);
 
-  it("sends nothing for minutes while nothing changes, then a heartbeat", async () => {
+  test("sends nothing for minutes while nothing changes, then a heartbeat", async () => {
     const s = setup({ node: { metadata: { name: "burst-1", uid: "u" } } });
     await s.start();
     expect(patches(s)).toHaveLength(1);
@@ -301,7 +301,7 @@ describe("reporting", () => {
     });
   });
 
-  it("repairs within ten seconds what somebody changed", async () => {
+  test("repairs within ten seconds what somebody changed", async () => {
     const s = setup();
     await s.start();
     await s.clock.advance(1_000);
@@ -312,7 +312,7 @@ describe("reporting", () => {
     expect(s.events).toContain("Normal NodeReady");
   });
 
-  it("reports at once when told that something changed", async () => {
+  test("reports at once when told that something changed", async () => {
     let gpus = "1";
     const s = setup({ capacity: { current: () => fixedCapacity({ "nvidia.com/gpu": gpus }).current() } });
     await s.start();
@@ -322,7 +322,7 @@ describe("reporting", () => {
     expect(s.api.node?.status?.allocatable?.["nvidia.com/gpu"]).toBe("4");
   });
 
-  it("zeroes an extended resource that the source no longer names", async () => {
+  test("zeroes an extended resource that the source no longer names", async () => {
     let resources: Record<string, string> = { "example.com/fpga": "2" };
     const s = setup({ capacity: { current: () => fixedCapacity(resources).current() } });
     await s.start();
@@ -333,7 +333,7 @@ describe("reporting", () => {
     expect(s.api.node?.status?.allocatable?.["example.com/fpga"]).toBe("0");
   });
 
-  it("turns ready within a moment of the first capacity report", async () => {
+  test("turns ready within a moment of the first capacity report", async () => {
     let current: ReturnType<CapacitySource["current"]>;
     const s = setup({ capacity: { current: () => current } });
     await s.start();
@@ -344,7 +344,7 @@ describe("reporting", () => {
     expect(s.api.ready()?.status).toBe("True");
   });
 
-  it("recovers after a failed report without waiting for the next turn", async () => {
+  test("recovers after a failed report without waiting for the next turn", async () => {
     const s = setup({ node: { metadata: { name: "burst-1", uid: "u" } } });
     s.api.fault = (r) =>
       r.method === "PATCH" && r.path === `${NODE}/status` ? apiError(500, "InternalError") : undefined;
@@ -357,7 +357,7 @@ describe("reporting", () => {
 });
 
 describe("the version that it reports", () => {
-  it.each([
+  test.each([
     ["v1.35.2", "v1.35.0+vmlet.0.1.0"],
     ["v1.36.3", "v1.36.0+vmlet.0.1.0"],
     ["v1.37.0-alpha.1", "v1.36.0+vmlet.0.1.0"],
@@ -373,7 +373,7 @@ describe("the version that it reports", () => {
     expect(s.api.sent("GET", "/version")).toHaveLength(1);
   });
 
-  it("is the newest where the API server does not tell", async () => {
+  test("is the newest where the API server does not tell", async () => {
     const s = setup();
     s.api.fault = (r) => (r.path === "/version" ? apiError(403, "Forbidden") : undefined);
     await s.start();
@@ -381,7 +381,7 @@ describe("the version that it reports", () => {
     expect(s.api.ready()?.status).toBe("True");
   });
 
-  it("waits for an API server that is not well", async () => {
+  test("waits for an API server that is not well", async () => {
     const s = setup();
     s.api.fault = (r) => (r.path === "/version" ? apiError(503, "ServiceUnavailable") : undefined);
     await s.start();
@@ -393,7 +393,7 @@ describe("the version that it reports", () => {
 });
 
 describe("cordoning", () => {
-  it("is told of as an event once, and so is its end", async () => {
+  test("is told of as an event once, and so is its end", async () => {
     const s = setup();
     await s.start();
     const cordon = (unschedulable: boolean) =>
@@ -408,7 +408,7 @@ describe("cordoning", () => {
 });
 
 describe("a backend outage", () => {
-  it("is told of, leaves the node ready for the grace, then turns it not ready, and back", async () => {
+  test("is told of, leaves the node ready for the grace, then turns it not ready, and back", async () => {
     const s = setup({ graceMs: 600_000 });
     await s.start();
     s.backend.failingSince = s.clock.monotonic();
@@ -431,7 +431,7 @@ describe("a backend outage", () => {
     ]);
   });
 
-  it("of a moment is no news", async () => {
+  test("of a moment is no news", async () => {
     const s = setup();
     await s.start();
     const before = s.api.sent("PATCH", `${NODE}/status`).length;
@@ -442,7 +442,7 @@ describe("a backend outage", () => {
     expect(s.api.sent("PATCH", `${NODE}/status`)).toHaveLength(before);
   });
 
-  it("never touches the lease", async () => {
+  test("never touches the lease", async () => {
     const s = setup();
     await s.start();
     s.backend.failingSince = s.clock.monotonic();
@@ -454,7 +454,7 @@ describe("a backend outage", () => {
 });
 
 describe("the lease", () => {
-  it("is created and then renewed every ten seconds on its own lane", async () => {
+  test("is created and then renewed every ten seconds on its own lane", async () => {
     const s = setup();
     await s.start();
     expect(s.api.lease).toMatchObject({
@@ -467,7 +467,7 @@ describe("the lease", () => {
     expect(s.api.kube.requests.filter((r) => r.path.includes("/leases")).every((r) => r.lane === "lease")).toBe(true);
   });
 
-  it("is renewed while the Node cannot be registered", async () => {
+  test("is renewed while the Node cannot be registered", async () => {
     const s = setup();
     s.api.fault = (r) => (r.path.startsWith("/api/v1/nodes") ? apiError(500, "InternalError") : undefined);
     await s.start();
@@ -481,7 +481,7 @@ describe("the lease", () => {
     ]);
   });
 
-  it("is tried again after 200 ms, doubling to 7 s", async () => {
+  test("is tried again after 200 ms, doubling to 7 s", async () => {
     const s = setup();
     const at: number[] = [];
     s.api.fault = (r) => {
@@ -496,7 +496,7 @@ describe("the lease", () => {
     ]);
   });
 
-  it("is renewed with a later time each time, though the clock is set back", async () => {
+  test("is renewed with a later time each time, though the clock is set back", async () => {
     const s = setup();
     await s.start();
     const times: number[] = [];
@@ -509,7 +509,7 @@ describe("the lease", () => {
     expect(new Set(times).size).toBe(5);
   });
 
-  it("goes on from the time that an agent wrote whose clock was ahead", async () => {
+  test("goes on from the time that an agent wrote whose clock was ahead", async () => {
     const s = setup();
     const renewTime = "2026-01-04T00:00:00.000000Z";
     s.api.lease = { metadata: {}, spec: { renewTime } };
@@ -520,7 +520,7 @@ describe("the lease", () => {
     expect(s.api.lease.spec.renewTime > first).toBe(true);
   });
 
-  it("tells that the process makes progress, whether or not it is renewed", async () => {
+  test("tells that the process makes progress, whether or not it is renewed", async () => {
     const s = setup();
     s.api.fault = (r) => (r.path.includes("/leases") ? apiError(0, "Timeout") : undefined);
     await s.start();
@@ -529,7 +529,7 @@ describe("the lease", () => {
     expect(s.controller.lease.renewedAt).toBeUndefined();
   });
 
-  it("is made again when somebody deletes it", async () => {
+  test("is made again when somebody deletes it", async () => {
     const s = setup();
     await s.start();
     s.api.lease = undefined;
@@ -539,7 +539,7 @@ describe("the lease", () => {
 });
 
 describe("stopping", () => {
-  it("leaves the Node and the lease in place and ends every timer", async () => {
+  test("leaves the Node and the lease in place and ends every timer", async () => {
     const s = setup();
     const { done } = await s.start();
     s.abort.abort();

@@ -1,22 +1,22 @@
-import { describe, expect, it } from "vitest";
+import { describe, expect, test } from "vitest";
 import { nodePlatform } from "../../../src/node/platform.ts";
 
 describe("the platform of a node's machines", () => {
   const configured = { os: "linux", architecture: "riscv64" };
 
-  it("is what the backend says", () => {
+  test("is what the backend says", () => {
     const reported = { os: "windows", architecture: "arm64" };
     expect(nodePlatform({ reported, configured, hostArchitecture: "x64" })).toEqual({ ...reported, assumed: false });
   });
 
-  it("is what the configuration says where the backend does not", () => {
+  test("is what the configuration says where the backend does not", () => {
     expect(nodePlatform({ reported: {}, configured, hostArchitecture: "x64" })).toEqual({
       ...configured,
       assumed: false,
     });
   });
 
-  it.each([
+  test.each([
     ["x64", "amd64"],
     ["arm64", "arm64"],
     ["s390x", "s390x"],
@@ -29,14 +29,14 @@ describe("the platform of a node's machines", () => {
     });
   });
 
-  it("is only assumed until the backend has answered", () => {
+  test("is only assumed until the backend has answered", () => {
     expect(nodePlatform({ reported: undefined, configured, hostArchitecture: "x64" })).toEqual({
       ...configured,
       assumed: true,
     });
   });
 
-  it("is not what a provider's module says when no label could hold that", () => {
+  test("is not what a provider's module says when no label could hold that", () => {
     const reported = { os: "Linux 6.1", architecture: "x86_64" };
     expect(nodePlatform({ reported, configured, hostArchitecture: "x64" })).toMatchObject(configured);
   });

@@ -1,4 +1,4 @@
-import { describe, expect, it } from "vitest";
+import { describe, expect, test } from "vitest";
 import { parseConfig } from "../../../src/config/load.ts";
 import type { Node } from "../../../src/kube/wire.ts";
 import { fixedCapacity, fromProvider } from "../../../src/node/capacity.ts";
@@ -59,7 +59,7 @@ const withStatus = (node: Node, status: Partial<NonNullable<Node["status"]>>): N
 });
 
 describe("a new Node", () => {
-  it("has the kubelet's labels, the virtual node's and the user's", () => {
+  test("has the kubelet's labels, the virtual node's and the user's", () => {
     expect(created.metadata?.labels).toEqual({
       "kubernetes.io/hostname": "burst-1",
       "kubernetes.io/os": "linux",
@@ -72,14 +72,14 @@ describe("a new Node", () => {
     });
   });
 
-  it("has a provider ID that no cloud takes for its own, and its taints", () => {
+  test("has a provider ID that no cloud takes for its own, and its taints", () => {
     expect(created.spec).toEqual({
       providerID: "vmlet://c1/burst-1",
       taints: [{ key: "virtual-kubelet.io/provider", value: "vmlet", effect: "NoSchedule" }],
     });
   });
 
-  it("says where its kubelet listens and what it is", () => {
+  test("says where its kubelet listens and what it is", () => {
     expect(created.status?.daemonEndpoints).toEqual({ kubeletEndpoint: { Port: 10250 } });
     expect(created.status?.nodeInfo).toMatchObject({
       kubeletVersion: "v1.36.0+vmlet.0.1.0",
@@ -90,7 +90,7 @@ describe("a new Node", () => {
     });
   });
 
-  it("publishes a Hostname only when one is configured", () => {
+  test("publishes a Hostname only when one is configured", () => {
     const internal = [
       { type: "InternalIP", address: "10.0.0.5" },
       { type: "InternalIP", address: "fd00::5" },
@@ -101,7 +101,7 @@ describe("a new Node", () => {
     expect(named.metadata?.labels?.["kubernetes.io/hostname"]).toBe("vm.example");
   });
 
-  it("keeps its machine and boot ids over restarts and differs in them from other nodes", () => {
+  test("keeps its machine and boot ids over restarts and differs in them from other nodes", () => {
     const again = newNode(settings, well(), T0 + 1e9).status?.nodeInfo;
     expect(again).toMatchObject({
       machineID: created.status?.nodeInfo?.machineID,
@@ -112,7 +112,7 @@ describe("a new Node", () => {
     expect(created.status?.nodeInfo?.machineID).toMatch(/^[0-9a-f]{32}$/);
   });
 
-  it("has the kubelet's four conditions to the letter, Ready last", () => {
+  test("has the kubelet's four conditions to the letter, Ready last", () => {
     const texts = created.status?.conditions?.map((c) => [c.type, c.status, c.reason, c.message]);
     expect(texts).toEqual([
       ["MemoryPressure", "False", "KubeletHasSufficientMemory", "kubelet has sufficient memory available"],
@@ -125,7 +125,7 @@ describe("a new Node", () => {
 });
 
 describe("capacity", () => {
-  it("comes from the configuration over the defaults, extended resources included", () => {
+  test("comes from the configuration over the defaults, extended resources included", () => {
     expect(created.status?.capacity).toEqual({
       cpu: "8",
       memory: "64Gi",
@@ -136,7 +136,7 @@ describe("capacity", () => {
     expect(created.status?.allocatable).toEqual(created.status?.capacity);
   });
 
-  it("comes from the provider in Kubernetes' units", () => {
+  test("comes from the provider in Kubernetes' units", () => {
     const allocatable = {
       cpu_millis: 7500,
       memory_bytes: 2 ** 31,
@@ -151,7 +151,7 @@ describe("capacity", () => {
     });
   });
 
-  it("leaves out of the provider's report what the API server would refuse with the whole Node", () => {
+  test("leaves out of the provider's report what the API server would refuse with the whole Node", () => {
     const condition = { status: "True" as const, reason: "R", message: "" };
     const report = fromProvider({
       allocatable: {
@@ -182,19 +182,19 @@ describe("capacity", () => {
     expect(report.taints.map(({ key }) => key)).toEqual(["vendor.example/gpu"]);
   });
 
-  it("leaves resources alone that somebody else put into the status, and mirrors them into allocatable", () => {
+  test("leaves resources alone that somebody else put into the status, and mirrors them into allocatable", () => {
     const foreign = withStatus(created, { capacity: { ...created.status?.capacity, "scheduling.k8s.io/foo": "5" } });
     const { next } = applied(foreign, well(), T0);
     expect(next.status?.capacity?.["scheduling.k8s.io/foo"]).toBe("5");
     expect(next.status?.allocatable?.["scheduling.k8s.io/foo"]).toBe("5");
   });
 
-  it("drops a foreign resource from allocatable when it left capacity", () => {
+  test("drops a foreign resource from allocatable when it left capacity", () => {
     const gone = withStatus(created, { allocatable: { ...created.status?.allocatable, "scheduling.k8s.io/foo": "5" } });
     expect(applied(gone, well(), T0).next.status?.allocatable).toEqual(created.status?.capacity);
   });
 
-  it("sets an own resource that went away to zero", () => {
+  test("sets an own resource that went away to zero", () => {
     const observation = well({ capacity: fixedCapacity({ cpu: "8" }).current(), retired: ["nvidia.com/gpu"] });
     const first = applied(created, observation, T0).next;
     expect(first.status?.capacity?.["nvidia.com/gpu"]).toBe("0");
@@ -203,19 +203,19 @@ describe("capacity", () => {
     expect(second.changed).toBe(false);
   });
 
-  it("removes an own resource that an earlier agent reported and this one does not know", () => {
+  test("removes an own resource that an earlier agent reported and this one does not know", () => {
     const { next } = applied(created, well({ capacity: fixedCapacity({ cpu: "8" }).current() }), T0);
     expect(next.status?.capacity).not.toHaveProperty(["nvidia.com/gpu"]);
     expect(next.status?.allocatable).not.toHaveProperty(["nvidia.com/gpu"]);
   });
 
-  it("keeps what the status says while nobody can say", () => {
+  test("keeps what the status says while nobody can say", () => {
     const { next } = applied(created, well({ capacity: undefined }), T0);
     expect(next.status?.capacity).toEqual(created.status?.capacity);
     expect(condition(next.status, "Ready").status).toBe("True");
   });
 
-  it("is zero, and the node not ready, when nobody could ever say", () => {
+  test("is zero, and the node not ready, when nobody could ever say", () => {
     const node = newNode(settings, well({ capacity: undefined }), T0);
     expect(node.status?.capacity).toEqual({ cpu: "0", memory: "0", pods: "0", "ephemeral-storage": "0" });
     expect(condition(node.status, "Ready")).toMatchObject({ status: "False", reason: "KubeletNotReady" });
@@ -223,7 +223,7 @@ describe("capacity", () => {
 });
 
 describe("conditions", () => {
-  it("move their transition time only when their status changes", () => {
+  test("move their transition time only when their status changes", () => {
     const later = applied(created, well(), T0 + 60_000).next;
     expect(condition(later.status, "Ready")).toMatchObject({
       lastTransitionTime: "2026-01-01T00:00:00Z",
@@ -233,14 +233,14 @@ describe("conditions", () => {
     expect(condition(down.status, "Ready").lastTransitionTime).toBe("2026-01-01T00:02:00Z");
   });
 
-  it("doubt a backend that answers and lacks too many machines, which makes the node not unready", () => {
+  test("doubt a backend that answers and lacks too many machines, which makes the node not unready", () => {
     const { next } = applied(created, well({ backend: { state: "doubtful", missing: 190 } }), T0 + 60_000);
     expect(condition(next.status, "BackendReady")).toMatchObject({ status: "False", reason: "MachinesMissing" });
     expect(condition(next.status, "BackendReady").message).toContain("the machines of 190 pods that ran");
     expect(condition(next.status, "Ready").status).toBe("True");
   });
 
-  it("of others survive", () => {
+  test("of others survive", () => {
     const foreign = { type: "NetworkUnavailable", status: "False", reason: "RouteCreated", message: "x" };
     const node = withStatus(created, { conditions: [...(created.status?.conditions ?? []), foreign] });
     const { next, patch } = applied(node, well(), T0 + 1000);
@@ -248,7 +248,7 @@ describe("conditions", () => {
     expect(JSON.stringify(patch)).not.toContain("NetworkUnavailable");
   });
 
-  it("can come from the provider, but never Ready", () => {
+  test("can come from the provider, but never Ready", () => {
     const capacity = {
       ...fixedCapacity().current()!,
       conditions: [
@@ -265,7 +265,7 @@ describe("conditions", () => {
 });
 
 describe("a backend that does not answer", () => {
-  it("leaves a ready node ready during the grace, and says so beside it", () => {
+  test("leaves a ready node ready during the grace, and says so beside it", () => {
     const { next } = applied(created, failing(false), T0);
     expect(condition(next.status, "Ready").status).toBe("True");
     expect(condition(next.status, "BackendReady")).toMatchObject({
@@ -275,17 +275,17 @@ describe("a backend that does not answer", () => {
     });
   });
 
-  it("makes the node not ready after the grace", () => {
+  test("makes the node not ready after the grace", () => {
     const { next } = applied(created, failing(true), T0);
     expect(condition(next.status, "Ready")).toMatchObject({ status: "False", reason: "BackendUnavailable" });
   });
 
-  it("keeps a node not ready that was so before the agent restarted", () => {
+  test("keeps a node not ready that was so before the agent restarted", () => {
     const down = applied(created, failing(true), T0).next;
     expect(condition(applied(down, failing(false), T0).next.status, "Ready").status).toBe("False");
   });
 
-  it("keeps a node ready that the control plane took for lost while the agent was away", () => {
+  test("keeps a node ready that the control plane took for lost while the agent was away", () => {
     const lost = withStatus(created, {
       conditions: [
         {
@@ -299,7 +299,7 @@ describe("a backend that does not answer", () => {
     expect(condition(applied(lost, failing(false), T0).next.status, "Ready").status).toBe("True");
   });
 
-  it("keeps a new node from being ready", () => {
+  test("keeps a new node from being ready", () => {
     const fresh = newNode(settings, failing(false), T0);
     expect(condition(fresh.status, "Ready").status).toBe("False");
     const unseen = newNode(settings, well({ backend: { state: "not_seen" } }), T0);
@@ -310,7 +310,7 @@ describe("a backend that does not answer", () => {
     });
   });
 
-  it("is forgotten when it answers again", () => {
+  test("is forgotten when it answers again", () => {
     const down = applied(created, failing(true), T0).next;
     const { next } = applied(down, well(), T0);
     expect(condition(next.status, "Ready")).toMatchObject({ status: "True", reason: "KubeletReady" });
@@ -319,14 +319,14 @@ describe("a backend that does not answer", () => {
 });
 
 describe("the status patch", () => {
-  it("changes nothing but heartbeats when nothing changed", () => {
+  test("changes nothing but heartbeats when nothing changed", () => {
     const { changed, patch } = applied(created, well(), T0 + 10_000);
     expect(changed).toBe(false);
     expect(Object.keys(patch.status)).toEqual(["conditions"]);
     expect(patch.metadata).toBeUndefined();
   });
 
-  it("takes the same amount in another spelling for no change", () => {
+  test("takes the same amount in another spelling for no change", () => {
     const respelt = withStatus(created, {
       capacity: { ...created.status?.capacity, cpu: "8000m" },
       allocatable: { ...created.status?.allocatable, cpu: "8000m" },
@@ -334,7 +334,7 @@ describe("the status patch", () => {
     expect(applied(respelt, well(), T0).changed).toBe(false);
   });
 
-  it("replaces two addresses of one type as a whole", () => {
+  test("replaces two addresses of one type as a whole", () => {
     const moved = { ...settings, addresses: ["10.0.0.6", "fd00::6"] };
     const { next, changed } = applied(created, well(), T0, moved);
     expect(changed).toBe(true);
@@ -344,25 +344,25 @@ describe("the status patch", () => {
     ]);
   });
 
-  it("repairs own labels and leaves foreign ones", () => {
+  test("repairs own labels and leaves foreign ones", () => {
     const labels = { ...created.metadata?.labels, "kubernetes.io/os": "plan9", zone: "z" };
     const { next, changed } = applied({ ...created, metadata: { ...created.metadata, labels } }, well(), T0);
     expect(changed).toBe(true);
     expect(next.metadata?.labels).toMatchObject({ "kubernetes.io/os": "linux", zone: "z" });
   });
 
-  it("never touches taints or other parts of the spec", () => {
+  test("never touches taints or other parts of the spec", () => {
     const bare: Node = { metadata: { name: "burst-1" }, spec: { unschedulable: true } };
     expect(applied(bare, well(), T0).patch).not.toHaveProperty("spec");
   });
 
-  it("keeps the runtime's version while the backend has not told it", () => {
+  test("keeps the runtime's version while the backend has not told it", () => {
     const by = { ...settings, runtime: { name: "http-vm", version: undefined } };
     expect(applied(created, well(), T0, by).next.status?.nodeInfo?.containerRuntimeVersion).toBe("http-vm://2.3");
     expect(newNode(by, well(), T0).status?.nodeInfo?.containerRuntimeVersion).toBe("http-vm://unknown");
   });
 
-  it("leaves fields of nodeInfo alone that a newer API has added", () => {
+  test("leaves fields of nodeInfo alone that a newer API has added", () => {
     const nodeInfo = { ...created.status!.nodeInfo!, swap: { capacity: 5 } };
     expect(applied(withStatus(created, { nodeInfo }), well(), T0).changed).toBe(false);
   });
@@ -372,16 +372,16 @@ describe("declared features", () => {
   const drop = (status: NonNullable<Node["status"]>) =>
     Object.fromEntries(Object.entries(status).filter(([field]) => field !== "declaredFeatures"));
 
-  it("tell API servers that WebSockets may be passed through", () => {
+  test("tell API servers that WebSockets may be passed through", () => {
     expect(created.status?.declaredFeatures).toEqual(["ExtendWebSocketsToKubelet"]);
   });
 
-  it("tell schedulers that containers are restarted together where the backend does that", () => {
+  test("tell schedulers that containers are restarted together where the backend does that", () => {
     const able = newNode({ ...settings, capabilities: ["restart_rules"] }, well(), T0);
     expect(able.status?.declaredFeatures).toContain("RestartAllContainersOnContainerExits");
   });
 
-  it("stand while the backend has not said what it can do", () => {
+  test("stand while the backend has not said what it can do", () => {
     const able = newNode({ ...settings, capabilities: ["restart_rules"] }, well(), T0);
     const { next } = applied(able, well(), T0 + 10_000, { ...settings, capabilities: undefined });
     expect(next.status?.declaredFeatures).toEqual(able.status?.declaredFeatures);
@@ -389,12 +389,12 @@ describe("declared features", () => {
     expect(other.next.status?.declaredFeatures).toEqual(["ExtendWebSocketsToKubelet"]);
   });
 
-  it("are no reason for a patch on an API server that drops them", () => {
+  test("are no reason for a patch on an API server that drops them", () => {
     const { next } = applied(created, well(), T0);
     expect(applied({ ...next, status: drop(next.status!) }, well(), T0 + 10_000).changed).toBe(false);
   });
 
-  it("reach a Node that was registered without them with the next report", () => {
+  test("reach a Node that was registered without them with the next report", () => {
     const { next } = applied({ ...created, status: drop(created.status!) }, well(), T0);
     expect(next.status?.declaredFeatures).toEqual(["ExtendWebSocketsToKubelet"]);
   });
@@ -410,25 +410,25 @@ describe("the platform of the machines", () => {
   const arm = { os: "linux", architecture: "arm64" };
   const assumed = { os: "linux", architecture: "amd64", assumed: true };
 
-  it("is the same in every label and in nodeInfo", () => {
+  test("is the same in every label and in nodeInfo", () => {
     expect(platformsOf(newNode({ ...settings, platform: arm }, well(), T0))).toEqual(same("linux", "arm64"));
   });
 
-  it("follows the backend, when it says another than was assumed", () => {
+  test("follows the backend, when it says another than was assumed", () => {
     const fresh = newNode({ ...settings, platform: assumed }, well(), T0);
     const { next, changed } = applied(fresh, well(), T0, { ...settings, platform: arm });
     expect(changed).toBe(true);
     expect(platformsOf(next)).toEqual(same("linux", "arm64"));
   });
 
-  it("stands while a backend has not answered to an agent that was restarted", () => {
+  test("stands while a backend has not answered to an agent that was restarted", () => {
     const known = newNode({ ...settings, platform: arm }, well(), T0);
     const { next, changed } = applied(known, well(), T0, { ...settings, platform: assumed });
     expect(changed).toBe(false);
     expect(platformsOf(next)).toEqual(same("linux", "arm64"));
   });
 
-  it("is in all places what a label of the configuration says", () => {
+  test("is in all places what a label of the configuration says", () => {
     const labels = { "kubernetes.io/arch": "riscv64", "beta.kubernetes.io/arch": "riscv64" };
     expect(platformsOf(newNode({ ...settings, labels, platform: arm }, well(), T0))).toEqual(same("linux", "riscv64"));
   });
@@ -439,7 +439,7 @@ describe("labels that name the backend's capabilities", () => {
   const capabilitiesOf = (node: Node) =>
     Object.entries(node.metadata?.labels ?? {}).filter(([key]) => key.startsWith("capability.vmlet.dev/"));
 
-  it("are one for each, with which a selector finds nodes that have it", () => {
+  test("are one for each, with which a selector finds nodes that have it", () => {
     const node = newNode(able("exec", "volumes.empty_dir"), well(), T0);
     expect(capabilitiesOf(node)).toEqual([
       ["capability.vmlet.dev/exec", "true"],
@@ -447,11 +447,11 @@ describe("labels that name the backend's capabilities", () => {
     ]);
   });
 
-  it.each(ALL_CAPABILITIES)("is a legal key that no kubelet is forbidden: %s", (capability) => {
+  test.each(ALL_CAPABILITIES)("is a legal key that no kubelet is forbidden: %s", (capability) => {
     expect(() => nodeConfigWith({ [CAPABILITY_LABEL_PREFIX + capability]: "true" })).not.toThrow();
   });
 
-  it("go when the capability goes, and come with a new one", () => {
+  test("go when the capability goes, and come with a new one", () => {
     const node = newNode(able("exec", "tty"), well(), T0);
     const { next, changed } = applied(node, well(), T0, able("tty", "probes"));
     expect(changed).toBe(true);
@@ -461,7 +461,7 @@ describe("labels that name the backend's capabilities", () => {
     ]);
   });
 
-  it("stand while the backend has not said what it can do", () => {
+  test("stand while the backend has not said what it can do", () => {
     const { next, changed } = applied(newNode(able("exec"), well(), T0), well(), T0, {
       ...settings,
       capabilities: undefined,
@@ -470,12 +470,12 @@ describe("labels that name the backend's capabilities", () => {
     expect(capabilitiesOf(next)).toEqual([["capability.vmlet.dev/exec", "true"]]);
   });
 
-  it("are those that vmlet knows, whatever a provider's module says", () => {
+  test("are those that vmlet knows, whatever a provider's module says", () => {
     const odd = ["exec", "no label's name!", "__proto__"] as Capability[];
     expect(capabilitiesOf(newNode(able(...odd), well(), T0))).toEqual([["capability.vmlet.dev/exec", "true"]]);
   });
 
-  it("leave other labels of vmlet.dev alone", () => {
+  test("leave other labels of vmlet.dev alone", () => {
     const labels = { "vmlet.dev/pool": "a" };
     const node = { ...created, metadata: { ...created.metadata, labels: { ...created.metadata?.labels, ...labels } } };
     expect(applied(node, well(), T0, able()).next.metadata?.labels).toMatchObject(labels);

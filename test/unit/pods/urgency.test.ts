@@ -1,4 +1,4 @@
-import { describe, expect, it } from "vitest";
+import { describe, expect, test } from "vitest";
 import type { Machine } from "../../../src/provider/machine.ts";
 import { isUrgent } from "../../../src/pods/urgency.ts";
 import { container, exited, machine, pod, running } from "./fixtures.ts";
@@ -11,7 +11,7 @@ const runningPod = (status: Record<string, unknown> = {}, metadata: Record<strin
 const found = (change: Partial<Machine> = {}) => ({ kind: "found" as const, machine: machine(change) });
 
 describe("somebody waits", () => {
-  it.each([
+  test.each([
     ["for a pod that does not run yet", pod(), { kind: "absent" as const }],
     ["for a pod that starts", pod(), found({ state: "starting" })],
     ["for a pod that is being deleted", runningPod({}, { deletionTimestamp: "2026-06-01T12:00:00Z" }), found()],
@@ -29,7 +29,7 @@ describe("somebody waits", () => {
 });
 
 describe("nobody waits", () => {
-  it.each([
+  test.each([
     ["while a pod runs as its status says", runningPod(), found()],
     ["while the machine is not known", runningPod(), { kind: "unknown" as const }],
     ["for a pod that is over", pod({ status: { phase: "Succeeded" } }), { kind: "absent" as const }],

@@ -1,4 +1,4 @@
-import { describe, expect, it } from "vitest";
+import { describe, expect, test } from "vitest";
 import type { Node, Pod } from "../../../src/kube/wire.ts";
 import { admitPod, type AdmissionInput } from "../../../src/podspec/admission/admission.ts";
 import { otherPods, podWith, podWithContainer, type PodSpec } from "./fixtures.ts";
@@ -16,11 +16,11 @@ const admit = (pod: Pod, input: Partial<AdmissionInput> = {}) =>
   admitPod({ pod, node, otherPods: otherPods(), daemonSets: "run", ...input });
 
 describe("admitPod", () => {
-  it("takes what fits", () => {
+  test("takes what fits", () => {
     expect(admit(wanting({ cpu: "4", memory: "8Gi" }))).toEqual({ kind: "admit" });
   });
 
-  it.each([
+  test.each([
     [{ cpu: "1" }, "OutOfcpu", "Node didn't have enough resource: cpu, requested: 1000, used: 3500, capacity: 4000"],
     [
       { memory: "8Gi" },
@@ -51,7 +51,7 @@ describe("admitPod", () => {
     });
   });
 
-  it("takes no more pods than the node may have, and reports that first", () => {
+  test("takes no more pods than the node may have, and reports that first", () => {
     expect(admit(wanting({ cpu: "100" }), { otherPods: otherPods(podWith(), podWith(), podWith()) })).toEqual({
       kind: "reject",
       reason: "OutOfpods",
@@ -59,7 +59,7 @@ describe("admitPod", () => {
     });
   });
 
-  it("counts overhead and init containers", () => {
+  test("counts overhead and init containers", () => {
     const pod = podWith({
       initContainers: [{ name: "i", resources: { requests: { cpu: "4" } } }],
       overhead: { cpu: "1m" },
@@ -67,11 +67,11 @@ describe("admitPod", () => {
     expect(admit(pod)).toMatchObject({ reason: "OutOfcpu" });
   });
 
-  it("leaves extended resources that the node does not have to others", () => {
+  test("leaves extended resources that the node does not have to others", () => {
     expect(admit(wanting({ "example.com/license": "5" }))).toEqual({ kind: "admit" });
   });
 
-  it.each([
+  test.each([
     ["nodeSelector", { nodeSelector: { zone: "b" } }],
     [
       "required affinity",
@@ -93,17 +93,17 @@ describe("admitPod", () => {
     });
   });
 
-  it("reports a lack of resources before affinity", () => {
+  test("reports a lack of resources before affinity", () => {
     expect(admit(wanting({ cpu: "5" }, { nodeSelector: { zone: "b" } }))).toMatchObject({ reason: "OutOfcpu" });
   });
 
-  it("refuses a pod for another node", () => {
+  test("refuses a pod for another node", () => {
     expect(admit(podWith({ nodeName: "elsewhere" }))).toMatchObject({
       message: "Predicate NodeName failed: node(s) didn't match the requested node name",
     });
   });
 
-  it("refuses a host port that is taken", () => {
+  test("refuses a host port that is taken", () => {
     const withPort = (port: object) => podWithContainer({ ports: [{ containerPort: 1, hostPort: 80, ...port }] });
     const taken = { otherPods: otherPods(withPort({})) };
     expect(admit(withPort({ hostIP: "127.0.0.1" }), taken)).toMatchObject({
@@ -118,7 +118,7 @@ describe("admitPod", () => {
     );
   });
 
-  it("minds NoExecute taints only", () => {
+  test("minds NoExecute taints only", () => {
     const tainted = { ...node, spec: { taints: [{ key: "gone", effect: "NoExecute" }] } };
     expect(admit(podWith())).toEqual({ kind: "admit" });
     expect(admit(podWith(), { node: tainted })).toEqual({
@@ -129,7 +129,7 @@ describe("admitPod", () => {
     expect(admit(podWith({ tolerations: [{ operator: "Exists" }] }), { node: tainted })).toEqual({ kind: "admit" });
   });
 
-  it("refuses sysctls that are not safe, unless the node allows them", () => {
+  test("refuses sysctls that are not safe, unless the node allows them", () => {
     const pod = podWith({
       securityContext: {
         sysctls: [
@@ -146,7 +146,7 @@ describe("admitPod", () => {
     expect(admit(pod, { allowedUnsafeSysctls: ["kernel.msg*"] })).toEqual({ kind: "admit" });
   });
 
-  it.each([
+  test.each([
     [
       podWith({}, { labels: { "kubernetes.io/os": "windows" } }),
       "PodOSSelectorNodeLabelDoesNotMatch",
@@ -166,13 +166,13 @@ describe("admitPod", () => {
     expect(admit(pod)).toEqual({ kind: "reject", reason, message });
   });
 
-  it("takes the machines' system for the node's, whatever the agent runs on", () => {
+  test("takes the machines' system for the node's, whatever the agent runs on", () => {
     const windows: Node = { ...node, status: { ...node.status, nodeInfo: { operatingSystem: "windows" } as never } };
     expect(admit(podWith({ os: { name: "windows" } }), { node: windows })).toEqual({ kind: "admit" });
     expect(admit(podWith({ os: { name: "linux" } }), { node: windows })).toMatchObject({ reason: "PodOSNotSupported" });
   });
 
-  it("refuses nothing silently while the node is not known", () => {
+  test("refuses nothing silently while the node is not known", () => {
     expect(admit(podWith(), { node: undefined })).toEqual({
       kind: "reject",
       reason: "InvalidNodeInfo",
@@ -185,15 +185,15 @@ describe("DaemonSet pods", () => {
   const owner = { apiVersion: "apps/v1", kind: "DaemonSet", name: "proxy", uid: "d", controller: true };
   const pod = podWith({}, { ownerReferences: [owner] });
 
-  it("run when the node takes them", () => {
+  test("run when the node takes them", () => {
     expect(admit(pod)).toEqual({ kind: "admit" });
   });
 
-  it("stay Pending when it does not: failing them would have them recreated for ever", () => {
+  test("stay Pending when it does not: failing them would have them recreated for ever", () => {
     expect(admit(pod, { daemonSets: "ignore" })).toMatchObject({ kind: "hold", reason: "DaemonSetNotSupported" });
   });
 
-  it("are those that a DaemonSet controls", () => {
+  test("are those that a DaemonSet controls", () => {
     const owned = podWith({}, { ownerReferences: [{ ...owner, kind: "ReplicaSet" }] });
     expect(admit(owned, { daemonSets: "ignore" })).toEqual({ kind: "admit" });
   });

@@ -1,5 +1,5 @@
 import * as fc from "fast-check";
-import { expect, it, describe } from "vitest";
+import { describe, expect, test } from "vitest";
 import type { Pod } from "../../../src/kube/wire.ts";
 import { allocatedUnits, hostPorts, NodeAllocation, type HostPort } from "../../../src/podspec/admission/allocation.ts";
 import { podWithContainer } from "./fixtures.ts";
@@ -40,7 +40,7 @@ describe("what a node has given to its pods", () => {
     fc.record({ do: fc.constant("ask" as const), uid, staying: fc.boolean(), port }),
   );
 
-  it("is the sum over those that were admitted and are not over, after any history", () => {
+  test("is the sum over those that were admitted and are not over, after any history", () => {
     fc.assert(
       fc.property(fc.array(step, { maxLength: 40 }), (steps) => {
         const allocation = new NodeAllocation();
@@ -81,7 +81,7 @@ describe("what a node has given to its pods", () => {
     );
   });
 
-  it("is not in doubt because one pod asks for what makes no sense", () => {
+  test("is not in doubt because one pod asks for what makes no sense", () => {
     const allocation = new NodeAllocation();
     const senseless = podWithContainer({ resources: { requests: { cpu: "many" } } });
     allocation.put({ ...senseless, status: { startTime: "2026-01-01T00:00:00Z" } });
@@ -89,7 +89,7 @@ describe("what a node has given to its pods", () => {
     expect(allocation.others("another").given("cpu")).toBe(0n);
   });
 
-  it("is not summed up again for each pod that is judged", () => {
+  test("is not summed up again for each pod that is judged", () => {
     const allocation = new NodeAllocation();
     let reads = 0;
     for (let i = 0; i < 100; i++) {

@@ -1,4 +1,4 @@
-import { describe, expect, it, test, vi } from "vitest";
+import { describe, expect, test, vi } from "vitest";
 import type { Container, Service } from "../../../src/kube/wire.ts";
 import { POD_LIMITS } from "../../../src/podspec/budget.ts";
 import { expand } from "../../../src/podspec/render/expansion.ts";
@@ -44,14 +44,14 @@ const laughs = (levels: number, width: number) =>
   times(levels, (i) => ({ name: `V${i}`, value: i === 0 ? "x".repeat(width) : `$(V${i - 1})`.repeat(width) }));
 
 describe("an environment", () => {
-  it("of variables that multiply each other is refused before it is built", () => {
+  test("of variables that multiply each other is refused before it is built", () => {
     expect(waits(render({ env: laughs(6, 170) }))).toEqual({
       reason: "CreateContainerConfigError",
       message: expect.stringContaining("would expand to more than 131072 bytes") as unknown,
     });
   });
 
-  it("may have the longest value that a process can be given, and none longer", () => {
+  test("may have the longest value that a process can be given, and none longer", () => {
     const env = (length: number) => [{ name: "A", value: "ä".repeat(length / 2) }];
     expect(render({ env: env(128 * KIB) }).kind).toBe("ready");
     expect(waits(render({ env: env(128 * KIB + 2) }))).toEqual({
@@ -61,7 +61,7 @@ describe("an environment", () => {
     });
   });
 
-  it("is no larger than a process can be given, commands and arguments included", () => {
+  test("is no larger than a process can be given, commands and arguments included", () => {
     const env = times(15, (i) => ({ name: `A${i}`, value: "x".repeat(128 * KIB) }));
     expect(render({ env }).kind).toBe("ready");
     expect(waits(render({ env, args: ["$(A0)", "$(A1)"] }))).toEqual({
@@ -70,7 +70,7 @@ describe("an environment", () => {
     });
   });
 
-  it("counts for the pod as a whole, too", () => {
+  test("counts for the pod as a whole, too", () => {
     const env = [
       { name: "A", value: "x".repeat(100 * KIB) },
       { name: "B", value: "$(A)" },
@@ -82,7 +82,7 @@ describe("an environment", () => {
     );
   });
 
-  it("takes no more Services than a process can be told of", () => {
+  test("takes no more Services than a process can be told of", () => {
     const ports = times(100, (i) => ({ port: 1000 + i, name: `port-${i}` }));
     const services: Service[] = times(200, (i) => service("shop", `service-${i}`, "10.0.0.1", ports));
     const references = referencesWith({ services });
@@ -94,7 +94,7 @@ describe("an environment", () => {
     expect(render({}, { references, spec: { enableServiceLinks: false } }).kind).toBe("ready");
   });
 
-  it("decodes of a secret only what is asked for", () => {
+  test("decodes of a secret only what is asked for", () => {
     const references = referencesWith({ secrets: { s: secret({ k: "v", large: "x".repeat(700 * KIB) }) } });
     const env = times(2000, (i) => ({ name: `A${i}`, valueFrom: { secretKeyRef: { name: "s", key: "k" } } }));
     expect(render({ env }, { references }).kind).toBe("ready");
@@ -102,7 +102,7 @@ describe("an environment", () => {
 });
 
 describe("commands", () => {
-  it("of probes are bounded like those of containers", () => {
+  test("of probes are bounded like those of containers", () => {
     const env = [{ name: "A", value: "x".repeat(100 * KIB) }];
     const command = times(30, () => "$(A)");
     expect(waits(render({ env, livenessProbe: { exec: { command } } }))?.message).toContain(
@@ -110,14 +110,14 @@ describe("commands", () => {
     );
   });
 
-  it("are no longer in one word than a process can be given", () => {
+  test("are no longer in one word than a process can be given", () => {
     const env = [{ name: "A", value: "x".repeat(100 * KIB) }];
     expect(waits(render({ env, command: ["$(A)$(A)"] }))?.message).toBe(
       '"$(A)$(A)" would expand to more than 131072 bytes',
     );
   });
 
-  it("are expanded in linear time, whatever is left open", () => {
+  test("are expanded in linear time, whatever is left open", () => {
     const text = "$(".repeat(1 << 20);
     expect(expand(text, () => undefined)).toBe(text);
   });
@@ -141,7 +141,7 @@ describe("files", () => {
   });
   const refused = 'FailedMount: MountVolume.SetUp failed for volume "v';
 
-  it.each([
+  test.each([
     ["items of one volume", [{ name: "v", configMap: { name: "c", items: items(5000) } }]],
     ["volumes of one object", times(500, (i) => ({ name: `v${i}`, secret: { secretName: "s" } }))],
     [
@@ -155,7 +155,7 @@ describe("files", () => {
     expect(said).toContain("the files of the pod's volumes would take more than 12582912 bytes");
   });
 
-  it("for which there is no room are not even encoded", () => {
+  test("for which there is no room are not even encoded", () => {
     const { container, spec } = mount(times(500, (i) => ({ name: `v${i}`, configMap: { name: "c" } })));
     const encoding = vi.spyOn(Buffer, "from");
     held(render(container, { spec, references: large }));
@@ -164,7 +164,7 @@ describe("files", () => {
     expect(encoded).toHaveLength(Math.floor(POD_LIMITS.fileBytes / (1200 * KIB)));
   });
 
-  it("of the downward API are, too", () => {
+  test("of the downward API are, too", () => {
     const files = times(3000, (i) => ({ path: `f${i}`, fieldRef: { fieldPath: "metadata.annotations" } }));
     const { container, spec } = mount([{ name: "v", downwardAPI: { items: files } }]);
     const pod = podWithContainer(container, spec);
@@ -172,7 +172,7 @@ describe("files", () => {
     expect(held(renderMachineSpec(inputFor(annotated)))).toContain(refused);
   });
 
-  it("in folders upon folders are checked in linear time", () => {
+  test("in folders upon folders are checked in linear time", () => {
     const deep = times(400, (i) => ({ key: "k", path: `${"d/".repeat(2000)}${i}` }));
     const { container, spec } = mount([{ name: "v", configMap: { name: "c", items: deep } }]);
     const references = referencesWith({ configMaps: { c: configMap({ k: "v" }) } });
@@ -198,12 +198,12 @@ describe("pull secrets", () => {
     return { auth: registryAuth(pod, references, events as never), reasons: events.map(({ reason }) => reason) };
   };
 
-  it("may hold many credentials, and not any number of them", () => {
+  test("may hold many credentials, and not any number of them", () => {
     expect(read(registries(500)).auth).toHaveLength(500);
     expect(read(registries(501))).toEqual({ auth: [], reasons: ["FailedToRetrieveImagePullSecret"] });
   });
 
-  it("may not hold megabytes of them", () => {
+  test("may not hold megabytes of them", () => {
     expect(read(registries(20, "p".repeat(50 * KIB))).auth).toHaveLength(20);
     expect(read(registries(25, "p".repeat(50 * KIB)))).toEqual({
       auth: [],
@@ -211,12 +211,12 @@ describe("pull secrets", () => {
     });
   });
 
-  it("whose registry is no name that there could be are passed over", () => {
+  test("whose registry is no name that there could be are passed over", () => {
     const auths = { [`${"/".repeat(400 * KIB)}x`]: { auth: base64("u:p") }, "r.example": { auth: base64("u:p") } };
     expect(read(JSON.stringify({ auths })).auth).toEqual([{ registry: "r.example", username: "u", password: "p" }]);
   });
 
-  it("are read in linear time, whatever is padded", () => {
+  test("are read in linear time, whatever is padded", () => {
     const password = `${"\0".repeat(500 * KIB)}x`;
     expect(read(JSON.stringify({ auths: { "r.example": { auth: base64(`u:${password}`) } } })).auth).toEqual([
       { registry: "r.example", username: "u", password },
@@ -227,7 +227,7 @@ describe("pull secrets", () => {
 describe("a pod", () => {
   const sandbox = "FailedCreatePodSandBox: Failed to create pod sandbox: ";
 
-  it.each<[string, Partial<PodSpec>]>([
+  test.each<[string, Partial<PodSpec>]>([
     ["1001 containers", { containers: times(1001, (i) => ({ name: `c${i}`, image: "nginx" })) }],
     ["1001 volumes", { volumes: times(1001, (i) => ({ name: `v${i}`, emptyDir: {} })) }],
     ["33 image pull secrets", { imagePullSecrets: times(33, (i) => ({ name: `s${i}` })) }],
@@ -255,7 +255,7 @@ describe("a pod", () => {
     );
   });
 
-  it("whose specification no backend takes is held", () => {
+  test("whose specification no backend takes is held", () => {
     // Each control character has six bytes in JSON.
     const env = times(100, (i) => ({ name: `A${i}`, value: "\u0001".repeat(15 * KIB) }));
     const containers = times(4, (i) => ({ name: `c${i}`, image: "nginx", env }));
@@ -264,19 +264,19 @@ describe("a pod", () => {
     );
   });
 
-  it("whose status no backend could tell is held", () => {
+  test("whose status no backend could tell is held", () => {
     const containers = times(1000, (i) => ({ name: `c${i}`, image: "i".repeat(1000) }));
     expect(held(renderMachineSpec(inputFor(podWith({ containers }))))).toMatch(/would take \d+ bytes in its status/);
   });
 
-  it("with an image of a name that no image can have is told so", () => {
+  test("with an image of a name that no image can have is told so", () => {
     expect(waits(render({ image: "i".repeat(1 << 20) }))).toEqual({
       reason: "InvalidImageName",
       message: expect.stringContaining("couldn't parse image name") as unknown,
     });
   });
 
-  it("with a thousand things missing says so with a few events of a few words", () => {
+  test("with a thousand things missing says so with a few events of a few words", () => {
     const references = referencesWith({ configMaps: { gone: { kind: "absent" } } });
     const env = times(1000, (i) => ({
       name: `A${i}`,

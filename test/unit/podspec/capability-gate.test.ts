@@ -1,4 +1,4 @@
-import { describe, expect, it } from "vitest";
+import { describe, expect, test } from "vitest";
 import { ALL_CAPABILITIES, type Capability } from "../../../src/provider/capabilities.ts";
 import type { Pod } from "../../../src/kube/wire.ts";
 import {
@@ -114,7 +114,7 @@ const WARNINGS: Record<string, readonly (readonly [pod: Pod, path: string, reaso
 };
 
 describe("the capability gate", () => {
-  it.each(
+  test.each(
     Object.entries(NEEDS).flatMap(([capability, cases]) =>
       cases.map(([pod, path]) => [capability, path, pod] as const),
     ),
@@ -128,12 +128,12 @@ describe("the capability gate", () => {
     });
   });
 
-  it("has a case above for each of its rows", () => {
+  test("has a case above for each of its rows", () => {
     const tested = [...Object.keys(NEEDS), ...Object.keys(WARNINGS)];
     expect(GATED_FEATURES.map(({ capability }) => capability).sort()).toEqual(tested.sort());
   });
 
-  it.each(
+  test.each(
     Object.entries(WARNINGS).flatMap(([capability, cases]) =>
       cases.map(([pod, path, reason, effect]) => [capability, path, reason, effect, pod] as const),
     ),
@@ -150,11 +150,11 @@ describe("the capability gate", () => {
     expect(capabilityWarnings(pod, { backend: "b", capabilities: new Set(ALL_CAPABILITIES) })).toEqual([]);
   });
 
-  it("lets a pod say that it needs no user namespace", () => {
+  test("lets a pod say that it needs no user namespace", () => {
     expect(check(podWith({ hostUsers: true }), ["user_namespace"])).toEqual({ ok: true });
   });
 
-  it("lets a plain pod run on a backend without any capability", () => {
+  test("lets a plain pod run on a backend without any capability", () => {
     const pod = podWithContainer({
       terminationMessagePath: "/dev/termination-log",
       terminationMessagePolicy: "File",
@@ -163,7 +163,7 @@ describe("the capability gate", () => {
     expect(check(pod, [...ALL_CAPABILITIES])).toEqual({ ok: true });
   });
 
-  it("lets the service account's volume pass without volumes.files", () => {
+  test("lets the service account's volume pass without volumes.files", () => {
     const pod = podWithContainer(
       { volumeMounts: [{ name: "kube-api-access-x1", mountPath: "/s" }] },
       {
@@ -173,18 +173,18 @@ describe("the capability gate", () => {
     expect(check(pod, ["volumes.files"])).toEqual({ ok: true });
   });
 
-  it("does not look at volumes that nothing mounts", () => {
+  test("does not look at volumes that nothing mounts", () => {
     expect(check(podWith({ volumes: [{ name: "v", persistentVolumeClaim: { claimName: "c" } }] }))).toEqual({
       ok: true,
     });
   });
 
-  it("lets probes pass when the agent runs them", () => {
+  test("lets probes pass when the agent runs them", () => {
     const pod = podWithContainer({ readinessProbe: { tcpSocket: { port: 1 } } });
     expect(check(pod, ["probes"], { agentProbes: true })).toEqual({ ok: true });
   });
 
-  it.each(["livenessProbe", "startupProbe"] as const)(
+  test.each(["livenessProbe", "startupProbe"] as const)(
     "refuses %s when the agent runs the probes, because it cannot restart a container",
     (field) => {
       const pod = podWithContainer({ [field]: { tcpSocket: { port: 1 } } });
@@ -193,13 +193,13 @@ describe("the capability gate", () => {
     },
   );
 
-  it("refuses hostPath where the node's configuration does not allow it", () => {
+  test("refuses hostPath where the node's configuration does not allow it", () => {
     expect(check(mounted({ hostPath: { path: "/" } }), [], { allowHostPath: false })).toMatchObject({
       message: "spec.volumes[0].hostPath: hostPath is not allowed on this node (allowHostPath)",
     });
   });
 
-  it("names every field at fault", () => {
+  test("names every field at fault", () => {
     const pod = podWithContainer({ tty: true }, { hostAliases: [{ ip: "1.1.1.1" }] });
     const result = check(pod, ["tty", "hosts"]);
     expect(result.ok ? [] : result.message.split("; ")).toHaveLength(2);
@@ -241,13 +241,13 @@ function withMount(mount: object): Pod {
 }
 
 describe("what no machine can have", () => {
-  it.each(REFUSED)("%s is refused whatever the backend can do", (path, pod) => {
+  test.each(REFUSED)("%s is refused whatever the backend can do", (path, pod) => {
     const result = check(pod);
     expect(result).toMatchObject({ ok: false, reason: "UnsupportedFeature" });
     expect(result.ok ? "" : result.message).toContain(`${path}: `);
   });
 
-  it("is refused with the kubelet's reason where there is one", () => {
+  test("is refused with the kubelet's reason where there is one", () => {
     expect(check(podWithContainer({ securityContext: { appArmorProfile: { type: "RuntimeDefault" } } }))).toEqual({
       ok: false,
       reason: "AppArmor",
@@ -256,7 +256,7 @@ describe("what no machine can have", () => {
     });
   });
 
-  it("has a case above for each of its rows", () => {
+  test("has a case above for each of its rows", () => {
     const unseen = REFUSED_FEATURES.filter(
       ({ reason, find }) => reason === undefined && !REFUSED.some(([, pod]) => find(pod).length > 0),
     );
@@ -273,16 +273,16 @@ describe("an ephemeral container", () => {
     return result.ok ? undefined : [result.reason, result.message];
   };
 
-  it("runs on a backend that has what it asks for", () => {
+  test("runs on a backend that has what it asks for", () => {
     expect(refusal({ tty: true, securityContext: { capabilities: { add: ["SYS_PTRACE"] } } })).toBeUndefined();
   });
 
-  it("needs ephemeral_containers", () => {
+  test("needs ephemeral_containers", () => {
     const message = 'spec.ephemeralContainers[1]: backend "b" lacks capability ephemeral_containers';
     expect(refusal({ tty: true }, ["ephemeral_containers", "tty"])).toEqual(["UnsupportedFeature", message]);
   });
 
-  it.each([
+  test.each([
     ["tty", { tty: true }, ".tty"],
     ["privileged", { securityContext: { privileged: true } }, ".securityContext.privileged"],
     ["security_context", { securityContext: { runAsUser: 1 } }, ".securityContext"],
@@ -292,20 +292,20 @@ describe("an ephemeral container", () => {
     expect(refusal(fields, [capability])).toEqual(["UnsupportedFeature", message]);
   });
 
-  it("cannot have what no machine can have", () => {
+  test("cannot have what no machine can have", () => {
     const [reason, message] = refusal({ volumeDevices: [{ name: "d", devicePath: "/dev/x" }] }) ?? [];
     expect(reason).toBe("UnsupportedFeature");
     expect(message).toBe("spec.ephemeralContainers[1].volumeDevices: block devices cannot be given to a machine");
     expect(refusal({ securityContext: { appArmorProfile: { type: "RuntimeDefault" } } })?.[0]).toBe("AppArmor");
   });
 
-  it("is not refused for what its pod was let run with", () => {
+  test("is not refused for what its pod was let run with", () => {
     expect(refusal({}, ["multi_container", "init_containers", "sidecars"])).toBeUndefined();
   });
 });
 
 describe("supportTable", () => {
-  it("has a row of two cells for everything in both tables", () => {
+  test("has a row of two cells for everything in both tables", () => {
     const rows = supportTable().split("\n").slice(2);
     expect(rows).toHaveLength(GATED_FEATURES.length + 1 + REFUSED_FEATURES.length);
     expect(rows.filter((row) => row.split("|").length !== 4)).toEqual([]);

@@ -1,7 +1,7 @@
 import { chmod, mkdtemp, rm, writeFile } from "node:fs/promises";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
-import { afterAll, beforeAll, describe, expect, it } from "vitest";
+import { afterAll, beforeAll, describe, expect, test } from "vitest";
 import { credentialProviderConfig } from "../../../src/config/credential-providers.ts";
 import {
   ExecCredentials,
@@ -77,7 +77,7 @@ function credentials(
 const podOf = (...images: string[]) => podWith({ containers: images.map((image, i) => ({ name: `c${i}`, image })) });
 
 describe("ExecCredentials", () => {
-  it("asks the plugin that matches the image", async () => {
+  test("asks the plugin that matches the image", async () => {
     const { source, calls } = credentials(() => reply());
     expect(await source.forPod(podOf("eu.reg.example/app:1", "nginx"), signal)).toEqual([
       { registry: "*.reg.example", username: "u", password: "p" },
@@ -95,7 +95,7 @@ describe("ExecCredentials", () => {
     ]);
   });
 
-  it.each([
+  test.each([
     ["Image", 3],
     ["Registry", 2],
     ["Global", 1],
@@ -105,7 +105,7 @@ describe("ExecCredentials", () => {
     expect(calls).toHaveLength(times);
   });
 
-  it("asks again when the cache is too old", async () => {
+  test("asks again when the cache is too old", async () => {
     const { source, calls, clock } = credentials(() => reply({ cacheDuration: "1h" }));
     await source.forPod(podOf("eu.reg.example/a"), signal);
     await clock.advance(3_599_999);
@@ -116,7 +116,7 @@ describe("ExecCredentials", () => {
     expect(calls).toHaveLength(2);
   });
 
-  it("hands the pod's own identity over where the plugin wants it", async () => {
+  test("hands the pod's own identity over where the plugin wants it", async () => {
     const tokenAttributes = { serviceAccountTokenAudience: "cloud", cacheType: "ServiceAccount" };
     const { source, calls } = credentials(() => reply(), { tokenAttributes });
     await source.forPod(podOf("eu.reg.example/a"), signal);
@@ -131,7 +131,7 @@ describe("ExecCredentials", () => {
     };
     const podOfUid = (uid: string) => podWith({ containers: [{ name: "app", image: "eu.reg.example/a" }] }, { uid });
 
-    it("are shared by its pods", async () => {
+    test("are shared by its pods", async () => {
       const { source, calls } = credentials(
         () => reply(),
         { tokenAttributes },
@@ -142,7 +142,7 @@ describe("ExecCredentials", () => {
       expect(calls).toHaveLength(1);
     });
 
-    it("are not those of an account of the same name that was there before", async () => {
+    test("are not those of an account of the same name that was there before", async () => {
       let account = "sa-1";
       const { source, calls } = credentials(
         () => reply(),
@@ -155,14 +155,14 @@ describe("ExecCredentials", () => {
       expect(calls).toHaveLength(2);
     });
 
-    it("are each pod's own where nobody says which account it is", async () => {
+    test("are each pod's own where nobody says which account it is", async () => {
       const { source, calls } = credentials(() => reply(), { tokenAttributes });
       await source.forPod(podOfUid("p1"), signal);
       await source.forPod(podOfUid("p2"), signal);
       expect(calls).toHaveLength(2);
     });
 
-    it("are not its token", async () => {
+    test("are not its token", async () => {
       const auth = { "*.reg.example": { username: "u", password: jwt("sa-1") } };
       const { source } = credentials(
         () => reply({ auth }),
@@ -174,7 +174,7 @@ describe("ExecCredentials", () => {
   });
 
   describe("of many pods at once", () => {
-    it("are asked for once", async () => {
+    test("are asked for once", async () => {
       const answer = Promise.withResolvers<string>();
       const { source, calls } = credentials(() => answer.promise);
       const all = Promise.all(Array.from({ length: 32 }, () => source.forPod(podOf("eu.reg.example/a"), signal)));
@@ -184,7 +184,7 @@ describe("ExecCredentials", () => {
       expect(calls).toHaveLength(1);
     });
 
-    it("come though the one who asked first gives up", async () => {
+    test("come though the one who asked first gives up", async () => {
       const answer = Promise.withResolvers<string>();
       const { source } = credentials(() => answer.promise);
       const impatient = new AbortController();
@@ -197,7 +197,7 @@ describe("ExecCredentials", () => {
       expect(await second).toHaveLength(1);
     });
 
-    it("are asked for no more when all give up", async () => {
+    test("are asked for no more when all give up", async () => {
       const { source, signals } = credentials(() => new Promise(() => {}));
       const impatient = new AbortController();
       const asked = [1, 2].map(() => source.forPod(podOf("eu.reg.example/a"), impatient.signal));
@@ -208,7 +208,7 @@ describe("ExecCredentials", () => {
     });
   });
 
-  it.each(["not json", "{}", reply({ apiVersion: "credentialprovider.kubelet.k8s.io/v1alpha1" })])(
+  test.each(["not json", "{}", reply({ apiVersion: "credentialprovider.kubelet.k8s.io/v1alpha1" })])(
     "goes on without credentials when the answer is %j",
     async (answer) => {
       const { source } = credentials(() => answer);
@@ -218,7 +218,7 @@ describe("ExecCredentials", () => {
 });
 
 describe("matchesImage", () => {
-  it.each([
+  test.each([
     ["*.reg.example", "eu.reg.example/app", true],
     ["*.reg.example", "reg.example/app", false],
     ["*.reg.example", "a.b.reg.example/app", false],
@@ -256,26 +256,26 @@ describe("runPlugin", () => {
       runSignal,
     );
 
-  it("gives it arguments, environment and input, and returns its output", async () => {
+  test("gives it arguments, environment and input, and returns its output", async () => {
     expect(await run("echo")).toBe("arg/env/input");
   });
 
-  it("reports that it was killed, and how long it may take", async () => {
+  test("reports that it was killed, and how long it may take", async () => {
     const plugin = { file: "/bin/sh", args: ["-c", "echo slow >&2; kill -KILL $$"], env: {} };
     await expect(runPlugin(plugin, "input", signal)).rejects.toThrow(
       "it was killed by SIGKILL (it may take 60 s): slow",
     );
   });
 
-  it("reports its exit code and complaint", async () => {
+  test("reports its exit code and complaint", async () => {
     await expect(run("fail")).rejects.toThrow("it exited with code 3: broken");
   });
 
-  it("reports that it is not there", async () => {
+  test("reports that it is not there", async () => {
     await expect(run("ghost")).rejects.toThrow("ENOENT");
   });
 
-  it("ends it when the signal aborts", async () => {
+  test("ends it when the signal aborts", async () => {
     const controller = new AbortController();
     const running = run("hang", controller.signal);
     controller.abort();

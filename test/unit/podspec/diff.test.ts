@@ -1,4 +1,4 @@
-import { describe, expect, it } from "vitest";
+import { describe, expect, test } from "vitest";
 import { ALL_CAPABILITIES, type Capability } from "../../../src/provider/capabilities.ts";
 import type { ContainerState, Machine } from "../../../src/provider/machine.ts";
 import { diffMachine, type DesiredMachine } from "../../../src/podspec/render/diff.ts";
@@ -43,18 +43,18 @@ function diff(change: Partial<DesiredMachine>, lacking: Capability[] = []) {
 }
 
 describe("diffMachine", () => {
-  it("finds nothing to change on a machine that matches", () => {
+  test("finds nothing to change on a machine that matches", () => {
     expect(diff({})).toEqual({ patch: undefined, resized: [], events: [] });
   });
 
-  it("replaces files whose version differs", () => {
+  test("replaces files whose version differs", () => {
     const files = [{ path: "a", mode: 420, content_b64: "" }];
     const volumes = [{ name: "conf", type: "files" as const, version: "v2", files }];
     expect(diff({ volumes }).patch).toEqual({ files: [{ volume: "conf", version: "v2", files }] });
     expect(diff({ volumes }, ["patch_files"]).patch).toBeUndefined();
   });
 
-  it("changes an image, or says that it cannot", () => {
+  test("changes an image, or says that it cannot", () => {
     const containers = [{ ...same.containers[0]!, image: "nginx:2" }];
     expect(diff({ containers }).patch).toEqual({ containers: [{ name: "app", image: "nginx:2" }] });
     expect(diff({ containers }, ["patch_image"])).toMatchObject({
@@ -63,13 +63,13 @@ describe("diffMachine", () => {
     });
   });
 
-  it("lists resources that differ apart from the patch, because they may not fit", () => {
+  test("lists resources that differ apart from the patch, because they may not fit", () => {
     const resources = { requests: { cpu_millis: 700 }, limits: { memory_bytes: 100 } };
     const containers = [{ name: "app", image: "nginx:1", resources }];
     expect(diff({ containers })).toEqual({ patch: undefined, resized: [{ container: "app", resources }], events: [] });
   });
 
-  it("restarts a container only for a change of what its resize policy names", () => {
+  test("restarts a container only for a change of what its resize policy names", () => {
     const resized = (restartFor: string[]) => {
       const resources = { requests: { cpu_millis: 700 }, limits: { memory_bytes: 100 } };
       return diff({ containers: [{ name: "app", image: "nginx:1", resources, restartFor }] }).resized[0]?.restart;
@@ -77,7 +77,7 @@ describe("diffMachine", () => {
     expect([resized(["cpu"]), resized(["memory"])]).toEqual([true, undefined]);
   });
 
-  it("adds ephemeral containers that the machine does not have", () => {
+  test("adds ephemeral containers that the machine does not have", () => {
     const ephemeralContainers = [{ name: "debug", image: "busybox" }];
     expect(diff({ ephemeralContainers }).patch).toEqual({ ephemeral_containers: ephemeralContainers });
     expect(diff({ ephemeralContainers: [{ name: "app", image: "nginx:1" }] }).patch).toBeUndefined();
@@ -85,7 +85,7 @@ describe("diffMachine", () => {
 });
 
 describe("isSameImage", () => {
-  it.each([
+  test.each([
     ["nginx", "docker.io/library/nginx:latest", true],
     ["nginx:1", "index.docker.io/library/nginx:1", true],
     ["team/app:1", "docker.io/team/app:1", true],

@@ -1,4 +1,4 @@
-import { describe, expect, it } from "vitest";
+import { describe, expect, test } from "vitest";
 import { podDns } from "../../../src/podspec/render/dns.ts";
 import { podHostname } from "../../../src/podspec/render/hostname.ts";
 import type { PodEvent } from "../../../src/podspec/types.ts";
@@ -10,7 +10,7 @@ function dns(spec: Partial<PodSpec>, settings = node.dns) {
 }
 
 describe("podDns", () => {
-  it("points to the cluster's DNS by default", () => {
+  test("points to the cluster's DNS by default", () => {
     expect(dns({}).conf).toEqual({
       nameservers: ["10.96.0.10"],
       searches: ["shop.svc.cluster.local", "svc.cluster.local", "cluster.local", "corp.example"],
@@ -18,7 +18,7 @@ describe("podDns", () => {
     });
   });
 
-  it("takes the node's own with policy Default", () => {
+  test("takes the node's own with policy Default", () => {
     expect(dns({ dnsPolicy: "Default" }).conf).toEqual({
       nameservers: ["192.0.2.53"],
       searches: ["corp.example"],
@@ -26,7 +26,7 @@ describe("podDns", () => {
     });
   });
 
-  it("takes only dnsConfig with policy None", () => {
+  test("takes only dnsConfig with policy None", () => {
     const dnsConfig = {
       nameservers: ["1.1.1.1"],
       searches: ["a.b"],
@@ -39,7 +39,7 @@ describe("podDns", () => {
     });
   });
 
-  it("merges dnsConfig into the policy, options by name", () => {
+  test("merges dnsConfig into the policy, options by name", () => {
     const dnsConfig = {
       nameservers: ["1.1.1.1", "10.96.0.10"],
       searches: ["cluster.local", "x"],
@@ -48,13 +48,13 @@ describe("podDns", () => {
     expect(dns({ dnsConfig }).conf).toMatchObject({ nameservers: ["10.96.0.10", "1.1.1.1"], options: ["ndots:2"] });
   });
 
-  it("falls back to Default and warns when the node knows no cluster DNS", () => {
+  test("falls back to Default and warns when the node knows no cluster DNS", () => {
     const { conf, events } = dns({}, { ...node.dns, clusterDns: [] });
     expect(conf.nameservers).toEqual(["192.0.2.53"]);
     expect(events.map(({ reason }) => reason)).toEqual(["MissingClusterDNS"]);
   });
 
-  it("cuts what resolvers cannot hold, and warns with the kubelet's text", () => {
+  test("cuts what resolvers cannot hold, and warns with the kubelet's text", () => {
     const nameservers = ["1.1.1.1", "1.1.1.2", "1.1.1.3", "1.1.1.4"];
     const { conf, events } = dns({ dnsPolicy: "None", dnsConfig: { nameservers } });
     expect(conf.nameservers).toHaveLength(3);
@@ -63,7 +63,7 @@ describe("podDns", () => {
     );
   });
 
-  it("keeps the search line within 2048 characters, 32 domains of 255 characters at most", () => {
+  test("keeps the search line within 2048 characters, 32 domains of 255 characters at most", () => {
     const searches = [...Array.from({ length: 40 }, (_, i) => `${"x".repeat(100)}${i}`), "y".repeat(256)];
     const { conf, events } = dns({ dnsPolicy: "None", dnsConfig: { nameservers: ["1.1.1.1"], searches } });
     expect(conf.searches.join(" ").length).toBeLessThanOrEqual(2048);
@@ -75,11 +75,11 @@ describe("podDns", () => {
 describe("podHostname", () => {
   const of = (spec: Partial<PodSpec>, name = "web") => podHostname(podWith(spec, { name }), "cluster.local");
 
-  it("is the pod's name", () => {
+  test("is the pod's name", () => {
     expect(of({})).toEqual({ ok: true, hostname: "web", domain: undefined, asFqdn: false });
   });
 
-  it("has a domain with subdomain", () => {
+  test("has a domain with subdomain", () => {
     expect(of({ hostname: "h", subdomain: "sub" })).toEqual({
       ok: true,
       hostname: "h",
@@ -88,15 +88,15 @@ describe("podHostname", () => {
     });
   });
 
-  it("is cut to 63 characters without a dash at the end", () => {
+  test("is cut to 63 characters without a dash at the end", () => {
     expect(of({}, `${"a".repeat(62)}-b`)).toMatchObject({ hostname: "a".repeat(62) });
   });
 
-  it("is what hostnameOverride says, without a domain", () => {
+  test("is what hostnameOverride says, without a domain", () => {
     expect(of({ hostnameOverride: "x.y", subdomain: "sub" })).toMatchObject({ hostname: "x.y", domain: undefined });
   });
 
-  it("cannot be a fully qualified name of more than 64 characters", () => {
+  test("cannot be a fully qualified name of more than 64 characters", () => {
     const result = of({ subdomain: "s".repeat(30), setHostnameAsFQDN: true }, "p".repeat(20));
     expect(result.ok ? "" : result.message).toMatch(
       /^failed to construct FQDN from pod hostname and cluster domain, FQDN p+\..* is too long \(64 characters is the max, 74 characters requested\)$/,

@@ -1,4 +1,4 @@
-import { describe, expect, it } from "vitest";
+import { describe, expect, test } from "vitest";
 import { containerEnvironment } from "../../../src/podspec/render/env.ts";
 import { addressTokens } from "../../../src/podspec/render/field-refs.ts";
 import type { PodEvent, References } from "../../../src/podspec/types.ts";
@@ -20,7 +20,7 @@ function resolve(
 }
 
 describe("containerEnvironment", () => {
-  it("lets a variable refer to those before it only", () => {
+  test("lets a variable refer to those before it only", () => {
     const { variables } = resolve({
       env: [
         { name: "A", value: "$(B)" },
@@ -31,7 +31,7 @@ describe("containerEnvironment", () => {
     expect(variables).toEqual({ A: "$(B)", B: "b", C: "<b>" });
   });
 
-  it("lets the last of two declarations win", () => {
+  test("lets the last of two declarations win", () => {
     expect(
       resolve({
         env: [
@@ -42,7 +42,7 @@ describe("containerEnvironment", () => {
     ).toEqual({ A: "12" });
   });
 
-  it("takes all keys of envFrom with the prefix, later sources over earlier, env over both", () => {
+  test("takes all keys of envFrom with the prefix, later sources over earlier, env over both", () => {
     const references = referencesWith({
       configMaps: { base: configMap({ A: "cm", B: "cm", C: "cm" }, { BIN: "AAEC" }) },
       secrets: { over: secret({ B: "secret", C: "secret" }) },
@@ -60,7 +60,7 @@ describe("containerEnvironment", () => {
     expect(variables).toEqual({ P_A: "cm", P_B: "secret", P_C: "env+secret" });
   });
 
-  it("keeps keys that a shell could not use as names", () => {
+  test("keeps keys that a shell could not use as names", () => {
     const references = referencesWith({ configMaps: { c: configMap({ "my.key-1": "v", "1st": "w" }) } });
     expect(resolve({ envFrom: [{ configMapRef: { name: "c" } }] }, references).variables).toEqual({
       "1st": "w",
@@ -68,7 +68,7 @@ describe("containerEnvironment", () => {
     });
   });
 
-  it("does not expand what comes from a secret", () => {
+  test("does not expand what comes from a secret", () => {
     const references = referencesWith({ secrets: { s: secret({ k: "$(HOME)" }) } });
     expect(
       resolve({ env: [{ name: "A", valueFrom: { secretKeyRef: { name: "s", key: "k" } } }] }, references).variables,
@@ -77,7 +77,7 @@ describe("containerEnvironment", () => {
     });
   });
 
-  it.each([
+  test.each([
     ["configMapKeyRef", "configmap", "ConfigMap"],
     ["secretKeyRef", "secret", "Secret"],
   ] as const)("fails with the kubelet's text when the object of a %s is missing", (field, noun, kind) => {
@@ -92,7 +92,7 @@ describe("containerEnvironment", () => {
     expect(events.map(({ reason }) => reason)).toEqual([`Mandatory${kind}NotFound`]);
   });
 
-  it.each([
+  test.each([
     ["configMapKeyRef", "OptionalConfigMapNotFound"],
     ["secretKeyRef", "OptionalSecretNotFound"],
   ] as const)("skips an optional %s whose object is missing, and says so", (field, reason) => {
@@ -107,7 +107,7 @@ describe("containerEnvironment", () => {
     expect(events.map((event) => event.reason)).toEqual([reason]);
   });
 
-  it.each([
+  test.each([
     [{ configMapKeyRef: { name: "c", key: "no" } }, "couldn't find key no in ConfigMap shop/c"],
     [{ secretKeyRef: { name: "s", key: "no" } }, "couldn't find key no in Secret shop/s"],
   ])("fails with the kubelet's text when a key is missing: %j", (valueFrom, message) => {
@@ -115,26 +115,26 @@ describe("containerEnvironment", () => {
     expect(resolve({ env: [{ name: "A", valueFrom }] }, references).result).toEqual({ ok: false, message });
   });
 
-  it("skips an optional key that is missing", () => {
+  test("skips an optional key that is missing", () => {
     const references = referencesWith({ configMaps: { c: configMap({}) } });
     const valueFrom = { configMapKeyRef: { name: "c", key: "no", optional: true } };
     expect(resolve({ env: [{ name: "A", valueFrom }] }, references).variables).toEqual({});
   });
 
-  it("never takes unknown for absent, not even for an optional reference", () => {
+  test("never takes unknown for absent, not even for an optional reference", () => {
     const references = referencesWith({ secrets: { s: { kind: "unknown", message: "timed out" } } });
     const { result } = resolve({ envFrom: [{ secretRef: { name: "s", optional: true } }] }, references);
     expect(result).toEqual({ ok: false, message: 'failed to sync secret cache: secret "s": timed out' });
   });
 
-  it("waits until services have been listed", () => {
+  test("waits until services have been listed", () => {
     expect(resolve({}, referencesWith({ services: undefined })).result).toEqual({
       ok: false,
       message: "services have not yet been read at least once, cannot construct envvars",
     });
   });
 
-  it("refuses a NUL byte without repeating the value", () => {
+  test("refuses a NUL byte without repeating the value", () => {
     const references = referencesWith({ secrets: { s: secret({ k: "top\0secret" }) } });
     const { result } = resolve(
       { env: [{ name: "A", valueFrom: { secretKeyRef: { name: "s", key: "k" } } }] },
@@ -153,7 +153,7 @@ describe("service variables", () => {
     service("other", "foreign", "10.0.0.9", [{ port: 80 }]),
   ];
 
-  it("always tells of the API server, and of nothing else without service links", () => {
+  test("always tells of the API server, and of nothing else without service links", () => {
     expect(resolve({}, referencesWith({ services })).variables).toEqual({
       KUBERNETES_SERVICE_HOST: "10.96.0.1",
       KUBERNETES_SERVICE_PORT: "443",
@@ -166,7 +166,7 @@ describe("service variables", () => {
     });
   });
 
-  it("tells of the namespace's services with service links", () => {
+  test("tells of the namespace's services with service links", () => {
     const { variables } = resolve({}, referencesWith({ services }), true);
     expect(variables).toMatchObject({
       REDIS_MASTER_SERVICE_HOST: "10.0.0.11",
@@ -177,7 +177,7 @@ describe("service variables", () => {
     expect(Object.keys(variables ?? {}).filter((name) => /HEADLESS|FOREIGN/.test(name))).toEqual([]);
   });
 
-  it("lets the container's own variables win, and refer to them", () => {
+  test("lets the container's own variables win, and refer to them", () => {
     const env = [
       { name: "URL", value: "$(REDIS_MASTER_PORT)" },
       { name: "REDIS_MASTER_SERVICE_HOST", value: "mine" },

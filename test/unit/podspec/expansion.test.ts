@@ -1,5 +1,5 @@
 import * as fc from "fast-check";
-import { describe, expect, it } from "vitest";
+import { describe, expect, test } from "vitest";
 import { expand, lookUpIn } from "../../../src/podspec/render/expansion.ts";
 
 const VARIABLES = new Map([
@@ -41,11 +41,11 @@ const FROM_GO: readonly (readonly [string, string])[] = [
 const anyText = fc.array(fc.constantFrom("$", "(", ")", "A", "B", "x", "é")).map((parts) => parts.join(""));
 
 describe("expand", () => {
-  it.each(FROM_GO)("turns %j into %j, as Go does", (input, output) => {
+  test.each(FROM_GO)("turns %j into %j, as Go does", (input, output) => {
     expect(expand(input, lookUpIn(VARIABLES))).toBe(output);
   });
 
-  it("leaves text without a dollar alone", () => {
+  test("leaves text without a dollar alone", () => {
     fc.assert(
       fc.property(
         fc.string().filter((text) => !text.includes("$")),
@@ -56,7 +56,7 @@ describe("expand", () => {
     );
   });
 
-  it("gives back what was escaped by doubling every dollar", () => {
+  test("gives back what was escaped by doubling every dollar", () => {
     fc.assert(
       fc.property(anyText, (text) => {
         expect(expand(text.replaceAll("$", "$$$$"), lookUpIn(VARIABLES))).toBe(text);
@@ -64,7 +64,7 @@ describe("expand", () => {
     );
   });
 
-  it("never looks inside what it put in", () => {
+  test("never looks inside what it put in", () => {
     fc.assert(
       fc.property(anyText, (text) => {
         const seen: string[] = [];
@@ -79,7 +79,7 @@ describe("expand", () => {
 });
 
 describe("lookUpIn", () => {
-  it("prefers the first map", () => {
+  test("prefers the first map", () => {
     expect(lookUpIn(new Map([["A", "1"]]), new Map([["A", "2"]]))("A")).toBe("1");
   });
 });

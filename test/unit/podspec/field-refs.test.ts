@@ -1,5 +1,5 @@
 import fc from "fast-check";
-import { describe, expect, it } from "vitest";
+import { describe, expect, test } from "vitest";
 import {
   addressTokens,
   fieldValue,
@@ -17,7 +17,7 @@ const pod = podWith(
 const facts = { nodeName: "burst-0", hostIPs: node.hostIPs, tokens: addressTokens("0a1b") };
 
 describe("fieldValueForEnv", () => {
-  it.each([
+  test.each([
     ["metadata.name", "web"],
     ["metadata.namespace", "shop"],
     ["metadata.uid", "0a1b"],
@@ -35,27 +35,27 @@ describe("fieldValueForEnv", () => {
     expect(fieldValueForEnv(pod, { fieldPath }, facts)).toEqual({ ok: true, value });
   });
 
-  it("refuses another version of the API", () => {
+  test("refuses another version of the API", () => {
     expect(fieldValueForEnv(pod, { apiVersion: "v2", fieldPath: "metadata.name" }, facts)).toEqual({
       ok: false,
       message: "unsupported pod version: v2",
     });
   });
 
-  it("refuses a field that the downward API does not have", () => {
+  test("refuses a field that the downward API does not have", () => {
     expect(fieldValueForEnv(pod, { fieldPath: "spec.containers" }, facts)).toEqual({
       ok: false,
       message: "unsupported fieldPath: spec.containers",
     });
   });
 
-  it("refuses a subscript where there is no map", () => {
+  test("refuses a subscript where there is no map", () => {
     expect(fieldValue(pod, "spec.nodeName['x']").ok).toBe(false);
   });
 });
 
 describe("addressTokens", () => {
-  it("makes two strings of which neither contains the other", () => {
+  test("makes two strings of which neither contains the other", () => {
     const { pod_ip, pod_ips } = addressTokens("u");
     expect(pod_ips.includes(pod_ip) || pod_ip.includes(pod_ips)).toBe(false);
   });
@@ -64,7 +64,7 @@ describe("addressTokens", () => {
 describe("resourceValue", () => {
   const container = { name: "app", resources: { limits: { cpu: "1500m", memory: "100M" }, requests: { cpu: "250m" } } };
 
-  it.each([
+  test.each([
     ["limits.cpu", undefined, "2"],
     ["limits.cpu", "1m", "1500"],
     ["requests.cpu", "1", "1"],
@@ -79,14 +79,14 @@ describe("resourceValue", () => {
     expect(resourceValue(podWith(), container, ref, node.allocatable)).toEqual({ ok: true, value });
   });
 
-  it("falls back to the node's allocatable for a limit that is not set", () => {
+  test("falls back to the node's allocatable for a limit that is not set", () => {
     expect(resourceValue(podWith(), { name: "app" }, { resource: "limits.cpu" }, node.allocatable)).toEqual({
       ok: true,
       value: "8",
     });
   });
 
-  it("prefers the pod's own limit to the node's", () => {
+  test("prefers the pod's own limit to the node's", () => {
     const limited = podWith({ resources: { limits: { cpu: "3" } } });
     expect(resourceValue(limited, { name: "app" }, { resource: "limits.cpu" }, node.allocatable)).toEqual({
       ok: true,
@@ -94,7 +94,7 @@ describe("resourceValue", () => {
     });
   });
 
-  it("names a container that does not exist", () => {
+  test("names a container that does not exist", () => {
     expect(
       resourceValue(podWith(), container, { containerName: "ghost", resource: "limits.cpu" }, node.allocatable),
     ).toEqual({
@@ -103,7 +103,7 @@ describe("resourceValue", () => {
     });
   });
 
-  it("refuses a resource that the downward API does not have", () => {
+  test("refuses a resource that the downward API does not have", () => {
     expect(resourceValue(podWith(), container, { resource: "limits.nvidia.com/gpu" }, node.allocatable)).toEqual({
       ok: false,
       message: "unsupported container resource : limits.nvidia.com/gpu",
@@ -140,7 +140,7 @@ function unquoteGo(quoted: string): string {
 }
 
 describe("quoteGo", () => {
-  it("is one printable line that reads back as what was quoted", () => {
+  test("is one printable line that reads back as what was quoted", () => {
     fc.assert(
       fc.property(fc.string({ unit: "binary" }), (text) => {
         const quoted = quoteGo(text);
@@ -151,13 +151,13 @@ describe("quoteGo", () => {
     );
   });
 
-  it.each(QUOTED)("quotes %j as Go does", (text, quoted) => {
+  test.each(QUOTED)("quotes %j as Go does", (text, quoted) => {
     expect(quoteGo(text)).toBe(quoted);
   });
 });
 
 describe("formatMap", () => {
-  it("writes sorted lines", () => {
+  test("writes sorted lines", () => {
     expect(formatMap({ z: "1", "a/b": "x\ny", B: "2" })).toBe('B="2"\na/b="x\\ny"\nz="1"');
   });
 });

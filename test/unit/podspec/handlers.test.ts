@@ -1,10 +1,10 @@
-import { describe, expect, it } from "vitest";
+import { describe, expect, test } from "vitest";
 import { renderHook, renderProbe, resolvePort } from "../../../src/podspec/render/handlers.ts";
 
 const container = { env: [{ name: "A", value: "$(B)" }], ports: [{ name: "http", containerPort: 8080 }] };
 
 describe("renderProbe", () => {
-  it("resolves named ports and fills in the defaults", () => {
+  test("resolves named ports and fills in the defaults", () => {
     const httpGet = { path: "health", port: "http", scheme: "HTTPS", httpHeaders: [{ name: "X", value: "1" }] };
     expect(renderProbe(container, { httpGet })).toEqual({
       ok: true,
@@ -19,25 +19,25 @@ describe("renderProbe", () => {
     });
   });
 
-  it("expands commands over the literal env only, once", () => {
+  test("expands commands over the literal env only, once", () => {
     expect(renderProbe(container, { exec: { command: ["$(A)", "$(HOME)"] } })).toMatchObject({
       value: { exec: { command: ["$(B)", "$(HOME)"] } },
     });
   });
 
-  it("carries a grace period of its own", () => {
+  test("carries a grace period of its own", () => {
     expect(renderProbe(container, { tcpSocket: { port: 1 }, terminationGracePeriodSeconds: 5 })).toMatchObject({
       value: { tcp: { port: 1 }, termination_grace_s: 5 },
     });
   });
 
-  it("carries the service of a grpc probe", () => {
+  test("carries the service of a grpc probe", () => {
     expect(renderProbe(container, { grpc: { port: 9, service: "s" } })).toMatchObject({
       value: { grpc: { port: 9, service: "s" } },
     });
   });
 
-  it("fails for a port that the container does not have", () => {
+  test("fails for a port that the container does not have", () => {
     expect(renderProbe(container, { tcpSocket: { port: "ghost" } })).toEqual({
       ok: false,
       message: "port ghost not found",
@@ -46,7 +46,7 @@ describe("renderProbe", () => {
 });
 
 describe("renderHook", () => {
-  it.each([
+  test.each([
     [{ exec: { command: ["$(A)"] } }, { exec: { command: ["$(A)"] } }],
     [{ sleep: { seconds: 0 } }, { sleep: { seconds: 0 } }],
     [{ httpGet: { port: "http" } }, { http: { path: "/", port: 8080 } }],
@@ -57,7 +57,7 @@ describe("renderHook", () => {
 });
 
 describe("resolvePort", () => {
-  it.each([
+  test.each([
     [80, 80],
     ["http", 8080],
     ["81", 81],
@@ -65,7 +65,7 @@ describe("resolvePort", () => {
     expect(resolvePort(container, port)).toEqual({ ok: true, value });
   });
 
-  it("refuses a number that is no port", () => {
+  test("refuses a number that is no port", () => {
     expect(resolvePort(container, 70_000)).toEqual({ ok: false, message: "invalid port number: 70000" });
   });
 });

@@ -1,4 +1,4 @@
-import { describe, expect, it } from "vitest";
+import { describe, expect, test } from "vitest";
 import { ALL_CAPABILITIES } from "../../../src/provider/capabilities.ts";
 import type { Pod } from "../../../src/kube/wire.ts";
 import { checkCapabilities } from "../../../src/podspec/admission/capability-gate.ts";
@@ -25,7 +25,7 @@ describe("instance types of a node", () => {
     rule({ podLabels: { tier: "web", stage: "live" }, allow: ["medium"] }),
   ];
 
-  it.each([
+  test.each([
     ["small", "team-a", {}],
     ["gpu-8", "batch-nightly", {}],
     [undefined, "elsewhere", {}],
@@ -34,7 +34,7 @@ describe("instance types of a node", () => {
     expect(instanceTypeFault(podOf(type, namespace, labels), rules)).toBeUndefined();
   });
 
-  it.each([
+  test.each([
     ["huge", "team-a", {}],
     ["small", "team-b", {}],
     ["small", "xbatch-nightly", {}],
@@ -47,18 +47,18 @@ describe("instance types of a node", () => {
     expect(instanceTypeFault(podOf(type, namespace, labels), rules)).toBeDefined();
   });
 
-  it("are any where no rules are configured, and none where the list is empty", () => {
+  test("are any where no rules are configured, and none where the list is empty", () => {
     expect(instanceTypeFault(podOf("huge"), undefined)).toBeUndefined();
     expect(instanceTypeFault(podOf("huge"), [])).toBeDefined();
     expect(instanceTypeFault(podOf(undefined), [])).toBeUndefined();
   });
 
-  it("do not match what is longer than any instance type's name, so that nobody can make the matching slow", () => {
+  test("do not match what is longer than any instance type's name, so that nobody can make the matching slow", () => {
     expect(instanceTypeFault(podOf("a".repeat(256)), [rule({})])).toBeUndefined();
     expect(instanceTypeFault(podOf("a".repeat(257)), [rule({})])).toBeDefined();
   });
 
-  it("do not take a property that every object has for a label", () => {
+  test("do not take a property that every object has for a label", () => {
     const demanding = [rule({ podLabels: { constructor: "x" } })];
     expect(instanceTypeFault(podOf("small"), demanding)).toBeDefined();
   });
@@ -68,7 +68,7 @@ describe("a pod that asks for an instance type that it may not have", () => {
   const pod = podOf("huge");
   const instanceTypes = [rule({ namespaces: ["team-a"], allow: ["small", "gpu-*"] })];
 
-  it("is refused, with annotation, value and cure in the message", () => {
+  test("is refused, with annotation, value and cure in the message", () => {
     const context = { backend: "b", capabilities: new Set(ALL_CAPABILITIES), allowHostPath: true, agentProbes: false };
     expect(checkCapabilities(pod, { ...context, instanceTypes })).toEqual({
       ok: false,
@@ -79,7 +79,7 @@ describe("a pod that asks for an instance type that it may not have", () => {
     });
   });
 
-  it("is not rendered", () => {
+  test("is not rendered", () => {
     expect(renderMachineSpec(inputFor(pod, { node: { instanceTypes } }))).toMatchObject({
       kind: "reject",
       reason: "InstanceTypeForbidden",
@@ -88,13 +88,13 @@ describe("a pod that asks for an instance type that it may not have", () => {
     expect(allowed).toMatchObject({ kind: "ready", spec: { instance_type: "gpu-8" } });
   });
 
-  it("stays Pending where its controller would make another at once", () => {
+  test("stays Pending where its controller would make another at once", () => {
     const owner = { apiVersion: "apps/v1", kind: "ReplicaSet", name: "web", uid: "1", controller: true };
     const replica = { ...pod, metadata: { ...pod.metadata, ownerReferences: [owner] } };
     expect(refusalPolicy(replica, "InstanceTypeForbidden")).toBe("hold");
   });
 
-  it("gets a message of bounded length that still names the cure, whatever it asked for", () => {
+  test("gets a message of bounded length that still names the cure, whatever it asked for", () => {
     const fault = instanceTypeFault(podOf("x".repeat(200_000)), instanceTypes)!;
     expect(fault.length).toBeLessThan(1000);
     expect(fault).toContain("leave the annotation out");

@@ -1,5 +1,5 @@
 import * as fc from "fast-check";
-import { describe, expect, it } from "vitest";
+import { describe, expect, test } from "vitest";
 import { violation } from "../../../src/provider/contract/document.ts";
 import { renderMachineSpec } from "../../../src/podspec/render/render.ts";
 import { configMap, found, inputFor, podWith, referencesWith, secret, service } from "./fixtures.ts";
@@ -83,7 +83,7 @@ const podSpec = fc.record({
 });
 
 describe("rendered specs", () => {
-  it("are what the Machine API accepts, whatever the pod asks for", () => {
+  test("are what the Machine API accepts, whatever the pod asks for", () => {
     const references = referencesWith({
       configMaps: { c: configMap({ k: "v" }) },
       secrets: { s: secret({ k: "v" }), pull: secret({ ".dockerconfigjson": '{"auths":{"r":{"auth":"dTpw"}}}' }) },

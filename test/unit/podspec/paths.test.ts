@@ -1,6 +1,6 @@
 import { posix } from "node:path";
 import * as fc from "fast-check";
-import { describe, expect, it } from "vitest";
+import { describe, expect, test } from "vitest";
 import { cleanPath, filePathProblem, subPathProblem } from "../../../src/podspec/render/paths.ts";
 
 const anyPath = fc
@@ -8,11 +8,11 @@ const anyPath = fc
   .map((segments) => segments.join("/"));
 
 describe("filePathProblem", () => {
-  it.each(["a", "a/b", "dir/file.yaml", "a..b", "x/..y", ".hidden", "a b", "ünïcode"])("accepts %j", (path) => {
+  test.each(["a", "a/b", "dir/file.yaml", "a..b", "x/..y", ".hidden", "a b", "ünïcode"])("accepts %j", (path) => {
     expect(filePathProblem(path)).toBeUndefined();
   });
 
-  it.each([
+  test.each([
     ["", 'invalid path: must not be empty: ""'],
     ["/etc/passwd", "invalid path: must be relative path: /etc/passwd"],
     ["../x", "invalid path: must not contain '..': ../x"],
@@ -26,7 +26,7 @@ describe("filePathProblem", () => {
     expect(filePathProblem(path)).toBe(message);
   });
 
-  it("accepts nothing that leaves the volume", () => {
+  test("accepts nothing that leaves the volume", () => {
     fc.assert(
       fc.property(anyPath, (path) => {
         fc.pre(filePathProblem(path) === undefined);
@@ -39,7 +39,7 @@ describe("filePathProblem", () => {
 });
 
 describe("subPathProblem", () => {
-  it("accepts nothing that leaves the volume", () => {
+  test("accepts nothing that leaves the volume", () => {
     fc.assert(
       fc.property(anyPath, (path) => {
         fc.pre(subPathProblem(path) === undefined);
@@ -48,11 +48,11 @@ describe("subPathProblem", () => {
     );
   });
 
-  it("refuses an absolute path in the kubelet's words", () => {
+  test("refuses an absolute path in the kubelet's words", () => {
     expect(subPathProblem("/tmp")).toBe("error SubPath `/tmp` must not be an absolute path");
   });
 
-  it("refuses steps back in the kubelet's words", () => {
+  test("refuses steps back in the kubelet's words", () => {
     expect(subPathProblem("a/../b")).toBe("unable to provision SubPath `a/../b`: must not contain '..'");
   });
 });

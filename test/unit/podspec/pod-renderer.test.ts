@@ -1,4 +1,4 @@
-import { afterEach, beforeEach, describe, expect, it } from "vitest";
+import { afterEach, beforeEach, describe, expect, test } from "vitest";
 import { ALL_CAPABILITIES, type Capability } from "../../../src/provider/capabilities.ts";
 import type { Machine } from "../../../src/provider/machine.ts";
 import type { Node, Pod } from "../../../src/kube/wire.ts";
@@ -80,7 +80,7 @@ describe("PodRenderer", () => {
     ...fields,
   });
 
-  it("reads what the pod refers to and renders it", async () => {
+  test("reads what the pod refers to and renders it", async () => {
     kube.put(CONFIG, { data: { k: "v" } });
     expect(await renderer().render(mounting(), done.signal)).toMatchObject({
       kind: "ready",
@@ -88,7 +88,7 @@ describe("PodRenderer", () => {
     });
   });
 
-  it("waits for what is missing, and hears when it appears", async () => {
+  test("waits for what is missing, and hears when it appears", async () => {
     const subject = renderer();
     expect(await subject.render(mounting(), done.signal)).toMatchObject({ kind: "wait", unmountedVolumes: ["v"] });
     await settle();
@@ -98,14 +98,14 @@ describe("PodRenderer", () => {
     expect(await subject.render(mounting(), done.signal)).toMatchObject({ kind: "ready" });
   });
 
-  it("reads nothing for a pod that it refuses", async () => {
+  test("reads nothing for a pod that it refuses", async () => {
     const before = kube.requests.length;
     const pod = { ...mounting(), spec: { ...mounting().spec!, hostNetwork: true } };
     expect(await renderer().render(pod, done.signal)).toMatchObject({ kind: "reject", reason: "UnsupportedFeature" });
     expect(kube.requests).toHaveLength(before);
   });
 
-  it("gives capacity away once: of two pods that fit alone, the second is refused", async () => {
+  test("gives capacity away once: of two pods that fit alone, the second is refused", async () => {
     const wanting = (uid: string) =>
       podWith({ containers: [{ name: "app", resources: { requests: { cpu: "600m" } } }] }, { uid });
     const pods = [wanting("u1"), wanting("u2")];
@@ -115,7 +115,7 @@ describe("PodRenderer", () => {
     expect(await subject.render(pods[1]!, done.signal)).toMatchObject({ kind: "reject", reason: "OutOfcpu" });
   });
 
-  it("counts pods that an earlier process of the agent started, and not those that are over", async () => {
+  test("counts pods that an earlier process of the agent started, and not those that are over", async () => {
     const wanting = (uid: string, status: NonNullable<Pod["status"]>): Pod => ({
       ...podWith({ containers: [{ name: "app", resources: { requests: { cpu: "600m" } } }] }, { uid }),
       status,
@@ -126,7 +126,7 @@ describe("PodRenderer", () => {
     expect(await renderer().render(wanting("u2", {}), done.signal)).toMatchObject({ kind: "reject" });
   });
 
-  it("asks the API server before it refuses a pod for the node's labels", async () => {
+  test("asks the API server before it refuses a pod for the node's labels", async () => {
     const pod = podWith({ nodeSelector: { zone: "a" } });
     expect(await renderer().render(pod, done.signal)).toMatchObject({ kind: "reject", reason: "NodeAffinity" });
     kube.intercept = ({ path }) =>
@@ -136,7 +136,7 @@ describe("PodRenderer", () => {
     expect(await renderer().render(pod, done.signal)).toMatchObject({ kind: "ready" });
   });
 
-  it("does not ask a pod again that it took in, whatever has become of the node since", async () => {
+  test("does not ask a pod again that it took in, whatever has become of the node since", async () => {
     let node: Node = registered;
     const pod = podWith({ containers: [{ name: "app", resources: { requests: { cpu: "600m" } } }] });
     const subject = renderer({ node: () => node });
@@ -147,7 +147,7 @@ describe("PodRenderer", () => {
     expect(await subject.render(pod, done.signal)).toMatchObject({ kind: "reject" });
   });
 
-  it("gives capacity away once to two pods that are rendered at the same time", async () => {
+  test("gives capacity away once to two pods that are rendered at the same time", async () => {
     const wanting = (uid: string) =>
       podWith({ containers: [{ name: "app", resources: { requests: { cpu: "600m" } } }] }, { uid });
     const pods = [wanting("u1"), wanting("u2")];
@@ -157,7 +157,7 @@ describe("PodRenderer", () => {
     expect(both.map(({ kind }) => kind).toSorted()).toEqual(["ready", "reject"]);
   });
 
-  it("refuses nothing for want of room while the node is registered with a capacity that nobody knows yet", async () => {
+  test("refuses nothing for want of room while the node is registered with a capacity that nobody knows yet", async () => {
     const nothing = { cpu: "0", memory: "0", pods: "0", "ephemeral-storage": "0" };
     const unknown: Node = { ...registered, status: { allocatable: nothing } };
     expect(await renderer({ node: () => unknown }).render(podWith(), done.signal)).toMatchObject({ kind: "wait" });
@@ -165,7 +165,7 @@ describe("PodRenderer", () => {
     expect(await renderer({ node: () => full }).render(podWith(), done.signal)).toMatchObject({ reason: "OutOfpods" });
   });
 
-  it("refuses nothing while the node is not registered", async () => {
+  test("refuses nothing while the node is not registered", async () => {
     expect(await renderer({ node: () => undefined }).render(podWith(), done.signal)).toMatchObject({ kind: "wait" });
   });
 
@@ -173,7 +173,7 @@ describe("PodRenderer", () => {
     const CLASS = "/apis/node.k8s.io/v1/runtimeclasses/gvisor";
     const pod = podWith({ runtimeClassName: "gvisor" });
 
-    it("waits when there is no such class", async () => {
+    test("waits when there is no such class", async () => {
       expect(await renderer().render(pod, done.signal)).toMatchObject({
         kind: "wait",
         events: [
@@ -185,7 +185,7 @@ describe("PodRenderer", () => {
       });
     });
 
-    it("waits when the node does not have its handler, and names those it has", async () => {
+    test("waits when the node does not have its handler, and names those it has", async () => {
       kube.put(CLASS, { handler: "runsc" });
       expect(await renderer({ runtimeHandlers: ["kata"] }).render(pod, done.signal)).toMatchObject({
         kind: "wait",
@@ -197,13 +197,13 @@ describe("PodRenderer", () => {
       });
     });
 
-    it("renders when the node has it", async () => {
+    test("renders when the node has it", async () => {
       kube.put(CLASS, { handler: "runsc" });
       expect(await renderer({ runtimeHandlers: ["runsc"] }).render(pod, done.signal)).toMatchObject({ kind: "ready" });
     });
   });
 
-  it("adds credentials of plugins to those of the pod's secrets", async () => {
+  test("adds credentials of plugins to those of the pod's secrets", async () => {
     const imageCredentials = {
       concerns: () => true,
       forPod: async () => [{ registry: "r", username: "u", password: "p" }],
@@ -214,7 +214,7 @@ describe("PodRenderer", () => {
   });
 
   describe("for a machine that runs", () => {
-    it("brings new files when the configMap changes, and nothing when it does not", async () => {
+    test("brings new files when the configMap changes, and nothing when it does not", async () => {
       kube.put(CONFIG, { data: { k: "v" } });
       const subject = renderer();
       const rendered = await subject.render(mounting(), done.signal);
@@ -232,7 +232,7 @@ describe("PodRenderer", () => {
       expect((await subject.diff(mounting(), machine, done.signal)).patch?.files).toHaveLength(1);
     });
 
-    it("says what an ephemeral container lacks, until the machine has one of its name", async () => {
+    test("says what an ephemeral container lacks, until the machine has one of its name", async () => {
       const pod = podWith({ ephemeralContainers: [{ name: "debug", image: "busybox", tty: true }] });
       const subject = renderer({}, ["tty"]);
       const result = await subject.diff(pod, machineWith({}), done.signal);
@@ -256,7 +256,7 @@ describe("PodRenderer", () => {
       expect([later.events, later.waiting]).toEqual([[], undefined]);
     });
 
-    it("keeps files that cannot be rendered any more, and says so", async () => {
+    test("keeps files that cannot be rendered any more, and says so", async () => {
       const result = await renderer().diff(
         mounting(),
         machineWith({ file_versions: [{ volume: "v", version: "1" }] }),
@@ -266,14 +266,14 @@ describe("PodRenderer", () => {
       expect(result.events.map(({ reason }) => reason)).toEqual(["FailedMount"]);
     });
 
-    it("has a new version with each generation of the pod", () => {
+    test("has a new version with each generation of the pod", () => {
       const subject = renderer();
       expect(subject.version(mounting({ generation: 1 }), machineWith({}))).not.toBe(
         subject.version(mounting({ generation: 2 }), machineWith({})),
       );
     });
 
-    it("has a new version when a label changes that a file shows", () => {
+    test("has a new version when a label changes that a file shows", () => {
       const pod = podWithContainer(
         { volumeMounts: [{ name: "v", mountPath: "/v" }] },
         {
@@ -293,7 +293,7 @@ describe("PodRenderer", () => {
       return { version: rendered.version, files: volume?.type === "files" ? volume.version : "" };
     };
 
-    it("is the present one while nothing changes, whether the files are in place yet or not", async () => {
+    test("is the present one while nothing changes, whether the files are in place yet or not", async () => {
       kube.put(CONFIG, { data: { k: "v" } });
       const subject = renderer();
       const { version, files } = await renderedBy(subject);
@@ -303,7 +303,7 @@ describe("PodRenderer", () => {
       );
     });
 
-    it("is an older one when a configMap changed after it was read", async () => {
+    test("is an older one when a configMap changed after it was read", async () => {
       kube.put(CONFIG, { data: { k: "v" } });
       const subject = renderer();
       const { version } = await renderedBy(subject);
@@ -313,7 +313,7 @@ describe("PodRenderer", () => {
       expect(subject.version(mounting(), machineWith({}))).not.toBe(version);
     });
 
-    it("is not that of a machine that says that it has other files, as one has that an earlier create made", async () => {
+    test("is not that of a machine that says that it has other files, as one has that an earlier create made", async () => {
       kube.put(CONFIG, { data: { k: "v" } });
       const subject = renderer();
       const { version } = await renderedBy(subject);
@@ -325,7 +325,7 @@ describe("PodRenderer", () => {
       expect(subject.version(mounting(), old)).toBe(difference.version);
     });
 
-    it("is that of a machine with other files where the backend cannot change them", async () => {
+    test("is that of a machine with other files where the backend cannot change them", async () => {
       kube.put(CONFIG, { data: { k: "v" } });
       const subject = renderer({}, ["patch_files"]);
       const { version } = await renderedBy(subject);
@@ -334,7 +334,7 @@ describe("PodRenderer", () => {
       );
     });
 
-    it.each([
+    test.each([
       ["is not that of a machine into which an older image came back", [], false],
       ["is that of a machine with another image where the backend cannot change it", ["patch_image"], true],
     ] as const)("%s", async (_what, lacking, isSame) => {
@@ -352,7 +352,7 @@ describe("PodRenderer", () => {
       expect(subject.version(mounting(), withImage(mounting().spec!.containers[0]!.image ?? ""))).toBe(version);
     });
 
-    it("is not that of a machine that has other credentials than it was to be given", async () => {
+    test("is not that of a machine that has other credentials than it was to be given", async () => {
       const pod = podWith({ imagePullSecrets: [{ name: "pull" }] });
       const auths = { r: { username: "u", password: "p" } };
       kube.put("/api/v1/namespaces/shop/secrets/pull", {
@@ -369,7 +369,7 @@ describe("PodRenderer", () => {
       expect(subject.version(pod, machineWith({ registry_auth_version: "old" }))).not.toBe(rendered.version);
     });
 
-    it("of a difference is that of what it holds, though a configMap changes while something else is read", async () => {
+    test("of a difference is that of what it holds, though a configMap changes while something else is read", async () => {
       kube.put(CONFIG, { data: { k: "v" } });
       const token = { serviceAccountToken: { path: "t", expirationSeconds: 600 } };
       const pod = podWithContainer(
@@ -413,7 +413,7 @@ describe("PodRenderer", () => {
       return rendered.kind === "ready" ? rendered.spec : expect.fail("was not rendered");
     };
 
-    it("are sent again when the backend has lost them, and only then", async () => {
+    test("are sent again when the backend has lost them, and only then", async () => {
       kube.put(SECRET, pullSecret("p"));
       const subject = renderer();
       const { registry_auth, registry_auth_version } = await created(subject);
@@ -424,7 +424,7 @@ describe("PodRenderer", () => {
       expect((await subject.diff(pulling, lost, done.signal)).patch).toEqual({ registry_auth, registry_auth_version });
     });
 
-    it("follow the secret", async () => {
+    test("follow the secret", async () => {
       kube.put(SECRET, pullSecret("old"));
       const subject = renderer();
       const machine = machineWith({ registry_auth_version: (await created(subject)).registry_auth_version! });
@@ -436,7 +436,7 @@ describe("PodRenderer", () => {
       ]);
     });
 
-    it("stay when the secret cannot be read just now", async () => {
+    test("stay when the secret cannot be read just now", async () => {
       kube.intercept = (request) => {
         if (isAbout(request, "pull")) throw new Error("connection refused");
         return undefined;
@@ -445,7 +445,7 @@ describe("PodRenderer", () => {
       expect((await renderer().diff(pulling, holds, done.signal)).patch).toBeUndefined();
     });
 
-    it("follow the other secrets when one could never be read", async () => {
+    test("follow the other secrets when one could never be read", async () => {
       kube.put(SECRET, pullSecret("p"));
       kube.intercept = (request) => {
         if (isAbout(request, "forbidden")) throw failure(403, "Forbidden");
@@ -456,7 +456,7 @@ describe("PodRenderer", () => {
       expect((await renderer().diff(pod, holds, done.signal)).patch?.registry_auth).toHaveLength(1);
     });
 
-    it("of plugins are asked for anew when a pull has failed, once per failure", async () => {
+    test("of plugins are asked for anew when a pull has failed, once per failure", async () => {
       let asked = 0;
       const imageCredentials = {
         concerns: () => true,
@@ -482,7 +482,7 @@ describe("PodRenderer", () => {
       );
     });
 
-    it("stay what they were on a backend that cannot be given others", async () => {
+    test("stay what they were on a backend that cannot be given others", async () => {
       kube.put(SECRET, pullSecret("p"));
       const result = await renderer({}, ["patch_registry_auth"]).diff(pulling, machineWith({}), done.signal);
       expect(result.patch).toBeUndefined();
@@ -502,7 +502,7 @@ describe("PodRenderer", () => {
       });
     });
 
-    it("knows when it has rendered it", async () => {
+    test("knows when it has rendered it", async () => {
       const subject = renderer();
       await subject.render(pod, done.signal);
       expect(subject.mustLearn(pod, said)).toBe(false);
@@ -510,7 +510,7 @@ describe("PodRenderer", () => {
       expect(subject.redact("0a1b", "registry-password")).toBe("[redacted]");
     });
 
-    it("learns when it has not, and watches nothing of a pod that is over", async () => {
+    test("learns when it has not, and watches nothing of a pod that is over", async () => {
       const subject = renderer();
       const over: Pod = { ...pod, status: { phase: "Failed" } };
       expect(subject.mustLearn(over, machineWith({}))).toBe(false);
@@ -522,7 +522,7 @@ describe("PodRenderer", () => {
       expect(kube.watches).toBe(1);
     });
 
-    it("keeps it while the pod is over, and forgets it when it is gone", async () => {
+    test("keeps it while the pod is over, and forgets it when it is gone", async () => {
       const subject = renderer();
       await subject.render(pod, done.signal);
       subject.rest("0a1b");
@@ -532,7 +532,7 @@ describe("PodRenderer", () => {
     });
   });
 
-  it("lets go of everything of a pod that is over", async () => {
+  test("lets go of everything of a pod that is over", async () => {
     kube.put(CONFIG, { data: {} });
     const subject = renderer();
     await subject.render(mounting(), done.signal);

@@ -1,4 +1,4 @@
-import { describe, expect, it } from "vitest";
+import { describe, expect, test } from "vitest";
 import { MemoryProvider } from "../../../providers/memory/provider.ts";
 import { PodSecrets, withoutSecrets } from "../../../src/podspec/references/pod-secrets.ts";
 import { REDACTED } from "../../../src/podspec/references/redaction.ts";
@@ -25,7 +25,7 @@ function secrets(): PodSecrets {
 }
 
 describe("what a pod was given", () => {
-  it.each([
+  test.each([
     ["a Secret's value", "bad env DB=hunter2-hunter2"],
     ["a registry's password", "401 for robot:registry-password"],
     ["a registry's credentials as they are sent", `401 for Basic ${base64("robot:registry-password")}`],
@@ -37,23 +37,23 @@ describe("what a pod was given", () => {
       expect(redacted).not.toContain(value);
   });
 
-  it("is no secret of another pod", () => {
+  test("is no secret of another pod", () => {
     expect(secrets().redact("another", "hunter2-hunter2")).toBe("hunter2-hunter2");
   });
 
-  it("is remembered when it has changed: what runs may have the old value", () => {
+  test("is remembered when it has changed: what runs may have the old value", () => {
     const known = secrets();
     known.learn(pod, referencesWith({ secrets: { db: secret({ password: "a-new-password" }) } }), "2");
     expect(known.redact("0a1b", "hunter2-hunter2, a-new-password")).toBe(`${REDACTED}, ${REDACTED}`);
   });
 
-  it("from a plugin counts, too", () => {
+  test("from a plugin counts, too", () => {
     const known = new PodSecrets();
     known.learnCredentials(pod, [{ registry: "r", username: "u", password: "from-the-plugin" }]);
     expect(known.redact("0a1b", "from-the-plugin")).toBe(REDACTED);
   });
 
-  it("is forgotten with the pod", () => {
+  test("is forgotten with the pod", () => {
     const known = secrets();
     known.release("0a1b");
     expect([known.knows("0a1b"), known.redact("0a1b", "hunter2-hunter2")]).toEqual([false, "hunter2-hunter2"]);
@@ -91,12 +91,12 @@ describe("a machine", () => {
     notices: [{ at: "2026-01-01T00:00:00.000Z", type: "Warning", reason: "Failed", message: said, seq: 1 }],
   };
 
-  it("quotes nothing of it in any of its texts, and keeps all else", () => {
+  test("quotes nothing of it in any of its texts, and keeps all else", () => {
     const cleaned = secrets().clean("0a1b", machine);
     expect(JSON.stringify(cleaned)).toBe(JSON.stringify(machine).replaceAll(said, REDACTED));
   });
 
-  it("is cleaned once", () => {
+  test("is cleaned once", () => {
     const known = secrets();
     expect(known.clean("0a1b", machine)).toBe(known.clean("0a1b", machine));
     const { message: _, notices: _none, ...rest } = machine;
@@ -105,7 +105,7 @@ describe("a machine", () => {
   });
 });
 
-it("an error about a machine quotes nothing of it, in its message nor in its stack", async () => {
+test("an error about a machine quotes nothing of it, in its message nor in its stack", async () => {
   const known = secrets();
   const provider = new MemoryProvider();
   provider.createPod = async () => {

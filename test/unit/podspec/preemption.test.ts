@@ -1,4 +1,4 @@
-import { describe, expect, it } from "vitest";
+import { describe, expect, test } from "vitest";
 import type { Node, Pod } from "../../../src/kube/wire.ts";
 import { admitPod } from "../../../src/podspec/admission/admission.ts";
 import { otherPods, podWithContainer } from "./fixtures.ts";
@@ -27,26 +27,26 @@ const victimsOf = (admission: ReturnType<typeof admit>) =>
   admission.kind === "preempt" ? admission.victims : expect.fail(JSON.stringify(admission));
 
 describe("a critical pod on a full node", () => {
-  it("takes the room of as few and as cheap pods as will do", () => {
+  test("takes the room of as few and as cheap pods as will do", () => {
     const small = other({ cpu: "1" });
     const fitting = other({ cpu: "1500m" });
     const large = other({ cpu: "1500m", memory: "4Gi" });
     expect(victimsOf(admit({ cpu: "1500m" }, [small, large, fitting]))).toEqual([fitting]);
   });
 
-  it("takes BestEffort and Burstable pods before Guaranteed ones", () => {
+  test("takes BestEffort and Burstable pods before Guaranteed ones", () => {
     const guaranteed = other({ cpu: "2", memory: "1Gi" }, { guaranteed: true });
     const burstable = [other({ cpu: "1" }), other({ cpu: "1" })];
     expect(victimsOf(admit({ cpu: "2" }, [guaranteed, ...burstable]))).toEqual(expect.arrayContaining(burstable));
     expect(victimsOf(admit({ cpu: "3" }, [guaranteed, ...burstable]))).toContain(guaranteed);
   });
 
-  it("takes whoever is there when the node has as many pods as it may", () => {
+  test("takes whoever is there when the node has as many pods as it may", () => {
     const full = Array.from({ length: 10 }, () => other({}));
     expect(victimsOf(admit({}, full))).toHaveLength(1);
   });
 
-  it("leaves other critical pods of its priority alone, and says what it lacks", () => {
+  test("leaves other critical pods of its priority alone, and says what it lacks", () => {
     expect(admit({ cpu: "3" }, [other({ cpu: "3" }, { priority: CRITICAL })])).toEqual({
       kind: "reject",
       reason: "UnexpectedAdmissionError",
@@ -55,7 +55,7 @@ describe("a critical pod on a full node", () => {
     });
   });
 
-  it("is refused for what no preemption can mend, before anybody is asked to go", () => {
+  test("is refused for what no preemption can mend, before anybody is asked to go", () => {
     const pod = podWithContainer(
       { resources: { requests: { cpu: "3" } } },
       { priority: CRITICAL, nodeName: "elsewhere" },
@@ -66,7 +66,7 @@ describe("a critical pod on a full node", () => {
   });
 });
 
-it("a pod that is not critical takes nobody's room, whatever its priority", () => {
+test("a pod that is not critical takes nobody's room, whatever its priority", () => {
   expect(admit({ cpu: "3" }, [other({ cpu: "3" })], 1_999_999_999)).toMatchObject({
     kind: "reject",
     reason: "OutOfcpu",

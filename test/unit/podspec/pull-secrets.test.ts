@@ -1,4 +1,4 @@
-import { describe, expect, it } from "vitest";
+import { describe, expect, test } from "vitest";
 import type { PodEvent, References } from "../../../src/podspec/types.ts";
 import { normalizeRegistry, registryAuth } from "../../../src/podspec/references/pull-secrets.ts";
 import { base64, podWith, referencesWith, secret } from "./fixtures.ts";
@@ -13,7 +13,7 @@ const dockerConfig = (auths: object) =>
   secret({ ".dockerconfigjson": JSON.stringify({ auths }) }, "kubernetes.io/dockerconfigjson");
 
 describe("registryAuth", () => {
-  it("reads both formats, the most specific registry first", () => {
+  test("reads both formats, the most specific registry first", () => {
     const references = referencesWith({
       secrets: {
         a: dockerConfig({ "quay.io": { username: "u", password: "p" }, "quay.io/team": { auth: base64("t:s:3") } }),
@@ -33,12 +33,12 @@ describe("registryAuth", () => {
     });
   });
 
-  it("passes identity tokens on", () => {
+  test("passes identity tokens on", () => {
     const references = referencesWith({ secrets: { a: dockerConfig({ r: { identitytoken: "T" } }) } });
     expect(auth(["a"], references).auth).toEqual([{ registry: "r", identity_token: "T" }]);
   });
 
-  it("goes on without secrets that are missing or broken, with the kubelet's event", () => {
+  test("goes on without secrets that are missing or broken, with the kubelet's event", () => {
     const references = referencesWith({
       secrets: {
         gone: { kind: "absent" },
@@ -61,7 +61,7 @@ describe("registryAuth", () => {
 });
 
 describe("normalizeRegistry", () => {
-  it.each([
+  test.each([
     ["https://index.docker.io/v1/", "docker.io"],
     ["docker.io", "docker.io"],
     ["http://localhost:5000", "localhost:5000"],

@@ -1,5 +1,5 @@
 import * as fc from "fast-check";
-import { describe, expect, it } from "vitest";
+import { describe, expect, test } from "vitest";
 import { REDACTED, Redactor } from "../../../src/podspec/references/redaction.ts";
 
 const PASSWORD = 'p4ss"w0rd/+ü\\x';
@@ -11,7 +11,7 @@ function redact(text: string, values: string[] = [PASSWORD], publicText = ""): s
 }
 
 describe("a text that quotes a secret", () => {
-  it.each([
+  test.each([
     ["as it is", PASSWORD],
     ["escaped in JSON", JSON.stringify(PASSWORD).slice(1, -1)],
     ["percent-encoded", encodeURIComponent(PASSWORD)],
@@ -24,7 +24,7 @@ describe("a text that quotes a secret", () => {
     expect(redacted).toMatch(/^invalid value ".* of env\.DB, and again .*\.$/);
   });
 
-  it("within something in base64, wherever it begins there, quotes it no longer", () => {
+  test("within something in base64, wherever it begins there, quotes it no longer", () => {
     fc.assert(
       fc.property(fc.string({ maxLength: 6 }), fc.string({ maxLength: 6 }), (before, after) => {
         const encoded = Buffer.from(`${before}correct horse battery${after}`).toString("base64");
@@ -34,12 +34,12 @@ describe("a text that quotes a secret", () => {
     );
   });
 
-  it("of many lines is not quoted line by line", () => {
+  test("of many lines is not quoted line by line", () => {
     const key = "-----BEGIN KEY-----\nMIIEvQIBADANBgkqhkiG9w0\nshort\n-----END KEY-----\n";
     expect(redact("bad line MIIEvQIBADANBgkqhkiG9w0 in key, short", [key])).toBe(`bad line ${REDACTED} in key, short`);
   });
 
-  it("that begins like another is told apart", () => {
+  test("that begins like another is told apart", () => {
     expect(redact("secret-one-and-more secret-one", ["secret-one", "secret-one-and-more"])).toBe(
       `${REDACTED} ${REDACTED}`,
     );
@@ -47,18 +47,18 @@ describe("a text that quotes a secret", () => {
 });
 
 describe("a text stays as it is", () => {
-  it("where a value is a common word", () => {
+  test("where a value is a common word", () => {
     expect(redact("the value true is not eu-west", ["true", "eu-west", "", "  "])).toBe(
       "the value true is not eu-west",
     );
   });
 
-  it("where a value stands in the pod for everybody to read", () => {
+  test("where a value stands in the pod for everybody to read", () => {
     const text = 'Back-off pulling image "postgres"';
     expect(redact(text, ["postgres"], JSON.stringify({ image: "postgres:17" }))).toBe(text);
   });
 
-  it("where it quotes nothing", () => {
+  test("where it quotes nothing", () => {
     fc.assert(
       fc.property(fc.string(), (text) => {
         expect(redact(text, ["no such thing as this"])).toBe(text);
@@ -67,7 +67,7 @@ describe("a text stays as it is", () => {
   });
 });
 
-it("remembers the latest of many values", () => {
+test("remembers the latest of many values", () => {
   const redactor = new Redactor();
   const values = Array.from({ length: 1000 }, (_, i) => `value-number-${i}-end`);
   redactor.add(values, "");
@@ -76,7 +76,7 @@ it("remembers the latest of many values", () => {
   expect(redactor.redact(values[0]!)).toBe(values[0]);
 });
 
-it("finds the longest of what begins at a place, as trying them all would", () => {
+test("finds the longest of what begins at a place, as trying them all would", () => {
   const word = fc.string({ unit: fc.constantFrom("a", "b"), minLength: 8, maxLength: 12 });
   fc.assert(
     fc.property(
@@ -96,13 +96,13 @@ it("finds the longest of what begins at a place, as trying them all would", () =
   );
 });
 
-it("takes linear time for values and texts that are made to be alike", () => {
+test("takes linear time for values and texts that are made to be alike", () => {
   const values = Array.from({ length: 512 }, (_, i) => "a".repeat(110) + "b".repeat(i % 17) + String(i));
   const text = "a".repeat(256 * 1024);
   expect(redact(text, values)).toBe(text);
 });
 
-it("of a long value is found in part, too", () => {
+test("of a long value is found in part, too", () => {
   const value = Array.from({ length: 400 }, (_, i) => i.toString(36).padStart(2, "0")).join("");
   expect(redact(`token ${value.slice(0, 300)}...`, [value])).toBe(
     `token ${REDACTED}${REDACTED}${value.slice(256, 300)}...`,

@@ -1,4 +1,4 @@
-import { afterEach, beforeEach, describe, expect, it } from "vitest";
+import { afterEach, beforeEach, describe, expect, test } from "vitest";
 import { podReferences, ReferenceCache } from "../../../src/podspec/references/references.ts";
 import { ServiceCache } from "../../../src/podspec/references/services.ts";
 import { silentLogger } from "../../../src/telemetry/logger.ts";
@@ -7,7 +7,7 @@ import { failure, FakeKube, isAbout } from "./fake-kube.ts";
 import { podWith, podWithContainer } from "./fixtures.ts";
 
 describe("podReferences", () => {
-  it("finds what env, volumes and pull secrets refer to, each once", () => {
+  test("finds what env, volumes and pull secrets refer to, each once", () => {
     const pod = podWith({
       initContainers: [
         { name: "i", envFrom: [{ secretRef: { name: "s1" } }, { configMapRef: { name: "c1", optional: true } }] },
@@ -46,7 +46,7 @@ describe("podReferences", () => {
     ]);
   });
 
-  it("leaves the service account's volume out where it is not mounted", () => {
+  test("leaves the service account's volume out where it is not mounted", () => {
     const pod = podWithContainer(
       { volumeMounts: [{ name: "kube-api-access-1", mountPath: "/s" }] },
       {
@@ -98,7 +98,7 @@ describe("ReferenceCache", () => {
     return cache.references(which).secrets.get("s");
   }
 
-  it("lists an object by its name and then watches that name alone", async () => {
+  test("lists an object by its name and then watches that name alone", async () => {
     kube.put(SECRET, { data: { k: "dg==" } });
     expect(await read()).toMatchObject({ kind: "found", object: { data: { k: "dg==" } } });
     expect(kube.requests.map(({ method, query }) => [method, query?.["fieldSelector"]])).toEqual([
@@ -107,7 +107,7 @@ describe("ReferenceCache", () => {
     ]);
   });
 
-  it("tells the pods that refer to an object when it changes", async () => {
+  test("tells the pods that refer to an object when it changes", async () => {
     kube.put(SECRET);
     await read(pod);
     await read(other);
@@ -119,7 +119,7 @@ describe("ReferenceCache", () => {
     expect(cache.references(pod).secrets.get("s")).toMatchObject({ object: { data: { k: "bmV3" } } });
   });
 
-  it("shares one watch between pods and ends it with the last of them", async () => {
+  test("shares one watch between pods and ends it with the last of them", async () => {
     kube.put(SECRET);
     await read(pod);
     await read(other);
@@ -132,7 +132,7 @@ describe("ReferenceCache", () => {
     expect(kube.watches).toBe(0);
   });
 
-  it("lets go of what a pod no longer refers to", async () => {
+  test("lets go of what a pod no longer refers to", async () => {
     kube.put(SECRET);
     await read();
     cache.track(pod, []);
@@ -141,7 +141,7 @@ describe("ReferenceCache", () => {
     expect(cache.references(pod).secrets.size).toBe(0);
   });
 
-  it("takes 'not found' for an answer, and notices when the object appears", async () => {
+  test("takes 'not found' for an answer, and notices when the object appears", async () => {
     expect(await read()).toEqual({ kind: "absent" });
     kube.put(SECRET);
     await settle();
@@ -149,7 +149,7 @@ describe("ReferenceCache", () => {
     expect(cache.references(pod).secrets.get("s")).toMatchObject({ kind: "found" });
   });
 
-  it("notices when an object goes", async () => {
+  test("notices when an object goes", async () => {
     kube.put(SECRET);
     await read();
     kube.remove(SECRET);
@@ -157,7 +157,7 @@ describe("ReferenceCache", () => {
     expect(cache.references(pod).secrets.get("s")).toEqual({ kind: "absent" });
   });
 
-  it("never takes a failure for absence, and reads again soon", async () => {
+  test("never takes a failure for absence, and reads again soon", async () => {
     kube.put(SECRET);
     kube.intercept = () => {
       throw failure(503, "ServiceUnavailable");
@@ -171,7 +171,7 @@ describe("ReferenceCache", () => {
     expect(cache.version("u1")).not.toBe(unknown);
   });
 
-  it("takes no 404 but the API server's own for absence", async () => {
+  test("takes no 404 but the API server's own for absence", async () => {
     kube.intercept = ({ query }) => {
       if (query?.["fieldSelector"]) throw failure(403, "Forbidden");
       throw failure(404, "HTTP404");
@@ -179,7 +179,7 @@ describe("ReferenceCache", () => {
     expect(await read()).toEqual({ kind: "unknown", message: "the server said 404" });
   });
 
-  it("hears of changes of one object while another cannot be read", async () => {
+  test("hears of changes of one object while another cannot be read", async () => {
     kube.put(SECRET);
     kube.intercept = (request) => {
       if (isAbout(request, "forbidden")) throw failure(403, "Forbidden");
@@ -194,7 +194,7 @@ describe("ReferenceCache", () => {
     expect(cache.version("u1")).not.toBe(before);
   });
 
-  it.each([".", "..", "a/b", "n".repeat(254)])("asks for nothing that cannot be there: %s", async (name) => {
+  test.each([".", "..", "a/b", "n".repeat(254)])("asks for nothing that cannot be there: %s", async (name) => {
     cache.track(pod, [{ kind: "secret", name, optional: true }]);
     await cache.read("u1", done.signal);
     await clock.advance(600_000);
@@ -205,7 +205,7 @@ describe("ReferenceCache", () => {
     expect(kube.requests).toEqual([]);
   });
 
-  it("waits no longer for an answer when the pod goes", async () => {
+  test("waits no longer for an answer when the pod goes", async () => {
     kube.intercept = () => new Promise(() => {});
     cache.track(pod, refs);
     const reading = cache.read("u1", done.signal);
@@ -214,7 +214,7 @@ describe("ReferenceCache", () => {
     expect(cache.references(pod).secrets.size).toBe(0);
   });
 
-  it("wakes the pods that were rendered before the Services were listed", async () => {
+  test("wakes the pods that were rendered before the Services were listed", async () => {
     kube.put(SECRET);
     await read();
     expect(changed).toEqual([]);
@@ -223,7 +223,7 @@ describe("ReferenceCache", () => {
     expect(changed).toEqual(["u1"]);
   });
 
-  it("holds no more of one pod's objects than a pod may have", async () => {
+  test("holds no more of one pod's objects than a pod may have", async () => {
     const names = Array.from({ length: 40 }, (_, i) => `s${i}`);
     for (const name of names) kube.put(`/api/v1/namespaces/shop/secrets/${name}`, { data: { k: "x".repeat(1 << 20) } });
     cache.track(
@@ -246,7 +246,7 @@ describe("ReferenceCache", () => {
       };
     };
 
-    it("is asked for less and less often, in the end once a minute, and counted", async () => {
+    test("is asked for less and less often, in the end once a minute, and counted", async () => {
       let denied = 0;
       const parts = { kube, clock, random: () => 0, logger: silentLogger };
       cache = new ReferenceCache({ ...parts, services, onChange: () => {}, onDenied: () => denied++ });
@@ -264,7 +264,7 @@ describe("ReferenceCache", () => {
       expect(denied - perHour).toBe(60);
     });
 
-    it("for a moment, because the pod is new, costs a moment, and is watched", async () => {
+    test("for a moment, because the pod is new, costs a moment, and is watched", async () => {
       forbid();
       expect(await read()).toMatchObject({ kind: "unknown" });
       expect(cache.isEarly("u1")).toBe(true);
@@ -275,7 +275,7 @@ describe("ReferenceCache", () => {
       expect(kube.watches).toBe(1);
     });
 
-    it("is no longer early after some tries, of which the pods hear", async () => {
+    test("is no longer early after some tries, of which the pods hear", async () => {
       forbid();
       await read();
       await clock.advance(600);
@@ -284,7 +284,7 @@ describe("ReferenceCache", () => {
       expect([changed, cache.isEarly("u1")]).toEqual([["u1"], false]);
     });
 
-    it("to be watched for a moment only is watched soon after", async () => {
+    test("to be watched for a moment only is watched soon after", async () => {
       kube.put(SECRET);
       kube.intercept = ({ query }) => {
         if (query?.["fieldSelector"]) throw failure(403, "Forbidden");
@@ -295,7 +295,7 @@ describe("ReferenceCache", () => {
       expect(kube.watches).toBe(1);
     });
 
-    it("to be listed in all of a namespace is not asked for again by each object", async () => {
+    test("to be listed in all of a namespace is not asked for again by each object", async () => {
       const names = Array.from({ length: 50 }, (_, i) => `s${i}`);
       for (const name of ["s", ...names]) kube.put(`/api/v1/namespaces/shop/secrets/${name}`);
       kube.intercept = ({ query }) => {
@@ -313,7 +313,7 @@ describe("ReferenceCache", () => {
     });
   });
 
-  it("keeps what it knows when a later read fails", async () => {
+  test("keeps what it knows when a later read fails", async () => {
     kube.put(SECRET);
     kube.intercept = ({ query }) => {
       if (query?.["fieldSelector"]) throw failure(403, "Forbidden");
@@ -325,14 +325,14 @@ describe("ReferenceCache", () => {
     expect(await read()).toMatchObject({ kind: "found" });
   });
 
-  it("does not watch an immutable object", async () => {
+  test("does not watch an immutable object", async () => {
     kube.put(SECRET, { immutable: true });
     await read();
     await read(other);
     expect(kube.requests).toHaveLength(1);
   });
 
-  it("stops watching an object that becomes immutable", async () => {
+  test("stops watching an object that becomes immutable", async () => {
     kube.put(SECRET);
     await read();
     kube.put(SECRET, { immutable: true });
@@ -340,7 +340,7 @@ describe("ReferenceCache", () => {
     expect(kube.watches).toBe(0);
   });
 
-  it("reads again every minute where it may not watch", async () => {
+  test("reads again every minute where it may not watch", async () => {
     kube.put(SECRET);
     kube.intercept = ({ query }) => {
       if (query?.["fieldSelector"]) throw failure(403, "Forbidden");
@@ -353,7 +353,7 @@ describe("ReferenceCache", () => {
     expect(changed).toEqual(["u1"]);
   });
 
-  it("knows the services of the pod's namespace and of default, once they are listed", async () => {
+  test("knows the services of the pod's namespace and of default, once they are listed", async () => {
     kube.put("/api/v1/namespaces/default/services/kubernetes");
     kube.put("/api/v1/namespaces/shop/services/web");
     kube.put("/api/v1/namespaces/foreign/services/web");

@@ -1,4 +1,4 @@
-import { describe, expect, it } from "vitest";
+import { describe, expect, test } from "vitest";
 import { ALL_CAPABILITIES } from "../../../src/provider/capabilities.ts";
 import type { MachineSpec } from "../../../src/provider/machine.ts";
 import { renderMachineSpec, type RenderInput } from "../../../src/podspec/render/render.ts";
@@ -14,7 +14,7 @@ const rendered = (container: Parameters<typeof podWithContainer>[0], spec?: Para
   ready(inputFor(podWithContainer(container, spec))).spec.containers[0];
 
 describe("renderMachineSpec", () => {
-  it("renders a plain pod", () => {
+  test("renders a plain pod", () => {
     expect(ready(inputFor(podWith())).spec).toEqual({
       labels: expect.objectContaining({ "vmlet.dev/uid": "0a1b" }) as unknown,
       containers: [
@@ -31,7 +31,7 @@ describe("renderMachineSpec", () => {
     });
   });
 
-  it("tells a backend without capabilities nothing that it cannot do", () => {
+  test("tells a backend without capabilities nothing that it cannot do", () => {
     expect(ready(inputFor(podWith(), { lacking: [...ALL_CAPABILITIES] })).spec).toEqual({
       labels: expect.anything() as unknown,
       containers: [{ name: "app", image: "nginx" }],
@@ -40,12 +40,12 @@ describe("renderMachineSpec", () => {
     });
   });
 
-  it("gives the same spec for the same input", () => {
+  test("gives the same spec for the same input", () => {
     const input = inputFor(podWithContainer({ env: [{ name: "A", value: "1" }] }));
     expect(renderMachineSpec(input)).toEqual(renderMachineSpec(input));
   });
 
-  it("expands command and args over the final environment", () => {
+  test("expands command and args over the final environment", () => {
     expect(
       rendered({
         command: ["run", "$(A)"],
@@ -61,7 +61,7 @@ describe("renderMachineSpec", () => {
     });
   });
 
-  it("marks the machine's address, which is known only later", () => {
+  test("marks the machine's address, which is known only later", () => {
     const { spec } = ready(
       inputFor(
         podWithContainer({
@@ -73,11 +73,11 @@ describe("renderMachineSpec", () => {
     expect(spec.containers[0]?.args).toEqual([`--ip=${spec.address_tokens?.pod_ip}`]);
   });
 
-  it("has no address tokens when nothing uses them", () => {
+  test("has no address tokens when nothing uses them", () => {
     expect(ready(inputFor(podWith())).spec.address_tokens).toBeUndefined();
   });
 
-  it("renders what a container may have besides", () => {
+  test("renders what a container may have besides", () => {
     expect(
       rendered({
         imagePullPolicy: "IfNotPresent",
@@ -124,7 +124,7 @@ describe("renderMachineSpec", () => {
     });
   });
 
-  it("lets a container's security context win over the pod's, field by field", () => {
+  test("lets a container's security context win over the pod's, field by field", () => {
     expect(
       rendered(
         {
@@ -148,7 +148,7 @@ describe("renderMachineSpec", () => {
     });
   });
 
-  it("renders what concerns the pod as a whole", () => {
+  test("renders what concerns the pod as a whole", () => {
     const { spec } = ready(
       inputFor(
         podWith(
@@ -214,7 +214,7 @@ describe("mounts", () => {
       inputFor(podWithContainer({ env, volumeMounts: volumeMounts as never }, { volumes }), { references }),
     );
 
-  it("are read-only for files, and clean", () => {
+  test("are read-only for files, and clean", () => {
     const result = mountsOf([
       { name: "data", mountPath: "rel", subPath: "a//./b/" },
       { name: "conf", mountPath: "/conf", readOnly: false },
@@ -233,7 +233,7 @@ describe("mounts", () => {
     });
   });
 
-  it("expand subPathExpr over the environment", () => {
+  test("expand subPathExpr over the environment", () => {
     expect(
       mountsOf([{ name: "data", mountPath: "/d", subPathExpr: "x-$(A)" }], [{ name: "A", value: "1" }]),
     ).toMatchObject({
@@ -241,7 +241,7 @@ describe("mounts", () => {
     });
   });
 
-  it.each([
+  test.each([
     [{ subPathExpr: "$(B)/$(A)" }, "missing value for A, B"],
     [{ subPathExpr: "/$(C)" }, "error SubPath `/c` must not be an absolute path"],
     [{ subPath: "../up" }, "unable to provision SubPath `../up`: must not contain '..'"],
@@ -257,7 +257,7 @@ describe("mounts", () => {
     });
   });
 
-  it("wait for a volume that the pod does not have", () => {
+  test("wait for a volume that the pod does not have", () => {
     const result = mountsOf([{ name: "ghost", mountPath: "/d" }]);
     expect(result.kind === "wait" && result.waiting.get("app")?.message).toBe(
       'cannot find volume "ghost" to mount into container "app"',
@@ -266,7 +266,7 @@ describe("mounts", () => {
 });
 
 describe("waiting", () => {
-  it("names each container at fault, with the kubelet's event", () => {
+  test("names each container at fault, with the kubelet's event", () => {
     const missing = [{ name: "A", valueFrom: { secretKeyRef: { name: "s", key: "k" } } }];
     const pod = podWith({
       initContainers: [{ name: "init", env: missing }],
@@ -287,7 +287,7 @@ describe("waiting", () => {
     });
   });
 
-  it("does not look at containers while a volume is missing", () => {
+  test("does not look at containers while a volume is missing", () => {
     const pod = podWithContainer(
       { volumeMounts: [{ name: "v", mountPath: "/v" }] },
       { volumes: [{ name: "v", secret: { secretName: "s" } }] },
@@ -310,7 +310,7 @@ describe("waiting", () => {
     });
   });
 
-  it("keeps root out where the pod wants it out", () => {
+  test("keeps root out where the pod wants it out", () => {
     const result = renderMachineSpec(
       inputFor(podWithContainer({ securityContext: { runAsNonRoot: true, runAsUser: 0 } })),
     );
@@ -319,13 +319,13 @@ describe("waiting", () => {
     );
   });
 
-  it("keeps a pod Pending whose hostname is too long", () => {
+  test("keeps a pod Pending whose hostname is too long", () => {
     const pod = podWith({ subdomain: "s".repeat(60), setHostnameAsFQDN: true });
     const result = renderMachineSpec(inputFor(pod));
     expect(result.kind === "wait" && result.events.map(({ reason }) => reason)).toEqual(["FailedCreatePodSandBox"]);
   });
 
-  it("does not fail a pod for a probe that names a port nobody has", () => {
+  test("does not fail a pod for a probe that names a port nobody has", () => {
     const result = renderMachineSpec(inputFor(podWithContainer({ readinessProbe: { tcpSocket: { port: "ghost" } } })));
     expect(result.kind === "wait" && result.waiting.get("app")?.message).toBe(
       "readiness probe of container app: port ghost not found",
@@ -350,13 +350,13 @@ describe("the service account's volume", () => {
     },
   );
 
-  it("is mounted where the backend has file volumes", () => {
+  test("is mounted where the backend has file volumes", () => {
     const { spec } = ready(inputFor(pod, { references: referencesWith({ tokens: { "3607/": found("T") } }) }));
     expect(spec.volumes).toHaveLength(1);
     expect(spec.containers[0]?.mounts).toHaveLength(1);
   });
 
-  it("is left out elsewhere, and an event says so", () => {
+  test("is left out elsewhere, and an event says so", () => {
     const { spec, reasons } = ready(inputFor(pod, { lacking: ["volumes.files"] }));
     expect(spec.volumes).toBeUndefined();
     expect(spec.containers[0]?.mounts).toBeUndefined();
@@ -365,7 +365,7 @@ describe("the service account's volume", () => {
 });
 
 describe("refusing", () => {
-  it("is final and names the field", () => {
+  test("is final and names the field", () => {
     expect(renderMachineSpec(inputFor(podWith({ hostNetwork: true })))).toEqual({
       kind: "reject",
       reason: "UnsupportedFeature",
@@ -376,7 +376,7 @@ describe("refusing", () => {
 });
 
 describe("an ephemeral container", () => {
-  it("names the container that it is to debug", () => {
+  test("names the container that it is to debug", () => {
     const pod = podWith({
       ephemeralContainers: [{ name: "debug", image: "busybox", targetContainerName: "app" }],
     });
@@ -386,7 +386,7 @@ describe("an ephemeral container", () => {
     ]);
   });
 
-  it.each([
+  test.each([
     ["that asks for what the backend lacks", { tty: true }, "UnsupportedFeature", "UnsupportedFeature"],
     [
       "that would be root against its will",

@@ -1,4 +1,4 @@
-import { describe, expect, it } from "vitest";
+import { describe, expect, test } from "vitest";
 import type { Node, Pod } from "../../../src/kube/wire.ts";
 import type { Capability } from "../../../src/provider/capabilities.ts";
 import { judgeResize } from "../../../src/podspec/admission/resize.ts";
@@ -16,11 +16,11 @@ function judge(pod: Pod, others: Pod[] = [], capabilities: Capability[] = ["resi
 }
 
 describe("judgeResize", () => {
-  it("lets a pod grow into what is free", () => {
+  test("lets a pod grow into what is free", () => {
     expect(judge(asking("3"), [asking("1")])).toMatchObject({ kind: "go" });
   });
 
-  it("defers a pod that does not fit beside the others, in the words of admission", () => {
+  test("defers a pod that does not fit beside the others, in the words of admission", () => {
     expect(judge(asking("3"), [asking("2")])).toMatchObject({
       kind: "pending",
       reason: "Deferred",
@@ -28,21 +28,21 @@ describe("judgeResize", () => {
     });
   });
 
-  it("calls infeasible what the node could never give", () => {
+  test("calls infeasible what the node could never give", () => {
     expect(judge(asking("5"))).toMatchObject({
       reason: "Infeasible",
       message: "Node didn't have enough capacity: cpu, requested: 5000, capacity: 4000",
     });
   });
 
-  it("calls everything infeasible on a backend that cannot resize, and names the capability", () => {
+  test("calls everything infeasible on a backend that cannot resize, and names the capability", () => {
     expect(judge(asking("1"), [], [])).toMatchObject({
       reason: "Infeasible",
       message: 'In-place resize is not possible: backend "b" lacks capability resize',
     });
   });
 
-  it("counts a pod whose own resize is pending with what it was given, not with what it asks for", () => {
+  test("counts a pod whose own resize is pending with what it was given, not with what it asks for", () => {
     const pending = asking("100", {
       conditions: [{ type: "PodResizePending", status: "True" }],
       containerStatuses: [
@@ -52,7 +52,7 @@ describe("judgeResize", () => {
     expect(judge(asking("3"), [pending])).toMatchObject({ kind: "go" });
   });
 
-  it("tells the events what is asked for, and by which generation", () => {
+  test("tells the events what is asked for, and by which generation", () => {
     const outlook = judge({ ...asking("3"), metadata: { generation: 7 } });
     expect(outlook.kind === "go" && JSON.parse(outlook.text)).toEqual({
       containers: [{ name: "app", resources: { requests: { cpu: "3" } } }],

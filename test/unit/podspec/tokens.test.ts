@@ -1,4 +1,4 @@
-import { beforeEach, describe, expect, it } from "vitest";
+import { beforeEach, describe, expect, test } from "vitest";
 import { TokenManager } from "../../../src/podspec/references/tokens.ts";
 import type { Logger } from "../../../src/telemetry/logger.ts";
 import { silentLogger } from "../../../src/telemetry/logger.ts";
@@ -42,7 +42,7 @@ describe("TokenManager", () => {
   const get = async (wish = { audience: "", expirationSeconds: HOUR_S }) =>
     (await tokens.get(pod, [wish], signal)).get(`${wish.expirationSeconds}/${wish.audience}`);
 
-  it("asks for a token that is bound to the pod", async () => {
+  test("asks for a token that is bound to the pod", async () => {
     expect(await get({ audience: "vault", expirationSeconds: 600 })).toEqual({ kind: "found", object: "token-1" });
     expect(kube.requests).toEqual([
       {
@@ -61,12 +61,12 @@ describe("TokenManager", () => {
     ]);
   });
 
-  it("asks once, however many want it at the same time", async () => {
+  test("asks once, however many want it at the same time", async () => {
     await Promise.all([get(), get(), get()]);
     expect(issued).toBe(1);
   });
 
-  it("keeps a token until 80 % of its life is over, then replaces it and says so", async () => {
+  test("keeps a token until 80 % of its life is over, then replaces it and says so", async () => {
     await get();
     await clock.advance(HOUR_S * 800 - 1);
     expect(await get()).toEqual({ kind: "found", object: "token-1" });
@@ -78,7 +78,7 @@ describe("TokenManager", () => {
     expect(tokens.version("0a1b", [{ audience: "", expirationSeconds: HOUR_S }])).not.toBe(before);
   });
 
-  it("replaces a long-lived token after a day", async () => {
+  test("replaces a long-lived token after a day", async () => {
     const life = 30 * 24 * HOUR_S;
     kube.intercept = () => ({
       status: { ...issue().status, expirationTimestamp: new Date(clock.now() + life * 1000).toISOString() },
@@ -88,7 +88,7 @@ describe("TokenManager", () => {
     expect(changed).toEqual(["0a1b"]);
   });
 
-  it("replaces each of many tokens, though their timers fire a little early", async () => {
+  test("replaces each of many tokens, though their timers fire a little early", async () => {
     tokens = new TokenManager({
       kube,
       clock,
@@ -103,7 +103,7 @@ describe("TokenManager", () => {
     expect(changed.toSorted()).toEqual(uids.toSorted());
   });
 
-  it("replaces it in time though the wall clock was set back, again and again", async () => {
+  test("replaces it in time though the wall clock was set back, again and again", async () => {
     await get();
     clock.step(-12 * HOUR_S * 1000);
     await clock.advance(HOUR_S * 800);
@@ -112,7 +112,7 @@ describe("TokenManager", () => {
     expect(changed).toEqual(["0a1b", "0a1b"]);
   });
 
-  it("is due when the wall clock has passed it, as after a sleep of the host", async () => {
+  test("is due when the wall clock has passed it, as after a sleep of the host", async () => {
     await get();
     const wishes = [{ audience: "", expirationSeconds: HOUR_S }];
     const before = tokens.version("0a1b", wishes);
@@ -125,14 +125,14 @@ describe("TokenManager", () => {
   describe("of which the server shortened the life", () => {
     const day = { audience: "vault", expirationSeconds: 24 * HOUR_S };
 
-    it("is replaced by what the server said, again and again", async () => {
+    test("is replaced by what the server said, again and again", async () => {
       await get(day);
       for (let i = 0; i < 3; i++) await clock.advance(HOUR_S * 800);
       expect(issued).toBe(4);
       expect(changed).toHaveLength(3);
     });
 
-    it.each([
+    test.each([
       ["ahead", 12 * HOUR_S * 1000],
       ["behind", -12 * HOUR_S * 1000],
     ])("is replaced in time by an agent whose clock is %s", async (_, skewMs) => {
@@ -152,7 +152,7 @@ describe("TokenManager", () => {
     });
   });
 
-  it("keeps to the life that was asked for where the server extended it", async () => {
+  test("keeps to the life that was asked for where the server extended it", async () => {
     kube.intercept = () => ({
       status: {
         ...issue().status,
@@ -164,7 +164,7 @@ describe("TokenManager", () => {
     expect(issued).toBe(2);
   });
 
-  it("makes no storm of one that is over already by the own clock", async () => {
+  test("makes no storm of one that is over already by the own clock", async () => {
     kube.intercept = () => ({
       status: { ...issue().status, expirationTimestamp: new Date(clock.now() - HOUR_S * 1000).toISOString() },
     });
@@ -173,7 +173,7 @@ describe("TokenManager", () => {
     expect(issued).toBe(1);
   });
 
-  it("that is used once is asked for each time, and never renewed", async () => {
+  test("that is used once is asked for each time, and never renewed", async () => {
     const wish = { audience: "registry", expirationSeconds: 600 };
     const once = async () => (await tokens.issue(pod, [wish], signal)).get("600/registry");
     expect([await once(), await once()]).toEqual([
@@ -187,7 +187,7 @@ describe("TokenManager", () => {
     expect(await once()).toEqual({ kind: "unknown", message: "the server said 403" });
   });
 
-  it("ends requests and timers when it is closed, and asks for nothing more", async () => {
+  test("ends requests and timers when it is closed, and asks for nothing more", async () => {
     await get();
     let asked: AbortSignal | undefined;
     kube.request = (request) => {
@@ -205,7 +205,7 @@ describe("TokenManager", () => {
     expect(asked).toBeUndefined();
   });
 
-  it("keeps the old token while it is valid when a refresh fails, and tries again", async () => {
+  test("keeps the old token while it is valid when a refresh fails, and tries again", async () => {
     await get();
     kube.intercept = () => {
       throw failure(503, "ServiceUnavailable");
@@ -217,7 +217,7 @@ describe("TokenManager", () => {
     expect(changed).toEqual(["0a1b"]);
   });
 
-  it("gives no token that has expired", async () => {
+  test("gives no token that has expired", async () => {
     await get();
     kube.intercept = () => {
       throw failure(503, "ServiceUnavailable");
@@ -226,7 +226,7 @@ describe("TokenManager", () => {
     expect(await get()).toEqual({ kind: "unknown", message: "token expired and refresh failed: the server said 503" });
   });
 
-  it("does not know a token that was never issued", async () => {
+  test("does not know a token that was never issued", async () => {
     kube.intercept = () => {
       throw failure(403, "Forbidden");
     };
@@ -234,7 +234,7 @@ describe("TokenManager", () => {
     expect(tokens.version("0a1b", [{ audience: "", expirationSeconds: HOUR_S }])).toBeUndefined();
   });
 
-  it("lets one caller give up without harm to the others", async () => {
+  test("lets one caller give up without harm to the others", async () => {
     let finish: (value: unknown) => void = () => {};
     kube.intercept = () => new Promise((resolve) => (finish = resolve));
     const impatient = new AbortController();
@@ -247,7 +247,7 @@ describe("TokenManager", () => {
     expect((await second).get(`${HOUR_S}/`)).toEqual({ kind: "found", object: "token-1" });
   });
 
-  it("forgets a pod that is gone, with its timers", async () => {
+  test("forgets a pod that is gone, with its timers", async () => {
     await get();
     tokens.release("0a1b");
     expect(clock.pending).toBe(0);
@@ -255,7 +255,7 @@ describe("TokenManager", () => {
     expect(tokens.version("0a1b", [{ audience: "", expirationSeconds: HOUR_S }])).toBeUndefined();
   });
 
-  it("never logs a token", async () => {
+  test("never logs a token", async () => {
     const lines: string[] = [];
     const record = (fields: object, message: string) => void lines.push(JSON.stringify(fields) + message);
     const logger: Logger = { debug: record, info: record, warn: record, error: record, child: () => logger };

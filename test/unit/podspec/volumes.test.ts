@@ -1,6 +1,6 @@
 import { posix } from "node:path";
 import * as fc from "fast-check";
-import { describe, expect, it } from "vitest";
+import { describe, expect, test } from "vitest";
 import type { References } from "../../../src/podspec/types.ts";
 import { filesVersion, renderVolume } from "../../../src/podspec/render/volumes.ts";
 import { tokenWishes, type PodVolume } from "../../../src/podspec/pod-volumes.ts";
@@ -42,7 +42,7 @@ describe("configMap and secret volumes", () => {
     secrets: { s: secret({ k: "S" }), gone: { kind: "absent" } },
   });
 
-  it("hold every key with the default mode, binary ones too", () => {
+  test("hold every key with the default mode, binary ones too", () => {
     expect(files({ configMap: { name: "c" } }, references)).toEqual([
       { path: "a", mode: "644", text: "A" },
       { path: "b", mode: "644", text: "B" },
@@ -50,7 +50,7 @@ describe("configMap and secret volumes", () => {
     ]);
   });
 
-  it("hold the items that are named, where and with the mode that is named", () => {
+  test("hold the items that are named, where and with the mode that is named", () => {
     const items = [
       { key: "k", path: "deep/er/key", mode: 0o400 },
       { key: "k", path: "copy" },
@@ -61,7 +61,7 @@ describe("configMap and secret volumes", () => {
     ]);
   });
 
-  it.each([
+  test.each([
     [{ configMap: { name: "gone" } }, 'configmap "gone" not found'],
     [{ secret: { secretName: "gone" } }, 'secret "gone" not found'],
     [
@@ -74,11 +74,11 @@ describe("configMap and secret volumes", () => {
     expect(render(volume, references)).toEqual({ ok: false, message });
   });
 
-  it("are empty when they are optional and missing", () => {
+  test("are empty when they are optional and missing", () => {
     expect(files({ configMap: { name: "gone", optional: true } }, references)).toEqual([]);
   });
 
-  it("leave out optional keys that are missing", () => {
+  test("leave out optional keys that are missing", () => {
     const items = [
       { key: "no", path: "p" },
       { key: "a", path: "q" },
@@ -88,12 +88,12 @@ describe("configMap and secret volumes", () => {
     ]);
   });
 
-  it("cannot be rendered while the object is not known, optional or not", () => {
+  test("cannot be rendered while the object is not known, optional or not", () => {
     const unknown = referencesWith({ secrets: { s: { kind: "unknown", message: "503" } } });
     expect(render({ secret: { secretName: "s", optional: true } }, unknown).ok).toBe(false);
   });
 
-  it("refuse a file in the place of a directory", () => {
+  test("refuse a file in the place of a directory", () => {
     const items = [
       { key: "a", path: "x" },
       { key: "b", path: "x/y" },
@@ -106,7 +106,7 @@ describe("configMap and secret volumes", () => {
 });
 
 describe("downwardAPI volumes", () => {
-  it("hold fields and resources", () => {
+  test("hold fields and resources", () => {
     const items = [
       { path: "labels", fieldRef: { fieldPath: "metadata.labels" } },
       { path: "cpu", resourceFieldRef: { containerName: "app", resource: "limits.cpu" }, mode: 0o600 },
@@ -130,7 +130,7 @@ describe("projected volumes", () => {
     { downwardAPI: { items: [{ path: "namespace", fieldRef: { fieldPath: "metadata.namespace" } }] } },
   ];
 
-  it("hold the service account's token, CA and namespace", () => {
+  test("hold the service account's token, CA and namespace", () => {
     expect(files({ projected: { sources } }, references)).toEqual([
       { path: "ca.crt", mode: "644", text: "CA" },
       { path: "namespace", mode: "644", text: "shop" },
@@ -138,14 +138,14 @@ describe("projected volumes", () => {
     ]);
   });
 
-  it("make the token private when the pod has an fsGroup", () => {
+  test("make the token private when the pod has an fsGroup", () => {
     const spec = { securityContext: { fsGroup: 100 } };
     expect(files({ projected: { sources } }, references, spec).find(({ path }) => path === "token")).toMatchObject({
       mode: "600",
     });
   });
 
-  it("give the token to the user that all containers run as", () => {
+  test("give the token to the user that all containers run as", () => {
     const spec = { securityContext: { runAsUser: 1000 } };
     expect(files({ projected: { sources } }, references, spec).find(({ path }) => path === "token")).toMatchObject({
       mode: "600",
@@ -153,7 +153,7 @@ describe("projected volumes", () => {
     });
   });
 
-  it("report everything that is missing, each once", () => {
+  test("report everything that is missing, each once", () => {
     const bad = [
       { secret: { name: "gone" } },
       { secret: { name: "gone" } },
@@ -165,7 +165,7 @@ describe("projected volumes", () => {
     });
   });
 
-  it("let the later source win, keep paths clean and inside", () => {
+  test("let the later source win, keep paths clean and inside", () => {
     const anySource = fc.dictionary(
       fc.constantFrom("a", "b", "c"),
       fc.constantFrom("x", "./y", "z//w", "..", "../e", "/abs", "d/..k"),
@@ -197,15 +197,15 @@ describe("projected volumes", () => {
 });
 
 describe("emptyDir volumes", () => {
-  it("are on disk without a size by default", () => {
+  test("are on disk without a size by default", () => {
     expect(render({ emptyDir: {} })).toEqual({ ok: true, volume: { name: "v", type: "empty_dir", medium: "disk" } });
   });
 
-  it("carry their size limit", () => {
+  test("carry their size limit", () => {
     expect(render({ emptyDir: { sizeLimit: "1Gi" } })).toMatchObject({ volume: { size_bytes: 2 ** 30 } });
   });
 
-  it.each([
+  test.each([
     ["node's memory", {}, undefined, 16 * 2 ** 30],
     ["pod's limit", { resources: { limits: { memory: "1Gi" } } }, undefined, 2 ** 30],
     ["volume's limit", { resources: { limits: { memory: "1Gi" } } }, "64Mi", 64 * 2 ** 20],
@@ -218,7 +218,7 @@ describe("emptyDir volumes", () => {
 });
 
 describe("tokenWishes", () => {
-  it("names each token of the mounted volumes once", () => {
+  test("names each token of the mounted volumes once", () => {
     const token = { serviceAccountToken: { path: "t", audience: "vault", expirationSeconds: 600 } };
     const pod = podWithContainer(
       { volumeMounts: [{ name: "v", mountPath: "/v" }] },
@@ -236,7 +236,7 @@ describe("tokenWishes", () => {
 describe("filesVersion", () => {
   const file = { path: "a", mode: 0o644, content_b64: "QQ==" };
 
-  it("changes with the contents, the mode, the owner and the path", () => {
+  test("changes with the contents, the mode, the owner and the path", () => {
     const versions = [
       file,
       { ...file, content_b64: "Qg==" },
@@ -247,7 +247,7 @@ describe("filesVersion", () => {
     expect(new Set(versions).size).toBe(5);
   });
 
-  it("stays the same for the same files", () => {
+  test("stays the same for the same files", () => {
     expect(filesVersion([{ ...file }])).toBe(filesVersion([file]));
   });
 });

@@ -1,4 +1,4 @@
-import { describe, expect, it } from "vitest";
+import { describe, expect, test } from "vitest";
 import type { Probe } from "../../../src/provider/machine.ts";
 import { Prober } from "../../../src/provider/probes/prober.ts";
 import { VirtualClock } from "../../support/virtual-clock.ts";
@@ -24,7 +24,7 @@ function setup() {
 }
 
 describe("the first probe", () => {
-  it.each([
+  test.each([
     ["of a container that has just started", 0, 10_000],
     ["of one that has been running for a while", -7_000, 3_000],
     ["of one that has been running for longer than the delay", -60_000, 0],
@@ -37,7 +37,7 @@ describe("the first probe", () => {
     prober.stop();
   });
 
-  it("is not put off when the wall clock is set back meanwhile", async () => {
+  test("is not put off when the wall clock is set back meanwhile", async () => {
     const { clock, attempts, prober } = setup();
     prober.start(clock.now());
     clock.step(-3_600_000);

@@ -1,5 +1,5 @@
 import fc from "fast-check";
-import { afterEach, describe, expect, it } from "vitest";
+import { afterEach, describe, expect, test } from "vitest";
 import { KeyedQueue, type KeyedQueueOptions } from "../../../src/queue/keyed-queue.ts";
 import { silentLogger } from "../../../src/telemetry/logger.ts";
 import { VirtualClock, settle } from "../../support/virtual-clock.ts";
@@ -37,7 +37,7 @@ function setup(options: Partial<KeyedQueueOptions> = {}) {
 }
 
 describe("adding", () => {
-  it("handles a key that was added many times once", async () => {
+  test("handles a key that was added many times once", async () => {
     const { queue, started } = setup();
     queue.add("a");
     queue.add("a");
@@ -45,7 +45,7 @@ describe("adding", () => {
     expect(started).toEqual(["a@0"]);
   });
 
-  it("never handles a key twice at the same time, and handles it once more after changes meanwhile", async () => {
+  test("never handles a key twice at the same time, and handles it once more after changes meanwhile", async () => {
     const { queue, started, finish } = setup();
     queue.add("a");
     await settle();
@@ -59,7 +59,7 @@ describe("adding", () => {
     expect(started).toHaveLength(2);
   });
 
-  it("handles as many keys at once as it may", async () => {
+  test("handles as many keys at once as it may", async () => {
     const { queue, started, finish } = setup({ concurrency: 2 });
     for (const key of ["a", "b", "c"]) queue.add(key);
     await settle();
@@ -68,7 +68,7 @@ describe("adding", () => {
     expect(started).toEqual(["a@0", "b@0", "c@0"]);
   });
 
-  it("takes one key of each group in turn, and a group's keys as they came", async () => {
+  test("takes one key of each group in turn, and a group's keys as they came", async () => {
     const { queue, started, finish } = setup({ concurrency: 1, groupOf: (key) => key[0]! });
     for (const key of ["busy", "a1", "a2", "a3", "a4", "b1", "c1", "b2"]) queue.add(key);
     for (let i = 0; i < 8; i++) {
@@ -78,7 +78,7 @@ describe("adding", () => {
     expect(started).toEqual(["busy@0", "a1@0", "b1@0", "c1@0", "a2@0", "b2@0", "a3@0", "a4@0"]);
   });
 
-  it("keeps what is added before it runs", async () => {
+  test("keeps what is added before it runs", async () => {
     const clock = new VirtualClock();
     const seen: string[] = [];
     const queue = new KeyedQueue({
@@ -106,7 +106,7 @@ describe("groups", () => {
   };
   const of = (group: string, started: string[]) => started.filter((each) => each.startsWith(group)).length;
 
-  it("have no more than half of the workers alone, so that the next one's key need not wait for theirs", async () => {
+  test("have no more than half of the workers alone, so that the next one's key need not wait for theirs", async () => {
     const { queue, started } = setup({ concurrency: 8, groupOf });
     add(queue, "a", 100);
     await settle();
@@ -116,7 +116,7 @@ describe("groups", () => {
     expect(of("b", started)).toBe(1);
   });
 
-  it("leave a worker to one more, though several of them are stuck", async () => {
+  test("leave a worker to one more, though several of them are stuck", async () => {
     const { queue, started } = setup({ concurrency: 16, groupOf });
     for (const group of ["a", "b", "c", "d", "e"]) {
       add(queue, group, 100);
@@ -125,7 +125,7 @@ describe("groups", () => {
     }
   });
 
-  it("have a worker each even when there is only one", async () => {
+  test("have a worker each even when there is only one", async () => {
     const { queue, started, finish } = setup({ concurrency: 1, groupOf });
     queue.add("a0");
     queue.add("b0");
@@ -134,7 +134,7 @@ describe("groups", () => {
     expect(started).toEqual(["a0@0", "b0@0"]);
   });
 
-  it("go on when their own work is done", async () => {
+  test("go on when their own work is done", async () => {
     const { queue, started, finish } = setup({ concurrency: 4, groupOf });
     add(queue, "a", 10);
     for (let i = 0; i < 10; i++) {
@@ -147,7 +147,7 @@ describe("groups", () => {
 });
 
 describe("a key that fails", () => {
-  it("is tried again for ever: the hundredth time as well as the first", async () => {
+  test("is tried again for ever: the hundredth time as well as the first", async () => {
     const { clock, queue, started, finish } = setup();
     queue.add("a");
     await settle();
@@ -164,7 +164,7 @@ describe("a key that fails", () => {
 });
 
 describe("urgency", () => {
-  it("decides who goes first", async () => {
+  test("decides who goes first", async () => {
     const { queue, started, finish } = setup({ concurrency: 1 });
     queue.add("busy");
     queue.add("resync", "low");
@@ -177,7 +177,7 @@ describe("urgency", () => {
     expect(started).toEqual(["busy@0", "create@0", "refresh@0", "resync@0"]);
   });
 
-  it("of a key that waits can rise and not fall", async () => {
+  test("of a key that waits can rise and not fall", async () => {
     const { queue, started, finish } = setup({ concurrency: 1 });
     queue.add("busy");
     queue.add("a", "normal");
@@ -191,7 +191,7 @@ describe("urgency", () => {
     expect(started).toEqual(["busy@0", "b@0", "a@0"]);
   });
 
-  it("of a key that is added while it is handled holds for the next time", async () => {
+  test("of a key that is added while it is handled holds for the next time", async () => {
     const { queue, started, finish } = setup({ concurrency: 1 });
     queue.add("a", "low");
     await settle();
@@ -201,7 +201,7 @@ describe("urgency", () => {
     expect(started).toEqual(["a@0", "a@0"]);
   });
 
-  it("stays with a key that is due later, and is the highest that it was added with", async () => {
+  test("stays with a key that is due later, and is the highest that it was added with", async () => {
     const { queue, started, clock, finish } = setup({ concurrency: 1 });
     queue.add("busy");
     queue.addAfter("a", 100, "high");
@@ -212,7 +212,7 @@ describe("urgency", () => {
     expect(started).toEqual(["busy@0", "a@60"]);
   });
 
-  it("keeps workers free: half of them from what is low, a quarter from what is not high", async () => {
+  test("keeps workers free: half of them from what is low, a quarter from what is not high", async () => {
     const { queue, started } = setup({ concurrency: 8 });
     for (const urgency of ["low", "normal", "high"] as const)
       for (let i = 0; i < 20; i++) queue.add(`${urgency}${i}`, urgency);
@@ -221,7 +221,7 @@ describe("urgency", () => {
     expect([count("low"), count("normal"), count("high")]).toEqual([4, 2, 2]);
   });
 
-  it("is kept by a key whose handler throws", async () => {
+  test("is kept by a key whose handler throws", async () => {
     const { queue, started, clock, finish } = setup({ concurrency: 1, backoff: { initialMs: 100, maxMs: 100 } });
     queue.add("a", "high");
     await settle();
@@ -235,7 +235,7 @@ describe("urgency", () => {
 });
 
 describe("adding for later", () => {
-  it("waits for the time", async () => {
+  test("waits for the time", async () => {
     const { queue, started, clock } = setup();
     queue.addAfter("a", 1000);
     await clock.advance(999);
@@ -244,7 +244,7 @@ describe("adding for later", () => {
     expect(started).toEqual(["a@1000"]);
   });
 
-  it("brings a key forward and never pushes it back", async () => {
+  test("brings a key forward and never pushes it back", async () => {
     const { queue, started, clock, finish } = setup();
     queue.addAfter("a", 1000);
     queue.addAfter("a", 5000);
@@ -256,7 +256,7 @@ describe("adding for later", () => {
     expect(started).toHaveLength(1);
   });
 
-  it("is overtaken by adding the key now", async () => {
+  test("is overtaken by adding the key now", async () => {
     const { queue, started, clock, finish } = setup();
     queue.addAfter("a", 1000);
     queue.add("a");
@@ -266,7 +266,7 @@ describe("adding for later", () => {
     expect(started).toEqual(["a@0"]);
   });
 
-  it("works while the key is being handled", async () => {
+  test("works while the key is being handled", async () => {
     const { queue, started, clock, finish } = setup();
     queue.add("a");
     await settle();
@@ -277,7 +277,7 @@ describe("adding for later", () => {
     expect(started).toEqual(["a@0", "a@100"]);
   });
 
-  it("needs one timer for any number of keys", () => {
+  test("needs one timer for any number of keys", () => {
     const { queue, clock } = setup();
     for (let i = 0; i < 1000; i++) queue.addAfter(`k${i}`, 1000 + ((i * 7919) % 1000));
     expect(clock.pending).toBe(1);
@@ -285,7 +285,7 @@ describe("adding for later", () => {
 });
 
 describe("retrying", () => {
-  it("waits longer each time, up to the limit, and anew after forget", async () => {
+  test("waits longer each time, up to the limit, and anew after forget", async () => {
     const { queue, started, clock, finish } = setup({ backoff: { initialMs: 100, maxMs: 350 } });
     queue.add("a");
     for (let i = 0; i < 4; i++) {
@@ -303,7 +303,7 @@ describe("retrying", () => {
     expect(started.at(-1)).toBe("a@1500");
   });
 
-  it("follows a handler that throws", async () => {
+  test("follows a handler that throws", async () => {
     const { queue, started, clock, finish } = setup({ backoff: { initialMs: 100, maxMs: 1000 } });
     queue.add("a");
     await settle();
@@ -312,7 +312,7 @@ describe("retrying", () => {
     expect(started).toEqual(["a@0", "a@100"]);
   });
 
-  it("gives way to a change that comes meanwhile", async () => {
+  test("gives way to a change that comes meanwhile", async () => {
     const { queue, started, finish } = setup();
     queue.add("a");
     await settle();
@@ -323,7 +323,7 @@ describe("retrying", () => {
 });
 
 describe("stopping", () => {
-  it("waits for handlers under way and starts no others", async () => {
+  test("waits for handlers under way and starts no others", async () => {
     const { queue, started, abort, done, finish, clock } = setup({ concurrency: 1 });
     queue.add("a");
     queue.add("b");
@@ -340,7 +340,7 @@ describe("stopping", () => {
     expect(clock.pending).toBe(0);
   });
 
-  it("gives handlers the signal", async () => {
+  test("gives handlers the signal", async () => {
     let aborted = false;
     const { queue, abort, done } = setup({
       handle: (_key, signal) =>
@@ -360,7 +360,7 @@ describe("stopping", () => {
 });
 
 describe("observing", () => {
-  it("tells when nothing is due or under way any more", async () => {
+  test("tells when nothing is due or under way any more", async () => {
     const { queue, finish } = setup();
     queue.add("a");
     queue.addAfter("later", 60_000);
@@ -375,7 +375,7 @@ describe("observing", () => {
     expect(idle).toBe(true);
   });
 
-  it("measures waiting and work", async () => {
+  test("measures waiting and work", async () => {
     const seen: string[] = [];
     const { queue, clock, finish } = setup({
       concurrency: 1,
@@ -399,7 +399,7 @@ describe("observing", () => {
 });
 
 describe("any history", () => {
-  it("loses no change, never overlaps a key, keeps every key's time, and stays within its concurrency", async () => {
+  test("loses no change, never overlaps a key, keeps every key's time, and stays within its concurrency", async () => {
     const key = fc.constantFrom("a", "b", "c");
     const step = fc.oneof(
       fc.record({ op: fc.constant("add" as const), key }),

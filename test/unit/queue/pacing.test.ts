@@ -1,5 +1,5 @@
 import fc from "fast-check";
-import { describe, expect, it } from "vitest";
+import { describe, expect, test } from "vitest";
 import { Backoff, backoffMs } from "../../../src/queue/backoff.ts";
 import { DelayHeap } from "../../../src/queue/delay-heap.ts";
 import { TokenBucket } from "../../../src/queue/rate-limit.ts";
@@ -8,12 +8,12 @@ import { VirtualClock, settle } from "../../support/virtual-clock.ts";
 describe("backoff", () => {
   const base = { initialMs: 100, maxMs: 1000 };
 
-  it("doubles up to the limit without jitter", () => {
+  test("doubles up to the limit without jitter", () => {
     const delays = [0, 1, 2, 3, 4, 500].map((n) => backoffMs({ ...base, jitter: "none", random: () => 0.5 }, n));
     expect(delays).toEqual([100, 200, 400, 800, 1000, 1000]);
   });
 
-  it("stays within the bounds of its jitter", () => {
+  test("stays within the bounds of its jitter", () => {
     fc.assert(
       fc.property(fc.nat(100), fc.double({ min: 0, max: 1, maxExcluded: true, noNaN: true }), (failures, r) => {
         const random = () => r;
@@ -25,7 +25,7 @@ describe("backoff", () => {
     );
   });
 
-  it("starts anew after a reset and after a long time without failure", async () => {
+  test("starts anew after a reset and after a long time without failure", async () => {
     const clock = new VirtualClock();
     const backoff = new Backoff({ ...base, jitter: "none", resetAfterMs: 5000, clock, random: () => 0 });
     expect([backoff.next(), backoff.next(), backoff.next()]).toEqual([100, 200, 400]);
@@ -39,7 +39,7 @@ describe("backoff", () => {
 describe("TokenBucket", () => {
   const live = () => new AbortController().signal;
 
-  it("lets a burst through and then its rate", async () => {
+  test("lets a burst through and then its rate", async () => {
     const clock = new VirtualClock();
     const bucket = new TokenBucket({ perSecond: 10, burst: 3, clock });
     const at: number[] = [];
@@ -48,7 +48,7 @@ describe("TokenBucket", () => {
     expect(at.map(Math.round)).toEqual([0, 0, 0, 100, 200, 300]);
   });
 
-  it("gives a place back when its waiter is aborted", async () => {
+  test("gives a place back when its waiter is aborted", async () => {
     const clock = new VirtualClock();
     const bucket = new TokenBucket({ perSecond: 1, burst: 1, clock });
     await bucket.take(live());
@@ -63,14 +63,14 @@ describe("TokenBucket", () => {
     expect(taken).toBe(true);
   });
 
-  it("says whether a token is there, and never hoards more than its burst", async () => {
+  test("says whether a token is there, and never hoards more than its burst", async () => {
     const clock = new VirtualClock();
     const bucket = new TokenBucket({ perSecond: 1, burst: 2, clock });
     await clock.advance(60_000);
     expect([bucket.tryTake(), bucket.tryTake(), bucket.tryTake()]).toEqual([true, true, false]);
   });
 
-  it("never lets more through in any window than burst plus rate allow", async () => {
+  test("never lets more through in any window than burst plus rate allow", async () => {
     await fc.assert(
       fc.asyncProperty(fc.array(fc.integer({ min: 0, max: 400 }), { maxLength: 30 }), async (pauses) => {
         const clock = new VirtualClock();
@@ -93,7 +93,7 @@ describe("TokenBucket", () => {
 });
 
 describe("DelayHeap", () => {
-  it("agrees with a sorted list after any history", () => {
+  test("agrees with a sorted list after any history", () => {
     const key = fc.constantFrom("a", "b", "c", "d", "e", "f", "g", "h");
     const step = fc.oneof(
       fc.record({ op: fc.constant("add" as const), key, at: fc.integer({ min: 0, max: 50 }) }),

@@ -1,5 +1,5 @@
 import fc from "fast-check";
-import { describe, expect, it } from "vitest";
+import { describe, expect, test } from "vitest";
 import { SharedPlaces } from "../../../src/queue/shared-places.ts";
 import { settle } from "../../support/virtual-clock.ts";
 
@@ -21,14 +21,14 @@ function labour(places: SharedPlaces) {
 }
 
 describe("shared places", () => {
-  it("are half of a group that is alone, however much it has to do", async () => {
+  test("are half of a group that is alone, however much it has to do", async () => {
     const { inside, start } = labour(new SharedPlaces(8));
     for (let index = 0; index < 30; index++) void start("a");
     await settle();
     expect(inside).toHaveLength(8);
   });
 
-  it("are there at once for another group while one's work does not end", async () => {
+  test("are there at once for another group while one's work does not end", async () => {
     const { start, count } = labour(new SharedPlaces(2));
     for (let index = 0; index < 30; index++) void start("hung");
     for (let index = 0; index < 30; index++) void start("other");
@@ -39,7 +39,7 @@ describe("shared places", () => {
     expect(count("third")).toBe(1);
   });
 
-  it("go round: a group of much work keeps none of those that become free from another's first", async () => {
+  test("go round: a group of much work keeps none of those that become free from another's first", async () => {
     const { inside, start, count } = labour(new SharedPlaces(4));
     for (let index = 0; index < 30; index++) void start("a");
     for (let index = 0; index < 30; index++) void start("b");
@@ -52,20 +52,20 @@ describe("shared places", () => {
     }
   });
 
-  it("are one at least, for a group that is alone and for one more", async () => {
+  test("are one at least, for a group that is alone and for one more", async () => {
     const { start, count } = labour(new SharedPlaces(1));
     for (const group of ["a", "a", "b", "b"]) void start(group);
     await settle();
     expect([count("a"), count("b")]).toEqual([1, 1]);
   });
 
-  it("are given back by work that fails", async () => {
+  test("are given back by work that fails", async () => {
     const places = new SharedPlaces(1);
     await expect(places.run("a", () => Promise.reject(new Error("no")))).rejects.toThrow("no");
     expect(await places.run("a", () => Promise.resolve("yes"))).toBe("yes");
   });
 
-  it("are not waited for any longer by what was called off, nor kept for it", async () => {
+  test("are not waited for any longer by what was called off, nor kept for it", async () => {
     const { inside, start } = labour(new SharedPlaces(1));
     const stop = new AbortController();
     void start("a");
@@ -79,7 +79,7 @@ describe("shared places", () => {
     expect(inside).toHaveLength(1);
   });
 
-  it("are never more than twice those of one group, and none stays free while the first of a group waits", async () => {
+  test("are never more than twice those of one group, and none stays free while the first of a group waits", async () => {
     const step = fc.record({ group: fc.constantFrom("a", "b", "c", "d", "e"), ends: fc.nat(20) });
     await fc.assert(
       fc.asyncProperty(fc.integer({ min: 1, max: 4 }), fc.array(step, { maxLength: 60 }), async (perGroup, steps) => {

@@ -1,9 +1,9 @@
 import * as fc from "fast-check";
-import { describe, expect, it } from "vitest";
+import { describe, expect, test } from "vitest";
 import { DurationError, formatDuration, parseDuration } from "../../../src/resources/duration.ts";
 
 describe("parseDuration", () => {
-  it.each([
+  test.each([
     ["0", 0],
     ["10m", 600_000],
     ["1h30m", 5_400_000],
@@ -18,13 +18,13 @@ describe("parseDuration", () => {
     expect(parseDuration(text)).toBeCloseTo(ms, 9);
   });
 
-  it.each(["", "10", "m", "1d", "1h 30m", "1,5s", "--1s", "1.2.3s"])("refuses %j", (text) => {
+  test.each(["", "10", "m", "1d", "1h 30m", "1,5s", "--1s", "1.2.3s"])("refuses %j", (text) => {
     expect(() => parseDuration(text)).toThrow(DurationError);
   });
 });
 
 describe("formatDuration", () => {
-  it.each([
+  test.each([
     [0, "0s"],
     [300, "300ms"],
     [1500, "1.5s"],
@@ -36,7 +36,7 @@ describe("formatDuration", () => {
     expect(formatDuration(ms)).toBe(text);
   });
 
-  it("writes what it can read again", () => {
+  test("writes what it can read again", () => {
     fc.assert(
       fc.property(fc.integer({ min: -1e12, max: 1e12 }), (ms) => {
         expect(parseDuration(formatDuration(ms))).toBeCloseTo(ms, 3);

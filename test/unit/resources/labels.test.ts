@@ -1,4 +1,4 @@
-import { describe, expect, it } from "vitest";
+import { describe, expect, test } from "vitest";
 import {
   SelectorError,
   findUntoleratedTaint,
@@ -9,7 +9,7 @@ import {
 } from "../../../src/resources/labels.ts";
 
 describe("matchesRequirements", () => {
-  it.each([
+  test.each([
     [{ key: "n", operator: "In", values: ["5", "6"] }, true],
     [{ key: "n", operator: "In", values: ["6"] }, false],
     [{ key: "missing", operator: "In", values: ["5"] }, false],
@@ -27,13 +27,13 @@ describe("matchesRequirements", () => {
     expect(matchesRequirements({ n: "5", word: "x" }, [requirement])).toBe(expected);
   });
 
-  it("finds no label that only the prototype has", () => {
+  test("finds no label that only the prototype has", () => {
     expect(matchesRequirements({}, [{ key: "constructor", operator: "Exists" }])).toBe(false);
   });
 });
 
 describe("parseSelector", () => {
-  it("reads every form", () => {
+  test("reads every form", () => {
     expect(parseSelector("a=b,c==d, e!=f,g in (x, y),h notin (z),i,!j,k>1,l<2")).toEqual([
       { key: "a", operator: "In", values: ["b"] },
       { key: "c", operator: "In", values: ["d"] },
@@ -47,11 +47,11 @@ describe("parseSelector", () => {
     ]);
   });
 
-  it("reads an empty text as no requirement", () => {
+  test("reads an empty text as no requirement", () => {
     expect(parseSelector("")).toEqual([]);
   });
 
-  it.each(["a in x", "=b", "a=b=c", "a (b)"])("refuses %j", (text) => {
+  test.each(["a in x", "=b", "a=b=c", "a (b)"])("refuses %j", (text) => {
     expect(() => parseSelector(text)).toThrow(SelectorError);
   });
 });
@@ -63,7 +63,7 @@ const nameTerm = (operator: string, value: string) => [
 describe("matchesNodeSelectorTerms", () => {
   const node = { name: "burst-0", labels: { zone: "a" } };
 
-  it("needs one of the terms", () => {
+  test("needs one of the terms", () => {
     const terms = [
       { matchExpressions: [{ key: "zone", operator: "In", values: ["b"] }] },
       { matchExpressions: [{ key: "zone", operator: "In", values: ["a"] }] },
@@ -71,11 +71,11 @@ describe("matchesNodeSelectorTerms", () => {
     expect(matchesNodeSelectorTerms(node, terms)).toBe(true);
   });
 
-  it("never matches an empty term", () => {
+  test("never matches an empty term", () => {
     expect(matchesNodeSelectorTerms(node, [{}])).toBe(false);
   });
 
-  it("matches the node's name as a field", () => {
+  test("matches the node's name as a field", () => {
     expect(matchesNodeSelectorTerms(node, nameTerm("In", "burst-0"))).toBe(true);
     expect(matchesNodeSelectorTerms(node, nameTerm("NotIn", "burst-0"))).toBe(false);
     expect(matchesNodeSelectorTerms(node, nameTerm("Exists", "burst-0"))).toBe(false);
@@ -85,7 +85,7 @@ describe("matchesNodeSelectorTerms", () => {
 describe("toleratesTaint", () => {
   const taint = { key: "k", value: "5", effect: "NoExecute" };
 
-  it.each([
+  test.each([
     [{ key: "k", operator: "Equal", value: "5", effect: "NoExecute" }, true],
     [{ key: "k", value: "5" }, true],
     [{ key: "k", value: "6" }, false],
@@ -101,13 +101,13 @@ describe("toleratesTaint", () => {
     expect(toleratesTaint(toleration, taint)).toBe(expected);
   });
 
-  it("treats an absent value as the empty one", () => {
+  test("treats an absent value as the empty one", () => {
     expect(toleratesTaint({ key: "k" }, { key: "k", effect: "NoSchedule" })).toBe(true);
   });
 });
 
 describe("findUntoleratedTaint", () => {
-  it("looks only at the effects asked for", () => {
+  test("looks only at the effects asked for", () => {
     const taints = [
       { key: "a", effect: "NoSchedule" },
       { key: "b", effect: "NoExecute" },

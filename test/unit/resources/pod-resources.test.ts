@@ -1,5 +1,5 @@
 import * as fc from "fast-check";
-import { describe, expect, it } from "vitest";
+import { describe, expect, test } from "vitest";
 import {
   computeQosClass,
   isFullyLimited,
@@ -18,12 +18,12 @@ const container = (name: string, requests: Record<string, string>, extra: object
 });
 
 describe("podRequests", () => {
-  it("adds up the containers", () => {
+  test("adds up the containers", () => {
     const spec = { containers: [container("a", { cpu: "100m" }), container("b", { cpu: "1", memory: "1Gi" })] };
     expect(textOf(podRequests(spec))).toEqual({ cpu: "1100m", memory: "1Gi" });
   });
 
-  it("takes the largest init container as a floor", () => {
+  test("takes the largest init container as a floor", () => {
     const spec = {
       containers: [container("a", { cpu: "1", memory: "1Gi" })],
       initContainers: [container("i", { cpu: "2" }), container("j", { cpu: "500m" })],
@@ -31,7 +31,7 @@ describe("podRequests", () => {
     expect(textOf(podRequests(spec))).toEqual({ cpu: "2", memory: "1Gi" });
   });
 
-  it("counts sidecars beside the containers and beside the init containers after them", () => {
+  test("counts sidecars beside the containers and beside the init containers after them", () => {
     const spec = {
       containers: [container("a", { cpu: "1" })],
       initContainers: [
@@ -44,7 +44,7 @@ describe("podRequests", () => {
     expect(textOf(podRequests(spec))).toEqual({ cpu: "4500m" });
   });
 
-  it("lets pod-level values replace the sum, for cpu and memory only", () => {
+  test("lets pod-level values replace the sum, for cpu and memory only", () => {
     const spec = {
       containers: [container("a", { cpu: "1", "nvidia.com/gpu": "1" })],
       resources: { requests: { cpu: "5", "nvidia.com/gpu": "9" } },
@@ -52,13 +52,13 @@ describe("podRequests", () => {
     expect(textOf(podRequests(spec))).toEqual({ cpu: "5", "nvidia.com/gpu": "1" });
   });
 
-  it("adds the overhead unless told not to", () => {
+  test("adds the overhead unless told not to", () => {
     const spec = { containers: [container("a", { cpu: "1" })], overhead: { cpu: "250m", memory: "64Mi" } };
     expect(textOf(podRequests(spec))).toEqual({ cpu: "1250m", memory: "64Mi" });
     expect(textOf(podRequests(spec, { excludeOverhead: true }))).toEqual({ cpu: "1" });
   });
 
-  it("never asks for less than any of its containers", () => {
+  test("never asks for less than any of its containers", () => {
     const anyContainer = fc.record({ name: fc.constant("c"), cpu: fc.nat(4000), sidecar: fc.boolean() });
     fc.assert(
       fc.property(
@@ -82,7 +82,7 @@ describe("podRequests", () => {
 });
 
 describe("podLimits", () => {
-  it("adds overhead only where there is a limit", () => {
+  test("adds overhead only where there is a limit", () => {
     const spec = {
       containers: [{ name: "a", resources: { limits: { memory: "1Gi" } } }],
       overhead: { cpu: "250m", memory: "64Mi" },
@@ -92,7 +92,7 @@ describe("podLimits", () => {
 });
 
 describe("isFullyLimited", () => {
-  it("is false when one container has no limit", () => {
+  test("is false when one container has no limit", () => {
     const spec = { containers: [{ name: "a", resources: { limits: { memory: "1Gi" } } }, { name: "b" }] };
     expect(isFullyLimited(spec, "memory")).toBe(false);
     expect(isFullyLimited({ ...spec, resources: { limits: { memory: "2Gi" } } }, "memory")).toBe(true);
@@ -107,7 +107,7 @@ const of = (requests: Record<string, string> | undefined, limits: Record<string,
 describe("computeQosClass", () => {
   const full = { cpu: "1", memory: "1Gi" };
 
-  it.each([
+  test.each([
     ["nothing is set", [of(undefined, undefined)], "BestEffort"],
     ["everything is zero", [of({ cpu: "0" }, { memory: "0" })], "BestEffort"],
     ["only an extended resource is set", [of({ "x.y/z": "1" }, { "x.y/z": "1" })], "BestEffort"],
@@ -120,13 +120,13 @@ describe("computeQosClass", () => {
     expect(computeQosClass({ containers })).toBe(expected);
   });
 
-  it("counts init containers", () => {
+  test("counts init containers", () => {
     expect(computeQosClass({ containers: [of(full, full)], initContainers: [of(undefined, undefined)] })).toBe(
       "Burstable",
     );
   });
 
-  it("asks only the pod-level resources when there are any", () => {
+  test("asks only the pod-level resources when there are any", () => {
     const resources = { requests: full, limits: full };
     expect(computeQosClass({ containers: [of(undefined, undefined)], resources })).toBe("Guaranteed");
   });

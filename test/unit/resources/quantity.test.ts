@@ -1,5 +1,5 @@
 import * as fc from "fast-check";
-import { describe, expect, it } from "vitest";
+import { describe, expect, test } from "vitest";
 import { Quantity, QuantityError } from "../../../src/resources/quantity.ts";
 
 /** What Go's resource.ParseQuantity (apimachinery v0.36.3) answers: text, String(), Value(), MilliValue(). */
@@ -75,40 +75,40 @@ const anyAmount = fc
   );
 
 describe("Quantity", () => {
-  it.each(FROM_GO)("reads %s as Go does", (text, canonical, value, millis) => {
+  test.each(FROM_GO)("reads %s as Go does", (text, canonical, value, millis) => {
     const quantity = Quantity.parse(text);
     expect([quantity.toString(), quantity.value(), quantity.milliValue()]).toEqual([canonical, value, millis]);
   });
 
-  it.each(NOT_QUANTITIES)("refuses %j", (text) => {
+  test.each(NOT_QUANTITIES)("refuses %j", (text) => {
     expect(() => Quantity.parse(text)).toThrow(QuantityError);
   });
 
-  it("accepts plain numbers, as YAML gives them", () => {
+  test("accepts plain numbers, as YAML gives them", () => {
     expect(Quantity.parse(1.5).toMillis()).toBe(1500);
   });
 
-  it("refuses an exponent that would need a giant number", () => {
+  test("refuses an exponent that would need a giant number", () => {
     expect(Quantity.tryParse("1e1000000000")).toBeUndefined();
   });
 
-  it("gives numbers that never exceed what a double holds exactly", () => {
+  test("gives numbers that never exceed what a double holds exactly", () => {
     expect(Quantity.parse("9Ei").toNumber()).toBe(Number.MAX_SAFE_INTEGER);
   });
 
-  it("takes the other's format when it is zero", () => {
+  test("takes the other's format when it is zero", () => {
     expect(Quantity.zero.add(Quantity.parse("1Gi")).toString()).toBe("1Gi");
   });
 
-  it("keeps its format when something is added", () => {
+  test("keeps its format when something is added", () => {
     expect(Quantity.parse("1Gi").add(Quantity.parse("1073741824")).toString()).toBe("2Gi");
   });
 
-  it("counts a binary amount below one as decimal", () => {
+  test("counts a binary amount below one as decimal", () => {
     expect(Quantity.parse("0.0001Ki").add(Quantity.parse("1Gi")).format).toBe("DecimalSI");
   });
 
-  it("prints what it can read again, unchanged", () => {
+  test("prints what it can read again, unchanged", () => {
     fc.assert(
       fc.property(anyAmount, (text) => {
         const quantity = Quantity.parse(text);
@@ -119,7 +119,7 @@ describe("Quantity", () => {
     );
   });
 
-  it("adds and subtracts without loss", () => {
+  test("adds and subtracts without loss", () => {
     fc.assert(
       fc.property(anyAmount, anyAmount, (a, b) => {
         const sum = Quantity.parse(a).add(Quantity.parse(b));
@@ -128,7 +128,7 @@ describe("Quantity", () => {
     );
   });
 
-  it("orders by amount, whatever the format", () => {
+  test("orders by amount, whatever the format", () => {
     fc.assert(
       fc.property(anyAmount, anyAmount, (a, b) => {
         const [x, y] = [Quantity.parse(a), Quantity.parse(b)];
@@ -138,7 +138,7 @@ describe("Quantity", () => {
     );
   });
 
-  it("rounds whole values to the next one away from zero", () => {
+  test("rounds whole values to the next one away from zero", () => {
     fc.assert(
       fc.property(anyAmount, (text) => {
         const quantity = Quantity.parse(text);

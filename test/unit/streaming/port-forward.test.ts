@@ -1,7 +1,7 @@
 import { once } from "node:events";
 import type { Duplex } from "node:stream";
 import { createWebSocketStream } from "ws";
-import { describe, expect, it } from "vitest";
+import { describe, expect, test } from "vitest";
 import { negotiatePortForward, servePortForward } from "../../../src/streaming/port-forward.ts";
 import { systemClock, type Clock } from "../../../src/util/clock.ts";
 import { VirtualClock } from "../../support/virtual-clock.ts";
@@ -53,7 +53,7 @@ async function openPair(client: SpdyClient, errorId: number, port: number, reque
 }
 
 describe("port-forward over SPDY", () => {
-  it("carries bytes both ways, with half-closes, and ends the error stream last", async () => {
+  test("carries bytes both ways, with half-closes, and ends the error stream last", async () => {
     await using it = await serve();
     const { client } = await it.server.spdy(["portforward.k8s.io"]);
     const dial = it.nextDial();
@@ -74,7 +74,7 @@ describe("port-forward over SPDY", () => {
     expect(client.isFinished(3)).toBe(true);
   });
 
-  it("keeps many connections apart", async () => {
+  test("keeps many connections apart", async () => {
     await using it = await serve();
     const { client } = await it.server.spdy(["portforward.k8s.io"]);
     for (let i = 0; i < 20; i++) await openPair(client, 4 * i + 1, 8000 + i, String(i));
@@ -88,7 +88,7 @@ describe("port-forward over SPDY", () => {
     expect(texts).toEqual(Array.from({ length: 20 }, (_, i) => `from ${8000 + i}`));
   });
 
-  it("tells why a port cannot be reached, resets the data stream, and lives on", async () => {
+  test("tells why a port cannot be reached, resets the data stream, and lives on", async () => {
     await using it = await serve();
     const { client } = await it.server.spdy(["portforward.k8s.io"]);
     await openPair(client, 1, 1, "0");
@@ -98,7 +98,7 @@ describe("port-forward over SPDY", () => {
     await openPair(client, 5, 2, "1");
   });
 
-  it("closes the remote end and ends the error stream when the client resets the data stream", async () => {
+  test("closes the remote end and ends the error stream when the client resets the data stream", async () => {
     await using it = await serve();
     const { client } = await it.server.spdy(["portforward.k8s.io"]);
     const dial = it.nextDial();
@@ -109,7 +109,7 @@ describe("port-forward over SPDY", () => {
     await client.until(() => client.isFinished(1));
   });
 
-  it("ends the error stream when the port has ended, for old clients wait for that before they end theirs", async () => {
+  test("ends the error stream when the port has ended, for old clients wait for that before they end theirs", async () => {
     await using it = await serve();
     const { client } = await it.server.spdy(["portforward.k8s.io"]);
     const dial = it.nextDial();
@@ -120,7 +120,7 @@ describe("port-forward over SPDY", () => {
     expect([client.isFinished(3), client.text(3), client.text(1)]).toEqual([true, "all there is", ""]);
   });
 
-  it("hands over what the client sends after the port's end, however slowly it is read", async () => {
+  test("hands over what the client sends after the port's end, however slowly it is read", async () => {
     await using it = await serve();
     const { client } = await it.server.spdy(["portforward.k8s.io"]);
     const dial = it.nextDial();
@@ -138,7 +138,7 @@ describe("port-forward over SPDY", () => {
     expect(received).toBe(200_000);
   });
 
-  it("says nothing of a connection that the client gave up before it was there: the others would end with it", async () => {
+  test("says nothing of a connection that the client gave up before it was there: the others would end with it", async () => {
     await using it = await serve();
     const { client } = await it.server.spdy(["portforward.k8s.io"]);
     const dial = it.nextDial();
@@ -149,7 +149,7 @@ describe("port-forward over SPDY", () => {
     expect(client.text(1)).toBe("");
   });
 
-  it("closes every remote end when the client leaves", async () => {
+  test("closes every remote end when the client leaves", async () => {
     await using it = await serve();
     const { client } = await it.server.spdy(["portforward.k8s.io"]);
     await openPair(client, 1, 80, "0");
@@ -160,7 +160,7 @@ describe("port-forward over SPDY", () => {
     await Promise.all(closed);
   });
 
-  it("pairs the streams of old clients without request ids", async () => {
+  test("pairs the streams of old clients without request ids", async () => {
     await using it = await serve();
     const { client } = await it.server.spdy(["portforward.k8s.io"]);
     const dial = it.nextDial();
@@ -170,14 +170,14 @@ describe("port-forward over SPDY", () => {
     expect(it.remotes[0]!.port).toBe(90);
   });
 
-  it.each(["0", "65536", "http", ""])("resets a stream for port %j", async (port) => {
+  test.each(["0", "65536", "http", ""])("resets a stream for port %j", async (port) => {
     await using it = await serve();
     const { client } = await it.server.spdy(["portforward.k8s.io"]);
     await client.open(1, { streamtype: "data", port, requestid: "0" });
     await client.until(() => client.frames.some((frame) => frame.type === "rst_stream"));
   });
 
-  it("keeps nothing of a stream that the client reset before the other one of its pair came", async () => {
+  test("keeps nothing of a stream that the client reset before the other one of its pair came", async () => {
     const clock = new VirtualClock();
     await using it = await serve("", clock);
     const { client } = await it.server.spdy(["portforward.k8s.io"]);
@@ -192,7 +192,7 @@ describe("port-forward over SPDY", () => {
     expect(clock.pending).toBe(timers);
   });
 
-  it("gives up half a pair after 30 s", async () => {
+  test("gives up half a pair after 30 s", async () => {
     const clock = new VirtualClock();
     await using it = await serve("", clock);
     const { client } = await it.server.spdy(["portforward.k8s.io"]);
@@ -205,7 +205,7 @@ describe("port-forward over SPDY", () => {
 });
 
 describe("port-forward over WebSocket", () => {
-  it("carries SPDY in the tunnel, whose protocol name is no token", async () => {
+  test("carries SPDY in the tunnel, whose protocol name is no token", async () => {
     await using it = await serve();
     const { socket, protocol } = await it.server.rawWebSocket("SPDY/3.1+portforward.k8s.io");
     const client = new SpdyClient(createWebSocketStream(socket));
@@ -218,7 +218,7 @@ describe("port-forward over WebSocket", () => {
     socket.terminate();
   });
 
-  it("gives each port two channels that begin with its number", async () => {
+  test("gives each port two channels that begin with its number", async () => {
     await using it = await serve("port=80,443");
     const webSocket = await it.server.webSocket(["v4.channel.k8s.io"], "/?port=80,443");
     webSocket.send(0, "to 80");
@@ -231,7 +231,7 @@ describe("port-forward over WebSocket", () => {
     expect(channels).toEqual(["P\0from 80", "P\0", "\u00bb\u0001from 443", "\u00bb\u0001"]);
   });
 
-  it("numbers the channels of many ports by one character each in the base64 protocol", async () => {
+  test("numbers the channels of many ports by one character each in the base64 protocol", async () => {
     const query = `port=${[80, 81, 82, 83, 84, 85].join(",")}`;
     await using it = await serve(query);
     const webSocket = await it.server.webSocket(["v4.base64.channel.k8s.io"]);
@@ -246,14 +246,14 @@ describe("port-forward over WebSocket", () => {
     expect(texts).toContain(`:${Buffer.from("from 85").toString("base64")}`);
   });
 
-  it("tells why a port cannot be reached on its error channel", async () => {
+  test("tells why a port cannot be reached on its error channel", async () => {
     await using it = await serve("port=1");
     const webSocket = await it.server.webSocket(["v4.channel.k8s.io"]);
     await webSocket.closed;
     expect(webSocket.text(1)).toBe("\u0001\u0000error forwarding port 1 to pod web, uid u-1: connection refused");
   });
 
-  it("carries the data of the other ports past one that cannot be reached", async () => {
+  test("carries the data of the other ports past one that cannot be reached", async () => {
     await using it = await serve("port=1,80");
     const webSocket = await it.server.webSocket(["v4.channel.k8s.io"]);
     for (let i = 0; i < 32; i++) webSocket.send(0, Buffer.alloc(32 * 1024));
@@ -263,7 +263,7 @@ describe("port-forward over WebSocket", () => {
     webSocket.socket.terminate();
   });
 
-  it.each(["", "port=x", "port=0"])("refuses with 400 the query %j", async (query) => {
+  test.each(["", "port=x", "port=0"])("refuses with 400 the query %j", async (query) => {
     await using it = await serve(query);
     await expect(it.server.webSocket(["v4.channel.k8s.io"])).rejects.toThrow(/400/);
   });

@@ -1,7 +1,7 @@
 import fc from "fast-check";
 import { once } from "node:events";
 import { PassThrough } from "node:stream";
-import { describe, expect, it } from "vitest";
+import { describe, expect, test } from "vitest";
 import {
   acceptRemoteCommand,
   followResizes,
@@ -36,25 +36,25 @@ async function serve(
 const SUCCESS = { metadata: {}, status: "Success" };
 
 describe("remote command over SPDY", () => {
-  it("serves the first protocol of the client that it knows", async () => {
+  test("serves the first protocol of the client that it knows", async () => {
     await using it = await serve();
     const { protocol } = await it.server.spdy(ALL_SPDY);
     expect(protocol).toBe("v4.channel.k8s.io");
   });
 
-  it("refuses with 403 and its own list when there is none in common", async () => {
+  test("refuses with 403 and its own list when there is none in common", async () => {
     await using it = await serve();
     await expect(it.server.spdy(["v9.channel.k8s.io"])).rejects.toThrow(
       /^HTTP 403: unable to upgrade: unable to negotiate protocol: client supports \[v9.channel.k8s.io\], server accepts \[v4/,
     );
   });
 
-  it("refuses with 400 when the client names no protocol", async () => {
+  test("refuses with 400 when the client names no protocol", async () => {
     await using it = await serve();
     await expect(it.server.spdy([])).rejects.toThrow(/^HTTP 400: .*X-Stream-Protocol-Version does not exist/);
   });
 
-  it("detaches with success when the input ends, if told to, and passes on what was written before", async () => {
+  test("detaches with success when the input ends, if told to, and passes on what was written before", async () => {
     await using it = await serve({}, "attach", true);
     const { client } = await it.server.spdy(ALL_SPDY);
     const types = ["error", "stdin", "stdout", "stderr"];
@@ -70,7 +70,7 @@ describe("remote command over SPDY", () => {
     expect((it.process.stdin.read() as Buffer).toString()).toBe("last words");
   });
 
-  it("carries the three streams apart, and the exit code as a status", async () => {
+  test("carries the three streams apart, and the exit code as a status", async () => {
     await using it = await serve();
     const { client } = await it.server.spdy(ALL_SPDY);
     const types = ["error", "stdin", "stdout", "stderr"];
@@ -89,7 +89,7 @@ describe("remote command over SPDY", () => {
     });
   });
 
-  it("tells clients before v4 of a failure as text, and of success nothing", async () => {
+  test("tells clients before v4 of a failure as text, and of success nothing", async () => {
     for (const [exitCode, text] of [
       [0, ""],
       [2, "command terminated with non-zero exit code: exit code 2"],
@@ -104,7 +104,7 @@ describe("remote command over SPDY", () => {
     }
   });
 
-  it("resizes the terminal, the first time at the start", async () => {
+  test("resizes the terminal, the first time at the start", async () => {
     await using it = await serve({ tty: true, stderr: false });
     const { client } = await it.server.spdy(ALL_SPDY);
     const types = ["error", "stdin", "stdout", "resize"];
@@ -123,7 +123,7 @@ describe("remote command over SPDY", () => {
     ]);
   });
 
-  it("outlives a terminal that cannot be resized, as one whose process has just ended", async () => {
+  test("outlives a terminal that cannot be resized, as one whose process has just ended", async () => {
     await using it = await serve({ tty: true, stderr: false });
     const { client } = await it.server.spdy(ALL_SPDY);
     const resized = new Promise<void>((resolve) => {
@@ -141,7 +141,7 @@ describe("remote command over SPDY", () => {
     expect(JSON.parse(client.text(1))).toEqual(SUCCESS);
   });
 
-  it("replies to a stream of an unknown type and ignores it", async () => {
+  test("replies to a stream of an unknown type and ignores it", async () => {
     await using it = await serve({ stdin: false, stderr: false });
     const { client } = await it.server.spdy(ALL_SPDY);
     await client.openAndWait(1, { streamtype: "future" });
@@ -152,7 +152,7 @@ describe("remote command over SPDY", () => {
     expect(JSON.parse(client.text(3))).toEqual(SUCCESS);
   });
 
-  it("ends the process's session when the client leaves", async () => {
+  test("ends the process's session when the client leaves", async () => {
     await using it = await serve({ stdin: false, stderr: false });
     const { client } = await it.server.spdy(ALL_SPDY);
     await client.openAndWait(1, { streamtype: "error" });
@@ -161,7 +161,7 @@ describe("remote command over SPDY", () => {
     await it.process.closed;
   });
 
-  it("does not wait for a client's end of stdin once the process is over", async () => {
+  test("does not wait for a client's end of stdin once the process is over", async () => {
     await using it = await serve({ stderr: false });
     const { client } = await it.server.spdy(ALL_SPDY);
     for (const [index, streamtype] of ["error", "stdin", "stdout"].entries())
@@ -171,7 +171,7 @@ describe("remote command over SPDY", () => {
     expect(JSON.parse(client.text(1))).toEqual(SUCCESS);
   });
 
-  it("hands over all output before the status, however slowly it is read", async () => {
+  test("hands over all output before the status, however slowly it is read", async () => {
     await using it = await serve({ stdin: false, stderr: false });
     const { client } = await it.server.spdy(ALL_SPDY);
     await client.openAndWait(1, { streamtype: "error" });
@@ -187,7 +187,7 @@ describe("remote command over SPDY", () => {
     expect(JSON.parse(client.text(1))).toEqual(SUCCESS);
   });
 
-  it("gives up a client that does not open its streams in time", async () => {
+  test("gives up a client that does not open its streams in time", async () => {
     const clock = new VirtualClock();
     const failed = Promise.withResolvers<unknown>();
     await using server = await startUpgradeServer(async (upgrade) => {
@@ -200,7 +200,7 @@ describe("remote command over SPDY", () => {
     expect(await failed.promise).toMatchObject({ message: "timed out waiting for the client to create its streams" });
   });
 
-  it("tells no exit code when attached", async () => {
+  test("tells no exit code when attached", async () => {
     await using it = await serve({ stdin: false, stderr: false }, "attach");
     const { client } = await it.server.spdy(ALL_SPDY);
     await client.openAndWait(1, { streamtype: "error" });
@@ -210,7 +210,7 @@ describe("remote command over SPDY", () => {
     expect(JSON.parse(client.text(1))).toEqual(SUCCESS);
   });
 
-  it("tells why the process could not go on", async () => {
+  test("tells why the process could not go on", async () => {
     await using it = await serve({ stdin: false, stderr: false });
     const { client } = await it.server.spdy(ALL_SPDY);
     await client.openAndWait(1, { streamtype: "error" });
@@ -224,7 +224,7 @@ describe("remote command over SPDY", () => {
     });
   });
 
-  it("hands over what came before a failure, however slowly it is read", async () => {
+  test("hands over what came before a failure, however slowly it is read", async () => {
     await using it = await serve({ stdin: false, stderr: false });
     const { client } = await it.server.spdy(ALL_SPDY);
     await client.openAndWait(1, { streamtype: "error" });
@@ -244,7 +244,7 @@ describe("remote command over SPDY", () => {
 });
 
 describe("remote command over WebSocket", () => {
-  it("serves each protocol that clients of any age offer", async () => {
+  test("serves each protocol that clients of any age offer", async () => {
     const protocols = [
       "v5.channel.k8s.io",
       "v4.channel.k8s.io",
@@ -260,12 +260,12 @@ describe("remote command over WebSocket", () => {
     }
   });
 
-  it("refuses with 403 when there is no protocol in common", async () => {
+  test("refuses with 403 when there is no protocol in common", async () => {
     await using it = await serve();
     await expect(it.server.webSocket(["v9.channel.k8s.io"])).rejects.toThrow(/403/);
   });
 
-  it("carries streams, a closed stdin and the exit code (v5)", async () => {
+  test("carries streams, a closed stdin and the exit code (v5)", async () => {
     await using it = await serve();
     const webSocket = await it.server.webSocket(["v5.channel.k8s.io"]);
     webSocket.send(0, "to stdin");
@@ -281,7 +281,7 @@ describe("remote command over WebSocket", () => {
     });
   });
 
-  it("begins with an empty message on the lowest channel that it writes", async () => {
+  test("begins with an empty message on the lowest channel that it writes", async () => {
     await using it = await serve();
     const webSocket = await it.server.webSocket(["v4.channel.k8s.io"]);
     it.process.finish(0);
@@ -289,7 +289,7 @@ describe("remote command over WebSocket", () => {
     expect(webSocket.messages[0]!.data).toEqual(Buffer.from([1]));
   });
 
-  it("speaks text and base64 in the base64 protocols", async () => {
+  test("speaks text and base64 in the base64 protocols", async () => {
     await using it = await serve();
     const webSocket = await it.server.webSocket(["v4.base64.channel.k8s.io"]);
     webSocket.socket.send(`0${Buffer.from("hi").toString("base64")}`);
@@ -304,7 +304,7 @@ describe("remote command over WebSocket", () => {
     ]);
   });
 
-  it("takes text messages on a binary protocol for bytes", async () => {
+  test("takes text messages on a binary protocol for bytes", async () => {
     await using it = await serve();
     const webSocket = await it.server.webSocket(["v4.channel.k8s.io"]);
     webSocket.socket.send("\u0000text");
@@ -313,7 +313,7 @@ describe("remote command over WebSocket", () => {
     webSocket.socket.terminate();
   });
 
-  it("tells clients of v1 of a failure as text", async () => {
+  test("tells clients of v1 of a failure as text", async () => {
     await using it = await serve();
     const webSocket = await it.server.webSocket(["channel.k8s.io"]);
     it.process.finish(1);
@@ -321,7 +321,7 @@ describe("remote command over WebSocket", () => {
     expect(webSocket.text(3)).toBe("command terminated with non-zero exit code: exit code 1");
   });
 
-  it("stops reading the client while stdin is not read, and still finds out that it left", async () => {
+  test("stops reading the client while stdin is not read, and still finds out that it left", async () => {
     await using it = await serve();
     const webSocket = await it.server.webSocket(["v5.channel.k8s.io"]);
     for (let i = 0; i < 1024; i++) webSocket.send(0, Buffer.alloc(32 * 1024));
@@ -332,14 +332,14 @@ describe("remote command over WebSocket", () => {
     await it.process.closed;
   });
 
-  it("ends the process's session when the client leaves", async () => {
+  test("ends the process's session when the client leaves", async () => {
     await using it = await serve();
     const webSocket = await it.server.webSocket(["v5.channel.k8s.io"]);
     webSocket.socket.terminate();
     await it.process.closed;
   });
 
-  it("survives any messages", async () => {
+  test("survives any messages", async () => {
     await using it = await serve({ tty: true });
     const webSocket = await it.server.webSocket(["v5.channel.k8s.io"]);
     it.process.stdin.resume();
@@ -355,7 +355,7 @@ describe("remote command over WebSocket", () => {
     expect(JSON.parse(webSocket.text(3))).toEqual(SUCCESS);
   });
 
-  it("ends the process's session, whatever is changed in the frames of a client, split anywhere", async () => {
+  test("ends the process's session, whatever is changed in the frames of a client, split anywhere", async () => {
     const mask = Buffer.from([1, 2, 3, 4]);
     const frame = (opcode: number, payload: Buffer) =>
       Buffer.concat([
@@ -389,7 +389,7 @@ describe("remote command over WebSocket", () => {
     );
   });
 
-  it("closes the connection on bytes that are no WebSocket frames", async () => {
+  test("closes the connection on bytes that are no WebSocket frames", async () => {
     await fc.assert(
       fc.asyncProperty(fc.uint8Array({ minLength: 2, maxLength: 100 }), async (bytes) => {
         await using it = await serve();
@@ -405,7 +405,7 @@ describe("remote command over WebSocket", () => {
 });
 
 describe("a client that left before it could be answered", () => {
-  it.each(["spdy", "webSocket"] as const)("is given up at once (%s)", async (transport) => {
+  test.each(["spdy", "webSocket"] as const)("is given up at once (%s)", async (transport) => {
     const outcome = Promise.withResolvers<unknown>();
     await using server = await startUpgradeServer(async (upgrade) => {
       const protocol = negotiateRemoteCommand(upgrade.request);
@@ -419,7 +419,7 @@ describe("a client that left before it could be answered", () => {
 });
 
 describe("remoteCommandOptions", () => {
-  it.each([
+  test.each([
     ["input=1&output=1&error=1", { stdin: true, stdout: true, stderr: true, tty: false }],
     ["output=1&error=1&tty=1", { stdin: false, stdout: true, stderr: false, tty: true }],
     ["output=1&input=true", { stdin: false, stdout: true, stderr: false, tty: false }],
@@ -427,7 +427,7 @@ describe("remoteCommandOptions", () => {
     expect(remoteCommandOptions(new URLSearchParams(query))).toEqual(options);
   });
 
-  it.each(["", "tty=1", "error=1&tty=1", "output=true"])("refuses %j, which asks for no stream", (query) => {
+  test.each(["", "tty=1", "error=1&tty=1", "output=true"])("refuses %j, which asks for no stream", (query) => {
     expect(() => remoteCommandOptions(new URLSearchParams(query))).toThrow(
       "you must specify at least 1 of stdin, stdout, stderr",
     );
@@ -435,7 +435,7 @@ describe("remoteCommandOptions", () => {
 });
 
 describe("followResizes", () => {
-  it("passes on the last one of many at a time: a flood of them must not become one for the backend", async () => {
+  test("passes on the last one of many at a time: a flood of them must not become one for the backend", async () => {
     const source = new PassThrough();
     const sizes: [number, number][] = [];
     followResizes(source, (columns, rows) => void sizes.push([columns, rows]));
@@ -445,7 +445,7 @@ describe("followResizes", () => {
     expect(sizes.at(-1)).toEqual([10_000, 24]);
   });
 
-  it("finds every size however the bytes are split, and skips what is none", async () => {
+  test("finds every size however the bytes are split, and skips what is none", async () => {
     const text =
       '{"Width":80,"Height":24}garbage}{"Width":-1,"Height":2}{"Width":1.5,"Height":2}\n{"Width":65535,"Height":1}';
     await fc.assert(

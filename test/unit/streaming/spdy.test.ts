@@ -1,7 +1,7 @@
 import fc from "fast-check";
 import { once } from "node:events";
 import { createInflate } from "node:zlib";
-import { describe, expect, it } from "vitest";
+import { describe, expect, test } from "vitest";
 import { SPDY_DICTIONARY } from "../../../src/spdy/dictionary.ts";
 import {
   SpdyFrameParser,
@@ -55,7 +55,7 @@ const KUBECTL_OPENS = [
 ].map((hex) => Buffer.from(hex, "hex"));
 
 describe("SPDY frames", () => {
-  it("are the same however the bytes are split", () => {
+  test("are the same however the bytes are split", () => {
     const bytes = Buffer.concat([
       ...KUBECTL_OPENS,
       dataHeader(3, 5, false),
@@ -75,7 +75,7 @@ describe("SPDY frames", () => {
     );
   });
 
-  it("from any bytes are either frames or a protocol error", () => {
+  test("from any bytes are either frames or a protocol error", () => {
     fc.assert(
       fc.property(fc.array(fc.uint8Array({ maxLength: 64 })), (chunks) => {
         try {
@@ -88,7 +88,7 @@ describe("SPDY frames", () => {
     );
   });
 
-  it("of data are handed on before they are complete", () => {
+  test("of data are handed on before they are complete", () => {
     const parser = new SpdyFrameParser({ maxControlBytes: 100 });
     const frames = [...parser.push(Buffer.concat([dataHeader(1, 16_000_000, true), Buffer.from("start")]))];
     expect(normalized(frames)).toEqual([
@@ -96,7 +96,7 @@ describe("SPDY frames", () => {
     ]);
   });
 
-  it("of control larger than the limit are refused by their length alone", () => {
+  test("of control larger than the limit are refused by their length alone", () => {
     const parser = new SpdyFrameParser({ maxControlBytes: 100 });
     const frame = synStreamFrame(1, Buffer.alloc(200));
     expect(() => [...parser.push(frame.subarray(0, 8))]).toThrow(/larger than the limit/);
@@ -104,7 +104,7 @@ describe("SPDY frames", () => {
 });
 
 describe("SPDY header blocks", () => {
-  it("of kubectl are read in the order of arrival", async () => {
+  test("of kubectl are read in the order of arrival", async () => {
     const inflater = new HeaderInflater({ maxBytes: 65536 });
     const read: unknown[] = [];
     for (const frame of parse(KUBECTL_OPENS)) {
@@ -113,7 +113,7 @@ describe("SPDY header blocks", () => {
     expect(read).toEqual([{ streamtype: "error" }, { streamtype: "stdout" }]);
   });
 
-  it("of any headers survive the way through both ends", async () => {
+  test("of any headers survive the way through both ends", async () => {
     const headers = fc.dictionary(fc.stringMatching(/^[a-z]{1,12}$/), fc.string({ maxLength: 2000 }), { maxKeys: 20 });
     await fc.assert(
       fc.asyncProperty(fc.array(headers, { maxLength: 8 }), async (blocks) => {
@@ -130,12 +130,12 @@ describe("SPDY header blocks", () => {
     );
   });
 
-  it("that inflate to more than the limit are refused", async () => {
+  test("that inflate to more than the limit are refused", async () => {
     const inflater = new HeaderInflater({ maxBytes: 65536 });
     await expect(inflater.next(headerBomb(64 * 1024 * 1024))).rejects.toThrow(/inflates to more than 65536 bytes/);
   });
 
-  it("of any bytes end in headers or an error, and never hang", async () => {
+  test("of any bytes end in headers or an error, and never hang", async () => {
     await fc.assert(
       fc.asyncProperty(fc.array(fc.uint8Array({ maxLength: 200 }), { minLength: 1, maxLength: 4 }), async (blocks) => {
         const inflater = new HeaderInflater({ maxBytes: 65536 });
@@ -150,7 +150,7 @@ describe("SPDY header blocks", () => {
     );
   });
 
-  it("that claim more entries or longer texts than they have are refused", async () => {
+  test("that claim more entries or longer texts than they have are refused", async () => {
     for (const raw of [Buffer.from("ffffffff", "hex"), Buffer.from("00000001000000ff61", "hex"), Buffer.alloc(2)]) {
       const inflater = new HeaderInflater({ maxBytes: 65536 });
       await expect(inflater.next(await new HeaderDeflater().next(raw))).rejects.toMatchObject({
@@ -159,7 +159,7 @@ describe("SPDY header blocks", () => {
     }
   });
 
-  it("of our replies inflate to no headers, each flushed for readers that stop at its end", async () => {
+  test("of our replies inflate to no headers, each flushed for readers that stop at its end", async () => {
     const inflate = createInflate({ dictionary: SPDY_DICTIONARY });
     const blocks = [emptyHeaderBlock(true), emptyHeaderBlock(false), emptyHeaderBlock(false)];
     for (const block of blocks) {
@@ -173,7 +173,7 @@ describe("SPDY header blocks", () => {
 });
 
 describe("a SPDY session", () => {
-  it("replies to a stream at once and carries data both ways", async () => {
+  test("replies to a stream at once and carries data both ways", async () => {
     const { client, streams } = setUp();
     await client.openAndWait(1, { streamtype: "stdin" });
     client.data(1, "hello", true);
@@ -184,7 +184,7 @@ describe("a SPDY session", () => {
     expect([Buffer.concat(received).toString(), client.text(1)]).toEqual(["hello", "bye"]);
   });
 
-  it("reads frames that came with the request", async () => {
+  test("reads frames that came with the request", async () => {
     const [near, far] = duplexPair();
     const client = new SpdyClient(far);
     const head = synStreamFrame(1, await new HeaderDeflater().next({ streamtype: "error" }));
@@ -193,7 +193,7 @@ describe("a SPDY session", () => {
     expect(client.text(1)).toBe("from head");
   });
 
-  it("answers the client's pings with the same id, and ignores answers to its own", async () => {
+  test("answers the client's pings with the same id, and ignores answers to its own", async () => {
     const { client } = setUp();
     client.ping(7);
     client.ping(2);
@@ -205,7 +205,7 @@ describe("a SPDY session", () => {
     ]);
   });
 
-  it("keeps the other direction open after the client's end", async () => {
+  test("keeps the other direction open after the client's end", async () => {
     const { client, streams } = setUp();
     await client.open(1, {}, true);
     await client.until(() => client.frames.length === 1);
@@ -216,7 +216,7 @@ describe("a SPDY session", () => {
     expect(client.text(1)).toBe("still here");
   });
 
-  it("refuses streams beyond its limit and stays usable", async () => {
+  test("refuses streams beyond its limit and stays usable", async () => {
     const { client } = setUp({ maxStreams: 2 });
     for (const id of [1, 3, 5]) await client.open(id, {});
     await client.until(() => client.frames.length === 3);
@@ -225,20 +225,20 @@ describe("a SPDY session", () => {
     await client.until(() => client.frames.at(-1)?.type === "ping");
   });
 
-  it("ends with an error when a stream id is used twice", async () => {
+  test("ends with an error when a stream id is used twice", async () => {
     const { client, session } = setUp();
     await client.open(1, {});
     await client.open(1, {});
     expect(await session.closed).toMatchObject({ code: "SPDY_PROTOCOL" });
   });
 
-  it("ends with an error on a header bomb", async () => {
+  test("ends with an error on a header bomb", async () => {
     const { client, session } = setUp();
     client.transport.write(synStreamFrame(1, headerBomb(32 * 1024 * 1024)));
     expect(await session.closed).toMatchObject({ code: "SPDY_PROTOCOL" });
   });
 
-  it("survives a flood of streams from a client that reads nothing: it stops reading it", async () => {
+  test("survives a flood of streams from a client that reads nothing: it stops reading it", async () => {
     const { client, near, streams } = setUp({ maxStreams: 4 });
     client.transport.pause();
     for (let id = 1; id < 60_000; id += 2) {
@@ -252,7 +252,7 @@ describe("a SPDY session", () => {
     expect(near.writableLength).toBeLessThanOrEqual(64 * 1024);
   });
 
-  it("destroys its streams when the client leaves", async () => {
+  test("destroys its streams when the client leaves", async () => {
     const { client, session, streams } = setUp();
     await client.openAndWait(1, {});
     client.transport.destroy();
@@ -260,7 +260,7 @@ describe("a SPDY session", () => {
     expect(streams[0]!.destroyed).toBe(true);
   });
 
-  it("destroys the stream that the client resets, and no other", async () => {
+  test("destroys the stream that the client resets, and no other", async () => {
     const { client, streams } = setUp();
     await client.openAndWait(1, {});
     await client.openAndWait(3, {});
@@ -269,7 +269,7 @@ describe("a SPDY session", () => {
     expect(streams[1]!.destroyed).toBe(false);
   });
 
-  it("tells the client when a stream is given up here", async () => {
+  test("tells the client when a stream is given up here", async () => {
     const { client, streams } = setUp();
     await client.openAndWait(1, {});
     streams[0]!.destroy();
@@ -277,7 +277,7 @@ describe("a SPDY session", () => {
     expect(client.frames.at(-1)).toEqual({ type: "rst_stream", streamId: 1, status: 5 });
   });
 
-  it("flushes everything before it closes", async () => {
+  test("flushes everything before it closes", async () => {
     const { client, session, streams } = setUp();
     await client.openAndWait(1, {});
     const big = Buffer.alloc(3_000_000, "x");
@@ -287,7 +287,7 @@ describe("a SPDY session", () => {
     expect(client.text(1)).toHaveLength(big.length);
   });
 
-  it("stops reading while a stream is full, and goes on when it is read", async () => {
+  test("stops reading while a stream is full, and goes on when it is read", async () => {
     const { client, streams } = setUp({ streamBufferBytes: 64 * 1024 });
     await client.openAndWait(1, {});
     const piece = Buffer.alloc(32 * 1024);
@@ -300,7 +300,7 @@ describe("a SPDY session", () => {
     expect(total).toBe(8 << 20);
   });
 
-  it("is cut when idle, and not while there is traffic", async () => {
+  test("is cut when idle, and not while there is traffic", async () => {
     const clock = new VirtualClock();
     const { client, session } = setUp({ clock, idleTimeoutMs: 1000, pingIntervalMs: 1e9 });
     let over = false;
@@ -314,7 +314,7 @@ describe("a SPDY session", () => {
     expect(await session.closed).toMatchObject({ message: "idle for 1 s" });
   });
 
-  it("pings the client, so that a silent connection is found out", async () => {
+  test("pings the client, so that a silent connection is found out", async () => {
     const clock = new VirtualClock();
     const { client } = setUp({ clock });
     await clock.advance(61_000);
@@ -325,7 +325,7 @@ describe("a SPDY session", () => {
     ]);
   });
 
-  it("ends, holds no more than its limits and throws nothing, whatever is changed in a recorded session, split anywhere", async () => {
+  test("ends, holds no more than its limits and throws nothing, whatever is changed in a recorded session, split anywhere", async () => {
     const deflater = new HeaderDeflater();
     const opens = [];
     for (const [index, streamtype] of ["error", "stdin", "stdout"].entries())
@@ -362,7 +362,7 @@ describe("a SPDY session", () => {
     );
   });
 
-  it("ends, and throws nothing, whatever bytes come after real ones", async () => {
+  test("ends, and throws nothing, whatever bytes come after real ones", async () => {
     const block = await new HeaderDeflater().next({ streamtype: "data" });
     await fc.assert(
       fc.asyncProperty(fc.array(fc.uint8Array({ maxLength: 100 }), { maxLength: 20 }), async (chunks) => {

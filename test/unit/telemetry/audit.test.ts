@@ -1,4 +1,4 @@
-import { describe, expect, it } from "vitest";
+import { describe, expect, test } from "vitest";
 import { AuditLog, type AuditedCommand } from "../../../src/telemetry/audit.ts";
 import { silentLogger } from "../../../src/telemetry/logger.ts";
 import { VirtualClock } from "../../support/virtual-clock.ts";
@@ -11,7 +11,7 @@ function auditTo(commands?: AuditedCommand) {
 }
 
 describe("a line of the audit", () => {
-  it("says the action, what the caller gives, and how long it took, and leaves out what is not known", async () => {
+  test("says the action, what the caller gives, and how long it took, and leaves out what is not known", async () => {
     const { lines, clock, audit } = auditTo();
     const since = audit.now();
     await clock.advance(1500);
@@ -19,7 +19,7 @@ describe("a line of the audit", () => {
     expect(lines).toEqual([{ audit: "exec", result: "ok", user: "alice", groups: ["a", "b"], durationMs: 1500 }]);
   });
 
-  it.each([
+  test.each([
     ["a new line", 'x\n{"audit":"exec"}', 'x\ufffd{"audit":"exec"}'],
     ["an escape sequence", "\u001b[2Jx\u009b1m", "\ufffd[2Jx\ufffd1m"],
     ["text that runs backwards", "\u202eabc", "\ufffdabc"],
@@ -32,7 +32,7 @@ describe("a line of the audit", () => {
     expect(lines[0]).toMatchObject({ user: written, groups: [written] });
   });
 
-  it("is cut to a length, whatever is sent", () => {
+  test("is cut to a length, whatever is sent", () => {
     const { lines, audit } = auditTo("full");
     const words = Array.from({ length: 10_000 }, () => "x".repeat(10_000));
     audit.write("exec", 0, { result: "refused", user: "y".repeat(1e6), ...audit.command(words) });
@@ -40,7 +40,7 @@ describe("a line of the audit", () => {
     expect(lines[0]).toMatchObject({ commandWords: 10_000, user: `${"y".repeat(256)}...` });
   });
 
-  it("says of a command its first word alone, where arguments may be secret, and all of it only when that is wanted", () => {
+  test("says of a command its first word alone, where arguments may be secret, and all of it only when that is wanted", () => {
     const words = ["mysql", "-phunter2"];
     expect(auditTo().audit.command(words)).toEqual({ command: "mysql", commandWords: 2 });
     expect(auditTo("full").audit.command(words)).toEqual({ command: words, commandWords: 2 });
@@ -49,7 +49,7 @@ describe("a line of the audit", () => {
 });
 
 describe("a flood of refusals", () => {
-  it("is written in part, and counted; what was done is written always", async () => {
+  test("is written in part, and counted; what was done is written always", async () => {
     const { lines, clock, audit } = auditTo();
     for (let i = 0; i < 500; i++) audit.write("exec", 0, { result: "refused" });
     for (let i = 0; i < 500; i++) audit.write("exec", 0, { result: "ok" });

@@ -2,7 +2,7 @@ import { execFileSync, spawn } from "node:child_process";
 import { closeSync, constants, mkdtempSync, openSync, readFileSync, readSync, rmSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
-import { afterEach, beforeEach, describe, expect, it } from "vitest";
+import { afterEach, beforeEach, describe, expect, test } from "vitest";
 import { LogSink } from "../../../src/telemetry/log-sink.ts";
 import { VirtualClock } from "../../support/virtual-clock.ts";
 
@@ -57,7 +57,7 @@ async function readAll(read: () => string, clock: VirtualClock): Promise<string>
 }
 
 describe("a pipe", () => {
-  it("gets each line at once while somebody reads", () => {
+  test("gets each line at once while somebody reads", () => {
     const { fd, read } = pipe();
     const { sink } = sinkFor(fd);
     sink.write("a\n");
@@ -65,14 +65,14 @@ describe("a pipe", () => {
     expect(read()).toBe("a\nb\n");
   });
 
-  it("that nobody reads keeps nobody waiting", () => {
+  test("that nobody reads keeps nobody waiting", () => {
     const { fd } = pipe();
     const { sink } = sinkFor(fd);
     for (let i = 0; i < MANY; i++) sink.write(LINE);
     expect(sink.dropped).toBeGreaterThan(0);
   });
 
-  it("gets what waited, whole and in order, when it is read again, and one line about what is missing", async () => {
+  test("gets what waited, whole and in order, when it is read again, and one line about what is missing", async () => {
     const { fd, read } = pipe();
     const { sink, clock } = sinkFor(fd);
     for (let i = 0; i < MANY; i++) sink.write(`${String(i).padStart(999, ".")}\n`);
@@ -87,7 +87,7 @@ describe("a pipe", () => {
     expect(clock.pending).toBe(0);
   });
 
-  it("shares no flag with others who write to it", () => {
+  test("shares no flag with others who write to it", () => {
     const path = join(folder, "shared");
     execFileSync("mkfifo", [path]);
     const fd = openSync(path, constants.O_RDWR);
@@ -99,7 +99,7 @@ describe("a pipe", () => {
 });
 
 describe("a file", () => {
-  it("gets every line, after those that are there", () => {
+  test("gets every line, after those that are there", () => {
     const path = join(folder, "log");
     const fd = openSync(path, "a");
     fds.push(fd);
@@ -108,7 +108,7 @@ describe("a file", () => {
     expect(readFileSync(path, "utf8")).toBe(LINE.repeat(MANY));
   });
 
-  it("on a full disk keeps nobody waiting, and what it costs is counted", () => {
+  test("on a full disk keeps nobody waiting, and what it costs is counted", () => {
     const fd = openSync("/dev/full", "w");
     fds.push(fd);
     const { sink } = sinkFor(fd);
@@ -134,18 +134,18 @@ describe("a process", () => {
     const logger = createLogger({ level: "info" });
     for (let i = 0; i < ${MANY}; i++) logger.info({ pad: "x".repeat(999) }, "line");`;
 
-  it("whose standard error nobody reads goes on", async () => {
+  test("whose standard error nobody reads goes on", async () => {
     const { child, said } = run(`${flood} setTimeout(() => console.log("alive"), 1); setInterval(() => {}, 1000);`);
     expect(await said).toBe("alive\n");
     child.kill("SIGKILL");
   });
 
-  it("whose standard error nobody reads can end", async () => {
+  test("whose standard error nobody reads can end", async () => {
     const { ended } = run(`${flood} process.exit(3);`);
     expect(await ended).toBe(3);
   });
 
-  it("writes its last lines when it ends", async () => {
+  test("writes its last lines when it ends", async () => {
     const { child } = run(
       `const logger = createLogger({ level: "info" }); logger.warn({}, "the last"); process.exit(0);`,
     );

@@ -1,7 +1,7 @@
 import { execFile } from "node:child_process";
 import { once } from "node:events";
 import { connect, type Socket } from "node:net";
-import { afterEach, describe, expect, it } from "vitest";
+import { afterEach, describe, expect, test } from "vitest";
 import { HealthChecks, startHealthServer } from "../../../src/telemetry/health.ts";
 import { silentLogger as logger } from "../../../src/telemetry/logger.ts";
 import { createMetrics, unusedMetrics } from "../../../src/telemetry/metrics.ts";
@@ -23,13 +23,13 @@ async function serve(livez: HealthChecks, readyz: HealthChecks) {
 }
 
 describe("health endpoints", () => {
-  it("answer ok, and every check with ?verbose", async () => {
+  test("answer ok, and every check with ?verbose", async () => {
     await using it = await serve(new HealthChecks("livez"), new HealthChecks("readyz"));
     expect(await it.get("/livez")).toEqual({ status: 200, body: "ok" });
     expect(await it.get("/readyz?verbose")).toEqual({ status: 200, body: "[+]ping ok\nreadyz check passed\n" });
   });
 
-  it("name what fails with 500", async () => {
+  test("name what fails with 500", async () => {
     const readyz = new HealthChecks("readyz");
     readyz.add("informer-sync", () => "pods are not listed yet");
     await using it = await serve(new HealthChecks("livez"), readyz);
@@ -40,14 +40,14 @@ describe("health endpoints", () => {
     expect((await it.get("/livez")).status).toBe(200);
   });
 
-  it("take a check that throws for one that fails", async () => {
+  test("take a check that throws for one that fails", async () => {
     const livez = new HealthChecks("livez");
     livez.add("loop", () => Promise.reject(new Error("stuck")));
     await using it = await serve(livez, new HealthChecks("readyz"));
     expect((await it.get("/livez")).body).toContain("[-]loop failed: stuck");
   });
 
-  it("leave out what is excluded, and answer for a single check", async () => {
+  test("leave out what is excluded, and answer for a single check", async () => {
     const livez = new HealthChecks("livez");
     livez.add("loop", () => "stuck");
     await using it = await serve(livez, new HealthChecks("readyz"));
@@ -57,7 +57,7 @@ describe("health endpoints", () => {
     expect(statuses.map(({ status }) => status)).toEqual([200, 200, 500, 404]);
   });
 
-  it("serve metrics and nothing else", async () => {
+  test("serve metrics and nothing else", async () => {
     await using it = await serve(new HealthChecks("livez"), new HealthChecks("readyz"));
     expect((await it.get("/metrics")).body).toContain("# TYPE kubelet_running_pods gauge");
     expect((await it.get("/pods")).status).toBe(404);
@@ -86,7 +86,7 @@ describe("the health port", () => {
     return { server, reach, probe, [Symbol.asyncDispose]: () => server.close() };
   }
 
-  it.each([
+  test.each([
     ["say nothing", ""],
     ["begin a request and stop", "GET /livez HTTP/1.1\r\nHost: x\r\nX-Slow: "],
   ])("answers each probe while two thousand connections %s, and come back when they are cut", async (_what, bytes) => {
@@ -102,7 +102,7 @@ describe("the health port", () => {
     expect(statuses).toEqual(statuses.map(() => 200));
   });
 
-  it("breaks off the oldest of many scrapes that nobody reads: each is held in memory", async () => {
+  test("breaks off the oldest of many scrapes that nobody reads: each is held in memory", async () => {
     await using it = await serveMetrics("#".repeat(32 * 1024 * 1024));
     const first = it.reach("GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n");
     await once(first, "readable");
@@ -114,7 +114,7 @@ describe("the health port", () => {
     expect(await it.probe()).toBe(200);
   });
 
-  it("renders the metrics once for all who ask at the same moment", async () => {
+  test("renders the metrics once for all who ask at the same moment", async () => {
     let renders = 0;
     const metrics = unusedMetrics();
     metrics.render = () => Promise.resolve(`# ${++renders}\n`);
@@ -129,7 +129,7 @@ describe("the health port", () => {
     expect(renders).toBe(1);
   });
 
-  it("has another one for probes alone, when that is wanted", async () => {
+  test("has another one for probes alone, when that is wanted", async () => {
     await using it = await serveMetrics("");
     const port = it.server.probePort!;
     expect(await it.probe(port)).toBe(200);
@@ -139,13 +139,13 @@ describe("the health port", () => {
 });
 
 describe("the agent's metrics", () => {
-  it("are updated before each scrape by whoever asked for it", async () => {
+  test("are updated before each scrape by whoever asked for it", async () => {
     const metrics = unusedMetrics();
     metrics.onScrape(() => metrics.runningPods.set(7));
     expect(await metrics.render()).toContain("kubelet_running_pods 7\n");
   });
 
-  it("tell a node's own scrapers of that node alone, and whoever asks the process of all", async () => {
+  test("tell a node's own scrapers of that node alone, and whoever asks the process of all", async () => {
     const metrics = createMetrics({ nodeNames: ["a", "b"], version: "1.0.0" });
     for (const node of ["a", "b"]) metrics.backendUp.set({ node }, 1);
     metrics.onScrape((node) => metrics.runningPods.set(node === undefined ? 3 : 1));
@@ -160,7 +160,7 @@ describe("the agent's metrics", () => {
     expect(ofProcess).toContain("kubelet_running_pods 3\n");
   });
 
-  it("carry the names that the kubernetes-mixin alerts and dashboards read", async () => {
+  test("carry the names that the kubernetes-mixin alerts and dashboards read", async () => {
     const text = await createMetrics({ nodeNames: ["vm-1"], version: "1.0.0" }).render();
     const names = [
       'kubelet_node_name{node="vm-1"} 1',
@@ -183,26 +183,26 @@ describe("the agent's metrics", () => {
     expect(names.filter((name) => !text.includes(name))).toEqual([]);
   });
 
-  it("show no certificate as one that never expires, as a kubelet's do, so that no alert on its end fires", async () => {
+  test("show no certificate as one that never expires, as a kubelet's do, so that no alert on its end fires", async () => {
     const text = await unusedMetrics().render();
     for (const side of ["server", "client"])
       expect(text).toContain(`kubelet_certificate_manager_${side}_ttl_seconds +Inf\n`);
   });
 
-  it("tell of the process only where the process is asked, so that a node that is scraped too is not counted as an agent", async () => {
+  test("tell of the process only where the process is asked, so that a node that is scraped too is not counted as an agent", async () => {
     const metrics = createMetrics({ nodeNames: ["vm-1", "vm-2"], version: "1.0.0" });
     expect(await metrics.render()).toContain('vmlet_build_info{version="1.0.0"} 1');
     expect(await metrics.render("vm-1")).not.toContain("vmlet_build_info");
   });
 
-  it("pass promtool's checks", async ({ skip }) => {
+  test("pass promtool's checks", async ({ skip }) => {
     const text = await createMetrics({ nodeNames: ["vm-1"], version: "1.0.0" }).render();
     const result = await promtool(text);
     if (result === undefined) return skip("promtool is not installed");
     expect(result).toBe("");
   });
 
-  it("have the kubelet's buckets for the start of a pod", async () => {
+  test("have the kubelet's buckets for the start of a pod", async () => {
     const text = await unusedMetrics().render();
     const buckets = [...text.matchAll(/kubelet_pod_start_sli_duration_seconds_bucket\{le="([^"]+)"\}/g)].map(
       ([, le]) => le,

@@ -1,10 +1,10 @@
 import fc from "fast-check";
-import { describe, expect, it } from "vitest";
+import { describe, expect, test } from "vitest";
 import { globMatches } from "../../../src/util/glob.ts";
 
 describe("a glob means what it means to Go's filepath.Match", () => {
   // From Go's path/filepath/match_test.go.
-  it.each([
+  test.each([
     ["abc", "abc", true],
     ["*", "abc", true],
     ["*c", "abc", true],
@@ -47,14 +47,14 @@ describe("a glob means what it means to Go's filepath.Match", () => {
     expect(globMatches(pattern, text)).toBe(expected);
   });
 
-  it.each(["[]a]", "[-]", "[x-]", "[-x]", "[a-b-c]", "[", "[^", "[^bc", "a[", "a\\", "[a-"])(
+  test.each(["[]a]", "[-]", "[x-]", "[-x]", "[a-b-c]", "[", "[^", "[^bc", "a[", "a\\", "[a-"])(
     "%j is malformed and matches nothing",
     (pattern) => {
       for (const text of ["a", "ab", "-", "x", "]", pattern]) expect(globMatches(pattern, text)).toBe(false);
     },
   );
 
-  it("for any pattern and text", () => {
+  test("for any pattern and text", () => {
     const letters = (alphabet: string) => fc.string({ unit: fc.constantFrom(...alphabet.split("")), maxLength: 12 });
     fc.assert(
       fc.property(letters("ab*?/"), letters("ab/"), (pattern, text) => {
@@ -65,7 +65,7 @@ describe("a glob means what it means to Go's filepath.Match", () => {
   });
 });
 
-it("as many stars as fit are matched without trying every way to share out the text", () => {
+test("as many stars as fit are matched without trying every way to share out the text", () => {
   const pattern = "*a".repeat(250) + "b";
   const text = "a".repeat(2000);
   expect(globMatches(pattern, text)).toBe(false);

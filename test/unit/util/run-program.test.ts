@@ -1,7 +1,7 @@
 import { mkdtempSync, readFileSync, rmSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
-import { afterEach, beforeEach, describe, expect, it } from "vitest";
+import { afterEach, beforeEach, describe, expect, test } from "vitest";
 import { runProgram } from "../../../src/util/run-program.ts";
 
 let folder: string;
@@ -26,23 +26,23 @@ function isRunning(pid: number): boolean {
 }
 
 describe("a program", () => {
-  it("gets its input, what this process has in its environment and what is added, and its output is returned", async () => {
+  test("gets its input, what this process has in its environment and what is added, and its output is returned", async () => {
     expect(await shell('cat; printf "/$ADDED/$HOME"')).toBe(`input/added/${process.env["HOME"]}`);
   });
 
-  it("that writes too much is ended", () => expect(shell("yes")).rejects.toThrow("it wrote more than 1000 bytes"));
+  test("that writes too much is ended", () => expect(shell("yes")).rejects.toThrow("it wrote more than 1000 bytes"));
 
-  it("that hangs is killed with all that it started", async () => {
+  test("that hangs is killed with all that it started", async () => {
     const pidFile = join(folder, "pid");
     const running = shell(`sleep 1000 & echo $! > ${pidFile}; echo waiting >&2; wait`, { timeoutMs: 500 });
     await expect(running).rejects.toThrow("it was killed because it took longer than 0.5 s: waiting");
     await expect.poll(() => isRunning(Number(readFileSync(pidFile, "utf8")))).toBe(false);
   });
 
-  it("is not waited for when it leaves behind a process that holds its output", async () => {
+  test("is not waited for when it leaves behind a process that holds its output", async () => {
     await expect(shell("sleep 1000 & exit 0", { timeoutMs: 300 })).rejects.toThrow("it was killed");
   });
 
-  it("is not started when the signal has aborted already", () =>
+  test("is not started when the signal has aborted already", () =>
     expect(async () => shell("true", { signal: AbortSignal.abort(new Error("stopped")) })).rejects.toThrow("stopped"));
 });
