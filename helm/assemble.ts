@@ -73,8 +73,8 @@ async function copyPackage(place: string, app: string): Promise<void> {
   const source = join(repository, place);
   try {
     await stat(source);
-  } catch (cause) {
-    throw new Error(`${place} is in package-lock.json but not installed: run npm ci`, { cause });
+  } catch (thrown) {
+    throw new Error(`${place} is in package-lock.json but not installed: run npm ci`, { cause: thrown });
   }
   for (const file of await filesOf(source)) {
     // Nested packages are in the lock file themselves.

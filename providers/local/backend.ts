@@ -58,11 +58,11 @@ export async function startBackend(config: BackendConfig, surroundings: BackendS
   const problems = [...checkHost(), ...(await engine.check())];
   const fatal = problems.filter((problem) => problem.fatal);
   if (fatal.length > 0) throw new HostProblemError(engine.name, fatal);
-  for (const { problem, cure } of problems) logger.warn({ cure }, problem);
+  for (const { problem, cure } of problems) logger.warn({ problem, cure }, "This host lacks something");
   if (engine.name === "process") {
     logger.warn(
       {},
-      "engine process isolates nothing: containers are plain processes of this host with the backend's rights. For development only",
+      "Engine process isolates nothing: containers are plain processes of this host with the backend's rights. For development only",
     );
   }
   const capacity = capacityOf(config);
@@ -102,9 +102,9 @@ export async function startBackend(config: BackendConfig, surroundings: BackendS
         await provider.close();
       },
     };
-  } catch (error) {
+  } catch (thrown) {
     await provider.close();
-    throw error;
+    throw thrown;
   }
 }
 
@@ -125,17 +125,17 @@ function readTls(files: TlsFiles): ServerTls {
   const read = (field: keyof TlsFiles): Buffer => {
     try {
       return readFileSync(files[field]!);
-    } catch (cause) {
-      throw new ConfigError(`tls.${field}: ${toError(cause).message}`, { cause });
+    } catch (thrown) {
+      throw new ConfigError(`tls.${field}: ${toError(thrown).message}`, { cause: thrown });
     }
   };
   const pair = { cert: read("certFile"), key: read("keyFile") };
   try {
     createSecureContext(pair);
-  } catch (cause) {
-    const message = toError(cause).message;
+  } catch (thrown) {
+    const message = toError(thrown).message;
     throw new ConfigError(`tls: ${files.certFile} and ${files.keyFile} are not a certificate and its key: ${message}`, {
-      cause,
+      cause: thrown,
     });
   }
   return { ...pair, clientCa: files.clientCaFile === undefined ? undefined : read("clientCaFile") };
@@ -155,11 +155,11 @@ function followTls(
       if (!isDeepStrictEqual(next, current)) {
         server.setTls(next);
         current = next;
-        logger.info({ certFile: files.certFile }, "serving certificate loaded");
+        logger.info({ certFile: files.certFile }, "Serving certificate loaded");
       }
     } catch (thrown) {
       // One file may be written and the other not yet.
-      logger.warn({ err: thrown }, "serving certificate not reloaded, the old one stays");
+      logger.warn({ err: thrown }, "Serving certificate not reloaded, the old one stays");
     }
     cancel = clock.after(TLS_POLL_MS, look);
   };

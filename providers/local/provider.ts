@@ -130,9 +130,9 @@ export class LocalProvider implements Provider {
       const provider = new LocalProvider(options, new MachineStore(options.stateDir, options.clock), lock);
       await provider.#recover();
       return provider;
-    } catch (error) {
+    } catch (thrown) {
       closeSync(lock);
-      throw error;
+      throw thrown;
     }
   }
 
@@ -146,7 +146,7 @@ export class LocalProvider implements Provider {
     this.#retainImages();
     await Promise.all([...this.#supervisors.values()].map((supervisor) => this.#takeOver(supervisor)));
     if (machines.length > 0)
-      this.#options.logger.info({ machines: machines.length }, "found the machines of the former backend");
+      this.#options.logger.info({ machines: machines.length }, "Found the machines of the former backend");
     this.#prune();
   }
 
@@ -158,7 +158,7 @@ export class LocalProvider implements Provider {
       if (this.#closed.signal.aborted) return;
       this.#options.logger.error(
         { machine: supervisor.id, err: thrown },
-        "cannot take a machine over from the former backend yet",
+        "Cannot take a machine over from the former backend yet",
       );
       supervisor.outOfSight();
       this.#later(() => void this.#takeOver(supervisor));
@@ -184,7 +184,7 @@ export class LocalProvider implements Provider {
     try {
       this.#store.pruneTombstones(TOMBSTONE_MS);
     } catch (thrown) {
-      this.#options.logger.error({ err: thrown }, "cannot remove old tombstones yet");
+      this.#options.logger.error({ err: thrown }, "Cannot remove old tombstones yet");
     }
     this.#cancelPrune = this.#options.clock.after(PRUNE_EVERY_MS, () => this.#prune());
   }
@@ -198,7 +198,7 @@ export class LocalProvider implements Provider {
       const notices = machine.notices?.slice(-TOMBSTONE_NOTICES);
       this.#store.bury(structuredClone({ ...machine, ...(notices && { notices }) }));
     } catch (thrown) {
-      this.#options.logger.error({ machine: id, err: thrown }, "cannot write a tombstone yet");
+      this.#options.logger.error({ machine: id, err: thrown }, "Cannot write a tombstone yet");
       this.#later(() => this.#bury(supervisor));
       return;
     }
@@ -212,7 +212,7 @@ export class LocalProvider implements Provider {
     try {
       this.#store.remove(id);
     } catch (thrown) {
-      this.#options.logger.error({ machine: id, err: thrown }, "cannot remove a machine's folder yet");
+      this.#options.logger.error({ machine: id, err: thrown }, "Cannot remove a machine's folder yet");
       this.#later(() => this.#remove(id));
     }
   }
@@ -393,11 +393,11 @@ export class LocalProvider implements Provider {
     this.#assertOpen();
     try {
       return work();
-    } catch (error) {
+    } catch (thrown) {
       // An error that is not a ProviderError comes from the disk: whether the call has had an effect is not known.
-      if (error instanceof ProviderError) throw error;
-      throw new ProviderError("unavailable", `the backend's state cannot be written: ${toError(error).message}`, {
-        cause: error,
+      if (thrown instanceof ProviderError) throw thrown;
+      throw new ProviderError("unavailable", `the backend's state cannot be written: ${toError(thrown).message}`, {
+        cause: thrown,
       });
     }
   }

@@ -39,10 +39,10 @@ async function run(path: string): Promise<void> {
   );
   logger.info(
     { url: backend.url, engine: config.engine.type, stateDir: config.stateDir },
-    "the backend serves the Machine API",
+    "The backend serves the Machine API",
   );
   await untilAborted(AbortSignal.any([stop, fatal]));
-  logger.info({}, "stopping; machines run on and are found again at the next start");
+  logger.info({}, "Stopping; machines run on and are found again at the next start");
   await backend.close();
   fatal.throwIfAborted();
 }

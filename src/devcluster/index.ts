@@ -104,7 +104,7 @@ export async function startDevCluster(options: DevClusterOptions): Promise<DevCl
   server.on("request", (request, response) => void api.handle(request, response));
   server.on("upgrade", (request, socket, head) => void api.handleUpgrade(request, socket, head));
   const port = await listen(server, { host, port: options.port ?? 0 }, (thrown) =>
-    logger.warn({ err: thrown }, "devcluster: a connection was not accepted"),
+    logger.warn({ err: thrown }, "Devcluster: a connection was not accepted"),
   );
   const url = urlOf(certificate ? "https" : "http", host, port);
 

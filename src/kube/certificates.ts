@@ -171,20 +171,20 @@ export class NodeCertificate {
         clock,
         signal,
         onRequested: (request) =>
-          logger.info({ nodeName, request }, "client certificate requested; it has to be approved"),
+          logger.info({ nodeName, request }, "Client certificate requested; it has to be approved"),
       });
       checkPair(next, "signed client certificate");
       this.#renewAt = renewalTime(next.cert, random);
       this.#pair = next;
       logger.info(
         { nodeName, validTo: new X509Certificate(next.cert).validTo },
-        "client certificate signed by the cluster",
+        "Client certificate signed by the cluster",
       );
       return true;
     } catch (thrown) {
       signal.throwIfAborted();
       metrics.clientCertificateRenewErrors.inc();
-      logger.warn({ nodeName, err: toError(thrown).message }, "client certificate not signed, will ask again");
+      logger.warn({ nodeName, err: thrown }, "Client certificate not signed, will ask again");
       return false;
     }
   }

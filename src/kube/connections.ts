@@ -1,7 +1,6 @@
 /** The connections to the API server: one pool for each kind of traffic, replaced when the TLS credentials change. */
 import { Agent, ProxyAgent, type Dispatcher } from "undici";
 import type { Logger } from "../telemetry/logger.ts";
-import { toError } from "../util/errors.ts";
 import type { Credentials } from "./credentials.ts";
 import type { KubeRequest } from "./kube.ts";
 
@@ -47,7 +46,7 @@ export class Connections {
         // close() drains; destroy() would kill requests under way. Watches end by themselves within minutes.
         for (const dispatcher of Object.values(old.lanes)) {
           dispatcher.close().catch((thrown: unknown) => {
-            this.#o.logger.debug({ err: toError(thrown) }, "Closing old connections failed");
+            this.#o.logger.debug({ err: thrown }, "Closing old connections failed");
           });
         }
       }

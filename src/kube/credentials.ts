@@ -266,9 +266,9 @@ export function loadKubeConfig(options: { path?: string | undefined; context?: s
       kubeConfig.loadFromFile(path);
       followTokenFiles(kubeConfig, path);
     }
-  } catch (error) {
+  } catch (thrown) {
     const file = path === undefined ? "" : ` ${path}`;
-    throw new KubeConfigError(`Cannot load the kubeconfig${file}: ${toError(error).message}`, { cause: error });
+    throw new KubeConfigError(`Cannot load the kubeconfig${file}: ${toError(thrown).message}`, { cause: thrown });
   }
   if (context !== undefined) kubeConfig.setCurrentContext(context);
   if (!kubeConfig.getCurrentCluster()) {

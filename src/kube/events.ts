@@ -10,7 +10,6 @@ import { TokenBucket } from "../queue/rate-limit.ts";
 import type { Logger } from "../telemetry/logger.ts";
 import { pause } from "../util/abort.ts";
 import { rfc3339, type Clock } from "../util/clock.ts";
-import { toError } from "../util/errors.ts";
 import type { Random } from "../util/random.ts";
 import { trimEnd } from "../util/text.ts";
 import { isKubeApiError, isNamespaceTerminating, isNotFound } from "./errors.ts";
@@ -35,6 +34,17 @@ interface ObjectReference {
   readonly fieldPath?: string;
 }
 
+interface EventLimits {
+  /**
+   * Events that wait at most; beyond that some are dropped, normal ones first. Default 10,000: client-go's 1000 lose
+   * some of a burst of pods.
+   */
+  queue?: number | undefined;
+  /** Default 50/s, bursts of 100. */
+  perSecond?: number | undefined;
+  burst?: number | undefined;
+}
+
 export interface EventRecorderOptions {
   kube: Kube;
   clock: Clock;
@@ -45,18 +55,7 @@ export interface EventRecorderOptions {
   component: string;
   /** `source.host`: the node's name. */
   host: string;
-  limits?:
-    | {
-        /**
-         * Events that wait at most; beyond that some are dropped, normal ones first. Default 10,000: client-go's 1000 lose
-         * some of a burst of pods.
-         */
-        queue?: number;
-        /** Default 50/s, bursts of 100. */
-        perSecond?: number;
-        burst?: number;
-      }
-    | undefined;
+  limits?: EventLimits | undefined;
   /** Whether there is more urgent work: an event then waits for a quieter moment, but not for long. */
   isBusy?: (() => boolean) | undefined;
   onDropped?: ((reason: DropReason) => void) | undefined;
@@ -176,8 +175,8 @@ export class EventRecorder {
   async #sendOrReport(event: PendingEvent, signal: AbortSignal): Promise<void> {
     try {
       await this.#send(event, signal);
-    } catch (error) {
-      if (!signal.aborted) this.#options.logger.error({ err: toError(error) }, "Sending an event failed");
+    } catch (thrown) {
+      if (!signal.aborted) this.#options.logger.error({ err: thrown }, "Sending an event failed");
     }
   }
 
@@ -233,19 +232,19 @@ export class EventRecorder {
       try {
         await this.#write(event, key, message, signal);
         return;
-      } catch (error) {
-        if (signal.aborted) throw error;
+      } catch (thrown) {
+        if (signal.aborted) throw thrown;
         // As client-go: what the API server has refused, for whatever reason, it is not asked for again, unless it said
         // when.
-        const mayHeal = isKubeApiError(error) && (error.status === 0 || error.retryAfterMs !== undefined);
+        const mayHeal = isKubeApiError(thrown) && (thrown.status === 0 || thrown.retryAfterMs !== undefined);
         if (!mayHeal || attempt === ATTEMPTS) {
           onDropped?.(mayHeal ? "unreachable" : "rejected");
           // A terminating namespace takes no events: expected at every deletion of a namespace.
-          const level = isNamespaceTerminating(error) ? "debug" : "warn";
-          logger[level]({ err: toError(error), reason: event.reason, about: event.reference.name }, "Dropped an event");
+          const level = isNamespaceTerminating(thrown) ? "debug" : "warn";
+          logger[level]({ err: thrown, reason: event.reason, about: event.reference.name }, "Dropped an event");
           return;
         }
-        await clock.sleep(Math.max(backoff.next(), error.retryAfterMs ?? 0), signal);
+        await clock.sleep(Math.max(backoff.next(), thrown.retryAfterMs ?? 0), signal);
       }
     }
   }
@@ -273,9 +272,9 @@ export class EventRecorder {
         });
         sent.count++;
         return;
-      } catch (error) {
+      } catch (thrown) {
         // Events live for an hour; this one is over, so begin a new one.
-        if (!isNotFound(error)) throw error;
+        if (!isNotFound(thrown)) throw thrown;
         this.#sent.delete(key);
       }
     }

@@ -8,7 +8,7 @@
  */
 import type { Logger } from "../telemetry/logger.ts";
 import { rfc3339Micro, type Clock } from "../util/clock.ts";
-import { toError, VmletError } from "../util/errors.ts";
+import { VmletError } from "../util/errors.ts";
 import type { Random } from "../util/random.ts";
 import { isAlreadyExists, isConflict, isNotFound } from "./errors.ts";
 import type { Kube } from "./kube.ts";
@@ -156,10 +156,7 @@ export class LeaderElector {
       );
     } catch (thrown) {
       if (signal.aborted || isConflict(thrown) || isAlreadyExists(thrown)) return false;
-      logger.warn(
-        { lease: `${namespace}/${name}`, err: toError(thrown).message },
-        "The leader lease could not be read or written",
-      );
+      logger.warn({ lease: `${namespace}/${name}`, err: thrown }, "The leader lease could not be read or written");
       return false;
     }
   }
@@ -202,10 +199,7 @@ export class LeaderElector {
       const body = { ...current, spec: { ...current.spec, holderIdentity: "", leaseDurationSeconds: 1 } };
       await kube.request({ method: "PUT", path: leasePath(namespace, name), body, signal, lane: "lease" });
     } catch (thrown) {
-      logger.warn(
-        { lease: name, err: toError(thrown).message },
-        "The leader lease could not be released; it will run out",
-      );
+      logger.warn({ lease: name, err: thrown }, "The leader lease could not be released; it will run out");
     }
   }
 }

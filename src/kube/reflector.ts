@@ -122,9 +122,9 @@ export class Reflector<T extends KubeObject> {
         // A listener of the store may have seen all that it wanted.
         if (signal.aborted) return;
         await this.#watch(this.#resourceVersion, signal);
-      } catch (error) {
+      } catch (thrown) {
         if (signal.aborted) return;
-        const delayMs = this.#afterFault(toError(error));
+        const delayMs = this.#afterFault(toError(thrown));
         try {
           await this.#options.clock.sleep(delayMs, signal);
         } catch {
@@ -195,14 +195,14 @@ export class Reflector<T extends KubeObject> {
         signal,
         list: { onSkipped: (item) => this.#skipped(item) },
       });
-    } catch (error) {
-      if (token !== undefined && isGone(error)) this.#unpaged = true;
-      if (!isTooMuch(error) || limit === 1) throw error;
+    } catch (thrown) {
+      if (token !== undefined && isGone(thrown)) this.#unpaged = true;
+      if (!isTooMuch(thrown) || limit === 1) throw thrown;
       // The whole list is too much: a page may expire again, but there is no other way.
       if (limit === undefined) this.#unpaged = false;
       else this.#pageSize = Math.max(1, Math.floor(limit / 4));
       // Silence has many causes, so it is met with a pause as any other fault.
-      if (!(error instanceof ReplyTooLargeError)) throw error;
+      if (!(thrown instanceof ReplyTooLargeError)) throw thrown;
       this.#options.logger.info(
         { path, limit: this.#pageSize },
         "A list is too large at once and comes in smaller pages",
@@ -269,13 +269,13 @@ export class Reflector<T extends KubeObject> {
       if (events === 0 && clock.monotonic() - startedAt < SHORT_WATCH_MS) {
         throw malformed(`Watch ${path}: the server ended it at once`);
       }
-    } catch (error) {
+    } catch (thrown) {
       if (!signal.aborted) this.#counters.watchErrors++;
       const heldMs = openedAt === undefined ? 0 : clock.monotonic() - openedAt;
       // client-go takes up a watch that was longer than very short without any pause.
       if (heldMs >= SHORT_WATCH_MS) this.#watchBackoff.reset();
       if (heldMs >= SOUND_WATCH_MS) this.#listBackoff.reset();
-      throw error;
+      throw thrown;
     } finally {
       cancelTimer();
       signal.removeEventListener("abort", onAbort);

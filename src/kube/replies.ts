@@ -47,8 +47,8 @@ export function parseReply(what: string, text: string): unknown {
   let reply: unknown;
   try {
     reply = JSON.parse(text);
-  } catch (error) {
-    throw new KubeApiError(`${what}: the reply is not JSON`, { status: 0, reason: "Malformed", cause: error });
+  } catch (thrown) {
+    throw new KubeApiError(`${what}: the reply is not JSON`, { status: 0, reason: "Malformed", cause: thrown });
   }
   dropManagedFields(reply);
   return reply;

@@ -1,6 +1,5 @@
 /** The in-memory copy of a collection of the API server, which a reflector keeps current. */
 import type { Logger } from "../telemetry/logger.ts";
-import { toError } from "../util/errors.ts";
 import type { KubeObject } from "./wire.ts";
 
 export interface StoreChange<T> {
@@ -178,12 +177,9 @@ export class Store<T extends KubeObject> {
     for (const listener of this.#listeners) {
       try {
         listener(change);
-      } catch (error) {
+      } catch (thrown) {
         const { namespace, name, uid } = change.object.metadata ?? {};
-        this.#logger.error(
-          { err: toError(error), change: change.type, namespace, name, uid },
-          "A store listener failed",
-        );
+        this.#logger.error({ err: thrown, change: change.type, namespace, name, uid }, "A store listener failed");
       }
     }
   }

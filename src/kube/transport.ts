@@ -156,8 +156,8 @@ export class KubeTransport implements Kube {
         if (reply.status < 200 || reply.status > 299) throw await this.#failure(what(request), reply, limit);
         return await read(pieces(reply, limit.signal, limit.touch));
       });
-    } catch (error) {
-      throw explain(error, request, signal, limit.signal);
+    } catch (thrown) {
+      throw explain(thrown, request, signal, limit.signal);
     } finally {
       leave?.();
       this.#underWay.delete(limit.abort);
@@ -191,8 +191,8 @@ export class KubeTransport implements Kube {
           if (opened.status === 200) return opened;
           throw await this.#failure(name, opened, opening);
         });
-      } catch (error) {
-        throw explain(error, get, signal, opening.signal);
+      } catch (thrown) {
+        throw explain(thrown, get, signal, opening.signal);
       } finally {
         opening.release();
       }
@@ -203,8 +203,8 @@ export class KubeTransport implements Kube {
           dropManagedFields((event as { object?: unknown } | null)?.object);
           yield event as WatchEvent<T>;
         }
-      } catch (error) {
-        throw explain(error, get, signal, stream.signal);
+      } catch (thrown) {
+        throw explain(thrown, get, signal, stream.signal);
       }
     } finally {
       this.#underWay.delete(end);
@@ -249,25 +249,25 @@ export class KubeTransport implements Kube {
       const credentials = await this.#freshCredentials(signal);
       try {
         return await attempt(credentials);
-      } catch (error) {
+      } catch (thrown) {
         signal.throwIfAborted();
         let delayMs: number;
-        if (isUnauthorized(error) && !refreshed) {
+        if (isUnauthorized(thrown) && !refreshed) {
           refreshed = true;
           delayMs = 0;
           this.#credentials.refuse(credentials);
-        } else if (isClosedConnection(error) && isRepeatable(request) && !reconnected) {
+        } else if (isClosedConnection(thrown) && isRepeatable(request) && !reconnected) {
           // A kept-alive connection that the server closed just as it was used again.
           reconnected = true;
           delayMs = 0;
-        } else if (error instanceof KubeApiError && mayRepeatLater(error, request)) {
-          delayMs = Math.max(error.retryAfterMs ?? 0, MIN_RETRY_MS);
+        } else if (thrown instanceof KubeApiError && mayRepeatLater(thrown, request)) {
+          delayMs = Math.max(thrown.retryAfterMs ?? 0, MIN_RETRY_MS);
         } else {
-          throw error;
+          throw thrown;
         }
         // Waiting past the deadline would turn a clear answer into a time-out.
-        if (retries >= MAX_RETRIES || this.#clock.monotonic() + delayMs >= deadline) throw error;
-        const code = error instanceof KubeApiError ? String(error.status) : "<error>";
+        if (retries >= MAX_RETRIES || this.#clock.monotonic() + delayMs >= deadline) throw thrown;
+        const code = thrown instanceof KubeApiError ? String(thrown.status) : "<error>";
         const host = this.#options.kubeConfig.getCurrentCluster()?.server ?? "";
         this.#options.metrics?.onRetry({ verb: request.method, host, code });
         if (delayMs > 0) await this.#clock.sleep(delayMs, signal);
@@ -278,12 +278,12 @@ export class KubeTransport implements Kube {
   async #freshCredentials(signal: AbortSignal): Promise<Credentials> {
     try {
       return await this.#credentials.get(signal);
-    } catch (error) {
+    } catch (thrown) {
       signal.throwIfAborted();
-      throw new KubeApiError(`Cannot read the credentials for the API server: ${toError(error).message}`, {
+      throw new KubeApiError(`Cannot read the credentials for the API server: ${toError(thrown).message}`, {
         status: 0,
         reason: "Transport",
-        cause: error,
+        cause: thrown,
       });
     }
   }
@@ -330,9 +330,9 @@ export class KubeTransport implements Kube {
       observe(String(reply.statusCode));
       if (lane === "lease") this.#noteServerTime(reply.headers["date"]);
       return { status: reply.statusCode, headers: reply.headers, body: reply.body };
-    } catch (error) {
+    } catch (thrown) {
       observe("<error>");
-      throw error;
+      throw thrown;
     }
   }
 

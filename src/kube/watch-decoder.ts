@@ -45,8 +45,8 @@ export async function* decodeWatch(
 function parseLine(line: Buffer, what: string): unknown {
   try {
     return JSON.parse(line.toString("utf8"));
-  } catch (error) {
-    throw malformed(`${what} sent a line that is not JSON`, error);
+  } catch (thrown) {
+    throw malformed(`${what} sent a line that is not JSON`, thrown);
   }
 }
 

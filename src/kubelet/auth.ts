@@ -15,7 +15,6 @@ import { headerList } from "../streaming/upgrade.ts";
 import type { Logger } from "../telemetry/logger.ts";
 import type { Metrics } from "../telemetry/metrics.ts";
 import type { Clock } from "../util/clock.ts";
-import { toError } from "../util/errors.ts";
 import { AnswerCache } from "./cache.ts";
 import { HttpError } from "../http/http-error.ts";
 import { TooManyFailures } from "./refusals.ts";
@@ -108,7 +107,7 @@ export class Authenticator {
     } catch (thrown) {
       if (thrown instanceof HttpError) throw thrown;
       this.#options.metrics.authnDecisions.inc({ result: "error" });
-      this.#options.logger.warn({ err: toError(thrown).message }, "token review failed, request refused");
+      this.#options.logger.warn({ err: thrown }, "Token review failed, request refused");
       throw new HttpError(503, "Authentication is unavailable: the API server cannot be asked");
     }
     if (answer.user === null) throw this.#denied();
@@ -147,7 +146,7 @@ export class Authorizer {
       } catch (thrown) {
         if (thrown instanceof HttpError) throw thrown;
         metrics.authzDecisions.inc({ result: "error" });
-        logger.warn({ err: toError(thrown).message, user: user.username }, "access review failed, request refused");
+        logger.warn({ err: thrown, user: user.username }, "Access review failed, request refused");
         throw new HttpError(
           503,
           `Authorization error (user=${user.username}, verb=${access.verb}, resource=nodes, subresource=${subresource})`,

@@ -112,7 +112,7 @@ class Server implements KubeletServer {
   async listen(): Promise<void> {
     const { host, port, logger } = this.#options;
     this.#port = await listen(this.#server, { host, port }, (error) =>
-      logger.warn({ err: error.message }, "kubelet API server error"),
+      logger.warn({ err: error }, "Kubelet API server error"),
     );
   }
 
@@ -134,7 +134,7 @@ class Server implements KubeletServer {
     });
     this.#server.on("request", (request, response) => void this.#serve(request, response));
     this.#server.on("upgrade", (request, socket, head) => void this.#upgrade(request, socket, head));
-    this.#server.on("tlsClientError", (error) => logger.debug({ err: error.message }, "TLS handshake failed"));
+    this.#server.on("tlsClientError", (error) => logger.debug({ err: error }, "TLS handshake failed"));
     this.#connections.answerGarbage(answerClientError);
   }
 
@@ -279,8 +279,8 @@ class Server implements KubeletServer {
     const fields = { method: request.method, path: loggedPath(request), status, err: toError(thrown) };
     // A failure that follows from the client's leaving is not an error.
     if (status === 500 && !(thrown instanceof HttpError) && !signal.aborted)
-      this.#options.logger.warn(fields, "kubelet API request failed");
-    else this.#options.logger.debug(fields, "kubelet API request refused");
+      this.#options.logger.warn(fields, "Kubelet API request failed");
+    else this.#options.logger.debug(fields, "Kubelet API request refused");
   }
 }
 

@@ -5,7 +5,6 @@ import { Backoff } from "../queue/backoff.ts";
 import { Quantity } from "../resources/quantity.ts";
 import type { Logger } from "../telemetry/logger.ts";
 import type { Clock } from "../util/clock.ts";
-import { toError } from "../util/errors.ts";
 import type { Random } from "../util/random.ts";
 
 export interface NodeCapacity {
@@ -103,10 +102,10 @@ export class ProviderCapacitySource implements CapacitySource {
         this.#current = report;
         backoff.reset();
         if (changed) onChange?.();
-      } catch (error) {
+      } catch (thrown) {
         if (signal.aborted) return;
         delayMs = backoff.next();
-        logger.warn({ err: toError(error), delayMs }, "The provider did not report its capacity");
+        logger.warn({ err: thrown, delayMs }, "The provider did not report its capacity");
       }
       try {
         await clock.sleep(delayMs, signal);

@@ -10,7 +10,6 @@ import { leasePath, leasesPath } from "../kube/paths.ts";
 import { Backoff } from "../queue/backoff.ts";
 import type { Logger } from "../telemetry/logger.ts";
 import { rfc3339Micro, type Clock } from "../util/clock.ts";
-import { toError } from "../util/errors.ts";
 import type { Random } from "../util/random.ts";
 
 const NAMESPACE = "kube-node-lease";
@@ -77,10 +76,10 @@ export class NodeLease {
         onRenewed?.((this.#renewedAt - startedAt) / 1000);
         backoff.reset();
         delayMs = RENEW_MS * (1 + 0.04 * random());
-      } catch (error) {
+      } catch (thrown) {
         if (signal.aborted) return;
         delayMs = backoff.next();
-        logger.warn({ err: toError(error), delayMs }, "The node's lease was not renewed");
+        logger.warn({ err: thrown, delayMs }, "The node's lease was not renewed");
       }
       this.#attemptedAt = clock.monotonic();
       try {

@@ -15,7 +15,6 @@ import { Backoff } from "../queue/backoff.ts";
 import type { Logger } from "../telemetry/logger.ts";
 import { untilAborted } from "../util/abort.ts";
 import type { Clock } from "../util/clock.ts";
-import { toError } from "../util/errors.ts";
 import { Pulse } from "../util/pulse.ts";
 import type { Random } from "../util/random.ts";
 import type { CapacitySource } from "./capacity.ts";
@@ -35,6 +34,13 @@ import {
   type NodeObservation,
 } from "./status.ts";
 
+interface NodeMetrics {
+  onRegistered(): void;
+  /** Which version the node reports, as soon as the API server has told its own. */
+  onKubeletVersion(version: string): void;
+  onLeaseRenewed(seconds: number): void;
+}
+
 interface NodeControllerOptions {
   kube: Kube;
   clock: Clock;
@@ -44,14 +50,7 @@ interface NodeControllerOptions {
   settings: NodeSettings;
   capacity: CapacitySource;
   backend: BackendHealth;
-  metrics?:
-    | {
-        onRegistered(): void;
-        /** Which version the node reports, as soon as the API server has told its own. */
-        onKubeletVersion(version: string): void;
-        onLeaseRenewed(seconds: number): void;
-      }
-    | undefined;
+  metrics?: NodeMetrics | undefined;
 }
 
 // The kubelet's frequencies (nodeStatusUpdateFrequency, nodeStatusReportFrequency, fast status update).
@@ -172,12 +171,12 @@ export class NodeController {
         }
         const isFast = !this.#ready && clock.monotonic() - startedAt < FAST_FOR_MS;
         delayMs = isFast ? FAST_MS : STATUS_UPDATE_MS * (1 + 0.04 * random());
-      } catch (error) {
+      } catch (thrown) {
         if (signal.aborted) return;
-        if (error instanceof ConfigError) throw error;
+        if (thrown instanceof ConfigError) throw thrown;
         this.#readLive = true;
         delayMs = backoff.next();
-        logger.warn({ err: toError(error), delayMs }, "The Node could not be brought up to date");
+        logger.warn({ err: thrown, delayMs }, "The Node could not be brought up to date");
       }
       await this.#pause(delayMs, signal);
     }
@@ -228,9 +227,9 @@ export class NodeController {
     let gitVersion: string | undefined;
     try {
       ({ gitVersion } = await kube.request<{ gitVersion?: string }>({ method: "GET", path: "/version", signal }));
-    } catch (error) {
+    } catch (thrown) {
       // Some clusters keep it from all but administrators.
-      if (!isForbidden(error)) throw error;
+      if (!isForbidden(thrown)) throw thrown;
     }
     const version = kubeletVersion(gitVersion, settings.version);
     metrics?.onKubeletVersion(version);
@@ -244,11 +243,11 @@ export class NodeController {
     if (cached) return cached;
     try {
       return await kube.request<Node>({ method: "GET", path: nodePath(settings.name), signal });
-    } catch (error) {
-      if (isNotFound(error)) return undefined;
+    } catch (thrown) {
+      if (isNotFound(thrown)) return undefined;
       // A node's identity may be allowed to create its Node before it may read it.
-      if (isForbidden(error)) return undefined;
-      throw error;
+      if (isForbidden(thrown)) return undefined;
+      throw thrown;
     }
   }
 
@@ -261,8 +260,8 @@ export class NodeController {
       logger.info({ uid: node.metadata?.uid, providerID: providerId(settings) }, "Node registered");
       metrics?.onRegistered();
       return node;
-    } catch (error) {
-      if (!isAlreadyExists(error)) throw error;
+    } catch (thrown) {
+      if (!isAlreadyExists(thrown)) throw thrown;
       return await kube.request<Node>({ method: "GET", path: nodePath(settings.name), signal });
     }
   }

@@ -101,7 +101,7 @@ export class AgentProber implements ReadinessSource {
     const rendered = renderProbe(container, container.readinessProbe!);
     if (!rendered.ok) {
       this.#o.logger.warn(
-        { ...aboutPod(pod), container: container.name, err: rendered.message },
+        { ...aboutPod(pod), container: container.name, reason: rendered.message },
         "Readiness probe cannot be run",
       );
       return false;

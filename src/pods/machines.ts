@@ -390,7 +390,7 @@ export class MachineObserver implements BackendHealth {
     if (first === undefined || now < this.#warnNotBefore) return;
     this.#warnNotBefore = now + WARN_PAUSE_MS;
     this.#o.logger.warn(
-      { machines: unknown.length, machine: first.id, err: first.reason },
+      { machines: unknown.length, machine: first.id, reason: first.reason },
       "Backend says of machines what makes no sense; they are unknown until it does",
     );
   }
@@ -405,7 +405,7 @@ export class MachineObserver implements BackendHealth {
     const error = toError(thrown);
     if (this.failingSince === undefined) {
       this.failingSince = this.#o.clock.monotonic();
-      this.#o.logger.warn({ err: error.message }, "Backend does not answer");
+      this.#o.logger.warn({ err: error }, "Backend does not answer");
     }
     this.lastError = error.message;
   }

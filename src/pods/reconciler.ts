@@ -234,7 +234,7 @@ export class PodReconciler {
     const retryAfterMs = isProviderError(thrown) || isKubeApiError(thrown) ? thrown.retryAfterMs : undefined;
     const pod = this.#o.pods.get(uid) ?? this.#records.find(uid)?.lastSeen;
     this.#o.logger.debug(
-      { ...(pod === undefined ? { uid } : aboutPod(pod)), op: action.do, err: error.message },
+      { ...(pod === undefined ? { uid } : aboutPod(pod)), op: action.do, err: error },
       "Step failed and will be tried again",
     );
     return { kind: "retry", error, ...(retryAfterMs !== undefined && { afterMs: retryAfterMs }) };

@@ -7,7 +7,6 @@ import PQueue from "p-queue";
 import type { Logger } from "../telemetry/logger.ts";
 import { untilAborted } from "../util/abort.ts";
 import type { Clock } from "../util/clock.ts";
-import { toError } from "../util/errors.ts";
 import type { Random } from "../util/random.ts";
 import { backoffMs } from "./backoff.ts";
 import { DelayHeap } from "./delay-heap.ts";
@@ -197,7 +196,7 @@ export class KeyedQueue {
     for (let key = this.#next(); key !== undefined; key = this.#next()) {
       const begun = this.#begin(key);
       // #work never rejects; the catch is for p-queue itself.
-      this.#workers.add(() => this.#work(begun)).catch((error: unknown) => this.#report(begun, error));
+      this.#workers.add(() => this.#work(begun)).catch((thrown: unknown) => this.#report(begun, thrown));
     }
   }
 
@@ -231,9 +230,9 @@ export class KeyedQueue {
     const { since, group, urgency } = this.#processing.get(key)!;
     try {
       await handle(key, this.#signal!);
-    } catch (error) {
+    } catch (thrown) {
       if (!this.#signal!.aborted) {
-        this.#report(key, error);
+        this.#report(key, thrown);
         this.retry(key, urgency);
       }
     } finally {
@@ -249,7 +248,7 @@ export class KeyedQueue {
   }
 
   #report(key: string, error: unknown): void {
-    this.#options.logger?.error({ err: toError(error), key }, "Handling a key failed");
+    this.#options.logger?.error({ err: error, key }, "Handling a key failed");
   }
 
   /** One timer for all delays: it stands at the earliest. */

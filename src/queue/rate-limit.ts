@@ -39,9 +39,9 @@ export class TokenBucket {
     const waitMs = (-this.#tokens / this.#perSecond) * 1000;
     try {
       await this.#clock.sleep(waitMs, signal);
-    } catch (error) {
+    } catch (thrown) {
       this.#tokens += 1;
-      throw error;
+      throw thrown;
     }
     return waitMs;
   }

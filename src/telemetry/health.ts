@@ -181,8 +181,8 @@ async function listenOn(port: number, options: HealthServerOptions, metrics?: Me
           const headers = { "content-type": type, "x-content-type-options": "nosniff", "cache-control": "no-cache" };
           sendReply(response, status, headers, body);
         },
-        (error: unknown) => {
-          options.logger.error({ err: error, path }, "health endpoint failed");
+        (thrown: unknown) => {
+          options.logger.error({ err: thrown, path }, "Health endpoint failed");
           response.writeHead(500).end();
         },
       );
@@ -190,7 +190,7 @@ async function listenOn(port: number, options: HealthServerOptions, metrics?: Me
   );
   const connections = new Connections(server, { total: MAX_CONNECTIONS });
   const bound = await listen(server, { port, host: options.host, backlog: BACKLOG }, (error) =>
-    options.logger.warn({ err: error }, "health port: a connection was not accepted"),
+    options.logger.warn({ err: error }, "Health port: a connection was not accepted"),
   );
   return {
     port: bound,

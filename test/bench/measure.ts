@@ -85,9 +85,9 @@ export class PodWatch implements AsyncDisposable {
           this.#wake();
         }
       }
-    } catch (error) {
+    } catch (thrown) {
       if (this.#stop.signal.aborted) return;
-      this.#broken = error;
+      this.#broken = thrown;
       this.#wake();
     }
   }
@@ -174,8 +174,8 @@ export async function createNamespace(client: Client, name: string): Promise<str
 }
 
 export async function deletePod(client: Client, namespace: string, name: string): Promise<void> {
-  await client.delete(`/api/v1/namespaces/${namespace}/pods/${name}`).catch((error: unknown) => {
-    if (!(error instanceof HttpError && error.status === 404)) throw error;
+  await client.delete(`/api/v1/namespaces/${namespace}/pods/${name}`).catch((thrown: unknown) => {
+    if (!(thrown instanceof HttpError && thrown.status === 404)) throw thrown;
   });
 }
 

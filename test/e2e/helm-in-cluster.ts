@@ -121,7 +121,7 @@ const steps: Record<string, (world: World) => Promise<void>> = {
   "helm uninstall is refused while a pod runs on the node": async ({ helm, kubectl }) => {
     const refusal = await helm(["uninstall", release, "--timeout=120s"]).then(
       () => undefined,
-      (error: unknown) => String(error),
+      (thrown: unknown) => String(thrown),
     );
     must(refusal !== undefined, "it was not refused");
     must(agentsOf(await podsOf(kubectl)).length === 2, "the agents are gone");
@@ -225,8 +225,8 @@ async function main(): Promise<number> {
     const start = performance.now();
     const failure = await run(world).then(
       () => undefined,
-      async (error: unknown) =>
-        `${error instanceof Error ? error.message : String(error)}\n${await describeAll(kubectl)}`,
+      async (thrown: unknown) =>
+        `${thrown instanceof Error ? thrown.message : String(thrown)}\n${await describeAll(kubectl)}`,
     );
     const seconds = (performance.now() - start) / 1000;
     console.log(JSON.stringify({ step, seconds, ...(failure !== undefined && { failure }) } satisfies StepResult));

@@ -57,8 +57,10 @@ export async function runSuite(options: SuiteOptions): Promise<SpecResult[]> {
     ],
     { cwd: options.dir },
   );
-  const text = await readFile(report, "utf8").catch((cause: unknown) => {
-    throw new Error(`the e2e suite exited ${code} without a report:\n${(stdout + stderr).slice(-4000)}`, { cause });
+  const text = await readFile(report, "utf8").catch((thrown: unknown) => {
+    throw new Error(`the e2e suite exited ${code} without a report:\n${(stdout + stderr).slice(-4000)}`, {
+      cause: thrown,
+    });
   });
   const specs = (JSON.parse(text) as { SpecReports: GinkgoSpec[] | null }[]).flatMap(
     (suite) => suite.SpecReports ?? [],

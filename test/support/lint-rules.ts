@@ -11,6 +11,10 @@ interface Node {
   type: string;
   name?: string;
   value?: unknown;
+  key?: Node;
+  object?: Node;
+  computed?: boolean;
+  properties?: readonly { key?: Node; value?: Node }[];
   regex?: { pattern: string; flags: string };
   callee?: Node;
   property?: Node;
@@ -77,11 +81,48 @@ const maxClassLines = {
   },
 };
 
+const LOG_METHODS = ["debug", "info", "warn", "error"];
+
+/** What is wrong with the message of a log line; undefined when nothing is. */
+function messageFault(message: Node | undefined): string | undefined {
+  if (message?.type === "TemplateLiteral" || message?.type === "BinaryExpression")
+    return "the message of a log line is constant: put what differs into fields";
+  if (typeof message?.value === "string" && !/^[A-Z]/.test(message.value))
+    return "the message of a log line begins with a capital letter";
+  return undefined;
+}
+
+/** What is wrong with a field of a log line; undefined when nothing is. */
+function fieldFault(name: string | undefined, value: Node): string | undefined {
+  if (name === "error" || name === "thrown") return "an error is logged as `err`";
+  const isPart = ["message", "stack"].includes(value.property?.name ?? "");
+  if (name === "err" && (isPart || value.type === "CallExpression" || value.type === "TemplateLiteral"))
+    return "what was thrown is logged whole, `err: thrown`: the logger takes from it what may be told";
+  return undefined;
+}
+
+/** One voice: a constant sentence, the data as fields, and what was thrown as `err`. */
+const logCall = {
+  create: (context: Context) => ({
+    CallExpression(node: Node): void {
+      const { callee } = node;
+      const logger = callee?.object?.property?.name ?? callee?.object?.name;
+      if (logger !== "logger" && logger !== "#logger") return;
+      if (!LOG_METHODS.includes(callee?.property?.name ?? "") && callee?.computed !== true) return;
+      const [fields, message] = node.arguments ?? [];
+      const faults = (fields?.properties ?? []).map(({ key, value }) => value && fieldFault(key?.name, value));
+      for (const fault of [messageFault(message), ...faults])
+        if (fault !== undefined) context.report({ node, message: fault });
+    },
+  }),
+};
+
 export default {
   meta: { name: "vmlet" },
   rules: {
     "linear-regexp": linearRegexp,
     "no-variable-regexp": noVariableRegexp,
     "max-class-lines": maxClassLines,
+    "log-call": logCall,
   },
 };

@@ -92,12 +92,12 @@ class ProviderServer implements MachineApiServer {
         throw new Error(`${address.host} is reached by other hosts: give auth or tls.clientCa, or listen on a socket`);
       this.#logger.warn(
         { host: address.host },
-        "the Machine API asks for no credentials: every program of this host may use it",
+        "The Machine API asks for no credentials: every program of this host may use it",
       );
     }
     const where = "socketPath" in address ? { path: address.socketPath } : address;
     const port = await listen(this.#server, where, (thrown) =>
-      this.#logger.warn({ err: thrown }, "a connection was not accepted"),
+      this.#logger.warn({ err: thrown }, "A connection was not accepted"),
     );
     if (!("socketPath" in address))
       return { url: urlOf(this.#tls === undefined ? "http" : "https", address.host, port), port };
@@ -156,7 +156,7 @@ class ProviderServer implements MachineApiServer {
     const durationMs = Math.round(this.#context.clock.monotonic() - startedAt);
     this.#logger.debug(
       { requestId, method: request.method, path: loggedPath(request), status: response.statusCode, durationMs },
-      "request served",
+      "Request served",
     );
   }
 
@@ -180,7 +180,7 @@ class ProviderServer implements MachineApiServer {
     if (!(thrown instanceof ProviderError) && !response.destroyed) {
       this.#logger.error(
         { err: thrown, requestId, method: request.method, path: loggedPath(request) },
-        "a request failed",
+        "A request failed",
       );
     }
     if (response.headersSent) {
@@ -208,7 +208,7 @@ class ProviderServer implements MachineApiServer {
     } catch (thrown) {
       audited?.end(asProviderError(thrown));
       if (!(thrown instanceof ProviderError))
-        this.#logger.error({ err: thrown, requestId }, "a stream could not be opened");
+        this.#logger.error({ err: thrown, requestId }, "A stream could not be opened");
       refuseUpgrade(socket, asProviderError(thrown), requestId);
     } finally {
       this.#upgrading.delete(socket);

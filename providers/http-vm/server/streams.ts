@@ -155,7 +155,7 @@ export class StreamRoutes {
         },
         (thrown: unknown) => {
           audited?.end(asProviderError(thrown));
-          this.#logger.debug({ err: thrown, requestId }, "a stream broke");
+          this.#logger.debug({ err: thrown, requestId }, "A stream broke");
           webSocket.close(1011, "the stream broke");
         },
       );

@@ -72,9 +72,9 @@ export class Cgroup {
         workingSet: Math.max(0, memoryUsage - (stat.get("total_inactive_file") ?? 0)),
         rss: stat.get("total_rss") ?? 0,
       };
-    } catch (cause) {
-      if (isGone(cause)) return undefined;
-      throw cause;
+    } catch (thrown) {
+      if (isGone(thrown)) return undefined;
+      throw thrown;
     }
   }
 
@@ -84,9 +84,9 @@ export class Cgroup {
       const text =
         this.#version === 2 ? await this.#read("", "memory.events") : await this.#read("memory", "memory.oom_control");
       return numbers(text).get("oom_kill") ?? 0;
-    } catch (cause) {
-      if (isGone(cause)) return 0;
-      throw cause;
+    } catch (thrown) {
+      if (isGone(thrown)) return 0;
+      throw thrown;
     }
   }
 
@@ -97,9 +97,9 @@ export class Cgroup {
         this.#version === 2 ? await this.#read("", "memory.max") : await this.#read("memory", "memory.limit_in_bytes"),
       );
       return Number.isNaN(value) || value >= UNLIMITED ? undefined : value;
-    } catch (cause) {
-      if (isGone(cause)) return undefined;
-      throw cause;
+    } catch (thrown) {
+      if (isGone(thrown)) return undefined;
+      throw thrown;
     }
   }
 
@@ -196,9 +196,9 @@ async function processesBelow(dir: string): Promise<number[]> {
     const children = (await readdir(dir, { withFileTypes: true })).filter((entry) => entry.isDirectory());
     const below = await Promise.all(children.map(({ name }) => processesBelow(join(dir, name))));
     return [...own, ...below.flat()];
-  } catch (cause) {
-    if (isGone(cause)) return [];
-    throw cause;
+  } catch (thrown) {
+    if (isGone(thrown)) return [];
+    throw thrown;
   }
 }
 
@@ -207,8 +207,8 @@ async function removeBelow(dir: string): Promise<void> {
     for (const entry of await readdir(dir, { withFileTypes: true }))
       if (entry.isDirectory()) await removeBelow(join(dir, entry.name));
     await rmdir(dir);
-  } catch (cause) {
-    if (!isGone(cause)) throw cause;
+  } catch (thrown) {
+    if (!isGone(thrown)) throw thrown;
   }
 }
 

@@ -96,9 +96,9 @@ function readInRoot(root: string, path: string, maxBytes: number, part: "first" 
   let fd: number;
   try {
     fd = openInRoot(root, path);
-  } catch (cause) {
-    if (isMissing(cause) || (cause as NodeJS.ErrnoException).code === "ELOOP") return Buffer.alloc(0);
-    throw cause;
+  } catch (thrown) {
+    if (isMissing(thrown) || (thrown as NodeJS.ErrnoException).code === "ELOOP") return Buffer.alloc(0);
+    throw thrown;
   }
   try {
     return fstatSync(fd).isFile() ? readPart(`/proc/self/fd/${fd}`, maxBytes, part) : Buffer.alloc(0);

@@ -94,9 +94,9 @@ export function accountFiles(rootfs: string, container: string): Pick<UserQuery,
       passwdFile: readWholeInRoot(rootfs, "/etc/passwd", MAX_FILE_BYTES),
       groupFile: readWholeInRoot(rootfs, "/etc/group", MAX_FILE_BYTES),
     };
-  } catch (cause) {
-    throw new ContainerError("CreateContainerError", `container ${container}: the image's ${toError(cause).message}`, {
-      cause,
+  } catch (thrown) {
+    throw new ContainerError("CreateContainerError", `container ${container}: the image's ${toError(thrown).message}`, {
+      cause: thrown,
     });
   }
 }

@@ -9,9 +9,9 @@ export async function writeFileAtomic(path: string, content: string | Buffer, mo
   try {
     await writeFile(temporary, content, { mode, flush: true });
     await rename(temporary, path);
-  } catch (cause) {
+  } catch (thrown) {
     await rm(temporary, { force: true });
-    throw cause;
+    throw thrown;
   }
 }
 
@@ -29,9 +29,9 @@ export async function flushFile(path: string): Promise<void> {
 export async function readFileIfExists(path: string): Promise<string | undefined> {
   try {
     return await readFile(path, "utf8");
-  } catch (cause) {
-    if (isMissing(cause)) return undefined;
-    throw cause;
+  } catch (thrown) {
+    if (isMissing(thrown)) return undefined;
+    throw thrown;
   }
 }
 

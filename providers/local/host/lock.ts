@@ -14,12 +14,12 @@ export async function lockFile(path: string, inUse: string): Promise<number> {
   try {
     await run(findTool("flock") ?? "flock", ["-n", "3"], { fd3: file });
     return file;
-  } catch (cause) {
+  } catch (thrown) {
     closeSync(file);
     const message =
-      cause instanceof CommandError && cause.exitCode === 1
+      thrown instanceof CommandError && thrown.exitCode === 1
         ? inUse
-        : `cannot lock ${path}: ${toError(cause).message} (flock is in the package util-linux)`;
-    throw new Error(message, { cause });
+        : `cannot lock ${path}: ${toError(thrown).message} (flock is in the package util-linux)`;
+    throw new Error(message, { cause: thrown });
   }
 }

@@ -61,8 +61,8 @@ export async function unmountBelow(dir: string): Promise<void> {
   if (points.length === 0) return;
   try {
     await run(findTool("umount")!, ["--lazy", "--no-canonicalize", ...points]);
-  } catch (cause) {
+  } catch (thrown) {
     // Another process may have removed one of them in this instant: only what is left counts.
-    if ((await mountsBelow(dir)).length > 0) throw cause;
+    if ((await mountsBelow(dir)).length > 0) throw thrown;
   }
 }

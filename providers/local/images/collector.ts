@@ -77,7 +77,7 @@ export class ImageCollector {
       await folders.remove(hex, () => forget(hex));
       removed.push(hex);
     }
-    if (removed.length > 0) logger.info({ images: removed.length }, "images removed to free disk");
+    if (removed.length > 0) logger.info({ images: removed.length }, "Images removed to free disk");
     return removed;
   }
 

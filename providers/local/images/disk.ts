@@ -56,7 +56,7 @@ export class ImageDisk {
     work: (signal: AbortSignal) => Promise<void>,
   ): Promise<void> {
     const guard = new AbortController();
-    const watched = this.#watch(image, excess, guard).catch((error: unknown) => guard.abort(error));
+    const watched = this.#watch(image, excess, guard).catch((thrown: unknown) => guard.abort(thrown));
     try {
       await work(AbortSignal.any([signal, guard.signal]));
     } finally {

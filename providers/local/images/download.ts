@@ -95,8 +95,8 @@ export class ImageDownload {
     let document: unknown;
     try {
       document = JSON.parse(await readFile(file, "utf8"));
-    } catch (cause) {
-      throw new ContainerError("ImageInspectError", `${image}: its configuration cannot be read`, { cause });
+    } catch (thrown) {
+      throw new ContainerError("ImageInspectError", `${image}: its configuration cannot be read`, { cause: thrown });
     }
     return imageConfig(image, document);
   }
@@ -153,12 +153,12 @@ export class ImageDownload {
         await run(findTool("umoci") ?? "umoci", ["raw", "unpack", "--image", `${layout}:image`, rootfs], {
           signal: guarded,
         });
-      } catch (cause) {
+      } catch (thrown) {
         if (guarded.aborted) throw guarded.reason;
         // Layers on this disk that no longer match their digest would fail every later pull as well: fetch them again.
         for (const digest of here) this.#options.folders.dropBlob(digest);
-        const text = cause instanceof CommandError ? umociMessage(cause.stderr) : String(cause);
-        throw new ContainerError("ErrImagePull", `${image}: failed to unpack: ${text}`, { cause });
+        const text = thrown instanceof CommandError ? umociMessage(thrown.stderr) : String(thrown);
+        throw new ContainerError("ErrImagePull", `${image}: failed to unpack: ${text}`, { cause: thrown });
       }
     });
   }

@@ -134,10 +134,10 @@ export class Layout {
       await pipeline(source, createZstdDecompress(), createGzip({ level: 1 }), count, createWriteStream(part), {
         signal,
       });
-    } catch (cause) {
+    } catch (thrown) {
       if (signal.aborted) throw signal.reason;
-      const why = cause instanceof Error ? cause.message : String(cause);
-      throw new ContainerError("ErrImagePull", `${image}: failed to unpack layer ${digest}: ${why}`, { cause });
+      const why = thrown instanceof Error ? thrown.message : String(thrown);
+      throw new ContainerError("ErrImagePull", `${image}: failed to unpack layer ${digest}: ${why}`, { cause: thrown });
     }
     const own = `sha256:${hash.digest("hex")}`;
     await rename(part, this.#blob(own));

@@ -46,8 +46,8 @@ export function readDocument(image: string, content: Buffer, digest?: string): R
   try {
     const value: unknown = JSON.parse(content.toString("utf8"));
     if (typeof value === "object" && value !== null && !Array.isArray(value)) return value as Record<string, unknown>;
-  } catch (cause) {
-    throw new ContainerError("ErrImagePull", `${image}: the registry's manifest is not JSON`, { cause });
+  } catch (thrown) {
+    throw new ContainerError("ErrImagePull", `${image}: the registry's manifest is not JSON`, { cause: thrown });
   }
   throw new ContainerError("ErrImagePull", `${image}: the registry's manifest is not a JSON object`);
 }

@@ -22,8 +22,8 @@ export function assertAccepted(image: string, reference: ImageReference, file = 
   let policy: Policy;
   try {
     policy = JSON.parse(readFileSync(file, "utf8")) as Policy;
-  } catch (cause) {
-    throw new ContainerError("ErrImagePull", `${image}: ${file} of this host cannot be read`, { cause });
+  } catch (thrown) {
+    throw new ContainerError("ErrImagePull", `${image}: ${file} of this host cannot be read`, { cause: thrown });
   }
   const scopes = policy.transports?.docker ?? {};
   const scope = scopesOf(reference).find((name) => Object.hasOwn(scopes, name));

@@ -156,14 +156,14 @@ export class HostImages implements ImageStore {
         await this.collect();
         return { ...(await this.#prepared(reference, entry, stored)), sizeBytes: stored.sizeBytes };
       });
-    } catch (cause) {
+    } catch (thrown) {
       if (timeout.aborted && !options.signal.aborted)
         throw new ContainerError(
           "ErrImagePull",
           `${image}: the pull took longer than ${this.#pullTimeoutMs / 1000} s`,
-          { cause },
+          { cause: thrown },
         );
-      throw cause;
+      throw thrown;
     }
   }
 

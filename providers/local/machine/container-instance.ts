@@ -255,7 +255,7 @@ export class ContainerInstance implements Stoppable {
     } catch (thrown) {
       if (this.ended.aborted) return;
       this.#container.notice("Warning", "FailedPreStopHook", "PreStopHook failed");
-      this.#context.logger.info({ container: this.spec.name, err: thrown }, "pre_stop hook failed");
+      this.#context.logger.info({ container: this.spec.name, err: thrown }, "The pre_stop hook failed");
     }
   }
 
@@ -263,7 +263,7 @@ export class ContainerInstance implements Stoppable {
     const signal = this.spec.stop?.signal ?? this.#container.own.image?.config.stopSignal ?? "SIGTERM";
     const number = signalNumber(signal);
     if (number === undefined)
-      this.#context.logger.warn({ container: this.spec.name, signal }, "unknown stop signal: SIGTERM is sent");
+      this.#context.logger.warn({ container: this.spec.name, signal }, "Unknown stop signal: SIGTERM is sent");
     return number ?? constants.signals.SIGTERM;
   }
 
@@ -300,7 +300,7 @@ export class ContainerInstance implements Stoppable {
     if (!exit.lost && this.#watch !== undefined) await this.#drained();
     if (work.isClosing) return {};
     return await work.inEngine(this.#askEngine(sandbox, exit)).catch((thrown: unknown) => {
-      logger.warn({ container: this.spec.name, err: thrown }, "cannot learn all about the container's end");
+      logger.warn({ container: this.spec.name, err: thrown }, "Cannot learn all about the container's end");
       return {};
     });
   }
@@ -312,7 +312,7 @@ export class ContainerInstance implements Stoppable {
         await sandbox.kill(this.#ref);
         return;
       } catch (thrown) {
-        logger.warn({ container: this.spec.name, err: thrown }, "something of the container still runs");
+        logger.warn({ container: this.spec.name, err: thrown }, "Something of the container still runs");
         await pause(clock, MIN_KILL_WAIT_MS, work.closing);
       }
     }
@@ -336,7 +336,7 @@ export class ContainerInstance implements Stoppable {
     try {
       writeJson(file, conclusion);
     } catch (thrown) {
-      this.#context.logger.warn({ container: this.spec.name, err: thrown }, "cannot keep how it ended");
+      this.#context.logger.warn({ container: this.spec.name, err: thrown }, "Cannot keep how it ended");
     }
     return conclusion;
   }

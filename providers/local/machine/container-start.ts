@@ -199,7 +199,7 @@ export class ContainerStarter {
     } catch (thrown) {
       if (instance.ended.aborted) return false;
       container.notice("Warning", "FailedPostStartHook", "PostStartHook failed");
-      logger.info({ container: container.name, err: thrown }, "post_start hook failed");
+      logger.info({ container: container.name, err: thrown }, "The post_start hook failed");
       instance.stopWithGrace("FailedPostStartHook");
       await instance.over;
       container.showFailedStart("PostStartHookError", toError(thrown).message);

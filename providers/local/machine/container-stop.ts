@@ -73,7 +73,7 @@ export async function stopContainer(instance: Stoppable, task: StopTask, options
     const signalled = clock.monotonic();
     await sandbox()
       ?.signal(instance.ref, options.signal)
-      .catch((thrown: unknown) => logger.warn({ container, err: thrown }, "cannot deliver the stop signal"));
+      .catch((thrown: unknown) => logger.warn({ container, err: thrown }, "Cannot deliver the stop signal"));
     const killAt = () => Math.max(task.deadline, signalled + MIN_KILL_WAIT_MS);
     while (!ended.aborted && !task.force && clock.monotonic() < killAt()) await wait(killAt());
   }
@@ -81,7 +81,7 @@ export async function stopContainer(instance: Stoppable, task: StopTask, options
   while (!ended.aborted) {
     await sandbox()
       ?.kill(instance.ref)
-      .catch((thrown: unknown) => logger.warn({ container, err: thrown }, "cannot kill the container yet"));
+      .catch((thrown: unknown) => logger.warn({ container, err: thrown }, "Cannot kill the container yet"));
     if (!ended.aborted) await wait(clock.monotonic() + MIN_KILL_WAIT_MS);
   }
 }

@@ -61,9 +61,9 @@ export async function obtainImage(
       `Successfully pulled image "${image}" in ${seconds}s (${seconds}s including waiting). Image size: ${sizeBytes} bytes.`,
     );
     return pulled;
-  } catch (error) {
-    const cause = toError(error);
-    const reason = error instanceof ContainerError ? error.reason : "ErrImagePull";
+  } catch (thrown) {
+    const cause = toError(thrown);
+    const reason = thrown instanceof ContainerError ? thrown.reason : "ErrImagePull";
     notify("Warning", "Failed", `Failed to pull image "${image}": ${cause.message}`);
     throw new ContainerError(reason, cause.message, { cause });
   }

@@ -125,7 +125,7 @@ export class MachineState implements ContainerHolder {
     try {
       this.write();
     } catch (thrown) {
-      this.#logger.error({ err: thrown }, "cannot write the machine's state yet");
+      this.#logger.error({ err: thrown }, "Cannot write the machine's state yet");
       this.#cancelCommit ??= this.#clock.after(COMMIT_RETRY_MS, () => {
         this.#cancelCommit = undefined;
         this.commit();

@@ -22,7 +22,7 @@ export class MachineWork {
 
   /** Work that no caller waits for. It handles what can go wrong; a fault of its own must not end the whole backend. */
   background(work: Promise<void>): void {
-    work.catch((thrown: unknown) => this.#logger.error({ err: thrown }, "a step of the machine failed"));
+    work.catch((thrown: unknown) => this.#logger.error({ err: thrown }, "A step of the machine failed"));
   }
 
   /** A call of the engine that `settled` waits for. */

@@ -101,7 +101,7 @@ export class SandboxKeeper {
   async #openFailed(error: Error): Promise<void> {
     const { state, logger, clock } = this.#context;
     if (!(await this.destroy({ keepVolumes: true })) || state.record.ending !== undefined) return;
-    logger.warn({ err: error }, "cannot make the machine's sandbox");
+    logger.warn({ err: error }, "Cannot make the machine's sandbox");
     const message = `Failed to create pod sandbox: ${error.message}`;
     state.notice("Warning", "FailedCreatePodSandBox", message);
     if (isProviderError(error, "invalid") || isProviderError(error, "unsupported"))
@@ -161,7 +161,7 @@ export class SandboxKeeper {
     const sandbox = this.#sandbox;
     this.#sandbox = undefined;
     void sandbox?.close().catch(() => {});
-    this.#context.logger.warn(loss, "the machine's sandbox is lost");
+    this.#context.logger.warn(loss, "The machine's sandbox is lost");
     this.#events.onLost(loss);
   }
 
@@ -177,7 +177,7 @@ export class SandboxKeeper {
         await work.inEngine(this.#destroy(options));
         return true;
       } catch (thrown) {
-        logger.warn({ err: thrown }, "cannot remove the machine's sandbox yet");
+        logger.warn({ err: thrown }, "Cannot remove the machine's sandbox yet");
         await pause(clock, RETRY_MS.first, work.closing);
       }
     }

@@ -29,9 +29,9 @@ export class Sessions {
       const session = await start();
       ended(session).then(release, release);
       return session;
-    } catch (cause) {
+    } catch (thrown) {
       release();
-      throw cause;
+      throw thrown;
     }
   }
 }

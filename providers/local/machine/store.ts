@@ -43,9 +43,9 @@ export function writeJson(path: string, value: unknown, { flush = false } = {}):
 function readJson(path: string): unknown {
   try {
     return JSON.parse(readFileSync(path, "utf8"));
-  } catch (error) {
-    if ((error as NodeJS.ErrnoException).code === "ENOENT") return undefined;
-    throw new Error(`cannot read ${path}: ${String(error)}`, { cause: error });
+  } catch (thrown) {
+    if ((thrown as NodeJS.ErrnoException).code === "ENOENT") return undefined;
+    throw new Error(`cannot read ${path}: ${String(thrown)}`, { cause: thrown });
   }
 }
 
@@ -53,9 +53,9 @@ function readJson(path: string): unknown {
 function readOwn(path: string): unknown {
   try {
     return readJson(path);
-  } catch (error) {
-    if ((error as Error).cause instanceof SyntaxError) return undefined;
-    throw error;
+  } catch (thrown) {
+    if ((thrown as Error).cause instanceof SyntaxError) return undefined;
+    throw thrown;
   }
 }
 

@@ -100,19 +100,19 @@ export class PortHolders {
         const place = { owner, close: () => {} };
         this.#held.set(key, place);
         fresh.push(key);
-        place.close = await HOLD[protocol](port).catch((cause: unknown) => {
+        place.close = await HOLD[protocol](port).catch((thrown: unknown) => {
           throw new ProviderError(
             "conflict",
             `host port ${port}/${protocol} is in use by this host itself, or by another backend`,
-            { cause },
+            { cause: thrown },
           );
         });
         // It may have been given up meanwhile.
         if (this.#held.get(key) !== place) place.close();
       }
-    } catch (cause) {
+    } catch (thrown) {
       for (const key of fresh) this.#release(key);
-      throw cause;
+      throw thrown;
     }
   }
 

@@ -64,8 +64,8 @@ export class Ipam {
       try {
         await writeFile(join(this.#dir, address), machineId, { flag: "wx" });
         return address;
-      } catch (cause) {
-        if ((cause as NodeJS.ErrnoException).code !== "EEXIST") throw cause;
+      } catch (thrown) {
+        if ((thrown as NodeJS.ErrnoException).code !== "EEXIST") throw thrown;
       }
     }
     throw new ProviderError("quota", `all ${last - first + 1} addresses of network.cidr ${cidr} are in use`);
@@ -87,8 +87,8 @@ export class Ipam {
     for (const address of await readdir(this.#dir)) {
       try {
         leases.set(address, await readFile(join(this.#dir, address), "utf8"));
-      } catch (cause) {
-        if (!isMissing(cause)) throw cause;
+      } catch (thrown) {
+        if (!isMissing(thrown)) throw thrown;
       }
     }
     return leases;

@@ -187,11 +187,11 @@ export class HostNetwork {
     if (foreign !== undefined) throw inUseByMachine(foreign);
     try {
       await this.#holders.take(machineId, asked);
-    } catch (cause) {
+    } catch (thrown) {
       // A program that has one now may have taken it while no backend held it: then it keeps the port, and the machine
       // loses it.
       await this.#closeHostPorts(machineId);
-      throw cause;
+      throw thrown;
     }
     const wanted = asked.map(
       ({ protocol, host_port, port }) => [`${protocol} . ${host_port}`, `${address} . ${port}`] as const,
@@ -238,9 +238,9 @@ export class HostNetwork {
     );
     try {
       await this.#assertOwnRange();
-    } catch (error) {
+    } catch (thrown) {
       this.close();
-      throw error;
+      throw thrown;
     }
   }
 
@@ -271,17 +271,17 @@ export class HostNetwork {
       Number(await readFile(`/sys/class/net/${this.#linkName(machineId)}/statistics/${name}`, "utf8"));
     try {
       return { rx_bytes: await read("tx_bytes"), tx_bytes: await read("rx_bytes") };
-    } catch (cause) {
-      if (isMissing(cause)) return undefined;
-      throw cause;
+    } catch (thrown) {
+      if (isMissing(thrown)) return undefined;
+      throw thrown;
     }
   }
 
   /** Bridge, forwarding and rules; safe to repeat and cheap after the first time. */
   ensure(): Promise<void> {
-    this.#ready ??= this.#setUp().catch((cause) => {
+    this.#ready ??= this.#setUp().catch((thrown) => {
       this.#ready = undefined;
-      throw cause;
+      throw thrown;
     });
     return this.#ready;
   }
@@ -424,9 +424,9 @@ export class HostNetwork {
   async #onRules<T>(work: Promise<T>): Promise<T> {
     try {
       return await work;
-    } catch (cause) {
+    } catch (thrown) {
       this.#ready = undefined;
-      throw cause;
+      throw thrown;
     }
   }
 
@@ -492,8 +492,8 @@ async function removeUnlessGone(path: string, command: string): Promise<void> {
   if (!existsSync(path)) return;
   try {
     await ip([command]);
-  } catch (cause) {
-    if (existsSync(path)) throw cause;
+  } catch (thrown) {
+    if (existsSync(path)) throw thrown;
   }
 }
 

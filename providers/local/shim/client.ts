@@ -147,8 +147,8 @@ export function shimEverStarted(dir: string): boolean {
     writeFileSync(mine, NOBODY);
     try {
       linkSync(mine, claim);
-    } catch (error) {
-      if ((error as NodeJS.ErrnoException).code !== "EEXIST") throw error;
+    } catch (thrown) {
+      if ((thrown as NodeJS.ErrnoException).code !== "EEXIST") throw thrown;
     } finally {
       unlinkSync(mine);
     }

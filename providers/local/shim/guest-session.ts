@@ -171,8 +171,8 @@ export class GuestSession {
       this.#isGreeted = true;
       clearTimeout(this.#patience);
       this.#take(Buffer.from(text.slice(at + this.#token.length), "latin1"));
-    } catch (error) {
-      this.#break(error as Error);
+    } catch (thrown) {
+      this.#break(thrown as Error);
     }
   }
 

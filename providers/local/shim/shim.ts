@@ -154,9 +154,9 @@ class LogWriter {
     const lines = Buffer.concat(this.#pending.splice(0));
     try {
       for (let sent = 0; sent < lines.length;) sent += writeSync(this.#fd, lines, sent);
-    } catch (error) {
+    } catch (thrown) {
       // A full disk must not end the container: its log has a hole instead.
-      process.stderr.write(`log: ${String(error)}\n`);
+      process.stderr.write(`log: ${String(thrown)}\n`);
     }
   }
 
@@ -164,9 +164,9 @@ class LogWriter {
     let next: number;
     try {
       next = openSync(join(dir, `log.${this.#segment + 1}`), "a", 0o600);
-    } catch (error) {
+    } catch (thrown) {
       // As above: this segment grows on until there is room for another.
-      process.stderr.write(`log: ${String(error)}\n`);
+      process.stderr.write(`log: ${String(thrown)}\n`);
       return;
     }
     this.#segment++;
@@ -256,10 +256,10 @@ class Shim {
     try {
       if (launch.tty) await this.#startOnTerminal(launch);
       else this.#startOnPipes(launch);
-    } catch (error) {
+    } catch (thrown) {
       // Most of what exec(2) refuses comes as an event; arguments and environment that are too long come as this.
-      if (this.#running !== undefined) throw error;
-      const { code, message } = error as NodeJS.ErrnoException;
+      if (this.#running !== undefined) throw thrown;
+      const { code, message } = thrown as NodeJS.ErrnoException;
       const why = code === "E2BIG" ? "argument list too long" : message;
       this.#exited(START_ERROR_EXIT, undefined, `exec: "${launch.argv[0]!}": ${why}`);
       this.#finishWhenDrained();
@@ -442,10 +442,10 @@ class Shim {
     this.#unwritten.delete(file);
     try {
       writeAtomically(file, status);
-    } catch (error) {
+    } catch (thrown) {
       // The machine was deleted: its folder is not read any more.
-      if ((error as NodeJS.ErrnoException).code === "ENOENT") return;
-      process.stderr.write(`${file}: ${String(error)}\n`);
+      if ((thrown as NodeJS.ErrnoException).code === "ENOENT") return;
+      process.stderr.write(`${file}: ${String(thrown)}\n`);
       this.#unwritten.add(file);
       setTimeout(() => {
         this.#write(file, status);
@@ -490,8 +490,8 @@ class Shim {
     try {
       process.kill(this.#status.pid, 0);
       return false;
-    } catch (error) {
-      return (error as NodeJS.ErrnoException).code === "ESRCH";
+    } catch (thrown) {
+      return (thrown as NodeJS.ErrnoException).code === "ESRCH";
     }
   }
 
@@ -567,8 +567,8 @@ function cannotRun({ argv, cwd, env }: HostPlan): string | undefined {
       }
       accessSync(candidate, constants.X_OK);
       return undefined;
-    } catch (error) {
-      if ((error as NodeJS.ErrnoException).code === "EACCES") denied = true;
+    } catch (thrown) {
+      if ((thrown as NodeJS.ErrnoException).code === "EACCES") denied = true;
     }
   }
   if (denied) return `exec: "${command}": permission denied`;

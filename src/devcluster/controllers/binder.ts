@@ -8,7 +8,6 @@ import { addResources, parseResourceList, podRequests } from "../../resources/po
 import { Quantity } from "../../resources/quantity.ts";
 import type { Logger } from "../../telemetry/logger.ts";
 import { rfc3339Micro, type Clock } from "../../util/clock.ts";
-import { toError } from "../../util/errors.ts";
 import { objectKey } from "../kinds/kind.ts";
 import { findKind } from "../kinds/kinds.ts";
 import type { Json, StoredObject } from "../objects/object.ts";
@@ -55,8 +54,8 @@ export class Binder {
       this.#cancelRun = undefined;
       try {
         this.runOnce();
-      } catch (error) {
-        this.#logger.error({ err: toError(error) }, "binder failed; it looks again at the next change");
+      } catch (thrown) {
+        this.#logger.error({ err: thrown }, "Binder failed; it looks again at the next change");
       }
     });
   }

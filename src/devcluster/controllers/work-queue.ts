@@ -4,7 +4,6 @@
  */
 import type { Logger } from "../../telemetry/logger.ts";
 import type { Clock } from "../../util/clock.ts";
-import { toError } from "../../util/errors.ts";
 import { ApiStatusError } from "../objects/errors.ts";
 
 /** client-go's back-off of a failing item. */
@@ -75,10 +74,7 @@ export class WorkQueue {
         this.addAfter(key, Math.min(FIRST_RETRY_MS * 2 ** failures, LAST_RETRY_MS));
         // What the API refuses has its event or its condition; only what nobody expects is for the log.
         if (!(thrown instanceof ApiStatusError))
-          this.#options.logger.error(
-            { err: toError(thrown), controller: this.#options.name, key },
-            "controller failed",
-          );
+          this.#options.logger.error({ err: thrown, controller: this.#options.name, key }, "Controller failed");
       }
     }
   }

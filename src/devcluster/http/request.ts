@@ -184,7 +184,7 @@ export async function readBody(request: IncomingMessage, isPatch = false, option
   if (type === PROTOBUF) return readProtobuf(bytes, requestModel);
   try {
     return isYaml ? parseYaml(bytes.toString()) : JSON.parse(bytes.toString());
-  } catch (error) {
-    throw badRequest(`couldn't get version/kind; json parse error: ${toError(error).message}`);
+  } catch (thrown) {
+    throw badRequest(`couldn't get version/kind; json parse error: ${toError(thrown).message}`);
   }
 }

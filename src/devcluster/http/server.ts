@@ -72,7 +72,7 @@ export class ApiServer {
     } catch (thrown) {
       const status = thrown instanceof ApiStatusError ? thrown : internalError(toError(thrown).message);
       if (!(thrown instanceof ApiStatusError))
-        this.#options.logger.error({ err: toError(thrown), url: message.url }, "devcluster request failed");
+        this.#options.logger.error({ err: thrown, url: message.url }, "Devcluster request failed");
       if (response.headersSent) response.destroy();
       else sendStatus({ message, response }, status.body);
     }

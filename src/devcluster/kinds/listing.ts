@@ -92,12 +92,12 @@ export function listObjects(
 function listAt(storage: Storage, kind: Kind, revision: number, after: string | undefined): StoredObject[] {
   try {
     return storage.listAt(storageName(kind), revision);
-  } catch (error) {
+  } catch (thrown) {
     if (
       after === undefined ||
-      !(error instanceof Error && "body" in error && (error.body as { code: number }).code === 410)
+      !(thrown instanceof Error && "body" in thrown && (thrown.body as { code: number }).code === 410)
     )
-      throw error;
+      throw thrown;
     const gone = expired(
       "The provided continue parameter is too old to display a consistent list result. You can start a new list without the continue parameter, or use the continue token in this response to retrieve the remainder of the results. Continuing with the provided token results in an inconsistent list - objects that were created, modified, or deleted between the time the first chunk was returned and now may show up in the list.",
     );
@@ -142,8 +142,8 @@ function readContinue(text: string): { rv: number; start: string } {
     const token = JSON.parse(Buffer.from(text, "base64url").toString()) as { v?: string; rv?: number; start?: string };
     if (token.v === "meta.k8s.io/v1" && typeof token.rv === "number" && typeof token.start === "string")
       return { rv: token.rv, start: token.start };
-  } catch (error) {
-    throw badRequest(`invalid continue token: continue key is not valid: ${(error as Error).message}`);
+  } catch (thrown) {
+    throw badRequest(`invalid continue token: continue key is not valid: ${(thrown as Error).message}`);
   }
   throw badRequest("invalid continue token: continue key is not valid: incorrect version or missing start");
 }

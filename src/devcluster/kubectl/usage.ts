@@ -4,7 +4,6 @@
  */
 import type { Logger } from "../../telemetry/logger.ts";
 import type { Clock } from "../../util/clock.ts";
-import { toError } from "../../util/errors.ts";
 import type { KubeletProxy } from "../http/kubelet-proxy.ts";
 import { findKind } from "../kinds/kinds.ts";
 import type { Json } from "../objects/object.ts";
@@ -117,7 +116,7 @@ export class Usage {
         try {
           return [[name, await this.#window(name)] as const];
         } catch (thrown) {
-          this.#logger.warn({ node: name, err: toError(thrown).message }, "the kubelet tells no usage");
+          this.#logger.warn({ node: name, err: thrown }, "The kubelet tells no usage");
           return [];
         }
       }),

@@ -10,8 +10,8 @@ export function labelPredicate(text: string): LabelPredicate {
   let requirements: Requirement[];
   try {
     requirements = parseSelector(text);
-  } catch (error) {
-    throw badRequest(`unable to parse requirement: ${toError(error).message}`);
+  } catch (thrown) {
+    throw badRequest(`unable to parse requirement: ${toError(thrown).message}`);
   }
   return (labels) => matchesRequirements(labels ?? {}, requirements);
 }

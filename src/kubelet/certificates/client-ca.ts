@@ -32,7 +32,7 @@ export async function fileClientCa(options: {
     if (bundle === holder.current()) return;
     checkBundle(bundle, file);
     holder.set(bundle);
-    logger.info({ file }, "client CA loaded");
+    logger.info({ file }, "Client CA loaded");
   };
   try {
     await load();
@@ -72,14 +72,14 @@ export async function configMapClientCa(options: {
     if (bundle === holder.current()) return;
     checkBundle(bundle, `ConfigMap ${namespace}/${name}`);
     holder.set(bundle);
-    logger.info({ namespace, name }, "client CA loaded");
+    logger.info({ namespace, name }, "Client CA loaded");
   };
   await load(options.signal).catch((thrown: unknown) => warnCa(logger, thrown));
   return reloadable(holder, clock, (signal) => tryAgain(() => load(signal), CONFIG_MAP_POLL_MS, logger, signal));
 }
 
 function warnCa(logger: Logger, thrown: unknown): void {
-  logger.warn({ err: toError(thrown).message }, "client CA not loaded, what is loaded stays");
+  logger.warn({ err: thrown }, "Client CA not loaded, what is loaded stays");
 }
 
 function checkBundle(bundle: string, source: string): void {

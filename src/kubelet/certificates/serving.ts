@@ -50,7 +50,7 @@ export async function fileCertificate(options: {
     if (pair.cert === old?.cert && pair.key === old.key) return;
     checkPair(pair, certFile);
     holder.set(pair);
-    logger.info({ certFile }, "serving certificate loaded");
+    logger.info({ certFile }, "Serving certificate loaded");
   };
   reportTtl(metrics, clock, holder);
   try {
@@ -65,7 +65,7 @@ export async function fileCertificate(options: {
       await load();
     } catch (thrown) {
       metrics.serverCertificateRenewErrors.inc();
-      logger.warn({ certFile, err: toError(thrown).message }, "serving certificate not reloaded, the old one stays");
+      logger.warn({ certFile, err: thrown }, "Serving certificate not reloaded, the old one stays");
     }
     return FILE_POLL_MS;
   });
@@ -91,7 +91,7 @@ export function selfSignedCertificate(options: {
     holder.set(createSelfSigned(nodeName, names(), clock));
     logger.warn(
       { nodeName },
-      "serving with a self-signed certificate: API servers that verify kubelets will refuse it; give files or use certificate signing",
+      "Serving with a self-signed certificate: API servers that verify kubelets will refuse it; give files or use certificate signing",
     );
   };
   renewIfNeeded();
@@ -157,15 +157,15 @@ export function signedCertificate(options: {
       holder.set(next);
       logger.info(
         { nodeName, validTo: new X509Certificate(next.cert).validTo },
-        "serving certificate signed by the cluster",
+        "Serving certificate signed by the cluster",
       );
       return FILE_POLL_MS;
     } catch (thrown) {
       if (signal.aborted) return 0;
       metrics.serverCertificateRenewErrors.inc();
       logger.warn(
-        { nodeName, err: toError(thrown).message },
-        "serving certificate not signed, will ask again; requests need approval: kubectl certificate approve",
+        { nodeName, err: thrown },
+        "Serving certificate not signed, will ask again; requests need approval: kubectl certificate approve",
       );
       return RETRY_MS;
     }

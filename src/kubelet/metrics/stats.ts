@@ -5,7 +5,6 @@
 import type { MachineStats, ProbeTally, Provider } from "../../provider/provider.ts";
 import type { Logger } from "../../telemetry/logger.ts";
 import type { Clock } from "../../util/clock.ts";
-import { toError } from "../../util/errors.ts";
 import { runningContainers, type NodePod, type PodLookup } from "../pod-lookup.ts";
 
 export interface ContainerSample {
@@ -120,7 +119,7 @@ export class StatsSource {
       machines = (await provider.getStats?.({ labels: { ...labels }, signal: AbortSignal.timeout(TIMEOUT_MS) })) ?? [];
     } catch (thrown) {
       failed = true;
-      logger.warn({ err: toError(thrown).message }, "machine stats not available");
+      logger.warn({ err: thrown }, "Machine stats not available");
     }
     const byMachine = new Map(machines.map((machine) => [machine.id, machine]));
     const listed = pods.list();

@@ -12,7 +12,6 @@ import { registryHostMatches } from "../../provider/registry-hosts.ts";
 import type { Logger } from "../../telemetry/logger.ts";
 import { unlessAborted } from "../../util/abort.ts";
 import type { Clock } from "../../util/clock.ts";
-import { toError } from "../../util/errors.ts";
 import { runProgram } from "../../util/run-program.ts";
 import { normalizeImage } from "../image-name.ts";
 import type { TokenWish, Lookup } from "../types.ts";
@@ -105,10 +104,7 @@ export class ExecCredentials implements ImageCredentials {
         found.push(...(await this.#credentials(provider, image, pod, signal)));
       } catch (thrown) {
         signal.throwIfAborted();
-        this.#o.logger.warn(
-          { plugin: provider.name, image, err: toError(thrown).message },
-          "Credential provider plugin failed",
-        );
+        this.#o.logger.warn({ plugin: provider.name, image, err: thrown }, "Credential provider plugin failed");
       }
     }
     return [...new Map(found.map((auth) => [`${auth.registry}\n${auth.username}`, auth])).values()];

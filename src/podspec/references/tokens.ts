@@ -169,7 +169,7 @@ export class TokenManager {
       const error = toError(thrown);
       if (tokens.gone.signal.aborted) return { kind: "unknown", message: "the pod is gone" };
       logger.warn(
-        { ...aboutPod(tokens.pod), audience: wish.audience, err: error.message },
+        { ...aboutPod(tokens.pod), audience: wish.audience, err: error },
         "Service-account token was not issued",
       );
       this.#schedule(tokens, wish, RETRY_MS * (1 + random() / 2));

@@ -56,8 +56,8 @@ export async function runProbe(
     if (handler.tcp !== undefined) return await probeTcp(handler.tcp, target, abort.signal);
     if (handler.grpc !== undefined) return await probeGrpc(handler.grpc, target, timeoutMs, abort.signal);
     return { outcome: "unknown", output: "missing probe handler" };
-  } catch (error) {
-    return { outcome: "unknown", output: toError(error).message };
+  } catch (thrown) {
+    return { outcome: "unknown", output: toError(thrown).message };
   } finally {
     cancel();
     abort.abort(new TimeoutError());
@@ -110,9 +110,9 @@ async function probeExec(command: string[], target: Target, signal: AbortSignal)
   try {
     const { exitCode, output } = await runCommand(command, target, signal);
     return { outcome: exitCode === 0 ? "success" : "failure", output };
-  } catch (error) {
+  } catch (thrown) {
     if (signal.aborted) return { outcome: "failure", output: `command "${command.join(" ")}" timed out` };
-    return { outcome: "unknown", output: toError(error).message };
+    return { outcome: "unknown", output: toError(thrown).message };
   }
 }
 
@@ -165,8 +165,8 @@ async function probeTcp(
     socket.on("error", () => {});
     socket.destroy();
     return { outcome: "success", output: "" };
-  } catch (error) {
-    return { outcome: "failure", output: dialError(error, addressOf(host, action.port)) };
+  } catch (thrown) {
+    return { outcome: "failure", output: dialError(thrown, addressOf(host, action.port)) };
   }
 }
 
@@ -269,10 +269,10 @@ async function probeHttp(action: HttpAction, target: Target, signal: AbortSignal
     let reply: HttpReply;
     try {
       reply = await httpGet(current, PROBE_AGENT, target, signal);
-    } catch (error) {
-      const dialing = (error as NodeJS.ErrnoException).syscall === "connect";
-      let why = dialing ? dialError(error, address) : toError(error).message;
-      if (error instanceof TimeoutError)
+    } catch (thrown) {
+      const dialing = (thrown as NodeJS.ErrnoException).syscall === "connect";
+      let why = dialing ? dialError(thrown, address) : toError(thrown).message;
+      if (thrown instanceof TimeoutError)
         why = "context deadline exceeded (Client.Timeout exceeded while awaiting headers)";
       return { outcome: "failure", output: `Get "${url}": ${why}` };
     }
@@ -317,8 +317,8 @@ async function probeGrpc(
   let socket: Duplex;
   try {
     socket = await dial(target, undefined, action.port, signal);
-  } catch (error) {
-    return cannotConnect(error);
+  } catch (thrown) {
+    return cannotConnect(thrown);
   }
   const session = connectHttp2(`http://${address}`, { createConnection: () => socket });
   try {
@@ -373,8 +373,8 @@ async function probeGrpc(
       outcome: "failure",
       output: `service unhealthy (responded with "${GRPC_STATUS_NAMES[serving] ?? serving}")`,
     };
-  } catch (error) {
-    return cannotConnect(error);
+  } catch (thrown) {
+    return cannotConnect(thrown);
   } finally {
     session.destroy();
     socket.destroy();
@@ -421,10 +421,10 @@ export async function runHook(
   } else if (handler.http !== undefined) {
     try {
       await httpGet(handler.http, HOOK_AGENT, target, signal);
-    } catch (error) {
+    } catch (thrown) {
       const plain =
-        handler.http.scheme === "https" && /wrong version number|packet length too long/i.test(toError(error).message);
-      if (!plain) throw error;
+        handler.http.scheme === "https" && /wrong version number|packet length too long/i.test(toError(thrown).message);
+      if (!plain) throw thrown;
       onFallback(
         `request to HTTPS lifecycle hook ${addressOf(handler.http.host || target.addresses[0]!, handler.http.port)} got HTTP response, retried with HTTP`,
       );

@@ -102,9 +102,9 @@ export async function startEnvironment({ engine = "oci", node = {} }: Environmen
         if (file.endsWith(".log")) await copyFile(join(dir, file), join(target, file));
     };
     return { cluster, registry, saveLogs, [Symbol.asyncDispose]: dispose };
-  } catch (error) {
+  } catch (thrown) {
     await dispose();
-    throw error;
+    throw thrown;
   }
 }
 

@@ -174,9 +174,9 @@ export async function recordHistory(options: HistoryOptions): Promise<History> {
           resourceVersion = event.object.metadata.resourceVersion;
           if (event.type !== "BOOKMARK") observe(event.type, event.object);
         }
-      } catch (error) {
+      } catch (thrown) {
         if (signal.aborted) return;
-        if (error instanceof HttpError && error.status === 410) resourceVersion = undefined;
+        if (thrown instanceof HttpError && thrown.status === 410) resourceVersion = undefined;
         await pause(100);
       }
     }
@@ -198,9 +198,9 @@ export async function recordHistory(options: HistoryOptions): Promise<History> {
       }
       try {
         violated(...doubleMachines(await options.machines()));
-      } catch (error) {
+      } catch (thrown) {
         // The case may have killed the backend; the process table is watched all the same.
-        if (signal.aborted) throw error;
+        if (signal.aborted) throw thrown;
       }
       await pause(sampleMs);
     }

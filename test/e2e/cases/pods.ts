@@ -86,9 +86,9 @@ export class Pods {
   /** Waits until no pod has this name, or the one that has it is another. */
   async untilGone(name: string, uid: string, timeoutMs = 60_000): Promise<void> {
     await waitFor({ what: `pod ${this.namespace}/${name} to be gone`, timeoutMs }, async () => {
-      const pod = await this.get(name).catch((error: unknown) => {
-        if (error instanceof HttpError && error.status === 404) return undefined;
-        throw error;
+      const pod = await this.get(name).catch((thrown: unknown) => {
+        if (thrown instanceof HttpError && thrown.status === 404) return undefined;
+        throw thrown;
       });
       must(pod === undefined || pod.metadata.uid !== uid, pod?.status);
     });
@@ -99,8 +99,8 @@ export class Pods {
     await waitFor({ what: `the pods of ${this.namespace} to be deleted`, timeoutMs: 90_000 }, async () => {
       const left = await this.list();
       for (const pod of left.filter((each) => each.metadata.deletionTimestamp === undefined)) {
-        await this.delete(pod.metadata.name, 1).catch((error: unknown) => {
-          if (!(error instanceof HttpError && error.status === 404)) throw error;
+        await this.delete(pod.metadata.name, 1).catch((thrown: unknown) => {
+          if (!(thrown instanceof HttpError && thrown.status === 404)) throw thrown;
         });
       }
       must(

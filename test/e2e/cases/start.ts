@@ -54,9 +54,9 @@ export async function startRealEnvironment(options: StartOptions = {}): Promise<
         await cluster.stop();
       },
     };
-  } catch (error) {
+  } catch (thrown) {
     await cluster.stop();
-    throw error;
+    throw thrown;
   }
 }
 
@@ -103,9 +103,9 @@ export async function startDevEnvironment(options: StartOptions = {}): Promise<E
         await stop();
       },
     };
-  } catch (error) {
+  } catch (thrown) {
     await stop();
-    throw error;
+    throw thrown;
   }
 }
 

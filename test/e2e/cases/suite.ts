@@ -37,9 +37,9 @@ export function describeCases(title: string, options: SuiteOptions): void {
           const pods = new Pods(env.client, await createNamespace(env, `case-${serial++}`), env.nodeName);
           try {
             await run({ env, pods, disturb: () => injectNext(() => inject(env, fault)) });
-          } catch (error) {
-            const message = error instanceof Error ? error.message : String(error);
-            throw new Error(`${message}\n${await describePods(pods)}\n${await env.agent.logTail()}`, { cause: error });
+          } catch (thrown) {
+            const message = thrown instanceof Error ? thrown.message : String(thrown);
+            throw new Error(`${message}\n${await describePods(pods)}\n${await env.agent.logTail()}`, { cause: thrown });
           } finally {
             await emptyNamespace(env, pods);
           }
@@ -99,10 +99,10 @@ async function emptyNamespace(env: Environment, pods: Pods): Promise<void> {
     "/apis/batch/v1/jobs",
   ]) {
     const [, , group, version, resource] = path.split("/");
-    const list = await env.client.get(path).catch((error: unknown) => {
+    const list = await env.client.get(path).catch((thrown: unknown) => {
       // devcluster has no workload controllers, and so no such resources.
-      if (error instanceof HttpError && error.status === 404) return { items: [] };
-      throw error;
+      if (thrown instanceof HttpError && thrown.status === 404) return { items: [] };
+      throw thrown;
     });
     for (const { metadata } of list.items.filter((each: Json) => each.metadata.namespace === pods.namespace)) {
       const object = `/apis/${group}/${version}/namespaces/${pods.namespace}/${resource}/${metadata.name}`;
@@ -110,7 +110,7 @@ async function emptyNamespace(env: Environment, pods: Pods): Promise<void> {
       await waitFor({ what: `${object} to be gone` }, async () => {
         const gone = await env.client.get(object).then(
           () => false,
-          (error: unknown) => error instanceof HttpError && error.status === 404,
+          (thrown: unknown) => thrown instanceof HttpError && thrown.status === 404,
         );
         must(gone, "still there");
       });

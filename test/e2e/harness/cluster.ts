@@ -57,9 +57,9 @@ export async function startCluster(options: ClusterOptions = {}): Promise<Cluste
   const sandbox = await createSandbox("e2e");
   try {
     return await start(binary, sandbox, options);
-  } catch (error) {
+  } catch (thrown) {
     await sandbox.close();
-    throw error;
+    throw thrown;
   }
 }
 

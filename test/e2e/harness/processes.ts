@@ -160,8 +160,8 @@ export async function killMarked(dir: string): Promise<void> {
     for (const pid of left) {
       try {
         process.kill(pid, "SIGKILL");
-      } catch (error) {
-        if ((error as NodeJS.ErrnoException).code !== "ESRCH") throw error;
+      } catch (thrown) {
+        if ((thrown as NodeJS.ErrnoException).code !== "ESRCH") throw thrown;
       }
     }
     await new Promise((resolve) => setTimeout(resolve, 20));
@@ -219,9 +219,9 @@ export function listProcesses(): ProcessEntry[] {
         environment: strings("environ"),
         args: strings("cmdline"),
       });
-    } catch (error) {
+    } catch (thrown) {
       // It ended between the listing and the reading, or hides its environment (EACCES, EPERM).
-      if (!["ENOENT", "ESRCH", "EACCES", "EPERM"].includes((error as NodeJS.ErrnoException).code ?? "")) throw error;
+      if (!["ENOENT", "ESRCH", "EACCES", "EPERM"].includes((thrown as NodeJS.ErrnoException).code ?? "")) throw thrown;
     }
   }
   return entries;

@@ -24,11 +24,11 @@ export async function waitFor<T>(options: WaitOptions, probe: () => T | Promise<
   for (;;) {
     try {
       return await probe();
-    } catch (error) {
+    } catch (thrown) {
       if (performance.now() >= deadline) {
-        const last = error instanceof Error ? error.message : String(error);
+        const last = thrown instanceof Error ? thrown.message : String(thrown);
         throw new Error(`timed out after ${timeoutMs / 1000} s waiting for ${options.what}; last seen: ${last}`, {
-          cause: error,
+          cause: thrown,
         });
       }
     }

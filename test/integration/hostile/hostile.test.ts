@@ -28,8 +28,8 @@ describe("a neighbour's pods start, log, run commands and go, and the nodes live
       after = end;
       await Promise.all([neighbourLives(world), deserved?.()]);
       expect(world.pulse.takeFaults()).toEqual([]);
-    } catch (error) {
-      throw new Error(`${String(error)}\n${await world.agent.logTail(5)}`, { cause: error });
+    } catch (thrown) {
+      throw new Error(`${String(thrown)}\n${await world.agent.logTail(5)}`, { cause: thrown });
     } finally {
       after?.();
       world.proxy.relent();

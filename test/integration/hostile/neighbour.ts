@@ -36,9 +36,9 @@ async function lifeOn(world: World, node: NodeName): Promise<void> {
   });
   await client.delete(`${pods}/${name}`);
   await step("be gone", async () => {
-    const left: Json = await client.get(`${pods}/${name}`).catch((error: unknown) => {
-      if (error instanceof HttpError && error.status === 404) return undefined;
-      throw error;
+    const left: Json = await client.get(`${pods}/${name}`).catch((thrown: unknown) => {
+      if (thrown instanceof HttpError && thrown.status === 404) return undefined;
+      throw thrown;
     });
     must(left === undefined, left?.status);
   });

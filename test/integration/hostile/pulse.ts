@@ -68,12 +68,12 @@ export function watchPulse(options: {
     follow("/api/v1/nodes", seeNode),
     probe(),
   ].map((loop) =>
-    loop.catch((error: unknown) => {
-      if (!stop.signal.aborted) faults.push(`the test lost sight of the nodes: ${String(error)}`);
+    loop.catch((thrown: unknown) => {
+      if (!stop.signal.aborted) faults.push(`the test lost sight of the nodes: ${String(thrown)}`);
     }),
   );
-  agent.failed().catch((error: unknown) => {
-    if (!stop.signal.aborted) faults.push(String(error));
+  agent.failed().catch((thrown: unknown) => {
+    if (!stop.signal.aborted) faults.push(String(thrown));
   });
   return {
     get ready() {

@@ -93,8 +93,8 @@ export class Tenant {
       for (const { metadata } of left) {
         await client
           .delete(`${this.#path("pods")}/${metadata.name}`, { gracePeriodSeconds: 1 })
-          .catch((error: unknown) => {
-            if (!(error instanceof HttpError && error.status === 404)) throw error;
+          .catch((thrown: unknown) => {
+            if (!(thrown instanceof HttpError && thrown.status === 404)) throw thrown;
           });
       }
       must(items.length === 0, [`${items.length} pods`, ...items.slice(0, 3).map(summary)]);

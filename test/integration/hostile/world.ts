@@ -45,11 +45,11 @@ export async function startWorld(): Promise<World> {
   const proxy = await startApiProxy(cluster.url);
   try {
     return await furnish(sandbox, cluster, proxy);
-  } catch (error) {
+  } catch (thrown) {
     await sandbox.close();
     await proxy.close();
     await cluster.close();
-    throw error;
+    throw thrown;
   }
 }
 

@@ -314,7 +314,7 @@ describe("patches of files", () => {
 
   test("leave nothing of a machine that was deleted meanwhile", async () => {
     const { world, patch, resolve } = await withFiles();
-    const patched = patch("1").catch((error: unknown) => error);
+    const patched = patch("1").catch((thrown: unknown) => thrown);
     await world.provider.deletePod("m1", { force: true, signal: world.signal });
     await world.advance(0);
     expect((await world.machine()).state).toBe("deleted");

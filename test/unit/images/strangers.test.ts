@@ -17,8 +17,8 @@ const pullError = (text: string) =>
 const thrown = (work: () => unknown): unknown => {
   try {
     return work();
-  } catch (error) {
-    return error;
+  } catch (thrown) {
+    return thrown;
   }
 };
 

@@ -60,12 +60,12 @@ function connect(
 }
 
 const failureOf = async (promise: Promise<unknown>): Promise<KubeApiError> => {
-  const thrown = await promise.then(
+  const failure = await promise.then(
     () => undefined,
-    (error: unknown) => error,
+    (thrown: unknown) => thrown,
   );
-  expect(thrown).toBeInstanceOf(KubeApiError);
-  return thrown as KubeApiError;
+  expect(failure).toBeInstanceOf(KubeApiError);
+  return failure as KubeApiError;
 };
 
 const get = (path = "/api/v1/pods") => ({ method: "GET" as const, path, signal: live() });

@@ -20,7 +20,7 @@ function watch(call: Promise<unknown>) {
   const seen: { error?: { code: string; message: string }; value?: unknown } = {};
   void call.then(
     (value) => Object.assign(seen, { value }),
-    (error: unknown) => Object.assign(seen, { error }),
+    (thrown: unknown) => Object.assign(seen, { error: thrown }),
   );
   return seen;
 }

@@ -28,9 +28,9 @@ export async function startUpgradeServer(handle: (upgrade: UpgradeRequest) => Pr
     sockets.add(socket);
     socket.on("error", () => {});
     const upgrade: UpgradeRequest = { request, socket, head, answered: false };
-    handle(upgrade).catch((error: unknown) => {
-      if (error instanceof HttpError && !upgrade.answered)
-        sendLastWords(socket, { status: error.status, headers: error.headers, body: error.message });
+    handle(upgrade).catch((thrown: unknown) => {
+      if (thrown instanceof HttpError && !upgrade.answered)
+        sendLastWords(socket, { status: thrown.status, headers: thrown.headers, body: thrown.message });
       else socket.destroy();
     });
   });

@@ -252,7 +252,7 @@ class OciEngine implements Engine {
     this.#cancelCollect = this.#options.clock.after(COLLECT_PERIOD_MS, () => {
       this.images
         .collect()
-        .catch((thrown: unknown) => this.#options.logger.warn({ err: thrown }, "image garbage collection failed"));
+        .catch((thrown: unknown) => this.#options.logger.warn({ err: thrown }, "Image garbage collection failed"));
       this.#collectLater();
     });
   }

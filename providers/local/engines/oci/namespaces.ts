@@ -100,9 +100,9 @@ export async function holdProcesses(pid: number, isTheirs: () => Promise<boolean
   let fd: number;
   try {
     fd = openSync(`/proc/${pid}/ns/pid`, "r");
-  } catch (cause) {
-    if (isMissing(cause)) return false;
-    throw cause;
+  } catch (thrown) {
+    if (isMissing(thrown)) return false;
+    throw thrown;
   }
   try {
     if (!(await isTheirs())) return false;

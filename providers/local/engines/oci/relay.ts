@@ -39,9 +39,9 @@ export class LoopbackRelay {
       const socket = await this.#connect(port, signal);
       socket.once("close", () => this.#closed());
       return socket;
-    } catch (cause) {
+    } catch (thrown) {
       this.#closed();
-      throw cause;
+      throw thrown;
     }
   }
 

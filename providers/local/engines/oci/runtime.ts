@@ -46,8 +46,8 @@ export class OciRuntime {
   async delete(id: string): Promise<void> {
     try {
       await run(this.#path, ["--root", this.#root, "delete", "--force", id]);
-    } catch (cause) {
-      if (!(cause instanceof CommandError) || !/does not exist|not found/i.test(cause.stderr)) throw cause;
+    } catch (thrown) {
+      if (!(thrown instanceof CommandError) || !/does not exist|not found/i.test(thrown.stderr)) throw thrown;
     }
   }
 
@@ -62,8 +62,8 @@ export async function readPid(file: string): Promise<number | undefined> {
   try {
     const pid = Number((await readFile(file, "utf8")).trim());
     return Number.isInteger(pid) && pid > 0 ? pid : undefined;
-  } catch (cause) {
-    if (isMissing(cause)) return undefined;
-    throw cause;
+  } catch (thrown) {
+    if (isMissing(thrown)) return undefined;
+    throw thrown;
   }
 }

@@ -132,7 +132,7 @@ export async function recoverSandbox(context: OciContext, home: MachineHome): Pr
   await context.network
     .openHostPorts(home.id, containerPorts(home.spec))
     .catch((thrown: unknown) =>
-      context.logger.warn({ machine: home.id, err: thrown }, "cannot open the machine's host ports again"),
+      context.logger.warn({ machine: home.id, err: thrown }, "Cannot open the machine's host ports again"),
     );
   return new OciSandbox(context, home, record);
 }
@@ -222,9 +222,9 @@ export class OciSandbox implements Sandbox {
         work: join(bundle, "work"),
       });
       await writeFileAtomic(join(bundle, "config.json"), JSON.stringify(config), 0o600);
-    } catch (cause) {
+    } catch (thrown) {
       await this.#removeBundle(launch);
-      throw cause;
+      throw thrown;
     }
     const pidFile = join(bundle, "pid");
     return {
@@ -257,8 +257,8 @@ export class OciSandbox implements Sandbox {
     if (pid === undefined || !(await this.#cgroup(container).processes()).includes(pid)) return;
     try {
       process.kill(pid, signal);
-    } catch (cause) {
-      if ((cause as NodeJS.ErrnoException).code !== "ESRCH") throw cause;
+    } catch (thrown) {
+      if ((thrown as NodeJS.ErrnoException).code !== "ESRCH") throw thrown;
     }
   }
 
@@ -466,12 +466,12 @@ export class OciSandbox implements Sandbox {
     let fd: number;
     try {
       fd = openInRoot(source, mount.sub_path, { create: volume.type === "empty_dir" });
-    } catch (cause) {
-      const message = isMissing(cause) ? "no such file or directory" : String(cause);
+    } catch (thrown) {
+      const message = isMissing(thrown) ? "no such file or directory" : String(thrown);
       throw new ContainerError(
         "CreateContainerConfigError",
         `failed to prepare subPath for volumeMount "${mount.volume}" of container "${launch.name}": ${mount.sub_path}: ${message}`,
-        { cause },
+        { cause: thrown },
       );
     }
     try {

@@ -204,8 +204,8 @@ class ProcessSandbox implements Sandbox {
     this.#remembered.set(container.id, await this.#ownedBy(container));
     try {
       process.kill(-container.pid, signal);
-    } catch (error) {
-      if ((error as NodeJS.ErrnoException).code !== "ESRCH") throw error;
+    } catch (thrown) {
+      if ((thrown as NodeJS.ErrnoException).code !== "ESRCH") throw thrown;
     }
   }
 
@@ -236,11 +236,11 @@ class ProcessSandbox implements Sandbox {
   async dial(port: number, target: "address" | "loopback", signal: AbortSignal): Promise<Duplex> {
     try {
       return await connectTo(this.addresses[0]!, port, signal);
-    } catch (error) {
+    } catch (thrown) {
       // A server that listens on localhost only: all machines share it, so the machine's own address goes first.
-      if (target === "loopback" && (error as NodeJS.ErrnoException).code === "ECONNREFUSED")
+      if (target === "loopback" && (thrown as NodeJS.ErrnoException).code === "ECONNREFUSED")
         return await connectTo("127.0.0.1", port, signal);
-      throw error;
+      throw thrown;
     }
   }
 

@@ -92,9 +92,9 @@ export class GuestControl {
       this.#greeting ??= this.#greet(signal).finally(() => (this.#greeting = undefined));
       try {
         await this.#greeting;
-      } catch (cause) {
+      } catch (thrown) {
         // Who greeted gave up: another one still wants to.
-        if (isFirst || this.#greeter?.aborted !== true) throw cause;
+        if (isFirst || this.#greeter?.aborted !== true) throw thrown;
       }
     }
   }
@@ -108,10 +108,10 @@ export class GuestControl {
         await this.#send("command -v vm_answer || . /bin/vmlet", "true", patience);
         this.#greeted = true;
         return;
-      } catch (cause) {
+      } catch (thrown) {
         signal.throwIfAborted();
         // Only a missed greeting is tried again.
-        if (!patience.aborted) throw cause;
+        if (!patience.aborted) throw thrown;
         this.close();
         await this.#clock.sleep(RETRY_MS, signal);
       }

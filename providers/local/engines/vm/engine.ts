@@ -194,11 +194,11 @@ class VmEngine implements Engine {
     const key = waiting?.key ?? Vm.newKey();
     try {
       await writeFileAtomic(this.#recordFile(home), JSON.stringify({ id: home.id, key } satisfies MachineVm));
-    } catch (cause) {
+    } catch (thrown) {
       // Otherwise nothing would say whose it is.
       waiting?.control.close();
       if (waiting !== undefined) await destroyVm(context, key);
-      throw cause;
+      throw thrown;
     }
     const vm =
       waiting ??
@@ -208,9 +208,9 @@ class VmEngine implements Engine {
       }));
     try {
       return await moveIn(context, home, vm, limited);
-    } catch (cause) {
+    } catch (thrown) {
       vm.control.close();
-      throw cause;
+      throw thrown;
     }
   }
 
@@ -224,7 +224,7 @@ class VmEngine implements Engine {
     await context.network
       .openHostPorts(vm.key, containerPorts(home.spec))
       .catch((thrown: unknown) =>
-        this.#options.logger.warn({ machine: home.id, err: thrown }, "cannot open the machine's host ports again"),
+        this.#options.logger.warn({ machine: home.id, err: thrown }, "Cannot open the machine's host ports again"),
       );
     const sandbox = new VmSandbox(context, home, vm);
     await sandbox.resume();
@@ -266,9 +266,9 @@ class VmEngine implements Engine {
   }
 
   #ready(): Promise<VmContext> {
-    this.#context ??= this.#prepare().catch((cause) => {
+    this.#context ??= this.#prepare().catch((thrown) => {
       this.#context = undefined;
-      throw cause;
+      throw thrown;
     });
     return this.#context;
   }
@@ -278,7 +278,7 @@ class VmEngine implements Engine {
     const dir = join(stateDir, "vm");
     await mkdir(this.#records, { recursive: true, mode: 0o700 });
     if (!hasGuest(this.#guestDir)) {
-      logger.info({ guestDir: this.#guestDir }, "making the guest image, once: a download and some seconds");
+      logger.info({ guestDir: this.#guestDir }, "Making the guest image, once: a download and some seconds");
       await makeGuest(this.#guestDir);
     }
     const diskBytes = this.#options.scratchBytes ?? DEFAULT_SCRATCH_BYTES;
@@ -293,7 +293,7 @@ class VmEngine implements Engine {
     if (chosen === "tcg" && khz === undefined)
       logger.warn(
         { guestDir: this.#guestDir },
-        "the frequency of this host's time-stamp counter cannot be measured, and emulated VMs may hang when they boot: a program of the guest image must run (is its file system mounted noexec?)",
+        "The frequency of this host's time-stamp counter cannot be measured, and emulated VMs may hang when they boot: a program of the guest image must run (is its file system mounted noexec?)",
       );
     const processors = availableParallelism();
     return {
@@ -321,7 +321,7 @@ class VmEngine implements Engine {
     this.#cancelCollect = this.#options.clock.after(COLLECT_PERIOD_MS, () => {
       this.images
         .collect()
-        .catch((thrown: unknown) => this.#options.logger.warn({ err: thrown }, "image garbage collection failed"));
+        .catch((thrown: unknown) => this.#options.logger.warn({ err: thrown }, "Image garbage collection failed"));
       this.#collectLater();
     });
   }

@@ -60,10 +60,10 @@ export function checkGuest(dir: string): HostProblem[] {
 export async function makeGuest(dir: string): Promise<void> {
   try {
     await run(findTool("bash")!, [SCRIPT, dir], { signal: AbortSignal.timeout(BUILD_MS) });
-  } catch (cause) {
+  } catch (thrown) {
     throw new Error(
-      `the guest image cannot be made in ${dir}: ${cause instanceof Error ? cause.message : String(cause)} (try: apt-get update; bash ${SCRIPT} ${dir})`,
-      { cause },
+      `the guest image cannot be made in ${dir}: ${thrown instanceof Error ? thrown.message : String(thrown)} (try: apt-get update; bash ${SCRIPT} ${dir})`,
+      { cause: thrown },
     );
   }
 }

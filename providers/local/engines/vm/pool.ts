@@ -95,11 +95,11 @@ export class VmPool {
       this.#starting--;
       this.#logger.debug({ waiting: this.#idle.length }, WAITING);
     } catch (thrown) {
-      await destroyVm(this.#context, key).catch((remnant: unknown) =>
-        this.#logger.warn({ err: remnant }, "what is left of a VM could not be removed"),
+      await destroyVm(this.#context, key).catch((thrown: unknown) =>
+        this.#logger.warn({ err: thrown }, "What is left of a VM could not be removed"),
       );
       if (!this.#closing.signal.aborted) {
-        this.#logger.warn({ err: thrown }, "a VM for the warm pool could not be started");
+        this.#logger.warn({ err: thrown }, "A VM for the warm pool could not be started");
         await pause(clock, RETRY_MS, this.#closing.signal);
       }
       this.#starting--;
@@ -109,7 +109,7 @@ export class VmPool {
 
   #background(work: Promise<void>): void {
     const done = work
-      .catch((thrown: unknown) => this.#logger.warn({ err: thrown }, "the warm pool met an error"))
+      .catch((thrown: unknown) => this.#logger.warn({ err: thrown }, "The warm pool met an error"))
       .finally(() => this.#work.delete(done));
     this.#work.add(done);
   }

@@ -58,9 +58,9 @@ export class GuestPorts {
     const socket = join(this.#dir, label(number));
     try {
       if (!this.#plugged.has(number)) await this.#plug(number, socket);
-    } catch (cause) {
+    } catch (thrown) {
       this.#taken.delete(number);
-      throw cause;
+      throw thrown;
     }
     return { number, socket, token: randomBytes(16).toString("hex") };
   }
@@ -109,7 +109,7 @@ function label(number: number): string {
 }
 
 async function orThere(step: Promise<unknown>): Promise<void> {
-  await step.catch((cause: unknown) => {
-    if (!/duplicate|already exists/i.test(String(cause))) throw cause;
+  await step.catch((thrown: unknown) => {
+    if (!/duplicate|already exists/i.test(String(thrown))) throw thrown;
   });
 }

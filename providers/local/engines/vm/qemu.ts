@@ -126,16 +126,16 @@ export class Qemu {
     await copyDisk(join(template, "disk.img"), place.disk, signal);
     try {
       return await this.#copy(template, size, place, signal);
-    } catch (cause) {
-      if (signal.aborted) throw cause;
+    } catch (thrown) {
+      if (signal.aborted) throw thrown;
     }
     await rm(template, { recursive: true, force: true });
     const started = await this.boot(size, place, signal);
     try {
       await started.control.run(this.#options.prepare ?? [], signal);
-    } catch (cause) {
+    } catch (thrown) {
       started.control.close();
-      throw cause;
+      throw thrown;
     }
     return started;
   }
@@ -162,10 +162,10 @@ export class Qemu {
         await rm(incoming, { force: true });
       }
       await control.ready(limited);
-    } catch (cause) {
+    } catch (thrown) {
       control.close();
       await killVm(vm, clock);
-      throw cause;
+      throw thrown;
     }
     return { vm, control };
   }
@@ -262,9 +262,9 @@ export class Qemu {
       await rm(dir, { recursive: true, force: true });
       await rename(work, dir);
       return dir;
-    } catch (cause) {
+    } catch (thrown) {
       await rm(work, { recursive: true, force: true });
-      throw cause;
+      throw thrown;
     }
   }
 
@@ -278,10 +278,10 @@ export class Qemu {
     try {
       await control.run([["scratch", DISK]], signal);
       await control.script("sync", signal);
-    } catch (cause) {
+    } catch (thrown) {
       control.close();
       await killVm(vm, clock);
-      throw cause;
+      throw thrown;
     }
     return { vm, control };
   }
@@ -289,9 +289,9 @@ export class Qemu {
   /** An empty file system, made once. */
   #blankDisk(): Promise<string> {
     const { templatesDir, diskBytes } = this.#options;
-    this.#blank ??= makeBlankDisk(templatesDir, diskBytes).catch((cause) => {
+    this.#blank ??= makeBlankDisk(templatesDir, diskBytes).catch((thrown) => {
       this.#blank = undefined;
-      throw cause;
+      throw thrown;
     });
     return this.#blank;
   }
@@ -383,8 +383,8 @@ export async function attachDisk(
     const device = { driver: "scsi-hd", bus: "scsi0.0", id: `dev-${disk.id}`, drive: disk.id, serial: disk.id };
     const steps = [["blockdev-add", fileBlock(disk.id, disk.file, true)] as const, ["device_add", device] as const];
     for (const [command, args] of steps) {
-      await qmp.execute(command, args).catch((cause: unknown) => {
-        if (!/duplicate/i.test(String(cause))) throw cause;
+      await qmp.execute(command, args).catch((thrown: unknown) => {
+        if (!/duplicate/i.test(String(thrown))) throw thrown;
       });
     }
   } finally {

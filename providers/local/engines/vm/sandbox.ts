@@ -226,16 +226,16 @@ export class VmSandbox implements Sandbox {
         ["run", id, String(port.number), port.token, flags, spec.tty === true ? "tty" : "pipes"],
       ];
       await this.#vm.control.run(commands, late);
-    } catch (cause) {
+    } catch (thrown) {
       if (late.aborted) {
         // A guest that hangs would hold up the starts of all machines, again and again: it is told as lost.
         await this.#vm.kill();
-        throw cause;
+        throw thrown;
       }
       // A guest that did not answer may begin it yet: see `GuestPorts.release`.
-      if (!(cause instanceof GuestError)) this.#ports.delete(id);
+      if (!(thrown instanceof GuestError)) this.#ports.delete(id);
       await this.conclude(launch, { exitCode: START_ERROR_EXIT }).catch(() => undefined);
-      throw cause;
+      throw thrown;
     }
     return {
       guest: { socket: port.socket, token: port.token },
@@ -261,9 +261,9 @@ export class VmSandbox implements Sandbox {
       const since = this.#killedAt.get(container.id) ?? clock.monotonic();
       this.#killedAt.set(container.id, since);
       if (clock.monotonic() - since < KILL_PATIENCE_MS) return;
-    } catch (cause) {
+    } catch (thrown) {
       this.#failedKills++;
-      if (!late.aborted && this.#failedKills < MAX_FAILED_KILLS) throw cause;
+      if (!late.aborted && this.#failedKills < MAX_FAILED_KILLS) throw thrown;
     }
     // A guest that hangs, refuses, answers nonsense, or agrees and then reports no end would keep its machine for ever:
     // it takes all containers with it, and is told as lost.
@@ -317,14 +317,14 @@ export class VmSandbox implements Sandbox {
   async dial(port: number, target: "address" | "loopback", signal: AbortSignal): Promise<Duplex> {
     try {
       return await dialAddress(this.addresses[0]!, port, signal);
-    } catch (cause) {
+    } catch (thrown) {
       // A program that listens on the loopback alone is reached from inside.
-      if (target === "address" || (cause as NodeJS.ErrnoException).code !== "ECONNREFUSED") throw cause;
+      if (target === "address" || (thrown as NodeJS.ErrnoException).code !== "ECONNREFUSED") throw thrown;
       const options = { stdin: true, stdout: true, stderr: false, tty: false, signal };
       const { streams } = await this.#open(options, {
         begin: ({ number, token }) => ["dial", String(number), token, String(port)],
       });
-      if (!(await streams.started)) throw cause;
+      if (!(await streams.started)) throw thrown;
       const stream = Duplex.from({ writable: streams.stdin!, readable: streams.stdout! });
       stream.once("close", () => streams.close());
       return stream;
@@ -345,8 +345,8 @@ export class VmSandbox implements Sandbox {
     const begun = this.#call([command.begin(port)]);
     const ended = (async () => {
       await streams.exit.catch(() => undefined);
-      await begun.catch((cause: unknown) => {
-        if (!(cause instanceof GuestError)) throw cause;
+      await begun.catch((thrown: unknown) => {
+        if (!(thrown instanceof GuestError)) throw thrown;
       });
       const said = await this.#call([["end_session", port.token], ...(command.end?.(port) ?? [])]);
       this.#vm.ports.release(port);
@@ -355,9 +355,9 @@ export class VmSandbox implements Sandbox {
     ended.catch(() => undefined);
     try {
       await unlessAborted(begun, options.signal);
-    } catch (cause) {
+    } catch (thrown) {
       streams.close();
-      throw cause;
+      throw thrown;
     }
     return { streams, ended };
   }
@@ -411,9 +411,9 @@ export class VmSandbox implements Sandbox {
     });
     try {
       await this.#call([["resize", container.id, String(limit ?? 0), text]]);
-    } catch (cause) {
-      if (!(cause instanceof GuestError) || !cause.message.includes("below what the container uses")) throw cause;
-      throw new ProviderError("conflict", `memory limit ${limit}: ${cause.message}`, {
+    } catch (thrown) {
+      if (!(thrown instanceof GuestError) || !thrown.message.includes("below what the container uses")) throw thrown;
+      throw new ProviderError("conflict", `memory limit ${limit}: ${thrown.message}`, {
         field: "resources.limits.memory_bytes",
       });
     }

@@ -93,9 +93,9 @@ export class Vm {
       const record: VmRecord = { size, attachment, process: started.vm };
       await writeFileAtomic(join(dir, "vm.json"), JSON.stringify(record), 0o600);
       return new Vm(context, key, record, started.control);
-    } catch (cause) {
+    } catch (thrown) {
       started.control.close();
-      throw cause;
+      throw thrown;
     }
   }
 
