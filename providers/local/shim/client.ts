@@ -42,7 +42,7 @@ const RECONNECT_MS = 20;
 export function installShim(stateDir: string): string {
   const own = fileURLToPath(import.meta.url);
   const extension = own.endsWith(".ts") ? "ts" : "js";
-  const sources = ["shim", "frames", "guest-session", "terminal-input"].map((name) => ({
+  const sources = ["shim", "frames", "guest-session", "terminal-input", "terminal-start"].map((name) => ({
     name,
     path: join(own, "..", `${name}.${extension}`),
   }));

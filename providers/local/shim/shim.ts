@@ -30,6 +30,7 @@ import type { GuestPlan, HostPlan } from "../engine.ts";
 import { encodeFrame, FRAME, FrameReader, type ShimHello, type ShimStatus } from "./frames.ts";
 import { GuestSession } from "./guest-session.ts";
 import { terminalInput } from "./terminal-input.ts";
+import { commandBegun } from "./terminal-start.ts";
 
 /** What the backend writes to `shim-launch.json` before it starts the shim. */
 export type ShimLaunch = ShimCommand & ShimLimits;
@@ -363,14 +364,7 @@ class Shim {
     input.on("drain", () => this.#resumeClients());
     this.#streamsOpen = 1;
     terminal.onData((data) => this.#output("stdout", data as unknown as Buffer));
-    terminal.onExit(({ exitCode, signal }) => {
-      const ended = signal === undefined || signal === 0 ? undefined : signal;
-      this.#exited(ended === undefined ? exitCode : SIGNAL_EXIT_BASE + ended, ended);
-      this.#log.end("stdout");
-      this.#streamsOpen = 0;
-      this.#finishWhenDrained();
-    });
-    this.#begin({
+    const running: Running = {
       pid: terminal.pid,
       pidFile: launch.pidFile,
       pause: () => terminal.pause(),
@@ -379,7 +373,23 @@ class Shim {
       // End of file on a terminal is a character.
       endStdin: () => input.write("\u0004"),
       resize: (columns, rows) => terminal.resize(columns, rows),
+    };
+    let begun = false;
+    const begin = () => {
+      if (!begun) this.#begin(running);
+      begun = true;
+    };
+    terminal.onExit(({ exitCode, signal }) => {
+      // It may be over before it was seen to have begun.
+      begin();
+      const ended = signal === undefined || signal === 0 ? undefined : signal;
+      this.#exited(ended === undefined ? exitCode : SIGNAL_EXIT_BASE + ended, ended);
+      this.#log.end("stdout");
+      this.#streamsOpen = 0;
+      this.#finishWhenDrained();
     });
+    await commandBegun(terminal);
+    begin();
   }
 
   #begin(running: Running): void {

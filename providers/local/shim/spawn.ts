@@ -4,6 +4,7 @@ import { constants } from "node:os";
 import { PassThrough } from "node:stream";
 import { onAbort, type ProcessStreams, ProviderError, type StreamOptions } from "../../../src/provider/kit/index.ts";
 import { terminalInput } from "./terminal-input.ts";
+import { commandBegun } from "./terminal-start.ts";
 
 interface SpawnPlan {
   argv: string[];
@@ -106,8 +107,10 @@ async function spawnOnTerminal(plan: SpawnPlan, options: StreamOptions): Promise
       resolve({ exitCode: signal === undefined || signal === 0 ? exitCode : 128 + signal });
     });
   });
+  const stdin = options.stdin ? terminalInput(terminal) : null;
+  await commandBegun(terminal);
   return {
-    stdin: options.stdin ? terminalInput(terminal) : null,
+    stdin,
     stdout,
     stderr: null,
     exit,

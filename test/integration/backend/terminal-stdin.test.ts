@@ -1,6 +1,6 @@
 /** On real terminals: a command that does not read must not make this host keep all that is written to it. */
 import { chmodSync, mkdtempSync, rmSync, writeFileSync } from "node:fs";
-import { tmpdir } from "node:os";
+import { constants, tmpdir } from "node:os";
 import { join } from "node:path";
 import { afterEach, beforeEach, describe, expect, test, vi } from "vitest";
 import { attachShim, installShim, PTY_MODULE, startShim } from "../../../providers/local/shim/client.ts";
@@ -81,6 +81,14 @@ describe.each([
     streams.close();
     await expect(Promise.all([streams.exit.catch(() => undefined), closed])).resolves.toBeDefined();
   });
+});
+
+test("a session on a terminal that is closed as soon as it began ends its command", async () => {
+  for (let count = 0; count < 20; count++) {
+    const streams = await spawnStreams({ argv: ["sleep", "3600"], env, cwd: "/" }, options());
+    streams.close();
+    await expect(streams.exit).resolves.toEqual({ exitCode: 128 + constants.signals.SIGKILL });
+  }
 });
 
 /** Waits until a figure has stayed the same for a while. */
