@@ -9,6 +9,7 @@
 import { randomUUID } from "node:crypto";
 import { hostname, networkInterfaces } from "node:os";
 import { monitorEventLoopDelay } from "node:perf_hooks";
+import { setImmediate as nextTurn } from "node:timers/promises";
 import type { AgentConfig, NodeConfig, ProviderConfig } from "../config/schema.ts";
 import { exposedSecrets } from "../config/exposed-files.ts";
 import { ConfigError, configuredBy } from "../config/load.ts";
@@ -302,11 +303,16 @@ function containerState({ state, id }: ContainerState): string {
   return state === "waiting" && id === undefined ? "created" : "exited";
 }
 
-/** A process that cannot turn its loop for seconds is stuck; one turn of five is not. */
+/**
+ * A process that cannot turn its loop for seconds is stuck; one turn of five is not. What measures it is a timer: a
+ * standstill of this very turn is known when the timers of the next have run.
+ */
 function eventLoopCheck(): HealthCheck {
   const delay = monitorEventLoopDelay({ resolution: 100 });
   delay.enable();
-  return () => {
+  return async () => {
+    await nextTurn();
+    await nextTurn();
     const worstMs = delay.max / 1e6;
     delay.reset();
     return worstMs > MAX_LOOP_STALL_MS ? `the event loop stood still for ${Math.round(worstMs)} ms` : undefined;

@@ -33,6 +33,7 @@ import type { ShimCommand, ShimLaunch } from "./shim.ts";
 /** Keeps a shim small: it handles bytes, it never needs a heap of its own. */
 const NODE_FLAGS = ["--max-old-space-size=32", "--max-semi-space-size=1", "--no-warnings"];
 const RECONNECT_MS = 20;
+const SHIM_MODULES = ["shim", "frames", "guest-session", "terminal-input", "terminal-output", "terminal-start"];
 
 /**
  * Copies the shim, as plain JavaScript, to a folder of the state directory that is named by its content, and returns
@@ -42,7 +43,7 @@ const RECONNECT_MS = 20;
 export function installShim(stateDir: string): string {
   const own = fileURLToPath(import.meta.url);
   const extension = own.endsWith(".ts") ? "ts" : "js";
-  const sources = ["shim", "frames", "guest-session", "terminal-input", "terminal-start"].map((name) => ({
+  const sources = SHIM_MODULES.map((name) => ({
     name,
     path: join(own, "..", `${name}.${extension}`),
   }));
@@ -248,7 +249,8 @@ export async function attachShim(socketPath: string, options: StreamOptions): Pr
     if (target === null || target.destroyed) return;
     if (!target.write(Buffer.from(payload))) {
       socket.pause();
-      target.once("drain", () => socket.resume());
+      // One for all frames of a chunk.
+      if (target.listenerCount("drain") === 0) target.once("drain", () => socket.resume());
     }
   };
   const hello = { stdin: options.stdin, stdout: stdout !== null, stderr: stderr !== null };

@@ -30,6 +30,7 @@ import type { GuestPlan, HostPlan } from "../engine.ts";
 import { encodeFrame, FRAME, FrameReader, type ShimHello, type ShimStatus } from "./frames.ts";
 import { GuestSession } from "./guest-session.ts";
 import { terminalInput } from "./terminal-input.ts";
+import { terminalOutput } from "./terminal-output.ts";
 import { commandBegun } from "./terminal-start.ts";
 
 /** What the backend writes to `shim-launch.json` before it starts the shim. */
@@ -203,6 +204,8 @@ interface Running {
   pid?: number | undefined;
   /** Where the container's own process id will be, once it runs. */
   pidFile?: string | undefined;
+  /** Its end is told only when its output was read. */
+  tellsEndAfterOutput?: boolean | undefined;
   pause(): void;
   resume(): void;
   /** False when the caller should wait for `onDrain`. */
@@ -361,27 +364,24 @@ class Shim {
       encoding: null,
     });
     const input = terminalInput(terminal);
+    const output = terminalOutput(terminal);
     input.on("drain", () => this.#resumeClients());
     this.#streamsOpen = 1;
     terminal.onData((data) => this.#output("stdout", data as unknown as Buffer));
     const running: Running = {
       pid: terminal.pid,
       pidFile: launch.pidFile,
-      pause: () => terminal.pause(),
-      resume: () => terminal.resume(),
+      tellsEndAfterOutput: true,
+      pause: () => output.pause(),
+      resume: () => output.resume(),
       writeStdin: (data) => input.write(data),
       // End of file on a terminal is a character.
       endStdin: () => input.write("\u0004"),
       resize: (columns, rows) => terminal.resize(columns, rows),
     };
-    let begun = false;
-    const begin = () => {
-      if (!begun) this.#begin(running);
-      begun = true;
-    };
     terminal.onExit(({ exitCode, signal }) => {
       // It may be over before it was seen to have begun.
-      begin();
+      this.#begin(running);
       const ended = signal === undefined || signal === 0 ? undefined : signal;
       this.#exited(ended === undefined ? exitCode : SIGNAL_EXIT_BASE + ended, ended);
       this.#log.end("stdout");
@@ -389,10 +389,11 @@ class Shim {
       this.#finishWhenDrained();
     });
     await commandBegun(terminal);
-    begin();
+    this.#begin(running);
   }
 
   #begin(running: Running): void {
+    if (this.#running !== undefined) return;
     this.#running = running;
     const isWritten = this.#stdinHeld.splice(0).map((data) => running.writeStdin(data));
     if (isWritten.every(Boolean)) this.#resumeClients();
@@ -494,9 +495,13 @@ class Shim {
     socket.on("close", release);
   }
 
-  /** A runtime in between tells of the container's end only when it is rid of its last output: what its pipes hold. */
+  /**
+   * True when the command is over though nobody told: a runtime in between does that only when it is rid of its last
+   * output, what its pipes hold; a terminal only when all of it is read.
+   */
   #isContainerGone(): boolean {
-    if (this.#running?.pidFile === undefined || this.#status.pid === undefined) return false;
+    if (this.#running === undefined || this.#status.pid === undefined) return false;
+    if (this.#running.pidFile === undefined && this.#running.tellsEndAfterOutput !== true) return false;
     try {
       process.kill(this.#status.pid, 0);
       return false;

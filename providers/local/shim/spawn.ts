@@ -4,6 +4,7 @@ import { constants } from "node:os";
 import { PassThrough } from "node:stream";
 import { onAbort, type ProcessStreams, ProviderError, type StreamOptions } from "../../../src/provider/kit/index.ts";
 import { terminalInput } from "./terminal-input.ts";
+import { terminalOutput } from "./terminal-output.ts";
 import { commandBegun } from "./terminal-start.ts";
 
 interface SpawnPlan {
@@ -92,13 +93,16 @@ async function spawnOnTerminal(plan: SpawnPlan, options: StreamOptions): Promise
     encoding: null,
   });
   const stdout = new PassThrough();
+  const output = terminalOutput(terminal);
   terminal.onData((data) => {
     if (stdout.destroyed) return;
     if (!stdout.write(data)) {
-      terminal.pause();
-      stdout.once("drain", () => terminal.resume());
+      output.pause();
+      stdout.once("drain", () => output.resume());
     }
   });
+  // A paused terminal would never see its end.
+  stdout.once("close", () => output.resume());
   let over = false;
   const exit = new Promise<{ exitCode: number }>((resolve) => {
     terminal.onExit(({ exitCode, signal }) => {
@@ -119,9 +123,7 @@ async function spawnOnTerminal(plan: SpawnPlan, options: StreamOptions): Promise
     },
     close() {
       if (over) return;
-      // A paused terminal would never see its end.
       stdout.destroy();
-      terminal.resume();
       killGroup(terminal.pid);
     },
   };

@@ -388,7 +388,9 @@ export function backendSuite(options: SuiteOptions, more: (bench: () => Bench) =
     );
 
     needs("attach")("a container is stopped although an attached client does not read", async () => {
-      const id = await bench.create({ containers: [bench.shell("a", "head -c 20971520 /dev/zero; sleep 1000")] });
+      const id = await bench.create({
+        containers: [bench.shell("a", "while :; do head -c 1048576 /dev/zero; sleep 0.01; done")],
+      });
       await bench.reaches(id, "running");
       const session = await bench.provider.attach(id, "a", bench.streams({ stderr: false }));
       await new Promise((resolve) => session.stdout!.once("readable", resolve));

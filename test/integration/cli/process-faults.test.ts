@@ -18,6 +18,8 @@ import { afterEach, beforeEach, expect, test } from "vitest";
 import { runDevCluster } from "../devcluster/support.ts";
 
 const program = join(import.meta.dirname, "../../../src/cli/main.ts");
+/** On a host that has much else to do, an agent needs a while to start. */
+const PATIENCE = { timeout: 60_000 };
 let dir: string;
 const open: (() => unknown)[] = [];
 beforeEach(() => {
@@ -71,7 +73,7 @@ async function start(source: string, options: { port?: number; stderr?: number }
   child.stderr?.on("data", (chunk) => (log += chunk));
   const ended = new Promise<number | null>((resolve) => child.once("exit", resolve));
   const port = async () => {
-    await expect.poll(() => /"healthPort":(\d+)/.exec(log)?.[1], { timeout: 30_000 }).toBeDefined();
+    await expect.poll(() => /"healthPort":(\d+)/.exec(log)?.[1], PATIENCE).toBeDefined();
     return Number(/"healthPort":(\d+)/.exec(log)![1]);
   };
   const metric = async (name: string) => {
@@ -122,19 +124,35 @@ test("an agent whose event loop stood still says so to the probe that waited, an
     const { body } = await agent.api.request("GET", path);
     return (body.spec?.renewTime ?? "") as string;
   };
-  await expect.poll(async () => (await fetch(`${health}/readyz`)).status, { timeout: 30_000 }).toBe(200);
-  await expect.poll(renewTime, { timeout: 30_000 }).not.toBe("");
+  await expect.poll(async () => (await fetch(`${health}/readyz`)).status, PATIENCE).toBe(200);
+  await expect.poll(renewTime, PATIENCE).not.toBe("");
   const before = await renewTime();
   agent.child.kill("SIGUSR2");
   let stalled = await probe();
+  await expect.poll(async () => (stalled.status === 500 ? 500 : (stalled = await probe()).status), PATIENCE).toBe(500);
+  expect(stalled.text).toMatch(/event-loop failed: the event loop stood still for \d{4,} ms/);
+  // Each look at either figure begins its measure again, and each is taken by a timer of its own.
+  let worst = 0;
   await expect
-    .poll(async () => (stalled.status === 500 ? 500 : (stalled = await probe()).status), { timeout: 30_000 })
-    .toBe(500);
-  expect(stalled.text).toMatch(/event-loop failed: the event loop stood still for \d{4} ms/);
-  expect(await agent.metric("nodejs_eventloop_lag_max_seconds")).toBeGreaterThan(5);
-  expect(await probe()).toEqual({ status: 200, text: "ok" });
-  await expect.poll(renewTime, { timeout: 30_000 }).not.toBe(before);
-});
+    .poll(async () => (worst = Math.max(worst, await agent.metric("nodejs_eventloop_lag_max_seconds"))), PATIENCE)
+    .toBeGreaterThan(5);
+  await expect.poll(probe, PATIENCE).toEqual({ status: 200, text: "ok" });
+  await expect.poll(renewTime, PATIENCE).not.toBe(before);
+}, 180_000);
+
+test("a standstill is told though the probe was read in the same turn of the event loop", async () => {
+  const agent = await start(`
+    const { Server } = process.getBuiltinModule("node:http");
+    const { emit } = Server.prototype;
+    Server.prototype.emit = function (event, request, ...more) {
+      if (event === "request" && request.url === "/livez")
+        for (const end = performance.now() + 5_500; performance.now() < end; );
+      return emit.call(this, event, request, ...more);
+    };`);
+  const response = await fetch(`http://127.0.0.1:${await agent.port()}/livez`);
+  expect(await response.text()).toContain("event-loop failed");
+  expect(response.status).toBe(500);
+}, 180_000);
 
 test("an agent whose standard error nobody reads goes on, and says what it had to say when somebody does", async () => {
   const path = join(dir, "stderr");
@@ -151,7 +169,7 @@ test("an agent whose standard error nobody reads goes on, and says what it had t
       ({ status }) => status,
       () => 0,
     );
-  await expect.poll(livez, { timeout: 30_000 }).toBe(200);
+  await expect.poll(livez, PATIENCE).toBe(200);
   const buffer = Buffer.alloc(1 << 20);
   let said = "";
   await expect
