@@ -16,7 +16,7 @@ import { checkHost, LocalProvider } from "./provider.ts";
 /** Watches do not see the swapped links of mounted Secrets. */
 const TLS_POLL_MS = 10_000;
 
-interface BackendSurroundings {
+interface BackendOptions {
   clock: Clock;
   logger: Logger;
   version: string;
@@ -40,8 +40,8 @@ class HostProblemError extends ConfigError {
 }
 
 /** Opens the state directory, finds what runs already, and serves the Machine API. */
-export async function startBackend(config: BackendConfig, surroundings: BackendSurroundings): Promise<RunningBackend> {
-  const { clock, logger, version } = surroundings;
+export async function startBackend(config: BackendConfig, options: BackendOptions): Promise<RunningBackend> {
+  const { clock, logger, version } = options;
   // Containers of any user must reach the files made for them; secrets get their mode where they are written.
   process.umask(0o022);
   mkdirSync(config.stateDir, { recursive: true, mode: 0o700 });
@@ -92,7 +92,7 @@ export async function startBackend(config: BackendConfig, surroundings: BackendS
     const { url } = await server.listen(
       "socket" in listen ? { socketPath: listen.socket } : { host: listen.address, port: listen.port },
     );
-    const unfollow = tls === undefined ? () => {} : followTls(tls.files, tls.used, server, surroundings);
+    const unfollow = tls === undefined ? () => {} : followTls(tls.files, tls.used, server, options);
     return {
       url,
       provider,
@@ -146,7 +146,7 @@ function followTls(
   files: TlsFiles,
   used: ServerTls,
   server: MachineApiServer,
-  { clock, logger }: BackendSurroundings,
+  { clock, logger }: BackendOptions,
 ): () => void {
   let current = used;
   const look = () => {

@@ -92,7 +92,7 @@ export class NodeAgent {
   readonly name: string;
   readonly pods: PodController;
   readonly server: KubeletServer;
-  readonly #o: NodeAgentOptions;
+  readonly #options: NodeAgentOptions;
   /** The API server for all that only the leader does. */
   readonly #acting: Kube;
   readonly #references: ReferenceCache;
@@ -127,7 +127,7 @@ export class NodeAgent {
     certificate: Reloadable<ServingCertificate>,
     clientCa: Reloadable<string>,
   ) {
-    this.#o = options;
+    this.#options = options;
     const { node, events, services, clusterId, clock, random, logger, metrics } = options;
     const kube = (this.#acting = options.guard ? guardedKube(options.kube, options.guard) : options.kube);
     this.name = node.name;
@@ -241,7 +241,7 @@ export class NodeAgent {
 
   /** Follows pods, machines and references, and serves the kubelet API: all that a standby does. */
   async observe(signal: AbortSignal): Promise<void> {
-    const { certificate, kube } = this.#o;
+    const { certificate, kube } = this.#options;
     await Promise.all([this.server.run(signal), this.pods.observe(signal), certificate?.run(kube, signal)]);
   }
 
@@ -252,7 +252,7 @@ export class NodeAgent {
    * @throws ConfigError when another kubelet or cluster id answers for the Node of this name
    */
   async act(signal: AbortSignal): Promise<void> {
-    const { events } = this.#o;
+    const { events } = this.#options;
     this.#acts = true;
     const sending = new AbortController();
     const sender = events.run(sending.signal);
@@ -275,7 +275,7 @@ export class NodeAgent {
   async ready(signal: AbortSignal): Promise<void> {
     const isReady = () =>
       this.#registered()?.status?.conditions?.some((c) => c.type === "Ready" && c.status === "True") ?? false;
-    while (!signal.aborted && !isReady()) await this.#o.clock.sleep(READY_POLL_MS, signal).catch(() => undefined);
+    while (!signal.aborted && !isReady()) await this.#options.clock.sleep(READY_POLL_MS, signal).catch(() => undefined);
   }
 
   async close(): Promise<void> {
@@ -284,15 +284,15 @@ export class NodeAgent {
     this.#agentProber?.close();
     await this.server.close(CLOSE_GRACE_MS);
     // Even if the provider fails to close, connections must not keep the process alive.
-    await this.#o.provider
+    await this.#options.provider
       .close()
-      .catch((thrown: unknown) => this.#o.logger.warn({ err: thrown }, "The provider could not be closed"));
-    await this.#o.kube.close();
+      .catch((thrown: unknown) => this.#options.logger.warn({ err: thrown }, "The provider could not be closed"));
+    await this.#options.kube.close();
   }
 
   /** Made when the server listens, because a Node says which port. */
   #nodeController(): NodeController {
-    const { node, events, clusterId, clock, random, logger, metrics, version } = this.#o;
+    const { node, events, clusterId, clock, random, logger, metrics, version } = this.#options;
     const info = () => this.#info;
     return new NodeController({
       kube: this.#acting,
@@ -354,7 +354,7 @@ export class NodeAgent {
 
   /** The file's capacity; without one the backend's own, where it can tell; else a default. */
   #capacity(): CapacitySource {
-    const { node, clock, random, logger } = this.#o;
+    const { node, clock, random, logger } = this.#options;
     if (node.capacity !== undefined) return fixedCapacity(node.capacity);
     const fallback = fixedCapacity();
     const reported = new ProviderCapacitySource({
@@ -397,11 +397,11 @@ export class NodeAgent {
   #nodePod(pod: Pod | undefined) {
     return pod === undefined
       ? undefined
-      : { pod: this.pods.latest(pod), machineId: machineId(this.#o.clusterId, pod.metadata!.uid!) };
+      : { pod: this.pods.latest(pod), machineId: machineId(this.#options.clusterId, pod.metadata!.uid!) };
   }
 
   #facts(): NodeFacts {
-    const { node, clusterId } = this.#o;
+    const { node, clusterId } = this.#options;
     const { crashLoopBackoff } = node;
     return {
       clusterId,
@@ -431,11 +431,11 @@ export class NodeAgent {
 
   /** The agent probes only where the backend does not. */
   #runsProbes(): boolean {
-    return this.#o.node.agentProbes && !this.#capabilities.has("probes");
+    return this.#options.node.agentProbes && !this.#capabilities.has("probes");
   }
 
   #prober(provider: Provider): AgentProber {
-    const { clock, logger } = this.#o;
+    const { clock, logger } = this.#options;
     return new AgentProber({
       provider,
       isActive: () => this.#runsProbes(),

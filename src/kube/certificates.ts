@@ -128,12 +128,12 @@ interface NodeCertificateOptions {
  * the process.
  */
 export class NodeCertificate {
-  readonly #o: NodeCertificateOptions;
+  readonly #options: NodeCertificateOptions;
   #pair: CertificatePair | undefined;
   #renewAt = 0;
 
   constructor(options: NodeCertificateOptions) {
-    this.#o = options;
+    this.#options = options;
     const { clock, metrics } = options;
     metrics.onScrape(() => {
       if (this.#pair)
@@ -147,12 +147,12 @@ export class NodeCertificate {
 
   /** Resolves with the first certificate, however long its approval takes. @throws the signal's reason on abort */
   async obtain(kube: Kube, signal: AbortSignal): Promise<void> {
-    while (!(await this.#renew(kube, signal))) await this.#o.clock.sleep(RETRY_MS, signal);
+    while (!(await this.#renew(kube, signal))) await this.#options.clock.sleep(RETRY_MS, signal);
   }
 
   /** Keeps it fresh until the signal aborts. @param kube acts as the node, with this certificate */
   async run(kube: Kube, signal: AbortSignal): Promise<void> {
-    const { clock } = this.#o;
+    const { clock } = this.#options;
     while (!signal.aborted) {
       const isDue = clock.now() >= this.#renewAt;
       const renewed = !isDue || (await this.#renew(kube, signal).catch(() => false));
@@ -161,7 +161,7 @@ export class NodeCertificate {
   }
 
   async #renew(kube: Kube, signal: AbortSignal): Promise<boolean> {
-    const { nodeName, clock, random, logger, metrics } = this.#o;
+    const { nodeName, clock, random, logger, metrics } = this.#options;
     try {
       const next = await requestCertificate({
         signerName: "kubernetes.io/kube-apiserver-client-kubelet",

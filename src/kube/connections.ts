@@ -27,12 +27,12 @@ interface ConnectionsOptions {
 }
 
 export class Connections {
-  readonly #o: ConnectionsOptions;
+  readonly #options: ConnectionsOptions;
   #current: { key: string; lanes: Record<Lane, Dispatcher> } | undefined;
   #closed = false;
 
   constructor(options: ConnectionsOptions) {
-    this.#o = options;
+    this.#options = options;
   }
 
   /** @throws Error when they are closed, or for a proxy that is not supported */
@@ -42,11 +42,11 @@ export class Connections {
       const old = this.#current;
       this.#current = { key: credentials.tlsKey, lanes: this.#connect(credentials) };
       if (old) {
-        this.#o.logger.info({ server: credentials.server }, "TLS credentials changed, connecting anew");
+        this.#options.logger.info({ server: credentials.server }, "TLS credentials changed, connecting anew");
         // close() drains; destroy() would kill requests under way. Watches end by themselves within minutes.
         for (const dispatcher of Object.values(old.lanes)) {
           dispatcher.close().catch((thrown: unknown) => {
-            this.#o.logger.debug({ err: thrown }, "Closing old connections failed");
+            this.#options.logger.debug({ err: thrown }, "Closing old connections failed");
           });
         }
       }
@@ -91,7 +91,7 @@ export class Connections {
       return new ProxyAgent({ ...shared, connections, uri: proxyUrl, requestTls: connect });
     };
     return {
-      default: pool(this.#o.connections),
+      default: pool(this.#options.connections),
       review: pool(REVIEW_CONNECTIONS),
       lease: pool(1),
       event: pool(EVENT_CONNECTIONS),

@@ -64,7 +64,7 @@ interface Reading {
 export class CredentialSource {
   readonly #template: KubeConfig;
   readonly #clock: Clock;
-  readonly #o: CredentialSourceOptions;
+  readonly #options: CredentialSourceOptions;
   readonly #plugin: ExecPlugin | undefined;
   readonly #failures: Backoff;
   #kubeConfig: KubeConfig;
@@ -76,7 +76,7 @@ export class CredentialSource {
     this.#template = kubeConfig;
     this.#kubeConfig = copyOf(kubeConfig);
     this.#clock = clock;
-    this.#o = options;
+    this.#options = options;
     const exec = execOf(kubeConfig);
     const cluster = kubeConfig.getCurrentCluster();
     this.#plugin = exec && cluster ? new ExecPlugin(exec, cluster, clock) : undefined;
@@ -161,7 +161,7 @@ export class CredentialSource {
       },
       (thrown: unknown) => {
         this.#failed = { error: thrown, until: this.#clock.monotonic() + this.#failures.next() };
-        this.#o.logger?.warn({ err: thrown }, "The credentials for the API server could not be read");
+        this.#options.logger?.warn({ err: thrown }, "The credentials for the API server could not be read");
         throw thrown;
       },
     );
@@ -192,7 +192,7 @@ export class CredentialSource {
     if (options.auth && headers["authorization"] === undefined) {
       headers["authorization"] = `Basic ${Buffer.from(options.auth).toString("base64")}`;
     }
-    const certificate = this.#o.certificate?.();
+    const certificate = this.#options.certificate?.();
     if (certificate) {
       delete headers["authorization"];
       Object.assign(options, { ...certificate, passphrase: undefined });

@@ -38,7 +38,7 @@ interface LeaderElectionOptions {
 }
 
 export class LeaderElector {
-  readonly #o: LeaderElectionOptions;
+  readonly #options: LeaderElectionOptions;
   readonly #leaseDurationMs: number;
   readonly #renewDeadlineMs: number;
   readonly #retryPeriodMs: number;
@@ -48,7 +48,7 @@ export class LeaderElector {
   #renewed: { monotonic: number; wall: number } | undefined;
 
   constructor(options: LeaderElectionOptions) {
-    this.#o = options;
+    this.#options = options;
     this.#leaseDurationMs = options.leaseDurationMs ?? 15_000;
     this.#renewDeadlineMs = options.renewDeadlineMs ?? 10_000;
     this.#retryPeriodMs = options.retryPeriodMs ?? 2_000;
@@ -60,7 +60,7 @@ export class LeaderElector {
 
   /** @throws NotLeaderError unless the lease was renewed recently enough that no other process can hold it */
   readonly guard = (): void => {
-    const { clock } = this.#o;
+    const { clock } = this.#options;
     // The monotonic clock of a machine that was paused stood still with it; its wall clock is set right soon
     // afterwards. One that is set forwards for another reason costs no more than the time until the next renewal.
     const agesMs =
@@ -77,14 +77,14 @@ export class LeaderElector {
    * leadership that is given up in order (the signal aborts) is released, so that the next leader need not wait.
    */
   async run(signal: AbortSignal, lead: (leading: AbortSignal) => Promise<void>): Promise<void> {
-    const { logger, name, identity } = this.#o;
+    const { logger, name, identity } = this.#options;
     while (!(await this.#tryAcquire(signal))) {
       if (signal.aborted) return;
       await this.#pause(signal);
     }
     if (signal.aborted) return;
     logger.info({ lease: name, identity }, "This agent leads");
-    this.#o.onLeading?.(true);
+    this.#options.onLeading?.(true);
     const lost = new AbortController();
     const leading = AbortSignal.any([signal, lost.signal]);
     const renewing = this.#renew(leading).then(() => {
@@ -95,7 +95,7 @@ export class LeaderElector {
     } finally {
       lost.abort(new NotLeaderError("leading has ended"));
       await renewing;
-      this.#o.onLeading?.(false);
+      this.#options.onLeading?.(false);
       if (signal.aborted) await this.#release();
       this.#renewed = undefined;
     }
@@ -103,12 +103,12 @@ export class LeaderElector {
 
   /** Resolves when the lease could not be renewed in time, was taken, or the signal aborted. */
   async #renew(signal: AbortSignal): Promise<void> {
-    const { clock, logger, name } = this.#o;
+    const { clock, logger, name } = this.#options;
     while (!signal.aborted) {
       await this.#pause(signal);
       if (signal.aborted) return;
       const held = await this.#tryAcquire(signal);
-      if (!held && this.#seen?.lease.spec?.holderIdentity !== this.#o.identity) {
+      if (!held && this.#seen?.lease.spec?.holderIdentity !== this.#options.identity) {
         this.#renewed = undefined;
         logger.warn({ lease: name, leader: this.leader }, "The leader lease was taken by another agent");
         return;
@@ -122,12 +122,14 @@ export class LeaderElector {
 
   async #pause(signal: AbortSignal): Promise<void> {
     // client-go's JitterFactor: 1.2 of the period on top at most would delay a takeover; half is enough to spread.
-    await this.#o.clock.sleep(this.#retryPeriodMs * (1 + this.#o.random() / 2), signal).catch(() => undefined);
+    await this.#options.clock
+      .sleep(this.#retryPeriodMs * (1 + this.#options.random() / 2), signal)
+      .catch(() => undefined);
   }
 
   /** True when the lease is ours now. */
   async #tryAcquire(signal: AbortSignal): Promise<boolean> {
-    const { kube, clock, logger, namespace, name, identity } = this.#o;
+    const { kube, clock, logger, namespace, name, identity } = this.#options;
     const sentAt = { monotonic: clock.monotonic(), wall: clock.now() };
     const limits = { signal, timeoutMs: Math.max(1_000, this.#renewDeadlineMs / 2), lane: "lease" as const };
     try {
@@ -169,11 +171,11 @@ export class LeaderElector {
 
   #observe(lease: Lease): void {
     if (this.#seen?.lease.metadata?.resourceVersion === lease.metadata?.resourceVersion) return;
-    this.#seen = { lease, changedAt: this.#o.clock.monotonic() };
+    this.#seen = { lease, changedAt: this.#options.clock.monotonic() };
   }
 
   #spec(current: Lease | undefined) {
-    const { identity, clock } = this.#o;
+    const { identity, clock } = this.#options;
     const now = rfc3339Micro(clock.now());
     const ours = current?.spec?.holderIdentity === identity;
     return {
@@ -186,7 +188,7 @@ export class LeaderElector {
   }
 
   async #release(): Promise<void> {
-    const { kube, namespace, name, identity, logger } = this.#o;
+    const { kube, namespace, name, identity, logger } = this.#options;
     const signal = AbortSignal.timeout(2_000);
     try {
       const current = await kube.request<Lease>({

@@ -50,7 +50,7 @@ export async function decodeList(chunks: AsyncIterable<Buffer>, options: DecodeL
 }
 
 class ItemSplitter {
-  readonly #o: DecodeListOptions;
+  readonly #options: DecodeListOptions;
   readonly #items: unknown[] = [];
   /** The reply without its items. */
   readonly #envelope: Buffer[] = [];
@@ -66,7 +66,7 @@ class ItemSplitter {
   #inItems = false;
 
   constructor(options: DecodeListOptions) {
-    this.#o = options;
+    this.#options = options;
   }
 
   push(chunk: Buffer): void {
@@ -138,7 +138,7 @@ class ItemSplitter {
   }
 
   #take(bytes: Buffer): void {
-    const { maxItemBytes } = this.#o;
+    const { maxItemBytes } = this.#options;
     this.#itemBytes += bytes.length;
     if (this.#itemBytes <= maxItemBytes) {
       this.#hold(bytes.length);
@@ -151,17 +151,17 @@ class ItemSplitter {
 
   #finishItem(): void {
     const bytes = Buffer.concat(this.#item);
-    if (this.#itemBytes <= this.#o.maxItemBytes) {
+    if (this.#itemBytes <= this.#options.maxItemBytes) {
       this.#items.push(this.#parse(bytes.toString("utf8")));
       return;
     }
     const [, name, namespace] = NAMES.exec(bytes.toString("utf8")) ?? [];
-    this.#o.onSkipped({ namespace, name, bytes: this.#itemBytes });
+    this.#options.onSkipped({ namespace, name, bytes: this.#itemBytes });
   }
 
   #hold(bytes: number): void {
     this.#heldBytes += bytes;
-    const { maxBytes, what } = this.#o;
+    const { maxBytes, what } = this.#options;
     if (this.#heldBytes > maxBytes) throw new ReplyTooLargeError(`${what}: the reply has more than ${maxBytes} bytes`);
   }
 
@@ -169,7 +169,7 @@ class ItemSplitter {
     try {
       return JSON.parse(text);
     } catch (thrown) {
-      throw new KubeApiError(`${this.#o.what}: the reply is not JSON`, {
+      throw new KubeApiError(`${this.#options.what}: the reply is not JSON`, {
         status: 0,
         reason: "Malformed",
         cause: thrown,

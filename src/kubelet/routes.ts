@@ -26,7 +26,7 @@ import { SUBRESOURCES_BY_PREFIX, type AuditedAction, type Handler, type Route } 
 import type { Sessions } from "./sessions.ts";
 import type { ContainerProbes, StatsSource } from "./metrics/stats.ts";
 
-interface RouteDeps {
+interface RouteOptions {
   lookup: PodLookup;
   provider: Provider;
   clock: Clock;
@@ -50,7 +50,7 @@ const UPGRADE = ["GET", "POST"];
  * All of the kubelet API that a machine backend can serve (pkg/kubelet/server/server.go:
  * InstallAuthNotRequiredHandlers, InstallAuthRequiredHandlers).
  */
-export function kubeletRoutes(deps: RouteDeps): readonly Route[] {
+export function kubeletRoutes(options: RouteOptions): readonly Route[] {
   const read = (pattern: string, handler: Handler, methods: readonly string[] = READ): Route => ({
     methods,
     pattern,
@@ -70,31 +70,31 @@ export function kubeletRoutes(deps: RouteDeps): readonly Route[] {
     `/${root}/:namespace/:pod/:uid/:container`,
   ];
 
-  const health = healthz(deps.livez);
-  const resource = resourceMetrics(deps.stats);
+  const health = healthz(options.livez);
+  const resource = resourceMetrics(options.stats);
   return [
     read("/healthz", health),
     read("/healthz/:check", health),
-    read("/pods", pods(deps.lookup)),
-    read("/pods/", pods(deps.lookup)),
-    read("/runningpods", runningPods(deps.lookup)),
-    read("/runningpods/", runningPods(deps.lookup)),
-    read("/configz", configz(deps.configuration)),
-    read("/stats/summary", statsSummary(deps.stats, deps), [...READ, "POST"]),
-    read("/metrics", agentMetrics(deps.metrics, deps.nodeName)),
+    read("/pods", pods(options.lookup)),
+    read("/pods/", pods(options.lookup)),
+    read("/runningpods", runningPods(options.lookup)),
+    read("/runningpods/", runningPods(options.lookup)),
+    read("/configz", configz(options.configuration)),
+    read("/stats/summary", statsSummary(options.stats, options), [...READ, "POST"]),
+    read("/metrics", agentMetrics(options.metrics, options.nodeName)),
     read("/metrics/resource", resource),
     read("/metrics/resource/", resource),
-    read("/metrics/cadvisor", cadvisorMetrics(deps.stats, deps.capacity)),
-    read("/metrics/probes", probeMetrics(deps.lookup, deps.stats, deps.ownProbes)),
-    read("/containerLogs/:namespace/:pod/:container", containerLogs(deps)),
-    ...session("exec", UPGRADE, inContainer("exec"), exec(deps)),
-    ...session("attach", UPGRADE, inContainer("attach"), attach(deps)),
+    read("/metrics/cadvisor", cadvisorMetrics(options.stats, options.capacity)),
+    read("/metrics/probes", probeMetrics(options.lookup, options.stats, options.ownProbes)),
+    read("/containerLogs/:namespace/:pod/:container", containerLogs(options)),
+    ...session("exec", UPGRADE, inContainer("exec"), exec(options)),
+    ...session("attach", UPGRADE, inContainer("attach"), attach(options)),
     ...session(
       "port-forward",
       UPGRADE,
       ["/portForward/:namespace/:pod", "/portForward/:namespace/:pod/:uid"],
-      portForward(deps),
+      portForward(options),
     ),
-    ...session("run", ["POST"], inContainer("run"), run(deps)),
+    ...session("run", ["POST"], inContainer("run"), run(options)),
   ];
 }

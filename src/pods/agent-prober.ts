@@ -37,17 +37,17 @@ interface Watched {
 }
 
 export class AgentProber implements ReadinessSource {
-  readonly #o: AgentProberOptions;
+  readonly #options: AgentProberOptions;
   /** By pod UID and container name. */
   readonly #watched = new Map<string, Map<string, Watched>>();
 
   constructor(options: AgentProberOptions) {
-    this.#o = options;
+    this.#options = options;
   }
 
   apply(pod: Pod, machine: Machine): Machine {
     const uid = pod.metadata!.uid!;
-    const probed = isOver(machine) || !this.#o.isActive() ? [] : probedContainers(pod);
+    const probed = isOver(machine) || !this.#options.isActive() ? [] : probedContainers(pod);
     if (probed.length === 0) {
       this.release(uid);
       return machine;
@@ -100,7 +100,7 @@ export class AgentProber implements ReadinessSource {
     known?.prober.stop();
     const rendered = renderProbe(container, container.readinessProbe!);
     if (!rendered.ok) {
-      this.#o.logger.warn(
+      this.#options.logger.warn(
         { ...aboutPod(pod), container: container.name, reason: rendered.message },
         "Readiness probe cannot be run",
       );
@@ -108,12 +108,12 @@ export class AgentProber implements ReadinessSource {
     }
     const entry = this.#watch(pod, container.name, rendered.value, state, machine);
     watched.set(container.name, entry);
-    entry.prober.start(Date.parse(state.started_at ?? "") || this.#o.clock.now());
+    entry.prober.start(Date.parse(state.started_at ?? "") || this.#options.clock.now());
     return wasReady(pod, state);
   }
 
   #watch(pod: Pod, name: string, probe: Probe, state: ContainerState, machine: Machine): Watched {
-    const { clock, provider } = this.#o;
+    const { clock, provider } = this.#options;
     const holder = { machine };
     const entry: Watched = {
       instance: state.id!,
@@ -139,10 +139,10 @@ export class AgentProber implements ReadinessSource {
     entry.prober = new Prober("readiness", probe, clock, () => runProbe(probe, target, probe.timeout_s * 1000, clock), {
       verdict: (_kind, healthy) => {
         entry.ready = healthy;
-        this.#o.onChange(pod.metadata!.uid!);
+        this.#options.onChange(pod.metadata!.uid!);
       },
       complaint: (reason, message) =>
-        this.#o.event(pod, { type: "Warning", reason, message, fieldPath: fieldPathOf(pod, name) }),
+        this.#options.event(pod, { type: "Warning", reason, message, fieldPath: fieldPathOf(pod, name) }),
     });
     return entry;
   }

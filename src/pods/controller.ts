@@ -91,7 +91,7 @@ export class PodController {
   readonly losses: LossBrake;
   readonly reflector: Reflector<Pod>;
   readonly queue: KeyedQueue;
-  readonly #o: PodControllerOptions;
+  readonly #options: PodControllerOptions;
   readonly #machineId: (podUid: string) => string;
   readonly #reconciler: PodReconciler;
   /** Monotonic time at which a pod was first heard of, until it is looked at. */
@@ -105,7 +105,7 @@ export class PodController {
   #acts = false;
 
   constructor(options: PodControllerOptions) {
-    this.#o = options;
+    this.#options = options;
     this.#machineId = options.machineId ?? ((uid) => machineId(options.clusterId, uid));
     const { clock, random, logger, kube, provider, clusterId, nodeName } = options;
     const owner = ownerLabels(clusterId, nodeName);
@@ -238,14 +238,16 @@ export class PodController {
     if (urgency === "high" || !mayWait) this.queue.add(uid, urgency);
     else {
       const withinMs = Math.min(RESYNC_MS, this.store.size * FIRST_LOOK_MS);
-      this.queue.addAfter(uid, withinMs * this.#o.random(), "low");
+      this.queue.addAfter(uid, withinMs * this.#options.random(), "low");
     }
   }
 
   #urgencyOf(uid: string): Urgency {
     const pod = this.store.get(uid);
     const isHigh =
-      pod === undefined ? this.store.synced : isUrgent(pod, this.machines.observe(machineId(this.#o.clusterId, uid)));
+      pod === undefined
+        ? this.store.synced
+        : isUrgent(pod, this.machines.observe(machineId(this.#options.clusterId, uid)));
     return isHigh ? "high" : "normal";
   }
 
@@ -268,8 +270,8 @@ export class PodController {
     await this.store.hasSynced(signal).catch(() => undefined);
     this.resyncAll();
     while (!signal.aborted) {
-      this.#reapBudget = this.#o.sweep.maxPerMinute;
-      await this.#o.clock.sleep(RESYNC_MS, signal).catch(() => undefined);
+      this.#reapBudget = this.#options.sweep.maxPerMinute;
+      await this.#options.clock.sleep(RESYNC_MS, signal).catch(() => undefined);
       const uids = this.#everyUid();
       let atMs = 0;
       for (const uid of uids) {
@@ -280,15 +282,15 @@ export class PodController {
   }
 
   async #reconcile(uid: string, signal: AbortSignal): Promise<void> {
-    const start = this.#o.clock.monotonic();
+    const start = this.#options.clock.monotonic();
     const newAt = this.#newAt.get(uid);
     if (newAt !== undefined) {
       this.#newAt.delete(uid);
-      this.#o.hooks?.onFirstLook?.((start - newAt) / 1000);
+      this.#options.hooks?.onFirstLook?.((start - newAt) / 1000);
     }
     const outcome = await this.#look(uid, signal);
     const urgency = this.#urgencyOf(uid);
-    this.#o.hooks?.onReconciled?.((this.#o.clock.monotonic() - start) / 1000, outcome.kind);
+    this.#options.hooks?.onReconciled?.((this.#options.clock.monotonic() - start) / 1000, outcome.kind);
     switch (outcome.kind) {
       case "settled":
         this.queue.forget(uid);
@@ -300,7 +302,7 @@ export class PodController {
       case "retry":
         if (signal.aborted) return;
         // Losing a write to another writer is normal; the next visit sees what it wrote.
-        this.#o.logger[isConflict(outcome.error) ? "debug" : "warn"](
+        this.#options.logger[isConflict(outcome.error) ? "debug" : "warn"](
           { ...this.#about(uid), err: outcome.error },
           "Pod could not be brought forward and will be tried again",
         );
@@ -344,7 +346,7 @@ export class PodController {
   #uidOf(id: string): string | undefined {
     const observed = this.machines.observe(id);
     return (
-      parseMachineId(this.#o.clusterId, id) ??
+      parseMachineId(this.#options.clusterId, id) ??
       (observed.kind === "found" ? observed.machine.labels[LABEL_UID] : undefined)
     );
   }
@@ -360,14 +362,14 @@ export class PodController {
     const pod = this.store.get(uid);
     if (doubt === undefined || pod === undefined || !this.#acts || this.#doubts.get(uid) === doubt.message) return;
     this.#doubts.set(uid, doubt.message);
-    if (doubt.reason === "AddressIgnored") this.#o.hooks?.onAddressIgnored?.(stray.length);
+    if (doubt.reason === "AddressIgnored") this.#options.hooks?.onAddressIgnored?.(stray.length);
     this.event(pod, { type: "Warning", ...doubt });
   }
 
   /** Says something about a pod to its user; returns at once. */
   event(pod: Pod, event: PodEvent): void {
     const { namespace, name, uid } = pod.metadata!;
-    this.#o.events.event(
+    this.#options.events.event(
       {
         apiVersion: "v1",
         kind: "Pod",
@@ -378,7 +380,7 @@ export class PodController {
       },
       event.type,
       event.reason,
-      cutBytes(this.#o.renderer.redact?.(uid!, event.message) ?? event.message, MAX_EVENT_BYTES),
+      cutBytes(this.#options.renderer.redact?.(uid!, event.message) ?? event.message, MAX_EVENT_BYTES),
     );
   }
 }

@@ -42,7 +42,7 @@ const MACHINE_DELETED: Verdict = {
 };
 
 export class MachineCreation {
-  readonly #o: StepContext;
+  readonly #context: StepContext;
   readonly #onPreempt: (victim: Pod) => void;
   /** Of pods that could not run here just now. */
   readonly #refusals: OwnerBackoff;
@@ -51,7 +51,7 @@ export class MachineCreation {
 
   /** @param onPreempt called for each pod that has to go, so that a critical one finds room */
   constructor(context: StepContext, onPreempt: (victim: Pod) => void) {
-    this.#o = context;
+    this.#context = context;
     this.#onPreempt = onPreempt;
     this.#refusals = new OwnerBackoff({ ...OWNER_BACKOFF, clock: context.clock });
     this.#losses = new OwnerBackoff({ ...OWNER_BACKOFF, clock: context.clock, freeRounds: 1 });
@@ -61,20 +61,20 @@ export class MachineCreation {
   async create(uid: string, pod: Pod, signal: AbortSignal): Promise<Outcome | undefined> {
     const waitMs = this.#delay(this.#losses, uid, pod);
     if (waitMs > 0) return this.#pause(uid, pod, LOST_TOO_OFTEN, waitMs);
-    const cachedBefore = this.#o.copies.cachedVersion(uid);
-    const fresh = await this.#o.api.read(pod, signal);
+    const cachedBefore = this.#context.copies.cachedVersion(uid);
+    const fresh = await this.#context.api.read(pod, signal);
     if (fresh === undefined || fresh.metadata!.uid !== uid) return { kind: "after", ms: 1_000 };
-    this.#o.copies.learn(uid, fresh, cachedBefore);
+    this.#context.copies.learn(uid, fresh, cachedBefore);
     if (!mayStillBeMade(fresh, pod)) return undefined;
-    if (fresh.spec?.nodeName !== this.#o.nodeName) return { kind: "settled" };
+    if (fresh.spec?.nodeName !== this.#context.nodeName) return { kind: "settled" };
 
-    const rendered = await this.#o.renderer.render(fresh, signal);
+    const rendered = await this.#context.renderer.render(fresh, signal);
     // All this took its time, in which the watch may have brought something newer.
-    const cached = this.#o.pods.get(uid);
+    const cached = this.#context.pods.get(uid);
     if (cached === undefined || !mayStillBeMade(cached, pod)) return undefined;
     switch (rendered.kind) {
       case "reject": {
-        const mayBeMade = this.#o.records.memory(uid).created;
+        const mayBeMade = this.#context.records.memory(uid).created;
         return await this.#refuse(uid, fresh, rendered, { missing: rendered.missing, mayBeMade }, signal);
       }
       case "preempt":
@@ -92,12 +92,12 @@ export class MachineCreation {
     const owner = controllerOf(pod);
     if (owner === undefined || refusalPolicy(pod, MACHINE_DELETED.reason) !== "pace") return;
     const startTime = pod.status?.startTime;
-    const livedMs = startTime === undefined ? 0 : this.#o.clock.now() - Date.parse(startTime);
+    const livedMs = startTime === undefined ? 0 : this.#context.clock.now() - Date.parse(startTime);
     if (livedMs < EARLY_LOSS_MS) this.#losses.failed(owner.uid, this.#seenAt(pod.metadata!.uid!));
   }
 
   #seenAt(uid: string): number {
-    return this.#o.records.memory(uid).seenAt ?? 0;
+    return this.#context.records.memory(uid).seenAt ?? 0;
   }
 
   async #put(
@@ -106,10 +106,10 @@ export class MachineCreation {
     rendered: Extract<Rendered, { kind: "ready" }>,
     signal: AbortSignal,
   ): Promise<Outcome | undefined> {
-    const { provider, machines, machineId, records, event, hooks } = this.#o;
+    const { provider, machines, machineId, records, event, hooks } = this.#context;
     const before = records.memory(uid);
     records.update(uid, { waiting: rendered.waiting, created: true });
-    this.#o.guard?.();
+    this.#context.guard?.();
     try {
       const machine = await provider.createPod(machineId(uid), rendered.spec, { signal });
       records.of(uid).held = undefined;
@@ -146,14 +146,14 @@ export class MachineCreation {
     before: PodMemory,
     signal: AbortSignal,
   ): Promise<Outcome | undefined> {
-    const { records, event, machineId } = this.#o;
+    const { records, event, machineId } = this.#context;
     const { message } = error;
     switch (error.code) {
       case "conflict": {
         // The id is taken by a machine of another spec: ours, made before something it refers to changed.
         const text = `The backend has machine ${machineId(uid)} of this pod with another specification, and it is kept as it is: ${message}`;
         event(pod, { type: "Warning", reason: "SpecConflict", message: text });
-        await this.#o.look(uid, signal);
+        await this.#context.look(uid, signal);
         return undefined;
       }
       case "gone":
@@ -198,7 +198,7 @@ export class MachineCreation {
     details: { mayBeMade: boolean; missing?: readonly string[] | undefined; event?: string },
     signal: AbortSignal,
   ): Promise<Outcome | undefined> {
-    const seen = await this.#o.look(uid, signal);
+    const seen = await this.#context.look(uid, signal);
     if (seen.kind === "unknown" || (seen.kind === "found" && seen.machine.state !== "deleted")) return undefined;
     const said: PodEvent = { type: "Warning", reason: details.event ?? reason, message };
     const hold = (event: PodEvent) =>
@@ -215,8 +215,8 @@ export class MachineCreation {
       });
 
     const policy = refusalPolicy(pod, reason);
-    const record = this.#o.records.of(uid);
-    if (!record.isRefusalCounted) this.#o.hooks?.onRejected?.(reason, details.missing ?? []);
+    const record = this.#context.records.of(uid);
+    if (!record.isRefusalCounted) this.#context.hooks?.onRejected?.(reason, details.missing ?? []);
     record.isRefusalCounted = true;
     if (policy === "hold" && isDaemonSetPod(pod)) return hold(daemonSetHeld(message));
     const owner = controllerOf(pod);
@@ -229,8 +229,10 @@ export class MachineCreation {
     if (waitMs > 0)
       return this.#pause(uid, pod, { ...said, message: `${message}. ${STAYS_PENDING(owner!.kind)}` }, waitMs);
     if (policy === "pace") this.#refusals.failed(owner!.uid, this.#seenAt(uid));
-    this.#o.event(pod, said);
-    this.#o.records.update(uid, { verdict: { reason, message: `Pod was rejected: ${message}`, ofNoMachine: true } });
+    this.#context.event(pod, said);
+    this.#context.records.update(uid, {
+      verdict: { reason, message: `Pod was rejected: ${message}`, ofNoMachine: true },
+    });
     return undefined;
   }
 
@@ -246,8 +248,8 @@ export class MachineCreation {
   }
 
   #wait(uid: string, pod: Pod, rendered: Waiting): Outcome | undefined {
-    const before = this.#o.records.memory(uid).waiting;
-    this.#o.records.update(uid, { waiting: rendered.waiting });
+    const before = this.#context.records.memory(uid).waiting;
+    this.#context.records.update(uid, { waiting: rendered.waiting });
     // The new reason is written first; the planner then asks for the create again, which is this call's next visit.
     if (!sameWaiting(before, rendered.waiting)) return undefined;
     return { kind: "after", ms: this.#hold(uid, pod, rendered) };
@@ -262,23 +264,23 @@ export class MachineCreation {
     pod: Pod,
     { events, unmountedVolumes: volumes = [] }: Pick<Waiting, "events"> & Partial<Waiting>,
   ): number {
-    const now = this.#o.clock.monotonic();
+    const now = this.#context.clock.monotonic();
     const said = JSON.stringify(events);
-    const record = this.#o.records.of(uid);
+    const record = this.#context.records.of(uid);
     const known = record.held;
     const held: HeldCreate = {
       mountingSince: volumes.length > 0 ? (known?.mountingSince ?? now) : undefined,
       ...(known?.said === said ? known : { said, times: 0, retryAt: now }),
     };
     if (now >= held.retryAt) {
-      for (const event of events) this.#o.event(pod, event);
+      for (const event of events) this.#context.event(pod, event);
       held.retryAt = now + Math.min(CREATE_RETRY_MS.first * 2 ** held.times++, CREATE_RETRY_MS.max);
     }
     let untilTimeout = Infinity;
     if (held.mountingSince !== undefined) {
       if (now - held.mountingSince >= MOUNT_TIMEOUT_MS) {
         held.mountingSince = now;
-        this.#o.event(pod, {
+        this.#context.event(pod, {
           type: "Warning",
           reason: "FailedMount",
           message: `Unable to attach or mount volumes: unmounted volumes=[${volumes.join(" ")}], unattached volumes=[], failed to process volumes=[]: context deadline exceeded`,

@@ -295,43 +295,43 @@ const HELD_MS = 4_000;
  * doubt.
  */
 export class MachineObserver implements BackendHealth {
-  readonly #o: MachineObserverOptions;
+  readonly #options: MachineObserverOptions;
   failingSince: number | undefined;
   lastError: string | undefined;
   #listedAt: number | undefined;
   #warnNotBefore = -Infinity;
 
   constructor(options: MachineObserverOptions) {
-    this.#o = options;
+    this.#options = options;
   }
 
   get seen(): boolean {
-    return this.#o.cache.synced;
+    return this.#options.cache.synced;
   }
 
   async run(signal: AbortSignal): Promise<void> {
     let backoffMs = FIRST_PAUSE_MS;
     while (!signal.aborted) {
-      const begun = this.#o.clock.monotonic();
+      const begun = this.#options.clock.monotonic();
       let failed = false;
       try {
-        const info = await this.#o.provider.getInfo({ signal });
-        this.#o.onInfo?.(info);
-        const watching = info.capabilities.includes("events") && this.#o.provider.watchPods !== undefined;
+        const info = await this.#options.provider.getInfo({ signal });
+        this.#options.onInfo?.(info);
+        const watching = info.capabilities.includes("events") && this.#options.provider.watchPods !== undefined;
         const revision = await this.#list(signal);
-        const everyMs = this.#o.listEveryMs ?? (watching ? 60_000 : 5_000);
+        const everyMs = this.#options.listEveryMs ?? (watching ? 60_000 : 5_000);
         if (watching) await this.#watchFor(revision, everyMs, signal);
-        else await this.#o.clock.sleep(everyMs, signal);
+        else await this.#options.clock.sleep(everyMs, signal);
       } catch (thrown) {
         if (signal.aborted) return;
         this.#failed(thrown);
         failed = true;
       }
       // A stream of events that never holds would otherwise have the whole list read again and again.
-      const held = this.#o.clock.monotonic() - begun >= HELD_MS;
+      const held = this.#options.clock.monotonic() - begun >= HELD_MS;
       if (held) backoffMs = FIRST_PAUSE_MS;
       if (held && !failed) continue;
-      await this.#o.clock.sleep(backoffMs * (0.5 + this.#o.random()), signal).catch(() => undefined);
+      await this.#options.clock.sleep(backoffMs * (0.5 + this.#options.random()), signal).catch(() => undefined);
       backoffMs = Math.min(backoffMs * 2, LONGEST_PAUSE_MS);
     }
   }
@@ -341,39 +341,39 @@ export class MachineObserver implements BackendHealth {
    *   higher.
    */
   async #list(signal: AbortSignal): Promise<number> {
-    const knownBefore = this.#o.cache.revision;
-    const begun = this.#o.clock.monotonic();
-    const list = await this.#o.provider.getPods({ signal, labels: this.#o.labels });
-    this.#o.onListed?.(
-      (this.#o.clock.monotonic() - begun) / 1000,
+    const knownBefore = this.#options.cache.revision;
+    const begun = this.#options.clock.monotonic();
+    const list = await this.#options.provider.getPods({ signal, labels: this.#options.labels });
+    this.#options.onListed?.(
+      (this.#options.clock.monotonic() - begun) / 1000,
       this.#listedAt === undefined ? undefined : (begun - this.#listedAt) / 1000,
     );
     this.#listedAt = begun;
-    const first = !this.#o.cache.synced;
-    const mine = list.items.filter((m) => Object.entries(this.#o.labels).every(([k, v]) => m.labels[k] === v));
-    const unknown = this.#o.cache.replace(mine, list.revision, knownBefore, list.unknown);
+    const first = !this.#options.cache.synced;
+    const mine = list.items.filter((m) => Object.entries(this.#options.labels).every(([k, v]) => m.labels[k] === v));
+    const unknown = this.#options.cache.replace(mine, list.revision, knownBefore, list.unknown);
     if (unknown.length > 0) this.#warnOf(unknown);
     this.#answered();
-    if (first) this.#o.onSynced?.();
+    if (first) this.#options.onSynced?.();
     return list.revision;
   }
 
   /** Follows events for `ms`, then returns so that a complete list heals whatever the watch missed. */
   async #watchFor(revision: number, ms: number, signal: AbortSignal): Promise<void> {
     const stop = new AbortController();
-    const cancel = this.#o.clock.after(ms, () => stop.abort());
+    const cancel = this.#options.clock.after(ms, () => stop.abort());
     const { signal: linked, release } = linkAbort(signal, stop.signal);
     try {
-      const events = this.#o.provider.watchPods!(revision, { signal: linked, labels: this.#o.labels });
+      const events = this.#options.provider.watchPods!(revision, { signal: linked, labels: this.#options.labels });
       for await (const event of events) {
         const { machine, revision } = event;
         this.#answered();
         if (machine === undefined) {
           const unknown = { ...event.unknown, revision };
-          if (this.#o.cache.distrust(unknown)) this.#warnOf([unknown]);
-        } else if (Object.entries(this.#o.labels).every(([k, v]) => machine.labels[k] === v))
-          this.#o.cache.put(machine);
-        this.#o.cache.heard();
+          if (this.#options.cache.distrust(unknown)) this.#warnOf([unknown]);
+        } else if (Object.entries(this.#options.labels).every(([k, v]) => machine.labels[k] === v))
+          this.#options.cache.put(machine);
+        this.#options.cache.heard();
       }
     } catch (thrown) {
       if (!linked.aborted && !isProviderError(thrown, "gone")) throw thrown;
@@ -385,18 +385,18 @@ export class MachineObserver implements BackendHealth {
 
   /** One line for all that became unknown together, and not many in a row: each pod is told by an event of its own. */
   #warnOf(unknown: readonly UnknownMachine[]): void {
-    const now = this.#o.clock.monotonic();
+    const now = this.#options.clock.monotonic();
     const [first] = unknown;
     if (first === undefined || now < this.#warnNotBefore) return;
     this.#warnNotBefore = now + WARN_PAUSE_MS;
-    this.#o.logger.warn(
+    this.#options.logger.warn(
       { machines: unknown.length, machine: first.id, reason: first.reason },
       "Backend says of machines what makes no sense; they are unknown until it does",
     );
   }
 
   #answered(): void {
-    if (this.failingSince !== undefined) this.#o.logger.info({}, "Backend answers again");
+    if (this.failingSince !== undefined) this.#options.logger.info({}, "Backend answers again");
     this.failingSince = undefined;
     this.lastError = undefined;
   }
@@ -404,8 +404,8 @@ export class MachineObserver implements BackendHealth {
   #failed(thrown: unknown): void {
     const error = toError(thrown);
     if (this.failingSince === undefined) {
-      this.failingSince = this.#o.clock.monotonic();
-      this.#o.logger.warn({ err: error }, "Backend does not answer");
+      this.failingSince = this.#options.clock.monotonic();
+      this.#options.logger.warn({ err: error }, "Backend does not answer");
     }
     this.lastError = error.message;
   }

@@ -36,7 +36,7 @@ const MAX_STEPS = 12;
 const DOUBT_MS = 60_000;
 
 export class PodReconciler {
-  readonly #o: ReconcilerOptions;
+  readonly #options: ReconcilerOptions;
   readonly #records: PodRecords;
   readonly #copies: PodCopies;
   readonly #creation: MachineCreation;
@@ -45,7 +45,7 @@ export class PodReconciler {
   readonly #removal: MachineRemoval;
 
   constructor(options: ReconcilerOptions) {
-    this.#o = options;
+    this.#options = options;
     this.#records = new PodRecords((uid, { dropped }) => void onAbort(dropped, () => this.#release(uid)));
     this.#copies = new PodCopies(options.pods, this.#records);
     const context: StepContext = {
@@ -113,25 +113,25 @@ export class PodReconciler {
   // ---------------------------------------------------------------------------------------------------------- observe
 
   #observed(uid: string): Observed {
-    return this.#o.machines.observe(this.#o.machineId(uid));
+    return this.#options.machines.observe(this.#options.machineId(uid));
   }
 
   /** A process that has just been started does not know yet what the texts of a backend must not quote. */
   async #learnSecrets(uid: string, signal: AbortSignal): Promise<void> {
     const [desired, observed] = [this.#copies.desired(uid), this.#observed(uid)];
     if (desired.kind !== "pod" || observed.kind !== "found") return;
-    if (this.#o.renderer.mustLearn?.(desired.pod, observed.machine))
-      await this.#o.renderer.learn?.(desired.pod, signal);
+    if (this.#options.renderer.mustLearn?.(desired.pod, observed.machine))
+      await this.#options.renderer.learn?.(desired.pod, signal);
   }
 
   #withoutSecrets(desired: Desired, observed: Observed): Observed {
     if (desired.kind !== "pod" || observed.kind !== "found") return observed;
     const { machine } = observed;
-    return { ...observed, machine: this.#o.renderer.withoutSecrets?.(desired.pod, machine) ?? machine };
+    return { ...observed, machine: this.#options.renderer.withoutSecrets?.(desired.pod, machine) ?? machine };
   }
 
   #withReadiness(desired: Desired, observed: Observed): Observed {
-    const { readiness } = this.#o;
+    const { readiness } = this.#options;
     if (readiness === undefined || desired.kind !== "pod" || observed.kind === "unknown") return observed;
     if (observed.kind === "absent") {
       // Its address may be another machine's soon, while the pod may stay for long, as a failed one does.
@@ -143,13 +143,13 @@ export class PodReconciler {
 
   /** Takes down what this look shows, before anything is decided. */
   #notice(uid: string, desired: Desired, observed: Observed): void {
-    if (observed.kind === "found" || !isToRun(desired)) this.#o.losses?.settled(uid);
+    if (observed.kind === "found" || !isToRun(desired)) this.#options.losses?.settled(uid);
     this.#records.update(uid, this.#lessons(uid, desired, observed));
     if (desired.kind !== "pod") return;
     const { pod } = desired;
     if (observed.kind === "found") this.#forwardNotices(pod, observed.machine);
     const record = this.#records.of(uid);
-    const now = this.#o.clock.monotonic();
+    const now = this.#options.clock.monotonic();
     if (!hasRun(pod) && !isTerminal(pod)) record.firstLook ??= now;
     if (record.memory.seenAt === undefined) record.update({ seenAt: now });
   }
@@ -162,7 +162,7 @@ export class PodReconciler {
     const state = observed.kind === "absent" ? undefined : observed.machine?.state;
     const hasEnded = state !== undefined && isOver({ state });
     return {
-      ...(isOrphan && orphanSince === undefined && { orphanSince: this.#o.clock.monotonic() }),
+      ...(isOrphan && orphanSince === undefined && { orphanSince: this.#options.clock.monotonic() }),
       // However it was found: only what stays away from one look to the next is lost.
       ...(isFound && missedAt.length > 0 && { missedAt: [] }),
       // Buried, and it runs all the same: its backend was restored from a copy of its data.
@@ -174,12 +174,12 @@ export class PodReconciler {
 
   #plan(uid: string, desired: Desired, observed: Observed): Action {
     const isThere = desired.kind === "pod" && observed.kind === "found";
-    return (this.#o.plan ?? plan)(desired, observed, this.#records.memory(uid), {
-      now: this.#o.clock.now(),
-      monotonic: this.#o.clock.monotonic(),
-      hostIPs: this.#o.hostIPs(),
-      markCheapToDelete: this.#o.markCheapToDelete,
-      version: isThere ? this.#o.renderer.version(desired.pod, observed.machine) : undefined,
+    return (this.#options.plan ?? plan)(desired, observed, this.#records.memory(uid), {
+      now: this.#options.clock.now(),
+      monotonic: this.#options.clock.monotonic(),
+      hostIPs: this.#options.hostIPs(),
+      markCheapToDelete: this.#options.markCheapToDelete,
+      version: isThere ? this.#options.renderer.version(desired.pod, observed.machine) : undefined,
     });
   }
 
@@ -230,10 +230,10 @@ export class PodReconciler {
     if (this.#distrust(thrown)) return undefined;
     const error = toError(thrown);
     if (desired.kind === "pod" && isProviderError(thrown) && isPartOfKilling(desired.pod, action))
-      told(this.#o, desired.pod, "FailedKillPod", "error killing pod", error);
+      told(this.#options, desired.pod, "FailedKillPod", "error killing pod", error);
     const retryAfterMs = isProviderError(thrown) || isKubeApiError(thrown) ? thrown.retryAfterMs : undefined;
-    const pod = this.#o.pods.get(uid) ?? this.#records.find(uid)?.lastSeen;
-    this.#o.logger.debug(
+    const pod = this.#options.pods.get(uid) ?? this.#records.find(uid)?.lastSeen;
+    this.#options.logger.debug(
       { ...(pod === undefined ? { uid } : aboutPod(pod)), op: action.do, err: error },
       "Step failed and will be tried again",
     );
@@ -244,18 +244,18 @@ export class PodReconciler {
    * Whether it cannot be believed yet that this machine is lost: then it is looked for again before its pod is failed.
    */
   #isDoubtful(uid: string): boolean {
-    if (this.#o.losses?.mayLose(uid) !== false) return false;
+    if (this.#options.losses?.mayLose(uid) !== false) return false;
     this.#records.update(uid, { missedAt: this.#records.memory(uid).missedAt.slice(-1) });
     return true;
   }
 
   /** Asks the backend directly. "Absent" counts only when the backend itself said so. */
   async #look(uid: string, signal: AbortSignal): Promise<Observed> {
-    const id = this.#o.machineId(uid);
-    const { machines } = this.#o;
+    const id = this.#options.machineId(uid);
+    const { machines } = this.#options;
     const knownBefore = machines.revision;
     try {
-      const machine = await this.#o.provider.getPod(id, { signal });
+      const machine = await this.#options.provider.getPod(id, { signal });
       machines.put(machine, knownBefore);
       // The cache may have something newer yet: then that is what the answer has not contradicted.
       const known = machines.observe(id);
@@ -271,7 +271,7 @@ export class PodReconciler {
       // It has been made, or been seen, while the answer was on its way.
       if (!machines.drop(id, knownBefore)) return machines.observe(id);
       this.#records.update(uid, {
-        missedAt: [...this.#records.memory(uid).missedAt, this.#o.clock.monotonic()].slice(-2),
+        missedAt: [...this.#records.memory(uid).missedAt, this.#options.clock.monotonic()].slice(-2),
       });
       return { kind: "absent" };
     }
@@ -283,23 +283,24 @@ export class PodReconciler {
    */
   #distrust(thrown: unknown): boolean {
     if (!isProviderError(thrown) || thrown.unknownMachine === undefined) return false;
-    this.#o.machines.distrust(thrown.unknownMachine);
-    return this.#o.machines.observe(thrown.unknownMachine.id).kind === "unknown";
+    this.#options.machines.distrust(thrown.unknownMachine);
+    return this.#options.machines.observe(thrown.unknownMachine.id).kind === "unknown";
   }
 
   /** kubelet tells of a deadline by an event; other ends of a pod were announced where they were decided. */
   #announce(pod: Pod, verdict: Verdict): void {
-    if (verdict === DEADLINE) this.#o.event(pod, { type: "Normal", reason: verdict.reason, message: verdict.message });
+    if (verdict === DEADLINE)
+      this.#options.event(pod, { type: "Normal", reason: verdict.reason, message: verdict.message });
     if (verdict !== LOST) return;
     this.#creation.lost(pod);
-    this.#o.hooks?.onLost?.();
+    this.#options.hooks?.onLost?.();
   }
 
   #preempt(victim: Pod): void {
     const uid = victim.metadata!.uid!;
-    this.#o.event(victim, { type: "Warning", reason: PREEMPTED.reason, message: PREEMPTED.message });
+    this.#options.event(victim, { type: "Warning", reason: PREEMPTED.reason, message: PREEMPTED.message });
     this.#records.update(uid, { verdict: PREEMPTED });
-    this.#o.poke?.(uid);
+    this.#options.poke?.(uid);
   }
 
   /**
@@ -313,7 +314,7 @@ export class PodReconciler {
     const newest = notices.at(-1)?.seq ?? -1;
     const last = record.noticeSeq ?? (record.memory.created ? -1 : newest);
     record.noticeSeq = Math.max(last, newest);
-    for (const notice of notices) if (notice.seq > last) this.#o.event(pod, noticeEvent(pod, notice));
+    for (const notice of notices) if (notice.seq > last) this.#options.event(pod, noticeEvent(pod, notice));
   }
 
   // ----------------------------------------------------------------------------------------------------------- forget
@@ -321,17 +322,17 @@ export class PodReconciler {
   /** The one place where everything that is held of a pod goes. */
   #forget(uid: string): void {
     this.#records.drop(uid);
-    const id = this.#o.machineId(uid);
-    const observed = this.#o.machines.observe(id);
-    if (observed.kind === "found" && observed.machine.state === "deleted") this.#o.machines.forget(id);
+    const id = this.#options.machineId(uid);
+    const observed = this.#options.machines.observe(id);
+    if (observed.kind === "found" && observed.machine.state === "deleted") this.#options.machines.forget(id);
   }
 
   /** Releases what others hold for the pod. */
   #release(uid: string): void {
-    this.#o.losses?.settled(uid);
-    this.#o.readiness?.release(uid);
+    this.#options.losses?.settled(uid);
+    this.#options.readiness?.release(uid);
     // Again: a render that was under way when the pod went may have taken hold of what it refers to only afterwards.
-    this.#o.renderer.release?.(uid);
+    this.#options.renderer.release?.(uid);
   }
 }
 

@@ -66,7 +66,7 @@ interface Rounds {
  * next, twice as long each time.
  */
 export class OwnerBackoff {
-  readonly #o: { clock: Clock; firstMs: number; maxMs: number; forgetMs: number; freeRounds: number };
+  readonly #options: { clock: Clock; firstMs: number; maxMs: number; forgetMs: number; freeRounds: number };
   readonly #rounds = new Map<string, Rounds>();
 
   /**
@@ -80,20 +80,20 @@ export class OwnerBackoff {
     forgetMs: number;
     freeRounds?: number | undefined;
   }) {
-    this.#o = { ...options, freeRounds: options.freeRounds ?? 0 };
+    this.#options = { ...options, freeRounds: options.freeRounds ?? 0 };
   }
 
   /** Milliseconds that a pod of the owner has to wait; 0: none. `seenAt`: when it was first seen, monotonic. */
   delay(owner: string, seenAt: number): number {
     const rounds = this.#present(owner);
     if (rounds === undefined || seenAt <= rounds.since) return 0;
-    return Math.max(0, rounds.until - this.#o.clock.monotonic());
+    return Math.max(0, rounds.until - this.#options.clock.monotonic());
   }
 
   /** A pod of the owner failed: begins the next round unless it is of the present one. */
   failed(owner: string, seenAt: number): void {
-    const now = this.#o.clock.monotonic();
-    const { firstMs, maxMs, freeRounds } = this.#o;
+    const now = this.#options.clock.monotonic();
+    const { firstMs, maxMs, freeRounds } = this.#options;
     const before = this.#present(owner);
     if (before !== undefined && seenAt <= before.since) return;
     const count = (before?.count ?? 0) + 1;
@@ -109,7 +109,7 @@ export class OwnerBackoff {
   }
 
   #isQuiet({ until }: Rounds): boolean {
-    return this.#o.clock.monotonic() > until + this.#o.forgetMs;
+    return this.#options.clock.monotonic() > until + this.#options.forgetMs;
   }
 
   /** Tenants can make any number of owners: what is remembered of them is bounded. */

@@ -20,21 +20,21 @@ const BURIAL_RETRY_MS = { first: 200, max: 30_000 };
 const FINALIZE_AGAIN_MS = { first: 30_000, max: 600_000 };
 
 export class MachineRemoval {
-  readonly #c: StepContext;
+  readonly #context: StepContext;
 
   constructor(context: StepContext) {
-    this.#c = context;
+    this.#context = context;
   }
 
   /** Asks the machine to end within its grace period. @throws ProviderError: to be tried again */
   async stop(uid: string, graceSeconds: number, signal: AbortSignal): Promise<void> {
-    this.#c.guard?.();
-    const id = this.#c.machineId(uid);
-    const { machines } = this.#c;
+    this.#context.guard?.();
+    const id = this.#context.machineId(uid);
+    const { machines } = this.#context;
     const knownBefore = machines.revision;
     try {
-      const machine = await this.#c.provider.stopPod(id, { graceSeconds, signal });
-      this.#c.records.update(uid, { stopDeadline: this.#c.clock.monotonic() + graceSeconds * 1000 });
+      const machine = await this.#context.provider.stopPod(id, { graceSeconds, signal });
+      this.#context.records.update(uid, { stopDeadline: this.#context.clock.monotonic() + graceSeconds * 1000 });
       if (machine !== undefined) machines.put(machine, knownBefore);
     } catch (thrown) {
       if (!isProviderError(thrown, "not_found")) throw thrown;
@@ -44,78 +44,81 @@ export class MachineRemoval {
 
   /** DELETE, whether the machine exists or not: the tombstone keeps a late create from reviving it. Then make sure. */
   async bury(uid: string, force: boolean, signal: AbortSignal): Promise<void> {
-    this.#c.guard?.();
-    await this.#c.provider.deletePod(this.#c.machineId(uid), { force, signal });
-    const seen = await this.#c.look(uid, signal);
+    this.#context.guard?.();
+    await this.#context.provider.deletePod(this.#context.machineId(uid), { force, signal });
+    const seen = await this.#context.look(uid, signal);
     if (seen.kind === "absent" || seen.machine?.state === "deleted")
-      this.#c.records.update(uid, { burial: undefined, buried: true, stopDeadline: undefined });
+      this.#context.records.update(uid, { burial: undefined, buried: true, stopDeadline: undefined });
     else this.#buryAgain(uid, seen.machine?.state ?? "in a state that cannot be told");
   }
 
   #buryAgain(uid: string, state: string): void {
-    const now = this.#c.clock.monotonic();
-    const burial = this.#c.records.memory(uid).burial ?? {
+    const now = this.#context.clock.monotonic();
+    const burial = this.#context.records.memory(uid).burial ?? {
       since: now,
       pauseMs: BURIAL_RETRY_MS.first / 2,
       retryAt: now,
     };
     const pauseMs = Math.min(burial.pauseMs * 2, BURIAL_RETRY_MS.max);
-    this.#c.records.update(uid, { burial: { since: burial.since, pauseMs, retryAt: now + pauseMs } });
+    this.#context.records.update(uid, { burial: { since: burial.since, pauseMs, retryAt: now + pauseMs } });
     if (pauseMs < BURIAL_RETRY_MS.max || burial.pauseMs === pauseMs) return;
     const seconds = Math.round((now - burial.since) / 1000);
     const message = `Machine was deleted ${seconds} s ago and is still there: ${state}`;
-    this.#c.logger.warn(
-      { ...this.#about(uid), machine: this.#c.machineId(uid), state },
+    this.#context.logger.warn(
+      { ...this.#about(uid), machine: this.#context.machineId(uid), state },
       "Machine does not go and is deleted again",
     );
-    const desired = this.#c.copies.desired(uid);
-    if (desired.kind === "pod") this.#c.event(desired.pod, { type: "Warning", reason: "FailedKillPod", message });
+    const desired = this.#context.copies.desired(uid);
+    if (desired.kind === "pod") this.#context.event(desired.pod, { type: "Warning", reason: "FailedKillPod", message });
   }
 
   /** Removes the object of a pod whose machine is over. @throws what is to be tried again */
   async finalize(uid: string, pod: Pod, signal: AbortSignal): Promise<Outcome | undefined> {
-    this.#c.guard?.();
-    const result = await this.#c.api.remove(pod, signal);
+    this.#context.guard?.();
+    const result = await this.#context.api.remove(pod, signal);
     if (result.kind === "denied")
-      throw told(this.#c, pod, "FailedDelete", "The API server does not let this pod be removed", result.error);
-    const now = this.#c.clock.monotonic();
-    const { since, pauseMs } = this.#c.records.memory(uid).finalized ?? {
+      throw told(this.#context, pod, "FailedDelete", "The API server does not let this pod be removed", result.error);
+    const now = this.#context.clock.monotonic();
+    const { since, pauseMs } = this.#context.records.memory(uid).finalized ?? {
       since: now,
       pauseMs: FINALIZE_AGAIN_MS.first / 2,
     };
     const next = Math.min(pauseMs * 2, FINALIZE_AGAIN_MS.max);
-    this.#c.records.update(uid, { finalized: { since, pauseMs: next, retryAt: now + next } });
+    this.#context.records.update(uid, { finalized: { since, pauseMs: next, retryAt: now + next } });
     return undefined;
   }
 
   /** A machine whose pod is gone from the cache: the API server has the last word before anything is destroyed. */
   async reap(uid: string, signal: AbortSignal): Promise<Outcome | undefined> {
-    const observed = this.#c.machines.observe(this.#c.machineId(uid));
-    const memory = this.#c.records.memory(uid);
+    const observed = this.#context.machines.observe(this.#context.machineId(uid));
+    const memory = this.#context.records.memory(uid);
     const machine = observed.kind === "found" ? observed.machine : undefined;
     if (machine !== undefined && !this.#isOwn(machine)) return { kind: "settled" };
     if (!memory.podSeenGone && !memory.mayBeReaped) {
-      if (!this.#c.mayReap()) return { kind: "after", ms: 30_000 };
-      this.#c.records.update(uid, { mayBeReaped: true });
+      if (!this.#context.mayReap()) return { kind: "after", ms: 30_000 };
+      this.#context.records.update(uid, { mayBeReaped: true });
     }
     const where = this.#whereabouts(uid, machine);
     if (where === undefined) {
-      this.#c.logger.warn({ ...this.#about(uid), machine: machine?.id }, "Machine names no pod and is left alone");
+      this.#context.logger.warn(
+        { ...this.#about(uid), machine: machine?.id },
+        "Machine names no pod and is left alone",
+      );
       return { kind: "settled" };
     }
     const { namespace, name } = where;
-    const current = await this.#c.api.read({ metadata: { namespace, name } }, signal);
+    const current = await this.#context.api.read({ metadata: { namespace, name } }, signal);
     if (current?.metadata!.uid === uid) {
       // The cache was wrong; it will catch up.
-      this.#c.records.update(uid, { podSeenGone: false, orphanSince: undefined, mayBeReaped: false });
+      this.#context.records.update(uid, { podSeenGone: false, orphanSince: undefined, mayBeReaped: false });
       return { kind: "after", ms: 5_000 };
     }
     if (mayRun(observed) && memory.stopDeadline === undefined) {
-      this.#c.logger.info(
-        { namespace, pod: name, uid, machine: this.#c.machineId(uid) },
+      this.#context.logger.info(
+        { namespace, pod: name, uid, machine: this.#context.machineId(uid) },
         "Stopping a machine whose pod is gone",
       );
-      this.#c.hooks?.onOrphan?.(memory.podSeenGone);
+      this.#context.hooks?.onOrphan?.(memory.podSeenGone);
       await this.stop(uid, 2, signal);
       return undefined;
     }
@@ -124,12 +127,12 @@ export class MachineRemoval {
   }
 
   #isOwn({ labels }: Machine): boolean {
-    return Object.entries(this.#c.ownerLabels).every(([key, value]) => labels[key] === value);
+    return Object.entries(this.#context.ownerLabels).every(([key, value]) => labels[key] === value);
   }
 
   /** Namespace and name of a pod that is gone: as it was last seen, or as its machine says. */
   #whereabouts(uid: string, machine: Machine | undefined): { namespace: string; name: string } | undefined {
-    const last = this.#c.records.find(uid)?.lastSeen;
+    const last = this.#context.records.find(uid)?.lastSeen;
     const namespace = last?.metadata?.namespace ?? machine?.labels[LABEL_NAMESPACE];
     const name = last?.metadata?.name ?? machine?.labels[LABEL_POD];
     return namespace === undefined || name === undefined ? undefined : { namespace, name };
@@ -137,7 +140,7 @@ export class MachineRemoval {
 
   /** Names the pod in the log. */
   #about(uid: string): object {
-    const pod = this.#c.pods.get(uid) ?? this.#c.records.find(uid)?.lastSeen;
+    const pod = this.#context.pods.get(uid) ?? this.#context.records.find(uid)?.lastSeen;
     return pod === undefined ? { uid } : aboutPod(pod);
   }
 }

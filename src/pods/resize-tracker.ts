@@ -30,10 +30,10 @@ type Remembered = Pick<PodMemory, "resize" | "retryUpdateAt">;
 type Wishes = NonNullable<MachinePatch["resources"]>;
 
 export class ResizeTracker {
-  readonly #o: ResizeTrackerOptions;
+  readonly #options: ResizeTrackerOptions;
 
   constructor(options: ResizeTrackerOptions) {
-    this.#o = options;
+    this.#options = options;
   }
 
   /**
@@ -56,12 +56,12 @@ export class ResizeTracker {
     }
     if (outlook.kind === "pending") return this.#pending(pod, outlook, known);
     if (!known.inProgress) this.#say(pod, "Normal", "ResizeStarted", `Pod resize started: ${outlook.text}`);
-    this.#o.guard?.();
+    this.#options.guard?.();
     try {
-      const machine = await this.#o.provider.updatePod!(machineId, { resources: wishes }, { signal });
-      this.#o.machines.put(machine);
+      const machine = await this.#options.provider.updatePod!(machineId, { resources: wishes }, { signal });
+      this.#options.machines.put(machine);
       if (!hasResources(machine, wishes)) {
-        return { resize: { inProgress: {} }, retryUpdateAt: this.#o.clock.monotonic() + PROGRESS_RETRY_MS };
+        return { resize: { inProgress: {} }, retryUpdateAt: this.#options.clock.monotonic() + PROGRESS_RETRY_MS };
       }
       this.#say(pod, "Normal", "ResizeCompleted", `Pod resize completed: ${outlook.text}`);
       return { resize: {}, retryUpdateAt: undefined };
@@ -78,7 +78,7 @@ export class ResizeTracker {
       }
       return {
         resize: { inProgress: { error: message } },
-        retryUpdateAt: this.#o.clock.monotonic() + DEFERRED_RETRY_MS,
+        retryUpdateAt: this.#options.clock.monotonic() + DEFERRED_RETRY_MS,
       };
     }
   }
@@ -91,12 +91,12 @@ export class ResizeTracker {
     if (known.pending?.reason !== reason || known.pending.message !== message) {
       this.#say(pod, "Warning", `Resize${reason}`, `Pod resize ${reason}: ${text}`);
     }
-    const retryUpdateAt = reason === "Deferred" ? this.#o.clock.monotonic() + DEFERRED_RETRY_MS : undefined;
+    const retryUpdateAt = reason === "Deferred" ? this.#options.clock.monotonic() + DEFERRED_RETRY_MS : undefined;
     return { resize: { pending: { reason, message } }, retryUpdateAt };
   }
 
   #say(pod: Pod, type: PodEvent["type"], reason: string, message: string): void {
-    this.#o.event(pod, { type, reason, message });
+    this.#options.event(pod, { type, reason, message });
   }
 }
 

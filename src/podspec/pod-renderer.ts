@@ -65,7 +65,7 @@ type MachineFacts = Pick<Machine, "file_versions" | "registry_auth_version"> & {
 };
 
 export class PodRenderer {
-  readonly #o: PodRendererOptions;
+  readonly #options: PodRendererOptions;
   /** Pods that were taken in by this process and need not wait until others have made room. */
   readonly #takenIn = new Set<string>();
   /** By pod: of each volume whose files can be changed, the version that was rendered last. */
@@ -73,7 +73,7 @@ export class PodRenderer {
   readonly #secrets = new PodSecrets();
 
   constructor(options: PodRendererOptions) {
-    this.#o = options;
+    this.#options = options;
   }
 
   /** Renders a pod that has no machine yet. @throws the signal's reason on abort */
@@ -83,31 +83,40 @@ export class PodRenderer {
     if (tooMany !== undefined) return wait(sandboxFailed(tooMany));
     // A pod that was admitted once is not judged again, as in a kubelet: it may have a machine, even if the node has
     // changed since.
-    let verdict = this.#takenIn.has(uid) ? this.#gate(pod) : this.#admit(pod, this.#o.node());
+    let verdict = this.#takenIn.has(uid) ? this.#gate(pod) : this.#admit(pod, this.#options.node());
     if (verdict?.kind === "reject" && verdict.reason === "NodeAffinity") {
       // The scheduler may have seen labels that the cached node lacks; as in a kubelet, the API server has the last
       // word.
-      verdict = this.#admit(pod, (await this.#liveNode(signal)) ?? this.#o.node());
+      verdict = this.#admit(pod, (await this.#liveNode(signal)) ?? this.#options.node());
     }
     if (verdict !== undefined) return verdict;
     // From here on, at once, the pod counts towards what the node has given away, though something may still be
     // missing.
-    this.#o.allocation.admit(uid);
+    this.#options.allocation.admit(uid);
     this.#takenIn.add(uid);
 
-    const runtimeClass = checkRuntimeClass(pod, await this.#runtimeHandler(pod, signal), this.#o.runtimeHandlers ?? []);
+    const runtimeClass = checkRuntimeClass(
+      pod,
+      await this.#runtimeHandler(pod, signal),
+      this.#options.runtimeHandlers ?? [],
+    );
     if (!runtimeClass.ok) return wait(sandboxFailed(runtimeClass.message));
     const read = await this.#read(pod, signal);
     if (!read.ok) return wait(sandboxFailed(read.problem));
     const { references, sources } = read;
     this.#secrets.learn(pod, references, sources);
-    const result = renderMachineSpec({ pod, references, node: this.#o.facts(), backend: this.#o.backend() });
+    const result = renderMachineSpec({
+      pod,
+      references,
+      node: this.#options.facts(),
+      backend: this.#options.backend(),
+    });
     // A refusal only because the pod is new makes no event: the pod is looked at again within a second.
-    if (result.kind === "wait" && this.#o.references.isEarly(uid)) return wait();
+    if (result.kind === "wait" && this.#options.references.isEarly(uid)) return wait();
     if (result.kind !== "ready") return result;
     this.#rendered(uid, result.spec.volumes ?? []);
     const asTold = (spec: MachineSpec) => `${sources}|${this.#machineState(pod, spec)}`;
-    if (!this.#o.backend().capabilities.has("registry_auth")) return { ...result, version: asTold(result.spec) };
+    if (!this.#options.backend().capabilities.has("registry_auth")) return { ...result, version: asTold(result.spec) };
     const auth = [...(result.spec.registry_auth ?? []), ...(await this.#pluginCredentials(pod, signal))];
     const version = this.#credentialsVersion(pod, references);
     const spec = {
@@ -131,8 +140,8 @@ export class PodRenderer {
     const uid = uidOf(pod);
     const files = this.#hasFiles();
     // After a restart of the agent nothing has been read yet; the first diff does that, and this changes.
-    const known = this.#o.references.version(uid);
-    const tokens = files ? (this.#o.tokens.version(uid, tokenWishes(pod)) ?? "none") : "";
+    const known = this.#options.references.version(uid);
+    const tokens = files ? (this.#options.tokens.version(uid, tokenWishes(pod)) ?? "none") : "";
     const generation = pod.metadata?.generation ?? 0;
     // The downward API shows labels and annotations, which change without a new generation.
     const metadata = usesMetadata(pod) ? JSON.stringify([pod.metadata?.labels, pod.metadata?.annotations]) : "";
@@ -153,7 +162,7 @@ export class PodRenderer {
    * back.
    */
   #staleImages({ spec }: Pod, { containers }: MachineFacts): string[] {
-    if (!this.#o.backend().capabilities.has("patch_image")) return [];
+    if (!this.#options.backend().capabilities.has("patch_image")) return [];
     const wanted = [...(spec?.initContainers ?? []), ...(spec?.containers ?? [])];
     return containers.flatMap(({ name, image }) => {
       const container = wanted.find((each) => each.name === name);
@@ -173,7 +182,7 @@ export class PodRenderer {
   }
 
   #rendered(uid: string, volumes: readonly Volume[]): void {
-    const canChange = this.#o.backend().capabilities.has("patch_files");
+    const canChange = this.#options.backend().capabilities.has("patch_files");
     const files = volumes.flatMap((volume) =>
       canChange && volume.type === "files" ? [[volume.name, volume.version] as const] : [],
     );
@@ -182,7 +191,7 @@ export class PodRenderer {
 
   /** What must change on a running machine. @throws the signal's reason on abort */
   async diff(pod: Pod, machine: Machine, signal: AbortSignal): Promise<MachineChange> {
-    this.#o.allocation.admit(uidOf(pod));
+    this.#options.allocation.admit(uidOf(pod));
     const tooMany = podShapeProblem(pod, { files: this.#hasFiles() });
     const read = tooMany === undefined ? await this.#read(pod, signal) : { ok: false as const, problem: tooMany };
     if (!read.ok) {
@@ -193,8 +202,8 @@ export class PodRenderer {
     }
     const { references, sources } = read;
     this.#secrets.learn(pod, references, sources);
-    const facts = this.#o.facts();
-    const backend = this.#o.backend();
+    const facts = this.#options.facts();
+    const backend = this.#options.backend();
     const input = { pod, references, node: facts, backend };
     const events: PodEvent[] = [];
     const volumes: Volume[] = [];
@@ -235,8 +244,8 @@ export class PodRenderer {
     const resize = judgeResize({
       pod,
       containers,
-      node: this.#o.node(),
-      otherPods: this.#o.allocation.others(uidOf(pod)),
+      node: this.#options.node(),
+      otherPods: this.#options.allocation.others(uidOf(pod)),
       backend,
     });
     const patch: MachinePatch = {
@@ -270,12 +279,12 @@ export class PodRenderer {
     const uid = uidOf(pod);
     const secrets = podReferences(pod).filter(({ kind }) => kind === "secret");
     if (secrets.length > 0 && podShapeProblem(pod, { files: false }) === undefined) {
-      this.#o.references.track(pod, secrets);
-      await this.#o.references.read(uid, signal).catch(overBudget);
+      this.#options.references.track(pod, secrets);
+      await this.#options.references.read(uid, signal).catch(overBudget);
     }
-    const sources = `learned ${this.#o.references.version(uid) ?? ""}`;
-    this.#secrets.learn(pod, { ...this.#o.references.references(pod), tokens: new Map() }, sources);
-    if (pod.status?.phase === "Succeeded" || pod.status?.phase === "Failed") this.#o.references.release(uid);
+    const sources = `learned ${this.#options.references.version(uid) ?? ""}`;
+    this.#secrets.learn(pod, { ...this.#options.references.references(pod), tokens: new Map() }, sources);
+    if (pod.status?.phase === "Succeeded" || pod.status?.phase === "Failed") this.#options.references.release(uid);
   }
 
   /** The machine, whose texts quote nothing that the pod keeps secret. */
@@ -291,16 +300,16 @@ export class PodRenderer {
 
   /** A pod that is over changes no more: nothing is kept of it but what its backend might still quote. */
   rest(podUid: string): void {
-    this.#o.allocation.release(podUid);
+    this.#options.allocation.release(podUid);
     this.#takenIn.delete(podUid);
     this.#files.delete(podUid);
-    this.#o.references.release(podUid);
-    this.#o.tokens.release(podUid);
+    this.#options.references.release(podUid);
+    this.#options.tokens.release(podUid);
   }
 
   /** Undefined when the pod may run. */
   #admit(pod: Pod, node: Node | undefined): NotReady | undefined {
-    const { daemonSets, allowedUnsafeSysctls, allocation } = this.#o;
+    const { daemonSets, allowedUnsafeSysctls, allocation } = this.#options;
     // The node is registered before pods are taken in; until it is known, no pod is refused because of it.
     if (node === undefined)
       return wait({ type: "Warning", reason: "InvalidNodeInfo", message: "The node is not registered yet" });
@@ -329,7 +338,7 @@ export class PodRenderer {
 
   /** Undefined when the backend can do all that the pod needs. */
   #gate(pod: Pod): NotReady | undefined {
-    const { backend, facts } = this.#o;
+    const { backend, facts } = this.#options;
     const { name, capabilities, agentProbes = false } = backend();
     const { allowHostPath, instanceTypes } = facts();
     const gate = checkCapabilities(pod, { backend: name, capabilities, allowHostPath, agentProbes, instanceTypes });
@@ -339,20 +348,20 @@ export class PodRenderer {
   }
 
   #pluginCredentials(pod: Pod, signal: AbortSignal): Promise<RegistryAuth[]> | [] {
-    return this.#o.imageCredentials?.forPod(pod, signal) ?? [];
+    return this.#options.imageCredentials?.forPod(pod, signal) ?? [];
   }
 
   /** Undefined when there are no credentials, or the backend cannot be given others than those of the create. */
   #credentialsVersion(pod: Pod, references: Pick<References, "secrets">): string | undefined {
-    const { capabilities } = this.#o.backend();
+    const { capabilities } = this.#options.backend();
     if (!capabilities.has("registry_auth") || !capabilities.has("patch_registry_auth")) return undefined;
-    return credentialsVersion(pod, references, { plugins: this.#o.imageCredentials?.concerns(pod) ?? false });
+    return credentialsVersion(pod, references, { plugins: this.#options.imageCredentials?.concerns(pod) ?? false });
   }
 
   /** The part of a machine that shows whether its credentials must be looked at again. */
   #credentialsState(pod: Pod, machine: MachineFacts): string {
     const hasSecrets = (pod.spec?.imagePullSecrets ?? []).length > 0;
-    const hasPlugins = this.#o.imageCredentials?.concerns(pod) ?? false;
+    const hasPlugins = this.#options.imageCredentials?.concerns(pod) ?? false;
     if (!hasSecrets && !hasPlugins) return "";
     return `${machine.registry_auth_version ?? "none"}${hasPlugins && failsToPull(machine) ? " fails" : ""}`;
   }
@@ -372,7 +381,7 @@ export class PodRenderer {
     const known = machine.registry_auth_version;
     // A change replaces all of them.
     if (known !== undefined && wouldLoseCredentials(pod, references, known)) return {};
-    const hasExpired = (this.#o.imageCredentials?.concerns(pod) ?? false) && failsToPull(machine);
+    const hasExpired = (this.#options.imageCredentials?.concerns(pod) ?? false) && failsToPull(machine);
     if (version === known && !hasExpired) return {};
     const auth = [...registryAuth(pod, references, []), ...(await this.#pluginCredentials(pod, signal))];
     return { registry_auth: auth, registry_auth_version: version };
@@ -380,7 +389,11 @@ export class PodRenderer {
 
   async #liveNode(signal: AbortSignal): Promise<Node | undefined> {
     try {
-      return await this.#o.kube.request<Node>({ method: "GET", path: nodePath(this.#o.facts().nodeName), signal });
+      return await this.#options.kube.request<Node>({
+        method: "GET",
+        path: nodePath(this.#options.facts().nodeName),
+        signal,
+      });
     } catch {
       signal.throwIfAborted();
       return undefined;
@@ -388,7 +401,7 @@ export class PodRenderer {
   }
 
   #hasFiles(): boolean {
-    return this.#o.backend().capabilities.has("volumes.files");
+    return this.#options.backend().capabilities.has("volumes.files");
   }
 
   /**
@@ -401,19 +414,19 @@ export class PodRenderer {
   ): Promise<{ ok: true; references: References; sources: string } | { ok: false; problem: string }> {
     const uid = uidOf(pod);
     const files = this.#hasFiles();
-    this.#o.references.track(pod, podReferences(pod, { files }));
+    this.#options.references.track(pod, podReferences(pod, { files }));
     const wishes = files ? tokenWishes(pod) : [];
     // While it waits for one object, another that was read already may change. Objects in the cache are read again
     // without waiting, and a version from before the read is never too new.
     for (let round = 1; ; round++) {
       const sources = this.#sources(pod);
       const [problem, tokens] = await Promise.all([
-        this.#o.references.read(uid, signal).then(() => undefined, overBudget),
-        this.#o.tokens.get(pod, wishes, signal),
+        this.#options.references.read(uid, signal).then(() => undefined, overBudget),
+        this.#options.tokens.get(pod, wishes, signal),
       ]);
       if (problem !== undefined) return { ok: false, problem };
       if (this.#sources(pod) === sources || round === READ_ROUNDS)
-        return { ok: true, references: { ...this.#o.references.references(pod), tokens }, sources };
+        return { ok: true, references: { ...this.#options.references.references(pod), tokens }, sources };
     }
   }
 
@@ -422,7 +435,7 @@ export class PodRenderer {
     if (name === undefined || name === "") return undefined;
     try {
       const path = resourcePath({ group: "node.k8s.io", resource: "runtimeclasses", name });
-      const runtimeClass = await this.#o.kube.request<{ handler: string }>({ method: "GET", path, signal });
+      const runtimeClass = await this.#options.kube.request<{ handler: string }>({ method: "GET", path, signal });
       return { kind: "found", handler: runtimeClass.handler };
     } catch (thrown) {
       signal.throwIfAborted();

@@ -33,13 +33,13 @@ const LINE_PAUSE_MS = 10_000;
 export class ProcessFaults {
   /** Since the process started. */
   readonly counts: Record<FaultKind, number> = { rejection: 0, exception: 0 };
-  readonly #o: ProcessFaultsOptions;
+  readonly #options: ProcessFaultsOptions;
   readonly #own: string;
   #nextLineAt = -Infinity;
   #isFatal = false;
 
   constructor(options: ProcessFaultsOptions) {
-    this.#o = options;
+    this.#options = options;
     this.#own = (options.ownFolder ?? dirname(import.meta.dirname)) + sep;
   }
 
@@ -67,14 +67,14 @@ export class ProcessFaults {
       return;
     }
     const error = toError(thrown);
-    this.#o.logger.error({ err: error }, "Nobody caught an exception of vmlet's own code; the process stops");
+    this.#options.logger.error({ err: error }, "Nobody caught an exception of vmlet's own code; the process stops");
     if (this.#isFatal) return;
     this.#isFatal = true;
-    this.#o.onFatal(error);
+    this.#options.onFatal(error);
   }
 
   #log(thrown: unknown, message: string): void {
-    const { clock, logger } = this.#o;
+    const { clock, logger } = this.#options;
     const now = clock.monotonic();
     if (now < this.#nextLineAt) return;
     this.#nextLineAt = now + LINE_PAUSE_MS;

@@ -189,7 +189,7 @@ export const engineSchema = z.discriminatedUnion("type", [processSchema, ociSche
 
 type EngineConfig = z.infer<typeof engineSchema>;
 
-interface EngineSurroundings {
+interface EngineOptions {
   stateDir: string;
   clock: Clock;
   logger: Logger;
@@ -199,8 +199,8 @@ interface EngineSurroundings {
   reservedPorts?: readonly number[] | undefined;
 }
 
-export function createEngine(config: EngineConfig, surroundings: EngineSurroundings): Engine {
-  const { stateDir, clock, logger, hostAddress, reservedPorts = [] } = surroundings;
+export function createEngine(config: EngineConfig, options: EngineOptions): Engine {
+  const { stateDir, clock, logger, hostAddress, reservedPorts = [] } = options;
   const { type } = config;
   switch (type) {
     case "process":

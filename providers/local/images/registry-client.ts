@@ -47,14 +47,14 @@ export function hostSecureContext(): SecureContext {
 }
 
 export class RegistryClient {
-  readonly #o: RegistryClientOptions;
+  readonly #options: RegistryClientOptions;
   /** To what the owner has named, and to everything else. */
   readonly #dispatchers: { named: Dispatcher; plain: Dispatcher; other: Dispatcher };
   #base: Promise<URL> | undefined;
   #authorization: string | undefined;
 
   constructor(options: RegistryClientOptions) {
-    this.#o = options;
+    this.#options = options;
     const { destinations, reference } = options;
     const secureContext = ownContext(reference.registry) ?? options.secureContext;
     const common = { timeout: CONNECT_TIMEOUT_MS, allowH2: false };
@@ -79,7 +79,7 @@ export class RegistryClient {
    * @throws RegistryError, DestinationError, the signal's reason
    */
   async get(path: string, accept: readonly string[], signal: AbortSignal): Promise<Dispatcher.ResponseData["body"]> {
-    const url = new URL(`/v2/${this.#o.reference.path}/${path}`, await this.#registry(signal));
+    const url = new URL(`/v2/${this.#options.reference.path}/${path}`, await this.#registry(signal));
     const headers = { accept: accept.join(", ") };
     let reply = await this.#follow(url, headers, signal);
     if (reply.statusCode === 401) {
@@ -99,11 +99,11 @@ export class RegistryClient {
   }
 
   async #find(signal: AbortSignal): Promise<URL> {
-    const { registry } = this.#o.reference;
+    const { registry } = this.#options.reference;
     const host = registry === "docker.io" ? "registry-1.docker.io" : registry;
     const url = new URL(`https://${host}`);
     const plain = new URL(`http://${host}`);
-    if (!this.#o.destinations.mayBePlain(plain)) return url;
+    if (!this.#options.destinations.mayBePlain(plain)) return url;
     try {
       const { body } = await this.#request(new URL("/v2/", url), { method: "GET", headers: {} }, signal);
       await body.dump({ limit: MAX_ERROR_BYTES, signal });
@@ -135,7 +135,7 @@ export class RegistryClient {
     options: { method: "GET" | "POST"; headers: Record<string, string>; body?: string },
     signal: AbortSignal,
   ): Promise<Dispatcher.ResponseData> {
-    const { destinations } = this.#o;
+    const { destinations } = this.#options;
     await destinations.assertAllowed(url);
     const { named, plain, other } = this.#dispatchers;
     const dispatcher = destinations.mayBePlain(url) ? plain : destinations.isNamed(url) ? named : other;
@@ -157,7 +157,7 @@ export class RegistryClient {
 
   /** @returns what to send as `Authorization` from now on */
   async #authorize(challenges: readonly string[], signal: AbortSignal): Promise<string> {
-    const { credential } = this.#o;
+    const { credential } = this.#options;
     const denied = (why: string) => new RegistryError("denied", why);
     const bearer = challenges.find((challenge) => /^bearer\s/i.test(challenge));
     if (bearer !== undefined) return `Bearer ${await this.#token(bearer, signal)}`;
@@ -168,7 +168,7 @@ export class RegistryClient {
   }
 
   async #token(challenge: string, signal: AbortSignal): Promise<string> {
-    const { credential, reference } = this.#o;
+    const { credential, reference } = this.#options;
     const given = new Map<string, string>();
     for (const [, key, value] of challenge.matchAll(/\b([a-z]+)="([^"]*)"/gi)) given.set(key!.toLowerCase(), value!);
     const realm = parseUrl(given.get("realm") ?? "", undefined);

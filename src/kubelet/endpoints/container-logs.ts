@@ -30,7 +30,12 @@ interface ContainerLogOptions {
  */
 const FIRST_LINE_WAIT_MS = 250;
 
-export function containerLogs(deps: {
+export function containerLogs({
+  lookup,
+  provider,
+  sessions,
+  clock,
+}: {
   lookup: PodLookup;
   provider: Provider;
   sessions: Sessions;
@@ -42,21 +47,21 @@ export function containerLogs(deps: {
       const options = parseLogOptions(query);
       const podName = params["pod"]!;
       const container = params["container"]!;
-      const found = deps.lookup.get(params["namespace"]!, podName);
+      const found = lookup.get(params["namespace"]!, podName);
       if (found === undefined) throw new HttpError(404, `pod ${JSON.stringify(podName)} does not exist`);
       if (!hasContainer(found.pod, container)) {
         throw new HttpError(404, `container ${JSON.stringify(container)} not found in pod ${JSON.stringify(podName)}`);
       }
       const previous = attemptToRead(found.pod, container, options.previous);
-      const release = deps.sessions.open("logs", found.pod.metadata, user.username);
+      const release = sessions.open("logs", found.pod.metadata, user.username);
       try {
-        const since = sinceMs(options, deps.clock.now());
-        const lines = deps.provider.getLogs(
+        const since = sinceMs(options, clock.now());
+        const lines = provider.getLogs(
           found.machineId,
           container,
           providerOptions({ ...options, previous }, since, signal),
         );
-        await writeLog(lines, { ...options, since }, response, deps.clock, signal);
+        await writeLog(lines, { ...options, since }, response, clock, signal);
       } finally {
         release();
       }

@@ -8,7 +8,7 @@ import { runSession } from "../remote-session.ts";
 import type { Handler } from "../router.ts";
 import type { Sessions } from "../sessions.ts";
 
-export interface StreamDeps {
+export interface StreamOptions {
   lookup: PodLookup;
   provider: Provider;
   sessions: Sessions;
@@ -18,12 +18,12 @@ export interface StreamDeps {
 }
 
 /** `/exec/NAMESPACE/POD[/UID]/CONTAINER?command=...`: runs a command in a running container. */
-export function exec(deps: StreamDeps): Handler {
+export function exec({ lookup, provider, sessions, streamLimits, unread }: StreamOptions): Handler {
   return {
     kind: "upgrade",
     async handle(context, upgrade) {
       const { params, query, user, signal, notes } = context;
-      const found = findPod(deps.lookup, params as { namespace: string; pod: string; uid?: string });
+      const found = findPod(lookup, params as { namespace: string; pod: string; uid?: string });
       notes.podUid = found.pod.metadata?.uid;
       const container = params["container"]!;
       requireContainer(found.pod, container);
@@ -31,12 +31,12 @@ export function exec(deps: StreamDeps): Handler {
       const command = query.getAll("command");
       if (command.length === 0) throw new HttpError(400, 'query parameter "command" is required');
       const protocol = negotiateRemoteCommand(upgrade.request);
-      if (deps.provider.exec === undefined)
-        throw new HttpError(501, `the provider ${deps.provider.name} cannot run commands in a container`);
-      const release = deps.sessions.open("exec", found.pod.metadata, user.username);
+      if (provider.exec === undefined)
+        throw new HttpError(501, `the provider ${provider.name} cannot run commands in a container`);
+      const release = sessions.open("exec", found.pod.metadata, user.username);
       try {
-        const process = await deps.provider.exec(found.machineId, container, command, { ...options, signal });
-        const limits = { ...deps.streamLimits, unread: { budget: deps.unread, tenant: params["namespace"]! } };
+        const process = await provider.exec(found.machineId, container, command, { ...options, signal });
+        const limits = { ...streamLimits, unread: { budget: unread, tenant: params["namespace"]! } };
         await runSession({
           upgrade,
           protocol,

@@ -2,23 +2,22 @@ import { negotiatePortForward, servePortForward } from "../../streaming/port-for
 import { HttpError } from "../../http/http-error.ts";
 import { findPod } from "../pod-lookup.ts";
 import type { Handler } from "../router.ts";
-import type { StreamDeps } from "./exec.ts";
+import type { StreamOptions } from "./exec.ts";
 
 /** `/portForward/NAMESPACE/POD[/UID]`: byte streams to TCP ports inside the pod's machine. */
-export function portForward(deps: StreamDeps): Handler {
+export function portForward({ lookup, provider, sessions, streamLimits, unread }: StreamOptions): Handler {
   return {
     kind: "upgrade",
     async handle(context, upgrade) {
       const { params, query, user, signal, notes } = context;
-      const { pod, machineId } = findPod(deps.lookup, params as { namespace: string; pod: string; uid?: string });
+      const { pod, machineId } = findPod(lookup, params as { namespace: string; pod: string; uid?: string });
       const protocol = negotiatePortForward(upgrade.request, query);
-      const { provider } = deps;
       const dial = provider.portForward?.bind(provider);
       if (dial === undefined) throw new HttpError(501, `the provider ${provider.name} cannot forward ports`);
       const { name = "", uid = "" } = pod.metadata ?? {};
       const ports = new Set<number>();
       Object.assign(notes, { podUid: uid, ports });
-      const release = deps.sessions.open("port-forward", pod.metadata, user.username);
+      const release = sessions.open("port-forward", pod.metadata, user.username);
       try {
         const target = {
           podName: name,
@@ -29,7 +28,7 @@ export function portForward(deps: StreamDeps): Handler {
             return dial(machineId, port, { signal: cancel });
           },
         };
-        const limits = { ...deps.streamLimits, unread: { budget: deps.unread, tenant: params["namespace"]! } };
+        const limits = { ...streamLimits, unread: { budget: unread, tenant: params["namespace"]! } };
         await servePortForward(upgrade, protocol, target, limits, signal);
       } finally {
         release();

@@ -4,7 +4,7 @@ import type { UnreadAccount, UnreadBytes } from "../../util/unread.ts";
 import { HttpError } from "../../http/http-error.ts";
 import { findPod, requireContainer } from "../pod-lookup.ts";
 import type { Handler } from "../router.ts";
-import type { StreamDeps } from "./exec.ts";
+import type { StreamOptions } from "./exec.ts";
 
 /** The whole output is held until the command ends: this old route tells failure by the status, which comes first. */
 const MAX_OUTPUT_BYTES = 16 * 1024 * 1024;
@@ -13,22 +13,22 @@ const MAX_OUTPUT_BYTES = 16 * 1024 * 1024;
  * `POST /run/NAMESPACE/POD[/UID]/CONTAINER?cmd=...`: a command without input; the reply is its output, 500 when it
  * failed.
  */
-export function run(deps: StreamDeps): Handler {
+export function run({ lookup, provider, sessions, unread }: StreamOptions): Handler {
   return {
     kind: "plain",
     async handle({ params, query, user, signal, notes }) {
-      const found = findPod(deps.lookup, params as { namespace: string; pod: string; uid?: string });
+      const found = findPod(lookup, params as { namespace: string; pod: string; uid?: string });
       notes.podUid = found.pod.metadata?.uid;
       const container = params["container"]!;
       requireContainer(found.pod, container);
       const command = (query.get("cmd") ?? "").split(" ");
       if (command[0] === "") throw new HttpError(400, 'query parameter "cmd" is required');
-      if (deps.provider.exec === undefined)
-        throw new HttpError(501, `the provider ${deps.provider.name} cannot run commands in a container`);
-      const release = deps.sessions.open("exec", found.pod.metadata, user.username);
+      if (provider.exec === undefined)
+        throw new HttpError(501, `the provider ${provider.name} cannot run commands in a container`);
+      const release = sessions.open("exec", found.pod.metadata, user.username);
       try {
         const options = { stdin: false, stdout: true, stderr: true, tty: false, signal };
-        const process = await deps.provider.exec(found.machineId, container, command, options);
+        const process = await provider.exec(found.machineId, container, command, options);
         notes.begun = true;
         // This promise may have no other user left; its rejection must not go unhandled.
         process.exit.catch(() => {});
@@ -36,7 +36,7 @@ export function run(deps: StreamDeps): Handler {
         try {
           signal.throwIfAborted();
           signal.addEventListener("abort", () => process.close(), { once: true });
-          const output = new CappedOutput(deps.unread, params["namespace"]!, () => process.close());
+          const output = new CappedOutput(unread, params["namespace"]!, () => process.close());
           held = output;
           const copied = [output.collect(process.stdout), output.collect(process.stderr)];
           // All at a time: a command of too much output need not end by itself.

@@ -83,13 +83,13 @@ interface Identity {
 const MAX_CACHED = 5_000;
 
 export class ExecCredentials implements ImageCredentials {
-  readonly #o: ExecCredentialsOptions;
+  readonly #options: ExecCredentialsOptions;
   /** Oldest first. */
   readonly #cache = new Map<string, Cached>();
   readonly #flights = new Map<string, Flight>();
 
   constructor(options: ExecCredentialsOptions) {
-    this.#o = options;
+    this.#options = options;
   }
 
   concerns(pod: Pod): boolean {
@@ -104,7 +104,7 @@ export class ExecCredentials implements ImageCredentials {
         found.push(...(await this.#credentials(provider, image, pod, signal)));
       } catch (thrown) {
         signal.throwIfAborted();
-        this.#o.logger.warn({ plugin: provider.name, image, err: thrown }, "Credential provider plugin failed");
+        this.#options.logger.warn({ plugin: provider.name, image, err: thrown }, "Credential provider plugin failed");
       }
     }
     return [...new Map(found.map((auth) => [`${auth.registry}\n${auth.username}`, auth])).values()];
@@ -119,7 +119,7 @@ export class ExecCredentials implements ImageCredentials {
         ...(pod.spec?.ephemeralContainers ?? []),
       ].map((container) => normalizeImage(container.image ?? "")),
     );
-    return this.#o.config.providers.flatMap((provider) =>
+    return this.#options.config.providers.flatMap((provider) =>
       [...images]
         .filter((image) => provider.matchImages.some((glob) => matchesImage(glob, image)))
         .map((image) => ({ provider, image })),
@@ -127,7 +127,7 @@ export class ExecCredentials implements ImageCredentials {
   }
 
   async #credentials(provider: ProviderConfig, image: string, pod: Pod, signal: AbortSignal): Promise<RegistryAuth[]> {
-    const { clock } = this.#o;
+    const { clock } = this.#options;
     const identity = await this.#identity(provider, pod, signal);
     for (const key of [`Image ${image}`, `Registry ${registryOf(image)}`, "Global"]) {
       const cached = this.#cache.get(cacheKey(provider, identity.scope, key));
@@ -158,7 +158,7 @@ export class ExecCredentials implements ImageCredentials {
   async #identity({ tokenAttributes }: ProviderConfig, pod: Pod, signal: AbortSignal): Promise<Identity> {
     if (tokenAttributes === undefined) return { scope: "", token: undefined };
     const wish = { audience: tokenAttributes.serviceAccountTokenAudience, expirationSeconds: TOKEN_SECONDS };
-    const [token] = (await this.#o.tokens.get(pod, [wish], signal)).values();
+    const [token] = (await this.#options.tokens.get(pod, [wish], signal)).values();
     if (token?.kind !== "found")
       throw new Error(`no service-account token for it: ${token?.kind === "unknown" ? token.message : "not issued"}`);
     const { namespace = "", uid = "" } = pod.metadata ?? {};
@@ -175,7 +175,7 @@ export class ExecCredentials implements ImageCredentials {
     { scope, token }: Identity,
     signal: AbortSignal,
   ): Promise<RegistryAuth[]> {
-    const { clock, binDir, environment, run = runPlugin } = this.#o;
+    const { clock, binDir, environment, run = runPlugin } = this.#options;
     const request: Record<string, unknown> = { kind: "CredentialProviderRequest", apiVersion: PLUGIN_PROTOCOL, image };
     if (token !== undefined) {
       request["serviceAccountToken"] = token;
@@ -207,7 +207,7 @@ export class ExecCredentials implements ImageCredentials {
   }
 
   #forgetExpired(): void {
-    const now = this.#o.clock.monotonic();
+    const now = this.#options.clock.monotonic();
     for (const [key, { until }] of this.#cache)
       if (until <= now || this.#cache.size >= MAX_CACHED) this.#cache.delete(key);
   }

@@ -79,7 +79,7 @@ export class ListPermissions {
 
 export class ReferencedObject {
   readonly #what: ObjectName;
-  readonly #o: ReferencedObjectOptions;
+  readonly #options: ReferencedObjectOptions;
   readonly #stopped = new AbortController();
   readonly #answered = Promise.withResolvers<void>();
   #lookup: Lookup<Referenced> | undefined;
@@ -93,7 +93,7 @@ export class ReferencedObject {
 
   constructor(what: ObjectName, options: ReferencedObjectOptions) {
     this.#what = what;
-    this.#o = options;
+    this.#options = options;
   }
 
   /** What is known; undefined before the first answer. */
@@ -134,7 +134,7 @@ export class ReferencedObject {
   }
 
   async #follow(): Promise<void> {
-    const { clock, random, lists } = this.#o;
+    const { clock, random, lists } = this.#options;
     const { signal } = this.#stopped;
     const problem = nameProblem(this.#what);
     if (problem !== undefined) {
@@ -166,7 +166,7 @@ export class ReferencedObject {
 
   /** Milliseconds until it is to be read again; not positive when that is due. */
   #pollInMs(): number {
-    return this.#readAt + POLL_MS - this.#o.clock.monotonic();
+    return this.#readAt + POLL_MS - this.#options.clock.monotonic();
   }
 
   /**
@@ -175,9 +175,9 @@ export class ReferencedObject {
    * @returns whether it was listed
    */
   async #watch(): Promise<boolean> {
-    const { kube, clock, random } = this.#o;
+    const { kube, clock, random } = this.#options;
     const { resource, namespace, name } = this.#what;
-    const logger = quiet(this.#o.logger);
+    const logger = quiet(this.#options.logger);
     const store = new Store<Referenced>({ logger });
     const over = new AbortController();
     using linked = linkAbort(this.#stopped.signal, over.signal);
@@ -213,7 +213,7 @@ export class ReferencedObject {
 
   /** Reads it by its name alone, where listing was refused. */
   async #read(): Promise<void> {
-    const { kube, clock, logger, onDenied } = this.#o;
+    const { kube, clock, logger, onDenied } = this.#options;
     const { resource, name } = this.#what;
     const { signal } = this.#stopped;
     try {
@@ -229,7 +229,7 @@ export class ReferencedObject {
         if (this.#lookup === undefined) logger.warn({ ...this.#what, err: thrown }, "A reference cannot be read");
         this.#learn({ kind: "unknown", message: toError(thrown).message });
         // From now on it is not only early.
-        if (this.#refusals === EARLY_REFUSALS && this.#lookup?.kind === "unknown") this.#o.onChange();
+        if (this.#refusals === EARLY_REFUSALS && this.#lookup?.kind === "unknown") this.#options.onChange();
         return;
       }
       this.#learn({ kind: "absent" });
@@ -245,7 +245,7 @@ export class ReferencedObject {
     this.#lookup = lookup;
     // Callers that wait for the first answer get it.
     if (isFirst) this.#answered.resolve();
-    else if (before !== this.version) this.#o.onChange();
+    else if (before !== this.version) this.#options.onChange();
   }
 
   #isFinal(): boolean {

@@ -86,7 +86,7 @@ interface Entry {
 }
 
 export class ReferenceCache {
-  readonly #o: ReferenceCacheOptions;
+  readonly #options: ReferenceCacheOptions;
   readonly #entries = new Map<string, Entry>();
   readonly #byPod = new Map<string, Set<string>>();
   /** Pods that were rendered before the Services were listed for the first time. */
@@ -95,7 +95,7 @@ export class ReferenceCache {
   readonly #closed = new AbortController();
 
   constructor(options: ReferenceCacheOptions) {
-    this.#o = options;
+    this.#options = options;
     this.#lists = new ListPermissions(options.clock);
     void this.#wakeWithServices();
   }
@@ -137,7 +137,7 @@ export class ReferenceCache {
    * @throws OverBudgetError when it is more than one pod may have; then the pod is released
    */
   async read(podUid: string, signal: AbortSignal): Promise<void> {
-    await Promise.all([this.#readObjects(podUid, signal), this.#o.services.firstList(signal)]);
+    await Promise.all([this.#readObjects(podUid, signal), this.#options.services.firstList(signal)]);
   }
 
   /** What is known now, for rendering this pod. Tokens are not the cache's. */
@@ -148,7 +148,7 @@ export class ReferenceCache {
     for (const { kind, name, object } of this.#entriesOf(uid)) {
       if (object.lookup !== undefined) (kind === "configmap" ? configMaps : secrets).set(name, object.lookup);
     }
-    const services = this.#o.services.of(new Set([pod.metadata?.namespace ?? "", "default"]));
+    const services = this.#options.services.of(new Set([pod.metadata?.namespace ?? "", "default"]));
     if (services === undefined) this.#withoutServices.add(uid);
     return { configMaps, secrets, services };
   }
@@ -177,7 +177,7 @@ export class ReferenceCache {
   }
 
   #entry(kind: Reference["kind"], namespace: string, name: string): Entry {
-    const { kube, clock, random, logger, onDenied, onChange } = this.#o;
+    const { kube, clock, random, logger, onDenied, onChange } = this.#options;
     const holders = new Set<string>();
     const object = new ReferencedObject(
       { resource: `${kind}s`, namespace, name },
@@ -222,9 +222,9 @@ export class ReferenceCache {
   /** Without Services no container has its environment; their first list lets those go on that waited for it. */
   async #wakeWithServices(): Promise<void> {
     const { signal } = this.#closed;
-    await untilAborted(signal, this.#o.services.listed(signal));
+    await untilAborted(signal, this.#options.services.listed(signal));
     if (signal.aborted) return;
-    for (const uid of this.#withoutServices) this.#o.onChange(uid);
+    for (const uid of this.#withoutServices) this.#options.onChange(uid);
     this.#withoutServices.clear();
   }
 }

@@ -14,13 +14,13 @@ import type { Random } from "../../util/random.ts";
 const FIRST_LIST_WAIT_MS = 5_000;
 
 export class ServiceCache {
-  readonly #o: { kube: Kube; clock: Clock; random: Random; logger: Logger };
+  readonly #options: { kube: Kube; clock: Clock; random: Random; logger: Logger };
   readonly #store: Store<Service>;
   #isRunning = false;
 
   /** @param options.kube may act as any of the nodes */
   constructor(options: { kube: Kube; clock: Clock; random: Random; logger: Logger }) {
-    this.#o = options;
+    this.#options = options;
     this.#store = new Store<Service>({
       logger: options.logger,
       indexers: { namespace: (service) => [service.metadata?.namespace ?? ""] },
@@ -30,9 +30,11 @@ export class ServiceCache {
   /** Watches until `signal` aborts. */
   async run(signal: AbortSignal): Promise<void> {
     this.#isRunning = true;
-    await new Reflector<Service>({ ...this.#o, path: resourcePath({ resource: "services" }), store: this.#store }).run(
-      signal,
-    );
+    await new Reflector<Service>({
+      ...this.#options,
+      path: resourcePath({ resource: "services" }),
+      store: this.#store,
+    }).run(signal);
   }
 
   /** The Services of these namespaces; undefined while they have not been listed once. */
@@ -51,7 +53,7 @@ export class ServiceCache {
     if (this.#store.synced || !this.#isRunning) return;
     const over = new AbortController();
     const both = AbortSignal.any([signal, over.signal]);
-    await Promise.race([this.#store.hasSynced(both), this.#o.clock.sleep(FIRST_LIST_WAIT_MS, both)]).finally(() =>
+    await Promise.race([this.#store.hasSynced(both), this.#options.clock.sleep(FIRST_LIST_WAIT_MS, both)]).finally(() =>
       over.abort(),
     );
   }

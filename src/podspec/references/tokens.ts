@@ -59,12 +59,12 @@ interface PodTokens {
 }
 
 export class TokenManager {
-  readonly #o: TokenManagerOptions;
+  readonly #options: TokenManagerOptions;
   readonly #pods = new Map<string, PodTokens>();
   readonly #closed = new AbortController();
 
   constructor(options: TokenManagerOptions) {
-    this.#o = options;
+    this.#options = options;
   }
 
   /** The wanted tokens by `tokenKey`, requested from the API server where there is none or one that is due. */
@@ -149,7 +149,7 @@ export class TokenManager {
   }
 
   async #fetch(tokens: PodTokens, wish: TokenWish): Promise<Lookup<string>> {
-    const { random, logger } = this.#o;
+    const { random, logger } = this.#options;
     const key = tokenKey(wish);
     const before = tokens.held.get(key);
     try {
@@ -183,7 +183,7 @@ export class TokenManager {
   #request(pod: Pod, wish: TokenWish, signal: AbortSignal): Promise<IssuedToken> {
     const { name = "", namespace = "", uid = "" } = pod.metadata ?? {};
     return requestToken(
-      this.#o.kube,
+      this.#options.kube,
       {
         namespace,
         serviceAccount: pod.spec?.serviceAccountName ?? "default",
@@ -203,7 +203,7 @@ export class TokenManager {
   #lifeMs(wish: TokenWish, issued: IssuedToken): number {
     const askedMs = wish.expirationSeconds * 1000;
     const expiresAt = Date.parse(issued.expirationTimestamp);
-    for (const issuedAt of [Date.parse(issued.creationTimestamp ?? ""), this.#o.clock.now()]) {
+    for (const issuedAt of [Date.parse(issued.creationTimestamp ?? ""), this.#options.clock.now()]) {
       if (expiresAt - issuedAt > 0) return Math.min(askedMs, expiresAt - issuedAt);
     }
     return askedMs;
@@ -215,7 +215,7 @@ export class TokenManager {
     if (tokens.gone.signal.aborted) return;
     tokens.cancelRefresh.set(
       key,
-      this.#o.clock.after(delayMs, () => void this.#renew(tokens, wish)),
+      this.#options.clock.after(delayMs, () => void this.#renew(tokens, wish)),
     );
   }
 
@@ -224,14 +224,14 @@ export class TokenManager {
     const serial = () => tokens.held.get(tokenKey(wish))?.serial;
     const before = serial();
     await this.#fetchOnce(tokens, wish);
-    if (serial() !== before && !tokens.gone.signal.aborted) this.#o.onChange(tokens.pod.metadata?.uid ?? "");
+    if (serial() !== before && !tokens.gone.signal.aborted) this.#options.onChange(tokens.pod.metadata?.uid ?? "");
   }
 
   #in(ms: number): Moment {
-    return { wall: this.#o.clock.now() + ms, monotonic: this.#o.clock.monotonic() + ms };
+    return { wall: this.#options.clock.now() + ms, monotonic: this.#options.clock.monotonic() + ms };
   }
 
   #hasCome(moment: Moment): boolean {
-    return this.#o.clock.monotonic() >= moment.monotonic || this.#o.clock.now() >= moment.wall;
+    return this.#options.clock.monotonic() >= moment.monotonic || this.#options.clock.now() >= moment.wall;
   }
 }
