@@ -19,7 +19,7 @@ import { Pulse } from "../util/pulse.ts";
 import type { Random } from "../util/random.ts";
 import type { CapacitySource } from "./capacity.ts";
 import { NodeLease } from "./lease.ts";
-import type { BackendHealth, NodeSettings } from "./settings.ts";
+import type { BackendHealth, BackendReport, NodeDescription, NodeSettings } from "./settings.ts";
 import {
   extendedNames,
   kubeletVersion,
@@ -49,6 +49,9 @@ interface NodeControllerOptions {
   events: Pick<EventRecorder, "event">;
   settings: NodeSettings;
   capacity: CapacitySource;
+  /** What the backend is; asked whenever the Node is looked at. */
+  report: () => BackendReport;
+  /** Whether it answers. */
   backend: BackendHealth;
   metrics?: NodeMetrics | undefined;
 }
@@ -203,10 +206,10 @@ export class NodeController {
     this.#claimed.resolve();
 
     const observation = this.#observe(version);
-    const status = nodeStatus(settings, current, observation, clock.now());
+    const status = nodeStatus(this.#description, current, observation, clock.now());
     const { patch, changed } = statusPatch(current, {
       status,
-      labels: nodeLabels(settings, current),
+      labels: nodeLabels(this.#description, current),
       annotations: nodeAnnotations(settings, observation.capacity),
     });
     const now = clock.monotonic();
@@ -254,7 +257,7 @@ export class NodeController {
   /** Creates the Node; one that was created by another client meanwhile is taken as it is. */
   async #register(version: string, signal: AbortSignal): Promise<Node> {
     const { kube, settings, clock, logger, metrics } = this.#options;
-    const body = newNode(settings, this.#observe(version), clock.now());
+    const body = newNode(this.#description, this.#observe(version), clock.now());
     try {
       const node = await kube.request<Node>({ method: "POST", path: nodesPath(), body, signal });
       logger.info({ uid: node.metadata?.uid, providerID: providerId(settings) }, "Node registered");
@@ -264,6 +267,10 @@ export class NodeController {
       if (!isAlreadyExists(thrown)) throw thrown;
       return await kube.request<Node>({ method: "GET", path: nodePath(settings.name), signal });
     }
+  }
+
+  get #description(): NodeDescription {
+    return { ...this.#options.settings, ...this.#options.report() };
   }
 
   #observe(version: string): NodeObservation {

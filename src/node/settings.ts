@@ -5,7 +5,7 @@
 import type { Capability } from "../provider/capabilities.ts";
 import type { Taint } from "../resources/labels.ts";
 
-/** One virtual node. `runtime`, `capabilities` and `platform` follow the backend's reports; the rest stays. */
+/** One virtual node, as configured. */
 export interface NodeSettings {
   name: string;
   /** Tells clusters apart; part of the providerID and of the node's stable ids. */
@@ -26,15 +26,22 @@ export interface NodeSettings {
   taints?: readonly Taint[] | undefined;
   /** Port of the kubelet API that the API server dials. */
   kubeletPort: number;
+  /** How long the node stays Ready while its backend does not answer. Default 10 minutes. */
+  backendOutageGraceMs?: number | undefined;
+}
+
+/** What the backend says of itself, as of one moment. */
+export interface BackendReport {
   /** The provider's name, and its version once it has told it: the container runtime of the node. */
   runtime: { name: string; version: string | undefined };
   /** What the backend says that it can do, once it has; decides which features the node declares, and labels. */
   capabilities?: readonly Capability[] | undefined;
   /** Default linux/amd64. */
   platform?: Platform | undefined;
-  /** How long the node stays Ready while its backend does not answer. Default 10 minutes. */
-  backendOutageGraceMs?: number | undefined;
 }
+
+/** All that describes a Node at one moment. */
+export type NodeDescription = NodeSettings & BackendReport;
 
 /** What the machines' programs are built for, in Go's words. */
 export interface Platform {

@@ -8,13 +8,13 @@ import { ALL_CAPABILITIES } from "../provider/capabilities.ts";
 import { Quantity } from "../resources/quantity.ts";
 import { rfc3339 } from "../util/clock.ts";
 import type { NodeCapacity } from "./capacity.ts";
-import type { NodeSettings, Platform } from "./settings.ts";
+import type { NodeDescription, NodeSettings, Platform } from "./settings.ts";
 
 /** Names the extended resources that we wrote into the status, so that we can tell them from other people's. */
 const OWNED_RESOURCES_ANNOTATION = "vmlet.dev/extended-resources";
 
 /** The kubelet's features that a control plane asks for by name (1.36), sorted as its validation wants them. */
-function declaredFeatures({ capabilities }: NodeSettings, existing: Node | undefined): string[] {
+function declaredFeatures({ capabilities }: NodeDescription, existing: Node | undefined): string[] {
   // An agent that has just been started does not know yet; its backend is the same as before.
   const before = existing?.status?.declaredFeatures;
   if (capabilities === undefined && before !== undefined) return [...before];
@@ -42,7 +42,7 @@ export function kubeletVersion(gitVersion: string | undefined, version: string):
   return `v1.${Math.min(Number(minor), NEWEST_MINOR)}.0+vmlet.${version}`;
 }
 
-function runtimeVersion({ name, version }: NodeSettings["runtime"], existing: Node | undefined): string {
+function runtimeVersion({ name, version }: NodeDescription["runtime"], existing: Node | undefined): string {
   const before = existing?.status?.nodeInfo?.containerRuntimeVersion;
   return version === undefined ? (before ?? `${name}://unknown`) : `${name}://${version}`;
 }
@@ -112,7 +112,7 @@ export function foreignNodeCure({ name }: Pick<NodeSettings, "name">): string {
  */
 export const CAPABILITY_LABEL_PREFIX = "capability.vmlet.dev/";
 
-function capabilityLabels({ capabilities }: NodeSettings, existing: Node | undefined): Record<string, string> {
+function capabilityLabels({ capabilities }: NodeDescription, existing: Node | undefined): Record<string, string> {
   if (capabilities !== undefined) {
     const known = ALL_CAPABILITIES.filter((capability) => capabilities.includes(capability));
     return Object.fromEntries(known.map((capability) => [CAPABILITY_LABEL_PREFIX + capability, "true"]));
@@ -123,7 +123,7 @@ function capabilityLabels({ capabilities }: NodeSettings, existing: Node | undef
 }
 
 /** A label that the configuration gives wins, for the labels' twins and nodeInfo too: they never disagree. */
-function platformOf({ platform, labels = {} }: NodeSettings, existing: Node | undefined): Platform {
+function platformOf({ platform, labels = {} }: NodeDescription, existing: Node | undefined): Platform {
   const known = platform ?? { os: "linux", architecture: "amd64" };
   const before = known.assumed ? existing?.status?.nodeInfo : undefined;
   return {
@@ -138,7 +138,7 @@ function platformOf({ platform, labels = {} }: NodeSettings, existing: Node | un
  *
  * @param existing the Node as it was read last; it says what a backend that has not answered yet said before
  */
-export function nodeLabels(settings: NodeSettings, existing: Node | undefined): Record<string, string> {
+export function nodeLabels(settings: NodeDescription, existing: Node | undefined): Record<string, string> {
   const { name, hostname, labels = {} } = settings;
   const { os, architecture } = platformOf(settings, existing);
   return {
@@ -164,7 +164,7 @@ export function nodeAnnotations(settings: NodeSettings, capacity: NodeCapacity |
 }
 
 /** The Node to create. */
-export function newNode(settings: NodeSettings, observation: NodeObservation, nowMs: number): Node {
+export function newNode(settings: NodeDescription, observation: NodeObservation, nowMs: number): Node {
   return {
     apiVersion: "v1",
     kind: "Node",
@@ -191,7 +191,7 @@ export function newNode(settings: NodeSettings, observation: NodeObservation, no
  * @param nowMs wall clock; becomes every own condition's lastHeartbeatTime
  */
 export function nodeStatus(
-  settings: NodeSettings,
+  settings: NodeDescription,
   existing: Node | undefined,
   observation: NodeObservation,
   nowMs: number,

@@ -20,7 +20,7 @@ const BOUNDS = [
   "vmlet/max-class-lines",
 ];
 /** Lower it with each exception that goes. */
-const EXCEPTIONS = 37;
+const EXCEPTIONS = 36;
 
 interface Override {
   files: string[];

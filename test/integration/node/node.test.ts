@@ -48,9 +48,9 @@ describe("the Node controller, against an API server over HTTPS", () => {
         version: "0.1.0",
         addresses: ["10.0.0.5", "fd00::5"],
         kubeletPort: 10250,
-        runtime: { name: "memory", version: "1" },
         taints: [{ key: "virtual-kubelet.io/provider", value: "vmlet", effect: "NoSchedule" }],
       },
+      report: () => ({ runtime: { name: "memory", version: "1" } }),
       capacity: fixedCapacity({ "nvidia.com/gpu": "2" }),
       backend: { failingSince: undefined, lastError: undefined },
     });

@@ -150,8 +150,8 @@ export class Agent {
         version: "0.1.0",
         addresses: ["10.1.0.1"],
         kubeletPort: 10250,
-        runtime: { name: "memory", version: "1" },
       },
+      report: () => ({ runtime: { name: "memory", version: "1" } }),
       capacity: fixedCapacity(),
       backend: this.pods.observer,
     });

@@ -122,9 +122,9 @@ function setup(options: { node?: Node; capacity?: CapacitySource; backend?: Back
       version: "0.1.0",
       addresses: ["10.0.0.5"],
       kubeletPort: 10250,
-      runtime: { name: "memory", version: "1" },
       backendOutageGraceMs: options.graceMs,
     },
+    report: () => ({ runtime: { name: "memory", version: "1" } }),
     capacity: options.capacity ?? fixedCapacity(),
     backend,
     metrics: {

@@ -2,7 +2,7 @@ import { describe, expect, test } from "vitest";
 import { parseConfig } from "../../../src/config/load.ts";
 import type { Node } from "../../../src/kube/wire.ts";
 import { fixedCapacity, fromProvider } from "../../../src/node/capacity.ts";
-import type { NodeSettings } from "../../../src/node/settings.ts";
+import type { NodeDescription } from "../../../src/node/settings.ts";
 import {
   CAPABILITY_LABEL_PREFIX,
   newNode,
@@ -16,7 +16,7 @@ import { ALL_CAPABILITIES, type Capability } from "../../../src/provider/capabil
 import { strategicMergePatch } from "../../../src/devcluster/objects/patch.ts";
 
 const T0 = Date.parse("2026-01-01T00:00:00Z");
-const settings: NodeSettings = {
+const settings: NodeDescription = {
   name: "burst-1",
   clusterId: "c1",
   version: "0.1.0",
@@ -42,7 +42,7 @@ const condition = (status: Node["status"], type: string) => {
 };
 
 /** The Node as the API server has it after it was created and then patched to `observation`. */
-function applied(node: Node, observation: NodeObservation, at: number, by: NodeSettings = settings) {
+function applied(node: Node, observation: NodeObservation, at: number, by: NodeDescription = settings) {
   const { patch, changed } = statusPatch(node, {
     status: nodeStatus(by, node, observation, at),
     labels: nodeLabels(by, node),
@@ -435,7 +435,7 @@ describe("the platform of the machines", () => {
 });
 
 describe("labels that name the backend's capabilities", () => {
-  const able = (...capabilities: Capability[]): NodeSettings => ({ ...settings, capabilities });
+  const able = (...capabilities: Capability[]): NodeDescription => ({ ...settings, capabilities });
   const capabilitiesOf = (node: Node) =>
     Object.entries(node.metadata?.labels ?? {}).filter(([key]) => key.startsWith("capability.vmlet.dev/"));
 

@@ -1,0 +1,90 @@
+/** A node's kubelet API, with the certificates that it serves and checks by. */
+import { ConfigError, configuredBy } from "../config/load.ts";
+import { configMapClientCa, fileClientCa } from "../kubelet/certificates/client-ca.ts";
+import type { Reloadable } from "../kubelet/certificates/reloadable.ts";
+import {
+  fileCertificate,
+  selfSignedCertificate,
+  signedCertificate,
+  type AdvertisedNames,
+  type ServingCertificate,
+} from "../kubelet/certificates/serving.ts";
+import type { KubeletServer } from "../kubelet/options.ts";
+import { createKubeletServer } from "../kubelet/server.ts";
+import type { Pod } from "../kube/wire.ts";
+import { machineId, ownerLabels } from "../podspec/machine-id.ts";
+import { kubeletConfiguration } from "./kubelet-configuration.ts";
+import type { NodeAgentOptions } from "./node-options.ts";
+import type { NodePods } from "./node-pods.ts";
+import type { OwnNode } from "./own-node.ts";
+
+/** It listens when the promise resolves. @throws ConfigError when the port is taken or a certificate cannot be read */
+export async function createKubelet(options: NodeAgentOptions, pods: NodePods, own: OwnNode): Promise<KubeletServer> {
+  const { node, clusterId, clock, logger, metrics } = options;
+  const { controller } = pods;
+  const certificate = await servingCertificate(options);
+  const clientCa = await clientCaOf(options);
+  const machineOf = (pod: Pod) => ({
+    pod: controller.latest(pod),
+    machineId: machineId(clusterId, pod.metadata!.uid!),
+  });
+  const server = createKubeletServer({
+    host: node.kubelet.address,
+    port: node.kubelet.port,
+    nodeName: node.name,
+    anonymousMetrics: node.kubelet.anonymousMetrics,
+    auditCommands: options.auditCommands,
+    provider: pods.provider,
+    pods: {
+      get: (namespace, name) => {
+        const pod = controller.store.getByName(namespace, name);
+        return pod && machineOf(pod);
+      },
+      list: () => controller.store.list().map(machineOf),
+    },
+    // A standby serves it, too.
+    kube: options.kube,
+    clock,
+    logger,
+    metrics,
+    certificate,
+    clientCa,
+    machineLabels: ownerLabels(clusterId, node.name),
+    capacity: () => ({
+      cpuMillis: own.allocatable.get("cpu")?.toMillis() ?? 0,
+      memoryBytes: own.allocatable.get("memory")?.toNumber() ?? 0,
+    }),
+    livez: options.livez,
+    ownProbes: () => pods.prober?.tallies() ?? [],
+    configuration: () =>
+      kubeletConfiguration(node, { port: server.port, maxPods: own.allocatable.get("pods")?.toNumber() }),
+  });
+  await configuredBy(`nodes[${node.name}].kubelet`, () => server.listen());
+  return server;
+}
+
+async function clientCaOf(options: NodeAgentOptions): Promise<Reloadable<string>> {
+  const { clientCAFile: file } = options.node.kubelet;
+  if (file !== undefined) return await fileClientCa({ file, clock: options.clock, logger: options.logger });
+  return await configMapClientCa({ ...options, kube: options.self });
+}
+
+async function servingCertificate(options: NodeAgentOptions): Promise<Reloadable<ServingCertificate>> {
+  const { node, kube, clock, random, logger, metrics } = options;
+  const { certFile, keyFile, certificate = certFile === undefined ? "csr" : "files" } = node.kubelet;
+  const names: AdvertisedNames = () => ({
+    ipAddresses: node.addresses,
+    dnsNames: node.hostname === undefined ? [] : [node.hostname],
+  });
+  switch (certificate) {
+    case "files":
+      if (certFile === undefined || keyFile === undefined) {
+        throw new ConfigError(`nodes[${node.name}].kubelet: certificate: files needs certFile and keyFile`);
+      }
+      return fileCertificate({ certFile, keyFile, clock, logger, metrics });
+    case "self-signed":
+      return selfSignedCertificate({ nodeName: node.name, names, clock, logger, metrics });
+    case "csr":
+      return signedCertificate({ nodeName: node.name, names, kube, clock, random, logger, metrics });
+  }
+}

@@ -1,0 +1,98 @@
+/** A node's Node object: what is written into it, and where that comes from. */
+import type { Kube } from "../kube/kube.ts";
+import { fixedCapacity, ProviderCapacitySource, type CapacitySource } from "../node/capacity.ts";
+import { NodeController } from "../node/node-controller.ts";
+import type { BackendHealth } from "../node/settings.ts";
+import type { PodController } from "../pods/controller.ts";
+import { parseDuration } from "../resources/duration.ts";
+import type { BackendInfo } from "./backend-info.ts";
+import type { NodeAgentOptions } from "./node-options.ts";
+import type { NodePods } from "./node-pods.ts";
+
+export interface NodeObject {
+  controller: NodeController;
+  /** Asks the backend for its capacity, where that is the Node's, until the signal aborts. */
+  followCapacity(signal: AbortSignal): Promise<void>;
+}
+
+/**
+ * @param acting the API server for what only the leader does
+ * @param kubeletPort on which the node's kubelet API listens
+ */
+export function createNode(
+  options: NodeAgentOptions,
+  acting: Kube,
+  backend: BackendInfo,
+  { controller: pods, provider }: NodePods,
+  kubeletPort: number,
+): NodeObject {
+  const { node, events, clusterId, clock, random, logger, metrics, version } = options;
+  const onChange = () => controller.poke();
+  const reported = new ProviderCapacitySource({ provider, clock, random, logger, onChange });
+  const controller = new NodeController({
+    kube: acting,
+    clock,
+    random,
+    logger,
+    events,
+    settings: {
+      name: node.name,
+      clusterId,
+      version,
+      addresses: node.addresses,
+      hostname: node.hostname,
+      labels: node.labels,
+      annotations: node.annotations,
+      taints: node.taints,
+      kubeletPort,
+      backendOutageGraceMs: parseDuration(node.backendOutageGrace),
+    },
+    report: () => backend.forNode(),
+    capacity: node.capacity === undefined ? capacityOf(backend, reported) : fixedCapacity(node.capacity),
+    backend: healthOf(pods),
+    metrics: {
+      onRegistered: () => metrics.nodeRegistrations.inc(),
+      onKubeletVersion: (version) => metrics.kubernetesBuildInfo.set({ git_version: version }, 1),
+      onLeaseRenewed: (seconds) => {
+        metrics.leaseRenewDuration.observe(seconds);
+        metrics.leaseLastRenew.set({ node: node.name }, clock.now() / 1000);
+      },
+    },
+  });
+  return {
+    controller,
+    async followCapacity(signal) {
+      await backend.known(signal);
+      controller.poke();
+      if (!signal.aborted && node.capacity === undefined && backend.can("capacity")) await reported.run(signal);
+    },
+  };
+}
+
+/** The backend's own capacity, where it can tell; else a default. */
+function capacityOf(backend: BackendInfo, reported: CapacitySource): CapacitySource {
+  const fallback = fixedCapacity();
+  return {
+    current: () => {
+      const tells = backend.can("capacity");
+      return tells === undefined ? undefined : (tells ? reported : fallback).current();
+    },
+  };
+}
+
+function healthOf({ observer, losses }: PodController): BackendHealth {
+  return {
+    get seen() {
+      return observer.seen;
+    },
+    get failingSince() {
+      return observer.failingSince;
+    },
+    get lastError() {
+      return observer.lastError;
+    },
+    get missing() {
+      return losses.missing;
+    },
+  };
+}

@@ -1,0 +1,41 @@
+/** What one virtual node is made of. */
+import type { NodeConfig } from "../config/schema.ts";
+import type { NodeCertificate } from "../kube/certificates.ts";
+import type { EventRecorder } from "../kube/events.ts";
+import type { KubeTransport } from "../kube/transport.ts";
+import type { ServiceCache } from "../podspec/references/services.ts";
+import type { Provider } from "../provider/provider.ts";
+import type { AuditedCommand } from "../telemetry/audit.ts";
+import type { HealthChecks } from "../telemetry/health.ts";
+import type { Logger } from "../telemetry/logger.ts";
+import type { Metrics } from "../telemetry/metrics.ts";
+import type { Clock } from "../util/clock.ts";
+import type { Random } from "../util/random.ts";
+
+/** Shared by what builds a node: node-pods.ts, node-kubelet.ts and node-object.ts. */
+export interface NodeAgentOptions {
+  node: NodeConfig;
+  /** The API server as this node. */
+  kube: KubeTransport;
+  /** The API server as the process itself. */
+  self: KubeTransport;
+  events: EventRecorder;
+  /** Shared by the nodes of this process. */
+  services: ServiceCache;
+  provider: Provider;
+  clusterId: string;
+  /** How much of a command the audit says. */
+  auditCommands: AuditedCommand;
+  version: string;
+  metrics: Metrics;
+  livez: HealthChecks;
+  readyz: HealthChecks;
+  clock: Clock;
+  random: Random;
+  logger: Logger;
+  signal: AbortSignal;
+  /** Throws when this agent has lost its leadership. */
+  guard?: (() => void) | undefined;
+  /** The client certificate that `kube` acts by, when it has to be kept fresh. */
+  certificate?: NodeCertificate | undefined;
+}

@@ -1,0 +1,153 @@
+/** A node's pods: the provider as they see it, what they refer to, how they are rendered, and their controller. */
+import { loadCredentialProviders } from "../config/credential-providers.ts";
+import type { NodeConfig } from "../config/schema.ts";
+import type { Kube } from "../kube/kube.ts";
+import { AgentProber } from "../pods/agent-prober.ts";
+import { PodController } from "../pods/controller.ts";
+import { isTerminal } from "../pods/status/facts.ts";
+import { NodeAllocation } from "../podspec/admission/allocation.ts";
+import { parseMachineId } from "../podspec/machine-id.ts";
+import { PodRenderer } from "../podspec/pod-renderer.ts";
+import { ExecCredentials } from "../podspec/references/credential-provider.ts";
+import { withoutSecrets } from "../podspec/references/pod-secrets.ts";
+import { ReferenceCache } from "../podspec/references/references.ts";
+import { TokenManager } from "../podspec/references/tokens.ts";
+import type { NodeFacts } from "../podspec/types.ts";
+import { instrument } from "../provider/instrument.ts";
+import type { Provider } from "../provider/provider.ts";
+import { parseDuration } from "../resources/duration.ts";
+import { inRanges } from "../util/cidr.ts";
+import { oneOfEachFamily } from "../util/ip-families.ts";
+import { hostResolvConf } from "../util/resolv-conf.ts";
+import type { BackendInfo } from "./backend-info.ts";
+import type { NodeAgentOptions } from "./node-options.ts";
+import type { OwnNode } from "./own-node.ts";
+import { podMetrics, queueMetrics } from "./pod-metrics.ts";
+
+export interface NodePods {
+  controller: PodController;
+  /** The node's, counted, and without secrets of pods in what it says. */
+  provider: Provider;
+  /** Runs probes where the backend does not; undefined where the agent may not. */
+  prober: AgentProber | undefined;
+  /** Ends the watches, renewals and probes that outlive single pods. */
+  close(): void;
+}
+
+/** @param acting the API server for what only the leader does */
+export function createPods(options: NodeAgentOptions, acting: Kube, backend: BackendInfo, own: OwnNode): NodePods {
+  const { node, events, services, clusterId, clock, random, logger, metrics } = options;
+  const changed = (podUid: string) => controller.poke(podUid);
+  const references = new ReferenceCache({
+    kube: acting,
+    services,
+    clock,
+    random,
+    logger,
+    onChange: changed,
+    onDenied: () => metrics.referencesDenied.inc(),
+  });
+  const tokens = new TokenManager({ kube: acting, clock, random, logger, onChange: changed });
+  const allocation = new NodeAllocation();
+  const renderer = new PodRenderer({
+    kube: acting,
+    references,
+    tokens,
+    node: () => own.current,
+    facts: () => nodeFacts(options, own),
+    backend: () => backend.forPods(),
+    allocation,
+    daemonSets: node.daemonSets,
+    allowedUnsafeSysctls: node.allowedUnsafeSysctls,
+    runtimeHandlers: node.runtimeHandlers,
+    imageCredentials: node.imageCredentialProvider && credentials(node.imageCredentialProvider, tokens, options),
+  });
+  const provider = withoutSecrets(instrument(options.provider, metrics, clock), (id, text) =>
+    renderer.redact(parseMachineId(clusterId, id) ?? "", text),
+  );
+  const prober = node.agentProbes
+    ? new AgentProber({
+        provider,
+        isActive: () => backend.leavesProbes,
+        onChange: changed,
+        event: (pod, event) => controller.event(pod, event),
+        clock,
+        logger,
+      })
+    : undefined;
+  const controller = new PodController({
+    kube: acting,
+    provider,
+    renderer,
+    events,
+    nodeName: node.name,
+    clusterId,
+    hostIPs: () => node.addresses,
+    acceptsAddress: node.podCIDRs.length > 0 ? inRanges(node.podCIDRs) : undefined,
+    concurrency: node.podConcurrency,
+    sweep: node.sweep,
+    markCheapToDelete: node.podDeletionCost,
+    guard: options.guard,
+    clock,
+    random,
+    logger,
+    onInfo: (info) => backend.tell(info),
+    readiness: prober,
+    hooks: podMetrics(metrics, clock),
+    queueMetrics: queueMetrics(metrics, node.name),
+  });
+  controller.store.onChange((change) => {
+    if (change.type === "delete") allocation.remove(change.object.metadata!.uid!);
+    else allocation.put(change.object);
+    // A pod that is over changes no more: its objects need not be watched nor its tokens replaced.
+    if (change.type === "delete") renderer.release(change.object.metadata!.uid!);
+    else if (isTerminal(change.object)) renderer.rest(change.object.metadata!.uid!);
+  });
+  return {
+    controller,
+    provider,
+    prober,
+    close: () => {
+      references.close();
+      tokens.close();
+      prober?.close();
+    },
+  };
+}
+
+function nodeFacts({ node, clusterId }: NodeAgentOptions, own: OwnNode): NodeFacts {
+  const { crashLoopBackoff } = node;
+  return {
+    clusterId,
+    nodeName: node.name,
+    hostIPs: oneOfEachFamily(node.addresses),
+    allocatable: own.allocatable,
+    dns: {
+      ...node.dns,
+      // Read for each pod, as a kubelet does, but only where a pod's DNS is made.
+      get host() {
+        return hostResolvConf();
+      },
+    },
+    allowHostPath: node.allowHostPath,
+    instanceTypes: node.instanceTypes,
+    backoff: crashLoopBackoff && {
+      initial_ms: parseDuration(crashLoopBackoff.initial),
+      max_ms: parseDuration(crashLoopBackoff.max),
+    },
+  };
+}
+
+function credentials(
+  { config, binDir }: NonNullable<NodeConfig["imageCredentialProvider"]>,
+  tokens: TokenManager,
+  { clock, logger }: NodeAgentOptions,
+): ExecCredentials {
+  return new ExecCredentials({
+    ...loadCredentialProviders(config),
+    binDir,
+    tokens: { get: (pod, wishes, signal) => tokens.issue(pod, wishes, signal) },
+    clock,
+    logger,
+  });
+}

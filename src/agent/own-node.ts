@@ -1,0 +1,36 @@
+/** The Node of this agent as the API server has it. */
+import type { Store } from "../kube/store.ts";
+import type { Node } from "../kube/wire.ts";
+import { parseResourceList, type ResourceList } from "../resources/pod-resources.ts";
+
+export class OwnNode {
+  readonly #name: string;
+  #store: Store<Node> | undefined;
+  /** Parsed once for each copy of the Node: every pod asks for it several times. */
+  #parsed: { node: Node | undefined; allocatable: ResourceList } = { node: undefined, allocatable: new Map() };
+
+  constructor(name: string) {
+    this.#name = name;
+  }
+
+  /** From now on, what `store` holds is the Node; before that there is none. */
+  follow(store: Store<Node>): void {
+    this.#store = store;
+  }
+
+  /** Undefined while it is not registered. */
+  get current(): Node | undefined {
+    return this.#store?.getByName("", this.#name);
+  }
+
+  get isReady(): boolean {
+    const conditions = this.current?.status?.conditions ?? [];
+    return conditions.some(({ type, status }) => type === "Ready" && status === "True");
+  }
+
+  get allocatable(): ResourceList {
+    const node = this.current;
+    if (this.#parsed.node !== node) this.#parsed = { node, allocatable: parseResourceList(node?.status?.allocatable) };
+    return this.#parsed.allocatable;
+  }
+}
