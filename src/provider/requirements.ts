@@ -44,16 +44,19 @@ export function requiredCapabilities(spec: MachineSpec): Requirement[] {
   if (spec.instance_type !== undefined) need("instance_types", "instance_type");
   if (spec.hosts !== undefined && spec.hosts.length > 0) need("hosts", "hosts");
   if (spec.registry_auth !== undefined && spec.registry_auth.length > 0) need("registry_auth", "registry_auth");
-  const security = spec.security;
-  if (security?.fs_group !== undefined) need("security_context", "security.fs_group");
-  if (security?.supplemental_groups?.length) need("security_context", "security.supplemental_groups");
-  if (security?.sysctls?.length) need("sysctls", "security.sysctls");
-  if (security?.host_users === false) need("user_namespace", "security.host_users");
-  if (security?.share_process_namespace === true) need("share_process_namespace", "security.share_process_namespace");
+  if (spec.security !== undefined) machineSecurityNeeds(spec.security, need);
   return needs;
 }
 
 type Need = (capability: Capability, field: string) => void;
+
+function machineSecurityNeeds(security: NonNullable<MachineSpec["security"]>, need: Need): void {
+  if (security.fs_group !== undefined) need("security_context", "security.fs_group");
+  if (security.supplemental_groups?.length) need("security_context", "security.supplemental_groups");
+  if (security.sysctls?.length) need("sysctls", "security.sysctls");
+  if (security.host_users === false) need("user_namespace", "security.host_users");
+  if (security.share_process_namespace === true) need("share_process_namespace", "security.share_process_namespace");
+}
 
 function containerNeeds(
   container: { [K in keyof ContainerSpec]?: ContainerSpec[K] | undefined },
@@ -71,20 +74,20 @@ function containerNeeds(
   container.ports?.forEach((port, index) => {
     if (port.host_port !== undefined) need("host_ports", `${field}.ports.${index}.host_port`);
   });
-  const security = container.security;
-  if (security === undefined) return;
-  if (security.privileged === true) need("privileged", `${field}.security.privileged`);
+  if (container.security !== undefined) containerSecurityNeeds(container.security, `${field}.security`, need);
+}
+
+function containerSecurityNeeds(security: NonNullable<ContainerSpec["security"]>, field: string, need: Need): void {
+  if (security.privileged === true) need("privileged", `${field}.privileged`);
   for (const key of ["user", "group", "seccomp"] as const) {
-    if (security[key] !== undefined && security[key] !== "unconfined")
-      need("security_context", `${field}.security.${key}`);
+    if (security[key] !== undefined && security[key] !== "unconfined") need("security_context", `${field}.${key}`);
   }
   for (const key of ["run_as_non_root", "read_only_root"] as const) {
-    if (security[key] === true) need("security_context", `${field}.security.${key}`);
+    if (security[key] === true) need("security_context", `${field}.${key}`);
   }
-  if (security.allow_privilege_escalation === false)
-    need("security_context", `${field}.security.allow_privilege_escalation`);
+  if (security.allow_privilege_escalation === false) need("security_context", `${field}.allow_privilege_escalation`);
   for (const key of ["capabilities_add", "capabilities_drop"] as const) {
-    if (security[key]?.length) need("security_context", `${field}.security.${key}`);
+    if (security[key]?.length) need("security_context", `${field}.${key}`);
   }
 }
 

@@ -71,41 +71,13 @@ export function admitPod(input: AdmissionInput): Admission {
   const sysctl = forbiddenSysctl(pod, input.allowedUnsafeSysctls ?? []);
   if (sysctl !== undefined) return reject("SysctlForbidden", `forbidden sysctl: "${sysctl}" not allowlisted`);
   if (node === undefined) return reject("InvalidNodeInfo", "Kubelet cannot get node info.");
-
-  const nodeOs = node.status?.nodeInfo?.operatingSystem ?? "linux";
-  const podOs = pod.metadata?.labels?.["kubernetes.io/os"];
-  if (podOs !== undefined && podOs !== nodeOs) {
-    return reject(
-      "PodOSSelectorNodeLabelDoesNotMatch",
-      "Failed to admit pod as the `kubernetes.io/os` label doesn't match node label",
-    );
-  }
-  if (pod.spec?.os !== undefined && pod.spec.os.name !== nodeOs) {
-    return reject("PodOSNotSupported", "Failed to admit pod as the OS field doesn't match node OS");
-  }
-  if (
-    pod.spec?.securityContext?.supplementalGroupsPolicy === "Strict" &&
-    node.status?.features?.supplementalGroupsPolicy !== true
-  ) {
-    return reject(
-      "SupplementalGroupsPolicyNotSupported",
-      "SupplementalGroupsPolicy=Strict is not supported in this node",
-    );
-  }
+  const unfit = checkPlatform(pod, node);
+  if (unfit !== undefined) return unfit;
 
   const shortages = findShortages(pod, parseResourceList(node.status?.allocatable), otherPods);
   if (shortages.length > 0 && !isCriticalPod(pod)) return outOf(shortages[0]!);
-  if (!matchesNodeAffinity(pod, node)) {
-    return predicateFailed("NodeAffinity", "node(s) didn't match Pod's node affinity/selector");
-  }
-  if ((pod.spec?.nodeName ?? "") !== "" && pod.spec?.nodeName !== node.metadata?.name) {
-    return predicateFailed("NodeName", "node(s) didn't match the requested node name");
-  }
-  if (hostPorts(pod).some((port) => otherPods.hasPort(port))) {
-    return predicateFailed("NodePorts", "node(s) didn't have free ports for the requested pod ports");
-  }
-  const taint = findUntoleratedTaint(node.spec?.taints ?? [], pod.spec?.tolerations ?? [], ["NoExecute"]);
-  if (taint !== undefined) return predicateFailed("TaintToleration", "node(s) had taints that the pod didn't tolerate");
+  const misplaced = checkPlacement(pod, node, otherPods);
+  if (misplaced !== undefined) return misplaced;
   if (shortages.length === 0) return ADMIT;
   // A lack of resources alone does not keep a critical pod away.
   const choice = choosePodsToPreempt(pod, shortages, otherPods.list(), allocatedUnits);
@@ -114,6 +86,43 @@ export function admitPod(input: AdmissionInput): Admission {
     "UnexpectedAdmissionError",
     `Unexpected error while attempting to recover from admission failure: ${choice.message}`,
   );
+}
+
+/** What the node's system cannot do for this pod (predicate.go, before the scheduler's checks). */
+function checkPlatform(pod: Pod, { status }: Node): Rejection | undefined {
+  const nodeOs = status?.nodeInfo?.operatingSystem ?? "linux";
+  const podOs = pod.metadata?.labels?.["kubernetes.io/os"];
+  if (podOs !== undefined && podOs !== nodeOs) {
+    return reject(
+      "PodOSSelectorNodeLabelDoesNotMatch",
+      "Failed to admit pod as the `kubernetes.io/os` label doesn't match node label",
+    );
+  }
+  const spec = pod.spec;
+  if (spec?.os !== undefined && spec.os.name !== nodeOs)
+    return reject("PodOSNotSupported", "Failed to admit pod as the OS field doesn't match node OS");
+  const isStrict = spec?.securityContext?.supplementalGroupsPolicy === "Strict";
+  if (isStrict && status?.features?.supplementalGroupsPolicy !== true) {
+    return reject(
+      "SupplementalGroupsPolicyNotSupported",
+      "SupplementalGroupsPolicy=Strict is not supported in this node",
+    );
+  }
+  return undefined;
+}
+
+/** The scheduler's checks, as the kubelet repeats them (scheduler: `AdmissionCheck`). */
+function checkPlacement(pod: Pod, node: Node, otherPods: OtherPods): Rejection | undefined {
+  if (!matchesNodeAffinity(pod, node))
+    return predicateFailed("NodeAffinity", "node(s) didn't match Pod's node affinity/selector");
+  const nodeName = pod.spec?.nodeName ?? "";
+  if (nodeName !== "" && nodeName !== node.metadata?.name)
+    return predicateFailed("NodeName", "node(s) didn't match the requested node name");
+  if (hostPorts(pod).some((port) => otherPods.hasPort(port)))
+    return predicateFailed("NodePorts", "node(s) didn't have free ports for the requested pod ports");
+  const taint = findUntoleratedTaint(node.spec?.taints ?? [], pod.spec?.tolerations ?? [], ["NoExecute"]);
+  if (taint !== undefined) return predicateFailed("TaintToleration", "node(s) had taints that the pod didn't tolerate");
+  return undefined;
 }
 
 /**

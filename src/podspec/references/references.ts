@@ -4,7 +4,7 @@
  * once.
  */
 import type { Kube } from "../../kube/kube.ts";
-import type { ConfigMap, Pod, Secret } from "../../kube/wire.ts";
+import type { ConfigMap, Container, Pod, Secret } from "../../kube/wire.ts";
 import type { Logger } from "../../telemetry/logger.ts";
 import { untilAborted } from "../../util/abort.ts";
 import type { Clock } from "../../util/clock.ts";
@@ -28,37 +28,44 @@ interface Reference {
  */
 export function podReferences(pod: Pod, options: { files: boolean } = { files: true }): Reference[] {
   const found = new Map<string, Reference>();
-  const add = (kind: Reference["kind"], name: string | undefined, optional = false) => {
+  const add: Add = (kind, name, optional = false) => {
     if (!name) return;
     const key = `${kind}/${name}`;
     found.set(key, { kind, name, optional: optional && (found.get(key)?.optional ?? true) });
   };
   const spec = pod.spec;
-  for (const container of [
+  const containers = [
     ...(spec?.initContainers ?? []),
     ...(spec?.containers ?? []),
     ...(spec?.ephemeralContainers ?? []),
-  ]) {
-    for (const source of container.envFrom ?? []) {
-      add("configmap", source.configMapRef?.name, source.configMapRef?.optional);
-      add("secret", source.secretRef?.name, source.secretRef?.optional);
-    }
-    for (const { valueFrom } of container.env ?? []) {
-      add("configmap", valueFrom?.configMapKeyRef?.name, valueFrom?.configMapKeyRef?.optional);
-      add("secret", valueFrom?.secretKeyRef?.name, valueFrom?.secretKeyRef?.optional);
-    }
-  }
-  for (const { volume } of usedVolumes(pod)) {
-    if (!options.files && isServiceAccountVolume(volume)) continue;
-    add("configmap", volume.configMap?.name, volume.configMap?.optional);
-    add("secret", volume.secret?.secretName, volume.secret?.optional);
-    for (const source of volume.projected?.sources ?? []) {
-      add("configmap", source.configMap?.name, source.configMap?.optional);
-      add("secret", source.secret?.name, source.secret?.optional);
-    }
-  }
+  ];
+  for (const container of containers) addOfContainer(container, add);
+  for (const { volume } of usedVolumes(pod))
+    if (options.files || !isServiceAccountVolume(volume)) addOfVolume(volume, add);
   for (const { name } of spec?.imagePullSecrets ?? []) add("secret", name, true);
   return [...found.values()];
+}
+
+type Add = (kind: Reference["kind"], name: string | undefined, optional?: boolean) => void;
+
+function addOfContainer({ envFrom, env }: Pick<Container, "envFrom" | "env">, add: Add): void {
+  for (const source of envFrom ?? []) {
+    add("configmap", source.configMapRef?.name, source.configMapRef?.optional);
+    add("secret", source.secretRef?.name, source.secretRef?.optional);
+  }
+  for (const { valueFrom } of env ?? []) {
+    add("configmap", valueFrom?.configMapKeyRef?.name, valueFrom?.configMapKeyRef?.optional);
+    add("secret", valueFrom?.secretKeyRef?.name, valueFrom?.secretKeyRef?.optional);
+  }
+}
+
+function addOfVolume(volume: ReturnType<typeof usedVolumes>[number]["volume"], add: Add): void {
+  add("configmap", volume.configMap?.name, volume.configMap?.optional);
+  add("secret", volume.secret?.secretName, volume.secret?.optional);
+  for (const source of volume.projected?.sources ?? []) {
+    add("configmap", source.configMap?.name, source.configMap?.optional);
+    add("secret", source.secret?.name, source.secret?.optional);
+  }
 }
 
 interface ReferenceCacheOptions {

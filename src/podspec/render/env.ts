@@ -4,13 +4,14 @@
  * are still free. The order of the result is the order of declaration.
  */
 import type { ConfigMap, Container, Pod, Secret, Service } from "../../kube/wire.ts";
+import { failure, type Result, success } from "../../util/result.ts";
 import { Budget, OverBudgetError, POD_LIMITS, tell } from "../budget.ts";
 import { expand, lookUpIn } from "./expansion.ts";
 import { fieldValueForEnv, resourceValue, type AddressTokens } from "./field-refs.ts";
 import type { Lookup, NodeFacts, PodEvent, References } from "../types.ts";
 import { serviceVariables } from "./service-env.ts";
 
-type Environment = { ok: true; variables: Map<string, string> } | { ok: false; message: string };
+type Environment = Result<Map<string, string>>;
 
 /** What resolving one container's environment needs. */
 interface EnvironmentInput {
@@ -36,90 +37,106 @@ export function containerEnvironment(container: EnvContainer, input: Environment
   try {
     return resolveEnvironment(container, input);
   } catch (thrown) {
-    if (thrown instanceof OverBudgetError) return { ok: false, message: thrown.message };
+    if (thrown instanceof OverBudgetError) return failure(thrown.message);
     throw thrown;
   }
 }
 
 /** @throws OverBudgetError */
 function resolveEnvironment(container: EnvContainer, input: EnvironmentInput): Environment {
-  const { pod, references, node, events } = input;
-  const namespace = pod.metadata?.namespace ?? "";
-  if (references.services === undefined) {
-    return { ok: false, message: "services have not yet been read at least once, cannot construct envvars" };
-  }
+  const { pod, references } = input;
+  if (references.services === undefined)
+    return failure("services have not yet been read at least once, cannot construct envvars");
   const { budget = new Budget(`the environment of container "${container.name}"`, POD_LIMITS.processBytes) } = input;
   const services = input.services ?? podServiceVariables(pod, references.services);
   const variables = new Map<string, string>();
-  // A variable that is set again is counted again, because it costs the same work.
-  const set = (name: string, value: string) => {
-    const bytes = Buffer.byteLength(value);
-    if (bytes > POD_LIMITS.wordBytes)
-      throw new OverBudgetError(
-        `environment variable "${name.slice(0, 64)}" has ${bytes} bytes, a process can be given at most ${POD_LIMITS.wordBytes}: argument list too long`,
-      );
-    budget.take(Buffer.byteLength(name) + bytes + 2);
+  const set = (name: string, value: string): void => {
+    payFor(name, value, budget);
     variables.set(name, value);
   };
-
-  for (const source of container.envFrom ?? []) {
-    const from = source.configMapRef
-      ? { kind: "configmap" as const, ref: source.configMapRef }
-      : source.secretRef
-        ? { kind: "secret" as const, ref: source.secretRef }
-        : undefined;
-    if (from === undefined) continue;
-    const name = from.ref.name ?? "";
-    const found = readData(references, from.kind, name);
-    if (found.kind !== "found") {
-      const optional = from.ref.optional ?? false;
-      if (found.kind === "absent") tell(events, notFoundEvent(from.kind, name, optional));
-      if (found.kind === "absent" && optional) continue;
-      return { ok: false, message: missingMessage(from.kind, name, found) };
-    }
-    for (const key of found.object.keys().sort()) set(`${source.prefix ?? ""}${key}`, found.object.get(key) ?? "");
-  }
-
-  const lookUp = lookUpIn(variables, services);
-  for (const variable of container.env ?? []) {
-    const value = variable.value;
-    const from = variable.valueFrom;
-    if (value !== undefined && value !== "") {
-      set(variable.name, expand(value, lookUp, POD_LIMITS.wordBytes));
-      continue;
-    }
-    if (from === undefined || from === null) {
-      set(variable.name, "");
-      continue;
-    }
-    if (from.configMapKeyRef || from.secretKeyRef) {
-      const resolved = keyValue(variable.name, from, namespace, references, events);
-      if (resolved === undefined) continue;
-      if (!resolved.ok) return resolved;
-      set(variable.name, resolved.value);
-      continue;
-    }
-    const resolved = from.fieldRef
-      ? fieldValueForEnv(pod, from.fieldRef, { nodeName: node.nodeName, hostIPs: node.hostIPs, tokens: input.tokens })
-      : from.resourceFieldRef
-        ? resourceValue(pod, container, from.resourceFieldRef, node.allocatable)
-        : undefined;
-    if (resolved === undefined)
-      return { ok: false, message: `environment variable "${variable.name}" has no known source` };
-    if (!resolved.ok) return resolved;
-    set(variable.name, resolved.value);
-  }
-
+  const problem = importAll(container, input, set) ?? setDeclared(container, input, lookUpIn(variables, services), set);
+  if (problem !== undefined) return problem;
   for (const [name, value] of services) {
     if (!variables.has(name)) set(name, value);
   }
   for (const [name, value] of variables) {
     // No operating system can pass one on; the value itself is not repeated, it may be a secret.
-    if (value.includes("\0") || name.includes("\0")) {
-      return { ok: false, message: `environment variable "${name.replaceAll("\0", "\\0")}" holds a NUL byte` };
-    }
+    if (value.includes("\0") || name.includes("\0"))
+      return failure(`environment variable "${name.replaceAll("\0", "\\0")}" holds a NUL byte`);
   }
-  return { ok: true, variables };
+  return success(variables);
+}
+
+type SetVariable = (name: string, value: string) => void;
+
+/** A variable that is set again is counted again, because it costs the same work. @throws OverBudgetError */
+function payFor(name: string, value: string, budget: Budget): void {
+  const bytes = Buffer.byteLength(value);
+  if (bytes > POD_LIMITS.wordBytes)
+    throw new OverBudgetError(
+      `environment variable "${name.slice(0, 64)}" has ${bytes} bytes, a process can be given at most ${POD_LIMITS.wordBytes}: argument list too long`,
+    );
+  budget.take(Buffer.byteLength(name) + bytes + 2);
+}
+
+/** `envFrom`: all the keys of an object. @returns why that cannot be */
+function importAll(
+  { envFrom }: EnvContainer,
+  { references, events }: EnvironmentInput,
+  set: SetVariable,
+): { ok: false; message: string } | undefined {
+  for (const source of envFrom ?? []) {
+    const kind = source.configMapRef ? "configmap" : "secret";
+    const ref = source.configMapRef ?? source.secretRef;
+    if (!ref) continue;
+    const name = ref.name ?? "";
+    const found = readData(references, kind, name);
+    if (found.kind !== "found") {
+      const optional = ref.optional ?? false;
+      if (found.kind === "absent") tell(events, notFoundEvent(kind, name, optional));
+      if (found.kind === "absent" && optional) continue;
+      return failure(missingMessage(kind, name, found));
+    }
+    for (const key of found.object.keys().sort()) set(`${source.prefix ?? ""}${key}`, found.object.get(key) ?? "");
+  }
+  return undefined;
+}
+
+/** `env`, in its order. @returns why that cannot be */
+function setDeclared(
+  container: EnvContainer,
+  input: EnvironmentInput,
+  lookUp: (name: string) => string | undefined,
+  set: SetVariable,
+): { ok: false; message: string } | undefined {
+  for (const variable of container.env ?? []) {
+    const { name, value, valueFrom } = variable;
+    const isGiven = (value !== undefined && value !== "") || valueFrom === undefined || valueFrom === null;
+    const resolved = isGiven
+      ? success(expand(value ?? "", lookUp, POD_LIMITS.wordBytes))
+      : sourceValue(container, name, valueFrom, input);
+    if (resolved === undefined) continue;
+    if (!resolved.ok) return resolved;
+    set(name, resolved.value);
+  }
+  return undefined;
+}
+
+type ValueSource = NonNullable<NonNullable<Container["env"]>[number]["valueFrom"]>;
+
+/** Undefined when it is optional and not there. */
+function sourceValue(
+  container: EnvContainer,
+  variableName: string,
+  from: ValueSource,
+  { pod, references, events, node, tokens }: EnvironmentInput,
+): Result<string> | undefined {
+  if (from.configMapKeyRef || from.secretKeyRef)
+    return keyValue(variableName, from, pod.metadata?.namespace ?? "", references, events);
+  if (from.fieldRef)
+    return fieldValueForEnv(pod, from.fieldRef, { nodeName: node.nodeName, hostIPs: node.hostIPs, tokens });
+  if (from.resourceFieldRef) return resourceValue(pod, container, from.resourceFieldRef, node.allocatable);
+  return failure(`environment variable "${variableName}" has no known source`);
 }
 
 /** The variables of the Services that a pod sees. @throws OverBudgetError */
@@ -130,11 +147,11 @@ export function podServiceVariables(pod: Pod, services: readonly Service[]): Map
 /** The value of a configMapKeyRef or secretKeyRef; undefined when it is optional and not there. */
 function keyValue(
   variableName: string,
-  from: NonNullable<NonNullable<Container["env"]>[number]["valueFrom"]>,
+  from: ValueSource,
   namespace: string,
   references: References,
   events: PodEvent[],
-): { ok: true; value: string } | { ok: false; message: string } | undefined {
+): Result<string> | undefined {
   const kind = from.configMapKeyRef ? "configmap" : "secret";
   const ref = from.configMapKeyRef ?? from.secretKeyRef;
   if (!ref) return undefined;
@@ -144,14 +161,14 @@ function keyValue(
   if (found.kind !== "found") {
     if (found.kind === "absent") tell(events, notFoundEvent(kind, name, optional, variableName));
     if (found.kind === "absent" && optional) return undefined;
-    return { ok: false, message: missingMessage(kind, name, found) };
+    return failure(missingMessage(kind, name, found));
   }
   const value = found.object.get(ref.key);
-  if (value !== undefined) return { ok: true, value };
+  if (value !== undefined) return success(value);
   tell(events, keyNotFoundEvent(kind, name, ref.key, optional, variableName));
   if (optional) return undefined;
   const kindName = kind === "configmap" ? "ConfigMap" : "Secret";
-  return { ok: false, message: `couldn't find key ${ref.key} in ${kindName} ${namespace}/${name}` };
+  return failure(`couldn't find key ${ref.key} in ${kindName} ${namespace}/${name}`);
 }
 
 /** The text values of a configMap (never `binaryData`) or secret; only what is asked for is decoded. */

@@ -4,13 +4,8 @@
  */
 import type { Container, Pod } from "../../kube/wire.ts";
 import { Quantity } from "../../resources/quantity.ts";
+import { failure, type Result, success } from "../../util/result.ts";
 import { isPodLevelResource, type ResourceList } from "../../resources/pod-resources.ts";
-
-/** A value, or why there is none. */
-type Value = { ok: true; value: string } | { ok: false; message: string };
-
-const ok = (value: string): Value => ({ ok: true, value });
-const fail = (message: string): Value => ({ ok: false, message });
 
 /** The machine's addresses are known only inside it, so these strings stand for them. */
 export interface AddressTokens {
@@ -28,60 +23,64 @@ export function fieldValueForEnv(
   pod: Pod,
   ref: { readonly apiVersion?: string | undefined; readonly fieldPath: string },
   facts: { nodeName: string; hostIPs: readonly string[]; tokens: AddressTokens },
-): Value {
+): Result<string> {
   const version = ref.apiVersion ?? "v1";
-  if (version !== "v1") return fail(`unsupported pod version: ${version}`);
+  if (version !== "v1") return failure(`unsupported pod version: ${version}`);
   switch (ref.fieldPath) {
     case "spec.nodeName":
     case "spec.host":
-      return ok(pod.spec?.nodeName ?? facts.nodeName);
+      return success(pod.spec?.nodeName ?? facts.nodeName);
     case "spec.serviceAccountName":
-      return ok(pod.spec?.serviceAccountName ?? "");
+      return success(pod.spec?.serviceAccountName ?? "");
     case "status.hostIP":
-      return ok(facts.hostIPs[0] ?? "");
+      return success(facts.hostIPs[0] ?? "");
     case "status.hostIPs":
-      return ok(facts.hostIPs.join(","));
+      return success(facts.hostIPs.join(","));
     case "status.podIP":
-      return ok(facts.tokens.pod_ip);
+      return success(facts.tokens.pod_ip);
     case "status.podIPs":
-      return ok(facts.tokens.pod_ips);
+      return success(facts.tokens.pod_ips);
     default:
       return fieldValue(pod, ref.fieldPath);
   }
 }
 
 /** A `fieldRef` of a file: the pod's metadata only. */
-export function fieldValue(pod: Pod, fieldPath: string): Value {
+export function fieldValue(pod: Pod, fieldPath: string): Result<string> {
   const metadata = pod.metadata;
-  const subscript = /^(.+?)\['(.*)'\]$/s.exec(fieldPath);
-  if (subscript) {
-    const [, path, key = ""] = subscript;
-    const map =
-      path === "metadata.labels"
-        ? metadata?.labels
-        : path === "metadata.annotations"
-          ? metadata?.annotations
-          : undefined;
-    if (path !== "metadata.labels" && path !== "metadata.annotations") {
-      return fail(`fieldPath "${fieldPath}" does not support subscript`);
-    }
-    return ok(map !== undefined && Object.hasOwn(map, key) ? (map[key] ?? "") : "");
-  }
+  const [, map, key] = /^(.+?)\['(.*)'\]$/s.exec(fieldPath) ?? [];
+  if (map !== undefined && key !== undefined) return entryValue(pod, map, key, fieldPath);
   switch (fieldPath) {
     case "metadata.name":
-      return ok(metadata?.name ?? "");
+      return success(metadata?.name ?? "");
     case "metadata.namespace":
-      return ok(metadata?.namespace ?? "");
+      return success(metadata?.namespace ?? "");
     case "metadata.uid":
-      return ok(metadata?.uid ?? "");
+      return success(metadata?.uid ?? "");
     case "metadata.labels":
-      return ok(formatMap(metadata?.labels ?? {}));
+      return success(formatMap(metadata?.labels ?? {}));
     case "metadata.annotations":
-      return ok(formatMap(metadata?.annotations ?? {}));
+      return success(formatMap(metadata?.annotations ?? {}));
     default:
-      return fail(`unsupported fieldPath: ${fieldPath}`);
+      return failure(`unsupported fieldPath: ${fieldPath}`);
   }
 }
+
+/** `metadata.labels['KEY']` */
+function entryValue({ metadata }: Pod, path: string, key: string, fieldPath: string): Result<string> {
+  if (path !== "metadata.labels" && path !== "metadata.annotations")
+    return failure(`fieldPath "${fieldPath}" does not support subscript`);
+  const map = (path === "metadata.labels" ? metadata?.labels : metadata?.annotations) ?? {};
+  return success(Object.hasOwn(map, key) ? (map[key] ?? "") : "");
+}
+
+interface ResourceRef {
+  readonly containerName?: string | undefined;
+  readonly resource: string;
+  readonly divisor?: string | undefined;
+}
+
+type ResourceContainer = Pick<Container, "name" | "resources">;
 
 /**
  * A `resourceFieldRef`: the amount divided by the divisor, rounded up. A missing limit is what the container could use
@@ -89,35 +88,37 @@ export function fieldValue(pod: Pod, fieldPath: string): Value {
  */
 export function resourceValue(
   pod: Pod,
-  container: Pick<Container, "name" | "resources"> | undefined,
-  ref: {
-    readonly containerName?: string | undefined;
-    readonly resource: string;
-    readonly divisor?: string | undefined;
-  },
+  container: ResourceContainer | undefined,
+  ref: ResourceRef,
   allocatable: ResourceList,
-): Value {
-  const spec = pod.spec;
-  const named =
-    ref.containerName === undefined || ref.containerName === ""
-      ? container
-      : [...(spec?.containers ?? []), ...(spec?.initContainers ?? [])].find((c) => c.name === ref.containerName);
-  if (named === undefined) return fail(`container ${ref.containerName ?? ""} not found`);
-
+): Result<string> {
+  const named = ref.containerName ? containerNamed(pod, ref.containerName) : container;
+  if (named === undefined) return failure(`container ${ref.containerName ?? ""} not found`);
   const match = /^(limits|requests)\.(cpu|memory|ephemeral-storage|hugepages-.+)$/.exec(ref.resource);
-  if (!match) return fail(`unsupported container resource : ${ref.resource}`);
+  if (!match) return failure(`unsupported container resource : ${ref.resource}`);
   const [, kind, name = ""] = match;
-  let amount = Quantity.parse(named.resources?.[kind as "limits" | "requests"]?.[name] ?? "0");
-  if (kind === "limits" && amount.isZero && !name.startsWith("hugepages-")) {
-    const podLimit = isPodLevelResource(name) ? spec?.resources?.limits?.[name] : undefined;
-    amount = podLimit === undefined ? (allocatable.get(name) ?? Quantity.zero) : Quantity.parse(podLimit);
-  }
-  let divisor = Quantity.parse(ref.divisor ?? "1");
-  if (divisor.isZero) divisor = Quantity.of(1);
-  const [dividend, by] =
-    name === "cpu" ? [amount.milliValue(), divisor.milliValue()] : [amount.value(), divisor.value()];
-  return ok(String(dividend <= 0n ? dividend / by : (dividend + by - 1n) / by));
+  const declared = Quantity.parse(named.resources?.[kind as "limits" | "requests"]?.[name] ?? "0");
+  const isUnlimited = kind === "limits" && declared.isZero && !name.startsWith("hugepages-");
+  const amount = isUnlimited ? effectiveLimit(pod, name, allocatable) : declared;
+  const divisor = Quantity.parse(ref.divisor ?? "1");
+  const by = divisor.isZero ? Quantity.of(1) : divisor;
+  return success(
+    String(name === "cpu" ? ratio(amount.milliValue(), by.milliValue()) : ratio(amount.value(), by.value())),
+  );
 }
+
+function containerNamed(pod: Pod, name: string): ResourceContainer | undefined {
+  return [...(pod.spec?.containers ?? []), ...(pod.spec?.initContainers ?? [])].find((each) => each.name === name);
+}
+
+/** Of a container that has none of its own. */
+function effectiveLimit(pod: Pod, name: string, allocatable: ResourceList): Quantity {
+  const podLimit = isPodLevelResource(name) ? pod.spec?.resources?.limits?.[name] : undefined;
+  return podLimit === undefined ? (allocatable.get(name) ?? Quantity.zero) : Quantity.parse(podLimit);
+}
+
+/** Rounded up. */
+const ratio = (dividend: bigint, by: bigint): bigint => (dividend <= 0n ? dividend / by : (dividend + by - 1n) / by);
 
 /** Any number of files may show the same map. */
 const formatted = new WeakMap<Readonly<Record<string, string>>, string>();

@@ -4,14 +4,13 @@
  */
 import type { Container } from "../../kube/wire.ts";
 import type { Handler, HttpAction, Probe } from "../../provider/machine.ts";
+import type { Result } from "../../util/result.ts";
 import { Budget, OverBudgetError, POD_LIMITS } from "../budget.ts";
 import { expandWords } from "./expansion.ts";
 
 type V1Probe = NonNullable<Container["livenessProbe"]>;
 type V1Handler = NonNullable<NonNullable<Container["lifecycle"]>["postStart"]>;
 type HandlerContainer = Pick<Container, "env" | "ports">;
-
-type HandlerResult<T> = { ok: true; value: T } | { ok: false; message: string };
 
 /**
  * A probe as the machine runs it. Fails when it names a port that the container does not have, or its command passes
@@ -21,7 +20,7 @@ export function renderProbe(
   container: HandlerContainer,
   probe: V1Probe,
   budget = new Budget("the command of a probe", POD_LIMITS.processBytes),
-): HandlerResult<Probe> {
+): Result<Probe> {
   const handler: Handler = {};
   if (probe.exec) {
     const literal = new Map((container.env ?? []).map((variable) => [variable.name, variable.value ?? ""]));
@@ -61,7 +60,7 @@ export function renderProbe(
 }
 
 /** A postStart or preStop hook; undefined when it does nothing. */
-export function renderHook(container: HandlerContainer, hook: V1Handler): HandlerResult<Handler | undefined> {
+export function renderHook(container: HandlerContainer, hook: V1Handler): Result<Handler | undefined> {
   if (hook.exec) return { ok: true, value: { exec: { command: [...(hook.exec.command ?? [])] } } };
   if (hook.sleep) return { ok: true, value: { sleep: { seconds: hook.sleep.seconds } } };
   if (!hook.httpGet) return { ok: true, value: undefined };
@@ -71,7 +70,7 @@ export function renderHook(container: HandlerContainer, hook: V1Handler): Handle
   return http.ok ? { ok: true, value: { http: http.value } } : http;
 }
 
-function renderHttp(container: HandlerContainer, action: NonNullable<V1Probe["httpGet"]>): HandlerResult<HttpAction> {
+function renderHttp(container: HandlerContainer, action: NonNullable<V1Probe["httpGet"]>): Result<HttpAction> {
   const port = resolvePort(container, action.port);
   if (!port.ok) return port;
   const path = action.path ?? "/";
@@ -94,7 +93,7 @@ function renderHttp(container: HandlerContainer, action: NonNullable<V1Probe["ht
  * A port number, the name of one of the container's ports, or a number as text (pkg/probe `ResolveContainerPort`).
  * @internal
  */
-export function resolvePort(container: Pick<Container, "ports">, port: unknown): HandlerResult<number> {
+export function resolvePort(container: Pick<Container, "ports">, port: unknown): Result<number> {
   const named = typeof port === "string" ? container.ports?.find((candidate) => candidate.name === port) : undefined;
   const number =
     named?.containerPort ?? (typeof port === "number" ? port : /^\d+$/.test(String(port)) ? Number(port) : undefined);

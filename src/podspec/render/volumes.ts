@@ -7,6 +7,7 @@ import type { ConfigMap, Pod, Secret } from "../../kube/wire.ts";
 import type { FileEntry, PullPolicy, Volume } from "../../provider/machine.ts";
 import { Quantity } from "../../resources/quantity.ts";
 import { isFullyLimited, podLimits } from "../../resources/pod-resources.ts";
+import { success } from "../../util/result.ts";
 import { Budget, OverBudgetError, POD_LIMITS, shortened } from "../budget.ts";
 import { missingMessage } from "./env.ts";
 import { fieldValue, resourceValue } from "./field-refs.ts";
@@ -93,55 +94,21 @@ function volumeFiles(pod: Pod, volume: PodVolume, references: References, node: 
 function collectFiles(pod: Pod, volume: PodVolume, references: References, node: NodeFacts, budget: Budget): Files {
   const tree = new Map<string, FileEntry>();
   const problems: string[] = [];
-  const put = (path: string, content: Content, entry: { mode: number; uid?: number }) => {
+  const put: Put = (path, content, entry) => {
     budget.take(path.length + content.length + FILE_OVERHEAD);
     const problem = filePathProblem(path);
     if (problem !== undefined) problems.push(problem);
     else tree.set(cleanPath(path), { path: cleanPath(path), ...entry, content_b64: content.encode() });
   };
-  const sources: readonly Source[] = volume.projected
-    ? (volume.projected.sources ?? [])
-    : [
-        {
-          configMap: volume.configMap,
-          secret: volume.secret && { ...volume.secret, name: volume.secret.secretName },
-          downwardAPI: volume.downwardAPI,
-        },
-      ];
   const defaultMode =
     (volume.projected ?? volume.configMap ?? volume.secret ?? volume.downwardAPI)?.defaultMode ?? DEFAULT_MODE;
-
-  for (const source of sources) {
-    if (source.configMap) {
+  for (const source of sourcesOf(volume)) {
+    if (source.configMap)
       problems.push(...putKeys("configmap", source.configMap, references.configMaps, defaultMode, put));
-    } else if (source.secret) {
-      problems.push(...putKeys("secret", source.secret, references.secrets, defaultMode, put));
-    } else if (source.downwardAPI) {
-      for (const item of source.downwardAPI.items ?? []) {
-        const value = item.fieldRef
-          ? fieldValue(pod, item.fieldRef.fieldPath)
-          : item.resourceFieldRef
-            ? resourceValue(pod, undefined, item.resourceFieldRef, node.allocatable)
-            : { ok: true as const, value: "" };
-        if (value.ok) put(item.path, contentOf(value.value), { mode: item.mode ?? defaultMode });
-        else problems.push(value.message);
-      }
-    } else if (source.serviceAccountToken) {
-      const token = references.tokens.get(tokenKey(tokenWish(source.serviceAccountToken)));
-      if (token?.kind !== "found") {
-        problems.push(
-          `failed to fetch token: ${token === undefined ? "not read yet" : token.kind === "unknown" ? token.message : "serviceaccount not found"}`,
-        );
-        continue;
-      }
-      // With fsGroup the ownership pass of the volume widens 0600 to 0640.
-      const user = sharedUser(pod);
-      const isPrivate = user !== undefined || pod.spec?.securityContext?.fsGroup !== undefined;
-      put(source.serviceAccountToken.path, contentOf(token.object), {
-        mode: isPrivate ? 0o600 : defaultMode,
-        ...(user !== undefined && { uid: user }),
-      });
-    }
+    else if (source.secret) problems.push(...putKeys("secret", source.secret, references.secrets, defaultMode, put));
+    else if (source.downwardAPI) problems.push(...putFields(pod, source.downwardAPI, node, defaultMode, put));
+    else if (source.serviceAccountToken)
+      problems.push(...putToken(pod, source.serviceAccountToken, references, defaultMode, put));
   }
   problems.push(...nestingProblems(tree));
   if (problems.length > 0) return { ok: false, message: aggregate(problems) };
@@ -164,13 +131,59 @@ interface KeySource {
 interface Source {
   readonly configMap?: KeySource | undefined;
   readonly secret?: KeySource | undefined;
-  readonly downwardAPI?:
-    | NonNullable<PodVolume["downwardAPI"]>
-    | { readonly items?: NonNullable<PodVolume["downwardAPI"]>["items"] }
-    | undefined;
-  readonly serviceAccountToken?:
-    | { readonly audience?: string; readonly expirationSeconds?: number; readonly path: string }
-    | undefined;
+  readonly downwardAPI?: FieldSource | undefined;
+  readonly serviceAccountToken?: TokenSource | undefined;
+}
+
+interface FieldSource {
+  readonly items?: NonNullable<PodVolume["downwardAPI"]>["items"];
+}
+
+interface TokenSource {
+  readonly audience?: string;
+  readonly expirationSeconds?: number;
+  readonly path: string;
+}
+
+/** Adds a file to the volume. @throws OverBudgetError */
+type Put = (path: string, content: Content, entry: { mode: number; uid?: number }) => void;
+
+function sourcesOf(volume: PodVolume): readonly Source[] {
+  if (volume.projected) return volume.projected.sources ?? [];
+  const secret = volume.secret && { ...volume.secret, name: volume.secret.secretName };
+  return [{ configMap: volume.configMap, secret, downwardAPI: volume.downwardAPI }];
+}
+
+/** The downward API's files; returns what is wrong. */
+function putFields(pod: Pod, source: FieldSource, node: NodeFacts, defaultMode: number, put: Put): string[] {
+  return (source.items ?? []).flatMap((item) => {
+    const value = item.fieldRef
+      ? fieldValue(pod, item.fieldRef.fieldPath)
+      : item.resourceFieldRef
+        ? resourceValue(pod, undefined, item.resourceFieldRef, node.allocatable)
+        : success("");
+    if (!value.ok) return [value.message];
+    put(item.path, contentOf(value.value), { mode: item.mode ?? defaultMode });
+    return [];
+  });
+}
+
+/** The service account's token; returns what is wrong. */
+function putToken(pod: Pod, source: TokenSource, references: References, defaultMode: number, put: Put): string[] {
+  const token = references.tokens.get(tokenKey(tokenWish(source)));
+  if (token?.kind !== "found") {
+    const why =
+      token === undefined ? "not read yet" : token.kind === "unknown" ? token.message : "serviceaccount not found";
+    return [`failed to fetch token: ${why}`];
+  }
+  // With fsGroup the ownership pass of the volume widens 0600 to 0640.
+  const user = sharedUser(pod);
+  const isPrivate = user !== undefined || pod.spec?.securityContext?.fsGroup !== undefined;
+  put(source.path, contentOf(token.object), {
+    mode: isPrivate ? 0o600 : defaultMode,
+    ...(user !== undefined && { uid: user }),
+  });
+  return [];
 }
 
 /** Puts the keys of a configMap or secret, all or those that `items` names; returns what is wrong. */
@@ -179,7 +192,7 @@ function putKeys(
   source: KeySource,
   objects: ReadonlyMap<string, Lookup<ConfigMap | Secret>>,
   defaultMode: number,
-  put: (path: string, content: Content, entry: { mode: number }) => void,
+  put: Put,
 ): string[] {
   const name = source.name ?? "";
   const optional = source.optional ?? false;

@@ -16,7 +16,7 @@ function resolve(
     { name: "app", ...container },
     { pod: podWith({ enableServiceLinks }), references, node, tokens: addressTokens("0a1b"), events },
   );
-  return { result, events, variables: result.ok ? Object.fromEntries(result.variables) : undefined };
+  return { result, events, variables: result.ok ? Object.fromEntries(result.value) : undefined };
 }
 
 describe("containerEnvironment", () => {

@@ -2,7 +2,7 @@ import { ALL_CAPABILITIES, type Capability } from "../../../src/provider/capabil
 import type { ConfigMap, Pod, Secret, Service } from "../../../src/kube/wire.ts";
 import { NodeAllocation, type OtherPods } from "../../../src/podspec/admission/allocation.ts";
 import type { Lookup, NodeFacts, References } from "../../../src/podspec/types.ts";
-import type { RenderInput } from "../../../src/podspec/render/render.ts";
+import type { RenderInput } from "../../../src/podspec/render/context.ts";
 import { parseResourceList } from "../../../src/resources/pod-resources.ts";
 
 export type PodSpec = NonNullable<Pod["spec"]>;

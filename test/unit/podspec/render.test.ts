@@ -1,7 +1,8 @@
 import { describe, expect, test } from "vitest";
 import { ALL_CAPABILITIES } from "../../../src/provider/capabilities.ts";
 import type { MachineSpec } from "../../../src/provider/machine.ts";
-import { renderMachineSpec, type RenderInput } from "../../../src/podspec/render/render.ts";
+import type { RenderInput } from "../../../src/podspec/render/context.ts";
+import { renderMachineSpec } from "../../../src/podspec/render/render.ts";
 import { configMap, found, inputFor, podWith, podWithContainer, referencesWith, secret } from "./fixtures.ts";
 
 function ready(input: RenderInput): { spec: MachineSpec; reasons: string[] } {

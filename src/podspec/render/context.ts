@@ -1,0 +1,43 @@
+/** What the parts of one render share: what it is made from, and what they leave for each other. */
+import type { Pod } from "../../kube/wire.ts";
+import { PodBudget } from "../budget.ts";
+import type { Backend, NodeFacts, PodEvent, References, WaitingContainer } from "../types.ts";
+import { podServiceVariables } from "./env.ts";
+import { addressTokens, type AddressTokens } from "./field-refs.ts";
+
+export interface RenderInput {
+  pod: Pod;
+  references: References;
+  node: NodeFacts;
+  backend: Backend;
+}
+
+export interface RenderContext extends RenderInput {
+  tokens: AddressTokens;
+  events: PodEvent[];
+  waiting: Map<string, WaitingContainer>;
+  /** Names of the volumes that the machine has; mounts of others are left out. */
+  volumeNames: Set<string>;
+  readOnlyVolumes: Set<string>;
+  /** Names of the volumes that the pod has. */
+  declaredVolumes: ReadonlySet<string>;
+  budget: PodBudget;
+  /** The same for all containers. @throws OverBudgetError */
+  serviceVariables: () => ReadonlyMap<string, string> | undefined;
+}
+
+export function newContext(input: RenderInput): RenderContext {
+  let services: ReadonlyMap<string, string> | undefined;
+  const { pod, references } = input;
+  return {
+    ...input,
+    tokens: addressTokens(pod.metadata?.uid ?? ""),
+    events: [],
+    waiting: new Map(),
+    volumeNames: new Set(),
+    readOnlyVolumes: new Set(),
+    declaredVolumes: new Set((pod.spec?.volumes ?? []).map(({ name }) => name)),
+    budget: new PodBudget(),
+    serviceVariables: () => (services ??= references.services && podServiceVariables(pod, references.services)),
+  };
+}

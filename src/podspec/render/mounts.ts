@@ -1,0 +1,59 @@
+/** Where a container sees its volumes, with their sub-paths. */
+import type { Container } from "../../kube/wire.ts";
+import type { Mount } from "../../provider/machine.ts";
+import { failure, type Result, success } from "../../util/result.ts";
+import type { RenderContext } from "./context.ts";
+import { expand } from "./expansion.ts";
+import { cleanPath, MAX_PATH_LENGTH, subPathProblem } from "./paths.ts";
+
+type VolumeMount = NonNullable<Container["volumeMounts"]>[number];
+
+/** Mounts of volumes that the machine does not have are left out. */
+export function renderMounts(
+  context: RenderContext,
+  container: Pick<Container, "name" | "volumeMounts">,
+  variables: ReadonlyMap<string, string>,
+): Result<Mount[]> {
+  const mounts: Mount[] = [];
+  for (const mount of container.volumeMounts ?? []) {
+    if (!context.declaredVolumes.has(mount.name))
+      return failure(`cannot find volume "${mount.name}" to mount into container "${container.name}"`);
+    if (!context.volumeNames.has(mount.name)) continue;
+    const subPath = subPathOf(context, mount, variables);
+    if (!subPath.ok) return subPath;
+    mounts.push({
+      volume: mount.name,
+      path: mount.mountPath.startsWith("/") ? mount.mountPath : `/${mount.mountPath}`,
+      ...((mount.readOnly || context.readOnlyVolumes.has(mount.name)) && { read_only: true }),
+      ...(subPath.value !== "" && subPath.value !== "." && { sub_path: subPath.value }),
+    });
+  }
+  return success(mounts);
+}
+
+/** Empty for the whole volume. */
+function subPathOf(context: RenderContext, mount: VolumeMount, variables: ReadonlyMap<string, string>): Result<string> {
+  const path = mount.subPathExpr ? expandedPath(context, mount.subPathExpr, variables) : success(mount.subPath ?? "");
+  if (!path.ok || path.value === "") return path;
+  const problem = subPathProblem(path.value);
+  return problem === undefined ? success(cleanPath(path.value)) : failure(problem);
+}
+
+function expandedPath(
+  { tokens }: RenderContext,
+  expression: string,
+  variables: ReadonlyMap<string, string>,
+): Result<string> {
+  const missing = new Set<string>();
+  const lookUp = (name: string) => {
+    const value = variables.get(name);
+    if (value === undefined || value === "") missing.add(name);
+    return value ?? "";
+  };
+  const path = expand(expression, lookUp, MAX_PATH_LENGTH);
+  if (missing.size > 0) return failure(`missing value for ${[...missing].sort().join(", ")}`);
+  if (path.includes(tokens.pod_ip) || path.includes(tokens.pod_ips)) {
+    return failure(`subPathExpr "${expression}" needs the pod's address, which is known only inside the machine`);
+  }
+  return success(path);
+}
