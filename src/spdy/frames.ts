@@ -167,7 +167,6 @@ export function dataHeader(streamId: number, length: number, fin: boolean): Buff
   return header;
 }
 
-/** @internal */
 export function synStreamFrame(streamId: number, headerBlock: Buffer, fin = false): Buffer {
   return control(
     CONTROL_TYPES.synStream,

@@ -99,7 +99,10 @@ export class HeaderDeflater {
   }
 }
 
-/** A block before it is compressed: how many, then the length and text of each name and each value. */
+/**
+ * A block before it is compressed: how many, then the length and text of each name and each value.
+ * @internal
+ */
 export function rawHeaders(headers: Readonly<Record<string, string>>): Buffer {
   const length = (value: number) => {
     const bytes = Buffer.alloc(4);

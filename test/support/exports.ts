@@ -102,7 +102,9 @@ export function exportedNames(surface: readonly string[]): (ExportedName & { isT
       }
   }
   return [...byFile]
-    .filter(([file]) => /^(?:src|providers)\//.test(file) && !file.endsWith(".gen.ts") && !surface.includes(file))
+    .filter(
+      ([file]) => /^(?:src|providers)\//.test(file) && !/\.gen(?:\.d)?\.ts$/.test(file) && !surface.includes(file),
+    )
     .flatMap(([, exported]) => exported)
     .map((each) => ({
       ...each,

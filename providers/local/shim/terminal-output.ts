@@ -6,8 +6,8 @@ import type { IPty } from "@lydell/node-pty";
 const QUIET_MS = 200;
 
 /**
- * Pauses and resumes a terminal's output. Not node-pty's `pause` alone: 200 ms after the command's end node-pty drops what
- * was not read yet, because somebody else may hold the terminal open for ever. Here what is held back waits for
+ * Pauses and resumes a terminal's output. Not node-pty's `pause` alone: 200 ms after the command's end node-pty drops
+ * what was not read yet, because somebody else may hold the terminal open for ever. Here what is held back waits for
  * `resume`, and the terminal is closed when nothing more came for 200 ms after that.
  *
  * @throws Error when this version of node-pty keeps its socket elsewhere
