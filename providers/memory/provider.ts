@@ -25,6 +25,7 @@ import {
   type MachineStats,
   noSuchContainer,
   noSuchMachine,
+  onAbort,
   patchCapabilities,
   patchExcess,
   type ProcessStreams,
@@ -40,10 +41,13 @@ import {
   tombstoneOf,
   unseenMachine,
 } from "../../src/provider/kit/index.ts";
+import type { Behaviour, ImagePolicy, MemoryContainer } from "./container.ts";
+import { addressOf, DEFAULT_CAPACITY, defaultBehaviour, defaultImages, sampleOf } from "./defaults.ts";
 import { underFault, type Fault, type FaultPlan, type Operation } from "./faults.ts";
-import { MemoryMachine, type Behaviour, type ImagePolicy, type Stages } from "./machine.ts";
-import { RunningProgram } from "./program.ts";
-import { shellProgram } from "./shell.ts";
+import type { ForcedEnd, Instance } from "./instance.ts";
+import { MemoryMachine, type Stages } from "./machine.ts";
+import { attachTo, execIn } from "./streams.ts";
+import { Tombstones } from "./tombstones.ts";
 
 export const MEMORY_CAPABILITIES: readonly Capability[] = [
   ...SUPERVISION_CAPABILITIES,
@@ -75,22 +79,13 @@ export interface MemoryProviderOptions {
   maxMachines?: number | undefined;
 }
 
-const DEFAULT_CAPACITY: ProviderCapacity = {
-  allocatable: { cpu_millis: 1_000_000, memory_bytes: 4 * 2 ** 40, ephemeral_bytes: 16 * 2 ** 40, pods: 10_000 },
-};
-
-interface Tombstone {
-  machine: Machine;
-  expiresAt: number;
-}
-
 export class MemoryProvider implements Provider {
   readonly name: string;
   readonly #clock: Clock;
   readonly #capabilities: readonly Capability[];
   readonly #options: MemoryProviderOptions;
   readonly #machines = new Map<string, { machine: MemoryMachine; snapshot: Machine }>();
-  readonly #tombstones = new Map<string, Tombstone>();
+  readonly #tombstones: Tombstones;
   readonly #events: MachineEvents;
   readonly #closed = new AbortController();
   #addresses = 0;
@@ -100,6 +95,7 @@ export class MemoryProvider implements Provider {
     this.#clock = options.clock ?? systemClock;
     this.#capabilities = options.capabilities ?? MEMORY_CAPABILITIES;
     this.#options = options;
+    this.#tombstones = new Tombstones(this.#clock, options.tombstoneMs);
     this.#events = new MachineEvents({ limit: options.historyLimit ?? 10_000 });
   }
 
@@ -131,11 +127,8 @@ export class MemoryProvider implements Provider {
         const isVisible = this.#options.listLagMs === undefined || Date.parse(snapshot.created_at) <= visibleUntil;
         if (isVisible && isSubset(options.labels, snapshot.labels)) items.push(snapshot);
       }
-      if (options.includeDeleted === true) {
-        this.#dropOldTombstones();
-        for (const { machine } of this.#tombstones.values())
-          if (isSubset(options.labels, machine.labels)) items.push(machine);
-      }
+      if (options.includeDeleted === true)
+        for (const machine of this.#tombstones.all()) if (isSubset(options.labels, machine.labels)) items.push(machine);
       return { items, revision: this.#events.revision };
     });
   }
@@ -152,21 +145,19 @@ export class MemoryProvider implements Provider {
     return this.#call("deletePod", id, signal, () => {
       const found = this.#machines.get(id);
       if (found !== undefined) found.machine.delete(force);
-      else if (!this.#tombstones.has(id)) this.#buryUnknown(id);
+      else if (this.#tombstones.get(id) === undefined) this.#buryUnknown(id);
     });
   }
 
   async *getLogs(id: string, container: string, options: LogOptions): AsyncGenerator<LogLine> {
     const log = await this.#call("getLogs", id, options.signal, () => {
-      const machine = this.#machineOf(id);
-      const found = machine.logOf(container, options.previous === true);
-      if (!found.container) throw noSuchContainer(id, container);
-      if (found.log === undefined && options.previous === true) {
+      const found = this.#container(id, container).logOf(options.previous === true);
+      if (found === undefined && options.previous === true) {
         throw new ProviderError("not_found", `container ${container} of machine ${id} has no previous instance`, {
           field: "previous",
         });
       }
-      return found.log;
+      return found;
     });
     if (log !== undefined) yield* log.read(options);
   }
@@ -205,7 +196,7 @@ export class MemoryProvider implements Provider {
       const stats: MachineStats[] = [];
       for (const { snapshot } of this.#machines.values()) {
         if (snapshot.state !== "running" || !isSubset(labels, snapshot.labels)) continue;
-        stats.push(sample(snapshot, now));
+        stats.push(sampleOf(snapshot, now));
       }
       return stats;
     });
@@ -214,70 +205,14 @@ export class MemoryProvider implements Provider {
   exec(id: string, container: string, command: string[], options: StreamOptions): Promise<ProcessStreams> {
     return this.#call("exec", id, options.signal, () => {
       this.#assertCapable("exec");
-      const instance = this.#instanceOf(id, container);
-      const stdin = new PassThrough();
-      const outputs = openOutputs(options);
-      const exit = Promise.withResolvers<{ exitCode: number }>();
-      const program =
-        shellProgram(command) ??
-        (async (io) => {
-          await io.write("stderr", Buffer.from(`exec: ${command[0] ?? ""}: not found\n`));
-          return 127;
-        });
-      if (!options.stdin) stdin.end();
-      const run = new RunningProgram(
-        program,
-        {
-          argv: command,
-          env: {},
-          clock: this.#clock,
-          surroundings: instance.surroundings,
-          streams: { stdin: stdin as AsyncIterable<Buffer>, write: outputs.write },
-        },
-        (exitCode) => {
-          outputs.end();
-          exit.resolve({ exitCode });
-        },
-      );
-      const close = () => {
-        run.kill();
-        outputs.end();
-      };
-      void instance.exit.then(close);
-      options.signal.addEventListener("abort", close, { once: true });
-      return {
-        stdin: options.stdin ? stdin : null,
-        stdout: outputs.stdout,
-        stderr: outputs.stderr,
-        resize: (columns, rows) => run.resize(columns, rows),
-        exit: exit.promise,
-        close,
-      };
+      return execIn(this.#instance(id, container), command, this.#clock, options);
     });
   }
 
   attach(id: string, container: string, options: StreamOptions): Promise<ProcessStreams> {
     return this.#call("attach", id, options.signal, () => {
       this.#assertCapable("attach");
-      const instance = this.#instanceOf(id, container);
-      const outputs = openOutputs(options);
-      instance.taps.add(outputs.write);
-      const close = () => {
-        instance.taps.delete(outputs.write);
-        outputs.end();
-      };
-      options.signal.addEventListener("abort", close, { once: true });
-      return {
-        stdin: options.stdin ? instance.stdin : null,
-        stdout: outputs.stdout,
-        stderr: outputs.stderr,
-        resize: (columns, rows) => instance.run.resize(columns, rows),
-        exit: instance.exit.then((exitCode) => {
-          close();
-          return { exitCode };
-        }),
-        close,
-      };
+      return attachTo(this.#instance(id, container), options);
     });
   }
 
@@ -290,7 +225,8 @@ export class MemoryProvider implements Provider {
         throw new ProviderError("conflict", `nothing listens on port ${port} of machine ${id}`);
       }
       const echo = new PassThrough();
-      signal.addEventListener("abort", () => echo.destroy(), { once: true });
+      const listening = onAbort(signal, () => echo.destroy());
+      echo.once("close", () => listening[Symbol.dispose]());
       return echo;
     });
   }
@@ -315,8 +251,8 @@ export class MemoryProvider implements Provider {
   }
 
   /** Ends a running container, as the kernel or an operator would. */
-  endContainer(id: string, container: string, end: { exitCode: number; reason?: string; oomKilled?: boolean }): void {
-    this.#machines.get(id)?.machine.endContainer(container, end);
+  endContainer(id: string, container: string, end: ForcedEnd): void {
+    this.#machines.get(id)?.machine.container(container)?.force(end);
   }
 
   /** What is there now, tombstones left out. */
@@ -345,8 +281,7 @@ export class MemoryProvider implements Provider {
 
   #create(id: string, spec: MachineSpec): Machine {
     const existing = this.#machines.get(id);
-    this.#dropOldTombstones();
-    if (this.#tombstones.has(id) || existing?.machine.isDeleting === true)
+    if (this.#tombstones.get(id) !== undefined || existing?.machine.isDeleting === true)
       throw new ProviderError("gone", `machine ${id} was deleted`);
     const fingerprint = specFingerprint(spec);
     if (existing !== undefined) {
@@ -375,7 +310,7 @@ export class MemoryProvider implements Provider {
     const snapshot: Machine = { ...partial, revision: this.#events.revision + 1 };
     if (snapshot.state === "deleted") {
       this.#machines.delete(machine.id);
-      this.#addTombstone(snapshot);
+      this.#tombstones.add(snapshot);
     } else this.#machines.set(machine.id, { machine, snapshot });
     this.#events.publish(snapshot);
   }
@@ -383,29 +318,12 @@ export class MemoryProvider implements Provider {
   #buryUnknown(id: string): void {
     const now = this.#clock.now();
     const machine = { ...tombstoneOf(unseenMachine(id, now), now), version: 1, revision: this.#events.revision + 1 };
-    this.#addTombstone(machine);
+    this.#tombstones.add(machine);
     this.#events.publish(machine);
   }
 
-  #addTombstone(machine: Machine): void {
-    this.#tombstones.set(machine.id, {
-      machine,
-      expiresAt: this.#clock.monotonic() + (this.#options.tombstoneMs ?? 3_600_000),
-    });
-  }
-
-  /** They expire in the order in which they were made. */
-  #dropOldTombstones(): void {
-    const now = this.#clock.monotonic();
-    for (const [id, { expiresAt }] of this.#tombstones) {
-      if (expiresAt > now) return;
-      this.#tombstones.delete(id);
-    }
-  }
-
   #find(id: string): Machine {
-    this.#dropOldTombstones();
-    const machine = this.#machines.get(id)?.snapshot ?? this.#tombstones.get(id)?.machine;
+    const machine = this.#machines.get(id)?.snapshot ?? this.#tombstones.get(id);
     if (machine === undefined) throw noSuchMachine(id);
     return machine;
   }
@@ -416,81 +334,20 @@ export class MemoryProvider implements Provider {
     return found.machine;
   }
 
-  #instanceOf(id: string, container: string) {
-    const machine = this.#machineOf(id);
-    if (machine.slot(container) === undefined) throw noSuchContainer(id, container);
-    const instance = machine.runningInstance(container);
-    if (instance === undefined)
-      throw new ProviderError("conflict", `container ${container} of machine ${id} is not running`);
-    return instance;
+  #container(id: string, name: string): MemoryContainer {
+    const container = this.#machineOf(id).container(name);
+    if (container === undefined) throw noSuchContainer(id, name);
+    return container;
+  }
+
+  #instance(id: string, name: string): Instance {
+    const { running } = this.#container(id, name);
+    if (running === undefined) throw new ProviderError("conflict", `container ${name} of machine ${id} is not running`);
+    return running;
   }
 
   #assertCapable(capability: Capability): void {
     if (!this.#capabilities.includes(capability))
       throw new ProviderError("unsupported", `this provider lacks the capability ${capability}`);
   }
-}
-
-const defaultBehaviour: Behaviour = ({ command, args }) => shellProgram([...(command ?? []), ...(args ?? [])]);
-
-const defaultImages: ImagePolicy = (image) => {
-  const registry = image.split("/")[0]!.split(":")[0]!;
-  if (!registry.endsWith(".invalid")) return undefined;
-  return { reason: "ImagePullBackOff", message: `Back-off pulling image "${image}"` };
-};
-
-/** 10.64.0.1 and up. */
-function addressOf(count: number): string {
-  return `10.${64 + ((count >> 16) & 63)}.${(count >> 8) & 255}.${count & 255}`;
-}
-
-/** A hundredth of a core and 16 MiB per container: a node that is not idle, and figures that a test can foretell. */
-function sample(machine: Machine, now: number): MachineStats {
-  return {
-    id: machine.id,
-    at: new Date(now).toISOString(),
-    containers: machine.containers
-      .filter((container) => container.state === "running")
-      .map((container) => {
-        const startedAt = container.started_at ?? machine.created_at;
-        return {
-          name: container.name,
-          started_at: startedAt,
-          cpu_usage_ns_total: Math.max(0, now - Date.parse(startedAt)) * 10_000,
-          memory_working_set_bytes: 16 * 2 ** 20,
-          memory_usage_bytes: 18 * 2 ** 20,
-          memory_rss_bytes: 14 * 2 ** 20,
-        };
-      }),
-    network: { rx_bytes: 0, tx_bytes: 0 },
-  };
-}
-
-/** Two pipes, or with a terminal one, that hold a writer back until its output is read. */
-function openOutputs(options: StreamOptions) {
-  const stdout = options.stdout ? new PassThrough() : null;
-  const stderr = options.stderr && !options.tty ? new PassThrough() : null;
-  return {
-    stdout,
-    stderr,
-    write: (stream: "stdout" | "stderr", bytes: Buffer): Promise<void> => {
-      const pipe = stream === "stdout" || options.tty ? stdout : stderr;
-      if (pipe === null || pipe.destroyed || pipe.writableEnded) return Promise.resolve();
-      return new Promise((resolve) => {
-        if (pipe.write(bytes)) {
-          resolve();
-          return;
-        }
-        const done = () => {
-          pipe.off("drain", done).off("close", done);
-          resolve();
-        };
-        pipe.on("drain", done).on("close", done);
-      });
-    },
-    end: () => {
-      stdout?.end();
-      stderr?.end();
-    },
-  };
 }

@@ -5,6 +5,7 @@ import {
   scriptedFaults,
   type MemoryProviderOptions,
 } from "../../../providers/memory/index.ts";
+import { shellProgram } from "../../../providers/memory/shell.ts";
 import type { ContainerSpec, MachineSpec } from "../../../src/provider/machine.ts";
 import type { LogLine, MachineEvent } from "../../../src/provider/provider.ts";
 import { VirtualClock } from "../../support/virtual-clock.ts";
@@ -122,6 +123,46 @@ describe("the life of containers", () => {
       await clock.advance(100);
     }
     expect(counts).toEqual([1, 2, 2, 3, 3]);
+  });
+
+  test("a container that waits for its restart says so in a kubelet's words", async () => {
+    const { provider, clock } = setup();
+    const labels = { "vmlet.dev/namespace": "ns", "vmlet.dev/pod": "web-0", "vmlet.dev/uid": "u1" };
+    await provider.createPod("m", spec({ labels, restart_policy: "always", containers: [container("exit 1")] }), {
+      signal,
+    });
+    await clock.advance(1);
+    const machine = await provider.getPod("m", { signal });
+    expect(machine.containers[0]).toMatchObject({
+      state: "waiting",
+      reason: "CrashLoopBackOff",
+      message: "back-off 10s restarting failed container=c pod=web-0_ns(u1)",
+    });
+    expect(machine.notices!.at(-1)).toMatchObject({ reason: "BackOff", container: "c" });
+  });
+
+  test("an instance that ran for long starts the back-off over", async () => {
+    const runs = ["exit 1", "exit 1", "sleep 3600; exit 1"];
+    const { provider, clock } = setup({
+      behaviour: (_, { restarts }) => shellProgram(["sh", "-c", runs[restarts] ?? "sleep 3600"]),
+    });
+    const restarts = async () => (await provider.getPod("m", { signal })).containers[0]!.restart_count;
+    const backoff = { initial_ms: 60_000, max_ms: 120_000 };
+    await provider.createPod("m", spec({ restart_policy: "always", backoff }), { signal });
+    await clock.advance(61_000);
+    expect(await restarts()).toBe(2);
+    await clock.advance(3_600_000);
+    expect(await restarts()).toBe(3);
+  });
+
+  test("containers wait for the init containers by kubelet's reason", async () => {
+    const { provider } = setup();
+    const init = container("sleep 3600", { name: "init" });
+    const machine = await provider.createPod("m", spec({ init_containers: [init] }), { signal });
+    expect(machine.containers.map(({ name, reason }) => [name, reason])).toEqual([
+      ["init", undefined],
+      ["c", "PodInitializing"],
+    ]);
   });
 
   test("init containers run in order, sidecars stay and end after the main ones", async () => {

@@ -1,0 +1,24 @@
+/** Files that the programs of one machine have written: those below a mount are the volume's, others the container's. */
+import type { ContainerSpec } from "../../src/provider/kit/index.ts";
+
+export class MachineFiles {
+  readonly #texts = new Map<string, string>();
+
+  /** Undefined when there is no such file. */
+  read(container: ContainerSpec, path: string): string | undefined {
+    return this.#texts.get(keyOf(container, path));
+  }
+
+  write(container: ContainerSpec, path: string, text: string): void {
+    this.#texts.set(keyOf(container, path), text);
+  }
+
+  remove(container: ContainerSpec, path: string): void {
+    this.#texts.delete(keyOf(container, path));
+  }
+}
+
+function keyOf({ name, mounts = [] }: ContainerSpec, path: string): string {
+  const mount = mounts.find((candidate) => path.startsWith(`${candidate.path}/`));
+  return mount === undefined ? `container ${name} ${path}` : `volume ${mount.volume} ${path.slice(mount.path.length)}`;
+}
