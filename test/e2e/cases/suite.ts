@@ -29,14 +29,14 @@ export function describeCases(title: string, options: SuiteOptions): void {
     afterAll(() => env?.[Symbol.asyncDispose]());
 
     let serial = 0;
-    const injectNext = oneAtATime();
     for (const fault of options.faults) {
       describe(fault === "nothing" ? "undisturbed" : `while ${fault} is killed`, () => {
+        const disturb = oneAtATime(() => inject(env, fault));
         const define = options.concurrent ? test.concurrent : test;
         define.for(options.cases)("$name", { timeout: options.timeoutMs }, async ({ run }) => {
           const pods = new Pods(env.client, await createNamespace(env, `case-${serial++}`), env.nodeName);
           try {
-            await run({ env, pods, disturb: () => injectNext(() => inject(env, fault)) });
+            await run({ env, pods, disturb });
           } catch (thrown) {
             const message = thrown instanceof Error ? thrown.message : String(thrown);
             throw new Error(`${message}\n${await describePods(pods)}\n${await env.agent.logTail()}`, { cause: thrown });
@@ -71,13 +71,20 @@ async function describePods(pods: Pods): Promise<string> {
   return ["Pods at the time:", ...lines].join("\n");
 }
 
-/** Kills must not overlap: each waits until what was killed before runs again. */
-function oneAtATime(): (work: () => Promise<void>) => Promise<void> {
+/**
+ * Kills must not overlap: one waits until what was killed before runs again. Whoever asks while one waits shares it, so
+ * that cases that run at the same time do not each pay for a start.
+ */
+function oneAtATime(kill: () => Promise<void>): () => Promise<void> {
   let last = Promise.resolve();
-  return (work) => {
-    const mine = last.then(work);
-    last = mine.catch(() => undefined);
-    return mine;
+  let waiting: Promise<void> | undefined;
+  return () => {
+    waiting ??= last.then(() => {
+      waiting = undefined;
+      return kill();
+    });
+    last = waiting.catch(() => undefined);
+    return waiting;
   };
 }
 
