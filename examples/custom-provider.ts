@@ -13,9 +13,12 @@ import { once } from "node:events";
 import { constants } from "node:os";
 import {
   assertCapable,
+  isSubset,
+  noSuchMachine,
   OutputLog,
   ProviderError,
   requiredCapabilities,
+  restartDecision,
   specFingerprint,
   systemClock,
   type ContainerState,
@@ -32,7 +35,7 @@ export function createProvider({ shell = "/bin/sh" }: { shell?: string }): Provi
   const find = (id: string) => {
     const machine = machines.get(id);
     // The only proof of absence: this map is all there is. A platform that does not answer is `unavailable` instead.
-    if (!machine) throw new ProviderError("not_found", `there is no machine ${id}`);
+    if (!machine) throw noSuchMachine(id);
     return machine;
   };
   return {
@@ -58,7 +61,7 @@ export function createProvider({ shell = "/bin/sh" }: { shell?: string }): Provi
       const all = [...machines.values()].map((machine) => machine.seen);
       const items = all
         .filter((machine) => includeDeleted || machine.state !== "deleted")
-        .filter((machine) => Object.entries(labels).every(([key, value]) => machine.labels[key] === value));
+        .filter((machine) => isSubset(labels, machine.labels));
       return { items, revision };
     },
     async stopPod(id, { graceSeconds }) {
@@ -151,8 +154,8 @@ class ProcessMachine {
     const { restart_count, id, started_at } = this.seen.containers[0]!;
     const reason = exit_code === 0 ? "Completed" : "Error";
     const terminated = { exit_code, reason, started_at: started_at!, finished_at: now(), id: id! };
-    const policy = this.#spec!.restart_policy;
-    const restarts = policy === "always" || (policy === "on_failure" && exit_code !== 0);
+    const { containers, restart_policy } = this.#spec!;
+    const restarts = restartDecision(containers[0]!, restart_policy, exit_code) !== "no";
     if (this.seen.state !== "running" || !restarts) {
       this.#change({ state: "stopped", stopped_at: now() }, { state: "terminated", ready: false, terminated });
       return;

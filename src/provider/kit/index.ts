@@ -1,31 +1,22 @@
 /**
  * The provider kit: what the author of a provider needs. The contract and its errors, helpers that every provider
- * wants, and the conformance checks. The providers in this repository import nothing else of `src`.
+ * wants, and the conformance checks. The providers in this repository import nothing else of `src`, but for the
+ * document that both ends of the Machine API validate by.
+ *
+ * @example
+ *   import { assertCapable, noSuchMachine, type Provider, requiredCapabilities } from "vmlet/provider-kit";
+ *
+ *   export function createProvider(): Provider {
+ *     return {
+ *       name: "mine",
+ *       async createPod(id, spec) {
+ *         assertCapable(requiredCapabilities(spec), []); // refuses what this provider lacks
+ *         ...
  */
-export { ConfigError, parseFile } from "../../config/load.ts";
-export { readBody } from "../../http/body.ts";
-export { Connections, type ConnectionLimits } from "../../http/connections.ts";
-export { loggedPath, sendReply, whileConnected } from "../../http/exchange.ts";
-export { HttpError } from "../../http/http-error.ts";
-export { sendLastWords } from "../../http/last-words.ts";
-export { closeWithin, listen, urlOf } from "../../http/listen.ts";
-export { matchRoute, type RouteMatch, type RoutePattern } from "../../http/routes.ts";
-export { serverOptions, tlsContext } from "../../http/server-options.ts";
-export { TokenBucket } from "../../queue/rate-limit.ts";
-export { SharedPlaces } from "../../queue/shared-places.ts";
-export { isSubset } from "../../resources/labels.ts";
-export { Quantity } from "../../resources/quantity.ts";
-export { SpdySession, type SpdyStream } from "../../spdy/session.ts";
-export { AuditLog, type AuditedCommand } from "../../telemetry/audit.ts";
-export { silentLogger, type Logger } from "../../telemetry/logger.ts";
-export { linkAbort, onAbort, pause, unlessAborted, untilAborted, type LinkedSignal } from "../../util/abort.ts";
-export { systemClock, type Clock } from "../../util/clock.ts";
-export { toError } from "../../util/errors.ts";
-export { goArchitecture } from "../../util/platform.ts";
-export { Pulse } from "../../util/pulse.ts";
-export { systemRandom, type Random } from "../../util/random.ts";
-export { trimEnd } from "../../util/text.ts";
-export { TLS_CIPHERS } from "../../util/tls-ciphers.ts";
+
+// The contract: what a provider implements, what a machine is, and how calls fail.
+export type * from "../provider.ts";
+export * from "../machine.ts";
 export {
   ALL_CAPABILITIES,
   CAPABILITIES,
@@ -33,6 +24,16 @@ export {
   CONTAINER_CAPABILITIES,
   SUPERVISION_CAPABILITIES,
 } from "../capabilities.ts";
+export { isProviderError, noSuchContainer, noSuchMachine, ProviderError, type ProviderErrorCode } from "../errors.ts";
+
+// What is asked of a specification, and whose a machine is.
+export { specFingerprint } from "../fingerprint.ts";
+export { assertTellable, MACHINE_BYTES, MACHINE_GROUPS, MAX_GROUPS, patchExcess, specExcess } from "../limits.ts";
+export { clusterPrefix, formatOwner, LABEL_CLUSTER, LABEL_NODE, ownerLabels, tenantOf } from "../owner.ts";
+export { MAX_REGISTRY_KEY_LENGTH, registryHostMatches } from "../registry-hosts.ts";
+export { assertCapable, patchCapabilities, requiredCapabilities, type Requirement } from "../requirements.ts";
+
+// For a provider that runs containers by itself: a kubelet's rules, probes and hooks, logs, events, tombstones.
 export {
   backoffLimits,
   backOffTexts,
@@ -47,12 +48,7 @@ export {
   restartDecision,
   withAddresses,
 } from "../container-rules.ts";
-export { isProviderError, noSuchContainer, noSuchMachine, ProviderError, type ProviderErrorCode } from "../errors.ts";
-export { specFingerprint } from "../fingerprint.ts";
-export { assertTellable, MACHINE_BYTES, MACHINE_GROUPS, MAX_GROUPS, patchExcess, specExcess } from "../limits.ts";
-export * from "../machine.ts";
 export { MachineEvents } from "../machine-events.ts";
-export { clusterPrefix, formatOwner, LABEL_CLUSTER, LABEL_NODE, ownerLabels, tenantOf } from "../owner.ts";
 export {
   runHook,
   runProbe,
@@ -62,10 +58,10 @@ export {
   type Target,
 } from "../probes/actions.ts";
 export { Prober, type ProbeKind, type ProberEvents } from "../probes/prober.ts";
-export type * from "../provider.ts";
-export { MAX_REGISTRY_KEY_LENGTH, registryHostMatches } from "../registry-hosts.ts";
-export { assertCapable, patchCapabilities, requiredCapabilities, type Requirement } from "../requirements.ts";
 export { tombstoneOf, unseenMachine } from "../tombstone.ts";
+export { OutputLog } from "./output-log.ts";
+
+// Does it keep the contract?
 export type { Check } from "./check.ts";
 export {
   CHECKS,
@@ -75,4 +71,31 @@ export {
   type ConformanceReport,
 } from "./conformance.ts";
 export type { HttpTarget, ReplySchema } from "./http-target.ts";
-export { OutputLog } from "./output-log.ts";
+
+// Collaborators and waiting.
+export { TokenBucket } from "../../queue/rate-limit.ts";
+export { SharedPlaces } from "../../queue/shared-places.ts";
+export { isSubset } from "../../resources/labels.ts";
+export { Quantity } from "../../resources/quantity.ts";
+export { silentLogger, type Logger } from "../../telemetry/logger.ts";
+export { linkAbort, onAbort, pause, unlessAborted, untilAborted, type LinkedSignal } from "../../util/abort.ts";
+export { systemClock, type Clock } from "../../util/clock.ts";
+export { toError } from "../../util/errors.ts";
+export { goArchitecture } from "../../util/platform.ts";
+export { Pulse } from "../../util/pulse.ts";
+export { systemRandom, type Random } from "../../util/random.ts";
+export { trimEnd } from "../../util/text.ts";
+
+// For a provider that serves, or has a configuration file of its own.
+export { ConfigError, parseFile } from "../../config/load.ts";
+export { readBody } from "../../http/body.ts";
+export { Connections, type ConnectionLimits } from "../../http/connections.ts";
+export { loggedPath, sendReply, whileConnected } from "../../http/exchange.ts";
+export { HttpError } from "../../http/http-error.ts";
+export { sendLastWords } from "../../http/last-words.ts";
+export { closeWithin, listen, urlOf } from "../../http/listen.ts";
+export { matchRoute, type RouteMatch, type RoutePattern } from "../../http/routes.ts";
+export { serverOptions, tlsContext } from "../../http/server-options.ts";
+export { SpdySession, type SpdyStream } from "../../spdy/session.ts";
+export { AuditLog, type AuditedCommand } from "../../telemetry/audit.ts";
+export { TLS_CIPHERS } from "../../util/tls-ciphers.ts";
