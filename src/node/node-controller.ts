@@ -65,6 +65,8 @@ const FAST_FOR_MS = 120_000;
 const BLIP_MS = 10_000;
 const DEFAULT_GRACE_MS = 600_000;
 
+type Condition = NonNullable<NonNullable<Node["status"]>["conditions"]>[number];
+
 export class NodeController {
   /** The own Node as the API server has it: one object, or none. */
   readonly store: Store<Node>;
@@ -290,30 +292,35 @@ export class NodeController {
 
   /** Remembers what was reported, and tells of changes as events on the Node. */
   #announce(before: Node, status: NonNullable<Node["status"]>): void {
-    const { events, settings, logger } = this.#options;
-    const find = (type: string, conditions: NonNullable<Node["status"]>["conditions"]) =>
-      conditions?.find((condition) => condition.type === type);
-
-    const ready = find("Ready", status.conditions);
-    const wasReady = find("Ready", before.status?.conditions)?.status;
-    this.#ready = ready?.status === "True";
-    if (ready && wasReady !== undefined && ready.status !== wasReady) {
-      const reason = this.#ready ? "NodeReady" : "NodeNotReady";
-      events.event(this.#reference(), "Normal", reason, `Node ${settings.name} status is now: ${reason}`);
-      logger.info({ ready: ready.status, why: ready.message }, "The Node's readiness changed");
-    }
+    const { events } = this.#options;
+    const find = (type: string) => ({
+      now: status.conditions?.find((condition) => condition.type === type),
+      was: before.status?.conditions?.find((condition) => condition.type === type)?.status,
+    });
+    this.#announceReady(find("Ready"));
     const unschedulable = before.spec?.unschedulable ?? false;
     if (unschedulable !== this.#unschedulable) {
       this.#unschedulable = unschedulable;
-      const reason = unschedulable ? "NodeNotSchedulable" : "NodeSchedulable";
-      events.event(this.#reference(), "Normal", reason, `Node ${settings.name} status is now: ${reason}`);
+      this.#announceState(unschedulable ? "NodeNotSchedulable" : "NodeSchedulable");
     }
-    const backend = find("BackendReady", status.conditions);
-    const backendBefore = find("BackendReady", before.status?.conditions)?.status;
-    if (backend && backend.status !== backendBefore && (backend.status === "False" || backendBefore === "False")) {
-      const isUp = backend.status !== "False";
-      events.event(this.#reference(), isUp ? "Normal" : "Warning", backend.reason ?? "", backend.message ?? "");
+    const { now: backend, was } = find("BackendReady");
+    if (backend && backend.status !== was && (backend.status === "False" || was === "False")) {
+      const type = backend.status === "False" ? "Warning" : "Normal";
+      events.event(this.#reference(), type, backend.reason ?? "", backend.message ?? "");
     }
+  }
+
+  #announceReady({ now, was }: { now: Condition | undefined; was: string | undefined }): void {
+    this.#ready = now?.status === "True";
+    if (now === undefined || was === undefined || now.status === was) return;
+    this.#announceState(this.#ready ? "NodeReady" : "NodeNotReady");
+    this.#options.logger.info({ ready: now.status, why: now.message }, "The Node's readiness changed");
+  }
+
+  /** kubelet: kubelet_node_status.go, `recordNodeStatusEvent`. */
+  #announceState(reason: string): void {
+    const { events, settings } = this.#options;
+    events.event(this.#reference(), "Normal", reason, `Node ${settings.name} status is now: ${reason}`);
   }
 
   /**

@@ -358,51 +358,50 @@ export function statusPatch(
 ): { patch: object; changed: boolean } {
   const before: Status = current.status ?? {};
   const { status } = desired;
-  let changed = false;
-  const patch: Record<string, unknown> = {};
-  const set = (field: keyof Status, value: unknown) => {
-    patch[field] = value;
-    changed = true;
-  };
-
-  for (const field of ["capacity", "allocatable"] as const) {
-    const difference = mapDifference(before[field] ?? {}, status[field] ?? {});
-    if (difference) set(field, difference);
-  }
-  for (const field of ["nodeInfo", "daemonEndpoints"] as const) {
-    if (!sameFields(before[field], status[field])) set(field, status[field]);
-  }
-  // The merge key of addresses is their type, which is not unique: two InternalIPs would be merged into one.
-  if (JSON.stringify(before.addresses ?? []) !== JSON.stringify(status.addresses ?? [])) {
-    set("addresses", [...(status.addresses ?? []), { $patch: "replace" }]);
-  }
-  const old = new Map((before.conditions ?? []).map((condition) => [condition.type, condition]));
-  const own = (status.conditions ?? []).filter((condition) => condition !== old.get(condition.type));
-  patch["conditions"] = own;
-  for (const condition of own) {
-    const previous = old.get(condition.type);
-    if (
-      condition.status !== previous?.status ||
-      condition.reason !== previous.reason ||
-      condition.message !== previous.message
-    ) {
-      changed = true;
-    }
-  }
-
-  // Sent along with other changes, but not a reason to send: API servers before 1.36 drop it, each time.
-  if (JSON.stringify(before.declaredFeatures) !== JSON.stringify(status.declaredFeatures))
-    patch["declaredFeatures"] = status.declaredFeatures;
-
+  const fields = changedFields(before, status);
+  const conditions = changedConditions(before.conditions ?? [], status.conditions ?? []);
   const metadata: Record<string, unknown> = {};
   for (const field of ["labels", "annotations"] as const) {
     const difference = metadataDifference(current.metadata?.[field] ?? {}, desired[field]);
-    if (difference) {
-      metadata[field] = difference;
-      changed = true;
-    }
+    if (difference) metadata[field] = difference;
   }
-  return { patch: { ...(Object.keys(metadata).length > 0 && { metadata }), status: patch }, changed };
+  const hasMetadata = Object.keys(metadata).length > 0;
+  // Sent along with other changes, but not a reason to send: API servers before 1.36 drop it, each time.
+  const hasFeatures = JSON.stringify(before.declaredFeatures) !== JSON.stringify(status.declaredFeatures);
+  const features = hasFeatures && { declaredFeatures: status.declaredFeatures };
+  return {
+    patch: { ...(hasMetadata && { metadata }), status: { ...fields, conditions: conditions.own, ...features } },
+    changed: Object.keys(fields).length > 0 || conditions.changed || hasMetadata,
+  };
+}
+
+/** But conditions and declared features. */
+function changedFields(before: Status, status: Status): Record<string, unknown> {
+  const patch: Record<string, unknown> = {};
+  for (const field of ["capacity", "allocatable"] as const) {
+    const difference = mapDifference(before[field] ?? {}, status[field] ?? {});
+    if (difference) patch[field] = difference;
+  }
+  for (const field of ["nodeInfo", "daemonEndpoints"] as const) {
+    if (!sameFields(before[field], status[field])) patch[field] = status[field];
+  }
+  // The merge key of addresses is their type, which is not unique: two InternalIPs would be merged into one.
+  if (JSON.stringify(before.addresses ?? []) !== JSON.stringify(status.addresses ?? []))
+    patch["addresses"] = [...(status.addresses ?? []), { $patch: "replace" }];
+  return patch;
+}
+
+type Conditions = NonNullable<Status["conditions"]>;
+
+/** Those that are not just the ones that were there, and whether more than a heartbeat is new in them. */
+function changedConditions(before: Conditions, conditions: Conditions): { own: Conditions; changed: boolean } {
+  const old = new Map(before.map((condition) => [condition.type, condition]));
+  const own = conditions.filter((condition) => condition !== old.get(condition.type));
+  const changed = own.some(({ type, status, reason, message }) => {
+    const previous = old.get(type);
+    return status !== previous?.status || reason !== previous.reason || message !== previous.message;
+  });
+  return { own, changed };
 }
 
 /** What turns `from` into `to`: null removes. Undefined when nothing does. */

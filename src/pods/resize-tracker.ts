@@ -44,9 +44,7 @@ export class ResizeTracker {
   async follow(
     pod: Pod,
     machineId: string,
-    outlook: ResizeOutlook,
-    wishes: Wishes,
-    before: ResizeState | undefined,
+    { outlook, wishes, before }: { outlook: ResizeOutlook; wishes: Wishes; before: ResizeState | undefined },
     signal: AbortSignal,
   ): Promise<Remembered> {
     const known = before ?? resizeStateOf(pod);

@@ -28,7 +28,7 @@ export class MachineUpdate {
     const before = this.#context.records.memory(uid).resize;
     this.#context.records.update(
       uid,
-      await this.#resize.follow(pod, observed.machine.id, resize, resources ?? [], before, signal),
+      await this.#resize.follow(pod, observed.machine.id, { outlook: resize, wishes: resources ?? [], before }, signal),
     );
     this.#context.records.update(uid, {
       appliedVersion: version,

@@ -52,8 +52,7 @@ async function measure(
   engine: Engine,
   stateDir: string,
   image: string,
-  machines: number,
-  warm: WarmPool,
+  { machines, warm }: { machines: number; warm: WarmPool },
 ): Promise<Figures> {
   const before = new Set(pids());
   const provider = await LocalProvider.open({
@@ -236,12 +235,12 @@ async function bench(
   const image = `${registry.host}/t/busybox:1`;
   try {
     // The first machine pays for the image and the template, as the first of a host does.
-    const first = await measure(name, engine, stateDir, image, 1, { size: 0, waiting: 0 });
+    const first = await measure(name, engine, stateDir, image, { machines: 1, warm: { size: 0, waiting: 0 } });
     warm.waiting = 0;
     rmSync(join(stateDir, "machines"), { recursive: true, force: true });
     rmSync(join(stateDir, "tombstones"), { recursive: true, force: true });
     const figures =
-      machines === 1 && name === "process" ? first : await measure(name, engine, stateDir, image, machines, warm);
+      machines === 1 && name === "process" ? first : await measure(name, engine, stateDir, image, { machines, warm });
     console.log(
       [
         name.padEnd(8),

@@ -104,11 +104,13 @@ export async function installChart(cluster: Cluster, release: string, values: Js
       const healthUrl = `http://127.0.0.1:${own.health.port}`;
       const health = clientOf(healthUrl);
       const agent = restartable(cluster.sandbox, replica, ["run", "--config", file], () => health.text("/readyz"), {
-        PATH: process.env["PATH"],
-        VMLET_KUBECONFIG: await credentials(account),
-        // As the Deployment sets it from status.podIPs.
-        VMLET_NODE_ADDRESS: hostAddress(),
-        VMLET_LOG_LEVEL: "debug",
+        env: {
+          PATH: process.env["PATH"],
+          VMLET_KUBECONFIG: await credentials(account),
+          // As the Deployment sets it from status.podIPs.
+          VMLET_NODE_ADDRESS: hostAddress(),
+          VMLET_LOG_LEVEL: "debug",
+        },
       });
       await agent.start();
       return Object.assign(agent, { healthUrl, kubeletPort: own.nodes[0].kubelet.port as number });

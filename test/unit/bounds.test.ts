@@ -20,7 +20,7 @@ const BOUNDS = [
   "vmlet/max-class-lines",
 ];
 /** Lower it with each exception that goes. */
-const EXCEPTIONS = 26;
+const EXCEPTIONS = 19;
 
 interface Override {
   files: string[];

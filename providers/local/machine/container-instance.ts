@@ -164,8 +164,8 @@ export class ContainerInstance implements Stoppable {
           state.commit();
         },
         verdict: (which, isHealthy) => this.#verdict(which, isHealthy),
+        initial: kind === "readiness" ? shown.ready : kind === "liveness" ? true : undefined,
       },
-      kind === "readiness" ? shown.ready : kind === "liveness" ? true : undefined,
     );
     this.probers[kind] = prober;
     prober.start(Date.parse(shown.started_at!));

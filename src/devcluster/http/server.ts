@@ -273,7 +273,11 @@ export class ApiServer {
     if (verb !== "update" && verb !== "patch") throw methodNotAllowed();
     const context = writeContext(request.user, request.query);
     const type = verb === "patch" ? patchTypeOf(message) : undefined;
-    send(request, 200, writeScale(objects, kind, at, await readBody(message, verb === "patch"), type, context));
+    send(
+      request,
+      200,
+      writeScale(objects, kind, at, { body: await readBody(message, verb === "patch"), type }, context),
+    );
   }
 
   /** Subresources that do something instead of writing the object. */

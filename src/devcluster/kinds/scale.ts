@@ -26,8 +26,7 @@ export function writeScale(
   objects: ObjectApi,
   kind: Kind,
   at: { namespace: string; name: string },
-  body: Json,
-  type: PatchType | undefined,
+  { body, type }: { body: Json; type: PatchType | undefined },
   context: WriteContext,
 ): Json {
   const { namespace, name } = at;

@@ -39,8 +39,10 @@ export class Prober {
     probe: Probe,
     clock: Clock,
     attempt: () => Promise<ProbeResult>,
-    events: ProberEvents,
-    verdict?: boolean,
+    events: ProberEvents & {
+      /** What is known before the first attempt. */
+      initial?: boolean | undefined;
+    },
   ) {
     this.#kind = kind;
     this.#tally = { probe: kind, successful: 0, failed: 0, unknown: 0 };
@@ -48,7 +50,7 @@ export class Prober {
     this.#clock = clock;
     this.#attempt = attempt;
     this.#events = events;
-    this.#verdict = verdict;
+    this.#verdict = events.initial;
   }
 
   /**

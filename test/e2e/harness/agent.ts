@@ -145,7 +145,10 @@ export async function startAgent(options: AgentOptions): Promise<AgentProcess> {
   const health = clientOf(healthUrl);
   const args = ["run", "--config", config];
   const env = options.env && { ...process.env, ...options.env };
-  const agent = restartable(sandbox, `agent-${nodeName}`, args, () => health.text("/readyz"), env, options.main);
+  const agent = restartable(sandbox, `agent-${nodeName}`, args, () => health.text("/readyz"), {
+    env,
+    main: options.main,
+  });
   await agent.start();
   return Object.assign(agent, { healthUrl, kubeletPort });
 }
@@ -169,16 +172,15 @@ export function hostAddress(): string {
 /**
  * @param args of vmlet
  * @param probe resolves when it answers
- * @param env replaces this process's own
- * @param main the program's main file
+ * @param options.env replaces this process's own
+ * @param options.main the program's main file
  */
 export function restartable(
   sandbox: Sandbox,
   name: string,
   args: readonly string[],
   probe: () => Promise<unknown>,
-  env?: NodeJS.ProcessEnv,
-  main = program,
+  { env, main = program }: { env?: NodeJS.ProcessEnv | undefined; main?: string | undefined } = {},
 ): RestartableProcess {
   let child: ManagedProcess | undefined;
   const current = () => {

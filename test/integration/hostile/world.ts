@@ -87,7 +87,9 @@ async function furnish(sandbox: Sandbox, cluster: DevCluster, proxy: ApiProxy): 
   const memoryClient = clientOf(memoryUrl);
   await waitFor({ what: "the backend of node memory" }, () => memoryClient.get("/v1/info"));
   const env = { ...process.env, NODE_OPTIONS: `--max-old-space-size=${HEAP_MIB}` };
-  const agent = restartable(sandbox, "agent", ["run", "--config", config], () => healthClient.text("/readyz"), env);
+  const agent = restartable(sandbox, "agent", ["run", "--config", config], () => healthClient.text("/readyz"), {
+    env,
+  });
   await agent.start();
   const pulse = watchPulse({ client, nodeNames: NODES, livez: () => healthClient.text("/livez"), agent });
   await waitFor({ what: "both nodes to be Ready" }, () => must(pulse.ready, pulse.takeFaults()));
