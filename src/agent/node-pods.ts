@@ -47,7 +47,8 @@ export function createPods(options: NodeAgentOptions, acting: Kube, backend: Bac
     onChange: changed,
     onDenied: () => metrics.referencesDenied.inc(),
   });
-  const tokens = new TokenManager({ kube: acting, clock, random, logger, onChange: changed });
+  const onFailure = () => metrics.tokenFailures.inc();
+  const tokens = new TokenManager({ kube: acting, clock, random, logger, onChange: changed, onFailure });
   const allocation = new NodeAllocation();
   const renderer = new PodRenderer({
     kube: acting,

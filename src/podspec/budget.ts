@@ -21,6 +21,12 @@ export const POD_LIMITS = {
   references: 200,
   /** Of all ConfigMaps and Secrets together. */
   referenceBytes: 16 * MIB,
+  /**
+   * ConfigMaps and Secrets of all of this node's pods of one namespace: each is watched on a connection of its own. Not
+   * one pod's, but one tenant's: pods that refer to more wait until others are gone.
+   */
+  namespaceReferences: 2000,
+  namespaceReferenceBytes: 64 * MIB,
   /** Service-account tokens: each is asked for, and renewed. */
   tokens: 32,
   pullSecrets: 32,

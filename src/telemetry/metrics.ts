@@ -340,6 +340,10 @@ export function createMetrics(options: MetricsOptions) {
       "vmlet_references_denied_total",
       "Reads of Secrets and ConfigMaps of pods that the API server forbade.",
     ),
+    tokenFailures: counter(
+      "vmlet_token_failures_total",
+      "Service-account tokens of pods that were asked for in vain; one that is over meanwhile has an event FailedMount.",
+    ),
     unsupportedSpecs: counter("vmlet_unsupported_specs_total", "Pods refused because the backend lacks a capability.", [
       "feature",
     ]),

@@ -83,6 +83,7 @@ export class ReferencedObject {
   readonly #stopped = new AbortController();
   readonly #answered = Promise.withResolvers<void>();
   #lookup: Lookup<Referenced> | undefined;
+  #bytes = 0;
   #started = false;
   /** Refused reads since the last that was answered. */
   #refusals = 0;
@@ -103,7 +104,12 @@ export class ReferencedObject {
 
   /** Bytes of what it holds. */
   get bytes(): number {
-    return this.#lookup?.kind === "found" ? sizeOf(this.#lookup.object) : 0;
+    return this.#bytes;
+  }
+
+  /** True when `answer` was asked for. */
+  get isFollowed(): boolean {
+    return this.#started;
   }
 
   /** Changes with what is known. */
@@ -243,6 +249,7 @@ export class ReferencedObject {
     else if (this.#lookup !== undefined && this.#lookup.kind !== "unknown") return;
     const [isFirst, before] = [this.#lookup === undefined, this.version];
     this.#lookup = lookup;
+    this.#bytes = lookup.kind === "found" ? sizeOf(lookup.object) : 0;
     // Callers that wait for the first answer get it.
     if (isFirst) this.#answered.resolve();
     else if (before !== this.version) this.#options.onChange();
@@ -280,9 +287,9 @@ function quiet(logger: Logger): Logger {
 
 /** Bytes of what an object holds, near enough: texts are mostly ASCII. */
 function sizeOf(object: Referenced): number {
-  const { data = {}, binaryData = {} } = object as ConfigMap;
+  const { data = {}, binaryData = {}, metadata: { annotations = {}, labels = {} } = {} } = object as ConfigMap;
   let bytes = 0;
-  for (const part of [data, binaryData])
+  for (const part of [data, binaryData, annotations, labels])
     for (const [key, value] of Object.entries(part)) bytes += key.length + value.length;
   return bytes;
 }

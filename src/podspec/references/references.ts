@@ -86,6 +86,7 @@ const AT_ONCE = 8;
 /** One object that some pod refers to. */
 interface Entry {
   kind: Reference["kind"];
+  namespace: string;
   name: string;
   /** UIDs of the pods that refer to it. */
   holders: Set<string>;
@@ -96,6 +97,11 @@ export class ReferenceCache {
   readonly #options: ReferenceCacheOptions;
   readonly #entries = new Map<string, Entry>();
   readonly #byPod = new Map<string, Set<string>>();
+  readonly #byNamespace = new Map<string, Set<Entry>>();
+  /** Pods that were released because their namespace's had too much. */
+  readonly #crowdedOut = new Set<string>();
+  /** How many objects were let go, and made room. */
+  #freed = 0;
   /** Pods that were rendered before the Services were listed for the first time. */
   readonly #withoutServices = new Set<string>();
   readonly #lists: ListPermissions;
@@ -122,7 +128,12 @@ export class ReferenceCache {
       const key = `${kind}/${namespace}/${name}`;
       wanted.add(key);
       let entry = this.#entries.get(key);
-      if (entry === undefined) this.#entries.set(key, (entry = this.#entry(kind, namespace, name)));
+      if (entry === undefined) {
+        entry = this.#entry(kind, namespace, name);
+        this.#entries.set(key, entry);
+        const others = this.#byNamespace.get(namespace) ?? new Set();
+        this.#byNamespace.set(namespace, others.add(entry));
+      }
       entry.holders.add(uid);
     }
     const before = this.#byPod.get(uid) ?? new Set();
@@ -135,13 +146,14 @@ export class ReferenceCache {
     for (const key of this.#byPod.get(podUid) ?? []) this.#letGo(key, podUid);
     this.#byPod.delete(podUid);
     this.#withoutServices.delete(podUid);
+    this.#crowdedOut.delete(podUid);
   }
 
   /**
    * Waits until there is an answer for everything tracked, even if the answer is that it cannot be read. Objects that
    * are followed already have one.
    *
-   * @throws OverBudgetError when it is more than one pod may have; then the pod is released
+   * @throws OverBudgetError when it is more than one pod, or all of its namespace, may have; then the pod is released
    */
   async read(podUid: string, signal: AbortSignal): Promise<void> {
     await Promise.all([this.#readObjects(podUid, signal), this.#options.services.firstList(signal)]);
@@ -161,12 +173,12 @@ export class ReferenceCache {
   }
 
   /**
-   * Changes when anything that the pod refers to changes, or can be read where it could not; undefined for a pod that
-   * is not tracked. An object that cannot be read delays no other.
+   * Changes when anything that the pod refers to changes, or can be read where it could not, or there may be room for it
+   * again; undefined for a pod that is not tracked. An object that cannot be read delays no other.
    */
   version(podUid: string): string | undefined {
     const keys = this.#byPod.get(podUid);
-    if (keys === undefined) return undefined;
+    if (keys === undefined) return this.#crowdedOut.has(podUid) ? `no room ${this.#freed}` : undefined;
     const parts = [...keys].map((key) => `${key}@${this.#entries.get(key)?.object.version}`);
     return parts.sort().join(",");
   }
@@ -200,14 +212,16 @@ export class ReferenceCache {
         },
       },
     );
-    return { kind, name, holders, object };
+    return { kind, namespace, name, holders, object };
   }
 
   /** A few at a time, and no more of them when they are too much already. */
   async #readObjects(podUid: string, signal: AbortSignal): Promise<void> {
     const entries = this.#entriesOf(podUid);
     for (let at = 0; at < entries.length; at += AT_ONCE) {
-      await Promise.all(entries.slice(at, at + AT_ONCE).map(({ object }) => object.answer(signal)));
+      const some = entries.slice(at, at + AT_ONCE);
+      this.#checkNamespace(podUid, some);
+      await Promise.all(some.map(({ object }) => object.answer(signal)));
       const bytes = entries.reduce((sum, { object }) => sum + object.bytes, 0);
       if (bytes <= POD_LIMITS.referenceBytes) continue;
       this.release(podUid);
@@ -215,6 +229,25 @@ export class ReferenceCache {
         `the ConfigMaps and Secrets that the pod refers to have more than ${POD_LIMITS.referenceBytes} bytes`,
       );
     }
+    const last = entries.at(-1);
+    if (last !== undefined) this.#checkNamespace(podUid, [last]);
+  }
+
+  /** @throws OverBudgetError when the namespace's pods would have too much with these */
+  #checkNamespace(podUid: string, next: readonly Entry[]): void {
+    const { namespaceReferences, namespaceReferenceBytes } = POD_LIMITS;
+    const namespace = next[0]?.namespace ?? "";
+    const followed = [...(this.#byNamespace.get(namespace) ?? [])].filter(({ object }) => object.isFollowed);
+    const count = followed.length + next.filter(({ object }) => !object.isFollowed).length;
+    const bytes = followed.reduce((sum, { object }) => sum + object.bytes, 0);
+    const what = `the ConfigMaps and Secrets that this node's pods of namespace "${namespace}" refer to`;
+    let problem: string | undefined;
+    if (count > namespaceReferences) problem = `${what} are more than ${namespaceReferences}`;
+    else if (bytes > namespaceReferenceBytes) problem = `${what} have more than ${namespaceReferenceBytes} bytes`;
+    if (problem === undefined) return;
+    this.release(podUid);
+    this.#crowdedOut.add(podUid);
+    throw new OverBudgetError(problem);
   }
 
   #letGo(key: string, podUid: string): void {
@@ -224,6 +257,10 @@ export class ReferenceCache {
     if (entry.holders.size > 0) return;
     entry.object.stop();
     this.#entries.delete(key);
+    if (entry.object.isFollowed) this.#freed++;
+    const others = this.#byNamespace.get(entry.namespace);
+    others?.delete(entry);
+    if (others?.size === 0) this.#byNamespace.delete(entry.namespace);
   }
 
   /** Without Services no container has its environment; their first list lets those go on that waited for it. */

@@ -31,6 +31,8 @@ interface TokenManagerOptions {
   logger: Logger;
   /** A token of the pod with this UID was replaced: its files are to be written again. */
   onChange: (podUid: string) => void;
+  /** A token was asked for in vain: for metrics. */
+  onFailure?: (() => void) | undefined;
 }
 
 /**
@@ -86,7 +88,8 @@ export class TokenManager {
   }
 
   /**
-   * Changes when a token of the pod was replaced or is due; undefined while one of those wished for was never fetched.
+   * Changes when a token of the pod was replaced, is due or is over; undefined while one of those wished for was never
+   * fetched.
    */
   version(podUid: string, wishes: readonly TokenWish[]): string | undefined {
     const held = this.#pods.get(podUid)?.held;
@@ -94,7 +97,8 @@ export class TokenManager {
     for (const wish of wishes) {
       const one = held?.get(tokenKey(wish));
       if (one === undefined) return undefined;
-      parts.push(`${one.serial}${this.#hasCome(one.refresh) ? " due" : ""}`);
+      const state = this.#hasCome(one.expiry) ? " over" : this.#hasCome(one.refresh) ? " due" : "";
+      parts.push(`${one.serial}${state}`);
     }
     return parts.join(",");
   }
@@ -168,6 +172,7 @@ export class TokenManager {
     } catch (thrown) {
       const error = toError(thrown);
       if (tokens.gone.signal.aborted) return { kind: "unknown", message: "the pod is gone" };
+      this.#options.onFailure?.();
       logger.warn(
         { ...aboutPod(tokens.pod), audience: wish.audience, err: error },
         "Service-account token was not issued",
@@ -221,10 +226,13 @@ export class TokenManager {
 
   /** Fetches without looking at a clock: it is called by the timer that was set for it, and no other timer follows. */
   async #renew(tokens: PodTokens, wish: TokenWish): Promise<void> {
-    const serial = () => tokens.held.get(tokenKey(wish))?.serial;
-    const before = serial();
+    const held = () => tokens.held.get(tokenKey(wish));
+    const before = held();
     await this.#fetchOnce(tokens, wish);
-    if (serial() !== before && !tokens.gone.signal.aborted) this.#options.onChange(tokens.pod.metadata?.uid ?? "");
+    if (tokens.gone.signal.aborted) return;
+    // One that is over and was not replaced is told too: the machine keeps a file that nobody accepts.
+    if (held() !== before || (before !== undefined && this.#hasCome(before.expiry)))
+      this.#options.onChange(tokens.pod.metadata?.uid ?? "");
   }
 
   #in(ms: number): Moment {

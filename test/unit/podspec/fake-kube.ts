@@ -20,11 +20,12 @@ export class FakeKube implements Kube {
   #version = 100;
 
   /** Creates or replaces an object, and tells those who watch. `path` is that of the object. */
-  put(path: string, fields: object = {}): void {
+  put(path: string, fields: { metadata?: object; [field: string]: unknown } = {}): void {
     const [, , , , namespace = "", , name = ""] = path.split("/");
     const before = this.#objects.get(path);
     const uid = before?.metadata.uid ?? `uid-${++this.#version}`;
-    const object = { ...fields, metadata: { namespace, name, uid, resourceVersion: String(++this.#version) } };
+    const resourceVersion = String(++this.#version);
+    const object = { ...fields, metadata: { ...fields.metadata, namespace, name, uid, resourceVersion } };
     this.#objects.set(path, object);
     this.#tell({ type: before ? "MODIFIED" : "ADDED", object }, path);
   }

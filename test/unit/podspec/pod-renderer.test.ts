@@ -397,6 +397,42 @@ describe("PodRenderer", () => {
     });
   });
 
+  test("a token that is over and cannot be replaced is told, and the machine keeps its files", async () => {
+    const token = { serviceAccountToken: { path: "t", expirationSeconds: 600 } };
+    const pod = podWithContainer(
+      { volumeMounts: [{ name: "v", mountPath: "/v" }] },
+      { volumes: [{ name: "v", projected: { sources: [token] } }] },
+    );
+    kube.intercept = ({ method, path }) =>
+      method === "POST" && path.endsWith("/token")
+        ? { status: { token: "t", expirationTimestamp: new Date(clock.now() + 600_000).toISOString() } }
+        : undefined;
+    const subject = renderer();
+    const rendered = await subject.render(pod, done.signal);
+    if (rendered.kind !== "ready") return expect.fail("was not rendered");
+    const [volume] = rendered.spec.volumes ?? [];
+    if (volume?.type !== "files") return expect.fail("has no files");
+    const machine = machineWith({ file_versions: [{ volume: "v", version: volume.version }] });
+    const applied = subject.version(pod, machine);
+    kube.intercept = ({ method }) => {
+      if (method === "POST") throw failure(403, "Forbidden");
+    };
+    await clock.advance(660_000);
+    expect(changed).toContain("0a1b");
+    expect(subject.version(pod, machine)).not.toBe(applied);
+    expect(await subject.diff(pod, machine, done.signal)).toMatchObject({
+      patch: undefined,
+      events: [
+        {
+          type: "Warning",
+          reason: "FailedMount",
+          message:
+            'MountVolume.SetUp failed for volume "v" : failed to fetch token: token expired and refresh failed: the server said 403',
+        },
+      ],
+    });
+  });
+
   describe("registry credentials of a machine that runs", () => {
     const SECRET = "/api/v1/namespaces/shop/secrets/pull";
     const pulling = podWith({ imagePullSecrets: [{ name: "pull" }] });

@@ -238,6 +238,75 @@ describe("ReferenceCache", () => {
     expect(kube.requests.filter(({ method }) => method === "GET").length).toBeLessThan(names.length);
   });
 
+  describe("of one namespace's pods", () => {
+    const inNamespace = (namespace: string, uid: string) => podWith({}, { uid, namespace });
+    async function readOne(uid: string, name: string, namespace = "shop") {
+      const one = inNamespace(namespace, uid);
+      cache.track(one, [{ kind: "secret", name, optional: false }]);
+      await cache.read(uid, done.signal);
+      return cache.references(one).secrets.get(name)?.kind;
+    }
+    const large = { k: "x".repeat(1 << 20) };
+    const full = (names: readonly string[]) => {
+      for (const name of names) kube.put(`/api/v1/namespaces/shop/secrets/${name}`, { data: large });
+    };
+    const numbered = (count: number) => Array.from({ length: count }, (_, i) => `s${i}`);
+    const tooMuch = `the ConfigMaps and Secrets that this node's pods of namespace "shop" refer to`;
+
+    test("no more is held than one namespace may have, and other namespaces do not wait for it", async () => {
+      full(numbered(80));
+      const results = [];
+      for (const name of numbered(80))
+        results.push(await readOne(`uid-${name}`, name).catch((thrown: Error) => thrown.message));
+      const held = results.filter((result) => result === "found").length;
+      expect(held).toBeGreaterThan(50);
+      expect(held).toBeLessThan(65);
+      expect(results.at(-1)).toBe(`${tooMuch} have more than 67108864 bytes`);
+      kube.put("/api/v1/namespaces/other/secrets/s", { data: large });
+      expect(await readOne("other-uid", "s", "other")).toBe("found");
+    });
+
+    test("what their metadata holds counts too", async () => {
+      const metadata = { annotations: { note: "x".repeat(250_000) } };
+      const outcomes = [];
+      for (let index = 0; index < 300; index++) {
+        kube.put(`/api/v1/namespaces/shop/secrets/a${index}`, { metadata });
+        outcomes.push(await readOne(`uid-${index}`, `a${index}`).catch(() => "refused"));
+      }
+      expect(outcomes.at(-1)).toBe("refused");
+    });
+
+    test("no more objects are followed than one namespace may have", async () => {
+      const outcomes = [];
+      for (const name of numbered(2001))
+        outcomes.push(await readOne(`uid-${name}`, name).catch((thrown: Error) => thrown.message));
+      expect(outcomes.slice(-2)).toEqual(["absent", `${tooMuch} are more than 2000`]);
+      expect(kube.watches).toBeLessThanOrEqual(2000);
+    });
+
+    test("one that was held back is looked at again when others have made room", async () => {
+      full(numbered(80));
+      for (const name of numbered(80)) await readOne(`uid-${name}`, name).catch(() => undefined);
+      await expect(readOne("late", "s79")).rejects.toThrow(tooMuch);
+      const before = cache.version("late");
+      for (const name of numbered(40)) cache.release(`uid-${name}`);
+      expect(cache.version("late")).not.toBe(before);
+      expect(await readOne("late", "s79")).toBe("found");
+    });
+
+    test("objects that grow are let go of by the pod that hears of it", async () => {
+      const names = numbered(70);
+      for (const name of names) kube.put(`/api/v1/namespaces/shop/secrets/${name}`, { data: { k: "small" } });
+      for (const name of names) expect(await readOne(`uid-${name}`, name)).toBe("found");
+      await settle();
+      full(names);
+      await settle();
+      expect(changed).toContain("uid-s69");
+      await expect(cache.read("uid-s69", done.signal)).rejects.toThrow(tooMuch);
+      expect(cache.references(inNamespace("shop", "uid-s69")).secrets.size).toBe(0);
+    });
+  });
+
   describe("what is forbidden", () => {
     const forbid = () => {
       kube.put(SECRET);

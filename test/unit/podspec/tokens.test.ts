@@ -226,6 +226,27 @@ describe("TokenManager", () => {
     expect(await get()).toEqual({ kind: "unknown", message: "token expired and refresh failed: the server said 503" });
   });
 
+  test("says of one that could not be replaced that it is over, and counts each failure", async () => {
+    let failures = 0;
+    const parts = { kube, clock, random: () => 0, logger: silentLogger, onFailure: () => failures++ };
+    tokens = new TokenManager({ ...parts, onChange: (uid) => changed.push(uid) });
+    await get();
+    kube.intercept = () => {
+      throw failure(503, "ServiceUnavailable");
+    };
+    await clock.advance(HOUR_S * 900);
+    const version = () => tokens.version("0a1b", [{ audience: "", expirationSeconds: HOUR_S }]);
+    expect(changed).toEqual([]);
+    expect(failures).toBeGreaterThan(0);
+    const due = version();
+    await clock.advance(HOUR_S * 100 + 60_000);
+    expect(changed).toContain("0a1b");
+    const over = version();
+    expect(over).not.toBe(due);
+    await clock.advance(HOUR_S * 100);
+    expect(version()).toBe(over);
+  });
+
   test("does not know a token that was never issued", async () => {
     kube.intercept = () => {
       throw failure(403, "Forbidden");
