@@ -11,6 +11,7 @@ import {
 } from "../kubelet/certificates/serving.ts";
 import type { KubeletServer } from "../kubelet/options.ts";
 import { createKubeletServer } from "../kubelet/server.ts";
+import { uidOf } from "../kube/pod.ts";
 import type { Pod } from "../kube/wire.ts";
 import { machineId, ownerLabels } from "../podspec/machine-id.ts";
 import { kubeletConfiguration } from "./kubelet-configuration.ts";
@@ -26,7 +27,7 @@ export async function createKubelet(options: NodeAgentOptions, pods: NodePods, o
   const clientCa = await clientCaOf(options);
   const machineOf = (pod: Pod) => ({
     pod: controller.latest(pod),
-    machineId: machineId(clusterId, pod.metadata!.uid!),
+    machineId: machineId(clusterId, uidOf(pod)),
   });
   const server = createKubeletServer({
     host: node.kubelet.address,

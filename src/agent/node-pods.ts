@@ -1,10 +1,10 @@
 /** A node's pods: the provider as they see it, what they refer to, how they are rendered, and their controller. */
 import { loadCredentialProviders } from "../config/credential-providers.ts";
 import type { NodeConfig } from "../config/schema.ts";
+import { isTerminal, uidOf } from "../kube/pod.ts";
 import type { Kube } from "../kube/kube.ts";
 import { AgentProber } from "../pods/agent-prober.ts";
 import { PodController } from "../pods/controller.ts";
-import { isTerminal } from "../pods/status/facts.ts";
 import { NodeAllocation } from "../podspec/admission/allocation.ts";
 import { parseMachineId } from "../podspec/machine-id.ts";
 import { PodRenderer } from "../podspec/pod-renderer.ts";
@@ -98,11 +98,11 @@ export function createPods(options: NodeAgentOptions, acting: Kube, backend: Bac
     queueMetrics: queueMetrics(metrics, node.name),
   });
   controller.store.onChange((change) => {
-    if (change.type === "delete") allocation.remove(change.object.metadata!.uid!);
+    if (change.type === "delete") allocation.remove(uidOf(change.object));
     else allocation.put(change.object);
     // A pod that is over changes no more: its objects need not be watched nor its tokens replaced.
-    if (change.type === "delete") renderer.release(change.object.metadata!.uid!);
-    else if (isTerminal(change.object)) renderer.rest(change.object.metadata!.uid!);
+    if (change.type === "delete") renderer.release(uidOf(change.object));
+    else if (isTerminal(change.object)) renderer.rest(uidOf(change.object));
   });
   return {
     controller,

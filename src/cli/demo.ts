@@ -4,6 +4,7 @@
  */
 import { readFileSync } from "node:fs";
 import { parseAllDocuments } from "yaml";
+import { containersOf, isTerminal } from "../kube/pod.ts";
 import { loadKubeConfig } from "../kube/credentials.ts";
 import { podPath, resourcePath } from "../kube/paths.ts";
 import { KubeTransport } from "../kube/transport.ts";
@@ -66,16 +67,14 @@ async function burst(kube: KubeTransport, nodeName: string, signal: AbortSignal)
   await until(signal, async () => {
     last = await listBurst(kube, names, signal);
     board.show(last);
-    return (
-      last.length === names.length && last.every((p) => p.status?.phase === "Succeeded" || p.status?.phase === "Failed")
-    );
+    return last.length === names.length && last.every(isTerminal);
   });
   board.end();
 
   console.log("\nLogs:");
   for (const pod of pods) {
     const { name } = pod.metadata!;
-    const containers = [...(pod.spec?.initContainers ?? []), ...pod.spec!.containers];
+    const containers = containersOf(pod);
     for (const { name: container } of containers) {
       const log = await kube.requestText({
         method: "GET",

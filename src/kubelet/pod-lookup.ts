@@ -1,5 +1,6 @@
 /** The pods of this node, as far as the kubelet API needs them. The agent's pod store implements it. */
-import type { Container, ContainerStatus, Pod } from "../kube/wire.ts";
+import { allContainerStatusesOf, allContainersOf } from "../kube/pod.ts";
+import type { ContainerStatus, Pod } from "../kube/wire.ts";
 import { HttpError } from "../http/http-error.ts";
 
 export interface NodePod {
@@ -31,16 +32,9 @@ export function findPod(
   return found;
 }
 
-export function allContainers(pod: Pod): readonly Pick<Container, "name" | "image" | "stdinOnce" | "tty">[] {
-  return [
-    ...(pod.spec?.initContainers ?? []),
-    ...(pod.spec?.containers ?? []),
-    ...(pod.spec?.ephemeralContainers ?? []),
-  ];
-}
-
+/** Whether the spec has it, of whatever kind. */
 export function hasContainer(pod: Pod, name: string): boolean {
-  return allContainers(pod).some((container) => container.name === name);
+  return allContainersOf(pod).some((container) => container.name === name);
 }
 
 /** @throws HttpError 500 with the kubelet's words when the spec has no such container */
@@ -49,15 +43,9 @@ export function requireContainer(pod: Pod, name: string): void {
 }
 
 export function containerStatus(pod: Pod, name: string): ContainerStatus | undefined {
-  const { containerStatuses = [], initContainerStatuses = [], ephemeralContainerStatuses = [] } = pod.status ?? {};
-  return [...containerStatuses, ...initContainerStatuses, ...ephemeralContainerStatuses].find(
-    (status) => status.name === name,
-  );
+  return allContainerStatusesOf(pod).find((status) => status.name === name);
 }
 
 export function runningContainers(pod: Pod): ContainerStatus[] {
-  const { containerStatuses = [], initContainerStatuses = [], ephemeralContainerStatuses = [] } = pod.status ?? {};
-  return [...initContainerStatuses, ...containerStatuses, ...ephemeralContainerStatuses].filter(
-    (status) => status.state?.running !== undefined,
-  );
+  return allContainerStatusesOf(pod).filter(({ state }) => state?.running !== undefined);
 }

@@ -3,7 +3,7 @@
  * commands. The same prober as in a machine. Liveness and startup probes are refused at admission: what fails one has
  * to be restarted, and no backend offers that from outside.
  */
-import { aboutPod } from "../kube/about-pod.ts";
+import { aboutPod, containerStatusesOf, uidOf } from "../kube/pod.ts";
 import type { Container, Pod } from "../kube/wire.ts";
 import { renderProbe } from "../podspec/render/handlers.ts";
 import type { PodEvent } from "../podspec/types.ts";
@@ -13,6 +13,7 @@ import { isOver, type ContainerState, type Machine, type Probe } from "../provid
 import { connect, runProbe, type Target } from "../provider/probes/actions.ts";
 import { Prober } from "../provider/probes/prober.ts";
 import type { ProbeTally, Provider } from "../provider/provider.ts";
+import { isSidecar } from "../resources/pod-resources.ts";
 import type { Logger } from "../telemetry/logger.ts";
 import type { Clock } from "../util/clock.ts";
 import type { ReadinessSource } from "./reconciler-options.ts";
@@ -46,7 +47,7 @@ export class AgentProber implements ReadinessSource {
   }
 
   apply(pod: Pod, machine: Machine): Machine {
-    const uid = pod.metadata!.uid!;
+    const uid = uidOf(pod);
     const probed = isOver(machine) || !this.#options.isActive() ? [] : probedContainers(pod);
     if (probed.length === 0) {
       this.release(uid);
@@ -139,7 +140,7 @@ export class AgentProber implements ReadinessSource {
     entry.prober = new Prober("readiness", probe, clock, () => runProbe(probe, target, probe.timeout_s * 1000, clock), {
       verdict: (_kind, healthy) => {
         entry.ready = healthy;
-        this.#options.onChange(pod.metadata!.uid!);
+        this.#options.onChange(uidOf(pod));
       },
       complaint: (reason, message) =>
         this.#options.event(pod, { type: "Warning", reason, message, fieldPath: fieldPathOf(pod, name) }),
@@ -150,13 +151,13 @@ export class AgentProber implements ReadinessSource {
 
 /** Containers with a readiness probe: those that count towards Ready. */
 function probedContainers(pod: Pod): Container[] {
-  const sidecars = (pod.spec?.initContainers ?? []).filter(({ restartPolicy }) => restartPolicy === "Always");
+  const sidecars = (pod.spec?.initContainers ?? []).filter(isSidecar);
   return [...sidecars, ...(pod.spec?.containers ?? [])].filter(({ readinessProbe }) => readinessProbe !== undefined);
 }
 
 /** What the API server was told of this very instance: it holds until a probe of this process says otherwise. */
 function wasReady(pod: Pod, state: ContainerState): boolean {
-  const statuses = [...(pod.status?.initContainerStatuses ?? []), ...(pod.status?.containerStatuses ?? [])];
+  const statuses = containerStatusesOf(pod);
   const old = statuses.find(({ name }) => name === state.name);
   return old?.ready === true && old.containerID?.endsWith(`/${state.id}`) === true;
 }

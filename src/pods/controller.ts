@@ -4,7 +4,7 @@
  * `planner.ts`, what is written in `status.ts`, what is done in `reconciler.ts`; here is only the wiring and the
  * clockwork.
  */
-import { aboutPod } from "../kube/about-pod.ts";
+import { aboutPod, uidOf } from "../kube/pod.ts";
 import { isConflict } from "../kube/errors.ts";
 import type { EventRecorder } from "../kube/events.ts";
 import type { Kube } from "../kube/kube.ts";
@@ -171,7 +171,7 @@ export class PodController {
       logger,
     });
     this.store.onChange((change) => {
-      const uid = change.object.metadata!.uid!;
+      const uid = uidOf(change.object);
       if (change.type === "delete") {
         this.#doubts.delete(uid);
         if (this.#acts || this.machines.has(this.#machineId(uid))) this.#reconciler.podGone(change.object);
@@ -197,7 +197,7 @@ export class PodController {
 
   /** How many pods failed so often in a row that waiting for the next try has not helped for minutes. */
   get stuck(): number {
-    return this.store.list().filter((pod) => this.queue.failures(pod.metadata!.uid!) >= STUCK_FAILURES).length;
+    return this.store.list().filter((pod) => this.queue.failures(uidOf(pod)) >= STUCK_FAILURES).length;
   }
 
   /** Looks at a pod again soon: something that it refers to has changed. */
@@ -212,7 +212,7 @@ export class PodController {
 
   #everyUid(): Set<string> {
     const uids = new Set(this.#reconciler.knownUids());
-    for (const pod of this.store.list()) uids.add(pod.metadata!.uid!);
+    for (const pod of this.store.list()) uids.add(uidOf(pod));
     for (const id of this.machines.ids()) {
       const uid = this.#uidOf(id);
       if (uid !== undefined) uids.add(uid);

@@ -3,6 +3,7 @@
  * of it when it must wait or is refused. Called by the reconciler when the planner asks for it; the memory of a pod is
  * the reconciler's.
  */
+import { controllerOf, isDeleting, isTerminal, uidOf } from "../kube/pod.ts";
 import type { Pod } from "../kube/wire.ts";
 import { daemonSetHeld, isDaemonSetPod } from "../podspec/admission/admission.ts";
 import type { PodEvent, Rendered } from "../podspec/types.ts";
@@ -10,8 +11,8 @@ import { ProviderError } from "../provider/errors.ts";
 import type { PodMemory } from "./pod-memory.ts";
 import type { HeldCreate } from "./pod-record.ts";
 import type { Outcome } from "./reconciler-options.ts";
-import { controllerOf, OwnerBackoff, refusalPolicy } from "./refusals.ts";
-import { hasRun, isTerminal } from "./status/facts.ts";
+import { OwnerBackoff, refusalPolicy } from "./refusals.ts";
+import { hasRun } from "./status/facts.ts";
 import type { Verdict } from "./status/input.ts";
 import type { StepContext } from "./step-context.ts";
 
@@ -93,7 +94,7 @@ export class MachineCreation {
     if (owner === undefined || refusalPolicy(pod, MACHINE_DELETED.reason) !== "pace") return;
     const startTime = pod.status?.startTime;
     const livedMs = startTime === undefined ? 0 : this.#context.clock.now() - Date.parse(startTime);
-    if (livedMs < EARLY_LOSS_MS) this.#losses.failed(owner.uid, this.#seenAt(pod.metadata!.uid!));
+    if (livedMs < EARLY_LOSS_MS) this.#losses.failed(owner.uid, this.#seenAt(uidOf(pod)));
   }
 
   #seenAt(uid: string): number {
@@ -308,7 +309,7 @@ const LOST_TOO_OFTEN: PodEvent = {
  */
 function mayStillBeMade(now: Pod, decidedOn: Pod): boolean {
   const hasBegun = hasRun(now) && !hasRun(decidedOn);
-  return now.metadata!.deletionTimestamp === undefined && !isTerminal(now) && !hasBegun;
+  return !isDeleting(now) && !isTerminal(now) && !hasBegun;
 }
 
 /** The status of a pod that is held: its containers say why, as far as a kubelet would have begun with them. */

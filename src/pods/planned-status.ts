@@ -2,6 +2,7 @@
  * The planner's step that writes a status: what would be written, whether it may be written now, and whether this view
  * of the machine is new enough to be told.
  */
+import { containerStatusesOf, isDeleting } from "../kube/pod.ts";
 import type { Pod, PodStatus } from "../kube/wire.ts";
 import type { Machine } from "../provider/machine.ts";
 import { missingAnnotations } from "./annotations.ts";
@@ -46,7 +47,7 @@ export function statusAction(
   const annotations = missingAnnotations(pod, machine, context);
   const fields = { ...statusDiff(pod.status, next), ...(annotations && { [ANNOTATIONS]: annotations }) };
   const parts = splitFields(writable(fields, memory.unwritable));
-  const isLeaving = ended || pod.metadata?.deletionTimestamp !== undefined;
+  const isLeaving = ended || isDeleting(pod);
   const hasStatus = Object.keys(parts.status).length > 0;
   // Annotations alone are worth a write only for a pod that goes on.
   if (!hasStatus && (parts.annotations === undefined || isLeaving)) return undefined;
@@ -78,7 +79,7 @@ export function isBehind(observed: Observed, pod: Pod, { confirmedVersion, confi
 
 /** True when the pod's status, written by an agent that saw more, is ahead of this view of the machine. */
 function isOlderThan(machine: Machine, pod: Pod): boolean {
-  const statuses = [...(pod.status?.initContainerStatuses ?? []), ...(pod.status?.containerStatuses ?? [])];
+  const statuses = containerStatusesOf(pod);
   return statuses.some((s) => {
     const seen = machine.containers.find((c) => c.name === s.name);
     if (seen === undefined) return false;

@@ -18,12 +18,13 @@
  * fails anything; a pod object goes only after its machine is known to be over and has left a tombstone; a machine
  * without a pod goes only after the API server itself was asked.
  */
+import { isDeleting, isTerminal } from "../kube/pod.ts";
 import type { Pod } from "../kube/wire.ts";
 import { isKnownOver, isOver, type Machine, type UnknownMachine } from "../provider/machine.ts";
 import type { Action, Desired, Observed, PlanContext } from "./decision.ts";
 import { finalStatus, isBehind, statusAction } from "./planned-status.ts";
 import type { PodMemory } from "./pod-memory.ts";
-import { hasRun, isTerminal } from "./status/facts.ts";
+import { hasRun } from "./status/facts.ts";
 import type { Verdict } from "./status/input.ts";
 import { DEADLINE, deadline, endedByDeadline, LOST } from "./verdicts.ts";
 
@@ -54,8 +55,7 @@ function decide(desired: Desired, observed: Observed, memory: PodMemory, context
     case "none":
       return planWithoutPod(observed, memory, context);
     case "pod":
-      if (desired.pod.metadata?.deletionTimestamp !== undefined)
-        return planDeletion(desired.pod, observed, memory, context);
+      if (isDeleting(desired.pod)) return planDeletion(desired.pod, observed, memory, context);
       if (isTerminal(desired.pod)) return planTerminal(desired.pod, observed, memory, context);
       return planLive(desired.pod, observed, memory, context);
   }

@@ -5,7 +5,7 @@
  * Everything that it does to the world goes through `kube` and `provider`, each effect once per step, so a simulation
  * can fail, delay or repeat any of them. Losing this object and its memory at any instant loses nothing.
  */
-import { aboutPod } from "../kube/about-pod.ts";
+import { aboutPod, isDeleting, isTerminal, uidOf } from "../kube/pod.ts";
 import { isKubeApiError } from "../kube/errors.ts";
 import type { Pod } from "../kube/wire.ts";
 import { isProviderError } from "../provider/errors.ts";
@@ -25,7 +25,7 @@ import { PodRecords } from "./pod-record.ts";
 import type { Outcome, ReconcilerOptions } from "./reconciler-options.ts";
 import { MachineRemoval } from "./removal.ts";
 import { StatusStep } from "./status-step.ts";
-import { hasRun, isTerminal } from "./status/facts.ts";
+import { hasRun } from "./status/facts.ts";
 import type { Verdict } from "./status/input.ts";
 import { told, type StepContext } from "./step-context.ts";
 import { MachineUpdate } from "./update.ts";
@@ -73,7 +73,7 @@ export class PodReconciler {
 
   /** The pod object went: by a DELETED event or because a complete list lacks it. A last quorum GET will verify it. */
   podGone(pod: Pod): void {
-    const record = this.#records.of(pod.metadata!.uid!);
+    const record = this.#records.of(uidOf(pod));
     record.lastSeen = pod;
     record.update({ podSeenGone: true });
   }
@@ -87,7 +87,7 @@ export class PodReconciler {
 
   /** The newest copy of this pod that is known: a reply's, when the cache has not caught up with it. */
   latest(pod: Pod): Pod {
-    const desired = this.#copies.desired(pod.metadata!.uid!);
+    const desired = this.#copies.desired(uidOf(pod));
     return desired.kind === "pod" ? desired.pod : pod;
   }
 
@@ -135,7 +135,7 @@ export class PodReconciler {
     if (readiness === undefined || desired.kind !== "pod" || observed.kind === "unknown") return observed;
     if (observed.kind === "absent") {
       // Its address may be another machine's soon, while the pod may stay for long, as a failed one does.
-      readiness.release(desired.pod.metadata!.uid!);
+      readiness.release(uidOf(desired.pod));
       return observed;
     }
     return { kind: "found", machine: readiness.apply(desired.pod, observed.machine) };
@@ -297,7 +297,7 @@ export class PodReconciler {
   }
 
   #preempt(victim: Pod): void {
-    const uid = victim.metadata!.uid!;
+    const uid = uidOf(victim);
     this.#options.event(victim, { type: "Warning", reason: PREEMPTED.reason, message: PREEMPTED.message });
     this.#records.update(uid, { verdict: PREEMPTED });
     this.#options.poke?.(uid);
@@ -309,7 +309,7 @@ export class PodReconciler {
    * decide nothing.
    */
   #forwardNotices(pod: Pod, machine: Machine): void {
-    const record = this.#records.of(pod.metadata!.uid!);
+    const record = this.#records.of(uidOf(pod));
     const notices = machine.notices ?? [];
     const newest = notices.at(-1)?.seq ?? -1;
     const last = record.noticeSeq ?? (record.memory.created ? -1 : newest);
@@ -338,12 +338,12 @@ export class PodReconciler {
 
 /** kubelet tells of what keeps a pod from ending by event FailedKillPod (`FailedToKillPod`). */
 function isPartOfKilling(pod: Pod, action: Action): boolean {
-  if (action.do === "look") return pod.metadata?.deletionTimestamp !== undefined;
+  if (action.do === "look") return isDeleting(pod);
   return action.do === "stop" || action.do === "bury";
 }
 
 function isToRun(desired: Desired): boolean {
-  return desired.kind === "pod" && !isTerminal(desired.pod) && desired.pod.metadata?.deletionTimestamp === undefined;
+  return desired.kind === "pod" && !isTerminal(desired.pod) && !isDeleting(desired.pod);
 }
 
 function podOf(desired: Desired): Pod {

@@ -3,6 +3,7 @@
  * Controllers that replace a failed pod at once then make another, the scheduler, which knows nothing of the reason,
  * binds it to this node again, and so on, twenty times a second. Pure but for the memory of `OwnerBackoff`.
  */
+import { controllerOf } from "../kube/pod.ts";
 import type { Pod } from "../kube/wire.ts";
 import { isDaemonSetPod } from "../podspec/admission/admission.ts";
 import type { Clock } from "../util/clock.ts";
@@ -16,12 +17,7 @@ import type { Clock } from "../util/clock.ts";
  */
 type RefusalPolicy = "fail" | "hold" | "pace";
 
-type Owner = NonNullable<NonNullable<Pod["metadata"]>["ownerReferences"]>[number];
-
-/** The reference to the pod's controller; undefined for a pod that was made by hand. */
-export function controllerOf({ metadata }: Pod): Owner | undefined {
-  return metadata?.ownerReferences?.find(({ controller }) => controller === true);
-}
+type Owner = NonNullable<ReturnType<typeof controllerOf>>;
 
 /** Its controller backs off by itself, and gives up at last (backoffLimit). */
 const isJob = (owner: Owner) => owner.kind === "Job" && owner.apiVersion.startsWith("batch/");

@@ -2,7 +2,7 @@
  * The steps from a machine to nothing: stop it, bury it under a tombstone, remove the pod's object, and take away
  * machines whose pods are gone. Called by the reconciler when the planner asks for it.
  */
-import { aboutPod } from "../kube/about-pod.ts";
+import { aboutPod } from "../kube/pod.ts";
 import type { Pod } from "../kube/wire.ts";
 import { LABEL_NAMESPACE, LABEL_POD } from "../podspec/machine-id.ts";
 import { isProviderError } from "../provider/errors.ts";

@@ -1,4 +1,5 @@
 /** How a pod's machine is named and marked: the id comes from the pod's UID, so creating it twice makes one machine. */
+import { uidOf } from "../kube/pod.ts";
 import type { Pod } from "../kube/wire.ts";
 import { clusterPrefix, LABEL_NAMESPACE, LABEL_POD, LABEL_UID, ownerLabels } from "../provider/owner.ts";
 
@@ -19,6 +20,6 @@ export function machineLabels(clusterId: string, nodeName: string, pod: Pod): Re
     ...ownerLabels(clusterId, nodeName),
     [LABEL_NAMESPACE]: pod.metadata?.namespace ?? "",
     [LABEL_POD]: pod.metadata?.name ?? "",
-    [LABEL_UID]: pod.metadata?.uid ?? "",
+    [LABEL_UID]: uidOf(pod),
   };
 }

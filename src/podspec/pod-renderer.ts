@@ -2,6 +2,7 @@
  * Everything between a pod and its machine's spec, put together: admission, capabilities, references, tokens,
  * rendering, and later changes. The reconciler asks it; it decides nothing about when.
  */
+import { containersOf, isTerminal, uidOf } from "../kube/pod.ts";
 import { saysNotFound } from "../kube/errors.ts";
 import type { Kube } from "../kube/kube.ts";
 import { nodePath, resourcePath } from "../kube/paths.ts";
@@ -161,9 +162,9 @@ export class PodRenderer {
    * Images that are not the pod's: a change that was given up on may arrive after a later one, and put an older image
    * back.
    */
-  #staleImages({ spec }: Pod, { containers }: MachineFacts): string[] {
+  #staleImages(pod: Pod, { containers }: MachineFacts): string[] {
     if (!this.#options.backend().capabilities.has("patch_image")) return [];
-    const wanted = [...(spec?.initContainers ?? []), ...(spec?.containers ?? [])];
+    const wanted = containersOf(pod);
     return containers.flatMap(({ name, image }) => {
       const container = wanted.find((each) => each.name === name);
       return container === undefined || isSameImage(container.image ?? "", image) ? [] : [`${name}@${image}`];
@@ -226,7 +227,7 @@ export class PodRenderer {
     const ephemeral = renderEphemeralContainers(input, new Set(machine.containers.map(({ name }) => name)));
     const diff = diffMachine(
       {
-        containers: [...(pod.spec?.initContainers ?? []), ...(pod.spec?.containers ?? [])].map((container) => ({
+        containers: containersOf(pod).map((container) => ({
           name: container.name,
           image: container.image ?? "",
           resources: containerResources(container.resources),
@@ -284,7 +285,7 @@ export class PodRenderer {
     }
     const sources = `learned ${this.#options.references.version(uid) ?? ""}`;
     this.#secrets.learn(pod, { ...this.#options.references.references(pod), tokens: new Map() }, sources);
-    if (pod.status?.phase === "Succeeded" || pod.status?.phase === "Failed") this.#options.references.release(uid);
+    if (isTerminal(pod)) this.#options.references.release(uid);
   }
 
   /** The machine, whose texts quote nothing that the pod keeps secret. */
@@ -459,10 +460,6 @@ function wait(...events: PodEvent[]): NotReady {
 function overBudget(thrown: unknown): string {
   if (thrown instanceof OverBudgetError) return thrown.message;
   throw thrown;
-}
-
-function uidOf(pod: Pod): string {
-  return pod.metadata?.uid ?? "";
 }
 
 /** True when a file of the pod shows labels or annotations. */

@@ -1,4 +1,5 @@
 /** Facts about a pod's volumes that need nothing but the pod: which are used, of which kind, with which tokens. */
+import { allContainersOf } from "../kube/pod.ts";
 import type { Pod } from "../kube/wire.ts";
 import { tokenKey, type TokenWish } from "./types.ts";
 
@@ -30,11 +31,7 @@ export function volumeKind(volume: PodVolume): string {
 export function usedVolumes(pod: Pod): { volume: PodVolume; index: number }[] {
   const names = new Set<string>();
   const spec = pod.spec;
-  for (const container of [
-    ...(spec?.initContainers ?? []),
-    ...(spec?.containers ?? []),
-    ...(spec?.ephemeralContainers ?? []),
-  ]) {
+  for (const container of allContainersOf(pod)) {
     for (const mount of container.volumeMounts ?? []) names.add(mount.name);
     for (const device of container.volumeDevices ?? []) names.add(device.name);
     for (const variable of container.env ?? []) {

@@ -117,8 +117,3 @@ export type ResizeOutlook =
   /** The machine's patch asks for it. `text` is the JSON of the events: what is asked for, and the generation. */
   | { kind: "go"; text: string }
   | { kind: "pending"; reason: "Infeasible" | "Deferred"; message: string; text: string };
-
-/** The text of a kubelet's log and events for a pod: `name_namespace(uid)`. */
-export function formatPod(metadata: { name?: string; namespace?: string; uid?: string } | undefined): string {
-  return `${metadata?.name ?? ""}_${metadata?.namespace ?? ""}(${metadata?.uid ?? ""})`;
-}

@@ -3,6 +3,7 @@
  * taints, `unschedulable`, free resources. It does not score, spread, preempt or look at volumes. Level-triggered:
  * every change of a pod or a node makes it look at all unbound pods again.
  */
+import { isTerminal } from "../../kube/pod.ts";
 import { findUntoleratedTaint, isSubset, matchesNodeSelectorTerms } from "../../resources/labels.ts";
 import { addResources, parseResourceList, podRequests } from "../../resources/pod-resources.ts";
 import { Quantity } from "../../resources/quantity.ts";
@@ -11,7 +12,7 @@ import { rfc3339Micro, type Clock } from "../../util/clock.ts";
 import { objectKey } from "../kinds/kind.ts";
 import { findKind } from "../kinds/kinds.ts";
 import type { Json, StoredObject } from "../objects/object.ts";
-import { isPodTerminal, withPodCondition } from "../kinds/pod-rules.ts";
+import { withPodCondition } from "../kinds/pod-rules.ts";
 import type { ObjectApi, WriteContext } from "../kinds/object-api.ts";
 
 const SCHEDULER = "default-scheduler";
@@ -69,7 +70,7 @@ export class Binder {
         (p) =>
           !p.spec.nodeName &&
           !p.metadata.deletionTimestamp &&
-          !isPodTerminal(p) &&
+          !isTerminal(p) &&
           p.spec.schedulerName === SCHEDULER &&
           !p.spec.schedulingGates?.length,
       )
@@ -77,8 +78,7 @@ export class Binder {
     if (waiting.length === 0) return;
     const nodes = storage.list("/nodes").map((node) => new NodeRoom(node));
     const room = new Map(nodes.map((n) => [n.node.metadata.name, n]));
-    for (const pod of pods)
-      if (pod.spec.nodeName && !isPodTerminal(pod)) room.get(pod.spec.nodeName as string)?.take(pod);
+    for (const pod of pods) if (pod.spec.nodeName && !isTerminal(pod)) room.get(pod.spec.nodeName as string)?.take(pod);
     for (const pod of waiting) this.#place(pod, nodes);
   }
 

@@ -2,6 +2,7 @@
  * DaemonSets (`pkg/controller/daemon`): one pod on each node that they fit. Failed ones are replaced after a growing
  * pause.
  */
+import { isTerminal } from "../../kube/pod.ts";
 import { findUntoleratedTaint, isSubset, matchesNodeSelectorTerms } from "../../resources/labels.ts";
 import { mustFindKind } from "../kinds/kinds.ts";
 import { resolveIntOrPercent } from "../kinds/pod-template.ts";
@@ -64,7 +65,6 @@ function nodeOf(pod: StoredObject): string | undefined {
 }
 
 const isLeaving = (pod: StoredObject): boolean => pod.metadata.deletionTimestamp !== undefined;
-const isOver = (pod: StoredObject): boolean => ["Failed", "Succeeded"].includes(pod.status?.phase);
 const oldestFirst = (a: StoredObject, b: StoredObject): number =>
   Number(!a.spec.nodeName) - Number(!b.spec.nodeName) ||
   parseRfc3339Ms(a.metadata.creationTimestamp) - parseRfc3339Ms(b.metadata.creationTimestamp) ||
@@ -128,7 +128,7 @@ export class DaemonSets extends KeyedController {
     const byNode = new Map<string, StoredObject[]>();
     for (const pod of pods.toSorted(oldestFirst)) {
       // One that is over and on its way out is as good as gone.
-      if (isOver(pod) && isLeaving(pod)) continue;
+      if (isTerminal(pod) && isLeaving(pod)) continue;
       const node = nodeOf(pod) ?? "";
       byNode.set(node, [...(byNode.get(node) ?? []), pod]);
     }

@@ -2,6 +2,7 @@
  * Deployments (`pkg/controller/deployment`): one ReplicaSet for each template they have had, and the way from one to
  * the next.
  */
+import { isTerminal } from "../../kube/pod.ts";
 import { mustFindKind } from "../kinds/kinds.ts";
 import { toError } from "../../util/errors.ts";
 import { resolveIntOrPercent } from "../kinds/pod-template.ts";
@@ -153,9 +154,7 @@ class Rollout {
     }
     const isRunning = (set: StoredObject) =>
       (set.status?.replicas ?? 0) > 0 ||
-      this.#tools.index
-        .controlled("/pods", set.metadata.uid)
-        .some((pod) => pod.status?.phase !== "Failed" && pod.status?.phase !== "Succeeded");
+      this.#tools.index.controlled("/pods", set.metadata.uid).some((pod) => !isTerminal(pod));
     if (this.#old.some(isRunning)) return this.#report();
     this.#ensureNew(true);
     if (this.#new) this.#resize(this.#new, replicasOf(this.#deployment));

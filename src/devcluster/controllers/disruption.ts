@@ -1,4 +1,5 @@
 /** PodDisruptionBudgets (`pkg/controller/disruption`): how many pods may be taken away by those who ask first. */
+import { isTerminal } from "../../kube/pod.ts";
 import { kindOf, mustFindKind } from "../kinds/kinds.ts";
 import { objectKey, storageName } from "../kinds/kind.ts";
 import { resolveIntOrPercent, selects } from "../kinds/pod-template.ts";
@@ -35,12 +36,7 @@ export class DisruptionBudgets extends KeyedController {
     const now = this.clock.now();
     const pods = this.index
       .podsIn(budget.metadata.namespace!)
-      .filter(
-        (pod) =>
-          selects(budget.spec.selector, pod.metadata.labels) &&
-          pod.status?.phase !== "Succeeded" &&
-          pod.status?.phase !== "Failed",
-      );
+      .filter((pod) => selects(budget.spec.selector, pod.metadata.labels) && !isTerminal(pod));
     const granted = Object.entries((budget.status?.disruptedPods ?? {}) as Record<string, string>).filter(
       ([name, at]) =>
         pods.some((pod) => pod.metadata.name === name && isActive(pod)) && now - parseRfc3339Ms(at) < GRANTED_MS,

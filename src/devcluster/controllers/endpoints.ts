@@ -3,8 +3,8 @@
  * holds a hundred endpoints, as the real ones do.
  */
 import { isIPv6 } from "node:net";
+import { isTerminal } from "../../kube/pod.ts";
 import { mustFindKind } from "../kinds/kinds.ts";
-import { isPodTerminal } from "../kinds/pod-rules.ts";
 import { isSubset } from "../../resources/labels.ts";
 import { jsonEqual, withMeta, type Json, type StoredObject } from "../objects/object.ts";
 import { controllerReference, Actor } from "./actor.ts";
@@ -126,7 +126,7 @@ function matters(pod: StoredObject, before: StoredObject): boolean {
 }
 
 const hasAddress = (pod: StoredObject): boolean =>
-  Boolean(pod.spec.nodeName) && !isPodTerminal(pod) && (pod.status?.podIPs?.length ?? 0) > 0;
+  Boolean(pod.spec.nodeName) && !isTerminal(pod) && (pod.status?.podIPs?.length ?? 0) > 0;
 
 /** The port of a pod that a Service's port leads to; undefined when its container ports have no such name. */
 function portOf(pod: StoredObject, port: Json): number | undefined {

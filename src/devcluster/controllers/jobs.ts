@@ -2,6 +2,7 @@
  * Jobs (`pkg/controller/job`): pods until enough have succeeded, or too many failed. Each pod that ends is counted
  * exactly once: it keeps its finalizer until its end is in the Job's status.
  */
+import { isTerminal } from "../../kube/pod.ts";
 import { mustFindKind } from "../kinds/kinds.ts";
 import { JOB_TRACKING_FINALIZER } from "../kinds/jobs.ts";
 import type { Json, StoredObject } from "../objects/object.ts";
@@ -205,7 +206,7 @@ class Round {
   }
 
   #hasEnded(pod: StoredObject): boolean {
-    if (pod.status?.phase === "Succeeded" || pod.status?.phase === "Failed") return true;
+    if (isTerminal(pod)) return true;
     return this.#spec.podReplacementPolicy !== "Failed" && pod.metadata.deletionTimestamp !== undefined;
   }
 

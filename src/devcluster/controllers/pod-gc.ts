@@ -2,8 +2,8 @@
  * Pods that nobody will end (`pkg/controller/podgc`): those of nodes that are gone, and finished ones beyond a large
  * number.
  */
+import { isTerminal } from "../../kube/pod.ts";
 import { withPodCondition } from "../kinds/pod-rules.ts";
-import { isPodTerminal } from "../kinds/pod-rules.ts";
 import type { StoredObject } from "../objects/object.ts";
 import { KeyedController, type ControllerOptions } from "./controller.ts";
 import { parseRfc3339Ms } from "./times.ts";
@@ -37,7 +37,7 @@ export class PodGarbageCollector extends KeyedController {
   }
 
   #collectFinished(pods: readonly StoredObject[]): void {
-    const finished = pods.filter(isPodTerminal);
+    const finished = pods.filter(isTerminal);
     const created = ({ metadata }: StoredObject) => parseRfc3339Ms(metadata.creationTimestamp);
     const oldest = finished.toSorted((a, b) => created(a) - created(b));
     for (const pod of oldest.slice(0, Math.max(0, finished.length - FINISHED_LIMIT))) this.#end(pod);
@@ -64,7 +64,7 @@ export class PodGarbageCollector extends KeyedController {
   /** Nobody is there to stop it: it has failed, and goes without grace. */
   #end(pod: StoredObject): void {
     if (!this.actor.fresh(pod)) return;
-    const ended = isPodTerminal(pod) ? pod : this.actor.updateStatus(pod, { ...pod.status, phase: "Failed" });
+    const ended = isTerminal(pod) ? pod : this.actor.updateStatus(pod, { ...pod.status, phase: "Failed" });
     this.actor.delete(ended, { gracePeriodSeconds: 0 });
   }
 }

@@ -2,10 +2,10 @@
  * What controllers ask about pods, and how they make, claim, count and choose them
  * (`pkg/controller/controller_utils.go`).
  */
+import { isTerminal } from "../../kube/pod.ts";
 import { parseRfc3339Ms } from "./times.ts";
 import { mustFindKind } from "../kinds/kinds.ts";
 import { selects } from "../kinds/pod-template.ts";
-import { isPodTerminal } from "../kinds/pod-rules.ts";
 import { ApiStatusError } from "../objects/errors.ts";
 import { withMeta, type Json, type StoredObject } from "../objects/object.ts";
 import { controllerReference, type Actor } from "./actor.ts";
@@ -14,10 +14,10 @@ import { controllerOf, ownersOf, type ObjectIndex } from "./object-index.ts";
 export const podKind = mustFindKind("", "v1", "pods");
 
 /** Neither over nor on its way out. */
-export const isActive = (pod: StoredObject): boolean => !isPodTerminal(pod) && !pod.metadata.deletionTimestamp;
+export const isActive = (pod: StoredObject): boolean => !isTerminal(pod) && !pod.metadata.deletionTimestamp;
 /** On its way out, and not over yet. */
 export const isTerminating = (pod: StoredObject): boolean =>
-  !isPodTerminal(pod) && pod.metadata.deletionTimestamp !== undefined;
+  !isTerminal(pod) && pod.metadata.deletionTimestamp !== undefined;
 
 const readyCondition = (pod: StoredObject): Json => pod.status?.conditions?.find((c: Json) => c.type === "Ready");
 export const isReady = (pod: StoredObject): boolean => readyCondition(pod)?.status === "True";
@@ -99,7 +99,7 @@ export function claim(
   if (deletionTimestamp) return claimed;
   for (const object of index.orphans(resource, namespace!)) {
     if (object.metadata.deletionTimestamp || !selects(selector, object.metadata.labels)) continue;
-    if (resource === "/pods" && isPodTerminal(object)) continue;
+    if (resource === "/pods" && isTerminal(object)) continue;
     const references = [...ownersOf(object), controllerReference(owner)];
     claimed.push(actor.update(withMeta(object, { ownerReferences: references })));
   }

@@ -1,4 +1,5 @@
 /** StatefulSets (`pkg/controller/statefulset`): pods with a name and an order, replaced one by one. */
+import { isTerminal } from "../../kube/pod.ts";
 import { mustFindKind } from "../kinds/kinds.ts";
 import { toError } from "../../util/errors.ts";
 import { ApiStatusError } from "../objects/errors.ts";
@@ -146,7 +147,7 @@ class Round {
   #fill(): boolean {
     let isHeld = false;
     for (const [i, pod] of this.#replicas.entries()) {
-      if (pod && ["Failed", "Succeeded"].includes(pod.status?.phase)) {
+      if (pod && isTerminal(pod)) {
         // Its name is needed again.
         if (!isLeaving(pod)) this.#delete(pod);
         isHeld = true;

@@ -3,12 +3,12 @@
  * the object and its subresources. Everything else about an object is the same for all kinds and lives in
  * `object-api.ts`.
  */
+import { isTerminal } from "../../kube/pod.ts";
 import { jsonEqual, type Json, type StoredObject } from "../objects/object.ts";
 import {
   admitPod,
   defaultPod,
   initialPodStatus,
-  isPodTerminal,
   preserveObservedGeneration,
   readmitPod,
   validateEphemeralContainersUpdate,
@@ -41,7 +41,7 @@ const pods = defineKind({
     "status.nominatedNodeName": (o) => text(o.status?.nominatedNodeName),
   },
   gracePeriod(pod, requested) {
-    if (!pod.spec.nodeName || isPodTerminal(pod)) return 0;
+    if (!pod.spec.nodeName || isTerminal(pod)) return 0;
     const seconds = requested ?? (pod.spec.terminationGracePeriodSeconds as number | undefined) ?? 0;
     return seconds < 0 ? 1 : seconds;
   },

@@ -4,9 +4,10 @@
  * JSON.
  */
 import { isIP } from "node:net";
+import { isTerminal } from "../../kube/pod.ts";
 import { Quantity } from "../../resources/quantity.ts";
 import { computeQosClass } from "../../resources/pod-resources.ts";
-import { isRecord, jsonEqual, type Json, type StoredObject } from "../objects/object.ts";
+import { jsonEqual, type Json, type StoredObject } from "../objects/object.ts";
 import { duplicate, forbiddenField, invalidValue, notSupported, required, type FieldCause } from "../objects/errors.ts";
 import { isDnsLabel, isDnsSubdomain, LABEL_RULE, SUBDOMAIN_RULE } from "../objects/validation.ts";
 
@@ -459,7 +460,7 @@ export function validateEphemeralContainersUpdate(pod: StoredObject, old: Stored
 /** Through `/resize` only the containers' cpu and memory may change, and never so that the QoS class does. */
 export function validateResize(pod: StoredObject, old: StoredObject): FieldCause[] {
   const causes: FieldCause[] = [];
-  if (old.status?.phase === "Succeeded" || old.status?.phase === "Failed")
+  if (isTerminal(old))
     causes.push(forbiddenField("", "Pod running on node does not support resize because it has terminated"));
   if (computeQosClass(pod.spec) !== computeQosClass(old.spec)) {
     causes.push(
@@ -568,6 +569,3 @@ export function withPodCondition(
   if (!("message" in condition)) delete next.message;
   return { ...status, conditions: before ? conditions.map((c) => (c === before ? next : c)) : [...conditions, next] };
 }
-
-export const isPodTerminal = (pod: { status?: Json }): boolean =>
-  isRecord(pod.status) && (pod.status["phase"] === "Succeeded" || pod.status["phase"] === "Failed");

@@ -1,6 +1,7 @@
+import { allContainersOf } from "../../kube/pod.ts";
 import { negotiateRemoteCommand, remoteCommandOptions } from "../../streaming/remote-command.ts";
 import { HttpError } from "../../http/http-error.ts";
-import { allContainers, findPod, requireContainer } from "../pod-lookup.ts";
+import { findPod, requireContainer } from "../pod-lookup.ts";
 import { runSession } from "../remote-session.ts";
 import type { Handler } from "../router.ts";
 import type { StreamOptions } from "./exec.ts";
@@ -24,7 +25,7 @@ export function attach({ lookup, provider, sessions, streamLimits, unread }: Str
         const process = await provider.attach(found.machineId, container, { ...options, signal });
         // As container runtimes do it: stdin that is open to one client only ends with that client's; any other stays
         // open.
-        const spec = allContainers(found.pod).find(({ name }) => name === container);
+        const spec = allContainersOf(found.pod).find(({ name }) => name === container);
         const endsWithStdin = spec?.stdinOnce !== true || spec.tty === true;
         const limits = { ...streamLimits, unread: { budget: unread, tenant: params["namespace"]! } };
         await runSession({ upgrade, protocol, options, process, kind: "attach", endsWithStdin, limits, signal, notes });

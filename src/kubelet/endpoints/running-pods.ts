@@ -1,4 +1,5 @@
-import { allContainers, runningContainers, type PodLookup } from "../pod-lookup.ts";
+import { allContainersOf, isDeleting } from "../../kube/pod.ts";
+import { runningContainers, type PodLookup } from "../pod-lookup.ts";
 import type { Handler } from "../router.ts";
 
 /**
@@ -11,9 +12,9 @@ export function runningPods(lookup: PodLookup): Handler {
     handle: () => {
       const items = lookup.list().flatMap(({ pod }) => {
         const running = new Set(runningContainers(pod).map((status) => status.name));
-        if (running.size === 0 || pod.metadata?.deletionTimestamp) return [];
+        if (running.size === 0 || isDeleting(pod)) return [];
         const { name, namespace, uid } = pod.metadata ?? {};
-        const containers = allContainers(pod)
+        const containers = allContainersOf(pod)
           .filter((container) => running.has(container.name))
           .map((container) => ({ name: container.name, image: container.image, resources: {} }));
         return [{ metadata: { name, namespace, uid, creationTimestamp: null }, spec: { containers }, status: {} }];

@@ -2,6 +2,7 @@
  * Usage of the machines, from one provider call for all scrapers within a few seconds. A machine or container without a
  * sample is left out, never shown as zero: metrics-server drops a whole pod in which one container is zero.
  */
+import { uidOf } from "../../kube/pod.ts";
 import type { MachineStats, ProbeTally, Provider } from "../../provider/provider.ts";
 import type { Logger } from "../../telemetry/logger.ts";
 import type { Clock } from "../../util/clock.ts";
@@ -131,7 +132,7 @@ export class StatsSource {
       const sample = this.#podSample(nodePod, machine);
       if (sample !== undefined && sample.containers.length > 0) samples.push(sample);
       for (const { name, probes: tallies = [] } of machine.containers)
-        for (const tally of tallies) probes.push({ podUid: nodePod.pod.metadata?.uid ?? "", container: name, tally });
+        for (const tally of tallies) probes.push({ podUid: uidOf(nodePod.pod), container: name, tally });
     }
     // Readings stay as long as their pod: a machine that misses one sample is not counted twice when it is back.
     const machineIds = new Set(listed.map((nodePod) => nodePod.machineId));

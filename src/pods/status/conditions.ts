@@ -4,9 +4,10 @@
  */
 import { isSidecar } from "../../resources/pod-resources.ts";
 import { rfc3339 } from "../../util/clock.ts";
+import { isTerminalPhase } from "../../kube/pod.ts";
 import type { Pod, PodCondition } from "../../kube/wire.ts";
 import { isOver, type Machine } from "../../provider/machine.ts";
-import { everStarted, isTerminalPhase } from "./facts.ts";
+import { everStarted } from "./facts.ts";
 import { toldMessage, type ContainerStatuses, type ResizeState, type StatusInput } from "./input.ts";
 import { disruptionOf, type PodOutcome } from "./phase.ts";
 import { hasRestartAllRules, restartsAll } from "./restart.ts";

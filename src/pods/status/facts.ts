@@ -2,23 +2,14 @@
  * What a pod and the statuses of its containers prove: the questions that phase and conditions are decided by.
  */
 import { isSidecar } from "../../resources/pod-resources.ts";
+import { containerStatusesOf } from "../../kube/pod.ts";
 import type { ContainerStatus, Pod } from "../../kube/wire.ts";
 import type { ContainerStatuses } from "./input.ts";
 
-export function isTerminalPhase(phase: string | undefined): boolean {
-  return phase === "Succeeded" || phase === "Failed";
-}
-
-/** Terminal phases are final: nothing that vmlet does may leave them. */
-export function isTerminal(pod: Pod): boolean {
-  return isTerminalPhase(pod.status?.phase);
-}
-
 /** True when the API server's copy proves that a container of this pod has been started once. */
-export function hasRun({ status }: Pod): boolean {
-  if (status?.phase === "Running") return true;
-  const all = [...(status?.initContainerStatuses ?? []), ...(status?.containerStatuses ?? [])];
-  return all.some((each) => each.containerID !== undefined || everStarted(each));
+export function hasRun(pod: Pod): boolean {
+  if (pod.status?.phase === "Running") return true;
+  return containerStatusesOf(pod).some((each) => each.containerID !== undefined || everStarted(each));
 }
 
 /** True when it runs, or an end of it was seen. */

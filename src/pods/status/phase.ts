@@ -4,9 +4,10 @@
  * node's doing.
  */
 import { isSidecar } from "../../resources/pod-resources.ts";
+import { isDeleting, isTerminal, isTerminalPhase } from "../../kube/pod.ts";
 import type { ContainerStatus, Pod } from "../../kube/wire.ts";
 import type { Machine } from "../../provider/machine.ts";
-import { everStarted, isTerminal, isTerminalPhase, lastEnd } from "./facts.ts";
+import { everStarted, lastEnd } from "./facts.ts";
 import { toldMessage, toldReason, type ContainerStatuses, type StatusInput } from "./input.ts";
 import { shouldRestart } from "./restart.ts";
 
@@ -66,7 +67,7 @@ function hasFailed(pod: Pod, machine: Machine, computed: string): boolean {
 
 /** What is left of a machine that the agent deleted because its pod is: it was not lost. */
 function isOwnTombstone(pod: Pod, machine: Machine): boolean {
-  return machine.state === "deleted" && machine.reason === undefined && pod.metadata?.deletionTimestamp !== undefined;
+  return machine.state === "deleted" && machine.reason === undefined && isDeleting(pod);
 }
 
 function failureOf(machine: Machine): PodOutcome {

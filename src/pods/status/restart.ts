@@ -2,6 +2,7 @@
  * What a pod's spec says of the restart of its containers: policy of the pod, of a container, and rules by exit code.
  */
 import { isSidecar } from "../../resources/pod-resources.ts";
+import { containersOf } from "../../kube/pod.ts";
 import type { ContainerStatus, Pod } from "../../kube/wire.ts";
 import type { SpecContainer } from "./input.ts";
 
@@ -20,15 +21,16 @@ export function shouldRestart(pod: Pod, c: SpecContainer, exitCode: number, kind
 }
 
 /** True when a container of the pod may restart all the others. */
-export function hasRestartAllRules({ spec }: Pod): boolean {
-  const all = [...(spec?.initContainers ?? []), ...(spec?.containers ?? [])];
-  return all.flatMap(restartRules).some(({ action }) => action === "RestartAllContainers");
+export function hasRestartAllRules(pod: Pod): boolean {
+  return containersOf(pod)
+    .flatMap(restartRules)
+    .some(({ action }) => action === "RestartAllContainers");
 }
 
 /** True when this container has ended in a way that restarts all of its pod. */
-export function restartsAll({ spec }: Pod, { name, state }: ContainerStatus): boolean {
+export function restartsAll(pod: Pod, { name, state }: ContainerStatus): boolean {
   const exitCode = state?.terminated?.exitCode;
-  const container = [...(spec?.containers ?? []), ...(spec?.initContainers ?? [])].find((each) => each.name === name);
+  const container = containersOf(pod).find((each) => each.name === name);
   if (exitCode === undefined || container === undefined) return false;
   return matchingRule(restartRules(container), exitCode)?.action === "RestartAllContainers";
 }

@@ -13,10 +13,10 @@
  */
 import { rfc3339 } from "../../util/clock.ts";
 import { oneOfEachFamily } from "../../util/ip-families.ts";
+import { isTerminalPhase } from "../../kube/pod.ts";
 import type { PodStatus } from "../../kube/wire.ts";
 import { podConditions } from "./conditions.ts";
 import { containerStatuses, withUnseenEnds } from "./container.ts";
-import { isTerminalPhase } from "./facts.ts";
 import type { ContainerStatuses, StatusInput } from "./input.ts";
 import { podOutcome } from "./phase.ts";
 

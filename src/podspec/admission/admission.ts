@@ -3,6 +3,7 @@
  * (pkg/kubelet/lifecycle/predicate.go, sysctl/allowlist.go, scheduler `AdmissionCheck`). Pure. A pod that already has a
  * machine is never asked again: a running pod is not rejected because the node changed.
  */
+import { controllerOf } from "../../kube/pod.ts";
 import type { Node, Pod } from "../../kube/wire.ts";
 import { findUntoleratedTaint, isSubset, matchesNodeSelectorTerms } from "../../resources/labels.ts";
 import { parseResourceList, podRequests, type ResourceList } from "../../resources/pod-resources.ts";
@@ -139,9 +140,8 @@ export function daemonSetHeld(message: string): PodEvent {
 
 /** True for pods that a DaemonSet controls. */
 export function isDaemonSetPod(pod: Pod): boolean {
-  return (pod.metadata?.ownerReferences ?? []).some(
-    (owner) => owner.controller === true && owner.kind === "DaemonSet" && owner.apiVersion.startsWith("apps/"),
-  );
+  const owner = controllerOf(pod);
+  return owner?.kind === "DaemonSet" && owner.apiVersion.startsWith("apps/");
 }
 
 /** nodeSelector and the required node affinity together. */

@@ -2,8 +2,9 @@
  * What a node has given to its pods: cpu, memory and the like, host ports, and their number. Kept as pods come, change
  * and go, so that judging one more costs what that one asks for, however many there are.
  */
+import { containerStatusesOf, isTerminal, uidOf } from "../../kube/pod.ts";
 import type { Container, Pod } from "../../kube/wire.ts";
-import { podRequests } from "../../resources/pod-resources.ts";
+import { isSidecar, podRequests } from "../../resources/pod-resources.ts";
 import { QuantityError, type Quantity } from "../../resources/quantity.ts";
 
 /** Of the pods that were admitted and are not over, all but the one that is judged. */
@@ -48,7 +49,7 @@ export class NodeAllocation {
 
   /** A pod of this node is there, or has changed. */
   put(pod: Pod): void {
-    const uid = pod.metadata?.uid ?? "";
+    const uid = uidOf(pod);
     this.#pods.set(uid, pod);
     this.#stale.add(uid);
   }
@@ -103,7 +104,7 @@ export class NodeAllocation {
       const before = this.#counted.get(uid);
       if (before !== undefined) this.#count(uid, before, -1n);
       const pod = this.#pods.get(uid);
-      if (pod === undefined || isOver(pod) || !this.#isAdmitted(uid, pod)) continue;
+      if (pod === undefined || isTerminal(pod) || !this.#isAdmitted(uid, pod)) continue;
       this.#count(uid, { pod, units: allocatedUnits(pod), ports: hostPorts(pod) }, 1n);
     }
     this.#stale.clear();
@@ -162,10 +163,7 @@ export function unitsOf(name: string, quantity: Quantity): bigint {
 
 /** Host ports of the containers and sidecars. */
 export function hostPorts(pod: Pod): HostPort[] {
-  const containers = [
-    ...(pod.spec?.containers ?? []),
-    ...(pod.spec?.initContainers ?? []).filter((container) => container.restartPolicy === "Always"),
-  ];
+  const containers = [...(pod.spec?.containers ?? []), ...(pod.spec?.initContainers ?? []).filter(isSidecar)];
   return containers.flatMap((container) =>
     (container.ports ?? [])
       .filter((port) => (port.hostPort ?? 0) > 0)
@@ -180,7 +178,7 @@ export function hostPorts(pod: Pod): HostPort[] {
 function allocatedSpec(pod: Pod): NonNullable<Pod["spec"]> {
   const spec = pod.spec ?? { containers: [] };
   if (!pod.status?.conditions?.some((each) => each.type === "PodResizePending" && each.status === "True")) return spec;
-  const statuses = [...(pod.status.containerStatuses ?? []), ...(pod.status.initContainerStatuses ?? [])];
+  const statuses = containerStatusesOf(pod);
   const given = <C extends Pick<Container, "name" | "resources">>(container: C): C => {
     const requests = statuses.find(({ name }) => name === container.name)?.allocatedResources;
     return requests === undefined ? container : { ...container, resources: { ...container.resources, requests } };
@@ -190,8 +188,4 @@ function allocatedSpec(pod: Pod): NonNullable<Pod["spec"]> {
     containers: spec.containers.map(given),
     ...(spec.initContainers && { initContainers: spec.initContainers.map(given) }),
   };
-}
-
-function isOver(pod: Pod): boolean {
-  return pod.status?.phase === "Succeeded" || pod.status?.phase === "Failed";
 }

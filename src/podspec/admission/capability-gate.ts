@@ -4,6 +4,7 @@
  * API.
  */
 import type { Capability } from "../../provider/capabilities.ts";
+import { containersOf } from "../../kube/pod.ts";
 import type { Container, Pod } from "../../kube/wire.ts";
 import { shortened } from "../budget.ts";
 import type { PodEvent } from "../types.ts";
@@ -462,7 +463,7 @@ function findEffective(
   const suffix = field === "securityContext" ? ".securityContext" : `.securityContext.${field}`;
   const isOwn = (container: Container) => isUsed(container.securityContext ?? {});
   const own = containerPaths(pod, (container) => (isOwn(container) ? [suffix] : []));
-  const isInherited = [...(pod.spec?.initContainers ?? []), ...(pod.spec?.containers ?? [])].some(
+  const isInherited = containersOf(pod).some(
     (container) => !isOwn(container) && isUsed(effectiveSecurityContext(pod, container)),
   );
   return isInherited ? [`spec${suffix}`, ...own] : own;

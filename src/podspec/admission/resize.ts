@@ -2,6 +2,7 @@
  * Whether a running pod can have the cpu and memory that it now asks for (pkg/kubelet/allocation: canResizePod): never
  * on this node or backend, not now, or yes. Pure.
  */
+import { containersOf } from "../../kube/pod.ts";
 import type { Node, Pod } from "../../kube/wire.ts";
 import { parseResourceList, podRequests } from "../../resources/pod-resources.ts";
 import { checkResources } from "./admission.ts";
@@ -47,7 +48,7 @@ export function judgeResize({ pod, containers, node, otherPods, backend }: Resiz
 }
 
 function wishes(pod: Pod, names: readonly string[]) {
-  return [...(pod.spec?.initContainers ?? []), ...(pod.spec?.containers ?? [])]
+  return containersOf(pod)
     .filter(({ name }) => names.includes(name))
     .map(({ name, resources }) => ({ name, resources: { limits: resources?.limits, requests: resources?.requests } }));
 }

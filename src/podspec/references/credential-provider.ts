@@ -6,6 +6,7 @@
 import { join } from "node:path";
 import { z } from "zod";
 import { type CredentialProviderConfig, durationMs, PLUGIN_PROTOCOL } from "../../config/credential-providers.ts";
+import { allContainersOf } from "../../kube/pod.ts";
 import type { Pod } from "../../kube/wire.ts";
 import type { RegistryAuth } from "../../provider/machine.ts";
 import { registryHostMatches } from "../../provider/registry-hosts.ts";
@@ -112,13 +113,7 @@ export class ExecCredentials implements ImageCredentials {
 
   /** The plugins that are responsible for the pod's images. */
   #matches(pod: Pod): { provider: ProviderConfig; image: string }[] {
-    const images = new Set(
-      [
-        ...(pod.spec?.initContainers ?? []),
-        ...(pod.spec?.containers ?? []),
-        ...(pod.spec?.ephemeralContainers ?? []),
-      ].map((container) => normalizeImage(container.image ?? "")),
-    );
+    const images = new Set(allContainersOf(pod).map((container) => normalizeImage(container.image ?? "")));
     return this.#options.config.providers.flatMap((provider) =>
       [...images]
         .filter((image) => provider.matchImages.some((glob) => matchesImage(glob, image)))

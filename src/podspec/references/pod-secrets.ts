@@ -3,6 +3,7 @@
  * credentials. Learned when it is rendered, and kept in memory for as long as its backend may have something to say of
  * it.
  */
+import { uidOf } from "../../kube/pod.ts";
 import type { Pod } from "../../kube/wire.ts";
 import { isProviderError } from "../../provider/errors.ts";
 import type { ContainerTermination, Machine, RegistryAuth } from "../../provider/machine.ts";
@@ -63,7 +64,7 @@ export class PodSecrets {
   }
 
   #of(pod: Pod): Known {
-    const uid = pod.metadata?.uid ?? "";
+    const uid = uidOf(pod);
     let known = this.#pods.get(uid);
     if (known === undefined) {
       known = { redactor: new Redactor(), sources: undefined, cleaned: new WeakMap() };

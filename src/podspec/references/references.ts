@@ -3,6 +3,7 @@
  * name for as long as a pod refers to it, so that changes reach running machines in seconds. Immutable objects are read
  * once.
  */
+import { allContainersOf, uidOf } from "../../kube/pod.ts";
 import type { Kube } from "../../kube/kube.ts";
 import type { ConfigMap, Container, Pod, Secret } from "../../kube/wire.ts";
 import type { Logger } from "../../telemetry/logger.ts";
@@ -34,11 +35,7 @@ export function podReferences(pod: Pod, options: { files: boolean } = { files: t
     found.set(key, { kind, name, optional: optional && (found.get(key)?.optional ?? true) });
   };
   const spec = pod.spec;
-  const containers = [
-    ...(spec?.initContainers ?? []),
-    ...(spec?.containers ?? []),
-    ...(spec?.ephemeralContainers ?? []),
-  ];
+  const containers = allContainersOf(pod);
   for (const container of containers) addOfContainer(container, add);
   for (const { volume } of usedVolumes(pod))
     if (options.files || !isServiceAccountVolume(volume)) addOfVolume(volume, add);
@@ -121,7 +118,7 @@ export class ReferenceCache {
 
   /** Names what a pod refers to; objects that it no longer refers to are released. */
   track(pod: Pod, references: readonly Reference[]): void {
-    const uid = pod.metadata?.uid ?? "";
+    const uid = uidOf(pod);
     const namespace = pod.metadata?.namespace ?? "";
     const wanted = new Set<string>();
     for (const { kind, name } of references) {
@@ -161,7 +158,7 @@ export class ReferenceCache {
 
   /** What is known now, for rendering this pod. Tokens are not the cache's. */
   references(pod: Pod): Omit<References, "tokens"> {
-    const uid = pod.metadata?.uid ?? "";
+    const uid = uidOf(pod);
     const configMaps = new Map<string, Lookup<ConfigMap>>();
     const secrets = new Map<string, Lookup<Secret>>();
     for (const { kind, name, object } of this.#entriesOf(uid)) {

@@ -7,7 +7,7 @@
  * at the pod finds that in `version`.
  */
 import { hoursToMilliseconds } from "date-fns/hoursToMilliseconds";
-import { aboutPod } from "../../kube/about-pod.ts";
+import { aboutPod, uidOf } from "../../kube/pod.ts";
 import type { Kube } from "../../kube/kube.ts";
 import { requestToken, type IssuedToken } from "../../kube/tokens.ts";
 import type { Pod } from "../../kube/wire.ts";
@@ -129,7 +129,7 @@ export class TokenManager {
 
   async #getOne(pod: Pod, wish: TokenWish): Promise<Lookup<string>> {
     if (this.#closed.signal.aborted) return { kind: "unknown", message: "the agent is shutting down" };
-    const uid = pod.metadata?.uid ?? "";
+    const uid = uidOf(pod);
     let tokens = this.#pods.get(uid);
     if (tokens === undefined) {
       tokens = { pod, held: new Map(), pending: new Map(), cancelRefresh: new Map(), gone: new AbortController() };
@@ -232,7 +232,7 @@ export class TokenManager {
     if (tokens.gone.signal.aborted) return;
     // One that is over and was not replaced is told too: the machine keeps a file that nobody accepts.
     if (held() !== before || (before !== undefined && this.#hasCome(before.expiry)))
-      this.#options.onChange(tokens.pod.metadata?.uid ?? "");
+      this.#options.onChange(uidOf(tokens.pod));
   }
 
   #in(ms: number): Moment {

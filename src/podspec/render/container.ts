@@ -1,10 +1,10 @@
 /** One container of a pod as a machine's: its environment, command, probes, hooks and the like. */
+import { formatPod } from "../../kube/pod.ts";
 import type { Container, Pod } from "../../kube/wire.ts";
 import type { ContainerPort, ContainerSpec, Probe, RestartPolicy } from "../../provider/machine.ts";
 import { type Result, success, failure } from "../../util/result.ts";
 import { type Budget, OverBudgetError, POD_LIMITS, shortened } from "../budget.ts";
 import { effectiveSecurityContext, pickDefined } from "../security-context.ts";
-import { formatPod } from "../types.ts";
 import type { RenderContext } from "./context.ts";
 import { containerEnvironment } from "./env.ts";
 import { expandWords, lookUpIn } from "./expansion.ts";
@@ -52,7 +52,7 @@ function renderValidContainer(context: RenderContext, container: AnyContainer, b
   const securityContext = effectiveSecurityContext(pod, container);
   if (securityContext.runAsNonRoot === true && securityContext.runAsUser === 0) {
     return failure(
-      `container's runAsUser breaks non-root policy (pod: "${formatPod(pod.metadata)}", container: ${container.name})`,
+      `container's runAsUser breaks non-root policy (pod: "${formatPod(pod)}", container: ${container.name})`,
     );
   }
 

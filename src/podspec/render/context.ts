@@ -1,4 +1,5 @@
 /** What the parts of one render share: what it is made from, and what they leave for each other. */
+import { uidOf } from "../../kube/pod.ts";
 import type { Pod } from "../../kube/wire.ts";
 import { PodBudget } from "../budget.ts";
 import type { Backend, NodeFacts, PodEvent, References, WaitingContainer } from "../types.ts";
@@ -31,7 +32,7 @@ export function newContext(input: RenderInput): RenderContext {
   const { pod, references } = input;
   return {
     ...input,
-    tokens: addressTokens(pod.metadata?.uid ?? ""),
+    tokens: addressTokens(uidOf(pod)),
     events: [],
     waiting: new Map(),
     volumeNames: new Set(),

@@ -1,6 +1,7 @@
 /** A pod's resolv.conf (pkg/kubelet/network/dns): policy, then `dnsConfig` merged in, then the limits of resolvers. */
+import { formatPod } from "../../kube/pod.ts";
 import type { Pod } from "../../kube/wire.ts";
-import { formatPod, type DnsSettings, type PodEvent } from "../types.ts";
+import type { DnsSettings, PodEvent } from "../types.ts";
 
 const MAX_NAMESERVERS = 3;
 const MAX_SEARCHES = 32;
@@ -38,7 +39,7 @@ export function podDns(pod: Pod, settings: DnsSettings, events: PodEvent[]): Res
       events.push({
         type: "Warning",
         reason: "MissingClusterDNS",
-        message: `pod: "${formatPod(pod.metadata)}". kubelet does not have ClusterDNS IP configured and cannot create Pod using "ClusterFirst" policy. Falling back to "Default" policy.`,
+        message: `pod: "${formatPod(pod)}". kubelet does not have ClusterDNS IP configured and cannot create Pod using "ClusterFirst" policy. Falling back to "Default" policy.`,
       });
     }
   }

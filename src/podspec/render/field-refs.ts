@@ -2,6 +2,7 @@
  * The downward API: values of pod fields and of resources, for env and for files (pkg/fieldpath,
  * pkg/api/v1/resource/helpers.go). Messages are the kubelet's, because users read them in `kubectl describe`.
  */
+import { containersOf } from "../../kube/pod.ts";
 import type { Container, Pod } from "../../kube/wire.ts";
 import { Quantity } from "../../resources/quantity.ts";
 import { failure, type Result, success } from "../../util/result.ts";
@@ -108,7 +109,7 @@ export function resourceValue(
 }
 
 function containerNamed(pod: Pod, name: string): ResourceContainer | undefined {
-  return [...(pod.spec?.containers ?? []), ...(pod.spec?.initContainers ?? [])].find((each) => each.name === name);
+  return containersOf(pod).find((each) => each.name === name);
 }
 
 /** Of a container that has none of its own. */

@@ -3,6 +3,7 @@
  * machine's specification.
  */
 import type { ContainerSecurity, MachineSpec } from "../../provider/machine.ts";
+import { allContainersOf } from "../../kube/pod.ts";
 import type { Container, Pod } from "../../kube/wire.ts";
 import { effectiveSecurityContext, pickDefined } from "../security-context.ts";
 
@@ -52,12 +53,7 @@ export function machineSecurity(pod: Pod): MachineSpec["security"] | undefined {
 /** The one user that all containers run as, when there is such a user (volume/util `FsUserFrom`). */
 export function sharedUser(pod: Pod): number | undefined {
   let shared: number | undefined;
-  const all = [
-    ...(pod.spec?.initContainers ?? []),
-    ...(pod.spec?.containers ?? []),
-    ...(pod.spec?.ephemeralContainers ?? []),
-  ];
-  for (const container of all) {
+  for (const container of allContainersOf(pod)) {
     const user = effectiveSecurityContext(pod, container).runAsUser;
     if (user === undefined || (shared !== undefined && shared !== user)) return undefined;
     shared = user;
