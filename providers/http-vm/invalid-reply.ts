@@ -1,3 +1,5 @@
+import { VmletError } from "../../src/provider/kit/index.ts";
+
 /**
  * Why a reply, or a part of one, was refused or changed; counted by `vmlet_backend_invalid_responses_total{reason}`.
  */
@@ -22,11 +24,11 @@ export type InvalidReason =
   | "redirect"
   | "log_line";
 
-export class InvalidReplyError extends Error {
+export class InvalidReplyError extends VmletError {
+  readonly code = "INVALID_REPLY";
   readonly reason: InvalidReason;
   constructor(reason: InvalidReason, message: string) {
     super(message);
-    this.name = "InvalidReplyError";
     this.reason = reason;
   }
 }

@@ -18,19 +18,20 @@
  */
 import { constants } from "node:os";
 import type { Duplex } from "node:stream";
-import type {
-  Capability,
-  ContainerResources,
-  ContainerSpec,
-  ContainerState,
-  ContainerStats,
-  MachineSpec,
-  MachineStats,
-  ProcessStreams,
-  ProviderCapacity,
-  RegistryAuth,
-  StreamOptions,
-  Volume,
+import {
+  type Capability,
+  type ContainerResources,
+  type ContainerSpec,
+  type ContainerState,
+  type ContainerStats,
+  type MachineSpec,
+  type MachineStats,
+  type ProcessStreams,
+  type ProviderCapacity,
+  type RegistryAuth,
+  type StreamOptions,
+  type Volume,
+  VmletError,
 } from "../../src/provider/kit/index.ts";
 import type { GuestCommandPlace } from "./shim/guest-session.ts";
 
@@ -278,12 +279,12 @@ export interface ImageConfig {
 /**
  * Why a container cannot start (yet): `reason` is one of kubelet's waiting reasons, `message` is for the pod's author.
  */
-export class ContainerError extends Error {
+export class ContainerError extends VmletError {
+  readonly code = "CONTAINER";
   readonly reason: ContainerErrorReason;
 
   constructor(reason: ContainerErrorReason, message: string, options?: { cause?: unknown }) {
     super(message, options);
-    this.name = "ContainerError";
     this.reason = reason;
   }
 }

@@ -6,20 +6,36 @@ import { VmletError } from "../util/errors.ts";
 import type { Schemas } from "./contract/document.ts";
 import type { UnknownMachine } from "./machine.ts";
 
-/**
- * Why a provider call failed. The code decides what the agent does, so a provider must pick it with care:
- *
- * - `not_found`     the backend itself says that there is no such machine and no tombstone: the only proof of absence
- * - `invalid`       the spec can never work; the pod fails
- * - `unsupported`   a capability is missing; the pod fails, or a stream answers 501
- * - `conflict`      the id exists with another spec, or the machine's state forbids the call
- * - `gone`          the id was used and deleted (create), or the revision is too old (watch)
- * - `quota`         no capacity now; the pod stays Pending and is tried again
- * - `rate_limited`  slow down; see `retryAfterMs`
- * - `unauthorized`  credentials are wrong; the node says so, pods stay as they are
- * - `unavailable`   anything else, above all "I do not know": time-outs, 5xx, malformed replies
- */
+/** Why a provider call failed. The code decides what the agent does, so a provider must pick it with care. */
 export type ProviderErrorCode = Schemas["Code"];
+
+/** What each code says, and what the agent does then. ERRORS.md is written from this (`npm run docs`). */
+export const PROVIDER_CODES: Readonly<Record<ProviderErrorCode, { meaning: string; reaction: string }>> = {
+  not_found: {
+    meaning: "The backend itself says that there is no such machine and no tombstone.",
+    reaction: "It is the only proof of absence: what is to be deleted counts as gone.",
+  },
+  invalid: { meaning: "The spec can never work.", reaction: "The pod fails." },
+  unsupported: { meaning: "A capability is missing.", reaction: "The pod fails, or a stream answers 501." },
+  conflict: {
+    meaning: "The id exists with another spec, or the machine's state forbids the call.",
+    reaction: "The machine is looked at again, then the call is tried again or something else is done.",
+  },
+  gone: {
+    meaning: "The id was used and deleted (create), or the revision is too old (watch).",
+    reaction: "The pod's machine counts as lost, or everything is listed again.",
+  },
+  quota: { meaning: "There is no capacity now.", reaction: "The pod stays Pending and is tried again." },
+  rate_limited: { meaning: "Slow down.", reaction: "Tried again after `retryAfterMs`." },
+  unauthorized: {
+    meaning: "The agent's credentials are wrong.",
+    reaction: "The node says so; pods stay as they are.",
+  },
+  unavailable: {
+    meaning: 'Anything else, above all "I do not know": time-outs, 5xx, malformed replies.',
+    reaction: "Nothing is concluded from it; tried again.",
+  },
+};
 
 const RETRYABLE: readonly ProviderErrorCode[] = ["conflict", "quota", "rate_limited", "unauthorized", "unavailable"];
 

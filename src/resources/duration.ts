@@ -27,7 +27,7 @@ const AMOUNT = /(\d+(?:\.\d*)?|\.\d+)(ns|us|µs|μs|ms|s|m|h)/gy;
 
 /** @internal */
 export class DurationError extends VmletError {
-  readonly code = "invalid_duration";
+  readonly code = "INVALID_DURATION";
 }
 
 /**

@@ -41,7 +41,7 @@ export interface Toleration {
 
 /** @internal */
 export class SelectorError extends VmletError {
-  readonly code = "invalid_selector";
+  readonly code = "INVALID_SELECTOR";
 }
 
 /** True when every requirement holds. No requirement selects everything. */

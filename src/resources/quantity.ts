@@ -30,7 +30,7 @@ const DECIMAL_SUFFIXES: readonly (readonly [suffix: string, exponent: number])[]
 const BINARY_SUFFIXES = ["", "Ki", "Mi", "Gi", "Ti", "Pi", "Ei"] as const;
 
 export class QuantityError extends VmletError {
-  readonly code = "invalid_quantity";
+  readonly code = "INVALID_QUANTITY";
 }
 
 /** An immutable amount. Make one with `Quantity.parse` or `Quantity.of`. */

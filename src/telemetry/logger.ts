@@ -37,7 +37,7 @@ export function createLogger(options: {
       level: options.level,
       base: null,
       timestamp: pino.stdTimeFunctions.isoTime,
-      formatters: { level: (label) => ({ level: label }) },
+      formatters: { level: (label) => ({ level: label }), log: withCode },
       serializers: { err: errorFields },
       redact: {
         paths: ["token", "password", "authorization", "*.token", "*.password", "*.authorization"],
@@ -58,6 +58,11 @@ export function createLogSink(destination = 2): LogSink {
       msg: "Log lines were dropped, because they could not be written",
     })}\n`;
   return new LogSink({ destination, droppedLine });
+}
+
+/** The code of an error of our own, by which ERRORS.md explains it. */
+function withCode(fields: Record<string, unknown>): Record<string, unknown> {
+  return fields["err"] instanceof VmletError ? { code: fields["err"].code, ...fields } : fields;
 }
 
 /**

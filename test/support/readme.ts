@@ -8,6 +8,8 @@ import { SCENARIOS } from "../simulation/scenarios.ts";
 import { OCI_CAPABILITIES, PROCESS_CAPABILITIES, VM_CAPABILITIES } from "../../providers/local/engines/capabilities.ts";
 import { MEMORY_CAPABILITIES } from "../../providers/memory/provider.ts";
 import { ALL_CAPABILITIES, CAPABILITIES } from "../../src/provider/capabilities.ts";
+import { PROVIDER_CODES } from "../../src/provider/errors.ts";
+import { ERROR_CODES } from "../../src/util/error-codes.ts";
 
 const root = join(import.meta.dirname, "../..");
 
@@ -43,6 +45,26 @@ export const WRITTEN_PARTS: readonly WrittenPart[] = [
           `\`${name}\``,
           ...Object.values(DECLARED).map((declared) => (declared.includes(name) ? "yes" : "")),
         ]),
+      ),
+  },
+  {
+    path: join(root, "ERRORS.md"),
+    begin: "<!-- codes:begin (npm run docs) -->",
+    end: "<!-- codes:end -->",
+    content: () =>
+      table(
+        ["Code", "What it means", "What to do"],
+        Object.entries(ERROR_CODES).map(([code, { meaning, cure }]) => [`\`${code}\``, meaning, cure]),
+      ),
+  },
+  {
+    path: join(root, "ERRORS.md"),
+    begin: "<!-- provider-codes:begin (npm run docs) -->",
+    end: "<!-- provider-codes:end -->",
+    content: () =>
+      table(
+        ["Code", "What it means", "What the agent does"],
+        Object.entries(PROVIDER_CODES).map(([code, { meaning, reaction }]) => [`\`${code}\``, meaning, reaction]),
       ),
   },
   {

@@ -40,6 +40,7 @@ import {
 import { type Exchange, findRoute, type RouteContext } from "./router.ts";
 import { ROUTES } from "./routes.ts";
 import { STREAM_ROUTES, StreamRoutes } from "./streams.ts";
+import { ListenError } from "./listen-error.ts";
 
 /** @see MachineApiServerOptions */
 export function createMachineApiServer(options: MachineApiServerOptions): MachineApiServer {
@@ -89,7 +90,9 @@ class ProviderServer implements MachineApiServer {
     else if (!this.#asksForCredentials()) {
       // Who gets a server of this host to send a request would run commands in any machine.
       if (!isLoopback(address.host))
-        throw new Error(`${address.host} is reached by other hosts: give auth or tls.clientCa, or listen on a socket`);
+        throw new ListenError(
+          `${address.host} is reached by other hosts: give auth or tls.clientCa, or listen on a socket`,
+        );
       this.#logger.warn(
         { host: address.host },
         "The Machine API asks for no credentials: every program of this host may use it",
@@ -268,5 +271,5 @@ async function removeStaleSocket(path: string): Promise<void> {
   } finally {
     socket.destroy();
   }
-  throw new Error(`another server listens on ${path}: stop it, or choose another path`);
+  throw new ListenError(`another server listens on ${path}: stop it, or choose another path`);
 }

@@ -5,7 +5,7 @@
 import { spawn } from "node:child_process";
 import { accessSync, constants, statSync } from "node:fs";
 import { delimiter, isAbsolute, join } from "node:path";
-import { onAbort } from "../../../src/provider/kit/index.ts";
+import { onAbort, VmletError } from "../../../src/provider/kit/index.ts";
 
 interface CommandOptions {
   signal?: AbortSignal | undefined;
@@ -31,7 +31,8 @@ const MAX_OUTPUT_BYTES = 16 * 1024 * 1024;
 const MAX_ERROR_CHARS = 8192;
 
 /** A tool ended with another code than success, was ended by a signal, or could not be started. */
-export class CommandError extends Error {
+export class CommandError extends VmletError {
+  readonly code = "COMMAND";
   readonly command: string;
   readonly exitCode: number | undefined;
   readonly stderr: string;
@@ -44,7 +45,6 @@ export class CommandError extends Error {
     options?: { cause?: unknown },
   ) {
     super(`${command}: ${stderr.trim() || reason}`, options);
-    this.name = "CommandError";
     this.command = command;
     this.exitCode = exitCode;
     this.stderr = stderr;

@@ -1,6 +1,7 @@
 import { closeSync, openSync } from "node:fs";
 import { toError } from "../../../src/provider/kit/index.ts";
 import { CommandError, findTool, run } from "./command.ts";
+import { HostError } from "./host-error.ts";
 
 /**
  * Takes the lock of a file, which is made when it is absent. It holds against processes in any namespace, and the
@@ -20,6 +21,6 @@ export async function lockFile(path: string, inUse: string): Promise<number> {
       thrown instanceof CommandError && thrown.exitCode === 1
         ? inUse
         : `cannot lock ${path}: ${toError(thrown).message} (flock is in the package util-linux)`;
-    throw new Error(message, { cause: thrown });
+    throw new HostError(message, { cause: thrown });
   }
 }

@@ -1,6 +1,7 @@
 /** Mounts of this host, through mount(8): made, found below a folder, and removed. */
 import { readFile } from "node:fs/promises";
 import { findTool, run } from "./command.ts";
+import { HostError } from "./host-error.ts";
 
 /** What overlayfs cannot have in its options unescaped. */
 const OVERLAY_SPECIAL = /[\\:,]/;
@@ -12,7 +13,7 @@ export async function mountOverlay(
   const paths = [layers.lower, layers.upper, layers.work];
   const bad = paths.find((path) => OVERLAY_SPECIAL.test(path));
   if (bad !== undefined)
-    throw new Error(`${bad}: overlay folders must not have commas, colons or backslashes in their path`);
+    throw new HostError(`${bad}: overlay folders must not have commas, colons or backslashes in their path`);
   const [lower, upper, work] = paths;
   await run(findTool("mount")!, [
     "-t",

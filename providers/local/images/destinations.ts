@@ -6,15 +6,15 @@
 import type { LookupAddress, LookupOptions } from "node:dns";
 import { lookup } from "node:dns/promises";
 import { BlockList, isIP, type LookupFunction } from "node:net";
-import { toError } from "../../../src/provider/kit/index.ts";
+import { toError, VmletError } from "../../../src/provider/kit/index.ts";
 import { CommandError, findTool, run } from "../host/command.ts";
 
 /** A registry, or something that one has led to, is where the backend does not connect to. */
-export class DestinationError extends Error {
+export class DestinationError extends VmletError {
+  readonly code = "IMAGE_DESTINATION";
   /** @param why ends the sentence "images are not pulled from HOST" */
   constructor(host: string, why: string) {
     super(`images are not pulled from ${host}, ${why}`);
-    this.name = "DestinationError";
   }
 }
 

@@ -6,18 +6,18 @@ import { existsSync, readdirSync, readFileSync } from "node:fs";
 import { join } from "node:path";
 import { createSecureContext, getCACertificates, rootCertificates, type SecureContext } from "node:tls";
 import { Agent, type Dispatcher, EnvHttpProxyAgent, request } from "undici";
-import { type RegistryAuth, toError } from "../../../src/provider/kit/index.ts";
+import { type RegistryAuth, toError, VmletError } from "../../../src/provider/kit/index.ts";
 import { type Destinations, DestinationError } from "./destinations.ts";
 import { redact } from "./redact.ts";
 import type { ImageReference } from "./reference.ts";
 
 /** A registry, or what it led to, gave no usable answer. */
-export class RegistryError extends Error {
+export class RegistryError extends VmletError {
+  readonly code = "IMAGE_REGISTRY";
   readonly kind: "denied" | "not_found" | "unavailable" | "refused";
 
   constructor(kind: RegistryError["kind"], message: string) {
     super(message);
-    this.name = "RegistryError";
     this.kind = kind;
   }
 }

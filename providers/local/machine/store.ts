@@ -14,6 +14,7 @@ import {
   tombstoneOf,
 } from "../../../src/provider/kit/index.ts";
 import type { MachineRecord } from "./record.ts";
+import { HostError } from "../host/host-error.ts";
 
 /** How many changes a watcher may be behind. */
 const EVENTS_KEPT = 4096;
@@ -84,7 +85,7 @@ export class MachineStore {
   constructor(stateDir: string, clock: Clock) {
     const longest = join(stateDir, "run").length + 1 + SOCKET_NAME_LENGTH;
     if (longest > MAX_SOCKET_PATH) {
-      throw new Error(
+      throw new HostError(
         `state directory ${stateDir} is too long: sockets in it need ${longest} of at most ${MAX_SOCKET_PATH} bytes. Choose a shorter path`,
       );
     }

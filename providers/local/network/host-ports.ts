@@ -8,6 +8,7 @@ import { createSocket } from "node:dgram";
 import { readFileSync } from "node:fs";
 import { createServer } from "node:net";
 import { type ContainerPort, type MachineSpec, ProviderError } from "../../../src/provider/kit/index.ts";
+import { HostError } from "../host/host-error.ts";
 
 interface HostPortPolicy {
   /** `80`, `30000-32767`. */
@@ -27,7 +28,7 @@ export function parsePortRange(text: string): { first: number; last: number } {
   const [, first = "", last = first] = /^(\d{1,5})(?:-(\d{1,5}))?$/.exec(text) ?? [];
   const range = { first: Number(first), last: Number(last) };
   if (first === "" || range.first < 1 || range.last > MAX_PORT || range.first > range.last)
-    throw new Error(`${JSON.stringify(text)} must be a port or a range of ports such as 30000-32767`);
+    throw new HostError(`${JSON.stringify(text)} must be a port or a range of ports such as 30000-32767`);
   return range;
 }
 

@@ -6,6 +6,7 @@ import { mkdir, readdir, readFile, rm, writeFile } from "node:fs/promises";
 import { join } from "node:path";
 import { ProviderError } from "../../../src/provider/kit/index.ts";
 import { isMissing } from "../host/files.ts";
+import { HostError } from "../host/host-error.ts";
 
 export interface Subnet {
   /** `10.99.0.0/16` */
@@ -23,7 +24,7 @@ export function parseSubnet(cidr: string): Subnet {
   const octets = match?.slice(1, 5).map(Number) ?? [];
   const prefix = Number(match?.[5]);
   if (match === null || octets.some((octet) => octet > 255) || prefix < 8 || prefix > 29)
-    throw new Error(
+    throw new HostError(
       `network.cidr ${JSON.stringify(cidr)}: want an IPv4 range with a prefix of 8 to 29, such as 10.99.0.0/16`,
     );
   const size = 2 ** (32 - prefix);

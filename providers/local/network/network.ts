@@ -23,6 +23,7 @@ import { isMissing, readFileIfExists, writeFileAtomic } from "../host/files.ts";
 import { inUseByMachine, PortHolders } from "./host-ports.ts";
 import { Ipam, parseSubnet, type Subnet } from "./ipam.ts";
 import { forgetSender, holdSender, senderTable } from "./sender-rules.ts";
+import { HostError } from "../host/host-error.ts";
 
 export interface NetworkOptions {
   /** Leases are kept here. */
@@ -82,7 +83,7 @@ export class HostNetwork {
     this.#options = options;
     this.#bridge = options.bridge ?? DEFAULT_BRIDGE;
     if (!BRIDGE_NAME.test(this.#bridge))
-      throw new Error(
+      throw new HostError(
         `network.bridge ${JSON.stringify(this.#bridge)}: want 1 to 10 lower-case letters and digits, a letter first`,
       );
     this.#subnet = parseSubnet(options.cidr ?? DEFAULT_CIDR);
@@ -324,7 +325,7 @@ export class HostNetwork {
     const file = join(this.#options.dir, "range");
     const before = await readFileIfExists(file);
     if (before !== undefined && before !== this.#subnet.cidr && (await this.#ipam.leases()).size > 0)
-      throw new Error(
+      throw new HostError(
         `network.cidr: machines still have addresses of ${before}; delete them before the range becomes ${this.#subnet.cidr}`,
       );
     if (before !== this.#subnet.cidr) await writeFileAtomic(file, this.#subnet.cidr);
@@ -343,7 +344,7 @@ export class HostNetwork {
     for (const { ifname, addr_info: addresses = [] } of interfaces) {
       const taken = addresses.find(({ local }) => range.check(local));
       if (ifname !== this.#bridge && taken !== undefined)
-        throw new Error(`network.cidr ${cidr}: this host has ${taken.local} on ${ifname}: choose another range`);
+        throw new HostError(`network.cidr ${cidr}: this host has ${taken.local} on ${ifname}: choose another range`);
     }
   }
 

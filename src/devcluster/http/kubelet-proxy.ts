@@ -6,7 +6,7 @@
 import { request as httpsRequest, type RequestOptions } from "node:https";
 import type { IncomingHttpHeaders, IncomingMessage, ServerResponse } from "node:http";
 import type { Duplex } from "node:stream";
-import { toError } from "../../util/errors.ts";
+import { toError, VmletError } from "../../util/errors.ts";
 
 export interface KubeletTarget {
   /** `https://ADDRESS:PORT` */
@@ -61,12 +61,14 @@ const DROPPED_HEADERS = [
 const POD_PATH = /^\/api\/v1\/namespaces\/([^/]+)\/pods\/([^/]+)\/(log|exec|attach|portforward)$/;
 const NODE_PATH = /^\/api\/v1\/nodes\/([^/:]+)(?::[0-9]+)?\/proxy(\/.*)?$/;
 
-class StatusError extends Error {
-  readonly code: number;
+class StatusError extends VmletError {
+  readonly code = "DEVCLUSTER_PROXY";
+  readonly status: number;
   readonly reason: string;
-  constructor(code: number, reason: string, message: string) {
+
+  constructor(status: number, reason: string, message: string) {
     super(message);
-    this.code = code;
+    this.status = status;
     this.reason = reason;
   }
 }
@@ -111,8 +113,8 @@ export function createKubeletProxy(options: KubeletProxyOptions): KubeletProxy {
       } catch (thrown) {
         if (response.headersSent) response.destroy();
         else {
-          const { code, body } = statusOf(thrown);
-          response.writeHead(code, { "content-type": "application/json" }).end(body);
+          const { status, body } = statusOf(thrown);
+          response.writeHead(status, { "content-type": "application/json" }).end(body);
         }
       }
       return true;
@@ -123,8 +125,8 @@ export function createKubeletProxy(options: KubeletProxyOptions): KubeletProxy {
         if (destination === undefined) return false;
         await forwardUpgrade(request, socket, head, destination);
       } catch (thrown) {
-        const { code, body } = statusOf(thrown);
-        answerRaw(socket, code, { "content-type": "application/json" }, body);
+        const { status, body } = statusOf(thrown);
+        answerRaw(socket, status, { "content-type": "application/json" }, body);
       }
       return true;
     },
@@ -317,13 +319,11 @@ function kubeletError(code: number, text: string): StatusError {
   return new StatusError(code, "InternalError", code === 500 ? `Internal error occurred: ${text}` : text);
 }
 
-function statusOf(thrown: unknown): { code: number; body: string } {
+function statusOf(thrown: unknown): { status: number; body: string } {
   const error = thrown instanceof StatusError ? thrown : new StatusError(500, "InternalError", toError(thrown).message);
-  const { code, reason, message } = error;
-  return {
-    code,
-    body: JSON.stringify({ kind: "Status", apiVersion: "v1", metadata: {}, status: "Failure", message, reason, code }),
-  };
+  const { status, reason, message } = error;
+  const body = { kind: "Status", apiVersion: "v1", metadata: {}, status: "Failure", message, reason, code: status };
+  return { status, body: JSON.stringify(body) };
 }
 
 function answerRaw(socket: Duplex, code: number, headers: Record<string, string>, body: string): void {

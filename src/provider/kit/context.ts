@@ -1,18 +1,19 @@
 /** What every check works with: ids and labels of its own, specifications, and ways to wait and to expect. */
 import type { Clock } from "../../util/clock.ts";
 import type { Capability } from "../capabilities.ts";
+import { VmletError } from "../../util/errors.ts";
 import { isProviderError, ProviderError, type ProviderErrorCode } from "../errors.ts";
 import type { ContainerSpec, ContainerState, Machine, MachineSpec } from "../machine.ts";
 import type { LogLine, LogOptions, MachineList, Provider, ProviderInfo } from "../provider.ts";
 import type { HttpTarget } from "./http-target.ts";
 
 /** A rule that does not hold. Both halves read on: "Expected <expected>, but <came>." */
-export class Violation extends Error {
+export class Violation extends VmletError {
+  readonly code = "CONFORMANCE";
   readonly expected: string;
   readonly came: string;
   constructor(expected: string, came: string) {
     super(`expected ${expected}, but ${came}`);
-    this.name = "Violation";
     this.expected = expected;
     this.came = came;
   }

@@ -80,7 +80,7 @@ export { Quantity } from "../../resources/quantity.ts";
 export { silentLogger, type Logger } from "../../telemetry/logger.ts";
 export { linkAbort, onAbort, pause, unlessAborted, untilAborted, type LinkedSignal } from "../../util/abort.ts";
 export { systemClock, type Clock } from "../../util/clock.ts";
-export { toError } from "../../util/errors.ts";
+export { toError, VmletError } from "../../util/errors.ts";
 export { goArchitecture } from "../../util/platform.ts";
 export { Pulse } from "../../util/pulse.ts";
 export { systemRandom, type Random } from "../../util/random.ts";

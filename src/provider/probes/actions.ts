@@ -9,7 +9,7 @@ import type { Duplex } from "node:stream";
 import { connect as connectTls } from "node:tls";
 import type { Handler, HttpAction } from "../machine.ts";
 import type { Clock } from "../../util/clock.ts";
-import { toError } from "../../util/errors.ts";
+import { toError, VmletError } from "../../util/errors.ts";
 import type { ProcessStreams, StreamOptions } from "../provider.ts";
 
 export type ProbeOutcome = "success" | "warning" | "failure" | "unknown";
@@ -64,7 +64,9 @@ export async function runProbe(
   }
 }
 
-class TimeoutError extends Error {
+class TimeoutError extends VmletError {
+  readonly code = "PROBE_TIMEOUT";
+
   constructor() {
     super("context deadline exceeded");
   }

@@ -19,6 +19,11 @@ test("a foreseen error is logged as its message, without a stack trace", () => {
   expect(logged(error)).toMatchObject({ level: "warn", err: error.message, msg: "Something broke" });
 });
 
+test("the code of a foreseen error is logged too, by which the reference of errors explains it", () => {
+  const error = new KubeApiError("GET /api/v1/pods: other side closed", { status: 0, reason: "Transport" });
+  expect(logged(error)["code"]).toBe("KUBE_API");
+});
+
 test("any other error is logged with the place where it was raised", () => {
   expect(logged(new TypeError("x is not a function"))["err"]).toMatchObject({
     type: "TypeError",

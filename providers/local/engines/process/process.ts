@@ -38,6 +38,7 @@ import { spawnStreams } from "../../shim/spawn.ts";
 import { writeJson } from "../../machine/store.ts";
 import { PROCESS_CAPABILITIES } from "../capabilities.ts";
 import { OwnedProcesses } from "./owned.ts";
+import { HostError } from "../../host/host-error.ts";
 
 interface ProcessEngineOptions {
   /** The backend's state directory: processes that carry it in their environment are this backend's. */
@@ -312,7 +313,9 @@ export class AddressPool {
       octets[0] !== 127 ||
       !(prefix >= 8 && prefix <= 30)
     ) {
-      throw new Error(`engine.addressPool "${cidr}" must be an IPv4 range within 127.0.0.0/8, such as 127.64.0.0/10`);
+      throw new HostError(
+        `engine.addressPool "${cidr}" must be an IPv4 range within 127.0.0.0/8, such as 127.64.0.0/10`,
+      );
     }
     this.#size = 2 ** (32 - prefix);
     const number = octets.reduce((sum, octet) => sum * 256 + octet, 0);

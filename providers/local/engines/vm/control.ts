@@ -6,7 +6,7 @@
  */
 import { randomBytes } from "node:crypto";
 import { connect, type Socket } from "node:net";
-import { type Clock, onAbort } from "../../../../src/provider/kit/index.ts";
+import { type Clock, onAbort, VmletError } from "../../../../src/provider/kit/index.ts";
 
 /** A command of the guest's vmlet (guest/vmlet): verb and arguments. */
 export type GuestCommand = readonly string[];
@@ -29,10 +29,10 @@ const START = "\u0001";
 const END = "\u0002";
 
 /** The guest ran the command, and it failed. */
-export class GuestError extends Error {
+export class GuestError extends VmletError {
+  readonly code = "GUEST";
   constructor(code: number, output: string) {
     super(output.trim().slice(-MAX_ERROR_CHARS) || `the command failed with ${code} in the guest`);
-    this.name = "GuestError";
   }
 }
 

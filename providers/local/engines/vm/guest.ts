@@ -6,6 +6,7 @@ import { join } from "node:path";
 import { fileURLToPath } from "node:url";
 import type { HostProblem } from "../../engine.ts";
 import { findTool, run } from "../../host/command.ts";
+import { HostError } from "../../host/host-error.ts";
 
 const SCRIPT = fileURLToPath(new URL("./guest-image.sh", import.meta.url));
 const SOURCES = fileURLToPath(new URL("./guest", import.meta.url));
@@ -61,7 +62,7 @@ export async function makeGuest(dir: string): Promise<void> {
   try {
     await run(findTool("bash")!, [SCRIPT, dir], { signal: AbortSignal.timeout(BUILD_MS) });
   } catch (thrown) {
-    throw new Error(
+    throw new HostError(
       `the guest image cannot be made in ${dir}: ${thrown instanceof Error ? thrown.message : String(thrown)} (try: apt-get update; bash ${SCRIPT} ${dir})`,
       { cause: thrown },
     );

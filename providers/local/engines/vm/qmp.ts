@@ -1,10 +1,12 @@
 /** QEMU's control socket (QMP): one connection per use, one command at a time. */
 import { connect, type Socket } from "node:net";
-import { onAbort } from "../../../../src/provider/kit/index.ts";
+import { onAbort, VmletError } from "../../../../src/provider/kit/index.ts";
 
 const MAX_LINE_BYTES = 1 << 20;
 
-class QmpError extends Error {}
+class QmpError extends VmletError {
+  readonly code = "QMP";
+}
 
 export class Qmp {
   readonly #socket: Socket;
