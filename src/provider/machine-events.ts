@@ -1,4 +1,5 @@
 /** What has become of the machines of one backend, change by change, for those who follow them (`watchPods`). */
+import { bisect } from "../util/bisect.ts";
 import { Pulse } from "../util/pulse.ts";
 import { ProviderError } from "./errors.ts";
 import type { Machine } from "./machine.ts";
@@ -65,14 +66,9 @@ export class MachineEvents {
 
   /** By bisection: a revision whose change could not be written has no event. */
   #firstAfter(revision: number): MachineEvent | undefined {
-    const at = (index: number) => this.#ring[(this.#oldest + index) % this.#ring.length];
-    let low = 0;
-    let high = this.#ring.length;
-    while (low < high) {
-      const middle = (low + high) >> 1;
-      if (at(middle)!.revision <= revision) low = middle + 1;
-      else high = middle;
-    }
-    return low < this.#ring.length ? at(low) : undefined;
+    const count = this.#ring.length;
+    const at = (index: number) => this.#ring[(this.#oldest + index) % count]!;
+    const first = bisect(count, (index) => at(index).revision > revision);
+    return first < count ? at(first) : undefined;
   }
 }

@@ -4,6 +4,7 @@
  *
  * Objects are never changed in place. Everything is synchronous, so a read followed by a write is atomic.
  */
+import { bisect } from "../../util/bisect.ts";
 import type { StoredObject } from "./object.ts";
 import { expired, tooLargeResourceVersion } from "./errors.ts";
 
@@ -146,14 +147,7 @@ export class Storage {
 
   /** Index of the first logged change after `revision`, by bisection: the log is in the order of revisions. */
   #firstAfter(revision: number): number {
-    let low = 0;
-    let high = this.#log.length;
-    while (low < high) {
-      const middle = (low + high) >> 1;
-      if (this.#log[middle]!.revision <= revision) low = middle + 1;
-      else high = middle;
-    }
-    return low;
+    return bisect(this.#log.length, (index) => this.#log[index]!.revision > revision);
   }
 }
 

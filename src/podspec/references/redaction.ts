@@ -2,6 +2,7 @@
  * Keeps texts of a backend from quoting what a pod keeps secret: a backend's error often repeats what it was given, and
  * users who may read pods and events need not be allowed to read Secrets. Pure.
  */
+import { bisect } from "../../util/bisect.ts";
 
 /** @internal */
 export const REDACTED = "[redacted]";
@@ -107,13 +108,7 @@ class Forms {
     const { sorted, within } = group;
     const rest = text.slice(at, at + LONGEST_FORM);
     // The last that does not come after it: any word that the text begins with, this one begins with, too.
-    let [low, high] = [0, sorted.length];
-    while (low < high) {
-      const middle = (low + high) >> 1;
-      if (sorted[middle]! <= rest) low = middle + 1;
-      else high = middle;
-    }
-    let place = low - 1;
+    let place = bisect(sorted.length, (index) => sorted[index]! > rest) - 1;
     if (place < 0) return 0;
     const common = commonLength(sorted[place]!, rest);
     while (place >= 0 && sorted[place]!.length > common) place = within[place]!;

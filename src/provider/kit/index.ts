@@ -79,6 +79,7 @@ export { isSubset } from "../../resources/labels.ts";
 export { Quantity } from "../../resources/quantity.ts";
 export { silentLogger, type Logger } from "../../telemetry/logger.ts";
 export { linkAbort, onAbort, pause, unlessAborted, untilAborted, type LinkedSignal } from "../../util/abort.ts";
+export { bisect } from "../../util/bisect.ts";
 export { systemClock, type Clock } from "../../util/clock.ts";
 export { toError, VmletError } from "../../util/errors.ts";
 export { goArchitecture } from "../../util/platform.ts";

@@ -1,5 +1,5 @@
 /** The list of machines, page by page: GET /v1/machines. */
-import { ProviderError } from "../../../../src/provider/kit/index.ts";
+import { bisect, ProviderError } from "../../../../src/provider/kit/index.ts";
 import { Query, sendJson } from "../http.ts";
 import type { Exchange, RouteContext } from "../router.ts";
 import { machineJson, sureOf } from "../telling.ts";
@@ -29,7 +29,7 @@ export async function listMachines(
     ...(list.unknown ?? []).map((unknown) => ({ id: unknown.id, text: () => JSON.stringify(sureOf(unknown)) })),
   ];
   const items = bodies.sort((a, b) => (a.id < b.id ? -1 : 1));
-  const from = cursor === undefined ? 0 : firstAfter(items, cursor.after);
+  const from = cursor === undefined ? 0 : bisect(items.length, (index) => items[index]!.id > cursor.after);
   const revision = cursor?.revision ?? list.revision;
 
   const page: string[] = [];
@@ -48,17 +48,6 @@ export async function listMachines(
       ? `,"next_cursor":${JSON.stringify(encodeCursor({ after: items[next - 1]!.id, revision }))}`
       : "";
   sendJson(response, 200, `{"items":[${page.join(",")}],"revision":${revision}${nextCursor}}`);
-}
-
-function firstAfter(items: readonly { id: string }[], id: string): number {
-  let low = 0;
-  let high = items.length;
-  while (low < high) {
-    const middle = (low + high) >>> 1;
-    if (items[middle]!.id <= id) low = middle + 1;
-    else high = middle;
-  }
-  return low;
 }
 
 function encodeCursor(cursor: Cursor): string {
