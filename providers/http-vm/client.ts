@@ -7,17 +7,11 @@
 import { randomBytes } from "node:crypto";
 import type { Agent as HttpAgent, IncomingMessage } from "node:http";
 import type { Socket } from "node:net";
-import type { Readable } from "node:stream";
 import axios, { AxiosError, type AxiosInstance, type AxiosResponse } from "axios";
-import {
-  type Clock,
-  isProviderError,
-  linkAbort,
-  ProviderError,
-  type ProviderErrorCode,
-  systemClock,
-} from "../../src/provider/kit/index.ts";
+import { type Clock, isProviderError, linkAbort, ProviderError, systemClock } from "../../src/provider/kit/index.ts";
 import { createAgents, type Agents } from "./agents.ts";
+import { readText, whileAlive } from "./body.ts";
+import { asProviderError, type Call, kindOf } from "./call.ts";
 import { CredentialStore, type Credentials } from "./credentials.ts";
 import type { SchemaName, Schemas } from "../../src/provider/contract/document.ts";
 import {
@@ -29,19 +23,11 @@ import {
   type HttpVmOptions,
   type Target,
 } from "./options.ts";
-import { Pacing, type CallKind } from "./pacing.ts";
+import { Pacing } from "./pacing.ts";
 import { InvalidReplyError, type InvalidReason } from "./invalid-reply.ts";
+import { refusalOf, type Refusal } from "./refusal.ts";
 import { parseReply, plainText } from "./validate.ts";
 import { JSON_TYPE } from "./wire.ts";
-
-export interface Call {
-  method: "GET" | "PUT" | "POST" | "PATCH" | "DELETE";
-  /** From `/v1` on, ids already encoded. */
-  path: string;
-  query?: URLSearchParams | undefined;
-  body?: object | undefined;
-  signal: AbortSignal;
-}
 
 interface StreamReply {
   chunks: AsyncIterable<Buffer>;
@@ -176,7 +162,7 @@ export class MachineApiClient {
   /** The error that a WebSocket's refusal carries. */
   async refusalOf(reply: IncomingMessage, requestId: string): Promise<ProviderError> {
     const text = await this.#collect(reply, REPLY_BYTES.single, new AbortController().signal);
-    return this.#refusal(reply.statusCode ?? 0, reply.headers, text, requestId);
+    return this.#refusal({ status: reply.statusCode ?? 0, headers: reply.headers, text }, requestId);
   }
 
   get closed(): AbortSignal {
@@ -297,44 +283,11 @@ export class MachineApiClient {
   async #throwRefusal(response: AxiosResponse, requestId: string, call: Call): Promise<void> {
     if (response.status >= 200 && response.status < 300) return;
     const text = await this.#readBody(response, REPLY_BYTES.single, call.signal);
-    throw this.#refusal(response.status, response.headers, text, requestId);
+    throw this.#refusal({ status: response.status, headers: response.headers, text }, requestId);
   }
 
-  /**
-   * Without a valid envelope, a reply to this very request, nothing that a backend "says" is believed: it may be a
-   * proxy's.
-   */
-  #refusal(status: number, headers: Record<string, unknown>, text: string, requestId: string): ProviderError {
-    const retryAfterMs = retryAfter(headers["retry-after"], this.clock.now());
-    if (status >= 300 && status < 400) {
-      this.#onInvalidReply("redirect");
-      return new ProviderError("unavailable", `the backend redirects (HTTP ${status}), which is never followed`);
-    }
-    let envelope: Schemas["ErrorReply"]["error"] | undefined;
-    try {
-      envelope = parseReply("ErrorReply", text).error;
-    } catch (thrown) {
-      if (!(thrown instanceof InvalidReplyError)) throw thrown;
-    }
-    const isOurs = headers["x-request-id"] === requestId;
-    if (envelope === undefined || !isOurs) {
-      this.#onInvalidReply(envelope === undefined ? "schema" : "request_id");
-      const code = codeWithoutEnvelope(status);
-      return new ProviderError(
-        code,
-        `HTTP ${status} without a Machine API error${envelope === undefined ? "" : " for this request"}`,
-        { retryAfterMs },
-      );
-    }
-    return new ProviderError(
-      agrees(envelope.code, status) ? envelope.code : "unavailable",
-      plainText(envelope.message, 1024),
-      {
-        retryAfterMs: envelope.retry_after_ms ?? retryAfterMs,
-        field: envelope.field === undefined ? undefined : plainText(envelope.field, 256),
-        requestId,
-      },
-    );
+  #refusal(reply: Omit<Refusal, "requestId" | "now">, requestId: string): ProviderError {
+    return refusalOf({ ...reply, requestId, now: this.clock.now() }, this.#onInvalidReply);
   }
 
   #requireType(response: AxiosResponse, expected: string): void {
@@ -403,111 +356,9 @@ export class MachineApiClient {
     }
   }
 
-  async #collect(body: IncomingMessage, maxBytes: number, signal: AbortSignal, fatal: boolean = true): Promise<string> {
-    const late = new AbortController();
-    const cancel = this.clock.after(this.deadlines.bodyMs, () => late.abort());
-    const stop = () =>
-      body.destroy(
-        new ProviderError(
-          "unavailable",
-          signal.aborted ? "the call was aborted" : "the reply's body did not end in time",
-        ),
-      );
-    late.signal.addEventListener("abort", stop, { once: true });
-    signal.addEventListener("abort", stop, { once: true });
-    try {
-      const chunks: Buffer[] = [];
-      let size = 0;
-      for await (const chunk of body as AsyncIterable<Buffer>) {
-        size += chunk.length;
-        if (size > maxBytes) throw new InvalidReplyError("size", `the reply is larger than ${maxBytes} bytes`);
-        chunks.push(chunk);
-      }
-      return new TextDecoder("utf-8", { fatal }).decode(chunks.length === 1 ? chunks[0] : Buffer.concat(chunks));
-    } catch (thrown) {
-      if (thrown instanceof TypeError) throw new InvalidReplyError("json", "the reply is not UTF-8");
-      throw thrown;
-    } finally {
-      cancel();
-      signal.removeEventListener("abort", stop);
-    }
+  #collect(body: IncomingMessage, maxBytes: number, signal: AbortSignal, fatal?: boolean): Promise<string> {
+    return readText(body, { maxBytes, fatal, withinMs: this.deadlines.bodyMs, clock: this.clock, signal });
   }
-}
-
-function kindOf({ method, path }: Call): CallKind {
-  if (path === "/v1/info") return "info";
-  if (path === "/v1/capacity") return "capacity";
-  if (path === "/v1/stats") return "stats";
-  if (path === "/v1/machines") return "list";
-  switch (method) {
-    case "PUT":
-      return "create";
-    case "PATCH":
-      return "change";
-    case "GET":
-      return "read";
-    case "POST":
-    case "DELETE":
-      return "stop";
-  }
-}
-
-/**
- * Passes chunks on; breaks the stream when the next one is waited for too long. A reader that takes its time does not
- * count.
- */
-async function* whileAlive(body: Readable, silenceMs: number, clock: Clock): AsyncGenerator<Buffer> {
-  const chunks = (body as AsyncIterable<Buffer>)[Symbol.asyncIterator]();
-  for (;;) {
-    const cancel = clock.after(silenceMs, () =>
-      body.destroy(new ProviderError("unavailable", "the backend's stream fell silent")),
-    );
-    try {
-      const next = await chunks.next();
-      if (next.done === true) return;
-      yield next.value;
-    } finally {
-      cancel();
-    }
-  }
-}
-
-function codeWithoutEnvelope(status: number): ProviderErrorCode {
-  if (status === 401 || status === 403) return "unauthorized";
-  if (status === 429) return "rate_limited";
-  return "unavailable";
-}
-
-/** A code that contradicts its status is not believed: `not_found` with 500, `invalid` with 502. */
-function agrees(code: ProviderErrorCode, status: number): boolean {
-  switch (code) {
-    case "not_found":
-      return status === 404;
-    case "gone":
-      return status === 410;
-    case "conflict":
-      return status === 409 || status === 412;
-    case "invalid":
-      return status === 400 || status === 413 || status === 422;
-    case "unsupported":
-      return status === 501 || status === 404 || status === 405 || status === 422;
-    case "unauthorized":
-      return status === 401 || status === 403;
-    case "rate_limited":
-      return status === 429;
-    case "quota":
-      return status === 503 || status === 429 || status === 507;
-    case "unavailable":
-      return true;
-  }
-}
-
-/** Seconds or an HTTP date. */
-function retryAfter(header: unknown, now: number): number | undefined {
-  if (typeof header !== "string") return undefined;
-  if (/^\d{1,9}$/.test(header)) return Number(header) * 1000;
-  const date = Date.parse(header);
-  return Number.isNaN(date) ? undefined : Math.max(0, date - now);
 }
 
 /** A kept connection that broke before any reply came on it. */
@@ -518,14 +369,4 @@ function isStaleConnection(thrown: unknown): boolean {
     | undefined;
   const reused = request?.reusedSocket ?? request?._currentRequest?.reusedSocket ?? false;
   return reused && (thrown.code === "ECONNRESET" || thrown.code === "EPIPE");
-}
-
-/** Whatever happened on the way, the answer is not known. The URL is left out, and with it what a query may hold. */
-export function asProviderError(thrown: unknown, call: Pick<Call, "method" | "path">): ProviderError {
-  if (thrown instanceof ProviderError) return thrown;
-  if (thrown instanceof Error && thrown.cause instanceof ProviderError) return thrown.cause;
-  const text = thrown instanceof Error ? thrown.message : String(thrown);
-  return new ProviderError("unavailable", `${call.method} ${call.path} failed: ${plainText(text, 256)}`, {
-    cause: thrown,
-  });
 }

@@ -1,6 +1,13 @@
-export { HttpVmProvider, type HttpVmLimits } from "./provider.ts";
+export { HttpVmProvider } from "./provider.ts";
 export { httpTarget } from "./http-target.ts";
-export { DEFAULT_DEADLINES, DEFAULT_PACING, parseTarget, type Deadlines, type HttpVmOptions } from "./options.ts";
+export {
+  DEFAULT_DEADLINES,
+  DEFAULT_PACING,
+  parseTarget,
+  type Deadlines,
+  type HttpVmLimits,
+  type HttpVmOptions,
+} from "./options.ts";
 export type { CredentialFiles } from "./credentials.ts";
 export type { InvalidReason } from "./invalid-reply.ts";
 export { createMachineApiServer } from "./server/server.ts";

@@ -85,3 +85,15 @@ function isLoopbackHost(hostname: string): boolean {
   const bare = hostname.replace(/^\[|\]$/g, "");
   return bare === "localhost" || bare === "::1" || (isIP(bare) === 4 && bare.startsWith("127."));
 }
+
+/** How much a backend may list. */
+export interface HttpVmLimits {
+  /** Asked for per page. */
+  pageItems: number;
+  /** A backend that lists more than this is refused: it would fill the memory, also that of the agent's other nodes. */
+  listItems: number;
+  /** The same of all pages of a list together, in characters. */
+  listChars: number;
+}
+
+export const DEFAULT_LIMITS: HttpVmLimits = { pageItems: 500, listItems: 100_000, listChars: 256 * 1024 * 1024 };

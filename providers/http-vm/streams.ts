@@ -3,7 +3,8 @@ import type { IncomingMessage } from "node:http";
 import { Duplex, Readable, Writable } from "node:stream";
 import WebSocket from "ws";
 import { type ProcessStreams, ProviderError, type StreamOptions } from "../../src/provider/kit/index.ts";
-import { asProviderError, type MachineApiClient } from "./client.ts";
+import { asProviderError } from "./call.ts";
+import type { MachineApiClient } from "./client.ts";
 import { CHANNEL, channelMessage, CHUNK_BYTES, EXEC_PROTOCOL, exitOfStatus, MAX_MESSAGE_BYTES } from "./wire.ts";
 
 /** Opens a WebSocket or rejects with what the backend said instead. */
