@@ -2,6 +2,7 @@
  * Port-forward: many byte streams to ports of one pod over one connection. Three forms: SPDY with a pair of streams per
  * connection; the same SPDY bytes inside a WebSocket; and the old WebSocket form with two channels per port.
  */
+import { shareUnread } from "../http/share-unread.ts";
 import { pipeline, type Duplex, type Readable, type Writable } from "node:stream";
 import { finished } from "node:stream/promises";
 import { createWebSocketStream } from "ws";
@@ -13,7 +14,7 @@ import { RST_STATUS } from "../spdy/frames.ts";
 import { SpdySession, type SpdyStream } from "../spdy/session.ts";
 import type { StreamLimits } from "./remote-command.ts";
 import { acceptSpdyUpgrade, negotiateSpdyProtocol, upgradeKind, type UpgradeRequest } from "./upgrade.ts";
-import { ChannelSocket, acceptWebSocketUpgrade, negotiateWebSocketProtocol, shareUnread } from "./websocket.ts";
+import { ChannelSocket, acceptWebSocketUpgrade, negotiateWebSocketProtocol } from "./websocket.ts";
 
 const SPDY_PROTOCOL = "portforward.k8s.io";
 const TUNNEL_PROTOCOL = "SPDY/3.1+portforward.k8s.io";

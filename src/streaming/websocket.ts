@@ -11,6 +11,7 @@ import { HttpError } from "../http/http-error.ts";
 import type { Clock } from "../util/clock.ts";
 import { IdleTimer, every } from "../util/idle-timer.ts";
 import type { WithDefaults } from "../util/options.ts";
+import { shareUnread } from "../http/share-unread.ts";
 import type { UnreadShare } from "../util/unread.ts";
 import { headerList, type UpgradeRequest } from "./upgrade.ts";
 
@@ -28,8 +29,6 @@ const FIRST_DIGIT = "0".charCodeAt(0);
 const MAX_MESSAGE_BYTES = 32 * 1024 * 1024;
 /** As many pieces of 32 KiB, kubectl's, as make such a message. */
 const MAX_FRAGMENTS = 1024;
-/** Of a piece of a message, besides its bytes. */
-const PIECE_BYTES = 256;
 
 /**
  * The first protocol of the client that the server has; "" when it names none and the server knows "".
@@ -77,40 +76,6 @@ export function acceptWebSocketUpgrade(upgrade: UpgradeRequest, protocol: string
       resolve(webSocket);
     });
   });
-}
-
-/**
- * Has a WebSocket share in the budget of unread bytes.
- *
- * @param transport the connection below it
- * @param buffered bytes of whole messages that have not been read yet
- */
-export function shareUnread(
-  webSocket: WebSocket,
-  transport: Duplex,
-  { budget, tenant }: UnreadShare,
-  buffered: () => number,
-): void {
-  /** Of a message that is not whole; the library does not tell. */
-  let begun = 0;
-  let latest = 0;
-  const account = budget.join({
-    tenant,
-    measure: () => begun + buffered(),
-    cut() {
-      webSocket.close(1009, "too many bytes that nobody reads");
-      webSocket.terminate();
-    },
-  });
-  // Before the library sees them.
-  transport.prependListener("data", (chunk: Buffer) => {
-    latest = chunk.length + PIECE_BYTES;
-    begun += latest;
-    account.add(chunk.length);
-  });
-  // What is left of the chunk may be the beginning of the next one.
-  webSocket.on("message", () => (begun = latest));
-  webSocket.on("close", () => account.leave());
 }
 
 interface ChannelSocketOptions {

@@ -60,6 +60,11 @@ export interface ServerLimits {
   longPollMs: number;
   /** Between two signs of life on a quiet stream, in milliseconds. */
   keepAliveMs: number;
+  /**
+   * What all sessions together hold in memory: input that a command does not read, messages that are not whole. Beyond
+   * it, the largest of the client that has most is ended.
+   */
+  unreadBytes: number;
 }
 
 export const DEFAULT_SERVER_LIMITS: ServerLimits = {
@@ -72,6 +77,7 @@ export const DEFAULT_SERVER_LIMITS: ServerLimits = {
   headersMs: 10_000,
   longPollMs: 60_000,
   keepAliveMs: 15_000,
+  unreadBytes: 64 * 1024 * 1024,
 };
 
 export interface MachineApiServerOptions {

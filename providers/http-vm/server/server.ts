@@ -72,7 +72,7 @@ class ProviderServer implements MachineApiServer {
     const audit = new AuditLog({ logger: options.logger, clock: this.#context.clock, commands: options.auditCommands });
     this.#audit = new CallAudit(audit, [...ROUTES, ...STREAM_ROUTES], options.provider);
     this.#tls = options.tls;
-    this.#streams = new StreamRoutes(this.#context.clock, options.logger);
+    this.#streams = new StreamRoutes(this.#context.clock, options.logger, limits.unreadBytes);
     this.#server = listener(options.tls, limits, (request, response) => void this.#serve(request, response));
     this.#connections = new Connections(this.#server, {
       total: limits.connections,
@@ -207,7 +207,7 @@ class ProviderServer implements MachineApiServer {
       if (audited !== undefined) audited.client = name;
       if (this.#closing.signal.aborted) throw this.#closing.signal.reason as Error;
       const url = parseUrl(request);
-      await this.#streams.open({ request, socket, head, url, requestId, signal, provider, audited });
+      await this.#streams.open({ request, socket, head, url, requestId, signal, client: name, provider, audited });
     } catch (thrown) {
       audited?.end(asProviderError(thrown));
       if (!(thrown instanceof ProviderError))

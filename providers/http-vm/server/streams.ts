@@ -3,7 +3,7 @@
  * side has not taken is not read from the fast one.
  */
 import type { IncomingMessage } from "node:http";
-import type { Duplex, Readable } from "node:stream";
+import { type Duplex, type Readable, Writable } from "node:stream";
 import { WebSocketServer, type WebSocket } from "ws";
 import {
   type Clock,
@@ -11,6 +11,8 @@ import {
   type ProcessStreams,
   type Provider,
   ProviderError,
+  shareUnread,
+  UnreadBytes,
 } from "../../../src/provider/kit/index.ts";
 import {
   CHANNEL,
@@ -43,6 +45,8 @@ interface Upgrade {
   url: URL;
   requestId: string;
   signal: AbortSignal;
+  /** Whose budget the session takes from. */
+  client: string;
   /** As the caller sees it. */
   provider: Provider;
   audited: AuditedCall | undefined;
@@ -52,10 +56,12 @@ export class StreamRoutes {
   readonly #clock: Clock;
   readonly #logger: Logger;
   readonly #sockets: WebSocketServer;
+  readonly #unread: UnreadBytes;
 
-  constructor(clock: Clock, logger: Logger) {
+  constructor(clock: Clock, logger: Logger, unreadBytes: number) {
     this.#clock = clock;
     this.#logger = logger;
+    this.#unread = new UnreadBytes(unreadBytes);
     this.#sockets = new WebSocketServer({
       noServer: true,
       perMessageDeflate: false,
@@ -112,6 +118,7 @@ export class StreamRoutes {
       upgrade,
       (socket) => spliceProcess(socket, streams, this.#clock),
       () => streams.close(),
+      () => (streams.stdin instanceof Writable ? streams.stdin.writableLength : 0),
     );
   }
 
@@ -129,11 +136,18 @@ export class StreamRoutes {
       upgrade,
       (socket) => splicePort(socket, stream, this.#clock),
       () => stream.destroy(),
+      () => stream.writableLength,
     );
   }
 
-  #accept(upgrade: Upgrade, splice: (socket: WebSocket) => Promise<SessionEnd>, abandon: () => void): void {
-    const { request, socket, head, requestId, audited } = upgrade;
+  /** @param unread bytes of its input that have not been taken */
+  #accept(
+    upgrade: Upgrade,
+    splice: (socket: WebSocket) => Promise<SessionEnd>,
+    abandon: () => void,
+    unread: () => number,
+  ): void {
+    const { request, socket, head, requestId, client, audited } = upgrade;
     if (audited !== undefined) audited.opened = true;
     const left = () => audited?.end(new ProviderError("unavailable", "the caller left"));
     if (socket.destroyed || upgrade.signal.aborted) {
@@ -148,6 +162,7 @@ export class StreamRoutes {
     socket.once("close", left);
     this.#sockets.handleUpgrade(request, socket, head, (webSocket) => {
       socket.off("close", abandon);
+      shareUnread(webSocket, socket, { budget: this.#unread, tenant: client }, unread);
       splice(webSocket).then(
         ({ exitCode, error }) => {
           if (audited !== undefined) audited.exitCode = exitCode;

@@ -97,6 +97,8 @@ export { sendLastWords } from "../../http/last-words.ts";
 export { closeWithin, listen, urlOf } from "../../http/listen.ts";
 export { matchRoute, type RouteMatch, type RoutePattern } from "../../http/routes.ts";
 export { serverOptions, tlsContext } from "../../http/server-options.ts";
+export { shareUnread } from "../../http/share-unread.ts";
+export { UnreadBytes } from "../../util/unread.ts";
 export { SpdySession, type SpdyStream } from "../../spdy/session.ts";
 export { AuditLog, type AuditedCommand } from "../../telemetry/audit.ts";
 export { TLS_CIPHERS } from "../../util/tls-ciphers.ts";

@@ -3,7 +3,7 @@ import { once } from "node:events";
 import { Duplex, PassThrough, Writable } from "node:stream";
 import { afterEach, describe, expect, test } from "vitest";
 import { WebSocket } from "ws";
-import { createMachineApiServer } from "../../../providers/http-vm/index.ts";
+import { createMachineApiServer, type ServerLimits } from "../../../providers/http-vm/index.ts";
 import { MemoryProvider } from "../../../providers/memory/index.ts";
 import { silentLogger } from "../../../src/telemetry/logger.ts";
 import { VirtualClock } from "../../support/virtual-clock.ts";
@@ -17,7 +17,7 @@ const EXEC = "/v1/machines/m/containers/c/exec?command=sleep&stdin=true&stdout=t
 const PIECE = 64 * 1024;
 
 /** An exec, or a port, that takes nothing of what is sent; and what it was given until now. */
-async function setup(kind: "exec" | "port") {
+async function setup(kind: "exec" | "port", limits: Partial<ServerLimits> = {}) {
   const clock = new VirtualClock();
   const memory = new MemoryProvider();
   let taken = 0;
@@ -31,7 +31,7 @@ async function setup(kind: "exec" | "port") {
     exec: () => Promise.resolve({ ...streams, close: () => over.resolve() }),
     portForward: () => Promise.resolve(port),
   });
-  const server = createMachineApiServer({ provider: memory, logger: silentLogger, clock });
+  const server = createMachineApiServer({ provider: memory, logger: silentLogger, clock, limits });
   const { url } = await server.listen({ host: "127.0.0.1", port: 0 });
   cleanups.push(
     () => memory.close(),
@@ -42,10 +42,14 @@ async function setup(kind: "exec" | "port") {
     },
   );
   const path = kind === "exec" ? EXEC : "/v1/machines/m/ports/80";
-  const socket = new WebSocket(url.replace("http", "ws") + path, kind === "exec" ? ["v5.channel.k8s.io"] : []);
-  cleanups.push(() => Promise.resolve(socket.terminate()));
-  await once(socket, "open");
-  return { clock, socket, over: over.promise, stdin, taken: () => taken };
+  const open = async () => {
+    const socket = new WebSocket(url.replace("http", "ws") + path, kind === "exec" ? ["v5.channel.k8s.io"] : []);
+    cleanups.push(() => Promise.resolve(socket.terminate()));
+    await once(socket, "open");
+    return socket;
+  };
+  const socket = await open();
+  return { clock, socket, open, over: over.promise, stdin, taken: () => taken };
 }
 
 /** Sends until the other side takes no more for a while. */
@@ -87,6 +91,22 @@ describe.each(["exec", "port"] as const)("the input of a session (%s) that nobod
         return isOver;
       })
       .toBe(true);
+  });
+});
+
+describe("what all sessions hold in memory", () => {
+  const limits = { unreadBytes: 2 * 1024 * 1024 };
+  const closed = (socket: WebSocket) => once(socket, "close").then(([code]: unknown[]) => code);
+
+  test("is bounded though each sends a message that never ends", async () => {
+    const { socket, open } = await setup("exec", limits);
+    const sockets = [socket, ...(await Promise.all(Array.from({ length: 7 }, open)))];
+    const first = Promise.race(sockets.map(closed));
+    for (const each of sockets) each.send(Buffer.alloc(512 * 1024), { fin: false });
+    expect([1009, 1006]).toContain(await first);
+    await expect.poll(() => sockets.filter((each) => each.readyState === WebSocket.OPEN).length).toBeLessThan(5);
+    const left = sockets.filter((each) => each.readyState === WebSocket.OPEN);
+    expect(left.length).toBeGreaterThan(0);
   });
 });
 
