@@ -14,6 +14,7 @@ import {
   closeWithin,
   Connections,
   listen,
+  onAbort,
   type Logger,
   loggedPath,
   ProviderError,
@@ -140,6 +141,10 @@ class ProviderServer implements MachineApiServer {
   async #serve(request: IncomingMessage, response: ServerResponse): Promise<void> {
     const requestId = requestIdOf(request);
     response.setHeader("x-request-id", requestId);
+    // A connection that stayed open would hold up the end of the server until the caller is idle for long enough.
+    using _ = onAbort(this.#closing.signal, () => {
+      if (!response.headersSent) response.setHeader("connection", "close");
+    });
     const { signal } = whileConnected(response, hungUp, this.#closing.signal);
     const startedAt = this.#context.clock.monotonic();
     const audited = this.#audit.begin(request, requestId);
@@ -174,7 +179,6 @@ class ProviderServer implements MachineApiServer {
     const { request, response } = exchange;
     const url = parseUrl(request);
     const { route, params } = findRoute(ROUTES, request.method, url.pathname);
-    if (this.#closing.signal.aborted) response.setHeader("connection", "close");
     const workSignal = this.#closed.signal;
     await route.handle({ ...this.#context, provider }, { ...exchange, params, query: url.searchParams, workSignal });
   }

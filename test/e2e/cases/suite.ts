@@ -12,6 +12,8 @@ export interface SuiteOptions {
   startTimeoutMs: number;
   cases: readonly Case[];
   faults: readonly Fault[];
+  /** A case that is not run with this fault here. */
+  leaveOut?: ((each: Case, fault: Fault) => boolean) | undefined;
   timeoutMs: number;
   /**
    * Run the cases of one fault at the same time. Faster, and harsher: what is killed for one case is killed in the middle
@@ -33,7 +35,8 @@ export function describeCases(title: string, options: SuiteOptions): void {
       describe(fault === "nothing" ? "undisturbed" : `while ${fault} is killed`, () => {
         const disturb = oneAtATime(() => inject(env, fault));
         const define = options.concurrent ? test.concurrent : test;
-        define.for(options.cases)("$name", { timeout: options.timeoutMs }, async ({ run }) => {
+        const cases = options.cases.filter((each) => !options.leaveOut?.(each, fault));
+        define.for(cases)("$name", { timeout: options.timeoutMs }, async ({ run }) => {
           const pods = new Pods(env.client, await createNamespace(env, `case-${serial++}`), env.nodeName);
           try {
             await run({ env, pods, disturb });

@@ -2,10 +2,10 @@
 import { mkdtemp, readFile, readdir, writeFile } from "node:fs/promises";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
-import { describe, expect, test } from "vitest";
+import { beforeAll, describe, expect, test } from "vitest";
 import { parse, stringify } from "yaml";
 import type { Json } from "../../e2e/harness/client.ts";
-import { runCommand, tryCommand } from "../../e2e/harness/exec.ts";
+import { tryCommand } from "../../e2e/harness/exec.ts";
 import { promtool, skip, unknownMetrics } from "./prometheus.ts";
 import { chart, find, namespace, render } from "./render.ts";
 
@@ -338,26 +338,54 @@ describe(`alerts, by promtool${skip}`, () => {
   });
 
   const all = Object.entries(cases).map(([alert, [fires, silent]]) => ({ alert, fires, silent }));
-  const each = (name: string, run: (one: (typeof all)[number]) => Promise<void>) =>
-    test.runIf(promtool).each(all)(name, run, 30_000);
-  each("$alert fires", ({ alert, fires }) => ruleTest(alert, fires, seriesOf(fires)));
-  each("$alert stays silent next to its limit", ({ alert, silent }) => ruleTest(alert, silent, seriesOf(silent)));
-
-  // Prometheus scrapes the cluster's kubelets, and the nodes' own kubelet API among them.
-  each("$alert fires once, whatever kubelets report", ({ alert, fires, silent }) =>
-    ruleTest(alert, fires, { ...seriesOf(fires), ...ofKubelets(silent), ...ofNodes(fires) }),
-  );
-  each("$alert stays silent, whatever kubelets report", ({ alert, fires, silent }) =>
-    ruleTest(alert, silent, { ...seriesOf(silent), ...ofKubelets(fires), ...ofNodes(silent) }),
-  );
-
   const other = { namespace: "elsewhere", job: "other-vmlet-metrics", node: "n2" };
-  each("$alert fires for its release beside another that is well", ({ alert, fires, silent }) =>
-    ruleTest(alert, fires, { ...seriesOf(fires), ...seriesOf(silent, other) }, narrowed),
-  );
-  each("$alert stays silent for its release beside another that is not well", ({ alert, fires, silent }) =>
-    ruleTest(alert, silent, { ...seriesOf(silent), ...seriesOf(fires, other) }, narrowed),
-  );
+  const trials: Record<string, (one: (typeof all)[number]) => RuleTest> = {
+    "$alert fires": ({ alert, fires }) => ({ alert, wanted: fires, series: seriesOf(fires) }),
+    "$alert stays silent next to its limit": ({ alert, silent }) => ({
+      alert,
+      wanted: silent,
+      series: seriesOf(silent),
+    }),
+
+    // Prometheus scrapes the cluster's kubelets, and the nodes' own kubelet API among them.
+    "$alert fires once, whatever kubelets report": ({ alert, fires, silent }) => ({
+      alert,
+      wanted: fires,
+      series: { ...seriesOf(fires), ...ofKubelets(silent), ...ofNodes(fires) },
+    }),
+    "$alert stays silent, whatever kubelets report": ({ alert, fires, silent }) => ({
+      alert,
+      wanted: silent,
+      series: { ...seriesOf(silent), ...ofKubelets(fires), ...ofNodes(silent) },
+    }),
+
+    "$alert fires for its release beside another that is well": ({ alert, fires, silent }) => ({
+      alert,
+      wanted: fires,
+      series: { ...seriesOf(fires), ...seriesOf(silent, other) },
+      from: narrowed,
+    }),
+    "$alert stays silent for its release beside another that is not well": ({ alert, fires, silent }) => ({
+      alert,
+      wanted: silent,
+      series: { ...seriesOf(silent), ...seriesOf(fires, other) },
+      from: narrowed,
+    }),
+  };
+
+  // promtool takes longer to start than to judge, so that it judges all in one run.
+  let verdicts: Map<string, string>;
+  beforeAll(async () => {
+    if (!promtool) return;
+    const tests = Object.entries(trials).flatMap(([name, trial]) =>
+      all.map((one) => [`${name} ${one.alert}`, trial(one)] as const),
+    );
+    verdicts = await judge(new Map(tests));
+  });
+  for (const name of Object.keys(trials))
+    test.runIf(promtool).each(all)(name, ({ alert }) => {
+      expect(verdicts.get(`${name} ${alert}`)).toBe("SUCCESS");
+    });
 });
 
 describe("every alert", () => {
@@ -491,12 +519,32 @@ function relabelled(
   return Object.fromEntries(changed);
 }
 
-async function ruleTest(
-  alert: string,
-  { at, fires }: AlertCase,
-  series: Record<string, string>,
-  from: readonly Json[] = rules,
-): Promise<void> {
+interface RuleTest {
+  alert: string;
+  wanted: AlertCase;
+  series: Record<string, string>;
+  /** Default: the rules as they stand in the chart's file. */
+  from?: readonly Json[];
+}
+
+/** What promtool says of each test: `SUCCESS`, or what is wrong. */
+async function judge(tests: ReadonlyMap<string, RuleTest>): Promise<Map<string, string>> {
+  const files = new Map<string, string>();
+  for (const [name, each] of tests) files.set(await writeRuleTest(each), name);
+  // One paragraph for each file: its name on standard output, and what is wrong on standard error.
+  const inOrder = ["-c", 'exec "$0" test rules "$@" 2>&1', promtool!];
+  const { stdout } = await tryCommand("sh", [...inOrder, ...files.keys()]);
+  const said = stdout.split(/^Unit Testing: +/m).slice(1);
+  return new Map(
+    said.map((paragraph) => {
+      const [file = "", ...verdict] = paragraph.split("\n");
+      return [files.get(file.trim())!, verdict.join("\n").trim()];
+    }),
+  );
+}
+
+/** The file that it is written to. */
+async function writeRuleTest({ alert, wanted: { at, fires }, series, from = rules }: RuleTest): Promise<string> {
   // Annotations are left out: promtool would want their text repeated here.
   const { annotations: _, ...rule }: Json = from.find((each) => each.alert === alert);
   const file = await writeRules([{ name: "one", rules: [rule] }]);
@@ -524,9 +572,8 @@ async function ruleTest(
       ],
     }),
   );
-  await runCommand(promtool!, ["test", "rules", testFile]);
+  return testFile;
 }
-
 async function writeRules(content: Json[]): Promise<string> {
   const file = join(await mkdtemp(join(tmpdir(), "vmlet-rules-")), "rules.yaml");
   await writeFile(file, stringify({ groups: content }));

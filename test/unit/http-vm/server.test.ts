@@ -236,6 +236,8 @@ describe("closing", () => {
     await server.close({ graceMs: 5000 });
     expect(await (await poll).json()).toEqual({ events: [], revision });
     expect((await wait).status).toBe(200);
+    // Or the server would wait for the grace, or for the callers to be idle long enough.
+    expect([await poll, await wait].map(({ headers }) => headers.get("connection"))).toEqual(["close", "close"]);
   });
 
   test.each([

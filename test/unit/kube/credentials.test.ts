@@ -22,11 +22,22 @@ afterEach(async () => {
 /** Real time that a test can push forward. */
 function pushedClock(): Clock & { push(ms: number): void } {
   let aheadMs = 0;
+  const timers = new Set<{ aimMs: number; callback: () => void }>();
+  const monotonic = () => systemClock.monotonic() + aheadMs;
   return {
     ...systemClock,
     now: () => systemClock.now() + aheadMs,
-    monotonic: () => systemClock.monotonic() + aheadMs,
-    push: (ms) => (aheadMs += ms),
+    monotonic,
+    after(ms, callback) {
+      const timer = { aimMs: monotonic() + ms, callback };
+      timers.add(timer);
+      const cancel = systemClock.after(ms, () => timers.delete(timer) && callback());
+      return () => (timers.delete(timer), cancel());
+    },
+    push(ms) {
+      aheadMs += ms;
+      for (const timer of timers) if (timer.aimMs <= monotonic() && timers.delete(timer)) timer.callback();
+    },
   };
 }
 
@@ -190,7 +201,7 @@ describe("an exec plugin that hangs", () => {
     const clock = pushedClock();
     const expirationTimestamp = new Date(clock.now() + 60_000).toISOString();
     const once = join(folder, "once");
-    const { user } = plugin(
+    const { user, runs } = plugin(
       `[ -e ${once} ] && sleep 1000; touch ${once}; ${print(granted("t", { expirationTimestamp }))}`,
     );
     const { kube } = await transport(user, (_request, reply) => json(reply, 200, { ok: true }), clock);
@@ -198,6 +209,7 @@ describe("an exec plugin that hangs", () => {
     clock.push(120_000);
     // The first that finds it expired gives the plugin some seconds.
     const waiting = kube.request(get({ timeoutMs: 20 })).catch(() => "in time or not");
+    await expect.poll(runs).toBe(2);
     clock.push(6_000);
     expect(await kube.request(get())).toEqual({ ok: true });
     await waiting;
