@@ -16,6 +16,7 @@ import type {
   StreamOptions,
 } from "../../src/provider/provider.ts";
 import { systemClock } from "../../src/util/clock.ts";
+import { passTime } from "../e2e/harness/wait.ts";
 
 export interface Mutant {
   /** Methods in place of the sound ones. */
@@ -211,7 +212,7 @@ export const MUTANTS: Record<string, Mutant> = {
     provider: (sound) => ({
       async stopPod(id, options) {
         const machine = await sound.stopPod(id, options);
-        if (options.graceSeconds === 60) await systemClock.sleep(3500);
+        if (options.graceSeconds === 60) await passTime(3500, "slowness is its fault");
         return machine;
       },
     }),

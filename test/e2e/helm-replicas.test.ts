@@ -2,14 +2,13 @@
  * Two replicas, as the chart runs them: whatever becomes of the leader, the node stays Ready and every pod has one
  * machine.
  */
-import { setTimeout as sleep } from "node:timers/promises";
 import { afterAll, beforeAll, describe, expect, test } from "vitest";
 import { recordHistory, type History } from "./cases/history.ts";
 import { Pods, podSpec, serve, shell } from "./cases/pods.ts";
 import { startBackend, type AgentProcess, type BackendProcess } from "./harness/agent.ts";
 import type { Json } from "./harness/client.ts";
 import { startCluster, type Cluster } from "./harness/cluster.ts";
-import { must, waitFor } from "./harness/wait.ts";
+import { must, passTime, waitFor } from "./harness/wait.ts";
 import { installChart, type Installation } from "./helm-install.ts";
 
 const node = "ha-node";
@@ -78,7 +77,7 @@ async function watchNode(): Promise<void> {
         if (object.kind === "Node" && !isReady(object)) unready.push(JSON.stringify(ready(object)));
       }
     } catch {
-      await sleep(100);
+      await passTime(100, "an API server that restarts is not asked without a pause");
     }
   }
 }
@@ -163,7 +162,7 @@ describe("under load, with two replicas,", () => {
     console.log(`takeover after SIGSTOP: ${seconds.toFixed(1)} s`);
     await untilAvailable(25);
     await scale(10);
-    await sleep(Math.max(0, STOPPED_MS - (performance.now() - start)));
+    await passTime(Math.max(0, STOPPED_MS - (performance.now() - start)), "standing still is what is tried");
     await scale(20);
     process.kill(leading.pid, "SIGCONT");
     await expect(leading.failed()).rejects.toThrow();

@@ -18,8 +18,13 @@ interface Node {
   regex?: { pattern: string; flags: string };
   callee?: Node;
   property?: Node;
+  params?: readonly Node[];
+  source?: Node;
+  specifiers?: readonly Node[];
+  imported?: Node;
   arguments?: readonly Node[];
   loc?: { start: { line: number }; end: { line: number } };
+  argument?: Node;
 }
 
 interface Context {
@@ -117,11 +122,62 @@ const logCall = {
   }),
 };
 
+/**
+ * Tests wait for conditions: a pause is too short on a busy machine and too long on any other. e2e/harness/wait.ts has what
+ * waits, and `passTime` for where time itself is tried.
+ */
+const noSleep = {
+  create: (context: Context) => {
+    const message = "wait for a condition (e2e/harness/wait.ts), or give it a clock";
+    const isTimer = (node?: Node) => node?.callee?.name === "setTimeout";
+    /** What the callbacks of promises under construction may call, innermost last. */
+    const executors: (readonly string[])[] = [];
+    const isExecutor = (node: Node) => node.callee?.name === "Promise" && node.arguments?.[0]?.params !== undefined;
+    return {
+      ImportDeclaration(node: Node): void {
+        if (node.source?.value !== "node:timers/promises") return;
+        for (const each of node.specifiers ?? [])
+          if (each.imported?.name === "setTimeout") context.report({ node: each, message });
+      },
+      NewExpression(node: Node): void {
+        if (isExecutor(node)) executors.push(node.arguments![0]!.params!.map(({ name = "" }) => name));
+      },
+      "NewExpression:exit"(node: Node): void {
+        if (isExecutor(node)) executors.pop();
+      },
+      CallExpression(node: Node): void {
+        const [called] = node.arguments ?? [];
+        if (isTimer(node) && called?.name !== undefined && executors.at(-1)?.includes(called.name))
+          context.report({ node, message });
+      },
+      AwaitExpression({ argument }: Node): void {
+        const { object, property } = argument?.callee ?? {};
+        const isSleep = object?.name === "systemClock" && property?.name === "sleep";
+        // With a signal it is for others to end.
+        if (isSleep && argument!.arguments!.length === 1) context.report({ node: argument!, message });
+      },
+    };
+  },
+};
+
+/** One word for one thing. */
+const testNotIt = {
+  create: (context: Context) => ({
+    ImportDeclaration(node: Node): void {
+      if (node.source?.value !== "vitest") return;
+      for (const each of node.specifiers ?? [])
+        if (each.imported?.name === "it") context.report({ node: each, message: "it is written test here" });
+    },
+  }),
+};
+
 export default {
   meta: { name: "vmlet" },
   rules: {
     "linear-regexp": linearRegexp,
+    "no-sleep": noSleep,
     "no-variable-regexp": noVariableRegexp,
+    "test-not-it": testNotIt,
     "max-class-lines": maxClassLines,
     "log-call": logCall,
   },

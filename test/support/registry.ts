@@ -10,6 +10,7 @@ import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { gzipSync, zstdCompressSync } from "node:zlib";
 import { findTool } from "../../providers/local/host/command.ts";
+import { waitFor } from "../e2e/harness/wait.ts";
 
 export interface TarEntry {
   path: string;
@@ -267,14 +268,10 @@ function sha256(content: Buffer | string): string {
 }
 
 async function untilAnswers(url: string, failure: () => string | undefined): Promise<void> {
-  for (;;) {
-    const failed = failure();
-    if (failed !== undefined) throw new Error(`docker-registry ended: ${failed}`);
-    const answered = await fetch(url).then(
-      () => true,
-      () => false,
-    );
-    if (answered) return;
-    await new Promise((resolve) => setTimeout(resolve, 20));
-  }
+  const failed = await waitFor({ what: "docker-registry to answer", intervalMs: 20 }, async () => {
+    const ended = failure();
+    if (ended === undefined) await fetch(url);
+    return ended;
+  });
+  if (failed !== undefined) throw new Error(`docker-registry ended: ${failed}`);
 }

@@ -176,7 +176,7 @@ class ProviderServer implements MachineApiServer {
     { provider }: Caller,
     exchange: Pick<Exchange, "request" | "response" | "requestId" | "signal" | "audited">,
   ): Promise<void> {
-    const { request, response } = exchange;
+    const { request } = exchange;
     const url = parseUrl(request);
     const { route, params } = findRoute(ROUTES, request.method, url.pathname);
     const workSignal = this.#closed.signal;

@@ -1,7 +1,7 @@
 /** What a case needs to know of the place where it runs; devcluster and the real control plane both provide it. */
-import { setTimeout as sleep } from "node:timers/promises";
 import type { AgentProcess, BackendProcess } from "../harness/agent.ts";
 import type { Client } from "../harness/client.ts";
+import { passTime } from "../harness/wait.ts";
 import type { History } from "./history.ts";
 
 export interface Environment extends AsyncDisposable {
@@ -29,7 +29,7 @@ let kills = 0;
 
 export async function inject(environment: Environment, fault: Fault): Promise<void> {
   if (fault === "nothing") return;
-  await sleep(delaysMs[kills++ % delaysMs.length]);
+  await passTime(delaysMs[kills++ % delaysMs.length]!, "each kill comes at another moment");
   switch (fault) {
     case "the agent":
       return environment.agent.restart("SIGKILL");

@@ -13,7 +13,7 @@
 import type { Client, Json } from "../harness/client.ts";
 import { HttpError } from "../harness/client.ts";
 import { listProcesses } from "../harness/processes.ts";
-import { must, waitFor } from "../harness/wait.ts";
+import { must, passTime, waitFor } from "../harness/wait.ts";
 
 /** Carried by every container that the cases start, so that the process table tells whose a process is. */
 export const uidVariable = "VMLET_E2E_POD_UID";
@@ -206,11 +206,7 @@ export async function recordHistory(options: HistoryOptions): Promise<History> {
     }
   };
 
-  const pause = (ms: number) =>
-    new Promise<void>((resolve) => {
-      const timer = setTimeout(resolve, ms);
-      signal.addEventListener("abort", () => (clearTimeout(timer), resolve()), { once: true });
-    });
+  const pause = (ms: number) => passTime(ms, "it looks now and then");
   const running = Promise.all([follow(), sample()]);
   running.catch(() => undefined);
 

@@ -11,6 +11,7 @@ import { closeSync, openSync, readFileSync, readdirSync, statSync } from "node:f
 import { mkdtemp, open, rm } from "node:fs/promises";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
+import { must, waitFor } from "./wait.ts";
 
 export const markVariable = "VMLET_TEST_DIR";
 
@@ -154,9 +155,8 @@ function startWatchdog(dir: string, keep: boolean): ChildProcess {
 
 /** Sends SIGKILL to every process that carries the mark of `dir`, and to its descendants, until none is left. */
 export async function killMarked(dir: string): Promise<void> {
-  for (;;) {
+  await waitFor({ what: `the processes of ${dir} to end`, intervalMs: 20 }, () => {
     const left = markedProcesses(dir);
-    if (left.length === 0) return;
     for (const pid of left) {
       try {
         process.kill(pid, "SIGKILL");
@@ -164,8 +164,8 @@ export async function killMarked(dir: string): Promise<void> {
         if ((thrown as NodeJS.ErrnoException).code !== "ESRCH") throw thrown;
       }
     }
-    await new Promise((resolve) => setTimeout(resolve, 20));
-  }
+    must(left.length === 0, left);
+  });
 }
 
 /**

@@ -36,6 +36,46 @@ export async function waitFor<T>(options: WaitOptions, probe: () => T | Promise<
   }
 }
 
+/** Looks that have to agree, 10 ms apart. */
+const LOOKS = 15;
+
+/** Waits until a figure stays as it is, and returns it: bytes that nobody takes any more, files that nobody opens. */
+export async function settled(figure: () => number): Promise<number> {
+  let last = figure();
+  for (let same = 0; same < LOOKS;) {
+    await sleep(10);
+    const now = figure();
+    same = now === last ? same + 1 : 0;
+    last = now;
+  }
+  return last;
+}
+
+/**
+ * Writes piece after piece until what is pending stays above `allowed` (default 0), the end closes, or `limit` is reached.
+ * @returns the bytes that were written
+ */
+export async function fill(options: {
+  write: () => number;
+  pending: () => number;
+  allowed?: number | undefined;
+  limit: number;
+  closed?: (() => boolean) | undefined;
+}): Promise<number> {
+  const isFull = () => options.pending() > (options.allowed ?? 0);
+  let written = 0;
+  while (written < options.limit && options.closed?.() !== true) {
+    if (!isFull()) written += options.write();
+    else if ((await settled(options.pending), isFull())) break;
+  }
+  return written;
+}
+
+/** Lets real time pass: only where that is what is tried, and no clock can be given. `_reason` tells the reader so. */
+export async function passTime(ms: number, _reason: string): Promise<void> {
+  await sleep(ms);
+}
+
 /** For the probes of waitFor: `state` is any JSON, printed when the wait times out. */
 export function must(condition: boolean, state: unknown): asserts condition {
   if (!condition) throw new NotYet(typeof state === "string" ? state : JSON.stringify(state));

@@ -6,6 +6,7 @@ import { text } from "node:stream/consumers";
 import { afterEach, beforeEach, expect, test } from "vitest";
 import { attachShim, installShim, PTY_MODULE, startShim } from "../../../providers/local/shim/client.ts";
 import { spawnStreams } from "../../../providers/local/shim/spawn.ts";
+import { passTime } from "../../e2e/harness/wait.ts";
 
 let dir: string;
 let stop: AbortController;
@@ -29,7 +30,7 @@ const lastLine = (output: string) => output.trimEnd().split("\r\n").at(-1);
 /** node-pty gives up what was not read 200 ms after the end: twice that. */
 async function longOver(): Promise<void> {
   await expect.poll(() => existsSync(join(dir, "done")), { timeout: 20_000 }).toBe(true);
-  for (let tick = 0; tick < 40; tick++) await new Promise((resolve) => setTimeout(resolve, 10));
+  await passTime(400, "the timer is node-pty's own");
 }
 
 // More than is read ahead, less than with what the terminal itself holds: the command ends, its output waits.

@@ -6,6 +6,7 @@ import { afterEach, beforeEach, describe, expect, test, vi } from "vitest";
 import { attachShim, installShim, PTY_MODULE, startShim } from "../../../providers/local/shim/client.ts";
 import { spawnStreams } from "../../../providers/local/shim/spawn.ts";
 import type { ProcessStreams } from "../../../src/provider/provider.ts";
+import { settled } from "../../e2e/harness/wait.ts";
 
 const CHUNK = Buffer.alloc(64 * 1024, "x");
 const CHUNKS = 128;
@@ -91,12 +92,3 @@ test("a session on a terminal that is closed as soon as it began ends its comman
     await expect(streams.exit).resolves.toEqual({ exitCode: 128 + constants.signals.SIGKILL });
   }
 });
-
-/** Waits until a figure has stayed the same for a while. */
-async function settled(figure: () => number): Promise<void> {
-  let before = -1;
-  for (let same = 0; same < 20; same = figure() === before ? same + 1 : 0) {
-    before = figure();
-    await new Promise((resolve) => setTimeout(resolve, 5));
-  }
-}

@@ -1,5 +1,5 @@
 /** Whether the nodes live on: their leases and conditions by a watch, and the agent's liveness by asking as a kubelet would. */
-import { setTimeout as sleep } from "node:timers/promises";
+import { setInterval } from "node:timers/promises";
 import type { RestartableProcess } from "../../e2e/harness/agent.ts";
 import type { Client, Json } from "../../e2e/harness/client.ts";
 
@@ -48,8 +48,8 @@ export function watchPulse(options: {
     }
   };
   const probe = async () => {
-    for (let failures = 0; ;) {
-      await sleep(PROBE_EVERY_MS, undefined, { signal: stop.signal });
+    let failures = 0;
+    for await (const _ of setInterval(PROBE_EVERY_MS, undefined, { signal: stop.signal })) {
       checkLeases();
       const timeout = AbortSignal.timeout(PROBE_TIMEOUT_MS);
       const answered = await Promise.race([

@@ -2,8 +2,8 @@
 import { randomBytes } from "node:crypto";
 import { get, type IncomingMessage } from "node:http";
 import type { Socket } from "node:net";
-import { setTimeout as sleep } from "node:timers/promises";
 import type WebSocket from "ws";
+import { fill } from "../../e2e/harness/wait.ts";
 import type { HostileCase } from "./case.ts";
 import { openExec } from "./exec.ts";
 import type { Tenant } from "./tenant.ts";
@@ -122,16 +122,13 @@ function rawSocket(socket: WebSocket): Socket {
 async function pour(socket: WebSocket, bytes: number, write: (chunk: Buffer) => void): Promise<void> {
   const chunk = Buffer.alloc(MIB);
   const raw = rawSocket(socket);
-  for (let written = 0, stuck = 0; written < bytes && stuck < 20 && !raw.destroyed;) {
-    if (raw.writableLength > 4 * MIB) {
-      stuck++;
-      await sleep(10);
-      continue;
-    }
-    write(chunk);
-    written += chunk.length;
-    stuck = 0;
-  }
+  await fill({
+    write: () => (write(chunk), chunk.length),
+    pending: () => raw.writableLength,
+    allowed: 4 * MIB,
+    limit: bytes,
+    closed: () => raw.destroyed,
+  });
 }
 
 /** The header of a masked binary frame of which more are to follow (RFC 6455, 5.2). */

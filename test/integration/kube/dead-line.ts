@@ -9,6 +9,7 @@ import { Store } from "../../../src/kube/store.ts";
 import { KubeTransport } from "../../../src/kube/transport.ts";
 import { silentLogger } from "../../../src/telemetry/logger.ts";
 import { systemClock } from "../../../src/util/clock.ts";
+import { must, waitFor } from "../../e2e/harness/wait.ts";
 import { json, KubeServer, type Received } from "../../support/kube-server.ts";
 
 execFileSync("ip", ["link", "set", "lo", "up"]);
@@ -31,7 +32,7 @@ function cutOff(port: number): void {
 
 /** Once the bookmark has come through. */
 async function cutOffWhenEstablished(port: number): Promise<void> {
-  while (reflector.counters.bookmarks === 0) await systemClock.sleep(10);
+  await waitFor({ what: "the bookmark" }, () => must(reflector.counters.bookmarks > 0, reflector.counters));
   cutOff(port);
 }
 

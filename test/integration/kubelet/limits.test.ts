@@ -9,7 +9,7 @@ import { WebSocket } from "ws";
 import { DEFAULT_SESSION_LIMITS } from "../../../src/kubelet/sessions.ts";
 import { synStreamFrame, dataHeader } from "../../../src/spdy/frames.ts";
 import { HeaderDeflater } from "../../../src/spdy/headers.ts";
-import { must, waitFor } from "../../e2e/harness/wait.ts";
+import { fill, must, waitFor } from "../../e2e/harness/wait.ts";
 import { CBC_CIPHERS, handshake } from "../../support/tls-handshake.ts";
 import { ask, statusOf } from "./client.ts";
 import type { FloodResult } from "./flood.ts";
@@ -237,14 +237,12 @@ describe("limits of the kubelet API", () => {
     const socket = await openExec(kubelet, ["sleep", "1000"]);
     socket.resume();
     const piece = Buffer.concat([dataHeader(3, 32 * 1024, false), Buffer.alloc(32 * 1024)]);
-    let sent = 0;
-    while (
-      socket.write(piece) ||
-      (await Promise.race([once(socket, "drain"), new Promise((r) => setTimeout(r, 500, "stuck"))])) !== "stuck"
-    ) {
-      sent += piece.length;
-      if (sent > 512 * 1024 * 1024) throw new Error("nobody stopped it");
-    }
+    const sent = await fill({
+      write: () => (socket.write(piece), piece.length),
+      pending: () => socket.writableLength,
+      allowed: socket.writableHighWaterMark,
+      limit: 512 * 1024 * 1024,
+    });
     expect(sent).toBeLessThan(64 * 1024 * 1024);
   });
 });

@@ -1,5 +1,7 @@
+import { readdirSync, readlinkSync } from "node:fs";
 import { expect, test, vi } from "vitest";
 import { ContainerError } from "../../../providers/local/engine.ts";
+import { settled } from "../../e2e/harness/wait.ts";
 import { main, World } from "./world.ts";
 
 const never = { restart_policy: "never" as const };
@@ -182,6 +184,16 @@ test("what a machine says of itself stays short, however much its container prin
   expect(longest).toBe(1024);
 });
 
+/** What this process has open. */
+const openFiles = (): string[] =>
+  readdirSync("/proc/self/fd").flatMap((fd) => {
+    try {
+      return [readlinkSync(`/proc/self/fd/${fd}`)];
+    } catch {
+      return []; // closed in the meantime
+    }
+  });
+
 test("an end whose log is still being read when the sandbox is lost does not end the next instance", async () => {
   const world = await World.create();
   const lines = Array.from({ length: 80_000 }, () => "x".repeat(100));
@@ -191,7 +203,8 @@ test("an end whose log is still being read when the sandbox is lost does not end
   await world.lose({ reason: "SandboxLost", message: "gone" });
   const state = await world.container("a");
   expect(state).toMatchObject({ state: "running", restart_count: 1 });
-  await new Promise((resolve) => setTimeout(resolve, 1_000));
+  // Whoever still reads the log has it open.
+  await settled(() => openFiles().filter((file) => file.includes("/log.")).length);
   expect(await world.container("a")).toEqual(state);
   expect(world.running()).toEqual(["a"]);
 });

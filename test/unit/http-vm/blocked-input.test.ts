@@ -6,6 +6,7 @@ import { WebSocket } from "ws";
 import { createMachineApiServer, type ServerLimits } from "../../../providers/http-vm/index.ts";
 import { MemoryProvider } from "../../../providers/memory/index.ts";
 import { silentLogger } from "../../../src/telemetry/logger.ts";
+import { fill } from "../../e2e/harness/wait.ts";
 import { VirtualClock } from "../../support/virtual-clock.ts";
 
 const cleanups: (() => Promise<unknown>)[] = [];
@@ -52,26 +53,18 @@ async function setup(kind: "exec" | "port", limits: Partial<ServerLimits> = {}) 
   return { clock, socket, open, over: over.promise, stdin, taken: () => taken };
 }
 
-/** Sends until the other side takes no more for a while. */
-async function fill(socket: WebSocket): Promise<number> {
-  let sent = 0;
-  for (let stuck = 0; stuck < 20 && sent < 256 * 1024 * 1024;) {
-    if (socket.bufferedAmount > 0) {
-      await new Promise((resolve) => setTimeout(resolve, 10));
-      stuck++;
-      continue;
-    }
-    stuck = 0;
-    socket.send(Buffer.alloc(PIECE));
-    sent += PIECE;
-  }
-  return sent;
-}
+/** Sends until the other side takes no more. */
+const overfill = (socket: WebSocket): Promise<number> =>
+  fill({
+    write: () => (socket.send(Buffer.alloc(PIECE)), PIECE),
+    pending: () => socket.bufferedAmount,
+    limit: 256 * 1024 * 1024,
+  });
 
 describe.each(["exec", "port"] as const)("the input of a session (%s) that nobody reads", (kind) => {
   test("is not taken without end", async () => {
     const { socket, taken } = await setup(kind);
-    expect(await fill(socket)).toBeLessThan(64 * 1024 * 1024);
+    expect(await overfill(socket)).toBeLessThan(64 * 1024 * 1024);
     expect(taken()).toBeLessThan(2 * 1024 * 1024);
   });
 
@@ -80,7 +73,7 @@ describe.each(["exec", "port"] as const)("the input of a session (%s) that nobod
     ["says goodbye", (socket: WebSocket) => socket.close()],
   ])("keeps nothing open when the client %s", async (_how, leave) => {
     const { clock, socket, over } = await setup(kind);
-    await fill(socket);
+    await overfill(socket);
     leave(socket);
     socket.terminate();
     let isOver = false;
@@ -112,7 +105,7 @@ describe("what all sessions hold in memory", () => {
 
 test("a client that stays is not cut off, however long its input is not read", async () => {
   const { clock, socket, stdin } = await setup("exec");
-  await fill(socket);
+  await overfill(socket);
   for (let minute = 0; minute < 60; minute++) await clock.advance(60_000);
   const sign = once(socket, "pong");
   await clock.advance(5_000);

@@ -3,7 +3,7 @@ import { mkdtemp, rm } from "node:fs/promises";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { Readable } from "node:stream";
-import { afterEach, describe, expect, test, vi } from "vitest";
+import { afterEach, describe, expect, test } from "vitest";
 import {
   createMachineApiServer,
   HttpVmProvider,
@@ -15,6 +15,7 @@ import { MemoryProvider, scriptedFaults, type MemoryProviderOptions } from "../.
 import type { ContainerSpec, MachineSpec } from "../../../src/provider/machine.ts";
 import type { LogLine, StreamOptions } from "../../../src/provider/provider.ts";
 import { silentLogger } from "../../../src/telemetry/logger.ts";
+import { settled } from "../../e2e/harness/wait.ts";
 
 const signal = new AbortController().signal;
 const cleanups: (() => Promise<unknown>)[] = [];
@@ -248,12 +249,8 @@ describe("streams", () => {
     });
     const process = await client.exec("m", "c", ["x"], streams());
     // The sockets' buffers fill up; from then on nothing more is produced.
-    await vi.waitFor(async () => {
-      const before = produced;
-      await new Promise((resolve) => setTimeout(resolve, 50));
-      expect(produced).toBe(before);
-      expect(produced).toBeGreaterThan(0);
-    });
+    await expect.poll(() => produced).toBeGreaterThan(0);
+    await settled(() => produced);
     expect(produced).toBeLessThan(32 * 1024 * 1024);
     process.close();
     await expect(process.exit).rejects.toMatchObject({ code: "unavailable" });

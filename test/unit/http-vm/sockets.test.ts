@@ -9,6 +9,7 @@ import { afterEach, describe, expect, test } from "vitest";
 import { WebSocketServer } from "ws";
 import { writeFilesVolume } from "../../../providers/local/machine/volume-files.ts";
 import { HttpVmProvider, type HttpVmOptions, type InvalidReason } from "../../../providers/http-vm/index.ts";
+import { passTime, settled } from "../../e2e/harness/wait.ts";
 import { VirtualClock } from "../../support/virtual-clock.ts";
 
 const signal = new AbortController().signal;
@@ -135,7 +136,9 @@ describe("deadlines", () => {
     const server = http((request, response) => {
       response.writeHead(200, { "content-type": "text/x-cri-log", "x-request-id": request.headers["x-request-id"]! });
       response.flushHeaders();
-      setTimeout(() => response.end("2026-01-01T00:00:00.000000000Z stdout F late\n"), 2 * QUICK.silenceMs);
+      void passTime(2 * QUICK.silenceMs, "silence itself is tried").then(() =>
+        response.end("2026-01-01T00:00:00.000000000Z stdout F late\n"),
+      );
     });
     const { provider } = await connect(server);
     const { value } = await provider.getLogs("m", "c", { signal, follow: true }).next();
@@ -262,20 +265,25 @@ describe("connections", () => {
   });
 
   test("no more calls are in flight than allowed", async () => {
-    let now = 0;
-    let most = 0;
+    const answers: (() => void)[] = [];
     const server = http((request, response) => {
-      most = Math.max(most, ++now);
-      setTimeout(() => {
-        now--;
+      answers.push(() =>
         response
           .writeHead(200, { "content-type": "application/json", "x-request-id": request.headers["x-request-id"]! })
-          .end(INFO);
-      }, 20);
+          .end(INFO),
+      );
     });
-    const { provider } = await connect(server, { pacing: { concurrency: 3, perSecond: 1000, burst: 1000 } });
-    await Promise.all(Array.from({ length: 12 }, () => provider.getInfo({ signal })));
-    expect(most).toBe(3);
+    const { provider } = await connect(server, {
+      deadlines: {},
+      pacing: { concurrency: 3, perSecond: 1000, burst: 1000 },
+    });
+    const calls = Promise.all(Array.from({ length: 12 }, () => provider.getInfo({ signal })));
+    for (let answered = 0; answered < 12; answered += 3) {
+      await expect.poll(() => answers.length).toBe(3);
+      expect(await settled(() => answers.length)).toBe(3);
+      for (const answer of answers.splice(0)) answer();
+    }
+    await calls;
   });
 });
 

@@ -6,6 +6,7 @@ import type { Logger } from "../../../src/telemetry/logger.ts";
 import { silentLogger } from "../../../src/telemetry/logger.ts";
 import type { Clock } from "../../../src/util/clock.ts";
 import { systemClock } from "../../../src/util/clock.ts";
+import { passTime } from "../../e2e/harness/wait.ts";
 import { KubeServer, failure, json, type Received } from "../../support/kube-server.ts";
 import type { ServerResponse } from "node:http";
 
@@ -145,8 +146,7 @@ describe("a list", () => {
       intercept: (_asked, reply) => {
         void (async () => {
           for (let at = 0; at < text.length; at += 20) {
-            // The slowness itself is under test here.
-            await systemClock.sleep(80);
+            await passTime(80, "slowness itself is tried");
             reply.write(text.slice(at, at + 20));
           }
           reply.end();

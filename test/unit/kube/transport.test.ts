@@ -10,6 +10,7 @@ import { NotLeaderError } from "../../../src/kube/leader-election.ts";
 import { tokenReview } from "../../../src/kube/reviews.ts";
 import { silentLogger } from "../../../src/telemetry/logger.ts";
 import { systemClock, type Clock } from "../../../src/util/clock.ts";
+import { passTime } from "../../e2e/harness/wait.ts";
 import { KubeServer, failure, json, type Handler } from "../../support/kube-server.ts";
 import { caCert, clientCert, clientKey, serverCert, serverKey } from "../../support/tls.ts";
 
@@ -617,8 +618,7 @@ describe("a watch", () => {
       for await (const e of watch(connect(server, { timeoutMs: 200 }))) seen.push(e);
     })();
     await expect.poll(() => seen.length).toBe(1);
-    // Silence itself is under test here.
-    await systemClock.sleep(300);
+    await passTime(300, "silence itself is tried");
     finish();
     await done;
     expect(seen).toHaveLength(2);

@@ -1,4 +1,5 @@
 /** What the cases about controllers share: objects, and the part of kubelet that they play. */
+import { setInterval } from "node:timers/promises";
 import { randomUUID } from "node:crypto";
 import { must as require, waitFor } from "../../../harness/wait.ts";
 import type { Api, Json } from "../../api.ts";
@@ -72,14 +73,14 @@ export function keepReady(api: Api, ns: string, app: string): () => Promise<void
   let isStopped = false;
   const path = `${podsIn(ns)}?labelSelector=app%3D${app}`;
   const running = (async () => {
-    while (!isStopped) {
+    for await (const _ of setInterval(30)) {
       const { body } = await api.request("GET", path);
       for (const pod of body.items ?? []) {
         if (pod.status.phase !== "Pending" || pod.metadata.deletionTimestamp) continue;
         // It may go between the look and the word about it.
         await becomeReady(api, pod).catch(() => undefined);
       }
-      await new Promise((resolve) => setTimeout(resolve, 30));
+      if (isStopped) return;
     }
   })();
   return async () => {
