@@ -175,9 +175,11 @@ export class LocalProvider implements Provider {
 
   /** Spares the images of all machines from the engine's garbage collection. */
   #retainImages(): void {
+    const { images } = this.#engine;
+    if (images?.retain === undefined) return;
     const records = [...this.#supervisors.values()].flatMap(({ record }) => Object.values(record.containers));
     const inUse = records.flatMap(({ image, imageVolumes }) => [image, ...Object.values(imageVolumes ?? {})]);
-    this.#engine.images?.retain?.(new Set(inUse.flatMap((image) => image?.location ?? [])));
+    images.retain(new Set(inUse.flatMap((image) => image?.location ?? [])));
   }
 
   #prune(): void {
