@@ -1,4 +1,6 @@
-/** Files that the programs of one machine have written: those below a mount are the volume's, others the container's. */
+/**
+ * Files that the programs of one machine have written: those below a mount are the volume's, others the container's.
+ */
 import type { ContainerSpec } from "../../src/provider/kit/index.ts";
 
 export class MachineFiles {

@@ -1,6 +1,6 @@
 /**
  * Just enough of sh that demos, examples and the conformance kit behave as in a real machine: `;`, `&&`, quotes,
- * variables, `>`, `trap`, `while true`, and the commands of commands.ts. It is not a shell: an unknown command answers 127.
+ * variables, `>`, `trap`, `while true`, and the commands of commands.ts. It is not a shell: an unknown one answers 127.
  */
 import { COMMANDS, ExitSignal, PROGRAMS, type Session } from "./commands.ts";
 import type { Program, ProgramIo } from "./program.ts";
