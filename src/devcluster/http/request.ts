@@ -7,6 +7,7 @@ import { HttpError } from "../../http/http-error.ts";
 import { toError } from "../../util/errors.ts";
 import type { Attributes } from "../auth/auth.ts";
 import { requestModel } from "../auth/reviews.ts";
+import type { Kind } from "../kinds/kind.ts";
 import type { ListOptions } from "../kinds/listing.ts";
 import type { DeleteOptions, PatchType, User, WriteContext } from "../kinds/object-api.ts";
 import { readProtobuf } from "../kubectl/protobuf.ts";
@@ -37,6 +38,11 @@ export interface ApiRequest {
   /** As in a SubjectAccessReview: get, list, watch, create, update, patch, delete, deletecollection. */
   verb: string;
   user: User;
+}
+
+/** A request for objects of a kind that there is. */
+export interface KindRequest extends ApiRequest {
+  kind: Kind;
 }
 
 /** Splits an API path; undefined for everything that names no resource, such as discovery. */
@@ -109,7 +115,7 @@ export const attributesOf = (route: Route, verb: string): Attributes => ({
   ...(route.name !== undefined && { name: route.name }),
 });
 
-export function writeContext(user: User, query: URLSearchParams): WriteContext {
+export function writeContext({ user, query }: Pick<ApiRequest, "user" | "query">): WriteContext {
   const dryRun = query.getAll("dryRun");
   const wrong = dryRun.find((value) => value !== "All" && value !== "");
   if (wrong !== undefined)
@@ -142,8 +148,8 @@ export function listOptions(query: URLSearchParams): ListOptions {
   return options;
 }
 
-export async function deleteOptions(request: IncomingMessage, query: URLSearchParams): Promise<DeleteOptions> {
-  const body = await readBody(request, false, true);
+export async function deleteOptions({ message, query }: ApiRequest): Promise<DeleteOptions> {
+  const body = await readBody(message, { optional: true });
   const options: DeleteOptions = isRecord(body) ? { ...body } : {};
   const seconds = query.get("gracePeriodSeconds");
   if (options.gracePeriodSeconds === undefined && seconds) options.gracePeriodSeconds = Number(seconds);
@@ -167,7 +173,10 @@ export function patchTypeOf(request: IncomingMessage): PatchType {
 }
 
 /** The parsed body; undefined when it is empty and may be. */
-export async function readBody(request: IncomingMessage, isPatch = false, optional = false): Promise<Json> {
+export async function readBody(
+  request: IncomingMessage,
+  { isPatch = false, optional = false }: { isPatch?: boolean; optional?: boolean } = {},
+): Promise<Json> {
   const type = mediaType(request);
   const isYaml = type === "application/yaml" || type === "application/apply-patch+yaml";
   const raw = await readBytes(request, BODY_LIMIT).catch((thrown: unknown) => {

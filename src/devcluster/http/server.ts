@@ -10,7 +10,6 @@ import type { Clock } from "../../util/clock.ts";
 import type { Random } from "../../util/random.ts";
 import type { Attributes, Auth } from "../auth/auth.ts";
 import { answerReview, requestToken, reviewKinds } from "../auth/reviews.ts";
-import type { Kind } from "../kinds/kind.ts";
 import { findKind } from "../kinds/kinds.ts";
 import type { ListResult } from "../kinds/listing.ts";
 import type { ObjectApi, User, WriteContext } from "../kinds/object-api.ts";
@@ -39,6 +38,7 @@ import {
   verbOf,
   writeContext,
   type ApiRequest,
+  type KindRequest,
 } from "./request.ts";
 import { Watches } from "./watches.ts";
 
@@ -149,7 +149,7 @@ export class ApiServer {
     }
     if (group === "" && resource === "bindings" && namespace && request.message.method === "POST") {
       const binding = await readBody(request.message);
-      const context = writeContext(request.user, request.query);
+      const context = writeContext(request);
       this.#options.objects.bind(namespace, binding?.metadata?.name ?? "", binding, context);
       sendStatus(request, success(201));
       return;
@@ -161,7 +161,7 @@ export class ApiServer {
     const kind = findKind(group, version, resource);
     if (!kind || (kind.namespaced ? namespace === undefined && name !== undefined : namespace !== undefined))
       throw resourceNotFound();
-    await this.#serveKind(kind, request);
+    await this.#serveKind({ ...request, kind });
   }
 
   async #serveUsage(request: ApiRequest): Promise<void> {
@@ -175,15 +175,15 @@ export class ApiServer {
     send(request, 200, await this.#usage.answer({ resource, namespace, name, labelSelector }));
   }
 
-  async #serveKind(kind: Kind, request: ApiRequest): Promise<void> {
-    const { route, verb } = request;
+  async #serveKind(request: KindRequest): Promise<void> {
+    const { kind, route, verb } = request;
     const subresource = route.tail[0];
     if (subresource === "scale" && kind.scale && route.tail.length === 1) {
-      await this.#serveScale(kind, request);
+      await this.#serveScale(request);
       return;
     }
     if (subresource !== undefined && kind.subresources[subresource] === undefined) {
-      await this.#serveAction(kind, request);
+      await this.#serveAction(request);
       return;
     }
     if (route.tail.length > 1) throw resourceNotFound();
@@ -193,35 +193,36 @@ export class ApiServer {
     const { namespace, name } = route;
     switch (verb) {
       case "list":
-        this.#sendList(kind, request, objects.list(kind, namespace, listOptions(request.query)));
+        this.#sendList(request, objects.list(kind, namespace, listOptions(request.query)));
         return;
       case "watch":
-        this.#watches.serve(kind, request);
+        this.#watches.serve(request);
         return;
       case "get":
-        this.#sendObject(kind, request, 200, objects.get(kind, namespace, name!));
+        this.#sendObject(request, 200, objects.get(kind, namespace, name!));
         return;
       case "deletecollection": {
-        const options = await deleteOptions(request.message, request.query);
-        const context = writeContext(request.user, request.query);
+        const options = await deleteOptions(request);
+        const context = writeContext(request);
         const list = listOptions(request.query);
-        this.#sendList(kind, request, objects.deleteCollection(kind, namespace, list, options, context));
+        this.#sendList(request, objects.deleteCollection(kind, namespace, list, options, context));
         return;
       }
       default:
-        await this.#write(kind, request, writeContext(request.user, request.query));
+        await this.#write(request);
     }
   }
 
-  async #write(kind: Kind, request: ApiRequest, context: WriteContext): Promise<void> {
+  async #write(request: KindRequest): Promise<void> {
     const { objects } = this.#options;
-    const { message, query, route, verb } = request;
+    const { kind, message, query, route, verb } = request;
+    const context = writeContext(request);
     const { namespace, name } = route;
     const subresource = route.tail[0];
     if (verb === "create") {
       if ((kind.namespaced && namespace === undefined) || subresource !== undefined) throw methodNotAllowed();
       const object = objects.create(kind, namespace, await readBody(message), context);
-      this.#sendObject(kind, request, 201, object, context);
+      this.#sendObject(request, 201, object, context);
       return;
     }
     if (name === undefined) throw methodNotAllowed();
@@ -229,7 +230,7 @@ export class ApiServer {
     switch (verb) {
       case "update": {
         const { object, created } = objects.replace(target, await readBody(message), context);
-        this.#sendObject(kind, request, created ? 201 : 200, object, context);
+        this.#sendObject(request, created ? 201 : 200, object, context);
         return;
       }
       case "patch": {
@@ -239,16 +240,16 @@ export class ApiServer {
             required("fieldManager", "is required for apply patch"),
           ]);
         }
-        const { object, created } = objects.patch(target, type, await readBody(message, true), context);
-        this.#sendObject(kind, request, created ? 201 : 200, object, context);
+        const { object, created } = objects.patch(target, type, await readBody(message, { isPatch: true }), context);
+        this.#sendObject(request, created ? 201 : 200, object, context);
         return;
       }
       case "delete": {
-        const options = await deleteOptions(message, query);
+        const options = await deleteOptions(request);
         const dryRun = context.dryRun || (options.dryRun?.length ?? 0) > 0;
         const { object, gone } = objects.delete(kind, namespace, name, options, { ...context, dryRun });
         if (kind.returnsDeleted || !gone) {
-          this.#sendObject(kind, request, 200, object, context);
+          this.#sendObject(request, 200, object, context);
           return;
         }
         const { uid } = object.metadata;
@@ -262,29 +263,29 @@ export class ApiServer {
     }
   }
 
-  async #serveScale(kind: Kind, request: ApiRequest): Promise<void> {
+  async #serveScale(request: KindRequest): Promise<void> {
     const { objects } = this.#options;
-    const { route, verb, message } = request;
+    const { kind, route, verb, message } = request;
     const at = { namespace: route.namespace!, name: route.name! };
     if (verb === "get") {
       send(request, 200, scaleOf(kind, objects.get(kind, at.namespace, at.name)));
       return;
     }
     if (verb !== "update" && verb !== "patch") throw methodNotAllowed();
-    const context = writeContext(request.user, request.query);
+    const context = writeContext(request);
     const type = verb === "patch" ? patchTypeOf(message) : undefined;
     send(
       request,
       200,
-      writeScale(objects, kind, at, { body: await readBody(message, verb === "patch"), type }, context),
+      writeScale(objects, kind, at, { body: await readBody(message, { isPatch: verb === "patch" }), type }, context),
     );
   }
 
   /** Subresources that do something instead of writing the object. */
-  async #serveAction(kind: Kind, request: ApiRequest): Promise<void> {
+  async #serveAction(request: KindRequest): Promise<void> {
     const { objects, auth, kubelets } = this.#options;
-    const { message, response, route } = request;
-    const context = writeContext(request.user, request.query);
+    const { kind, message, response, route } = request;
+    const context = writeContext(request);
     if (await kubelets.handleRequest(message, response)) return;
     const action = `${kind.resource}/${route.tail[0]}`;
     if (!["pods/binding", "pods/eviction", "serviceaccounts/token"].includes(action) || route.tail.length > 1)
@@ -311,13 +312,13 @@ export class ApiServer {
     }
   }
 
-  #sendObject(kind: Kind, request: ApiRequest, status: number, object: StoredObject, context?: WriteContext): void {
+  #sendObject(request: KindRequest, status: number, object: StoredObject, context?: WriteContext): void {
     if (context) sendWarnings(request, context);
-    send(request, status, renderObject(kind, object, renderingOf(request), this.#options.clock.now()));
+    send(request, status, renderObject(request.kind, object, renderingOf(request), this.#options.clock.now()));
   }
 
-  #sendList(kind: Kind, request: ApiRequest, list: ListResult): void {
-    send(request, 200, renderList(kind, list, renderingOf(request), this.#options.clock.now()));
+  #sendList(request: KindRequest, list: ListResult): void {
+    send(request, 200, renderList(request.kind, list, renderingOf(request), this.#options.clock.now()));
   }
 }
 

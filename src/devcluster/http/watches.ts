@@ -9,7 +9,7 @@ import { ApiStatusError, badRequest, forbiddenField, invalid } from "../objects/
 import type { Json, StoredObject } from "../objects/object.ts";
 import { startWatch, type EventType, type WatchStart } from "../objects/watch.ts";
 import { renderingOf, renderObject, type Rendering } from "./reply.ts";
-import { listOptions, type ApiRequest } from "./request.ts";
+import { listOptions, type KindRequest } from "./request.ts";
 
 /** A watcher that lets this much pile up is cut off; it resumes from its last revision. */
 const WATCH_BACKLOG = 32 * 1024 * 1024;
@@ -39,9 +39,9 @@ export class Watches {
   }
 
   /** Answers with a stream that goes on after this call. @throws ApiStatusError for options that cannot be served */
-  serve(kind: Kind, request: ApiRequest): void {
+  serve(request: KindRequest): void {
     const { objects, clock, random } = this.#options;
-    const { query, response } = request;
+    const { kind, query, response } = request;
     const rendering = renderingOf(request);
     const options = withName(listOptions(query), request.route.name);
     const filter = objects.filter(kind, request.route.namespace, options);
@@ -86,11 +86,15 @@ export class Watches {
     const limit = Number(query.get("timeoutSeconds") ?? 0) * 1000 || DEFAULT_WATCH_MS * (1 + random());
     cleanups.push(clock.after(limit, endGracefully));
     if (!wantsBookmarks) return;
-    const tick = () => {
-      bookmark();
-      cleanups.push(clock.after(this.#options.bookmarkIntervalMs, tick));
+    let cancel = () => {};
+    const schedule = () => {
+      cancel = clock.after(this.#options.bookmarkIntervalMs, () => {
+        schedule();
+        bookmark();
+      });
     };
-    cleanups.push(clock.after(this.#options.bookmarkIntervalMs, tick));
+    schedule();
+    cleanups.push(() => cancel());
   }
 
   #deliverer(
