@@ -52,7 +52,7 @@ import type { Engine, HostProblem } from "./engine.ts";
 import { findTool } from "./host/command.ts";
 import { lockFile } from "./host/lock.ts";
 import { specHash } from "./machine/record.ts";
-import { MachineStore } from "./machine/store.ts";
+import { MachineStore } from "./machine/machine-store.ts";
 import { Supervisor, type SupervisorContext } from "./machine/supervisor.ts";
 
 interface LocalProviderOptions {

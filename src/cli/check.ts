@@ -18,7 +18,7 @@ import { nodePath } from "../kube/paths.ts";
 import { selfSubjectAccessReview } from "../kube/reviews.ts";
 import type { KubeTransport } from "../kube/transport.ts";
 import type { Node } from "../kube/wire.ts";
-import { foreignIdentity, foreignNodeCure } from "../node/status.ts";
+import { foreignIdentity, foreignNodeCure } from "../node/node-status.ts";
 import { describePermission, nodePermissions, type Permission } from "../agent/permissions.ts";
 import { silentLogger } from "../telemetry/logger.ts";
 import { systemClock } from "../util/clock.ts";

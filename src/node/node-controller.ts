@@ -1,6 +1,6 @@
 /**
  * Keeps the virtual Node in the API server: registers it, reports its status, renews its lease, and registers it again
- * when it is deleted. What the Node looks like is decided in `status.ts`; here is when and how it is written.
+ * when it is deleted. What the Node looks like is decided in `node-status.ts`; here is when and how it is written.
  */
 import { ConfigError } from "../config/load.ts";
 import { isAlreadyExists, isForbidden, isNotFound } from "../kube/errors.ts";
@@ -32,7 +32,7 @@ import {
   providerId,
   statusPatch,
   type NodeObservation,
-} from "./status.ts";
+} from "./node-status.ts";
 
 interface NodeMetrics {
   onRegistered(): void;

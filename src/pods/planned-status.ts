@@ -11,7 +11,7 @@ import type { Action, Observed, PlanContext } from "./decision.ts";
 import type { PodMemory } from "./pod-memory.ts";
 import { containerId } from "./status/container.ts";
 import { statusDiff } from "./status/diff.ts";
-import { podStatus } from "./status/status.ts";
+import { podStatus } from "./status/pod-status.ts";
 import { splitFields, statusDelay, writable } from "./status-write.ts";
 
 /**

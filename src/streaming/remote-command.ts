@@ -12,7 +12,7 @@ import type { Clock } from "../util/clock.ts";
 import { toError } from "../util/errors.ts";
 import { SpdySession, type SpdyStream } from "../spdy/session.ts";
 import type { UnreadShare } from "../util/unread.ts";
-import { outcomeStatus, outcomeText, type CommandOutcome } from "./status.ts";
+import { outcomeStatus, outcomeText, type CommandOutcome } from "./command-outcome.ts";
 import { acceptSpdyUpgrade, negotiateSpdyProtocol, upgradeKind, type UpgradeRequest } from "./upgrade.ts";
 import { ChannelSocket, acceptWebSocketUpgrade, negotiateWebSocketProtocol } from "./websocket.ts";
 

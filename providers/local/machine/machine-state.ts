@@ -25,7 +25,7 @@ import {
 import { KILLED_EXIT, type SandboxLoss } from "../engine.ts";
 import { type ContainerHolder, ContainerStatus, MAX_MESSAGE_CHARS } from "./container-status.ts";
 import { newContainerRecord, newContainerState, type Ending, type MachineRecord } from "./record.ts";
-import type { MachineStore } from "./store.ts";
+import type { MachineStore } from "./machine-store.ts";
 
 /** How often a record that could not be written (a full disk) is tried again. */
 const COMMIT_RETRY_MS = 1_000;

@@ -35,7 +35,7 @@ import { MachineWork } from "./machine-work.ts";
 import { type Action, plan } from "./plan.ts";
 import { type Ending, type MachineRecord, newRecord } from "./record.ts";
 import { SandboxKeeper } from "./sandbox-keeper.ts";
-import type { MachineStore } from "./store.ts";
+import type { MachineStore } from "./machine-store.ts";
 
 /** kubelet: immediateEvictionGracePeriodSeconds. */
 const EVICTION_GRACE_MS = 1_000;

@@ -6,7 +6,7 @@ import { join } from "node:path";
 import { inspect } from "node:util";
 import { gunzipSync } from "node:zlib";
 import { afterAll, afterEach, beforeAll, beforeEach, describe, expect, test } from "vitest";
-import { HostImages } from "../../../providers/local/images/store.ts";
+import { HostImages } from "../../../providers/local/images/host-images.ts";
 import { silentLogger } from "../../../src/telemetry/logger.ts";
 import { systemClock } from "../../../src/util/clock.ts";
 import { INDEX_TYPE, MANIFEST_TYPE, startLyingRegistry, type LyingRegistry } from "../../support/lying-registry.ts";

@@ -10,7 +10,7 @@ import { gzipSync } from "node:zlib";
 import { afterAll, afterEach, beforeAll, beforeEach, describe, expect, test } from "vitest";
 import { run } from "../../../providers/local/host/command.ts";
 import { Destinations } from "../../../providers/local/images/destinations.ts";
-import { HostImages, type HostImagesOptions } from "../../../providers/local/images/store.ts";
+import { HostImages, type HostImagesOptions } from "../../../providers/local/images/host-images.ts";
 import { silentLogger } from "../../../src/telemetry/logger.ts";
 import { systemClock } from "../../../src/util/clock.ts";
 import { VirtualClock } from "../../support/virtual-clock.ts";

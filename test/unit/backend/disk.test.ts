@@ -2,7 +2,7 @@
 import { existsSync, readdirSync, readFileSync, writeFileSync } from "node:fs";
 import { join } from "node:path";
 import { describe, expect, test } from "vitest";
-import { MachineStore } from "../../../providers/local/machine/store.ts";
+import { MachineStore } from "../../../providers/local/machine/machine-store.ts";
 import { main, World } from "./world.ts";
 
 test("a machine whose state cannot be written does not run, and its id stays free", async () => {

@@ -8,7 +8,7 @@ import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { describe, expect, test } from "vitest";
 import { stringify } from "yaml";
-import { kubeletVersion } from "../../../src/node/status.ts";
+import { kubeletVersion } from "../../../src/node/node-status.ts";
 import { createMetrics, type Metrics } from "../../../src/telemetry/metrics.ts";
 import { tryCommand } from "../../e2e/harness/exec.ts";
 

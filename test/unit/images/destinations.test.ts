@@ -7,7 +7,7 @@ import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { afterEach, beforeEach, describe, expect, test } from "vitest";
 import { Destinations } from "../../../providers/local/images/destinations.ts";
-import { HostImages, type HostImagesOptions } from "../../../providers/local/images/store.ts";
+import { HostImages, type HostImagesOptions } from "../../../providers/local/images/host-images.ts";
 import type { RegistryAuth } from "../../../src/provider/machine.ts";
 import { silentLogger } from "../../../src/telemetry/logger.ts";
 import { systemClock } from "../../../src/util/clock.ts";

@@ -4,7 +4,7 @@ import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { beforeEach, afterEach, expect, test, vi } from "vitest";
 import { imageDisk } from "../../../providers/local/engines/vm/image-disk.ts";
-import { HostImages } from "../../../providers/local/images/store.ts";
+import { HostImages } from "../../../providers/local/images/host-images.ts";
 import { silentLogger } from "../../../src/telemetry/logger.ts";
 import { systemClock } from "../../../src/util/clock.ts";
 

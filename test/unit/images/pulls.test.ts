@@ -4,7 +4,7 @@ import type { IncomingMessage, ServerResponse } from "node:http";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { afterEach, beforeEach, describe, expect, test, vi } from "vitest";
-import { HostImages } from "../../../providers/local/images/store.ts";
+import { HostImages } from "../../../providers/local/images/host-images.ts";
 import type { Clock } from "../../../src/util/clock.ts";
 import { silentLogger } from "../../../src/telemetry/logger.ts";
 import { systemClock } from "../../../src/util/clock.ts";

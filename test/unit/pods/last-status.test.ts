@@ -1,7 +1,7 @@
 /** What a kubelet says last of a pod (status_manager.go: TerminatePod), above all of one that never started. */
 import { describe, expect, test } from "vitest";
 import type { StatusInput } from "../../../src/pods/status/input.ts";
-import { podStatus } from "../../../src/pods/status/status.ts";
+import { podStatus } from "../../../src/pods/status/pod-status.ts";
 import type { Machine } from "../../../src/provider/machine.ts";
 import type { Pod } from "../../../src/kube/wire.ts";
 import { container, exited, machine, NOW, pod } from "./fixtures.ts";

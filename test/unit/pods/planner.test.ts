@@ -5,7 +5,7 @@ import { PREEMPTED } from "../../../src/pods/verdicts.ts";
 import type { Observed } from "../../../src/pods/decision.ts";
 import type { Pod } from "../../../src/kube/wire.ts";
 import type { Machine } from "../../../src/provider/machine.ts";
-import { podStatus } from "../../../src/pods/status/status.ts";
+import { podStatus } from "../../../src/pods/status/pod-status.ts";
 import { withUnwritable } from "../../../src/pods/status-write.ts";
 import { container, exited, machine, NOW, pod, running as runs } from "./fixtures.ts";
 

@@ -3,7 +3,7 @@ import type { Pod } from "../../../src/kube/wire.ts";
 import type { Machine } from "../../../src/provider/machine.ts";
 import { statusDiff } from "../../../src/pods/status/diff.ts";
 import type { StatusInput } from "../../../src/pods/status/input.ts";
-import { podStatus } from "../../../src/pods/status/status.ts";
+import { podStatus } from "../../../src/pods/status/pod-status.ts";
 import { container, exited, machine, NOW, pod, running } from "./fixtures.ts";
 
 function status(p: Pod, m: Machine | undefined, more: Partial<StatusInput> = {}) {

@@ -23,7 +23,7 @@ import { machineHash } from "../../host/machine-hash.ts";
 import { readdirAtomic, writeFileAtomic } from "../../host/files.ts";
 import { unmountBelow } from "../../host/mounts.ts";
 import { removeTree } from "../../host/remove-tree.ts";
-import { HostImages, type HostImagesOptions } from "../../images/store.ts";
+import { HostImages, type HostImagesOptions } from "../../images/host-images.ts";
 import { DEFAULT_HOST_PORTS, requireHostPorts } from "../../network/host-ports.ts";
 import { HostNetwork, type NetworkOptions, refusedRanges } from "../../network/network.ts";
 import {

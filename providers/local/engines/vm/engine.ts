@@ -19,7 +19,7 @@ import type { Engine, HostProblem, MachineHome, Sandbox } from "../../engine.ts"
 import { findTool } from "../../host/command.ts";
 import { machineHash } from "../../host/machine-hash.ts";
 import { readdirAtomic, readFileIfExists, writeFileAtomic } from "../../host/files.ts";
-import { HostImages, type HostImagesOptions } from "../../images/store.ts";
+import { HostImages, type HostImagesOptions } from "../../images/host-images.ts";
 import { containerPorts, DEFAULT_HOST_PORTS, requireHostPorts } from "../../network/host-ports.ts";
 import { HostNetwork, type NetworkOptions, refusedRanges } from "../../network/network.ts";
 import type { SeccompSource } from "../../bundle/seccomp.ts";

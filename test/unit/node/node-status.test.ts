@@ -11,7 +11,7 @@ import {
   nodeStatus,
   statusPatch,
   type NodeObservation,
-} from "../../../src/node/status.ts";
+} from "../../../src/node/node-status.ts";
 import { ALL_CAPABILITIES, type Capability } from "../../../src/provider/capabilities.ts";
 import { strategicMergePatch } from "../../../src/devcluster/objects/patch.ts";
 
