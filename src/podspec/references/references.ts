@@ -170,8 +170,8 @@ export class ReferenceCache {
   }
 
   /**
-   * Changes when anything that the pod refers to changes, or can be read where it could not, or there may be room for it
-   * again; undefined for a pod that is not tracked. An object that cannot be read delays no other.
+   * Changes when anything that the pod refers to changes, or can be read where it could not, or there may be room for
+   * it again; undefined for a pod that is not tracked. An object that cannot be read delays no other.
    */
   version(podUid: string): string | undefined {
     const keys = this.#byPod.get(podUid);
