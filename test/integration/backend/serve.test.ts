@@ -124,5 +124,5 @@ test("engine process warns at start that it isolates nothing", async () => {
   const warnings: string[] = [];
   const logger: Logger = { ...silentLogger, warn: (_fields, message) => void warnings.push(message) };
   await serve("", logger);
-  expect(warnings).toEqual([expect.stringContaining("engine process isolates nothing")]);
+  expect(warnings).toEqual([expect.stringContaining("Engine process isolates nothing")]);
 });
