@@ -9,7 +9,10 @@ import type { UnknownMachine } from "./machine.ts";
 /** Why a provider call failed. The code decides what the agent does, so a provider must pick it with care. */
 export type ProviderErrorCode = Schemas["Code"];
 
-/** What each code says, and what the agent does then. ERRORS.md is written from this (`npm run docs`). */
+/**
+ * What each code says, and what the agent does then. ERRORS.md is written from this (`npm run docs`).
+ * @internal
+ */
 export const PROVIDER_CODES: Readonly<Record<ProviderErrorCode, { meaning: string; reaction: string }>> = {
   not_found: {
     meaning: "The backend itself says that there is no such machine and no tombstone.",

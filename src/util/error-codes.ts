@@ -4,13 +4,14 @@
  * `ProviderError`.
  */
 
-export interface CodeMeaning {
+interface CodeMeaning {
   /** When this is thrown, as a sentence. */
   readonly meaning: string;
   /** What the reader can do, as a sentence. */
   readonly cure: string;
 }
 
+/** @internal */
 export const ERROR_CODES: Readonly<Record<string, CodeMeaning>> = {
   CERTIFICATE: {
     meaning:
