@@ -2,7 +2,7 @@
 import type { IncomingMessage } from "node:http";
 import { Duplex, Readable, Writable } from "node:stream";
 import WebSocket from "ws";
-import { type ProcessStreams, ProviderError, type StreamOptions } from "../../src/provider/kit/index.ts";
+import { onAbort, type ProcessStreams, ProviderError, type StreamOptions } from "../../src/provider/kit/index.ts";
 import { asProviderError } from "./call.ts";
 import type { MachineApiClient } from "./client.ts";
 import { CHANNEL, channelMessage, CHUNK_BYTES, EXEC_PROTOCOL, exitOfStatus, MAX_MESSAGE_BYTES } from "./wire.ts";
@@ -25,9 +25,8 @@ async function openSocket(
     maxPayload: MAX_MESSAGE_BYTES,
     handshakeTimeout: dialing.handshakeMs,
   });
-  const abort = () => socket.terminate();
-  signal.addEventListener("abort", abort, { once: true });
-  socket.once("close", () => signal.removeEventListener("abort", abort));
+  const aborted = onAbort(signal, () => socket.terminate());
+  socket.once("close", () => aborted[Symbol.dispose]());
   return new Promise((resolve, reject) => {
     socket.once("open", () => {
       // Messages that come right behind the handshake wait until their readers are there.

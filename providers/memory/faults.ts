@@ -2,7 +2,13 @@
  * Faults that the memory provider can be told to have, one per call. They are the ones that a network and a backend
  * have.
  */
-import { type Clock, ProviderError, type ProviderErrorCode, type Random } from "../../src/provider/kit/index.ts";
+import {
+  type Clock,
+  ProviderError,
+  type ProviderErrorCode,
+  type Random,
+  untilAborted,
+} from "../../src/provider/kit/index.ts";
 
 export type Operation =
   | "getInfo"
@@ -75,12 +81,8 @@ export async function underFault<T>(
       clock.after(fault.afterMs, () => void settle(effect));
       throw new ProviderError("unavailable", "injected fault: the request is still under way");
     case "hang":
-      return new Promise((_resolve, reject) => {
-        const abort = () =>
-          reject(new ProviderError("unavailable", "injected fault: no reply", { cause: signal.reason }));
-        if (signal.aborted) abort();
-        else signal.addEventListener("abort", abort, { once: true });
-      });
+      await untilAborted(signal);
+      throw new ProviderError("unavailable", "injected fault: no reply", { cause: signal.reason });
     case "slow":
       await clock.sleep(fault.afterMs, signal);
       return effect();

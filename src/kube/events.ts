@@ -18,6 +18,7 @@ import type { Kube } from "./kube.ts";
 import { mergePatch } from "./patch.ts";
 import { eventsPath } from "./paths.ts";
 import type { KubeObject } from "./wire.ts";
+import { Pulse } from "../util/pulse.ts";
 
 type EventType = "Normal" | "Warning";
 
@@ -102,8 +103,9 @@ export class EventRecorder {
   readonly #sending = new Set<string>();
   /** How many of those that wait may be sent without looking for a quieter moment. */
   #released = 0;
-  #wakeRun: (() => void) | undefined;
-  readonly #idleWaiters = new Set<() => void>();
+  /** There may be something to send. */
+  readonly #work = new Pulse();
+  readonly #idle = new Pulse();
 
   readonly #similar = new LruMap<string, { messages: Set<string>; lastAt: number }>(CACHE_SIZE);
   readonly #sent = new LruMap<string, Sent>(CACHE_SIZE);
@@ -124,7 +126,7 @@ export class EventRecorder {
     const at = this.#options.clock.now();
     const hadRoom = this.#queue.add({ reference, namespace, type, reason, message, at });
     if (!hadRoom) this.#options.onDropped?.("queue_full");
-    this.#wakeRun?.();
+    this.#work.fire();
   }
 
   /** Events that wait to be sent. */
@@ -144,11 +146,8 @@ export class EventRecorder {
       if (next === undefined) {
         // What was let go of may have made way for others meanwhile.
         if (this.#queue.size === 0) this.#released = 0;
-        if (this.#isIdle()) {
-          for (const wake of this.#idleWaiters) wake();
-          this.#idleWaiters.clear();
-        }
-        await this.#untilWoken(signal);
+        if (this.#isIdle()) this.#idle.fire();
+        await this.#work.wait(signal);
         continue;
       }
       this.#released--;
@@ -156,7 +155,7 @@ export class EventRecorder {
       const sending = this.#sendOrReport(next, signal).finally(() => {
         underWay.delete(sending);
         this.#sending.delete(next.namespace);
-        this.#wakeRun?.();
+        this.#work.fire();
       });
       underWay.add(sending);
     }
@@ -187,30 +186,8 @@ export class EventRecorder {
   async flush(signal: AbortSignal): Promise<void> {
     signal.throwIfAborted();
     if (this.#isIdle()) return;
-    await new Promise<void>((resolve, reject) => {
-      const onAbort = () => {
-        this.#idleWaiters.delete(onIdle);
-        reject(signal.reason as Error);
-      };
-      const onIdle = () => {
-        signal.removeEventListener("abort", onAbort);
-        resolve();
-      };
-      this.#idleWaiters.add(onIdle);
-      signal.addEventListener("abort", onAbort, { once: true });
-    });
-  }
-
-  #untilWoken(signal: AbortSignal): Promise<void> {
-    return new Promise((resolve) => {
-      const wake = () => {
-        signal.removeEventListener("abort", wake);
-        this.#wakeRun = undefined;
-        resolve();
-      };
-      this.#wakeRun = wake;
-      signal.addEventListener("abort", wake, { once: true });
-    });
+    await this.#idle.wait(signal);
+    signal.throwIfAborted();
   }
 
   async #send(event: PendingEvent, signal: AbortSignal): Promise<void> {

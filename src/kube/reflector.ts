@@ -14,7 +14,15 @@ import type { Logger } from "../telemetry/logger.ts";
 import type { Clock } from "../util/clock.ts";
 import { toError } from "../util/errors.ts";
 import type { Random } from "../util/random.ts";
-import { KubeApiError, ReplyTooLargeError, isGone, isKubeApiError, isTooLargeResourceVersion } from "./errors.ts";
+import { timeLimit } from "../util/time-limit.ts";
+import {
+  KubeApiError,
+  ReplyTooLargeError,
+  isGone,
+  isKubeApiError,
+  isTooLargeResourceVersion,
+  type TransportReason,
+} from "./errors.ts";
 import type { Kube, WatchEvent, WatchRequest } from "./kube.ts";
 import type { SkippedItem } from "./list-decoder.ts";
 import type { Store } from "./store.ts";
@@ -173,7 +181,7 @@ export class Reflector<T extends KubeObject> {
         this.#unpaged = false;
         this.#pageSize = Math.min(pageSize, this.#pageSize * 2);
         const { resourceVersion } = page.metadata ?? {};
-        if (!resourceVersion) throw malformed(`The list ${path} has no metadata.resourceVersion`);
+        if (!resourceVersion) throw failure("Malformed", `The list ${path} has no metadata.resourceVersion`);
         store.replace(items);
         return resourceVersion;
       }
@@ -224,27 +232,9 @@ export class Reflector<T extends KubeObject> {
     const { kube, path, query, clock, random, inactivityMs = 180_000 } = this.#options;
     this.#counters.watches++;
     const startedAt = clock.monotonic();
-    const connection = new AbortController();
-    const onAbort = () => connection.abort(signal.reason);
-    signal.addEventListener("abort", onAbort, { once: true });
-
-    // One timer, which is set again only when it fires, not at every event.
-    let lastEventAt = startedAt;
-    let cancelTimer = clock.after(inactivityMs, checkActivity);
-    function checkActivity(): void {
-      const silentMs = clock.monotonic() - lastEventAt;
-      if (silentMs < inactivityMs) {
-        cancelTimer = clock.after(inactivityMs - silentMs, checkActivity);
-        return;
-      }
-      connection.abort(
-        new KubeApiError(`Watch ${path}: no event and no bookmark for ${inactivityMs / 1000} s`, {
-          status: 0,
-          reason: "Timeout",
-        }),
-      );
-    }
-
+    const connection = timeLimit(clock, signal, { silenceMs: inactivityMs }, (ms) =>
+      failure("Timeout", `Watch ${path}: no event and no bookmark for ${ms / 1000} s`),
+    );
     let events = 0;
     let openedAt: number | undefined;
     try {
@@ -262,12 +252,13 @@ export class Reflector<T extends KubeObject> {
       for await (const event of kube.watch<T>(request)) {
         if (signal.aborted) return;
         events++;
-        lastEventAt = this.#lastActivityAt = clock.monotonic();
+        connection.touch();
+        this.#lastActivityAt = clock.monotonic();
         this.#apply(event);
       }
       signal.throwIfAborted();
       if (events === 0 && clock.monotonic() - startedAt < SHORT_WATCH_MS) {
-        throw malformed(`Watch ${path}: the server ended it at once`);
+        throw failure("Malformed", `Watch ${path}: the server ended it at once`);
       }
     } catch (thrown) {
       if (!signal.aborted) this.#counters.watchErrors++;
@@ -277,8 +268,7 @@ export class Reflector<T extends KubeObject> {
       if (heldMs >= SOUND_WATCH_MS) this.#listBackoff.reset();
       throw thrown;
     } finally {
-      cancelTimer();
-      signal.removeEventListener("abort", onAbort);
+      connection.release();
     }
   }
 
@@ -350,6 +340,6 @@ function inStreamError(path: string, status: Extract<WatchEvent<unknown>, { type
   });
 }
 
-function malformed(message: string): KubeApiError {
-  return new KubeApiError(message, { status: 0, reason: "Malformed" });
+function failure(reason: TransportReason, message: string): KubeApiError {
+  return new KubeApiError(message, { status: 0, reason });
 }

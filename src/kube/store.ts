@@ -1,6 +1,7 @@
 /** The in-memory copy of a collection of the API server, which a reflector keeps current. */
 import type { Logger } from "../telemetry/logger.ts";
 import type { KubeObject } from "./wire.ts";
+import { Pulse } from "../util/pulse.ts";
 
 export interface StoreChange<T> {
   type: "upsert" | "delete";
@@ -32,7 +33,7 @@ export class Store<T extends KubeObject> {
   readonly #indexes = new Map<string, Index<T>>();
   readonly #listeners = new Set<(change: StoreChange<T>) => void>();
   #synced = false;
-  readonly #syncWaiters = new Set<() => void>();
+  readonly #listed = new Pulse();
 
   constructor(options: { logger: Logger; indexers?: Record<string, Indexer<T>> | undefined }) {
     this.#logger = options.logger;
@@ -75,18 +76,8 @@ export class Store<T extends KubeObject> {
   async hasSynced(signal: AbortSignal): Promise<void> {
     signal.throwIfAborted();
     if (this.#synced) return;
-    await new Promise<void>((resolve, reject) => {
-      const onAbort = () => {
-        this.#syncWaiters.delete(onSync);
-        reject(signal.reason as Error);
-      };
-      const onSync = () => {
-        signal.removeEventListener("abort", onAbort);
-        resolve();
-      };
-      this.#syncWaiters.add(onSync);
-      signal.addEventListener("abort", onAbort, { once: true });
-    });
+    await this.#listed.wait(signal);
+    signal.throwIfAborted();
   }
 
   /** Returns a function that removes the listener. */
@@ -111,8 +102,7 @@ export class Store<T extends KubeObject> {
     for (const item of items) changes.push(...this.#put(item));
     this.#synced = true;
     for (const change of changes) this.#notify(change);
-    for (const wake of this.#syncWaiters) wake();
-    this.#syncWaiters.clear();
+    this.#listed.fire();
   }
 
   /** @throws Error when the object has no UID */

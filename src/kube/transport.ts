@@ -12,8 +12,10 @@ import { request as httpRequest } from "undici";
 import { GroupLimit } from "../queue/group-limit.ts";
 import { TokenBucket } from "../queue/rate-limit.ts";
 import type { Logger } from "../telemetry/logger.ts";
+import { onAbort } from "../util/abort.ts";
 import type { Clock } from "../util/clock.ts";
 import { toError, VmletError } from "../util/errors.ts";
+import { timeLimit, type TimeLimit } from "../util/time-limit.ts";
 import type { CertificatePair } from "./certificates.ts";
 import { Connections, type Lane } from "./connections.ts";
 import { CredentialSource, type Credentials } from "./credentials.ts";
@@ -22,7 +24,6 @@ import type { Kube, KubeRequest, WatchEvent, WatchRequest } from "./kube.ts";
 import { decodeList } from "./list-decoder.ts";
 import { namespaceOf } from "./paths.ts";
 import { dropManagedFields, parseReply, pieces, readBeginning, readText, statusError, type Reply } from "./replies.ts";
-import { timeLimit, type TimeLimit } from "./time-limit.ts";
 import { decodeWatch } from "./watch-decoder.ts";
 
 interface TransportMetrics {
@@ -143,7 +144,7 @@ export class KubeTransport implements Kube {
     const timeoutMs = request.timeoutMs ?? this.#options.timeoutMs ?? DEFAULT_TIMEOUT_MS;
     const totalMs = request.list === undefined ? timeoutMs : timeoutMs * LIST_PATIENCE;
     const deadline = this.#clock.monotonic() + timeoutMs;
-    const limit = timeLimit(this.#clock, signal, { totalMs, silenceMs: timeoutMs }, what(request));
+    const limit = timeLimit(this.#clock, signal, { totalMs, silenceMs: timeoutMs }, noAnswer(what(request)));
     this.#underWay.add(limit.abort);
     let leave: (() => void) | undefined;
     try {
@@ -172,15 +173,13 @@ export class KubeTransport implements Kube {
     const name = `Watch ${request.path}`;
     const timeoutMs = this.#options.timeoutMs ?? DEFAULT_TIMEOUT_MS;
     // Limits only the opening: how long a watch may be silent is the reflector's business.
-    const opening = timeLimit(this.#clock, signal, { totalMs: timeoutMs }, name);
+    const opening = timeLimit(this.#clock, signal, { totalMs: timeoutMs }, noAnswer(name));
     // The connection follows the caller's signal for good, and the opening's until the reply is there.
     const stream = new AbortController();
     const end = (reason: unknown) => stream.abort(reason);
-    const onAbort = () => end(signal.reason);
-    signal.addEventListener("abort", onAbort, { once: true });
+    using _ = onAbort(signal, () => end(signal.reason));
     this.#underWay.add(end);
-    const onOpeningTimeout = () => stream.abort(opening.signal.reason);
-    opening.signal.addEventListener("abort", onOpeningTimeout, { once: true });
+    using _opening = onAbort(opening.signal, () => end(opening.signal.reason));
     try {
       let reply: Reply;
       try {
@@ -208,7 +207,6 @@ export class KubeTransport implements Kube {
       }
     } finally {
       this.#underWay.delete(end);
-      signal.removeEventListener("abort", onAbort);
     }
   }
 
@@ -400,3 +398,7 @@ function rootCause(error: unknown): Error {
   }
   return root;
 }
+
+/** The error of a request, of which `what` says method and path, that took longer than it may. */
+const noAnswer = (what: string) => (limitMs: number) =>
+  new KubeApiError(`${what}: no answer within ${limitMs / 1000} s`, { status: 0, reason: "Timeout" });

@@ -9,6 +9,7 @@ import {
 } from "../streaming/remote-command.ts";
 import type { UpgradeRequest } from "../streaming/upgrade.ts";
 import type { SessionNotes } from "./router.ts";
+import { onAbort } from "../util/abort.ts";
 
 /** Upgrades the connection and serves `process` on it until one side ends. The process is closed whatever happens. */
 export async function runSession(session: {
@@ -29,14 +30,12 @@ export async function runSession(session: {
   process.exit.catch(() => {});
   try {
     const client = await acceptRemoteCommand(upgrade, session.protocol, session.options, session.limits);
-    const stop = () => client.destroy("the node is shutting down");
-    signal.addEventListener("abort", stop, { once: true });
+    using _ = onAbort(signal, () => client.destroy("the node is shutting down"));
     const endsWithStdin = session.endsWithStdin ? session.limits : undefined;
     const outcome = await serveRemoteCommand(client, process, session.kind, endsWithStdin);
     if ("error" in outcome) notes.failure = outcome.error.message;
     else if (session.kind === "exec") notes.exitCode = outcome.exitCode;
     await client.closed;
-    signal.removeEventListener("abort", stop);
   } finally {
     process.close();
   }

@@ -1,3 +1,5 @@
+import { onAbort } from "../util/abort.ts";
+
 /**
  * Lets only so many of each group through at once; the others of that group wait in the order in which they came. So a
  * group whose work is slow holds up itself and leaves what all groups share to the others.
@@ -20,19 +22,19 @@ export class GroupLimit {
     return () => this.#leave(group);
   }
 
-  #place(waiting: (() => void)[], signal: AbortSignal): Promise<void> {
-    return new Promise((resolve, reject) => {
-      const onAbort = () => {
-        waiting.splice(waiting.indexOf(enter), 1);
-        reject(signal.reason as Error);
-      };
-      const enter = () => {
-        signal.removeEventListener("abort", onAbort);
-        resolve();
-      };
-      waiting.push(enter);
-      signal.addEventListener("abort", onAbort, { once: true });
+  async #place(waiting: (() => void)[], signal: AbortSignal): Promise<void> {
+    const { promise, resolve, reject } = Promise.withResolvers<void>();
+    waiting.push(enter);
+    const aborted = onAbort(signal, () => {
+      waiting.splice(waiting.indexOf(enter), 1);
+      reject(signal.reason as Error);
     });
+    // At once: an abort after it takes nothing back.
+    function enter(): void {
+      aborted[Symbol.dispose]();
+      resolve();
+    }
+    await promise;
   }
 
   /** Hands the place to the next of the group. */

@@ -1,5 +1,6 @@
 /** Fair shares of a fixed number of places, for work that cannot be interrupted. */
 import { Turns } from "./turns.ts";
+import { onAbort } from "../util/abort.ts";
 
 /**
  * Places for work of unknown length, shared by groups whose work must not hold up each other's. What
@@ -45,17 +46,16 @@ export class SharedPlaces {
     signal?.throwIfAborted();
     const key = String(++this.#lastKey);
     const { promise, resolve, reject } = Promise.withResolvers<void>();
-    const onAbort = () => {
+    const aborted = onAbort(signal, () => {
       this.#turns.delete(key, group);
       this.#waiting.delete(key);
       reject(signal!.reason as Error);
-    };
+    });
     const start = () => {
-      signal?.removeEventListener("abort", onAbort);
+      aborted[Symbol.dispose]();
       resolve();
     };
     this.#waiting.set(key, { group, start });
-    signal?.addEventListener("abort", onAbort, { once: true });
     this.#turns.add(key, group);
     this.#letIn();
     await promise;

@@ -7,7 +7,7 @@ import { pipeline, type Duplex, type Readable, type Writable } from "node:stream
 import { finished } from "node:stream/promises";
 import { createWebSocketStream } from "ws";
 import { HttpError } from "../http/http-error.ts";
-import { linkAbort } from "../util/abort.ts";
+import { linkAbort, onAbort } from "../util/abort.ts";
 import { toError } from "../util/errors.ts";
 import { plainText } from "./plain-text.ts";
 import { RST_STATUS } from "../spdy/frames.ts";
@@ -142,10 +142,8 @@ async function serveSpdy(
       void forwardPair(pair.data, pair.error, port, target, gone.signal);
     },
   });
-  const stop = () => session.close();
-  signal.addEventListener("abort", stop, { once: true });
+  using _ = onAbort(signal, () => session.close());
   await session.closed;
-  signal.removeEventListener("abort", stop);
   for (const pair of pairs.values()) pair.cancelTimeout();
   gone.abort(new Error("the client closed the connection"));
 }
@@ -246,10 +244,8 @@ async function serveChannels(
   });
   // One connection per port: when all are over there is nothing left to do.
   void Promise.allSettled(connections).then(() => socket.close());
-  const stop = () => socket.close();
-  signal.addEventListener("abort", stop, { once: true });
+  using _ = onAbort(signal, () => socket.close());
   await socket.closed;
-  signal.removeEventListener("abort", stop);
   gone.abort(new Error("the client closed the connection"));
   await Promise.allSettled(connections);
 }

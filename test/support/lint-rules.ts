@@ -171,6 +171,20 @@ const testNotIt = {
   }),
 };
 
+/** Who listens to an AbortSignal gives its listener back: a signal may live as long as the process. */
+const abortListener = {
+  create: (context: Context) => ({
+    CallExpression(node: Node): void {
+      const [event] = node.arguments ?? [];
+      if (node.callee?.property?.name === "addEventListener" && event?.value === "abort")
+        context.report({
+          node,
+          message: "take onAbort or another helper of util/abort.ts: it gives the listener back",
+        });
+    },
+  }),
+};
+
 export default {
   meta: { name: "vmlet" },
   rules: {
@@ -180,5 +194,6 @@ export default {
     "test-not-it": testNotIt,
     "max-class-lines": maxClassLines,
     "log-call": logCall,
+    "abort-listener": abortListener,
   },
 };

@@ -1,4 +1,4 @@
-/** The lint rule that gives log lines one voice. */
+/** The lint rules that give log lines one voice, and listeners back. */
 import { expect, test } from "vitest";
 import plugin from "../support/lint-rules.ts";
 
@@ -32,4 +32,14 @@ test("what was thrown is logged whole, and as err", () => {
   expect(faultsOf({ key: "error", value: identifier("thrown") })).toHaveLength(1);
   expect(faultsOf({ key: "err", value: member(identifier("thrown"), "message") })).toHaveLength(1);
   expect(faultsOf({ key: "err", value: { type: "CallExpression" } })).toHaveLength(1);
+});
+
+test("a listener that nobody gives back is found", () => {
+  const found: string[] = [];
+  const rule = plugin.rules["abort-listener"].create({ report: ({ message }) => found.push(message) });
+  const callee = member(identifier("signal"), "addEventListener");
+  rule.CallExpression({ type: "CallExpression", callee, arguments: [text("abort")] } as never);
+  expect(found).toHaveLength(1);
+  rule.CallExpression({ type: "CallExpression", callee, arguments: [text("close")] } as never);
+  expect(found).toHaveLength(1);
 });

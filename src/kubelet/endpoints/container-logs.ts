@@ -10,6 +10,7 @@ import { HttpError } from "../../http/http-error.ts";
 import { containerStatus, hasContainer, type PodLookup } from "../pod-lookup.ts";
 import type { Handler } from "../router.ts";
 import type { Sessions } from "../sessions.ts";
+import { unlessAborted, untilAborted } from "../../util/abort.ts";
 
 /** `PodLogOptions`, as far as a node serves them. */
 interface ContainerLogOptions {
@@ -288,37 +289,20 @@ async function writeLog(
     // The end must not share a TLS record with the last lines: an API server that passes logs on to a WebSocket drops
     // what it reads together with the end (messageCopy in k8s.io/streaming). The kubelet speaks HTTP/2, where that does
     // not happen.
-    await untilAborted(sent, signal);
+    // And it is not waited for what a connection that is gone will never send.
+    await untilAborted(signal, sent);
     response.end();
   } finally {
     cancelBegin();
   }
 }
 
-/** Does not wait for what a connection that is gone will never send. */
-async function untilAborted(promise: Promise<void>, signal: AbortSignal): Promise<void> {
-  if (signal.aborted) return;
-  const aborted = Promise.withResolvers<void>();
-  signal.addEventListener("abort", () => aborted.resolve(), { once: true });
-  await Promise.race([promise, aborted.promise]);
-}
-
-function drained(response: ServerResponse, signal: AbortSignal): Promise<void> {
-  return new Promise((resolve, reject) => {
-    const done = () => {
-      response.off("drain", done);
-      signal.removeEventListener("abort", aborted);
-      resolve();
-    };
-    const aborted = () => {
-      response.off("drain", done);
-      reject(signal.reason as Error);
-    };
-    if (signal.aborted) {
-      aborted();
-      return;
-    }
-    response.once("drain", done);
-    signal.addEventListener("abort", aborted, { once: true });
-  });
+async function drained(response: ServerResponse, signal: AbortSignal): Promise<void> {
+  const { promise, resolve } = Promise.withResolvers<void>();
+  response.once("drain", resolve);
+  try {
+    await unlessAborted(promise, signal);
+  } finally {
+    response.off("drain", resolve);
+  }
 }

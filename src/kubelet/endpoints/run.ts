@@ -5,6 +5,7 @@ import { HttpError } from "../../http/http-error.ts";
 import { findPod, requireContainer } from "../pod-lookup.ts";
 import type { Handler } from "../router.ts";
 import type { StreamOptions } from "./exec.ts";
+import { onAbort } from "../../util/abort.ts";
 
 /** The whole output is held until the command ends: this old route tells failure by the status, which comes first. */
 const MAX_OUTPUT_BYTES = 16 * 1024 * 1024;
@@ -35,7 +36,7 @@ export function run({ lookup, provider, sessions, unread }: StreamOptions): Hand
         let held: CappedOutput | undefined;
         try {
           signal.throwIfAborted();
-          signal.addEventListener("abort", () => process.close(), { once: true });
+          using _ = onAbort(signal, () => process.close());
           const output = new CappedOutput(unread, params["namespace"]!, () => process.close());
           held = output;
           const copied = [output.collect(process.stdout), output.collect(process.stderr)];

@@ -8,6 +8,7 @@ import { connect as connectTcp } from "node:net";
 import type { Duplex } from "node:stream";
 import { connect as connectTls } from "node:tls";
 import type { Handler, HttpAction } from "../machine.ts";
+import { unlessAborted } from "../../util/abort.ts";
 import type { Clock } from "../../util/clock.ts";
 import { toError, VmletError } from "../../util/errors.ts";
 import type { ProcessStreams, StreamOptions } from "../provider.ts";
@@ -72,25 +73,15 @@ class TimeoutError extends VmletError {
   }
 }
 
-/** Rejects as soon as the signal aborts, even if `work` goes on. */
-function within<T>(signal: AbortSignal, work: Promise<T>): Promise<T> {
-  return new Promise((resolve, reject) => {
-    const onAbort = () => reject(signal.reason as Error);
-    if (signal.aborted) onAbort();
-    signal.addEventListener("abort", onAbort, { once: true });
-    work.then(resolve, reject).finally(() => signal.removeEventListener("abort", onAbort));
-  });
-}
-
 /** Runs a command to its end; stdout and stderr together, cut at 10 KiB. */
 async function runCommand(
   command: string[],
   target: Target,
   signal: AbortSignal,
 ): Promise<{ exitCode: number; output: string }> {
-  const streams = await within(
-    signal,
+  const streams = await unlessAborted(
     target.exec(command, { signal, stdin: false, stdout: true, stderr: true, tty: false }),
+    signal,
   );
   const chunks: Buffer[] = [];
   let bytes = 0;
@@ -101,7 +92,7 @@ async function runCommand(
   streams.stdout?.on("data", collect);
   streams.stderr?.on("data", collect);
   try {
-    const { exitCode } = await within(signal, streams.exit);
+    const { exitCode } = await unlessAborted(streams.exit, signal);
     return { exitCode, output: Buffer.concat(chunks).subarray(0, MAX_OUTPUT_BYTES).toString() };
   } finally {
     streams.close();
@@ -141,9 +132,10 @@ const LOOPBACK = /^(?:localhost|127\.\d{1,3}\.\d{1,3}\.\d{1,3}|::1)$/;
  * process that runs this may reach what the pod must not (Pod Security's baseline forbids `host` for that reason).
  */
 async function dial(target: Target, host: string | undefined, port: number, signal: AbortSignal): Promise<Duplex> {
-  if (host === undefined || target.addresses.includes(host)) return await within(signal, target.dial(port, signal));
+  if (host === undefined || target.addresses.includes(host))
+    return await unlessAborted(target.dial(port, signal), signal);
   if (LOOPBACK.test(host) && target.dialLoopback !== undefined)
-    return await within(signal, target.dialLoopback(port, signal));
+    return await unlessAborted(target.dialLoopback(port, signal), signal);
   throw new Error("probes and hooks reach the pod alone: leave its host field out");
 }
 
@@ -220,8 +212,7 @@ async function httpGet(action: HttpAction, agent: string, target: Target, signal
   const socket = await dial(target, host, action.port, signal);
   const stream = action.scheme === "https" ? connectTls({ socket, rejectUnauthorized: false }) : socket;
   try {
-    return await within(
-      signal,
+    return await unlessAborted(
       new Promise<HttpReply>((resolve, reject) => {
         stream.on("error", reject);
         const request = httpRequest({
@@ -238,6 +229,7 @@ async function httpGet(action: HttpAction, agent: string, target: Target, signal
         });
         request.end();
       }),
+      signal,
     );
   } finally {
     stream.destroy();
@@ -324,8 +316,7 @@ async function probeGrpc(
   }
   const session = connectHttp2(`http://${address}`, { createConnection: () => socket });
   try {
-    const reply = await within(
-      signal,
+    const reply = await unlessAborted(
       new Promise<{ status: string; message: string; body: Buffer }>((resolve, reject) => {
         session.on("error", reject);
         session.on("close", () => reject(new Error("connection closed")));
@@ -357,6 +348,7 @@ async function probeGrpc(
         stream.on("end", () => resolve({ status, message: text, body: Buffer.concat(chunks) }));
         stream.end(grpcFrame(message));
       }),
+      signal,
     );
     if (reply.status === "12") {
       return {

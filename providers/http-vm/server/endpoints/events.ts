@@ -1,5 +1,10 @@
 /** What happened since a revision, by long poll or as a stream: GET /v1/events. */
-import { type MachineEvent, ProviderError, type UnknownMachineEvent } from "../../../../src/provider/kit/index.ts";
+import {
+  type MachineEvent,
+  onAbort,
+  ProviderError,
+  type UnknownMachineEvent,
+} from "../../../../src/provider/kit/index.ts";
 import { errorReply, EVENT_STREAM_TYPE } from "../../wire.ts";
 import { asProviderError, Query, sendJson } from "../http.ts";
 import { BatchedOutput, settledSoon } from "../output.ts";
@@ -49,11 +54,9 @@ async function pollEvents(
 ): Promise<void> {
   const events: string[] = [];
   let last = since;
-  let release = () => {};
-  const over = new Promise<undefined>((resolve) => {
-    release = () => resolve(undefined);
-    signal.addEventListener("abort", release, { once: true });
-  });
+  const { promise: over, resolve } = Promise.withResolvers<undefined>();
+  const release = () => resolve(undefined);
+  using _ = onAbort(signal, release);
   const cancel = clock.after(timeoutMs, release);
   try {
     // After the first event, only what is already there.
@@ -69,7 +72,6 @@ async function pollEvents(
     }
   } finally {
     cancel();
-    signal.removeEventListener("abort", release);
   }
   sendJson(response, 200, `{"events":[${events.join(",")}],"revision":${last}}`);
 }

@@ -525,15 +525,13 @@ function accepts(path: string): Promise<boolean> {
 
 function receive(path: string, signal: AbortSignal): { listening: Promise<void>; content: Promise<Buffer> } {
   const server = createServer();
-  const content = new Promise<Buffer>((resolve, reject) => {
+  const received = new Promise<Buffer>((resolve, reject) => {
     server.once("connection", (socket) => {
       buffer(socket).then(resolve, reject);
     });
     server.once("error", reject);
-    signal.addEventListener("abort", () => reject(signal.reason as Error), { once: true });
-  }).finally(() => {
-    server.close();
   });
+  const content = unlessAborted(received, signal).finally(() => server.close());
   return { listening: new Promise((resolve) => server.listen(path, () => resolve())), content };
 }
 

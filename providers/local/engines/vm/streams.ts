@@ -1,6 +1,6 @@
 /** Commands of this backend's own in a guest: exec and forwarded ports, as streams. They end with the backend. */
 import { PassThrough, Writable } from "node:stream";
-import { type ProcessStreams, ProviderError, type StreamOptions } from "../../../../src/provider/kit/index.ts";
+import { onAbort, type ProcessStreams, ProviderError, type StreamOptions } from "../../../../src/provider/kit/index.ts";
 import { KILLED_EXIT } from "../../engine.ts";
 import { GuestSession, type GuestCommandPlace } from "../../shim/guest-session.ts";
 
@@ -44,7 +44,6 @@ export function openStreams(place: GuestCommandPlace, options: StreamOptions): G
     exited: (code) => (exitCode = code),
     drained: () => stdin?.emit("sent"),
     closed(error) {
-      options.signal.removeEventListener("abort", close);
       start(false);
       if (error === undefined) {
         // What is still written goes nowhere, as with any command that has closed its input.
@@ -63,8 +62,8 @@ export function openStreams(place: GuestCommandPlace, options: StreamOptions): G
   };
   const stdin = options.stdin ? inputOf(session) : null;
   stdin?.on("error", () => undefined);
-  options.signal.addEventListener("abort", close);
-  if (options.signal.aborted) close();
+  const aborted = onAbort(options.signal, close);
+  void exit.finally(() => aborted[Symbol.dispose]()).catch(() => undefined);
   return {
     stdin,
     stdout,

@@ -1,9 +1,9 @@
-/** The time limit of one exchange with the API server, as a signal. */
-import type { Clock } from "../util/clock.ts";
-import { KubeApiError } from "./errors.ts";
+/** The time limit of one exchange, as a signal. */
+import { onAbort } from "./abort.ts";
+import type { Clock } from "./clock.ts";
 
 export interface TimeLimit {
-  /** Follows the caller's signal, and aborts with a KubeApiError `Timeout` when time is up. */
+  /** Follows the caller's signal, and aborts with the error of `late` when time is up. */
   readonly signal: AbortSignal;
   /** Something came: a limit of silence begins again. */
   touch(): void;
@@ -14,22 +14,20 @@ export interface TimeLimit {
 }
 
 /**
- * The time that an exchange may take. With `silenceMs` it may take as long as `totalMs` while something comes within
- * each `silenceMs`; else `totalMs` is all there is.
+ * The time that an exchange may take. With `silenceMs` it may take as long as `totalMs` (default: for ever) while
+ * something comes within each `silenceMs`; else `totalMs` is all there is.
  *
- * @param what begins the error's message: method and path
+ * @param late the reason of the abort, from the limit in milliseconds that was not kept
  */
 export function timeLimit(
   clock: Clock,
   caller: AbortSignal,
-  limits: { totalMs: number; silenceMs?: number | undefined },
-  what: string,
+  limits: { totalMs?: number | undefined; silenceMs?: number | undefined },
+  late: (limitMs: number) => Error,
 ): TimeLimit {
   const controller = new AbortController();
-  const onAbort = () => controller.abort(caller.reason);
-  if (caller.aborted) onAbort();
-  caller.addEventListener("abort", onAbort, { once: true });
-  const { totalMs, silenceMs = totalMs } = limits;
+  const followed = onAbort(caller, () => controller.abort(caller.reason));
+  const { totalMs = Number.POSITIVE_INFINITY, silenceMs = totalMs } = limits;
   const endAt = clock.monotonic() + totalMs;
   let dueAt = Math.min(endAt, clock.monotonic() + silenceMs);
   // One timer, which is set again only when it fires.
@@ -41,10 +39,7 @@ export function timeLimit(
       cancel = clock.after(leftMs, check);
       return;
     }
-    const waitedMs = dueAt === endAt ? totalMs : silenceMs;
-    controller.abort(
-      new KubeApiError(`${what}: no answer within ${waitedMs / 1000} s`, { status: 0, reason: "Timeout" }),
-    );
+    controller.abort(late(dueAt === endAt ? totalMs : silenceMs));
   }
   return {
     signal: controller.signal,
@@ -54,7 +49,7 @@ export function timeLimit(
     abort: (reason) => controller.abort(reason),
     release: () => {
       cancel();
-      caller.removeEventListener("abort", onAbort);
+      followed[Symbol.dispose]();
     },
   };
 }
