@@ -2,6 +2,7 @@
  * The OCI configuration (config.json) of a container: a pure function of the container's spec, its image and where
  * things are. The defaults are containerd's, so that a pod behaves as on any other node.
  */
+import { join } from "node:path";
 import type {
   ContainerResources,
   ContainerSecurity,
@@ -311,4 +312,15 @@ export function bind(source: string, destination: string, readOnly: boolean): Oc
 export function capabilitiesInMask(hex: string): string[] {
   const mask = BigInt(`0x${hex.trim()}`);
   return ALL_LINUX_CAPABILITIES.filter((_, bit) => (mask >> BigInt(bit)) & 1n);
+}
+
+/** The environment of a command in a container: with a terminal, it says which. */
+export function commandEnv(env: readonly string[], tty: boolean): string[] {
+  return tty && !env.some((entry) => entry.startsWith("TERM=")) ? [...env, "TERM=xterm"] : [...env];
+}
+
+/** Without those in whose place another is mounted later: what the pod mounts replaces what an engine would. */
+export function effectiveMounts(mounts: readonly OciMount[]): OciMount[] {
+  const place = ({ destination }: OciMount) => join("/", destination, "/");
+  return mounts.filter((mount, index) => !mounts.some((later, at) => at > index && place(later) === place(mount)));
 }

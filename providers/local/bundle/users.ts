@@ -1,6 +1,6 @@
 /** Who a container's process runs as: numbers and names, by the image's own passwd and group files. */
-import { ContainerError } from "../engine.ts";
-import { toError } from "../../../src/provider/kit/index.ts";
+import { ContainerError, type MachineHome } from "../engine.ts";
+import { type ContainerSpec, formatOwner, toError } from "../../../src/provider/kit/index.ts";
 import { readWholeInRoot } from "./root-path.ts";
 
 /** Of an image's /etc/passwd and /etc/group: read and searched at each start. */
@@ -41,6 +41,7 @@ interface PasswdEntry {
 
 /**
  * @throws ContainerError CreateContainerConfigError for what kubelet refuses, CreateContainerError for an unknown name
+ * @internal
  */
 export function resolveUser(query: UserQuery): ResolvedUser {
   const passwd = parsePasswd(query.passwdFile);
@@ -48,32 +49,12 @@ export function resolveUser(query: UserQuery): ResolvedUser {
   const [imageUser = "", imageGroup] = (query.imageUser ?? "").split(":");
   checkNonRoot(query, imageUser);
 
-  const wanted = query.user === undefined ? imageUser : String(query.user);
-  const entry = isNumber(wanted)
-    ? passwd.find(({ uid }) => uid === Number(wanted))
-    : passwd.find(({ name }) => name === wanted);
-  if (wanted !== "" && !isNumber(wanted) && entry === undefined)
-    throw new ContainerError(
-      "CreateContainerError",
-      `container ${query.container}: no user ${JSON.stringify(wanted)} in the image's /etc/passwd`,
-    );
-  const uid = entry?.uid ?? (wanted === "" ? 0 : Number(wanted));
-  const root = entry ?? passwd.find((candidate) => candidate.uid === uid);
-
-  let gid = query.group;
+  const { uid, entry } = findUser(query, query.user === undefined ? imageUser : String(query.user), passwd);
   // A group in the image's User belongs to that user: it does not apply to another one.
-  if (gid === undefined && query.user === undefined && imageGroup !== undefined && imageGroup !== "") {
-    const named = isNumber(imageGroup) ? Number(imageGroup) : groups.find(({ name }) => name === imageGroup)?.gid;
-    if (named === undefined)
-      throw new ContainerError(
-        "CreateContainerError",
-        `container ${query.container}: no group ${JSON.stringify(imageGroup)} in the image's /etc/group`,
-      );
-    gid = named;
-  }
-  gid ??= root?.gid ?? 0;
+  const isOfImage = query.user === undefined && query.group === undefined && imageGroup;
+  const gid = query.group ?? (isOfImage ? findGroup(query, imageGroup, groups) : (entry?.gid ?? 0));
   const member =
-    root === undefined ? [] : groups.filter(({ members }) => members.includes(root.name)).map((group) => group.gid);
+    entry === undefined ? [] : groups.filter(({ members }) => members.includes(entry.name)).map((group) => group.gid);
   if (member.length > MAX_IMAGE_GROUPS)
     throw new ContainerError(
       "CreateContainerError",
@@ -81,12 +62,41 @@ export function resolveUser(query: UserQuery): ResolvedUser {
     );
   // As with containerd, the primary group is one of them.
   const supplementalGroups = [...new Set([gid, ...member, ...query.supplementalGroups])];
-  return { uid, gid, supplementalGroups, home: root?.home || (uid === 0 ? "/root" : "/") };
+  return { uid, gid, supplementalGroups, home: entry?.home || (uid === 0 ? "/root" : "/") };
+}
+
+/** @param wanted a number or a name; empty for root */
+function findUser(
+  { container }: UserQuery,
+  wanted: string,
+  passwd: readonly PasswdEntry[],
+): { uid: number; entry: PasswdEntry | undefined } {
+  if (wanted === "" || isNumber(wanted)) {
+    const uid = Number(wanted);
+    return { uid, entry: passwd.find((entry) => entry.uid === uid) };
+  }
+  const entry = passwd.find(({ name }) => name === wanted);
+  if (entry !== undefined) return { uid: entry.uid, entry };
+  throw new ContainerError(
+    "CreateContainerError",
+    `container ${container}: no user ${JSON.stringify(wanted)} in the image's /etc/passwd`,
+  );
+}
+
+/** @param wanted a number or a name */
+function findGroup({ container }: UserQuery, wanted: string, groups: readonly { name: string; gid: number }[]): number {
+  const gid = isNumber(wanted) ? Number(wanted) : groups.find(({ name }) => name === wanted)?.gid;
+  if (gid !== undefined) return gid;
+  throw new ContainerError(
+    "CreateContainerError",
+    `container ${container}: no group ${JSON.stringify(wanted)} in the image's /etc/group`,
+  );
 }
 
 /**
  * The files that `resolveUser` wants, of an image that is unpacked at `rootfs`.
  * @throws ContainerError CreateContainerError for one that is too large to be searched at each start
+ * @internal
  */
 export function accountFiles(rootfs: string, container: string): Pick<UserQuery, "passwdFile" | "groupFile"> {
   try {
@@ -99,6 +109,29 @@ export function accountFiles(rootfs: string, container: string): Pick<UserQuery,
       cause: thrown,
     });
   }
+}
+
+/**
+ * Who a container's processes are.
+ * @param image that it is made from, unpacked at `rootfs`
+ * @throws ContainerError as `resolveUser` and `accountFiles` do
+ */
+export function containerUser(
+  machine: Pick<MachineHome, "id" | "spec">,
+  spec: ContainerSpec,
+  image: { user: string | undefined; rootfs: string },
+): ResolvedUser {
+  const { supplemental_groups: groups = [], fs_group: group } = machine.spec.security ?? {};
+  return resolveUser({
+    imageUser: image.user,
+    user: spec.security?.user,
+    group: spec.security?.group,
+    runAsNonRoot: spec.security?.run_as_non_root === true,
+    supplementalGroups: [...groups, ...(group === undefined ? [] : [group])],
+    ...accountFiles(image.rootfs, spec.name),
+    container: spec.name,
+    pod: formatOwner(machine.id, machine.spec.labels),
+  });
 }
 
 /** kubelet's verifyRunAsNonRoot. */

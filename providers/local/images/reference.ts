@@ -35,29 +35,11 @@ export function parseReference(image: string): ImageReference {
       `Failed to apply default image tag "${image}": couldn't parse image name "${image}": ${why}`,
     );
 
-  let rest = image;
-  let digest: string | undefined;
-  const at = rest.indexOf("@");
-  if (at >= 0) {
-    digest = rest.slice(at + 1);
-    rest = rest.slice(0, at);
-    if (!DIGEST.test(digest)) throw invalid("invalid digest; want sha256: and 64 hexadecimal digits");
-  }
-  let tag: string | undefined;
-  const colon = rest.lastIndexOf(":");
-  if (colon > rest.lastIndexOf("/")) {
-    tag = rest.slice(colon + 1);
-    rest = rest.slice(0, colon);
-    if (!TAG.test(tag)) throw invalid("invalid tag");
-  }
-  const slash = rest.indexOf("/");
-  const first = slash < 0 ? "" : rest.slice(0, slash);
-  // The first component is a host only when it could not be a path component of docker.io.
-  const hasHost = first === "localhost" || /[.:]/.test(first) || first.toLowerCase() !== first;
-  const registry = !hasHost || first === "index.docker.io" ? "docker.io" : first;
-  let path = hasHost ? rest.slice(slash + 1) : rest;
-  if (registry === "docker.io" && path !== "" && !path.includes("/")) path = `library/${path}`;
-
+  const { name, tag, digest } = splitReference(image);
+  if (digest !== undefined && !DIGEST.test(digest))
+    throw invalid("invalid digest; want sha256: and 64 hexadecimal digits");
+  if (tag !== undefined && !TAG.test(tag)) throw invalid("invalid tag");
+  const { registry, path } = splitName(name);
   if (!HOST.test(registry)) throw invalid("invalid registry host");
   if (path === "" || !path.split("/").every((component) => PATH_COMPONENT.test(component)))
     throw invalid(
@@ -67,9 +49,34 @@ export function parseReference(image: string): ImageReference {
     );
   if (registry.length + 1 + path.length > MAX_NAME_LENGTH)
     throw invalid(`repository name must not be more than ${MAX_NAME_LENGTH} characters`);
+  const wanted = tag === undefined && digest === undefined ? "latest" : tag;
+  return {
+    registry,
+    path,
+    ...(wanted === undefined ? {} : { tag: wanted }),
+    ...(digest === undefined ? {} : { digest }),
+  };
+}
 
-  if (tag === undefined && digest === undefined) tag = "latest";
-  return { registry, path, ...(tag === undefined ? {} : { tag }), ...(digest === undefined ? {} : { digest }) };
+/** `NAME[:TAG][@DIGEST]` */
+function splitReference(image: string): { name: string; tag: string | undefined; digest: string | undefined } {
+  const at = image.indexOf("@");
+  const digest = at < 0 ? undefined : image.slice(at + 1);
+  const rest = at < 0 ? image : image.slice(0, at);
+  const colon = rest.lastIndexOf(":");
+  if (colon <= rest.lastIndexOf("/")) return { name: rest, tag: undefined, digest };
+  return { name: rest.slice(0, colon), tag: rest.slice(colon + 1), digest };
+}
+
+/** `[HOST/]PATH`, as docker completes it. */
+function splitName(name: string): { registry: string; path: string } {
+  const slash = name.indexOf("/");
+  const first = slash < 0 ? "" : name.slice(0, slash);
+  // The first component is a host only when it could not be a path component of docker.io.
+  const hasHost = first === "localhost" || /[.:]/.test(first) || first.toLowerCase() !== first;
+  const registry = !hasHost || first === "index.docker.io" ? "docker.io" : first;
+  const path = hasHost ? name.slice(slash + 1) : name;
+  return { registry, path: registry === "docker.io" && path !== "" && !path.includes("/") ? `library/${path}` : path };
 }
 
 /** `registry/path`: what digests are relative to. */

@@ -10,7 +10,6 @@
  *
  * Everything made here is named after the bridge and the machine's id, so it can be found and removed again.
  */
-import { createHash } from "node:crypto";
 import { closeSync, existsSync } from "node:fs";
 import { mkdir, readdir, readFile, rm, writeFile } from "node:fs/promises";
 import { BlockList } from "node:net";
@@ -22,7 +21,9 @@ import { lockFile } from "../host/lock.ts";
 import { isMissing, readFileIfExists, writeFileAtomic } from "../host/files.ts";
 import { inUseByMachine, PortHolders } from "./host-ports.ts";
 import { Ipam, parseSubnet, type Subnet } from "./ipam.ts";
-import { forgetSender, holdSender, senderTable } from "./sender-rules.ts";
+import { NetworkNames } from "./names.ts";
+import { hostPortRule, networkRules } from "./rules.ts";
+import { forgetSender, holdSender } from "./sender-rules.ts";
 import { HostError } from "../host/host-error.ts";
 
 export interface NetworkOptions {
@@ -62,7 +63,6 @@ const DEFAULT_DENIED = ["169.254.0.0/16"];
 /** Plain enough to stand in nftables' rules and in patterns. */
 export const BRIDGE_NAME = /^[a-z][a-z0-9]{0,9}$/;
 const NETNS_DIR = "/run/netns";
-const HASH_LENGTH = 10;
 
 /** Ranges that the backend itself does not connect to for a machine: that of machines, and what they may not reach. */
 export function refusedRanges({ cidr, denyCidrs }: Pick<NetworkOptions, "cidr" | "denyCidrs"> = {}): string[] {
@@ -71,7 +71,7 @@ export function refusedRanges({ cidr, denyCidrs }: Pick<NetworkOptions, "cidr" |
 
 export class HostNetwork {
   readonly #options: NetworkOptions;
-  readonly #bridge: string;
+  readonly #names: NetworkNames;
   readonly #subnet: Subnet;
   readonly #ipam: Ipam;
   readonly #holders = new PortHolders();
@@ -81,11 +81,12 @@ export class HostNetwork {
 
   constructor(options: NetworkOptions) {
     this.#options = options;
-    this.#bridge = options.bridge ?? DEFAULT_BRIDGE;
-    if (!BRIDGE_NAME.test(this.#bridge))
+    const { bridge = DEFAULT_BRIDGE } = options;
+    if (!BRIDGE_NAME.test(bridge))
       throw new HostError(
-        `network.bridge ${JSON.stringify(this.#bridge)}: want 1 to 10 lower-case letters and digits, a letter first`,
+        `network.bridge ${JSON.stringify(bridge)}: want 1 to 10 lower-case letters and digits, a letter first`,
       );
+    this.#names = new NetworkNames(bridge);
     this.#subnet = parseSubnet(options.cidr ?? DEFAULT_CIDR);
     this.#ipam = new Ipam(join(options.dir, "leases"), this.#subnet);
   }
@@ -129,13 +130,13 @@ export class HostNetwork {
     await this.ensure();
     const attachment = this.#describe(machineId, await this.#ipam.acquire(machineId), true);
     const { address, prefix, gateway, link, mac } = attachment;
-    const name = this.#netnsName(machineId);
+    const name = this.#names.netns(machineId);
     // Left half-made by a kill: begin again, it costs milliseconds.
     await this.#removeLinks(machineId);
     await ip([
       `netns add ${name}`,
       `link add ${link} type veth peer name eth0 address ${mac} netns ${name}`,
-      `link set ${link} master ${this.#bridge} up`,
+      `link set ${link} master ${this.#names.bridge} up`,
     ]);
     await run(findTool("nsenter")!, [`--net=${NETNS_DIR}/${name}`, findTool("ip")!, "-batch", "-"], {
       input: [
@@ -155,7 +156,10 @@ export class HostNetwork {
     await this.ensure();
     const attachment = this.#describe(machineId, await this.#ipam.acquire(machineId), false);
     await this.#removeLinks(machineId);
-    await ip([`tuntap add dev ${attachment.link} mode tap`, `link set ${attachment.link} master ${this.#bridge} up`]);
+    await ip([
+      `tuntap add dev ${attachment.link} mode tap`,
+      `link set ${attachment.link} master ${this.#names.bridge} up`,
+    ]);
     await this.#admit(attachment);
     return attachment;
   }
@@ -163,9 +167,9 @@ export class HostNetwork {
   /** The attachment that is in place, for a backend that was restarted. */
   async find(machineId: string): Promise<Attachment | undefined> {
     const address = await this.#ipam.find(machineId);
-    const link = this.#linkName(machineId);
+    const link = this.#names.link(machineId);
     if (address === undefined || !existsSync(`/sys/class/net/${link}`)) return undefined;
-    return this.#describe(machineId, address, existsSync(join(NETNS_DIR, this.#netnsName(machineId))));
+    return this.#describe(machineId, address, existsSync(join(NETNS_DIR, this.#names.netns(machineId))));
   }
 
   /**
@@ -199,7 +203,9 @@ export class HostNetwork {
     );
     const missing = wanted.filter(([key, target]) => current.get(key) !== target);
     if (missing.length > 0)
-      await this.#onRules(nft(missing.map(([key, target]) => this.#hostPort("add", key, target)).join("")));
+      await this.#onRules(
+        nft(missing.map(([key, target]) => hostPortRule("add", this.#names.table, key, target)).join("")),
+      );
   }
 
   async #closeHostPorts(machineId: string): Promise<void> {
@@ -207,23 +213,21 @@ export class HostNetwork {
     const address = await this.#ipam.find(machineId);
     const own = [...(await this.#hostPorts())].filter(([, target]) => target.startsWith(`${address} . `));
     if (own.length === 0) return;
-    await this.#onRules(nft(own.map(([key, target]) => this.#hostPort("delete", key, target)).join("")));
-  }
-
-  #hostPort(verb: "add" | "delete", key: string, target: string): string {
-    return `${verb} element inet ${this.#table} host_ports { ${key} : ${target} }\n`;
+    await this.#onRules(
+      nft(own.map(([key, target]) => hostPortRule("delete", this.#names.table, key, target)).join("")),
+    );
   }
 
   /** Removes all that the machine has on the network, in whatever state it is. */
   async detach(machineId: string): Promise<void> {
     const address = await this.#ipam.find(machineId);
-    if (address !== undefined && existsSync(`/sys/class/net/${this.#bridge}`)) {
+    if (address !== undefined && existsSync(`/sys/class/net/${this.#names.bridge}`)) {
       await this.ensure();
       await this.#closeHostPorts(machineId);
     } else this.#holders.release(machineId);
     await this.#removeLinks(machineId);
     // Not before the link: until then it is held to what it may send.
-    if (address !== undefined) await nft(forgetSender(this.#table, this.#linkName(machineId)));
+    if (address !== undefined) await nft(forgetSender(this.#names.table, this.#names.link(machineId)));
     await this.#ipam.release(machineId);
   }
 
@@ -234,8 +238,8 @@ export class HostNetwork {
    */
   async claim(): Promise<void> {
     this.#lock ??= await lockFile(
-      this.#lockFile,
-      `network.bridge ${this.#bridge} is in use by another backend: stop it, or choose another network.bridge and network.cidr`,
+      this.#names.lockFile,
+      `network.bridge ${this.#names.bridge} is in use by another backend: stop it, or choose another network.bridge and network.cidr`,
     );
     try {
       await this.#assertOwnRange();
@@ -255,21 +259,18 @@ export class HostNetwork {
   /** Removes what belongs to none of the machines: links, namespaces, leases. */
   async sweep(known: ReadonlySet<string>): Promise<void> {
     for (const id of new Set((await this.#ipam.leases()).values())) if (!known.has(id)) await this.detach(id);
-    const hashes = new Set([...known].map((id) => this.#hash(id)));
-    for (const name of await readdir(NETNS_DIR).catch(() => [])) {
-      const hash = name.slice(-HASH_LENGTH);
-      const isMine = name === `${this.#bridge}-${hash}` && /^[0-9a-f]+$/.test(hash) && hash.length === HASH_LENGTH;
-      if (isMine && !hashes.has(hash)) await ip([`netns delete ${name}`]);
-    }
-    for (const link of await readdir(`/sys/class/net/${this.#bridge}/brif`).catch(() => []))
-      if (link.startsWith(this.#linkPrefix) && !hashes.has(link.slice(this.#linkPrefix.length)))
-        await ip([`link delete ${link}`]);
+    const namespaces = new Set([...known].map((id) => this.#names.netns(id)));
+    for (const name of await readdir(NETNS_DIR).catch(() => []))
+      if (this.#names.isStrayNetns(name, namespaces)) await ip([`netns delete ${name}`]);
+    const links = new Set([...known].map((id) => this.#names.link(id)));
+    for (const link of await readdir(`/sys/class/net/${this.#names.bridge}/brif`).catch(() => []))
+      if (this.#names.isStrayLink(link, links)) await ip([`link delete ${link}`]);
   }
 
   /** Traffic as the machine sees it. */
   async counters(machineId: string): Promise<{ rx_bytes: number; tx_bytes: number } | undefined> {
     const read = async (name: string) =>
-      Number(await readFile(`/sys/class/net/${this.#linkName(machineId)}/statistics/${name}`, "utf8"));
+      Number(await readFile(`/sys/class/net/${this.#names.link(machineId)}/statistics/${name}`, "utf8"));
     try {
       return { rx_bytes: await read("tx_bytes"), tx_bytes: await read("rx_bytes") };
     } catch (thrown) {
@@ -290,25 +291,25 @@ export class HostNetwork {
   /** Removes the bridge and the rules, for a backend that is taken off this host for good. */
   async remove(): Promise<void> {
     await this.sweep(new Set());
-    if (existsSync(`/sys/class/net/${this.#bridge}`)) await ip([`link delete ${this.#bridge}`]);
+    if (existsSync(`/sys/class/net/${this.#names.bridge}`)) await ip([`link delete ${this.#names.bridge}`]);
     for (const family of ["inet", "netdev"])
-      await nft(`add table ${family} ${this.#table}\ndelete table ${family} ${this.#table}\n`);
+      await nft(`add table ${family} ${this.#names.table}\ndelete table ${family} ${this.#names.table}\n`);
     await rm(this.#options.dir, { recursive: true, force: true });
     this.#ready = undefined;
     this.close();
-    await rm(this.#lockFile, { force: true });
+    await rm(this.#names.lockFile, { force: true });
   }
 
   async #setUp(): Promise<void> {
     const { gateway, prefix, cidr } = this.#subnet;
     await mkdir(this.#options.dir, { recursive: true });
     await this.#claimRange();
-    if (!existsSync(`/sys/class/net/${this.#bridge}`)) await ip([`link add ${this.#bridge} type bridge`]);
+    if (!existsSync(`/sys/class/net/${this.#names.bridge}`)) await ip([`link add ${this.#names.bridge} type bridge`]);
     // A bridge of its own address: otherwise it takes the lowest of its ports, and changes with them.
     const mac = macOf(gateway);
     await ip([
-      `link set ${this.#bridge} address ${mac} up`,
-      `address replace ${gateway}/${prefix} dev ${this.#bridge}`,
+      `link set ${this.#names.bridge} address ${mac} up`,
+      `address replace ${gateway}/${prefix} dev ${this.#names.bridge}`,
     ]);
     await writeFile("/proc/sys/net/ipv4/ip_forward", "1");
     // Another program may have flushed this host's rules while machines run: without their entries they would be cut
@@ -316,8 +317,11 @@ export class HostNetwork {
     const attachments = [...(await this.#ipam.leases())].map(([address, id]) => this.#describe(id, address, false));
     const senders = attachments
       .filter(({ link }) => existsSync(`/sys/class/net/${link}`))
-      .map((attachment) => holdSender(this.#table, attachment));
-    await nft(this.#rules(cidr) + senders.join(""));
+      .map((attachment) => holdSender(this.#names.table, attachment));
+    const { outbound = "allow", denyCidrs = DEFAULT_DENIED, openHostPorts = [] } = this.#options;
+    const { table, bridge: bridgeName } = this.#names;
+    const rules = networkRules({ table, bridgeName, cidr, outbound, denyCidrs, openHostPorts });
+    await nft(rules + senders.join(""));
   }
 
   /** A bridge whose leases were given out of another range would route wrongly: say so instead. */
@@ -343,82 +347,13 @@ export class HostNetwork {
     // Old versions of ip print an empty object for an interface without addresses.
     for (const { ifname, addr_info: addresses = [] } of interfaces) {
       const taken = addresses.find(({ local }) => range.check(local));
-      if (ifname !== this.#bridge && taken !== undefined)
+      if (ifname !== this.#names.bridge && taken !== undefined)
         throw new HostError(`network.cidr ${cidr}: this host has ${taken.local} on ${ifname}: choose another range`);
     }
   }
 
-  get #lockFile(): string {
-    return `/run/vmlet-${this.#bridge}.lock`;
-  }
-
-  get #table(): string {
-    return `vmlet_${this.#bridge}`;
-  }
-
-  /** Replaces the rules in one transaction; sets and maps keep their elements. */
-  #rules(cidr: string): string {
-    const bridge = `"${this.#bridge}"`;
-    const { outbound = "allow", denyCidrs = DEFAULT_DENIED, openHostPorts = [] } = this.#options;
-    const ports = `{ ${openHostPorts.join(", ")} }`;
-    const denied = denyCidrs.map((denyCidr) => `iifname ${bridge} ip daddr ${denyCidr} drop`);
-    const open =
-      openHostPorts.length === 0 ? [] : [`iifname ${bridge} meta l4proto { tcp, udp } th dport ${ports} accept`];
-    const chains: Record<string, [family: string, hook: string, rules: string[]]> = {
-      forward: [
-        "inet",
-        "type filter hook forward priority filter; policy accept;",
-        [
-          `iifname ${bridge} oifname ${bridge} accept`,
-          `iifname ${bridge} ct state established,related accept`,
-          ...denied,
-          ...(outbound === "allow" ? [] : [`iifname ${bridge} drop`]),
-        ],
-      ],
-      input: [
-        "inet",
-        "type filter hook input priority filter; policy accept;",
-        [`iifname ${bridge} ct state established,related accept`, ...open, `iifname ${bridge} drop`],
-      ],
-      prerouting: [
-        "inet",
-        "type nat hook prerouting priority dstnat; policy accept;",
-        ["fib daddr type local dnat ip to meta l4proto . th dport map @host_ports"],
-      ],
-      output: [
-        "inet",
-        "type nat hook output priority -100; policy accept;",
-        ["ip daddr != 127.0.0.0/8 fib daddr type local dnat ip to meta l4proto . th dport map @host_ports"],
-      ],
-      postrouting: [
-        "inet",
-        "type nat hook postrouting priority srcnat; policy accept;",
-        [
-          `ip saddr ${cidr} oifname != ${bridge} masquerade`,
-          `ip saddr ${cidr} ip daddr ${cidr} oifname ${bridge} ct status dnat masquerade`,
-        ],
-      ],
-    };
-    const lines = [
-      // Where earlier versions kept the senders: it would cut off what it does not know.
-      `add table bridge ${this.#table}`,
-      `delete table bridge ${this.#table}`,
-      senderTable(this.#table).trim(),
-      `add table inet ${this.#table}`,
-      `add map inet ${this.#table} host_ports { type inet_proto . inet_service : ipv4_addr . inet_service; }`,
-    ];
-    for (const [name, [family, hook, rules]] of Object.entries(chains)) {
-      lines.push(
-        `add chain ${family} ${this.#table} ${name} { ${hook} }`,
-        `flush chain ${family} ${this.#table} ${name}`,
-      );
-      lines.push(...rules.map((rule) => `add rule ${family} ${this.#table} ${name} ${rule}`));
-    }
-    return `${lines.join("\n")}\n`;
-  }
-
   async #admit(attachment: Attachment): Promise<void> {
-    await this.#onRules(nft(holdSender(this.#table, attachment)));
+    await this.#onRules(nft(holdSender(this.#names.table, attachment)));
   }
 
   /** For work that needs the rules. When they are gone, the next attempt makes them again. */
@@ -433,7 +368,7 @@ export class HostNetwork {
 
   /** `tcp . 8080` -> `10.99.0.2 . 80`. */
   async #hostPorts(): Promise<Map<string, string>> {
-    const list = run(findTool("nft")!, ["list", "map", "inet", this.#table, "host_ports"]);
+    const list = run(findTool("nft")!, ["list", "map", "inet", this.#names.table, "host_ports"]);
     const { stdout } = await this.#onRules(list);
     const elements = stdout.toString("utf8").matchAll(/\b(\w+) \. (\d+) : ([\d.]+) \. (\d+)/g);
     return new Map(
@@ -445,8 +380,8 @@ export class HostNetwork {
   }
 
   async #removeLinks(machineId: string): Promise<void> {
-    const name = this.#netnsName(machineId);
-    const link = this.#linkName(machineId);
+    const name = this.#names.netns(machineId);
+    const link = this.#names.link(machineId);
     // The link first: with its namespace it would vanish only some time later, and block a new one of its name.
     await removeUnlessGone(`/sys/class/net/${link}`, `link delete ${link}`);
     await removeUnlessGone(join(NETNS_DIR, name), `netns delete ${name}`);
@@ -457,26 +392,10 @@ export class HostNetwork {
       address,
       prefix: this.#subnet.prefix,
       gateway: this.#subnet.gateway,
-      link: this.#linkName(machineId),
+      link: this.#names.link(machineId),
       mac: macOf(address),
-      netns: namespace ? join(NETNS_DIR, this.#netnsName(machineId)) : undefined,
+      netns: namespace ? join(NETNS_DIR, this.#names.netns(machineId)) : undefined,
     };
-  }
-
-  #linkName(machineId: string): string {
-    return `${this.#linkPrefix}${this.#hash(machineId)}`;
-  }
-
-  get #linkPrefix(): string {
-    return `vm${createHash("sha256").update(this.#bridge).digest("hex").slice(0, 3)}`;
-  }
-
-  #netnsName(machineId: string): string {
-    return `${this.#bridge}-${this.#hash(machineId)}`;
-  }
-
-  #hash(machineId: string): string {
-    return createHash("sha256").update(`${this.#bridge}\0${machineId}`).digest("hex").slice(0, HASH_LENGTH);
   }
 }
 

@@ -201,28 +201,36 @@ export class GuestSession {
 
   #receive(type: number, payload: Buffer): void {
     this.#frames++;
-    if (type === FROM_GUEST.stdout || type === FROM_GUEST.stderr) {
-      const stream = type === FROM_GUEST.stdout ? "stdout" : "stderr";
-      if (!this.#open.has(stream)) throw new Error(`the guest wrote to ${stream} after its end`);
-      this.#owed += payload.length;
-      if (this.#owed > WINDOW_BYTES) throw new Error("the guest sent more output than there is room for");
-      if (payload.length > 0) this.#events.output(stream, payload);
-      else this.#streamEnd(stream);
-    } else if (type === FROM_GUEST.started && !this.#hasStarted) {
+    if (type === FROM_GUEST.stdout) this.#receiveOutput("stdout", payload);
+    else if (type === FROM_GUEST.stderr) this.#receiveOutput("stderr", payload);
+    else if (type === FROM_GUEST.started && !this.#hasStarted) {
       this.#hasStarted = true;
       this.#events.started?.();
-    } else if (type === FROM_GUEST.taken && payload.length === 4) {
-      this.#window += payload.readUInt32BE();
-      if (this.#window > WINDOW_BYTES) throw new Error("the guest has read more input than it was given");
-      const hadUnsent = this.#unsent.length > 0;
-      if (hadUnsent) this.#send();
-      if (hadUnsent && this.#unsent.length === 0) this.#events.drained?.();
-    } else if (type === FROM_GUEST.exit && payload.length === 1) {
+    } else if (type === FROM_GUEST.taken && payload.length === 4) this.#receiveRoom(payload.readUInt32BE());
+    else if (type === FROM_GUEST.exit && payload.length === 1) {
       if (this.#hasExited) throw new Error("the guest told a second exit code");
       this.#hasExited = true;
       this.#events.exited(payload[0]!);
     } else throw new Error(`the guest sent a frame of type ${type} with ${payload.length} bytes`);
     if (this.#hasExited && this.#open.size === 0) this.#socket.destroy();
+  }
+
+  /** Without bytes it is the stream's end. */
+  #receiveOutput(stream: "stdout" | "stderr", payload: Buffer): void {
+    if (!this.#open.has(stream)) throw new Error(`the guest wrote to ${stream} after its end`);
+    this.#owed += payload.length;
+    if (this.#owed > WINDOW_BYTES) throw new Error("the guest sent more output than there is room for");
+    if (payload.length > 0) this.#events.output(stream, payload);
+    else this.#streamEnd(stream);
+  }
+
+  /** The guest has read so many bytes of the input: there is room for as many more. */
+  #receiveRoom(bytes: number): void {
+    this.#window += bytes;
+    if (this.#window > WINDOW_BYTES) throw new Error("the guest has read more input than it was given");
+    const hadUnsent = this.#unsent.length > 0;
+    if (hadUnsent) this.#send();
+    if (hadUnsent && this.#unsent.length === 0) this.#events.drained?.();
   }
 
   #streamEnd(stream: "stdout" | "stderr"): void {

@@ -79,38 +79,44 @@ export function answerReview(kind: ReviewKind, body: Json, user: User, auth: Aut
     ...(body?.spec && { spec: body.spec }),
   };
   switch (kind.kind) {
-    case "TokenReview": {
-      if (!body?.spec?.token) throw badRequest("token is required for TokenReview in authentication");
-      const found = auth.review(body.spec.token as string, (body.spec.audiences as string[] | undefined) ?? []);
-      if (!found) return { ...answer, status: { user: {}, error: "invalid bearer token" } };
-      return { ...answer, status: { authenticated: true, user: userInfo(found.user), audiences: found.audiences } };
-    }
+    case "TokenReview":
+      return { ...answer, status: tokenStatus(body?.spec, auth) };
     case "SelfSubjectReview":
       return { ...answer, status: { userInfo: userInfo(user) } };
     case "SelfSubjectAccessReview":
       return { ...answer, status: decision(auth.authorize(user, attributesOfReview(body?.spec))) };
-    case "SelfSubjectRulesReview": {
-      const all = auth.authorize(user, { verb: "*", path: "", group: "*", resource: "*" });
-      return {
-        ...answer,
-        status: {
-          resourceRules: all ? [{ verbs: ["*"], apiGroups: ["*"], resources: ["*"] }] : [],
-          nonResourceRules: all ? [{ verbs: ["*"], nonResourceURLs: ["*"] }] : [],
-          incomplete: false,
-        },
-      };
-    }
-    default: {
-      const spec = body?.spec ?? {};
-      if (!spec.user && !spec.groups?.length) {
-        throw invalid({ group: kind.group, kind: kind.kind }, "", [
-          invalidValue("spec.user", spec.user ?? "", "at least one of user or group must be specified"),
-        ]);
-      }
-      const asked: User = { username: spec.user ?? "", groups: spec.groups ?? [] };
-      return { ...answer, status: decision(auth.authorize(asked, attributesOfReview(spec))) };
-    }
+    case "SelfSubjectRulesReview":
+      return { ...answer, status: rulesStatus(user, auth) };
+    default:
+      return { ...answer, status: accessStatus(kind, body?.spec ?? {}, auth) };
   }
+}
+
+function tokenStatus(spec: Json, auth: Auth): Json {
+  if (!spec?.token) throw badRequest("token is required for TokenReview in authentication");
+  const found = auth.review(spec.token as string, (spec.audiences as string[] | undefined) ?? []);
+  if (!found) return { user: {}, error: "invalid bearer token" };
+  return { authenticated: true, user: userInfo(found.user), audiences: found.audiences };
+}
+
+function rulesStatus(user: User, auth: Auth): Json {
+  const all = auth.authorize(user, { verb: "*", path: "", group: "*", resource: "*" });
+  return {
+    resourceRules: all ? [{ verbs: ["*"], apiGroups: ["*"], resources: ["*"] }] : [],
+    nonResourceRules: all ? [{ verbs: ["*"], nonResourceURLs: ["*"] }] : [],
+    incomplete: false,
+  };
+}
+
+/** Of SubjectAccessReview and LocalSubjectAccessReview, which ask for somebody else. */
+function accessStatus({ group, kind }: ReviewKind, spec: Json, auth: Auth): Json {
+  if (!spec.user && !spec.groups?.length) {
+    throw invalid({ group, kind }, "", [
+      invalidValue("spec.user", spec.user ?? "", "at least one of user or group must be specified"),
+    ]);
+  }
+  const asked: User = { username: spec.user ?? "", groups: spec.groups ?? [] };
+  return decision(auth.authorize(asked, attributesOfReview(spec)));
 }
 
 const decision = (allowed: boolean): Json => ({

@@ -181,20 +181,29 @@ class NodeRoom {
 
   /** Why the pod cannot come here; empty when it can. The first filter that refuses speaks, as in the scheduler. */
   refusals(pod: StoredObject): string[] {
-    const { spec } = pod;
-    const labels = this.node.metadata.labels ?? {};
+    const misplaced = this.#taintRefusal(pod) ?? this.#affinityRefusal(pod);
+    return misplaced === undefined ? this.#shortages(pod) : [misplaced];
+  }
+
+  #taintRefusal({ spec }: StoredObject): string | undefined {
     const tolerations = spec.tolerations ?? [];
-    const taints = this.node.spec?.taints ?? [];
     const unschedulable = { key: "node.kubernetes.io/unschedulable", effect: "NoSchedule" };
     if (this.node.spec?.unschedulable && findUntoleratedTaint([unschedulable], tolerations, ["NoSchedule"]))
-      return ["node(s) were unschedulable"];
-    const taint = findUntoleratedTaint(taints, tolerations, ["NoSchedule", "NoExecute"]);
-    if (taint) return ["node(s) had untolerated taint(s)"];
+      return "node(s) were unschedulable";
+    const taint = findUntoleratedTaint(this.node.spec?.taints ?? [], tolerations, ["NoSchedule", "NoExecute"]);
+    return taint && "node(s) had untolerated taint(s)";
+  }
+
+  #affinityRefusal({ spec }: StoredObject): string | undefined {
+    const labels = this.node.metadata.labels ?? {};
     const terms = spec.affinity?.nodeAffinity?.requiredDuringSchedulingIgnoredDuringExecution?.nodeSelectorTerms;
     const selected =
       isSubset(spec.nodeSelector ?? {}, labels) &&
       (!terms || matchesNodeSelectorTerms({ name: this.node.metadata.name, labels }, terms));
-    if (!selected) return ["node(s) didn't match Pod's node affinity/selector"];
+    return selected ? undefined : "node(s) didn't match Pod's node affinity/selector";
+  }
+
+  #shortages({ spec }: StoredObject): string[] {
     const reasons: string[] = [];
     const podLimit = this.#allocatable.get("pods");
     if (podLimit && this.count + 1 > podLimit.toNumber()) reasons.push("Too many pods");

@@ -218,10 +218,7 @@ export class ObjectApi {
     const { metadata: before } = old;
     const meta = next.metadata;
     const name = before.name;
-    if (meta.name !== name) throw wrongName(meta.name, name);
-    if (meta.namespace && meta.namespace !== before.namespace)
-      throw badRequest("the namespace of the provided object does not match the namespace sent on the request");
-    if (meta.resourceVersion && meta.resourceVersion !== before.resourceVersion) throw modifiedConflict(kind, name);
+    assertSameObject(kind, before, meta);
     const unchangeable: FieldCause[] = [];
     if (meta.uid && meta.uid !== before.uid) {
       // A PUT states the UID as a precondition; a patch that names another one tries to change it.
@@ -231,25 +228,7 @@ export class ObjectApi {
     if (meta.deletionTimestamp && meta.deletionTimestamp !== before.deletionTimestamp && subresource !== "status") {
       unchangeable.push(invalidValue("metadata.deletionTimestamp", meta.deletionTimestamp, "field is immutable"));
     }
-
-    // What clients may not change through an update is what it was.
-    Object.assign(meta, {
-      uid: before.uid,
-      creationTimestamp: before.creationTimestamp,
-      resourceVersion: before.resourceVersion,
-    });
-    for (const field of [
-      "namespace",
-      "generation",
-      "deletionTimestamp",
-      "deletionGracePeriodSeconds",
-      "generateName",
-      "selfLink",
-    ] as const) {
-      if (before[field] === undefined) delete meta[field];
-      else Object.assign(meta, { [field]: before[field] });
-    }
-    delete meta.managedFields;
+    keepServerFields(before, meta);
 
     const rule: UpdateRule | undefined = subresource === undefined ? kind.update : kind.subresources[subresource];
     if (!rule) throw internalError(`${kind.resource} has no subresource ${subresource}`);
@@ -282,23 +261,7 @@ export class ObjectApi {
     context: WriteContext,
   ): { object: StoredObject; gone: boolean } {
     const old = this.get(kind, namespace, name);
-    const meta = old.metadata;
-    const { uid, resourceVersion } = options.preconditions ?? {};
-    // Here kube-apiserver names the kind, not the resource: `Pod "x"`.
-    if (uid !== undefined && uid !== meta.uid) {
-      throw conflict(
-        { group: kind.group, resource: kind.kind },
-        name,
-        `the UID in the precondition (${uid}) does not match the UID in record (${meta.uid}). The object might have been deleted and then recreated`,
-      );
-    }
-    if (resourceVersion !== undefined && resourceVersion !== meta.resourceVersion) {
-      throw conflict(
-        { group: kind.group, resource: kind.kind },
-        name,
-        `the ResourceVersion in the precondition (${resourceVersion}) does not match the ResourceVersion in record (${meta.resourceVersion}). The object might have been modified`,
-      );
-    }
+    assertPreconditions(kind, old.metadata, options);
     const asked =
       options.gracePeriodSeconds !== undefined && options.gracePeriodSeconds < 0 ? 1 : options.gracePeriodSeconds;
     if (kind.resource === "namespaces" && kind.group === "") return this.#deleteNamespace(kind, old, context);
@@ -484,4 +447,54 @@ function addedFinalizers(before: StoredMeta, meta: StoredMeta): FieldCause[] {
       message: `Forbidden: no new finalizers can be added if the object is being deleted, found new finalizers []string{${added.map((f) => JSON.stringify(f)).join(", ")}}`,
     },
   ];
+}
+
+/** An update is of the object that its URL names, and of its newest version if it names one. */
+function assertSameObject(kind: Kind, before: StoredObject["metadata"], meta: StoredObject["metadata"]): void {
+  if (meta.name !== before.name) throw wrongName(meta.name, before.name);
+  if (meta.namespace && meta.namespace !== before.namespace)
+    throw badRequest("the namespace of the provided object does not match the namespace sent on the request");
+  if (meta.resourceVersion && meta.resourceVersion !== before.resourceVersion)
+    throw modifiedConflict(kind, before.name);
+}
+
+/** What clients may not change through an update is what it was. */
+function keepServerFields(before: StoredObject["metadata"], meta: StoredObject["metadata"]): void {
+  Object.assign(meta, {
+    uid: before.uid,
+    creationTimestamp: before.creationTimestamp,
+    resourceVersion: before.resourceVersion,
+  });
+  for (const field of [
+    "namespace",
+    "generation",
+    "deletionTimestamp",
+    "deletionGracePeriodSeconds",
+    "generateName",
+    "selfLink",
+  ] as const) {
+    if (before[field] === undefined) delete meta[field];
+    else Object.assign(meta, { [field]: before[field] });
+  }
+  delete meta.managedFields;
+}
+
+/** Here kube-apiserver names the kind, not the resource: `Pod "x"`. */
+function assertPreconditions(kind: Kind, meta: StoredObject["metadata"], { preconditions }: DeleteOptions): void {
+  const { uid, resourceVersion } = preconditions ?? {};
+  const named = { group: kind.group, resource: kind.kind };
+  if (uid !== undefined && uid !== meta.uid) {
+    throw conflict(
+      named,
+      meta.name,
+      `the UID in the precondition (${uid}) does not match the UID in record (${meta.uid}). The object might have been deleted and then recreated`,
+    );
+  }
+  if (resourceVersion !== undefined && resourceVersion !== meta.resourceVersion) {
+    throw conflict(
+      named,
+      meta.name,
+      `the ResourceVersion in the precondition (${resourceVersion}) does not match the ResourceVersion in record (${meta.resourceVersion}). The object might have been modified`,
+    );
+  }
 }

@@ -3,9 +3,9 @@
  * admission plugins that are on by default, validation, and the update rules of each subresource. Pure functions over
  * JSON.
  */
+import { validateContainer } from "./container-rules.ts";
 import { isIP } from "node:net";
 import { isTerminal } from "../../kube/pod.ts";
-import { Quantity } from "../../resources/quantity.ts";
 import { computeQosClass } from "../../resources/pod-resources.ts";
 import { jsonEqual, type Json, type StoredObject } from "../objects/object.ts";
 import { duplicate, forbiddenField, invalidValue, notSupported, required, type FieldCause } from "../objects/errors.ts";
@@ -313,69 +313,6 @@ export function validatePodSpec(spec: Json): FieldCause[] {
   return causes;
 }
 
-const pullPolicies = ["Always", "IfNotPresent", "Never"];
-
-function validateContainer(c: Json, at: string, names: Set<string>, volumes: ReadonlySet<string>): FieldCause[] {
-  const causes: FieldCause[] = [];
-  if (!c.name) causes.push(required(`${at}.name`));
-  else if (!isDnsLabel(c.name)) causes.push(invalidValue(`${at}.name`, c.name, LABEL_RULE));
-  else if (names.has(c.name)) causes.push(duplicate(`${at}.name`, c.name));
-  names.add(c.name);
-  if (!c.image) causes.push(required(`${at}.image`));
-  if (!pullPolicies.includes(c.imagePullPolicy))
-    causes.push(notSupported(`${at}.imagePullPolicy`, c.imagePullPolicy, pullPolicies));
-  (c.ports ?? []).forEach((port: Json, i: number) => {
-    const field = `${at}.ports[${i}].containerPort`;
-    if (!port.containerPort) causes.push(required(field));
-    else if (port.containerPort < 1 || port.containerPort > 65535)
-      causes.push(invalidValue(field, port.containerPort, "must be between 1 and 65535, inclusive"));
-    if (!["TCP", "UDP", "SCTP"].includes(port.protocol))
-      causes.push(notSupported(`${at}.ports[${i}].protocol`, port.protocol, ["SCTP", "TCP", "UDP"]));
-  });
-  (c.env ?? []).forEach((env: Json, i: number) => {
-    const field = `${at}.env[${i}]`;
-    if (!env.name) causes.push(required(`${field}.name`));
-    if (env.valueFrom && env.value)
-      causes.push(invalidValue(`${field}.valueFrom`, "", "may not be specified when `value` is not empty"));
-  });
-  const paths = new Set<string>();
-  (c.volumeMounts ?? []).forEach((mount: Json, i: number) => {
-    const field = `${at}.volumeMounts[${i}]`;
-    if (!mount.name) causes.push(required(`${field}.name`));
-    else if (!volumes.has(mount.name))
-      causes.push({
-        reason: "FieldValueInvalid",
-        field: `${field}.name`,
-        message: `Not found: ${JSON.stringify(mount.name)}`,
-      });
-    if (!mount.mountPath) causes.push(required(`${field}.mountPath`));
-    else if (paths.has(mount.mountPath))
-      causes.push(invalidValue(`${field}.mountPath`, mount.mountPath, "must be unique"));
-    paths.add(mount.mountPath);
-  });
-  for (const list of ["limits", "requests"]) {
-    for (const [name, amount] of Object.entries(c.resources?.[list] ?? {})) {
-      const quantity = Quantity.tryParse(amount as string);
-      if (quantity && quantity.compare(Quantity.zero) < 0)
-        causes.push(invalidValue(`${at}.resources.${list}[${name}]`, amount, "must be greater than or equal to 0"));
-    }
-  }
-  for (const [name, amount] of Object.entries(c.resources?.requests ?? {})) {
-    const limit = Quantity.tryParse(c.resources?.limits?.[name] ?? "");
-    const request = Quantity.tryParse(amount as string);
-    if (limit && request && request.compare(limit) > 0) {
-      causes.push(
-        invalidValue(
-          `${at}.resources.requests`,
-          amount,
-          `must be less than or equal to ${name} limit of ${c.resources.limits[name]}`,
-        ),
-      );
-    }
-  }
-  return causes;
-}
-
 const IMMUTABLE_SPEC =
   "pod updates may not change fields other than `spec.containers[*].image`,`spec.initContainers[*].image`,`spec.activeDeadlineSeconds`," +
   "`spec.tolerations` (only additions to existing tolerations),`spec.terminationGracePeriodSeconds` (allow it to be set to 1 if it was previously negative)";
@@ -407,23 +344,26 @@ export function validatePodUpdate(pod: StoredObject, old: StoredObject): FieldCa
       return causes;
     }
   }
-  // Everything that may change is set back, and what then differs may not.
-  const munged = { ...now };
-  for (const list of ["containers", "initContainers"]) {
-    if (munged[list]) munged[list] = munged[list].map((c: Json, i: number) => ({ ...c, image: before[list][i].image }));
-  }
-  munged.activeDeadlineSeconds = before.activeDeadlineSeconds;
-  if (
-    (before.tolerations ?? []).every((t: Json) =>
-      now.tolerations?.some((n: Json) => jsonEqual({ ...n, tolerationSeconds: 0 }, { ...t, tolerationSeconds: 0 })),
-    )
-  ) {
-    munged.tolerations = before.tolerations;
-  } else {
+  const keepsTolerations = (before.tolerations ?? []).every((t: Json) =>
+    now.tolerations?.some((n: Json) => jsonEqual({ ...n, tolerationSeconds: 0 }, { ...t, tolerationSeconds: 0 })),
+  );
+  if (!keepsTolerations)
     causes.push(
       forbiddenField("spec.tolerations", "existing toleration can not be modified except its tolerationSeconds"),
     );
-    munged.tolerations = before.tolerations;
+  if (!jsonEqual(withoutChangeable(now, before), before)) causes.push(forbiddenField("spec", IMMUTABLE_SPEC));
+  return causes;
+}
+
+/** Everything that may change is set back, and what then differs may not. */
+function withoutChangeable(now: Json, before: Json): Json {
+  const munged = {
+    ...now,
+    activeDeadlineSeconds: before.activeDeadlineSeconds,
+    tolerations: before.tolerations,
+  };
+  for (const list of ["containers", "initContainers"]) {
+    if (munged[list]) munged[list] = munged[list].map((c: Json, i: number) => ({ ...c, image: before[list][i].image }));
   }
   if (before.terminationGracePeriodSeconds < 0 && now.terminationGracePeriodSeconds === 1)
     munged.terminationGracePeriodSeconds = before.terminationGracePeriodSeconds;
@@ -434,8 +374,7 @@ export function validatePodUpdate(pod: StoredObject, old: StoredObject): FieldCa
     munged.nodeSelector = before.nodeSelector;
     munged.affinity = before.affinity;
   }
-  if (!jsonEqual(munged, before)) causes.push(forbiddenField("spec", IMMUTABLE_SPEC));
-  return causes;
+  return munged;
 }
 
 /** Only additions of ephemeral containers are kept from `pod`. */

@@ -74,23 +74,10 @@ function readValue(type: FieldType, value: WireValue, isQuantity: boolean): Json
       return bits.readDoubleLE();
     }
     case "time":
-    case "microTime": {
-      const message = readMessage(contentOf(value));
-      const seconds = message.get(1)?.at(-1);
-      // An empty message is Go's zero time, which JSON writes as null.
-      if (!seconds) return null;
-      const text = rfc3339(Number(BigInt.asIntN(64, numberOf(seconds))) * 1000);
-      const nanos = message.get(2)?.at(-1);
-      const micros = nanos ? Number(numberOf(nanos) / 1000n) : 0;
-      return type.is === "time" ? text : text.replace("Z", `.${String(micros).padStart(6, "0")}Z`);
-    }
-    case "intOrString": {
-      const message = readMessage(contentOf(value));
-      const isString = message.get(1)?.at(-1);
-      if (isString && numberOf(isString) === 1n) return bytesOf(message, 3).toString();
-      const int = message.get(2)?.at(-1);
-      return int ? Number(BigInt.asIntN(64, numberOf(int))) : 0;
-    }
+    case "microTime":
+      return readTime(type.is, readMessage(contentOf(value)));
+    case "intOrString":
+      return readIntOrString(readMessage(contentOf(value)));
     case "object":
       return readObject(type.model, readMessage(contentOf(value)));
     case "array":
@@ -99,6 +86,23 @@ function readValue(type: FieldType, value: WireValue, isQuantity: boolean): Json
       // Lists of lists, maps of lists and untyped JSON do not occur in what clients send to this server.
       return null;
   }
+}
+
+function readTime(precision: "time" | "microTime", message: Message): string | null {
+  const seconds = message.get(1)?.at(-1);
+  // An empty message is Go's zero time, which JSON writes as null.
+  if (!seconds) return null;
+  const text = rfc3339(Number(BigInt.asIntN(64, numberOf(seconds))) * 1000);
+  const nanos = message.get(2)?.at(-1);
+  const micros = nanos ? Number(numberOf(nanos) / 1000n) : 0;
+  return precision === "time" ? text : text.replace("Z", `.${String(micros).padStart(6, "0")}Z`);
+}
+
+function readIntOrString(message: Message): string | number {
+  const isString = message.get(1)?.at(-1);
+  if (isString && numberOf(isString) === 1n) return bytesOf(message, 3).toString();
+  const int = message.get(2)?.at(-1);
+  return int ? Number(BigInt.asIntN(64, numberOf(int))) : 0;
 }
 
 function readMessage(bytes: Buffer): Message {

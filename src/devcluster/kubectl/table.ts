@@ -1,93 +1,8 @@
 /** Server-side printing: the columns that `kubectl get` shows (`pkg/printers/internalversion/printers.go`). */
 import { age, column, humanDuration, nameColumn, orNone, pairs, simple, since, wide, type Printer } from "./columns.ts";
+import { podSummary } from "./pod-summary.ts";
 import { workloadPrinters } from "./workload-columns.ts";
 import type { Json, StoredObject } from "../objects/object.ts";
-
-/**
- * READY, STATUS and RESTARTS of `kubectl get pods`.
- * @internal
- */
-export function podSummary(pod: Json, now: number): { ready: string; status: string; restarts: string } {
-  const { spec, status = {} } = pod;
-  const isSidecar = (name: string) =>
-    spec.initContainers?.find((c: Json) => c.name === name)?.restartPolicy === "Always";
-  let restarts = 0;
-  let sidecarRestarts = 0;
-  let lastRestart = 0;
-  let lastSidecarRestart = 0;
-  let total: number = spec.containers?.length ?? 0;
-  let ready = 0;
-  let reason: string = status.reason || status.phase || "";
-  if (status.conditions?.some((c: Json) => c.type === "PodScheduled" && c.reason === "SchedulingGated"))
-    reason = "SchedulingGated";
-  total += (spec.initContainers ?? []).filter((c: Json) => c.restartPolicy === "Always").length;
-
-  const finished = (c: Json): number =>
-    c.lastState?.terminated ? Date.parse(c.lastState.terminated.finishedAt) || 0 : 0;
-  let initializing = false;
-  for (const [i, c] of ((status.initContainerStatuses ?? []) as Json[]).entries()) {
-    const sidecar = isSidecar(c.name);
-    restarts += c.restartCount;
-    lastRestart = Math.max(lastRestart, finished(c));
-    if (sidecar) {
-      sidecarRestarts += c.restartCount;
-      lastSidecarRestart = Math.max(lastSidecarRestart, finished(c));
-    }
-    if (c.state?.terminated?.exitCode === 0) continue;
-    if (sidecar && c.started) {
-      if (c.ready) ready++;
-      continue;
-    }
-    if (c.state?.terminated) {
-      const { reason: why, signal, exitCode } = c.state.terminated;
-      reason = why ? `Init:${why}` : signal ? `Init:Signal:${signal}` : `Init:ExitCode:${exitCode}`;
-    } else if (c.state?.waiting?.reason && c.state.waiting.reason !== "PodInitializing") {
-      reason = `Init:${c.state.waiting.reason}`;
-    } else {
-      reason = `Init:${i}/${spec.initContainers?.length ?? 0}`;
-    }
-    initializing = true;
-    break;
-  }
-
-  const isTrue = (type: string) =>
-    status.conditions?.some((c: Json) => c.type === type && c.status === "True") === true;
-  if (!initializing || isTrue("Initialized")) {
-    restarts = sidecarRestarts;
-    lastRestart = lastSidecarRestart;
-    let running = false;
-    let errorReason = "";
-    for (const c of ((status.containerStatuses ?? []) as Json[]).toReversed()) {
-      restarts += c.restartCount;
-      lastRestart = Math.max(lastRestart, finished(c));
-      if (c.state?.waiting?.reason) {
-        reason = c.state.waiting.reason;
-      } else if (c.state?.terminated) {
-        const { reason: why, signal, exitCode } = c.state.terminated;
-        reason = why || (signal ? `Signal:${signal}` : `ExitCode:${exitCode}`);
-        if (exitCode !== 0) errorReason = reason;
-      } else if (c.ready && c.state?.running) {
-        running = true;
-        ready++;
-      }
-    }
-    if (reason === "Completed") {
-      if (running && isTrue("Ready")) reason = "Running";
-      else if (errorReason) reason = errorReason;
-      else if (running) reason = "NotReady";
-    }
-  }
-  if (pod.metadata.deletionTimestamp) {
-    if (status.reason === "NodeLost") reason = "Unknown";
-    else if (status.phase !== "Succeeded" && status.phase !== "Failed") reason = "Terminating";
-  }
-  return {
-    ready: `${ready}/${total}`,
-    status: reason,
-    restarts:
-      restarts !== 0 && lastRestart > 0 ? `${restarts} (${humanDuration(now - lastRestart)} ago)` : String(restarts),
-  };
-}
 
 const pod: Printer = {
   columns: [
@@ -194,16 +109,14 @@ const event: Printer = {
       : e.lastTimestamp
         ? since(e.lastTimestamp, now)
         : first;
-    const involved = e.involvedObject ?? {};
-    const component: string = e.source?.component || e.reportingComponent || "";
-    const host: string = e.source?.host || e.reportingInstance || "";
+    const { kind = "", name = "", fieldPath = "" } = e.involvedObject ?? {};
     return [
       last,
       e.type ?? "",
       e.reason ?? "",
-      `${(involved.kind ?? "").toLowerCase()}/${involved.name ?? ""}`,
-      involved.fieldPath ?? "",
-      host ? `${component}, ${host}` : component,
+      `${kind.toLowerCase()}/${name}`,
+      fieldPath,
+      eventSource(e),
       (e.message ?? "").trim(),
       first,
       String(e.series?.count ?? (e.count || 1)),
@@ -211,6 +124,12 @@ const event: Printer = {
     ];
   },
 };
+
+function eventSource(e: Json): string {
+  const component: string = e.source?.component || e.reportingComponent || "";
+  const host: string = e.source?.host || e.reportingInstance || "";
+  return host ? `${component}, ${host}` : component;
+}
 
 const service: Printer = {
   columns: [

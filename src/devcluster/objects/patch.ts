@@ -132,36 +132,11 @@ function mergeObject(
   if (patch["$patch"] !== undefined && patch["$patch"] !== "merge")
     throw badRequest(`Unknown patch type ${String(patch["$patch"])}`);
   const fields = model === undefined ? undefined : fieldsOf(model);
-  let out: Record<string, Json> = { ...document };
-  if (Array.isArray(patch["$retainKeys"])) {
-    const retained = new Set<string>(patch["$retainKeys"] as string[]);
-    out = Object.fromEntries(Object.entries(out).filter(([key]) => retained.has(key)));
-  }
-  for (const [key, value] of Object.entries(patch)) {
-    if (key.startsWith(DELETE_PRIMITIVE)) {
-      const field = key.slice(DELETE_PRIMITIVE.length);
-      if (Array.isArray(out[field])) out[field] = out[field].filter((item: Json) => !(value as Json[]).includes(item));
-    }
-  }
+  const out = withRemovals(document, patch);
   for (const [key, value] of Object.entries(patch)) {
     if (key.startsWith("$")) continue;
-    if (value === null) {
-      delete out[key];
-      continue;
-    }
-    const field = fields?.get(key);
-    const mergeKey = field?.mergeKey;
-    if (Array.isArray(value)) {
-      out[key] = mergeKey === undefined ? value : mergeList(field!, mergeKey, (out[key] ?? []) as Json[], value);
-    } else if (isRecord(value)) {
-      out[key] = mergeObject(
-        field?.type.is === "object" ? field.type.model : undefined,
-        isRecord(out[key]) ? out[key] : {},
-        value,
-      );
-    } else {
-      out[key] = value;
-    }
+    if (value === null) delete out[key];
+    else out[key] = mergeValue(fields?.get(key), out[key], value);
   }
   for (const [key, order] of Object.entries(patch)) {
     if (!key.startsWith(ORDER)) continue;
@@ -171,6 +146,29 @@ function mergeObject(
       out[field] = ordered(mergeKey, out[field], order as Json[], (document[field] ?? []) as Json[]);
   }
   return out;
+}
+
+/** `$retainKeys` and `$deleteFromPrimitiveList`, which come before what is merged. */
+function withRemovals(document: Record<string, Json>, patch: Record<string, Json>): Record<string, Json> {
+  let out: Record<string, Json> = { ...document };
+  if (Array.isArray(patch["$retainKeys"])) {
+    const retained = new Set<string>(patch["$retainKeys"] as string[]);
+    out = Object.fromEntries(Object.entries(out).filter(([key]) => retained.has(key)));
+  }
+  for (const [key, value] of Object.entries(patch)) {
+    if (!key.startsWith(DELETE_PRIMITIVE)) continue;
+    const field = key.slice(DELETE_PRIMITIVE.length);
+    if (Array.isArray(out[field])) out[field] = out[field].filter((item: Json) => !(value as Json[]).includes(item));
+  }
+  return out;
+}
+
+function mergeValue(field: Field | undefined, before: Json, value: Json): Json {
+  if (Array.isArray(value))
+    return field?.mergeKey === undefined ? value : mergeList(field, field.mergeKey, (before ?? []) as Json[], value);
+  if (!isRecord(value)) return value;
+  const model = field?.type.is === "object" ? field.type.model : undefined;
+  return mergeObject(model, isRecord(before) ? before : {}, value);
 }
 
 function mergeList(field: Field, mergeKey: string, list: Json[], patch: Json[]): Json[] {

@@ -111,87 +111,131 @@ interface Decoded<T> {
  * @throws ApiStatusError 400 when a value has the wrong type
  */
 export function decode<T>(model: string, kind: string, version: string, json: Json): Decoded<T> {
-  const unknownFields: string[] = [];
-  const fail = (path: string, expected: string, got: Json): never => {
-    const gotType = Array.isArray(got) ? "array" : typeof got === "boolean" ? "bool" : typeof got;
-    throw badRequest(
-      `${kind} in version "${version}" cannot be handled as a ${kind}: json: cannot unmarshal ${gotType} into Go struct field .${path} of type ${expected}`,
-    );
-  };
-  const walk = (type: FieldType, value: Json, path: string, isQuantity: boolean): Json => {
-    switch (type.is) {
-      case "object":
-        return isRecord(value)
-          ? walkObject(type.model, value, path)
-          : fail(path, type.model.replace(/^V1/, "v1."), value);
-      case "array":
-        return Array.isArray(value)
-          ? value.map((item, i) => walk(type.of, item, `${path}[${i}]`, isQuantity))
-          : fail(path, "slice", value);
-      case "map":
-        if (!isRecord(value)) return fail(path, "map", value);
-        return Object.fromEntries(
-          Object.entries(value).map(([k, v]) => [k, v === null ? "" : walk(type.of, v, `${path}.${k}`, isQuantity)]),
-        );
-      case "string":
-      case "bytes":
-        if (isQuantity) return readQuantity(kind, version, value);
-        if (type.is === "bytes" && typeof value === "string" && !BASE64.test(value.replaceAll(/\s/g, ""))) {
-          throw badRequest(
-            `${kind} in version "${version}" cannot be handled as a ${kind}: illegal base64 data at ${path}`,
-          );
-        }
-        return typeof value === "string" ? value : fail(path, type.is === "bytes" ? "[]uint8" : "string", value);
-      case "boolean":
-        return typeof value === "boolean" ? value : fail(path, "bool", value);
-      case "int":
-        return Number.isInteger(value) ? value : fail(path, "int32", value);
-      case "double":
-        return typeof value === "number" ? value : fail(path, "float64", value);
-      case "intOrString":
-        return typeof value === "string" || Number.isInteger(value) ? value : fail(path, "intstr.IntOrString", value);
-      case "time":
-      case "microTime": {
-        const at = typeof value === "string" ? Date.parse(value) : NaN;
-        if (type.is === "microTime" && !Number.isNaN(at) && !MICRO_TIME.test(value as string)) {
-          throw badRequest(
-            `${kind} in version "${version}" cannot be handled as a ${kind}: parsing time ${JSON.stringify(value)} as "2006-01-02T15:04:05.000000Z07:00": it must have exactly six decimals`,
-          );
-        }
-        if (Number.isNaN(at)) return fail(path, type.is === "time" ? "v1.Time" : "v1.MicroTime", value);
-        if (type.is === "time") return rfc3339(at);
-        // Date keeps milliseconds only, so the microseconds are carried over as text.
-        return rfc3339Micro(at).replace(/\.\d{6}/, MICRO_TIME.exec(value as string)![0]);
-      }
-      case "any":
-        return value;
-    }
-  };
-  const walkObject = (name: string, value: Record<string, Json>, path: string): Json => {
+  if (!isRecord(json))
+    throw badRequest(`the object provided is unrecognized (must be of type ${kind}): it is not a JSON object`);
+  const decoder = new Decoder(kind, version);
+  return { value: decoder.object(model, json, "") as T, unknownFields: decoder.unknownFields };
+}
+
+/** What is taken as it is, and what Go calls its type. */
+const SCALARS = {
+  string: { accepts: (value: Json) => typeof value === "string", name: "string" },
+  boolean: { accepts: (value: Json) => typeof value === "boolean", name: "bool" },
+  int: { accepts: (value: Json) => Number.isInteger(value), name: "int32" },
+  double: { accepts: (value: Json) => typeof value === "number", name: "float64" },
+  intOrString: {
+    accepts: (value: Json) => typeof value === "string" || Number.isInteger(value),
+    name: "intstr.IntOrString",
+  },
+};
+
+class Decoder {
+  readonly unknownFields: string[] = [];
+  readonly #kind: string;
+  readonly #version: string;
+
+  constructor(kind: string, version: string) {
+    this.#kind = kind;
+    this.#version = version;
+  }
+
+  object(name: string, value: Record<string, Json>, path: string): Json {
     const fields = fieldsOf(name);
     const out: Record<string, Json> = {};
     for (const [key, item] of Object.entries(value)) {
       const at = path === "" ? key : `${path}.${key}`;
       const field = fields.get(key);
       if (!field) {
-        unknownFields.push(at);
+        this.unknownFields.push(at);
         continue;
       }
       if (item === null || item === undefined) continue;
-      const read = walk(field.type, item, at, field.isQuantity);
-      const isEmpty =
-        (field.type.is === "array" && read.length === 0) || (field.type.is === "map" && Object.keys(read).length === 0);
-      const isZero = field.omitZero && (read === "" || read === 0 || read === false);
-      if (!(isEmpty && !field.keepEmpty) && !isZero) out[key] = read;
+      const read = field.isQuantity ? this.#quantities(field.type, item, at) : this.#value(field.type, item, at);
+      if (!isLeftOut(field, read)) out[key] = read;
     }
     for (const [key, field] of fields)
-      if (field.always && out[key] === undefined) out[key] = field.isQuantity ? "0" : zeroOf(field.type);
+      if (field.always && out[key] === undefined) out[key] = field.isQuantity ? "0" : this.#zero(field.type);
     return out;
-  };
-  const zeroOf = (type: FieldType): Json => {
+  }
+
+  #value(type: FieldType, value: Json, path: string): Json {
     switch (type.is) {
       case "object":
-        return walkObject(type.model, {}, "");
+        return isRecord(value)
+          ? this.object(type.model, value, path)
+          : this.#fail(path, type.model.replace(/^V1/, "v1."), value);
+      case "array":
+        return this.#array(value, path, (item, at) => this.#value(type.of, item, at));
+      case "map":
+        return this.#map(value, path, (item, at) => this.#value(type.of, item, at));
+      case "bytes":
+        if (typeof value !== "string") return this.#fail(path, "[]uint8", value);
+        return BASE64.test(value.replaceAll(/\s/g, "")) ? value : this.#refuse(`illegal base64 data at ${path}`);
+      case "string":
+      case "boolean":
+      case "int":
+      case "double":
+      case "intOrString": {
+        const { accepts, name } = SCALARS[type.is];
+        return accepts(value) ? value : this.#fail(path, name, value);
+      }
+      case "time":
+        return rfc3339(this.#instant(value, path, "v1.Time"));
+      case "microTime":
+        return this.#microTime(value, path);
+      case "any":
+        return value;
+    }
+  }
+
+  /** Where strings are quantities: alone, in a list or in a map. */
+  #quantities(type: FieldType, value: Json, path: string): Json {
+    if (type.is === "array") return this.#array(value, path, (item, at) => this.#quantities(type.of, item, at));
+    if (type.is === "map") return this.#map(value, path, (item, at) => this.#quantities(type.of, item, at));
+    return type.is === "string" || type.is === "bytes" ? this.#quantity(value) : this.#value(type, value, path);
+  }
+
+  #array(value: Json, path: string, read: (item: Json, path: string) => Json): Json {
+    return Array.isArray(value)
+      ? value.map((item, i) => read(item, `${path}[${i}]`))
+      : this.#fail(path, "slice", value);
+  }
+
+  #map(value: Json, path: string, read: (item: Json, path: string) => Json): Json {
+    if (!isRecord(value)) return this.#fail(path, "map", value);
+    return Object.fromEntries(Object.entries(value).map(([k, v]) => [k, v === null ? "" : read(v, `${path}.${k}`)]));
+  }
+
+  #microTime(value: Json, path: string): string {
+    const at = this.#instant(value, path, "v1.MicroTime");
+    const micros = MICRO_TIME.exec(value as string)?.[0];
+    if (micros === undefined)
+      return this.#refuse(
+        `parsing time ${JSON.stringify(value)} as "2006-01-02T15:04:05.000000Z07:00": it must have exactly six decimals`,
+      );
+    // Date keeps milliseconds only, so the microseconds are carried over as text.
+    return rfc3339Micro(at).replace(/\.\d{6}/, micros);
+  }
+
+  /** Epoch milliseconds. */
+  #instant(value: Json, path: string, expected: string): number {
+    const at = typeof value === "string" ? Date.parse(value) : NaN;
+    return Number.isNaN(at) ? this.#fail(path, expected, value) : at;
+  }
+
+  /** In its canonical form: `0.5` is `500m`, `1024Mi` is `1Gi`. Bare numbers are quantities too. */
+  #quantity(value: Json): string {
+    const quantity = typeof value === "string" || typeof value === "number" ? Quantity.tryParse(value) : undefined;
+    return (
+      quantity?.toString() ??
+      this.#refuse("quantities must match the regular expression '^([+-]?[0-9.]+)([eEinumkKMGTP]*[-+]?[0-9]*)$'")
+    );
+  }
+
+  #zero(type: FieldType): Json {
+    switch (type.is) {
+      case "object":
+        return this.object(type.model, {}, "");
       case "boolean":
         return false;
       case "int":
@@ -208,19 +252,22 @@ export function decode<T>(model: string, kind: string, version: string, json: Js
       case "any":
         return null;
     }
-  };
-  if (!isRecord(json))
-    throw badRequest(`the object provided is unrecognized (must be of type ${kind}): it is not a JSON object`);
-  return { value: walkObject(model, json, "") as T, unknownFields };
+  }
+
+  #fail(path: string, expected: string, got: Json): never {
+    const gotType = Array.isArray(got) ? "array" : typeof got === "boolean" ? "bool" : typeof got;
+    return this.#refuse(`json: cannot unmarshal ${gotType} into Go struct field .${path} of type ${expected}`);
+  }
+
+  #refuse(why: string): never {
+    throw badRequest(`${this.#kind} in version "${this.#version}" cannot be handled as a ${this.#kind}: ${why}`);
+  }
 }
 
-/** A quantity in its canonical form: `0.5` is `500m`, `1024Mi` is `1Gi`. Bare numbers are quantities too. */
-function readQuantity(kind: string, version: string, value: Json): string {
-  const quantity = typeof value === "string" || typeof value === "number" ? Quantity.tryParse(value) : undefined;
-  if (!quantity) {
-    throw badRequest(
-      `${kind} in version "${version}" cannot be handled as a ${kind}: quantities must match the regular expression '^([+-]?[0-9.]+)([eEinumkKMGTP]*[-+]?[0-9]*)$'`,
-    );
-  }
-  return quantity.toString();
+/** Go's `omitempty`. */
+function isLeftOut(field: Field, read: Json): boolean {
+  const isEmpty =
+    (field.type.is === "array" && read.length === 0) || (field.type.is === "map" && Object.keys(read).length === 0);
+  const isZero = field.omitZero && (read === "" || read === 0 || read === false);
+  return (isEmpty && !field.keepEmpty) || isZero;
 }

@@ -70,29 +70,31 @@ function* fieldsOf(body: string): Generator<GoField> {
       comment += `${text}\n`;
       continue;
     }
-    const match = /^(\w+ +)?([\w.*[\]]+)\s+`(.*?)`/.exec(text);
-    if (match) {
-      const [, name, type, tags] = match;
-      const json = /json:"([^"]*)"/.exec(tags!)?.[1];
-      const number = /protobuf:"[^,]*,(\d+)/.exec(tags!)?.[1];
-      const strategy = /patchStrategy:"([^"]*)"/.exec(tags!)?.[1] ?? "";
-      if (json !== undefined && json !== "-") {
-        const [jsonName, ...options] = json.split(",");
-        const listType = /\+listType=(\w+)/.exec(comment)?.[1];
-        const keys = [...comment.matchAll(/\+listMapKey=(\w+)/g)].map((m) => m[1]!);
-        yield {
-          json: jsonName!,
-          type: type!,
-          omitempty: options.includes("omitempty") || options.includes("omitzero"),
-          number: number === undefined ? undefined : Number(number),
-          inline: options.includes("inline") || (name === undefined && jsonName === ""),
-          mergeKey: strategy.includes("merge") ? (/patchMergeKey:"([^"]*)"/.exec(tags!)?.[1] ?? "") : undefined,
-          applyKey: listType === "map" && keys.length === 1 ? keys[0] : listType === "set" ? "" : undefined,
-        };
-      }
-    }
+    const [, name, type, tags] = /^(\w+ +)?([\w.*[\]]+)\s+`(.*?)`/.exec(text) ?? [];
+    const field = tags === undefined ? undefined : fieldOf(name, type!, tags, comment);
+    if (field !== undefined) yield field;
     comment = "";
   }
+}
+
+/** @param name absent for an embedded struct. @param comment what stands above it */
+function fieldOf(name: string | undefined, type: string, tags: string, comment: string): GoField | undefined {
+  const tag = (pattern: RegExp): string | undefined => pattern.exec(tags)?.[1];
+  const [json, ...options] = (tag(/json:"([^"]*)"/) ?? "-").split(",");
+  if (json === "-" && options.length === 0) return undefined;
+  const number = tag(/protobuf:"[^,]*,(\d+)/);
+  const isMerged = tag(/patchStrategy:"([^"]*)"/)?.includes("merge") === true;
+  const listType = /\+listType=(\w+)/.exec(comment)?.[1];
+  const keys = [...comment.matchAll(/\+listMapKey=(\w+)/g)].map((m) => m[1]!);
+  return {
+    json: json!,
+    type,
+    omitempty: options.includes("omitempty") || options.includes("omitzero"),
+    number: number === undefined ? undefined : Number(number),
+    inline: options.includes("inline") || (name === undefined && json === ""),
+    mergeKey: isMerged ? (tag(/patchMergeKey:"([^"]*)"/) ?? "") : undefined,
+    applyKey: listType === "map" && keys.length === 1 ? keys[0] : listType === "set" ? "" : undefined,
+  };
 }
 
 /** What a Go type is once names are looked through: `string`, `[]T`, `map`, `*T`, or a struct's name. */

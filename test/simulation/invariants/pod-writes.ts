@@ -75,17 +75,21 @@ function judgeOrder(world: World, { pod, after }: StatusWrite): void {
   const now = statusesOf(after);
   for (const old of statusesOf(before)) {
     const next = now.find(({ name }) => name === old.name);
-    if ((next?.restartCount ?? 0) < old.restartCount) throw new Violation("S6", "restart count fell");
-    const isOther = old.containerID !== undefined && next?.containerID !== old.containerID;
-    // Unless the backend lost the machine and a create that was under way made another.
-    const isReborn = world.history.of(pod.metadata.uid).born > 1 || world.scenario.restore;
-    if (isOther && next.restartCount === old.restartCount && !isReborn)
-      throw new Violation("S6", "another instance of a container without a restart");
-    const finishedBefore = finishedAt(old);
-    const finished = next && finishedAt(next);
-    if (!world.scenario.clocks && !world.scenario.restore && finishedBefore && finished && finished < finishedBefore)
-      throw new Violation("S6", "a container's end moved back in time");
+    judgeContainerOrder(world, pod.metadata.uid, old, next);
   }
+}
+
+function judgeContainerOrder({ history, scenario }: World, podUid: string, old: Json, next: Json): void {
+  if ((next?.restartCount ?? 0) < old.restartCount) throw new Violation("S6", "restart count fell");
+  const isOther = old.containerID !== undefined && next?.containerID !== old.containerID;
+  // Unless the backend lost the machine and a create that was under way made another.
+  const isReborn = history.of(podUid).born > 1 || scenario.restore;
+  if (isOther && next.restartCount === old.restartCount && !isReborn)
+    throw new Violation("S6", "another instance of a container without a restart");
+  const finishedBefore = finishedAt(old);
+  const finished = next && finishedAt(next);
+  if (!scenario.clocks && !scenario.restore && finishedBefore && finished && finished < finishedBefore)
+    throw new Violation("S6", "a container's end moved back in time");
 }
 
 const finishedAt = (status: Json): string | undefined =>
@@ -96,13 +100,13 @@ function judgeRunning(world: World, { pod, patch, sender }: StatusWrite): void {
   const said = [...(patch.status.initContainerStatuses ?? []), ...(patch.status.containerStatuses ?? [])];
   const { read, observed } = sender;
   const seen = observed.kind === "found" ? observed.machine : undefined;
-  for (const status of said) {
-    if (!status.state?.running) continue;
+  const isTheirs = seen?.labels["vmlet.dev/uid"] === pod.metadata.uid;
+  const wasSeen = (status: Json): boolean => {
     const container = seen?.containers.find(({ name }) => name === status.name);
-    const isSame = container?.state === "running" && status.containerID === `vmlet://${container.id}`;
-    if (!isSame || seen!.labels["vmlet.dev/uid"] !== pod.metadata.uid)
-      throw new Violation("S7", "says running what was not seen to run");
-  }
+    return container?.state === "running" && status.containerID === `vmlet://${container.id}`;
+  };
+  if (said.some((status) => status.state?.running && !(isTheirs && wasSeen(status))))
+    throw new Violation("S7", "says running what was not seen to run");
   // A list that lies, or a backend that begins again, may make an agent forget what it has read.
   // Of a tombstone, the next list takes the memory: an answer that was long under way is then news.
   if (read?.state === "deleted" || world.history.of(pod.metadata.uid).lost) return;
@@ -149,6 +153,11 @@ function judgeEnd(world: World, { pod, after, sender }: StatusWrite): void {
     if (after.phase !== "Failed") throw new Violation("S6", "Succeeded without having seen the end of the machine");
     return;
   }
+  judgeOutcome(world, pod, after, over);
+}
+
+/** The phase and the exit codes are those of the machine's containers. */
+function judgeOutcome(world: World, pod: Json, after: Json, over: Machine): void {
   const mains: Json[] = pod.spec.containers;
   const ends = mains.map(({ name }) => over.containers.find((c) => c.name === name)?.terminated);
   // What a tombstone does not tell any more may stand in the status.

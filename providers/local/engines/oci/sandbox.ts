@@ -12,17 +12,14 @@
  *     containers/ID/      bundle of a container instance: config.json, rootfs (overlay), upper, work
  */
 import { randomBytes } from "node:crypto";
-import { chmodSync, chownSync, closeSync, existsSync, fstatSync, readFileSync } from "node:fs";
-import { mkdir, readFile, rename, rm, statfs, writeFile } from "node:fs/promises";
+import { existsSync, readFileSync } from "node:fs";
+import { mkdir, readFile, rm, writeFile } from "node:fs/promises";
 import { connect } from "node:net";
 import { totalmem } from "node:os";
 import { join } from "node:path";
 import type { Duplex } from "node:stream";
 import {
   type ContainerResources,
-  type ContainerSpec,
-  formatOwner,
-  type Mount,
   type ProcessStreams,
   ProviderError,
   type StreamOptions,
@@ -44,26 +41,26 @@ import {
 import { writeFilesVolume } from "../../machine/volume-files.ts";
 import { findTool, run } from "../../host/command.ts";
 import { machineHash } from "../../host/machine-hash.ts";
-import { isMissing, readFileIfExists, writeFileAtomic } from "../../host/files.ts";
-import { bindDescriptor, mountOverlay, mountTmpfs, unmountBelow } from "../../host/mounts.ts";
+import { readFileIfExists, writeFileAtomic } from "../../host/files.ts";
+import { mountOverlay, mountTmpfs, unmountBelow } from "../../host/mounts.ts";
 import { removeTree } from "../../host/remove-tree.ts";
 import { TreeMeter } from "../../host/tree-use.ts";
 import { containerPorts } from "../../network/host-ports.ts";
 import type { Attachment } from "../../network/network.ts";
 import { allProcesses, isAlive } from "../../host/proc.ts";
 import { spawnStreams } from "../../shim/spawn.ts";
-import { bind, capabilitiesInMask, ociConfig, ociResources, type OciMount } from "../../bundle/bundle.ts";
+import { capabilitiesInMask, commandEnv, ociConfig, ociResources } from "../../bundle/bundle.ts";
 import { Cgroup, cgroupVersion } from "../../bundle/cgroup.ts";
 import { kernelHostname } from "../../bundle/host-files.ts";
 import { sharedLimits } from "../../bundle/machine-resources.ts";
 import type { OciContext } from "./context.ts";
-import { etcMounts, makeEtc, readMessage, removeMessage } from "../../bundle/etc.ts";
+import { makeEtc, readMessage, removeMessage } from "../../bundle/etc.ts";
 import { LoopbackRelay } from "./relay.ts";
-import { openInRoot } from "../../bundle/root-path.ts";
 import { heldNamespaces, holdPause, holdProcesses, isNamespace, type PauseProcess, startPause } from "./namespaces.ts";
 import { readPid } from "./runtime.ts";
 import { seccompProfile } from "../../bundle/seccomp.ts";
-import { accountFiles, resolveUser, type ResolvedUser } from "../../bundle/users.ts";
+import { containerUser } from "../../bundle/users.ts";
+import { containerMounts, makeVolume, volumeStats } from "./volumes.ts";
 
 interface SandboxRecord {
   attachment: Attachment;
@@ -137,23 +134,6 @@ export async function recoverSandbox(context: OciContext, home: MachineHome): Pr
   return new OciSandbox(context, home, record);
 }
 
-async function makeVolume({ dir, spec }: MachineHome, volume: Volume): Promise<void> {
-  if (volume.type !== "empty_dir") return;
-  const path = join(dir, "volumes", volume.name);
-  const inMemory = volume.medium === "memory";
-  // One on disk may have been kept from a sandbox that was lost: it is the containers' as they left it.
-  if (!inMemory && existsSync(path)) return;
-  // No volume has this name.
-  const fresh = inMemory ? path : join(dir, "volumes", ".new");
-  await mkdir(fresh, { recursive: true });
-  if (inMemory) await mountTmpfs(fresh, { sizeBytes: volume.size_bytes, mode: "1777" });
-  const group = spec.security?.fs_group;
-  if (group !== undefined) chownSync(fresh, 0, group);
-  // As in a kubelet, a tmpfs keeps the sticky bit with which it is mounted, and a folder on disk has none.
-  chmodSync(fresh, 0o777 | (inMemory ? 0o1000 : 0) | (group === undefined ? 0 : 0o2000));
-  if (!inMemory) await rename(fresh, path);
-}
-
 export class OciSandbox implements Sandbox {
   readonly addresses: readonly string[];
   readonly lost: Promise<SandboxLoss>;
@@ -186,7 +166,7 @@ export class OciSandbox implements Sandbox {
     const { spec, image } = launch;
     if (image === undefined)
       throw new ContainerError("CreateContainerError", `container ${spec.name}: there is no image`);
-    const user = this.#userOf(spec, image.config.user, image.location);
+    const user = containerUser(this.#home, spec, { user: image.config.user, rootfs: image.location });
     const bundle = this.#bundle(launch);
     for (const folder of ["rootfs", "upper", "work"])
       await mkdir(join(bundle, folder), { recursive: true, mode: 0o755 });
@@ -202,7 +182,7 @@ export class OciSandbox implements Sandbox {
           ...heldNamespaces(this.#home.dir, this.#record.attachment),
           { type: "pid", ...(await this.#joinedProcesses(launch, bundle)) },
         ],
-        mounts: await this.#mounts(launch, bundle),
+        mounts: await containerMounts(this.#home, launch, bundle),
         cgroupsPath: this.#cgroupPath(launch),
         cgroupVersion: cgroupVersion(),
         sysctls: [...DEFAULT_SYSCTLS, ...(this.#home.spec.security?.sysctls ?? [])],
@@ -289,8 +269,7 @@ export class OciSandbox implements Sandbox {
       join(bundle, `exec-${randomBytes(6).toString("hex")}.${kind}`),
     ) as [string, string, string];
     const [processFile, pidFile, log] = files;
-    const hasTerm = config.process.env.some((entry) => entry.startsWith("TERM="));
-    const env = options.tty && !hasTerm ? [...config.process.env, "TERM=xterm"] : config.process.env;
+    const env = commandEnv(config.process.env, options.tty);
     await writeFile(processFile, JSON.stringify({ ...config.process, args: command, env, terminal: options.tty }), {
       mode: 0o600,
     });
@@ -352,7 +331,7 @@ export class OciSandbox implements Sandbox {
     const volumes = await Promise.all(
       (this.#home.spec.volumes ?? [])
         .filter((volume) => volume.type === "empty_dir")
-        .map((volume) => this.#volumeStats(volume)),
+        .map((volume) => volumeStats(this.#home.dir, this.#meter, volume)),
     );
     return {
       containers: samples.filter((sample) => sample !== undefined),
@@ -412,95 +391,6 @@ export class OciSandbox implements Sandbox {
     });
   }
 
-  #userOf(spec: ContainerSpec, imageUser: string | undefined, rootfs: string): ResolvedUser {
-    const { security } = this.#home.spec;
-    const groups = [
-      ...(security?.supplemental_groups ?? []),
-      ...(security?.fs_group === undefined ? [] : [security.fs_group]),
-    ];
-    return resolveUser({
-      imageUser,
-      user: spec.security?.user,
-      group: spec.security?.group,
-      runAsNonRoot: spec.security?.run_as_non_root === true,
-      supplementalGroups: groups,
-      ...accountFiles(rootfs, spec.name),
-      container: spec.name,
-      pod: formatOwner(this.#home.id, this.#home.spec.labels),
-    });
-  }
-
-  async #mounts(launch: ContainerLaunch, bundle: string): Promise<OciMount[]> {
-    const { spec } = launch;
-    const mounts: OciMount[] = [
-      {
-        ...bind(join(this.#home.dir, "shm"), "/dev/shm", false),
-        options: ["rbind", "nosuid", "nodev", "noexec", "rw"],
-      },
-    ];
-    mounts.push(...(await etcMounts(this.#etc, launch, spec)));
-    for (const [index, mount] of (spec.mounts ?? []).entries())
-      mounts.push(await this.#volumeMount(launch, mount, join(bundle, "sub", String(index))));
-    // What the pod mounts at the same place replaces what we would.
-    return mounts.filter(
-      (mount, index) => !mounts.some((later, at) => at > index && samePath(later.destination, mount.destination)),
-    );
-  }
-
-  async #volumeMount(launch: ContainerLaunch, mount: Mount, subTarget: string): Promise<OciMount> {
-    const volume = (this.#home.spec.volumes ?? []).find(({ name }) => name === mount.volume);
-    if (volume === undefined)
-      throw new ContainerError(
-        "CreateContainerConfigError",
-        `container ${launch.name}: there is no volume ${JSON.stringify(mount.volume)}`,
-      );
-    const source =
-      volume.type === "image"
-        ? launch.imageVolumes[volume.name]?.location
-        : join(this.#home.dir, "volumes", volume.name);
-    if (source === undefined)
-      throw new ContainerError("ImageVolumeMountFailed", `volume ${volume.name}: its image is not there`);
-    const writable = volume.type === "empty_dir" && mount.read_only !== true;
-    if (mount.sub_path === undefined || mount.sub_path === "") return bind(source, mount.path, !writable);
-
-    let fd: number;
-    try {
-      fd = openInRoot(source, mount.sub_path, { create: volume.type === "empty_dir" });
-    } catch (thrown) {
-      const message = isMissing(thrown) ? "no such file or directory" : String(thrown);
-      throw new ContainerError(
-        "CreateContainerConfigError",
-        `failed to prepare subPath for volumeMount "${mount.volume}" of container "${launch.name}": ${mount.sub_path}: ${message}`,
-        { cause: thrown },
-      );
-    }
-    try {
-      await mkdir(join(subTarget, ".."), { recursive: true });
-      if (fstatSync(fd).isDirectory()) await mkdir(subTarget);
-      else await writeFile(subTarget, "");
-      await bindDescriptor(fd, subTarget);
-    } finally {
-      closeSync(fd);
-    }
-    return bind(subTarget, mount.path, !writable);
-  }
-
-  async #volumeStats(
-    volume: Extract<Volume, { type: "empty_dir" }>,
-  ): Promise<{ name: string; used_bytes: number; capacity_bytes?: number }> {
-    const path = join(this.#home.dir, "volumes", volume.name);
-    if (volume.medium === "memory") {
-      const fs = await statfs(path);
-      return { name: volume.name, used_bytes: (fs.blocks - fs.bfree) * fs.bsize, capacity_bytes: fs.blocks * fs.bsize };
-    }
-    const used_bytes = await this.#meter.bytes(path);
-    return {
-      name: volume.name,
-      used_bytes,
-      ...(volume.size_bytes === undefined ? {} : { capacity_bytes: volume.size_bytes }),
-    };
-  }
-
   /** The runtime that was killed leaves the command running in the container. */
   async #killExec(container: ContainerRef, pidFile: string): Promise<void> {
     const pid = await readPid(pidFile);
@@ -549,11 +439,6 @@ function ownCapabilities(): string[] {
 
 function ownOomScoreAdj(): number {
   return Number(readFileSync("/proc/self/oom_score_adj", "latin1"));
-}
-
-function samePath(a: string, b: string): boolean {
-  const clean = (path: string) => join("/", path).replace(/(.)\/$/, "$1");
-  return clean(a) === clean(b);
 }
 
 /** What the runtime says when the command could not be started, as containerd passes it on. */

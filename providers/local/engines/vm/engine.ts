@@ -28,7 +28,8 @@ import { tscKhz } from "./frequency.ts";
 import { checkGuest, defaultGuestDir, hasGuest, makeGuest } from "./guest.ts";
 import { VmPool } from "./pool.ts";
 import { probeAccelerator, Qemu, QEMU } from "./qemu.ts";
-import { moveIn, VmSandbox, vmSize } from "./sandbox.ts";
+import { openSandbox, VmSandbox } from "./sandbox.ts";
+import { vmSize } from "./size.ts";
 import { destroyVm, Vm, type VmContext, vmKeys } from "./vm.ts";
 import { warming } from "./warm.ts";
 
@@ -207,7 +208,7 @@ class VmEngine implements Engine {
         return await Vm.start(context, key, size, limited);
       }));
     try {
-      return await moveIn(context, home, vm, limited);
+      return await openSandbox(context, home, vm, limited);
     } catch (thrown) {
       vm.control.close();
       throw thrown;

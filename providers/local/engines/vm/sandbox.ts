@@ -7,14 +7,11 @@
 import { readlinkSync } from "node:fs";
 import { mkdir, readFile, rm } from "node:fs/promises";
 import { connect } from "node:net";
-import { basename, dirname, join } from "node:path";
+import { join } from "node:path";
 import { Duplex } from "node:stream";
 import {
   type ContainerResources,
   type ContainerSpec,
-  formatOwner,
-  isSidecar,
-  type Mount,
   type ProcessStreams,
   ProviderError,
   type StreamOptions,
@@ -37,21 +34,22 @@ import { writeFilesVolume } from "../../machine/volume-files.ts";
 import { findTool, run } from "../../host/command.ts";
 import { readdirAtomic, readFileIfExists, writeFileAtomic } from "../../host/files.ts";
 import { containerPorts } from "../../network/host-ports.ts";
-import { bind, ociConfig, ociResources, type OciMount } from "../../bundle/bundle.ts";
+import { commandEnv, ociConfig, ociResources } from "../../bundle/bundle.ts";
 import { kernelHostname } from "../../bundle/host-files.ts";
 import { seccompProfile } from "../../bundle/seccomp.ts";
-import { accountFiles, resolveUser } from "../../bundle/users.ts";
+import { containerUser } from "../../bundle/users.ts";
 import { GuestError, quote, type GuestCommand } from "./control.ts";
 import { machineScript } from "./identity.ts";
 import { imageDisk } from "./image-disk.ts";
 import type { GuestPort } from "./ports.ts";
-import { attachDisk, type VmSize } from "./qemu.ts";
+import { CONTAINERS, containerMounts, imageName, imageSerial } from "./mounts.ts";
+import { attachDisk } from "./qemu.ts";
+import { vmSize } from "./size.ts";
+import { sandboxStats } from "./stats.ts";
 import { openStreams, type GuestStreams } from "./streams.ts";
 import type { Vm, VmContext } from "./vm.ts";
 import { configParts } from "./warm.ts";
 
-const CONTAINERS = "/scratch/containers";
-const VOLUMES = "/scratch/volumes";
 const GROUPS = "/pod";
 const LOSS_POLL_MS = 500;
 const START_ERROR_EXIT = 128;
@@ -59,12 +57,6 @@ const START_ERROR_EXIT = 128;
 const MAX_FAILED_KILLS = 5;
 /** From a kill to the news of the container's end. */
 const KILL_PATIENCE_MS = 60_000;
-const MEMORY_CLASSES_MIB = [
-  192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144, 8192, 12_288, 16_384, 32_768, 65_536,
-];
-/** Kernel, initramfs and control inside the guest. */
-const GUEST_OVERHEAD_MIB = 96;
-
 interface ContainerStart {
   /** As OCI describes it. */
   process: { env: string[] };
@@ -72,33 +64,13 @@ interface ContainerStart {
   port: number;
 }
 
-/** Memory and processors of a machine's VM: what its containers may use, and the guest's own share. */
-export function vmSize(spec: MachineHome["spec"], defaults: { memoryMib: number; maxCpus: number }): VmSize {
-  const { containers, init_containers: init = [] } = spec;
-  const whole = { ...spec.resources?.requests, ...spec.resources?.limits };
-  // Main containers and sidecars run together, each of the other init containers before them.
-  const together = [...containers, ...init.filter((container) => isSidecar(container, "init"))];
-  const alone = init.filter((container) => !isSidecar(container, "init"));
-  const asked = (key: "memory_bytes" | "cpu_millis") => {
-    const of = ({ resources }: ContainerSpec) => resources?.limits?.[key] || resources?.requests?.[key] || 0;
-    return Math.max(
-      whole[key] ?? 0,
-      together.map(of).reduce((total, amount) => total + amount, 0),
-      ...alone.map(of),
-    );
-  };
-  // A container without a limit may use what is there: it gets the default on top of what others asked for.
-  const isUnlimited =
-    !spec.resources?.limits?.memory_bytes &&
-    [...containers, ...init].some(({ resources }) => !resources?.limits?.memory_bytes);
-  const wanted =
-    GUEST_OVERHEAD_MIB + Math.ceil(asked("memory_bytes") / (1 << 20)) + (isUnlimited ? defaults.memoryMib : 0);
-  const memoryMib = MEMORY_CLASSES_MIB.find((size) => size >= wanted) ?? Math.ceil(wanted / 1024) * 1024;
-  return { memoryMib, cpus: Math.max(1, Math.min(defaults.maxCpus, Math.ceil(asked("cpu_millis") / 1000))) };
-}
-
 /** Makes the VM this machine: its name, its clock, its volumes. */
-export async function moveIn(context: VmContext, home: MachineHome, vm: Vm, signal: AbortSignal): Promise<VmSandbox> {
+export async function openSandbox(
+  context: VmContext,
+  home: MachineHome,
+  vm: Vm,
+  signal: AbortSignal,
+): Promise<VmSandbox> {
   const { spec, dir } = home;
   for (const folder of ["files", "run"]) await mkdir(join(dir, folder), { recursive: true, mode: 0o700 });
   await context.network.openHostPorts(vm.key, containerPorts(spec));
@@ -171,27 +143,15 @@ export class VmSandbox implements Sandbox {
     const { spec, image, id } = launch;
     if (image === undefined)
       throw new ContainerError("CreateContainerError", `container ${spec.name}: there is no image`);
-    const { security } = this.#home.spec;
-    const user = resolveUser({
-      imageUser: image.config.user,
-      user: spec.security?.user,
-      group: spec.security?.group,
-      runAsNonRoot: spec.security?.run_as_non_root === true,
-      supplementalGroups: [
-        ...(security?.supplemental_groups ?? []),
-        ...(security?.fs_group === undefined ? [] : [security.fs_group]),
-      ],
-      ...accountFiles(image.location, spec.name),
-      container: spec.name,
-      pod: formatOwner(this.#home.id, this.#home.spec.labels),
-    });
+    const user = containerUser(this.#home, spec, { user: image.config.user, rootfs: image.location });
     const locations = [
       ...new Set([image.location, ...Object.values(launch.imageVolumes).map(({ location }) => location)]),
     ];
     await Promise.all(locations.map((location) => this.#attachImage(location)));
-    const { mounts, subPaths } = this.#mounts(launch);
+    const { mounts, subPaths } = containerMounts(this.#home, launch);
     // Whose processes the container sees: the guest knows where they are.
-    const processes = security?.share_process_namespace === true ? "shared" : launch.target?.id;
+    const isShared = this.#home.spec.security?.share_process_namespace === true;
+    const processes = isShared ? "shared" : launch.target?.id;
     const config = ociConfig({
       spec,
       image: image.config,
@@ -285,8 +245,7 @@ export class VmSandbox implements Sandbox {
 
   async exec(container: ContainerRef, command: string[], options: StreamOptions): Promise<ProcessStreams> {
     const { process: base } = JSON.parse(await readFile(this.#startFile(container), "utf8")) as ContainerStart;
-    const env =
-      options.tty && !base.env.some((entry) => entry.startsWith("TERM=")) ? [...base.env, "TERM=xterm"] : base.env;
+    const env = commandEnv(base.env, options.tty);
     const described = JSON.stringify({ ...base, args: command, env, terminal: options.tty });
     const { streams, ended } = await this.#open(options, {
       begin: ({ number, token }) => [
@@ -364,29 +323,8 @@ export class VmSandbox implements Sandbox {
 
   async stats(containers: readonly ContainerRef[]): Promise<SandboxStats> {
     const network = await this.#context.network.counters(this.#vm.key);
-    const parsed = parseStats(await this.#call([["stats"]]));
-    const samples = containers.flatMap(({ id, name }) => {
-      const values = parsed.containers.get(id);
-      if (values === undefined) return [];
-      const current = values.get("current") ?? 0;
-      return [
-        {
-          name,
-          cpu_usage_ns_total: times(values.get("usage_usec"), 1000),
-          memory_usage_bytes: current,
-          memory_working_set_bytes: Math.max(0, current - (values.get("inactive_file") ?? 0)),
-          memory_rss_bytes: values.get("anon") ?? 0,
-          fs_used_bytes: times(values.get("fs"), 1024),
-        },
-      ];
-    });
-    const known = new Set(
-      (this.#home.spec.volumes ?? []).filter(({ type }) => type === "empty_dir").map(({ name }) => name),
-    );
-    const volumes = [...parsed.volumes]
-      .filter(([name]) => known.has(name))
-      .map(([name, kib]) => ({ name, used_bytes: times(kib, 1024) }));
-    return { containers: samples, volumes, ...(network === undefined ? {} : { network }) };
+    const told = sandboxStats(await this.#call([["stats"]]), this.#home.spec, containers);
+    return { ...told, ...(network === undefined ? {} : { network }) };
   }
 
   async applyFiles(volume: Extract<Volume, { type: "files" }>): Promise<void> {
@@ -486,61 +424,9 @@ export class VmSandbox implements Sandbox {
     await attachDisk(this.#vm.qmp, { id: serial, file }, AbortSignal.timeout(this.#context.bootTimeoutMs));
   }
 
-  /** @returns the mounts, and what prepares those of a part of a volume */
-  #mounts(launch: ContainerLaunch): { mounts: OciMount[]; subPaths: GuestCommand[] } {
-    const { spec } = launch;
-    const readOnly = spec.security?.read_only_root === true;
-    const subPaths: GuestCommand[] = [];
-    const mounts: OciMount[] = [
-      { ...bind("/run/shm", "/dev/shm", false), options: ["rbind", "nosuid", "nodev", "noexec", "rw"] },
-      ...["hosts", "hostname", "resolv.conf"].map((name) => bind(`/run/etc/${name}`, `/etc/${name}`, readOnly)),
-      bind(
-        `${CONTAINERS}/${launch.id}/termination-log`,
-        spec.termination_message?.path || "/dev/termination-log",
-        false,
-      ),
-      ...(spec.mounts ?? []).map((mount) => this.#volumeMount(launch, mount, subPaths)),
-    ];
-    const own = mounts.filter(
-      (mount, index) =>
-        !mounts.some(
-          (later, at) => at > index && join("/", later.destination, "/") === join("/", mount.destination, "/"),
-        ),
-    );
-    return { mounts: own, subPaths };
-  }
-
-  #volumeMount(launch: ContainerLaunch, mount: Mount, subPaths: GuestCommand[]): OciMount {
-    const volume = (this.#home.spec.volumes ?? []).find(({ name }) => name === mount.volume);
-    if (volume === undefined)
-      throw new ContainerError(
-        "CreateContainerConfigError",
-        `container ${launch.name}: there is no volume ${JSON.stringify(mount.volume)}`,
-      );
-    const location = launch.imageVolumes[volume.name]?.location;
-    if (volume.type === "image" && location === undefined)
-      throw new ContainerError("ImageVolumeMountFailed", `volume ${volume.name}: its image is not there`);
-    const root = volume.type === "image" ? `/images/${imageName(location!)}` : `${VOLUMES}/${volume.name}`;
-    const readOnly = volume.type !== "empty_dir" || mount.read_only === true;
-    if (mount.sub_path === undefined || mount.sub_path === "") return bind(root, mount.path, readOnly);
-    const name = String(subPaths.length);
-    const missing = volume.type === "empty_dir" ? "make" : "-";
-    subPaths.push(["sub_path", launch.id, name, root, mount.sub_path, missing]);
-    return bind(`${CONTAINERS}/${launch.id}/sub-${name}`, mount.path, readOnly);
-  }
-
   #startFile(container: Pick<ContainerRef, "id">): string {
     return join(this.#home.dir, "run", `${container.id}.json`);
   }
-}
-
-/** The guest's name for an image: a part of its digest, which names its folder on the host. */
-function imageName(location: string): string {
-  return basename(dirname(location)).slice(0, 16);
-}
-
-function imageSerial(location: string): string {
-  return `i${imageName(location)}`;
 }
 
 function dialAddress(host: string, port: number, signal: AbortSignal): Promise<Duplex> {
@@ -552,32 +438,4 @@ function dialAddress(host: string, port: number, signal: AbortSignal): Promise<D
       resolve(socket);
     });
   });
-}
-
-/**
- * Output of `vmlet stats`: the guest may print anything, only numbers count.
- * @internal
- */
-export function parseStats(text: string): {
-  containers: Map<string, Map<string, number>>;
-  volumes: Map<string, number>;
-} {
-  const containers = new Map<string, Map<string, number>>();
-  const volumes = new Map<string, number>();
-  let current: Map<string, number> | undefined;
-  for (const line of text.split("\n")) {
-    const [key, first, second] = line.split(" ");
-    if (key === "container" && first !== undefined) containers.set(first, (current = new Map()));
-    else if (key === "volume" && first !== undefined) volumes.set(first, whole(second));
-    else if (key !== undefined && key !== "" && first !== undefined) current?.set(key, whole(first));
-  }
-  return { containers, volumes };
-}
-
-/** In another unit, never more than what is exact: the guest may say anything. */
-const times = (value: number = 0, factor: number): number => Math.min(value * factor, Number.MAX_SAFE_INTEGER);
-
-function whole(text: string | undefined): number {
-  const value = Number(text);
-  return Number.isSafeInteger(value) && value >= 0 ? value : 0;
 }

@@ -1,0 +1,55 @@
+/** What a container in a VM sees of its machine's volumes and of images, by the paths that these have in the guest. */
+import { basename, dirname } from "node:path";
+import type { Mount } from "../../../../src/provider/kit/index.ts";
+import { bind, effectiveMounts, type OciMount } from "../../bundle/bundle.ts";
+import { ContainerError, type ContainerLaunch, type MachineHome } from "../../engine.ts";
+import type { GuestCommand } from "./control.ts";
+
+export const CONTAINERS = "/scratch/containers";
+const VOLUMES = "/scratch/volumes";
+
+/** @returns the mounts, and what prepares those of a part of a volume */
+export function containerMounts(
+  home: MachineHome,
+  launch: ContainerLaunch,
+): { mounts: OciMount[]; subPaths: GuestCommand[] } {
+  const { spec } = launch;
+  const readOnly = spec.security?.read_only_root === true;
+  const subPaths: GuestCommand[] = [];
+  const mounts: OciMount[] = [
+    { ...bind("/run/shm", "/dev/shm", false), options: ["rbind", "nosuid", "nodev", "noexec", "rw"] },
+    ...["hosts", "hostname", "resolv.conf"].map((name) => bind(`/run/etc/${name}`, `/etc/${name}`, readOnly)),
+    bind(`${CONTAINERS}/${launch.id}/termination-log`, spec.termination_message?.path || "/dev/termination-log", false),
+    ...(spec.mounts ?? []).map((mount) => volumeMount(home, launch, mount, subPaths)),
+  ];
+  return { mounts: effectiveMounts(mounts), subPaths };
+}
+
+function volumeMount({ spec }: MachineHome, launch: ContainerLaunch, mount: Mount, subPaths: GuestCommand[]): OciMount {
+  const volume = (spec.volumes ?? []).find(({ name }) => name === mount.volume);
+  if (volume === undefined)
+    throw new ContainerError(
+      "CreateContainerConfigError",
+      `container ${launch.name}: there is no volume ${JSON.stringify(mount.volume)}`,
+    );
+  const location = launch.imageVolumes[volume.name]?.location;
+  if (volume.type === "image" && location === undefined)
+    throw new ContainerError("ImageVolumeMountFailed", `volume ${volume.name}: its image is not there`);
+  const root = volume.type === "image" ? `/images/${imageName(location!)}` : `${VOLUMES}/${volume.name}`;
+  const readOnly = volume.type !== "empty_dir" || mount.read_only === true;
+  if (mount.sub_path === undefined || mount.sub_path === "") return bind(root, mount.path, readOnly);
+  const name = String(subPaths.length);
+  const missing = volume.type === "empty_dir" ? "make" : "-";
+  subPaths.push(["sub_path", launch.id, name, root, mount.sub_path, missing]);
+  return bind(`${CONTAINERS}/${launch.id}/sub-${name}`, mount.path, readOnly);
+}
+
+/** The guest's name for an image: a part of its digest, which names its folder on the host. */
+export function imageName(location: string): string {
+  return basename(dirname(location)).slice(0, 16);
+}
+
+/** Of the disk that it is on. */
+export function imageSerial(location: string): string {
+  return `i${imageName(location)}`;
+}

@@ -1,0 +1,79 @@
+/**
+ * The nft rules of a bridge: what machines reach, what reaches them, and which ports of this host lead to them.
+ * sender-rules.ts has those of the single machine.
+ */
+import { senderTable } from "./sender-rules.ts";
+
+interface NetworkRules {
+  /** Of nftables, in each family. */
+  table: string;
+  bridgeName: string;
+  /** Of the machines. */
+  cidr: string;
+  outbound: "allow" | "deny";
+  denyCidrs: readonly string[];
+  openHostPorts: readonly number[];
+}
+
+/** Replaces the rules in one transaction; sets and maps keep their elements. @returns a script for `nft -f` */
+export function networkRules(wanted: NetworkRules): string {
+  const { table, bridgeName, cidr, outbound, denyCidrs, openHostPorts } = wanted;
+  const bridge = `"${bridgeName}"`;
+  const ports = `{ ${openHostPorts.join(", ")} }`;
+  const denied = denyCidrs.map((denyCidr) => `iifname ${bridge} ip daddr ${denyCidr} drop`);
+  const open =
+    openHostPorts.length === 0 ? [] : [`iifname ${bridge} meta l4proto { tcp, udp } th dport ${ports} accept`];
+  const chains: Record<string, [family: string, hook: string, rules: string[]]> = {
+    forward: [
+      "inet",
+      "type filter hook forward priority filter; policy accept;",
+      [
+        `iifname ${bridge} oifname ${bridge} accept`,
+        `iifname ${bridge} ct state established,related accept`,
+        ...denied,
+        ...(outbound === "allow" ? [] : [`iifname ${bridge} drop`]),
+      ],
+    ],
+    input: [
+      "inet",
+      "type filter hook input priority filter; policy accept;",
+      [`iifname ${bridge} ct state established,related accept`, ...open, `iifname ${bridge} drop`],
+    ],
+    prerouting: [
+      "inet",
+      "type nat hook prerouting priority dstnat; policy accept;",
+      ["fib daddr type local dnat ip to meta l4proto . th dport map @host_ports"],
+    ],
+    output: [
+      "inet",
+      "type nat hook output priority -100; policy accept;",
+      ["ip daddr != 127.0.0.0/8 fib daddr type local dnat ip to meta l4proto . th dport map @host_ports"],
+    ],
+    postrouting: [
+      "inet",
+      "type nat hook postrouting priority srcnat; policy accept;",
+      [
+        `ip saddr ${cidr} oifname != ${bridge} masquerade`,
+        `ip saddr ${cidr} ip daddr ${cidr} oifname ${bridge} ct status dnat masquerade`,
+      ],
+    ],
+  };
+  const lines = [
+    // Where earlier versions kept the senders: it would cut off what it does not know.
+    `add table bridge ${table}`,
+    `delete table bridge ${table}`,
+    senderTable(table).trim(),
+    `add table inet ${table}`,
+    `add map inet ${table} host_ports { type inet_proto . inet_service : ipv4_addr . inet_service; }`,
+  ];
+  for (const [name, [family, hook, rules]] of Object.entries(chains)) {
+    lines.push(`add chain ${family} ${table} ${name} { ${hook} }`, `flush chain ${family} ${table} ${name}`);
+    lines.push(...rules.map((rule) => `add rule ${family} ${table} ${name} ${rule}`));
+  }
+  return `${lines.join("\n")}\n`;
+}
+
+/** Of the map of host ports: `tcp . 8080` -> `10.99.0.2 . 80`. */
+export function hostPortRule(verb: "add" | "delete", table: string, key: string, target: string): string {
+  return `${verb} element inet ${table} host_ports { ${key} : ${target} }\n`;
+}
