@@ -1,8 +1,8 @@
 /**
  * The pods of one node: keeps the list of pods that are bound to it, the list of machines that the backend runs for it,
  * and calls the reconciler for every UID that either side says something new about. What is decided lies in
- * `planner.ts`, what is written in `status/pod-status.ts`, what is done in `reconciler.ts`; here is only the wiring and the
- * clockwork.
+ * `planner.ts`, what is written in `status/pod-status.ts`, what is done in `reconciler.ts`; here is only the wiring and
+ * the clockwork.
  */
 import { aboutPod, uidOf } from "../kube/pod.ts";
 import { isConflict } from "../kube/errors.ts";

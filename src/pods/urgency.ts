@@ -15,7 +15,10 @@ export function isUrgent(pod: Pod, observed: Observed): boolean {
   return observed.kind === "absent" || isNews(pod, observed.machine);
 }
 
-/** Whether a running pod's status says something else than its machine. A cheap look: `status/pod-status.ts` has the last word. */
+/**
+ * Whether a running pod's status says something else than its machine. A cheap look: `status/pod-status.ts` has the
+ * last word.
+ */
 function isNews(pod: Pod, machine: Machine): boolean {
   if (machine.state !== "running") return true;
   const told = allContainerStatusesOf(pod);
