@@ -3,18 +3,21 @@
  */
 import { mkdirSync, readFileSync, realpathSync, statSync } from "node:fs";
 import { networkInterfaces } from "node:os";
-import { createSecureContext } from "node:tls";
-import { isDeepStrictEqual } from "node:util";
-import { type Clock, ConfigError, type Logger, toError } from "../../src/provider/kit/index.ts";
-import type { MachineApiServer, ServerAuth, ServerTls } from "../http-vm/server/options.ts";
+import { createSecureContext, type SecureContextOptions } from "node:tls";
+import {
+  type Clock,
+  ConfigError,
+  followFiles,
+  type Logger,
+  type Reloadable,
+  toError,
+} from "../../src/provider/kit/index.ts";
+import type { ServerAuth, ServerTls } from "../http-vm/server/options.ts";
 import { createMachineApiServer } from "../http-vm/server/server.ts";
 import { capacityOf, isLoopback, logBytesOf, type BackendConfig } from "./config.ts";
 import type { HostProblem } from "./engine.ts";
 import { createEngine } from "./engines/index.ts";
 import { checkHost, LocalProvider } from "./provider.ts";
-
-/** Watches do not see the swapped links of mounted Secrets. */
-const TLS_POLL_MS = 10_000;
 
 interface BackendOptions {
   clock: Clock;
@@ -80,24 +83,26 @@ export async function startBackend(config: BackendConfig, options: BackendOption
   });
   try {
     const { listen } = config;
-    const tls = config.tls === undefined ? undefined : { files: config.tls, used: readTls(config.tls) };
+    const tls = config.tls && (await followTls(config.tls, options));
     const server = createMachineApiServer({
       provider,
       logger,
       clock,
       auth: authOf(config, logger),
       auditCommands: config.audit.commands,
-      tls: tls?.used,
+      tls: tls?.current(),
     });
     const { url } = await server.listen(
       "socket" in listen ? { socketPath: listen.socket } : { host: listen.address, port: listen.port },
     );
-    const unfollow = tls === undefined ? () => {} : followTls(tls.files, tls.used, server, options);
+    const closing = new AbortController();
+    tls?.onChange((next) => server.setTls(next));
+    void tls?.run(closing.signal);
     return {
       url,
       provider,
       async close() {
-        unfollow();
+        closing.abort();
         await server.close();
         await provider.close();
       },
@@ -120,7 +125,7 @@ function addressFor(listen: BackendConfig["listen"]): string | undefined {
 
 type TlsFiles = NonNullable<BackendConfig["tls"]>;
 
-/** @throws ConfigError when a file cannot be read, or certificate and key do not belong together */
+/** @throws ConfigError when a file cannot be read */
 function readTls(files: TlsFiles): ServerTls {
   const read = (field: keyof TlsFiles): Buffer => {
     try {
@@ -129,42 +134,33 @@ function readTls(files: TlsFiles): ServerTls {
       throw new ConfigError(`tls.${field}: ${toError(thrown).message}`, { cause: thrown });
     }
   };
-  const pair = { cert: read("certFile"), key: read("keyFile") };
-  try {
-    createSecureContext(pair);
-  } catch (thrown) {
-    const message = toError(thrown).message;
-    throw new ConfigError(`tls: ${files.certFile} and ${files.keyFile} are not a certificate and its key: ${message}`, {
-      cause: thrown,
-    });
-  }
-  return { ...pair, clientCa: files.clientCaFile === undefined ? undefined : read("clientCaFile") };
+  const clientCa = files.clientCaFile === undefined ? undefined : read("clientCaFile");
+  return { cert: read("certFile"), key: read("keyFile"), clientCa };
 }
 
-/** Serves with what the files hold from then on, when they have changed. @returns what ends that */
-function followTls(
-  files: TlsFiles,
-  used: ServerTls,
-  server: MachineApiServer,
-  { clock, logger }: BackendOptions,
-): () => void {
-  let current = used;
-  const look = () => {
+/** @throws ConfigError when certificate and key do not belong together, or the client CA is none */
+function checkTls(files: TlsFiles, { cert, key, clientCa }: ServerTls): void {
+  const check = (options: SecureContextOptions, what: string) => {
     try {
-      const next = readTls(files);
-      if (!isDeepStrictEqual(next, current)) {
-        server.setTls(next);
-        current = next;
-        logger.info({ certFile: files.certFile }, "Serving certificate loaded");
-      }
+      createSecureContext(options);
     } catch (thrown) {
-      // One file may be written and the other not yet.
-      logger.warn({ err: thrown }, "Serving certificate not reloaded, the old one stays");
+      throw new ConfigError(`tls: ${what}: ${toError(thrown).message}`, { cause: thrown });
     }
-    cancel = clock.after(TLS_POLL_MS, look);
   };
-  let cancel = clock.after(TLS_POLL_MS, look);
-  return () => cancel();
+  check({ cert, key }, `${files.certFile} and ${files.keyFile} are not a certificate and its key`);
+  if (clientCa !== undefined) check({ ca: clientCa }, `${files.clientCaFile} is not a CA's certificate`);
+}
+
+/** What the files hold, now and later. @throws ConfigError when that cannot be used now */
+function followTls(files: TlsFiles, { clock, logger }: BackendOptions): Promise<Reloadable<ServerTls>> {
+  return followFiles({
+    read: async () => readTls(files),
+    check: (tls) => checkTls(files, tls),
+    onLoaded: () => logger.info({ certFile: files.certFile }, "Serving certificate loaded"),
+    // One file may be written and the other not yet.
+    onFailed: (thrown) => logger.warn({ err: thrown }, "Serving certificate not reloaded, the old one stays"),
+    clock,
+  });
 }
 
 function authOf({ tokenFile, clients = [] }: BackendConfig, logger: Logger): ServerAuth {

@@ -1,7 +1,7 @@
 /** A node's kubelet API, with the certificates that it serves and checks by. */
 import { ConfigError, configuredBy } from "../config/load.ts";
 import { configMapClientCa, fileClientCa } from "../kubelet/certificates/client-ca.ts";
-import type { Reloadable } from "../kubelet/certificates/reloadable.ts";
+import type { Reloadable } from "../util/reloadable.ts";
 import {
   fileCertificate,
   selfSignedCertificate,

@@ -27,6 +27,12 @@ export class CertificateError extends VmletError {
   readonly code = "CERTIFICATE";
 }
 
+/** What reading a certificate from `source` failed with, as an error that names the source. */
+export function certificateError(source: string, thrown: unknown): CertificateError {
+  if (thrown instanceof CertificateError) return thrown;
+  return new CertificateError(`${source}: ${toError(thrown).message}`, { cause: thrown });
+}
+
 const SIGNING_TIMEOUT_MS = minutesToMilliseconds(15);
 const SIGNING_POLL_MS = 2_000;
 const RETRY_MS = 30_000;

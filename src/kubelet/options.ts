@@ -7,7 +7,7 @@ import type { Logger } from "../telemetry/logger.ts";
 import type { Metrics } from "../telemetry/metrics.ts";
 import type { Clock } from "../util/clock.ts";
 import type { AuthOptions } from "./auth.ts";
-import type { Reloadable } from "./certificates/reloadable.ts";
+import type { Reloadable } from "../util/reloadable.ts";
 import type { ServingCertificate } from "./certificates/serving.ts";
 import type { MachineCapacity } from "./endpoints/metrics-cadvisor.ts";
 import type { ContainerProbes, SelfUsage } from "./metrics/stats.ts";

@@ -4,14 +4,14 @@
 import { X509Certificate } from "node:crypto";
 import { readFile } from "node:fs/promises";
 import { createSecureContext } from "node:tls";
-import { CertificateError } from "../../kube/certificates.ts";
+import { certificateError, CertificateError } from "../../kube/certificates.ts";
 import { isNotFound } from "../../kube/errors.ts";
 import type { Kube } from "../../kube/kube.ts";
 import { resourcePath } from "../../kube/paths.ts";
 import type { Logger } from "../../telemetry/logger.ts";
 import type { Clock } from "../../util/clock.ts";
 import { toError } from "../../util/errors.ts";
-import { FILE_POLL_MS, Holder, reloadable, type Reloadable } from "./reloadable.ts";
+import { followFiles, Holder, reloadable, type Reloadable } from "../../util/reloadable.ts";
 
 const CONFIG_MAP_POLL_MS = 60_000;
 
@@ -26,22 +26,15 @@ export async function fileClientCa(options: {
   logger: Logger;
 }): Promise<Reloadable<string>> {
   const { file, clock, logger } = options;
-  const holder = new Holder<string>();
-  const load = async () => {
-    const bundle = await readFile(file, "utf8");
-    if (bundle === holder.current()) return;
-    checkBundle(bundle, file);
-    holder.set(bundle);
-    logger.info({ file }, "Client CA loaded");
-  };
-  try {
-    await load();
-  } catch (thrown) {
-    throw thrown instanceof CertificateError
-      ? thrown
-      : new CertificateError(`${file}: ${toError(thrown).message}`, { cause: thrown });
-  }
-  return reloadable(holder, clock, (signal) => tryAgain(load, FILE_POLL_MS, logger, signal));
+  return await followFiles({
+    read: () => readFile(file, "utf8"),
+    check: (bundle) => checkBundle(bundle, file),
+    onLoaded: () => logger.info({ file }, "Client CA loaded"),
+    onFailed: (thrown) => warnCa(logger, thrown),
+    clock,
+  }).catch((thrown: unknown) => {
+    throw certificateError(file, thrown);
+  });
 }
 
 const CA_CONFIG_MAP = { namespace: "kube-system", name: "extension-apiserver-authentication", key: "client-ca-file" };
@@ -75,7 +68,10 @@ export async function configMapClientCa(options: {
     logger.info({ namespace, name }, "Client CA loaded");
   };
   await load(options.signal).catch((thrown: unknown) => warnCa(logger, thrown));
-  return reloadable(holder, clock, (signal) => tryAgain(() => load(signal), CONFIG_MAP_POLL_MS, logger, signal));
+  return reloadable(holder, clock, async (signal) => {
+    await load(signal).catch((thrown: unknown) => signal.aborted || warnCa(logger, thrown));
+    return CONFIG_MAP_POLL_MS;
+  });
 }
 
 function warnCa(logger: Logger, thrown: unknown): void {
@@ -90,19 +86,4 @@ function checkBundle(bundle: string, source: string): void {
   } catch (thrown) {
     throw new CertificateError(`${source}: no usable CA certificate: ${toError(thrown).message}`, { cause: thrown });
   }
-}
-
-/** One round: what is loaded stays when it fails. @returns milliseconds until the next */
-async function tryAgain(
-  load: () => Promise<void>,
-  periodMs: number,
-  logger: Logger,
-  signal: AbortSignal,
-): Promise<number> {
-  try {
-    await load();
-  } catch (thrown) {
-    if (!signal.aborted) warnCa(logger, thrown);
-  }
-  return periodMs;
 }

@@ -5,7 +5,7 @@
 import { X509Certificate } from "node:crypto";
 import { readFile } from "node:fs/promises";
 import {
-  CertificateError,
+  certificateError,
   checkPair,
   renewalTime,
   requestCertificate,
@@ -15,10 +15,9 @@ import type { Kube } from "../../kube/kube.ts";
 import type { Logger } from "../../telemetry/logger.ts";
 import type { Metrics } from "../../telemetry/metrics.ts";
 import type { Clock } from "../../util/clock.ts";
-import { toError } from "../../util/errors.ts";
 import type { Random } from "../../util/random.ts";
 import { createCertificate, generateKeyPair, privateKeyPem, type SubjectAltNames } from "../../util/x509.ts";
-import { FILE_POLL_MS, Holder, reloadable, type Reloadable } from "./reloadable.ts";
+import { FILE_POLL_MS, followFiles, Holder, reloadable, type Reloadable } from "../../util/reloadable.ts";
 
 export type ServingCertificate = CertificatePair;
 
@@ -43,32 +42,20 @@ export async function fileCertificate(options: {
   metrics: Metrics;
 }): Promise<Reloadable<ServingCertificate>> {
   const { certFile, keyFile, clock, logger, metrics } = options;
-  const holder = new Holder<ServingCertificate>();
-  const load = async () => {
-    const pair = { cert: await readFile(certFile, "utf8"), key: await readFile(keyFile, "utf8") };
-    const old = holder.current();
-    if (pair.cert === old?.cert && pair.key === old.key) return;
-    checkPair(pair, certFile);
-    holder.set(pair);
-    logger.info({ certFile }, "Serving certificate loaded");
-  };
-  reportTtl(metrics, clock, holder);
-  try {
-    await load();
-  } catch (thrown) {
-    throw thrown instanceof CertificateError
-      ? thrown
-      : new CertificateError(`${certFile}: ${toError(thrown).message}`, { cause: thrown });
-  }
-  return reloadable(holder, clock, async () => {
-    try {
-      await load();
-    } catch (thrown) {
+  const certificate = await followFiles<ServingCertificate>({
+    read: async () => ({ cert: await readFile(certFile, "utf8"), key: await readFile(keyFile, "utf8") }),
+    check: (pair) => checkPair(pair, certFile),
+    onLoaded: () => logger.info({ certFile }, "Serving certificate loaded"),
+    onFailed: (thrown) => {
       metrics.serverCertificateRenewErrors.inc();
       logger.warn({ certFile, err: thrown }, "Serving certificate not reloaded, the old one stays");
-    }
-    return FILE_POLL_MS;
+    },
+    clock,
+  }).catch((thrown: unknown) => {
+    throw certificateError(certFile, thrown);
   });
+  reportTtl(metrics, clock, certificate);
+  return certificate;
 }
 
 /**
@@ -189,7 +176,7 @@ function lifeLeft(cert: string, clock: Clock): number {
   return (validToDate.getTime() - clock.now()) / (validToDate.getTime() - validFromDate.getTime());
 }
 
-function reportTtl(metrics: Metrics, clock: Clock, holder: Holder<ServingCertificate>): void {
+function reportTtl(metrics: Metrics, clock: Clock, holder: Pick<Holder<ServingCertificate>, "current">): void {
   metrics.onScrape(() => {
     const pair = holder.current();
     if (pair)

@@ -85,6 +85,7 @@ export { toError, VmletError } from "../../util/errors.ts";
 export { goArchitecture } from "../../util/platform.ts";
 export { Pulse } from "../../util/pulse.ts";
 export { systemRandom, type Random } from "../../util/random.ts";
+export { followFiles, type Reloadable } from "../../util/reloadable.ts";
 export { trimEnd } from "../../util/text.ts";
 
 // For a provider that serves, or has a configuration file of its own.

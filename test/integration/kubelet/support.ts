@@ -10,7 +10,7 @@ import type { Kube, KubeRequest } from "../../../src/kube/kube.ts";
 import type { Pod } from "../../../src/kube/wire.ts";
 import type { KubeletServer, KubeletServerOptions } from "../../../src/kubelet/options.ts";
 import { createKubeletServer } from "../../../src/kubelet/server.ts";
-import type { Reloadable } from "../../../src/kubelet/certificates/reloadable.ts";
+import type { Reloadable } from "../../../src/util/reloadable.ts";
 import type { ServingCertificate } from "../../../src/kubelet/certificates/serving.ts";
 import { ProviderError } from "../../../src/provider/errors.ts";
 import type {

@@ -1,6 +1,7 @@
 /** A value that is looked at again and again while the agent runs, and keeps its last good state through any error. */
-import { pause } from "../../util/abort.ts";
-import type { Clock } from "../../util/clock.ts";
+import { isDeepStrictEqual } from "node:util";
+import { pause } from "./abort.ts";
+import type { Clock } from "./clock.ts";
 
 /** How often files are read again: watches do not see the swapped links of projected volumes. */
 export const FILE_POLL_MS = 10_000;
@@ -47,4 +48,36 @@ export function reloadable<T>(
       while (!signal.aborted) await pause(clock, await round(signal), signal);
     },
   };
+}
+
+/**
+ * What files hold, read again every 10 s. While a reading fails (one file may be written and the next not yet), the
+ * last good value stays.
+ *
+ * @param options.read the files
+ * @param options.check throws when what they hold cannot be used; not called for what is in use already
+ * @param options.onLoaded told of the first value, and of each that takes its place
+ * @param options.onFailed told of each later reading that fails
+ * @throws what the first reading throws
+ */
+export async function followFiles<T>(options: {
+  read: () => Promise<T>;
+  check: (value: T) => void;
+  onLoaded: (value: T) => void;
+  onFailed: (thrown: unknown) => void;
+  clock: Clock;
+}): Promise<Reloadable<T>> {
+  const holder = new Holder<T>();
+  const load = async () => {
+    const value = await options.read();
+    if (isDeepStrictEqual(value, holder.current())) return;
+    options.check(value);
+    holder.set(value);
+    options.onLoaded(value);
+  };
+  await load();
+  return reloadable(holder, options.clock, async () => {
+    await load().catch(options.onFailed);
+    return FILE_POLL_MS;
+  });
 }
