@@ -10,8 +10,8 @@ const ENGINES = ["oci/**/*", "cri/**/*", "vm/**/*", "*/oci", "kube/dead-line"].m
   (path) => `test/integration/${path}.test.ts`,
 );
 
-/** Minutes of harm to one agent: too long for what is run again and again. */
-const HOSTILE = ["hostile/hostile", "agent/killed"].map((path) => `test/integration/${path}.test.ts`);
+/** Minutes of harm to one agent or backend: too long for what is run again and again. */
+const HOSTILE = ["hostile/hostile", "agent/killed", "backend/killed"].map((path) => `test/integration/${path}.test.ts`);
 
 interface Options {
   timeoutMs?: number | undefined;

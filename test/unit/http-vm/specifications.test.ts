@@ -19,6 +19,7 @@ import type { ContainerState, Machine, MachineSpec } from "../../../src/provider
 import type { MachineStats, Provider } from "../../../src/provider/provider.ts";
 import { silentLogger } from "../../../src/telemetry/logger.ts";
 import { arbitraryOf, type SchemaNode } from "../../support/arbitrary-schema.ts";
+import { runs } from "../../support/runs.ts";
 import { settle, VirtualClock } from "../../support/virtual-clock.ts";
 import { World } from "../backend/world.ts";
 
@@ -81,7 +82,7 @@ describe("every specification that is admitted", () => {
       fc.asyncProperty(specifications, async (spec) => {
         if ((await roundTrip(spec, () => settle(5))) !== undefined) admitted++;
       }),
-      { numRuns: 60 },
+      { numRuns: runs(25) },
     );
     expect(admitted).toBeGreaterThan(20);
   });
@@ -96,7 +97,7 @@ describe("every specification that is admitted", () => {
         const machine = await roundTrip(spec, () => world.advance(10));
         if (machine !== undefined) admitted++;
       }),
-      { numRuns: 25 },
+      { numRuns: runs(25) },
     );
     expect(admitted).toBeGreaterThan(8);
   });
@@ -118,7 +119,7 @@ describe("every specification that is admitted", () => {
         const machine = await roundTrip(specOfSize(size), () => settle(1));
         largest = Math.max(largest, machine === undefined ? 0 : JSON.stringify(machine).length);
       }),
-      { numRuns: 40 },
+      { numRuns: runs(20) },
     );
     expect(largest).toBeGreaterThan(100_000);
   });
@@ -334,7 +335,7 @@ describe("whatever guests and images have put into it,", () => {
           await server!.close({ graceMs: 100 });
         }
       }),
-      { numRuns: 60 },
+      { numRuns: runs(25) },
     );
   });
 
@@ -413,7 +414,7 @@ describe("whatever guests and images have put into it,", () => {
           await server!.close({ graceMs: 100 });
         }
       }),
-      { numRuns: 60 },
+      { numRuns: runs(25) },
     );
   });
 });

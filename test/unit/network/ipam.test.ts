@@ -4,6 +4,7 @@ import { join } from "node:path";
 import fc from "fast-check";
 import { afterEach, beforeEach, describe, expect, test } from "vitest";
 import { Ipam, parseSubnet } from "../../../providers/local/network/ipam.ts";
+import { runs } from "../../support/runs.ts";
 
 describe("address ranges", () => {
   test("the first address is the gateway's, network and broadcast are nobody's", () =>
@@ -66,6 +67,6 @@ describe("leases", () => {
           expect(new Set(leases.values()).size).toBe(leases.size);
         },
       ),
-      { numRuns: 30 },
+      { numRuns: runs(30) },
     ));
 });

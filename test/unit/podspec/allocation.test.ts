@@ -2,6 +2,7 @@ import * as fc from "fast-check";
 import { describe, expect, test } from "vitest";
 import type { Pod } from "../../../src/kube/wire.ts";
 import { allocatedUnits, hostPorts, NodeAllocation, type HostPort } from "../../../src/podspec/admission/allocation.ts";
+import { runs } from "../../support/runs.ts";
 import { podWithContainer } from "./fixtures.ts";
 
 interface Wish {
@@ -77,7 +78,7 @@ describe("what a node has given to its pods", () => {
           }
         }
       }),
-      { numRuns: 500 },
+      { numRuns: runs(500) },
     );
   });
 

@@ -2,6 +2,7 @@ import * as fc from "fast-check";
 import { describe, expect, test } from "vitest";
 import { violation } from "../../../src/provider/contract/document.ts";
 import { renderMachineSpec } from "../../../src/podspec/render/render.ts";
+import { runs } from "../../support/runs.ts";
 import { configMap, found, inputFor, podWith, referencesWith, secret, service } from "./fixtures.ts";
 
 const maybe = <T>(arbitrary: fc.Arbitrary<T>) => fc.option(arbitrary, { nil: undefined });
@@ -97,7 +98,7 @@ describe("rendered specs", () => {
         if (result.kind !== "ready") throw new Error(JSON.stringify(result.kind === "wait" ? result.events : result));
         expect(violation("request", "MachineSpec", JSON.parse(JSON.stringify(result.spec)))).toBeUndefined();
       }),
-      { numRuns: 200 },
+      { numRuns: runs(200) },
     );
   });
 });

@@ -1,6 +1,7 @@
 import * as fc from "fast-check";
 import { describe, expect, test } from "vitest";
 import { REDACTED, Redactor } from "../../../src/podspec/references/redaction.ts";
+import { runs } from "../../support/runs.ts";
 
 const PASSWORD = 'p4ss"w0rd/+ü\\x';
 
@@ -92,7 +93,7 @@ test("finds the longest of what begins at a place, as trying them all would", ()
         expect(redact(text, words)).toBe(expected);
       },
     ),
-    { numRuns: 1000 },
+    { numRuns: runs(1000) },
   );
 });
 

@@ -2,6 +2,7 @@ import fc from "fast-check";
 import { afterEach, describe, expect, test } from "vitest";
 import { KeyedQueue, type KeyedQueueOptions } from "../../../src/queue/keyed-queue.ts";
 import { silentLogger } from "../../../src/telemetry/logger.ts";
+import { runs } from "../../support/runs.ts";
 import { VirtualClock, settle } from "../../support/virtual-clock.ts";
 
 const running: AbortController[] = [];
@@ -476,7 +477,7 @@ describe("any history", () => {
           await done;
         },
       ),
-      { numRuns: 150 },
+      { numRuns: runs(150) },
     );
   });
 });

@@ -3,6 +3,7 @@ import { describe, expect, test } from "vitest";
 import { Backoff, backoffMs } from "../../../src/queue/backoff.ts";
 import { DelayHeap } from "../../../src/queue/delay-heap.ts";
 import { TokenBucket } from "../../../src/queue/rate-limit.ts";
+import { runs } from "../../support/runs.ts";
 import { VirtualClock, settle } from "../../support/virtual-clock.ts";
 
 describe("backoff", () => {
@@ -87,7 +88,7 @@ describe("TokenBucket", () => {
           for (let j = i; j < at.length; j++) expect(j - i + 1).toBeLessThanOrEqual(4 + (at[j]! - at[i]! + 1) / 100);
         }
       }),
-      { numRuns: 50 },
+      { numRuns: runs(50) },
     );
   });
 });

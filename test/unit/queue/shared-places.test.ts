@@ -1,6 +1,7 @@
 import fc from "fast-check";
 import { describe, expect, test } from "vitest";
 import { SharedPlaces } from "../../../src/queue/shared-places.ts";
+import { runs } from "../../support/runs.ts";
 import { settle } from "../../support/virtual-clock.ts";
 
 /** Work that ends when the test says so. */
@@ -105,7 +106,7 @@ describe("shared places", () => {
           }
         }
       }),
-      { numRuns: 50 },
+      { numRuns: runs(50) },
     );
   });
 });

@@ -11,6 +11,7 @@ import {
   type RemoteCommandOptions,
 } from "../../../src/streaming/remote-command.ts";
 import { systemClock } from "../../../src/util/clock.ts";
+import { runs } from "../../support/runs.ts";
 import { VirtualClock, settle } from "../../support/virtual-clock.ts";
 import { FakeProcess, startUpgradeServer } from "./upgrade-server.ts";
 
@@ -347,7 +348,7 @@ describe("remote command over WebSocket", () => {
       fc.property(fc.uint8Array({ maxLength: 50 }), fc.boolean(), (bytes, binary) => {
         webSocket.socket.send(binary ? bytes : Buffer.from(bytes).toString("latin1"));
       }),
-      { numRuns: 2000 },
+      { numRuns: runs(2000) },
     );
     await new Promise<void>((resolve) => webSocket.socket.once("pong", () => resolve()).ping());
     it.process.finish(0);
@@ -385,7 +386,7 @@ describe("remote command over WebSocket", () => {
         raw.end(bytes.subarray(cut));
         await it.process.closed;
       }),
-      { numRuns: 40 },
+      { numRuns: runs(40) },
     );
   });
 
@@ -399,7 +400,7 @@ describe("remote command over WebSocket", () => {
         raw.end(Buffer.from(bytes));
         await it.process.closed;
       }),
-      { numRuns: 40 },
+      { numRuns: runs(40) },
     );
   });
 });

@@ -15,6 +15,7 @@ import {
 import { HeaderDeflater, HeaderInflater, emptyHeaderBlock, rawHeaders } from "../../../src/spdy/headers.ts";
 import { SpdySession, type SpdyStream } from "../../../src/spdy/session.ts";
 import { systemClock } from "../../../src/util/clock.ts";
+import { runs } from "../../support/runs.ts";
 import { VirtualClock, settle } from "../../support/virtual-clock.ts";
 import { SpdyClient, duplexPair, headerBomb } from "./spdy-client.ts";
 
@@ -84,7 +85,7 @@ describe("SPDY frames", () => {
           expect(thrown).toMatchObject({ code: "SPDY_PROTOCOL" });
         }
       }),
-      { numRuns: 2000 },
+      { numRuns: runs(1000) },
     );
   });
 
@@ -126,7 +127,7 @@ describe("SPDY header blocks", () => {
         }
         inflater.close();
       }),
-      { numRuns: 50 },
+      { numRuns: runs(50) },
     );
   });
 
@@ -146,7 +147,7 @@ describe("SPDY header blocks", () => {
         }
         inflater.close();
       }),
-      { numRuns: 300 },
+      { numRuns: runs(300) },
     );
   });
 
@@ -358,7 +359,7 @@ describe("a SPDY session", () => {
         client.transport.end();
         await session.closed;
       }),
-      { numRuns: 500 },
+      { numRuns: runs(300) },
     );
   });
 
@@ -373,7 +374,7 @@ describe("a SPDY session", () => {
         for (const stream of streams) stream.resume();
         await session.closed;
       }),
-      { numRuns: 300 },
+      { numRuns: runs(300) },
     );
   });
 });

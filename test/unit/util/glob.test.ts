@@ -1,6 +1,7 @@
 import fc from "fast-check";
 import { describe, expect, test } from "vitest";
 import { globMatches } from "../../../src/util/glob.ts";
+import { runs } from "../../support/runs.ts";
 
 describe("a glob means what it means to Go's filepath.Match", () => {
   // From Go's path/filepath/match_test.go.
@@ -60,7 +61,7 @@ describe("a glob means what it means to Go's filepath.Match", () => {
       fc.property(letters("ab*?/"), letters("ab/"), (pattern, text) => {
         expect(globMatches(pattern, text)).toBe(slowly(pattern, text));
       }),
-      { numRuns: 2000 },
+      { numRuns: runs(2000) },
     );
   });
 });
