@@ -294,7 +294,7 @@ export class MachineApiClient {
     const type = String(response.headers["content-type"] ?? "");
     const encoding = response.headers["content-encoding"] as unknown;
     if (type.toLowerCase().startsWith(expected) && (encoding === undefined || encoding === "identity")) return;
-    throw this.#distrust(
+    throw this.#refuseReply(
       response,
       "content_type",
       `the reply's type is ${type.slice(0, 100) || "missing"}, not ${expected}`,
@@ -304,7 +304,7 @@ export class MachineApiClient {
   /** An answer to another request means that replies are mixed up on this connection. */
   #requireEcho(response: AxiosResponse, requestId: string): void {
     if (response.headers["x-request-id"] === requestId) return;
-    throw this.#distrust(response, "request_id", "the reply's X-Request-Id is not the request's");
+    throw this.#refuseReply(response, "request_id", "the reply's X-Request-Id is not the request's");
   }
 
   async #textOf(
@@ -324,13 +324,13 @@ export class MachineApiClient {
     try {
       return work();
     } catch (thrown) {
-      if (thrown instanceof InvalidReplyError) throw this.#distrust(response, thrown.reason, thrown.message);
+      if (thrown instanceof InvalidReplyError) throw this.#refuseReply(response, thrown.reason, thrown.message);
       throw thrown;
     }
   }
 
   /** The connection is not used again. */
-  #distrust(response: AxiosResponse, reason: InvalidReason, message: string): ProviderError {
+  #refuseReply(response: AxiosResponse, reason: InvalidReason, message: string): ProviderError {
     this.#onInvalidReply(reason);
     const stream = response.data as IncomingMessage;
     this.#sockets.get(response)?.destroy();
@@ -347,11 +347,11 @@ export class MachineApiClient {
   ): Promise<string> {
     const declared = Number(response.headers["content-length"] ?? 0);
     if (declared > maxBytes)
-      throw this.#distrust(response, "size", `the reply has ${declared} bytes, more than ${maxBytes}`);
+      throw this.#refuseReply(response, "size", `the reply has ${declared} bytes, more than ${maxBytes}`);
     try {
       return await this.#collect(response.data as IncomingMessage, maxBytes, signal, fatal);
     } catch (thrown) {
-      if (thrown instanceof InvalidReplyError) throw this.#distrust(response, thrown.reason, thrown.message);
+      if (thrown instanceof InvalidReplyError) throw this.#refuseReply(response, thrown.reason, thrown.message);
       throw thrown;
     }
   }

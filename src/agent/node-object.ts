@@ -27,7 +27,7 @@ export function createNode(
   kubeletPort: number,
 ): NodeObject {
   const { node, events, clusterId, clock, random, logger, metrics, version } = options;
-  const onChange = () => controller.poke();
+  const onChange = () => controller.refresh();
   const reported = new ProviderCapacitySource({ provider, clock, random, logger, onChange });
   const controller = new NodeController({
     kube: acting,
@@ -63,7 +63,7 @@ export function createNode(
     controller,
     async followCapacity(signal) {
       await backend.known(signal);
-      controller.poke();
+      controller.refresh();
       if (!signal.aborted && node.capacity === undefined && backend.can("capacity")) await reported.run(signal);
     },
   };

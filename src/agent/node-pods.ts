@@ -37,7 +37,7 @@ export interface NodePods {
 /** @param acting the API server for what only the leader does */
 export function createPods(options: NodeAgentOptions, acting: Kube, backend: BackendInfo, own: OwnNode): NodePods {
   const { node, events, services, clusterId, clock, random, logger, metrics } = options;
-  const changed = (podUid: string) => controller.poke(podUid);
+  const changed = (podUid: string) => controller.requeue(podUid);
   const references = new ReferenceCache({
     kube: acting,
     services,

@@ -85,7 +85,7 @@ export class NodeController {
   #reportDueAt = 0;
   readonly #claimed = Promise.withResolvers<void>();
   readonly #wake = new Pulse();
-  #poked = false;
+  #isRefreshDue = false;
   #lastSyncAt: number | undefined;
 
   constructor(options: NodeControllerOptions) {
@@ -119,7 +119,7 @@ export class NodeController {
         // A Node that was deleted comes back as long as its agent runs: a cloud's controller may have taken it for
         // lost.
         logger.warn({}, "The Node was deleted and will be registered again");
-        this.poke();
+        this.refresh();
       }
     });
   }
@@ -140,8 +140,8 @@ export class NodeController {
   }
 
   /** Has the status computed at once: capacity or health have changed. */
-  poke(): void {
-    this.#poked = true;
+  refresh(): void {
+    this.#isRefreshDue = true;
     this.#wake.fire();
   }
 
@@ -187,10 +187,10 @@ export class NodeController {
     }
   }
 
-  /** Waits, unless `poke` was called since the last pause or is called meanwhile. */
+  /** Waits, unless `refresh` was called since the last pause or is called meanwhile. */
   async #pause(ms: number, signal: AbortSignal): Promise<void> {
-    if (!this.#poked) await this.#wake.waitAtMost(this.#options.clock, ms, signal);
-    this.#poked = false;
+    if (!this.#isRefreshDue) await this.#wake.waitAtMost(this.#options.clock, ms, signal);
+    this.#isRefreshDue = false;
   }
 
   /** Makes sure that the Node exists and says what is true. @throws KubeApiError, ConfigError */

@@ -21,10 +21,10 @@ export function nodePlatform(options: {
 }): Platform {
   const { reported, configured, hostArchitecture } = options;
   // A module's word is not checked on its way here, and the API server would refuse the whole Node for one bad label.
-  const said = (name: string | undefined) => (name !== undefined && GO_NAME.test(name) ? name : undefined);
+  const valid = (name: string | undefined) => (name !== undefined && GO_NAME.test(name) ? name : undefined);
   return {
-    os: said(reported?.os) ?? configured.os ?? "linux",
-    architecture: said(reported?.architecture) ?? configured.architecture ?? goArchitecture(hostArchitecture),
+    os: valid(reported?.os) ?? configured.os ?? "linux",
+    architecture: valid(reported?.architecture) ?? configured.architecture ?? goArchitecture(hostArchitecture),
     assumed: reported === undefined,
   };
 }

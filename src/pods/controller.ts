@@ -160,7 +160,7 @@ export class PodController {
       nodeName,
       hostIPs: options.hostIPs,
       event: (pod, event) => this.event(pod, event),
-      poke: (uid) => this.poke(uid),
+      requeue: (uid) => this.requeue(uid),
       markCheapToDelete: options.markCheapToDelete ?? false,
       mayReap: () => options.sweep.enabled && this.#reapBudget-- > 0,
       guard: options.guard,
@@ -201,7 +201,7 @@ export class PodController {
   }
 
   /** Looks at a pod again soon: something that it refers to has changed. */
-  poke(uid: string): void {
+  requeue(uid: string): void {
     this.#add(uid);
   }
 

@@ -201,7 +201,7 @@ export class MachineCreation {
   ): Promise<Outcome | undefined> {
     const seen = await this.#context.look(uid, signal);
     if (seen.kind === "unknown" || (seen.kind === "found" && seen.machine.state !== "deleted")) return undefined;
-    const said: PodEvent = { type: "Warning", reason: details.event ?? reason, message };
+    const warning: PodEvent = { type: "Warning", reason: details.event ?? reason, message };
     const hold = (event: PodEvent) =>
       this.#wait(uid, pod, {
         kind: "wait",
@@ -211,7 +211,7 @@ export class MachineCreation {
       });
     if (details.mayBeMade)
       return hold({
-        ...said,
+        ...warning,
         message: `${message}. The pod stays Pending: it was taken in before, and its machine may still come`,
       });
 
@@ -223,14 +223,14 @@ export class MachineCreation {
     const owner = controllerOf(pod);
     if (policy === "hold")
       return hold({
-        ...said,
+        ...warning,
         message: `${message}. ${STAYS_PENDING(owner!.kind)}: change its template, or keep its pods from this node`,
       });
     const waitMs = policy === "pace" ? this.#delay(this.#refusals, uid, pod) : 0;
     if (waitMs > 0)
-      return this.#pause(uid, pod, { ...said, message: `${message}. ${STAYS_PENDING(owner!.kind)}` }, waitMs);
+      return this.#pause(uid, pod, { ...warning, message: `${message}. ${STAYS_PENDING(owner!.kind)}` }, waitMs);
     if (policy === "pace") this.#refusals.failed(owner!.uid, this.#seenAt(uid));
-    this.#context.event(pod, said);
+    this.#context.event(pod, warning);
     this.#context.records.update(uid, {
       verdict: { reason, message: `Pod was rejected: ${message}`, ofNoMachine: true },
     });
@@ -266,12 +266,12 @@ export class MachineCreation {
     { events, unmountedVolumes: volumes = [] }: Pick<Waiting, "events"> & Partial<Waiting>,
   ): number {
     const now = this.#context.clock.monotonic();
-    const said = JSON.stringify(events);
+    const eventsText = JSON.stringify(events);
     const record = this.#context.records.of(uid);
     const known = record.held;
     const held: HeldCreate = {
       mountingSince: volumes.length > 0 ? (known?.mountingSince ?? now) : undefined,
-      ...(known?.said === said ? known : { said, times: 0, retryAt: now }),
+      ...(known?.eventsText === eventsText ? known : { eventsText, times: 0, retryAt: now }),
     };
     if (now >= held.retryAt) {
       for (const event of events) this.#context.event(pod, event);

@@ -126,7 +126,7 @@ export class MachineCache {
    *
    * @returns false when that was known, or something newer is
    */
-  distrust(unknown: UnknownMachine): boolean {
+  putUnknown(unknown: UnknownMachine): boolean {
     const { id, reason, state, version, revision } = unknown;
     const known = this.#machines.get(id);
     if (known !== undefined && version !== undefined && version < known.version) return false;
@@ -201,7 +201,7 @@ export class MachineCache {
       }
       this.#revision = Math.max(this.#revision, revision);
     }
-    const news = unknown.filter((each) => this.distrust({ ...each, revision }));
+    const news = unknown.filter((each) => this.putUnknown({ ...each, revision }));
     for (const { id } of settled) this.#onChange(id);
     if (first) for (const id of this.#machines.keys()) this.#onChange(id);
     return news;
@@ -370,7 +370,7 @@ export class MachineObserver implements BackendHealth {
         this.#answered();
         if (machine === undefined) {
           const unknown = { ...event.unknown, revision };
-          if (this.#options.cache.distrust(unknown)) this.#warnOf([unknown]);
+          if (this.#options.cache.putUnknown(unknown)) this.#warnOf([unknown]);
         } else if (Object.entries(this.#options.labels).every(([k, v]) => machine.labels[k] === v))
           this.#options.cache.put(machine);
         this.#options.cache.heard();

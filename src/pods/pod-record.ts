@@ -15,8 +15,8 @@ interface Overlay {
 export interface HeldCreate {
   /** When kubelet's worker began to wait for volumes that are still away. */
   mountingSince: number | undefined;
-  /** What was said last, how often, and when it is worth saying again. */
-  said: string;
+  /** The events that were sent last, how often, and when they are worth sending again. */
+  eventsText: string;
   times: number;
   retryAt: number;
 }

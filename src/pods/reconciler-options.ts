@@ -56,7 +56,7 @@ export interface ReconcilerOptions {
   nodeName: string;
   hostIPs: () => readonly string[];
   /** Looks at another pod soon, because something was decided about it. */
-  poke?: ((uid: string) => void) | undefined;
+  requeue?: ((uid: string) => void) | undefined;
   /** Says something about a pod to its user. Must not block. */
   event: (pod: Pod, event: PodEvent) => void;
   /** Orphans of which this process never saw a pod: true when one more may be removed in this sweep. */

@@ -227,7 +227,7 @@ export class PodReconciler {
   #failed(uid: string, action: Action, desired: Desired, thrown: unknown, signal: AbortSignal): Outcome | undefined {
     // That the agent is being stopped is not a failure.
     if (signal.aborted) return { kind: "retry", error: toError(thrown) };
-    if (this.#distrust(thrown)) return undefined;
+    if (this.#recordUnknown(thrown)) return undefined;
     const error = toError(thrown);
     if (desired.kind === "pod" && isProviderError(thrown) && isPartOfKilling(desired.pod, action))
       told(this.#options, desired.pod, "FailedKillPod", "error killing pod", error);
@@ -265,7 +265,7 @@ export class PodReconciler {
       this.#records.update(uid, { missedAt: [], confirmedVersion, confirmedFor });
       return { kind: "found", machine };
     } catch (thrown) {
-      if (isProviderError(thrown) && this.#distrust(thrown))
+      if (isProviderError(thrown) && this.#recordUnknown(thrown))
         return { kind: "unknown", machine: thrown.unknownMachine! };
       if (!isProviderError(thrown, "not_found")) throw thrown;
       // It has been made, or been seen, while the answer was on its way.
@@ -281,9 +281,9 @@ export class PodReconciler {
    * The backend answered, and what it said of the machine cannot be believed: that is known then, and asking again
    * would not help. False for any other failure.
    */
-  #distrust(thrown: unknown): boolean {
+  #recordUnknown(thrown: unknown): boolean {
     if (!isProviderError(thrown) || thrown.unknownMachine === undefined) return false;
-    this.#options.machines.distrust(thrown.unknownMachine);
+    this.#options.machines.putUnknown(thrown.unknownMachine);
     return this.#options.machines.observe(thrown.unknownMachine.id).kind === "unknown";
   }
 
@@ -300,7 +300,7 @@ export class PodReconciler {
     const uid = uidOf(victim);
     this.#options.event(victim, { type: "Warning", reason: PREEMPTED.reason, message: PREEMPTED.message });
     this.#records.update(uid, { verdict: PREEMPTED });
-    this.#options.poke?.(uid);
+    this.#options.requeue?.(uid);
   }
 
   /**

@@ -10,7 +10,7 @@ import type { Clock } from "../util/clock.ts";
 import type { Random } from "../util/random.ts";
 import { backoffMs } from "./backoff.ts";
 import { DelayHeap } from "./delay-heap.ts";
-import { Turns } from "./turns.ts";
+import { FairQueue } from "./fair-queue.ts";
 
 export interface QueueMetrics {
   onAdd(): void;
@@ -71,7 +71,11 @@ export class KeyedQueue {
   /** Workers that each group has. */
   readonly #busy = new Map<string, number>();
   /** Keys that wait for a worker. */
-  readonly #turns: Record<Urgency, Turns> = { high: new Turns(), normal: new Turns(), low: new Turns() };
+  readonly #waiting: Record<Urgency, FairQueue> = {
+    high: new FairQueue(),
+    normal: new FairQueue(),
+    low: new FairQueue(),
+  };
   /** Workers that an urgency leaves free. */
   readonly #reserve: Record<Urgency, number>;
   readonly #delayed = new DelayHeap();
@@ -177,7 +181,7 @@ export class KeyedQueue {
   #schedule(key: string): void {
     const waiting = this.#dirty.get(key)!;
     waiting.group = this.#options.groupOf?.(key) ?? "";
-    this.#turns[waiting.urgency].add(key, waiting.group);
+    this.#waiting[waiting.urgency].add(key, waiting.group);
     this.#startWaiting();
   }
 
@@ -185,8 +189,8 @@ export class KeyedQueue {
     const { urgency: before, group } = waiting;
     waiting.urgency = moreUrgent(urgency, before);
     if (waiting.urgency === before || group === undefined) return;
-    this.#turns[before].delete(key, group);
-    this.#turns[waiting.urgency].add(key, group);
+    this.#waiting[before].delete(key, group);
+    this.#waiting[waiting.urgency].add(key, group);
     this.#startWaiting();
   }
 
@@ -207,7 +211,7 @@ export class KeyedQueue {
       return this.#options.groupOf === undefined || busy === 0 || busy < free;
     };
     for (const urgency of URGENCIES) {
-      const key = free > this.#reserve[urgency] ? this.#turns[urgency].next(mayGo) : undefined;
+      const key = free > this.#reserve[urgency] ? this.#waiting[urgency].next(mayGo) : undefined;
       if (key !== undefined) return key;
     }
     return undefined;

@@ -1,5 +1,5 @@
 /** Fair shares of a fixed number of places, for work that cannot be interrupted. */
-import { Turns } from "./turns.ts";
+import { FairQueue } from "./fair-queue.ts";
 import { onAbort } from "../util/abort.ts";
 
 /**
@@ -14,7 +14,7 @@ import { onAbort } from "../util/abort.ts";
 export class SharedPlaces {
   readonly #places: number;
   readonly #inside = new Map<string, number>();
-  readonly #turns = new Turns();
+  readonly #order = new FairQueue();
   /** What waits, by the key of its turn. */
   readonly #waiting = new Map<string, { group: string; start: () => void }>();
   #taken = 0;
@@ -47,7 +47,7 @@ export class SharedPlaces {
     const key = String(++this.#lastKey);
     const { promise, resolve, reject } = Promise.withResolvers<void>();
     const aborted = onAbort(signal, () => {
-      this.#turns.delete(key, group);
+      this.#order.delete(key, group);
       this.#waiting.delete(key);
       reject(signal!.reason as Error);
     });
@@ -56,7 +56,7 @@ export class SharedPlaces {
       resolve();
     };
     this.#waiting.set(key, { group, start });
-    this.#turns.add(key, group);
+    this.#order.add(key, group);
     this.#letIn();
     await promise;
     return () => this.#leave(group);
@@ -68,7 +68,7 @@ export class SharedPlaces {
       const free = this.#places - this.#taken;
       return free > 0 && (inside === 0 || inside < free);
     };
-    for (let key = this.#turns.next(mayGo); key !== undefined; key = this.#turns.next(mayGo)) {
+    for (let key = this.#order.next(mayGo); key !== undefined; key = this.#order.next(mayGo)) {
       const { group, start } = this.#waiting.get(key)!;
       this.#waiting.delete(key);
       this.#taken++;

@@ -57,7 +57,7 @@ export class AuditLog {
       return;
     }
     const line: Record<string, unknown> = { audit: action };
-    for (const [name, value] of Object.entries(fields)) if (value !== undefined) line[name] = tame(value);
+    for (const [name, value] of Object.entries(fields)) if (value !== undefined) line[name] = bounded(value);
     line["durationMs"] = Math.round(this.#clock.monotonic() - since);
     if (this.#unwritten > 0) line["refusalsNotWritten"] = this.#unwritten;
     this.#unwritten = 0;
@@ -78,17 +78,17 @@ export class AuditLog {
   }
 }
 
-function tame(value: NonNullable<AuditValue>): unknown {
-  if (typeof value === "string") return tameText(value);
+function bounded(value: NonNullable<AuditValue>): unknown {
+  if (typeof value === "string") return printable(value);
   if (typeof value !== "object") return value;
-  const items = value.slice(0, MAX_ITEMS).map((item) => (typeof item === "string" ? tameText(item) : item));
+  const items = value.slice(0, MAX_ITEMS).map((item) => (typeof item === "string" ? printable(item) : item));
   return value.length > MAX_ITEMS ? [...items, `... ${value.length - MAX_ITEMS} more`] : items;
 }
 
 /** Control and format characters, line separators, lone surrogates. */
 const UNPRINTABLE = /[\p{C}\p{Zl}\p{Zp}]/gu;
 
-function tameText(text: string): string {
+function printable(text: string): string {
   const cut = text.length > MAX_TEXT ? `${text.slice(0, MAX_TEXT)}...` : text;
   return cut.replace(UNPRINTABLE, "\ufffd");
 }

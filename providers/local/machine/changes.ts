@@ -66,7 +66,7 @@ export class MachineChanges {
     const instance = this.#instances.get(name);
     if (instance !== undefined) instance.stopToStartAgain(definitionChanged(name));
     else if (container.own.phase === "exited" && container.own.kind === "main" && container.mayRestart)
-      container.beginAgain();
+      container.showRestart();
   }
 
   async #resize({

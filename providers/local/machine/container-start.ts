@@ -69,7 +69,7 @@ export class ContainerStarter {
   }
 
   /** Containers are wanted again. */
-  beginAgain(): void {
+  reset(): void {
     this.#wanted = new AbortController();
   }
 

@@ -148,7 +148,7 @@ export class ContainerStatus {
   }
 
   /** The next plan starts it as if it had never run in this sandbox. */
-  beginAgain(): void {
+  showRestart(): void {
     this.#own.phase = "new";
   }
 

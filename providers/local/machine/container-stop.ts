@@ -22,7 +22,7 @@ export interface StopOrder {
   force: boolean;
 }
 
-/** The stop of a container. It may be hastened while it is under way: change it, then fire `changed`. */
+/** The stop of a container. It may be shortened while it is under way: change it, then fire `changed`. */
 export interface StopTask extends StopOrder {
   readonly changed: Pulse;
 }

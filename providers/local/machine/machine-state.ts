@@ -266,7 +266,7 @@ export class MachineState implements ContainerHolder {
   }
 
   /** Commits. Nothing runs: all is shown as it was before the first start, but for what need not run again. */
-  beginAgain(newSandbox: boolean): void {
+  showRestart(newSandbox: boolean): void {
     const all = this.#record.restarting!.reason === "RestartAllContainers";
     delete this.#record.restarting;
     this.#record.initialized = false;
@@ -278,7 +278,7 @@ export class MachineState implements ContainerHolder {
       if (newSandbox && !all && kind === "main" && hasSucceeded && !container.mayRestart) continue;
       if (all && phase === "exited") container.showRestartOfAll();
       else container.wait(firstWaitingReason(kind, this.#spec));
-      container.beginAgain();
+      container.showRestart();
     }
     this.#record.machine.state = newSandbox ? "creating" : "starting";
     this.commit();

@@ -26,7 +26,7 @@ export type Action =
   /** Nothing runs, nothing will: the machine has come to its end. */
   | { do: "end" }
   /** Nothing runs: forget the init containers' success and begin again; `newSandbox` also makes a new sandbox. */
-  | { do: "begin_again"; newSandbox: boolean }
+  | { do: "start_over"; newSandbox: boolean }
   | { do: "restart_all" }
   | { do: "finish" };
 
@@ -64,7 +64,7 @@ function planStop(spec: MachineSpec, record: MachineRecord, busy: Busy): Plan {
   if (running.length === 0) {
     if (busy.opening || busy.starting.size > 0) return { actions: [] };
     if (record.ending !== undefined) return { actions: [{ do: "end" }] };
-    return { actions: [{ do: "begin_again", newSandbox: record.restarting!.reason === "SandboxChanged" }] };
+    return { actions: [{ do: "start_over", newSandbox: record.restarting!.reason === "SandboxChanged" }] };
   }
   const sidecars = running.filter(({ spec: container, kind }) => isSidecar(container, kind));
   const next = running.some(({ kind }) => kind === "main") ? undefined : sidecars.at(-1);

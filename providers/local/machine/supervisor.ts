@@ -70,7 +70,7 @@ export class Supervisor implements MachineHome {
   /** When the machine's end is to be over; on the monotonic clock, for the wall clock may be set back. */
   #endAt: number | undefined;
   /** The sandbox is being removed because nothing runs in it any more. */
-  #winding = false;
+  #isClearing = false;
   #planned = false;
   /** False while a former backend's sandbox has yet to be found again: until then nothing is begun or ended. */
   #ready = false;
@@ -189,16 +189,16 @@ export class Supervisor implements MachineHome {
   // --- what clients ask for ---
 
   /**
-   * Begins the end of the machine, or hastens it: a deadline only comes nearer.
+   * Begins the end of the machine, or brings it nearer.
    * @throws ProviderError unavailable when that cannot be written down yet; it is done all the same.
    */
   stop(graceSeconds: number, force = false): void {
     if (isOver(this.record.machine)) return;
-    this.#hasten(graceSeconds, force);
+    this.#endBy(graceSeconds, force);
     this.#state.requireWritten();
   }
 
-  #hasten(graceSeconds: number, force: boolean): void {
+  #endBy(graceSeconds: number, force: boolean): void {
     const ending: Ending = { deadline: this.#clock.now() + graceSeconds * 1000, force, state: "stopped" };
     const before = this.record.ending;
     if (before === undefined) this.#end(ending);
@@ -212,7 +212,7 @@ export class Supervisor implements MachineHome {
     this.#state.markDeleted();
     // One write for both: what is deleted and is not being stopped would run on after a kill in between.
     if (!isOver(this.record.machine) && (!deleted || force || ending === undefined))
-      this.#hasten(force ? 0 : this.#state.graceMs / 1000, force);
+      this.#endBy(force ? 0 : this.#state.graceMs / 1000, force);
     if (!deleted && this.record.ending === ending) this.#state.commit();
     this.#state.requireWritten();
     if (isOver(this.record.machine)) this.#context.onDeleted(this);
@@ -267,7 +267,7 @@ export class Supervisor implements MachineHome {
       this.#planned = false;
       if (this.#work.isClosing) return;
       this.#cancelWake?.();
-      const busy = { opening: this.#keeper.isOpening || this.#winding, starting: this.#starter.starting };
+      const busy = { opening: this.#keeper.isOpening || this.#isClearing, starting: this.#starter.starting };
       const { actions, wakeAt } = plan(this.spec, this.record, busy, this.#clock.now());
       if (wakeAt !== undefined) this.#wakeAfter(wakeAt - this.#clock.now());
       for (const action of actions) this.#act(action);
@@ -301,11 +301,11 @@ export class Supervisor implements MachineHome {
       case "finish":
         this.#end({ deadline: this.#clock.now() + this.#state.graceMs, force: false, state: "stopped" });
         break;
-      case "begin_again":
-        this.#work.background(this.#beginAgain(action.newSandbox));
+      case "start_over":
+        this.#work.background(this.#startOver(action.newSandbox));
         break;
       case "end":
-        this.#work.background(this.#windUp());
+        this.#work.background(this.#finish());
         break;
     }
   }
@@ -357,20 +357,20 @@ export class Supervisor implements MachineHome {
   }
 
   /** Nothing runs: remove the sandbox, then say so. */
-  async #windUp(): Promise<void> {
-    this.#winding = true;
+  async #finish(): Promise<void> {
+    this.#isClearing = true;
     if (!(await this.#keeper.destroy({ keepVolumes: false })) || this.#work.isClosing) return;
     this.#state.showEnded();
     if (this.record.deleted) this.#context.onDeleted(this);
   }
 
-  async #beginAgain(newSandbox: boolean): Promise<void> {
-    this.#winding = true;
+  async #startOver(newSandbox: boolean): Promise<void> {
+    this.#isClearing = true;
     // As in a kubelet, volumes live as long as the pod.
     if (newSandbox && (!(await this.#keeper.destroy({ keepVolumes: true })) || this.#work.isClosing)) return;
-    this.#winding = false;
-    this.#starter.beginAgain();
-    this.#state.beginAgain(newSandbox);
+    this.#isClearing = false;
+    this.#starter.reset();
+    this.#state.showRestart(newSandbox);
     this.#replan();
   }
 }

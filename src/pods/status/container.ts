@@ -151,7 +151,7 @@ function stateOf(
 ): NonNullable<ContainerStatus["state"]> {
   switch (seen.state) {
     case "running": {
-      // A backend need not tell; what was said of this instance then stands, or each look would be a new status.
+      // A backend need not tell; what was shown of this instance then stands, or each look would be a new status.
       const before = old?.containerID === containerId(seen.id) ? old?.state?.running?.startedAt : undefined;
       return { running: { startedAt: seconds(seen.started_at) ?? before ?? rfc3339(now) } };
     }
@@ -191,11 +191,11 @@ function waitingStatus(
   const inits = input.pod.spec?.initContainers ?? [];
   const first = inits[0]?.name === spec.name;
   const reason = inits.length > 0 && !(kind === "init" && first) ? "PodInitializing" : "ContainerCreating";
-  // An agent that has just been started has not looked yet why: what was said before stands.
-  const said = kind === "ephemeral" ? old?.state?.waiting : undefined;
+  // An agent that has just been started has not looked yet why: what was shown before stands.
+  const shown = kind === "ephemeral" ? old?.state?.waiting : undefined;
   return {
     name: spec.name,
-    state: { waiting: input.waiting?.get(spec.name) ?? said ?? { reason } },
+    state: { waiting: input.waiting?.get(spec.name) ?? shown ?? { reason } },
     lastState: {},
     ready: false,
     restartCount: 0,

@@ -35,16 +35,16 @@ export function podOutcome(input: StatusInput, containers: ContainerStatuses): P
   const { phase: before = "", reason, message } = pod.status ?? {};
   if (isTerminal(pod)) return { phase: before, reason, message };
   const computed = phaseOf(pod, containers, ended && machine !== undefined);
-  // Of a phase that stays, what was said of it stays as well.
-  const said = computed === before ? { reason, message } : { reason: undefined, message: undefined };
+  // Of a phase that stays, what was kept of it stays as well.
+  const kept = computed === before ? { reason, message } : { reason: undefined, message: undefined };
   if (!ended) {
     const alive = isTerminalPhase(computed) ? livingPhase(containers) : computed;
-    return { ...said, phase: alive === "Pending" && before === "Running" ? "Running" : alive };
+    return { ...kept, phase: alive === "Pending" && before === "Running" ? "Running" : alive };
   }
   if (verdict !== undefined) return { phase: "Failed", reason: verdict.reason, message: toldMessage(verdict.message) };
   if (machine !== undefined && hasFailed(pod, machine, computed)) return failureOf(machine);
   // kubelet: status_manager.TerminatePod; a pod that ended before it could finish has failed.
-  return { ...said, phase: computed === "Succeeded" ? "Succeeded" : "Failed" };
+  return { ...kept, phase: computed === "Succeeded" ? "Succeeded" : "Failed" };
 }
 
 /**
@@ -56,7 +56,7 @@ export function disruptionOf({ phase, reason = "", message = "" }: PodOutcome): 
   return { message: DISRUPTIONS.get(reason) ?? message };
 }
 
-/** Nothing terminal is said while the machine may still run something. */
+/** Nothing terminal is kept while the machine may still run something. */
 const livingPhase = ({ main }: ContainerStatuses) => (main.some(everStarted) ? "Running" : "Pending");
 
 /** True when the end of the machine says more than the ends of its containers. */

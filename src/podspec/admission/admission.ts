@@ -194,7 +194,7 @@ function findShortages(pod: Pod, allocatable: ResourceList, otherPods: OtherPods
     const available = allocatable.get(name);
     if (available === undefined && isExtended(name)) continue;
     const requested = unitsOf(name, requests.get(name) ?? Quantity.zero);
-    const total = otherPods.given(name);
+    const total = otherPods.allocated(name);
     const capacity = unitsOf(name, available ?? Quantity.zero);
     if (requested > 0n && requested > capacity - total) shortages.push({ name, requested, used: total, capacity });
   }

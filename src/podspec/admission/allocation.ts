@@ -11,7 +11,7 @@ import { QuantityError, type Quantity } from "../../resources/quantity.ts";
 export interface OtherPods {
   readonly count: number;
   /** In millicores, bytes or whole numbers. */
-  given(resource: string): bigint;
+  allocated(resource: string): bigint;
   hasPort(port: HostPort): boolean;
   list(): Pod[];
 }
@@ -41,7 +41,7 @@ export class NodeAllocation {
   readonly #leaving = new Set<string>();
   /** Those that count, with what they were given. */
   readonly #counted = new Map<string, Entry>();
-  readonly #given = new Map<string, bigint>();
+  readonly #allocated = new Map<string, bigint>();
   /** By `protocol/port`, then by address: who has it. */
   readonly #ports = new Map<string, Map<string, Set<string>>>();
   /** UIDs whose entry is to be worked out again before the next answer: most pods change several times in between. */
@@ -85,8 +85,8 @@ export class NodeAllocation {
     const without = new Set([uid, ...(options.staying ? this.#leaving : [])].filter((each) => this.#counted.has(each)));
     return {
       count: this.#counted.size - without.size,
-      given: (resource) => {
-        let sum = this.#given.get(resource) ?? 0n;
+      allocated: (resource) => {
+        let sum = this.#allocated.get(resource) ?? 0n;
         for (const each of without) sum -= this.#counted.get(each)!.units.get(resource) ?? 0n;
         return sum;
       },
@@ -118,9 +118,9 @@ export class NodeAllocation {
     if (times === 1n) this.#counted.set(uid, entry);
     else this.#counted.delete(uid);
     for (const [name, units] of entry.units) {
-      const sum = (this.#given.get(name) ?? 0n) + times * units;
-      if (sum === 0n) this.#given.delete(name);
-      else this.#given.set(name, sum);
+      const sum = (this.#allocated.get(name) ?? 0n) + times * units;
+      if (sum === 0n) this.#allocated.delete(name);
+      else this.#allocated.set(name, sum);
     }
     for (const { port, protocol, ip } of entry.ports) {
       const key = `${protocol}/${port}`;

@@ -64,14 +64,14 @@ function isPreemptable(preemptor: Pod, other: Pod): boolean {
   return (preemptor.spec?.priority ?? 0) > (other.spec?.priority ?? 0);
 }
 
-function given(pod: Pod, name: string, unitsOf: UnitsOf): bigint {
+function allocatedTo(pod: Pod, name: string, unitsOf: UnitsOf): bigint {
   return name === "pods" ? 1n : (unitsOf(pod).get(name) ?? 0n);
 }
 
 /** What is still needed when these pods are gone. */
 function subtract(needs: Needs, pods: readonly Pod[], unitsOf: UnitsOf): Needs {
   const left = [...needs].map(
-    ([name, need]) => [name, pods.reduce((rest, pod) => rest - given(pod, name, unitsOf), need)] as const,
+    ([name, need]) => [name, pods.reduce((rest, pod) => rest - allocatedTo(pod, name, unitsOf), need)] as const,
   );
   return new Map(left.filter(([, need]) => need > 0n));
 }
@@ -96,14 +96,14 @@ function nearest(pods: readonly Pod[], needs: Needs, unitsOf: UnitsOf): Pod[] {
 /** By how much the pod falls short of the needs: each counts the same, in any unit. */
 function distance(needs: Needs, pod: Pod, unitsOf: UnitsOf): number {
   return [...needs].reduce((sum, [name, need]) => {
-    const missing = Number(need - given(pod, name, unitsOf));
+    const missing = Number(need - allocatedTo(pod, name, unitsOf));
     return missing > 0 ? sum + (missing / Number(need)) ** 2 : sum;
   }, 0);
 }
 
 function isSmaller(a: Pod, b: Pod, unitsOf: UnitsOf): boolean {
   for (const name of ["memory", "cpu"]) {
-    const difference = given(a, name, unitsOf) - given(b, name, unitsOf);
+    const difference = allocatedTo(a, name, unitsOf) - allocatedTo(b, name, unitsOf);
     if (difference !== 0n) return difference < 0n;
   }
   return true;

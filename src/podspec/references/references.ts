@@ -135,12 +135,12 @@ export class ReferenceCache {
     }
     const before = this.#byPod.get(uid) ?? new Set();
     this.#byPod.set(uid, wanted);
-    for (const key of before) if (!wanted.has(key)) this.#letGo(key, uid);
+    for (const key of before) if (!wanted.has(key)) this.#dropHolder(key, uid);
   }
 
   /** Forgets a pod; objects that no other pod refers to are no longer watched. */
   release(podUid: string): void {
-    for (const key of this.#byPod.get(podUid) ?? []) this.#letGo(key, podUid);
+    for (const key of this.#byPod.get(podUid) ?? []) this.#dropHolder(key, podUid);
     this.#byPod.delete(podUid);
     this.#withoutServices.delete(podUid);
     this.#crowdedOut.delete(podUid);
@@ -247,7 +247,7 @@ export class ReferenceCache {
     throw new OverBudgetError(problem);
   }
 
-  #letGo(key: string, podUid: string): void {
+  #dropHolder(key: string, podUid: string): void {
     const entry = this.#entries.get(key);
     if (entry === undefined) return;
     entry.holders.delete(podUid);

@@ -111,7 +111,7 @@ describe("the Node controller, against an API server over HTTPS", () => {
       signal: abort.signal,
     });
     await expect.poll(() => controller.store.list()[0]?.status?.capacity?.["scheduling.k8s.io/foo"]).toBe("5");
-    controller.poke();
+    controller.refresh();
     await expect
       .poll(() => get<Node>(nodePath("burst-1")).then((n) => n.status?.allocatable?.["scheduling.k8s.io/foo"]))
       .toBe("5");

@@ -70,7 +70,13 @@ beforeEach(async () => {
     metadata: { name: "burst-0" },
     status: { allocatable: { cpu: "4", memory: "8Gi", pods: "10" } },
   });
-  const parts = { kube: asNode, clock, random: systemRandom, logger, onChange: (uid: string) => controller.poke(uid) };
+  const parts = {
+    kube: asNode,
+    clock,
+    random: systemRandom,
+    logger,
+    onChange: (uid: string) => controller.requeue(uid),
+  };
   const services = new ServiceCache(parts);
   const references = new ReferenceCache({ ...parts, services });
   signal.addEventListener("abort", () => references.close());

@@ -59,7 +59,7 @@ export class Agent {
       clock: this.clock,
       random,
       allocation,
-      poke: (uid) => this.controller.poke(uid),
+      requeue: (uid) => this.controller.requeue(uid),
     });
     this.controller = new PodController({
       kube,

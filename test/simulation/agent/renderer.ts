@@ -37,7 +37,7 @@ export interface RendererInputs {
   random: Random;
   /** Told of each pod that comes, changes and goes. */
   allocation: NodeAllocation;
-  poke: (uid: string) => void;
+  requeue: (uid: string) => void;
 }
 
 /** No Services: they are no matter of the protocol. */
@@ -47,8 +47,8 @@ const NO_SERVICES = {
   of: () => [],
 } as unknown as ServiceCache;
 
-export function rendererOf({ world, kube, clock, random, allocation, poke }: RendererInputs): PodRenderer {
-  const wiring = { kube, clock, random, logger: silentLogger, onChange: poke };
+export function rendererOf({ world, kube, clock, random, allocation, requeue }: RendererInputs): PodRenderer {
+  const wiring = { kube, clock, random, logger: silentLogger, onChange: requeue };
   const facts = (): NodeFacts => ({
     clusterId: CLUSTER,
     nodeName: NODE,

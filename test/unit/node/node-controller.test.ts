@@ -317,7 +317,7 @@ describe("reporting", () => {
     const s = setup({ capacity: { current: () => fixedCapacity({ "nvidia.com/gpu": gpus }).current() } });
     await s.start();
     gpus = "4";
-    s.controller.poke();
+    s.controller.refresh();
     await settle();
     expect(s.api.node?.status?.allocatable?.["nvidia.com/gpu"]).toBe("4");
   });
@@ -437,7 +437,7 @@ describe("a backend outage", () => {
     const before = s.api.sent("PATCH", `${NODE}/status`).length;
     s.backend.failingSince = s.clock.monotonic();
     await s.clock.advance(5_000);
-    s.controller.poke();
+    s.controller.refresh();
     await settle();
     expect(s.api.sent("PATCH", `${NODE}/status`)).toHaveLength(before);
   });

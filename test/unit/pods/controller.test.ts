@@ -344,7 +344,7 @@ describe("a pod at whose sight something is thrown", () => {
     };
     outcomes = [];
     events = [];
-    controller.poke("u1");
+    controller.requeue("u1");
     await clock.advance(10_000);
   });
   afterEach(async () => {

@@ -182,7 +182,7 @@ describe("a machine of which the backend says what makes no sense", () => {
   test("is unknown after an event that makes none, until one comes that does", () => {
     const cache = cacheOf();
     cache.replace([machine("a", 10)], 10);
-    cache.distrust(doubt("a", { revision: 11, version: 2 }));
+    cache.putUnknown(doubt("a", { revision: 11, version: 2 }));
     expect(cache.observe("a").kind).toBe("unknown");
     cache.put({ ...machine("a", 12), version: 3 });
     expect(cache.observe("a").kind).toBe("found");
@@ -192,7 +192,7 @@ describe("a machine of which the backend says what makes no sense", () => {
     const changed: string[] = [];
     const cache = new MachineCache({ clock: new VirtualClock(), onChange: (id) => changed.push(id) });
     cache.replace([machine("a", 10)], 10);
-    cache.distrust(doubt("a"));
+    cache.putUnknown(doubt("a"));
     changed.length = 0;
     cache.put(machine("a", 10));
     expect(cache.observe("a").kind).toBe("found");
@@ -202,7 +202,7 @@ describe("a machine of which the backend says what makes no sense", () => {
   test("is not known again by what was said before", () => {
     const cache = cacheOf();
     cache.replace([], 10);
-    cache.distrust(doubt("a", { revision: 12, version: 5 }));
+    cache.putUnknown(doubt("a", { revision: 12, version: 5 }));
     cache.put({ ...machine("a", 11), version: 4 });
     expect(cache.observe("a").kind).toBe("unknown");
   });
@@ -210,7 +210,7 @@ describe("a machine of which the backend says what makes no sense", () => {
   test("is not doubted for what was said before it was known", () => {
     const cache = cacheOf();
     cache.replace([{ ...machine("a", 10), version: 5 }], 10);
-    expect(cache.distrust(doubt("a", { revision: 9, version: 4 }))).toBe(false);
+    expect(cache.putUnknown(doubt("a", { revision: 9, version: 4 }))).toBe(false);
     expect(cache.observe("a").kind).toBe("found");
   });
 
@@ -227,7 +227,7 @@ describe("a machine of which the backend says what makes no sense", () => {
     const cache = cacheOf();
     cache.replace([], 10);
     const knownBefore = cache.revision;
-    cache.distrust(doubt("a", { revision: 12 }));
+    cache.putUnknown(doubt("a", { revision: 12 }));
     cache.replace([], 11, knownBefore);
     expect(cache.observe("a").kind).toBe("unknown");
   });

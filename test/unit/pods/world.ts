@@ -240,7 +240,7 @@ export class World {
       await call;
       throw new ProviderError("unavailable", "invalid reply: no sense", { unknownMachine: sure() });
     };
-    this.confused = () => void this.#machines.distrust(sure());
+    this.confused = () => void this.#machines.putUnknown(sure());
     backend.createPod = (...args) => tell(createPod.apply(backend, args));
     backend.getPod = (...args) => tell(getPod.apply(backend, args));
     backend.stopPod = async (...args) => void (await stopPod.apply(backend, args)) as never;

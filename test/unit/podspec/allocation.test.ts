@@ -65,7 +65,7 @@ describe("what a node has given to its pods", () => {
               (taken.ip === each.port.ip || taken.ip === "0.0.0.0" || each.port.ip === "0.0.0.0");
             expect(others.count).toBe(expected.length);
             expect(others.list()).toHaveLength(expected.length);
-            expect(others.given("cpu")).toBe(
+            expect(others.allocated("cpu")).toBe(
               expected.reduce((sum, pod) => sum + (allocatedUnits(pod).get("cpu") ?? 0n), 0n),
             );
             expect(others.hasPort(each.port)).toBe(expected.flatMap(hostPorts).some(clashes));
@@ -87,7 +87,7 @@ describe("what a node has given to its pods", () => {
     const senseless = podWithContainer({ resources: { requests: { cpu: "many" } } });
     allocation.put({ ...senseless, status: { startTime: "2026-01-01T00:00:00Z" } });
     expect(allocation.others("another")).toMatchObject({ count: 1 });
-    expect(allocation.others("another").given("cpu")).toBe(0n);
+    expect(allocation.others("another").allocated("cpu")).toBe(0n);
   });
 
   test("is not summed up again for each pod that is judged", () => {
@@ -99,9 +99,9 @@ describe("what a node has given to its pods", () => {
       Object.defineProperty(pod, "spec", { get: () => (reads++, spec) });
       allocation.put(pod);
     }
-    expect(allocation.others("u0").given("cpu")).toBe(990n);
+    expect(allocation.others("u0").allocated("cpu")).toBe(990n);
     const once = reads;
-    for (let i = 0; i < 100; i++) allocation.others(`u${i}`).given("cpu");
+    for (let i = 0; i < 100; i++) allocation.others(`u${i}`).allocated("cpu");
     expect(reads).toBe(once);
   });
 });

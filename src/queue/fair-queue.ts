@@ -1,7 +1,5 @@
-/**
- * Keys that wait for their turn: one of each group, round and round, so that a group of many keys holds up no other.
- */
-export class Turns {
+/** Keys that wait: the groups take turns, with one key each, so that a group of many keys holds up no other. */
+export class FairQueue {
   /** The groups in the order of their turns, each with its keys as they came. No group is empty. */
   readonly #groups = new Map<string, Set<string>>();
 
