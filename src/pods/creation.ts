@@ -15,6 +15,7 @@ import { OwnerBackoff, refusalPolicy } from "./refusals.ts";
 import { hasRun } from "./status/facts.ts";
 import type { Verdict } from "./status/input.ts";
 import type { StepContext } from "./step-context.ts";
+import { doubledMs } from "../util/doubled.ts";
 
 type Waiting = Extract<Rendered, { kind: "wait" }>;
 interface Refusal {
@@ -275,7 +276,7 @@ export class MachineCreation {
     };
     if (now >= held.retryAt) {
       for (const event of events) this.#context.event(pod, event);
-      held.retryAt = now + Math.min(CREATE_RETRY_MS.first * 2 ** held.times++, CREATE_RETRY_MS.max);
+      held.retryAt = now + doubledMs(CREATE_RETRY_MS, held.times++);
     }
     let untilTimeout = Infinity;
     if (held.mountingSince !== undefined) {

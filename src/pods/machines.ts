@@ -13,6 +13,7 @@ import { isProviderError } from "../provider/errors.ts";
 import type { Machine, UnknownMachine } from "../provider/machine.ts";
 import type { Provider, ProviderInfo } from "../provider/provider.ts";
 import type { Observed } from "./decision.ts";
+import { doubledMs } from "../util/doubled.ts";
 
 interface MachineCacheOptions {
   clock: Clock;
@@ -283,8 +284,7 @@ interface MachineObserverOptions {
 }
 
 /** After a failure; doubles up to the longest. */
-const FIRST_PAUSE_MS = 500;
-const LONGEST_PAUSE_MS = 15_000;
+const PAUSE_MS = { first: 500, max: 15_000 };
 /** Between two log lines about machines that make no sense. */
 const WARN_PAUSE_MS = 10_000;
 /** After going well for this long, the next failure begins with the first pause again. */
@@ -310,7 +310,7 @@ export class MachineObserver implements BackendHealth {
   }
 
   async run(signal: AbortSignal): Promise<void> {
-    let backoffMs = FIRST_PAUSE_MS;
+    let pauses = 0;
     while (!signal.aborted) {
       const begun = this.#options.clock.monotonic();
       let failed = false;
@@ -329,10 +329,10 @@ export class MachineObserver implements BackendHealth {
       }
       // A stream of events that never holds would otherwise have the whole list read again and again.
       const held = this.#options.clock.monotonic() - begun >= HELD_MS;
-      if (held) backoffMs = FIRST_PAUSE_MS;
+      if (held) pauses = 0;
       if (held && !failed) continue;
-      await this.#options.clock.sleep(backoffMs * (0.5 + this.#options.random()), signal).catch(() => undefined);
-      backoffMs = Math.min(backoffMs * 2, LONGEST_PAUSE_MS);
+      const pauseMs = doubledMs(PAUSE_MS, pauses++) * (0.5 + this.#options.random());
+      await this.#options.clock.sleep(pauseMs, signal).catch(() => undefined);
     }
   }
 

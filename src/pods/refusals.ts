@@ -7,6 +7,7 @@ import { controllerOf } from "../kube/pod.ts";
 import type { Pod } from "../kube/wire.ts";
 import { isDaemonSetPod } from "../podspec/admission/admission.ts";
 import type { Clock } from "../util/clock.ts";
+import { doubledMs } from "../util/doubled.ts";
 
 /**
  * - `fail`  as a kubelet does: no controller replaces it at once
@@ -94,7 +95,7 @@ export class OwnerBackoff {
     if (before !== undefined && seenAt <= before.since) return;
     const count = (before?.count ?? 0) + 1;
     const doublings = count - 1 - freeRounds;
-    const pauseMs = doublings < 0 ? 0 : Math.min(firstMs * 2 ** doublings, maxMs);
+    const pauseMs = doublings < 0 ? 0 : doubledMs({ first: firstMs, max: maxMs }, doublings);
     this.#rounds.set(owner, { count, since: now, until: now + pauseMs });
     if (this.#rounds.size > MANY_OWNERS) this.#forgetQuiet();
   }

@@ -1,14 +1,13 @@
 /** Exponential back-off with jitter, for one thing that is tried again. */
 import type { Clock } from "../util/clock.ts";
+import { doubledMs } from "../util/doubled.ts";
 import type { Random } from "../util/random.ts";
 
 interface BackoffOptions {
   initialMs: number;
   maxMs: number;
-  /** Default 2. */
-  factor?: number | undefined;
   /**
-   * How the exponential delay d is spread:
+   * How the doubled delay d is spread:
    * `full` uniform in [0, d): for many clients that failed together;
    * `up` uniform in [d, 2d), at most `maxMs`: client-go's, when a least delay matters;
    * `none` exactly d. Default `full`.
@@ -46,18 +45,17 @@ export class Backoff {
 
 /** Delay after `failures` earlier failures (0 for the first), in milliseconds. */
 export function backoffMs(
-  options: Pick<BackoffOptions, "initialMs" | "maxMs" | "factor" | "jitter" | "random">,
+  options: Pick<BackoffOptions, "initialMs" | "maxMs" | "jitter" | "random">,
   failures: number,
 ): number {
-  const { initialMs, maxMs, factor = 2, jitter = "full", random } = options;
-  // The exponent is capped because Infinity * 0 would be NaN.
-  const exponential = Math.min(maxMs, initialMs * factor ** Math.min(failures, 64));
+  const { initialMs, maxMs, jitter = "full", random } = options;
+  const exact = doubledMs({ first: initialMs, max: maxMs }, failures);
   switch (jitter) {
     case "full":
-      return exponential * random();
+      return exact * random();
     case "up":
-      return Math.min(maxMs, exponential * (1 + random()));
+      return Math.min(maxMs, exact * (1 + random()));
     case "none":
-      return exponential;
+      return exact;
   }
 }

@@ -1,3 +1,4 @@
+/** A limit on what is under way for each of many groups. */
 import { onAbort } from "../util/abort.ts";
 
 /**

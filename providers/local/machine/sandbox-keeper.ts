@@ -2,7 +2,14 @@
  * Keeps the sandbox of one machine: makes it, finds a former backend's again, notices when it is lost or its containers
  * use more of the disk than they may, and removes it for sure.
  */
-import { isProviderError, pause, ProviderError, toError, type Volume } from "../../../src/provider/kit/index.ts";
+import {
+  doubledMs,
+  isProviderError,
+  pause,
+  ProviderError,
+  toError,
+  type Volume,
+} from "../../../src/provider/kit/index.ts";
 import type { ContainerRef, Sandbox, SandboxLoss } from "../engine.ts";
 import { logBytes } from "../shim/log-reader.ts";
 import type { MachineContext } from "./machine-context.ts";
@@ -30,7 +37,7 @@ export class SandboxKeeper {
   #sandbox: Sandbox | undefined;
   #opening: AbortController | undefined;
   /** On the monotonic clock, in milliseconds. */
-  #retry = { at: 0, ms: 0 };
+  #retry = { at: 0, failures: 0 };
   #cancelStorage: (() => void) | undefined;
 
   constructor(context: MachineContext, running: () => ContainerRef[], events: SandboxEvents) {
@@ -67,7 +74,7 @@ export class SandboxKeeper {
         await work.inEngine(this.#open(opening.signal));
       };
       await starts.run(tenant, open, opening.signal);
-      this.#retry = { at: 0, ms: 0 };
+      this.#retry = { at: 0, failures: 0 };
     } catch (thrown) {
       await this.#openFailed(toError(thrown));
     } finally {
@@ -106,8 +113,8 @@ export class SandboxKeeper {
     state.notice("Warning", "FailedCreatePodSandBox", message);
     if (isProviderError(error, "invalid") || isProviderError(error, "unsupported"))
       return this.#events.onInvalid(error);
-    const ms = Math.min(this.#retry.ms * 2 || RETRY_MS.first, RETRY_MS.max);
-    this.#retry = { at: clock.monotonic() + ms, ms };
+    const { failures } = this.#retry;
+    this.#retry = { at: clock.monotonic() + doubledMs(RETRY_MS, failures), failures: failures + 1 };
     state.showMessage(message);
   }
 

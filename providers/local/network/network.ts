@@ -14,7 +14,7 @@ import { closeSync, existsSync } from "node:fs";
 import { mkdir, readdir, readFile, rm, writeFile } from "node:fs/promises";
 import { BlockList } from "node:net";
 import { join } from "node:path";
-import type { ContainerPort } from "../../../src/provider/kit/index.ts";
+import { type ContainerPort, Once } from "../../../src/provider/kit/index.ts";
 import type { HostProblem } from "../engine.ts";
 import { findTool, run } from "../host/command.ts";
 import { lockFile } from "../host/lock.ts";
@@ -75,7 +75,7 @@ export class HostNetwork {
   readonly #subnet: Subnet;
   readonly #ipam: Ipam;
   readonly #holders = new PortHolders();
-  #ready: Promise<void> | undefined;
+  readonly #ready = new Once(() => this.#setUp());
   /** Descriptor of the bridge's lock. */
   #lock: number | undefined;
 
@@ -281,11 +281,7 @@ export class HostNetwork {
 
   /** Bridge, forwarding and rules; safe to repeat and cheap after the first time. */
   ensure(): Promise<void> {
-    this.#ready ??= this.#setUp().catch((thrown) => {
-      this.#ready = undefined;
-      throw thrown;
-    });
-    return this.#ready;
+    return this.#ready.get();
   }
 
   /** Removes the bridge and the rules, for a backend that is taken off this host for good. */
@@ -295,7 +291,7 @@ export class HostNetwork {
     for (const family of ["inet", "netdev"])
       await nft(`add table ${family} ${this.#names.table}\ndelete table ${family} ${this.#names.table}\n`);
     await rm(this.#options.dir, { recursive: true, force: true });
-    this.#ready = undefined;
+    this.#ready.forget();
     this.close();
     await rm(this.#names.lockFile, { force: true });
   }
@@ -361,7 +357,7 @@ export class HostNetwork {
     try {
       return await work;
     } catch (thrown) {
-      this.#ready = undefined;
+      this.#ready.forget();
       throw thrown;
     }
   }

@@ -15,8 +15,7 @@ import { parseRfc3339Ms } from "./times.ts";
 const daemonSets = mustFindKind("apps", "v1", "daemonsets");
 
 const GENERATION = "pod-template-generation";
-const FIRST_BACKOFF_MS = 1000;
-const LAST_BACKOFF_MS = 900_000;
+const BACKOFF_MS = { first: 1000, max: 900_000 };
 
 /** What a node agent outlives on a node. */
 const TOLERATED: readonly [key: string, effect: string][] = [
@@ -178,8 +177,8 @@ export class DaemonSets extends KeyedController {
       return;
     }
     // After a long time without failures it starts from the beginning.
-    const isStale = known && now - known.at > 2 * LAST_BACKOFF_MS;
-    const pauseMs = known && !isStale ? Math.min(known.pauseMs * 2, LAST_BACKOFF_MS) : FIRST_BACKOFF_MS;
+    const isStale = known && now - known.at > 2 * BACKOFF_MS.max;
+    const pauseMs = known && !isStale ? Math.min(known.pauseMs * 2, BACKOFF_MS.max) : BACKOFF_MS.first;
     this.#backoff.set(id, { pauseMs, at: now });
     const { namespace, name } = pod.metadata;
     const message = `Found failed daemon pod ${namespace}/${name} on node ${node}, will try to kill it`;

@@ -13,6 +13,7 @@ import type { Actor } from "./actor.ts";
 import { controllerOf, keyOf } from "./object-index.ts";
 import { byDispensability, claim, createPod, deletePod, isActive, isReady, isTerminating, podOf } from "./pods.ts";
 import { parseRfc3339Ms } from "./times.ts";
+import { doubledMs } from "../../util/doubled.ts";
 
 const jobs = mustFindKind("batch", "v1", "jobs");
 
@@ -22,8 +23,7 @@ const INDEX_IGNORED = "batch.kubernetes.io/job-index-ignored-failure-count";
 /** Changes in one round; the rest follows in the next. */
 const BURST = 500;
 /** The back-off after failures: ten seconds, doubled with each, up to ten minutes. */
-const FIRST_BACKOFF_MS = 10_000;
-const LAST_BACKOFF_MS = 600_000;
+const BACKOFF_MS = { first: 10_000, max: 600_000 };
 
 const hasTracking = (pod: StoredObject): boolean => Boolean(pod.metadata.finalizers?.includes(JOB_TRACKING_FINALIZER));
 const conditionOf = (job: StoredObject, type: string): Json =>
@@ -385,8 +385,7 @@ class Round {
 
   #backoff(failures: number, lastAt: number): number {
     if (failures === 0) return 0;
-    const pause = Math.min(LAST_BACKOFF_MS, FIRST_BACKOFF_MS * 2 ** Math.min(failures - 1, 10));
-    return Math.max(0, lastAt + pause - this.#now);
+    return Math.max(0, lastAt + doubledMs(BACKOFF_MS, failures - 1) - this.#now);
   }
 
   #waitFor(ms: number): void {

@@ -5,10 +5,10 @@
 import type { Logger } from "../../telemetry/logger.ts";
 import type { Clock } from "../../util/clock.ts";
 import { ApiStatusError } from "../objects/errors.ts";
+import { doubledMs } from "../../util/doubled.ts";
 
 /** client-go's back-off of a failing item. */
-const FIRST_RETRY_MS = 5;
-const LAST_RETRY_MS = 1_000_000;
+const RETRY_MS = { first: 5, max: 1_000_000 };
 
 interface WorkQueueOptions {
   clock: Clock;
@@ -71,7 +71,7 @@ export class WorkQueue {
       } catch (thrown) {
         const failures = this.#failures.get(key) ?? 0;
         this.#failures.set(key, failures + 1);
-        this.addAfter(key, Math.min(FIRST_RETRY_MS * 2 ** failures, LAST_RETRY_MS));
+        this.addAfter(key, doubledMs(RETRY_MS, failures));
         // What the API refuses has its event or its condition; only what nobody expects is for the log.
         if (!(thrown instanceof ApiStatusError))
           this.#options.logger.error({ err: thrown, controller: this.#options.name, key }, "Controller failed");

@@ -14,6 +14,7 @@ import {
   type MachineSpec,
   type ProviderCapacity,
   ProviderError,
+  Once,
 } from "../../../../src/provider/kit/index.ts";
 import type { Engine, HostProblem, MachineHome, Sandbox } from "../../engine.ts";
 import { findTool } from "../../host/command.ts";
@@ -94,7 +95,7 @@ class VmEngine implements Engine {
   readonly #network: HostNetwork;
   readonly #records: string;
   readonly #guestDir: string;
-  #context: Promise<VmContext> | undefined;
+  readonly #context = new Once(() => this.#prepare());
   #pool: VmPool | undefined;
   readonly #closing = new AbortController();
   #cancelCollect: (() => void) | undefined;
@@ -168,7 +169,7 @@ class VmEngine implements Engine {
   async sweep(known: ReadonlySet<string>): Promise<void> {
     await this.#network.claim();
     this.#collectLater();
-    const context = await this.#ready();
+    const context = await this.#context.get();
     const keys = new Set<string>();
     for (const hash of await readdirAtomic(this.#records)) {
       const { id, key } = JSON.parse(readFileSync(join(this.#records, hash), "utf8")) as MachineVm;
@@ -188,7 +189,7 @@ class VmEngine implements Engine {
   }
 
   async open(home: MachineHome, signal: AbortSignal): Promise<Sandbox> {
-    const context = await this.#ready();
+    const context = await this.#context.get();
     const size = vmSize(home.spec, context.sizing);
     const limited = AbortSignal.any([signal, AbortSignal.timeout(context.bootTimeoutMs)]);
     const waiting = this.#pool?.take(size);
@@ -216,7 +217,7 @@ class VmEngine implements Engine {
   }
 
   async recover(home: MachineHome): Promise<Sandbox | undefined> {
-    const context = await this.#ready();
+    const context = await this.#context.get();
     const key = await this.#keyOf(home);
     const vm = key === undefined ? undefined : await Vm.find(context, key);
     if (vm === undefined) return undefined;
@@ -234,7 +235,7 @@ class VmEngine implements Engine {
 
   async destroy(home: MachineHome): Promise<void> {
     const key = await this.#keyOf(home);
-    if (key !== undefined) await destroyVm(await this.#ready(), key);
+    if (key !== undefined) await destroyVm(await this.#context.get(), key);
     await rm(home.dir, { recursive: true, force: true });
     await rm(this.#recordFile(home), { force: true });
   }
@@ -253,7 +254,7 @@ class VmEngine implements Engine {
     this.#cancelCollect?.();
     this.#closing.abort(new Error("the backend is stopping"));
     await this.#pool?.close();
-    await (await this.#context)?.qemu.close();
+    await (await this.#context.peek())?.qemu.close();
     this.#network.close();
   }
 
@@ -264,14 +265,6 @@ class VmEngine implements Engine {
   async #keyOf(home: Pick<MachineHome, "id">): Promise<string | undefined> {
     const text = await readFileIfExists(this.#recordFile(home));
     return text === undefined ? undefined : (JSON.parse(text) as MachineVm).key;
-  }
-
-  #ready(): Promise<VmContext> {
-    this.#context ??= this.#prepare().catch((thrown) => {
-      this.#context = undefined;
-      throw thrown;
-    });
-    return this.#context;
   }
 
   async #prepare(): Promise<VmContext> {

@@ -11,7 +11,7 @@ import { connect, createServer } from "node:net";
 import { release } from "node:os";
 import { join } from "node:path";
 import { buffer } from "node:stream/consumers";
-import { type Clock, unlessAborted } from "../../../../src/provider/kit/index.ts";
+import { type Clock, Once, unlessAborted } from "../../../../src/provider/kit/index.ts";
 import { findTool, run } from "../../host/command.ts";
 import { flushFile, readFileIfExists, writeFileAtomic } from "../../host/files.ts";
 import { allProcesses, processStat } from "../../host/proc.ts";
@@ -105,7 +105,8 @@ export class Qemu {
   readonly #options: QemuOptions;
   readonly #templates = new Map<string, Promise<string>>();
   readonly #closing = new AbortController();
-  #blank: Promise<string> | undefined;
+  /** An empty file system. */
+  readonly #blank = new Once(() => makeBlankDisk(this.#options.templatesDir, this.#options.diskBytes));
 
   constructor(options: QemuOptions) {
     this.#options = options;
@@ -113,7 +114,7 @@ export class Qemu {
 
   /** Boots a VM. */
   async boot(size: VmSize, place: VmPlace, signal: AbortSignal): Promise<StartedVm> {
-    await copyDisk(await this.#blankDisk(), place.disk, signal);
+    await copyDisk(await this.#blank.get(), place.disk, signal);
     return await this.#boot(size, place, [], signal);
   }
 
@@ -235,7 +236,7 @@ export class Qemu {
     const work = await mkdtemp(join(templatesDir, "t-"));
     const place = scratchPlace(work);
     try {
-      await copyDisk(await this.#blankDisk(), place.disk, signal);
+      await copyDisk(await this.#blank.get(), place.disk, signal);
       const { vm, control } = await this.#boot(size, place, memory(join(work, "ram.img"), size, true), signal);
       try {
         await control.run(this.#options.prepare ?? [], signal);
@@ -284,16 +285,6 @@ export class Qemu {
       throw thrown;
     }
     return { vm, control };
-  }
-
-  /** An empty file system, made once. */
-  #blankDisk(): Promise<string> {
-    const { templatesDir, diskBytes } = this.#options;
-    this.#blank ??= makeBlankDisk(templatesDir, diskBytes).catch((thrown) => {
-      this.#blank = undefined;
-      throw thrown;
-    });
-    return this.#blank;
   }
 
   async #start(size: VmSize, place: VmPlace, source: readonly string[]): Promise<VmProcess> {
