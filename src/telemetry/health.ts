@@ -7,7 +7,6 @@
 import { createServer, type ServerResponse } from "node:http";
 import { setImmediate as nextTurn } from "node:timers/promises";
 import { Connections } from "../http/connections.ts";
-import { sendReply } from "../http/exchange.ts";
 import { closeNow, listen } from "../http/listen.ts";
 import type { Logger } from "./logger.ts";
 import type { Metrics } from "./metrics.ts";
@@ -179,7 +178,8 @@ async function listenOn(port: number, options: HealthServerOptions, metrics?: Me
         ({ status, type, body }) => {
           if (response.destroyed) return;
           const headers = { "content-type": type, "x-content-type-options": "nosniff", "cache-control": "no-cache" };
-          sendReply(response, status, headers, body);
+          // In chunks: metrics may be megabytes, and so they are not put together with the header first.
+          response.writeHead(status, headers).end(body);
         },
         (thrown: unknown) => {
           options.logger.error({ err: thrown, path }, "Health endpoint failed");
