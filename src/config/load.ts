@@ -7,6 +7,8 @@ import { dirname, resolve } from "node:path";
 import { LineCounter, isMap, isNode, parseDocument, type Document } from "yaml";
 import type { z } from "zod";
 import { VmletError, toError } from "../util/errors.ts";
+import { didYouMean } from "../util/nearest.ts";
+import { faultOf } from "./faults.ts";
 import { agentConfigSchema, type AgentConfig } from "./schema.ts";
 
 /**
@@ -62,6 +64,7 @@ export function loadConfig(
   } catch (thrown) {
     throw new ConfigError(`cannot read the configuration file ${path}: ${toError(thrown).message}`, { cause: thrown });
   }
+  refuseMisspelt(environment);
   const overrides: ConfigOverrides = {};
   const origins: Origins = {};
   for (const [variable, key] of Object.entries(ENVIRONMENT)) {
@@ -81,6 +84,20 @@ export function loadConfig(
     if (provider.type === "module" && provider.module.startsWith("."))
       provider.module = resolve(dirname(path), provider.module);
   return config;
+}
+
+/**
+ * A variable that is ignored is a setting that does not apply. Only what looks like one of ours is refused: Kubernetes
+ * itself gives containers VMLET_... variables, for a Service of that name.
+ */
+function refuseMisspelt(environment: NodeJS.ProcessEnv): void {
+  const known = Object.keys(ENVIRONMENT);
+  const faults = Object.keys(environment)
+    .filter((name) => name.startsWith("VMLET_") && !known.includes(name))
+    .map((name) => ({ name, meant: didYouMean(name, known) }))
+    .filter(({ meant }) => meant !== "");
+  if (faults.length > 0)
+    throw new ConfigError(faults.map(({ name, meant }) => `${name}: unknown variable${meant}`).join("\n"));
 }
 
 /** Where an override comes from, as its user knows it. */
@@ -166,38 +183,45 @@ export function parseFile<S extends z.ZodType>(
   }
   if (raw === null || typeof raw !== "object" || Array.isArray(raw))
     throw new ConfigError(`${path}: the file must hold one YAML mapping`);
-  const result = schema.safeParse(prepare(raw));
+  const result = schema.safeParse(prepare(raw), { error: faultOf });
   if (result.success) return result.data;
-  const faults = result.error.issues.flatMap((issue) => faultsOf(issue, document, lines, path, originOf));
+  const told = (fields: Fields, fault: string, origin = originOf(fields)) =>
+    `${origin ?? `${path}${position(document, lines, fields)}`}: ${fieldName(fields) || "(file)"}: ${fault}`;
+  const faults = result.error.issues.flatMap(nearestOption).flatMap((issue) => {
+    const fields = fieldsOf(issue);
+    if (issue.code !== "unrecognized_keys") {
+      const isMissing = originOf(fields) === undefined && document.getIn(fields) === undefined;
+      return [told(fields, wordsOf(issue, isMissing))];
+    }
+    const words = issue.message.split("\n");
+    return issue.keys.map((key, index) => told([...fields, key], words[index]!));
+  });
   throw new ConfigError(faults.join("\n"));
 }
 
-function faultsOf(
-  issue: z.core.$ZodIssue,
-  document: Document,
-  lines: LineCounter,
-  path: string,
-  originOf: (fields: readonly (string | number)[]) => string | undefined,
-): string[] {
-  const fields = issue.path.map((p) => (typeof p === "symbol" ? String(p) : p));
-  if (issue.code === "unrecognized_keys") {
-    return issue.keys.map(
-      (key) => `${path}${position(document, lines, [...fields, key])}: ${fieldName([...fields, key])}: unknown key`,
-    );
-  }
-  const origin = originOf(fields);
-  const place = origin ?? `${path}${position(document, lines, fields)}`;
-  const fault = faultOf(issue, origin === undefined && document.getIn(fields) === undefined);
-  return [`${place}: ${fieldName(fields) || "(file)"}: ${fault}`];
+type Fields = readonly (string | number)[];
+
+const fieldsOf = (issue: { path?: PropertyKey[] | undefined }): Fields =>
+  (issue.path ?? []).map((part) => (typeof part === "symbol" ? String(part) : part));
+
+/** A value that is one of several shapes but for misspelt keys has those faults, not that of being none of them. */
+function nearestOption(issue: z.core.$ZodIssue): z.core.$ZodIssue[] {
+  if (issue.code !== "invalid_union") return [issue];
+  const misspelt = issue.errors.find((option) => option.length > 0 && option.every(isMisspelt));
+  return misspelt?.map((inner) => ({ ...inner, path: [...issue.path, ...inner.path] })) ?? [issue];
 }
 
-function faultOf(issue: z.core.$ZodIssue, isMissing: boolean): string {
+const isMisspelt = ({ code, message }: z.core.$ZodIssue): boolean =>
+  code === "unrecognized_keys" && message.split("\n").every((words) => words.includes("did you mean"));
+
+function wordsOf(issue: z.core.$ZodIssue, isMissing: boolean): string {
   if (issue.code === "invalid_union") {
     const options = "options" in issue ? issue.options : undefined;
     const wanted = options === undefined ? issue.message : `must be one of ${options.join(", ")}`;
     return isMissing ? `is required: ${wanted}` : wanted;
   }
-  return issue.code === "invalid_type" && isMissing ? "is required" : issue.message.replace(/^Invalid input: /, "");
+  if (isMissing && (issue.code === "invalid_type" || issue.code === "invalid_value")) return "is required";
+  return issue.message.replace(/^Invalid input: /, "");
 }
 
 /** `:line:column` of the field, or of the nearest place above it that the file has. */

@@ -9,6 +9,7 @@ import { DNS_1123, isLabelValue, isQualifiedName } from "../resources/names.ts";
 import { Quantity } from "../resources/quantity.ts";
 import { isGlob } from "../util/glob.ts";
 import { GO_NAME } from "../util/platform.ts";
+import { capacityFault } from "./node-capacity.ts";
 
 const API_VERSION = "vmlet.dev/v1";
 const KIND = "AgentConfig";
@@ -237,6 +238,14 @@ export const nodeSchema = z.strictObject({
   annotations: z.record(z.string(), z.string()).default({}).describe("Annotations of the Node."),
   taints: z
     .array(taintSchema)
+    .superRefine((taints, context) => {
+      taints.forEach(({ key, effect }, index) => {
+        const first = taints.findIndex((other) => other.key === key && other.effect === effect);
+        if (first === index) return;
+        const message = `has the key and the effect of taints[${first}]: a Node's taints differ in one of them; leave one of the two out`;
+        context.addIssue({ code: "custom", path: [index], message });
+      });
+    })
     .default([{ key: "virtual-kubelet.io/provider", value: "vmlet", effect: "NoSchedule" }])
     .describe("Taints of the new Node. An existing Node keeps its own."),
   os: goName
@@ -249,6 +258,12 @@ export const nodeSchema = z.strictObject({
     ),
   capacity: z
     .record(z.string(), quantity)
+    .superRefine((amounts, context) => {
+      for (const [name, amount] of Object.entries(amounts)) {
+        const message = capacityFault(name, amount);
+        if (message !== undefined) context.addIssue({ code: "custom", path: [name], message });
+      }
+    })
     .optional()
     .describe(
       "Synthetic capacity by resource name, in place of the backend's own: its /v1/capacity is then not asked, for conditions and taints neither. Of 16 cpu, 64Gi memory, 110 pods and 256Gi ephemeral-storage, what it leaves out is as said here. Absent: the backend's /v1/capacity, else these.",
@@ -337,6 +352,10 @@ export const agentConfigSchema = z
       .string()
       .min(1)
       .max(63)
+      .refine(
+        (id) => isLabelValue(id),
+        "must be letters, digits, '-', '_' and '.', and begin and end with a letter or digit",
+      )
       .optional()
       .describe(
         "Tells clusters apart that share a backend. Must never change. Default: the UID of the namespace kube-system, if it may be read.",
@@ -420,7 +439,15 @@ export const agentConfigSchema = z
         burst: z.int().positive().default(1000).describe("Requests that may exceed that rate for a moment."),
       })
       .prefault({}),
-    nodes: z.array(nodeSchema).min(1).refine(uniqueNames, "node names must differ"),
+    nodes: z.array(nodeSchema).min(1),
+  })
+  .superRefine(({ nodes }, context) => {
+    nodes.forEach(({ name }, index) => {
+      const first = nodes.findIndex((other) => other.name === name);
+      if (first === index) return;
+      const message = `${name} is the name of nodes[${first}] too: node names must differ`;
+      context.addIssue({ code: "custom", path: ["nodes", index, "name"], message });
+    });
   })
   .superRefine(uniquePorts)
   .superRefine(({ identity, nodes }, context) => {
@@ -435,10 +462,6 @@ export const agentConfigSchema = z
     });
   });
 
-function uniqueNames(nodes: readonly { name: string }[]): boolean {
-  return new Set(nodes.map((n) => n.name)).size === nodes.length;
-}
-
 interface Listen {
   address: string;
   port: number;
@@ -449,21 +472,25 @@ function uniquePorts(
   context: z.RefinementCtx,
 ): void {
   const { address, port, probePort } = config.health;
-  const taken: (Listen & { by: string })[] = [{ address, port, by: "health.port" }];
-  if (probePort !== undefined) {
-    if (clash(taken[0]!, { address, port: probePort })) {
-      const message = `${probePort} is taken by health.port`;
-      context.addIssue({ code: "custom", path: ["health", "probePort"], message });
-    }
-    taken.push({ address, port: probePort, by: "health.probePort" });
-  }
-  config.nodes.forEach(({ kubelet }, index) => {
-    const first = taken.find((listen) => clash(listen, kubelet));
-    if (first !== undefined) {
-      const message = `${kubelet.port} is taken by ${first.by}`;
-      context.addIssue({ code: "custom", path: ["nodes", index, "kubelet", "port"], message });
-    }
-    taken.push({ ...kubelet, by: `nodes[${index}]` });
+  const listens: (Listen & { by: string; path: (string | number)[] })[] = [
+    { address, port, by: "health.port", path: ["health", "port"] },
+    ...(probePort === undefined
+      ? []
+      : [{ address, port: probePort, by: "health.probePort", path: ["health", "probePort"] }]),
+    ...config.nodes.map(({ kubelet }, index) => ({
+      address: kubelet.address,
+      port: kubelet.port,
+      by: `nodes[${index}]`,
+      path: ["nodes", index, "kubelet", "port"],
+    })),
+  ];
+  listens.forEach((listen, index) => {
+    const first = listens.slice(0, index).find((other) => clash(other, listen));
+    if (first === undefined) return;
+    let free = listen.port;
+    while (listens.some((other) => clash(other, { ...listen, port: free }))) free++;
+    const cure = free > 65_535 ? "set another" : `set another, such as ${free}`;
+    context.addIssue({ code: "custom", path: listen.path, message: `${listen.port} is taken by ${first.by}; ${cure}` });
   });
 }
 

@@ -109,7 +109,7 @@ test("faults of the file are told with place and field, and are 2", async () => 
   );
   expect(stderr.trim().split("\n")).toEqual([
     "vmlet.yaml:7:17: nodes[0].capacity.cpu: must be a Kubernetes quantity such as 500m, 4, 512Mi or 64Gi",
-    "vmlet.yaml:6:5: nodes[0].capactiy: unknown key",
+    "vmlet.yaml:6:5: nodes[0].capactiy: unknown key; did you mean capacity?",
   ]);
   expect(status).toBe(2);
 });

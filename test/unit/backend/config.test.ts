@@ -150,3 +150,12 @@ test("a full range is a matter of quota, until a machine gives its address back"
 test.each(["10.0.0.0/8", "127.0.0.0/31", "127.0.0/8", "words"])("range %s is refused", (range) => {
   expect(() => new AddressPool(range)).toThrow(/must be an IPv4 range within 127\.0\.0\.0\/8/);
 });
+
+test.each([
+  ["listen: { port: 1 }\nstatDir: /x", "backend.yaml:6:1: statDir: unknown key; did you mean stateDir?"],
+  ["listen: { adress: 127.0.0.1, port: 1 }", "backend.yaml:5:11: listen.adress: unknown key; did you mean address?"],
+  ["listen: { port: 1 }\nengine: { type: proces }", "must be one of process, "],
+  ["listen: { port: 1 }\ntls: { certfile: /c, keyFile: /k }", "tls.certfile: unknown key; did you mean certFile?"],
+])("%j is asked whether something else was meant", (text, fault) => {
+  expect(() => parse(text)).toThrow(fault);
+});

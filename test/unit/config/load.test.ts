@@ -33,7 +33,7 @@ describe("a configuration file", () => {
   });
 
   test("names a misspelt key with its line and column", () => {
-    expect(faultOf(minimal + "logLvl: debug\n")).toBe("vmlet.yaml:6:1: logLvl: unknown key");
+    expect(faultOf(minimal + "logLvl: debug\n")).toBe("vmlet.yaml:6:1: logLvl: unknown key; did you mean logLevel?");
   });
 
   test.each(["__proto__", "constructor", "toString"])("has no meaning for %s, and pollutes nothing", (key) => {
@@ -44,7 +44,9 @@ describe("a configuration file", () => {
   });
 
   test("names a misspelt key inside a node", () => {
-    expect(faultOf(minimal + "    capacty: { cpu: 4 }\n")).toBe("vmlet.yaml:6:5: nodes[0].capacty: unknown key");
+    expect(faultOf(minimal + "    capacty: { cpu: 4 }\n")).toBe(
+      "vmlet.yaml:6:5: nodes[0].capacty: unknown key; did you mean capacity?",
+    );
   });
 
   test("names a bad quantity with its path and position", () => {
@@ -101,7 +103,9 @@ describe("a configuration file", () => {
 
   test("refuses two nodes on one port, where only one could listen", () => {
     const other = "  - name: burst-1\n    provider: { type: memory }\n";
-    expect(faultOf(minimal + other)).toBe("vmlet.yaml:6:5: nodes[1].kubelet.port: 10250 is taken by nodes[0]");
+    expect(faultOf(minimal + other)).toBe(
+      "vmlet.yaml:6:5: nodes[1].kubelet.port: 10250 is taken by nodes[0]; set another, such as 10251",
+    );
     const addressed = (address: string) => `    kubelet: { address: ${address} }\n`;
     expect(parseConfig(minimal + addressed("10.0.0.1") + other + addressed("10.0.0.2"), "f").nodes).toHaveLength(2);
     const free = "    kubelet: { port: 0 }\n";
@@ -111,7 +115,7 @@ describe("a configuration file", () => {
   test("refuses a kubelet API where something else listens, also behind a wildcard", () => {
     const kubelet = (address: string, port: number) => `    kubelet: { address: "${address}", port: ${port} }\n`;
     expect(faultOf(minimal + kubelet("0.0.0.0", 10248))).toBe(
-      "vmlet.yaml:6:36: nodes[0].kubelet.port: 10248 is taken by health.port",
+      "vmlet.yaml:6:36: nodes[0].kubelet.port: 10248 is taken by health.port; set another, such as 10249",
     );
     expect(faultOf(minimal + kubelet("::", 10248))).toContain("is taken by health.port");
     expect(faultOf(`${minimal}health: { probePort: 10248 }\n`)).toContain("probePort: 10248 is taken by health.port");
@@ -167,6 +171,29 @@ describe("a configuration file", () => {
       "nodes[0].podCIDRs[0]: must be a range of addresses, as 10.0.0.0/8 or fd00::/8",
       "nodes:\n  - name: a\n    provider: { type: memory }\n    podCIDRs: [10.0.0.1]\n",
     ],
+    ...(
+      [
+        ["foo bar", "1", "is not the name of a resource"],
+        ["gpus", "1", "no pod could ask for it: must be cpu, memory, ephemeral-storage, pods, or have a prefix"],
+        ["pods", "1.5", "must be a whole number, not 1.5"],
+        ["nvidia.com/gpu", "500m", "must be a whole number, not 500m"],
+      ] as const
+    ).map(([name, amount, fault]): [string, string] => [
+      `nodes[0].capacity.${name}: ${fault}`,
+      `nodes:\n  - name: a\n    provider: { type: memory }\n    capacity: { "${name}": "${amount}" }\n`,
+    ]),
+    [
+      "nodes[0].taints[1]: has the key and the effect of taints[0]: a Node's taints differ in one of them; leave one of the two out",
+      "nodes:\n  - name: a\n    provider: { type: memory }\n    taints: [{ key: a, effect: NoSchedule }, { key: a, value: b, effect: NoSchedule }]\n",
+    ],
+    [
+      "clusterId: must be letters, digits, '-', '_' and '.', and begin and end with a letter or digit",
+      "clusterId: a b/c\nnodes:\n  - name: a\n    provider: { type: memory }\n",
+    ],
+    [
+      "vmlet.yaml:6:5: nodes[1].name: a is the name of nodes[0] too: node names must differ",
+      "nodes:\n  - name: a\n    provider: { type: memory }\n  - name: a\n    provider: { type: memory }\n",
+    ],
     [
       "nodes[0].crashLoopBackoff.initial: must not be longer than max (300s)",
       "nodes:\n  - name: a\n    provider: { type: memory }\n    crashLoopBackoff: { initial: 10m }\n",
@@ -205,6 +232,36 @@ describe("a configuration file", () => {
     expect(told).toContain(fault);
     expect(told).toMatch(/^vmlet\.yaml:/);
     expect(told).not.toContain("secret");
+  });
+
+  test.each([
+    ["logLevel: loud", "logLevel: must be one of debug, info, warn, error, not loud"],
+    ["logLevel: wran", "logLevel: must be one of debug, info, warn, error, not wran; did you mean warn?"],
+    ["logLevel: [info]", "logLevel: must be one of debug, info, warn, error, not a list"],
+    ["health: { port: 70000 }", "health.port: must be at most 65535, not 70000"],
+    ["health: { port: -1 }", "health.port: must be at least 0, not -1"],
+    ['health: { port: "80" }', "health.port: must be a number, not a text"],
+    ["health: { port: 1.5 }", "health.port: must be a whole number, not 1.5"],
+    ["health: 80", "health: must be a mapping, not 80"],
+    ["kubeconfig: null", "kubeconfig: must be a text, not empty"],
+    ["api: { qps: 0 }", "api.qps: must be more than 0, not 0"],
+    ['clusterId: ""', "clusterId: must not be empty"],
+    ["leaderElection: { enabled: yes }", "leaderElection.enabled: must be true or false, not a text"],
+  ])("with %s is told what it must be, and what it is", (line, fault) => {
+    expect(faultOf(`${minimal}${line}\n`)).toMatch(/^vmlet\.yaml:6:\d+: /);
+    expect(faultOf(`${minimal}${line}\n`).replace(/^vmlet\.yaml:6:\d+: /, "")).toBe(fault);
+  });
+
+  test("says which version it must be of", () => {
+    expect(faultOf(minimal.replace("vmlet.dev/v1", "vmlet.dev/v2"))).toBe(
+      "vmlet.yaml:1:1: apiVersion: must be vmlet.dev/v1, not vmlet.dev/v2",
+    );
+  });
+
+  test("repeats no text that could be a secret", () => {
+    const told = faultOf(`${minimal.replace('"http://127.0.0.1:8080"', "hunter2")}kubeconfig: [hunter2]\n`);
+    expect(told.split("\n")).toHaveLength(2);
+    expect(told).not.toContain("hunter2");
   });
 
   test("takes rules of instance types, for all namespaces and labels unless they say otherwise", () => {
@@ -246,6 +303,25 @@ describe("where a setting comes from", () => {
 
   test("an override is checked like the file", () => {
     expect(() => loadConfig(file, {}, { VMLET_LOG_LEVEL: "loud" })).toThrow(/logLevel/);
+  });
+
+  test.each([
+    ["VMLET_NODENAME", "VMLET_NODE_NAME"],
+    ["VMLET_KUBECONFG", "VMLET_KUBECONFIG"],
+  ])("a variable %s is refused, and asked whether it is %s", (name, meant) => {
+    expect(() => loadConfig(file, {}, { [name]: "secret" })).toThrow(
+      new ConfigError(`${name}: unknown variable; did you mean ${meant}?`),
+    );
+  });
+
+  test.each([
+    "VMLET_SERVICE_HOST",
+    "VMLET_PORT",
+    "VMLET_PORT_10248_TCP_ADDR",
+    "VMLET_METRICS_SERVICE_PORT",
+    "VMLET_OWNER",
+  ])("a variable %s, which Kubernetes or a parent process sets, is let be", (name) => {
+    expect(loadConfig(file, {}, { [name]: "x" }).logLevel).toBe("warn");
   });
 
   test("a fault of an override is not looked for in the file", () => {
