@@ -8,7 +8,7 @@
  *     pod            | machine runs               | over                 | absent                | not known
  *     ---------------|----------------------------|----------------------|-----------------------|----------
  *     to run         | planEnding, planRunning    | planOver             | planLost, planUnmade  | wait
- *     over           | stop, bury                 | wait                 | wait                  | wait
+ *     over           | stop, bury                 | wait                 | wait                  | wait, stop
  *     being deleted  | stop, bury                 | tell, bury, finalize | tell, bury, finalize  | look
  *     gone           | wait for a grace, reap     | reap                 | reap, forget          | wait, look
  *     not known      | wait                       | wait                 | wait                  | wait
@@ -146,7 +146,9 @@ function removeObject({ finalized }: PodMemory, { monotonic }: PlanContext): Act
 
 /** The pod is over in the API server. Its machine stays, stopped, for logs, until the object goes. */
 function planTerminal(pod: Pod, observed: Observed, memory: PodMemory, { monotonic }: PlanContext): Action {
-  if (observed.kind !== "found" || isOver(observed.machine)) return { do: "wait" };
+  const machine = observed.kind === "absent" ? undefined : observed.machine;
+  // Of a description that makes no sense, the state may.
+  if (machine?.state === undefined || isKnownOver(machine)) return { do: "wait" };
   if (memory.stopDeadline === undefined) return { do: "stop", graceSeconds: graceOf(pod) };
   const stopMs = stopLeftMs(memory, monotonic);
   return stopMs > 0 ? { do: "wait", afterMs: stopMs } : { do: "bury", force: true };

@@ -30,6 +30,10 @@ export interface Switches {
   leadership?: boolean;
   /** Containers become ready and unready all the time. */
   flapping?: boolean;
+  /** The API server refuses parts of some pods' statuses for good. */
+  refusals?: boolean;
+  /** The backend describes machines in ways that make no sense, some of them for good. */
+  nonsense?: boolean;
 }
 
 export interface Scenario {
@@ -60,7 +64,7 @@ export const SCENARIOS: readonly Scenario[] = [
     name: "everyday",
     what: "Requests fail, lose their reply, arrive late or after their sender died; agents are killed, doubled, lag; users; machines that end, vanish, do not stop; other nodes' pods and machines; leaks",
     switches: {},
-    share: 20,
+    share: 16,
   },
   {
     name: "updates",
@@ -141,10 +145,22 @@ export const SCENARIOS: readonly Scenario[] = [
     share: 3,
   },
   {
+    name: "refusals",
+    what: "The API server refuses for good what statuses of some pods hold: 422 that names the field, 413 that names none",
+    switches: { refusals: true },
+    share: 4,
+  },
+  {
+    name: "nonsense",
+    what: "Items of lists, events and answers that make no sense; of some machines for good",
+    switches: { nonsense: true },
+    share: 4,
+  },
+  {
     name: "all",
-    what: "All of these together, but for restore and revival",
+    what: "All of these together, but for restore, revival, refusals and nonsense",
     switches: ALL,
-    share: 12,
+    share: 8,
   },
 ];
 

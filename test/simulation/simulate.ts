@@ -221,6 +221,7 @@ export class Simulation {
       );
     if (scenario.leadership) steps.push(() => (agent.isLeader = !agent.isLeader));
     if (scenario.flapping) steps.push(() => this.#flap());
+    if (scenario.nonsense) steps.push(() => this.#talkNonsense());
     if (steps.length > 0) pick(r, steps)();
   }
 
@@ -233,6 +234,12 @@ export class Simulation {
       .filter(([, { machine }]) => ["stopped", "failed"].includes(machine.state))
       .map(([id]) => id);
     if (ids.length > 0) this.world.backend.revive(pick(this.#random, ids));
+  }
+
+  /** From now on nobody understands what the backend says of one of its machines. */
+  #talkNonsense(): void {
+    const uids = [...this.world.api.pods.values()].map(({ metadata }) => metadata.uid as string);
+    if (uids.length > 0) this.world.history.of(pick(this.#random, uids)).isNonsense = true;
   }
 
   #flap(): void {

@@ -11,8 +11,8 @@ import { parseMachineId } from "../../../src/podspec/machine-id.ts";
 import { PodController } from "../../../src/pods/controller.ts";
 import { plan as realPlan } from "../../../src/pods/planner.ts";
 import { ProviderError } from "../../../src/provider/errors.ts";
-import type { Machine } from "../../../src/provider/machine.ts";
-import type { MachineEvent, MachineList, Provider } from "../../../src/provider/provider.ts";
+import type { Machine, UnknownMachine } from "../../../src/provider/machine.ts";
+import type { MachineEvent, MachineList, Provider, UnknownMachineEvent } from "../../../src/provider/provider.ts";
 import { silentLogger } from "../../../src/telemetry/logger.ts";
 import { judgeLead, Sweeps } from "../invariants/agent-conduct.ts";
 import type { Sender } from "../invariants/sender.ts";
@@ -35,7 +35,7 @@ export class Agent {
   readonly mutant: Mutant | undefined;
   isLeader = true;
   pods: Stream<WatchEvent<Pod>> | undefined;
-  machines: Stream<MachineEvent> | undefined;
+  machines: Stream<MachineEvent | UnknownMachineEvent> | undefined;
   /** The newest state of each pod's machine that it was told of. */
   readonly #read = new Map<string, Machine>();
   readonly #told: Machine[] = [];
@@ -296,6 +296,9 @@ export class Agent {
     };
     try {
       const value = await network.send<T>({ agent: this, name, uid, changes, exec: guarded, fault });
+      // What a stop and a deletion answer is not looked at.
+      const unknown = ["be.create", "be.get", "be.update"].includes(name) && this.#nonsense(value as Machine);
+      if (unknown) throw new ProviderError("unavailable", "invalid reply", { unknownMachine: unknown });
       this.#tell(value as unknown as Machine | undefined);
       return this.#seen(value as unknown as Machine) as T;
     } catch (thrown) {
@@ -311,8 +314,15 @@ export class Agent {
       const all = world.backend.list(this.mutant?.seesForeign === true ? {} : labels);
       const isShort = world.scenario.shortLists && !network.isFair && world.random() < 0.3;
       const half = world.random() < 0.5;
-      const items = isShort ? all.filter(() => !half && world.random() < 0.5) : all;
-      return { items, revision: world.backend.revision };
+      const told = isShort ? all.filter(() => !half && world.random() < 0.5) : all;
+      const items: Machine[] = [];
+      const unknown: UnknownMachine[] = [];
+      for (const machine of told) {
+        const nonsense = this.#nonsense(machine);
+        if (nonsense === undefined) items.push(machine);
+        else unknown.push(nonsense);
+      }
+      return { items, revision: world.backend.revision, ...(unknown.length > 0 && { unknown }) };
     };
     const list = await network.send<MachineList>({
       agent: this,
@@ -322,16 +332,21 @@ export class Agent {
       exec,
       fault,
     });
+    this.mutant?.machineList?.(list);
     for (const machine of list.items) this.#tell(machine);
     return { ...list, items: list.items.map((machine) => this.#seen(machine)) };
   }
 
-  #watchMachines(since: number, signal: AbortSignal, labels: Record<string, string>): AsyncIterable<MachineEvent> {
+  #watchMachines(
+    since: number,
+    signal: AbortSignal,
+    labels: Record<string, string>,
+  ): AsyncIterable<MachineEvent | UnknownMachineEvent> {
     const { backend } = this.world;
     if (since > backend.revision) throw new ProviderError("gone", "revision is not known");
     const { log } = backend;
     const first = log.findIndex(({ revision }) => revision > since);
-    const stream = new Stream<MachineEvent>(first === -1 ? log.length : first, signal);
+    const stream = new Stream<MachineEvent | UnknownMachineEvent>(first === -1 ? log.length : first, signal);
     this.machines = stream;
     this.#labels = labels;
     this.#epoch = backend.epoch;
@@ -353,9 +368,24 @@ export class Agent {
       const machine = backend.log[stream.position]!;
       const mine = Object.entries(this.#labels).every(([k, v]) => machine.labels[k] === v);
       if (!mine && this.mutant?.seesForeign !== true) continue;
+      const unknown = this.#nonsense(machine);
+      if (unknown !== undefined) {
+        stream.push({ revision: machine.revision, unknown });
+        continue;
+      }
       this.#tell(machine);
       stream.push({ revision: machine.revision, machine: this.#seen(machine) });
     }
+  }
+
+  /** What is left of a description that makes no sense; undefined when this one does. */
+  #nonsense({ id, state, version, revision, labels }: Machine): UnknownMachine | undefined {
+    const { network, world } = this;
+    if (world.scenario.nonsense !== true) return undefined;
+    const reason = "makes no sense";
+    if (world.history.of(uidOf({ labels })).isNonsense) return { id, reason, state, version, revision };
+    if (network.isFair || world.random() > 0.15) return undefined;
+    return world.random() < 0.5 ? { id, reason, revision } : { id, reason, state, version, revision };
   }
 
   /** The agent is being told of this machine: it knows of it when everything that can run has run. */

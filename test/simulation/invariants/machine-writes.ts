@@ -2,6 +2,7 @@
 import { isOver } from "../../../src/provider/machine.ts";
 import { hasRun } from "../../../src/pods/status/facts.ts";
 import { Violation } from "../violation.ts";
+import type { Json } from "../world/api-server.ts";
 import type { BackendMachine } from "../world/backend.ts";
 import { NODE, OWNER, uidOf } from "../world/names.ts";
 import type { World } from "../world/world.ts";
@@ -74,15 +75,21 @@ export function judgeBurial(world: World, known: BackendMachine, force: boolean,
   const { stopBy } = world.history.of(uid);
   if (pod === undefined) return;
   if (!isOver(machine)) {
-    if (sender.observed.kind === "unknown" && stopBy === Infinity)
-      throw new Violation("S13", "ended a machine without knowing whether it runs");
+    // What is described in a way that makes no sense is there, and may run.
+    const isSeen = sender.observed.kind !== "unknown" || sender.observed.machine !== undefined;
+    if (!isSeen && stopBy === Infinity) throw new Violation("S13", "ended a machine without knowing whether it runs");
     // What runs again within a stop that was asked for before has had its grace.
     if (force && world.now < stopBy && world.history.of(uid).revivedAt === undefined)
       throw new Violation("S13", "killed a machine within its grace period");
     return;
   }
-  const { observed } = sender;
-  if (observed.kind !== "found" || !isOver(observed.machine) || world.history.of(uid).revivedAt !== undefined) return;
+  judgeLastWords(world, pod, sender);
+}
+
+/** S6: what the machine told of its end was written before, as far as the API server takes it. */
+function judgeLastWords(world: World, pod: Json, { observed }: Sender): void {
+  const { refuses, revivedAt } = world.history.of(pod.metadata.uid);
+  if (observed.kind !== "found" || !isOver(observed.machine) || revivedAt !== undefined || refuses === "all") return;
   for (const { name, kind, terminated } of observed.machine.containers) {
     if (kind !== "main" || terminated === undefined) continue;
     const said = pod.status.containerStatuses?.find((c: { name: string }) => c.name === name)?.state?.terminated;

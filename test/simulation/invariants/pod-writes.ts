@@ -148,6 +148,8 @@ function judgeEnd(world: World, { pod, after, sender }: StatusWrite): void {
 
   const over =
     sender.observed.kind === "found" && isOver(sender.observed.machine) ? sender.observed.machine : undefined;
+  // All but phase and conditions was refused.
+  if (history.refuses === "all") return;
   if (!isReasonTrue(world, pod, after, sender, over)) throw new Violation("S6", `ended for no reason: ${after.reason}`);
   if (over === undefined) {
     if (after.phase !== "Failed") throw new Violation("S6", "Succeeded without having seen the end of the machine");

@@ -1,5 +1,5 @@
 /** Where everything must be when it has come to rest. */
-import { isOver, type Machine } from "../../../src/provider/machine.ts";
+import { type ContainerState, isOver, type Machine } from "../../../src/provider/machine.ts";
 import type { Simulation } from "../simulate.ts";
 import { Violation } from "../violation.ts";
 import type { Json } from "../world/api-server.ts";
@@ -21,10 +21,12 @@ export function judgeRest(sim: Simulation): Violation | undefined {
   return judgeCreates(sim) ?? judgeMemory(sim);
 }
 
-function judgeMachine({ api }: World, machine: Machine): Violation | undefined {
+function judgeMachine(world: World, machine: Machine): Violation | undefined {
   if (machine.state === "deleted" || machine.labels["vmlet.dev/node"] !== NODE) return undefined;
-  const pod = api.byUid(uidOf(machine));
+  const pod = world.api.byUid(uidOf(machine));
   if (pod !== undefined && isOver(machine)) return undefined;
+  // What makes no sense is never swept.
+  if (pod === undefined && world.history.of(uidOf(machine)).isNonsense) return undefined;
   if (pod === undefined) return new Violation("L2", "a machine without a pod is left");
   if (pod.status.phase === "Failed" || pod.status.phase === "Succeeded")
     return new Violation("L2", "a machine of a pod that is over still runs");
@@ -42,6 +44,9 @@ function judgePod(world: World, pod: Json): Violation | undefined {
     return undefined;
   }
   if (isOverPod) return undefined;
+  const history = world.history.of(uid);
+  // Of its own machine nothing is known; the others' pods are as they should be.
+  if (history.isNonsense) return undefined;
   const [machine] = world.backend.alive(uid);
   if (machine === undefined) return new Violation("L1", "live pod has no machine");
   // Stopped by a clock that has been put back since, which an agent that was restarted does not know: the deadline will come again.
@@ -53,16 +58,27 @@ function judgePod(world: World, pod: Json): Violation | undefined {
 function judgeStatus(world: World, pod: Json, machine: Machine): Violation | undefined {
   if (machine.state === "running" && pod.status.phase !== "Running")
     return new Violation("L4", "running machine, pod does not say so");
-  for (const c of machine.containers) {
-    const statuses = [...(pod.status.initContainerStatuses ?? []), ...(pod.status.containerStatuses ?? [])];
-    const said = statuses.find(({ name }) => name === c.name);
-    // A backend that was restored, or made the machine again, counts from less; what was told never falls.
-    const countsAgain = world.scenario.restore || world.history.of(pod.metadata.uid).born > 1;
-    const isCounted = countsAgain ? said?.restartCount >= c.restart_count : said?.restartCount === c.restart_count;
-    if (!isCounted) return new Violation("L4", `restarts of ${c.name} are not told`);
-    if (said.state?.[c.state] === undefined) return new Violation("L4", `${c.name} is ${c.state}, pod does not say so`);
-    if (c.kind === "main" && said.ready !== c.ready) return new Violation("L4", `readiness of ${c.name} is not told`);
-  }
+  if (world.history.of(pod.metadata.uid).refuses === "all") return undefined;
+  const wrong = machine.containers.map((container) => judgeContainer(world, pod, container)).find(Boolean);
+  if (wrong !== undefined) return new Violation("L4", wrong);
+  const isReady = machine.state === "running" && machine.containers.every((c) => c.kind !== "main" || c.ready);
+  const ready = pod.status.conditions.find(({ type }: Json) => type === "Ready")?.status;
+  if ((ready === "True") !== isReady) return new Violation("L4", `readiness of the pod is not told: ${ready}`);
+  return undefined;
+}
+
+/** What is not told of a container; undefined when all of it is. */
+function judgeContainer(world: World, pod: Json, c: ContainerState): string | undefined {
+  const statuses = [...(pod.status.initContainerStatuses ?? []), ...(pod.status.containerStatuses ?? [])];
+  const said = statuses.find(({ name }) => name === c.name);
+  // A backend that was restored, or made the machine again, counts from less; what was told never falls.
+  const countsAgain = world.scenario.restore || world.history.of(pod.metadata.uid).born > 1;
+  const isCounted = countsAgain ? said?.restartCount >= c.restart_count : said?.restartCount === c.restart_count;
+  if (!isCounted) return `restarts of ${c.name} are not told`;
+  if (said.state?.[c.state] === undefined) return `${c.name} is ${c.state}, pod does not say so`;
+  if (c.kind === "main" && said.ready !== c.ready) return `readiness of ${c.name} is not told`;
+  if (c.terminated !== undefined && said.state.terminated?.exitCode !== c.terminated.exit_code)
+    return `the exit code of ${c.name} is not told`;
   return undefined;
 }
 
@@ -75,6 +91,7 @@ function judgeUpdates(world: World, pod: Json, machine: Machine): Violation | un
   for (const { name, image } of pod.spec.containers)
     if (machine.containers.find((c) => c.name === name)?.image !== image)
       return new Violation("L9", "an image is out of date");
+  if (world.history.of(pod.metadata.uid).refuses === "all") return undefined;
   if (pod.status.observedGeneration !== pod.metadata.generation)
     return new Violation("L9", "the newest generation is not said to be observed");
   return undefined;

@@ -338,6 +338,43 @@ export const DECISIONS: readonly Mutant[] = [
       desired.kind === "pod" && observed.kind === "found" && action.do === "wait" ? { do: "look" } : action,
     ),
   },
+  {
+    name: "the pod's conditions are written with its first status only",
+    rule: 4,
+    caughtAs: "L4 readiness of the pod is not told",
+    scenario: "flapping",
+    plan: replan((action, desired) => {
+      if (action.do !== "status" || desired.kind !== "pod" || desired.pod.status?.startTime === undefined)
+        return action;
+      const { conditions: _dropped, ...patch } = action.patch;
+      return Object.keys(patch).length > 0 ? { ...action, patch } : { do: "wait" };
+    }),
+  },
+  {
+    name: "a machine that makes no sense keeps its pod from being deleted",
+    rule: 11,
+    caughtAs: "L3 pod stuck in deletion",
+    scenario: "nonsense",
+    plan: replan((action, _desired, observed) =>
+      observed.kind === "unknown" && observed.machine !== undefined ? { do: "wait" } : action,
+    ),
+  },
+  {
+    name: "a machine that makes no sense runs on when its pod is over",
+    rule: 11,
+    caughtAs: "L2 a machine of a pod that is over still runs",
+    scenario: "nonsense",
+    plan: replan((action, desired, observed) =>
+      desired.kind === "pod" && isOverPod(desired.pod) && observed.kind === "unknown" ? { do: "wait" } : action,
+    ),
+  },
+  {
+    name: "what the API server has refused is sent again at once",
+    rule: 12,
+    caughtAs: "L7",
+    scenario: "refusals",
+    plan: misremember(() => ({ unwritable: new Map() })),
+  },
 ];
 
 type Statuses = { state?: { terminated?: object }; lastState?: { terminated?: object } }[];

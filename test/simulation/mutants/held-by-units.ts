@@ -54,6 +54,17 @@ export const HELD_BY_UNITS: readonly HeldMutant[] = [
     caughtBy: { file: "pods/planner.test.ts", test: "stops again when the grace period was shortened" },
   },
   {
+    name: "what was said of a machine before is taken for news",
+    rule: 4,
+    file: "src/pods/machines.ts",
+    find: "const isNews = known === undefined || isNewer(machine, known, knownBefore);",
+    replace: "const isNews = known !== machine || isNewer(machine, known, knownBefore);",
+    caughtBy: {
+      file: "pods/machines.test.ts",
+      test: "a tombstone is not replaced by what was said before of a machine of the same id",
+    },
+  },
+  {
     name: "the node turns NotReady as soon as the backend is silent",
     rule: 8,
     file: NODE,
@@ -102,5 +113,24 @@ export const HELD_BY_UNITS: readonly HeldMutant[] = [
     find: '  if (!memory.podSeenGone) return { do: "wait" };\n',
     replace: "",
     caughtBy: { file: "pods/planner.test.ts", test: "is never swept" },
+  },
+  {
+    name: "a pod that can never run here fails at once, and so does each that replaces it",
+    rule: 14,
+    file: "src/pods/refusals.ts",
+    find: '? "hold" : "pace";',
+    replace: '? "fail" : "fail";',
+    caughtBy: { file: "pods/refusals.test.ts", test: "and belongs to a apps/v1 ReplicaSet: hold" },
+  },
+  {
+    name: "replacements of a pod that cannot run here now do not wait",
+    rule: 14,
+    file: "src/pods/refusals.ts",
+    find: "return Math.max(0, rounds.until - this.#options.clock.monotonic());",
+    replace: "return 0;",
+    caughtBy: {
+      file: "pods/refusals.test.ts",
+      test: "lets the first pod fail at once, and its replacements at 10, 30, 70, 150, 310 and 610 seconds",
+    },
   },
 ];

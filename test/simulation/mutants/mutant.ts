@@ -6,6 +6,7 @@ import type { plan as realPlan } from "../../../src/pods/planner.ts";
 import type { PodMemory } from "../../../src/pods/pod-memory.ts";
 import type { Renderer } from "../../../src/pods/reconciler-options.ts";
 import type { ProviderError } from "../../../src/provider/errors.ts";
+import type { MachineList } from "../../../src/provider/provider.ts";
 import type { PodHistory } from "../world/history.ts";
 import type { WorldFlaws } from "../world/world.ts";
 
@@ -31,6 +32,8 @@ export interface Mutant {
   kubeError?: (error: KubeApiError, request: KubeRequest) => KubeApiError;
   /** What it makes of an error of the backend. */
   provider?: (error: ProviderError, operation: string) => ProviderError;
+  /** Looks at a list of machines before anybody else does. @throws what becomes of the whole list */
+  machineList?: (list: MachineList) => void;
   /** Takes machines of other nodes for its own. */
   seesForeign?: boolean;
   /** Goes on without the lead. */

@@ -127,6 +127,36 @@ export const REQUESTS: readonly Mutant[] = [
     kubeError: (error, { method, path }) => (method === "GET" && error.status === 403 ? notFound(path) : error),
   },
   {
+    name: "one machine that makes no sense makes the whole list unknown",
+    rule: 11,
+    caughtAs: "L1 live pod has no machine",
+    scenario: "nonsense",
+    machineList: ({ unknown = [] }) => {
+      if (unknown.length > 0) throw new ProviderError("unavailable", "invalid reply");
+    },
+  },
+  {
+    name: "a machine that makes no sense counts as absent",
+    rule: 11,
+    caughtAs: "S6 terminal phase while the machine runs",
+    scenario: "nonsense",
+    machineList: (list) => {
+      delete list.unknown;
+    },
+    provider: (error, operation) =>
+      operation === "be.get" && error.unknownMachine !== undefined ? new ProviderError("not_found", "mutant") : error,
+  },
+  {
+    name: "a status that is refused for good is sent again as it is",
+    rule: 4,
+    caughtAs: "L3 pod stuck in deletion",
+    scenario: "refusals",
+    kubeError: (error, { method }) =>
+      method === "PATCH" && [413, 422].includes(error.status)
+        ? new KubeApiError("mutant", { status: 503, reason: "ServiceUnavailable" })
+        : error,
+  },
+  {
     name: "the sweep takes other nodes' machines",
     rule: 7,
     caughtAs: "S8 touched another node's machine",

@@ -5,7 +5,9 @@ import type { Pod } from "../../../src/kube/wire.ts";
 import { rfc3339 } from "../../../src/util/clock.ts";
 import { judgePodRemoval, judgeStatusWrite } from "../invariants/pod-writes.ts";
 import type { Sender } from "../invariants/sender.ts";
+import { pick } from "../seeded.ts";
 import { CONFIG_NAME } from "./config-maps.ts";
+import { REFUSALS, type Refusal } from "./history.ts";
 import { OTHER_NODE } from "./names.ts";
 import type { World } from "./world.ts";
 
@@ -86,6 +88,7 @@ export class ApiServer {
     history.namespace = namespace;
     history.name = name;
     history.graces.add(options.grace);
+    if (this.#world.scenario.refusals) history.refuses = pick(this.#world.random, REFUSALS);
     const container = (name: string) => ({
       name,
       image: "x:1",
@@ -234,6 +237,8 @@ export class ApiServer {
     ) {
       throw new KubeApiError("conflict", { status: 409, reason: "Conflict" });
     }
+    const refusal = refusalOf(this.#world.history.of(pod.metadata.uid).refuses, body);
+    if (refusal !== undefined) throw refusal;
     const status = { ...pod.status };
     for (const [field, value] of Object.entries(body.status)) {
       if (value === null) delete status[field];
@@ -261,6 +266,23 @@ export class ApiServer {
     this.#remove(key);
     return pod;
   }
+}
+
+/** Why a patch of a status is never taken; undefined when it is. */
+function refusalOf(refuses: Refusal, { metadata = {}, status = {} }: Json): KubeApiError | undefined {
+  const invalid = (field: string) =>
+    new KubeApiError(`${field}: Invalid value`, {
+      status: 422,
+      reason: "Invalid",
+      details: { causes: [{ reason: "FieldValueInvalid", message: "Invalid value", field }] },
+    });
+  if (refuses === "hostIPs" && status.hostIPs) return invalid("status.hostIPs[0].ip");
+  if (refuses === "annotations" && metadata.annotations) return invalid("metadata.annotations");
+  const rest = Object.keys(status).filter(
+    (field) => !["phase", "conditions"].includes(field) && status[field] !== null,
+  );
+  if (refuses !== "all" || rest.length === 0) return undefined;
+  return new KubeApiError("the object is too large", { status: 413, reason: "RequestEntityTooLarge" });
 }
 
 /** For the trace. */

@@ -18,9 +18,16 @@ export interface PodHistory {
   revivedAt: number | undefined;
   /** It was to make room for another pod. */
   preempted: boolean;
+  /** What of its status the API server refuses for good: a field that it names, or all but phase and conditions. */
+  refuses: Refusal;
+  /** Whatever the backend says of its machine makes no sense, but for its state. */
+  isNonsense: boolean;
   /** How each instance of a container ended, by its id. */
   readonly exits: Map<string, { exitCode: number; finishedAt: string }>;
 }
+
+export const REFUSALS = ["nothing", "hostIPs", "annotations", "all"] as const;
+export type Refusal = (typeof REFUSALS)[number];
 
 export class History {
   readonly #pods = new Map<string, PodHistory>();
@@ -40,6 +47,8 @@ export class History {
         lost: false,
         revivedAt: undefined,
         preempted: false,
+        refuses: "nothing",
+        isNonsense: false,
         exits: new Map(),
       };
       this.#pods.set(uid, known);

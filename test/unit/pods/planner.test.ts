@@ -503,14 +503,17 @@ describe("a machine of which the backend says what makes no sense", () => {
       memory(),
     ],
     ["that is to make room", running, memory({ verdict: PREEMPTED })],
-    [
-      "that is over",
-      settled(pod({ spec: { restartPolicy: "Never" } }), machine({ state: "stopped", containers: [exited("app", 0)] })),
-      memory(),
-    ],
   ])("leaves a pod %s as it is", (_what, p, m) => {
     for (const state of [undefined, "running", "stopped", "failed", "deleted"] as const)
       expect(next(p, odd(state), m)).toEqual({ do: "wait" });
+  });
+
+  test("is stopped when its pod is over and it is said to run", () => {
+    const ended = machine({ state: "stopped", containers: [exited("app", 0)] });
+    const over = settled(pod({ spec: { restartPolicy: "Never" } }), ended);
+    for (const state of [undefined, "stopped", "failed", "deleted"] as const)
+      expect(next(over, odd(state))).toEqual({ do: "wait" });
+    expect(next(over, odd("running"))).toEqual({ do: "stop", graceSeconds: 30 });
   });
 
   test("is stopped when its pod is deleted", () => {
