@@ -301,13 +301,10 @@ export class LocalProvider implements Provider {
   }
 
   async *#logs(id: string, container: string, options: LogOptions): AsyncGenerator<LogLine> {
-    const { signal, release } = linkAbort(options.signal, this.#closed.signal);
-    try {
-      for await (const lines of this.#find(id).logs(container, { ...options, signal }))
-        for (const line of lines) yield line;
-    } finally {
-      release();
-    }
+    using linked = linkAbort(options.signal, this.#closed.signal);
+    const { signal } = linked;
+    for await (const lines of this.#find(id).logs(container, { ...options, signal }))
+      for (const line of lines) yield line;
   }
 
   async updatePod(id: string, patch: MachinePatch, options: CallOptions): Promise<Machine> {
@@ -329,13 +326,10 @@ export class LocalProvider implements Provider {
     since: number,
     options: CallOptions & { labels: Record<string, string> },
   ): AsyncGenerator<MachineEvent> {
-    const { signal, release } = linkAbort(options.signal, this.#closed.signal);
-    try {
-      for await (const event of this.#store.watch(since, signal))
-        if (isSubset(options.labels, event.machine.labels)) yield event;
-    } finally {
-      release();
-    }
+    using linked = linkAbort(options.signal, this.#closed.signal);
+    const { signal } = linked;
+    for await (const event of this.#store.watch(since, signal))
+      if (isSubset(options.labels, event.machine.labels)) yield event;
   }
 
   async getCapacity(_options: CallOptions): Promise<ProviderCapacity> {

@@ -44,11 +44,11 @@ export class Sessions {
   }
 
   /**
-   * Takes a place for a session. The returned function gives it back, once.
+   * Takes a place for a session, which is given back once: `using session = sessions.open(...)`.
    *
    * @throws HttpError 429 when there is none
    */
-  open(type: SessionType, pod: Pod["metadata"], user: string): () => void {
+  open(type: SessionType, pod: Pod["metadata"], user: string): Disposable {
     const l = this.#limits;
     const { uid: podUid = "", namespace = "" } = pod ?? {};
     const bounds: [key: string, limit: number, reason: string][] =
@@ -74,7 +74,7 @@ export class Sessions {
     for (const [key] of bounds) this.#counts.set(key, (this.#counts.get(key) ?? 0) + 1);
     this.#metrics.streams.inc({ type });
     let open = true;
-    return () => {
+    const leave = () => {
       if (!open) return;
       open = false;
       this.#metrics.streams.dec({ type });
@@ -84,5 +84,6 @@ export class Sessions {
         else this.#counts.set(key, left);
       }
     };
+    return { [Symbol.dispose]: leave };
   }
 }

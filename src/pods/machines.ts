@@ -362,9 +362,12 @@ export class MachineObserver implements BackendHealth {
   async #watchFor(revision: number, ms: number, signal: AbortSignal): Promise<void> {
     const stop = new AbortController();
     const cancel = this.#options.clock.after(ms, () => stop.abort());
-    const { signal: linked, release } = linkAbort(signal, stop.signal);
+    using watched = linkAbort(signal, stop.signal);
     try {
-      const events = this.#options.provider.watchPods!(revision, { signal: linked, labels: this.#options.labels });
+      const events = this.#options.provider.watchPods!(revision, {
+        signal: watched.signal,
+        labels: this.#options.labels,
+      });
       for await (const event of events) {
         const { machine, revision } = event;
         this.#answered();
@@ -376,10 +379,9 @@ export class MachineObserver implements BackendHealth {
         this.#options.cache.heard();
       }
     } catch (thrown) {
-      if (!linked.aborted && !isProviderError(thrown, "gone")) throw thrown;
+      if (!watched.signal.aborted && !isProviderError(thrown, "gone")) throw thrown;
     } finally {
       cancel();
-      release();
     }
   }
 

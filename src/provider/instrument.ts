@@ -79,11 +79,10 @@ async function answerInTime(
     gaveUp.reject(error);
     late.abort(error);
   });
-  const { signal, release } = linkAbort(caller, late.signal);
+  using linked = linkAbort(caller, late.signal);
   try {
-    return await Promise.race([call(signal), gaveUp.promise]);
+    return await Promise.race([call(linked.signal), gaveUp.promise]);
   } finally {
     cancel();
-    release();
   }
 }

@@ -165,15 +165,14 @@ async function forwardPair(
     // Ended on both sides is not given up: the last of it may still be on its way to the port.
     if (!data.readableEnded || !data.writableFinished) cancel.abort(new Error("the client closed the stream"));
   });
-  const { signal, release } = linkAbort(gone, cancel.signal);
+  using linked = linkAbort(gone, cancel.signal);
+  const { signal } = linked;
   try {
     const remote = await target.dial(port, signal);
     await copyBothWays(data, remote, () => error.end());
   } catch (thrown) {
     error.end(signal.aborted ? undefined : forwardError(port, target, thrown));
     data.reset();
-  } finally {
-    release();
   }
 }
 

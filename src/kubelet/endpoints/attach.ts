@@ -20,18 +20,14 @@ export function attach({ lookup, provider, sessions, streamLimits, unread }: Str
       const protocol = negotiateRemoteCommand(upgrade.request);
       if (provider.attach === undefined)
         throw new HttpError(501, `the provider ${provider.name} cannot attach to a container`);
-      const release = sessions.open("attach", found.pod.metadata, user.username);
-      try {
-        const process = await provider.attach(found.machineId, container, { ...options, signal });
-        // As container runtimes do it: stdin that is open to one client only ends with that client's; any other stays
-        // open.
-        const spec = allContainersOf(found.pod).find(({ name }) => name === container);
-        const endsWithStdin = spec?.stdinOnce !== true || spec.tty === true;
-        const limits = { ...streamLimits, unread: { budget: unread, tenant: params["namespace"]! } };
-        await runSession({ upgrade, protocol, options, process, kind: "attach", endsWithStdin, limits, signal, notes });
-      } finally {
-        release();
-      }
+      using _session = sessions.open("attach", found.pod.metadata, user.username);
+      const process = await provider.attach(found.machineId, container, { ...options, signal });
+      // As container runtimes do it: stdin that is open to one client only ends with that client's; any other stays
+      // open.
+      const spec = allContainersOf(found.pod).find(({ name }) => name === container);
+      const endsWithStdin = spec?.stdinOnce !== true || spec.tty === true;
+      const limits = { ...streamLimits, unread: { budget: unread, tenant: params["namespace"]! } };
+      await runSession({ upgrade, protocol, options, process, kind: "attach", endsWithStdin, limits, signal, notes });
     },
   };
 }

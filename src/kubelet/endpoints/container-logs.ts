@@ -54,18 +54,14 @@ export function containerLogs({
         throw new HttpError(404, `container ${JSON.stringify(container)} not found in pod ${JSON.stringify(podName)}`);
       }
       const previous = attemptToRead(found.pod, container, options.previous);
-      const release = sessions.open("logs", found.pod.metadata, user.username);
-      try {
-        const since = sinceMs(options, clock.now());
-        const lines = provider.getLogs(
-          found.machineId,
-          container,
-          providerOptions({ ...options, previous }, since, signal),
-        );
-        await writeLog(lines, { ...options, since }, response, clock, signal);
-      } finally {
-        release();
-      }
+      using _session = sessions.open("logs", found.pod.metadata, user.username);
+      const since = sinceMs(options, clock.now());
+      const lines = provider.getLogs(
+        found.machineId,
+        container,
+        providerOptions({ ...options, previous }, since, signal),
+      );
+      await writeLog(lines, { ...options, since }, response, clock, signal);
     },
   };
 }

@@ -33,23 +33,19 @@ export function exec({ lookup, provider, sessions, streamLimits, unread }: Strea
       const protocol = negotiateRemoteCommand(upgrade.request);
       if (provider.exec === undefined)
         throw new HttpError(501, `the provider ${provider.name} cannot run commands in a container`);
-      const release = sessions.open("exec", found.pod.metadata, user.username);
-      try {
-        const process = await provider.exec(found.machineId, container, command, { ...options, signal });
-        const limits = { ...streamLimits, unread: { budget: unread, tenant: params["namespace"]! } };
-        await runSession({
-          upgrade,
-          protocol,
-          options,
-          process,
-          kind: "exec",
-          limits,
-          signal,
-          notes,
-        });
-      } finally {
-        release();
-      }
+      using _session = sessions.open("exec", found.pod.metadata, user.username);
+      const process = await provider.exec(found.machineId, container, command, { ...options, signal });
+      const limits = { ...streamLimits, unread: { budget: unread, tenant: params["namespace"]! } };
+      await runSession({
+        upgrade,
+        protocol,
+        options,
+        process,
+        kind: "exec",
+        limits,
+        signal,
+        notes,
+      });
     },
   };
 }

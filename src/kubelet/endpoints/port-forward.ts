@@ -17,22 +17,18 @@ export function portForward({ lookup, provider, sessions, streamLimits, unread }
       const { name = "", uid = "" } = pod.metadata ?? {};
       const ports = new Set<number>();
       Object.assign(notes, { podUid: uid, ports });
-      const release = sessions.open("port-forward", pod.metadata, user.username);
-      try {
-        const target = {
-          podName: name,
-          podUid: uid,
-          dial(port: number, cancel: AbortSignal) {
-            notes.begun = true;
-            ports.add(port);
-            return dial(machineId, port, { signal: cancel });
-          },
-        };
-        const limits = { ...streamLimits, unread: { budget: unread, tenant: params["namespace"]! } };
-        await servePortForward(upgrade, protocol, target, limits, signal);
-      } finally {
-        release();
-      }
+      using _session = sessions.open("port-forward", pod.metadata, user.username);
+      const target = {
+        podName: name,
+        podUid: uid,
+        dial(port: number, cancel: AbortSignal) {
+          notes.begun = true;
+          ports.add(port);
+          return dial(machineId, port, { signal: cancel });
+        },
+      };
+      const limits = { ...streamLimits, unread: { budget: unread, tenant: params["namespace"]! } };
+      await servePortForward(upgrade, protocol, target, limits, signal);
     },
   };
 }

@@ -26,36 +26,32 @@ export function run({ lookup, provider, sessions, unread }: StreamOptions): Hand
       if (command[0] === "") throw new HttpError(400, 'query parameter "cmd" is required');
       if (provider.exec === undefined)
         throw new HttpError(501, `the provider ${provider.name} cannot run commands in a container`);
-      const release = sessions.open("exec", found.pod.metadata, user.username);
+      using _session = sessions.open("exec", found.pod.metadata, user.username);
+      const options = { stdin: false, stdout: true, stderr: true, tty: false, signal };
+      const process = await provider.exec(found.machineId, container, command, options);
+      notes.begun = true;
+      // This promise may have no other user left; its rejection must not go unhandled.
+      process.exit.catch(() => {});
+      let held: CappedOutput | undefined;
       try {
-        const options = { stdin: false, stdout: true, stderr: true, tty: false, signal };
-        const process = await provider.exec(found.machineId, container, command, options);
-        notes.begun = true;
-        // This promise may have no other user left; its rejection must not go unhandled.
-        process.exit.catch(() => {});
-        let held: CappedOutput | undefined;
-        try {
-          signal.throwIfAborted();
-          using _ = onAbort(signal, () => process.close());
-          const output = new CappedOutput(unread, params["namespace"]!, () => process.close());
-          held = output;
-          const copied = [output.collect(process.stdout), output.collect(process.stderr)];
-          // All at a time: a command of too much output need not end by itself.
-          const [{ exitCode }] = await Promise.all([process.exit, ...copied]);
-          notes.exitCode = exitCode;
-          const contentType = "text/plain; charset=utf-8";
-          if (exitCode === 0) return { status: 200, contentType, body: output.text() };
-          return {
-            status: 500,
-            contentType,
-            body: `command terminated with non-zero exit code: exit code ${exitCode}\n${output.text()}`,
-          };
-        } finally {
-          held?.leave();
-          process.close();
-        }
+        signal.throwIfAborted();
+        using _ = onAbort(signal, () => process.close());
+        const output = new CappedOutput(unread, params["namespace"]!, () => process.close());
+        held = output;
+        const copied = [output.collect(process.stdout), output.collect(process.stderr)];
+        // All at a time: a command of too much output need not end by itself.
+        const [{ exitCode }] = await Promise.all([process.exit, ...copied]);
+        notes.exitCode = exitCode;
+        const contentType = "text/plain; charset=utf-8";
+        if (exitCode === 0) return { status: 200, contentType, body: output.text() };
+        return {
+          status: 500,
+          contentType,
+          body: `command terminated with non-zero exit code: exit code ${exitCode}\n${output.text()}`,
+        };
       } finally {
-        release();
+        held?.leave();
+        process.close();
       }
     },
   };

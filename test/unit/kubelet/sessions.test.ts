@@ -20,15 +20,14 @@ describe("the sessions of a node", () => {
       const sessions = new Sessions(DEFAULT_SESSION_LIMITS, unusedMetrics());
       const [opened, refusal] = exhaust(sessions, type, "hostile");
       expect([opened, refusal]).toEqual([160, `too many ${type} sessions: the limit per namespace is 160`]);
-      const close = sessions.open(type, { namespace: "neighbour", uid: "n" }, "kube-apiserver-kubelet-client");
-      close();
+      using _neighbour = sessions.open(type, { namespace: "neighbour", uid: "n" }, "kube-apiserver-kubelet-client");
     },
   );
 
   test("are given back to the namespace when they end", () => {
     const sessions = new Sessions({ ...DEFAULT_SESSION_LIMITS, perNamespace: 1 }, unusedMetrics());
     const pod = { namespace: "a", uid: "1" };
-    sessions.open("exec", pod, "u")();
+    sessions.open("exec", pod, "u")[Symbol.dispose]();
     expect(() => sessions.open("exec", pod, "u")).not.toThrow();
   });
 });

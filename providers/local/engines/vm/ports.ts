@@ -66,13 +66,9 @@ export class GuestPorts {
   }
 
   async #openInGuest(signal: AbortSignal): Promise<Set<string>> {
-    const qmp = await Qmp.open(this.#qmp, signal);
-    try {
-      const chardevs = (await qmp.execute("query-chardev")) as Chardev[];
-      return new Set(chardevs.filter((chardev) => chardev["frontend-open"]).map((chardev) => chardev.label));
-    } finally {
-      qmp.close();
-    }
+    using qmp = await Qmp.open(this.#qmp, signal);
+    const chardevs = (await qmp.execute("query-chardev")) as Chardev[];
+    return new Set(chardevs.filter((chardev) => chardev["frontend-open"]).map((chardev) => chardev.label));
   }
 
   /** After a restart of the backend: what a container was given, which its session may be about to open. */
@@ -92,15 +88,11 @@ export class GuestPorts {
   async #plug(number: number, path: string): Promise<void> {
     const id = label(number);
     const data = { addr: { type: "unix", data: { path } }, server: true, wait: false };
-    const qmp = await Qmp.open(this.#qmp, AbortSignal.timeout(PLUG_MS));
-    try {
-      await orThere(qmp.execute("chardev-add", { id, backend: { type: "socket", data } }));
-      const device = { driver: "virtserialport", id: `port-${id}`, chardev: id, nr: number, name: id };
-      await orThere(qmp.execute("device_add", device));
-      this.#plugged.add(number);
-    } finally {
-      qmp.close();
-    }
+    using qmp = await Qmp.open(this.#qmp, AbortSignal.timeout(PLUG_MS));
+    await orThere(qmp.execute("chardev-add", { id, backend: { type: "socket", data } }));
+    const device = { driver: "virtserialport", id: `port-${id}`, chardev: id, nr: number, name: id };
+    await orThere(qmp.execute("device_add", device));
+    this.#plugged.add(number);
   }
 }
 

@@ -240,21 +240,17 @@ export class Qemu {
       const { vm, control } = await this.#boot(size, place, memory(join(work, "ram.img"), size, true), signal);
       try {
         await control.run(this.#options.prepare ?? [], signal);
-        const qmp = await Qmp.open(place.qmp, signal);
-        try {
-          await qmp.execute("stop");
-          await qmp.execute("migrate-set-capabilities", {
-            capabilities: [{ capability: "x-ignore-shared", state: true }],
-          });
-          const outgoing = join(work, "out");
-          const state = receive(outgoing, signal);
-          await state.listening;
-          await qmp.execute("migrate", { uri: `unix:${outgoing}` });
-          await writeFile(join(work, "state.bin"), await state.content, { flush: true });
-          await qmp.execute("quit").catch(() => undefined);
-        } finally {
-          qmp.close();
-        }
+        using qmp = await Qmp.open(place.qmp, signal);
+        await qmp.execute("stop");
+        await qmp.execute("migrate-set-capabilities", {
+          capabilities: [{ capability: "x-ignore-shared", state: true }],
+        });
+        const outgoing = join(work, "out");
+        const state = receive(outgoing, signal);
+        await state.listening;
+        await qmp.execute("migrate", { uri: `unix:${outgoing}` });
+        await writeFile(join(work, "state.bin"), await state.content, { flush: true });
+        await qmp.execute("quit").catch(() => undefined);
       } finally {
         control.close();
         await killVm(vm, this.#options.clock);
@@ -369,17 +365,13 @@ export async function attachDisk(
   disk: { id: string; file: string },
   signal: AbortSignal,
 ): Promise<void> {
-  const qmp = await Qmp.open(qmpSocket, signal);
-  try {
-    const device = { driver: "scsi-hd", bus: "scsi0.0", id: `dev-${disk.id}`, drive: disk.id, serial: disk.id };
-    const steps = [["blockdev-add", fileBlock(disk.id, disk.file, true)] as const, ["device_add", device] as const];
-    for (const [command, args] of steps) {
-      await qmp.execute(command, args).catch((thrown: unknown) => {
-        if (!/duplicate/i.test(String(thrown))) throw thrown;
-      });
-    }
-  } finally {
-    qmp.close();
+  using qmp = await Qmp.open(qmpSocket, signal);
+  const device = { driver: "scsi-hd", bus: "scsi0.0", id: `dev-${disk.id}`, drive: disk.id, serial: disk.id };
+  const steps = [["blockdev-add", fileBlock(disk.id, disk.file, true)] as const, ["device_add", device] as const];
+  for (const [command, args] of steps) {
+    await qmp.execute(command, args).catch((thrown: unknown) => {
+      if (!/duplicate/i.test(String(thrown))) throw thrown;
+    });
   }
 }
 

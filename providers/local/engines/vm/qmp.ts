@@ -8,7 +8,8 @@ class QmpError extends VmletError {
   readonly code = "QMP";
 }
 
-export class Qmp {
+/** To be closed: `using qmp = await Qmp.open(...)`. */
+export class Qmp implements Disposable {
   readonly #socket: Socket;
   #buffer = "";
   #waiting: { resolve(value: unknown): void; reject(error: Error): void } | undefined;
@@ -42,6 +43,10 @@ export class Qmp {
 
   close(): void {
     this.#socket.destroy();
+  }
+
+  [Symbol.dispose](): void {
+    this.close();
   }
 
   #read(text: string): void {
