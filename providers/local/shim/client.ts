@@ -33,7 +33,10 @@ import type { ShimCommand, ShimLaunch } from "./shim.ts";
 /** Keeps a shim small: it handles bytes, it never needs a heap of its own. */
 const NODE_FLAGS = ["--max-old-space-size=32", "--max-semi-space-size=1", "--no-warnings"];
 const RECONNECT_MS = 20;
-const SHIM_MODULES = ["shim", "frames", "guest-session", "terminal-input", "terminal-output", "terminal-start"];
+const SHIM_MODULES = [
+  ...["shim", "frames", "log-writer", "runnable", "guest-session"],
+  ...["terminal-input", "terminal-output", "terminal-start"],
+];
 
 /**
  * Copies the shim, as plain JavaScript, to a folder of the state directory that is named by its content, and returns

@@ -11,24 +11,14 @@
  * is also why it reads the clock itself: it is a program of its own, not a part that a simulation could drive.
  */
 import { spawn, type ChildProcess } from "node:child_process";
-import {
-  accessSync,
-  closeSync,
-  constants,
-  linkSync,
-  openSync,
-  readFileSync,
-  renameSync,
-  statSync,
-  unlinkSync,
-  writeFileSync,
-  writeSync,
-} from "node:fs";
+import { linkSync, readFileSync, renameSync, unlinkSync, writeFileSync } from "node:fs";
 import { createServer, type Socket } from "node:net";
-import { delimiter, join } from "node:path";
+import { join } from "node:path";
 import type { GuestPlan, HostPlan } from "../engine.ts";
 import { encodeFrame, FRAME, FrameReader, type ShimHello, type ShimStatus } from "./frames.ts";
 import { GuestSession } from "./guest-session.ts";
+import { LogWriter } from "./log-writer.ts";
+import { cannotRun } from "./runnable.ts";
 import { terminalInput } from "./terminal-input.ts";
 import { terminalOutput } from "./terminal-output.ts";
 import { commandBegun } from "./terminal-start.ts";
@@ -52,8 +42,6 @@ interface ShimLimits {
   ptyModule: string;
 }
 
-/** The longest log line in one piece (containerd's max_container_log_line_size). */
-const MAX_LINE_BYTES = 16 * 1024;
 /** Above this many unsent bytes to one attached client, the command's output waits. */
 const ATTACH_HIGH_WATER = 1 << 20;
 /** How long a shim whose command and streams are over waits for attached clients to take the rest. */
@@ -67,8 +55,6 @@ const SIGNAL_EXIT_BASE = 128;
 const START_ERROR_EXIT = 128;
 /** The VM is gone: the command's end is unknown. */
 const GUEST_LOST_EXIT = 255;
-
-const NEWLINE = Buffer.from("\n");
 
 const dir = process.argv[2]!;
 const SIGNAL_NUMBERS: Record<string, number> = (await import("node:os")).constants.signals;
@@ -92,104 +78,6 @@ function claim(): boolean {
     return false;
   } finally {
     unlinkSync(mine);
-  }
-}
-
-/** Log segments in the CRI format: `2016-10-06T00:17:09.669794202Z stdout F text`, P for a part of a line. */
-class LogWriter {
-  readonly #maxBytes: number;
-  readonly #maxFiles: number;
-  #segment = 0;
-  #fd: number;
-  /** In the current segment, the pending ones included. */
-  #bytes = 0;
-  #pending: Buffer[] = [];
-  #partial: { stdout: Buffer; stderr: Buffer } = { stdout: Buffer.alloc(0), stderr: Buffer.alloc(0) };
-  /** Wall clock minus monotonic clock, in nanoseconds: gives nine true decimals that do not run backwards. */
-  #offset = 0n;
-
-  constructor(maxBytes: number, maxFiles: number) {
-    this.#maxBytes = maxBytes;
-    this.#maxFiles = maxFiles;
-    this.#fd = openSync(join(dir, "log.0"), "a", 0o600);
-  }
-
-  write(stream: "stdout" | "stderr", chunk: Buffer): void {
-    const held = this.#partial[stream];
-    const data = held.length === 0 ? chunk : Buffer.concat([held, chunk]);
-    const at = this.#timestamp();
-    let from = 0;
-    for (;;) {
-      const newline = data.indexOf(10, from);
-      const end = newline === -1 ? data.length : newline;
-      for (; end - from > MAX_LINE_BYTES; from += MAX_LINE_BYTES)
-        this.#add(at, stream, "P", data.subarray(from, from + MAX_LINE_BYTES));
-      if (newline === -1) break;
-      this.#add(at, stream, "F", data.subarray(from, end));
-      from = newline + 1;
-    }
-    this.#partial[stream] = Buffer.from(data.subarray(from));
-    this.#flush();
-  }
-
-  /** The last words of a stream that ended without a newline. */
-  end(stream: "stdout" | "stderr"): void {
-    const rest = this.#partial[stream];
-    this.#partial[stream] = Buffer.alloc(0);
-    if (rest.length > 0) this.#add(this.#timestamp(), stream, "P", rest);
-    this.#flush();
-  }
-
-  #add(at: string, stream: string, tag: "F" | "P", text: Buffer): void {
-    const head = Buffer.from(`${at} ${stream} ${tag} `);
-    const size = head.length + text.length + 1;
-    if (this.#bytes > 0 && this.#bytes + size > this.#maxBytes) {
-      this.#flush();
-      this.#rotate();
-    }
-    this.#pending.push(head, text, NEWLINE);
-    this.#bytes += size;
-  }
-
-  /** One write per chunk of output, not per line. */
-  #flush(): void {
-    const lines = Buffer.concat(this.#pending.splice(0));
-    try {
-      for (let sent = 0; sent < lines.length;) sent += writeSync(this.#fd, lines, sent);
-    } catch (thrown) {
-      // A full disk must not end the container: its log has a hole instead.
-      process.stderr.write(`log: ${String(thrown)}\n`);
-    }
-  }
-
-  #rotate(): void {
-    let next: number;
-    try {
-      next = openSync(join(dir, `log.${this.#segment + 1}`), "a", 0o600);
-    } catch (thrown) {
-      // As above: this segment grows on until there is room for another.
-      process.stderr.write(`log: ${String(thrown)}\n`);
-      return;
-    }
-    this.#segment++;
-    closeSync(this.#fd);
-    this.#fd = next;
-    this.#bytes = 0;
-    try {
-      unlinkSync(join(dir, `log.${this.#segment - this.#maxFiles}`));
-    } catch {
-      // Not that many yet.
-    }
-  }
-
-  #timestamp(): string {
-    const wall = BigInt(Date.now()) * 1_000_000n;
-    const monotonic = process.hrtime.bigint();
-    const drift = wall - (monotonic + this.#offset);
-    if (drift > 5_000_000n || drift < -5_000_000n) this.#offset = wall - monotonic;
-    const nanoseconds = monotonic + this.#offset;
-    const whole = new Date(Number(nanoseconds / 1_000_000n)).toISOString();
-    return `${whole.slice(0, 20)}${String(nanoseconds % 1_000_000_000n).padStart(9, "0")}Z`;
   }
 }
 
@@ -229,7 +117,7 @@ class Shim {
 
   constructor(launch: ShimLaunch) {
     this.#launch = launch;
-    this.#log = new LogWriter(launch.logMaxBytes, launch.logMaxFiles);
+    this.#log = new LogWriter(dir, launch.logMaxBytes, launch.logMaxFiles);
   }
 
   run(): void {
@@ -560,36 +448,6 @@ class Shim {
     setTimeout(() => process.exit(0), LINGER_MS).unref();
     if (this.#clients.size === 0) process.exit(0);
   }
-}
-
-/** What exec(2) would say, but before anything is forked, so that the reason reaches the container's status. */
-function cannotRun({ argv, cwd, env }: HostPlan): string | undefined {
-  const command = argv[0]!;
-  try {
-    if (!statSync(cwd).isDirectory()) return `chdir to "${cwd}": not a directory`;
-  } catch {
-    return `chdir to "${cwd}": no such file or directory`;
-  }
-  const candidates = command.includes("/")
-    ? [command.startsWith("/") ? command : join(cwd, command)]
-    : (env["PATH"] ?? "").split(delimiter).map((folder) => join(folder, command));
-  let denied = false;
-  for (const candidate of candidates) {
-    try {
-      if (statSync(candidate).isDirectory()) {
-        denied = true;
-        continue;
-      }
-      accessSync(candidate, constants.X_OK);
-      return undefined;
-    } catch (thrown) {
-      if ((thrown as NodeJS.ErrnoException).code === "EACCES") denied = true;
-    }
-  }
-  if (denied) return `exec: "${command}": permission denied`;
-  return command.includes("/")
-    ? `exec: "${command}": no such file or directory`
-    : `exec: "${command}": executable file not found in $PATH`;
 }
 
 for (const signal of ["SIGHUP", "SIGINT", "SIGTERM", "SIGPIPE"] as const) process.on(signal, () => {});
