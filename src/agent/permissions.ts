@@ -96,15 +96,19 @@ export function nodePermissions(nodeName: string, needs: PermissionNeeds): Permi
       purpose: "every request to the kubelet API is refused",
     },
   ];
-  if (needs.csr) {
-    for (const verb of ["create", "get"]) {
-      permissions.push({
-        attributes: { verb, group: "certificates.k8s.io", resource: "certificatesigningrequests" },
-        purpose: "the kubelet API keeps a self-signed certificate",
-        optional: true,
-      });
-    }
-  }
+  if (needs.csr) permissions.push(...SERVING_CERTIFICATE);
+  return [...permissions, ...processPermissions(nodeName, needs)];
+}
+
+const SERVING_CERTIFICATE: readonly Permission[] = ["create", "get"].map((verb) => ({
+  attributes: { verb, group: "certificates.k8s.io", resource: "certificatesigningrequests" },
+  purpose: "the kubelet API keeps a self-signed certificate",
+  optional: true,
+}));
+
+/** What the process needs by its own identity, whatever it acts as. */
+function processPermissions(nodeName: string, needs: PermissionNeeds): Permission[] {
+  const permissions: Permission[] = [];
   if (needs.clientCa) {
     permissions.push({
       attributes: {

@@ -47,32 +47,13 @@ const OF_THE_PROCESS = /^(# (HELP|TYPE) )?vmlet_build_info\b/;
  */
 export function createMetrics(options: MetricsOptions) {
   const registry = new Registry();
-  const registers = [registry];
   if (options.process ?? true) {
     collectDefaultMetrics({ register: registry });
     for (const name of BADLY_NAMED_DEFAULTS) registry.removeSingleMetric(name);
   }
 
-  const counter = <L extends string = never>(name: string, help: string, labelNames: readonly L[] = []) =>
-    new Counter<L>({ name, help, labelNames, registers });
-  const gauge = <L extends string = never>(name: string, help: string, labelNames: readonly L[] = []) =>
-    new Gauge<L>({ name, help, labelNames, registers });
-  const histogram = <L extends string = never>(
-    name: string,
-    help: string,
-    buckets: number[],
-    labelNames: readonly L[] = [],
-  ) => new Histogram<L>({ name, help, buckets, labelNames, registers });
-
-  const certificateTtl = (side: "server" | "client", name: string) => {
-    const ttl = gauge(
-      `kubelet_certificate_manager_${side}_ttl_seconds`,
-      `Until the ${name} certificate expires; negative when it has, +Inf when there is none.`,
-    );
-    ttl.set(Infinity);
-    return ttl;
-  };
-
+  const make = makers([registry]);
+  const { gauge } = make;
   const nodeName = gauge("kubelet_node_name", "The node's name. The count is always 1.", ["node"]);
   for (const node of options.nodeNames) nodeName.set({ node }, 1);
   gauge("vmlet_build_info", "Version of this agent. The value is always 1.", ["version"]).set(
@@ -122,7 +103,35 @@ export function createMetrics(options: MetricsOptions) {
         .join("\n");
     },
 
-    // Pods
+    ...podMetrics(make),
+    ...backendMetrics(make),
+    ...kubeletMetrics(make),
+    ...apiServerMetrics(make),
+    ...nodeMetrics(make),
+    workqueue: queueMetrics(make),
+  };
+}
+
+type Make = ReturnType<typeof makers>;
+
+function makers(registers: Registry[]) {
+  return {
+    counter: <L extends string = never>(name: string, help: string, labelNames: readonly L[] = []) =>
+      new Counter<L>({ name, help, labelNames, registers }),
+    gauge: <L extends string = never>(name: string, help: string, labelNames: readonly L[] = []) =>
+      new Gauge<L>({ name, help, labelNames, registers }),
+    histogram: <L extends string = never>(
+      name: string,
+      help: string,
+      buckets: number[],
+      labelNames: readonly L[] = [],
+    ) => new Histogram<L>({ name, help, buckets, labelNames, registers }),
+  };
+}
+
+/** Of pods, and of the work on them. */
+function podMetrics({ counter, gauge, histogram }: Make) {
+  return {
     runningPods: gauge("kubelet_running_pods", "Pods whose machine was seen running."),
     runningContainers: gauge("kubelet_running_containers", "Containers by state.", ["container_state"]),
     desiredPods: gauge("kubelet_desired_pods", "Pods bound to this node by the API server."),
@@ -166,8 +175,25 @@ export function createMetrics(options: MetricsOptions) {
       "From a change of a pod's status to its acknowledgement by the API server.",
       STATUS_SYNC_BUCKETS,
     ),
+    reconciles: counter("vmlet_reconcile_total", "Passes of pod reconcilers.", ["result"]),
+    stuckPods: gauge("vmlet_reconcile_stuck_pods", "Pods whose reconciler failed ten times in a row or more."),
+    referencesDenied: counter(
+      "vmlet_references_denied_total",
+      "Reads of Secrets and ConfigMaps of pods that the API server forbade.",
+    ),
+    tokenFailures: counter(
+      "vmlet_token_failures_total",
+      "Service-account tokens of pods that were asked for in vain; one that is over meanwhile has an event FailedMount.",
+    ),
+    unsupportedSpecs: counter("vmlet_unsupported_specs_total", "Pods refused because the backend lacks a capability.", [
+      "feature",
+    ]),
+  };
+}
 
-    // Backend, in kubelet's words
+/** Of the backend: in the kubelet's words first, then in ours. */
+function backendMetrics({ counter, gauge, histogram }: Make) {
+  return {
     plegRelistDuration: histogram(
       "kubelet_pleg_relist_duration_seconds",
       "One listing of the backend's machines.",
@@ -192,8 +218,46 @@ export function createMetrics(options: MetricsOptions) {
       LATENCY_BUCKETS,
       ["operation_type"],
     ),
+    backendUp: gauge("vmlet_backend_up", "1 when the node's backend answers.", ["node"]),
+    backendRequests: counter(
+      "vmlet_backend_requests_total",
+      "Calls of the backend by result: ok or a provider error code.",
+      ["op", "code"],
+    ),
+    backendDuration: histogram(
+      "vmlet_backend_request_duration_seconds",
+      "Time of calls of the backend.",
+      LATENCY_BUCKETS,
+      ["op"],
+    ),
+    backendInflight: gauge("vmlet_backend_inflight", "Calls of the backend under way."),
+    backendInvalidResponses: counter(
+      "vmlet_backend_invalid_responses_total",
+      "Replies of the backend that broke the contract.",
+      ["reason"],
+    ),
+    machines: gauge("vmlet_machines", "Machines by state.", ["state"]),
+    machinesLeaked: counter("vmlet_machines_leaked_total", "Machines found without an owner."),
+    machinesLost: counter("vmlet_machines_lost_total", "Machines that vanished while their pod wanted them."),
+    machinesMissing: gauge(
+      "vmlet_machines_missing",
+      "Machines that the backend lacks, too many at once to be believed lost.",
+      ["node"],
+    ),
+  };
+}
 
-    // Certificates
+/** Of the kubelet's API and its certificates. */
+function kubeletMetrics({ counter, gauge, histogram }: Make) {
+  const certificateTtl = (side: "server" | "client", name: string) => {
+    const ttl = gauge(
+      `kubelet_certificate_manager_${side}_ttl_seconds`,
+      `Until the ${name} certificate expires; negative when it has, +Inf when there is none.`,
+    );
+    ttl.set(Infinity);
+    return ttl;
+  };
+  return {
     serverCertificateTtl: certificateTtl("server", "serving"),
     clientCertificateTtl: certificateTtl("client", "client"),
     serverCertificateRenewErrors: gauge(
@@ -204,8 +268,6 @@ export function createMetrics(options: MetricsOptions) {
       "kubelet_certificate_manager_client_expiration_renew_errors",
       "Renewals of the client certificate that failed.",
     ),
-
-    // The kubelet API
     httpRequests: counter("kubelet_http_requests_total", "Requests to the kubelet API.", [
       "method",
       "path",
@@ -228,8 +290,12 @@ export function createMetrics(options: MetricsOptions) {
     streamsRejected: counter("vmlet_streams_rejected_total", "Sessions refused by a limit.", ["reason"]),
     authnDecisions: counter("vmlet_authn_decisions_total", "Authentications of the kubelet API.", ["result"]),
     authzDecisions: counter("vmlet_authz_decisions_total", "Authorisations of the kubelet API.", ["result"]),
+  };
+}
 
-    // API server
+/** Of what is asked of the API server. */
+function apiServerMetrics({ counter, gauge, histogram }: Make) {
+  return {
     restClientRequests: counter("rest_client_requests_total", "Requests to the API server.", [
       "code",
       "method",
@@ -270,8 +336,12 @@ export function createMetrics(options: MetricsOptions) {
       "Events about pods and the node that were not sent: queue_full, spam, rejected or unreachable.",
       ["reason"],
     ),
+  };
+}
 
-    // Node
+/** Of nodes, and of this process. */
+function nodeMetrics({ counter, gauge, histogram }: Make) {
+  return {
     leaseRenewDuration: histogram(
       "vmlet_lease_renew_duration_seconds",
       "Time of one renewal of the node's lease.",
@@ -293,8 +363,6 @@ export function createMetrics(options: MetricsOptions) {
     ),
     nodeRegistrations: counter("vmlet_node_registrations_total", "Times that the Node object was created."),
     leaderElectionMaster: gauge("leader_election_master_status", "1 when this replica leads.", ["name"]),
-
-    // This process
     unhandledErrors: counter(
       "vmlet_unhandled_errors_total",
       "Errors of foreign code, such as a provider module, that nobody caught: rejection or exception.",
@@ -304,65 +372,21 @@ export function createMetrics(options: MetricsOptions) {
       "vmlet_log_lines_dropped_total",
       "Log lines that could not be written, because nobody read them or the disk was full.",
     ),
+  };
+}
 
-    // Backend, in our words
-    backendUp: gauge("vmlet_backend_up", "1 when the node's backend answers.", ["node"]),
-    backendRequests: counter(
-      "vmlet_backend_requests_total",
-      "Calls of the backend by result: ok or a provider error code.",
-      ["op", "code"],
-    ),
-    backendDuration: histogram(
-      "vmlet_backend_request_duration_seconds",
-      "Time of calls of the backend.",
-      LATENCY_BUCKETS,
-      ["op"],
-    ),
-    backendInflight: gauge("vmlet_backend_inflight", "Calls of the backend under way."),
-    backendInvalidResponses: counter(
-      "vmlet_backend_invalid_responses_total",
-      "Replies of the backend that broke the contract.",
-      ["reason"],
-    ),
-    machines: gauge("vmlet_machines", "Machines by state.", ["state"]),
-    machinesLeaked: counter("vmlet_machines_leaked_total", "Machines found without an owner."),
-    machinesLost: counter("vmlet_machines_lost_total", "Machines that vanished while their pod wanted them."),
-    machinesMissing: gauge(
-      "vmlet_machines_missing",
-      "Machines that the backend lacks, too many at once to be believed lost.",
-      ["node"],
-    ),
-
-    // Reconciling
-    reconciles: counter("vmlet_reconcile_total", "Passes of pod reconcilers.", ["result"]),
-    stuckPods: gauge("vmlet_reconcile_stuck_pods", "Pods whose reconciler failed ten times in a row or more."),
-    referencesDenied: counter(
-      "vmlet_references_denied_total",
-      "Reads of Secrets and ConfigMaps of pods that the API server forbade.",
-    ),
-    tokenFailures: counter(
-      "vmlet_token_failures_total",
-      "Service-account tokens of pods that were asked for in vain; one that is over meanwhile has an event FailedMount.",
-    ),
-    unsupportedSpecs: counter("vmlet_unsupported_specs_total", "Pods refused because the backend lacks a capability.", [
-      "feature",
+/** Of each work queue, by its name. */
+function queueMetrics({ counter, gauge, histogram }: Make) {
+  return {
+    depth: gauge("workqueue_depth", "Keys waiting.", ["name"]),
+    adds: counter("workqueue_adds_total", "Keys added.", ["name"]),
+    queueDuration: histogram("workqueue_queue_duration_seconds", "Time that keys waited.", WORKQUEUE_BUCKETS, ["name"]),
+    workDuration: histogram("workqueue_work_duration_seconds", "Time to handle a key.", WORKQUEUE_BUCKETS, ["name"]),
+    unfinishedWork: gauge("workqueue_unfinished_work_seconds", "Sum of the ages of the keys being handled.", ["name"]),
+    longestRunning: gauge("workqueue_longest_running_processor_seconds", "Age of the oldest key being handled.", [
+      "name",
     ]),
-
-    workqueue: {
-      depth: gauge("workqueue_depth", "Keys waiting.", ["name"]),
-      adds: counter("workqueue_adds_total", "Keys added.", ["name"]),
-      queueDuration: histogram("workqueue_queue_duration_seconds", "Time that keys waited.", WORKQUEUE_BUCKETS, [
-        "name",
-      ]),
-      workDuration: histogram("workqueue_work_duration_seconds", "Time to handle a key.", WORKQUEUE_BUCKETS, ["name"]),
-      unfinishedWork: gauge("workqueue_unfinished_work_seconds", "Sum of the ages of the keys being handled.", [
-        "name",
-      ]),
-      longestRunning: gauge("workqueue_longest_running_processor_seconds", "Age of the oldest key being handled.", [
-        "name",
-      ]),
-      retries: counter("workqueue_retries_total", "Keys added again after a failure.", ["name"]),
-    },
+    retries: counter("workqueue_retries_total", "Keys added again after a failure.", ["name"]),
   };
 }
 

@@ -20,7 +20,7 @@ const BOUNDS = [
   "vmlet/max-class-lines",
 ];
 /** Lower it with each exception that goes. */
-const EXCEPTIONS = 2;
+const EXCEPTIONS = 0;
 
 interface Override {
   files: string[];
