@@ -267,8 +267,7 @@ export const controllerCases: readonly Case[] = [
   },
   {
     name: "a NoExecute taint takes the running pods that do not tolerate it, and leaves the others as they are",
-    async run(context) {
-      const { env, pods, disturb } = context;
+    async run({ env, pods, disturb }) {
       await pods.create("stays", { containers: [shell("main", serve)] });
       const leaves = await pods.create("leaves", {
         tolerations: [{ key: "virtual-kubelet.io/provider", operator: "Exists" }],

@@ -1,15 +1,7 @@
 import { expect } from "vitest";
 import type { Json } from "../../harness/client.ts";
 import { containerStatus, serve } from "../pods.ts";
-import {
-  type ChecklistCase,
-  type ChecklistContext,
-  condition,
-  output,
-  outputOf,
-  statuses,
-  untilEvent,
-} from "./case.ts";
+import { type ChecklistCase, type ChecklistContext, condition } from "./case.ts";
 
 /** Creates a pod that no scheduler has looked at, waits until the node has refused it and checks how. */
 async function refused(context: ChecklistContext, spec: Json, reason: string, message: string | RegExp) {
@@ -25,11 +17,16 @@ async function refused(context: ChecklistContext, spec: Json, reason: string, me
     observedGeneration: metadata.generation,
   });
   expect(status.containerStatuses ?? []).toEqual([]);
-  await untilEvent(context, "refused", reason, typeof message === "string" ? message : /./);
+  await context.untilEvent("refused", reason, typeof message === "string" ? message : /./);
 }
 
-const patchResources = ({ env, pods }: ChecklistContext, name: string, requests: Json, limits?: Json) =>
-  env.client.patch(
+const patchResources = (
+  { client, pods }: Pick<ChecklistContext, "client" | "pods">,
+  name: string,
+  requests: Json,
+  limits?: Json,
+) =>
+  client.patch(
     `${pods.path}/${name}/resize`,
     { spec: { containers: [{ name: "main", resources: { requests, ...(limits && { limits }) } }] } },
     "application/strategic-merge-patch+json",
@@ -40,14 +37,14 @@ export const admissionCases: readonly ChecklistCase[] = [
     ids: ["C01"],
     name: "a pod that asks for more than the node has is refused with kubelet's numbers",
     async run(context) {
-      const { env, shell } = context;
+      const { env, shell, pods } = context;
       const { status } = await env.client.get(`/api/v1/nodes/${env.nodeName}`);
       const capacity = Number(status.allocatable.cpu) * 1000;
       const containers = [shell("main", serve, { resources: { requests: { cpu: "100000" } } })];
       const used =
         /^Pod was rejected: Node didn't have enough resource: cpu, requested: 100000000, used: \d+, capacity: (\d+)$/;
       await refused(context, { containers }, "OutOfcpu", used);
-      const pod = await context.pods.get("refused");
+      const pod = await pods.get("refused");
       expect(used.exec(pod.status.message)![1]).toBe(String(capacity));
     },
   },
@@ -76,8 +73,7 @@ export const admissionCases: readonly ChecklistCase[] = [
   {
     ids: ["C01", "P23"],
     name: "a critical pod that finds the node full gets the room of a lesser one, which fails as a disruption",
-    async run(context) {
-      const { env, create, pods, shell } = context;
+    async run({ env, create, pods, shell, untilEvent, statuses }) {
       const seat = { resources: { limits: { "example.com/seat": "1" } } };
       await create("lesser", { containers: [shell("main", serve, seat)] });
       await pods.untilReady("lesser");
@@ -94,9 +90,9 @@ export const admissionCases: readonly ChecklistCase[] = [
         reason: "TerminationByKubelet",
         message: "Pod was preempted by Kubelet to accommodate a critical pod.",
       });
-      expect(statuses(context, "lesser").filter(({ phase }) => phase === "Failed")).toHaveLength(1);
+      expect(statuses("lesser").filter(({ phase }) => phase === "Failed")).toHaveLength(1);
       await pods.untilReady("critical");
-      await untilEvent(context, "lesser", "Preempting", message);
+      await untilEvent("lesser", "Preempting", message);
     },
   },
   {
@@ -133,10 +129,10 @@ export const admissionCases: readonly ChecklistCase[] = [
     ids: ["R02"],
     name: "a safe sysctl is set in the pod's own kernel parameters",
     needs: ["sysctls"],
-    async run(context) {
+    async run({ outputOf }) {
       const sysctls = [{ name: "net.ipv4.ip_unprivileged_port_start", value: "443" }];
       expect(
-        await outputOf(context, "cat /proc/sys/net/ipv4/ip_unprivileged_port_start", { securityContext: { sysctls } }),
+        await outputOf("cat /proc/sys/net/ipv4/ip_unprivileged_port_start", { securityContext: { sysctls } }),
       ).toEqual(["443"]);
     },
   },
@@ -183,12 +179,11 @@ export const admissionCases: readonly ChecklistCase[] = [
   {
     ids: ["R05"],
     name: "a RuntimeClass whose handler the node lacks keeps the pod Pending and says so",
-    async run(context) {
-      const { env, create, pods, shell } = context;
+    async run({ env, create, pods, shell, untilEvent }) {
       const name = `rc-${pods.namespace}`;
       await env.client.create("/apis/node.k8s.io/v1/runtimeclasses", { metadata: { name }, handler: "unheard-of" });
       await create("handled", { runtimeClassName: name, containers: [shell("main", serve)] });
-      await untilEvent(context, "handled", "FailedCreatePodSandBox", /unheard-of/);
+      await untilEvent("handled", "FailedCreatePodSandBox", /unheard-of/);
       expect((await pods.get("handled")).status.phase).toBe("Pending");
     },
   },
@@ -220,12 +215,11 @@ export const admissionCases: readonly ChecklistCase[] = [
     ids: ["Z01"],
     name: "a resize that the backend makes shows in the status, without a restart",
     needs: ["resize"],
-    async run(context) {
-      const { create, pods, shell } = context;
+    async run({ client, create, pods, shell, untilEvent }) {
       const resources = { requests: { cpu: "100m", memory: "32Mi" }, limits: { cpu: "200m", memory: "64Mi" } };
       await create("grows", { containers: [shell("main", serve, { resources })] });
       const before = await pods.untilReady("grows");
-      await patchResources(context, "grows", { cpu: "150m" }, { cpu: "300m", memory: "96Mi" });
+      await patchResources({ client, pods }, "grows", { cpu: "150m" }, { cpu: "300m", memory: "96Mi" });
       const pod = await pods.until(
         "grows",
         "to have grown",
@@ -238,19 +232,18 @@ export const admissionCases: readonly ChecklistCase[] = [
         resources: { requests: { cpu: "150m", memory: "32Mi" }, limits: { cpu: "300m", memory: "96Mi" } },
       });
       expect(condition(pod, "PodResizePending")).toBeUndefined();
-      await untilEvent(context, "grows", "ResizeStarted", /^Pod resize started: \{"containers":\[\{"name":"main"/);
-      await untilEvent(context, "grows", "ResizeCompleted", /^Pod resize completed: /);
+      await untilEvent("grows", "ResizeStarted", /^Pod resize started: \{"containers":\[\{"name":"main"/);
+      await untilEvent("grows", "ResizeCompleted", /^Pod resize completed: /);
     },
   },
   {
     ids: ["Z01"],
     name: "a resize that the backend cannot make is Infeasible at once, and the status keeps what the container has",
     lacks: "resize",
-    async run(context) {
-      const { create, pods, shell } = context;
+    async run({ client, create, pods, shell, untilEvent }) {
       await create("stays", { containers: [shell("main", serve, { resources: { requests: { cpu: "100m" } } })] });
       await pods.untilReady("stays");
-      await patchResources(context, "stays", { cpu: "150m" });
+      await patchResources({ client, pods }, "stays", { cpu: "150m" });
       const pod = await pods.until("stays", "to say so", (each) => condition(each, "PodResizePending") !== undefined);
       expect(condition(pod, "PodResizePending")).toMatchObject({
         status: "True",
@@ -259,21 +252,20 @@ export const admissionCases: readonly ChecklistCase[] = [
       });
       expect(containerStatus(pod, "main").allocatedResources).toEqual({ cpu: "100m" });
       expect(pod.status.observedGeneration).toBe(pod.metadata.generation);
-      await untilEvent(context, "stays", "ResizeInfeasible", /^Pod resize Infeasible: /);
+      await untilEvent("stays", "ResizeInfeasible", /^Pod resize Infeasible: /);
     },
   },
   {
     ids: ["Z01"],
     name: "a resize that does not fit beside the other pods is Deferred, and made when there is room",
     needs: ["resize"],
-    async run(context) {
-      const { create, pods, shell } = context;
+    async run({ client, create, pods, shell }) {
       const asking = (cpu: string) => ({ containers: [shell("main", serve, { resources: { requests: { cpu } } })] });
       const holder = await create("holder", asking("50"));
       await create("patient", asking("100m"));
       await pods.untilReady("holder");
       await pods.untilReady("patient");
-      await patchResources(context, "patient", { cpu: "20" });
+      await patchResources({ client, pods }, "patient", { cpu: "20" });
       const pod = await pods.until("patient", "to wait", (each) => condition(each, "PodResizePending") !== undefined);
       expect(condition(pod, "PodResizePending")).toMatchObject({
         reason: "Deferred",
@@ -296,12 +288,10 @@ export const admissionCases: readonly ChecklistCase[] = [
     ids: ["R01"],
     name: "limits that the backend does not enforce do not keep a pod from running, and an event says so",
     lacks: "resource_limits",
-    async run(context) {
-      const { create, pods, shell } = context;
+    async run({ create, pods, shell, untilEvent }) {
       await create("unlimited", { containers: [shell("main", serve, { resources: { limits: { memory: "64Mi" } } })] });
       await pods.untilReady("unlimited");
       await untilEvent(
-        context,
         "unlimited",
         "ResourceLimitsNotEnforced",
         /spec\.containers\[0\]\.resources\.limits\.memory: not enforced, backend ".+" lacks capability resource_limits/,
@@ -312,8 +302,7 @@ export const admissionCases: readonly ChecklistCase[] = [
     ids: ["R01"],
     name: "a container that must not run as root waits when it would",
     needs: ["security_context"],
-    async run(context) {
-      const { create, pods, shell } = context;
+    async run({ create, pods, shell }) {
       const { metadata } = await create("rootless", {
         containers: [shell("main", serve, { securityContext: { runAsNonRoot: true } })],
       });
@@ -331,14 +320,13 @@ export const admissionCases: readonly ChecklistCase[] = [
     ids: ["R01"],
     name: "a read-only root cannot be written, and dropped capabilities are gone",
     needs: ["security_context"],
-    async run(context) {
+    async run({ outputOf }) {
       const securityContext = {
         readOnlyRootFilesystem: true,
         capabilities: { drop: ["ALL"] },
         allowPrivilegeEscalation: false,
       };
       const lines = await outputOf(
-        context,
         "touch /x 2>/dev/null || echo read-only; grep -E '^(CapEff|NoNewPrivs)' /proc/self/status | tr -d '\\t'",
         {},
         { securityContext },
@@ -350,21 +338,20 @@ export const admissionCases: readonly ChecklistCase[] = [
     ids: ["R01"],
     name: "system calls are filtered where the pod asks for the runtime's default",
     needs: ["security_context"],
-    async run(context) {
+    async run({ outputOf }) {
       const securityContext = { seccompProfile: { type: "RuntimeDefault" } };
-      expect(
-        await outputOf(context, "grep ^Seccomp: /proc/self/status | tr -d '\\t'", {}, { securityContext }),
-      ).toEqual(["Seccomp:2"]);
+      expect(await outputOf("grep ^Seccomp: /proc/self/status | tr -d '\\t'", {}, { securityContext })).toEqual([
+        "Seccomp:2",
+      ]);
     },
   },
   {
     ids: ["R06"],
     name: "containers that share a process namespace see each other",
     needs: ["share_process_namespace", "multi_container"],
-    async run(context) {
-      const { shell } = context;
+    async run({ shell, output, create, pods }) {
       const other = shell("other", "exec sleep 4713", { marks: false });
-      await context.create("shares", {
+      await create("shares", {
         restartPolicy: "Never",
         shareProcessNamespace: true,
         containers: [
@@ -372,20 +359,15 @@ export const admissionCases: readonly ChecklistCase[] = [
           other,
         ],
       });
-      await context.pods.until(
-        "shares",
-        "to be seen",
-        (pod) => containerStatus(pod, "main")?.state.terminated !== undefined,
-      );
-      expect(await output(context, "shares")).toEqual(["seen"]);
+      await pods.until("shares", "to be seen", (pod) => containerStatus(pod, "main")?.state.terminated !== undefined);
+      expect(await output("shares")).toEqual(["seen"]);
     },
   },
   {
     ids: ["D01"],
     name: "hostname, hosts file and resolver are as the pod asks",
     needs: ["hostname", "hosts", "dns", "pod_ip"],
-    async run(context) {
-      const { create, pods, shell } = context;
+    async run({ create, pods, shell, output }) {
       const spec = {
         hostname: "web",
         subdomain: "site",
@@ -404,7 +386,7 @@ export const admissionCases: readonly ChecklistCase[] = [
       });
       const { status } = await pods.untilPhase("named", "Succeeded");
       const fqdn = `web.site.${pods.namespace}.svc.cluster.local`;
-      expect(await output(context, "named")).toEqual([
+      expect(await output("named")).toEqual([
         "web",
         "# Kubernetes-managed hosts file.",
         "127.0.0.1\tlocalhost",

@@ -3,7 +3,7 @@
  * behaviours that the project keeps, and what it needs of a backend; where that is missing, the case is left out by name.
  */
 import type { Capability } from "../../../../src/provider/capabilities.ts";
-import type { Json } from "../../harness/client.ts";
+import type { Client, Json } from "../../harness/client.ts";
 import { must, waitFor } from "../../harness/wait.ts";
 import { containerVariable, uidVariable } from "../history.ts";
 import type { Case, CaseContext } from "../pod-cases.ts";
@@ -24,12 +24,25 @@ export interface Surroundings {
 }
 
 export interface ChecklistContext extends CaseContext, Omit<Surroundings, "hostFolder"> {
+  /** A user who may do everything. */
+  client: Client;
   /** A path that no other case uses, in a folder that all containers of a pod share and that outlives each of them. */
   file(name: string): string;
   /** Creates a pod. */
   create(name: string, spec: Json, metadata?: Json): Promise<Json>;
   /** A container that runs a script. */
   shell(name: string, script: string, extra?: Json): Json;
+  /** Creates an object in the case's namespace: `configmaps`, `secrets`, `services`... */
+  make(resource: string, name: string, body: Json): Promise<Json>;
+  /** The lines that a container (default "main") has written. */
+  output(pod: string, container?: string): Promise<string[]>;
+  /** Runs a script to its end in a pod of its own and returns what it wrote; fails when it ends with another code than 0. */
+  outputOf(script: string, spec?: Json, extra?: Json): Promise<string[]>;
+  events(pod: string): Promise<Json[]>;
+  /** Waits for an event of the pod, and returns it. `message` is its text, or a pattern for it. */
+  untilEvent(pod: string, reason: string, message: string | RegExp, timeoutMs?: number): Promise<Json>;
+  /** Every status that the API server has had for the pod of this name, in order. */
+  statuses(name: string): Json[];
 }
 
 export interface ChecklistCase {
@@ -59,22 +72,53 @@ const SCRATCH = { name: "scratch", path: "/scratch" };
 
 /** The case as the suites of pods take it. */
 export function asCase(each: ChecklistCase, surroundings: Surroundings): Case {
+  return { name: namedCase(each), run: (context) => each.run(checklistContext(context, surroundings)) };
+}
+
+function checklistContext(context: CaseContext, surroundings: Surroundings): ChecklistContext {
+  const { env, pods } = context;
+  const { client } = env;
   const { hostFolder, image } = surroundings;
   const mounts = hostFolder === undefined ? [{ name: SCRATCH.name, mountPath: SCRATCH.path }] : [];
   const volumes = hostFolder === undefined ? [{ name: SCRATCH.name, emptyDir: {} }] : [];
-  return {
-    name: namedCase(each),
-    run: (context) =>
-      each.run({
-        ...context,
-        ...surroundings,
-        file: (name) => `${hostFolder?.(context) ?? SCRATCH.path}/${context.pods.namespace}-${name}`,
-        create: (name, spec, metadata) =>
-          context.pods.create(name, { ...spec, volumes: [...volumes, ...(spec.volumes ?? [])] }, metadata),
-        shell: (name, script, extra = {}) =>
-          container(name, script, { image, ...extra, volumeMounts: [...mounts, ...(extra.volumeMounts ?? [])] }),
+  const full: ChecklistContext = {
+    ...context,
+    ...surroundings,
+    client,
+    file: (name) => `${hostFolder?.(context) ?? SCRATCH.path}/${pods.namespace}-${name}`,
+    create: (name, spec, metadata) =>
+      pods.create(name, { ...spec, volumes: [...volumes, ...(spec.volumes ?? [])] }, metadata),
+    shell: (name, script, extra = {}) =>
+      container(name, script, { image, ...extra, volumeMounts: [...mounts, ...(extra.volumeMounts ?? [])] }),
+    make: (resource, name, body) =>
+      client.create(`/api/v1/namespaces/${pods.namespace}/${resource}`, { metadata: { name }, ...body }),
+    async output(pod, name = "main") {
+      const text = await client.text(`${pods.path}/${pod}/log?container=${name}`);
+      return text === "" ? [] : text.replace(/\n$/, "").split("\n");
+    },
+    outputOf: (script, spec = {}, extra = {}) => outputOf(full, script, spec, extra),
+    async events(pod) {
+      const { items } = await client.get(`/api/v1/namespaces/${pods.namespace}/events`);
+      return items.filter((event: Json) => event.involvedObject.name === pod);
+    },
+    untilEvent: (pod, reason, message, timeoutMs = 60_000) =>
+      waitFor({ what: `event ${reason} of pod ${pod}: ${message}`, timeoutMs }, async () => {
+        const all = await full.events(pod);
+        const isWanted = (said: string) => (typeof message === "string" ? said === message : message.test(said));
+        const found = all.find((event) => event.reason === reason && isWanted(event.message));
+        must(
+          found !== undefined,
+          all.map((event) => `${event.reason}: ${event.message}`),
+        );
+        return found;
       }),
+    statuses: (name) =>
+      env.history
+        .versions(pods.namespace)
+        .filter(({ pod }) => pod.metadata.name === name)
+        .map(({ pod }) => pod.status),
   };
+  return full;
 }
 
 /** Marked for the witness of processes, except with `marks: false`: commands of hooks and probes would pass for copies. */
@@ -92,68 +136,20 @@ function container(name: string, script: string, { marks = true, env = [], ...ex
   };
 }
 
-/** The lines that a container has written. */
-export async function output({ env, pods }: ChecklistContext, pod: string, name = "main"): Promise<string[]> {
-  const text = await env.client.text(`${pods.path}/${pod}/log?container=${name}`);
-  return text === "" ? [] : text.replace(/\n$/, "").split("\n");
-}
-
-/** Runs a script to its end in a pod of its own and returns what it wrote; fails when it ends with another code than 0. */
-export async function outputOf(context: ChecklistContext, script: string, spec: Json = {}, extra: Json = {}) {
-  await context.create("once", {
+async function outputOf({ create, shell, pods, output }: ChecklistContext, script: string, spec: Json, extra: Json) {
+  await create("once", {
     restartPolicy: "Never",
     ...spec,
-    containers: [context.shell("main", script, extra), ...(spec.containers ?? [])],
+    containers: [shell("main", script, extra), ...(spec.containers ?? [])],
   });
-  const { status } = await context.pods.until("once", "to be over", (pod) =>
+  const { status } = await pods.until("once", "to be over", (pod) =>
     ["Succeeded", "Failed"].includes(pod.status.phase),
   );
-  const lines = status.containerStatuses === undefined ? [] : await output(context, "once");
+  const lines = status.containerStatuses === undefined ? [] : await output("once");
   if (status.phase === "Failed") throw new Error(`the script failed: ${JSON.stringify({ status, lines })}`);
   return lines;
 }
 
-/** Creates an object in the case's namespace: `configmaps`, `secrets`, `services`... */
-export function make({ env, pods }: ChecklistContext, resource: string, name: string, body: Json): Promise<Json> {
-  return env.client.create(`/api/v1/namespaces/${pods.namespace}/${resource}`, { metadata: { name }, ...body });
-}
-
-export async function events({ env, pods }: ChecklistContext, pod: string): Promise<Json[]> {
-  const { items } = await env.client.get(`/api/v1/namespaces/${pods.namespace}/events`);
-  return items.filter((event: Json) => event.involvedObject.name === pod);
-}
-
-/** Waits for an event of the pod, and returns it. `message` is its text, or a pattern for it. */
-export async function untilEvent(
-  context: ChecklistContext,
-  pod: string,
-  reason: string,
-  message: string | RegExp,
-  timeoutMs = 60_000,
-): Promise<Json> {
-  return waitFor({ what: `event ${reason} of pod ${pod}: ${message}`, timeoutMs }, async () => {
-    const all = await events(context, pod);
-    const found = all.find(
-      (event) =>
-        event.reason === reason &&
-        (typeof message === "string" ? event.message === message : message.test(event.message)),
-    );
-    must(
-      found !== undefined,
-      all.map((event) => `${event.reason}: ${event.message}`),
-    );
-    return found;
-  });
-}
-
 export function condition(pod: Json, type: string): Json {
   return (pod.status.conditions ?? []).find((each: Json) => each.type === type);
-}
-
-/** Every status that the API server has had for the pod of this name, in order. */
-export function statuses({ env, pods }: ChecklistContext, name: string): Json[] {
-  return env.history
-    .versions(pods.namespace)
-    .filter(({ pod }) => pod.metadata.name === name)
-    .map(({ pod }) => pod.status);
 }

@@ -1,7 +1,7 @@
 import { expect } from "vitest";
 import { must, waitFor } from "../../harness/wait.ts";
 import { containerStatus, serve } from "../pods.ts";
-import { make, output, outputOf, untilEvent, type ChecklistCase } from "./case.ts";
+import { type ChecklistCase } from "./case.ts";
 
 /** Shells leave out names that are none to them; the process has them all the same. The dollars are doubled for Kubernetes. */
 const environ = "tr '\\000' '\\n' < /proc/$$$$/environ";
@@ -15,8 +15,7 @@ export const environmentCases: readonly ChecklistCase[] = [
   {
     ids: ["E01"],
     name: "variables refer to earlier ones, unknown names stay, a doubled dollar is one, and commands expand them all",
-    async run(context) {
-      const { create, pods, shell } = context;
+    async run({ create, pods, shell, output }) {
       const env = [
         { name: "A", value: "one" },
         { name: "B", value: "$(A) two" },
@@ -30,17 +29,16 @@ export const environmentCases: readonly ChecklistCase[] = [
       });
       await create("expands", { restartPolicy: "Never", containers: [main] });
       await pods.untilPhase("expands", "Succeeded");
-      expect(await output(context, "expands")).toEqual(["one two", "$(NONE) $(A) $A", "three", "one two"]);
+      expect(await output("expands")).toEqual(["one two", "$(NONE) $(A) $A", "three", "one two"]);
     },
   },
   {
     ids: ["E02"],
     name: "variables come from ConfigMaps and Secrets, one by one and all at once with a prefix; what is optional may be missing",
-    async run(context) {
-      await make(context, "configmaps", "c", { data: { one: "1", "with.dot": "dotted", same: "from c" } });
-      await make(context, "secrets", "s", { data: { two: base64("2\nlines"), same: base64("from s") } });
+    async run({ make, outputOf }) {
+      await make("configmaps", "c", { data: { one: "1", "with.dot": "dotted", same: "from c" } });
+      await make("secrets", "s", { data: { two: base64("2\nlines"), same: base64("from s") } });
       const lines = await outputOf(
-        context,
         `${environ} | grep -E '^(P_|ONE=|TWO=|lines|same=|GONE=|one=)'`,
         {},
         {
@@ -80,8 +78,7 @@ export const environmentCases: readonly ChecklistCase[] = [
   ).map(([kind, ref, message]): ChecklistCase => ({
     ids: ["E03"],
     name: `a container waits for a ${kind} that its variables need, says which, and runs when it appears`,
-    async run(context) {
-      const { create, pods, shell } = context;
+    async run({ create, pods, shell, make, output, untilEvent }) {
       const env = [{ name: "X", valueFrom: { [ref]: { name: "later", key: "k" } } }];
       await create("waits", { restartPolicy: "Never", containers: [shell("main", 'echo "$X"', { env })] });
       const pod = await pods.until(
@@ -91,28 +88,21 @@ export const environmentCases: readonly ChecklistCase[] = [
       );
       expect(containerStatus(pod, "main").state.waiting.message).toBe(message);
       expect(pod.status.phase).toBe("Pending");
-      await untilEvent(context, "waits", "Failed", `Error: ${message}`);
+      await untilEvent("waits", "Failed", `Error: ${message}`);
       await make(
-        context,
         `${kind.toLowerCase()}s`,
         "later",
         kind === "secret" ? { data: { k: base64("here") } } : { data: { k: "here" } },
       );
       await pods.untilPhase("waits", "Succeeded");
-      expect(await output(context, "waits")).toEqual(["here"]);
+      expect(await output("waits")).toEqual(["here"]);
     },
   })),
   {
     ids: ["E03"],
     name: "a container waits for a key that is missing, and runs when it appears",
-    async run(context) {
-      const {
-        env: { client },
-        create,
-        pods,
-        shell,
-      } = context;
-      await make(context, "configmaps", "c", { data: { other: "" } });
+    async run({ client, create, pods, shell, make, output }) {
+      await make("configmaps", "c", { data: { other: "" } });
       const env = [{ name: "X", valueFrom: { configMapKeyRef: { name: "c", key: "k" } } }];
       await create("keyless", { restartPolicy: "Never", containers: [shell("main", 'echo "$X"', { env })] });
       const pod = await pods.until(
@@ -126,15 +116,14 @@ export const environmentCases: readonly ChecklistCase[] = [
       });
       await client.patch(`/api/v1/namespaces/${pods.namespace}/configmaps/c`, { data: { k: "here" } });
       await pods.untilPhase("keyless", "Succeeded");
-      expect(await output(context, "keyless")).toEqual(["here"]);
+      expect(await output("keyless")).toEqual(["here"]);
     },
   },
   {
     ids: ["E03"],
     name: "binary data of a ConfigMap is no variable: its key counts as missing, until it is text",
-    async run(context) {
-      const { env: place, create, pods, shell } = context;
-      await make(context, "configmaps", "c", { binaryData: { k: base64("\u0000\u0001") } });
+    async run({ env: place, create, pods, shell, make, output }) {
+      await make("configmaps", "c", { binaryData: { k: base64("\u0000\u0001") } });
       const env = [{ name: "X", valueFrom: { configMapKeyRef: { name: "c", key: "k" } } }];
       await create("binary", { restartPolicy: "Never", containers: [shell("main", 'echo "$X"', { env })] });
       const pod = await pods.until(
@@ -148,15 +137,14 @@ export const environmentCases: readonly ChecklistCase[] = [
       const path = `/api/v1/namespaces/${pods.namespace}/configmaps/c`;
       await place.client.patch(path, { binaryData: null, data: { k: "text" } });
       await pods.untilPhase("binary", "Succeeded");
-      expect(await output(context, "binary")).toEqual(["text"]);
+      expect(await output("binary")).toEqual(["text"]);
     },
   },
   {
     ids: ["E02", "P07"],
     name: "a variable that is longer than a kernel takes keeps its container from starting, and the pod says so",
-    async run(context) {
-      const { env: place, create, pods, shell } = context;
-      await make(context, "configmaps", "c", { data: { k: "x".repeat(1_000_000) } });
+    async run({ env: place, create, pods, shell, make }) {
+      await make("configmaps", "c", { data: { k: "x".repeat(1_000_000) } });
       const env = [{ name: "X", valueFrom: { configMapKeyRef: { name: "c", key: "k" } } }];
       await create("long", { containers: [shell("main", serve, { env })] });
       await waitFor({ what: "the reason in the status, or, as with runc, in the log", timeoutMs: 60_000 }, async () => {
@@ -169,13 +157,7 @@ export const environmentCases: readonly ChecklistCase[] = [
   {
     ids: ["E04"],
     name: "variables show the pod's fields and its resources, rounded up to their divisor",
-    async run(context) {
-      const {
-        env: { client, nodeName },
-        create,
-        pods,
-        shell,
-      } = context;
+    async run({ env: { client, nodeName }, create, pods, shell, output }) {
       const { status } = await client.get(`/api/v1/nodes/${nodeName}`);
       const env = [
         { name: "F1", ...from("metadata.name") },
@@ -194,7 +176,7 @@ export const environmentCases: readonly ChecklistCase[] = [
       await create("fields", { restartPolicy: "Never", containers: [main] }, { labels: { "l/x": "labelled" } });
       await pods.untilPhase("fields", "Succeeded");
       const [address] = status.addresses.filter(({ type }: { type: string }) => type === "InternalIP");
-      expect(await output(context, "fields")).toEqual([
+      expect(await output("fields")).toEqual([
         "fields",
         pods.namespace,
         nodeName,
@@ -212,8 +194,7 @@ export const environmentCases: readonly ChecklistCase[] = [
     ids: ["E04"],
     name: "a variable shows the pod's own address before the container starts",
     needs: ["pod_ip"],
-    async run(context) {
-      const { create, pods, shell } = context;
+    async run({ create, pods, shell, output }) {
       const env = [
         { name: "IP", ...from("status.podIP") },
         { name: "IPS", ...from("status.podIPs") },
@@ -223,21 +204,15 @@ export const environmentCases: readonly ChecklistCase[] = [
         containers: [shell("main", 'echo "$IP"; echo "$IPS"; echo "for $0"', { env, args: ["$(IP)"] })],
       });
       const { status } = await pods.untilPhase("addressed", "Succeeded");
-      expect(await output(context, "addressed")).toEqual([status.podIP, status.podIP, `for ${status.podIP}`]);
+      expect(await output("addressed")).toEqual([status.podIP, status.podIP, `for ${status.podIP}`]);
     },
   },
   {
     ids: ["E05"],
     name: "variables of services are those of the pod's namespace and of the API server, unless the pod does not want links",
-    async run(context) {
-      const {
-        env: { client },
-        create,
-        pods,
-        shell,
-      } = context;
+    async run({ client, create, pods, shell, make, output, outputOf }) {
       const spec = { ports: [{ name: "db", port: 6379 }] };
-      const service = await make(context, "services", "redis-master", { spec });
+      const service = await make("services", "redis-master", { spec });
       const kubernetes = await client.get("/api/v1/namespaces/default/services/kubernetes");
       const print = "env | grep -E '^(REDIS_MASTER|KUBERNETES_SERVICE)_' | sort";
       // A service that the agent has not heard of yet when a pod starts is not in its environment, as with a kubelet: the
@@ -245,7 +220,7 @@ export const environmentCases: readonly ChecklistCase[] = [
       await create("before", { restartPolicy: "Never", containers: [shell("main", "exit 0")] });
       await pods.untilPhase("before", "Succeeded");
       const ip = service.spec.clusterIP;
-      const lines = await outputOf(context, print);
+      const lines = await outputOf(print);
       expect(lines).toContain(`KUBERNETES_SERVICE_HOST=${kubernetes.spec.clusterIP}`);
       expect(lines.filter((line) => line.startsWith("REDIS"))).toEqual([
         `REDIS_MASTER_PORT=tcp://${ip}:6379`,
@@ -263,25 +238,20 @@ export const environmentCases: readonly ChecklistCase[] = [
         containers: [shell("main", `${print} | grep -c REDIS; true`)],
       });
       await pods.untilPhase("unlinked", "Succeeded");
-      expect(await output(context, "unlinked")).toEqual(["0"]);
+      expect(await output("unlinked")).toEqual(["0"]);
     },
   },
   {
     ids: ["E02", "E03"],
     name: "names and values of every legal kind arrive as they are",
-    async run(context) {
+    async run({ outputOf }) {
       const odd = "tab\\there \u00e9\u4e2d \"quoted\" 'single' $HOME \\ end";
       const env = [
         { name: "ODD", value: odd.replaceAll("$", "$$$$") },
         { name: "EMPTY", value: "" },
         { name: "with-dash.and.dot", value: "ok" },
       ];
-      const lines = await outputOf(
-        context,
-        `printf "%s\\n" "$ODD" "[$EMPTY]"; ${environ} | grep ^with-dash`,
-        {},
-        { env },
-      );
+      const lines = await outputOf(`printf "%s\\n" "$ODD" "[$EMPTY]"; ${environ} | grep ^with-dash`, {}, { env });
       expect(lines).toEqual([odd, "[]", "with-dash.and.dot=ok"]);
     },
   },

@@ -2,11 +2,12 @@ import { expect } from "vitest";
 import { must, waitFor } from "../../harness/wait.ts";
 import type { Json } from "../../harness/client.ts";
 import { containerStatus, serve, stubborn } from "../pods.ts";
-import { condition, events, output, statuses, untilEvent, type ChecklistCase, type ChecklistContext } from "./case.ts";
+import type { Environment } from "../environment.ts";
+import { condition, type ChecklistCase } from "./case.ts";
 
 /** Machines of the backend that belong to this pod and are not tombstones. */
-async function machinesOf({ env }: ChecklistContext, uid: string): Promise<Json[]> {
-  const all = await env.backend.machines();
+async function machinesOf({ backend }: Environment, uid: string): Promise<Json[]> {
+  const all = await backend.machines();
   return all.filter((machine) => machine.labels["vmlet.dev/uid"] === uid && machine.state !== "deleted");
 }
 
@@ -33,11 +34,10 @@ export const lifecycleCases: readonly ChecklistCase[] = [
     ids: ["P02"],
     name: "the first status names every container and what it waits for",
     needs: ["init_containers"],
-    async run(context) {
-      const { pods, create, shell } = context;
+    async run({ pods, create, shell, statuses }) {
       await create("first", { initContainers: [shell("init", "exit 0")], containers: [shell("main", serve)] });
       await pods.untilReady("first");
-      const [first] = statuses(context, "first").filter((status) => status.containerStatuses !== undefined);
+      const [first] = statuses("first").filter((status) => status.containerStatuses !== undefined);
       expect(first!.containerStatuses[0]).toMatchObject({
         name: "main",
         state: { waiting: { reason: "PodInitializing" } },
@@ -110,8 +110,7 @@ export const lifecycleCases: readonly ChecklistCase[] = [
   {
     ids: ["P07"],
     name: "a container that keeps failing waits ten seconds in CrashLoopBackOff, says so, and the pod stays Running",
-    async run(context) {
-      const { pods, create, shell } = context;
+    async run({ pods, create, shell, untilEvent }) {
       const { metadata } = await create("loops", { containers: [shell("main", "exit 1")] });
       const pod = await pods.until("loops", "to back off", (each) => {
         const status = containerStatus(each, "main");
@@ -122,20 +121,14 @@ export const lifecycleCases: readonly ChecklistCase[] = [
         `back-off 10s restarting failed container=main pod=${name}`,
       );
       expect(pod.status.phase).toBe("Running");
-      const event = await untilEvent(
-        context,
-        "loops",
-        "BackOff",
-        `Back-off restarting failed container main in pod ${name}`,
-      );
+      const event = await untilEvent("loops", "BackOff", `Back-off restarting failed container main in pod ${name}`);
       expect(event).toMatchObject({ type: "Warning", involvedObject: { fieldPath: "spec.containers{main}" } });
     },
   },
   {
     ids: ["P08", "P09"],
     name: "whoever watches a deletion sees the end of the containers before the object goes",
-    async run(context) {
-      const { env, pods, create, shell } = context;
+    async run({ env, pods, create, shell }) {
       const { metadata } = await create("watched", {
         containers: [shell("main", serve)],
         terminationGracePeriodSeconds: 20,
@@ -157,8 +150,7 @@ export const lifecycleCases: readonly ChecklistCase[] = [
   {
     ids: ["P08"],
     name: "a program that ignores SIGTERM ends with 137 when its grace is over",
-    async run(context) {
-      const { env, pods, create, shell } = context;
+    async run({ env, pods, create, shell, untilEvent }) {
       const { metadata } = await create("deaf", {
         containers: [shell("main", stubborn)],
         terminationGracePeriodSeconds: 2,
@@ -170,20 +162,19 @@ export const lifecycleCases: readonly ChecklistCase[] = [
         const last = env.history.versions(pods.namespace).findLast(({ type }) => type === "MODIFIED")!.pod;
         must(containerStatus(last, "main").state.terminated?.exitCode === 137, last.status);
       });
-      await untilEvent(context, "deaf", "Killing", "Stopping container main");
+      await untilEvent("deaf", "Killing", "Stopping container main");
     },
   },
   {
     ids: ["P10"],
     name: "a pod deleted by force leaves no machine",
-    async run(context) {
-      const { env, pods, create, shell } = context;
+    async run({ env, pods, create, shell }) {
       const { metadata } = await create("forced", { containers: [shell("main", serve)] });
       await pods.untilReady("forced");
       env.history.forced(metadata.uid);
       await pods.delete("forced", 0);
       await waitFor({ what: "its machine to be gone", timeoutMs: 60_000 }, async () => {
-        const left = await machinesOf(context, metadata.uid);
+        const left = await machinesOf(env, metadata.uid);
         must(left.length === 0, left);
       });
     },
@@ -287,8 +278,7 @@ export const lifecycleCases: readonly ChecklistCase[] = [
   {
     ids: ["P19"],
     name: "a pod that outlives its deadline fails with DeadlineExceeded and says so by an event",
-    async run(context) {
-      const { pods, create, shell } = context;
+    async run({ pods, create, shell, untilEvent }) {
       await create("late", {
         activeDeadlineSeconds: 2,
         terminationGracePeriodSeconds: 1,
@@ -297,15 +287,14 @@ export const lifecycleCases: readonly ChecklistCase[] = [
       const { status } = await pods.untilPhase("late", "Failed");
       const message = "Pod was active on the node longer than the specified deadline";
       expect(status).toMatchObject({ reason: "DeadlineExceeded", message });
-      await untilEvent(context, "late", "DeadlineExceeded", message);
+      await untilEvent("late", "DeadlineExceeded", message);
     },
   },
   {
     ids: ["P20"],
     name: "an ephemeral container runs beside the others and shows in a status of its own",
     needs: ["ephemeral_containers"],
-    async run(context) {
-      const { env, pods, create, shell } = context;
+    async run({ env, pods, create, shell, output }) {
       await create("debugged", { containers: [shell("main", serve)] });
       const before = await pods.untilReady("debugged");
       const debug = shell("debug", "echo debugging; exit 3", { targetContainerName: "main" });
@@ -324,7 +313,7 @@ export const lifecycleCases: readonly ChecklistCase[] = [
         ready: false,
         state: { terminated: { exitCode: 3 } },
       });
-      expect(await output(context, "debugged", "debug")).toEqual(["debugging"]);
+      expect(await output("debugged", "debug")).toEqual(["debugging"]);
       expect(condition(pod, "Ready").status).toBe("True");
       expect(containerStatus(pod, "main")).toEqual(containerStatus(before, "main"));
     },
@@ -377,11 +366,10 @@ export const lifecycleCases: readonly ChecklistCase[] = [
   {
     ids: ["P22"],
     name: "a pod whose machine somebody else takes away fails, and stays until its owner deletes it",
-    async run(context) {
-      const { env, pods, create, shell } = context;
+    async run({ env, pods, create, shell }) {
       const { metadata } = await create("robbed", { restartPolicy: "Never", containers: [shell("main", serve)] });
       await pods.untilReady("robbed");
-      const [machine] = await machinesOf(context, metadata.uid);
+      const [machine] = await machinesOf(env, metadata.uid);
       await env.backend.client.delete(`/v1/machines/${machine!.id}?force=true`);
       const pod = await pods.untilPhase("robbed", "Failed");
       expect(containerStatus(pod, "main").state.terminated.exitCode).toBe(137);
@@ -391,15 +379,14 @@ export const lifecycleCases: readonly ChecklistCase[] = [
     ids: ["P26", "P27"],
     name: "container statuses are sorted, and no two statuses of a pod that follow each other are the same",
     needs: ["multi_container"],
-    async run(context) {
-      const { pods, create, shell } = context;
+    async run({ pods, create, shell, statuses }) {
       await create("sorted", {
         restartPolicy: "Never",
         containers: ["c", "a", "b"].map((name) => shell(name, "sleep 1")),
       });
       const pod = await pods.untilPhase("sorted", "Succeeded");
       expect(pod.status.containerStatuses.map(({ name }: Json) => name)).toEqual(["a", "b", "c"]);
-      const all = statuses(context, "sorted").map((status) => JSON.stringify(status));
+      const all = statuses("sorted").map((status) => JSON.stringify(status));
       expect(all.filter((status, index) => status === all[index - 1])).toEqual([]);
     },
   },
@@ -422,18 +409,17 @@ export const lifecycleCases: readonly ChecklistCase[] = [
   {
     ids: ["P29"],
     name: "the machine of a pod that is over stays for its logs and goes with the pod",
-    async run(context) {
-      const { pods, create, shell } = context;
+    async run({ env, pods, create, shell, output }) {
       const { metadata } = await create("ended", {
         restartPolicy: "Never",
         containers: [shell("main", "echo said; exit 0")],
       });
       await pods.untilPhase("ended", "Succeeded");
-      expect(await output(context, "ended")).toEqual(["said"]);
+      expect(await output("ended")).toEqual(["said"]);
       await pods.delete("ended");
       await pods.untilGone("ended", metadata.uid, 10_000);
       await waitFor({ what: "its machine to be gone" }, async () => {
-        const left = await machinesOf(context, metadata.uid);
+        const left = await machinesOf(env, metadata.uid);
         must(left.length === 0, left);
       });
     },
@@ -477,8 +463,7 @@ export const lifecycleCases: readonly ChecklistCase[] = [
     ids: ["P28"],
     name: "a container whose image is changed is restarted with the new one",
     needs: ["patch_image"],
-    async run(context) {
-      const { env, pods, create, shell, image } = context;
+    async run({ env, pods, create, shell, image, untilEvent }) {
       await create("changed", { containers: [shell("main", serve)] });
       await pods.untilReady("changed");
       const [name] = image.split(/:[^/]*$/);
@@ -495,17 +480,16 @@ export const lifecycleCases: readonly ChecklistCase[] = [
           containerStatus(each, "main").state.running !== undefined,
       );
       expect(containerStatus(pod, "main").restartCount).toBe(1);
-      await untilEvent(context, "changed", "Killing", "Container main definition changed, will be restarted");
+      await untilEvent("changed", "Killing", "Container main definition changed, will be restarted");
     },
   },
   {
     ids: ["K01"],
     name: "events come from the kubelet of the node, name the container, and count what repeats",
-    async run(context) {
-      const { env, create, shell } = context;
+    async run({ env, create, shell, events }) {
       await create("eventful", { restartPolicy: "Always", containers: [shell("main", "exit 1")] });
       const backOff = await waitFor({ what: "a restart's event to be counted", timeoutMs: 60_000 }, async () => {
-        const all = await events(context, "eventful");
+        const all = await events("eventful");
         const counted = all.find(
           ({ reason, count }) => ["Created", "Started", "BackOff"].includes(reason) && count > 1,
         );

@@ -2,7 +2,7 @@ import { expect } from "vitest";
 import { must, waitFor } from "../../harness/wait.ts";
 import { freePort } from "../../harness/ports.ts";
 import { containerStatus, isReady, serve } from "../pods.ts";
-import { condition, events, make, output, statuses, untilEvent, type ChecklistCase } from "./case.ts";
+import { condition, type ChecklistCase } from "./case.ts";
 
 /** What the script said; a shell tells of children that were ended with it, too. */
 const said = (lines: string[]) => lines.filter((line) => line !== "Terminated");
@@ -48,8 +48,7 @@ export const startStopCases: readonly ChecklistCase[] = [
     ids: ["S02"],
     name: "a sidecar is started before the main container, stops after it, and does not keep the pod from completing",
     needs: ["sidecars"],
-    async run(context) {
-      const { create, pods, shell, file } = context;
+    async run({ create, pods, shell, file, output }) {
       const log = file("order");
       const side = shell(
         "side",
@@ -67,15 +66,14 @@ export const startStopCases: readonly ChecklistCase[] = [
       });
       const pod = await pods.untilPhase("sidecar", "Succeeded");
       expect(containerStatus(pod, "side").state.terminated.exitCode).toBe(0);
-      expect(said(await output(context, "sidecar", "side"))).toEqual(["side-up", "main", "main-end", "side-down"]);
+      expect(said(await output("sidecar", "side"))).toEqual(["side-up", "main", "main-end", "side-down"]);
     },
   },
   {
     ids: ["S03"],
     name: "postStart is over before a container counts as running, and preStop before it is told to end",
     needs: ["hooks"],
-    async run(context) {
-      const { create, pods, shell, file } = context;
+    async run({ create, pods, shell, file, statuses }) {
       const log = file("hooks");
       const say = (word: string) => ({ exec: { command: ["/bin/sh", "-c", `sleep 0.5; echo ${word} >> ${log}`] } });
       const ended = `[ "$(tr '\\n' ' ' < ${log})" = "postStart preStop " ]; exit $?`;
@@ -88,7 +86,7 @@ export const startStopCases: readonly ChecklistCase[] = [
       await pods.delete("hooked");
       await pods.untilGone("hooked", metadata.uid);
       await waitFor({ what: "the last status to be seen" }, () => {
-        const last = statuses(context, "hooked").findLast(
+        const last = statuses("hooked").findLast(
           (status) => containerStatus({ status }, "main").state.terminated !== undefined,
         );
         must(last !== undefined, "no end of the container yet");
@@ -101,22 +99,20 @@ export const startStopCases: readonly ChecklistCase[] = [
     ids: ["S03"],
     name: "a postStart hook that fails kills its container, and says so",
     needs: ["hooks"],
-    async run(context) {
-      const { create, shell } = context;
+    async run({ create, shell, untilEvent }) {
       const lifecycle = { postStart: { exec: { command: ["false"] } } };
       await create("unhooked", {
         terminationGracePeriodSeconds: 1,
         containers: [shell("main", serve, { lifecycle, marks: false })],
       });
-      await untilEvent(context, "unhooked", "FailedPostStartHook", /^PostStartHook failed/);
+      await untilEvent("unhooked", "FailedPostStartHook", /^PostStartHook failed/);
     },
   },
   {
     ids: ["B01"],
     name: "an http readiness probe decides whether the pod is Ready, both ways",
     needs: ["probes"],
-    async run(context) {
-      const { create, pods, shell, file, httpd } = context;
+    async run({ create, pods, shell, file, httpd, untilEvent }) {
       const port = await freePort();
       const dir = file("www");
       const script = `mkdir -p ${dir}; (sleep 2; touch ${dir}/ready; sleep 3; rm ${dir}/ready) & exec ${httpd(port, dir)}`;
@@ -140,20 +136,14 @@ export const startStopCases: readonly ChecklistCase[] = [
       });
       await pods.untilReady("served");
       await pods.until("served", "to be unready again", (pod) => !isReady(pod));
-      await untilEvent(
-        context,
-        "served",
-        "Unhealthy",
-        "Readiness probe failed: HTTP probe failed with statuscode: 404",
-      );
+      await untilEvent("served", "Unhealthy", "Readiness probe failed: HTTP probe failed with statuscode: 404");
     },
   },
   {
     ids: ["B02", "B04"],
     name: "a container whose liveness probe fails is restarted, with kubelet's events",
     needs: ["probes"],
-    async run(context) {
-      const { create, pods, shell, file } = context;
+    async run({ create, pods, shell, file, untilEvent }) {
       const main = shell("main", `touch ${file("alive")}; (sleep 2; rm -f ${file("alive")}) & ${serve}`, {
         livenessProbe: { ...test(file("alive")), ...quick, failureThreshold: 2 },
         marks: false,
@@ -165,13 +155,8 @@ export const startStopCases: readonly ChecklistCase[] = [
         (each) => (containerStatus(each, "main")?.restartCount ?? 0) > 0,
       );
       expect(pod.status.phase).toBe("Running");
-      await untilEvent(context, "dies", "Unhealthy", /^Liveness probe failed: /);
-      const killing = await untilEvent(
-        context,
-        "dies",
-        "Killing",
-        "Container main failed liveness probe, will be restarted",
-      );
+      await untilEvent("dies", "Unhealthy", /^Liveness probe failed: /);
+      const killing = await untilEvent("dies", "Killing", "Container main failed liveness probe, will be restarted");
       expect(killing.involvedObject.fieldPath).toBe("spec.containers{main}");
     },
   },
@@ -201,14 +186,12 @@ export const startStopCases: readonly ChecklistCase[] = [
     ids: ["B04"],
     name: "a tcp probe to a port where nobody listens fails in kubelet's words",
     needs: ["probes"],
-    async run(context) {
-      const { create, shell } = context;
+    async run({ create, shell, untilEvent }) {
       const port = await freePort();
       await create("deaf", {
         containers: [shell("main", serve, { readinessProbe: { tcpSocket: { port }, ...quick } })],
       });
       await untilEvent(
-        context,
         "deaf",
         "Unhealthy",
         /^Readiness probe failed: dial tcp [\d.]+:\d+: connect: connection refused$/,
@@ -219,11 +202,10 @@ export const startStopCases: readonly ChecklistCase[] = [
     ids: ["B04"],
     name: "a command that does not answer in time fails its probe",
     needs: ["probes"],
-    async run(context) {
-      const { create, shell } = context;
+    async run({ create, shell, untilEvent }) {
       const readinessProbe = { exec: { command: ["sleep", "30"] }, ...quick, timeoutSeconds: 1 };
       await create("slow", { containers: [shell("main", serve, { readinessProbe, marks: false })] });
-      await untilEvent(context, "slow", "Unhealthy", /^Readiness probe failed: command "sleep 30" timed out/);
+      await untilEvent("slow", "Unhealthy", /^Readiness probe failed: command "sleep 30" timed out/);
     },
   },
   {
@@ -297,16 +279,15 @@ export const startStopCases: readonly ChecklistCase[] = [
   {
     ids: ["I03"],
     name: "each start is told by events in kubelet's order, at the container",
-    async run(context) {
-      const { create, pods, shell } = context;
+    async run({ create, pods, shell, events, untilEvent }) {
       await create("told", { containers: [shell("main", serve)] });
       await pods.untilReady("told");
-      const created = await untilEvent(context, "told", "Created", "Container created");
-      const started = await untilEvent(context, "told", "Started", "Container started");
+      const created = await untilEvent("told", "Created", "Container created");
+      const started = await untilEvent("told", "Started", "Container started");
       for (const event of [created, started])
         expect(event).toMatchObject({ type: "Normal", involvedObject: { fieldPath: "spec.containers{main}" } });
       expect(
-        (await events(context, "told"))
+        (await events("told"))
           .filter(({ type }) => type === "Warning")
           .map(({ reason }) => reason)
           .filter((reason) => reason !== "ServiceAccountVolumeOmitted" && reason !== "MissingClusterDNS"),
@@ -317,8 +298,7 @@ export const startStopCases: readonly ChecklistCase[] = [
     ids: ["I01", "I03"],
     name: "an image that cannot be had keeps the container waiting, first with the error, then with the back-off",
     needs: ["images"],
-    async run(context) {
-      const { create, pods, shell, image } = context;
+    async run({ create, pods, shell, image, untilEvent }) {
       const missing = `${image}-missing`;
       await create("imageless", { containers: [shell("main", serve, { image: missing })] });
       await pods.until(
@@ -334,18 +314,17 @@ export const startStopCases: readonly ChecklistCase[] = [
       expect(containerStatus(pod, "main").state.waiting.message).toMatch(
         new RegExp(`^Back-off pulling image "${missing}": ErrImagePull: `),
       );
-      await untilEvent(context, "imageless", "Pulling", `Pulling image "${missing}"`);
-      await untilEvent(context, "imageless", "Failed", new RegExp(`^Failed to pull image "${missing}": `));
-      await untilEvent(context, "imageless", "Failed", "Error: ErrImagePull");
-      await untilEvent(context, "imageless", "BackOff", `Back-off pulling image "${missing}"`);
+      await untilEvent("imageless", "Pulling", `Pulling image "${missing}"`);
+      await untilEvent("imageless", "Failed", new RegExp(`^Failed to pull image "${missing}": `));
+      await untilEvent("imageless", "Failed", "Error: ErrImagePull");
+      await untilEvent("imageless", "BackOff", `Back-off pulling image "${missing}"`);
     },
   },
   {
     ids: ["I01"],
     name: "a pod whose image is corrected runs",
     needs: ["images", "patch_image"],
-    async run(context) {
-      const { env, create, pods, shell, image } = context;
+    async run({ env, create, pods, shell, image }) {
       await create("corrected", { containers: [shell("main", serve, { image: `${image}-missing` })] });
       await pods.until("corrected", "to wait for its image", (pod) =>
         /ErrImagePull|ImagePullBackOff/.test(containerStatus(pod, "main")?.state.waiting?.reason),
@@ -363,8 +342,7 @@ export const startStopCases: readonly ChecklistCase[] = [
     ids: ["I02"],
     name: `an image that is not for everybody is pulled with the secret of the pod's ${owner === "pod" ? "own spec" : owner}`,
     needs: ["images", "registry_auth"],
-    async run(context) {
-      const { env, create, pods, shell, privateImage } = context;
+    async run({ env, create, pods, shell, privateImage, make }) {
       const { image, user } = privateImage!;
       const auths = { [image.slice(0, image.indexOf("/"))]: { username: user.name, password: user.password } };
       const data = { ".dockerconfigjson": Buffer.from(JSON.stringify({ auths })).toString("base64") };
@@ -373,7 +351,7 @@ export const startStopCases: readonly ChecklistCase[] = [
       await pods.until("without", "to be refused the image", (pod) =>
         /ErrImagePull|ImagePullBackOff/.test(containerStatus(pod, "main")?.state.waiting?.reason),
       );
-      await make(context, "secrets", "pull", { type: "kubernetes.io/dockerconfigjson", data });
+      await make("secrets", "pull", { type: "kubernetes.io/dockerconfigjson", data });
       const imagePullSecrets = [{ name: "pull" }];
       if (owner === "service account") {
         await env.client.patch(`/api/v1/namespaces/${pods.namespace}/serviceaccounts/default`, { imagePullSecrets });
@@ -386,12 +364,10 @@ export const startStopCases: readonly ChecklistCase[] = [
     ids: ["I02"],
     name: "a pull secret that is missing is told by an event and does not keep a pod from running",
     needs: ["images", "registry_auth"],
-    async run(context) {
-      const { create, pods, shell } = context;
+    async run({ create, pods, shell, untilEvent }) {
       await create("unkeyed", { imagePullSecrets: [{ name: "none" }], containers: [shell("main", serve)] });
       await pods.untilReady("unkeyed");
       await untilEvent(
-        context,
         "unkeyed",
         "FailedToRetrieveImagePullSecret",
         "Unable to retrieve some image pull secrets (none); attempting to pull the image may not succeed.",
@@ -402,8 +378,7 @@ export const startStopCases: readonly ChecklistCase[] = [
     ids: ["I04"],
     name: "an image that must not be pulled and is not there is ErrImageNeverPull",
     needs: ["images"],
-    async run(context) {
-      const { create, pods, shell, image } = context;
+    async run({ create, pods, shell, image }) {
       await create("never", {
         containers: [shell("main", serve, { image: `${image}-absent`, imagePullPolicy: "Never" })],
       });

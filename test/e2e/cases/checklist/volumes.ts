@@ -1,7 +1,7 @@
 import { createHash } from "node:crypto";
 import { expect } from "vitest";
 import { containerStatus, serve } from "../pods.ts";
-import { make, output, outputOf, untilEvent, type ChecklistCase } from "./case.ts";
+import { type ChecklistCase } from "./case.ts";
 
 const base64 = (text: string | Buffer) => Buffer.from(text).toString("base64");
 const sha256 = (content: string | Buffer) => createHash("sha256").update(content).digest("hex");
@@ -13,17 +13,16 @@ export const volumeCases: readonly ChecklistCase[] = [
     ids: ["V01"],
     name: "files of ConfigMaps and Secrets have their contents, text or binary, and their modes",
     needs: files,
-    async run(context) {
+    async run({ make, outputOf }) {
       const binary = Buffer.from(Array.from({ length: 256 }, (_, byte) => byte));
-      await make(context, "configmaps", "c", {
+      await make("configmaps", "c", {
         data: { text: "line\n", ".dot-file_1": "odd" },
         binaryData: { bytes: base64(binary) },
       });
-      await make(context, "secrets", "s", { data: { key: base64("secret") } });
+      await make("secrets", "s", { data: { key: base64("secret") } });
       const script =
         'cat /c/text /c/.dot-file_1; echo; sha256sum < /c/bytes | cut -c1-64; cat /s/renamed/deep; echo; stat -L -c "%a" /c/text /s/renamed/deep; ls -A /s';
       const lines = await outputOf(
-        context,
         script,
         {
           volumes: [
@@ -49,11 +48,10 @@ export const volumeCases: readonly ChecklistCase[] = [
     ids: ["V01"],
     name: "keys of every legal kind become files",
     needs: files,
-    async run(context) {
+    async run({ make, outputOf }) {
       const keys = ["-dash", ".dot", "a..b", "UPPER_lower.0", "x".repeat(253)];
-      await make(context, "configmaps", "c", { data: Object.fromEntries(keys.map((key) => [key, key])) });
+      await make("configmaps", "c", { data: Object.fromEntries(keys.map((key) => [key, key])) });
       const lines = await outputOf(
-        context,
         'cd /c && for key in * .dot; do [ "$(cat "./$key")" = "$key" ] && echo "$key"; done',
         { volumes: [{ name: "c", configMap: { name: "c" } }] },
         { volumeMounts: [at("c", "/c")] },
@@ -65,11 +63,10 @@ export const volumeCases: readonly ChecklistCase[] = [
     ids: ["V01"],
     name: "a file of a megabyte arrives whole",
     needs: files,
-    async run(context) {
+    async run({ make, outputOf }) {
       const content = "0123456789abcdef".repeat(65_000);
-      await make(context, "configmaps", "big", { data: { f: content } });
+      await make("configmaps", "big", { data: { f: content } });
       const lines = await outputOf(
-        context,
         "sha256sum < /c/f | cut -c1-64",
         { volumes: [{ name: "c", configMap: { name: "big" } }] },
         { volumeMounts: [at("c", "/c")] },
@@ -81,10 +78,9 @@ export const volumeCases: readonly ChecklistCase[] = [
     ids: ["V01"],
     name: "a projected volume is one tree of all its sources, and metadata files are sorted and quoted as in Go",
     needs: files,
-    async run(context) {
-      const { create, pods, shell } = context;
-      await make(context, "configmaps", "c", { data: { a: "from c" } });
-      await make(context, "secrets", "s", { data: { b: base64("from s") } });
+    async run({ create, pods, shell, make, output }) {
+      await make("configmaps", "c", { data: { a: "from c" } });
+      await make("secrets", "s", { data: { b: base64("from s") } });
       const volume = {
         name: "all",
         projected: {
@@ -113,22 +109,21 @@ export const volumeCases: readonly ChecklistCase[] = [
         { labels: { z: "last", a: "first" } },
       );
       await pods.untilPhase("projected", "Succeeded");
-      expect(await output(context, "projected")).toEqual(["from c", "from s", 'a="first"', 'z="last"', "150"]);
+      expect(await output("projected")).toEqual(["from c", "from s", 'a="first"', 'z="last"', "150"]);
     },
   },
   {
     ids: ["V02"],
     name: "the service account's token is for this very pod, and the CA and namespace lie beside it",
     needs: files,
-    async run(context) {
-      const { env, create, pods, shell } = context;
+    async run({ env, create, pods, shell, output }) {
       const dir = "/var/run/secrets/kubernetes.io/serviceaccount";
       const { metadata } = await create("identity", {
         restartPolicy: "Never",
         containers: [shell("main", `cat ${dir}/token; echo; cat ${dir}/namespace; echo; head -1 ${dir}/ca.crt`)],
       });
       await pods.untilPhase("identity", "Succeeded");
-      const [token, namespace, ca] = await output(context, "identity");
+      const [token, namespace, ca] = await output("identity");
       expect([namespace, ca]).toEqual([pods.namespace, "-----BEGIN CERTIFICATE-----"]);
       const review = await env.client.create("/apis/authentication.k8s.io/v1/tokenreviews", { spec: { token } });
       expect(review.status).toMatchObject({
@@ -147,8 +142,7 @@ export const volumeCases: readonly ChecklistCase[] = [
     ids: ["V03"],
     name: "an emptyDir is open to everybody, shared by the containers, and outlives each of them",
     needs: ["volumes.empty_dir", "init_containers"],
-    async run(context) {
-      const { create, pods, shell } = context;
+    async run({ create, pods, shell, output }) {
       const volumeMounts = [at("disk", "/disk"), at("ram", "/ram")];
       const script =
         'if [ ! -e /disk/again ]; then touch /disk/again /ram/again; exit 1; fi; stat -c "%a" /disk /ram; cat /disk/left; ls /ram; grep -c " /ram tmpfs " /proc/mounts';
@@ -162,23 +156,17 @@ export const volumeCases: readonly ChecklistCase[] = [
         containers: [shell("main", script, { volumeMounts })],
       });
       await pods.untilPhase("scratch", "Succeeded");
-      expect(await output(context, "scratch")).toEqual(["777", "1777", "by init", "again", "1"]);
+      expect(await output("scratch")).toEqual(["777", "1777", "by init", "again", "1"]);
     },
   },
   {
     ids: ["V04", "V05"],
     name: "a change of a ConfigMap or Secret reaches the running pod at one instant, but not what is mounted by subPath",
     needs: [...files, "patch_files"],
-    async run(context) {
-      const {
-        env: { client },
-        create,
-        pods,
-        shell,
-      } = context;
+    async run({ client, create, pods, shell, make, output }) {
       const path = `/api/v1/namespaces/${pods.namespace}`;
-      await make(context, "configmaps", "c", { data: { a: "1", b: "1" } });
-      await make(context, "secrets", "s", { data: { k: base64("1") } });
+      await make("configmaps", "c", { data: { a: "1", b: "1" } });
+      await make("secrets", "s", { data: { k: base64("1") } });
       // What is read through ..data must never be of two versions.
       const script =
         'while :; do cd -P /c/..data; v="$(cat a)$(cat b)"; [ "$v" = 11 ] || [ "$v" = 22 ] || { echo "torn $v"; exit 1; }; [ "$v$(cat /s/k)" = 222 ] && break; sleep 0.1; done; cat /fixed; echo; ls /c';
@@ -197,20 +185,14 @@ export const volumeCases: readonly ChecklistCase[] = [
       await client.patch(`${path}/configmaps/c`, { data: { a: "2", b: "2", added: "" } });
       await client.patch(`${path}/secrets/s`, { data: { k: base64("2") } });
       await pods.untilPhase("follows", "Succeeded");
-      expect(await output(context, "follows")).toEqual(["1", "a", "added", "b"]);
+      expect(await output("follows")).toEqual(["1", "a", "added", "b"]);
     },
   },
   {
     ids: ["V04"],
     name: "labels that a file shows reach the running pod",
     needs: [...files, "patch_files"],
-    async run(context) {
-      const {
-        env: { client },
-        create,
-        pods,
-        shell,
-      } = context;
+    async run({ client, create, pods, shell }) {
       const volumes = [
         { name: "meta", downwardAPI: { items: [{ path: "labels", fieldRef: { fieldPath: "metadata.labels" } }] } },
       ];
@@ -227,9 +209,8 @@ export const volumeCases: readonly ChecklistCase[] = [
     ids: ["V05"],
     name: "subPath and subPathExpr mount one folder of a volume",
     needs: ["volumes.empty_dir", "init_containers"],
-    async run(context) {
+    async run({ create, pods, shell, output }) {
       const volumes = [{ name: "v", emptyDir: {} }];
-      const { create, pods, shell } = context;
       const write = shell("write", "mkdir -p /v/one /v/sub-pods; echo 1 > /v/one/f; echo 2 > /v/sub-pods/f", {
         volumeMounts: [at("v", "/v")],
       });
@@ -239,16 +220,15 @@ export const volumeCases: readonly ChecklistCase[] = [
       });
       await create("pods", { restartPolicy: "Never", volumes, initContainers: [write], containers: [read] });
       await pods.untilPhase("pods", "Succeeded");
-      expect(await output(context, "pods")).toEqual(["1", "2"]);
+      expect(await output("pods")).toEqual(["1", "2"]);
     },
   },
   {
     ids: ["V05"],
     name: "a subPathExpr that leads out of its volume keeps the container waiting in kubelet's words, until it does not",
     needs: ["volumes.empty_dir"],
-    async run(context) {
-      const { env: place, create, pods, shell } = context;
-      await make(context, "configmaps", "c", { data: { folder: "../up" } });
+    async run({ env: place, create, pods, shell, make, untilEvent }) {
+      await make("configmaps", "c", { data: { folder: "../up" } });
       const main = shell("main", "ls -d /v", {
         env: [{ name: "FOLDER", valueFrom: { configMapKeyRef: { name: "c", key: "folder" } } }],
         volumeMounts: [at("v", "/v", { subPathExpr: "$(FOLDER)" })],
@@ -261,7 +241,7 @@ export const volumeCases: readonly ChecklistCase[] = [
       );
       const message = "unable to provision SubPath `../up`: must not contain '..'";
       expect(containerStatus(pod, "main").state.waiting.message).toBe(message);
-      await untilEvent(context, "escapes", "Failed", `Error: ${message}`);
+      await untilEvent("escapes", "Failed", `Error: ${message}`);
       await place.client.patch(`/api/v1/namespaces/${pods.namespace}/configmaps/c`, { data: { folder: "down" } });
       await pods.untilPhase("escapes", "Succeeded");
     },
@@ -270,10 +250,9 @@ export const volumeCases: readonly ChecklistCase[] = [
     ids: ["V06"],
     name: "files belong to fsGroup, and the process has the user and groups that the pod asks for",
     needs: [...files, "security_context"],
-    async run(context) {
-      await make(context, "secrets", "s", { data: { k: base64("x") } });
+    async run({ make, outputOf }) {
+      await make("secrets", "s", { data: { k: base64("x") } });
       const lines = await outputOf(
-        context,
         'id -u; id -g; id -G | tr " " "\\n" | sort | tr "\\n" " "; echo; stat -L -c "%a %g" /s/k; cat /s/k; echo; touch /e/f; stat -c "%u %g" /e/f',
         {
           securityContext: { runAsUser: 1000, runAsGroup: 3000, fsGroup: 2000, supplementalGroups: [4000] },
@@ -296,17 +275,16 @@ export const volumeCases: readonly ChecklistCase[] = [
     ids: ["V07"],
     name: `a volume of a ${kind} that is missing keeps the pod Pending with FailedMount, until it appears`,
     needs: files,
-    async run(context) {
-      const { create, pods, shell } = context;
+    async run({ create, pods, shell, make, output, untilEvent }) {
       const main = shell("main", "cat /v/k", { volumeMounts: [at("v", "/v")] });
       await create("unmounted", { restartPolicy: "Never", volumes: [{ name: "v", ...source }], containers: [main] });
-      await untilEvent(context, "unmounted", "FailedMount", `MountVolume.SetUp failed for volume "v" : ${message}`);
+      await untilEvent("unmounted", "FailedMount", `MountVolume.SetUp failed for volume "v" : ${message}`);
       const pod = await pods.get("unmounted");
       expect(pod.status.phase).toBe("Pending");
       expect(containerStatus(pod, "main").state.waiting.reason).toBe("ContainerCreating");
-      await make(context, resource, "later", { data: { k: kind === "Secret" ? base64("here") : "here" } });
+      await make(resource, "later", { data: { k: kind === "Secret" ? base64("here") : "here" } });
       await pods.untilPhase("unmounted", "Succeeded");
-      expect(await output(context, "unmounted")).toEqual(["here"]);
+      expect(await output("unmounted")).toEqual(["here"]);
     },
   })),
   ...(
@@ -328,20 +306,14 @@ export const volumeCases: readonly ChecklistCase[] = [
     ids: ["V07"],
     name: `a key that a volume names and its ${kind} lacks keeps the pod Pending, until it appears`,
     needs: files,
-    async run(context) {
-      const {
-        env: { client },
-        create,
-        pods,
-        shell,
-      } = context;
-      await make(context, resource, "o", {});
+    async run({ client, create, pods, shell, make, untilEvent }) {
+      await make(resource, "o", {});
       await create("keyless", {
         restartPolicy: "Never",
         volumes: [{ name: "v", ...source }],
         containers: [shell("main", "cat /v/k", { volumeMounts: [at("v", "/v")] })],
       });
-      await untilEvent(context, "keyless", "FailedMount", `MountVolume.SetUp failed for volume "v" : ${message}`);
+      await untilEvent("keyless", "FailedMount", `MountVolume.SetUp failed for volume "v" : ${message}`);
       const data = { k: kind === "Secret" ? base64("here") : "here" };
       await client.patch(`/api/v1/namespaces/${pods.namespace}/${resource}/o`, { data });
       await pods.untilPhase("keyless", "Succeeded");
@@ -351,24 +323,18 @@ export const volumeCases: readonly ChecklistCase[] = [
     ids: ["V08"],
     name: "an immutable ConfigMap is used, and a pod that is made after it was replaced sees the new one",
     needs: files,
-    async run(context) {
-      const {
-        env: { client },
-        create,
-        pods,
-        shell,
-      } = context;
+    async run({ client, create, pods, shell, make, output }) {
       const volumes = [{ name: "v", configMap: { name: "fixed" } }];
       const main = () => shell("main", "cat /v/k", { volumeMounts: [at("v", "/v")] });
-      await make(context, "configmaps", "fixed", { immutable: true, data: { k: "1" } });
+      await make("configmaps", "fixed", { immutable: true, data: { k: "1" } });
       await create("old", { restartPolicy: "Never", volumes, containers: [main()] });
       await pods.untilPhase("old", "Succeeded");
       await client.delete(`/api/v1/namespaces/${pods.namespace}/configmaps/fixed`);
-      await make(context, "configmaps", "fixed", { immutable: true, data: { k: "2" } });
+      await make("configmaps", "fixed", { immutable: true, data: { k: "2" } });
       await create("new", { restartPolicy: "Never", volumes, containers: [main()] });
       await pods.untilPhase("new", "Succeeded");
-      expect(await output(context, "old")).toEqual(["1"]);
-      expect(await output(context, "new")).toEqual(["2"]);
+      expect(await output("old")).toEqual(["1"]);
+      expect(await output("new")).toEqual(["2"]);
     },
   },
   ...(
@@ -381,23 +347,21 @@ export const volumeCases: readonly ChecklistCase[] = [
     ids: ["V09"],
     name: `a volume of kind ${kind} is refused, by name`,
     // The scheduler keeps a pod Pending whose claim does not exist.
-    async run(context) {
-      const { env, create, pods, shell } = context;
+    async run({ env, create, pods, shell, untilEvent }) {
       const main = shell("main", serve, { volumeMounts: [at("v", "/v")] });
       await create("refused", { nodeName: env.nodeName, volumes: [{ name: "v", ...source }], containers: [main] });
       const { status } = await pods.untilPhase("refused", "Failed");
       expect(status.reason).toBe("UnsupportedFeature");
       expect(status.message).toMatch(new RegExp(`^Pod was rejected: .*spec\\.volumes\\[\\d+\\]\\.${kind}: `));
       expect(status.containerStatuses ?? []).toEqual([]);
-      await untilEvent(context, "refused", "UnsupportedFeature", new RegExp(kind));
+      await untilEvent("refused", "UnsupportedFeature", new RegExp(kind));
     },
   })),
   {
     ids: ["V10"],
     name: "a pod that outgrows the limit of its emptyDir is evicted in kubelet's words, and that is its own failure",
     needs: ["volumes.empty_dir.size_limit"],
-    async run(context) {
-      const { create, pods, shell } = context;
+    async run({ create, pods, shell, untilEvent }) {
       const main = shell("main", `head -c 3000000 /dev/zero > /v/big; ${serve}`, { volumeMounts: [at("v", "/v")] });
       await create("outgrown", {
         terminationGracePeriodSeconds: 1,
@@ -409,15 +373,14 @@ export const volumeCases: readonly ChecklistCase[] = [
       expect(status).toMatchObject({ reason: "Evicted", message });
       // As in a kubelet: a pod that broke its own limit would do so again, which its owner must be able to tell.
       expect(status.conditions.find(({ type }: any) => type === "DisruptionTarget")).toBeUndefined();
-      await untilEvent(context, "outgrown", "Evicted", message);
+      await untilEvent("outgrown", "Evicted", message);
     },
   },
   {
     ids: ["V10"],
     name: "a pod that writes more than its containers may keep is evicted in kubelet's words",
     needs: ["ephemeral_storage_limits"],
-    async run(context) {
-      const { create, pods, shell } = context;
+    async run({ create, pods, shell, untilEvent }) {
       const script = `head -c 3000000 /dev/zero > /big; ${serve}`;
       const limits = { "ephemeral-storage": "1Mi" };
       await create("written", {
@@ -427,15 +390,14 @@ export const volumeCases: readonly ChecklistCase[] = [
       const { status } = await pods.untilPhase("written", "Failed");
       const message = "Pod ephemeral local storage usage exceeds the total limit of containers 1Mi. ";
       expect(status).toMatchObject({ reason: "Evicted", message });
-      await untilEvent(context, "written", "Evicted", message);
+      await untilEvent("written", "Evicted", message);
     },
   },
   {
     ids: ["V10"],
     name: "a container that writes more than its own share is evicted, though the others leave theirs",
     needs: ["ephemeral_storage_limits", "multi_container"],
-    async run(context) {
-      const { create, pods, shell } = context;
+    async run({ create, pods, shell }) {
       const limited = (size: string) => ({ resources: { limits: { "ephemeral-storage": size } } });
       await create("greedy", {
         terminationGracePeriodSeconds: 1,
@@ -453,10 +415,8 @@ export const volumeCases: readonly ChecklistCase[] = [
     ids: ["V01"],
     name: "a volume of an image has the image's files, for reading only",
     needs: ["volumes.image"],
-    async run(context) {
-      const { image } = context;
+    async run({ image, outputOf }) {
       const lines = await outputOf(
-        context,
         "ls /img/bin/busybox; touch /img/x 2>/dev/null || echo read-only",
         { volumes: [{ name: "img", image: { reference: image } }] },
         { volumeMounts: [at("img", "/img")] },
