@@ -13,7 +13,6 @@ import { setImmediate as nextTurn } from "node:timers/promises";
 import type { AgentConfig, NodeConfig, ProviderConfig } from "../config/schema.ts";
 import { exposedSecrets } from "../config/exposed-files.ts";
 import { ConfigError, configuredBy } from "../config/load.ts";
-import { isTerminal } from "../kube/pod.ts";
 import { NodeCertificate } from "../kube/certificates.ts";
 import { loadKubeConfig } from "../kube/credentials.ts";
 import { EventRecorder } from "../kube/events.ts";
@@ -28,9 +27,9 @@ import type { Clock } from "../util/clock.ts";
 import { toError } from "../util/errors.ts";
 import type { Random } from "../util/random.ts";
 import { NodeAgent } from "./node-agent.ts";
-import { observeWatches } from "./pod-metrics.ts";
+import type { NodeAgentOptions } from "./node-options.ts";
+import { observeProcess, type Vitals } from "./process-metrics.ts";
 import { ServiceCache } from "../podspec/references/services.ts";
-import type { ContainerState } from "../provider/machine.ts";
 import type { Provider } from "../provider/provider.ts";
 import { HealthChecks, startHealthServer, type HealthCheck, type HealthServer } from "../telemetry/health.ts";
 import type { Logger } from "../telemetry/logger.ts";
@@ -44,12 +43,6 @@ const BUSY_PODS = 4;
 export interface ProviderEvents {
   /** A reply was refused because it broke the contract. */
   onInvalidReply(reason: string): void;
-}
-
-/** What happened to the process itself, counted since it started. */
-interface Vitals {
-  readonly droppedLogLines: number;
-  readonly unhandledErrors: Readonly<Record<string, number>>;
 }
 
 export interface AgentOptions {
@@ -140,27 +133,19 @@ export class Agent {
 
   /** Builds everything and binds the ports; nothing is registered before `run`. @throws ConfigError, KubeApiError */
   static async create(options: AgentOptions): Promise<Agent> {
-    const { config, clock, logger, version } = options;
+    const { config, logger, version } = options;
     for (const path of await exposedSecrets(config))
       logger.warn({ path }, "This file holds a secret, and every user of this host can read it: chmod o-r");
-    const livez = new HealthChecks("livez");
-    const readyz = new HealthChecks("readyz");
     const metrics = createMetrics({ nodeNames: config.nodes.map((node) => node.name), version });
     const nodes: NodeAgent[] = [];
-    let services: ServiceCache | undefined;
-    metrics.onScrape((asked) => {
-      countPods(asked === undefined ? nodes : nodes.filter(({ name }) => name === asked), metrics);
-      const reflectors = nodes.map(({ pods }) => pods.reflector);
-      observeWatches(metrics, clock, reflectors);
-      if (options.vitals) countVitals(options.vitals(), metrics);
-    });
+    metrics.onScrape((asked) => observeProcess(asked, nodes, options, metrics));
     // What belongs to no node is asked for as the process itself: a node may read neither.
-    const self = connect({ config, clock, logger, version, metrics });
-    livez.add("event-loop", eventLoopCheck());
+    const self = connect({ ...options, metrics });
     const elector = config.leaderElection.enabled ? createElector(options, self, metrics) : undefined;
-    // From the first scrape on, metrics show whether this process is the leader or a standby.
-    if (elector !== undefined) metrics.leaderElectionMaster.set({ name: config.leaderElection.name }, 0);
     let isBuilt = false;
+    const livez = new HealthChecks("livez");
+    livez.add("event-loop", eventLoopCheck());
+    const readyz = new HealthChecks("readyz");
     readyz.add("started", () => (isBuilt ? undefined : "still starting"));
     // First, because a node's certificate may have to wait for an administrator's approval: until then the process is
     // alive, not ready.
@@ -170,48 +155,13 @@ export class Agent {
     );
     try {
       const clusterId = config.clusterId ?? (await readClusterId(self, options.signal));
-      const certificates = await obtainCertificates(options, self, metrics);
-      for (const node of config.nodes) {
-        const nodeLogger = logger.child({ node: node.name });
-        const certificate = certificates.get(node.name);
-        const kube = connect({ config, node, clock, logger, version, metrics, certificate });
-        let agent: NodeAgent | undefined;
-        const events = new EventRecorder({
-          kube: elector === undefined ? kube : guardedKube(kube, elector.guard),
-          clock,
-          logger: nodeLogger,
-          random: options.random,
-          component: "kubelet",
-          host: node.name,
-          isBusy: () => agent !== undefined && agent.pods.queue.depth + agent.pods.queue.working > BUSY_PODS,
-          onDropped: (reason) => metrics.eventsDropped.inc({ reason }),
-        });
-        services ??= new ServiceCache({ kube, clock, random: options.random, logger });
-        const provider = await options.createProvider(node.provider, {
-          onInvalidReply: (reason) => metrics.backendInvalidResponses.inc({ reason }),
-        });
-        agent = await NodeAgent.create({
-          ...options,
-          logger: nodeLogger,
-          node: { ...node, addresses: node.addresses.length > 0 ? node.addresses : hostAddresses() },
-          kube,
-          self,
-          events,
-          services,
-          provider,
-          clusterId,
-          auditCommands: config.audit.commands,
-          metrics,
-          livez,
-          readyz,
-          certificate,
-          guard: elector?.guard,
-        });
-        nodes.push(agent);
-      }
-      isBuilt = true;
+      const clients = await connectNodes(options, self, metrics);
       // The configuration has at least one node.
-      return new Agent({ nodes, services: services!, health, self, elector, logger });
+      const services = new ServiceCache({ ...options, kube: clients[0]!.kube });
+      const shared: SharedParts = { self, services, clusterId, metrics, livez, readyz, guard: elector?.guard };
+      for (const client of clients) nodes.push(await createNodeAgent(options, client, shared));
+      isBuilt = true;
+      return new Agent({ nodes, services, health, self, elector, logger });
     } catch (thrown) {
       await Promise.all([...nodes.map((node) => node.close()), self.close(), health.close()]);
       throw thrown;
@@ -249,58 +199,63 @@ export class Agent {
   }
 }
 
-/** The kubelet's gauges carry no node label, so they count the pods of all these nodes. */
-function countPods(nodes: readonly NodeAgent[], metrics: Metrics): void {
-  const pods = nodes.flatMap((node) => node.pods.store.list());
-  metrics.desiredPods.set(pods.length);
-  metrics.activePods.set(pods.filter((pod) => !isTerminal(pod)).length);
-  metrics.runningPods.set(pods.filter((pod) => pod.status?.phase === "Running").length);
-  metrics.workingPods.set(nodes.reduce((sum, node) => sum + node.pods.working, 0));
-  const machines = nodes.flatMap((node) => [...node.pods.machines.values()]);
-  metrics.stuckPods.set(nodes.reduce((sum, node) => sum + node.pods.stuck, 0));
-  metrics.machines.reset();
-  for (const { state } of machines) metrics.machines.inc({ state });
-  for (const _ of nodes.flatMap(({ pods }) => [...pods.machines.unknown()])) metrics.machines.inc({ state: "unknown" });
-  metrics.runningContainers.reset();
-  for (const container of machines.flatMap((machine) => machine.containers)) {
-    metrics.runningContainers.inc({ container_state: containerState(container) });
-  }
-  for (const { name, pods } of nodes)
-    metrics.backendUp.set({ node: name }, pods.observer.failingSince === undefined ? 1 : 0);
+/** A node of the configuration, and the API server as that node. */
+interface NodeClient {
+  node: NodeConfig;
+  kube: KubeTransport;
+  /** identity.mode certificate: the node's own. */
+  certificate: NodeCertificate | undefined;
 }
 
-/** The nodes' own certificates, requested together, so that the person who approves them sees them all at once. */
-async function obtainCertificates(
-  options: AgentOptions,
-  self: Kube,
-  metrics: Metrics,
-): Promise<ReadonlyMap<string, NodeCertificate>> {
+/** What all nodes of a process have in common. */
+type SharedParts = Pick<NodeAgentOptions, "self" | "services" | "clusterId" | "metrics" | "livez" | "readyz" | "guard">;
+
+/** The nodes' certificates are requested together, so that the person who approves them sees them all at once. */
+async function connectNodes(options: AgentOptions, self: Kube, metrics: Metrics): Promise<readonly NodeClient[]> {
   const { config, logger, signal } = options;
-  if (config.identity.mode !== "certificate") return new Map();
-  const obtained = config.nodes.map(async ({ name }) => {
-    const certificate = new NodeCertificate({
-      ...options,
-      nodeName: name,
-      logger: logger.child({ node: name }),
-      metrics,
-    });
-    await certificate.obtain(self, signal);
-    return [name, certificate] as const;
+  const needsCertificate = config.identity.mode === "certificate";
+  const connected = config.nodes.map(async (node): Promise<NodeClient> => {
+    const own = { ...options, nodeName: node.name, logger: logger.child({ node: node.name }), metrics };
+    const certificate = needsCertificate ? new NodeCertificate(own) : undefined;
+    await certificate?.obtain(self, signal);
+    return { node, kube: connect({ ...options, node, metrics, certificate }), certificate };
   });
-  return new Map(await Promise.all(obtained));
+  return await Promise.all(connected);
 }
 
-function countVitals({ droppedLogLines, unhandledErrors }: Vitals, metrics: Metrics): void {
-  metrics.logLinesDropped.reset();
-  metrics.logLinesDropped.inc(droppedLogLines);
-  metrics.unhandledErrors.reset();
-  for (const [kind, count] of Object.entries(unhandledErrors)) metrics.unhandledErrors.inc({ kind }, count);
-}
-
-/** kubelet's words: what waits for its first start was `created`, what waits for its next has `exited`. */
-function containerState({ state, id }: ContainerState): string {
-  if (state === "running") return "running";
-  return state === "waiting" && id === undefined ? "created" : "exited";
+async function createNodeAgent(
+  options: AgentOptions,
+  { node, kube, certificate }: NodeClient,
+  shared: SharedParts,
+): Promise<NodeAgent> {
+  const { metrics, guard } = shared;
+  const logger = options.logger.child({ node: node.name });
+  let agent: NodeAgent | undefined;
+  const events = new EventRecorder({
+    kube: guard === undefined ? kube : guardedKube(kube, guard),
+    clock: options.clock,
+    logger,
+    random: options.random,
+    component: "kubelet",
+    host: node.name,
+    isBusy: () => agent !== undefined && agent.pods.queue.depth + agent.pods.queue.working > BUSY_PODS,
+    onDropped: (reason) => metrics.eventsDropped.inc({ reason }),
+  });
+  const provider = await options.createProvider(node.provider, {
+    onInvalidReply: (reason) => metrics.backendInvalidResponses.inc({ reason }),
+  });
+  agent = await NodeAgent.create({
+    ...options,
+    ...shared,
+    logger,
+    node: { ...node, addresses: node.addresses.length > 0 ? node.addresses : hostAddresses() },
+    kube,
+    events,
+    provider,
+    auditCommands: options.config.audit.commands,
+    certificate,
+  });
+  return agent;
 }
 
 /**
@@ -325,6 +280,8 @@ function createElector(
   metrics: Metrics,
 ): LeaderElector {
   const { namespace, name, leaseDuration, renewDeadline, retryPeriod } = config.leaderElection;
+  // From the first scrape on, metrics show whether this process is the leader or a standby.
+  metrics.leaderElectionMaster.set({ name }, 0);
   return new LeaderElector({
     kube,
     clock,
