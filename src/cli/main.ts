@@ -3,13 +3,17 @@
  * The command line. Each command lives in a file of its own and is loaded only when it is called, because loading all
  * of them would cost every one of them a second.
  */
-import { enableCompileCache } from "node:module";
+// Not by name: an older Node.js lacks some, and would not get as far as to say that it is too old.
+import * as nodeModule from "node:module";
 import { Command } from "commander";
 import { failWith, USAGE_ERROR } from "./exit.ts";
+import { refuseOldNode } from "./node-version.ts";
 import { VERSION } from "./version.ts";
 
+refuseOldNode();
+
 // Halves the time that a start takes after the first; where nothing can be written it does nothing.
-enableCompileCache();
+nodeModule.enableCompileCache();
 
 const program = new Command("vmlet")
   .description("Turns any HTTP VM API into a Kubernetes node")
@@ -38,7 +42,10 @@ const commands: Record<string, { summary: string; build: Build }> = {
     summary: "run a pod on a node and see it come and go",
     build: async () => (await import("./smoke.ts")).smokeCommand(),
   },
-  node: { summary: "check or remove Node objects", build: async () => (await import("./node.ts")).nodeCommand() },
+  node: {
+    summary: "tell whether nodes are drained, or remove Node objects",
+    build: async () => (await import("./node.ts")).nodeCommand(),
+  },
   version: { summary: "print the version", build: async () => (await import("./version.ts")).versionCommand() },
 };
 
@@ -57,9 +64,10 @@ function notInImage(thrown: unknown): never {
   process.exit(USAGE_ERROR);
 }
 
-function inherit(parent: Command, command: Command): void {
-  command.copyInheritedSettings(parent);
-  for (const child of command.commands) inherit(command, child);
+function inherit(parent: Command, command: Command, path = "vmlet"): void {
+  const name = `${path} ${command.name()}`;
+  command.copyInheritedSettings(parent).showHelpAfterError(`(${name} --help says what it takes)`);
+  for (const child of command.commands) inherit(command, child, name);
 }
 
 try {

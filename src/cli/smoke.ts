@@ -15,6 +15,7 @@ import { silentLogger } from "../telemetry/logger.ts";
 import { systemClock, type Clock } from "../util/clock.ts";
 import { toError, VmletError } from "../util/errors.ts";
 import { signalToStop } from "./exit.ts";
+import { requireNode } from "./no-such-node.ts";
 import { VERSION } from "./version.ts";
 
 const POLL_MS = 500;
@@ -112,12 +113,13 @@ function milliseconds(text: string): number {
   }
 }
 
-/** @throws SmokeError that says which step failed and what was seen last; the pod is deleted in any case */
+/** @throws NoSuchNodeError; SmokeError that says which step failed and what was seen last; the pod is deleted in any case */
 export async function smoke(options: SmokeOptions): Promise<void> {
   const { kube, clock, node, namespace, image, restricted, timeoutMs, step } = options;
   const greeting = `vmlet smoke test of ${node}`;
   const deadline = clock.monotonic() + timeoutMs;
   const signal = AbortSignal.any([options.signal, AbortSignal.timeout(timeoutMs)]);
+  await requireNode(kube, node, signal);
   const created = await kube.request<Pod>({
     method: "POST",
     path: resourcePath({ resource: "pods", namespace }),

@@ -112,6 +112,10 @@ export const ERROR_CODES: Readonly<Record<string, CodeMeaning>> = {
     meaning: "`vmlet node remove` deleted a Node, and an agent registered it again.",
     cure: "Stop the agent that serves this node, then remove it again.",
   },
+  NO_SUCH_NODE: {
+    meaning: "A command was given the name of a Node that the cluster does not have. The process ends with status 2.",
+    cure: "Correct the name; `kubectl get nodes` lists those that there are.",
+  },
   NOT_DRAINED: {
     meaning: "`vmlet node drained` found pods on a node that is to go: without the agent their machines would run on.",
     cure: "`kubectl drain` the node, and wait until the pods are gone.",

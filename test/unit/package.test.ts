@@ -30,3 +30,12 @@ test.each(["README.md", "providers/README.md", "examples/README.md", "test/READM
     expect(text).not.toContain("npx vmlet");
   },
 );
+
+test("what the README tells users to read is in the package", () => {
+  const { files } = JSON.parse(read("package.json")) as { files: string[] };
+  const packed = (path: string) => files.some((entry) => path === entry || path.startsWith(`${entry}/`));
+  const links = [...read("README.md").matchAll(/\]\((?!https?:|#)([^)#]+)/g)].map(([, path]) => path!);
+  const ofTheRepository = ["test/README.md", "Dockerfile", "src/provider/provider.ts", "CONTRIBUTING.md"];
+  expect(links).toEqual(expect.arrayContaining(["CONFIGURATION.md", ...ofTheRepository]));
+  expect(links.filter((path) => !packed(path) && !ofTheRepository.includes(path))).toEqual([]);
+});

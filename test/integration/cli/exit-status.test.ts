@@ -67,6 +67,28 @@ test.each([
   expect(status).toBe(2);
 });
 
+test.each([
+  [["dev", "--bogus"], "(vmlet dev --help says what it takes)"],
+  [["node", "drained", "--bogus"], "(vmlet node drained --help says what it takes)"],
+  [["--bogus"], "(vmlet --help lists the commands)"],
+])("%j is told which help to read", async (args, told) => {
+  expect((await vmlet(...args)).stderr).toContain(told);
+});
+
+test("a Node.js that is too old is told in words, and is 2", async () => {
+  const versions = `Object.defineProperty(process, "versions", { value: { ...process.versions, node: "20.20.2" } });`;
+  const old = `data:text/javascript,${encodeURIComponent(`${versions} Object.defineProperty(process, "version", { value: "v20.20.2" });`)}`;
+  const { status, stderr } = await new Promise<{ status: number; stderr: string }>((resolve) =>
+    execFile(process.execPath, ["--import", old, program, "version"], (error, _stdout, stderr) =>
+      resolve({ status: error === null ? 0 : Number(error.code), stderr }),
+    ),
+  );
+  expect(stderr).toBe(
+    "vmlet needs Node.js 22.20 or newer, this is v20.20.2: install a newer one (https://nodejs.org)\n",
+  );
+  expect(status).toBe(2);
+});
+
 test("names of checks may stand before the address", async () => {
   const { status, stderr } = await vmlet(
     "conformance",

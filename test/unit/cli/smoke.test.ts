@@ -1,4 +1,5 @@
 import { expect, test } from "vitest";
+import { KubeApiError } from "../../../src/kube/errors.ts";
 import type { Pod } from "../../../src/kube/wire.ts";
 import { matchesNodeSelectorTerms } from "../../../src/resources/labels.ts";
 import { smoke, type SmokeKube } from "../../../src/cli/smoke.ts";
@@ -34,7 +35,7 @@ test("a smoke test that is stopped deletes its pod and says that it was stopped"
   await clock.advance(2_000);
   stop.abort(new Error("stopped by SIGTERM"));
   await failed;
-  expect(requests.at(0)).toBe("POST");
+  expect(requests.find((method) => method !== "GET")).toBe("POST");
   expect(requests.at(-1)).toBe("DELETE");
 });
 
@@ -61,4 +62,19 @@ test("a smoke test's pod is scheduled to the node of that name, whatever its hos
   expect(matchesNodeSelectorTerms({ name: "burst-1", labels }, terms)).toBe(false);
   // The scheduler is part of what is tested.
   expect([nodeName, nodeSelector]).toEqual([undefined, undefined]);
+});
+
+test("a smoke test of a Node that is not there says so, and makes no pod", async () => {
+  const requests: string[] = [];
+  const kube = {
+    request({ method }: { method: string }) {
+      requests.push(method);
+      return Promise.reject(new KubeApiError("not found", { status: 404, reason: "NotFound" }));
+    },
+  } as unknown as SmokeKube;
+  const signal = new AbortController().signal;
+  await expect(smoke({ kube, clock: new VirtualClock(), ...OPTIONS, node: "nope", signal })).rejects.toThrow(
+    "there is no Node nope",
+  );
+  expect(requests).toEqual(["GET"]);
 });
