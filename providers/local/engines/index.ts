@@ -212,21 +212,8 @@ export function createEngine(config: EngineConfig, options: EngineOptions): Engi
         hostAddress,
       });
     case "oci":
-      return createOciEngine({ ...definedOnly(config), stateDir, clock, logger, reservedPorts });
+      return createOciEngine({ ...config, stateDir, clock, logger, reservedPorts });
     case "vm":
-      return createVmEngine({ ...definedOnly(config), stateDir, clock, logger, reservedPorts });
+      return createVmEngine({ ...config, stateDir, clock, logger, reservedPorts });
   }
 }
-
-/** A key that the file does not have is absent, not undefined, all the way down. */
-function definedOnly<T>(value: T): Defined<T> {
-  if (typeof value !== "object" || value === null || Array.isArray(value)) return value as Defined<T>;
-  const entries = Object.entries(value).filter(([, entry]) => entry !== undefined);
-  return Object.fromEntries(entries.map(([key, entry]) => [key, definedOnly(entry)])) as Defined<T>;
-}
-
-type Defined<T> = T extends readonly unknown[]
-  ? T
-  : T extends object
-    ? { [K in keyof T]: Defined<Exclude<T[K], undefined>> }
-    : T;

@@ -46,7 +46,7 @@ export interface HostImagesOptions {
   /** Limit on the files of an unpacked image. */
   maxUnpackedFiles?: number | undefined;
   pullTimeoutMs?: number | undefined;
-  gc?: Partial<GcOptions> | undefined;
+  gc?: { [K in keyof GcOptions]?: GcOptions[K] | undefined } | undefined;
   /** Of the file system that the store is on. */
   diskUsage?: (() => Promise<DiskUse>) | undefined;
 }
@@ -84,10 +84,11 @@ export class HostImages implements ImageStore {
       maxLayerBytes: maxImageBytes,
     });
     const shared = { folders: this.#folders, disk: this.#disk, clock };
+    const { highPercent = 85, lowPercent = 80, minAgeMs = 120_000 } = options.gc ?? {};
     this.#collector = new ImageCollector({
       ...shared,
       logger,
-      thresholds: { highPercent: 85, lowPercent: 80, minAgeMs: 120_000, ...options.gc },
+      thresholds: { highPercent, lowPercent, minAgeMs },
       forget: (hex) => this.#open().forget(hex),
     });
     const download = new ImageDownload({
