@@ -78,6 +78,8 @@ export class World {
   destroying: Promise<void> = Promise.resolve();
   exec: ExecScript = () => 0;
   images: ImageStore | undefined;
+  /** The engine that says which specifications it takes. Default: all of them are. */
+  judge: Engine | undefined;
   patched: string[] = [];
   /** What the engine measures. */
   volumes: { name: string; used_bytes: number }[] = [];
@@ -218,8 +220,9 @@ export class World {
 
   #engine(): Engine {
     return {
-      name: "process",
-      capabilities: ALL_CAPABILITIES,
+      name: this.judge?.name ?? "process",
+      capabilities: this.judge?.capabilities ?? ALL_CAPABILITIES,
+      ...(this.judge?.validate && { validate: (spec: MachineSpec) => this.judge!.validate!(spec) }),
       ...(this.images === undefined ? {} : { images: this.images }),
       check: () => Promise.resolve([]),
       sweep: () => Promise.resolve(),

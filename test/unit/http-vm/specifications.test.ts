@@ -11,6 +11,10 @@ import {
   type InvalidReason,
   type MachineApiServer,
 } from "../../../providers/http-vm/index.ts";
+import type { Engine } from "../../../providers/local/engine.ts";
+import { createOciEngine } from "../../../providers/local/engines/oci/engine.ts";
+import { createProcessEngine } from "../../../providers/local/engines/process/process.ts";
+import { createVmEngine } from "../../../providers/local/engines/vm/engine.ts";
 import { MemoryProvider } from "../../../providers/memory/index.ts";
 import { ALL_CAPABILITIES } from "../../../src/provider/capabilities.ts";
 import { isProviderError } from "../../../src/provider/errors.ts";
@@ -20,10 +24,12 @@ import type { MachineStats, Provider } from "../../../src/provider/provider.ts";
 import { silentLogger } from "../../../src/telemetry/logger.ts";
 import { arbitraryOf, type SchemaNode } from "../../support/arbitrary-schema.ts";
 import { runs } from "../../support/runs.ts";
+import { systemClock } from "../../../src/util/clock.ts";
 import { settle, VirtualClock } from "../../support/virtual-clock.ts";
 import { World } from "../backend/world.ts";
 
 const signal = new AbortController().signal;
+const host = { clock: systemClock, logger: silentLogger };
 const schemas = openApiDocument().components.schemas as Record<string, SchemaNode>;
 const specifications = arbitraryOf(schemas["MachineSpec"]!, (ref) => schemas[ref.split("/").at(-1)!]!).map((spec) => ({
   ...(spec as MachineSpec),
@@ -102,6 +108,28 @@ describe("every specification that is admitted", () => {
     expect(admitted).toBeGreaterThan(8);
   });
 
+  test.each<[string, (stateDir: string) => Engine]>([
+    [
+      "process",
+      (stateDir) => createProcessEngine({ stateDir, ...host, images: { "*": ["true"] }, addressPool: "127.64.0.0/10" }),
+    ],
+    ["oci", (stateDir) => createOciEngine({ stateDir, ...host, allowPrivileged: true })],
+    ["vm", (stateDir) => createVmEngine({ stateDir, ...host })],
+  ])("is refused by engine %s for what can be said, or can be told of", async (_name, make) => {
+    const world = await World.create((each) => (each.judge = make(each.stateDir)));
+    await serve(world.provider);
+    let [admitted, refused] = [0, 0];
+    await fc.assert(
+      fc.asyncProperty(specifications, fc.boolean(), async (spec, isPlain) => {
+        const machine = await roundTrip(isPlain ? plain(coherent(spec)) : spec, () => world.advance(10));
+        if (machine === undefined) refused++;
+        else admitted++;
+      }),
+      { numRuns: runs(25) },
+    );
+    expect(Math.min(admitted, refused)).toBeGreaterThan(0);
+  });
+
   test("can be told of however large it is", async () => {
     await serve(new MemoryProvider({ clock: new VirtualClock(), capabilities: [...ALL_CAPABILITIES] }));
     const sizes = fc.record({
@@ -137,6 +165,20 @@ function coherent(spec: MachineSpec): MachineSpec {
     init_containers: [],
     ephemeral_containers: rename(spec.ephemeral_containers),
     volumes: rename(spec.volumes) as NonNullable<MachineSpec["volumes"]>,
+  };
+}
+
+/** Without what some engine lacks. */
+function plain({ labels, restart_policy, containers }: MachineSpec): MachineSpec {
+  return {
+    labels,
+    restart_policy,
+    containers: containers.map(({ name, image, command, args, env }) => ({
+      ...{ name, image },
+      ...(command !== undefined && { command }),
+      ...(args !== undefined && { args }),
+      ...(env !== undefined && { env }),
+    })),
   };
 }
 
