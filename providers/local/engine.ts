@@ -33,7 +33,6 @@ import {
   type Volume,
   VmletError,
 } from "../../src/provider/kit/index.ts";
-import type { GuestCommandPlace } from "./shim/guest-session.ts";
 
 type EngineName = "process" | "oci" | "vm";
 
@@ -203,6 +202,13 @@ export interface HostPlan {
    * container does not count as started. Absent: started as soon as argv was executed.
    */
   pidFile?: string;
+}
+
+export interface GuestCommandPlace {
+  /** Unix socket of the port. */
+  socket: string;
+  /** 32 characters that cannot be guessed. */
+  token: string;
 }
 
 /** A command that waits in a guest for the host's word. */

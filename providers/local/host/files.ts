@@ -1,5 +1,6 @@
-/** Small file helpers that the engines share. */
+/** Files that are written whole or not at all, and read when they are there. */
 import { randomBytes } from "node:crypto";
+import { renameSync, writeFileSync } from "node:fs";
 import { open, readdir, readFile, rename, rm, writeFile } from "node:fs/promises";
 import { join } from "node:path";
 
@@ -13,6 +14,13 @@ export async function writeFileAtomic(path: string, content: string | Buffer, mo
     await rm(temporary, { force: true });
     throw thrown;
   }
+}
+
+/** The same, at once and as JSON. With `flush`, the content is on the disk before it takes the old one's place, also when the host loses power. */
+export function writeJson(path: string, value: unknown, { flush = false } = {}): void {
+  const temporary = `${path}.tmp`;
+  writeFileSync(temporary, JSON.stringify(value), { mode: 0o600, flush });
+  renameSync(temporary, path);
 }
 
 /** What the file has is on the disk: a rename may outlive a power cut that the content would not. */

@@ -24,7 +24,7 @@ import { logTail } from "../shim/log-reader.ts";
 import type { ContainerStatus } from "./container-status.ts";
 import { MIN_KILL_WAIT_MS, type Stoppable, stopContainer, type StopOrder, type StopTask } from "./container-stop.ts";
 import type { MachineContext } from "./machine-context.ts";
-import { writeJson } from "./machine-store.ts";
+import { writeJson } from "../host/files.ts";
 
 /** How long the end of a container waits for its shim to write the last of the log. */
 const LOG_DRAIN_MS = 5_000;

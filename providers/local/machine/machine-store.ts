@@ -2,7 +2,7 @@
  * The machines of this host on disk: a folder each, with its spec and its record; and the events of their changes, by
  * which clients follow them.
  */
-import { chmodSync, mkdirSync, readdirSync, readFileSync, renameSync, rmSync, writeFileSync } from "node:fs";
+import { chmodSync, mkdirSync, readdirSync, readFileSync, rmSync } from "node:fs";
 import { createHash } from "node:crypto";
 import { join } from "node:path";
 import {
@@ -13,6 +13,7 @@ import {
   type MachineSpec,
   tombstoneOf,
 } from "../../../src/provider/kit/index.ts";
+import { writeJson } from "../host/files.ts";
 import type { MachineRecord } from "./record.ts";
 import { HostError } from "../host/host-error.ts";
 
@@ -32,13 +33,6 @@ function digest(text: string, length: number): string {
 
 function socketPrefix(id: string): string {
   return digest(id, MACHINE_PREFIX_LENGTH);
-}
-
-/** With `flush`, the content is on the disk before it takes the old one's place, also when the host loses power. */
-export function writeJson(path: string, value: unknown, { flush = false } = {}): void {
-  const temporary = `${path}.tmp`;
-  writeFileSync(temporary, JSON.stringify(value), { mode: 0o600, flush });
-  renameSync(temporary, path);
 }
 
 function readJson(path: string): unknown {

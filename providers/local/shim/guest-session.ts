@@ -8,6 +8,7 @@
  * The guest is not trusted: frames are bounded, an unknown one or more than there is room for ends the session.
  * Imports next to nothing: each shim has it.
  */
+import type { GuestCommandPlace } from "../engine.ts";
 import { connect, type Socket } from "node:net";
 import { encodeFrame, FrameReader } from "./frames.ts";
 
@@ -40,13 +41,6 @@ const FRAMES_PER_MS = 20;
 const MANY_FRAMES = 256;
 /** A guest that has not answered by then never will: its end of the session has died. */
 const GREETING_MS = 120_000;
-
-export interface GuestCommandPlace {
-  /** Unix socket of the port. */
-  socket: string;
-  /** 32 characters that cannot be guessed. */
-  token: string;
-}
 
 interface GuestSessionEvents {
   /** The container runs (its runtime says so), or the connection stands. */

@@ -9,7 +9,8 @@ import { defaultGuestDir, hasGuest, makeGuest } from "../../../providers/local/e
 import { GuestPorts } from "../../../providers/local/engines/vm/ports.ts";
 import { killVm, Qemu, type StartedVm } from "../../../providers/local/engines/vm/qemu.ts";
 import { Qmp } from "../../../providers/local/engines/vm/qmp.ts";
-import { GuestSession, type GuestCommandPlace } from "../../../providers/local/shim/guest-session.ts";
+import type { GuestCommandPlace } from "../../../providers/local/engine.ts";
+import { GuestSession } from "../../../providers/local/shim/guest-session.ts";
 import { silentLogger } from "../../../src/telemetry/logger.ts";
 import { systemClock } from "../../../src/util/clock.ts";
 import { leaveOut } from "../../support/left-out.ts";

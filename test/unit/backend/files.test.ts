@@ -2,7 +2,7 @@ import { existsSync, mkdtempSync, readdirSync, readFileSync, readlinkSync, rmSyn
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { beforeEach, expect, onTestFinished, test } from "vitest";
-import { writeFilesVolume } from "../../../providers/local/machine/volume-files.ts";
+import { writeFilesVolume } from "../../../providers/local/bundle/volume-files.ts";
 
 let dir: string;
 

@@ -7,7 +7,7 @@ import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { afterEach, describe, expect, test } from "vitest";
 import { WebSocketServer } from "ws";
-import { writeFilesVolume } from "../../../providers/local/machine/volume-files.ts";
+import { writeFilesVolume } from "../../../providers/local/bundle/volume-files.ts";
 import { HttpVmProvider, type HttpVmOptions, type InvalidReason } from "../../../providers/http-vm/index.ts";
 import { passTime, settled } from "../../e2e/harness/wait.ts";
 import { VirtualClock } from "../../support/virtual-clock.ts";

@@ -2,7 +2,7 @@ import { mkdtempSync, rmSync, writeFileSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { afterEach, beforeEach, describe, expect, test } from "vitest";
-import { writeFilesVolume } from "../../../providers/local/machine/volume-files.ts";
+import { writeFilesVolume } from "../../../providers/local/bundle/volume-files.ts";
 import { KubeTransport, type KubeTransportOptions } from "../../../src/kube/transport.ts";
 import { KubeApiError, isConflict, isGone, isNotFound, saysNotFound } from "../../../src/kube/errors.ts";
 import { guardedKube } from "../../../src/kube/guarded.ts";

@@ -17,7 +17,7 @@ import { join } from "node:path";
 import { promisify } from "node:util";
 import { expect, onTestFinished, test } from "vitest";
 import { commandLine } from "../../../providers/local/engines/vm/control.ts";
-import { writeFilesVolume } from "../../../providers/local/machine/volume-files.ts";
+import { writeFilesVolume } from "../../../providers/local/bundle/volume-files.ts";
 import { findTool } from "../../../providers/local/host/command.ts";
 import { leaveOut } from "../../support/left-out.ts";
 

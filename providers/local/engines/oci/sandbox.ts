@@ -38,7 +38,7 @@ import {
   type SandboxStats,
   type ShimExit,
 } from "../../engine.ts";
-import { writeFilesVolume } from "../../machine/volume-files.ts";
+import { writeFilesVolume } from "../../bundle/volume-files.ts";
 import { findTool, run } from "../../host/command.ts";
 import { machineHash } from "../../host/machine-hash.ts";
 import { readFileIfExists, writeFileAtomic } from "../../host/files.ts";

@@ -35,7 +35,7 @@ import {
 } from "../../engine.ts";
 import { isAlive, TICKS_PER_SECOND, type ProcessStat } from "../../host/proc.ts";
 import { spawnStreams } from "../../shim/spawn.ts";
-import { writeJson } from "../../machine/machine-store.ts";
+import { writeJson } from "../../host/files.ts";
 import { PROCESS_CAPABILITIES } from "../capabilities.ts";
 import { OwnedProcesses } from "./owned.ts";
 import { HostError } from "../../host/host-error.ts";

@@ -7,7 +7,7 @@
 import { randomBytes } from "node:crypto";
 import { join } from "node:path";
 import { ProviderError } from "../../../../src/provider/kit/index.ts";
-import type { GuestCommandPlace } from "../../shim/guest-session.ts";
+import type { GuestCommandPlace } from "../../engine.ts";
 import { Qmp } from "./qmp.ts";
 
 /** The control channel has number 1; QEMU keeps 0 for a console. */

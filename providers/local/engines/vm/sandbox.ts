@@ -30,7 +30,7 @@ import {
   type SandboxStats,
   type ShimExit,
 } from "../../engine.ts";
-import { writeFilesVolume } from "../../machine/volume-files.ts";
+import { writeFilesVolume } from "../../bundle/volume-files.ts";
 import { findTool, run } from "../../host/command.ts";
 import { readdirAtomic, readFileIfExists, writeFileAtomic } from "../../host/files.ts";
 import { containerPorts } from "../../network/host-ports.ts";

@@ -2,7 +2,8 @@
 import { PassThrough, Writable } from "node:stream";
 import { onAbort, type ProcessStreams, ProviderError, type StreamOptions } from "../../../../src/provider/kit/index.ts";
 import { KILLED_EXIT } from "../../engine.ts";
-import { GuestSession, type GuestCommandPlace } from "../../shim/guest-session.ts";
+import type { GuestCommandPlace } from "../../engine.ts";
+import { GuestSession } from "../../shim/guest-session.ts";
 
 export interface GuestStreams extends ProcessStreams {
   /** Whether a connection stands; of no meaning for a command. */
