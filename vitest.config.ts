@@ -32,8 +32,8 @@ const suite = (name: string, options: Options = {}) => ({
     globalSetup: options.globalSetup ?? [],
     setupFiles: options.setupFiles ?? [],
     isolate: !options.shared,
-    testTimeout: options.timeoutMs ?? 15_000,
-    hookTimeout: options.timeoutMs ?? 15_000,
+    testTimeout: options.timeoutMs ?? 30_000,
+    hookTimeout: options.timeoutMs ?? 30_000,
     // Cases that run at the same time wait, most of the time, for what the others wait for.
     maxConcurrency: 13,
     fileParallelism: !options.serial,

@@ -7,34 +7,23 @@ import { HttpVmProvider, type HttpVmOptions, type InvalidReason } from "../../..
 import { MachineApiClient } from "../../../providers/http-vm/client.ts";
 import { LOG_TYPE } from "../../../providers/http-vm/wire.ts";
 import type { Machine, MachineSpec } from "../../../src/provider/machine.ts";
+import { containerState, machine } from "../../support/builders.ts";
 import { settle, VirtualClock } from "../../support/virtual-clock.ts";
 
 const BACKEND = "https://backend.example";
 const signal = new AbortController().signal;
 const spec: MachineSpec = { labels: { node: "n" }, restart_policy: "never", containers: [{ name: "c", image: "i" }] };
 
-const machine = (rest: object = {}): Machine & Record<string, unknown> => ({
-  id: "m",
-  version: 1,
-  revision: 5,
-  labels: { node: "n" },
-  state: "running",
-  reachability: "ok",
-  sandbox_ready: true,
-  created_at: "2026-01-01T00:00:00.000Z",
-  addresses: [{ ip: "10.0.0.1" }],
-  containers: [
-    {
-      name: "c",
-      kind: "main",
-      state: "running",
-      ready: true,
-      started: true,
-      restart_count: 0,
-      image: "i",
-      image_id: "sha256:1",
-    },
-  ],
+/** Of the API, with what it may have besides. */
+const told = (rest: object = {}): Machine & Record<string, unknown> => ({
+  ...machine({
+    revision: 5,
+    labels: { node: "n" },
+    addresses: [{ ip: "10.0.0.1" }],
+    containers: [
+      containerState("c", { state: "running", ready: true, started: true, image: "i", image_id: "sha256:1" }),
+    ],
+  }),
   ...rest,
 });
 
@@ -193,8 +182,8 @@ describe("an error reply", () => {
 });
 
 describe("a malformed reply is unknown, never absent:", () => {
-  const container = machine().containers[0]!;
-  const withContainer = (rest: object) => machine({ containers: [{ ...container, ...rest }] });
+  const container = told().containers[0]!;
+  const withContainer = (rest: object) => told({ containers: [{ ...container, ...rest }] });
   const terminated = (rest: object) =>
     withContainer({
       state: "terminated",
@@ -206,25 +195,25 @@ describe("a malformed reply is unknown, never absent:", () => {
     ["invalid UTF-8", { body: "x", headers: { "x-binary": "1" } }, "json"],
     ["an array", { body: "[]" }, "schema"],
     ["null", { body: "null" }, "schema"],
-    ["another content type", { body: machine(), headers: { "content-type": "text/html" } }, "content_type"],
-    ["compressed", { body: machine(), headers: { "content-encoding": "gzip" } }, "content_type"],
-    ["without the request's id", { body: machine(), echo: false }, "request_id"],
-    ["another request's id", { body: machine(), echo: false, headers: { "x-request-id": "other" } }, "request_id"],
-    ["about another machine", { body: machine({ id: "other" }) }, "machine_id"],
-    ["an id that is a path", { body: machine({ id: "../m" }) }, "schema"],
-    ["without a state", { body: machine({ state: undefined }) }, "schema"],
-    ["an unknown state", { body: machine({ state: "Running" }) }, "schema"],
-    ["an unknown reachability", { body: machine({ reachability: "maybe" }) }, "schema"],
-    ["a version that is text", { body: machine({ version: "1" }) }, "schema"],
-    ["a negative revision", { body: machine({ revision: -1 }) }, "schema"],
-    ["a time without a zone", { body: machine({ created_at: "2026-01-01T00:00:00" }) }, "schema"],
-    ["a time in another zone", { body: machine({ created_at: "2026-01-01T00:00:00+02:00" }) }, "schema"],
-    ["a time that is a number", { body: machine({ created_at: 17e8 }) }, "schema"],
-    ["the thirteenth month", { body: machine({ created_at: "2026-13-01T00:00:00Z" }) }, "schema"],
-    ["an address that is none", { body: machine({ addresses: [{ ip: "host" }] }) }, "schema"],
-    ["the metadata address", { body: machine({ addresses: [{ ip: "169.254.169.254" }] }) }, "schema"],
-    ["a multicast address", { body: machine({ addresses: [{ ip: "224.0.0.1" }] }) }, "schema"],
-    ["a loopback address from afar", { body: machine({ addresses: [{ ip: "127.0.0.1" }] }) }, "loopback_ip"],
+    ["another content type", { body: told(), headers: { "content-type": "text/html" } }, "content_type"],
+    ["compressed", { body: told(), headers: { "content-encoding": "gzip" } }, "content_type"],
+    ["without the request's id", { body: told(), echo: false }, "request_id"],
+    ["another request's id", { body: told(), echo: false, headers: { "x-request-id": "other" } }, "request_id"],
+    ["about another machine", { body: told({ id: "other" }) }, "machine_id"],
+    ["an id that is a path", { body: told({ id: "../m" }) }, "schema"],
+    ["without a state", { body: told({ state: undefined }) }, "schema"],
+    ["an unknown state", { body: told({ state: "Running" }) }, "schema"],
+    ["an unknown reachability", { body: told({ reachability: "maybe" }) }, "schema"],
+    ["a version that is text", { body: told({ version: "1" }) }, "schema"],
+    ["a negative revision", { body: told({ revision: -1 }) }, "schema"],
+    ["a time without a zone", { body: told({ created_at: "2026-01-01T00:00:00" }) }, "schema"],
+    ["a time in another zone", { body: told({ created_at: "2026-01-01T00:00:00+02:00" }) }, "schema"],
+    ["a time that is a number", { body: told({ created_at: 17e8 }) }, "schema"],
+    ["the thirteenth month", { body: told({ created_at: "2026-13-01T00:00:00Z" }) }, "schema"],
+    ["an address that is none", { body: told({ addresses: [{ ip: "host" }] }) }, "schema"],
+    ["the metadata address", { body: told({ addresses: [{ ip: "169.254.169.254" }] }) }, "schema"],
+    ["a multicast address", { body: told({ addresses: [{ ip: "224.0.0.1" }] }) }, "schema"],
+    ["a loopback address from afar", { body: told({ addresses: [{ ip: "127.0.0.1" }] }) }, "loopback_ip"],
     ["a container name that is a path", { body: withContainer({ name: "../x" }) }, "schema"],
     ["an unknown container state", { body: withContainer({ state: "paused" }) }, "schema"],
     ["restarts below zero", { body: withContainer({ restart_count: -1 }) }, "schema"],
@@ -233,17 +222,17 @@ describe("a malformed reply is unknown, never absent:", () => {
     ["an exit code that is text", { body: terminated({ exit_code: "0" }) }, "schema"],
     ["an exit code with a fraction", { body: terminated({ exit_code: 0.5 }) }, "schema"],
     ["an end without a time", { body: terminated({ finished_at: undefined }) }, "schema"],
-    ["__proto__ as a field", { body: JSON.stringify(machine()).replace("{", '{"__proto__":{"x":1},') }, "keys"],
-    ["__proto__ in disguise", { body: JSON.stringify(machine()).replace("{", '{"\\u005f_proto__":{"x":1},') }, "keys"],
-    ["constructor as a label", { body: JSON.stringify(machine()).replace('"node"', '"constructor"') }, "keys"],
+    ["__proto__ as a field", { body: JSON.stringify(told()).replace("{", '{"__proto__":{"x":1},') }, "keys"],
+    ["__proto__ in disguise", { body: JSON.stringify(told()).replace("{", '{"\\u005f_proto__":{"x":1},') }, "keys"],
+    ["constructor as a label", { body: JSON.stringify(told()).replace('"node"', '"constructor"') }, "keys"],
     [
       "nested too deep",
-      { body: JSON.stringify(machine()).replace("{", `{"x":${"[".repeat(100)}${"]".repeat(100)},`) },
+      { body: JSON.stringify(told()).replace("{", `{"x":${"[".repeat(100)}${"]".repeat(100)},`) },
       "depth",
     ],
     ["nested far too deep", { body: `${"[".repeat(100_000)}${"]".repeat(100_000)}` }, "depth"],
-    ["larger than a mebibyte", { body: machine({ message: "x".repeat(1024 * 1024) }) }, "size"],
-    ["said to be larger than a mebibyte", { body: machine(), headers: { "content-length": "99999999" } }, "size"],
+    ["larger than a mebibyte", { body: told({ message: "x".repeat(1024 * 1024) }) }, "size"],
+    ["said to be larger than a mebibyte", { body: told(), headers: { "content-length": "99999999" } }, "size"],
     ["a success without a body", { status: 204 }, "content_type"],
   ];
   test.each(cases)("%s", async (name, reply, reason) => {
@@ -263,12 +252,12 @@ describe("a malformed reply is unknown, never absent:", () => {
 
 describe("a reply that can be used", () => {
   test("loses the fields that the document does not name", async () => {
-    answer({ body: machine({ future: { x: 1 }, containers: [{ ...machine().containers[0], colour: "red" }] }) });
-    expect(await provider.getPod("m", { signal })).toEqual(machine());
+    answer({ body: told({ future: { x: 1 }, containers: [{ ...told().containers[0], colour: "red" }] }) });
+    expect(await provider.getPod("m", { signal })).toEqual(told());
   });
 
   test("has its messages cut and cleaned", async () => {
-    answer({ body: machine({ message: `\u001b[31mred\u001b[0m\u0000\u202e ${"é".repeat(2000)}` }) });
+    answer({ body: told({ message: `\u001b[31mred\u001b[0m\u0000\u202e ${"é".repeat(2000)}` }) });
     const { message } = await provider.getPod("m", { signal });
     expect(message).toMatch(/^red é+$/);
     expect(Buffer.byteLength(message!)).toBeLessThanOrEqual(1024);
@@ -277,12 +266,12 @@ describe("a reply that can be used", () => {
   test("keeps a container's last words up to kubelet's 4096 bytes", async () => {
     const words = "line\n".repeat(800);
     const ended = { exit_code: 1, reason: "Error", message: words, finished_at: "2026-01-01T00:00:00Z" };
-    answer({ body: machine({ containers: [{ ...machine().containers[0], state: "terminated", terminated: ended }] }) });
+    answer({ body: told({ containers: [{ ...told().containers[0], state: "terminated", terminated: ended }] }) });
     expect((await provider.getPod("m", { signal })).containers[0]?.terminated?.message).toBe(words);
   });
 
   test("has times of the future set to now", async () => {
-    answer({ body: machine({ created_at: "9999-01-01T00:00:00Z" }) });
+    answer({ body: told({ created_at: "9999-01-01T00:00:00Z" }) });
     expect(Date.parse((await provider.getPod("m", { signal })).created_at)).toBeLessThanOrEqual(Date.now());
     expect(invalid).toEqual(["future_time"]);
   });
@@ -293,8 +282,8 @@ describe("a reply that can be used", () => {
     ["a leap second, which no Date has", "2016-12-31T23:59:60Z"],
   ])("has no times that are %s: they are left out, or now", async (_what, zero) => {
     const ended = { exit_code: 0, reason: "Completed", started_at: zero, finished_at: zero };
-    const container = { ...machine().containers[0], state: "terminated", started_at: zero, terminated: ended };
-    answer({ body: machine({ started_at: zero, stopped_at: zero, containers: [container] }) });
+    const container = { ...told().containers[0], state: "terminated", started_at: zero, terminated: ended };
+    answer({ body: told({ started_at: zero, stopped_at: zero, containers: [container] }) });
     const read = await provider.getPod("m", { signal });
     expect([read.started_at, read.stopped_at, read.containers[0]!.started_at]).toEqual([
       undefined,
@@ -309,8 +298,8 @@ describe("a reply that can be used", () => {
   test.each(["1970-01-01T00:00:00Z", "9999-01-01T00:00:00Z"])(
     "has the same time of creation in each reply, also where it cannot be %s",
     async (created_at) => {
-      answer({ body: machine({ created_at }) });
-      answer({ body: machine({ created_at }) });
+      answer({ body: told({ created_at }) });
+      answer({ body: told({ created_at }) });
       const [first, second] = [await provider.getPod("m", { signal }), await provider.getPod("m", { signal })];
       expect(first.created_at).toBe(second.created_at);
     },
@@ -318,7 +307,7 @@ describe("a reply that can be used", () => {
 
   test("has one address of each family, the first", async () => {
     const addresses = ["10.0.0.1", "10.0.0.2", "fd00::1", "fd00::2"].map((ip) => ({ ip }));
-    answer({ body: machine({ addresses }) });
+    answer({ body: told({ addresses }) });
     expect((await provider.getPod("m", { signal })).addresses).toEqual([{ ip: "10.0.0.1" }, { ip: "fd00::1" }]);
     expect(invalid).toEqual(["extra_address", "extra_address"]);
   });
@@ -326,7 +315,7 @@ describe("a reply that can be used", () => {
   test("has ids, images and reasons of a length that a status can bear, and no half characters", async () => {
     const long = "x".repeat(20_000);
     const container = {
-      ...machine().containers[0],
+      ...told().containers[0],
       id: long,
       image: long,
       image_id: `\u001b[31m${long}`,
@@ -340,7 +329,7 @@ describe("a reply that can be used", () => {
       container: long,
       seq: 1,
     };
-    answer({ body: machine({ host: "h", containers: [container], notices: [notice] }) });
+    answer({ body: told({ host: "h", containers: [container], notices: [notice] }) });
     const read = await provider.getPod("m", { signal });
     const { id, image, image_id, reason } = read.containers[0]!;
     expect([id, image, image_id, reason].map((text) => text!.length)).toEqual([1024, 8192, 1024, 128]);
@@ -355,7 +344,7 @@ describe("a reply that can be used", () => {
       .reply((request: Request) => {
         return [
           200,
-          JSON.stringify(machine({ addresses: [{ ip: "127.0.0.1" }] })),
+          JSON.stringify(told({ addresses: [{ ip: "127.0.0.1" }] })),
           { "content-type": "application/json", "x-request-id": idOf(request) },
         ];
       });
@@ -384,7 +373,7 @@ describe("a reply that can be used", () => {
 
 describe("a list", () => {
   const page = (ids: string[], rest: object = {}) => ({
-    items: ids.map((id) => machine({ id })),
+    items: ids.map((id) => told({ id })),
     revision: 9,
     ...rest,
   });
@@ -415,7 +404,7 @@ describe("a list", () => {
   });
 
   test("loses machines that do not carry the labels, and counts them", async () => {
-    answer({ body: { items: [machine({ id: "a" }), machine({ id: "b", labels: { node: "other" } })], revision: 1 } });
+    answer({ body: { items: [told({ id: "a" }), told({ id: "b", labels: { node: "other" } })], revision: 1 } });
     expect((await provider.getPods({ signal, labels: { node: "n" } })).items.map(({ id }) => id)).toEqual(["a"]);
     expect(invalid).toEqual(["labels"]);
   });
@@ -450,7 +439,7 @@ describe("a request", () => {
         return true;
       })
       .reply((request: Request) => {
-        return [201, machine(), { "x-request-id": idOf(request) }];
+        return [201, told(), { "x-request-id": idOf(request) }];
       });
     await provider.createPod("m", spec, { signal });
     expect(sent).toEqual(spec);
@@ -540,7 +529,7 @@ describe("pacing", () => {
     const paced = connect({ clock });
     answer({ status: 429, headers: { "retry-after": "5" } });
     await expect(paced.getPod("m", { signal })).rejects.toMatchObject({ code: "rate_limited" });
-    const scope = answer({ body: machine() });
+    const scope = answer({ body: told() });
     const next = paced.getPod("m", { signal });
     await clock.advance(4999);
     expect(scope.isDone()).toBe(false);
@@ -558,7 +547,7 @@ describe("pacing", () => {
     const paced = connect({ clock });
     answer({ status: 503, headers: { "retry-after": "60" } }, "get", /stats/);
     await expect(paced.getStats({ signal, labels: {} })).rejects.toMatchObject({ retryAfterMs: 60_000 });
-    answer({ body: machine() }, method);
+    answer({ body: told() }, method);
     await call(paced);
     expect(clock.monotonic()).toBe(new VirtualClock().monotonic());
     await paced.close();
@@ -571,7 +560,7 @@ describe("pacing", () => {
     await expect(paced.createPod("m", spec, { signal })).rejects.toMatchObject({ code: "unavailable" });
     const stop = new AbortController();
     const waiting = Array.from({ length: 10 }, () => paced.createPod("m", spec, { signal: stop.signal }));
-    answer({ body: machine() });
+    answer({ body: told() });
     await paced.getPod("m", { signal });
     stop.abort();
     await Promise.allSettled(waiting);
@@ -610,7 +599,7 @@ describe("pacing", () => {
     await Promise.allSettled([get(), get(), get(), get()]);
     expect(client.pacing.limit).toBe(4);
     for (let i = 0; i < 30; i++) {
-      answer({ body: machine() });
+      answer({ body: told() });
       await get();
     }
     expect(client.pacing.limit).toBe(8);
@@ -624,7 +613,7 @@ describe("pacing", () => {
       .get(/.*/)
       .times(4)
       .reply((request: Request) => {
-        return [200, machine(), { "x-request-id": idOf(request) }];
+        return [200, told(), { "x-request-id": idOf(request) }];
       });
     let done = 0;
     const calls = Array.from({ length: 4 }, () => paced.getPod("m", { signal }).then(() => done++));

@@ -4,21 +4,13 @@ import type { AddressInfo } from "node:net";
 import { afterEach, beforeEach, describe, expect, test } from "vitest";
 import { HttpVmProvider, type HttpVmLimits, type InvalidReason } from "../../../providers/http-vm/index.ts";
 import type { MachineEvent, UnknownMachineEvent } from "../../../src/provider/provider.ts";
+import { machine } from "../../support/builders.ts";
 
 const signal = new AbortController().signal;
 const LABELS = { node: "n" };
 
-const machine = (id: string, rest: object = {}): Record<string, unknown> => ({
-  id,
-  version: 3,
-  revision: 5,
-  labels: { node: "n" },
-  state: "running",
-  reachability: "ok",
-  sandbox_ready: true,
-  created_at: "2026-01-01T00:00:00.000Z",
-  addresses: [{ ip: "10.0.0.1" }],
-  containers: [],
+const told = (id: string, rest: object = {}): Record<string, unknown> => ({
+  ...machine({ id, version: 3, revision: 5, labels: { node: "n" }, addresses: [{ ip: "10.0.0.1" }] }),
   ...rest,
 });
 const text = (value: unknown): string => JSON.stringify(value);
@@ -62,40 +54,35 @@ function page(...items: (string | Buffer)[]): void {
   reply = (_request, response) => void response.end(body);
 }
 
-const sound = text(machine("a"));
+const sound = text(told("a"));
 const deep = `${"[".repeat(100)}${"]".repeat(100)}`;
 
 /** What may be wrong with machine `b`, the reason that is counted, and what of it is sure all the same. */
 const FAULTS: [string, string | Buffer, InvalidReason, object | undefined][] = [
-  ["an unknown state", text(machine("b", { state: "hibernating" })), "schema", { id: "b", version: 3 }],
-  ["a state that is a number", text(machine("b", { state: 7 })), "schema", { id: "b", version: 3 }],
-  ["a version below zero", text(machine("b", { version: -1 })), "schema", { id: "b", state: "running" }],
-  [
-    "a container of an unknown kind",
-    text(machine("b", { containers: [{ kind: "x" }] })),
-    "schema",
-    { state: "running" },
-  ],
-  ["an address that is none", text(machine("b", { addresses: [{ ip: "host" }] })), "schema", { state: "running" }],
-  ["more addresses than any has", text(machine("b", { addresses: Array(17).fill({ ip: "10.0.0.2" }) })), "schema", {}],
-  ["more containers than any has", text(machine("b", { containers: Array(1001).fill({}) })), "schema", {}],
-  ["labels that are a list", text(machine("b", { labels: [] })), "schema", { id: "b" }],
-  ["a time that is none", text(machine("b", { created_at: "yesterday" })), "schema", {}],
-  ["__proto__ as a field", text(machine("b")).replace("{", '{"__proto__":{"x":1},'), "keys", { state: "running" }],
-  ["constructor as a field", text(machine("b")).replace("{", '{"constructor":{"x":1},'), "keys", { state: "running" }],
-  ["one field twice", text(machine("b")).replace("{", '{"state":"stopped",'), "duplicate_key", { id: "b" }],
-  ["one field twice in depth", text(machine("b", { x: [1] })).replace("[1]", '{"y":1,"y":2}'), "duplicate_key", {}],
-  ["nested too deep", text(machine("b", { x: 0 })).replace('"x":0', `"x":${deep}`), "depth", { state: "running" }],
-  ["a number that JSON has not", text(machine("b", { x: 0 })).replace('"x":0', '"x":NaN'), "json", undefined],
+  ["an unknown state", text(told("b", { state: "hibernating" })), "schema", { id: "b", version: 3 }],
+  ["a state that is a number", text(told("b", { state: 7 })), "schema", { id: "b", version: 3 }],
+  ["a version below zero", text(told("b", { version: -1 })), "schema", { id: "b", state: "running" }],
+  ["a container of an unknown kind", text(told("b", { containers: [{ kind: "x" }] })), "schema", { state: "running" }],
+  ["an address that is none", text(told("b", { addresses: [{ ip: "host" }] })), "schema", { state: "running" }],
+  ["more addresses than any has", text(told("b", { addresses: Array(17).fill({ ip: "10.0.0.2" }) })), "schema", {}],
+  ["more containers than any has", text(told("b", { containers: Array(1001).fill({}) })), "schema", {}],
+  ["labels that are a list", text(told("b", { labels: [] })), "schema", { id: "b" }],
+  ["a time that is none", text(told("b", { created_at: "yesterday" })), "schema", {}],
+  ["__proto__ as a field", text(told("b")).replace("{", '{"__proto__":{"x":1},'), "keys", { state: "running" }],
+  ["constructor as a field", text(told("b")).replace("{", '{"constructor":{"x":1},'), "keys", { state: "running" }],
+  ["one field twice", text(told("b")).replace("{", '{"state":"stopped",'), "duplicate_key", { id: "b" }],
+  ["one field twice in depth", text(told("b", { x: [1] })).replace("[1]", '{"y":1,"y":2}'), "duplicate_key", {}],
+  ["nested too deep", text(told("b", { x: 0 })).replace('"x":0', `"x":${deep}`), "depth", { state: "running" }],
+  ["a number that JSON has not", text(told("b", { x: 0 })).replace('"x":0', '"x":NaN'), "json", undefined],
   ["no JSON", "{b}", "json", undefined],
   ["no machine", "null", "schema", undefined],
-  ["an id that is a path", text(machine("../b")), "schema", undefined],
-  ["no id", text(machine("b", { id: undefined })), "schema", undefined],
+  ["an id that is a path", text(told("../b")), "schema", undefined],
+  ["no id", text(told("b", { id: undefined })), "schema", undefined],
 ];
 
 describe("in a list, a machine with", () => {
   test.each(FAULTS)("%s is unknown, and the others are as they are", async (_name, item, reason, sure) => {
-    page(sound, item, text(machine("c")));
+    page(sound, item, text(told("c")));
     const list = await provider.getPods({ signal, labels: LABELS });
     expect(list.items.map(({ id }) => id)).toEqual(["a", "c"]);
     expect(list.unknown ?? []).toMatchObject(sure === undefined ? [] : [sure]);
@@ -104,7 +91,7 @@ describe("in a list, a machine with", () => {
   });
 
   test("bytes that are no UTF-8 is read all the same: they are replaced", async () => {
-    const broken = Buffer.from(text(machine("b", { message: "?" })));
+    const broken = Buffer.from(text(told("b", { message: "?" })));
     broken[broken.indexOf("?")] = 0xff;
     page(sound, broken);
     const list = await provider.getPods({ signal, labels: LABELS });
@@ -112,13 +99,13 @@ describe("in a list, a machine with", () => {
   });
 
   test("another owner's labels is nobody's, however wrong it is otherwise", async () => {
-    page(sound, text(machine("b", { state: "?", labels: { node: "other" } })));
+    page(sound, text(told("b", { state: "?", labels: { node: "other" } })));
     const list = await provider.getPods({ signal, labels: LABELS });
     expect(list.unknown).toBeUndefined();
   });
 
   test("two descriptions is unknown", async () => {
-    page(sound, text(machine("b")), text(machine("b", { state: "stopped" })));
+    page(sound, text(told("b")), text(told("b", { state: "stopped" })));
     const list = await provider.getPods({ signal, labels: LABELS });
     expect(list.items.map(({ id }) => id)).toEqual(["a"]);
     expect(list.unknown).toMatchObject([{ id: "b" }]);
@@ -126,12 +113,12 @@ describe("in a list, a machine with", () => {
   });
 
   test("a field twice is not believed in either of its two ways", async () => {
-    page(sound, text(machine("b")).replace("{", '{"state":"stopped",'));
+    page(sound, text(told("b")).replace("{", '{"state":"stopped",'));
     expect((await provider.getPods({ signal, labels: LABELS })).unknown?.[0]?.state).toBeUndefined();
   });
 
   test("one description that can be believed and one that cannot is unknown", async () => {
-    page(text(machine("b", { state: "?" })), text(machine("b")));
+    page(text(told("b", { state: "?" })), text(told("b")));
     const list = await provider.getPods({ signal, labels: LABELS });
     expect(list.unknown).toMatchObject([{ id: "b" }]);
     expect(list.items).toEqual([]);
@@ -166,14 +153,14 @@ describe("a list as a whole", () => {
     await connect(limits);
     let pages = 0;
     reply = (_request, response) =>
-      void response.end(text({ items: [machine(`m-${++pages}`)], revision: 1, next_cursor: `${pages}` }));
+      void response.end(text({ items: [told(`m-${++pages}`)], revision: 1, next_cursor: `${pages}` }));
     await expect(provider.getPods({ signal, labels: LABELS })).rejects.toMatchObject({ code: "unavailable" });
     expect(invalid).toEqual(["size"]);
     expect(pages).toBeLessThan(20);
   });
 
   test("is read in smaller pages when a page is too large, until it has been read", async () => {
-    const all = Array.from({ length: 20 }, (_, i) => machine(`m-${10 + i}`, { message: "x".repeat(900_000) }));
+    const all = Array.from({ length: 20 }, (_, i) => told(`m-${10 + i}`, { message: "x".repeat(900_000) }));
     const limits: number[] = [];
     reply = (request, response) => {
       const query = new URL(request.url!, "http://x").searchParams;
@@ -216,7 +203,7 @@ describe("in the stream of events,", () => {
     ]);
 
   test.each(FAULTS)("a machine with %s is unknown, and the stream goes on", async (_name, item, reason, sure) => {
-    const seen = await read(event(2, sound), event(3, item), event(4, text(machine("c"))));
+    const seen = await read(event(2, sound), event(3, item), event(4, text(told("c"))));
     const expected = [
       { revision: 2, machine: { id: "a" } },
       ...(sure === undefined ? [] : [{ unknown: sure }]),
@@ -235,7 +222,7 @@ describe("in the stream of events,", () => {
         .join("\n"),
     ],
   ])("an event that is too large %s is passed over, and the stream goes on", async (_name, large) => {
-    const seen = await read(event(2, sound), large, event(4, text(machine("c"))));
+    const seen = await read(event(2, sound), large, event(4, text(told("c"))));
     expect(seen.map(({ machine }) => machine?.id)).toEqual(["a", "c"]);
     expect(invalid).toEqual(["size"]);
   });
@@ -245,8 +232,8 @@ describe("in the stream of events,", () => {
     ["is no number", '"3"'],
     ["is missing", "null"],
   ])("a machine whose event's revision %s is unknown", async (_name, revision) => {
-    const odd = `data: {"revision":${revision},"machine":${text(machine("b"))}}`;
-    const seen = await read(event(2, sound), odd, event(3, text(machine("c"))));
+    const odd = `data: {"revision":${revision},"machine":${text(told("b"))}}`;
+    const seen = await read(event(2, sound), odd, event(3, text(told("c"))));
     expect(seen).toMatchObject([
       { machine: { id: "a" } },
       { revision: 2, unknown: { id: "b" } },
@@ -259,7 +246,7 @@ describe("in the stream of events,", () => {
     reply = (_request, response) => {
       response.setHeader("content-type", "text/event-stream");
       for (let i = 0; i < 100; i++)
-        response.write(Buffer.concat([event(2, text(machine(`m-${i}`))), Buffer.from("\n\n")]));
+        response.write(Buffer.concat([event(2, text(told(`m-${i}`))), Buffer.from("\n\n")]));
     };
     let seen = 0;
     const reading = (async () => {
@@ -271,7 +258,7 @@ describe("in the stream of events,", () => {
   });
 
   test("events of another owner's machines are passed over", async () => {
-    const seen = await read(event(2, text(machine("b", { labels: { node: "other" } }))), event(3, sound));
+    const seen = await read(event(2, text(told("b", { labels: { node: "other" } }))), event(3, sound));
     expect(seen.map(({ machine }) => machine?.id)).toEqual(["a"]);
     expect(invalid).toEqual(["labels"]);
   });
@@ -291,7 +278,7 @@ describe("a single machine that cannot be believed", () => {
   );
 
   test("because it is too large is unknown", async () => {
-    reply = (_request, response) => void response.end(text(machine("b", { message: "x".repeat(2 * 1024 * 1024) })));
+    reply = (_request, response) => void response.end(text(told("b", { message: "x".repeat(2 * 1024 * 1024) })));
     await expect(provider.getPod("b", { signal })).rejects.toMatchObject({
       code: "unavailable",
       unknownMachine: { id: "b" },
@@ -299,7 +286,7 @@ describe("a single machine that cannot be believed", () => {
   });
 
   test("because it is another is not said to be unknown: the reply may be to another request", async () => {
-    reply = (_request, response) => void response.end(text(machine("c")));
+    reply = (_request, response) => void response.end(text(told("c")));
     await expect(provider.getPod("b", { signal })).rejects.toMatchObject({
       code: "unavailable",
       unknownMachine: undefined,
@@ -308,8 +295,8 @@ describe("a single machine that cannot be believed", () => {
 });
 
 const HOSTILE_BODIES: [string, string][] = [
-  ["an invalid machine", text(machine("b", { state: "?" }))],
-  ["another machine", text(machine("c"))],
+  ["an invalid machine", text(told("b", { state: "?" }))],
+  ["another machine", text(told("c"))],
   ["no JSON", "<html>"],
   ["nothing", ""],
   ["two mebibytes", "x".repeat(2 * 1024 * 1024)],
@@ -336,7 +323,7 @@ describe("a stop is done when the backend has accepted it,", () => {
   });
 
   test("and shows the machine where the reply can be believed", async () => {
-    reply = (_request, response) => void response.writeHead(202).end(text(machine("b", { state: "stopping" })));
+    reply = (_request, response) => void response.writeHead(202).end(text(told("b", { state: "stopping" })));
     expect(await provider.stopPod("b", { signal, graceSeconds: 1 })).toMatchObject({ state: "stopping" });
   });
 });

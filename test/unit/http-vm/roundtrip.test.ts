@@ -12,10 +12,11 @@ import {
   type MachineApiServerOptions,
 } from "../../../providers/http-vm/index.ts";
 import { MemoryProvider, scriptedFaults, type MemoryProviderOptions } from "../../../providers/memory/index.ts";
-import type { ContainerSpec, MachineSpec } from "../../../src/provider/machine.ts";
+import type { MachineSpec } from "../../../src/provider/machine.ts";
 import type { LogLine, StreamOptions } from "../../../src/provider/provider.ts";
 import { silentLogger } from "../../../src/telemetry/logger.ts";
 import { settled } from "../../e2e/harness/wait.ts";
+import { machineSpec, script } from "../../support/builders.ts";
 
 const signal = new AbortController().signal;
 const cleanups: (() => Promise<unknown>)[] = [];
@@ -50,18 +51,8 @@ async function setup(
   return { memory, server, client, url };
 }
 
-const container = (script: string, rest: Partial<ContainerSpec> = {}): ContainerSpec => ({
-  name: "c",
-  image: "i",
-  command: ["sh", "-c", script],
-  ...rest,
-});
-const spec = (rest: Partial<MachineSpec> = {}): MachineSpec => ({
-  labels: { node: "n" },
-  restart_policy: "never",
-  containers: [container("sleep 3600")],
-  ...rest,
-});
+const spec = (rest: Partial<MachineSpec> = {}) =>
+  machineSpec({ labels: { node: "n" }, containers: [script("sleep 3600")], ...rest });
 const streams = (rest: Partial<StreamOptions> = {}): StreamOptions => ({
   signal,
   stdin: false,
@@ -186,7 +177,7 @@ describe("logs", () => {
 
   test("follow until the container ends", async () => {
     const { client } = await setup();
-    await client.createPod("m", spec({ containers: [container("echo one; sleep 0.4; echo two")] }), { signal });
+    await client.createPod("m", spec({ containers: [script("echo one; sleep 0.4; echo two")] }), { signal });
     expect(await contents(client.getLogs("m", "c", { signal, follow: true }))).toEqual(["one", "two"]);
   });
 
@@ -201,7 +192,7 @@ describe("logs", () => {
 
   test("stop when the reader has had enough", async () => {
     const { client } = await setup();
-    await client.createPod("m", spec({ containers: [container("while true; do echo x; sleep 0.01; done")] }), {
+    await client.createPod("m", spec({ containers: [script("while true; do echo x; sleep 0.01; done")] }), {
       signal,
     });
     let lines = 0;
@@ -285,7 +276,7 @@ describe("streams", () => {
 
   test("attach ends with the container's exit code", async () => {
     const { client } = await setup();
-    await client.createPod("m", spec({ containers: [container("sleep 0.3; echo late; exit 3")] }), { signal });
+    await client.createPod("m", spec({ containers: [script("sleep 0.3; echo late; exit 3")] }), { signal });
     const process = await client.attach("m", "c", streams());
     expect((await process.stdout!.toArray()).join("")).toBe("late\n");
     expect(await process.exit).toEqual({ exitCode: 3 });
@@ -295,7 +286,7 @@ describe("streams", () => {
     const { client } = await setup();
     await client.createPod(
       "m",
-      spec({ containers: [container("sleep 3600", { ports: [{ port: 80, protocol: "tcp" }] })] }),
+      spec({ containers: [script("sleep 3600", { ports: [{ port: 80, protocol: "tcp" }] })] }),
       { signal },
     );
     const port = await client.portForward("m", 80, { signal });

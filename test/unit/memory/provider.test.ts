@@ -6,8 +6,9 @@ import {
   type MemoryProviderOptions,
 } from "../../../providers/memory/index.ts";
 import { shellProgram } from "../../../providers/memory/shell.ts";
-import type { ContainerSpec, MachineSpec } from "../../../src/provider/machine.ts";
+import type { MachineSpec } from "../../../src/provider/machine.ts";
 import type { LogLine, MachineEvent } from "../../../src/provider/provider.ts";
+import { machineSpec, script } from "../../support/builders.ts";
 import { VirtualClock } from "../../support/virtual-clock.ts";
 
 const signal = new AbortController().signal;
@@ -24,18 +25,8 @@ afterEach(async () => {
   await Promise.all(open.splice(0).map((provider) => provider.close()));
 });
 
-const container = (script: string, rest: Partial<ContainerSpec> = {}): ContainerSpec => ({
-  name: "c",
-  image: "i",
-  command: ["sh", "-c", script],
-  ...rest,
-});
-const spec = (rest: Partial<MachineSpec> = {}): MachineSpec => ({
-  labels: { node: "n" },
-  restart_policy: "never",
-  containers: [container("sleep 3600")],
-  ...rest,
-});
+const spec = (rest: Partial<MachineSpec> = {}) =>
+  machineSpec({ labels: { node: "n" }, containers: [script("sleep 3600")], ...rest });
 
 /** Lets promises that are ready run; no time passes. */
 const turn = () => new Promise((resolve) => setImmediate(resolve));
@@ -70,12 +61,12 @@ describe("createPod", () => {
     const { provider } = setup();
     const first = await provider.createPod(
       "m",
-      { labels: { a: "1", b: "2" }, restart_policy: "never", containers: [container("sleep 1")] },
+      { labels: { a: "1", b: "2" }, restart_policy: "never", containers: [script("sleep 1")] },
       { signal },
     );
     const second = await provider.createPod(
       "m",
-      { containers: [container("sleep 1")], restart_policy: "never", labels: { b: "2", a: "1" } },
+      { containers: [script("sleep 1")], restart_policy: "never", labels: { b: "2", a: "1" } },
       { signal },
     );
     expect(second).toEqual(first);
@@ -102,7 +93,7 @@ describe("createPod", () => {
 describe("the life of containers", () => {
   test("a machine is stopped when its main containers have ended, with their exit codes", async () => {
     const { provider, clock } = setup();
-    await provider.createPod("m", spec({ containers: [container("sleep 5; exit 3")] }), { signal });
+    await provider.createPod("m", spec({ containers: [script("sleep 5; exit 3")] }), { signal });
     await clock.advance(5000);
     const machine = await provider.getPod("m", { signal });
     expect(machine.state).toBe("stopped");
@@ -113,7 +104,7 @@ describe("the life of containers", () => {
     const { provider, clock } = setup();
     await provider.createPod(
       "m",
-      spec({ restart_policy: "always", backoff: { initial_ms: 100, max_ms: 200 }, containers: [container("exit 1")] }),
+      spec({ restart_policy: "always", backoff: { initial_ms: 100, max_ms: 200 }, containers: [script("exit 1")] }),
       { signal },
     );
     await clock.advance(0);
@@ -128,7 +119,7 @@ describe("the life of containers", () => {
   test("a container that waits for its restart says so in a kubelet's words", async () => {
     const { provider, clock } = setup();
     const labels = { "vmlet.dev/namespace": "ns", "vmlet.dev/pod": "web-0", "vmlet.dev/uid": "u1" };
-    await provider.createPod("m", spec({ labels, restart_policy: "always", containers: [container("exit 1")] }), {
+    await provider.createPod("m", spec({ labels, restart_policy: "always", containers: [script("exit 1")] }), {
       signal,
     });
     await clock.advance(1);
@@ -157,7 +148,7 @@ describe("the life of containers", () => {
 
   test("containers wait for the init containers by kubelet's reason", async () => {
     const { provider } = setup();
-    const init = container("sleep 3600", { name: "init" });
+    const init = script("sleep 3600", { name: "init" });
     const machine = await provider.createPod("m", spec({ init_containers: [init] }), { signal });
     expect(machine.containers.map(({ name, reason }) => [name, reason])).toEqual([
       ["init", undefined],
@@ -171,10 +162,10 @@ describe("the life of containers", () => {
       "m",
       spec({
         init_containers: [
-          container("sleep 1", { name: "first" }),
-          container("sleep 3600", { name: "side", restart_policy: "always" }),
+          script("sleep 1", { name: "first" }),
+          script("sleep 3600", { name: "side", restart_policy: "always" }),
         ],
-        containers: [container("sleep 2", { name: "main" })],
+        containers: [script("sleep 2", { name: "main" })],
       }),
       { signal },
     );
@@ -192,7 +183,7 @@ describe("the life of containers", () => {
     const { provider } = setup();
     const machine = await provider.createPod(
       "m",
-      spec({ containers: [container("true", { image: "registry.invalid/x:1" })] }),
+      spec({ containers: [script("true", { image: "registry.invalid/x:1" })] }),
       { signal },
     );
     expect(machine.containers[0]).toMatchObject({ state: "waiting", reason: "ImagePullBackOff" });
@@ -216,7 +207,7 @@ describe("the life of containers", () => {
       "m",
       spec({
         address_tokens: { pod_ip: "@ip@", pod_ips: "@ips@" },
-        containers: [container("echo $IP", { env: [{ name: "IP", value: "is @ip@" }] })],
+        containers: [script("echo $IP", { env: [{ name: "IP", value: "is @ip@" }] })],
       }),
       { signal },
     );
@@ -236,7 +227,7 @@ describe("stopPod", () => {
 
   test("kills after the grace what ignores the signal, and not before", async () => {
     const { provider, clock } = setup();
-    await provider.createPod("m", spec({ containers: [container("trap '' TERM; sleep 3600")] }), { signal });
+    await provider.createPod("m", spec({ containers: [script("trap '' TERM; sleep 3600")] }), { signal });
     await turn();
     expect((await provider.stopPod("m", { signal, graceSeconds: 10 })).state).toBe("stopping");
     await clock.advance(9999);
@@ -247,7 +238,7 @@ describe("stopPod", () => {
 
   test("a shorter grace shortens a stop under way, a longer one does not lengthen it", async () => {
     const { provider, clock } = setup();
-    await provider.createPod("m", spec({ containers: [container("trap '' TERM; sleep 3600")] }), { signal });
+    await provider.createPod("m", spec({ containers: [script("trap '' TERM; sleep 3600")] }), { signal });
     await turn();
     await provider.stopPod("m", { signal, graceSeconds: 100 });
     await provider.stopPod("m", { signal, graceSeconds: 2 });
@@ -260,7 +251,7 @@ describe("stopPod", () => {
     const { provider, clock } = setup();
     await provider.createPod(
       "m",
-      spec({ containers: [container("trap 'echo bye; exit 5' TERM; while true; do sleep 1; done")] }),
+      spec({ containers: [script("trap 'echo bye; exit 5' TERM; while true; do sleep 1; done")] }),
       { signal },
     );
     await turn();
@@ -289,11 +280,9 @@ describe("deletePod", () => {
 
   test("without force stops first: a create meanwhile is gone already", async () => {
     const { provider, clock } = setup();
-    await provider.createPod(
-      "m",
-      spec({ termination_grace_s: 5, containers: [container("trap '' TERM; sleep 3600")] }),
-      { signal },
-    );
+    await provider.createPod("m", spec({ termination_grace_s: 5, containers: [script("trap '' TERM; sleep 3600")] }), {
+      signal,
+    });
     await turn();
     await provider.deletePod("m", { signal, force: false });
     expect((await provider.getPod("m", { signal })).state).toBe("deleting");
@@ -339,9 +328,9 @@ describe("watchPods", () => {
 });
 
 describe("getLogs", () => {
-  const logged = async (script: string) => {
+  const logged = async (text: string) => {
     const { provider, clock } = setup();
-    await provider.createPod("m", spec({ containers: [container(script)] }), { signal });
+    await provider.createPod("m", spec({ containers: [script(text)] }), { signal });
     await clock.advance(0);
     return { provider, clock };
   };
@@ -369,7 +358,7 @@ describe("getLogs", () => {
     const { provider, clock } = setup();
     await provider.createPod(
       "m",
-      spec({ restart_policy: "on_failure", containers: [container("echo run; sleep 1; exit 1")] }),
+      spec({ restart_policy: "on_failure", containers: [script("echo run; sleep 1; exit 1")] }),
       { signal },
     );
     await expect(lines(provider.getLogs("m", "c", { signal, previous: true }))).rejects.toMatchObject({
@@ -398,7 +387,7 @@ describe("streams", () => {
 
   test("attach shows what the container writes from then on and ends with it", async () => {
     const { provider, clock } = setup();
-    await provider.createPod("m", spec({ containers: [container("sleep 1; echo late; exit 2")] }), { signal });
+    await provider.createPod("m", spec({ containers: [script("sleep 1; echo late; exit 2")] }), { signal });
     const streams = await provider.attach("m", "c", { signal, stdin: false, stdout: true, stderr: false, tty: false });
     await clock.advance(1000);
     expect((await streams.stdout!.toArray()).join("")).toBe("late\n");

@@ -9,13 +9,10 @@ import {
   PortHolders,
   requireHostPorts,
 } from "../../../providers/local/network/host-ports.ts";
-import type { ContainerPort, MachineSpec } from "../../../src/provider/machine.ts";
+import type { ContainerPort } from "../../../src/provider/machine.ts";
+import { containerSpec, machineSpec } from "../../support/builders.ts";
 
-const machine = (...ports: ContainerPort[]): MachineSpec => ({
-  labels: {},
-  restart_policy: "never",
-  containers: [{ name: "a", image: "i", ports }],
-});
+const machine = (...ports: ContainerPort[]) => machineSpec({ containers: [containerSpec({ ports })] });
 const port = (host_port: number, more: Partial<ContainerPort> = {}): ContainerPort => ({
   port: 80,
   protocol: "tcp",

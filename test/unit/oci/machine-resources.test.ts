@@ -1,21 +1,14 @@
 import { describe, expect, test } from "vitest";
 import { oomScoreAdj, sharedLimits } from "../../../providers/local/bundle/machine-resources.ts";
 import type { ContainerResources, MachineSpec } from "../../../src/provider/machine.ts";
+import { containerSpec, machineSpec } from "../../support/builders.ts";
 
 const MIB = 1 << 20;
 const GIB = 1024 * MIB;
 
-const container = (name: string, resources?: ContainerResources) => ({
-  name,
-  image: "i",
-  ...(resources === undefined ? {} : { resources }),
-});
-const machine = (more: Partial<MachineSpec>): MachineSpec => ({
-  labels: {},
-  restart_policy: "always",
-  containers: [container("a")],
-  ...more,
-});
+const container = (name: string, resources?: ContainerResources) =>
+  containerSpec({ name, ...(resources && { resources }) });
+const machine = (more: Partial<MachineSpec>) => machineSpec({ containers: [container("a")], ...more });
 const limits = (memory_bytes: number, cpu_millis = 1000) => ({ limits: { cpu_millis, memory_bytes } });
 
 describe("limits of a machine as a whole", () => {

@@ -9,7 +9,8 @@ import type { Machine } from "../../../src/provider/machine.ts";
 import { silentLogger } from "../../../src/telemetry/logger.ts";
 import { systemClock } from "../../../src/util/clock.ts";
 import { waitFor, must } from "../../e2e/harness/wait.ts";
-import { machine, pod, running } from "./fixtures.ts";
+import { pod } from "../../support/builders.ts";
+import { machine, running } from "./fixtures.ts";
 
 describe("AgentProber", () => {
   let server: Server;

@@ -1,8 +1,8 @@
 /** What the reconciler does when the API server, or something before it, does not take what it is told. */
 import { beforeEach, describe, expect, test } from "vitest";
 import type { KubeRequest } from "../../../src/kube/kube.ts";
+import { pod as basePod } from "../../support/builders.ts";
 import { apiError } from "../../support/scripted-kube.ts";
-import { pod as basePod } from "./fixtures.ts";
 import { World } from "./world.ts";
 
 const NOT_FOUND = apiError(404, "NotFound", { details: { kind: "pods", name: "web" } });

@@ -8,8 +8,9 @@ import { ORPHAN_GRACE_MS } from "../../../src/pods/planner.ts";
 import { ProviderError } from "../../../src/provider/errors.ts";
 import type { MachineSpec } from "../../../src/provider/machine.ts";
 import { silentLogger } from "../../../src/telemetry/logger.ts";
+import { pod as basePod } from "../../support/builders.ts";
 import { VirtualClock } from "../../support/virtual-clock.ts";
-import { exited, machine as baseMachine, pod as basePod } from "./fixtures.ts";
+import { exited, machine as baseMachine } from "./fixtures.ts";
 
 let clock: VirtualClock;
 let requests: KubeRequest[];

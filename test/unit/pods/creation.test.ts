@@ -1,7 +1,7 @@
 /** Pods that are refused, by this agent or by the backend, and creates of which nobody knows what came of them. */
 import { beforeEach, describe, expect, test } from "vitest";
 import { ProviderError, type ProviderErrorCode } from "../../../src/provider/errors.ts";
-import { pod as basePod } from "./fixtures.ts";
+import { pod as basePod } from "../../support/builders.ts";
 import { SPEC, World } from "./world.ts";
 
 const ownedBy = (kind: string, apiVersion = "apps/v1") => ({

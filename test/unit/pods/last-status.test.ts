@@ -4,7 +4,8 @@ import type { StatusInput } from "../../../src/pods/status/input.ts";
 import { podStatus } from "../../../src/pods/status/pod-status.ts";
 import type { Machine } from "../../../src/provider/machine.ts";
 import type { Pod } from "../../../src/kube/wire.ts";
-import { container, exited, machine, NOW, pod } from "./fixtures.ts";
+import { containerState as container, pod } from "../../support/builders.ts";
+import { exited, machine, NOW } from "./fixtures.ts";
 
 const last = (p: Pod, m: Machine | undefined, change: Partial<StatusInput> = {}) =>
   podStatus({ pod: p, machine: m, hostIPs: ["10.1.0.1"], now: NOW, ended: true, ...change });

@@ -1,24 +1,13 @@
 import { describe, expect, test } from "vitest";
 import { MemoryProvider } from "../../../providers/memory/index.ts";
 import { MachineCache, MachineObserver } from "../../../src/pods/machines.ts";
-import type { Machine } from "../../../src/provider/machine.ts";
 import { ProviderError } from "../../../src/provider/errors.ts";
 import { silentLogger } from "../../../src/telemetry/logger.ts";
 import { inRanges } from "../../../src/util/cidr.ts";
+import { machine } from "../../support/builders.ts";
 import { settle, VirtualClock } from "../../support/virtual-clock.ts";
 
-const machine = (id: string, revision: number): Machine => ({
-  id,
-  version: 1,
-  revision,
-  labels: {},
-  state: "running",
-  reachability: "ok",
-  sandbox_ready: true,
-  created_at: "2026-01-01T00:00:00.000Z",
-  addresses: [],
-  containers: [],
-});
+const at = (id: string, revision: number) => machine({ id, revision });
 
 const OBSERVED = { labels: {}, random: () => 0.5, logger: silentLogger };
 
@@ -26,41 +15,41 @@ const cacheOf = () => new MachineCache({ clock: new VirtualClock(), onChange: ()
 
 test("a machine whose create was answered while a list was on its way is not dropped by that list", () => {
   const cache = cacheOf();
-  cache.replace([machine("a", 10)], 10);
+  cache.replace([at("a", 10)], 10);
   const knownBefore = cache.revision;
-  cache.put(machine("b", 11));
-  cache.replace([machine("a", 10)], 10, knownBefore);
+  cache.put(at("b", 11));
+  cache.replace([at("a", 10)], 10, knownBefore);
   expect(cache.observe("b").kind).toBe("found");
 });
 
 test("a backend that counts anew is believed", () => {
   const cache = cacheOf();
-  cache.replace([machine("a", 10)], 10);
-  cache.replace([machine("b", 1)], 1, cache.revision);
+  cache.replace([at("a", 10)], 10);
+  cache.replace([at("b", 1)], 1, cache.revision);
   expect([...cache.ids()]).toEqual(["b"]);
 });
 
 test("a backend that was put back to an older state is believed, though it has counted on since", () => {
   const cache = cacheOf();
-  cache.replace([{ ...machine("a", 10), version: 5, state: "stopped" }], 10);
-  cache.replace([{ ...machine("a", 7), version: 3 }, machine("b", 11)], 11);
+  cache.replace([{ ...at("a", 10), version: 5, state: "stopped" }], 10);
+  cache.replace([{ ...at("a", 7), version: 3 }, at("b", 11)], 11);
   expect(cache.observe("a")).toMatchObject({ machine: { state: "running", version: 3 } });
 });
 
 test("what changed while a list was on its way is not taken back by it", () => {
   const cache = cacheOf();
-  cache.replace([machine("a", 9)], 10);
-  cache.put({ ...machine("a", 12), version: 3, state: "stopped" });
-  cache.replace([{ ...machine("a", 11), version: 2 }], 11, 10);
+  cache.replace([at("a", 9)], 10);
+  cache.put({ ...at("a", 12), version: 3, state: "stopped" });
+  cache.replace([{ ...at("a", 11), version: 2 }], 11, 10);
   expect(cache.observe("a")).toMatchObject({ machine: { state: "stopped" } });
 });
 
 test("a tombstone is not replaced by what was said before of a machine of the same id", () => {
   const cache = cacheOf();
-  const tombstone = { ...machine("a", 12), state: "deleted" as const, created_at: "2026-01-01T00:01:00.000Z" };
+  const tombstone = { ...at("a", 12), state: "deleted" as const, created_at: "2026-01-01T00:01:00.000Z" };
   cache.replace([], 9);
   cache.put(tombstone);
-  cache.put({ ...machine("a", 10), version: 4 });
+  cache.put({ ...at("a", 10), version: 4 });
   expect(cache.observe("a")).toEqual({ kind: "found", machine: tombstone });
 });
 
@@ -68,7 +57,7 @@ test("a machine that was heard of while the answer that there is none was on its
   const cache = cacheOf();
   cache.replace([], 10);
   const knownBefore = cache.revision;
-  cache.put(machine("a", 11));
+  cache.put(at("a", 11));
   expect(cache.drop("a", knownBefore)).toBe(false);
   expect(cache.observe("a").kind).toBe("found");
   expect(cache.drop("a", cache.revision)).toBe(true);
@@ -77,8 +66,8 @@ test("a machine that was heard of while the answer that there is none was on its
 
 test("an answer about another machine of the same id is believed by one who knew the first when asking", () => {
   const cache = cacheOf();
-  cache.replace([{ ...machine("a", 13), version: 6 }], 13);
-  const lost = { ...machine("a", 1), state: "deleted" as const, created_at: "2026-01-01T00:09:00.000Z" };
+  cache.replace([{ ...at("a", 13), version: 6 }], 13);
+  const lost = { ...at("a", 1), state: "deleted" as const, created_at: "2026-01-01T00:09:00.000Z" };
   cache.put(lost, 12);
   expect(cache.observe("a")).toMatchObject({ machine: { state: "running" } });
   cache.put(lost, cache.revision);
@@ -106,7 +95,7 @@ describe("before the first list", () => {
   test("nor when the backend has said otherwise since", () => {
     const cache = cacheOf();
     cache.drop("a", cache.revision);
-    cache.put(machine("a", 1));
+    cache.put(at("a", 1));
     cache.forget("a");
     expect(cache.observe("a").kind).toBe("unknown");
   });
@@ -171,8 +160,8 @@ describe("a machine of which the backend says what makes no sense", () => {
 
   test("is unknown, whatever was known of it before, and the others are as they were", () => {
     const cache = cacheOf();
-    cache.replace([machine("a", 10), machine("b", 9)], 10);
-    cache.replace([machine("b", 9)], 11, cache.revision, [doubt("a")]);
+    cache.replace([at("a", 10), at("b", 9)], 10);
+    cache.replace([at("b", 9)], 11, cache.revision, [doubt("a")]);
     expect(cache.observe("a")).toEqual({ kind: "unknown", machine: doubt("a", { revision: 11 }) });
     expect(cache.observe("b").kind).toBe("found");
     expect([...cache.values()].map(({ id }) => id)).toEqual(["b"]);
@@ -181,20 +170,20 @@ describe("a machine of which the backend says what makes no sense", () => {
 
   test("is unknown after an event that makes none, until one comes that does", () => {
     const cache = cacheOf();
-    cache.replace([machine("a", 10)], 10);
+    cache.replace([at("a", 10)], 10);
     cache.putUnknown(doubt("a", { revision: 11, version: 2 }));
     expect(cache.observe("a").kind).toBe("unknown");
-    cache.put({ ...machine("a", 12), version: 3 });
+    cache.put({ ...at("a", 12), version: 3 });
     expect(cache.observe("a").kind).toBe("found");
   });
 
   test("is known again when the backend makes sense of it in an answer, though nothing of it has changed", () => {
     const changed: string[] = [];
     const cache = new MachineCache({ clock: new VirtualClock(), onChange: (id) => changed.push(id) });
-    cache.replace([machine("a", 10)], 10);
+    cache.replace([at("a", 10)], 10);
     cache.putUnknown(doubt("a"));
     changed.length = 0;
-    cache.put(machine("a", 10));
+    cache.put(at("a", 10));
     expect(cache.observe("a").kind).toBe("found");
     expect(changed).toEqual(["a"]);
   });
@@ -203,13 +192,13 @@ describe("a machine of which the backend says what makes no sense", () => {
     const cache = cacheOf();
     cache.replace([], 10);
     cache.putUnknown(doubt("a", { revision: 12, version: 5 }));
-    cache.put({ ...machine("a", 11), version: 4 });
+    cache.put({ ...at("a", 11), version: 4 });
     expect(cache.observe("a").kind).toBe("unknown");
   });
 
   test("is not doubted for what was said before it was known", () => {
     const cache = cacheOf();
-    cache.replace([{ ...machine("a", 10), version: 5 }], 10);
+    cache.replace([{ ...at("a", 10), version: 5 }], 10);
     expect(cache.putUnknown(doubt("a", { revision: 9, version: 4 }))).toBe(false);
     expect(cache.observe("a").kind).toBe("found");
   });
@@ -217,7 +206,7 @@ describe("a machine of which the backend says what makes no sense", () => {
   test("is as a list has it that is newer", () => {
     const cache = cacheOf();
     cache.replace([], 10, cache.revision, [doubt("a"), doubt("b"), doubt("c")]);
-    cache.replace([machine("a", 9)], 11, cache.revision, [doubt("b")]);
+    cache.replace([at("a", 9)], 11, cache.revision, [doubt("b")]);
     expect(cache.observe("a").kind).toBe("found");
     expect(cache.observe("b").kind).toBe("unknown");
     expect(cache.observe("c").kind).toBe("absent");
@@ -234,7 +223,7 @@ describe("a machine of which the backend says what makes no sense", () => {
 
   test("is unknown to a backend that counts anew, too", () => {
     const cache = cacheOf();
-    cache.replace([{ ...machine("a", 100), version: 50 }, machine("b", 99)], 100);
+    cache.replace([{ ...at("a", 100), version: 50 }, at("b", 99)], 100);
     cache.replace([], 3, cache.revision, [doubt("a", { version: 1 })]);
     expect(cache.observe("a").kind).toBe("unknown");
     expect(cache.observe("b").kind).toBe("absent");
@@ -261,10 +250,10 @@ test("the observer takes what makes sense of a list and of events, and doubts th
   const stop = new AbortController();
   const provider = new MemoryProvider({ clock });
   const unknown = (id: string) => ({ id, reason: "no sense" });
-  provider.getPods = () => Promise.resolve({ items: [machine("a", 1)], unknown: [unknown("b")], revision: 1 });
+  provider.getPods = () => Promise.resolve({ items: [at("a", 1)], unknown: [unknown("b")], revision: 1 });
   provider.watchPods = async function* () {
     yield { revision: 2, unknown: unknown("a") } as never;
-    yield { revision: 3, machine: machine("b", 3) };
+    yield { revision: 3, machine: at("b", 3) };
     await clock.sleep(1e6, stop.signal);
   };
   const warned: object[] = [];
@@ -281,7 +270,7 @@ test("the observer takes what makes sense of a list and of events, and doubts th
 });
 
 describe("an address that no machine can have here", () => {
-  const within = (...ips: string[]) => ({ ...machine("a", 10), addresses: ips.map((ip) => ({ ip })) });
+  const within = (...ips: string[]) => ({ ...at("a", 10), addresses: ips.map((ip) => ({ ip })) });
   const cache = () =>
     new MachineCache({
       clock: new VirtualClock(),

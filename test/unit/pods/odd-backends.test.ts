@@ -1,7 +1,7 @@
 /** Backends that forget, go back in time, or make machines in part; and pods that changed while no agent ran. */
 import { describe, expect, test } from "vitest";
 import type { Machine } from "../../../src/provider/machine.ts";
-import { pod as basePod } from "./fixtures.ts";
+import { pod as basePod } from "../../support/builders.ts";
 import { SPEC, World } from "./world.ts";
 
 const signal = new AbortController().signal;

@@ -7,7 +7,8 @@ import type { Pod } from "../../../src/kube/wire.ts";
 import type { Machine } from "../../../src/provider/machine.ts";
 import { podStatus } from "../../../src/pods/status/pod-status.ts";
 import { withUnwritable } from "../../../src/pods/status-write.ts";
-import { container, exited, machine, NOW, pod, running as runs } from "./fixtures.ts";
+import { containerState as container, pod } from "../../support/builders.ts";
+import { exited, machine, NOW, running as runs } from "./fixtures.ts";
 
 const context = { now: NOW, monotonic: NOW, hostIPs: ["10.1.0.1"], version: undefined };
 const found = (m: Machine): Observed => ({ kind: "found", machine: m });

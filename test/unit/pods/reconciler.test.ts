@@ -4,7 +4,7 @@ import type { PodEvent, ResizeOutlook } from "../../../src/podspec/types.ts";
 import { LOST_DEBOUNCE_MS } from "../../../src/pods/planner.ts";
 import { ProviderError } from "../../../src/provider/errors.ts";
 import type { MachineNotice } from "../../../src/provider/machine.ts";
-import { pod as basePod } from "./fixtures.ts";
+import { pod as basePod } from "../../support/builders.ts";
 import { SPEC, World } from "./world.ts";
 
 const resources = (cpu: string) => ({

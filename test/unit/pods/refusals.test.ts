@@ -1,7 +1,7 @@
 import { beforeEach, describe, expect, test } from "vitest";
 import { OwnerBackoff, refusalPolicy } from "../../../src/pods/refusals.ts";
+import { pod } from "../../support/builders.ts";
 import { VirtualClock } from "../../support/virtual-clock.ts";
-import { pod } from "./fixtures.ts";
 
 const owned = (apiVersion: string, kind: string) =>
   pod({ metadata: { ownerReferences: [{ apiVersion, kind, name: "x", uid: "o", controller: true }] } });

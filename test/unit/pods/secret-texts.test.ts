@@ -1,8 +1,8 @@
 import { expect, test } from "vitest";
 import { saysSomething, PodSecrets } from "../../../src/podspec/references/pod-secrets.ts";
 import type { Machine } from "../../../src/provider/machine.ts";
+import { pod as basePod } from "../../support/builders.ts";
 import { referencesWith, secret } from "../podspec/fixtures.ts";
-import { pod as basePod } from "./fixtures.ts";
 import { SPEC, World } from "./world.ts";
 
 const SECRET = "hunter2-hunter2";

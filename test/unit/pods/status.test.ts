@@ -4,7 +4,8 @@ import type { Machine } from "../../../src/provider/machine.ts";
 import { statusDiff } from "../../../src/pods/status/diff.ts";
 import type { StatusInput } from "../../../src/pods/status/input.ts";
 import { podStatus } from "../../../src/pods/status/pod-status.ts";
-import { container, exited, machine, NOW, pod, running } from "./fixtures.ts";
+import { containerState as container, pod } from "../../support/builders.ts";
+import { exited, machine, NOW, running } from "./fixtures.ts";
 
 function status(p: Pod, m: Machine | undefined, more: Partial<StatusInput> = {}) {
   const ended = more.ended ?? (m !== undefined && ["stopped", "failed", "deleted"].includes(m.state));

@@ -1,7 +1,8 @@
 import { describe, expect, test } from "vitest";
 import type { Machine } from "../../../src/provider/machine.ts";
 import { isUrgent } from "../../../src/pods/urgency.ts";
-import { container, exited, machine, pod, running } from "./fixtures.ts";
+import { containerState as container, pod } from "../../support/builders.ts";
+import { exited, machine, running } from "./fixtures.ts";
 
 const told = (change: object = {}) => [
   { name: "app", ready: true, restartCount: 0, state: { running: {} }, ...change },

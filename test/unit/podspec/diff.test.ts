@@ -1,8 +1,9 @@
 import { describe, expect, test } from "vitest";
 import { ALL_CAPABILITIES, type Capability } from "../../../src/provider/capabilities.ts";
-import type { ContainerState, Machine } from "../../../src/provider/machine.ts";
+import type { ContainerState } from "../../../src/provider/machine.ts";
 import { diffMachine, type DesiredMachine } from "../../../src/podspec/render/diff.ts";
 import { isSameImage } from "../../../src/podspec/image-name.ts";
+import { machine } from "../../support/builders.ts";
 
 const state = (fields: Partial<ContainerState> = {}): ContainerState => ({
   name: "app",
@@ -16,19 +17,10 @@ const state = (fields: Partial<ContainerState> = {}): ContainerState => ({
   ...fields,
 });
 
-const machine: Machine = {
-  id: "m",
-  version: 1,
-  revision: 1,
-  labels: {},
-  state: "running",
-  reachability: "ok",
-  sandbox_ready: true,
-  created_at: "2026-01-01T00:00:00.000Z",
-  addresses: [],
+const observed = machine({
   containers: [state({ resources: { requests: { cpu_millis: 500 }, limits: { memory_bytes: 100 } } })],
   file_versions: [{ volume: "conf", version: "v1" }],
-};
+});
 
 const same: DesiredMachine = {
   containers: [
@@ -39,11 +31,11 @@ const same: DesiredMachine = {
 };
 
 function diff(change: Partial<DesiredMachine>, lacking: Capability[] = []) {
-  return diffMachine({ ...same, ...change }, machine, new Set(ALL_CAPABILITIES.filter((c) => !lacking.includes(c))));
+  return diffMachine({ ...same, ...change }, observed, new Set(ALL_CAPABILITIES.filter((c) => !lacking.includes(c))));
 }
 
 describe("diffMachine", () => {
-  test("finds nothing to change on a machine that matches", () => {
+  test("finds nothing to change on a observed that matches", () => {
     expect(diff({})).toEqual({ patch: undefined, resized: [], events: [] });
   });
 
@@ -77,7 +69,7 @@ describe("diffMachine", () => {
     expect([resized(["cpu"]), resized(["memory"])]).toEqual([true, undefined]);
   });
 
-  test("adds ephemeral containers that the machine does not have", () => {
+  test("adds ephemeral containers that the observed does not have", () => {
     const ephemeralContainers = [{ name: "debug", image: "busybox" }];
     expect(diff({ ephemeralContainers }).patch).toEqual({ ephemeral_containers: ephemeralContainers });
     expect(diff({ ephemeralContainers: [{ name: "app", image: "nginx:1" }] }).patch).toBeUndefined();

@@ -1,12 +1,11 @@
 import { describe, expect, test } from "vitest";
-import type { Node, Pod } from "../../../src/kube/wire.ts";
+import type { Pod } from "../../../src/kube/wire.ts";
 import { admitPod } from "../../../src/podspec/admission/admission.ts";
+import { node } from "../../support/builders.ts";
 import { otherPods, podWithContainer } from "./fixtures.ts";
 
-const node: Node = {
-  metadata: { name: "burst-0" },
-  status: { allocatable: { cpu: "4", memory: "8Gi", pods: "10" } },
-};
+const burst0 = node();
+
 const CRITICAL = 2_000_001_000;
 
 let count = 0;
@@ -19,7 +18,7 @@ function other(requests: Record<string, string>, { priority = 0, guaranteed = fa
 const admit = (requests: Record<string, string>, others: Pod[], priority = CRITICAL) =>
   admitPod({
     pod: podWithContainer({ resources: { requests } }, { priority }),
-    node,
+    node: burst0,
     otherPods: otherPods(...others),
     daemonSets: "run",
   });
@@ -60,9 +59,11 @@ describe("a critical pod on a full node", () => {
       { resources: { requests: { cpu: "3" } } },
       { priority: CRITICAL, nodeName: "elsewhere" },
     );
-    expect(admitPod({ pod, node, otherPods: otherPods(other({ cpu: "3" })), daemonSets: "run" })).toMatchObject({
-      reason: "NodeName",
-    });
+    expect(admitPod({ pod, node: burst0, otherPods: otherPods(other({ cpu: "3" })), daemonSets: "run" })).toMatchObject(
+      {
+        reason: "NodeName",
+      },
+    );
   });
 });
 

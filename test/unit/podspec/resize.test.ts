@@ -1,10 +1,12 @@
 import { describe, expect, test } from "vitest";
-import type { Node, Pod } from "../../../src/kube/wire.ts";
+import type { Pod } from "../../../src/kube/wire.ts";
 import type { Capability } from "../../../src/provider/capabilities.ts";
 import { judgeResize } from "../../../src/podspec/admission/resize.ts";
+import { node } from "../../support/builders.ts";
 import { otherPods, podWithContainer } from "./fixtures.ts";
 
-const node: Node = { metadata: { name: "burst-0" }, status: { allocatable: { cpu: "4", memory: "8Gi", pods: "10" } } };
+const burst0 = node();
+
 const asking = (cpu: string, status: Pod["status"] = {}): Pod => ({
   ...podWithContainer({ resources: { requests: { cpu } } }),
   status,
@@ -12,7 +14,7 @@ const asking = (cpu: string, status: Pod["status"] = {}): Pod => ({
 
 function judge(pod: Pod, others: Pod[] = [], capabilities: Capability[] = ["resize"]) {
   const backend = { name: "b", capabilities: new Set(capabilities) };
-  return judgeResize({ pod, containers: ["app"], node, otherPods: otherPods(...others), backend });
+  return judgeResize({ pod, containers: ["app"], node: burst0, otherPods: otherPods(...others), backend });
 }
 
 describe("judgeResize", () => {

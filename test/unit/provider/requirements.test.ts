@@ -1,28 +1,22 @@
 import fc from "fast-check";
 import { describe, expect, test } from "vitest";
 import { specFingerprint } from "../../../src/provider/fingerprint.ts";
-import type { ContainerSpec, MachineSpec } from "../../../src/provider/machine.ts";
+import type { MachineSpec } from "../../../src/provider/machine.ts";
 import { assertCapable, patchCapabilities, requiredCapabilities } from "../../../src/provider/requirements.ts";
+import { containerSpec, machineSpec } from "../../support/builders.ts";
 
-const container = (rest: Partial<ContainerSpec> = {}): ContainerSpec => ({ name: "c", image: "i", ...rest });
-const spec = (rest: Partial<MachineSpec> = {}): MachineSpec => ({
-  labels: {},
-  restart_policy: "never",
-  containers: [container()],
-  ...rest,
-});
 const probe = { initial_delay_s: 0, period_s: 1, timeout_s: 1, success: 1, failure: 1 };
 
 describe("requiredCapabilities", () => {
   test("a plain machine needs nothing beyond the core", () => {
-    const plain = spec({
+    const plain = machineSpec({
       hostname: "h",
       dns: { nameservers: [], searches: [], options: [] },
       hosts: [],
       registry_auth: [],
       security: { supplemental_groups: [], sysctls: [] },
       containers: [
-        container({
+        containerSpec({
           pull_policy: "always",
           ports: [{ port: 80, protocol: "tcp" }],
           security: { privileged: false, run_as_non_root: false },
@@ -33,54 +27,59 @@ describe("requiredCapabilities", () => {
   });
 
   test.each<[string, Partial<MachineSpec>, string, string]>([
-    ["two containers", { containers: [container(), container({ name: "d" })] }, "multi_container", "containers.1"],
-    ["an init container", { init_containers: [container()] }, "init_containers", "init_containers.0"],
+    [
+      "two containers",
+      { containers: [containerSpec(), containerSpec({ name: "d" })] },
+      "multi_container",
+      "containers.1",
+    ],
+    ["an init container", { init_containers: [containerSpec()] }, "init_containers", "init_containers.0"],
     [
       "a sidecar",
-      { init_containers: [container({ restart_policy: "always" })] },
+      { init_containers: [containerSpec({ restart_policy: "always" })] },
       "sidecars",
       "init_containers.0.restart_policy",
     ],
     [
       "a restart policy of its own",
-      { containers: [container({ restart_policy: "never" })] },
+      { containers: [containerSpec({ restart_policy: "never" })] },
       "restart_rules",
       "containers.0.restart_policy",
     ],
     [
       "a readiness probe",
-      { containers: [container({ probes: { readiness: probe } })] },
+      { containers: [containerSpec({ probes: { readiness: probe } })] },
       "probes",
       "containers.0.probes.readiness",
     ],
     [
       "a hook",
-      { containers: [container({ hooks: { pre_stop: { sleep: { seconds: 1 } } } })] },
+      { containers: [containerSpec({ hooks: { pre_stop: { sleep: { seconds: 1 } } } })] },
       "hooks",
       "containers.0.hooks.pre_stop",
     ],
-    ["a terminal", { containers: [container({ tty: true })] }, "tty", "containers.0.tty"],
+    ["a terminal", { containers: [containerSpec({ tty: true })] }, "tty", "containers.0.tty"],
     [
       "a user",
-      { containers: [container({ security: { user: 0 } })] },
+      { containers: [containerSpec({ security: { user: 0 } })] },
       "security_context",
       "containers.0.security.user",
     ],
     [
       "no new privileges",
-      { containers: [container({ security: { allow_privilege_escalation: false } })] },
+      { containers: [containerSpec({ security: { allow_privilege_escalation: false } })] },
       "security_context",
       "containers.0.security.allow_privilege_escalation",
     ],
     [
       "privileges",
-      { containers: [container({ security: { privileged: true } })] },
+      { containers: [containerSpec({ security: { privileged: true } })] },
       "privileged",
       "containers.0.security.privileged",
     ],
     [
       "a host port",
-      { containers: [container({ ports: [{ port: 80, protocol: "tcp", host_port: 80 }] })] },
+      { containers: [containerSpec({ ports: [{ port: 80, protocol: "tcp", host_port: 80 }] })] },
       "host_ports",
       "containers.0.ports.0.host_port",
     ],
@@ -104,11 +103,11 @@ describe("requiredCapabilities", () => {
       "security.share_process_namespace",
     ],
   ])("%s needs its capability and names its field", (_name, rest, capability, field) => {
-    expect(requiredCapabilities(spec(rest))).toEqual([{ capability, field }]);
-    expect(() => assertCapable(requiredCapabilities(spec(rest)), [])).toThrow(
+    expect(requiredCapabilities(machineSpec(rest))).toEqual([{ capability, field }]);
+    expect(() => assertCapable(requiredCapabilities(machineSpec(rest)), [])).toThrow(
       expect.objectContaining({ code: "unsupported", field }) as Error,
     );
-    expect(() => assertCapable(requiredCapabilities(spec(rest)), [capability])).not.toThrow();
+    expect(() => assertCapable(requiredCapabilities(machineSpec(rest)), [capability])).not.toThrow();
   });
 
   test("a patch needs a capability for each thing that it changes", () => {

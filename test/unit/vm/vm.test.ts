@@ -26,13 +26,13 @@ import { Vm, type VmContext } from "../../../providers/local/engines/vm/vm.ts";
 import { processStat } from "../../../providers/local/host/proc.ts";
 import type { MachineSpec } from "../../../src/provider/machine.ts";
 import { systemClock } from "../../../src/util/clock.ts";
+import { containerSpec, machineSpec } from "../../support/builders.ts";
 
 const MIB = 1 << 20;
-const machine = (...limits: { memory_bytes?: number; cpu_millis?: number }[]): MachineSpec => ({
-  labels: {},
-  restart_policy: "never",
-  containers: limits.map((limit, index) => ({ name: `c${index}`, image: "i", resources: { limits: limit } })),
-});
+const machine = (...limits: { memory_bytes?: number; cpu_millis?: number }[]) =>
+  machineSpec({
+    containers: limits.map((limit, index) => containerSpec({ name: `c${index}`, resources: { limits: limit } })),
+  });
 
 describe("size of a VM", () => {
   const size = (spec: MachineSpec) => vmSize(spec, { memoryMib: 128, maxCpus: 4 });
