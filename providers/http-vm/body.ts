@@ -29,7 +29,7 @@ export async function readText(
     }
     return new TextDecoder("utf-8", { fatal }).decode(chunks.length === 1 ? chunks[0] : Buffer.concat(chunks));
   } catch (thrown) {
-    if (thrown instanceof TypeError) throw new InvalidReplyError("json", "the reply is not UTF-8");
+    if (thrown instanceof TypeError) throw new InvalidReplyError("json", "the reply is not UTF-8", { cause: thrown });
     throw thrown;
   } finally {
     cancel();

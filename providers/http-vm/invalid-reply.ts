@@ -27,8 +27,8 @@ export type InvalidReason =
 export class InvalidReplyError extends VmletError {
   readonly code = "INVALID_REPLY";
   readonly reason: InvalidReason;
-  constructor(reason: InvalidReason, message: string) {
-    super(message);
+  constructor(reason: InvalidReason, message: string, options: { cause?: unknown } = {}) {
+    super(message, options);
     this.reason = reason;
   }
 }

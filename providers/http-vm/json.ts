@@ -26,7 +26,11 @@ export function tryParse(text: string): Parsed {
   try {
     value = JSON.parse(text);
   } catch (thrown) {
-    return { fault: new InvalidReplyError("json", `the body is not JSON: ${(thrown as Error).message.slice(0, 200)}`) };
+    return {
+      fault: new InvalidReplyError("json", `the body is not JSON: ${(thrown as Error).message.slice(0, 200)}`, {
+        cause: thrown,
+      }),
+    };
   }
   const fault = faultOf(value, text);
   return fault === undefined ? { value } : { value, fault };

@@ -85,7 +85,7 @@ function everySchedule(text: string): Schedule {
   try {
     ms = parseDuration(text.slice("@every ".length));
   } catch (thrown) {
-    throw new ScheduleError(`failed to parse duration ${text}: ${toError(thrown).message}`);
+    throw new ScheduleError(`failed to parse duration ${text}: ${toError(thrown).message}`, { cause: thrown });
   }
   const step = Math.max(1000, Math.floor(ms / 1000) * 1000);
   return { next: (afterMs) => Math.floor(afterMs / 1000) * 1000 + step };

@@ -353,6 +353,7 @@ export class VmSandbox implements Sandbox {
       if (!(thrown instanceof GuestError) || !thrown.message.includes("below what the container uses")) throw thrown;
       throw new ProviderError("conflict", `memory limit ${limit}: ${thrown.message}`, {
         field: "resources.limits.memory_bytes",
+        cause: thrown,
       });
     }
   }
