@@ -7,8 +7,8 @@ import { VmletError, toError } from "../util/errors.ts";
 export const USAGE_ERROR = 2;
 
 /**
- * Codes of the errors that only the user can cure: ConfigError's, KubeConfigError's and NoSuchNodeError's, whose classes
- * would take a second to load.
+ * Codes of the errors that only the user can cure: ConfigError's, KubeConfigError's and NoSuchNodeError's, whose
+ * classes would take a second to load.
  */
 const USAGE_CODES: readonly string[] = ["CONFIG", "KUBECONFIG", "NO_SUCH_NODE"];
 

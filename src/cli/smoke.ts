@@ -113,7 +113,10 @@ function milliseconds(text: string): number {
   }
 }
 
-/** @throws NoSuchNodeError; SmokeError that says which step failed and what was seen last; the pod is deleted in any case */
+/**
+ * @throws NoSuchNodeError; SmokeError that says which step failed and what was seen last; the pod is deleted in any
+ * case
+ */
 export async function smoke(options: SmokeOptions): Promise<void> {
   const { kube, clock, node, namespace, image, restricted, timeoutMs, step } = options;
   const greeting = `vmlet smoke test of ${node}`;

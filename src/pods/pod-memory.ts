@@ -6,7 +6,7 @@ import type { ResizeState, Verdict } from "./status/input.ts";
 import type { Unwritable } from "./status-write.ts";
 
 /** Something that is done again, later and later, until it is seen to have worked. */
-interface Again {
+interface Retry {
   since: number;
   /** The last pause. */
   pauseMs: number;
@@ -34,14 +34,14 @@ export interface PodMemory {
    * The backend accepted a DELETE while the machine stayed: since when, and when, after how long a pause, it is due
    * again.
    */
-  burial: Again | undefined;
+  burial: Retry | undefined;
   /** The backend confirmed: nothing runs, and a tombstone keeps it so. */
   buried: boolean;
   /**
    * The final DELETE of the pod object was accepted; if the object stays, for a finalizer or another's fault, it is
    * sent again.
    */
-  finalized: Again | undefined;
+  finalized: Retry | undefined;
   /** The pod object was seen to go (a DELETED event, or missing from a complete list). */
   podSeenGone: boolean;
   /** First time that the machine was seen without a pod, for UIDs of which this process never saw a pod. */

@@ -27,7 +27,7 @@ import { MachineRemoval } from "./removal.ts";
 import { StatusStep } from "./status-step.ts";
 import { hasRun } from "./status/facts.ts";
 import type { Verdict } from "./status/input.ts";
-import { told, type StepContext } from "./step-context.ts";
+import { reported, type StepContext } from "./step-context.ts";
 import { MachineUpdate } from "./update.ts";
 
 /** Actions that one call carries out before it yields to other pods. */
@@ -144,7 +144,7 @@ export class PodReconciler {
   /** Takes down what this look shows, before anything is decided. */
   #notice(uid: string, desired: Desired, observed: Observed): void {
     if (observed.kind === "found" || !isToRun(desired)) this.#options.losses?.settled(uid);
-    this.#records.update(uid, this.#lessons(uid, desired, observed));
+    this.#records.update(uid, this.#learned(uid, desired, observed));
     if (desired.kind !== "pod") return;
     const { pod } = desired;
     if (observed.kind === "found") this.#forwardNotices(pod, observed.machine);
@@ -155,7 +155,7 @@ export class PodReconciler {
   }
 
   /** What this look changes in what was remembered of the machine. */
-  #lessons(uid: string, desired: Desired, observed: Observed): Partial<PodMemory> {
+  #learned(uid: string, desired: Desired, observed: Observed): Partial<PodMemory> {
     const { podSeenGone, orphanSince, missedAt, buried, stopDeadline } = this.#records.memory(uid);
     const isFound = observed.kind === "found";
     const isOrphan = desired.kind === "none" && isFound && !podSeenGone;
@@ -230,7 +230,7 @@ export class PodReconciler {
     if (this.#recordUnknown(thrown)) return undefined;
     const error = toError(thrown);
     if (desired.kind === "pod" && isProviderError(thrown) && isPartOfKilling(desired.pod, action))
-      told(this.#options, desired.pod, "FailedKillPod", "error killing pod", error);
+      reported(this.#options, desired.pod, "FailedKillPod", "error killing pod", error);
     const retryAfterMs = isProviderError(thrown) || isKubeApiError(thrown) ? thrown.retryAfterMs : undefined;
     const pod = this.#options.pods.get(uid) ?? this.#records.find(uid)?.lastSeen;
     this.#options.logger.debug(

@@ -9,7 +9,7 @@ import { isProviderError } from "../provider/errors.ts";
 import { isKnownOver, type Machine } from "../provider/machine.ts";
 import type { Observed } from "./decision.ts";
 import type { Outcome } from "./reconciler-options.ts";
-import { told, type StepContext } from "./step-context.ts";
+import { reported, type StepContext } from "./step-context.ts";
 
 /**
  * A machine that does not go is deleted again after this long, doubling; its user is told when the longest is reached.
@@ -77,7 +77,13 @@ export class MachineRemoval {
     this.#context.guard?.();
     const result = await this.#context.api.remove(pod, signal);
     if (result.kind === "denied")
-      throw told(this.#context, pod, "FailedDelete", "The API server does not let this pod be removed", result.error);
+      throw reported(
+        this.#context,
+        pod,
+        "FailedDelete",
+        "The API server does not let this pod be removed",
+        result.error,
+      );
     const now = this.#context.clock.monotonic();
     const { since, pauseMs } = this.#context.records.memory(uid).finalized ?? {
       since: now,

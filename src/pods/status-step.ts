@@ -8,7 +8,7 @@ import type { Action } from "./decision.ts";
 import type { Outcome } from "./reconciler-options.ts";
 import { payStatus, withUnwritable } from "./status-write.ts";
 import type { Verdict } from "./status/input.ts";
-import { told, type StepContext } from "./step-context.ts";
+import { reported, type StepContext } from "./step-context.ts";
 
 /** Reason of the events that say what the API server does not take. */
 const STATUS_REFUSED = "FailedStatusUpdate";
@@ -66,7 +66,7 @@ export class StatusStep {
       }
       case "denied":
         this.#context.records.update(uid, { statusDeniedSince: statusDeniedSince ?? this.#context.clock.monotonic() });
-        throw told(
+        throw reported(
           this.#context,
           pod,
           STATUS_REFUSED,

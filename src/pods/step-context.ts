@@ -17,7 +17,7 @@ export interface StepContext extends ReconcilerOptions {
 }
 
 /** @returns the error, which the pod's author has been told of */
-export function told(
+export function reported(
   { event }: Pick<StepContext, "event">,
   pod: Pod,
   reason: string,

@@ -16,7 +16,10 @@ export async function writeFileAtomic(path: string, content: string | Buffer, mo
   }
 }
 
-/** The same, at once and as JSON. With `flush`, the content is on the disk before it takes the old one's place, also when the host loses power. */
+/**
+ * The same, at once and as JSON. With `flush`, the content is on the disk before it takes the old one's place, also
+ * when the host loses power.
+ */
 export function writeJson(path: string, value: unknown, { flush = false } = {}): void {
   const temporary = `${path}.tmp`;
   writeFileSync(temporary, JSON.stringify(value), { mode: 0o600, flush });

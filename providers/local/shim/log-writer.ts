@@ -1,6 +1,6 @@
 /**
- * Writes a container's log segments in the CRI format: `2016-10-06T00:17:09.669794202Z stdout F text`, P for a part of a
- * line. A part of the shim's program, so it reads the clock itself (shim.ts). log-reader.ts reads them.
+ * Writes a container's log segments in the CRI format: `2016-10-06T00:17:09.669794202Z stdout F text`, P for a part of
+ * a line. A part of the shim's program, so it reads the clock itself (shim.ts). log-reader.ts reads them.
  */
 import { closeSync, openSync, unlinkSync, writeSync } from "node:fs";
 import { join } from "node:path";

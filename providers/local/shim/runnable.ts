@@ -1,4 +1,6 @@
-/** Whether a command can be run on this host, with the reasons that a kubelet's users know. Part of the shim's program. */
+/**
+ * Whether a command can be run on this host, with the reasons that a kubelet's users know. Part of the shim's program.
+ */
 import { accessSync, constants, statSync } from "node:fs";
 import { delimiter, join } from "node:path";
 import type { HostPlan } from "../engine.ts";
