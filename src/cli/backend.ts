@@ -9,18 +9,21 @@ import { createLogger, silentLogger } from "../telemetry/logger.ts";
 import { untilAborted } from "../util/abort.ts";
 import { systemClock } from "../util/clock.ts";
 import { toError } from "../util/errors.ts";
+import { checkBackendHost } from "./check-backend-host.ts";
 import { openNoDebugger, signalToStop } from "./exit.ts";
 import { outliveFaults, PROGRAM_FOLDER } from "./faults.ts";
+import { Report, withReportOptions, type ReportOptions } from "./report.ts";
 import { VERSION } from "./version.ts";
 
 export function backendCommand(): Command {
   const command = new Command("backend");
   command.requiredOption("-c, --config <file>", "the backend's configuration file (kind: BackendConfig)");
   command.action((options: { config: string }) => run(options.config));
-  command
+  const check = command
     .command("check")
     .description("say what this host lacks for the configured engine, and how to get it")
-    .action(() => check(command.opts<{ config: string }>().config));
+    .action((options: ReportOptions) => runCheck(command.opts<{ config: string }>().config, options));
+  withReportOptions(check);
   return command;
 }
 
@@ -34,7 +37,9 @@ async function run(path: string): Promise<void> {
     (thrown: unknown) => {
       // When the operating system refuses a port or a file, the user has to change the configuration file.
       const error = toError(thrown);
-      throw "syscall" in error ? new ConfigError(`${path}: ${error.message}`, { cause: thrown }) : thrown;
+      throw "syscall" in error
+        ? new ConfigError(`${path}: ${fieldOf(error)}${error.message}`, { cause: thrown })
+        : thrown;
     },
   );
   logger.info(
@@ -47,18 +52,26 @@ async function run(path: string): Promise<void> {
   fatal.throwIfAborted();
 }
 
-async function check(path: string): Promise<void> {
+/** The field of the configuration that the operating system refused, as far as the call says it. */
+function fieldOf({ syscall }: { syscall?: unknown }): string {
+  if (syscall === "listen" || syscall === "bind") return "listen: ";
+  return syscall === "mkdir" ? "stateDir: " : "";
+}
+
+async function runCheck(path: string, options: ReportOptions): Promise<void> {
   const config = loadBackendConfig(path);
+  const report = new Report(options);
+  report.section("This host: files, folders and ports");
+  await checkBackendHost(config, report);
   const engine = createEngine(config.engine, { stateDir: config.stateDir, clock: systemClock, logger: silentLogger });
-  const problems = [...checkHost(), ...(await engine.check())];
-  for (const { fatal, problem, cure } of problems)
-    console.log(`  ${fatal ? "FAULT  " : "note   "} ${problem}\n          ${cure}`);
-  const faults = problems.filter(({ fatal }) => fatal).length;
-  console.log(
-    faults === 0
-      ? `engine ${engine.name} can run here; capabilities: ${engine.capabilities.join(", ")}`
-      : `Faults to fix: ${faults}.`,
-  );
+  report.section(`Engine ${engine.name}`);
+  for (const { fatal, problem, cure } of [...checkHost(), ...(await engine.check())])
+    if (fatal) report.fault(problem, cure);
+    else report.note(`${problem}: ${cure}`);
+  const { capabilities } = engine;
+  process.exitCode = report.end(`engine ${engine.name} can run here; capabilities: ${capabilities.join(", ")}`, {
+    engine: engine.name,
+    capabilities,
+  });
   await engine.close();
-  process.exitCode = faults === 0 ? 0 : 2;
 }

@@ -9,9 +9,9 @@ import { Command } from "commander";
 import { stringify } from "yaml";
 import { connect, readClusterId } from "../agent/agent.ts";
 import { loadCredentialProviders } from "../config/credential-providers.ts";
-import { exposedSecrets } from "../config/exposed-files.ts";
-import { loadConfig, type ConfigOverrides } from "../config/load.ts";
+import { ConfigError, loadConfig, type ConfigOverrides } from "../config/load.ts";
 import type { AgentConfig, NodeConfig } from "../config/schema.ts";
+import { nodeFileFaults } from "../config/used-files.ts";
 import { isForbidden, isNotFound } from "../kube/errors.ts";
 import type { Kube } from "../kube/kube.ts";
 import { nodePath } from "../kube/paths.ts";
@@ -20,63 +20,59 @@ import type { KubeTransport } from "../kube/transport.ts";
 import type { Node } from "../kube/wire.ts";
 import { foreignIdentity, foreignNodeCure } from "../node/node-status.ts";
 import { describePermission, nodePermissions, type Permission } from "../agent/permissions.ts";
+import { isProviderError } from "../provider/errors.ts";
 import { silentLogger } from "../telemetry/logger.ts";
 import { systemClock } from "../util/clock.ts";
-import { toError } from "../util/errors.ts";
+import { toError, VmletError } from "../util/errors.ts";
 import { goArchitecture } from "../util/platform.ts";
 import { systemRandom } from "../util/random.ts";
+import { checkHost } from "./check-host.ts";
 import { createProvider } from "./providers.ts";
+import { Report, withReportOptions, type ReportOptions } from "./report.ts";
 import { withConfigOptions } from "./run.ts";
 import { VERSION } from "./version.ts";
 
 const TIMEOUT_MS = 10_000;
 
-/**
- * Prints findings as it goes; remembers whether any of them has to be cured.
- * @internal
- */
-export class Report {
-  faults = 0;
-  readonly #print: (text: string) => void;
-
-  constructor(print: (text: string) => void = console.log) {
-    this.#print = print;
-  }
-
-  ok(text: string): void {
-    this.#print(`  ok      ${text}`);
-  }
-
-  note(text: string): void {
-    this.#print(`  note    ${text}`);
-  }
-
-  fault(text: string, cure: string): void {
-    this.faults++;
-    this.#print(`  FAULT   ${text}\n          ${cure}`);
-  }
+interface CheckFlags extends ConfigOverrides, ReportOptions {
+  config: string;
+  showConfig?: boolean | undefined;
 }
 
 export function checkCommand(): Command {
-  return withConfigOptions(new Command("check")).action(async (flags: ConfigOverrides & { config: string }) => {
-    const { config: path, ...overrides } = flags;
-    const config = loadConfig(path, overrides);
-    const report = new Report();
-    console.log(`Effective configuration of ${path}:\n`);
-    console.log(stringify(config).replace(/^/gm, "  ").trimEnd());
-    for (const path of await exposedSecrets(config))
-      report.note(`${path} holds a secret, and every user of this host can read it: chmod o-r ${path}`);
-    for (const node of config.nodes) {
-      await checkNode(config, node, report);
-      await checkCredentialProviders(node, report);
-    }
-    console.log(report.faults === 0 ? "\nNothing is missing." : `\nFaults to fix: ${report.faults}.`);
-    if (report.faults > 0) process.exit(2);
-  });
+  return withReportOptions(withConfigOptions(new Command("check")))
+    .option("--show-config", "tell the configuration as it counts, defaults filled in")
+    .action(async (flags: CheckFlags) => {
+      const { config: path, output, quiet, showConfig = false, ...overrides } = flags;
+      const report = new Report({ output, quiet });
+      const config = load(path, overrides, report);
+      if (config === undefined) process.exit(report.end(""));
+      if (showConfig && output !== "json")
+        console.log(`Effective configuration of ${path}:\n\n${stringify(config).replace(/^/gm, "  ").trimEnd()}\n`);
+      await checkHost(config, report);
+      for (const node of config.nodes) {
+        await checkNode(config, node, report);
+        await checkCredentialProviders(node, report);
+      }
+      const status = report.end("Nothing is missing.", showConfig ? { configuration: config } : {});
+      if (status !== 0) process.exit(status);
+    });
+}
+
+/** The faults of the file itself are a finding where a program reads them; a person gets them as `run` tells them. */
+function load(path: string, overrides: ConfigOverrides, report: Report): AgentConfig | undefined {
+  try {
+    return loadConfig(path, overrides);
+  } catch (thrown) {
+    if (!(thrown instanceof ConfigError) || !report.isForPrograms) throw thrown;
+    report.section("Configuration");
+    for (const line of thrown.message.split("\n")) report.fault(line);
+    return undefined;
+  }
 }
 
 async function checkNode(config: AgentConfig, node: NodeConfig, report: Report): Promise<void> {
-  console.log(`\nNode ${node.name}: API server`);
+  report.section(`Node ${node.name}: API server`);
   const connection = { config, clock: systemClock, logger: silentLogger, version: VERSION };
   const opened: KubeTransport[] = [];
   try {
@@ -93,14 +89,20 @@ async function checkNode(config: AgentConfig, node: NodeConfig, report: Report):
     await checkOwner(config, node, { kube, self }, report);
   } catch (thrown) {
     report.fault(
-      `does not answer: ${toError(thrown).message}`,
+      `${verdictOf(thrown)}${toError(thrown).message}`,
       "check `kubeconfig` and that the server can be reached from here",
     );
   } finally {
     for (const transport of opened) await transport.close();
   }
 
-  console.log(`\nNode ${node.name}: backend (${node.provider.type})`);
+  await checkBackend(node, report);
+}
+
+async function checkBackend(node: NodeConfig, report: Report): Promise<void> {
+  report.section(`Node ${node.name}: backend (${node.provider.type})`);
+  if (nodeFileFaults(node).some(({ field }) => field.includes(".provider.")))
+    return report.note("was not asked: the files above come first");
   try {
     const provider = await createProvider(node.provider, {
       clock: systemClock,
@@ -130,8 +132,16 @@ async function checkNode(config: AgentConfig, node: NodeConfig, report: Report):
       node.provider.type === "http-vm"
         ? `check nodes[].provider.url (${node.provider.url}), tokenFile and caFile`
         : "check nodes[].provider";
-    report.fault(`does not answer: ${toError(thrown).message}`, where);
+    report.fault(`${verdictOf(thrown)}${toError(thrown).message}`, where);
   }
+}
+
+/** How a fault of the other end begins: one that answered, or was never asked, is not silent. */
+function verdictOf(thrown: unknown): string {
+  if (thrown instanceof VmletError && ["CONFIG", "KUBECONFIG"].includes(thrown.code)) return "was not asked: ";
+  return isProviderError(thrown) && thrown.code !== "unavailable"
+    ? "answers, but not as it should: "
+    : "does not answer: ";
 }
 
 /**
@@ -161,7 +171,7 @@ async function checkOwner(
 /** The plugins are run when a pod's image asks for them, too late to notice that one is missing. */
 async function checkCredentialProviders(node: NodeConfig, report: Report): Promise<void> {
   if (node.imageCredentialProvider === undefined) return;
-  console.log(`\nNode ${node.name}: image credential providers`);
+  report.section(`Node ${node.name}: image credential providers`);
   const { config: path, binDir } = node.imageCredentialProvider;
   try {
     for (const { name } of loadCredentialProviders(path).config.providers) {
@@ -201,7 +211,7 @@ export async function checkPermissions(
       missing.push(permission);
       const text = `may not ${describePermission(permission)}: ${permission.purpose}`;
       if (permission.optional) report.note(text);
-      else report.fault(text, "grant it; the chart's roles have all that is needed");
+      else report.fault(text);
     }
     return missing;
   };
@@ -213,5 +223,7 @@ export async function checkPermissions(
   const isNode = missing.every(({ attributes }) => attributes.verb !== "impersonate");
   const asked = isNode ? permissions.length : ofProcess.length;
   if (isNode) missing.push(...(await ask(ofNode, access.kube)));
-  report.ok(`${asked - missing.length} of ${asked} permissions granted`);
+  const told = `${asked - missing.length} of ${asked} permissions granted`;
+  if (missing.every(({ optional = false }) => optional)) report.ok(told);
+  else report.fault(told, "grant what is missing; the chart's roles have all that is needed");
 }

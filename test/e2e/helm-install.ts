@@ -4,7 +4,8 @@ import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { parse, parseAllDocuments, stringify } from "yaml";
 import { connect } from "../../src/agent/agent.ts";
-import { checkPermissions, Report } from "../../src/cli/check.ts";
+import { checkPermissions } from "../../src/cli/check.ts";
+import { Report } from "../../src/cli/report.ts";
 import { parseConfig } from "../../src/config/load.ts";
 import { silentLogger } from "../../src/telemetry/logger.ts";
 import { systemClock } from "../../src/util/clock.ts";
@@ -125,7 +126,7 @@ export async function installChart(cluster: Cluster, release: string, values: Js
       const [kube, self] = [connect({ ...connection, node: node! }), connect(connection)];
       const lines: string[] = [];
       try {
-        await checkPermissions(parsed, node!, { kube, self }, new Report((line) => lines.push(line)));
+        await checkPermissions(parsed, node!, { kube, self }, new Report({}, (line) => lines.push(line)));
       } finally {
         await Promise.all([kube.close(), self.close()]);
       }

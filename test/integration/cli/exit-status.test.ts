@@ -27,6 +27,8 @@ function vmlet(...args: string[]): Promise<{ status: number; stdout: string; std
   });
 }
 
+const FREE_PORTS = "    kubelet: { port: 0 }\nhealth: { port: 0 }\n";
+
 async function check(node: string, rest = ""): Promise<{ status: number; stdout: string; stderr: string }> {
   const text = `apiVersion: vmlet.dev/v1\nkind: AgentConfig\n${rest}nodes:\n  - name: burst-0\n${node}`;
   writeFileSync(join(dir, "vmlet.yaml"), text);
@@ -144,12 +146,52 @@ test("what is no YAML is told with its place, and is 2", async () => {
 
 test("a backend and an API server that do not answer are told with the field to look at, and are 2", async () => {
   const { status, stdout } = await check(
-    '    provider: { type: http-vm, url: "http://127.0.0.1:1" }\n',
+    `    provider: { type: http-vm, url: "http://127.0.0.1:1" }\n${FREE_PORTS}`,
     "kubeconfig: none.kubeconfig\n",
   );
   expect(stdout).toContain("Cannot load the kubeconfig none.kubeconfig");
   expect(stdout).toContain("check nodes[].provider.url (http://127.0.0.1:1), tokenFile and caFile");
   expect(stdout).toContain("Faults to fix: 2.");
+  expect(status).toBe(2);
+});
+
+test("faults are told to programs as JSON, those of the file too, and are 2", async () => {
+  const args = ["check", "--config", "vmlet.yaml", "-o", "json"];
+  await check(`    provider: { type: memory }\n${FREE_PORTS}`, "kubeconfig: none.kubeconfig\n");
+  const found = await vmlet(...args);
+  const { faults, findings } = JSON.parse(found.stdout) as { faults: number; findings: { text: string }[] };
+  expect([found.status, faults]).toEqual([2, 1]);
+  expect(findings.map(({ text }) => text)).toContainEqual(
+    expect.stringContaining("was not asked: kubeconfig: Cannot load the kubeconfig none.kubeconfig"),
+  );
+  await check("    provider: { type: memory }\n", "logLvl: info\n");
+  const malformed = await vmlet(...args);
+  expect(JSON.parse(malformed.stdout)).toEqual({
+    faults: 1,
+    findings: [
+      {
+        section: "Configuration",
+        level: "fault",
+        text: "vmlet.yaml:3:1: logLvl: unknown key; did you mean logLevel?",
+      },
+    ],
+  });
+  expect([malformed.status, malformed.stderr]).toEqual([2, ""]);
+});
+
+test("a check of the backend's host tells files, folder and port by field, and is 2", async () => {
+  await using server = await silentServer();
+  const file = {
+    apiVersion: "vmlet.dev/v1",
+    kind: "BackendConfig",
+    stateDir: "/dev/null/state",
+    listen: { address: "127.0.0.1", port: server.port },
+    tokenFile: join(dir, "no-token"),
+  };
+  writeFileSync(join(dir, "check.yaml"), JSON.stringify(file));
+  const { status, stdout } = await vmlet("backend", "--config", "check.yaml", "check");
+  for (const field of ["tokenFile: cannot be read", "stateDir: /dev/null is not a folder", "listen.port: port"])
+    expect(stdout).toContain(field);
   expect(status).toBe(2);
 });
 
@@ -250,8 +292,8 @@ test("a backend that its host does not let start says what the host said, and is
     stateDir: join(dir, "backend.yaml/state"),
   });
   expect([busy.stderr, noFolder.stderr]).toEqual([
-    expect.stringContaining("backend.yaml: listen EADDRINUSE"),
-    expect.stringContaining("backend.yaml: ENOTDIR: not a directory, mkdir"),
+    expect.stringContaining("backend.yaml: listen: listen EADDRINUSE"),
+    expect.stringContaining("backend.yaml: stateDir: ENOTDIR: not a directory, mkdir"),
   ]);
   for (const { stderr, status } of [busy, noFolder]) {
     expect(stderr).not.toMatch(STACK);
