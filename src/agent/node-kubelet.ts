@@ -12,6 +12,7 @@ import {
 import type { KubeletServer } from "../kubelet/options.ts";
 import { createKubeletServer } from "../kubelet/server.ts";
 import { uidOf } from "../kube/pod.ts";
+import { parseDuration } from "../resources/duration.ts";
 import type { Pod } from "../kube/wire.ts";
 import { machineId, ownerLabels } from "../podspec/machine-id.ts";
 import { kubeletConfiguration } from "./kubelet-configuration.ts";
@@ -34,6 +35,8 @@ export async function createKubelet(options: NodeAgentOptions, pods: NodePods, o
     port: node.kubelet.port,
     nodeName: node.name,
     anonymousMetrics: node.kubelet.anonymousMetrics,
+    limits:
+      node.kubelet.sessionMaxAge === undefined ? {} : { sessionMaxAgeMs: parseDuration(node.kubelet.sessionMaxAge) },
     auditCommands: options.auditCommands,
     provider: pods.provider,
     pods: {

@@ -189,6 +189,14 @@ const kubeletSchema = z
       .describe(
         "CA of clients such as kube-apiserver. Default: the ConfigMap kube-system/extension-apiserver-authentication.",
       ),
+    sessionMaxAge: z
+      .string()
+      .refine(isDuration, "must be a duration such as 500ms, 10s, 5m or 1h")
+      .meta({ pattern: DURATION_PATTERN })
+      .optional()
+      .describe(
+        "How long an exec, attach, port-forward or followed log may go on: a right that was taken away ends with it. Absent: as long as it likes, as by a kubelet; without traffic, 4 hours.",
+      ),
     anonymousMetrics: z
       .boolean()
       .default(false)

@@ -36,6 +36,8 @@ export interface KubeletLimits {
   keepAliveMs: number;
   /** Sessions without traffic. Default 4 h, the kubelet's streamingConnectionIdleTimeout. */
   streamIdleMs: number;
+  /** The greatest age of a session or of a log that is followed; then it is ended. Default: none, as in a kubelet. */
+  sessionMaxAgeMs: number;
   /** How long a client may take to open its streams. Default 30 s. */
   streamCreationMs: number;
   /** Unread bytes of all sessions that are held in memory. Default 64 MiB. */
@@ -51,6 +53,7 @@ export const DEFAULT_LIMITS: KubeletLimits = {
   responseIdleMs: 30_000,
   keepAliveMs: 90_000,
   streamIdleMs: 4 * 3600_000,
+  sessionMaxAgeMs: Infinity,
   streamCreationMs: 30_000,
   unreadBytes: 64 * 1024 * 1024,
   sessions: DEFAULT_SESSION_LIMITS,

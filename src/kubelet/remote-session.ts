@@ -8,6 +8,7 @@ import {
   type StreamLimits,
 } from "../streaming/remote-command.ts";
 import type { UpgradeRequest } from "../streaming/upgrade.ts";
+import { toError } from "../util/errors.ts";
 import type { SessionNotes } from "./router.ts";
 import { onAbort } from "../util/abort.ts";
 
@@ -30,7 +31,7 @@ export async function runSession(session: {
   process.exit.catch(() => {});
   try {
     const client = await acceptRemoteCommand(upgrade, session.protocol, session.options, session.limits);
-    using _ = onAbort(signal, () => client.destroy("the node is shutting down"));
+    using _ = onAbort(signal, () => client.destroy(toError(signal.reason).message));
     const endsWithStdin = session.endsWithStdin ? session.limits : undefined;
     const outcome = await serveRemoteCommand(client, process, session.kind, endsWithStdin);
     if ("error" in outcome) notes.failure = outcome.error.message;

@@ -17,6 +17,7 @@ import { matchRoute } from "../http/routes.ts";
 import { serverOptions, tlsContext } from "../http/server-options.ts";
 import type { UserInfo } from "../kube/reviews.ts";
 import type { UpgradeRequest } from "../streaming/upgrade.ts";
+import { linkAbort, type LinkedSignal } from "../util/abort.ts";
 import { UnreadBytes } from "../util/unread.ts";
 import { AuditLog } from "../telemetry/audit.ts";
 import { toError } from "../util/errors.ts";
@@ -240,7 +241,9 @@ class Server implements KubeletServer {
       const { user, match, query } = await this.#authorize(request, audited);
       finish = this.#observe(request, match.route);
       const { params, route } = match;
-      await answer.handle(route.handler, { params, query, user, request, signal, notes: audited?.notes ?? {} });
+      const notes = audited?.notes ?? {};
+      using limited = this.#whileYoung(signal, route);
+      await answer.handle(route.handler, { params, query, user, request, signal: limited.signal, notes });
     } catch (thrown) {
       error = toHttpError(thrown, this.#options.nodeName);
       this.#report(thrown, error, request, signal);
@@ -250,6 +253,22 @@ class Server implements KubeletServer {
       finish();
       audited?.end(error);
     }
+  }
+
+  /** Aborts with `signal`, or when what the route serves has gone on for as long as it may. */
+  #whileYoung(signal: AbortSignal, { handler }: Route): LinkedSignal {
+    const { sessionMaxAgeMs } = this.#limits;
+    const tooOld = new AbortController();
+    const linked = linkAbort(signal, tooOld.signal);
+    if (handler.kind === "plain" || sessionMaxAgeMs === Infinity) return linked;
+    const cancel = this.#options.clock.after(sessionMaxAgeMs, () =>
+      tooOld.abort(new Error(`it has gone on for ${sessionMaxAgeMs / 1000} s, as long as a session may on this node`)),
+    );
+    const release = () => {
+      cancel();
+      linked.release();
+    };
+    return { signal: linked.signal, release, [Symbol.dispose]: release };
   }
 
   /** Makes the client wait, so that it cannot try the next tokens at once on another connection. */

@@ -95,3 +95,40 @@ describe("a log that is followed while the agent is replaced", () => {
     expect(whole).toMatchObject({ status: 200, body: "one\ntwo\n" });
   });
 });
+
+describe("a session that may go on for a second", () => {
+  const limits = { sessionMaxAgeMs: 1_000 };
+
+  test("is ended, though something moves all the time, and its command with it", async () => {
+    await using kubelet = await startKubelet({ limits });
+    const ended = Promise.withResolvers<void>();
+    const exec = kubelet.provider.exec.bind(kubelet.provider);
+    kubelet.provider.exec = async (...args) => {
+      const process = await exec(...args);
+      void process.exit.then(
+        () => ended.resolve(),
+        () => ended.resolve(),
+      );
+      return process;
+    };
+    const cat = await openCat(kubelet);
+    const chatter = setInterval(() => send(cat.socket, "still here"), 20);
+    await cat.closed;
+    clearInterval(chatter);
+    await ended.promise;
+  });
+
+  test("leaves no followed log behind", async () => {
+    await using kubelet = await startKubelet({ limits });
+    const ended = Promise.withResolvers<void>();
+    kubelet.provider.getLogs = async function* (_id, _container, { signal }) {
+      yield { at: "2026-01-01T00:00:00Z", stream: "stdout", content: Buffer.from("first"), partial: false };
+      await new Promise((resolve) => signal.addEventListener("abort", resolve, { once: true }));
+      ended.resolve();
+      throw signal.reason;
+    };
+    const answer = ask(kubelet, "/containerLogs/default/p/main?follow=true");
+    await ended.promise;
+    await answer.catch(() => undefined);
+  });
+});
