@@ -2,7 +2,7 @@
  * Starts and stops the reference backend: this host's machines, by the configured engine, served by the Machine API.
  */
 import { mkdirSync, readFileSync, realpathSync, statSync } from "node:fs";
-import { networkInterfaces } from "node:os";
+import { networkInterfaces, totalmem } from "node:os";
 import { createSecureContext, type SecureContextOptions } from "node:tls";
 import {
   type Clock,
@@ -14,10 +14,14 @@ import {
 } from "../../src/provider/kit/index.ts";
 import type { ServerAuth, ServerTls } from "../http-vm/server/options.ts";
 import { createMachineApiServer } from "../http-vm/server/server.ts";
-import { capacityOf, isLoopback, logBytesOf, type BackendConfig } from "./config.ts";
-import type { HostProblem } from "./engine.ts";
+import { capacityOf, isLoopback, logBytesOf, secretBytesOf, type BackendConfig } from "./config.ts";
+import type { Engine, HostProblem } from "./engine.ts";
 import { createEngine } from "./engines/index.ts";
+import { memoryFolder, memoryFolderSize, memoryPlace } from "./host/memory-folder.ts";
 import { checkHost, LocalProvider } from "./provider.ts";
+
+/** Of the host's memory. */
+const SECRETS_SHARE = 0.05;
 
 interface BackendOptions {
   clock: Clock;
@@ -58,7 +62,7 @@ export async function startBackend(config: BackendConfig, options: BackendOption
     hostAddress,
     reservedPorts: "port" in config.listen ? [config.listen.port] : [],
   });
-  const problems = [...checkHost(), ...(await engine.check())];
+  const problems = [...checkHost(), ...(await engine.check()), ...checkSecrets(config, engine)];
   const fatal = problems.filter((problem) => problem.fatal);
   if (fatal.length > 0) throw new HostProblemError(engine.name, fatal);
   for (const { problem, cure } of problems) logger.warn({ problem, cure }, "This host lacks something");
@@ -72,6 +76,7 @@ export async function startBackend(config: BackendConfig, options: BackendOption
   const provider = await LocalProvider.open({
     engine,
     stateDir,
+    secrets: secretsOf(config, stateDir, engine),
     clock,
     logger,
     host: config.hostName,
@@ -111,6 +116,36 @@ export async function startBackend(config: BackendConfig, options: BackendOption
     await provider.close();
     throw thrown;
   }
+}
+
+function secretsPlace({ secrets: { medium, dir } }: BackendConfig, engine: Engine): string | undefined {
+  return medium === "disk" ? undefined : memoryPlace(engine.capabilities.includes("volumes.files"), dir);
+}
+
+/** What this host lacks for machines' secrets. */
+export function checkSecrets(config: BackendConfig, engine: Engine): HostProblem[] {
+  if (config.secrets.medium === "disk" || secretsPlace(config, engine) !== undefined) return [];
+  const { dir = "/dev/shm or /run" } = config.secrets;
+  return [
+    {
+      fatal: true,
+      problem: `machines' secrets are kept in memory, and ${dir} is no tmpfs that this user may write to, mounted without noexec`,
+      cure: "set secrets.dir to one, or secrets.medium to disk",
+    },
+  ];
+}
+
+/** @throws ConfigError where another user has taken the folder */
+function secretsOf(
+  config: BackendConfig,
+  stateDir: string,
+  engine: Engine,
+): { dir: string; maxBytes: number } | undefined {
+  const place = secretsPlace(config, engine);
+  if (place === undefined) return undefined;
+  const dir = memoryFolder(place, stateDir);
+  const maxBytes = Math.min(totalmem() * SECRETS_SHARE, memoryFolderSize(dir) / 2);
+  return { dir, maxBytes: secretBytesOf(config) ?? Math.floor(maxBytes) };
 }
 
 /** The address by which other hosts reach this one; undefined when the API is not served to them. */

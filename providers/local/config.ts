@@ -108,6 +108,26 @@ export const backendConfigSchema = z
       })
       .optional()
       .describe("What machines may use in all. Absent: the engine's own figure, or none."),
+    secrets: z
+      .strictObject({
+        medium: z
+          .enum(["memory", "disk"])
+          .default("memory")
+          .describe(
+            "Where what machines are told in confidence lies: files of Secrets, tokens, environments. In memory it is lost when the host restarts, and its machines fail then; on disk they go on.",
+          ),
+        dir: z
+          .string()
+          .startsWith("/", "must be an absolute path")
+          .optional()
+          .describe("A tmpfs to keep it on. Default: /dev/shm, else /run."),
+        maxBytes: quantity
+          .optional()
+          .describe(
+            "How much of it there may be; one namespace has no more than is left. Default: a twentieth of the memory, at most half of the tmpfs.",
+          ),
+      })
+      .prefault({}),
     startConcurrency: z
       .int()
       .min(1)
@@ -201,6 +221,11 @@ export function capacityOf(config: BackendConfig): ProviderCapacity | undefined 
       ...(capacity.pods === undefined ? {} : { pods: capacity.pods }),
     },
   };
+}
+
+/** Absent: the host decides. */
+export function secretBytesOf({ secrets: { maxBytes } }: BackendConfig): number | undefined {
+  return maxBytes === undefined ? undefined : bytesOf(maxBytes);
 }
 
 export function logBytesOf(config: BackendConfig): number {

@@ -80,6 +80,11 @@ export interface MachineHome {
   readonly spec: MachineSpec;
   /** A folder for the engine alone. It exists, survives restarts, and is removed after `destroy`. */
   readonly dir: string;
+  /**
+   * A folder for the engine's files with secrets in them: files volumes, environments. It is in memory where the owner
+   * of the host permits it, and may have to be made; it is removed with the sandbox.
+   */
+  readonly secretDir: string;
   /** A path short enough for a unix socket, the same for the same name each time. Removed after `destroy`. */
   socketPath(name: string): string;
 }

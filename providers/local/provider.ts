@@ -43,6 +43,7 @@ import {
   type ProviderInfo,
   requiredCapabilities,
   SharedPlaces,
+  tenantOf,
   specExcess,
   type StreamOptions,
   toError,
@@ -51,13 +52,16 @@ import {
 import type { Engine, HostProblem } from "./engine.ts";
 import { findTool } from "./host/command.ts";
 import { lockFile } from "./host/lock.ts";
-import { specHash } from "./machine/record.ts";
+import { specHash, whatIsKnown } from "./machine/record.ts";
+import { patchedSpec, SecretBudget, secretBytes } from "./machine/secret-budget.ts";
 import { MachineStore } from "./machine/machine-store.ts";
 import { Supervisor, type SupervisorContext } from "./machine/supervisor.ts";
 
 interface LocalProviderOptions {
   engine: Engine;
   stateDir: string;
+  /** Where what must not lie on the disk is, and how many bytes of it there may be. Default: on the disk. */
+  secrets?: { dir: string; maxBytes: number } | undefined;
   clock: Clock;
   logger: Logger;
   /** Shown in the machine's status. */
@@ -98,6 +102,7 @@ export class LocalProvider implements Provider {
   readonly #engine: Engine;
   readonly #store: MachineStore;
   readonly #supervisors = new Map<string, Supervisor>();
+  readonly #secrets: SecretBudget;
   readonly #context: SupervisorContext;
   readonly #closed = new AbortController();
   /** Descriptor of the state directory's lock. */
@@ -111,6 +116,7 @@ export class LocalProvider implements Provider {
     this.#engine = options.engine;
     this.#store = store;
     this.#lock = lock;
+    this.#secrets = new SecretBudget(options.secrets?.maxBytes ?? Infinity);
     this.#context = {
       engine: options.engine,
       store,
@@ -127,7 +133,11 @@ export class LocalProvider implements Provider {
   static async open(options: LocalProviderOptions): Promise<LocalProvider> {
     const lock = await lockStateDir(options.stateDir);
     try {
-      const provider = new LocalProvider(options, new MachineStore(options.stateDir, options.clock), lock);
+      const provider = new LocalProvider(
+        options,
+        new MachineStore(options.stateDir, options.clock, options.secrets?.dir),
+        lock,
+      );
       await provider.#recover();
       return provider;
     } catch (thrown) {
@@ -140,8 +150,13 @@ export class LocalProvider implements Provider {
     const { machines, remnants } = this.#store.load();
     await this.#engine.sweep(new Set(machines.map(({ record }) => record.machine.id)));
     for (const id of remnants) this.#remove(id);
-    for (const { spec, record } of machines)
-      this.#supervisors.set(record.machine.id, new Supervisor(this.#context, spec, record));
+    for (const { record, spec: told } of machines) {
+      const { id } = record.machine;
+      if (told === undefined) this.#options.logger.warn({ machine: id }, "The machine's specification is lost");
+      const spec = told ?? whatIsKnown(record);
+      this.#supervisors.set(id, new Supervisor(this.#context, spec, record));
+      this.#secrets.count(id, tenantOf(spec.labels), secretBytes(spec));
+    }
     // Before the machines: they may pull, and a pull may remove images.
     this.#retainImages();
     await Promise.all([...this.#supervisors.values()].map((supervisor) => this.#takeOver(supervisor)));
@@ -205,6 +220,7 @@ export class LocalProvider implements Provider {
       return;
     }
     this.#supervisors.delete(id);
+    this.#secrets.release(id);
     this.#remove(id);
     this.#retainImages();
     void supervisor.close();
@@ -247,9 +263,15 @@ export class LocalProvider implements Provider {
       validateSpec(spec);
       assertCapable(requiredCapabilities(spec), this.#engine.capabilities);
       this.#engine.validate?.(spec);
-      const supervisor = Supervisor.create(this.#context, id, spec, this.#options.host);
-      this.#supervisors.set(id, supervisor);
-      return supervisor.snapshot();
+      this.#secrets.reserve(id, tenantOf(spec.labels), secretBytes(spec));
+      try {
+        const supervisor = Supervisor.create(this.#context, id, spec, this.#options.host);
+        this.#supervisors.set(id, supervisor);
+        return supervisor.snapshot();
+      } catch (thrown) {
+        this.#secrets.release(id);
+        throw thrown;
+      }
     });
   }
 
@@ -318,7 +340,12 @@ export class LocalProvider implements Provider {
       validateSpec({ ...supervisor.spec, ephemeral_containers: [...others, spec] });
       this.#engine.validate?.({ ...supervisor.spec, ephemeral_containers: [spec] });
     }
-    await supervisor.patch(patch);
+    this.#secrets.reserve(id, tenantOf(supervisor.spec.labels), secretBytes(patchedSpec(supervisor.spec, patch)));
+    try {
+      await supervisor.patch(patch);
+    } finally {
+      this.#secrets.count(id, tenantOf(supervisor.spec.labels), secretBytes(supervisor.spec));
+    }
     return supervisor.snapshot();
   }
 
@@ -411,7 +438,7 @@ function processShims(options: LocalProviderOptions): Shims {
     ptyModule: PTY_MODULE,
   };
   return {
-    start: (dir, launch) => startShim(program, dir, { ...launch, ...limits }),
+    start: (dir, launch, launchFile) => startShim(program, dir, { ...launch, ...limits }, launchFile),
     watch: (dir, socket, events) => watchShim(dir, socket, options.clock, events),
     everStarted: shimEverStarted,
     attach: attachShim,

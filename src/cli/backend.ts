@@ -1,6 +1,6 @@
 /** `vmlet backend`: the reference backend, and what its host lacks for it. */
 import { Command } from "commander";
-import { startBackend } from "../../providers/local/backend.ts";
+import { checkSecrets, startBackend } from "../../providers/local/backend.ts";
 import { loadBackendConfig } from "../../providers/local/config.ts";
 import { createEngine } from "../../providers/local/engines/index.ts";
 import { checkHost } from "../../providers/local/provider.ts";
@@ -65,7 +65,7 @@ async function runCheck(path: string, options: ReportOptions): Promise<void> {
   await checkBackendHost(config, report);
   const engine = createEngine(config.engine, { stateDir: config.stateDir, clock: systemClock, logger: silentLogger });
   report.section(`Engine ${engine.name}`);
-  for (const { fatal, problem, cure } of [...checkHost(), ...(await engine.check())])
+  for (const { fatal, problem, cure } of [...checkHost(), ...(await engine.check()), ...checkSecrets(config, engine)])
     if (fatal) report.fault(problem, cure);
     else report.note(`${problem}: ${cure}`);
   const { capabilities } = engine;

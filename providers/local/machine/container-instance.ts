@@ -3,7 +3,7 @@
  * it is stopped, and what is told of its end. A restart makes another instance; what comes late for this one is then
  * ignored.
  */
-import { existsSync, readFileSync } from "node:fs";
+import { existsSync, readFileSync, rmSync } from "node:fs";
 import { constants } from "node:os";
 import { join } from "node:path";
 import {
@@ -25,6 +25,7 @@ import type { ContainerStatus } from "./container-status.ts";
 import { MIN_KILL_WAIT_MS, type Stoppable, stopContainer, type StopOrder, type StopTask } from "./container-stop.ts";
 import type { MachineContext } from "./machine-context.ts";
 import { writeJson } from "../host/files.ts";
+import { launchFile } from "./instance-folders.ts";
 
 /** How long the end of a container waits for its shim to write the last of the log. */
 const LOG_DRAIN_MS = 5_000;
@@ -333,6 +334,7 @@ export class ContainerInstance implements Stoppable {
     const file = join(this.#ref.dir, "conclusion.json");
     if (existsSync(file)) return JSON.parse(readFileSync(file, "utf8")) as ContainerConclusion;
     const conclusion = await sandbox.conclude(this.#ref, exit);
+    rmSync(launchFile(this.#context.home, this.#ref), { force: true });
     try {
       writeJson(file, conclusion);
     } catch (thrown) {

@@ -22,7 +22,7 @@ import type { ShimCommand } from "../shim/shim.ts";
 import { type ContainerInstance, START_ERROR_EXIT } from "./container-instance.ts";
 import type { ContainerStatus } from "./container-status.ts";
 import { obtainImage } from "./image-pull.ts";
-import { removeQuietly } from "./instance-folders.ts";
+import { launchFile, removeQuietly } from "./instance-folders.ts";
 import type { Instances } from "./instances.ts";
 import type { MachineContext } from "./machine-context.ts";
 import type { ContainerRecord } from "./record.ts";
@@ -163,7 +163,8 @@ export class ContainerStarter {
 
   async #startShim(instance: ContainerInstance, command: ShimCommand): Promise<void> {
     try {
-      await this.#context.shims.start(instance.ref.dir, command);
+      const { home, shims } = this.#context;
+      await shims.start(instance.ref.dir, command, launchFile(home, instance.ref));
     } catch (thrown) {
       await instance.conclude({
         exitCode: START_ERROR_EXIT,

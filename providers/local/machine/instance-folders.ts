@@ -2,7 +2,7 @@
 import { randomBytes } from "node:crypto";
 import { mkdirSync, readdirSync, rmSync } from "node:fs";
 import { join } from "node:path";
-import type { ContainerRef } from "../engine.ts";
+import type { ContainerRef, MachineHome } from "../engine.ts";
 import type { ContainerRecord } from "./record.ts";
 
 export class InstanceFolders {
@@ -53,6 +53,11 @@ export class InstanceFolders {
   #path(name: string, folder: string): string {
     return join(this.#dir, name, folder);
   }
+}
+
+/** What an instance's shim is told to run, with the environment. It goes when the instance is concluded. */
+export function launchFile(home: Pick<MachineHome, "secretDir">, { id }: Pick<ContainerRef, "id">): string {
+  return join(home.secretDir, `launch-${id}.json`);
 }
 
 /** What cannot be removed now goes with the next instance, or with the machine. */

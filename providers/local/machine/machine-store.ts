@@ -59,24 +59,28 @@ function readOwn(path: string): unknown {
  *
  *     STATE/lock                     held by the backend that uses all this
  *     STATE/revision.json            revisions below this are used
- *     STATE/machines/ID/spec.json    the spec without registry credentials, rewritten by patches
+ *     SECRETS/ID/spec.json           the spec without registry credentials, rewritten by patches
+ *     SECRETS/ID/engine/             the engine's own with secrets in it
  *     STATE/machines/ID/state.json   MachineRecord
  *     STATE/machines/ID/engine/      the engine's own
  *     STATE/machines/ID/containers/NAME/INSTANCE/   shim files and log segments
  *     STATE/tombstones/ID.json       the last status of a deleted machine
  *     STATE/run/                     unix sockets, under short names
  *
- * Files are replaced by rename, so a reader never meets half of one. They hold secrets: only the owner may read them.
+ * SECRETS is in memory, or STATE/machines where the owner of the host says so. Files are replaced by rename, so a
+ * reader never meets half of one. Only the owner may read them.
  */
 export class MachineStore {
   readonly stateDir: string;
+  readonly #secretsDir: string;
   readonly #clock: Clock;
   #revision: number;
   #reserved: number;
   readonly #events: MachineEvents;
   readonly #tombstones = new Map<string, Machine>();
 
-  constructor(stateDir: string, clock: Clock) {
+  /** @param secretsDir holds what must not lie on the disk; by default it does, beside the rest */
+  constructor(stateDir: string, clock: Clock, secretsDir = join(stateDir, "machines")) {
     const longest = join(stateDir, "run").length + 1 + SOCKET_NAME_LENGTH;
     if (longest > MAX_SOCKET_PATH) {
       throw new HostError(
@@ -84,6 +88,7 @@ export class MachineStore {
       );
     }
     this.stateDir = stateDir;
+    this.#secretsDir = secretsDir;
     this.#clock = clock;
     for (const folder of ["", "machines", "tombstones", "run"])
       mkdirSync(join(stateDir, folder), { recursive: true, mode: 0o700 });
@@ -102,6 +107,11 @@ export class MachineStore {
     return join(this.stateDir, "machines", id);
   }
 
+  /** For what was told in confidence. */
+  secretDir(id: string): string {
+    return join(this.#secretsDir, id);
+  }
+
   /** A path for a unix socket that is short and the same each time. It is removed with the machine. */
   socketPath(id: string, name: string): string {
     return join(
@@ -113,29 +123,43 @@ export class MachineStore {
 
   /**
    * Every machine that was created and not removed. `remnants` are the ids of the other folders: a create that never
-   * was answered, a machine with a tombstone already. They may be removed once nothing of them runs or is mounted.
+   * was answered, a machine with a tombstone already. They may be removed once nothing of them runs or is mounted. A
+   * machine without a spec has lost it: with the host's memory, or with its power while it was written.
    */
-  load(): { machines: { spec: MachineSpec; record: MachineRecord }[]; remnants: string[] } {
+  load(): { machines: { spec: MachineSpec | undefined; record: MachineRecord }[]; remnants: string[] } {
     for (const name of readdirSync(join(this.stateDir, "tombstones"))) {
       if (!name.endsWith(".json")) continue;
       const machine = readOwn(join(this.stateDir, "tombstones", name)) as Machine | undefined;
       if (machine !== undefined) this.#tombstones.set(machine.id, machine);
     }
-    const remnants: string[] = [];
-    const machines = readdirSync(join(this.stateDir, "machines")).flatMap((id) => {
-      const spec = readOwn(join(this.machineDir(id), "spec.json")) as MachineSpec | undefined;
+    const known = readdirSync(join(this.stateDir, "machines"));
+    const remnants = foldersIn(this.#secretsDir).filter((id) => !known.includes(id));
+    const machines = known.flatMap((id) => {
       const record = readOwn(join(this.machineDir(id), "state.json")) as MachineRecord | undefined;
-      if (spec !== undefined && record !== undefined && !this.#tombstones.has(id)) return [{ spec, record }];
+      if (record !== undefined && !this.#tombstones.has(id)) return [{ spec: this.#loadSpec(id), record }];
       remnants.push(id);
       return [];
     });
     return { machines, remnants };
   }
 
+  #loadSpec(id: string): MachineSpec | undefined {
+    const own = join(this.secretDir(id), "spec.json");
+    const onDisk = join(this.machineDir(id), "spec.json");
+    const spec = readOwn(own) as MachineSpec | undefined;
+    if (own === onDisk) return spec;
+    // Of an earlier version, or from before the owner decided otherwise.
+    const old = spec ?? (readOwn(onDisk) as MachineSpec | undefined);
+    if (spec === undefined && old !== undefined) this.saveSpec(id, old);
+    rmSync(onDisk, { force: true });
+    return old;
+  }
+
   saveSpec(id: string, spec: MachineSpec): void {
-    mkdirSync(join(this.machineDir(id), "engine"), { recursive: true, mode: 0o700 });
+    for (const folder of [join(this.machineDir(id), "engine"), this.secretDir(id)])
+      mkdirSync(folder, { recursive: true, mode: 0o700 });
     const { registry_auth: _secret, registry_auth_version: _version, ...rest } = spec;
-    writeJson(join(this.machineDir(id), "spec.json"), rest);
+    writeJson(join(this.secretDir(id), "spec.json"), rest);
   }
 
   /**
@@ -160,7 +184,7 @@ export class MachineStore {
 
   /** Removes a machine's folder and sockets. Nothing of it may run or be mounted. */
   remove(id: string): void {
-    rmSync(this.machineDir(id), { recursive: true, force: true });
+    for (const folder of [this.secretDir(id), this.machineDir(id)]) rmSync(folder, { recursive: true, force: true });
     for (const name of readdirSync(join(this.stateDir, "run"))) {
       if (name.startsWith(socketPrefix(id))) rmSync(join(this.stateDir, "run", name), { force: true });
     }
@@ -209,4 +233,11 @@ export class MachineStore {
     this.#events.publish(copy);
     return copy;
   }
+}
+
+/** Their names. */
+function foldersIn(dir: string): string[] {
+  return readdirSync(dir, { withFileTypes: true })
+    .filter((entry) => entry.isDirectory())
+    .map(({ name }) => name);
 }

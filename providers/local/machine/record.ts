@@ -3,6 +3,7 @@ import {
   type ContainerState,
   containersOf,
   firstWaitingReason,
+  isOver,
   type Machine,
   type MachineSpec,
   type NamedContainer,
@@ -72,6 +73,31 @@ export function specHash(spec: MachineSpec): string {
     volume.type === "files" ? { name: volume.name, type: volume.type } : volume,
   );
   return specFingerprint({ ...rest, volumes: shapes });
+}
+
+/**
+ * What is still known of a machine whose spec is lost: enough to find it, end it and tell of it. If it is not over yet,
+ * it fails, for it cannot go on: no restart of it would be what was asked for.
+ */
+export function whatIsKnown(record: MachineRecord): MachineSpec {
+  const { machine } = record;
+  if (!isOver(machine))
+    record.ending ??= {
+      deadline: 0,
+      force: true,
+      state: "failed",
+      reason: "MachineLost",
+      message: "What this machine was made of was kept in its host's memory, and is lost: the host has restarted",
+    };
+  const ofKind = (kind: ContainerState["kind"]) =>
+    machine.containers.filter((container) => container.kind === kind).map(({ name, image }) => ({ name, image }));
+  return {
+    labels: machine.labels,
+    restart_policy: "never",
+    containers: ofKind("main"),
+    init_containers: ofKind("init"),
+    ephemeral_containers: ofKind("ephemeral"),
+  };
 }
 
 export function newContainerRecord(kind: ContainerState["kind"]): ContainerRecord {

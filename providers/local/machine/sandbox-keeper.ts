@@ -2,6 +2,7 @@
  * Keeps the sandbox of one machine: makes it, finds a former backend's again, notices when it is lost or its containers
  * use more of the disk than they may, and removes it for sure.
  */
+import { rmSync } from "node:fs";
 import {
   doubledMs,
   isProviderError,
@@ -197,6 +198,8 @@ export class SandboxKeeper {
     this.#sandbox = undefined;
     await sandbox?.close().catch(() => {});
     await engine.destroy(home, options);
+    // Those of a next sandbox are made again.
+    if (home.secretDir !== home.dir) rmSync(home.secretDir, { recursive: true, force: true });
     state.sandboxDestroyed();
   }
 

@@ -57,6 +57,7 @@ export interface SupervisorContext {
 export class Supervisor implements MachineHome {
   readonly id: string;
   readonly dir: string;
+  readonly secretDir: string;
   readonly #context: SupervisorContext;
   readonly #clock: Clock;
   readonly #state: MachineState;
@@ -82,6 +83,7 @@ export class Supervisor implements MachineHome {
     const logger = context.logger.child({ machine: id });
     this.id = id;
     this.dir = join(store.machineDir(id), "engine");
+    this.secretDir = join(store.secretDir(id), "engine");
     this.#context = context;
     this.#clock = clock;
     this.#state = new MachineState({ store, clock, logger }, spec, record);

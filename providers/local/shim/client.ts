@@ -9,13 +9,14 @@ import {
   closeSync,
   readFileSync,
   renameSync,
+  symlinkSync,
   unlinkSync,
   writeFileSync,
 } from "node:fs";
 import { readFile } from "node:fs/promises";
 import { createRequire } from "node:module";
 import { connect, type Socket } from "node:net";
-import { join } from "node:path";
+import { dirname, join } from "node:path";
 import { PassThrough, Writable } from "node:stream";
 import { fileURLToPath } from "node:url";
 import {
@@ -77,11 +78,14 @@ function stripTypes(path: string): string {
 export const PTY_MODULE = createRequire(import.meta.url).resolve("@lydell/node-pty");
 
 /**
- * Starts a shim in `dir`, which must exist, and resolves once its socket listens (the command may have ended by then).
+ * Starts a shim in `dir`, which must exist, with what it keeps in `launchFile`. Resolves once its socket listens; the
+ * command may have ended by then.
  * @throws ContainerError RunContainerError when the shim itself could not be started.
  */
-export async function startShim(program: string, dir: string, launch: ShimLaunch): Promise<void> {
-  writeFileSync(join(dir, "shim-launch.json"), JSON.stringify(launch), { mode: 0o600 });
+export async function startShim(program: string, dir: string, launch: ShimLaunch, launchFile: string): Promise<void> {
+  mkdirSync(dirname(launchFile), { recursive: true, mode: 0o700 });
+  writeFileSync(launchFile, JSON.stringify(launch), { mode: 0o600 });
+  symlinkSync(launchFile, join(dir, "shim-launch.json"));
   const stderr = openSync(join(dir, "shim-stderr"), "a", 0o600);
   const child = spawn(process.execPath, [...NODE_FLAGS, program, dir], {
     detached: true,
@@ -122,7 +126,8 @@ export interface ShimWatch {
 
 /** How containers' shims are started and followed; a test puts its own in place of processes. */
 export interface Shims {
-  start(dir: string, launch: ShimCommand): Promise<void>;
+  /** @param launchFile where to keep what it is told, with the environment of its command */
+  start(dir: string, launch: ShimCommand, launchFile: string): Promise<void>;
   watch(dir: string, socket: string, events: ShimEvents): ShimWatch;
   everStarted(dir: string): boolean;
   attach(socket: string, options: StreamOptions): Promise<ProcessStreams>;

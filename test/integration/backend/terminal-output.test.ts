@@ -53,10 +53,11 @@ test("a session whose output nobody wants ends with its command", async () => {
 
 test("a command whose output is held back is seen to be killed, and what it had written comes into the log", async () => {
   const socket = join(dir, "socket");
-  await startShim(installShim(dir), dir, {
+  const launch = {
     ...{ argv: ["yes"], env, cwd: "/", tty: true, stdin: false, stdinOnce: false, socket },
     ...{ logMaxBytes: 64 << 20, logMaxFiles: 2, ptyModule: PTY_MODULE },
-  });
+  };
+  await startShim(installShim(dir), dir, launch, join(dir, "launch.json"));
   // Does not read.
   await attachShim(socket, options());
   const logged = () => statSync(join(dir, "log.0")).size;

@@ -47,11 +47,12 @@ async function exec(): Promise<ProcessStreams> {
 
 async function attach(): Promise<ProcessStreams> {
   const socket = join(dir, "socket");
-  await startShim(installShim(dir), dir, {
+  const launch = {
     ...{ argv: [join(dir, "slow")], env, cwd: "/" },
     ...{ tty: true, stdin: true, stdinOnce: false, socket },
     ...{ logMaxBytes: 1 << 20, logMaxFiles: 2, ptyModule: PTY_MODULE },
-  });
+  };
+  await startShim(installShim(dir), dir, launch, join(dir, "launch.json"));
   return await attachShim(socket, options());
 }
 

@@ -1,4 +1,6 @@
 /** What a backend makes of its surroundings before the engine sees them. */
+import { spawnSync } from "node:child_process";
+import { randomBytes } from "node:crypto";
 import { mkdirSync, mkdtempSync, realpathSync, rmSync, symlinkSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
@@ -96,6 +98,54 @@ if (missing.length > 0) {
       ],
     });
     expect(output).toBe("file\nown\n0022\n");
+  });
+
+  test("what a machine is told in confidence is on no disk, and its containers have it", async () => {
+    const secret = randomBytes(20).toString("hex");
+    const stateDir = join(dir, "state");
+    await serve(stateDir);
+    const { provider } = backend;
+    const b64 = (text: string) => Buffer.from(text).toString("base64");
+    await provider.createPod(
+      "m",
+      {
+        labels: {},
+        restart_policy: "never",
+        volumes: [
+          {
+            name: "f",
+            type: "files",
+            version: "1",
+            files: [
+              { path: "word", mode: 0o400, content_b64: b64(secret) },
+              { path: "run.sh", mode: 0o755, content_b64: b64("#!/bin/sh\nwc -c </f/word\necho ${#TOKEN}\n") },
+            ],
+          },
+        ],
+        containers: [
+          {
+            name: "a",
+            image: `${registry.host}/t/busybox:1`,
+            command: ["sh", "-c", "/f/run.sh; exec sleep 1000"],
+            env: [{ name: "TOKEN", value: secret }],
+            mounts: [{ volume: "f", path: "/f" }],
+          },
+        ],
+      },
+      { signal },
+    );
+    await until(async () => {
+      const [line, second] = await Array.fromAsync(provider.getLogs("m", "a", { signal }));
+      expect([line, second].map((each) => each?.content.toString().trim())).toEqual(["40", "40"]);
+    });
+    const exec = await provider.exec("m", "a", ["sh", "-c", "exit $((${#TOKEN} + 2))"], {
+      ...{ signal, tty: false, stdin: false, stdout: true, stderr: true },
+    });
+    expect((await exec.exit).exitCode).toBe(42);
+    const found = spawnSync("grep", ["-rlE", `${secret}|${b64(secret).slice(0, 50)}`, stateDir], { encoding: "utf8" });
+    expect(found).toMatchObject({ status: 1, stdout: "" });
+    await provider.deletePod("m", { force: true, signal });
+    await until(async () => expect((await provider.getPod("m", { signal })).state).toBe("deleted"));
   });
 
   test("a machine is removed from a state directory that is reached by a symbolic link", async () => {

@@ -80,6 +80,8 @@ export class World {
   images: ImageStore | undefined;
   /** The engine that says which specifications it takes. Default: all of them are. */
   judge: Engine | undefined;
+  /** Where machines' secrets are. Default: on the disk. */
+  secrets: { dir: string; maxBytes: number } | undefined;
   patched: string[] = [];
   /** What the engine measures. */
   volumes: { name: string; used_bytes: number }[] = [];
@@ -113,6 +115,7 @@ export class World {
       engine: this.#engine(),
       shims: this.#shims(),
       stateDir: this.stateDir,
+      secrets: this.secrets,
       clock: this.clock,
       logger: silentLogger,
       host: "test",

@@ -309,7 +309,13 @@ async function machineWith(
   const sizing = { memoryMib: 128, maxCpus: 4 };
   const context = { clock: systemClock, vmsDir: dir, callMs: 300, bootTimeoutMs: 5000, sizing } as VmContext;
   const vm = (await Vm.find(context, "k1"))!;
-  const home = { id: "m", spec: machine(...containers), dir, socketPath: (name: string) => join(dir, name) };
+  const home = {
+    id: "m",
+    spec: machine(...containers),
+    dir,
+    secretDir: dir,
+    socketPath: (name: string) => join(dir, name),
+  };
   const sandbox = new VmSandbox(context, home, vm);
   onTestFinished(() => sandbox.close());
   const container = { name: "c0", attempt: 0, id: "a-0", dir };

@@ -7,16 +7,21 @@
  *     shm/                /dev/shm of all containers, a tmpfs
  *     etc/                hosts, hostname, resolv.conf, and a termination message per container: a small tmpfs, because
  *                         containers write to them, and no limit of storage is measured there
- *     volumes/NAME/
+ *     volumes/NAME/       empty_dirs
  *     pause/              bundle of the first process of a shared process namespace
  *     containers/ID/      bundle of a container instance: config.json, rootfs (overlay), upper, work
+ *
+ * Its folder for what has secrets in it:
+ *
+ *     files/NAME/         files volumes
+ *     configs/ID.json     what config.json of a bundle leads to
  */
 import { randomBytes } from "node:crypto";
 import { existsSync, readFileSync } from "node:fs";
-import { mkdir, readFile, rm, writeFile } from "node:fs/promises";
+import { mkdir, readFile, rm, symlink, writeFile } from "node:fs/promises";
 import { connect } from "node:net";
 import { totalmem } from "node:os";
-import { join } from "node:path";
+import { dirname, join } from "node:path";
 import type { Duplex } from "node:stream";
 import {
   type ContainerResources,
@@ -60,7 +65,7 @@ import { heldNamespaces, holdPause, holdProcesses, isNamespace, type PauseProces
 import { readPid } from "./runtime.ts";
 import { seccompProfile } from "../../bundle/seccomp.ts";
 import { containerUser } from "../../bundle/users.ts";
-import { containerMounts, makeVolume, volumeStats } from "./volumes.ts";
+import { containerMounts, makeVolume, volumeDir, volumeStats } from "./volumes.ts";
 
 interface SandboxRecord {
   attachment: Attachment;
@@ -201,7 +206,9 @@ export class OciSandbox implements Sandbox {
         upper: join(bundle, "upper"),
         work: join(bundle, "work"),
       });
-      await writeFileAtomic(join(bundle, "config.json"), JSON.stringify(config), 0o600);
+      await mkdir(dirname(this.#config(launch)), { recursive: true, mode: 0o700 });
+      await writeFileAtomic(this.#config(launch), JSON.stringify(config), 0o600);
+      await symlink(this.#config(launch), join(bundle, "config.json"));
     } catch (thrown) {
       await this.#removeBundle(launch);
       throw thrown;
@@ -265,10 +272,10 @@ export class OciSandbox implements Sandbox {
   async exec(container: ContainerRef, command: string[], options: StreamOptions): Promise<ProcessStreams> {
     const bundle = this.#bundle(container);
     const config = JSON.parse(await readFile(join(bundle, "config.json"), "utf8")) as { process: { env: string[] } };
-    const files = ["json", "pid", "log"].map((kind) =>
-      join(bundle, `exec-${randomBytes(6).toString("hex")}.${kind}`),
-    ) as [string, string, string];
-    const [processFile, pidFile, log] = files;
+    const name = `exec-${randomBytes(6).toString("hex")}`;
+    const processFile = `${this.#config(container)}.${name}`;
+    const [pidFile, log] = [join(bundle, `${name}.pid`), join(bundle, `${name}.log`)];
+    const files = [processFile, pidFile, log];
     const env = commandEnv(config.process.env, options.tty);
     await writeFile(processFile, JSON.stringify({ ...config.process, args: command, env, terminal: options.tty }), {
       mode: 0o600,
@@ -352,7 +359,7 @@ export class OciSandbox implements Sandbox {
 
   async applyFiles(volume: Extract<Volume, { type: "files" }>): Promise<void> {
     const group = this.#home.spec.security?.fs_group;
-    writeFilesVolume(join(this.#home.dir, "volumes", volume.name), volume.files, group === undefined ? {} : { group });
+    writeFilesVolume(volumeDir(this.#home, volume), volume.files, group === undefined ? {} : { group });
   }
 
   async resize(container: ContainerRef, resources: ContainerResources): Promise<void> {
@@ -408,6 +415,10 @@ export class OciSandbox implements Sandbox {
     return join(this.#home.dir, "etc");
   }
 
+  #config({ id }: Pick<ContainerRef, "id">): string {
+    return join(this.#home.secretDir, "configs", `${id}.json`);
+  }
+
   #upper(container: Pick<ContainerRef, "id">): string {
     return join(this.#bundle(container), "upper");
   }
@@ -428,6 +439,7 @@ export class OciSandbox implements Sandbox {
     const bundle = this.#bundle(container);
     await unmountBelow(bundle);
     await removeTree(bundle);
+    await rm(this.#config(container), { force: true });
     await removeMessage(this.#etc, container);
   }
 }

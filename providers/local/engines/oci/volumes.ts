@@ -29,6 +29,16 @@ export async function makeVolume({ dir, spec }: MachineHome, volume: Volume): Pr
   if (!inMemory) await rename(fresh, path);
 }
 
+/** Where the containers have it from: files are secrets. */
+export function volumeDir(
+  { dir, secretDir }: Pick<MachineHome, "dir" | "secretDir">,
+  { type, name }: Pick<Volume, "type" | "name">,
+): string {
+  const onDisk = join(dir, "volumes", name);
+  // Containers have the folder of an earlier version mounted.
+  return type === "files" && !existsSync(onDisk) ? join(secretDir, "files", name) : onDisk;
+}
+
 /** All that is mounted into a container. */
 export async function containerMounts(home: MachineHome, launch: ContainerLaunch, bundle: string): Promise<OciMount[]> {
   const { dir } = home;
@@ -42,19 +52,18 @@ export async function containerMounts(home: MachineHome, launch: ContainerLaunch
 }
 
 async function volumeMount(
-  { dir, spec }: MachineHome,
+  home: MachineHome,
   launch: ContainerLaunch,
   mount: Mount,
   subTarget: string,
 ): Promise<OciMount> {
-  const volume = (spec.volumes ?? []).find(({ name }) => name === mount.volume);
+  const volume = (home.spec.volumes ?? []).find(({ name }) => name === mount.volume);
   if (volume === undefined)
     throw new ContainerError(
       "CreateContainerConfigError",
       `container ${launch.name}: there is no volume ${JSON.stringify(mount.volume)}`,
     );
-  const source =
-    volume.type === "image" ? launch.imageVolumes[volume.name]?.location : join(dir, "volumes", volume.name);
+  const source = volume.type === "image" ? launch.imageVolumes[volume.name]?.location : volumeDir(home, volume);
   if (source === undefined)
     throw new ContainerError("ImageVolumeMountFailed", `volume ${volume.name}: its image is not there`);
   const writable = volume.type === "empty_dir" && mount.read_only !== true;

@@ -1,10 +1,10 @@
 /**
- * One machine of the engine vm: a VM (vm.ts) and what the machine has beside it. Its folder:
+ * One machine of the engine vm: a VM (vm.ts) and what the machine has beside it. Its folder for what has secrets in it:
  *
  *     files/NAME/    files volumes as they are in the guest
  *     run/ID.json    ContainerStart, while the container is there
  */
-import { readlinkSync } from "node:fs";
+import { existsSync, readlinkSync } from "node:fs";
 import { mkdir, readFile, rm } from "node:fs/promises";
 import { connect } from "node:net";
 import { join } from "node:path";
@@ -32,7 +32,7 @@ import {
 } from "../../engine.ts";
 import { writeFilesVolume } from "../../bundle/volume-files.ts";
 import { findTool, run } from "../../host/command.ts";
-import { readdirAtomic, readFileIfExists, writeFileAtomic } from "../../host/files.ts";
+import { isMissing, readdirAtomic, readFileIfExists, writeFileAtomic } from "../../host/files.ts";
 import { containerPorts } from "../../network/host-ports.ts";
 import { commandEnv, ociConfig, ociResources } from "../../bundle/bundle.ts";
 import { kernelHostname } from "../../bundle/host-files.ts";
@@ -71,8 +71,8 @@ export async function openSandbox(
   vm: Vm,
   signal: AbortSignal,
 ): Promise<VmSandbox> {
-  const { spec, dir } = home;
-  for (const folder of ["files", "run"]) await mkdir(join(dir, folder), { recursive: true, mode: 0o700 });
+  const { spec, secretDir } = home;
+  for (const folder of ["files", "run"]) await mkdir(join(secretDir, folder), { recursive: true, mode: 0o700 });
   await context.network.openHostPorts(vm.key, containerPorts(spec));
   const script = machineScript({
     machineId: home.id,
@@ -131,12 +131,12 @@ export class VmSandbox implements Sandbox {
 
   /** After a restart of the backend: no other command gets a running container's port. */
   async resume(): Promise<void> {
-    const dir = join(this.#home.dir, "run");
-    for (const name of await readdirAtomic(dir)) {
-      const { port } = JSON.parse(await readFile(join(dir, name), "utf8")) as ContainerStart;
-      this.#ports.set(name.replace(/\.json$/, ""), { number: port });
-      this.#vm.ports.reserve(port);
-    }
+    for (const dir of new Set(this.#startDirs))
+      for (const name of await readdirAtomic(dir).catch(noneWhenMissing)) {
+        const { port } = JSON.parse(await readFile(join(dir, name), "utf8")) as ContainerStart;
+        this.#ports.set(name.replace(/\.json$/, ""), { number: port });
+        this.#vm.ports.reserve(port);
+      }
   }
 
   async launch(launch: ContainerLaunch): Promise<LaunchPlan> {
@@ -329,7 +329,7 @@ export class VmSandbox implements Sandbox {
 
   async applyFiles(volume: Extract<Volume, { type: "files" }>): Promise<void> {
     const group = this.#home.spec.security?.fs_group;
-    const dir = join(this.#home.dir, "files", volume.name);
+    const dir = join(this.#home.secretDir, "files", volume.name);
     writeFilesVolume(dir, volume.files, group === undefined ? {} : { group });
     const { stdout } = await run(findTool("tar")!, ["-C", dir, "--numeric-owner", "-cf", "-", "."], {
       maxOutputBytes: 64 << 20,
@@ -425,8 +425,14 @@ export class VmSandbox implements Sandbox {
     await attachDisk(this.#vm.qmp, { id: serial, file }, AbortSignal.timeout(this.#context.bootTimeoutMs));
   }
 
+  /** Earlier versions had them on the disk. */
+  get #startDirs(): [string, string] {
+    return [join(this.#home.secretDir, "run"), join(this.#home.dir, "run")];
+  }
+
   #startFile(container: Pick<ContainerRef, "id">): string {
-    return join(this.#home.dir, "run", `${container.id}.json`);
+    const [own, old] = this.#startDirs.map((dir) => join(dir, `${container.id}.json`)) as [string, string];
+    return existsSync(old) ? old : own;
   }
 }
 
@@ -439,4 +445,9 @@ function dialAddress(host: string, port: number, signal: AbortSignal): Promise<D
       resolve(socket);
     });
   });
+}
+
+function noneWhenMissing(thrown: unknown): string[] {
+  if (isMissing(thrown)) return [];
+  throw thrown;
 }
