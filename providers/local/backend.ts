@@ -59,6 +59,7 @@ export async function startBackend(config: BackendConfig, options: BackendOption
     stateDir,
     clock,
     logger,
+    capacity: capacityOf(config)?.allocatable,
     hostAddress,
     reservedPorts: "port" in config.listen ? [config.listen.port] : [],
   });

@@ -8,6 +8,7 @@ import { join } from "node:path";
 import { type Clock, ProviderError, type ResourceAmounts } from "../../../src/provider/kit/index.ts";
 import { isMissing } from "../host/files.ts";
 import { CPU_PERIOD_US, cpuQuotaUs } from "./bundle.ts";
+import { cpuShares, cpuWeight } from "./host-reserve.ts";
 
 const ROOT = "/sys/fs/cgroup";
 /** v1: a controller that is in every such tree and has no internal-process rule. */
@@ -116,6 +117,21 @@ export class Cgroup {
       await this.#write("cpu", "cpu.cfs_period_us", CPU_PERIOD_US);
       await this.#write("cpu", "cpu.cfs_quota_us", quota);
     }
+  }
+
+  /**
+   * How much the group gets of the processors when others want them as well. It is no limit: v1 would refuse a group
+   * below it one that is above it.
+   */
+  async weigh(cpuMillis: number): Promise<void> {
+    if (this.#version === 2) await this.#write("cpu", "cpu.weight", cpuWeight(cpuMillis));
+    else await this.#write("cpu", "cpu.shares", cpuShares(cpuMillis));
+  }
+
+  /** Puts a process into it; what it starts from then on is in it, too. */
+  async add(pid: number): Promise<void> {
+    if (this.#version === 2) return await this.#write("", "cgroup.procs", pid);
+    for (const controller of ["cpu", "memory", PROCESS_TREE_V1]) await this.#write(controller, "cgroup.procs", pid);
   }
 
   /** Process ids of everything in the group and below it, as seen by this process. */

@@ -1,6 +1,6 @@
 /** The engines, by type: what each takes from the configuration file, and how it is made. */
 import { z } from "zod";
-import type { Clock, Logger } from "../../../src/provider/kit/index.ts";
+import type { Clock, Logger, ResourceAmounts } from "../../../src/provider/kit/index.ts";
 import type { Engine } from "../engine.ts";
 import { capabilityName, CONTAINED_CAPABILITIES } from "../bundle/container-policy.ts";
 import { ALL_LINUX_CAPABILITIES } from "../bundle/bundle.ts";
@@ -193,6 +193,8 @@ interface EngineOptions {
   stateDir: string;
   clock: Clock;
   logger: Logger;
+  /** What machines may have together, as the owner says. */
+  capacity?: ResourceAmounts | undefined;
   /** By which other hosts reach this one, when the API is served to them. */
   hostAddress?: string | undefined;
   /** Ports of this host that the backend itself serves on. */
@@ -200,7 +202,7 @@ interface EngineOptions {
 }
 
 export function createEngine(config: EngineConfig, options: EngineOptions): Engine {
-  const { stateDir, clock, logger, hostAddress, reservedPorts = [] } = options;
+  const { stateDir, clock, logger, capacity, hostAddress, reservedPorts = [] } = options;
   const { type } = config;
   switch (type) {
     case "process":
@@ -212,8 +214,8 @@ export function createEngine(config: EngineConfig, options: EngineOptions): Engi
         hostAddress,
       });
     case "oci":
-      return createOciEngine({ ...config, stateDir, clock, logger, reservedPorts });
+      return createOciEngine({ ...config, stateDir, clock, logger, capacity, reservedPorts });
     case "vm":
-      return createVmEngine({ ...config, stateDir, clock, logger, reservedPorts });
+      return createVmEngine({ ...config, stateDir, clock, logger, capacity, reservedPorts });
   }
 }

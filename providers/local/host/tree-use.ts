@@ -2,8 +2,7 @@
  * How much of a disk the trees take that containers write, by du: it follows any depth, and counts a file with several
  * names once.
  */
-import type PQueue from "p-queue";
-import type { Clock } from "../../../src/provider/kit/index.ts";
+import type { Clock, SharedPlaces } from "../../../src/provider/kit/index.ts";
 import { findTool, run } from "./command.ts";
 
 /** @returns 0 for a tree that is not there; of one that changes meanwhile, about the right figure */
@@ -29,17 +28,22 @@ const PERIOD_MS = 30_000;
 
 /**
  * Measures one machine's trees now and then. Walking a tree is expensive: only a few machines' trees are walked at a
- * time.
+ * time, and a tenant with millions of files holds up its own.
  */
 export class TreeMeter {
   readonly #clock: Clock;
-  readonly #walks: PQueue;
+  readonly #walks: SharedPlaces;
+  readonly #tenant: string;
   readonly #known = new Map<string, { figure: Promise<number>; at: number }>();
 
-  /** @param walks that all meters of a host share */
-  constructor(clock: Clock, walks: PQueue) {
+  /**
+   * @param walks that all meters of a host share
+   * @param tenant whose machine it is
+   */
+  constructor(clock: Clock, walks: SharedPlaces, tenant: string) {
     this.#clock = clock;
     this.#walks = walks;
+    this.#tenant = tenant;
   }
 
   bytes(path: string): Promise<number> {
@@ -59,7 +63,8 @@ export class TreeMeter {
     const now = this.#clock.monotonic();
     const known = this.#known.get(key);
     if (known !== undefined && now - known.at < PERIOD_MS) return await known.figure;
-    const figure = this.#walks.add(async () => (await measure().catch(() => 0)) || (await known?.figure) || 0);
+    const walk = async () => (await measure().catch(() => 0)) || (await known?.figure) || 0;
+    const figure = this.#walks.run(this.#tenant, walk);
     this.#known.set(key, { figure, at: now });
     return await figure;
   }

@@ -1,14 +1,16 @@
 /** What a backend makes of its surroundings before the engine sees them. */
 import { spawnSync } from "node:child_process";
 import { randomBytes } from "node:crypto";
-import { mkdirSync, mkdtempSync, realpathSync, rmSync, symlinkSync } from "node:fs";
+import { mkdirSync, mkdtempSync, realpathSync, rmSync, symlinkSync, writeFileSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { afterEach, beforeEach, expect, onTestFinished, test, vi } from "vitest";
 import { type RunningBackend, startBackend } from "../../../providers/local/backend.ts";
+import { Cgroup } from "../../../providers/local/bundle/cgroup.ts";
 import { parseBackendConfig } from "../../../providers/local/config.ts";
 import { createOciEngine } from "../../../providers/local/engines/oci/engine.ts";
 import { mountsBelow } from "../../../providers/local/host/mounts.ts";
+import { machineHash } from "../../../providers/local/host/machine-hash.ts";
 import { HostNetwork } from "../../../providers/local/network/network.ts";
 import type { MachineSpec } from "../../../src/provider/machine.ts";
 import { silentLogger } from "../../../src/telemetry/logger.ts";
@@ -27,13 +29,14 @@ let dir: string;
 let registry: TestRegistry;
 let backend: RunningBackend;
 
-async function serve(stateDir: string): Promise<void> {
+async function serve(stateDir: string, more: object = {}): Promise<void> {
   const config = {
     apiVersion: "vmlet.dev/v1",
     kind: "BackendConfig",
     stateDir,
     listen: { socket: join(dir, "api.sock") },
     engine: { type: "oci", network, images: { insecureRegistries: [registry.host] } },
+    ...more,
   };
   const surroundings = { clock: systemClock, logger: silentLogger, version: "0" };
   backend = await startBackend(parseBackendConfig(JSON.stringify(config), "test"), surroundings);
@@ -142,10 +145,29 @@ if (missing.length > 0) {
       ...{ signal, tty: false, stdin: false, stdout: true, stderr: true },
     });
     expect((await exec.exit).exitCode).toBe(42);
-    const found = spawnSync("grep", ["-rlE", `${secret}|${b64(secret).slice(0, 50)}`, stateDir], { encoding: "utf8" });
-    expect(found).toMatchObject({ status: 1, stdout: "" });
+    const probe = join(stateDir, "probe");
+    writeFileSync(probe, secret);
+    const { stdout } = spawnSync("grep", ["-rlsE", `${secret}|${b64(secret).slice(0, 50)}`, stateDir], {
+      encoding: "utf8",
+    });
+    expect(stdout.trim().split("\n")).toEqual([probe]);
     await provider.deletePod("m", { force: true, signal });
     await until(async () => expect((await provider.getPod("m", { signal })).state).toBe("deleted"));
+  });
+
+  test("machines together have no more memory than the owner of the host gives them", async () => {
+    const stateDir = join(dir, "state");
+    await serve(stateDir, { capacity: { memory: "64Mi" } });
+    expect(await new Cgroup(`/vmlet-${machineHash(realpathSync(stateDir))}`).memoryLimit()).toBe(64 * 1024 ** 2);
+    const machine = (script: string): Omit<MachineSpec, "labels"> => ({
+      restart_policy: "never",
+      containers: [{ name: "a", image: `${registry.host}/t/busybox:1`, command: ["sh", "-c", script] }],
+    });
+    // Of the machine's own, which has no limit.
+    const fill =
+      "dd if=/dev/zero of=/dev/shm/a bs=1M count=60 2>/dev/null & dd if=/dev/zero of=/dev/null bs=60M count=1";
+    expect(await run(machine(`(${fill}) >/dev/null 2>&1; wait; echo $?`))).not.toBe("0\n");
+    expect(await run(machine("echo small"))).toBe("small\n");
   });
 
   test("a machine is removed from a state directory that is reached by a symbolic link", async () => {

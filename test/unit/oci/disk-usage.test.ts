@@ -1,9 +1,9 @@
 import { chmodSync, mkdtempSync, readFileSync, rmSync, writeFileSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
-import PQueue from "p-queue";
 import { afterEach, beforeEach, expect, test, vi } from "vitest";
 import { OciSandbox } from "../../../providers/local/engines/oci/sandbox.ts";
+import { SharedPlaces } from "../../../src/queue/shared-places.ts";
 import { VirtualClock } from "../../support/virtual-clock.ts";
 
 const VOLUMES = 12;
@@ -11,6 +11,8 @@ const VOLUMES = 12;
 let dir: string;
 let clock: VirtualClock;
 let sandbox: OciSandbox;
+/** Of a host that they all share. */
+let open: (id: string, namespace: string) => OciSandbox;
 
 beforeEach(() => {
   dir = mkdtempSync(join(tmpdir(), "vmlet-usage-"));
@@ -22,11 +24,19 @@ beforeEach(() => {
   vi.stubEnv("PATH", `${dir}:${process.env["PATH"]}`);
   clock = new VirtualClock();
   const volumes = Array.from({ length: VOLUMES }, (_, index) => ({ name: `v${index}`, type: "empty_dir" }));
-  sandbox = new OciSandbox(
-    { clock, diskWalks: new PQueue({ concurrency: 3 }), network: { counters: () => undefined } } as never,
-    { id: "m", dir, spec: { labels: {}, volumes }, socketPath: () => join(dir, "socket") } as never,
-    { attachment: { address: "10.0.0.2", netns: "/none" }, hostname: "h" } as never,
-  );
+  const diskWalks = new SharedPlaces(3);
+  open = (id, namespace) =>
+    new OciSandbox(
+      { clock, diskWalks, network: { counters: () => undefined } } as never,
+      {
+        id,
+        dir: join(dir, id),
+        spec: { labels: { "vmlet.dev/namespace": namespace }, volumes },
+        socketPath: () => join(dir, "socket"),
+      } as never,
+      { attachment: { address: "10.0.0.2", netns: "/none" }, hostname: "h" } as never,
+    );
+  sandbox = open("m", "a");
 });
 
 afterEach(() => {
@@ -43,6 +53,18 @@ test("of what is asked about at once, little is measured at a time, and nothing 
   for (const { volumes } of await Promise.all(samples))
     expect(volumes!.map(({ used_bytes }) => used_bytes)).toEqual(Array.from({ length: VOLUMES }, () => 4096));
   expect(journal().replaceAll("-", "")).toHaveLength(VOLUMES);
+});
+
+test("what one tenant has measured for long does not keep another's from being measured", async () => {
+  writeFileSync(
+    join(dir, "du"),
+    `#!/bin/sh\nfor path; do :; done\ncase "$path" in */other/*) ;; *) while [ -d ${dir} -a ! -e ${dir}/go ]; do sleep 0.01; done ;; esac\nprintf '4096\\tx\\n'\n`,
+  );
+  const slow = [open("m1", "a").stats([]), open("m2", "a").stats([])];
+  const { volumes } = await open("other", "b").stats([]);
+  expect(volumes!.map(({ used_bytes }) => used_bytes)).toEqual(Array.from({ length: VOLUMES }, () => 4096));
+  writeFileSync(join(dir, "go"), "");
+  await Promise.all(slow);
 });
 
 test("a figure serves for a while", async () => {

@@ -1,5 +1,4 @@
-import type PQueue from "p-queue";
-import type { Clock, Logger } from "../../../../src/provider/kit/index.ts";
+import type { Clock, Logger, SharedPlaces } from "../../../../src/provider/kit/index.ts";
 import type { SeccompSource } from "../../bundle/seccomp.ts";
 import type { HostNetwork } from "../../network/network.ts";
 import type { OciRuntime } from "./runtime.ts";
@@ -14,5 +13,5 @@ export interface OciContext {
   seccomp: () => SeccompSource;
   pidsLimit: number;
   /** Bounds how many trees are measured at a time. */
-  diskWalks: PQueue;
+  diskWalks: SharedPlaces;
 }

@@ -6,9 +6,7 @@
  */
 import { existsSync, readFileSync } from "node:fs";
 import { mkdir, readdir, rm } from "node:fs/promises";
-import { availableParallelism, totalmem } from "node:os";
 import { join } from "node:path";
-import PQueue from "p-queue";
 import {
   type Capability,
   type Clock,
@@ -16,6 +14,8 @@ import {
   type MachineSpec,
   type ProviderCapacity,
   ProviderError,
+  type ResourceAmounts,
+  SharedPlaces,
 } from "../../../../src/provider/kit/index.ts";
 import type { Engine, HostProblem, MachineHome, Sandbox } from "../../engine.ts";
 import { findTool, run } from "../../host/command.ts";
@@ -34,6 +34,7 @@ import {
 } from "../../bundle/container-policy.ts";
 import { OCI_CAPABILITIES } from "../capabilities.ts";
 import { allMachinesPids, Cgroup, cgroupVersion } from "../../bundle/cgroup.ts";
+import { machinesShare } from "../../bundle/host-reserve.ts";
 import type { OciContext } from "./context.ts";
 import { OciSandbox, openSandbox, recoverSandbox } from "./sandbox.ts";
 import { pauseProgram } from "../../bundle/pause.ts";
@@ -44,6 +45,8 @@ import type { SeccompSource } from "../../bundle/seccomp.ts";
 interface OciEngineOptions {
   /** The backend's state directory. */
   stateDir: string;
+  /** What machines may have together; never more than the host can spare. */
+  capacity?: ResourceAmounts | undefined;
   clock: Clock;
   logger: Logger;
   /** Name or path of the OCI runtime. */
@@ -65,7 +68,8 @@ interface OciEngineOptions {
 const DEFAULT_RUNTIME = "runc";
 const DEFAULT_SECCOMP_PROFILE = "/usr/share/containers/seccomp.json";
 const DEFAULT_PIDS_LIMIT = 4096;
-const DISK_WALKS = 4;
+/** Of one tenant at a time; of all, twice as many. */
+const DISK_WALKS = 3;
 const COLLECT_PERIOD_MS = 5 * 60_000;
 
 export function createOciEngine(options: OciEngineOptions): Engine {
@@ -107,7 +111,7 @@ class OciEngine implements Engine {
       cgroupRoot: `/vmlet-${machineHash(stateDir)}`,
       seccomp: () => JSON.parse(readFileSync(this.#seccompProfile(), "utf8")) as SeccompSource,
       pidsLimit: options.pidsLimit ?? DEFAULT_PIDS_LIMIT,
-      diskWalks: new PQueue({ concurrency: DISK_WALKS }),
+      diskWalks: new SharedPlaces(DISK_WALKS),
     };
     this.capabilities = [
       ...OCI_CAPABILITIES,
@@ -195,7 +199,10 @@ class OciEngine implements Engine {
       if (!known.has(id)) await this.#remove(id, dir);
     }
     await this.#context.network.sweep(known);
-    await new Cgroup(this.#context.cgroupRoot).limit({ pids: allMachinesPids() });
+    const machines = new Cgroup(this.#context.cgroupRoot);
+    const { cpu_millis, memory_bytes } = machinesShare(this.#options.capacity);
+    await machines.limit({ memory_bytes, pids: allMachinesPids() });
+    await machines.weigh(cpu_millis);
   }
 
   async open(home: MachineHome, signal: AbortSignal): Promise<Sandbox> {
@@ -217,7 +224,7 @@ class OciEngine implements Engine {
   async capacity(): Promise<ProviderCapacity> {
     const disk = await this.images.diskSize();
     return {
-      allocatable: { cpu_millis: availableParallelism() * 1000, memory_bytes: totalmem(), ephemeral_bytes: disk },
+      allocatable: { ...machinesShare(this.#options.capacity), ephemeral_bytes: disk },
     };
   }
 

@@ -28,6 +28,7 @@ import {
   type ProcessStreams,
   ProviderError,
   type StreamOptions,
+  tenantOf,
   type Volume,
 } from "../../../../src/provider/kit/index.ts";
 import {
@@ -160,7 +161,7 @@ export class OciSandbox implements Sandbox {
       socketPath: home.socketPath("relay"),
       clock: context.clock,
     });
-    this.#meter = new TreeMeter(context.clock, context.diskWalks);
+    this.#meter = new TreeMeter(context.clock, context.diskWalks, tenantOf(home.spec.labels));
     const { promise, resolve } = Promise.withResolvers<SandboxLoss>();
     this.lost = promise;
     this.#resolveLost = resolve;

@@ -5,7 +5,7 @@
  */
 import { existsSync, readFileSync } from "node:fs";
 import { mkdir, rm } from "node:fs/promises";
-import { availableParallelism, totalmem } from "node:os";
+import { availableParallelism } from "node:os";
 import { join } from "node:path";
 import PQueue from "p-queue";
 import {
@@ -15,7 +15,10 @@ import {
   type ProviderCapacity,
   ProviderError,
   Once,
+  type ResourceAmounts,
 } from "../../../../src/provider/kit/index.ts";
+import { Cgroup } from "../../bundle/cgroup.ts";
+import { machinesShare } from "../../bundle/host-reserve.ts";
 import type { Engine, HostProblem, MachineHome, Sandbox } from "../../engine.ts";
 import { findTool } from "../../host/command.ts";
 import { machineHash } from "../../host/machine-hash.ts";
@@ -37,6 +40,8 @@ import { warming } from "./warm.ts";
 interface VmEngineOptions {
   /** The backend's state directory. */
   stateDir: string;
+  /** What machines may have together; never more than the host can spare. */
+  capacity?: ResourceAmounts | undefined;
   clock: Clock;
   logger: Logger;
   /** Folder of the guest image, made when it is not there. Default: in the user's cache. */
@@ -99,6 +104,8 @@ class VmEngine implements Engine {
   #pool: VmPool | undefined;
   readonly #closing = new AbortController();
   #cancelCollect: (() => void) | undefined;
+  /** Of all VMs. */
+  readonly #group: Cgroup;
 
   constructor(options: VmEngineOptions) {
     const { stateDir, clock, logger } = options;
@@ -112,6 +119,7 @@ class VmEngine implements Engine {
     });
     this.#network = new HostNetwork({ dir: join(stateDir, "network"), ...options.network });
     this.#records = join(stateDir, "vm/machines");
+    this.#group = new Cgroup(`/vmlet-${machineHash(stateDir)}`);
     this.#guestDir = options.guestDir ?? defaultGuestDir();
   }
 
@@ -168,6 +176,7 @@ class VmEngine implements Engine {
 
   async sweep(known: ReadonlySet<string>): Promise<void> {
     await this.#network.claim();
+    await this.#limitTogether();
     this.#collectLater();
     const context = await this.#context.get();
     const keys = new Set<string>();
@@ -243,8 +252,7 @@ class VmEngine implements Engine {
   async capacity(): Promise<ProviderCapacity> {
     return {
       allocatable: {
-        cpu_millis: availableParallelism() * 1000,
-        memory_bytes: totalmem(),
+        ...machinesShare(this.#options.capacity),
         ephemeral_bytes: await this.images.diskSize(),
       },
     };
@@ -255,7 +263,26 @@ class VmEngine implements Engine {
     this.#closing.abort(new Error("the backend is stopping"));
     await this.#pool?.close();
     await (await this.#context.peek())?.qemu.close();
+    // It stays while a VM is in it.
+    await this.#group.remove().catch(() => undefined);
     this.#network.close();
+  }
+
+  /** So that all VMs together leave the host what it needs. A host without control groups has to do without. */
+  async #limitTogether(): Promise<void> {
+    const { memory_bytes, cpu_millis } = machinesShare(this.#options.capacity);
+    try {
+      await this.#group.limit({ memory_bytes });
+      await this.#group.weigh(cpu_millis);
+    } catch (thrown) {
+      this.#options.logger.warn({ err: thrown }, "VMs have no common limit of memory");
+    }
+  }
+
+  async #enter(pid: number): Promise<void> {
+    await this.#group.add(pid).catch((thrown: unknown) => {
+      this.#options.logger.debug({ pid, err: thrown }, "A VM is in no control group");
+    });
   }
 
   #recordFile(home: Pick<MachineHome, "id">): string {
@@ -297,6 +324,7 @@ class VmEngine implements Engine {
       qemu: new Qemu({
         ...qemu,
         accelerator: chosen,
+        enter: (pid) => this.#enter(pid),
         tscKhz: khz,
         prepare: warm && [warm.command],
       }),

@@ -59,6 +59,8 @@ interface QemuOptions {
   /** Size of the machines' own disks. */
   diskBytes: number;
   clock: Clock;
+  /** Takes a process that has begun among those that are limited together. Never rejects. */
+  enter?: ((pid: number) => Promise<void>) | undefined;
   /**
    * kHz of the host's time-stamp counter, which is an emulated guest's: measuring it fails on a busy host, and the boot
    * hangs.
@@ -327,6 +329,7 @@ export class Qemu {
       const complaint = existsSync(place.log) ? readFileSync(place.log, "utf8").slice(-1000).trim() : "";
       failure = new Error(`QEMU ended with ${code ?? signal}: ${complaint}`);
     });
+    if (child.pid !== undefined) await this.#options.enter?.(child.pid);
     // It makes its sockets in the order of its arguments: when the last one answers, all are there.
     while (!(await accepts(place.qmp))) {
       if (failure !== undefined) throw failure;
