@@ -11,6 +11,9 @@ import { systemClock } from "../../../src/util/clock.ts";
 import { type LyingRegistry, startLyingRegistry } from "../../support/lying-registry.ts";
 import { VirtualClock } from "../../support/virtual-clock.ts";
 
+/** Of a busy host. */
+const PATIENCE = { timeout: 10_000 };
+
 let dir: string;
 let registry: LyingRegistry;
 let other: LyingRegistry;
@@ -56,7 +59,7 @@ test("a burst of pulls does not ask all at once", async () => {
   const settled = Promise.allSettled(pulls);
   let most = 0;
   while (asked < 30) {
-    await vi.waitFor(() => expect(held).toHaveLength(Math.min(8, 30 - asked)));
+    await vi.waitFor(() => expect(held).toHaveLength(Math.min(8, 30 - asked)), PATIENCE);
     most = Math.max(most, held.length);
     asked += held.length;
     for (const response of held.splice(0)) response.writeHead(404).end();
@@ -86,9 +89,9 @@ test("a registry that does not answer is given up, and others are asked", async 
     images.pull(`${registry.host}/i:${index}`, { auth: [], tenant: "a", signal }),
   );
   const settled = Promise.allSettled(pulls);
-  await vi.waitFor(() => expect(held).toHaveLength(8));
+  await vi.waitFor(() => expect(held).toHaveLength(8), PATIENCE);
   await clock.advance(60_000);
-  await vi.waitFor(() => expect(held).toHaveLength(9));
+  await vi.waitFor(() => expect(held).toHaveLength(9), PATIENCE);
   await clock.advance(60_000);
   const reason = { reason: "RegistryUnavailable", message: expect.stringContaining("no answer within 60 s") };
   expect(await settled).toMatchObject(pulls.map(() => ({ reason })));
@@ -116,7 +119,7 @@ mkdir "$5" && cat "$layout/blobs/sha256/${hexOf(layer)}"
   const { signal } = new AbortController();
   const pull = (tag: string) => images.pull(`${registry.host}/i:${tag}`, { auth: [], tenant: "a", signal });
   const good = pull("good");
-  await vi.waitFor(() => expect(existsSync(join(dir, "unpacking"))).toBe(true), { timeout: 5000 });
+  await vi.waitFor(() => expect(existsSync(join(dir, "unpacking"))).toBe(true), PATIENCE);
   await expect(pull("bad")).rejects.toThrow("failed to unpack");
   writeFileSync(join(dir, "go"), "");
   expect(await good).toMatchObject({ image: `${registry.host}/i:good` });
@@ -131,9 +134,9 @@ test("one tenant's registries that do not answer leave another's to be asked", a
   const pull = (image: string, tenant: string) => images.pull(image, { auth: [], tenant, signal: stop.signal });
   const slow = Array.from({ length: 30 }, (_, index) => pull(`${registry.host}/i:${index}`, "c/slow"));
   const settled = Promise.allSettled(slow);
-  await vi.waitFor(() => expect(held).toHaveLength(8));
+  await vi.waitFor(() => expect(held).toHaveLength(8), PATIENCE);
   const others = Promise.allSettled([pull(`${other.host}/i:1`, "c/other")]);
-  await vi.waitFor(() => expect(other.requests).toContain("GET /v2/i/manifests/1"));
+  await vi.waitFor(() => expect(other.requests).toContain("GET /v2/i/manifests/1"), PATIENCE);
   stop.abort(new Error("enough"));
   await Promise.all([settled, others]);
 });
@@ -166,7 +169,7 @@ describe("downloads that stand still", () => {
       images.pull(`${registry.host}/i:${index}`, { auth: [], tenant: "c/slow", signal: stop.signal }),
     );
     const settled = Promise.allSettled(slow);
-    await vi.waitFor(() => expect(begun()).toBe(2));
+    await vi.waitFor(() => expect(begun()).toBe(2), PATIENCE);
     const { signal } = stop;
     const image = `${other.host}/i:4`;
     expect(await images.pull(image, { auth: [], tenant: "c/other", signal })).toMatchObject({ image });
@@ -182,7 +185,7 @@ describe("downloads that stand still", () => {
       images.pull(image, { auth: [], tenant: "c/slow", signal }),
     );
     const settled = Promise.allSettled(slow);
-    await vi.waitFor(() => expect(begun()).toBe(2));
+    await vi.waitFor(() => expect(begun()).toBe(2), PATIENCE);
     const wanted = await images.pull(`${other.host}/i:4`, { auth: [], tenant: "c/other", signal });
     expect(await slow[2]).toEqual(wanted);
     expect(other.requests.filter((request) => request.includes("/blobs/"))).toHaveLength(2);
