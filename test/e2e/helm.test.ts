@@ -449,6 +449,14 @@ describe("identity.mode serviceAccount", () => {
         }),
     ],
     [
+      "have its node deleted with something that it may delete",
+      "a node may not say with what it is to be deleted",
+      (client) =>
+        client.patch(`/api/v1/nodes/${node}/status`, {
+          metadata: { ownerReferences: [{ apiVersion: "v1", kind: "ConfigMap", name: "none", uid: "none" }] },
+        }),
+    ],
+    [
       "take another node's lease",
       "this agent may write only the leases of its own nodes and of its election",
       (client) =>
