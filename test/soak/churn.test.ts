@@ -4,7 +4,7 @@
  */
 import { expect, test } from "vitest";
 import type { Json } from "../e2e/harness/client.ts";
-import { must, waitFor } from "../e2e/harness/wait.ts";
+import { must, passTime, waitFor } from "../e2e/harness/wait.ts";
 import { startPlace } from "../integration/agent/place.ts";
 
 const PODS = Number(process.env["SOAK_PODS"] ?? 1000);
@@ -53,7 +53,7 @@ test(
         // As many as are due by now: what the machine was too busy for is made up for.
         const due = ((performance.now() - begun) / 1000) * RATE;
         if (done >= due) {
-          await new Promise((resolve) => setTimeout(resolve, 1000 / RATE));
+          await passTime(1000 / RATE, "the rate is what is tried");
           done--;
           continue;
         }
