@@ -1,5 +1,5 @@
 /** A call of the Machine API, its paths and queries, and what its failure means. */
-import { ProviderError, type StreamOptions } from "../../src/provider/kit/index.ts";
+import { ProviderError, type StreamOptions, tlsFault } from "../../src/provider/kit/index.ts";
 import type { CallKind } from "./pacing.ts";
 import { plainText } from "./validate.ts";
 
@@ -30,11 +30,13 @@ export function kindOf({ method, path }: Call): CallKind {
   }
 }
 
+const TLS_SETTINGS = { ca: "provider.caFile", pair: "provider.certFile and provider.keyFile" };
+
 /** Whatever happened on the way, the answer is not known. The URL is left out, and with it what a query may hold. */
 export function asProviderError(thrown: unknown, call: Pick<Call, "method" | "path">): ProviderError {
   if (thrown instanceof ProviderError) return thrown;
   if (thrown instanceof Error && thrown.cause instanceof ProviderError) return thrown.cause;
-  const text = thrown instanceof Error ? thrown.message : String(thrown);
+  const text = tlsFault(thrown, TLS_SETTINGS) ?? (thrown instanceof Error ? thrown.message : String(thrown));
   return new ProviderError("unavailable", `${call.method} ${call.path} failed: ${plainText(text, 256)}`, {
     cause: thrown,
   });

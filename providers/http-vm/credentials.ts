@@ -3,7 +3,7 @@
  * needs no restart. Values never come from the command line or the environment, where others can see them.
  */
 import { readFile, stat } from "node:fs/promises";
-import { type Clock, ProviderError } from "../../src/provider/kit/index.ts";
+import { certificatesFault, type Clock, pairFault, ProviderError } from "../../src/provider/kit/index.ts";
 
 /** How often a file is looked at, at most, in milliseconds. */
 const CHECK_MS = 1000;
@@ -76,6 +76,13 @@ export class CredentialStore {
     if (text !== undefined && !/^[\x21-\x7e]+$/.test(text)) {
       throw new ProviderError("unauthorized", `the token file ${tokenFile} must hold one line of printable characters`);
     }
+    const caFault = ca && certificatesFault(ca);
+    if (caFault !== undefined) throw new ProviderError("unauthorized", `provider.caFile: ${caFile} ${caFault}`);
+    const ownFault =
+      cert &&
+      key &&
+      pairFault({ cert, key }, { cert: `provider.certFile ${certFile}`, key: `provider.keyFile ${keyFile}` });
+    if (ownFault !== undefined) throw new ProviderError("unauthorized", ownFault);
     return { token: text, ca, cert, key };
   }
 }

@@ -30,6 +30,7 @@ import { checkHost } from "./check-host.ts";
 import { createProvider } from "./providers.ts";
 import { Report, withReportOptions, type ReportOptions } from "./report.ts";
 import { withConfigOptions } from "./run.ts";
+import { speaksTls } from "./speaks-tls.ts";
 import { VERSION } from "./version.ts";
 
 const TIMEOUT_MS = 10_000;
@@ -128,12 +129,15 @@ async function checkBackend(node: NodeConfig, report: Report): Promise<void> {
       await provider.close();
     }
   } catch (thrown) {
-    const where =
-      node.provider.type === "http-vm"
-        ? `check nodes[].provider.url (${node.provider.url}), tokenFile and caFile`
-        : "check nodes[].provider";
-    report.fault(`${verdictOf(thrown)}${toError(thrown).message}`, where);
+    report.fault(`${verdictOf(thrown)}${toError(thrown).message}`, await backendCure(node));
   }
+}
+
+async function backendCure({ provider }: NodeConfig): Promise<string> {
+  if (provider.type !== "http-vm") return "check nodes[].provider";
+  if (await speaksTls(provider.url))
+    return `TLS is spoken there: set nodes[].provider.url to ${provider.url.replace("http:", "https:")}`;
+  return `check nodes[].provider.url (${provider.url}), tokenFile and caFile`;
 }
 
 /** How a fault of the other end begins: one that answered, or was never asked, is not silent. */

@@ -1,7 +1,7 @@
 /** What `vmlet check` and `vmlet backend check` found, for people and for programs. */
 import { Option, type Command } from "commander";
 
-export interface Finding {
+interface Finding {
   /** What was looked at, such as `Node burst-0: API server`. */
   section: string;
   level: "ok" | "note" | "fault";

@@ -5,14 +5,14 @@ import { certificatesFault, pairFault } from "../util/pem.ts";
 import type { AgentConfig, NodeConfig } from "./schema.ts";
 
 /** A file that cannot be used. `field` names it as the configuration does. */
-export interface FileFault {
+interface FileFault {
   field: string;
   problem: string;
   cure: string;
 }
 
 /** Files of TLS, of one object in the configuration: the paths by the names of their fields. */
-export interface TlsFiles {
+interface TlsFiles {
   certFile?: string | undefined;
   keyFile?: string | undefined;
   /** Certificates of a CA, by the name of their field. */

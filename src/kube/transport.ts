@@ -15,6 +15,7 @@ import type { Logger } from "../telemetry/logger.ts";
 import { onAbort } from "../util/abort.ts";
 import type { Clock } from "../util/clock.ts";
 import { toError, VmletError } from "../util/errors.ts";
+import { tlsFault } from "../util/tls-fault.ts";
 import { timeLimit, type TimeLimit } from "../util/time-limit.ts";
 import type { CertificatePair } from "./certificates.ts";
 import { Connections, type Lane } from "./connections.ts";
@@ -346,6 +347,11 @@ export class KubeTransport implements Kube {
   }
 }
 
+const TLS_SETTINGS = {
+  ca: "certificate-authority-data of the kubeconfig's cluster",
+  pair: "client-certificate and client-key of the kubeconfig's user",
+};
+
 /**
  * What callers see: the caller's abort as it is, a time-out or an API error as it is, anything else as a transport
  * fault.
@@ -356,7 +362,12 @@ function explain(error: unknown, request: KubeRequest, callers: AbortSignal, lim
   // Our own errors, such as those of a request's guard, say what they mean and pass as they are.
   if (error instanceof VmletError) return error;
   const reason: TransportReason = errorCodes(error).includes("ECONNREFUSED") ? "ConnectionRefused" : "Transport";
-  return new KubeApiError(`${what(request)}: ${rootCause(error).message}`, { status: 0, reason, cause: error });
+  const root = rootCause(error);
+  return new KubeApiError(`${what(request)}: ${tlsFault(root, TLS_SETTINGS) ?? root.message}`, {
+    status: 0,
+    reason,
+    cause: error,
+  });
 }
 
 function what(request: Pick<KubeRequest, "method" | "path">): string {

@@ -77,7 +77,7 @@ export function selfSignedCertificate(options: {
     if (pair !== undefined && coversNames(pair.cert, names()) && lifeLeft(pair.cert, clock) > 0.2) return;
     holder.set(createSelfSigned(nodeName, names(), clock));
     logger.warn(
-      { nodeName },
+      {},
       "Serving with a self-signed certificate: API servers that verify kubelets will refuse it; give files or use certificate signing",
     );
   };
@@ -142,16 +142,13 @@ export function signedCertificate(options: {
       renewAt = renewalTime(next.cert, random);
       signed = true;
       holder.set(next);
-      logger.info(
-        { nodeName, validTo: new X509Certificate(next.cert).validTo },
-        "Serving certificate signed by the cluster",
-      );
+      logger.info({ validTo: new X509Certificate(next.cert).validTo }, "Serving certificate signed by the cluster");
       return FILE_POLL_MS;
     } catch (thrown) {
       if (signal.aborted) return 0;
       metrics.serverCertificateRenewErrors.inc();
       logger.warn(
-        { nodeName, err: thrown },
+        { err: thrown },
         "Serving certificate not signed, will ask again; requests need approval: kubectl certificate approve",
       );
       return RETRY_MS;

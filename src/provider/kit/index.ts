@@ -104,4 +104,6 @@ export { shareUnread } from "../../http/share-unread.ts";
 export { UnreadBytes } from "../../util/unread.ts";
 export { SpdySession, type SpdyStream } from "../../spdy/session.ts";
 export { AuditLog, type AuditedCommand } from "../../telemetry/audit.ts";
+export { certificatesFault, pairFault } from "../../util/pem.ts";
 export { TLS_CIPHERS } from "../../util/tls-ciphers.ts";
+export { tlsFault } from "../../util/tls-fault.ts";

@@ -1,5 +1,6 @@
 /** A backend whose TLS is not what it should be: it does not answer, with the reason, and nothing weaker is tried. */
 import { mkdtemp, writeFile } from "node:fs/promises";
+import { createServer as createHttpServer } from "node:http";
 import { createServer, type ServerOptions } from "node:https";
 import type { AddressInfo } from "node:net";
 import { tmpdir } from "node:os";
@@ -82,13 +83,13 @@ describe("a backend's TLS", () => {
       "a certificate of another CA",
       () => serving(),
       foreignCa,
-      /unable to verify|unable to get local issuer|signature/,
+      /(unable to verify|unable to get local issuer|signature).*; set provider\.caFile to the one that did$/,
     ],
     [
       "a certificate of a CA that nobody named",
       () => serving(),
       undefined,
-      /unable to verify|unable to get local issuer/,
+      /(unable to verify|unable to get local issuer).*; set provider\.caFile to the one that did$/,
     ],
     ["nothing newer than TLS 1.1", () => ({ ...serving(), minVersion: "TLSv1", maxVersion: "TLSv1.1" }), ca, /./],
     [
@@ -105,4 +106,54 @@ describe("a backend's TLS", () => {
       expect(requests).toBe(0);
     },
   );
+});
+
+/** What a provider of this address says that does not get through. */
+async function failureOf(url: string, credentials?: object): Promise<{ code: string; message: string }> {
+  const provider = new HttpVmProvider({ url, credentials });
+  cleanups.push(() => provider.close());
+  return await provider.getInfo({ signal }).then(
+    () => expect.unreachable("the backend was believed"),
+    (thrown: unknown) => thrown as { code: string; message: string },
+  );
+}
+
+test("a backend that signed its certificate itself is told with the field that cures it, without advice on Node.js", async () => {
+  const keys = generateKeyPair();
+  const altNames = { dnsNames: [], ipAddresses: ["127.0.0.1"] };
+  const cert = createCertificate({ ...life(), subject: { commonName: "b" }, keys, altNames });
+  const { error } = await ask({ cert, key: privateKeyPem(keys.privateKey) }, undefined);
+  expect(error).toMatchObject({
+    message: expect.stringMatching(/self-signed certificate: no CA .*; set provider\.caFile to the one that did$/),
+  });
+  expect(String(error)).not.toContain("Node.js");
+});
+
+test("a backend that does not speak TLS is told so", async () => {
+  const server = createHttpServer((_request, response) => response.end());
+  await new Promise<void>((resolve) => server.listen(0, "127.0.0.1", resolve));
+  cleanups.push(() => server.close());
+  const { port } = server.address() as AddressInfo;
+  const { code, message } = await failureOf(`https://127.0.0.1:${port}`);
+  expect(message).toMatch(/does not speak TLS; its address may have to begin with http:\/\/$/);
+  expect(code).toBe("unavailable");
+});
+
+test("files that cannot be used for TLS are told by their fields before anything is sent", async () => {
+  const dir = await mkdtemp(join(tmpdir(), "vmlet-tls-"));
+  const file = async (name: string, text: string) => {
+    await writeFile(join(dir, name), text);
+    return join(dir, name);
+  };
+  const { cert, key } = serving();
+  const caFile = await file("ca", "hunter2");
+  expect((await failureOf("https://127.0.0.1:1", { caFile })).message).toBe(
+    `provider.caFile: ${caFile} holds no certificate (PEM)`,
+  );
+  const [certFile, keyFile] = [await file("cert", cert), await file("key", serving().key)];
+  expect((await failureOf("https://127.0.0.1:1", { certFile, keyFile })).message).toBe(
+    `provider.keyFile ${keyFile} is not the key of the certificate in provider.certFile ${certFile}`,
+  );
+  await file("key", key);
+  expect((await failureOf("https://127.0.0.1:1", { certFile, keyFile })).message).toContain("ECONNREFUSED");
 });

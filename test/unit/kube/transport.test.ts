@@ -514,8 +514,28 @@ describe("TLS", () => {
     const server = await serve(undefined, tls);
     const error = await failureOf(connect(server).request(get()));
     expect(error).toMatchObject({ status: 0, reason: "Transport" });
-    expect(error.message).toMatch(/certificate/);
+    expect(error.message).toMatch(
+      /certificate: no CA .*; set certificate-authority-data of the kubeconfig's cluster to the one that did$/,
+    );
     expect(server.received).toHaveLength(0);
+  });
+
+  test("is not found where there is none, and that is said", async () => {
+    const server = await serve();
+    const kube = connect(server, {
+      cluster: { server: server.url.replace("http://", "https://"), caData: b64(caCert) },
+    });
+    const { message } = await failureOf(kube.request(get()));
+    expect(message).toMatch(/does not speak TLS; its address may have to begin with http:\/\/$/);
+  });
+
+  test("names both settings where a client's key is not its certificate's", async () => {
+    const server = await serve(undefined, tls);
+    const user = { certData: b64(clientCert), keyData: b64(serverKey) };
+    const { message } = await failureOf(connect(server, { user, cluster: { caData: b64(caCert) } }).request(get()));
+    expect(message).toContain(
+      "client-certificate and client-key of the kubeconfig's user are not a certificate and its own key",
+    );
   });
 
   test("checks the name that tls-server-name gives", async () => {
