@@ -282,6 +282,12 @@ function connectOutput(source: Readable | null, target: Writable | null): Promis
     source.resume();
     return Promise.resolve();
   }
+  // The client or the process went while the session was opened: pipeline would throw.
+  if (source.destroyed || target.destroyed) {
+    source.destroy();
+    target.end();
+    return Promise.resolve();
+  }
   return new Promise((resolve) => pipeline(source, target, () => resolve()));
 }
 

@@ -95,7 +95,11 @@ export function clientOf(
     ? new https.Agent({ keepAlive: true, ...(ca && { ca }), ...(cert && { cert }), ...(key && { key }) })
     : new http.Agent({ keepAlive: true });
 
-  const open = (method: string, path: string, request: { body?: Json; type?: string; signal?: AbortSignal } = {}) =>
+  const open = (
+    method: string,
+    path: string,
+    request: { body?: Json; type?: string; signal?: AbortSignal } = {},
+  ): Promise<http.IncomingMessage> =>
     new Promise<http.IncomingMessage>((resolve, reject) => {
       const payload = request.body === undefined ? undefined : JSON.stringify(request.body);
       const outgoing = (secure ? https : http).request(
@@ -115,7 +119,12 @@ export function clientOf(
         },
         resolve,
       );
-      outgoing.once("error", reject);
+      outgoing.once("error", (error: NodeJS.ErrnoException) => {
+        // The server closed the idle connection when the request was on its way, and has not read it.
+        if (outgoing.reusedSocket && error.code === "ECONNRESET" && request.signal?.aborted !== true)
+          resolve(open(method, path, request));
+        else reject(error);
+      });
       outgoing.end(payload);
     });
 

@@ -466,3 +466,17 @@ describe("followResizes", () => {
     );
   });
 });
+
+test("a session whose client went while it was opened lets go of the process's output, and throws nothing", async () => {
+  const stdout = new PassThrough();
+  const client = {
+    ...{ stdin: null, stdout: new PassThrough().destroy(), stderr: null, resize: null },
+    closed: new Promise<never>(() => {}),
+    finish: () => Promise.resolve(),
+    destroy: () => {},
+  };
+  const exit = Promise.resolve({ exitCode: 0 });
+  const process = { stdin: null, stdout, stderr: null, resize: () => {}, exit, close: () => {} };
+  expect(await serveRemoteCommand(client, process, "exec")).toEqual({ exitCode: 0 });
+  expect(stdout.destroyed).toBe(true);
+});
