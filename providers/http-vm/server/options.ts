@@ -38,6 +38,8 @@ export interface ServerTls {
 export interface ServerLimits {
   /** Largest request body in bytes. A spec carries configMaps and secrets of 1 MiB each. */
   bodyBytes: number;
+  /** Of all bodies of one client's requests that are under way, in bytes. Beyond it, it is told to try again later. */
+  bodiesBytes: number;
   /** Most machines on one page of a list. */
   pageItems: number;
   /** A page ends early rather than grow beyond this many bytes. */
@@ -69,6 +71,7 @@ export interface ServerLimits {
 
 export const DEFAULT_SERVER_LIMITS: ServerLimits = {
   bodyBytes: 16 * 1024 * 1024,
+  bodiesBytes: 256 * 1024 * 1024,
   pageItems: 500,
   pageBytes: 6 * 1024 * 1024,
   connections: 1024,

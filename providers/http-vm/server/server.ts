@@ -27,6 +27,7 @@ import {
   whileConnected,
 } from "../../../src/provider/kit/index.ts";
 import { CallAudit } from "./audit.ts";
+import { Bodies } from "./bodies.ts";
 import { type Caller, Clients } from "./clients.ts";
 import { asProviderError, renderError, requestIdOf } from "./http.ts";
 import {
@@ -58,6 +59,7 @@ class ProviderServer implements MachineApiServer {
   readonly #server: Server;
   readonly #connections: Connections;
   readonly #streams: StreamRoutes;
+  readonly #bodies: Bodies;
   /** Ends what only waits; then, after the grace, everything. */
   readonly #closing = new AbortController();
   readonly #closed = new AbortController();
@@ -74,6 +76,7 @@ class ProviderServer implements MachineApiServer {
     this.#audit = new CallAudit(audit, [...ROUTES, ...STREAM_ROUTES], options.provider);
     this.#tls = options.tls;
     this.#streams = new StreamRoutes(this.#context.clock, options.logger, limits.unreadBytes);
+    this.#bodies = new Bodies(limits);
     this.#server = listener(options.tls, limits, (request, response) => void this.#serve(request, response));
     this.#connections = new Connections(this.#server, {
       total: limits.connections,
@@ -173,13 +176,14 @@ class ProviderServer implements MachineApiServer {
    * @throws ProviderError to answer with
    */
   async #dispatch(
-    { provider }: Caller,
+    { name, provider }: Caller,
     exchange: Pick<Exchange, "request" | "response" | "requestId" | "signal" | "audited">,
   ): Promise<void> {
     const { request } = exchange;
     const url = parseUrl(request);
     const { route, params } = findRoute(ROUTES, request.method, url.pathname);
     const workSignal = this.#closed.signal;
+    using _ = this.#bodies.take(name, request);
     await route.handle({ ...this.#context, provider }, { ...exchange, params, query: url.searchParams, workSignal });
   }
 

@@ -152,6 +152,28 @@ describe("a bad request", () => {
     expect(await refusal(await put(url, " ".repeat(2000)))).toMatchObject({ status: 400, code: "invalid" });
   });
 
+  test("whose body has no room beside others of the same client is to be sent again later, and a stop has room", async () => {
+    const { url, memory } = await setup({ limits: { bodiesBytes: 20_000 } });
+    const large = JSON.stringify({ ...spec, containers: [{ ...spec.containers[0], args: ["x".repeat(15_000)] }] });
+    const begun = Promise.withResolvers<void>();
+    const go = Promise.withResolvers<void>();
+    const create = memory.createPod.bind(memory);
+    memory.createPod = async (...args) => {
+      begun.resolve();
+      await go.promise;
+      return create(...args);
+    };
+    const first = put(url, large);
+    await begun.promise;
+    expect(await refusal(await put(url, large))).toMatchObject({ status: 429, code: "rate_limited" });
+    memory.insert("other", spec);
+    const stop = { method: "POST", headers: { "content-type": "application/json" }, body: '{"grace_seconds":1}' };
+    expect((await fetch(`${url}/v1/machines/other/stop`, stop)).status).toBe(202);
+    go.resolve();
+    expect((await first).status).toBeLessThan(300);
+    expect((await put(url, large)).status).toBeLessThan(300);
+  });
+
   test("of another content type is refused, so that no web page can send one", async () => {
     const { url } = await setup();
     expect(await refusal(await put(url, JSON.stringify(spec), { "content-type": "text/plain" }))).toMatchObject({
