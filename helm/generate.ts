@@ -1,18 +1,22 @@
 /**
- * Writes what follows from the schemas: the chart's values.schema.json and the table in its README, and the tables of
- * CONFIGURATION.md. Run: npm run helm:generate
+ * Writes what follows from the schemas: the chart's values.schema.json and the table in its README, the tables of
+ * CONFIGURATION.md, and the JSON Schemas of both configuration files. Run: npm run helm:generate
  */
 import { readFile, writeFile } from "node:fs/promises";
 import { join } from "node:path";
 import { isMap, isScalar, parseDocument, stringify, type Node, type Pair } from "yaml";
 import { backendConfigSchema } from "../providers/local/config.ts";
 import { agentConfigSchema } from "../src/config/schema.ts";
-import { documentFields, fieldsTable } from "./reference.ts";
+import { documentFields, fieldsTable, jsonSchemaOf } from "../src/config/reference.ts";
 import { valuesJsonSchema } from "./values.ts";
 
 export const chart = join(import.meta.dirname, "vmlet");
 
 const configuration = join(import.meta.dirname, "../CONFIGURATION.md");
+
+const schemas = join(import.meta.dirname, "../schemas");
+
+const jsonText = (value: object): string => `${JSON.stringify(value, null, 2)}\n`;
 
 export interface ValueDoc {
   /** As `--set` takes it: `image.tag`. */
@@ -80,7 +84,9 @@ export async function generated(): Promise<Map<string, string>> {
   const agent = fieldsTable(documentFields(agentConfigSchema));
   const backend = fieldsTable(documentFields(backendConfigSchema));
   return new Map([
-    [join(chart, "values.schema.json"), `${JSON.stringify(valuesJsonSchema(), null, 2)}\n`],
+    [join(chart, "values.schema.json"), jsonText(valuesJsonSchema())],
+    [join(schemas, "agent.schema.json"), jsonText(jsonSchemaOf(agentConfigSchema, "vmlet AgentConfig"))],
+    [join(schemas, "backend.schema.json"), jsonText(jsonSchemaOf(backendConfigSchema, "vmlet BackendConfig"))],
     [readme, await withTables(readme, { values })],
     [configuration, await withTables(configuration, { agent, backend })],
   ]);

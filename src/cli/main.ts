@@ -34,6 +34,10 @@ const commands: Record<string, { summary: string; build: Build }> = {
     build: async () => (await import("./dev.ts").catch(notInImage)).devCommand(),
   },
   backend: { summary: "run the reference backend", build: async () => (await import("./backend.ts")).backendCommand() },
+  config: {
+    summary: "explain the fields of a configuration file",
+    build: async () => (await import("./config.ts")).configCommand(),
+  },
   conformance: {
     summary: "hold a Machine API to its contract",
     build: async () => (await import("./conformance.ts")).conformanceCommand(),

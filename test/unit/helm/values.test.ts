@@ -4,7 +4,7 @@ import { describe, expect, test } from "vitest";
 import { parse } from "yaml";
 import { z } from "zod";
 import { documentValues, generated } from "../../../helm/generate.ts";
-import { documentFields, fieldsTable } from "../../../helm/reference.ts";
+import { documentFields, fieldsTable } from "../../../src/config/reference.ts";
 import { valuesJsonSchema } from "../../../helm/values.ts";
 import { backendConfigSchema } from "../../../providers/local/config.ts";
 import { ENVIRONMENT } from "../../../src/config/load.ts";

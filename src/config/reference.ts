@@ -1,4 +1,4 @@
-/** The fields of a configuration file as a table in Markdown, written from its schema. */
+/** The fields of a configuration file, read from its schema: as documents, as a table in Markdown, as JSON Schema. */
 import { z } from "zod";
 
 /** What is read of a JSON Schema. */
@@ -74,6 +74,14 @@ function meaningOf(node: SchemaNode): string {
 const code = (text: unknown) => `\`${String(text)}\``;
 const oneOf = (values: readonly unknown[]) =>
   values.length === 1 ? `${code(values[0])}.` : `One of ${values.map(code).join(", ")}.`;
+
+/**
+ * The schema for editors and other tools that know JSON Schema. What it cannot say (`refine`) is checked by the program
+ * alone.
+ */
+export function jsonSchemaOf(schema: z.ZodType, title: string): object {
+  return { title, ...z.toJSONSchema(schema, { io: "input", target: "draft-7", unrepresentable: "any" }) };
+}
 
 export function fieldsTable(docs: readonly FieldDoc[]): string {
   const cell = (text: string) => text.replaceAll("|", "\\|").replaceAll("<", "&lt;");
