@@ -24,6 +24,7 @@ test("no program is started by a shell's line", () => {
 
 test("programs are started in these places only", () => {
   expect(filesWith(/"(?:node:)?child_process"/)).toEqual([
+    "providers/local/engines/cri/own-containerd.ts",
     "providers/local/engines/oci/relay.ts",
     "providers/local/engines/oci/runtime.ts",
     "providers/local/engines/vm/qemu.ts",
