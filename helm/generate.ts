@@ -1,11 +1,13 @@
 /**
  * Writes what follows from the schemas: the chart's values.schema.json and the table in its README, the tables of
- * CONFIGURATION.md, and the JSON Schemas of both configuration files. Run: npm run helm:generate
+ * CONFIGURATION.md, and of both configuration files the JSON Schemas
+ * and the examples. Run: npm run helm:generate
  */
 import { readFile, writeFile } from "node:fs/promises";
 import { join } from "node:path";
 import { isMap, isScalar, parseDocument, stringify, type Node, type Pair } from "yaml";
 import { backendConfigSchema } from "../providers/local/config.ts";
+import { agentFile, backendFile } from "../src/cli/config.ts";
 import { agentConfigSchema } from "../src/config/schema.ts";
 import { documentFields, fieldsTable, jsonSchemaOf } from "../src/config/reference.ts";
 import { valuesJsonSchema } from "./values.ts";
@@ -13,6 +15,8 @@ import { valuesJsonSchema } from "./values.ts";
 export const chart = join(import.meta.dirname, "vmlet");
 
 const configuration = join(import.meta.dirname, "../CONFIGURATION.md");
+
+const examples = join(import.meta.dirname, "../examples/config");
 
 const schemas = join(import.meta.dirname, "../schemas");
 
@@ -87,6 +91,8 @@ export async function generated(): Promise<Map<string, string>> {
     [join(chart, "values.schema.json"), jsonText(valuesJsonSchema())],
     [join(schemas, "agent.schema.json"), jsonText(jsonSchemaOf(agentConfigSchema, "vmlet AgentConfig"))],
     [join(schemas, "backend.schema.json"), jsonText(jsonSchemaOf(backendConfigSchema, "vmlet BackendConfig"))],
+    [join(examples, "vmlet.yaml"), agentFile("../../schemas/agent.schema.json")],
+    [join(examples, "backend.yaml"), backendFile("../../schemas/backend.schema.json")],
     [readme, await withTables(readme, { values })],
     [configuration, await withTables(configuration, { agent, backend })],
   ]);

@@ -1,10 +1,13 @@
 /** `vmlet config`: what a configuration file may say. */
+import { fileURLToPath } from "node:url";
 import { Command } from "commander";
 import { backendConfigSchema } from "../../providers/local/config.ts";
 import { ConfigError } from "../config/load.ts";
 import { documentFields, type FieldDoc } from "../config/reference.ts";
 import { agentConfigSchema } from "../config/schema.ts";
+import { templateOf } from "../config/template.ts";
 import { didYouMean } from "../util/nearest.ts";
+import { packageFile } from "./version.ts";
 
 export function configCommand(): Command {
   const command = new Command("config");
@@ -16,8 +19,40 @@ export function configCommand(): Command {
     .action((field: string | undefined, { backend = false }: { backend?: boolean }) =>
       console.log(explainField(field ?? "", documentFields(backend ? backendConfigSchema : agentConfigSchema))),
     );
+  command
+    .command("init")
+    .description("print a file to begin with: what has to be said, and all else as comments")
+    .option("--backend", "the backend's file")
+    .action(({ backend = false }: { backend?: boolean }) => {
+      const schema = fileURLToPath(packageFile(`schemas/${backend ? "backend" : "agent"}.schema.json`));
+      process.stdout.write(backend ? backendFile(schema) : agentFile(schema));
+    });
   return command;
 }
+
+/** @param schema where an editor finds the JSON Schema */
+export const agentFile = (schema: string): string =>
+  editorLine(schema) +
+  templateOf(agentConfigSchema, {
+    apiVersion: "vmlet.dev/v1",
+    kind: "AgentConfig",
+    nodes: [
+      { name: "burst-0", provider: { type: "http-vm", url: "https://vms.example.com", tokenFile: "/etc/vmlet/token" } },
+    ],
+  });
+
+/** @param schema where an editor finds the JSON Schema */
+export const backendFile = (schema: string): string =>
+  editorLine(schema) +
+  templateOf(backendConfigSchema, {
+    apiVersion: "vmlet.dev/v1",
+    kind: "BackendConfig",
+    stateDir: "/var/lib/vmlet",
+    engine: { type: "process" },
+    listen: { socket: "/run/vmlet/backend.sock" },
+  });
+
+const editorLine = (schema: string): string => `# yaml-language-server: $schema=${schema}\n`;
 
 /**
  * The field and all below it, as text.

@@ -35,7 +35,7 @@ const commands: Record<string, { summary: string; build: Build }> = {
   },
   backend: { summary: "run the reference backend", build: async () => (await import("./backend.ts")).backendCommand() },
   config: {
-    summary: "explain the fields of a configuration file",
+    summary: "begin a configuration file, and explain its fields",
     build: async () => (await import("./config.ts")).configCommand(),
   },
   conformance: {

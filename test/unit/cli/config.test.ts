@@ -1,6 +1,7 @@
 import { expect, test } from "vitest";
-import { explainField } from "../../../src/cli/config.ts";
-import { ConfigError } from "../../../src/config/load.ts";
+import { parseBackendConfig } from "../../../providers/local/config.ts";
+import { agentFile, backendFile, explainField } from "../../../src/cli/config.ts";
+import { ConfigError, parseConfig } from "../../../src/config/load.ts";
 import { documentFields } from "../../../src/config/reference.ts";
 import { agentConfigSchema } from "../../../src/config/schema.ts";
 
@@ -28,4 +29,49 @@ test.each([
   ["nothing-like-it", "there is no field nothing-like-it"],
 ])("%s is none, and what may be meant is named", (field, told) => {
   expect(() => explainField(field, docs)).toThrow(new ConfigError(told));
+});
+
+test("the agent's file to begin with can be used as it is, and changes no default", () => {
+  const minimal = parseConfig(
+    JSON.stringify({
+      apiVersion: "vmlet.dev/v1",
+      kind: "AgentConfig",
+      nodes: [
+        {
+          name: "burst-0",
+          provider: { type: "http-vm", url: "https://vms.example.com", tokenFile: "/etc/vmlet/token" },
+        },
+      ],
+    }),
+    "minimal.yaml",
+  );
+  expect(parseConfig(agentFile("x.json"), "vmlet.yaml")).toEqual(minimal);
+});
+
+test("the backend's file to begin with can be used as it is", () => {
+  expect(parseBackendConfig(backendFile("x.json"), "backend.yaml")).toMatchObject({
+    engine: { type: "process" },
+    listen: { socket: "/run/vmlet/backend.sock" },
+  });
+});
+
+test("a field with a default that is no longer a comment has that default", () => {
+  const file = agentFile("x.json");
+  const line = "    #backendOutageGrace: 10m\n";
+  expect(file).toContain(line);
+  const changed = file.replace(line, "    backendOutageGrace: 7m\n");
+  expect(parseConfig(changed, "vmlet.yaml").nodes[0]!.backendOutageGrace).toBe("7m");
+});
+
+test("the file to begin with names every field", () => {
+  const file = agentFile("x.json");
+  const shown = new Set([...file.matchAll(/^ *(?:- )?#?(\w+):/gm)].map(([, name]) => name));
+  const names = docs
+    .filter(({ kinds, field }) => kinds.length === 0 && !/\[\]\..*\[\]/.test(field))
+    .map(({ field }) => field.split(".").at(-1)!.replace("[]", ""));
+  expect(names.filter((name) => !shown.has(name))).toEqual([]);
+});
+
+test("the first line tells an editor where the schema is", () => {
+  expect(agentFile("x.json").split("\n")[0]).toBe("# yaml-language-server: $schema=x.json");
 });
