@@ -30,6 +30,22 @@ test("a module's path is one from the folder of the file that names it", async (
   expect(printed).toContain("elsewhere 7 answers");
 });
 
+test("a module that cannot be loaded was not asked, and is not said to be silent", async () => {
+  const printed = await check("./provider.mjs", "import 'nothing-of-that-name';");
+  expect(printed).toContain("FAULT   was not asked: provider.module: cannot load");
+});
+
+test("a backend that refuses has answered", async () => {
+  const refusing = `{
+    getInfo: () => Promise.reject(new ProviderError("unauthorized", "the bearer token is not accepted")),
+    close: async () => {},
+  }`;
+  const source = `import { ProviderError } from "vmlet/provider-kit"; export const createProvider = () => (${refusing});`;
+  expect(await check("./provider.mjs", source)).toContain(
+    "FAULT   answers, but not as it should: the bearer token is not accepted",
+  );
+});
+
 test("everything that the package exports can be imported by name from a module elsewhere", async () => {
   const { exports } = JSON.parse(readFileSync(join(root, "package.json"), "utf8")) as { exports: object };
   const names = Object.keys(exports).map((key) => key.replace(/^\./, "vmlet"));
