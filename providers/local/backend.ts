@@ -62,6 +62,7 @@ export async function startBackend(config: BackendConfig, options: BackendOption
     capacity: capacityOf(config)?.allocatable,
     hostAddress,
     reservedPorts: "port" in config.listen ? [config.listen.port] : [],
+    logLimits: { maxBytes: logBytesOf(config), maxFiles: config.logs.maxFiles },
   });
   const problems = [...checkHost(), ...(await engine.check()), ...checkSecrets(config, engine)];
   const fatal = problems.filter((problem) => problem.fatal);

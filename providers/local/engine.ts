@@ -10,6 +10,7 @@
  *   oci      `runc run --bundle B --pid-file P ID`
  *   vm       nothing on this host: the plan is a `guest` session, whose other end runs the command in the guest. When
  *            the guest cannot be reached any more, `lost` tells; the shim's exit code then does not count.
+ *   cri      nothing on this host: a container runtime keeps the command, its log and its exit code (`Engine.keeper`).
  * The backend may be killed at any instant. Shim and sandbox live on; `Engine.recover` finds the sandbox again.
  *
  * Rules for all methods: they reject with ContainerError (a reason that the container's status shows) or ProviderError
@@ -34,7 +35,7 @@ import {
   VmletError,
 } from "../../src/provider/kit/index.ts";
 
-type EngineName = "process" | "oci" | "vm";
+type EngineName = "process" | "oci" | "cri" | "vm";
 
 /** Something that the host lacks. `vmlet backend check` prints it; `fatal` keeps the backend from starting. */
 export interface HostProblem {
@@ -50,6 +51,8 @@ export interface Engine {
   readonly capabilities: readonly Capability[];
   /** Images, when the engine has them (capability `images`). Without, `ContainerLaunch.image` is undefined. */
   readonly images?: ImageStore;
+  /** Where a runtime keeps containers' commands by itself. Absent: shim processes do. */
+  readonly keeper?: Shims;
   check(): Promise<HostProblem[]>;
   /** Throws ProviderError invalid or unsupported, with the field, for a spec that can never run here. */
   validate?(spec: MachineSpec): void;
@@ -118,6 +121,8 @@ export interface Sandbox {
    * backend.
    */
   exec(container: ContainerRef, command: string[], options: StreamOptions): Promise<ProcessStreams>;
+  /** As `exec`, without input or terminal, for one who waits for the end: its output may come all together then. */
+  execToEnd?(container: ContainerRef, command: string[], options: StreamOptions): Promise<ProcessStreams>;
   /**
    * A TCP connection to a port of the machine. `address`: as a client from outside would reach it (probes, hooks);
    * `loopback`: to localhost inside the machine (port-forward). Rejects with the socket's error (ECONNREFUSED...).
@@ -188,7 +193,7 @@ export interface ContainerLaunch extends ContainerRef {
 }
 
 /** What the shim has to run. */
-export type LaunchPlan = (HostPlan | GuestPlan) & {
+export type LaunchPlan = (HostPlan | GuestPlan | RuntimePlan) & {
   /** The user as the container's status shows it. */
   user?: NonNullable<ContainerState["user"]>;
 };
@@ -219,6 +224,52 @@ export interface GuestCommandPlace {
 /** A command that waits in a guest for the host's word. */
 export interface GuestPlan {
   guest: GuestCommandPlace;
+}
+
+/** A container that a runtime has made and starts when it is told to. */
+interface RuntimePlan {
+  /** Its id there. */
+  runtimeId: string;
+}
+
+/** With which streams a command runs, and the path of a socket for who keeps it. */
+export interface ShimStreams {
+  tty: boolean;
+  stdin: boolean;
+  stdinOnce: boolean;
+  socket: string;
+}
+
+/** What is to be run, and with which streams. */
+export type StartCommand = (HostPlan | GuestPlan | RuntimePlan) & ShimStreams;
+
+export interface ShimEvents {
+  /** At most once. */
+  started(status: { pid?: number; startedAt?: number }): void;
+  /** Exactly once, unless `close` came first: the command's end; its streams may still be open. */
+  exited(exit: ShimExit & { startedAt?: number | undefined; finishedAt: number }): void;
+  /** Exactly once, unless `close` came first, after `exited`: the log is complete. */
+  gone(): void;
+}
+
+export interface ShimWatch {
+  close(): void;
+}
+
+/**
+ * Who keeps containers' commands, their streams, logs and exit codes while there is no backend: shims, processes of our
+ * own, or a container runtime. `socket` is for its own use, for the same container the same path each time.
+ */
+export interface Shims {
+  /**
+   * @param launchFile where to keep what it is told, with the environment of its command
+   * @throws Error why the command does not start
+   */
+  start(container: ContainerRef, launch: StartCommand, launchFile: string): Promise<void>;
+  watch(container: ContainerRef, socket: string, events: ShimEvents): ShimWatch;
+  /** True when the instance was started; false when it never will be. */
+  everStarted(container: ContainerRef): boolean;
+  attach(container: ContainerRef, socket: string, options: StreamOptions): Promise<ProcessStreams>;
 }
 
 /** Of a command that SIGKILL ended. */

@@ -5,15 +5,7 @@
 import { closeSync, mkdirSync } from "node:fs";
 import { join } from "node:path";
 import { isDeepStrictEqual } from "node:util";
-import {
-  PTY_MODULE,
-  attachShim,
-  installShim,
-  shimEverStarted,
-  type Shims,
-  startShim,
-  watchShim,
-} from "./shim/client.ts";
+import { PTY_MODULE, attachShim, installShim, shimEverStarted, startShim, watchShim } from "./shim/client.ts";
 import {
   assertCapable,
   assertTellable,
@@ -49,7 +41,7 @@ import {
   toError,
   unseenMachine,
 } from "../../src/provider/kit/index.ts";
-import type { Engine, HostProblem } from "./engine.ts";
+import type { Engine, HostProblem, Shims } from "./engine.ts";
 import { findTool } from "./host/command.ts";
 import { lockFile } from "./host/lock.ts";
 import { specHash, whatIsKnown } from "./machine/record.ts";
@@ -120,7 +112,7 @@ export class LocalProvider implements Provider {
     this.#context = {
       engine: options.engine,
       store,
-      shims: options.shims ?? processShims(options),
+      shims: options.shims ?? options.engine.keeper ?? processShims(options),
       clock: options.clock,
       logger: options.logger,
       starts: new SharedPlaces(options.startConcurrency ?? START_CONCURRENCY),
@@ -438,10 +430,13 @@ function processShims(options: LocalProviderOptions): Shims {
     ptyModule: PTY_MODULE,
   };
   return {
-    start: (dir, launch, launchFile) => startShim(program, dir, { ...launch, ...limits }, launchFile),
-    watch: (dir, socket, events) => watchShim(dir, socket, options.clock, events),
-    everStarted: shimEverStarted,
-    attach: attachShim,
+    start: async ({ dir, name }, launch, launchFile) => {
+      if ("runtimeId" in launch) throw new Error(`container ${name}: a runtime's container needs no shim`);
+      await startShim(program, dir, { ...launch, ...limits }, launchFile);
+    },
+    watch: ({ dir }, socket, events) => watchShim(dir, socket, options.clock, events),
+    everStarted: ({ dir }) => shimEverStarted(dir),
+    attach: (_container, socket, streams) => attachShim(socket, streams),
   };
 }
 

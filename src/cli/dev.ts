@@ -24,7 +24,7 @@ const NODE = "vmlet-dev";
 
 interface DevOptions {
   kubeconfig?: string | undefined;
-  engine: "process" | "oci" | "vm";
+  engine: "process" | "oci" | "cri" | "vm";
   stateDir: string;
   port: number;
   nodeAddress?: string | undefined;
@@ -36,7 +36,7 @@ export function devCommand(): Command {
   return new Command("dev")
     .option("--kubeconfig <file>", "join this cluster instead of starting a small one")
     .addOption(
-      new Option("--engine <engine>", "what machines are").choices(["process", "oci", "vm"]).default("process"),
+      new Option("--engine <engine>", "what machines are").choices(["process", "oci", "cri", "vm"]).default("process"),
     )
     .option("--state-dir <folder>", "where kubeconfig and machines are kept", ".vmlet")
     .option("--port <port>", "port of the small cluster's API server; 0 picks a free one", portNumber, 6443)
@@ -188,7 +188,7 @@ function printWelcome(options: DevOptions, kubeconfig: string): void {
       ? "A cluster of one virtual node is up."
       : "The virtual node has joined the cluster.";
   console.log(`
-${where} Machines are ${{ process: "plain processes of this machine, without isolation", oci: "containers", vm: "QEMU microVMs" }[options.engine]}.
+${where} Machines are ${{ process: "plain processes of this machine, without isolation", oci: "containers", cri: "containers of a containerd of its own", vm: "QEMU microVMs" }[options.engine]}.
 
 In another terminal:
 

@@ -292,7 +292,7 @@ export class SpdySession {
         if (this.#ended) return;
         for (const frame of parser.push(chunk as Buffer)) await this.#handle(frame);
       }
-      this.#end(this.#closing ? undefined : new Error(this.#leftByPeer));
+      this.#end(this.#closing || this.#isClient ? undefined : new Error(this.#leftByPeer));
     } catch (thrown) {
       this.#end(toError(thrown));
     }
@@ -325,7 +325,7 @@ export class SpdySession {
         return;
       }
       case "rst_stream":
-        this.#streams.get(frame.streamId)?.deliverReset();
+        this.#wasReset(frame.streamId);
         return;
       case "ping":
         // What is not of our kind is the peer's question, the others are its answers to ours.
@@ -336,6 +336,13 @@ export class SpdySession {
       case "goaway":
         return;
     }
+  }
+
+  #wasReset(streamId: number): void {
+    const stream = this.#streams.get(streamId);
+    // moby/spdystream's servers also end so what they have sent in whole.
+    if (this.#isClient && !this.#opening.has(streamId)) stream?.deliverEnd();
+    else stream?.deliverReset();
   }
 
   #open(streamId: number, headers: ReadonlyMap<string, string>, fin: boolean): void {
@@ -383,7 +390,11 @@ export class SpdySession {
     this.#stopCloseTimer();
     this.#unread?.leave();
     this.#drain(error ?? new Error("the session is closed"));
-    for (const stream of this.#streams.values()) stream.deliverReset(error);
+    // A server ends by closing the connection: what it has sent before is the reader's.
+    for (const stream of this.#streams.values())
+      if (this.#isClient && error === undefined) stream.deliverEnd();
+      else stream.deliverReset(error);
+    for (const { reject } of this.#opening.values()) reject(error ?? new Error("the session is closed"));
     this.#inflater.close();
     this.#deflater?.close();
     this.#transport.destroy();

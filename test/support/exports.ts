@@ -80,7 +80,11 @@ function commentBefore(lines: readonly string[], index: number): string {
  * @returns each name that src/ and providers/ export, and who takes it: another of their files, or a test
  */
 export function exportedNames(surface: readonly string[]): (ExportedName & { isTaken: boolean; isTested: boolean })[] {
-  const all = globSync("{src,providers,test,helm,examples}/**/*.ts", { cwd: ROOT }).map((file) => ({
+  const all = globSync("{src,providers,test,helm,examples}/**/*.ts", {
+    cwd: ROOT,
+    // Declarations of what was generated as JavaScript.
+    exclude: ["**/*.gen.d.ts"],
+  }).map((file) => ({
     file,
     text: readFileSync(join(ROOT, file), "utf8"),
   }));

@@ -5,7 +5,12 @@ import { supportTable } from "../../src/podspec/admission/capability-gate.ts";
 import { MUTANTS } from "../simulation/mutants/all.ts";
 import { HELD_BY_UNITS } from "../simulation/mutants/held-by-units.ts";
 import { SCENARIOS } from "../simulation/scenarios.ts";
-import { OCI_CAPABILITIES, PROCESS_CAPABILITIES, VM_CAPABILITIES } from "../../providers/local/engines/capabilities.ts";
+import {
+  CRI_CAPABILITIES,
+  OCI_CAPABILITIES,
+  PROCESS_CAPABILITIES,
+  VM_CAPABILITIES,
+} from "../../providers/local/engines/capabilities.ts";
 import { MEMORY_CAPABILITIES } from "../../providers/memory/provider.ts";
 import { ALL_CAPABILITIES, CAPABILITIES } from "../../src/provider/capabilities.ts";
 import { PROVIDER_CODES } from "../../src/provider/errors.ts";
@@ -88,6 +93,7 @@ export const WRITTEN_PARTS: readonly WrittenPart[] = [
 const DECLARED = {
   "`process`": PROCESS_CAPABILITIES,
   "`oci`": OCI_CAPABILITIES,
+  "`cri`": CRI_CAPABILITIES,
   "`vm`": VM_CAPABILITIES,
   "`memory`": MEMORY_CAPABILITIES,
 };

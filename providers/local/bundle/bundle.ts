@@ -95,7 +95,7 @@ export const ALL_LINUX_CAPABILITIES = [
   "CAP_CHECKPOINT_RESTORE",
 ];
 
-const MASKED_PATHS = [
+export const MASKED_PATHS = [
   "/proc/acpi",
   "/proc/asound",
   "/proc/kcore",
@@ -108,7 +108,7 @@ const MASKED_PATHS = [
   "/sys/firmware",
   "/sys/devices/virtual/powercap",
 ];
-const READONLY_PATHS = ["/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger"];
+export const READONLY_PATHS = ["/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger"];
 
 const DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 export const CPU_PERIOD_US = 100_000;
@@ -241,10 +241,7 @@ function cwdOf(spec: ContainerSpec, image: ImageConfig): string {
   return cwd.startsWith("/") ? cwd : `/${cwd}`;
 }
 
-/**
- * @throws ContainerError for a capability that Linux does not have
- * @internal
- */
+/** @throws ContainerError for a capability that Linux does not have */
 export function capabilitiesOf(
   container: string,
   security: ContainerSecurity,

@@ -134,8 +134,11 @@ export function containerUser(
   });
 }
 
-/** kubelet's verifyRunAsNonRoot. */
-function checkNonRoot({ runAsNonRoot, user, container, pod }: UserQuery, imageUser: string): void {
+/** kubelet's verifyRunAsNonRoot. @throws ContainerError CreateContainerConfigError */
+export function checkNonRoot(
+  { runAsNonRoot, user, container, pod }: Pick<UserQuery, "runAsNonRoot" | "user" | "container" | "pod">,
+  imageUser: string,
+): void {
   if (!runAsNonRoot) return;
   const refuse = (why: string) =>
     new ContainerError("CreateContainerConfigError", `${why} (pod: "${pod}", container: ${container})`);

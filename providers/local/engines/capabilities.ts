@@ -18,6 +18,9 @@ export const OCI_CAPABILITIES: readonly Capability[] = [
   "ephemeral_storage_limits",
 ];
 
+/** Containers by a runtime that speaks CRI. */
+export const CRI_CAPABILITIES: readonly Capability[] = [...OCI_CAPABILITIES, "share_process_namespace"];
+
 /** A machine with a kernel of its own can be handed over whole. */
 export const VM_CAPABILITIES: readonly Capability[] = [
   ...OCI_CAPABILITIES,

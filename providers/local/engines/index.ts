@@ -2,8 +2,10 @@
 import { z } from "zod";
 import type { Clock, Logger, ResourceAmounts } from "../../../src/provider/kit/index.ts";
 import type { Engine } from "../engine.ts";
+import type { LogLimits } from "./cri/logs.ts";
 import { capabilityName, CONTAINED_CAPABILITIES } from "../bundle/container-policy.ts";
 import { ALL_LINUX_CAPABILITIES } from "../bundle/bundle.ts";
+import { createCriEngine } from "./cri/engine.ts";
 import { createOciEngine } from "./oci/engine.ts";
 import { DEFAULT_HOST_PORTS, parsePortRange } from "../network/host-ports.ts";
 import { parseSubnet } from "../network/ipam.ts";
@@ -123,13 +125,8 @@ const networkSchema = z
   .optional()
   .describe("The machines' network.");
 
-const ociSchema = z.strictObject({
-  type: z.literal("oci"),
-  runtime: z.string().optional().describe("OCI runtime, by name or path. Default runc."),
-  seccompProfile: z
-    .string()
-    .optional()
-    .describe("Profile for containers that are not unconfined. Default: that of containers-common."),
+/** What the engines take whose containers share this host's kernel. */
+const containedKeys = {
   allowPrivileged: z
     .boolean()
     .optional()
@@ -147,9 +144,50 @@ const ociSchema = z.strictObject({
     .min(16)
     .optional()
     .describe("Processes and threads per pod; all pods together have four fifths of the host's. Default 4096."),
+};
+
+const ociSchema = z.strictObject({
+  type: z.literal("oci"),
+  runtime: z.string().optional().describe("OCI runtime, by name or path. Default runc."),
+  seccompProfile: z
+    .string()
+    .optional()
+    .describe("Profile for containers that are not unconfined. Default: that of containers-common."),
+  ...containedKeys,
   images: imagesSchema,
   network: networkSchema,
 });
+
+const criSchema = z
+  .strictObject({
+    type: z.literal("cri"),
+    socket: z
+      .string()
+      .startsWith("/", "must be an absolute path")
+      .optional()
+      .describe(
+        "Unix socket of a containerd or CRI-O of this host, with its images and its network. Default: a containerd of the backend's own, which it starts and removes.",
+      ),
+    ...containedKeys,
+    images: imagesSchema,
+    network: networkSchema,
+  })
+  .superRefine(({ socket, network, images }, context) => {
+    const fault = (path: string[], message: string) => context.addIssue({ code: "custom", path, message });
+    if (socket !== undefined && network !== undefined)
+      fault(
+        ["network"],
+        "is for a containerd of the backend's own: with socket, the runtime's CNI configuration holds",
+      );
+    if (socket !== undefined && images?.insecureRegistries !== undefined)
+      fault(
+        ["images", "insecureRegistries"],
+        "is for a containerd of the backend's own: with socket, say it to the runtime",
+      );
+    for (const key of ["localRegistries", "maxImageBytes", "maxUnpackedBytes", "maxUnpackedFiles"] as const)
+      if (images?.[key] !== undefined)
+        fault(["images", key], "cannot be kept to by engine cri: the runtime knows no such thing");
+  });
 
 const vmSchema = z.strictObject({
   type: z.literal("vm"),
@@ -185,7 +223,7 @@ const vmSchema = z.strictObject({
   network: networkSchema,
 });
 
-export const engineSchema = z.discriminatedUnion("type", [processSchema, ociSchema, vmSchema]);
+export const engineSchema = z.discriminatedUnion("type", [processSchema, ociSchema, criSchema, vmSchema]);
 
 type EngineConfig = z.infer<typeof engineSchema>;
 
@@ -199,10 +237,15 @@ interface EngineOptions {
   hostAddress?: string | undefined;
   /** Ports of this host that the backend itself serves on. */
   reservedPorts?: readonly number[] | undefined;
+  /** Of each container's log, where a runtime writes it. */
+  logLimits?: LogLimits | undefined;
 }
+
+const DEFAULT_LOG_LIMITS: LogLimits = { maxBytes: 10 * 1024 * 1024, maxFiles: 5 };
 
 export function createEngine(config: EngineConfig, options: EngineOptions): Engine {
   const { stateDir, clock, logger, capacity, hostAddress, reservedPorts = [] } = options;
+  const { logLimits = DEFAULT_LOG_LIMITS } = options;
   const { type } = config;
   switch (type) {
     case "process":
@@ -215,6 +258,8 @@ export function createEngine(config: EngineConfig, options: EngineOptions): Engi
       });
     case "oci":
       return createOciEngine({ ...config, stateDir, clock, logger, capacity, reservedPorts });
+    case "cri":
+      return createCriEngine({ ...config, stateDir, clock, logger, reservedPorts, logLimits });
     case "vm":
       return createVmEngine({ ...config, stateDir, clock, logger, capacity, reservedPorts });
   }

@@ -15,8 +15,8 @@ export interface GcOptions {
 }
 
 interface ImageCollectorOptions {
-  folders: ImageFolders;
-  disk: ImageDisk;
+  folders: Pick<ImageFolders, "list" | "usedAt" | "remove" | "removeOrphans">;
+  disk: Pick<ImageDisk, "use">;
   clock: Clock;
   logger: Logger;
   thresholds: GcOptions;

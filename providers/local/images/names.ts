@@ -56,7 +56,11 @@ export class ImageNames {
   }
 
   /** After a pull. */
-  async remember(reference: ImageReference, resolved: ResolvedImage, hex: string): Promise<NameEntry> {
+  async remember(
+    reference: ImageReference,
+    resolved: Pick<ResolvedImage, "digest" | "credential">,
+    hex: string,
+  ): Promise<NameEntry> {
     const name = fullName(reference);
     const imageId = `${repository(reference)}@${resolved.digest}`;
     const before = this.#names[name];

@@ -72,7 +72,7 @@ export class MachineAccess {
     if (options.stdin && !spec.stdin)
       throw new ProviderError("invalid", `container "${container}" was not started with stdin`, { field: "stdin" });
     const socket = home.socketPath(instance.ref.id);
-    const start = () => shims.attach(socket, { ...options, tty: spec.tty ?? false });
+    const start = () => shims.attach(instance.ref, socket, { ...options, tty: spec.tty ?? false });
     return await this.#sessions.begin(state.id, start, ({ exit }) => exit);
   }
 

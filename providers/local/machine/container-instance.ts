@@ -19,7 +19,7 @@ import {
 } from "../../../src/provider/kit/index.ts";
 import type { ContainerConclusion, ContainerRef, Sandbox, ShimExit } from "../engine.ts";
 import { signalNumber } from "../host/stop-signal.ts";
-import type { ShimWatch } from "../shim/client.ts";
+import type { ShimWatch } from "../engine.ts";
 import { logTail } from "../shim/log-reader.ts";
 import type { ContainerStatus } from "./container-status.ts";
 import { MIN_KILL_WAIT_MS, type Stoppable, stopContainer, type StopOrder, type StopTask } from "./container-stop.ts";
@@ -96,7 +96,7 @@ export class ContainerInstance implements Stoppable {
   watch(): void {
     const { work, shims, home } = this.#context;
     if (work.isClosing) return;
-    this.#watch = shims.watch(this.#ref.dir, home.socketPath(this.#ref.id), {
+    this.#watch = shims.watch(this.#ref, home.socketPath(this.#ref.id), {
       started: ({ pid, startedAt }) => {
         if (pid !== undefined) this.#ref = { ...this.#ref, pid };
         this.#container.commandStarted(startedAt!);
@@ -201,7 +201,7 @@ export class ContainerInstance implements Stoppable {
       addresses: sandbox.addresses,
       dial: (port, signal) => sandbox.dial(port, "address", signal),
       dialLoopback: (port, signal) => sandbox.dial(port, "loopback", signal),
-      exec: (command, options) => sandbox.exec(this.#ref, command, options),
+      exec: (command, options) => (sandbox.execToEnd ?? sandbox.exec).call(sandbox, this.#ref, command, options),
     };
   }
 

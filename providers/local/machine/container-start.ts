@@ -18,7 +18,7 @@ import {
   type PreparedImage,
   type Sandbox,
 } from "../engine.ts";
-import type { ShimCommand } from "../shim/shim.ts";
+import type { StartCommand } from "../engine.ts";
 import { type ContainerInstance, START_ERROR_EXIT } from "./container-instance.ts";
 import type { ContainerStatus } from "./container-status.ts";
 import { obtainImage } from "./image-pull.ts";
@@ -118,7 +118,7 @@ export class ContainerStarter {
     spec: ContainerSpec,
     images: Images,
     backoff: ContainerRecord["backoff"],
-  ): Promise<{ instance: ContainerInstance; command: ShimCommand } | undefined> {
+  ): Promise<{ instance: ContainerInstance; command: StartCommand } | undefined> {
     const { folders, state } = this.#context;
     const sandbox = this.#context.sandbox();
     if (sandbox === undefined || this.#isOutdated(spec)) return undefined;
@@ -161,10 +161,10 @@ export class ContainerStarter {
     return { instance: this.#instances.add(spec, ref), command };
   }
 
-  async #startShim(instance: ContainerInstance, command: ShimCommand): Promise<void> {
+  async #startShim(instance: ContainerInstance, command: StartCommand): Promise<void> {
     try {
       const { home, shims } = this.#context;
-      await shims.start(instance.ref.dir, command, launchFile(home, instance.ref));
+      await shims.start(instance.ref, command, launchFile(home, instance.ref));
     } catch (thrown) {
       await instance.conclude({
         exitCode: START_ERROR_EXIT,

@@ -1,7 +1,7 @@
 /** What the parts of one machine's supervisor share. */
 import type { Clock, Logger, SharedPlaces } from "../../../src/provider/kit/index.ts";
 import type { Engine, MachineHome, Sandbox } from "../engine.ts";
-import type { Shims } from "../shim/client.ts";
+import type { Shims } from "../engine.ts";
 import type { InstanceFolders } from "./instance-folders.ts";
 import type { MachineState } from "./machine-state.ts";
 import type { MachineWork } from "./machine-work.ts";

@@ -22,7 +22,7 @@ import {
   tenantOf,
 } from "../../../src/provider/kit/index.ts";
 import type { Engine, MachineHome, SandboxLoss } from "../engine.ts";
-import type { Shims } from "../shim/client.ts";
+import type { Shims } from "../engine.ts";
 import { MachineAccess } from "./access.ts";
 import { definitionChanged, MachineChanges } from "./changes.ts";
 import { ContainerStarter } from "./container-start.ts";
@@ -179,7 +179,7 @@ export class Supervisor implements MachineHome {
     const { name, own } = container;
     if (!container.isUp || this.#instances.get(name) !== undefined) return;
     const ref = this.#folders.newest(name, own);
-    if (!this.#context.shims.everStarted(ref.dir)) return container.takeBackInstance();
+    if (!this.#context.shims.everStarted(ref)) return container.takeBackInstance();
     const instance = this.#instances.add(container.spec, ref);
     instance.watch();
     if (own.postStartDone) instance.startProbes();

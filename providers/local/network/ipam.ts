@@ -72,6 +72,12 @@ export class Ipam {
     throw new ProviderError("quota", `all ${last - first + 1} addresses of network.cidr ${cidr} are in use`);
   }
 
+  /** Another one gives out the addresses: remembers whose this one is. */
+  async record(machineId: string, address: string): Promise<void> {
+    await this.release(machineId);
+    await writeFile(join(this.#dir, address), machineId);
+  }
+
   async find(machineId: string): Promise<string | undefined> {
     return [...(await this.leases())].find(([, id]) => id === machineId)?.[0];
   }

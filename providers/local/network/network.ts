@@ -57,8 +57,8 @@ export interface Attachment {
   netns?: string | undefined;
 }
 
-const DEFAULT_BRIDGE = "vmlet0";
-const DEFAULT_CIDR = "10.99.0.0/16";
+export const DEFAULT_BRIDGE = "vmlet0";
+export const DEFAULT_CIDR = "10.99.0.0/16";
 const DEFAULT_DENIED = ["169.254.0.0/16"];
 /** Plain enough to stand in nftables' rules and in patterns. */
 export const BRIDGE_NAME = /^[a-z][a-z0-9]{0,9}$/;
@@ -147,6 +147,22 @@ export class HostNetwork {
         "",
       ].join("\n"),
     });
+    await this.#admit(attachment);
+    return attachment;
+  }
+
+  /**
+   * Takes over what a container runtime's network plugin has put on the bridge: from here on it is like any other.
+   * @param made the address that the plugin gave out, its interface on the bridge, and the other one's MAC
+   */
+  async adopt(machineId: string, made: Pick<Attachment, "address" | "link" | "mac">): Promise<Attachment> {
+    await this.ensure();
+    await this.#ipam.record(machineId, made.address);
+    const attachment = { ...this.#describe(machineId, made.address, false), mac: made.mac };
+    const { link, mac } = attachment;
+    // The name says whose it is, to those who find it later. It is also kept what the machine may send as: the plugin's
+    // address of the interface is in no file.
+    await ip([`link set ${made.link} down alias ${mac}`, `link set ${made.link} name ${link}`, `link set ${link} up`]);
     await this.#admit(attachment);
     return attachment;
   }
@@ -311,9 +327,14 @@ export class HostNetwork {
     // Another program may have flushed this host's rules while machines run: without their entries they would be cut
     // off.
     const attachments = [...(await this.#ipam.leases())].map(([address, id]) => this.#describe(id, address, false));
-    const senders = attachments
-      .filter(({ link }) => existsSync(`/sys/class/net/${link}`))
-      .map((attachment) => holdSender(this.#names.table, attachment));
+    const there = attachments.filter(({ link }) => existsSync(`/sys/class/net/${link}`));
+    const adoptedMac = async (link: string) => (await readFileIfExists(`/sys/class/net/${link}/ifalias`))?.trim();
+    const senders = await Promise.all(
+      there.map(async (attachment) => {
+        const mac = (await adoptedMac(attachment.link)) || attachment.mac;
+        return holdSender(this.#names.table, { ...attachment, mac });
+      }),
+    );
     const { outbound = "allow", denyCidrs = DEFAULT_DENIED, openHostPorts = [] } = this.#options;
     const { table, bridge: bridgeName } = this.#names;
     const rules = networkRules({ table, bridgeName, cidr, outbound, denyCidrs, openHostPorts });

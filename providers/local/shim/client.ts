@@ -26,10 +26,10 @@ import {
   ProviderError,
   type StreamOptions,
 } from "../../../src/provider/kit/index.ts";
-import { ContainerError, KILLED_EXIT, type ShimExit } from "../engine.ts";
+import { ContainerError, KILLED_EXIT, type ShimEvents, type ShimWatch } from "../engine.ts";
 import { encodeFrame, FRAME, FrameReader, MAX_FRAME_BYTES, type ShimHello, type ShimStatus } from "./frames.ts";
 import { isAlive } from "../host/proc.ts";
-import type { ShimCommand, ShimLaunch } from "./shim.ts";
+import type { ShimLaunch } from "./shim.ts";
 
 /** Keeps a shim small: it handles bytes, it never needs a heap of its own. */
 const NODE_FLAGS = ["--max-old-space-size=32", "--max-semi-space-size=1", "--no-warnings"];
@@ -109,28 +109,6 @@ export async function startShim(program: string, dir: string, launch: ShimLaunch
       `cannot start the container's shim: ${failure} ${text.slice(-500)}`.trim(),
     );
   }
-}
-
-export interface ShimEvents {
-  /** At most once. */
-  started(status: ShimStatus): void;
-  /** Exactly once, unless `close` came first: the command's end; its streams may still be open. */
-  exited(exit: ShimExit & { startedAt?: number | undefined; finishedAt: number }): void;
-  /** Exactly once, unless `close` came first, after `exited`: the log is complete. */
-  gone(): void;
-}
-
-export interface ShimWatch {
-  close(): void;
-}
-
-/** How containers' shims are started and followed; a test puts its own in place of processes. */
-export interface Shims {
-  /** @param launchFile where to keep what it is told, with the environment of its command */
-  start(dir: string, launch: ShimCommand, launchFile: string): Promise<void>;
-  watch(dir: string, socket: string, events: ShimEvents): ShimWatch;
-  everStarted(dir: string): boolean;
-  attach(socket: string, options: StreamOptions): Promise<ProcessStreams>;
 }
 
 function readStatus(dir: string, file: string): ShimStatus | undefined {

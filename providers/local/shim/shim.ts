@@ -14,7 +14,7 @@ import { spawn, type ChildProcess } from "node:child_process";
 import { linkSync, readFileSync, renameSync, unlinkSync, writeFileSync } from "node:fs";
 import { createServer, type Socket } from "node:net";
 import { join } from "node:path";
-import type { GuestPlan, HostPlan } from "../engine.ts";
+import type { GuestPlan, HostPlan, ShimStreams } from "../engine.ts";
 import { encodeFrame, FRAME, FrameReader, type ShimHello, type ShimStatus } from "./frames.ts";
 import { GuestSession } from "./guest-session.ts";
 import { LogWriter } from "./log-writer.ts";
@@ -26,14 +26,7 @@ import { commandBegun } from "./terminal-start.ts";
 /** What the backend writes to `shim-launch.json` before it starts the shim. */
 export type ShimLaunch = ShimCommand & ShimLimits;
 
-export type ShimCommand = (HostPlan | GuestPlan) & ShimStreams;
-
-interface ShimStreams {
-  tty: boolean;
-  stdin: boolean;
-  stdinOnce: boolean;
-  socket: string;
-}
+type ShimCommand = (HostPlan | GuestPlan) & ShimStreams;
 
 interface ShimLimits {
   logMaxBytes: number;

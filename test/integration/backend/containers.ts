@@ -35,7 +35,12 @@ export async function pushImages(): Promise<ContainerImages> {
   return { registry, image: `${registry.host}/t/busybox:1`, app: `${registry.host}/t/app:1` };
 }
 
-export function containerTests(bench: () => Bench, { registry, app }: ContainerImages): void {
+/** @param options.fileSubPaths whether a file of an image can be mounted, or only a folder */
+export function containerTests(
+  bench: () => Bench,
+  { registry, app }: ContainerImages,
+  { fileSubPaths = true }: { fileSubPaths?: boolean } = {},
+): void {
   /** What a script in a container of its own prints. */
   const output = async (script: string, more: object = {}, machine: object = {}) => {
     const id = await bench().create({ containers: [bench().shell("a", script, more)], ...machine });
@@ -264,12 +269,13 @@ export function containerTests(bench: () => Bench, { registry, app }: ContainerI
   });
 
   test("a sub_path follows links that stay in its volume, or in its image", async () => {
+    const page = fileSubPaths ? "/page" : "/page/index.html";
     const { lines } = await output(
-      "cat /s/f /page",
+      `cat /s/f ${page}`,
       {
         mounts: [
           { volume: "v", path: "/s", sub_path: "sub" },
-          { volume: "i", path: "/page", sub_path: "srv/page" },
+          { volume: "i", path: "/page", sub_path: fileSubPaths ? "srv/page" : "srv/www" },
         ],
       },
       {

@@ -80,8 +80,11 @@ test.each([
   ["", "backend.yaml: listen: is required: must be { socket: PATH } or { address: ADDRESS, port: NUMBER }"],
   ["listen: 80", "backend.yaml:5:1: listen: must be { socket: PATH } or { address: ADDRESS, port: NUMBER }"],
   ["listen: { socket: /a, port: 1 }", "listen: must be { socket: PATH } or { address: ADDRESS, port: NUMBER }"],
-  ["listen: { port: 1 }\nengine: {}", "engine.type: is required: must be one of process, oci, vm"],
-  ["listen: { port: 1 }\nengine: { type: docker }", "backend.yaml:6:11: engine.type: must be one of process, oci, vm"],
+  ["listen: { port: 1 }\nengine: {}", "engine.type: is required: must be one of process, oci, cri, vm"],
+  [
+    "listen: { port: 1 }\nengine: { type: docker }",
+    "backend.yaml:6:11: engine.type: must be one of process, oci, cri, vm",
+  ],
   ["listen: { port: 1 }\ncapacity: { cpu: }", "capacity.cpu: must be a Kubernetes quantity"],
   ["listen: { port: 1 }\nlogs: { maxSize: 0 }", "logs.maxSize: must be at least one byte"],
   [

@@ -17,7 +17,7 @@ import type {
   SandboxLoss,
 } from "../../../providers/local/engine.ts";
 import { LocalProvider } from "../../../providers/local/provider.ts";
-import type { ShimEvents, Shims } from "../../../providers/local/shim/client.ts";
+import type { ShimEvents, Shims } from "../../../providers/local/engine.ts";
 import { settle, VirtualClock } from "../../support/virtual-clock.ts";
 
 export interface Instance {
@@ -334,10 +334,11 @@ export class World {
   }
 
   #shims(): Shims {
-    const find = (dir: string) => this.instances.find(({ launch }) => basename(launch.dir) === basename(dir))!;
+    const find = ({ dir }: ContainerRef) =>
+      this.instances.find(({ launch }) => basename(launch.dir) === basename(dir))!;
     return {
-      start: (dir) => {
-        const instance = find(dir);
+      start: (container) => {
+        const instance = find(container);
         if (this.stuck.has(instance.name)) return new Promise(() => {});
         const error = this.shimErrors.get(instance.name);
         if (error !== undefined) return Promise.reject(error);
@@ -347,12 +348,12 @@ export class World {
         if (this.hasty.has(instance.name)) this.#end(instance, 0);
         return Promise.resolve();
       },
-      watch: (dir, _socket, events) => {
-        const instance = find(dir);
+      watch: (container, _socket, events) => {
+        const instance = find(container);
         instance.events = events;
         queueMicrotask(() => {
           if (instance.events !== events || this.silent.has(instance.name)) return;
-          events.started({ state: "running", pid: 1, startedAt: this.clock.now() });
+          events.started({ pid: 1, startedAt: this.clock.now() });
           if (instance.exit === undefined) return;
           events.exited(instance.exit);
           events.gone();
@@ -363,8 +364,8 @@ export class World {
           },
         };
       },
-      everStarted: (dir) => {
-        const { name, startedAt, running, exit } = find(dir);
+      everStarted: (container) => {
+        const { name, startedAt, running, exit } = find(container);
         const error = this.findErrors.get(name);
         this.findErrors.delete(name);
         if (error !== undefined) throw error;

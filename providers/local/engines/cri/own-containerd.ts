@@ -26,7 +26,7 @@ import { removeTree } from "../../host/remove-tree.ts";
 import { CriClient } from "./client.ts";
 import { sandboxImage } from "./sandbox-image.ts";
 
-export interface OwnContainerdOptions {
+interface OwnContainerdOptions {
   /** Made when absent. */
   dir: string;
   clock: Clock;
@@ -94,7 +94,7 @@ export class OwnContainerd {
   }
 
   async #begin(signal: AbortSignal): Promise<void> {
-    await this.#stop();
+    await this.stop();
     await this.#configure();
     const { dir } = this.#options;
     const log = openSync(join(dir, "containerd.log"), "w", 0o600);
@@ -147,7 +147,7 @@ export class OwnContainerd {
 
   /** Ends it and removes everything of it. Its sandboxes must be gone. */
   async remove(): Promise<void> {
-    await this.#stop();
+    await this.stop();
     const { dir } = this.#options;
     for (const folder of [dir, this.#runDir]) {
       await unmountBelow(folder);
@@ -183,7 +183,8 @@ export class OwnContainerd {
     return pid !== "" && isAlive(Number(pid), startTime) ? Number(pid) : undefined;
   }
 
-  async #stop(): Promise<void> {
+  /** Ends it; what it has on disk stays for the next start. Containers, if there are any, run on. */
+  async stop(): Promise<void> {
     const { clock } = this.#options;
     const deadline = clock.monotonic() + STOP_MS;
     for (let pid = await this.#alive(); pid !== undefined; pid = await this.#alive()) {

@@ -1,0 +1,117 @@
+/**
+ * A machine's volumes as folders of this host: made, filled, found for a mount, and measured.
+ */
+import { chmodSync, chownSync, closeSync, existsSync, fstatSync } from "node:fs";
+import { mkdir, rename, statfs, writeFile } from "node:fs/promises";
+import { join } from "node:path";
+import type { MachineStats, Mount, Volume } from "../../../src/provider/kit/index.ts";
+import { ContainerError, type MachineHome } from "../engine.ts";
+import { isMissing } from "../host/files.ts";
+import { bindDescriptor, mountTmpfs } from "../host/mounts.ts";
+import type { TreeMeter } from "../host/tree-use.ts";
+import { writeFilesVolume } from "./volume-files.ts";
+import { openInRoot } from "./root-path.ts";
+
+type Home = Pick<MachineHome, "dir" | "secretDir" | "spec">;
+
+/** Makes the empty ones. Those on disk that an earlier sandbox has left are the containers' as they left them. */
+export async function makeVolumes({ dir, spec }: Home): Promise<void> {
+  await mkdir(join(dir, "volumes"), { recursive: true, mode: 0o755 });
+  for (const volume of spec.volumes ?? []) {
+    if (volume.type !== "empty_dir") continue;
+    const path = join(dir, "volumes", volume.name);
+    const inMemory = volume.medium === "memory";
+    if (!inMemory && existsSync(path)) continue;
+    // No volume has this name.
+    const fresh = inMemory ? path : join(dir, "volumes", ".new");
+    await mkdir(fresh, { recursive: true });
+    if (inMemory) await mountTmpfs(fresh, { sizeBytes: volume.size_bytes, mode: "1777" });
+    const group = spec.security?.fs_group;
+    if (group !== undefined) chownSync(fresh, 0, group);
+    // As in a kubelet, a tmpfs keeps the sticky bit with which it is mounted, and a folder on disk has none.
+    chmodSync(fresh, 0o777 | (inMemory ? 0o1000 : 0) | (group === undefined ? 0 : 0o2000));
+    if (!inMemory) await rename(fresh, path);
+  }
+}
+
+export function applyFiles({ secretDir, spec }: Home, volume: Extract<Volume, { type: "files" }>): void {
+  const group = spec.security?.fs_group;
+  writeFilesVolume(join(secretDir, "files", volume.name), volume.files, group === undefined ? {} : { group });
+}
+
+/**
+ * What a mount of a container shows.
+ * @param options.image folder of the volume's image, if it is one
+ * @param options.at where a part of a volume is bound, so that it stays the same one whatever is at its path later
+ * @throws ContainerError when there is no such volume, or no such part of it
+ */
+export async function volumeSource(
+  { dir, secretDir, spec }: Home,
+  container: string,
+  mount: Mount,
+  { image, at }: { image: string | undefined; at: string },
+): Promise<{ source: string; writable: boolean }> {
+  const volume = (spec.volumes ?? []).find(({ name }) => name === mount.volume);
+  if (volume === undefined)
+    throw new ContainerError(
+      "CreateContainerConfigError",
+      `container ${container}: there is no volume ${JSON.stringify(mount.volume)}`,
+    );
+  // Files are secrets.
+  const source =
+    volume.type === "image"
+      ? image
+      : volume.type === "files"
+        ? join(secretDir, "files", volume.name)
+        : join(dir, "volumes", volume.name);
+  if (source === undefined)
+    throw new ContainerError("ImageVolumeMountFailed", `volume ${volume.name}: its image is not there`);
+  const writable = volume.type === "empty_dir" && mount.read_only !== true;
+  if (mount.sub_path === undefined || mount.sub_path === "") return { source, writable };
+
+  let fd: number;
+  try {
+    fd = openInRoot(source, mount.sub_path, { create: volume.type === "empty_dir" });
+  } catch (thrown) {
+    const message = isMissing(thrown) ? "no such file or directory" : String(thrown);
+    throw new ContainerError(
+      "CreateContainerConfigError",
+      `failed to prepare subPath for volumeMount "${mount.volume}" of container "${container}": ${mount.sub_path}: ${message}`,
+      { cause: thrown },
+    );
+  }
+  try {
+    await mkdir(join(at, ".."), { recursive: true });
+    if (fstatSync(fd).isDirectory()) await mkdir(at);
+    else await writeFile(at, "");
+    await bindDescriptor(fd, at);
+  } finally {
+    closeSync(fd);
+  }
+  return { source: at, writable };
+}
+
+export async function volumeStats(home: Home, meter: TreeMeter): Promise<NonNullable<MachineStats["volumes"]>> {
+  return await Promise.all(
+    emptyDirs(home).map(async ({ name, medium, size_bytes }) => {
+      const path = join(home.dir, "volumes", name);
+      if (medium === "memory") {
+        const { blocks, bfree, bsize } = await statfs(path);
+        return { name, used_bytes: (blocks - bfree) * bsize, capacity_bytes: blocks * bsize };
+      }
+      const used_bytes = await meter.bytes(path);
+      return { name, used_bytes, ...(size_bytes === undefined ? {} : { capacity_bytes: size_bytes }) };
+    }),
+  );
+}
+
+/** Of the volumes on disk, by name. */
+export async function volumeInodes(home: Home, meter: TreeMeter): Promise<Map<string, number>> {
+  const onDisk = emptyDirs(home).filter(({ medium }) => medium === "disk");
+  const counts = onDisk.map(async ({ name }) => [name, await meter.inodes(join(home.dir, "volumes", name))] as const);
+  return new Map(await Promise.all(counts));
+}
+
+function emptyDirs({ spec }: Home): Extract<Volume, { type: "empty_dir" }>[] {
+  return (spec.volumes ?? []).filter((volume) => volume.type === "empty_dir");
+}

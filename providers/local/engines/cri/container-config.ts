@@ -1,0 +1,140 @@
+/** A container's spec in the words of CRI: pure, and as a kubelet does it (pkg/kubelet/kuberuntime). */
+import { create } from "@bufbuild/protobuf";
+import {
+  type ContainerSecurity,
+  type ContainerSpec,
+  formatOwner,
+  type MachineSpec,
+  type Mount,
+} from "../../../../src/provider/kit/index.ts";
+import { ContainerError, type ImageConfig } from "../../engine.ts";
+import { capabilitiesOf, MASKED_PATHS, ociResources, READONLY_PATHS } from "../../bundle/bundle.ts";
+import { capabilityName } from "../../bundle/container-policy.ts";
+import { oomScoreAdj } from "../../bundle/machine-resources.ts";
+import { checkNonRoot } from "../../bundle/users.ts";
+import {
+  type LinuxContainerResources,
+  LinuxContainerResourcesSchema,
+  type LinuxContainerSecurityContext,
+  LinuxContainerSecurityContextSchema,
+  NamespaceMode,
+  SecurityProfile_ProfileType,
+  Signal,
+} from "./api.gen.js";
+
+interface ContainerSurroundings {
+  machineId: string;
+  machine: MachineSpec;
+  image: ImageConfig;
+  cgroupVersion: 1 | 2;
+  /** Of this host. */
+  memoryBytes: number;
+  /** The runtime's id of the container whose processes it is to see. */
+  targetId: string | undefined;
+}
+
+export function criResources(
+  { name, resources }: Pick<ContainerSpec, "name" | "resources">,
+  { machine, cgroupVersion, memoryBytes }: Pick<ContainerSurroundings, "machine" | "cgroupVersion" | "memoryBytes">,
+): LinuxContainerResources {
+  const { cpu, memory } = ociResources(resources, machine.resources, cgroupVersion) as {
+    cpu: { shares: number; period?: number; quota?: number };
+    memory?: { limit: number; swap?: number };
+  };
+  return create(LinuxContainerResourcesSchema, {
+    cpuShares: BigInt(cpu.shares),
+    ...(cpu.quota === undefined ? {} : { cpuPeriod: BigInt(cpu.period!), cpuQuota: BigInt(cpu.quota) }),
+    ...(memory === undefined ? {} : { memoryLimitInBytes: BigInt(memory.limit) }),
+    ...(memory?.swap === undefined ? {} : { memorySwapLimitInBytes: BigInt(memory.swap) }),
+    ...(cgroupVersion === 2 ? { unified: { "memory.oom.group": "1" } } : {}),
+    oomScoreAdj: BigInt(oomScoreAdj(name, machine, memoryBytes)),
+  });
+}
+
+/** @throws ContainerError for a user that a kubelet refuses, or a capability that Linux does not have */
+export function criSecurity(spec: ContainerSpec, surroundings: ContainerSurroundings): LinuxContainerSecurityContext {
+  const { machine, targetId } = surroundings;
+  const security = spec.security ?? {};
+  const privileged = security.privileged === true;
+  const unmasked = privileged || security.unmasked_proc === true;
+  return create(LinuxContainerSecurityContextSchema, {
+    ...userOf(spec, surroundings),
+    supplementalGroups: [
+      ...(machine.security?.supplemental_groups ?? []),
+      ...(machine.security?.fs_group === undefined ? [] : [machine.security.fs_group]),
+    ].map(BigInt),
+    privileged,
+    readonlyRootfs: security.read_only_root === true,
+    noNewPrivs: security.allow_privilege_escalation === false && !privileged,
+    capabilities: capabilitiesFor(spec.name, security),
+    seccomp: {
+      profileType:
+        privileged || security.seccomp === "unconfined"
+          ? SecurityProfile_ProfileType.Unconfined
+          : SecurityProfile_ProfileType.RuntimeDefault,
+    },
+    maskedPaths: unmasked ? [] : [...MASKED_PATHS],
+    readonlyPaths: unmasked ? [] : [...READONLY_PATHS],
+    namespaceOptions: namespaces(machine, targetId),
+  });
+}
+
+/** The namespaces that a machine's containers share, and those that each has of its own. */
+export function namespaces(machine: MachineSpec, targetId?: string) {
+  const shared = machine.security?.share_process_namespace === true;
+  return {
+    network: NamespaceMode.POD,
+    ipc: NamespaceMode.POD,
+    pid: shared ? NamespaceMode.POD : targetId === undefined ? NamespaceMode.CONTAINER : NamespaceMode.TARGET,
+    ...(shared || targetId === undefined ? {} : { targetId }),
+  };
+}
+
+/** As a kubelet: the image's user is named, or numbered, to the runtime, which reads the image's own files. */
+function userOf({ name, security }: ContainerSpec, { machineId, machine, image }: ContainerSurroundings) {
+  const [imageUser = "", imageGroup] = (image.user ?? "").split(":");
+  checkNonRoot(
+    {
+      runAsNonRoot: security?.run_as_non_root === true,
+      user: security?.user,
+      container: name,
+      pod: formatOwner(machineId, machine.labels),
+    },
+    imageUser,
+  );
+  const group = security?.group;
+  const runAsGroup = group === undefined ? {} : { runAsGroup: { value: BigInt(group) } };
+  if (security?.user !== undefined) return { runAsUser: { value: BigInt(security.user) }, ...runAsGroup };
+  // Without a word of ours the runtime goes by the image's User, its group with it.
+  if (group === undefined && imageGroup !== undefined) return {};
+  const number = imageUser === "" ? 0 : Number(imageUser);
+  if (Number.isInteger(number)) return { runAsUser: { value: BigInt(number) }, ...runAsGroup };
+  return { runAsUsername: imageUser, ...runAsGroup };
+}
+
+function capabilitiesFor(container: string, security: ContainerSecurity) {
+  // For its error alone: the runtime has the defaults.
+  capabilitiesOf(container, security);
+  const bare = (names: readonly string[] = []) => names.map((name) => capabilityName(name).slice("CAP_".length));
+  return { addCapabilities: bare(security.capabilities_add), dropCapabilities: bare(security.capabilities_drop) };
+}
+
+/** `SIGRTMIN+3` is `SIGRTMINPLUS3` there. */
+export function stopSignal(name: string | undefined): Signal {
+  if (name === undefined) return Signal.RUNTIME_DEFAULT;
+  const key = name.toUpperCase().replace("+", "PLUS").replace("-", "MINUS");
+  const signal = Signal[(key.startsWith("SIG") ? key : `SIG${key}`) as keyof typeof Signal];
+  return typeof signal === "number" ? signal : Signal.RUNTIME_DEFAULT;
+}
+
+/** A part of an image's content that a mount shows, or all of it. */
+export function imageMount(mount: Mount, image: string | undefined) {
+  if (image === undefined)
+    throw new ContainerError("ImageVolumeMountFailed", `volume ${mount.volume}: its image is not there`);
+  return {
+    image: { image },
+    imageSubPath: mount.sub_path ?? "",
+    containerPath: mount.path,
+    readonly: true,
+  };
+}

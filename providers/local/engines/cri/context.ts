@@ -1,0 +1,20 @@
+import type { Clock, Logger, SharedPlaces } from "../../../../src/provider/kit/index.ts";
+import type { HostNetwork } from "../../network/network.ts";
+import type { CriClient } from "./client.ts";
+import type { RuntimeContainers } from "./containers.ts";
+
+/** What every sandbox of this engine works with. */
+export interface CriContext {
+  clock: Clock;
+  logger: Logger;
+  client: CriClient;
+  containers: RuntimeContainers;
+  /** The bridge of a runtime of our own; undefined where the runtime's network is another's. */
+  network: HostNetwork | undefined;
+  /** Value of the backend's label. */
+  backend: string;
+  cgroupRoot: string;
+  pidsLimit: number;
+  /** Bounds how many trees are measured at a time. */
+  diskWalks: SharedPlaces;
+}

@@ -1,0 +1,324 @@
+/**
+ * Engine `cri`: containers by a runtime that speaks CRI v1 (containerd, CRI-O), as a kubelet has them. Either the
+ * host's, on the network that CNI gives it, or a containerd of our own on a bridge of ours. The runtime keeps images,
+ * logs and exit codes; the supervisor decides.
+ *
+ * What it cannot do yet: user namespaces, a runtime's other handlers (Kata, gVisor), CDI devices, a runtime whose
+ * control groups are systemd's, and bounds on an image's size. A stop signal of a container's own is sent to its
+ * process: containerd 2.2 sends the image's, whatever it is told.
+ */
+import { availableParallelism, totalmem } from "node:os";
+import { existsSync } from "node:fs";
+import { readdir } from "node:fs/promises";
+import { join } from "node:path";
+import {
+  type Capability,
+  type Clock,
+  type Logger,
+  type MachineSpec,
+  type ProviderCapacity,
+  ProviderError,
+  SharedPlaces,
+} from "../../../../src/provider/kit/index.ts";
+import { allMachinesPids, Cgroup } from "../../bundle/cgroup.ts";
+import {
+  capabilityName,
+  CONTAINED_CAPABILITIES,
+  type ContainerPolicy,
+  requireContained,
+} from "../../bundle/container-policy.ts";
+import type { Engine, HostProblem, MachineHome, Sandbox } from "../../engine.ts";
+import { machineHash } from "../../host/machine-hash.ts";
+import { unmountBelow } from "../../host/mounts.ts";
+import { removeTree } from "../../host/remove-tree.ts";
+import type { GcOptions } from "../../images/collector.ts";
+import { DEFAULT_HOST_PORTS, requireHostPorts } from "../../network/host-ports.ts";
+import { DEFAULT_BRIDGE, DEFAULT_CIDR, HostNetwork, type NetworkOptions } from "../../network/network.ts";
+import { parseSubnet } from "../../network/ipam.ts";
+import { CRI_CAPABILITIES } from "../capabilities.ts";
+import { CgroupDriver } from "./api.gen.js";
+import { CriClient, isUnimplemented, runtimeMessage } from "./client.ts";
+import { RuntimeContainers } from "./containers.ts";
+import type { CriContext } from "./context.ts";
+import { CriImages } from "./images.ts";
+import { LABEL_BACKEND, LABEL_MACHINE } from "./labels.ts";
+import type { LogLimits } from "./logs.ts";
+import { OwnContainerd } from "./own-containerd.ts";
+import { openSandbox, recoverSandbox, removeSandbox, removeSandboxes } from "./sandbox.ts";
+
+interface CriEngineOptions {
+  /** The backend's state directory. */
+  stateDir: string;
+  clock: Clock;
+  logger: Logger;
+  logLimits: LogLimits;
+  /** Of a runtime that is there already. Absent: a containerd of our own. */
+  socket?: string | undefined;
+  images?:
+    | {
+        insecureRegistries?: readonly string[] | undefined;
+        parallelPulls?: number | undefined;
+        gc?: { [key in keyof GcOptions]?: number | undefined } | undefined;
+      }
+    | undefined;
+  /** Of a containerd of our own. */
+  network?: Omit<NetworkOptions, "dir"> | undefined;
+  /** Ports of this host that the backend itself serves on. */
+  reservedPorts?: readonly number[] | undefined;
+  /** Privileged containers own this host: off unless said otherwise. */
+  allowPrivileged?: boolean | undefined;
+  /** Capabilities that containers may add besides the default ones, while privileged containers are off. */
+  allowedCapabilities?: readonly string[] | undefined;
+  /** Processes and threads of a machine. */
+  pidsLimit?: number | undefined;
+}
+
+const DEFAULT_PIDS_LIMIT = 4096;
+const DISK_WALKS = 4;
+const COLLECT_PERIOD_MS = 5 * 60_000;
+const CHECK_MS = 5_000;
+
+export function createCriEngine(options: CriEngineOptions): Engine {
+  return new CriEngine(options);
+}
+
+class CriEngine implements Engine {
+  readonly name = "cri";
+  readonly capabilities: readonly Capability[];
+  readonly images: CriImages;
+  readonly keeper: RuntimeContainers;
+  readonly #options: CriEngineOptions;
+  readonly #policy: ContainerPolicy;
+  readonly #own: OwnContainerd | undefined;
+  readonly #client: CriClient;
+  readonly #context: CriContext;
+  readonly #closed = new AbortController();
+  #cancelCollect: (() => void) | undefined;
+  /** This is the backend, not one who asks whether there could be one. */
+  #isOpen = false;
+
+  constructor(options: CriEngineOptions) {
+    const { stateDir, clock, logger, logLimits, socket, network = {}, images } = options;
+    this.#options = options;
+    this.#policy = {
+      allowPrivileged: options.allowPrivileged === true,
+      allowedCapabilities: (options.allowedCapabilities ?? CONTAINED_CAPABILITIES).map(capabilityName),
+    };
+    const { bridge = DEFAULT_BRIDGE, cidr = DEFAULT_CIDR } = network;
+    if (socket === undefined)
+      this.#own = new OwnContainerd({
+        dir: join(stateDir, "cri"),
+        clock,
+        bridge,
+        cidr: parseSubnet(cidr).cidr,
+        gateway: parseSubnet(cidr).gateway,
+        insecureRegistries: images?.insecureRegistries,
+      });
+    const client = new CriClient(this.#own?.socket ?? socket!);
+    const backend = machineHash(stateDir);
+    this.#client = client;
+    this.keeper = new RuntimeContainers({
+      client,
+      clock,
+      logger,
+      backend,
+      logLimits,
+      revive: this.#own && ((signal) => this.#own!.start(signal)),
+    });
+    this.images = new CriImages({
+      dir: join(stateDir, "cri-images"),
+      client,
+      clock,
+      logger,
+      parallelPulls: images?.parallelPulls,
+      gc: images?.gc,
+      imageDir: () => this.#imageDir(),
+    });
+    this.#context = {
+      clock,
+      logger,
+      client,
+      containers: this.keeper,
+      network: this.#own && new HostNetwork({ dir: join(stateDir, "network"), ...network }),
+      backend,
+      cgroupRoot: `/vmlet-${backend}`,
+      pidsLimit: options.pidsLimit ?? DEFAULT_PIDS_LIMIT,
+      diskWalks: new SharedPlaces(DISK_WALKS),
+    };
+    this.capabilities = [...CRI_CAPABILITIES, ...(this.#policy.allowPrivileged ? (["privileged"] as const) : [])];
+  }
+
+  async check(): Promise<HostProblem[]> {
+    if (process.platform !== "linux")
+      return [
+        {
+          fatal: true,
+          problem: `engine cri needs Linux; this is ${process.platform}`,
+          cure: "run the backend on Linux, or use the process engine",
+        },
+      ];
+    if (this.#own !== undefined) return [...OwnContainerd.check(), ...HostNetwork.check("namespace")];
+    return await this.#checkRuntime();
+  }
+
+  /** What the host's runtime lacks. */
+  async #checkRuntime(): Promise<HostProblem[]> {
+    const socket = this.#options.socket!;
+    if (!existsSync(socket))
+      return [
+        {
+          fatal: true,
+          problem: `there is no container runtime at ${socket}`,
+          cure: "start containerd or CRI-O, set engine.socket to its socket, or leave that out for a containerd of the backend's own",
+        },
+      ];
+    const problems: HostProblem[] = [];
+    const within = () => this.#client.within(CHECK_MS, this.#closed.signal);
+    try {
+      const { runtimeName, runtimeVersion } = await this.#client.runtime.version({}, within());
+      const [, major = ""] = /^v?(\d+)\./.exec(runtimeVersion) ?? [];
+      if (runtimeName === "containerd" && Number(major) < 2)
+        problems.push({
+          fatal: true,
+          problem: `the runtime at ${socket} is containerd ${runtimeVersion}`,
+          cure: "install containerd 2.0 or newer: earlier ones have no events and do not tell a container's user",
+        });
+      const { status } = await this.#client.runtime.status({}, within());
+      for (const { type, status: holds, message } of status?.conditions ?? [])
+        if (!holds && ["RuntimeReady", "NetworkReady"].includes(type))
+          problems.push({
+            fatal: true,
+            problem: `the runtime at ${socket} says that ${type} is false: ${message}`,
+            cure:
+              type === "NetworkReady"
+                ? "write a CNI configuration to /etc/cni/net.d and install its plugins (Debian: containernetworking-plugins)"
+                : "look at the runtime's own log",
+          });
+      problems.push(...(await this.#checkCgroupDriver(socket)));
+    } catch (thrown) {
+      problems.push({
+        fatal: true,
+        problem: `the runtime at ${socket} does not answer by CRI v1: ${runtimeMessage(thrown)}`,
+        cure: "enable its CRI plugin (containerd: take io.containerd.grpc.v1.cri out of disabled_plugins), and restart it",
+      });
+    }
+    return problems;
+  }
+
+  async #checkCgroupDriver(socket: string): Promise<HostProblem[]> {
+    try {
+      const { linux } = await this.#client.runtime.runtimeConfig(
+        {},
+        this.#client.within(CHECK_MS, this.#closed.signal),
+      );
+      if (linux?.cgroupDriver !== CgroupDriver.SYSTEMD) return [];
+    } catch (thrown) {
+      if (isUnimplemented(thrown)) return [];
+      throw thrown;
+    }
+    return [
+      {
+        fatal: true,
+        problem: `the runtime at ${socket} has systemd make its control groups`,
+        cure: "set its cgroup driver to cgroupfs (containerd: SystemdCgroup = false), or leave engine.socket out",
+      },
+    ];
+  }
+
+  validate(spec: MachineSpec): void {
+    if (spec.security?.host_users === false)
+      throw new ProviderError(
+        "unsupported",
+        "engine cri has no user namespaces of machines yet: run this pod on the engine vm",
+        { field: "security.host_users" },
+      );
+    requireContained(spec, this.#policy);
+    const { network, reservedPorts } = this.#options;
+    requireHostPorts(spec, { allowed: network?.hostPorts ?? DEFAULT_HOST_PORTS, reserved: reservedPorts ?? [] });
+  }
+
+  async sweep(known: ReadonlySet<string>): Promise<void> {
+    const { network, cgroupRoot } = this.#context;
+    await network?.claim();
+    this.#isOpen = true;
+    await network?.ensure();
+    await this.#own?.start(this.#closed.signal);
+    this.keeper.open();
+    this.#collectLater();
+    const filter = { labelSelector: { [LABEL_BACKEND]: this.#context.backend } };
+    const { items } = await this.#client.runtime.listPodSandbox({ filter }, this.#client.within());
+    for (const { id, labels } of items) {
+      const machine = labels[LABEL_MACHINE] ?? "";
+      if (known.has(machine)) continue;
+      await removeSandbox(this.#context, id);
+      await new Cgroup(join(cgroupRoot, machineHash(machine))).remove();
+    }
+    await network?.sweep(known);
+    await new Cgroup(cgroupRoot).limit({ pids: allMachinesPids() });
+  }
+
+  async open(home: MachineHome, signal: AbortSignal): Promise<Sandbox> {
+    return await openSandbox(this.#context, home, signal);
+  }
+
+  async recover(home: MachineHome): Promise<Sandbox | undefined> {
+    return await recoverSandbox(this.#context, home);
+  }
+
+  async destroy({ id, dir }: MachineHome, { keepVolumes = false } = {}): Promise<void> {
+    const { network, cgroupRoot, clock } = this.#context;
+    await removeSandboxes(this.#context, id);
+    const cgroup = new Cgroup(join(cgroupRoot, machineHash(id)));
+    await cgroup.kill(clock);
+    await cgroup.remove();
+    await unmountBelow(dir);
+    await network?.detach(id);
+    if (!keepVolumes) return await removeTree(dir);
+    for (const name of await readdir(dir).catch(() => [])) if (name !== "volumes") await removeTree(join(dir, name));
+  }
+
+  async capacity(): Promise<ProviderCapacity> {
+    const disk = await this.images.diskSize();
+    return {
+      allocatable: { cpu_millis: availableParallelism() * 1000, memory_bytes: totalmem(), ephemeral_bytes: disk },
+    };
+  }
+
+  async close(): Promise<void> {
+    const { network, cgroupRoot } = this.#context;
+    this.#cancelCollect?.();
+    this.keeper.close();
+    const isUnused = this.#isOpen && (await this.#isUnused());
+    this.#client.close();
+    this.#closed.abort(new Error("the backend is stopping"));
+    network?.close();
+    if (!isUnused) return;
+    await new Cgroup(cgroupRoot).remove().catch(() => undefined);
+    await this.#own?.stop();
+  }
+
+  /** True when the runtime certainly has nothing of this backend any more. */
+  async #isUnused(): Promise<boolean> {
+    const filter = { labelSelector: { [LABEL_BACKEND]: this.#context.backend } };
+    try {
+      const { items } = await this.#client.runtime.listPodSandbox({ filter }, this.#client.within(CHECK_MS));
+      return items.length === 0;
+    } catch {
+      return false;
+    }
+  }
+
+  /** Where the runtime has its images. */
+  async #imageDir(): Promise<string> {
+    const { imageFilesystems } = await this.#client.images.imageFsInfo({}, this.#client.within(CHECK_MS));
+    return imageFilesystems[0]?.fsId?.mountpoint ?? this.#options.stateDir;
+  }
+
+  #collectLater(): void {
+    const { clock, logger } = this.#options;
+    this.#cancelCollect = clock.after(COLLECT_PERIOD_MS, () => {
+      this.images.collect().catch((thrown: unknown) => logger.warn({ err: thrown }, "Image garbage collection failed"));
+      this.#collectLater();
+    });
+  }
+}

@@ -1,0 +1,536 @@
+/**
+ * One machine of the engine cri: a pod sandbox of the runtime's and the containers in it. Its folder:
+ *
+ *     etc/                 hosts, hostname, resolv.conf, and a termination message per container: a small tmpfs
+ *     volumes/NAME/
+ *     containers/ID/sub/   parts of volumes that a container instance mounts
+ *
+ * All else the runtime keeps, and is found there by labels.
+ */
+import type { MessageInitShape } from "@bufbuild/protobuf";
+import { mkdir } from "node:fs/promises";
+import { connect } from "node:net";
+import { totalmem } from "node:os";
+import { dirname, join, relative } from "node:path";
+import { type Duplex, PassThrough } from "node:stream";
+import {
+  type ContainerResources,
+  containersOf,
+  type MachineStats,
+  type ProcessStreams,
+  ProviderError,
+  type StreamOptions,
+  tenantOf,
+  type Volume,
+} from "../../../../src/provider/kit/index.ts";
+import { cgroupVersion, Cgroup } from "../../bundle/cgroup.ts";
+import { etcMounts, makeEtc, readMessage, removeMessage } from "../../bundle/etc.ts";
+import { kernelHostname } from "../../bundle/host-files.ts";
+import { applyFiles, makeVolumes, volumeInodes, volumeSource, volumeStats } from "../../bundle/host-volumes.ts";
+import { sharedLimits } from "../../bundle/machine-resources.ts";
+import {
+  type ContainerConclusion,
+  ContainerError,
+  type ContainerLaunch,
+  type ContainerRef,
+  type LaunchPlan,
+  type MachineHome,
+  type Sandbox,
+  type SandboxInodes,
+  type SandboxLoss,
+  type SandboxStats,
+  type ShimExit,
+} from "../../engine.ts";
+import { machineHash } from "../../host/machine-hash.ts";
+import { unmountBelow } from "../../host/mounts.ts";
+import { removeTree } from "../../host/remove-tree.ts";
+import { TreeMeter } from "../../host/tree-use.ts";
+import { containerPorts } from "../../network/host-ports.ts";
+import {
+  type ContainerConfigSchema,
+  ContainerState,
+  type MountSchema,
+  type PodSandboxStats,
+  PodSandboxState,
+  Protocol,
+  SecurityProfile_ProfileType,
+} from "./api.gen.js";
+import { isLate, isNotFound, runtimeMessage, unavailable, unlessGone } from "./client.ts";
+import { criResources, criSecurity, imageMount, namespaces, stopSignal } from "./container-config.ts";
+import type { CriContext } from "./context.ts";
+import { LABEL_BACKEND, LABEL_CONTAINER, LABEL_INSTANCE, LABEL_MACHINE } from "./labels.ts";
+import { LOG_LINK, prepareLog } from "./logs.ts";
+import { commandStreams, portStream } from "./streams.ts";
+
+/** Of all sandboxes: other users of the runtime see whose they are. */
+const NAMESPACE = "vmlet";
+/** The runtime waits so long before it kills by itself: never, for it is we who decide that. */
+const NEVER_KILL_S = 10n * 365n * 24n * 3600n;
+/** By then a signal has been sent; what is waited for after that is the container's end. */
+const SIGNAL_MS = 10_000;
+const KILL_MS = 30_000;
+/** A container that was killed and has not ended by then waits for a session that does not read. */
+const HELD_BACK_MS = 1_000;
+const QUICK_CALL_MS = 10_000;
+const PROTOCOLS = { tcp: Protocol.TCP, udp: Protocol.UDP, sctp: Protocol.SCTP };
+
+/** What the runtime says of a sandbox beyond CRI; containerd and CRI-O have it, in part. */
+interface SandboxInfo {
+  cniResult?: { Interfaces?: Record<string, { Mac?: string; Sandbox?: string }> };
+}
+
+/** The labels of all that belongs to a machine. */
+function machineLabels({ backend }: Pick<CriContext, "backend">, id: string): Record<string, string> {
+  return { [LABEL_BACKEND]: backend, [LABEL_MACHINE]: id };
+}
+
+export async function openSandbox(context: CriContext, home: MachineHome, signal: AbortSignal): Promise<CriSandbox> {
+  const { client, cgroupRoot, pidsLimit, network } = context;
+  const { spec, dir, id } = home;
+  await mkdir(dir, { recursive: true, mode: 0o755 });
+  const etc = join(dir, "etc");
+  await mkdir(etc, { recursive: true, mode: 0o755 });
+  await network?.ensure();
+  await new Cgroup(join(cgroupRoot, machineHash(id))).limit({ ...sharedLimits(spec), pids: pidsLimit });
+  const config = sandboxConfig(context, home);
+  const { podSandboxId } = await client.runtime.runPodSandbox({ config }, client.within(undefined, signal));
+  const { status, info } = await client.runtime.podSandboxStatus(
+    { podSandboxId, verbose: network !== undefined },
+    client.within(QUICK_CALL_MS, signal),
+  );
+  const addresses = [status?.network?.ip ?? "", ...(status?.network?.additionalIps ?? []).map(({ ip }) => ip)];
+  const address = addresses[0]!;
+  if (address === "") throw new Error("the runtime has given the sandbox no address: look at its CNI configuration");
+  if (network !== undefined) {
+    await network.adopt(id, { address, ...interfacesOf(JSON.parse(info["info"] ?? "{}") as SandboxInfo) });
+    signal.throwIfAborted();
+    await network.openHostPorts(id, containerPorts(spec));
+  }
+  await makeEtc(etc, spec, { hostname: kernelHostname(spec, id), address });
+  await makeVolumes(home);
+  return new CriSandbox(context, home, podSandboxId, addresses);
+}
+
+/** The two ends of the link that the network's plugin has made. */
+function interfacesOf({ cniResult }: SandboxInfo): { link: string; mac: string } {
+  const all = Object.entries(cniResult?.Interfaces ?? {});
+  const mac = all.find(([name]) => name === "eth0")?.[1].Mac;
+  const link = all.find(([name, { Sandbox = "" }]) => Sandbox === "" && name.startsWith("veth"))?.[0];
+  if (mac === undefined || link === undefined)
+    throw new Error("the runtime does not say what its network plugin has made: containerd 2.0 or newer is needed");
+  return { link, mac };
+}
+
+/** Undefined when it is gone. @throws what the runtime says: then nothing is known */
+export async function recoverSandbox(context: CriContext, home: MachineHome): Promise<CriSandbox | undefined> {
+  const { client, network, containers, logger } = context;
+  const filter = { labelSelector: machineLabels(context, home.id) };
+  const { items } = await client.runtime.listPodSandbox({ filter }, client.within(QUICK_CALL_MS));
+  const item = items.find(({ state }) => state === PodSandboxState.SANDBOX_READY);
+  if (item === undefined) return undefined;
+  const { status } = await client.runtime.podSandboxStatus({ podSandboxId: item.id }, client.within(QUICK_CALL_MS));
+  const addresses = [status?.network?.ip ?? "", ...(status?.network?.additionalIps ?? []).map(({ ip }) => ip)];
+  if (network !== undefined) {
+    if ((await network.find(home.id)) === undefined) return undefined;
+    await network.ensure();
+    // They are gone when another program has flushed this host's rules meanwhile.
+    await network
+      .openHostPorts(home.id, containerPorts(home.spec))
+      .catch((thrown: unknown) =>
+        logger.warn({ machine: home.id, err: thrown }, "Cannot open the machine's host ports again"),
+      );
+  }
+  await containers.learn(home.id);
+  return new CriSandbox(context, home, item.id, addresses);
+}
+
+/** Removes every sandbox of the machine with its containers. */
+export async function removeSandboxes(context: CriContext, machineId: string): Promise<void> {
+  const { client } = context;
+  const filter = { labelSelector: machineLabels(context, machineId) };
+  const { items } = await client.runtime.listPodSandbox({ filter }, client.within(QUICK_CALL_MS));
+  for (const { id } of items) await removeSandbox(context, id);
+}
+
+export async function removeSandbox({ client }: Pick<CriContext, "client">, podSandboxId: string): Promise<void> {
+  await unlessGone(client.runtime.stopPodSandbox({ podSandboxId }, client.within()));
+  await unlessGone(client.runtime.removePodSandbox({ podSandboxId }, client.within()));
+}
+
+/** The same for the same machine, each time. */
+function sandboxConfig(context: CriContext, { id, spec, dir }: MachineHome) {
+  const { cgroupRoot, network } = context;
+  return {
+    metadata: { name: id, uid: id, namespace: NAMESPACE, attempt: 0 },
+    hostname: kernelHostname(spec, id),
+    logDirectory: dirname(dir),
+    labels: machineLabels(context, id),
+    ...(spec.dns === undefined
+      ? {}
+      : { dnsConfig: { servers: spec.dns.nameservers, searches: spec.dns.searches, options: spec.dns.options } }),
+    // On a bridge of ours host ports are ours as well.
+    portMappings:
+      network !== undefined
+        ? []
+        : containerPorts(spec).flatMap(({ protocol, port, host_port, host_ip }) =>
+            host_port === undefined
+              ? []
+              : [{ protocol: PROTOCOLS[protocol], containerPort: port, hostPort: host_port, hostIp: host_ip ?? "" }],
+          ),
+    linux: {
+      cgroupParent: join(cgroupRoot, machineHash(id)),
+      sysctls: Object.fromEntries((spec.security?.sysctls ?? []).map(({ name, value }) => [name, value])),
+      securityContext: {
+        // The runtime admits privileged containers to such a sandbox only.
+        privileged: containersOf(spec).some((container) => container.spec.security?.privileged === true),
+        namespaceOptions: namespaces(spec),
+        seccomp: { profileType: SecurityProfile_ProfileType.RuntimeDefault },
+      },
+    },
+  };
+}
+
+class CriSandbox implements Sandbox {
+  readonly addresses: readonly string[];
+  readonly lost: Promise<SandboxLoss>;
+  readonly #context: CriContext;
+  readonly #home: MachineHome;
+  readonly #id: string;
+  readonly #meter: TreeMeter;
+  readonly #resolveLost: (loss: SandboxLoss) => void;
+  readonly #unwatch: () => void;
+  /** Ends what is under way here. */
+  readonly #closed = new AbortController();
+
+  constructor(context: CriContext, home: MachineHome, id: string, addresses: readonly string[]) {
+    this.#context = context;
+    this.#home = home;
+    this.#id = id;
+    this.addresses = addresses;
+    this.#meter = new TreeMeter(context.clock, context.diskWalks, tenantOf(home.spec.labels));
+    const { promise, resolve } = Promise.withResolvers<SandboxLoss>();
+    this.lost = promise;
+    this.#resolveLost = resolve;
+    this.#unwatch = context.containers.watchSandbox(id, () => void this.#check());
+  }
+
+  async launch(launch: ContainerLaunch): Promise<LaunchPlan> {
+    const { client, containers } = this.#context;
+    const { spec, image, name, attempt, id, dir } = launch;
+    if (image === undefined)
+      throw new ContainerError("CreateContainerError", `container ${spec.name}: there is no image`);
+    await this.#removeEnded(launch);
+    const security = criSecurity(spec, {
+      ...this.#host,
+      machineId: this.#home.id,
+      image: image.config,
+      targetId: launch.target === undefined ? undefined : await containers.find(launch.target),
+    });
+    await prepareLog(dir);
+    const config: MessageInitShape<typeof ContainerConfigSchema> = {
+      metadata: { name, attempt },
+      image: { image: image.location, userSpecifiedImage: spec.image },
+      command: spec.command ?? [],
+      args: spec.args ?? [],
+      workingDir: spec.working_dir ?? "",
+      envs: (spec.env ?? []).map(({ name, value }) => ({ key: name, value: Buffer.from(value) })),
+      mounts: await this.#mounts(launch),
+      labels: {
+        ...machineLabels(this.#context, this.#home.id),
+        [LABEL_CONTAINER]: name,
+        [LABEL_INSTANCE]: id,
+      },
+      logPath: relative(dirname(this.#home.dir), join(dir, LOG_LINK)),
+      stdin: spec.stdin === true,
+      stdinOnce: spec.stdin_once === true,
+      tty: spec.tty === true,
+      stopSignal: stopSignal(spec.stop?.signal),
+      linux: { resources: criResources(spec, this.#host), securityContext: security },
+    };
+    try {
+      const request = { podSandboxId: this.#id, config, sandboxConfig: sandboxConfig(this.#context, this.#home) };
+      const { containerId } = await client.runtime.createContainer(request, client.within(undefined, this.#signal));
+      containers.made(launch, containerId);
+      const user = (await containers.status(containerId))?.user?.linux;
+      return {
+        runtimeId: containerId,
+        ...(user !== undefined && {
+          user: {
+            uid: Number(user.uid),
+            gid: Number(user.gid),
+            supplemental_groups: user.supplementalGroups.map(Number),
+          },
+        }),
+      };
+    } catch (thrown) {
+      await this.#removePrepared(launch);
+      throw new ContainerError("CreateContainerError", runtimeMessage(thrown), { cause: thrown });
+    }
+  }
+
+  /** Instances before this one whose end has been told; and what a call that was cut short has left of this one. */
+  async #removeEnded({ name, attempt }: ContainerLaunch): Promise<void> {
+    const { client } = this.#context;
+    const labelSelector = { ...machineLabels(this.#context, this.#home.id), [LABEL_CONTAINER]: name };
+    const { containers } = await client.runtime.listContainers(
+      { filter: { labelSelector } },
+      client.within(QUICK_CALL_MS, this.#signal),
+    );
+    for (const { id, state, metadata } of containers) {
+      const isUnused = state === ContainerState.CONTAINER_EXITED || metadata?.attempt === attempt;
+      if (isUnused) await unlessGone(client.runtime.removeContainer({ containerId: id }, client.within()));
+    }
+  }
+
+  async signal(container: ContainerRef, signal: number): Promise<void> {
+    const { client, containers, logger } = this.#context;
+    const containerId = await containers.find(container);
+    if (containerId === undefined) return;
+    const spec = containersOf(this.#home.spec).find(({ spec }) => spec.name === container.name)?.spec;
+    // containerd 2.2 sends the image's, whatever it was told.
+    if (spec?.stop?.signal !== undefined && (await this.#signalProcess(containerId, signal))) return;
+    // It returns at the container's end, which others tell: nobody waits for it here.
+    client.runtime
+      .stopContainer({ containerId, timeout: NEVER_KILL_S }, client.within(SIGNAL_MS, this.#signal))
+      .catch((thrown: unknown) => {
+        if (isLate(thrown) || isNotFound(thrown) || this.#closed.signal.aborted) return;
+        logger.warn({ container: container.id, err: thrown }, "Cannot deliver the stop signal");
+      });
+  }
+
+  /** @returns false when the runtime's container is no process of this host */
+  async #signalProcess(containerId: string, signal: number): Promise<boolean> {
+    const { client, cgroupRoot } = this.#context;
+    const asked = { containerId, verbose: true };
+    const { info } = await client.runtime.containerStatus(asked, client.within(QUICK_CALL_MS, this.#signal));
+    const { pid } = JSON.parse(info["info"] ?? "{}") as { pid?: number };
+    const cgroup = new Cgroup(join(cgroupRoot, machineHash(this.#home.id), containerId));
+    // The pid may have gone to another process since: the control group tells.
+    if (pid === undefined || !(await cgroup.processes()).includes(pid)) return false;
+    process.kill(pid, signal);
+    return true;
+  }
+
+  async kill(container: ContainerRef): Promise<void> {
+    const { client, containers, clock } = this.#context;
+    const containerId = await containers.find(container);
+    if (containerId === undefined) return;
+    const cancel = clock.after(HELD_BACK_MS, () => containers.detachAll(container));
+    try {
+      await unlessGone(client.runtime.stopContainer({ containerId, timeout: 0n }, client.within(KILL_MS)));
+    } finally {
+      cancel();
+    }
+  }
+
+  async conclude(container: ContainerRef, exit: ShimExit): Promise<ContainerConclusion> {
+    const { client, containers } = this.#context;
+    const containerId = await containers.find(container);
+    const status = containerId === undefined ? undefined : await containers.status(containerId);
+    const terminationMessage = readMessage(this.#etc, container);
+    // What has run stays until the next instance begins: its end may have to be told again.
+    if (containerId !== undefined && exit.startError !== undefined)
+      await unlessGone(client.runtime.removeContainer({ containerId }, client.within()));
+    await this.#removePrepared(container);
+    if (exit.startError !== undefined) return { exitCode: exit.exitCode, startError: exit.startError };
+    return {
+      ...(status?.reason === "OOMKilled" ? { oomKilled: true } : {}),
+      ...(terminationMessage === "" ? {} : { terminationMessage }),
+    };
+  }
+
+  async #removePrepared(container: Pick<ContainerRef, "id">): Promise<void> {
+    const folder = this.#prepared(container);
+    await unmountBelow(folder);
+    await removeTree(folder);
+    await removeMessage(this.#etc, container);
+    this.#context.containers.forget(container);
+  }
+
+  async exec(container: ContainerRef, command: string[], options: StreamOptions): Promise<ProcessStreams> {
+    const { client, clock } = this.#context;
+    const containerId = await this.#running(container);
+    const { stdin, stdout, tty } = options;
+    const asked = { containerId, cmd: command, stdin, stdout, stderr: options.stderr && !tty, tty };
+    const { url } = await client.runtime
+      .exec(asked, client.within(QUICK_CALL_MS, options.signal))
+      .catch((thrown: unknown) => Promise.reject(unavailable("cannot run the command", thrown)));
+    const ended = () => Promise.reject(new ProviderError("unavailable", "the session ended before the command did"));
+    return await commandStreams(url, options, { clock, ended });
+  }
+
+  async execToEnd(container: ContainerRef, command: string[], options: StreamOptions): Promise<ProcessStreams> {
+    const { client } = this.#context;
+    const containerId = await this.#running(container);
+    const abort = new AbortController();
+    const signal = AbortSignal.any([abort.signal, options.signal]);
+    const stdout = new PassThrough();
+    const stderr = new PassThrough();
+    const exit = (async () => {
+      try {
+        // Its time is the caller's; the runtime ends the command when we give up.
+        const reply = await client.runtime.execSync({ containerId, cmd: command }, client.within(undefined, signal));
+        stdout.end(reply.stdout);
+        stderr.end(reply.stderr);
+        return { exitCode: reply.exitCode };
+      } catch (thrown) {
+        stdout.end();
+        stderr.end();
+        const text = runtimeMessage(thrown);
+        if (/executable file not found|no such file|permission denied/i.test(text))
+          throw new ProviderError("invalid", text, { field: "command", cause: thrown });
+        throw unavailable("cannot run the command", thrown);
+      }
+    })();
+    exit.catch(() => {});
+    const close = () => abort.abort(new Error("the session is closed"));
+    return { stdin: null, stdout, stderr, exit, close, resize() {} };
+  }
+
+  async #running(container: ContainerRef): Promise<string> {
+    const containerId = await this.#context.containers.find(container);
+    if (containerId === undefined) throw new ProviderError("conflict", "the container is not running");
+    return containerId;
+  }
+
+  async dial(port: number, target: "address" | "loopback", signal: AbortSignal): Promise<Duplex> {
+    if (target === "loopback") {
+      const { client, clock } = this.#context;
+      const asked = { podSandboxId: this.#id, port: [port] };
+      const { url } = await client.runtime.portForward(asked, client.within(QUICK_CALL_MS, signal));
+      return await portStream(url, port, clock, signal);
+    }
+    return await new Promise((resolve, reject) => {
+      const socket = connect({ host: this.addresses[0]!, port, noDelay: true, allowHalfOpen: true, signal });
+      socket.once("error", reject);
+      socket.once("connect", () => {
+        socket.off("error", reject);
+        resolve(socket);
+      });
+    });
+  }
+
+  async stats(containers: readonly ContainerRef[]): Promise<SandboxStats> {
+    const sample = await this.#sample();
+    const network = this.#network(sample);
+    return {
+      containers: containers.flatMap(({ name, id }) => {
+        const own = sample?.linux?.containers.find(({ attributes }) => attributes?.labels[LABEL_INSTANCE] === id);
+        if (own?.memory === undefined) return [];
+        const { memory, cpu, writableLayer } = own;
+        return [
+          {
+            name,
+            cpu_usage_ns_total: Number(cpu?.usageCoreNanoSeconds?.value ?? 0n),
+            memory_working_set_bytes: Number(memory.workingSetBytes?.value ?? 0n),
+            memory_usage_bytes: Number(memory.usageBytes?.value ?? 0n),
+            memory_rss_bytes: Number(memory.rssBytes?.value ?? 0n),
+            fs_used_bytes: Number(writableLayer?.usedBytes?.value ?? 0n),
+          },
+        ];
+      }),
+      volumes: await volumeStats(this.#home, this.#meter),
+      ...(network === undefined ? {} : { network }),
+    };
+  }
+
+  async #sample(): Promise<PodSandboxStats | undefined> {
+    const { client } = this.#context;
+    const asked = { podSandboxId: this.#id };
+    return (await client.runtime.podSandboxStats(asked, client.within(QUICK_CALL_MS, this.#signal))).stats;
+  }
+
+  #network(sample: PodSandboxStats | undefined): MachineStats["network"] {
+    const counted = sample?.linux?.network?.defaultInterface;
+    if (counted === undefined) return undefined;
+    return { rx_bytes: Number(counted.rxBytes?.value ?? 0n), tx_bytes: Number(counted.txBytes?.value ?? 0n) };
+  }
+
+  async inodes(containers: readonly ContainerRef[]): Promise<SandboxInodes> {
+    const sample = await this.#sample();
+    const layers = containers.map(({ name, id }) => {
+      const own = sample?.linux?.containers.find(({ attributes }) => attributes?.labels[LABEL_INSTANCE] === id);
+      return [name, Number(own?.writableLayer?.inodesUsed?.value ?? 0n)] as const;
+    });
+    return { containers: new Map(layers), volumes: await volumeInodes(this.#home, this.#meter) };
+  }
+
+  async applyFiles(volume: Extract<Volume, { type: "files" }>): Promise<void> {
+    applyFiles(this.#home, volume);
+  }
+
+  async resize(container: ContainerRef, resources: ContainerResources): Promise<void> {
+    const { client } = this.#context;
+    const containerId = await this.#running(container);
+    const limit = resources.limits?.memory_bytes;
+    const used = (await this.stats([container])).containers[0]?.memory_working_set_bytes;
+    if (limit !== undefined && used !== undefined && used > limit)
+      throw new ProviderError("conflict", `memory limit ${limit} is below what the container uses now (${used})`, {
+        field: "resources.limits.memory_bytes",
+      });
+    const linux = criResources({ name: container.name, resources }, this.#host);
+    // What has no limit any more has to be told so.
+    if (linux.cpuQuota === 0n) linux.cpuQuota = -1n;
+    if (linux.memoryLimitInBytes === 0n) linux.memoryLimitInBytes = -1n;
+    await client.runtime.updateContainerResources({ containerId, linux }, client.within(QUICK_CALL_MS, this.#signal));
+  }
+
+  async close(): Promise<void> {
+    this.#unwatch();
+    this.#closed.abort(new Error("the sandbox is closed"));
+  }
+
+  /** Something may have become of it. */
+  async #check(): Promise<void> {
+    const { client, logger } = this.#context;
+    let isReady: boolean;
+    try {
+      const asked = { podSandboxId: this.#id };
+      const { status } = await client.runtime.podSandboxStatus(asked, client.within(QUICK_CALL_MS, this.#signal));
+      isReady = status?.state === PodSandboxState.SANDBOX_READY;
+    } catch (thrown) {
+      if (!isNotFound(thrown)) return logger.debug({ err: thrown }, "The runtime cannot be asked about a sandbox");
+      isReady = false;
+    }
+    if (isReady || this.#closed.signal.aborted) return;
+    this.#resolveLost({ reason: "SandboxLost", message: "the runtime's sandbox of the machine has ended" });
+  }
+
+  async #mounts(launch: ContainerLaunch) {
+    const { spec } = launch;
+    const mounts: MessageInitShape<typeof MountSchema>[] = [];
+    for (const { destination, source, options } of await etcMounts(this.#etc, launch, spec))
+      mounts.push({ containerPath: destination, hostPath: source, readonly: options.includes("ro") });
+    for (const [index, mount] of (spec.mounts ?? []).entries()) {
+      const volume = (this.#home.spec.volumes ?? []).find(({ name }) => name === mount.volume);
+      if (volume?.type === "image") mounts.push(imageMount(mount, launch.imageVolumes[mount.volume]?.location));
+      else {
+        const at = join(this.#prepared(launch), "sub", String(index));
+        const { source, writable } = await volumeSource(this.#home, launch.name, mount, { image: undefined, at });
+        mounts.push({ containerPath: mount.path, hostPath: source, readonly: !writable });
+      }
+    }
+    // What the pod mounts at the same place replaces what we would.
+    const at = (path = "") => join("/", path, ".");
+    return mounts.filter(
+      ({ containerPath }, index) =>
+        !mounts.some((later, other) => other > index && at(later.containerPath) === at(containerPath)),
+    );
+  }
+
+  get #host() {
+    return { machine: this.#home.spec, cgroupVersion: cgroupVersion(), memoryBytes: totalmem() };
+  }
+
+  get #signal(): AbortSignal {
+    return this.#closed.signal;
+  }
+
+  get #etc(): string {
+    return join(this.#home.dir, "etc");
+  }
+
+  #prepared({ id }: Pick<ContainerRef, "id">): string {
+    return join(this.#home.dir, "containers", id);
+  }
+}

@@ -1,0 +1,191 @@
+/**
+ * Commands, attached sessions and ports by the runtime's streaming server: the URL that it gives for each, SPDY/3.1 and
+ * the protocols of kubelet (remotecommand v4, port-forward).
+ */
+import { request } from "node:http";
+import type { Socket } from "node:net";
+import type { Duplex } from "node:stream";
+import {
+  type Clock,
+  onAbort,
+  pause,
+  type ProcessStreams,
+  ProviderError,
+  SpdySession,
+  type SpdyStream,
+  type StreamOptions,
+} from "../../../../src/provider/kit/index.ts";
+import { KILLED_EXIT } from "../../engine.ts";
+
+const REMOTE_COMMAND = "v4.channel.k8s.io";
+const PORT_FORWARD = "portforward.k8s.io";
+/** For the upgrade, and for the streams. */
+const OPEN_MS = 30_000;
+/** The runtime does not say when it has connected to a port, only when it could not: that it says within this time. */
+const REFUSAL_MS = 100;
+/** Of what the runtime says about the end of a command. */
+const MAX_STATUS_BYTES = 64 * 1024;
+
+/** What remotecommand v4 says at the end: a Kubernetes Status. */
+interface EndStatus {
+  status?: string;
+  reason?: string;
+  message?: string;
+  details?: { causes?: { reason?: string; message?: string }[] };
+}
+
+/** @param url of the runtime's streaming server, once @throws ProviderError unavailable */
+async function connect(url: string, protocol: string, clock: Clock, signal: AbortSignal): Promise<SpdySession> {
+  const { hostname, port, pathname, search, protocol: scheme } = new URL(url);
+  const host = hostname.replace(/^\[|\]$/g, "");
+  // A runtime that lies, or was told to listen to others, must not lead us, and what is typed, anywhere else.
+  if (scheme !== "http:" || !/^(?:127\.[\d.]+|::1|localhost)$/.test(host))
+    throw new ProviderError(
+      "unavailable",
+      `the runtime streams at ${scheme}//${hostname}: let it listen without TLS on 127.0.0.1 (stream_server_address)`,
+    );
+  const late = new AbortController();
+  const cancel = clock.after(OPEN_MS, () => late.abort(new Error("the runtime's streaming server does not answer")));
+  const outgoing = request({
+    host,
+    port,
+    path: pathname + search,
+    method: "POST",
+    headers: { connection: "Upgrade", upgrade: "SPDY/3.1", "x-stream-protocol-version": protocol },
+    signal: AbortSignal.any([signal, late.signal]),
+  });
+  try {
+    const [socket, head] = await new Promise<[Socket, Buffer]>((resolve, reject) => {
+      outgoing.once("upgrade", (_response, socket, head) => resolve([socket, head]));
+      outgoing.once("response", (response) => {
+        response.resume();
+        reject(new Error(`the runtime's streaming server answers ${response.statusCode}`));
+      });
+      outgoing.once("error", reject);
+      outgoing.end();
+    });
+    socket.setNoDelay(true);
+    return new SpdySession(socket, head, { clock, side: "client" });
+  } catch (thrown) {
+    signal.throwIfAborted();
+    throw new ProviderError("unavailable", `no session with the runtime: ${String(thrown)}`, { cause: thrown });
+  } finally {
+    cancel();
+  }
+}
+
+/**
+ * The streams of a command, or of a container's main process.
+ * @param ended on the end of a session of which the runtime says nothing: its exit code, or an error
+ * @throws ProviderError unavailable
+ */
+export async function commandStreams(
+  url: string,
+  options: StreamOptions,
+  { clock, ended }: { clock: Clock; ended: () => Promise<{ exitCode: number }> },
+): Promise<ProcessStreams> {
+  const session = await connect(url, REMOTE_COMMAND, clock, options.signal);
+  const open = async (streamtype: string, wanted: boolean) => (wanted ? await session.open({ streamtype }) : null);
+  let closedByUs = false;
+  const close = () => {
+    closedByUs = true;
+    session.destroy();
+  };
+  const listening = onAbort(options.signal, close);
+  void session.closed.then(() => listening[Symbol.dispose]());
+  try {
+    const error = (await open("error", true))!;
+    const [stdin, stdout, stderr, resize] = [
+      await open("stdin", options.stdin),
+      await open("stdout", options.stdout),
+      await open("stderr", options.stderr && !options.tty),
+      await open("resize", options.tty),
+    ];
+    // The server waits for the end of what we do not send.
+    error.end();
+    const exit = (async () => {
+      // It comes behind all that the command has written: that is with its reader by then, read or not.
+      const status = await readStatus(error);
+      if (closedByUs) return { exitCode: KILLED_EXIT };
+      if (status === undefined) return await ended();
+      session.close();
+      return exitOf(status);
+    })();
+    // A caller that only closes the session need not look at it.
+    exit.catch(() => {});
+    return {
+      stdin,
+      stdout,
+      stderr,
+      exit,
+      close,
+      resize: (columns, rows) => {
+        if (resize !== null && !resize.destroyed) resize.write(JSON.stringify({ Width: columns, Height: rows }));
+      },
+    };
+  } catch (thrown) {
+    close();
+    options.signal.throwIfAborted();
+    throw new ProviderError("unavailable", `no session with the runtime: ${String(thrown)}`, { cause: thrown });
+  }
+}
+
+/** Undefined when the session ended before the runtime could tell. */
+async function readStatus(stream: SpdyStream): Promise<EndStatus | undefined> {
+  const chunks: Buffer[] = [];
+  let bytes = 0;
+  try {
+    for await (const chunk of stream as AsyncIterable<Buffer>) {
+      bytes += chunk.length;
+      if (bytes <= MAX_STATUS_BYTES) chunks.push(chunk);
+    }
+  } catch {
+    // What has come counts.
+  }
+  const text = Buffer.concat(chunks).toString();
+  if (text === "") return undefined;
+  try {
+    return JSON.parse(text) as EndStatus;
+  } catch {
+    return { status: "Failure", message: text };
+  }
+}
+
+/** @throws ProviderError invalid when there is no such command, else unavailable */
+function exitOf({ status, message = "", details }: EndStatus): { exitCode: number } {
+  if (status === "Success") return { exitCode: 0 };
+  const code = Number(details?.causes?.find(({ reason }) => reason === "ExitCode")?.message);
+  if (Number.isInteger(code)) return { exitCode: code };
+  const text = /exec failed: (.*)$/s.exec(message)?.[1] ?? message;
+  const isUnknown = /executable file not found|no such file|permission denied/i.test(text);
+  throw new ProviderError(isUnknown ? "invalid" : "unavailable", `cannot run the command: ${text.slice(0, 500)}`, {
+    field: "command",
+  });
+}
+
+/** A connection to a port of a sandbox, on its loopback interface. @throws Error what the runtime says */
+export async function portStream(url: string, port: number, clock: Clock, signal: AbortSignal): Promise<Duplex> {
+  const session = await connect(url, PORT_FORWARD, clock, signal);
+  const headers = { port: String(port), requestid: "0" };
+  try {
+    const error = await session.open({ ...headers, streamtype: "error" });
+    const data = await session.open({ ...headers, streamtype: "data" });
+    error.end();
+    const refused = readStatus(error).then((status) => {
+      if (status === undefined) return;
+      const isRefused = /connection refused/i.test(status.message ?? "");
+      const message = isRefused
+        ? `connect ECONNREFUSED localhost:${port}`
+        : (status.message ?? "the connection failed");
+      throw Object.assign(new Error(message), { code: isRefused ? "ECONNREFUSED" : "EIO" });
+    });
+    refused.catch((thrown: Error) => data.destroy(thrown));
+    await Promise.race([refused, pause(clock, REFUSAL_MS, signal)]);
+    signal.throwIfAborted();
+    data.once("close", () => session.destroy());
+    return data;
+  } catch (thrown) {
+    session.destroy();
+    throw thrown;
+  }
+}

@@ -1,0 +1,118 @@
+import { existsSync, readdirSync, readFileSync, writeFileSync } from "node:fs";
+import { join } from "node:path";
+import { afterAll, expect, test } from "vitest";
+import { cgroupVersion } from "../../../providers/local/bundle/cgroup.ts";
+import { CriClient } from "../../../providers/local/engines/cri/client.ts";
+import { createCriEngine } from "../../../providers/local/engines/cri/engine.ts";
+import { machineHash } from "../../../providers/local/host/machine-hash.ts";
+import { HostNetwork } from "../../../providers/local/network/network.ts";
+import { silentLogger } from "../../../src/telemetry/logger.ts";
+import { systemClock } from "../../../src/util/clock.ts";
+import { missingForContainerd } from "../../support/containerd.ts";
+import { testNetwork } from "../../support/host.ts";
+import { leaveOut } from "../../support/left-out.ts";
+import { missingForImages } from "../../support/registry.ts";
+import { containerTests, pushImages } from "../backend/containers.ts";
+import { backendSuite, LOG_LIMITS } from "../backend/suite.ts";
+
+const { dir: _dir, ...network } = testNetwork("");
+const createEngine = (stateDir: string) =>
+  createCriEngine({
+    stateDir,
+    clock: systemClock,
+    logger: silentLogger,
+    network,
+    allowPrivileged: true,
+    logLimits: LOG_LIMITS,
+  });
+const missing = [(await missingForContainerd()) ?? [], missingForImages() ?? []].flat();
+
+if (missing.length > 0) leaveOut("engine cri", missing);
+else {
+  const images = await pushImages();
+  afterAll(async () => {
+    await images.registry.stop();
+    await new HostNetwork({ dir: "/nonexistent/network", ...network }).remove();
+  });
+
+  backendSuite({ name: "cri", image: images.image, createEngine, ownProcesses: true }, (bench) => {
+    containerTests(bench, images, { fileSubPaths: false });
+
+    const containerdPid = () => Number(readFileSync(join(bench().stateDir, "cri/pid"), "latin1").split(" ")[0]);
+
+    test("containers live through the death of containerd, which is started again", async () => {
+      const script = "echo begun; while [ ! -e /v/end ]; do sleep 0.05; done; echo over; exit 6";
+      const id = await bench().create({
+        volumes: [{ name: "v", type: "empty_dir", medium: "disk" }],
+        containers: [bench().shell("a", script, { mounts: [{ volume: "v", path: "/v" }] })],
+      });
+      await bench().until(async () => expect(await bench().log(id, "a")).toEqual(["begun"]));
+      process.kill(containerdPid(), "SIGKILL");
+      await expect(bench().exec(id, "a", ["true"])).rejects.toMatchObject({ code: "unavailable" });
+      expect((await bench().container(id, "a")).state).toBe("running");
+      await bench().until(async () => expect((await (await bench().exec(id, "a", ["true"])).exit).exitCode).toBe(0));
+      writeFileSync(join(bench().stateDir, "machines", id, "engine/volumes/v/end"), "");
+      expect(await bench().terminated(id, "a")).toMatchObject({ exit_code: 6 });
+      expect(await bench().log(id, "a")).toEqual(["begun", "over"]);
+    });
+
+    test("a container that has ended while there was no backend is told with its own exit code and log", async () => {
+      const script = "echo begun; while [ ! -e /v/end ]; do sleep 0.05; done; echo over; exit 9";
+      const id = await bench().create({
+        volumes: [{ name: "v", type: "empty_dir", medium: "disk" }],
+        containers: [bench().shell("a", script, { mounts: [{ volume: "v", path: "/v" }] })],
+      });
+      await bench().until(async () => expect(await bench().log(id, "a")).toEqual(["begun"]));
+      await bench().provider.close();
+      writeFileSync(join(bench().stateDir, "machines", id, "engine/volumes/v/end"), "");
+      await bench().open();
+      expect(await bench().terminated(id, "a")).toMatchObject({ exit_code: 9 });
+      expect(await bench().log(id, "a")).toEqual(["begun", "over"]);
+    });
+
+    test("a sandbox whose first process is killed is lost, and the machine is made anew with its volumes", async () => {
+      const id = await bench().create({
+        restart_policy: "always",
+        volumes: [{ name: "v", type: "empty_dir", medium: "disk" }],
+        containers: [
+          bench().shell("a", "echo start >> /v/f; cat /v/f; sleep 1000", { mounts: [{ volume: "v", path: "/v" }] }),
+        ],
+      });
+      await bench().until(async () => expect(await bench().log(id, "a")).toEqual(["start"]));
+      const group = `/sys/fs/cgroup/pids/vmlet-${machineHash(bench().stateDir)}/${machineHash(id)}`;
+      const groups = cgroupVersion() === 1 ? group : group.replace("/pids/", "/");
+      const pids = readdirSync(groups)
+        .map((name) => join(groups, name, "cgroup.procs"))
+        .filter((file) => existsSync(file))
+        .flatMap((file) => readFileSync(file, "latin1").split("\n").filter(Boolean).map(Number));
+      const pause = pids.find((pid) => readFileSync(`/proc/${pid}/cmdline`, "latin1").startsWith("/pause"))!;
+      process.kill(pause, "SIGKILL");
+      await bench().until(async () => expect(await bench().log(id, "a")).toEqual(["start", "start"]));
+      const notices = (await bench().get(id)).notices ?? [];
+      expect(notices.some(({ reason }) => reason === "SandboxChanged")).toBe(true);
+    });
+
+    test("a machine that is deleted leaves nothing of it in the runtime, on the network or in control groups", async () => {
+      const id = await bench().create({
+        containers: [bench().shell("a", "sleep 1000", { ports: [{ port: 80, protocol: "tcp", host_port: 38_231 }] })],
+      });
+      await bench().reaches(id, "running");
+      await bench().provider.deletePod(id, { force: true, signal: bench().signal });
+      await bench().reaches(id, "deleted");
+      const client = new CriClient(`/run/vmlet-cri-${machineHash(join(bench().stateDir, "cri"))}/containerd.sock`);
+      const [{ containers }, { items }] = await Promise.all([
+        client.runtime.listContainers({}, client.within()),
+        client.runtime.listPodSandbox({}, client.within()),
+      ]);
+      client.close();
+      const its = (labels: Record<string, string>) => labels["dev.vmlet/machine"] === id;
+      expect([containers.filter(({ labels }) => its(labels)), items.filter(({ labels }) => its(labels))]).toEqual([
+        [],
+        [],
+      ]);
+      const group = `vmlet-${machineHash(bench().stateDir)}/${machineHash(id)}`;
+      expect(["/sys/fs/cgroup/memory", "/sys/fs/cgroup"].some((tree) => existsSync(join(tree, group)))).toBe(false);
+      expect(existsSync(join(bench().stateDir, "machines", id))).toBe(false);
+    });
+  });
+}
