@@ -2,6 +2,8 @@
  * What a file exports, others use: a folder's surface is what is exported there. What is exported for its tests alone
  * says so.
  */
+import { readFileSync } from "node:fs";
+import { join } from "node:path";
 import { expect, test } from "vitest";
 import { exportedNames } from "../support/exports.ts";
 
@@ -13,7 +15,13 @@ const SURFACE = [
   "providers/memory/index.ts",
 ];
 
-const exported = exportedNames(SURFACE);
+/** What engines/index.ts can choose. An engine that is being built is not judged before it is among them. */
+const ENGINES = readFileSync(join(import.meta.dirname, "../../providers/local/engines/index.ts"), "utf8");
+
+const exported = exportedNames(SURFACE).filter(({ file }) => {
+  const engine = /^providers\/local\/engines\/([^/]+)\//.exec(file)?.[1];
+  return engine === undefined || ENGINES.includes(`from "./${engine}/`);
+});
 const where = ({ file, line, name }: { file: string; line: number; name: string }): string => `${file}:${line} ${name}`;
 
 test("all exports are found", () => {
