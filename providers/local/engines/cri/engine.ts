@@ -294,7 +294,7 @@ class CriEngine implements Engine {
     network?.close();
     if (!isUnused) return;
     await new Cgroup(cgroupRoot).remove().catch(() => undefined);
-    await this.#own?.stop();
+    await this.#own?.retire();
   }
 
   /** True when the runtime certainly has nothing of this backend any more. */

@@ -155,6 +155,13 @@ export class OwnContainerd {
     }
   }
 
+  /** Ends it when nothing runs in it; its images stay for the next start, and nothing else. */
+  async retire(): Promise<void> {
+    await this.stop();
+    await unmountBelow(this.#runDir);
+    await removeTree(this.#runDir);
+  }
+
   async #answers(signal: AbortSignal): Promise<boolean> {
     if (!existsSync(this.socket)) return false;
     const client = new CriClient(this.socket);
