@@ -8,8 +8,6 @@
  */
 import { randomUUID } from "node:crypto";
 import { hostname, networkInterfaces } from "node:os";
-import { monitorEventLoopDelay } from "node:perf_hooks";
-import { setImmediate as nextTurn } from "node:timers/promises";
 import type { AgentConfig, NodeConfig, ProviderConfig } from "../config/schema.ts";
 import { exposedSecrets } from "../config/exposed-files.ts";
 import { ConfigError, configuredBy } from "../config/load.ts";
@@ -26,16 +24,16 @@ import { parseDuration } from "../resources/duration.ts";
 import type { Clock } from "../util/clock.ts";
 import { toError } from "../util/errors.ts";
 import type { Random } from "../util/random.ts";
+import { EventLoopWatch } from "./event-loop.ts";
 import { NodeAgent } from "./node-agent.ts";
 import type { NodeAgentOptions } from "./node-options.ts";
 import { observeProcess, type Vitals } from "./process-metrics.ts";
 import { ServiceCache } from "../podspec/references/services.ts";
 import type { Provider } from "../provider/provider.ts";
-import { HealthChecks, startHealthServer, type HealthCheck, type HealthServer } from "../telemetry/health.ts";
+import { HealthChecks, startHealthServer, type HealthServer } from "../telemetry/health.ts";
 import type { Logger } from "../telemetry/logger.ts";
 import { createMetrics, type Metrics } from "../telemetry/metrics.ts";
 
-const MAX_LOOP_STALL_MS = 5_000;
 /** With more pods at once that something is done for, statuses come before events. */
 const BUSY_PODS = 4;
 
@@ -106,6 +104,7 @@ export class Agent {
   readonly nodes: readonly NodeAgent[];
   readonly #services: ServiceCache;
   readonly #health: HealthServer;
+  readonly #eventLoop: EventLoopWatch;
   readonly #self: KubeTransport;
   readonly #elector: LeaderElector | undefined;
   readonly #logger: Logger;
@@ -114,6 +113,7 @@ export class Agent {
     nodes: readonly NodeAgent[];
     services: ServiceCache;
     health: HealthServer;
+    eventLoop: EventLoopWatch;
     self: KubeTransport;
     elector: LeaderElector | undefined;
     logger: Logger;
@@ -121,6 +121,7 @@ export class Agent {
     this.nodes = parts.nodes;
     this.#services = parts.services;
     this.#health = parts.health;
+    this.#eventLoop = parts.eventLoop;
     this.#self = parts.self;
     this.#elector = parts.elector;
     this.#logger = parts.logger;
@@ -144,7 +145,8 @@ export class Agent {
     const elector = config.leaderElection.enabled ? createElector(options, self, metrics) : undefined;
     let isBuilt = false;
     const livez = new HealthChecks("livez");
-    livez.add("event-loop", eventLoopCheck());
+    const eventLoop = new EventLoopWatch(options.clock);
+    livez.add("event-loop", eventLoop.check);
     const readyz = new HealthChecks("readyz");
     readyz.add("started", () => (isBuilt ? undefined : "still starting"));
     // First, because a node's certificate may have to wait for an administrator's approval: until then the process is
@@ -152,7 +154,10 @@ export class Agent {
     const { address: host, port, probePort } = config.health;
     const health = await configuredBy("health", () =>
       startHealthServer({ host, port, probePort, livez, readyz, metrics, logger }),
-    );
+    ).catch((thrown: unknown) => {
+      eventLoop.close();
+      throw thrown;
+    });
     try {
       const clusterId = config.clusterId ?? (await readClusterId(self, options.signal));
       const clients = await connectNodes(options, self, metrics);
@@ -161,8 +166,9 @@ export class Agent {
       const shared: SharedParts = { self, services, clusterId, metrics, livez, readyz, guard: elector?.guard };
       for (const client of clients) nodes.push(await createNodeAgent(options, client, shared));
       isBuilt = true;
-      return new Agent({ nodes, services, health, self, elector, logger });
+      return new Agent({ nodes, services, health, eventLoop, self, elector, logger });
     } catch (thrown) {
+      eventLoop.close();
       await Promise.all([...nodes.map((node) => node.close()), self.close(), health.close()]);
       throw thrown;
     }
@@ -192,6 +198,7 @@ export class Agent {
     ];
     await Promise.all(parts.map((part) => part.catch((thrown: unknown) => failed.abort(thrown))));
     await Promise.all(this.nodes.map((node) => node.close()));
+    this.#eventLoop.close();
     await this.#health.close();
     await this.#self.close();
     this.#logger.info({}, "Agent stopped; machines run on");
@@ -256,22 +263,6 @@ async function createNodeAgent(
     certificate,
   });
   return agent;
-}
-
-/**
- * A process that cannot turn its loop for seconds is stuck; one turn of five is not. What measures it is a timer: a
- * standstill of this very turn is known when the timers of the next have run.
- */
-function eventLoopCheck(): HealthCheck {
-  const delay = monitorEventLoopDelay({ resolution: 100 });
-  delay.enable();
-  return async () => {
-    await nextTurn();
-    await nextTurn();
-    const worstMs = delay.max / 1e6;
-    delay.reset();
-    return worstMs > MAX_LOOP_STALL_MS ? `the event loop stood still for ${Math.round(worstMs)} ms` : undefined;
-  };
 }
 
 function createElector(
