@@ -2,6 +2,7 @@
  * Every permission that the agent needs, each with what stops working without it. `vmlet check` asks the API server for
  * each; the chart's roles are held to the same list.
  */
+import type { AgentConfig, NodeConfig } from "../config/schema.ts";
 import type { ResourceAttributes } from "../kube/reviews.ts";
 
 export interface Permission {
@@ -12,6 +13,13 @@ export interface Permission {
   optional?: boolean;
   /** Needed by the process itself, not by the identity that it acts as. */
   asProcess?: boolean;
+  /**
+   * The namespace and name that are asked about are examples: of every namespace, or of those whose pods may run on the
+   * node. Absent: they are meant.
+   */
+  exampleOf?: "namespaces" | "workloads";
+  /** What an attacker could do with it besides: to be granted on purpose only. */
+  danger?: string;
 }
 
 interface PermissionNeeds {
@@ -43,22 +51,27 @@ export function nodePermissions(nodeName: string, needs: PermissionNeeds): Permi
     resource: string,
     purpose: string,
     more: Partial<ResourceAttributes> = {},
+    exampleOf?: Permission["exampleOf"],
   ): Permission => ({
     attributes: { verb, resource, ...more },
     purpose,
+    ...(exampleOf !== undefined && { exampleOf }),
   });
+  const probe = { namespace: "default", name: "probe" };
   /** What a node may do to objects that a pod of its own refers to: known only once there is such a pod. */
   const byPod: Permission[] = [
     core("get", "pods", "no machine can be created: each create is confirmed by a read of the pod"),
     core("patch", "pods", "pod status cannot be reported", { subresource: "status" }),
     core("delete", "pods", "deleted pods stay Terminating"),
-    core("get", "configmaps", "pods that refer to ConfigMaps stay Pending", { namespace: "default", name: "probe" }),
-    core("get", "secrets", "pods that refer to Secrets stay Pending", { namespace: "default", name: "probe" }),
-    core("create", "serviceaccounts", "service-account tokens cannot be given to pods", {
-      subresource: "token",
-      namespace: "default",
-      name: "default",
-    }),
+    core("get", "configmaps", "pods that refer to ConfigMaps stay Pending", probe, "workloads"),
+    core("get", "secrets", "pods that refer to Secrets stay Pending", probe, "workloads"),
+    core(
+      "create",
+      "serviceaccounts",
+      "service-account tokens cannot be given to pods",
+      { subresource: "token", namespace: "default", name: "default" },
+      "workloads",
+    ),
   ];
   const permissions: Permission[] = [
     core("create", "nodes", "the Node cannot be registered"),
@@ -70,8 +83,8 @@ export function nodePermissions(nodeName: string, needs: PermissionNeeds): Permi
     core("watch", "pods", "pods of this node cannot be followed", ownPods),
     core("list", "services", "service environment variables are missing"),
     core("watch", "services", "service environment variables are missing"),
-    core("create", "events", "events are lost", { namespace: "default" }),
-    core("patch", "events", "repeated events are not counted", { namespace: "default" }),
+    core("create", "events", "events are lost", { namespace: "default" }, "namespaces"),
+    core("patch", "events", "repeated events are not counted", { namespace: "default" }, "namespaces"),
     {
       attributes: { verb: "get", group: "node.k8s.io", resource: "runtimeclasses" },
       purpose: "pods with a runtimeClassName stay Pending",
@@ -147,6 +160,7 @@ function processPermissions(nodeName: string, needs: PermissionNeeds): Permissio
       purpose: "an administrator has to approve the node's client certificate after each start",
       optional: true,
       asProcess: true,
+      danger: "an attacker who takes over the agent may become any node of the cluster",
     });
   }
   if (needs.mode === "impersonate") {
@@ -185,4 +199,19 @@ export function describePermission({ attributes: a }: Permission): string {
   const resource = a.subresource ? `${a.resource}/${a.subresource}` : a.resource;
   const group = a.group ? `.${a.group}` : "";
   return `${a.verb} ${resource}${group}${a.name && a.name !== "probe" ? ` "${a.name}"` : ""}${a.namespace ? ` in ${a.namespace}` : ""}`;
+}
+
+/** What `node` needs by this configuration. @returns of the certificate mode the process' own alone: the rest is asked by a running agent */
+export function configuredPermissions(config: AgentConfig, node: NodeConfig): Permission[] {
+  const { mode } = config.identity;
+  return nodePermissions(node.name, {
+    mode,
+    leaderElection: config.leaderElection.enabled ? config.leaderElection : undefined,
+    csr:
+      node.kubelet.certificate === "csr" ||
+      (node.kubelet.certificate === undefined && node.kubelet.certFile === undefined),
+    clusterId: config.clusterId === undefined,
+    clientCa: node.kubelet.clientCAFile === undefined,
+    // The node's own certificate is asked for by a running agent only.
+  }).filter((permission) => mode !== "certificate" || permission.asProcess);
 }

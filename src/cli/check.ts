@@ -13,13 +13,14 @@ import { ConfigError, loadConfig, type ConfigOverrides } from "../config/load.ts
 import type { AgentConfig, NodeConfig } from "../config/schema.ts";
 import { nodeFileFaults } from "../config/used-files.ts";
 import { isForbidden, isNotFound } from "../kube/errors.ts";
+import { loadKubeConfig } from "../kube/credentials.ts";
 import type { Kube } from "../kube/kube.ts";
 import { nodePath } from "../kube/paths.ts";
 import { selfSubjectAccessReview } from "../kube/reviews.ts";
 import type { KubeTransport } from "../kube/transport.ts";
 import type { Node } from "../kube/wire.ts";
 import { foreignIdentity, foreignNodeCure } from "../node/node-status.ts";
-import { describePermission, nodePermissions, type Permission } from "../agent/permissions.ts";
+import { configuredPermissions, describePermission, type Permission } from "../agent/permissions.ts";
 import { isProviderError } from "../provider/errors.ts";
 import { silentLogger } from "../telemetry/logger.ts";
 import { systemClock } from "../util/clock.ts";
@@ -28,6 +29,7 @@ import { goArchitecture } from "../util/platform.ts";
 import { systemRandom } from "../util/random.ts";
 import { checkHost } from "./check-host.ts";
 import { createProvider } from "./providers.ts";
+import { rbacYaml, subjectOf } from "./rbac.ts";
 import { Report, withReportOptions, type ReportOptions } from "./report.ts";
 import { withConfigOptions } from "./run.ts";
 import { speaksTls } from "./speaks-tls.ts";
@@ -38,13 +40,22 @@ const TIMEOUT_MS = 10_000;
 interface CheckFlags extends ConfigOverrides, ReportOptions {
   config: string;
   showConfig?: boolean | undefined;
+  printRbac?: string | true | undefined;
 }
 
 export function checkCommand(): Command {
   return withReportOptions(withConfigOptions(new Command("check")))
     .option("--show-config", "tell the configuration as it counts, defaults filled in")
+    .option(
+      "--print-rbac [account]",
+      "print the roles that this configuration needs, bound to a ServiceAccount NAMESPACE/NAME (default: vmlet/vmlet) or a user, and check nothing",
+    )
     .action(async (flags: CheckFlags) => {
-      const { config: path, output, quiet, showConfig = false, ...overrides } = flags;
+      const { config: path, output, quiet, showConfig = false, printRbac, ...overrides } = flags;
+      if (printRbac !== undefined) {
+        process.stdout.write(rbacYaml(loadConfig(path, overrides), subjectOf(printRbac)));
+        return;
+      }
       const report = new Report({ output, quiet });
       const config = load(path, overrides, report);
       if (config === undefined) process.exit(report.end(""));
@@ -89,10 +100,7 @@ async function checkNode(config: AgentConfig, node: NodeConfig, report: Report):
     await checkPermissions(config, node, { kube, self }, report);
     await checkOwner(config, node, { kube, self }, report);
   } catch (thrown) {
-    report.fault(
-      `${verdictOf(thrown)}${toError(thrown).message}`,
-      "check `kubeconfig` and that the server can be reached from here",
-    );
+    report.fault(`${verdictOf(thrown)}${toError(thrown).message}`, await apiServerCure(config));
   } finally {
     for (const transport of opened) await transport.close();
   }
@@ -130,6 +138,23 @@ async function checkBackend(node: NodeConfig, report: Report): Promise<void> {
     }
   } catch (thrown) {
     report.fault(`${verdictOf(thrown)}${toError(thrown).message}`, await backendCure(node));
+  }
+}
+
+/** @internal */
+export async function apiServerCure({ kubeconfig }: Pick<AgentConfig, "kubeconfig">): Promise<string> {
+  const server = serverOf(kubeconfig);
+  if (server !== undefined && (await speaksTls(server)))
+    return `TLS is spoken there: set the cluster's server in the kubeconfig to ${server.replace("http:", "https:")}`;
+  return "check `kubeconfig` and that the server can be reached from here";
+}
+
+function serverOf(path: string | undefined): string | undefined {
+  try {
+    return loadKubeConfig({ path }).getCurrentCluster()?.server;
+  } catch {
+    // Told already: it is why the server was not asked.
+    return undefined;
   }
 }
 
@@ -197,16 +222,7 @@ export async function checkPermissions(
   access: { kube: Kube; self: Kube },
   report: Report,
 ): Promise<void> {
-  const permissions = nodePermissions(node.name, {
-    mode: config.identity.mode,
-    leaderElection: config.leaderElection.enabled ? config.leaderElection : undefined,
-    csr:
-      node.kubelet.certificate === "csr" ||
-      (node.kubelet.certificate === undefined && node.kubelet.certFile === undefined),
-    clusterId: config.clusterId === undefined,
-    clientCa: node.kubelet.clientCAFile === undefined,
-    // The node's own certificate is asked for by a running agent only.
-  }).filter((permission) => config.identity.mode !== "certificate" || permission.asProcess);
+  const permissions = configuredPermissions(config, node);
   const ask = async (asked: readonly Permission[], as: Kube): Promise<Permission[]> => {
     const missing: Permission[] = [];
     for (const permission of asked) {
@@ -229,5 +245,6 @@ export async function checkPermissions(
   if (isNode) missing.push(...(await ask(ofNode, access.kube)));
   const told = `${asked - missing.length} of ${asked} permissions granted`;
   if (missing.every(({ optional = false }) => optional)) report.ok(told);
-  else report.fault(told, "grant what is missing; the chart's roles have all that is needed");
+  else
+    report.fault(told, "grant what is missing: the chart's roles have it, and `vmlet check --print-rbac` prints them");
 }

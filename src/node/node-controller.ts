@@ -80,6 +80,8 @@ export class NodeController {
   #ready: boolean | undefined;
   /** Whether the last event said so. */
   #unschedulable = false;
+  /** What was last told of, and the version of the Node that it was a change of. */
+  #announced: { of: string | undefined; status: Node["status"] } | undefined;
   /** After a failure the cached Node is not trusted: it may be what the failure was about. */
   #readLive = true;
   #reportDueAt = 0;
@@ -293,9 +295,13 @@ export class NodeController {
   /** Remembers what was reported, and tells of changes as events on the Node. */
   #announce(before: Node, status: NonNullable<Node["status"]>): void {
     const { events } = this.#options;
+    const of = before.metadata?.resourceVersion;
+    // The watch may not have brought what was patched since: the same change is told of once.
+    const known = this.#announced !== undefined && this.#announced.of === of ? this.#announced.status : before.status;
+    this.#announced = { of, status };
     const find = (type: string) => ({
       now: status.conditions?.find((condition) => condition.type === type),
-      was: before.status?.conditions?.find((condition) => condition.type === type)?.status,
+      was: known?.conditions?.find((condition) => condition.type === type)?.status,
     });
     this.#announceReady(find("Ready"));
     const unschedulable = before.spec?.unschedulable ?? false;

@@ -24,6 +24,8 @@ class NodeApi {
   node: Node | undefined;
   lease: { metadata: { ownerReferences?: { uid: string }[] }; spec: { renewTime: string } } | undefined;
   gitVersion = "v1.36.2";
+  /** Changes are kept from the watch. */
+  isWatchLate = false;
   fault: (request: KubeRequest) => Error | undefined = () => undefined;
   #revision = 100;
 
@@ -76,7 +78,7 @@ class NodeApi {
   /** Stores the Node and tells the watch. */
   put(node: Node, type: "ADDED" | "MODIFIED"): Node {
     this.node = { ...node, metadata: { ...node.metadata, resourceVersion: String(++this.#revision) } };
-    this.kube.watches.at(-1)?.send({ type, object: structuredClone(this.node) });
+    if (!this.isWatchLate) this.kube.watches.at(-1)?.send({ type, object: structuredClone(this.node) });
     return this.node;
   }
 
@@ -342,6 +344,21 @@ describe("reporting", () => {
     current = fixedCapacity().current();
     await s.clock.advance(200);
     expect(s.api.ready()?.status).toBe("True");
+  });
+
+  test("tells once that it turned ready, though the watch is late to bring its own report", async () => {
+    const conditions = [{ type: "Ready", status: "False" }];
+    const s = setup({
+      node: { metadata: { name: "burst-1", uid: "u", resourceVersion: "9" }, status: { conditions } },
+    });
+    s.api.isWatchLate = true;
+    await s.start();
+    for (let round = 0; round < 3; round++) {
+      s.controller.refresh();
+      await settle();
+    }
+    expect(s.api.sent("PATCH", `${NODE}/status`).length).toBeGreaterThan(1);
+    expect(s.events.filter((event) => event.endsWith("NodeReady"))).toEqual(["Normal NodeReady"]);
   });
 
   test("recovers after a failed report without waiting for the next turn", async () => {
