@@ -259,7 +259,7 @@ export function createEngine(config: EngineConfig, options: EngineOptions): Engi
     case "oci":
       return createOciEngine({ ...config, stateDir, clock, logger, capacity, reservedPorts });
     case "cri":
-      return createCriEngine({ ...config, stateDir, clock, logger, reservedPorts, logLimits });
+      return createCriEngine({ ...config, stateDir, clock, logger, capacity, reservedPorts, logLimits });
     case "vm":
       return createVmEngine({ ...config, stateDir, clock, logger, capacity, reservedPorts });
   }

@@ -1,9 +1,11 @@
+import { spawn } from "node:child_process";
 import { existsSync, readdirSync, readFileSync, writeFileSync } from "node:fs";
 import { join } from "node:path";
 import { afterAll, expect, test } from "vitest";
 import { cgroupVersion } from "../../../providers/local/bundle/cgroup.ts";
 import { CriClient } from "../../../providers/local/engines/cri/client.ts";
 import { createCriEngine } from "../../../providers/local/engines/cri/engine.ts";
+import { processStat } from "../../../providers/local/host/proc.ts";
 import { machineHash } from "../../../providers/local/host/machine-hash.ts";
 import { HostNetwork } from "../../../providers/local/network/network.ts";
 import { silentLogger } from "../../../src/telemetry/logger.ts";
@@ -16,12 +18,15 @@ import { containerTests, pushImages } from "../backend/containers.ts";
 import { backendSuite, LOG_LIMITS } from "../backend/suite.ts";
 
 const { dir: _dir, ...network } = testNetwork("");
+/** Fewer than this host has. */
+const capacity = { cpu_millis: 1000, memory_bytes: 1024 ** 3 };
 const createEngine = (stateDir: string) =>
   createCriEngine({
     stateDir,
     clock: systemClock,
     logger: silentLogger,
     network,
+    capacity,
     allowPrivileged: true,
     logLimits: LOG_LIMITS,
   });
@@ -38,7 +43,39 @@ else {
   backendSuite({ name: "cri", image: images.image, createEngine, ownProcesses: true }, (bench) => {
     containerTests(bench, images, { fileSubPaths: false });
 
+    /** Processes of a machine's containers whose command line begins so. */
+    const processesOf = (id: string, command: string) => {
+      const group = `/sys/fs/cgroup/pids/vmlet-${machineHash(bench().stateDir)}/${machineHash(id)}`;
+      const groups = cgroupVersion() === 1 ? group : group.replace("/pids/", "/");
+      return readdirSync(groups)
+        .map((name) => join(groups, name, "cgroup.procs"))
+        .filter((file) => existsSync(file))
+        .flatMap((file) => readFileSync(file, "latin1").split("\n").filter(Boolean).map(Number))
+        .filter((pid) => readFileSync(`/proc/${pid}/cmdline`, "latin1").startsWith(command));
+    };
+    const socket = () => `/run/vmlet-cri-${machineHash(join(bench().stateDir, "cri"))}/containerd.sock`;
+    /** How many of containerd's shims run. */
+    const shims = () =>
+      readdirSync("/proc")
+        .filter((name) => /^\d+$/.test(name) && existsSync(`/proc/${name}/cmdline`))
+        .map((name) => readFileSync(`/proc/${name}/cmdline`, "latin1").split("\0"))
+        .filter((argv) => argv.includes("-namespace") && argv.includes(socket())).length;
+    const isReady = async () => {
+      const client = new CriClient(socket());
+      const ready = await client.runtime.status({}, client.within(1_000)).then(
+        () => true,
+        () => false,
+      );
+      client.close();
+      return ready;
+    };
     const containerdPid = () => Number(readFileSync(join(bench().stateDir, "cri/pid"), "latin1").split(" ")[0]);
+
+    test("all machines together have no more memory than the owner of the host grants", async () => {
+      const group = `vmlet-${machineHash(bench().stateDir)}`;
+      const file = cgroupVersion() === 1 ? `memory/${group}/memory.limit_in_bytes` : `${group}/memory.max`;
+      expect(Number(readFileSync(join("/sys/fs/cgroup", file), "latin1"))).toBe(capacity.memory_bytes);
+    });
 
     test("containers live through the death of containerd, which is started again", async () => {
       const script = "echo begun; while [ ! -e /v/end ]; do sleep 0.05; done; echo over; exit 6";
@@ -47,6 +84,7 @@ else {
         containers: [bench().shell("a", script, { mounts: [{ volume: "v", path: "/v" }] })],
       });
       await bench().until(async () => expect(await bench().log(id, "a")).toEqual(["begun"]));
+      await bench().reaches(id, "running");
       process.kill(containerdPid(), "SIGKILL");
       await expect(bench().exec(id, "a", ["true"])).rejects.toMatchObject({ code: "unavailable" });
       expect((await bench().container(id, "a")).state).toBe("running");
@@ -54,6 +92,40 @@ else {
       writeFileSync(join(bench().stateDir, "machines", id, "engine/volumes/v/end"), "");
       expect(await bench().terminated(id, "a")).toMatchObject({ exit_code: 6 });
       expect(await bench().log(id, "a")).toEqual(["begun", "over"]);
+    });
+
+    test("a container that has ended while containerd was dead is told with its own exit code and time", async () => {
+      const script = "while [ ! -e /v/end ]; do sleep 0.05; done; exit 7";
+      const id = await bench().create({
+        volumes: [{ name: "v", type: "empty_dir", medium: "disk" }],
+        containers: [bench().shell("a", script, { mounts: [{ volume: "v", path: "/v" }] })],
+      });
+      await bench().reaches(id, "running");
+      await bench().provider.close();
+      process.kill(containerdPid(), "SIGKILL");
+      writeFileSync(join(bench().stateDir, "machines", id, "engine/volumes/v/end"), "");
+      await bench().until(() => expect(processesOf(id, "sh")).toEqual([]));
+      const before = Date.now();
+      await bench().open();
+      const { exit_code, reason, finished_at } = await bench().terminated(id, "a");
+      expect([exit_code, reason]).toEqual([7, "Error"]);
+      expect(Date.parse(finished_at)).toBeLessThanOrEqual(before);
+    });
+
+    test("a container whose end nobody has seen is said to be of unknown status", async () => {
+      const id = await bench().create({ containers: [bench().shell("a", "sleep 1000")] });
+      await bench().reaches(id, "running");
+      await bench().provider.close();
+      process.kill(containerdPid(), "SIGKILL");
+      process.kill(processesOf(id, "sleep")[0]!, "SIGKILL");
+      // Nobody asks the shims before this one starts.
+      const dir = join(bench().stateDir, "cri");
+      const containerd = spawn("containerd", ["--config", join(dir, "config.toml")], { stdio: "ignore" });
+      await bench().until(async () => expect(await isReady()).toBe(true));
+      writeFileSync(join(dir, "pid"), `${containerd.pid} ${processStat(containerd.pid!)!.startTime}`);
+      await bench().open();
+      const { exit_code, reason } = await bench().terminated(id, "a");
+      expect([exit_code, reason]).toEqual([137, "ContainerStatusUnknown"]);
     });
 
     test("a container that has ended while there was no backend is told with its own exit code and log", async () => {
@@ -79,17 +151,21 @@ else {
         ],
       });
       await bench().until(async () => expect(await bench().log(id, "a")).toEqual(["start"]));
-      const group = `/sys/fs/cgroup/pids/vmlet-${machineHash(bench().stateDir)}/${machineHash(id)}`;
-      const groups = cgroupVersion() === 1 ? group : group.replace("/pids/", "/");
-      const pids = readdirSync(groups)
-        .map((name) => join(groups, name, "cgroup.procs"))
-        .filter((file) => existsSync(file))
-        .flatMap((file) => readFileSync(file, "latin1").split("\n").filter(Boolean).map(Number));
-      const pause = pids.find((pid) => readFileSync(`/proc/${pid}/cmdline`, "latin1").startsWith("/pause"))!;
-      process.kill(pause, "SIGKILL");
+      process.kill(processesOf(id, "/pause")[0]!, "SIGKILL");
       await bench().until(async () => expect(await bench().log(id, "a")).toEqual(["start", "start"]));
       const notices = (await bench().get(id)).notices ?? [];
       expect(notices.some(({ reason }) => reason === "SandboxChanged")).toBe(true);
+    });
+
+    test("no shim is left of a sandbox whose first process was killed", async () => {
+      const id = await bench().create({ restart_policy: "always", containers: [bench().shell("a", "sleep 1000")] });
+      await bench().reaches(id, "running");
+      const [first] = processesOf(id, "/pause");
+      process.kill(first!, "SIGKILL");
+      await bench().until(() => expect(processesOf(id, "/pause")).not.toEqual([first]));
+      await bench().reaches(id, "running");
+      await bench().until(() => expect(processesOf(id, "sleep")).toHaveLength(1));
+      await bench().until(() => expect(shims()).toBe(1));
     });
 
     test("a machine that is deleted leaves nothing of it in the runtime, on the network or in control groups", async () => {
@@ -99,7 +175,7 @@ else {
       await bench().reaches(id, "running");
       await bench().provider.deletePod(id, { force: true, signal: bench().signal });
       await bench().reaches(id, "deleted");
-      const client = new CriClient(`/run/vmlet-cri-${machineHash(join(bench().stateDir, "cri"))}/containerd.sock`);
+      const client = new CriClient(socket());
       const [{ containers }, { items }] = await Promise.all([
         client.runtime.listContainers({}, client.within()),
         client.runtime.listPodSandbox({}, client.within()),

@@ -16,6 +16,7 @@ import { ContainerState, type ContainerStatus, PodSandboxState } from "./api.gen
 import { type CriClient, isNotFound, isUnimplemented, runtimeMessage } from "./client.ts";
 import { LABEL_BACKEND, LABEL_INSTANCE, LABEL_MACHINE } from "./labels.ts";
 import { type LogLimits, rotateLog, settleLog } from "./logs.ts";
+import type { TaskExit } from "./shims.ts";
 import { commandStreams } from "./streams.ts";
 
 interface RuntimeContainersOptions {
@@ -27,6 +28,8 @@ interface RuntimeContainersOptions {
   logLimits: LogLimits;
   /** Starts the runtime again when it has ended, where that is ours to do. */
   revive?: ((signal: AbortSignal) => Promise<void>) | undefined;
+  /** Knows how a container has ended of which the runtime has not seen the end. */
+  exitOf?: ((runtimeId: string) => Promise<TaskExit | undefined>) | undefined;
 }
 
 interface Watched {
@@ -44,6 +47,8 @@ const RECONNECT_MS = 200;
 /** How often logs are measured: a container may fill a disk between two looks. */
 const LOG_CHECK_MS = 1_000;
 const QUICK_CALL_MS = 10_000;
+/** What containerd says of a container that has ended while it did not run itself (internal/cri/server/helpers.go). */
+const UNSEEN_EXIT = { exitCode: 255, reason: "Unknown" };
 const NS_PER_MS = 1_000_000n;
 
 export class RuntimeContainers implements Shims {
@@ -189,7 +194,11 @@ export class RuntimeContainers implements Shims {
     const { clock } = this.#options;
     for (let round = 0; ; round++) {
       const status = await this.status(containerId);
-      if (status?.state === ContainerState.CONTAINER_EXITED) return { exitCode: status.exitCode };
+      if (status?.state === ContainerState.CONTAINER_EXITED) {
+        const { exitCode, lost } = await this.#ending(status);
+        if (lost) throw new ProviderError("unavailable", "the runtime has not seen how the container ended");
+        return { exitCode };
+      }
       // Its streams end a moment before it is known to have ended.
       if (round === 10 || signal.aborted)
         throw new ProviderError("unavailable", "the attach session ended before the container did");
@@ -303,18 +312,25 @@ export class RuntimeContainers implements Shims {
     if (status !== undefined && status.state !== ContainerState.CONTAINER_EXITED) return;
     this.#watched.delete(runtimeId);
     if (status === undefined) events.exited({ exitCode: KILLED_EXIT, lost: true, finishedAt: clock.now() });
-    else
-      events.exited({
-        exitCode: status.exitCode,
-        ...(startedAt === undefined
-          ? { startError: status.message || status.reason || "the container did not start" }
-          : { startedAt }),
-        finishedAt: status.finishedAt === 0n ? clock.now() : toMs(status.finishedAt),
-      });
+    else if (startedAt !== undefined) events.exited({ ...(await this.#ending(status)), startedAt });
+    else {
+      const startError = status.message || status.reason || "the container did not start";
+      const finishedAt = status.finishedAt === 0n ? clock.now() : toMs(status.finishedAt);
+      events.exited({ exitCode: status.exitCode, startError, finishedAt });
+    }
     await settleLog(container.dir, this.#options.logLimits).catch((thrown: unknown) =>
       logger.warn({ err: thrown, container: container.id }, "Cannot hold a log to its limits"),
     );
     events.gone();
+  }
+
+  /** How a container has ended that had started. */
+  async #ending({ id, exitCode, reason, finishedAt }: ContainerStatus): Promise<TaskExit & { lost?: true }> {
+    const { clock, exitOf } = this.#options;
+    const seen = { exitCode, finishedAt: finishedAt === 0n ? clock.now() : toMs(finishedAt) };
+    if (exitCode !== UNSEEN_EXIT.exitCode || reason !== UNSEEN_EXIT.reason) return seen;
+    // As a kubelet (ContainerStatusUnknown): it certainly does not run any more.
+    return (await exitOf?.(id)) ?? { ...seen, exitCode: KILLED_EXIT, lost: true };
   }
 
   // --- logs ---

@@ -2,12 +2,15 @@ import type { Clock, Logger, SharedPlaces } from "../../../../src/provider/kit/i
 import type { HostNetwork } from "../../network/network.ts";
 import type { CriClient } from "./client.ts";
 import type { RuntimeContainers } from "./containers.ts";
+import type { OwnContainerd } from "./own-containerd.ts";
 
 /** What every sandbox of this engine works with. */
 export interface CriContext {
   clock: Clock;
   logger: Logger;
   client: CriClient;
+  /** The runtime that `client` speaks to, when it is our own. */
+  own: OwnContainerd | undefined;
   containers: RuntimeContainers;
   /** The bridge of a runtime of our own; undefined where the runtime's network is another's. */
   network: HostNetwork | undefined;

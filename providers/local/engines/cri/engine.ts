@@ -7,7 +7,6 @@
  * control groups are systemd's, and bounds on an image's size. A stop signal of a container's own is sent to its
  * process: containerd 2.2 sends the image's, whatever it is told.
  */
-import { availableParallelism, totalmem } from "node:os";
 import { existsSync } from "node:fs";
 import { readdir } from "node:fs/promises";
 import { join } from "node:path";
@@ -18,6 +17,7 @@ import {
   type MachineSpec,
   type ProviderCapacity,
   ProviderError,
+  type ResourceAmounts,
   SharedPlaces,
 } from "../../../../src/provider/kit/index.ts";
 import { allMachinesPids, Cgroup } from "../../bundle/cgroup.ts";
@@ -27,6 +27,7 @@ import {
   type ContainerPolicy,
   requireContained,
 } from "../../bundle/container-policy.ts";
+import { machinesShare } from "../../bundle/host-reserve.ts";
 import type { Engine, HostProblem, MachineHome, Sandbox } from "../../engine.ts";
 import { machineHash } from "../../host/machine-hash.ts";
 import { unmountBelow } from "../../host/mounts.ts";
@@ -52,6 +53,8 @@ interface CriEngineOptions {
   clock: Clock;
   logger: Logger;
   logLimits: LogLimits;
+  /** What machines may have together, as the owner of the host says: never more than the host can spare. */
+  capacity?: ResourceAmounts | undefined;
   /** Of a runtime that is there already. Absent: a containerd of our own. */
   socket?: string | undefined;
   images?:
@@ -124,6 +127,7 @@ class CriEngine implements Engine {
       backend,
       logLimits,
       revive: this.#own && ((signal) => this.#own!.start(signal)),
+      exitOf: this.#own && ((id) => this.#own!.exitOf(id)),
     });
     this.images = new CriImages({
       dir: join(stateDir, "cri-images"),
@@ -138,6 +142,7 @@ class CriEngine implements Engine {
       clock,
       logger,
       client,
+      own: this.#own,
       containers: this.keeper,
       network: this.#own && new HostNetwork({ dir: join(stateDir, "network"), ...network }),
       backend,
@@ -254,7 +259,10 @@ class CriEngine implements Engine {
       await new Cgroup(join(cgroupRoot, machineHash(machine))).remove();
     }
     await network?.sweep(known);
-    await new Cgroup(cgroupRoot).limit({ pids: allMachinesPids() });
+    const machines = new Cgroup(cgroupRoot);
+    const { cpu_millis, memory_bytes } = machinesShare(this.#options.capacity);
+    await machines.limit({ memory_bytes, pids: allMachinesPids() });
+    await machines.weigh(cpu_millis);
   }
 
   async open(home: MachineHome, signal: AbortSignal): Promise<Sandbox> {
@@ -279,9 +287,7 @@ class CriEngine implements Engine {
 
   async capacity(): Promise<ProviderCapacity> {
     const disk = await this.images.diskSize();
-    return {
-      allocatable: { cpu_millis: availableParallelism() * 1000, memory_bytes: totalmem(), ephemeral_bytes: disk },
-    };
+    return { allocatable: { ...machinesShare(this.#options.capacity), ephemeral_bytes: disk } };
   }
 
   async close(): Promise<void> {

@@ -10,21 +10,23 @@
  *     DIR/pid               `PID STARTTIME`
  *     DIR/containerd.log
  *     /run/vmlet-cri-HASH/  sockets and what lives no longer than the host: unix sockets need a short path
+ *     /run/vmlet-cri-HASH/exits/ID  how a container has ended while containerd did not run
  */
 import { type ChildProcess, spawn } from "node:child_process";
 import { closeSync, existsSync, openSync } from "node:fs";
-import { mkdir, readFile, rm, writeFile } from "node:fs/promises";
+import { mkdir, readdir, readFile, rm, writeFile } from "node:fs/promises";
 import { dirname, join } from "node:path";
 import { type Clock, toError } from "../../../../src/provider/kit/index.ts";
 import type { HostProblem } from "../../engine.ts";
 import { findTool } from "../../host/command.ts";
-import { readFileIfExists, writeFileAtomic } from "../../host/files.ts";
+import { readFileIfExists, writeFileAtomic, writeJson } from "../../host/files.ts";
 import { machineHash } from "../../host/machine-hash.ts";
 import { unmountBelow } from "../../host/mounts.ts";
 import { isAlive, processStat } from "../../host/proc.ts";
 import { removeTree } from "../../host/remove-tree.ts";
 import { CriClient } from "./client.ts";
 import { sandboxImage } from "./sandbox-image.ts";
+import { endShims, type TaskExit, watchTaskExits } from "./shims.ts";
 
 interface OwnContainerdOptions {
   /** Made when absent. */
@@ -47,6 +49,7 @@ const START_MS = 30_000;
 const POLL_MS = 20;
 const STOP_MS = 10_000;
 const PULL_MS = 30_000;
+const LIST_MS = 10_000;
 
 export class OwnContainerd {
   readonly socket: string;
@@ -96,6 +99,17 @@ export class OwnContainerd {
   async #begin(signal: AbortSignal): Promise<void> {
     await this.stop();
     await this.#configure();
+    const started = new AbortController();
+    try {
+      await this.#keepExits(started.signal);
+      await this.#spawn(signal);
+    } finally {
+      started.abort(new Error("containerd has started"));
+    }
+    await this.#forgetExits(signal);
+  }
+
+  async #spawn(signal: AbortSignal): Promise<void> {
     const { dir } = this.#options;
     const log = openSync(join(dir, "containerd.log"), "w", 0o600);
     const path = [dirname(findTool(SHIM) ?? ""), process.env["PATH"] ?? ""].join(":");
@@ -111,6 +125,38 @@ export class OwnContainerd {
     const stat = child.pid === undefined ? undefined : processStat(child.pid);
     if (stat !== undefined) await writeFileAtomic(join(dir, "pid"), `${child.pid} ${stat.startTime}`);
     await this.#untilReady(child, signal);
+  }
+
+  /** Writes down what containerd will not know of containers that have ended without it, or end until it has started. */
+  async #keepExits(untilStarted: AbortSignal): Promise<void> {
+    await watchTaskExits(join(this.#runDir, "state"), untilStarted, (id, exit) => writeJson(this.#exitFile(id), exit));
+  }
+
+  async #forgetExits(signal: AbortSignal): Promise<void> {
+    const client = new CriClient(this.socket);
+    try {
+      const { containers } = await client.runtime.listContainers({}, client.within(LIST_MS, signal));
+      const known = new Set(containers.map(({ id }) => id));
+      for (const id of await readdir(join(this.#runDir, "exits")))
+        if (!known.has(id)) await rm(this.#exitFile(id), { force: true });
+    } finally {
+      client.close();
+    }
+  }
+
+  #exitFile(containerId: string): string {
+    return join(this.#runDir, "exits", containerId);
+  }
+
+  /** How a container has ended that containerd says nothing of; undefined when nobody knows. */
+  async exitOf(containerId: string): Promise<TaskExit | undefined> {
+    const text = await readFileIfExists(this.#exitFile(containerId));
+    return text === undefined ? undefined : (JSON.parse(text) as TaskExit);
+  }
+
+  /** Ends what has stayed of a sandbox that containerd has removed. */
+  async endShim(sandboxId: string): Promise<void> {
+    await endShims(this.#options.clock, this.socket, sandboxId);
   }
 
   async #untilReady(child: ChildProcess, signal: AbortSignal): Promise<void> {
@@ -148,6 +194,7 @@ export class OwnContainerd {
   /** Ends it and removes everything of it. Its sandboxes must be gone. */
   async remove(): Promise<void> {
     await this.stop();
+    await endShims(this.#options.clock, this.socket);
     const { dir } = this.#options;
     for (const folder of [dir, this.#runDir]) {
       await unmountBelow(folder);
@@ -158,6 +205,7 @@ export class OwnContainerd {
   /** Ends it when nothing runs in it; its images stay for the next start, and nothing else. */
   async retire(): Promise<void> {
     await this.stop();
+    await endShims(this.#options.clock, this.socket);
     await unmountBelow(this.#runDir);
     await removeTree(this.#runDir);
   }
@@ -209,7 +257,7 @@ export class OwnContainerd {
     for (const folder of ["cni", "cni-leases", "registries"]) {
       await mkdir(join(dir, folder), { recursive: true, mode: 0o700 });
     }
-    await mkdir(this.#runDir, { recursive: true, mode: 0o700 });
+    await mkdir(join(this.#runDir, "exits"), { recursive: true, mode: 0o700 });
     await rm(join(dir, "registries"), { recursive: true, force: true });
     for (const host of insecureRegistries)
       await this.#writeRegistry(

@@ -152,9 +152,13 @@ export async function removeSandboxes(context: CriContext, machineId: string): P
   for (const { id } of items) await removeSandbox(context, id);
 }
 
-export async function removeSandbox({ client }: Pick<CriContext, "client">, podSandboxId: string): Promise<void> {
+export async function removeSandbox(
+  { client, own }: Pick<CriContext, "client" | "own">,
+  podSandboxId: string,
+): Promise<void> {
   await unlessGone(client.runtime.stopPodSandbox({ podSandboxId }, client.within()));
   await unlessGone(client.runtime.removePodSandbox({ podSandboxId }, client.within()));
+  await own?.endShim(podSandboxId);
 }
 
 /** The same for the same machine, each time. */

@@ -1,0 +1,220 @@
+/**
+ * containerd's shims, beside containerd: who runs for it, and how their containers end while it does not run itself.
+ *
+ * containerd 2.2 takes a shim whose task has ended for one that was left over from a start that failed, has it delete
+ * the task, and its exit code with it (core/runtime/v2/shim_load.go: a shim without pids "leaked"); CRI then says 255,
+ * "Unknown". So shims are asked before containerd starts, and while it does, by their own ttrpc service.
+ */
+import { BinaryReader, BinaryWriter, WireType } from "@bufbuild/protobuf/wire";
+import { readdir, readFile } from "node:fs/promises";
+import { connect } from "node:net";
+import { join } from "node:path";
+import { type Clock, toError } from "../../../../src/provider/kit/index.ts";
+import { isAlive, processStat } from "../../host/proc.ts";
+
+export interface TaskExit {
+  exitCode: number;
+  /** Epoch ms. */
+  finishedAt: number;
+}
+
+/** Where containerd's CRI plugin has its tasks, below its state folder. */
+const TASKS = "io.containerd.runtime.v2.task/k8s.io";
+/** containerd.v1.types.Status */
+const STOPPED = 3;
+/** ttrpc: length and stream, each 4 bytes, then type and flags. */
+const HEADER_BYTES = 10;
+const REQUEST = 1;
+const REMOTE_CLOSED = 1;
+/** What a shim answers is a few hundred bytes. */
+const MAX_REPLY_BYTES = 1 << 20;
+const STATE_MS = 2_000;
+/** A shim that was told to end does so within milliseconds; one that does not is asked, killed, and given up. */
+const SHIM_END_MS = { asked: 200, killed: 2_000, stuck: 5_000 };
+const POLL_MS = 20;
+
+/**
+ * Learns how tasks end, until `signal` is aborted. Fulfilled when those are told that have ended by now.
+ * @param stateDir containerd's
+ * @param told is called once for each task that has ended, with its container's id
+ */
+export async function watchTaskExits(
+  stateDir: string,
+  signal: AbortSignal,
+  told: (containerId: string, exit: TaskExit) => void,
+): Promise<void> {
+  const dir = join(stateDir, TASKS);
+  const ids = await readdir(dir).catch(() => []);
+  await Promise.all(
+    ids.map(async (id) => {
+      const shim = await shimOf(join(dir, id));
+      if (shim === undefined) return;
+      try {
+        const within = AbortSignal.any([signal, AbortSignal.timeout(STATE_MS)]);
+        const state = taskState(await call(shim, "State", id, within));
+        if (state.isStopped) return told(id, state);
+      } catch {
+        // Its shim has ended, or hangs: nobody knows how the task ended.
+        return;
+      }
+      call(shim, "Wait", id, signal).then(
+        (reply) => told(id, waitReply(reply)),
+        () => {},
+      );
+    }),
+  );
+}
+
+interface ShimAddress {
+  path: string;
+  service: string;
+}
+
+/** Undefined when there is none that can be spoken to. */
+async function shimOf(bundle: string): Promise<ShimAddress | undefined> {
+  try {
+    const text = await readFile(join(bundle, "bootstrap.json"), "utf8");
+    const { version, address, protocol } = JSON.parse(text) as { version: number; address: string; protocol: string };
+    if (protocol !== "ttrpc") return undefined;
+    return { path: address.replace(/^unix:\/\//, ""), service: `containerd.task.v${version}.Task` };
+  } catch {
+    return undefined;
+  }
+}
+
+/** One call of a shim's task service: its reply's payload. @throws Error when there is none */
+async function call(
+  { path, service }: ShimAddress,
+  method: "State" | "Wait",
+  id: string,
+  signal: AbortSignal,
+): Promise<Uint8Array> {
+  signal.throwIfAborted();
+  const payload = new BinaryWriter().tag(1, WireType.LengthDelimited).string(id).finish();
+  const request = new BinaryWriter()
+    .tag(1, WireType.LengthDelimited)
+    .string(service)
+    .tag(2, WireType.LengthDelimited)
+    .string(method)
+    .tag(3, WireType.LengthDelimited)
+    .bytes(payload)
+    .finish();
+  const header = Buffer.alloc(HEADER_BYTES);
+  header.writeUInt32BE(request.length, 0);
+  header.writeUInt32BE(1, 4);
+  header[8] = REQUEST;
+  header[9] = REMOTE_CLOSED;
+  const socket = connect({ path, signal });
+  try {
+    socket.write(Buffer.concat([header, request]));
+    let got = Buffer.alloc(0);
+    for await (const chunk of socket as AsyncIterable<Buffer>) {
+      got = Buffer.concat([got, chunk]);
+      if (got.length < HEADER_BYTES) continue;
+      const length = got.readUInt32BE(0);
+      if (length > MAX_REPLY_BYTES) break;
+      if (got.length >= HEADER_BYTES + length) return replyPayload(got.subarray(HEADER_BYTES, HEADER_BYTES + length));
+    }
+    throw new Error(`the shim at ${path} does not answer ${method}`);
+  } finally {
+    socket.destroy();
+  }
+}
+
+/** ttrpc.Response */
+function replyPayload(reply: Uint8Array): Uint8Array {
+  let payload = new Uint8Array();
+  let code = 0;
+  readFields(reply, {
+    1: (reader) => readFields(reader.bytes(), { 1: (status) => (code = status.int32()) }),
+    2: (reader) => (payload = new Uint8Array(reader.bytes())),
+  });
+  if (code !== 0) throw new Error(`the shim answers with code ${code}`);
+  return payload;
+}
+
+/** containerd.task.v3.StateResponse */
+function taskState(reply: Uint8Array): TaskExit & { isStopped: boolean } {
+  const state = { isStopped: false, exitCode: 0, finishedAt: 0 };
+  readFields(reply, {
+    4: (reader) => (state.isStopped = reader.int32() === STOPPED),
+    9: (reader) => (state.exitCode = reader.uint32()),
+    10: (reader) => (state.finishedAt = timestampMs(reader.bytes())),
+  });
+  return state;
+}
+
+/** containerd.task.v3.WaitResponse */
+function waitReply(reply: Uint8Array): TaskExit {
+  const exit = { exitCode: 0, finishedAt: 0 };
+  readFields(reply, {
+    1: (reader) => (exit.exitCode = reader.uint32()),
+    2: (reader) => (exit.finishedAt = timestampMs(reader.bytes())),
+  });
+  return exit;
+}
+
+function timestampMs(message: Uint8Array): number {
+  let seconds = 0;
+  let nanos = 0;
+  readFields(message, {
+    1: (reader) => (seconds = Number(reader.int64())),
+    2: (reader) => (nanos = reader.int32()),
+  });
+  return seconds * 1000 + Math.floor(nanos / 1e6);
+}
+
+function readFields(message: Uint8Array, take: Record<number, (reader: BinaryReader) => void>): void {
+  const reader = new BinaryReader(message);
+  while (reader.pos < reader.len) {
+    const [field, type] = reader.tag();
+    const taken = take[field];
+    if (taken === undefined) reader.skip(type, field);
+    else taken(reader);
+  }
+}
+
+/**
+ * Ends what has stayed of a containerd's shims. containerd forgets one whose sandbox's first process was killed: its
+ * task is deleted already, and it does not end while it has containers (podsandbox/sandbox_delete.go).
+ * @param socket containerd's, by which its shims are told apart from another's
+ * @param sandboxId undefined: all of them
+ * @throws Error when one does not end
+ */
+export async function endShims(clock: Clock, socket: string, sandboxId?: string): Promise<void> {
+  const shims = await findShims(socket, sandboxId);
+  const began = clock.monotonic();
+  for (const { pid, startTime } of shims)
+    while (isAlive(pid, startTime)) {
+      const waited = clock.monotonic() - began;
+      if (waited > SHIM_END_MS.stuck) throw new Error(`the shim with process id ${pid} does not end`);
+      // One that ends by itself, or when it is asked, takes its socket away.
+      if (waited > SHIM_END_MS.asked) sendSignal(pid, waited > SHIM_END_MS.killed ? "SIGKILL" : "SIGTERM");
+      await clock.sleep(POLL_MS);
+    }
+}
+
+function sendSignal(pid: number, signal: NodeJS.Signals): void {
+  try {
+    process.kill(pid, signal);
+  } catch (thrown) {
+    if ((toError(thrown) as NodeJS.ErrnoException).code !== "ESRCH") throw thrown;
+  }
+}
+
+async function findShims(socket: string, sandboxId: string | undefined): Promise<{ pid: number; startTime: string }[]> {
+  const pids = (await readdir("/proc")).filter((name) => /^\d+$/.test(name)).map(Number);
+  const found = pids.map(async (pid) => {
+    const stat = processStat(pid);
+    const argv = (await readFile(`/proc/${pid}/cmdline`, "utf8").catch(() => "")).split("\0");
+    const after = (flag: string) => argv[argv.indexOf(flag) + 1];
+    // Its program may have any name: it is started by what a link leads to.
+    const isIts =
+      argv.includes("-namespace") &&
+      argv.includes("-address") &&
+      after("-address") === socket &&
+      (sandboxId === undefined || (argv.includes("-id") && after("-id") === sandboxId));
+    return stat !== undefined && isIts ? [{ pid, startTime: stat.startTime }] : [];
+  });
+  return (await Promise.all(found)).flat();
+}
