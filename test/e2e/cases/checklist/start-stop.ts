@@ -355,6 +355,12 @@ export const startStopCases: readonly ChecklistCase[] = [
       const imagePullSecrets = [{ name: "pull" }];
       if (owner === "service account") {
         await env.client.patch(`/api/v1/namespaces/${pods.namespace}/serviceaccounts/default`, { imagePullSecrets });
+        // An API server gives pods what it has seen of the account by a watch of its own.
+        await waitFor({ what: "the API server to give pods the account's pull secret" }, async () => {
+          const trial = { metadata: { name: "trial" }, spec: { containers: [container] } };
+          const pod = await env.client.create(`/api/v1/namespaces/${pods.namespace}/pods?dryRun=All`, trial);
+          must(pod.spec.imagePullSecrets?.length === 1, pod.spec);
+        });
       }
       await create("with", { ...(owner === "pod" && { imagePullSecrets }), containers: [container] });
       await pods.untilReady("with");
