@@ -196,6 +196,8 @@ export interface ContainerLaunch extends ContainerRef {
 export type LaunchPlan = (HostPlan | GuestPlan | RuntimePlan) & {
   /** The user as the container's status shows it. */
   user?: NonNullable<ContainerState["user"]>;
+  /** An event for the pod that the engine chose something by itself. */
+  notice?: { reason: string; message: string };
 };
 
 /** A command of this host. */

@@ -116,7 +116,7 @@ async function openBackend(options: DevOptions, stateDir: string, logger: Logger
       tokenFile: tokenFileIn(stateDir),
       engine:
         options.engine === "process"
-          ? { type: "process", images: { "registry.k8s.io/pause:*": ["sleep", "infinity"] } }
+          ? { type: "process", standIns: true }
           : { type: options.engine, ...(options.engine === "vm" && { warmPool: 1 }) },
     }),
     "(vmlet dev)",
@@ -197,6 +197,8 @@ In another terminal:
   kubectl apply -f examples/burst.yaml
   kubectl get pods --watch
   kubectl logs burst-00
+  kubectl run web --image=nginx && kubectl port-forward web 8080:80
+  kubectl run -it --rm box --image=busybox -- sh
   kubectl apply -f examples/hard.yaml && kubectl rollout status deployment/hard
 
 Ctrl-C stops ${options.kubeconfig === undefined ? "everything" : "the agent"}.`);

@@ -31,6 +31,12 @@ const processSchema = z.strictObject({
     .record(z.string(), z.array(z.string()).min(1))
     .default({})
     .describe("Command by image, for containers without one; `*` stands for every other image."),
+  standIns: z
+    .boolean()
+    .optional()
+    .describe(
+      "For images not named there: a small web server for nginx, httpd and caddy, a shell of this host for busybox, alpine, debian and ubuntu, a sleep without end for others; a container's command, or args that are one, win. Default false; `vmlet dev` has it.",
+    ),
   addressPool: z
     .string()
     .refine(
@@ -251,6 +257,7 @@ export function createEngine(config: EngineConfig, options: EngineOptions): Engi
     case "process":
       return createProcessEngine({
         images: config.images,
+        standIns: config.standIns,
         addressPool: config.addressPool,
         stateDir,
         clock,

@@ -143,7 +143,7 @@ export class ContainerStarter {
       await this.giveUp(sandbox, ref, "the start was given up");
       return undefined;
     }
-    const { user, ...plan } = launched;
+    const { user, notice, ...plan } = launched;
     const command = {
       ...plan,
       tty: spec.tty ?? false,
@@ -158,6 +158,7 @@ export class ContainerStarter {
       throw thrown;
     }
     folders.forgetOld(name, container.own);
+    if (notice !== undefined) container.notice("Normal", notice.reason, notice.message);
     return { instance: this.#instances.add(spec, ref), command };
   }
 

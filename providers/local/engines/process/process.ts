@@ -1,6 +1,7 @@
 /**
  * Engine `process`: containers are plain processes of this machine. There are no images, no volumes and no isolation
- * whatever: for development and tests. A container's command is its own, or comes from the configured map of images.
+ * whatever: for development and tests. A container's command is its own, or comes from the configured map of images, or
+ * from the stand-ins (stand-ins.ts) where they are wanted.
  *
  * A machine gets an address of its own out of a pool in 127.0.0.0/8. All of that is local on Linux, so a process that
  * binds 0.0.0.0 or that address is reached by probes and port-forward; nothing outside this host reaches it, which is
@@ -38,6 +39,7 @@ import { spawnStreams } from "../../shim/spawn.ts";
 import { writeJson } from "../../host/files.ts";
 import { PROCESS_CAPABILITIES } from "../capabilities.ts";
 import { OwnedProcesses } from "./owned.ts";
+import { standInFor } from "./stand-ins.ts";
 import { HostError } from "../../host/host-error.ts";
 
 interface ProcessEngineOptions {
@@ -45,6 +47,8 @@ interface ProcessEngineOptions {
   stateDir: string;
   /** What to run for an image when a container has no command. `*` stands for every other image. */
   images: Readonly<Record<string, readonly string[]>>;
+  /** Run something in the place of every other image. */
+  standIns?: boolean | undefined;
   /** IPv4 range in CIDR notation, within 127.0.0.0/8. */
   addressPool: string;
   /** The address of every machine instead: to other hosts a loopback address means nothing. */
@@ -66,7 +70,7 @@ export function createProcessEngine(options: ProcessEngineOptions): Engine {
     name: "process",
     capabilities: PROCESS_CAPABILITIES,
     check: () => Promise.resolve(checkHost()),
-    validate: (spec) => validate(spec, options.images),
+    validate: (spec) => validate(spec, options),
     async sweep(known) {
       await killUntilGone(options.clock, async () =>
         (await owned.list()).filter(({ machine }) => !known.has(machine)).map(({ stat }) => stat),
@@ -104,11 +108,11 @@ function checkHost(): HostProblem[] {
   ];
 }
 
-function validate(spec: MachineSpec, images: ProcessEngineOptions["images"]): void {
+function validate(spec: MachineSpec, { images, standIns }: ProcessEngineOptions): void {
   for (const list of ["init_containers", "containers", "ephemeral_containers"] as const) {
     for (const [index, container] of (spec[list] ?? []).entries()) {
       const field = `${list}[${index}]`;
-      if (commandOf(container, images).length === 0) {
+      if (standIns !== true && commandOf(container, images).length === 0) {
         throw new ProviderError(
           "invalid",
           `engine process has no images: container "${container.name}" needs a command, or the backend's config an entry for image "${container.image}" under engine.images`,
@@ -135,6 +139,16 @@ function commandOf(container: ContainerSpec, images: ProcessEngineOptions["image
 function readAddress(home: MachineHome): string | undefined {
   try {
     return (JSON.parse(readFileSync(join(home.dir, "sandbox.json"), "utf8")) as { address: string }).address;
+  } catch {
+    return undefined;
+  }
+}
+
+function readPort(file: string): number | undefined {
+  try {
+    const text = readFileSync(file, "utf8");
+    const port = Number(text);
+    return Number.isInteger(port) && port > 0 && port <= 65535 ? port : undefined;
   } catch {
     return undefined;
   }
@@ -178,7 +192,12 @@ class ProcessSandbox implements Sandbox {
   }
 
   launch(container: ContainerLaunch): Promise<LaunchPlan> {
-    const argv = commandOf(container.spec, this.#options.images);
+    const own = commandOf(container.spec, this.#options.images);
+    const standIn =
+      own.length === 0 && this.#options.standIns === true
+        ? standInFor(container.spec, { address: this.addresses[0]!, portFile: (port) => this.#portFile(port) })
+        : undefined;
+    const argv = standIn?.argv ?? own;
     if (argv.length === 0) {
       return Promise.reject(
         new ContainerError(
@@ -195,7 +214,13 @@ class ProcessSandbox implements Sandbox {
       argv,
       env: { ...env, ...this.#owned.marks(this.#home.id, container.id) },
       cwd: container.spec.working_dir ?? home,
+      ...(standIn !== undefined && { notice: { reason: "StandIn", message: standIn.message } }),
     });
+  }
+
+  /** Where a stand-in writes by which port it is reached instead. */
+  #portFile(port: number): string {
+    return join(this.#home.dir, `port-${port}`);
   }
 
   /** To the main process's group: there is no init process that would pass it on. */
@@ -235,6 +260,15 @@ class ProcessSandbox implements Sandbox {
   }
 
   async dial(port: number, target: "address" | "loopback", signal: AbortSignal): Promise<Duplex> {
+    const ledTo = this.#options.standIns === true ? readPort(this.#portFile(port)) : undefined;
+    if (ledTo !== undefined) {
+      try {
+        return await connectTo(this.addresses[0]!, ledTo, signal);
+      } catch (thrown) {
+        // The stand-in has ended.
+        if ((thrown as NodeJS.ErrnoException).code !== "ECONNREFUSED") throw thrown;
+      }
+    }
     try {
       return await connectTo(this.addresses[0]!, port, signal);
     } catch (thrown) {
