@@ -37,6 +37,10 @@ interface PermissionNeeds {
   leaderElection: { namespace: string; name: string } | undefined;
 }
 
+/**
+ * What the agent must be allowed for one node.
+ * @internal
+ */
 export function nodePermissions(nodeName: string, needs: PermissionNeeds): Permission[] {
   const ownPods = {
     fieldSelector: { requirements: [{ key: "spec.nodeName", operator: "In" as const, values: [nodeName] }] },
