@@ -83,7 +83,7 @@ export const valuesSchema = z.strictObject({
   podDisruptionBudget: z.strictObject({ enabled: z.boolean() }),
   networkPolicy: z.strictObject({
     enabled: z.boolean(),
-    kubeletFrom: passedOnList.min(1),
+    kubeletFrom: passedOnList,
     metricsFrom: passedOnList,
     egressTo: passedOnList.min(1),
   }),
@@ -91,7 +91,12 @@ export const valuesSchema = z.strictObject({
   prometheusRule: z.strictObject({ enabled: z.boolean(), labels: strings, runbookUrl: z.string() }),
   dashboard: z.strictObject({ enabled: z.boolean(), labels: strings }),
   uninstall: z.strictObject({ requireDrained: z.boolean(), deleteNodes: z.boolean() }),
-  smokeTest: z.strictObject({ image: z.string().min(1), restricted: z.boolean(), timeoutSeconds: z.int().min(10) }),
+  smokeTest: z.strictObject({
+    image: z.string().min(1),
+    digest,
+    restricted: z.boolean(),
+    timeoutSeconds: z.int().min(10),
+  }),
   backend: z.strictObject({
     enabled: z.boolean(),
     existingSecret: name,
@@ -102,5 +107,36 @@ export const valuesSchema = z.strictObject({
 });
 
 export function valuesJsonSchema(): object {
-  return z.toJSONSchema(valuesSchema, { io: "input", target: "draft-7", unrepresentable: "any" });
+  return z.toJSONSchema(valuesSchema, {
+    io: "input",
+    target: "draft-7",
+    unrepresentable: "any",
+    override: ({ zodSchema, jsonSchema }) => {
+      if (zodSchema instanceof z.ZodDiscriminatedUnion) byKind(jsonSchema, zodSchema.def.discriminator);
+    },
+  });
+}
+
+interface Kind {
+  properties: Record<string, { const?: unknown }>;
+}
+
+/**
+ * Judges an object by the kind that it says it is. Of `oneOf` Helm tells what is wrong by each kind, without a word on
+ * which was meant.
+ */
+function byKind(schema: z.core.JSONSchema.BaseSchema, discriminator: string): void {
+  const kinds = schema.oneOf as (Kind & z.core.JSONSchema.BaseSchema)[];
+  const names = kinds.map(({ properties }) => properties[discriminator]!.const as string);
+  delete schema.oneOf;
+  Object.assign(schema, {
+    type: "object",
+    required: [discriminator],
+    properties: { [discriminator]: { type: "string", enum: names } },
+    allOf: kinds.map((kind, index) => ({
+      if: { properties: { [discriminator]: { const: names[index] } }, required: [discriminator] },
+      // oxlint-disable-next-line unicorn/no-thenable -- JSON Schema's word, in what is only written to a file.
+      then: kind,
+    })),
+  });
 }

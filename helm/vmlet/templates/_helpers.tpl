@@ -48,6 +48,28 @@ nearest wins.
 {{- if .image.digest -}}{{ $base }}@{{ .image.digest }}{{- else -}}{{ $base }}:{{ default .root.Chart.AppVersion .image.tag }}{{- end -}}
 {{- end -}}
 
+{{- define "vmlet.smokeImage" -}}
+{{- with .Values.smokeTest -}}
+{{- /* A reference may have both, and runtimes differ about what a tag beside a digest means. */ -}}
+{{- if .digest -}}{{ regexReplaceAll "(:[^:/@]+)?(@.*)?$" .image "" }}@{{ .digest }}{{- else -}}{{ .image }}{{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "vmlet.kubeletFrom" -}}
+{{- if .Values.networkPolicy.kubeletFrom -}}
+{{- toYaml .Values.networkPolicy.kubeletFrom -}}
+{{- else -}}
+{{- $cidrs := list "10.0.0.0/8" "172.16.0.0/12" "192.168.0.0/16" "100.64.0.0/10" "fc00::/7" -}}
+{{- /* API servers with public addresses. */ -}}
+{{- range (lookup "discovery.k8s.io/v1" "EndpointSlice" "default" "kubernetes").endpoints -}}
+{{- range .addresses -}}{{- $cidrs = append $cidrs (printf "%s/%s" . (ternary "128" "32" (contains ":" .))) -}}{{- end -}}
+{{- end -}}
+{{- $from := list -}}
+{{- range uniq $cidrs -}}{{- $from = append $from (dict "ipBlock" (dict "cidr" .)) -}}{{- end -}}
+{{- toYaml $from -}}
+{{- end -}}
+{{- end -}}
+
 {{- define "vmlet.clusterId" -}}
 {{- if .Values.clusterId -}}
 {{ .Values.clusterId }}

@@ -6,6 +6,7 @@ import { nodePermissions, type Permission } from "../../../src/agent/permissions
 import type { Json } from "../../e2e/harness/client.ts";
 import { keyOf, rightsOf } from "./rights.ts";
 import {
+  chart,
   ciValues,
   find,
   laterChart,
@@ -367,6 +368,13 @@ describe("the network policy", () => {
     expect(ingress[1]).toEqual({ from: [monitoring], ports: [{ protocol: "TCP", port: 10248 }] });
   });
 
+  test("lets private addresses alone call the kubelet API unless the values name others", () => {
+    const callers = (name: string) =>
+      find(objectsOf(name), "NetworkPolicy", "burst-vmlet").spec.ingress[0].from.map((peer: Json) => peer.ipBlock.cidr);
+    expect(callers("minimal")).toEqual(["10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "100.64.0.0/10", "fc00::/7"]);
+    expect(callers("full")).toEqual(["10.0.0.0/8"]);
+  });
+
   test("lets callers reach the kubelet port of every node", () => {
     const policy = find(objectsOf("full"), "NetworkPolicy");
     expect(policy.spec.ingress[0].ports.map((port: Json) => port.port)).toEqual([10250, 10350, 10252]);
@@ -379,6 +387,66 @@ describe("the network policy", () => {
     const used = [agent.startupProbe, agent.livenessProbe, agent.readinessProbe].map((probe) => probe.httpGet.port);
     expect(used).toEqual(["probes", "probes", "probes"]);
     expect(policy.spec.ingress.flatMap((rule: Json) => rule.ports).map((each: Json) => each.port)).not.toContain(port);
+  });
+});
+
+test.each([
+  ["busybox:1.36", "busybox"],
+  ["registry.example.com:5000/tools/busybox", "registry.example.com:5000/tools/busybox"],
+  [`busybox:1.36@sha256:${"0".repeat(64)}`, "busybox"],
+])("the smoke test of %s runs the digest that the values name", async (image, repository) => {
+  const digest = `sha256:${"a".repeat(64)}`;
+  const imageOf = (objects: Json[]) =>
+    find(objects, "Pod").spec.containers[0].args.find((arg: string) => arg.startsWith("--image="));
+  expect(imageOf(await renderValues(minimal({ smokeTest: { image, digest } })))).toBe(
+    `--image=${repository}@${digest}`,
+  );
+  expect(imageOf(await renderValues(minimal({ smokeTest: { image } })))).toBe(`--image=${image}`);
+});
+
+describe.each(ci)("several releases of %s in one cluster", async (_, file) => {
+  const releases = [
+    [release, namespace],
+    [release, "other"],
+    ["spike", namespace],
+  ] as const;
+  const each = await Promise.all(
+    releases.map(async ([name, where]) => render(file, ["--namespace", where], chart, name)),
+  );
+
+  test("have no object in common", () => {
+    const identities = each.flatMap((objects) =>
+      objects.map((object) => `${named(object)} in ${object.metadata.namespace ?? "the cluster"}`),
+    );
+    expect(identities.toSorted()).toEqual([...new Set(identities)].toSorted());
+  });
+
+  test("grant nothing to each other's accounts", () => {
+    for (const [index, objects] of each.entries()) {
+      const own = podsOf(objects).map(
+        ({ owner, spec }) => `system:serviceaccount:${owner.metadata.namespace}:${spec.serviceAccountName}`,
+      );
+      const bound = objects
+        .flatMap(({ subjects = [] }) => subjects as Json[])
+        .filter(({ kind }) => kind === "ServiceAccount")
+        .map(({ name, namespace: where }) => `system:serviceaccount:${where}:${name}`);
+      expect(bound.filter((account) => !own.includes(account))).toEqual([]);
+      const judged = objects
+        .filter(({ kind }) => kind === "ValidatingAdmissionPolicy")
+        .flatMap(({ spec }) => spec.matchConditions.map(({ expression }: Json) => expression as string));
+      const [name, where] = releases[index]!;
+      for (const expression of judged)
+        expect(expression).toBe(`request.userInfo.username == 'system:serviceaccount:${where}:${name}-vmlet'`);
+    }
+  });
+
+  test("lead by leases of their own", () => {
+    const leases = each.map((objects) => {
+      const { data } = objects.find(({ kind, data: files }) => kind === "ConfigMap" && "vmlet.yaml" in files)!;
+      const { namespace: where, name } = parseConfig(data["vmlet.yaml"], "vmlet.yaml").leaderElection;
+      return `${where}/${name}`;
+    });
+    expect(new Set(leases).size).toBe(releases.length);
   });
 });
 

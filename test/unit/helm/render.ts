@@ -39,10 +39,15 @@ export async function helm(args: readonly string[]): Promise<CommandResult> {
 }
 
 /** Every object of the chart, or of another version of it. @throws Error with helm's own message when it does not render */
-export async function render(file: string, args: readonly string[] = [], from: string = chart): Promise<Json[]> {
+export async function render(
+  file: string,
+  args: readonly string[] = [],
+  from: string = chart,
+  name: string = release,
+): Promise<Json[]> {
   const { stdout } = await runCommand(
     await helmBinary(),
-    ["template", release, from, "--namespace", namespace, "--values", file, ...args],
+    ["template", name, from, "--namespace", namespace, "--values", file, ...args],
     {
       env: { PATH: process.env["PATH"], HOME: tmpdir() },
     },

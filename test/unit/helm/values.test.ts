@@ -111,6 +111,16 @@ describe("helm refuses, naming the key,", () => {
   });
 });
 
+test("helm says what is wrong with a provider of the type that was named, and nothing of the other types", async () => {
+  const providerOf = (provider: Json) => refusal(minimal({ nodes: [{ name: "n", provider }] }));
+  const misspelled = await providerOf({ type: "http-vm", ulr: "https://vms.example.com" });
+  expect(misspelled).toContain("missing property 'url'");
+  expect(misspelled).toContain("additional properties 'ulr' not allowed");
+  expect(misspelled).not.toMatch(/memory|module/);
+  expect(await providerOf({ type: "htp-vm" })).toContain("value must be one of 'http-vm', 'memory', 'module'");
+  expect(await providerOf({ url: "https://vms.example.com" })).toContain("missing property 'type'");
+});
+
 describe("helm refuses, naming the cure,", () => {
   test.each<[string, Json, string]>([
     ["a cluster that is not told apart", { clusterId: "" }, "clusterId is required where Helm cannot ask the cluster"],
@@ -193,9 +203,12 @@ function valuePaths(value: Json, node: Json, prefix = ""): string[] {
     .toSorted();
 }
 
-/** Paths of objects with named properties that take others besides. */
+/** Paths of objects with named properties that take others besides. What is judged by its kind takes what its kind takes. */
 function openObjects(node: Json, path = ""): string[] {
   if (node === null || typeof node !== "object") return [];
-  const own = node.properties !== undefined && node.additionalProperties !== false ? [path || "/"] : [];
-  return [...own, ...Object.entries(node).flatMap(([key, child]) => openObjects(child, `${path}/${key}`))];
+  const kinds = (node.allOf ?? []).filter((each: Json) => each.if !== undefined);
+  const isClosed = node.additionalProperties === false || kinds.length > 0;
+  const own = node.properties !== undefined && !isClosed ? [path || "/"] : [];
+  const below = Object.entries(node).filter(([key]) => key !== "if");
+  return [...own, ...below.flatMap(([key, child]) => openObjects(child, `${path}/${key}`))];
 }
