@@ -357,7 +357,7 @@ export const startStopCases: readonly ChecklistCase[] = [
         await env.client.patch(`/api/v1/namespaces/${pods.namespace}/serviceaccounts/default`, { imagePullSecrets });
         // An API server gives pods what it has seen of the account by a watch of its own.
         await waitFor({ what: "the API server to give pods the account's pull secret" }, async () => {
-          const trial = { metadata: { name: "trial" }, spec: { containers: [container] } };
+          const trial = { metadata: { name: "trial" }, spec: { containers: [{ name: "main", image }] } };
           const pod = await env.client.create(`/api/v1/namespaces/${pods.namespace}/pods?dryRun=All`, trial);
           must(pod.spec.imagePullSecrets?.length === 1, pod.spec);
         });
