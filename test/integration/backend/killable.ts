@@ -1,0 +1,86 @@
+/** `vmlet backend` as a process of its own, which can be killed and started again. */
+import { spawn, type ChildProcess } from "node:child_process";
+import { writeFileSync } from "node:fs";
+import { request } from "node:http";
+import { join } from "node:path";
+import { expect, vi } from "vitest";
+import type { Machine } from "../../../src/provider/machine.ts";
+
+export const BACKEND_PROGRAM = join(import.meta.dirname, "../../../src/cli/main.ts");
+export const PATIENCE = { timeout: 30_000, interval: 10 };
+
+export class KillableBackend {
+  readonly stateDir: string;
+  readonly configFile: string;
+  readonly #socket: string;
+  #process: ChildProcess | undefined;
+
+  /** @param dir is there, and holds all of it; @param more of its configuration */
+  constructor(dir: string, more: object = {}) {
+    this.stateDir = join(dir, "state");
+    this.configFile = join(dir, "backend.yaml");
+    this.#socket = join(dir, "api");
+    const config = {
+      apiVersion: "vmlet.dev/v1",
+      kind: "BackendConfig",
+      stateDir: this.stateDir,
+      listen: { socket: this.#socket },
+      ...more,
+    };
+    writeFileSync(this.configFile, JSON.stringify(config));
+  }
+
+  async start(): Promise<void> {
+    const argv = [BACKEND_PROGRAM, "backend", "--config", this.configFile];
+    this.#process = spawn(process.execPath, argv, { stdio: "ignore" });
+    await vi.waitFor(async () => expect((await this.call("GET", "/v1/info")).status).toBe(200), PATIENCE);
+  }
+
+  async kill(): Promise<void> {
+    const child = this.#process;
+    if (child === undefined || child.exitCode !== null || child.signalCode !== null) return;
+    const ended = new Promise((resolve) => child.once("exit", resolve));
+    child.kill("SIGKILL");
+    await ended;
+  }
+
+  call(method: string, path: string, body?: unknown): Promise<{ status: number; body: unknown; text: string }> {
+    return new Promise((resolve, reject) => {
+      const outgoing = request(
+        { socketPath: this.#socket, method, path, headers: { "content-type": "application/json" } },
+        (reply) => {
+          let text = "";
+          reply.on("data", (chunk) => (text += String(chunk)));
+          reply.on("end", () => {
+            const json = reply.headers["content-type"]?.startsWith("application/json") === true;
+            resolve({ status: reply.statusCode!, body: json && text !== "" ? JSON.parse(text) : undefined, text });
+          });
+          reply.on("error", reject);
+        },
+      );
+      outgoing.on("error", reject);
+      outgoing.end(body === undefined ? undefined : JSON.stringify(body));
+    });
+  }
+
+  async get(id: string): Promise<Machine> {
+    return (await this.call("GET", `/v1/machines/${id}`)).body as Machine;
+  }
+
+  async reaches(id: string, state: string): Promise<Machine> {
+    return await vi.waitFor(async () => {
+      const machine = await this.get(id);
+      expect(machine.state).toBe(state);
+      return machine;
+    }, PATIENCE);
+  }
+
+  /** The numbers of the lines `n=NUMBER` of the log of container `a`, whatever else the route tells of each. */
+  async logNumbers(id: string): Promise<number[]> {
+    const { text } = await this.call("GET", `/v1/machines/${id}/containers/a/logs`);
+    return text
+      .split("\n")
+      .flatMap((line) => /(?:^|\D)n=(\d+)/.exec(line)?.[1] ?? [])
+      .map(Number);
+  }
+}
