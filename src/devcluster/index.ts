@@ -24,6 +24,7 @@ import type { Json } from "./objects/object.ts";
 import { ObjectApi } from "./kinds/object-api.ts";
 import { createKubeletProxy, type KubeletProxy, type KubeletTarget } from "./http/kubelet-proxy.ts";
 import { ApiServer } from "./http/server.ts";
+import { Usage } from "./kubectl/usage.ts";
 import { Storage } from "./objects/storage.ts";
 
 export type { StoredObject } from "./objects/object.ts";
@@ -89,13 +90,16 @@ export async function startDevCluster(options: DevClusterOptions): Promise<DevCl
     find: (resource, key) => storage.get(resource, key),
     allow: options.allow,
   });
+  const kubelets = kubeletProxyOf(storage, options.kubeletCredential ?? { token });
+  const usage = new Usage({ objects, kubelets, clock, logger });
   const api = new ApiServer({
     objects,
     auth,
     clock,
     random,
     logger,
-    kubelets: kubeletProxyOf(storage, options.kubeletCredential ?? { token }),
+    kubelets,
+    usage,
     bookmarkIntervalMs: options.bookmarkIntervalMs ?? 60_000,
   });
 
@@ -113,7 +117,7 @@ export async function startDevCluster(options: DevClusterOptions): Promise<DevCl
   createSystemObjects(objects, { port, caBundle: certificate?.cert ?? "" });
   const binder = new Binder({ objects, clock, logger });
   if (options.binder !== false) binder.start();
-  const controllers = new ControllerManager({ objects, clock, logger });
+  const controllers = new ControllerManager({ objects, usage, clock, logger });
   if (options.controllers !== false) controllers.start();
 
   const kubeconfig = makeKubeconfig({ url, token, caBundle: certificate?.cert });

@@ -3,6 +3,7 @@ import { rfc3339, type Clock } from "../../util/clock.ts";
 import { mustFindKind, kindOf } from "../kinds/kinds.ts";
 import { objectKey, storageName, type Kind } from "../kinds/kind.ts";
 import type { DeleteOptions, ObjectApi, WriteContext } from "../kinds/object-api.ts";
+import { writeScale } from "../kinds/scale.ts";
 import { ApiStatusError } from "../objects/errors.ts";
 import type { Json, StoredObject } from "../objects/object.ts";
 
@@ -65,6 +66,13 @@ export class Actor {
   /** Writes the status, where it differs. */
   updateStatus(object: StoredObject, status: Json): StoredObject {
     return this.update({ ...object, status }, "status");
+  }
+
+  /** Sets the number of replicas by the subresource `scale`. @throws ApiStatusError when the API refuses */
+  scale(object: StoredObject, replicas: number): void {
+    const { namespace, name } = object.metadata;
+    const change = { type: "merge", body: { spec: { replicas } } } as const;
+    writeScale(this.objects, kindOf(object)!, { namespace: namespace!, name }, change, this.#context);
   }
 
   /** Deletes exactly this object. What is gone already is no failure. */

@@ -1,5 +1,6 @@
 /** All controllers of the cluster but the binder and those of namespaces, which no cluster can do without. */
 import type { Controller, ControllerOptions } from "./controller.ts";
+import { HorizontalPodAutoscalers, type ReadUsage } from "./autoscalers.ts";
 import { CronJobs } from "./cron-jobs.ts";
 import { DaemonSets } from "./daemon-sets.ts";
 import { Deployments } from "./deployments.ts";
@@ -18,7 +19,8 @@ export class ControllerManager {
   readonly #index: ObjectIndex;
   readonly #controllers: readonly Controller[];
 
-  constructor(options: Omit<ControllerOptions, "index">) {
+  /** @param options.usage what pods use, for those who scale by it */
+  constructor(options: Omit<ControllerOptions, "index"> & { usage: ReadUsage }) {
     this.#index = new ObjectIndex(options.objects.storage);
     const all = { ...options, index: this.#index };
     this.#controllers = [
@@ -31,6 +33,7 @@ export class ControllerManager {
       new CronJobs(all),
       new ServiceEndpoints(all),
       new DisruptionBudgets(all),
+      new HorizontalPodAutoscalers(all),
       new NodeLifecycle(all),
       new TaintEviction(all),
       new PodGarbageCollector(all),

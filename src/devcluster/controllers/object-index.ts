@@ -125,6 +125,7 @@ const SELECTORS = new Set([
   "apps/daemonsets",
   "batch/jobs",
   "policy/poddisruptionbudgets",
+  "autoscaling/horizontalpodautoscalers",
   "discovery.k8s.io/endpointslices",
 ]);
 

@@ -14,7 +14,7 @@ import { findKind } from "../kinds/kinds.ts";
 import type { ListResult } from "../kinds/listing.ts";
 import type { ObjectApi, User, WriteContext } from "../kinds/object-api.ts";
 import { scaleOf, writeScale } from "../kinds/scale.ts";
-import { Usage, USAGE_GROUP, USAGE_VERSION, usageKinds } from "../kubectl/usage.ts";
+import { USAGE_GROUP, USAGE_VERSION, usageKinds, type Usage } from "../kubectl/usage.ts";
 import {
   ApiStatusError,
   badRequest,
@@ -50,6 +50,8 @@ interface ApiServerOptions {
   logger: Logger;
   /** Takes requests for logs, exec, attach, port-forward and node proxies. */
   kubelets: KubeletProxy;
+  /** Answers for `metrics.k8s.io`. */
+  usage: Usage;
   /** How often an idle watch that allows bookmarks gets one. */
   bookmarkIntervalMs: number;
 }
@@ -61,7 +63,7 @@ export class ApiServer {
 
   constructor(options: ApiServerOptions) {
     this.#options = options;
-    this.#usage = new Usage(options);
+    this.#usage = options.usage;
     this.#watches = new Watches(options);
   }
 

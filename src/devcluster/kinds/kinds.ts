@@ -19,6 +19,7 @@ import {
 } from "./pod-rules.ts";
 import { forbiddenField, invalidValue, notSupported, required, type FieldCause } from "../objects/errors.ts";
 import { jobKinds } from "./jobs.ts";
+import { horizontalPodAutoscalers } from "./autoscalers.ts";
 import { policyKinds } from "./policies.ts";
 import { endpoints, services } from "./services.ts";
 import { workloadKinds } from "./workloads.ts";
@@ -486,7 +487,7 @@ export const kinds: readonly Kind[] = [
   serviceAccounts,
   services,
   ...workloadKinds,
-  ...policyKinds.filter(({ group }) => group === "autoscaling"),
+  horizontalPodAutoscalers,
   ...jobKinds,
   certificateSigningRequests,
   leases,

@@ -1,59 +1,8 @@
-/** Kinds that speak of other objects: autoscaling, disruption budgets, and the slices of a Service's endpoints. */
+/** Kinds that speak of other objects: disruption budgets, and the slices of a Service's endpoints. */
 import { invalidValue, required, type FieldCause } from "../objects/errors.ts";
 import type { Json, StoredObject } from "../objects/object.ts";
 import { bumpGeneration, defineKind, keepStatus, statusOnly } from "./kind.ts";
 import { validateIntOrPercent } from "./pod-template.ts";
-
-const scaleUp = {
-  stabilizationWindowSeconds: 0,
-  selectPolicy: "Max",
-  policies: [
-    { type: "Pods", value: 4, periodSeconds: 15 },
-    { type: "Percent", value: 100, periodSeconds: 15 },
-  ],
-};
-const scaleDown = { selectPolicy: "Max", policies: [{ type: "Percent", value: 100, periodSeconds: 15 }] };
-
-function validateAutoscaler({ spec }: StoredObject): FieldCause[] {
-  const causes: FieldCause[] = [];
-  if (spec.minReplicas < 1)
-    causes.push(invalidValue("spec.minReplicas", spec.minReplicas, "must be greater than or equal to 1"));
-  if (!(spec.maxReplicas >= 1))
-    causes.push(invalidValue("spec.maxReplicas", spec.maxReplicas ?? 0, "must be greater than 0"));
-  else if (spec.maxReplicas < spec.minReplicas)
-    causes.push(invalidValue("spec.maxReplicas", spec.maxReplicas, "must be greater than or equal to `minReplicas`"));
-  for (const field of ["kind", "name"])
-    if (!spec.scaleTargetRef?.[field]) causes.push(required(`spec.scaleTargetRef.${field}`));
-  return causes;
-}
-
-const horizontalPodAutoscalers = defineKind({
-  group: "autoscaling",
-  version: "v2",
-  kind: "HorizontalPodAutoscaler",
-  model: "V2HorizontalPodAutoscaler",
-  resource: "horizontalpodautoscalers",
-  shortNames: ["hpa"],
-  categories: ["all"],
-  setDefaults(autoscaler) {
-    const spec = (autoscaler.spec ??= {});
-    spec.minReplicas ??= 1;
-    if (!spec.metrics?.length) {
-      const target = { type: "Utilization", averageUtilization: 80 };
-      spec.metrics = [{ type: "Resource", resource: { name: "cpu", target } }];
-    }
-    if (spec.behavior) {
-      spec.behavior.scaleUp = { ...structuredClone(scaleUp), ...spec.behavior.scaleUp };
-      spec.behavior.scaleDown = { ...structuredClone(scaleDown), ...spec.behavior.scaleDown };
-    }
-  },
-  prepareCreate(autoscaler) {
-    autoscaler.status = { desiredReplicas: 0, currentMetrics: null };
-  },
-  validate: validateAutoscaler,
-  update: { prepare: keepStatus, validate: (next) => validateAutoscaler(next) },
-  subresources: { status: statusOnly },
-});
 
 function validateBudget({ spec }: StoredObject): FieldCause[] {
   if (spec.minAvailable !== undefined && spec.maxUnavailable !== undefined)
@@ -115,4 +64,4 @@ const endpointSlices = defineKind({
 });
 
 /** In the order of discovery. */
-export const policyKinds = [horizontalPodAutoscalers, endpointSlices, podDisruptionBudgets];
+export const policyKinds = [endpointSlices, podDisruptionBudgets];

@@ -68,9 +68,12 @@ export class Usage {
     this.#logger = options.logger;
   }
 
-  /** The list, or with a name the one object. @throws ApiStatusError 404 while there is no usage of it */
-  async answer(query: UsageQuery): Promise<Json> {
-    const items = query.resource === "nodes" ? await this.#nodes(query) : await this.#pods(query);
+  /**
+   * The list, or with a name the one object. It may take some seconds, and a kubelet that does not answer is left out.
+   * @throws ApiStatusError 404 while there is no usage of it; the signal's reason
+   */
+  async answer(query: UsageQuery, signal?: AbortSignal): Promise<Json> {
+    const items = query.resource === "nodes" ? await this.#nodes(query, signal) : await this.#pods(query, signal);
     const kind = usageKinds.find(({ resource }) => resource === query.resource)!.kind;
     const apiVersion = `${USAGE_GROUP}/${USAGE_VERSION}`;
     if (query.name === undefined) return { kind: `${kind}List`, apiVersion, metadata: {}, items };
@@ -79,9 +82,12 @@ export class Usage {
     throw new ApiStatusError(404, "NotFound", `${kind.toLowerCase()}.${USAGE_GROUP} "${name}" not found`, {});
   }
 
-  async #nodes(query: UsageQuery): Promise<Json[]> {
+  async #nodes(query: UsageQuery, signal: AbortSignal | undefined): Promise<Json[]> {
     const nodes = this.#select(query);
-    const windows = await this.#windows(nodes.map(({ metadata }) => metadata.name));
+    const windows = await this.#windows(
+      nodes.map(({ metadata }) => metadata.name),
+      signal,
+    );
     return nodes.flatMap((node) => {
       const window = windows.get(node.metadata.name);
       if (window === undefined) return [];
@@ -89,9 +95,9 @@ export class Usage {
     });
   }
 
-  async #pods(query: UsageQuery): Promise<Json[]> {
+  async #pods(query: UsageQuery, signal: AbortSignal | undefined): Promise<Json[]> {
     const pods = this.#select(query).filter(({ spec }) => spec.nodeName !== undefined);
-    const windows = await this.#windows([...new Set(pods.map(({ spec }) => spec.nodeName as string))]);
+    const windows = await this.#windows([...new Set(pods.map(({ spec }) => spec.nodeName as string))], signal);
     return pods.flatMap((pod) => {
       const window = windows.get(pod.spec.nodeName);
       if (window === undefined) return [];
@@ -110,12 +116,16 @@ export class Usage {
     return [...this.#objects.list(kind, namespace, { labelSelector }).items];
   }
 
-  async #windows(nodeNames: readonly string[]): Promise<Map<string, { earlier: Look; later: Look }>> {
+  async #windows(
+    nodeNames: readonly string[],
+    signal: AbortSignal | undefined,
+  ): Promise<Map<string, { earlier: Look; later: Look }>> {
     const windows = await Promise.all(
       nodeNames.map(async (name) => {
         try {
-          return [[name, await this.#window(name)] as const];
+          return [[name, await this.#window(name, signal)] as const];
         } catch (thrown) {
+          signal?.throwIfAborted();
           this.#logger.warn({ node: name, err: thrown }, "The kubelet tells no usage");
           return [];
         }
@@ -124,11 +134,11 @@ export class Usage {
     return new Map(windows.flat());
   }
 
-  async #window(nodeName: string): Promise<{ earlier: Look; later: Look }> {
+  async #window(nodeName: string, signal: AbortSignal | undefined): Promise<{ earlier: Look; later: Look }> {
     let earlier = this.#looks.get(nodeName);
     const age = (look: Look) => this.#clock.monotonic() - look.monotonicAt;
     if (earlier === undefined || age(earlier) > MAX_WINDOW_MS) earlier = await this.#look(nodeName);
-    while (age(earlier) < MIN_WINDOW_MS) await this.#clock.sleep(MIN_WINDOW_MS - age(earlier));
+    while (age(earlier) < MIN_WINDOW_MS) await this.#clock.sleep(MIN_WINDOW_MS - age(earlier), signal);
     const later = await this.#look(nodeName);
     this.#looks.set(nodeName, later);
     return { earlier, later };

@@ -51,6 +51,7 @@ describe.skipIf(process.arch !== "x64" || process.platform !== "linux")("kubectl
     await run("wait --for=condition=Available deployment/web --timeout=20s");
     await run("scale deployment/web --replicas=2");
     await run("autoscale deployment/web --min=1 --max=3");
+    await run("wait --for=condition=AbleToScale hpa/web --timeout=20s");
     await run("expose deployment/web --port=80");
     expect(await run("get hpa,service,endpointslices,rs")).toContain("Deployment/web");
     await run("create job once --image=busybox -- true");

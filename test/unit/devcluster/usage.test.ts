@@ -45,14 +45,11 @@ function setUp() {
     reads: () => reads,
     breakKubelet: () => (isDown = true),
     /** The answer, with the time that it waits for. */
-    async ask(query: Partial<UsageQuery>) {
-      const answer = usage.answer({
-        resource: "pods",
-        namespace: undefined,
-        name: undefined,
-        labelSelector: undefined,
-        ...query,
-      });
+    async ask(query: Partial<UsageQuery>, signal?: AbortSignal) {
+      const answer = usage.answer(
+        { resource: "pods", namespace: undefined, name: undefined, labelSelector: undefined, ...query },
+        signal,
+      );
       answer.catch(() => undefined);
       await clock.advance(5_000);
       return await answer;
@@ -98,4 +95,13 @@ test("of a kubelet that does not answer there is no usage", async () => {
   await expect(ask({ namespace: "default", name: "web" })).rejects.toMatchObject({
     body: { code: 404, message: 'podmetrics.metrics.k8s.io "default/web" not found' },
   });
+});
+
+test("who goes away waits for no second look", async () => {
+  const { ask, reads } = setUp();
+  const leaving = new AbortController();
+  const answer = ask({}, leaving.signal);
+  leaving.abort(new Error("gone"));
+  await expect(answer).rejects.toThrow("gone");
+  expect(reads()).toBe(1);
 });
