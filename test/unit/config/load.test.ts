@@ -148,6 +148,10 @@ describe("a configuration file", () => {
       "nodes:\n  - name: a\n    provider: { type: http-vm, url: https://vms, certFile: /cert }\n",
     ],
     [
+      "nodes[0].provider.url: is no address: https://host:port",
+      "nodes:\n  - name: a\n    provider: { type: http-vm, url: https://<BACKEND> }\n",
+    ],
+    [
       "nodes[0].provider.url: credentials do not belong in an address; use tokenFile",
       "nodes:\n  - name: a\n    provider: { type: http-vm, url: https://me:secret@vms }\n",
     ],
