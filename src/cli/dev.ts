@@ -116,7 +116,8 @@ async function openBackend(options: DevOptions, stateDir: string, logger: Logger
       tokenFile: tokenFileIn(stateDir),
       engine:
         options.engine === "process"
-          ? { type: "process", standIns: true }
+          ? // In a cluster that others use as well, a stand-in could be taken for the real thing.
+            { type: "process", standIns: options.kubeconfig === undefined }
           : { type: options.engine, ...(options.engine === "vm" && { warmPool: 1 }) },
     }),
     "(vmlet dev)",

@@ -88,7 +88,7 @@ export const lifecycleCases: readonly ChecklistCase[] = [
     ids: ["P06", "P16"],
     name: "a restarted container has a new id, counts its restart and tells how it ended before",
     async run({ pods, create, shell, file }) {
-      const script = `if [ -e ${file("seen")} ]; then ${serve}; fi; touch ${file("seen")}; sleep 1; exit 5`;
+      const script = `if [ -e ${file("seen")} ]; then ${serve}; fi; touch ${file("seen")}; sleep 3; exit 5`;
       await create("again", { restartPolicy: "Always", containers: [shell("main", script)] });
       const first = await pods.until(
         "again",
