@@ -5,6 +5,7 @@ import type { Json } from "../objects/object.ts";
 import { reviewKinds } from "../auth/reviews.ts";
 import { fieldsOf, type FieldType } from "../objects/schema.ts";
 import { USAGE_GROUP, USAGE_VERSION, usageKinds } from "./usage.ts";
+import { descriptionsOf } from "./descriptions.ts";
 
 /** The release whose behaviour and models this server follows. */
 export const KUBERNETES_VERSION = { major: "1", minor: "36", gitVersion: "v1.36.0-devcluster" };
@@ -223,14 +224,20 @@ function schemaOfType(type: FieldType, refBase: string, seen: Set<string>): Json
   }
 }
 
-/** The schemas of some kinds and of all that they refer to, with the patch strategies that `kubectl apply` reads. */
+/**
+ * The schemas of some kinds and of all that they refer to, with the patch strategies that `kubectl apply` reads and the
+ * descriptions that `kubectl explain` shows.
+ */
 function schemas(ofKinds: readonly Kind[], refBase: string): Json {
   const out: Record<string, Json> = {};
   const queue = new Set(ofKinds.map((kind) => kind.model));
   for (const model of queue) {
     const properties: Record<string, Json> = {};
+    const described = descriptionsOf(model);
     for (const [field, { type, mergeKey }] of fieldsOf(model)) {
+      const description = described.fields.get(field);
       properties[field] = {
+        ...(description !== undefined && { description }),
         ...schemaOfType(type, refBase, queue),
         ...(mergeKey !== undefined && { "x-kubernetes-patch-strategy": "merge" }),
         ...(mergeKey && { "x-kubernetes-patch-merge-key": mergeKey }),
@@ -238,6 +245,7 @@ function schemas(ofKinds: readonly Kind[], refBase: string): Json {
     }
     const kind = ofKinds.find((k) => k.model === model);
     out[schemaName(model)] = {
+      ...(described.kind !== undefined && { description: described.kind }),
       type: "object",
       properties,
       ...(kind && {

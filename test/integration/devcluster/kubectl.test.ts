@@ -62,6 +62,15 @@ describe.skipIf(process.arch !== "x64" || process.platform !== "linux")("kubectl
     expect(await run("get pods,rs -o name")).toBe("");
   });
 
+  test.each([
+    ["pods", "Pod is a collection of containers that can run on a host."],
+    ["deployments.spec.minReadySeconds", "Minimum number of seconds for which a newly created pod should be ready"],
+    ["pods.spec.containers.resources", "ResourceRequirements describes the compute resource requirements."],
+    ["hpa.spec.maxReplicas", "upper limit for the number of replicas to which the autoscaler can scale up"],
+  ])("explain %s has a description", async (path, text) => {
+    expect((await kubectl.run(["explain", path])).replaceAll(/\s+/g, " ")).toContain(text);
+  });
+
   test("a kind that is not there is called by its name", async () => {
     const manifest = join(dir, "widget.yaml");
     await writeFile(manifest, "apiVersion: example.com/v1\nkind: Widget\nmetadata: { name: w }\n");
