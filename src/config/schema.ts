@@ -127,7 +127,9 @@ const httpVmSchema = z
         "must begin with https:// or unix:/; plain http:// shows every secret to the network and is for 127.0.0.1 only",
       )
       .refine((url) => !/^https?:\/\/[^/]*@/.test(url), "credentials do not belong in an address; use tokenFile")
-      .refine((url) => !/^https?:/.test(url) || URL.canParse(url), "is no address: https://host:port")
+      .refine((url) => !/^https?:/.test(url) || url.includes("@") || URL.canParse(url), {
+        error: ({ input }) => `the backend's address ${String(input)} is no URL; give https://host:port`,
+      })
       .describe("Base address of the Machine API: https://host:port or unix:/path/to/socket; http:// on loopback."),
     tokenFile: z.string().optional().describe("File with the bearer token; read again when it changes."),
     caFile: z.string().optional().describe("CA certificates that sign the backend's certificate (PEM)."),

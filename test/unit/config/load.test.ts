@@ -148,7 +148,7 @@ describe("a configuration file", () => {
       "nodes:\n  - name: a\n    provider: { type: http-vm, url: https://vms, certFile: /cert }\n",
     ],
     [
-      "nodes[0].provider.url: is no address: https://host:port",
+      "nodes[0].provider.url: the backend's address https://<BACKEND> is no URL; give https://host:port",
       "nodes:\n  - name: a\n    provider: { type: http-vm, url: https://<BACKEND> }\n",
     ],
     [
