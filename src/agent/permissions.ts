@@ -205,7 +205,10 @@ export function describePermission({ attributes: a }: Permission): string {
   return `${a.verb} ${resource}${group}${a.name && a.name !== "probe" ? ` "${a.name}"` : ""}${a.namespace ? ` in ${a.namespace}` : ""}`;
 }
 
-/** What `node` needs by this configuration. @returns of the certificate mode the process' own alone: the rest is asked by a running agent */
+/**
+ * What `node` needs by this configuration.
+ * @returns of the certificate mode the process' own alone: the rest is asked by a running agent
+ */
 export function configuredPermissions(config: AgentConfig, node: NodeConfig): Permission[] {
   const { mode } = config.identity;
   return nodePermissions(node.name, {

@@ -127,7 +127,7 @@ export class OwnContainerd {
     await this.#untilReady(child, signal);
   }
 
-  /** Writes down what containerd will not know of containers that have ended without it, or end until it has started. */
+  /** Writes down what containerd will not know of containers that ended without it, or end until it has started. */
   async #keepExits(untilStarted: AbortSignal): Promise<void> {
     await watchTaskExits(join(this.#runDir, "state"), untilStarted, (id, exit) => writeJson(this.#exitFile(id), exit));
   }
