@@ -34,9 +34,16 @@ export async function makeVolumes({ dir, spec }: Home): Promise<void> {
   }
 }
 
-export function applyFiles({ secretDir, spec }: Home, volume: Extract<Volume, { type: "files" }>): void {
-  const group = spec.security?.fs_group;
-  writeFilesVolume(join(secretDir, "files", volume.name), volume.files, group === undefined ? {} : { group });
+export function applyFiles(home: Home, volume: Extract<Volume, { type: "files" }>): void {
+  const group = home.spec.security?.fs_group;
+  writeFilesVolume(volumeDir(home, volume), volume.files, group === undefined ? {} : { group });
+}
+
+/** Where the containers have it from: files are secrets. */
+function volumeDir({ dir, secretDir }: Home, { type, name }: Volume): string {
+  const onDisk = join(dir, "volumes", name);
+  // Containers have the folder of an earlier version mounted.
+  return type === "files" && !existsSync(onDisk) ? join(secretDir, "files", name) : onDisk;
 }
 
 /**
@@ -46,24 +53,18 @@ export function applyFiles({ secretDir, spec }: Home, volume: Extract<Volume, { 
  * @throws ContainerError when there is no such volume, or no such part of it
  */
 export async function volumeSource(
-  { dir, secretDir, spec }: Home,
+  home: Home,
   container: string,
   mount: Mount,
   { image, at }: { image: string | undefined; at: string },
 ): Promise<{ source: string; writable: boolean }> {
-  const volume = (spec.volumes ?? []).find(({ name }) => name === mount.volume);
+  const volume = (home.spec.volumes ?? []).find(({ name }) => name === mount.volume);
   if (volume === undefined)
     throw new ContainerError(
       "CreateContainerConfigError",
       `container ${container}: there is no volume ${JSON.stringify(mount.volume)}`,
     );
-  // Files are secrets.
-  const source =
-    volume.type === "image"
-      ? image
-      : volume.type === "files"
-        ? join(secretDir, "files", volume.name)
-        : join(dir, "volumes", volume.name);
+  const source = volume.type === "image" ? image : volumeDir(home, volume);
   if (source === undefined)
     throw new ContainerError("ImageVolumeMountFailed", `volume ${volume.name}: its image is not there`);
   const writable = volume.type === "empty_dir" && mount.read_only !== true;

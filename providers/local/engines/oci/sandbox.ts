@@ -44,7 +44,7 @@ import {
   type SandboxStats,
   type ShimExit,
 } from "../../engine.ts";
-import { writeFilesVolume } from "../../bundle/volume-files.ts";
+import { applyFiles, makeVolumes, volumeInodes, volumeSource, volumeStats } from "../../bundle/host-volumes.ts";
 import { findTool, run } from "../../host/command.ts";
 import { machineHash } from "../../host/machine-hash.ts";
 import { readFileIfExists, writeFileAtomic } from "../../host/files.ts";
@@ -66,7 +66,7 @@ import { heldNamespaces, holdPause, holdProcesses, isNamespace, type PauseProces
 import { readPid } from "./runtime.ts";
 import { seccompProfile } from "../../bundle/seccomp.ts";
 import { containerUser } from "../../bundle/users.ts";
-import { containerMounts, makeVolume, volumeDir, volumeStats } from "./volumes.ts";
+import { containerMounts } from "./mounts.ts";
 
 interface SandboxRecord {
   attachment: Attachment;
@@ -107,7 +107,7 @@ export async function openSandbox(context: OciContext, home: MachineHome, signal
   );
   await mountTmpfs(join(dir, "shm"), { sizeBytes: SHM_BYTES, mode: "1777" });
   await makeEtc(join(dir, "etc"), spec, { hostname, address: attachment.address });
-  for (const volume of spec.volumes ?? []) await makeVolume(home, volume);
+  await makeVolumes(home);
 
   signal.throwIfAborted();
   const pause =
@@ -336,31 +336,21 @@ export class OciSandbox implements Sandbox {
         };
       }),
     );
-    const volumes = await Promise.all(
-      (this.#home.spec.volumes ?? [])
-        .filter((volume) => volume.type === "empty_dir")
-        .map((volume) => volumeStats(this.#home.dir, this.#meter, volume)),
-    );
     return {
       containers: samples.filter((sample) => sample !== undefined),
-      volumes,
+      volumes: await volumeStats(this.#home, this.#meter),
       ...(network === undefined ? {} : { network }),
     };
   }
 
   async inodes(containers: readonly ContainerRef[]): Promise<SandboxInodes> {
     const count = async (name: string, path: string) => [name, await this.#meter.inodes(path)] as const;
-    const onDisk = (this.#home.spec.volumes ?? []).filter(
-      (volume) => volume.type === "empty_dir" && volume.medium === "disk",
-    );
     const layers = containers.map((container) => count(container.name, this.#upper(container)));
-    const volumes = onDisk.map(({ name }) => count(name, join(this.#home.dir, "volumes", name)));
-    return { containers: new Map(await Promise.all(layers)), volumes: new Map(await Promise.all(volumes)) };
+    return { containers: new Map(await Promise.all(layers)), volumes: await volumeInodes(this.#home, this.#meter) };
   }
 
   async applyFiles(volume: Extract<Volume, { type: "files" }>): Promise<void> {
-    const group = this.#home.spec.security?.fs_group;
-    writeFilesVolume(volumeDir(this.#home, volume), volume.files, group === undefined ? {} : { group });
+    applyFiles(this.#home, volume);
   }
 
   async resize(container: ContainerRef, resources: ContainerResources): Promise<void> {
