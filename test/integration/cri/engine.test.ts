@@ -1,6 +1,6 @@
 import { spawn } from "node:child_process";
 import { existsSync, readdirSync, readFileSync, writeFileSync } from "node:fs";
-import { join } from "node:path";
+import { dirname, join } from "node:path";
 import { afterAll, expect, test } from "vitest";
 import { cgroupVersion } from "../../../providers/local/bundle/cgroup.ts";
 import { CriClient } from "../../../providers/local/engines/cri/client.ts";
@@ -166,6 +166,15 @@ else {
       await bench().reaches(id, "running");
       await bench().until(() => expect(processesOf(id, "sleep")).toHaveLength(1));
       await bench().until(() => expect(shims()).toBe(1));
+    });
+
+    test("a backend that ends without machines leaves neither containerd nor network behind", async () => {
+      const pid = containerdPid();
+      const bridge = `/sys/class/net/${network.bridge}`;
+      expect(existsSync(bridge)).toBe(true);
+      await bench().provider.close();
+      expect([existsSync(bridge), existsSync(dirname(socket())), processStat(pid)]).toEqual([false, false, undefined]);
+      await bench().open();
     });
 
     test("a machine that is deleted leaves nothing of it in the runtime, on the network or in control groups", async () => {

@@ -297,10 +297,13 @@ class CriEngine implements Engine {
     const isUnused = this.#isOpen && (await this.#isUnused());
     this.#client.close();
     this.#closed.abort(new Error("the backend is stopping"));
-    network?.close();
-    if (!isUnused) return;
+    if (!isUnused) {
+      network?.close();
+      return;
+    }
     await new Cgroup(cgroupRoot).remove().catch(() => undefined);
     await this.#own?.retire();
+    await network?.remove();
   }
 
   /** True when the runtime certainly has nothing of this backend any more. */
