@@ -44,7 +44,7 @@ import {
   type SandboxStats,
   type ShimExit,
 } from "../../engine.ts";
-import { applyFiles, makeVolumes, volumeInodes, volumeSource, volumeStats } from "../../bundle/host-volumes.ts";
+import { applyFiles, makeVolumes, volumeInodes, volumeStats } from "../../bundle/host-volumes.ts";
 import { findTool, run } from "../../host/command.ts";
 import { machineHash } from "../../host/machine-hash.ts";
 import { readFileIfExists, writeFileAtomic } from "../../host/files.ts";
