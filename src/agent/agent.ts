@@ -21,7 +21,7 @@ import { LeaderElector, NotLeaderError } from "../kube/leader-election.ts";
 import { resourcePath } from "../kube/paths.ts";
 import { KubeTransport } from "../kube/transport.ts";
 import { parseDuration } from "../resources/duration.ts";
-import type { Clock } from "../util/clock.ts";
+import { systemClock, type Clock } from "../util/clock.ts";
 import { toError } from "../util/errors.ts";
 import type { Random } from "../util/random.ts";
 import { EventLoopWatch } from "./event-loop.ts";
@@ -145,7 +145,8 @@ export class Agent {
     const elector = config.leaderElection.enabled ? createElector(options, self, metrics) : undefined;
     let isBuilt = false;
     const livez = new HealthChecks("livez");
-    const eventLoop = new EventLoopWatch(options.clock);
+    // By real time, whatever clock the agent goes by: it is this process's loop.
+    const eventLoop = new EventLoopWatch(systemClock);
     livez.add("event-loop", eventLoop.check);
     const readyz = new HealthChecks("readyz");
     readyz.add("started", () => (isBuilt ? undefined : "still starting"));
