@@ -169,6 +169,10 @@ else {
     });
 
     test("a backend that ends without machines leaves neither containerd nor network behind", async () => {
+      const { provider, signal } = bench();
+      const { items } = await provider.getPods({ labels: {}, signal });
+      for (const { id } of items) await provider.deletePod(id, { force: true, signal });
+      for (const { id } of items) await bench().reaches(id, "deleted");
       const pid = containerdPid();
       const bridge = `/sys/class/net/${network.bridge}`;
       expect(existsSync(bridge)).toBe(true);
