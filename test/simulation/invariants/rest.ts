@@ -61,7 +61,12 @@ function judgeStatus(world: World, pod: Json, machine: Machine): Violation | und
   if (world.history.of(pod.metadata.uid).refuses === "all") return undefined;
   const wrong = machine.containers.map((container) => judgeContainer(world, pod, container)).find(Boolean);
   if (wrong !== undefined) return new Violation("L4", wrong);
-  const isReady = machine.state === "running" && machine.containers.every((c) => c.kind !== "main" || c.ready);
+  // A pod is as ready as its containers and its sidecars (kubelet: GeneratePodReadyCondition).
+  const sidecars: string[] = (pod.spec.initContainers ?? [])
+    .filter((each: Json) => each.restartPolicy === "Always")
+    .map((each: Json) => each.name);
+  const counts = ({ kind, name }: ContainerState) => kind === "main" || sidecars.includes(name);
+  const isReady = machine.state === "running" && machine.containers.every((c) => !counts(c) || c.ready);
   const ready = pod.status.conditions.find(({ type }: Json) => type === "Ready")?.status;
   if ((ready === "True") !== isReady) return new Violation("L4", `readiness of the pod is not told: ${ready}`);
   return undefined;
