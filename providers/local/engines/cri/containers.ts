@@ -54,7 +54,7 @@ const NS_PER_MS = 1_000_000n;
 export class RuntimeContainers implements Shims {
   readonly #options: RuntimeContainersOptions;
   /** By the container's id with us: its id in the runtime. */
-  readonly #ids = new Map<string, { runtimeId: string; started: boolean }>();
+  readonly #ids = new Map<string, string>();
   /** By the id in the runtime. */
   readonly #watched = new Map<string, Watched>();
   /** By the container's id with us: how its sessions are closed. */
@@ -90,18 +90,18 @@ export class RuntimeContainers implements Shims {
   // --- which is which ---
 
   made({ id }: Pick<ContainerRef, "id">, runtimeId: string): void {
-    this.#ids.set(id, { runtimeId, started: false });
+    this.#ids.set(id, runtimeId);
   }
 
   forget({ id }: Pick<ContainerRef, "id">): void {
     const known = this.#ids.get(id);
-    if (known !== undefined) this.#watched.delete(known.runtimeId);
+    if (known !== undefined) this.#watched.delete(known);
     this.#ids.delete(id);
   }
 
   /** The id in the runtime; undefined when the runtime has no such container. */
   async find({ id }: Pick<ContainerRef, "id">): Promise<string | undefined> {
-    const known = this.#ids.get(id)?.runtimeId;
+    const known = this.#ids.get(id);
     if (known !== undefined) return known;
     const { client } = this.#options;
     const filter = { labelSelector: { ...this.#ours, [LABEL_INSTANCE]: id } };
@@ -114,8 +114,7 @@ export class RuntimeContainers implements Shims {
     const { client } = this.#options;
     const filter = { labelSelector: { ...this.#ours, [LABEL_MACHINE]: machine } };
     const { containers } = await client.runtime.listContainers({ filter }, client.within(QUICK_CALL_MS));
-    for (const { id, labels, state } of containers)
-      this.#ids.set(labels[LABEL_INSTANCE]!, { runtimeId: id, started: state !== ContainerState.CONTAINER_CREATED });
+    for (const { id, labels } of containers) this.#ids.set(labels[LABEL_INSTANCE]!, id);
   }
 
   /** Undefined when the runtime has no such container. */
@@ -144,11 +143,11 @@ export class RuntimeContainers implements Shims {
     } catch (thrown) {
       throw new Error(runtimeMessage(thrown), { cause: thrown });
     }
-    this.#ids.set(id, { runtimeId: command.runtimeId, started: true });
+    this.#ids.set(id, command.runtimeId);
   }
 
   watch(container: ContainerRef, _socket: string, events: ShimEvents): ShimWatch {
-    const runtimeId = this.#ids.get(container.id)?.runtimeId ?? "";
+    const runtimeId = this.#ids.get(container.id) ?? "";
     const watched: Watched = { container, runtimeId, events, startedSeen: false, looking: undefined };
     this.#watched.set(runtimeId, watched);
     this.#look(watched);
@@ -159,8 +158,12 @@ export class RuntimeContainers implements Shims {
     };
   }
 
+  /**
+   * One that is only created counts: the former backend has written down that it begins it, and its call may still be
+   * under way. It is never made again, its start is asked for again: the runtime starts a container once.
+   */
   everStarted({ id }: ContainerRef): boolean {
-    return this.#ids.get(id)?.started === true;
+    return this.#ids.has(id);
   }
 
   async attach(container: ContainerRef, _socket: string, options: StreamOptions): Promise<ProcessStreams> {
@@ -309,6 +312,7 @@ export class RuntimeContainers implements Shims {
       watched.startedSeen = true;
       events.started({ startedAt });
     }
+    if (status?.state === ContainerState.CONTAINER_CREATED) await this.#startAgain(watched);
     if (status !== undefined && status.state !== ContainerState.CONTAINER_EXITED) return;
     this.#watched.delete(runtimeId);
     if (status === undefined) events.exited({ exitCode: KILLED_EXIT, lost: true, finishedAt: clock.now() });
@@ -322,6 +326,24 @@ export class RuntimeContainers implements Shims {
       logger.warn({ err: thrown, container: container.id }, "Cannot hold a log to its limits"),
     );
     events.gone();
+  }
+
+  /** Asks for a start of which the runtime may know already: then it refuses, and nothing is done twice. */
+  async #startAgain(watched: Watched): Promise<void> {
+    const { client, logger } = this.#options;
+    const { container, runtimeId } = watched;
+    try {
+      await client.runtime.startContainer({ containerId: runtimeId }, client.within());
+    } catch (thrown) {
+      logger.debug({ err: thrown, container: container.id }, "The runtime does not start the container now");
+    }
+    // What became of it. While another call starts it, the next list tells.
+    if (watched.looking === false) watched.looking = await this.#isNoLongerNew(runtimeId);
+  }
+
+  async #isNoLongerNew(runtimeId: string): Promise<boolean> {
+    const status = await this.status(runtimeId).catch(() => undefined);
+    return status !== undefined && status.state !== ContainerState.CONTAINER_CREATED;
   }
 
   /** How a container has ended that had started. */

@@ -281,7 +281,9 @@ class CriSandbox implements Sandbox {
       client.within(QUICK_CALL_MS, this.#signal),
     );
     for (const { id, state, metadata } of containers) {
-      const isUnused = state === ContainerState.CONTAINER_EXITED || metadata?.attempt === attempt;
+      const isUnused =
+        state === ContainerState.CONTAINER_EXITED ||
+        (state === ContainerState.CONTAINER_CREATED && metadata?.attempt === attempt);
       if (isUnused) await unlessGone(client.runtime.removeContainer({ containerId: id }, client.within()));
     }
   }
