@@ -103,8 +103,10 @@ else {
       await bench().reaches(id, "running");
       await bench().provider.close();
       process.kill(containerdPid(), "SIGKILL");
+      const [command] = processesOf(id, "sh");
       writeFileSync(join(bench().stateDir, "machines", id, "engine/volumes/v/end"), "");
-      await bench().until(() => expect(processesOf(id, "sh")).toEqual([]));
+      // Its shim has seen the end.
+      await bench().until(() => expect(existsSync(`/proc/${command}`)).toBe(false));
       const before = Date.now();
       await bench().open();
       const { exit_code, reason, finished_at } = await bench().terminated(id, "a");
@@ -160,12 +162,13 @@ else {
     test("no shim is left of a sandbox whose first process was killed", async () => {
       const id = await bench().create({ restart_policy: "always", containers: [bench().shell("a", "sleep 1000")] });
       await bench().reaches(id, "running");
+      const before = shims();
       const [first] = processesOf(id, "/pause");
       process.kill(first!, "SIGKILL");
       await bench().until(() => expect(processesOf(id, "/pause")).not.toEqual([first]));
       await bench().reaches(id, "running");
       await bench().until(() => expect(processesOf(id, "sleep")).toHaveLength(1));
-      await bench().until(() => expect(shims()).toBe(1));
+      await bench().until(() => expect(shims()).toBeLessThanOrEqual(before));
     });
 
     test("a backend that ends without machines leaves neither containerd nor network behind", async () => {

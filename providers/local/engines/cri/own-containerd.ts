@@ -46,6 +46,10 @@ const SHIM = "containerd-shim-runc-v2";
 const PLUGIN_DIRS = ["/usr/lib/cni", "/opt/cni/bin", "/usr/libexec/cni"];
 const PLUGINS = ["bridge", "host-local"];
 const START_MS = 30_000;
+/** How long a containerd that runs may take to answer before it is started again. */
+const PATIENCE_MS = 15_000;
+/** Less than it may take to start. */
+const SHIM_TIMEOUT = "20s";
 const POLL_MS = 20;
 const STOP_MS = 10_000;
 const PULL_MS = 30_000;
@@ -92,8 +96,21 @@ export class OwnContainerd {
 
   /** Starts it, unless it runs; fulfilled when it answers. @throws Error with the end of its log when it does not */
   async start(signal: AbortSignal): Promise<void> {
-    if ((await this.#alive()) === undefined || !(await this.#answers(signal))) await this.#begin(signal);
+    if (!(await this.#isWell(signal))) await this.#begin(signal);
     await this.#provideSandboxImage(signal);
+  }
+
+  /** One that is slow is not started again: its start would be slower. */
+  async #isWell(signal: AbortSignal): Promise<boolean> {
+    const { clock } = this.#options;
+    const deadline = clock.monotonic() + PATIENCE_MS;
+    while ((await this.#alive()) !== undefined) {
+      if (await this.#answers(signal)) return true;
+      signal.throwIfAborted();
+      if (clock.monotonic() > deadline) return false;
+      await clock.sleep(POLL_MS, signal);
+    }
+    return false;
   }
 
   async #begin(signal: AbortSignal): Promise<void> {
@@ -299,6 +316,12 @@ level = "warn"
 address = ${text(this.socket)}
 [ttrpc]
 address = ${text(`${this.socket}.ttrpc`)}
+
+# It takes a shim that does not answer in time for dead, ends its containers and forgets how they ended: on a busy host
+# the usual 5 s and 2 s are too short.
+[timeouts]
+"io.containerd.timeout.shim.load" = "${SHIM_TIMEOUT}"
+"io.containerd.timeout.task.state" = "${SHIM_TIMEOUT}"
 
 [plugins."io.containerd.cri.v1.images"]
 # What a loss of power has left half written would be taken for whole.
