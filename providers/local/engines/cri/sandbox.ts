@@ -334,8 +334,8 @@ class CriSandbox implements Sandbox {
     const containerId = await containers.find(container);
     const status = containerId === undefined ? undefined : await containers.status(containerId);
     const terminationMessage = readMessage(this.#etc, container);
-    // What has run stays until the next instance begins: its end may have to be told again.
-    if (containerId !== undefined && exit.startError !== undefined)
+    // What has run, or may have, stays until the next instance begins: its end may have to be told again.
+    if (containerId !== undefined && status?.state === ContainerState.CONTAINER_CREATED)
       await unlessGone(client.runtime.removeContainer({ containerId }, client.within()));
     await this.#removePrepared(container);
     if (exit.startError !== undefined) return { exitCode: exit.exitCode, startError: exit.startError };
