@@ -2,7 +2,7 @@
 import { readdirSync, readFileSync } from "node:fs";
 import { join } from "node:path";
 import { afterAll, beforeAll, expect, test, vi } from "vitest";
-import { createVmEngine } from "../../../providers/local/engines/vm/engine.ts";
+import { VmEngine } from "../../../providers/local/engines/vm/engine.ts";
 import { HostNetwork } from "../../../providers/local/network/network.ts";
 import type { Machine } from "../../../src/provider/machine.ts";
 import { silentLogger } from "../../../src/telemetry/logger.ts";
@@ -15,7 +15,7 @@ import { busyboxImage, missingForImages, startRegistry, type TestRegistry } from
 
 const PATIENCE = { timeout: 150_000, interval: 50 };
 const { dir: _dir, ...network } = testNetwork("");
-const probe = createVmEngine({ stateDir: "/nonexistent", clock: systemClock, logger: silentLogger });
+const probe = new VmEngine({ stateDir: "/nonexistent", clock: systemClock, logger: silentLogger });
 const problems = (await probe.check()).filter(({ fatal }) => fatal).map(({ problem }) => problem);
 const missing = [...problems, ...[missingForImages() ?? []].flat()];
 

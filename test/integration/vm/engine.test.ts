@@ -1,8 +1,9 @@
+import { randomBytes } from "node:crypto";
 import { once } from "node:events";
 import { existsSync, readdirSync, readFileSync, rmSync, statSync, truncateSync } from "node:fs";
 import { dirname, join } from "node:path";
 import { afterAll, expect, test } from "vitest";
-import { createVmEngine } from "../../../providers/local/engines/vm/engine.ts";
+import { VmEngine } from "../../../providers/local/engines/vm/engine.ts";
 import { MAX_PORTS } from "../../../providers/local/engines/vm/ports.ts";
 import { run } from "../../../providers/local/host/command.ts";
 import { HostNetwork } from "../../../providers/local/network/network.ts";
@@ -17,7 +18,7 @@ import { backendSuite, text } from "../backend/suite.ts";
 /** Default: made from Debian packages at the first run, and kept in the cache. */
 const guestDir = process.env["VMLET_GUEST_DIR"];
 const createEngine = (stateDir: string, insecureRegistries: string[] = []) =>
-  createVmEngine({
+  new VmEngine({
     stateDir,
     clock: systemClock,
     logger: silentLogger,
@@ -75,6 +76,49 @@ if (missing.length > 0) {
       const id = await sleeper();
       const { stdout } = await run("uname", ["-r"]);
       expect((await output(id, "uname -r")).trim()).not.toBe(stdout.toString().trim());
+      await remove(id);
+    });
+
+    test("a machine's QEMU is a copy of a template, and runs as a user that no other has", async () => {
+      const both = await Promise.all([sleeper(), sleeper()]);
+      const users = await Promise.all(
+        both.map(async (id) => {
+          const [pid] = await vms(id);
+          expect(readFileSync(`/proc/${pid}/cmdline`, "latin1")).toContain(join(bench().stateDir, "vm/templates/"));
+          return statSync(`/proc/${pid}`).uid;
+        }),
+      );
+      expect(new Set([...users, 0]).size).toBe(3);
+      await Promise.all(both.map(remove));
+    });
+
+    test("files of Secrets and the environment are not on the machine's disk, what a container writes is", async () => {
+      const [written, file, variable, told] = Array.from({ length: 4 }, () => randomBytes(16).toString("hex"));
+      const files = [{ path: "k", mode: 0o400, content_b64: Buffer.from(file!).toString("base64") }];
+      const id = await bench().create({
+        volumes: [
+          { name: "s", type: "files", version: "1", files },
+          { name: "e", type: "empty_dir", medium: "disk" },
+        ],
+        containers: [
+          bench().shell("a", "sleep 1000", {
+            env: [{ name: "SECRET", value: variable! }],
+            mounts: [
+              { volume: "s", path: "/secret" },
+              { volume: "e", path: "/empty" },
+            ],
+          }),
+        ],
+      });
+      await bench().reaches(id, "running");
+      // In two halves, so that the command is not what is found.
+      const write = `printf %s%s ${written!.slice(0, 9)} ${written!.slice(9)} > /empty/written; sync`;
+      expect(await output(id, `cat /secret/k; echo $SECRET; : ${told}; ${write}`)).toBe(`${file}${variable}\n`);
+      const disk = join(bench().stateDir, "vm/v", keyOf(id), "disk.img");
+      // Without its holes, of which it mostly consists.
+      const content = (await run("tar", ["-Scf", "-", disk], { maxOutputBytes: 1 << 30 })).stdout;
+      const found = [written!, file!, variable!, told!].map((text) => content.includes(text));
+      expect(found).toEqual([true, false, false, false]);
       await remove(id);
     });
 

@@ -3,7 +3,7 @@ import { mkdtempSync, rmSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { afterAll, beforeAll, expect, test, vi } from "vitest";
-import { createVmEngine } from "../../../providers/local/engines/vm/engine.ts";
+import { VmEngine } from "../../../providers/local/engines/vm/engine.ts";
 import { tscKhz } from "../../../providers/local/engines/vm/frequency.ts";
 import { defaultGuestDir, hasGuest, makeGuest } from "../../../providers/local/engines/vm/guest.ts";
 import { GuestPorts } from "../../../providers/local/engines/vm/ports.ts";
@@ -15,7 +15,7 @@ import { silentLogger } from "../../../src/telemetry/logger.ts";
 import { systemClock } from "../../../src/util/clock.ts";
 import { leaveOut } from "../../support/left-out.ts";
 
-const engine = createVmEngine({ stateDir: "/nonexistent", clock: systemClock, logger: silentLogger });
+const engine = new VmEngine({ stateDir: "/nonexistent", clock: systemClock, logger: silentLogger });
 const problems = (await engine.check()).filter(({ fatal }) => fatal).map(({ problem }) => problem);
 
 if (problems.length > 0) leaveOut("sessions in a VM", problems);
@@ -67,6 +67,18 @@ else {
         closed: (error) => (error === undefined ? resolve(code) : reject(error)),
       });
     });
+
+  test("a guest tells its time, takes another, and QEMU says that it runs", async () => {
+    const { control } = started;
+    const time = async () => Number((await control.script("date +%s", signal)).trim());
+    await control.script("clock 1700000000000", signal);
+    expect(await time()).toBeGreaterThanOrEqual(1_700_000_000);
+    expect(await time()).toBeLessThan(1_700_000_600);
+    await control.script(`clock ${systemClock.now()}`, signal);
+    expect(Math.abs((await time()) - systemClock.now() / 1000)).toBeLessThan(60);
+    using connection = await Qmp.open(qmp, signal);
+    expect(await connection.execute("query-status")).toMatchObject({ status: "running" });
+  });
 
   test("a session begins also when the guest's kernel is late to hear that its host has come", async () => {
     // Ports' news come by a kernel thread, the bytes do not. This one gets next to no time.

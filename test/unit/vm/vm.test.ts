@@ -17,7 +17,13 @@ import type { ContainerLaunch } from "../../../providers/local/engine.ts";
 import { GuestControl, GuestError, quote } from "../../../providers/local/engines/vm/control.ts";
 import { tscKhz } from "../../../providers/local/engines/vm/frequency.ts";
 import { machineScript } from "../../../providers/local/engines/vm/identity.ts";
-import { attachDisk, probeAccelerator, PROCESSOR, Qemu } from "../../../providers/local/engines/vm/qemu.ts";
+import {
+  attachDisk,
+  kernelArguments,
+  probeAccelerator,
+  PROCESSOR,
+  Qemu,
+} from "../../../providers/local/engines/vm/qemu.ts";
 import { Qmp } from "../../../providers/local/engines/vm/qmp.ts";
 import { VmSandbox } from "../../../providers/local/engines/vm/sandbox.ts";
 import { vmSize } from "../../../providers/local/engines/vm/size.ts";
@@ -206,6 +212,14 @@ test("under KVM a guest has neither the host's virtualisation nor its counters",
   expect(features).toEqual(expect.arrayContaining(["-vmx", "-svm", "pmu=off"]));
 });
 
+test("under KVM the guest's kernel keeps its protections, which emulated cost too much", () => {
+  expect(kernelArguments("kvm", 2_400_000).split(" ")).toContain("mitigations=auto");
+  expect(kernelArguments("kvm")).not.toMatch(/mitigations=off|nokaslr|init_on_alloc=0|tsc_early_khz/);
+  expect(kernelArguments("tcg", 2_400_000).split(" ")).toEqual(
+    expect.arrayContaining(["mitigations=off", "tsc_early_khz=2400000"]),
+  );
+});
+
 describe("a guest's identity", () => {
   test("what a pod's author writes is quoted for the guest's shell", () => {
     const script = machineScript({
@@ -256,6 +270,24 @@ describe("QEMU's control socket", () => {
       rmSync(dir, { recursive: true });
     },
   );
+
+  test("a QEMU that sends events without end, and no answer, is cut off", async () => {
+    const dir = mkdtempSync(join(tmpdir(), "vmlet-qmp-"));
+    let sent = 0;
+    const server = createServer((socket) => {
+      const event = `${JSON.stringify({ event: "X".repeat(1000) })}\n`.repeat(64);
+      const more = () => {
+        while (!socket.destroyed && socket.write(event)) sent += event.length;
+      };
+      socket.on("error", () => undefined).on("drain", more);
+      more();
+    });
+    await new Promise<void>((listening) => server.listen(join(dir, "q"), listening));
+    await expect(Qmp.open(join(dir, "q"), AbortSignal.timeout(10_000))).rejects.toThrow("sends without end");
+    expect(sent).toBeLessThan(32 << 20);
+    server.close();
+    rmSync(dir, { recursive: true });
+  });
 
   test("a disk that a killed backend has plugged in halfway is plugged in", async () => {
     const dir = mkdtempSync(join(tmpdir(), "vmlet-qmp-"));

@@ -5,36 +5,45 @@
  */
 import { existsSync, readFileSync } from "node:fs";
 import { mkdir, rm } from "node:fs/promises";
-import { availableParallelism } from "node:os";
+import { availableParallelism, totalmem } from "node:os";
 import { join } from "node:path";
 import PQueue from "p-queue";
 import {
+  containersOf,
   type Clock,
   type Logger,
   type MachineSpec,
   type ProviderCapacity,
   ProviderError,
   Once,
+  pause,
   type ResourceAmounts,
 } from "../../../../src/provider/kit/index.ts";
 import { Cgroup } from "../../bundle/cgroup.ts";
-import { machinesShare } from "../../bundle/host-reserve.ts";
+import { checkResolvConf } from "../../bundle/host-resolv.ts";
+import { hostCapacity, machinesShare } from "../../bundle/host-reserve.ts";
+import { oomScoreAdj } from "../../bundle/machine-resources.ts";
 import type { Engine, HostProblem, MachineHome, Sandbox } from "../../engine.ts";
 import { findTool } from "../../host/command.ts";
+import { setOomScore } from "../../host/oom-score.ts";
 import { machineHash } from "../../host/machine-hash.ts";
-import { readdirAtomic, readFileIfExists, writeFileAtomic } from "../../host/files.ts";
+import { readdirAtomic, writeFileAtomic } from "../../host/files.ts";
+import { TornFiles } from "../../host/torn-files.ts";
 import { HostImages, type HostImagesOptions } from "../../images/host-images.ts";
 import { containerPorts, DEFAULT_HOST_PORTS, requireHostPorts } from "../../network/host-ports.ts";
-import { HostNetwork, type NetworkOptions, refusedRanges } from "../../network/network.ts";
+import { checkForwarding } from "../../network/forward-policy.ts";
+import { DEFAULT_BRIDGE, HostNetwork, type NetworkOptions, refusedRanges } from "../../network/network.ts";
 import type { SeccompSource } from "../../bundle/seccomp.ts";
 import { VM_CAPABILITIES } from "../capabilities.ts";
 import { tscKhz } from "./frequency.ts";
-import { checkGuest, defaultGuestDir, hasGuest, makeGuest } from "./guest.ts";
+import { checkGuest, defaultGuestDir, hasGuest, makeGuest, outdatedPackages } from "./guest.ts";
 import { VmPool } from "./pool.ts";
 import { probeAccelerator, Qemu, QEMU } from "./qemu.ts";
 import { openSandbox, VmSandbox } from "./sandbox.ts";
 import { vmSize } from "./size.ts";
+import { checkUsers, type UserRange, VmUsers } from "./users.ts";
 import { destroyVm, Vm, type VmContext, vmKeys } from "./vm.ts";
+import { vmGroups } from "./vm-groups.ts";
 import { warming } from "./warm.ts";
 
 interface VmEngineOptions {
@@ -42,6 +51,8 @@ interface VmEngineOptions {
   stateDir: string;
   /** What machines may have together; never more than the host can spare. */
   capacity?: ResourceAmounts | undefined;
+  /** What the host keeps for its own programs. */
+  systemReserved?: ResourceAmounts | undefined;
   clock: Clock;
   logger: Logger;
   /** Folder of the guest image, made when it is not there. Default: in the user's cache. */
@@ -57,6 +68,8 @@ interface VmEngineOptions {
   /** Size of a machine's own disk, bytes; sparse. */
   scratchBytes?: number | undefined;
   bootTimeoutMs?: number | undefined;
+  /** Of the VMs. */
+  users?: UserRange | undefined;
   images?: Omit<HostImagesOptions, "dir" | "clock" | "logger"> | undefined;
   network?: Omit<NetworkOptions, "dir"> | undefined;
   /** Ports of this host that the backend itself serves on. */
@@ -73,18 +86,16 @@ const DEFAULT_PIDS_LIMIT = 4096;
 /** What the host asks of a guest is done in milliseconds, unless the guest hangs. */
 const CALL_MS = 60_000;
 const COLLECT_PERIOD_MS = 5 * 60_000;
+const SWEEP_RETRY_MS = 30_000;
 
 const TOOLS = [
   [QEMU, "qemu-system-x86"],
   ["mksquashfs", "squashfs-tools"],
   ["mke2fs", "e2fsprogs"],
   ["tar", "tar"],
+  ["ldd", "libc-bin"],
   ["cp", "coreutils"],
 ] as const;
-
-export function createVmEngine(options: VmEngineOptions): Engine {
-  return new VmEngine(options);
-}
 
 /** Which VM a machine lives in. */
 interface MachineVm {
@@ -92,13 +103,16 @@ interface MachineVm {
   key: string;
 }
 
-class VmEngine implements Engine {
+export class VmEngine implements Engine {
   readonly name = "vm";
   readonly capabilities = VM_CAPABILITIES;
   readonly images: HostImages;
+  /** QEMU beside the guest's memory, and the shim of each container. */
+  readonly overhead = { machineBytes: 72 * 1024 ** 2, containerBytes: 32 * 1024 ** 2 };
   readonly #options: VmEngineOptions;
   readonly #network: HostNetwork;
   readonly #records: string;
+  readonly #torn: TornFiles;
   readonly #guestDir: string;
   readonly #context = new Once(() => this.#prepare());
   #pool: VmPool | undefined;
@@ -106,6 +120,7 @@ class VmEngine implements Engine {
   #cancelCollect: (() => void) | undefined;
   /** Of all VMs. */
   readonly #group: Cgroup;
+  readonly #groupPath: string;
 
   constructor(options: VmEngineOptions) {
     const { stateDir, clock, logger } = options;
@@ -119,7 +134,9 @@ class VmEngine implements Engine {
     });
     this.#network = new HostNetwork({ dir: join(stateDir, "network"), ...options.network });
     this.#records = join(stateDir, "vm/machines");
-    this.#group = new Cgroup(`/vmlet-${machineHash(stateDir)}`);
+    this.#groupPath = `/vmlet-${machineHash(stateDir)}`;
+    this.#group = new Cgroup(this.#groupPath);
+    this.#torn = new TornFiles(stateDir, logger);
     this.#guestDir = options.guestDir ?? defaultGuestDir();
   }
 
@@ -141,19 +158,24 @@ class VmEngine implements Engine {
           cure: `install the package ${debian} (Debian: apt-get install ${debian})`,
         });
     }
-    problems.push(...checkGuest(this.#guestDir));
+    problems.push(...(await checkGuest(this.#guestDir, this.#options.clock.now())));
     if (!existsSync(this.#seccompProfile()))
       problems.push({
         fatal: true,
         problem: `the default seccomp profile ${this.#seccompProfile()} is missing`,
         cure: "install the package containers-common (Debian: golang-github-containers-common)",
       });
+    problems.push(...checkUsers(this.#options.users));
     if (!existsSync("/dev/kvm"))
       problems.push({
         fatal: false,
         problem: "/dev/kvm is missing: machines are emulated, several times slower",
         cure: "run the backend on a host with hardware virtualisation, or pass the device in (--device /dev/kvm)",
       });
+    problems.push(
+      ...(await checkForwarding(this.#options.network?.bridge ?? DEFAULT_BRIDGE)),
+      ...(await checkResolvConf()),
+    );
     return problems;
   }
 
@@ -176,17 +198,19 @@ class VmEngine implements Engine {
 
   async sweep(known: ReadonlySet<string>): Promise<void> {
     await this.#network.claim();
+    this.#network.lookAfter(this.#options.clock, this.#options.logger);
     await this.#limitTogether();
     this.#collectLater();
     const context = await this.#context.get();
     const keys = new Set<string>();
     for (const hash of await readdirAtomic(this.#records)) {
-      const { id, key } = JSON.parse(readFileSync(join(this.#records, hash), "utf8")) as MachineVm;
-      if (known.has(id)) keys.add(key);
+      const machine = this.#torn.readJson(join(this.#records, hash), isMachineVm);
+      if (machine === undefined) continue;
+      if (known.has(machine.id)) keys.add(machine.key);
       else await rm(join(this.#records, hash), { force: true });
     }
     // Also those that a former backend kept ready: making new ones is faster than finding out what became of these.
-    for (const key of await vmKeys(context)) if (!keys.has(key)) await destroyVm(context, key);
+    for (const key of await vmKeys(context)) if (!keys.has(key)) await this.#sweepVm(context, key);
     await context.qemu.sweep();
     await this.#network.sweep(keys);
     const usual: MachineSpec = { labels: {}, restart_policy: "never", containers: [{ name: "", image: "" }] };
@@ -195,6 +219,21 @@ class VmEngine implements Engine {
     if (context.clones) context.qemu.template(size, this.#closing.signal).catch(() => undefined);
     this.#pool = new VmPool(context, { machines: this.#options.warmPool ?? 0, size }, this.#options.logger);
     this.#pool.fill();
+    // The machines of today need not wait for it.
+    if (this.#options.guestDir === undefined) void this.#renewGuest();
+  }
+
+  /** One VM that does not go keeps no backend from starting. */
+  async #sweepVm(context: VmContext, key: string): Promise<void> {
+    const { logger, clock } = this.#options;
+    try {
+      await destroyVm(context, key);
+    } catch (thrown) {
+      logger.warn({ vm: key, err: thrown }, "What is left of a VM cannot be removed yet");
+      void pause(clock, SWEEP_RETRY_MS, this.#closing.signal).then(async () => {
+        if (!this.#closing.signal.aborted) await this.#sweepVm(context, key);
+      });
+    }
   }
 
   async open(home: MachineHome, signal: AbortSignal): Promise<Sandbox> {
@@ -218,6 +257,7 @@ class VmEngine implements Engine {
         return await Vm.start(context, key, size, limited);
       }));
     try {
+      await this.#rankVm(vm.pid, home);
       return await openSandbox(context, home, vm, limited);
     } catch (thrown) {
       vm.control.close();
@@ -227,7 +267,7 @@ class VmEngine implements Engine {
 
   async recover(home: MachineHome): Promise<Sandbox | undefined> {
     const context = await this.#context.get();
-    const key = await this.#keyOf(home);
+    const key = this.#keyOf(home);
     const vm = key === undefined ? undefined : await Vm.find(context, key);
     if (vm === undefined) return undefined;
     await context.network.ensure();
@@ -243,19 +283,18 @@ class VmEngine implements Engine {
   }
 
   async destroy(home: MachineHome): Promise<void> {
-    const key = await this.#keyOf(home);
+    const key = this.#keyOf(home);
     if (key !== undefined) await destroyVm(await this.#context.get(), key);
     await rm(home.dir, { recursive: true, force: true });
     await rm(this.#recordFile(home), { force: true });
   }
 
   async capacity(): Promise<ProviderCapacity> {
-    return {
-      allocatable: {
-        ...machinesShare(this.#options.capacity),
-        ephemeral_bytes: await this.images.diskSize(),
-      },
-    };
+    return hostCapacity(await this.images.diskSize(), this.#options);
+  }
+
+  async memory(): Promise<{ usedBytes: number; limitBytes: number } | undefined> {
+    return await this.#group.memory();
   }
 
   async close(): Promise<void> {
@@ -270,7 +309,7 @@ class VmEngine implements Engine {
 
   /** So that all VMs together leave the host what it needs. A host without control groups has to do without. */
   async #limitTogether(): Promise<void> {
-    const { memory_bytes, cpu_millis } = machinesShare(this.#options.capacity);
+    const { memory_bytes, cpu_millis } = machinesShare(this.#options.capacity, undefined, this.#options.systemReserved);
     try {
       await this.#group.limit({ memory_bytes });
       await this.#group.weigh(cpu_millis);
@@ -279,9 +318,11 @@ class VmEngine implements Engine {
     }
   }
 
-  async #enter(pid: number): Promise<void> {
-    await this.#group.add(pid).catch((thrown: unknown) => {
-      this.#options.logger.debug({ pid, err: thrown }, "A VM is in no control group");
+  /** Else the VM would be as safe as the backend, which has started it. */
+  async #rankVm(pid: number, { spec }: MachineHome): Promise<void> {
+    const scores = containersOf(spec).map((container) => oomScoreAdj(container.spec.name, spec, totalmem()));
+    await setOomScore(pid, Math.max(...scores)).catch((thrown: unknown) => {
+      this.#options.logger.debug({ pid, err: thrown }, "A VM's rank for the kernel's out-of-memory killer stays");
     });
   }
 
@@ -289,9 +330,8 @@ class VmEngine implements Engine {
     return join(this.#records, machineHash(home.id));
   }
 
-  async #keyOf(home: Pick<MachineHome, "id">): Promise<string | undefined> {
-    const text = await readFileIfExists(this.#recordFile(home));
-    return text === undefined ? undefined : (JSON.parse(text) as MachineVm).key;
+  #keyOf(home: Pick<MachineHome, "id">): string | undefined {
+    return this.#torn.readJson(this.#recordFile(home), isMachineVm)?.key;
   }
 
   async #prepare(): Promise<VmContext> {
@@ -307,7 +347,8 @@ class VmEngine implements Engine {
     const pidsLimit = this.#options.pidsLimit ?? DEFAULT_PIDS_LIMIT;
     const clones = this.#options.clones ?? true;
     const warm = clones ? warming(seccomp(), pidsLimit) : undefined;
-    const qemu = { guestDir: this.#guestDir, templatesDir: join(dir, "templates"), diskBytes, clock };
+    const users = new VmUsers(this.#options.users);
+    const qemu = { guestDir: this.#guestDir, templatesDir: join(dir, "templates"), diskBytes, users, clock };
     const chosen = accelerator === "auto" ? await probeAccelerator(qemu, join(dir, "accelerator")) : accelerator;
     logger.info({ accelerator: chosen }, "VMs' accelerator");
     const khz = chosen === "tcg" ? await tscKhz(this.#guestDir, join(dir, "frequency")) : undefined;
@@ -324,7 +365,7 @@ class VmEngine implements Engine {
       qemu: new Qemu({
         ...qemu,
         accelerator: chosen,
-        enter: (pid) => this.#enter(pid),
+        groups: vmGroups(this.#groupPath, logger),
         tscKhz: khz,
         prepare: warm && [warm.command],
       }),
@@ -339,6 +380,17 @@ class VmEngine implements Engine {
     };
   }
 
+  /** Never rejects. A folder that its owner has chosen is its owner's to renew. Guests that run keep what they have. */
+  async #renewGuest(): Promise<void> {
+    const { logger } = this.#options;
+    const packages = await outdatedPackages(this.#guestDir);
+    if (packages.length === 0 || this.#closing.signal.aborted) return;
+    logger.info({ guestDir: this.#guestDir, packages }, "Making the guest image anew: its packages have changed");
+    await makeGuest(this.#guestDir).catch((thrown: unknown) =>
+      logger.warn({ err: thrown }, "The guest image stays as it was"),
+    );
+  }
+
   #collectLater(): void {
     this.#cancelCollect = this.#options.clock.after(COLLECT_PERIOD_MS, () => {
       this.images
@@ -351,4 +403,9 @@ class VmEngine implements Engine {
   #seccompProfile(): string {
     return this.#options.seccompProfile ?? DEFAULT_SECCOMP_PROFILE;
   }
+}
+
+function isMachineVm(value: unknown): value is MachineVm {
+  const { id, key } = (value ?? {}) as Partial<MachineVm>;
+  return typeof id === "string" && typeof key === "string";
 }

@@ -1,10 +1,10 @@
 /**
  * The frequency of this host's time-stamp counter: an emulated guest has the same counter, and its clock runs by it.
  */
-import { readFileSync } from "node:fs";
 import { join } from "node:path";
 import { run } from "../../host/command.ts";
 import { readFileIfExists, writeFileAtomic } from "../../host/files.ts";
+import { bootId } from "../../host/proc.ts";
 
 const MEASURE_MS = 10_000;
 
@@ -26,9 +26,4 @@ export async function tscKhz(guestDir: string, file: string): Promise<number | u
     // A guest image of older make, or a folder from which nothing may be run.
     return undefined;
   }
-}
-
-/** Another one after each boot of this host. */
-export function bootId(): string {
-  return readFileSync("/proc/sys/kernel/random/boot_id", "utf8").trim();
 }

@@ -1,7 +1,7 @@
 #!/bin/bash
 # Makes the guest of the engine vm from Debian packages: vmlinux (kernel, uncompressed, booted by its PVH note), base.cpio
-# (initramfs: busybox, crun, kernel modules, guest/*), frequency (a program for the host) and version (hash of the others).
-# Nothing is installed: packages are downloaded and unpacked, tcc too, which compiles guest/*.c. Usage: guest-image.sh FOLDER
+# (initramfs: busybox, crun, kernel modules, guest/*), programs for the host (frequency, jail, read-only.so), packages (what
+# it was made of) and version (hash of the guest). Nothing is installed: packages are downloaded and unpacked, tcc too, which compiles *.c. Usage: guest-image.sh FOLDER
 # Needs: apt-get, dpkg-deb, lz4, cpio, as, ld, nm and strip (binutils), ldd.
 set -euo pipefail
 out=$1
@@ -12,12 +12,18 @@ trap 'rm -rf "$work"' EXIT
 mkdir "$work/debs" "$work/pkg" "$work/root"
 
 arch=$(dpkg --print-architecture)
-kernel_package=$(apt-cache depends "linux-image-cloud-$arch" | awk '/Depends:/ { print $2; exit }')
+meta=linux-image-cloud-$arch
+kernel_package=$(apt-cache depends "$meta" | awk '/Depends:/ { print $2; exit }')
 [ -n "$kernel_package" ] || { echo "no kernel package for $arch: run apt-get update" >&2; exit 1; }
 # The download's own user could not read our folder; as ourselves it is no privilege lost.
 (cd "$work/debs" && apt-get -qq -o APT::Sandbox::User=root download "$kernel_package" busybox-static crun \
   libyajl2 libcap2 libseccomp2 tcc)
-for deb in "$work"/debs/*.deb; do dpkg-deb -x "$deb" "$work/pkg"; done
+for deb in "$work"/debs/*.deb; do
+  dpkg-deb -x "$deb" "$work/pkg"
+  dpkg-deb -W --showformat '${Package} ${Version}\n' "$deb" >> "$work/packages"
+done
+# A newer kernel is another package: this one says which.
+LC_ALL=C apt-cache policy "$meta" | awk -v name="$meta" '/Candidate:/ { print name, $2 }' >> "$work/packages"
 
 # The kernel: an LZ4 stream inside the boot image. lz4 complains about what follows it.
 image=$(echo "$work"/pkg/boot/vmlinuz-*)
@@ -33,12 +39,15 @@ for applet in $("$busybox" --list); do [ "$applet" = busybox ] || ln -s busybox 
 rm -f "$root/bin/crun"
 cp "$(find "$work/pkg" -path "*bin/crun" -type f | head -1)" "$root/bin/crun"
 tcc=$work/pkg/usr/lib/x86_64-linux-gnu/tcc
-as -o "$work/start.o" "$here/guest/start.s"
-for source in "$here"/guest/*.c; do
-  "$work/pkg/usr/bin/tcc" "-B$tcc" -nostdinc -Wall -Werror -c "$source" -o "$work/object.o"
-  ld -s -o "$root/bin/$(basename "$source" .c)" "$work/start.o" "$work/object.o"
+for name in start call; do as -o "$work/$name.o" "$here/guest/$name.s"; done
+compile() { "$work/pkg/usr/bin/tcc" "-B$tcc" -nostdinc -Wall -Werror -c "$1" -o "$work/object.o"; }
+for source in "$here"/guest/*.c "$here/jail/jail.c"; do
+  compile "$source"
+  ld -s -o "$root/bin/$(basename "$source" .c)" "$work/start.o" "$work/call.o" "$work/object.o"
 done
-mv "$root/bin/frequency" "$work/frequency"
+compile "$here/jail/read-only.c"
+ld -shared -s -Bsymbolic -o "$work/read-only.so" "$work/call.o" "$work/object.o"
+mv "$root/bin/frequency" "$root/bin/jail" "$work/"
 # crun needs libsystemd only to talk to systemd, which is not there; loading it and what it brings would take half of the
 # time that a container takes to start. In its place one whose functions all fail.
 nm -D --undefined-only "$root/bin/crun" | awk '$2 ~ /@LIBSYSTEMD/ { split($2, part, "@+"); print part[1], part[2] }' > "$work/symbols"
@@ -77,7 +86,7 @@ chmod 755 "$root/init" "$root/bin/vmlet"
 
 find "$root" -exec touch -h -d @0 {} +
 (cd "$root" && find . | LC_ALL=C sort | cpio --quiet --reproducible -o -H newc -R 0:0) > "$work/base.cpio"
-chmod 644 "$work/vmlinux" "$work/base.cpio"
+chmod 644 "$work/vmlinux" "$work/base.cpio" "$work/read-only.so"
 cat "$work/frequency" "$work/vmlinux" "$work/base.cpio" | sha256sum | cut -c1-16 > "$work/version"
-mv "$work/frequency" "$work/vmlinux" "$work/base.cpio" "$out/"
+mv "$work/packages" "$work/frequency" "$work/jail" "$work/read-only.so" "$work/vmlinux" "$work/base.cpio" "$out/"
 mv "$work/version" "$out/version"

@@ -1,6 +1,6 @@
 /** Images as read-only disks for VMs: one squashfs file beside the unpacked image, made at the first use. */
 import { existsSync } from "node:fs";
-import { readdir, rename, rm } from "node:fs/promises";
+import { chmod, link, mkdir, readdir, rename, rm } from "node:fs/promises";
 import { basename, dirname, join } from "node:path";
 import { randomBytes } from "node:crypto";
 import { findTool, run } from "../../host/command.ts";
@@ -18,6 +18,25 @@ export function imageDisk(location: string): Promise<string> {
     making.set(disk, made);
   }
   return made;
+}
+
+/**
+ * Shows a VM a disk: in a folder of which it sees all and can change nothing.
+ * @returns path of the file there
+ */
+export async function linkDisk(disk: string, dir: string, name: string): Promise<string> {
+  const path = join(dir, name);
+  await mkdir(dir, { recursive: true, mode: 0o755 });
+  await rm(path, { force: true });
+  try {
+    await link(disk, path);
+  } catch (thrown) {
+    // Images are on a file system of their own.
+    if ((thrown as NodeJS.ErrnoException).code !== "EXDEV") throw thrown;
+    await run(findTool("cp")!, ["--reflink=auto", disk, path]);
+  }
+  await chmod(path, 0o444);
+  return path;
 }
 
 async function make(location: string, disk: string): Promise<string> {

@@ -84,7 +84,10 @@ export class GuestPorts {
     this.#taken.delete(number);
   }
 
-  /** Both steps, also when a former backend took the first. By no caller's signal: half a port is of no use. */
+  /**
+   * Both steps, also when a former backend took the first. A VM has the socket from its start (`portSockets`), but for
+   * one that an earlier version has started. By no caller's signal: half a port is of no use.
+   */
   async #plug(number: number, path: string): Promise<void> {
     const id = label(number);
     const data = { addr: { type: "unix", data: { path } }, server: true, wait: false };
@@ -94,6 +97,12 @@ export class GuestPorts {
     await orThere(qmp.execute("device_add", device));
     this.#plugged.add(number);
   }
+}
+
+/** All that a VM may need, by QEMU's name: it cannot make any itself. */
+export function portSockets(dir: string): { label: string; path: string }[] {
+  const numbers = Array.from({ length: MAX_PORTS - FIRST_PORT }, (_, index) => FIRST_PORT + index);
+  return numbers.map((number) => ({ label: label(number), path: join(dir, label(number)) }));
 }
 
 function label(number: number): string {

@@ -1,24 +1,28 @@
 /**
- * QEMU processes: a VM is booted from the guest image (seconds), or cloned from a template of its size: memory and
- * device state of a VM that has booted and waits for its identity (tenths of a second; the memory is shared with the
- * template until it is written).
+ * QEMU processes, each in a jail of its own (jail.ts): a VM is booted from the guest image (seconds), or cloned from a
+ * template of its size: memory and device state of a VM that has booted and waits for its identity (tenths of a second;
+ * the memory is shared with the template until it is written).
  */
 import { createHash } from "node:crypto";
 import { spawn } from "node:child_process";
-import { closeSync, existsSync, openSync, readFileSync, statSync, truncateSync, writeFileSync } from "node:fs";
-import { mkdir, mkdtemp, readdir, readFile, rename, rm, writeFile } from "node:fs/promises";
-import { connect, createServer } from "node:net";
-import { release } from "node:os";
-import { join } from "node:path";
-import { buffer } from "node:stream/consumers";
+import { closeSync, existsSync, openSync, readFileSync, statSync } from "node:fs";
+import { chmod, chown, mkdir, mkdtemp, readdir, rename, rm, truncate, writeFile } from "node:fs/promises";
+import { createServer } from "node:net";
+import { basename, dirname, join } from "node:path";
+import { buffer, text } from "node:stream/consumers";
 import { type Clock, Once, unlessAborted } from "../../../../src/provider/kit/index.ts";
-import { findTool, run } from "../../host/command.ts";
+import { findTool } from "../../host/command.ts";
 import { flushFile, readFileIfExists, writeFileAtomic } from "../../host/files.ts";
-import { allProcesses, processStat } from "../../host/proc.ts";
+import { HostError } from "../../host/host-error.ts";
+import { bootId, isAlive, processStat } from "../../host/proc.ts";
 import { GuestControl, type GuestCommand } from "./control.ts";
-import { bootId } from "./frequency.ts";
-import { MAX_PORTS } from "./ports.ts";
+import { copyDisk, makeBlankDisk } from "./disk.ts";
+import { processorIdentity, qemuIdentity } from "./host-version.ts";
+import { Jail, programFiles } from "./jail.ts";
+import { MAX_PORTS, portSockets } from "./ports.ts";
 import { Qmp } from "./qmp.ts";
+import { VmUsers } from "./users.ts";
+import { findVm, findVms, isOf, type VmProcess } from "./vm-processes.ts";
 
 type Accelerator = "kvm" | "tcg";
 
@@ -28,7 +32,7 @@ export interface VmSize {
 }
 
 export interface VmPlace {
-  /** Sockets of this VM. */
+  /** Sockets of this VM, in its folder. */
   qmp: string;
   ctl: string;
   /** Tap on the machines' bridge; undefined for a template, whose card leads nowhere. */
@@ -45,9 +49,12 @@ export interface StartedVm {
   control: GuestControl;
 }
 
-export interface VmProcess {
-  pid: number;
-  startTime: string;
+/** What limits each VM, and all together. */
+export interface VmGroups {
+  /** @returns the files by which a process enters the VM's group. Never rejects */
+  make(name: string, size: VmSize): Promise<readonly string[]>;
+  /** Once nothing is in it. Never rejects. */
+  remove(name: string): Promise<void>;
 }
 
 interface QemuOptions {
@@ -59,8 +66,10 @@ interface QemuOptions {
   /** Size of the machines' own disks. */
   diskBytes: number;
   clock: Clock;
-  /** Takes a process that has begun among those that are limited together. Never rejects. */
-  enter?: ((pid: number) => Promise<void>) | undefined;
+  /** Of the VMs; default: those that `VmUsers` has. */
+  users?: VmUsers | undefined;
+  /** Control groups of the VMs: default none. */
+  groups?: VmGroups | undefined;
   /**
    * kHz of the host's time-stamp counter, which is an emulated guest's: measuring it fails on a busy host, and the boot
    * hangs.
@@ -75,7 +84,15 @@ interface QemuOptions {
  * tmpfs, crun believes that it cannot be overwritten where it is (guest/init), and does not run from a copy of itself.
  */
 const KERNEL_ARGS =
-  "console=ttyS0 quiet reboot=t panic=-1 mitigations=off init_on_alloc=0 nokaslr cryptomgr.notests lsm= audit=0 rcupdate.rcu_expedited=1 8250.nr_uarts=1 rootfstype=ramfs tsc=reliable";
+  "console=ttyS0 quiet reboot=t panic=-1 cryptomgr.notests lsm= audit=0 rcupdate.rcu_expedited=1 8250.nr_uarts=1 rootfstype=ramfs tsc=reliable";
+/**
+ * Under KVM the guest's kernel has its protections, among them those against what its processor lets programs guess of
+ * each other. Emulated they cost the most, and there is no such processor.
+ */
+const PROTECTIONS: Readonly<Record<Accelerator, string>> = {
+  kvm: "mitigations=auto",
+  tcg: "mitigations=off init_on_alloc=0 nokaslr",
+};
 /** Translated code; more costs memory and gains nothing measurable. */
 const TRANSLATION_CACHE_MIB = 32;
 /**
@@ -94,12 +111,20 @@ export const PROCESSOR: Readonly<Record<Accelerator, readonly string[]>> = {
 };
 const CONSOLE_BYTES = 64 * 1024;
 const MIGRATION_POLL_MS = 5;
-const START_POLL_MS = 5;
 /** A boot under emulation on a busy host. */
 const TEMPLATE_MS = 120_000;
 /** A copy that runs answers in tenths of a second. */
 const FIRST_ANSWER_MS = 30_000;
+/** One that is reading from a disk that hangs takes no signal before that answers. */
+const KILL_MS = 30_000;
 const DISK = "scratch";
+/** Set of descriptors that is the machine's own disk. */
+const DISK_SET = 1;
+/** Below a VM's folder: the images that are plugged in, and the place of its root. */
+const IMAGES = "images";
+const ROOT = "root";
+/** Part of a template's key: how its files are. */
+const TEMPLATE_FORMAT = 2;
 
 export const QEMU = `qemu-system-${{ x64: "x86_64", arm64: "aarch64" }[process.arch as string] ?? process.arch}`;
 
@@ -107,17 +132,22 @@ export class Qemu {
   readonly #options: QemuOptions;
   readonly #templates = new Map<string, Promise<string>>();
   readonly #closing = new AbortController();
+  readonly #users: VmUsers;
+  readonly #program = findTool(QEMU) ?? QEMU;
+  /** What QEMU needs of this host. */
+  readonly #files = new Once(() => programFiles(this.#program));
   /** An empty file system. */
   readonly #blank = new Once(() => makeBlankDisk(this.#options.templatesDir, this.#options.diskBytes));
 
   constructor(options: QemuOptions) {
     this.#options = options;
+    this.#users = options.users ?? new VmUsers();
   }
 
   /** Boots a VM. */
   async boot(size: VmSize, place: VmPlace, signal: AbortSignal): Promise<StartedVm> {
     await copyDisk(await this.#blank.get(), place.disk, signal);
-    return await this.#boot(size, place, [], signal);
+    return await this.#boot(size, place, [], await this.#jail(place, size), signal);
   }
 
   /**
@@ -145,25 +175,24 @@ export class Qemu {
 
   async #copy(template: string, size: VmSize, place: VmPlace, signal: AbortSignal): Promise<StartedVm> {
     const { clock } = this.#options;
-    const source = [...memory(join(template, "ram.img"), size, false), "-incoming", "defer"];
-    const vm = await this.#start(size, place, source);
-    const control = new GuestControl(place.ctl, clock);
-    const incoming = `${place.qmp}.in`;
+    const jail = await this.#jail(place, size);
+    const ram = join(template, "ram.img");
+    jail.see(ram);
+    jail.readOnlyInstead();
+    const state = jail.give("read", join(template, "state.bin"));
     const limited = AbortSignal.any([signal, AbortSignal.timeout(FIRST_ANSWER_MS)]);
+    const source = [...memory(ram, size, false), "-incoming", "defer"];
+    const vm = await this.#start(size, place, source, jail, limited);
+    const control = new GuestControl(place.ctl, clock);
     try {
-      const qmp = await Qmp.open(place.qmp, limited);
-      try {
-        await control.open();
-        await qmp.execute("migrate-set-capabilities", {
-          capabilities: [{ capability: "x-ignore-shared", state: true }],
-        });
-        await qmp.execute("migrate-incoming", { uri: `unix:${incoming}` });
-        await send(incoming, await readFile(join(template, "state.bin")), limited);
-        await this.#until(qmp, "running", limited);
-      } finally {
-        qmp.close();
-        await rm(incoming, { force: true });
-      }
+      using qmp = await Qmp.open(place.qmp, limited);
+      await control.open();
+      await qmp.execute("migrate-set-capabilities", {
+        capabilities: [{ capability: "x-ignore-shared", state: true }],
+      });
+      await qmp.execute("migrate-incoming", { uri: `fd:${state}` });
+      await this.#until(qmp, "running", limited);
+      qmp.close();
       await control.ready(limited);
     } catch (thrown) {
       control.close();
@@ -193,9 +222,13 @@ export class Qemu {
   async sweep(): Promise<void> {
     const { templatesDir, clock } = this.#options;
     for (const vm of await findVms((args) => args.includes(`\0unix:${templatesDir}/`))) await killVm(vm, clock);
-    for (const name of await readdir(templatesDir).catch(() => []))
-      if (/^[tp]-/.test(name) || (/^[0-9a-f]{16}/.test(name) && !name.startsWith(`${this.#templateKey()}-`)))
-        await rm(join(templatesDir, name), { recursive: true, force: true });
+    for (const name of await readdir(templatesDir).catch(() => [])) {
+      const isScratch = /^(?:[tp]-|blank-\d+\.img\.)/.test(name);
+      if (!isScratch && (!/^[0-9a-f]{16}/.test(name) || name.startsWith(`${this.#templateKey()}-`))) continue;
+      const folder = join(templatesDir, name);
+      await rm(folder, { recursive: true, force: true });
+      if (isScratch) await this.forget(folder);
+    }
   }
 
   /** Templates that are being made are given up. */
@@ -204,32 +237,34 @@ export class Qemu {
     await Promise.allSettled(this.#templates.values());
   }
 
+  /** Of a VM that is no more, and whose folder is gone: its user and control group are others' from now on. */
+  async forget(folder: string): Promise<void> {
+    await this.#options.groups?.remove(basename(folder));
+    await this.#users.release(folder);
+  }
+
   #templateDir({ memoryMib, cpus }: VmSize): string {
     return join(this.#options.templatesDir, `${this.#templateKey()}-${memoryMib}x${cpus}`);
   }
 
   /** A template is no longer usable when anything that shaped its memory or its devices has changed. */
   #templateKey(): string {
-    const { guestDir, accelerator, diskBytes, prepare = [] } = this.#options;
+    const { guestDir, accelerator, diskBytes, tscKhz, prepare = [] } = this.#options;
     const version = readFileSync(join(guestDir, "version"), "utf8").trim();
     const host = accelerator === "kvm" ? processorIdentity() : "";
     const key = JSON.stringify([
       version,
-      qemuIdentity(),
+      qemuIdentity(findTool(QEMU)),
       PROCESSOR[accelerator],
       host,
       diskBytes,
-      this.#kernelArgs(),
+      kernelArguments(accelerator, tscKhz),
       prepare,
       MACHINE,
       MAX_PORTS,
+      TEMPLATE_FORMAT,
     ]);
     return createHash("sha256").update(key).digest("hex").slice(0, 16);
-  }
-
-  #kernelArgs(): string {
-    const { accelerator, tscKhz } = this.#options;
-    return accelerator === "kvm" || tscKhz === undefined ? KERNEL_ARGS : `${KERNEL_ARGS} tsc_early_khz=${tscKhz}`;
   }
 
   async #makeTemplate(size: VmSize, dir: string, signal: AbortSignal): Promise<string> {
@@ -237,9 +272,21 @@ export class Qemu {
     await mkdir(templatesDir, { recursive: true, mode: 0o700 });
     const work = await mkdtemp(join(templatesDir, "t-"));
     const place = scratchPlace(work);
+    const ram = join(work, "ram.img");
+    const outgoing = join(work, "out");
     try {
       await copyDisk(await this.#blank.get(), place.disk, signal);
-      const { vm, control } = await this.#boot(size, place, memory(join(work, "ram.img"), size, true), signal);
+      const jail = await this.#jail(place, size);
+      await writeFile(ram, "", { mode: 0o600 });
+      await truncate(ram, size.memoryMib * 2 ** 20);
+      const uid = await this.#users.take(work);
+      await chown(ram, uid, uid);
+      jail.change(ram);
+      const state = receive(outgoing, signal);
+      await state.listening;
+      await chown(outgoing, uid, uid);
+      jail.see(outgoing);
+      const { vm, control } = await this.#boot(size, place, memory(ram, size, true), jail, signal);
       try {
         await control.run(this.#options.prepare ?? [], signal);
         using qmp = await Qmp.open(place.qmp, signal);
@@ -247,9 +294,6 @@ export class Qemu {
         await qmp.execute("migrate-set-capabilities", {
           capabilities: [{ capability: "x-ignore-shared", state: true }],
         });
-        const outgoing = join(work, "out");
-        const state = receive(outgoing, signal);
-        await state.listening;
         await qmp.execute("migrate", { uri: `unix:${outgoing}` });
         await writeFile(join(work, "state.bin"), await state.content, { flush: true });
         await qmp.execute("quit").catch(() => undefined);
@@ -257,22 +301,36 @@ export class Qemu {
         control.close();
         await killVm(vm, this.#options.clock);
       }
+      // Its copies read it, and none can change what the others begin with.
+      await chown(ram, 0, 0);
+      await chmod(ram, 0o444);
       for (const name of ["ram.img", "disk.img"]) await flushFile(join(work, name));
+      await flushFile(work);
       await rm(dir, { recursive: true, force: true });
       await rename(work, dir);
+      await flushFile(templatesDir);
       return dir;
     } catch (thrown) {
       await rm(work, { recursive: true, force: true });
       throw thrown;
+    } finally {
+      await this.forget(work);
     }
   }
 
   /** From the kernel to a guest that has its disk mounted. */
-  async #boot(size: VmSize, place: VmPlace, memoryArgs: readonly string[], signal: AbortSignal): Promise<StartedVm> {
-    const { guestDir, clock } = this.#options;
+  async #boot(
+    size: VmSize,
+    place: VmPlace,
+    memoryArgs: readonly string[],
+    jail: Jail,
+    signal: AbortSignal,
+  ): Promise<StartedVm> {
+    const { guestDir, clock, accelerator, tscKhz } = this.#options;
     const [kernel, initrd] = [join(guestDir, "vmlinux"), join(guestDir, "base.cpio")];
-    const args = ["-kernel", kernel, "-initrd", initrd, "-append", this.#kernelArgs()];
-    const vm = await this.#start(size, place, [...memoryArgs, ...args]);
+    jail.see(kernel, initrd);
+    const args = ["-kernel", kernel, "-initrd", initrd, "-append", kernelArguments(accelerator, tscKhz)];
+    const vm = await this.#start(size, place, [...memoryArgs, ...args], jail, signal);
     const control = new GuestControl(place.ctl, clock);
     try {
       await control.run([["scratch", DISK]], signal);
@@ -285,11 +343,42 @@ export class Qemu {
     return { vm, control };
   }
 
-  async #start(size: VmSize, place: VmPlace, source: readonly string[]): Promise<VmProcess> {
-    const { accelerator } = this.#options;
-    for (const socket of [place.qmp, place.ctl]) await rm(socket, { force: true });
+  /** A jail for a VM, with what each has. */
+  async #jail(place: VmPlace, size: VmSize): Promise<Jail> {
+    const { guestDir, accelerator, groups, diskBytes } = this.#options;
+    const folder = dirname(place.qmp);
+    const root = join(folder, ROOT);
+    await mkdir(root, { recursive: true, mode: 0o700 });
+    await mkdir(join(folder, IMAGES), { recursive: true, mode: 0o755 });
+    const jail = new Jail({
+      guestDir,
+      uid: await this.#users.take(folder),
+      root,
+      groups: (await groups?.make(basename(folder), size)) ?? [],
+      fileBytes: diskBytes,
+    });
+    jail.see(...(await this.#files.get()), join(folder, IMAGES));
+    if (accelerator === "kvm") jail.device("/dev/kvm");
+    return jail;
+  }
+
+  async #start(
+    size: VmSize,
+    place: VmPlace,
+    source: readonly string[],
+    jail: Jail,
+    signal: AbortSignal,
+  ): Promise<VmProcess> {
+    const { accelerator, clock } = this.#options;
     const hasBackend = source.some((argument) => argument.includes("memory-backend-file"));
+    const disk = `/dev/fdset/${DISK_SET}`;
+    const socket = (id: string, path: string) => [
+      "-chardev",
+      `socket,id=${id},fd=${jail.give("listen", path)},server=on,wait=off`,
+    ];
     const args = [
+      // It is found again by where it is controlled from.
+      ...["-name", `unix:${place.qmp}`],
       ...["-M", hasBackend ? `${MACHINE},memory-backend=mem` : MACHINE],
       ...PROCESSOR[accelerator],
       ...["-m", `${size.memoryMib}`, "-smp", `${size.cpus}`],
@@ -297,7 +386,8 @@ export class Qemu {
       ...["-sandbox", "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny"],
       // The guest may print without end: a ring keeps the newest.
       ...["-chardev", `ringbuf,id=console,size=${CONSOLE_BYTES}`, "-serial", "chardev:console"],
-      ...["-chardev", `socket,id=ctl,path=${place.ctl},server=on,wait=off`],
+      ...socket("ctl", place.ctl),
+      ...portSockets(dirname(place.qmp)).flatMap(({ label, path }) => socket(label, path)),
       ...[
         "-device",
         `virtio-serial-pci,vectors=2,max_ports=${MAX_PORTS}`,
@@ -305,39 +395,29 @@ export class Qemu {
         "virtserialport,chardev=ctl,name=ctl",
       ],
       ...["-device", "virtio-scsi-pci,id=scsi0"],
-      ...["-blockdev", JSON.stringify(fileBlock(DISK, place.disk, false))],
+      ...["-add-fd", `fd=${jail.give("write", place.disk)},set=${DISK_SET}`],
+      ...["-blockdev", JSON.stringify(fileBlock(DISK, disk, false))],
       ...["-device", `scsi-hd,bus=scsi0.0,drive=${DISK},serial=${DISK}`],
+      // A hub with nothing else on it leads nowhere.
       ...[
         "-netdev",
-        place.tap === undefined
-          ? "socket,id=net0,udp=127.0.0.1:9,localaddr=127.0.0.1:0"
-          : `tap,id=net0,ifname=${place.tap},script=no,downscript=no`,
+        place.tap === undefined ? "hubport,id=net0,hubid=0" : `tap,id=net0,fd=${jail.give("tap", place.tap)}`,
       ],
       ...["-device", "virtio-net-pci,netdev=net0,romfile="],
-      ...["-qmp", `unix:${place.qmp},server=on,wait=off`],
+      ...socket("qmp", place.qmp),
+      ...["-mon", "chardev=qmp,mode=control"],
       ...source,
     ];
-    // Not by -daemonize: the sandbox forbids it to fork. It leads a session of its own and outlives this process.
-    // Appending, so that it can be cut short (vm.ts).
-    const log = openSync(place.log, "a", 0o600);
-    const child = spawn(findTool(QEMU) ?? QEMU, args, { detached: true, stdio: ["ignore", "ignore", log] });
-    closeSync(log);
-    child.unref();
-    let failure: Error | undefined;
-    child.once("error", (error) => (failure = error));
-    child.once("exit", (code, signal) => {
-      const complaint = existsSync(place.log) ? readFileSync(place.log, "utf8").slice(-1000).trim() : "";
-      failure = new Error(`QEMU ended with ${code ?? signal}: ${complaint}`);
-    });
-    if (child.pid !== undefined) await this.#options.enter?.(child.pid);
-    // It makes its sockets in the order of its arguments: when the last one answers, all are there.
-    while (!(await accepts(place.qmp))) {
-      if (failure !== undefined) throw failure;
-      await this.#options.clock.sleep(START_POLL_MS);
+    try {
+      const vm = await startJailed(jail, this.#program, args, place.log, signal);
+      const controlled = Qmp.open(place.qmp, signal).then((qmp) => qmp.close());
+      // Why it has ended says more than that it is not there.
+      await Promise.race([vm.ended, controlled.catch(() => unlessAborted(vm.ended, signal))]);
+      return vm.process;
+    } catch (thrown) {
+      for (const vm of await findVms((arguments_) => isOf(arguments_, place))) await killVm(vm, clock);
+      throw thrown;
     }
-    const stat = processStat(child.pid!);
-    if (stat === undefined) throw failure ?? new Error("the VM ended as soon as it was started");
-    return { pid: stat.pid, startTime: stat.startTime };
   }
 
   async #until(qmp: Qmp, status: string, signal: AbortSignal): Promise<void> {
@@ -348,6 +428,15 @@ export class Qemu {
       await this.#options.clock.sleep(MIGRATION_POLL_MS, signal);
     }
   }
+}
+
+/**
+ * @param tscKhz of an emulated guest's counter, where it is known
+ * @internal
+ */
+export function kernelArguments(accelerator: Accelerator, tscKhz?: number): string {
+  const known = accelerator === "kvm" || tscKhz === undefined ? "" : ` tsc_early_khz=${tscKhz}`;
+  return `${KERNEL_ARGS} ${PROTECTIONS[accelerator]}${known}`;
 }
 
 function fileBlock(id: string, filename: string, readOnly: boolean): object {
@@ -378,9 +467,50 @@ export async function attachDisk(
   }
 }
 
-/** Kills the process and waits until it is gone. */
+/**
+ * Starts a program in a jail.
+ * @param log what it complains of goes there, of which the newest is kept
+ * @returns its process, and when it ends: never a value, an error that says why
+ * @throws the signal's reason; Error with the complaints when it cannot be started
+ * @internal
+ */
+export async function startJailed(
+  jail: Jail,
+  program: string,
+  args: readonly string[],
+  log: string,
+  signal: AbortSignal,
+): Promise<{ process: VmProcess; ended: Promise<never> }> {
+  signal.throwIfAborted();
+  const launcher = jail.command(program, args);
+  // It leads a session of its own and outlives this process. Appending, so that it can be cut short.
+  const complaints = openSync(log, "a", 0o600);
+  const child = spawn(launcher.command, launcher.args, {
+    detached: true,
+    env: {},
+    stdio: ["ignore", "pipe", complaints],
+  });
+  closeSync(complaints);
+  child.unref();
+  const ended = new Promise<never>((_, reject) => {
+    child.once("error", reject);
+    child.once("exit", (code, signal) => {
+      const complaint = existsSync(log) ? readFileSync(log, "utf8").slice(-1000).trim() : "";
+      reject(new Error(`${basename(program)} ended with ${code ?? signal}: ${complaint}`));
+    });
+  });
+  ended.catch(() => undefined);
+  const pid = Number(await unlessAborted(Promise.race([text(child.stdout!), ended]), signal));
+  const stat = pid > 0 ? processStat(pid) : undefined;
+  if (stat === undefined) return await unlessAborted(ended, signal);
+  return { process: { pid, startTime: stat.startTime }, ended };
+}
+
+/** Kills the process and waits until it is gone. @throws HostError when it does not end */
 export async function killVm(vm: VmProcess, clock: Clock): Promise<void> {
-  while (processStat(vm.pid)?.startTime === vm.startTime) {
+  const since = clock.monotonic();
+  while (isAlive(vm.pid, vm.startTime)) {
+    if (clock.monotonic() - since > KILL_MS) throw new HostError(`QEMU, process ${vm.pid}, does not end after SIGKILL`);
     try {
       process.kill(vm.pid, "SIGKILL");
     } catch {
@@ -388,22 +518,6 @@ export async function killVm(vm: VmProcess, clock: Clock): Promise<void> {
     }
     await clock.sleep(MIGRATION_POLL_MS);
   }
-}
-
-/** The QEMU process of this place, when there is one: found by its arguments, so none is ever without an owner. */
-export async function findVm(place: Pick<VmPlace, "qmp">): Promise<VmProcess | undefined> {
-  const [vm] = await findVms((args) => args.includes(`\0unix:${place.qmp},server=on`));
-  return vm;
-}
-
-/** @param matches is given the arguments, each followed by a zero byte */
-async function findVms(matches: (args: string) => boolean): Promise<VmProcess[]> {
-  const found: VmProcess[] = [];
-  for (const { pid, startTime } of await allProcesses()) {
-    const args = await readFile(`/proc/${pid}/cmdline`, "utf8").catch(() => "");
-    if (matches(args)) found.push({ pid, startTime });
-  }
-  return found;
 }
 
 /**
@@ -418,7 +532,7 @@ export async function probeAccelerator(
   const node = statSync(device, { throwIfNoEntry: false });
   if (node === undefined) return "tcg";
   const version = readFileSync(join(options.guestDir, "version"), "utf8").trim();
-  const key = `${version} ${qemuIdentity()} ${bootId()} ${node.rdev}`;
+  const key = `${version} ${qemuIdentity(findTool(QEMU))} ${bootId()} ${node.rdev}`;
   const verdict = await readFileIfExists(verdictFile);
   if (verdict?.startsWith(`${key}\n`) === true) return verdict.trim().endsWith("kvm") ? "kvm" : "tcg";
   const accelerator = (await bootsUnderKvm(options)) ? "kvm" : "tcg";
@@ -432,8 +546,8 @@ async function bootsUnderKvm(options: Omit<QemuOptions, "accelerator">): Promise
   await mkdir(options.templatesDir, { recursive: true, mode: 0o700 });
   const work = await mkdtemp(join(options.templatesDir, "p-"));
   const place = scratchPlace(work);
+  const qemu = new Qemu({ ...options, accelerator: "kvm" });
   try {
-    const qemu = new Qemu({ ...options, accelerator: "kvm" });
     const { control } = await qemu.boot({ memoryMib: 192, cpus: 1 }, place, AbortSignal.timeout(KVM_PROBE_MS));
     control.close();
     return true;
@@ -443,7 +557,13 @@ async function bootsUnderKvm(options: Omit<QemuOptions, "accelerator">): Promise
     const vm = await findVm(place);
     if (vm !== undefined) await killVm(vm, options.clock);
     await rm(work, { recursive: true, force: true });
+    await qemu.forget(work);
   }
+}
+
+/** Where a VM sees an image's disk, as the host does. */
+export function imagesDir(qmp: string): string {
+  return join(dirname(qmp), IMAGES);
 }
 
 /** For a VM without a machine: it ends before its folder is removed. */
@@ -452,61 +572,11 @@ function scratchPlace(dir: string): VmPlace {
   return { qmp: at("qmp"), ctl: at("ctl"), tap: undefined, disk: at("disk.img"), log: at("log") };
 }
 
-/** @returns its path; the name says the size, so another size is another file */
-async function makeBlankDisk(dir: string, bytes: number): Promise<string> {
-  const file = join(dir, `blank-${bytes}.img`);
-  if (existsSync(file)) return file;
-  await mkdir(dir, { recursive: true, mode: 0o700 });
-  const temporary = `${file}.${process.pid}`;
-  writeFileSync(temporary, "", { mode: 0o600 });
-  truncateSync(temporary, bytes);
-  // No journal: without the machine, its disk is useless anyway.
-  const features = "^has_journal,^resize_inode,^metadata_csum";
-  const extended = "lazy_itable_init=1,nodiscard";
-  await run(findTool("mke2fs")!, ["-q", "-F", "-t", "ext4", "-O", features, "-m", "0", "-E", extended, temporary]);
-  await rename(temporary, file);
-  return file;
-}
-
-/** Only what is written in it: such a disk is mostly holes. */
-async function copyDisk(from: string, to: string, signal: AbortSignal): Promise<void> {
-  await rm(to, { force: true });
-  await run(findTool("cp")!, ["--sparse=always", "--reflink=auto", from, to], { signal });
-}
-
 function memory(file: string, size: VmSize, share: boolean): string[] {
   return [
     "-object",
     `memory-backend-file,id=mem,size=${size.memoryMib}M,mem-path=${file},share=${share ? "on" : "off"}`,
   ];
-}
-
-/** A new QEMU has other devices inside: its binary's size and time stand for its version. */
-function qemuIdentity(): string {
-  const path = findTool(QEMU);
-  return path === undefined
-    ? ""
-    : createHash("sha256")
-        .update(readFileSync(path).subarray(0, 1 << 20))
-        .digest("hex")
-        .slice(0, 16);
-}
-
-/** Under KVM a guest has this host's processor, and its memory holds what it found out about it. */
-function processorIdentity(): string {
-  const lines = readFileSync("/proc/cpuinfo", "utf8").match(/^(?:model name|flags)\s*:.*$/gm) ?? [];
-  return [release(), ...new Set(lines)].join("\n");
-}
-
-function accepts(path: string): Promise<boolean> {
-  return new Promise((resolve) => {
-    const socket = connect(path);
-    socket.once("error", () => resolve(false));
-    socket.once("connect", () => {
-      socket.destroy();
-      resolve(true);
-    });
-  });
 }
 
 function receive(path: string, signal: AbortSignal): { listening: Promise<void>; content: Promise<Buffer> } {
@@ -519,12 +589,4 @@ function receive(path: string, signal: AbortSignal): { listening: Promise<void>;
   });
   const content = unlessAborted(received, signal).finally(() => server.close());
   return { listening: new Promise((resolve) => server.listen(path, () => resolve())), content };
-}
-
-function send(path: string, content: Buffer, signal: AbortSignal): Promise<void> {
-  return new Promise((resolve, reject) => {
-    const socket = connect({ path, signal });
-    socket.once("error", reject);
-    socket.once("connect", () => socket.end(content, () => resolve()));
-  });
 }

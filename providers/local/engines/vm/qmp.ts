@@ -3,6 +3,8 @@ import { connect, type Socket } from "node:net";
 import { onAbort, VmletError } from "../../../../src/provider/kit/index.ts";
 
 const MAX_LINE_BYTES = 1 << 20;
+/** What may come for the sake of one command, events and all. A QEMU that sends more is cut off, whatever it sends. */
+const MAX_ANSWER_CHARS = 4 << 20;
 
 class QmpError extends VmletError {
   readonly code = "QMP";
@@ -12,6 +14,8 @@ class QmpError extends VmletError {
 export class Qmp implements Disposable {
   readonly #socket: Socket;
   #buffer = "";
+  /** Since the last command. */
+  #received = 0;
   #waiting: { resolve(value: unknown): void; reject(error: Error): void } | undefined;
   #failure: Error | undefined;
 
@@ -37,6 +41,7 @@ export class Qmp implements Disposable {
     if (this.#failure !== undefined) throw this.#failure;
     return await new Promise((resolve, reject) => {
       this.#waiting = { resolve, reject };
+      this.#received = 0;
       this.#socket.write(`${JSON.stringify({ execute: command, arguments: args })}\n`);
     });
   }
@@ -50,8 +55,16 @@ export class Qmp implements Disposable {
   }
 
   #read(text: string): void {
+    this.#received += text.length;
+    if (this.#received > MAX_ANSWER_CHARS) {
+      this.#socket.destroy(new QmpError("QEMU sends without end"));
+      return;
+    }
     this.#buffer += text;
-    if (this.#buffer.length > MAX_LINE_BYTES) this.#socket.destroy(new QmpError("QEMU sent an endless line"));
+    if (this.#buffer.length > MAX_LINE_BYTES) {
+      this.#socket.destroy(new QmpError("QEMU sent an endless line"));
+      return;
+    }
     for (let newline = this.#buffer.indexOf("\n"); newline >= 0; newline = this.#buffer.indexOf("\n")) {
       const message = parseLine(this.#buffer.slice(0, newline));
       if (message === undefined) {

@@ -5,13 +5,13 @@
  *     run/ID.json    ContainerStart, while the container is there
  */
 import { existsSync, readlinkSync } from "node:fs";
-import { mkdir, readFile, rm } from "node:fs/promises";
-import { connect } from "node:net";
+import { mkdir, readFile, rm, statfs } from "node:fs/promises";
 import { join } from "node:path";
 import { Duplex } from "node:stream";
 import {
   type ContainerResources,
   type ContainerSpec,
+  pause,
   type ProcessStreams,
   ProviderError,
   type StreamOptions,
@@ -26,24 +26,29 @@ import {
   type LaunchPlan,
   type MachineHome,
   type Sandbox,
+  type SandboxHealth,
   type SandboxLoss,
   type SandboxStats,
   type ShimExit,
 } from "../../engine.ts";
 import { writeFilesVolume } from "../../bundle/volume-files.ts";
+import { dialTcp } from "../../host/dial.ts";
 import { findTool, run } from "../../host/command.ts";
-import { isMissing, readdirAtomic, readFileIfExists, writeFileAtomic } from "../../host/files.ts";
+import { hostResolvConf } from "../../bundle/host-resolv.ts";
+import { isMissing, readdirAtomic, writeFileAtomic } from "../../host/files.ts";
 import { containerPorts } from "../../network/host-ports.ts";
 import { commandEnv, ociConfig, ociResources } from "../../bundle/bundle.ts";
 import { kernelHostname } from "../../bundle/host-files.ts";
 import { seccompProfile } from "../../bundle/seccomp.ts";
 import { containerUser } from "../../bundle/users.ts";
 import { GuestError, quote, type GuestCommand } from "./control.ts";
+import { GuestHealth, type GuestProbe } from "./health.ts";
 import { machineScript } from "./identity.ts";
-import { imageDisk } from "./image-disk.ts";
+import { imageDisk, linkDisk } from "./image-disk.ts";
 import type { GuestPort } from "./ports.ts";
 import { CONTAINERS, containerMounts, imageName, imageSerial } from "./mounts.ts";
-import { attachDisk } from "./qemu.ts";
+import { attachDisk, imagesDir } from "./qemu.ts";
+import { Qmp } from "./qmp.ts";
 import { vmSize } from "./size.ts";
 import { sandboxStats } from "./stats.ts";
 import { openStreams, type GuestStreams } from "./streams.ts";
@@ -52,6 +57,10 @@ import { configParts } from "./warm.ts";
 
 const GROUPS = "/pod";
 const LOSS_POLL_MS = 500;
+const SESSION_RETRY_MS = 5_000;
+const QUARANTINE_MS = 60_000;
+/** On the host's disk, before a VM that had none goes on. */
+const MIN_ROOM_BYTES = 64 << 20;
 const START_ERROR_EXIT = 128;
 /** One may come from a kill that crosses the end of its container. */
 const MAX_FAILED_KILLS = 5;
@@ -79,7 +88,7 @@ export async function openSandbox(
     spec,
     address: vm.attachment.address,
     nowMs: context.clock.now(),
-    hostResolvConf: (await readFileIfExists("/etc/resolv.conf")) ?? "",
+    hostResolvConf: await hostResolvConf(),
     prepare: prepareCommands(spec),
   });
   await vm.control.script(script, signal);
@@ -114,6 +123,9 @@ export class VmSandbox implements Sandbox {
   readonly #ports = new Map<string, Pick<GuestPort, "number">>();
   /** When the first of a container's kills was done, which all the same does not end. */
   readonly #killedAt = new Map<string, number>();
+  readonly #health: GuestHealth;
+  readonly #closing = new AbortController();
+  #healthListener: (health: SandboxHealth) => void = () => {};
   #cancelWatch: (() => void) | undefined;
   /** In a row. */
   #failedKills = 0;
@@ -127,6 +139,16 @@ export class VmSandbox implements Sandbox {
     this.lost = promise;
     this.#resolveLost = resolve;
     this.#watch();
+    this.#health = new GuestHealth({
+      probe: this.#probe(),
+      clock: context.clock,
+      onChange: (health) => this.#healthListener(health),
+      onLost: (loss) => {
+        this.#resolveLost(loss);
+        // It is of no use any more, and takes the host's memory.
+        this.#vm.kill().catch(() => {});
+      },
+    });
   }
 
   /** After a restart of the backend: no other command gets a running container's port. */
@@ -194,7 +216,7 @@ export class VmSandbox implements Sandbox {
       }
       // A guest that did not answer may begin it yet: see `GuestPorts.release`.
       if (!(thrown instanceof GuestError)) this.#ports.delete(id);
-      await this.conclude(launch, { exitCode: START_ERROR_EXIT }).catch(() => undefined);
+      await this.conclude(launch, { exitCode: START_ERROR_EXIT }, () => {}).catch(() => undefined);
       throw thrown;
     }
     return {
@@ -230,17 +252,20 @@ export class VmSandbox implements Sandbox {
     await this.#vm.kill();
   }
 
-  async conclude(container: ContainerRef, exit: ShimExit): Promise<ContainerConclusion> {
+  async conclude(
+    container: ContainerRef,
+    exit: ShimExit,
+    keep: (conclusion: ContainerConclusion) => void,
+  ): Promise<ContainerConclusion> {
+    // The guest tells and removes in one: only here, between its answer and the host's file, can a kill lose it.
+    const conclusion = conclusionIn(await this.#call([["conclude", container.id]]), exit);
+    keep(conclusion);
     const port = this.#ports.get(container.id);
     this.#ports.delete(container.id);
     this.#killedAt.delete(container.id);
-    const text = await this.#call([["conclude", container.id]]);
     await rm(this.#startFile(container), { force: true });
     if (port !== undefined) this.#vm.ports.release(port);
-    if (exit.startError !== undefined) return { exitCode: START_ERROR_EXIT, startError: exit.startError };
-    const oomKilled = Number(/^oom (\d+)$/m.exec(text)?.[1] ?? 0) > 0;
-    const message = Buffer.from(/^message ([A-Za-z0-9+/=]*)$/m.exec(text)?.[1] ?? "", "base64").toString("utf8");
-    return { ...(oomKilled ? { oomKilled } : {}), ...(message === "" ? {} : { terminationMessage: message }) };
+    return conclusion;
   }
 
   async exec(container: ContainerRef, command: string[], options: StreamOptions): Promise<ProcessStreams> {
@@ -275,7 +300,7 @@ export class VmSandbox implements Sandbox {
 
   async dial(port: number, target: "address" | "loopback", signal: AbortSignal): Promise<Duplex> {
     try {
-      return await dialAddress(this.addresses[0]!, port, signal);
+      return await dialTcp(this.addresses[0]!, port, signal);
     } catch (thrown) {
       // A program that listens on the loopback alone is reached from inside.
       if (target === "address" || (thrown as NodeJS.ErrnoException).code !== "ECONNREFUSED") throw thrown;
@@ -304,10 +329,13 @@ export class VmSandbox implements Sandbox {
     const begun = this.#call([command.begin(port)]);
     const ended = (async () => {
       await streams.exit.catch(() => undefined);
-      await begun.catch((thrown: unknown) => {
-        if (!(thrown instanceof GuestError)) throw thrown;
-      });
-      const said = await this.#call([["end_session", port.token], ...(command.end?.(port) ?? [])]);
+      const isKnown = await begun.then(
+        () => true,
+        (thrown: unknown) => thrown instanceof GuestError,
+      );
+      const said = await this.#endSession(["end_session", port.token], command.end?.(port) ?? []);
+      // One that was never answered for may yet come, and would take the word that is meant for the next.
+      if (!isKnown) await pause(this.#context.clock, QUARANTINE_MS, this.#closing.signal);
       this.#vm.ports.release(port);
       return said;
     })();
@@ -319,6 +347,18 @@ export class VmSandbox implements Sandbox {
       throw thrown;
     }
     return { streams, ended };
+  }
+
+  /** As often as it takes: a guest that stood still for a while must not have lost the port for good. */
+  async #endSession(end: GuestCommand, more: readonly GuestCommand[]): Promise<string> {
+    for (;;) {
+      try {
+        return await this.#call([end, ...more]);
+      } catch (thrown) {
+        if (thrown instanceof GuestError || !this.#vm.alive || this.#closing.signal.aborted) throw thrown;
+        await pause(this.#context.clock, SESSION_RETRY_MS, this.#closing.signal);
+      }
+    }
   }
 
   async stats(containers: readonly ContainerRef[]): Promise<SandboxStats> {
@@ -377,6 +417,8 @@ export class VmSandbox implements Sandbox {
 
   async close(): Promise<void> {
     this.#cancelWatch?.();
+    this.#health.close();
+    this.#closing.abort(new Error("the sandbox is closed"));
     this.#vm.control.close();
   }
 
@@ -391,6 +433,28 @@ export class VmSandbox implements Sandbox {
   #limited(signal: AbortSignal | undefined): AbortSignal {
     const timeout = AbortSignal.timeout(this.#context.callMs);
     return signal === undefined ? timeout : AbortSignal.any([signal, timeout]);
+  }
+
+  onHealth(listener: (health: SandboxHealth) => void): void {
+    this.#healthListener = listener;
+  }
+
+  #probe(): GuestProbe {
+    const { control, qmp } = this.#vm;
+    const ask = async (command: string, signal: AbortSignal) => {
+      using connection = await Qmp.open(qmp, signal);
+      return await connection.execute(command);
+    };
+    return {
+      status: async (signal) => String(((await ask("query-status", signal)) as { status?: unknown }).status),
+      resume: async (signal) => void (await ask("cont", signal)),
+      time: async (signal) => Number((await control.script("date +%s", signal)).trim()),
+      setTime: async (ms, signal) => void (await control.script(`clock ${Math.floor(ms)}`, signal)),
+      hasRoom: async () => {
+        const { bavail, bsize } = await statfs(this.#context.vmsDir);
+        return bavail * bsize >= MIN_ROOM_BYTES;
+      },
+    };
   }
 
   #watch(): void {
@@ -421,7 +485,7 @@ export class VmSandbox implements Sandbox {
   }
 
   async #plug(location: string, serial: string): Promise<void> {
-    const file = await imageDisk(location);
+    const file = await linkDisk(await imageDisk(location), imagesDir(this.#vm.qmp), serial);
     await attachDisk(this.#vm.qmp, { id: serial, file }, AbortSignal.timeout(this.#context.bootTimeoutMs));
   }
 
@@ -436,18 +500,15 @@ export class VmSandbox implements Sandbox {
   }
 }
 
-function dialAddress(host: string, port: number, signal: AbortSignal): Promise<Duplex> {
-  return new Promise((resolve, reject) => {
-    const socket = connect({ host, port, noDelay: true, allowHalfOpen: true, signal });
-    socket.once("error", reject);
-    socket.once("connect", () => {
-      socket.off("error", reject);
-      resolve(socket);
-    });
-  });
-}
-
 function noneWhenMissing(thrown: unknown): string[] {
   if (isMissing(thrown)) return [];
   throw thrown;
+}
+
+/** What a guest says of a container's end. */
+function conclusionIn(text: string, exit: ShimExit): ContainerConclusion {
+  if (exit.startError !== undefined) return { exitCode: START_ERROR_EXIT, startError: exit.startError };
+  const oomKilled = Number(/^oom (\d+)$/m.exec(text)?.[1] ?? 0) > 0;
+  const message = Buffer.from(/^message ([A-Za-z0-9+/=]*)$/m.exec(text)?.[1] ?? "", "base64").toString("utf8");
+  return { ...(oomKilled ? { oomKilled } : {}), ...(message === "" ? {} : { terminationMessage: message }) };
 }

@@ -5,23 +5,26 @@
  *     qmp, ctl    sockets: QEMU, the control channel
  *     p2, p3...   sockets of commands' streams
  *     disk.img    the machine's own disk: containers' files and empty_dirs
+ *     images/     links to the disks of images that are plugged in: all that QEMU sees of this folder
+ *     root/       empty: over it QEMU has its root
  *     qemu.log    what QEMU complains of, the newest of it
  *     vm.json     written last: without it, it was never finished
  */
 import { randomBytes } from "node:crypto";
 import { statSync, truncateSync } from "node:fs";
-import { mkdir, readdir, rm } from "node:fs/promises";
+import { mkdir, rm } from "node:fs/promises";
 import { join } from "node:path";
 import type PQueue from "p-queue";
 import type { Clock } from "../../../../src/provider/kit/index.ts";
-import { readFileIfExists, writeFileAtomic } from "../../host/files.ts";
+import { readdirIfExists, readFileIfExists, writeFileAtomic } from "../../host/files.ts";
 import type { Attachment, HostNetwork } from "../../network/network.ts";
-import { isAlive } from "../../host/proc.ts";
+import { bootId, isAlive } from "../../host/proc.ts";
 import type { SeccompSource } from "../../bundle/seccomp.ts";
 import { GuestControl } from "./control.ts";
 import { vmScript } from "./identity.ts";
 import { GuestPorts } from "./ports.ts";
-import { findVm, killVm, type Qemu, type VmPlace, type VmProcess, type VmSize } from "./qemu.ts";
+import { killVm, type Qemu, type VmPlace, type VmSize } from "./qemu.ts";
+import { findVm, type VmProcess } from "./vm-processes.ts";
 import type { Warming } from "./warm.ts";
 
 const MAX_LOG_BYTES = 1 << 20;
@@ -50,6 +53,17 @@ interface VmRecord {
   size: VmSize;
   attachment: Attachment;
   process: VmProcess;
+  /** In which boot of the host it was started. Absent: by an earlier version. */
+  boot?: string;
+}
+
+/** Undefined when a loss of power has torn it: then the VM is gone as well. */
+function recordIn(text: string): VmRecord | undefined {
+  try {
+    return JSON.parse(text) as VmRecord;
+  } catch {
+    return undefined;
+  }
 }
 
 export class Vm {
@@ -90,7 +104,7 @@ export class Vm {
     const started = clones ? await qemu.clone(size, place, signal) : await qemu.boot(size, place, signal);
     try {
       await started.control.script(vmScript(attachment), signal);
-      const record: VmRecord = { size, attachment, process: started.vm };
+      const record: VmRecord = { size, attachment, process: started.vm, boot: bootId() };
       await writeFileAtomic(join(dir, "vm.json"), JSON.stringify(record), 0o600);
       return new Vm(context, key, record, started.control);
     } catch (thrown) {
@@ -103,9 +117,16 @@ export class Vm {
   static async find(context: VmContext, key: string): Promise<Vm | undefined> {
     const text = await readFileIfExists(join(vmDir(context, key), "vm.json"));
     if (text === undefined) return undefined;
-    const record = JSON.parse(text) as VmRecord;
+    const record = recordIn(text);
+    // Of a VM of another boot of this host there is nothing, although another process may have its number now.
+    if (record === undefined || (record.boot ?? bootId()) !== bootId()) return undefined;
     if (!isAlive(record.process.pid, record.process.startTime)) return undefined;
     return new Vm(context, key, record, new GuestControl(join(vmDir(context, key), "ctl"), context.clock));
+  }
+
+  /** Of its QEMU. */
+  get pid(): number {
+    return this.#process.pid;
   }
 
   get alive(): boolean {
@@ -133,12 +154,14 @@ export async function destroyVm(context: VmContext, key: string): Promise<void> 
   const process = await findVm(vmPlace(context, key, undefined));
   if (process !== undefined) await killVm(process, context.clock);
   await context.network.detach(key);
-  await rm(vmDir(context, key), { recursive: true, force: true });
+  const dir = vmDir(context, key);
+  await rm(dir, { recursive: true, force: true });
+  await context.qemu.forget(dir);
 }
 
 /** Keys of all VMs that left something here. */
 export async function vmKeys(context: Pick<VmContext, "vmsDir">): Promise<string[]> {
-  return await readdir(context.vmsDir).catch(() => []);
+  return await readdirIfExists(context.vmsDir);
 }
 
 function vmDir(context: Pick<VmContext, "vmsDir">, key: string): string {

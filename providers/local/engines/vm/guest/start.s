@@ -1,4 +1,4 @@
-# Where a program begins, and how it calls the kernel: call(number, a, b, c, d, e, f).
+# Where a program begins.
 .globl _start
 _start:
 	xorl %ebp, %ebp
@@ -10,14 +10,3 @@ _start:
 	movl %eax, %edi
 	movl $60, %eax              # exit
 	syscall
-.globl call
-call:
-	movq %rdi, %rax
-	movq %rsi, %rdi
-	movq %rdx, %rsi
-	movq %rcx, %rdx
-	movq %r8, %r10
-	movq %r9, %r8
-	movq 8(%rsp), %r9
-	syscall
-	ret
