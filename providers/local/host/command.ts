@@ -64,10 +64,16 @@ export function run(command: string, args: readonly string[], options: CommandOp
     }
     const child = spawn(command, args, {
       stdio: ["pipe", "pipe", "pipe", options.fd3 ?? "ignore"],
-      ...(options.cwd === undefined ? {} : { cwd: options.cwd }),
+      cwd: options.cwd,
       env: options.env === undefined ? process.env : { ...process.env, ...options.env },
     });
     const listening = onAbort(options.signal, () => child.kill("SIGKILL"));
+    // First: without descriptors to spare there are no streams, and only this tells why.
+    child.once("error", (cause) => {
+      listening[Symbol.dispose]();
+      reject(new CommandError(command, undefined, "", cause.message, { cause }));
+    });
+    if (child.stdin === null || child.stdin === undefined) return;
 
     const chunks: Buffer[] = [];
     let bytes = 0;
@@ -84,13 +90,9 @@ export function run(command: string, args: readonly string[], options: CommandOp
       stderr = (stderr + text).slice(-MAX_ERROR_CHARS);
     });
     // A tool that does not read its input closes the pipe: that is not an error of ours, its exit code decides.
-    child.stdin!.on("error", () => child.stdin!.destroy());
-    child.stdin!.end(options.input ?? "");
+    child.stdin.on("error", () => child.stdin!.destroy());
+    child.stdin.end(options.input ?? "");
 
-    child.once("error", (cause) => {
-      listening[Symbol.dispose]();
-      reject(new CommandError(command, undefined, "", cause.message, { cause }));
-    });
     child.once("close", (code, signal) => {
       listening[Symbol.dispose]();
       if (options.signal?.aborted) reject(options.signal.reason as Error);

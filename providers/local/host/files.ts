@@ -1,32 +1,64 @@
 /** Files that are written whole or not at all, and read when they are there. */
 import { randomBytes } from "node:crypto";
-import { renameSync, writeFileSync } from "node:fs";
+import { closeSync, fsyncSync, openSync, renameSync, rmSync, writeFileSync } from "node:fs";
 import { open, readdir, readFile, rename, rm, writeFile } from "node:fs/promises";
-import { join } from "node:path";
+import { dirname, join } from "node:path";
+import { findTool, run } from "./command.ts";
 
-/** Writes a file so that a reader, and this process after a crash, sees the old content or the new, never a part. */
+/**
+ * Writes a file so that a reader, and this process after a crash or a loss of power, sees the old content or the new,
+ * never a part. What was written when this resolves is there after a loss of power.
+ */
 export async function writeFileAtomic(path: string, content: string | Buffer, mode = 0o644): Promise<void> {
   const temporary = `${path}.${randomBytes(4).toString("hex")}.tmp`;
   try {
     await writeFile(temporary, content, { mode, flush: true });
     await rename(temporary, path);
   } catch (thrown) {
-    await rm(temporary, { force: true });
+    await rm(temporary, { force: true }).catch(() => undefined);
     throw thrown;
+  }
+  await flushFile(dirname(path));
+}
+
+/**
+ * The same, at once and as JSON. Only with `flush` does it outlive a loss of power; without, the old content may be
+ * lost with the new one then.
+ */
+export function writeJson(path: string, value: unknown, { flush = false } = {}): void {
+  const temporary = `${path}.tmp`;
+  try {
+    writeFileSync(temporary, JSON.stringify(value), { mode: 0o600, flush });
+    renameSync(temporary, path);
+  } catch (thrown) {
+    removeFileQuietly(temporary);
+    throw thrown;
+  }
+  if (flush) flushFolder(dirname(path));
+}
+
+/** A half-written file takes room that a full disk has not. */
+function removeFileQuietly(path: string): void {
+  try {
+    rmSync(path, { force: true });
+  } catch {
+    // The next write takes its place.
+  }
+}
+
+/** What the folder lists is on the disk: names that were made or changed in it outlive a loss of power. */
+export function flushFolder(path: string): void {
+  const folder = openSync(path, "r");
+  try {
+    fsyncSync(folder);
+  } finally {
+    closeSync(folder);
   }
 }
 
 /**
- * The same, at once and as JSON. With `flush`, the content is on the disk before it takes the old one's place, also
- * when the host loses power.
+ * What the file has, or the folder lists, is on the disk: a rename may outlive a power cut that the content would not.
  */
-export function writeJson(path: string, value: unknown, { flush = false } = {}): void {
-  const temporary = `${path}.tmp`;
-  writeFileSync(temporary, JSON.stringify(value), { mode: 0o600, flush });
-  renameSync(temporary, path);
-}
-
-/** What the file has is on the disk: a rename may outlive a power cut that the content would not. */
 export async function flushFile(path: string): Promise<void> {
   const file = await open(path);
   try {
@@ -36,12 +68,30 @@ export async function flushFile(path: string): Promise<void> {
   }
 }
 
+/**
+ * All of the file system that the path is on is on the disk: for a tree of many files, before it gets its name.
+ * @throws CommandError what the disk says
+ */
+export async function flushTree(path: string, signal?: AbortSignal): Promise<void> {
+  await run(findTool("sync") ?? "sync", ["-f", path], { signal });
+}
+
 /** The file's text; undefined when there is no such file. */
 export async function readFileIfExists(path: string): Promise<string | undefined> {
   try {
     return await readFile(path, "utf8");
   } catch (thrown) {
     if (isMissing(thrown)) return undefined;
+    throw thrown;
+  }
+}
+
+/** Names of what the folder lists; none when there is no such folder. */
+export async function readdirIfExists(dir: string): Promise<string[]> {
+  try {
+    return await readdir(dir);
+  } catch (thrown) {
+    if (isMissing(thrown)) return [];
     throw thrown;
   }
 }

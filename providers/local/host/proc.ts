@@ -1,6 +1,7 @@
 /** What /proc says about the processes of this host. Linux only, as the engines are. */
 import { readdir, readFile } from "node:fs/promises";
 import { readFileSync } from "node:fs";
+import { isMissing } from "./files.ts";
 
 export interface ProcessStat {
   pid: number;
@@ -33,43 +34,79 @@ function parseStat(pid: number, text: string): ProcessStat {
   };
 }
 
-/** Undefined when there is no such process; zombies count as gone. */
+/**
+ * Undefined when there is no such process; zombies count as gone.
+ * @throws what the system says when that cannot be known just now
+ */
 export function processStat(pid: number): ProcessStat | undefined {
   try {
     const stat = parseStat(pid, readFileSync(`/proc/${pid}/stat`, "latin1"));
     return stat.state === "Z" || stat.state === "X" ? undefined : stat;
-  } catch {
-    return undefined;
+  } catch (thrown) {
+    if (isGone(thrown)) return undefined;
+    throw thrown;
   }
 }
 
-/** True while the process that had this pid at `startTime` lives; a later process with the same pid is another one. */
+/**
+ * False when the process that had this pid at `startTime` is proven to be gone; a later process with the same pid is
+ * another one. While that cannot be known (this process or the host is out of descriptors or memory) it is not gone:
+ * ask again.
+ */
 export function isAlive(pid: number, startTime: string): boolean {
-  return processStat(pid)?.startTime === startTime;
+  try {
+    return processStat(pid)?.startTime === startTime;
+  } catch {
+    return true;
+  }
 }
 
-/** All processes that live, zombies left out. */
+/** Another one after each boot of this host: with it a pid and its start time name a process for good. */
+export function bootId(): string {
+  return readFileSync("/proc/sys/kernel/random/boot_id", "utf8").trim();
+}
+
+function isGone(thrown: unknown): boolean {
+  return isMissing(thrown) || (thrown as NodeJS.ErrnoException).code === "ESRCH";
+}
+
+/** All processes that live, zombies left out. @throws what the system says when one of them cannot be looked at */
 export async function allProcesses(): Promise<ProcessStat[]> {
   const pids = (await readdir("/proc")).filter((name) => /^\d+$/.test(name));
   const stats = await Promise.all(
     pids.map(async (name) => {
       try {
         return parseStat(Number(name), await readFile(`/proc/${name}/stat`, "latin1"));
-      } catch {
-        return undefined;
+      } catch (thrown) {
+        if (isGone(thrown)) return undefined;
+        throw thrown;
       }
     }),
   );
   return stats.filter((stat) => stat !== undefined && stat.state !== "Z" && stat.state !== "X") as ProcessStat[];
 }
 
-/** One variable of the environment that a process was started with; undefined when unset or not readable. */
+/**
+ * One variable of the environment that a process was started with; undefined when it is unset, the process is gone or
+ * another user's.
+ * @throws what the system says when that cannot be known just now
+ */
 export async function processEnv(pid: number, name: string): Promise<string | undefined> {
+  const text = await readOf(pid, "environ");
+  const entry = text?.split("\0").find((line) => line.startsWith(`${name}=`));
+  return entry?.slice(name.length + 1);
+}
+
+/** What a process was started with, each argument followed by a zero byte; undefined and throws as `processEnv`. */
+export async function processArguments(pid: number): Promise<string | undefined> {
+  return await readOf(pid, "cmdline");
+}
+
+async function readOf(pid: number, file: string): Promise<string | undefined> {
   try {
-    const text = await readFile(`/proc/${pid}/environ`, "utf8");
-    const entry = text.split("\0").find((line) => line.startsWith(`${name}=`));
-    return entry?.slice(name.length + 1);
-  } catch {
-    return undefined;
+    return await readFile(`/proc/${pid}/${file}`, "utf8");
+  } catch (thrown) {
+    if (isGone(thrown) || ["EACCES", "EPERM"].includes((thrown as NodeJS.ErrnoException).code!)) return undefined;
+    throw thrown;
   }
 }

@@ -1,11 +1,13 @@
 /**
  * Addresses for machines: one file per lease, named by the address and holding the machine's id. A file that is made
- * with O_EXCL is the lock, so no address is ever given twice, even if the backend is killed at any moment.
+ * with O_EXCL is the lock, so no address is ever given twice, even if the backend is killed at any moment. The files
+ * are read once; from then on what they hold is in memory.
  */
-import { mkdir, readdir, readFile, rm, writeFile } from "node:fs/promises";
+import { mkdir, readdir, rm, writeFile } from "node:fs/promises";
+import { isIPv4 } from "node:net";
 import { join } from "node:path";
-import { ProviderError } from "../../../src/provider/kit/index.ts";
-import { isMissing } from "../host/files.ts";
+import { Once, ProviderError } from "../../../src/provider/kit/index.ts";
+import { readFileIfExists } from "../host/files.ts";
 import { HostError } from "../host/host-error.ts";
 
 export interface Subnet {
@@ -28,7 +30,7 @@ export function parseSubnet(cidr: string): Subnet {
       `network.cidr ${JSON.stringify(cidr)}: want an IPv4 range with a prefix of 8 to 29, such as 10.99.0.0/16`,
     );
   const size = 2 ** (32 - prefix);
-  const address = octets.reduce((sum, octet) => sum * 256 + octet, 0);
+  const address = toNumber(octets.join("."));
   const base = Math.floor(address / size) * size;
   return {
     cidr: `${toText(base)}/${prefix}`,
@@ -39,9 +41,18 @@ export function parseSubnet(cidr: string): Subnet {
   };
 }
 
+/** The address that was given out last, among the leases, as the CNI plugin host-local has it. */
+const LAST_FILE = "last_reserved_ip";
+
 export class Ipam {
   readonly #dir: string;
   readonly #subnet: Subnet;
+  /** What the folder holds, read once: nothing else writes there. */
+  readonly #read = new Once(() => this.#load());
+  /** Address -> machine id. */
+  readonly #leases = new Map<string, string>();
+  /** The same by machine; of leases without an owner there may be several. */
+  readonly #owned = new Map<string, string>();
   /** Where the search starts: right after the last one, so that an address rests before it is used again. */
   #next: number;
 
@@ -53,21 +64,19 @@ export class Ipam {
 
   /** The machine's address: the one it has, else a new one. @throws ProviderError quota when the range is used up */
   async acquire(machineId: string): Promise<string> {
-    const leases = await this.leases();
-    const own = [...leases].find(([, id]) => id === machineId)?.[0];
+    await this.#read.get();
+    const own = this.#owned.get(machineId);
     if (own !== undefined) return own;
     const { first, last, cidr } = this.#subnet;
     for (let tried = first; tried <= last; tried++) {
       const candidate = this.#next;
       this.#next = candidate >= last ? first : candidate + 1;
       const address = toText(candidate);
-      if (leases.has(address)) continue;
-      try {
-        await writeFile(join(this.#dir, address), machineId, { flag: "wx" });
-        return address;
-      } catch (thrown) {
-        if ((thrown as NodeJS.ErrnoException).code !== "EEXIST") throw thrown;
-      }
+      if (this.#leases.has(address)) continue;
+      if (!(await this.#take(address, machineId))) continue;
+      // Without it a next backend would begin with the address that has rested least; that is no reason to fail.
+      await writeFile(join(this.#dir, LAST_FILE), address).catch(() => undefined);
+      return address;
     }
     throw new ProviderError("quota", `all ${last - first + 1} addresses of network.cidr ${cidr} are in use`);
   }
@@ -75,31 +84,89 @@ export class Ipam {
   /** Another one gives out the addresses: remembers whose this one is. */
   async record(machineId: string, address: string): Promise<void> {
     await this.release(machineId);
-    await writeFile(join(this.#dir, address), machineId);
+    await this.#write(address, machineId, "w");
+    this.#remember(address, machineId);
   }
 
   async find(machineId: string): Promise<string | undefined> {
-    return [...(await this.leases())].find(([, id]) => id === machineId)?.[0];
+    await this.#read.get();
+    return this.#owned.get(machineId);
   }
 
   async release(machineId: string): Promise<void> {
-    for (const [address, id] of await this.leases())
-      if (id === machineId) await rm(join(this.#dir, address), { force: true });
+    await this.#read.get();
+    const own = this.#owned.get(machineId);
+    if (own === undefined) return;
+    const theirs = machineId === "" ? [...this.#leases].filter(([, id]) => id === "").map(([each]) => each) : [own];
+    for (const address of theirs) {
+      await rm(join(this.#dir, address), { force: true });
+      this.#leases.delete(address);
+    }
+    this.#owned.delete(machineId);
   }
 
   /** Address -> machine id. A lease whose machine was not written yet (killed in between) has no owner: "". */
-  async leases(): Promise<Map<string, string>> {
-    await mkdir(this.#dir, { recursive: true });
-    const leases = new Map<string, string>();
-    for (const address of await readdir(this.#dir)) {
-      try {
-        leases.set(address, await readFile(join(this.#dir, address), "utf8"));
-      } catch (thrown) {
-        if (!isMissing(thrown)) throw thrown;
-      }
-    }
-    return leases;
+  async leases(): Promise<ReadonlyMap<string, string>> {
+    await this.#read.get();
+    return new Map(this.#leases);
   }
+
+  /** @returns false when somebody else has it. @throws when it cannot be written down: then nobody has it */
+  async #take(address: string, machineId: string): Promise<boolean> {
+    // In the same turn as the look: two machines must not both find it free.
+    this.#remember(address, machineId);
+    try {
+      await this.#write(address, machineId, "wx");
+      return true;
+    } catch (thrown) {
+      this.#owned.delete(machineId);
+      this.#leases.delete(address);
+      if (!isTaken(thrown)) throw thrown;
+      this.#remember(address, (await readFileIfExists(join(this.#dir, address))) ?? "");
+      return false;
+    }
+  }
+
+  async #write(address: string, machineId: string, flag: "w" | "wx"): Promise<void> {
+    const file = join(this.#dir, address);
+    try {
+      await writeFile(file, machineId, { flag });
+    } catch (thrown) {
+      // A full disk lets the file be made, and nothing be written to it.
+      if (!isTaken(thrown)) await rm(file, { force: true }).catch(() => undefined);
+      throw thrown;
+    }
+  }
+
+  #remember(address: string, machineId: string): void {
+    this.#leases.set(address, machineId);
+    this.#owned.set(machineId, address);
+  }
+
+  async #load(): Promise<void> {
+    await mkdir(this.#dir, { recursive: true });
+    for (const name of await readdir(this.#dir)) {
+      const text = await readFileIfExists(join(this.#dir, name));
+      if (text === undefined) continue;
+      if (name === LAST_FILE) this.#next = this.#after(text);
+      else if (isIPv4(name)) this.#remember(name, text);
+    }
+  }
+
+  /** The one to begin with when this text was given out last. */
+  #after(address: string): number {
+    const { first, last } = this.#subnet;
+    const next = isIPv4(address) ? toNumber(address) + 1 : first;
+    return next > last || next < first ? first : next;
+  }
+}
+
+function isTaken(thrown: unknown): boolean {
+  return (thrown as NodeJS.ErrnoException).code === "EEXIST";
+}
+
+function toNumber(address: string): number {
+  return address.split(".").reduce((sum, octet) => sum * 256 + Number(octet), 0);
 }
 
 function toText(address: number): string {

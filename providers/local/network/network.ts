@@ -14,15 +14,17 @@ import { closeSync, existsSync } from "node:fs";
 import { mkdir, readdir, readFile, rm, writeFile } from "node:fs/promises";
 import { BlockList } from "node:net";
 import { join } from "node:path";
-import { type ContainerPort, Once } from "../../../src/provider/kit/index.ts";
+import { type Clock, type ContainerPort, type Logger, Once, ProviderError } from "../../../src/provider/kit/index.ts";
 import type { HostProblem } from "../engine.ts";
 import { findTool, run } from "../host/command.ts";
 import { lockFile } from "../host/lock.ts";
 import { isMissing, readFileIfExists, writeFileAtomic } from "../host/files.ts";
-import { inUseByMachine, PortHolders } from "./host-ports.ts";
+import { checkConnections, forgetConnections } from "./connections.ts";
+import { PortForwards } from "./forwards.ts";
+import { missingChain } from "./in-place.ts";
 import { Ipam, parseSubnet, type Subnet } from "./ipam.ts";
 import { NetworkNames } from "./names.ts";
-import { hostPortRule, networkRules } from "./rules.ts";
+import { networkRules } from "./rules.ts";
 import { forgetSender, holdSender } from "./sender-rules.ts";
 import { HostError } from "../host/host-error.ts";
 
@@ -62,6 +64,7 @@ export const DEFAULT_CIDR = "10.99.0.0/16";
 const DEFAULT_DENIED = ["169.254.0.0/16"];
 /** Plain enough to stand in nftables' rules and in patterns. */
 export const BRIDGE_NAME = /^[a-z][a-z0-9]{0,9}$/;
+const LOOK_EVERY_MS = 15_000;
 const NETNS_DIR = "/run/netns";
 
 /** Ranges that the backend itself does not connect to for a machine: that of machines, and what they may not reach. */
@@ -74,8 +77,9 @@ export class HostNetwork {
   readonly #names: NetworkNames;
   readonly #subnet: Subnet;
   readonly #ipam: Ipam;
-  readonly #holders = new PortHolders();
   readonly #ready = new Once(() => this.#setUp());
+  readonly #forwards: PortForwards;
+  #cancelLook = () => {};
   /** Descriptor of the bridge's lock. */
   #lock: number | undefined;
 
@@ -87,6 +91,7 @@ export class HostNetwork {
         `network.bridge ${JSON.stringify(bridge)}: want 1 to 10 lower-case letters and digits, a letter first`,
       );
     this.#names = new NetworkNames(bridge);
+    this.#forwards = new PortForwards(this.#names.table);
     this.#subnet = parseSubnet(options.cidr ?? DEFAULT_CIDR);
     this.#ipam = new Ipam(join(options.dir, "leases"), this.#subnet);
   }
@@ -110,6 +115,7 @@ export class HostNetwork {
           cure: `install the package ${debian} (Debian: apt-get install ${debian})`,
         });
     }
+    problems.push(...checkConnections());
     if (process.getuid?.() !== 0)
       problems.push({
         fatal: true,
@@ -133,11 +139,12 @@ export class HostNetwork {
     const name = this.#names.netns(machineId);
     // Left half-made by a kill: begin again, it costs milliseconds.
     await this.#removeLinks(machineId);
-    await ip([
+    const made = ip([
       `netns add ${name}`,
       `link add ${link} type veth peer name eth0 address ${mac} netns ${name}`,
       `link set ${link} master ${this.#names.bridge} up`,
     ]);
+    await this.#onRules(made);
     await run(findTool("nsenter")!, [`--net=${NETNS_DIR}/${name}`, findTool("ip")!, "-batch", "-"], {
       input: [
         "link set lo up",
@@ -172,10 +179,11 @@ export class HostNetwork {
     await this.ensure();
     const attachment = this.#describe(machineId, await this.#ipam.acquire(machineId), false);
     await this.#removeLinks(machineId);
-    await ip([
+    const made = ip([
       `tuntap add dev ${attachment.link} mode tap`,
       `link set ${attachment.link} master ${this.#names.bridge} up`,
     ]);
+    await this.#onRules(made);
     await this.#admit(attachment);
     return attachment;
   }
@@ -193,45 +201,7 @@ export class HostNetwork {
    * @throws ProviderError conflict when another machine, or this host itself, has one of them: then none is forwarded
    */
   async openHostPorts(machineId: string, ports: readonly ContainerPort[]): Promise<void> {
-    const asked = ports.flatMap((port) =>
-      port.host_port === undefined ? [] : [{ ...port, host_port: port.host_port }],
-    );
-    if (asked.length === 0) return;
-    const { address } = this.#describe(machineId, (await this.#ipam.find(machineId))!, false);
-    const current = await this.#hostPorts();
-    // A former backend's machine may not have been found again yet: its ports are in the rules, and no socket of ours
-    // holds them.
-    const foreign = asked.find(({ protocol, host_port }) => {
-      const target = current.get(`${protocol} . ${host_port}`);
-      return target !== undefined && !target.startsWith(`${address} . `);
-    });
-    if (foreign !== undefined) throw inUseByMachine(foreign);
-    try {
-      await this.#holders.take(machineId, asked);
-    } catch (thrown) {
-      // A program that has one now may have taken it while no backend held it: then it keeps the port, and the machine
-      // loses it.
-      await this.#closeHostPorts(machineId);
-      throw thrown;
-    }
-    const wanted = asked.map(
-      ({ protocol, host_port, port }) => [`${protocol} . ${host_port}`, `${address} . ${port}`] as const,
-    );
-    const missing = wanted.filter(([key, target]) => current.get(key) !== target);
-    if (missing.length > 0)
-      await this.#onRules(
-        nft(missing.map(([key, target]) => hostPortRule("add", this.#names.table, key, target)).join("")),
-      );
-  }
-
-  async #closeHostPorts(machineId: string): Promise<void> {
-    this.#holders.release(machineId);
-    const address = await this.#ipam.find(machineId);
-    const own = [...(await this.#hostPorts())].filter(([, target]) => target.startsWith(`${address} . `));
-    if (own.length === 0) return;
-    await this.#onRules(
-      nft(own.map(([key, target]) => hostPortRule("delete", this.#names.table, key, target)).join("")),
-    );
+    await this.#onRules(this.#forwards.open(machineId, (await this.#ipam.find(machineId))!, ports));
   }
 
   /** Removes all that the machine has on the network, in whatever state it is. */
@@ -239,11 +209,18 @@ export class HostNetwork {
     const address = await this.#ipam.find(machineId);
     if (address !== undefined && existsSync(`/sys/class/net/${this.#names.bridge}`)) {
       await this.ensure();
-      await this.#closeHostPorts(machineId);
-    } else this.#holders.release(machineId);
+      await this.#onRules(this.#forwards.close(machineId, address));
+    } else if (address !== undefined) {
+      // Where the bridge is gone, the rules may be gone as well.
+      await this.#forwards.close(machineId, address).catch(() => undefined);
+    } else this.#forwards.release(machineId);
     await this.#removeLinks(machineId);
     // Not before the link: until then it is held to what it may send.
-    if (address !== undefined) await nft(forgetSender(this.#names.table, this.#names.link(machineId)));
+    if (address !== undefined)
+      await Promise.all([
+        nft(forgetSender(this.#names.table, this.#names.link(machineId))),
+        forgetConnections(address),
+      ]);
     await this.#ipam.release(machineId);
   }
 
@@ -267,7 +244,8 @@ export class HostNetwork {
 
   /** Closes what this process holds of the bridge; the machines keep their network. */
   close(): void {
-    this.#holders.close();
+    this.#cancelLook();
+    this.#forwards.releaseAll();
     if (this.#lock !== undefined) closeSync(this.#lock);
     this.#lock = undefined;
   }
@@ -297,7 +275,50 @@ export class HostNetwork {
 
   /** Bridge, forwarding and rules; safe to repeat and cheap after the first time. */
   ensure(): Promise<void> {
+    if (!existsSync(`/sys/class/net/${this.#names.bridge}`)) this.#ready.forget();
     return this.#ready.get();
+  }
+
+  /**
+   * Looks again and again, until `close`, whether bridge and rules are still there, as kube-proxy does: without them
+   * machines would be cut off, or reach this host.
+   */
+  lookAfter(clock: Clock, logger: Logger): void {
+    this.#cancelLook();
+    this.#cancelLook = clock.after(LOOK_EVERY_MS, () => {
+      void this.heal()
+        .then((missing) => {
+          if (missing !== undefined)
+            logger.warn({ missing }, "Another program has removed a part of the machines' network; it is made again");
+        })
+        .catch((thrown: unknown) => logger.error({ err: thrown }, "Cannot put the machines' network right yet"))
+        .finally(() => {
+          if (this.#lock !== undefined) this.lookAfter(clock, logger);
+        });
+    });
+  }
+
+  /** Makes again what another program has removed. @returns what that was; undefined when all is there */
+  async heal(): Promise<string | undefined> {
+    const missing = await this.#missing();
+    if (missing === undefined) return undefined;
+    this.#ready.forget();
+    await this.ensure();
+    await this.#forwards.restore();
+    return missing;
+  }
+
+  async #missing(): Promise<string | undefined> {
+    const { bridge, table } = this.#names;
+    if (!existsSync(`/sys/class/net/${bridge}`)) return `bridge ${bridge}`;
+    const { stdout } = await run(findTool("ip") ?? "ip", ["-4", "-o", "address", "show", "dev", bridge]);
+    if (!stdout.includes(` ${this.gateway}/`)) return `address ${this.gateway} of ${bridge}`;
+    const loose = (await this.#attached()).find(({ link }) => !existsSync(`/sys/class/net/${link}/master`));
+    if (loose !== undefined) return `interface ${loose.link} on ${bridge}`;
+    const chain = await missingChain(table, await this.#rules());
+    if (chain !== undefined) return `rules of nft chain ${chain}`;
+    const port = await this.#forwards.missing();
+    return port === undefined ? undefined : `host port ${port}`;
   }
 
   /** Removes the bridge and the rules, for a backend that is taken off this host for good. */
@@ -313,7 +334,7 @@ export class HostNetwork {
   }
 
   async #setUp(): Promise<void> {
-    const { gateway, prefix, cidr } = this.#subnet;
+    const { gateway, prefix } = this.#subnet;
     await mkdir(this.#options.dir, { recursive: true });
     await this.#claimRange();
     if (!existsSync(`/sys/class/net/${this.#names.bridge}`)) await ip([`link add ${this.#names.bridge} type bridge`]);
@@ -324,21 +345,32 @@ export class HostNetwork {
       `address replace ${gateway}/${prefix} dev ${this.#names.bridge}`,
     ]);
     await writeFile("/proc/sys/net/ipv4/ip_forward", "1");
-    // Another program may have flushed this host's rules while machines run: without their entries they would be cut
-    // off.
-    const attachments = [...(await this.#ipam.leases())].map(([address, id]) => this.#describe(id, address, false));
-    const there = attachments.filter(({ link }) => existsSync(`/sys/class/net/${link}`));
+    // Another program may have removed bridge or rules while machines run: they would be cut off.
+    const loose = (await this.#attached()).filter(({ link }) => !existsSync(`/sys/class/net/${link}/master`));
+    if (loose.length > 0) await ip(loose.map(({ link }) => `link set ${link} master ${this.#names.bridge} up`));
+    await nft(await this.#rules());
+  }
+
+  /** What nft has to know: the bridge's rules, and those of each machine on it. */
+  async #rules(): Promise<string> {
     const adoptedMac = async (link: string) => (await readFileIfExists(`/sys/class/net/${link}/ifalias`))?.trim();
     const senders = await Promise.all(
-      there.map(async (attachment) => {
+      (await this.#attached()).map(async (attachment) => {
         const mac = (await adoptedMac(attachment.link)) || attachment.mac;
         return holdSender(this.#names.table, { ...attachment, mac });
       }),
     );
+    const { cidr } = this.#subnet;
     const { outbound = "allow", denyCidrs = DEFAULT_DENIED, openHostPorts = [] } = this.#options;
     const { table, bridge: bridgeName } = this.#names;
     const rules = networkRules({ table, bridgeName, cidr, outbound, denyCidrs, openHostPorts });
-    await nft(rules + senders.join(""));
+    return rules + senders.join("");
+  }
+
+  /** Machines with an interface on this host. */
+  async #attached(): Promise<Attachment[]> {
+    const all = [...(await this.#ipam.leases())].map(([address, id]) => this.#describe(id, address, false));
+    return all.filter(({ link }) => existsSync(`/sys/class/net/${link}`));
   }
 
   /** A bridge whose leases were given out of another range would route wrongly: say so instead. */
@@ -378,22 +410,10 @@ export class HostNetwork {
     try {
       return await work;
     } catch (thrown) {
-      this.#ready.forget();
+      // A conflict is no sign that rules are gone.
+      if (!(thrown instanceof ProviderError)) this.#ready.forget();
       throw thrown;
     }
-  }
-
-  /** `tcp . 8080` -> `10.99.0.2 . 80`. */
-  async #hostPorts(): Promise<Map<string, string>> {
-    const list = run(findTool("nft")!, ["list", "map", "inet", this.#names.table, "host_ports"]);
-    const { stdout } = await this.#onRules(list);
-    const elements = stdout.toString("utf8").matchAll(/\b(\w+) \. (\d+) : ([\d.]+) \. (\d+)/g);
-    return new Map(
-      [...elements].map(([, protocol, hostPort, address, port]) => [
-        `${protocol} . ${hostPort}`,
-        `${address} . ${port}`,
-      ]),
-    );
   }
 
   async #removeLinks(machineId: string): Promise<void> {

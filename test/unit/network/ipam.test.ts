@@ -1,4 +1,4 @@
-import { mkdtemp, rm, writeFile } from "node:fs/promises";
+import { mkdir, mkdtemp, rm, writeFile } from "node:fs/promises";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import fc from "fast-check";
@@ -47,6 +47,35 @@ describe("leases", () => {
     await pool.release("a");
     expect(await pool.acquire("b")).not.toBe(first);
   });
+  test("a released address rests over a restart of the backend, too", async () => {
+    const first = await ipam().acquire("a");
+    await ipam().release("a");
+    expect(await ipam().acquire("b")).not.toBe(first);
+  });
+  test("what was given out last is not taken for a lease, and may be torn", async () => {
+    await ipam().acquire("a");
+    expect([...(await ipam().leases()).values()]).toEqual(["a"]);
+    await writeFile(join(dir, "last_reserved_ip"), "");
+    expect(await ipam().acquire("b")).toBe("10.0.0.3");
+  });
+  test("an address whose lease cannot be written is nobody's, and free when it can be", async () => {
+    const pool = ipam();
+    await pool.leases();
+    await rm(dir, { recursive: true });
+    await expect(pool.acquire("a")).rejects.toMatchObject({ code: "ENOENT" });
+    expect(await pool.find("a")).toBeUndefined();
+    expect((await pool.leases()).size).toBe(0);
+    await mkdir(dir);
+    await pool.acquire("a");
+    expect([...(await pool.leases()).values()]).toEqual(["a"]);
+  });
+  test("leases are read once, not again for each machine", async () => {
+    const pool = ipam("10.0.0.0/24");
+    await pool.acquire("a");
+    await writeFile(join(dir, "10.0.0.77"), "somebody else's");
+    await pool.acquire("b");
+    expect(await pool.find("somebody else's")).toBeUndefined();
+  });
   test("a lease that was cut short is not given again before it is released", async () => {
     await writeFile(join(dir, "10.0.0.2"), "");
     expect(await ipam().acquire("a")).toBe("10.0.0.3");
@@ -60,10 +89,10 @@ describe("leases", () => {
           const pools = [ipam("10.0.0.0/28"), ipam("10.0.0.0/28")];
           await Promise.all(
             steps.map(([id, take], i) =>
-              take ? pools[i % 2]!.acquire(`${id}${i}`) : pools[i % 2]!.release(`${id}${i - 1}`),
+              take ? pools[i % 2]!.acquire(`${id}${i}`) : pools[(i + 1) % 2]!.release(`${id}${i - 1}`),
             ),
           );
-          const leases = await pools[0]!.leases();
+          const leases = await ipam("10.0.0.0/28").leases();
           expect(new Set(leases.values()).size).toBe(leases.size);
         },
       ),
