@@ -13,10 +13,20 @@ import {
   toError,
 } from "../../src/provider/kit/index.ts";
 import type { ServerAuth, ServerTls } from "../http-vm/server/options.ts";
-import { createMachineApiServer } from "../http-vm/server/server.ts";
-import { capacityOf, isLoopback, logBytesOf, secretBytesOf, type BackendConfig } from "./config.ts";
+import { MachineApiServer } from "../http-vm/server/server.ts";
+import {
+  capacityOf,
+  evictionOf,
+  isLoopback,
+  logBytesOf,
+  secretBytesOf,
+  shutdownGraceOf,
+  systemReservedOf,
+  type BackendConfig,
+} from "./config.ts";
 import type { Engine, HostProblem } from "./engine.ts";
 import { createEngine } from "./engines/index.ts";
+import { keepUntilLast } from "./host/oom-score.ts";
 import { memoryFolder, memoryFolderSize, memoryPlace } from "./host/memory-folder.ts";
 import { checkHost, LocalProvider } from "./provider.ts";
 
@@ -33,6 +43,8 @@ export interface RunningBackend {
   /** What a client's `url` has to be. */
   url: string;
   provider: LocalProvider;
+  /** The host goes down: ends all machines, and goes on serving meanwhile, so that their owners are told. */
+  shutDown(): Promise<void>;
   /** Stops serving; machines run on. */
   close(): Promise<void>;
 }
@@ -60,6 +72,7 @@ export async function startBackend(config: BackendConfig, options: BackendOption
     clock,
     logger,
     capacity: capacityOf(config)?.allocatable,
+    systemReserved: systemReservedOf(config),
     hostAddress,
     reservedPorts: "port" in config.listen ? [config.listen.port] : [],
     logLimits: { maxBytes: logBytesOf(config), maxFiles: config.logs.maxFiles },
@@ -68,7 +81,8 @@ export async function startBackend(config: BackendConfig, options: BackendOption
   const fatal = problems.filter((problem) => problem.fatal);
   if (fatal.length > 0) throw new HostProblemError(engine.name, fatal);
   for (const { problem, cure } of problems) logger.warn({ problem, cure }, "This host lacks something");
-  if (engine.name === "process") {
+  if (engine.name !== "process") keepUntilLast();
+  else {
     logger.warn(
       {},
       "Engine process isolates nothing: containers are plain processes of this host with the backend's rights. For development only",
@@ -87,11 +101,12 @@ export async function startBackend(config: BackendConfig, options: BackendOption
     logMaxBytes: logBytesOf(config),
     logMaxFiles: config.logs.maxFiles,
     capacity,
+    eviction: evictionOf(config),
   });
   try {
     const { listen } = config;
     const tls = config.tls && (await followTls(config.tls, options));
-    const server = createMachineApiServer({
+    const server = new MachineApiServer({
       provider,
       logger,
       clock,
@@ -108,6 +123,7 @@ export async function startBackend(config: BackendConfig, options: BackendOption
     return {
       url,
       provider,
+      shutDown: () => provider.shutDown(shutdownGraceOf(config)),
       async close() {
         closing.abort();
         await server.close();

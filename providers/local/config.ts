@@ -2,9 +2,18 @@
 import { readFileSync } from "node:fs";
 import { hostname } from "node:os";
 import { z } from "zod";
-import { ConfigError, parseFile, type ProviderCapacity, Quantity, toError } from "../../src/provider/kit/index.ts";
+import {
+  ConfigError,
+  parseFile,
+  type ProviderCapacity,
+  Quantity,
+  type ResourceAmounts,
+  toError,
+} from "../../src/provider/kit/index.ts";
 import { VERBS } from "../http-vm/server/scope.ts";
 import { engineSchema } from "./engines/index.ts";
+import type { EvictionOptions, ShutdownGrace } from "./host-care.ts";
+import { parseAmount, SIGNALS, thresholdsOf } from "./pressure/thresholds.ts";
 
 const BACKEND_KIND = "BackendConfig";
 
@@ -59,6 +68,46 @@ const clientSchema = z.strictObject({
     ),
 });
 
+const signal = z.enum(SIGNALS);
+const amounts = z
+  .partialRecord(
+    signal,
+    z
+      .union([z.string(), z.number()])
+      .transform(String)
+      .refine((text) => parseAmount(text) !== undefined, "must be a quantity such as 100Mi, or a share such as 10%"),
+  )
+  .default({});
+
+const evictionSchema = z
+  .strictObject({
+    hard: amounts.describe(
+      "Amounts below which a machine is evicted at once; 0 turns one off. Default 100Mi of memory, 10% of machines' disks, 15% of images', 5% of their inodes, 10% of the process numbers.",
+    ),
+    soft: amounts.describe("Amounts below which a machine is evicted after softGraceSeconds. Default none."),
+    softGraceSeconds: z
+      .partialRecord(signal, z.int().min(0))
+      .default({})
+      .describe("How long there has to be less than the soft amount. Default 0."),
+    minimumReclaim: amounts.describe("How much more than the amount there must be before evictions stop. Default 0."),
+    maxPodGraceSeconds: z
+      .int()
+      .min(0)
+      .default(0)
+      .describe("Longest grace of a machine that is evicted because of a soft amount. Default 0."),
+    transitionSeconds: z
+      .int()
+      .min(0)
+      .default(300)
+      .describe("For how long the Node shows a pressure after it was last seen. Default 300."),
+  })
+  .superRefine(({ soft, softGraceSeconds }, context) => {
+    for (const name of SIGNALS)
+      if (softGraceSeconds[name] !== undefined && soft[name] === undefined)
+        context.addIssue({ code: "custom", path: ["softGraceSeconds", name], message: "has no soft amount" });
+  })
+  .optional();
+
 export const backendConfigSchema = z
   .strictObject({
     apiVersion: z.literal("vmlet.dev/v1").describe("Version of the file's format."),
@@ -108,6 +157,42 @@ export const backendConfigSchema = z
       })
       .optional()
       .describe("What machines may use in all. Absent: the engine's own figure, or none."),
+    systemReserved: z
+      .strictObject({
+        cpu: quantity.optional().describe("Quantity of cpu."),
+        memory: quantity
+          .optional()
+          .describe("Quantity of bytes. Default: a twentieth of the memory, from 256Mi to 2Gi, at most half of it."),
+        ephemeralStorage: quantity.optional().describe("Quantity of bytes."),
+      })
+      .optional()
+      .describe(
+        "What the host keeps for its own programs, and for the backend's: machines together are held to the rest. Engines oci, cri and vm.",
+      ),
+    eviction: evictionSchema.describe(
+      "When machines are evicted so that the host lives, with a kubelet's signals: memory.available, nodefs.available, nodefs.inodesFree (machines' disks), imagefs.available, imagefs.inodesFree (images), pid.available. Engines oci, cri and vm; process where this section is given.",
+    ),
+    shutdown: z
+      .strictObject({
+        graceSeconds: z
+          .int()
+          .min(0)
+          .max(86_400)
+          .default(30)
+          .describe("For all machines together, as a kubelet's shutdownGracePeriod. Default 30."),
+        criticalSeconds: z
+          .int()
+          .min(0)
+          .max(86_400)
+          .optional()
+          .describe(
+            "Of it, for those from priority 2000000000 on, which end last, as a kubelet's shutdownGracePeriodCriticalPods. Default a third.",
+          ),
+      })
+      .prefault({})
+      .describe(
+        "How machines end when the host goes down: the backend is stopped while systemd is stopping, or gets SIGPWR. When it is only restarted, machines run on.",
+      ),
     secrets: z
       .strictObject({
         medium: z
@@ -160,7 +245,7 @@ export const backendConfigSchema = z
       .default("info")
       .describe("Lowest level of log lines that are written."),
   })
-  .superRefine(({ listen, tokenFile, clients = [], tls }, context) => {
+  .superRefine(({ listen, tokenFile, clients = [], tls, shutdown }, context) => {
     const fault = (path: (string | number)[], message: string) => context.addIssue({ code: "custom", path, message });
     if ("socket" in listen && tls !== undefined)
       fault(["tls"], "is for an address and port: a socket cannot be overheard");
@@ -172,6 +257,8 @@ export const backendConfigSchema = z
         "every program of this host would run commands in any machine: set tokenFile (openssl rand -hex 32 > FILE), clients or " +
           "tls.clientCaFile, or listen on a socket, which only its owner can open: { socket: /run/vmlet/backend.sock }",
       );
+    if ((shutdown.criticalSeconds ?? 0) > shutdown.graceSeconds)
+      fault(["shutdown", "criticalSeconds"], `must not be more than graceSeconds (${shutdown.graceSeconds})`);
     clients.forEach((client, index) => {
       if (clients.findIndex(({ name }) => name === client.name) < index)
         fault(["clients", index, "name"], `${client.name} is another client's name`);
@@ -203,6 +290,8 @@ export function parseBackendConfig(text: string, path: string): BackendConfig {
   return parseFile(backendConfigSchema, text, path);
 }
 
+const DEFAULT_EVICTION = evictionSchema.unwrap().parse({});
+
 const NANO = 1_000_000_000n;
 
 /** Millicores and bytes, rounded down. */
@@ -220,6 +309,33 @@ export function capacityOf(config: BackendConfig): ProviderCapacity | undefined 
         : { extended: Object.entries(capacity.extended).map(([name, count]) => ({ name, count })) }),
       ...(capacity.pods === undefined ? {} : { pods: capacity.pods }),
     },
+  };
+}
+
+/** Millicores and bytes, rounded down. */
+export function systemReservedOf({ systemReserved }: BackendConfig): ResourceAmounts | undefined {
+  if (systemReserved === undefined) return undefined;
+  const { cpu, memory, ephemeralStorage } = systemReserved;
+  return {
+    ...(cpu === undefined ? {} : { cpu_millis: Number(Quantity.tryParse(cpu)!.nano / 1_000_000n) }),
+    ...(memory === undefined ? {} : { memory_bytes: bytesOf(memory) }),
+    ...(ephemeralStorage === undefined ? {} : { ephemeral_bytes: bytesOf(ephemeralStorage) }),
+  };
+}
+
+export function shutdownGraceOf({ shutdown }: BackendConfig): ShutdownGrace {
+  const { graceSeconds, criticalSeconds = graceSeconds / 3 } = shutdown;
+  return { graceMs: graceSeconds * 1000, criticalGraceMs: criticalSeconds * 1000 };
+}
+
+/** Undefined: nothing is evicted. Engine process is for development, on hosts whose disks may be full for years. */
+export function evictionOf({ eviction, engine }: BackendConfig): EvictionOptions | undefined {
+  if (eviction === undefined && engine.type === "process") return undefined;
+  const { maxPodGraceSeconds, transitionSeconds, ...amounts } = eviction ?? DEFAULT_EVICTION;
+  return {
+    thresholds: thresholdsOf(amounts),
+    maxPodGraceMs: maxPodGraceSeconds * 1000,
+    transitionMs: transitionSeconds * 1000,
   };
 }
 

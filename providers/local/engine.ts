@@ -61,6 +61,11 @@ export interface Engine {
    * that belongs to none of them (processes, taps, mounts, cgroups, files) is removed.
    */
   sweep(known: ReadonlySet<string>): Promise<void>;
+  /**
+   * Ids of machines of which `sweep` could not remove all: it rejects for none of them, and the engine goes on trying.
+   * Until it has succeeded, their folders must stay, and their ids may not be used.
+   */
+  readonly unswept?: ReadonlySet<string>;
   /** Makes the machine's sandbox: network, namespaces, VM; volumes except `files` (see Sandbox.applyFiles). */
   open(home: MachineHome, signal: AbortSignal): Promise<Sandbox>;
   /** After a restart of the backend: the sandbox that `open` made, or undefined when it is gone. */
@@ -72,6 +77,10 @@ export interface Engine {
   destroy(home: MachineHome, options?: { keepVolumes: boolean }): Promise<void>;
   /** Capability `capacity`. */
   capacity?(): Promise<ProviderCapacity>;
+  /** What all machines together take of the memory that they may have; undefined where they have no limit. */
+  memory?(): Promise<{ usedBytes: number; limitBytes: number } | undefined>;
+  /** Memory that a machine takes beyond what is counted as its containers'; 0 when absent. */
+  readonly overhead?: { machineBytes: number; containerBytes: number };
   /** Releases handles and timers. Sandboxes live on. */
   close(): Promise<void>;
 }
@@ -101,6 +110,12 @@ export interface Sandbox {
    */
   readonly lost: Promise<SandboxLoss>;
 
+  /**
+   * Told of each change from now on, where the engine can tell whether the machine's system still answers; until then
+   * it does. Absent where that is this host's own.
+   */
+  onHealth?(listener: (health: SandboxHealth) => void): void;
+
   /** Prepares one start of a container (bundle, rootfs, mounts) and says what the shim has to run. */
   launch(container: ContainerLaunch): Promise<LaunchPlan>;
   /** Delivers a signal, by number, to the container's main process and, where there is no init, its process group. */
@@ -111,10 +126,16 @@ export interface Sandbox {
    */
   kill(container: ContainerRef): Promise<void>;
   /**
-   * After the main process ended and `kill`: what only the engine knows. Then removes what `launch` prepared, except
-   * the container's log.
+   * After the main process ended and `kill`, or when it is never begun: what only the engine knows. Then removes what
+   * `launch` prepared, except the container's log. `keep` writes the answer down: it is called before anything is
+   * removed that the answer was read from, for the backend may be killed in between. What is called again finds
+   * nothing to tell, and finishes the removal.
    */
-  conclude(container: ContainerRef, exit: ShimExit): Promise<ContainerConclusion>;
+  conclude(
+    container: ContainerRef,
+    exit: ShimExit,
+    keep: (conclusion: ContainerConclusion) => void,
+  ): Promise<ContainerConclusion>;
 
   /**
    * Runs a command beside the container's main process. It ends at `close()` of the streams and may die with the
@@ -136,6 +157,8 @@ export interface Sandbox {
    * disk. Each takes something of it that bytes do not show. Absent where a machine's disk is its own.
    */
   inodes?(containers: readonly ContainerRef[]): Promise<SandboxInodes>;
+  /** How many processes of this host's kernel the machine has. Absent where it has a kernel of its own. */
+  processes?(): Promise<number>;
 
   /**
    * Puts a `files` volume in place, before the first launch and again at each update, with the atomic `..data` layout
@@ -158,6 +181,9 @@ export interface SandboxInodes {
   containers: ReadonlyMap<string, number>;
   volumes: ReadonlyMap<string, number>;
 }
+
+/** `unknown`: it does not answer just now, or stands still. `reason` is one word for the pod's event. */
+export type SandboxHealth = { state: "ok" } | { state: "unknown"; reason: string; message: string };
 
 export interface SandboxLoss {
   /** One word for the machine's status: `SandboxLost`, `GuestPanic`, `OutOfMemory`... */
@@ -247,7 +273,7 @@ export type StartCommand = (HostPlan | GuestPlan | RuntimePlan) & ShimStreams;
 
 export interface ShimEvents {
   /** At most once. */
-  started(status: { pid?: number; startedAt?: number }): void;
+  started(status: { pid?: number | undefined; startedAt?: number }): void;
   /** Exactly once, unless `close` came first: the command's end; its streams may still be open. */
   exited(exit: ShimExit & { startedAt?: number | undefined; finishedAt: number }): void;
   /** Exactly once, unless `close` came first, after `exited`: the log is complete. */
@@ -265,14 +291,23 @@ export interface ShimWatch {
 export interface Shims {
   /**
    * @param launchFile where to keep what it is told, with the environment of its command
-   * @throws Error why the command does not start
+   * @throws NeverBegunError when it was never begun; any other Error says how the command ended at once
    */
   start(container: ContainerRef, launch: StartCommand, launchFile: string): Promise<void>;
   watch(container: ContainerRef, socket: string, events: ShimEvents): ShimWatch;
   /** True when the instance was started; false when it never will be. */
   everStarted(container: ContainerRef): boolean;
+  /**
+   * How the command ended, when that was written down: asked when its sandbox is gone, and nobody else knows. Absent:
+   * it never is.
+   * @throws what the system says when that cannot be known just now
+   */
+  recorded?(container: ContainerRef): RecordedExit | undefined;
   attach(container: ContainerRef, socket: string, options: StreamOptions): Promise<ProcessStreams>;
 }
+
+/** Times are wall-clock milliseconds. */
+export type RecordedExit = ShimExit & { startedAt?: number | undefined; finishedAt: number };
 
 /** Of a command that SIGKILL ended. */
 export const KILLED_EXIT = 128 + constants.signals.SIGKILL;
@@ -281,11 +316,11 @@ export const KILLED_EXIT = 128 + constants.signals.SIGKILL;
 export interface ShimExit {
   /** 0-255; 128 + signal when a signal ended it. */
   exitCode: number;
-  signal?: number;
+  signal?: number | undefined;
   /** argv could not be executed, or it ended before the container had started. */
-  startError?: string;
+  startError?: string | undefined;
   /** The shim itself vanished: how the container ended is unknown. */
-  lost?: boolean;
+  lost?: boolean | undefined;
 }
 
 export interface ContainerConclusion {
@@ -293,7 +328,7 @@ export interface ContainerConclusion {
   exitCode?: number;
   oomKilled?: boolean;
   /** The command never ran: reason `StartError` with this message. */
-  startError?: string;
+  startError?: string | undefined;
   /** Content of the termination message file; at most 4096 bytes are used. Capability `termination_message`. */
   terminationMessage?: string;
 }
@@ -318,6 +353,10 @@ export interface ImageStore {
   ): Promise<PreparedImage & { sizeBytes: number }>;
   /** Tells which images machines still need, by `PreparedImage.location`, so that garbage collection spares them. */
   retain?(locations: ReadonlySet<string>): void;
+  /** Frees disk of all images that no machine needs, whatever there is left of it. */
+  removeUnused?(): Promise<void>;
+  /** A folder on the file system that they are on. */
+  place?(): Promise<string>;
 }
 
 /** JSON only: it is kept in the machine's state. */
@@ -350,6 +389,16 @@ export class ContainerError extends VmletError {
   constructor(reason: ContainerErrorReason, message: string, options?: { cause?: unknown }) {
     super(message, options);
     this.reason = reason;
+  }
+}
+
+/**
+ * The host could not begin a container (no descriptors, no memory, no room): nothing of it runs or ever will, and it is
+ * tried again. It is no end of the container.
+ */
+export class NeverBegunError extends ContainerError {
+  constructor(message: string, options?: { cause?: unknown }) {
+    super("RunContainerError", message, options);
   }
 }
 

@@ -5,7 +5,15 @@
 import { closeSync, mkdirSync } from "node:fs";
 import { join } from "node:path";
 import { isDeepStrictEqual } from "node:util";
-import { PTY_MODULE, attachShim, installShim, shimEverStarted, startShim, watchShim } from "./shim/client.ts";
+import {
+  PTY_MODULE,
+  attachShim,
+  installShim,
+  recordedExit,
+  shimEverStarted,
+  startShim,
+  watchShim,
+} from "./shim/client.ts";
 import {
   assertCapable,
   assertTellable,
@@ -42,12 +50,15 @@ import {
   unseenMachine,
 } from "../../src/provider/kit/index.ts";
 import type { Engine, HostProblem, Shims } from "./engine.ts";
+import { type EvictionOptions, HostCare, type ShutdownGrace } from "./host-care.ts";
 import { findTool } from "./host/command.ts";
 import { lockFile } from "./host/lock.ts";
-import { specHash, whatIsKnown } from "./machine/record.ts";
+import { TornFiles } from "./host/torn-files.ts";
+import { type MachineRecord, recordOfLost, specHash, whatIsKnown } from "./machine/record.ts";
 import { patchedSpec, SecretBudget, secretBytes } from "./machine/secret-budget.ts";
-import { MachineStore } from "./machine/machine-store.ts";
+import { type KeptMachine, MachineStore } from "./machine/machine-store.ts";
 import { Supervisor, type SupervisorContext } from "./machine/supervisor.ts";
+import type { Observations } from "./pressure/thresholds.ts";
 
 interface LocalProviderOptions {
   engine: Engine;
@@ -64,8 +75,17 @@ interface LocalProviderOptions {
   startConcurrency?: number | undefined;
   logMaxBytes?: number | undefined;
   logMaxFiles?: number | undefined;
+  /** When machines go so that the host lives. Absent: never. */
+  eviction?: EvictionOptions | undefined;
+  /** For tests; default: what this host has left. */
+  observe?: (() => Promise<Observations>) | undefined;
   /** For tests; default: shim processes. */
   shims?: Shims | undefined;
+  /**
+   * For tests: keeps other backends off the state directory until the descriptor that it returns is closed. Default:
+   * flock on a file in it.
+   */
+  lock?: ((stateDir: string) => Promise<number>) | undefined;
 }
 
 const START_CONCURRENCY = 8;
@@ -95,6 +115,7 @@ export class LocalProvider implements Provider {
   readonly #store: MachineStore;
   readonly #supervisors = new Map<string, Supervisor>();
   readonly #secrets: SecretBudget;
+  readonly #care: HostCare;
   readonly #context: SupervisorContext;
   readonly #closed = new AbortController();
   /** Descriptor of the state directory's lock. */
@@ -109,6 +130,7 @@ export class LocalProvider implements Provider {
     this.#store = store;
     this.#lock = lock;
     this.#secrets = new SecretBudget(options.secrets?.maxBytes ?? Infinity);
+    this.#care = new HostCare({ ...options, supervisors: this.#supervisors });
     this.#context = {
       engine: options.engine,
       store,
@@ -123,14 +145,20 @@ export class LocalProvider implements Provider {
 
   /** @throws Error when the state directory is in use by another backend, or cannot be read. */
   static async open(options: LocalProviderOptions): Promise<LocalProvider> {
-    const lock = await lockStateDir(options.stateDir);
+    const lock = await (options.lock ?? lockStateDir)(options.stateDir);
     try {
       const provider = new LocalProvider(
         options,
-        new MachineStore(options.stateDir, options.clock, options.secrets?.dir),
+        new MachineStore(
+          options.stateDir,
+          options.clock,
+          new TornFiles(options.stateDir, options.logger),
+          options.secrets?.dir,
+        ),
         lock,
       );
       await provider.#recover();
+      void provider.#care.run(provider.#closed.signal);
       return provider;
     } catch (thrown) {
       closeSync(lock);
@@ -140,14 +168,18 @@ export class LocalProvider implements Provider {
 
   async #recover(): Promise<void> {
     const { machines, remnants } = this.#store.load();
-    await this.#engine.sweep(new Set(machines.map(({ record }) => record.machine.id)));
-    for (const id of remnants) this.#remove(id);
-    for (const { record, spec: told } of machines) {
-      const { id } = record.machine;
-      if (told === undefined) this.#options.logger.warn({ machine: id }, "The machine's specification is lost");
-      const spec = told ?? whatIsKnown(record);
-      this.#supervisors.set(id, new Supervisor(this.#context, spec, record));
-      this.#secrets.count(id, tenantOf(spec.labels), secretBytes(spec));
+    await this.#engine.sweep(new Set(machines.map(({ id }) => id)));
+    for (const id of remnants) {
+      this.#options.logger.info(
+        { machine: id },
+        "What is left of a machine that was deleted, or never created, is removed",
+      );
+      this.#remove(id);
+    }
+    for (const kept of machines) {
+      const { spec, record } = this.#whole(kept);
+      this.#supervisors.set(kept.id, new Supervisor(this.#context, spec, record));
+      this.#secrets.count(kept.id, tenantOf(spec.labels), secretBytes(spec));
     }
     // Before the machines: they may pull, and a pull may remove images.
     this.#retainImages();
@@ -155,6 +187,21 @@ export class LocalProvider implements Provider {
     if (machines.length > 0)
       this.#options.logger.info({ machines: machines.length }, "Found the machines of the former backend");
     this.#prune();
+  }
+
+  /** With what is still known in the place of what is lost: a machine that was acknowledged is told of, as failed. */
+  #whole({ id, spec, record }: KeptMachine): { spec: MachineSpec; record: MachineRecord } {
+    const { logger, host, clock, secrets } = this.#options;
+    if (spec !== undefined && record !== undefined) return { spec, record };
+    const what = record === undefined ? "What became of this machine" : "What this machine was made of";
+    const where =
+      record === undefined || secrets === undefined
+        ? "was torn on its host's disk: the host has lost power, or the disk is broken"
+        : "was kept in its host's memory, and is lost: the host has restarted";
+    const why = `${what} ${where}`;
+    logger.warn({ machine: id, why }, "A machine's record or specification is lost: the machine fails");
+    const known = record ?? recordOfLost(id, spec, { host, now: clock.now(), revision: this.#store.revision, why });
+    return { spec: spec ?? whatIsKnown(known, why), record: known };
   }
 
   /** Tries until it succeeds: a machine without a supervisor could not even be stopped. */
@@ -218,7 +265,10 @@ export class LocalProvider implements Provider {
     void supervisor.close();
   }
 
+  /** Tries until it succeeds, or until the id has a machine again: one that was not created may be asked for again. */
   #remove(id: string): void {
+    if (this.#closed.signal.aborted || this.#supervisors.has(id)) return;
+    if (this.#engine.unswept?.has(id) === true) return this.#later(() => this.#remove(id));
     try {
       this.#store.remove(id);
     } catch (thrown) {
@@ -229,7 +279,7 @@ export class LocalProvider implements Provider {
 
   getInfo(_options: CallOptions): Promise<ProviderInfo> {
     const capabilities: Capability[] = [...this.#engine.capabilities];
-    if (this.#options.capacity !== undefined || this.#engine.capacity !== undefined) capabilities.push("capacity");
+    if (this.#care.tellsCapacity) capabilities.push("capacity");
     return Promise.resolve({
       name: `vmlet-backend/${this.#engine.name}`,
       version: this.#options.version,
@@ -251,20 +301,32 @@ export class LocalProvider implements Provider {
           throw new ProviderError("conflict", `machine ${id} exists with another spec`);
         return existing.snapshot();
       }
+      this.#care.assertUp();
+      if (this.#engine.unswept?.has(id) === true)
+        throw new ProviderError("unavailable", `what is left of a former machine ${id} is still being removed`);
       assertTellable(specExcess(spec));
       validateSpec(spec);
       assertCapable(requiredCapabilities(spec), this.#engine.capabilities);
       this.#engine.validate?.(spec);
       this.#secrets.reserve(id, tenantOf(spec.labels), secretBytes(spec));
-      try {
-        const supervisor = Supervisor.create(this.#context, id, spec, this.#options.host);
-        this.#supervisors.set(id, supervisor);
-        return supervisor.snapshot();
-      } catch (thrown) {
-        this.#secrets.release(id);
-        throw thrown;
-      }
+      const supervisor = this.#create(id, spec);
+      // Told as the end of the machine, as a kubelet fails the pod: its controller makes another one, elsewhere.
+      const refusal = this.#care.refusal(spec);
+      if (refusal !== undefined) supervisor.evict(refusal, 0);
+      return supervisor.snapshot();
     });
+  }
+
+  #create(id: string, spec: MachineSpec): Supervisor {
+    try {
+      const supervisor = Supervisor.create(this.#context, id, spec, this.#options.host);
+      this.#supervisors.set(id, supervisor);
+      return supervisor;
+    } catch (thrown) {
+      this.#secrets.release(id);
+      this.#remove(id);
+      throw thrown;
+    }
   }
 
   getPod(id: string, options: CallOptions): Promise<Machine> {
@@ -352,8 +414,8 @@ export class LocalProvider implements Provider {
   }
 
   async getCapacity(_options: CallOptions): Promise<ProviderCapacity> {
-    if (this.#options.capacity !== undefined) return this.#options.capacity;
-    if (this.#engine.capacity !== undefined) return await this.#engine.capacity();
+    const capacity = await this.#care.capacity();
+    if (capacity !== undefined) return capacity;
     throw new ProviderError("unsupported", "this backend reports no capacity: give one in its config under capacity");
   }
 
@@ -384,6 +446,11 @@ export class LocalProvider implements Provider {
 
   async portForward(id: string, port: number, options: CallOptions) {
     return await this.#find(id).portForward(port, options.signal);
+  }
+
+  /** The host goes down: ends all machines in a kubelet's order, and makes none any more. Call `close` afterwards. */
+  async shutDown(grace: ShutdownGrace): Promise<void> {
+    await this.#care.shutDown(grace);
   }
 
   /** Stops supervising the machines; they run on, and the next `open` finds them. */
@@ -436,6 +503,7 @@ function processShims(options: LocalProviderOptions): Shims {
     },
     watch: ({ dir }, socket, events) => watchShim(dir, socket, options.clock, events),
     everStarted: ({ dir }) => shimEverStarted(dir),
+    recorded: ({ dir }) => recordedExit(dir),
     attach: (_container, socket, streams) => attachShim(socket, streams),
   };
 }
@@ -472,16 +540,23 @@ function validateSpec(spec: MachineSpec): void {
   }
 }
 
-/** What a backend lacks on this host, whatever its engine. */
-export function checkHost(): HostProblem[] {
-  if (findTool("flock") !== undefined) return [];
-  return [
-    {
+/** What a backend lacks on this host, whatever its engine. @param self the backend's own process */
+export function checkHost(self: { pid: number } = process): HostProblem[] {
+  const problems: HostProblem[] = [];
+  if (findTool("flock") === undefined)
+    problems.push({
       fatal: true,
       problem: "flock is not on the PATH: a backend locks its state directory and its bridge with it",
       cure: "install the package util-linux (Debian: apt-get install util-linux)",
-    },
-  ];
+    });
+  if (self.pid === 1)
+    problems.push({
+      fatal: false,
+      problem:
+        "the backend is process 1 of its container and reaps nobody: containers whose commands were called off cannot end",
+      cure: "give the container an init (docker run --init; the image's own entrypoint has tini)",
+    });
+  return problems;
 }
 
 /**

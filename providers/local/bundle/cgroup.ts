@@ -6,7 +6,9 @@ import { existsSync, readFileSync } from "node:fs";
 import { mkdir, readdir, readFile, rmdir, writeFile } from "node:fs/promises";
 import { join } from "node:path";
 import { type Clock, ProviderError, type ResourceAmounts } from "../../../src/provider/kit/index.ts";
+import type { HostProblem } from "../engine.ts";
 import { isMissing } from "../host/files.ts";
+import { delegateControllers, missingControllers } from "./delegation.ts";
 import { CPU_PERIOD_US, cpuQuotaUs } from "./bundle.ts";
 import { cpuShares, cpuWeight } from "./host-reserve.ts";
 
@@ -14,6 +16,8 @@ const ROOT = "/sys/fs/cgroup";
 /** v1: a controller that is in every such tree and has no internal-process rule. */
 const PROCESS_TREE_V1 = "pids";
 const EMPTY_POLL_MS = 5;
+/** v1: one that not every kernel has. v2 has it as `io`. */
+const DISK_TREE_V1 = "blkio";
 /** A process in uninterruptible sleep may take long; beyond this the caller is told, and tries again. */
 const KILL_ROUNDS = 1000;
 /** Of the host's processes; the rest is its own. */
@@ -40,6 +44,24 @@ export function allMachinesPids(): number {
 
 export function cgroupVersion(): 1 | 2 {
   return existsSync(join(ROOT, "cgroup.controllers")) ? 2 : 1;
+}
+
+/** What the host lacks to limit machines. */
+export async function checkCgroups(): Promise<HostProblem[]> {
+  if (cgroupVersion() === 1) {
+    if (existsSync(join(ROOT, "memory"))) return [];
+    const problem = `there is no cgroup tree at ${ROOT}`;
+    return [{ fatal: true, problem, cure: "mount cgroup2 there, or the v1 controllers below it" }];
+  }
+  const missing = await missingControllers(ROOT);
+  if (missing.length === 0) return [];
+  return [
+    {
+      fatal: true,
+      problem: `cgroup v2 at ${ROOT} has no controllers ${missing.join(", ")}`,
+      cure: "where a v1 tree has them, boot with systemd.unified_cgroup_hierarchy=1; in a container, run it with --cgroupns=private and write access to the tree (--privileged), or Delegate=yes",
+    },
+  ];
 }
 
 /** Operates on a path such as `/vmlet-x/machine/container` in whatever trees there are. */
@@ -104,6 +126,13 @@ export class Cgroup {
     }
   }
 
+  /** What the group takes of what it may have; undefined without a limit. */
+  async memory(): Promise<{ usedBytes: number; limitBytes: number } | undefined> {
+    const limitBytes = await this.memoryLimit();
+    const usage = await this.usage();
+    return limitBytes === undefined || usage === undefined ? undefined : { usedBytes: usage.workingSet, limitBytes };
+  }
+
   /** Makes the group, and limits all in it and below it together. */
   async limit({ cpu_millis, memory_bytes, pids }: ResourceAmounts & { pids?: number }): Promise<void> {
     if (this.#version === 2) await this.#makeV2();
@@ -128,10 +157,21 @@ export class Cgroup {
     else await this.#write("cpu", "cpu.shares", cpuShares(cpuMillis));
   }
 
-  /** Puts a process into it; what it starts from then on is in it, too. */
-  async add(pid: number): Promise<void> {
-    if (this.#version === 2) return await this.#write("", "cgroup.procs", pid);
-    for (const controller of ["cpu", "memory", PROCESS_TREE_V1]) await this.#write(controller, "cgroup.procs", pid);
+  /** Of the disks it gets what any other group gets, where the host's scheduler shares them out by groups. */
+  async shareDisks(): Promise<void> {
+    if (this.#version === 1 && existsSync(join(ROOT, DISK_TREE_V1)))
+      await mkdir(this.#dir(DISK_TREE_V1), { recursive: true });
+  }
+
+  /**
+   * The files that a process which is to be in the group writes `0` to; what it starts from then on is in it, too. The
+   * group has to be there.
+   */
+  entries(): string[] {
+    const needed = this.#version === 2 ? [""] : ["cpu", "memory", PROCESS_TREE_V1];
+    const dirs = needed.map((controller) => this.#dir(controller));
+    if (this.#version === 1 && existsSync(this.#dir(DISK_TREE_V1))) dirs.push(this.#dir(DISK_TREE_V1));
+    return dirs.map((dir) => join(dir, "cgroup.procs"));
   }
 
   /** Process ids of everything in the group and below it, as seen by this process. */
@@ -186,7 +226,8 @@ export class Cgroup {
   async #makeV2(): Promise<void> {
     let dir = ROOT;
     for (const name of this.#path.split("/").filter((part) => part !== "")) {
-      await writeFile(join(dir, "cgroup.subtree_control"), "+cpu +memory +pids");
+      await delegateControllers(dir, ROOT);
+      await writeFile(join(dir, "cgroup.subtree_control"), "+io").catch(() => undefined);
       dir = join(dir, name);
       await mkdir(dir, { recursive: true });
     }

@@ -7,10 +7,10 @@ import { chmod, rm, writeFile } from "node:fs/promises";
 import { join } from "node:path";
 import type { ContainerSpec, MachineSpec } from "../../../src/provider/kit/index.ts";
 import { bind, type OciMount } from "./bundle.ts";
+import { hostResolvConf } from "./host-resolv.ts";
 import { hostsFile, resolvConf } from "./host-files.ts";
 import { readTextInRoot } from "./root-path.ts";
 import type { ContainerRef } from "../engine.ts";
-import { readFileIfExists } from "../host/files.ts";
 import { mountTmpfs } from "../host/mounts.ts";
 
 /** Besides what is in the files when they are made. */
@@ -27,7 +27,7 @@ export async function makeEtc(
   const files = {
     hosts: hostsFile(spec, [address]),
     hostname: `${hostname}\n`,
-    "resolv.conf": resolvConf(spec.dns) ?? (await readFileIfExists("/etc/resolv.conf")) ?? "",
+    "resolv.conf": resolvConf(spec.dns) ?? (await hostResolvConf()),
   };
   const bytes = Object.values(files).reduce((sum, text) => sum + Buffer.byteLength(text), 0);
   await mountTmpfs(dir, { sizeBytes: bytes + SPARE_BYTES, mode: "755" });

@@ -5,13 +5,13 @@ import type { Engine } from "../engine.ts";
 import type { LogLimits } from "./cri/logs.ts";
 import { capabilityName, CONTAINED_CAPABILITIES } from "../bundle/container-policy.ts";
 import { ALL_LINUX_CAPABILITIES } from "../bundle/bundle.ts";
-import { createCriEngine } from "./cri/engine.ts";
-import { createOciEngine } from "./oci/engine.ts";
+import { CriEngine } from "./cri/engine.ts";
+import { OciEngine } from "./oci/engine.ts";
 import { DEFAULT_HOST_PORTS, parsePortRange } from "../network/host-ports.ts";
 import { parseSubnet } from "../network/ipam.ts";
 import { BRIDGE_NAME } from "../network/network.ts";
 import { AddressPool, createProcessEngine } from "./process/process.ts";
-import { createVmEngine } from "./vm/engine.ts";
+import { VmEngine } from "./vm/engine.ts";
 
 /** Whether `parse` takes the text: a fault is reported with its place in the file, before anything starts. */
 const parsedBy = (parse: (text: string) => unknown) => (text: string) => {
@@ -185,14 +185,16 @@ const criSchema = z
         ["network"],
         "is for a containerd of the backend's own: with socket, the runtime's CNI configuration holds",
       );
-    if (socket !== undefined && images?.insecureRegistries !== undefined)
-      fault(
-        ["images", "insecureRegistries"],
-        "is for a containerd of the backend's own: with socket, say it to the runtime",
-      );
-    for (const key of ["localRegistries", "maxImageBytes", "maxUnpackedBytes", "maxUnpackedFiles"] as const)
+    const ours = [
+      "insecureRegistries",
+      "localRegistries",
+      "maxImageBytes",
+      "maxUnpackedBytes",
+      "maxUnpackedFiles",
+    ] as const;
+    for (const key of socket === undefined ? [] : ours)
       if (images?.[key] !== undefined)
-        fault(["images", key], "cannot be kept to by engine cri: the runtime knows no such thing");
+        fault(["images", key], "is for a containerd of the backend's own: with socket, the runtime pulls as it likes");
   });
 
 const vmSchema = z.strictObject({
@@ -220,6 +222,18 @@ const vmSchema = z.strictObject({
     .optional()
     .describe("Size of a machine's own disk; sparse. Default 10 GiB."),
   bootTimeoutMs: z.int().min(1000).optional().describe("A VM that is not ready by then is given up. Default 90000."),
+  users: z
+    .strictObject({
+      first: z
+        .int()
+        .min(1000)
+        .max(0x7fff_0000)
+        .optional()
+        .describe("The first one. Default 1879048192, from where on systemd gives none to anybody."),
+      count: z.int().min(16).max(65_536).optional().describe("How many there are. Default 65536."),
+    })
+    .optional()
+    .describe("Users and groups of this host that QEMUs run as, one for each VM; nobody else has them."),
   seccompProfile: z
     .string()
     .optional()
@@ -239,6 +253,8 @@ interface EngineOptions {
   logger: Logger;
   /** What machines may have together, as the owner says. */
   capacity?: ResourceAmounts | undefined;
+  /** What the host keeps for its own programs, as the owner says. */
+  systemReserved?: ResourceAmounts | undefined;
   /** By which other hosts reach this one, when the API is served to them. */
   hostAddress?: string | undefined;
   /** Ports of this host that the backend itself serves on. */
@@ -250,7 +266,7 @@ interface EngineOptions {
 const DEFAULT_LOG_LIMITS: LogLimits = { maxBytes: 10 * 1024 * 1024, maxFiles: 5 };
 
 export function createEngine(config: EngineConfig, options: EngineOptions): Engine {
-  const { stateDir, clock, logger, capacity, hostAddress, reservedPorts = [] } = options;
+  const { stateDir, clock, logger, capacity, systemReserved, hostAddress, reservedPorts = [] } = options;
   const { logLimits = DEFAULT_LOG_LIMITS } = options;
   const { type } = config;
   switch (type) {
@@ -264,10 +280,10 @@ export function createEngine(config: EngineConfig, options: EngineOptions): Engi
         hostAddress,
       });
     case "oci":
-      return createOciEngine({ ...config, stateDir, clock, logger, capacity, reservedPorts });
+      return new OciEngine({ ...config, stateDir, clock, logger, capacity, systemReserved, reservedPorts });
     case "cri":
-      return createCriEngine({ ...config, stateDir, clock, logger, capacity, reservedPorts, logLimits });
+      return new CriEngine({ ...config, stateDir, clock, logger, capacity, systemReserved, reservedPorts, logLimits });
     case "vm":
-      return createVmEngine({ ...config, stateDir, clock, logger, capacity, reservedPorts });
+      return new VmEngine({ ...config, stateDir, clock, logger, capacity, systemReserved, reservedPorts });
   }
 }

@@ -31,6 +31,8 @@ export class ImageCollector {
   #retained: ReadonlySet<string> | undefined;
   /** Folders of images that are being given to callers just now, and to how many: they are not yet listed as needed. */
   readonly #givenOut = new Map<string, number>();
+  /** When it was last given out, or first seen with a time that cannot be; monotonic, for wall clocks jump. */
+  readonly #usedHere = new Map<string, number>();
 
   constructor(options: ImageCollectorOptions) {
     this.#options = options;
@@ -43,6 +45,7 @@ export class ImageCollector {
 
   /** Does `work` for a caller that is given the image in this folder: it is not removed meanwhile. */
   async keepDuring<T>(hex: string, work: () => Promise<T>): Promise<T> {
+    this.#usedHere.set(hex, this.#options.clock.monotonic());
     this.#givenOut.set(hex, (this.#givenOut.get(hex) ?? 0) + 1);
     try {
       return await work();
@@ -75,6 +78,7 @@ export class ImageCollector {
       // Only now: removing the ones before may have taken minutes.
       if (!this.#isUnused(hex)) continue;
       await folders.remove(hex, () => forget(hex));
+      this.#usedHere.delete(hex);
       removed.push(hex);
     }
     if (removed.length > 0) logger.info({ images: removed.length }, "Images removed to free disk");
@@ -84,7 +88,12 @@ export class ImageCollector {
   #isUnused(hex: string): boolean {
     const { clock, folders, thresholds } = this.#options;
     if (this.#givenOut.has(hex) || this.#retained!.has(hex)) return false;
-    if (clock.now() - folders.usedAt(hex) < thresholds.minAgeMs) return false;
+    const age = clock.now() - folders.usedAt(hex);
+    // Used while the clock was ahead: what it says is worth nothing, and would protect the image for days.
+    if (age < 0 && !this.#usedHere.has(hex)) this.#usedHere.set(hex, clock.monotonic());
+    const usedHere = this.#usedHere.get(hex);
+    if (usedHere !== undefined && clock.monotonic() - usedHere < thresholds.minAgeMs) return false;
+    if (age >= 0 && age < thresholds.minAgeMs) return false;
     // Even if it is not listed as needed: the image of a running container stays.
     return !readFileSync("/proc/self/mountinfo", "latin1").includes(hex);
   }

@@ -4,7 +4,7 @@ import { join } from "node:path";
 import type { Clock } from "../../../src/provider/kit/index.ts";
 import { ContainerError, type ImageConfig } from "../engine.ts";
 import { CommandError, findTool, run } from "../host/command.ts";
-import { writeFileAtomic } from "../host/files.ts";
+import { flushTree, writeFileAtomic } from "../host/files.ts";
 import { removeTree } from "../host/remove-tree.ts";
 import { type ImageDisk, MIN_FREE_BYTES } from "./disk.ts";
 import { blobIn, type ImageFolders, type StoredImage } from "./folders.ts";
@@ -79,6 +79,8 @@ export class ImageDownload {
       await mkdir(join(work, "image"));
       await this.#unpack(image, layout, join(work, "image", "rootfs"), here, signal);
       await writeFileAtomic(join(work, "image", "image.json"), JSON.stringify(stored));
+      // Its folder says that it is complete, also after a loss of power.
+      await flushTree(join(work, "image"), signal);
       return await folders.place(join(work, "image"), layout, stored);
     } finally {
       await removeTree(work);

@@ -12,8 +12,9 @@ import { existsSync, mkdirSync, renameSync, rmSync, statSync } from "node:fs";
 import { link, mkdtemp, readdir, rename, rm, utimes } from "node:fs/promises";
 import { join } from "node:path";
 import type { ImageConfig } from "../engine.ts";
-import { isMissing, readFileIfExists, writeFileAtomic } from "../host/files.ts";
+import { flushFile, isMissing, writeFileAtomic } from "../host/files.ts";
 import { removeTree } from "../host/remove-tree.ts";
+import type { TornFiles } from "../host/torn-files.ts";
 import type { ResolvedImage } from "./registry.ts";
 
 /** Of each image, the newest: a forgotten one is only asked for again. */
@@ -34,12 +35,14 @@ export interface StoredImage {
 
 export class ImageFolders {
   readonly #dir: string;
+  readonly #torn: TornFiles;
   /** Changes of image folders, one after the other. */
   #placed: Promise<unknown> = Promise.resolve();
 
   /** @param dir made at `open` when absent */
-  constructor(dir: string) {
+  constructor(dir: string, torn: TornFiles) {
     this.#dir = dir;
+    this.#torn = torn;
   }
 
   /** Removes what an earlier process left unfinished. */
@@ -59,13 +62,11 @@ export class ImageFolders {
     return await mkdtemp(join(this.#dir, "tmp", "pull-"));
   }
 
-  async read(hex: string): Promise<StoredImage | undefined> {
-    const text = await readFileIfExists(this.#description(hex));
+  /** Undefined when it is not here, or its description was torn: then the next pull puts it here again. */
+  read(hex: string): StoredImage | undefined {
+    const found = this.#torn.readJson(this.#description(hex), isDescription);
     // Earlier versions did not write down where an image came from.
-    if (text === undefined) return undefined;
-    const { repositories = [], ...stored } = JSON.parse(text) as Omit<StoredImage, "repositories"> &
-      Partial<StoredImage>;
-    return { ...stored, repositories };
+    return found && { ...found, repositories: found.repositories ?? [] };
   }
 
   /** All images, by their hex. */
@@ -73,9 +74,9 @@ export class ImageFolders {
     return (await readdir(join(this.#dir, "images"))).filter((name) => HEX.test(name));
   }
 
-  /** When it was last given to a caller, in ms since the epoch. */
+  /** When it was last given to a caller, in ms since the epoch; 0 for one that can be given to nobody. */
   usedAt(hex: string): number {
-    return statSync(this.#description(hex)).mtimeMs;
+    return statSync(this.#description(hex), { throwIfNoEntry: false })?.mtimeMs ?? 0;
   }
 
   /** @param nowMs since the epoch */
@@ -91,7 +92,7 @@ export class ImageFolders {
     const wanted = new Set([config, ...layers].map(({ digest }) => digest));
     const sent = new Set<string>();
     for (const hex of await this.list()) {
-      const stored = await this.read(hex);
+      const stored = this.read(hex);
       if (stored?.repositories.includes(repository) !== true) continue;
       for (const digest of stored.blobs)
         if (wanted.has(digest) && (await giveName(this.#blob(digest), blobIn(layout, digest)))) sent.add(digest);
@@ -103,7 +104,7 @@ export class ImageFolders {
   async addRepository(stored: StoredImage): Promise<StoredImage | undefined> {
     const hex = hexOf(stored.manifestDigest);
     return await this.#inTurn(async () => {
-      const known = await this.read(hex);
+      const known = this.read(hex);
       if (known === undefined) return undefined;
       const repositories = new Set([...known.repositories, ...stored.repositories]);
       const next = { ...known, repositories: [...repositories].slice(-REPOSITORIES_KEPT) };
@@ -120,9 +121,15 @@ export class ImageFolders {
     const known = await this.addRepository(stored);
     if (known !== undefined) return known;
     const isPlaced = await this.#inTurn(async () => {
-      const place = this.#imageDir(hexOf(stored.manifestDigest));
-      if (existsSync(place)) return false;
+      const hex = hexOf(stored.manifestDigest);
+      const place = this.#imageDir(hex);
+      if (existsSync(place)) {
+        if (this.read(hex) !== undefined) return false;
+        // Without a whole description it is no image. Its files go at the next start: a container may run on them.
+        await rename(place, this.#gone(hex));
+      }
       await rename(folder, place);
+      await flushFile(join(this.#dir, "images"));
       return true;
     });
     if (!isPlaced) return await this.place(folder, layout, stored);
@@ -132,7 +139,7 @@ export class ImageFolders {
 
   /** Takes an image away. @param forget is called when nobody can find its folder any more, and before its files go */
   async remove(hex: string, forget: () => Promise<void>): Promise<void> {
-    const doomed = join(this.#dir, "tmp", `gone-${hex}-${randomBytes(4).toString("hex")}`);
+    const doomed = this.#gone(hex);
     // Before another caller has a turn, and might be given it.
     renameSync(this.#imageDir(hex), doomed);
     await forget();
@@ -148,8 +155,7 @@ export class ImageFolders {
   /** Blobs of images that were removed. A pull under way has names of its own for those that it counts on. */
   async removeOrphans(): Promise<void> {
     const used = new Set<string>();
-    for (const folder of await this.list())
-      for (const digest of (await this.read(folder))?.blobs ?? []) used.add(digest);
+    for (const folder of await this.list()) for (const digest of this.read(folder)?.blobs ?? []) used.add(digest);
     for (const blob of await readdir(join(this.#dir, "blobs/sha256")))
       if (!used.has(`sha256:${blob}`)) await rm(join(this.#dir, "blobs/sha256", blob), { force: true });
   }
@@ -164,6 +170,11 @@ export class ImageFolders {
     return join(this.#dir, "images", hex);
   }
 
+  /** A name that no caller finds. */
+  #gone(hex: string): string {
+    return join(this.#dir, "tmp", `gone-${hex}-${randomBytes(4).toString("hex")}`);
+  }
+
   #description(hex: string): string {
     return join(this.#imageDir(hex), "image.json");
   }
@@ -171,6 +182,11 @@ export class ImageFolders {
   #blob(digest: string): string {
     return join(this.#dir, "blobs/sha256", hexOf(digest));
   }
+}
+
+function isDescription(value: unknown): value is Omit<StoredImage, "repositories"> & Partial<StoredImage> {
+  const { blobs, config } = (value ?? {}) as Partial<StoredImage>;
+  return Array.isArray(blobs) && typeof config === "object";
 }
 
 /** Of a digest, what follows `sha256:`. */

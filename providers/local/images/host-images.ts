@@ -16,6 +16,7 @@ import {
 } from "../../../src/provider/kit/index.ts";
 import { ContainerError, type HostProblem, type ImageStore, type PreparedImage } from "../engine.ts";
 import { findTool } from "../host/command.ts";
+import { TornFiles } from "../host/torn-files.ts";
 import { type GcOptions, ImageCollector } from "./collector.ts";
 import { Destinations } from "./destinations.ts";
 import { type DiskUse, ImageDisk } from "./disk.ts";
@@ -25,27 +26,13 @@ import { ImageNames, type NameEntry } from "./names.ts";
 import { fullName, parseReference, repository, type ImageReference } from "./reference.ts";
 import { Registry, type ResolvedImage } from "./registry.ts";
 import { SharedPulls } from "./shared-pulls.ts";
+import type { PullLimits } from "./pull-limits.ts";
 
-export interface HostImagesOptions {
+export interface HostImagesOptions extends PullLimits {
   /** Made when absent. One store belongs to one backend at a time. */
   dir: string;
   clock: Clock;
   logger: Logger;
-  /** Registries (`host:port`) without TLS, or with a certificate that no CA of this host vouches for. */
-  insecureRegistries?: readonly string[] | undefined;
-  /** Registries at addresses that images are otherwise not pulled from. */
-  localRegistries?: readonly string[] | undefined;
-  /** Ranges of addresses that images are not pulled from, beside those of `Destinations`. */
-  refusedRanges?: readonly string[] | undefined;
-  /** Pulls of one tenant at a time; of all, twice as many. */
-  parallelPulls?: number | undefined;
-  /** Limit on the sum of an image's compressed layers. */
-  maxImageBytes?: number | undefined;
-  /** Limit on what an image may take when unpacked. */
-  maxUnpackedBytes?: number | undefined;
-  /** Limit on the files of an unpacked image. */
-  maxUnpackedFiles?: number | undefined;
-  pullTimeoutMs?: number | undefined;
   gc?: { [K in keyof GcOptions]?: GcOptions[K] | undefined } | undefined;
   /** Of the file system that the store is on. */
   diskUsage?: (() => Promise<DiskUse>) | undefined;
@@ -60,10 +47,11 @@ export class HostImages implements ImageStore {
   readonly #options: HostImagesOptions;
   readonly #pullTimeoutMs: number;
   readonly #disk: ImageDisk;
+  readonly #torn: TornFiles;
   readonly #folders: ImageFolders;
   readonly #registry: Registry;
   readonly #questions = new SharedPlaces(QUESTIONS);
-  readonly #pulls: SharedPulls;
+  readonly #pulls: SharedPulls<StoredImage>;
   readonly #collector: ImageCollector;
   #names: ImageNames | undefined;
 
@@ -73,7 +61,8 @@ export class HostImages implements ImageStore {
     this.#options = options;
     this.#pullTimeoutMs = options.pullTimeoutMs ?? 30 * 60_000;
     this.#disk = new ImageDisk({ dir, clock, usage: options.diskUsage });
-    this.#folders = new ImageFolders(dir);
+    this.#torn = new TornFiles(dir, logger);
+    this.#folders = new ImageFolders(dir, this.#torn);
     this.#registry = new Registry({
       destinations: new Destinations({
         named: options.localRegistries ?? [],
@@ -110,7 +99,7 @@ export class HostImages implements ImageStore {
   #open(): ImageNames {
     if (this.#names !== undefined) return this.#names;
     this.#folders.open();
-    this.#names = new ImageNames(this.#options.dir);
+    this.#names = new ImageNames(this.#options.dir, this.#torn);
     return this.#names;
   }
 
@@ -130,7 +119,7 @@ export class HostImages implements ImageStore {
     const entry = this.#open().find(reference, auth);
     if (entry === undefined) return undefined;
     return await this.#collector.keepDuring(entry.hex, async () => {
-      const stored = await this.#folders.read(entry.hex);
+      const stored = this.#folders.read(entry.hex);
       return stored === undefined ? undefined : await this.#prepared(reference, entry, stored);
     });
   }
@@ -148,7 +137,7 @@ export class HostImages implements ImageStore {
       const resolved = await this.#questions.run(options.tenant, ask, signal);
       const hex = hexOf(resolved.manifestDigest);
       return await this.#collector.keepDuring(hex, async () => {
-        const here = await this.#folders.read(hex);
+        const here = this.#folders.read(hex);
         const isTheirs = here?.repositories.includes(repository(reference)) === true;
         const stored = isTheirs
           ? here
@@ -197,6 +186,14 @@ export class HostImages implements ImageStore {
   /** Bytes of the file system that images and machines' disks are on. */
   async diskSize(): Promise<number> {
     return (await this.#disk.use()).totalBytes;
+  }
+
+  async removeUnused(): Promise<void> {
+    await this.collect(Infinity);
+  }
+
+  async place(): Promise<string> {
+    return await Promise.resolve(this.#options.dir);
   }
 
   /**

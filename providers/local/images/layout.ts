@@ -10,7 +10,7 @@ import { Transform } from "node:stream";
 import { pipeline } from "node:stream/promises";
 import { createGzip, createZstdDecompress } from "node:zlib";
 import { ContainerError } from "../engine.ts";
-import { type Descriptor, digestOf, type Manifest } from "./manifest.ts";
+import { type Descriptor, digestOf, distinct, type Manifest } from "./manifest.ts";
 
 const MANIFEST_TYPE = "application/vnd.oci.image.manifest.v1+json";
 const CONFIG_TYPE = "application/vnd.oci.image.config.v1+json";
@@ -38,7 +38,7 @@ export class Layout {
 
   /** Those of `wanted` that are not here yet, each once. */
   async missing(wanted: readonly Descriptor[]): Promise<Descriptor[]> {
-    const unique = [...new Map(wanted.map((descriptor) => [descriptor.digest, descriptor])).values()];
+    const unique = distinct(wanted);
     const isHere = await Promise.all(unique.map(({ digest }) => exists(this.#blob(digest))));
     return unique.filter((_descriptor, index) => !isHere[index]);
   }

@@ -105,3 +105,29 @@ export function readManifest(image: string, document: Record<string, unknown>): 
     );
   return { config: described, layers: layers.map(read) };
 }
+
+/** Each digest once: an image may have the same layer twice. */
+export function distinct(descriptors: readonly Descriptor[]): Descriptor[] {
+  return [...new Map(descriptors.map((each) => [each.digest, each])).values()];
+}
+
+/**
+ * What the layers unpack to, by the digests that the manifest has for them.
+ * @param content of the image's configuration
+ * @throws ContainerError ErrImagePull when it does not say so of each
+ */
+export function readDiffIds(image: string, { config, layers }: Manifest, content: Buffer): Map<string, string> {
+  const refuse = (why: string) => new ContainerError("ErrImagePull", `${image}: its configuration ${why}`);
+  if (digestOf(content) !== config.digest) throw refuse(`does not match its digest ${config.digest}`);
+  const { rootfs } = readDocument(image, content) as { rootfs?: { diff_ids?: unknown } | null };
+  const ids = Array.isArray(rootfs?.diff_ids) ? (rootfs.diff_ids as unknown[]) : [];
+  if (ids.length !== layers.length) throw refuse(`has ${ids.length} layers, its manifest ${layers.length}`);
+  const known = new Map<string, string>();
+  for (const [index, { digest }] of layers.entries()) {
+    const id = ids[index];
+    if (typeof id !== "string" || !DIGEST.test(id)) throw refuse("has a layer without a sha256 digest");
+    if ((known.get(digest) ?? id) !== id) throw refuse(`says two things of the layer ${digest}`);
+    known.set(digest, id);
+  }
+  return known;
+}

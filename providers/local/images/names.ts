@@ -2,16 +2,18 @@
  * Which names mean which image of this host, and for whom: names.json, and the salt of what it knows of credentials.
  */
 import { createHash, randomBytes } from "node:crypto";
-import { existsSync, readFileSync, writeFileSync } from "node:fs";
+import { existsSync, readFileSync, renameSync, writeFileSync } from "node:fs";
 import { join } from "node:path";
 import type { RegistryAuth } from "../../../src/provider/kit/index.ts";
 import { writeFileAtomic } from "../host/files.ts";
+import type { TornFiles } from "../host/torn-files.ts";
 import { fullName, repository, type ImageReference } from "./reference.ts";
 import type { ResolvedImage } from "./registry.ts";
 
 /** The newest: a forgotten name, or credential, only has its registry asked again. */
 const NAMES_KEPT = 10_000;
 const CREDENTIALS_KEPT = 100;
+const SALT_BYTES = 32;
 
 export interface NameEntry {
   /** `repo@sha256:...` of what the name resolved to. */
@@ -29,14 +31,11 @@ export class ImageNames {
   #saved: Promise<void> = Promise.resolve();
 
   /** @param dir exists */
-  constructor(dir: string) {
-    const salt = join(dir, "salt");
-    if (!existsSync(salt)) writeFileSync(salt, randomBytes(32), { mode: 0o600, flush: true });
-    this.#salt = readFileSync(salt);
+  constructor(dir: string, torn: TornFiles) {
+    this.#salt = readSalt(dir);
     this.#file = join(dir, "names.json");
-    this.#names = existsSync(this.#file)
-      ? (JSON.parse(readFileSync(this.#file, "utf8")) as Record<string, NameEntry>)
-      : {};
+    // Without them, registries are asked again.
+    this.#names = torn.readJson(this.#file, isNames) ?? {};
   }
 
   /**
@@ -97,4 +96,21 @@ export class ImageNames {
     this.#saved = this.#saved.then(save, save);
     return this.#saved;
   }
+}
+
+/** Another one only has registries asked again. */
+function readSalt(dir: string): Buffer {
+  const file = join(dir, "salt");
+  const found = existsSync(file) ? readFileSync(file) : Buffer.alloc(0);
+  if (found.length === SALT_BYTES) return found;
+  const salt = randomBytes(SALT_BYTES);
+  const temporary = `${file}.tmp`;
+  writeFileSync(temporary, salt, { mode: 0o600, flush: true });
+  renameSync(temporary, file);
+  return salt;
+}
+
+function isNames(value: unknown): value is Record<string, NameEntry> {
+  if (typeof value !== "object" || value === null) return false;
+  return Object.values(value).every((entry: Partial<NameEntry> | null) => Array.isArray(entry?.seenBy));
 }

@@ -16,8 +16,8 @@ export interface ImageReference {
   /** Path within the registry: `library/busybox`. */
   path: string;
   /** Absent when a digest is given without a tag. */
-  tag?: string;
-  digest?: string;
+  tag?: string | undefined;
+  digest?: string | undefined;
 }
 
 const HOST =
@@ -53,8 +53,8 @@ export function parseReference(image: string): ImageReference {
   return {
     registry,
     path,
-    ...(wanted === undefined ? {} : { tag: wanted }),
-    ...(digest === undefined ? {} : { digest }),
+    tag: wanted,
+    digest,
   };
 }
 

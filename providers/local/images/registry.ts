@@ -38,6 +38,8 @@ export interface ResolvedImage extends Manifest {
   digest: string;
   /** Digest of this platform's manifest. Where a digest led to it, the registry's answer was held against that. */
   manifestDigest: string;
+  /** What that manifest says, as the registry sent it. */
+  content: Buffer;
   /** The credential that the registry accepted; undefined for anonymous. */
   credential: RegistryAuth | undefined;
 }
@@ -69,7 +71,7 @@ export class Registry {
       try {
         assertAccepted(image, reference);
         const read = (client: RegistryClient) => this.#resolveWith(image, reference, client, signal);
-        return { ...(await this.#asking(reference, credential, read)), credential };
+        return { ...(await this.asking(reference, credential, read)), credential };
       } catch (thrown) {
         const denied = thrown instanceof RegistryError && thrown.kind === "denied";
         if (denied && index + 1 < candidates.length) continue;
@@ -97,7 +99,7 @@ export class Registry {
     const layout = new Layout(layoutDir);
     try {
       const missing = await layout.missing([resolved.config, ...resolved.layers]);
-      await this.#asking(reference, resolved.credential, async (client) => {
+      await this.asking(reference, resolved.credential, async (client) => {
         // One that fails ends the others.
         const failed = new AbortController();
         const both = AbortSignal.any([signal, failed.signal]);
@@ -120,7 +122,8 @@ export class Registry {
     }
   }
 
-  async #asking<T>(
+  /** Speaks to a registry as long as `work` goes on. */
+  async asking<T>(
     reference: ImageReference,
     credential: RegistryAuth | undefined,
     work: (client: RegistryClient) => Promise<T>,
@@ -144,11 +147,11 @@ export class Registry {
     const named = await fetchManifest(client, reference.digest ?? reference.tag!, signal);
     const digest = reference.digest ?? digestOf(named);
     const document = readDocument(image, named, digest);
-    if (!isIndex(document)) return { digest, manifestDigest: digest, ...readManifest(image, document) };
+    if (!isIndex(document)) return { digest, manifestDigest: digest, content: named, ...readManifest(image, document) };
     const manifestDigest = choosePlatform(image, document, this.#options.platform);
     const content = await fetchManifest(client, manifestDigest, signal);
     const manifest = readManifest(image, readDocument(image, content, manifestDigest));
-    return { digest, manifestDigest, ...manifest };
+    return { digest, manifestDigest, content, ...manifest };
   }
 }
 
@@ -169,7 +172,7 @@ async function fetchBlob(
 }
 
 /** With what helps a person. Aborts pass through unchanged. */
-function pullError(image: string, thrown: unknown, signal: AbortSignal): Error {
+export function pullError(image: string, thrown: unknown, signal: AbortSignal): Error {
   if (signal.aborted) return signal.reason as Error;
   if (thrown instanceof ContainerError) return thrown;
   const error = thrown instanceof DestinationError ? thrown : ofRegistry(thrown);

@@ -4,10 +4,9 @@
  */
 import { SharedPlaces, unlessAborted } from "../../../src/provider/kit/index.ts";
 import type { WantedImage } from "./download.ts";
-import type { StoredImage } from "./folders.ts";
 import { repository } from "./reference.ts";
 
-interface SharedPull extends PromiseWithResolvers<StoredImage> {
+interface SharedPull<Got> extends PromiseWithResolvers<Got> {
   /** Aborts when the download has a place: the others need none any more. */
   begun: AbortController;
   /** Aborts the download. */
@@ -15,27 +14,27 @@ interface SharedPull extends PromiseWithResolvers<StoredImage> {
   waiters: number;
 }
 
-function newPull(): SharedPull {
-  const outcome = Promise.withResolvers<StoredImage>();
+function newPull<Got>(): SharedPull<Got> {
+  const outcome = Promise.withResolvers<Got>();
   outcome.promise.catch(() => undefined); // each waiter sees the failure; there may be none left
   return { ...outcome, begun: new AbortController(), abort: new AbortController(), waiters: 0 };
 }
 
-export class SharedPulls {
-  readonly #download: (wanted: WantedImage, signal: AbortSignal) => Promise<StoredImage>;
+export class SharedPulls<Got> {
+  readonly #download: (wanted: WantedImage, signal: AbortSignal) => Promise<Got>;
   readonly #places: SharedPlaces;
-  readonly #pulls = new Map<string, SharedPull>();
+  readonly #pulls = new Map<string, SharedPull<Got>>();
 
   /** @param parallel downloads of one tenant at a time; of all, twice as many */
-  constructor(download: (wanted: WantedImage, signal: AbortSignal) => Promise<StoredImage>, parallel: number) {
+  constructor(download: (wanted: WantedImage, signal: AbortSignal) => Promise<Got>, parallel: number) {
     this.#download = download;
     this.#places = new SharedPlaces(parallel);
   }
 
-  async pull(wanted: WantedImage, { tenant, signal }: { tenant: string; signal: AbortSignal }): Promise<StoredImage> {
+  async pull(wanted: WantedImage, { tenant, signal }: { tenant: string; signal: AbortSignal }): Promise<Got> {
     const key = `${repository(wanted.reference)}@${wanted.resolved.manifestDigest}`;
     const known = this.#pulls.get(key);
-    const pull = known === undefined || known.abort.signal.aborted ? newPull() : known;
+    const pull = known === undefined || known.abort.signal.aborted ? newPull<Got>() : known;
     this.#pulls.set(key, pull);
     pull.waiters++;
     try {

@@ -11,16 +11,19 @@ import {
   toError,
 } from "../../../src/provider/kit/index.ts";
 import type { Sandbox } from "../engine.ts";
+import { LogWatches } from "../shim/log-watch.ts";
 import { logBytes, readLog } from "../shim/log-reader.ts";
 import type { ContainerInstance } from "./container-instance.ts";
 import type { Instances } from "./instances.ts";
 import type { MachineContext } from "./machine-context.ts";
+import type { MachineUse } from "../pressure/eviction.ts";
 import { Sessions } from "./sessions.ts";
 
 export class MachineAccess {
   readonly #context: MachineContext;
   readonly #instances: Instances;
   readonly #sessions = new Sessions();
+  readonly #watches = new LogWatches();
 
   constructor(context: MachineContext, instances: Instances) {
     this.#context = context;
@@ -53,6 +56,7 @@ export class MachineAccess {
       stream: options.stream,
       limitBytes: options.limitBytes,
       complete,
+      watches: this.#watches,
       changed: (signal) => (complete() || signal.aborted ? Promise.resolve() : state.changed.wait(signal)),
     });
   }
@@ -107,6 +111,29 @@ export class MachineAccess {
       })),
     );
     return { id: state.id, at: new Date(clock.now()).toISOString(), ...sample, containers };
+  }
+
+  /** For the choice of who goes when the host runs out of something; undefined when nothing runs. */
+  async use(): Promise<MachineUse | undefined> {
+    const sandbox = this.#context.sandbox();
+    const sample = await this.stats();
+    if (sandbox === undefined || sample === undefined) return undefined;
+    const inodes = await sandbox.inodes?.(this.#instances.refs());
+    const sum = (amounts: Iterable<number>) => [...amounts].reduce((total, amount) => total + amount, 0);
+    const containers = sample.containers.map(
+      ({ name, memory_working_set_bytes, fs_used_bytes = 0, logs_used_bytes = 0 }) => ({
+        name,
+        memory: memory_working_set_bytes,
+        disk: fs_used_bytes + logs_used_bytes,
+      }),
+    );
+    return {
+      memory: sum(containers.map(({ memory }) => memory)),
+      disk: sum([...containers.map(({ disk }) => disk), ...(sample.volumes ?? []).map(({ used_bytes }) => used_bytes)]),
+      inodes: inodes === undefined ? 0 : sum(inodes.containers.values()) + sum(inodes.volumes.values()),
+      processes: (await sandbox.processes?.()) ?? 0,
+      containers,
+    };
   }
 
   #running(name: string): { instance: ContainerInstance; sandbox: Sandbox } {

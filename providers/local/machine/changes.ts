@@ -4,6 +4,7 @@ import { type ContainerSpec, isOver, type MachinePatch, ProviderError } from "..
 import type { Instances } from "./instances.ts";
 import type { MachineContext } from "./machine-context.ts";
 import type { SandboxKeeper } from "./sandbox-keeper.ts";
+import { findFiles } from "./spec-changes.ts";
 
 export class MachineChanges {
   readonly #context: MachineContext;
@@ -29,10 +30,29 @@ export class MachineChanges {
     await turn;
   }
 
+  /**
+   * Part by part, each of them written down and shown when it is done: when one fails, those before it stand. What is
+   * no part of this machine fails before anything is done.
+   */
   async #apply(patch: MachinePatch): Promise<void> {
     const { state } = this.#context;
     this.#requireChangeable();
+    for (const { container } of patch.resources ?? []) state.findSpec(container);
+    for (const { name } of patch.containers ?? []) state.findSpec(name);
+    for (const { volume } of patch.files ?? []) findFiles(state.spec, volume);
     if (patch.registry_auth !== undefined) state.replaceCredentials(patch.registry_auth, patch.registry_auth_version);
+    try {
+      await this.#applyParts(patch);
+    } finally {
+      // It may have come to its end meanwhile, and its folder with it.
+      if (!isOver(state.record.machine)) state.commit();
+    }
+    this.#requireChangeable();
+    this.#context.replan();
+  }
+
+  async #applyParts(patch: MachinePatch): Promise<void> {
+    const { state } = this.#context;
     for (const change of patch.resources ?? []) await this.#resize(change);
     for (const { name, image } of patch.containers ?? []) this.#changeImage(name, image);
     for (const spec of patch.ephemeral_containers ?? []) state.addEphemeral(spec);
@@ -40,12 +60,8 @@ export class MachineChanges {
       const volume = state.changeFiles(update);
       const sandbox = this.#context.sandbox();
       if (sandbox !== undefined) await this.#keeper.applyFiles(sandbox, volume);
+      this.#requireChangeable();
     }
-    // It may have come to its end meanwhile, and its folder with it.
-    this.#requireChangeable();
-    state.saveSpec();
-    state.commit();
-    this.#context.replan();
   }
 
   /** @throws ProviderError conflict when the machine is at its end, unavailable when it is out of sight */
@@ -87,6 +103,7 @@ export class MachineChanges {
       // memory.
       if (!restarts || memoryLimit(resources) >= memoryLimit(before)) await sandbox.resize(instance.ref, resources);
     }
+    this.#requireChangeable();
     state.changeContainer(name, { resources });
     if (!restarts) state.container(name).showResources(resources);
     // It may have ended by itself while the engine was asked, and another may run.

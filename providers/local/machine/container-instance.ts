@@ -3,9 +3,7 @@
  * it is stopped, and what is told of its end. A restart makes another instance; what comes late for this one is then
  * ignored.
  */
-import { existsSync, readFileSync, rmSync } from "node:fs";
 import { constants } from "node:os";
-import { join } from "node:path";
 import {
   type ContainerSpec,
   type ContainerTermination,
@@ -17,15 +15,14 @@ import {
   runProbe,
   type Target,
 } from "../../../src/provider/kit/index.ts";
-import type { ContainerConclusion, ContainerRef, Sandbox, ShimExit } from "../engine.ts";
+import type { ContainerConclusion, ContainerRef, RecordedExit, Sandbox } from "../engine.ts";
 import { signalNumber } from "../host/stop-signal.ts";
 import type { ShimWatch } from "../engine.ts";
 import { logTail } from "../shim/log-reader.ts";
 import type { ContainerStatus } from "./container-status.ts";
 import { MIN_KILL_WAIT_MS, type Stoppable, stopContainer, type StopOrder, type StopTask } from "./container-stop.ts";
+import { conclude, keptConclusion } from "./conclusion.ts";
 import type { MachineContext } from "./machine-context.ts";
-import { writeJson } from "../host/files.ts";
-import { launchFile } from "./instance-folders.ts";
 
 /** How long the end of a container waits for its shim to write the last of the log. */
 const LOG_DRAIN_MS = 5_000;
@@ -35,7 +32,7 @@ const FALLBACK_LOG = { lines: 80, bytes: 2048 };
 export const START_ERROR_EXIT = 128;
 
 /** What is known of the end; times are wall-clock milliseconds. */
-type InstanceExit = ShimExit & { startedAt?: number | undefined; finishedAt: number };
+type InstanceExit = RecordedExit;
 
 export class ContainerInstance implements Stoppable {
   /** As it was when the instance was made. */
@@ -287,23 +284,20 @@ export class ContainerInstance implements Stoppable {
     this.drop();
     this.#container.exited(termination);
     if (startError !== undefined) this.#container.showFailedStart("RunContainerError", startError);
-    state.commit();
+    state.commitForSure();
     state.changed.fire();
     this.#context.replan();
   }
 
   async #learn(exit: InstanceExit): Promise<ContainerConclusion> {
-    const { work, logger } = this.#context;
+    const { work } = this.#context;
     const sandbox = this.#context.sandbox();
     if (sandbox === undefined) return {};
     await this.#killAll(sandbox);
     // The shim writes the last of the log when no process holds the container's output any more.
     if (!exit.lost && this.#watch !== undefined) await this.#drained();
     if (work.isClosing) return {};
-    return await work.inEngine(this.#askEngine(sandbox, exit)).catch((thrown: unknown) => {
-      logger.warn({ container: this.spec.name, err: thrown }, "Cannot learn all about the container's end");
-      return {};
-    });
+    return await conclude(this.#context, sandbox, this.#ref, exit);
   }
 
   async #killAll(sandbox: Sandbox): Promise<void> {
@@ -327,22 +321,6 @@ export class ContainerInstance implements Stoppable {
     cancel();
   }
 
-  /**
-   * The engine tells once how a container ended: its answer is kept for a next backend, which may have to ask again.
-   */
-  async #askEngine(sandbox: Sandbox, exit: ShimExit): Promise<ContainerConclusion> {
-    const file = join(this.#ref.dir, "conclusion.json");
-    if (existsSync(file)) return JSON.parse(readFileSync(file, "utf8")) as ContainerConclusion;
-    const conclusion = await sandbox.conclude(this.#ref, exit);
-    rmSync(launchFile(this.#context.home, this.#ref), { force: true });
-    try {
-      writeJson(file, conclusion);
-    } catch (thrown) {
-      this.#context.logger.warn({ container: this.spec.name, err: thrown }, "Cannot keep how it ended");
-    }
-    return conclusion;
-  }
-
   async #termination(exit: InstanceExit, conclusion: ContainerConclusion): Promise<ContainerTermination> {
     const exitCode = conclusion.startError !== undefined ? START_ERROR_EXIT : (conclusion.exitCode ?? exit.exitCode);
     const startError = conclusion.startError ?? exit.startError;
@@ -351,16 +329,7 @@ export class ContainerInstance implements Stoppable {
       (exit.lost
         ? "The container could not be located"
         : await this.#terminationMessage(exitCode, conclusion.terminationMessage));
-    return {
-      exit_code: exitCode,
-      ...(exit.signal === undefined ? {} : { signal: exit.signal }),
-      reason: endReason(exitCode, { startError, lost: exit.lost, oomKilled: conclusion.oomKilled }),
-      ...(message ? { message } : {}),
-      ...(conclusion.oomKilled ? { oom_killed: true } : {}),
-      ...(exit.startedAt === undefined ? {} : { started_at: new Date(exit.startedAt).toISOString() }),
-      finished_at: new Date(exit.finishedAt).toISOString(),
-      id: this.#ref.id,
-    };
+    return terminationOf(this.#ref, exit, conclusion, message);
   }
 
   async #terminationMessage(exitCode: number, file: string | undefined): Promise<string> {
@@ -370,6 +339,37 @@ export class ContainerInstance implements Stoppable {
     if (text !== "" || exitCode === 0 || this.spec.termination_message?.policy !== "fallback_to_logs") return text;
     return await logTail(this.#ref.dir, FALLBACK_LOG.lines, FALLBACK_LOG.bytes).catch(() => "");
   }
+}
+
+/** The end of an instance whose sandbox is gone: what its keeper wrote down, and an earlier backend if it asked. */
+export function recordedTermination(ref: ContainerRef, exit: RecordedExit): ContainerTermination {
+  const conclusion = keptConclusion(ref);
+  return terminationOf(
+    ref,
+    exit,
+    conclusion,
+    conclusion.startError ?? exit.startError ?? conclusion.terminationMessage,
+  );
+}
+
+function terminationOf(
+  { id }: ContainerRef,
+  exit: RecordedExit,
+  { exitCode, startError, oomKilled }: ContainerConclusion,
+  message: string | undefined,
+): ContainerTermination {
+  const why = startError ?? exit.startError;
+  const code = startError === undefined ? (exitCode ?? exit.exitCode) : START_ERROR_EXIT;
+  return {
+    exit_code: code,
+    ...(exit.signal === undefined ? {} : { signal: exit.signal }),
+    reason: endReason(code, { startError: why, lost: exit.lost, oomKilled }),
+    ...(message ? { message } : {}),
+    ...(oomKilled ? { oom_killed: true } : {}),
+    ...(exit.startedAt === undefined ? {} : { started_at: new Date(exit.startedAt).toISOString() }),
+    finished_at: new Date(exit.finishedAt).toISOString(),
+    id,
+  };
 }
 
 function endReason(

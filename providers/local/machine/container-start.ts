@@ -15,12 +15,14 @@ import {
   type ContainerLaunch,
   type ContainerRef,
   type LaunchPlan,
+  NeverBegunError,
   type PreparedImage,
   type Sandbox,
 } from "../engine.ts";
 import type { StartCommand } from "../engine.ts";
 import { type ContainerInstance, START_ERROR_EXIT } from "./container-instance.ts";
 import type { ContainerStatus } from "./container-status.ts";
+import { clear, isCleared } from "./conclusion.ts";
 import { obtainImage } from "./image-pull.ts";
 import { launchFile, removeQuietly } from "./instance-folders.ts";
 import type { Instances } from "./instances.ts";
@@ -68,15 +70,24 @@ export class ContainerStarter {
     this.#wanted.abort(new Error(reason));
   }
 
+  /** The sandbox that they were being started in is given up: no start is waited for. */
+  forget(): void {
+    this.#starting.clear();
+  }
+
   /** Containers are wanted again. */
   reset(): void {
     this.#wanted = new AbortController();
   }
 
-  /** Removes what was prepared for an instance that is never begun. */
+  /** Removes what was prepared for an instance that is never begun, however long that takes. */
   async giveUp(sandbox: Sandbox, ref: ContainerRef, startError: string): Promise<void> {
-    await this.#context.work.inEngine(sandbox.conclude(ref, { exitCode: START_ERROR_EXIT, startError }));
-    removeQuietly(ref.dir);
+    if (await clear(this.#context, sandbox, ref, { exitCode: START_ERROR_EXIT, startError })) removeQuietly(ref.dir);
+  }
+
+  /** Removes what is left of an instance that has ended, and whose end is told. */
+  async clear(sandbox: Sandbox, ref: ContainerRef): Promise<void> {
+    await clear(this.#context, sandbox, ref, { exitCode: START_ERROR_EXIT });
   }
 
   // --- one start ---
@@ -96,8 +107,13 @@ export class ContainerStarter {
     } catch (thrown) {
       if (!this.#isOutdated(spec)) this.#failed(spec, container, toError(thrown));
     }
-    if (instance !== undefined) await this.#finish(instance);
-    this.#starting.delete(spec.name);
+    if (instance === undefined) this.#done(spec.name);
+    else await this.#finish(instance);
+  }
+
+  /** Once for each start: the plan that follows may begin another one at once. */
+  #done(name: string): void {
+    this.#starting.delete(name);
     this.#context.replan();
   }
 
@@ -119,7 +135,7 @@ export class ContainerStarter {
     images: Images,
     backoff: ContainerRecord["backoff"],
   ): Promise<{ instance: ContainerInstance; command: StartCommand } | undefined> {
-    const { folders, state } = this.#context;
+    const { folders, state, work } = this.#context;
     const sandbox = this.#context.sandbox();
     if (sandbox === undefined || this.#isOutdated(spec)) return undefined;
     const { name } = spec;
@@ -135,12 +151,12 @@ export class ContainerStarter {
         target: this.#instances.get(spec.target ?? "")?.ref,
       });
     } catch (thrown) {
-      // It is tried again, perhaps for days: no try may leave a folder behind.
-      removeQuietly(ref.dir);
+      // It is tried again, perhaps for days: no try may leave anything behind.
+      work.background(this.giveUp(sandbox, ref, "it could not be prepared"));
       throw thrown;
     }
     if (this.#isOutdated(spec)) {
-      await this.giveUp(sandbox, ref, "the start was given up");
+      work.background(this.giveUp(sandbox, ref, "the start was given up"));
       return undefined;
     }
     const { user, notice, ...plan } = launched;
@@ -154,10 +170,10 @@ export class ContainerStarter {
     try {
       container.beginInstance({ attempt: ref.attempt, id: ref.id, folder, user, backoff });
     } catch (thrown) {
-      await this.giveUp(sandbox, ref, "the machine's state cannot be written");
+      work.background(this.giveUp(sandbox, ref, "the machine's state cannot be written"));
       throw thrown;
     }
-    folders.forgetOld(name, container.own);
+    folders.forgetOld(name, container.own, isCleared);
     if (notice !== undefined) container.notice("Normal", notice.reason, notice.message);
     return { instance: this.#instances.add(spec, ref), command };
   }
@@ -167,6 +183,10 @@ export class ContainerStarter {
       const { home, shims } = this.#context;
       await shims.start(instance.ref, command, launchFile(home, instance.ref));
     } catch (thrown) {
+      if (thrown instanceof NeverBegunError && instance.isCurrent) {
+        this.#takeBack(instance);
+        throw thrown;
+      }
       await instance.conclude({
         exitCode: START_ERROR_EXIT,
         startError: toError(thrown).message,
@@ -177,6 +197,17 @@ export class ContainerStarter {
     instance.watch();
   }
 
+  /** The host could not begin it just now: what was prepared is removed, and it is tried again as any other start. */
+  #takeBack(instance: ContainerInstance): void {
+    const { state, work } = this.#context;
+    const { ref } = instance;
+    instance.drop();
+    state.container(ref.name).takeBackInstance();
+    state.commit();
+    const sandbox = this.#context.sandbox();
+    if (sandbox !== undefined) work.background(this.giveUp(sandbox, ref, "it was never begun"));
+  }
+
   /** From the shim's start to the end of post_start. */
   async #finish(instance: ContainerInstance): Promise<void> {
     try {
@@ -184,8 +215,7 @@ export class ContainerStarter {
       if (!started || !instance.isCurrent) return;
       if ((await this.#postStart(instance)) && instance.isRunning) instance.showRunning();
     } finally {
-      this.#starting.delete(instance.spec.name);
-      this.#context.replan();
+      this.#done(instance.spec.name);
     }
   }
 

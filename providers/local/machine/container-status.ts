@@ -27,6 +27,7 @@ export interface ContainerHolder {
   showMachineRunning(): void;
   notice(type: MachineNotice["type"], reason: string, message: string, container?: string): void;
   commit(): void;
+  commitForSure(): void;
   /** @throws when it cannot be written */
   write(): void;
 }
@@ -249,7 +250,9 @@ export class ContainerStatus {
     shown.started = spec.probes?.startup === undefined;
     shown.ready = shown.started && kind !== "ephemeral" && spec.probes?.readiness === undefined && !this.#isPlainInit;
     if (kind === "main") this.#machine.showMachineRunning();
-    this.#machine.commit();
+    // A number of restarts that was told must not be taken back by a loss of power.
+    if (attempt > 0) this.#machine.commitForSure();
+    else this.#machine.commit();
   }
 
   /** Commits. */

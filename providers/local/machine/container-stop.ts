@@ -6,6 +6,7 @@ import {
   type Prober,
   type ProbeKind,
   type Pulse,
+  untilAborted,
 } from "../../../src/provider/kit/index.ts";
 import type { ContainerRef, Sandbox } from "../engine.ts";
 
@@ -71,7 +72,8 @@ export async function stopContainer(instance: Stoppable, task: StopTask, options
   while (task.holdSignal && hasTime(instance, task, clock)) await wait(task.deadline);
   if (!ended.aborted && !task.force) {
     const signalled = clock.monotonic();
-    await sandbox()
+    // Not waited for: an engine that cannot deliver it takes nothing of the time, and holds up no kill.
+    void sandbox()
       ?.signal(instance.ref, options.signal)
       .catch((thrown: unknown) => logger.warn({ container, err: thrown }, "Cannot deliver the stop signal"));
     const killAt = () => Math.max(task.deadline, signalled + MIN_KILL_WAIT_MS);
@@ -79,9 +81,10 @@ export async function stopContainer(instance: Stoppable, task: StopTask, options
   }
   // The shim reports the end; until then, kill again and again what does not go.
   while (!ended.aborted) {
-    await sandbox()
+    const killed = sandbox()
       ?.kill(instance.ref)
       .catch((thrown: unknown) => logger.warn({ container, err: thrown }, "Cannot kill the container yet"));
+    if (killed !== undefined) await untilAborted(ended, killed);
     if (!ended.aborted) await wait(clock.monotonic() + MIN_KILL_WAIT_MS);
   }
 }

@@ -33,9 +33,23 @@ export class InstanceFolders {
     return folder === undefined ? undefined : this.#path(name, folder);
   }
 
-  /** The newest instance and the one before it are kept: `logs --previous`. */
-  forgetOld(name: string, own: Readonly<ContainerRecord>): void {
-    for (const { dir } of this.unrecorded(name, own)) removeQuietly(dir);
+  /**
+   * The newest instance and the one before it are kept: `logs --previous`; and those of which an engine may still have
+   * something, for nothing else tells that they are to be cleared.
+   */
+  forgetOld(name: string, own: Readonly<ContainerRecord>, isCleared: (ref: ContainerRef) => boolean): void {
+    for (const ref of this.unrecorded(name, own)) if (isCleared(ref)) removeQuietly(ref.dir);
+  }
+
+  /** The newest instance and the one before it, as far as there are any. */
+  recorded(name: string, { attempt, folder, previousFolder }: Readonly<ContainerRecord>): ContainerRef[] {
+    const folders = [previousFolder, folder].filter((each) => each !== undefined);
+    return folders.map((each) => ({
+      name,
+      attempt: each === folder ? attempt : attempt - 1,
+      id: instanceId(name, each),
+      dir: this.#path(name, each),
+    }));
   }
 
   /** Instances of which there is only a folder: forgotten ones, and those that were prepared and never begun. */

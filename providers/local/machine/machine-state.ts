@@ -19,19 +19,17 @@ import {
   ProviderError,
   Pulse,
   type RegistryAuth,
-  type Volume,
   withFileVersion,
 } from "../../../src/provider/kit/index.ts";
-import { KILLED_EXIT, type SandboxLoss } from "../engine.ts";
+import { KILLED_EXIT, type SandboxHealth, type SandboxLoss } from "../engine.ts";
 import { type ContainerHolder, ContainerStatus, MAX_MESSAGE_CHARS } from "./container-status.ts";
-import { newContainerRecord, newContainerState, type Ending, type MachineRecord } from "./record.ts";
+import { MACHINE_LOST, newContainerRecord, newContainerState, type Ending, type MachineRecord } from "./record.ts";
 import type { MachineStore } from "./machine-store.ts";
+import { type FilesVolume, filesVolumes, findFiles, specWithContainer, specWithFiles } from "./spec-changes.ts";
 
 /** How often a record that could not be written (a full disk) is tried again. */
 const COMMIT_RETRY_MS = 1_000;
 const NOTICES_KEPT = 30;
-
-export type FilesVolume = Extract<Volume, { type: "files" }>;
 
 /** A record as others see it: only the verbs here change it. */
 type ReadOnlyRecord = { readonly [Key in keyof MachineRecord]: Readonly<MachineRecord[Key]> };
@@ -54,7 +52,10 @@ export class MachineState implements ContainerHolder {
   /** The last status that was written: what clients are told, because it is what a next backend would begin with. */
   #written: Machine | undefined;
   #cancelCommit: (() => void) | undefined;
+  /** What could not be written yet is to outlive a loss of power. */
+  #mustFlush = false;
   #isClosed = false;
+  #isBehind = false;
 
   constructor(options: MachineStateOptions, spec: MachineSpec, record: MachineRecord) {
     this.id = record.machine.id;
@@ -65,8 +66,17 @@ export class MachineState implements ContainerHolder {
     this.#logger = options.logger;
     // A patch writes the spec first: the former backend may have ended before it wrote the record.
     for (const container of containersOf(spec)) {
-      if (!Object.hasOwn(record.containers, container.spec.name)) this.#addRecord(container);
+      if (Object.hasOwn(record.containers, container.spec.name)) continue;
+      this.#addRecord(container);
+      this.#isBehind = true;
     }
+  }
+
+  /** Commits what the spec has and the record had not: clients are told nothing that is not written. */
+  catchUp(): void {
+    if (!this.#isBehind) return;
+    this.#isBehind = false;
+    this.commit();
   }
 
   get spec(): MachineSpec {
@@ -111,7 +121,7 @@ export class MachineState implements ContainerHolder {
   }
 
   get filesVolumes(): FilesVolume[] {
-    return (this.#spec.volumes ?? []).filter((volume) => volume.type === "files");
+    return filesVolumes(this.#spec);
   }
 
   // --- writing down ---
@@ -121,21 +131,39 @@ export class MachineState implements ContainerHolder {
    * clients see what was written last.
    */
   commit(): void {
+    this.#commit({ flush: false });
+  }
+
+  /** The same for what a loss of power must not take back once clients know it. */
+  commitForSure(): void {
+    this.#commit({ flush: true });
+  }
+
+  #commit(how: { flush: boolean }): void {
     if (this.#isClosed) return;
     try {
-      this.write();
+      this.#write(how);
     } catch (thrown) {
       this.#logger.error({ err: thrown }, "Cannot write the machine's state yet");
+      this.#mustFlush ||= how.flush;
       this.#cancelCommit ??= this.#clock.after(COMMIT_RETRY_MS, () => {
         this.#cancelCommit = undefined;
-        this.commit();
+        this.#commit({ flush: this.#mustFlush });
       });
     }
   }
 
-  /** The same for a step that must not be taken before it is written. @throws when it cannot be written */
+  /**
+   * The same for a step that must not be taken before it is written, not even if the host loses power then.
+   * @throws when it cannot be written
+   */
   write(): void {
-    this.#written = this.#store.commit(this.#record);
+    this.#write({ flush: true });
+  }
+
+  #write({ flush }: { flush: boolean }): void {
+    this.#written = this.#store.commit(this.#record, { flush: flush || this.#mustFlush });
+    this.#mustFlush = false;
     this.#cancelCommit?.();
     this.#cancelCommit = undefined;
     this.changed.fire();
@@ -185,6 +213,12 @@ export class MachineState implements ContainerHolder {
     this.commit();
   }
 
+  /** Commits. What its containers do while it does not answer is unknown: they are shown as they were. */
+  showHealth(health: SandboxHealth): void {
+    if (health.state === "unknown") this.notice("Warning", health.reason, health.message);
+    this.showReachability(health.state);
+  }
+
   /** @throws when it cannot be written: then nothing may be opened */
   beginOpening(): void {
     this.#record.sandbox = "opening";
@@ -215,14 +249,21 @@ export class MachineState implements ContainerHolder {
 
   /**
    * Commits. The sandbox is gone, its containers with it: they begin again, or what may not ends (kubelet:
-   * computePodActions, `KillPod`).
+   * computePodActions, `KillPod`). What is still shown to run then ended nobody knows how.
    */
   showLost(loss: SandboxLoss): void {
     const containers = this.containers();
     const hasRun = containers.some(({ own }) => own.attempt >= 0);
+    const hasDone = containers.every(
+      ({ own, mayRestart }) => own.kind !== "main" || (own.phase === "exited" && !mayRestart),
+    );
     for (const container of containers) if (container.isUp) this.#showLostContainer(container);
     this.#record.machine.sandbox_ready = false;
-    if (this.#record.ending === undefined) {
+    const { ending } = this.#record;
+    if (hasDone && hasRun && (ending === undefined || ending.reason === MACHINE_LOST)) {
+      // All that was to be done is done, and how it ended is known: nothing is lost.
+      this.#record.ending = { deadline: this.#clock.now(), force: true, state: "stopped" };
+    } else if (ending === undefined) {
       if (this.#spec.restart_policy === "never" && hasRun) {
         this.#record.ending = { deadline: this.#clock.now(), force: true, state: "failed", ...loss };
       } else {
@@ -230,7 +271,7 @@ export class MachineState implements ContainerHolder {
         this.#record.restarting = { reason: "SandboxChanged" };
       }
     }
-    this.commit();
+    this.commitForSure();
   }
 
   #showLostContainer(container: ContainerStatus): void {
@@ -262,7 +303,7 @@ export class MachineState implements ContainerHolder {
   /** Commits. Everything stops and begins again, init containers included. */
   restartAll(): void {
     this.#record.restarting = { reason: "RestartAllContainers" };
-    this.commit();
+    this.commitForSure();
   }
 
   /** Commits. Nothing runs: all is shown as it was before the first start, but for what need not run again. */
@@ -293,7 +334,7 @@ export class MachineState implements ContainerHolder {
   end(ending: Ending, showStopping: boolean): void {
     this.#record.ending = ending;
     if (showStopping) this.#record.machine.state = "stopping";
-    this.commit();
+    this.commitForSure();
   }
 
   /** Commits. The machine has come to the end that was decided. */
@@ -306,7 +347,7 @@ export class MachineState implements ContainerHolder {
     else machine.reason = reason;
     if (message === undefined) delete machine.message;
     else machine.message = message;
-    this.commit();
+    this.commitForSure();
   }
 
   #now(): string {
@@ -349,33 +390,31 @@ export class MachineState implements ContainerHolder {
         field: "ephemeral_containers.name",
       });
     }
-    const next = { ...this.#spec, ephemeral_containers: [...(this.#spec.ephemeral_containers ?? []), spec] };
-    this.#store.saveSpec(this.id, next);
-    this.#spec = next;
+    this.#adopt({ ...this.#spec, ephemeral_containers: [...(this.#spec.ephemeral_containers ?? []), spec] });
     this.#addRecord({ spec, kind: "ephemeral" });
   }
 
-  /** Puts another definition in the place of the container's own. */
+  /**
+   * Puts another definition in the place of the container's own. Written first, as all that is changed: what is done
+   * about it is done again by a next backend, or when the patch is repeated.
+   * @throws when it cannot be written: then nothing is changed
+   */
   changeContainer(name: string, change: Partial<ContainerSpec>): void {
-    const apply = (list: ContainerSpec[]) =>
-      list.map((container) => (container.name === name ? { ...container, ...change } : container));
-    const { init_containers } = this.#spec;
-    this.#spec = {
-      ...this.#spec,
-      containers: apply(this.#spec.containers),
-      ...(init_containers && { init_containers: apply(init_containers) }),
-    };
+    this.#adopt(specWithContainer(this.#spec, name, change));
   }
 
-  /** Returns the volume as it is to be now. @throws ProviderError invalid when there is none of this name */
-  changeFiles({ volume: name, version, files }: NonNullable<MachinePatch["files"]>[number]): FilesVolume {
-    const volume = this.filesVolumes.find((each) => each.name === name);
-    if (volume === undefined)
-      throw new ProviderError("invalid", `machine ${this.id} has no files volume "${name}"`, { field: "files.volume" });
-    const next = { ...volume, version, files };
-    const volumes = this.#spec.volumes!.map((other) => (other === volume ? next : other));
-    this.#spec = { ...this.#spec, volumes };
-    return next;
+  #adopt(next: MachineSpec): void {
+    this.#store.saveSpec(this.id, next);
+    this.#spec = next;
+  }
+
+  /**
+   * Returns the volume as it is to be now.
+   * @throws ProviderError invalid when there is none of this name; and as `changeContainer`
+   */
+  changeFiles(update: NonNullable<MachinePatch["files"]>[number]): FilesVolume {
+    this.#adopt(specWithFiles(this.#spec, update));
+    return findFiles(this.#spec, update.volume);
   }
 
   /** These files are in place. */

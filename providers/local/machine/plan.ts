@@ -153,7 +153,7 @@ class Steps {
     if (this.#busy.starting.has(container.name)) return;
     const { retry } = this.#record.containers[container.name]!;
     if (retry !== undefined && isAhead(retry.at, retry.ms, this.#now)) this.#wake(retry.at);
-    else this.#actions.push({ do: "start", container: container.name, ...(backoff === undefined ? {} : { backoff }) });
+    else this.#actions.push({ do: "start", container: container.name, backoff });
   }
 
   /** The first start since the machine began, or began again; then the back-off of the former instances counts. */

@@ -12,9 +12,14 @@ import {
 } from "../../../src/provider/kit/index.ts";
 import type { PreparedImage } from "../engine.ts";
 
+/** The reason of a machine that fails because its own record or specification is lost. */
+export const MACHINE_LOST = "MachineLost";
+
 export interface MachineRecord {
   /** The machine as clients see it. */
   machine: Machine;
+  /** For a machine that loses its spec. Absent: of an earlier version. */
+  restartPolicy?: MachineSpec["restart_policy"];
   /** Of the spec as it was created: tells a repeated create from a conflicting one. */
   specHash: string;
   /** An engine's sandbox exists, or may exist. */
@@ -78,26 +83,41 @@ export function specHash(spec: MachineSpec): string {
 /**
  * What is still known of a machine whose spec is lost: enough to find it, end it and tell of it. If it is not over yet,
  * it fails, for it cannot go on: no restart of it would be what was asked for.
+ * @param why it is lost
  */
-export function whatIsKnown(record: MachineRecord): MachineSpec {
+export function whatIsKnown(record: MachineRecord, why: string): MachineSpec {
   const { machine } = record;
-  if (!isOver(machine))
-    record.ending ??= {
-      deadline: 0,
-      force: true,
-      state: "failed",
-      reason: "MachineLost",
-      message: "What this machine was made of was kept in its host's memory, and is lost: the host has restarted",
-    };
+  if (!isOver(machine)) record.ending ??= lostEnding(why);
   const ofKind = (kind: ContainerState["kind"]) =>
     machine.containers.filter((container) => container.kind === kind).map(({ name, image }) => ({ name, image }));
   return {
     labels: machine.labels,
-    restart_policy: "never",
+    restart_policy: record.restartPolicy ?? "never",
     containers: ofKind("main"),
     init_containers: ofKind("init"),
     ephemeral_containers: ofKind("ephemeral"),
   };
+}
+
+/**
+ * The record of a machine whose own is lost: it was created, so it is told of, as failed. What the engine has of it is
+ * removed.
+ * @param spec undefined when that is lost as well
+ * @param revision of the store: no version of this machine was above it
+ */
+export function recordOfLost(
+  id: string,
+  spec: MachineSpec | undefined,
+  known: { host: string; now: number; revision: number; why: string },
+): MachineRecord {
+  const record = newRecord(id, spec ?? { labels: {}, restart_policy: "never", containers: [] }, known.host, known.now);
+  const { machine } = record;
+  Object.assign(machine, { version: known.revision, revision: known.revision, state: "stopping" });
+  return { ...record, sandbox: "opening", ending: lostEnding(known.why) };
+}
+
+function lostEnding(message: string): Ending {
+  return { deadline: 0, force: true, state: "failed", reason: MACHINE_LOST, message };
 }
 
 export function newContainerRecord(kind: ContainerState["kind"]): ContainerRecord {
@@ -140,6 +160,7 @@ export function newRecord(id: string, spec: MachineSpec, host: string, now: numb
       ...(spec.registry_auth_version === undefined ? {} : { registry_auth_version: spec.registry_auth_version }),
     },
     specHash: specHash(spec),
+    restartPolicy: spec.restart_policy,
     sandbox: "none",
     initialized: false,
     deleted: false,

@@ -9,21 +9,27 @@ import {
   pause,
   ProviderError,
   toError,
+  untilAborted,
   type Volume,
 } from "../../../src/provider/kit/index.ts";
-import type { ContainerRef, Sandbox, SandboxLoss } from "../engine.ts";
+import type { ContainerRef, Sandbox, SandboxHealth, SandboxLoss } from "../engine.ts";
 import { logBytes } from "../shim/log-reader.ts";
+import { ANSWER_MS, answered, limitedSandbox, unanswered } from "./engine-deadlines.ts";
 import type { MachineContext } from "./machine-context.ts";
-import type { FilesVolume } from "./machine-state.ts";
+import type { FilesVolume } from "./spec-changes.ts";
 import { charged, exceededLimit, hasStorageLimits, type StorageUse } from "./storage-limits.ts";
 
 const RETRY_MS = { first: 1_000, max: 30_000 };
+/** From the word that a sandbox is not wanted any more to the end of the wait for an engine that still makes it. */
+const GIVE_UP_MS = 10_000;
 /** kubelet's eviction manager looks this often. */
 const STORAGE_CHECK_MS = 10_000;
 
 interface SandboxEvents {
-  /** It is gone, and the containers in it. */
+  /** It is gone, and the containers in it. @throws when how they ended cannot be known yet: it is to be told again */
   onLost(loss: SandboxLoss): void;
+  /** The system in it answers no more, or again. */
+  onHealth(health: SandboxHealth): void;
   /** The engine says that this machine can never be made. */
   onInvalid(error: Error): void;
   /** The machine uses more of the disk than it may, as `message` says. */
@@ -65,13 +71,15 @@ export class SandboxKeeper {
 
   /** Makes the sandbox. A failure is shown, and tried again by a later plan. Never rejects for what an engine does. */
   async open(): Promise<void> {
-    const { starts, tenant, state, work } = this.#context;
+    const { starts, tenant, state, work, clock } = this.#context;
     const opening = new AbortController();
     this.#opening = opening;
+    let cancel = () => {};
     try {
       const open = async () => {
         opening.signal.throwIfAborted();
         state.beginOpening();
+        cancel = clock.after(ANSWER_MS.open, () => opening.abort(unanswered("open")));
         await work.inEngine(this.#open(opening.signal));
       };
       await starts.run(tenant, open, opening.signal);
@@ -79,14 +87,15 @@ export class SandboxKeeper {
     } catch (thrown) {
       await this.#openFailed(toError(thrown));
     } finally {
+      cancel();
       this.#opening = undefined;
       this.#context.replan();
     }
   }
 
   async #open(signal: AbortSignal): Promise<void> {
-    const { engine, home, state, work } = this.#context;
-    const sandbox = await engine.open(home, signal);
+    const { state, work, clock } = this.#context;
+    const sandbox = limitedSandbox(await this.#opened(signal), clock);
     try {
       // A patch may replace files meanwhile; then it is done here that they are put in place.
       const applied = new Set<Volume>();
@@ -104,6 +113,29 @@ export class SandboxKeeper {
     }
     state.showOpen(sandbox.addresses);
     this.#adopt(sandbox);
+  }
+
+  /** Not longer than an engine needs that heeds the signal: no other must keep the machine from its end. */
+  async #opened(signal: AbortSignal): Promise<Sandbox> {
+    const { engine, home, state, work, clock } = this.#context;
+    const opened = engine.open(home, signal);
+    let isSettled = false;
+    const settle = () => void (isSettled = true);
+    const settled = opened.then(settle, settle);
+    await untilAborted(signal, settled);
+    if (!isSettled) await Promise.race([settled, pause(clock, GIVE_UP_MS, work.closing)]);
+    // Another must not be made while this one may still come to be.
+    if (isSettled || state.record.ending === undefined) return await opened;
+    work.background(this.#removeLate(opened));
+    throw toError(signal.reason);
+  }
+
+  /** The machine may be deleted by then; what cannot be removed now, the next backend sweeps. */
+  async #removeLate(opened: Promise<Sandbox>): Promise<void> {
+    const { engine, home } = this.#context;
+    const late = await opened.catch(() => undefined);
+    await late?.close().catch(() => {});
+    await engine.destroy(home, { keepVolumes: false });
   }
 
   async #openFailed(error: Error): Promise<void> {
@@ -140,14 +172,15 @@ export class SandboxKeeper {
    * @throws what the engine throws: called again, it tries again
    */
   async recover(): Promise<boolean> {
-    const { engine, home, state, work } = this.#context;
+    const { engine, home, state, work, clock } = this.#context;
     if (this.#sandbox !== undefined || state.record.sandbox === "none") return true;
     if (state.record.sandbox === "opening") {
       // The former backend ended while it made the sandbox: that begins again.
       if (!work.isClosing) await work.inEngine(this.#destroy({ keepVolumes: true }));
       return !work.isClosing;
     }
-    const sandbox = await work.inEngine(engine.recover(home));
+    const found = await work.inEngine(answered(clock, "recover", engine.recover(home)));
+    const sandbox = found && limitedSandbox(found, clock);
     if (work.isClosing) {
       await sandbox?.close();
       return false;
@@ -160,17 +193,43 @@ export class SandboxKeeper {
   #adopt(sandbox: Sandbox): void {
     this.#sandbox = sandbox;
     this.#watchStorage();
+    sandbox.onHealth?.((health) => {
+      if (this.#sandbox === sandbox && !this.#context.work.isClosing) this.#events.onHealth(health);
+    });
     void sandbox.lost.then((loss) => {
-      if (this.#sandbox === sandbox && !this.#context.work.isClosing) this.#lose(loss);
+      this.#context.work.background(this.#loseForSure(sandbox, loss));
     });
   }
 
+  async #loseForSure(sandbox: Sandbox, loss: SandboxLoss): Promise<void> {
+    const { work, clock, logger } = this.#context;
+    while (this.#sandbox === sandbox && !work.isClosing) {
+      try {
+        this.#lose(loss);
+        return;
+      } catch (thrown) {
+        logger.warn({ err: thrown }, "Cannot find out yet how the containers of a lost sandbox ended");
+        await pause(clock, RETRY_MS.first, work.closing);
+      }
+    }
+  }
+
+  /** @throws as `onLost` */
   #lose(loss: SandboxLoss): void {
     const sandbox = this.#sandbox;
+    this.#events.onLost(loss);
+    this.#context.logger.warn(loss, "The machine's sandbox is lost");
     this.#sandbox = undefined;
     void sandbox?.close().catch(() => {});
-    this.#context.logger.warn(loss, "The machine's sandbox is lost");
-    this.#events.onLost(loss);
+  }
+
+  /**
+   * Its containers do not end by what can be done to each of them: the sandbox is given up with all in it, and is to be
+   * destroyed. Nothing happens when there is none.
+   * @throws as `onLost`
+   */
+  giveUp(loss: SandboxLoss): void {
+    if (this.#sandbox !== undefined) this.#lose(loss);
   }
 
   // --- end ---
@@ -193,11 +252,11 @@ export class SandboxKeeper {
   }
 
   async #destroy(options: { keepVolumes: boolean }): Promise<void> {
-    const { engine, home, state } = this.#context;
+    const { engine, home, state, clock } = this.#context;
     const sandbox = this.#sandbox;
     this.#sandbox = undefined;
     await sandbox?.close().catch(() => {});
-    await engine.destroy(home, options);
+    await answered(clock, "destroy", engine.destroy(home, options));
     // Those of a next sandbox are made again.
     if (home.secretDir !== home.dir) rmSync(home.secretDir, { recursive: true, force: true });
     state.sandboxDestroyed();

@@ -21,10 +21,13 @@ import {
   type StreamOptions,
   tenantOf,
 } from "../../../src/provider/kit/index.ts";
-import type { Engine, MachineHome, SandboxLoss } from "../engine.ts";
+import type { Engine, MachineHome, Sandbox, SandboxLoss } from "../engine.ts";
 import type { Shims } from "../engine.ts";
+import type { MachineUse } from "../pressure/eviction.ts";
 import { MachineAccess } from "./access.ts";
 import { definitionChanged, MachineChanges } from "./changes.ts";
+import { isCleared } from "./conclusion.ts";
+import { recordedEnds } from "./recorded-ends.ts";
 import { ContainerStarter } from "./container-start.ts";
 import type { ContainerStatus } from "./container-status.ts";
 import { InstanceFolders } from "./instance-folders.ts";
@@ -34,6 +37,7 @@ import { MachineState } from "./machine-state.ts";
 import { MachineWork } from "./machine-work.ts";
 import { type Action, plan } from "./plan.ts";
 import { type Ending, type MachineRecord, newRecord } from "./record.ts";
+import { LastResort } from "./last-resort.ts";
 import { SandboxKeeper } from "./sandbox-keeper.ts";
 import type { MachineStore } from "./machine-store.ts";
 
@@ -68,6 +72,7 @@ export class Supervisor implements MachineHome {
   readonly #starter: ContainerStarter;
   readonly #changes: MachineChanges;
   readonly #access: MachineAccess;
+  readonly #lastResort: LastResort;
   /** When the machine's end is to be over; on the monotonic clock, for the wall clock may be set back. */
   #endAt: number | undefined;
   /** The sandbox is being removed because nothing runs in it any more. */
@@ -108,12 +113,14 @@ export class Supervisor implements MachineHome {
     this.#instances = new Instances(shared);
     this.#keeper = new SandboxKeeper(shared, () => this.#instances.refs(), {
       onLost: (loss) => this.#sandboxLost(loss),
+      onHealth: (health) => this.#state.showHealth(health),
       onInvalid: ({ message }) => this.#fail(0, { force: true, reason: "InvalidSpec", message }),
       onOverLimit: (message) => this.#evict(message),
     });
     this.#starter = new ContainerStarter(shared, this.#instances);
     this.#changes = new MachineChanges(shared, this.#instances, this.#keeper);
     this.#access = new MachineAccess(shared, this.#instances);
+    this.#lastResort = new LastResort(clock, logger, (loss) => this.#giveUp(loss));
   }
 
   /** Writes a new machine down and begins it. @throws when it cannot be written: then there is no machine. */
@@ -151,6 +158,7 @@ export class Supervisor implements MachineHome {
    */
   async recover(): Promise<void> {
     this.#state.forgetCredentials();
+    this.#state.catchUp();
     this.#state.snapshot();
     if (isOver(this.record.machine)) {
       this.#ready = true;
@@ -161,13 +169,21 @@ export class Supervisor implements MachineHome {
     const { sandbox } = this.#keeper;
     if (sandbox !== undefined) {
       for (const container of this.#state.containers()) this.#recoverContainer(container);
-      for (const { name, own } of this.#state.containers())
-        for (const ref of this.#folders.unrecorded(name, own))
-          this.#work.background(this.#starter.giveUp(sandbox, ref, "the former backend ended before it was begun"));
+      for (const container of this.#state.containers()) this.#clearLeftovers(sandbox, container);
     }
     this.#ready = true;
     this.#state.showReachability("ok");
+    this.#limitEnd();
     this.#replan();
+  }
+
+  /** What the former backend has prepared and not begun, or not cleared when it had ended. */
+  #clearLeftovers(sandbox: Sandbox, { name, own }: ContainerStatus): void {
+    for (const ref of this.#folders.unrecorded(name, own))
+      this.#work.background(this.#starter.giveUp(sandbox, ref, "the former backend ended before it was begun"));
+    const current = this.#instances.get(name)?.ref.id;
+    for (const ref of this.#folders.recorded(name, own))
+      if (ref.id !== current && !isCleared(ref)) this.#work.background(this.#starter.clear(sandbox, ref));
   }
 
   /** The former backend's machine cannot be looked at just now; its last status stands. */
@@ -215,7 +231,7 @@ export class Supervisor implements MachineHome {
     // One write for both: what is deleted and is not being stopped would run on after a kill in between.
     if (!isOver(this.record.machine) && (!deleted || force || ending === undefined))
       this.#endBy(force ? 0 : this.#state.graceMs / 1000, force);
-    if (!deleted && this.record.ending === ending) this.#state.commit();
+    if (!deleted && this.record.ending === ending) this.#state.commitForSure();
     this.#state.requireWritten();
     if (isOver(this.record.machine)) this.#context.onDeleted(this);
   }
@@ -248,12 +264,42 @@ export class Supervisor implements MachineHome {
     return this.#access.stats();
   }
 
+  get isOver(): boolean {
+    return isOver(this.record.machine);
+  }
+
+  /** It has, or will have, something of the host, and its end is not decided. */
+  get isActive(): boolean {
+    return !this.isOver && this.record.ending === undefined;
+  }
+
+  /** What it takes of the host; undefined when nothing of it runs. */
+  use(): Promise<MachineUse | undefined> {
+    return this.#access.use();
+  }
+
+  /** The host cannot keep it any longer (kubelet: evictPod). */
+  evict(message: string, graceMs: number): void {
+    if (this.isActive) this.#evict(message, graceMs);
+  }
+
+  /**
+   * The host goes down. A machine that is being stopped already keeps its reason, and is to be over by then.
+   * @throws ProviderError unavailable when that cannot be written down yet; it is done all the same.
+   */
+  terminate(why: { reason: string; message: string }, graceMs: number): void {
+    if (this.isActive) this.#fail(graceMs, { force: false, ...why });
+    else if (!this.isOver) this.#endBy(graceMs / 1000, false);
+    this.#state.requireWritten();
+  }
+
   /** Stops watching everything; machine and containers live on. */
   async close(): Promise<void> {
     this.#work.close();
     const { reason } = this.#work.closing;
     this.#keeper.release(reason);
     this.#cancelWake?.();
+    this.#lastResort.cancel();
     this.#state.close();
     this.#instances.releaseAll(reason);
     await this.#work.settled();
@@ -338,21 +384,39 @@ export class Supervisor implements MachineHome {
     this.#keeper.abandon(new Error(reason));
     this.#starter.abandon(reason);
     this.#state.end(ending, showStopping);
+    this.#limitEnd();
     this.#replan();
   }
 
-  #evict(message: string): void {
+  #limitEnd(): void {
+    const { ending } = this.record;
+    if (ending !== undefined) this.#lastResort.arm(ending, this.#endDeadline() - this.#clock.monotonic());
+  }
+
+  #giveUp(loss: SandboxLoss): void {
+    if (this.#work.isClosing || isOver(this.record.machine)) return;
+    this.#keeper.giveUp(loss);
+    this.#starter.forget();
+    this.#replan();
+  }
+
+  #evict(message: string, graceMs = EVICTION_GRACE_MS): void {
     this.#state.notice("Warning", "Evicted", message);
-    this.#fail(EVICTION_GRACE_MS, { force: false, reason: "Evicted", message });
+    this.#fail(graceMs, { force: false, reason: "Evicted", message });
   }
 
   #fail(graceMs: number, why: Pick<Ending, "force" | "reason" | "message">): void {
     this.#end({ deadline: this.#clock.now() + graceMs, state: "failed", ...why });
   }
 
-  /** The machine's ground is gone, and its containers with it. */
+  /**
+   * The machine's ground is gone, and its containers with it. What their keepers wrote down of their ends is known.
+   * @throws what the system says when that cannot be read just now: then nothing has been done yet
+   */
   #sandboxLost(loss: SandboxLoss): void {
+    const ends = recordedEnds(this.#state, this.#folders, this.#context.shims);
     this.#instances.dropAll();
+    for (const { container, termination } of ends) container.exited(termination);
     this.#starter.abandon("the machine's sandbox is lost");
     this.#state.showLost(loss);
     this.#replan();

@@ -1,5 +1,5 @@
 /** The backend's side of a shim: start it, watch it, find it again after a restart, attach to its streams. */
-import { execFileSync, spawn } from "node:child_process";
+import { type ChildProcess, execFileSync, spawn } from "node:child_process";
 import { createHash } from "node:crypto";
 import {
   existsSync,
@@ -7,8 +7,10 @@ import {
   mkdirSync,
   openSync,
   closeSync,
+  readdirSync,
   readFileSync,
   renameSync,
+  rmSync,
   symlinkSync,
   unlinkSync,
   writeFileSync,
@@ -25,15 +27,26 @@ import {
   type ProcessStreams,
   ProviderError,
   type StreamOptions,
+  toError,
 } from "../../../src/provider/kit/index.ts";
-import { ContainerError, KILLED_EXIT, type ShimEvents, type ShimWatch } from "../engine.ts";
+import {
+  ContainerError,
+  KILLED_EXIT,
+  NeverBegunError,
+  type RecordedExit,
+  type ShimEvents,
+  type ShimWatch,
+} from "../engine.ts";
 import { encodeFrame, FRAME, FrameReader, MAX_FRAME_BYTES, type ShimHello, type ShimStatus } from "./frames.ts";
-import { isAlive } from "../host/proc.ts";
+import { flushFolder, isMissing } from "../host/files.ts";
+import { bootId, isAlive } from "../host/proc.ts";
 import type { ShimLaunch } from "./shim.ts";
 
 /** Keeps a shim small: it handles bytes, it never needs a heap of its own. */
 const NODE_FLAGS = ["--max-old-space-size=32", "--max-semi-space-size=1", "--no-warnings"];
 const RECONNECT_MS = 20;
+/** How soon files that cannot be read (this process is out of descriptors, say) are tried again. */
+const UNKNOWN_MS = 500;
 const SHIM_MODULES = [
   ...["shim", "frames", "log-writer", "runnable", "guest-session"],
   ...["terminal-input", "terminal-output", "terminal-start"],
@@ -42,36 +55,56 @@ const SHIM_MODULES = [
 /**
  * Copies the shim, as plain JavaScript, to a folder of the state directory that is named by its content, and returns
  * the program's path. A shim thus starts without a type stripper, and an upgrade of the package does not pull the
- * program from under shims that are about to start.
+ * program from under shims that are about to start. What is there already is used only when it is whole.
  */
 export function installShim(stateDir: string): string {
   const own = fileURLToPath(import.meta.url);
   const extension = own.endsWith(".ts") ? "ts" : "js";
-  const sources = SHIM_MODULES.map((name) => ({
-    name,
-    path: join(own, "..", `${name}.${extension}`),
-  }));
+  const paths = SHIM_MODULES.map((name) => join(own, "..", `${name}.${extension}`));
   const hash = createHash("sha256");
-  for (const { path } of sources) hash.update(readFileSync(path));
+  for (const path of paths) hash.update(readFileSync(path));
   const folder = join(stateDir, `shim-${hash.digest("hex").slice(0, 12)}`);
-  if (existsSync(folder)) return join(folder, "shim.js");
-  const fresh = `${folder}.${process.pid}`;
+  const program = join(folder, "shim.js");
+  // Of backends that were killed while they did this: only one at a time has the state directory.
+  for (const name of readdirSync(stateDir))
+    if (/^shim-[0-9a-f]{12}\./.test(name)) rmSync(join(stateDir, name), { recursive: true, force: true });
+  if (isWhole(folder)) return program;
+  const fresh = `${folder}.new`;
   mkdirSync(fresh, { recursive: true, mode: 0o700 });
-  for (const { name, path } of sources) {
-    const code =
-      extension === "ts" ? stripTypes(path).replaceAll(/("\.\/[a-z-]+)\.ts"/g, '$1.js"') : readFileSync(path, "utf8");
-    writeFileSync(join(fresh, `${name}.js`), code);
-  }
-  writeFileSync(join(fresh, "package.json"), '{"type":"module"}');
+  const write = (name: string, text: string) => writeFileSync(join(fresh, name), text, { flush: true });
+  const codes = extension === "ts" ? stripTypes(paths) : paths.map((path) => readFileSync(path, "utf8"));
+  for (const [index, name] of SHIM_MODULES.entries()) write(`${name}.js`, codes[index]!);
+  write("package.json", '{"type":"module"}');
+  write(SUM, sumOf(fresh));
+  flushFolder(fresh);
+  // What a loss of power has torn; a shim that runs has read it all.
+  if (existsSync(folder)) renameSync(folder, `${folder}.torn`);
   renameSync(fresh, folder);
-  return join(folder, "shim.js");
+  flushFolder(stateDir);
+  return program;
 }
 
-/** In a process of its own, because Node warns on the console about the function it offers for this. */
-function stripTypes(path: string): string {
-  const script =
-    'console.log(require("module").stripTypeScriptTypes(require("fs").readFileSync(process.argv[1], "utf8")))';
-  return execFileSync(process.execPath, ["--no-warnings", "-e", script, path], { encoding: "utf8" });
+/** In the shim's folder: what its files were when they were written. */
+const SUM = "sum";
+
+function sumOf(folder: string): string {
+  const hash = createHash("sha256");
+  for (const name of readdirSync(folder).toSorted())
+    if (name !== SUM) hash.update(`${name}\0`).update(readFileSync(join(folder, name)));
+  return hash.digest("hex");
+}
+
+function isWhole(folder: string): boolean {
+  const sum = readIfExists(join(folder, SUM));
+  return sum !== undefined && sum === sumOf(folder);
+}
+
+/** All in one process, and not in this one, because Node warns on the console about the function it offers for this. */
+function stripTypes(paths: readonly string[]): string[] {
+  const script = `const strip = (path) => require("module").stripTypeScriptTypes(require("fs").readFileSync(path, "utf8"));
+    console.log(JSON.stringify(process.argv.slice(1).map(strip)))`;
+  const printed = execFileSync(process.execPath, ["--no-warnings", "-e", script, ...paths], { encoding: "utf8" });
+  return (JSON.parse(printed) as string[]).map((code) => code.replaceAll(/("\.\/[a-z-]+)\.ts"/g, '$1.js"'));
 }
 
 /** Where node-pty is, for a shim that runs from another folder. */
@@ -80,42 +113,79 @@ export const PTY_MODULE = createRequire(import.meta.url).resolve("@lydell/node-p
 /**
  * Starts a shim in `dir`, which must exist, with what it keeps in `launchFile`. Resolves once its socket listens; the
  * command may have ended by then.
- * @throws ContainerError RunContainerError when the shim itself could not be started.
+ * @throws NeverBegunError when the shim itself could not be started, and never will be; ContainerError
+ *   RunContainerError when it has ended at once.
  */
 export async function startShim(program: string, dir: string, launch: ShimLaunch, launchFile: string): Promise<void> {
+  const failure = await tryToStart(program, dir, launch, launchFile).catch(
+    (thrown: unknown) => toError(thrown).message,
+  );
+  if (failure === undefined) return;
+  const text = await readFile(join(dir, "shim-stderr"), "utf8").catch(() => "");
+  const message = `cannot start the container's shim: ${failure} ${text.slice(-500)}`.trim();
+  throw shimEverStarted(dir) ? new ContainerError("RunContainerError", message) : new NeverBegunError(message);
+}
+
+/** @returns why it did not start */
+async function tryToStart(
+  program: string,
+  dir: string,
+  launch: ShimLaunch,
+  launchFile: string,
+): Promise<string | undefined> {
   mkdirSync(dirname(launchFile), { recursive: true, mode: 0o700 });
   writeFileSync(launchFile, JSON.stringify(launch), { mode: 0o600 });
   symlinkSync(launchFile, join(dir, "shim-launch.json"));
   const stderr = openSync(join(dir, "shim-stderr"), "a", 0o600);
-  const child = spawn(process.execPath, [...NODE_FLAGS, program, dir], {
-    detached: true,
-    cwd: "/",
-    env: {},
-    stdio: ["ignore", "pipe", stderr],
-  });
-  closeSync(stderr);
+  let child: ChildProcess;
+  try {
+    child = spawn(process.execPath, [...NODE_FLAGS, program, dir], {
+      detached: true,
+      cwd: "/",
+      env: {},
+      stdio: ["ignore", "pipe", stderr],
+    });
+  } finally {
+    closeSync(stderr);
+  }
   const failure = await new Promise<string | undefined>((resolve) => {
     child.once("error", (error) => resolve(error.message));
     // Not "exit": with a command that is done at once, the shim's end may be seen before what it has written.
     child.once("close", (code, signal) => resolve(`shim ended with ${signal ?? code}`));
-    child.stdout!.once("data", () => resolve(undefined));
+    // None without descriptors to spare.
+    child.stdout?.once("data", () => resolve(undefined));
   });
-  child.stdout!.destroy();
+  child.stdout?.destroy();
   child.unref();
-  if (failure !== undefined) {
-    const text = await readFile(join(dir, "shim-stderr"), "utf8").catch(() => "");
-    throw new ContainerError(
-      "RunContainerError",
-      `cannot start the container's shim: ${failure} ${text.slice(-500)}`.trim(),
-    );
+  return failure;
+}
+
+/**
+ * Undefined when the shim has not written it, or a loss of power has torn it.
+ * @throws what the system says when it cannot be read just now
+ */
+function readStatus(dir: string, file: string): ShimStatus | undefined {
+  const text = readIfExists(join(dir, file));
+  try {
+    return text === undefined ? undefined : (JSON.parse(text) as ShimStatus);
+  } catch {
+    return undefined;
   }
 }
 
-function readStatus(dir: string, file: string): ShimStatus | undefined {
+/** How a shim wrote down that its command ended; undefined when it did not, or does not know. @throws as readStatus */
+export function recordedExit(dir: string): RecordedExit | undefined {
+  const { exit, startedAt, finishedAt } = readStatus(dir, "shim-exit.json") ?? {};
+  if (exit === undefined || exit.lost === true || finishedAt === undefined) return undefined;
+  return { ...exit, startedAt, finishedAt };
+}
+
+function readIfExists(path: string): string | undefined {
   try {
-    return JSON.parse(readFileSync(join(dir, file), "utf8")) as ShimStatus;
-  } catch {
-    return undefined;
+    return readFileSync(path, "utf8");
+  } catch (thrown) {
+    if (isMissing(thrown)) return undefined;
+    throw thrown;
   }
 }
 
@@ -143,13 +213,12 @@ export function shimEverStarted(dir: string): boolean {
   return readFileSync(claim, "utf8") !== NOBODY;
 }
 
+/** @throws what the system says when that cannot be known just now */
 function shimIsAlive(dir: string): boolean {
-  try {
-    const [pid, startTime] = readFileSync(join(dir, "shim-claim"), "utf8").split(" ");
-    return isAlive(Number(pid), startTime!);
-  } catch {
-    return false;
-  }
+  const [pid, startTime = "", boot] = readIfExists(join(dir, "shim-claim"))?.split(" ") ?? [];
+  // Shims of earlier versions did not say in which boot of the host they began.
+  if (boot !== undefined && boot !== bootId()) return false;
+  return Number(pid) > 0 && isAlive(Number(pid), startTime);
 }
 
 /** Follows a shim, whether it was started by this backend or by one before; its files tell what the socket cannot. */
@@ -177,13 +246,19 @@ export function watchShim(dir: string, socketPath: string, clock: Clock, events:
   };
   const onDisconnect = () => {
     if (closed) return;
-    if (shimIsAlive(dir)) {
-      // It is about to listen, or about to end.
-      cancelRetry = clock.after(RECONNECT_MS, open);
+    try {
+      if (shimIsAlive(dir)) {
+        // It is about to listen, or about to end.
+        cancelRetry = clock.after(RECONNECT_MS, open);
+        return;
+      }
+      take(readStatus(dir, "shim-started.json"));
+      take(readStatus(dir, "shim-exit.json"));
+    } catch {
+      // What became of it is unknown while its files cannot be read; that is not the same as lost.
+      cancelRetry = clock.after(UNKNOWN_MS, onDisconnect);
       return;
     }
-    take(readStatus(dir, "shim-started.json"));
-    take(readStatus(dir, "shim-exit.json"));
     if (!exitSeen) {
       exitSeen = true;
       events.exited({ exitCode: KILLED_EXIT, lost: true, finishedAt: clock.now() });

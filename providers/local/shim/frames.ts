@@ -25,9 +25,9 @@ export interface ShimHello {
 /** Times are milliseconds since the epoch. */
 export interface ShimStatus {
   state: "starting" | "running" | "exited";
-  pid?: number;
+  pid?: number | undefined;
   startedAt?: number;
-  exit?: { exitCode: number; signal?: number; startError?: string };
+  exit?: { exitCode: number; signal?: number | undefined; startError?: string | undefined; lost?: true | undefined };
   finishedAt?: number;
 }
 

@@ -1,13 +1,11 @@
 /** Reads the log segments that a shim writes (`log.0`, `log.1`, ... in the CRI format). */
-import { watch } from "node:fs";
 import { open, readdir, stat, type FileHandle } from "node:fs/promises";
 import { join } from "node:path";
-import { type Clock, linkAbort, type LogLine, untilAborted } from "../../../src/provider/kit/index.ts";
+import type { Clock, LogLine } from "../../../src/provider/kit/index.ts";
 import { decodeLogLine } from "../../http-vm/wire.ts";
+import { LogWatches } from "./log-watch.ts";
 
 const CHUNK_BYTES = 64 * 1024;
-/** inotify reports every write; this is for file systems where it does not. */
-const POLL_MS = 1_000;
 
 export interface ReadLogOptions {
   clock: Clock;
@@ -22,6 +20,8 @@ export interface ReadLogOptions {
   complete(): boolean;
   /** Resolves when `complete` may have changed. */
   changed(signal: AbortSignal): Promise<void>;
+  /** Shared by all who follow logs of one machine. */
+  watches?: LogWatches | undefined;
 }
 
 async function segments(dir: string): Promise<number[]> {
@@ -173,12 +173,14 @@ async function* allLines(
   end: Position | undefined,
 ): AsyncGenerator<LogLine[]> {
   let { segment, offset } = from;
-  const { signal } = options;
+  const { signal, watches = new LogWatches() } = options;
+  using watch = options.follow ? watches.follow(dir, options.clock) : undefined;
+  let files: readonly number[] = [];
   while (!signal.aborted) {
     // In this order, so that nothing written before the end or before a rotation is missed.
     const complete = options.complete();
-    const later = (await segments(dir)).find((other) => other > segment && (end === undefined || other <= end.segment));
-    const before = offset;
+    if (watch?.look() !== false || complete) files = await segments(dir);
+    const later = files.find((other) => other > segment && (end === undefined || other <= end.segment));
     for await (const { lines, next } of segmentLines(dir, { segment, offset }, end)) {
       if (signal.aborted) return;
       offset = next;
@@ -189,35 +191,9 @@ async function* allLines(
       offset = 0;
       continue;
     }
-    if (complete || !options.follow) return;
-    if (offset === before) await nextWrite(dir, offset, segment, options);
+    if (complete || watch === undefined) return;
+    await watch.next(options.changed, signal);
   }
-}
-
-/** Resolves when something may have been written, or the container has ended. */
-async function nextWrite(dir: string, offset: number, segment: number, options: ReadLogOptions): Promise<void> {
-  const stop = new AbortController();
-  using linked = linkAbort(stop.signal, options.signal);
-  const { signal } = linked;
-  const { promise, resolve } = Promise.withResolvers<void>();
-  try {
-    const watcher = watch(dir, { signal, persistent: false }, () => resolve());
-    watcher.on("error", () => resolve());
-  } catch {
-    // The host's inotify watches are used up, or the folder is going: the poll goes on.
-  }
-  void options.changed(signal).then(resolve, () => resolve());
-  // A write between the last look and the watch.
-  void stat(join(dir, `log.${segment}`)).then(
-    ({ size }) => {
-      if (size > offset || options.complete()) resolve();
-    },
-    () => resolve(),
-  );
-  const cancel = options.clock.after(POLL_MS, resolve);
-  await untilAborted(signal, promise);
-  cancel();
-  stop.abort();
 }
 
 /** The last lines of a log: kubelet's fallback for a termination message is 80 lines, 2048 bytes. */

@@ -18,6 +18,8 @@ export class LogWriter {
   /** In the current segment, the pending ones included. */
   #bytes = 0;
   #pending: Buffer[] = [];
+  /** The current segment ends in the middle of a line. */
+  #isTorn = false;
   #partial: { stdout: Buffer; stderr: Buffer } = { stdout: Buffer.alloc(0), stderr: Buffer.alloc(0) };
   /** Wall clock minus monotonic clock, in nanoseconds: gives nine true decimals that do not run backwards. */
   #offset = 0n;
@@ -69,11 +71,15 @@ export class LogWriter {
 
   /** One write per chunk of output, not per line. */
   #flush(): void {
-    const lines = Buffer.concat(this.#pending.splice(0));
+    const pending = this.#pending.splice(0);
+    const lines = Buffer.concat(this.#isTorn && pending.length > 0 ? [NEWLINE, ...pending] : pending);
+    let sent = 0;
     try {
-      for (let sent = 0; sent < lines.length;) sent += writeSync(this.#fd, lines, sent);
+      while (sent < lines.length) sent += writeSync(this.#fd, lines, sent);
+      if (sent > 0) this.#isTorn = false;
     } catch (thrown) {
-      // A full disk must not end the container: its log has a hole instead.
+      // A full disk must not end the container: its log has a hole instead. What comes next begins a line of its own.
+      if (sent > 0) this.#isTorn = lines[sent - 1] !== NEWLINE[0];
       process.stderr.write(`log: ${String(thrown)}\n`);
     }
   }
@@ -90,6 +96,7 @@ export class LogWriter {
     this.#segment++;
     closeSync(this.#fd);
     this.#fd = next;
+    this.#isTorn = false;
     this.#bytes = 0;
     try {
       unlinkSync(join(this.#dir, `log.${this.#segment - this.#maxFiles}`));

@@ -2,7 +2,7 @@
  * The shim: one small process per running container, in a session of its own, so that it outlives the backend. It runs
  * one command, writes its output to log segments in the CRI format, serves attach on a unix socket, and leaves in its
  * folder (argv[2]):
- *   shim-claim         `pid starttime` of the shim, made by link(2): its maker owns the instance (see client.ts)
+ *   shim-claim         `pid starttime boot` of the shim, made by link(2): its maker owns the instance (see client.ts)
  *   shim-started.json  ShimStatus, once the command runs
  *   shim-exit.json     ShimStatus, once it has ended
  *   log.0, log.1, ...  log segments, the highest is the current one
@@ -11,7 +11,7 @@
  * is also why it reads the clock itself: it is a program of its own, not a part that a simulation could drive.
  */
 import { spawn, type ChildProcess } from "node:child_process";
-import { linkSync, readFileSync, renameSync, unlinkSync, writeFileSync } from "node:fs";
+import { closeSync, fsyncSync, linkSync, openSync, readFileSync, renameSync, unlinkSync, writeFileSync } from "node:fs";
 import { createServer, type Socket } from "node:net";
 import { join } from "node:path";
 import type { GuestPlan, HostPlan, ShimStreams } from "../engine.ts";
@@ -52,10 +52,19 @@ const GUEST_LOST_EXIT = 255;
 const dir = process.argv[2]!;
 const SIGNAL_NUMBERS: Record<string, number> = (await import("node:os")).constants.signals;
 
+/** An end outlives a loss of power: by it a next backend tells what has been done. */
 function writeAtomically(name: string, status: ShimStatus): void {
+  const flush = status.exit !== undefined;
   const temporary = join(dir, `${name}.tmp`);
-  writeFileSync(temporary, JSON.stringify(status), { mode: 0o600 });
+  writeFileSync(temporary, JSON.stringify(status), { mode: 0o600, flush });
   renameSync(temporary, join(dir, name));
+  if (!flush) return;
+  const folder = openSync(dir, "r");
+  try {
+    fsyncSync(folder);
+  } finally {
+    closeSync(folder);
+  }
 }
 
 /** False when someone else owns this instance: then nothing may be started. */
@@ -63,7 +72,8 @@ function claim(): boolean {
   const stat = readFileSync("/proc/self/stat", "latin1");
   const startTime = stat.slice(stat.lastIndexOf(")") + 2).split(" ")[19]!;
   const mine = join(dir, `shim-claim.${process.pid}`);
-  writeFileSync(mine, `${process.pid} ${startTime}`, { mode: 0o600 });
+  const boot = readFileSync("/proc/sys/kernel/random/boot_id", "latin1").trim();
+  writeFileSync(mine, `${process.pid} ${startTime} ${boot}`, { mode: 0o600 });
   try {
     linkSync(mine, join(dir, "shim-claim"));
     return true;
@@ -119,6 +129,11 @@ class Shim {
     } catch {
       // The usual case: there is none.
     }
+    this.#server.once("error", (error) => {
+      // Nothing was begun, and nothing will be: the caller may try again.
+      unlinkSync(join(dir, "shim-claim"));
+      throw error;
+    });
     this.#server.listen(this.#launch.socket, () => {
       // The backend waits for this line before it connects.
       process.stdout.write("ready\n");
@@ -134,7 +149,7 @@ class Shim {
     }
     const problem = cannotRun(launch);
     if (problem !== undefined) {
-      this.#exited(START_ERROR_EXIT, undefined, problem);
+      this.#exited(START_ERROR_EXIT, undefined, { startError: problem });
       this.#finishWhenDrained();
       return;
     }
@@ -146,7 +161,7 @@ class Shim {
       if (this.#running !== undefined) throw thrown;
       const { code, message } = thrown as NodeJS.ErrnoException;
       const why = code === "E2BIG" ? "argument list too long" : message;
-      this.#exited(START_ERROR_EXIT, undefined, `exec: "${launch.argv[0]!}": ${why}`);
+      this.#exited(START_ERROR_EXIT, undefined, { startError: `exec: "${launch.argv[0]!}": ${why}` });
       this.#finishWhenDrained();
     }
   }
@@ -165,7 +180,7 @@ class Shim {
       drained: () => this.#resumeClients(),
       closed: (error) => {
         if (error !== undefined) process.stderr.write(`guest: ${error.message}\n`);
-        this.#exited(GUEST_LOST_EXIT, undefined);
+        this.#exited(GUEST_LOST_EXIT, undefined, { lost: true });
         this.#resumeClients();
         this.#finishWhenDrained();
       },
@@ -186,16 +201,18 @@ class Shim {
     const child: ChildProcess = spawn(argv[0]!, argv.slice(1), {
       env,
       cwd,
-      ...(uid === undefined ? {} : { uid }),
-      ...(gid === undefined ? {} : { gid }),
+      uid,
+      gid,
       detached: true,
       stdio: [stdin ? "pipe" : "ignore", "pipe", "pipe"],
     });
     child.on("error", (error) => {
-      if (child.pid === undefined) this.#exited(START_ERROR_EXIT, undefined, `exec: ${error.message}`);
+      if (child.pid === undefined) this.#exited(START_ERROR_EXIT, undefined, { startError: `exec: ${error.message}` });
     });
     for (const name of ["stdout", "stderr"] as const) {
-      const stream = child[name]!;
+      // None without descriptors to spare: the error comes after this.
+      const stream = child[name] as ChildProcess["stdout"] | undefined;
+      if (stream === null || stream === undefined) continue;
       this.#streamsOpen++;
       stream.on("data", (chunk: Buffer) => this.#output(name, chunk));
       stream.on("close", () => {
@@ -240,8 +257,8 @@ class Shim {
       name: env["TERM"] ?? "xterm",
       env,
       cwd,
-      ...(uid === undefined ? {} : { uid }),
-      ...(gid === undefined ? {} : { gid }),
+      uid,
+      gid,
       encoding: null,
     });
     const input = terminalInput(terminal);
@@ -296,28 +313,20 @@ class Shim {
   #started(pid?: number): void {
     if (this.#status.state !== "starting") return;
     clearInterval(this.#pidPoll);
-    this.#setStatus("shim-started.json", {
-      state: "running",
-      ...(pid === undefined ? {} : { pid }),
-      startedAt: Date.now(),
-    });
+    this.#setStatus("shim-started.json", { state: "running", pid, startedAt: Date.now() });
   }
 
-  #exited(exitCode: number, signal: number | undefined, startError?: string): void {
+  #exited(exitCode: number, signal: number | undefined, how: { startError?: string; lost?: true } = {}): void {
     if (this.#status.state === "exited") return;
     this.#readPidFile();
     clearInterval(this.#pidPoll);
     const failed =
-      startError ??
+      how.startError ??
       (this.#status.state === "starting" ? this.#startErrors.trim() || `exit code ${exitCode}` : undefined);
     this.#setStatus("shim-exit.json", {
       ...this.#status,
       state: "exited",
-      exit: {
-        exitCode,
-        ...(signal === undefined ? {} : { signal }),
-        ...(failed === undefined ? {} : { startError: failed }),
-      },
+      exit: { exitCode, signal, startError: failed, lost: how.lost },
       finishedAt: Date.now(),
     });
   }
@@ -447,4 +456,6 @@ for (const signal of ["SIGHUP", "SIGINT", "SIGTERM", "SIGPIPE"] as const) proces
 // The backend that reads it may be gone.
 process.stdout.on("error", () => {});
 process.stderr.on("error", () => {});
-if (claim()) new Shim(JSON.parse(readFileSync(join(dir, "shim-launch.json"), "utf8")) as ShimLaunch).run();
+// All that may fail goes first: an instance that is taken counts as begun.
+const shim = new Shim(JSON.parse(readFileSync(join(dir, "shim-launch.json"), "utf8")) as ShimLaunch);
+if (claim()) shim.run();

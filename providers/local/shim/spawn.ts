@@ -36,8 +36,8 @@ function spawnOnPipes(plan: SpawnPlan, options: StreamOptions): ProcessStreams {
   const child = spawn(argv[0]!, argv.slice(1), {
     env,
     cwd,
-    ...(uid === undefined ? {} : { uid }),
-    ...(gid === undefined ? {} : { gid }),
+    uid,
+    gid,
     detached: true,
     stdio: [options.stdin ? "pipe" : "ignore", options.stdout ? "pipe" : "ignore", options.stderr ? "pipe" : "ignore"],
   });
@@ -88,8 +88,8 @@ async function spawnOnTerminal(plan: SpawnPlan, options: StreamOptions): Promise
     name: env["TERM"] ?? "xterm",
     env,
     cwd,
-    ...(uid === undefined ? {} : { uid }),
-    ...(gid === undefined ? {} : { gid }),
+    uid,
+    gid,
     encoding: null,
   });
   const stdout = new PassThrough();

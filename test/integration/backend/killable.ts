@@ -4,7 +4,7 @@ import { writeFileSync } from "node:fs";
 import { request } from "node:http";
 import { join } from "node:path";
 import { expect, vi } from "vitest";
-import type { Machine } from "../../../src/provider/machine.ts";
+import type { Machine, MachineSpec } from "../../../src/provider/machine.ts";
 
 export const BACKEND_PROGRAM = join(import.meta.dirname, "../../../src/cli/main.ts");
 export const PATIENCE = { timeout: 30_000, interval: 10 };
@@ -30,17 +30,19 @@ export class KillableBackend {
     writeFileSync(this.configFile, JSON.stringify(config));
   }
 
-  async start(): Promise<void> {
+  /** @param env beside this process's own */
+  async start(env: NodeJS.ProcessEnv = {}): Promise<void> {
     const argv = [BACKEND_PROGRAM, "backend", "--config", this.configFile];
-    this.#process = spawn(process.execPath, argv, { stdio: "ignore" });
+    this.#process = spawn(process.execPath, argv, { stdio: "ignore", env: { ...process.env, ...env } });
     await vi.waitFor(async () => expect((await this.call("GET", "/v1/info")).status).toBe(200), PATIENCE);
   }
 
-  async kill(): Promise<void> {
+  /** Resolves when it has ended. */
+  async kill(signal: NodeJS.Signals = "SIGKILL"): Promise<void> {
     const child = this.#process;
     if (child === undefined || child.exitCode !== null || child.signalCode !== null) return;
     const ended = new Promise((resolve) => child.once("exit", resolve));
-    child.kill("SIGKILL");
+    child.kill(signal);
     await ended;
   }
 
@@ -83,4 +85,32 @@ export class KillableBackend {
       .flatMap((line) => /(?:^|\D)n=(\d+)/.exec(line)?.[1] ?? [])
       .map(Number);
   }
+}
+
+/**
+ * Has a container count while its backend is killed and started again: it keeps its id, is no other one's restart, and
+ * its log has no hole.
+ * @param end a file, as the container sees it and where this test makes it
+ */
+export async function livesThroughTheDeathOf(
+  backend: KillableBackend,
+  shell: (script: string) => MachineSpec,
+  end: { inside: string; path: string },
+): Promise<void> {
+  await backend.start();
+  const script = `n=0; while [ ! -e ${end.inside} ]; do n=$((n+1)); echo n=$n; sleep 0.01; done; exit 6`;
+  await backend.call("PUT", "/v1/machines/m1", shell(script));
+  const before = await backend.reaches("m1", "running");
+  await backend.kill();
+  await backend.start();
+  expect((await backend.get("m1")).containers[0]).toMatchObject({
+    id: before.containers[0]!.id,
+    state: "running",
+    restart_count: 0,
+  });
+  writeFileSync(end.path, "");
+  expect((await backend.reaches("m1", "stopped")).containers[0]!.terminated).toMatchObject({ exit_code: 6 });
+  const numbers = await backend.logNumbers("m1");
+  expect(numbers.length).toBeGreaterThan(1);
+  expect(numbers).toEqual(numbers.map((_, index) => index + 1));
 }

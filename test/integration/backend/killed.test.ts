@@ -7,7 +7,7 @@ import { createProcessEngine } from "../../../providers/local/engines/process/pr
 import { run } from "../../../providers/local/host/command.ts";
 import type { MachineSpec } from "../../../src/provider/machine.ts";
 import { systemClock } from "../../../src/util/clock.ts";
-import { BACKEND_PROGRAM, KillableBackend, PATIENCE } from "./killable.ts";
+import { BACKEND_PROGRAM, KillableBackend, livesThroughTheDeathOf, PATIENCE } from "./killable.ts";
 import { Bench } from "./suite.ts";
 
 let dir: string;
@@ -55,22 +55,8 @@ test.skipIf(process.getuid!() !== 0)(
 );
 
 test("a container that runs over the backend's death keeps its id, and its log has no hole", async () => {
-  await backend.start();
-  const script = `n=0; while [ ! -e ${dir}/end ]; do n=$((n+1)); echo n=$n; sleep 0.01; done; exit 6`;
-  await backend.call("PUT", "/v1/machines/m1", shell(script));
-  const before = await backend.reaches("m1", "running");
-  await backend.kill();
-  await backend.start();
-  expect((await backend.get("m1")).containers[0]).toMatchObject({
-    id: before.containers[0]!.id,
-    state: "running",
-    restart_count: 0,
-  });
-  writeFileSync(join(dir, "end"), "");
-  expect((await backend.reaches("m1", "stopped")).containers[0]!.terminated).toMatchObject({ exit_code: 6 });
-  const numbers = await backend.logNumbers("m1");
-  expect(numbers.length).toBeGreaterThan(1);
-  expect(numbers).toEqual(numbers.map((_, index) => index + 1));
+  const end = join(dir, "end");
+  await livesThroughTheDeathOf(backend, shell, { inside: end, path: end });
 });
 
 test("an end that comes while the backend is dead is told by the next one, with its code and its time", async () => {

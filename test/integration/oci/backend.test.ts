@@ -8,7 +8,7 @@ import { afterEach, beforeEach, expect, onTestFinished, test, vi } from "vitest"
 import { type RunningBackend, startBackend } from "../../../providers/local/backend.ts";
 import { Cgroup } from "../../../providers/local/bundle/cgroup.ts";
 import { parseBackendConfig } from "../../../providers/local/config.ts";
-import { createOciEngine } from "../../../providers/local/engines/oci/engine.ts";
+import { OciEngine } from "../../../providers/local/engines/oci/engine.ts";
 import { mountsBelow } from "../../../providers/local/host/mounts.ts";
 import { machineHash } from "../../../providers/local/host/machine-hash.ts";
 import { HostNetwork } from "../../../providers/local/network/network.ts";
@@ -20,7 +20,7 @@ import { leaveOut } from "../../support/left-out.ts";
 import { busyboxImage, missingForImages, startRegistry, type TestRegistry } from "../../support/registry.ts";
 
 const { dir: _dir, ...network } = testNetwork("");
-const engine = createOciEngine({ stateDir: "/nonexistent", clock: systemClock, logger: silentLogger, network });
+const engine = new OciEngine({ stateDir: "/nonexistent", clock: systemClock, logger: silentLogger, network });
 const problems = (await engine.check()).filter(({ fatal }) => fatal).map(({ problem }) => problem);
 const missing = [...problems, ...[missingForImages() ?? []].flat()];
 const signal = new AbortController().signal;

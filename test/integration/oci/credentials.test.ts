@@ -1,20 +1,17 @@
 /** Registry credentials are nowhere but in memory: what a backend that is killed has lost, the agent gives it again. */
 import { test } from "vitest";
-import { createOciEngine } from "../../../providers/local/engines/oci/engine.ts";
-import { silentLogger } from "../../../src/telemetry/logger.ts";
-import { systemClock } from "../../../src/util/clock.ts";
-import { ociPlace } from "../../e2e/cases/checklist/suite.ts";
+import { containerPlace } from "../../e2e/cases/checklist/suite.ts";
 import { containerStatus, Pods, serve } from "../../e2e/cases/pods.ts";
 import { startDevEnvironment } from "../../e2e/cases/start.ts";
+import { engineOnThisHost } from "../../support/engines.ts";
 import { missingForImages } from "../../support/registry.ts";
 
-const engine = createOciEngine({ stateDir: "/nonexistent", clock: systemClock, logger: silentLogger });
-const problems = (await engine.check()).filter(({ fatal }) => fatal).map(({ problem }) => problem);
-const missing = [...problems, ...[missingForImages() ?? []].flat()];
+const { capabilities, missing: lacks } = await engineOnThisHost("oci");
+const missing = [...lacks, ...[missingForImages() ?? []].flat()];
 
 const title = "a backend that is killed in the middle of a pull's back-off pulls when it runs again";
 test.skipIf(missing.length > 0)(missing.length > 0 ? `${title} (${missing.join(", ")})` : title, async () => {
-  const place = await ociPlace(engine.capabilities, false);
+  const place = await containerPlace("oci", capabilities, false);
   const env = await startDevEnvironment(place.options);
   try {
     const pods = new Pods(env.client, "default", env.nodeName);

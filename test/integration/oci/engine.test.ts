@@ -2,7 +2,7 @@ import { existsSync, mkdtempSync, readdirSync, readFileSync, rmSync } from "node
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { afterAll, expect, test } from "vitest";
-import { createOciEngine } from "../../../providers/local/engines/oci/engine.ts";
+import { OciEngine } from "../../../providers/local/engines/oci/engine.ts";
 import { Cgroup } from "../../../providers/local/bundle/cgroup.ts";
 import { machineHash } from "../../../providers/local/host/machine-hash.ts";
 import { run } from "../../../providers/local/host/command.ts";
@@ -16,7 +16,7 @@ import { containerTests, pushImages } from "../backend/containers.ts";
 import { backendSuite, text } from "../backend/suite.ts";
 
 const createEngine = (stateDir: string, insecureRegistries: string[] = []) =>
-  createOciEngine({
+  new OciEngine({
     stateDir,
     clock: systemClock,
     logger: silentLogger,

@@ -7,7 +7,7 @@ import type { AddressInfo } from "node:net";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { gzipSync } from "node:zlib";
-import { afterAll, afterEach, beforeAll, beforeEach, describe, expect, test } from "vitest";
+import { afterAll, afterEach, beforeAll, beforeEach, describe, expect, test, vi } from "vitest";
 import { run } from "../../../providers/local/host/command.ts";
 import { Destinations } from "../../../providers/local/images/destinations.ts";
 import { HostImages, type HostImagesOptions } from "../../../providers/local/images/host-images.ts";
@@ -554,6 +554,9 @@ describe.skipIf(missing !== undefined)("images", () => {
 
     test("the least recently used goes first, and no more than needed", async () => {
       images.retain(new Set());
+      // Uses are known to the millisecond.
+      const pulledAt = systemClock.now();
+      await vi.waitUntil(() => systemClock.now() > pulledAt, { interval: 1 });
       await images.find(`${registry.host}/t/gc:1`);
       let looks = 0;
       images = open({

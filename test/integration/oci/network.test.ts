@@ -2,13 +2,16 @@ import { spawn } from "node:child_process";
 import { once } from "node:events";
 import { existsSync } from "node:fs";
 import { mkdtemp, readdir } from "node:fs/promises";
+import { createSocket } from "node:dgram";
 import { createServer } from "node:net";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { afterAll, afterEach, beforeAll, beforeEach, describe, expect, test } from "vitest";
 import { run } from "../../../providers/local/host/command.ts";
 import { HostNetwork, type Attachment, type NetworkOptions } from "../../../providers/local/network/network.ts";
+import { silentLogger } from "../../../src/telemetry/logger.ts";
 import { missingForNetwork, testNetwork } from "../../support/host.ts";
+import { VirtualClock } from "../../support/virtual-clock.ts";
 
 const missing = missingForNetwork();
 if (missing !== undefined) console.warn(`machine network: left out, ${missing}`);
@@ -214,6 +217,30 @@ describe.skipIf(missing !== undefined)("machine network", () => {
       expect(await answers(other, machine)).toBe(true);
     });
 
+    test("they are made anew without a machine that comes or goes, host ports too", async () => {
+      await network.heal();
+      await network.openHostPorts("a", [{ port: 80, protocol: "tcp", host_port: 23_126 }]);
+      expect(await network.heal()).toBeUndefined();
+      const server = await listener("0.0.0.0");
+      await flush();
+      expect(await reaches(machine, machine.gateway, server.port)).toBe(true);
+      expect(await network.heal()).toContain("nft chain");
+      expect(await reaches(machine, machine.gateway, server.port)).toBe(false);
+      const { stdout } = await run("nft", ["list", "map", "inet", `vmlet_${options.bridge}`, "host_ports"]);
+      expect(stdout.toString()).toContain("23126");
+      expect(await network.heal()).toBeUndefined();
+      await server.close();
+    });
+
+    test("a backend looks for itself, until it is closed", async () => {
+      const clock = new VirtualClock();
+      await network.claim();
+      network.lookAfter(clock, silentLogger);
+      const tables = async () => (await run("nft", ["list", "tables"])).stdout.toString();
+      await clock.advance(15_000);
+      await expect.poll(tables, { timeout: 10_000 }).toContain(`inet vmlet_${options.bridge}`);
+    });
+
     test("a second attempt to attach a machine makes them anew", async () => {
       await expect(network.attachNamespace("b")).rejects.toThrow("No such file or directory");
       const other = await network.attachNamespace("b");
@@ -225,6 +252,38 @@ describe.skipIf(missing !== undefined)("machine network", () => {
       await network.detach("a");
       expect(await network.find("a")).toBeUndefined();
     });
+  });
+
+  test("what the kernel remembers of a machine's connections goes with the machine", async () => {
+    const machine = await network.attachNamespace("a");
+    const about = async () => {
+      const { stdout } = await run("conntrack", ["-L", "-f", "ipv4"]);
+      return stdout.toString().includes(`=${machine.address} `);
+    };
+    await network.openHostPorts("a", [{ port: 53, protocol: "udp", host_port: 23_127 }]);
+    const client = createSocket("udp4");
+    await new Promise((resolve) => client.send("x", 23_127, machine.gateway, resolve));
+    client.close();
+    await expect.poll(about).toBe(true);
+    await network.detach("a");
+    expect(await about()).toBe(false);
+  });
+
+  test("a bridge that somebody deleted is made again, with the machines that were on it", async () => {
+    const a = await network.attachNamespace("a");
+    await run("ip", ["link", "delete", options.bridge!]);
+    const b = await network.attachNamespace("b");
+    expect(await answers(b, a)).toBe(true);
+    await run("ip", ["link", "delete", options.bridge!]);
+    expect(await network.heal()).toContain("bridge");
+    expect(await answers(b, a)).toBe(true);
+  });
+
+  test("an address of the bridge that somebody removed is put back", async () => {
+    const a = await network.attachNamespace("a");
+    await run("ip", ["address", "flush", "dev", options.bridge!]);
+    expect(await network.heal()).toContain("address");
+    expect(await answers(undefined, a)).toBe(true);
   });
 
   test("a second backend process finds the attachment", async () => {

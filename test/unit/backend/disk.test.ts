@@ -2,7 +2,9 @@
 import { existsSync, readdirSync, readFileSync, writeFileSync } from "node:fs";
 import { join } from "node:path";
 import { describe, expect, test } from "vitest";
+import { TornFiles } from "../../../providers/local/host/torn-files.ts";
 import { MachineStore } from "../../../providers/local/machine/machine-store.ts";
+import { silentLogger } from "../../../src/telemetry/logger.ts";
 import { main, World } from "./world.ts";
 
 test("a machine whose state cannot be written does not run, and its id stays free", async () => {
@@ -105,10 +107,13 @@ test("revisions grow over restarts", async () => {
 test("a folder that was left beside its tombstone brings no machine back to life", async () => {
   const world = await World.create();
   await world.create({});
-  await world.restart(() => new MachineStore(world.stateDir, world.clock).bury(machineOf(world)));
+  await world.restart(() => storeOf(world).bury(machineOf(world)));
   expect((await world.machine()).state).toBe("deleted");
   expect(existsSync(join(world.stateDir, "machines", "m1"))).toBe(false);
 });
+
+const storeOf = ({ stateDir, clock }: World) =>
+  new MachineStore(stateDir, clock, new TornFiles(stateDir, silentLogger));
 
 const machineOf = (world: World) =>
   (JSON.parse(readFileSync(join(world.stateDir, "machines", "m1", "state.json"), "utf8")) as { machine: never })

@@ -2,6 +2,8 @@ import { appendFileSync, mkdtempSync, rmSync, writeFileSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { beforeEach, expect, onTestFinished, test } from "vitest";
+import { LogWatches } from "../../../providers/local/shim/log-watch.ts";
+import { VirtualClock } from "../../support/virtual-clock.ts";
 import { systemClock } from "../../../src/util/clock.ts";
 import { readLog, type ReadLogOptions } from "../../../providers/local/shim/log-reader.ts";
 
@@ -107,6 +109,46 @@ test("follow goes on over a rotation and ends when the container does", async ()
     }
   }
   expect(texts).toEqual(["a", "b", "c", "d"]);
+});
+
+test("all who follow a log share one watch of it, which goes with the last of them", async () => {
+  writeFileSync(join(dir, "log.0"), line(0, "a"));
+  const watches = new LogWatches();
+  const abort = new AbortController();
+  const follow = () => readLog(dir, options({ follow: true, complete: () => false, signal: abort.signal, watches }));
+  const followers = [follow(), follow(), follow()];
+  for (const follower of followers) await follower.next();
+  const next = followers.map((follower) => follower.next());
+  expect(watches.size).toBe(1);
+  appendFileSync(join(dir, "log.0"), line(1, "b"));
+  for (const { value } of await Promise.all(next)) expect(value?.[0]?.content.toString()).toBe("b");
+  await followers[0]!.return(undefined);
+  expect(watches.size).toBe(1);
+  abort.abort();
+  for (const follower of followers) await follower.return(undefined);
+  expect(watches.size).toBe(0);
+});
+
+test("who follows a log that grows line by line looks a few times a second, and misses nothing", async () => {
+  writeFileSync(join(dir, "log.0"), "");
+  const clock = new VirtualClock();
+  const abort = new AbortController();
+  const log = readLog(dir, options({ clock, follow: true, complete: () => false, signal: abort.signal }));
+  const batches: number[] = [];
+  const reading = (async () => {
+    for await (const lines of log) batches.push(lines.length);
+  })();
+  const total = () => batches.reduce((sum, lines) => sum + lines, 0);
+  for (let written = 1; written <= 200; written++) {
+    appendFileSync(join(dir, "log.0"), line(1, "x"));
+    await new Promise((resolve) => setImmediate(resolve));
+    if (written % 20 === 0) await clock.advance(20);
+  }
+  while (total() < 200) await clock.advance(1_000);
+  // Lines that come while it reads are read at once, so a slow host has more of these; each line alone would be 200.
+  expect(batches.length).toBeLessThan(120);
+  abort.abort();
+  await reading;
 });
 
 test("follow with tail 0 shows only what comes", async () => {

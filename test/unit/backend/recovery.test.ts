@@ -214,3 +214,71 @@ test("how a container ended is not lost when the backend ends while it is told",
   await restarted;
   expect((await world.container("a")).terminated).toMatchObject({ reason: "OOMKilled", message: "m" });
 });
+
+test("how a container ended is told though the engine fails to say so at first", async () => {
+  const world = await World.create((fresh) => fresh.conclusions.set("a", { oomKilled: true }));
+  world.concludeErrors = [new Error("busy"), new Error("busy")];
+  await world.create({ restart_policy: "never" });
+  await world.exit("a", 137);
+  await world.advance(2_000);
+  expect((await world.container("a")).terminated).toMatchObject({ reason: "OOMKilled" });
+  expect([...world.prepared]).toEqual([]);
+});
+
+test("what an engine does not say in time is not waited for, and nothing stays in place for the container", async () => {
+  const world = await World.create();
+  world.concludeErrors = Array.from({ length: 5 }, () => new Error("busy"));
+  await world.create({});
+  const { id } = world.instance("a").launch;
+  await world.exit("a", 1);
+  await world.advance(2_000);
+  expect(await world.container("a")).toMatchObject({ state: "running", last: { exit_code: 1, id } });
+  expect([...world.prepared]).toContain(id);
+  await world.advance(3_000);
+  expect([...world.prepared]).toEqual([world.instance("a").launch.id]);
+});
+
+test("what a former backend did not remove when a container had ended is removed by the next one", async () => {
+  const world = await World.create();
+  world.concludeErrors = Array.from({ length: 4 }, () => new Error("busy"));
+  await world.create({ restart_policy: "on_failure", containers: [main("a"), main("b")] });
+  await world.exit("a", 0);
+  await world.advance(2_000);
+  await world.restart(() => (world.concludeErrors = []));
+  expect([...world.prepared]).toEqual([world.instance("b").launch.id]);
+});
+
+test("a container that a patch has added is told in a version of its own by the next backend", async () => {
+  const world = await World.create();
+  await world.create({});
+  const before = await world.machine();
+  const mend = world.breakFile("machines", "m1", "state.json");
+  await world.provider.updatePod("m1", { ephemeral_containers: [main("debug")] }, { signal: world.signal });
+  await world.restart(mend);
+  const after = await world.machine();
+  expect(after.containers.map(({ name }) => name)).toEqual(["a", "debug"]);
+  expect(after.version).toBeGreaterThan(before.version);
+});
+
+test("a machine's version grows with each backend: what a loss of power took back may have been told", async () => {
+  const world = await World.create();
+  await world.create({});
+  const before = await world.machine();
+  await world.restart();
+  const first = await world.machine();
+  await world.restart();
+  const second = await world.machine();
+  expect(first.version).toBeGreaterThan(before.version);
+  expect(second.version).toBeGreaterThan(first.version);
+  expect(second.revision).toBeGreaterThan(first.revision);
+});
+
+test("nothing is left on the disk of a machine that could not be created", async () => {
+  const world = await World.create();
+  const mend = world.breakFile("revision.json");
+  await expect(world.create({})).rejects.toMatchObject({ code: "unavailable" });
+  expect(existsSync(join(world.stateDir, "machines", "m1"))).toBe(false);
+  mend();
+  await world.create({});
+  expect(world.running()).toEqual(["a"]);
+});

@@ -273,3 +273,10 @@ test("a lost sandbox fails a machine under policy never", async () => {
   await world.lose({ reason: "GuestPanic", message: "the guest is gone" });
   expect(await world.machine()).toMatchObject({ state: "failed", reason: "GuestPanic", message: "the guest is gone" });
 });
+
+test("a container whose shim could not be started is started again once", async () => {
+  const world = await World.create((fresh) => fresh.shimErrors.set("a", new Error("no memory")));
+  await world.create({});
+  await world.advance(0);
+  expect(world.instances.map(({ attempt }) => attempt)).toEqual([0, 1]);
+});

@@ -1,11 +1,12 @@
 /** A backend without processes: an engine and shims that do what the test says, on a clock that the test moves. */
-import { mkdirSync, mkdtempSync, rmSync, writeFileSync } from "node:fs";
+import { existsSync, mkdirSync, mkdtempSync, rmSync, writeFileSync } from "node:fs";
 import { constants, tmpdir } from "node:os";
 import { basename, join } from "node:path";
 import { PassThrough } from "node:stream";
 import { onTestFinished } from "vitest";
 import { ALL_CAPABILITIES } from "../../../src/provider/capabilities.ts";
 import type { ContainerSpec, ContainerState, Machine, MachineSpec } from "../../../src/provider/machine.ts";
+import type { ProviderCapacity } from "../../../src/provider/provider.ts";
 import { silentLogger } from "../../../src/telemetry/logger.ts";
 import type {
   ContainerConclusion,
@@ -16,6 +17,8 @@ import type {
   Sandbox,
   SandboxLoss,
 } from "../../../providers/local/engine.ts";
+import type { EvictionOptions } from "../../../providers/local/host-care.ts";
+import type { Observations } from "../../../providers/local/pressure/thresholds.ts";
 import { LocalProvider } from "../../../providers/local/provider.ts";
 import type { ShimEvents, Shims } from "../../../providers/local/engine.ts";
 import { settle, VirtualClock } from "../../support/virtual-clock.ts";
@@ -35,6 +38,8 @@ export interface Instance {
 /** Exit code of an exec in the container; undefined leaves it running until it is closed. */
 export type ExecScript = (container: string, command: string[]) => number | undefined;
 
+/** Where there is one, for a disk takes milliseconds for what the backend flushes. */
+const MEMORY = existsSync("/dev/shm") ? "/dev/shm" : tmpdir();
 /** As whom all containers run. */
 const USER = { uid: 7, gid: 7, supplemental_groups: [] };
 
@@ -42,7 +47,7 @@ export class World {
   readonly clock = new VirtualClock();
   /** Where the test has moved the clock to, monotonic milliseconds. */
   #aim = 0;
-  readonly stateDir = mkdtempSync(join(tmpdir(), "vmlet-unit-"));
+  readonly stateDir = mkdtempSync(join(MEMORY, "vmlet-unit-"));
   readonly instances: Instance[] = [];
   /** What happened, in order: `start a`, `exec a: hook`, `SIGTERM a`, `kill a`, `exit a 143`, `open`, `destroy`. */
   readonly journal: string[] = [];
@@ -61,17 +66,23 @@ export class World {
   readonly conclusions = new Map<string, ContainerConclusion>();
   /** Set: the engine takes so long to conclude, and has no answer for a second question. */
   concluding: Promise<void> | undefined;
+  /** What the engine says before it concludes again. */
+  concludeErrors: Error[] = [];
   /** Containers of which the engine has something in place, by id. */
   readonly prepared = new Set<string>();
   /** A launch takes so long. */
   launching: Promise<void> = Promise.resolve();
   /** Files take so long to be put in place. */
   applying: Promise<void> = Promise.resolve();
+  /** A sandbox takes so long to be made. */
+  opening: Promise<void> = Promise.resolve();
   openErrors: Error[] = [];
   destroyErrors: Error[] = [];
   recoverErrors: Error[] = [];
   /** Containers of which a new backend cannot learn at its first try whether they were started, with the error. */
   readonly findErrors = new Map<string, Error>();
+  /** Containers whose end was written down and cannot be read just now, with the error. */
+  readonly unreadable = new Map<string, Error>();
   /** Files in containers' layers and in volumes, by name. */
   readonly inodes = { containers: new Map<string, number>(), volumes: new Map<string, number>() };
   /** A call of the engine to destroy a sandbox takes as long as this. */
@@ -83,8 +94,22 @@ export class World {
   /** Where machines' secrets are. Default: on the disk. */
   secrets: { dir: string; maxBytes: number } | undefined;
   patched: string[] = [];
+  /** Calls of the engine that it never answers. */
+  readonly hung = new Set<"open" | "recover" | "signal" | "kill" | "conclude" | "launch" | "applyFiles">();
+  /** Of those, how many have been called. */
+  hanging = 0;
+  readonly #unhang = Promise.withResolvers<never>();
+  /** Changes that the engine refuses, with the error. */
+  readonly refusals = new Map<"resize" | "applyFiles", Error>();
   /** What the engine measures. */
   volumes: { name: string; used_bytes: number }[] = [];
+  /** When machines are evicted, and what their host has left. Default: never. */
+  eviction: EvictionOptions | undefined;
+  observed: Observations = new Map();
+  /** What the engine says of the host, where it says something. */
+  capacity: ProviderCapacity | undefined;
+  /** Working sets of containers in bytes; of others, one. */
+  readonly memory = new Map<string, number>();
   /** Bytes in the writable layers of containers. */
   readonly layers = new Map<string, number>();
   /** Containers that cannot be measured: the engine does not answer. */
@@ -101,9 +126,11 @@ export class World {
 
   static async create(setUp: (world: World) => void = () => {}): Promise<World> {
     const world = new World();
+    world.#unhang.promise.catch(() => {});
     setUp(world);
     await world.boot();
     onTestFinished(async () => {
+      world.#unhang.reject(new Error("the test is over"));
       await world.provider.close();
       rmSync(world.stateDir, { recursive: true, force: true });
     });
@@ -113,9 +140,11 @@ export class World {
   async boot(): Promise<void> {
     this.provider = await LocalProvider.open({
       engine: this.#engine(),
-      shims: this.#shims(),
+      shims: shimsOf(this),
       stateDir: this.stateDir,
       secrets: this.secrets,
+      eviction: this.eviction,
+      observe: () => Promise.resolve(this.observed),
       clock: this.clock,
       logger: silentLogger,
       host: "test",
@@ -197,7 +226,7 @@ export class World {
   }
 
   async exit(name: string, exitCode: number): Promise<void> {
-    this.#end(this.instance(name), exitCode);
+    this.end(this.instance(name), exitCode);
     await settle(20);
   }
 
@@ -208,13 +237,18 @@ export class World {
     await settle(20);
   }
 
-  #end(instance: Instance, exitCode: number): void {
+  end(instance: Instance, exitCode: number): void {
     if (!instance.running) return;
     instance.running = false;
     instance.exit = { exitCode, startedAt: this.clock.now(), finishedAt: this.clock.now() };
     this.journal.push(`exit ${instance.name} ${exitCode}`);
     instance.events?.exited(instance.exit);
     instance.events?.gone();
+  }
+
+  #hang(): Promise<never> {
+    this.hanging++;
+    return this.#unhang.promise;
   }
 
   #byId(ref: ContainerRef): Instance | undefined {
@@ -227,28 +261,37 @@ export class World {
       capabilities: this.judge?.capabilities ?? ALL_CAPABILITIES,
       ...(this.judge?.validate && { validate: (spec: MachineSpec) => this.judge!.validate!(spec) }),
       ...(this.images === undefined ? {} : { images: this.images }),
+      ...(this.capacity === undefined ? {} : { capacity: () => Promise.resolve(this.capacity!) }),
       check: () => Promise.resolve([]),
       sweep: () => Promise.resolve(),
-      open: () => {
+      open: async () => {
+        await this.opening;
         const error = this.openErrors.shift();
-        if (error !== undefined) return Promise.reject(error);
+        if (error !== undefined) throw error;
+        if (this.hung.has("open")) await this.#hang();
         this.journal.push("open");
         this.sandboxes++;
         this.alive = true;
-        return Promise.resolve(this.#sandbox());
+        return this.#sandbox();
       },
       recover: () => {
         const error = this.recoverErrors.shift();
         if (error !== undefined) return Promise.reject(error);
+        if (this.hung.has("recover")) return this.#hang();
         if (!this.alive) return Promise.resolve(undefined);
         this.recovered++;
         return Promise.resolve(this.#sandbox());
       },
-      destroy: async (_home, options) => {
+      destroy: async (home, options) => {
         const error = this.destroyErrors.shift();
         if (error !== undefined) throw error;
         await this.destroying;
         this.journal.push(options?.keepVolumes ? "destroy all but volumes" : "destroy");
+        for (const instance of this.instances) {
+          if (!instance.launch.dir.includes(join("machines", home.id, "containers"))) continue;
+          instance.running = false;
+          this.prepared.delete(instance.launch.id);
+        }
         this.alive = false;
       },
       close: () => Promise.resolve(),
@@ -272,6 +315,7 @@ export class World {
           signals: [],
         });
         await this.launching;
+        if (this.hung.has("launch")) await this.#hang();
         return { argv: launch.spec.command ?? [], env: {}, cwd: "/", user: USER };
       },
       signal: (ref, signal) => {
@@ -279,22 +323,28 @@ export class World {
         const name = Object.entries(constants.signals).find(([, number]) => number === signal)?.[0] ?? String(signal);
         this.journal.push(`${name} ${ref.name}`);
         instance.signals.push({ signal: name, at: this.sinceBegin() });
-        if (!this.deaf.has(ref.name)) this.#end(instance, 143);
+        if (this.hung.has("signal")) return this.#hang();
+        if (!this.deaf.has(ref.name)) this.end(instance, 143);
         return Promise.resolve();
       },
       kill: (ref) => {
         const instance = this.#byId(ref);
+        if (this.hung.has("kill")) return this.#hang();
         if (instance?.running) {
           this.journal.push(`kill ${ref.name}`);
           instance.signals.push({ signal: "SIGKILL", at: this.sinceBegin() });
-          this.#end(instance, 137);
+          this.end(instance, 137);
         }
         return Promise.resolve();
       },
-      conclude: async (ref) => {
+      conclude: async (ref, _exit, keep) => {
+        const error = this.concludeErrors.shift();
+        if (error !== undefined) throw error;
         const conclusion = this.conclusions.get(ref.name) ?? {};
+        keep(conclusion);
         if (this.concluding !== undefined) this.conclusions.delete(ref.name);
         await this.concluding;
+        if (this.hung.has("conclude")) await this.#hang();
         this.prepared.delete(ref.id);
         return conclusion;
       },
@@ -308,7 +358,8 @@ export class World {
       },
       resize: (ref) => {
         this.journal.push(`resize ${ref.name}`);
-        return Promise.resolve();
+        const error = this.refusals.get("resize");
+        return error === undefined ? Promise.resolve() : Promise.reject(error);
       },
       dial: () => Promise.reject(new Error("no network in this world")),
       inodes: () => Promise.resolve(this.inodes),
@@ -319,13 +370,16 @@ export class World {
           containers: running.map(({ name }) => ({
             name,
             cpu_usage_ns_total: 1,
-            memory_working_set_bytes: 1,
+            memory_working_set_bytes: this.memory.get(name) ?? 1,
             fs_used_bytes: this.layers.get(name) ?? 0,
           })),
           volumes: this.volumes,
         });
       },
       applyFiles: (volume) => {
+        const error = this.refusals.get("applyFiles");
+        if (error !== undefined) return Promise.reject(error);
+        if (this.hung.has("applyFiles")) return this.#hang();
         this.patched.push(`${volume.name}=${volume.version}`);
         return this.applying;
       },
@@ -333,59 +387,70 @@ export class World {
     };
   }
 
-  #shims(): Shims {
-    const find = ({ dir }: ContainerRef) =>
-      this.instances.find(({ launch }) => basename(launch.dir) === basename(dir))!;
-    return {
-      start: (container) => {
-        const instance = find(container);
-        if (this.stuck.has(instance.name)) return new Promise(() => {});
-        const error = this.shimErrors.get(instance.name);
-        if (error !== undefined) return Promise.reject(error);
-        instance.running = true;
-        instance.startedAt = this.sinceBegin();
-        this.journal.push(`start ${instance.name}`);
-        if (this.hasty.has(instance.name)) this.#end(instance, 0);
-        return Promise.resolve();
-      },
-      watch: (container, _socket, events) => {
-        const instance = find(container);
-        instance.events = events;
-        queueMicrotask(() => {
-          if (instance.events !== events || this.silent.has(instance.name)) return;
-          events.started({ pid: 1, startedAt: this.clock.now() });
-          if (instance.exit === undefined) return;
-          events.exited(instance.exit);
-          events.gone();
-        });
-        return {
-          close() {
-            if (instance.events === events) delete instance.events;
-          },
-        };
-      },
-      everStarted: (container) => {
-        const { name, startedAt, running, exit } = find(container);
-        const error = this.findErrors.get(name);
-        this.findErrors.delete(name);
-        if (error !== undefined) throw error;
-        return startedAt > 0 || running || exit !== undefined;
-      },
-      attach: () => Promise.reject(new Error("nothing to attach to in this world")),
-    };
-  }
-
   /** From now on the file cannot be written, as on a full disk; the returned function mends that. */
   breakFile(...path: string[]): () => void {
-    const inTheWay = `${join(this.stateDir, ...path)}.tmp`;
-    mkdirSync(inTheWay, { recursive: true });
-    return () => rmSync(inTheWay, { recursive: true, force: true });
+    const file = join(this.stateDir, ...path);
+    const inTheWay = [file, file.replace(/\.json$/, ".next.json")].map((each) => `${each}.tmp`);
+    for (const each of inTheWay) mkdirSync(each, { recursive: true });
+    return () => inTheWay.forEach((each) => rmSync(each, { recursive: true, force: true }));
+  }
+
+  /** As when it was kept in the memory of a host that boots. */
+  loseSpec(id = "m1"): void {
+    rmSync(join(this.stateDir, "machines", id, "spec.json"));
   }
 
   writeLog(name: string, lines: string[]): void {
     const text = lines.map((line) => `2026-01-01T00:00:00.000000000Z stdout F ${line}\n`).join("");
     writeFileSync(join(this.instance(name).launch.dir, "log.0"), text);
   }
+}
+
+function shimsOf(world: World): Shims {
+  const find = ({ dir }: ContainerRef) => world.instances.find(({ launch }) => basename(launch.dir) === basename(dir))!;
+  return {
+    start: (container) => {
+      const instance = find(container);
+      if (world.stuck.has(instance.name)) return new Promise(() => {});
+      const error = world.shimErrors.get(instance.name);
+      if (error !== undefined) return Promise.reject(error);
+      instance.running = true;
+      instance.startedAt = world.sinceBegin();
+      world.journal.push(`start ${instance.name}`);
+      if (world.hasty.has(instance.name)) world.end(instance, 0);
+      return Promise.resolve();
+    },
+    watch: (container, _socket, events) => {
+      const instance = find(container);
+      instance.events = events;
+      queueMicrotask(() => {
+        if (instance.events !== events || world.silent.has(instance.name)) return;
+        events.started({ pid: 1, startedAt: world.clock.now() });
+        if (instance.exit === undefined) return;
+        events.exited(instance.exit);
+        events.gone();
+      });
+      return {
+        close() {
+          if (instance.events === events) delete instance.events;
+        },
+      };
+    },
+    everStarted: (container) => {
+      const { name, startedAt, running, exit } = find(container);
+      const error = world.findErrors.get(name);
+      world.findErrors.delete(name);
+      if (error !== undefined) throw error;
+      return startedAt > 0 || running || exit !== undefined;
+    },
+    recorded: (container) => {
+      const instance = find(container);
+      const error = world.unreadable.get(instance.name);
+      if (error !== undefined) throw error;
+      return instance.exit;
+    },
+    attach: () => Promise.reject(new Error("nothing to attach to in this world")),
+  };
 }
 
 export function machine(spec: Partial<MachineSpec>): MachineSpec {

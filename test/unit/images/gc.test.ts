@@ -1,9 +1,11 @@
 /** Which images garbage collection spares, above all those that somebody comes to need while it runs. */
 import { execFileSync } from "node:child_process";
-import { mkdirSync, mkdtempSync, readdirSync, rmSync, utimesSync, writeFileSync } from "node:fs";
+import { mkdirSync, mkdtempSync, readdirSync, rmSync, statSync, utimesSync, writeFileSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { afterEach, beforeEach, expect, test } from "vitest";
+import { TornFiles } from "../../../providers/local/host/torn-files.ts";
+import { ImageFolders } from "../../../providers/local/images/folders.ts";
 import { HostImages } from "../../../providers/local/images/host-images.ts";
 import { startLyingRegistry } from "../../support/lying-registry.ts";
 import { silentLogger } from "../../../src/telemetry/logger.ts";
@@ -104,4 +106,66 @@ test("an image goes however deep its folders are", async () => {
   execFileSync("sh", ["-c", dig], { cwd: join(dir, "images", A.hex, "rootfs") });
   expect(await images.collect()).toEqual([A.hex]);
   expect(readdirSync(join(dir, "tmp"))).toEqual([]);
+});
+
+test.each([
+  ["no description", (file: string) => rmSync(file)],
+  ["a torn description", (file: string) => writeFileSync(file, "")],
+])("an image with %s does not end the collection, and goes itself", async (_title, spoil) => {
+  store(A, B);
+  spoil(join(dir, "images", A.hex, "image.json"));
+  images.retain(new Set());
+  expect((await images.collect()).toSorted()).toEqual([A.hex, B.hex]);
+});
+
+test("an image with a torn description is not given out, and others are", async () => {
+  store(A, B);
+  writeFileSync(join(dir, "images", A.hex, "image.json"), "");
+  expect(await images.find(A.name)).toBeUndefined();
+  expect(await images.find(B.name)).toBeDefined();
+});
+
+test.each(["", '{"r.test/a:1":null}'])("names that are torn (%j) have registries asked again", async (torn) => {
+  store(A);
+  writeFileSync(join(dir, "names.json"), torn);
+  expect(await images.find(A.name)).toBeUndefined();
+});
+
+test("a salt that is torn is made again", async () => {
+  store(A);
+  writeFileSync(join(dir, "salt"), "");
+  expect(await images.find(A.name)).toBeDefined();
+  expect(statSync(join(dir, "salt")).size).toBe(32);
+});
+
+test("an image takes the place of a folder that a loss of power has left without its description", async () => {
+  const folders = new ImageFolders(dir, new TornFiles(dir, silentLogger));
+  folders.open();
+  store(A);
+  writeFileSync(join(dir, "images", A.hex, "image.json"), "");
+  const work = await folders.workDir();
+  mkdirSync(join(work, "image/rootfs/fresh"), { recursive: true });
+  const stored = { manifestDigest: `sha256:${A.hex}`, config: {}, blobs: [], sizeBytes: 1, repositories: ["r.test/a"] };
+  writeFileSync(join(work, "image/image.json"), JSON.stringify(stored));
+  await folders.place(join(work, "image"), join(work, "layout"), stored);
+  expect(readdirSync(folders.rootfs(A.hex))).toEqual(["fresh"]);
+  expect(folders.read(A.hex)).toEqual(stored);
+});
+
+test("an image that was used while the clock was ahead is removed like any other, once it was seen unused for long enough", async () => {
+  store(A);
+  const ahead = clock.now() / 1000 + 30 * 86_400;
+  utimesSync(join(dir, "images", A.hex, "image.json"), ahead, ahead);
+  images.retain(new Set());
+  expect(await images.collect()).toEqual([]);
+  await clock.advance(121_000);
+  expect(await images.collect()).toEqual([A.hex]);
+});
+
+test("an image that was used a moment ago stays, though the clock was set ahead since", async () => {
+  store(A);
+  expect(await images.find(A.name)).toBeDefined();
+  images.retain(new Set());
+  clock.step(86_400_000);
+  expect(await images.collect()).toEqual([]);
 });

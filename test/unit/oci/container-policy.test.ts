@@ -1,6 +1,6 @@
 import { describe, expect, test } from "vitest";
-import { createOciEngine } from "../../../providers/local/engines/oci/engine.ts";
-import { createVmEngine } from "../../../providers/local/engines/vm/engine.ts";
+import { OciEngine } from "../../../providers/local/engines/oci/engine.ts";
+import { VmEngine } from "../../../providers/local/engines/vm/engine.ts";
 import { ALL_LINUX_CAPABILITIES } from "../../../providers/local/bundle/bundle.ts";
 import { CONTAINED_CAPABILITIES, DEFAULT_CAPABILITIES } from "../../../providers/local/bundle/container-policy.ts";
 import type { ContainerSecurity, MachineSpec } from "../../../src/provider/machine.ts";
@@ -16,10 +16,10 @@ const spec = (security: ContainerSecurity, more: Partial<MachineSpec> = {}): Mac
 });
 
 describe("a pod on a kernel that it shares", () => {
-  const engine = createOciEngine(surroundings);
+  const engine = new OciEngine(surroundings);
   const verdict = (machine: MachineSpec) => {
     try {
-      engine.validate!(machine);
+      engine.validate(machine);
       return "admitted";
     } catch (thrown) {
       return thrown;
@@ -84,12 +84,12 @@ describe("what else the host's owner says", () => {
     seccomp: "unconfined",
   });
   test("with allowPrivileged all is admitted", () =>
-    expect(() => createOciEngine({ ...surroundings, allowPrivileged: true }).validate!(everything)).not.toThrow());
+    expect(() => new OciEngine({ ...surroundings, allowPrivileged: true }).validate(everything)).not.toThrow());
   test("on a kernel of its own a machine may have all", () =>
-    expect(() => createVmEngine(surroundings).validate!(everything)).not.toThrow());
+    expect(() => new VmEngine(surroundings).validate(everything)).not.toThrow());
   test("allowedCapabilities takes the place of the usual ones", () => {
-    const engine = createOciEngine({ ...surroundings, allowedCapabilities: ["sys_ptrace"] });
-    expect(() => engine.validate!(spec({ capabilities_add: ["SYS_PTRACE", "CHOWN"] }))).not.toThrow();
-    expect(() => engine.validate!(spec({ capabilities_add: ["NET_ADMIN"] }))).toThrow("NET_ADMIN");
+    const engine = new OciEngine({ ...surroundings, allowedCapabilities: ["sys_ptrace"] });
+    expect(() => engine.validate(spec({ capabilities_add: ["SYS_PTRACE", "CHOWN"] }))).not.toThrow();
+    expect(() => engine.validate(spec({ capabilities_add: ["NET_ADMIN"] }))).toThrow("NET_ADMIN");
   });
 });

@@ -2,16 +2,17 @@ import { mkdtempSync, readFileSync, rmSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { afterEach, expect, test, vi } from "vitest";
-import { createOciEngine } from "../../../providers/local/engines/oci/engine.ts";
+import { OciEngine } from "../../../providers/local/engines/oci/engine.ts";
 import * as command from "../../../providers/local/host/command.ts";
 import { checkHost } from "../../../providers/local/provider.ts";
 import { silentLogger } from "../../../src/telemetry/logger.ts";
 import { systemClock } from "../../../src/util/clock.ts";
 
-let dir: string;
+let dir: string | undefined;
 afterEach(() => {
   vi.restoreAllMocks();
-  rmSync(dir, { recursive: true });
+  if (dir !== undefined) rmSync(dir, { recursive: true });
+  dir = undefined;
 });
 
 const backendStage = (): string => {
@@ -24,7 +25,7 @@ test("the backend's image has every package that engine oci would ask for, and r
   // A host without a single tool is asked for all of them.
   vi.spyOn(command, "findTool").mockReturnValue(undefined);
   const options = { stateDir: dir, clock: systemClock, logger: silentLogger, seccompProfile: join(dir, "none") };
-  const engine = createOciEngine(options);
+  const engine = new OciEngine(options);
   const cures = [...checkHost(), ...(await engine.check())].map(({ cure }) => cure);
   await engine.close();
   const wanted = cures.flatMap(
@@ -32,6 +33,7 @@ test("the backend's image has every package that engine oci would ask for, and r
   );
   const packages = new Set(wanted.filter(Boolean));
   expect([...packages].toSorted()).toEqual([
+    "conntrack",
     "golang-github-containers-common",
     "iproute2",
     "nftables",
@@ -42,4 +44,18 @@ test("the backend's image has every package that engine oci would ask for, and r
   const installed = /apt-get install ([^&]+)&&/.exec(backendStage())![1]!.split(/[\s\\]+/);
   expect(installed).toEqual(expect.arrayContaining([...packages]));
   expect(/^USER (.*)$/m.exec(backendStage())![1]).toBe("0:0");
+});
+
+test("the backend's image has an init that reaps, for node does not", () => {
+  expect(/^ENTRYPOINT (.*)$/m.exec(backendStage())![1]).toMatch(/^\["\/usr\/bin\/tini", "--", /);
+  expect(/apt-get install ([^&]+)&&/.exec(backendStage())![1]!.split(/[\s\\]+/)).toContain("tini");
+});
+
+test("a backend that is process 1 is told to have an init", () => {
+  const problems = checkHost({ pid: 1 });
+  expect(problems.map(({ fatal, cure }) => ({ fatal, cure }))).toContainEqual({
+    fatal: false,
+    cure: expect.stringContaining("--init"),
+  });
+  expect(checkHost({ pid: 2 })).toEqual([]);
 });

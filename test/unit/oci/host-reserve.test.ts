@@ -27,3 +27,8 @@ test("their part of the processors is as a kubelet gives it", () => {
   expect([0, 1, 1000, 8000].map(cpuShares)).toEqual([2, 2, 1024, 8192]);
   expect([0, 1000, 8000].map(cpuWeight)).toEqual([1, 39, 313]);
 });
+
+test("what the owner reserves is not machines', and replaces the usual reserve", () =>
+  expect(
+    machinesShare({}, { cpuMillis: 4000, memoryBytes: 16 * GIB }, { cpu_millis: 500, memory_bytes: 4 * GIB }),
+  ).toEqual({ cpu_millis: 3500, memory_bytes: 12 * GIB }));

@@ -22,3 +22,36 @@ test.each([
   "crun version 1.8",
   "",
 ])("nothing is told of %j", (text) => expect(runtimeProblems(text)).toEqual([]));
+
+const bookworm = "runc version 1.1.5+ds1\ncommit: 1.1.5+ds1-1+deb12u1\nspec: 1.0.2-dev\n";
+const entry = (version: string, ...mended: string[]) =>
+  `runc (${version}) bookworm-security; urgency=medium\n\n${mended.map((cve) => `  * ${cve}: mended\n`).join("")}`;
+
+test.each([
+  ["what its packagers have mended", bookworm, "", ["CVE-2024-21626"]],
+  [
+    "what the changelog of this very package says is mended",
+    bookworm,
+    entry("1.1.5+ds1-1+deb12u1", "CVE-2025-31133", "CVE-2025-52565"),
+    ["CVE-2024-21626", "CVE-2025-31133", "CVE-2025-52565"],
+  ],
+  [
+    "nothing for the changelog of another version",
+    bookworm.replace("deb12u1", "deb12u9"),
+    entry("1.1.5+ds1-1+deb12u1", "CVE-2025-31133"),
+    ["CVE-2024-21626"],
+  ],
+  ["nothing for a package before the mended one", bookworm.replaceAll("+deb12u1", ""), "", []],
+  ["Ubuntu's", "runc version 1.1.7\ncommit: 1.1.7-0ubuntu1~22.04.2\n", "", ["CVE-2024-21626"]],
+  ["not Ubuntu's before", "runc version 1.1.7\ncommit: 1.1.7-0ubuntu1~22.04.1\n", "", []],
+])("a distribution's old runc is judged by its package: %s", (_title, text, changelog, mended) => {
+  const [problem] = runtimeProblems(text, changelog);
+  for (const escape of ["CVE-2024-21626", "CVE-2025-31133", "CVE-2025-52565", "CVE-2025-52881"])
+    expect(problem!.problem.includes(escape), escape).toBe(!mended.includes(escape));
+});
+
+test("a package that has mended all of them is not told of", () => {
+  const all = ["CVE-2024-21626", "CVE-2025-31133", "CVE-2025-52565", "CVE-2025-52881"];
+  const text = bookworm.replace("deb12u1", "deb12u7");
+  expect(runtimeProblems(text, entry("1.1.5+ds1-1+deb12u7", ...all))).toEqual([]);
+});

@@ -2,8 +2,8 @@ import { mkdirSync, mkdtempSync, readdirSync, rmSync, writeFileSync } from "node
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { expect, onTestFinished, test, vi } from "vitest";
-import { createOciEngine } from "../../../providers/local/engines/oci/engine.ts";
-import { createVmEngine } from "../../../providers/local/engines/vm/engine.ts";
+import { OciEngine } from "../../../providers/local/engines/oci/engine.ts";
+import { VmEngine } from "../../../providers/local/engines/vm/engine.ts";
 import { HostNetwork } from "../../../providers/local/network/network.ts";
 import { silentLogger } from "../../../src/telemetry/logger.ts";
 import { VirtualClock } from "../../support/virtual-clock.ts";
@@ -26,8 +26,8 @@ test.each(["oci", "vm"] as const)(
     const options = { stateDir, clock: new VirtualClock(), logger: silentLogger, network: { bridge: "unittest0" } };
     const engine =
       name === "oci"
-        ? createOciEngine(options)
-        : createVmEngine({ ...options, guestDir, accelerator: "tcg", clones: false });
+        ? new OciEngine(options)
+        : new VmEngine({ ...options, guestDir, accelerator: "tcg", clones: false });
     onTestFinished(() => engine.close());
 
     await engine.sweep(new Set());

@@ -4,6 +4,7 @@ import { type CallOptions, type Client, Code, ConnectError, createClient } from 
 import { createGrpcTransport, Http2SessionManager } from "@connectrpc/connect-node";
 import { ProviderError } from "../../../../src/provider/kit/index.ts";
 import { ImageService, RuntimeService } from "./api.gen.js";
+import { heldConnection } from "./held-connection.ts";
 
 /** kubelet's runtimeRequestTimeout. */
 const CALL_MS = 120_000;
@@ -12,26 +13,32 @@ const MAX_REPLY_BYTES = 64 * 1024 * 1024;
 /** A runtime that was killed is back within seconds: it is not to be waited for longer than that. */
 const RECONNECT = { pingIntervalMs: 30_000, pingTimeoutMs: 10_000, pingIdleConnection: false };
 
+/** Unavailable: it cannot be reached. The others: its end of the connection was closed while it was at it. */
+const CUT: ReadonlySet<Code> = new Set([Code.Unavailable, Code.Aborted, Code.Canceled]);
+
 export class CriClient {
   readonly runtime: Client<typeof RuntimeService>;
   readonly images: Client<typeof ImageService>;
+  /** For what the runtime is to bring to its end though this process is killed meanwhile. */
+  readonly lasting: Client<typeof RuntimeService>;
   readonly socket: string;
-  readonly #sessions: Http2SessionManager;
+  readonly #sessions: Http2SessionManager[];
   readonly #closed = new AbortController();
 
   /** @param socket path of the runtime's unix socket */
   constructor(socket: string) {
     this.socket = socket;
     const baseUrl = "http://localhost";
-    this.#sessions = new Http2SessionManager(baseUrl, RECONNECT, { createConnection: () => connect(socket) });
-    const transport = createGrpcTransport({
-      baseUrl,
-      sessionManager: this.#sessions,
-      readMaxBytes: MAX_REPLY_BYTES,
-      defaultTimeoutMs: CALL_MS,
-    });
-    this.runtime = createClient(RuntimeService, transport);
-    this.images = createClient(ImageService, transport);
+    const held = () => heldConnection(socket, CALL_MS / 1000);
+    this.#sessions = [() => connect(socket), held].map(
+      (createConnection) => new Http2SessionManager(baseUrl, RECONNECT, { createConnection }),
+    );
+    const [transport, lasting] = this.#sessions.map((sessionManager) =>
+      createGrpcTransport({ baseUrl, sessionManager, readMaxBytes: MAX_REPLY_BYTES, defaultTimeoutMs: CALL_MS }),
+    );
+    this.runtime = createClient(RuntimeService, transport!);
+    this.images = createClient(ImageService, transport!);
+    this.lasting = createClient(RuntimeService, lasting!);
   }
 
   /** Options of a call: it ends with the signal, with this client, and when its time is over. */
@@ -48,7 +55,7 @@ export class CriClient {
   /** Ends all calls that are under way. */
   close(): void {
     this.#closed.abort(new Error("the backend is stopping"));
-    this.#sessions.abort();
+    for (const session of this.#sessions) session.abort();
   }
 }
 
@@ -65,6 +72,11 @@ export function isUnimplemented(thrown: unknown): boolean {
 /** True when the call's time was over: it may have had its effect, or have it yet. */
 export function isLate(thrown: unknown): boolean {
   return thrown instanceof ConnectError && thrown.code === Code.DeadlineExceeded;
+}
+
+/** True when the runtime has ended, or cannot be reached: the call may have had its effect, or have it yet. */
+export function isCut(thrown: unknown): boolean {
+  return thrown instanceof ConnectError && CUT.has(thrown.code);
 }
 
 /** What the runtime says, without the code before it. */

@@ -13,7 +13,7 @@ import { ProviderError } from "../../../../src/provider/kit/index.ts";
 import { type ContainerRef, KILLED_EXIT } from "../../engine.ts";
 import type { ShimEvents, Shims, ShimWatch, StartCommand } from "../../engine.ts";
 import { ContainerState, type ContainerStatus, PodSandboxState } from "./api.gen.js";
-import { type CriClient, isNotFound, isUnimplemented, runtimeMessage } from "./client.ts";
+import { type CriClient, isCut, isNotFound, isUnimplemented, runtimeMessage } from "./client.ts";
 import { LABEL_BACKEND, LABEL_INSTANCE, LABEL_MACHINE } from "./labels.ts";
 import { type LogLimits, rotateLog, settleLog } from "./logs.ts";
 import type { TaskExit } from "./shims.ts";
@@ -139,9 +139,10 @@ export class RuntimeContainers implements Shims {
     if (!("runtimeId" in command)) throw new Error("the container was not made by the runtime");
     const { client } = this.#options;
     try {
-      await client.runtime.startContainer({ containerId: command.runtimeId }, client.within());
+      await client.lasting.startContainer({ containerId: command.runtimeId }, client.within());
     } catch (thrown) {
-      throw new Error(runtimeMessage(thrown), { cause: thrown });
+      // What became of it is seen when the runtime is back; if nothing, it is asked for the start again.
+      if (!isCut(thrown)) throw new Error(runtimeMessage(thrown), { cause: thrown });
     }
     this.#ids.set(id, command.runtimeId);
   }
@@ -173,8 +174,10 @@ export class RuntimeContainers implements Shims {
     if (containerId === undefined) throw new ProviderError("conflict", "the container is not running");
     const asked = { containerId, stdin, stdout, stderr: stderr && !tty, tty };
     const { url } = await client.runtime.attach(asked, client.within(QUICK_CALL_MS, options.signal));
-    const ended = () => this.#attachedEnd(containerId, options.signal);
+    let isOver = false;
+    const ended = () => this.#attachedEnd(containerId, () => isOver, options.signal);
     const streams = await commandStreams(url, options, { clock, ended });
+    streams.stdin?.once("finish", () => (isOver = true));
     const sessions = this.#attached.get(container.id) ?? new Set();
     this.#attached.set(container.id, sessions.add(streams.close));
     const forget = () => {
@@ -192,8 +195,12 @@ export class RuntimeContainers implements Shims {
     for (const close of this.#attached.get(id) ?? []) close();
   }
 
-  /** How the container ended that a session was attached to. @throws ProviderError unavailable when it runs on */
-  async #attachedEnd(containerId: string, signal: AbortSignal): Promise<{ exitCode: number }> {
+  /**
+   * How the container ended that a session was attached to.
+   * @param isOver the session's own input: the runtime ends it with that, and the container may run on
+   * @throws ProviderError unavailable when it runs on all the same
+   */
+  async #attachedEnd(containerId: string, isOver: () => boolean, signal: AbortSignal): Promise<{ exitCode: number }> {
     const { clock } = this.#options;
     for (let round = 0; ; round++) {
       const status = await this.status(containerId);
@@ -203,6 +210,7 @@ export class RuntimeContainers implements Shims {
         return { exitCode };
       }
       // Its streams end a moment before it is known to have ended.
+      if (round === 10 && isOver()) return { exitCode: 0 };
       if (round === 10 || signal.aborted)
         throw new ProviderError("unavailable", "the attach session ended before the container did");
       await clock.sleep(20);
@@ -333,7 +341,7 @@ export class RuntimeContainers implements Shims {
     const { client, logger } = this.#options;
     const { container, runtimeId } = watched;
     try {
-      await client.runtime.startContainer({ containerId: runtimeId }, client.within());
+      await client.lasting.startContainer({ containerId: runtimeId }, client.within());
     } catch (thrown) {
       logger.debug({ err: thrown, container: container.id }, "The runtime does not start the container now");
     }

@@ -4,7 +4,7 @@
  * logs and exit codes; the supervisor decides.
  *
  * What it cannot do yet: user namespaces, a runtime's other handlers (Kata, gVisor), CDI devices, a runtime whose
- * control groups are systemd's, and bounds on an image's size. A stop signal of a container's own is sent to its
+ * control groups are systemd's. A stop signal of a container's own is sent to its
  * process: containerd 2.2 sends the image's, whatever it is told.
  */
 import { existsSync } from "node:fs";
@@ -20,21 +20,29 @@ import {
   type ResourceAmounts,
   SharedPlaces,
 } from "../../../../src/provider/kit/index.ts";
-import { allMachinesPids, Cgroup } from "../../bundle/cgroup.ts";
+import { allMachinesPids, Cgroup, checkCgroups } from "../../bundle/cgroup.ts";
 import {
   capabilityName,
   CONTAINED_CAPABILITIES,
   type ContainerPolicy,
   requireContained,
 } from "../../bundle/container-policy.ts";
-import { machinesShare } from "../../bundle/host-reserve.ts";
+import { checkResolvConf } from "../../bundle/host-resolv.ts";
+import { hostCapacity, machinesShare } from "../../bundle/host-reserve.ts";
 import type { Engine, HostProblem, MachineHome, Sandbox } from "../../engine.ts";
 import { machineHash } from "../../host/machine-hash.ts";
 import { unmountBelow } from "../../host/mounts.ts";
 import { removeTree } from "../../host/remove-tree.ts";
 import type { GcOptions } from "../../images/collector.ts";
 import { DEFAULT_HOST_PORTS, requireHostPorts } from "../../network/host-ports.ts";
-import { DEFAULT_BRIDGE, DEFAULT_CIDR, HostNetwork, type NetworkOptions } from "../../network/network.ts";
+import {
+  DEFAULT_BRIDGE,
+  DEFAULT_CIDR,
+  HostNetwork,
+  type NetworkOptions,
+  refusedRanges,
+} from "../../network/network.ts";
+import { checkForwarding } from "../../network/forward-policy.ts";
 import { parseSubnet } from "../../network/ipam.ts";
 import { CRI_CAPABILITIES } from "../capabilities.ts";
 import { CgroupDriver } from "./api.gen.js";
@@ -42,6 +50,7 @@ import { CriClient, isUnimplemented, runtimeMessage } from "./client.ts";
 import { RuntimeContainers } from "./containers.ts";
 import type { CriContext } from "./context.ts";
 import { CriImages } from "./images.ts";
+import type { PullLimits } from "../../images/pull-limits.ts";
 import { LABEL_BACKEND, LABEL_MACHINE } from "./labels.ts";
 import type { LogLimits } from "./logs.ts";
 import { OwnContainerd } from "./own-containerd.ts";
@@ -55,15 +64,11 @@ interface CriEngineOptions {
   logLimits: LogLimits;
   /** What machines may have together, as the owner of the host says: never more than the host can spare. */
   capacity?: ResourceAmounts | undefined;
+  /** What the host keeps for its own programs. */
+  systemReserved?: ResourceAmounts | undefined;
   /** Of a runtime that is there already. Absent: a containerd of our own. */
   socket?: string | undefined;
-  images?:
-    | {
-        insecureRegistries?: readonly string[] | undefined;
-        parallelPulls?: number | undefined;
-        gc?: { [key in keyof GcOptions]?: number | undefined } | undefined;
-      }
-    | undefined;
+  images?: (PullLimits & { gc?: { [key in keyof GcOptions]?: number | undefined } | undefined }) | undefined;
   /** Of a containerd of our own. */
   network?: Omit<NetworkOptions, "dir"> | undefined;
   /** Ports of this host that the backend itself serves on. */
@@ -81,15 +86,13 @@ const DISK_WALKS = 4;
 const COLLECT_PERIOD_MS = 5 * 60_000;
 const CHECK_MS = 5_000;
 
-export function createCriEngine(options: CriEngineOptions): Engine {
-  return new CriEngine(options);
-}
-
-class CriEngine implements Engine {
+export class CriEngine implements Engine {
   readonly name = "cri";
   readonly capabilities: readonly Capability[];
   readonly images: CriImages;
   readonly keeper: RuntimeContainers;
+  /** containerd's shim. */
+  readonly overhead = { machineBytes: 16 * 1024 ** 2, containerBytes: 0 };
   readonly #options: CriEngineOptions;
   readonly #policy: ContainerPolicy;
   readonly #own: OwnContainerd | undefined;
@@ -115,7 +118,6 @@ class CriEngine implements Engine {
         bridge,
         cidr: parseSubnet(cidr).cidr,
         gateway: parseSubnet(cidr).gateway,
-        insecureRegistries: images?.insecureRegistries,
       });
     const client = new CriClient(this.#own?.socket ?? socket!);
     const backend = machineHash(stateDir);
@@ -136,6 +138,11 @@ class CriEngine implements Engine {
       logger,
       parallelPulls: images?.parallelPulls,
       gc: images?.gc,
+      own: this.#own && {
+        refusedRanges: refusedRanges(network),
+        ...images,
+        announce: (url) => this.#own!.pullFrom(url),
+      },
       imageDir: () => this.#imageDir(),
     });
     this.#context = {
@@ -162,8 +169,10 @@ class CriEngine implements Engine {
           cure: "run the backend on Linux, or use the process engine",
         },
       ];
-    if (this.#own !== undefined) return [...OwnContainerd.check(), ...HostNetwork.check("namespace")];
-    return await this.#checkRuntime();
+    const surroundings = [...(await checkCgroups()), ...(await checkResolvConf())];
+    if (this.#own === undefined) return [...(await this.#checkRuntime()), ...surroundings];
+    const forwarding = await checkForwarding(this.#options.network?.bridge ?? DEFAULT_BRIDGE);
+    return [...OwnContainerd.check(), ...HostNetwork.check("namespace"), ...surroundings, ...forwarding];
   }
 
   /** What the host's runtime lacks. */
@@ -177,7 +186,13 @@ class CriEngine implements Engine {
           cure: "start containerd or CRI-O, set engine.socket to its socket, or leave that out for a containerd of the backend's own",
         },
       ];
-    const problems: HostProblem[] = [];
+    const problems: HostProblem[] = [
+      {
+        fatal: false,
+        problem: `the runtime at ${socket} pulls images by itself: neither the addresses that registries lead to nor images' sizes are bounded`,
+        cure: "let the host reach only registries that you trust, or leave engine.socket out for a containerd of the backend's own",
+      },
+    ];
     const within = () => this.#client.within(CHECK_MS, this.#closed.signal);
     try {
       const { runtimeName, runtimeVersion } = await this.#client.runtime.version({}, within());
@@ -245,6 +260,7 @@ class CriEngine implements Engine {
   async sweep(known: ReadonlySet<string>): Promise<void> {
     const { network, cgroupRoot } = this.#context;
     await network?.claim();
+    network?.lookAfter(this.#options.clock, this.#options.logger);
     this.#isOpen = true;
     await network?.ensure();
     await this.#own?.start(this.#closed.signal);
@@ -260,7 +276,7 @@ class CriEngine implements Engine {
     }
     await network?.sweep(known);
     const machines = new Cgroup(cgroupRoot);
-    const { cpu_millis, memory_bytes } = machinesShare(this.#options.capacity);
+    const { cpu_millis, memory_bytes } = machinesShare(this.#options.capacity, undefined, this.#options.systemReserved);
     await machines.limit({ memory_bytes, pids: allMachinesPids() });
     await machines.weigh(cpu_millis);
   }
@@ -279,21 +295,24 @@ class CriEngine implements Engine {
     const cgroup = new Cgroup(join(cgroupRoot, machineHash(id)));
     await cgroup.kill(clock);
     await cgroup.remove();
-    await unmountBelow(dir);
-    await network?.detach(id);
+    await Promise.all([unmountBelow(dir), network?.detach(id)]);
     if (!keepVolumes) return await removeTree(dir);
     for (const name of await readdir(dir).catch(() => [])) if (name !== "volumes") await removeTree(join(dir, name));
   }
 
   async capacity(): Promise<ProviderCapacity> {
-    const disk = await this.images.diskSize();
-    return { allocatable: { ...machinesShare(this.#options.capacity), ephemeral_bytes: disk } };
+    return hostCapacity(await this.images.diskSize(), this.#options);
+  }
+
+  async memory(): Promise<{ usedBytes: number; limitBytes: number } | undefined> {
+    return await new Cgroup(this.#context.cgroupRoot).memory();
   }
 
   async close(): Promise<void> {
     const { network, cgroupRoot } = this.#context;
     this.#cancelCollect?.();
     this.keeper.close();
+    await this.images.close();
     const isUnused = this.#isOpen && (await this.#isUnused());
     this.#client.close();
     this.#closed.abort(new Error("the backend is stopping"));

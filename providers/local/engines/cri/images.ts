@@ -2,12 +2,13 @@
  * The runtime's images. The runtime pulls, unpacks and keeps them; here is what it has no notion of: which image a name
  * meant, and for whom (images/names.ts), how many pulls a tenant may have, and when which of them goes.
  *
- * It connects to whatever address a registry has, checks no limits of an image's size, and gives a layer that it has
- * already to any manifest that names its digest.
+ * Pulls of a containerd of our own are own-pulls.ts. A runtime of another's connects to whatever address a registry
+ * has, checks no limits of an image's size, and gives a layer that it has to any manifest that names its digest.
  */
 import { mkdirSync } from "node:fs";
 import { type Clock, type Logger, type RegistryAuth, SharedPlaces } from "../../../../src/provider/kit/index.ts";
 import { ContainerError, type ImageConfig, type ImageStore, type PreparedImage } from "../../engine.ts";
+import { TornFiles } from "../../host/torn-files.ts";
 import { type GcOptions, ImageCollector } from "../../images/collector.ts";
 import { ImageDisk, MIN_FREE_BYTES } from "../../images/disk.ts";
 import { ImageNames } from "../../images/names.ts";
@@ -21,6 +22,8 @@ import {
 import { assertAccepted } from "../../images/policy.ts";
 import { redact } from "../../images/redact.ts";
 import type { Image } from "./api.gen.js";
+import type { PullLimits } from "../../images/pull-limits.ts";
+import { OwnPulls } from "./own-pulls.ts";
 import { type CriClient, isNotFound, runtimeMessage, unlessGone } from "./client.ts";
 
 interface CriImagesOptions {
@@ -32,6 +35,8 @@ interface CriImagesOptions {
   /** Pulls of one tenant at a time; of all, twice as many. */
   parallelPulls?: number | undefined;
   pullTimeoutMs?: number | undefined;
+  /** How pulls of a runtime of our own are held to limits. Absent: the runtime pulls as it likes. */
+  own?: (PullLimits & { announce: (url: string) => Promise<void> }) | undefined;
   gc?: { [key in keyof GcOptions]?: number | undefined } | undefined;
   /** The folder whose file system the runtime keeps images on. */
   imageDir: () => Promise<string>;
@@ -51,6 +56,7 @@ interface KnownImage {
 export class CriImages implements ImageStore {
   readonly #options: CriImagesOptions;
   readonly #pulls: SharedPlaces;
+  readonly #ownPulls: OwnPulls | undefined;
   readonly #collector: ImageCollector;
   /** When an image was last given to a caller, in ms since the epoch; of others, when they were first seen. */
   readonly #usedAt = new Map<string, number>();
@@ -60,6 +66,14 @@ export class CriImages implements ImageStore {
     const { clock, logger, gc: { highPercent = 85, lowPercent = 80, minAgeMs = 120_000 } = {} } = options;
     this.#options = options;
     this.#pulls = new SharedPlaces(options.parallelPulls ?? 2);
+    this.#ownPulls =
+      options.own &&
+      new OwnPulls({
+        ...options,
+        ...options.own,
+        makeRoom: (bytes) => this.#collector.collect(bytes),
+        has: async (id) => (await this.#status(id)) !== undefined,
+      });
     const usage = async () => await new ImageDisk({ dir: await options.imageDir(), clock }).use();
     this.#collector = new ImageCollector({
       folders: {
@@ -81,9 +95,9 @@ export class CriImages implements ImageStore {
   }
 
   #open(): ImageNames {
-    const { dir } = this.#options;
+    const { dir, logger } = this.#options;
     mkdirSync(dir, { recursive: true, mode: 0o700 });
-    return (this.#names ??= new ImageNames(dir));
+    return (this.#names ??= new ImageNames(dir, new TornFiles(dir, logger)));
   }
 
   async find(image: string, auth?: readonly RegistryAuth[]): Promise<PreparedImage | undefined> {
@@ -102,26 +116,51 @@ export class CriImages implements ImageStore {
   ): Promise<PreparedImage & { sizeBytes: number }> {
     const reference = parseReference(image);
     assertAccepted(image, reference);
+    this.#open();
+    if (this.#ownPulls !== undefined) {
+      const { config, digest, credential } = await this.#ownPulls.pull(image, reference, { auth, tenant, signal });
+      const known = await this.#whole(config.digest);
+      return await this.#given(reference, { known, digest, credential });
+    }
     return await this.#pulls.run(
       tenant,
       async () => {
         await this.#assertRoom(image);
         const { known, credential } = await this.#pullWithAny(image, reference, auth, signal);
-        const hex = known.id.slice(ID_PREFIX.length);
-        return await this.#collector.keepDuring(hex, async () => {
-          const digest = reference.digest ?? digestIn(known.digests, repository(reference)) ?? known.id;
-          const { imageId } = await this.#open().remember(reference, { digest, credential }, hex);
-          const prepared = this.#prepared(reference, imageId, known);
-          await this.collect();
-          return { ...prepared, sizeBytes: known.sizeBytes };
-        });
+        const digest = reference.digest ?? digestIn(known.digests, repository(reference)) ?? known.id;
+        return await this.#given(reference, { known, digest, credential });
       },
       signal,
     );
   }
 
+  async #given(
+    reference: ImageReference,
+    { known, ...resolved }: { known: KnownImage; digest: string; credential: RegistryAuth | undefined },
+  ): Promise<PreparedImage & { sizeBytes: number }> {
+    const hex = known.id.slice(ID_PREFIX.length);
+    return await this.#collector.keepDuring(hex, async () => {
+      const { imageId } = await this.#open().remember(reference, resolved, hex);
+      const prepared = this.#prepared(reference, imageId, known);
+      await this.collect();
+      return { ...prepared, sizeBytes: known.sizeBytes };
+    });
+  }
+
+  async close(): Promise<void> {
+    await this.#ownPulls?.close();
+  }
+
   retain(locations: ReadonlySet<string>): void {
     this.#collector.retain(new Set([...locations].map((id) => id.slice(ID_PREFIX.length))));
+  }
+
+  async removeUnused(): Promise<void> {
+    await this.#collector.collect(Infinity);
+  }
+
+  async place(): Promise<string> {
+    return await this.#options.imageDir();
   }
 
   /** Frees disk as the kubelet does. @returns the ids of images that were removed, without their `sha256:` */
@@ -172,12 +211,16 @@ export class CriImages implements ImageStore {
               username: credential.username ?? "",
               password: credential.password ?? "",
               identityToken: credential.identity_token ?? "",
-              serverAddress: reference.registry,
+              // Without the server's address, as a kubelet: containerd knows docker.io, and mirrors, by other names.
             },
           };
     const image = { image: fullName(reference) };
     const { imageRef } = await client.images.pullImage({ image, ...auth }, client.within(pullTimeoutMs, signal));
-    const known = await this.#status(imageRef);
+    return await this.#whole(imageRef);
+  }
+
+  async #whole(ref: string): Promise<KnownImage> {
+    const known = await this.#status(ref);
     if (known === undefined) throw new Error("the image was removed while it was pulled");
     return known;
   }
@@ -251,8 +294,14 @@ function digestIn(repoDigests: readonly string[], name: string): string | undefi
   return repoDigests.find((each) => each.startsWith(`${name}@`))?.slice(name.length + 1);
 }
 
+/**
+ * Of a registry without TLS, containerd tells that it has none, and not that it has refused the request that followed
+ * (core/remotes/docker/resolver.go: the first of two errors of the same rank).
+ */
 function isDenied(text: string): boolean {
-  return /unauthorized|authorization failed|access denied|403 Forbidden|insufficient_scope|basic auth/i.test(text);
+  return /server gave HTTP response to HTTPS client|unauthorized|authorization failed|access denied|403 Forbidden|insufficient_scope|basic auth/i.test(
+    text,
+  );
 }
 
 /** As a kubelet sorts them: what CRI has a name for stands at the beginning of the runtime's message. */

@@ -6,7 +6,7 @@
  *     DIR/root/             images, snapshots, metadata
  *     DIR/config.toml       written at each start
  *     DIR/cni/10-vmlet.conflist, DIR/cni-leases/
- *     DIR/registries/HOST/hosts.toml
+ *     DIR/registries/      `_default`: of all images this backend, while it pulls one, and nobody else
  *     DIR/pid               `PID STARTTIME`
  *     DIR/containerd.log
  *     /run/vmlet-cri-HASH/  sockets and what lives no longer than the host: unix sockets need a short path
@@ -36,8 +36,6 @@ interface OwnContainerdOptions {
   bridge: string;
   cidr: string;
   gateway: string;
-  /** Registries (host:port) without TLS, or with a certificate that no CA of this host vouches for. */
-  insecureRegistries?: readonly string[] | undefined;
 }
 
 const PROGRAM = "containerd";
@@ -48,9 +46,11 @@ const PLUGINS = ["bridge", "host-local"];
 const START_MS = 30_000;
 /** How long a containerd that runs may take to answer before it is started again. */
 const PATIENCE_MS = 15_000;
-/** Less than it may take to start. */
-const SHIM_TIMEOUT = "20s";
+/** A fraction of what it may take to start: it waits for each shim that hangs, as many at a time as there are cores. */
+const SHIM_TIMEOUT = "10s";
 const POLL_MS = 20;
+/** Where no registry is. */
+const NOBODY = "http://127.0.0.1:9";
 const STOP_MS = 10_000;
 const PULL_MS = 30_000;
 const LIST_MS = 10_000;
@@ -59,6 +59,7 @@ export class OwnContainerd {
   readonly socket: string;
   readonly #options: OwnContainerdOptions;
   readonly #runDir: string;
+  #registryUrl = NOBODY;
 
   constructor(options: OwnContainerdOptions) {
     this.#options = options;
@@ -133,6 +134,7 @@ export class OwnContainerd {
     const child = spawn(findTool(PROGRAM)!, ["--config", join(dir, "config.toml")], {
       detached: true,
       cwd: "/",
+      // It speaks to nobody but this backend, so it needs no proxies.
       env: { PATH: path },
       stdio: ["ignore", log, log],
     });
@@ -202,10 +204,21 @@ export class OwnContainerd {
     }
   }
 
+  /** Has it ask this registry for all images, whatever their names, and no other. */
+  async pullFrom(url: string): Promise<void> {
+    const folder = join(this.#options.dir, "registries");
+    const known = ["_default", sandboxImage(process.arch)!.registry];
+    // What another version of the backend has let it ask.
+    for (const host of await readdir(folder).catch(() => []))
+      if (!known.includes(host)) await rm(join(folder, host), { recursive: true, force: true });
+    this.#registryUrl = url;
+    await this.#writeRegistry("_default", `server = ${JSON.stringify(url)}\n`);
+  }
+
   async #writeRegistry(host: string, text: string): Promise<void> {
     const folder = join(this.#options.dir, "registries", host);
     await mkdir(folder, { recursive: true });
-    await writeFile(join(folder, "hosts.toml"), text);
+    await writeFileAtomic(join(folder, "hosts.toml"), text);
   }
 
   /** Ends it and removes everything of it. Its sandboxes must be gone. */
@@ -270,17 +283,13 @@ export class OwnContainerd {
   }
 
   async #configure(): Promise<void> {
-    const { dir, bridge, cidr, gateway, insecureRegistries = [] } = this.#options;
+    const { dir, bridge, cidr, gateway } = this.#options;
     for (const folder of ["cni", "cni-leases", "registries"]) {
       await mkdir(join(dir, folder), { recursive: true, mode: 0o700 });
     }
     await mkdir(join(this.#runDir, "exits"), { recursive: true, mode: 0o700 });
     await rm(join(dir, "registries"), { recursive: true, force: true });
-    for (const host of insecureRegistries)
-      await this.#writeRegistry(
-        host,
-        `server = "http://${host}"\n[host."https://${host}"]\ncapabilities = ["pull", "resolve"]\nskip_verify = true\n`,
-      );
+    await this.pullFrom(this.#registryUrl);
     const network = {
       cniVersion: "1.0.0",
       name: `vmlet-${bridge}`,

@@ -9,7 +9,6 @@
  */
 import type { MessageInitShape } from "@bufbuild/protobuf";
 import { mkdir } from "node:fs/promises";
-import { connect } from "node:net";
 import { totalmem } from "node:os";
 import { dirname, join, relative } from "node:path";
 import { type Duplex, PassThrough } from "node:stream";
@@ -41,6 +40,7 @@ import {
   type SandboxStats,
   type ShimExit,
 } from "../../engine.ts";
+import { dialTcp } from "../../host/dial.ts";
 import { machineHash } from "../../host/machine-hash.ts";
 import { unmountBelow } from "../../host/mounts.ts";
 import { removeTree } from "../../host/remove-tree.ts";
@@ -50,12 +50,13 @@ import {
   type ContainerConfigSchema,
   ContainerState,
   type MountSchema,
+  type PodSandbox,
   type PodSandboxStats,
   PodSandboxState,
   Protocol,
   SecurityProfile_ProfileType,
 } from "./api.gen.js";
-import { isLate, isNotFound, runtimeMessage, unavailable, unlessGone } from "./client.ts";
+import { isCut, isLate, isNotFound, runtimeMessage, unavailable, unlessGone } from "./client.ts";
 import { criResources, criSecurity, imageMount, namespaces, stopSignal } from "./container-config.ts";
 import type { CriContext } from "./context.ts";
 import { LABEL_BACKEND, LABEL_CONTAINER, LABEL_INSTANCE, LABEL_MACHINE } from "./labels.ts";
@@ -68,6 +69,7 @@ const NAMESPACE = "vmlet";
 const NEVER_KILL_S = 10n * 365n * 24n * 3600n;
 /** By then a signal has been sent; what is waited for after that is the container's end. */
 const SIGNAL_MS = 10_000;
+const STOP_AGAIN_MS = 200;
 const KILL_MS = 30_000;
 /** A container that was killed and has not ended by then waits for a session that does not read. */
 const HELD_BACK_MS = 1_000;
@@ -76,6 +78,8 @@ const PROTOCOLS = { tcp: Protocol.TCP, udp: Protocol.UDP, sctp: Protocol.SCTP };
 
 /** What the runtime says of a sandbox beyond CRI; containerd and CRI-O have it, in part. */
 interface SandboxInfo {
+  /** Of its first process, as it is now. */
+  status?: string;
   cniResult?: { Interfaces?: Record<string, { Mac?: string; Sandbox?: string }> };
 }
 
@@ -93,7 +97,10 @@ export async function openSandbox(context: CriContext, home: MachineHome, signal
   await network?.ensure();
   await new Cgroup(join(cgroupRoot, machineHash(id))).limit({ ...sharedLimits(spec), pids: pidsLimit });
   const config = sandboxConfig(context, home);
-  const { podSandboxId } = await client.runtime.runPodSandbox({ config }, client.within(undefined, signal));
+  const [{ podSandboxId }] = await together([
+    client.runtime.runPodSandbox({ config }, client.within(undefined, signal)),
+    makeVolumes(home),
+  ]);
   const { status, info } = await client.runtime.podSandboxStatus(
     { podSandboxId, verbose: network !== undefined },
     client.within(QUICK_CALL_MS, signal),
@@ -101,14 +108,22 @@ export async function openSandbox(context: CriContext, home: MachineHome, signal
   const addresses = [status?.network?.ip ?? "", ...(status?.network?.additionalIps ?? []).map(({ ip }) => ip)];
   const address = addresses[0]!;
   if (address === "") throw new Error("the runtime has given the sandbox no address: look at its CNI configuration");
-  if (network !== undefined) {
+  const attach = async () => {
+    if (network === undefined) return;
     await network.adopt(id, { address, ...interfacesOf(JSON.parse(info["info"] ?? "{}") as SandboxInfo) });
     signal.throwIfAborted();
     await network.openHostPorts(id, containerPorts(spec));
-  }
-  await makeEtc(etc, spec, { hostname: kernelHostname(spec, id), address });
-  await makeVolumes(home);
+  };
+  await together([attach(), makeEtc(etc, spec, { hostname: kernelHostname(spec, id), address })]);
   return new CriSandbox(context, home, podSandboxId, addresses);
+}
+
+/** All of it to its end, also when some of it fails: what is made late could not be cleared away. */
+async function together<T extends readonly [Promise<unknown>, ...Promise<unknown>[]]>(
+  works: T,
+): Promise<{ -readonly [I in keyof T]: Awaited<T[I]> }> {
+  await Promise.allSettled(works);
+  return await Promise.all(works);
 }
 
 /** The two ends of the link that the network's plugin has made. */
@@ -126,7 +141,7 @@ export async function recoverSandbox(context: CriContext, home: MachineHome): Pr
   const { client, network, containers, logger } = context;
   const filter = { labelSelector: machineLabels(context, home.id) };
   const { items } = await client.runtime.listPodSandbox({ filter }, client.within(QUICK_CALL_MS));
-  const item = items.find(({ state }) => state === PodSandboxState.SANDBOX_READY);
+  const item = await firstRunning(context, items);
   if (item === undefined) return undefined;
   const { status } = await client.runtime.podSandboxStatus({ podSandboxId: item.id }, client.within(QUICK_CALL_MS));
   const addresses = [status?.network?.ip ?? "", ...(status?.network?.additionalIps ?? []).map(({ ip }) => ip)];
@@ -142,6 +157,30 @@ export async function recoverSandbox(context: CriContext, home: MachineHome): Pr
   }
   await containers.learn(home.id);
   return new CriSandbox(context, home, item.id, addresses);
+}
+
+async function firstRunning({ client }: Pick<CriContext, "client">, items: readonly PodSandbox[]) {
+  const ready = items.find(({ state }) => state === PodSandboxState.SANDBOX_READY);
+  if (ready !== undefined) return ready;
+  for (const item of items) if (await isRunning(client, item.id)) return item;
+  return undefined;
+}
+
+/**
+ * Whether a sandbox is there. containerd 2.2 says "not ready" also of one whose shim it could not ask while it started
+ * (podsandbox/recover.go: StateUnknown), and says so from then on; what it is now, is in the information beside it.
+ * @throws what the runtime says: then nothing is known
+ */
+async function isRunning(client: CriContext["client"], podSandboxId: string, signal?: AbortSignal): Promise<boolean> {
+  try {
+    const asked = { podSandboxId, verbose: true };
+    const { status, info } = await client.runtime.podSandboxStatus(asked, client.within(QUICK_CALL_MS, signal));
+    if (status?.state === PodSandboxState.SANDBOX_READY) return true;
+    return (JSON.parse(info["info"] ?? "{}") as SandboxInfo).status === "running";
+  } catch (thrown) {
+    if (isNotFound(thrown)) return false;
+    throw thrown;
+  }
 }
 
 /** Removes every sandbox of the machine with its containers. */
@@ -289,19 +328,33 @@ class CriSandbox implements Sandbox {
   }
 
   async signal(container: ContainerRef, signal: number): Promise<void> {
-    const { client, containers, logger } = this.#context;
+    // It returns at the container's end, which others tell: nobody waits for it here.
+    void this.#stop(container, signal);
+  }
+
+  /** A runtime that ends meanwhile is asked again when it is back: nobody else would, before the time to kill. */
+  async #stop(container: ContainerRef, signal: number): Promise<void> {
+    const { clock, logger } = this.#context;
+    while (!this.#signal.aborted) {
+      try {
+        return await this.#stopOnce(container, signal);
+      } catch (thrown) {
+        if (isLate(thrown) || isNotFound(thrown) || this.#signal.aborted) return;
+        if (!isCut(thrown))
+          return logger.warn({ container: container.id, err: thrown }, "Cannot deliver the stop signal");
+        await clock.sleep(STOP_AGAIN_MS);
+      }
+    }
+  }
+
+  async #stopOnce(container: ContainerRef, signal: number): Promise<void> {
+    const { client, containers } = this.#context;
     const containerId = await containers.find(container);
     if (containerId === undefined) return;
     const spec = containersOf(this.#home.spec).find(({ spec }) => spec.name === container.name)?.spec;
     // containerd 2.2 sends the image's, whatever it was told.
     if (spec?.stop?.signal !== undefined && (await this.#signalProcess(containerId, signal))) return;
-    // It returns at the container's end, which others tell: nobody waits for it here.
-    client.runtime
-      .stopContainer({ containerId, timeout: NEVER_KILL_S }, client.within(SIGNAL_MS, this.#signal))
-      .catch((thrown: unknown) => {
-        if (isLate(thrown) || isNotFound(thrown) || this.#closed.signal.aborted) return;
-        logger.warn({ container: container.id, err: thrown }, "Cannot deliver the stop signal");
-      });
+    await client.runtime.stopContainer({ containerId, timeout: NEVER_KILL_S }, client.within(SIGNAL_MS, this.#signal));
   }
 
   /** @returns false when the runtime's container is no process of this host */
@@ -329,20 +382,28 @@ class CriSandbox implements Sandbox {
     }
   }
 
-  async conclude(container: ContainerRef, exit: ShimExit): Promise<ContainerConclusion> {
+  async conclude(
+    container: ContainerRef,
+    exit: ShimExit,
+    keep: (conclusion: ContainerConclusion) => void,
+  ): Promise<ContainerConclusion> {
     const { client, containers } = this.#context;
     const containerId = await containers.find(container);
     const status = containerId === undefined ? undefined : await containers.status(containerId);
     const terminationMessage = readMessage(this.#etc, container);
+    const conclusion =
+      exit.startError === undefined
+        ? {
+            ...(status?.reason === "OOMKilled" ? { oomKilled: true } : {}),
+            ...(terminationMessage === "" ? {} : { terminationMessage }),
+          }
+        : { exitCode: exit.exitCode, startError: exit.startError };
+    keep(conclusion);
     // What has run, or may have, stays until the next instance begins: its end may have to be told again.
     if (containerId !== undefined && status?.state === ContainerState.CONTAINER_CREATED)
       await unlessGone(client.runtime.removeContainer({ containerId }, client.within()));
     await this.#removePrepared(container);
-    if (exit.startError !== undefined) return { exitCode: exit.exitCode, startError: exit.startError };
-    return {
-      ...(status?.reason === "OOMKilled" ? { oomKilled: true } : {}),
-      ...(terminationMessage === "" ? {} : { terminationMessage }),
-    };
+    return conclusion;
   }
 
   async #removePrepared(container: Pick<ContainerRef, "id">): Promise<void> {
@@ -406,14 +467,7 @@ class CriSandbox implements Sandbox {
       const { url } = await client.runtime.portForward(asked, client.within(QUICK_CALL_MS, signal));
       return await portStream(url, port, clock, signal);
     }
-    return await new Promise((resolve, reject) => {
-      const socket = connect({ host: this.addresses[0]!, port, noDelay: true, allowHalfOpen: true, signal });
-      socket.once("error", reject);
-      socket.once("connect", () => {
-        socket.off("error", reject);
-        resolve(socket);
-      });
-    });
+    return await dialTcp(this.addresses[0]!, port, signal);
   }
 
   async stats(containers: readonly ContainerRef[]): Promise<SandboxStats> {
@@ -461,6 +515,10 @@ class CriSandbox implements Sandbox {
     return { containers: new Map(layers), volumes: await volumeInodes(this.#home, this.#meter) };
   }
 
+  async processes(): Promise<number> {
+    return (await new Cgroup(join(this.#context.cgroupRoot, machineHash(this.#home.id))).processes()).length;
+  }
+
   async applyFiles(volume: Extract<Volume, { type: "files" }>): Promise<void> {
     applyFiles(this.#home, volume);
   }
@@ -489,16 +547,12 @@ class CriSandbox implements Sandbox {
   /** Something may have become of it. */
   async #check(): Promise<void> {
     const { client, logger } = this.#context;
-    let isReady: boolean;
     try {
-      const asked = { podSandboxId: this.#id };
-      const { status } = await client.runtime.podSandboxStatus(asked, client.within(QUICK_CALL_MS, this.#signal));
-      isReady = status?.state === PodSandboxState.SANDBOX_READY;
+      if (await isRunning(client, this.#id, this.#signal)) return;
     } catch (thrown) {
-      if (!isNotFound(thrown)) return logger.debug({ err: thrown }, "The runtime cannot be asked about a sandbox");
-      isReady = false;
+      return logger.debug({ err: thrown }, "The runtime cannot be asked about a sandbox");
     }
-    if (isReady || this.#closed.signal.aborted) return;
+    if (this.#closed.signal.aborted) return;
     this.#resolveLost({ reason: "SandboxLost", message: "the runtime's sandbox of the machine has ended" });
   }
 

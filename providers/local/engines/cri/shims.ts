@@ -6,7 +6,9 @@
  * "Unknown". So shims are asked before containerd starts, and while it does, by their own ttrpc service.
  */
 import { BinaryReader, BinaryWriter, WireType } from "@bufbuild/protobuf/wire";
-import { readdir, readFile } from "node:fs/promises";
+import { createHash } from "node:crypto";
+import { existsSync } from "node:fs";
+import { readdir, readFile, rm } from "node:fs/promises";
 import { connect } from "node:net";
 import { join } from "node:path";
 import { type Clock, toError } from "../../../../src/provider/kit/index.ts";
@@ -19,7 +21,9 @@ export interface TaskExit {
 }
 
 /** Where containerd's CRI plugin has its tasks, below its state folder. */
-const TASKS = "io.containerd.runtime.v2.task/k8s.io";
+const NAMESPACE = "k8s.io";
+const TASKS = `io.containerd.runtime.v2.task/${NAMESPACE}`;
+const SHIM_SOCKETS = "/run/containerd/s";
 /** containerd.v1.types.Status */
 const STOPPED = 3;
 /** ttrpc: length and stream, each 4 bytes, then type and flags. */
@@ -182,8 +186,14 @@ function readFields(message: Uint8Array, take: Record<number, (reader: BinaryRea
  * @throws Error when one does not end
  */
 export async function endShims(clock: Clock, socket: string, sandboxId?: string): Promise<void> {
-  const shims = await findShims(socket, sandboxId);
   const began = clock.monotonic();
+  if (sandboxId !== undefined) {
+    const own = shimSocket(socket, sandboxId);
+    while (existsSync(own) && clock.monotonic() - began < SHIM_END_MS.asked) await clock.sleep(POLL_MS);
+    // It has taken its socket away, so all processes of the host need not be looked at.
+    if (!existsSync(own)) return;
+  }
+  const shims = await findShims(socket, sandboxId);
   for (const { pid, startTime } of shims)
     while (isAlive(pid, startTime)) {
       const waited = clock.monotonic() - began;
@@ -192,6 +202,15 @@ export async function endShims(clock: Clock, socket: string, sandboxId?: string)
       if (waited > SHIM_END_MS.asked) sendSignal(pid, waited > SHIM_END_MS.killed ? "SIGKILL" : "SIGTERM");
       await clock.sleep(POLL_MS);
     }
+  if (sandboxId !== undefined) await rm(shimSocket(socket, sandboxId), { force: true });
+}
+
+/** Where a sandbox's shim listens, whatever containerd's own folders are (pkg/shim/util_unix.go: SocketAddress). */
+function shimSocket(socket: string, sandboxId: string): string {
+  const hash = createHash("sha256")
+    .update(join(socket, NAMESPACE, sandboxId))
+    .digest("hex");
+  return join(SHIM_SOCKETS, hash);
 }
 
 function sendSignal(pid: number, signal: NodeJS.Signals): void {

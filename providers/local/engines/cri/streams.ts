@@ -5,6 +5,7 @@
 import { request } from "node:http";
 import type { Socket } from "node:net";
 import type { Duplex } from "node:stream";
+import { finished } from "node:stream/promises";
 import {
   type Clock,
   onAbort,
@@ -23,6 +24,8 @@ const PORT_FORWARD = "portforward.k8s.io";
 const OPEN_MS = 30_000;
 /** The runtime does not say when it has connected to a port, only when it could not: that it says within this time. */
 const REFUSAL_MS = 100;
+/** Between two looks at input that nobody may read any more. */
+const UNREAD_MS = 2_000;
 /** Of what the runtime says about the end of a command. */
 const MAX_STATUS_BYTES = 64 * 1024;
 
@@ -113,6 +116,7 @@ export async function commandStreams(
     })();
     // A caller that only closes the session need not look at it.
     exit.catch(() => {});
+    if (stdin !== null) void endUnread(stdin, [stdout, stderr], session, clock).catch(() => {});
     return {
       stdin,
       stdout,
@@ -127,6 +131,27 @@ export async function commandStreams(
     close();
     options.signal.throwIfAborted();
     throw new ProviderError("unavailable", `no session with the runtime: ${String(thrown)}`, { cause: thrown });
+  }
+}
+
+/**
+ * Ends the session of a command that has ended while more of its input was under way than the runtime takes: containerd
+ * then waits for somebody to read that, and never tells the end (internal/cri/io/exec_io.go waits for its copy of
+ * stdin). Seen by outputs that are over, and input that does not get on.
+ */
+async function endUnread(
+  stdin: SpdyStream,
+  outputs: readonly (SpdyStream | null)[],
+  session: SpdySession,
+  clock: Clock,
+): Promise<void> {
+  const open = outputs.filter((output) => output !== null);
+  await Promise.all(open.map((output) => finished(output, { writable: false })));
+  for (let before = 0; !stdin.destroyed && !stdin.writableFinished;) {
+    await clock.sleep(UNREAD_MS);
+    const { writableLength: left } = stdin;
+    if (left > 0 && left === before) return session.destroy();
+    before = left;
   }
 }
 

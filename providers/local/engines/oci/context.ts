@@ -1,5 +1,6 @@
 import type { Clock, Logger, SharedPlaces } from "../../../../src/provider/kit/index.ts";
 import type { SeccompSource } from "../../bundle/seccomp.ts";
+import type { TornFiles } from "../../host/torn-files.ts";
 import type { HostNetwork } from "../../network/network.ts";
 import type { OciRuntime } from "./runtime.ts";
 
@@ -7,6 +8,7 @@ import type { OciRuntime } from "./runtime.ts";
 export interface OciContext {
   clock: Clock;
   logger: Logger;
+  torn: TornFiles;
   runtime: OciRuntime;
   network: HostNetwork;
   cgroupRoot: string;

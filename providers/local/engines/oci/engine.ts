@@ -4,7 +4,7 @@
  *
  * Isolation is that of containers: one kernel for all. The engine `vm` runs the same containers in a VM per machine.
  */
-import { existsSync, readFileSync } from "node:fs";
+import { existsSync, readdirSync, readFileSync, rmSync } from "node:fs";
 import { mkdir, readdir, rm } from "node:fs/promises";
 import { join } from "node:path";
 import {
@@ -20,12 +20,14 @@ import {
 import type { Engine, HostProblem, MachineHome, Sandbox } from "../../engine.ts";
 import { findTool, run } from "../../host/command.ts";
 import { machineHash } from "../../host/machine-hash.ts";
-import { readdirAtomic, writeFileAtomic } from "../../host/files.ts";
+import { readdirAtomic, readdirIfExists, writeFileAtomic } from "../../host/files.ts";
 import { unmountBelow } from "../../host/mounts.ts";
 import { removeTree } from "../../host/remove-tree.ts";
+import { TornFiles } from "../../host/torn-files.ts";
 import { HostImages, type HostImagesOptions } from "../../images/host-images.ts";
 import { DEFAULT_HOST_PORTS, requireHostPorts } from "../../network/host-ports.ts";
-import { HostNetwork, type NetworkOptions, refusedRanges } from "../../network/network.ts";
+import { checkForwarding } from "../../network/forward-policy.ts";
+import { DEFAULT_BRIDGE, HostNetwork, type NetworkOptions, refusedRanges } from "../../network/network.ts";
 import {
   capabilityName,
   CONTAINED_CAPABILITIES,
@@ -33,8 +35,9 @@ import {
   requireContained,
 } from "../../bundle/container-policy.ts";
 import { OCI_CAPABILITIES } from "../capabilities.ts";
-import { allMachinesPids, Cgroup, cgroupVersion } from "../../bundle/cgroup.ts";
-import { machinesShare } from "../../bundle/host-reserve.ts";
+import { allMachinesPids, Cgroup, checkCgroups } from "../../bundle/cgroup.ts";
+import { checkResolvConf } from "../../bundle/host-resolv.ts";
+import { hostCapacity, machinesShare } from "../../bundle/host-reserve.ts";
 import type { OciContext } from "./context.ts";
 import { OciSandbox, openSandbox, recoverSandbox } from "./sandbox.ts";
 import { pauseProgram } from "../../bundle/pause.ts";
@@ -47,6 +50,8 @@ interface OciEngineOptions {
   stateDir: string;
   /** What machines may have together; never more than the host can spare. */
   capacity?: ResourceAmounts | undefined;
+  /** What the host keeps for its own programs. */
+  systemReserved?: ResourceAmounts | undefined;
   clock: Clock;
   logger: Logger;
   /** Name or path of the OCI runtime. */
@@ -70,21 +75,29 @@ const DEFAULT_SECCOMP_PROFILE = "/usr/share/containers/seccomp.json";
 const DEFAULT_PIDS_LIMIT = 4096;
 /** Of one tenant at a time; of all, twice as many. */
 const DISK_WALKS = 3;
+/** A shim and the runtime that waits for the container. */
+const CONTAINER_OVERHEAD_BYTES = 42 * 1024 ** 2;
 const COLLECT_PERIOD_MS = 5 * 60_000;
+const SWEEP_RETRY_MS = 30_000;
 
-export function createOciEngine(options: OciEngineOptions): Engine {
-  return new OciEngine(options);
+/** A machine that may have left something on this host, and its engine's folder. */
+interface MachineFolder {
+  id: string;
+  dir: string;
 }
 
-class OciEngine implements Engine {
+export class OciEngine implements Engine {
   readonly name = "oci";
   readonly capabilities: readonly Capability[];
   readonly images: HostImages;
+  readonly overhead = { machineBytes: 0, containerBytes: CONTAINER_OVERHEAD_BYTES };
   readonly #options: OciEngineOptions;
   readonly #policy: ContainerPolicy;
   readonly #context: OciContext;
   /** A folder per machine that may have left something on this host: it says where, until `destroy` is through. */
   readonly #records: string;
+  readonly unswept = new Set<string>();
+  readonly #cancelSweeps = new Set<() => void>();
   #cancelCollect: (() => void) | undefined;
 
   constructor(options: OciEngineOptions) {
@@ -106,6 +119,7 @@ class OciEngine implements Engine {
     this.#context = {
       clock,
       logger,
+      torn: new TornFiles(stateDir, logger),
       runtime: new OciRuntime(this.#runtimePath() ?? DEFAULT_RUNTIME, join(stateDir, "oci/runtime")),
       network,
       cgroupRoot: `/vmlet-${machineHash(stateDir)}`,
@@ -161,12 +175,11 @@ class OciEngine implements Engine {
         problem: "this kernel has no overlay file system",
         cure: "load the module overlay",
       });
-    if (cgroupVersion() === 1 && !existsSync("/sys/fs/cgroup/memory"))
-      problems.push({
-        fatal: true,
-        problem: "there is no cgroup tree at /sys/fs/cgroup",
-        cure: "mount cgroup2 there, or the v1 controllers below it",
-      });
+    problems.push(
+      ...(await checkCgroups()),
+      ...(await checkForwarding(this.#options.network?.bridge ?? DEFAULT_BRIDGE)),
+      ...(await checkResolvConf()),
+    );
     return problems;
   }
 
@@ -192,17 +205,47 @@ class OciEngine implements Engine {
 
   async sweep(known: ReadonlySet<string>): Promise<void> {
     await this.#context.network.claim();
+    this.#context.network.lookAfter(this.#options.clock, this.#options.logger);
     this.#collectLater();
     await mkdir(this.#records, { recursive: true });
+    await this.#context.runtime.forgetOtherBoots();
     for (const hash of await readdirAtomic(this.#records)) {
-      const { id, dir } = JSON.parse(readFileSync(join(this.#records, hash), "utf8")) as { id: string; dir: string };
-      if (!known.has(id)) await this.#remove(id, dir);
+      const machine = this.#machineOf(hash);
+      if (machine !== undefined && !known.has(machine.id)) await this.#sweepOne(machine);
     }
     await this.#context.network.sweep(known);
     const machines = new Cgroup(this.#context.cgroupRoot);
-    const { cpu_millis, memory_bytes } = machinesShare(this.#options.capacity);
+    const { cpu_millis, memory_bytes } = machinesShare(this.#options.capacity, undefined, this.#options.systemReserved);
     await machines.limit({ memory_bytes, pids: allMachinesPids() });
     await machines.weigh(cpu_millis);
+  }
+
+  /** Undefined for a torn record of a machine whose folder is gone: nothing says where anything of it could be. */
+  #machineOf(hash: string): MachineFolder | undefined {
+    const record = this.#context.torn.tryJson(join(this.#records, hash), isMachineFolder);
+    if (record !== "torn") return record;
+    const machines = join(this.#options.stateDir, "machines");
+    const id = existsSync(machines) ? readdirSync(machines).find((each) => machineHash(each) === hash) : undefined;
+    if (id !== undefined) return { id, dir: join(machines, id, "engine") };
+    rmSync(join(this.#records, hash), { force: true });
+    return undefined;
+  }
+
+  /** One machine that cannot be removed now keeps no backend from starting. */
+  async #sweepOne({ id, dir }: MachineFolder): Promise<void> {
+    const { clock, logger } = this.#context;
+    try {
+      await this.#remove(id, dir);
+      this.unswept.delete(id);
+    } catch (thrown) {
+      logger.warn({ machine: id, err: thrown }, "What is left of a machine cannot be removed yet");
+      this.unswept.add(id);
+      const cancel = clock.after(SWEEP_RETRY_MS, () => {
+        this.#cancelSweeps.delete(cancel);
+        void this.#sweepOne({ id, dir });
+      });
+      this.#cancelSweeps.add(cancel);
+    }
   }
 
   async open(home: MachineHome, signal: AbortSignal): Promise<Sandbox> {
@@ -218,18 +261,20 @@ class OciEngine implements Engine {
   async destroy({ id, dir }: MachineHome, { keepVolumes = false } = {}): Promise<void> {
     if (!keepVolumes) return await this.#remove(id, dir);
     await this.#removeSandbox(id, dir);
-    for (const name of await readdir(dir).catch(() => [])) if (name !== "volumes") await removeTree(join(dir, name));
+    for (const name of await readdirIfExists(dir)) if (name !== "volumes") await removeTree(join(dir, name));
   }
 
   async capacity(): Promise<ProviderCapacity> {
-    const disk = await this.images.diskSize();
-    return {
-      allocatable: { ...machinesShare(this.#options.capacity), ephemeral_bytes: disk },
-    };
+    return hostCapacity(await this.images.diskSize(), this.#options);
+  }
+
+  async memory(): Promise<{ usedBytes: number; limitBytes: number } | undefined> {
+    return await new Cgroup(this.#context.cgroupRoot).memory();
   }
 
   async close(): Promise<void> {
     this.#cancelCollect?.();
+    for (const cancel of this.#cancelSweeps) cancel();
     // The runtime makes the group again when it needs it.
     if ((await readdir(this.#records).catch(() => [])).length === 0)
       await new Cgroup(this.#context.cgroupRoot).remove().catch(() => undefined);
@@ -248,7 +293,7 @@ class OciEngine implements Engine {
     const hash = machineHash(id);
     const cgroup = new Cgroup(join(cgroupRoot, hash));
     await cgroup.kill(clock);
-    for (const container of await readdir(join(dir, "containers")).catch(() => [])) await runtime.delete(container);
+    for (const container of await readdirIfExists(join(dir, "containers"))) await runtime.delete(container);
     await runtime.delete(`pause-${hash}`);
     await cgroup.remove();
     await unmountBelow(dir);
@@ -271,4 +316,9 @@ class OciEngine implements Engine {
   #seccompProfile(): string {
     return this.#options.seccompProfile ?? DEFAULT_SECCOMP_PROFILE;
   }
+}
+
+function isMachineFolder(value: unknown): value is MachineFolder {
+  const { id, dir } = (value ?? {}) as Partial<MachineFolder>;
+  return typeof id === "string" && typeof dir === "string";
 }

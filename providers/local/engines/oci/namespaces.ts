@@ -35,10 +35,15 @@ export function heldNamespaces(dir: string, attachment: Attachment) {
   ] as const;
 }
 
-/** Whether a file is one that a namespace was bound to. */
+/** Whether a file is one that a namespace was bound to. @throws what the system says when that cannot be known */
 export async function isNamespace(file: string): Promise<boolean> {
-  const [held, parent] = await Promise.all([stat(file), stat(join(file, ".."))]).catch(() => []);
-  return held !== undefined && parent !== undefined && held.dev !== parent.dev;
+  try {
+    const [held, parent] = await Promise.all([stat(file), stat(join(file, ".."))]);
+    return held.dev !== parent.dev;
+  } catch (thrown) {
+    if (isMissing(thrown)) return false;
+    throw thrown;
+  }
 }
 
 /** Starts the first process of a shared process namespace, and holds that. */

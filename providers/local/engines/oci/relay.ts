@@ -2,7 +2,7 @@
 import { spawn, type ChildProcess } from "node:child_process";
 import { rm } from "node:fs/promises";
 import { connect, type Socket } from "node:net";
-import type { Duplex } from "node:stream";
+import type { Duplex, Readable } from "node:stream";
 import { fileURLToPath } from "node:url";
 import { type Clock, onAbort } from "../../../../src/provider/kit/index.ts";
 import { findTool } from "../../host/command.ts";
@@ -80,8 +80,9 @@ export class LoopbackRelay {
       { stdio: ["pipe", "pipe", "ignore"] },
     );
     return await new Promise((resolve, reject) => {
-      child.stdout.once("data", () => resolve(child));
+      // First: without descriptors to spare there are no streams, and only this tells why.
       child.once("error", reject);
+      (child.stdout as Readable | undefined)?.once("data", () => resolve(child));
       child.once("exit", (code) => reject(new Error(`the helper for connections into the machine ended with ${code}`)));
     });
   }

@@ -1,9 +1,11 @@
 /** The OCI runtime's command line (runc, crun and others agree on it). */
 import { spawn } from "node:child_process";
 import { once } from "node:events";
-import { readFile } from "node:fs/promises";
+import { mkdir, readFile, rm } from "node:fs/promises";
+import { dirname, join } from "node:path";
 import { CommandError, run } from "../../host/command.ts";
-import { isMissing, readFileIfExists } from "../../host/files.ts";
+import { isMissing, readFileIfExists, writeFileAtomic } from "../../host/files.ts";
+import { bootId } from "../../host/proc.ts";
 
 export class OciRuntime {
   readonly #path: string;
@@ -47,7 +49,34 @@ export class OciRuntime {
     try {
       await run(this.#path, ["--root", this.#root, "delete", "--force", id]);
     } catch (thrown) {
-      if (!(thrown instanceof CommandError) || !/does not exist|not found/i.test(thrown.stderr)) throw thrown;
+      if (thrown instanceof CommandError && /does not exist|not found/i.test(thrown.stderr)) return;
+      if (!(await this.#isTorn(id))) throw thrown;
+      await rm(join(this.#root, id), { recursive: true, force: true });
+    }
+  }
+
+  /**
+   * Forgets all containers of another boot of this host: nothing of them runs. The runtime flushes nothing of what it
+   * writes, because it expects to be in memory.
+   */
+  async forgetOtherBoots(): Promise<void> {
+    const file = join(this.#root, "..", "boot");
+    const boot = await readFileIfExists(file);
+    if (boot === bootId()) return;
+    if (boot !== undefined) await rm(this.#root, { recursive: true, force: true });
+    await mkdir(dirname(file), { recursive: true });
+    await writeFileAtomic(file, bootId());
+  }
+
+  /** A loss of power has torn what the runtime knows of a container: then nothing of it runs. */
+  async #isTorn(id: string): Promise<boolean> {
+    const text = await readFileIfExists(join(this.#root, id, "state.json"));
+    if (text === undefined) return false;
+    try {
+      JSON.parse(text);
+      return false;
+    } catch {
+      return true;
     }
   }
 

@@ -19,7 +19,6 @@
 import { randomBytes } from "node:crypto";
 import { existsSync, readFileSync } from "node:fs";
 import { mkdir, readFile, rm, symlink, writeFile } from "node:fs/promises";
-import { connect } from "node:net";
 import { totalmem } from "node:os";
 import { dirname, join } from "node:path";
 import type { Duplex } from "node:stream";
@@ -45,6 +44,7 @@ import {
   type ShimExit,
 } from "../../engine.ts";
 import { applyFiles, makeVolumes, volumeInodes, volumeStats } from "../../bundle/host-volumes.ts";
+import { dialTcp } from "../../host/dial.ts";
 import { findTool, run } from "../../host/command.ts";
 import { machineHash } from "../../host/machine-hash.ts";
 import { readFileIfExists, writeFileAtomic } from "../../host/files.ts";
@@ -53,7 +53,7 @@ import { removeTree } from "../../host/remove-tree.ts";
 import { TreeMeter } from "../../host/tree-use.ts";
 import { containerPorts } from "../../network/host-ports.ts";
 import type { Attachment } from "../../network/network.ts";
-import { allProcesses, isAlive } from "../../host/proc.ts";
+import { allProcesses, isAlive, processArguments } from "../../host/proc.ts";
 import { spawnStreams } from "../../shim/spawn.ts";
 import { capabilitiesInMask, commandEnv, ociConfig, ociResources } from "../../bundle/bundle.ts";
 import { Cgroup, cgroupVersion } from "../../bundle/cgroup.ts";
@@ -71,7 +71,7 @@ import { containerMounts } from "./mounts.ts";
 interface SandboxRecord {
   attachment: Attachment;
   hostname: string;
-  pause?: PauseProcess;
+  pause?: PauseProcess | undefined;
 }
 
 /** containerd's size of a sandbox's /dev/shm. */
@@ -112,15 +112,14 @@ export async function openSandbox(context: OciContext, home: MachineHome, signal
   signal.throwIfAborted();
   const pause =
     spec.security?.share_process_namespace === true ? await startPause(context, home, attachment) : undefined;
-  const record: SandboxRecord = { attachment, hostname, ...(pause === undefined ? {} : { pause }) };
+  const record: SandboxRecord = { attachment, hostname, pause };
   await writeFileAtomic(join(dir, "sandbox.json"), JSON.stringify(record));
   return new OciSandbox(context, home, record);
 }
 
 export async function recoverSandbox(context: OciContext, home: MachineHome): Promise<OciSandbox | undefined> {
-  const text = await readFileIfExists(join(home.dir, "sandbox.json"));
-  if (text === undefined) return undefined;
-  const record = JSON.parse(text) as SandboxRecord;
+  const record = context.torn.readJson(join(home.dir, "sandbox.json"), isSandboxRecord);
+  if (record === undefined) return undefined;
   // After a boot of the host the files are there, but nothing that they describe.
   if ((await context.network.find(home.id)) === undefined || !(await isNamespace(join(home.dir, "ns/uts"))))
     return undefined;
@@ -138,6 +137,11 @@ export async function recoverSandbox(context: OciContext, home: MachineHome): Pr
       context.logger.warn({ machine: home.id, err: thrown }, "Cannot open the machine's host ports again"),
     );
   return new OciSandbox(context, home, record);
+}
+
+function isSandboxRecord(value: unknown): value is SandboxRecord {
+  const { attachment, hostname } = (value ?? {}) as Partial<SandboxRecord>;
+  return typeof attachment?.address === "string" && typeof hostname === "string";
 }
 
 export class OciSandbox implements Sandbox {
@@ -257,16 +261,26 @@ export class OciSandbox implements Sandbox {
     await this.#cgroup(container).kill(this.#context.clock);
   }
 
-  async conclude(container: ContainerRef, exit: ShimExit): Promise<ContainerConclusion> {
-    const oomKilled = (await this.#cgroup(container).oomKills()) > 0;
-    // Of a long message kubelet keeps the end.
-    const terminationMessage = readMessage(this.#etc, container);
+  async conclude(
+    container: ContainerRef,
+    exit: ShimExit,
+    keep: (conclusion: ContainerConclusion) => void,
+  ): Promise<ContainerConclusion> {
+    const conclusion = await this.#conclusion(container, exit);
+    keep(conclusion);
     await this.#context.runtime.delete(container.id);
     await this.#cgroup(container).remove();
     await this.#removeBundle(container);
     this.#meter.forget(this.#upper(container));
+    return conclusion;
+  }
+
+  async #conclusion(container: ContainerRef, exit: ShimExit): Promise<ContainerConclusion> {
     // The code is the runtime's own then, not the container's.
     if (exit.startError !== undefined) return { exitCode: START_ERROR_EXIT, startError: exit.startError };
+    const oomKilled = (await this.#cgroup(container).oomKills()) > 0;
+    // Of a long message kubelet keeps the end.
+    const terminationMessage = readMessage(this.#etc, container);
     return { ...(oomKilled ? { oomKilled } : {}), ...(terminationMessage === "" ? {} : { terminationMessage }) };
   }
 
@@ -310,14 +324,7 @@ export class OciSandbox implements Sandbox {
 
   async dial(port: number, target: "address" | "loopback", signal: AbortSignal): Promise<Duplex> {
     if (target === "loopback") return await this.#relay.dial(port, signal);
-    return await new Promise((resolve, reject) => {
-      const socket = connect({ host: this.addresses[0]!, port, noDelay: true, allowHalfOpen: true, signal });
-      socket.once("error", reject);
-      socket.once("connect", () => {
-        socket.off("error", reject);
-        resolve(socket);
-      });
-    });
+    return await dialTcp(this.addresses[0]!, port, signal);
   }
 
   async stats(containers: readonly ContainerRef[]): Promise<SandboxStats> {
@@ -347,6 +354,10 @@ export class OciSandbox implements Sandbox {
     const count = async (name: string, path: string) => [name, await this.#meter.inodes(path)] as const;
     const layers = containers.map((container) => count(container.name, this.#upper(container)));
     return { containers: new Map(await Promise.all(layers)), volumes: await volumeInodes(this.#home, this.#meter) };
+  }
+
+  async processes(): Promise<number> {
+    return (await new Cgroup(join(this.#context.cgroupRoot, machineHash(this.#home.id))).processes()).length;
   }
 
   async applyFiles(volume: Extract<Volume, { type: "files" }>): Promise<void> {
@@ -457,13 +468,7 @@ function execError(log: string, command: readonly string[]): ProviderError {
 /** Ends runtime processes that work on this bundle. */
 async function killRuntime(bundle: string): Promise<void> {
   for (const { pid } of await allProcesses()) {
-    let commandLine: string;
-    try {
-      commandLine = readFileSync(`/proc/${pid}/cmdline`, "utf8");
-    } catch {
-      continue; // gone since the list was read
-    }
-    const args = commandLine.split("\0");
+    const args = ((await processArguments(pid)) ?? "").split("\0");
     if (args.includes("--bundle") && args.includes(bundle)) {
       try {
         process.kill(pid, "SIGKILL");

@@ -10,7 +10,6 @@
  */
 import { createHash } from "node:crypto";
 import { mkdirSync, readFileSync } from "node:fs";
-import { connect } from "node:net";
 import { join } from "node:path";
 import type { Duplex } from "node:stream";
 import {
@@ -34,9 +33,10 @@ import {
   type Sandbox,
   type SandboxStats,
 } from "../../engine.ts";
+import { dialTcp } from "../../host/dial.ts";
 import { isAlive, TICKS_PER_SECOND, type ProcessStat } from "../../host/proc.ts";
 import { spawnStreams } from "../../shim/spawn.ts";
-import { writeJson } from "../../host/files.ts";
+import { isMissing, writeJson } from "../../host/files.ts";
 import { PROCESS_CAPABILITIES } from "../capabilities.ts";
 import { OwnedProcesses } from "./owned.ts";
 import { standInFor } from "./stand-ins.ts";
@@ -78,7 +78,7 @@ export function createProcessEngine(options: ProcessEngineOptions): Engine {
     },
     open(home) {
       const address = options.hostAddress ?? addresses.take(home.id);
-      writeJson(join(home.dir, "sandbox.json"), { address });
+      writeJson(join(home.dir, "sandbox.json"), { address }, { flush: true });
       return Promise.resolve(new ProcessSandbox(home, address, owned, options));
     },
     recover(home) {
@@ -139,8 +139,10 @@ function commandOf(container: ContainerSpec, images: ProcessEngineOptions["image
 function readAddress(home: MachineHome): string | undefined {
   try {
     return (JSON.parse(readFileSync(join(home.dir, "sandbox.json"), "utf8")) as { address: string }).address;
-  } catch {
-    return undefined;
+  } catch (thrown) {
+    // A loss of power has torn it: then nothing runs either.
+    if (isMissing(thrown) || thrown instanceof SyntaxError) return undefined;
+    throw thrown;
   }
 }
 
@@ -263,18 +265,18 @@ class ProcessSandbox implements Sandbox {
     const ledTo = this.#options.standIns === true ? readPort(this.#portFile(port)) : undefined;
     if (ledTo !== undefined) {
       try {
-        return await connectTo(this.addresses[0]!, ledTo, signal);
+        return await dialTcp(this.addresses[0]!, ledTo, signal);
       } catch (thrown) {
         // The stand-in has ended.
         if ((thrown as NodeJS.ErrnoException).code !== "ECONNREFUSED") throw thrown;
       }
     }
     try {
-      return await connectTo(this.addresses[0]!, port, signal);
+      return await dialTcp(this.addresses[0]!, port, signal);
     } catch (thrown) {
       // A server that listens on localhost only: all machines share it, so the machine's own address goes first.
       if (target === "loopback" && (thrown as NodeJS.ErrnoException).code === "ECONNREFUSED")
-        return await connectTo("127.0.0.1", port, signal);
+        return await dialTcp("127.0.0.1", port, signal);
       throw thrown;
     }
   }
@@ -316,18 +318,6 @@ function cpuNanoseconds({ pid, cpuTicks }: ProcessStat): number {
     // It has ended, or the kernel keeps no such figure.
     return ticks;
   }
-}
-
-function connectTo(host: string, port: number, signal: AbortSignal): Promise<Duplex> {
-  return new Promise((resolve, reject) => {
-    // Half-open: the client's end of input must not cut off the answer.
-    const socket = connect({ host, port, signal, allowHalfOpen: true });
-    socket.once("connect", () => {
-      socket.off("error", reject);
-      resolve(socket);
-    });
-    socket.once("error", reject);
-  });
 }
 
 /** One address per machine, chosen by its id so that it tends to stay the same, and not reused while taken. */
