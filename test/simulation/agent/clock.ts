@@ -4,15 +4,18 @@ import type { World } from "../world/world.ts";
 /** Node's timers may fire a millisecond before their time; here each fourth does. */
 const EARLY_EVERY = 4;
 
+/** True time, in milliseconds since the epoch, and chance. */
+type Surroundings = Pick<World, "now" | "random">;
+
 /** One process's clocks: its monotonic one starts at a zero of its own, its wall clock may be wrong and may jump. */
 export class AgentClock implements Clock {
-  readonly #world: World;
+  readonly #world: Surroundings;
   readonly #zero: number;
   wallOffsetMs = 0;
   #timers: { at: number; order: number; run: () => void }[] = [];
   #order = 0;
 
-  constructor(world: World) {
+  constructor(world: Surroundings) {
     this.#world = world;
     this.#zero = world.now - Math.floor(world.random() * 1e6);
   }

@@ -1,0 +1,194 @@
+/** A computer of its own, emulated: Debian's kernel with control groups v2 alone, a disk, a backend, and a plug to pull. */
+import { spawn, type ChildProcess } from "node:child_process";
+import { once } from "node:events";
+import { cp, mkdir, mkdtemp, readFile, rm, truncate, writeFile } from "node:fs/promises";
+import { connect } from "node:net";
+import { tmpdir } from "node:os";
+import { join } from "node:path";
+import { assemble } from "../../../helm/assemble.ts";
+import { HttpVmProvider } from "../../../providers/http-vm/index.ts";
+import { findTool } from "../../../providers/local/host/command.ts";
+import type { Random } from "../../../src/util/random.ts";
+import { cached, cacheKey } from "../../e2e/harness/cache.ts";
+import { runCommand } from "../../e2e/harness/exec.ts";
+import { freePort } from "../../e2e/harness/ports.ts";
+import { waitFor } from "../../e2e/harness/wait.ts";
+import { VolatileDisk } from "./disk.ts";
+
+const SCRIPT = join(import.meta.dirname, "image.sh");
+/** init writes it to the backend's token file. */
+const TOKEN = "powercut-token-of-a-host-that-nobody-else-reaches";
+const DISK_BYTES = 1024 * 1024 * 1024;
+const MEMORY_MIB = 1536;
+/** Emulated on a busy machine it takes a minute. */
+const BOOT_MS = 300_000;
+
+/** Programs that the emulated host and its making need, that are missing here. */
+export function missingForHost(): string[] {
+  const tools = [
+    ...["qemu-system-x86_64", "apt-get", "dpkg-deb", "cpio", "ldd", "mksquashfs", "mke2fs", "busybox"],
+    ...["runc", "skopeo", "umoci", "ip", "nft", "flock"],
+  ];
+  const missing = tools.filter((tool) => findTool(tool) === undefined);
+  return process.arch === "x64" ? missing : [...missing, "a processor of type x64"];
+}
+
+export interface Images {
+  vmlinuz: string;
+  initrd: string;
+  system: string;
+}
+
+/** The kernel comes from the cache; what runs is of this checkout. @param folder for the latter */
+export async function makeImages(folder: string): Promise<Images> {
+  const sources = ["image.sh", "initramfs-init"].map((name) => readFile(join(import.meta.dirname, name)));
+  const { stdout } = await runCommand("apt-cache", ["depends", "linux-image-cloud-amd64"]);
+  const kernel = await cached(
+    `powercut-kernel-${cacheKey([stdout, ...(await Promise.all(sources))])}`,
+    async (path) => {
+      await mkdir(path);
+      await runCommand("bash", [SCRIPT, "kernel", path]);
+    },
+  );
+  await cp(join(kernel, "lib"), join(folder, "lib"), { recursive: true });
+  await assemble(join(folder, "application"));
+  await runCommand("bash", [SCRIPT, "system", folder, join(folder, "application")]);
+  return { vmlinuz: join(kernel, "vmlinuz"), initrd: join(kernel, "initrd"), system: join(folder, "system") };
+}
+
+export class EmulatedHost {
+  readonly #images: Images;
+  readonly #dir: string;
+  readonly disk: VolatileDisk;
+  #qemu: ChildProcess | undefined;
+  #port = 0;
+  boots = 0;
+
+  private constructor(images: Images, dir: string) {
+    this.#images = images;
+    this.#dir = dir;
+    this.disk = new VolatileDisk(join(dir, "disk"), DISK_BYTES, join(dir, "disk.sock"));
+  }
+
+  /** @param registry `127.0.0.1:PORT` here, from which it pulls by `registryName` */
+  static async make(images: Images, registry: string): Promise<EmulatedHost> {
+    const dir = await mkdtemp(join(tmpdir(), "vmlet-powercut-"));
+    await writeFile(join(dir, "disk"), "");
+    await truncate(join(dir, "disk"), DISK_BYTES);
+    await runCommand("mke2fs", ["-q", "-F", "-t", "ext4", join(dir, "disk")]);
+    const config = {
+      apiVersion: "vmlet.dev/v1",
+      kind: "BackendConfig",
+      stateDir: "/var/lib/vmlet/state",
+      engine: { type: "oci", images: { insecureRegistries: [insideName(registry)] } },
+      listen: { address: "10.0.2.15", port: 8080 },
+      tokenFile: "/etc/vmlet/token",
+      // In memory it is gone with the power, and every machine has failed.
+      secrets: { medium: "disk" },
+    };
+    await writeFile(join(dir, "config"), JSON.stringify(config).padEnd(4096, "\n"));
+    await writeFile(join(dir, "token"), TOKEN);
+    const host = new EmulatedHost(images, dir);
+    await host.disk.listen();
+    return host;
+  }
+
+  get isOn(): boolean {
+    return this.#qemu !== undefined;
+  }
+
+  /** Resolves when the backend answers. @throws Error with the end of the console when it does not */
+  async boot(): Promise<void> {
+    this.disk.powerOn();
+    this.boots++;
+    this.#port = await freePort();
+    await rm(this.#shellSocket, { force: true });
+    const drive = (id: string, source: string[], readonly: boolean) => [
+      ...["-blockdev", [...source, `node-name=${id}`, ...(readonly ? ["read-only=on"] : [])].join()],
+      ...["-device", `virtio-blk-pci,drive=${id}`],
+    ];
+    const file = (path: string) => ["driver=file", `filename=${path}`];
+    const args = [
+      ...["-nodefaults", "-no-user-config", "-display", "none", "-no-reboot", "-machine", "pc", "-cpu", "max"],
+      ...["-accel", process.env["POWERCUT_ACCEL"] ?? "tcg,thread=multi", "-smp", "2", "-m", String(MEMORY_MIB)],
+      ...["-kernel", this.#images.vmlinuz, "-initrd", this.#images.initrd],
+      ...["-append", "console=ttyS0 quiet panic=-1 mitigations=off random.trust_cpu=on"],
+      ...drive("vda", file(this.#images.system), true),
+      ...drive("vdb", ["driver=nbd", "server.type=unix", `server.path=${join(this.#dir, "disk.sock")}`], false),
+      ...drive("vdc", file(join(this.#dir, "config")), true),
+      ...["-netdev", `user,id=net,hostfwd=tcp:127.0.0.1:${this.#port}-:8080`],
+      ...["-device", "virtio-net-pci,netdev=net,romfile="],
+      ...["-chardev", `file,id=console,path=${this.#console}`, "-serial", "chardev:console"],
+      ...["-chardev", `socket,id=shell,path=${this.#shellSocket},server=on,wait=off`, "-serial", "chardev:shell"],
+    ];
+    const qemu = spawn("qemu-system-x86_64", args, { stdio: ["ignore", "ignore", "inherit"] });
+    this.#qemu = qemu;
+    qemu.once("exit", () => {
+      if (this.#qemu === qemu) this.#qemu = undefined;
+    });
+    try {
+      await waitFor({ what: "the backend of the emulated host", timeoutMs: BOOT_MS, intervalMs: 200 }, async () => {
+        await this.provider().getPods({ labels: {}, signal: AbortSignal.timeout(5_000) });
+      });
+    } catch (thrown) {
+      throw new Error(`the host has not come up:\n${await this.console()}`, { cause: thrown });
+    }
+  }
+
+  /** A client of its backend. */
+  provider(): HttpVmProvider {
+    return new HttpVmProvider({
+      url: `http://127.0.0.1:${this.#port}`,
+      credentials: { tokenFile: join(this.#dir, "token") },
+    });
+  }
+
+  /** Pulls the plug. */
+  async cut(random: Random): Promise<void> {
+    const qemu = this.#qemu;
+    this.disk.losePower(random);
+    if (qemu === undefined) return;
+    const exit = once(qemu, "exit");
+    qemu.kill("SIGKILL");
+    await exit;
+  }
+
+  /** What has been said on its console since it was switched on. */
+  async console(): Promise<string> {
+    return (await readFile(this.#console, "utf8").catch(() => "")).slice(-4_000);
+  }
+
+  /** What a shell script prints there. */
+  async shell(script: string): Promise<string> {
+    const socket = connect(this.#shellSocket);
+    const mark = `end-of-${Math.floor(performance.now())}`;
+    try {
+      socket.write(`{ ${script}\n} 2>&1; echo; echo ${mark.slice(0, 4)}""${mark.slice(4)}\n`);
+      let text = "";
+      for await (const chunk of socket as AsyncIterable<Buffer>) {
+        text += chunk.toString();
+        if (text.includes(mark)) break;
+      }
+      return text.slice(0, text.indexOf(mark)).trim();
+    } finally {
+      socket.destroy();
+    }
+  }
+
+  async close(): Promise<void> {
+    await this.cut(Math.random);
+    this.disk.close();
+    await rm(this.#dir, { recursive: true, force: true });
+  }
+
+  get #console(): string {
+    return join(this.#dir, "console");
+  }
+
+  get #shellSocket(): string {
+    return join(this.#dir, "shell.sock");
+  }
+}
+
+/** By which name the emulated host reaches a port of this one. */
+export const insideName = (registry: string): string => registry.replace("127.0.0.1", "10.0.2.2");

@@ -1,0 +1,128 @@
+/**
+ * The backend on a host that loses its power. `POWERCUTS`: how often (default 1), `POWERCUT_SEED`: where chance begins.
+ * What is lost and how is said in test/SIMULATION.md.
+ */
+import { mkdtemp, rm } from "node:fs/promises";
+import { tmpdir } from "node:os";
+import { join } from "node:path";
+import { afterAll, beforeAll, describe, expect, test } from "vitest";
+import { must, waitFor } from "../e2e/harness/wait.ts";
+import { seeded } from "../simulation/seeded.ts";
+import { leaveOut } from "../support/left-out.ts";
+import { busyboxImage, missingForImages, startRegistry, type TestRegistry } from "../support/registry.ts";
+import { EmulatedHost, insideName, makeImages, missingForHost, type Images } from "./host/host.ts";
+import { Roll, Workload } from "./workload.ts";
+
+const CUTS = Number(process.env["POWERCUTS"] ?? 1);
+const SEED = Number(process.env["POWERCUT_SEED"] ?? 1);
+/** After so many cuts another disk begins empty. */
+const CUTS_PER_DISK = 5;
+/** In how many writes and flushes of the disk, at most, the cut comes. */
+const OPERATIONS = 250;
+const REST_MS = 180_000;
+
+const missing = [...missingForHost(), ...[missingForImages() ?? []].flat()];
+
+if (missing.length > 0) leaveOut("losses of power", missing);
+else
+  describe("a host that loses its power", () => {
+    const random = seeded(SEED);
+    const roll = new Roll();
+    let dir: string;
+    let images: Images;
+    let registry: TestRegistry;
+    let port: number;
+    let host: EmulatedHost | undefined;
+    let workload: Workload;
+
+    beforeAll(async () => {
+      dir = await mkdtemp(join(tmpdir(), "vmlet-powercut-images-"));
+      registry = await startRegistry();
+      await registry.push("busybox", await busyboxImage());
+      port = await roll.listen();
+      images = await makeImages(dir);
+    }, 600_000);
+
+    afterAll(async () => {
+      await host?.close();
+      roll.close();
+      await registry.stop();
+      await rm(dir, { recursive: true, force: true });
+    });
+
+    const runsTwice = () =>
+      [...roll.runs]
+        .filter(([id, runs]) => runs > 1 && workload.machines.get(id)?.kind !== "for ever")
+        .map(([id]) => id);
+
+    async function verify(): Promise<void> {
+      const provider = host!.provider();
+      const faults: string[] = [];
+      await waitFor({ what: "all machines to come to rest", timeoutMs: REST_MS, intervalMs: 500 }, async () => {
+        faults.push(...(await workload.look(provider)));
+        const unrest = workload.unrest();
+        must(unrest.length === 0, unrest);
+      });
+      expect(faults).toEqual([]);
+      expect(runsTwice()).toEqual([]);
+    }
+
+    /** All that the backend may have left on its host. */
+    async function leftovers(): Promise<string> {
+      return await host!.shell(`
+        ls /var/lib/vmlet/state/machines /var/lib/vmlet/state/run /var/lib/vmlet/state/oci/machines
+        ls /var/lib/vmlet/state/network | grep -E '^[0-9]+\\.' || true
+        ip -o link | grep -oE ' (vm|ve)[a-z0-9]*[0-9][^:@]*' | grep -v ' vmlet0' || true
+        ls /run/netns 2>/dev/null || true
+        grep -oE ' /var/lib/vmlet/state/[^ ]*' /proc/mounts || true
+        find /sys/fs/cgroup -mindepth 2 -type d -path '*vmlet-*' | grep -v '/vmlet[^/]*$' || true
+        ps | grep -E 'shim.js|runc |pause' | grep -v grep || true`);
+    }
+
+    async function cutOnce(number: number): Promise<void> {
+      if (number % CUTS_PER_DISK === 0 || host === undefined) {
+        await host?.close();
+        host = await EmulatedHost.make(images, registry.host);
+        workload = new Workload(`${insideName(registry.host)}/busybox`, port);
+        await host.boot();
+      }
+      const { disk } = host;
+      const cut = Promise.withResolvers<void>();
+      disk.cutAfter(1 + Math.floor(random() ** 2 * OPERATIONS), cut.resolve);
+      const isOn = { value: true };
+      const off = cut.promise.then(() => (isOn.value = false));
+      const worked = workload
+        .run(host.provider(), random, () => isOn.value)
+        .catch(() => {})
+        .then(async () => {
+          // What goes on by itself afterwards is worth a cut too, while there is something.
+          const until = performance.now() + 20_000 * random();
+          while (isOn.value && performance.now() < until) await workload.look(host!.provider()).catch(() => []);
+        });
+      await Promise.race([off, worked]);
+      await host.cut(random);
+      isOn.value = false;
+      await worked;
+      await host.boot();
+      await verify();
+      console.log(
+        JSON.stringify({ cut: number + 1, machines: workload.machines.size, runs: roll.runs.size, disk: disk.count }),
+      );
+    }
+
+    for (let number = 0; number < CUTS; number++)
+      test(
+        `cut ${number + 1}: after the next boot every acknowledged machine is as it should be`,
+        { timeout: 900_000 },
+        () => cutOnce(number),
+      );
+
+    test("nothing is left when all machines are deleted", { timeout: 600_000 }, async () => {
+      await workload.deleteAll(host!.provider());
+      await verify();
+      await waitFor({ what: "the host to be clean", timeoutMs: 60_000, intervalMs: 1_000 }, async () => {
+        const left = await leftovers();
+        must(!/\S/.test(left.replaceAll(/^\/var\/lib\/vmlet\/state\/[a-z/]+:$/gm, "")), left);
+      });
+    });
+  });
