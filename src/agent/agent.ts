@@ -12,7 +12,7 @@ import type { AgentConfig, NodeConfig, ProviderConfig } from "../config/schema.t
 import { exposedSecrets } from "../config/exposed-files.ts";
 import { ConfigError, configuredBy } from "../config/load.ts";
 import { NodeCertificate } from "../kube/certificates.ts";
-import { loadKubeConfig } from "../kube/credentials.ts";
+import { loadKubeConfig } from "../kube/kubeconfig.ts";
 import { EventRecorder } from "../kube/events.ts";
 import { isForbidden } from "../kube/errors.ts";
 import type { Kube } from "../kube/kube.ts";
@@ -133,7 +133,7 @@ export class Agent {
   }
 
   /** Builds everything and binds the ports; nothing is registered before `run`. @throws ConfigError, KubeApiError */
-  static async create(options: AgentOptions): Promise<Agent> {
+  static async open(options: AgentOptions): Promise<Agent> {
     const { config, logger, version } = options;
     for (const path of await exposedSecrets(config))
       logger.warn({ path }, "This file holds a secret, and every user of this host can read it: chmod o-r");
@@ -252,7 +252,7 @@ async function createNodeAgent(
   const provider = await options.createProvider(node.provider, {
     onInvalidReply: (reason) => metrics.backendInvalidResponses.inc({ reason }),
   });
-  agent = await NodeAgent.create({
+  agent = await NodeAgent.open({
     ...options,
     ...shared,
     logger,

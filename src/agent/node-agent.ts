@@ -3,7 +3,7 @@
  * and what is done with them together.
  */
 import { guardedKube } from "../kube/guarded.ts";
-import type { KubeletServer } from "../kubelet/options.ts";
+import type { KubeletServer } from "../kubelet/server.ts";
 import type { PodController } from "../pods/controller.ts";
 import { BackendInfo } from "./backend-info.ts";
 import { createKubelet } from "./node-kubelet.ts";
@@ -38,7 +38,7 @@ export class NodeAgent {
   #acts = false;
 
   /** Binds the kubelet port; registers nothing yet. @throws when the port is taken or a certificate cannot be read */
-  static async create(options: NodeAgentOptions): Promise<NodeAgent> {
+  static async open(options: NodeAgentOptions): Promise<NodeAgent> {
     const acting = options.guard ? guardedKube(options.kube, options.guard) : options.kube;
     const backend = new BackendInfo(options.node, process.arch);
     const own = new OwnNode(options.node.name);

@@ -9,8 +9,7 @@ import {
   type AdvertisedNames,
   type ServingCertificate,
 } from "../kubelet/certificates/serving.ts";
-import type { KubeletServer } from "../kubelet/options.ts";
-import { createKubeletServer } from "../kubelet/server.ts";
+import { KubeletServer } from "../kubelet/server.ts";
 import { uidOf } from "../kube/pod.ts";
 import { parseDuration } from "../resources/duration.ts";
 import type { Pod } from "../kube/wire.ts";
@@ -30,7 +29,7 @@ export async function createKubelet(options: NodeAgentOptions, pods: NodePods, o
     pod: controller.latest(pod),
     machineId: machineId(clusterId, uidOf(pod)),
   });
-  const server = createKubeletServer({
+  const server = new KubeletServer({
     host: node.kubelet.address,
     port: node.kubelet.port,
     nodeName: node.name,

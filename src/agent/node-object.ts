@@ -1,6 +1,6 @@
 /** A node's Node object: what is written into it, and where that comes from. */
 import type { Kube } from "../kube/kube.ts";
-import { fixedCapacity, ProviderCapacitySource, type CapacitySource } from "../node/capacity.ts";
+import { fixedCapacity, ProviderCapacitySource, type CapacitySource, withConditions } from "../node/capacity.ts";
 import { NodeController } from "../node/node-controller.ts";
 import type { BackendHealth } from "../node/settings.ts";
 import type { PodController } from "../pods/controller.ts";
@@ -11,7 +11,7 @@ import type { NodePods } from "./node-pods.ts";
 
 export interface NodeObject {
   controller: NodeController;
-  /** Asks the backend for its capacity, where that is the Node's, until the signal aborts. */
+  /** Asks the backend for its capacity and its host's conditions until the signal aborts. */
   followCapacity(signal: AbortSignal): Promise<void>;
 }
 
@@ -48,7 +48,10 @@ export function createNode(
       backendOutageGraceMs: parseDuration(node.backendOutageGrace),
     },
     report: () => backend.forNode(),
-    capacity: node.capacity === undefined ? capacityOf(backend, reported) : fixedCapacity(node.capacity),
+    capacity:
+      node.capacity === undefined
+        ? capacityOf(backend, reported)
+        : withConditions(fixedCapacity(node.capacity), reported),
     backend: healthOf(pods),
     metrics: {
       onRegistered: () => metrics.nodeRegistrations.inc(),
@@ -64,7 +67,7 @@ export function createNode(
     async followCapacity(signal) {
       await backend.known(signal);
       controller.refresh();
-      if (!signal.aborted && node.capacity === undefined && backend.can("capacity")) await reported.run(signal);
+      if (!signal.aborted && backend.can("capacity")) await reported.run(signal);
     },
   };
 }

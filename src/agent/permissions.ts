@@ -17,7 +17,7 @@ export interface Permission {
    * The namespace and name that are asked about are examples: of every namespace, or of those whose pods may run on the
    * node. Absent: they are meant.
    */
-  exampleOf?: "namespaces" | "workloads";
+  exampleOf?: "namespaces" | "workloads" | undefined;
   /** What an attacker could do with it besides: to be granted on purpose only. */
   danger?: string;
 }
@@ -59,7 +59,7 @@ export function nodePermissions(nodeName: string, needs: PermissionNeeds): Permi
   ): Permission => ({
     attributes: { verb, resource, ...more },
     purpose,
-    ...(exampleOf !== undefined && { exampleOf }),
+    exampleOf,
   });
   const probe = { namespace: "default", name: "probe" };
   /** What a node may do to objects that a pod of its own refers to: known only once there is such a pod. */

@@ -1,17 +1,15 @@
-/** Reads kubeconfigs and service account files, and keeps what they give fresh. */
+/** What a kubeconfig and the files that it names give for a request, and keeping that fresh. */
 import { createHash } from "node:crypto";
 import { readFileSync } from "node:fs";
-import { dirname, resolve } from "node:path";
-import { KubeConfig, type User } from "@kubernetes/client-node";
-import { parse } from "yaml";
+import type { Cluster, KubeConfig as ClientNodeConfig, User } from "@kubernetes/client-node";
 import { Backoff } from "../queue/backoff.ts";
 import type { Logger } from "../telemetry/logger.ts";
 import { unlessAborted } from "../util/abort.ts";
 import type { Clock } from "../util/clock.ts";
-import { toError, VmletError } from "../util/errors.ts";
 import { trimEnd } from "../util/text.ts";
 import type { CertificatePair } from "./certificates.ts";
 import { ExecPlugin, type ExecConfig } from "./exec-plugin.ts";
+import type { KubeConfig } from "./kubeconfig.ts";
 
 /**
  * Where the API server is and how to prove who we are. Files are read again every few seconds, so rotated certificates
@@ -27,17 +25,11 @@ export interface Credentials {
     readonly ca?: string | Buffer;
     readonly cert?: string | Buffer;
     readonly key?: string | Buffer;
-    readonly passphrase?: string;
     readonly servername?: string;
     readonly rejectUnauthorized?: boolean;
   };
   /** Changes exactly when new connections have to be made. */
   readonly tlsKey: string;
-}
-
-/** The kubeconfig cannot be used: its owner has to change something. */
-class KubeConfigError extends VmletError {
-  readonly code = "KUBECONFIG";
 }
 
 /** How long credentials are used before the files are looked at again. */
@@ -62,19 +54,19 @@ interface Reading {
 }
 
 export class CredentialSource {
-  readonly #template: KubeConfig;
+  readonly #kubeConfig: KubeConfig;
   readonly #clock: Clock;
   readonly #options: CredentialSourceOptions;
   readonly #plugin: ExecPlugin | undefined;
   readonly #failures: Backoff;
-  #kubeConfig: KubeConfig;
+  /** client-node's, where only that can prove who we are. */
+  #foreign: Promise<ClientNodeConfig> | undefined;
   #cached: { credentials: Credentials; readAt: number } | undefined;
   #reading: Reading | undefined;
   #failed: { error: unknown; until: number } | undefined;
 
   constructor(kubeConfig: KubeConfig, clock: Clock, options: CredentialSourceOptions = {}) {
-    this.#template = kubeConfig;
-    this.#kubeConfig = copyOf(kubeConfig);
+    this.#kubeConfig = kubeConfig;
     this.#clock = clock;
     this.#options = options;
     const exec = execOf(kubeConfig);
@@ -112,12 +104,12 @@ export class CredentialSource {
 
   /**
    * The API server does not accept these. The next request reads again, and forgets what client-node's authenticators
-   * hold (a token file's content). Ignored when these have been replaced already.
+   * hold. Ignored when these have been replaced already.
    */
   refuse(credentials: Credentials): void {
     if (this.#cached?.credentials !== credentials) return;
     this.#cached = undefined;
-    this.#kubeConfig = copyOf(this.#template);
+    this.#foreign = undefined;
     this.#plugin?.refused();
   }
 
@@ -148,11 +140,10 @@ export class CredentialSource {
 
   #begin(): Reading {
     const limit = new AbortController();
-    const kubeConfig = this.#kubeConfig;
     const cancel = this.#clock.after(LONGEST_READING_MS, () =>
       limit.abort(new Error(`reading them took longer than ${LONGEST_READING_MS / 1000} s`)),
     );
-    const credentials = unlessAborted(this.#read(kubeConfig, limit.signal), limit.signal).then(
+    const credentials = unlessAborted(this.#read(limit.signal), limit.signal).then(
       (read) => {
         this.#failures.reset();
         this.#failed = undefined;
@@ -178,39 +169,30 @@ export class CredentialSource {
     return reading;
   }
 
-  async #read(kubeConfig: KubeConfig, signal: AbortSignal): Promise<Credentials> {
+  async #read(signal: AbortSignal): Promise<Credentials> {
+    const kubeConfig = this.#kubeConfig;
     const cluster = kubeConfig.getCurrentCluster();
     if (!cluster) throw new Error(`The kubeconfig has no cluster for its context "${kubeConfig.currentContext}"`);
-    const options: Parameters<KubeConfig["applyToHTTPSOptions"]>[0] & { auth?: string; servername?: string } = {};
-    await kubeConfig.applyToHTTPSOptions(options);
-
-    const headers: Record<string, string> = {};
-    for (const [name, value] of Object.entries(options.headers ?? {})) {
-      // A token file usually ends with a newline, which may not stand in a header.
-      if (value !== undefined) headers[name.toLowerCase()] = String(value).trim();
-    }
-    if (options.auth && headers["authorization"] === undefined) {
-      headers["authorization"] = `Basic ${Buffer.from(options.auth).toString("base64")}`;
-    }
+    const identity = ownIdentity(cluster, kubeConfig.getCurrentUser());
+    const headers: Record<string, string> = { ...identity.headers };
+    let { tls } = identity;
     const certificate = this.#options.certificate?.();
     if (certificate) {
       delete headers["authorization"];
-      Object.assign(options, { ...certificate, passphrase: undefined });
+      tls = { ...tls, ...certificate };
     } else if (this.#plugin) {
       const { token, cert, key } = await this.#plugin.credentials(signal);
       if (token !== undefined) headers["authorization"] = `Bearer ${token}`;
-      if (cert !== undefined) Object.assign(options, { cert, key, passphrase: undefined });
+      if (cert !== undefined && key !== undefined) tls = { ...tls, cert, key };
+    } else if (isForeign(kubeConfig.getCurrentUser())) {
+      const given = await this.#foreignIdentity(kubeConfig);
+      Object.assign(headers, given.headers);
+      tls = { ...tls, ...given.tls };
     }
-    const tls: Credentials["tls"] = {
-      ...(options.ca && { ca: options.ca as string | Buffer }),
-      ...(options.cert && { cert: options.cert as string | Buffer }),
-      ...(options.key && { key: options.key as string | Buffer }),
-      ...(options.passphrase && { passphrase: options.passphrase }),
-      ...(options.servername && { servername: options.servername }),
-      ...(options.rejectUnauthorized !== undefined && { rejectUnauthorized: options.rejectUnauthorized }),
-    };
+    // A token file usually ends with a newline, which may not stand in a header.
+    for (const [name, value] of Object.entries(headers)) headers[name] = value.trim();
     const hash = createHash("sha256");
-    for (const part of [tls.ca, tls.cert, tls.key, tls.passphrase, tls.servername, String(tls.rejectUnauthorized)]) {
+    for (const part of [tls.ca, tls.cert, tls.key, tls.servername, String(tls.rejectUnauthorized)]) {
       hash.update(part ?? "").update("\0");
     }
     return {
@@ -220,6 +202,17 @@ export class CredentialSource {
       tls,
       tlsKey: hash.digest("hex"),
     };
+  }
+
+  async #foreignIdentity(kubeConfig: KubeConfig): Promise<Identity> {
+    this.#foreign ??= clientNodeConfig(kubeConfig);
+    const options: Applied = {};
+    await (await this.#foreign).applyToHTTPSOptions(options);
+    const headers: Record<string, string> = {};
+    for (const [name, value] of Object.entries(options.headers ?? {}))
+      if (value !== undefined) headers[name.toLowerCase()] = String(value);
+    const { cert, key } = options as { cert?: string | Buffer; key?: string | Buffer };
+    return { headers, tls: { ...(cert && { cert }), ...(key && { key }) } };
   }
 }
 
@@ -232,65 +225,67 @@ function execOf(kubeConfig: KubeConfig): ExecConfig | undefined {
   return (user.exec ?? user.authProvider?.config?.exec) as ExecConfig | undefined;
 }
 
-/** A KubeConfig of its own, with authenticators that remember nothing. */
-function copyOf(original: KubeConfig): KubeConfig {
-  const copy = new KubeConfig();
-  copy.loadFromOptions({
-    // client-node refuses http: servers unless TLS verification is off; there is none to verify.
-    clusters: original.clusters.map((c) => (c.server.startsWith("http:") ? { ...c, skipTLSVerify: true } : c)),
-    // Exec plugins are ours (`exec-plugin.ts`): client-node's cannot be ended, nor told that the API server refused
-    // their credentials.
-    users: original.users.map((user) => (user.exec || user.authProvider?.config?.exec ? withoutExec(user) : user)),
-    contexts: original.contexts,
-    currentContext: original.currentContext,
-  });
-  return copy;
+/** What a reading finds in the kubeconfig and the files that it names. */
+interface Identity {
+  headers: Readonly<Record<string, string>>;
+  tls: Credentials["tls"];
 }
 
-function withoutExec({ exec: _exec, authProvider: _authProvider, ...user }: User): User {
-  return user;
-}
-
-/**
- * The kubeconfig at `path`; without one, what kubectl would take ($KUBECONFIG, ~/.kube/config), else the service
- * account of the pod that we run in. `context` replaces the file's current one.
- *
- * @throws KubeConfigError that names the file when it cannot be read or parsed, or lacks the context
- */
-export function loadKubeConfig(options: { path?: string | undefined; context?: string | undefined } = {}): KubeConfig {
-  const kubeConfig = new KubeConfig();
-  const { path, context } = options;
-  try {
-    if (path === undefined) kubeConfig.loadFromDefault();
-    else {
-      kubeConfig.loadFromFile(path);
-      followTokenFiles(kubeConfig, path);
-    }
-  } catch (thrown) {
-    const file = path === undefined ? "" : ` ${path}`;
-    throw new KubeConfigError(`Cannot load the kubeconfig${file}: ${toError(thrown).message}`, { cause: thrown });
-  }
-  if (context !== undefined) kubeConfig.setCurrentContext(context);
-  if (!kubeConfig.getCurrentCluster()) {
-    const known = kubeConfig.contexts.map((c) => c.name).join(", ") || "none";
-    throw new KubeConfigError(
-      `The kubeconfig ${path ?? ""} has no usable context "${kubeConfig.currentContext}" (contexts: ${known})`,
-    );
-  }
-  return kubeConfig;
-}
-
-/** client-go's `tokenFile` is unknown to client-node; its file authenticator does the same under another name. */
-function followTokenFiles(kubeConfig: KubeConfig, path: string): void {
-  const document = parse(readFileSync(path, "utf8")) as {
-    users?: { name?: string; user?: { tokenFile?: string } | null }[];
+/** Client-go's `UpdateTransportConfig`: what goes before what. A file is read at each reading. */
+function ownIdentity(cluster: Cluster, user: User | null): Identity {
+  const { certFile, certData, keyFile, keyData, username, password, impersonateUser } = user ?? {};
+  const [ca, cert, key] = [
+    content(cluster.caFile, cluster.caData),
+    content(certFile, certData),
+    content(keyFile, keyData),
+  ];
+  const tokenFile = tokenFileOf(user);
+  const token = tokenFile === undefined ? user?.token : readFileSync(tokenFile, "utf8");
+  const authorization = token
+    ? `Bearer ${token}`
+    : username && `Basic ${Buffer.from(`${username}:${password ?? ""}`).toString("base64")}`;
+  return {
+    headers: {
+      ...(authorization && { authorization }),
+      ...(impersonateUser && { "impersonate-user": impersonateUser }),
+    },
+    tls: {
+      ...(ca && { ca }),
+      ...(cert && { cert }),
+      ...(key && { key }),
+      ...(cluster.tlsServerName && { servername: cluster.tlsServerName }),
+      ...(cluster.skipTLSVerify && { rejectUnauthorized: false }),
+    },
   };
-  for (const entry of document.users ?? []) {
-    const user = entry.user?.tokenFile ? kubeConfig.users.find((u) => u.name === entry.name) : undefined;
-    if (!user) continue;
-    Object.assign(user, {
-      token: undefined,
-      authProvider: { name: "tokenFile", config: { tokenFile: resolve(dirname(path), entry.user!.tokenFile!) } },
-    });
-  }
+}
+
+function content(file: string | undefined, base64: string | undefined): Buffer | undefined {
+  if (file) return readFileSync(file);
+  return base64 ? Buffer.from(base64, "base64") : undefined;
+}
+
+function tokenFileOf(user: User | null): string | undefined {
+  return (user?.authProvider as { config?: { tokenFile?: string } } | undefined)?.config?.tokenFile;
+}
+
+/** An `auth-provider` of the older clouds, or OIDC: client-node knows them. */
+function isForeign(user: User | null): boolean {
+  const provider = user?.authProvider as { config?: { exec?: unknown } } | undefined;
+  return provider != null && tokenFileOf(user) === undefined && provider.config?.exec === undefined;
+}
+
+type Applied = Parameters<ClientNodeConfig["applyToHTTPSOptions"]>[0];
+
+/** A KubeConfig of client-node's, whose authenticators remember nothing yet. It is loaded here, and only here. */
+async function clientNodeConfig({ clusters, users, contexts, currentContext }: KubeConfig): Promise<ClientNodeConfig> {
+  const { KubeConfig } = await import("@kubernetes/client-node");
+  const config = new KubeConfig();
+  config.loadFromOptions({
+    // client-node refuses http: servers unless TLS verification is off; there is none to verify.
+    clusters: clusters.map((c) => (c.server.startsWith("http:") ? { ...c, skipTLSVerify: true } : c)),
+    users,
+    contexts,
+    currentContext,
+  });
+  return config;
 }

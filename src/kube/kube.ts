@@ -16,6 +16,11 @@ export interface KubeRequest {
   body?: unknown;
   /** Default `application/json`; a PATCH must say which kind it is (see `patch.ts`). */
   contentType?: string;
+  /**
+   * Of the object in the reply only its metadata is wanted. A server that can leaves out the rest: its `kind` is
+   * `PartialObjectMetadata` then. It may send the whole object all the same.
+   */
+  metadataOnly?: boolean;
   signal: AbortSignal;
   /** Limit for the whole exchange; default 30 s. */
   timeoutMs?: number;
@@ -43,7 +48,7 @@ export type WatchEvent<T> =
 
 export type WatchRequest = Omit<
   KubeRequest,
-  "method" | "body" | "contentType" | "timeoutMs" | "guard" | "lane" | "list"
+  "method" | "body" | "contentType" | "timeoutMs" | "guard" | "lane" | "list" | "metadataOnly"
 > & {
   /** Called when the server has accepted the watch. */
   onOpen?: () => void;

@@ -1,6 +1,6 @@
 /** What comes back from the API server, as text, JSON or an error. */
 import type { Dispatcher } from "undici";
-import { KubeApiError, ReplyTooLargeError, type StatusDetails } from "./errors.ts";
+import { KubeApiError, type StatusDetails } from "./errors.ts";
 
 export interface Reply {
   status: number;
@@ -15,18 +15,6 @@ export async function* pieces(reply: Reply, signal: AbortSignal, onPiece: () => 
     onPiece();
     yield piece;
   }
-}
-
-/** @throws ReplyTooLargeError beyond `maxBytes` */
-export async function readText(chunks: AsyncIterable<Buffer>, maxBytes: number, what: string): Promise<string> {
-  const kept: Buffer[] = [];
-  let bytes = 0;
-  for await (const chunk of chunks) {
-    bytes += chunk.length;
-    if (bytes > maxBytes) throw new ReplyTooLargeError(`${what}: the reply has more than ${maxBytes} bytes`);
-    kept.push(chunk);
-  }
-  return Buffer.concat(kept).toString("utf8");
 }
 
 /** The beginning of a text that is of interest to people only: no more than `maxBytes` of it. */
@@ -66,7 +54,7 @@ export function dropManagedFields(value: unknown): void {
 }
 
 /** A reply whose status says that the request failed, as an error with the server's words. */
-export function statusError(what: string, reply: Reply, text: string): KubeApiError {
+export function statusError(what: string, reply: Pick<Reply, "status" | "headers">, text: string): KubeApiError {
   let status: { message?: unknown; reason?: unknown; details?: StatusDetails } = {};
   try {
     const parsed: unknown = JSON.parse(text);

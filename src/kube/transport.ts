@@ -7,8 +7,6 @@
  * place, and nothing can delay the lease. Of the calls, those about the objects of one namespace have a share: an
  * admission webhook that is slow for that namespace holds up no other.
  */
-import type { KubeConfig } from "@kubernetes/client-node";
-import { request as httpRequest } from "undici";
 import { GroupLimit } from "../queue/group-limit.ts";
 import { TokenBucket } from "../queue/rate-limit.ts";
 import type { Logger } from "../telemetry/logger.ts";
@@ -18,13 +16,15 @@ import { toError, VmletError } from "../util/errors.ts";
 import { tlsFault } from "../util/tls-fault.ts";
 import { timeLimit, type TimeLimit } from "../util/time-limit.ts";
 import type { CertificatePair } from "./certificates.ts";
+import { collect } from "./collect.ts";
 import { Connections, type Lane } from "./connections.ts";
 import { CredentialSource, type Credentials } from "./credentials.ts";
 import { KubeApiError, isUnauthorized, type TransportReason } from "./errors.ts";
+import type { KubeConfig } from "./kubeconfig.ts";
 import type { Kube, KubeRequest, WatchEvent, WatchRequest } from "./kube.ts";
 import { decodeList } from "./list-decoder.ts";
 import { namespaceOf } from "./paths.ts";
-import { dropManagedFields, parseReply, pieces, readBeginning, readText, statusError, type Reply } from "./replies.ts";
+import { dropManagedFields, parseReply, pieces, readBeginning, statusError, type Reply } from "./replies.ts";
 import { decodeWatch } from "./watch-decoder.ts";
 
 interface TransportMetrics {
@@ -91,6 +91,7 @@ export class KubeTransport implements Kube {
   readonly #namespaces: GroupLimit;
   /** What ends each exchange that is under way. */
   readonly #underWay = new Set<(reason: KubeApiError) => void>();
+  #constants: Constants | undefined;
   readonly #buckets: Record<Exclude<Lane, "lease">, TokenBucket> | undefined;
 
   constructor(options: KubeTransportOptions) {
@@ -129,18 +130,25 @@ export class KubeTransport implements Kube {
       maxItemBytes: Math.min(maxEventBytes, maxReplyBytes / 2),
       onSkipped: list.onSkipped,
     };
-    const reply = await this.#exchange(request, (chunks) => decodeList(chunks, decoding));
+    const reply = await this.#exchange(request, async (credentials, limit) => {
+      const opened = await this.#open(request, credentials, limit.signal);
+      limit.touch();
+      if (!isSuccess(opened.status)) throw await this.#failure(what(request), opened, limit);
+      return await decodeList(pieces(opened, limit.signal, limit.touch), decoding);
+    });
     dropManagedFields(reply);
     return reply as T;
   }
 
   /** Like `request`, for replies that are not JSON: logs, metrics. */
   async requestText(request: KubeRequest): Promise<string> {
-    const { maxReplyBytes = MAX_REPLY_BYTES } = this.#options;
-    return this.#exchange(request, (chunks) => readText(chunks, maxReplyBytes, what(request)));
+    return this.#exchange(request, (credentials, limit) => this.#collect(request, credentials, limit));
   }
 
-  async #exchange<T>(request: KubeRequest, read: (chunks: AsyncIterable<Buffer>) => Promise<T>): Promise<T> {
+  async #exchange<T>(
+    request: KubeRequest,
+    attempt: (credentials: Credentials, limit: TimeLimit) => Promise<T>,
+  ): Promise<T> {
     const { signal, lane = "default" } = request;
     const timeoutMs = request.timeoutMs ?? this.#options.timeoutMs ?? DEFAULT_TIMEOUT_MS;
     const totalMs = request.list === undefined ? timeoutMs : timeoutMs * LIST_PATIENCE;
@@ -152,12 +160,7 @@ export class KubeTransport implements Kube {
       const namespace = lane === "default" ? namespaceOf(request.path) : undefined;
       if (namespace !== undefined) leave = await this.#namespaces.enter(namespace, limit.signal);
       await this.#awaitTurn(request.method, lane, limit.signal);
-      return await this.#withRetries(request, limit.signal, deadline, async (credentials) => {
-        const reply = await this.#send(request, lane, credentials, limit.signal);
-        limit.touch();
-        if (reply.status < 200 || reply.status > 299) throw await this.#failure(what(request), reply, limit);
-        return await read(pieces(reply, limit.signal, limit.touch));
-      });
+      return await this.#withRetries(request, limit.signal, deadline, (credentials) => attempt(credentials, limit));
     } catch (thrown) {
       throw explain(thrown, request, signal, limit.signal);
     } finally {
@@ -169,9 +172,45 @@ export class KubeTransport implements Kube {
 
   async *watch<T>({ onOpen, ...request }: WatchRequest): AsyncGenerator<WatchEvent<T>> {
     const get: KubeRequest = { ...request, method: "GET", query: { ...request.query, watch: true } };
-    const { signal } = request;
-    signal.throwIfAborted();
     const name = `Watch ${request.path}`;
+    const { maxEventBytes: maxLineBytes = MAX_EVENT_BYTES } = this.#options;
+    const read = (reply: Reply) => decodeWatch(reply.body, { maxLineBytes, what: name });
+    for await (const event of this.#stream(get, { name, onOpen, read })) {
+      dropManagedFields((event as { object?: unknown } | null)?.object);
+      yield event as WatchEvent<T>;
+    }
+  }
+
+  /**
+   * A GET whose reply may take for ever and is passed on as it comes: a log that is followed. Nothing more is read
+   * from the connection than is taken here.
+   *
+   * @throws as `request`, also in the middle
+   */
+  stream({ onOpen, ...request }: WatchRequest): AsyncGenerator<Buffer> {
+    const get: KubeRequest = { ...request, method: "GET" };
+    return this.#stream(get, { name: what(get), onOpen, read: (reply) => reply.body as AsyncIterable<Buffer> });
+  }
+
+  /**
+   * Who we are to the API server at the moment, for a connection that is none of HTTP's requests: a WebSocket.
+   *
+   * @throws KubeApiError when they cannot be read; the signal's reason on abort
+   */
+  credentials(signal: AbortSignal): Promise<Credentials> {
+    return this.#freshCredentials(signal);
+  }
+
+  async *#stream<T>(
+    get: KubeRequest,
+    {
+      name,
+      onOpen,
+      read,
+    }: { name: string; onOpen?: (() => void) | undefined; read: (reply: Reply) => AsyncIterable<T> },
+  ): AsyncGenerator<T> {
+    const { signal } = get;
+    signal.throwIfAborted();
     const timeoutMs = this.#options.timeoutMs ?? DEFAULT_TIMEOUT_MS;
     // Limits only the opening: how long a watch may be silent is the reflector's business.
     const opening = timeLimit(this.#clock, signal, { totalMs: timeoutMs }, noAnswer(name));
@@ -187,7 +226,7 @@ export class KubeTransport implements Kube {
         await this.#awaitTurn("WATCH", "watch", opening.signal);
         const deadline = this.#clock.monotonic() + timeoutMs;
         reply = await this.#withRetries(get, opening.signal, deadline, async (credentials) => {
-          const opened = await this.#send(get, "watch", credentials, stream.signal);
+          const opened = await this.#open(get, credentials, stream.signal, "watch");
           if (opened.status === 200) return opened;
           throw await this.#failure(name, opened, opening);
         });
@@ -198,11 +237,7 @@ export class KubeTransport implements Kube {
       }
       onOpen?.();
       try {
-        const { maxEventBytes: maxLineBytes = MAX_EVENT_BYTES } = this.#options;
-        for await (const event of decodeWatch(reply.body, { maxLineBytes, what: name })) {
-          dropManagedFields((event as { object?: unknown } | null)?.object);
-          yield event as WatchEvent<T>;
-        }
+        yield* read(reply);
       } catch (thrown) {
         throw explain(thrown, get, signal, stream.signal);
       }
@@ -287,12 +322,89 @@ export class KubeTransport implements Kube {
     }
   }
 
-  async #send(request: KubeRequest, lane: Lane, credentials: Credentials, signal: AbortSignal): Promise<Reply> {
-    const url = new URL(credentials.server + request.path);
-    for (const [name, value] of Object.entries(request.query ?? {})) {
-      if (value !== undefined) url.searchParams.set(name, String(value));
+  async #collect(request: KubeRequest, credentials: Credentials, limit: TimeLimit): Promise<string> {
+    const sending = this.#sending(request, credentials, request.lane ?? "default");
+    try {
+      const reply = await collect(sending.dispatcher, sending.request, {
+        signal: limit.signal,
+        maxBytes: this.#options.maxReplyBytes ?? MAX_REPLY_BYTES,
+        maxFailureBytes: MAX_STATUS_BYTES,
+        what: what(request),
+        onHeaders: (status, headers) => {
+          limit.touch();
+          sending.answered(status, headers);
+        },
+        onPiece: limit.touch,
+      });
+      if (!isSuccess(reply.status)) throw statusError(what(request), reply, reply.text);
+      return reply.text;
+    } catch (thrown) {
+      sending.failed();
+      throw thrown;
     }
+  }
+
+  /** A reply whose body is read as it comes. */
+  async #open(
+    request: KubeRequest,
+    credentials: Credentials,
+    signal: AbortSignal,
+    lane: Lane = request.lane ?? "default",
+  ): Promise<Reply> {
+    const { dispatcher, request: sent, answered, failed } = this.#sending(request, credentials, lane);
+    try {
+      const reply = await dispatcher.request({ ...sent, signal });
+      answered(reply.statusCode, reply.headers);
+      return { status: reply.statusCode, headers: reply.headers, body: reply.body };
+    } catch (thrown) {
+      failed();
+      throw thrown;
+    }
+  }
+
+  /** A request as undici takes it, and what its outcome is told to: whichever comes first. */
+  #sending(request: KubeRequest, credentials: Credentials, lane: Lane) {
+    const { origin, prefix, host, headers } = this.#constantsOf(credentials);
+    const dispatcher = this.#connections.dispatcher(credentials, lane);
+    request.guard?.();
+    const startedAt = this.#clock.monotonic();
+    const verb = lane === "watch" ? "WATCH" : request.method;
+    let isObserved = false;
+    const observe = (code: string) => {
+      if (isObserved) return;
+      isObserved = true;
+      const seconds = (this.#clock.monotonic() - startedAt) / 1000;
+      this.#options.metrics?.onRequest({ verb, host, code, seconds });
+    };
+    return {
+      dispatcher,
+      request: {
+        origin,
+        path: prefix + request.path + queryOf(request.query),
+        method: request.method,
+        headers: {
+          ...headers,
+          ...(request.metadataOnly && { accept: METADATA_ONLY }),
+          ...(request.body !== undefined && { "content-type": request.contentType ?? "application/json" }),
+        },
+        body: request.body === undefined ? null : JSON.stringify(request.body),
+        // undici closes the connection after any DELETE that has a body, unless this option says that the server does
+        // not mind.
+        reset: false,
+      },
+      answered: (status: number, { date }: Reply["headers"]) => {
+        observe(String(status));
+        if (lane === "lease") this.#noteServerTime(date);
+      },
+      failed: () => observe("<error>"),
+    };
+  }
+
+  /** What all requests with the same credentials have in common. */
+  #constantsOf(credentials: Credentials): Constants {
+    if (this.#constants?.of === credentials) return this.#constants;
     const { impersonate, version } = this.#options;
+    const { origin, host, pathname } = new URL(credentials.server);
     const headers: Record<string, string | string[]> = {
       ...credentials.headers,
       accept: "application/json",
@@ -302,37 +414,8 @@ export class KubeTransport implements Kube {
       headers["impersonate-user"] = impersonate.user;
       if (impersonate.groups.length > 0) headers["impersonate-group"] = [...impersonate.groups];
     }
-    if (request.body !== undefined) headers["content-type"] = request.contentType ?? "application/json";
-
-    const dispatcher = this.#connections.dispatcher(credentials, lane);
-    request.guard?.();
-    const startedAt = this.#clock.monotonic();
-    const verb = lane === "watch" ? "WATCH" : request.method;
-    const observe = (code: string) =>
-      this.#options.metrics?.onRequest({
-        verb,
-        host: url.host,
-        code,
-        seconds: (this.#clock.monotonic() - startedAt) / 1000,
-      });
-    try {
-      const reply = await httpRequest(url, {
-        method: request.method,
-        headers,
-        body: request.body === undefined ? null : JSON.stringify(request.body),
-        signal,
-        dispatcher,
-        // undici closes the connection after any DELETE that has a body, unless this option says that the server does
-        // not mind.
-        reset: false,
-      });
-      observe(String(reply.statusCode));
-      if (lane === "lease") this.#noteServerTime(reply.headers["date"]);
-      return { status: reply.statusCode, headers: reply.headers, body: reply.body };
-    } catch (thrown) {
-      observe("<error>");
-      throw thrown;
-    }
+    this.#constants = { of: credentials, origin, host, prefix: pathname === "/" ? "" : pathname, headers };
+    return this.#constants;
   }
 
   #noteServerTime(date: string | string[] | undefined): void {
@@ -345,6 +428,29 @@ export class KubeTransport implements Kube {
     const chunks = pieces(reply, limit.signal, limit.touch);
     return statusError(name, reply, await readBeginning(chunks, MAX_STATUS_BYTES));
   }
+}
+
+interface Constants {
+  of: Credentials;
+  origin: string;
+  host: string;
+  /** Of every path: the API server may lie under one. */
+  prefix: string;
+  headers: Readonly<Record<string, string | string[]>>;
+}
+
+/** Servers that do not know it, as proxies and toys may not, take the second and send the whole object. */
+const METADATA_ONLY = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1,application/json";
+
+function isSuccess(status: number): boolean {
+  return status >= 200 && status <= 299;
+}
+
+function queryOf(query: KubeRequest["query"]): string {
+  if (query === undefined) return "";
+  const params = new URLSearchParams();
+  for (const [name, value] of Object.entries(query)) if (value !== undefined) params.set(name, String(value));
+  return params.size === 0 ? "" : `?${params.toString()}`;
 }
 
 const TLS_SETTINGS = {

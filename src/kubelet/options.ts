@@ -95,14 +95,3 @@ export interface KubeletServerOptions {
   limits?: Partial<KubeletLimits> | undefined;
   selfUsage?: SelfUsage | undefined;
 }
-
-export interface KubeletServer {
-  /** @throws when the address cannot be bound */
-  listen(): Promise<void>;
-  /** The port listened on. */
-  readonly port: number;
-  /** Reloads certificates and the CA until the signal aborts. */
-  run(signal: AbortSignal): Promise<void>;
-  /** Refuses new connections, ends streams, and after `graceMs` (default 5 s) cuts what is left. */
-  close(graceMs?: number): Promise<void>;
-}

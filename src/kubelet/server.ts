@@ -24,7 +24,7 @@ import { toError } from "../util/errors.ts";
 import { auditRequest, type AuditedRequest } from "./audit.ts";
 import { Authenticator, Authorizer, Reviews, type AuthOptions } from "./auth.ts";
 import { StatsSource, processUsage } from "./metrics/stats.ts";
-import { DEFAULT_LIMITS, type KubeletLimits, type KubeletServer, type KubeletServerOptions } from "./options.ts";
+import { DEFAULT_LIMITS, type KubeletLimits, type KubeletServerOptions } from "./options.ts";
 import { answerClientError, answerError, refuseUpgrade, toHttpError, TooManyFailures } from "./refusals.ts";
 import { accessOf, parseTarget, type Handler, type Match, type RequestContext, type Route } from "./router.ts";
 import { kubeletRoutes } from "./routes.ts";
@@ -42,11 +42,7 @@ function isMetricsRead({ method, url = "" }: IncomingMessage): boolean {
   return method === "GET" && /^\/(metrics\/resource|stats\/summary)(\?|$)/.test(url);
 }
 
-export function createKubeletServer(options: KubeletServerOptions): KubeletServer {
-  return new Server(options);
-}
-
-class Server implements KubeletServer {
+export class KubeletServer {
   readonly #options: KubeletServerOptions;
   readonly #limits: KubeletLimits;
   readonly #server: HttpsServer;
@@ -106,10 +102,12 @@ class Server implements KubeletServer {
     });
   }
 
+  /** The port listened on. */
   get port(): number {
     return this.#port;
   }
 
+  /** @throws Error when the address cannot be bound */
   async listen(): Promise<void> {
     const { host, port, logger } = this.#options;
     this.#port = await listen(this.#server, { host, port }, (error) =>
@@ -117,10 +115,12 @@ class Server implements KubeletServer {
     );
   }
 
+  /** Reloads certificates and the CA until the signal aborts. */
   async run(signal: AbortSignal): Promise<void> {
     await Promise.all([this.#options.certificate.run(signal), this.#options.clientCa?.run(signal)]);
   }
 
+  /** Refuses new connections, ends streams, and after `graceMs` cuts what is left. */
   async close(graceMs = 5_000): Promise<void> {
     this.#connections.close();
     this.#stopping.abort(new Error("the node is shutting down"));

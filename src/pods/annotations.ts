@@ -3,9 +3,9 @@ import type { Pod } from "../kube/wire.ts";
 import type { Machine } from "../provider/machine.ts";
 
 /** Which machine the pod is on, in the backend's words. It stays when the machine is gone. */
-const MACHINE = "vmlet.dev/machine";
+export const MACHINE = "vmlet.dev/machine";
 /** The host that carries the machine, where the backend tells. */
-const HOST = "vmlet.dev/host";
+export const HOST = "vmlet.dev/host";
 const DELETION_COST = "controller.kubernetes.io/pod-deletion-cost";
 /**
  * Pods without the annotation count as 0; users' own small numbers still order the virtual node's pods among others.

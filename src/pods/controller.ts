@@ -72,6 +72,8 @@ export interface PodControllerOptions {
 const WATCH_SILENCE_MS = 75_000;
 /** Every pod is looked at this often even when nothing happens (kubelet: syncFrequency). */
 export const RESYNC_MS = 60_000;
+/** Some at a time: a timer for each of thousands of pods would keep an idle process awake. */
+const RESYNC_STEP_MS = 500;
 /**
  * So much time for each pod that is looked at for the first time and runs as it should: most of the API server's rate
  * is left.
@@ -263,7 +265,7 @@ export class PodController {
   }
 
   /**
-   * The periodic part: everything is looked at again, one after another over the period, and the sweep may remove a few
+   * The periodic part: everything is looked at again, a few at a time over the period, and the sweep may remove a few
    * more orphans.
    */
   async #tick(signal: AbortSignal): Promise<void> {
@@ -273,10 +275,10 @@ export class PodController {
       this.#reapBudget = this.#options.sweep.maxPerMinute;
       await this.#options.clock.sleep(RESYNC_MS, signal).catch(() => undefined);
       const uids = this.#everyUid();
-      let atMs = 0;
+      let turn = 0;
       for (const uid of uids) {
-        this.queue.addAfter(uid, atMs, "low");
-        atMs += RESYNC_MS / uids.size;
+        const atMs = (RESYNC_MS * turn++) / uids.size;
+        this.queue.addAfter(uid, Math.floor(atMs / RESYNC_STEP_MS) * RESYNC_STEP_MS, "low");
       }
     }
   }

@@ -35,12 +35,19 @@ export class PodApi {
 
   /**
    * A read that no cache may answer. Undefined when there is no pod of this name on this node.
+   *
+   * Of a pod that is held here the API server is asked for no more than its metadata first: where UID and
+   * resourceVersion are the same, so is all the rest.
    * @throws to be tried again
    */
   async read(pod: Pod, signal: AbortSignal): Promise<Pod | undefined> {
     const { namespace = "", name = "" } = pod.metadata ?? {};
+    const request = { method: "GET", path: podPath(namespace, name), signal } as const;
     try {
-      return await this.#kube.request<Pod>({ method: "GET", path: podPath(namespace, name), signal });
+      if (pod.metadata?.resourceVersion === undefined) return await this.#kube.request<Pod>(request);
+      const newest = await this.#kube.request<Pod>({ ...request, metadataOnly: true });
+      if (!isMetadataOnly(newest)) return newest;
+      return isSameVersion(newest, pod) ? pod : await this.#kube.request<Pod>(request);
     } catch (thrown) {
       const reaction = this.#react("read", pod, thrown, signal);
       if (reaction.next === "go_on") return undefined;
@@ -75,8 +82,9 @@ export class PodApi {
     signal: AbortSignal,
   ): Promise<StatusWritten> {
     try {
-      const written = await this.#kube.request<Pod>({ ...podStatusPatch(pod, status, annotations), signal });
-      return { kind: "written", pod: written };
+      const patch = podStatusPatch(pod, status, annotations);
+      const reply = await this.#kube.request<Pod>({ ...patch, signal, metadataOnly: true });
+      return { kind: "written", pod: isMetadataOnly(reply) ? patched(pod, status, reply) : reply };
     } catch (thrown) {
       const reaction = this.#react("status", pod, thrown, signal);
       const error = toError(thrown);
@@ -94,7 +102,8 @@ export class PodApi {
    * then.
    */
   async #stale(pod: Pod, error: Error, signal: AbortSignal): Promise<StatusWritten> {
-    const now = await this.read(pod, signal);
+    const { namespace, name } = pod.metadata!;
+    const now = await this.read({ metadata: { namespace: namespace!, name: name! } }, signal);
     if (now?.metadata!.uid !== pod.metadata!.uid) return { kind: "gone" };
     if (now!.metadata!.resourceVersion === pod.metadata!.resourceVersion) throw error;
     return { kind: "stale", pod: now! };
@@ -130,4 +139,23 @@ export class PodApi {
     signal.throwIfAborted();
     return reactionTo(call, thrown, pod.metadata?.name ?? "");
   }
+}
+
+function isMetadataOnly(reply: Pod): boolean {
+  return reply.kind === "PartialObjectMetadata";
+}
+
+function isSameVersion({ metadata: a }: Pod, { metadata: b }: Pod): boolean {
+  return a?.uid === b?.uid && a?.resourceVersion === b?.resourceVersion;
+}
+
+/**
+ * The pod after a merge patch of these fields onto exactly this copy of it: they replaced what was there, null removed.
+ * What the API server made of them beyond that, the watch brings.
+ */
+function patched(pod: Pod, changes: Fields, { metadata }: Pod): Pod {
+  const status = Object.fromEntries(
+    Object.entries({ ...pod.status, ...changes }).filter(([, value]) => value !== null),
+  ) as Pod["status"];
+  return { ...pod, metadata: metadata!, status: status! };
 }

@@ -21,6 +21,9 @@ export interface HeldCreate {
   retryAt: number;
 }
 
+/** One for all: an error of its own for each pod that goes would cost more than all else that is dropped. */
+const DROPPED = new Error("the pod is forgotten");
+
 class PodRecord {
   #memory: PodMemory = newMemory();
   overlay: Overlay | undefined;
@@ -53,7 +56,7 @@ class PodRecord {
   }
 
   drop(): void {
-    this.#dropping.abort();
+    this.#dropping.abort(DROPPED);
   }
 }
 

@@ -24,6 +24,7 @@ export interface PodOutcome {
 const DISRUPTIONS = new Map([
   ["Preempting", "Pod was preempted by Kubelet to accommodate a critical pod."],
   ["NodeShutdown", undefined],
+  ["Terminated", "Pod was terminated in response to imminent node shutdown."],
 ]);
 
 /**

@@ -44,7 +44,7 @@ test("the certificates of all nodes are asked for at once, so that none waits fo
   const pending = { metadata: { name: "csr-1" }, status: {} };
   server.handler = (_request, reply) => json(reply, 200, pending);
   const stop = new AbortController();
-  const creating = Agent.create({
+  const creating = Agent.open({
     config: config({ clusterId: "c1", identity: { mode: "certificate" }, nodes }),
     createProvider: () => Promise.reject(new Error("not needed")),
     clock: systemClock,

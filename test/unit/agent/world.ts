@@ -93,6 +93,8 @@ export class World {
 export class Agent {
   readonly kube: Kube;
   readonly pods: PodController;
+  /** Told of each request that it sends. */
+  onRequest: (request: KubeRequest) => void = () => undefined;
   readonly node: NodeController;
   readonly #world: World;
   readonly #options: AgentOptions;
@@ -107,10 +109,12 @@ export class Agent {
     const { clock } = world;
     const random = () => 0.5;
     this.kube = world.cluster.client({
-      carry: (request, send) =>
-        request.method === "GET"
+      carry: (request, send) => {
+        this.onRequest(request);
+        return request.method === "GET"
           ? this.#unlessDead(send)
-          : this.#effect(`${request.method} ${request.path}`, () => this.#write(request, send)),
+          : this.#effect(`${request.method} ${request.path}`, () => this.#write(request, send));
+      },
       ...(options.deliver && { deliver: options.deliver }),
     });
     const provider = this.#provider();

@@ -155,13 +155,21 @@ describe("EventRecorder", () => {
     expect(dropped).toEqual(["queue_full"]);
   });
 
-  test("sends no more than its rate allows", async () => {
-    const { recorder, kube, clock } = setup({ limits: { perSecond: 10, burst: 2 } });
-    for (let i = 0; i < 5; i++) recorder.event(pod, "Normal", `R${i}`, "m");
-    await settle(20);
-    expect(kube.requests).toHaveLength(2);
-    await clock.advance(250);
-    expect(kube.requests).toHaveLength(4);
+  test("sends no more than its rate allows, what exceeds it twice a second and together", async () => {
+    const { recorder, kube, clock } = setup({ limits: { perSecond: 10, burst: 6 } });
+    for (let i = 0; i < 20; i++) recorder.event(pod, "Normal", `R${i}`, "m");
+    await settle(40);
+    expect(kube.requests).toHaveLength(6);
+    await clock.advance(490);
+    expect(kube.requests).toHaveLength(6);
+    const before = clock.fired;
+    await clock.advance(20);
+    await settle(40);
+    expect(kube.requests).toHaveLength(6 + 5);
+    expect(clock.fired - before).toBeLessThanOrEqual(2);
+    await clock.advance(500);
+    await settle(40);
+    expect(kube.requests).toHaveLength(6 + 10);
   });
 
   test("gives up at once on an event that the server refuses", async () => {

@@ -1,8 +1,9 @@
-import { mkdtempSync, rmSync, writeFileSync } from "node:fs";
+import { mkdirSync, mkdtempSync, renameSync, rmSync, writeFileSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { describe, expect, onTestFinished, test } from "vitest";
-import { CredentialSource, loadKubeConfig } from "../../../src/kube/credentials.ts";
+import { CredentialSource } from "../../../src/kube/credentials.ts";
+import { loadKubeConfig } from "../../../src/kube/kubeconfig.ts";
 import { podStatusPatch, strategicPatch } from "../../../src/kube/patch.ts";
 import { selfSubjectAccessReview, subjectAccessReview, tokenReview } from "../../../src/kube/reviews.ts";
 import { requestToken } from "../../../src/kube/tokens.ts";
@@ -123,15 +124,20 @@ describe("a kubeconfig", () => {
       contexts: [{ name: "c", context: { cluster: "k", user: "u" } }],
     });
 
+  const load = (options: { path?: string; context?: string; environment?: Record<string, string> }) =>
+    loadKubeConfig({ environment: {}, ...options });
+  const headersOf = async (text: string) =>
+    (await new CredentialSource(load({ path: file(text) }), systemClock).get()).headers;
+
   test("gives the server and the token", async () => {
-    const source = new CredentialSource(loadKubeConfig({ path: file(config({ token: "t" })) }), systemClock);
+    const source = new CredentialSource(load({ path: file(config({ token: "t" })) }), systemClock);
     expect(await source.get()).toMatchObject({ server: "http://127.0.0.1:1", headers: { authorization: "Bearer t" } });
   });
 
   test("may name a token file beside it, as client-go's tokenFile", async () => {
     const path = file(config({ tokenFile: "token" }));
     writeFileSync(join(path, "..", "token"), "from-file\n");
-    const source = new CredentialSource(loadKubeConfig({ path }), systemClock);
+    const source = new CredentialSource(load({ path }), systemClock);
     expect((await source.get()).headers).toEqual({ authorization: "Bearer from-file" });
   });
 
@@ -140,19 +146,103 @@ describe("a kubeconfig", () => {
       "{",
       '{"__proto__":{"polluted":1,"token":"p"},"constructor":{"prototype":{"polluted":1}},',
     );
-    const source = new CredentialSource(loadKubeConfig({ path: file(text) }), systemClock);
+    const source = new CredentialSource(load({ path: file(text) }), systemClock);
     expect((await source.get()).headers).toEqual({ authorization: "Bearer t" });
     expect(({} as Record<string, unknown>)["polluted"]).toBeUndefined();
   });
 
-  test("that cannot be read is named", () => {
-    expect(() => loadKubeConfig({ path: "/nowhere/config" })).toThrow(
-      /Cannot load the kubeconfig \/nowhere\/config: ENOENT/,
+  test("gives what TLS needs, from files beside it or from itself", async () => {
+    const base64 = (text: string) => Buffer.from(text).toString("base64");
+    const path = file(
+      JSON.stringify({
+        "current-context": "c",
+        clusters: [
+          {
+            name: "k",
+            cluster: {
+              server: "https://k:6443/prefix/",
+              "certificate-authority": "ca.crt",
+              "tls-server-name": "kube",
+              "proxy-url": "http://proxy:3128",
+            },
+          },
+        ],
+        users: [{ name: "u", user: { "client-certificate-data": base64("cert"), "client-key": "u.key" } }],
+        contexts: [{ name: "c", context: { cluster: "k", user: "u" } }],
+      }),
     );
+    writeFileSync(join(path, "..", "ca.crt"), "authority");
+    writeFileSync(join(path, "..", "u.key"), "key");
+    const { server, proxyUrl, tls } = await new CredentialSource(load({ path }), systemClock).get();
+    expect({ server, proxyUrl }).toEqual({ server: "https://k:6443/prefix", proxyUrl: "http://proxy:3128" });
+    expect(Object.fromEntries(Object.entries(tls).map(([name, value]) => [name, String(value)]))).toEqual({
+      ca: "authority",
+      cert: "cert",
+      key: "key",
+      servername: "kube",
+    });
+  });
+
+  test("may switch the verification of the server off", async () => {
+    const text = config({}).replace('"server"', '"insecure-skip-tls-verify":true,"server"');
+    const { tls } = await new CredentialSource(load({ path: file(text) }), systemClock).get();
+    expect(tls).toEqual({ rejectUnauthorized: false });
+  });
+
+  test("may name a user and a password, or whom to act as", async () => {
+    expect(await headersOf(config({ username: "u", password: "p", as: "jane" }))).toEqual({
+      authorization: `Basic ${Buffer.from("u:p").toString("base64")}`,
+      "impersonate-user": "jane",
+    });
+  });
+
+  test("may be YAML with merges, and with a token that looks like a number", async () => {
+    const text = `
+base: &base { user: { token: 12345 } }
+current-context: c
+clusters: [{ name: k, cluster: { server: "http://k" } }]
+users: [{ <<: *base, name: u }]
+contexts: [{ name: c, context: { cluster: k, user: u } }]
+`;
+    expect(await headersOf(text)).toEqual({ authorization: "Bearer 12345" });
+  });
+
+  test("may have an auth-provider that client-node knows", async () => {
+    const provider = { name: "gcp", config: { "access-token": "of-gcp", expiry: "2999-01-01T00:00:00Z" } };
+    expect(await headersOf(config({ "auth-provider": provider }))).toEqual({ authorization: "Bearer of-gcp" });
+  });
+
+  test("that is broken is complained of without a word of what it holds", () => {
+    const path = file('users: [{ name: u, user: { token: "s3cret }');
+    expect(() => load({ path })).toThrow(/^Cannot load the kubeconfig (?!.*s3cret)/s);
+  });
+
+  test("without a server says where it is missing", () => {
+    const text = config({}).replace('"server"', '"serve"');
+    expect(() => load({ path: file(text) })).toThrow("clusters[0].cluster.server is missing");
+  });
+
+  test("is found where kubectl looks for it: in all files of KUBECONFIG, of which the first wins, or at home", async () => {
+    const user = (token: string) => JSON.stringify({ users: [{ name: "u", user: { token } }] });
+    const withoutUsers = JSON.stringify({ ...(JSON.parse(config({})) as object), users: [] });
+    const KUBECONFIG = [file(user("first")), file(withoutUsers), file(config({ token: "last" }))].join(":");
+    const listed = await new CredentialSource(load({ environment: { KUBECONFIG } }), systemClock).get();
+    expect(listed).toMatchObject({ server: "http://127.0.0.1:1", headers: { authorization: "Bearer first" } });
+
+    const path = file(config({ token: "home" }));
+    const home = join(path, "..");
+    mkdirSync(join(home, ".kube"));
+    renameSync(path, join(home, ".kube/config"));
+    const atHome = await new CredentialSource(load({ environment: { HOME: home } }), systemClock).get();
+    expect(atHome.headers).toEqual({ authorization: "Bearer home" });
+  });
+
+  test("that cannot be read is named", () => {
+    expect(() => load({ path: "/nowhere/config" })).toThrow(/Cannot load the kubeconfig \/nowhere\/config: ENOENT/);
   });
 
   test("without the wanted context says which there are", () => {
     const path = file(config({}));
-    expect(() => loadKubeConfig({ path, context: "prod" })).toThrow(/no usable context "prod" \(contexts: c\)/);
+    expect(() => load({ path, context: "prod" })).toThrow(/no usable context "prod" \(contexts: c\)/);
   });
 });

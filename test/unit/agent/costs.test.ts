@@ -1,0 +1,75 @@
+/**
+ * What pods cost, as counts: of requests that reach the API server and the backend, and of timers that fire, in time that
+ * stands still until it is moved. Counted where they arrive, so on no machine do they come out otherwise. A change that
+ * makes them grow has to say so here.
+ */
+import { expect, test } from "vitest";
+import type { KubeRequest } from "../../../src/kube/kube.ts";
+import { World, type Agent } from "./world.ts";
+
+const PODS = 100;
+
+/** What `work` sends on behalf of pods, by method and kind of path; watches and what concerns the Node are left out. */
+async function requestsOf(agent: Agent, work: () => Promise<void>): Promise<Record<string, number>> {
+  const counts: Record<string, number> = {};
+  agent.onRequest = ({ method, path, metadataOnly }: KubeRequest) => {
+    if (!path.includes("/pods")) return;
+    const kind = path
+      .replace(/\/namespaces\/.*/, path.endsWith("/status") ? "/POD/status" : "/POD")
+      .replace("/api/v1", "");
+    const key = `${method} ${kind}${metadataOnly ? " (metadata)" : ""}`;
+    counts[key] = (counts[key] ?? 0) + 1;
+  };
+  await work();
+  agent.onRequest = () => undefined;
+  return counts;
+}
+
+async function running(world: World): Promise<Agent> {
+  const agent = world.agent().start();
+  await world.clock.advance(1_000);
+  return agent;
+}
+
+test("a pod costs two requests until it runs, whose replies are metadata, and one create", async () => {
+  const world = new World();
+  const agent = await running(world);
+  const sent = await requestsOf(agent, async () => {
+    for (let i = 0; i < PODS; i++) world.createPod(`p-${i}`);
+    await world.clock.advance(5_000);
+  });
+  expect(Object.values(world.phases()).filter((phase) => phase === "Running")).toHaveLength(PODS);
+  expect(sent).toEqual({ "GET /POD (metadata)": PODS, "PATCH /POD/status (metadata)": PODS });
+  expect(world.effects.filter((each) => each.startsWith("createPod"))).toHaveLength(PODS);
+  await agent.stop();
+});
+
+test("a pod's end costs two requests: its last status and its removal", async () => {
+  const world = new World();
+  const agent = await running(world);
+  for (let i = 0; i < PODS; i++) world.createPod(`p-${i}`);
+  await world.clock.advance(5_000);
+  const sent = await requestsOf(agent, async () => {
+    for (let i = 0; i < PODS; i++) world.deletePod(`p-${i}`);
+    await world.clock.advance(5_000);
+  });
+  expect(world.pods()).toEqual([]);
+  expect(sent).toEqual({ "PATCH /POD/status (metadata)": PODS, "DELETE /POD": PODS });
+  await agent.stop();
+});
+
+test("pods that run as they should cost no request, and however many they are no more than a few timers a second", async () => {
+  const world = new World();
+  const agent = await running(world);
+  for (let i = 0; i < 500; i++) world.createPod(`p-${i}`);
+  // Everything has been looked at again once.
+  await world.clock.advance(120_000);
+  const before = world.clock.fired;
+  const minutes = 5;
+  const sent = await requestsOf(agent, () => world.clock.advance(minutes * 60_000));
+  expect(sent).toEqual({});
+  // Leases, the Node's status, lists of machines; and pods are looked at again twice a second, each time by a timer that
+  // may fire too early once. One for each pod would be twice as many.
+  expect((world.clock.fired - before) / (minutes * 60)).toBeLessThan(5);
+  await agent.stop();
+});
