@@ -5,32 +5,39 @@ import { loadBackendConfig } from "../../providers/local/config.ts";
 import { createEngine } from "../../providers/local/engines/index.ts";
 import { checkHost } from "../../providers/local/provider.ts";
 import { ConfigError } from "../config/load.ts";
-import { createLogger, silentLogger } from "../telemetry/logger.ts";
+import { createLogger, silentLogger, type LogFormat } from "../telemetry/logger.ts";
 import { untilAborted } from "../util/abort.ts";
 import { systemClock } from "../util/clock.ts";
 import { toError } from "../util/errors.ts";
 import { checkBackendHost } from "./check-backend-host.ts";
-import { openNoDebugger, signalToStop } from "./exit.ts";
+import { backendServiceCommands } from "./backend-service.ts";
+import { openNoDebugger, powerFailure, signalToStop } from "./exit.ts";
+import { isHostStopping } from "./host-state.ts";
 import { outliveFaults, PROGRAM_FOLDER } from "./faults.ts";
 import { Report, withReportOptions, type ReportOptions } from "./report.ts";
+import { logFormatOption } from "./log-format.ts";
 import { VERSION } from "./version.ts";
 
 export function backendCommand(): Command {
   const command = new Command("backend");
   command.requiredOption("-c, --config <file>", "the backend's configuration file (kind: BackendConfig)");
-  command.action((options: { config: string }) => run(options.config));
+  command.addOption(logFormatOption());
+  command.action((options: { config: string; logFormat: LogFormat }) => run(options.config, options.logFormat));
   const check = command
     .command("check")
     .description("say what this host lacks for the configured engine, and how to get it")
     .action((options: ReportOptions) => runCheck(command.opts<{ config: string }>().config, options));
   withReportOptions(check);
+  for (const service of backendServiceCommands(() => command.opts<{ config: string }>().config))
+    command.addCommand(service);
   return command;
 }
 
-async function run(path: string): Promise<void> {
+async function run(path: string, format: LogFormat): Promise<void> {
   const stop = signalToStop();
+  const power = powerFailure();
   const config = loadBackendConfig(path);
-  const logger = createLogger({ level: config.logLevel });
+  const logger = createLogger({ level: config.logLevel, format });
   openNoDebugger(logger);
   const { fatal } = outliveFaults(logger, { ownFolder: PROGRAM_FOLDER });
   const backend = await startBackend(config, { clock: systemClock, logger, version: VERSION }).catch(
@@ -46,8 +53,9 @@ async function run(path: string): Promise<void> {
     { url: backend.url, engine: config.engine.type, stateDir: config.stateDir },
     "The backend serves the Machine API",
   );
-  await untilAborted(AbortSignal.any([stop, fatal]));
-  logger.info({}, "Stopping; machines run on and are found again at the next start");
+  await untilAborted(AbortSignal.any([stop, power, fatal]));
+  if (!fatal.aborted && (power.aborted || (await isHostStopping()))) await backend.shutDown();
+  else logger.info({}, "Stopping; machines run on and are found again at the next start");
   await backend.close();
   fatal.throwIfAborted();
 }

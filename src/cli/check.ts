@@ -13,7 +13,7 @@ import { ConfigError, loadConfig, type ConfigOverrides } from "../config/load.ts
 import type { AgentConfig, NodeConfig } from "../config/schema.ts";
 import { nodeFileFaults } from "../config/used-files.ts";
 import { isForbidden, isNotFound } from "../kube/errors.ts";
-import { loadKubeConfig } from "../kube/credentials.ts";
+import { loadKubeConfig } from "../kube/kubeconfig.ts";
 import type { Kube } from "../kube/kube.ts";
 import { nodePath } from "../kube/paths.ts";
 import { selfSubjectAccessReview } from "../kube/reviews.ts";

@@ -6,12 +6,7 @@ import { mkdtemp, rm } from "node:fs/promises";
 import { tmpdir } from "node:os";
 import { join, resolve } from "node:path";
 import { Command, InvalidArgumentError } from "commander";
-import {
-  createMachineApiServer,
-  httpTarget,
-  HttpVmProvider,
-  type CredentialFiles,
-} from "../../providers/http-vm/index.ts";
+import { MachineApiServer, httpTarget, HttpVmProvider, type CredentialFiles } from "../../providers/http-vm/index.ts";
 import { CHECKS, runConformance, type CheckResult, type ConformanceReport } from "../provider/kit/index.ts";
 import { silentLogger } from "../telemetry/logger.ts";
 import { toError } from "../util/errors.ts";
@@ -101,7 +96,7 @@ function faultOf({ only = [], echoCommand, echoPort }: Flags): string | undefine
 /** @throws ConfigError when the file is not a provider module */
 async function checkModule(file: string, flags: Flags): Promise<number> {
   const provider = await createModuleProvider(resolve(file), flags.options ?? {});
-  const server = createMachineApiServer({ provider, logger: silentLogger });
+  const server = new MachineApiServer({ provider, logger: silentLogger });
   const folder = await mkdtemp(join(tmpdir(), "vmlet-conformance-"));
   try {
     const { url } = await server.listen({ socketPath: join(folder, "api.sock") });

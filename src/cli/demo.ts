@@ -1,35 +1,49 @@
 /**
  * `npm run demo`: the burst of examples/burst.yaml from creation to its end, seen as a client of the API server sees
- * it.
+ * it. In the middle of it the agent is killed, and what the backend has run is counted.
  */
 import { readFileSync } from "node:fs";
 import { parseAllDocuments } from "yaml";
 import { containersOf, isTerminal } from "../kube/pod.ts";
-import { loadKubeConfig } from "../kube/credentials.ts";
+import { loadKubeConfig } from "../kube/kubeconfig.ts";
 import { podPath, resourcePath } from "../kube/paths.ts";
 import { KubeTransport } from "../kube/transport.ts";
 import type { Node, Pod } from "../kube/wire.ts";
+import type { Machine } from "../provider/machine.ts";
 import { silentLogger } from "../telemetry/logger.ts";
 import { systemClock } from "../util/clock.ts";
 import { toError } from "../util/errors.ts";
+import type { DemoAgent } from "./demo-agent.ts";
 import { packageFile } from "./version.ts";
 
 const NAMESPACE = "default";
 const TIMEOUT_MS = 120_000;
 const POLL_MS = 200;
 
-/** @returns the process's exit status: 0 when every pod succeeded, its log could be read, and nothing was left */
-export async function runDemo(options: { kubeconfig: string; nodeName: string; signal: AbortSignal }): Promise<number> {
-  const signal = AbortSignal.any([options.signal, AbortSignal.timeout(TIMEOUT_MS)]);
+interface DemoOptions {
+  kubeconfig: string;
+  nodeName: string;
+  agent: DemoAgent;
+  /** What the backend has. */
+  machines(): Promise<readonly Machine[]>;
+  signal: AbortSignal;
+}
+
+/**
+ * @returns the process's exit status: 0 when every pod succeeded, every container was started once, its log could be
+ *   read, and nothing was left
+ */
+export async function runDemo(options: DemoOptions): Promise<number> {
+  const signal = AbortSignal.any([options.signal, options.agent.failed, AbortSignal.timeout(TIMEOUT_MS)]);
   const kube = new KubeTransport({
     kubeConfig: loadKubeConfig({ path: options.kubeconfig }),
     clock: systemClock,
     logger: silentLogger,
   });
   try {
-    return await burst(kube, options.nodeName, signal);
+    return await burst(kube, options, signal);
   } catch (thrown) {
-    const late = signal.aborted && !options.signal.aborted;
+    const late = signal.aborted && toError(signal.reason).name === "TimeoutError";
     console.error(`demo: ${late ? `not done after ${TIMEOUT_MS / 1000} s` : toError(thrown).message}`);
     return 1;
   } finally {
@@ -37,7 +51,8 @@ export async function runDemo(options: { kubeconfig: string; nodeName: string; s
   }
 }
 
-async function burst(kube: KubeTransport, nodeName: string, signal: AbortSignal): Promise<number> {
+async function burst(kube: KubeTransport, options: DemoOptions, signal: AbortSignal): Promise<number> {
+  const { nodeName, agent } = options;
   await until(signal, async () => {
     const nodes = await kube.request<{ items: Node[] }>({
       method: "GET",
@@ -64,9 +79,16 @@ async function burst(kube: KubeTransport, nodeName: string, signal: AbortSignal)
 
   const board = new Board(names);
   let last: readonly Pod[] = [];
+  let isKilled = false;
   await until(signal, async () => {
     last = await listBurst(kube, names, signal);
     board.show(last);
+    const running = last.filter((pod) => pod.status?.phase === "Running").length;
+    if (!isKilled && running >= names.length / 2) {
+      isKilled = true;
+      board.say(`The agent is killed (SIGKILL) while ${running} pods run, and started again. Their machines run on.`);
+      await agent.killAndStart();
+    }
     return last.length === names.length && last.every(isTerminal);
   });
   board.end();
@@ -86,6 +108,17 @@ async function burst(kube: KubeTransport, nodeName: string, signal: AbortSignal)
       for (const line of log.trimEnd().split("\n")) console.log(`  ${label}  ${line}`);
     }
   }
+  const machines = await options.machines();
+  const starts = machines
+    .flatMap(({ containers }) => containers)
+    .map(({ id, restart_count }) => (id ? 1 : 0) + restart_count);
+  const started = starts.reduce((sum, each) => sum + each, 0);
+  const asked = pods.flatMap((pod) => containersOf(pod)).length;
+  console.log(
+    `\nThe backend has ${machines.length} machines for ${names.length} pods, and has started ${started} programs for their ${asked} containers.`,
+  );
+  const isExact = machines.length === names.length && started === asked;
+  if (!isExact) console.error("demo: each pod should have had one machine, and each container one start");
   const failed = last.filter((p) => p.status?.phase !== "Succeeded");
   for (const pod of failed) {
     console.error(
@@ -96,8 +129,9 @@ async function burst(kube: KubeTransport, nodeName: string, signal: AbortSignal)
     await kube.request({ method: "DELETE", path: podPath(NAMESPACE, name), signal });
   }
   await until(signal, async () => (await listBurst(kube, names, signal)).length === 0);
-  console.log(`\nDeleted ${names.length} pods.`);
-  return failed.length === 0 ? 0 : 1;
+  await until(signal, async () => (await options.machines()).length === 0);
+  console.log(`Deleted ${names.length} pods; the backend has no machine left.`);
+  return failed.length === 0 && isExact ? 0 : 1;
 }
 
 function examplePods(): Pod[] {
@@ -140,6 +174,13 @@ class Board {
       if (!this.#live) console.log(`${name}  ${phase}`);
     }
     if (this.#live && changed) this.#draw();
+  }
+
+  /** A line of its own below what has been drawn. */
+  say(line: string): void {
+    console.log(`\n${line}\n`);
+    this.#drawn = 0;
+    if (this.#live) this.#draw();
   }
 
   end(): void {

@@ -1,6 +1,7 @@
 /** How the process ends: its exit status, what the user reads, and the signals that stop it. */
 import { InvalidArgumentError } from "commander";
 import type { Logger } from "../telemetry/logger.ts";
+import { systemClock } from "../util/clock.ts";
 import { VmletError, toError } from "../util/errors.ts";
 
 /** The user has to change something first: configuration, arguments, permissions. Whatever else fails is 1. */
@@ -10,7 +11,7 @@ export const USAGE_ERROR = 2;
  * Codes of the errors that only the user can cure: ConfigError's, KubeConfigError's and NoSuchNodeError's, whose
  * classes would take a second to load.
  */
-const USAGE_CODES: readonly string[] = ["CONFIG", "KUBECONFIG", "NO_SUCH_NODE"];
+const USAGE_CODES: readonly string[] = ["CONFIG", "KUBECONFIG", "NO_SUCH_NODE", "NO_SUCH_MACHINE"];
 
 /** Ends the process with the status that says whose turn it is. */
 export function failWith(thrown: unknown): never {
@@ -31,15 +32,27 @@ export function portNumber(text: string): number {
   return port;
 }
 
-/** Aborts on SIGINT or SIGTERM; a second signal ends the process at once. */
+/** npm passes on to its child what the terminal has told the child already: one Ctrl-C comes as two signals. */
+const ONE_CTRL_C_MS = 500;
+
+/** Aborts on SIGINT or SIGTERM; a second signal, when it is not the same Ctrl-C, ends the process at once. */
 export function signalToStop(): AbortSignal {
   const controller = new AbortController();
+  let firstAt = 0;
   for (const name of ["SIGINT", "SIGTERM"] as const) {
     process.on(name, () => {
-      if (controller.signal.aborted) process.exit(130);
+      if (controller.signal.aborted && systemClock.monotonic() - firstAt > ONE_CTRL_C_MS) process.exit(130);
+      firstAt ||= systemClock.monotonic();
       controller.abort(new Error(`stopped by ${name}`));
     });
   }
+  return controller.signal;
+}
+
+/** Aborts on SIGPWR, by which an init without systemd says that the host goes down. */
+export function powerFailure(): AbortSignal {
+  const controller = new AbortController();
+  process.once("SIGPWR", () => controller.abort(new Error("stopped by SIGPWR")));
   return controller.signal;
 }
 

@@ -1,6 +1,6 @@
 /** `vmlet node`: what `helm uninstall` does with the Node objects, by an identity of its own. */
 import { Command } from "commander";
-import { loadKubeConfig } from "../kube/credentials.ts";
+import { loadKubeConfig } from "../kube/kubeconfig.ts";
 import { isNotFound } from "../kube/errors.ts";
 import type { Kube } from "../kube/kube.ts";
 import { nodePath, podsPath } from "../kube/paths.ts";

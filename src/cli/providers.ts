@@ -1,6 +1,8 @@
-/** From a provider's configuration to a provider: the one place that knows which providers ship with vmlet. */
-import { HttpVmProvider, type CredentialFiles } from "../../providers/http-vm/index.ts";
-import { MemoryProvider } from "../../providers/memory/index.ts";
+/**
+ * From a provider's configuration to a provider: the one place that knows which providers ship with vmlet. Each is
+ * loaded only where it is asked for.
+ */
+import type { CredentialFiles } from "../../providers/http-vm/index.ts";
 import { ConfigError } from "../config/load.ts";
 import type { ProviderConfig } from "../config/schema.ts";
 import type { ProviderEvents } from "../agent/agent.ts";
@@ -18,7 +20,8 @@ export async function createProvider(
   collaborators: { clock: Clock; random: Random; logger: Logger } & Partial<ProviderEvents>,
 ): Promise<Provider> {
   switch (config.type) {
-    case "http-vm":
+    case "http-vm": {
+      const { HttpVmProvider } = await import("../../providers/http-vm/index.ts");
       try {
         return new HttpVmProvider({
           url: config.url,
@@ -33,11 +36,14 @@ export async function createProvider(
       } catch (thrown) {
         throw new ConfigError(`provider.url: ${toError(thrown).message}`, { cause: thrown });
       }
-    case "memory":
+    }
+    case "memory": {
+      const { MemoryProvider } = await import("../../providers/memory/index.ts");
       return new MemoryProvider({
         clock: collaborators.clock,
         stages: { creatingMs: parseDuration(config.startDelay) },
       });
+    }
     case "module":
       return createModuleProvider(config.module, config.options);
   }

@@ -2,11 +2,12 @@
 import { Command } from "commander";
 import { Agent } from "../agent/agent.ts";
 import { ENVIRONMENT, loadConfig, type ConfigOverrides } from "../config/load.ts";
-import { createLogger, createLogSink } from "../telemetry/logger.ts";
+import { createLogger, createLogSink, type LogFormat } from "../telemetry/logger.ts";
 import { systemClock } from "../util/clock.ts";
 import { systemRandom } from "../util/random.ts";
 import { openNoDebugger, signalToStop } from "./exit.ts";
 import { outliveFaults } from "./faults.ts";
+import { logFormatOption } from "./log-format.ts";
 import { createProvider } from "./providers.ts";
 import { VERSION } from "./version.ts";
 
@@ -29,15 +30,16 @@ export function withConfigOptions(command: Command): Command {
 }
 
 export function runCommand(): Command {
-  return withConfigOptions(new Command("run")).action(async (flags: ConfigOverrides & { config: string }) => {
-    const { config: path, ...overrides } = flags;
+  const command = withConfigOptions(new Command("run")).addOption(logFormatOption());
+  return command.action(async (flags: ConfigOverrides & { config: string; logFormat: LogFormat }) => {
+    const { config: path, logFormat, ...overrides } = flags;
     const config = loadConfig(path, overrides);
     const sink = createLogSink();
-    const logger = createLogger({ level: config.logLevel, sink });
+    const logger = createLogger({ level: config.logLevel, sink, format: logFormat });
     openNoDebugger(logger);
     const { fatal, counts } = outliveFaults(logger);
     const signal = AbortSignal.any([signalToStop(), fatal]);
-    const creating = Agent.create({
+    const creating = Agent.open({
       config,
       createProvider: (provider, events) =>
         createProvider(provider, { clock: systemClock, random: systemRandom, logger, ...events }),

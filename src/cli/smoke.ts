@@ -5,7 +5,7 @@
 import { Command, InvalidArgumentError, Option } from "commander";
 import { minutesToMilliseconds } from "date-fns/minutesToMilliseconds";
 import { isNotFound } from "../kube/errors.ts";
-import { loadKubeConfig } from "../kube/credentials.ts";
+import { loadKubeConfig } from "../kube/kubeconfig.ts";
 import type { Kube } from "../kube/kube.ts";
 import { podPath, resourcePath } from "../kube/paths.ts";
 import { KubeTransport } from "../kube/transport.ts";

@@ -19,6 +19,7 @@ import { createCertificate, generateKeyPair, privateKeyPem } from "../util/x509.
 import { Auth, type Allow } from "./auth/auth.ts";
 import { Binder } from "./controllers/binder.ts";
 import { ControllerManager } from "./controllers/index.ts";
+import type { ServiceProxyOptions } from "./controllers/service-proxy.ts";
 import { createSystemObjects, NamespaceLifecycle } from "./controllers/namespaces.ts";
 import type { Json } from "./objects/object.ts";
 import { ObjectApi } from "./kinds/object-api.ts";
@@ -27,6 +28,7 @@ import { ApiServer } from "./http/server.ts";
 import { Usage } from "./kubectl/usage.ts";
 import { Storage } from "./objects/storage.ts";
 
+export type { ServiceProxyOptions } from "./controllers/service-proxy.ts";
 export type { StoredObject } from "./objects/object.ts";
 
 export interface DevClusterOptions {
@@ -52,6 +54,10 @@ export interface DevClusterOptions {
   binder?: boolean | undefined;
   /** Run the controllers of workloads, Services and nodes, and collect garbage; default true. */
   controllers?: boolean | undefined;
+  /** Of the default ServiceAccounts; absent is true, as in every cluster. */
+  automountServiceAccountToken?: boolean | undefined;
+  /** Serve the addresses of Services. Default: nothing answers there. */
+  serviceProxy?: ServiceProxyOptions | undefined;
   /** How many changes watches can resume across; older ones get 410. Default 20,000. */
   logSize?: number | undefined;
   /** How often idle watches get a bookmark; default a minute, as kube-apiserver's. */
@@ -83,7 +89,7 @@ export async function startDevCluster(options: DevClusterOptions): Promise<DevCl
   const host = options.host ?? "127.0.0.1";
   const token = options.token ?? randomBytes(24).toString("base64url");
   const storage = new Storage({ logSize: options.logSize });
-  const objects = new ObjectApi({ storage, clock, random });
+  const objects = new ObjectApi({ storage, clock, random, serviceNetwork: options.serviceProxy?.network });
   const auth = new Auth({
     adminToken: token,
     clock,
@@ -103,7 +109,7 @@ export async function startDevCluster(options: DevClusterOptions): Promise<DevCl
     bookmarkIntervalMs: options.bookmarkIntervalMs ?? 60_000,
   });
 
-  const certificate = options.tls === false ? undefined : makeCertificate(clock, host);
+  const certificate = options.tls === false ? undefined : makeCertificate(clock, host, `${objects.serviceNetwork}.0.1`);
   const server: Server = certificate ? createHttpsServer(certificate) : createHttpServer();
   server.on("request", (request, response) => void api.handle(request, response));
   server.on("upgrade", (request, socket, head) => void api.handleUpgrade(request, socket, head));
@@ -112,12 +118,22 @@ export async function startDevCluster(options: DevClusterOptions): Promise<DevCl
   );
   const url = urlOf(certificate ? "https" : "http", host, port);
 
-  const namespaces = new NamespaceLifecycle({ objects, caBundle: certificate?.cert ?? "" });
+  const namespaces = new NamespaceLifecycle({
+    objects,
+    caBundle: certificate?.cert ?? "",
+    automountServiceAccountToken: options.automountServiceAccountToken,
+  });
   namespaces.start();
   createSystemObjects(objects, { port, caBundle: certificate?.cert ?? "" });
   const binder = new Binder({ objects, clock, logger });
   if (options.binder !== false) binder.start();
-  const controllers = new ControllerManager({ objects, usage, clock, logger });
+  const controllers = new ControllerManager({
+    objects,
+    usage,
+    clock,
+    logger,
+    serviceProxy: options.serviceProxy && { ...options.serviceProxy, random },
+  });
   if (options.controllers !== false) controllers.start();
 
   const kubeconfig = makeKubeconfig({ url, token, caBundle: certificate?.cert });
@@ -173,7 +189,7 @@ function kubeletProxyOf(storage: Storage, credential: KubeletTarget["credential"
 const YEAR_MS = 365 * millisecondsInDay;
 
 /** A self-signed certificate for `host`; clients trust it by having it. */
-function makeCertificate(clock: Clock, host: string): { cert: string; key: string } {
+function makeCertificate(clock: Clock, host: string, serviceIp: string): { cert: string; key: string } {
   const keys = generateKeyPair();
   const isIp = /^[\d.]+$|:/.test(host);
   const cert = createCertificate({
@@ -181,7 +197,7 @@ function makeCertificate(clock: Clock, host: string): { cert: string; key: strin
     keys,
     altNames: {
       dnsNames: ["localhost", "kubernetes", "kubernetes.default", "kubernetes.default.svc", ...(isIp ? [] : [host])],
-      ipAddresses: [...new Set(["127.0.0.1", "::1", "10.96.0.1", ...(isIp ? [host] : [])])],
+      ipAddresses: [...new Set(["127.0.0.1", "::1", serviceIp, ...(isIp ? [host] : [])])],
     },
     usages: ["serverAuth"],
     notBeforeMs: clock.now() - millisecondsInHour,

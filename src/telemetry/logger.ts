@@ -1,8 +1,11 @@
 /** Log lines: their form, and what must never stand in them (credentials, bodies of requests). */
+import { isatty } from "node:tty";
 import { pino } from "pino";
 import { systemClock } from "../util/clock.ts";
+import { foreignEnvironment } from "../util/environment.ts";
 import { VmletError } from "../util/errors.ts";
 import { LogSink } from "./log-sink.ts";
+import { logText } from "./log-text.ts";
 
 /**
  * The narrow logger that the rest of vmlet takes as a collaborator; pino satisfies it structurally.
@@ -20,9 +23,13 @@ export interface Logger {
 
 export type LogLevel = "debug" | "info" | "warn" | "error" | "silent";
 
+/** `auto`: text on a terminal, JSON for everything else. */
+export type LogFormat = "auto" | "text" | "json";
+
 /**
- * JSON lines, ISO times, credentials redacted.
+ * JSON lines, ISO times, credentials redacted; or the same as text for people.
  *
+ * @param options.format default `json`. Text has colours on a terminal, unless `NO_COLOR` says otherwise
  * @param options.sink where they go; default a sink of its own for `destination` (a file descriptor; default 2,
  *   standard error)
  */
@@ -30,8 +37,14 @@ export function createLogger(options: {
   level: LogLevel;
   destination?: number | undefined;
   sink?: LogSink | undefined;
+  format?: LogFormat | undefined;
 }): Logger {
-  const destination = options.sink ?? createLogSink(options.destination);
+  const sink = options.sink ?? createLogSink(options.destination);
+  const isTerminal = isatty(options.destination ?? 2);
+  const { format = "json" } = options;
+  const color = isTerminal && !foreignEnvironment()["NO_COLOR"];
+  const isText = format === "text" || (format === "auto" && isTerminal);
+  const destination = isText ? { write: (line: string) => sink.write(logText(line, { color })) } : sink;
   return pino(
     {
       level: options.level,

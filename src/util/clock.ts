@@ -53,9 +53,15 @@ export const systemClock: Clock = {
   after: (ms, callback) => startTimer(ms, callback, true),
 };
 
+/** The second that was written last: a status has many times, and most of a burst of them are of the same second. */
+let lastWritten = { second: Number.NaN, text: "" };
+
 /** Kubernetes `metav1.Time`: RFC 3339 in UTC at second precision. */
 export function rfc3339(ms: number): string {
-  return new Date(ms).toISOString().replace(/\.\d{3}Z$/, "Z");
+  const second = Math.floor(ms / 1000);
+  if (second !== lastWritten.second)
+    lastWritten = { second, text: new Date(second * 1000).toISOString().replace(".000Z", "Z") };
+  return lastWritten.text;
 }
 
 /** Kubernetes `metav1.MicroTime`: RFC 3339 with exactly six decimals, as Lease and events.k8s.io want it. */

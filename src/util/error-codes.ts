@@ -71,6 +71,11 @@ export const ERROR_CODES: Readonly<Record<string, CodeMeaning>> = {
       "A registry, or what it led to, is where the backend does not connect to: the host itself, its networks, metadata services.",
     cure: "If the registry is yours, name it in `engine.images.localRegistries`; else nothing: this is what keeps tenants out.",
   },
+  IMAGE_LAYER: {
+    meaning:
+      "A layer of an image is not what the image says, cannot be read, or unpacks to more than this host accepts.",
+    cure: "Push the image again with a current tool; for a large one, raise `engine.images.maxUnpackedBytes` or `maxUnpackedFiles`.",
+  },
   IMAGE_REGISTRY: {
     meaning: "A registry refused, does not have the image, cannot be reached, or answers what cannot be used.",
     cure: "Look at the image's name and at the pull secret; try again later when it was not to be reached.",
@@ -111,6 +116,14 @@ export const ERROR_CODES: Readonly<Record<string, CodeMeaning>> = {
   NODE_STAYS: {
     meaning: "`vmlet node remove` deleted a Node, and an agent registered it again.",
     cure: "Stop the agent that serves this node, then remove it again.",
+  },
+  NO_METRICS: {
+    meaning: "`vmlet top` needs metrics-server, which the cluster lacks or which does not answer.",
+    cure: "Install metrics-server; `kubectl top pods` must work.",
+  },
+  NO_SUCH_MACHINE: {
+    meaning: "A command was given a name that neither a pod nor a machine has. The process ends with status 2.",
+    cure: "Correct the name or the namespace; `kubectl vmlet machines -A` lists those that there are.",
   },
   NO_SUCH_NODE: {
     meaning: "A command was given the name of a Node that the cluster does not have. The process ends with status 2.",

@@ -1,4 +1,5 @@
 /** All controllers of the cluster but the binder and those of namespaces, which no cluster can do without. */
+import type { Random } from "../../util/random.ts";
 import type { Controller, ControllerOptions } from "./controller.ts";
 import { HorizontalPodAutoscalers, type ReadUsage } from "./autoscalers.ts";
 import { CronJobs } from "./cron-jobs.ts";
@@ -12,6 +13,7 @@ import { NodeLifecycle } from "./node-lifecycle.ts";
 import { ObjectIndex } from "./object-index.ts";
 import { PodGarbageCollector } from "./pod-gc.ts";
 import { ReplicaSets } from "./replica-sets.ts";
+import { ServiceProxy, type ServiceProxyOptions } from "./service-proxy.ts";
 import { StatefulSets } from "./stateful-sets.ts";
 import { TaintEviction } from "./taint-eviction.ts";
 
@@ -19,8 +21,16 @@ export class ControllerManager {
   readonly #index: ObjectIndex;
   readonly #controllers: readonly Controller[];
 
-  /** @param options.usage what pods use, for those who scale by it */
-  constructor(options: Omit<ControllerOptions, "index"> & { usage: ReadUsage }) {
+  /**
+   * @param options.usage what pods use, for those who scale by it
+   * @param options.serviceProxy absent: nothing answers on the addresses of Services
+   */
+  constructor(
+    options: Omit<ControllerOptions, "index"> & {
+      usage: ReadUsage;
+      serviceProxy?: (ServiceProxyOptions & { random: Random }) | undefined;
+    },
+  ) {
     this.#index = new ObjectIndex(options.objects.storage);
     const all = { ...options, index: this.#index };
     this.#controllers = [
@@ -37,6 +47,7 @@ export class ControllerManager {
       new NodeLifecycle(all),
       new TaintEviction(all),
       new PodGarbageCollector(all),
+      ...(options.serviceProxy ? [new ServiceProxy({ ...all, ...options.serviceProxy })] : []),
     ];
   }
 

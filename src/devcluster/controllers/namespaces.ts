@@ -23,12 +23,17 @@ const kindNamed = (resource: string): Kind => kinds.find((kind) => kind.resource
 export class NamespaceLifecycle {
   readonly #objects: ObjectApi;
   readonly #caBundle: string;
+  readonly #automount: boolean | undefined;
   readonly #stops: (() => void)[] = [];
 
-  /** @param options.caBundle PEM that pods verify this server with; it becomes `kube-root-ca.crt` */
-  constructor(options: { objects: ObjectApi; caBundle: string }) {
+  /**
+   * @param options.caBundle PEM that pods verify this server with; it becomes `kube-root-ca.crt`
+   * @param options.automountServiceAccountToken of the ServiceAccounts that are made here; absent is true
+   */
+  constructor(options: { objects: ObjectApi; caBundle: string; automountServiceAccountToken?: boolean | undefined }) {
     this.#objects = options.objects;
     this.#caBundle = options.caBundle;
+    this.#automount = options.automountServiceAccountToken;
   }
 
   /** Creates the namespaces that every cluster has, and keeps looking after all of them until `stop`. */
@@ -65,7 +70,11 @@ export class NamespaceLifecycle {
       { metadata: { name: "kube-root-ca.crt" }, data: { "ca.crt": this.#caBundle } },
       context,
     );
-    this.#objects.create(kindNamed("serviceaccounts"), namespace, { metadata: { name: "default" } }, context);
+    const account = {
+      metadata: { name: "default" },
+      ...(this.#automount !== undefined && { automountServiceAccountToken: this.#automount }),
+    };
+    this.#objects.create(kindNamed("serviceaccounts"), namespace, account, context);
   }
 
   #empty(namespace: string): void {
@@ -113,7 +122,7 @@ export function createSystemObjects(objects: ObjectApi, options: { port: number;
     {
       metadata: { name: "kubernetes", labels: { component: "apiserver", provider: "kubernetes" } },
       spec: {
-        clusterIP: "10.96.0.1",
+        clusterIP: `${objects.serviceNetwork}.0.1`,
         ports: [{ name: "https", port: 443, targetPort: options.port, protocol: "TCP" }],
       },
     },

@@ -9,6 +9,8 @@ export interface AdmissionContext {
   find(resource: string, namespace: string | undefined, name: string): StoredObject | undefined;
   list(resource: string): StoredObject[];
   randomSuffix(): string;
+  /** The first two bytes of Services' addresses. */
+  serviceNetwork: string;
   /** Who asks. */
   user: { username: string; groups: string[]; uid?: string };
 }

@@ -77,11 +77,17 @@ const SUFFIX_ALPHABET = "bcdfghjklmnpqrstvwxz2456789";
 
 export class ObjectApi {
   readonly storage: Storage;
+  readonly serviceNetwork: string;
   readonly #clock: Clock;
   readonly #random: Random;
 
-  constructor(options: { storage: Storage; clock: Clock; random: Random }) {
+  /**
+   * @param options.serviceNetwork the first two bytes of the addresses that Services are given. Default: those of
+   *   kubeadm's default range
+   */
+  constructor(options: { storage: Storage; clock: Clock; random: Random; serviceNetwork?: string | undefined }) {
     this.storage = options.storage;
+    this.serviceNetwork = options.serviceNetwork ?? "10.96";
     this.#clock = options.clock;
     this.#random = options.random;
   }
@@ -422,6 +428,7 @@ export class ObjectApi {
       find: (resource, inNamespace, name) => this.storage.get(resource, objectKey(inNamespace, name)),
       list: (resource) => this.storage.list(resource),
       randomSuffix: () => this.randomSuffix(),
+      serviceNetwork: this.serviceNetwork,
     };
   }
 }

@@ -3,9 +3,6 @@ import { invalidValue, required } from "../objects/errors.ts";
 import type { Json } from "../objects/object.ts";
 import { defineKind, keepStatus, statusOnly, text, type AdmissionContext } from "./kind.ts";
 
-/** The addresses that `spec.clusterIP` is taken from: kubeadm's default range. */
-const SERVICE_NETWORK = "10.96";
-
 function admitService(service: Json, context: AdmissionContext): undefined {
   const spec = service.spec;
   if (spec.type === "ExternalName") return;
@@ -14,7 +11,7 @@ function admitService(service: Json, context: AdmissionContext): undefined {
   if (!spec.clusterIP) {
     const taken = new Set(context.list("/services").map((s) => s.spec?.clusterIP as string));
     for (let host = 10; host < 65_000 && !spec.clusterIP; host++) {
-      const candidate = `${SERVICE_NETWORK}.${host >> 8}.${host & 255}`;
+      const candidate = `${context.serviceNetwork}.${host >> 8}.${host & 255}`;
       if (!taken.has(candidate)) spec.clusterIP = candidate;
     }
   }

@@ -1,6 +1,7 @@
 /** Server-side printing: the columns that `kubectl get` shows (`pkg/printers/internalversion/printers.go`). */
-import { age, column, humanDuration, nameColumn, orNone, pairs, simple, since, wide, type Printer } from "./columns.ts";
-import { podSummary } from "./pod-summary.ts";
+import { humanDuration } from "../../util/human-duration.ts";
+import { age, column, nameColumn, orNone, pairs, simple, since, wide, type Printer } from "./columns.ts";
+import { podSummary } from "../../kube/pod-summary.ts";
 import { workloadPrinters } from "./workload-columns.ts";
 import type { Json, StoredObject } from "../objects/object.ts";
 

@@ -1,7 +1,8 @@
 /** The columns of workloads and of what speaks about them. */
 import { selectorText } from "../kinds/pod-template.ts";
 import type { Json } from "../objects/object.ts";
-import { age, humanDuration, orNone, pairs, simple, since, type Printer } from "./columns.ts";
+import { humanDuration } from "../../util/human-duration.ts";
+import { age, orNone, pairs, simple, since, type Printer } from "./columns.ts";
 
 const names = (template: Json): string => (template?.spec?.containers ?? []).map((c: Json) => c.name).join(",");
 const images = (template: Json): string => (template?.spec?.containers ?? []).map((c: Json) => c.image).join(",");

@@ -1,6 +1,6 @@
 import { describe, expect, test } from "vitest";
-import { humanDuration } from "../../../src/devcluster/kubectl/columns.ts";
-import { podSummary } from "../../../src/devcluster/kubectl/pod-summary.ts";
+import { humanDuration } from "../../../src/util/human-duration.ts";
+import { podSummary } from "../../../src/kube/pod-summary.ts";
 
 const NOW = Date.parse("2026-01-01T01:00:00Z");
 
