@@ -1,9 +1,9 @@
 /**
- * `node test/bench/engines.ts [--machines N]... [--engine process|oci|vm]... [--guest FOLDER] [--warm-pool N]`
+ * `node test/bench/engines.ts [--machines N]... [--engine process|oci|cri|vm]... [--guest FOLDER] [--warm-pool N]`
  *
  * Prints what a machine costs on each engine of the reference backend: from create to running, an exec round trip, delete,
- * memory; and beside it, the bare tool: `runc run` of the same bundle, QEMU to the point where the guest is ready. Nothing
- * is asserted: the figures depend on the machine.
+ * memory; and beside it, the bare tool: `runc run` of the same bundle, the same calls of containerd's own interface, QEMU to
+ * the point where the guest is ready. Nothing is asserted: the figures depend on the machine.
  */
 import { mkdtempSync, readdirSync, readFileSync, rmSync } from "node:fs";
 import { mkdir, writeFile } from "node:fs/promises";
@@ -12,20 +12,23 @@ import { join } from "node:path";
 import { parseArgs } from "node:util";
 import type { Engine } from "../../providers/local/engine.ts";
 import { commandOf, ociConfig } from "../../providers/local/bundle/bundle.ts";
-import { createOciEngine } from "../../providers/local/engines/oci/engine.ts";
 import { createProcessEngine } from "../../providers/local/engines/process/process.ts";
-import { createVmEngine } from "../../providers/local/engines/vm/engine.ts";
+import { VmEngine } from "../../providers/local/engines/vm/engine.ts";
 import { tscKhz } from "../../providers/local/engines/vm/frequency.ts";
 import { defaultGuestDir } from "../../providers/local/engines/vm/guest.ts";
 import { WAITING } from "../../providers/local/engines/vm/pool.ts";
 import { killVm, Qemu } from "../../providers/local/engines/vm/qemu.ts";
 import { run } from "../../providers/local/host/command.ts";
+import { machineHash } from "../../providers/local/host/machine-hash.ts";
 import { LocalProvider } from "../../providers/local/provider.ts";
 import { HostNetwork } from "../../providers/local/network/network.ts";
 import { silentLogger } from "../../src/telemetry/logger.ts";
 import { systemClock } from "../../src/util/clock.ts";
+import { missingForContainerd } from "../support/containerd.ts";
+import { createContainerEngine, parseEngine } from "../support/engines.ts";
 import { testNetwork } from "../support/host.ts";
 import { busyboxImage, startRegistry, type TestRegistry } from "../support/registry.ts";
+import { plainCri } from "./plain-cri.ts";
 
 const signal = new AbortController().signal;
 const COMMAND = ["sleep", "100000"];
@@ -52,7 +55,7 @@ async function measure(
   engine: Engine,
   stateDir: string,
   image: string,
-  { machines, warm }: { machines: number; warm: WarmPool },
+  { machines, warm, beside }: { machines: number; warm: WarmPool; beside?: (() => Promise<void>) | undefined },
 ): Promise<Figures> {
   const before = new Set(pids());
   const provider = await LocalProvider.open({
@@ -114,12 +117,16 @@ async function measure(
         }),
       ),
     );
+    await beside?.();
     return { engine: name, machines, runningMs, execMs, deleteMs, privateMib };
   } finally {
     await provider.close();
     await engine.close();
   }
 }
+
+/** Of the containerd that engine cri has started. */
+const ownSocket = (stateDir: string) => `/run/vmlet-cri-${machineHash(join(stateDir, "cri"))}/containerd.sock`;
 
 function pids(): number[] {
   return readdirSync("/proc")
@@ -221,12 +228,18 @@ async function bench(
       if (message === WAITING) warm.waiting++;
     },
   };
-  const engine =
-    name === "process"
-      ? createProcessEngine({ stateDir, images: {}, addressPool: "127.64.0.0/10", clock: systemClock })
-      : name === "oci"
-        ? createOciEngine(common)
-        : createVmEngine({ ...common, logger, warmPool, guestDir });
+  const create = () => {
+    switch (name) {
+      case "process":
+        return createProcessEngine({ stateDir, images: {}, addressPool: "127.64.0.0/10", clock: systemClock });
+      case "vm":
+        return new VmEngine({ ...common, logger, warmPool, guestDir });
+      default:
+        return createContainerEngine(parseEngine(name), common);
+    }
+  };
+  const engine = create();
+  if (name === "cri") await missingForContainerd();
   const problems = (await engine.check()).filter(({ fatal }) => fatal);
   if (problems.length > 0) {
     console.log(`${name}: left out: ${problems.map(({ problem, cure }) => `${problem} (${cure})`).join("; ")}`);
@@ -236,11 +249,21 @@ async function bench(
   try {
     // The first machine pays for the image and the template, as the first of a host does.
     const first = await measure(name, engine, stateDir, image, { machines: 1, warm: { size: 0, waiting: 0 } });
+    let plain: string | undefined;
+    const beside = async () => {
+      const found = (await again.images!.find(image))!.location;
+      const figures = await plainCri(ownSocket(stateDir), found, COMMAND, machines);
+      const [running, exec, remove] = [figures.runningMs, figures.execMs, figures.deleteMs].map(median);
+      plain = `containerd alone, the same calls: ${running} ms to running, ${exec} ms exec, ${remove} ms delete`;
+    };
     warm.waiting = 0;
     rmSync(join(stateDir, "machines"), { recursive: true, force: true });
     rmSync(join(stateDir, "tombstones"), { recursive: true, force: true });
+    const again = create();
     const figures =
-      machines === 1 && name === "process" ? first : await measure(name, engine, stateDir, image, { machines, warm });
+      machines === 1 && name === "process"
+        ? first
+        : await measure(name, again, stateDir, image, { machines, warm, beside: name === "cri" ? beside : undefined });
     console.log(
       [
         name.padEnd(8),
@@ -255,6 +278,7 @@ async function bench(
         figures.privateMib.toFixed(1).padStart(12),
       ].join(" "),
     );
+    if (plain !== undefined) console.log(`         ${plain}`);
     if (name === "oci" && engine.images !== undefined) {
       const found = await engine.images.find(image);
       console.log(
@@ -284,7 +308,7 @@ const { values } = parseArgs({
 const registry = await startRegistry();
 await registry.push("t/busybox:1", await busyboxImage());
 console.log("engine   machines  first run ms  running ms p50  slowest ms  exec ms  delete ms  private MiB/machine");
-for (const name of values.engine ?? ["process", "oci", "vm"])
+for (const name of values.engine ?? ["process", "oci", "cri", "vm"])
   for (const machines of (values.machines ?? ["1", "10", "50"]).map(Number))
     await bench(name, registry, machines, values.guest, Number(values["warm-pool"]));
 await registry.stop();

@@ -130,10 +130,14 @@ export function benchPod(name: string, nodeName: string): Json {
 }
 
 /** Calls `work` for every item, sixteen at a time. */
-export async function inParallel<T>(items: readonly T[], work: (item: T) => Promise<unknown>): Promise<void> {
+export async function inParallel<T>(
+  items: readonly T[],
+  work: (item: T) => Promise<unknown>,
+  atOnce = parallelism,
+): Promise<void> {
   const queue = items.values();
   await Promise.all(
-    Array.from({ length: parallelism }, async () => {
+    Array.from({ length: atOnce }, async () => {
       for (const item of queue) await work(item);
     }),
   );
@@ -173,8 +177,15 @@ export async function createNamespace(client: Client, name: string): Promise<str
   return name;
 }
 
-export async function deletePod(client: Client, namespace: string, name: string): Promise<void> {
-  await client.delete(`/api/v1/namespaces/${namespace}/pods/${name}`).catch((thrown: unknown) => {
+/** @param options.force at once, for pods that no agent looks after */
+export async function deletePod(
+  client: Client,
+  namespace: string,
+  name: string,
+  { force = false }: { force?: boolean } = {},
+): Promise<void> {
+  const query = force ? "?gracePeriodSeconds=0" : "";
+  await client.delete(`/api/v1/namespaces/${namespace}/pods/${name}${query}`).catch((thrown: unknown) => {
     if (!(thrown instanceof HttpError && thrown.status === 404)) throw thrown;
   });
 }

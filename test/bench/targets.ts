@@ -1,6 +1,6 @@
 /** The agents that the bench measures: vmlet in its variants, and the peers. */
 import { writeFile } from "node:fs/promises";
-import { join } from "node:path";
+import { basename, join } from "node:path";
 import { buildKwok, buildVirtualKubelet } from "../e2e/harness/build.ts";
 import type { Cluster } from "../e2e/harness/cluster.ts";
 import { startAgent, startBackend, type AgentProcess } from "../e2e/harness/agent.ts";
@@ -9,8 +9,8 @@ import { freePort } from "../e2e/harness/ports.ts";
 import { failWhenExited, type ManagedProcess, type Sandbox } from "../e2e/harness/processes.ts";
 import { waitFor } from "../e2e/harness/wait.ts";
 
-/** What users run, as the peers are compiled too: `npm run bench` builds it first. */
-const built = join(import.meta.dirname, "../../dist/src/cli/main.js");
+/** `npm run bench` builds it first: what users run is compiled, as the peers are. */
+const here = join(import.meta.dirname, "../..");
 
 export interface Target {
   readonly name: string;
@@ -91,7 +91,7 @@ export function virtualKubelet(): Target {
       kubeconfig = await cluster.userKubeconfig("bench-virtual-kubelet", ["system:masters"]);
       serving = await cluster.clientCertificate("bench-virtual-kubelet-serving");
       providerConfig = join(cluster.sandbox.dir, "virtual-kubelet.json");
-      await writeFile(providerConfig, JSON.stringify({ [nodeName]: { cpu: "100", memory: "1000Gi", pods: "5000" } }));
+      await writeFile(providerConfig, JSON.stringify({ [nodeName]: { cpu: "100", memory: "1000Gi", pods: "20000" } }));
     },
     async startAgent() {
       agent = cluster.sandbox.spawn(
@@ -127,17 +127,17 @@ function ignoreAbsence(error: unknown): void {
 }
 
 /**
- * vmlet. `memory`: the provider in the agent's own process. `http`: the same provider behind the Machine API in another
+ * vmlet, this checkout's or an older one's that was built. `memory`: the provider in the agent's own process. `http`: the same provider behind the Machine API in another
  * process. `process`: the reference backend, which starts a real process for every container.
  */
-export function vmlet(variant: "memory" | "http" | "process"): Target {
-  const nodeName = `bench-vmlet-${variant}`;
+export function vmlet(variant: "memory" | "http" | "process", checkout?: string): Target {
+  const nodeName = checkout === undefined ? `bench-vmlet-${variant}` : `bench-vmlet-${variant}-against`;
   let sandbox: Sandbox;
   let start: () => Promise<AgentProcess>;
   let agent: AgentProcess | undefined;
   let backendPid: number | undefined;
   return {
-    name: `vmlet (${variant})`,
+    name: checkout === undefined ? `vmlet (${variant})` : `vmlet (${variant}) of ${basename(checkout)}`,
     nodeName,
     async prepare(cluster) {
       sandbox = cluster.sandbox;
@@ -146,7 +146,7 @@ export function vmlet(variant: "memory" | "http" | "process"): Target {
         const port = await freePort();
         const url = `http://127.0.0.1:${port}`;
         const api = sandbox.spawn("machine-api", process.execPath, [
-          join(import.meta.dirname, "machine-api.ts"),
+          join(checkout ?? here, "test/bench/machine-api.ts"),
           String(port),
         ]);
         backendPid = api.pid;
@@ -160,7 +160,7 @@ export function vmlet(variant: "memory" | "http" | "process"): Target {
         backendPid = backend.pid;
         provider = { ...backend.provider, ...unlimited };
       }
-      const kubeconfig = await cluster.userKubeconfig(`bench-vmlet-${variant}`, ["system:masters"]);
+      const kubeconfig = await cluster.userKubeconfig(nodeName, ["system:masters"]);
       start = () =>
         startAgent({
           sandbox,
@@ -168,10 +168,10 @@ export function vmlet(variant: "memory" | "http" | "process"): Target {
           nodeName,
           provider,
           identity: "direct",
-          node: { capacity: { cpu: "100", memory: "1000Gi", pods: "5000" } },
+          node: { capacity: { cpu: "100", memory: "1000Gi", pods: "20000" } },
           // The peers limit themselves to what their defaults say; kwok's defaults do not limit it at all.
           config: { logLevel: "warn", api: { qps: 5000, burst: 5000 } },
-          main: built,
+          main: join(checkout ?? here, "dist/src/cli/main.js"),
         });
     },
     async startAgent() {
