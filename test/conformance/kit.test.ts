@@ -8,12 +8,7 @@ import type { AddressInfo } from "node:net";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { afterAll, beforeAll, describe, expect, test } from "vitest";
-import {
-  createMachineApiServer,
-  httpTarget,
-  HttpVmProvider,
-  type MachineApiServer,
-} from "../../providers/http-vm/index.ts";
+import { MachineApiServer, httpTarget, HttpVmProvider } from "../../providers/http-vm/index.ts";
 import { MEMORY_CAPABILITIES, MemoryProvider } from "../../providers/memory/index.ts";
 import type { Capability } from "../../src/provider/capabilities.ts";
 import {
@@ -54,7 +49,7 @@ interface Subject {
 /** A sound backend, and its front over HTTP. */
 async function withSubject<T>(capabilities: readonly Capability[], work: (subject: Subject) => Promise<T>): Promise<T> {
   const memory = new MemoryProvider({ capabilities });
-  const server = createMachineApiServer({
+  const server = new MachineApiServer({
     provider: memory,
     logger: silentLogger,
     auth: { bearerTokens: () => [TOKEN] },

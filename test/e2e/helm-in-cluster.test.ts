@@ -1,7 +1,7 @@
 import { readFile } from "node:fs/promises";
 import { join } from "node:path";
 import { beforeAll, describe, expect, test } from "vitest";
-import { createOciEngine } from "../../providers/local/engines/oci/engine.ts";
+import { OciEngine } from "../../providers/local/engines/oci/engine.ts";
 import { findTool } from "../../providers/local/host/command.ts";
 import { silentLogger } from "../../src/telemetry/logger.ts";
 import { systemClock } from "../../src/util/clock.ts";
@@ -9,7 +9,7 @@ import { missingForImages } from "../support/registry.ts";
 import { createSandbox } from "./harness/processes.ts";
 import { stepNames, type StepResult } from "./helm-in-cluster.ts";
 
-const engine = createOciEngine({ stateDir: "/nonexistent", clock: systemClock, logger: silentLogger });
+const engine = new OciEngine({ stateDir: "/nonexistent", clock: systemClock, logger: silentLogger });
 const problems = (await engine.check()).filter(({ fatal }) => fatal).map(({ problem }) => problem);
 const noSkopeo = findTool("skopeo") === undefined ? ["not on the PATH: skopeo"] : [];
 const missing = [...problems, ...[missingForImages() ?? []].flat(), ...noSkopeo];

@@ -9,6 +9,7 @@ import { randomBytes } from "node:crypto";
 import { beforeAll, describe, expect, test } from "vitest";
 import type { Environment } from "./cases/environment.ts";
 import { Pods, serve, shell } from "./cases/pods.ts";
+import { workload } from "./cases/workload.ts";
 import { runCommand } from "./harness/exec.ts";
 import { createKubectl, type Kubectl } from "./harness/kubectl.ts";
 import { freePorts } from "./harness/ports.ts";
@@ -60,7 +61,7 @@ export async function createStreamPods(env: Environment): Promise<StreamPods> {
     }),
     pods.create("echo", { containers: [shell("main", "cat", { stdin: true })] }),
     pods.create("server", {
-      containers: [{ ...shell("main", ""), command: [process.execPath, "-e", serverProgram(httpPort, echoPort)] }],
+      containers: [{ ...shell("main", ""), command: [workload().node, "-e", serverProgram(httpPort, echoPort)] }],
     }),
   ]);
   const names = { shell: "shell", terminal: "terminal", echo: "echo", server: "server" };
@@ -116,8 +117,9 @@ export function describeStreams(
       const folder = await mkdtemp(join(env.dir, `cp-${version}-${transport}-`));
       const content = randomBytes(options.copyMiB * 1024 * 1024);
       await writeFile(join(folder, "from"), content);
-      await kubectl.run(["cp", join(folder, "from"), `${on.shell}:${join(folder, "there")}`]);
-      await kubectl.run(["cp", `${on.shell}:${join(folder, "there")}`, join(folder, "back")]);
+      const there = join(workload().seesHost ? folder : "/tmp", `there-${version}-${transport}`);
+      await kubectl.run(["cp", join(folder, "from"), `${on.shell}:${there}`]);
+      await kubectl.run(["cp", `${on.shell}:${there}`, join(folder, "back")]);
       expect(sha256(await readFile(join(folder, "back")))).toBe(sha256(content));
     });
 
@@ -182,7 +184,7 @@ export function describeStreams(
 
     test("run -it --rm shows the program's output, removes the pod and passes its exit code on [X09]", async () => {
       const name = `run-${version}-${transport.toLowerCase()}`;
-      const args = ["run", name, "-it", "--rm", "--restart=Never", "--image=busybox", "--command", "--"];
+      const args = ["run", name, "-it", "--rm", "--restart=Never", `--image=${workload().image}`, "--command", "--"];
       const terminal = kubectlTerminal(kubectl, [...args, "sh", "-c", 'read -r line; echo "got $line"; exit 4']);
       await waitFor({ what: "the program to answer what is typed", intervalMs: 200 }, () => {
         terminal.write("hello\r");

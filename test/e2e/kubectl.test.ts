@@ -8,6 +8,7 @@ import { afterAll, beforeAll, describe, expect, test } from "vitest";
 import { SpdyClient } from "../unit/streaming/spdy-client.ts";
 import { Pods, serve, shell } from "./cases/pods.ts";
 import { startRealEnvironment } from "./cases/start.ts";
+import { scratch, workload } from "./cases/workload.ts";
 import { hostAddress, startAgent } from "./harness/agent.ts";
 import { createAuthority, type KeyPair } from "./harness/certs.ts";
 import { createKubectl, type Kubectl } from "./harness/kubectl.ts";
@@ -108,15 +109,16 @@ describe.each(versions)("kubectl (%s) logs", (version) => {
   });
 
   test("--previous prints the output of the instance before [L01]", async () => {
-    const file = join(env.dir, name("second-try"));
+    const { dir, pod: volumes, container: mounts } = scratch(env.dir);
+    const file = join(dir, name("second-try"));
     const script = `if [ -e ${file} ]; then echo second; ${serve}; else touch ${file}; echo first; exit 1; fi`;
-    await pods.create(name("restarts"), { containers: [shell("main", script)] });
+    await pods.create(name("restarts"), { ...volumes, containers: [shell("main", script, mounts)] });
     await pods.until(name("restarts"), "to run again", (pod) => pod.status.containerStatuses?.[0]?.restartCount === 1);
     expect(await kubectl.run(["logs", "--previous", name("restarts")])).toBe("first\n");
   });
 
   test("of a Job are there after its end [L02]", async () => {
-    await kubectl.run(["create", "job", name("job"), "--image=busybox", "--", "sh", "-c", "echo done"]);
+    await kubectl.run(["create", "job", name("job"), `--image=${workload().image}`, "--", "sh", "-c", "echo done"]);
     await kubectl.run(["wait", `job/${name("job")}`, "--for=condition=Complete", "--timeout=60s"]);
     expect(await kubectl.run(["logs", `job/${name("job")}`])).toBe("done\n");
   });

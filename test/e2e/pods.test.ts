@@ -1,3 +1,4 @@
+import { chosenEngine } from "../support/engines.ts";
 import { controllerCases } from "./cases/controller-cases.ts";
 import { podCases } from "./cases/pod-cases.ts";
 import { refusalCases } from "./cases/refusal-cases.ts";
@@ -12,7 +13,12 @@ describeCases("pods on a real control plane", {
   start: startRealEnvironment,
   startTimeoutMs,
   cases,
-  faults: ["nothing", "the agent", "the backend"],
+  faults: [
+    "nothing",
+    "the agent",
+    "the backend",
+    ...(chosenEngine("process") === "cri" ? ["the runtime" as const] : []),
+  ],
   timeoutMs: 240_000,
 });
 

@@ -6,14 +6,12 @@ import { randomBytes } from "node:crypto";
 import { readFile, writeFile } from "node:fs/promises";
 import { join } from "node:path";
 import { expect } from "vitest";
-import { createVmEngine } from "../../providers/local/engines/vm/engine.ts";
-import { silentLogger } from "../../src/telemetry/logger.ts";
-import { systemClock } from "../../src/util/clock.ts";
+import { engineOnThisHost } from "../support/engines.ts";
 import { leaveOut } from "../support/left-out.ts";
 import { missingForImages } from "../support/registry.ts";
 import type { ChecklistCase } from "./cases/checklist/case.ts";
 import { checklist } from "./cases/checklist/index.ts";
-import { describeChecklist, ociPlace } from "./cases/checklist/suite.ts";
+import { describeChecklist, containerPlace } from "./cases/checklist/suite.ts";
 import { startRealEnvironment } from "./cases/start.ts";
 import { createKubectl } from "./harness/kubectl.ts";
 import { startForward } from "./kubectl-support.ts";
@@ -57,15 +55,14 @@ const kubectlCase: ChecklistCase = {
   },
 };
 
-const engine = createVmEngine({ stateDir: "/nonexistent", clock: systemClock, logger: silentLogger });
-const problems = (await engine.check()).filter(({ fatal }) => fatal).map(({ problem }) => problem);
-const missing = [...problems, ...[missingForImages() ?? []].flat()];
+const { capabilities, missing: lacks } = await engineOnThisHost("vm");
+const missing = [...lacks, ...[missingForImages() ?? []].flat()];
 
 if (missing.length > 0) leaveOut("the kubelet's checklist, engine vm", missing);
 else {
   describeChecklist(
     "the kubelet's checklist on a real control plane, engine vm",
-    await ociPlace(engine.capabilities, true, "vm"),
+    await containerPlace("vm", capabilities, true),
     {
       start: startRealEnvironment,
       startTimeoutMs: 1_200_000,

@@ -8,6 +8,7 @@ import { buildCoreDns, buildKubeProxy } from "../../e2e/harness/build.ts";
 import type { Json } from "../../e2e/harness/client.ts";
 import { startCluster, type Cluster } from "../../e2e/harness/cluster.ts";
 import { must, waitFor } from "../../e2e/harness/wait.ts";
+import { type ContainerEngine, engineOnThisHost } from "../../support/engines.ts";
 import { startRegistry, type TestRegistry } from "../../support/registry.ts";
 import { hostAddress } from "./namespaces.ts";
 
@@ -25,17 +26,16 @@ export interface Environment extends AsyncDisposable {
   saveLogs(dir: string): Promise<void>;
 }
 
-/** The reference backend's engines that run the images of Kubernetes' tests. */
-export type EngineName = "oci" | "vm";
-
 export interface EnvironmentOptions {
   /** Default `oci`. */
-  engine?: EngineName | undefined;
+  engine?: ContainerEngine | undefined;
   /** Merged over each node's entry of the agent's configuration. */
   node?: Json;
 }
 
 export async function startEnvironment({ engine = "oci", node = {} }: EnvironmentOptions = {}): Promise<Environment> {
+  const { missing } = await engineOnThisHost(engine);
+  if (missing.length > 0) throw new Error(`engine ${engine} cannot run on this host: ${missing.join(", ")}`);
   const registry = await startRegistry({ port: registryPort });
   let cluster: Cluster | undefined;
   let backend: BackendProcess | undefined;
@@ -63,7 +63,7 @@ export async function startEnvironment({ engine = "oci", node = {} }: Environmen
       engine: {
         type: engine,
         // Every container of a VM is alone with its kernel: there is nothing to allow.
-        ...(engine === "oci" ? { allowPrivileged: true } : {}),
+        ...(engine === "vm" ? {} : { allowPrivileged: true }),
         network: { cidr: machineCidr, openHostPorts: [apiPort, 53] },
         images: { parallelPulls: 4, insecureRegistries: [registry.host] },
       },

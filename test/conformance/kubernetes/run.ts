@@ -20,7 +20,8 @@ import { stringify } from "yaml";
 import { kubectlBinary } from "../../e2e/harness/binaries.ts";
 import { buildKubernetesSuite, kubernetesVersion } from "../../e2e/harness/build.ts";
 import { runCommand } from "../../e2e/harness/exec.ts";
-import { startEnvironment, type EngineName, type Environment } from "./environment.ts";
+import { chosenEngine, parseEngine } from "../../support/engines.ts";
+import { startEnvironment, type Environment } from "./environment.ts";
 import { pushImages, repositoryList } from "./images.ts";
 import { isInside, runInside, setUp } from "./namespaces.ts";
 import { fromMarkdown, merge, resultsOf, summary, toMarkdown, type Result } from "./report.ts";
@@ -47,11 +48,11 @@ const { values: options } = parseArgs({
     unpassed: { type: "boolean", default: false },
     within: { type: "string" },
     untagged: { type: "boolean", default: false },
-    engine: { type: "string", default: "oci" },
+    engine: { type: "string", default: chosenEngine("oci") },
     attempts: { type: "string", default: "1" },
   },
 });
-const engine = engineOf(options.engine);
+const engine = parseEngine(options.engine);
 /** Where `--within` looks up how long a test takes, whatever the engine: the whole suite is run on engine oci. */
 const knownResults = join(import.meta.dirname, "../RESULTS.md");
 const resultsFile = engine === "oci" ? knownResults : join(import.meta.dirname, `../RESULTS-${engine}.md`);
@@ -204,12 +205,6 @@ async function runSuite({
 
 async function lastResults(file: string): Promise<Result[]> {
   return existsSync(file) ? fromMarkdown(await readFile(file, "utf8")) : [];
-}
-
-/** @throws Error when no such engine runs images */
-function engineOf(name: string): EngineName {
-  if (name === "oci" || name === "vm") return name;
-  throw new Error(`--engine must be oci or vm, not ${name}`);
 }
 
 async function readReport(file: string): Promise<GinkgoReport> {

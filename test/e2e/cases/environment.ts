@@ -18,7 +18,7 @@ export interface Environment extends AsyncDisposable {
   restartApiServer(): Promise<void>;
 }
 
-export const faults = ["nothing", "the agent", "the backend", "the API server"] as const;
+export const faults = ["nothing", "the agent", "the backend", "the runtime", "the API server"] as const;
 
 /** What is killed with SIGKILL, and started again, in the middle of a case. */
 export type Fault = (typeof faults)[number];
@@ -35,6 +35,8 @@ export async function inject(environment: Environment, fault: Fault): Promise<vo
       return environment.agent.restart("SIGKILL");
     case "the backend":
       return environment.backend.restart("SIGKILL");
+    case "the runtime":
+      return environment.backend.killRuntime();
     case "the API server":
       return environment.restartApiServer();
   }

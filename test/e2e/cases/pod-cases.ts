@@ -7,6 +7,7 @@ import { expect } from "vitest";
 import type { Environment } from "./environment.ts";
 import { workloadProcesses } from "./history.ts";
 import { containerStatus, Pods, serve, shell, stubborn } from "./pods.ts";
+import { scratch } from "./workload.ts";
 import { must, waitFor } from "../harness/wait.ts";
 
 export interface CaseContext {
@@ -61,12 +62,15 @@ export const podCases: readonly Case[] = [
   {
     name: "init containers run one after another before the main container",
     async run({ env, pods, disturb }) {
-      const file = join(env.dir, `order-${pods.namespace}`);
+      const { dir, pod: volumes, container: mounts } = scratch(env.dir);
+      const file = join(dir, `order-${pods.namespace}`);
       const say = (word: string) => `sleep 0.3; echo ${word} >> ${file}`;
+      const count = `echo main >> ${file}; cat ${file} | wc -l | { read n; exit $n; }`;
       await pods.create("ordered", {
+        ...volumes,
         restartPolicy: "Never",
-        initContainers: [shell("first", say("first")), shell("second", say("second"))],
-        containers: [shell("main", `echo main >> ${file}; cat ${file} | wc -l | { read n; exit $n; }`)],
+        initContainers: [shell("first", say("first"), mounts), shell("second", say("second"), mounts)],
+        containers: [shell("main", count, mounts)],
       });
       await disturb();
       const pod = await pods.untilPhase("ordered", "Failed");
@@ -77,9 +81,11 @@ export const podCases: readonly Case[] = [
   {
     name: "a container that fails once is started again under restartPolicy OnFailure",
     async run({ env, pods, disturb }) {
-      const file = join(env.dir, `tried-${pods.namespace}`);
+      const { dir, pod: volumes, container: mounts } = scratch(env.dir);
+      const file = join(dir, `tried-${pods.namespace}`);
       const script = `if [ -e ${file} ]; then exit 0; fi; touch ${file}; exit 1`;
-      await pods.create("retries", { restartPolicy: "OnFailure", containers: [shell("main", script)] });
+      const containers = [shell("main", script, mounts)];
+      await pods.create("retries", { ...volumes, restartPolicy: "OnFailure", containers });
       await disturb();
       const pod = await pods.untilPhase("retries", "Succeeded");
       expect(containerStatus(pod, "main")).toMatchObject({

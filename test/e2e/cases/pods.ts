@@ -2,6 +2,7 @@
 import { HttpError, type Client, type Json } from "../harness/client.ts";
 import { must, waitFor } from "../harness/wait.ts";
 import { containerVariable, uidVariable } from "./history.ts";
+import { workload } from "./workload.ts";
 
 /** A shell that ends by itself at once when it is asked to, as a well-behaved program does. */
 export const serve = "trap 'exit 0' TERM; while :; do sleep 1 & wait $!; done";
@@ -11,7 +12,7 @@ export const stubborn = "trap '' TERM; while :; do sleep 1; done";
 export function shell(name: string, script: string, extra: Json = {}): Json {
   return {
     name,
-    image: "busybox",
+    image: workload().image,
     command: ["/bin/sh", "-c", script],
     ...extra,
     env: [

@@ -7,16 +7,24 @@ import { systemClock } from "../../../src/util/clock.ts";
 import { startAgent, startBackend, type AgentProcess, type BackendProcess } from "../harness/agent.ts";
 import { createClient } from "../harness/client.ts";
 import { startCluster, type Cluster, type ClusterOptions } from "../harness/cluster.ts";
-import { createSandbox } from "../harness/processes.ts";
+import { createSandbox, type Sandbox } from "../harness/processes.ts";
+import { chosenEngine, removeEngine } from "../../support/engines.ts";
 import type { Environment } from "./environment.ts";
 import { recordHistory } from "./history.ts";
+import { type EngineConfig, useEngine } from "./workload.ts";
+
+/** A backend that ends takes its runtime and its network with it. */
+const STOP_MS = 20_000;
 
 export interface StartOptions {
   nodeName?: string | undefined;
   /** What the backend runs for an image when a container names no command. */
   images?: Record<string, string[]> | undefined;
-  /** The backend's `engine`. Default: engine `process`. */
-  engine?: object | undefined;
+  /**
+   * The backend's `engine`. Default: the one that `VMLET_TEST_ENGINE` names, else, and where `images` are commands,
+   * engine `process`.
+   */
+  engine?: EngineConfig | undefined;
   /** Merged over the node's entry of the agent's configuration. */
   node?: object | undefined;
   cluster?: ClusterOptions | undefined;
@@ -31,11 +39,7 @@ export async function startRealEnvironment(options: StartOptions = {}): Promise<
   const cluster = await startCluster(options.cluster);
   try {
     const nodeName = options.nodeName ?? "vmlet-e2e";
-    const backend = await startBackend({
-      sandbox: cluster.sandbox,
-      images: options.images,
-      engine: options.engine,
-    });
+    const backend = await startBackendOn(cluster.sandbox, options);
     const start = options.startAgent ?? ((at) => startImpersonating(at, options.node));
     const agent = await start({ cluster, backend, nodeName });
     const history = await recordHistory({ client: cluster.admin, machines: backend.machines });
@@ -51,6 +55,8 @@ export async function startRealEnvironment(options: StartOptions = {}): Promise<
       restartApiServer: () => cluster.restartApiServer(),
       async [Symbol.asyncDispose]() {
         await history.stop();
+        await agent.stop();
+        await backend.end();
         await cluster.stop();
       },
     };
@@ -73,11 +79,7 @@ export async function startDevEnvironment(options: StartOptions = {}): Promise<E
     const kubeconfig = join(sandbox.dir, "admin.kubeconfig");
     await writeFile(kubeconfig, cluster.kubeConfigYaml, { mode: 0o600 });
     const client = await createClient(kubeconfig);
-    const backend = await startBackend({
-      sandbox,
-      images: options.images,
-      engine: options.engine,
-    });
+    const backend = await startBackendOn(sandbox, options);
     const agent = await startAgent({
       sandbox,
       kubeconfig,
@@ -100,11 +102,37 @@ export async function startDevEnvironment(options: StartOptions = {}): Promise<E
       async [Symbol.asyncDispose]() {
         await history.stop();
         client.close();
+        await agent.stop();
+        await backend.end();
         await stop();
       },
     };
   } catch (thrown) {
     await stop();
+    throw thrown;
+  }
+}
+
+async function startBackendOn(
+  sandbox: Sandbox,
+  { images, engine: asked }: StartOptions,
+): Promise<BackendProcess & { end(): Promise<void> }> {
+  const chosen = images === undefined ? chosenEngine("process") : "process";
+  const made = asked !== undefined || chosen === "process" ? undefined : await useEngine(chosen);
+  const engine = asked ?? made?.engine;
+  try {
+    const backend = await startBackend({ sandbox, images, engine });
+    return Object.assign(backend, {
+      /** With all that its engine has left on this host. */
+      async end() {
+        await backend.stop(STOP_MS);
+        if (engine !== undefined)
+          await removeEngine(engine.type, { stateDir: backend.stateDir, network: engine.network });
+        await made?.stop();
+      },
+    });
+  } catch (thrown) {
+    await made?.stop();
     throw thrown;
   }
 }

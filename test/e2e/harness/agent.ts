@@ -1,12 +1,12 @@
 /** vmlet's two programs as child processes: the agent, and the reference backend with the engine `process`. */
 import { randomBytes } from "node:crypto";
-import { mkdir, writeFile } from "node:fs/promises";
+import { mkdir, readFile, writeFile } from "node:fs/promises";
 import { networkInterfaces } from "node:os";
 import { join } from "node:path";
 import { clientOf, type Client, type Json } from "./client.ts";
 import { freePort } from "./ports.ts";
 import { failWhenExited, type ManagedProcess, type Sandbox } from "./processes.ts";
-import { waitFor } from "./wait.ts";
+import { must, waitFor } from "./wait.ts";
 
 const program = join(import.meta.dirname, "../../../src/cli/main.ts");
 
@@ -36,11 +36,14 @@ export interface AgentProcess extends RestartableProcess {
 export interface BackendProcess extends RestartableProcess {
   /** Base address of the Machine API. */
   readonly url: string;
+  readonly stateDir: string;
   /** How an agent reaches it, as its configuration says it. */
   readonly provider: { type: "http-vm"; url: string; tokenFile: string };
   readonly client: Client;
   /** Every machine, tombstones left out. */
   machines(): Promise<Json[]>;
+  /** Ends engine cri's own containerd without warning; the backend starts another. */
+  killRuntime(): Promise<void>;
 }
 
 export interface BackendOptions {
@@ -75,6 +78,7 @@ export async function startBackend({ sandbox, images = {}, engine }: BackendOpti
   await backend.start();
   return Object.assign(backend, {
     url,
+    stateDir,
     provider: { type: "http-vm" as const, url, tokenFile },
     client,
     async machines() {
@@ -87,6 +91,14 @@ export async function startBackend({ sandbox, images = {}, engine }: BackendOpti
         if (!page.next_cursor) return all;
         cursor = page.next_cursor;
       }
+    },
+    async killRuntime() {
+      const pidOf = async () => Number((await readFile(join(stateDir, "cri/pid"), "utf8")).split(" ")[0]);
+      const before = await pidOf();
+      process.kill(before, "SIGKILL");
+      await waitFor({ what: "the backend to start containerd again", timeoutMs: 60_000 }, async () =>
+        must((await pidOf()) !== before, before),
+      );
     },
   });
 }

@@ -1,19 +1,16 @@
-import { test } from "vitest";
-import { createOciEngine } from "../../../providers/local/engines/oci/engine.ts";
-import { silentLogger } from "../../../src/telemetry/logger.ts";
-import { systemClock } from "../../../src/util/clock.ts";
-import { describeChecklist, ociPlace } from "../../e2e/cases/checklist/suite.ts";
+import { containerPlace, describeChecklist } from "../../e2e/cases/checklist/suite.ts";
 import { startDevEnvironment } from "../../e2e/cases/start.ts";
+import { engineOnThisHost } from "../../support/engines.ts";
+import { leaveOut } from "../../support/left-out.ts";
 import { missingForImages } from "../../support/registry.ts";
 
-const engine = createOciEngine({ stateDir: "/nonexistent", clock: systemClock, logger: silentLogger });
-const problems = (await engine.check()).filter(({ fatal }) => fatal).map(({ problem }) => problem);
-const missing = [...problems, ...[missingForImages() ?? []].flat()];
+const { capabilities, missing: lacks } = await engineOnThisHost("oci");
+const missing = [...lacks, ...[missingForImages() ?? []].flat()];
 const title = "the kubelet's checklist on devcluster, engine oci";
 
-if (missing.length > 0) test.skip(`${title} (${missing.join(", ")})`);
+if (missing.length > 0) leaveOut(title, missing);
 else {
-  describeChecklist(title, await ociPlace(engine.capabilities, false), {
+  describeChecklist(title, await containerPlace("oci", capabilities, false), {
     start: startDevEnvironment,
     startTimeoutMs: 60_000,
   });

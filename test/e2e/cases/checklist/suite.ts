@@ -1,6 +1,7 @@
 /** Runs the checklist in one environment; what cannot run there is left out by name. */
 import { test } from "vitest";
 import type { Capability } from "../../../../src/provider/capabilities.ts";
+import type { ContainerEngine } from "../../../support/engines.ts";
 import { busyboxImage, startRegistry } from "../../../support/registry.ts";
 import { testNetwork } from "../../../support/host.ts";
 import type { Environment } from "../environment.ts";
@@ -44,11 +45,11 @@ export function processPlace(capabilities: readonly Capability[], controllers: b
   };
 }
 
-/** Engine `oci` or `vm`, with a registry of its own. Needs what `missingForImages` does not name. */
-export async function ociPlace(
+/** An engine that runs images, with a registry of its own. Needs what `missingForImages` does not name. */
+export async function containerPlace(
+  engine: ContainerEngine,
   capabilities: readonly Capability[],
   controllers: boolean,
-  engine: "oci" | "vm" = "oci",
 ): Promise<Place> {
   const registry = await startRegistry();
   const user = { name: "puller", password: "s3cret" };
