@@ -33,12 +33,7 @@ export function createAgents(options: {
 }): Agents {
   const { isTls, maxSockets, connectMs, clock } = options;
   const { ca, cert, key } = options.credentials;
-  const tls = {
-    minVersion: "TLSv1.2" as const,
-    ...(ca === undefined ? {} : { ca }),
-    ...(cert === undefined ? {} : { cert }),
-    ...(key === undefined ? {} : { key }),
-  };
+  const tls = { minVersion: "TLSv1.2" as const, ca, cert, key };
   const create = (pool: AgentOptions): HttpAgent => (isTls ? new HttpsAgent({ ...pool, ...tls }) : new HttpAgent(pool));
   const calls = create({
     keepAlive: true,

@@ -82,13 +82,8 @@ function open(target: Target, credentials: Credentials, outgoing: Outgoing): Pro
       ? { host: base.hostname.replace(/^\[|\]$/g, ""), port: base.port || (target.isTls ? 443 : 80) }
       : { socketPath: target.socketPath }),
   };
-  const tls = {
-    ...(ca === undefined ? {} : { ca }),
-    ...(cert === undefined ? {} : { cert }),
-    ...(key === undefined ? {} : { key }),
-  };
   return new Promise((resolve, reject) => {
-    const request = target.isTls ? httpsRequest({ ...options, ...tls }, resolve) : httpRequest(options, resolve);
+    const request = target.isTls ? httpsRequest({ ...options, ca, cert, key }, resolve) : httpRequest(options, resolve);
     request.on("error", reject);
     request.end(outgoing.body);
   });

@@ -10,13 +10,12 @@ export {
 } from "./options.ts";
 export type { CredentialFiles } from "./credentials.ts";
 export type { InvalidReason } from "./invalid-reply.ts";
-export { createMachineApiServer } from "./server/server.ts";
+export { MachineApiServer } from "./server/server.ts";
 export { VERBS, type Scope, type Verb } from "./server/scope.ts";
 export {
   type ApiClient,
   DEFAULT_SERVER_LIMITS,
   type ListenAddress,
-  type MachineApiServer,
   type MachineApiServerOptions,
   type ServerAuth,
   type ServerLimits,

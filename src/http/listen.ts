@@ -1,6 +1,6 @@
 /** How a server begins to listen and comes to an end. */
 import type { Server } from "node:http";
-import type { AddressInfo, ListenOptions } from "node:net";
+import type { AddressInfo, ListenOptions, Server as AnyServer } from "node:net";
 import type { Clock } from "../util/clock.ts";
 
 /**
@@ -11,7 +11,11 @@ import type { Clock } from "../util/clock.ts";
  * @returns the port, 0 for a socket in the file system
  * @throws Error when the address cannot be bound
  */
-export async function listen(server: Server, address: ListenOptions, onError: (error: Error) => void): Promise<number> {
+export async function listen(
+  server: AnyServer,
+  address: ListenOptions,
+  onError: (error: Error) => void,
+): Promise<number> {
   const { promise, resolve, reject } = Promise.withResolvers<void>();
   server.once("error", reject);
   server.listen(address, resolve);

@@ -10,6 +10,8 @@ import type { Random } from "../util/random.ts";
 export interface NodeCapacity {
   /** Canonical quantities by resource name. Holds at least cpu, memory, pods and ephemeral-storage. */
   resources: Readonly<Record<string, string>>;
+  /** What the host has of some of them, with what it keeps for itself. Absent: the same. */
+  total?: Readonly<Record<string, string>> | undefined;
   conditions: NonNullable<ProviderCapacity["conditions"]>;
   taints: NonNullable<ProviderCapacity["taints"]>;
 }
@@ -52,7 +54,16 @@ export function fromProvider(report: ProviderCapacity): NodeCapacity {
   const { cpu_millis = 0, memory_bytes = 0, ephemeral_bytes = 0, extended = [], pods = 110 } = report.allocatable;
   const isExtended = (name: string) => (name.includes("/") || name.startsWith("hugepages-")) && isQualifiedName(name);
   const others = extended.filter(({ name }) => isExtended(name));
+  const { total } = report;
+  const bytes = (amount: number) => Quantity.of(amount, "BinarySI").toString();
   return {
+    ...(total && {
+      total: {
+        ...(total.cpu_millis === undefined ? {} : { cpu: Quantity.ofMillis(total.cpu_millis).toString() }),
+        ...(total.memory_bytes === undefined ? {} : { memory: bytes(total.memory_bytes) }),
+        ...(total.ephemeral_bytes === undefined ? {} : { "ephemeral-storage": bytes(total.ephemeral_bytes) }),
+      },
+    }),
     resources: {
       ...NOTHING,
       cpu: Quantity.ofMillis(cpu_millis).toString(),
@@ -63,6 +74,17 @@ export function fromProvider(report: ProviderCapacity): NodeCapacity {
     },
     conditions: (report.conditions ?? []).filter(({ type }) => isQualifiedName(type)),
     taints: (report.taints ?? []).filter(({ key, value = "" }) => isQualifiedName(key) && isLabelValue(value)),
+  };
+}
+
+/** Capacity from the configuration, and what the backend says of the host besides. */
+export function withConditions(fixed: CapacitySource, reported: CapacitySource): CapacitySource {
+  return {
+    current: () => {
+      const capacity = fixed.current();
+      const { conditions } = reported.current() ?? {};
+      return capacity && { ...capacity, ...(conditions && { conditions }) };
+    },
   };
 }
 

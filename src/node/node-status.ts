@@ -198,7 +198,7 @@ export function nodeStatus(
 ): Status {
   const { clusterId, name, version, runtime } = settings;
   const { os, architecture } = platformOf(settings, existing);
-  const capacity = resources(existing, observation);
+  const { capacity, allocatable } = resources(existing, observation);
   const uuid = systemUuid(settings);
   return {
     ...existing?.status,
@@ -207,8 +207,7 @@ export function nodeStatus(
       ...(settings.hostname === undefined ? [] : [{ type: "Hostname", address: settings.hostname }]),
     ],
     capacity,
-    // Nothing is reserved: what the machines may use is what there is.
-    allocatable: capacity,
+    allocatable,
     conditions: conditions(existing?.status?.conditions ?? [], observation, capacity, nowMs),
     daemonEndpoints: { kubeletEndpoint: { Port: settings.kubeletPort } },
     declaredFeatures: declaredFeatures(settings, existing),
@@ -228,24 +227,46 @@ export function nodeStatus(
   };
 }
 
-/** Our resources, and those that others put there: the scheduler's conformance tests do that. */
-function resources(existing: Node | undefined, { capacity, retired }: NodeObservation): ResourceMap {
+const NOTHING: ResourceMap = { cpu: "0", memory: "0", pods: "0", "ephemeral-storage": "0" };
+
+/**
+ * What there is, and what of it pods may have. Resources that others put there are both: the scheduler's conformance
+ * tests do that.
+ */
+function resources(
+  existing: Node | undefined,
+  observation: NodeObservation,
+): { capacity: ResourceMap; allocatable: ResourceMap } {
+  const { capacity: known } = observation;
+  const before = existing?.status;
+  // As a kubelet that cannot read its machine: keys are there, values are zero.
+  if (!known)
+    return {
+      capacity: { ...NOTHING, ...before?.capacity },
+      allocatable: { ...NOTHING, ...(before?.allocatable ?? before?.capacity) },
+    };
+  const { resources: own, total = {} } = known;
+  const capacity = capacityMap(existing, observation, { ...own, ...total });
+  const kept = Object.keys(total).map(
+    (name) => [name, sameText(before?.allocatable?.[name], own[name] ?? "0")] as const,
+  );
+  return { capacity, allocatable: { ...capacity, ...Object.fromEntries(kept) } };
+}
+
+/** The server may write the same amount differently. */
+function sameText(before: string | undefined, amount: string): string {
+  return before !== undefined && Quantity.tryParse(before)?.equals(Quantity.parse(amount)) ? before : amount;
+}
+
+function capacityMap(existing: Node | undefined, { retired }: NodeObservation, wanted: ResourceMap): ResourceMap {
   const before: ResourceMap = existing?.status?.capacity ?? {};
-  if (!capacity) {
-    // As a kubelet that cannot read its machine: keys are there, values are zero.
-    return { cpu: "0", memory: "0", pods: "0", "ephemeral-storage": "0", ...before };
-  }
   const owned = new Set(ownedNames(existing));
   const after: Record<string, string> = {};
   for (const [name, amount] of Object.entries(before)) {
-    if (!owned.has(name) || name in capacity.resources) after[name] = amount;
+    if (!owned.has(name) || name in wanted) after[name] = amount;
   }
-  for (const name of retired) if (!(name in capacity.resources)) after[name] = "0";
-  for (const [name, amount] of Object.entries(capacity.resources)) {
-    // The server may write the same amount differently.
-    const same = after[name] !== undefined && Quantity.tryParse(after[name])?.equals(Quantity.parse(amount));
-    if (!same) after[name] = amount;
-  }
+  for (const name of retired) if (!(name in wanted)) after[name] = "0";
+  for (const [name, amount] of Object.entries(wanted)) after[name] = sameText(after[name], amount);
   return after;
 }
 

@@ -1,5 +1,5 @@
 /** Counts and times every call of a provider, and holds it to its deadline; changes nothing else about it. */
-import { linkAbort } from "../util/abort.ts";
+import { onAbort } from "../util/abort.ts";
 import type { Metrics } from "../telemetry/metrics.ts";
 import type { Clock } from "../util/clock.ts";
 import { isProviderError, ProviderError } from "./errors.ts";
@@ -71,17 +71,17 @@ async function answerInTime(
   caller: AbortSignal,
   call: (signal: AbortSignal) => unknown,
 ): Promise<unknown> {
-  const late = new AbortController();
+  const limit = new AbortController();
   const gaveUp = Promise.withResolvers<never>();
+  using _ = onAbort(caller, () => limit.abort(caller.reason));
   const cancel = clock.after(DEADLINE_MS, () => {
     const seconds = DEADLINE_MS / 1000;
     const error = new ProviderError("unavailable", `the provider did not answer ${name} within ${seconds} s`);
     gaveUp.reject(error);
-    late.abort(error);
+    limit.abort(error);
   });
-  using linked = linkAbort(caller, late.signal);
   try {
-    return await Promise.race([call(linked.signal), gaveUp.promise]);
+    return await Promise.race([call(limit.signal), gaveUp.promise]);
   } finally {
     cancel();
   }

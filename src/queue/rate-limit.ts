@@ -4,19 +4,24 @@ import type { Clock } from "../util/clock.ts";
 /**
  * A token bucket: `burst` at once, then `perSecond`. A caller that has to wait has reserved its place, so callers are
  * served in the order in which they came.
+ *
+ * With `stepMs`, tokens come only each so many milliseconds, as many at once as there would be by then: work that can
+ * wait is done in one go, instead of waking the process up for each piece.
  */
 export class TokenBucket {
   readonly #clock: Clock;
   readonly #perSecond: number;
   readonly #burst: number;
+  readonly #stepMs: number;
   /** Negative while callers wait. */
   #tokens: number;
   #filledAt: number;
 
-  constructor(options: { perSecond: number; burst: number; clock: Clock }) {
+  constructor(options: { perSecond: number; burst: number; stepMs?: number | undefined; clock: Clock }) {
     this.#clock = options.clock;
     this.#perSecond = options.perSecond;
     this.#burst = options.burst;
+    this.#stepMs = options.stepMs ?? 0;
     this.#tokens = options.burst;
     this.#filledAt = options.clock.monotonic();
   }
@@ -36,7 +41,8 @@ export class TokenBucket {
     this.#refill();
     this.#tokens -= 1;
     if (this.#tokens >= -1e-9) return 0;
-    const waitMs = (-this.#tokens / this.#perSecond) * 1000;
+    const dueAt = this.#filledAt + this.#inSteps((-this.#tokens / this.#perSecond) * 1000, Math.ceil);
+    const waitMs = dueAt - this.#clock.monotonic();
     try {
       await this.#clock.sleep(waitMs, signal);
     } catch (thrown) {
@@ -47,8 +53,12 @@ export class TokenBucket {
   }
 
   #refill(): void {
-    const now = this.#clock.monotonic();
-    this.#tokens = Math.min(this.#burst, this.#tokens + ((now - this.#filledAt) / 1000) * this.#perSecond);
-    this.#filledAt = now;
+    const sinceMs = this.#inSteps(this.#clock.monotonic() - this.#filledAt, Math.floor);
+    this.#tokens = Math.min(this.#burst, this.#tokens + (sinceMs / 1000) * this.#perSecond);
+    this.#filledAt += sinceMs;
+  }
+
+  #inSteps(ms: number, round: (steps: number) => number): number {
+    return this.#stepMs === 0 ? ms : round(ms / this.#stepMs) * this.#stepMs;
   }
 }

@@ -2,7 +2,7 @@
 import { connect, type Socket } from "node:net";
 import { connect as tlsConnect } from "node:tls";
 import { afterEach, describe, expect, test } from "vitest";
-import { createMachineApiServer } from "../../providers/http-vm/index.ts";
+import { MachineApiServer } from "../../providers/http-vm/index.ts";
 import { MemoryProvider } from "../../providers/memory/index.ts";
 import { HealthChecks, startHealthServer } from "../../src/telemetry/health.ts";
 import { silentLogger } from "../../src/telemetry/logger.ts";
@@ -22,7 +22,7 @@ const SERVERS: Record<string, () => Promise<Socket>> = {
   },
   async "the Machine API"() {
     const provider = new MemoryProvider();
-    const server = createMachineApiServer({ provider, logger: silentLogger });
+    const server = new MachineApiServer({ provider, logger: silentLogger });
     const { port } = await server.listen({ host: "127.0.0.1", port: 0 });
     cleanups.push(
       () => provider.close(),

@@ -35,8 +35,8 @@ beforeAll(async () => {
 afterAll(() => rmSync(dir, { recursive: true }));
 
 test("has everything that its own manifest and its guest need", () => {
-  const guest = "providers/local/engines/vm/guest";
-  const needed = readdirSync(join(root, guest)).map((file) => `dist/${guest}/${file}`);
+  const sources = ["guest", "jail"].map((name) => `providers/local/engines/vm/${name}`);
+  const needed = sources.flatMap((folder) => readdirSync(join(root, folder)).map((file) => `dist/${folder}/${file}`));
   expect(needed.some((file) => file.endsWith(".c"))).toBe(true);
   expect(files).toEqual(expect.arrayContaining(needed));
   expect(files).toEqual(

@@ -1,58 +1,51 @@
 /**
- * Machines created and deleted in bursts, on each engine: nothing of them may be left. `SOAK_PROCESS`, `SOAK_OCI` and
- * `SOAK_VM` set the number of machines (default 200; emulated VMs take more than a second each).
+ * Machines created and deleted in bursts, on each engine: nothing of them may be left. `SOAK_PROCESS`, `SOAK_OCI`,
+ * `SOAK_CRI` and `SOAK_VM` set the number of machines (default 200; emulated VMs take more than a second each).
  */
 import { mkdtempSync, readdirSync, readFileSync, rmSync, statSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { afterAll, beforeAll, describe, expect, test } from "vitest";
 import type { Engine } from "../../providers/local/engine.ts";
-import { createOciEngine } from "../../providers/local/engines/oci/engine.ts";
 import { createProcessEngine } from "../../providers/local/engines/process/process.ts";
-import { createVmEngine } from "../../providers/local/engines/vm/engine.ts";
 import { run } from "../../providers/local/host/command.ts";
+import { machineHash } from "../../providers/local/host/machine-hash.ts";
 import { HostNetwork } from "../../providers/local/network/network.ts";
-import { silentLogger } from "../../src/telemetry/logger.ts";
 import { systemClock } from "../../src/util/clock.ts";
 import { Bench } from "../integration/backend/suite.ts";
+import {
+  type ContainerEngine,
+  type ContainerEngineOptions,
+  createContainerEngine,
+  engineOnThisHost,
+} from "../support/engines.ts";
 import { testNetwork } from "../support/host.ts";
 import { leaveOut } from "../support/left-out.ts";
 import { busyboxImage, missingForImages, startRegistry, type TestRegistry } from "../support/registry.ts";
 
 interface Subject {
-  name: string;
+  name: "process" | ContainerEngine;
   machines: number;
   burst: number;
-  create(
-    stateDir: string,
-    network: Omit<ReturnType<typeof testNetwork>, "dir">,
-    images?: { insecureRegistries: string[] },
-  ): Engine;
 }
 
+const machines = (variable: string) => Number(process.env[variable] ?? 200);
+
 const subjects: Subject[] = [
-  {
-    name: "process",
-    machines: Number(process.env["SOAK_PROCESS"] ?? 200),
-    burst: 10,
-    create: (stateDir) =>
-      createProcessEngine({ stateDir, images: {}, addressPool: "127.64.0.0/10", clock: systemClock }),
-  },
-  {
-    name: "oci",
-    machines: Number(process.env["SOAK_OCI"] ?? 200),
-    burst: 10,
-    create: (stateDir, network, images = { insecureRegistries: [] }) =>
-      createOciEngine({ stateDir, clock: systemClock, logger: silentLogger, network, images }),
-  },
-  {
-    name: "vm",
-    machines: Number(process.env["SOAK_VM"] ?? 200),
-    burst: 2,
-    create: (stateDir, network, images = { insecureRegistries: [] }) =>
-      createVmEngine({ stateDir, clock: systemClock, logger: silentLogger, network, images }),
-  },
+  { name: "process", machines: machines("SOAK_PROCESS"), burst: 10 },
+  { name: "oci", machines: machines("SOAK_OCI"), burst: 10 },
+  { name: "cri", machines: machines("SOAK_CRI"), burst: 10 },
+  { name: "vm", machines: machines("SOAK_VM"), burst: 2 },
 ];
+
+function create(name: Subject["name"], options: ContainerEngineOptions): Engine {
+  return name === "process"
+    ? createProcessEngine({ ...options, images: {}, addressPool: "127.64.0.0/10", clock: systemClock })
+    : createContainerEngine(name, options);
+}
+
+/** Where engine cri's own containerd has what it keeps no longer than the host runs. */
+const runDir = (stateDir: string) => `/run/vmlet-cri-${machineHash(join(stateDir, "cri"))}`;
 
 /** What a machine may leave on this host, as one line each; `marks` are what its names and paths contain. */
 async function traces(marks: readonly string[]): Promise<string[]> {
@@ -81,20 +74,38 @@ function cgroups(root: string, depth = 3): string[] {
 function files(root: string, below = ""): string[] {
   return readdirSync(join(root, below)).flatMap((name) => {
     const path = join(below, name);
-    if (/^(?:images|tombstones|vm\/templates|shim-[0-9a-f]+)$/.test(path)) return [];
+    if (/^(?:images|tombstones|vm\/templates|shim-[0-9a-f]+|cri\/root)$/.test(path)) return [];
     return statSync(join(root, path), { throwIfNoEntry: false })?.isDirectory() ? files(root, path) : [path];
   });
 }
 
+/** What containerd has on disk, as the number of entries in each folder: it numbers them, and never begins again. */
+function kept(stateDir: string): Record<string, number> {
+  const [root, run] = [join(stateDir, "cri/root"), join(runDir(stateDir), "state")];
+  const folders = [
+    join(root, "io.containerd.content.v1.content/blobs/sha256"),
+    join(root, "io.containerd.content.v1.content/ingest"),
+    join(root, "io.containerd.snapshotter.v1.overlayfs/snapshots"),
+    ...[root, run].flatMap((dir) =>
+      readdirSync(dir)
+        .filter((name) => name.startsWith("io.containerd.grpc.v1.cri") || name.startsWith("io.containerd.runtime"))
+        .flatMap((name) => [join(dir, name), ...readdirSync(join(dir, name)).map((below) => join(dir, name, below))]),
+    ),
+  ];
+  return Object.fromEntries(folders.map((folder) => [folder, readdirSync(folder).length]));
+}
+
 for (const subject of subjects) {
   const { dir: _dir, ...network } = testNetwork("");
-  const probe = subject.create("/nonexistent", network);
-  const problems = (await probe.check()).filter(({ fatal }) => fatal).map(({ problem }) => problem);
-  const missing = [...problems, ...[missingForImages() ?? []].flat()];
+  const missing = [
+    ...(subject.name === "process" ? [] : (await engineOnThisHost(subject.name)).missing),
+    ...[missingForImages() ?? []].flat(),
+  ];
   if (missing.length > 0) {
     leaveOut(`soak, engine ${subject.name}`, missing);
     continue;
   }
+  const probe = create(subject.name, { stateDir: "/nonexistent", network });
   const hasVolumes = probe.capabilities.includes("volumes.empty_dir");
   describe(`engine ${subject.name}`, () => {
     let registry: TestRegistry;
@@ -107,7 +118,8 @@ for (const subject of subjects) {
         {
           name: subject.name,
           image: `${registry.host}/t/busybox:1`,
-          createEngine: (dir) => subject.create(dir, network, { insecureRegistries: [registry.host] }),
+          createEngine: (stateDir) =>
+            create(subject.name, { stateDir, network, images: { insecureRegistries: [registry.host] } }),
           patienceMs: 300_000,
         },
         stateDir,
@@ -142,12 +154,23 @@ for (const subject of subjects) {
       };
       // What the first machines make for all that follow: bridge, rules, template.
       await burst();
-      const marks = [stateDir, `${network.bridge!}-`, "sleep 998"];
-      const before = { traces: await traces(marks), files: files(stateDir) };
+      const marks = [
+        ...[stateDir, runDir(stateDir), `vmlet-${machineHash(stateDir)}/`],
+        ...[`${network.bridge!}-`, `master ${network.bridge!} `, "sleep 998"],
+      ];
+      const left = async () => ({
+        traces: await traces(marks),
+        files: files(stateDir),
+        kept: subject.name === "cri" ? kept(stateDir) : {},
+      });
+      const isOwn = (line: string) => line.startsWith("link") || /containerd --config \S+$/.test(line);
+      const before = await bench.until(async () => {
+        const now = await left();
+        expect(now.traces.filter((line) => !isOwn(line))).toEqual([]);
+        return now;
+      });
       for (let made = subject.burst; made < subject.machines; made += subject.burst) await burst();
-      await bench.until(async () => expect(await traces(marks)).toEqual(before.traces));
-      expect(files(stateDir)).toEqual(before.files);
-      expect(before.traces.filter((line) => !line.startsWith("link"))).toEqual([]);
+      await bench.until(async () => expect(await left()).toEqual(before));
     });
   });
 }

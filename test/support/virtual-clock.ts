@@ -19,6 +19,7 @@ export class VirtualClock implements Clock {
   #stepMs = 0;
   #timers: { at: number; order: number; run: () => void }[] = [];
   #order = 0;
+  #fired = 0;
 
   constructor(startMs = Date.parse("2026-01-01T00:00:00Z")) {
     this.#startMs = startMs;
@@ -64,6 +65,11 @@ export class VirtualClock implements Clock {
     };
   }
 
+  /** Timers that have fired. */
+  get fired(): number {
+    return this.#fired;
+  }
+
   /** Timers that wait. */
   get pending(): number {
     return this.#timers.length;
@@ -78,6 +84,7 @@ export class VirtualClock implements Clock {
       if (!due) break;
       this.#timers = this.#timers.filter((t) => t !== due);
       this.#elapsedMs = Math.max(this.#elapsedMs, due.at);
+      this.#fired++;
       due.run();
       await settle();
     }

@@ -70,7 +70,9 @@ export class VirtualCluster {
         request.guard?.();
         return carry<T>(request, () => {
           if (this.#isDown) throw unreachable();
-          return this.#answer(request) as T;
+          const reply = this.#answer(request) as Json;
+          const { metadata } = reply ?? {};
+          return (request.metadataOnly ? { kind: "PartialObjectMetadata", metadata } : reply) as T;
         });
       },
       watch: <T>(request: WatchRequest) => this.#watch<T>(request, deliver),

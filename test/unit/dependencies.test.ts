@@ -37,7 +37,7 @@ const LICENCES = [
   "BlueOak-1.0.0",
 ];
 /** Raised on purpose only, with a reason in the commit. */
-const MOST_AT_RUN_TIME = 118;
+const MOST_AT_RUN_TIME = 120;
 
 test("every package is pinned by the hash of its content", () => {
   expect(named(installed.filter(([, { integrity }]) => integrity?.startsWith("sha512-") !== true))).toEqual([]);

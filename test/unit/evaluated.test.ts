@@ -24,6 +24,7 @@ test("no program is started by a shell's line", () => {
 
 test("programs are started in these places only", () => {
   expect(filesWith(/"(?:node:)?child_process"/)).toEqual([
+    "providers/local/engines/cri/held-connection.ts",
     "providers/local/engines/cri/own-containerd.ts",
     "providers/local/engines/oci/relay.ts",
     "providers/local/engines/oci/runtime.ts",
@@ -32,6 +33,11 @@ test("programs are started in these places only", () => {
     "providers/local/shim/client.ts",
     "providers/local/shim/shim.ts",
     "providers/local/shim/spawn.ts",
+    // systemctl, on a host whose backend is a service of systemd.
+    "src/cli/backend-service.ts",
+    // The demo's agent, which it kills.
+    "src/cli/demo-agent.ts",
+    "src/cli/host-state.ts",
     // Credential plugins of the kubeconfig and of registries, as the administrator's configuration names them.
     "src/util/run-program.ts",
   ]);

@@ -26,6 +26,10 @@ const LAYERS: Record<string, readonly string[]> = {
   "src/pods": ["src/util", "src/resources", "src/telemetry", "src/queue", "src/kube", "src/provider", "src/podspec"],
   "src/kubelet": ["src/util", "src/http", "src/telemetry", "src/kube", "src/provider", "src/streaming"],
   "src/devcluster": ["src/util", "src/http", "src/resources", "src/telemetry", "src/kube"],
+  "src/ui": [
+    ...["src/util", "src/http", "src/resources", "src/telemetry", "src/kube", "src/streaming", "src/podspec"],
+    "src/pods",
+  ],
   "src/agent": [
     ...["src/util", "src/resources", "src/telemetry", "src/queue", "src/kube", "src/provider", "src/config"],
     ...["src/podspec", "src/node", "src/pods", "src/kubelet"],
@@ -40,6 +44,8 @@ const LAYERS: Record<string, readonly string[]> = {
       "src/config",
       "src/node",
       "src/agent",
+      "src/ui",
+      "src/streaming",
     ],
     ...["src/devcluster", "providers/http-vm", "providers/local", "providers/memory"],
   ],
@@ -66,7 +72,8 @@ const BACKEND: Record<string, readonly string[]> = {
   images: ["engine.ts", "host"],
   network: ["engine.ts", "host"],
   bundle: ["engine.ts", "host"],
-  machine: ["engine.ts", "host", "shim"],
+  pressure: [],
+  machine: ["engine.ts", "host", "shim", "pressure"],
   engines: ["engine.ts", "host", "shim", "images", "network", "bundle"],
 };
 

@@ -95,23 +95,3 @@ export interface MachineApiServerOptions {
 }
 
 export type ListenAddress = { host: string; port: number } | { socketPath: string };
-
-export interface MachineApiServer {
-  /**
-   * Port 0 picks a free one. Resolves to what a client's `url` has to be: http(s)://host:port or unix:///path.
-   *
-   * @throws Error when the address cannot be bound, or other hosts can reach it and no client has to authenticate
-   */
-  listen(address: ListenAddress): Promise<{ url: string; port: number }>;
-  /**
-   * Other certificates for new connections; idle ones are closed. Whether clients need certificates stays as it was.
-   * @throws Error when certificate and key do not belong together, or the server was made without TLS; then all stays
-   *   as it was
-   */
-  setTls(tls: ServerTls): void;
-  /**
-   * Takes no new requests, ends long polls and streams, waits up to `graceMs` (default 5000) for the rest. The provider
-   * stays open.
-   */
-  close(options?: { graceMs?: number | undefined }): Promise<void>;
-}

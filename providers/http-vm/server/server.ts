@@ -33,7 +33,6 @@ import { asProviderError, renderError, requestIdOf } from "./http.ts";
 import {
   DEFAULT_SERVER_LIMITS,
   type ListenAddress,
-  type MachineApiServer,
   type MachineApiServerOptions,
   type ServerAuth,
   type ServerLimits,
@@ -45,11 +44,7 @@ import { STREAM_ROUTES, StreamRoutes } from "./streams.ts";
 import { ListenError } from "./listen-error.ts";
 
 /** @see MachineApiServerOptions */
-export function createMachineApiServer(options: MachineApiServerOptions): MachineApiServer {
-  return new ProviderServer(options);
-}
-
-class ProviderServer implements MachineApiServer {
+export class MachineApiServer {
   readonly #context: RouteContext;
   readonly #logger: Logger;
   readonly #auth: ServerAuth;
@@ -89,6 +84,11 @@ class ProviderServer implements MachineApiServer {
     this.#connections.answerGarbage((_error, socket) => refuseGarbage(socket));
   }
 
+  /**
+   * Port 0 picks a free one. Resolves to what a client's `url` has to be: http(s)://host:port or unix:///path.
+   *
+   * @throws Error when the address cannot be bound, or other hosts can reach it and no client has to authenticate
+   */
   async listen(address: ListenAddress): Promise<{ url: string; port: number }> {
     if ("socketPath" in address) await removeStaleSocket(address.socketPath);
     else if (!this.#asksForCredentials()) {
@@ -118,6 +118,11 @@ class ProviderServer implements MachineApiServer {
     return bearerTokens !== undefined || clients.length > 0 || this.#tls?.clientCa !== undefined;
   }
 
+  /**
+   * Other certificates for new connections; idle ones are closed. Whether clients need certificates stays as it was.
+   * @throws Error when certificate and key do not belong together, or the server was made without TLS; then all stays
+   *   as it was
+   */
   setTls(tls: ServerTls): void {
     if (!(this.#server instanceof TlsServer)) throw new Error("the server was made without TLS");
     this.#server.setSecureContext(tlsContext(tls, tls.clientCa));
@@ -130,6 +135,10 @@ class ProviderServer implements MachineApiServer {
     this.#server.closeIdleConnections();
   }
 
+  /**
+   * Takes no new requests, ends long polls and streams, waits up to `graceMs` (default 5000) for the rest. The provider
+   * stays open.
+   */
   async close(options: { graceMs?: number | undefined } = {}): Promise<void> {
     this.#closing.abort(new ProviderError("unavailable", "the backend is closing"));
     this.#streams.close();

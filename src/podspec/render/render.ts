@@ -99,6 +99,7 @@ function machineSpec(
       ephemeral_containers: nonEmpty(ephemeral),
       volumes: nonEmpty(volumes),
       resources: podSpec && machineResources(podSpec),
+      priority: podSpec?.priority || undefined,
       instance_type: ifCapable("instance_types", () => pod.metadata?.annotations?.[ANNOTATION_INSTANCE_TYPE]),
       hostname: ifCapable("hostname", () => hostname.hostname),
       domain: ifCapable("hostname", () => hostname.domain),

@@ -33,7 +33,7 @@ export interface paths {
     };
     /**
      * What machines may use in all
-     * @description Becomes the node's capacity and conditions, so that the scheduler sends no more than fits. It is what there is, not what is left: the scheduler counts for itself. Taints are given to a new node only: a node may not change its own. Asked again every 30 seconds; not at all by an agent whose configuration states the node's `capacity`.
+     * @description Becomes the node's capacity and conditions, so that the scheduler sends no more than fits. It is what there is, not what is left: the scheduler counts for itself. Taints are given to a new node only: a node may not change its own. Asked again every 30 seconds; an agent whose configuration states the node's `capacity` takes the conditions alone.
      */
     get: operations["getCapacity"];
     put?: never;
@@ -471,7 +471,13 @@ export interface components {
         }[];
         pods?: components["schemas"]["Count"];
       };
-      /** @description Become conditions of the node, beside those that vmlet sets itself. */
+      /** @description What the host has, with what it keeps for itself: the node's capacity. `allocatable` is what of it machines may use. Absent: the same. */
+      total?: {
+        cpu_millis?: components["schemas"]["Count"];
+        memory_bytes?: components["schemas"]["Count"];
+        ephemeral_bytes?: components["schemas"]["Count"];
+      };
+      /** @description Become conditions of the node, beside those that vmlet sets itself. MemoryPressure, DiskPressure and PIDPressure keep new pods away while they are True. */
       conditions?: {
         type: string;
         /** @enum {string} */
@@ -922,6 +928,8 @@ export interface components {
       termination_grace_s?: components["schemas"]["Count"];
       /** @description Sum over the containers plus overhead; sizes the machine. */
       resources?: components["schemas"]["ContainerResources"];
+      /** @description Who stays when the host runs out of something: the pod's priority. A backend that evicts machines takes lower ones first, and those from 2000000000 on never. Absent: 0. */
+      priority?: number;
       /** @description One of the backend's named sizes, from the pod's annotation `vmlet.dev/instance-type`. Capability `instance_types`. */
       instance_type?: string;
       /** @description The machine's hostname. Capability `hostname`. */
@@ -1693,4 +1701,4 @@ export interface operations {
     };
   };
 }
-// sha256 of openapi.yaml: 8dfab39d9594aed8339b1896ba287f3c33824020a23615942cd7f06ecafb290f
+// sha256 of openapi.yaml: 97e550a7a97d77faf13a67872c647edfc067986a9395a9578c011e494dfcdc20

@@ -129,7 +129,7 @@ async function start(rest: object = {}): Promise<void> {
     nodes: [{ name: "n", provider: { type: "memory" }, kubelet: { port: ports[1], certificate: "self-signed" } }],
     ...rest,
   };
-  const creating = Agent.create({
+  const creating = Agent.open({
     config: loadConfig(write("vmlet.yaml", file), {}, {}),
     createProvider: () => Promise.resolve(provider),
     clock: { ...systemClock, monotonic: () => systemClock.monotonic() + skipped },

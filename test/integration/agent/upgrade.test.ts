@@ -72,7 +72,7 @@ test("an agent takes over what version 0.1.0 left: no machine is changed, no sta
     ],
   };
   const stop = new AbortController();
-  const agent = await Agent.create({
+  const agent = await Agent.open({
     config: loadConfig(write("vmlet.yaml", config), {}, {}),
     createProvider: () => Promise.resolve(provider),
     clock: systemClock,

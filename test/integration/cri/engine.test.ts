@@ -1,13 +1,14 @@
 import { spawn } from "node:child_process";
-import { existsSync, readdirSync, readFileSync, writeFileSync } from "node:fs";
+import { existsSync, readdirSync, readFileSync, statSync, writeFileSync } from "node:fs";
 import { dirname, join } from "node:path";
 import { afterAll, expect, test } from "vitest";
 import { cgroupVersion } from "../../../providers/local/bundle/cgroup.ts";
 import { CriClient } from "../../../providers/local/engines/cri/client.ts";
-import { createCriEngine } from "../../../providers/local/engines/cri/engine.ts";
+import { CriEngine } from "../../../providers/local/engines/cri/engine.ts";
 import { processStat } from "../../../providers/local/host/proc.ts";
 import { machineHash } from "../../../providers/local/host/machine-hash.ts";
 import { HostNetwork } from "../../../providers/local/network/network.ts";
+import type { ProviderError } from "../../../src/provider/errors.ts";
 import { silentLogger } from "../../../src/telemetry/logger.ts";
 import { systemClock } from "../../../src/util/clock.ts";
 import { missingForContainerd } from "../../support/containerd.ts";
@@ -15,26 +16,27 @@ import { testNetwork } from "../../support/host.ts";
 import { leaveOut } from "../../support/left-out.ts";
 import { missingForImages } from "../../support/registry.ts";
 import { containerTests, pushImages } from "../backend/containers.ts";
-import { backendSuite, LOG_LIMITS } from "../backend/suite.ts";
+import { backendSuite, LOG_LIMITS, text } from "../backend/suite.ts";
 
 const { dir: _dir, ...network } = testNetwork("");
 /** Fewer than this host has. */
 const capacity = { cpu_millis: 1000, memory_bytes: 1024 ** 3 };
-const createEngine = (stateDir: string) =>
-  createCriEngine({
-    stateDir,
-    clock: systemClock,
-    logger: silentLogger,
-    network,
-    capacity,
-    allowPrivileged: true,
-    logLimits: LOG_LIMITS,
-  });
 const missing = [(await missingForContainerd()) ?? [], missingForImages() ?? []].flat();
 
 if (missing.length > 0) leaveOut("engine cri", missing);
 else {
   const images = await pushImages();
+  const createEngine = (stateDir: string) =>
+    new CriEngine({
+      stateDir,
+      clock: systemClock,
+      logger: silentLogger,
+      network,
+      images: { insecureRegistries: [images.registry.host] },
+      capacity,
+      allowPrivileged: true,
+      logLimits: LOG_LIMITS,
+    });
   afterAll(async () => {
     await images.registry.stop();
     await new HostNetwork({ dir: "/nonexistent/network", ...network }).remove();
@@ -94,6 +96,39 @@ else {
       expect(await bench().log(id, "a")).toEqual(["begun", "over"]);
     });
 
+    test("a command that has ended ends its session, however much input is still to come", async () => {
+      const id = await bench().create({ containers: [bench().shell("a", "sleep 1000")] });
+      await bench().reaches(id, "running");
+      const session = await bench().exec(id, "a", ["sh", "-c", "echo words; exit 3"], { stdin: true });
+      session.stdin!.on("error", () => {});
+      session.stdin!.write(Buffer.alloc(20 << 20));
+      session.stderr!.resume();
+      expect(await text(session.stdout)).toBe("words\n");
+      // containerd may have to be left before it has told the code.
+      expect(await session.exit.catch(({ code }: ProviderError) => code)).toBeOneOf([{ exitCode: 3 }, "unavailable"]);
+    });
+
+    test("an attached session whose input has ended is over, and the process lives on", async () => {
+      const script = "while read line; do echo got $line; done";
+      const id = await bench().create({ containers: [bench().shell("a", script, { stdin: true })] });
+      await bench().reaches(id, "running");
+      const session = await bench().provider.attach(id, "a", bench().streams({ stdin: true }));
+      session.stdout!.resume();
+      session.stderr!.resume();
+      session.stdin!.end("hello\n");
+      expect((await session.exit).exitCode).toBe(0);
+      expect((await bench().container(id, "a")).state).toBe("running");
+    });
+
+    test("a container that is stopped while containerd is dead has its stop signal when that is back", async () => {
+      const script = "trap 'exit 4' TERM; echo begun; while :; do sleep 0.05; done";
+      const id = await bench().create({ containers: [bench().shell("a", script)] });
+      await bench().until(async () => expect(await bench().log(id, "a")).toEqual(["begun"]));
+      process.kill(containerdPid(), "SIGKILL");
+      await bench().provider.stopPod(id, { graceSeconds: 600, signal: bench().signal });
+      expect(await bench().terminated(id, "a")).toMatchObject({ exit_code: 4 });
+    });
+
     test("a container that has ended while containerd was dead is told with its own exit code and time", async () => {
       const script = "while [ ! -e /v/end ]; do sleep 0.05; done; exit 7";
       const id = await bench().create({
@@ -107,11 +142,11 @@ else {
       writeFileSync(join(bench().stateDir, "machines", id, "engine/volumes/v/end"), "");
       // Its shim has seen the end.
       await bench().until(() => expect(existsSync(`/proc/${command}`)).toBe(false));
-      const before = Date.now();
       await bench().open();
       const { exit_code, reason, finished_at } = await bench().terminated(id, "a");
       expect([exit_code, reason]).toEqual([7, "Error"]);
-      expect(Date.parse(finished_at)).toBeLessThanOrEqual(before);
+      const startedAgain = statSync(join(bench().stateDir, "cri/pid")).mtimeMs;
+      expect(Date.parse(finished_at)).toBeLessThanOrEqual(startedAgain);
     });
 
     test("a container whose end nobody has seen is said to be of unknown status", async () => {

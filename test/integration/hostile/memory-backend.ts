@@ -2,7 +2,7 @@
  * `memory-backend.ts PORT`: machines that are only remembered, behind the Machine API, in a process of its own. Creating one takes
  * half a minute for pods of namespaces whose name begins with `slow-backend`.
  */
-import { createMachineApiServer } from "../../../providers/http-vm/server/server.ts";
+import { MachineApiServer } from "../../../providers/http-vm/server/server.ts";
 import { MemoryProvider } from "../../../providers/memory/provider.ts";
 import { LABEL_NAMESPACE } from "../../../src/podspec/machine-id.ts";
 import type { MachineSpec } from "../../../src/provider/machine.ts";
@@ -18,7 +18,7 @@ class SlowForSome extends MemoryProvider {
 }
 
 const logger = createLogger({ level: "warn" });
-const server = createMachineApiServer({
+const server = new MachineApiServer({
   provider: new SlowForSome({ clock: systemClock }),
   clock: systemClock,
   logger,

@@ -8,8 +8,8 @@ import { spawn as spawnPty } from "@lydell/node-pty";
 import { createKubeletProxy } from "../../../src/devcluster/http/kubelet-proxy.ts";
 import type { Kube, KubeRequest } from "../../../src/kube/kube.ts";
 import type { Pod } from "../../../src/kube/wire.ts";
-import type { KubeletServer, KubeletServerOptions } from "../../../src/kubelet/options.ts";
-import { createKubeletServer } from "../../../src/kubelet/server.ts";
+import type { KubeletServerOptions } from "../../../src/kubelet/options.ts";
+import { KubeletServer } from "../../../src/kubelet/server.ts";
 import type { Reloadable } from "../../../src/util/reloadable.ts";
 import type { ServingCertificate } from "../../../src/kubelet/certificates/serving.ts";
 import { ProviderError } from "../../../src/provider/errors.ts";
@@ -278,7 +278,7 @@ export async function startKubelet(overrides: Partial<KubeletServerOptions> = {}
   const pods = new Map([["default/p", { pod: testPod(), machineId: "m-1" }]]);
   const certificate = reloadable<ServingCertificate>(authority.issue({ commonName: "vm-1" }, "serverAuth"));
   const clientCa = reloadable<string>(authority.cert);
-  const server = createKubeletServer({
+  const server = new KubeletServer({
     host: "127.0.0.1",
     port: 0,
     nodeName: "vm-1",

@@ -4,7 +4,7 @@ import { connect } from "node:net";
 import { PassThrough } from "node:stream";
 import { afterEach, describe, expect, test } from "vitest";
 import { WebSocket } from "ws";
-import { createMachineApiServer, type MachineApiServerOptions } from "../../../providers/http-vm/index.ts";
+import { MachineApiServer, type MachineApiServerOptions } from "../../../providers/http-vm/index.ts";
 import { MemoryProvider } from "../../../providers/memory/index.ts";
 import { ProviderError } from "../../../src/provider/errors.ts";
 import type { MachineSpec } from "../../../src/provider/machine.ts";
@@ -29,7 +29,7 @@ async function setup(options: Partial<MachineApiServerOptions> = {}) {
   const logger: Logger = { ...silentLogger, info };
   const memory = new MemoryProvider();
   const auth = { clients: [{ name: "agent-a", bearerTokens: () => ["good"] }] };
-  const server = createMachineApiServer({ provider: memory, logger, auth, ...options });
+  const server = new MachineApiServer({ provider: memory, logger, auth, ...options });
   const { url, port } = await server.listen({ host: "127.0.0.1", port: 0 });
   cleanups.push(
     () => memory.close(),

@@ -3,7 +3,7 @@ import { once } from "node:events";
 import { Duplex, PassThrough, Writable } from "node:stream";
 import { afterEach, describe, expect, test } from "vitest";
 import { WebSocket } from "ws";
-import { createMachineApiServer, type ServerLimits } from "../../../providers/http-vm/index.ts";
+import { MachineApiServer, type ServerLimits } from "../../../providers/http-vm/index.ts";
 import { MemoryProvider } from "../../../providers/memory/index.ts";
 import { silentLogger } from "../../../src/telemetry/logger.ts";
 import { fill } from "../../e2e/harness/wait.ts";
@@ -32,7 +32,7 @@ async function setup(kind: "exec" | "port", limits: Partial<ServerLimits> = {}) 
     exec: () => Promise.resolve({ ...streams, close: () => over.resolve() }),
     portForward: () => Promise.resolve(port),
   });
-  const server = createMachineApiServer({ provider: memory, logger: silentLogger, clock, limits });
+  const server = new MachineApiServer({ provider: memory, logger: silentLogger, clock, limits });
   const { url } = await server.listen({ host: "127.0.0.1", port: 0 });
   cleanups.push(
     () => memory.close(),

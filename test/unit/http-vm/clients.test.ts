@@ -7,7 +7,7 @@ import { join } from "node:path";
 import { connect as tlsConnect } from "node:tls";
 import { afterEach, describe, expect, test } from "vitest";
 import {
-  createMachineApiServer,
+  MachineApiServer,
   HttpVmProvider,
   type ApiClient,
   type MachineApiServerOptions,
@@ -36,7 +36,7 @@ const specOf = (labels: Record<string, string>): MachineSpec => ({
 /** A backend with machines of two clusters and two nodes, tombstones of both, and one of an id that never was. */
 async function backendWith(clients: readonly ApiClient[], more: Partial<MachineApiServerOptions> = {}) {
   const memory = new MemoryProvider();
-  const server = createMachineApiServer({ provider: memory, logger: silentLogger, auth: { clients }, ...more });
+  const server = new MachineApiServer({ provider: memory, logger: silentLogger, auth: { clients }, ...more });
   const { url } = await server.listen({ host: "127.0.0.1", port: 0 });
   cleanups.push(
     () => memory.close(),
@@ -343,14 +343,14 @@ describe("which client it is", () => {
 
 describe("a server that asks for no credentials", () => {
   test("does not listen where other hosts reach it", async () => {
-    const server = createMachineApiServer({ provider: new MemoryProvider(), logger: silentLogger });
+    const server = new MachineApiServer({ provider: new MemoryProvider(), logger: silentLogger });
     await expect(server.listen({ host: "0.0.0.0", port: 0 })).rejects.toThrow("0.0.0.0 is reached by other hosts");
   });
 
   test("says on loopback that every program of this host may use it", async () => {
     const warnings: string[] = [];
     const logger: Logger = { ...silentLogger, warn: (_fields, message) => void warnings.push(message) };
-    const server = createMachineApiServer({ provider: new MemoryProvider(), logger });
+    const server = new MachineApiServer({ provider: new MemoryProvider(), logger });
     cleanups.push(() => server.close());
     await server.listen({ host: "127.0.0.1", port: 0 });
     expect(warnings).toEqual([expect.stringContaining("every program of this host may use it")]);

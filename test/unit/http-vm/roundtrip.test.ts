@@ -5,10 +5,9 @@ import { join } from "node:path";
 import { Readable } from "node:stream";
 import { afterEach, describe, expect, test } from "vitest";
 import {
-  createMachineApiServer,
+  MachineApiServer,
   HttpVmProvider,
   type HttpVmOptions,
-  type MachineApiServer,
   type MachineApiServerOptions,
 } from "../../../providers/http-vm/index.ts";
 import { MemoryProvider, scriptedFaults, type MemoryProviderOptions } from "../../../providers/memory/index.ts";
@@ -34,7 +33,7 @@ async function setup(
   } = {},
 ): Promise<{ memory: MemoryProvider; server: MachineApiServer; client: HttpVmProvider; url: string }> {
   const memory = new MemoryProvider(options.memory);
-  const server = createMachineApiServer({ provider: memory, logger: silentLogger, ...options.server });
+  const server = new MachineApiServer({ provider: memory, logger: silentLogger, ...options.server });
   let address: Parameters<MachineApiServer["listen"]>[0] = { host: "127.0.0.1", port: 0 };
   if (options.unix === true) {
     const folder = await mkdtemp(join(tmpdir(), "vmlet-http-"));

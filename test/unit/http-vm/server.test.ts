@@ -8,11 +8,7 @@ import { join } from "node:path";
 import { connect as tlsConnect } from "node:tls";
 import { PassThrough } from "node:stream";
 import { afterEach, describe, expect, test } from "vitest";
-import {
-  createMachineApiServer,
-  type MachineApiServer,
-  type MachineApiServerOptions,
-} from "../../../providers/http-vm/index.ts";
+import { MachineApiServer, type MachineApiServerOptions } from "../../../providers/http-vm/index.ts";
 import { MemoryProvider } from "../../../providers/memory/index.ts";
 import type { MachineSpec } from "../../../src/provider/machine.ts";
 import { silentLogger, type Logger } from "../../../src/telemetry/logger.ts";
@@ -29,7 +25,7 @@ async function setup(
   options: Partial<MachineApiServerOptions> = {},
 ): Promise<{ memory: MemoryProvider; server: MachineApiServer; url: string; port: number }> {
   const memory = new MemoryProvider();
-  const server = createMachineApiServer({ provider: memory, logger: silentLogger, ...options });
+  const server = new MachineApiServer({ provider: memory, logger: silentLogger, ...options });
   const { url, port } = await server.listen({ host: "127.0.0.1", port: 0 });
   cleanups.push(
     () => memory.close(),
@@ -306,7 +302,7 @@ describe("closing", () => {
   test("makes room for a new server on the same port at once", async () => {
     const { server, port } = await setup();
     await server.close({ graceMs: 50 });
-    const next = createMachineApiServer({ provider: new MemoryProvider(), logger: silentLogger });
+    const next = new MachineApiServer({ provider: new MemoryProvider(), logger: silentLogger });
     expect((await next.listen({ host: "127.0.0.1", port })).port).toBe(port);
     await next.close();
   });
@@ -337,7 +333,7 @@ test("a socket that a server listens on is not taken from it; one that a killed 
   const dir = mkdtempSync(join(tmpdir(), "vmlet-server-"));
   cleanups.push(() => rm(dir, { recursive: true }));
   const socketPath = join(dir, "api");
-  const serve = () => createMachineApiServer({ provider: new MemoryProvider(), logger: silentLogger });
+  const serve = () => new MachineApiServer({ provider: new MemoryProvider(), logger: silentLogger });
   const first = serve();
   cleanups.push(() => first.close());
   await first.listen({ socketPath });

@@ -5,16 +5,11 @@
 import fc from "fast-check";
 import { afterEach, beforeEach, describe, expect, test } from "vitest";
 import { openApiDocument, violation } from "../../../src/provider/contract/document.ts";
-import {
-  createMachineApiServer,
-  HttpVmProvider,
-  type InvalidReason,
-  type MachineApiServer,
-} from "../../../providers/http-vm/index.ts";
+import { MachineApiServer, HttpVmProvider, type InvalidReason } from "../../../providers/http-vm/index.ts";
 import type { Engine } from "../../../providers/local/engine.ts";
-import { createOciEngine } from "../../../providers/local/engines/oci/engine.ts";
+import { OciEngine } from "../../../providers/local/engines/oci/engine.ts";
 import { createProcessEngine } from "../../../providers/local/engines/process/process.ts";
-import { createVmEngine } from "../../../providers/local/engines/vm/engine.ts";
+import { VmEngine } from "../../../providers/local/engines/vm/engine.ts";
 import { MemoryProvider } from "../../../providers/memory/index.ts";
 import { ALL_CAPABILITIES } from "../../../src/provider/capabilities.ts";
 import { isProviderError } from "../../../src/provider/errors.ts";
@@ -43,7 +38,7 @@ let machines = 0;
 
 async function serve(provider: Provider): Promise<void> {
   invalid = [];
-  server = createMachineApiServer({ provider, logger: silentLogger });
+  server = new MachineApiServer({ provider, logger: silentLogger });
   const { url } = await server.listen({ host: "127.0.0.1", port: 0 });
   const pacing = { perSecond: 100_000, burst: 100_000 };
   client = new HttpVmProvider({ url, pacing, onInvalidReply: (reason) => void invalid.push(reason) });
@@ -113,8 +108,8 @@ describe("every specification that is admitted", () => {
       "process",
       (stateDir) => createProcessEngine({ stateDir, ...host, images: { "*": ["true"] }, addressPool: "127.64.0.0/10" }),
     ],
-    ["oci", (stateDir) => createOciEngine({ stateDir, ...host, allowPrivileged: true })],
-    ["vm", (stateDir) => createVmEngine({ stateDir, ...host })],
+    ["oci", (stateDir) => new OciEngine({ stateDir, ...host, allowPrivileged: true })],
+    ["vm", (stateDir) => new VmEngine({ stateDir, ...host })],
   ])("is refused by engine %s for what can be said, or can be told of", async (_name, make) => {
     const world = await World.create((each) => (each.judge = make(each.stateDir)));
     await serve(world.provider);

@@ -1,7 +1,7 @@
 import { describe, expect, test } from "vitest";
 import { parseConfig } from "../../../src/config/load.ts";
 import type { Node } from "../../../src/kube/wire.ts";
-import { fixedCapacity, fromProvider } from "../../../src/node/capacity.ts";
+import { fixedCapacity, fromProvider, withConditions } from "../../../src/node/capacity.ts";
 import type { NodeDescription } from "../../../src/node/settings.ts";
 import {
   CAPABILITY_LABEL_PREFIX,
@@ -487,3 +487,27 @@ function nodeConfigWith(labels: Record<string, string>): void {
   const nodes = [{ name: "n", provider: { type: "memory" }, labels }];
   parseConfig(JSON.stringify({ apiVersion: "vmlet.dev/v1", kind: "AgentConfig", nodes }), "vmlet.yaml");
 }
+
+test("what the host keeps for itself is capacity, and not allocatable", () => {
+  const capacity = fromProvider({
+    allocatable: { cpu_millis: 3500, memory_bytes: 3 * 1024 ** 3, ephemeral_bytes: 9 * 1024 ** 3, pods: 20 },
+    total: { cpu_millis: 4000, memory_bytes: 4 * 1024 ** 3, ephemeral_bytes: 10 * 1024 ** 3 },
+  });
+  const { status } = newNode(settings, well({ capacity }), T0);
+  expect(status!.capacity).toMatchObject({ cpu: "4", memory: "4Gi", "ephemeral-storage": "10Gi", pods: "20" });
+  expect(status!.allocatable).toMatchObject({ cpu: "3500m", memory: "3Gi", "ephemeral-storage": "9Gi", pods: "20" });
+});
+
+test("a capacity that the configuration states is the Node's, and the host's pressures are, too", () => {
+  const condition = {
+    type: "DiskPressure",
+    status: "True",
+    reason: "KubeletHasDiskPressure",
+    message: "full",
+  } as const;
+  const reported = fromProvider({ allocatable: { cpu_millis: 1 }, conditions: [condition] });
+  const source = withConditions(fixedCapacity({ cpu: "8" }), { current: () => reported });
+  const { status } = newNode(settings, well({ capacity: source.current() }), T0);
+  expect(status!.allocatable).toMatchObject({ cpu: "8" });
+  expect(status!.conditions).toContainEqual(expect.objectContaining(condition));
+});

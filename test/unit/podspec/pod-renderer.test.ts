@@ -4,6 +4,7 @@ import type { Machine } from "../../../src/provider/machine.ts";
 import type { Node, Pod } from "../../../src/kube/wire.ts";
 import { NodeAllocation } from "../../../src/podspec/admission/allocation.ts";
 import { PodRenderer, type PodRendererOptions } from "../../../src/podspec/pod-renderer.ts";
+import { machine as machineWith } from "../../support/builders.ts";
 import { ReferenceCache } from "../../../src/podspec/references/references.ts";
 import { ServiceCache } from "../../../src/podspec/references/services.ts";
 import { TokenManager } from "../../../src/podspec/references/tokens.ts";
@@ -65,20 +66,6 @@ describe("PodRenderer", () => {
       ...options,
     });
   }
-
-  const machineWith = (fields: Partial<Machine>): Machine => ({
-    id: "m",
-    version: 1,
-    revision: 1,
-    labels: {},
-    state: "running",
-    reachability: "ok",
-    sandbox_ready: true,
-    created_at: "2026-01-01T00:00:00.000Z",
-    addresses: [],
-    containers: [],
-    ...fields,
-  });
 
   test("reads what the pod refers to and renders it", async () => {
     kube.put(CONFIG, { data: { k: "v" } });

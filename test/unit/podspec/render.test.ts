@@ -32,6 +32,10 @@ describe("renderMachineSpec", () => {
     });
   });
 
+  test("says who stays when the host runs out of something", () => {
+    expect(ready(inputFor(podWith({ priority: 1000 }))).spec.priority).toBe(1000);
+  });
+
   test("tells a backend without capabilities nothing that it cannot do", () => {
     expect(ready(inputFor(podWith(), { lacking: [...ALL_CAPABILITIES] })).spec).toEqual({
       labels: expect.anything() as unknown,
