@@ -27,12 +27,13 @@ RUN SOURCE_DATE_EPOCH=$SOURCE_DATE_EPOCH npm run assemble -- /image
 FROM ${BACKEND_IMAGE} AS backend
 RUN apt-get update \
  && apt-get install --yes --no-install-recommends \
-      ca-certificates golang-github-containers-common iproute2 nftables procps runc umoci util-linux \
+      ca-certificates conntrack golang-github-containers-common iproute2 nftables procps runc tini umoci util-linux \
  && rm -rf /var/lib/apt/lists/*
 COPY --from=build /image/app /app
 # The engine oci makes networks, mounts and cgroups.
 USER 0:0
-ENTRYPOINT ["/app/bin/node", "--disable-proto=delete", "--disable-sigusr1", "/app/dist/src/cli/main.js"]
+# Commands whose callers have gone come to process 1, which has to reap them: their containers could not end otherwise.
+ENTRYPOINT ["/usr/bin/tini", "--", "/app/bin/node", "--disable-proto=delete", "--disable-sigusr1", "/app/dist/src/cli/main.js"]
 
 FROM ${BASE_IMAGE} AS agent
 COPY --from=build /image/app /app

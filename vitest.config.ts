@@ -6,12 +6,12 @@ import { defineConfig } from "vitest/config";
 process.env["NODE_COMPILE_CACHE"] ??= join(import.meta.dirname, "node_modules/.cache/vmlet-test");
 
 /** What needs root and tools of the host, engines above all; these suites live beside the other integration tests. */
-const ENGINES = ["oci/**/*", "cri/**/*", "vm/**/*", "*/oci", "kube/dead-line"].map(
+const ENGINES = ["oci/**/*", "cri/**/*", "vm/**/*", "*/oci", "*/cri", "kube/dead-line"].map(
   (path) => `test/integration/${path}.test.ts`,
 );
 
 /** Minutes of harm to one agent or backend: too long for what is run again and again. */
-const HOSTILE = ["hostile/hostile", "agent/killed", "backend/killed"].map((path) => `test/integration/${path}.test.ts`);
+const HOSTILE = ["hostile/hostile", "agent/killed", "backend/killed", "cli/process-faults"].map((path) => `test/integration/${path}.test.ts`);
 
 interface Options {
   timeoutMs?: number | undefined;
@@ -22,6 +22,8 @@ interface Options {
   setupFiles?: string[] | undefined;
   /** The files of one worker share a process and its modules: a third of the time goes into loading them otherwise. */
   shared?: boolean | undefined;
+  /** How long `expect.poll` waits. */
+  pollMs?: number | undefined;
 }
 
 const suite = (name: string, options: Options = {}) => ({
@@ -32,6 +34,7 @@ const suite = (name: string, options: Options = {}) => ({
     globalSetup: options.globalSetup ?? [],
     setupFiles: options.setupFiles ?? [],
     isolate: !options.shared,
+    expect: { poll: { timeout: options.pollMs ?? 1_000 } },
     testTimeout: options.timeoutMs ?? 30_000,
     hookTimeout: options.timeoutMs ?? 30_000,
     // Cases that run at the same time wait, most of the time, for what the others wait for.
@@ -58,9 +61,11 @@ export default defineConfig({
       suite("hostile", { timeoutMs: 120_000, serial: true, include: HOSTILE }),
       suite("engines", { timeoutMs: 300_000, serial: true, include: ENGINES }),
       suite("simulation", { timeoutMs: 900_000 }),
+      suite("page", { timeoutMs: 120_000, serial: true, pollMs: 30_000 }),
       suite("conformance", { timeoutMs: 300_000, serial: true }),
       suite("e2e", { timeoutMs: 300_000, serial: true }),
       suite("soak", { timeoutMs: 1_200_000, serial: true }),
+      suite("powercut", { timeoutMs: 900_000, serial: true }),
     ],
   },
 });

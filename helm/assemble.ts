@@ -28,8 +28,13 @@ interface LockedPackage {
 const IDLE =
   /(\.d\.[mc]?ts|\.map|\.md|\.markdown|\.flow|\.tsbuildinfo|\.proto\.bak)$|(^|\/)(test|tests|docs|example|examples|benchmark|benchmarks|\.github)\//i;
 
-/** Not in the image: it is for trying vmlet without a cluster, and an image runs in one. */
-const FOR_A_DESK = ["devcluster", "cli/dev.js", "cli/demo.js"];
+/** Of the room of rows, what serves the page. */
+const PAGE = ["server.js", "assets.js", "cluster-view.js", "feed.js", "guard.js", "history.js", "terminal.js"].map(
+  (file) => `ui/${file}`,
+);
+/** Not in the image: it is for a person's own machine, and an image runs in a cluster. */
+const FOR_A_DESK = ["devcluster", "cli/dev.js", "cli/demo.js", "cli/ui.js", "cli/page.js", ...PAGE];
+const PACKAGES_FOR_A_DESK = ["node_modules/@xterm/xterm", "node_modules/@xterm/addon-fit"];
 
 /** @param folder is replaced. @throws Error that names a package of the lock file that is not installed */
 export async function assemble(folder: string): Promise<void> {
@@ -64,7 +69,8 @@ async function runtimePackages(): Promise<string[]> {
   };
   return Object.entries(lock.packages).flatMap(([place, entry]) => {
     const isNode = /^node_modules\/node-(linux|bin)/.test(place);
-    return place === "" || entry.dev || entry.devOptional || isNode || !fits(entry) ? [] : [place];
+    const isForADesk = PACKAGES_FOR_A_DESK.includes(place);
+    return isForADesk || place === "" || entry.dev || entry.devOptional || isNode || !fits(entry) ? [] : [place];
   });
 }
 
