@@ -1,10 +1,11 @@
 /**
- * `npm run conformance [-- --focus REGEX] [--skip REGEX] [--unpassed] [--within SECONDS] [--untagged] [--parallel N] [--engine vm] [--attempts N] [--list]`:
+ * `npm run conformance [-- --focus REGEX] [--skip REGEX] [--unpassed] [--within SECONDS] [--untagged] [--parallel N] [--engine vm] [--attempts N] [--list] [--table]`:
  * Kubernetes' own e2e suite against vmlet's nodes. `--focus` also takes a group (`^common/node$`); `--unpassed` chooses what
  * RESULTS.md does not have as passed, `--within` what passed there in no more seconds than that (CI's slice); `--untagged`
  * also takes tests that are tagged neither [Conformance] nor [NodeConformance]. With these two, RESULTS.md stays as it is.
  * `--engine vm` has a table of its own, RESULTS-vm.md, with what was run of it. `--attempts 2` tries what fails once more, and
  * says so: some tests race with any node ("lifecycle of Pods and PodStatus" wants a pod Ready just when its image changes).
+ * `--table` runs nothing: it writes the engine's table anew, of the results that it has and all that the suite has besides.
  *
  * Needs root on Linux, Go, and the Debian packages runc, umoci, nftables, iproute2, docker-registry, busybox-static
  * and gcc; for the group `network` also bind9-dnsutils and netcat-openbsd. Logs and ginkgo's reports stay in the folder
@@ -24,7 +25,7 @@ import { chosenEngine, parseEngine } from "../../support/engines.ts";
 import { startEnvironment, type Environment } from "./environment.ts";
 import { pushImages, repositoryList } from "./images.ts";
 import { isInside, runInside, setUp } from "./namespaces.ts";
-import { fromMarkdown, merge, resultsOf, summary, toMarkdown, type Result } from "./report.ts";
+import { complete, fromMarkdown, merge, resultsOf, summary, toMarkdown, type Result } from "./report.ts";
 import {
   focusOn,
   isSerial,
@@ -33,6 +34,7 @@ import {
   portions,
   selectSpecs,
   specOf,
+  suiteOf,
   wasRun,
   type GinkgoReport,
   type HostFacts,
@@ -45,6 +47,7 @@ const { values: options } = parseArgs({
     skip: { type: "string" },
     parallel: { type: "string", default: "4" },
     list: { type: "boolean", default: false },
+    table: { type: "boolean", default: false },
     unpassed: { type: "boolean", default: false },
     within: { type: "string" },
     untagged: { type: "boolean", default: false },
@@ -52,12 +55,15 @@ const { values: options } = parseArgs({
     attempts: { type: "string", default: "1" },
   },
 });
+const SUITE_FILE = "specs.json";
 const engine = parseEngine(options.engine);
 /** Where `--within` looks up how long a test takes, whatever the engine: the whole suite is run on engine oci. */
 const knownResults = join(import.meta.dirname, "../RESULTS.md");
 const resultsFile = engine === "oci" ? knownResults : join(import.meta.dirname, `../RESULTS-${engine}.md`);
 
-if (options.list) {
+if (options.table) {
+  await writeTable([], await suiteReport(await mkdtemp(join(tmpdir(), "vmlet-conformance-table-"))));
+} else if (options.list) {
   for (const spec of await chosen(await mkdtemp(join(tmpdir(), "vmlet-conformance-list-"))))
     console.log(`${spec.group}\t${leftOut(spec, { dummyLinks: true }) ? "-" : "+"}\t${spec.name}`);
 } else if (isInside()) {
@@ -70,6 +76,7 @@ async function main(): Promise<number> {
   const reportDir = await mkdtemp(join(tmpdir(), "vmlet-conformance-"));
   console.log(`logs: ${reportDir}`);
   const specs = await chosen(reportDir);
+  const suite = await readReport(join(reportDir, SUITE_FILE));
   const host = await setUp();
   const abort = new AbortController();
   process.once("SIGINT", () => abort.abort());
@@ -107,22 +114,30 @@ async function main(): Promise<number> {
   // After an interrupt, what was not run keeps the result that it had.
   const results = resultsOf(abort.signal.aborted ? specs.filter(({ name }) => ended.has(name)) : specs, reports, host);
   print(results);
-  if ((options.within === undefined || engine !== "oci") && !options.untagged) {
-    const all = merge(await lastResults(resultsFile), results);
-    await writeFile(resultsFile, toMarkdown(all, { kubernetes: kubernetesVersion, engine }));
-  }
+  if ((options.within === undefined || engine !== "oci") && !options.untagged) await writeTable(results, suite);
   return results.some(({ outcome }) => outcome === "failed") ? 1 : 0;
 }
 
-/** The specs that the options choose. */
-async function chosen(dir: string): Promise<Spec[]> {
-  const file = join(dir, "specs.json");
+async function writeTable(newer: readonly Result[], report: GinkgoReport): Promise<void> {
+  const suite = suiteOf(report);
+  const all = complete(merge(await lastResults(resultsFile), newer), suite);
+  await writeFile(resultsFile, toMarkdown(all, { kubernetes: kubernetesVersion, engine, untagged: suite.untagged }));
+}
+
+/** What the suite has, without a run of it. */
+async function suiteReport(dir: string): Promise<GinkgoReport> {
+  const file = join(dir, SUITE_FILE);
   await runCommand(await buildKubernetesSuite(), [
     "--ginkgo.dry-run",
     "--ginkgo.no-color",
     `--ginkgo.json-report=${file}`,
   ]);
-  const specs = selectSpecs(await readReport(file), options);
+  return await readReport(file);
+}
+
+/** The specs that the options choose. */
+async function chosen(dir: string): Promise<Spec[]> {
+  const specs = selectSpecs(await suiteReport(dir), options);
   const skip = options.skip === undefined ? undefined : new RegExp(options.skip);
   const passed = async (file: string) => (await lastResults(file)).filter(({ outcome }) => outcome === "passed");
   const done = new Set(options.unpassed ? (await passed(resultsFile)).map(({ name }) => name) : []);

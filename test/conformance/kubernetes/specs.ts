@@ -59,15 +59,49 @@ export interface Selection {
 export function selectSpecs(report: GinkgoReport, { focus = "", untagged = false }: Selection = {}): Spec[] {
   const groups: readonly string[] = GROUPS;
   const pattern = new RegExp(focus);
-  return report
-    .flatMap((suite) => suite.SpecReports ?? [])
-    .filter(({ LeafNodeType }) => LeafNodeType === "It")
-    .map(specOf)
-    .filter(({ labels }) => untagged || labels.includes("Conformance") || labels.includes("NodeConformance"))
+  return allSpecs(report)
+    .filter((spec) => untagged || isTagged(spec))
     .filter(
       ({ name, group }) => (groups.includes(group) && pattern.test(name)) || (focus !== "" && pattern.test(group)),
     )
     .toSorted((a, b) => (a.name < b.name ? -1 : 1));
+}
+
+export interface Suite {
+  tagged: readonly Spec[];
+  /** How many others each group has. */
+  untagged: ReadonlyMap<string, number>;
+}
+
+/** All that the suite has, chosen or not. */
+export function suiteOf(report: GinkgoReport): Suite {
+  const specs = allSpecs(report);
+  const untagged = new Map<string, number>();
+  for (const spec of specs) if (!isTagged(spec)) untagged.set(spec.group, (untagged.get(spec.group) ?? 0) + 1);
+  return { tagged: specs.filter(isTagged), untagged };
+}
+
+function allSpecs(report: GinkgoReport): Spec[] {
+  return report
+    .flatMap((suite) => suite.SpecReports ?? [])
+    .filter(({ LeafNodeType }) => LeafNodeType === "It")
+    .map(specOf);
+}
+
+function isTagged({ labels }: Spec): boolean {
+  return labels.includes("Conformance") || labels.includes("NodeConformance");
+}
+
+/** Of groups that are run on demand alone. */
+const NOT_RUN: Readonly<Record<string, string>> = {
+  apimachinery: "of the API server: a node only runs the servers that some of these tests install",
+  architecture: "counts the nodes of the cluster",
+  dra: "of devices by resource claims, which a vmlet node has none of",
+};
+
+/** Why a spec has no result. */
+export function notRunReason({ group }: Spec): string {
+  return NOT_RUN[group] ?? "not tried on this engine yet";
 }
 
 /** The specs that want the cluster for themselves. */

@@ -1,13 +1,21 @@
 /** What the run of Kubernetes' suite makes of ginkgo's reports: the choice of tests, and the table. */
 import fc from "fast-check";
 import { expect, test } from "vitest";
-import { fromMarkdown, merge, resultsOf, toMarkdown, type Result } from "../../conformance/kubernetes/report.ts";
+import {
+  complete,
+  fromMarkdown,
+  merge,
+  resultsOf,
+  toMarkdown,
+  type Result,
+} from "../../conformance/kubernetes/report.ts";
 import {
   focusOn,
   isSlow,
   leftOut,
   portions,
   selectSpecs,
+  suiteOf,
   wasRun,
   type Spec,
   type SpecReport,
@@ -89,6 +97,33 @@ test("Every spec is in one portion, and a slow one has a portion to itself", () 
   );
 });
 
+test("The table names what has no result, whatever its group", () => {
+  const others = [
+    specReport({ LeafNodeLocation: { FileName: "x/test/e2e/apimachinery/watch.go" }, LeafNodeText: "a" }),
+    specReport({ LeafNodeText: "b [HostPort] HostPort validates" }),
+    specReport({ LeafNodeText: "c" }),
+  ];
+  const suite = suiteOf([{ SpecReports: [specReport(), ...others] }]);
+  const passed: Result = { name: spec.name, group: spec.group, outcome: "passed", seconds: 2, reason: "" };
+  const before = complete([passed], { tagged: [spec, ...suite.tagged] });
+  expect(before.map(({ name, outcome }) => [name, outcome])).toEqual([
+    ["[sig-node] Pods a", "not run"],
+    ["[sig-node] Pods b [HostPort] HostPort validates", "left out"],
+    ["[sig-node] Pods c", "not run"],
+    [spec.name, "passed"],
+  ]);
+  // What was not run and has gone from the suite is no longer named.
+  expect(complete(before, { tagged: [spec] }).map(({ outcome }) => outcome)).toEqual(["left out", "passed"]);
+});
+
+test("Specs without the tags are counted by their groups, and are no lines of the table", () => {
+  const suite = suiteOf([{ SpecReports: [specReport(), specReport({ LeafNodeLabels: [] })] }]);
+  expect(suite.tagged).toEqual([spec]);
+  expect([...suite.untagged]).toEqual([["common/node", 1]]);
+  const table = toMarkdown([], { ...TABLE, untagged: suite.untagged });
+  expect(table).toContain("| common/node | 0 | 0 | 0 | 0 | 1 |");
+});
+
 test("A few specs are dealt to all workers", () => {
   const few = Array.from({ length: 6 }, (_, index) => ({ ...spec, name: `${index}` }));
   expect(portions(few, 4).map(({ length }) => length)).toEqual([2, 2, 2]);
@@ -135,15 +170,17 @@ const line = fc.string().map((text) => text.replaceAll(/[\s\u0085]+/g, " ").trim
 const anyResult: fc.Arbitrary<Result> = fc.record({
   name: line.filter((text) => text !== ""),
   group: fc.constantFrom("node", "common/node"),
-  outcome: fc.constantFrom("passed", "failed", "left out"),
+  outcome: fc.constantFrom("passed", "failed", "left out", "not run"),
   seconds: fc.nat(),
   reason: line,
 });
 
+const TABLE = { kubernetes: "1.36.3", engine: "oci", untagged: new Map([["storage", 7]]) };
+
 test("The table is read back as it was written", () => {
   fc.assert(
     fc.property(fc.uniqueArray(anyResult, { selector: ({ name }) => name }), (results) => {
-      expect(fromMarkdown(toMarkdown(results, { kubernetes: "1.36.3", engine: "oci" }))).toEqual(results);
+      expect(fromMarkdown(toMarkdown(results, TABLE))).toEqual(results);
     }),
   );
 });
