@@ -7,26 +7,19 @@
  * once.
  */
 import { basename, dirname } from "node:path";
-import {
-  type Clock,
-  goArchitecture,
-  type Logger,
-  type RegistryAuth,
-  SharedPlaces,
-} from "../../../src/provider/kit/index.ts";
+import { type Clock, type Logger, type RegistryAuth, SharedPlaces } from "../../../src/provider/kit/index.ts";
 import { ContainerError, type HostProblem, type ImageStore, type PreparedImage } from "../engine.ts";
 import { findTool } from "../host/command.ts";
 import { TornFiles } from "../host/torn-files.ts";
 import { type GcOptions, ImageCollector } from "./collector.ts";
-import { Destinations } from "./destinations.ts";
 import { type DiskUse, ImageDisk } from "./disk.ts";
 import { ImageDownload } from "./download.ts";
 import { hexOf, ImageFolders, type StoredImage } from "./folders.ts";
 import { ImageNames, type NameEntry } from "./names.ts";
 import { fullName, parseReference, repository, type ImageReference } from "./reference.ts";
-import { Registry, type ResolvedImage } from "./registry.ts";
+import type { Registry, ResolvedImage } from "./registry.ts";
 import { SharedPulls } from "./shared-pulls.ts";
-import type { PullLimits } from "./pull-limits.ts";
+import { allowedRegistries, type PullLimits, withDefaults } from "./pull-limits.ts";
 
 export interface HostImagesOptions extends PullLimits {
   /** Made when absent. One store belongs to one backend at a time. */
@@ -57,21 +50,13 @@ export class HostImages implements ImageStore {
 
   constructor(options: HostImagesOptions) {
     const { dir, clock, logger } = options;
-    const maxImageBytes = options.maxImageBytes ?? 20 * 1024 ** 3;
+    const { maxImageBytes, unpacked, parallelPulls, pullTimeoutMs } = withDefaults(options);
     this.#options = options;
-    this.#pullTimeoutMs = options.pullTimeoutMs ?? 30 * 60_000;
+    this.#pullTimeoutMs = pullTimeoutMs;
     this.#disk = new ImageDisk({ dir, clock, usage: options.diskUsage });
     this.#torn = new TornFiles(dir, logger);
     this.#folders = new ImageFolders(dir, this.#torn);
-    this.#registry = new Registry({
-      destinations: new Destinations({
-        named: options.localRegistries ?? [],
-        plain: options.insecureRegistries ?? [],
-        refused: options.refusedRanges ?? [],
-      }),
-      platform: { os: "linux", architecture: goArchitecture(process.arch) },
-      maxLayerBytes: maxImageBytes,
-    });
+    this.#registry = allowedRegistries(options);
     const shared = { folders: this.#folders, disk: this.#disk, clock };
     const { highPercent = 85, lowPercent = 80, minAgeMs = 120_000 } = options.gc ?? {};
     this.#collector = new ImageCollector({
@@ -83,16 +68,10 @@ export class HostImages implements ImageStore {
     const download = new ImageDownload({
       ...shared,
       registry: this.#registry,
-      limits: {
-        maxImageBytes,
-        unpacked: {
-          bytes: options.maxUnpackedBytes ?? 50 * 1024 ** 3,
-          inodes: options.maxUnpackedFiles ?? 2_000_000,
-        },
-      },
+      limits: { maxImageBytes, unpacked },
       makeRoom: (bytes) => this.collect(bytes),
     });
-    this.#pulls = new SharedPulls((wanted, signal) => download.fetch(wanted, signal), options.parallelPulls ?? 2);
+    this.#pulls = new SharedPulls((wanted, signal) => download.fetch(wanted, signal), parallelPulls);
   }
 
   /** What is on disk, read at the first use. */

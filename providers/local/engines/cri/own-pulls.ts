@@ -8,22 +8,21 @@
  */
 import { mkdir, mkdtemp } from "node:fs/promises";
 import { join } from "node:path";
-import { type Clock, goArchitecture, type RegistryAuth, SharedPlaces } from "../../../../src/provider/kit/index.ts";
+import { type Clock, type RegistryAuth, SharedPlaces } from "../../../../src/provider/kit/index.ts";
 import { ContainerError } from "../../engine.ts";
 import { readFileIfExists, writeFileAtomic } from "../../host/files.ts";
 import { removeTree } from "../../host/remove-tree.ts";
-import { Destinations } from "../../images/destinations.ts";
 import type { WantedImage } from "../../images/download.ts";
 import { ImageDisk, MIN_FREE_BYTES } from "../../images/disk.ts";
 import { UnpackBudget } from "../../images/layer-meter.ts";
 import { type Descriptor, distinct } from "../../images/manifest.ts";
 import { type ImageReference, repository } from "../../images/reference.ts";
-import { pullError, Registry, type ResolvedImage } from "../../images/registry.ts";
+import { pullError, type Registry, type ResolvedImage } from "../../images/registry.ts";
 import { SharedPulls } from "../../images/shared-pulls.ts";
 import type { CriClient } from "./client.ts";
 import { GrantedRegistry } from "./granted-registry.ts";
 import { OnePull } from "./one-pull.ts";
-import type { PullLimits } from "../../images/pull-limits.ts";
+import { allowedRegistries, type PullLimits, withDefaults } from "../../images/pull-limits.ts";
 
 interface OwnPullsOptions extends PullLimits {
   client: CriClient;
@@ -43,11 +42,9 @@ interface OwnPullsOptions extends PullLimits {
 /** Registries asked at a time, for one tenant, what a name means. */
 const QUESTIONS = 8;
 const ANSWER_MS = 60_000;
-const PULL_MS = 30 * 60_000;
 /** Repositories whose layers are known to be theirs; of the one that was asked longest ago they are asked for again. */
 const REPOSITORIES_KEPT = 2000;
 const LAYERS_KEPT = 1000;
-const MIB = 1024 ** 2;
 
 /** By repository: the digest of each layer that it has sent, and of what that unpacks to. */
 type Sent = Record<string, Record<string, string>>;
@@ -58,31 +55,16 @@ export class OwnPulls {
   readonly #granted = new GrantedRegistry();
   readonly #questions = new SharedPlaces(QUESTIONS);
   readonly #pulls: SharedPulls<void>;
-  readonly #limits: { imageBytes: number; unpacked: { bytes: number; inodes: number } };
+  readonly #limits: ReturnType<typeof withDefaults>;
   #sent: Promise<Sent> | undefined;
   #saved: Promise<void> = Promise.resolve();
   #cleared: Promise<void> | undefined;
 
   constructor(options: OwnPullsOptions) {
     this.#options = options;
-    const imageBytes = options.maxImageBytes ?? 20 * 1024 * MIB;
-    this.#limits = {
-      imageBytes,
-      unpacked: {
-        bytes: options.maxUnpackedBytes ?? 50 * 1024 * MIB,
-        inodes: options.maxUnpackedFiles ?? 2_000_000,
-      },
-    };
-    this.#registry = new Registry({
-      destinations: new Destinations({
-        named: options.localRegistries ?? [],
-        plain: options.insecureRegistries ?? [],
-        refused: options.refusedRanges ?? [],
-      }),
-      platform: { os: "linux", architecture: goArchitecture(process.arch) },
-      maxLayerBytes: imageBytes,
-    });
-    this.#pulls = new SharedPulls((wanted, signal) => this.#fetch(wanted, signal), options.parallelPulls ?? 2);
+    this.#limits = withDefaults(options);
+    this.#registry = allowedRegistries(options);
+    this.#pulls = new SharedPulls((wanted, signal) => this.#fetch(wanted, signal), this.#limits.parallelPulls);
   }
 
   async close(): Promise<void> {
@@ -99,7 +81,8 @@ export class OwnPulls {
     reference: ImageReference,
     { auth, tenant, signal: cancelled }: { auth: readonly RegistryAuth[]; tenant: string; signal: AbortSignal },
   ): Promise<ResolvedImage> {
-    const { clock, pullTimeoutMs = PULL_MS } = this.#options;
+    const { clock } = this.#options;
+    const { pullTimeoutMs } = this.#limits;
     const late = new AbortController();
     const lateBy = (ms: number, reason: ContainerError["reason"], text: string) =>
       clock.after(ms, () => late.abort(new ContainerError(reason, text)));
@@ -170,9 +153,9 @@ export class OwnPulls {
     const { clock, imageDir, makeRoom } = this.#options;
     const sum = (of: readonly Descriptor[]) => of.reduce((bytes, { size }) => bytes + size, 0);
     const refuse = (why: string) => new ContainerError("ErrImagePull", `${image}: ${why}`);
-    const { imageBytes } = this.#limits;
-    if (sum(layers) > imageBytes)
-      throw refuse(`its layers have ${sum(layers)} bytes, more than the ${imageBytes} that this host accepts`);
+    const { maxImageBytes } = this.#limits;
+    if (sum(layers) > maxImageBytes)
+      throw refuse(`its layers have ${sum(layers)} bytes, more than the ${maxImageBytes} that this host accepts`);
     // As they are sent, and once more in the runtime's store.
     const roomBytes = 2 * sum(missing) + MIN_FREE_BYTES;
     await makeRoom(roomBytes);
