@@ -205,6 +205,10 @@ else {
     );
     expect(text).not.toContain("has it all");
     expect(text).toMatch(/ended with 137/);
+    expect(await Promise.all(["hostile", "neighbour"].map((name) => groups.wasOutOfMemory(name)))).toEqual([
+      true,
+      false,
+    ]);
   });
 
   test("what it prints without end leaves a short log, whether or not the backend lives", async () => {

@@ -6,6 +6,7 @@ import { OciEngine } from "../../../providers/local/engines/oci/engine.ts";
 import { VmEngine } from "../../../providers/local/engines/vm/engine.ts";
 import { HostNetwork } from "../../../providers/local/network/network.ts";
 import { silentLogger } from "../../../src/telemetry/logger.ts";
+import { writeGuest } from "../../support/guest-image.ts";
 import { VirtualClock } from "../../support/virtual-clock.ts";
 
 test.each(["oci", "vm"] as const)(
@@ -19,7 +20,7 @@ test.each(["oci", "vm"] as const)(
     // What the engine vm would make or ask the host for.
     const guestDir = join(stateDir, "guest");
     mkdirSync(guestDir);
-    writeFileSync(join(guestDir, "version"), "1");
+    writeGuest(guestDir);
     for (const file of ["id_ed25519", "id_ed25519.pub"]) writeFileSync(join(stateDir, name, file), "");
     // Only root may.
     vi.spyOn(HostNetwork.prototype, "claim").mockResolvedValue();

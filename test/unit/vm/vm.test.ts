@@ -14,16 +14,11 @@ import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { afterEach, beforeEach, describe, expect, onTestFinished, test } from "vitest";
 import type { ContainerLaunch } from "../../../providers/local/engine.ts";
+import { probeAccelerator } from "../../../providers/local/engines/vm/accelerator.ts";
 import { GuestControl, GuestError, quote } from "../../../providers/local/engines/vm/control.ts";
 import { tscKhz } from "../../../providers/local/engines/vm/frequency.ts";
 import { machineScript } from "../../../providers/local/engines/vm/identity.ts";
-import {
-  attachDisk,
-  kernelArguments,
-  probeAccelerator,
-  PROCESSOR,
-  Qemu,
-} from "../../../providers/local/engines/vm/qemu.ts";
+import { attachDisk, kernelArguments, PROCESSOR, Qemu } from "../../../providers/local/engines/vm/qemu.ts";
 import { Qmp } from "../../../providers/local/engines/vm/qmp.ts";
 import { VmSandbox } from "../../../providers/local/engines/vm/sandbox.ts";
 import { vmSize } from "../../../providers/local/engines/vm/size.ts";
@@ -319,6 +314,7 @@ describe("QEMU's control socket", () => {
 async function machineWith(
   answer: (socket: Socket, id: string, text: string) => void,
   containers: { memory_bytes?: number; cpu_millis?: number }[] = [],
+  isOutOfMemory = false,
 ) {
   const dir = mkdtempSync(join(tmpdir(), "vmlet-vm-"));
   onTestFinished(() => rmSync(dir, { recursive: true, force: true }));
@@ -339,7 +335,14 @@ async function machineWith(
   const record = { size: { memoryMib: 192, cpus: 1 }, attachment, process: { pid, startTime } };
   writeFileSync(join(dir, "k1/vm.json"), JSON.stringify(record));
   const sizing = { memoryMib: 128, maxCpus: 4 };
-  const context = { clock: systemClock, vmsDir: dir, callMs: 300, bootTimeoutMs: 5000, sizing } as VmContext;
+  const context = {
+    clock: systemClock,
+    vmsDir: dir,
+    callMs: 300,
+    bootTimeoutMs: 5000,
+    sizing,
+    qemu: { wasOutOfMemory: async (folder: string) => isOutOfMemory && folder === join(dir, "k1") } as Qemu,
+  } as VmContext;
   const vm = (await Vm.find(context, "k1"))!;
   const home = {
     id: "m",
@@ -427,6 +430,15 @@ describe("a guest cannot keep its containers alive", () => {
     await sandbox.resize(container, { limits: { memory_bytes: 72 * MIB, cpu_millis: 400 } });
     expect(asked).toHaveLength(1);
   });
+});
+
+test.each([
+  ["SandboxLost", false, /panicked or powered off/],
+  ["OutOfMemory", true, /the kernel has killed the machine's VM because memory ran out/],
+])("a VM that is gone is told as %s when it is so that memory ran out: %s", async (reason, isOutOfMemory, message) => {
+  const { vm, sandbox } = await machineWith(() => undefined, [], isOutOfMemory);
+  await vm.kill();
+  expect(await sandbox.lost).toEqual({ reason, message: expect.stringMatching(message) });
 });
 
 test("what QEMU complains of is cut short when there is much of it", async () => {

@@ -35,10 +35,12 @@ import { checkForwarding } from "../../network/forward-policy.ts";
 import { DEFAULT_BRIDGE, HostNetwork, type NetworkOptions, refusedRanges } from "../../network/network.ts";
 import type { SeccompSource } from "../../bundle/seccomp.ts";
 import { VM_CAPABILITIES } from "../capabilities.ts";
+import { probeAccelerator } from "./accelerator.ts";
 import { tscKhz } from "./frequency.ts";
 import { checkGuest, defaultGuestDir, hasGuest, makeGuest, outdatedPackages } from "./guest.ts";
+import { GuestImage, tornGuestFiles } from "./guest-image.ts";
 import { VmPool } from "./pool.ts";
-import { probeAccelerator, Qemu, QEMU } from "./qemu.ts";
+import { Qemu, QEMU } from "./qemu.ts";
 import { openSandbox, VmSandbox } from "./sandbox.ts";
 import { vmSize } from "./size.ts";
 import { checkUsers, type UserRange, VmUsers } from "./users.ts";
@@ -158,7 +160,8 @@ export class VmEngine implements Engine {
           cure: `install the package ${debian} (Debian: apt-get install ${debian})`,
         });
     }
-    problems.push(...(await checkGuest(this.#guestDir, this.#options.clock.now())));
+    const torn = hasGuest(this.#guestDir) ? await tornGuestFiles(this.#guestDir) : [];
+    problems.push(...(await checkGuest(this.#guestDir, torn, this.#options.clock.now())));
     if (!existsSync(this.#seccompProfile()))
       problems.push({
         fatal: true,
@@ -338,10 +341,8 @@ export class VmEngine implements Engine {
     const { stateDir, clock, logger, accelerator = "auto" } = this.#options;
     const dir = join(stateDir, "vm");
     await mkdir(this.#records, { recursive: true, mode: 0o700 });
-    if (!hasGuest(this.#guestDir)) {
-      logger.info({ guestDir: this.#guestDir }, "Making the guest image, once: a download and some seconds");
-      await makeGuest(this.#guestDir);
-    }
+    const guest = new GuestImage({ dir: this.#guestDir, clock, logger });
+    await guest.ready();
     const diskBytes = this.#options.scratchBytes ?? DEFAULT_SCRATCH_BYTES;
     const seccomp = () => JSON.parse(readFileSync(this.#seccompProfile(), "utf8")) as SeccompSource;
     const pidsLimit = this.#options.pidsLimit ?? DEFAULT_PIDS_LIMIT;
@@ -364,6 +365,8 @@ export class VmEngine implements Engine {
       vmsDir: join(dir, "v"),
       qemu: new Qemu({
         ...qemu,
+        guest,
+        logger,
         accelerator: chosen,
         groups: vmGroups(this.#groupPath, logger),
         tscKhz: khz,

@@ -1,7 +1,8 @@
 #!/bin/bash
 # Makes the guest of the engine vm from Debian packages: vmlinux (kernel, uncompressed, booted by its PVH note), base.cpio
 # (initramfs: busybox, crun, kernel modules, guest/*), programs for the host (frequency, jail, read-only.so), packages (what
-# it was made of) and version (hash of the guest). Nothing is installed: packages are downloaded and unpacked, tcc too, which compiles *.c. Usage: guest-image.sh FOLDER
+# it was made of), version (hash of the guest) and sums (hashes of all). Nothing is installed: packages are downloaded and
+# unpacked, tcc too, which compiles *.c. Usage: guest-image.sh FOLDER
 # Needs: apt-get, dpkg-deb, lz4, cpio, as, ld, nm and strip (binutils), ldd.
 set -euo pipefail
 out=$1
@@ -88,5 +89,8 @@ find "$root" -exec touch -h -d @0 {} +
 (cd "$root" && find . | LC_ALL=C sort | cpio --quiet --reproducible -o -H newc -R 0:0) > "$work/base.cpio"
 chmod 644 "$work/vmlinux" "$work/base.cpio" "$work/read-only.so"
 cat "$work/frequency" "$work/vmlinux" "$work/base.cpio" | sha256sum | cut -c1-16 > "$work/version"
-mv "$work/packages" "$work/frequency" "$work/jail" "$work/read-only.so" "$work/vmlinux" "$work/base.cpio" "$out/"
-mv "$work/version" "$out/version"
+files=(packages frequency jail read-only.so vmlinux base.cpio version)
+(cd "$work" && sha256sum "${files[@]}" > sums && sync "${files[@]}" sums)
+# What has its name is whole, also after a loss of power. The version comes last: where it is, there is an image.
+for name in sums "${files[@]}"; do mv "$work/$name" "$out/$name"; done
+sync "$out"

@@ -44,15 +44,22 @@ export function hasGuest(dir: string): boolean {
   return existsSync(join(dir, "version"));
 }
 
-/** Nothing when the image is there; what will happen, or what is missing for it, when not. */
-export async function checkGuest(dir: string, nowMs: number): Promise<HostProblem[]> {
-  if (hasGuest(dir)) return [...(await checkPrograms(dir)), ...(await checkAge(dir, nowMs))];
+/**
+ * Nothing when the image is there; what will happen, or what is missing for it, when not.
+ * @param torn its files that are not as they were made
+ */
+export async function checkGuest(dir: string, torn: readonly string[], nowMs: number): Promise<HostProblem[]> {
+  const isThere = hasGuest(dir);
+  if (isThere && torn.length === 0) return [...(await checkPrograms(dir)), ...(await checkAge(dir, nowMs))];
+  const problem = isThere
+    ? `the guest image in ${dir} is torn or was changed (${torn.join(", ")})`
+    : `there is no guest image in ${dir}`;
   const missing = TOOLS.filter(([tool]) => findTool(tool) === undefined);
   if (missing.length === 0)
     return [
       {
         fatal: false,
-        problem: `there is no guest image in ${dir} yet: the backend makes it from Debian packages when it starts`,
+        problem: `${problem}: the backend makes it from Debian packages when it starts`,
         cure: `to make it now: bash ${SCRIPT} ${dir}`,
       },
     ];
@@ -60,7 +67,7 @@ export async function checkGuest(dir: string, nowMs: number): Promise<HostProble
   return [
     {
       fatal: true,
-      problem: `there is no guest image in ${dir}, and to make it ${missing.map(([tool]) => tool).join(", ")} is missing`,
+      problem: `${problem}, and to make it ${missing.map(([tool]) => tool).join(", ")} is missing`,
       cure: `apt-get install ${packages}; or make it on another Debian host (bash ${SCRIPT} FOLDER) and set engine.guestDir`,
     },
   ];

@@ -5,16 +5,16 @@
  */
 import { createHash } from "node:crypto";
 import { spawn } from "node:child_process";
-import { closeSync, existsSync, openSync, readFileSync, statSync } from "node:fs";
+import { closeSync, existsSync, openSync, readFileSync } from "node:fs";
 import { chmod, chown, mkdir, mkdtemp, readdir, rename, rm, truncate, writeFile } from "node:fs/promises";
 import { createServer } from "node:net";
 import { basename, dirname, join } from "node:path";
 import { buffer, text } from "node:stream/consumers";
-import { type Clock, Once, unlessAborted } from "../../../../src/provider/kit/index.ts";
+import { type Clock, type Logger, Once, unlessAborted } from "../../../../src/provider/kit/index.ts";
 import { findTool } from "../../host/command.ts";
-import { flushFile, readFileIfExists, writeFileAtomic } from "../../host/files.ts";
+import { flushFile } from "../../host/files.ts";
 import { HostError } from "../../host/host-error.ts";
-import { bootId, isAlive, processStat } from "../../host/proc.ts";
+import { isAlive, processStat } from "../../host/proc.ts";
 import { GuestControl, type GuestCommand } from "./control.ts";
 import { copyDisk, makeBlankDisk } from "./disk.ts";
 import { processorIdentity, qemuIdentity } from "./host-version.ts";
@@ -22,9 +22,9 @@ import { Jail, programFiles } from "./jail.ts";
 import { MAX_PORTS, portSockets } from "./ports.ts";
 import { Qmp } from "./qmp.ts";
 import { VmUsers } from "./users.ts";
-import { findVm, findVms, isOf, type VmProcess } from "./vm-processes.ts";
+import { findVms, isOf, type VmProcess } from "./vm-processes.ts";
 
-type Accelerator = "kvm" | "tcg";
+export type Accelerator = "kvm" | "tcg";
 
 export interface VmSize {
   memoryMib: number;
@@ -53,13 +53,18 @@ export interface StartedVm {
 export interface VmGroups {
   /** @returns the files by which a process enters the VM's group. Never rejects */
   make(name: string, size: VmSize): Promise<readonly string[]>;
+  /** Whether the kernel has killed one of its processes because memory ran out. @throws when nobody can say */
+  wasOutOfMemory(name: string): Promise<boolean>;
   /** Once nothing is in it. Never rejects. */
   remove(name: string): Promise<void>;
 }
 
-interface QemuOptions {
+export interface QemuOptions {
   /** Guest image: vmlinux, base.cpio, version. */
   guestDir: string;
+  /** Sees to it that the image is whole before a VM is made of it. */
+  guest?: { ready(): Promise<void> } | undefined;
+  logger?: Logger | undefined;
   /** Templates are kept here. */
   templatesDir: string;
   accelerator: Accelerator;
@@ -146,6 +151,7 @@ export class Qemu {
 
   /** Boots a VM. */
   async boot(size: VmSize, place: VmPlace, signal: AbortSignal): Promise<StartedVm> {
+    await this.#options.guest?.ready();
     await copyDisk(await this.#blank.get(), place.disk, signal);
     return await this.#boot(size, place, [], await this.#jail(place, size), signal);
   }
@@ -161,6 +167,10 @@ export class Qemu {
       return await this.#copy(template, size, place, signal);
     } catch (thrown) {
       if (signal.aborted) throw thrown;
+      this.#options.logger?.warn(
+        { template, err: thrown },
+        "A copy of a template has led to no guest that answers: the VM is booted, and the template made again",
+      );
     }
     await rm(template, { recursive: true, force: true });
     const started = await this.boot(size, place, signal);
@@ -204,6 +214,7 @@ export class Qemu {
 
   /** Folder of the template of this size, made when it is not there; concurrent callers share the work. */
   async template(size: VmSize, signal: AbortSignal): Promise<string> {
+    await this.#options.guest?.ready();
     const dir = this.#templateDir(size);
     if (existsSync(join(dir, "state.bin"))) return dir;
     let making = this.#templates.get(dir);
@@ -235,6 +246,11 @@ export class Qemu {
   async close(): Promise<void> {
     this.#closing.abort(new Error("the backend is stopping"));
     await Promise.allSettled(this.#templates.values());
+  }
+
+  /** Whether the kernel has killed this VM, or a part of it, because memory ran out. */
+  async wasOutOfMemory(folder: string): Promise<boolean> {
+    return (await this.#options.groups?.wasOutOfMemory(basename(folder)).catch(() => false)) ?? false;
   }
 
   /** Of a VM that is no more, and whose folder is gone: its user and control group are others' from now on. */
@@ -520,54 +536,13 @@ export async function killVm(vm: VmProcess, clock: Clock): Promise<void> {
   }
 }
 
-/**
- * Whether a guest really boots under KVM: a device node that opens proves nothing. The verdict is kept in a file, for
- * this boot of the host and this device.
- */
-export async function probeAccelerator(
-  options: Omit<QemuOptions, "accelerator">,
-  verdictFile: string,
-  device = "/dev/kvm",
-): Promise<Accelerator> {
-  const node = statSync(device, { throwIfNoEntry: false });
-  if (node === undefined) return "tcg";
-  const version = readFileSync(join(options.guestDir, "version"), "utf8").trim();
-  const key = `${version} ${qemuIdentity(findTool(QEMU))} ${bootId()} ${node.rdev}`;
-  const verdict = await readFileIfExists(verdictFile);
-  if (verdict?.startsWith(`${key}\n`) === true) return verdict.trim().endsWith("kvm") ? "kvm" : "tcg";
-  const accelerator = (await bootsUnderKvm(options)) ? "kvm" : "tcg";
-  await writeFileAtomic(verdictFile, `${key}\n${accelerator}\n`);
-  return accelerator;
-}
-
-const KVM_PROBE_MS = 10_000;
-
-async function bootsUnderKvm(options: Omit<QemuOptions, "accelerator">): Promise<boolean> {
-  await mkdir(options.templatesDir, { recursive: true, mode: 0o700 });
-  const work = await mkdtemp(join(options.templatesDir, "p-"));
-  const place = scratchPlace(work);
-  const qemu = new Qemu({ ...options, accelerator: "kvm" });
-  try {
-    const { control } = await qemu.boot({ memoryMib: 192, cpus: 1 }, place, AbortSignal.timeout(KVM_PROBE_MS));
-    control.close();
-    return true;
-  } catch {
-    return false; // whatever went wrong, this host's KVM is not for us
-  } finally {
-    const vm = await findVm(place);
-    if (vm !== undefined) await killVm(vm, options.clock);
-    await rm(work, { recursive: true, force: true });
-    await qemu.forget(work);
-  }
-}
-
 /** Where a VM sees an image's disk, as the host does. */
 export function imagesDir(qmp: string): string {
   return join(dirname(qmp), IMAGES);
 }
 
 /** For a VM without a machine: it ends before its folder is removed. */
-function scratchPlace(dir: string): VmPlace {
+export function scratchPlace(dir: string): VmPlace {
   const at = (name: string) => join(dir, name);
   return { qmp: at("qmp"), ctl: at("ctl"), tap: undefined, disk: at("disk.img"), log: at("log") };
 }

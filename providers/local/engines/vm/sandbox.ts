@@ -66,6 +66,16 @@ const START_ERROR_EXIT = 128;
 const MAX_FAILED_KILLS = 5;
 /** From a kill to the news of the container's end. */
 const KILL_PATIENCE_MS = 60_000;
+const ENDED: SandboxLoss = {
+  reason: "SandboxLost",
+  message: "the machine's VM has ended by itself: the guest panicked or powered off, or its process was killed",
+};
+const OUT_OF_MEMORY: SandboxLoss = {
+  reason: "OutOfMemory",
+  message:
+    "the kernel has killed the machine's VM because memory ran out: its QEMU took more than the VM was sized for, or the host had no more",
+};
+
 interface ContainerStart {
   /** As OCI describes it. */
   process: { env: string[] };
@@ -232,7 +242,7 @@ export class VmSandbox implements Sandbox {
   async kill(container: ContainerRef): Promise<void> {
     if (!this.#vm.alive) {
       // Before the end of its containers is taken for one of their own.
-      this.#lose();
+      await this.#lose();
       return;
     }
     const late = AbortSignal.timeout(this.#context.callMs);
@@ -459,17 +469,14 @@ export class VmSandbox implements Sandbox {
 
   #watch(): void {
     this.#cancelWatch = this.#context.clock.after(LOSS_POLL_MS, () => {
-      if (!this.#vm.alive) return this.#lose();
+      if (!this.#vm.alive) return void this.#lose();
       this.#vm.trimLog();
       this.#watch();
     });
   }
 
-  #lose(): void {
-    this.#resolveLost({
-      reason: "SandboxLost",
-      message: "the machine's VM has ended by itself: the guest panicked or powered off, or its process was killed",
-    });
+  async #lose(): Promise<void> {
+    this.#resolveLost((await this.#vm.wasOutOfMemory()) ? OUT_OF_MEMORY : ENDED);
   }
 
   /** Plugs the image in, once per VM. */

@@ -34,6 +34,9 @@ export function vmGroups(path: string, logger: Logger): VmGroups {
         return [];
       }
     },
+    async wasOutOfMemory(name) {
+      return (await groupOf(name).oomKills()) > 0;
+    },
     async remove(name) {
       await groupOf(name)
         .remove()

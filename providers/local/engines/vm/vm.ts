@@ -75,6 +75,7 @@ export class Vm {
   readonly #dir: string;
   readonly #process: VmProcess;
   readonly #clock: Clock;
+  readonly #qemu: Qemu;
 
   private constructor(context: VmContext, key: string, record: VmRecord, control: GuestControl) {
     this.key = key;
@@ -84,6 +85,7 @@ export class Vm {
     this.#dir = vmDir(context, key);
     this.#process = record.process;
     this.#clock = context.clock;
+    this.#qemu = context.qemu;
     this.ports = new GuestPorts(this.qmp, this.#dir);
   }
 
@@ -136,6 +138,11 @@ export class Vm {
   /** Kills the VM and all that runs in it. What it has on this host stays: see `destroyVm`. */
   async kill(): Promise<void> {
     await killVm(this.#process, this.#clock);
+  }
+
+  /** Whether it was the kernel that has killed it, because memory ran out. */
+  async wasOutOfMemory(): Promise<boolean> {
+    return await this.#qemu.wasOutOfMemory(this.#dir);
   }
 
   /** QEMU's complaints can be without end, as a guest likes. */
