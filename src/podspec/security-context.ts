@@ -13,6 +13,7 @@ export function effectiveSecurityContext(pod: Pod, container: Pick<Container, "s
       runAsUser: own.runAsUser ?? fromPod?.runAsUser,
       runAsGroup: own.runAsGroup ?? fromPod?.runAsGroup,
       runAsNonRoot: own.runAsNonRoot ?? fromPod?.runAsNonRoot,
+      seLinuxOptions: own.seLinuxOptions ?? fromPod?.seLinuxOptions,
       seccompProfile: own.seccompProfile ?? fromPod?.seccompProfile,
       appArmorProfile: own.appArmorProfile ?? fromPod?.appArmorProfile,
     }),

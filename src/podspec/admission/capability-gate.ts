@@ -39,6 +39,12 @@ interface RefusedFeature extends Feature {
   reason?: string;
 }
 
+interface IgnoredFeature extends Feature {
+  /** Of the Warning event that tells the pod's author. */
+  reason: string;
+  why: string;
+}
+
 /** Reason of a rejected pod for which the kubelet has no word of its own. */
 const UNSUPPORTED_FEATURE = "UnsupportedFeature";
 
@@ -265,6 +271,30 @@ export const REFUSED_FEATURES: readonly RefusedFeature[] = [
   },
 ];
 
+const BANDWIDTH_ANNOTATIONS = ["kubernetes.io/ingress-bandwidth", "kubernetes.io/egress-bandwidth"];
+
+/**
+ * What a pod runs without, as on a kubelet whose host or network has nothing for it, but not in silence.
+ * @internal
+ */
+export const IGNORED_FEATURES: readonly IgnoredFeature[] = [
+  {
+    field: "securityContext.seLinuxOptions",
+    reason: "SELinuxNotUsed",
+    why: "not used, machines have no SELinux",
+    find: (pod) => findEffective(pod, (c) => isSet(c.seLinuxOptions), "seLinuxOptions"),
+  },
+  {
+    field: `metadata.annotations[${BANDWIDTH_ANNOTATIONS.join(", ")}]`,
+    reason: "BandwidthNotLimited",
+    why: "not enforced, a machine's traffic has no limit of its pod's",
+    find: (pod) =>
+      BANDWIDTH_ANNOTATIONS.filter((name) => pod.metadata?.annotations?.[name] !== undefined).map(
+        (name) => `metadata.annotations[${name}]`,
+      ),
+  },
+];
+
 export interface GateContext {
   backend: string;
   capabilities: ReadonlySet<Capability>;
@@ -352,7 +382,12 @@ function resultOf(problems: readonly Problem[]): GateResult {
 
 /** What the pod will have to do without on this backend although it runs: one event for each such wish. */
 export function capabilityWarnings(pod: Pod, context: Pick<GateContext, "backend" | "capabilities">): PodEvent[] {
-  return GATED_FEATURES.flatMap((feature): PodEvent[] => {
+  const ignored = IGNORED_FEATURES.flatMap(({ find, reason, why }): PodEvent[] => {
+    const found = find(pod);
+    if (found.length === 0) return [];
+    return [{ type: "Warning", reason, message: shortened(`${found.join(", ")}: ${why}`) }];
+  });
+  const lacking = GATED_FEATURES.flatMap((feature): PodEvent[] => {
     if (feature.warning === undefined || context.capabilities.has(feature.capability)) return [];
     const found = feature.find(pod);
     if (found.length === 0) return [];
@@ -360,10 +395,11 @@ export function capabilityWarnings(pod: Pod, context: Pick<GateContext, "backend
     const message = `${found.join(", ")}: ${effect}, backend "${context.backend}" lacks capability ${feature.capability}`;
     return [{ type: "Warning", reason, message: shortened(message) }];
   });
+  return [...lacking, ...ignored];
 }
 
 /**
- * Both tables as one in Markdown, for the README: what a pod may ask for, and what that needs.
+ * The tables as one in Markdown, for the README: what a pod may ask for, and what that needs.
  * @internal
  */
 export function supportTable(): string {
@@ -373,6 +409,7 @@ export function supportTable(): string {
         `| ${field} | \`${capability}\`${warning ? `; without it the pod runs, with event ${warning.reason}` : ""} |`,
     ),
     `| ${EPHEMERAL.field} | \`${EPHEMERAL.capability}\`; without it the pod runs on, with event ${UNSUPPORTED_FEATURE} |`,
+    ...IGNORED_FEATURES.map(({ field, reason, why }) => `| ${field} | ${why}; the pod runs, with event ${reason} |`),
     ...REFUSED_FEATURES.map(({ field, why }) => `| ${field} | refused: ${why} |`),
   ];
   return ["| Pod field | Needs |", "|---|---|", ...rows].join("\n");

@@ -6,6 +6,7 @@ import {
   checkCapabilities,
   checkEphemeralContainer,
   GATED_FEATURES,
+  IGNORED_FEATURES,
   REFUSED_FEATURES,
   supportTable,
 } from "../../../src/podspec/admission/capability-gate.ts";
@@ -264,6 +265,42 @@ describe("what no machine can have", () => {
   });
 });
 
+describe("what a machine runs without", () => {
+  const told = (pod: Pod) =>
+    capabilityWarnings(pod, { backend: "b", capabilities: new Set(ALL_CAPABILITIES) }).map(({ reason, message }) => [
+      reason,
+      message,
+    ]);
+
+  test("is told for SELinux options, of the pod and of its containers", () => {
+    const seLinuxOptions = { level: "s0:c1,c2" };
+    const ofPod = podWith({ securityContext: { seLinuxOptions } });
+    const ofContainer = podWithContainer({ securityContext: { seLinuxOptions } });
+    expect(told(ofPod)).toEqual([
+      ["SELinuxNotUsed", "spec.securityContext.seLinuxOptions: not used, machines have no SELinux"],
+    ]);
+    expect(told(ofContainer)).toEqual([
+      ["SELinuxNotUsed", "spec.containers[0].securityContext.seLinuxOptions: not used, machines have no SELinux"],
+    ]);
+  });
+
+  test("is told for limits of bandwidth, each by its annotation", () => {
+    const annotations = { "kubernetes.io/egress-bandwidth": "1M" };
+    const pod = { ...podWith({}), metadata: { ...podWith({}).metadata, annotations } };
+    expect(told(pod)).toEqual([
+      [
+        "BandwidthNotLimited",
+        "metadata.annotations[kubernetes.io/egress-bandwidth]: not enforced, a machine's traffic has no limit of its pod's",
+      ],
+    ]);
+  });
+
+  test("refuses no pod", () => {
+    const seLinuxOptions = { level: "s0" };
+    expect(check(podWith({ securityContext: { seLinuxOptions } })).ok).toBe(true);
+  });
+});
+
 describe("an ephemeral container", () => {
   const refusal = (fields: object, lacking: Capability[] = []) => {
     const ephemeralContainers = [{ name: "plain" }, { name: "debug", ...fields }];
@@ -307,7 +344,7 @@ describe("an ephemeral container", () => {
 describe("supportTable", () => {
   test("has a row of two cells for everything in both tables", () => {
     const rows = supportTable().split("\n").slice(2);
-    expect(rows).toHaveLength(GATED_FEATURES.length + 1 + REFUSED_FEATURES.length);
+    expect(rows).toHaveLength(GATED_FEATURES.length + 1 + IGNORED_FEATURES.length + REFUSED_FEATURES.length);
     expect(rows.filter((row) => row.split("|").length !== 4)).toEqual([]);
     expect(rows).toContain("| spec.hostAliases | `hosts` |");
   });
