@@ -37,6 +37,8 @@ interface BackendOptions {
   clock: Clock;
   logger: Logger;
   version: string;
+  /** Who starts it has said already that plain processes are not isolated. */
+  isForDevelopment?: boolean | undefined;
 }
 
 export interface RunningBackend {
@@ -82,7 +84,7 @@ export async function startBackend(config: BackendConfig, options: BackendOption
   if (fatal.length > 0) throw new HostProblemError(engine.name, fatal);
   for (const { problem, cure } of problems) logger.warn({ problem, cure }, "This host lacks something");
   if (engine.name !== "process") keepUntilLast();
-  else {
+  else if (options.isForDevelopment !== true) {
     logger.warn(
       {},
       "Engine process isolates nothing: containers are plain processes of this host with the backend's rights. For development only",

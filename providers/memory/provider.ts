@@ -61,8 +61,8 @@ export interface MemoryProviderOptions {
   capabilities?: readonly Capability[] | undefined;
   /** What it says that its machines are (GOARCH). Default: this host's. */
   architecture?: string | undefined;
-  /** Time in each state before a machine runs. Default: none, it runs when createPod returns. */
-  stages?: Partial<Stages> | undefined;
+  /** Time in each state before a machine runs; a function is asked for each machine. Default: none. */
+  stages?: Partial<Stages> | (() => Partial<Stages>) | undefined;
   /** Default: what its command says, as far as shell.ts knows it; any other command runs until it is stopped. */
   behaviour?: Behaviour | undefined;
   /** Default: images of a registry in `.invalid` cannot be pulled. */
@@ -294,9 +294,13 @@ export class MemoryProvider implements Provider {
         retryAfterMs: 5000,
       });
     }
+    const { stages } = this.#options;
     const machine = new MemoryMachine(id, structuredClone(spec), fingerprint, {
       clock: this.#clock,
-      stages: { pendingMs: 0, creatingMs: 0, startingMs: 0, ...this.#options.stages },
+      stages: {
+        ...{ pendingMs: 0, creatingMs: 0, startingMs: 0 },
+        ...(typeof stages === "function" ? stages() : stages),
+      },
       behaviour: this.#options.behaviour ?? defaultBehaviour,
       images: this.#options.images ?? defaultImages,
       address: this.#capabilities.includes("pod_ip") ? addressOf(++this.#addresses) : undefined,

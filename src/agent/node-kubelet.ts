@@ -86,7 +86,7 @@ async function servingCertificate(options: NodeAgentOptions): Promise<Reloadable
       }
       return fileCertificate({ certFile, keyFile, clock, logger, metrics });
     case "self-signed":
-      return selfSignedCertificate({ nodeName: node.name, names, clock, logger, metrics });
+      return selfSignedCertificate({ nodeName: node.name, names, isAskedFor: true, clock, logger, metrics });
     case "csr":
       return signedCertificate({ nodeName: node.name, names, kube, clock, random, logger, metrics });
   }

@@ -1,9 +1,10 @@
-/** What the machines of `vmlet dev` run on: a backend that it starts for itself, or one that somebody is writing. */
+/**
+ * What the machines of `vmlet dev` run on: a backend that it starts for itself (dev-own-machines.ts), simulated ones
+ * (dev-simulated.ts), or a backend that somebody is writing.
+ */
 import { randomBytes } from "node:crypto";
-import { readFile, rm, writeFile } from "node:fs/promises";
+import { readFile, writeFile } from "node:fs/promises";
 import { join, resolve } from "node:path";
-import { startBackend } from "../../providers/local/backend.ts";
-import { parseBackendConfig } from "../../providers/local/config.ts";
 import { configuredBy } from "../config/load.ts";
 import { type ProviderConfig, providerSchema } from "../config/schema.ts";
 import { LABEL_UID, ownerLabels } from "../provider/owner.ts";
@@ -13,16 +14,22 @@ import type { Logger } from "../telemetry/logger.ts";
 import { systemClock } from "../util/clock.ts";
 import { systemRandom } from "../util/random.ts";
 import type { ServiceProxyOptions } from "../devcluster/index.ts";
+import type { EngineName } from "./dev-engine.ts";
 import { createProvider } from "./providers.ts";
-import { VERSION } from "./version.ts";
-
-export type EngineName = "process" | "oci" | "cri" | "vm";
 
 export interface DevMachines {
   /** `nodes[].provider` of the agent's configuration. */
   readonly provider: Record<string, unknown>;
+  /** What that makes, where it is this process's: all nodes have it together. */
+  readonly shared?: Provider | undefined;
+  /** Absent: somebody else's backend. */
+  readonly engine?: EngineName | undefined;
+  /** Absent: one node, with what the backend has. */
+  readonly nodes?: { count: number; capacity: Record<string, string> } | undefined;
   /** For the sentence "Machines are ...". */
   readonly kind: string;
+  /** Why this engine, when nobody has named one. */
+  readonly said?: string | undefined;
   /** Of the cluster that this folder is for. */
   list(signal: AbortSignal): Promise<readonly Machine[]>;
   /** Removes them all. What an earlier run has left belongs to a cluster that is gone. */
@@ -33,47 +40,6 @@ export interface DevMachines {
 }
 
 const REMOVAL_MS = 30_000;
-const KINDS: Record<EngineName, string> = {
-  process: "plain processes of this machine, without isolation",
-  oci: "containers",
-  cri: "containers of a containerd of its own",
-  vm: "QEMU microVMs",
-};
-
-/** @param options.standIns of well-known images, where machines have none */
-export async function ownMachines(options: {
-  engine: EngineName;
-  stateDir: string;
-  standIns: boolean;
-  logger: Logger;
-}): Promise<DevMachines> {
-  const { engine, stateDir, standIns, logger } = options;
-  // Made for each run: other programs of this host are kept out by it.
-  const tokenFile = join(stateDir, "backend-token");
-  await writeFile(tokenFile, randomBytes(32).toString("hex"), { mode: 0o600 });
-  const config = parseBackendConfig(
-    JSON.stringify({
-      apiVersion: "vmlet.dev/v1",
-      kind: "BackendConfig",
-      stateDir: join(stateDir, "backend"),
-      listen: { address: "127.0.0.1", port: 0 },
-      tokenFile,
-      engine:
-        engine === "process" ? { type: engine, standIns } : { type: engine, ...(engine === "vm" && { warmPool: 1 }) },
-    }),
-    "(vmlet dev)",
-  );
-  const backend = await startBackend(config, { clock: systemClock, logger, version: VERSION });
-  return {
-    ...machinesOf(backend.provider, {}),
-    provider: { type: "http-vm", url: backend.url, tokenFile },
-    kind: KINDS[engine],
-    async close() {
-      await backend.close();
-      await rm(tokenFile, { force: true });
-    },
-  };
-}
 
 export interface ForeignBackend {
   /** The address of a Machine API. */
@@ -125,7 +91,11 @@ export async function clusterIdOf(stateDir: string): Promise<string> {
   return await readFile(file, "utf8");
 }
 
-function machinesOf(provider: Provider, labels: Record<string, string>): Pick<DevMachines, "list" | "remove" | "dial"> {
+/** @param labels of those that are meant */
+export function machinesOf(
+  provider: Provider,
+  labels: Record<string, string>,
+): Pick<DevMachines, "list" | "remove" | "dial"> {
   const list = async (signal: AbortSignal) => (await provider.getPods({ labels, signal })).items;
   return {
     list,

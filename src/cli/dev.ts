@@ -5,9 +5,9 @@
  */
 import { Command, Option } from "commander";
 import { mkdir, rm, writeFile } from "node:fs/promises";
-import { join, relative, resolve } from "node:path";
+import { join, resolve } from "node:path";
 import { Agent } from "../agent/agent.ts";
-import { configuredBy, parseConfig } from "../config/load.ts";
+import { ConfigError, configuredBy, parseConfig } from "../config/load.ts";
 import { startDevCluster, type DevCluster } from "../devcluster/index.ts";
 import { loadKubeConfig } from "../kube/kubeconfig.ts";
 import { createLogger, type LogFormat, type Logger, type LogLevel } from "../telemetry/logger.ts";
@@ -15,14 +15,10 @@ import { systemClock } from "../util/clock.ts";
 import { systemRandom } from "../util/random.ts";
 import { runDemo } from "./demo.ts";
 import { DemoAgent } from "./demo-agent.ts";
-import {
-  clusterIdOf,
-  type DevMachines,
-  type EngineName,
-  type ForeignBackend,
-  foreignMachines,
-  ownMachines,
-} from "./dev-machines.ts";
+import type { EngineName } from "./dev-engine.ts";
+import { clusterIdOf, type DevMachines, type ForeignBackend, foreignMachines } from "./dev-machines.ts";
+import { simulatedMachines, simulationFlags, type SimulationOptions, withSimulationOptions } from "./dev-simulated.ts";
+import { printWelcome } from "./dev-welcome.ts";
 import { portNumber, signalToStop } from "./exit.ts";
 import { outliveFaults, PROGRAM_FOLDER } from "./faults.ts";
 import { logFormatOption } from "./log-format.ts";
@@ -32,9 +28,9 @@ import { VERSION } from "./version.ts";
 
 const NODE = "vmlet-dev";
 
-interface DevOptions extends ForeignBackend {
+interface DevOptions extends ForeignBackend, SimulationOptions {
   kubeconfig?: string | undefined;
-  engine: EngineName;
+  engine?: EngineName | undefined;
   stateDir: string;
   port: number;
   nodeAddress?: string | undefined;
@@ -44,10 +40,12 @@ interface DevOptions extends ForeignBackend {
 }
 
 export function devCommand(): Command {
-  return new Command("dev")
+  const command = new Command("dev")
     .option("--kubeconfig <file>", "join this cluster instead of starting a small one")
     .addOption(
-      new Option("--engine <engine>", "what machines are").choices(["process", "oci", "cri", "vm"]).default("process"),
+      new Option("--engine <engine>", "what machines are; default: containers if this host can run them").choices([
+        ...["process", "oci", "cri", "vm", "memory"],
+      ]),
     )
     .addOption(
       new Option("--backend <url>", "the Machine API of a backend of your own, instead of --engine").conflicts([
@@ -65,13 +63,13 @@ export function devCommand(): Command {
       new Option("--log-level <level>", "what is logged").choices(["debug", "info", "warn", "error"]).default("warn"),
     )
     .addOption(logFormatOption())
-    .option("--demo", "create a burst of pods, show what becomes of them, clean up and end")
-    .action(async (options: DevOptions) => {
-      const logger = createLogger({ level: options.logLevel, format: options.logFormat });
-      const { fatal } = outliveFaults(logger, { ownFolder: PROGRAM_FOLDER });
-      process.exitCode = await dev(options, logger, AbortSignal.any([signalToStop(), fatal]));
-      fatal.throwIfAborted();
-    });
+    .option("--demo", "create a burst of pods, show what becomes of them, clean up and end");
+  return withSimulationOptions(command).action(async (options: DevOptions) => {
+    const logger = createLogger({ level: options.logLevel, format: options.logFormat });
+    const { fatal } = outliveFaults(logger, { ownFolder: PROGRAM_FOLDER });
+    process.exitCode = await dev(options, logger, AbortSignal.any([signalToStop(), fatal]));
+    fatal.throwIfAborted();
+  });
 }
 
 async function dev(options: DevOptions, logger: Logger, stop: AbortSignal): Promise<number> {
@@ -80,47 +78,69 @@ async function dev(options: DevOptions, logger: Logger, stop: AbortSignal): Prom
   const isForeign = options.backend !== undefined || options.module !== undefined;
   const clusterId = isForeign ? await clusterIdOf(stateDir) : "dev";
   const alone = options.kubeconfig === undefined;
-  const machines = isForeign
-    ? await foreignMachines(options, { clusterId, nodeName: NODE, logger })
-    : await ownMachines({
-        engine: options.engine,
-        stateDir,
-        // In a cluster that others use as well, a stand-in could be taken for the real thing.
-        standIns: alone,
-        logger,
-      });
+  const machines = await startMachines(options, { stateDir, clusterId, isForeign, logger });
   let cluster: DevCluster | undefined;
   try {
     if (alone) {
       await machines.remove();
       const port = options.demo ? 0 : options.port;
-      const isPlain = !isForeign && options.engine === "process";
-      // Machines of other engines have networks of their own, where this process's addresses are not seen.
-      const serviceProxy =
-        (isForeign || isPlain) && machines.dial ? { network: serviceNetwork(port), dial: machines.dial } : undefined;
+      // Not seen by machines that have a network of their own; from this machine they answer.
+      const serviceProxy = machines.dial && { network: serviceNetwork(port), dial: machines.dial };
       // Plain processes have no volumes. A token that every pod lacks would be a warning at each of them.
-      const automountServiceAccountToken = isPlain ? false : undefined;
+      const automountServiceAccountToken = machines.engine === "process" ? false : undefined;
       cluster = await configuredBy("--port", () =>
         startDevCluster({ clock: systemClock, logger, port, serviceProxy, automountServiceAccountToken }),
       );
     }
     const kubeconfig = options.kubeconfig ?? join(stateDir, "kubeconfig");
     if (cluster !== undefined) await writeFile(kubeconfig, cluster.kubeConfigYaml, { mode: 0o600 });
-    const { provider } = machines;
-    const config = agentConfig(options, { kubeconfig, provider, clusterId: alone ? clusterId : undefined });
+    const config = agentConfig(options, { kubeconfig, machines, clusterId: alone ? clusterId : undefined });
     const status = options.demo
       ? await demo({ config, configFile: join(stateDir, "demo.yaml"), kubeconfig, machines, stop })
-      : await serve({ config, kubeconfig, logger, stop }, (page) =>
-          printWelcome({ alone, kind: machines.kind, kubeconfig, page }),
+      : await serve({ config, kubeconfig, machines, logger, stop }, (page) =>
+          printWelcome({ alone, machines, kubeconfig, page }),
         );
-    if (!alone) console.log(`\nMachines run on, and the node ${NODE} stays: kubectl delete node ${NODE} removes it.`);
+    if (!alone) console.log(`\n${whatStays(machines)}`);
     return status;
   } finally {
     if (alone) await machines.remove();
     await machines.close();
     await cluster?.close();
-    if (alone) await rm(join(stateDir, "backend"), { recursive: true, force: true });
   }
+}
+
+async function startMachines(
+  options: DevOptions,
+  context: { stateDir: string; clusterId: string; isForeign: boolean; logger: Logger },
+): Promise<DevMachines> {
+  const { stateDir, clusterId, isForeign, logger } = context;
+  if (isForeign) return await foreignMachines(options, { clusterId, nodeName: NODE, logger });
+  const alone = options.kubeconfig === undefined;
+  const flags = simulationFlags(options);
+  const engine = options.engine ?? (flags.length > 0 ? "memory" : undefined);
+  if (engine === "memory" && options.demo)
+    throw new ConfigError(
+      "--demo kills the agent, and machines of engine memory are the agent's: choose another --engine",
+    );
+  if (engine === "memory") return simulatedMachines(options);
+  if (flags.length > 0) throw new ConfigError(`${flags[0]} is for --engine memory, not for engine ${engine}`);
+  // Not loaded for machines that are simulated: it is of this host alone.
+  const own = await import("./dev-own-machines.ts");
+  // In a cluster that others use as well, a stand-in could be taken for the real thing.
+  const ofHost = { stateDir, standIns: alone, isForgotten: alone, logger };
+  if (engine !== undefined) return await own.ownMachines(engine, ofHost);
+  // The demo is to be the same everywhere; machines that run on must be found again by the same engine.
+  if (options.demo || !alone) return await own.ownMachines("process", ofHost);
+  const { engine: chosen, said } = await own.chosenEngine(stateDir);
+  if (chosen === "memory") return { ...simulatedMachines(options), said };
+  return await own.chosenMachines({ engine: chosen, said }, ofHost);
+}
+
+function whatStays({ shared, nodes }: DevMachines): string {
+  const stays = (nodes?.count ?? 1) === 1 ? `the node ${NODE} stays` : `the nodes ${NODE}-N stay`;
+  const cure =
+    (nodes?.count ?? 1) === 1 ? `kubectl delete node ${NODE} removes it` : "kubectl delete node removes them";
+  return `${shared ? "Machines have ended" : "Machines run on"}, and ${stays}: ${cure}.`;
 }
 
 /** @returns the process's exit status */
@@ -145,10 +165,11 @@ async function demo(options: {
 
 /** Until it is stopped. @param isUp is told the address of the page @returns the process's exit status */
 async function serve(
-  { config, kubeconfig, logger, stop }: { config: string; kubeconfig: string; logger: Logger; stop: AbortSignal },
+  options: { config: string; kubeconfig: string; machines: DevMachines; logger: Logger; stop: AbortSignal },
   isUp: (page: string) => void,
 ): Promise<number> {
-  const agent = await openAgent(config, logger, stop).catch((thrown: unknown) => {
+  const { config, kubeconfig, machines, logger, stop } = options;
+  const agent = await openAgent(config, { shared: machines.shared, logger, stop }).catch((thrown: unknown) => {
     if (!stop.aborted) throw thrown;
   });
   if (agent === undefined) return 0;
@@ -173,9 +194,12 @@ const serviceNetwork = (port: number): string => `127.${128 + (port % 100)}`;
 
 function agentConfig(
   options: DevOptions,
-  surroundings: { kubeconfig: string; provider: DevMachines["provider"]; clusterId: string | undefined },
+  surroundings: { kubeconfig: string; machines: DevMachines; clusterId: string | undefined },
 ): string {
-  const { kubeconfig, provider, clusterId } = surroundings;
+  const { kubeconfig, clusterId } = surroundings;
+  const { provider, nodes } = surroundings.machines;
+  const { count, capacity } = nodes ?? { count: 1, capacity: undefined };
+  const names = count === 1 ? [NODE] : Array.from({ length: count }, (_, index) => `${NODE}-${index}`);
   const joined = options.kubeconfig !== undefined;
   return JSON.stringify({
     apiVersion: "vmlet.dev/v1",
@@ -185,59 +209,36 @@ function agentConfig(
     // Another process's warnings would be printed into the demo's table.
     logLevel: options.demo && options.logLevel === "warn" ? "error" : options.logLevel,
     health: { port: 0 },
-    nodes: [
-      {
-        name: NODE,
-        provider,
-        kubelet: {
-          port: 0,
-          address: joined ? "0.0.0.0" : "127.0.0.1",
-          ...(!joined && { certificate: "self-signed" }),
-        },
-        ...(options.nodeAddress !== undefined
-          ? { addresses: [options.nodeAddress] }
-          : !joined && { addresses: ["127.0.0.1"] }),
-        // Alone in its cluster, the node takes every pod; beside others it takes those that ask for it.
-        ...(!joined && { taints: [] }),
+    nodes: names.map((name) => ({
+      name,
+      provider,
+      capacity,
+      kubelet: {
+        port: 0,
+        address: joined ? "0.0.0.0" : "127.0.0.1",
+        ...(!joined && { certificate: "self-signed" }),
       },
-    ],
+      ...(options.nodeAddress !== undefined
+        ? { addresses: [options.nodeAddress] }
+        : !joined && { addresses: ["127.0.0.1"] }),
+      // Alone in its cluster, the node takes every pod; beside others it takes those that ask for it.
+      ...(!joined && { taints: [] }),
+    })),
   });
 }
 
-function openAgent(config: string, logger: Logger, stop: AbortSignal): Promise<Agent> {
+function openAgent(
+  config: string,
+  { shared, logger, stop }: { shared: DevMachines["shared"]; logger: Logger; stop: AbortSignal },
+): Promise<Agent> {
   return Agent.open({
     config: parseConfig(config, "(vmlet dev)"),
-    createProvider: (provider, events) =>
-      createProvider(provider, { clock: systemClock, random: systemRandom, logger, ...events }),
+    createProvider: async (provider, events) =>
+      shared ?? (await createProvider(provider, { clock: systemClock, random: systemRandom, logger, ...events })),
     clock: systemClock,
     random: systemRandom,
     logger,
     version: VERSION,
     signal: stop,
   });
-}
-
-function printWelcome(options: { alone: boolean; kind: string; kubeconfig: string; page: string }): void {
-  const { alone, kind, kubeconfig, page } = options;
-  const file = relative(process.cwd(), kubeconfig) || kubeconfig;
-  const where = alone ? "A cluster of one virtual node is up." : "The virtual node has joined the cluster.";
-  console.log(`
-${where} Machines are ${kind}.
-
-Look at it in the browser (the address is for you alone):
-
-  ${page}
-
-In another terminal:
-
-  export KUBECONFIG=${resolve(file)}
-  kubectl get nodes
-  kubectl apply -f examples/burst.yaml
-  kubectl get pods --watch
-  kubectl logs burst-00
-  kubectl run web --image=nginx && kubectl port-forward web 8080:80
-  kubectl run -it --rm box --image=busybox -- sh
-  kubectl apply -f examples/hard.yaml && kubectl rollout status deployment/hard
-
-Ctrl-C stops ${alone ? "everything" : "the agent"}.`);
 }

@@ -27,7 +27,7 @@ beforeAll(async () => {
   dir = await mkdtemp(join(tmpdir(), "vmlet-newcomer-"));
   await symlink(await kubectlBinary(), join(dir, "kubectl"));
   environment = { ...process.env, PATH: `${dir}:${process.env["PATH"]}`, KUBECONFIG: join(dir, "state/kubeconfig") };
-  dev = spawn("npm", ["start", "--", "--port", "0", "--state-dir", join(dir, "state")], {
+  dev = spawn("npm", ["start", "--", "--engine", "process", "--port", "0", "--state-dir", join(dir, "state")], {
     cwd: repository,
     stdio: ["ignore", "pipe", "inherit"],
     detached: true,

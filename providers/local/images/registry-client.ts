@@ -92,6 +92,13 @@ export class RegistryClient {
     throw errorOf(reply.statusCode, await this.#said(reply, signal));
   }
 
+  /** Resolves when the registry answers at all. @throws RegistryError, DestinationError, the signal's reason */
+  async ping(signal: AbortSignal): Promise<void> {
+    const url = new URL("/v2/", await this.#registry(signal));
+    const { body } = await this.#request(url, { method: "GET", headers: {} }, signal);
+    await body.dump({ limit: MAX_ERROR_BYTES, signal });
+  }
+
   /** Where the registry is: by https, and where the owner permits it by http if that does not work. */
   #registry(signal: AbortSignal): Promise<URL> {
     this.#base ??= this.#find(signal);

@@ -65,17 +65,20 @@ export async function fileCertificate(options: {
 export function selfSignedCertificate(options: {
   nodeName: string;
   names: AdvertisedNames;
+  /** By the configuration: then it is no news. */
+  isAskedFor?: boolean | undefined;
   clock: Clock;
   logger: Logger;
   metrics: Metrics;
 }): Reloadable<ServingCertificate> {
-  const { nodeName, names, clock, logger, metrics } = options;
+  const { nodeName, names, isAskedFor = false, clock, logger, metrics } = options;
   const holder = new Holder<ServingCertificate>();
   reportTtl(metrics, clock, holder);
   const renewIfNeeded = () => {
     const pair = holder.current();
     if (pair !== undefined && coversNames(pair.cert, names()) && lifeLeft(pair.cert, clock) > 0.2) return;
     holder.set(createSelfSigned(nodeName, names(), clock));
+    if (isAskedFor) return;
     logger.warn(
       {},
       "Serving with a self-signed certificate: API servers that verify kubelets will refuse it; give files or use certificate signing",

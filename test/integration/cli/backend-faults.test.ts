@@ -61,7 +61,7 @@ function start(args: readonly string[], source: string) {
 
 describe.each([
   { name: "backend", args: ["backend", "--config", "backend.yaml"], ready: "The backend serves the Machine API" },
-  { name: "dev", args: ["dev", "--port", "0"], ready: "A cluster of one virtual node is up" },
+  { name: "dev", args: ["dev", "--engine", "process", "--port", "0"], ready: "A cluster of one virtual node is up" },
 ])("vmlet $name", ({ args, ready }) => {
   test("goes on after errors that foreign code left to nobody, and logs them", async () => {
     const { child, ended, said } = start(args, foreign);

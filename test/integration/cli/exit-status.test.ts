@@ -262,7 +262,7 @@ test("a port that is taken is told with its field, and is 2", async () => {
   await using server = await silentServer();
   await using dev = await runDevCluster();
   const { kubeconfig } = dev.cluster;
-  const busyCluster = await vmlet("dev", "--port", String(server.port));
+  const busyCluster = await vmlet("dev", "--engine", "process", "--port", String(server.port));
   expect(busyCluster).toMatchObject({ status: 2, stderr: expect.stringContaining("--port: listen EADDRINUSE") });
   expect(busyCluster.stderr).not.toMatch(STACK);
 

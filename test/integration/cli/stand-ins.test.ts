@@ -11,7 +11,7 @@ import { create, PODS, podWhen } from "../devcluster/support.ts";
 const program = join(import.meta.dirname, "../../../src/cli/main.ts");
 const PATIENCE = { timeout: 60_000 };
 const dir = mkdtempSync(join(tmpdir(), "vmlet-dev-"));
-const child = spawn(process.execPath, [program, "dev", "--port", "0", "--state-dir", dir]);
+const child = spawn(process.execPath, [program, "dev", "--engine", "process", "--port", "0", "--state-dir", dir]);
 const ended = new Promise<number | null>((resolve) => child.once("exit", resolve));
 let api: Api;
 
