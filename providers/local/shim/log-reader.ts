@@ -3,9 +3,11 @@ import { open, readdir, stat, type FileHandle } from "node:fs/promises";
 import { join } from "node:path";
 import type { Clock, LogLine } from "../../../src/provider/kit/index.ts";
 import { decodeLogLine } from "../../http-vm/wire.ts";
-import { LogWatches } from "./log-watch.ts";
+import { type FollowedLog, LogWatches } from "./log-watch.ts";
 
 const CHUNK_BYTES = 64 * 1024;
+/** How many of them are read at a time for all who follow a log. */
+const SHARED_CHUNKS = 16;
 
 export interface ReadLogOptions {
   clock: Clock;
@@ -176,12 +178,17 @@ async function* allLines(
   const { signal, watches = new LogWatches() } = options;
   using watch = options.follow ? watches.follow(dir, options.clock) : undefined;
   let files: readonly number[] = [];
+  /** It has read what there was, and so have the others who follow. */
+  let hasCaughtUp = false;
   while (!signal.aborted) {
     // In this order, so that nothing written before the end or before a rotation is missed.
     const complete = options.complete();
     if (watch?.look() !== false || complete) files = await segments(dir);
     const later = files.find((other) => other > segment && (end === undefined || other <= end.segment));
-    for await (const { lines, next } of segmentLines(dir, { segment, offset }, end)) {
+    const at = { segment, offset };
+    const batches =
+      watch !== undefined && hasCaughtUp && !complete ? sharedLines(dir, at, watch) : segmentLines(dir, at, end);
+    for await (const { lines, next } of batches) {
       if (signal.aborted) return;
       offset = next;
       yield lines;
@@ -193,7 +200,31 @@ async function* allLines(
     }
     if (complete || watch === undefined) return;
     await watch.next(options.changed, signal);
+    hasCaughtUp = true;
   }
+}
+
+/** The same as `segmentLines`, read once for all who are at the same place. */
+async function* sharedLines(dir: string, from: Position, watch: FollowedLog): AsyncGenerator<Batch> {
+  let at = from;
+  for (;;) {
+    const { segment, offset } = at;
+    const batches = await watch.share(`${segment} ${offset}`, () => someLines(dir, { segment, offset }));
+    yield* batches;
+    const next = batches.at(-1)?.next ?? offset;
+    if (next === offset) return;
+    at = { segment, offset: next };
+  }
+}
+
+async function someLines(dir: string, from: Position): Promise<Batch[]> {
+  const batches: Batch[] = [];
+  for await (const batch of segmentLines(dir, from)) {
+    batches.push(batch);
+    // A line may be longer than all of them.
+    if (batches.length >= SHARED_CHUNKS && batch.next > from.offset) break;
+  }
+  return batches;
 }
 
 /** The last lines of a log: kubelet's fallback for a termination message is 80 lines, 2048 bytes. */

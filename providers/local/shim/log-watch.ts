@@ -1,6 +1,7 @@
 /**
- * Tells those who follow logs that something was written: one watch of a folder for all who follow the log in it, and a
- * limit on how often each of them looks, for a container may write a line at a time thousands of times a second.
+ * Tells those who follow logs that something was written: one watch of a folder for all who follow the log in it, who
+ * look at the same time, so that one of them reads for all; and a limit on how often, for a container may write a line
+ * at a time thousands of times a second.
  */
 import { type FSWatcher, watch } from "node:fs";
 import { type Clock, linkAbort, pause, Pulse, untilAborted } from "../../../src/provider/kit/index.ts";
@@ -9,6 +10,12 @@ import { type Clock, linkAbort, pause, Pulse, untilAborted } from "../../../src/
 const POLL_MS = 1_000;
 /** What is written meanwhile is read together. */
 const TOGETHER_MS = 20;
+/** Timers may fire before their time. */
+const EARLY_MS = 1;
+/** Who is woken by the same write looks with the first of them. */
+const SAME_LOOK_MS = 5;
+/** The newest that was read: nobody who has caught up asks for more. */
+const READS_KEPT = 4;
 
 interface Folder {
   watcher: FSWatcher | undefined;
@@ -17,6 +24,10 @@ interface Folder {
   writes: number;
   renames: number;
   followers: number;
+  /** When the last look began that all share. */
+  lookedAt: number;
+  /** What was read for all: by place, and by how often something had been written. */
+  readonly reads: Map<string, Promise<unknown>>;
 }
 
 export class LogWatches {
@@ -45,7 +56,7 @@ export class LogWatches {
   }
 }
 
-class FollowedLog implements Disposable {
+export class FollowedLog implements Disposable {
   readonly #folder: Folder;
   readonly #clock: Clock;
   readonly #leave: () => void;
@@ -65,8 +76,24 @@ class FollowedLog implements Disposable {
     const isOther = watcher === undefined || renames !== this.#seenRenames;
     this.#seenWrites = writes;
     this.#seenRenames = renames;
-    this.#lookedAt = this.#clock.monotonic();
+    const now = this.#clock.monotonic();
+    if (now - this.#folder.lookedAt >= TOGETHER_MS - EARLY_MS) this.#folder.lookedAt = now;
+    this.#lookedAt = this.#folder.lookedAt;
     return isOther;
+  }
+
+  /** What `read` finds at this place since the last `look`: read once for all who have seen as much. */
+  async share<T>(place: string, read: () => Promise<T>): Promise<T> {
+    const { reads } = this.#folder;
+    const key = `${place} ${this.#seenWrites}`;
+    let found = reads.get(key) as Promise<T> | undefined;
+    if (found === undefined) {
+      found = read();
+      reads.set(key, found);
+      for (const old of [...reads.keys()].slice(0, -READS_KEPT)) reads.delete(old);
+      found.catch(() => reads.delete(key));
+    }
+    return await found;
   }
 
   /** Resolves when something may have been written since `look`, when `changed` does, or when the signal aborts. */
@@ -77,11 +104,15 @@ class FollowedLog implements Disposable {
       const written = this.#folder.pulse.waitAtMost(this.#clock, POLL_MS, either.signal);
       await untilAborted(signal, Promise.race([written, changed(either.signal).catch(() => undefined)]));
       stop.abort();
-      // After a poll, files may have come without a word.
-      if (this.#folder.writes === this.#seenWrites) this.#seenRenames = -1;
+      // After a poll, files and lines may have come without a word.
+      if (this.#folder.writes === this.#seenWrites) {
+        this.#seenRenames = -1;
+        this.#folder.reads.clear();
+      }
     }
-    const early = TOGETHER_MS - (this.#clock.monotonic() - this.#lookedAt);
-    if (early > 0) await pause(this.#clock, early, signal);
+    const since = this.#clock.monotonic() - this.#folder.lookedAt;
+    if (this.#folder.lookedAt > this.#lookedAt && since < SAME_LOOK_MS) return;
+    if (since < TOGETHER_MS) await pause(this.#clock, TOGETHER_MS - since, signal);
   }
 
   [Symbol.dispose](): void {
@@ -90,7 +121,8 @@ class FollowedLog implements Disposable {
 }
 
 function watchFolder(dir: string): Folder {
-  const folder: Folder = { watcher: undefined, pulse: new Pulse(), writes: 0, renames: 0, followers: 0 };
+  const counts = { writes: 0, renames: 0, followers: 0, lookedAt: -Infinity };
+  const folder: Folder = { watcher: undefined, pulse: new Pulse(), reads: new Map(), ...counts };
   const told = (event: string) => {
     folder.writes++;
     if (event === "rename") folder.renames++;

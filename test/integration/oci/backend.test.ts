@@ -1,7 +1,7 @@
 /** What a backend makes of its surroundings before the engine sees them. */
 import { spawnSync } from "node:child_process";
 import { randomBytes } from "node:crypto";
-import { mkdirSync, mkdtempSync, realpathSync, rmSync, symlinkSync, writeFileSync } from "node:fs";
+import { mkdirSync, mkdtempSync, readFileSync, realpathSync, rmSync, symlinkSync, writeFileSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { afterEach, beforeEach, expect, onTestFinished, test, vi } from "vitest";
@@ -10,6 +10,7 @@ import { Cgroup } from "../../../providers/local/bundle/cgroup.ts";
 import { parseBackendConfig } from "../../../providers/local/config.ts";
 import { OciEngine } from "../../../providers/local/engines/oci/engine.ts";
 import { mountsBelow } from "../../../providers/local/host/mounts.ts";
+import { allProcesses, processArguments } from "../../../providers/local/host/proc.ts";
 import { machineHash } from "../../../providers/local/host/machine-hash.ts";
 import { HostNetwork } from "../../../providers/local/network/network.ts";
 import type { MachineSpec } from "../../../src/provider/machine.ts";
@@ -17,6 +18,7 @@ import { silentLogger } from "../../../src/telemetry/logger.ts";
 import { systemClock } from "../../../src/util/clock.ts";
 import { testNetwork } from "../../support/host.ts";
 import { leaveOut } from "../../support/left-out.ts";
+import { lowestOomScore } from "../../support/oom-score.ts";
 import { busyboxImage, missingForImages, startRegistry, type TestRegistry } from "../../support/registry.ts";
 
 const { dir: _dir, ...network } = testNetwork("");
@@ -101,6 +103,31 @@ if (missing.length > 0) {
       ],
     });
     expect(output).toBe("file\nown\n0022\n");
+  });
+
+  test("the kernel kills containers before their shims, and these with the backend last", async () => {
+    const score = (pid: number | "self") => readFileSync(`/proc/${pid}/oom_score_adj`, "utf8");
+    const before = score("self");
+    const lowest = lowestOomScore();
+    onTestFinished(() => writeFileSync("/proc/self/oom_score_adj", before));
+    const stateDir = join(dir, "state");
+    await serve(stateDir);
+    const { provider } = backend;
+    const containers = [{ name: "a", image: `${registry.host}/t/busybox:1`, command: ["sleep", "7357"] }];
+    await provider.createPod("m", { labels: {}, restart_policy: "never", containers }, { signal });
+    await until(async () => expect((await provider.getPod("m", { signal })).state).toBe("running"));
+    const having = async (text: string) => {
+      const all = await Promise.all(
+        (await allProcesses()).map(async ({ pid }) => ({ pid, args: (await processArguments(pid)) ?? "" })),
+      );
+      return all.filter(({ args }) => args.includes(text)).map(({ pid }) => score(pid));
+    };
+    const shims = await having(`${stateDir}/shim-`);
+    expect(shims.length).toBeGreaterThan(0);
+    expect(new Set([...shims, score("self")])).toEqual(new Set([lowest]));
+    expect(new Set(await having("sleep\x007357\0"))).toEqual(new Set(["1000\n"]));
+    await provider.deletePod("m", { force: true, signal });
+    await until(async () => expect((await provider.getPod("m", { signal })).state).toBe("deleted"));
   });
 
   test("what a machine is told in confidence is on no disk, and its containers have it", async () => {

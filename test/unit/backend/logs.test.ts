@@ -1,8 +1,11 @@
 import { appendFileSync, mkdtempSync, rmSync, writeFileSync } from "node:fs";
+import promises from "node:fs/promises";
+import { syncBuiltinESMExports } from "node:module";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
-import { beforeEach, expect, onTestFinished, test } from "vitest";
+import { beforeEach, expect, onTestFinished, test, vi } from "vitest";
 import { LogWatches } from "../../../providers/local/shim/log-watch.ts";
+import type { LogLine } from "../../../src/provider/provider.ts";
 import { VirtualClock } from "../../support/virtual-clock.ts";
 import { systemClock } from "../../../src/util/clock.ts";
 import { readLog, type ReadLogOptions } from "../../../providers/local/shim/log-reader.ts";
@@ -127,6 +130,53 @@ test("all who follow a log share one watch of it, which goes with the last of th
   abort.abort();
   for (const follower of followers) await follower.return(undefined);
   expect(watches.size).toBe(0);
+});
+
+test("what is written to a log is read once for all who follow it", async () => {
+  writeFileSync(join(dir, "log.0"), line(0, "a"));
+  const opened = vi.spyOn(promises, "open");
+  syncBuiltinESMExports();
+  onTestFinished(() => {
+    opened.mockRestore();
+    syncBuiltinESMExports();
+  });
+  const watches = new LogWatches();
+  const abort = new AbortController();
+  const follow = () => readLog(dir, options({ follow: true, complete: () => false, signal: abort.signal, watches }));
+  const followers = Array.from({ length: 20 }, follow);
+  const batch = async () => await Promise.all(followers.map(async (follower) => (await follower.next()).value));
+  await batch();
+  const first = "b";
+  const rest = ["c", "d", "e", "f", "g"];
+  // The first look of each is its own.
+  const next = batch();
+  appendFileSync(join(dir, "log.0"), line(1, first));
+  await next;
+  const before = opened.mock.calls.length;
+  for (const text of rest) {
+    const told = batch();
+    appendFileSync(join(dir, "log.0"), line(1, text));
+    for (const lines of await told)
+      expect((lines as LogLine[]).map(({ content }) => content.toString())).toEqual([text]);
+  }
+  // Twice for each line: what it is, and that there is no more. A slow host wakes some of them late.
+  expect(opened.mock.calls.length - before).toBeLessThan(rest.length * 8);
+  abort.abort();
+  for (const follower of followers) await follower.return(undefined);
+});
+
+test("a line that is longer than what is read at a time reaches who follows", async () => {
+  writeFileSync(join(dir, "log.0"), line(0, "a"));
+  const abort = new AbortController();
+  const log = readLog(dir, options({ follow: true, complete: () => false, signal: abort.signal }));
+  await log.next();
+  for (const text of ["b", "x".repeat(3 << 20), "c"]) {
+    const next = log.next();
+    appendFileSync(join(dir, "log.0"), line(1, text));
+    expect((await next).value?.map(({ content }: { content: Buffer }) => content.length)).toEqual([text.length]);
+  }
+  abort.abort();
+  await log.return(undefined);
 });
 
 test("who follows a log that grows line by line looks a few times a second, and misses nothing", async () => {

@@ -18,7 +18,8 @@ import { probeAccelerator } from "../../../providers/local/engines/vm/accelerato
 import { GuestControl, GuestError, quote } from "../../../providers/local/engines/vm/control.ts";
 import { tscKhz } from "../../../providers/local/engines/vm/frequency.ts";
 import { machineScript } from "../../../providers/local/engines/vm/identity.ts";
-import { attachDisk, kernelArguments, PROCESSOR, Qemu } from "../../../providers/local/engines/vm/qemu.ts";
+import type { Jail } from "../../../providers/local/engines/vm/jail.ts";
+import { attachDisk, kernelArguments, PROCESSOR, Qemu, startJailed } from "../../../providers/local/engines/vm/qemu.ts";
 import { Qmp } from "../../../providers/local/engines/vm/qmp.ts";
 import { VmSandbox } from "../../../providers/local/engines/vm/sandbox.ts";
 import { vmSize } from "../../../providers/local/engines/vm/size.ts";
@@ -26,8 +27,9 @@ import { parseStats } from "../../../providers/local/engines/vm/stats.ts";
 import { Vm, type VmContext } from "../../../providers/local/engines/vm/vm.ts";
 import { processStat } from "../../../providers/local/host/proc.ts";
 import type { MachineSpec } from "../../../src/provider/machine.ts";
-import { systemClock } from "../../../src/util/clock.ts";
+import { type Clock, systemClock } from "../../../src/util/clock.ts";
 import { containerSpec, machineSpec } from "../../support/builders.ts";
+import { VirtualClock } from "../../support/virtual-clock.ts";
 
 const MIB = 1 << 20;
 const machine = (...limits: { memory_bytes?: number; cpu_millis?: number }[]) =>
@@ -314,7 +316,7 @@ describe("QEMU's control socket", () => {
 async function machineWith(
   answer: (socket: Socket, id: string, text: string) => void,
   containers: { memory_bytes?: number; cpu_millis?: number }[] = [],
-  isOutOfMemory = false,
+  { isOutOfMemory = false, clock = systemClock }: { isOutOfMemory?: boolean; clock?: Clock } = {},
 ) {
   const dir = mkdtempSync(join(tmpdir(), "vmlet-vm-"));
   onTestFinished(() => rmSync(dir, { recursive: true, force: true }));
@@ -336,7 +338,7 @@ async function machineWith(
   writeFileSync(join(dir, "k1/vm.json"), JSON.stringify(record));
   const sizing = { memoryMib: 128, maxCpus: 4 };
   const context = {
-    clock: systemClock,
+    clock,
     vmsDir: dir,
     callMs: 300,
     bootTimeoutMs: 5000,
@@ -436,9 +438,72 @@ test.each([
   ["SandboxLost", false, /panicked or powered off/],
   ["OutOfMemory", true, /the kernel has killed the machine's VM because memory ran out/],
 ])("a VM that is gone is told as %s when it is so that memory ran out: %s", async (reason, isOutOfMemory, message) => {
-  const { vm, sandbox } = await machineWith(() => undefined, [], isOutOfMemory);
+  const { vm, sandbox } = await machineWith(() => undefined, [], { isOutOfMemory });
   await vm.kill();
   expect(await sandbox.lost).toEqual({ reason, message: expect.stringMatching(message) });
+});
+
+test("a guest that stood still under commands has their ports back, and not while one of them may yet begin", async () => {
+  const clock = new VirtualClock();
+  let hangs = true;
+  const ended: string[] = [];
+  const { vm, sandbox, container, dir } = await machineWith(
+    (socket, id, text) => {
+      if (hangs && text !== "true") return;
+      ended.push(...text.matchAll(/^vm_end_session '(\w+)'/gm).map(([, token]) => token!));
+      socket.write(`\u0001${id} 0 \u0002`);
+    },
+    [],
+    { clock },
+  );
+  // Its ports are there from the start, and no guest has opened one.
+  const qemu = createServer((socket) => {
+    socket.on("error", () => undefined).write('{"QMP": {}}\n');
+    socket.on("data", () => void socket.write('{"return": []}\n'));
+  });
+  onTestFinished(() => void qemu.close());
+  await new Promise<void>((listening) => qemu.listen(vm.qmp, listening));
+  mkdirSync(join(dir, "run"));
+  writeFileSync(join(dir, "run/a-0.json"), JSON.stringify({ process: { env: [] }, port: 2 }));
+  const command = { stdin: false, stdout: true, stderr: true, tty: false, signal: AbortSignal.timeout(10_000) };
+  const commands = await Promise.allSettled(["1", "2", "3"].map((name) => sandbox.exec(container, [name], command)));
+  expect(commands.map(({ status }) => status)).toEqual(["rejected", "rejected", "rejected"]);
+  const next = async () => {
+    const port = await vm.ports.take(AbortSignal.timeout(5_000));
+    vm.ports.release(port);
+    return port.number;
+  };
+  expect(await next()).toBe(5);
+  hangs = false;
+  await clock.advance(5_000);
+  await expect
+    .poll(async () => {
+      await clock.advance(1_000);
+      return ended.length;
+    })
+    .toBe(3);
+  await clock.advance(30_000);
+  expect(await next()).toBe(5);
+  await expect
+    .poll(async () => {
+      await clock.advance(5_000);
+      return await next();
+    })
+    .toBe(2);
+});
+
+test("a QEMU that hangs before it has begun is not waited for beyond the deadline", async () => {
+  const dir = mkdtempSync(join(tmpdir(), "vmlet-hung-"));
+  onTestFinished(() => rmSync(dir, { recursive: true }));
+  const pidFile = join(dir, "pid");
+  const jail = { command: () => ({ command: "sh", args: ["-c", `echo $$ > ${pidFile}; exec sleep 1000`] }) };
+  const deadline = new AbortController();
+  const starting = startJailed(jail as unknown as Jail, "qemu", [], join(dir, "log"), deadline.signal);
+  const outcome = expect(starting).rejects.toThrow("it takes too long");
+  await expect.poll(() => existsSync(pidFile) && readFileSync(pidFile, "utf8")).toMatch(/\n$/);
+  onTestFinished(() => void process.kill(Number(readFileSync(pidFile, "utf8")), "SIGKILL"));
+  deadline.abort(new Error("it takes too long"));
+  await outcome;
 });
 
 test("what QEMU complains of is cut short when there is much of it", async () => {

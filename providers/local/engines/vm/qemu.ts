@@ -6,13 +6,12 @@
 import { createHash } from "node:crypto";
 import { spawn } from "node:child_process";
 import { closeSync, existsSync, openSync, readFileSync } from "node:fs";
-import { chmod, chown, mkdir, mkdtemp, readdir, rename, rm, truncate, writeFile } from "node:fs/promises";
+import { chmod, chown, mkdir, mkdtemp, readdir, rm, truncate, writeFile } from "node:fs/promises";
 import { createServer } from "node:net";
 import { basename, dirname, join } from "node:path";
 import { buffer, text } from "node:stream/consumers";
 import { type Clock, type Logger, Once, unlessAborted } from "../../../../src/provider/kit/index.ts";
 import { findTool } from "../../host/command.ts";
-import { flushFile } from "../../host/files.ts";
 import { HostError } from "../../host/host-error.ts";
 import { isAlive, processStat } from "../../host/proc.ts";
 import { GuestControl, type GuestCommand } from "./control.ts";
@@ -21,6 +20,7 @@ import { processorIdentity, qemuIdentity } from "./host-version.ts";
 import { Jail, programFiles } from "./jail.ts";
 import { MAX_PORTS, portSockets } from "./ports.ts";
 import { Qmp } from "./qmp.ts";
+import { nameTemplate } from "./template-files.ts";
 import { VmUsers } from "./users.ts";
 import { findVms, isOf, type VmProcess } from "./vm-processes.ts";
 
@@ -311,7 +311,7 @@ export class Qemu {
           capabilities: [{ capability: "x-ignore-shared", state: true }],
         });
         await qmp.execute("migrate", { uri: `unix:${outgoing}` });
-        await writeFile(join(work, "state.bin"), await state.content, { flush: true });
+        await writeFile(join(work, "state.bin"), await state.content);
         await qmp.execute("quit").catch(() => undefined);
       } finally {
         control.close();
@@ -320,11 +320,7 @@ export class Qemu {
       // Its copies read it, and none can change what the others begin with.
       await chown(ram, 0, 0);
       await chmod(ram, 0o444);
-      for (const name of ["ram.img", "disk.img"]) await flushFile(join(work, name));
-      await flushFile(work);
-      await rm(dir, { recursive: true, force: true });
-      await rename(work, dir);
-      await flushFile(templatesDir);
+      await nameTemplate(work, dir);
       return dir;
     } catch (thrown) {
       await rm(work, { recursive: true, force: true });
