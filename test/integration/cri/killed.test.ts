@@ -85,34 +85,71 @@ else {
     }
   });
 
-  /** Puts a runc first on the PATH that keeps the start of a container waiting until `isOver` is there. */
-  function slowRunc(dir: string, isOver: string): void {
+  /**
+   * Puts a runc first on the PATH that does what it is told to a container, and then keeps its caller waiting: there is
+   * `DIR/begun` from then on, until somebody makes `DIR/over`.
+   */
+  function slowRunc(verb: "start" | "delete"): { begun: string; over: string } {
+    const dir = join(backend.stateDir, "../slow");
     mkdirSync(dir);
+    const [begun, over] = [join(dir, "begun"), join(dir, "over")];
     const runc = findTool("runc")!;
-    const state = `${runc} $(echo "$@" | sed 's/ start / state /')`;
-    const wait = `while [ ! -e ${isOver} ]; do sleep 0.05; done`;
+    const state = `${runc} $(echo "$@" | sed 's/ ${verb} / state /; s/ --force / /')`;
     const script = `#!/bin/sh
+case " $* " in *" ${verb} "*) ${state} 2>&1 | grep -q 'container-type": "container"' && slow=1;; esac
 ${runc} "$@" || exit
-case " $* " in *" start "*) ${state} | grep -q 'container-type": "container"' && ${wait};; esac
+if [ -n "$slow" ]; then touch ${begun}; while [ ! -e ${over} ]; do sleep 0.05; done; fi
 exit 0
 `;
     writeFileSync(join(dir, "runc"), script, { mode: 0o755 });
     const path = process.env["PATH"];
-    onTestFinished(() => void (process.env["PATH"] = path));
+    onTestFinished(() => {
+      writeFileSync(over, "");
+      process.env["PATH"] = path;
+    });
     process.env["PATH"] = `${dir}:${path}`;
+    return { begun, over };
   }
 
+  const killContainerd = () =>
+    process.kill(Number(readFileSync(join(backend.stateDir, "cri/pid"), "latin1").split(" ")[0]), "SIGKILL");
+
   test("a container whose start was under way when the backend was killed runs, and is told to run", async () => {
-    const isOver = join(backend.stateDir, "../over");
-    slowRunc(join(backend.stateDir, "../slow"), isOver);
+    const { over } = slowRunc("start");
     await backend.start();
     await backend.call("PUT", "/v1/machines/m1", shell("echo run >> /v/runs; sleep 1000"));
     await vi.waitFor(() => expect(existsSync(join(volume("m1"), "runs"))).toBe(true), PATIENCE);
     await backend.kill();
     await backend.start();
-    writeFileSync(isOver, "");
+    writeFileSync(over, "");
     const { containers } = await backend.reaches("m1", "running");
     expect(containers[0]!.restart_count).toBe(0);
     expect(readFileSync(join(volume("m1"), "runs"), "utf8")).toBe("run\n");
+  });
+
+  test("a container that has ended is told with its exit code, though containerd is killed while it clears it away", async () => {
+    const { begun, over } = slowRunc("delete");
+    await backend.start();
+    await backend.call("PUT", "/v1/machines/m1", shell("while [ ! -e /v/end ]; do sleep 0.05; done; exit 7"));
+    await backend.reaches("m1", "running");
+    writeFileSync(join(volume("m1"), "end"), "");
+    await vi.waitFor(() => expect(existsSync(begun)).toBe(true), PATIENCE);
+    killContainerd();
+    writeFileSync(over, "");
+    const { containers } = await backend.reaches("m1", "stopped");
+    expect(containers[0]!.terminated).toMatchObject({ exit_code: 7, reason: "Error" });
+  });
+
+  test("a container that has ended before containerd wrote down its start, and was killed, does not run again", async () => {
+    const { begun, over } = slowRunc("start");
+    await backend.start();
+    await backend.call("PUT", "/v1/machines/m1", shell("echo run; exit 7"));
+    await vi.waitFor(() => expect(existsSync(begun)).toBe(true), PATIENCE);
+    killContainerd();
+    writeFileSync(over, "");
+    const { containers } = await backend.reaches("m1", "stopped");
+    expect(containers[0]!.terminated).toMatchObject({ exit_code: 7, reason: "Error" });
+    const { text } = await backend.call("GET", "/v1/machines/m1/containers/a/logs");
+    expect(text.match(/run/g)).toHaveLength(1);
   });
 }

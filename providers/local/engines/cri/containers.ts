@@ -28,8 +28,16 @@ interface RuntimeContainersOptions {
   logLimits: LogLimits;
   /** Starts the runtime again when it has ended, where that is ours to do. */
   revive?: ((signal: AbortSignal) => Promise<void>) | undefined;
-  /** Knows how a container has ended of which the runtime has not seen the end. */
-  exitOf?: ((runtimeId: string) => Promise<TaskExit | undefined>) | undefined;
+  /** Knows how a container has ended, where the runtime may not know it any more. */
+  exits?: ContainerExits | undefined;
+}
+
+/** Of a runtime that is ours. */
+interface ContainerExits {
+  /** Sees to it that the end of a container which runs will be known. */
+  witness(runtimeId: string, signal: AbortSignal): Promise<void>;
+  exitOf(runtimeId: string): Promise<TaskExit | undefined>;
+  forgetExit(runtimeId: string): Promise<void>;
 }
 
 interface Watched {
@@ -39,6 +47,7 @@ interface Watched {
   startedSeen: boolean;
   /** Undefined: none is under way. True: another look is wanted after this one. */
   looking: boolean | undefined;
+  witnessed: boolean;
 }
 
 /** Between lists, with events and without (kubelet's relist periods of both kinds, and shorter). */
@@ -95,8 +104,11 @@ export class RuntimeContainers implements Shims {
 
   forget({ id }: Pick<ContainerRef, "id">): void {
     const known = this.#ids.get(id);
-    if (known !== undefined) this.#watched.delete(known);
     this.#ids.delete(id);
+    if (known === undefined) return;
+    this.#watched.delete(known);
+    const { exits, logger } = this.#options;
+    exits?.forgetExit(known).catch((thrown: unknown) => logger.debug({ err: thrown }, "Cannot forget an exit code"));
   }
 
   /** The id in the runtime; undefined when the runtime has no such container. */
@@ -149,7 +161,7 @@ export class RuntimeContainers implements Shims {
 
   watch(container: ContainerRef, _socket: string, events: ShimEvents): ShimWatch {
     const runtimeId = this.#ids.get(container.id) ?? "";
-    const watched: Watched = { container, runtimeId, events, startedSeen: false, looking: undefined };
+    const watched: Watched = { container, runtimeId, events, startedSeen: false, looking: undefined, witnessed: false };
     this.#watched.set(runtimeId, watched);
     this.#look(watched);
     return {
@@ -304,7 +316,7 @@ export class RuntimeContainers implements Shims {
 
   async #lookNow(watched: Watched): Promise<void> {
     const { runtimeId, events, container } = watched;
-    const { clock, logger } = this.#options;
+    const { logger } = this.#options;
     const isWatched = () => this.#watched.get(runtimeId) === watched && !this.#closed.signal.aborted;
     let status: ContainerStatus | undefined;
     try {
@@ -320,20 +332,52 @@ export class RuntimeContainers implements Shims {
       watched.startedSeen = true;
       events.started({ startedAt });
     }
-    if (status?.state === ContainerState.CONTAINER_CREATED) await this.#startAgain(watched);
-    if (status !== undefined && status.state !== ContainerState.CONTAINER_EXITED) return;
+    const end = await this.#endOf(watched, status);
+    if (end === undefined || !isWatched()) return;
     this.#watched.delete(runtimeId);
-    if (status === undefined) events.exited({ exitCode: KILLED_EXIT, lost: true, finishedAt: clock.now() });
-    else if (startedAt !== undefined) events.exited({ ...(await this.#ending(status)), startedAt });
-    else {
-      const startError = status.message || status.reason || "the container did not start";
-      const finishedAt = status.finishedAt === 0n ? clock.now() : toMs(status.finishedAt);
-      events.exited({ exitCode: status.exitCode, startError, finishedAt });
-    }
+    events.exited(end);
     await settleLog(container.dir, this.#options.logLimits).catch((thrown: unknown) =>
       logger.warn({ err: thrown, container: container.id }, "Cannot hold a log to its limits"),
     );
     events.gone();
+  }
+
+  /** Undefined while it runs, or is to be started. */
+  async #endOf(
+    watched: Watched,
+    status: ContainerStatus | undefined,
+  ): Promise<Parameters<ShimEvents["exited"]>[0] | undefined> {
+    const { clock, exits } = this.#options;
+    if (status === undefined) return { exitCode: KILLED_EXIT, lost: true, finishedAt: clock.now() };
+    switch (status.state) {
+      case ContainerState.CONTAINER_RUNNING:
+        this.#witness(watched);
+        return undefined;
+      case ContainerState.CONTAINER_CREATED: {
+        // A runtime that was killed may not know that it has started it: it has run, and must not run again.
+        const unseen = await exits?.exitOf(watched.runtimeId);
+        if (unseen !== undefined) return { ...unseen, startedAt: unseen.finishedAt };
+        await this.#startAgain(watched);
+        return undefined;
+      }
+      case ContainerState.CONTAINER_EXITED: {
+        if (status.startedAt !== 0n) return { ...(await this.#ending(status)), startedAt: toMs(status.startedAt) };
+        const startError = status.message || status.reason || "the container did not start";
+        const finishedAt = status.finishedAt === 0n ? clock.now() : toMs(status.finishedAt);
+        return { exitCode: status.exitCode, startError, finishedAt };
+      }
+      case ContainerState.CONTAINER_UNKNOWN:
+        return undefined;
+    }
+  }
+
+  #witness(watched: Watched): void {
+    const { exits, logger } = this.#options;
+    if (watched.witnessed || exits === undefined) return;
+    watched.witnessed = true;
+    exits.witness(watched.runtimeId, this.#closed.signal).catch((thrown: unknown) => {
+      logger.debug({ err: thrown, container: watched.container.id }, "Cannot write down how a container has ended");
+    });
   }
 
   /** Asks for a start of which the runtime may know already: then it refuses, and nothing is done twice. */
@@ -356,11 +400,11 @@ export class RuntimeContainers implements Shims {
 
   /** How a container has ended that had started. */
   async #ending({ id, exitCode, reason, finishedAt }: ContainerStatus): Promise<TaskExit & { lost?: true }> {
-    const { clock, exitOf } = this.#options;
+    const { clock, exits } = this.#options;
     const seen = { exitCode, finishedAt: finishedAt === 0n ? clock.now() : toMs(finishedAt) };
     if (exitCode !== UNSEEN_EXIT.exitCode || reason !== UNSEEN_EXIT.reason) return seen;
     // As a kubelet (ContainerStatusUnknown): it certainly does not run any more.
-    return (await exitOf?.(id)) ?? { ...seen, exitCode: KILLED_EXIT, lost: true };
+    return (await exits?.exitOf(id)) ?? { ...seen, exitCode: KILLED_EXIT, lost: true };
   }
 
   // --- logs ---

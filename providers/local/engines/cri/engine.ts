@@ -129,7 +129,7 @@ export class CriEngine implements Engine {
       backend,
       logLimits,
       revive: this.#own && ((signal) => this.#own!.start(signal)),
-      exitOf: this.#own && ((id) => this.#own!.exitOf(id)),
+      exits: this.#own,
     });
     this.images = new CriImages({
       dir: join(stateDir, "cri-images"),

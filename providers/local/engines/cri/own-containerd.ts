@@ -10,7 +10,7 @@
  *     DIR/pid               `PID STARTTIME`
  *     DIR/containerd.log
  *     /run/vmlet-cri-HASH/  sockets and what lives no longer than the host: unix sockets need a short path
- *     /run/vmlet-cri-HASH/exits/ID  how a container has ended while containerd did not run
+ *     /run/vmlet-cri-HASH/exits/ID  how a container has ended, until that is told: containerd may lose it
  */
 import { type ChildProcess, spawn } from "node:child_process";
 import { closeSync, existsSync, openSync } from "node:fs";
@@ -26,7 +26,7 @@ import { isAlive, processStat } from "../../host/proc.ts";
 import { removeTree } from "../../host/remove-tree.ts";
 import { CriClient } from "./client.ts";
 import { sandboxImage } from "./sandbox-image.ts";
-import { endShims, type TaskExit, watchTaskExits } from "./shims.ts";
+import { endShims, taskExit, type TaskExit, watchTaskExits } from "./shims.ts";
 
 interface OwnContainerdOptions {
   /** Made when absent. */
@@ -171,6 +171,17 @@ export class OwnContainerd {
   async exitOf(containerId: string): Promise<TaskExit | undefined> {
     const text = await readFileIfExists(this.#exitFile(containerId));
     return text === undefined ? undefined : (JSON.parse(text) as TaskExit);
+  }
+
+  /** Writes down how a container that runs ends, when it does: containerd may be killed before it has. */
+  async witness(containerId: string, signal: AbortSignal): Promise<void> {
+    const exit = await taskExit(join(this.#runDir, "state"), containerId, signal);
+    if (exit !== undefined) writeJson(this.#exitFile(containerId), exit);
+  }
+
+  /** It is told, and written down elsewhere. */
+  async forgetExit(containerId: string): Promise<void> {
+    await rm(this.#exitFile(containerId), { force: true });
   }
 
   /** Ends what has stayed of a sandbox that containerd has removed. */

@@ -1,9 +1,12 @@
 /**
- * containerd's shims, beside containerd: who runs for it, and how their containers end while it does not run itself.
+ * containerd's shims, beside containerd: who runs for it, and how their containers end, whatever becomes of it meanwhile.
  *
- * containerd 2.2 takes a shim whose task has ended for one that was left over from a start that failed, has it delete
- * the task, and its exit code with it (core/runtime/v2/shim_load.go: a shim without pids "leaked"); CRI then says 255,
- * "Unknown". So shims are asked before containerd starts, and while it does, by their own ttrpc service.
+ * containerd 2.2 loses exit codes when it is killed. It takes a shim whose task has ended for one that was left over from
+ * a start that failed, and has it delete the task, and its exit code with it (core/runtime/v2/shim_load.go: a shim without
+ * pids "leaked"); and it deletes a task that has ended before it writes down how (internal/cri/server/events.go:
+ * handleContainerExit). CRI then says 255, "Unknown"; or, when not even the start was written down, that the container is
+ * yet to be started. So shims are asked before containerd starts, while it does, and about each container that runs, by
+ * their own ttrpc service.
  */
 import { BinaryReader, BinaryWriter, WireType } from "@bufbuild/protobuf/wire";
 import { createHash } from "node:crypto";
@@ -25,6 +28,7 @@ const NAMESPACE = "k8s.io";
 const TASKS = `io.containerd.runtime.v2.task/${NAMESPACE}`;
 const SHIM_SOCKETS = "/run/containerd/s";
 /** containerd.v1.types.Status */
+const CREATED = 1;
 const STOPPED = 3;
 /** ttrpc: length and stream, each 4 bytes, then type and flags. */
 const HEADER_BYTES = 10;
@@ -32,7 +36,8 @@ const REQUEST = 1;
 const REMOTE_CLOSED = 1;
 /** What a shim answers is a few hundred bytes. */
 const MAX_REPLY_BYTES = 1 << 20;
-const STATE_MS = 2_000;
+/** As long as containerd itself waits for a shim (SHIM_TIMEOUT there): on a busy host one may take seconds. */
+const STATE_MS = 10_000;
 /** A shim that was told to end does so within milliseconds; one that does not is asked, killed, and given up. */
 const SHIM_END_MS = { asked: 200, killed: 2_000, stuck: 5_000 };
 const POLL_MS = 20;
@@ -47,26 +52,41 @@ export async function watchTaskExits(
   signal: AbortSignal,
   told: (containerId: string, exit: TaskExit) => void,
 ): Promise<void> {
-  const dir = join(stateDir, TASKS);
-  const ids = await readdir(dir).catch(() => []);
+  const ids = await readdir(join(stateDir, TASKS)).catch(() => []);
   await Promise.all(
     ids.map(async (id) => {
-      const shim = await shimOf(join(dir, id));
-      if (shim === undefined) return;
-      try {
-        const within = AbortSignal.any([signal, AbortSignal.timeout(STATE_MS)]);
-        const state = taskState(await call(shim, "State", id, within));
-        if (state.isStopped) return told(id, state);
-      } catch {
-        // Its shim has ended, or hangs: nobody knows how the task ended.
-        return;
-      }
-      call(shim, "Wait", id, signal).then(
-        (reply) => told(id, waitReply(reply)),
-        () => {},
-      );
+      const first = Promise.withResolvers<void>();
+      const exit = taskExit(stateDir, id, signal, first.resolve);
+      const tell = exit.then((known) => known && told(id, known));
+      // How one ends that runs now is waited for by nobody here.
+      await Promise.race([first.promise, tell]);
     }),
   );
+}
+
+/**
+ * How a task ends, as its shim tells. Undefined when nobody knows: its shim has ended, or hangs; and for a task that was
+ * not started: containerd may kill it, and start it later.
+ * @param isRunning is called when it has to be waited for
+ */
+export async function taskExit(
+  stateDir: string,
+  id: string,
+  signal: AbortSignal,
+  isRunning: () => void = () => {},
+): Promise<TaskExit | undefined> {
+  const shim = await shimOf(join(stateDir, TASKS, id));
+  if (shim === undefined) return undefined;
+  try {
+    const within = AbortSignal.any([signal, AbortSignal.timeout(STATE_MS)]);
+    const { status, ...exit } = taskState(await call(shim, "State", id, within));
+    if (status === STOPPED) return exit;
+    if (status === CREATED) return undefined;
+    isRunning();
+    return waitReply(await call(shim, "Wait", id, signal));
+  } catch {
+    return undefined;
+  }
 }
 
 interface ShimAddress {
@@ -138,10 +158,10 @@ function replyPayload(reply: Uint8Array): Uint8Array {
 }
 
 /** containerd.task.v3.StateResponse */
-function taskState(reply: Uint8Array): TaskExit & { isStopped: boolean } {
-  const state = { isStopped: false, exitCode: 0, finishedAt: 0 };
+function taskState(reply: Uint8Array): TaskExit & { status: number } {
+  const state = { status: 0, exitCode: 0, finishedAt: 0 };
   readFields(reply, {
-    4: (reader) => (state.isStopped = reader.int32() === STOPPED),
+    4: (reader) => (state.status = reader.int32()),
     9: (reader) => (state.exitCode = reader.uint32()),
     10: (reader) => (state.finishedAt = timestampMs(reader.bytes())),
   });
