@@ -26,10 +26,10 @@ test("programs are started in these places only", () => {
   expect(filesWith(/"(?:node:)?child_process"/)).toEqual([
     "providers/local/engines/cri/held-connection.ts",
     "providers/local/engines/cri/own-containerd.ts",
-    "providers/local/engines/oci/relay.ts",
     "providers/local/engines/oci/runtime.ts",
     "providers/local/engines/vm/qemu.ts",
     "providers/local/host/command.ts",
+    "providers/local/network/loopback-relay.ts",
     "providers/local/shim/client.ts",
     "providers/local/shim/shim.ts",
     "providers/local/shim/spawn.ts",

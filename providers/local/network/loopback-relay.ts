@@ -1,11 +1,17 @@
-/** The host's side of relay-program.ts: port-forward to ports that listen on a machine's loopback alone. */
+/**
+ * The host's side of relay-program.ts: port-forward to ports that listen on a machine's loopback alone.
+ *
+ * Engine `cri` has it too, in place of its runtime's port-forward: containerd passes the end of one half on to nobody, and
+ * a second after it closes both (internal/cri/server/sandbox_portforward_linux.go), so that what was asked for by a client
+ * that has said all is cut off, or never begun.
+ */
 import { spawn, type ChildProcess } from "node:child_process";
 import { rm } from "node:fs/promises";
 import { connect, type Socket } from "node:net";
 import type { Duplex, Readable } from "node:stream";
 import { fileURLToPath } from "node:url";
-import { type Clock, onAbort } from "../../../../src/provider/kit/index.ts";
-import { findTool } from "../../host/command.ts";
+import { type Clock, onAbort } from "../../../src/provider/kit/index.ts";
+import { findTool } from "../host/command.ts";
 
 /** How long the program stays after its last connection. */
 const IDLE_MS = 60_000;

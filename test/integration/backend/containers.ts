@@ -440,6 +440,18 @@ export function containerTests(
     await bench().provider.deletePod(id, { force: true, signal: bench().signal });
   });
 
+  test("port-forward passes the client's end on, and brings what is said after it", async () => {
+    const server = "nc -ll -p 8083 -e sh -c 'cat; sleep 2; echo over'";
+    const id = await bench().create({ containers: [bench().shell("a", server)] });
+    await bench().reaches(id, "running");
+    await bench().until(async () => {
+      const stream = await bench().provider.portForward(id, 8083, { signal: bench().signal });
+      stream.end("all\n");
+      expect(await text(stream)).toBe("all\nover\n");
+    });
+    await bench().provider.deletePod(id, { force: true, signal: bench().signal });
+  });
+
   test("exec runs with the container's user, environment and limits of privilege", async () => {
     const id = await bench().create({
       containers: [

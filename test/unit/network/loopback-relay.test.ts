@@ -4,7 +4,7 @@ import { createServer, type AddressInfo, type Server } from "node:net";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { afterEach, beforeEach, expect, test, vi } from "vitest";
-import { LoopbackRelay } from "../../../providers/local/engines/oci/relay.ts";
+import { LoopbackRelay } from "../../../providers/local/network/loopback-relay.ts";
 import { VirtualClock } from "../../support/virtual-clock.ts";
 
 const IDLE_MS = 60_000;

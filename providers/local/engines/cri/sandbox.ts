@@ -46,6 +46,7 @@ import { unmountBelow } from "../../host/mounts.ts";
 import { removeTree } from "../../host/remove-tree.ts";
 import { TreeMeter } from "../../host/tree-use.ts";
 import { containerPorts } from "../../network/host-ports.ts";
+import { LoopbackRelay } from "../../network/loopback-relay.ts";
 import {
   type ContainerConfigSchema,
   ContainerState,
@@ -61,7 +62,8 @@ import { criResources, criSecurity, imageMount, namespaces, stopSignal } from ".
 import type { CriContext } from "./context.ts";
 import { LABEL_BACKEND, LABEL_CONTAINER, LABEL_INSTANCE, LABEL_MACHINE } from "./labels.ts";
 import { LOG_LINK, prepareLog } from "./logs.ts";
-import { commandStreams, portStream } from "./streams.ts";
+import { interfacesOf, isRunning, networkNamespace, sandboxInfo } from "./sandbox-info.ts";
+import { commandStreams } from "./streams.ts";
 
 /** Of all sandboxes: other users of the runtime see whose they are. */
 const NAMESPACE = "vmlet";
@@ -75,13 +77,6 @@ const KILL_MS = 30_000;
 const HELD_BACK_MS = 1_000;
 const QUICK_CALL_MS = 10_000;
 const PROTOCOLS = { tcp: Protocol.TCP, udp: Protocol.UDP, sctp: Protocol.SCTP };
-
-/** What the runtime says of a sandbox beyond CRI; containerd and CRI-O have it, in part. */
-interface SandboxInfo {
-  /** Of its first process, as it is now. */
-  status?: string;
-  cniResult?: { Interfaces?: Record<string, { Mac?: string; Sandbox?: string }> };
-}
 
 /** The labels of all that belongs to a machine. */
 function machineLabels({ backend }: Pick<CriContext, "backend">, id: string): Record<string, string> {
@@ -110,7 +105,7 @@ export async function openSandbox(context: CriContext, home: MachineHome, signal
   if (address === "") throw new Error("the runtime has given the sandbox no address: look at its CNI configuration");
   const attach = async () => {
     if (network === undefined) return;
-    await network.adopt(id, { address, ...interfacesOf(JSON.parse(info["info"] ?? "{}") as SandboxInfo) });
+    await network.adopt(id, { address, ...interfacesOf(sandboxInfo(info)) });
     signal.throwIfAborted();
     await network.openHostPorts(id, containerPorts(spec));
   };
@@ -124,16 +119,6 @@ async function together<T extends readonly [Promise<unknown>, ...Promise<unknown
 ): Promise<{ -readonly [I in keyof T]: Awaited<T[I]> }> {
   await Promise.allSettled(works);
   return await Promise.all(works);
-}
-
-/** The two ends of the link that the network's plugin has made. */
-function interfacesOf({ cniResult }: SandboxInfo): { link: string; mac: string } {
-  const all = Object.entries(cniResult?.Interfaces ?? {});
-  const mac = all.find(([name]) => name === "eth0")?.[1].Mac;
-  const link = all.find(([name, { Sandbox = "" }]) => Sandbox === "" && name.startsWith("veth"))?.[0];
-  if (mac === undefined || link === undefined)
-    throw new Error("the runtime does not say what its network plugin has made: containerd 2.0 or newer is needed");
-  return { link, mac };
 }
 
 /** Undefined when it is gone. @throws what the runtime says: then nothing is known */
@@ -164,23 +149,6 @@ async function firstRunning({ client }: Pick<CriContext, "client">, items: reado
   if (ready !== undefined) return ready;
   for (const item of items) if (await isRunning(client, item.id)) return item;
   return undefined;
-}
-
-/**
- * Whether a sandbox is there. containerd 2.2 says "not ready" also of one whose shim it could not ask while it started
- * (podsandbox/recover.go: StateUnknown), and says so from then on; what it is now, is in the information beside it.
- * @throws what the runtime says: then nothing is known
- */
-async function isRunning(client: CriContext["client"], podSandboxId: string, signal?: AbortSignal): Promise<boolean> {
-  try {
-    const asked = { podSandboxId, verbose: true };
-    const { status, info } = await client.runtime.podSandboxStatus(asked, client.within(QUICK_CALL_MS, signal));
-    if (status?.state === PodSandboxState.SANDBOX_READY) return true;
-    return (JSON.parse(info["info"] ?? "{}") as SandboxInfo).status === "running";
-  } catch (thrown) {
-    if (isNotFound(thrown)) return false;
-    throw thrown;
-  }
 }
 
 /** Removes every sandbox of the machine with its containers. */
@@ -244,6 +212,8 @@ class CriSandbox implements Sandbox {
   readonly #unwatch: () => void;
   /** Ends what is under way here. */
   readonly #closed = new AbortController();
+  /** From the first connection to its loopback on. */
+  #relay: Promise<LoopbackRelay> | undefined;
 
   constructor(context: CriContext, home: MachineHome, id: string, addresses: readonly string[]) {
     this.#context = context;
@@ -461,13 +431,22 @@ class CriSandbox implements Sandbox {
   }
 
   async dial(port: number, target: "address" | "loopback", signal: AbortSignal): Promise<Duplex> {
-    if (target === "loopback") {
-      const { client, clock } = this.#context;
-      const asked = { podSandboxId: this.#id, port: [port] };
-      const { url } = await client.runtime.portForward(asked, client.within(QUICK_CALL_MS, signal));
-      return await portStream(url, port, clock, signal);
-    }
-    return await dialTcp(this.addresses[0]!, port, signal);
+    if (target === "address") return await dialTcp(this.addresses[0]!, port, signal);
+    this.#relay ??= this.#makeRelay(signal);
+    // Another may be told.
+    this.#relay.catch(() => (this.#relay = undefined));
+    return await (await this.#relay).dial(port, signal);
+  }
+
+  async #makeRelay(signal: AbortSignal): Promise<LoopbackRelay> {
+    const { client, clock } = this.#context;
+    const asked = { podSandboxId: this.#id, verbose: true };
+    const { info } = await client.runtime.podSandboxStatus(asked, client.within(QUICK_CALL_MS, signal));
+    return new LoopbackRelay({
+      netns: networkNamespace(sandboxInfo(info)),
+      socketPath: this.#home.socketPath("relay"),
+      clock,
+    });
   }
 
   async stats(containers: readonly ContainerRef[]): Promise<SandboxStats> {
@@ -542,6 +521,10 @@ class CriSandbox implements Sandbox {
   async close(): Promise<void> {
     this.#unwatch();
     this.#closed.abort(new Error("the sandbox is closed"));
+    this.#relay?.then(
+      (relay) => relay.close(),
+      () => undefined,
+    );
   }
 
   /** Something may have become of it. */

@@ -1,15 +1,13 @@
 /**
- * Commands, attached sessions and ports by the runtime's streaming server: the URL that it gives for each, SPDY/3.1 and
- * the protocols of kubelet (remotecommand v4, port-forward).
+ * Commands and attached sessions by the runtime's streaming server: the URL that it gives for each, SPDY/3.1 and the
+ * kubelet's protocol (remotecommand v4). Ports are loopback-relay.ts.
  */
 import { request } from "node:http";
 import type { Socket } from "node:net";
-import type { Duplex } from "node:stream";
 import { finished } from "node:stream/promises";
 import {
   type Clock,
   onAbort,
-  pause,
   type ProcessStreams,
   ProviderError,
   SpdySession,
@@ -19,11 +17,8 @@ import {
 import { KILLED_EXIT } from "../../engine.ts";
 
 const REMOTE_COMMAND = "v4.channel.k8s.io";
-const PORT_FORWARD = "portforward.k8s.io";
 /** For the upgrade, and for the streams. */
 const OPEN_MS = 30_000;
-/** The runtime does not say when it has connected to a port, only when it could not: that it says within this time. */
-const REFUSAL_MS = 100;
 /** Between two looks at input that nobody may read any more. */
 const UNREAD_MS = 2_000;
 /** Of what the runtime says about the end of a command. */
@@ -38,7 +33,7 @@ interface EndStatus {
 }
 
 /** @param url of the runtime's streaming server, once @throws ProviderError unavailable */
-async function connect(url: string, protocol: string, clock: Clock, signal: AbortSignal): Promise<SpdySession> {
+async function connect(url: string, clock: Clock, signal: AbortSignal): Promise<SpdySession> {
   const { hostname, port, pathname, search, protocol: scheme } = new URL(url);
   const host = hostname.replace(/^\[|\]$/g, "");
   // A runtime that lies, or was told to listen to others, must not lead us, and what is typed, anywhere else.
@@ -54,7 +49,7 @@ async function connect(url: string, protocol: string, clock: Clock, signal: Abor
     port,
     path: pathname + search,
     method: "POST",
-    headers: { connection: "Upgrade", upgrade: "SPDY/3.1", "x-stream-protocol-version": protocol },
+    headers: { connection: "Upgrade", upgrade: "SPDY/3.1", "x-stream-protocol-version": REMOTE_COMMAND },
     signal: AbortSignal.any([signal, late.signal]),
   });
   try {
@@ -87,7 +82,7 @@ export async function commandStreams(
   options: StreamOptions,
   { clock, ended }: { clock: Clock; ended: () => Promise<{ exitCode: number }> },
 ): Promise<ProcessStreams> {
-  const session = await connect(url, REMOTE_COMMAND, clock, options.signal);
+  const session = await connect(url, clock, options.signal);
   const open = async (streamtype: string, wanted: boolean) => (wanted ? await session.open({ streamtype }) : null);
   let closedByUs = false;
   const close = () => {
@@ -186,31 +181,4 @@ function exitOf({ status, message = "", details }: EndStatus): { exitCode: numbe
   throw new ProviderError(isUnknown ? "invalid" : "unavailable", `cannot run the command: ${text.slice(0, 500)}`, {
     field: "command",
   });
-}
-
-/** A connection to a port of a sandbox, on its loopback interface. @throws Error what the runtime says */
-export async function portStream(url: string, port: number, clock: Clock, signal: AbortSignal): Promise<Duplex> {
-  const session = await connect(url, PORT_FORWARD, clock, signal);
-  const headers = { port: String(port), requestid: "0" };
-  try {
-    const error = await session.open({ ...headers, streamtype: "error" });
-    const data = await session.open({ ...headers, streamtype: "data" });
-    error.end();
-    const refused = readStatus(error).then((status) => {
-      if (status === undefined) return;
-      const isRefused = /connection refused/i.test(status.message ?? "");
-      const message = isRefused
-        ? `connect ECONNREFUSED localhost:${port}`
-        : (status.message ?? "the connection failed");
-      throw Object.assign(new Error(message), { code: isRefused ? "ECONNREFUSED" : "EIO" });
-    });
-    refused.catch((thrown: Error) => data.destroy(thrown));
-    await Promise.race([refused, pause(clock, REFUSAL_MS, signal)]);
-    signal.throwIfAborted();
-    data.once("close", () => session.destroy());
-    return data;
-  } catch (thrown) {
-    session.destroy();
-    throw thrown;
-  }
 }
