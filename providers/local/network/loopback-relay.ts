@@ -1,9 +1,9 @@
 /**
  * The host's side of relay-program.ts: port-forward to ports that listen on a machine's loopback alone.
  *
- * Engine `cri` has it too, in place of its runtime's port-forward: containerd passes the end of one half on to nobody, and
- * a second after it closes both (internal/cri/server/sandbox_portforward_linux.go), so that what was asked for by a client
- * that has said all is cut off, or never begun.
+ * Engine `cri` has it too, in place of its runtime's port-forward: containerd passes the end of one half on to nobody,
+ * and a second after it closes both (internal/cri/server/sandbox_portforward_linux.go), so that a client that has said
+ * all gets no answer, or half of one.
  */
 import { spawn, type ChildProcess } from "node:child_process";
 import { rm } from "node:fs/promises";

@@ -1,12 +1,13 @@
 /**
- * containerd's shims, beside containerd: who runs for it, and how their containers end, whatever becomes of it meanwhile.
+ * containerd's shims, beside containerd: who runs for it, and how their containers end, whatever becomes of it
+ * meanwhile.
  *
- * containerd 2.2 loses exit codes when it is killed. It takes a shim whose task has ended for one that was left over from
- * a start that failed, and has it delete the task, and its exit code with it (core/runtime/v2/shim_load.go: a shim without
- * pids "leaked"); and it deletes a task that has ended before it writes down how (internal/cri/server/events.go:
- * handleContainerExit). CRI then says 255, "Unknown"; or, when not even the start was written down, that the container is
- * yet to be started. So shims are asked before containerd starts, while it does, and about each container that runs, by
- * their own ttrpc service.
+ * containerd 2.2 loses exit codes when it is killed. It takes a shim whose task has ended for one that was left over
+ * from a start that failed, and has it delete the task, and its exit code with it (core/runtime/v2/shim_load.go: a
+ * shim without pids "leaked"); and it deletes a task that has ended before it writes down how
+ * (internal/cri/server/events.go: handleContainerExit). CRI then says 255, "Unknown"; or, when not even the start was
+ * written down, that the container is yet to be started. So shims are asked before containerd starts, while it does,
+ * and about each container that runs, by their own ttrpc service.
  */
 import { BinaryReader, BinaryWriter, WireType } from "@bufbuild/protobuf/wire";
 import { createHash } from "node:crypto";
@@ -65,8 +66,8 @@ export async function watchTaskExits(
 }
 
 /**
- * How a task ends, as its shim tells. Undefined when nobody knows: its shim has ended, or hangs; and for a task that was
- * not started: containerd may kill it, and start it later.
+ * How a task ends, as its shim tells. Undefined when nobody knows: its shim has ended, or hangs; and for a task that
+ * was not started: containerd may kill it, and start it later.
  * @param isRunning is called when it has to be waited for
  */
 export async function taskExit(
