@@ -5,7 +5,10 @@
 import type { Pod } from "../../kube/wire.ts";
 import { globMatches } from "../../util/glob.ts";
 
-/** Names one of the backend's sizes: what `instance_type` of the machine is to be. */
+/**
+ * Names one of the backend's sizes, or several in the order in which they are to be tried: what `instance_type` of the
+ * machine is to be.
+ */
 export const ANNOTATION_INSTANCE_TYPE = "vmlet.dev/instance-type";
 
 /** As the kubelet's `SysctlForbidden`: the node could, but may not for this pod. */
@@ -33,11 +36,23 @@ export function instanceTypeFault(pod: Pod, rules: readonly InstanceTypeRule[] |
   const wanted = pod.metadata?.annotations?.[ANNOTATION_INSTANCE_TYPE];
   if (wanted === undefined || rules === undefined) return undefined;
   const allowed = rules.filter((rule) => isAbout(rule, pod)).flatMap(({ allow }) => allow);
-  if (wanted.length <= LONGEST_NAME && allowed.some((pattern) => globMatches(pattern, wanted))) return undefined;
+  const isAllowed = (name: string) => allowed.some((pattern) => isWithin(name, pattern));
+  if (wanted.length <= LONGEST_NAME && wanted.split(",").every((name) => isAllowed(name.trim()))) return undefined;
   const told = [...new Set(allowed)].slice(0, QUOTED.patterns);
   const choice = told.length === 0 ? "" : `choose one of ${told.join(", ")}, `;
   const quoted = wanted.length <= QUOTED.value ? wanted : `${wanted.slice(0, QUOTED.value)}...`;
   return `metadata.annotations[${ANNOTATION_INSTANCE_TYPE}]: ${JSON.stringify(quoted)} is not allowed for this pod on this node; ${choice}leave the annotation out, or have a rule added to instanceTypes in the node's configuration`;
+}
+
+/**
+ * Whether all that the name stands for is among what the pattern allows. A backend may take the name for a glob: then
+ * it has to be the pattern itself, or begin with all of it that stands before its only `*`.
+ */
+function isWithin(name: string, pattern: string): boolean {
+  if (!/[*?[\\]/.test(name)) return globMatches(pattern, name);
+  if (name === pattern) return true;
+  const prefix = /^([^*?[\\]*)\*$/.exec(pattern)?.[1];
+  return prefix !== undefined && name.startsWith(prefix) && !name.includes("/");
 }
 
 function isAbout({ namespaces, podLabels }: InstanceTypeRule, { metadata }: Pod): boolean {

@@ -47,6 +47,17 @@ describe("instance types of a node", () => {
     expect(instanceTypeFault(podOf(type, namespace, labels), rules)).toBeDefined();
   });
 
+  test.each(["small, gpu-8", "gpu-*", "gpu-8*,small", "gpu-[0-9]"])("lets a pod have the list %s", (list) => {
+    expect(instanceTypeFault(podOf(list), rules)).toBeUndefined();
+  });
+
+  test.each(["small,huge", "*", "g*", "small*", "gpu?8", "[g]pu-8", "small,"])(
+    "refuses the list %s, of which a part could be something else",
+    (list) => {
+      expect(instanceTypeFault(podOf(list), rules)).toBeDefined();
+    },
+  );
+
   test("are any where no rules are configured, and none where the list is empty", () => {
     expect(instanceTypeFault(podOf("huge"), undefined)).toBeUndefined();
     expect(instanceTypeFault(podOf("huge"), [])).toBeDefined();
