@@ -48,13 +48,14 @@ import {
   type StreamOptions,
   toError,
   unseenMachine,
+  specIdentity,
 } from "../../src/provider/kit/index.ts";
 import type { Engine, HostProblem, Shims } from "./engine.ts";
 import { type EvictionOptions, HostCare, type ShutdownGrace } from "./host-care.ts";
 import { findTool } from "./host/command.ts";
 import { lockFile } from "./host/lock.ts";
 import { TornFiles } from "./host/torn-files.ts";
-import { type MachineRecord, recordOfLost, specHash, whatIsKnown } from "./machine/record.ts";
+import { type MachineRecord, recordOfLost, whatIsKnown } from "./machine/record.ts";
 import { patchedSpec, SecretBudget, secretBytes } from "./machine/secret-budget.ts";
 import { type KeptMachine, MachineStore } from "./machine/machine-store.ts";
 import { Supervisor, type SupervisorContext } from "./machine/supervisor.ts";
@@ -297,7 +298,7 @@ export class LocalProvider implements Provider {
       const existing = this.#supervisors.get(id);
       if (existing !== undefined) {
         if (existing.record.deleted) throw new ProviderError("gone", `machine ${id} is being deleted`);
-        if (existing.record.specHash !== specHash(spec))
+        if (existing.record.specHash !== specIdentity(spec))
           throw new ProviderError("conflict", `machine ${id} exists with another spec`);
         return existing.snapshot();
       }

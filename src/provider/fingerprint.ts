@@ -1,4 +1,5 @@
 import { createHash } from "node:crypto";
+import type { MachineSpec } from "./machine.ts";
 
 /**
  * The same text for two specifications that mean the same, in any order of their keys. A provider keeps it to tell a
@@ -6,6 +7,18 @@ import { createHash } from "node:crypto";
  */
 export function specFingerprint(spec: object): string {
   return createHash("sha256").update(canonicalJson(spec)).digest("base64url");
+}
+
+/**
+ * Identity of a spec for idempotent creation. Credentials and file contents are left out: a repeated create may carry
+ * newer tokens, and the caller sees from `file_versions` which files are in place.
+ */
+export function specIdentity(spec: MachineSpec): string {
+  const { registry_auth: _auth, registry_auth_version: _version, volumes, ...rest } = spec;
+  const shapes = volumes?.map((volume) =>
+    volume.type === "files" ? { name: volume.name, type: volume.type } : volume,
+  );
+  return specFingerprint({ ...rest, volumes: shapes });
 }
 
 function canonicalJson(value: unknown): string {

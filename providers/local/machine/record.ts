@@ -8,7 +8,7 @@ import {
   type MachineSpec,
   type NamedContainer,
   type RestartBackoff,
-  specFingerprint,
+  specIdentity,
 } from "../../../src/provider/kit/index.ts";
 import type { PreparedImage } from "../engine.ts";
 
@@ -66,18 +66,6 @@ export interface ContainerRecord {
   /** Back-off of a start that failed before there was an instance (image, config). */
   retry?: { at: number; ms: number };
   finishedAt?: number;
-}
-
-/**
- * Identity of a spec for idempotent creation. Credentials and file contents are left out: a repeated create may carry
- * newer tokens, and the caller sees from `file_versions` which files are in place.
- */
-export function specHash(spec: MachineSpec): string {
-  const { registry_auth: _auth, registry_auth_version: _version, volumes, ...rest } = spec;
-  const shapes = volumes?.map((volume) =>
-    volume.type === "files" ? { name: volume.name, type: volume.type } : volume,
-  );
-  return specFingerprint({ ...rest, volumes: shapes });
 }
 
 /**
@@ -159,7 +147,7 @@ export function newRecord(id: string, spec: MachineSpec, host: string, now: numb
       containers: containers.map((container) => newContainerState(container, spec)),
       ...(spec.registry_auth_version === undefined ? {} : { registry_auth_version: spec.registry_auth_version }),
     },
-    specHash: specHash(spec),
+    specHash: specIdentity(spec),
     restartPolicy: spec.restart_policy,
     sandbox: "none",
     initialized: false,

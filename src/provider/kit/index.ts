@@ -27,7 +27,7 @@ export {
 export { isProviderError, noSuchContainer, noSuchMachine, ProviderError, type ProviderErrorCode } from "../errors.ts";
 
 // What is asked of a specification, and whose a machine is.
-export { specFingerprint } from "../fingerprint.ts";
+export { specFingerprint, specIdentity } from "../fingerprint.ts";
 export { assertTellable, MACHINE_BYTES, MACHINE_GROUPS, MAX_GROUPS, patchExcess, specExcess } from "../limits.ts";
 export { clusterPrefix, formatOwner, LABEL_CLUSTER, LABEL_NODE, ownerLabels, tenantOf } from "../owner.ts";
 export { MAX_REGISTRY_KEY_LENGTH, registryHostMatches } from "../registry-hosts.ts";
@@ -83,6 +83,7 @@ export { bisect } from "../../util/bisect.ts";
 export { systemClock, type Clock } from "../../util/clock.ts";
 export { doubledMs } from "../../util/doubled.ts";
 export { toError, VmletError } from "../../util/errors.ts";
+export { globMatches } from "../../util/glob.ts";
 export { Once } from "../../util/once.ts";
 export { goArchitecture } from "../../util/platform.ts";
 export { Pulse } from "../../util/pulse.ts";
