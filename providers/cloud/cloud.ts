@@ -1,0 +1,111 @@
+/**
+ * What a VM cloud has to do for its VMs to be machines: two small things. It keeps VMs (`createVm`, `getVm`, `listVms`,
+ * `deleteVm`, `dial`), and it keeps entries: names with a few words behind each, written by compare-and-swap. All that
+ * is known of a machine stands in its entry, so an agent keeps nothing: it may be killed at any instant, and two of
+ * them do no harm. Where the cloud itself has no compare-and-swap, entries may lie in any store that has.
+ *
+ * What holds for every function:
+ * - It fails with a `ProviderError`. `not_found` is said only when the cloud itself says so, of this very name: it is
+ *   the only proof of absence. A host that cannot be seen, a time-out, a page that lags: `unavailable`.
+ * - It answers within 20 s; after that its signal aborts, and the answer is taken for unknown, whatever was done.
+ * - Any call may be repeated, and may arrive late: after its caller has given up, or died.
+ * - What it reads by name (`getVm`, `entries.get`) is true at some time after it was asked. Lists may lag and lack
+ *   some.
+ */
+import type { Duplex } from "node:stream";
+import type { CallOptions, ResourceAmounts } from "../../src/provider/kit/index.ts";
+
+/** A size of VM that the cloud sells. */
+export interface InstanceType {
+  readonly name: string;
+  /** What a pod may ask for on it: without what the guest itself takes. */
+  readonly resources: ResourceAmounts;
+  /** By the hour, in whichever currency, the same for all. Absent: 0. */
+  readonly price?: number | undefined;
+  /** Where it is to be had; in several zones it is several types of one name. */
+  readonly zone?: string | undefined;
+  /** The cloud may take it back. */
+  readonly spot?: boolean | undefined;
+}
+
+export interface VmRequest {
+  /** Lower-case letters, digits and hyphens, at most 40. Made up by chance, and never used for another VM. */
+  readonly name: string;
+  /** One of the cloud's own, by name and zone. */
+  readonly type: InstanceType;
+  /** To be shown by `getVm` and `listVms` as they are, from the first moment to the last. Few and short. */
+  readonly labels: Readonly<Record<string, string>>;
+}
+
+/**
+ * `booting`: it is being made or starts; nothing is wrong yet. `running`: its guest can be dialled, or soon. `stopped`:
+ * it is there, and nothing runs in it. `deleting`: something may still run in it.
+ */
+export type VmState = "booting" | "running" | "stopped" | "deleting";
+
+export interface Vm {
+  readonly name: string;
+  readonly labels: Readonly<Record<string, string>>;
+  readonly state: VmState;
+  /** False: the cloud does not see the VM's host just now. The rest is then what was last known of it. */
+  readonly isSeen: boolean;
+  readonly type?: string | undefined;
+  readonly zone?: string | undefined;
+  readonly host?: string | undefined;
+  /** On a network that the cluster's other nodes reach: the pod's. Empty: the guest's own word is taken. */
+  readonly addresses: readonly string[];
+}
+
+/** A name with words behind it. */
+export interface Entry {
+  readonly name: string;
+  /** At most 32, together at most 16 KiB. */
+  readonly words: Readonly<Record<string, string>>;
+  /** Another with every change. Opaque. */
+  readonly version: string;
+}
+
+/** Where it is written down which VM is which machine. */
+export interface EntryStore {
+  /** @throws ProviderError not_found when there certainly is none */
+  get(name: string, options: CallOptions): Promise<Entry>;
+  /** Those that have this word with this value. May lag. */
+  list(word: readonly [key: string, value: string], options: CallOptions): Promise<Entry[]>;
+  /**
+   * Of several that create one name at the same time, one succeeds.
+   * @throws ProviderError conflict when the name is taken. What any other failure has done is not known.
+   */
+  create(name: string, words: Entry["words"], options: CallOptions): Promise<Entry>;
+  /**
+   * Replaces all words, if the entry is still that of `version`.
+   * @throws ProviderError conflict when it is another by now; not_found when there is none
+   */
+  swap(name: string, words: Entry["words"], version: string, options: CallOptions): Promise<Entry>;
+  /** Frees the name, on the condition of `swap`. @throws ProviderError conflict, not_found */
+  remove(name: string, version: string, options: CallOptions): Promise<void>;
+}
+
+export interface VmCloud {
+  readonly name: string;
+  readonly entries: EntryStore;
+  /**
+   * Resolves when the cloud has taken the order; the VM need not run yet. Its guest runs nothing until it is told to.
+   * @throws ProviderError conflict when the name is taken; quota when there is no room for this type now; invalid when
+   *   it can never be had
+   */
+  createVm(request: VmRequest, options: CallOptions): Promise<void>;
+  /** @throws ProviderError not_found when there certainly is none */
+  getVm(name: string, options: CallOptions): Promise<Vm>;
+  /** Those that carry this label. May lag. */
+  listVms(label: readonly [key: string, value: string], options: CallOptions): Promise<Vm[]>;
+  /**
+   * Ends and removes it, at once. Resolves when that is under way; a caller that must know asks `getVm` until it is
+   * gone. Succeeds for one that is not there.
+   */
+  deleteVm(name: string, options: CallOptions): Promise<void>;
+  /** A byte stream to what this VM's guest serves, and to no other VM of the same name: its labels tell. */
+  dial(vm: Vm, options: CallOptions): Promise<Duplex>;
+  /** The sizes that can be had now. Absent: those of the configuration. */
+  types?(options: CallOptions): Promise<InstanceType[]>;
+  close(): Promise<void>;
+}

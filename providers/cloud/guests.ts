@@ -1,0 +1,58 @@
+/** The guests of VMs: a Machine API for each, and what each last said of its machine. */
+import type { ContainerState, Machine, Provider } from "../../src/provider/kit/index.ts";
+import type { Vm } from "./cloud.ts";
+
+/** Reaches the guest of this very VM. Cheap: nothing is dialled before a call. */
+export type OpenGuest = (vm: Vm) => Provider;
+
+export class Guests {
+  readonly #open: OpenGuest;
+  /** By the VM's name; the key tells VMs of one name apart. */
+  readonly #open_ = new Map<string, { key: string; guest: Provider }>();
+  /** By the machine's id. */
+  readonly #last = new Map<string, Machine>();
+
+  constructor(open: OpenGuest) {
+    this.#open = open;
+  }
+
+  of(vm: Vm): Provider {
+    const key = JSON.stringify([vm.labels, vm.addresses]);
+    const known = this.#open_.get(vm.name);
+    if (known?.key === key) return known.guest;
+    void known?.guest.close().catch(() => undefined);
+    const guest = this.#open(vm);
+    this.#open_.set(vm.name, { key, guest });
+    return guest;
+  }
+
+  /** The VM is no more. */
+  forget(vm: string): void {
+    const known = this.#open_.get(vm);
+    this.#open_.delete(vm);
+    void known?.guest.close().catch(() => undefined);
+  }
+
+  heard(machine: Machine): void {
+    this.#last.set(machine.id, machine);
+  }
+
+  machineOf(id: string): Machine | undefined {
+    return this.#last.get(id);
+  }
+
+  lastOf(id: string): readonly ContainerState[] | undefined {
+    return this.#last.get(id)?.containers;
+  }
+
+  /** Nothing more is to be heard of it. */
+  drop(id: string): void {
+    this.#last.delete(id);
+  }
+
+  async close(): Promise<void> {
+    const open = [...this.#open_.values()];
+    this.#open_.clear();
+    await Promise.allSettled(open.map(({ guest }) => guest.close()));
+  }
+}

@@ -1,0 +1,447 @@
+/**
+ * One machine of a cloud, brought to where it should be and looked at on the way. Every function may be called at any
+ * time, by several agents at once, and interrupted anywhere: it reads what stands in the machine's entry, does the next
+ * step, and goes on from what it finds then. What a call that failed has done is never guessed but read.
+ */
+import {
+  type CallOptions,
+  type Clock,
+  type ContainerState,
+  isOver,
+  isProviderError,
+  type Logger,
+  type Machine,
+  type MachineSpec,
+  ProviderError,
+  type Random,
+  specIdentity,
+} from "../../src/provider/kit/index.ts";
+import type { InstanceType, Vm } from "./cloud.ts";
+import type { CloudCalls } from "./cloud-calls.ts";
+import type { Guests } from "./guests.ts";
+import { fittingTypes, type Quarantine } from "./instance-types.ts";
+import { endedMachine, type MachineEnd, type MachineRecord, newRecord, type Phase } from "./record.ts";
+import type { Views } from "./views.ts";
+
+interface MachineWorkOptions {
+  readonly cloud: CloudCalls;
+  readonly guests: Guests;
+  readonly types: (options: CallOptions) => Promise<readonly InstanceType[]>;
+  readonly views: Views;
+  readonly quarantine: Quarantine;
+  readonly scope: string;
+  /** How long a VM may take until its guest answers. */
+  readonly bootMs: number;
+  readonly clock: Clock;
+  readonly random: Random;
+  readonly logger: Logger;
+}
+
+/** What is known of a machine now: itself, or that there is none, said by the cloud or its guest. */
+export type Sight = { machine: Machine; record: MachineRecord } | "absent";
+
+/** Of VMs that never come up, so many are tried. */
+const MOST_VMS = 3;
+/** More turns than a machine has phases: somebody else changes the entry all the time. */
+const MOST_TURNS = 20;
+
+export class MachineWork {
+  readonly #options: MachineWorkOptions;
+  /** Monotonic time at which a VM was first seen to be on its way. */
+  readonly #bootingSince = new Map<string, number>();
+  readonly #views: Views;
+
+  constructor(options: MachineWorkOptions) {
+    this.#options = options;
+    this.#views = options.views;
+  }
+
+  // ------------------------------------------------------------------------------------------------------------ look
+
+  /**
+   * Looks at the machine, and takes the steps that need nobody's order. With `spec`, it is made and told as well.
+   * @throws ProviderError unavailable when nothing is known
+   */
+  async look(id: string, spec: MachineSpec | undefined, options: CallOptions): Promise<Sight> {
+    for (let turn = 0; turn < MOST_TURNS; turn++) {
+      const record = await this.#options.cloud.record(id, options);
+      if (record === undefined) return "absent";
+      const sight = await this.#lookAt(record, spec, options);
+      if (sight !== "again") return sight;
+    }
+    throw new ProviderError("unavailable", `the entry of machine ${id} changes all the time`);
+  }
+
+  /** @returns "again" when the record is another by now */
+  async #lookAt(record: MachineRecord, spec: MachineSpec | undefined, options: CallOptions): Promise<Sight | "again"> {
+    switch (record.phase) {
+      case "made":
+      case "told":
+        return await this.#lookAtLive(record, spec, options);
+      case "ending":
+      case "burying": {
+        const next = record.phase === "ending" ? "over" : "buried";
+        if (!(await this.#isVmGone(record, options))) return seen(record);
+        const at = this.#at();
+        const end = record.end && { ...record.end, containers: record.end.containers.map((c) => ended(c, at)) };
+        const buriedAt = next === "buried" ? at : undefined;
+        await this.#options.cloud.advance(record, { phase: next, end, buriedAt }, options);
+        return "again";
+      }
+      case "over":
+      case "buried":
+        return seen(record);
+    }
+  }
+
+  async #lookAtLive(
+    record: MachineRecord,
+    spec: MachineSpec | undefined,
+    options: CallOptions,
+  ): Promise<Sight | "again"> {
+    const vm = await this.#options.cloud.vm(record.vm!, options);
+    if (vm === undefined) {
+      // Something may have run in it, and runs no more: never made again, for what has run once must not run twice.
+      if (record.phase === "told")
+        return await this.#give(record, failed("VmLost", "the VM of this machine is gone", this.#at()), options);
+      if (spec === undefined) return "absent";
+      return await this.#makeVm(record, spec, options);
+    }
+    if (record.phase === "made") return await this.#lookAtMade(record, vm, spec, options);
+    if (!vm.isSeen) return this.#unseen(record, vm);
+    if (vm.state === "stopped" || vm.state === "deleting") return await this.#fallen(record, vm, options);
+    let machine: Machine;
+    try {
+      machine = await this.#options.guests.of(vm).getPod(record.id, options);
+    } catch (thrown) {
+      if (!isProviderError(thrown, "not_found")) throw unknown(record, thrown);
+      // Told, and it never arrived: it may still.
+      if (spec === undefined) return "absent";
+      machine = await this.#put(record, spec, vm, options);
+    }
+    this.#options.guests.heard(machine);
+    // Somebody wanted it gone, and let it have its grace.
+    if (machine.state === "deleted") return await this.#bury(record, machine.containers, options);
+    return { machine: this.#views.told(record, vm, machine), record };
+  }
+
+  /** No guest was told of it: without its specification there is none. */
+  async #lookAtMade(
+    record: MachineRecord,
+    vm: Vm,
+    spec: MachineSpec | undefined,
+    options: CallOptions,
+  ): Promise<Sight | "again"> {
+    if (spec === undefined) return "absent";
+    if (vm.isSeen && (vm.state === "stopped" || vm.state === "deleting"))
+      return await this.#fallen(record, vm, options);
+    if (vm.isSeen && vm.state === "running" && (await this.#answers(vm, options)))
+      return await this.#tell(record, options);
+    return await this.#awaitBoot(record, vm, spec, options);
+  }
+
+  /** Once more the same, if somebody else was faster. */
+  async #put(record: MachineRecord, spec: MachineSpec, vm: Vm, options: CallOptions): Promise<Machine> {
+    // Sizes are the cloud's, not the guest's.
+    const { instance_type: _size, ...told } = spec;
+    const guest = this.#options.guests.of(vm);
+    try {
+      return await guest.createPod(record.id, told, options);
+    } catch (thrown) {
+      if (!isProviderError(thrown, "conflict")) throw thrown;
+      return await guest.getPod(record.id, options);
+    }
+  }
+
+  // ------------------------------------------------------------------------------------------------------------ make
+
+  /**
+   * Has the machine made, as far as that goes at once.
+   * @throws ProviderError conflict, gone, quota, invalid, unavailable
+   */
+  async create(id: string, spec: MachineSpec, options: CallOptions): Promise<Sight> {
+    const record = (await this.#options.cloud.record(id, options)) ?? (await this.#write(id, spec, options));
+    if (record.phase === "burying" || record.phase === "buried")
+      throw new ProviderError("gone", `machine ${id} was deleted`);
+    if (record.identity !== specIdentity(spec))
+      throw new ProviderError("conflict", `machine ${id} exists with another specification`);
+    return await this.look(id, spec, options);
+  }
+
+  async #write(id: string, spec: MachineSpec, options: CallOptions): Promise<MachineRecord> {
+    const type = this.#firstFree(fittingTypes(spec, await this.#options.types(options)));
+    const about = { identity: specIdentity(spec), vm: this.#newName(), type, at: this.#at() };
+    return await this.#options.cloud.write(id, newRecord(spec, about), options);
+  }
+
+  /** @throws ProviderError quota when all of them are in quarantine */
+  #firstFree(types: readonly InstanceType[]): InstanceType {
+    const { quarantine } = this.#options;
+    const free = types.find((type) => !quarantine.has(type));
+    if (free !== undefined) return free;
+    throw new ProviderError(
+      "quota",
+      `the cloud has no room for any of ${[...new Set(types.map(({ name }) => name))].join(", ")}`,
+      { retryAfterMs: Math.min(...types.map((type) => quarantine.leftMs(type))) },
+    );
+  }
+
+  async #makeVm(record: MachineRecord, spec: MachineSpec, options: CallOptions): Promise<Sight | "again"> {
+    const { cloud, quarantine, types, logger, scope } = this.#options;
+    const fitting = fittingTypes(spec, await types(options));
+    const type = fitting.find(({ name, zone }) => name === record.type && zone === record.zone);
+    if (type === undefined || quarantine.has(type)) {
+      // The name goes with the type: an order that is still under way makes none of another size.
+      const { name, zone } = this.#firstFree(fitting);
+      const change = { vm: this.#newName(), type: name, zone, attempt: record.attempt + 1 };
+      await cloud.advance(record, change, options);
+      this.#views.notice(record.id, "InstanceTypeSoldOut", `no room for ${record.type}; ${name} is taken instead`);
+      return "again";
+    }
+    const labels = {
+      [SCOPE_LABEL]: scope,
+      [MACHINE_LABEL]: record.id,
+      [BIRTH_LABEL]: this.#newName(),
+    };
+    try {
+      await cloud.createVm({ name: record.vm!, type, labels }, options);
+    } catch (thrown) {
+      if (isProviderError(thrown, "quota")) {
+        logger.warn({ type: type.name, zone: type.zone, err: thrown }, "The cloud has no room for an instance type");
+        quarantine.add(type);
+        return "again";
+      }
+      // Taken: by another agent's order, or by one of ours whose answer was lost.
+      if (!isProviderError(thrown, "conflict")) throw thrown;
+    }
+    const vm = await cloud.vm(record.vm!, options);
+    if (vm === undefined) return { machine: this.#views.making(record, spec), record };
+    return await this.#lookAtMade(record, vm, spec, options);
+  }
+
+  /** The guest was not told yet: it may come up. */
+  async #awaitBoot(record: MachineRecord, vm: Vm, spec: MachineSpec, options: CallOptions): Promise<Sight | "again"> {
+    const { clock, bootMs } = this.#options;
+    const since = this.#bootingSince.get(vm.name);
+    if (since === undefined) this.#bootingSince.set(vm.name, clock.monotonic());
+    else if (clock.monotonic() - since > bootMs) return await this.#fallen(record, vm, options);
+    return { machine: this.#views.making(record, spec, vm), record };
+  }
+
+  /** True when its guest answers anything. */
+  async #answers(vm: Vm, options: CallOptions): Promise<boolean> {
+    try {
+      await this.#options.guests.of(vm).getInfo(options);
+      return true;
+    } catch (thrown) {
+      if (options.signal.aborted) throw thrown;
+      return false;
+    }
+  }
+
+  /** From here on something may run. */
+  async #tell(record: MachineRecord, options: CallOptions): Promise<"again"> {
+    this.#bootingSince.delete(record.vm!);
+    await this.#options.cloud.advance(record, { phase: "told" }, options);
+    return "again";
+  }
+
+  // ------------------------------------------------------------------------------------------------------------- end
+
+  /** The VM does not run, or never came up. */
+  async #fallen(record: MachineRecord, vm: Vm, options: CallOptions): Promise<Sight | "again"> {
+    if (record.phase === "told")
+      return await this.#give(
+        record,
+        failed("VmStopped", "the VM of this machine stopped", this.#at(), this.#options.guests.lastOf(record.id)),
+        options,
+      );
+    this.#bootingSince.delete(vm.name);
+    if (record.misses + 1 >= MOST_VMS)
+      return await this.#give(
+        record,
+        failed("VmNeverReady", `of ${MOST_VMS} VMs none had a guest that answers`, this.#at()),
+        options,
+      );
+    // The collector takes the old one: no entry names it any more.
+    const { attempt, misses } = record;
+    const change = { vm: this.#newName(), attempt: attempt + 1, misses: misses + 1 };
+    await this.#options.cloud.advance(record, change, options);
+    this.#views.notice(record.id, "VmNeverReady", `VM ${vm.name} did not come up; another takes its place`);
+    return "again";
+  }
+
+  #give(record: MachineRecord, end: MachineEnd, options: CallOptions): Promise<"again"> {
+    return this.#advance(record, "ending", end, options);
+  }
+
+  async #bury(
+    record: MachineRecord,
+    containers: readonly ContainerState[] | undefined,
+    options: CallOptions,
+  ): Promise<"again"> {
+    const end = record.end ?? { state: "stopped", at: this.#at(), containers: containers ?? [] };
+    return await this.#advance(record, "burying", end, options);
+  }
+
+  async #advance(record: MachineRecord, phase: Phase, end: MachineEnd, options: CallOptions): Promise<"again"> {
+    await this.#options.cloud.advance(record, { phase, end }, options);
+    return "again";
+  }
+
+  /** Nothing that was said of a VM before counts: it goes, and is seen to be gone. */
+  async #isVmGone({ vm }: MachineRecord, options: CallOptions): Promise<boolean> {
+    if (vm === undefined) return true;
+    const { cloud, guests } = this.#options;
+    if ((await cloud.vm(vm, options)) === undefined) return true;
+    await cloud.deleteVm(vm, options);
+    guests.forget(vm);
+    return (await cloud.vm(vm, options)) === undefined;
+  }
+
+  /** @throws ProviderError not_found, unavailable */
+  async stop(id: string, graceSeconds: number, options: CallOptions): Promise<Sight> {
+    for (let turn = 0; turn < MOST_TURNS; turn++) {
+      const record = await this.#options.cloud.record(id, options);
+      if (record === undefined) return "absent";
+      if (record.phase !== "made" && record.phase !== "told") return await this.look(id, undefined, options);
+      if (record.phase === "told") {
+        const vm = await this.#options.cloud.vm(record.vm!, options);
+        if (vm !== undefined && !vm.isSeen) throw unknown(record);
+        if (vm === undefined || vm.state === "stopped") return await this.look(id, undefined, options);
+        try {
+          await this.#options.guests.of(vm).stopPod(id, { ...options, graceSeconds });
+          return await this.look(id, undefined, options);
+        } catch (thrown) {
+          if (!isProviderError(thrown, "not_found")) throw unknown(record, thrown);
+        }
+      }
+      // Its guest knows of nothing; what is under way to it finds no VM.
+      await this.#give(record, { state: "stopped", at: this.#at(), containers: [] }, options);
+    }
+    throw new ProviderError("unavailable", `the entry of machine ${id} changes all the time`);
+  }
+
+  /** @throws ProviderError unavailable */
+  async delete(id: string, force: boolean, options: CallOptions): Promise<void> {
+    for (let turn = 0; turn < MOST_TURNS; turn++) {
+      const record = await this.#options.cloud.record(id, options);
+      switch (record?.phase) {
+        case undefined: {
+          const at = this.#at();
+          const tombstone = {
+            phase: "buried",
+            labels: {},
+            createdAt: at,
+            buriedAt: at,
+            attempt: 0,
+            misses: 0,
+          } as const;
+          await this.#options.cloud.write(id, tombstone, options);
+          break;
+        }
+        case "buried":
+          return;
+        case "burying":
+          await this.#begin(record, options);
+          return;
+        case "made":
+        case "ending":
+        case "over":
+          await this.#bury(record, record.end?.containers, options);
+          break;
+        case "told":
+          if ((await this.#buryTold(record, force, options)) === "stopping") return;
+      }
+    }
+    throw new ProviderError("unavailable", `the entry of machine ${id} changes all the time`);
+  }
+
+  /** What is under way is certain to happen, whatever the cloud says just now. */
+  async #begin({ id }: MachineRecord, options: CallOptions): Promise<void> {
+    try {
+      await this.look(id, undefined, options);
+    } catch (thrown) {
+      if (options.signal.aborted) throw thrown;
+      this.#options.logger.debug({ machine: id, err: thrown }, "A deletion goes on later");
+    }
+  }
+
+  /** @returns "stopping" when its guest gives it its grace first */
+  async #buryTold(record: MachineRecord, force: boolean, options: CallOptions): Promise<"again" | "stopping"> {
+    const { cloud, guests } = this.#options;
+    const { id } = record;
+    const vm = await cloud.vm(record.vm!, options);
+    if (vm === undefined) return await this.#bury(record, guests.lastOf(id), options);
+    let machine: Machine | undefined;
+    try {
+      if (!vm.isSeen) throw unknown(record);
+      machine = await guests.of(vm).getPod(id, options);
+    } catch (thrown) {
+      if (options.signal.aborted) throw thrown;
+      if (!force && !isProviderError(thrown, "not_found")) throw unknown(record, thrown);
+    }
+    if (force || machine === undefined || isOver(machine))
+      return await this.#bury(record, machine?.containers ?? guests.lastOf(id), options);
+    await guests.of(vm).deletePod(id, { ...options, force: false });
+    return "stopping";
+  }
+
+  // ----------------------------------------------------------------------------------------------------------- others
+
+  #unseen(record: MachineRecord, vm: Vm): Sight {
+    const last = this.#options.guests.machineOf(record.id);
+    if (last === undefined) throw unknown(record);
+    return { machine: { ...this.#views.told(record, vm, last), reachability: "unknown" }, record };
+  }
+
+  #at(): string {
+    return new Date(this.#options.clock.now()).toISOString();
+  }
+
+  /** Never given twice. */
+  #newName(): string {
+    let digits = "";
+    while (digits.length < 20) digits += Math.floor(this.#options.random() * 36).toString(36);
+    return `vmlet-${digits}`;
+  }
+}
+
+/** Labels of VMs. The birth is another for each order: what is meant for one VM reaches no other of its name. */
+export const SCOPE_LABEL = "vmlet-scope";
+export const MACHINE_LABEL = "vmlet-machine";
+const BIRTH_LABEL = "vmlet-birth";
+
+const seen = (record: MachineRecord): Sight => ({ machine: endedMachine(record), record });
+
+function unknown({ id, phase }: MachineRecord, cause?: unknown): ProviderError {
+  const what = cause instanceof Error ? `: ${cause.message}` : "";
+  return new ProviderError("unavailable", `the guest of machine ${id} (${phase}) cannot be asked${what}`, { cause });
+}
+
+const failed = (
+  reason: string,
+  message: string,
+  at: string,
+  containers: readonly ContainerState[] = [],
+): MachineEnd => ({ state: "failed", at, reason, message, containers });
+
+/** Nothing of it runs any more, and nobody saw how it ended. */
+function ended(container: ContainerState, at: string): ContainerState {
+  if (container.state !== "running") return container;
+  const { id, started_at } = container;
+  return {
+    ...container,
+    state: "terminated",
+    ready: false,
+    started: false,
+    terminated: {
+      exit_code: 137,
+      reason: "ContainerStatusUnknown",
+      message: "The container could not be located when its VM went",
+      finished_at: at,
+      ...(started_at !== undefined && { started_at }),
+      ...(id !== undefined && { id }),
+    },
+  };
+}

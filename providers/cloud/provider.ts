@@ -1,0 +1,430 @@
+/**
+ * Machines as VMs of a cloud (`cloud.ts`). Each has a VM of its own, whose guest serves the Machine API for this one
+ * machine; what stands between the two is written in the machine's entry (`record.ts`), so this process keeps nothing
+ * that another could not find again. Until its guest was told of it, a machine is there only for who has its
+ * specification; for all others it is absent, and made by the next `createPod`.
+ */
+import type { Duplex } from "node:stream";
+import {
+  assertCapable,
+  type CallOptions,
+  type Capability,
+  type Clock,
+  CONTAINER_CAPABILITIES,
+  isSubset,
+  isProviderError,
+  type LogLine,
+  type Logger,
+  type LogOptions,
+  type Machine,
+  type MachineEvent,
+  MachineEvents,
+  type MachineList,
+  type MachinePatch,
+  type MachineSpec,
+  type MachineStats,
+  noSuchMachine,
+  pause,
+  type ProcessStreams,
+  type Provider,
+  ProviderError,
+  type ProviderInfo,
+  type Random,
+  requiredCapabilities,
+  silentLogger,
+  type StreamOptions,
+  SUPERVISION_CAPABILITIES,
+  systemClock,
+  systemRandom,
+  type UnknownMachine,
+} from "../../src/provider/kit/index.ts";
+import { CloudCalls } from "./cloud-calls.ts";
+import type { InstanceType, VmCloud } from "./cloud.ts";
+import { Collector } from "./collector.ts";
+import { Guests, type OpenGuest } from "./guests.ts";
+import { Quarantine } from "./instance-types.ts";
+import { MachineWork, type Sight } from "./machine-work.ts";
+import type { MachineRecord } from "./record.ts";
+import { Views } from "./views.ts";
+
+export interface CloudProviderOptions {
+  readonly cloud: VmCloud;
+  readonly openGuest: OpenGuest;
+  /** Agents that share the cloud and this name share its machines, and clean up behind each other. */
+  readonly scope: string;
+  /** Where the cloud tells no sizes by itself. */
+  readonly types?: readonly InstanceType[] | undefined;
+  readonly name?: string | undefined;
+  readonly version?: string | undefined;
+  /** What guests can do. Default: what every engine can. */
+  readonly capabilities?: readonly Capability[] | undefined;
+  /** Between two looks at machines that are being made, at all machines, and for what nobody needs. */
+  readonly makeEveryMs?: number | undefined;
+  readonly lookEveryMs?: number | undefined;
+  readonly collectEveryMs?: number | undefined;
+  readonly bootMs?: number | undefined;
+  readonly tombstoneMs?: number | undefined;
+  readonly clock?: Clock | undefined;
+  readonly random?: Random | undefined;
+  readonly logger?: Logger | undefined;
+}
+
+/** What this process knows of a machine. */
+interface Known {
+  /** What it was asked to make; gone as soon as its guest has it. */
+  spec?: MachineSpec | undefined;
+  /** What it last told. */
+  told?: Machine | undefined;
+}
+
+const EVENTS_KEPT = 10_000;
+/** Machines that are looked at at the same time. */
+const ABREAST = 16;
+const MINUTE_MS = 60_000;
+
+/**
+ * Each call may be made by several agents at once.
+ * @internal
+ */
+export class CloudProvider implements Provider {
+  readonly name: string;
+  readonly #options: CloudProviderOptions;
+  readonly #clock: Clock;
+  readonly #logger: Logger;
+  readonly #cloud: CloudCalls;
+  readonly #guests: Guests;
+  readonly #work: MachineWork;
+  readonly #views: Views;
+  readonly #collector: Collector;
+  readonly #known = new Map<string, Known>();
+  readonly #events: MachineEvents;
+  readonly #stop = new AbortController();
+  #revision: number;
+  #watchers = 0;
+  #isRunning = false;
+
+  constructor(options: CloudProviderOptions) {
+    const { cloud, scope, clock = systemClock, random = systemRandom, logger = silentLogger } = options;
+    const { bootMs = 10 * MINUTE_MS, tombstoneMs = 60 * MINUTE_MS } = options;
+    this.name = options.name ?? cloud.name;
+    this.#options = options;
+    this.#clock = clock;
+    this.#logger = logger;
+    // Above those of an earlier process, so that none of these is taken for one of those.
+    this.#revision = clock.now() * 1000;
+    this.#events = new MachineEvents({ limit: EVENTS_KEPT, revision: this.#revision });
+    this.#cloud = new CloudCalls({ cloud, scope, clock });
+    this.#guests = new Guests(options.openGuest);
+    const types = async (call: CallOptions) => (await cloud.types?.(call)) ?? options.types ?? [];
+    this.#views = new Views(clock);
+    this.#work = new MachineWork({
+      views: this.#views,
+      cloud: this.#cloud,
+      guests: this.#guests,
+      types,
+      quarantine: new Quarantine(clock),
+      scope,
+      bootMs,
+      clock,
+      random,
+      logger,
+    });
+    this.#collector = new Collector({
+      cloud: this.#cloud,
+      work: this.#work,
+      scope,
+      isWanted: (id) => this.#known.get(id)?.spec !== undefined,
+      idleMs: 2 * bootMs,
+      tombstoneMs,
+      clock,
+      logger,
+    });
+  }
+
+  getInfo(): Promise<ProviderInfo> {
+    const { version = "0" } = this.#options;
+    return Promise.resolve({ name: this.name, version, capabilities: this.#capabilities });
+  }
+
+  get #capabilities(): readonly Capability[] {
+    const { capabilities = [...SUPERVISION_CAPABILITIES, ...CONTAINER_CAPABILITIES] } = this.#options;
+    const all = new Set<Capability>([...capabilities, "events", "instance_types"]);
+    // A guest's is that of one VM.
+    all.delete("capacity");
+    return [...all];
+  }
+
+  // --------------------------------------------------------------------------------------------------------- machines
+
+  async createPod(id: string, spec: MachineSpec, options: CallOptions): Promise<Machine> {
+    this.#run();
+    assertCapable(requiredCapabilities(spec), this.#capabilities);
+    const known = this.#knownOf(id);
+    const before = known.spec;
+    known.spec ??= spec;
+    try {
+      return this.#present(id, await this.#work.create(id, spec, options));
+    } catch (thrown) {
+      // What has gone wrong in a way that may pass is gone on with.
+      if (before === undefined && !isProviderError(thrown, "unavailable")) known.spec = undefined;
+      throw thrown;
+    }
+  }
+
+  async getPod(id: string, options: CallOptions): Promise<Machine> {
+    this.#run();
+    return this.#present(id, await this.#look(id, options));
+  }
+
+  async stopPod(
+    id: string,
+    { signal, graceSeconds }: CallOptions & { graceSeconds: number },
+  ): Promise<Machine | undefined> {
+    return this.#present(id, await this.#work.stop(id, graceSeconds, { signal }));
+  }
+
+  async deletePod(id: string, { signal, force }: CallOptions & { force: boolean }): Promise<void> {
+    this.#run();
+    await this.#work.delete(id, force, { signal });
+    const known = this.#known.get(id);
+    if (known !== undefined) known.spec = undefined;
+    // It is on its way, whatever this look has to say.
+    await this.#lookQuietly(id, signal);
+  }
+
+  async getPods({
+    labels,
+    includeDeleted = false,
+    signal,
+  }: CallOptions & { labels: Record<string, string>; includeDeleted?: boolean | undefined }): Promise<MachineList> {
+    this.#run();
+    const records = await this.#cloud.records({ signal });
+    const unknown = new Map<string, UnknownMachine>();
+    const ids = this.#idsOf(records, labels);
+    await this.#abreast(ids, async (id) => {
+      try {
+        this.#take(id, await this.#look(id, { signal }));
+      } catch (thrown) {
+        signal.throwIfAborted();
+        unknown.set(id, { id, reason: thrown instanceof Error ? thrown.message : String(thrown) });
+      }
+    });
+    // As they are known now, so that what changes from here on is an event after this revision.
+    const items = ids.flatMap((id) => {
+      const machine = unknown.has(id) ? undefined : this.#known.get(id)?.told;
+      return machine !== undefined && isSubset(labels, machine.labels) ? [machine] : [];
+    });
+    this.#prune(records);
+    return {
+      items: items.filter(({ state }) => includeDeleted || state !== "deleted"),
+      revision: this.#events.revision,
+      ...(unknown.size > 0 && { unknown: [...unknown.values()] }),
+    };
+  }
+
+  /** Those that a list, which may lag, and this process know of. */
+  #idsOf(records: readonly MachineRecord[], labels: Readonly<Record<string, string>>): string[] {
+    const ids = new Set(records.filter((record) => isSubset(labels, record.labels)).map(({ id }) => id));
+    for (const [id, { told }] of this.#known) if (told !== undefined && isSubset(labels, told.labels)) ids.add(id);
+    return [...ids];
+  }
+
+  /** What is gone from the cloud, and nobody makes, is forgotten. */
+  #prune(records: readonly MachineRecord[]): void {
+    const listed = new Set(records.map(({ id }) => id));
+    for (const [id, { spec, told }] of this.#known) {
+      if (listed.has(id) || spec !== undefined || (told !== undefined && told.state !== "deleted")) continue;
+      this.#known.delete(id);
+      this.#guests.drop(id);
+      this.#views.forget(id);
+    }
+  }
+
+  async *watchPods(
+    since: number,
+    { signal, labels }: CallOptions & { labels: Record<string, string> },
+  ): AsyncGenerator<MachineEvent> {
+    this.#run();
+    this.#watchers++;
+    try {
+      for await (const event of this.#events.watch(since, signal))
+        if (isSubset(labels, event.machine.labels)) yield event;
+    } finally {
+      this.#watchers--;
+    }
+  }
+
+  async updatePod(id: string, patch: MachinePatch, options: CallOptions): Promise<Machine> {
+    const guest = await this.#guestOf(id, options);
+    if (guest.updatePod === undefined) throw lacks("updatePod");
+    await guest.updatePod(id, patch, options);
+    return this.#present(id, await this.#look(id, options));
+  }
+
+  // ---------------------------------------------------------------------------------------------------------- streams
+
+  async *getLogs(id: string, container: string, options: LogOptions): AsyncGenerator<LogLine> {
+    const guest = await this.#guestOf(id, options);
+    yield* guest.getLogs(id, container, options);
+  }
+
+  async exec(id: string, container: string, command: string[], options: StreamOptions): Promise<ProcessStreams> {
+    const guest = await this.#guestOf(id, options);
+    if (guest.exec === undefined) throw lacks("exec");
+    return await guest.exec(id, container, command, options);
+  }
+
+  async attach(id: string, container: string, options: StreamOptions): Promise<ProcessStreams> {
+    const guest = await this.#guestOf(id, options);
+    if (guest.attach === undefined) throw lacks("attach");
+    return await guest.attach(id, container, options);
+  }
+
+  async portForward(id: string, port: number, options: CallOptions): Promise<Duplex> {
+    const guest = await this.#guestOf(id, options);
+    if (guest.portForward === undefined) throw lacks("portForward");
+    return await guest.portForward(id, port, options);
+  }
+
+  /** Of those whose guests answer. */
+  async getStats({ signal, labels }: CallOptions & { labels: Record<string, string> }): Promise<MachineStats[]> {
+    const samples: MachineStats[] = [];
+    const running = [...this.#known.values()].flatMap(({ told }) =>
+      told?.state === "running" && isSubset(labels, told.labels) ? [told.id] : [],
+    );
+    await this.#abreast(running, async (id) => {
+      try {
+        const guest = await this.#guestOf(id, { signal });
+        const all = (await guest.getStats?.({ signal, labels: {} })) ?? [];
+        samples.push(...all.filter((sample) => sample.id === id));
+      } catch {
+        signal.throwIfAborted();
+      }
+    });
+    return samples;
+  }
+
+  async close(): Promise<void> {
+    this.#stop.abort();
+    await this.#guests.close();
+    await this.#options.cloud.close();
+  }
+
+  /** @throws ProviderError not_found, conflict, unavailable */
+  async #guestOf(id: string, { signal }: CallOptions): Promise<Provider> {
+    const record = await this.#cloud.record(id, { signal });
+    if (record === undefined || record.phase === "buried") throw noSuchMachine(id);
+    const vm = record.phase === "told" ? await this.#cloud.vm(record.vm!, { signal }) : undefined;
+    if (vm === undefined)
+      throw new ProviderError(
+        "conflict",
+        record.phase === "made" ? `machine ${id} is still being made` : `the VM of machine ${id} is gone`,
+      );
+    if (!vm.isSeen) throw new ProviderError("unavailable", `the host of machine ${id} is not seen just now`);
+    return this.#guests.of(vm);
+  }
+
+  // ------------------------------------------------------------------------------------------------------------- eyes
+
+  async #look(id: string, options: CallOptions): Promise<Sight> {
+    return await this.#work.look(id, this.#known.get(id)?.spec, options);
+  }
+
+  /** @throws ProviderError not_found */
+  #present(id: string, sight: Sight): Machine {
+    const machine = this.#take(id, sight);
+    if (machine === undefined) throw noSuchMachine(id);
+    return machine;
+  }
+
+  /** Keeps what was seen, and tells it to those who watch. @returns the newest that is known */
+  #take(id: string, sight: Sight): Machine | undefined {
+    if (sight === "absent") {
+      const known = this.#known.get(id);
+      if (known !== undefined) known.told = undefined;
+      return undefined;
+    }
+    const { machine, record } = sight;
+    const known = this.#knownOf(id);
+    if (record.phase !== "made") known.spec = undefined;
+    const { told } = known;
+    if (told !== undefined && !isNews(machine, told)) return told;
+    const seen = { ...machine, revision: ++this.#revision };
+    known.told = seen;
+    this.#events.publish(seen);
+    return seen;
+  }
+
+  #knownOf(id: string): Known {
+    let known = this.#known.get(id);
+    if (known === undefined) this.#known.set(id, (known = {}));
+    return known;
+  }
+
+  // ------------------------------------------------------------------------------------------------------------ loops
+
+  #run(): void {
+    if (this.#isRunning) return;
+    this.#isRunning = true;
+    const { makeEveryMs = 1000, lookEveryMs = 5000, collectEveryMs = MINUTE_MS } = this.#options;
+    void this.#every(makeEveryMs, () => this.#makeAll());
+    void this.#every(lookEveryMs, () => this.#lookAtAll());
+    void this.#every(collectEveryMs, () => this.#collector.collect({ signal: this.#stop.signal }));
+  }
+
+  async #every(ms: number, work: () => Promise<void>): Promise<void> {
+    const { signal } = this.#stop;
+    while (!signal.aborted) {
+      await pause(this.#clock, ms, signal);
+      if (signal.aborted) return;
+      try {
+        await work();
+      } catch (thrown) {
+        if (!signal.aborted) this.#logger.debug({ err: thrown }, "The cloud could not be looked at");
+      }
+    }
+  }
+
+  /** Goes on with the machines whose guests are not told yet. */
+  async #makeAll(): Promise<void> {
+    await this.#abreast(
+      [...this.#known].flatMap(([id, { spec, told }]) =>
+        spec !== undefined && told?.state === "creating" ? [id] : [],
+      ),
+      (id) => this.#lookQuietly(id),
+    );
+  }
+
+  /** For those who watch. */
+  async #lookAtAll(): Promise<void> {
+    if (this.#watchers === 0) return;
+    const isLive = ({ told }: Known) => told !== undefined && told.state !== "deleted";
+    const live = [...this.#known].flatMap(([id, known]) => (isLive(known) ? [id] : []));
+    await this.#abreast(live, (id) => this.#lookQuietly(id));
+  }
+
+  async #lookQuietly(id: string, signal = this.#stop.signal): Promise<void> {
+    try {
+      this.#take(id, await this.#look(id, { signal }));
+    } catch (thrown) {
+      if (!signal.aborted) this.#logger.debug({ machine: id, err: thrown }, "A machine could not be looked at");
+    }
+  }
+
+  async #abreast(ids: readonly string[], work: (id: string) => Promise<void>): Promise<void> {
+    const left = ids[Symbol.iterator]();
+    const worker = async () => {
+      for (const id of left) await work(id);
+    };
+    await Promise.all(Array.from({ length: ABREAST }, worker));
+  }
+}
+
+/** Of two sights of a machine, whichever came first. */
+function isNews(machine: Machine, told: Machine): boolean {
+  if (machine.created_at !== told.created_at) return true;
+  if (machine.version !== told.version) return machine.version > told.version;
+  return machine.reachability !== told.reachability || machine.host !== told.host;
+}
+
+const lacks = (what: string) => new ProviderError("unsupported", `the guest has no ${what}`);

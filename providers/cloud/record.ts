@@ -1,0 +1,176 @@
+/**
+ * What is written of a machine in its entry, which is all that is known of it beside what its VM's guest says:
+ *
+ *     made -> told -> ending -> over -> burying -> buried
+ *
+ * `made`: it has the name of a VM, and no guest was told of it. `told`: a guest may have been. `ending`:
+ * nothing is told any more, and its VM goes; `over` when that is gone. `burying` and `buried` are the same on the way
+ * to a tombstone. Each step is one compare-and-swap, goes one way, and may be taken by anybody. A guest is told only by
+ * who has seen `told` after the VM: the step to `ending` or `burying` ends that VM, and no other ever has its name.
+ */
+import type { ContainerState, Machine, MachineSpec } from "../../src/provider/kit/index.ts";
+import type { Entry, InstanceType } from "./cloud.ts";
+
+export type Phase = "made" | "told" | "ending" | "over" | "burying" | "buried";
+
+export interface MachineRecord {
+  readonly id: string;
+  readonly phase: Phase;
+  readonly labels: Readonly<Record<string, string>>;
+  readonly createdAt: string;
+  /** Of the specification. Absent for a tombstone of what never was. */
+  readonly identity?: string | undefined;
+  /** Its VM's name, and of which type it is to be. Absent for a tombstone of what never was. */
+  readonly vm?: string | undefined;
+  readonly type?: string | undefined;
+  readonly zone?: string | undefined;
+  /** How many VMs were to be its own. */
+  readonly attempt: number;
+  /** How many of them never came up. */
+  readonly misses: number;
+  /** How it ended, from `ending` on. */
+  readonly end?: MachineEnd | undefined;
+  readonly buriedAt?: string | undefined;
+  /** Of the entry that it was read from. */
+  readonly version: string;
+}
+
+export interface MachineEnd {
+  readonly state: "stopped" | "failed";
+  readonly at: string;
+  readonly reason?: string | undefined;
+  readonly message?: string | undefined;
+  readonly containers: readonly ContainerState[];
+}
+
+/** Entries of one cloud are shared by those who have the same scope. */
+export const SCOPE = "vmlet-scope";
+
+/** Texts of containers are left out when they are longer than this together. */
+const MOST_CONTAINER_BYTES = 8 * 1024;
+
+/** @throws TypeError when it is no record of ours */
+export function recordOf({ name, words, version }: Entry): MachineRecord {
+  const { phase, labels, created, attempt, misses, end, identity, vm, type, zone, buried } = words;
+  if (!isPhase(phase) || labels === undefined || created === undefined)
+    throw new TypeError(`the entry ${name} is not a machine's`);
+  return {
+    id: name,
+    phase,
+    labels: JSON.parse(labels) as Record<string, string>,
+    createdAt: created,
+    identity,
+    vm,
+    type,
+    zone,
+    attempt: Number(attempt ?? 0),
+    misses: Number(misses ?? 0),
+    end: end === undefined ? undefined : (JSON.parse(end) as MachineEnd),
+    buriedAt: buried,
+    version,
+  };
+}
+
+const PHASES: readonly string[] = ["made", "told", "ending", "over", "burying", "buried"] satisfies Phase[];
+const isPhase = (text: string | undefined): text is Phase => text !== undefined && PHASES.includes(text);
+
+export function wordsOf(record: Omit<MachineRecord, "version" | "id">, scope: string): Entry["words"] {
+  const words = {
+    [SCOPE]: scope,
+    phase: record.phase,
+    labels: JSON.stringify(record.labels),
+    created: record.createdAt,
+    attempt: String(record.attempt),
+    misses: String(record.misses),
+    identity: record.identity,
+    vm: record.vm,
+    type: record.type,
+    zone: record.zone,
+    end: record.end && JSON.stringify(trimmed(record.end)),
+    buried: record.buriedAt,
+  };
+  return Object.fromEntries(Object.entries(words).filter((word): word is [string, string] => word[1] !== undefined));
+}
+
+/** Exit codes are asked for after the end; messages are what makes them long. */
+function trimmed(end: MachineEnd): MachineEnd {
+  if (Buffer.byteLength(JSON.stringify(end.containers)) <= MOST_CONTAINER_BYTES) return end;
+  const containers = end.containers.map(({ terminated, last: _last, message: _message, ...rest }) => {
+    if (terminated === undefined) return rest;
+    const { message: _text, ...short } = terminated;
+    return { ...rest, terminated: short };
+  });
+  const isShort = Buffer.byteLength(JSON.stringify(containers)) <= MOST_CONTAINER_BYTES;
+  return { ...end, containers: isShort ? containers : [] };
+}
+
+export function newRecord(
+  spec: MachineSpec,
+  about: { identity: string; vm: string; type: InstanceType; at: string },
+): Omit<MachineRecord, "version" | "id"> {
+  const { identity, vm, type, at } = about;
+  return {
+    phase: "made",
+    labels: spec.labels,
+    createdAt: at,
+    identity,
+    vm,
+    type: type.name,
+    zone: type.zone,
+    attempt: 1,
+    misses: 0,
+  };
+}
+
+/** What a machine's containers are before a guest knows of them. */
+export function waitingContainers(spec: MachineSpec): ContainerState[] {
+  const waiting =
+    (kind: ContainerState["kind"]) =>
+    ({ name, image }: { name: string; image: string }): ContainerState => ({
+      name,
+      kind,
+      state: "waiting",
+      reason: "ContainerCreating",
+      ready: false,
+      started: false,
+      restart_count: 0,
+      image,
+      image_id: "",
+    });
+  return [...(spec.init_containers ?? []).map(waiting("init")), ...spec.containers.map(waiting("main"))];
+}
+
+/** Machines' versions grow through all guests and phases that they have. */
+const PHASE_STEP = 2 ** 40;
+const STEPS: Readonly<Record<Phase, number>> = { made: 1, told: 2, ending: 3, over: 4, burying: 5, buried: 6 };
+
+export const versionIn = (phase: Phase, within: number): number =>
+  STEPS[phase] * PHASE_STEP + Math.min(within, PHASE_STEP - 1);
+
+/** Revisions are counted where machines are told of. */
+export const NO_REVISION = 0;
+
+/** The machine as far as its record tells, from `ending` on. */
+export function endedMachine(record: MachineRecord): Machine {
+  const { id, labels, phase, end, createdAt, attempt } = record;
+  const over = phase === "over" ? (end?.state ?? "failed") : phase === "ending" ? "stopping" : undefined;
+  const state = over ?? (phase === "buried" ? "deleted" : "deleting");
+  const isKnownOver = state !== "stopping" && state !== "deleting";
+  return {
+    id,
+    version: versionIn(phase, attempt),
+    revision: NO_REVISION,
+    labels: { ...labels },
+    state,
+    reachability: "ok",
+    sandbox_ready: false,
+    created_at: createdAt,
+    addresses: [],
+    containers: [...(end?.containers ?? [])],
+    ...(end?.reason !== undefined && isKnownOver && { reason: end.reason }),
+    ...(end?.message !== undefined && isKnownOver && { message: end.message }),
+    ...(end !== undefined && isKnownOver && { stopped_at: end.at }),
+    ...(record.buriedAt !== undefined && { deleted_at: record.buriedAt }),
+    ...(record.type !== undefined && { instance_type: record.type }),
+  };
+}

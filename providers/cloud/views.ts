@@ -1,0 +1,76 @@
+/** Machines as they are shown: from their entries, what the cloud knows of their VMs, and what their guests say. */
+import type { Clock, Machine, MachineNotice, MachineSpec } from "../../src/provider/kit/index.ts";
+import type { Vm } from "./cloud.ts";
+import { type MachineRecord, NO_REVISION, versionIn, waitingContainers } from "./record.ts";
+
+const MOST_NOTICES = 10;
+
+export class Views {
+  readonly #clock: Clock;
+  /** What befell VMs while they were made, by the machine. */
+  readonly #notices = new Map<string, readonly MachineNotice[]>();
+
+  constructor(clock: Clock) {
+    this.#clock = clock;
+  }
+
+  /** Ordered or booting; its guest was not told of it. */
+  making(record: MachineRecord, spec: MachineSpec, vm?: Vm): Machine {
+    const { id, labels, attempt, createdAt, type } = record;
+    const notices = this.#notices.get(id);
+    return {
+      id,
+      version: versionIn("made", attempt),
+      revision: NO_REVISION,
+      labels: { ...labels },
+      state: "creating",
+      reachability: "ok",
+      sandbox_ready: false,
+      created_at: createdAt,
+      addresses: [],
+      containers: waitingContainers(spec),
+      ...(notices !== undefined && { notices: [...notices] }),
+      ...(type !== undefined && { instance_type: type }),
+      ...(vm?.host !== undefined && { host: vm.host }),
+    };
+  }
+
+  /** Becomes an event of the machine's pod. */
+  notice(id: string, reason: string, message: string): void {
+    const before = this.#notices.get(id) ?? [];
+    const seq = (before.at(-1)?.seq ?? 0) + 1;
+    const notice: MachineNotice = {
+      at: new Date(this.#clock.now()).toISOString(),
+      type: "Warning",
+      reason,
+      message,
+      seq,
+    };
+    this.#notices.set(id, [...before, notice].slice(-MOST_NOTICES));
+  }
+
+  /** Nothing is remembered of it any more. */
+  forget(id: string): void {
+    this.#notices.delete(id);
+  }
+
+  /** What its guest says, with what the cloud knows better. */
+  told(record: MachineRecord, vm: Vm, machine: Machine): Machine {
+    const { id, labels, createdAt } = record;
+    const type = vm.type ?? record.type;
+    const own = this.#notices.get(id) ?? [];
+    const last = own.at(-1)?.seq ?? 0;
+    const theirs = (machine.notices ?? []).map((notice) => ({ ...notice, seq: notice.seq + last }));
+    return {
+      ...machine,
+      version: versionIn("told", machine.version),
+      revision: NO_REVISION,
+      labels: { ...labels },
+      created_at: createdAt,
+      addresses: vm.addresses.length > 0 ? vm.addresses.map((ip) => ({ ip })) : machine.addresses,
+      ...(own.length + theirs.length > 0 && { notices: [...own, ...theirs] }),
+      ...(type !== undefined && { instance_type: type }),
+      ...(vm.host !== undefined && { host: vm.host }),
+    };
+  }
+}

@@ -1,0 +1,54 @@
+/** The conformance kit against machines that are VMs of a cloud, whose guests are in-memory providers. */
+import { expect, test } from "vitest";
+import { CloudProvider } from "../../providers/cloud/provider.ts";
+import { MEMORY_CAPABILITIES, MemoryProvider } from "../../providers/memory/index.ts";
+import type { Capability } from "../../src/provider/capabilities.ts";
+import { CHECKS, runConformance } from "../../src/provider/kit/index.ts";
+import { LARGE, SimulatedCloud, SMALL } from "../support/simulated-cloud.ts";
+
+const CAPABILITIES: readonly Capability[] = [...MEMORY_CAPABILITIES, "restart_rules"];
+const ECHO = { command: ["sleep", "3600"], port: 7777 };
+
+/** A guest's capacity is that of one VM. */
+const SKIPPED = ["capacity/is-plausible"];
+
+test.each([
+  ["that boot at once", { bootsAtOnce: true }],
+  ["that go slowly", { bootsAtOnce: true, deletesSlowly: true }],
+])("VMs %s pass every check", async (_name, options) => {
+  const guests = new Map<string, MemoryProvider>();
+  const cloud = new SimulatedCloud(options);
+  const provider = new CloudProvider({
+    cloud,
+    scope: "conformance",
+    types: [SMALL, LARGE],
+    capabilities: CAPABILITIES,
+    openGuest: ({ labels }) => {
+      const birth = labels["vmlet-birth"]!;
+      const guest = guests.get(birth) ?? new MemoryProvider({ capabilities: CAPABILITIES });
+      guests.set(birth, guest);
+      // The guest lives on when the agent lets go of it.
+      return new Proxy(guest, {
+        get: (target, key) => {
+          if (key === "close") return () => Promise.resolve();
+          const value: unknown = Reflect.get(target, key, target);
+          return typeof value === "function" ? (value.bind(target) as unknown) : value;
+        },
+      });
+    },
+    makeEveryMs: 10,
+    lookEveryMs: 10,
+  });
+  cloud.after = (call, name) => {
+    // What goes slowly is gone at the next look.
+    const vm = cloud.vms.get(name);
+    if (call === "getVm" && vm?.state === "deleting") cloud.lose(name);
+  };
+  const report = await runConformance(provider, { echo: ECHO, concurrency: 20, patienceMs: 8000 });
+  await provider.close();
+  const failed = report.results.filter(({ outcome }) => outcome === "failed");
+  expect(failed.map(({ name, message }) => `${name}: ${message}`)).toEqual([]);
+  const inProcess = new Set(CHECKS.filter(({ needsHttp }) => !needsHttp).map(({ name }) => name));
+  const skipped = report.results.filter(({ name, outcome }) => outcome === "skipped" && inProcess.has(name));
+  expect(skipped.map(({ name }) => name)).toEqual(SKIPPED);
+});

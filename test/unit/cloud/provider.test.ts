@@ -1,0 +1,463 @@
+import { afterEach, describe, expect, test } from "vitest";
+import type { Vm } from "../../../providers/cloud/cloud.ts";
+import { CloudProvider, type CloudProviderOptions } from "../../../providers/cloud/provider.ts";
+import { MemoryProvider } from "../../../providers/memory/index.ts";
+import { ProviderError } from "../../../src/provider/errors.ts";
+import type { MachineSpec } from "../../../src/provider/machine.ts";
+import type { MachineEvent, Provider } from "../../../src/provider/provider.ts";
+import { machineSpec, script } from "../../support/builders.ts";
+import {
+  type CloudCall,
+  LARGE,
+  SimulatedCloud,
+  type SimulatedCloudOptions,
+  SMALL,
+} from "../../support/simulated-cloud.ts";
+import { settle, VirtualClock } from "../../support/virtual-clock.ts";
+
+const signal = new AbortController().signal;
+const open: CloudProvider[] = [];
+const LABELS = { node: "n" };
+const spec = (rest: Partial<MachineSpec> = {}) =>
+  machineSpec({ labels: LABELS, containers: [script("sleep 3600")], ...rest });
+
+afterEach(async () => {
+  await Promise.all(open.splice(0).map((provider) => provider.close()));
+});
+
+class Setup {
+  readonly clock = new VirtualClock();
+  readonly cloud: SimulatedCloud;
+  /** By the VM's birth: what a guest has dies with its VM. */
+  readonly guests = new Map<string, MemoryProvider>();
+  /** Called before a guest is asked. */
+  ask: ((vm: Vm, call: string) => void | Promise<void>) | undefined;
+
+  constructor(options: SimulatedCloudOptions = {}) {
+    this.cloud = new SimulatedCloud(options);
+  }
+
+  /** Another process of an agent. */
+  agent(options: Partial<CloudProviderOptions> = {}): CloudProvider {
+    const provider = new CloudProvider({
+      cloud: this.cloud,
+      scope: "test",
+      types: [SMALL, LARGE],
+      openGuest: (vm) => this.#guest(vm),
+      clock: this.clock,
+      ...options,
+    });
+    open.push(provider);
+    return provider;
+  }
+
+  #guest(vm: Vm): Provider {
+    const birth = vm.labels["vmlet-birth"]!;
+    const guest = this.guests.get(birth) ?? new MemoryProvider({ clock: this.clock });
+    this.guests.set(birth, guest);
+    return new Proxy(guest, {
+      get: (target, key) => {
+        if (key === "close") return () => Promise.resolve();
+        const value: unknown = Reflect.get(target, key, target);
+        if (typeof value !== "function") return value;
+        return async (...args: unknown[]) => {
+          await this.ask?.(vm, String(key));
+          if (this.cloud.vms.get(vm.name)?.request.labels["vmlet-birth"] !== birth) throw unavailable();
+          return await (value.apply(target, args) as Promise<unknown>);
+        };
+      },
+    });
+  }
+
+  /** The next call of this kind has its effect, and its answer is lost. */
+  loseAnswer(lost: CloudCall): void {
+    this.cloud.after = (call) => {
+      if (call !== lost) return;
+      this.cloud.after = undefined;
+      throw unavailable();
+    };
+  }
+
+  get vmNames(): string[] {
+    return [...this.cloud.vms.keys()];
+  }
+
+  /** Time passes, and everything that it sets off. */
+  async pass(ms: number): Promise<void> {
+    const step = Math.min(ms, 1000);
+    for (let left = ms; left > 0; left -= step) await this.clock.advance(step);
+    await settle();
+  }
+}
+
+const unavailable = () => new ProviderError("unavailable", "no answer");
+const code = (expected: string): unknown => expect.objectContaining({ code: expected });
+
+describe("a machine is made once", () => {
+  test("and runs in a VM of the cheapest type that holds it", async () => {
+    const setup = new Setup();
+    const machine = await setup.agent().createPod("m", spec(), { signal });
+    expect(machine).toMatchObject({
+      id: "m",
+      state: "running",
+      labels: LABELS,
+      instance_type: "small",
+      host: "host-1",
+    });
+    expect(setup.vmNames).toHaveLength(1);
+  });
+
+  test.each(["entries.create", "createVm", "entries.swap"] as const)(
+    "when the answer to %s is lost and the create is repeated",
+    async (call) => {
+      const setup = new Setup();
+      const agent = setup.agent();
+      setup.loseAnswer(call);
+      await expect(agent.createPod("m", spec(), { signal })).rejects.toEqual(code("unavailable"));
+      expect(await agent.createPod("m", spec(), { signal })).toMatchObject({ state: "running" });
+      expect(setup.cloud.ordered).toHaveLength(1);
+    },
+  );
+
+  test("when two agents make it at the same time", async () => {
+    const setup = new Setup();
+    const made = await Promise.all(
+      [setup.agent(), setup.agent()].map((agent) => agent.createPod("m", spec(), { signal })),
+    );
+    expect(new Set(made.map(({ created_at }) => created_at)).size).toBe(1);
+    expect(setup.cloud.ordered).toHaveLength(1);
+    expect(setup.guests.size).toBe(1);
+  });
+
+  test("when the agent that made it is killed before its guest was told: the next one goes on with that VM", async () => {
+    const setup = new Setup({ bootsAtOnce: false });
+    const first = setup.agent();
+    expect(await first.createPod("m", spec(), { signal })).toMatchObject({ state: "creating" });
+    await first.close();
+    const second = setup.agent();
+    // Without its specification nobody can make it: for this agent it is not there yet.
+    await expect(second.getPod("m", { signal })).rejects.toEqual(code("not_found"));
+    for (const vm of setup.cloud.vms.values()) vm.state = "running";
+    expect(await second.createPod("m", spec(), { signal })).toMatchObject({ state: "running" });
+    expect(setup.cloud.ordered).toHaveLength(1);
+  });
+
+  test("and the create of another specification under its id is a conflict", async () => {
+    const setup = new Setup();
+    const agent = setup.agent();
+    await agent.createPod("m", spec(), { signal });
+    await expect(agent.createPod("m", spec({ restart_policy: "always" }), { signal })).rejects.toEqual(
+      code("conflict"),
+    );
+  });
+
+  test("and is told to its guest when that comes up", async () => {
+    const setup = new Setup({ bootsAtOnce: false });
+    const agent = setup.agent();
+    await agent.createPod("m", spec(), { signal });
+    for (const vm of setup.cloud.vms.values()) vm.state = "running";
+    await setup.pass(2000);
+    expect(await agent.getPod("m", { signal })).toMatchObject({ state: "running" });
+  });
+});
+
+describe("what is not known is not absent", () => {
+  test.each(["entries.get", "getVm"] as const)("when %s is not answered", async (failing) => {
+    const setup = new Setup();
+    const agent = setup.agent();
+    await agent.createPod("m", spec(), { signal });
+    setup.cloud.before = (call) => {
+      if (call === failing) throw unavailable();
+    };
+    await expect(agent.getPod("m", { signal })).rejects.toEqual(code("unavailable"));
+    expect(await agent.getPods({ signal, labels: LABELS })).toMatchObject({ items: [], unknown: [{ id: "m" }] });
+  });
+
+  test("when the VM's host is out of sight: who has seen the machine tells its last state, and that it is unseen", async () => {
+    const setup = new Setup();
+    const agent = setup.agent();
+    await agent.createPod("m", spec(), { signal });
+    for (const vm of setup.cloud.vms.values()) vm.isSeen = false;
+    expect(await agent.getPod("m", { signal })).toMatchObject({ state: "running", reachability: "unknown" });
+    await expect(setup.agent().getPod("m", { signal })).rejects.toEqual(code("unavailable"));
+  });
+
+  test("when its guest does not answer", async () => {
+    const setup = new Setup();
+    const agent = setup.agent();
+    await agent.createPod("m", spec(), { signal });
+    setup.ask = () => {
+      throw unavailable();
+    };
+    await expect(agent.getPod("m", { signal })).rejects.toEqual(code("unavailable"));
+  });
+
+  test("when the cloud says nothing at all for 20 seconds", async () => {
+    const setup = new Setup();
+    const agent = setup.agent();
+    const cloud = setup.cloud.entries as { get: unknown };
+    cloud.get = () => new Promise(() => undefined);
+    const asked = expect(agent.getPod("m", { signal })).rejects.toEqual(code("unavailable"));
+    await setup.pass(21_000);
+    await asked;
+  });
+
+  test("when an entry makes no sense", async () => {
+    const setup = new Setup();
+    setup.cloud.words.set("m", { words: { phase: "soon" }, version: 1 });
+    await expect(setup.agent().getPod("m", { signal })).rejects.toEqual(code("unavailable"));
+  });
+});
+
+describe("a machine whose VM is lost", () => {
+  test("has failed once its guest was told of it, and is never made again", async () => {
+    const setup = new Setup();
+    const agent = setup.agent();
+    await agent.createPod("m", spec(), { signal });
+    setup.cloud.lose(setup.vmNames[0]!);
+    const lost = await agent.getPod("m", { signal });
+    expect(lost).toMatchObject({ state: "failed", reason: "VmLost" });
+    expect(await agent.createPod("m", spec(), { signal })).toEqual(lost);
+    expect(await setup.agent().getPod("m", { signal })).toMatchObject({ state: "failed", reason: "VmLost" });
+    expect(setup.cloud.ordered).toHaveLength(1);
+  });
+
+  test("has failed when the VM has stopped, not before that is gone, with its containers as they were last seen", async () => {
+    const setup = new Setup({ deletesSlowly: true });
+    const agent = setup.agent();
+    await agent.createPod("m", spec(), { signal });
+    const [name] = setup.vmNames;
+    setup.cloud.vms.get(name!)!.state = "stopped";
+    expect(await agent.getPod("m", { signal })).toMatchObject({ state: "stopping" });
+    setup.cloud.lose(name!);
+    expect(await agent.getPod("m", { signal })).toMatchObject({
+      state: "failed",
+      reason: "VmStopped",
+      containers: [{ state: "terminated", terminated: { exit_code: 137 } }],
+    });
+  });
+});
+
+describe("a deleted machine", () => {
+  test("leaves a tombstone, with its exit codes, and no VM", async () => {
+    const setup = new Setup();
+    const agent = setup.agent();
+    await agent.createPod("m", spec({ containers: [script("exit 3")] }), { signal });
+    await setup.pass(1000);
+    await agent.deletePod("m", { signal, force: false });
+    const tombstone = await setup.agent().getPod("m", { signal });
+    expect(tombstone).toMatchObject({ state: "deleted", containers: [{ terminated: { exit_code: 3 } }] });
+    expect(setup.vmNames).toEqual([]);
+    await expect(setup.agent().createPod("m", spec(), { signal })).rejects.toEqual(code("gone"));
+  });
+
+  test("that never was leaves one too", async () => {
+    const setup = new Setup();
+    await setup.agent().deletePod("m", { signal, force: false });
+    await expect(setup.agent().createPod("m", spec(), { signal })).rejects.toEqual(code("gone"));
+  });
+
+  test("is not said to be gone before its VM is", async () => {
+    const setup = new Setup({ deletesSlowly: true });
+    const agent = setup.agent();
+    await agent.createPod("m", spec(), { signal });
+    await agent.deletePod("m", { signal, force: true });
+    expect(await agent.getPod("m", { signal })).toMatchObject({ state: "deleting" });
+    setup.cloud.lose(setup.vmNames[0]!);
+    expect(await agent.getPod("m", { signal })).toMatchObject({ state: "deleted" });
+  });
+
+  test("stays on its way while its host is out of sight", async () => {
+    const setup = new Setup();
+    const agent = setup.agent();
+    await agent.createPod("m", spec(), { signal });
+    for (const vm of setup.cloud.vms.values()) vm.isSeen = false;
+    await expect(agent.deletePod("m", { signal, force: false })).rejects.toEqual(code("unavailable"));
+    await agent.deletePod("m", { signal, force: true });
+    expect(setup.vmNames).toHaveLength(1);
+    for (const vm of setup.cloud.vms.values()) vm.isSeen = true;
+    expect(await agent.getPod("m", { signal })).toMatchObject({ state: "deleted" });
+  });
+
+  test("is never told to its guest by an agent that was about to", async () => {
+    const setup = new Setup({ bootsAtOnce: false });
+    const slow = setup.agent();
+    await slow.createPod("m", spec(), { signal });
+    for (const vm of setup.cloud.vms.values()) vm.state = "running";
+    // Between the sight of the VM and the word that the guest may be told.
+    const other = setup.agent();
+    setup.ask = async (_vm, call) => {
+      if (call === "getInfo") await other.deletePod("m", { signal, force: false });
+    };
+    await setup.pass(3000);
+    expect(await slow.getPod("m", { signal })).toMatchObject({ state: "deleted" });
+    for (const guest of setup.guests.values()) expect((await guest.getPods({ labels: {}, signal })).items).toEqual([]);
+  });
+
+  test("stopped before its guest knew of it is over when its VM is gone", async () => {
+    const setup = new Setup({ bootsAtOnce: false });
+    const agent = setup.agent();
+    await agent.createPod("m", spec(), { signal });
+    expect(await agent.stopPod("m", { signal, graceSeconds: 30 })).toMatchObject({ state: "stopped" });
+    expect(setup.vmNames).toEqual([]);
+  });
+
+  test("loses its tombstone after an hour", async () => {
+    const setup = new Setup();
+    await setup.agent().deletePod("m", { signal, force: false });
+    await setup.pass(59 * 60_000);
+    expect(setup.cloud.words.size).toBe(1);
+    await setup.pass(3 * 60_000);
+    expect(setup.cloud.words.size).toBe(0);
+  });
+});
+
+describe("instance types", () => {
+  test("that are sold out give way to the next that fits, which the pod is told of", async () => {
+    const setup = new Setup({ bootsAtOnce: false });
+    setup.cloud.soldOut.add("small");
+    const machine = await setup.agent().createPod("m", spec(), { signal });
+    expect(machine).toMatchObject({
+      instance_type: "large",
+      notices: [
+        { type: "Warning", reason: "InstanceTypeSoldOut", message: "no room for small; large is taken instead" },
+      ],
+    });
+  });
+
+  test("that are sold out are not asked for again for three minutes", async () => {
+    const setup = new Setup();
+    const agent = setup.agent();
+    setup.cloud.soldOut.add("small");
+    await agent.createPod("a", spec(), { signal });
+    setup.cloud.soldOut.clear();
+    expect(await agent.createPod("b", spec(), { signal })).toMatchObject({ instance_type: "large" });
+    await setup.pass(181_000);
+    expect(await agent.createPod("c", spec(), { signal })).toMatchObject({ instance_type: "small" });
+  });
+
+  test("that are all sold out leave the pod to wait, and leave no VM", async () => {
+    const setup = new Setup();
+    const agent = setup.agent();
+    setup.cloud.soldOut.add("small").add("large");
+    const refused = expect(agent.createPod("m", spec(), { signal })).rejects;
+    await refused.toMatchObject({ code: "quota", retryAfterMs: 180_000 });
+    await expect(agent.getPod("m", { signal })).rejects.toEqual(code("not_found"));
+    setup.cloud.soldOut.clear();
+    await setup.pass(181_000);
+    expect(await agent.createPod("m", spec(), { signal })).toMatchObject({ state: "running" });
+  });
+});
+
+describe("a VM that never comes up", () => {
+  test("gives way to another, and after three the machine has failed", async () => {
+    const setup = new Setup({ bootsAtOnce: false });
+    const agent = setup.agent({ bootMs: 60_000 });
+    await agent.createPod("m", spec(), { signal });
+    await setup.pass(65_000);
+    expect(setup.cloud.ordered).toHaveLength(2);
+    await setup.pass(180_000);
+    expect(await agent.getPod("m", { signal })).toMatchObject({ state: "failed", reason: "VmNeverReady" });
+    expect(setup.cloud.ordered).toHaveLength(3);
+    await setup.pass(180_000);
+    expect(setup.vmNames).toEqual([]);
+  });
+});
+
+describe("what nobody needs", () => {
+  const leak = async (setup: Setup, labels: Record<string, string>) => {
+    await setup.cloud.createVm({ name: "vmlet-leak", type: SMALL, labels });
+  };
+
+  test("a VM whose order arrived after its machine was deleted is removed", async () => {
+    const setup = new Setup();
+    const agent = setup.agent();
+    await agent.createPod("m", spec(), { signal });
+    const [order] = setup.cloud.ordered;
+    await agent.deletePod("m", { signal, force: true });
+    await setup.cloud.createVm(order!);
+    await setup.pass(59_000);
+    expect(setup.vmNames).toEqual([order!.name]);
+    await setup.pass(130_000);
+    expect(setup.vmNames).toEqual([]);
+  });
+
+  test.each([
+    ["of another scope", { "vmlet-scope": "other", "vmlet-machine": "m" }],
+    ["that says of no machine", { "vmlet-scope": "test" }],
+    ["that is a stranger's", {}],
+  ])("a VM %s is left alone", async (_whose, labels) => {
+    const setup = new Setup();
+    await setup.agent().getPods({ signal, labels: {} });
+    await leak(setup, labels);
+    await setup.pass(600_000);
+    expect(setup.vmNames).toEqual(["vmlet-leak"]);
+  });
+
+  test("a VM whose entry a list lacks is left alone, for the entry itself names it", async () => {
+    const setup = new Setup();
+    const agent = setup.agent();
+    await agent.createPod("m", spec(), { signal });
+    setup.cloud.staleEntries = [];
+    await setup.pass(600_000);
+    expect(await agent.getPod("m", { signal })).toMatchObject({ state: "running" });
+  });
+
+  test("a VM whose entry cannot be read is left alone", async () => {
+    const setup = new Setup();
+    const agent = setup.agent();
+    await agent.createPod("m", spec(), { signal });
+    setup.cloud.staleEntries = [];
+    setup.cloud.before = (call) => {
+      if (call === "entries.get") throw unavailable();
+    };
+    await setup.pass(600_000);
+    expect(setup.vmNames).toHaveLength(1);
+  });
+
+  test("a machine that was never told, and that nobody goes on with, leaves neither entry nor VM", async () => {
+    const setup = new Setup({ bootsAtOnce: false });
+    const first = setup.agent();
+    await first.createPod("m", spec(), { signal });
+    await first.close();
+    await setup.agent().getPods({ signal, labels: {} });
+    await setup.pass(25 * 60_000);
+    expect(setup.vmNames).toEqual([]);
+    expect(setup.cloud.words.size).toBe(0);
+  });
+
+  test("a burial that its agent did not live to finish is finished", async () => {
+    const setup = new Setup({ deletesSlowly: true });
+    const first = setup.agent();
+    await first.createPod("m", spec(), { signal });
+    await first.deletePod("m", { signal, force: true });
+    await first.close();
+    const [name] = setup.vmNames;
+    setup.cloud.lose(name!);
+    await setup.agent().getPods({ signal, labels: {} });
+    await setup.pass(61_000);
+    expect(setup.cloud.words.get("m")?.words["phase"]).toBe("buried");
+  });
+});
+
+describe("who watches", () => {
+  test("is told of what changes in a guest, with versions and revisions that grow", async () => {
+    const setup = new Setup();
+    const agent = setup.agent();
+    await agent.createPod("m", spec({ containers: [script("sleep 5; exit 0")] }), { signal });
+    const { revision } = await agent.getPods({ signal, labels: LABELS });
+    const stop = new AbortController();
+    const seen: MachineEvent[] = [];
+    const watching = (async () => {
+      for await (const event of agent.watchPods(revision, { signal: stop.signal, labels: LABELS })) seen.push(event);
+    })();
+    await setup.pass(15_000);
+    await agent.deletePod("m", { signal, force: false });
+    await settle();
+    stop.abort();
+    await watching;
+    expect(seen.map(({ machine }) => machine.state)).toEqual(["stopped", "deleted"]);
+    const versions = seen.map(({ machine }) => machine.version);
+    expect(versions).toEqual(versions.toSorted((a, b) => a - b));
+  });
+});
